@@ -1,6 +1,7 @@
 //! State common to all commands: output, capabilities of the terminal, progress, interruption.
 
 use std::io::{self, IsTerminal, Write};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -11,6 +12,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
 use crate::args::{ColorChoice, Global};
+use crate::files::write_file;
 
 /// One run of the command.
 pub struct Session {
@@ -120,6 +122,29 @@ impl Session {
             self.print(&text)
         } else {
             self.print(&render())
+        }
+    }
+
+    /// Prints the result of a command whose standard output belongs to the programs that it runs. JSON goes to `output` if
+    /// given, else to standard error; the rendered text goes to standard error, unless `--quiet` was given.
+    ///
+    /// # Errors
+    /// The file exists and `force` is not set, or it cannot be written.
+    pub fn answer_beside_programs<T: Serialize>(
+        &self,
+        json: bool,
+        output: Option<(&Path, bool)>,
+        result: &T,
+        render: impl FnOnce() -> String,
+    ) -> anyhow::Result<()> {
+        let text = match json {
+            true => serde_json::to_string_pretty(result).context("cannot write the result as JSON")? + "\n",
+            false if self.quiet => return Ok(()),
+            false => render(),
+        };
+        match output.filter(|_| json) {
+            Some((path, force)) => write_file(path, text.as_bytes(), force),
+            None => io::stderr().lock().write_all(text.as_bytes()).context("cannot write to standard error"),
         }
     }
 

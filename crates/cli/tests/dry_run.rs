@@ -76,10 +76,25 @@ fn run_starts_the_programs_and_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let script = "sleep 5; grep Cpus_allowed_list /proc/self/status > mask";
     let state = folder.path().join("state");
-    let args = ["run", "--dry-run", "--policy", "shake", "--window-ms", "20", "--json", "sh", "-c", script];
+    let args = [
+        "run",
+        "--dry-run",
+        "--policy",
+        "shake",
+        "--window-ms",
+        "20",
+        "--json",
+        "-o",
+        "answer.json",
+        "sh",
+        "-c",
+        script,
+    ];
     let output = common::command(folder.path(), &args).env("CACHEMATE_STATE_DIR", &state).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let answer: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(output.stdout, b"", "standard output is the program's");
+    let answer = std::fs::read(folder.path().join("answer.json")).unwrap();
+    let answer: serde_json::Value = serde_json::from_slice(&answer).unwrap();
     assert_eq!(answer["programs"][0]["managed"][0]["code"], 0, "the program ran to its end");
     let lines = answer["dry_run"]["changes"].as_array().unwrap();
     let of_it = |line: &serde_json::Value| line["line"].as_str().is_some_and(|line| line.contains("task"));

@@ -184,7 +184,9 @@ fn a_plan_forecasts_the_groups_it_makes() {
 #[test]
 fn record_keeps_its_promises() {
     let folder = tempfile::tempdir().unwrap();
-    let recorded = run(folder.path(), &["record", "--json", "-o", "true.cmt", "--", "true"]).json();
+    let ran = run(folder.path(), &["record", "--json", "-o", "true.cmt", "--", "true"]).ok();
+    assert_eq!(ran.out, "", "standard output is the program's");
+    let recorded: Value = serde_json::from_str(&ran.err).unwrap();
     check("record", std::slice::from_ref(&recorded), &[], &[]);
     assert_eq!((&recorded["ended"], &recorded["exit_status"]), (&"exit 0".into(), &0.into()));
     let read = run(folder.path(), &["mrc", "true.cmt", "--json"]).json();

@@ -1,6 +1,6 @@
 //! Programs started for a run: with a place to report progress, timed one by one, ended together.
 
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -10,10 +10,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use cachemate_linux::sense::progress::VARIABLE;
+use rustix::process::{Pid, Signal, kill_process_group};
 use serde::Serialize;
 
 /// Time to react to SIGTERM.
 const GRACE: Duration = Duration::from_secs(2);
+
+/// How often the programs are asked whether they have ended.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// How one program ended.
 #[derive(Clone, Debug, Serialize)]
@@ -24,6 +28,8 @@ pub struct ProgramExit {
     pub work: Option<u64>,
     /// Exit code; `None` = ended by a signal, or by us at the end of the time.
     pub code: Option<i32>,
+    /// The signal that ended the program, unless it was ours.
+    pub signal: Option<i32>,
 }
 
 struct RunningChild {
@@ -35,12 +41,13 @@ struct RunningChild {
 pub struct ProgramGroup {
     /// In the order of the commands.
     pub pids: Vec<i32>,
+    released: Arc<AtomicBool>,
     waiter: JoinHandle<Vec<ProgramExit>>,
 }
 
 impl ProgramGroup {
-    /// Starts all of them. `over` is set when all have ended; those that run at `deadline`, or when `stop` is set, are
-    /// ended.
+    /// Starts all of them and stops each at once, until [`ProgramGroup::release`]: what happens before is not their time.
+    /// `over` is set when all have ended; those that run at `deadline`, or when `stop` is set, are ended.
     ///
     /// # Errors
     /// A program cannot be started: those before it are ended again.
@@ -56,7 +63,10 @@ impl ProgramGroup {
         let mut running: Vec<RunningChild> = Vec::new();
         for (at, command) in commands.iter().enumerate() {
             match spawn(command, &progress_dir.join(format!("program-{at}")), progress_dir) {
-                Ok(program) => running.push(program),
+                Ok(program) => {
+                    signal_group(&program, Signal::STOP);
+                    running.push(program);
+                }
                 Err(error) => {
                     end(&mut running);
                     return Err(error);
@@ -64,11 +74,23 @@ impl ProgramGroup {
             }
         }
         let pids = running.iter().map(|program| program.child.id() as i32).collect();
+        let released = Arc::new(AtomicBool::new(false));
+        let release = Arc::clone(&released);
         let waiter = std::thread::Builder::new()
             .name("cachemate-waiter".into())
-            .spawn(move || wait(running, deadline, &stop, &over))
+            .spawn(move || {
+                while !release.load(Ordering::Relaxed) && !stop.load(Ordering::Relaxed) {
+                    std::thread::sleep(POLL_INTERVAL);
+                }
+                wait(running, deadline, &stop, &over)
+            })
             .context("cannot start the waiting thread")?;
-        Ok(ProgramGroup { pids, waiter })
+        Ok(ProgramGroup { pids, released, waiter })
+    }
+
+    /// Lets all of them run; their time begins.
+    pub fn release(&self) {
+        self.released.store(true, Ordering::Relaxed);
     }
 
     /// How each ended, in their order.
@@ -98,6 +120,7 @@ fn wait(
     stop: &AtomicBool,
     over: &AtomicBool,
 ) -> Vec<ProgramExit> {
+    running.iter().for_each(|program| signal_group(program, Signal::CONT));
     let start = Instant::now();
     let mut ended: Vec<Option<ProgramExit>> = vec![None; running.len()];
     while ended.iter().any(Option::is_none) {
@@ -107,39 +130,40 @@ fn wait(
         }
         for (program, ended) in running.iter_mut().zip(&mut ended).filter(|(_, ended)| ended.is_none()) {
             if let Ok(Some(status)) = program.child.try_wait() {
-                *ended = Some(result(start, &program.report, status.code()));
+                *ended = Some(result(start, &program.report, status.code(), status.signal()));
             }
         }
-        std::thread::sleep(Duration::from_millis(5));
+        std::thread::sleep(POLL_INTERVAL);
     }
     // Work is read before the end, so that the shutdown of a program is not measured.
     let results = running.iter().zip(ended);
     let results =
-        results.map(|(program, ended)| ended.unwrap_or_else(|| result(start, &program.report, None))).collect();
+        results.map(|(program, ended)| ended.unwrap_or_else(|| result(start, &program.report, None, None))).collect();
     over.store(true, Ordering::Relaxed);
     end(&mut running);
     results
 }
 
-fn result(start: Instant, report: &Path, code: Option<i32>) -> ProgramExit {
+fn result(start: Instant, report: &Path, code: Option<i32>, signal: Option<i32>) -> ProgramExit {
     let work = std::fs::read(report).ok().and_then(|bytes| Some(u64::from_ne_bytes(bytes.get(..8)?.try_into().ok()?)));
-    ProgramExit { seconds: start.elapsed().as_secs_f64(), work: work.filter(|work| *work > 0), code }
+    ProgramExit { seconds: start.elapsed().as_secs_f64(), work: work.filter(|work| *work > 0), code, signal }
+}
+
+fn signal_group(program: &RunningChild, signal: Signal) {
+    if let Some(group) = Pid::from_raw(program.child.id() as i32) {
+        // A group that is gone needs no signal.
+        let _ = kill_process_group(group, signal);
+    }
 }
 
 /// Asks politely, then ends; the whole process group.
 fn end(running: &mut [RunningChild]) {
-    let signal = |program: &RunningChild, signal| {
-        if let Some(group) = rustix::process::Pid::from_raw(program.child.id() as i32) {
-            // A group that is gone needs no signal.
-            let _ = rustix::process::kill_process_group(group, signal);
-        }
-    };
     let alive = |program: &mut RunningChild| matches!(program.child.try_wait(), Ok(None));
-    running.iter_mut().filter_map(|p| alive(p).then_some(p)).for_each(|p| signal(p, rustix::process::Signal::TERM));
+    running.iter_mut().filter_map(|p| alive(p).then_some(p)).for_each(|p| signal_group(p, Signal::TERM));
     let until = Instant::now() + GRACE;
     while Instant::now() < until && running.iter_mut().any(alive) {
         std::thread::sleep(Duration::from_millis(10));
     }
-    running.iter_mut().filter_map(|p| alive(p).then_some(p)).for_each(|p| signal(p, rustix::process::Signal::KILL));
+    running.iter_mut().filter_map(|p| alive(p).then_some(p)).for_each(|p| signal_group(p, Signal::KILL));
     running.iter_mut().for_each(|program| drop(program.child.wait()));
 }

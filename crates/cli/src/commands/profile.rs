@@ -9,7 +9,7 @@ use cachemate_study::{KernelFootprint, ProfileTarget};
 use cachemate_trace::RecordingEnd;
 use clap::Args;
 
-use super::record::RecordArgs;
+use super::record::{RecordArgs, pass_on};
 use crate::args::JsonArg;
 use crate::exit::InterruptedError;
 use crate::files::{refuse_existing, write_file};
@@ -19,7 +19,8 @@ use crate::session::Session;
 /// Profile a recording or a running program: write a profile file and draw the miss-rate curve
 ///
 /// FILE is a recording, a profile file (which is only shown) or the name of a bundled recording. The profile is written to
-/// NAME.profile.json or to the file given by -o; --json prints it instead.
+/// NAME.profile.json or to the file given by -o; --json prints it instead. With -- CMD, standard output and the exit code are
+/// those of the program: the summary, or with --json and without -o the profile, goes to standard error.
 #[derive(Args)]
 pub struct ProfileArgs {
     /// A recording, a profile file or the name of a bundled recording
@@ -65,7 +66,12 @@ impl ProfileArgs {
             write_file(path, &text, self.force)?;
         }
         let cache_bytes = target.map(|target| target.size_bytes);
-        session.answer(self.json.json, &program.file, || render(&program, cache_bytes, output.as_deref(), session))?;
+        let text = || render(&program, cache_bytes, output.as_deref(), session);
+        if self.file.is_some() {
+            session.answer(self.json.json, &program.file, text)?;
+        } else if !self.json.json || output.is_none() {
+            session.answer_beside_programs(self.json.json, None, &program.file, text)?;
+        }
         whole
     }
 
@@ -88,9 +94,10 @@ impl ProfileArgs {
         self.refuse(&name)?;
         let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
         let recording = folder.path().join(format!("{name}.cmt"));
-        let recorded = self.how.record(session, &self.command, &recording, false, self.json.json)?;
+        let recorded = self.how.record(session, &self.command, &recording, false)?;
         session.note(&format!("{}: {}", self.command[0], recorded.ended));
-        let cut_short = recorded.ended == RecordingEnd::Interrupted;
+        let recording_end = recorded.ended;
+        let cut_short = recording_end == RecordingEnd::Interrupted;
         if cut_short {
             // Ctrl-C ended the program; its recording is still profiled.
             session.clear_interrupt();
@@ -99,7 +106,7 @@ impl ProfileArgs {
         // The recording is deleted with its directory, so the command names the profile's source.
         program.file.source.from = Some(self.command.join(" "));
         let recorded = || Err(InterruptedError("the profile covers the recorded part".to_string()).into());
-        Ok((program, if cut_short { recorded() } else { whole }))
+        Ok((program, if cut_short { recorded() } else { whole.and_then(|()| pass_on(recording_end)) }))
     }
 }
 

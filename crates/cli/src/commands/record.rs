@@ -8,13 +8,13 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use crate::args::{JsonArg, OutputArgs};
-use crate::exit::InterruptedError;
+use crate::exit::{InterruptedError, ProgramExitCode};
 use crate::session::Session;
 
 /// Record the data accesses of a program as it runs (needs the valgrind package)
 ///
-/// The program's own exit status is part of the result, but not the exit code of this command. Ctrl-C ends the program and
-/// keeps the recorded part.
+/// Standard output and the exit code are those of the program: the summary, also with --json, goes to standard error, and
+/// --quiet omits it. A program that signal N ends gives 128 + N. Ctrl-C ends the program and keeps the recorded part.
 #[derive(Args)]
 pub struct Record {
     #[command(flatten)]
@@ -85,7 +85,7 @@ struct RecordResult {
 }
 
 impl RecordArgs {
-    /// Runs and records the command into `output`. If `silent`, the program's standard output is discarded.
+    /// Runs and records the command into `output`. The program's standard output and error are left to it.
     ///
     /// # Errors
     /// The host cannot record (the error names the package to install), or the command cannot be run.
@@ -95,7 +95,6 @@ impl RecordArgs {
         command: &[String],
         output: &Path,
         force: bool,
-        silent: bool,
     ) -> anyhow::Result<RecordingSummary> {
         let mut recorder = Recorder::new(command.to_vec(), output);
         recorder.force = force;
@@ -104,7 +103,6 @@ impl RecordArgs {
         recorder.kill_at_max = self.kill_at_max;
         recorder.filter = self.l1.0;
         recorder.level = self.compression_level;
-        recorder.silence = (silent, false);
         recorder.children = match self.children {
             ChildrenArg::Follow => ChildProcesses::Follow,
             ChildrenArg::Ignore => ChildProcesses::Ignore,
@@ -125,7 +123,7 @@ impl RecordArgs {
 impl Record {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let path: &PathBuf = &self.output.output;
-        let recorded = self.how.record(session, &self.command, path, self.output.force, self.json.json)?;
+        let recorded = self.how.record(session, &self.command, path, self.output.force)?;
         let result = RecordResult {
             file: path.display().to_string(),
             command: self.command.clone(),
@@ -138,13 +136,25 @@ impl Record {
             bytes: recorded.bytes,
             note: recorded.note.clone(),
         };
-        session.answer(self.json.json, &result, || render(&result))?;
+        session.answer_beside_programs(self.json.json, None, &result, || render(&result))?;
         match recorded.ended {
             RecordingEnd::Interrupted => {
                 Err(InterruptedError(format!("{} keeps {} records", result.file, result.records)).into())
             }
-            _ => Ok(()),
+            ended => pass_on(ended),
         }
+    }
+}
+
+/// The program's exit code as that of this command; signal N becomes 128 + N, as in a shell.
+///
+/// # Errors
+/// The program failed by itself.
+pub fn pass_on(ended: RecordingEnd) -> anyhow::Result<()> {
+    match ended {
+        RecordingEnd::Exit(0) | RecordingEnd::AtMax | RecordingEnd::Interrupted => Ok(()),
+        RecordingEnd::Exit(code) => Err(ProgramExitCode(code).into()),
+        RecordingEnd::Signal(signal) => Err(ProgramExitCode(128 + signal).into()),
     }
 }
 

@@ -18,6 +18,7 @@ use serde::Serialize;
 
 use crate::args::JsonArg;
 use crate::exit::{InterruptedError, UsageError};
+use crate::files::refuse_existing;
 use crate::session::Session;
 use cachemate_daemon::daemon::report_failures;
 use cachemate_daemon::dry_run::DryRun;
@@ -29,7 +30,8 @@ use cachemate_daemon::programs::{ProgramExit, ProgramGroup};
 ///
 /// Commands are separated by ':::'. A program that maps the file named in CACHEMATE_PROGRESS and counts its work in the first
 /// eight bytes is compared by work per second, other programs by run time. Only these programs are managed, and the host is
-/// restored afterwards.
+/// restored afterwards. Standard output is that of the programs: the summary, also with --json, goes to standard error, and
+/// --quiet omits it. If a program fails, the exit code is 1.
 #[derive(Args)]
 pub struct RunArgs {
     /// Policy that manages the programs
@@ -55,6 +57,12 @@ pub struct RunArgs {
     dry_run: bool,
     #[command(flatten)]
     json: JsonArg,
+    /// With --json: write to this file instead of standard error
+    #[arg(short, long, value_name = "FILE", requires = "json")]
+    output: Option<PathBuf>,
+    /// Overwrite the file if it exists
+    #[arg(long, requires = "output")]
+    force: bool,
     /// CMD [ARG...] [::: CMD [ARG...]]...
     #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     commands: Vec<String>,
@@ -85,9 +93,14 @@ struct ProgramJson {
     managed_spread: Option<(f64, f64)>,
     unmanaged_median: Option<f64>,
     unmanaged_spread: Option<(f64, f64)>,
-    /// Managed over unmanaged speed: above 1 is faster.
+    /// Managed over unmanaged speed: above 1 is faster. Absent if the program is too short to compare.
     speed_ratio: Option<f64>,
+    /// The shortest run has fewer windows than a comparison needs.
+    too_short_to_compare: bool,
 }
+
+/// Windows that the shortest run of a comparison must have: in the first ones a policy has no evidence yet.
+const MIN_COMPARED_WINDOWS: u32 = 10;
 
 #[derive(Default)]
 struct RunOutcome {
@@ -113,6 +126,9 @@ impl RunArgs {
             ..ManageConfig::default()
         };
         host::decider(&config)?;
+        if let Some(path) = &self.output {
+            refuse_existing(path, self.force)?;
+        }
         let folder = RunStateDir::new()?;
         let host = host::survey_host(false)?;
         let (mut managed, mut unmanaged, mut last) = (Vec::new(), Vec::new(), None);
@@ -135,7 +151,7 @@ impl RunArgs {
         }
         let programs = commands.iter().enumerate().map(|(at, command)| {
             let of = |runs: &[Vec<ProgramExit>]| runs.iter().filter_map(|run| run.get(at).cloned()).collect();
-            program(command.join(" "), of(&managed), of(&unmanaged))
+            program(command.join(" "), of(&managed), of(&unmanaged), self.min_compared_seconds())
         });
         let last = last.unwrap_or_default();
         let result = RunJson {
@@ -145,7 +161,14 @@ impl RunArgs {
             refused: last.refused,
             dry_run: last.dry_run,
         };
-        session.answer(self.json.json, &result, || render(&result, self.compare.is_some()))
+        let output = self.output.as_deref().map(|path| (path, self.force));
+        session.answer_beside_programs(self.json.json, output, &result, || self.render(&result))?;
+        refuse_failures(&result.programs)
+    }
+
+    /// The shortest run that is compared.
+    fn min_compared_seconds(&self) -> f64 {
+        self.window_ms as f64 / 1e3 * f64::from(MIN_COMPARED_WINDOWS)
     }
 
     /// One run of all programs, under management or not.
@@ -159,6 +182,7 @@ impl RunArgs {
         let (stop, over) = (session.interrupt_flag(), Arc::new(AtomicBool::new(false)));
         let progress = folder.join("progress");
         let deadline = self.timeout.map(Duration::from_secs_f64);
+        // The programs wait until cachemate has started, because its start-up is not part of what is compared.
         let programs = ProgramGroup::start(commands, &progress, deadline, stop.clone(), over.clone())?;
         let (mut decisions, mut refused): (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
         let mut dry_run = self.dry_run.then(|| DryRun::new(&self.policy));
@@ -174,6 +198,7 @@ impl RunArgs {
                 wake: Arc::default(),
             };
             let host::LiveRun { control_loop: mut live, missing, .. } = host::open(host, &wish)?;
+            programs.release();
             missing.iter().for_each(|missing| session.note(&missing.to_string()));
             let mut watcher = cachemate_daemon::status::Watcher::default();
             let ran = loop {
@@ -202,6 +227,7 @@ impl RunArgs {
             decisions = watcher.status.decisions.iter().map(|decision| decision.reason.clone()).collect();
             refused = watcher.status.refused_plan.iter().chain(&watcher.status.refused).cloned().collect();
         }
+        programs.release();
         let ended = programs.ended();
         if stop.load(Ordering::Relaxed) {
             return Err(InterruptedError("the programs were killed and the host was restored".into()).into());
@@ -231,7 +257,31 @@ impl Drop for RunStateDir {
     }
 }
 
-fn program(command: String, managed: Vec<ProgramExit>, unmanaged: Vec<ProgramExit>) -> ProgramJson {
+/// # Errors
+/// A program failed by itself in one of the runs; the error names each that did.
+fn refuse_failures(programs: &[ProgramJson]) -> anyhow::Result<()> {
+    let failure = |program: &ProgramJson| {
+        program.managed.iter().chain(&program.unmanaged).find_map(|ended| match (ended.code, ended.signal) {
+            (Some(code), _) if code != 0 => Some(format!("'{}' (exit {code})", program.command)),
+            (_, Some(signal)) => Some(format!("'{}' (signal {signal})", program.command)),
+            _ => None,
+        })
+    };
+    let failures: Vec<String> = programs.iter().filter_map(failure).collect();
+    if !failures.is_empty() {
+        bail!("a program failed: {}", failures.join(", "));
+    }
+    Ok(())
+}
+
+fn program(
+    command: String,
+    managed: Vec<ProgramExit>,
+    unmanaged: Vec<ProgramExit>,
+    min_compared_seconds: f64,
+) -> ProgramJson {
+    let shortest = managed.iter().chain(&unmanaged).map(|ended| ended.seconds).fold(f64::INFINITY, f64::min);
+    let too_short_to_compare = !unmanaged.is_empty() && shortest < min_compared_seconds;
     let by_work = managed.iter().chain(&unmanaged).all(|ended| ended.work.is_some());
     let figure = |ended: &ProgramExit| match ended.work {
         Some(work) if by_work => work as f64 / ended.seconds,
@@ -245,7 +295,7 @@ fn program(command: String, managed: Vec<ProgramExit>, unmanaged: Vec<ProgramExi
     let (with, without) = (sorted(&managed), sorted(&unmanaged));
     let spread = |figures: &[f64]| quantile(figures, 0.25).zip(quantile(figures, 0.75));
     let (managed_median, unmanaged_median) = (quantile(&with, 0.5), quantile(&without, 0.5));
-    let ratio = managed_median.zip(unmanaged_median).filter(|(a, b)| *a > 0.0 && *b > 0.0);
+    let ratio = managed_median.zip(unmanaged_median).filter(|(a, b)| *a > 0.0 && *b > 0.0 && !too_short_to_compare);
     ProgramJson {
         command,
         compared_by: if by_work { "work_per_second" } else { "seconds" },
@@ -254,6 +304,7 @@ fn program(command: String, managed: Vec<ProgramExit>, unmanaged: Vec<ProgramExi
         managed_spread: spread(&with),
         unmanaged_median,
         unmanaged_spread: spread(&without),
+        too_short_to_compare,
         managed,
         unmanaged,
     }
@@ -267,43 +318,56 @@ fn quantile(sorted: &[f64], share: f64) -> Option<f64> {
     Some(sorted[low] + (sorted[high] - sorted[low]) * (at - low as f64))
 }
 
-fn render(result: &RunJson, compared: bool) -> String {
-    let mut table = Table::new(&[
-        ("program", Align::Left),
-        ("by", Align::Left),
-        ("managed", Align::Right),
-        ("quartiles", Align::Left),
-        ("unmanaged", Align::Right),
-        ("quartiles", Align::Left),
-        ("speed ratio", Align::Right),
-    ]);
-    let number = |value: Option<f64>| or_dash(value.map(cachemate_report::text::number));
-    let spread = |spread: Option<(f64, f64)>| {
-        let text =
-            |(low, high)| format!("{}..{}", cachemate_report::text::number(low), cachemate_report::text::number(high));
-        or_dash(spread.map(text))
-    };
-    for program in &result.programs {
-        table.row([
-            program.command.chars().take(40).collect(),
-            program.compared_by.replace('_', " "),
-            number(program.managed_median),
-            spread(program.managed_spread),
-            number(program.unmanaged_median),
-            spread(program.unmanaged_spread),
-            or_dash(program.speed_ratio.map(|ratio| format!("{ratio:.2}"))),
+impl RunArgs {
+    fn render(&self, result: &RunJson) -> String {
+        let mut table = Table::new(&[
+            ("program", Align::Left),
+            ("by", Align::Left),
+            ("managed", Align::Right),
+            ("quartiles", Align::Left),
+            ("unmanaged", Align::Right),
+            ("quartiles", Align::Left),
+            ("speed ratio", Align::Right),
         ]);
+        let number = |value: Option<f64>| or_dash(value.map(cachemate_report::text::number));
+        let spread = |spread: Option<(f64, f64)>| {
+            let text = |(low, high)| {
+                format!("{}..{}", cachemate_report::text::number(low), cachemate_report::text::number(high))
+            };
+            or_dash(spread.map(text))
+        };
+        for program in &result.programs {
+            table.row([
+                program.command.chars().take(40).collect(),
+                program.compared_by.replace('_', " "),
+                number(program.managed_median),
+                spread(program.managed_spread),
+                number(program.unmanaged_median),
+                spread(program.unmanaged_spread),
+                match program.too_short_to_compare {
+                    true => "too short".to_string(),
+                    false => or_dash(program.speed_ratio.map(|ratio| format!("{ratio:.2}"))),
+                },
+            ]);
+        }
+        if let Some(dry_run) = &result.dry_run {
+            return dry_run.words();
+        }
+        let mut text = format!("policy {}\n{}", result.policy, table.text());
+        if self.compare.is_none() {
+            text.push_str("--compare N also runs them unmanaged\n");
+        }
+        if result.programs.iter().any(|program| program.too_short_to_compare) {
+            let (windows, seconds) =
+                (MIN_COMPARED_WINDOWS, cachemate_report::text::number(self.min_compared_seconds()));
+            text.push_str(&format!(
+            "'too short': a comparison needs runs of at least {windows} windows ({seconds} s), because the first have no evidence\n"
+        ));
+        }
+        result.decisions.iter().take(8).for_each(|why| text.push_str(&format!("decided: {why}\n")));
+        result.refused.iter().take(5).for_each(|why| text.push_str(&format!("refused: {why}\n")));
+        text
     }
-    if let Some(dry_run) = &result.dry_run {
-        return dry_run.words();
-    }
-    let mut text = format!("policy {}\n{}", result.policy, table.text());
-    if !compared {
-        text.push_str("--compare N also runs them unmanaged\n");
-    }
-    result.decisions.iter().take(8).for_each(|why| text.push_str(&format!("decided: {why}\n")));
-    result.refused.iter().take(5).for_each(|why| text.push_str(&format!("refused: {why}\n")));
-    text
 }
 
 #[cfg(test)]
@@ -311,17 +375,19 @@ mod tests {
     use super::*;
 
     fn ended(seconds: f64, work: Option<u64>) -> ProgramExit {
-        ProgramExit { seconds, work, code: Some(0) }
+        ProgramExit { seconds, work, code: Some(0), signal: None }
     }
 
     /// Is the ratio that of speeds, whether programs report work or not, and absent without a comparison?
     #[test]
     fn ratios_are_of_speeds() {
-        let by_time = program("x".into(), vec![ended(1.0, None)], vec![ended(2.0, None)]);
+        let by_time = program("x".into(), vec![ended(1.0, None)], vec![ended(2.0, None)], 1.0);
         assert_eq!((by_time.speed_ratio, by_time.compared_by), (Some(2.0), "seconds"));
-        let by_work = program("x".into(), vec![ended(2.0, Some(60))], vec![ended(1.0, Some(10))]);
+        let by_work = program("x".into(), vec![ended(2.0, Some(60))], vec![ended(1.0, Some(10))], 1.0);
         assert_eq!((by_work.speed_ratio, by_work.compared_by), (Some(3.0), "work_per_second"));
-        assert_eq!(program("x".into(), vec![ended(1.0, None)], Vec::new()).speed_ratio, None);
+        assert_eq!(program("x".into(), vec![ended(1.0, None)], Vec::new(), 1.0).speed_ratio, None);
+        let short = program("x".into(), vec![ended(1.0, None)], vec![ended(2.0, None)], 1.5);
+        assert_eq!((short.speed_ratio, short.too_short_to_compare), (None, true));
         assert_eq!(quantile(&[1.0, 2.0, 4.0], 0.75), Some(3.0));
     }
 }

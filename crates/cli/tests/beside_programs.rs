@@ -1,0 +1,96 @@
+//! Do commands that run programs leave the programs' output and exit status alone?
+
+mod common;
+
+use std::path::Path;
+use std::process::Stdio;
+
+use common::{CommandResult, command, run};
+
+/// Writes to both outputs, and fails with this status.
+fn failing(status: u8) -> [String; 3] {
+    ["sh", "-c", &format!("echo out; echo err >&2; exit {status}")].map(str::to_string)
+}
+
+fn run_of(folder: &Path, args: &[&str], programs: &[String]) -> CommandResult {
+    let programs: Vec<&str> = programs.iter().map(String::as_str).collect();
+    run(folder, &[args, &programs[..]].concat())
+}
+
+/// Is the output of a recorded or profiled program byte for byte its own, with and without a summary?
+#[test]
+fn standard_output_is_the_programs_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let text: Vec<u8> = (0..20_000u32).flat_map(|at| (at % 251).to_le_bytes()).collect();
+    std::fs::write(folder.path().join("text"), text).unwrap();
+    let compress = ["gzip", "-n", "-c", "text"];
+    let alone =
+        std::process::Command::new(compress[0]).args(&compress[1..]).current_dir(folder.path()).output().unwrap();
+    let commands: &[(&[&str], bool)] = &[
+        (&["record", "-q", "-o", "quiet.cmt", "--"], true),
+        (&["record", "-o", "said.cmt", "--"], false),
+        (&["record", "--json", "-o", "json.cmt", "--"], false),
+        (&["profile", "-q", "-o", "quiet.json", "--"], true),
+        (&["profile", "--json", "-o", "file.json", "--"], true),
+        (&["profile", "--json", "--"], false),
+        (&["run", "-q", "--observe-only", "--"], true),
+        (&["run", "--observe-only", "--json", "-o", "run.json", "--"], true),
+        (&["run", "--observe-only", "--"], false),
+    ];
+    for (args, silent) in commands {
+        let ran = command(folder.path(), &[*args, &compress[..]].concat())
+            .env("CACHEMATE_STATE_DIR", folder.path().join("state"))
+            .stdout(Stdio::piped())
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&ran.stderr);
+        assert!(ran.status.success(), "{args:?}: {said}");
+        assert!(ran.stdout == alone.stdout, "{args:?}: {} bytes, {} alone", ran.stdout.len(), alone.stdout.len());
+        assert_eq!(said.is_empty(), *silent, "{args:?}: {said}");
+    }
+}
+
+/// Is a program's exit status passed on by `record` and `profile`, also if a signal ended it?
+#[test]
+fn the_exit_status_is_passed_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let killed = ["sh", "-c", "kill -TERM $$"].map(str::to_string);
+    for (name, program, status) in [("three", failing(3), 3), ("killed", killed, 128 + 15)] {
+        for (command, ending) in [("record", "cmt"), ("profile", "json")] {
+            let file = format!("{name}.{ending}");
+            let ran = run_of(folder.path(), &[command, "-q", "-o", &file, "--"], &program);
+            assert_eq!(ran.code, Some(status), "{command}: {}", ran.err);
+            assert!(folder.path().join(&file).exists(), "{command} keeps {file}");
+        }
+    }
+}
+
+/// Does `run` end with 1 and name the program that failed, and only that one?
+#[test]
+fn run_names_the_program_that_failed() {
+    let folder = tempfile::tempdir().unwrap();
+    for quiet in [&["run", "--observe-only"][..], &["run", "-q", "--observe-only"]] {
+        let ran = run(folder.path(), &[quiet, &["--", "false", ":::", "true"]].concat());
+        assert_eq!(ran.code, Some(1));
+        assert!(ran.err.contains("a program failed: 'false' (exit 1)\n"), "{}", ran.err);
+    }
+}
+
+/// Does a comparison refuse a verdict on programs of less than ten windows, and start the clock when the program may run?
+#[test]
+fn short_programs_are_not_compared() {
+    let folder = tempfile::tempdir().unwrap();
+    let compare = ["run", "--compare", "1", "--observe-only", "--json", "-o"];
+    let sleep = |file: &str, window: &str| {
+        let args = [&compare[..], &[file, "--window-ms", window, "--", "sleep", "0.3"]].concat();
+        run(folder.path(), &args).ok();
+        let answer: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(folder.path().join(file)).unwrap()).unwrap();
+        answer["programs"][0].clone()
+    };
+    let short = sleep("short.json", "1000");
+    assert_eq!((&short["too_short_to_compare"], &short["speed_ratio"]), (&true.into(), &serde_json::Value::Null));
+    let long = sleep("long.json", "10");
+    assert_eq!(long["too_short_to_compare"], false);
+    assert!(long["speed_ratio"].is_number(), "{long}");
+}

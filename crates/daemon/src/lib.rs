@@ -21,6 +21,7 @@ mod page;
 pub mod path_checks;
 pub mod paths;
 pub mod programs;
+pub mod rule_report;
 pub mod socket;
 pub mod status;
 

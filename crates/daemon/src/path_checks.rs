@@ -5,6 +5,8 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use anyhow::{Context, bail};
+use cachemate_core::CpuSet;
+use cachemate_linux::sense::topology::read_topology;
 use cachemate_spec::ManageConfig;
 use rustix::fs::{Access, AtFlags, CWD};
 
@@ -20,11 +22,28 @@ const SOCKET_PATH_AT_MOST: usize = 107;
 pub fn check(config: &ManageConfig) -> anyhow::Result<()> {
     let state_dir = config.state_dir.clone().unwrap_or_else(paths::state_dir);
     folder(&state_dir).with_context(|| format!("state_dir: {}", state_dir.display()))?;
+    check_cpusets(config)?;
     let path = config.socket.clone().unwrap_or_else(paths::socket);
     socket(&path).with_context(|| format!("socket: {}", path.display()))?;
     host::known_profiles(&config.profiles).context("profiles")?;
     if let Some(path) = &config.run_log {
         log_file(path).with_context(|| format!("run_log: {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// # Errors
+/// A cpuset names a CPU that this host does not have.
+fn check_cpusets(config: &ManageConfig) -> anyhow::Result<()> {
+    if config.cpusets.is_empty() {
+        return Ok(());
+    }
+    let host = read_topology(Path::new("/")).context("cannot read the CPUs of this host")?;
+    let cpus: CpuSet = host.topology.cpus.iter().map(|cpu| cpu.id.0).collect();
+    for (at, cpuset) in config.cpusets.iter().enumerate() {
+        if cpuset.cpus.iter().any(|cpu| !cpus.contains(cpu)) {
+            bail!("cpusets[{at}].cpus: found '{}', expected some of the CPUs {cpus} of this host", cpuset.cpus);
+        }
     }
     Ok(())
 }
@@ -85,6 +104,7 @@ fn log_file(path: &Path) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cachemate_spec::CpusetConfig;
     use std::path::PathBuf;
 
     /// Is each place that no daemon could use told with its field, and a good configuration let pass without making anything?
@@ -120,5 +140,10 @@ mod tests {
             let said = format!("{:#}", check(&config).unwrap_err());
             assert!(said.starts_with(field), "{field} {path}: {said}");
         }
+        let cpuset = |cpus: &str| CpusetConfig { cgroup: "/a".into(), cpus: cpus.parse().unwrap() };
+        check(&ManageConfig { cpusets: vec![cpuset("0")], ..good.clone() }).unwrap();
+        let far = ManageConfig { cpusets: vec![cpuset("0"), cpuset("0-8191")], ..good };
+        let said = format!("{:#}", check(&far).unwrap_err());
+        assert!(said.starts_with("cpusets[1].cpus: found '0-8191', expected some of the CPUs 0"), "{said}");
     }
 }

@@ -9,6 +9,7 @@
 #![warn(missing_docs)]
 
 mod error;
+mod goals;
 mod interval;
 mod located_toml;
 mod machines;

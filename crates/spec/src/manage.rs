@@ -117,7 +117,7 @@ pub enum User {
 pub struct RuleConfig {
     /// Command name as the kernel keeps it (15 bytes); `*` and `?` are wildcards.
     pub command: Option<String>,
-    /// The cgroup or one above it.
+    /// The cgroup or one above it; `*` and `?` are wildcards within a component.
     pub cgroup: Option<String>,
     /// The process or one that it descends from.
     pub pid: Option<i32>,
@@ -127,7 +127,8 @@ pub struct RuleConfig {
     pub action: RuleAction,
     /// Relative weight of its slowdown.
     pub priority: Option<f64>,
-    /// Maximum slowdown relative to running alone: 0.05 = 5 %.
+    /// Maximum slowdown relative to running alone: `0.05` or `"5%"`; a number over 1 needs its unit.
+    #[serde(deserialize_with = "crate::goals::max_slowdown")]
     pub max_slowdown: Option<f64>,
     /// Minimum work a second: the work that the program reports, else instructions of each thread.
     pub min_rate: Option<f64>,
@@ -238,6 +239,10 @@ impl ManageConfig {
                 let expected = "a path below the root such as '/system.slice/backup.service'";
                 return Err(located.at(&format!("{field}.cgroup"), format!("'{path}'"), expected));
             }
+            if path.contains(['*', '?']) {
+                let expected = "one cgroup, because wildcards work in rules only";
+                return Err(located.at(&format!("{field}.cgroup"), format!("'{path}'"), expected));
+            }
             if cpuset.cpus.is_empty() {
                 return Err(located.at(&format!("{field}.cpus"), "no CPU", "at least one, such as '0-3'"));
             }
@@ -268,9 +273,6 @@ impl RuleConfig {
         }
         if let Some(priority) = self.priority.filter(|priority| !(priority.is_finite() && *priority > 0.0)) {
             return fail("priority", priority.to_string(), "a positive number");
-        }
-        if let Some(slowdown) = self.max_slowdown.filter(|slowdown| !(slowdown.is_finite() && *slowdown >= 0.0)) {
-            return fail("max_slowdown", slowdown.to_string(), "0 or more (0.05 = 5 %)");
         }
         if let Some(rate) = self.min_rate.filter(|rate| !(rate.is_finite() && *rate > 0.0)) {
             return fail("min_rate", rate.to_string(), "a positive number, in work a second");

@@ -17,6 +17,7 @@ pub struct Scenario {
     /// Short, not empty; results carry it.
     pub name: String,
     /// One line for people.
+    #[serde(default)]
     pub description: String,
     /// A machine's name or path, overrides allowed; see [`load_machine`].
     pub machine: String,
@@ -101,7 +102,7 @@ pub struct ScenarioProgram {
     #[serde(default)]
     pub cpus: Option<CpuSet>,
     /// The goal of each copy; `None` if there is none.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "crate::goals::goal")]
     pub goal: Option<Goal>,
     /// On the interval machine: from one copy's arrival to the next; `None` = all at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -256,9 +257,6 @@ impl ScenarioProgram {
         if let Some(goal) = self.goal {
             if !(goal.priority.is_finite() && goal.priority > 0.0) {
                 return fail("goal.priority", goal.priority.to_string(), "a positive number".to_string());
-            }
-            if let Some(most) = goal.max_slowdown.filter(|most| !(most.is_finite() && *most >= 0.0)) {
-                return fail("goal.max_slowdown", most.to_string(), "0 or more (0.05 = 5 %)".to_string());
             }
             if let Some(least) = goal.min_rate.filter(|least| !(least.is_finite() && *least > 0.0)) {
                 let expected = "a positive number, in work a second".to_string();

@@ -41,6 +41,19 @@ fn a_configuration_is_read() {
     assert!(empty.mode == ManageMode::Observe && empty.rules.is_empty());
 }
 
+/// Is a limit the same as a share and as a percentage, and may only the latter pass 1?
+#[test]
+fn limits_have_a_unit_or_are_shares() {
+    let limit = |written: &str| {
+        let text = format!("[[rules]]\nmax_slowdown = {written}");
+        parse_manage_config("c.toml", &text, &users).unwrap().rules[0].max_slowdown
+    };
+    let cases = [("0.05", 0.05), ("\"5%\"", 0.05), ("\"5 %\"", 0.05), ("1", 1.0), ("0", 0.0), ("\"150%\"", 1.5)];
+    for (written, share) in cases {
+        assert_eq!(limit(written), Some(share), "{written}");
+    }
+}
+
 /// Does every mistake name its line, what was found and what was expected?
 #[test]
 fn errors_have_their_line() {
@@ -59,6 +72,14 @@ fn errors_have_their_line() {
         ("[[rules]]\ncgroup = \"a\"", "c.toml:2:10: field 'rules[0].cgroup': found 'a', expected a path"),
         ("[[rules]]\naction = \"move\"", "c.toml:2:10"),
         ("[[rules]]\npriority = -1", "field 'rules[0].priority': found -1, expected a positive number"),
+        (
+            "[[rules]]\nmax_slowdown = 5",
+            "c.toml:2:16: field 'rules[0].max_slowdown': found 5, expected a share from 0 to 1 such as 0.05, or a \
+             percentage such as '5%'",
+        ),
+        ("[[rules]]\nmax_slowdown = 500.0", "found 500, expected a share from 0 to 1"),
+        ("[[rules]]\nmax_slowdown = -0.1", "found -0.1, expected a share"),
+        ("[[rules]]\nmax_slowdown = \"5\"", "found '5', expected a share"),
         ("[[rules]]\nmin_rate = 0", "field 'rules[0].min_rate': found 0, expected a positive number, in work"),
         ("[[rules]]\nmin_rate = 5\naction = \"observe\"", "c.toml:3:10: field 'rules[0].action'"),
         ("[[rules]]\ncommand = \"a-very-long-command\"", "1 to 15 bytes"),
@@ -67,6 +88,7 @@ fn errors_have_their_line() {
             "[[cpusets]]\ncgroup = \"/\"\ncpus = \"0\"",
             "c.toml:2:10: field 'cpusets[0].cgroup': found '/', expected a path below",
         ),
+        ("[[cpusets]]\ncgroup = \"/a/*\"\ncpus = \"0\"", "expected one cgroup"),
         ("[[cpusets]]\ncgroup = \"/a/../b\"\ncpus = \"0\"", "field 'cpusets[0].cgroup'"),
         ("[[cpusets]]\ncgroup = \"/a\"\ncpus = \"\"", "c.toml:3:8: field 'cpusets[0].cpus': found no CPU"),
         ("[[cpusets]]\ncgroup = \"/a\"\ncpus = \"zero\"", "'cpusets[0].cpus'"),

@@ -44,10 +44,25 @@ fn impossible_scenarios_are_refused_at_their_place() {
     assert!(cpus.contains("'programs[0].cpus': found '0-4', expected some of the CPUs 0-3 of xeon-x5365-4"), "{cpus}");
     assert!(refused("count = 2", "cpus = \"a\"").contains("'a' is not an index list"));
     assert!(refused("count = 2", "goal = { priority = -1.0 }").contains("'programs[0].goal.priority': found -1"));
+    let percent = refused("count = 2", "goal = { max_slowdown = 5 }");
+    assert!(percent.contains("'programs[0].goal.max_slowdown': found 5, expected a share from 0 to 1"), "{percent}");
     assert!(refused("cycles = 30_000_000", "weeks = 3").contains("field 'length"));
     assert!(refused("seed = 1\n", "").contains("field 'seed': found nothing"));
     assert!(refused("program = \"mcf\"", "prog = \"mcf\"").contains("(did you mean 'program'?)"));
     assert!(load_scenario("no-such-file.toml").unwrap_err().to_string().starts_with("no-such-file.toml: found"));
+}
+
+/// May a scenario leave out its description and the priority of a goal, and write a limit in per cent?
+#[test]
+fn description_and_priority_are_optional() {
+    let text: String =
+        example().lines().filter(|line| !line.starts_with("description")).map(|l| format!("{l}\n")).collect();
+    assert!(text.len() < example().len());
+    let text = text.replacen("count = 2", "goal = { max_slowdown = \"5%\" }", 1);
+    let (scenario, _) = parse_scenario("s.toml", &text).unwrap();
+    assert_eq!(scenario.description, "");
+    let goal = scenario.programs[0].goal.unwrap();
+    assert_eq!((goal.priority, goal.max_slowdown, goal.min_rate), (1.0, Some(0.05), None));
 }
 
 /// Does docs/scenarios.md name every field?

@@ -9,6 +9,7 @@ use crate::session::Session;
 use cachemate_daemon::daemon::{ConfigSource, ControlFlags, on_hangup, run};
 use cachemate_daemon::dry_run;
 use cachemate_daemon::path_checks;
+use cachemate_daemon::rule_report::rule_report;
 
 /// Run the daemon: measure the programs on this host and, with `mode = "act"`, place them and partition caches
 ///
@@ -26,7 +27,7 @@ pub struct Manage {
     /// Change nothing, even if the configuration sets 'mode = "act"'
     #[arg(long)]
     observe_only: bool,
-    /// Check the configuration, report errors, and exit
+    /// Check the configuration, print what each rule matches now, report errors, and exit
     #[arg(long)]
     check: bool,
     /// Print the first changes that would be made, and exit without making them
@@ -66,7 +67,11 @@ impl Manage {
             page: self.dashboard.clone().map(|address| PageAddress { address, token: !self.dashboard_no_auth }),
         };
         if self.check {
-            path_checks::check(&source.read()?)?;
+            let config = source.read()?;
+            path_checks::check(&config)?;
+            let report = rule_report(&config)?;
+            report.lines.iter().try_for_each(|line| session.print(&format!("{line}\n")))?;
+            report.warnings.iter().for_each(|warning| session.warn(warning));
             session.note("the configuration is valid");
             return Ok(());
         }

@@ -10,7 +10,7 @@ use cachemate_core::Goal;
 pub struct ManageRule {
     /// Command name as the kernel keeps it (15 bytes), `*` and `?` allowed.
     pub command: Option<String>,
-    /// Path of the cgroup, or of one above it.
+    /// Path of the cgroup, or of one above it; `*` and `?` match within a component.
     pub cgroup: Option<String>,
     /// The process or one that it descends from.
     pub pid: Option<i32>,
@@ -46,9 +46,13 @@ pub struct RuleSubject<'a> {
 }
 
 impl ManageRule {
-    fn matches(&self, subject: &RuleSubject<'_>) -> bool {
+    /// Whether the process meets all conditions.
+    pub(crate) fn matches(&self, subject: &RuleSubject<'_>) -> bool {
         let command = self.command.as_ref().is_none_or(|pattern| glob(pattern, subject.command));
-        let cgroup = self.cgroup.as_ref().is_none_or(|above| subject.cgroup.is_some_and(|path| is_below(path, above)));
+        let cgroup = self
+            .cgroup
+            .as_ref()
+            .is_none_or(|above| subject.cgroup.is_some_and(|path| CgroupPattern(above).contains(path)));
         let pid = self.pid.is_none_or(|pid| subject.lineage.contains(&pid));
         let user = self.user.is_none_or(|user| subject.user == Some(user));
         command && cgroup && pid && user
@@ -60,9 +64,15 @@ pub fn decide(rules: &[ManageRule], subject: &RuleSubject<'_>) -> ManageAction {
     rules.iter().find(|rule| rule.matches(subject)).map_or(ManageAction::Ignore, |rule| rule.action)
 }
 
-fn is_below(path: &str, above: &str) -> bool {
-    let above = above.trim_end_matches('/');
-    path.strip_prefix(above).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+/// Path of cgroups, component by component: a wildcard never spans a `/`.
+pub(crate) struct CgroupPattern<'a>(pub &'a str);
+
+impl CgroupPattern<'_> {
+    /// Whether `path` matches, or lies below a cgroup that does.
+    pub(crate) fn contains(&self, path: &str) -> bool {
+        let mut names = path.split('/');
+        self.0.trim_end_matches('/').split('/').all(|pattern| names.next().is_some_and(|name| glob(pattern, name)))
+    }
 }
 
 /// `*` stands for any run of characters, `?` for one. Linear in time: only the last star is ever gone back to.
@@ -114,6 +124,23 @@ mod tests {
             ("?", "", false),
         ] {
             assert_eq!(glob(pattern, text), want, "{pattern} {text}");
+        }
+    }
+
+    /// Does a wildcard of a cgroup match within one component, and a path without one match itself and all below it?
+    #[test]
+    fn wildcards_of_cgroups_stay_in_their_component() {
+        for (pattern, path, want) in [
+            ("/kubepods.slice/*/*pod1234*", "/kubepods.slice/burstable/kubepods-pod1234.slice/cri", true),
+            ("/kubepods.slice/*pod1234*", "/kubepods.slice/burstable/pod1234", false),
+            ("/*/db.service", "/system.slice/db.service", true),
+            ("/*", "/system.slice/db.service", true),
+            ("/", "/system.slice", true),
+            ("/system.slice/", "/system.slice", true),
+            ("/system.slice/d", "/system.slice/db", false),
+            ("/system.slice/db/x", "/system.slice/db", false),
+        ] {
+            assert_eq!(CgroupPattern(pattern).contains(path), want, "{pattern} {path}");
         }
     }
 

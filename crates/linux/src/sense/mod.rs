@@ -11,6 +11,7 @@ pub mod pressure;
 pub(crate) mod probe_runner;
 pub mod probes;
 pub mod progress;
+pub mod rule_matches;
 pub mod sampling;
 pub mod sched_cache;
 pub mod tasks;

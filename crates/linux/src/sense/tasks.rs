@@ -127,7 +127,7 @@ impl ManagedProcess {
 
 /// The properties of a process that rules test.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct RuleProperties {
+pub(crate) struct RuleProperties {
     is_kernel_thread: bool,
     command: String,
     cgroup: Option<String>,
@@ -426,7 +426,7 @@ impl TaskTable {
 
 impl RuleProperties {
     /// With the lineage of an earlier reading, if there is one.
-    fn read(kernel: &dyn Kernel, rules: &[ManageRule], stat: &ThreadStat, before: Option<&Self>) -> io::Result<Self> {
+    pub(crate) fn read(kernel: &dyn Kernel, rules: &[ManageRule], stat: &ThreadStat, before: Option<&Self>) -> io::Result<Self> {
         let pid = stat.key.tid;
         let command = stat.name.clone();
         if stat.flags & KERNEL_THREAD != 0 {
@@ -447,11 +447,13 @@ impl RuleProperties {
     }
 
     fn decide(&self, rules: &[ManageRule]) -> ManageAction {
-        if self.is_kernel_thread {
-            return ManageAction::Ignore;
-        }
+        self.subject().map_or(ManageAction::Ignore, |subject| decide(rules, &subject))
+    }
+
+    /// `None` for a kernel thread, which no rule matches.
+    pub(crate) fn subject(&self) -> Option<RuleSubject<'_>> {
         let (cgroup, lineage) = (self.cgroup.as_deref(), self.lineage.as_slice());
-        decide(rules, &RuleSubject { command: &self.command, cgroup, lineage, user: self.user })
+        (!self.is_kernel_thread).then_some(RuleSubject { command: &self.command, cgroup, lineage, user: self.user })
     }
 }
 

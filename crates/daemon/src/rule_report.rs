@@ -1,0 +1,102 @@
+//! Report of what the rules of a configuration match on this host now.
+
+use anyhow::Context;
+use cachemate_linux::kernel::LinuxHost;
+use cachemate_linux::sense::rule_matches::{RuleMatch, rule_matches};
+use cachemate_report::text::printable;
+use cachemate_spec::{ManageConfig, RuleConfig, User};
+
+use crate::host;
+
+/// Names of processes that are listed for one rule.
+const MAX_NAMES: usize = 5;
+
+/// Matches of the rules, in lines.
+#[derive(Default)]
+pub struct RuleReport {
+    /// One line for each rule.
+    pub lines: Vec<String>,
+    /// Rules that match nothing, with the nearest cgroups or names.
+    pub warnings: Vec<String>,
+}
+
+/// Tests every process of this host against the rules.
+///
+/// # Errors
+/// The processes of this host cannot be listed.
+pub fn rule_report(config: &ManageConfig) -> anyhow::Result<RuleReport> {
+    let matches = rule_matches(&LinuxHost::new("/"), &host::rules(&config.rules));
+    let matches = matches.context("cannot read the processes of this host")?;
+    let mut report = RuleReport::default();
+    for (at, (rule, matched)) in config.rules.iter().zip(&matches).enumerate() {
+        let name = format!("rules[{at}] ({})", conditions(rule));
+        report.lines.push(format!("{name}: {}", describe(matched)));
+        if matched.decided.is_empty() {
+            report.warnings.push(format!("{name} {}", describe_absence(matched)));
+        }
+    }
+    Ok(report)
+}
+
+fn conditions(rule: &RuleConfig) -> String {
+    let user = rule.user.as_ref().map(|user| match user {
+        User::Id(id) => format!("user {id}"),
+        User::Name(name) => format!("user '{}'", printable(name)),
+    });
+    let conditions = [
+        rule.command.as_ref().map(|pattern| format!("command '{}'", printable(pattern))),
+        rule.cgroup.as_ref().map(|path| format!("cgroup '{}'", printable(path))),
+        rule.pid.map(|pid| format!("pid {pid}")),
+        user,
+    ];
+    let given: Vec<String> = conditions.into_iter().flatten().collect();
+    if given.is_empty() { "every program".to_string() } else { given.join(", ") }
+}
+
+fn describe(matched: &RuleMatch) -> String {
+    let mut names: Vec<&str> = Vec::new();
+    for name in &matched.decided {
+        if !names.contains(&name.as_str()) {
+            names.push(name);
+        }
+    }
+    let listed: Vec<String> = names.iter().take(MAX_NAMES).map(|name| printable(name)).collect();
+    let more = if names.len() > MAX_NAMES { ", ..." } else { "" };
+    let count = match matched.decided.len() {
+        0 => "0 processes".to_string(),
+        1 => "1 process".to_string(),
+        count => format!("{count} processes"),
+    };
+    if listed.is_empty() { count } else { format!("{count}: {}{more}", listed.join(", ")) }
+}
+
+fn describe_absence(matched: &RuleMatch) -> String {
+    if matched.decided_earlier > 0 {
+        let count = matched.decided_earlier;
+        return format!(
+            "decides nothing now, because earlier rules apply first to the processes that it matches ({count})"
+        );
+    }
+    match matched.nearest.as_slice() {
+        [] => "matches nothing now".to_string(),
+        nearest => {
+            let quoted: Vec<String> = nearest.iter().map(|name| format!("'{}'", printable(name))).collect();
+            format!("matches nothing now; nearest: {}", quoted.join(", "))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Does a rule list each name once with the count of processes, and escape names that could command a terminal?
+    #[test]
+    fn names_are_listed_once_and_escaped() {
+        let decided = ["redis", "redis", "evil\x1b[2J"].map(String::from).to_vec();
+        let matched = RuleMatch { decided, ..RuleMatch::default() };
+        assert_eq!(describe(&matched), "3 processes: redis, evil\\u{1b}[2J");
+        let shadowed = RuleMatch { decided_earlier: 2, ..RuleMatch::default() };
+        assert!(describe_absence(&shadowed).contains("earlier rules apply first"));
+    }
+}

@@ -1,0 +1,125 @@
+//! Programs of this host that each rule matches now, for the check of a configuration.
+
+use std::collections::BTreeSet;
+use std::io;
+
+use crate::act::rules::{CgroupPattern, ManageRule};
+use crate::kernel::{Kernel, if_exists};
+use crate::sense::tasks::RuleProperties;
+
+/// Processes that one rule matches.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct RuleMatch {
+    /// Command names of the processes that this rule decides, in order of process id.
+    pub decided: Vec<String>,
+    /// Processes that this rule matches too, but an earlier rule decides.
+    pub decided_earlier: usize,
+    /// If the rule matches no process: existing cgroups, or command names, that come nearest.
+    pub nearest: Vec<String>,
+}
+
+/// Suggestions for a rule without a match.
+const MAX_NEAREST: usize = 3;
+
+/// Matches of each rule among the processes of this host, except for this one.
+///
+/// # Errors
+/// `/proc` cannot be listed or read.
+pub fn rule_matches(kernel: &dyn Kernel, rules: &[ManageRule]) -> io::Result<Vec<RuleMatch>> {
+    let mut matches = vec![RuleMatch::default(); rules.len()];
+    let (mut commands, mut cgroups) = (BTreeSet::new(), BTreeSet::new());
+    for pid in kernel.processes()?.into_iter().filter(|&pid| pid != std::process::id() as i32) {
+        let Some(stat) = if_exists(kernel.stat(pid))? else { continue };
+        let process = RuleProperties::read(kernel, rules, &stat, None)?;
+        let Some(subject) = process.subject() else { continue };
+        let mut decided = false;
+        for (_, entry) in rules.iter().zip(&mut matches).filter(|(rule, _)| rule.matches(&subject)) {
+            match decided {
+                true => entry.decided_earlier += 1,
+                false => entry.decided.push(stat.name.clone()),
+            }
+            decided = true;
+        }
+        cgroups.extend(process.cgroup);
+        commands.insert(stat.name);
+    }
+    for (rule, entry) in rules.iter().zip(&mut matches) {
+        if entry.decided.is_empty() && entry.decided_earlier == 0 {
+            entry.nearest = nearest(rule, &commands, &cgroups);
+        }
+    }
+    Ok(matches)
+}
+
+fn nearest(rule: &ManageRule, commands: &BTreeSet<String>, cgroups: &BTreeSet<String>) -> Vec<String> {
+    if let Some(pattern) = &rule.cgroup
+        && !cgroups.iter().any(|path| CgroupPattern(pattern).contains(path))
+    {
+        return nearest_cgroups(pattern, cgroups);
+    }
+    let command = rule.command.as_ref().map(|pattern| pattern.replace(['*', '?'], ""));
+    let name = command.and_then(|name| cachemate_core::nearest(&name, commands.iter().map(String::as_str)));
+    name.map(str::to_string).into_iter().collect()
+}
+
+/// Cgroups one level below the deepest ancestor of the pattern that exists, those with the nearest names first.
+fn nearest_cgroups(pattern: &str, cgroups: &BTreeSet<String>) -> Vec<String> {
+    let names: Vec<&str> = pattern.split('/').filter(|name| !name.is_empty()).collect();
+    let depth = (0..names.len())
+        .rev()
+        .find(|&depth| {
+            let above = format!("/{}", names[..depth].join("/"));
+            cgroups.iter().any(|path| CgroupPattern(&above).contains(path))
+        })
+        .unwrap_or(0);
+    let above = format!("/{}", names[..depth].join("/"));
+    let mut below: Vec<String> = cgroups
+        .iter()
+        .filter(|path| CgroupPattern(&above).contains(path))
+        .map(|path| path.split('/').take(depth + 2).collect::<Vec<&str>>().join("/"))
+        .filter(|path| path.len() > 1)
+        .collect::<BTreeSet<String>>()
+        .into_iter()
+        .collect();
+    let wanted = names.get(depth).map_or(String::new(), |name| name.replace(['*', '?'], ""));
+    let best = cachemate_core::nearest(&wanted, below.iter().filter_map(|path| path.rsplit('/').next()));
+    let best = best.map(str::to_string);
+    // A stable sort: the nearest name first, the others by path.
+    below.sort_by_key(|path| path.rsplit('/').next() != best.as_deref());
+    below.truncate(MAX_NEAREST);
+    below
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake_tests::FakeHost;
+
+    fn rule(command: Option<&str>, cgroup: Option<&str>) -> ManageRule {
+        ManageRule { command: command.map(Into::into), cgroup: cgroup.map(Into::into), ..ManageRule::default() }
+    }
+
+    /// Does each rule name its processes, say which an earlier rule takes, and suggest what exists if it has none?
+    #[test]
+    fn rules_name_their_processes_or_the_nearest() {
+        let host = FakeHost::default();
+        for (pid, cgroup) in [(5, "/kubepods.slice/a/pod1234"), (6, "/kubepods.slice/b/pod77"), (7, "/system.slice/db")]
+        {
+            host.thread(pid, pid, 1, "0");
+            host.file(&format!("/proc/{pid}/cgroup"), &format!("0::{cgroup}\n"));
+        }
+        let rules = [
+            rule(None, Some("/kubepods.slice/*/*pod1234*")),
+            rule(None, Some("/kubepods.slice")),
+            rule(None, Some("/kubepods.slice/a")),
+            rule(None, Some("/system.slice/dv/x")),
+            rule(None, Some("/kubepods.slice/*/none")),
+        ];
+        let matches = rule_matches(&host, &rules).unwrap();
+        let counts: Vec<(usize, usize)> = matches.iter().map(|m| (m.decided.len(), m.decided_earlier)).collect();
+        assert_eq!(counts, [(1, 0), (1, 1), (0, 1), (0, 0), (0, 0)]);
+        assert_eq!(matches[3].nearest, ["/system.slice/db"]);
+        assert_eq!(matches[4].nearest, ["/kubepods.slice/a/pod1234", "/kubepods.slice/b/pod77"]);
+        assert!(matches[..3].iter().all(|entry| entry.nearest.is_empty()));
+    }
+}

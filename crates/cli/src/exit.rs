@@ -47,12 +47,19 @@ pub fn code(result: anyhow::Result<()>) -> ExitCode {
         return ExitCode::from(u8::try_from(*code).unwrap_or(1));
     }
     // If standard error is closed as well, the error cannot be reported.
-    let _ = writeln!(io::stderr(), "cachemate: {error:#}");
+    let _ = writeln!(io::stderr(), "cachemate: {}", describe(&error));
     match error {
         error if error.is::<UsageError>() => ExitCode::from(2),
         error if error.is::<InterruptedError>() => ExitCode::from(130),
         _ => ExitCode::FAILURE,
     }
+}
+
+/// The error and its causes. A cause that the error above it already quotes is not repeated.
+fn describe(error: &anyhow::Error) -> String {
+    let mut causes = error.chain().map(ToString::to_string);
+    let first = causes.next().unwrap_or_default();
+    causes.fold(first, |text, cause| if text.ends_with(&cause) { text } else { format!("{text}: {cause}") })
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {

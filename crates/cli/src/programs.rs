@@ -10,10 +10,10 @@ use cachemate_locality::animal::{AnimalThresholds, classify};
 use cachemate_report::text::printable;
 use cachemate_report::{CurvePoint, ProgramSummary};
 use cachemate_study::{ProfilePass, ProfileTarget, on_target, whole_curve};
-use cachemate_trace::{ProfileFile, TraceReader, bundled_recording};
+use cachemate_trace::{ProfileFile, TraceReader};
 
 use crate::session::Session;
-use crate::traces::{TraceArgs, TraceInput};
+use crate::traces::{TraceArgs, TraceInput, recording_path};
 
 /// One program, ready for predictions.
 pub struct ProfiledInput {
@@ -42,9 +42,7 @@ pub fn load_so_far(
     given: &str,
     target: Option<ProfileTarget>,
 ) -> anyhow::Result<(ProfiledInput, anyhow::Result<()>)> {
-    let path = Path::new(given);
-    let is_path = path.exists() || given.contains('/') || given.ends_with(".cmt") || given.ends_with(".json");
-    let path = if is_path { path.to_path_buf() } else { bundled_recording(given)? };
+    let path = recording_path(given)?;
     let stem = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let name = stem.split('.').next().filter(|name| !name.is_empty()).unwrap_or(given).to_string();
     let shown = path.display().to_string();

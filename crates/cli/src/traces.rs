@@ -1,10 +1,11 @@
 //! Traces as commands read them: any format, standard input, progress, Ctrl-C and damage handled in one place.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use cachemate_trace::{AccessRecord, Format, TraceError, TraceHeader, TraceReader, TraceTotals};
+use cachemate_trace::{AccessRecord, Format, TraceError, TraceHeader, TraceReader, TraceTotals, bundled_recording};
 use clap::Args;
 use indicatif::ProgressBar;
 
@@ -15,7 +16,8 @@ use crate::session::Session;
 /// Options for reading a trace.
 #[derive(Args, Clone, Default)]
 pub struct TraceArgs {
-    /// Format of the file [default: by content or name]: cmt, lackey, din, u64, champsim, oracle-general
+    /// Format of the file [default: by content or name]: cmt, lackey, din, u64, champsim, oracle-general,
+    /// oracle-general-unit; input compressed by gzip, xz or zstd is unpacked
     #[arg(long, value_name = "FORMAT")]
     pub format: Option<String>,
     /// Use the records before the first damaged position instead of refusing the file
@@ -37,13 +39,15 @@ pub struct TraceInput {
 }
 
 impl TraceInput {
-    /// Opens `path` (`-` is standard input).
+    /// Opens `path`: a file, the name of a bundled recording, or `-` for standard input.
     ///
     /// # Errors
     /// An unknown format, a file that cannot be opened, or an invalid header.
     pub fn open(session: &Session, path: &str, args: &TraceArgs, what: &'static str) -> anyhow::Result<Self> {
         let format = args.format.as_deref().map(str::parse::<Format>).transpose()?;
         let stop = session.interrupt_flag();
+        let resolved = if path == "-" { PathBuf::from(path) } else { recording_path(path)? };
+        let path = resolved.to_str().unwrap_or(path);
         let opened = if path == "-" {
             let input = InterruptibleStdin { stop: Arc::clone(&stop) };
             cachemate_trace::open_input(Box::new(input), "standard input", format)
@@ -150,6 +154,16 @@ impl TraceInput {
         }
         Err(InterruptedError(format!("the result covers the first {} records", self.read)).into())
     }
+}
+
+/// The file that `given` names: a path, or the name of a bundled recording.
+///
+/// # Errors
+/// The name is neither that of a file nor of a bundled recording.
+pub fn recording_path(given: &str) -> anyhow::Result<PathBuf> {
+    let path = Path::new(given);
+    let is_path = path.exists() || given.contains(['/', '.']);
+    Ok(if is_path { path.to_path_buf() } else { bundled_recording(given)? })
 }
 
 /// For code that takes any reader (conversion).

@@ -78,6 +78,34 @@ fn bad_input_is_exit_code_1_and_names_the_place() {
     }
 }
 
+/// Does an error quote the operating system once?
+#[test]
+fn an_error_names_its_cause_once() {
+    let folder = tempfile::tempdir().unwrap();
+    for args in [
+        &["mrc", "missing.cmt"][..],
+        &["cachesim", "missing.din", "--size", "1M", "--ways", "16"],
+        &["profile", "missing.cmt"],
+    ] {
+        let ran = run(folder.path(), args);
+        assert_eq!((ran.code, ran.err.matches("No such file").count()), (Some(1), 1), "{}", ran.err);
+    }
+}
+
+/// Does `mrc` find bundled recordings by name, as `plan` does, and list them if the name is unknown?
+#[test]
+fn curves_of_bundled_recordings_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("t.lackey"), lackey(64, 10, 3)).unwrap();
+    std::fs::create_dir(folder.path().join("recordings")).unwrap();
+    run(folder.path(), &["convert", "t.lackey", "-o", "recordings/small.cmt"]).ok();
+    let named = run(folder.path(), &["mrc", "small", "--json"]).json();
+    assert_eq!(named["curve"], run(folder.path(), &["mrc", "t.lackey", "--json"]).json()["curve"]);
+    let unknown = run(folder.path(), &["mrc", "smal"]);
+    assert_eq!(unknown.code, Some(1));
+    assert!(unknown.err.contains("did you mean 'small'"), "{}", unknown.err);
+}
+
 /// Is the version told as a number, and behind it the commit where one is known?
 #[test]
 fn the_version_is_told() {

@@ -84,15 +84,44 @@ binary_reader!(
     RawU64Reader, 8, "u64", false
 );
 binary_reader!(
-    /// ChampSim's 64-byte instructions (unpacked: its `.xz` files go through `xz -dc`): the non-zero source memory
+    /// ChampSim's 64-byte instructions: the non-zero source memory
     /// operands are loads, the destination ones stores, of unknown size.
     ChampSimReader, 64, "champsim", true
 );
-binary_reader!(
-    /// libCacheSim's oracleGeneral: 24-byte requests (u32 time, u64 object, u32 size, i64 next access). An object
-    /// counts as one line: its id, cut to 58 bits, is the line number; its size is not kept.
-    OracleGeneralReader, 24, "oracle-general", false
-);
+/// libCacheSim's oracleGeneral: 24-byte requests (u32 time, u64 object, u32 size, i64 next access). An object counts as
+/// one line: its id, cut to 58 bits, is the line number. A curve over lines is wrong if sizes differ, so such a trace is
+/// refused, unless the reader is made by [`OracleGeneralReader::of_any_size`].
+pub struct OracleGeneralReader<R> {
+    entries: Entries<R, 24>,
+    file: String,
+    header: TraceHeader,
+    records: u64,
+    requires_one_size: bool,
+    /// Size of the first object.
+    object_bytes: Option<u32>,
+    totals: Option<TraceTotals>,
+}
+
+impl<R: Read> OracleGeneralReader<R> {
+    /// `file` names the input in errors.
+    pub fn new(input: R, file: impl Into<String>) -> Self {
+        let file = file.into();
+        OracleGeneralReader {
+            entries: Entries::new(input, file.clone()),
+            file,
+            header: TraceHeader::for_import("oracle-general", false),
+            records: 0,
+            requires_one_size: true,
+            object_bytes: None,
+            totals: None,
+        }
+    }
+
+    /// Counts an object of any size as one line.
+    pub fn of_any_size(input: R, file: impl Into<String>) -> Self {
+        OracleGeneralReader { requires_one_size: false, ..Self::new(input, file) }
+    }
+}
 
 impl<R: Read + Send> TraceReader for RawU64Reader<R> {
     fn header(&self) -> &TraceHeader {
@@ -164,13 +193,31 @@ impl<R: Read + Send> TraceReader for OracleGeneralReader<R> {
     }
     fn read_batch(&mut self, batch: &mut Vec<AccessRecord>) -> Result<bool, TraceError> {
         batch.clear();
+        let start = self.entries.offset;
         let entries = self.entries.advance()?;
+        if self.requires_one_size {
+            for (at, entry) in entries.iter().enumerate() {
+                let bytes = u64_of(&entry[12..16]) as u32;
+                let first = *self.object_bytes.get_or_insert(bytes);
+                if bytes != first {
+                    let place = FilePosition::Byte(start + (24 * at) as u64);
+                    let found = format!("an object of {bytes} bytes after one of {first}");
+                    let expected = "objects of one size, because each counts as one line; the format \
+                                    'oracle-general-unit' ignores sizes";
+                    return Err(TraceError::bad(&self.file, place, found, expected));
+                }
+            }
+        }
         batch.extend(
             entries.iter().map(|entry| AccessRecord { address: u64_of(&entry[4..12]) << 6, ..AccessRecord::default() }),
         );
         self.records += batch.len() as u64;
         if batch.is_empty() {
-            self.ended();
+            self.totals = Some(TraceTotals {
+                records: self.records,
+                program_accesses: Some(self.records),
+                ..TraceTotals::default()
+            });
         }
         Ok(!batch.is_empty())
     }

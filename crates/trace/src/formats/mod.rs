@@ -1,6 +1,7 @@
 //! Readers for traces of other tools, and the choice among all formats.
 
 mod binary;
+mod compression;
 mod lines;
 mod open;
 mod text;

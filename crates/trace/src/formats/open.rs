@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{BufReader, Read};
 use std::str::FromStr;
 
+use super::compression::{is_compressed, uncompressed_name, unpack};
 use super::{ChampSimReader, DinReader, LackeyReader, OracleGeneralReader, RawU64Reader};
 use crate::cmt::FILE_MAGIC;
 use crate::{CmtReader, FilePosition, TraceError, TraceReader};
@@ -21,14 +22,23 @@ pub enum Format {
     U64,
     /// ChampSim's instructions, 64 bytes each.
     ChampSim,
-    /// libCacheSim's requests, 24 bytes each.
+    /// libCacheSim's requests, 24 bytes each, for objects of one size.
     OracleGeneral,
+    /// The same for objects of any size, each counted as one line.
+    OracleGeneralUnit,
 }
 
 impl Format {
     /// Every format.
-    pub const ALL: [Format; 6] =
-        [Format::Cmt, Format::Lackey, Format::Din, Format::U64, Format::ChampSim, Format::OracleGeneral];
+    pub const ALL: [Format; 7] = [
+        Format::Cmt,
+        Format::Lackey,
+        Format::Din,
+        Format::U64,
+        Format::ChampSim,
+        Format::OracleGeneral,
+        Format::OracleGeneralUnit,
+    ];
 
     /// The name that [`Format::from_str`] reads.
     pub fn name(self) -> &'static str {
@@ -39,12 +49,12 @@ impl Format {
             Format::U64 => "u64",
             Format::ChampSim => "champsim",
             Format::OracleGeneral => "oracle-general",
+            Format::OracleGeneralUnit => "oracle-general-unit",
         }
     }
 
     fn by_extension(file: &str) -> Option<Format> {
-        let name = file.strip_suffix(".zst").unwrap_or(file);
-        let extension = name.rsplit_once('.')?.1.to_ascii_lowercase();
+        let extension = uncompressed_name(file).rsplit_once('.')?.1.to_ascii_lowercase();
         match extension.as_str() {
             "cmt" => Some(Format::Cmt),
             "lackey" => Some(Format::Lackey),
@@ -87,8 +97,8 @@ impl FromStr for Format {
     }
 }
 
-/// Opens a trace; `-` is standard input. Without a format it is told by content, then by extension. An input that
-/// is itself a zstd frame is unpacked on the way.
+/// Opens a trace; `-` is standard input. Without a format, the content decides, then the extension. An input that is
+/// itself compressed by gzip, xz or zstd is unpacked on the way.
 ///
 /// # Errors
 /// [`TraceError`] where it cannot be opened, its format cannot be told, or its start is wrong.
@@ -121,10 +131,9 @@ pub fn open_input(
     format: Option<Format>,
 ) -> Result<Box<dyn TraceReader>, TraceError> {
     let mut start = read_start(&mut input, file)?;
-    if start.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
-        let chained = std::io::Cursor::new(start).chain(input);
-        let unpacked = zstd::stream::read::Decoder::new(chained).map_err(TraceError::io(file, "unpack"))?;
-        input = Box::new(unpacked);
+    if is_compressed(&start) {
+        let chained = std::io::Cursor::new(start.clone()).chain(input);
+        input = unpack(&start, chained).map_err(TraceError::io(file, "unpack"))?;
         start = read_start(&mut input, file)?;
     }
     let chosen_format = format.or_else(|| Format::by_content(&start)).or_else(|| Format::by_extension(file));
@@ -143,6 +152,7 @@ pub fn open_input(
         Format::U64 => Box::new(RawU64Reader::new(input, file)),
         Format::ChampSim => Box::new(ChampSimReader::new(input, file)),
         Format::OracleGeneral => Box::new(OracleGeneralReader::new(input, file)),
+        Format::OracleGeneralUnit => Box::new(OracleGeneralReader::of_any_size(input, file)),
     })
 }
 

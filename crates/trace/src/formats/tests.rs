@@ -74,6 +74,27 @@ fn binary_entries_become_records() {
     assert_eq!(records, [record(9 << 6, 0, 0, false)]);
 }
 
+/// Are objects of different sizes refused with their place, unless sizes are ignored by request?
+#[test]
+fn objects_of_different_sizes_are_refused_or_counted_as_one_line() {
+    let request = |object: u64, bytes: u32| {
+        let mut entry = [0u8; 24];
+        entry[4..12].copy_from_slice(&object.to_le_bytes());
+        entry[12..16].copy_from_slice(&bytes.to_le_bytes());
+        entry
+    };
+    let same = [request(1, 512), request(2, 512)].concat();
+    assert_eq!(read(&same, "t.oracleGeneral", None).unwrap().0.len(), 2);
+    let mixed = [request(1, 512), request(2, 512), request(3, 100)].concat();
+    let refused = read(&mixed, "t.oracleGeneral", None).unwrap_err().to_string();
+    assert!(
+        refused.starts_with("t.oracleGeneral: byte 48: found an object of 100 bytes after one of 512"),
+        "{refused}"
+    );
+    assert!(refused.contains("oracle-general-unit"), "{refused}");
+    assert_eq!(read(&mixed, "t", Some(Format::OracleGeneralUnit)).unwrap().0.len(), 3);
+}
+
 /// Is a zstd-packed trace unpacked on the way, and its format told from inside?
 #[test]
 fn packed_traces_are_unpacked_on_the_way() {
@@ -100,7 +121,7 @@ fn wrong_inputs_name_place_found_and_expected() {
     assert_eq!(
         unknown,
         "notes.txt: byte 0: found 'hello world\\n', expected a known format; name one of cmt, lackey, din, u64, champsim, \
-         oracle-general"
+         oracle-general, oracle-general-unit"
     );
     let absent = open("/no/such/file.cmt", None).err().unwrap().to_string();
     assert!(absent.starts_with("/no/such/file.cmt: cannot open: "), "{absent}");
@@ -132,6 +153,7 @@ fn seeds() -> Vec<(Format, Vec<u8>)> {
         (Format::U64, vec![7; 40]),
         (Format::ChampSim, vec![3; 128]),
         (Format::OracleGeneral, vec![5; 72]),
+        (Format::OracleGeneralUnit, vec![5; 72]),
     ]
 }
 
@@ -141,7 +163,7 @@ proptest! {
     /// Can any change to any input of any format, read under any name, make a reader panic or loop?
     #[test]
     fn damaged_inputs_never_panic(
-        which in 0usize..6,
+        which in 0usize..7,
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
         cut in any::<prop::sample::Index>(),
         named in any::<bool>(),

@@ -130,7 +130,7 @@ impl ManagedProcess {
 pub(crate) struct RuleProperties {
     is_kernel_thread: bool,
     command: String,
-    cgroup: Option<String>,
+    pub(crate) cgroup: Option<String>,
     user: Option<u32>,
     /// As when it was new: a process whose parent ended still descends from the process that a rule names.
     lineage: Vec<i32>,
@@ -426,7 +426,12 @@ impl TaskTable {
 
 impl RuleProperties {
     /// With the lineage of an earlier reading, if there is one.
-    pub(crate) fn read(kernel: &dyn Kernel, rules: &[ManageRule], stat: &ThreadStat, before: Option<&Self>) -> io::Result<Self> {
+    pub(crate) fn read(
+        kernel: &dyn Kernel,
+        rules: &[ManageRule],
+        stat: &ThreadStat,
+        before: Option<&Self>,
+    ) -> io::Result<Self> {
         let pid = stat.key.tid;
         let command = stat.name.clone();
         if stat.flags & KERNEL_THREAD != 0 {

@@ -26,8 +26,8 @@ pub fn index_html(findings: &Findings, command: &str, figure_style: &str) -> Str
         h1 { "The papers' results, measured" }
         p {
             span.met { (tally["met"]) " met" } ", "
-            span.exceeded { (tally["beyond"]) " beyond the paper" } ", "
-            span.missed { (tally["short"]) " short" } ". Made by " code { (command) } "."
+            span.exceeded { (tally["exceeded"]) " better than the paper" } ", "
+            span.missed { (tally["missed"]) " missed" } ". Made by " code { (command) } "."
         }
         div.wide { (table(findings)) }
         @for (at, finding) in findings.results.iter().enumerate() { (section(at, finding)) }
@@ -105,5 +105,29 @@ fn verdict(finding: &Finding) -> Markup {
     match finding.verdict {
         Some(verdict) => html! { span class=(verdict.name()) { (verdict.name()) } },
         None => html! { "–" },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ResultTarget;
+
+    /// Does the page count the findings of each verdict, and leave out those without a target?
+    #[test]
+    fn the_page_counts_each_verdict() {
+        let target = ResultTarget::AtLeast { target: 1.0, paper_best: Some(2.0) };
+        let finding = |value, target| Finding::new("X-1", "a title", "a claim", "%", target, &[(1, value)]);
+        let results = vec![
+            finding(0.5, target.clone()),
+            finding(1.5, target.clone()),
+            finding(1.6, target.clone()),
+            finding(3.0, target),
+            finding(9.0, ResultTarget::Shown),
+        ];
+        let html = index_html(&Findings { results }, "cachemate repro X-1", "");
+        for part in [">2 met<", ">1 better than the paper<", ">1 missed<", "a claim", "cachemate repro X-1"] {
+            assert!(html.contains(part), "{part} is missing in {html}");
+        }
     }
 }

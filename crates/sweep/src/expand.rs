@@ -8,8 +8,8 @@ use cachemate_spec::{Scenario, machine_names};
 use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::file::{SweepDefinition, SweepKind};
-use crate::job::{INPUT_BYTES_LIMIT, Inputs, JobRunner, SweepJob, whole_file};
+use crate::file::{INPUT_BYTES_LIMIT, SweepDefinition, SweepKind};
+use crate::job::{Inputs, JobRunner, SweepJob, whole_file};
 use crate::manifest::{FORMAT, Manifest, ManifestHeader, RecordingRef, SweepTask, SweepTaskId, checksum_of};
 use crate::points::Point;
 use crate::{Store, SweepError};

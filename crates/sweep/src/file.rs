@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::SweepError;
-use crate::job::INPUT_BYTES_LIMIT;
 
 /// Kinds of tasks of a sweep.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -111,6 +110,8 @@ pub struct SweepDefinition {
     pub only: Vec<BTreeMap<String, Vec<Value>>>,
 }
 
+/// Scenarios, machines and sweep files are written by hand.
+pub(crate) const INPUT_BYTES_LIMIT: u64 = 16 << 20;
 /// More points than this are a slip of the pen.
 pub const POINTS_AT_MOST: usize = 10_000_000;
 /// Parameters of a curve.

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::Store;
-use crate::file::SweepKind;
+use crate::file::{INPUT_BYTES_LIMIT, SweepKind};
 use crate::manifest::{ManifestHeader, RecordingRef, checksum_of};
 use crate::store::plain_input;
 
@@ -239,9 +239,6 @@ impl Inputs {
         Ok(recording.path.clone())
     }
 }
-
-/// Scenarios, machines and sweep files are written by hand.
-pub(crate) const INPUT_BYTES_LIMIT: u64 = 16 << 20;
 
 /// The text of an input, which must be a plain name below `inputs/`.
 fn read_input(store: &Store, rest: &str) -> Result<String, String> {

@@ -1,7 +1,7 @@
 //! Scenarios on the simulated machine, with a policy of the registry or one written in Python.
 //!
-//! The machine runs on a thread of its own. Meanwhile the calling thread checks for Ctrl-C and calls the policy, so that Python
-//! code runs on the thread that it expects and can be interrupted.
+//! The machine runs on a thread of its own. Meanwhile the calling thread checks for Ctrl-C and calls the policy, so
+//! that Python code runs on the thread that it expects and can be interrupted.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,11 +1,11 @@
 //! A phase as a table over sizes of the contended cache, and the growth of its footprint that follows from its fills.
 //!
-//! Problem: occupancies change with every step, so rates are wanted at any size, and the footprint after any number of
-//! instructions. Method: points are joined over the logarithm of the size, by curves that fall where they do, and laid out on equal steps of the capacity.
-//! A program that runs into an empty cache brings a line with every fill, and with `s` lines there it fills as it does
-//! alone with a cache of `s` lines (footprint theory: the miss rate is the footprint's derivative; Xiang et al., ASPLOS
-//! 2013). So the window in which it touches `s` lines lasts `∫ ds / fills(s)` instructions. Properties: the footprint is
-//! concave where the curve falls, and never above the capacity.
+//! Problem: occupancies change with every step, so rates are needed at any size, and the footprint after any number of
+//! instructions. Method: points are interpolated monotonically over the logarithm of the size, and tabulated at equal
+//! steps of the capacity. A program that starts with an empty cache brings a line with every fill, and with `s`
+//! resident lines it fills as it does alone with a cache of `s` lines (footprint theory: the miss rate is the
+//! footprint's derivative; Xiang et al., ASPLOS 2013). So the window in which it touches `s` lines lasts `∫ ds /
+//! fills(s)` instructions. Properties: the footprint is concave where the curve falls, and never above the capacity.
 
 use crate::memory::Prefetch;
 use crate::program::{ProgramPhase, SizePoint};

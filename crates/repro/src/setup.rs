@@ -395,7 +395,7 @@ impl SpeedupScores {
             weighted_speedup: metrics::weighted_speedup(rates, solo)?,
             harmonic_mean: metrics::harmonic_mean(rates, solo)?,
             worst_slowdown: metrics::worst_slowdown(rates, solo)?,
-            mean_degradation: metrics::mean_degradation(rates, solo)?,
+            mean_degradation: metrics::mean_slowdown(rates, solo)?,
         })
     }
 }

@@ -20,8 +20,8 @@ pub fn worst_slowdown(rates: &[f64], solo: &[f64]) -> Option<f64> {
     relative(rates, solo)?.into_iter().map(|rate| 1.0 / rate).reduce(f64::max)
 }
 
-/// Mean of time together over time alone, minus one (CA's mean degradation).
-pub fn mean_degradation(rates: &[f64], solo: &[f64]) -> Option<f64> {
+/// Mean of time together over time alone, minus one (CA).
+pub fn mean_slowdown(rates: &[f64], solo: &[f64]) -> Option<f64> {
     let relative = relative(rates, solo)?;
     Some(relative.iter().map(|rate| 1.0 / rate - 1.0).sum::<f64>() / relative.len() as f64)
 }
@@ -50,7 +50,7 @@ mod tests {
         assert_eq!(weighted_speedup(&rates, &solo), Some(1.3));
         assert!((harmonic_mean(&rates, &solo).unwrap() - 2.0 / 3.25).abs() < 1e-12);
         assert_eq!(worst_slowdown(&rates, &solo), Some(2.0));
-        assert_eq!(mean_degradation(&rates, &solo), Some(0.625));
+        assert_eq!(mean_slowdown(&rates, &solo), Some(0.625));
         assert_eq!(variation(&[1.0, 3.0]), Some(0.5));
     }
 

@@ -1,5 +1,5 @@
-//! What programs do alone on a machine, with its prefetchers and without, and beside another program: cycles an
-//! instruction, bytes a cycle read and written, and what they lose.
+//! Programs alone on a machine, with its prefetchers and without, and beside another program: cycles per instruction,
+//! bytes read and written per cycle, and slowdown.
 //! `cargo run --release -p cachemate-spec --example alone -- MACHINE [--beside PROGRAM] PROGRAM...`
 
 use cachemate_core::{CpuId, MachineSpec, ProcessId, TaskId};

@@ -12,9 +12,9 @@ use super::store::{LineMeta, SHARER_BITS, TagStore};
 /// No parent: memory is behind this cache.
 pub(crate) const ROOT: usize = usize::MAX;
 
-/// Where the data of a request came from.
+/// The source of the data of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum ServedBy {
+pub(crate) enum DataOrigin {
     Hit(CacheLevel),
     RemoteCache,
     LocalMemory,
@@ -24,7 +24,7 @@ pub(crate) enum ServedBy {
 /// Fills on their way: line, tick of arrival, where from. Small; old ones go when it is full.
 #[derive(Default)]
 pub(crate) struct PendingFills {
-    fills: Vec<(u64, u64, ServedBy)>,
+    fills: Vec<(u64, u64, DataOrigin)>,
     /// Length at which those that have arrived are dropped.
     sweep_at: usize,
     /// Bit `line % 64` of every line in `fills`: most lines that are asked for are not there.
@@ -37,7 +37,7 @@ const SWEEP_AT_LEAST: usize = 12;
 impl PendingFills {
     /// The line is being filled (again): what is known of an earlier fill does not matter any more.
     #[inline]
-    pub fn add(&mut self, line: u64, done: u64, served: ServedBy, now: u64) {
+    pub fn add(&mut self, line: u64, done: u64, served: DataOrigin, now: u64) {
         let bit = 1 << (line % 64);
         if self.bits & bit != 0
             && let Some(earlier) = self.fills.iter_mut().rev().find(|entry| entry.0 == line)
@@ -66,7 +66,7 @@ impl PendingFills {
         self.until(line).is_none_or(|(done, _)| done <= at)
     }
     #[inline]
-    pub fn until(&self, line: u64) -> Option<(u64, ServedBy)> {
+    pub fn until(&self, line: u64) -> Option<(u64, DataOrigin)> {
         if self.bits & 1 << (line % 64) == 0 {
             return None;
         }

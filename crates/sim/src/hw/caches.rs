@@ -8,7 +8,7 @@
 
 use cachemate_core::{CacheLevel, MachineSpec, MachineSpecError, SplitMix64, WritePolicy};
 
-use super::cache_unit::{CacheUnit, ROOT, ServedBy};
+use super::cache_unit::{CacheUnit, DataOrigin, ROOT};
 use super::counters::TaskCounters;
 use super::dram::Dram;
 use super::line_table::LineTable;
@@ -37,7 +37,7 @@ pub(crate) struct CacheResponse {
     pub ready_tick: u64,
     /// The part of the time until then that is spent queueing.
     pub queue: u64,
-    pub served: ServedBy,
+    pub served: DataOrigin,
     /// No other cache off the path holds the line.
     pub exclusive: bool,
     /// The data differs from memory and the asker takes over responsibility.

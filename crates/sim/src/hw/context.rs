@@ -3,7 +3,7 @@
 use cachemate_core::{CpuId, TaskId};
 
 use super::Charge;
-use super::cache_unit::ServedBy;
+use super::cache_unit::DataOrigin;
 use super::counters::{CpuCounters, Stalls, TaskCounters};
 use super::deferred::DeferredAccess;
 use super::thread::HwThread;
@@ -11,7 +11,7 @@ use super::thread::HwThread;
 /// The cause for which a context waits, and the queueing part of the wait.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StallSource {
-    pub served: ServedBy,
+    pub served: DataOrigin,
     pub queue: u64,
     /// Another miss of the context brings the line: no miss register of its own is taken.
     pub joined: bool,
@@ -57,7 +57,7 @@ pub(crate) struct HwContext {
     oldest: (u64, u64),
     /// When the value of the last load is there, and from where.
     pub value_at: u64,
-    pub value_from: ServedBy,
+    pub value_from: DataOrigin,
     /// Accesses put aside, by instruction, and the first tick at which one of them is due (`u64::MAX` = none).
     pub parked: Vec<DeferredAccess>,
     pub next_parked: u64,
@@ -69,7 +69,7 @@ pub(crate) struct HwContext {
 }
 
 impl HwContext {
-    pub fn new(cpu: CpuId, nearest: ServedBy) -> Self {
+    pub fn new(cpu: CpuId, nearest: DataOrigin) -> Self {
         HwContext {
             cpu,
             thread: None,
@@ -238,11 +238,11 @@ impl HwContext {
     }
 }
 
-fn owner(stalls: &mut Stalls, served: ServedBy) -> &mut u64 {
+fn owner(stalls: &mut Stalls, served: DataOrigin) -> &mut u64 {
     match served {
-        ServedBy::Hit(level) => &mut stalls.hit[level as usize],
-        ServedBy::RemoteCache => &mut stalls.remote_cache,
-        ServedBy::LocalMemory => &mut stalls.local_memory,
-        ServedBy::RemoteMemory => &mut stalls.remote_memory,
+        DataOrigin::Hit(level) => &mut stalls.hit[level as usize],
+        DataOrigin::RemoteCache => &mut stalls.remote_cache,
+        DataOrigin::LocalMemory => &mut stalls.local_memory,
+        DataOrigin::RemoteMemory => &mut stalls.remote_memory,
     }
 }

@@ -10,7 +10,7 @@
 use cachemate_core::{Access, AccessKind, CacheLevel};
 
 use super::burst::{Burst, BurstOutcome, depends, translate};
-use super::cache_unit::ServedBy;
+use super::cache_unit::DataOrigin;
 use super::context::{HwContext, OutstandingMiss, StallSource};
 use super::pipeline::{CoreEnvironment, CoreFrontEnd};
 use super::thread::HwThread;
@@ -31,7 +31,7 @@ pub(crate) struct DeferredAccess {
 impl HwContext {
     /// Can the access that depends on the last load be put aside?
     fn can_park(&self) -> bool {
-        let near = self.value_at < u64::MAX && self.value_from == ServedBy::Hit(CacheLevel::L1Data);
+        let near = self.value_at < u64::MAX && self.value_from == DataOrigin::Hit(CacheLevel::L1Data);
         !near && self.parked.len() < PARKED_AT_MOST
     }
 

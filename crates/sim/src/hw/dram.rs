@@ -2,7 +2,7 @@
 
 use cachemate_core::{MachineSpec, MemorySchedulingSpec};
 
-use super::cache_unit::ServedBy;
+use super::cache_unit::DataOrigin;
 use super::counters::{BusCounters, MemoryCounters};
 use super::page_index::PageIndex;
 use super::server::BandwidthServer;
@@ -136,14 +136,14 @@ impl Dram {
     }
 
     /// Latency without and with queueing apart, and whether it was local.
-    pub fn read(&mut self, address: u64, package: u32, bytes: u64, at: u64, prefetch: bool) -> (u64, u64, ServedBy) {
+    pub fn read(&mut self, address: u64, package: u32, bytes: u64, at: u64, prefetch: bool) -> (u64, u64, DataOrigin) {
         let window = self.window_of(address, package);
         let (place, held) = self.windows.get(window).map_or((0, 0), |window| window.first_free(at));
         let purpose = if prefetch { Purpose::Prefetch } else { Purpose::Demand };
         let queued = held + self.pass(address, package, bytes, at + held, purpose);
         let (latency, served) = match self.is_local(address, package) {
-            true => (self.local, ServedBy::LocalMemory),
-            false => (self.remote, ServedBy::RemoteMemory),
+            true => (self.local, DataOrigin::LocalMemory),
+            false => (self.remote, DataOrigin::RemoteMemory),
         };
         if let Some(window) = self.windows.get_mut(window) {
             window.back_at[place] = at + queued + latency;

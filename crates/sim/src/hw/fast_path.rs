@@ -9,7 +9,7 @@
 use cachemate_core::{AccessKind, CacheLevel, WritePolicy};
 
 use super::burst::{Burst, SlowPathCause};
-use super::cache_unit::{CacheUnit, ServedBy};
+use super::cache_unit::{CacheUnit, DataOrigin};
 use super::caches::CacheRequest;
 use super::context::StallSource;
 use super::l1_variant::{ANY, LRU_2, LRU_4, LRU_8, PLAIN_PAGE_SHIFT, RANDOM_4};
@@ -160,7 +160,7 @@ impl CoreFrontEnd {
         context.issued += t - burst.t;
         if last_load != NEVER {
             let latency = around.caches.units[self.l1d].latency;
-            (context.value_at, context.value_from) = (last_load + latency, ServedBy::Hit(CacheLevel::L1Data));
+            (context.value_at, context.value_from) = (last_load + latency, DataOrigin::Hit(CacheLevel::L1Data));
         }
         (burst.t, burst.skip) = (t, t.wrapping_sub(began));
         event
@@ -236,7 +236,7 @@ impl CoreFrontEnd {
         thread: &mut HwThread,
         around: &mut CoreEnvironment<'_>,
         (line, place): (u64, usize),
-        (done, served): (u64, ServedBy),
+        (done, served): (u64, DataOrigin),
     ) -> Option<SlowPathCause> {
         let (nth, issue) = (burst.run.nth, burst.t);
         let store = thread.batch[thread.position].is_store();

@@ -5,7 +5,7 @@
 
 use cachemate_core::{CacheLevel, WritePolicy};
 
-use super::cache_unit::{CacheUnit, ROOT, ServedBy};
+use super::cache_unit::{CacheUnit, DataOrigin, ROOT};
 use super::caches::{CacheRequest, CacheResponse, Caches};
 use super::counters::TaskCounters;
 use super::store::{EXCLUSIVE, LineMeta, MODIFIED, PENDING, SHARED, SHARER_BITS, SPECIAL};
@@ -97,7 +97,7 @@ impl Caches {
         let mut answer = CacheResponse {
             ready_tick: ask.at + second.latency,
             queue: 0,
-            served: ServedBy::Hit(second.level),
+            served: DataOrigin::Hit(second.level),
             exclusive,
             dirty: false,
         };

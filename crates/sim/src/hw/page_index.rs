@@ -5,7 +5,7 @@
 //!
 //! Method: above a frame's own bits stand those low bits of the virtual page that lie within the L1's index. The first
 //! page to reach a frame gives them; they stay until the frame is flushed, for further pages that reach it too (as
-//! operating systems give shared pages equal low bits on such machines). The L1 takes them for its set, everybody else
+//! operating systems give shared pages equal low bits on such machines). The L1 uses them for its set, all other caches
 //! for part of the tag.
 //!
 //! Properties: one name for a frame at any time, so that coherence works on names as it does on frames; without such

@@ -8,7 +8,7 @@
 use cachemate_core::{CacheLevel, CoreModel, CpuId, MachineSpec};
 
 use super::burst::{Burst, BurstOutcome};
-use super::cache_unit::ServedBy;
+use super::cache_unit::DataOrigin;
 use super::caches::Caches;
 use super::context::{HwContext, OutstandingMiss};
 use super::l1_variant;
@@ -101,7 +101,7 @@ impl Core {
                 (false, u64::from(window), mshrs as usize, loads_pass)
             }
         };
-        let nearest = ServedBy::Hit(CacheLevel::L1Data);
+        let nearest = DataOrigin::Hit(CacheLevel::L1Data);
         let contexts: Vec<HwContext> = cpus.map(|cpu| HwContext::new(CpuId(cpu), nearest)).collect();
         let ready = vec![u64::MAX; contexts.len()];
         let package = number / machine.cores_per_package;

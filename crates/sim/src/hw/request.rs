@@ -2,7 +2,7 @@
 
 use cachemate_core::{CacheLevel, Inclusion, WritePolicy};
 
-use super::cache_unit::{ROOT, ServedBy};
+use super::cache_unit::{DataOrigin, ROOT};
 use super::caches::{CacheRequest, CacheResponse, Caches, SnoopAction, SnoopResult};
 use super::counters::TaskCounters;
 use super::store::{ALL_SHARERS, EXCLUSIVE, LineMeta, MODIFIED, PENDING, PREFETCHED, SHARED, SHARER_BITS, SPECIAL};
@@ -74,7 +74,7 @@ impl Caches {
             } else if ask.store {
                 if meta.state() == SHARED {
                     answer.ready_tick = answer.ready_tick.max(ask.at + self.upgrade(l1, ask));
-                    answer.served = ServedBy::RemoteCache;
+                    answer.served = DataOrigin::RemoteCache;
                 }
                 let store = &mut self.units[l1].store;
                 if let Some(place) = store.find(line) {
@@ -116,7 +116,7 @@ impl Caches {
         let mut answer = CacheResponse {
             ready_tick: ask.at + unit.latency,
             queue: 0,
-            served: ServedBy::Hit(unit.level),
+            served: DataOrigin::Hit(unit.level),
             exclusive: meta.state() >= EXCLUSIVE,
             dirty: false,
         };
@@ -197,7 +197,7 @@ impl Caches {
         Some(CacheResponse {
             ready_tick: ask.at + unit.latency + queue,
             queue,
-            served: ServedBy::Hit(unit.level),
+            served: DataOrigin::Hit(unit.level),
             exclusive: meta.state() >= EXCLUSIVE,
             dirty: false,
         })
@@ -228,7 +228,7 @@ impl Caches {
             if held.dirty {
                 meta = meta.with_state(MODIFIED);
                 answer.ready_tick = answer.ready_tick.max(ask.at + self.same_package.unwrap_or(0) + answer.queue);
-                answer.served = ServedBy::RemoteCache;
+                answer.served = DataOrigin::RemoteCache;
                 counters.remote_cache_hits += u64::from(!ask.prefetch);
             }
             answer.exclusive &= !held.any || ask.store;
@@ -266,7 +266,7 @@ impl Caches {
         CacheResponse {
             ready_tick: ask.at + latency,
             queue: 0,
-            served: ServedBy::Hit(self.units[at].level),
+            served: DataOrigin::Hit(self.units[at].level),
             exclusive: true,
             dirty: false,
         }
@@ -309,7 +309,7 @@ impl Caches {
         let mut answer = CacheResponse {
             ready_tick: ask.at + unit.latency + queue,
             queue,
-            served: ServedBy::Hit(unit.level),
+            served: DataOrigin::Hit(unit.level),
             exclusive: meta.state() >= EXCLUSIVE,
             dirty: meta.state() == MODIFIED,
         };
@@ -376,7 +376,7 @@ impl Caches {
             CacheResponse {
                 ready_tick: ask.at + latency,
                 queue: 0,
-                served: ServedBy::RemoteCache,
+                served: DataOrigin::RemoteCache,
                 exclusive,
                 dirty: held.dirty,
             }
@@ -419,7 +419,7 @@ impl Caches {
             return CacheResponse {
                 ready_tick: ask.at + self.remote_latency(ask, held),
                 queue: 0,
-                served: ServedBy::RemoteCache,
+                served: DataOrigin::RemoteCache,
                 exclusive: ask.store,
                 dirty: held.dirty && ask.store,
             };

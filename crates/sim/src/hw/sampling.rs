@@ -7,7 +7,7 @@
 
 use cachemate_core::{AccessSample, CacheLevel, CoreModel, DataSource, PmuSpec, SamplerModel, TaskId};
 
-use super::cache_unit::{ROOT, ServedBy};
+use super::cache_unit::{DataOrigin, ROOT};
 use super::caches::Caches;
 use super::counters::{LevelCounts, TaskCounters};
 use super::probe::{ActivityProbe, Overflow, Probes, jitter};
@@ -45,7 +45,7 @@ pub(crate) struct Miss {
     pub line_shift: u32,
     pub at: u64,
     pub latency: u64,
-    pub served: ServedBy,
+    pub served: DataOrigin,
     /// Number of the instruction on its context.
     pub instruction: u64,
     /// False for stores that write through.
@@ -199,7 +199,7 @@ impl Probes {
         {
             last.virtual_line = virtual_line;
         }
-        if (sample.remote_only && miss.served != ServedBy::RemoteCache) || sample.is_full() {
+        if (sample.remote_only && miss.served != DataOrigin::RemoteCache) || sample.is_full() {
             return;
         }
         sample.events += 1;
@@ -211,9 +211,9 @@ impl Probes {
             return;
         }
         let source = match miss.served {
-            ServedBy::Hit(level) => DataSource::Cache(level),
-            ServedBy::RemoteCache => DataSource::RemoteCache,
-            ServedBy::LocalMemory | ServedBy::RemoteMemory => DataSource::Memory,
+            DataOrigin::Hit(level) => DataSource::Cache(level),
+            DataOrigin::RemoteCache => DataSource::RemoteCache,
+            DataOrigin::LocalMemory | DataOrigin::RemoteMemory => DataSource::Memory,
         };
         // The register holds an address and nothing else; what overflowed says what it was.
         let told = !last_address || sample.remote_only;

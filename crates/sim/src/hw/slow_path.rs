@@ -16,8 +16,8 @@ pub(crate) struct SlowAccess {
     pub answer: CacheResponse,
 }
 
-/// A task's counters before an access that probes are shown.
-pub(super) type CountsBefore = Option<[LevelCounts; LEVELS]>;
+/// A task's counters before an access, if probes observe the access.
+pub(super) type PriorCounts = Option<[LevelCounts; LEVELS]>;
 
 impl CoreFrontEnd {
     /// An access that goes beyond the L1, or waits there.
@@ -103,7 +103,7 @@ impl CoreFrontEnd {
         &mut self,
         access: Access,
         seen: &SlowAccess,
-        before: &CountsBefore,
+        before: &PriorCounts,
         mut blocked: bool,
         burst: &mut Burst,
         thread: &mut HwThread,

@@ -39,8 +39,8 @@ fn is_software_event(event: &CounterEvent) -> bool {
 }
 
 impl CounterMultiplexer {
-    /// `at_once` is the number of counters. Only an ideal unit knows which task caused a miss.
-    pub fn new(levels: &[CacheLevel], at_once: u32, sampler: SamplerModel) -> Self {
+    /// `count` is the number of counters. Only an ideal unit knows which task caused a miss.
+    pub fn new(levels: &[CacheLevel], count: u32, sampler: SamplerModel) -> Self {
         let known =
             |event: &CounterEvent| sampler == SamplerModel::Ideal || !matches!(event, CounterEvent::InterTaskMisses(_));
         let all: Vec<CounterEvent> = events(levels).into_iter().filter(known).collect();
@@ -57,7 +57,7 @@ impl CounterMultiplexer {
             CounterEvent::StallCycles(_) => (2, 0, 0),
             _ => (1, 0, 0),
         });
-        let each = (at_once.saturating_sub(2)).max(1) as usize;
+        let each = (count.saturating_sub(2)).max(1) as usize;
         let groups = turns.chunks(each).map(<[CounterEvent]>::to_vec).collect();
         CounterMultiplexer { always, groups, tasks: Vec::new() }
     }

@@ -1,15 +1,15 @@
 //! The dispatcher, which assigns tasks to CPUs: queues, slices, affinity, pinned CPUs, and co-run penalties.
 //!
-//! Problem: default scheduling, gangs, and measurements that need certain tasks together all want to say who runs. The
-//! hardware wants one answer per CPU, and nobody may be lost between them.
+//! Problem: default scheduling, gangs, and measurements that need certain tasks together all choose tasks for CPUs. The
+//! hardware needs one choice per CPU, and no task may be lost between them.
 //!
-//! Method: a CPU is *open* (the default scheduler fills it from the queues) or *held* (it has a seat for one task, or
-//! for none). Events only flag CPUs; [`Dispatcher::settle`] then fills the flagged ones, held before open, and hands
-//! the hardware the difference. Runnable tasks that belong to a gang schedule wait *parked* for their seat.
+//! Method: a CPU is *open* (the default scheduler fills it from the queues) or *held* (it is assigned to one task, or
+//! to none). Events only flag CPUs; [`Dispatcher::settle`] then fills the flagged ones, held before open, and passes
+//! the difference to the hardware. Runnable tasks of a gang schedule wait *parked* for their assigned CPU.
 //!
-//! Properties: a task is on at most one CPU and, seats apart, only on allowed ones; an open CPU idles only when no runnable task may
-//! use it; a runnable task is on a CPU, in exactly one queue, or parked. No hardware is known here: the tests run it on
-//! a time line of their own.
+//! Properties: a task is on at most one CPU and, except for assignments, only on allowed ones; an open CPU idles only
+//! if no runnable task may use it; a runnable task is on a CPU, in exactly one queue, or parked. The dispatcher is
+//! independent of the hardware: its tests use a time line of their own.
 
 use cachemate_core::{CoRunPenalty, CpuSet};
 

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::hw::burst::{Burst, SlowPathCause};
-use crate::hw::cache_unit::ServedBy;
+use crate::hw::cache_unit::DataOrigin;
 use crate::hw::pipeline::{CoreEnvironment, CoreFrontEnd};
 use crate::hw::store::{LineMeta, PENDING};
 
@@ -71,7 +71,7 @@ impl CoreFrontEnd {
         unit.store.touch(line, place);
         let context = &mut self.contexts[burst.run.nth];
         if !store {
-            (context.value_at, context.value_from) = (burst.t + unit.latency, ServedBy::Hit(CacheLevel::L1Data));
+            (context.value_at, context.value_from) = (burst.t + unit.latency, DataOrigin::Hit(CacheLevel::L1Data));
         }
         burst.hits += 1;
         burst.skip_one(thread, context);

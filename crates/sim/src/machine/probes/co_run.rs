@@ -2,9 +2,9 @@
 //!
 //! An interval begins when exactly the wanted tasks are on processor below the cache, after the settling time, and ends
 //! when any of them leaves, when enough is collected, or with the window. With `boost` the machine brings each row
-//! together in turn. Its tasks get a seat each, wherever a plan keeps them otherwise: a plan that has just put the
-//! greedy ones on one CPU must not end the measuring. The other CPUs of the cache stay empty. That is stronger than
-//! CASC's raised priorities, which wait for rows to come about; without `boost` the machine waits for that, too.
+//! together in turn. Each of its tasks gets a CPU, regardless of its affinity in the plan: a plan that has just put the
+//! intensive tasks on one CPU must not end the measurement. The other CPUs of the cache idle. This is stronger than
+//! CASC's raised priorities, which wait for rows to occur; without `boost` the machine waits as well.
 
 use cachemate_core::{
     CacheId, CacheLevel, CounterEvent, CpuSet, EventCounts, ProbeEvidence, ProbeId, ProbeKind, RefusalReason,

@@ -101,7 +101,17 @@ pub trait Kernel {
     fn remove_dir(&self, path: &Path) -> io::Result<()>;
     /// Names in a directory, sorted.
     fn list(&self, path: &Path) -> io::Result<Vec<String>>;
-    /// Takes the exclusive flock of a directory; `WouldBlock` if another process still holds it after `patience`.
+    /// Is there a file or directory? Nothing of it is read.
+    fn exists(&self, path: &Path) -> io::Result<bool> {
+        let missing = |error: &io::Error| is_gone(error) || error.kind() == io::ErrorKind::NotADirectory;
+        match self.read(path).map(drop).or_else(|_| self.list(path).map(drop)) {
+            Ok(()) => Ok(true),
+            Err(error) if missing(&error) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+    /// Takes the exclusive flock of a directory; `WouldBlock` with the holders if another process still holds it after
+    /// `patience`.
     fn lock_dir(&self, path: &Path, patience: Duration) -> io::Result<DirLock>;
     /// Sets the allowed CPUs of one thread. The kernel silently drops CPUs outside its cpuset.
     fn set_affinity(&self, tid: i32, cpus: &CpuSet) -> io::Result<()>;
@@ -228,6 +238,34 @@ fn parse_stat(line: &str) -> Option<ThreadStat> {
 /// Descriptors that what stays open leaves to everything else: the journal, a guardian, connections, putting things back.
 const SPARE_DESCRIPTORS: u64 = 64;
 
+/// No file of the kernel that is read here is longer: the mounts and maps of a large host have a few million bytes.
+const MAX_FILE_BYTES: u64 = 64 << 20;
+
+/// The processes that hold flocks on a file, by `/proc/locks`, for messages. Any user may hold one: it needs no right but to
+/// open the file for reading.
+fn lock_holders(kernel: &dyn Kernel, file: &fs::Metadata) -> String {
+    use std::os::unix::fs::MetadataExt;
+    let device = file.dev();
+    let file = format!("{:02x}:{:02x}:{}", rustix::fs::major(device), rustix::fs::minor(device), file.ino());
+    let text = kernel.read(Path::new("/proc/locks")).unwrap_or_default();
+    let holders = text.lines().filter_map(|line| {
+        // A process that waits for the lock has an arrow after the number.
+        let [_, "FLOCK", _, _, pid, locked, ..] = line.split_ascii_whitespace().collect::<Vec<_>>()[..] else {
+            return None;
+        };
+        let pid = pid.parse::<i32>().ok().filter(|&pid| pid > 0 && locked == file)?;
+        Some(kernel.stat(pid).map_or_else(|_| pid.to_string(), |stat| format!("{pid} ({})", stat.name)))
+    });
+    let holders: Vec<String> = holders.take(MAX_NAMED_HOLDERS).collect();
+    match holders.as_slice() {
+        [] => "another process holds the lock, and /proc/locks does not name it".to_string(),
+        _ => format!("the lock is held by process {}", holders.join(", ")),
+    }
+}
+
+/// So many holders are named: any number of processes can share a lock.
+const MAX_NAMED_HOLDERS: usize = 4;
+
 /// Are descriptors running out? A new one has the lowest free number: a high one tells.
 pub(crate) fn scarce(new: &fs::File) -> bool {
     use std::os::fd::AsRawFd;
@@ -275,7 +313,10 @@ impl Kernel for LinuxHost {
         use std::io::Read;
         // Without asking for a size first: these files have none.
         let mut bytes = Vec::with_capacity(2048);
-        self.open(path, OFlags::RDONLY)?.take(u64::MAX).read_to_end(&mut bytes)?;
+        self.open(path, OFlags::RDONLY)?.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)?;
+        if bytes.len() as u64 > MAX_FILE_BYTES {
+            return Err(bad(path, format!("found more than {MAX_FILE_BYTES} bytes, expected a file of the kernel")));
+        }
         Ok(String::from_utf8(bytes).unwrap_or_else(|odd| String::from_utf8_lossy(odd.as_bytes()).into_owned()))
     }
     fn open_cached(&self, path: &Path) -> io::Result<CachedFile> {
@@ -325,8 +366,19 @@ impl Kernel for LinuxHost {
                 Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < until => {
                     std::thread::sleep(Duration::from_millis(10));
                 }
+                Err(rustix::io::Errno::WOULDBLOCK) => {
+                    let holders = lock_holders(self, &file.metadata()?);
+                    return Err(io::Error::new(io::ErrorKind::WouldBlock, holders));
+                }
                 Err(error) => return Err(error.into()),
             }
+        }
+    }
+    fn exists(&self, path: &Path) -> io::Result<bool> {
+        match fs::symlink_metadata(self.below(path)) {
+            Ok(_) => Ok(true),
+            Err(error) if is_gone(&error) || error.kind() == io::ErrorKind::NotADirectory => Ok(false),
+            Err(error) => Err(error),
         }
     }
     fn set_fence(&self, fence: Option<Arc<Fence>>) {

@@ -99,7 +99,10 @@ impl RestoreArgs {
                 Err(error) => result.failed.push(error.to_string()),
             }
         }
-        result.orphans = resctrl::groups::sweep_mounted(&LinuxHost::new("/"));
+        for orphan in resctrl::groups::sweep_mounted(&LinuxHost::new("/")) {
+            let list = if orphan.error.is_some() { &mut result.failed } else { &mut result.orphans };
+            list.push(orphan.to_string());
+        }
         session.answer(self.json.json, &result, || result.render())?;
         match (result.failed.len(), result.damaged.len() + result.kept.len()) {
             (0, 0) => Ok(()),

@@ -1,8 +1,10 @@
 //! Groups of resctrl: their owners and members, and the kernel's messages when it refuses one.
 //!
 //! Groups of ours are named `cachemate-PID-START-N` after the process that made them, and that process holds a lock
-//! (flock) on the group's folder for as long as it lives. A group with our prefix and without a lock is an orphan:
-//! its owner died and its journal is lost. All others belong to other tools and are only read.
+//! (flock) on the group's folder for as long as it lives. A group with our prefix whose owner, by process id and start
+//! time, has ended is an orphan: its journal is lost. The lock protects the groups of an owner in another PID namespace,
+//! whose id means nothing here; but any user can hold such a lock, so an orphan that is locked is reported as not removed.
+//! All other groups belong to other tools and are only read.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -73,28 +75,75 @@ pub fn last_status(kernel: &dyn Kernel, mount: &Path) -> Option<String> {
     (!said.is_empty() && said != "ok").then(|| said.to_string())
 }
 
-/// As [`sweep`], wherever resctrl is mounted, under its lock.
-pub fn sweep_mounted(kernel: &dyn Kernel) -> Vec<String> {
-    let Ok(mount) = mounted(kernel) else { return Vec::new() };
-    match kernel.lock_dir(&mount, Duration::from_secs(2)) {
-        Ok(_lock) => sweep(kernel, &mount, "no group of this process"),
-        Err(error) => vec![format!("{}: another process holds its lock: {error}", mount.display())],
+/// A group of ours whose owner has ended.
+#[derive(Debug, PartialEq, Eq)]
+pub struct OrphanGroup {
+    /// The group's directory.
+    pub path: PathBuf,
+    /// Why it was not removed; `None` = it was.
+    pub error: Option<String>,
+}
+
+impl std::fmt::Display for OrphanGroup {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let path = self.path.display();
+        match &self.error {
+            None => write!(out, "{path}: an orphan of an earlier run, removed"),
+            Some(error) => write!(out, "{path}: an orphan of an earlier run, not removed: {error}"),
+        }
     }
 }
 
-/// Removes our groups without a lock; their threads go to the root group. Requires resctrl's lock. Returns a sentence
-/// for each group that was removed or could not be.
-pub fn sweep(kernel: &dyn Kernel, mount: &Path, own: &str) -> Vec<String> {
-    let mut reasons = Vec::new();
-    let ours = |name: &String| name.starts_with(PREFIX) && !name.starts_with(own);
-    for name in names(kernel, mount).unwrap_or_default().iter().filter(|name| ours(name)) {
-        let group = mount.join(name);
-        // Held: its owner lives, or a guardian is just about to remove it.
-        let Ok(_orphan) = kernel.lock_dir(&group, Duration::ZERO) else { continue };
-        reasons.push(match remove_group(kernel, &group) {
-            Ok(_) => format!("{}: an orphan of an earlier run, removed", group.display()),
-            Err(error) => format!("{}: an orphan of an earlier run, not removed: {error}", group.display()),
-        });
+/// How long a lock on an orphan is waited for: the kernel releases that of an owner that has just ended.
+const ORPHAN_PATIENCE: Duration = Duration::from_millis(200);
+
+/// As [`sweep`], wherever resctrl is mounted, under its lock. If that cannot be had, no orphan is removed.
+pub fn sweep_mounted(kernel: &dyn Kernel) -> Vec<OrphanGroup> {
+    let Ok(mount) = mounted(kernel) else { return Vec::new() };
+    match kernel.lock_dir(&mount, Duration::from_secs(2)) {
+        Ok(_lock) => sweep(kernel, &mount, NO_OWN),
+        Err(error) => {
+            let error = Some(format!("resctrl itself is locked: {error}"));
+            let orphans = orphans(kernel, &mount, NO_OWN).into_iter().filter(|(_, has_owner)| *has_owner);
+            orphans.map(|(path, _)| OrphanGroup { path, error: error.clone() }).collect()
+        }
     }
-    reasons
+}
+
+/// No group begins like this: a process without groups of its own sweeps.
+const NO_OWN: &str = "no group of this process";
+
+/// Removes our groups whose owner has ended; their threads go to the root group. Requires resctrl's lock. Returns each
+/// orphan.
+pub fn sweep(kernel: &dyn Kernel, mount: &Path, own: &str) -> Vec<OrphanGroup> {
+    let mut swept = Vec::new();
+    for (path, has_owner) in orphans(kernel, mount, own) {
+        let error = match kernel.lock_dir(&path, ORPHAN_PATIENCE) {
+            Ok(_lock) => remove_group(kernel, &path).err().map(|error| error.to_string()),
+            // The name tells of no owner: whoever holds the lock may be it.
+            Err(_) if !has_owner => continue,
+            Err(error) => Some(format!("its owner has ended, but {error}")),
+        };
+        swept.push(OrphanGroup { path, error });
+    }
+    swept
+}
+
+/// Our groups but those of owners that live, and whether their names tell of an owner.
+fn orphans(kernel: &dyn Kernel, mount: &Path, own: &str) -> Vec<(PathBuf, bool)> {
+    let names = names(kernel, mount).unwrap_or_default().into_iter();
+    let ours = names.filter(|name| name.starts_with(PREFIX) && !name.starts_with(own));
+    let orphan = |name: String| match owner(&name) {
+        Some(owner) if kernel.alive(owner).unwrap_or(true) => None,
+        owner => Some((mount.join(name), owner.is_some())),
+    };
+    ours.filter_map(orphan).collect()
+}
+
+/// The process that made a group, by the group's name.
+fn owner(name: &str) -> Option<ThreadKey> {
+    let mut numbers = name.strip_prefix(PREFIX)?.split('-');
+    let (tid, start_ticks) = (numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?);
+    // A start time that could not be read is no evidence of an end.
+    (start_ticks > 0).then_some(ThreadKey { tid, start_ticks })
 }

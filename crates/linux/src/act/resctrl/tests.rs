@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::Duration;
 
 use cachemate_core::{
     CacheId, CacheShare, Capabilities, CounterEvent, CounterScope, GroupId, PartitionSupport, Plan, PlanItem,
@@ -360,23 +361,71 @@ fn what_others_change_is_told_and_set_anew() {
 fn locks_are_respected_and_orphans_swept() {
     let mut bench = ResctrlFixture::new();
     let empty = || FakeGroup { masks: BTreeMap::new(), tasks: [6].into() };
-    for name in ["cachemate-3-9-0", "cachemate-4-9-0", "db"] {
+    bench.cat.host.thread(4, 4, 1, "0-3");
+    for name in ["cachemate-3-9-0", "cachemate-4-40-0", "db"] {
         bench.cat.groups.borrow_mut().insert(name.into(), empty());
     }
     bench.cat.classes.set(9);
-    let living = Path::new(MOUNT).join("cachemate-4-9-0");
+    let living = Path::new(MOUNT).join("cachemate-4-40-0");
     bench.cat.locked.borrow_mut().extend([living, MOUNT.into()]);
     let made = bench.apply(&[share(1, 0, 0, "0-1")]);
     assert_eq!((made.calls, made.refused[0].reason.clone()), (0, RefusalReason::Busy));
     bench.cat.locked.borrow_mut().remove(Path::new(MOUNT));
     bench.apply(&[share(1, 0, 0, "0-1")]);
     let names: Vec<String> = bench.cat.groups.borrow().keys().cloned().collect();
-    assert_eq!(names, ["cachemate-4-9-0", "cachemate-77-5-0", "db"]);
+    assert_eq!(names, ["cachemate-4-40-0", "cachemate-77-5-0", "db"]);
     bench.actuator.restore_all(&bench.cat).unwrap();
     let removed = groups::sweep_mounted(&bench.cat);
-    assert_eq!(removed, Vec::<String>::new(), "the living one stays");
+    assert_eq!(removed, [], "the living one stays");
     bench.cat.locked.borrow_mut().clear();
+    assert_eq!(groups::sweep_mounted(&bench.cat), [], "even if it does not hold its lock");
+    bench.cat.host.threads.borrow_mut().remove(&4);
     assert_eq!(groups::sweep_mounted(&bench.cat).len(), 1);
+}
+
+/// If a stranger holds the lock of an orphan, or of resctrl itself: is the orphan reported as not removed, and removed once
+/// the lock is free?
+#[test]
+fn an_orphan_that_a_stranger_locks_is_reported() {
+    let bench = ResctrlFixture::new();
+    let orphan = Path::new(MOUNT).join("cachemate-3-9-0");
+    let group = FakeGroup { masks: BTreeMap::new(), tasks: [6].into() };
+    bench.cat.groups.borrow_mut().insert("cachemate-3-9-0".into(), group);
+    for locked in [orphan.clone(), MOUNT.into()] {
+        bench.cat.locked.borrow_mut().insert(locked);
+        let swept = groups::sweep_mounted(&bench.cat);
+        assert_eq!((swept.len(), &swept[0].path), (1, &orphan));
+        assert!(swept[0].error.is_some() && swept[0].to_string().contains("not removed"), "{}", swept[0]);
+        bench.cat.locked.borrow_mut().clear();
+    }
+    let swept = groups::sweep_mounted(&bench.cat);
+    assert_eq!(swept, [groups::OrphanGroup { path: orphan, error: None }]);
+}
+
+/// If a stranger holds a flock on a directory that only root may write: is the wait bounded, and does the refusal name the
+/// holder?
+#[test]
+fn the_holder_of_a_lock_is_named() {
+    use std::io::Read;
+    let dir = tempfile::tempdir().unwrap();
+    crate::stranger_tests::open_to_all(dir.path());
+    let mut holder = std::process::Command::new("flock");
+    holder.args(["--shared", dir.path().to_str().unwrap(), "sh", "-c", "echo held; read line"]);
+    holder.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::process::CommandExt::uid(&mut holder, crate::stranger_tests::NOBODY);
+    } else {
+        crate::skip_test::not_shown("a lock that another user holds", "needs root to become another user");
+    }
+    let mut holder = holder.spawn().unwrap();
+    holder.stdout.as_mut().unwrap().read_exact(&mut [0; 5]).unwrap();
+    let host = LinuxHost::new("/");
+    let error = host.lock_dir(dir.path(), Duration::from_millis(50)).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+    assert!(error.to_string().contains(&format!("{} (flock)", holder.id())), "{error}");
+    drop(holder.stdin.take());
+    holder.wait().unwrap();
+    assert!(host.lock_dir(dir.path(), Duration::from_secs(5)).is_ok());
 }
 
 /// Are occupancy and traffic read where they are counted, as differences, and absent where a group is new?

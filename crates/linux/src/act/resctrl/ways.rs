@@ -87,7 +87,7 @@ impl WayController {
         let lock = match act.then(|| kernel.lock_dir(&self.resctrl.mount, PATIENCE)).transpose() {
             Ok(lock) => lock,
             Err(error) => {
-                let message = format!("{}: another process holds its lock: {error}", self.resctrl.mount.display());
+                let message = format!("{}: {error}", self.resctrl.mount.display());
                 let items = plan.shares.iter().filter(|share| of_ways(share));
                 let items = items.map(|share| PlanItem::Share(share.group, share.cache));
                 reading.refused.extend(refuse_all(items, &RefusalReason::Busy, &message));
@@ -97,9 +97,10 @@ impl WayController {
         };
         if act && !self.swept {
             self.swept = true;
-            let items = |said: String| refuse_all([PlanItem::Plan], &RefusalReason::Failed, &said);
+            let items =
+                |orphan: groups::OrphanGroup| refuse_all([PlanItem::Plan], &RefusalReason::Failed, &orphan.to_string());
             let swept = groups::sweep(kernel, &self.resctrl.mount, &self.prefix).into_iter();
-            reading.refused.extend(swept.filter(|said| said.contains("not removed")).flat_map(items));
+            reading.refused.extend(swept.filter(|orphan| orphan.error.is_some()).flat_map(items));
         }
         self.read_taken(kernel, reading);
         self.read_classes(kernel, reading);

@@ -139,6 +139,7 @@ pub fn run(source: &ConfigSource, switches: &ControlFlags, say: &dyn Fn(&str)) -
         say(&format!("the page is at {}", feed.at));
     }
     let sinks = WindowSinks { shared, log, feed };
+    live.machine.set_heartbeat(|| _ = sd_notify::notify(false, &[NotifyState::Watchdog]));
     let ran = turns(source, switches, &mut live, &mut watcher, sinks, &calibrated, say);
     let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
     let put_back = live.machine.restore_all()?;

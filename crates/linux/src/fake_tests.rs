@@ -42,6 +42,8 @@ pub(crate) struct FakeHost {
     pub cpuset: RefCell<Option<CpuSet>>,
     /// Raised: nothing may be changed.
     pub fence: RefCell<Option<std::sync::Arc<crate::safety::fence::Fence>>>,
+    /// Every write to this file fails with this error number.
+    pub refused_file: RefCell<Option<(PathBuf, i32)>>,
     /// So many calls on threads report that there is no such process, although there is.
     pub no_such_process_for: Cell<u32>,
 }
@@ -159,6 +161,11 @@ impl Kernel for FakeHost {
         Err(not_found())
     }
     fn write(&self, path: &Path, text: &str) -> io::Result<()> {
+        if let Some((refused, errno)) = &*self.refused_file.borrow()
+            && refused == path
+        {
+            return Err(io::Error::from_raw_os_error(*errno));
+        }
         let told = self.changing()?;
         let mut files = self.files.borrow_mut();
         if path.file_name().is_some_and(|name| name == "tasks") {

@@ -42,6 +42,9 @@ pub const OBSERVING: &str = "observing only: nothing is changed unless the confi
 /// Profiles are recognised without being asked for.
 const RECOGNISED: ProbeId = ProbeId(u32::MAX);
 
+/// Time between two heartbeats within a window. A window may last longer than any watchdog waits.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+
 /// Options of the live machine.
 #[derive(Clone, Debug)]
 pub struct LiveOptions {
@@ -113,6 +116,8 @@ pub struct LiveMachine<K> {
     window_start: Instant,
     window: Duration,
     windows: u64,
+    /// Called at least once in [`HEARTBEAT`] while a window lasts.
+    on_heartbeat: Option<Box<dyn FnMut() + Send>>,
 }
 
 impl<K: Kernel + Send + 'static> LiveMachine<K> {
@@ -162,7 +167,14 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             started: now,
             window_start: now,
             windows: 0,
+            on_heartbeat: None,
         }
+    }
+
+    /// Has `beat` called while a window lasts, however long it is: a watchdog must not take a wait for a hang. Nothing beats
+    /// while the machine does anything else.
+    pub fn set_heartbeat(&mut self, beat: impl FnMut() + Send + 'static) {
+        self.on_heartbeat = Some(Box::new(beat));
     }
 
     pub(crate) fn kernel(&self) -> Arc<Mutex<K>> {
@@ -216,7 +228,13 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         // A probe that took longer than its share is paid for by the windows after it.
         self.probe_credit_ns += self.window.as_nanos() as f64 * self.options.probe_share;
         self.probe_credit_ns = self.probe_credit_ns.min(self.window.as_nanos() as f64);
+        let mut last_beat = Instant::now();
         loop {
+            if last_beat.elapsed() >= HEARTBEAT {
+                last_beat = Instant::now();
+                self.actuator.beat(self.window);
+                self.on_heartbeat.iter_mut().for_each(|beat| beat());
+            }
             if self.options.stop.load(Ordering::Relaxed) {
                 return None;
             }

@@ -9,7 +9,7 @@ use cachemate_core::{
     RefusalReason, Support, WindowLength,
 };
 use cachemate_linux::kernel::{Kernel, LinuxHost};
-use common::{Program, idle, machine, machine_that_can, own_cpus};
+use common::{HEARTBEATS, Program, idle, machine, machine_that_can, own_cpus};
 
 fn masks(programs: &[Program]) -> Vec<CpuSet> {
     programs.iter().map(|program| LinuxHost::new("/").affinity(program.pid()).unwrap()).collect()
@@ -169,4 +169,28 @@ fn a_probe_comes_to_an_end_and_leaves_nothing_behind() {
     let (done, refused) = ended.recv_timeout(Duration::from_secs(60)).expect("a probe holds what it waits for");
     assert!(!done.is_empty() || own_cpus().count() < 2, "{refused:?}");
     assert_eq!((masks(&programs), policies(&programs)), before);
+}
+
+/// If a window lasts longer than a watchdog waits: do the watchdog and the guardian get heartbeats while it lasts, and
+/// none while the machine does something else?
+#[test]
+fn heartbeats_go_on_while_a_long_window_lasts() {
+    let dir = tempfile::tempdir().unwrap();
+    let programs = [Program::start()];
+    let mut machine = machine(&programs, true, dir.path());
+    let (sender, beats) = std::sync::mpsc::channel();
+    machine.set_heartbeat(move || sender.send(()).unwrap());
+    let seen = machine.observe().unwrap().unwrap();
+    let mut plan = Plan::idle(WindowLength::Time { ns: 5_000_000_000 });
+    plan.affinity = seen.tasks.iter().map(|task| (task.task, own_cpus().first().into_iter().collect())).collect();
+    machine.apply(&plan).unwrap();
+    let received = || std::fs::read_to_string(dir.path().join(HEARTBEATS)).unwrap_or_default().lines().count();
+    let before = received();
+    std::thread::sleep(Duration::from_millis(1_500));
+    assert!(beats.try_recv().is_err(), "no beat outside of a window");
+    machine.observe().unwrap().unwrap();
+    let beats = beats.try_iter().count();
+    assert!((1..=5).contains(&beats), "{beats} beats");
+    machine.restore_all().unwrap();
+    assert!(received() >= before + beats, "{} after {before}", received());
 }

@@ -22,7 +22,7 @@ pub mod cgroup;
 
 use crate::kernel::{self, Kernel};
 use crate::safety::fence::{self, Fence};
-use crate::safety::journal::{self, Journal, JournalError, RecoveredJournal};
+use crate::safety::journal::{self, Journal, JournalError, JournalObject};
 use crate::safety::limits;
 use crate::safety::restore::{RestoreOutcome, RestoredObject, restore};
 
@@ -353,25 +353,25 @@ impl std::fmt::Display for Damage {
 /// # Errors
 /// The journal cannot be read, or was written in another PID namespace.
 pub fn restore_left_behind(kernel: &dyn Kernel, state_dir: &Path) -> Result<RecoveryReport, JournalError> {
-    let Some(RecoveredJournal { boot_id, pid_namespace, held, damaged_lines, .. }) = journal::recover(state_dir)?
-    else {
+    let Some(recovered) = journal::recover(state_dir)? else {
         return Ok(RecoveryReport::default());
     };
     let mut left = RecoveryReport::default();
-    if let (Some(then), Ok(now)) = (boot_id, kernel.boot_id())
-        && then != now
+    if let (Some(then), Ok(now)) = (&recovered.boot_id, kernel.boot_id())
+        && *then != now
     {
         left.stays = journal::remove_left_behind(state_dir).err();
         return Ok(left);
     }
     // Here a thread id of the journal means no thread, or another one: a live program would count as exited.
-    if let (Some(found), Some(expected)) = (pid_namespace, kernel::pid_namespace())
+    if let (Some(found), Some(expected)) = (recovered.pid_namespace, kernel::pid_namespace())
         && found != expected
     {
         let path = state_dir.join(Journal::FILE_NAME);
         return Err(JournalError::OtherPidNamespace { path, found, expected });
     }
-    let (held, refused) = limits::split(kernel, held);
+    let damaged_lines = recovered.damaged_lines.clone();
+    let (held, refused) = limits::split(kernel, recovered.held.clone());
     left.account = restore(kernel, &held);
     left.account.extend(refused);
     let failed = left.account.iter().any(|restored| matches!(restored.outcome, RestoreOutcome::Failed(_)));
@@ -384,10 +384,23 @@ pub fn restore_left_behind(kernel: &dyn Kernel, state_dir: &Path) -> Result<Reco
             }
         }
         left.damage = Some(Damage { lines: damaged_lines, journal });
-    } else if !failed {
+    } else if failed {
+        // If that fails, as on a disk that became read-only, the journal stays whole.
+        let _ = journal::retain_left_behind(state_dir, recovered, |object| is_left(&left.account, object));
+    } else {
         left.stays = journal::remove_left_behind(state_dir).err();
     }
     Ok(left)
+}
+
+/// Does the next restore need this object? One that failed, one that was not tried (masks go with their group), and every
+/// thread's if a thread that inherited from any of them failed.
+fn is_left(account: &[RestoredObject], object: &JournalObject) -> bool {
+    let is_failed = |line: &&RestoredObject| matches!(line.outcome, RestoreOutcome::Failed(_));
+    let mut lines = account.iter().filter(|line| line.object == *object).peekable();
+    let not_tried = lines.peek().is_none();
+    let inheritor_failed = || account.iter().filter(is_failed).any(|line| line.object.thread().is_some());
+    not_tried || lines.any(|line| is_failed(&line)) || object.thread().is_some() && inheritor_failed()
 }
 
 #[cfg(test)]

@@ -22,6 +22,9 @@ use serde::{Deserialize, Serialize};
 use crate::kernel::scheduling::SchedParams;
 use crate::kernel::{ThreadKey, pid_namespace};
 
+mod left_behind;
+pub use left_behind::{quarantine, quarantined, remove_left_behind, retain_left_behind};
+
 /// An object on the host that can be changed and restored.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -624,45 +627,6 @@ fn holds_nothing(state_dir: &Path) -> bool {
 fn read_end(line: &[u8]) -> Option<JournalRecord> {
     let ended = |text: &[u8]| read_line(&[text, b"\n"].concat());
     ended(line).or_else(|| ended(line.split_last()?.1))
-}
-
-/// Quarantines a journal with damaged lines beside its former path: everything readable has been restored, and the
-/// rest is for the operator to judge.
-///
-/// # Errors
-/// The file system fails; the journal keeps its path.
-pub fn quarantine(state_dir: &Path) -> Result<PathBuf, JournalError> {
-    let path = state_dir.join(Journal::FILE_NAME);
-    let name = |at: u32| state_dir.join(format!("{}.{at}", Journal::ASIDE));
-    let aside = (1..).map(name).find(|aside| !aside.exists()).expect("numbers do not end");
-    match fs::rename(&path, &aside).and_then(|()| sync_dir(state_dir)) {
-        Ok(()) => Ok(aside),
-        Err(source) => Err(JournalError::Io { path, source }),
-    }
-}
-
-/// Quarantined journals; they stay until the operator removes them.
-///
-/// # Errors
-/// The folder cannot be listed.
-pub fn quarantined(state_dir: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut quarantined = Vec::new();
-    for entry in fs::read_dir(state_dir)? {
-        let entry = entry?;
-        if entry.file_name().to_string_lossy().starts_with(Journal::ASIDE) {
-            quarantined.push(entry.path());
-        }
-    }
-    quarantined.sort();
-    Ok(quarantined)
-}
-
-/// Removes a journal that was left behind and has been restored.
-///
-/// # Errors
-/// As the file system says.
-pub fn remove_left_behind(state_dir: &Path) -> Result<(), JournalError> {
-    remove(&state_dir.join(Journal::FILE_NAME))
 }
 
 fn remove(path: &Path) -> Result<(), JournalError> {

@@ -14,8 +14,8 @@ use cachemate_core::CpuSet;
 use crate::act::colors::reference_set;
 use crate::act::cpusets;
 use crate::act::resctrl::{Schemata, groups, mounted};
+use crate::kernel::Kernel;
 use crate::kernel::group_dirs::CPUSET_FILE;
-use crate::kernel::{Kernel, is_gone};
 use crate::safety::journal::{JournalEntry, JournalObject, ObjectState};
 use crate::safety::restore::{RestoreOutcome, RestoredObject};
 use crate::sense::sched_cache::tolerance_file;
@@ -49,8 +49,8 @@ fn is_there(kernel: &dyn Kernel, object: &JournalObject) -> bool {
         JournalObject::Membership { hierarchy, .. } => hierarchy,
         JournalObject::Affinity { .. } | JournalObject::Nice { .. } | JournalObject::Policy { .. } => return true,
     };
-    let gone = |error: &std::io::Error| is_gone(error) || error.kind() == std::io::ErrorKind::NotADirectory;
-    !(kernel.read(path).is_err_and(|error| is_gone(&error)) && kernel.list(path).is_err_and(|error| gone(&error)))
+    // Nothing of it is read: the path is not one of ours, and may be a device or a FIFO.
+    kernel.exists(path).unwrap_or(true)
 }
 
 /// May cachemate ever have changed it, and was this how it stood?
@@ -215,5 +215,33 @@ mod tests {
                 && *outcomes[0] == RestoreOutcome::Gone
                 && matches!(outcomes[1], RestoreOutcome::Failed(_))
         );
+    }
+
+    /// If a journal names an endless device, or a FIFO that has no writer: is it refused at once, unread, and is no file read
+    /// beyond a bound?
+    #[test]
+    fn a_journal_that_names_a_device_is_refused_unread() {
+        let dir = tempfile::tempdir().unwrap();
+        let fifo = dir.path().join("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+        let (sender, receiver) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let entry = JournalEntry {
+                original: ObjectState::Text("0".into()),
+                our_values: Vec::new(),
+                since_ticks: 0,
+                follows_cpuset: false,
+            };
+            let objects = ["/dev/zero".into(), fifo].map(|path: PathBuf| (JournalObject::File { path }, entry.clone()));
+            let host = crate::kernel::LinuxHost::new("/");
+            let (allowed, refused) = split(&host, objects.into());
+            let endless = host.read(Path::new("/dev/zero")).unwrap_err().to_string();
+            sender.send((allowed.len(), refused, endless)).unwrap();
+        });
+        let patience = std::time::Duration::from_secs(60);
+        let (allowed, refused, endless) = receiver.recv_timeout(patience).expect("nothing waits for the FIFO");
+        let failed = refused.iter().filter(|line| matches!(line.outcome, RestoreOutcome::Failed(_))).count();
+        assert_eq!((allowed, failed), (0, 2), "{refused:?}");
+        assert!(endless.contains("found more than"), "{endless}");
     }
 }

@@ -102,6 +102,13 @@ pub(crate) fn check_thread(kernel: &dyn Kernel, object: &JournalObject) -> io::R
 
 /// The error as a sentence, with resctrl's own message if there is one.
 pub(crate) fn in_words(kernel: &dyn Kernel, object: &JournalObject, error: &io::Error) -> String {
+    if let JournalObject::File { path } = object
+        && is_cpuset(path)
+        && let Some(parent) = path.parent().and_then(Path::parent)
+        && let Ok(cpus) = kernel.read(&parent.join(CPUSET_FILE))
+    {
+        return format!("{error}; its parent has CPUs '{}', beyond which it cannot be widened", cpus.trim());
+    }
     let near = match object {
         JournalObject::Schemata { path } => path.parent().and_then(Path::parent),
         JournalObject::Directory { path } => path.parent(),

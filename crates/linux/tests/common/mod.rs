@@ -19,6 +19,9 @@ use cachemate_linux::act::rules::{ManageAction, ManageRule};
 use cachemate_linux::kernel::{Kernel, LinuxHost};
 use cachemate_linux::machine::{LiveMachine, LiveOptions};
 
+/// The heartbeats that the guardian received, in the state directory.
+pub const HEARTBEATS: &str = "heartbeats";
+
 /// Ended when the test ends, whatever happens.
 pub struct Program(pub Child);
 
@@ -68,6 +71,7 @@ pub fn machine_that_can(
         action: ManageAction::Manage(None),
         ..ManageRule::default()
     };
+    let beats = state_dir.join(HEARTBEATS).display().to_string();
     let options = LiveOptions {
         rules: programs.iter().map(rule).collect(),
         cpusets: Vec::new(),
@@ -75,7 +79,7 @@ pub fn machine_that_can(
         state_dir: state_dir.to_path_buf(),
         guardian: GuardianCommand {
             program: "/bin/sh".into(),
-            args: ["-c", "echo ready; cat >/dev/null"].map(str::to_string).to_vec(),
+            args: ["-c", "echo ready; exec cat >>\"$0\"", &beats].map(str::to_string).to_vec(),
         },
         first_window: Duration::from_millis(1),
         probe_share: 0.5,

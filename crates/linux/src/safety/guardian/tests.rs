@@ -248,3 +248,46 @@ fn part_of_a_restore_in_another_pid_namespace() {
         assert!(error.to_string().contains(&number.to_string()), "{error}");
     }
 }
+
+/// If the parent of a confined cpuset was narrowed (the kernel refuses the original): is everything else restored, the cpuset
+/// reported with its parent's CPUs and kept in the journal, and restored by a later try, which leaves alone what others have
+/// set since?
+#[test]
+fn a_cpuset_below_a_narrowed_parent_is_restored_later() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = left_behind(dir.path());
+    let path = Path::new("/cg/batch/cpuset.cpus");
+    host.file("/proc/mounts", "cgroup /cg cgroup rw,cpuset 0 0\n");
+    host.file("/cg/cpuset.cpus", "1");
+    host.file("/cg/batch/cpuset.cpus", "1");
+    let object = JournalObject::File { path: path.into() };
+    let (now, wanted) = (ObjectState::Text("0-3".into()), ObjectState::Text("1".into()));
+    let recovered = journal::recover(dir.path()).unwrap().unwrap();
+    journal::remove_left_behind(dir.path()).unwrap();
+    let mut journal = Journal::create(dir.path(), "boot", 0).unwrap();
+    journal.before(&[IntendedChange { object: object.clone(), now, wanted, follows: false }]).unwrap();
+    for (object, entry) in recovered.held {
+        let (now, wanted) = (entry.original, entry.our_values[0].clone());
+        journal.before(&[IntendedChange { object, now, wanted, follows: false }]).unwrap();
+    }
+    *host.refused_file.borrow_mut() = Some((path.into(), libc::EACCES));
+    for _ in 0..2 {
+        let left = restore_left_behind(&host, dir.path()).unwrap();
+        assert_eq!(moved(&host), 0, "all threads are restored");
+        let failed = left.account.iter().filter_map(|line| match &line.outcome {
+            RestoreOutcome::Failed(why) => Some((line.object.clone(), why.contains("its parent has CPUs '1'"))),
+            _ => None,
+        });
+        assert_eq!(failed.collect::<Vec<_>>(), [(object.clone(), true)]);
+        let kept = journal::recover(dir.path()).unwrap().unwrap();
+        assert_eq!(kept.held.keys().collect::<Vec<_>>(), [&object]);
+        assert_eq!(kept.boot_id.as_deref(), Some("boot"));
+    }
+    *host.refused_file.borrow_mut() = None;
+    host.file("/cg/cpuset.cpus", "0-3");
+    // Another process's choice, which happens to be the mask that we once set.
+    host.threads.borrow_mut().get_mut(&5).unwrap().cpus = "1".parse().unwrap();
+    restore_left_behind(&host, dir.path()).unwrap();
+    assert_eq!((host.text("/cg/batch/cpuset.cpus").trim(), moved(&host)), ("0-3", 1));
+    assert!(!dir.path().join(Journal::FILE_NAME).exists());
+}

@@ -1,0 +1,67 @@
+//! The end of a journal that was left behind: removed, reduced to the objects that are still to be restored, or
+//! quarantined.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::{Journal, JournalError, JournalFile, JournalObject, RecoveredJournal, open_own, remove, sync_dir};
+
+/// Quarantines a journal with damaged lines beside its former path: everything readable has been restored, and the
+/// rest is for the operator to judge.
+///
+/// # Errors
+/// The file system fails; the journal keeps its path.
+pub fn quarantine(state_dir: &Path) -> Result<PathBuf, JournalError> {
+    let path = state_dir.join(Journal::FILE_NAME);
+    let name = |at: u32| state_dir.join(format!("{}.{at}", Journal::ASIDE));
+    let aside = (1..).map(name).find(|aside| !aside.exists()).expect("numbers do not end");
+    match fs::rename(&path, &aside).and_then(|()| sync_dir(state_dir)) {
+        Ok(()) => Ok(aside),
+        Err(source) => Err(JournalError::Io { path, source }),
+    }
+}
+
+/// Quarantined journals; they stay until the operator removes them.
+///
+/// # Errors
+/// The folder cannot be listed.
+pub fn quarantined(state_dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut quarantined = Vec::new();
+    for entry in fs::read_dir(state_dir)? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with(Journal::ASIDE) {
+            quarantined.push(entry.path());
+        }
+    }
+    quarantined.sort();
+    Ok(quarantined)
+}
+
+/// Removes a journal that was left behind and has been restored.
+///
+/// # Errors
+/// As the file system says.
+pub fn remove_left_behind(state_dir: &Path) -> Result<(), JournalError> {
+    remove(&state_dir.join(Journal::FILE_NAME))
+}
+
+/// Reduces a journal that was left behind to the objects that `keep` names, in one step: the others are restored, and what
+/// another process makes of them from now on is its own.
+///
+/// # Errors
+/// The disk fails; the whole journal stays, and the next restore repeats its objects.
+pub fn retain_left_behind(
+    state_dir: &Path,
+    recovered: RecoveredJournal,
+    keep: impl Fn(&JournalObject) -> bool,
+) -> Result<(), JournalError> {
+    let path = state_dir.join(Journal::FILE_NAME);
+    let RecoveredJournal { boot_id: Some(boot_id), pid_namespace, held, .. } = recovered else { return Ok(()) };
+    let Some(file) = open_own(&path)? else { return Ok(()) };
+    let since_ticks = held.values().map(|entry| entry.since_ticks).next().unwrap_or_default();
+    let (disk, good_bytes, live_bytes_after_compaction) = (JournalFile::new(file), 0, 0);
+    let torn = false;
+    Journal { path, disk, good_bytes, torn, live_bytes_after_compaction, boot_id, pid_namespace, since_ticks, held }
+        .renew(keep)
+}

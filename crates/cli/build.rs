@@ -30,14 +30,16 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
 }
 
-/// The version, with the commit in what is released. Builds for work leave it out: each commit would build them anew.
+/// The version, followed in release builds by the commit as `git describe` names it. Development builds leave the commit
+/// out, because each commit would rebuild them.
 fn name_version() {
     println!("cargo::rerun-if-env-changed=CACHEMATE_COMMIT");
     let version = env::var("CARGO_PKG_VERSION").unwrap_or_default();
     let released = env::var("PROFILE").is_ok_and(|profile| profile == "release");
     // Sources without their history, such as an archive, name it themselves or not at all.
-    let commit =
-        env::var("CACHEMATE_COMMIT").ok().or_else(|| git(&["rev-parse", "--short=12", "HEAD"]).filter(|_| released));
+    let commit = env::var("CACHEMATE_COMMIT")
+        .ok()
+        .or_else(|| git(&["describe", "--tags", "--always", "--abbrev=12"]).filter(|_| released));
     if released {
         for file in ["HEAD", "logs/HEAD"].iter().filter_map(|file| git(&["rev-parse", "--git-path", file])) {
             println!("cargo::rerun-if-changed={file}");

@@ -129,7 +129,7 @@ $(rules victim-1 victim-2 stream-1 stream-2)"
     last=$(awk -F '"' '/"reason": "/ { why = $4 } END { print why }' status.json)
     end
     holds survey "a first survey of four programs, guest seconds until gangs run" "$survey" \
-        "$(number probe_results) probes, $(awk "BEGIN { print $(number probe_cpu_ns) / 1e9 }") s of CPU time" \
+        "$(number probe_results) probes, $(awk "BEGIN { print $(number probe_withheld_ns) / 1e9 }") s withheld from programs" \
         "at most 20" "\"$survey\" + 0 > 0 && \"$survey\" + 0 <= 20" "$(number probe_results)"
     for one in "victim-1 $victim_slower" "stream-2 $stream_slower"; do
         set -- $one

@@ -20,6 +20,8 @@ pub struct Session {
     shows_notes: bool,
     quiet: bool,
     paint: Paint,
+    /// Columns of the terminal; `None` if standard output is none.
+    columns: Option<usize>,
     interrupted: Arc<AtomicBool>,
 }
 
@@ -46,13 +48,20 @@ impl Session {
             quiet: global.quiet,
             shows_notes: io::stderr().is_terminal() && !global.quiet,
             paint: Paint { color, width: width.unwrap_or(100).min(160) },
+            columns: if terminal { Some(width.unwrap_or(100)) } else { None },
             interrupted,
         }
     }
 
     /// A session with the same interruption flag, but no progress bar or messages, for concurrent work.
     pub fn silent(&self) -> Self {
-        Session { quiet: true, shows_notes: false, paint: self.paint, interrupted: Arc::clone(&self.interrupted) }
+        let interrupted = Arc::clone(&self.interrupted);
+        Session { quiet: true, shows_notes: false, paint: self.paint, columns: self.columns, interrupted }
+    }
+
+    /// Width to which lines are cut; `None` in a pipe or file, where they stay whole.
+    pub fn columns(&self) -> Option<usize> {
+        self.columns
     }
 
     pub fn paint(&self) -> Paint {

@@ -5,7 +5,9 @@ use cachemate_report::text::{fixed, number, or_dash, printable, size_text};
 use cachemate_report::{Align, Table};
 use cachemate_spec::ManageMode;
 
-use cachemate_daemon::status::{CacheStatus, ContentionClass, DaemonStatus, DecisionStatus, TaskStatus, thread_text};
+use cachemate_daemon::status::{
+    CacheStatus, ContentionClass, DaemonStatus, DecisionStatus, TaskStatus, evidence_text, thread_text,
+};
 
 fn percent(value: Option<f64>) -> String {
     or_dash(value.map(|value| format!("{}{} %", if value < 0.0 { "" } else { "+" }, fixed(100.0 * value, 0))))
@@ -19,15 +21,14 @@ pub fn head(status: &DaemonStatus) -> String {
     let mode = if status.mode == ManageMode::Act { "acting" } else { "observing only" };
     let share = if status.running_ns > 0 { 100.0 * status.cpu_ns as f64 / status.running_ns as f64 } else { 0.0 };
     let mut text = format!(
-        "cachemate {} (pid {}{}): {mode}, policy {}, level {} of 3{}, window {} of {:.1} s, {share:.2} % of a CPU used\n",
+        "cachemate {} (pid {}{}): {mode}, policy {}, window {} of {:.1} s, {share:.2} % of a CPU used\n{}\n",
         status.version,
         status.pid,
         status.guardian_pid.map_or(String::new(), |pid| format!(", guardian {pid}")),
         status.policy,
-        status.level,
-        if status.calibrated { "" } else { " (not calibrated yet)" },
         status.windows,
         status.window_ns as f64 / 1e9,
+        evidence_text(status.level, status.calibrated),
     );
     if let Some(ns) = status.counters.max_runqueue_wait_ns {
         text.push_str(&format!("longest wait of a managed thread for a processor: {:.1} ms\n", ns as f64 / 1e6));
@@ -194,12 +195,13 @@ pub fn status_text(status: &DaemonStatus) -> String {
     format!("{}{}\n{}{last}", head(status), tables(status, usize::MAX), in_force(status))
 }
 
-/// The part of the status that fits a screen; lines are truncated at `width`.
-pub fn top_text(status: &DaemonStatus, width: usize) -> String {
+/// The part of the status that fits a screen; lines are truncated at `columns`, if given.
+pub fn top_text(status: &DaemonStatus, columns: Option<usize>) -> String {
     let last = decisions(&status.decisions, 6);
     let last = if last.is_empty() { String::new() } else { format!("\nlast decisions\n{last}") };
     let text = format!("{}{}\n{}{last}", head(status), tables(status, 15), in_force(status));
-    text.lines().map(|line| line.chars().take(width).collect::<String>() + "\n").collect()
+    let columns = columns.unwrap_or(usize::MAX);
+    text.lines().map(|line| line.chars().take(columns).collect::<String>() + "\n").collect()
 }
 
 /// One program.
@@ -320,7 +322,7 @@ mod tests {
         let co_runners = [thread_text(name, 107)];
         for text in [
             status_text(&status),
-            top_text(&status, 400),
+            top_text(&status, None),
             explain_text(&tasks, &co_runners, &[decision], &[], &[], ManageMode::Act),
         ] {
             assert!(!text.contains(['\u{1b}', '\r']) && text.contains(r"\u{1b}[2J\n  1  1 init"), "{text}");

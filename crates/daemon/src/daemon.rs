@@ -18,7 +18,7 @@ use sd_notify::NotifyState;
 
 use crate::host::{self, LiveLoop, LiveRunOptions};
 use crate::socket::{self, SharedStatus};
-use crate::status::Watcher;
+use crate::status::{Watcher, evidence_text};
 use crate::{metrics, page, paths};
 
 /// How long a start waits for a guardian that is just putting things back.
@@ -115,6 +115,7 @@ pub fn run(source: &ConfigSource, switches: &ControlFlags, say: &dyn Fn(&str)) -
     watcher.status.pid = std::process::id();
     watcher.status.level = host.capability_survey.level;
     let calibrated = host::calibrated_level(&host);
+    watcher.status.calibrated = calibrated.load(Ordering::Relaxed) != 0;
     watcher.status.mode = wish.config.mode;
     watcher.status.policy = live.policy_name.clone();
     watcher.status.colors = Some(colors(&live));
@@ -129,10 +130,10 @@ pub fn run(source: &ConfigSource, switches: &ControlFlags, say: &dyn Fn(&str)) -
     // An error means that systemd did not start this process, so there is nothing to notify.
     let _ = sd_notify::notify(false, &[NotifyState::Ready]);
     say(&format!(
-        "{} with policy '{}', level {} of 3 (cachemate doctor); socket {}",
+        "{} with policy '{}', {} (cachemate doctor); socket {}",
         if wish.config.mode == ManageMode::Act { "managing" } else { "observing only" },
         live.policy_name,
-        host.capability_survey.level,
+        evidence_text(host.capability_survey.level, calibrated.load(Ordering::Relaxed) != 0),
         socket_path.display()
     ));
     if let Some(feed) = &feed {
@@ -249,7 +250,8 @@ fn turns(
         let topology = cachemate_core::Machine::topology(&live.machine).clone();
         watcher.observe(&record, &live.machine, &topology, &live.profiles);
         let level = calibrated.load(Ordering::Relaxed);
-        if level != 0 {
+        if level != 0 && !watcher.status.calibrated {
+            say(&evidence_text(level, true));
             (watcher.status.level, watcher.status.calibrated) = (level, true);
         }
         if watcher.status.mode == ManageMode::Act && !live.machine.is_acting() {

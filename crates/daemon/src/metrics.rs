@@ -75,8 +75,8 @@ pub fn page(status: &DaemonStatus) -> String {
         registry.register(name, help, counter);
     }
     for (name, help, ns) in [
-        ("process_cpu", "Processor time of the daemon and its probes", status.cpu_ns),
-        ("probe_cpu", "Processor time of all probes", status.counters.probe_cpu_ns),
+        ("process_cpu", "Processor time of the daemon, its probes and its guardian", status.cpu_ns),
+        ("probe_withheld", "Time for which probes kept programs from running", status.counters.probe_withheld_ns),
     ] {
         let counter = Counter::<f64, AtomicU64>::default();
         counter.inc_by(ns as f64 / 1e9);
@@ -154,6 +154,17 @@ mod tests {
         ] {
             assert!(page.lines().any(|found| found == line), "{line} in\n{page}");
         }
+    }
+
+    /// Is the cost one figure, the same in status and metrics, and is time that probes withhold from programs no part of it?
+    #[test]
+    fn the_cost_is_one_figure() {
+        let mut status = DaemonStatus { cpu_ns: 540_000_000, running_ns: 1, ..DaemonStatus::default() };
+        status.counters.probe_withheld_ns = 3_090_000_000;
+        let page = page(&status);
+        assert!(page.contains("cachemate_process_cpu_seconds_total 0.54\n"), "{page}");
+        assert!(page.contains("cachemate_probe_withheld_seconds_total 3.09\n"), "{page}");
+        assert!(!page.contains("probe_cpu"), "{page}");
     }
 
     /// Does a program that is called like a label's end, a line's end or a terminal's command stay one label of one line?

@@ -1,10 +1,11 @@
 //! The daemon's state, as `status`, `top`, `explain` and the metrics show it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use cachemate_core::{
-    ActiveShare, CounterEvent, CpuId, CpuSet, Estimate, PendingItem, PlanError, PlanItem, ProbeEvidence, Profile,
-    Reason, ReasonKind, ShareMember, TaskId, TaskSample, Topology, Units, WindowRecord,
+    ActiveShare, CounterEvent, CpuId, CpuSet, Estimate, PendingItem, PlanError, PlanItem, ProbeEvidence, ProbeResult,
+    Profile, Reason, ReasonKind, ShareMember, TaskId, TaskSample, Topology, Units, WindowRecord,
 };
 use cachemate_linux::kernel::{Kernel, LinuxHost};
 use cachemate_linux::machine::LiveMachine;
@@ -61,7 +62,7 @@ pub struct DaemonStatus {
     pub window_ns: u64,
     /// Since the start.
     pub running_ns: u64,
-    /// Processor time of the daemon and its probes.
+    /// Processor time of the daemon, its probes and its guardian: the cost of cachemate on every front end.
     pub cpu_ns: u64,
     /// Last-level caches.
     pub caches: Vec<CacheStatus>,
@@ -123,8 +124,9 @@ pub struct DaemonTotals {
     pub refused_plans: u64,
     /// Probes of all kinds.
     pub probe_results: u64,
-    /// Processor time of all probes.
-    pub probe_cpu_ns: u64,
+    /// Time for which probes kept programs from running. It is not part of the cost, because no CPU worked for cachemate.
+    #[serde(alias = "probe_cpu_ns")]
+    pub probe_withheld_ns: u64,
     /// No managed thread waited longer for a processor at a stretch, children that came and went between two looks left out;
     /// `None` = the kernel does not say.
     #[serde(default)]
@@ -318,6 +320,10 @@ struct Ids {
     last_cpu: Option<CpuId>,
 }
 
+fn withheld_ns(answer: &ProbeResult) -> u64 {
+    answer.cost_ns.iter().filter(|(task, _)| task.is_some()).map(|(_, ns)| ns).sum()
+}
+
 /// Keeps the status up to date, record by record.
 #[derive(Default)]
 pub struct Watcher {
@@ -329,6 +335,21 @@ pub struct Watcher {
     last_texts: Vec<String>,
     /// Threads that wait for a processor, since so long.
     waiting_ns: BTreeMap<TaskId, u64>,
+    /// Processor time of each guardian so far, by its process id.
+    guardians_cpu_ns: BTreeMap<u32, u64>,
+}
+
+/// The level of evidence in the words of every front end.
+pub fn evidence_text(level: u32, is_calibrated: bool) -> String {
+    let means = match level {
+        1 => "programs are measured by counters",
+        2 => "no counters: programs are measured by probes on neighboring CPUs",
+        _ => "neither counters nor probes: only topology and pressure are known",
+    };
+    match is_calibrated {
+        true => format!("evidence level {level} of 3: {means}"),
+        false => "evidence level not known yet: the probe is being calibrated".to_string(),
+    }
 }
 
 impl Watcher {
@@ -342,7 +363,7 @@ impl Watcher {
     ) {
         for answer in &record.observation.probe_results {
             self.status.counters.probe_results += 1;
-            self.status.counters.probe_cpu_ns += answer.cost_ns.iter().map(|(_, ns)| ns).sum::<u64>();
+            self.status.counters.probe_withheld_ns += withheld_ns(answer);
             if let ProbeEvidence::NeighborSlowdown { task, task_alone_rate: Some(rate), rate_event, .. } =
                 answer.evidence
             {
@@ -371,7 +392,7 @@ impl Watcher {
         self.observe_guardian(machine.guardian_pid());
         self.observe_waits(record);
         self.observe_kernel(&LinuxHost::new("/"), topology);
-        self.status.cpu_ns = LiveMachine::<LinuxHost>::own_cpu_ns();
+        self.observe_cost(&LinuxHost::new("/"));
         let refusal_text =
             |refused: &cachemate_core::RefusedItem| format!("{:?}: {}", refused.item, printable(&refused.message));
         self.status.refused = record.applied.refused.iter().take(20).map(refusal_text).collect();
@@ -410,6 +431,17 @@ impl Watcher {
             self.status.guardian_isolated = together.map(|together| !together);
         }
         self.status.guardian_pid = pid;
+    }
+
+    /// The cost of cachemate: this process, which runs the probes, its helpers that have ended, and its guardians.
+    fn observe_cost(&mut self, kernel: &dyn Kernel) {
+        if let Some(pid) = self.status.guardian_pid
+            && let Ok(text) = kernel.read(Path::new(&format!("/proc/{pid}/schedstat")))
+            && let Some(ns) = text.split_ascii_whitespace().next().and_then(|ns| ns.parse().ok())
+        {
+            self.guardians_cpu_ns.insert(pid, ns);
+        }
+        self.status.cpu_ns = LiveMachine::<LinuxHost>::own_cpu_ns() + self.guardians_cpu_ns.values().sum::<u64>();
     }
 
     /// The kernel adds a wait to a thread's account when the wait ends, so the largest addition between two windows
@@ -619,6 +651,16 @@ fn caches(topology: &Topology, tasks: &[TaskStatus], record: &WindowRecord) -> V
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Is the level stated as one sentence, and not before the probe is calibrated?
+    #[test]
+    fn the_level_of_evidence_is_one_sentence() {
+        assert_eq!(
+            evidence_text(2, true),
+            "evidence level 2 of 3: no counters: programs are measured by probes on neighboring CPUs"
+        );
+        assert!([1, 2, 3].iter().all(|&level| !evidence_text(level, false).contains("of 3")));
+    }
 
     /// Does a program that is called like a terminal's command stay one word of a sentence about it?
     #[test]

@@ -61,8 +61,9 @@ export class Lists {
     const share = snapshot.at_s > 0 ? total / snapshot.at_s : 0;
     const daemon = snapshot.daemon;
     const now = (snapshot.probes || []).map((probe) => probe.kind + (probe.program === undefined ? "" : " for " + nameOf(probe.program)) + ": " + seconds(probe.cost_s));
-    const lines = ["Probes took " + seconds(total) + " of processor time so far, " + percent(share) + " of one CPU.",
-      daemon ? "The daemon with its probes took " + percent(daemon.cpu_share) + " of one CPU." : null,
+    // A recording has no processor times of the daemon, so the durations of its probes stand in.
+    const lines = [daemon ? "The daemon, its probes and its guardian took " + percent(daemon.cpu_share) + " of one CPU."
+      : "Probes ran for " + seconds(total) + " so far, " + percent(share) + " of the time.",
       snapshot.changes_s === undefined ? null : "The changes of this window took " + seconds(snapshot.changes_s) + "."].filter(Boolean);
     this.fill("probes", lines.concat(now).join("\n"), () => [...lines.map((line) => el("p", {}, line)), now.length ? el("ul", { class: "list" }, ...now.map((line) => el("li", {}, line))) : null].filter(Boolean));
   }

@@ -1,6 +1,7 @@
 //! Numbers as people read them.
 
-/// Bytes with the largest of K, M, G (powers of 1024) that keeps at most three decimals exact: `64K`, `1.5M`, `100`.
+/// Bytes with the largest of K, M, G (powers of 1024) that keeps at most three decimals exact: `64K`, `1.5M`, `100`. A size
+/// that would need four digits and decimals is rounded in the next larger unit: `1.41M`.
 pub fn size_text(bytes: u64) -> String {
     for (unit, shift) in [("G", 30), ("M", 20), ("K", 10)] {
         let whole = bytes >> shift;
@@ -8,7 +9,8 @@ pub fn size_text(bytes: u64) -> String {
             continue;
         }
         let eighths = bytes % (1 << shift) * 8;
-        if eighths.is_multiple_of(1 << shift) {
+        let has_decimals = !bytes.is_multiple_of(1 << shift);
+        if eighths.is_multiple_of(1 << shift) && !(whole >= 1000 && has_decimals) {
             return format!("{}{unit}", trimmed(format!("{:.3}", whole as f64 + (eighths >> shift) as f64 / 8.0)));
         }
     }
@@ -21,20 +23,20 @@ pub fn size_text(bytes: u64) -> String {
     bytes.to_string()
 }
 
-/// A count in groups of three, set apart by narrow spaces that do not break: `1 234 567`.
+/// A count in groups of three: `1,234,567`. The separator is ASCII and no blank, so that fields stay whole in a pipe.
 pub fn count_text(count: u64) -> String {
     let digits = count.to_string();
     let mut text = String::new();
     for (at, digit) in digits.chars().enumerate() {
         if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            text.push('\u{202f}');
+            text.push(',');
         }
         text.push(digit);
     }
     text
 }
 
-/// How many of what: `1 package`, `2 packages`, `1 234 phases`. `one` takes an s.
+/// How many of what: `1 package`, `2 packages`, `1,234 phases`. `one` takes an s.
 pub fn counted_text(count: u64, one: &str) -> String {
     format!("{} {one}{}", count_text(count), if count == 1 { "" } else { "s" })
 }
@@ -121,6 +123,9 @@ mod tests {
             (36 << 20, "36M"),
             (1_000_000, "976.56K"),
             (1 << 30, "1G"),
+            (1448 * 1024 + 128, "1.41M"),
+            (1448 << 10, "1448K"),
+            (999 * 1024 + 128, "999.125K"),
         ];
         for (bytes, want) in cases {
             assert_eq!(size_text(bytes), want, "{bytes}");
@@ -163,7 +168,7 @@ mod tests {
         assert_eq!(number(f64::NAN), "–");
         assert_eq!(percent_text(0.0231, 2), "2.31 %");
         assert_eq!(percent_text(-0.000_001, 1), "0.0 %");
-        assert_eq!(count_text(1_234_567), "1\u{202f}234\u{202f}567");
+        assert_eq!(count_text(1_234_567), "1,234,567");
         assert_eq!(count_text(12), "12");
         assert_eq!(duration_text(1_500_000), "1.5 ms");
     }

@@ -1,5 +1,7 @@
 //! `cachemate completions`: command-line completions for a shell.
 
+use cachemate_policy::policies;
+use clap::builder::PossibleValuesParser;
 use clap::{Args, CommandFactory};
 use clap_complete::Shell;
 
@@ -15,10 +17,26 @@ pub struct Completions {
     shell: Shell,
 }
 
+/// The command with the known names as values of its machines and policies. A machine may also be a file, so this is for
+/// completions only.
+fn with_names(command: clap::Command) -> clap::Command {
+    let named = command.mut_args(|arg| {
+        let value = arg.get_value_names().and_then(|names| names.first()).map(|name| name.to_string());
+        match value.as_deref() {
+            Some("MACHINE") => arg.value_parser(PossibleValuesParser::new(cachemate_spec::machine_names())),
+            Some("POLICY") => {
+                arg.value_parser(PossibleValuesParser::new(policies::ENTRIES.iter().map(|entry| entry.name)))
+            }
+            _ => arg,
+        }
+    });
+    named.mut_subcommands(with_names)
+}
+
 impl Completions {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let mut script = Vec::new();
-        clap_complete::generate(self.shell, &mut super::Cli::command(), "cachemate", &mut script);
+        clap_complete::generate(self.shell, &mut with_names(super::Cli::command()), "cachemate", &mut script);
         session.print(&String::from_utf8_lossy(&script))
     }
 }

@@ -10,6 +10,7 @@ use serde::Serialize;
 use crate::args::JsonArg;
 use crate::session::Session;
 use cachemate_daemon::host;
+use cachemate_daemon::status::evidence_text;
 
 /// Test the facilities of this host: counters, probes, placement; report why one is missing and how to enable it
 ///
@@ -29,7 +30,7 @@ pub struct Doctor {
 struct DoctorJson {
     #[serde(flatten)]
     capability_survey: CapabilitySurvey,
-    means: &'static str,
+    means: String,
     online_cpus: usize,
     shared_last_level_caches: usize,
     topology_warnings: Vec<String>,
@@ -42,13 +43,8 @@ impl Doctor {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let host = host::survey_host(!self.quick)?;
         let shared = host.topology.caches.iter().filter(|cache| cache.last_level && cache.cpus.count() > 1).count();
-        let means = match host.capability_survey.level {
-            1 => "programs are measured by counters",
-            2 => "no counters: programs are measured by probes on neighboring CPUs",
-            _ => "neither counters nor probes: only topology and pressure are known",
-        };
         let result = DoctorJson {
-            means,
+            means: evidence_text(host.capability_survey.level, !self.quick),
             online_cpus: host.topology.online().count() as usize,
             shared_last_level_caches: shared,
             topology_warnings: host.warnings,
@@ -62,8 +58,8 @@ impl Doctor {
 
 fn render(result: &DoctorJson) -> String {
     let mut text = format!(
-        "level {} of 3: {}\n{} CPUs online, {} last-level caches shared by two or more\n",
-        result.capability_survey.level, result.means, result.online_cpus, result.shared_last_level_caches
+        "{}\n{} CPUs online, {} last-level caches shared by two or more\n",
+        result.means, result.online_cpus, result.shared_last_level_caches
     );
     text.push_str(&format!("the kernel's own cache-aware scheduling: {}\n", result.kernel_cache_scheduling.detail));
     for warning in &result.topology_warnings {

@@ -1,6 +1,10 @@
 //! `cachemate explain`: the reasons for a program's placement.
 
-use anyhow::bail;
+use std::collections::BTreeSet;
+
+use anyhow::anyhow;
+use cachemate_core::nearest;
+use cachemate_report::text::printable;
 use cachemate_spec::ManageMode;
 use clap::Args;
 use serde::Serialize;
@@ -16,9 +20,9 @@ use cachemate_daemon::status::{DecisionStatus, TaskStatus};
 /// Explain a program's placement: the reasons, the measurements behind them, and the slowdown
 #[derive(Args)]
 pub struct Explain {
-    /// A process or thread id
-    #[arg(value_name = "PID")]
-    pid: i32,
+    /// A process or thread id, or a program's name
+    #[arg(value_name = "PID|NAME")]
+    program: String,
     #[command(flatten)]
     at: SocketArg,
     #[command(flatten)]
@@ -28,7 +32,8 @@ pub struct Explain {
 /// `cachemate explain --json`.
 #[derive(Serialize)]
 struct ExplainJson {
-    pid: i32,
+    /// As given, or that of the only process with the given name.
+    pid: Option<i32>,
     policy: String,
     mode: ManageMode,
     tasks: Vec<TaskStatus>,
@@ -41,24 +46,53 @@ struct ExplainJson {
     conflicts: Vec<String>,
 }
 
+/// Bytes of a name that the kernel stores.
+const MAX_NAME_BYTES: usize = 15;
+
+/// Whether the task has this process or thread id, or else this name.
+fn is_named(task: &TaskStatus, program: &str) -> bool {
+    match program.parse::<i32>() {
+        Ok(id) => task.pid == id || task.tid == id,
+        Err(_) => {
+            let stored = program.as_bytes();
+            task.name.as_bytes() == &stored[..stored.len().min(MAX_NAME_BYTES)]
+        }
+    }
+}
+
+/// The reason why no managed task is meant.
+fn absence(program: &str, tasks: &[TaskStatus]) -> anyhow::Error {
+    if program.parse::<i32>().is_err() {
+        let names: BTreeSet<&str> = tasks.iter().map(|task| task.name.as_str()).collect();
+        let hint = match nearest(program, names.iter().copied()) {
+            Some(name) => format!(" (did you mean '{}'?)", printable(name)),
+            None => String::new(),
+        };
+        return anyhow!("no managed program is named '{program}'{hint}; cachemate status lists all");
+    }
+    let there = match std::path::Path::new(&format!("/proc/{program}")).exists() {
+        true => "no rule of the configuration matches it, or it started after the last window",
+        false => "no such process exists",
+    };
+    anyhow!("process {program} is not managed: {there}")
+}
+
 impl Explain {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let status = socket::status(&self.at.path())?;
-        let mine = |task: &TaskStatus| task.pid == self.pid || task.tid == self.pid;
+        let mine = |task: &TaskStatus| is_named(task, &self.program);
         let tasks: Vec<TaskStatus> = status.tasks.iter().filter(|task| mine(task)).cloned().collect();
         if tasks.is_empty() {
-            let there = match std::path::Path::new(&format!("/proc/{}", self.pid)).exists() {
-                true => "no rule of the configuration matches it, or it started after the last window",
-                false => "no such process exists",
-            };
-            bail!("process {} is not managed: {there}", self.pid);
+            return Err(absence(&self.program, &status.tasks));
         }
+        let pids: BTreeSet<i32> = tasks.iter().map(|task| task.pid).collect();
+        let only = if let [pid] = pids.iter().copied().collect::<Vec<i32>>()[..] { Some(pid) } else { None };
         let about = |ids: &[u32]| tasks.iter().any(|task| ids.contains(&task.task));
         let caches = |task: &TaskStatus| tasks.iter().any(|own| own.cache.is_some() && own.cache == task.cache);
         let others = status.tasks.iter().filter(|task| !mine(task) && caches(task));
         let tokens: Vec<String> = tasks.iter().map(|task| format!("TaskId({})", task.task)).collect();
         let result = ExplainJson {
-            pid: self.pid,
+            pid: self.program.parse().ok().or(only),
             policy: status.policy.clone(),
             mode: status.mode,
             co_runners: others.map(|task| thread_text(&task.name, task.tid)).collect(),
@@ -76,5 +110,27 @@ impl Explain {
             let ExplainJson { tasks, co_runners, decisions, refused, conflicts, mode, .. } = &result;
             explain_text(tasks, co_runners, decisions, refused, conflicts, *mode)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn task(pid: i32, tid: i32, name: &str) -> TaskStatus {
+        TaskStatus { pid, tid, name: name.into(), ..TaskStatus::default() }
+    }
+
+    /// Is a program found by process, by thread and by name, also if the kernel cut the name, and the nearest name suggested?
+    #[test]
+    fn programs_are_found_by_id_and_by_name() {
+        let redis = task(40, 41, "redis-server");
+        for given in ["40", "41", "redis-server"] {
+            assert!(is_named(&redis, given), "{given}");
+        }
+        assert!(!is_named(&redis, "redis"));
+        assert!(is_named(&task(1, 1, "a-very-long-com"), "a-very-long-command"));
+        let said = absence("redis-sever", &[redis]).to_string();
+        assert!(said.contains("did you mean 'redis-server'"), "{said}");
     }
 }

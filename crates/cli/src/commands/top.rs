@@ -54,7 +54,7 @@ impl Top {
             if self.json.json {
                 session.print(&format!("{}\n", serde_json::to_string(&status)?))?;
             } else {
-                session.print(&top_text(&status, session.paint().width))?;
+                session.print(&top_text(&status, session.columns()))?;
             }
             iterations += 1;
             if most.is_some_and(|most| iterations >= most) {

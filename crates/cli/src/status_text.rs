@@ -267,6 +267,15 @@ mod tests {
     use super::*;
     use cachemate_daemon::status::{GangStatus, ShareStatus};
 
+    /// Are lines cut to a terminal's columns, and left whole in a pipe?
+    #[test]
+    fn lines_are_whole_in_a_pipe() {
+        let policy = "a".repeat(300);
+        let status = DaemonStatus { policy: policy.clone(), ..DaemonStatus::default() };
+        assert!(top_text(&status, None).contains(&policy));
+        assert!(top_text(&status, Some(80)).lines().all(|line| line.chars().count() <= 80));
+    }
+
     /// Is a goal shown with its unit of work, and with whether it is met now?
     #[test]
     fn a_goal_is_shown_with_its_unit() {

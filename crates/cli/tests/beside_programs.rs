@@ -81,16 +81,18 @@ fn run_names_the_program_that_failed() {
 fn short_programs_are_not_compared() {
     let folder = tempfile::tempdir().unwrap();
     let compare = ["run", "--compare", "1", "--observe-only", "--json", "-o"];
-    let sleep = |file: &str, window: &str| {
-        let args = [&compare[..], &[file, "--window-ms", window, "--", "sleep", "0.3"]].concat();
+    // A loop of work: a timer would also run while the program waits for its start.
+    let count = "i=0; while [ $i -lt 400000 ]; do i=$((i+1)); done";
+    let work = |file: &str, window: &str| {
+        let args = [&compare[..], &[file, "--window-ms", window, "--", "sh", "-c", count]].concat();
         run(folder.path(), &args).ok();
         let answer: serde_json::Value =
             serde_json::from_slice(&std::fs::read(folder.path().join(file)).unwrap()).unwrap();
         answer["programs"][0].clone()
     };
-    let short = sleep("short.json", "1000");
+    let short = work("short.json", "1000");
     assert_eq!((&short["too_short_to_compare"], &short["speed_ratio"]), (&true.into(), &serde_json::Value::Null));
-    let long = sleep("long.json", "10");
+    let long = work("long.json", "10");
     assert_eq!(long["too_short_to_compare"], false);
     assert!(long["speed_ratio"].is_number(), "{long}");
 }

@@ -44,6 +44,41 @@ fn manage_says_what_it_would_do_and_does_nothing() {
     }
 }
 
+/// Does `--check` print what each rule matches now, warn of a rule without a match, and refuse what cannot be?
+#[test]
+fn a_check_names_matches_and_refuses_impossible_values() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = sleeper();
+    let check = |config: &str| {
+        std::fs::write(folder.path().join("c.toml"), config).unwrap();
+        let args: Vec<&str> = MANAGE.iter().copied().chain(["--check"]).collect();
+        run(folder.path(), &args)
+    };
+    let rules = format!(
+        "[[rules]]\npid = {}\nmax_slowdown = \"5%\"\n[[rules]]\ncgroup = \"/no-such.slice/*/*pod1234*\"\n",
+        program.pid()
+    );
+    let checked = check(&rules).ok();
+    assert!(checked.out.contains(&format!("rules[0] (pid {}): 1 process: sleep\n", program.pid())), "{}", checked.out);
+    assert!(checked.out.contains("rules[1] (cgroup '/no-such.slice/*/*pod1234*'): 0 processes\n"), "{}", checked.out);
+    assert!(
+        checked.err.contains("warning: rules[1]") && checked.err.contains("matches nothing now"),
+        "{}",
+        checked.err
+    );
+    assert!(!checked.err.contains("rules[0]"), "{}", checked.err);
+    for (config, said) in [
+        ("[[rules]]\nmax_slowdown = 5\n", "found 5, expected a share from 0 to 1"),
+        (
+            "[[cpusets]]\ncgroup = \"/a\"\ncpus = \"0-8191\"\n",
+            "cpusets[0].cpus: found '0-8191', expected some of the CPUs",
+        ),
+    ] {
+        let refused = check(config);
+        assert!(refused.code == Some(1) && refused.err.contains(said), "{config}: {}", refused.err);
+    }
+}
+
 /// With nothing to change: is that said after as many windows as were asked for?
 #[test]
 fn nothing_to_change_is_said_after_so_many_windows() {

@@ -152,9 +152,14 @@ fn a_pipe_gets_one_print() {
     let once = run(folder.path(), &["top", "--socket", "s.sock"]).ok();
     assert!(once.out.contains("sleep") && !once.out.contains('\u{1b}'), "{}", once.out);
     assert_eq!(once.out.matches("cachemate 0").count(), 1, "{}", once.out);
+    assert!(!once.out.contains('\u{202f}'), "{}", once.out);
     let looks = run(folder.path(), &["top", "--socket", "s.sock", "--json", "-n", "2", "--interval", "0.1"]).ok();
     let pids = looks.out.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["pid"].clone());
     assert_eq!(pids.filter(|pid| pid.as_u64().is_some()).count(), 2);
+    let named = run(folder.path(), &["explain", "sleep", "--socket", "s.sock", "--json"]).json();
+    assert!(named["pid"].is_number() && named["tasks"][0]["name"] == "sleep", "{named}");
+    let misspelt = run(folder.path(), &["explain", "sleeep", "--socket", "s.sock"]);
+    assert!(misspelt.code == Some(1) && misspelt.err.contains("did you mean 'sleep'"), "{}", misspelt.err);
     let nobody = run(folder.path(), &["top", "--socket", "other.sock"]);
     assert_eq!((nobody.code, nobody.out.as_str()), (Some(1), ""));
 }

@@ -99,6 +99,16 @@ impl TrustedDir {
         }
     }
 
+    /// As [`TrustedDir::create`], for a folder that other programs will find by its path.
+    ///
+    /// # Errors
+    /// As [`TrustedDir::open_anchored`], or it cannot be made.
+    pub fn create_anchored(path: &Path) -> io::Result<Self> {
+        let dir = Self::create(path)?;
+        check_parent(path)?;
+        Ok(dir)
+    }
+
     /// What it was opened for.
     pub fn access(&self) -> DirAccess {
         self.access

@@ -8,10 +8,10 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use cachemate_core::CpuSet;
+use cachemate_files::{DirAccess, TrustedDir};
 use rustix::fs::{Mode, OFlags};
 
 use crate::act::colors::reference_set::BASE;
-use crate::act::colors::trusted_dir::TrustedDir;
 use crate::safety::fence::Fence;
 
 pub mod group_dirs;
@@ -299,7 +299,11 @@ impl LinuxHost {
     /// A file in the directory of colors counts only if no other user can have put it there.
     fn open(&self, path: &Path, flags: OFlags) -> io::Result<fs::File> {
         match path.strip_prefix(BASE) {
-            Ok(rest) => TrustedDir::open(&self.below(Path::new(BASE)))?.file(rest, flags),
+            Ok(rest) => {
+                let is_written = flags.intersects(OFlags::WRONLY | OFlags::RDWR);
+                let access = if is_written { DirAccess::ReadWrite } else { DirAccess::ReadOnly };
+                TrustedDir::open_anchored(&self.below(Path::new(BASE)), access)?.file(rest, flags)
+            }
             Err(_) => {
                 let open = || rustix::fs::open(self.below(path), flags | OFlags::CLOEXEC, Mode::empty());
                 Ok(rustix::io::retry_on_intr(open)?.into())
@@ -344,7 +348,8 @@ impl Kernel for LinuxHost {
     }
     fn list(&self, path: &Path) -> io::Result<Vec<String>> {
         if let Ok(rest) = path.strip_prefix(BASE) {
-            let mut names = TrustedDir::open(&self.below(Path::new(BASE)))?.inside(rest)?.names()?;
+            let base = TrustedDir::open_anchored(&self.below(Path::new(BASE)), DirAccess::ReadOnly)?;
+            let mut names = base.dir(rest)?.names()?;
             names.sort_unstable();
             return Ok(names);
         }

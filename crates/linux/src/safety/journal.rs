@@ -216,6 +216,8 @@ enum JournalRecord {
 
 /// Version of the file's format.
 const FORMAT: u32 = 1;
+/// A longer file is no journal: one of ten thousand threads has a few million bytes.
+const MAX_BYTES: u64 = 256 << 20;
 /// Size below which the file is never rewritten.
 const COMPACT_FROM_BYTES: u64 = 256 << 10;
 
@@ -568,7 +570,12 @@ pub fn recover(state_dir: &Path) -> Result<Option<RecoveredJournal>, JournalErro
         Ok(None) => return Ok(None),
         Ok(Some(mut file)) => {
             let mut bytes = Vec::new();
-            file.read_to_end(&mut bytes).map_err(|source| JournalError::Io { path: path.clone(), source })?;
+            let io = |source| JournalError::Io { path: path.clone(), source };
+            (&mut file).take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(io)?;
+            if bytes.len() as u64 > MAX_BYTES {
+                let (found, expected) = (format!("more than {MAX_BYTES} bytes"), "a journal".to_string());
+                return Err(JournalError::NotOurs { path, found, expected });
+            }
             bytes
         }
         Err(error) => return Err(error),

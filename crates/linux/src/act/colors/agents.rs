@@ -8,12 +8,13 @@ use std::path::{Path, PathBuf};
 use cachemate_agent::layout::{COLORS_AT_MOST, PAGE_BYTES, format_target};
 use cachemate_agent::maps::MappingFilter;
 use cachemate_core::IndexSet;
+use cachemate_files::{DirAccess, TrustedDir};
+use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
 use super::ColorError;
 use super::pool::present_at;
 use super::reference_set::{BASE, FrameLedger};
-use super::trusted_dir::TrustedDir;
 use crate::kernel::Kernel;
 
 /// One session's folder: the kit and the ledger it began with, and a folder for each process.
@@ -29,16 +30,16 @@ pub fn make_session(base: &Path, launcher: u32, session: u32, library: &[u8]) ->
     let folder = session_folder(base, launcher, session);
     let make = || {
         // The library is preloaded by its path, so no other user may be able to change any part of the path.
-        let trusted = TrustedDir::open(base)?;
+        let trusted = TrustedDir::open_anchored(base, DirAccess::ReadWrite)?;
         if folder.symlink_metadata().is_ok() {
             fs::remove_dir_all(&folder)?; // of a process that had this number before
         }
         let name = folder.file_name().unwrap_or_default().to_string_lossy();
-        let session = trusted.make_inside(&name)?;
+        let session = trusted.create_new_dir(&name)?;
         for name in ["kit", "ledger"] {
-            trusted.link_into(name, &session)?;
+            trusted.link_into(name, &session, name)?;
         }
-        session.file_to_write(LIBRARY)?.write_all(library)
+        session.file(Path::new(LIBRARY), OFlags::RDWR | OFlags::CREATE)?.write_all(library)
     };
     make().map_err(|source| ColorError::io(&folder, source))?;
     Ok(folder)

@@ -1,13 +1,17 @@
 //! The map file: this host's colors, the caches that they divide, and the color of each known frame (docs/colors.md).
 
+use std::io;
 use std::path::Path;
 
 use cachemate_core::CacheLevel;
+use cachemate_files::{DirAccess, TrustedDir};
 use serde::{Deserialize, Serialize};
 
 use super::ColorError;
 use super::chase::{ChaseComparison, confines, knee_bytes};
-use super::trusted_dir::TrustedDir;
+
+/// A longer file is no map: it describes caches and colors; frames are in the ledger.
+const MAX_MAP_BYTES: u64 = 64 << 20;
 
 /// [`ColorMap::frame_numbers`] where 9 of 10 frames of known color follow their numbers.
 pub const PFN_BITS_ARE_REAL: &str = "the low bits of the frame number give the color";
@@ -144,7 +148,9 @@ impl ColorMap {
     /// As [`ColorMap::read`], or the folder is not to be trusted.
     pub fn of_host(base: &Path) -> Result<Self, ColorError> {
         let path = base.join(Self::FILE_NAME);
-        let text = TrustedDir::open(base).and_then(|folder| folder.text(Self::FILE_NAME));
+        let text = TrustedDir::open_anchored(base, DirAccess::ReadOnly)
+            .and_then(|folder| folder.read_text(Path::new(Self::FILE_NAME), MAX_MAP_BYTES))
+            .and_then(|text| text.ok_or_else(|| io::ErrorKind::NotFound.into()));
         let text = text.map_err(|source| ColorError::io(&path, source))?;
         Self::parse(&text).map_err(|what| ColorError::BadMap(path, what))
     }

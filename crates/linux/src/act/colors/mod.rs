@@ -17,7 +17,6 @@ pub mod pool;
 pub mod preloadable;
 pub mod reference_set;
 pub mod shares;
-pub mod trusted_dir;
 pub mod verification;
 
 /// Why there are no colors, or none now.
@@ -109,3 +108,6 @@ pub fn in_words(divided: &[(CacheId, PartitionSupport)]) -> String {
         None => "known, but no cache of this host is divided by them".to_string(),
     }
 }
+
+#[cfg(test)]
+mod folder_tests;

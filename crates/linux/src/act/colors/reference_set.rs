@@ -15,11 +15,11 @@ use std::time::Instant;
 
 use cachemate_agent::layout::{PAGE_BYTES, ReferenceSetHeader};
 use cachemate_agent::timing::{Calibration, ReferenceSet};
+use cachemate_files::{DirAccess, TrustedDir};
 use rustix::fs::OFlags;
 
 use super::grouping::EvictionOracle;
 use super::pool::TimedOracle;
-use super::trusted_dir::TrustedDir;
 use super::{ColorError, verification};
 
 /// The folder's path: in memory, so that the reference set is a set of frames.
@@ -105,8 +105,16 @@ pub fn open_new(base: &Path) -> Result<LoadedReferenceSet, ColorError> {
 /// # Errors
 /// As the file system says.
 pub fn accept(base: &Path) -> Result<(), ColorError> {
-    let renamed = TrustedDir::open(base).and_then(|folder| folder.rename(NEW, KIT));
+    let renamed = open_base(base).and_then(|folder| folder.rename(NEW, KIT));
     renamed.map_err(|source| ColorError::io(&base.join(NEW), source))
+}
+
+/// Read and written, and made if it is missing; nothing of it is changed by opening it.
+const READ_WRITE: OFlags = OFlags::RDWR.union(OFlags::CREATE);
+
+/// The directory of colors, to change it. Programs find it by its path.
+fn open_base(base: &Path) -> io::Result<TrustedDir> {
+    TrustedDir::open_anchored(base, DirAccess::ReadWrite)
 }
 
 const KIT: &str = "kit";
@@ -150,7 +158,8 @@ fn map_kit(base: &Path, name: &str) -> Result<(MappedFile, u64), ColorError> {
     let path = base.join(name);
     let io = |source| ColorError::io(&path, source);
     let bad = |what: String| ColorError::BadKit(path.clone(), what);
-    let file = match TrustedDir::open(base).and_then(|folder| folder.file(Path::new(name), OFlags::RDONLY)) {
+    let folder = TrustedDir::open_anchored(base, DirAccess::ReadOnly);
+    let file = match folder.and_then(|folder| folder.file(Path::new(name), OFlags::RDONLY)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(ColorError::NoKit(path)),
         other => other.map_err(io)?,
     };
@@ -171,11 +180,11 @@ fn map_kit(base: &Path, name: &str) -> Result<(MappedFile, u64), ColorError> {
 /// # Errors
 /// No room in memory, or too few pages of some class.
 pub fn make(base: &Path, ways: usize, id: u64, classes: &mut Classes<'_>) -> Result<(), ColorError> {
-    let folder = TrustedDir::make(base).map_err(|source| ColorError::io(base, source))?;
+    let folder = TrustedDir::create_anchored(base).map_err(|source| ColorError::io(base, source))?;
     let path = base.join(NEW);
     let io = |source| ColorError::io(&path, source);
     let (colors, per_color) = (classes.classes.len(), per_color(ways));
-    let file = folder.file_to_write(NEW).map_err(io)?;
+    let file = folder.file(Path::new(NEW), READ_WRITE).map_err(io)?;
     file.set_len(0).map_err(io)?;
     let pages = ReferenceSetHeader::PAGES + 3 * colors * per_color;
     file.set_len((pages * PAGE_BYTES) as u64).map_err(io)?;
@@ -290,7 +299,7 @@ impl FrameLedger {
         let path = base.join(LEDGER);
         let io = |source| ColorError::io(&path, source);
         let frames = highest_frame().map_err(|source| ColorError::io(Path::new("/proc/zoneinfo"), source))?;
-        let file = TrustedDir::open(base).and_then(|folder| folder.file_to_write(LEDGER)).map_err(io)?;
+        let file = open_base(base).and_then(|folder| folder.file(Path::new(LEDGER), READ_WRITE)).map_err(io)?;
         if (file.metadata().map_err(io)?.len() as usize) < frames {
             file.set_len(frames as u64).map_err(io)?; // a hole: memory is taken only where frames are known
         }
@@ -340,8 +349,8 @@ fn highest_frame() -> io::Result<usize> {
 pub fn write_whole(base: &Path, name: &str, text: &[u8]) -> Result<(), ColorError> {
     let beside = format!("{name}.new");
     let write = || {
-        let folder = TrustedDir::open(base)?;
-        let mut file = folder.file_to_write(&beside)?;
+        let folder = open_base(base)?;
+        let mut file = folder.file(Path::new(&beside), READ_WRITE)?;
         file.set_len(0)?;
         file.write_all(text)?;
         folder.rename(&beside, name)

@@ -1,0 +1,137 @@
+//! The directory of colors, in which another user may have a hand: what is refused, and what is served.
+
+use std::path::{Path, PathBuf};
+
+use cachemate_files::TrustedDir;
+use rustix::fs::{CWD, Mode};
+
+use crate::act::colors::{agents, reference_set};
+use crate::kernel::{Kernel, LinuxHost};
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
+
+const NOBODY: u32 = 65_534;
+
+fn with_mode(path: &Path, mode: u32) {
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+}
+
+/// A root with the folder of colors in it, made as the discovery makes it.
+fn host() -> (tempfile::TempDir, LinuxHost, PathBuf) {
+    let root = tempfile::tempdir().unwrap();
+    let base = root.path().join(&reference_set::BASE[1..]);
+    std::fs::create_dir_all(base.parent().unwrap()).unwrap();
+    with_mode(base.parent().unwrap(), 0o1777);
+    TrustedDir::create_anchored(&base).unwrap();
+    let host = LinuxHost::new(root.path());
+    (root, host, base)
+}
+
+fn inside(rest: &str) -> PathBuf {
+    Path::new(reference_set::BASE).join(rest)
+}
+
+/// If another user made the directory, may write to it, or can replace it: is nothing read from it, written to
+/// it, or placed there for a program to preload?
+#[test]
+fn a_folder_that_others_have_a_hand_in_is_refused() {
+    let cases: [(&str, &str, fn(&Path)); 4] = [
+        ("another user's", "a folder of user 65534", |base| chown(base, Some(NOBODY), None).unwrap()),
+        ("writable by all users", "a folder with mode 0777", |base| with_mode(base, 0o777)),
+        ("a link", "no folder of its own", |base| {
+            let real = base.with_file_name("real");
+            std::fs::rename(base, &real).unwrap();
+            symlink(&real, base).unwrap();
+        }),
+        ("in a place that all users can write to", "mode 0777", |base| with_mode(base.parent().unwrap(), 0o777)),
+    ];
+    for (name, expected, spoil) in cases {
+        let (_root, host, base) = host();
+        for file in ["kit", "ledger"] {
+            std::fs::write(base.join(file), "x").unwrap();
+        }
+        std::fs::create_dir_all(base.join("s1-0/5")).unwrap();
+        std::fs::write(base.join("s1-0/5/wanted"), "as it was").unwrap();
+        if name.starts_with("another") && !rustix::process::geteuid().is_root() {
+            crate::skip_test::not_shown(&format!("a folder of {name}"), "needs root");
+            continue;
+        }
+        spoil(&base);
+        let wanted = inside("s1-0/5/wanted");
+        for said in [
+            host.write(&wanted, "overwritten").unwrap_err().to_string(),
+            host.read(&wanted).unwrap_err().to_string(),
+            host.list(&inside("s1-0")).unwrap_err().to_string(),
+            agents::make_session(&base, 1, 1, b"library").unwrap_err().to_string(),
+            reference_set::write_whole(&base, "map.json", b"map").unwrap_err().to_string(),
+            reference_set::id(&base).unwrap_err().to_string(),
+        ] {
+            assert!(said.contains(expected), "{name}: {said}");
+        }
+        assert_eq!(std::fs::read_to_string(base.join("s1-0/5/wanted")).unwrap(), "as it was", "{name}");
+        assert!(!base.join("s1-1").exists() && !base.join("map.json").exists(), "{name}");
+    }
+}
+
+/// Is a link in the folder neither read nor written through, wherever in a path it stands, and another user's file refused?
+#[test]
+fn links_and_others_files_in_the_folder_are_refused() {
+    let (root, host, base) = host();
+    let secret = root.path().join("secret");
+    std::fs::write(&secret, "secret").unwrap();
+    std::fs::create_dir_all(base.join("s1-0/5")).unwrap();
+    symlink(&secret, base.join("s1-0/5/wanted")).unwrap();
+    symlink(&secret, base.join("s1-0/5/status")).unwrap();
+    symlink(root.path(), base.join("s2-0")).unwrap();
+    symlink(&secret, base.join("map.json.new")).unwrap();
+    symlink(&secret, base.join("ledger")).unwrap();
+    for path in ["s1-0/5/wanted", "s1-0/5/status", "s2-0/secret", "../secret"] {
+        assert!(host.read(&inside(path)).is_err(), "{path}");
+        assert!(host.write(&inside(path), "overwritten").is_err(), "{path}");
+    }
+    assert!(reference_set::write_whole(&base, "map.json", b"map").unwrap_err().to_string().contains("found a link"));
+    assert!(reference_set::FrameLedger::open(&base).unwrap_err().to_string().contains("found a link"));
+    assert_eq!(std::fs::read_to_string(&secret).unwrap(), "secret");
+    std::fs::remove_file(base.join("s1-0/5/wanted")).unwrap();
+    rustix::fs::mknodat(CWD, base.join("s1-0/5/wanted"), rustix::fs::FileType::Fifo, Mode::RWXU, 0).unwrap();
+    assert!(host.read(&inside("s1-0/5/wanted")).unwrap_err().to_string().contains("found a FIFO"));
+    if !rustix::process::geteuid().is_root() {
+        crate::skip_test::not_shown("another user's file", "needs root");
+        return;
+    }
+    std::fs::write(base.join("s1-0/5/theirs"), "theirs").unwrap();
+    chown(base.join("s1-0/5/theirs"), Some(NOBODY), None).unwrap();
+    assert!(host.read(&inside("s1-0/5/theirs")).unwrap_err().to_string().contains("a file of user 65534"));
+}
+
+/// Elsewhere too: is a control file that turns out to be a link not written through?
+#[test]
+fn nothing_is_written_through_a_link() {
+    let root = tempfile::tempdir().unwrap();
+    let secret = root.path().join("secret");
+    std::fs::write(&secret, "secret").unwrap();
+    symlink(&secret, root.path().join("control")).unwrap();
+    assert!(LinuxHost::new(root.path()).write(Path::new("/control"), "overwritten").is_err());
+    assert_eq!(std::fs::read_to_string(&secret).unwrap(), "secret");
+}
+
+/// In a folder of our own: is a session made, with the library, and its files read and written?
+#[test]
+fn a_folder_of_our_own_serves() {
+    let (_root, host, base) = host();
+    for file in ["kit", "ledger"] {
+        std::fs::write(base.join(file), file).unwrap();
+    }
+    for _ in 0..2 {
+        let session = agents::make_session(&base, 7, 0, b"library").unwrap();
+        assert_eq!(std::fs::read(session.join(agents::LIBRARY)).unwrap(), b"library");
+        assert_eq!(std::fs::read(session.join("kit")).unwrap(), b"kit");
+    }
+    reference_set::write_whole(&base, "map.json", b"long text").unwrap();
+    reference_set::write_whole(&base, "map.json", b"text").unwrap();
+    assert_eq!(host.read(&inside("map.json")).unwrap(), "text");
+    host.write(&inside("map.json"), "TE").unwrap();
+    assert_eq!(host.read(&inside("map.json")).unwrap(), "TExt");
+    let mut names = host.list(Path::new(reference_set::BASE)).unwrap();
+    names.retain(|name| !name.starts_with('s'));
+    assert_eq!(names, ["kit", "ledger", "map.json"]);
+}

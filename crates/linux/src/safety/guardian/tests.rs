@@ -249,9 +249,8 @@ fn part_of_a_restore_in_another_pid_namespace() {
     }
 }
 
-/// If the parent of a confined cpuset was narrowed (the kernel refuses the original): is everything else restored, the cpuset
-/// reported with its parent's CPUs and kept in the journal, and restored by a later try, which leaves alone what others have
-/// set since?
+/// If the parent of a confined cpuset was narrowed: is everything else restored, and the cpuset reported and kept in the
+/// journal? Does a later try restore it, and leave alone changes that others made since?
 #[test]
 fn a_cpuset_below_a_narrowed_parent_is_restored_later() {
     let dir = tempfile::tempdir().unwrap();

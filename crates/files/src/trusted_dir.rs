@@ -12,11 +12,11 @@ use rustix::io::Errno;
 use crate::plain::{kind_of, read_open, text_of};
 use crate::{refuse, unpredictable_name};
 
-/// Write permission for anybody but the owner.
+/// Write permission for users other than the owner.
 const OTHERS_WRITE: u32 = 0o022;
 const STICKY: u32 = 0o1000;
 
-/// What a folder was opened for. Commands that only report open folders for reading, so that they can change nothing.
+/// Access to a folder, fixed when it is opened. Commands that only report open it read-only, so that they cannot change it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DirAccess {
     /// Nothing in it can be made, changed or removed.
@@ -40,12 +40,12 @@ fn is_trusted(owner: u32) -> bool {
 
 fn check_dir(path: &Path, stat: &Stat) -> io::Result<()> {
     if !is_trusted(stat.st_uid) {
-        let found = format!("a folder of user {}", stat.st_uid);
-        return Err(refuse(path, found, "one of this user or of root (remove it)"));
+        let owner = format!("a folder of user {}", stat.st_uid);
+        return Err(refuse(path, owner, "one of this user or of root (remove it)"));
     }
     if stat.st_mode & OTHERS_WRITE != 0 {
-        let found = format!("a folder with mode {:04o}", stat.st_mode & 0o7777);
-        return Err(refuse(path, found, "one that only its owner may write (remove it)"));
+        let mode = format!("a folder with mode {:04o}", stat.st_mode & 0o7777);
+        return Err(refuse(path, mode, "one that only its owner may write (remove it)"));
     }
     Ok(())
 }
@@ -57,8 +57,8 @@ fn check_parent(path: &Path) -> io::Result<()> {
     if is_trusted(metadata.uid()) && (metadata.mode() & OTHERS_WRITE == 0 || metadata.mode() & STICKY != 0) {
         return Ok(());
     }
-    let found = format!("user {} and mode {:04o}", metadata.uid(), metadata.mode() & 0o7777);
-    Err(refuse(parent, found, "one of this user or of root, and sticky where others may write"))
+    let owner_and_mode = format!("user {} and mode {:04o}", metadata.uid(), metadata.mode() & 0o7777);
+    Err(refuse(parent, owner_and_mode, "one of this user or of root, and sticky where others may write"))
 }
 
 impl TrustedDir {
@@ -109,7 +109,7 @@ impl TrustedDir {
         Ok(dir)
     }
 
-    /// What it was opened for.
+    /// The access for which the folder was opened.
     pub fn access(&self) -> DirAccess {
         self.access
     }

@@ -207,10 +207,10 @@ mod tests {
     #[test]
     fn alternating_phases_are_found_and_recognised() {
         let rates: Vec<f64> = (0..40).map(|at| if at / 10 % 2 == 0 { 2.0 } else { 12.0 }).collect();
-        let found = run(&rates);
-        assert_eq!(found.iter().map(|phase| phase.start).collect::<Vec<_>>(), [0, 10, 20, 30]);
-        assert_eq!(found.iter().map(|phase| phase.kind).collect::<Vec<_>>(), [0, 1, 0, 1]);
-        assert!((found[1].signal[0] - 12.0).abs() < 1e-9);
+        let phases = run(&rates);
+        assert_eq!(phases.iter().map(|phase| phase.start).collect::<Vec<_>>(), [0, 10, 20, 30]);
+        assert_eq!(phases.iter().map(|phase| phase.kind).collect::<Vec<_>>(), [0, 1, 0, 1]);
+        assert!((phases[1].signal[0] - 12.0).abs() < 1e-9);
     }
 
     /// Is a change just below the threshold no phase, and one just above it a phase?
@@ -263,13 +263,13 @@ mod tests {
         /// Do the phases cover the run once, in order?
         #[test]
         fn phases_cover_the_run(rates in prop::collection::vec(0.0f64..20.0, 1..80)) {
-            let found = run(&rates);
-            prop_assert_eq!(found[0].start, 0);
-            prop_assert_eq!(found[found.len() - 1].end, rates.len());
-            for pair in found.windows(2) {
+            let phases = run(&rates);
+            prop_assert_eq!(phases[0].start, 0);
+            prop_assert_eq!(phases[phases.len() - 1].end, rates.len());
+            for pair in phases.windows(2) {
                 prop_assert_eq!(pair[0].end, pair[1].start);
             }
-            for phase in &found {
+            for phase in &phases {
                 prop_assert!(phase.start < phase.end && phase.start <= phase.settled && phase.settled <= phase.end);
             }
         }
@@ -293,9 +293,9 @@ mod tests {
             for _ in 0..10_000 {
                 let line = random.below(working_set);
                 sampler.touch(line);
-                let found = held.iter().rposition(|&held| held == line);
-                misses += u32::from(found.is_none());
-                found.map(|at| held.remove(at));
+                let position = held.iter().rposition(|&held| held == line);
+                misses += u32::from(position.is_none());
+                position.map(|at| held.remove(at));
                 held.push(line);
                 let too_many = held.len().saturating_sub(size);
                 held.drain(..too_many);

@@ -387,24 +387,24 @@ mod tests {
     #[test]
     fn the_profile_describes_the_stream() {
         let cycle: Vec<u64> = (0..60_000).map(|at| at % 300).collect();
-        let found = profile_of(&cycle, settings(), 1000);
-        assert_eq!((found.accesses, found.stores, found.threads), (60_000, 30_000, 3));
-        assert_eq!((found.instructions, found.footprint_lines), (Some(600_000), 300));
-        let curve = found.profile.misses_per_kilo_instr().unwrap();
+        let built = profile_of(&cycle, settings(), 1000);
+        assert_eq!((built.accesses, built.stores, built.threads), (60_000, 30_000, 3));
+        assert_eq!((built.instructions, built.footprint_lines), (Some(600_000), 300));
+        let curve = built.profile.misses_per_kilo_instr().unwrap();
         assert_eq!(curve.last().unwrap().0, 256 * LINE);
         assert_eq!(curve.last().unwrap().1.value, 100.0);
         // 300 lines in 32 sets of 8: 12 sets see 10 lines and 20 see 9, so everything misses.
-        assert_eq!(found.intensity_misses_per_kilo_instr, Some(100.0));
-        assert_eq!(found.profile.rates.llc_refs_per_mega_instr.unwrap().value, 100_000.0);
-        assert_eq!(found.animal, Some(Animal::Devil));
-        let positions = found.profile.locality.stack_positions.clone().unwrap().value;
+        assert_eq!(built.intensity_misses_per_kilo_instr, Some(100.0));
+        assert_eq!(built.profile.rates.llc_refs_per_mega_instr.unwrap().value, 100_000.0);
+        assert_eq!(built.animal, Some(Animal::Devil));
+        let positions = built.profile.locality.stack_positions.clone().unwrap().value;
         assert!((positions.iter().sum::<f64>() - 100_000.0).abs() < 1e-6 && positions.len() == 9);
-        let activity = &found.profile.locality.activity[&settings().level].value;
+        let activity = &built.profile.locality.activity[&settings().level].value;
         assert_eq!(activity.iter().map(|count| count.accesses).sum::<u64>(), 60_000);
         assert_eq!(activity.iter().map(|count| count.misses).sum::<u64>(), 60_000);
-        assert_eq!(found.intervals.iter().map(|i| i.interval.misses).sum::<u64>(), 60_000);
+        assert_eq!(built.intervals.iter().map(|i| i.interval.misses).sum::<u64>(), 60_000);
         // All but the last touches are reuses at 299.
-        assert!(found.reuse.buckets().all(|bucket| bucket.low <= 299 && bucket.high >= 299));
+        assert!(built.reuse.buckets().all(|bucket| bucket.low <= 299 && bucket.high >= 299));
     }
 
     /// Does the way the stream is cut into batches change anything?
@@ -417,9 +417,9 @@ mod tests {
     /// Are the two phases found at their boundary?
     #[test]
     fn phases_are_found_where_they_change() {
-        let found = profile_of(&two_phases(), settings(), 4096);
-        assert_eq!(found.intervals.len(), 20);
-        assert_eq!(found.phases.iter().map(|phase| phase.start).collect::<Vec<_>>(), [0, 10]);
+        let built = profile_of(&two_phases(), settings(), 4096);
+        assert_eq!(built.intervals.len(), 20);
+        assert_eq!(built.phases.iter().map(|phase| phase.start).collect::<Vec<_>>(), [0, 10]);
     }
 
     /// Without instruction counts, is every rate per instruction absent, and all else there?
@@ -431,12 +431,12 @@ mod tests {
             two_phases().iter().map(|&line| ProgramAccess { instructions: 0, ..access(line) }).collect();
         let mut builder = ProfileBuilder::new(without).unwrap();
         builder.push(&accesses).unwrap();
-        let found = builder.finish(None).unwrap();
-        let profile = &found.profile;
-        assert_eq!((found.instructions, found.animal), (None, None));
+        let built = builder.finish(None).unwrap();
+        let profile = &built.profile;
+        assert_eq!((built.instructions, built.animal), (None, None));
         assert!(profile.misses_per_kilo_instr().is_none() && profile.locality.stack_positions.is_none());
-        assert!(profile.rates.llc_refs_per_mega_instr.is_none() && found.intensity_misses_per_kilo_instr.is_none());
-        assert!(profile.locality.reuse_times.is_some() && found.miss_ratios.len() == 16 && found.phases.is_empty());
+        assert!(profile.rates.llc_refs_per_mega_instr.is_none() && built.intensity_misses_per_kilo_instr.is_none());
+        assert!(profile.locality.reuse_times.is_some() && built.miss_ratios.len() == 16 && built.phases.is_empty());
     }
 
     /// Is an impossible cache refused by field?

@@ -26,7 +26,7 @@ impl Simd {
 
     /// All this processor has, widest first, portable last.
     pub fn available() -> Vec<Simd> {
-        let mut found = Vec::with_capacity(3);
+        let mut levels = Vec::with_capacity(3);
         #[cfg(target_arch = "x86_64")]
         {
             let avx2 = is_x86_feature_detected!("avx2")
@@ -39,14 +39,14 @@ impl Simd {
                 && is_x86_feature_detected!("avx512dq")
                 && is_x86_feature_detected!("avx512vl");
             if avx2 && avx512 {
-                found.push(Simd(SimdLevel::Avx512));
+                levels.push(Simd(SimdLevel::Avx512));
             }
             if avx2 {
-                found.push(Simd(SimdLevel::Avx2));
+                levels.push(Simd(SimdLevel::Avx2));
             }
         }
-        found.push(Simd(SimdLevel::Portable));
-        found
+        levels.push(Simd(SimdLevel::Portable));
+        levels
     }
 
     /// `avx512`, `avx2` or `portable`.
@@ -174,13 +174,13 @@ static ABOVE: [u32; 32] = {
 fn to_front(lanes: &mut U32x16, tag: u32, ways: u32) -> u32 {
     let old = lanes.0;
     let same = |(at, lane): (usize, &u32)| u32::from(*lane == tag) << at;
-    let found = old.iter().enumerate().map(same).sum::<u32>() & ways;
-    let last = (found | 1 << 16).trailing_zeros() as usize;
+    let matches = old.iter().enumerate().map(same).sum::<u32>() & ways;
+    let last = (matches | 1 << 16).trailing_zeros() as usize;
     lanes.0 = std::array::from_fn(|at| {
         let up = if at == 0 { tag } else { old[at - 1] };
         (old[at] & ABOVE[16 - last + at]) | (up & !ABOVE[16 - last + at])
     });
-    found
+    matches
 }
 
 impl Lanes for Portable {
@@ -200,21 +200,21 @@ impl Lanes for Portable {
     }
     #[inline(always)]
     unsafe fn equal_8(lanes: &U32x16, tag: u32) -> u32 {
-        let mut found = 0;
+        let mut matches = 0;
         for (at, lane) in lanes.0[..8].iter().enumerate() {
-            found |= u32::from(*lane == tag) << at;
+            matches |= u32::from(*lane == tag) << at;
         }
-        found
+        matches
     }
     #[inline(always)]
     unsafe fn move_to_front(lanes: &mut U32x16, tag: &u32, ways: u32, hits: &mut [u32; 16]) -> bool {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: every x86-64 has SSE2.
-        let found = unsafe { x86::to_front_sse2(lanes, *tag, ways) };
+        let matches = unsafe { x86::to_front_sse2(lanes, *tag, ways) };
         #[cfg(not(target_arch = "x86_64"))]
-        let found = to_front(lanes, *tag, ways);
-        hits[found.trailing_zeros() as usize & 15] += u32::from(found != 0);
-        found != 0
+        let matches = to_front(lanes, *tag, ways);
+        hits[matches.trailing_zeros() as usize & 15] += u32::from(matches != 0);
+        matches != 0
     }
     type Hits = [u32; 16];
     #[inline(always)]
@@ -287,13 +287,13 @@ mod x86 {
                 let place = lanes.0.as_mut_ptr().cast();
                 let all = _mm512_load_si512(place);
                 let front = _mm512_set1_epi32(*tag as i32);
-                let found = _mm512_mask_cmpeq_epi32_mask(ways as u16, all, front);
+                let matches = _mm512_mask_cmpeq_epi32_mask(ways as u16, all, front);
                 // Lanes up to and with the lowest set bit; all of them when there is none.
-                let moved = found ^ found.wrapping_sub(1);
+                let moved = matches ^ matches.wrapping_sub(1);
                 let up = _mm512_alignr_epi32::<15>(all, front);
                 _mm512_store_si512(place, _mm512_mask_mov_epi32(all, moved, up));
-                *hits = _mm512_mask_sub_epi32(*hits, found, *hits, _mm512_set1_epi32(-1));
-                found != 0
+                *hits = _mm512_mask_sub_epi32(*hits, matches, *hits, _mm512_set1_epi32(-1));
+                matches != 0
             }
         }
         type Hits = __m512i;
@@ -349,8 +349,8 @@ mod x86 {
             let front = _mm_set1_epi32(tag as i32);
             let same = |at: usize| _mm_cmpeq_epi32(old[at], front);
             let pairs = (_mm_packs_epi32(same(0), same(1)), _mm_packs_epi32(same(2), same(3)));
-            let found = _mm_movemask_epi8(_mm_packs_epi16(pairs.0, pairs.1)) as u32 & ways;
-            let last = (found | 1 << 16).trailing_zeros() as usize;
+            let matches = _mm_movemask_epi8(_mm_packs_epi16(pairs.0, pairs.1)) as u32 & ways;
+            let last = (matches | 1 << 16).trailing_zeros() as usize;
             let above: *const __m128i = ABOVE.as_ptr().add(16 - last).cast();
             let mut before = front;
             for (at, old) in old.into_iter().enumerate() {
@@ -360,7 +360,7 @@ mod x86 {
                 _mm_store_si128(place.add(at), _mm_or_si128(_mm_and_si128(keep, old), _mm_andnot_si128(keep, up)));
                 before = old;
             }
-            found
+            matches
         }
     }
 
@@ -422,19 +422,19 @@ mod x86 {
                 hits.0 = _mm256_sub_epi32(hits.0, same_low);
                 hits.1 = _mm256_sub_epi32(hits.1, same_high);
                 let bits = |half| _mm256_movemask_ps(_mm256_castsi256_ps(half)) as u32;
-                let found = bits(same_low) | bits(same_high) << 8;
+                let matches = bits(same_low) | bits(same_high) << 8;
                 let up = _mm256_setr_epi32(7, 0, 1, 2, 3, 4, 5, 6);
                 let low_up = _mm256_permutevar8x32_epi32(low, up);
                 let high_up = _mm256_permutevar8x32_epi32(high, up);
                 let new_low = _mm256_blend_epi32::<1>(low_up, front);
                 let new_high = _mm256_blend_epi32::<1>(high_up, low_up);
                 // Lane i moves if no lane below it matched: i <= the lowest match, or all.
-                let last = _mm256_set1_epi32((found | 1 << 16).trailing_zeros() as i32);
+                let last = _mm256_set1_epi32((matches | 1 << 16).trailing_zeros() as i32);
                 let keep_low = _mm256_cmpgt_epi32(lanes_low, last);
                 let keep_high = _mm256_cmpgt_epi32(lanes_high, last);
                 _mm256_store_si256(place, _mm256_blendv_epi8(new_low, low, keep_low));
                 _mm256_store_si256(place.add(1), _mm256_blendv_epi8(new_high, high, keep_high));
-                found != 0
+                matches != 0
             }
         }
         type Hits = (__m256i, __m256i);

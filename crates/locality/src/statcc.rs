@@ -282,15 +282,15 @@ mod tests {
     }
     impl OracleCache {
         fn misses(&mut self, line: u64) -> bool {
-            let found = self.held.iter().rposition(|&held| held == line);
-            match (&mut self.random, found) {
+            let position = self.held.iter().rposition(|&held| held == line);
+            match (&mut self.random, position) {
                 (Some(_), Some(_)) => {}
                 (Some(random), None) if self.held.len() == self.lines => {
                     self.held[random.below(self.lines as u64) as usize] = line;
                 }
                 (Some(_), None) => self.held.push(line),
                 (None, _) => {
-                    if let Some(at) = found {
+                    if let Some(at) = position {
                         self.held.remove(at);
                     } else if self.held.len() == self.lines {
                         self.held.remove(0);
@@ -298,7 +298,7 @@ mod tests {
                     self.held.push(line);
                 }
             }
-            found.is_none()
+            position.is_none()
         }
     }
 

@@ -1,4 +1,4 @@
-//! Is the code in `docs/writing-a-policy.md` a valid policy, word for word, and does it do on the simulator what the page says?
+//! Is the code in `docs/writing-a-policy.md`, word for word, a valid policy that does on the simulator what the page says?
 
 use std::collections::BTreeMap;
 
@@ -11,13 +11,13 @@ use cachemate_sim::machine::{RunLimit, SimMachine, SimOptions, SimProgram};
 use cachemate_core::{Decision, Plan, Policy, Reason, TaskId, View, WindowLength};
 
 /// Places streams on the last cache and all other programs on the rest.
-pub struct StreamsTogether {
+pub struct StreamIsolation {
     /// Bytes read from memory per thousand instructions above which a program counts as a stream. Misses would not do,
     /// because a stream whose prefetchers stay ahead hardly misses.
     pub stream_from_bytes: f64,
 }
 
-impl StreamsTogether {
+impl StreamIsolation {
     /// `None` if nothing was counted: absent evidence is not zero.
     fn is_stream(&self, view: &View<'_>, task: TaskId) -> Option<bool> {
         let bytes = view.profiles.get(&task)?.rates.observed_read_bytes_per_kilo_instr?;
@@ -25,7 +25,7 @@ impl StreamsTogether {
     }
 }
 
-impl Policy for StreamsTogether {
+impl Policy for StreamIsolation {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000_000 });
         let mut reasons = Vec::new();
@@ -77,7 +77,7 @@ fn the_page_shows_the_code_that_is_tested() {
 /// Does the policy pass the conformance rules?
 #[test]
 fn it_conforms() {
-    check_policy(&|_| Box::new(StreamsTogether { stream_from_bytes: 500.0 }), 40).unwrap();
+    check_policy(&|_| Box::new(StreamIsolation { stream_from_bytes: 500.0 }), 40).unwrap();
 }
 
 /// Does the page's scenario end with each kind of program on its own cache?
@@ -113,7 +113,7 @@ fn streams_end_up_on_one_cache() {
         .for_machine(cachemate_core::Machine::topology(&machine), cachemate_core::Machine::capabilities(&machine));
     machine.set_first_window(config.first_window);
     let mut last = BTreeMap::new();
-    let pipeline = Pipeline::with_policy(config, Box::new(StreamsTogether { stream_from_bytes: 500.0 }));
+    let pipeline = Pipeline::with_policy(config, Box::new(StreamIsolation { stream_from_bytes: 500.0 }));
     pipeline
         .run(machine, |_, record| {
             last = record.decision.plan.affinity;

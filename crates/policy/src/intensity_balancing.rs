@@ -100,7 +100,7 @@ pub struct IntensityBalancer {
     round: u64,
 }
 
-/// A task that takes a seat, and the bin whose CPUs it had before.
+/// A task that takes a CPU, and the bin whose CPUs it had before.
 struct SeatedTask {
     task: TaskId,
     piece: TaskLoad,

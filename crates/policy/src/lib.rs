@@ -3,7 +3,7 @@
 //!
 //! The whole crate is pure: no I/O, no clock, seeded generators only; the same input gives the same bits.
 //! - [`schemes`]: from profiles to mutual slowdowns, or to weights for a matching.
-//! - [`solvers`]: from slowdowns and seats to the best, worst and random assignment.
+//! - [`solvers`]: from slowdowns and CPUs to the best, worst and random assignment.
 //! - [`placement`]: both combined on a machine's topology, with reasons as text.
 //! - [`partition`]: units of a cache, demand of programs for them, and their allocation.
 //! - [`clustering`]: threads that share data, and the chip of each cluster.

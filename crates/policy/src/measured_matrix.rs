@@ -104,8 +104,14 @@ fn values(matrix: &PercentMatrix, row: &PercentRow, program: usize) -> Result<(V
             Some(percent) if percent > -100.0 => values.push(percent / 100.0),
             None if column == program => values.push(0.0),
             _ => {
-                let found = percent.map_or("nothing".to_string(), |percent| format!("{percent}"));
-                return Err(bad(matrix, row.line, column + 2, found, "per cent above -100, such as 24.75% or -1.2"));
+                let value_text = percent.map_or("nothing".to_string(), |percent| format!("{percent}"));
+                return Err(bad(
+                    matrix,
+                    row.line,
+                    column + 2,
+                    value_text,
+                    "per cent above -100, such as 24.75% or -1.2",
+                ));
             }
         }
     }

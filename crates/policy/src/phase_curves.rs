@@ -144,8 +144,8 @@ mod tests {
     fn a_recurring_phase_has_its_curve_at_once() {
         let mut recall = PhaseCurveCache::default();
         let mut follow = |profile: Profile| {
-            let found = followed(&mut recall, profile)?;
-            let curve = found[&TaskId(0)].misses_per_kilo_instr()?;
+            let profiles = followed(&mut recall, profile)?;
+            let curve = profiles[&TaskId(0)].misses_per_kilo_instr()?;
             Some(curve[0].1.value)
         };
         assert_eq!(follow(profile(Some(0), Some(8.0))), None, "it is measured");

@@ -1,9 +1,9 @@
 //! Placement of programs on a machine by pairwise slowdowns: its expected cost, that of the best, the worst and a
 //! random placement, and the reasons as text.
 //!
-//! Problem: solvers know seats and numbers; users want CPUs and reasons. Method: the online CPUs of every last-level
-//! cache are its seats (one per core while the programs fit on the cores, so that none shares a core needlessly); the
-//! solvers' seating is translated into CPUs; the reason of a program is the comparison that decided its placement,
+//! Problem: solvers count the CPUs of each cache; users want named CPUs and reasons. Method: the online CPUs of every
+//! last-level cache take programs (one per core while the programs fit on the cores, so that none shares a core
+//! needlessly); the solvers' seating is translated into CPUs; the reason of a program is the comparison that decided its placement,
 //! between the neighbor that it avoids and its actual one. Properties: programs are identified by position, ties go to
 //! the earlier one; the reasons rest on the numbers that decided, and carry them.
 
@@ -21,7 +21,7 @@ use crate::solvers::{self, Seating, Seats, SolverMethod};
 pub struct CacheSeats {
     /// `None`: a CPU without a known shared cache.
     pub cache: Option<CacheId>,
-    /// CPUs used as seats.
+    /// CPUs that take programs.
     pub cpus: Vec<CpuId>,
 }
 
@@ -43,7 +43,7 @@ pub enum PlacementError {
     },
 }
 
-/// The seats for so many programs: one CPU per core as long as that is enough, else every hardware thread.
+/// The CPUs for so many programs: one CPU per core as long as that is enough, else every hardware thread.
 ///
 /// # Errors
 /// A machine without online CPUs.
@@ -95,9 +95,9 @@ pub struct PlacementCost {
 pub struct PlacedProgram {
     /// The program.
     pub name: String,
-    /// Its seat.
+    /// Its CPU.
     pub cpu: CpuId,
-    /// The last-level cache of its seat; `None` if unknown.
+    /// The last-level cache of its CPU; `None` if unknown.
     pub cache: Option<CacheId>,
     /// Programs on other CPUs of its cache.
     pub co_runners: Vec<String>,
@@ -120,7 +120,7 @@ pub struct PlacedCache {
     pub level: Option<CacheLevel>,
     /// Its size, if known.
     pub size_bytes: Option<u64>,
-    /// CPUs that were seats, and the programs on each.
+    /// CPUs that took programs, and the programs on each.
     pub cpus: Vec<(CpuId, Vec<String>)>,
 }
 

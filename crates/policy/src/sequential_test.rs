@@ -194,8 +194,8 @@ mod tests {
     #[test]
     fn five_per_cent_are_found() {
         for (autocorrelation, windows) in [(0.0, 3_000), (0.6, 12_000)] {
-            let found = share(&[SequentialVerdict::Faster], 0.05, autocorrelation, windows);
-            assert!(found >= 0.8, "{found} at autocorrelation {autocorrelation}");
+            let adopted = share(&[SequentialVerdict::Faster], 0.05, autocorrelation, windows);
+            assert!(adopted >= 0.8, "{adopted} at autocorrelation {autocorrelation}");
         }
     }
 

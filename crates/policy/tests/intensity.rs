@@ -203,8 +203,8 @@ fn di_reads_profiles_and_dio_counters() {
         let why = by(name, parameters, &profiles).reasons;
         why.iter().find(|reason| reason.tasks == [TaskId(0)]).map(|reason| reason.numbers[0].1)
     };
-    let found = [own("di", ""), own("di", "recorded_on = \"whole\""), own("dio", "")];
-    assert_eq!(found, [Some(90.0), Some(40.0), Some(1.0)]);
+    let intensities = [own("di", ""), own("di", "recorded_on = \"whole\""), own("dio", "")];
+    assert_eq!(intensities, [Some(90.0), Some(40.0), Some(1.0)]);
     profiles.values_mut().for_each(|profile| profile.locality = LocalityFacts::default());
     assert!(by("di", "", &profiles).plan.affinity.is_empty(), "no profile, no move");
 }

@@ -18,8 +18,8 @@ pub fn sizes_in_equal_ratios(low: u64, high: u64, count: usize) -> Vec<u64> {
     std::iter::once(low).chain(whole_lines).chain(std::iter::once(high)).collect()
 }
 
-/// The LRU curve of all of a program's threads together, with half the width of each interval as its error. `None` where the file
-/// has none.
+/// The LRU curve of all threads of a program together, with half the width of each interval as its error. `None` if the
+/// file has none.
 pub fn whole_curve(file: &ProfileFile) -> Option<Vec<CurvePoint>> {
     let curve = file.curves.iter().find(|curve| curve.thread.is_none() && curve.policy == "lru")?;
     let point = |point: &cachemate_trace::StoredCurvePoint| {
@@ -207,9 +207,9 @@ mod tests {
             let mut distances = DistanceEngine::new(threads, 1000);
             distances.push(&sweep).unwrap();
             let histogram = distances.finish().unwrap();
-            let found = counted(&histogram, PartTotals::default(), &[99 * 64, 100 * 64], 64);
-            let ratios: Vec<f64> = found.curve.iter().map(|point| point.miss_ratio).collect();
-            assert_eq!((ratios, found.cold, found.curve[0].mpki), (vec![1.0, 0.1], Some(100), None));
+            let whole = counted(&histogram, PartTotals::default(), &[99 * 64, 100 * 64], 64);
+            let ratios: Vec<f64> = whole.curve.iter().map(|point| point.miss_ratio).collect();
+            assert_eq!((ratios, whole.cold, whole.curve[0].mpki), (vec![1.0, 0.1], Some(100), None));
             let known = PartTotals { instructions: Some(4000), ..PartTotals::default() };
             assert_eq!(counted(&histogram, known, &[99 * 64], 64).curve[0].mpki, Some(250.0));
         }

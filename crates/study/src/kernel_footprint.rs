@@ -1,10 +1,11 @@
 //! Does Linux's cache-aware scheduling judge a process rightly? Its footprint test against the process' own curve.
 //!
 //! Problem: the kernel (`SCHED_CACHE`, 7.2 and later) gathers the threads of a process on one cache unless the process
-//! touches more memory than the cache holds. A process may touch far more memory than it reuses. Method: the touched memory
-//! is the number of first touches in the recording; the reused memory is the size at which the miss-rate curve has fallen. Properties:
-//! touched memory is a lower bound, because a recording may be shorter than the run and lines are smaller than pages; if the
-//! curve's error spans the cache's size, there is no verdict. Source: `exceed_llc_capacity` of Linux 7.2, kernel/sched/fair.c.
+//! touches more memory than the cache holds. A process may touch far more memory than it reuses. Method: the touched
+//! memory is the number of first touches in the recording; the reused memory is the size at which the miss-rate curve
+//! has fallen. Properties: touched memory is a lower bound, because a recording may be shorter than the run and lines
+//! are smaller than pages; if the curve's error spans the cache's size, there is no verdict. Source:
+//! `exceed_llc_capacity` of Linux 7.2, kernel/sched/fair.c.
 
 use cachemate_core::Estimate;
 use cachemate_locality::curve::plateau_rate;

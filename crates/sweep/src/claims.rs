@@ -24,7 +24,7 @@ pub enum ClaimOutcome<'a> {
     HeldByOther(String),
 }
 
-/// A claim that is given back when dropped.
+/// A claim that is released when dropped.
 pub struct ClaimGuard<'a> {
     store: &'a Store,
     id: SweepTaskId,

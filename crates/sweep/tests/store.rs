@@ -202,8 +202,8 @@ fn failing_tasks_are_said_and_the_others_go_on() {
     assert_eq!((summary.finished, summary.failed.len(), summary.missing.len()), (8, 2, 0));
     let why = |at: usize| {
         let id = manifest.tasks[at].id;
-        let found = summary.failed.iter().find(|(failed, _)| *failed == id);
-        (found.map(|(_, what)| what.clone()).unwrap_or_default(), store.attempts(id).unwrap().len())
+        let failure = summary.failed.iter().find(|(failed, _)| *failed == id);
+        (failure.map(|(_, what)| what.clone()).unwrap_or_default(), store.attempts(id).unwrap().len())
     };
     assert_eq!(why(3), ("as asked".to_string(), 3));
     assert_eq!(why(7), ("it panicked: as asked".to_string(), 3));
@@ -344,9 +344,9 @@ fn duplicates_are_compared() {
     driven(&first, &manifest, &mut local(&first, &inputs, &work, 0), 0);
     let (second, _, inputs) = store(two.path(), 3);
     driven(&second, &manifest, &mut local(&second, &inputs, &work, 0), 0);
-    let found = first.read(manifest.tasks[0].id).unwrap().unwrap();
-    let note = found.note.clone().unwrap();
-    assert_eq!(first.publish(manifest.tasks[0].id, &found.result, &note).unwrap(), PublishOutcome::Same);
+    let stored = first.read(manifest.tasks[0].id).unwrap().unwrap();
+    let note = stored.note.clone().unwrap();
+    assert_eq!(first.publish(manifest.tasks[0].id, &stored.result, &note).unwrap(), PublishOutcome::Same);
     let other = second.read(manifest.tasks[1].id).unwrap().unwrap();
     assert_eq!(first.publish(manifest.tasks[1].id, &other.result, &note).unwrap(), PublishOutcome::Differs);
     assert_eq!(status(&first).unwrap().conflicting.len(), 1);
@@ -386,11 +386,11 @@ fn reports_say_what_is_missing() {
     let (store, manifest, inputs) = store(folder.path(), 4);
     let work = Arc::new(Numbers { fails: Some("run-2"), ..Numbers::default() });
     driven(&store, &manifest, &mut local(&store, &inputs, &work, 0), 0);
-    let found = report(&store).unwrap();
-    assert_eq!((found.finished, found.total, found.rows.len()), (3, 4, 4));
-    assert_eq!(found.rows[2].figures.len(), 0);
-    assert_eq!(found.rows[0].figures["value"].mean, Some(5.0 / 3.0));
-    assert!(found.html().contains("3 of 4 results") && found.text().contains("0 of 1"), "{}", found.text());
+    let summary = report(&store).unwrap();
+    assert_eq!((summary.finished, summary.total, summary.rows.len()), (3, 4, 4));
+    assert_eq!(summary.rows[2].figures.len(), 0);
+    assert_eq!(summary.rows[0].figures["value"].mean, Some(5.0 / 3.0));
+    assert!(summary.html().contains("3 of 4 results") && summary.text().contains("0 of 1"), "{}", summary.text());
 }
 
 /// Files that an attacker leaves in a sweep's directory.

@@ -56,19 +56,19 @@ impl PlruTree {
     fn touch(&mut self, line: u64, wanted: &dyn Fn(Option<u64>) -> bool) -> bool {
         match self {
             PlruTree::Way(content) => {
-                let found = wanted(*content);
-                if found {
+                let was_touched = wanted(*content);
+                if was_touched {
                     *content = Some(line);
                 }
-                found
+                was_touched
             }
             PlruTree::Halves { low, high, low_is_older } => {
                 let in_low = low.touch(line, wanted);
-                let found = in_low || high.touch(line, wanted);
-                if found {
+                let was_touched = in_low || high.touch(line, wanted);
+                if was_touched {
                     *low_is_older = !in_low;
                 }
-                found
+                was_touched
             }
         }
     }

@@ -271,7 +271,7 @@ mod tests {
         (0..5).flat_map(row).collect()
     }
 
-    /// Does the initial measurement give back the true PCMRs, cold starts dropped?
+    /// Does the initial measurement return the true PCMRs, cold starts dropped?
     #[test]
     fn rows_that_leave_one_out_give_all_pcmrs() {
         let (mut profiler, mut profiles) = (PcmrProfiler::new(LLC, CoRunRowParameters::default()), Profiles::new());
@@ -359,13 +359,18 @@ mod tests {
             }
         };
         let rows = vec![row([1, 2]), row([0, 2]), row([0, 1])];
-        let found = |own_counts: bool| {
+        let pcmr_with = |own_counts: bool| {
             let parameters = CoRunRowParameters { uses_task_counts: own_counts, ..CoRunRowParameters::default() };
             let (mut profiler, mut profiles) = (PcmrProfiler::new(LLC, parameters), Profiles::new());
             profiler.update(&seen(&[0, 1, 2], rows.clone()), &mut profiles);
             profiles[&TaskId(2)].rates.pcmr.unwrap().value
         };
-        assert!((found(true) - 60.0).abs() < 1e-9 && found(false) < 20.0, "{} {}", found(true), found(false));
+        assert!(
+            (pcmr_with(true) - 60.0).abs() < 1e-9 && pcmr_with(false) < 20.0,
+            "{} {}",
+            pcmr_with(true),
+            pcmr_with(false)
+        );
     }
 
     /// Is the noise of the rows amplified as in closed form: √((n − 1)² + n) for equal noise?

@@ -87,10 +87,10 @@ impl<'a> LastUseTable<'a> {
         let mask = self.entries.len() - 1;
         let mut cell = self.cell(line);
         loop {
-            let found = self.entries[cell];
-            if found == 0 || self.lines[found as usize - 1] == line {
+            let entry = self.entries[cell];
+            if entry == 0 || self.lines[entry as usize - 1] == line {
                 self.entries[cell] = at as u32 + 1;
-                return found.checked_sub(1);
+                return entry.checked_sub(1);
             }
             cell = (cell + 1) & mask;
         }
@@ -129,11 +129,11 @@ mod tests {
     #[test]
     fn long_reuses_cross_groups() {
         let sweep: Vec<u64> = (0..9000).chain(0..9000).chain(20_000..27_000).chain((0..9000).rev()).collect();
-        let found = log_distances(&sweep);
-        assert!(found[..9000].iter().all(|&distance| distance == FIRST));
-        assert!(found[9000..18_000].iter().all(|&distance| distance == 8999));
+        let distances = log_distances(&sweep);
+        assert!(distances[..9000].iter().all(|&distance| distance == FIRST));
+        assert!(distances[9000..18_000].iter().all(|&distance| distance == 8999));
         let back: Vec<u32> = (0..9000).map(|at| 7000 + at).collect();
-        assert_eq!(found[25_000..], back);
+        assert_eq!(distances[25_000..], back);
         let far: Vec<u64> = (0..70_000).chain(0..70_000).collect();
         assert!(log_distances(&far)[70_000..].iter().all(|&distance| distance == 69_999));
     }

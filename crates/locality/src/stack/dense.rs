@@ -58,11 +58,11 @@ impl DenseFinder {
         let mask = self.pages.len() - 1;
         let mut at = (mix(page) >> (64 - self.pages.len().trailing_zeros())) as usize;
         loop {
-            let found = self.pages[at & mask];
-            if found >> LEAF_BITS == page && found != 0 {
-                return (found & ((1 << LEAF_BITS) - 1)) as usize;
+            let entry = self.pages[at & mask];
+            if entry >> LEAF_BITS == page && entry != 0 {
+                return (entry & ((1 << LEAF_BITS) - 1)) as usize;
             }
-            if found == 0 {
+            if entry == 0 {
                 return self.add_leaf(page, at & mask);
             }
             at += 1;

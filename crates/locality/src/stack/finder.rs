@@ -102,7 +102,7 @@ impl Finder {
         }
     }
 
-    /// Goes back to the dense form at a compaction, where it would be smaller than the sparse one.
+    /// Returns to the dense form at a compaction, where it would be smaller than the sparse one.
     pub(super) fn return_to_dense_if_fitting(&mut self) {
         let FinderTable::Sparse(sparse) = &self.table else { return };
         if self.form.dense_free_bytes().is_some()

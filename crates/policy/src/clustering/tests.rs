@@ -56,8 +56,8 @@ fn equal_groups_are_found_by_both() {
     for method in BOTH {
         for groups in [&[8, 8][..], &[4, 4, 4, 4], &[16, 16]] {
             let (maps, truth) = sampled(&SharingPattern { groups, regions: 20, global: 8, accesses: 400 }, 7);
-            let found = cluster(method, &maps);
-            assert!(is_partition(&found, &truth), "{method:?} {groups:?}: {found:?} for {truth:?}");
+            let clusters = cluster(method, &maps);
+            assert!(is_partition(&clusters, &truth), "{method:?} {groups:?}: {clusters:?} for {truth:?}");
         }
     }
 }
@@ -87,8 +87,8 @@ fn a_group_that_shares_by_parts_is_found_whole() {
             let touching = 2 + generator.below(4) as usize;
             members.iter().take(touching).for_each(|&thread| maps[thread][entry] = 3 + generator.below(4) as u8);
         });
-        let found = cluster(ClusteringMethod::CoClusters, &maps);
-        assert!(is_partition(&found, &truth), "seed {seed}: {found:?}");
+        let clusters = cluster(ClusteringMethod::CoClusters, &maps);
+        assert!(is_partition(&clusters, &truth), "seed {seed}: {clusters:?}");
     }
 }
 
@@ -98,8 +98,8 @@ fn no_clusters_where_all_or_none_share() {
     for method in BOTH {
         for (groups, regions) in [(&[16][..], 32), (&[1; 16][..], 32)] {
             let (maps, _) = sampled(&SharingPattern { groups, regions, global: 0, accesses: 600 }, 11);
-            let found = cluster(method, &maps);
-            assert_eq!(found.count, 0, "{method:?} {groups:?}: {found:?}");
+            let clusters = cluster(method, &maps);
+            assert_eq!(clusters.count, 0, "{method:?} {groups:?}: {clusters:?}");
         }
     }
 }
@@ -114,8 +114,8 @@ fn earlier_clusters_are_kept_unless_a_thread_changed_sides() {
     for method in BOTH {
         let threads: Vec<ThreadMap<'_>> =
             (0..8).map(|t| ThreadMap { counters: &maps[t], together: Some(t / 4) }).collect();
-        let found = find(method, &threads, &SharingCriteria::default(), THRESHOLD);
-        assert_eq!(found.of, [0, 0, 0, 0, 1, 1, 1, 0].map(Some), "{method:?}");
+        let clusters = find(method, &threads, &SharingCriteria::default(), THRESHOLD);
+        assert_eq!(clusters.of, [0, 0, 0, 0, 1, 1, 1, 0].map(Some), "{method:?}");
     }
 }
 
@@ -134,13 +134,13 @@ proptest! {
     #[test]
     fn any_counters_give_valid_clusters(maps in prop::collection::vec(prop::collection::vec(any::<u8>(), 16), 0..12)) {
         for method in BOTH {
-            let found = cluster(method, &maps);
-            let members = found.members();
-            prop_assert_eq!(found.of.len(), maps.len());
-            prop_assert_eq!(members.len(), found.count);
+            let clusters = cluster(method, &maps);
+            let members = clusters.members();
+            prop_assert_eq!(clusters.of.len(), maps.len());
+            prop_assert_eq!(members.len(), clusters.count);
             prop_assert!(members.iter().all(|of| of.len() > 1 && of.len() < maps.len()));
             prop_assert!(members.windows(2).all(|pair| pair[0][0] < pair[1][0]));
-            prop_assert_eq!(&found, &cluster(method, &maps));
+            prop_assert_eq!(&clusters, &cluster(method, &maps));
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use super::{Bin, BinLoads, SeatQuota, TaskLoad, package_sums, unevenness};
 
-/// A bin for every task. The present assignment stays, with newcomers on the lightest bins with a seat, unless a new
-/// one lowers the [`unevenness`] by more than `worth_moving`, or loads per seat have become uneven.
+/// A bin for every task. The present assignment stays, with newcomers on the lightest bins with a free CPU, unless a new
+/// one lowers the [`unevenness`] by more than `worth_moving`, or loads per CPU have become uneven.
 pub fn central(places: &[Bin], pieces: &[TaskLoad], worth_moving: f64) -> Vec<usize> {
     if places.is_empty() {
         return Vec::new();
@@ -44,7 +44,7 @@ fn heaviest_first(places: &[Bin], pieces: &[TaskLoad], keeps: impl Fn(&TaskLoad)
 }
 
 /// The same groups, on the bins that hold most of their members: heaviest group first, to the package with the least
-/// sum so far, and there to the bin with most members. Only bins with as many seats are exchanged, and groups with a
+/// sum so far, and there to the bin with most members. Only bins with as many CPUs are exchanged, and groups with a
 /// task that cannot move stay.
 fn near(places: &[Bin], pieces: &[TaskLoad], groups: &[usize]) -> Vec<usize> {
     let loads = BinLoads::of(places, pieces, groups);

@@ -3,7 +3,7 @@
 //! The result is close to the central one for the following reason. Two bins a, b with n tasks each differ by d = Σ
 //! over any pairing of (i - j). If no exchange brings them closer, every i heavier than a j has i - j ≥ d, so d is at
 //! most the smallest such gap. With a margin m below which an exchange is not made: either a gap is below m / 2 for all
-//! pairs, d ≤ n m / 2, or d ≤ gap + m / 2. A free seat adds moves of single tasks, and d is at most the lightest task
+//! pairs, d ≤ n m / 2, or d ≤ gap + m / 2. A free CPU adds moves of single tasks, and d is at most the lightest task
 //! of the heavier bin, plus m.
 
 use super::{Bin, BinLoads, SeatQuota, TaskLoad};
@@ -27,7 +27,7 @@ pub(super) fn tournament(places: usize, round: u64) -> Vec<(usize, usize)> {
 }
 
 /// One round: a bin for every task. An exchange is made if it lowers the difference of the two sums by more than
-/// `worth_moving` times their mean. Newcomers go to the lightest bin with a seat.
+/// `worth_moving` times their mean. Newcomers go to the lightest bin with a free CPU.
 pub fn exchange(places: &[Bin], pieces: &[TaskLoad], round: u64, worth_moving: f64) -> Vec<usize> {
     let mut at = settle(places, pieces);
     let rule = SeatQuota::of(places, pieces.len());
@@ -81,7 +81,7 @@ fn settle(places: &[Bin], pieces: &[TaskLoad]) -> Vec<usize> {
     at
 }
 
-/// Two bins and their tasks, and the number of tasks for each seat, but nothing else about the other bins.
+/// Two bins and their tasks, and the number of tasks for each CPU, but nothing else about the other bins.
 struct PairwiseExchange<'a> {
     places: &'a [Bin],
     pieces: &'a [TaskLoad],

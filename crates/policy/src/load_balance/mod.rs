@@ -1,16 +1,16 @@
 //! Balancing of weighted tasks over bins that share something: the core of DI and DIO (CA 4, centralized sort).
 //!
-//! Problem: every task has a weight (its miss rate), every bin (a last-level cache) has seats; the sums per bin are to
+//! Problem: every task has a weight (its miss rate), every bin (a last-level cache) has CPUs; the sums per bin are to
 //! be as even as possible, so that no cache, bus or controller is stressed more than the others, with few moves.
 //! Method, one of two:
-//! - [`central`]: tasks are sorted by weight and placed from the heaviest down on the lightest bin with a free seat;
+//! - [`central`]: tasks are sorted by weight and placed from the heaviest down on the lightest bin with a free CPU;
 //!   groups go to the bins that hold most of their members; the present assignment stays unless the new sums are
 //!   clearly more even.
 //! - [`exchange`]: no sort and no global view. In every round, each bin meets one other, and the two exchange tasks as
 //!   long as that brings their sums closer. `tournament` chooses the pairs, so that all pairs meet in turn.
 //!
 //! Properties: pure, ties by order; loads are even (a CPU never has two tasks more than another, and none waits while a
-//! seat is free); tasks that cannot move stay. For constant weights, exchanges end, because every one lowers the sum of
+//! CPU is free); tasks that cannot move stay. For constant weights, exchanges end, because every one lowers the sum of
 //! squares; then two bins with as many tasks each differ by at most `max_distance`, so no bin lies further than that
 //! above the mean, below which the central result cannot be.
 
@@ -22,7 +22,7 @@ mod tests;
 pub use central::central;
 pub use exchanges::exchange;
 
-/// A last-level cache: its number of seats (one per core as long as that suffices), and its package.
+/// A last-level cache: its number of usable CPUs (one per core as long as that suffices), and its package.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bin {
     pub seats: usize,
@@ -62,12 +62,12 @@ impl BinLoads {
     }
 }
 
-/// Limits of the tasks of each bin, so that loads per seat are even.
+/// Limits of the tasks of each bin, so that loads per CPU are even.
 #[derive(Clone, Copy, Debug)]
 struct SeatQuota {
-    /// Fewest tasks on every seat.
+    /// Fewest tasks on every CPU.
     least: usize,
-    /// Seats with one more.
+    /// CPUs with one more.
     more: usize,
 }
 

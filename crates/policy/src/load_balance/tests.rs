@@ -50,7 +50,7 @@ fn pairs_are_folded_and_sockets_evened_out() {
     assert_eq!(packages[0].max(packages[1]), 24.0, "the heaviest cache shares its bus with the lightest: {of:?}");
 }
 
-/// Does a heavy task get a cache for itself while seats are free, and does no task wait while they are?
+/// Does a heavy task get a cache for itself while CPUs are free, and does no task wait while they are?
 #[test]
 fn free_seats_are_used_against_the_heaviest() {
     let places = alike(2, 4);
@@ -128,7 +128,7 @@ proptest! {
         prop_assert!(most(&of) <= most(&sorted) + bound + 1e-9);
     }
 
-    /// Are loads per seat even in both forms, whatever the counts, shapes and starts?
+    /// Are loads per CPU even in both forms, whatever the counts, shapes and starts?
     #[test]
     fn loads_are_even(
         weights in prop::collection::vec(0.0f64..50.0, 1..20),

@@ -434,10 +434,10 @@ pub(super) mod tests {
             record
         };
         let weights = [(ProcessId(0), 1.0)];
-        let found: Vec<Ratio> = (0..400).map(|_| record(8).speed_over(&record(4), &weights).unwrap()).collect();
-        let mean = found.iter().map(|one| one.ratio).sum::<f64>() / 400.0;
-        let spread = libm::sqrt(found.iter().map(|one| (one.ratio - mean).powi(2)).sum::<f64>() / 399.0);
-        let error = libm::sqrt(found.iter().map(|one| one.error.powi(2)).sum::<f64>() / 400.0);
+        let ratios: Vec<Ratio> = (0..400).map(|_| record(8).speed_over(&record(4), &weights).unwrap()).collect();
+        let mean = ratios.iter().map(|one| one.ratio).sum::<f64>() / 400.0;
+        let spread = libm::sqrt(ratios.iter().map(|one| (one.ratio - mean).powi(2)).sum::<f64>() / 399.0);
+        let error = libm::sqrt(ratios.iter().map(|one| one.error.powi(2)).sum::<f64>() / 400.0);
         assert!((0.95..1.35).contains(&(error / spread)), "{error} {spread}");
         assert_eq!(record(1).speed_over(&record(1), &weights).unwrap().error, f64::INFINITY);
     }

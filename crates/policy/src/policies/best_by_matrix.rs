@@ -43,12 +43,12 @@ impl Parameters {
         let rows = parsed.slowdowns.len();
         for (row, values) in parsed.slowdowns.iter().enumerate() {
             if values.len() != rows {
-                let found = format!("{} values in row {row}", values.len());
-                return Err(ParameterError::value("slowdowns", found, rows));
+                let row_length = format!("{} values in row {row}", values.len());
+                return Err(ParameterError::value("slowdowns", row_length, rows));
             }
             if let Some(column) = values.iter().position(|value| !value.is_finite()) {
-                let found = format!("{} in row {row}, column {column}", values[column]);
-                return Err(ParameterError::value("slowdowns", found, "a number"));
+                let value_text = format!("{} in row {row}, column {column}", values[column]);
+                return Err(ParameterError::value("slowdowns", value_text, "a number"));
             }
         }
         Ok(parsed)

@@ -111,8 +111,8 @@ mod tests {
             (0.05, 5.0, 2.015),
         ];
         for (probability, degrees, wanted) in table {
-            let found = student_bound(probability, degrees);
-            assert!((found / wanted - 1.0).abs() < 0.01, "{probability} {degrees}: {found}, {wanted} by the table");
+            let bound = student_bound(probability, degrees);
+            assert!((bound / wanted - 1.0).abs() < 0.01, "{probability} {degrees}: {bound}, {wanted} by the table");
         }
     }
 
@@ -129,9 +129,9 @@ mod tests {
                     last
                 };
                 let series: Vec<f64> = (0..35).map(|_| next()).collect();
-                let found = difference(&series[10..30], &series[30..], 5).unwrap();
-                errors.push(found.standard_error * found.standard_error);
-                values.push(found.value);
+                let estimate = difference(&series[10..30], &series[30..], 5).unwrap();
+                errors.push(estimate.standard_error * estimate.standard_error);
+                values.push(estimate.value);
             }
             let ratio = libm::sqrt(mean(&errors) / (squares(&values) / values.len() as f64));
             assert!((0.85..1.6).contains(&ratio), "{alike}: {ratio}");
@@ -142,8 +142,8 @@ mod tests {
     #[test]
     fn a_pause_changes_nothing() {
         let before = [1.0, 1.1, 0.9, 1.0, 1.0];
-        let found = difference(&before, &[1.0, -9.0, 1.1, 0.9, 1.0], 5).unwrap();
-        assert_eq!(found.value, 0.0);
+        let estimate = difference(&before, &[1.0, -9.0, 1.1, 0.9, 1.0], 5).unwrap();
+        assert_eq!(estimate.value, 0.0);
         assert_eq!(difference(&before, &[1.0], 5), None);
     }
 }

@@ -342,12 +342,12 @@ mod tests {
         #[test]
         fn the_averages_threshold_needs_no_enumeration(ratios in prop::collection::vec(0.0f64..1.0, 4..9), size in 1usize..5) {
             let model = GroupModel::Average(ratios.clone());
-            let found = best_groups(&model, size).threshold;
-            prop_assert!((found - threshold_by_enumeration(&model, size)).abs() < 1e-12);
+            let threshold = best_groups(&model, size).threshold;
+            prop_assert!((threshold - threshold_by_enumeration(&model, size)).abs() < 1e-12);
             let mut sorted = ratios;
             sorted.sort_by(f64::total_cmp);
             let closed = (sorted[sorted.len() - 1] + sorted[..size - 1].iter().sum::<f64>()) / size as f64;
-            prop_assert!((found - closed).abs() < 1e-12);
+            prop_assert!((threshold - closed).abs() < 1e-12);
             check_rotation(&model, size)?;
         }
 
@@ -378,12 +378,12 @@ mod tests {
             let GroupModel::Composed(table) = &model else { unreachable!("composed() composes") };
             let step = table.grid[1] / table.grid[0];
             let exact = |lines: f64| {
-                let found = if lru { lru_at_rates(&rates, lines as u64) } else { random_at_rates(&rates, lines as u64) };
-                found.unwrap().group_miss_ratio
+                let composition = if lru { lru_at_rates(&rates, lines as u64) } else { random_at_rates(&rates, lines as u64) };
+                composition.unwrap().group_miss_ratio
             };
-            let found = model.ratio(&[0, 1, 2]);
+            let ratio = model.ratio(&[0, 1, 2]);
             let (larger, smaller) = (exact((lines as f64 * step).ceil() + 1.0), exact((lines as f64 / step).floor() - 1.0));
-            prop_assert!(found >= larger - 1e-6 && found <= smaller + 1e-6, "{found} not in {larger}..{smaller}");
+            prop_assert!(ratio >= larger - 1e-6 && ratio <= smaller + 1e-6, "{ratio} not in {larger}..{smaller}");
         }
     }
 

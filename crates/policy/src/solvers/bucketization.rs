@@ -282,8 +282,8 @@ mod tests {
             let mut sets_of_cpus = 1u32..1 << cpus;
             let busy = sets_of_cpus.all(|set| {
                 let chosen: Vec<usize> = (0..cpus).filter(|cpu| set >> cpu & 1 == 1).collect();
-                let found = levels.iter().filter(|&&level| chosen.iter().any(|&cpu| max[cpu] >= level)).count();
-                found >= (chosen.len() * rules.runnable_per_cpu as usize).min(levels.len())
+                let runnable = levels.iter().filter(|&&level| chosen.iter().any(|&cpu| max[cpu] >= level)).count();
+                runnable >= (chosen.len() * rules.runnable_per_cpu as usize).min(levels.len())
             });
             if busy || threshold >= f64::from(top) {
                 return (max, threshold);
@@ -301,8 +301,8 @@ mod tests {
             pcmrs in prop::collection::vec(-5.0f64..70.0, 0..14), cpus in 1usize..6, threshold in 1.0f64..40.0, m in 1u32..3,
         ) {
             let rules = Rules { threshold, runnable_per_cpu: m, ..LITERAL };
-            let found = bucketize(&threads(&pcmrs), cpus, &rules);
-            prop_assert_eq!((found.max_pcmr, found.threshold), plainly(&threads(&pcmrs), cpus, &rules));
+            let buckets = bucketize(&threads(&pcmrs), cpus, &rules);
+            prop_assert_eq!((buckets.max_pcmr, buckets.threshold), plainly(&threads(&pcmrs), cpus, &rules));
         }
 
         /// Does every thread have a CPU and every set of CPUs its threads, in either form?
@@ -315,16 +315,16 @@ mod tests {
                 .map(|&(pcmr, rate)| BucketThread { pcmr, refs_rate: weighted.then_some(rate) })
                 .collect();
             for rules in [LITERAL, BETTER] {
-                let found = bucketize(&threads, cpus, &rules);
+                let buckets = bucketize(&threads, cpus, &rules);
                 for thread in &threads {
-                    prop_assert!((0..cpus).any(|cpu| found.admits(cpu, thread.pcmr)));
+                    prop_assert!((0..cpus).any(|cpu| buckets.admits(cpu, thread.pcmr)));
                 }
                 for set in 1u32..1 << cpus {
-                    let runs = |thread: &&BucketThread| (0..cpus).any(|cpu| set >> cpu & 1 == 1 && found.admits(cpu, thread.pcmr));
+                    let runs = |thread: &&BucketThread| (0..cpus).any(|cpu| set >> cpu & 1 == 1 && buckets.admits(cpu, thread.pcmr));
                     let runnable = threads.iter().filter(runs).count();
-                    prop_assert!(runnable >= (set.count_ones() as usize).min(threads.len()), "{rules:?} {found:?}");
+                    prop_assert!(runnable >= (set.count_ones() as usize).min(threads.len()), "{rules:?} {buckets:?}");
                     let others_may_run_them = rules.better && threads.len() > cpus;
-                    prop_assert!(!others_may_run_them || runnable >= cpus, "{rules:?} {found:?}");
+                    prop_assert!(!others_may_run_them || runnable >= cpus, "{rules:?} {buckets:?}");
                 }
             }
         }
@@ -338,11 +338,11 @@ mod tests {
             let mut levels: Vec<u32> = pcmrs.iter().map(|&pcmr| level(pcmr)).collect();
             levels.sort_unstable();
             let rules = Rules { max_run_time_variation: Some(bound), threshold: 1.0, ..BETTER };
-            let found = bucketize(&threads, cpus, &rules);
-            prop_assert!(run_time_variation(&levels, &found.max_pcmr).unwrap() <= bound + 1e-9);
+            let buckets = bucketize(&threads, cpus, &rules);
+            prop_assert!(run_time_variation(&levels, &buckets.max_pcmr).unwrap() <= bound + 1e-9);
             let rules = Rules { max_run_time_variation: Some(0.0), ..rules };
-            let found = bucketize(&threads, cpus, &rules);
-            let all = fair_shares(&levels, &found.max_pcmr);
+            let buckets = bucketize(&threads, cpus, &rules);
+            let all = fair_shares(&levels, &buckets.max_pcmr);
             prop_assert!(all.iter().all(|share| (share - all[0]).abs() < 1e-9));
         }
 
@@ -370,10 +370,10 @@ mod tests {
     fn the_papers_threads_meet_their_threshold() {
         let figure_4 = [1.0, 0.0, 3.0, 5.0, 11.0, 9.0, 15.0, 12.0, 16.0];
         let rules = Rules { threshold: 8.5, ..BETTER };
-        let found = bucketize(&threads(&figure_4), 4, &rules);
-        assert!(found.rate <= 8.5, "{found:?}");
-        assert!((0..4).filter(|&cpu| found.admits(cpu, 16.0)).count() <= 2, "{found:?}");
-        assert!((0..4).all(|cpu| found.admits(cpu, 0.0)), "{found:?}");
+        let buckets = bucketize(&threads(&figure_4), 4, &rules);
+        assert!(buckets.rate <= 8.5, "{buckets:?}");
+        assert!((0..4).filter(|&cpu| buckets.admits(cpu, 16.0)).count() <= 2, "{buckets:?}");
+        assert!((0..4).all(|cpu| buckets.admits(cpu, 0.0)), "{buckets:?}");
     }
 
     /// Does the weight of references lower the expected rate of a CPU whose greedy thread mostly waits?

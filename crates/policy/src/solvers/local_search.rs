@@ -40,7 +40,7 @@ pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
     least.expect("there is at least the greedy start").1
 }
 
-/// Heaviest programs first, each to the seat with the least cost; loads stay even.
+/// Heaviest programs first, each to the CPU with the least cost; loads stay even.
 fn greedy(costs: &CostMatrix, seats: &Seats) -> Seating {
     let by_cache = seats.cpus_per_cache.iter().map(|&cpus| vec![Vec::new(); cpus as usize]).collect();
     let mut climb = HillClimb { costs, by_cache };
@@ -61,7 +61,7 @@ fn greedy(costs: &CostMatrix, seats: &Seats) -> Seating {
                 }
             }
         }
-        let (_, cache, cpu) = least.expect("a round has a free seat for each of its programs");
+        let (_, cache, cpu) = least.expect("a round has a free CPU for each of its programs");
         climb.by_cache[cache][cpu].push(program);
     }
     Seating { by_cache: climb.by_cache }

@@ -1,4 +1,4 @@
-//! Solvers: from the costs of co-runs and the seats to an assignment.
+//! Solvers: from the costs of co-runs and the CPUs to an assignment.
 //!
 //! Problem: n programs go to CPUs; groups of CPUs share a cache. A program bears a cost for the programs that run on
 //! other CPUs of its cache while it runs. With at most one program to a CPU, this is CA's problem (2.1.1): minimize the
@@ -116,7 +116,7 @@ pub enum SolverMethod {
 /// An assignment, and a bound on its quality.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Solution {
-    /// The seats of all programs.
+    /// The CPUs of all programs.
     pub seating: Seating,
     /// Sum of the costs of all programs.
     pub total: f64,
@@ -126,7 +126,7 @@ pub struct Solution {
     pub method: SolverMethod,
 }
 
-/// The assignment with the smallest total. Without programs or without seats, an empty one.
+/// The assignment with the smallest total. Without programs or without CPUs, an empty one.
 pub fn best(costs: &CostMatrix, seats: &Seats) -> Solution {
     let solved = if costs.is_empty() || seats.cpus() == 0 {
         let by_cache = seats.cpus_per_cache.iter().map(|&cpus| vec![Vec::new(); cpus as usize]).collect();

@@ -89,10 +89,10 @@ proptest! {
         let seats = seats(SHAPES[shape]);
         let matrix: Vec<Vec<f64>> = matrix[..programs].iter().map(|row| row[..programs].to_vec()).collect();
         let optimum = best(&matrix, &seats).total;
-        let found = local_search::solve(&matrix, &seats);
-        check_seating(&found, programs, &seats);
+        let seating = local_search::solve(&matrix, &seats);
+        check_seating(&seating, programs, &seats);
         prop_assert!(local_search::lower_bound(&matrix, &seats) <= optimum + 1e-9);
-        prop_assert!(found.total(&matrix) >= optimum - 1e-9);
+        prop_assert!(seating.total(&matrix) >= optimum - 1e-9);
     }
 
     /// Are sixteen programs, each on a CPU of its own, solved exactly on caches of any sizes?

@@ -213,11 +213,11 @@ mod tests {
         };
         let held = SiteLayout::default_of(scene, &BTreeMap::new());
         let (mut one, mut all) = (search(), search());
-        let found = [
+        let candidates = [
             one.for_newcomers(&BTreeMap::new(), &held, &[scene.tasks.len() - 1]),
             all.candidates(&BTreeMap::new(), Some(held)),
         ];
-        (found, one.judge)
+        (candidates, one.judge)
     }
 
     fn best<'a>(of: &'a [CandidatePlan], judge: &PlanComparator) -> &'a CandidatePlan {
@@ -242,12 +242,12 @@ mod tests {
             let scene = scene(&tasks, 4);
             let ([brief, _], judge) = both(&scene);
             let held = SiteLayout::default_of(&scene, &BTreeMap::new());
-            let found = best(&brief, &judge);
+            let chosen = best(&brief, &judge);
             let moved: Vec<usize> =
-                (0..tasks.len()).filter(|&at| found.layout.site_of[at] != held.site_of[at]).collect();
+                (0..tasks.len()).filter(|&at| chosen.layout.site_of[at] != held.site_of[at]).collect();
             prop_assert!(moved.is_empty() || moved.len() <= 2 && moved.contains(&(tasks.len() - 1)), "{moved:?}");
             let before = brief.iter().find(|one| one.layout.site_of == held.site_of).unwrap();
-            prop_assert!(judge.key(found.score) >= judge.key(before.score));
+            prop_assert!(judge.key(chosen.score) >= judge.key(before.score));
         }
     }
 }

@@ -84,8 +84,8 @@ mod tests {
     #[test]
     fn the_time_of_a_line_is_found_again() {
         for (line_cycles, traffic) in [(10.0, 0.05), (4.0, 0.2), (20.0, 0.045)] {
-            let found = solve(wait(line_cycles, traffic), traffic);
-            assert!((found / line_cycles - 1.0).abs() < 1e-3, "{found}");
+            let solution = solve(wait(line_cycles, traffic), traffic);
+            assert!((solution / line_cycles - 1.0).abs() < 1e-3, "{solution}");
         }
     }
 }

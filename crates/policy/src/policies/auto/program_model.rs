@@ -398,8 +398,8 @@ pub mod tests {
     fn footprints_grow_as_theory_says() {
         let program = uniform(2_097_152.0, 0.02);
         let lines = 2_097_152.0 / 64.0;
-        let found = program.footprint(lines / 0.02) / 2_097_152.0;
-        assert!((found - (1.0 - (-1.0f64).exp())).abs() < 0.01, "{found}");
+        let share = program.footprint(lines / 0.02) / 2_097_152.0;
+        assert!((share - (1.0 - (-1.0f64).exp())).abs() < 0.01, "{share}");
         assert_eq!(program.footprint(0.0), 0.0);
         let mut last = 0;
         for instructions in [1e3, 1e30, 1e7, 0.0, 2e7, 1e6] {
@@ -414,8 +414,8 @@ pub mod tests {
     fn misses_imply_the_occupancy() {
         let mut program = uniform(CACHE, 0.02);
         program.calibrate(0.25 * CACHE, CACHE, 0.01);
-        let found = program.real_occupancy(0.25 * CACHE, CACHE) / CACHE;
-        assert!((found - 0.5).abs() < 0.03, "{found}");
+        let share = program.real_occupancy(0.25 * CACHE, CACHE) / CACHE;
+        assert!((share - 0.5).abs() < 0.03, "{share}");
         assert_eq!(program.real_occupancy(CACHE, CACHE), CACHE);
         assert_eq!(program.real_occupancy(0.0, CACHE), 0.0);
         let mut stream = super::tests::program(|_| 0.01);
@@ -441,18 +441,18 @@ pub mod tests {
         // Known up to 0.3 of the cache; beyond that the tail falls too slowly, and its error covers everything below.
         let known = 0.3 * CACHE;
         let logged = |held: f64| if held <= known { truth.misses(held) } else { truth.misses(known) * known / held };
-        let mut found = program(logged);
+        let mut calibrated = program(logged);
         for step in 0..=STEPS {
-            if step as f64 * found.step_bytes > known {
-                found.errors[step] = (found.misses[step], truth.misses(known) - found.misses[step]);
+            if step as f64 * calibrated.step_bytes > known {
+                calibrated.errors[step] = (calibrated.misses[step], truth.misses(known) - calibrated.misses[step]);
             }
         }
         let composed = 0.39 * CACHE;
-        found.calibrate(composed, CACHE, truth.misses(composed));
-        assert!((found.misses(composed) - truth.misses(composed)).abs() < 1e-6);
-        assert!(found.misses(0.5 * CACHE) < 0.2 * logged(0.5 * CACHE), "{}", found.misses(0.5 * CACHE));
-        assert!((found.misses(0.25 * CACHE) / truth.misses(0.25 * CACHE) - 1.0).abs() < 0.02);
-        assert_eq!(found.occupancy_odds, 1.0);
+        calibrated.calibrate(composed, CACHE, truth.misses(composed));
+        assert!((calibrated.misses(composed) - truth.misses(composed)).abs() < 1e-6);
+        assert!(calibrated.misses(0.5 * CACHE) < 0.2 * logged(0.5 * CACHE), "{}", calibrated.misses(0.5 * CACHE));
+        assert!((calibrated.misses(0.25 * CACHE) / truth.misses(0.25 * CACHE) - 1.0).abs() < 0.02);
+        assert_eq!(calibrated.occupancy_odds, 1.0);
     }
 
     /// Do cycles follow from measurements, and is there no model of a task without a cost of misses?

@@ -575,7 +575,7 @@ mod tests {
         let mut scene = scene(2, 4, 8);
         scene.tasks.iter_mut().enumerate().for_each(|(at, scene_task)| scene_task.last_site = Some(at / 4));
         scene.tasks[1].program = None;
-        let found = |scene: &PlanningProblem| {
+        let count_same = |scene: &PlanningProblem| {
             let mut held = SiteLayout::at(scene, scene.tasks.iter().map(|one| one.last_site).collect(), false);
             held.partitions[0] = vec![super::super::layout::PartitionMembers { members: vec![0], units: 5 }];
             let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
@@ -588,11 +588,11 @@ mod tests {
             };
             (all.iter().filter(same).count(), all.len())
         };
-        let (same, all) = found(&scene);
+        let (same, all) = count_same(&scene);
         assert!(same < all, "{same} of {all}");
         scene.close(|task| task == TaskId(1));
         assert!(scene.is_closed(0) && !scene.is_closed(1));
-        let (same, all) = found(&scene);
+        let (same, all) = count_same(&scene);
         assert_eq!(same, all);
         scene.frozen_sites.clear();
         scene.close(|_| false);

@@ -15,12 +15,12 @@ use crate::work_metric::{WorkMetric, metrics_of};
 
 /// Work and time of processes, in all windows of a side.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct WorkDone {
+pub struct WorkTotals {
     work: BTreeMap<(ProcessId, WorkMetric), f64>,
     pub elapsed_ns: f64,
 }
 
-impl WorkDone {
+impl WorkTotals {
     /// Takes a window in.
     pub fn add(&mut self, seen: &Observation) {
         for task in seen.tasks.iter().filter(|task| !task.exited) {
@@ -32,7 +32,7 @@ impl WorkDone {
     }
 
     /// Speed of a process over that on another side, by the best measure that both have.
-    fn relative_to(&self, other: &WorkDone, process: ProcessId) -> Option<f64> {
+    fn relative_to(&self, other: &WorkTotals, process: ProcessId) -> Option<f64> {
         WorkMetric::BEST_FIRST.into_iter().find_map(|work| {
             let (mine, theirs) = (self.work.get(&(process, work))?, other.work.get(&(process, work))?);
             let ratio = (mine / self.elapsed_ns) / (theirs / other.elapsed_ns);
@@ -50,7 +50,7 @@ pub struct Weight {
 }
 
 /// Logarithm of the objective on one side over that on the other.
-pub fn log_ratio(new: &WorkDone, old: &WorkDone, weights: &[Weight], objective: PlanObjective) -> Option<f64> {
+pub fn log_ratio(new: &WorkTotals, old: &WorkTotals, weights: &[Weight], objective: PlanObjective) -> Option<f64> {
     let mut changed = Vec::new();
     for weight in weights {
         // A process that did not run on both sides does not count.
@@ -95,7 +95,7 @@ pub struct Trial {
     objective: PlanObjective,
     blocks: BlockDesign,
     evidence: SequentialTest,
-    sides: [WorkDone; 2],
+    sides: [WorkTotals; 2],
     settling: u32,
     in_leg: u32,
     /// Phases of the tasks at the start of the block: a block in which one changed does not count.
@@ -117,7 +117,7 @@ impl Trial {
             settling: lengths.warmup_windows,
             blocks,
             evidence: SequentialTest::default(),
-            sides: [WorkDone::default(), WorkDone::default()],
+            sides: [WorkTotals::default(), WorkTotals::default()],
             in_leg: 0,
             phases: Vec::new(),
             windows: 0,
@@ -177,7 +177,7 @@ impl Trial {
 /// Windows under the plan in force, before or after a change.
 #[derive(Clone, Debug, Default)]
 pub struct SpeedMonitor {
-    recent: Vec<WorkDone>,
+    recent: Vec<WorkTotals>,
     settling: u32,
 }
 
@@ -200,7 +200,7 @@ impl SpeedMonitor {
             self.settling -= 1;
             return;
         }
-        let mut done = WorkDone::default();
+        let mut done = WorkTotals::default();
         done.add(seen);
         if self.recent.len() == RECENT {
             self.recent.remove(0);
@@ -233,8 +233,8 @@ impl SpeedMonitor {
         if self.recent.len() < MIN_MONITORED || before.recent.len() < MIN_MONITORED {
             return None;
         }
-        let sum = |of: &[WorkDone]| {
-            let mut all = WorkDone::default();
+        let sum = |of: &[WorkTotals]| {
+            let mut all = WorkTotals::default();
             for done in of {
                 all.elapsed_ns += done.elapsed_ns;
                 for (&what, work) in &done.work {
@@ -244,8 +244,8 @@ impl SpeedMonitor {
             all
         };
         let old = sum(&before.recent);
-        let value = |done: &WorkDone| log_ratio(done, &old, weights, objective);
-        let spread = |of: &[WorkDone]| {
+        let value = |done: &WorkTotals| log_ratio(done, &old, weights, objective);
+        let spread = |of: &[WorkTotals]| {
             let values: Vec<f64> = of.iter().filter_map(value).collect();
             let count = values.len() as f64;
             let mean = values.iter().sum::<f64>() / count;
@@ -305,7 +305,7 @@ mod tests {
         (0..5).for_each(|_| watch.add(&seen(500)));
         assert_eq!(watch.relative_to(&before, &weights(&seen(1)), PlanObjective::WeightedSpeedup), None);
         (0..2).for_each(|_| watch.add(&seen(900)));
-        let found = watch.relative_to(&before, &weights(&seen(1)), PlanObjective::WeightedSpeedup).unwrap();
-        assert!(found.log_ratio < -0.3 && found.error > 0.0, "{found:?}");
+        let estimate = watch.relative_to(&before, &weights(&seen(1)), PlanObjective::WeightedSpeedup).unwrap();
+        assert!(estimate.log_ratio < -0.3 && estimate.error > 0.0, "{estimate:?}");
     }
 }

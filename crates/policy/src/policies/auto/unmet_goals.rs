@@ -361,9 +361,9 @@ mod tests {
             prop_assert!((score(&scene, &all[best].layout, &ScoreCache::default()).unmet_goals - broken).abs() < 1e-9);
             let mut why = Vec::new();
             explain_unmet(&scene, &all[0].layout, &all[best].layout, &mut why);
-            let found = speeds(&scene, &all[best].layout);
+            let plan_speeds = speeds(&scene, &all[best].layout);
             for (at, scene_task) in scene.tasks.iter().enumerate() {
-                let (program, speed) = (scene_task.program.as_ref().unwrap(), found[at].unwrap());
+                let (program, speed) = (scene_task.program.as_ref().unwrap(), plan_speeds[at].unwrap());
                 let rate = program.goal.min_rate.zip(speed.rates(program));
                 let below = rate.is_some_and(|(least, (rate, _))| rate < least * (1.0 - MET_WITHIN));
                 let slower = program.goal.max_slowdown.is_some_and(|limit| {
@@ -375,7 +375,7 @@ mod tests {
                 prop_assert_eq!(says("min_rate"), below, "{:?}", why);
                 prop_assert_eq!(says("max_slowdown"), slower, "{:?}", why);
             }
-            for short in all_short(&scene, &found).iter().filter(|short| short.met_alone) {
+            for short in all_short(&scene, &plan_speeds).iter().filter(|short| short.met_alone) {
                 let Some(left_out) = programs_to_remove(&scene, &all[best].layout, short) else { continue };
                 prop_assert!(!left_out.is_empty() && !left_out.contains(&short.at));
                 let mut fewer = scene.clone();

@@ -102,7 +102,7 @@ impl OvercommittedCache<'_> {
         all * (self.cpus.count() - 1) as f64 / (n as f64 - 1.0) / n as f64
     }
 
-    /// The solver's gangs. Quiet tasks fill free seats first, and then get turns of their own.
+    /// The solver's gangs. Quiet tasks fill free CPUs first, and then get turns of their own.
     fn gangs(&self, solved: &Solution) -> Vec<Vec<TaskId>> {
         let seats = self.cpus.count() as usize;
         let mut gangs: Vec<Vec<TaskId>> =

@@ -100,7 +100,7 @@ fn exchanges(topology: &Topology) -> Vec<(Vec<usize>, Vec<u32>)> {
     let fits = |to: &Vec<usize>| {
         (0..caches).all(|a| like(a, to[a]) && (0..caches).all(|b| together(a, b) == together(to[a], to[b])))
     };
-    let mut found = Vec::new();
+    let mut symmetries = Vec::new();
     for to in orders(caches).into_iter().filter(fits) {
         // Caches have two CPUs at most, which may be exchanged in each cache separately.
         for turned in 0..1u32 << caches {
@@ -112,10 +112,10 @@ fn exchanges(topology: &Topology) -> Vec<(Vec<usize>, Vec<u32>)> {
                     cpus[cpu as usize] = targets[(nth + turn) % targets.len()];
                 }
             }
-            found.push((to.clone(), cpus));
+            symmetries.push((to.clone(), cpus));
         }
     }
-    found
+    symmetries
 }
 
 fn exchanged(plan: &Plan, caches: &[usize], cpus: &[u32]) -> Plan {

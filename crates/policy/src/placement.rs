@@ -3,9 +3,9 @@
 //!
 //! Problem: solvers count the CPUs of each cache; users want named CPUs and reasons. Method: the online CPUs of every
 //! last-level cache take programs (one per core while the programs fit on the cores, so that none shares a core
-//! needlessly); the solvers' seating is translated into CPUs; the reason of a program is the comparison that decided its placement,
-//! between the neighbor that it avoids and its actual one. Properties: programs are identified by position, ties go to
-//! the earlier one; the reasons rest on the numbers that decided, and carry them.
+//! needlessly); the solvers' seating is translated into CPUs; the reason of a program is the comparison that decided its
+//! placement, between the neighbor that it avoids and its actual one. Properties: programs are identified by position,
+//! ties go to the earlier one; the reasons rest on the numbers that decided, and carry them.
 
 use std::collections::BTreeMap;
 

@@ -60,18 +60,18 @@ fn run(options: &Options) -> Vec<ResultRow> {
             Contender::new("co-clusters", || clusters(ClusteringMethod::CoClusters)).against(0, None),
         ];
         let input = format!("{entries} entries");
-        let found =
+        let cluster_rows =
             compare("clusters", &input, THREADS as usize, options.rounds, BenchClock::Thread, false, contenders);
-        for row in &found {
+        for row in &cluster_rows {
             let ms = f64::from(THREADS) / row.millions_per_s / 1e3;
             eprintln!("clusters {input} {}: {ms:.1} ms for {THREADS} threads, bar 50 ms", row.contender);
         }
         let visible = visible(&maps, entries);
         for method in [ClusteringMethod::OnePass, ClusteringMethod::CoClusters] {
-            let found = clusters(method);
-            eprintln!("clusters {input} {method:?}: {found} found of {visible} with an entry, of {CLUSTERS}");
+            let cluster_count = clusters(method);
+            eprintln!("clusters {input} {method:?}: {cluster_count} found of {visible} with an entry, of {CLUSTERS}");
         }
-        rows.extend(found);
+        rows.extend(cluster_rows);
     }
     rows
 }

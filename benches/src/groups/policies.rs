@@ -132,18 +132,18 @@ const LOOKS_WITHIN: u64 = 64;
 /// `auto` watches the same tasks for some windows before it looks for a plan: its first look, and the one after another
 /// task has come.
 fn looks(size: HostSize, rounds: usize) {
-    let mut found = [Vec::new(), Vec::new()];
+    let mut look_times = [Vec::new(), Vec::new()];
     for _ in 0..rounds {
         let mut host = counted(size);
         let mut policy = policies::build("auto", "", 1).expect("the registry has it");
-        for (of, times) in found.iter_mut().enumerate() {
+        for (of, times) in look_times.iter_mut().enumerate() {
             if of == 1 {
                 host.arrive();
             }
             times.extend((0..LOOKS_WITHIN).find_map(|_| host.look(policy.as_mut())));
         }
     }
-    for ((times, what), bar) in found.into_iter().zip(["first look", "after an arrival"]).zip(LOOK_BARS_MS) {
+    for ((times, what), bar) in look_times.into_iter().zip(["first look", "after an arrival"]).zip(LOOK_BARS_MS) {
         let mut times = times;
         times.sort_by(f64::total_cmp);
         let median = times.get(times.len() / 2).copied().unwrap_or(f64::NAN);

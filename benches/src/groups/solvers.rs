@@ -30,8 +30,9 @@ fn run(options: &Options) -> Vec<ResultRow> {
         let work = || (solvers::best(&costs, &seats).total * 1e6) as u64;
         let input = format!("{programs} programs");
         let contender = Contender::new(name, work);
-        let found = compare("solvers", &input, programs, options.rounds, BenchClock::Thread, false, vec![contender]);
-        for row in &found {
+        let solver_rows =
+            compare("solvers", &input, programs, options.rounds, BenchClock::Thread, false, vec![contender]);
+        for row in &solver_rows {
             let seconds = programs as f64 / row.millions_per_s / 1e6;
             let verdict = if seconds <= seconds_at_most { "met" } else { "MISSED" };
             eprintln!(
@@ -40,7 +41,7 @@ fn run(options: &Options) -> Vec<ResultRow> {
                 100.0 * solved.lower_bound / solved.total,
             );
         }
-        rows.extend(found);
+        rows.extend(solver_rows);
     }
     rows
 }

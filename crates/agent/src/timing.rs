@@ -233,9 +233,9 @@ impl ReferenceSet {
         }
         hits.sort_unstable();
         misses.sort_unstable();
-        let found = Calibration { hit_cycles: hits[SAMPLES / 2], miss_cycles: misses[SAMPLES / 2] };
-        self.threshold_cycles = found.threshold_cycles().unwrap_or(self.threshold_cycles);
-        found
+        let calibration = Calibration { hit_cycles: hits[SAMPLES / 2], miss_cycles: misses[SAMPLES / 2] };
+        self.threshold_cycles = calibration.threshold_cycles().unwrap_or(self.threshold_cycles);
+        calibration
     }
 
     /// Maps every frame, so that no first touch is timed later. Only the kit's: the rest of the file is holes, which a touch
@@ -414,9 +414,9 @@ mod tests {
     /// Are hits and misses that lie too close refused, and is the threshold between the two?
     #[test]
     fn a_threshold_lies_between_hits_and_misses_or_is_refused() {
-        let found = |hit_cycles, miss_cycles| Calibration { hit_cycles, miss_cycles }.threshold_cycles();
-        assert_eq!(found(40, 120), Some(80));
-        assert_eq!(found(40, 50), None);
-        assert_eq!(found(40, 30), None);
+        let calibrated = |hit_cycles, miss_cycles| Calibration { hit_cycles, miss_cycles }.threshold_cycles();
+        assert_eq!(calibrated(40, 120), Some(80));
+        assert_eq!(calibrated(40, 50), None);
+        assert_eq!(calibrated(40, 30), None);
     }
 }

@@ -78,8 +78,8 @@ impl BenchHost {
     /// Do the two CPUs share a cache now? `None` if the measurement is unclear, or they are busy.
     pub fn shared(&self) -> Option<bool> {
         // A busy CPU costs an attempt, not the sample.
-        let found = (0..3).find_map(|_| round_trip(self.cpus).ok())?;
-        match RoundTripBounds::default().classify(found.round_trip_ns) {
+        let round_trip_sample = (0..3).find_map(|_| round_trip(self.cpus).ok())?;
+        match RoundTripBounds::default().classify(round_trip_sample.round_trip_ns) {
             SharingVerdict::Shared => Some(true),
             SharingVerdict::Split => Some(false),
             SharingVerdict::Unclear => None,
@@ -89,9 +89,9 @@ impl BenchHost {
     /// Runs `sample` between two ping-pongs; `None` if they differ or are unclear.
     pub fn gated<T>(&self, sample: impl FnOnce() -> T) -> (Option<bool>, T) {
         let before = self.shared();
-        let found = sample();
+        let outcome = sample();
         let after = self.shared();
-        (before.filter(|_| before == after), found)
+        (before.filter(|_| before == after), outcome)
     }
 
     /// Sleeps until then, or until the bench is interrupted.

@@ -14,8 +14,8 @@ const TOOLS: [&str; 17] = [
 
 fn in_path(tool: &str) -> PathBuf {
     let path = std::env::var_os("PATH").expect("a PATH");
-    let mut found = std::env::split_paths(&path).map(|folder| folder.join(tool));
-    found.find(|file| file.metadata().is_ok_and(|m| m.permissions().mode() & 0o111 != 0)).expect(tool)
+    let mut candidates = std::env::split_paths(&path).map(|folder| folder.join(tool));
+    candidates.find(|file| file.metadata().is_ok_and(|m| m.permissions().mode() & 0o111 != 0)).expect(tool)
 }
 
 /// A copy of the project's folder as far as the demo looks at it, named as people name folders.

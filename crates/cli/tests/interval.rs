@@ -41,12 +41,12 @@ fn a_nominal_scenario_runs_repeats_and_replays() {
     program(at, "streamer", 0.02, 0.02);
     std::fs::write(at.join("four.toml"), SCENARIO).unwrap();
     let sim = |log: &str| run(at, &["sim", "four.toml", "-o", log, "--json"]).json();
-    let found = sim("a.log");
-    assert_eq!(found, sim("b.log"));
+    let simulated = sim("a.log");
+    assert_eq!(simulated, sim("b.log"));
     assert_eq!(std::fs::read(at.join("a.log")).unwrap(), std::fs::read(at.join("b.log")).unwrap());
-    let jobs = found["results"]["jobs"].as_array().unwrap();
+    let jobs = simulated["results"]["jobs"].as_array().unwrap();
     assert_eq!(jobs.len(), 9);
-    assert!((found["results"]["seconds"].as_f64().unwrap() - 300.0).abs() < 1e-6);
+    assert!((simulated["results"]["seconds"].as_f64().unwrap() - 300.0).abs() < 1e-6);
     let ended = jobs[4..].iter().filter(|job| job["completions"] == 1).count();
     assert!(ended >= 2, "{jobs:?}");
     assert!(jobs.iter().take(4).all(|job| job["slowdown"].as_f64().unwrap() > 0.99), "{jobs:?}");
@@ -248,12 +248,12 @@ fn programs_that_fit_are_kept_from_streams() {
     uniform(at, "stream", 1e12, 0.02);
     let asked =
         ["plan", "stream.toml", "fits.toml", "stream.toml", "fits.toml", "-m", "xeon-x5365-4", "--policy", "auto"];
-    let found = run(at, &[&asked[..], &["--json"]].concat()).json();
-    let changes: Vec<&str> = found["changes"].as_array().unwrap().iter().filter_map(|line| line.as_str()).collect();
+    let planned = run(at, &[&asked[..], &["--json"]].concat()).json();
+    let changes: Vec<&str> = planned["changes"].as_array().unwrap().iter().filter_map(|line| line.as_str()).collect();
     let cpus = |name: &str| -> Vec<&str> {
         let mine = changes.iter().filter(|line| line.contains(name));
         mine.filter_map(|line| line.split("CPUs ").nth(1)?.split(' ').next()).collect()
     };
     let (fits, streams) = (cpus("fits"), cpus("stream"));
-    assert!(fits.len() == 2 && fits[0] == fits[1] && !streams.contains(&fits[0]), "{found}");
+    assert!(fits.len() == 2 && fits[0] == fits[1] && !streams.contains(&fits[0]), "{planned}");
 }

@@ -50,10 +50,10 @@ fn flatten(path: &str, value: &Value, found: &mut BTreeMap<String, BTreeSet<Stri
 #[track_caller]
 fn check(command: &str, printed: &[Value], like_plan: &[&str], free: &[&str]) {
     let promised = promised(command);
-    let mut found = BTreeMap::new();
-    printed.iter().for_each(|value| flatten("", value, &mut found));
+    let mut printed_keys = BTreeMap::new();
+    printed.iter().for_each(|value| flatten("", value, &mut printed_keys));
     let mut seen = BTreeSet::new();
-    for (path, kinds) in &found {
+    for (path, kinds) in &printed_keys {
         if free.iter().any(|start| path.starts_with(start)) {
             seen.extend(free.iter().filter(|start| path.starts_with(**start)).map(|start| start.to_string()));
             continue;
@@ -204,9 +204,9 @@ fn profile_keeps_its_promises() {
     let args = ["profile", "t.lackey", "-m", "xeon-x5365-4", "--json"];
     let profile = run(folder.path(), &args).json();
     let page = include_str!("../../../docs/formats.md");
-    let mut found = BTreeMap::new();
-    flatten("", &profile, &mut found);
-    for path in found.keys().filter(|path| !path.starts_with("profile")) {
+    let mut profile_keys = BTreeMap::new();
+    flatten("", &profile, &mut profile_keys);
+    for path in profile_keys.keys().filter(|path| !path.starts_with("profile")) {
         for name in path.split(['.', '[', ']']).filter(|name| !name.is_empty()) {
             let named = page.contains(&format!("`{name}`")) || page.contains(&format!("\"{name}\""));
             assert!(named, "'{name}' of {path} is not in docs/formats.md");

@@ -22,19 +22,19 @@ fn workplace() -> PathBuf {
 
 /// Commands of the README with the lines shown below them, blank ones left out.
 fn shown(page: &str) -> Vec<(String, Vec<String>)> {
-    let mut found: Vec<(String, Vec<String>)> = Vec::new();
+    let mut commands_shown: Vec<(String, Vec<String>)> = Vec::new();
     let mut in_output = false;
     for line in page.lines().map(str::trim_end) {
         if line.starts_with("```") {
             in_output = false;
         } else if let Some(command) = line.strip_prefix("$ cachemate ") {
-            found.push((command.to_string(), Vec::new()));
+            commands_shown.push((command.to_string(), Vec::new()));
             in_output = true;
         } else if in_output && !line.is_empty() {
-            found.last_mut().unwrap().1.push(line.to_string());
+            commands_shown.last_mut().unwrap().1.push(line.to_string());
         }
     }
-    found
+    commands_shown
 }
 
 /// The first shown line that is not next in the output; after `...` it may come later. Nothing may follow the last line

@@ -13,8 +13,8 @@ const IDS: [&str; 3] = ["CA-2", "CP-6", "TC-SERVER"];
 
 fn repro(at: &Path, more: &[&str]) -> (Option<i32>, String, Value) {
     let ran = run(at, &[&["repro"], &IDS[..], &["--sample", "--seed", "1", "--json"], more].concat());
-    let found = serde_json::from_str(&ran.out).unwrap_or_else(|error| panic!("{error}: {}{}", ran.out, ran.err));
-    (ran.code, ran.err, found)
+    let answer = serde_json::from_str(&ran.out).unwrap_or_else(|error| panic!("{error}: {}{}", ran.out, ran.err));
+    (ran.code, ran.err, answer)
 }
 
 /// Names and times of the results in a sweep's folder.

@@ -247,8 +247,8 @@ fn slurm_loses_nodes_and_its_controller() {
 /// The Python that has Dask.
 fn python() -> Option<String> {
     let python = std::env::var("CACHEMATE_DASK_PYTHON").unwrap_or("python3".to_string());
-    let found = Command::new(&python).args(["-c", "import distributed"]).stderr(Stdio::null()).status();
-    if !found.is_ok_and(|status| status.success()) {
+    let import = Command::new(&python).args(["-c", "import distributed"]).stderr(Stdio::null()).status();
+    if !import.is_ok_and(|status| status.success()) {
         println!("not shown here: Dask (pip install distributed; CACHEMATE_DASK_PYTHON names its Python)");
         return None;
     }

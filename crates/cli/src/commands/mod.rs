@@ -149,8 +149,8 @@ mod tests {
     /// Does `--help` explain every command and argument that it shows?
     #[test]
     fn every_command_and_argument_is_explained() {
-        let mut found = Vec::new();
-        unexplained(&Cli::command(), "", &mut found);
-        assert!(found.is_empty(), "{found:#?}");
+        let mut missing_help = Vec::new();
+        unexplained(&Cli::command(), "", &mut missing_help);
+        assert!(missing_help.is_empty(), "{missing_help:#?}");
     }
 }

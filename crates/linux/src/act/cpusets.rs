@@ -299,13 +299,13 @@ mod tests {
         host.thread(7, 7, 1, "0-7");
         let group = |path: &str, cpus: &str| CpusetGroup { cgroup: path.into(), cpus: cpus.parse().unwrap() };
         let both = [group("/a/b/", "0-1"), group("a", "0-3")];
-        let found = read_groups(&host, &both, &BTreeMap::new());
+        let cpusets = read_groups(&host, &both, &BTreeMap::new());
         let all: CpuSet = (0..8).collect();
-        assert_eq!(found.cpus, ["/a", "/a/b"].map(|name| (name.to_string(), Tracked::untouched(all.clone()))).into());
+        assert_eq!(cpusets.cpus, ["/a", "/a/b"].map(|name| (name.to_string(), Tracked::untouched(all.clone()))).into());
         let threads = [(5, "/a"), (6, "/a/b"), (7, "/a/b")].map(|(tid, name)| (tid, name.to_string()));
-        assert_eq!(found.threads, threads.into());
+        assert_eq!(cpusets.threads, threads.into());
         for name in ["/a", "/a/b"] {
-            let to_come = &found.states_to_come[name];
+            let to_come = &cpusets.states_to_come[name];
             assert!(to_come.len() == 3 && to_come.iter().all(|want| want.object.thread() == Some(narrow)), "{name}");
         }
         let file = |path: &str| JournalObject::File { path: format!("{base}/{path}").into() };

@@ -136,13 +136,13 @@ impl KernelGangScheduler {
         let scheduler_state =
             self.client.state().map_err(|error| format!("the gang scheduler does not answer ({error})"));
         let answers = scheduler_state.as_ref().ok().map(|state| state.generation);
-        let found = scheduler_state.and_then(|state| {
+        let attached_state = scheduler_state.and_then(|state| {
             self.in_force(&state)?;
             let caches =
                 state.caches().map_err(|error| format!("the gang scheduler's state cannot be read: {error}"))?;
             Ok((caches, state.generation))
         });
-        match found {
+        match attached_state {
             Ok((caches, generation)) => {
                 (self.caches, self.generation) = (caches, generation);
                 None

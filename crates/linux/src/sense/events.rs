@@ -184,8 +184,8 @@ mod tests {
 
     fn codes(vendor: &str, family: u32, model: u32) -> Vec<Option<(u32, u64)>> {
         let processor = Processor::parse(&cpuinfo(vendor, family, model)).unwrap();
-        let found = events(Some(&processor), CacheLevel::L3);
-        found[2..].iter().map(|named| named.code.ok().map(|code| (code.kind, code.config))).collect()
+        let event_codes = events(Some(&processor), CacheLevel::L3);
+        event_codes[2..].iter().map(|named| named.code.ok().map(|code| (code.kind, code.config))).collect()
     }
 
     /// Is each family asked by the codes of its own event list, and no event invented where it has none?
@@ -208,7 +208,7 @@ mod tests {
     #[test]
     fn other_architectures_are_unknown() {
         assert_eq!(Processor::parse("processor\t: 0\nBogoMIPS\t: 50.00\nCPU implementer\t: 0x41\n"), None);
-        let found = events(None, CacheLevel::L3);
-        assert_eq!(found.iter().filter(|named| named.code.is_ok()).count(), 4);
+        let event_codes = events(None, CacheLevel::L3);
+        assert_eq!(event_codes.iter().filter(|named| named.code.is_ok()).count(), 4);
     }
 }

@@ -32,13 +32,13 @@ pub struct Browser {
 impl Browser {
     /// `None` where no Chromium is installed.
     pub fn start() -> Option<Self> {
-        let found = PROGRAMS.iter().find(|name| {
+        let program = PROGRAMS.iter().find(|name| {
             let paths = std::env::var_os("PATH").unwrap_or_default();
             std::env::split_paths(&paths).any(|folder| folder.join(name).is_file())
         })?;
         let profile = tempfile::tempdir().unwrap();
         // The browser reads commands from descriptor 3 and answers on 4, each ended by a zero.
-        let line = format!("exec {found} {SWITCHES} \"--user-data-dir=$0\" about:blank 3<&0 4>&1 >&2 </dev/null");
+        let line = format!("exec {program} {SWITCHES} \"--user-data-dir=$0\" about:blank 3<&0 4>&1 >&2 </dev/null");
         let mut command = Command::new("timeout");
         command.args(["-k", "5", SECONDS, "sh", "-c", &line]).arg(profile.path());
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());

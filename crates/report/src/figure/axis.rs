@@ -164,8 +164,8 @@ fn nice_step(least: f64) -> f64 {
         return 1.0;
     }
     let power = libm::pow(10.0, libm::floor(libm::log10(least)));
-    let found = [1.0, 2.0, 2.5, 5.0, 10.0].into_iter().find(|step| step * power >= least * (1.0 - 1e-9));
-    found.unwrap_or(10.0) * power
+    let factor = [1.0, 2.0, 2.5, 5.0, 10.0].into_iter().find(|step| step * power >= least * (1.0 - 1e-9));
+    factor.unwrap_or(10.0) * power
 }
 
 #[cfg(test)]

@@ -267,13 +267,13 @@ mod tests {
             let colors = 1usize << power;
             let mut cache = made_up(colors, ways, colors * ways * 5, 0, seed);
             let items: Vec<usize> = (0..cache.color_of.len()).collect();
-            let found = group(&mut cache, &items, &search(colors, ways));
-            for class in &found.classes {
+            let grouping = group(&mut cache, &items, &search(colors, ways));
+            for class in &grouping.classes {
                 prop_assert!(class.iter().all(|&item| cache.color_of[item] == cache.color_of[class[0]]));
             }
             let big = |color| cache.color_of.iter().filter(|&&of| of == color).count() > ways + 1;
-            prop_assert_eq!(found.classes.len(), (0..colors).filter(|&color| big(color)).count());
-            let told: usize = found.classes.iter().map(Vec::len).sum::<usize>() + found.left_over.len();
+            prop_assert_eq!(grouping.classes.len(), (0..colors).filter(|&color| big(color)).count());
+            let told: usize = grouping.classes.iter().map(Vec::len).sum::<usize>() + grouping.left_over.len();
             prop_assert_eq!(told, items.len());
         }
     }
@@ -303,13 +303,13 @@ mod tests {
         for seed in 0..5 {
             let mut cache = made_up(32, 16, 4096, 200, seed);
             let items: Vec<usize> = (0..4096).collect();
-            let found = group(&mut cache, &items, &search(32, 16));
-            assert_eq!(found.classes.len(), 32, "seed {seed}");
+            let grouping = group(&mut cache, &items, &search(32, 16));
+            assert_eq!(grouping.classes.len(), 32, "seed {seed}");
             let stray = |class: &Vec<usize>| {
                 let most = |color| class.iter().filter(|&&item| cache.color_of[item] == color).count();
                 class.len() - (0..32).map(most).max().unwrap()
             };
-            let strays: usize = found.classes.iter().map(stray).sum();
+            let strays: usize = grouping.classes.iter().map(stray).sum();
             assert!(strays < 80, "{strays} of 4096 in a wrong class");
         }
     }
@@ -318,7 +318,7 @@ mod tests {
     #[test]
     fn noise_is_no_color() {
         let mut cache = made_up(32, 16, 2048, 2, 3);
-        let found = group(&mut cache, &(0..2048).collect::<Vec<_>>(), &search(32, 16));
-        assert!(found.classes.len() < 32 && cache.asked < 200_000, "{} classes", found.classes.len());
+        let grouping = group(&mut cache, &(0..2048).collect::<Vec<_>>(), &search(32, 16));
+        assert!(grouping.classes.len() < 32 && cache.asked < 200_000, "{} classes", grouping.classes.len());
     }
 }

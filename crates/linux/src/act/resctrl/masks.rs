@@ -56,14 +56,14 @@ impl Schemata {
 
     /// Gives a cache's mask to all resources that divide it. False = nothing divides it.
     pub fn set(&mut self, level: CacheLevel, domain: u32, mask: &IndexSet) -> bool {
-        let mut found = false;
+        let mut is_divided = false;
         for (_, domains) in self.0.iter_mut().filter(|(resource, _)| level_of(resource) == Some(level)) {
             if let Some(entry) = domains.get_mut(&domain) {
                 entry.clone_from(mask);
-                found = true;
+                is_divided = true;
             }
         }
-        found
+        is_divided
     }
 }
 

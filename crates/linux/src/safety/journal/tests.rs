@@ -17,13 +17,13 @@ fn only_the_original_is_an_original() {
     let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
     journal.before(&[change(1, 0, 1), change(2, 0, 2)]).unwrap();
     journal.before(&[change(1, 1, 3)]).unwrap();
-    let found = recover(dir.path()).unwrap().unwrap();
+    let recovered = recover(dir.path()).unwrap().unwrap();
     assert_eq!(
-        found.held[&affinity(1)],
+        recovered.held[&affinity(1)],
         JournalEntry { original: cpus(0), our_values: vec![cpus(1), cpus(3)], since_ticks: 70, follows_cpuset: false }
     );
-    assert_eq!(&found.held, journal.held());
-    assert_eq!((found.boot_id.as_deref(), found.torn), (Some("boot"), false));
+    assert_eq!(&recovered.held, journal.held());
+    assert_eq!((recovered.boot_id.as_deref(), recovered.torn), (Some("boot"), false));
     assert!(Journal::create(dir.path(), "boot", 70).is_err(), "a journal left behind must not be overwritten");
     journal.remove().unwrap();
     assert_eq!(recover(dir.path()).unwrap(), None);
@@ -40,10 +40,10 @@ fn a_journal_of_the_version_before_is_read() {
     ];
     let sum = |line: &str| format!("{:016x} {line}\n", xxhash_rust::xxh3::xxh3_64(line.as_bytes()));
     fs::write(dir.path().join(Journal::FILE_NAME), lines.map(sum).concat()).unwrap();
-    let found = recover(dir.path()).unwrap().unwrap();
+    let recovered = recover(dir.path()).unwrap().unwrap();
     let held =
         JournalEntry { original: cpus(0), our_values: vec![cpus(1), cpus(3)], since_ticks: 70, follows_cpuset: false };
-    assert_eq!((found.held, found.damaged_lines), (BTreeMap::from([(affinity(1), held)]), Vec::new()));
+    assert_eq!((recovered.held, recovered.damaged_lines), (BTreeMap::from([(affinity(1), held)]), Vec::new()));
 }
 
 /// At whatever byte a crash cut the file: is everything before the torn line read?
@@ -56,11 +56,11 @@ fn a_journal_cut_anywhere_keeps_all_whole_lines() {
     let bytes = fs::read(&path).unwrap();
     for cut in 0..bytes.len() {
         fs::write(&path, &bytes[..cut]).unwrap();
-        let found = recover(dir.path()).unwrap().unwrap();
+        let recovered = recover(dir.path()).unwrap().unwrap();
         // A line that only lacks its end is whole.
         let whole = (0..=cut).filter(|&at| bytes[at] == b'\n').count();
-        assert_eq!(found.held.len(), whole.saturating_sub(1), "cut at {cut}");
-        assert!(found.damaged_lines.is_empty());
+        assert_eq!(recovered.held.len(), whole.saturating_sub(1), "cut at {cut}");
+        assert!(recovered.damaged_lines.is_empty());
     }
 }
 
@@ -75,8 +75,8 @@ fn a_damaged_line_is_named_and_the_others_are_read() {
     let second = bytes.iter().position(|&byte| byte == b'\n').unwrap() + 40;
     bytes[second] ^= 1;
     fs::write(&path, bytes).unwrap();
-    let found = recover(dir.path()).unwrap().unwrap();
-    assert_eq!((found.damaged_lines, found.held.len()), (vec![2], 2));
+    let recovered = recover(dir.path()).unwrap().unwrap();
+    assert_eq!((recovered.damaged_lines, recovered.held.len()), (vec![2], 2));
 }
 
 /// If any single bit of a journal flips: is every line but the one with the bit read, and that one reported?
@@ -91,12 +91,12 @@ fn one_flipped_bit_costs_one_line_and_is_told() {
         let mut bytes = good.clone();
         bytes[bit / 8] ^= 1 << (bit % 8);
         fs::write(&path, &bytes).unwrap();
-        let Ok(found) = recover(dir.path()) else { continue };
-        let found = found.unwrap();
-        let whole = found.boot_id.is_some() && &found.held == journal.held();
-        assert!(whole || !found.damaged_lines.is_empty(), "bit {bit}: {found:?}");
+        let Ok(recovered) = recover(dir.path()) else { continue };
+        let recovered = recovered.unwrap();
+        let whole = recovered.boot_id.is_some() && &recovered.held == journal.held();
+        assert!(whole || !recovered.damaged_lines.is_empty(), "bit {bit}: {recovered:?}");
         // A newline that is none any more takes the line after it along.
-        assert!(found.held.len() + 2 >= journal.held().len(), "bit {bit}");
+        assert!(recovered.held.len() + 2 >= journal.held().len(), "bit {bit}");
     }
 }
 
@@ -114,9 +114,9 @@ fn short_lived_threads_leave_no_trace() {
     assert!(fs::metadata(dir.path().join(Journal::FILE_NAME)).unwrap().len() < 2 * COMPACT_FROM_BYTES);
     journal.compact().unwrap();
     journal.before(&[change(1, 1, 2)]).unwrap();
-    let found = recover(dir.path()).unwrap().unwrap();
-    assert_eq!(found.held.len(), 1);
-    assert_eq!(found.held[&affinity(1)].original, cpus(0));
+    let recovered = recover(dir.path()).unwrap().unwrap();
+    assert_eq!(recovered.held.len(), 1);
+    assert_eq!(recovered.held[&affinity(1)].original, cpus(0));
 }
 
 /// How the disk fails next.
@@ -191,14 +191,14 @@ fn a_short_write_refuses_the_batch_and_hides_nothing() {
             journal.before(&[change(2, 5, 1), change(4, 0, 1)]).unwrap();
             journal.disk.fails = Fails::default();
             journal.before(&[change(1, 1, 2)]).unwrap();
-            let found = recover(dir.path()).unwrap().unwrap();
+            let recovered = recover(dir.path()).unwrap().unwrap();
             for (object, held) in journal.held() {
-                assert_eq!(found.held[object].original, held.original, "{room} bytes taken, cut fails: {cut}");
-                assert!(held.our_values.iter().all(|state| found.held[object].our_values.contains(state)));
+                assert_eq!(recovered.held[object].original, held.original, "{room} bytes taken, cut fails: {cut}");
+                assert!(held.our_values.iter().all(|state| recovered.held[object].our_values.contains(state)));
             }
             // An object of the failed batch may stand there, as it was: putting that back changes nothing.
-            let extra = found.held.keys().filter(|object| !journal.held().contains_key(object));
-            assert!(extra.clone().count() <= usize::from(cut) && found.damaged_lines.is_empty());
+            let extra = recovered.held.keys().filter(|object| !journal.held().contains_key(object));
+            assert!(extra.clone().count() <= usize::from(cut) && recovered.damaged_lines.is_empty());
             assert!(!cut || extra.clone().all(|object| *object == affinity(3)));
         }
     }

@@ -10,11 +10,11 @@ fn what_the_gang_scheduler_lacks_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("gangs.sock");
     let host = FakeHost::default();
-    let found = |host: &FakeHost| scheduler_in_kernel(host, &socket);
+    let query = |host: &FakeHost| scheduler_in_kernel(host, &socket);
     let says = |host: &FakeHost, word: &str, remedy: &str| {
-        let found = found(host);
-        assert!(!found.works && found.detail.contains(word), "{found:?}");
-        assert!(found.remedy.as_ref().is_some_and(|told| told.contains(remedy)), "{found:?}");
+        let capability = query(host);
+        assert!(!capability.works && capability.detail.contains(word), "{capability:?}");
+        assert!(capability.remedy.as_ref().is_some_and(|told| told.contains(remedy)), "{capability:?}");
     };
     host.file("/proc/sys/kernel/osrelease", "6.1.0-50-amd64\n");
     says(&host, "Linux 6.1.0-50-amd64 has no sched_ext", "6.18");
@@ -25,8 +25,8 @@ fn what_the_gang_scheduler_lacks_is_named() {
     host.file("/sys/kernel/btf/vmlinux", "");
     says(&host, "does not answer", "gangs run");
     let scheduler = FakeScheduler::start(Arc::new(Mutex::new(FakeHost::default())), &socket);
-    let works = found(&host);
+    let works = query(&host);
     assert!(works.works && works.detail == "attached, 2 last-level caches, 0 threads", "{works:?}");
     scheduler.inside.lock().unwrap().guarded = Some("CPU 1: busy".to_string());
-    assert!(found(&host).detail.contains("detached: CPU 1: busy"));
+    assert!(query(&host).detail.contains("detached: CPU 1: busy"));
 }

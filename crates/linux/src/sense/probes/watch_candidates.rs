@@ -179,9 +179,9 @@ mod tests {
     #[test]
     fn words_are_drawn_where_memory_is() {
         let mut words = of(&[(4096 * MEGA, 4096 * MEGA), (MEGA, 2 * MEGA)]);
-        let found = drawn(&mut words, 100, |address| address < 4096 * MEGA, |_| true);
-        assert!(found.len() >= 99, "{}", found.len());
-        assert!(found.iter().all(|&address| (MEGA..3 * MEGA).contains(&address)));
+        let addresses = drawn(&mut words, 100, |address| address < 4096 * MEGA, |_| true);
+        assert!(addresses.len() >= 99, "{}", addresses.len());
+        assert!(addresses.iter().all(|&address| (MEGA..3 * MEGA).contains(&address)));
     }
 
     /// Does memory that lies thinly in a large mapping count as much as the same in a dense one?
@@ -191,8 +191,8 @@ mod tests {
         let (thin, dense) = ((64 * MEGA, 16 * MEGA), (MEGA, MEGA));
         let mut words = of(&[thin, dense]);
         let has = |address: u64| address < 64 * MEGA || (address / PAGE_BYTES).is_multiple_of(16);
-        let found = drawn(&mut words, 4_000, has, |_| true);
-        let in_thin = found.iter().filter(|&&address| address >= 64 * MEGA).count() as f64 / found.len() as f64;
+        let addresses = drawn(&mut words, 4_000, has, |_| true);
+        let in_thin = addresses.iter().filter(|&&address| address >= 64 * MEGA).count() as f64 / addresses.len() as f64;
         assert!((in_thin - 0.5).abs() < 0.06, "{in_thin}");
     }
 
@@ -201,14 +201,14 @@ mod tests {
     fn mappings_that_nobody_touches_are_passed_over() {
         let (idle, used) = ((64 * MEGA, 64 * MEGA), (MEGA, 4 * MEGA));
         let mut words = of(&[idle, used]);
-        let found =
+        let addresses =
             drawn(&mut words, 400, |_| true, |address| address < 64 * MEGA && (address / PAGE_BYTES).is_multiple_of(4));
-        let in_used = found.iter().filter(|&&address| address < 64 * MEGA).count();
-        assert!(in_used > 180, "{in_used} of {}", found.len());
+        let in_used = addresses.iter().filter(|&&address| address < 64 * MEGA).count();
+        assert!(in_used > 180, "{in_used} of {}", addresses.len());
         // Neither: every word of both is watched, 16 to 1.
         let mut words = of(&[idle, used]);
-        let found = drawn(&mut words, 400, |_| true, |_| true);
-        assert!(found.iter().filter(|&&address| address < 64 * MEGA).count() < 60);
+        let addresses = drawn(&mut words, 400, |_| true, |_| true);
+        assert!(addresses.iter().filter(|&&address| address < 64 * MEGA).count() < 60);
     }
 
     /// If the page map cannot be read, does every word count?
@@ -233,8 +233,8 @@ mod tests {
         }
         let mut words = WatchCandidates::default();
         words.refresh(&LinuxHost::new("/"), std::process::id() as i32).unwrap();
-        let found = words.draw(&mut SplitMix64::new(3), |address| map.has(address)).unwrap();
-        assert_ne!(map.has(found), Some(false));
+        let drawn_address = words.draw(&mut SplitMix64::new(3), |address| map.has(address)).unwrap();
+        assert_ne!(map.has(drawn_address), Some(false));
         assert!(words.refresh(&LinuxHost::new("/"), i32::MAX).is_err());
     }
 }

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Installs the command, its man pages, completions, recordings and the service (not enabled) below PREFIX. `make install` builds first.
+# Installs the command, its man pages, completions, recordings and the service (not enabled) below PREFIX.
+# `make install` builds first.
 # Usage: install.sh PREFIX
 set -eu
 cd "$(dirname "$0")/.."

@@ -34,7 +34,7 @@ const RULES: &[Rule] = &[
     Rule { name: "found-expected", is_enforced: false, check: found_values::check },
     Rule { name: "comment-noun", is_enforced: false, check: comment_heads::check },
     Rule { name: "retired-word", is_enforced: false, check: retired_words::check_words },
-    Rule { name: "retired-spelling", is_enforced: false, check: retired_words::check_spellings },
+    Rule { name: "retired-spelling", is_enforced: true, check: retired_words::check_spellings },
     Rule { name: "width", is_enforced: false, check: width::check },
     Rule { name: "link", is_enforced: true, check: links::check },
 ];

@@ -89,8 +89,8 @@ mod tests {
         assert_eq!(stat_fields(""), None);
     }
 
-    /// If the kernel refuses to restore a thread's policy: does its entry, or that of the thread it inherited from, stay for the
-    /// next try, while those of restored threads go?
+    /// If the kernel refuses to restore a thread's policy: does its entry, or that of the thread it inherited from, stay
+    /// for the next try, while those of restored threads go?
     #[test]
     fn what_could_not_be_restored_stays_in_the_journal() {
         let [restored, refused, adopted] = [1, 2, 3].map(|thread| Entry { thread, start_ticks: 100, policy: 0 });

@@ -16,7 +16,7 @@ use std::sync::atomic::AtomicBool;
 const USAGE: &str = "usage:
   gangs run [--socket PATH] [--journal PATH] [--all]    attach, take plans over the socket, until it is told to stop
   gangs send [--socket PATH]                            send the lines of standard input, print the answers
-  gangs reset [--journal PATH]                          put back the threads of a run that was killed
+  gangs reset [--journal PATH]                          restore the threads of a run that was killed
   gangs check                                           what is missing here for sched_ext
   gangs turn --footprint-bytes N --hit-ns N --miss-ns N --without-ns N --gangs N --longest-wait-ms N
                                                         how long a turn must be, or why there are no gangs";

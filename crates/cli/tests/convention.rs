@@ -184,8 +184,10 @@ fn help_completions_and_manual_pages() {
     assert!(run(folder.path(), &["--version"]).ok().out.starts_with("cachemate "));
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = run(folder.path(), &["completions", shell]).ok().out;
-        for word in ["cachemate", "xeon-x5365-4", "intensity-gangs"] {
-            assert!(script.contains(word), "{shell}: {word}");
+        assert!(script.contains("cachemate"), "{shell}");
+        // The generators for the other shells complete no values of options.
+        if matches!(shell, "bash" | "zsh" | "fish") {
+            assert!(script.contains("xeon-x5365-4") && script.contains("intensity-gangs"), "{shell}");
         }
     }
     assert!(run(folder.path(), &["man"]).ok().out.contains(".TH"));

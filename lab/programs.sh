@@ -4,8 +4,9 @@
 # JOB is a directory with `machine` (cachemate lab config), `programs` (a command line each), `policy.toml` (the [policy] of
 # the daemon; absent = none), `seconds` (of the guest, for one phase) and `files` (copied to /programs in the guest;
 # may be absent).
-# It gets `results.tsv`: phase, program's number from 0, what it was, seconds, whether it ended by itself, and of the process
-# instructions, misses of the L3, those for lines that others displaced, bytes moved from memory, most bytes held in an L3.
+# It gets `results.tsv`: phase, program's number from 0, its command line, seconds, whether it ended by itself, and of the
+# process instructions, those in user code, misses of the L3, those for lines that others displaced, bytes moved to and from
+# memory, most bytes held in an L3. Each of these six is "-" if the truth file does not have the process.
 set -euo pipefail
 job=$(realpath "$1")
 binary=$(realpath "$2")
@@ -45,15 +46,19 @@ awk -F '\t' -v OFS='\t' '
         if (NF < at["cycles"]) next
         thread = $at["tid"] " " $at["name"]
         process[thread] = $at["pid"]
-        instructions[thread] = $at["instructions"]; misses[thread] = $at["l3_misses"]; others[thread] = $at["others"]
+        instructions[thread] = $at["instructions"]; user[thread] = $at["user_instructions"]
+        misses[thread] = $at["l3_misses"]; others[thread] = $at["others"]
         lines[thread] = $at["read_lines"] + $at["written_lines"]
         for (i in l3) if ($i > most[thread]) most[thread] = $i
         next
     }
     {
-        i = m = o = b = h = 0
+        i = u = m = o = b = h = found = 0
         for (t in process) if (process[t] == $4) {
-            i += instructions[t]; m += misses[t]; o += others[t]; b += 64 * lines[t]; h += 64 * most[t]
+            found = 1
+            i += instructions[t]; u += user[t]; m += misses[t]; o += others[t]; b += 64 * lines[t]; h += 64 * most[t]
         }
-        printf "%s\t%s\t%s\t%s\t%s\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\n", $1, $2, $3, $5, $6, i, m, o, b, h
+        printf "%s\t%s\t%s\t%s\t%s", $1, $2, $3, $5, $6
+        if (found) printf "\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\n", i, u, m, o, b, h
+        else printf "\t-\t-\t-\t-\t-\t-\n"
     }' "$out/truth.tsv" "$out/ran.tsv" >"$job/results.tsv"

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 #include "model.h"
 
+#include <string.h>
+
 const char *const count_names[COUNTS] = {
 	"accesses",    "l1_misses",	"l2_misses",	"l3_misses",	   "cold",	    "own",
 	"others",      "coherent",	"transfers_same", "transfers_other", "invalidations", "read_lines",
@@ -26,6 +28,42 @@ void model_set_task(struct model *m, unsigned cpu, unsigned task)
 	struct cpu *c = &m->cpu[cpu];
 	fold(m, c);
 	c->task = task < NEIGHBOR_TASK ? task : 0;
+}
+
+static void release_hurt(struct model *m, unsigned task)
+{
+	for (unsigned i = 0; i < TASKS_AT_MOST; i++) {
+		m->hurt[EVICTED_TASKS][i] += m->hurt[task][i];
+		m->hurt[task][i] = 0;
+	}
+	for (unsigned i = 0; i < TASKS_AT_MOST; i++) {
+		m->hurt[i][EVICTED_TASKS] += m->hurt[i][task];
+		m->hurt[i][task] = 0;
+	}
+}
+
+void model_release_tasks(struct model *m, const bool released[TASKS_AT_MOST])
+{
+	size_t ways = ((size_t)m->l3_slices << m->l3_sets_log2) * m->l3_ways;
+	for (unsigned task = 0; task < TASKS_AT_MOST; task++)
+		if (released[task]) {
+			memset(m->task_count[task], 0, sizeof m->task_count[task]);
+			release_hurt(m, task);
+		}
+	for (unsigned l3 = 0; l3 < m->l3s; l3++) {
+		struct l3 *c = &m->l3[l3];
+		for (size_t at = 0; at < ways; at++)
+			if (released[c->task[at]])
+				c->task[at] = EVICTED_TASKS;
+		for (unsigned task = 0; task < TASKS_AT_MOST; task++)
+			if (released[task]) {
+				c->task_lines[EVICTED_TASKS] += c->task_lines[task];
+				c->task_lines[task] = 0;
+			}
+	}
+	for (size_t line = 0; line < (size_t)m->lines + m->neighbor_lines; line++)
+		if (released[m->line[line].displaced_by])
+			m->line[line].displaced_by = EVICTED_TASKS;
 }
 
 void model_set_mask(struct model *m, unsigned l3, unsigned class_of_service, uint32_t ways)

@@ -11,8 +11,8 @@
 
 #include "config.h"
 
-/* The last task is the neighbor outside the guest (config.h). */
-enum { TASKS_AT_MOST = 1024, NEIGHBOR_TASK = TASKS_AT_MOST - 1 };
+/* The last task is the neighbor outside the guest (config.h); the one before it has the lines of released tasks. */
+enum { TASKS_AT_MOST = 1024, NEIGHBOR_TASK = TASKS_AT_MOST - 1, EVICTED_TASKS = NEIGHBOR_TASK - 1 };
 enum { L1_SETS = 64 };
 
 /* Counted for each CPU; names in count_names. A miss of the L3 has exactly one cause. */
@@ -67,6 +67,8 @@ void model_count_access(struct model *, unsigned cpu);
 /* Who runs on a CPU from now on: its class and monitor (RDT), its task (for the truth). */
 void model_set_class(struct model *, unsigned cpu, unsigned class_of_service, unsigned monitor);
 void model_set_task(struct model *, unsigned cpu, unsigned task);
+/* Tasks that run on no CPU give up their numbers: counts are 0 again, and their lines belong to EVICTED_TASKS. */
+void model_release_tasks(struct model *, const bool released[TASKS_AT_MOST]);
 /* Ways that a class may fill. At least one. */
 void model_set_mask(struct model *, unsigned l3, unsigned class_of_service, uint32_t ways);
 uint32_t model_mask(const struct model *, unsigned l3, unsigned class_of_service);

@@ -33,7 +33,7 @@ enum {
 #define HOLE_END 0x100000000ull
 
 struct counters_of_vcpu { /* QEMU adds to these inline */
-	uint64_t run, instructions;
+	uint64_t run, user_instructions, kernel_instructions;
 };
 
 struct vcpu {
@@ -55,7 +55,7 @@ static struct config config;
 static struct model *model;
 static struct vcpu *vcpus[CPUS_AT_MOST];
 static struct qemu_plugin_scoreboard *scoreboard;
-static qemu_plugin_u64 run_word, instructions_word;
+static qemu_plugin_u64 run_word, user_word, kernel_word;
 static volatile bool model_on;
 static uint64_t facts[GUEST_FACTS];
 static uint64_t host_start_ns, host_start_cpu_ns;
@@ -74,7 +74,15 @@ static void stall(struct vcpu *v, uint64_t cycles)
 
 static uint64_t instructions_of(unsigned cpu)
 {
-	return vcpus[cpu] ? vcpus[cpu]->counted->instructions : 0;
+	const struct vcpu *v = vcpus[cpu];
+	return v ? v->counted->user_instructions + v->counted->kernel_instructions : 0;
+}
+
+static struct truth_cpu totals_of(unsigned cpu)
+{
+	return (struct truth_cpu){ .cycles = clock_now(cpu),
+				   .instructions = instructions_of(cpu),
+				   .user_instructions = vcpus[cpu]->counted->user_instructions };
 }
 
 static uint64_t get(struct vcpu *v, struct qemu_plugin_register *reg)
@@ -215,7 +223,7 @@ static void look_who_runs(unsigned cpu, bool again)
 	for (char *c = task.name; *c; c++)
 		if (*c < ' ')
 			*c = '?';
-	truth_runs(cpu, &task, clock_now(cpu), instructions_of(cpu));
+	truth_runs(cpu, &task, totals_of(cpu));
 }
 
 static void on_write_fs(unsigned cpu, void *unused)
@@ -229,13 +237,11 @@ static void on_write_fs(unsigned cpu, void *unused)
 
 static void tell_truth(uint64_t now)
 {
-	uint64_t cycles[CPUS_AT_MOST] = { 0 }, instructions[CPUS_AT_MOST] = { 0 };
+	struct truth_cpu cpus[CPUS_AT_MOST] = { 0 };
 	for (unsigned i = 0; i < config.cpus; i++)
-		if (vcpus[i]) {
-			cycles[i] = clock_now(i);
-			instructions[i] = instructions_of(i);
-		}
-	truth_entry(now, cycles, instructions);
+		if (vcpus[i])
+			cpus[i] = totals_of(i);
+	truth_entry(now, cpus);
 }
 
 /* ---- time ---- */
@@ -414,6 +420,11 @@ static void *kept(const struct operand *operand)
 	return copy;
 }
 
+static bool is_kernel_address(uint64_t vaddr)
+{
+	return vaddr >> 63;
+}
+
 /* What one instruction needs; what is to be called at the next one. */
 static vcpu_cb watch(struct qemu_plugin_insn *insn, bool last)
 {
@@ -454,7 +465,7 @@ static vcpu_cb watch(struct qemu_plugin_insn *insn, bool last)
 		qemu_plugin_register_vcpu_insn_exec_inline_per_vcpu(insn, INLINE_ADD_U64, run_word, config.io_cycles);
 		return NULL;
 	case WRITE_FS:
-		if (vaddr >> 63) /* the kernel's */
+		if (is_kernel_address(vaddr))
 			qemu_plugin_register_vcpu_insn_exec_cb(insn, on_write_fs, CALL_NO_REGS, NULL);
 		return NULL;
 	}
@@ -465,10 +476,11 @@ static void on_translate(struct qemu_plugin_tb *tb, void *unused)
 {
 	(void)unused;
 	size_t count = qemu_plugin_tb_n_insns(tb);
+	bool is_kernel = is_kernel_address(qemu_plugin_tb_vaddr(tb));
 	vcpu_cb after = NULL;
 	qemu_plugin_register_vcpu_tb_exec_cond_cb(tb, on_limit, CALL_RW_REGS, COND_GE, run_word, CLOCK_LIMIT, NULL);
 	qemu_plugin_register_vcpu_tb_exec_inline_per_vcpu(tb, INLINE_ADD_U64, run_word, count);
-	qemu_plugin_register_vcpu_tb_exec_inline_per_vcpu(tb, INLINE_ADD_U64, instructions_word, count);
+	qemu_plugin_register_vcpu_tb_exec_inline_per_vcpu(tb, INLINE_ADD_U64, is_kernel ? kernel_word : user_word, count);
 	for (size_t i = 0; i < count; i++) {
 		struct qemu_plugin_insn *insn = qemu_plugin_tb_get_insn(tb, i);
 		if (after)
@@ -582,7 +594,8 @@ EXPORTED int qemu_plugin_install(qemu_plugin_id_t id, const qemu_info_t *info, i
 	}
 	scoreboard = qemu_plugin_scoreboard_new(sizeof(struct counters_of_vcpu));
 	run_word = (qemu_plugin_u64){ scoreboard, offsetof(struct counters_of_vcpu, run) };
-	instructions_word = (qemu_plugin_u64){ scoreboard, offsetof(struct counters_of_vcpu, instructions) };
+	user_word = (qemu_plugin_u64){ scoreboard, offsetof(struct counters_of_vcpu, user_instructions) };
+	kernel_word = (qemu_plugin_u64){ scoreboard, offsetof(struct counters_of_vcpu, kernel_instructions) };
 	model_on = config.model_on;
 	shim_start(&config);
 	host_start_ns = shim_host_ns(CLOCK_MONOTONIC);

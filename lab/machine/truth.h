@@ -4,7 +4,8 @@
  * FILE has one line for each task and entry, tab-separated, under a line of names; counts are totals since the start, and a
  * task whose counts did not change since the entry before has no line. FILE.hurt, written at the end, has one line for
  * each pair: misses of one task for lines that the other had displaced. A task is a thread id with a name: a program
- * that another replaces (exec) is another task. */
+ * that another replaces (exec) is another task. Tasks that have not run for longest give up their slot of the model to
+ * new ones and keep their totals; in FILE.hurt, and as owners of lines, they are "(others)" from then on. */
 #ifndef TRUTH_H
 #define TRUTH_H
 #include <stdbool.h>
@@ -18,13 +19,18 @@ struct truth_task {
 	char name[16];
 };
 
+/* A CPU's totals at one moment. User code lies in the lower half of the addresses. */
+struct truth_cpu {
+	uint64_t cycles, instructions, user_instructions;
+};
+
 /* NULL, or why the file cannot be written. */
 const char *truth_start(const struct config *, struct model *);
-/* The task that runs on a CPU from now on, at its time and instruction. */
-void truth_runs(unsigned cpu, const struct truth_task *, uint64_t now_cycles, uint64_t instructions);
-/* Called often; writes an entry when it is time. The times and instructions of all CPUs as they are now. */
+/* The task that runs on a CPU from now on. */
+void truth_runs(unsigned cpu, const struct truth_task *, struct truth_cpu now);
+/* Called often; writes an entry when it is time, with the totals of all CPUs as they are now. */
 bool truth_is_due(uint64_t now_cycles);
-void truth_entry(uint64_t now_cycles, const uint64_t *cycles, const uint64_t *instructions);
+void truth_entry(uint64_t now_cycles, const struct truth_cpu *cpus);
 /* A line that only marks a moment. */
 void truth_mark(uint64_t now_cycles, unsigned number);
 void truth_end(void);

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later
- * Decoder, registers, configuration and coherence, each on its own. */
+ * Decoder, registers, configuration, coherence and the truth file, each on its own. */
 #include <string.h>
 
 #include "../cache.h"
 #include "../config.h"
 #include "../decode.h"
 #include "../registers.h"
+#include "../truth.h"
 #include "check.h"
 
 /* ---- decoder: bytes as an assembler makes them ---- */
@@ -229,6 +230,78 @@ static void causes(void)
 	HOLDS(model_hurt(model, 1, 2) > 0 && model_hurt(model, 2, 1) > 0);
 }
 
+/* ---- truth ---- */
+
+static struct truth_cpu totals[CPUS_AT_MOST];
+
+/* A task runs on a CPU and reads lines that no task has read before: as many instructions, half of them user code. */
+static void work(unsigned cpu, int32_t tid, const char *name, uint32_t accesses)
+{
+	static uint32_t line;
+	struct truth_task task = { .tid = tid, .pid = tid };
+	strcpy(task.name, name);
+	truth_runs(cpu, &task, totals[cpu]);
+	for (uint32_t i = 0; i < accesses; i++)
+		model_access(model, cpu, line++, false, 0);
+	totals[cpu].instructions += accesses;
+	totals[cpu].user_instructions += accesses / 2;
+	totals[cpu].cycles += 2 * accesses;
+}
+
+/* The task's last entry in the file: its instructions, those of user code, cycles and accesses. */
+static bool last_entry(int32_t tid, const char *name, unsigned long long found[4])
+{
+	char line[1024], there[16];
+	bool any = false;
+	int id;
+	FILE *file = fopen(config.truth_file, "r");
+	while (file && fgets(line, sizeof line, file)) {
+		unsigned long long entry[4];
+		if (sscanf(line, "%*u %d %*d %15s %llu %llu %llu %llu", &id, there, &entry[0], &entry[1], &entry[2],
+			   &entry[3]) == 6 && id == tid && !strcmp(there, name)) {
+			memcpy(found, entry, sizeof entry);
+			any = true;
+		}
+	}
+	if (file)
+		fclose(file);
+	return any;
+}
+
+static void truth(void)
+{
+	enum { TASKS = 3 * TASKS_AT_MOST, SHORT = 4, LONG = 5000 };
+	unsigned long long found[4];
+	uint64_t lines = 0;
+	strcpy(config.truth_file, "parts.truth.tsv");
+	model_free(model);
+	model = model_new(&config);
+	HOLDS(model && !truth_start(&config, model));
+	work(0, 7, "sleeper", LONG);
+	work(0, 8, "runner", LONG);
+	for (int32_t i = 0; i < TASKS; i++)
+		work(1, 1000 + i, "short", SHORT);
+	work(0, 7, "sleeper", LONG);
+	work(1, 9, "late", LONG);
+	truth_entry(totals[1].cycles, totals);
+
+	ASK("Does each of more tasks than slots keep its truth, also one that ran before, during or after the others?");
+	HOLDS(last_entry(8, "runner", found) && found[0] == LONG && found[1] == LONG / 2 && found[3] == LONG);
+	HOLDS(last_entry(9, "late", found) && found[0] == LONG && found[2] == 2 * LONG && found[3] == LONG);
+	for (int32_t i = 0; i < TASKS; i += 13)
+		HOLDS(last_entry(1000 + i, "short", found) && found[0] == SHORT && found[1] == SHORT / 2 && found[3] == SHORT);
+	ASK("Do the totals of a task without a slot go on if it runs again?");
+	HOLDS(last_entry(7, "sleeper", found) && found[0] == 2 * LONG && found[2] == 4 * LONG && found[3] == 2 * LONG);
+
+	ASK("Do the tasks' lines still add up to the monitor's, with those of released tasks?");
+	for (unsigned task = 0; task < TASKS_AT_MOST; task++)
+		lines += model_task_lines(model, 0, task);
+	SAME(lines, model_monitor_lines(model, 0, 0));
+	HOLDS(model_task_lines(model, 0, EVICTED_TASKS) > 0);
+	truth_end();
+	remove("parts.truth.tsv.hurt");
+}
+
 static void configuration(void)
 {
 	struct config c;
@@ -256,6 +329,7 @@ int main(void)
 	cpuid();
 	coherence();
 	causes();
+	truth();
 	configuration();
 	model_free(model);
 	fprintf(stderr, "%d failures\n", failures);

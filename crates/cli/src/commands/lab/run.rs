@@ -22,11 +22,14 @@ use crate::session::Session;
 /// Environment variable with the directory of the lab's scripts.
 const VARIABLE: &str = "CACHEMATE_LAB";
 const SCRIPT: &str = "programs.sh";
+/// Phases of the script in their order; the last one runs only with a policy.
+const PHASES: [&str; 3] = [ALONE, "together", "managed"];
+const ALONE: &str = "alone";
 
 /// Run your own programs on a modeled machine: each alone, all together, and all together under a policy
 ///
-/// Every figure is that of a modeled machine. In each phase, programs are killed after --seconds of the guest's time; only
-/// programs that end earlier are compared by run time. Needs the lab's scripts, QEMU and a kernel from Debian packages
+/// Every figure is that of a modeled machine. In each phase, programs are killed after --seconds of the guest's time. The
+/// slowdown compares user instructions per second with those of the program alone. Needs the lab's scripts, QEMU and a kernel from Debian packages
 /// (docs/lab.md).
 #[derive(Args)]
 pub struct LabRunArgs {
@@ -52,23 +55,31 @@ pub struct LabRunArgs {
     programs: Vec<String>,
 }
 
-/// One program in one phase.
+/// One program in one phase. What is not known is `None`: the script has no line of it, or the truth file has no entry.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct PhaseResult {
     phase: String,
     program: String,
-    seconds: f64,
+    seconds: Option<f64>,
     /// True if the program ended before its time was over.
-    ended: bool,
-    instructions: u64,
-    l3_misses: u64,
-    /// Those misses whose lines another task had evicted.
-    displaced_by_others: u64,
-    memory_bytes: u64,
-    /// Sum of its threads' maximum occupancies of an L3.
-    held_bytes: u64,
-    /// Slowdown against the run alone, by run time if it ended in both runs, else by instructions per second.
+    ended: Option<bool>,
+    #[serde(flatten)]
+    counts: PhaseCounts,
+    /// Slowdown against the run alone, by user instructions per second.
     slowdown: Option<f64>,
+}
+
+/// Ground truth of a program's process in one phase.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+struct PhaseCounts {
+    instructions: Option<u64>,
+    user_instructions: Option<u64>,
+    l3_misses: Option<u64>,
+    /// Those misses whose lines another task had evicted.
+    displaced_by_others: Option<u64>,
+    memory_bytes: Option<u64>,
+    /// Sum of its threads' maximum occupancies of an L3.
+    held_bytes: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -97,7 +108,8 @@ impl LabRunArgs {
             let console_dir = job.keep(); // the guest's console is there
             bail!("{}: {} ({} is kept)", script.display(), stderr.trim(), console_dir.display());
         };
-        let programs = read(&text, &self.programs)?;
+        let phases = if self.policy.is_some() { &PHASES[..] } else { &PHASES[..2] };
+        let programs = read(&text, &self.programs, phases)?;
         let result = LabRunJson { machine_is: "modeled", machine: machine.name, policy: self.policy.clone(), programs };
         session.answer(self.json.json, &result, || render(&result))
     }
@@ -141,46 +153,67 @@ fn script() -> anyhow::Result<PathBuf> {
     })
 }
 
-/// Parses the script's table; phases are in the order of the run.
-fn read(text: &str, programs: &[String]) -> anyhow::Result<Vec<PhaseResult>> {
-    let mut all = Vec::new();
-    let mut alone: BTreeMap<usize, PhaseResult> = BTreeMap::new();
+/// Parses the script's table: every program in every phase, in the order of the run.
+fn read(text: &str, programs: &[String], phases: &[&str]) -> anyhow::Result<Vec<PhaseResult>> {
+    let mut by_phase: BTreeMap<(usize, usize), PhaseResult> = BTreeMap::new();
     for (at, line) in text.lines().enumerate() {
+        let bad = || format!("results.tsv, line {}: found {line:?}, expected 11 fields of the lab's script", at + 1);
         let fields: Vec<&str> = line.split('\t').collect();
-        let bad = || format!("results.tsv, line {}: found {line:?}, expected 10 fields of the lab's script", at + 1);
-        let [phase, number, _, seconds, ended, counts @ ..] = &fields[..] else { bail!(bad()) };
-        let counts: Vec<f64> = counts.iter().map(|count| count.parse()).collect::<Result<_, _>>()?;
-        let [instructions, l3_misses, displaced, memory_bytes, held_bytes] = counts[..] else { bail!(bad()) };
+        let &[phase, number, _, seconds, ended, ref counts @ ..] = &fields[..] else { bail!(bad()) };
+        let order = phases.iter().position(|known| *known == phase).with_context(bad)?;
         let number: usize = number.parse().with_context(bad)?;
-        let mut ran = PhaseResult {
-            phase: (*phase).to_string(),
+        let ran = PhaseResult {
+            phase: phase.to_string(),
             program: programs.get(number).with_context(bad)?.clone(),
-            seconds: seconds.parse().with_context(bad)?,
-            ended: *ended == "yes",
-            instructions: instructions as u64,
-            l3_misses: l3_misses as u64,
-            displaced_by_others: displaced as u64,
-            memory_bytes: memory_bytes as u64,
-            held_bytes: held_bytes as u64,
+            seconds: Some(seconds.parse().with_context(bad)?),
+            ended: Some(ended == "yes"),
+            counts: read_counts(counts).with_context(bad)?,
             slowdown: None,
         };
-        ran.slowdown = alone.get(&number).and_then(|alone| slowdown(alone, &ran));
-        if ran.phase == "alone" {
-            alone.insert(number, ran.clone());
+        by_phase.insert((order, number), ran);
+    }
+    let mut all = Vec::new();
+    for (order, phase) in phases.iter().enumerate() {
+        for (number, program) in programs.iter().enumerate() {
+            let ran = by_phase.get(&(order, number)).cloned();
+            let mut ran = ran.unwrap_or_else(|| missing_result(phase, program));
+            let alone = by_phase.get(&(0, number)).filter(|_| *phase != ALONE);
+            ran.slowdown = alone.and_then(|alone| slowdown(alone, &ran));
+            all.push(ran);
         }
-        all.push(ran);
     }
     Ok(all)
 }
 
-fn slowdown(alone: &PhaseResult, now: &PhaseResult) -> Option<f64> {
-    let rate = |ran: &PhaseResult| ran.instructions as f64 / ran.seconds;
-    let ratio = match alone.ended && now.ended {
-        true => now.seconds / alone.seconds,
-        false => rate(alone) / rate(now),
+/// The table's counts of one process; a dash is a count without truth.
+fn read_counts(fields: &[&str]) -> Option<PhaseCounts> {
+    let read = |field: &&str| if *field == "-" { Some(None) } else { field.parse().ok().map(Some) };
+    let counts: Vec<Option<u64>> = fields.iter().map(read).collect::<Option<_>>()?;
+    let &[instructions, user_instructions, l3_misses, displaced_by_others, memory_bytes, held_bytes] = &counts[..]
+    else {
+        return None;
     };
+    Some(PhaseCounts { instructions, user_instructions, l3_misses, displaced_by_others, memory_bytes, held_bytes })
+}
+
+fn missing_result(phase: &str, program: &str) -> PhaseResult {
+    PhaseResult {
+        phase: phase.to_string(),
+        program: program.to_string(),
+        seconds: None,
+        ended: None,
+        counts: PhaseCounts::default(),
+        slowdown: None,
+    }
+}
+
+fn slowdown(alone: &PhaseResult, now: &PhaseResult) -> Option<f64> {
+    let rate = |ran: &PhaseResult| Some(ran.counts.user_instructions? as f64 / ran.seconds?);
+    let ratio = rate(alone)? / rate(now)?;
     ratio.is_finite().then_some(ratio - 1.0)
 }
+
+const UNKNOWN: &str = "–";
 
 fn render(result: &LabRunJson) -> String {
     let mut table = Table::new(&[
@@ -188,21 +221,26 @@ fn render(result: &LabRunJson) -> String {
         ("program", Align::Left),
         ("seconds", Align::Right),
         ("slowdown", Align::Right),
+        ("user instructions", Align::Right),
         ("L3 misses", Align::Right),
         ("evicted by others", Align::Right),
         ("memory", Align::Right),
         ("occupancy", Align::Right),
     ]);
+    let count = |count: Option<u64>| count.map_or(UNKNOWN.to_string(), count_text);
+    let size = |bytes: Option<u64>| bytes.map_or(UNKNOWN.to_string(), size_text);
     for ran in &result.programs {
+        let killed = if ran.ended == Some(false) { " (killed)" } else { "" };
         table.row([
             ran.phase.clone(),
             ran.program.clone(),
-            format!("{:.2}{}", ran.seconds, if ran.ended { "" } else { " (killed)" }),
-            ran.slowdown.map_or("–".to_string(), |slower| format!("{:.0} %", 100.0 * slower)),
-            count_text(ran.l3_misses),
-            count_text(ran.displaced_by_others),
-            size_text(ran.memory_bytes),
-            size_text(ran.held_bytes),
+            ran.seconds.map_or(UNKNOWN.to_string(), |seconds| format!("{seconds:.2}{killed}")),
+            ran.slowdown.map_or(UNKNOWN.to_string(), |slowdown| format!("{:.0} %", 100.0 * slowdown)),
+            count(ran.counts.user_instructions),
+            count(ran.counts.l3_misses),
+            count(ran.counts.displaced_by_others),
+            size(ran.counts.memory_bytes),
+            size(ran.counts.held_bytes),
         ]);
     }
     let policy = result.policy.as_ref().map_or(String::new(), |policy| format!(", managed = policy {policy}"));
@@ -213,29 +251,82 @@ fn render(result: &LabRunJson) -> String {
 mod tests {
     use super::*;
 
-    /// Is a program compared with itself alone, by run time where it ended and by instructions where it did not?
+    fn results(text: &str, programs: &[String]) -> Vec<PhaseResult> {
+        read(text, programs, &PHASES[..2]).unwrap()
+    }
+
+    fn rendered(programs: Vec<PhaseResult>) -> String {
+        render(&LabRunJson { machine_is: "modeled", machine: "m".into(), policy: None, programs })
+    }
+
+    /// Is a program compared with itself alone by its work per second, whether it ended or was killed?
     #[test]
     fn programs_are_compared_with_themselves_alone() {
         let programs = ["./a".to_string(), "./b -n 5".to_string()];
-        let text = "alone\t0\t./a\t2\tyes\t1000\t10\t0\t640\t64\n\
-                    alone\t1\t./b\t5\tno\t5000\t10\t0\t640\t64\n\
-                    together\t0\t./a\t3\tyes\t1000\t90\t80\t640\t64\n\
-                    together\t1\t./b\t5\tno\t2500\t10\t0\t640\t64\n";
-        let ran = read(text, &programs).unwrap();
+        let text = "alone\t0\t./a\t2\tyes\t1500\t1000\t10\t0\t640\t64\n\
+                    alone\t1\t./b\t5\tno\t5001\t5000\t10\t0\t640\t64\n\
+                    together\t0\t./a\t3\tyes\t9000\t1000\t90\t80\t640\t64\n\
+                    together\t1\t./b\t5\tno\t9000\t2500\t10\t0\t640\t64\n";
+        let ran = results(text, &programs);
         let slower: Vec<Option<f64>> = ran.iter().map(|ran| ran.slowdown).collect();
         assert_eq!(slower, [None, None, Some(0.5), Some(1.0)]);
-        assert_eq!((ran[2].displaced_by_others, ran[3].program.as_str()), (80, "./b -n 5"));
-        assert!(
-            render(&LabRunJson { machine_is: "modeled", machine: "m".into(), policy: None, programs: ran })
-                .contains("modeled machine")
-        );
+        assert_eq!((ran[2].counts.displaced_by_others, ran[3].program.as_str()), (Some(80), "./b -n 5"));
+        assert!(rendered(ran).contains("modeled machine"));
+    }
+
+    /// Does a program with a fixed amount of work that is killed in one phase have a slowdown, by work rather than time?
+    #[test]
+    fn a_killed_program_is_compared_by_its_work() {
+        let text = "alone\t0\t./a\t2\tyes\t900\t800\t1\t0\t64\t64\n\
+                    together\t0\t./a\t4\tno\t900\t400\t1\t0\t64\t64\n";
+        assert_eq!(results(text, &["./a".to_string()])[1].slowdown, Some(3.0));
+    }
+
+    /// Is a program without truth null in JSON and a dash in the table, never 0?
+    #[test]
+    fn a_program_without_truth_is_unknown() {
+        let text = "alone\t0\t./a\t2\tno\t900\t800\t1\t0\t64\t64\n\
+                    together\t0\t./a\t2.5\tno\t-\t-\t-\t-\t-\t-\n";
+        let ran = results(text, &["./a".to_string()]);
+        let json = serde_json::to_value(&ran[1]).unwrap();
+        let keys = ["instructions", "user_instructions", "l3_misses", "displaced_by_others", "memory_bytes"];
+        for key in keys.into_iter().chain(["held_bytes", "slowdown"]) {
+            assert!(json.get(key).is_some_and(serde_json::Value::is_null), "{key}: {json}");
+        }
+        assert_eq!(json["seconds"], 2.5);
+        let table = rendered(ran);
+        assert_eq!(table.lines().last().unwrap().matches(UNKNOWN).count(), 6, "{table}");
+    }
+
+    /// Is every program there in every phase, even if the script has no line of it?
+    #[test]
+    fn every_program_is_listed_in_every_phase() {
+        let programs = ["./a".to_string(), "./b".to_string()];
+        let text = "alone\t1\t./b\t2\tno\t900\t800\t1\t0\t64\t64\n\
+                    managed\t0\t./a\t2\tno\t900\t800\t1\t0\t64\t64\n";
+        let ran = read(text, &programs, &PHASES).unwrap();
+        let listed: Vec<(&str, &str, bool)> =
+            ran.iter().map(|ran| (ran.phase.as_str(), ran.program.as_str(), ran.seconds.is_some())).collect();
+        let expected = [
+            ("alone", "./a", false),
+            ("alone", "./b", true),
+            ("together", "./a", false),
+            ("together", "./b", false),
+            ("managed", "./a", true),
+            ("managed", "./b", false),
+        ];
+        assert_eq!(listed, expected);
+        assert!(ran.iter().all(|ran| ran.slowdown.is_none()));
     }
 
     /// Is a table that the script could not have written refused with its line?
     #[test]
     fn another_table_is_refused() {
         let programs = ["./a".to_string()];
-        assert!(read("alone\t0\t./a\n", &programs).unwrap_err().to_string().contains("line 1"));
-        assert!(read("alone\t7\t./a\t2\tyes\t1\t1\t1\t1\t1\n", &programs).is_err());
+        let read = |text: &str| read(text, &programs, &PHASES);
+        assert!(read("alone\t0\t./a\n").unwrap_err().to_string().contains("line 1"));
+        assert!(read("alone\t7\t./a\t2\tyes\t1\t1\t1\t1\t1\t1\n").is_err());
+        assert!(read("alone\t0\t./a\t2\tyes\t1\t1\t1\t1\t1\tmany\n").is_err());
+        assert!(read("beside\t0\t./a\t2\tyes\t1\t1\t1\t1\t1\t1\n").is_err());
     }
 }

@@ -31,7 +31,7 @@ struct Rule {
 const RULES: &[Rule] = &[
     Rule { name: "type-once", is_enforced: true, check: type_names::check_duplicates },
     Rule { name: "type-noun", is_enforced: false, check: type_names::check_nouns },
-    Rule { name: "found-expected", is_enforced: false, check: found_values::check },
+    Rule { name: "found-expected", is_enforced: true, check: found_values::check },
     Rule { name: "comment-noun", is_enforced: false, check: comment_heads::check },
     Rule { name: "retired-word", is_enforced: false, check: retired_words::check_words },
     Rule { name: "retired-spelling", is_enforced: true, check: retired_words::check_spellings },

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The main job on real programs: record them here, profile them, say who hurts whom, and plan who shares a cache with
-# whom on a machine with two last-level caches. Writes an HTML report and prints its path last.
+# The main job on real programs: record them here, profile them, say which programs slow each other down, and plan
+# which share a cache on a machine with two last-level caches. Writes an HTML report and prints its path last.
 # Needs target/release/cachemate (or CACHEMATE). Without Valgrind it says so and works on the shipped recordings.
 # Usage: demo/run.sh [FOLDER]     (everything goes to target/demo, or to FOLDER)
 set -eu
@@ -106,7 +106,7 @@ for name in $recorded; do
 done
 rm -f picture
 
-say "who hurts whom on one of its caches"
+say "which programs slow each other down on one of its caches"
 # shellcheck disable=SC2086 # the lists are meant to be split
 "$cachemate" predict $profiles --machine "$machine"
 

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Makes a Debian package of a built command. `make deb` builds first. No build system: files are laid out and packed by dpkg-deb.
+# Makes a Debian package of a built command. `make deb` builds first. No build system: files are laid out and packed
+# by dpkg-deb.
 # Usage: deb.sh CACHEMATE OUTPUT-FOLDER
 set -eu
 cd "$(dirname "$0")/.."

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Does the package pass lintian, install, upgrade under a running daemon, keep an edited configuration, and go without a trace?
-# In a system of its own (debootstrap, below target/): root and a network, or it says what is not shown.
+# Does the package pass lintian, install, upgrade under a running daemon, keep an edited configuration, and go without a
+# trace? In a system of its own (debootstrap, below target/): root and a network, or it says what is not shown.
 # Usage: test-deb.sh PACKAGE.deb
 set -eu
 cd "$(dirname "$0")/.."
@@ -74,7 +74,7 @@ wait "$daemon" || true
 daemon=''
 
 said=$(within dpkg -r cachemate 2>&1) || fail "it does not go: $said"
-case $said in *'could not be put back'*) fail "$said" ;; esac
+case $said in *'could not be restored'*) fail "$said" ;; esac
 [ ! -e "$root/usr/bin/cachemate" ] || fail 'the command is still there'
 [ -e "$root/etc/cachemate/cachemate.toml" ] || fail 'removing took the configuration'
 within dpkg -P cachemate >/dev/null 2>&1 || fail 'it cannot be purged'

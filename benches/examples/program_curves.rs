@@ -35,7 +35,7 @@ const FAMILIES: [(&str, &[&str]); 15] = [
 const SKIP_AT_MOST: u64 = 64_000_000;
 const SIZES_KIB: [u64; 6] = [256, 512, 1024, 2048, 4096, 8192];
 
-/// What one side did: its curve and its intensity.
+/// Curve and intensity of one side.
 struct CurveSide {
     curve: Vec<f64>,
     instructions_per_access: f64,

@@ -4,7 +4,7 @@ use std::env;
 use std::path::PathBuf;
 use std::process::{Command, exit};
 
-/// Whatever a simulated result depends on: rooms, data that comes with the program, versions of what it is built from.
+/// Inputs of a simulated result: crates, data that comes with the program, versions of what it is built from.
 const RESULTS_DEPEND_ON: &[&str] = &[
     "../core/src",
     "../locality/src",

@@ -17,12 +17,12 @@ pub const GROUP: BenchGroup = BenchGroup {
 
 const THREADS: u32 = 10_000;
 const CLUSTERS: u32 = 200;
-/// Regions of a cluster, and of everybody.
+/// Regions of a cluster, and of all threads.
 const OWN: u64 = 16;
 const GLOBAL: u64 = 16;
 const THRESHOLD: u64 = 36;
 
-/// Counters of threads that touch their cluster's regions and everybody's, through the filter of a process.
+/// Counters of threads that touch their cluster's regions and those of all threads, through the filter of a process.
 fn maps(entries: usize) -> Vec<Vec<u8>> {
     let mut maps = ShMaps::new(ShMapParameters { entries, ..ShMapParameters::default() });
     for turn in 0..200u64 {

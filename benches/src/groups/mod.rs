@@ -20,7 +20,7 @@ use crate::traces::TraceKind;
 use cachemate_core::MachineSpec;
 use std::path::PathBuf;
 
-/// What the command line asks for.
+/// Options of the command line.
 pub struct Options {
     pub accesses: usize,
     pub rounds: usize,

@@ -14,7 +14,7 @@ pub const GROUP: BenchGroup =
 /// Rows of the group `machine` that are compared.
 const CONTENDERS: [&str; 2] = ["machine", "flat cost: 64 CPUs"];
 
-/// What was asked of the machines against e882cff.
+/// Targets of the machines against e882cff.
 const ASKED: [(&str, f64); 4] =
     [("niagara-2core", 1.75), ("power5-2x2x2", 1.6), ("opteron-2350", 1.2), ("xeon-x5365", 1.2)];
 

@@ -1,4 +1,4 @@
-//! What one decision costs: 1 000 tasks on 64 last-level caches, and 8 on 2, everything known, every policy from a fresh
+//! The cost of one decision: 1 000 tasks on 64 last-level caches, and 8 on 2, everything known, every policy from a fresh
 //! start; and which share of such a host's time that is at windows of 10^9 cycles (promised: at most 0.5 %).
 //!
 //! The input names tasks, so a speed of 0.2 millions a second is 1 000 tasks in 5 ms. Times are of a first decision,

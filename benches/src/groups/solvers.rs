@@ -1,4 +1,4 @@
-//! What the solvers cost on hundreds of programs, and how far from the optimum their bound leaves them.
+//! The cost of the solvers on hundreds of programs, and how far from the optimum their bound leaves them.
 //!
 //! The input names programs, so a speed of 0.0002 millions a second is one second for 200.
 

@@ -12,7 +12,7 @@ pub const GROUP: BenchGroup = BenchGroup {
     run,
 };
 
-/// What is asked of an instruction set, against the baseline.
+/// The target of an instruction set, against the baseline.
 fn bar(simd: Simd) -> Option<f64> {
     match simd.name() {
         "avx512" => Some(10.0),

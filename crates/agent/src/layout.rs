@@ -1,20 +1,20 @@
 //! Files of the directory that the command and the preloaded library share.
 //!
 //! ```text
-//! BASE/kit                 frames of known colors (this module's header, then pages)
+//! BASE/reference-set       frames of known colors (this module's header, then pages)
 //! BASE/ledger              one byte a frame of the host: 0 unknown, else its color + 1
 //! BASE/PID/wanted          the colors allowed to process PID, 16 hexadecimal digits, `a` (all pages move) or `n` (new ones
 //!                          only), and a newline
 //! BASE/PID/status          what its agent did: lines of `name number`, the first and the last the same
 //! ```
-//! `wanted` has a fixed width, so that one write replaces it whole and the restore journal can put it back like any control
+//! `wanted` has a fixed width, so that one write replaces it whole and the restore journal can restore it like any control
 //! file. Everything else is written by one side only.
 
 /// Bytes of a page; other page sizes are refused when colors are discovered.
 pub const PAGE_BYTES: usize = 4096;
 /// Colors that a mask of 64 bits can hold; more are refused when they are discovered.
 pub const COLORS_AT_MOST: u32 = 64;
-/// First eight bytes of the kit.
+/// First eight bytes of the reference set.
 pub const KIT_MAGIC: u64 = u64::from_le_bytes(*b"cmcolor1");
 /// The folder's path, for programs that are started colored.
 pub const FOLDER_VARIABLE: &str = "CACHEMATE_COLOR";
@@ -27,12 +27,12 @@ pub const WANTED_BYTES: usize = 18;
 /// The agent looks at `wanted` at least that often.
 pub const TICK_MS: u64 = 10;
 
-/// Beginning of the kit file; all little-endian words.
+/// Beginning of the file of the reference set; all little-endian words.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReferenceSetHeader {
     /// Colors that this host tells apart, 2 to [`COLORS_AT_MOST`].
     pub colors: u32,
-    /// Frames of the kit of each color, 4 to 256.
+    /// Frames of each color in the reference set, 4 to 256.
     pub per_color: u32,
     /// Which discovery it comes from: labels mean nothing across two.
     pub id: u64,
@@ -54,7 +54,7 @@ impl ReferenceSetHeader {
         bytes
     }
 
-    /// `None` = no kit, or one that this version cannot use.
+    /// `None` = no reference set, or one that this version cannot use.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let word = |at: usize| Some(u64::from_le_bytes(bytes.get(at * 8..at * 8 + 8)?.try_into().ok()?));
         let header = ReferenceSetHeader {

@@ -160,15 +160,15 @@ fn prepare() -> Option<(&'static mut Agent, *mut u8)> {
     let first = format_target(mask, all);
     // SAFETY: the text's bytes.
     unsafe { sys::call(sys::PWRITE, [wanted as usize, first.as_ptr() as usize, first.len(), 0, 0, 0]) };
-    let Some((kit_file, kit_bytes)) = map_file(&PathBuffer::new(&[folder, b"/kit"])?, 1, 0) else {
-        return refused("refused no kit\n");
+    let Some((kit_file, kit_bytes)) = map_file(&PathBuffer::new(&[folder, b"/reference-set"])?, 1, 0) else {
+        return refused("refused no reference set\n");
     };
     // SAFETY: the mapping just made, which is never undone.
     let Some(mut kit) = (kit_bytes >= ReferenceSetHeader::PAGES * PAGE_BYTES)
         .then(|| unsafe { ReferenceSet::new(kit_file, kit_bytes) })
         .flatten()
     else {
-        return refused("refused the kit is of another version\n");
+        return refused("refused the reference set is of another version\n");
     };
     kit.touch();
     if !(0..50).any(|_| kit.calibrate().threshold_cycles().is_some()) {

@@ -169,10 +169,11 @@ impl Calibration {
 const SAMPLES: usize = 64;
 
 impl ReferenceSet {
-    /// A kit in a mapped file, not calibrated yet; `None` = the bytes are no kit, or name pages that are not there.
+    /// A reference set in a mapped file, not calibrated yet; `None` = the bytes are no reference set, or name pages that are
+    /// not there.
     ///
     /// # Safety
-    /// `file` points to `bytes` readable bytes that stay mapped as long as the kit is used.
+    /// `file` points to `bytes` readable bytes that stay mapped as long as the reference set is used.
     pub unsafe fn new(file: *const u8, bytes: usize) -> Option<Self> {
         // SAFETY: the caller's promise.
         let content = unsafe { core::slice::from_raw_parts(file, bytes) };
@@ -225,7 +226,7 @@ impl ReferenceSet {
             let other = (color + 1) % self.colors;
             let target = self.page(color * self.per_color);
             let own = (color * self.per_color + 1..(color + 1) * self.per_color).map(|at| self.page(at));
-            // SAFETY: pages of the kit.
+            // SAFETY: pages of the reference set.
             unsafe {
                 hits[at] = reload_cycles(target, self.pages(other..other + 1), at * 7 + 1);
                 misses[at] = reload_cycles(target, own, at * 7 + 1);
@@ -238,14 +239,14 @@ impl ReferenceSet {
         calibration
     }
 
-    /// Maps every frame, so that no first touch is timed later. Only the kit's: the rest of the file is holes, which a touch
-    /// would fill.
+    /// Maps every frame, so that no first touch is timed later. Only the reference set's: the rest of the file is holes,
+    /// which a touch would fill.
     pub fn touch(&self) {
-        // SAFETY: pages of the kit.
+        // SAFETY: pages of the reference set.
         self.pages(0..self.colors).for_each(|page| unsafe { load(page) });
     }
 
-    /// The kit's own frames of a color.
+    /// The reference set's own frames of a color.
     pub fn frames(&self, color: u32) -> impl Iterator<Item = *const u8> + Clone + '_ {
         self.pages(color..color + 1)
     }
@@ -261,7 +262,7 @@ impl ReferenceSet {
         let (kit, mut turn) = (*self, self.turn);
         let answer = is_slow(|| {
             turn = turn.wrapping_add(13);
-            // SAFETY: the caller's promise for the page; the kit's pages are its own.
+            // SAFETY: the caller's promise for the page; the reference set's pages are its own.
             let took = unsafe { reload_cycles(page, kit.pages(colors.clone()).filter(|at| *at != page), turn) };
             took > kit.threshold_cycles
         });
@@ -331,7 +332,7 @@ impl ReferenceSet {
         for _ in 0..ROUNDS {
             for ask in 0..2 * bits {
                 let (bit, set) = (ask / 2, ask % 2 == 1);
-                // SAFETY: the caller's promise for the pages; the kit's are its own.
+                // SAFETY: the caller's promise for the pages; the reference set's are its own.
                 unsafe { self.test_bit(pages, bit, set, votes) };
             }
             // The few who are left cost less alone.
@@ -389,7 +390,7 @@ mod tests {
     }
 
     /// At the measured error rates: do votes settle on the page's color in a few rounds, and on none where nothing of the
-    /// kit's, or everything, pushes the page out?
+    /// reference set's, or everything, pushes the page out?
     #[test]
     fn votes_settle_on_the_color() {
         let mut chance = chances(7);

@@ -161,7 +161,7 @@ fn partition(place: &BenchHost, half: u64, other: u64) -> anyhow::Result<Vec<Ben
                 None => BenchRow::skipped("d", &what, "its page map cannot be read".to_string()),
                 Some((found, share)) => {
                     let measured = format!(
-                        "{:.2} % of the {} pages of its anonymous mappings ({} of them nobody's to color); {:.2} % of all that are its own, with {} copied from files, which cannot be moved; beside them {} held, {} of files",
+                        "{:.2} % of the {} pages of its anonymous mappings ({} of them cannot be colored); {:.2} % of all that are its own, with {} copied from files, which cannot be moved; beside them {} held, {} of files",
                         100.0 * share,
                         found.anonymous_pages(),
                         found.excluded_pages,

@@ -1,9 +1,9 @@
 //! (b) Do the gangs that the policy chooses from its own measurements speed up the victims, slow the aggressors down little,
 //! and do no harm if the CPUs share no cache?
 //!
-//! Two chases over an eighth of the cache (more than a private cache holds) and two streams over three times the cache run all the time on two CPUs. Blocks
-//! under the policy and blocks under the kernel's own placement alternate; each sample is the work of one second between two
-//! ping-pongs, sorted by whether the CPUs shared.
+//! Two chases over an eighth of the cache (more than a private cache holds) and two streams over three times the cache run
+//! all the time on two CPUs. Blocks under the policy and blocks under the kernel's own placement alternate; each sample is
+//! the work of one second between two ping-pongs, sorted by whether the CPUs shared.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -229,8 +229,8 @@ fn rows(
 ) -> Vec<BenchRow> {
     let mut rows = Vec::new();
     let measured =
-        learnt.map_or("not everybody was probed in time".to_string(), |time| format!("{:.0} s", time.as_secs_f64()));
-    rows.push(BenchRow::new("b", "until everybody was probed", "", measured, BenchVerdict::Reported));
+        learnt.map_or("not all tasks were probed in time".to_string(), |time| format!("{:.0} s", time.as_secs_f64()));
+    rows.push(BenchRow::new("b", "until all tasks were probed", "", measured, BenchVerdict::Reported));
     let counts = |side: usize| (arms.managed[side].rates.len(), arms.alone[side].rates.len());
     let ganged = format!(
         "gangs in {} of {} windows while shared, {} of {} while split",

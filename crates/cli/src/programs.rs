@@ -27,7 +27,8 @@ pub struct ProfiledInput {
 /// Loads the program named `given`, for the target's cache.
 ///
 /// # Errors
-/// A file that cannot be read, or a name that is neither a file nor a bundled recording (lists the known names and the nearest).
+/// A file that cannot be read, or a name that is neither a file nor a bundled recording (lists the known names and the
+/// nearest).
 pub fn load(session: &Session, given: &str, target: Option<ProfileTarget>) -> anyhow::Result<ProfiledInput> {
     let (program, whole) = load_so_far(session, given, target)?;
     whole.map(|()| program)

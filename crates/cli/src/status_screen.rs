@@ -27,7 +27,7 @@ const MAX_FOOTER_LINES: usize = 12;
 const MAX_KEY_DELAY: Duration = Duration::from_millis(100);
 const KEYS: &str = " q: quit   arrows, page keys: scroll   space: pause";
 
-/// What the keys have set.
+/// Settings made by keys.
 #[derive(Default)]
 struct ScreenState {
     scroll: usize,

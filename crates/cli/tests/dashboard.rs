@@ -75,7 +75,7 @@ fn windows_of(body: &str) -> Vec<Value> {
     whole.map(|(data, _)| serde_json::from_str(data).unwrap()).collect()
 }
 
-/// Does the daemon show its programs to who has the printed token, window by window, and nothing to anybody else?
+/// Does the daemon show its programs to who has the printed token, window by window, and nothing to other users?
 #[test]
 fn a_daemons_page_is_shown_to_who_has_the_token() {
     let shown = PageFixture::start("127.0.0.1:0", &["--observe-only"]);
@@ -128,7 +128,7 @@ fn a_browser_follows_a_daemon() {
     browser.until("document.getElementById('state').textContent.startsWith('no answer')");
 }
 
-/// Is a page on a socket its owner's only, and one without a token everybody's on this host?
+/// Is a page on a socket its owner's only, and one without a token open to all users of this host?
 #[test]
 fn a_page_on_a_socket_is_its_owners() {
     let folder = tempfile::tempdir().unwrap();

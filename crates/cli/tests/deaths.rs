@@ -105,7 +105,7 @@ fn a_read_only_disk_keeps_nobody_from_being_put_back() {
     assert_eq!(programs.states(), before);
 }
 
-/// A control group of version 2 with everybody in it, ended at once; gone with the test.
+/// A control group of version 2 with all processes in it, ended at once; gone with the test.
 struct TestCgroupV2(PathBuf);
 
 impl TestCgroupV2 {
@@ -127,8 +127,8 @@ impl Drop for TestCgroupV2 {
     }
 }
 
-/// The daemon's control group is ended with all that is in it: does the guardian stand apart, and put everything back by itself; and
-/// is its group gone then?
+/// The daemon's control group is ended with all that is in it: does the guardian stand apart, and restore the host by itself;
+/// and is its group gone then?
 #[test]
 fn the_end_of_the_daemons_control_group_is_not_the_guardians() {
     let Some(group) = TestCgroupV2::new() else {
@@ -192,8 +192,8 @@ fn the_end_of_a_control_group_is_put_right_by_reset() {
     assert_eq!(programs.states(), before);
 }
 
-/// The command is replaced by another file while a journal is in force, and the daemon killed then: does the guardian, which is
-/// of the old one, put everything back; and does the new one go on from there?
+/// The command is replaced by another file while a journal is in force, and the daemon killed then: does the guardian, which
+/// is of the old one, restore the host; and does the new one go on from there?
 #[test]
 fn an_upgrade_while_a_journal_is_in_force() {
     let folder = tempfile::tempdir().unwrap();

@@ -6,7 +6,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// What the script needs besides cachemate, and nothing that records: Valgrind is not among them.
+/// The tools that the script needs besides cachemate, and nothing that records: Valgrind is not among them.
 const TOOLS: [&str; 17] = [
     "sh", "awk", "basename", "cat", "cp", "date", "dirname", "find", "head", "mkdir", "realpath", "rm", "sed", "sort",
     "tail", "true", "xargs",

@@ -34,7 +34,7 @@ fn manage_says_what_it_would_do_and_does_nothing() {
     let change = &answer["changes"][0];
     assert_eq!(change["line"], format!("move task 0 'sleep' to CPUs {first} (was {before})"));
     assert_eq!(change["change"]["kind"]["affinity"]["to"], first.to_string());
-    assert_eq!(answer["why"][0], "all tasks onto one CPU");
+    assert_eq!(answer["reasons"][0], "all tasks onto one CPU");
     assert!(answer["window"].as_u64().unwrap() >= 8, "{answer}");
     let words = dry(folder.path(), &config, &[]).ok().out;
     assert!(words.contains(&format!("0  move task 0 'sleep' to CPUs {first} (was {before})\n")), "{words}");

@@ -1,4 +1,4 @@
-//! Does the guard of a running daemon take back a decision that makes programs slower, and is a group that the
+//! Does the guard of a running daemon roll back a decision that makes programs slower, and is a group that the
 //! configuration confines as it was before when the daemon ends?
 
 mod common;
@@ -18,7 +18,7 @@ fn sleeper() -> ChildGuard {
     ChildGuard(Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().unwrap())
 }
 
-/// Told by SIGTERM, a daemon puts everything back.
+/// On SIGTERM, a daemon restores the host.
 fn stop(daemon: &mut ChildGuard) {
     Command::new("kill").args(["-TERM", &daemon.0.id().to_string()]).status().unwrap();
     assert!(daemon.0.wait().unwrap().success());
@@ -67,7 +67,7 @@ impl Drop for ProgressWriter {
     }
 }
 
-/// A decision that halves the speed of what it moves: is it made, measured, taken back, kept out, shown and explained, with
+/// A decision that halves the speed of what it moves: is it made, measured, rolled back, kept out, shown and explained, with
 /// every mask as before in the end?
 #[test]
 fn a_decision_that_hurts_is_taken_back_live() {

@@ -1,4 +1,5 @@
-//! Faults put into the real command by strace(1), call by call: does `reset` put everything back, or keep the journal and say so?
+//! Faults put into the real command by strace(1), call by call: does `reset` restore the host, or keep the journal and
+//! say so?
 //!
 //! The usual run takes some positions of each call; `CACHEMATE_FAULTS=all` (`make faults`) takes every one.
 
@@ -124,7 +125,7 @@ fn can_trace() -> bool {
     works
 }
 
-/// Whatever call of a restore fails, with whatever error: is all as before, or does the journal stay and the exit code say so;
+/// If any call of a restore fails, with any error: is all as before, or does the journal stay and the exit code say so;
 /// and does the next try do the rest?
 #[test]
 fn a_reset_with_a_fault_at_any_call_loses_nothing() {
@@ -177,7 +178,8 @@ const OF_A_DAEMON: [(&str, &[&str]); 14] = [
     ("poll", &["EINTR", "ENOMEM"]),
 ];
 
-/// So long a life under strace from its first change on; where a fault keeps it from changing anything it is told to end later.
+/// So long a life under strace from its first change on; where a fault keeps it from changing anything it is told to end
+/// later.
 const ACTING: Duration = Duration::from_millis(500);
 const NOT_ACTING: Duration = Duration::from_secs(5);
 
@@ -201,8 +203,8 @@ fn life(folder: &Path, strace: &[String], patience: Duration) -> String {
     String::from_utf8_lossy(&text).into_owned()
 }
 
-/// The daemon by SIGTERM; by SIGKILL if that is not heard, as a manager of services does. The tracer ends after its last program,
-/// the guardian.
+/// The daemon by SIGTERM; by SIGKILL if that is not heard, as a manager of services does. The tracer ends after its last
+/// program, the guardian.
 fn end(tracer: &mut Child) {
     let children = || std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", tracer.id())).unwrap_or_default();
     let daemon = children().split_ascii_whitespace().next().and_then(|pid| pid.parse::<i32>().ok());
@@ -215,8 +217,8 @@ fn end(tracer: &mut Child) {
     assert!(within(Duration::from_secs(60), || tracer.try_wait().unwrap().is_some()), "the guardian does not end");
 }
 
-/// Whatever call of a daemon or its guardian fails, with whatever error, while it acts or puts things back: is all as before, or
-/// does the journal stay and somebody say so; and does `reset` do the rest?
+/// If any call of a daemon or its guardian fails, with any error, while it acts or restores: is all as before, or
+/// does the journal stay and one of the two say so; and does `reset` do the rest?
 #[test]
 fn a_daemon_with_a_fault_at_any_call_loses_nothing() {
     if !can_trace() {

@@ -61,7 +61,8 @@ fn a_nominal_scenario_runs_repeats_and_replays() {
     assert!(words.contains("300 nominal seconds") && words.contains("reuser"), "{words}");
 }
 
-/// Does `auto` decide where a scenario names no policy, and is a run that no plan changed told apart from one that a plan did?
+/// Does `auto` decide where a scenario names no policy, and is a run that no plan changed told apart from one that a plan
+/// did?
 #[test]
 fn without_a_policy_auto_decides_and_a_run_that_nothing_changed_is_told() {
     let folder = tempfile::tempdir().unwrap();
@@ -182,8 +183,8 @@ fn promising(folder: &Path, at_least: f64, more: &str) {
     std::fs::write(folder.join("floor.toml"), text).unwrap();
 }
 
-/// Is a rate that a rule promises kept where that costs a neighbor, is what cannot be kept said with the reason and what would
-/// make room, and is a promise of nothing refused?
+/// Is a rate that a rule promises kept where that costs a neighbor, is what cannot be kept said with the reason and what
+/// would make room, and is a promise of nothing refused?
 #[test]
 fn a_promised_rate_is_kept_or_it_is_said_why_not() {
     let folder = tempfile::tempdir().unwrap();

@@ -23,24 +23,24 @@ enum KillTarget {
     Both,
 }
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum RestoredBy {
+enum RestorePath {
     /// Nothing but the guardian.
     Guardian,
     Reset,
     Restart,
 }
 
-const CASES: [(KillTarget, RestoredBy); 7] = [
-    (KillTarget::Daemon, RestoredBy::Guardian),
-    (KillTarget::Both, RestoredBy::Reset),
-    (KillTarget::Guardian, RestoredBy::Reset),
-    (KillTarget::Both, RestoredBy::Restart),
-    (KillTarget::Daemon, RestoredBy::Reset),
-    (KillTarget::Guardian, RestoredBy::Restart),
-    (KillTarget::Daemon, RestoredBy::Restart),
+const CASES: [(KillTarget, RestorePath); 7] = [
+    (KillTarget::Daemon, RestorePath::Guardian),
+    (KillTarget::Both, RestorePath::Reset),
+    (KillTarget::Guardian, RestorePath::Reset),
+    (KillTarget::Both, RestorePath::Restart),
+    (KillTarget::Daemon, RestorePath::Reset),
+    (KillTarget::Guardian, RestorePath::Restart),
+    (KillTarget::Daemon, RestorePath::Restart),
 ];
 
-fn one(folder: &Path, programs: &TestPrograms, killed: KillTarget, then: RestoredBy, wait: Duration) {
+fn one(folder: &Path, programs: &TestPrograms, killed: KillTarget, then: RestorePath, wait: Duration) {
     let mut daemon = TestDaemon::start(folder, false);
     daemon.acts();
     std::thread::sleep(wait);
@@ -56,11 +56,11 @@ fn one(folder: &Path, programs: &TestPrograms, killed: KillTarget, then: Restore
         let _ = daemon.child.wait();
     }
     match then {
-        RestoredBy::Guardian => assert!(journal_gone(folder), "the guardian did not finish"),
-        RestoredBy::Reset => {
+        RestorePath::Guardian => assert!(journal_gone(folder), "the guardian did not finish"),
+        RestorePath::Reset => {
             run(folder, &["restore", "--state-dir", "state"]).ok();
         }
-        RestoredBy::Restart => {
+        RestorePath::Restart => {
             let mut next = TestDaemon::start(folder, true);
             let socket = folder.join("s.sock");
             next.until("restarted", |_| std::os::unix::net::UnixStream::connect(&socket).is_ok());
@@ -105,8 +105,8 @@ impl Confinement {
     }
 }
 
-/// Whatever is killed, whenever, and whoever puts things back: are affinities, nice values, all scheduling classes and cpusets as
-/// before?
+/// If either is killed at any time, whichever process restores the host: are affinities, nice values, all scheduling classes
+/// and cpusets as before?
 #[test]
 fn everything_is_as_before_whatever_is_killed() {
     let kills: usize = std::env::var("CACHEMATE_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(CASES.len());
@@ -144,7 +144,7 @@ fn everything_is_as_before_whatever_is_killed() {
     println!("{kills} kills, all as before, in {:.0} s", start.elapsed().as_secs_f64());
 }
 
-/// A daemon that is stopped: is everything put back after a while; and once it goes on, does it change nothing before another
+/// A daemon that is stopped: is everything restored after a while; and once it goes on, does it change nothing before another
 /// journal and another guardian stand?
 #[test]
 fn a_stopped_daemon_is_fenced_off() {

@@ -50,7 +50,7 @@ fn calls_of(set: &str) -> Option<BTreeSet<String>> {
     Some(calls)
 }
 
-/// What the unit lets through: the sets and names of its filters, in order.
+/// Calls that the unit permits: the sets and names of its filters, in order.
 fn let_through(unit: &str) -> Option<BTreeSet<String>> {
     let mut calls = BTreeSet::new();
     for line in unit.lines().filter_map(|line| line.strip_prefix("SystemCallFilter=")) {
@@ -67,8 +67,8 @@ fn let_through(unit: &str) -> Option<BTreeSet<String>> {
     Some(calls)
 }
 
-/// Does the unit's filter let through every call that a daemon and its guardian make while they manage, answer and put everything
-/// back, and the reset after them?
+/// Does the unit's filter let through every call that a daemon and its guardian make while they manage, answer and put
+/// everything back, and the reset after them?
 #[test]
 fn the_units_filter_lets_through_what_is_called() {
     let unit = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/cachemate.service");

@@ -18,7 +18,7 @@ use common::{ChildGuard, acting, command, daemon, run, status_when};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// What a run says when the host moved frames, or the proof was disturbed, since the colors were told apart: a noisy host
+/// The message of a run if the host moved frames, or the proof was disturbed, since the colors were told apart: a noisy host
 /// may do so at any time, and refusing is right.
 const MOVED: &str = "no longer of one color";
 
@@ -34,7 +34,7 @@ fn unusable(folder: &Path) -> Option<String> {
 /// How often each of two threads adds, where this file's program is run for another test.
 const ADDITIONS: &str = "CACHEMATE_TEST_ADDITIONS";
 
-/// Two threads add to counters on pages that nobody moves: is every addition there at the end?
+/// Two threads add to counters on pages that are not moved: is every addition there at the end?
 ///
 /// The other tests color this program, and move its pages meanwhile.
 #[test]
@@ -217,7 +217,7 @@ impl RecoloredProgram {
         self.folder.path().join("state/restore.journal")
     }
 
-    /// Everything of the daemon's is put back.
+    /// Everything that the daemon changed is restored.
     fn put_back(&self, case: &str) {
         let start = Instant::now();
         while self.journal().exists() {
@@ -229,7 +229,7 @@ impl RecoloredProgram {
 
 /// Does a share in colors move the pages of a running program, told as pending until they are there; and whoever is killed
 /// meanwhile, daemon, guardian, both, or the program with its agent: does everything else go on or end as it would have, no
-/// addition lost, with the colors put back?
+/// addition lost, with the colors restored?
 #[test]
 fn a_plan_recolors_a_running_program_whoever_is_killed() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! Requests of any form to a daemon's socket and metrics page: seeded changes to good and bad ones. Does it live on, answer others,
-//! and take no more memory?
+//! Requests of any form to a daemon's socket and metrics page: seeded changes to good and bad ones. Does it live on, answer
+//! others, and take no more memory?
 //!
 //! `CACHEMATE_FUZZ_SECONDS` goes on for so long at each.
 
@@ -59,7 +59,8 @@ fn ask<S: Read + Write>(mut stream: S, request: &[u8], hang_up: impl Fn(&S)) {
     }
 }
 
-/// After thousands of changed requests at both doors: is the daemon there, does it answer, and is its memory within the bound?
+/// After thousands of changed requests at both doors: is the daemon there, does it answer, and is its memory within the
+/// bound?
 #[test]
 fn no_request_harms_the_daemon() {
     let folder = tempfile::tempdir().unwrap();

@@ -115,7 +115,7 @@ fn out_of_descriptors_everything_comes_back() {
     assert_eq!(ended.code(), Some(0));
 }
 
-/// Lines of the journal that cannot be read: is the rest put back, and is the loss told, by the exit code too, until somebody
+/// Lines of the journal that cannot be read: is the rest restored, and is the loss told, by the exit code too, until a user
 /// has looked at it?
 #[test]
 fn damage_is_told_by_the_exit_code() {
@@ -138,7 +138,7 @@ fn damage_is_told_by_the_exit_code() {
     run(folder.path(), &RESTORE).ok();
 }
 
-/// A state folder that became read-only: does reset put everything back, and say that the journal stays?
+/// A state folder that became read-only: does reset restore the host, and say that the journal stays?
 #[test]
 fn a_read_only_state_folder_is_no_obstacle() {
     let folder = tempfile::tempdir().unwrap();
@@ -164,7 +164,8 @@ fn a_read_only_state_folder_is_no_obstacle() {
     assert!(!state.join("restore.journal").exists());
 }
 
-/// A journal of another user, or one that names a file which cachemate never changes: is nothing in it done, and is that said?
+/// A journal of another user, or one that names a file which cachemate never changes: is nothing in it done, and is that
+/// said?
 #[test]
 fn what_a_made_up_journal_asks_for_is_not_done() {
     let folder = tempfile::tempdir().unwrap();

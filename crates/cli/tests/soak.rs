@@ -82,12 +82,13 @@ fn short_lived_programs_leave_nothing_behind() {
     assert!(journal < 4 << 20, "a journal of {journal} bytes");
 }
 
-/// Under a daemon that moves everybody about and lets gangs take turns, while a thousand short processes a minute come and go: how
-/// long did anybody wait for a processor at most? Is it told, and does nobody starve?
+/// Under a daemon that moves all tasks about and lets gangs take turns, while a thousand short processes a minute come and
+/// go: how long did any task wait for a processor at most? Is it told, and does no task starve?
 #[test]
 fn the_longest_wait_under_churn_is_told() {
     let folder = tempfile::tempdir().unwrap();
-    // Two that want a processor all the time, and a birth each 30 ms: a crowded host makes fewer of them, a thousand at least.
+    // Two that want a processor all the time, and a birth each 30 ms: a crowded host makes fewer of them, a thousand at
+    // least.
     let script = "(while :; do :; done) & (while :; do :; done) & \
                   i=0; while [ $i -lt 300 ]; do (k=0; while [ $k -lt 2000 ]; do k=$((k+1)); done) & sleep 0.03; i=$((i+1)); done; \
                   touch end; wait";

@@ -1,4 +1,4 @@
-//! Another user of the host beside root's daemon: each item of docs/threat-model.md, by a program that runs as nobody.
+//! Another user of the host beside root's daemon: each item of docs/threat-model.md, by a program that runs as `nobody`.
 
 mod common;
 
@@ -17,7 +17,7 @@ const PATIENCE: (Duration, Duration) = (Duration::from_millis(50), Duration::fro
 /// The folder of the test, for the stranger's part of it.
 const FOLDER: &str = "CACHEMATE_TEST_FOLDER";
 
-/// A folder that everybody may look into; `None` = not root, and said so.
+/// A folder that all users may read; `None` = not root, and said so.
 fn folder(what: &str) -> Option<tempfile::TempDir> {
     if !rustix::process::geteuid().is_root() {
         println!("not shown here: {what}: needs root to become another user");
@@ -32,7 +32,7 @@ fn open_to_all(path: &Path) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// Runs one of the tests below as nobody, until it says that it is done; it goes on until it is dropped.
+/// Runs one of the tests below as `nobody`, until it says that it is done; it goes on until it is dropped.
 fn as_nobody(folder: &Path, part: &str) -> ChildGuard {
     // The test program may lie where nobody may not go. Copied by another process: a file that this one writes may be open in
     // a child that another test has just forked, and what is open for writing cannot be run.
@@ -143,7 +143,7 @@ fn part_of_a_stranger_in_the_progress_folder() {
     done();
 }
 
-/// Are the journal and the locks nobody else's to read, write or remove, while a daemon runs?
+/// Are the journal and the locks no other user's to read, write or remove, while a daemon runs?
 #[test]
 fn a_stranger_sees_nothing_of_the_state_folder() {
     let Some(folder) = folder("a stranger at the state folder") else { return };

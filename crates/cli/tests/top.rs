@@ -108,7 +108,7 @@ mod screen {
         }
     }
 
-    /// Is the screen taken, the program shown, and the terminal given back, by q, Ctrl-C and a signal alike?
+    /// Is the screen taken, the program shown, and the terminal restored, by q, Ctrl-C and a signal alike?
     #[test]
     fn a_terminal_gets_a_screen_and_is_given_back() {
         let folder = tempfile::tempdir().unwrap();

@@ -109,7 +109,7 @@ impl ColoredProgram {
     pub fn pid(&self) -> i32 {
         self.child.id() as i32
     }
-    /// Identity of the kit that it was started with.
+    /// Identity of the reference set that it was started with.
     pub fn kit_id(&self) -> &str {
         &self.kit_id
     }

@@ -1,4 +1,4 @@
-//! The daemon's life: lock, restore what was left behind, loop, reload, put everything back.
+//! The daemon's life: lock, restore what was left behind, loop, reload, restore the host.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -72,7 +72,7 @@ impl ConfigSource {
 /// Switches that signals and the socket set.
 #[derive(Clone, Default)]
 pub struct ControlFlags {
-    /// End, and put everything back.
+    /// End, and restore the host.
     pub stop: Arc<AtomicBool>,
     /// End the present window now.
     pub wake: Arc<AtomicBool>,

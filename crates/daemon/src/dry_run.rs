@@ -34,7 +34,7 @@ pub struct DryRun {
     pub window: Option<u64>,
     changes: Vec<DryRunChange>,
     /// The policy's reasons in that window.
-    why: Vec<String>,
+    reasons: Vec<String>,
     /// Lines of the plan that the host would refuse, each once.
     refused: Vec<String>,
     notes: Vec<String>,
@@ -59,7 +59,7 @@ impl DryRun {
         self.window = Some(record.observation.window);
         self.changes =
             list.iter().map(|change| DryRunChange { line: change.to_string(), change: change.clone() }).collect();
-        self.why = record.decision.reasons.iter().map(|reason| reason.text.clone()).collect();
+        self.reasons = record.decision.reasons.iter().map(|reason| reason.text.clone()).collect();
         true
     }
 
@@ -82,7 +82,7 @@ impl DryRun {
             let after = if after.is_empty() { String::new() } else { format!("; after {}", after.join(", ")) };
             text.push_str(&format!("{:>4}  {line}{after}\n", change.id.0));
         }
-        self.why.iter().take(8).for_each(|why| text.push_str(&format!("decided: {why}\n")));
+        self.reasons.iter().take(8).for_each(|reason| text.push_str(&format!("decided: {reason}\n")));
         self.refused.iter().take(5).for_each(|why| text.push_str(&format!("refused: {why}\n")));
         self.notes.iter().for_each(|note| text.push_str(&format!("note: {note}\n")));
         text

@@ -122,7 +122,8 @@ pub fn page(status: &DaemonStatus) -> String {
     text
 }
 
-/// A program's name as a label's value: printable, and escaped as OpenMetrics wants it, which the encoder leaves to its caller.
+/// A program's name as a label's value: printable, and escaped as OpenMetrics wants it, which the encoder leaves to its
+/// caller.
 fn label(name: &str) -> String {
     printable(name).replace('\\', "\\\\").replace('"', "\\\"")
 }

@@ -115,7 +115,7 @@ pub struct DaemonTotals {
     pub tasks_seen: u64,
     /// That said something new.
     pub decisions: u64,
-    /// Decisions that the guard took back.
+    /// Decisions that the guard rolled back.
     pub rollbacks: u64,
     /// Lines of plans that the host refused.
     pub refused_changes: u64,

@@ -358,7 +358,7 @@ fn out_of_descriptors_no_original_is_lost() {
     assert!(!dir.path().join(crate::safety::journal::Journal::FILE_NAME).exists());
 }
 
-/// Root begins to act: does a user's machine put everything back, and change nothing more?
+/// Root begins to act: does a user's machine restore the host, and change nothing more?
 #[test]
 fn root_acts_alone() {
     let dir = tempfile::tempdir().unwrap();
@@ -385,7 +385,7 @@ fn root_acts_alone() {
     assert_eq!(machine.with_kernel(states), before);
 }
 
-/// Root begins to act in the midst of a long window: does a user's machine put everything back then, and not at its end?
+/// Root begins to act in the midst of a long window: does a user's machine restore the host then, and not at its end?
 #[test]
 fn root_is_not_kept_waiting_for_the_end_of_a_window() {
     let dir = tempfile::tempdir().unwrap();

@@ -196,7 +196,8 @@ pub(crate) fn if_exists<T>(answer: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-/// The PID namespace of this process, by its inode: thread ids mean nothing in another one. `None` = the kernel does not tell.
+/// The PID namespace of this process, by its inode: thread ids mean nothing in another one. `None` = the kernel does not
+/// tell.
 pub(crate) fn pid_namespace() -> Option<u64> {
     use std::os::unix::fs::MetadataExt;
     fs::metadata("/proc/self/ns/pid").ok().map(|namespace| namespace.ino())
@@ -289,7 +290,7 @@ impl LinuxHost {
     fn check_fence(&self) -> io::Result<()> {
         let fence = self.fence.read().unwrap_or_else(PoisonError::into_inner);
         match &*fence {
-            Some(fence) if fence.is_raised() => Err(io::Error::other("the guardian has put everything back meanwhile")),
+            Some(fence) if fence.is_raised() => Err(io::Error::other("the guardian has restored the host meanwhile")),
             _ => Ok(()),
         }
     }

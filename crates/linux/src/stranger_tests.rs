@@ -1,4 +1,4 @@
-//! For tests that attack as another user: a part of this test program runs as nobody.
+//! For tests that attack as another user: a part of this test program runs as `nobody`.
 
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +12,7 @@ pub(crate) fn open_to_all(path: &Path) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// Runs the ignored test `part` as nobody, after `prepare` in the child with all rights, and expects it to pass; false = this
+/// Runs the ignored test `part` as `nobody`, after `prepare` in the child with all rights, and expects it to pass; false = this
 /// user cannot become another one, or `prepare` is not permitted, and the attack counts as not shown.
 pub(crate) fn run(
     part: &str,

@@ -1,4 +1,5 @@
-//! Threads of the real-time and deadline classes beside a live machine: they cannot wait as idle tasks, and keep what they have.
+//! Threads of the real-time and deadline classes beside a live machine: they cannot wait as idle tasks, and keep what they
+//! have.
 
 mod common;
 

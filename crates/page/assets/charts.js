@@ -103,7 +103,7 @@ export class Charts {
     if (this.kind !== program) this.forget();
     this.kind = program;
     this.overTime("speed", [series.at, series.speed], [lineOf("speed", "--s0")], number);
-    // Where nobody measures misses or probes, there is nothing to draw.
+    // If neither misses nor probes are measured, there is nothing to draw.
     const known = [series.slow, series.forecast].some((values) => values.some((value) => value !== null));
     this.roots.slow.parentElement.hidden = !known;
     if (known) this.overTime("slow", [series.at, series.low, series.high, series.forecast, series.slow],

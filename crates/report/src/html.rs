@@ -1,7 +1,7 @@
 //! The whole study as one HTML file: nothing to load, light and dark, readable on a phone.
 //!
-//! The answer stands first (the plan and why), then what it rests on (who hurts whom, classes, curves), then how it was
-//! measured.
+//! The answer stands first (the plan and why), then what it rests on (which programs slow each other down, classes, curves),
+//! then how it was measured.
 
 use maud::{Markup, PreEscaped, html};
 

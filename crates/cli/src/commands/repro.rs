@@ -147,7 +147,7 @@ impl Repro {
         }
     }
 
-    /// What there is to do, in words.
+    /// The work to be done, in words.
     fn cost(&self, experiments: &[Experiment]) -> anyhow::Result<String> {
         let folder = self.output.as_deref().map(|folder| folder.join(SWEEP)).filter(|folder| folder.exists());
         let store = folder.map(|folder| Store::open_to_read(&folder)).transpose()?;
@@ -204,7 +204,7 @@ impl Repro {
         super::mixes::mixes(session, self.is_short(), self.seed, count as u32, machine, self.json.json)
     }
 
-    /// What was found, what failed and why, and whether the user stopped it. A failed experiment does not cost the
+    /// Results, failures with their reasons, and whether the user stopped it. A failed experiment does not cost the
     /// others their results: its ids are missed, with the reason, and the command ends with 1.
     fn run_all(&self, session: &Session, experiments: &[Experiment]) -> anyhow::Result<(Findings, Vec<String>, bool)> {
         let stop = session.interrupt_flag();

@@ -87,7 +87,7 @@ impl TestPrograms {
         }
     }
 
-    /// Those that stay: four, and one of each class that waits for nobody.
+    /// Those that stay: four, and one of each class that waits for no other task.
     pub fn lasting(&self) -> Vec<i32> {
         let long = |pid: &i32| {
             std::fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line == "sleep\x001000\x00")
@@ -171,7 +171,7 @@ impl TestDaemon {
     }
 }
 
-/// A test that fails leaves nobody behind, and nothing changed.
+/// A test that fails leaves no process behind, and nothing changed.
 impl Drop for TestDaemon {
     fn drop(&mut self) {
         if matches!(self.child.try_wait(), Ok(None)) {

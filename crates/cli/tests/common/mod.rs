@@ -68,7 +68,7 @@ pub fn lackey(lines: u64, rounds: u64, gap: u64) -> String {
     text
 }
 
-/// Ended when dropped, so that a failing test leaves nobody behind.
+/// Ended when dropped, so that a failing test leaves no process behind.
 pub struct ChildGuard(pub Child);
 
 impl ChildGuard {

@@ -205,7 +205,7 @@ impl Actuator {
         }
     }
 
-    /// Has the guardian put everything back, as this process was silent? Then nothing can be changed before
+    /// Has the guardian restored the host, as this process was silent? Then nothing can be changed before
     /// [`Actuator::rejoin`].
     pub fn is_fenced(&mut self) -> bool {
         self.armed.as_mut().is_some_and(|(_, guardian)| guardian.state() == GuardianStatus::Ended)
@@ -215,7 +215,7 @@ impl Actuator {
     /// when it was stopped. Nothing is armed then.
     ///
     /// # Errors
-    /// The guardian still restores, or something could not be put back: it stands in the journal.
+    /// The guardian still restores, or something could not be restored: it stands in the journal.
     pub fn rejoin(&mut self, kernel: &dyn Kernel) -> Result<(), JournalError> {
         const PATIENCE: Duration = Duration::from_secs(10);
         let Some((mut journal, mut guardian)) = self.armed.take() else { return Ok(()) };

@@ -287,8 +287,8 @@ impl KernelGangScheduler {
         self.runs() && !self.clashes.is_empty()
     }
 
-    /// Puts threads back whose policy is still the scheduler's although it keeps them no longer: its loader does so, unless it
-    /// was killed. A thread that chose another policy meanwhile keeps that.
+    /// Puts threads back whose policy is still the scheduler's although it keeps them no longer: its loader does so, unless
+    /// it was killed. A thread that chose another policy meanwhile keeps that.
     pub fn reclaim<K: Kernel>(&mut self, kernel: &K) {
         let scheduled_threads = self.wanted.iter().flat_map(|(_, part)| part.threads());
         let kept: BTreeSet<ThreadKey> = scheduled_threads

@@ -105,8 +105,8 @@ impl<K: Kernel + Send + 'static> GangRunners<K> {
         self.scheduler.as_ref().is_some_and(KernelGangScheduler::runs)
     }
 
-    /// Weights, and pairs that should rather not run together, for the gang scheduler; gangs of the advised, where the plan has
-    /// no schedules.
+    /// Weights, and pairs that should rather not run together, for the gang scheduler; gangs of the advised, where the plan
+    /// has no schedules.
     pub fn set_advice(
         &mut self,
         weights: BTreeMap<ThreadKey, f64>,

@@ -1,5 +1,5 @@
-//! A fault at every position of a whole life, reads as well as writes: is everything as before in the end, or the journal kept
-//! and that said?
+//! A fault at every position of a whole life, reads as well as writes: is everything as before in the end, or the journal
+//! kept and that said?
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -148,8 +148,8 @@ fn all_of<K: Kernel + Send + 'static>(
     ran.map_err(|error| error.to_string()).and(ended)
 }
 
-/// Every position, one call alone and a lasting lack. With one of the errors in turn in the usual run; with each of them where
-/// `CACHEMATE_FAULTS=all` says so (`make faults`).
+/// Every position, one call alone and a lasting lack. With one of the errors in turn in the usual run; with each of them
+/// where `CACHEMATE_FAULTS=all` says so (`make faults`).
 fn everywhere(life: impl Fn(Option<Fault>) -> u32) {
     let every = std::env::var("CACHEMATE_FAULTS").is_ok_and(|text| text == "all");
     let calls = life(None);

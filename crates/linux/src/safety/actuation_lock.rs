@@ -230,8 +230,8 @@ mod tests {
         assert!(matches!(acquire(dir.path(), "a"), Err(JournalError::NotOurs { .. })));
     }
 
-    /// If `/proc` hides root's processes from a user (`hidepid=2`): does that user's daemon leave acting to root's all the same, and
-    /// act once root's has ended; and does a read lock of a stranger keep root from nothing?
+    /// If `/proc` hides root's processes from a user (`hidepid=2`): does that user's daemon leave acting to root's all the
+    /// same, and act once root's has ended; and does a read lock of a stranger keep root from nothing?
     #[test]
     fn root_is_obeyed_though_its_processes_are_hidden() {
         let dir = tempfile::tempdir().unwrap();

@@ -5,8 +5,9 @@
 //! guardian leaves; when the pipe closes without that word, it restores from the journal. A daemon that is stopped or hangs
 //! closes nothing: it says how long its windows are once in each, and one that is silent for ten seconds and for five windows
 //! is fenced off ([`Fence`]), and then everything is restored. The guardian runs in a session of its
-//! own, in a control group of its own where there is one ([`cgroup`]), and ignores the signals that end a terminal's programs. If the guardian dies first, the daemon notices and starts
-//! another. If both die, the journal is still there for the next start and for `cachemate restore`.
+//! own, in a control group of its own where there is one ([`cgroup`]), and ignores the signals that end a terminal's
+//! programs. If the guardian dies first, the daemon notices and starts another. If both die, the journal is still there for
+//! the next start and for `cachemate restore`.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -50,7 +51,7 @@ pub enum GuardianStatus {
     Alive,
     /// A signal ended it: it did nothing.
     Killed,
-    /// It ended by itself: it took the daemon for gone or hung, and has put everything back.
+    /// It ended by itself: it took the daemon for gone or hung, and has restored the host.
     Ended,
 }
 

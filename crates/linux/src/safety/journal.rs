@@ -270,7 +270,7 @@ pub enum JournalError {
     },
     /// See [`crate::act::actuator::Actuator::rejoin`].
     #[error(
-        "this process was silent for so long that the guardian put everything back; nothing is changed until that is noted"
+        "the guardian restored the host because this process sent no heartbeat; nothing more is changed until a new guardian is running"
     )]
     Fenced,
     /// A journal of another format, which cannot be interpreted.

@@ -48,7 +48,7 @@ pub struct RestoredObject {
     pub outcome: RestoreOutcome,
 }
 
-/// Puts everything back. Objects that failed stay worth another try; all others are done with.
+/// Restores everything. Objects that failed stay worth another try; all others are done with.
 pub fn restore(kernel: &dyn Kernel, held: &BTreeMap<JournalObject, JournalEntry>) -> Vec<RestoredObject> {
     let mut account = Vec::new();
     // If another process holds resctrl's lock for longer than this, the host is restored all the same.

@@ -116,8 +116,8 @@ impl ProgressFiles {
         }
     }
 
-    /// Removes the report of `pid`, whatever it is: a directory that is not empty is renamed out of the way. Was it there, and
-    /// is it no more?
+    /// Removes the report of `pid`, whatever it is: a directory that is not empty is renamed out of the way. Was it there,
+    /// and is it no more?
     fn remove(&self, pid: i32) -> bool {
         let Some(path) = self.path(pid) else { return false };
         let removed = match std::fs::symlink_metadata(&path) {

@@ -167,7 +167,8 @@ mod tests {
         assert_eq!(read(&none).enabled, None);
     }
 
-    /// Is a conflict told where threads of one process are tied to several caches, or some of them are free, and nowhere else?
+    /// Is a conflict told where threads of one process are tied to several caches, or some of them are free, and nowhere
+    /// else?
     #[test]
     fn conflicts_are_told_where_there_are_some() {
         let topology = topology().topology; // two caches of two CPUs

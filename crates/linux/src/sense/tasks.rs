@@ -137,7 +137,7 @@ pub(crate) struct RuleProperties {
 }
 
 impl TaskTable {
-    /// `calls`: no better measure of speed than stand-ins is to be had for most threads.
+    /// `calls`: no better measure of speed than proxies is to be had for most threads.
     pub fn new(calls: bool) -> Self {
         TaskTable { calls, ..TaskTable::default() }
     }

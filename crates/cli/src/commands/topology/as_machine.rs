@@ -1,6 +1,6 @@
 //! This host as a machine description: what the kernel tells, and marked estimates for the rest.
 //!
-//! Problem: predictors and the simulator take a machine file, and nobody writes one for the host at hand. Method: CPUs,
+//! Problem: predictors and the simulator take a machine file, and none exists for the host at hand. Method: CPUs,
 //! caches, clock, memory and classes of service are read; latencies, pipeline and bandwidth, of which the kernel says
 //! nothing, are those of a server of today, and stand as estimates in `sources`. Properties: a host whose cores or caches
 //! differ among each other is refused with the place, since a description has one of each; the text reads back as a
@@ -24,7 +24,7 @@ const MEMORY_NS: u64 = 110;
 const OTHER_PACKAGE_NS: u64 = 190;
 const MEMORY_BYTES_PER_S_PER_CORE: f64 = 4e9;
 
-/// What the host tells besides its topology; `None` = it does not say.
+/// Facts about the host besides its topology; `None` = it does not report them.
 #[derive(Clone, Copy, Default)]
 pub struct HostFacts {
     pub hertz: Option<u64>,

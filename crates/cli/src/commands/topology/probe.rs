@@ -21,7 +21,7 @@ pub struct ProbedTopology {
     pub pairs: Vec<CpuPair>,
     /// CPUs that share a cache by measurement.
     pub groups: Vec<String>,
-    /// What the kernel says of the last level.
+    /// The kernel's description of the last level.
     pub declared: Vec<String>,
     pub agrees: bool,
 }

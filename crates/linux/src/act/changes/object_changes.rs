@@ -116,7 +116,7 @@ pub(super) fn steps(
 
 /// An agent always has colors of its own: `None` is never read, and so never asked for.
 fn wanted_text(colors: Option<&ColorAssignment>) -> io::Result<String> {
-    let colors = colors.ok_or_else(|| bad("no colors to give back".to_string()))?;
+    let colors = colors.ok_or_else(|| bad("no colors to restore".to_string()))?;
     let mask = mask_of(&colors.allowed);
     let mask = mask.ok_or_else(|| bad(format!("colors {}: none, or more than a mask holds", colors.allowed)))?;
     Ok(target_text(mask, colors.migration != PageMigration::Never))

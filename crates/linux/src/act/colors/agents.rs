@@ -17,12 +17,13 @@ use super::pool::present_at;
 use super::reference_set::{BASE, FrameLedger};
 use crate::kernel::Kernel;
 
-/// One session's folder: the kit and the ledger it began with, and a folder for each process.
+/// One session's folder: the reference set and the ledger it began with, and a folder for each process.
 fn session_folder(base: &Path, launcher: u32, session: u32) -> PathBuf {
     base.join(format!("s{launcher}-{session}"))
 }
 
-/// Makes a session's folder. Kit and ledger are linked: a later discovery does not change the labels under a program's feet.
+/// Makes a session's folder. The reference set and ledger are linked: a later discovery does not change the labels under a
+/// program's feet.
 ///
 /// # Errors
 /// As the file system says.
@@ -36,7 +37,7 @@ pub fn make_session(base: &Path, launcher: u32, session: u32, library: &[u8]) ->
         }
         let name = folder.file_name().unwrap_or_default().to_string_lossy();
         let session = trusted.create_new_dir(&name)?;
-        for name in ["kit", "ledger"] {
+        for name in ["reference-set", "ledger"] {
             trusted.link_into(name, &session, name)?;
         }
         session.file(Path::new(LIBRARY), OFlags::RDWR | OFlags::CREATE)?.write_all(library)
@@ -263,7 +264,10 @@ mod tests {
         assert_eq!(agent.inside(), Some(0.75));
         assert_eq!(AgentReport::parse(&whole.replace("turn 7", "turn 8")), None);
         assert_eq!(AgentReport::parse(&whole[..40]), None);
-        assert_eq!(AgentReport::parse("refused no kit\n").unwrap().account, Err("no kit".to_string()));
+        assert_eq!(
+            AgentReport::parse("refused no reference set\n").unwrap().account,
+            Err("no reference set".to_string())
+        );
     }
 
     /// Do sets and masks agree, and is what does not fit refused?

@@ -96,7 +96,7 @@ pub fn target(topology: &Topology, cpu: CpuId) -> Result<TargetCache, ColorError
     })
 }
 
-/// Finds the colors, keeps the kit, and says what they cover.
+/// Finds the colors, keeps the reference set, and says what they cover.
 ///
 /// # Errors
 /// The host's cache has none, timing is unusable, or every try was too noisy: with the reasons.

@@ -46,7 +46,7 @@ fn a_folder_that_others_have_a_hand_in_is_refused() {
     ];
     for (name, expected, spoil) in cases {
         let (_root, host, base) = host();
-        for file in ["kit", "ledger"] {
+        for file in ["reference-set", "ledger"] {
             std::fs::write(base.join(file), "x").unwrap();
         }
         std::fs::create_dir_all(base.join("s1-0/5")).unwrap();
@@ -118,13 +118,13 @@ fn nothing_is_written_through_a_link() {
 #[test]
 fn a_folder_of_our_own_serves() {
     let (_root, host, base) = host();
-    for file in ["kit", "ledger"] {
+    for file in ["reference-set", "ledger"] {
         std::fs::write(base.join(file), file).unwrap();
     }
     for _ in 0..2 {
         let session = agents::make_session(&base, 7, 0, b"library").unwrap();
         assert_eq!(std::fs::read(session.join(agents::LIBRARY)).unwrap(), b"library");
-        assert_eq!(std::fs::read(session.join("kit")).unwrap(), b"kit");
+        assert_eq!(std::fs::read(session.join("reference-set")).unwrap(), b"reference-set");
     }
     reference_set::write_whole(&base, "map.json", b"long text").unwrap();
     reference_set::write_whole(&base, "map.json", b"text").unwrap();
@@ -133,5 +133,5 @@ fn a_folder_of_our_own_serves() {
     assert_eq!(host.read(&inside("map.json")).unwrap(), "TExt");
     let mut names = host.list(Path::new(reference_set::BASE)).unwrap();
     names.retain(|name| !name.starts_with('s'));
-    assert_eq!(names, ["kit", "ledger", "map.json"]);
+    assert_eq!(names, ["ledger", "map.json", "reference-set"]);
 }

@@ -60,7 +60,7 @@ pub struct ColorMap {
     pub format: u32,
     /// Frames of another boot are other frames.
     pub boot_id: String,
-    /// The kit that the labels belong to.
+    /// The reference set that the labels belong to.
     #[serde(alias = "kit")]
     pub reference_set: String,
     /// How many this host has, 2 to 64.

@@ -112,7 +112,8 @@ mod tests {
         }
     }
 
-    /// With no more rights than the shipped unit leaves a daemon: does moving work as it does for root, or is it said why not?
+    /// With no more rights than the shipped unit leaves a daemon: does moving work as it does for root, or is it said why
+    /// not?
     #[test]
     fn the_units_rights_are_enough_to_move_pages() {
         let unit = include_str!("../../../../../packaging/cachemate.service");

@@ -1,6 +1,7 @@
 //! Page colors: which frames fall on the same sets of a cache, what that covers, and programs that are kept to some.
 //!
-//! [`discover`] finds and proves them by time; [`reference_set`] keeps the frames that define them; [`map`] is the file about them.
+//! [`discover`] finds and proves them by time; [`reference_set`] keeps the frames that define them; [`map`] is the file about
+//! them.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -40,7 +41,7 @@ pub enum ColorError {
     /// The path at which none lies.
     #[error("{0}: no colors are known on this host yet (cachemate page-color discover)")]
     NoKit(PathBuf),
-    /// A kit of another version, or one whose frames are not of one color each any more. Path and reason.
+    /// A reference set of another version, or one whose frames are not of one color each any more. Path and reason.
     #[error("{0}: {1} (cachemate page-color discover makes a new one)")]
     BadKit(PathBuf, String),
     /// Path and reason.

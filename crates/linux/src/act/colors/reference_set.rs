@@ -68,7 +68,7 @@ impl Drop for MappedFile {
     }
 }
 
-/// The kit of this host, mapped and calibrated.
+/// The reference set of this host, mapped and calibrated.
 #[derive(Debug)]
 pub struct LoadedReferenceSet {
     /// Calibrated, and mapped whole.
@@ -89,10 +89,10 @@ pub fn open(base: &Path) -> Result<LoadedReferenceSet, ColorError> {
     open_file(base, KIT)
 }
 
-/// The kit that [`make`] has made, before it is accepted.
+/// The reference set that [`make`] has made, before it is accepted.
 ///
 /// # Errors
-/// As [`open`]; a kit that is not what it should be is noise.
+/// As [`open`]; a reference set that is not what it should be is noise.
 pub fn open_new(base: &Path) -> Result<LoadedReferenceSet, ColorError> {
     open_file(base, NEW).map_err(|error| match error {
         ColorError::BadKit(_, why) => ColorError::Noisy(why),
@@ -100,7 +100,7 @@ pub fn open_new(base: &Path) -> Result<LoadedReferenceSet, ColorError> {
     })
 }
 
-/// Puts the new kit in the place of the one before.
+/// Puts the new reference set in the place of the one before.
 ///
 /// # Errors
 /// As the file system says.
@@ -117,8 +117,8 @@ fn open_base(base: &Path) -> io::Result<TrustedDir> {
     TrustedDir::open_anchored(base, DirAccess::ReadWrite)
 }
 
-const KIT: &str = "kit";
-const NEW: &str = "kit.new";
+const KIT: &str = "reference-set";
+const NEW: &str = "reference-set.new";
 
 fn open_file(base: &Path, name: &str) -> Result<LoadedReferenceSet, ColorError> {
     let mut open = load(base, name)?;
@@ -136,7 +136,7 @@ pub fn open_unverified(base: &Path) -> Result<LoadedReferenceSet, ColorError> {
 
 fn load(base: &Path, name: &str) -> Result<LoadedReferenceSet, ColorError> {
     let (mapped, id) = map_kit(base, name)?;
-    // SAFETY: the mapping stands in the result beside the kit, and lives as long.
+    // SAFETY: the mapping stands in the result beside the reference set, and lives as long.
     let kit = unsafe { ReferenceSet::new(mapped.start(), mapped.bytes()) };
     let Some(mut kit) = kit else {
         return Err(ColorError::BadKit(base.join(name), "its table names pages that are not there".to_string()));
@@ -146,7 +146,7 @@ fn load(base: &Path, name: &str) -> Result<LoadedReferenceSet, ColorError> {
     Ok(LoadedReferenceSet { kit, id, calibration, _mapped: mapped })
 }
 
-/// Which discovery the kit in `base` comes from; nothing is proven.
+/// Which discovery the reference set in `base` comes from; nothing is proven.
 ///
 /// # Errors
 /// There is none, or it is of another version.
@@ -170,12 +170,13 @@ fn map_kit(base: &Path, name: &str) -> Result<(MappedFile, u64), ColorError> {
     let mapped = MappedFile::new(&file, bytes, false).map_err(io)?;
     // SAFETY: the first bytes of a mapping that is longer than they are.
     let content = unsafe { std::slice::from_raw_parts(mapped.start(), ReferenceSetHeader::BYTES) };
-    let header = ReferenceSetHeader::from_bytes(content).ok_or_else(|| bad("no kit of this version".to_string()))?;
+    let header =
+        ReferenceSetHeader::from_bytes(content).ok_or_else(|| bad("no reference set of this version".to_string()))?;
     Ok((mapped, header.id))
 }
 
-/// Makes a kit from classes of pages found elsewhere: fresh pages of a file in memory are put to the classes until each has
-/// enough.
+/// Makes a reference set from classes of pages found elsewhere: fresh pages of a file in memory are put to the classes until
+/// each has enough.
 ///
 /// # Errors
 /// No room in memory, or too few pages of some class.
@@ -209,7 +210,10 @@ pub fn make(base: &Path, ways: usize, id: u64, classes: &mut Classes<'_>) -> Res
         TimedOracle { page: &page, threshold_cycles: classes.threshold_cycles, turn: 3, until: classes.until };
     unused.extend(keep_best(&mut timed, &mut table, per_color));
     if let Some(short) = table.iter().find(|members| members.len() < per_color) {
-        return Err(ColorError::Noisy(format!("{} frames of one color for the kit, {per_color} needed", short.len())));
+        return Err(ColorError::Noisy(format!(
+            "{} frames of one color for the reference set, {per_color} needed",
+            short.len()
+        )));
     }
     for at in unused {
         let (offset, length) = ((at * PAGE_BYTES) as libc::off_t, PAGE_BYTES as libc::off_t);
@@ -371,7 +375,7 @@ mod tests {
         }
     }
 
-    /// Does a frame that stands under a color that is not its own leave the kit, and a spare one take its place?
+    /// Does a frame that stands under a color that is not its own leave the reference set, and a spare one take its place?
     #[test]
     fn frames_of_another_color_leave_the_kit() {
         // Colors by remainder; frame 9 stands under color 0 and has color 1.

@@ -37,7 +37,7 @@ pub enum ProofResult {
 /// Puts one frame to its own color and to the next one.
 ///
 /// # Safety
-/// The page is one of the kit's.
+/// The page is one of the reference set's.
 unsafe fn show(kit: &mut ReferenceSet, page: *const u8, color: u32) -> ProofResult {
     // SAFETY: the caller's promise.
     let (own, next) = unsafe { (kit.has_color(page, color), kit.has_color(page, (color + 1) % kit.colors())) };
@@ -119,7 +119,7 @@ fn test_round(kit: &mut ReferenceSet, color: u32, round: u32) -> (u32, u32) {
     let (mut holds, mut moved) = (0, 0);
     for at in 0..ASKED {
         let page = members[((round * ASKED + at) as usize) % members.len()];
-        // SAFETY: a frame of the mapped kit.
+        // SAFETY: a frame of the mapped reference set.
         match unsafe { show(kit, page, color) } {
             ProofResult::Confirmed => holds += 1,
             ProofResult::Changed => moved += 1,
@@ -132,7 +132,7 @@ fn test_round(kit: &mut ReferenceSet, color: u32, round: u32) -> (u32, u32) {
 /// One color's frames, asked again and again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize)]
 pub struct ColorVerification {
-    /// Frames of the kit that have this color.
+    /// Frames of the reference set that have this color.
     pub frames: u64,
     /// Held more often than not, of the answers that said anything.
     pub frames_hold: u64,
@@ -151,7 +151,7 @@ impl ColorVerification {
     }
 }
 
-/// Asks every frame of the kit once a round, until `at_most` is over or `stop` says so; by color.
+/// Asks every frame of the reference set once a round, until `at_most` is over or `stop` says so; by color.
 pub fn watch(kit: &mut ReferenceSet, at_most: Duration, stop: &dyn Fn() -> bool) -> Vec<ColorVerification> {
     let start = Instant::now();
     let pages: Vec<(u32, *const u8)> = (0..kit.colors())
@@ -162,7 +162,7 @@ pub fn watch(kit: &mut ReferenceSet, at_most: Duration, stop: &dyn Fn() -> bool)
     loop {
         kit.calibrate();
         for ((color, page), counts) in pages.iter().zip(&mut shown) {
-            // SAFETY: frames of the mapped kit.
+            // SAFETY: frames of the mapped reference set.
             counts[unsafe { show(kit, *page, *color) } as usize] += 1;
         }
         if start.elapsed() >= at_most || stop() {

@@ -46,7 +46,7 @@ pub(crate) fn advised(
         let next = (0..left.len()).rev().max_by(|a, b| urgent(&left[*a], &left[*b])).expect("not empty");
         let chosen = left.remove(next);
         let best = open.iter().copied().min_by(|a, b| chosen.costs[*a].total_cmp(&chosen.costs[*b]));
-        let gang = best.expect("rooms of all gangs hold all members");
+        let gang = best.expect("all gangs together have a place for every member");
         left.iter_mut().for_each(|other| other.costs[gang] += between(chosen.member.0, other.member.0));
         gangs[gang].push(chosen.member);
     }

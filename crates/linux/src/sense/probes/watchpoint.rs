@@ -4,10 +4,10 @@
 //! it mostly does offer. Method: a random word of the program's writable memory is watched; the first touch starts the
 //! clock, the second ends it, and the event disarms itself after the two (`PERF_EVENT_IOC_REFRESH`), so that a hot word
 //! costs two traps and not a million. Four at once, as the hardware has it.
-//! Properties: words are drawn from resident memory ([`super::watch_candidates`]) and not from accesses, so a sample stands for a
-//! touched location; a word that is not touched again while it is watched is censored, not dropped; reuses under a trap's own
-//! length (some 15 us) read as that length; the accesses in between are not counted, but the clock runs only while the
-//! thread does. Cost: two traps and one arming per sample.
+//! Properties: words are drawn from resident memory ([`super::watch_candidates`]) and not from accesses, so a sample stands
+//! for a touched location; a word that is not touched again while it is watched is censored, not dropped; reuses under a
+//! trap's own length (some 15 us) read as that length; the accesses in between are not counted, but the clock runs only while
+//! the thread does. Cost: two traps and one arming per sample.
 
 use std::fs::File;
 use std::io::{self, Read};

@@ -12,8 +12,8 @@ pub(crate) fn open_to_all(path: &Path) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// Runs the ignored test `part` as `nobody`, after `prepare` in the child with all rights, and expects it to pass; false = this
-/// user cannot become another one, or `prepare` is not permitted, and the attack counts as not shown.
+/// Runs the ignored test `part` as `nobody`, after `prepare` in the child with all rights, and expects it to pass; false =
+/// this user cannot become another one, or `prepare` is not permitted, and the attack counts as not shown.
 pub(crate) fn run(
     part: &str,
     variables: &[(&str, &str)],

@@ -323,8 +323,8 @@ impl Store {
     /// Time of the last change of a file or folder; `None` if it is missing.
     pub(crate) fn changed(&self, rest: &str) -> Option<SystemTime> {
         let stat = self.root.stat(Path::new(rest)).ok()??;
-        let (seconds, ns) = (u64::try_from(stat.st_mtime).ok()?, u64::try_from(stat.st_mtime_nsec).ok()?);
-        SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds) + Duration::from_nanos(ns))
+        let since = Duration::from_secs(u64::try_from(stat.st_mtime).ok()?) + Duration::from_nanos(stat.st_mtime_nsec);
+        SystemTime::UNIX_EPOCH.checked_add(since)
     }
 
     /// Ids of tasks with attempts that came to nothing.

@@ -18,17 +18,17 @@ fn no_command_waits_for_a_fifo_or_reads_a_device() {
     let fifo = folder.path().join("fifo");
     rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RWXU).unwrap();
     std::os::unix::fs::symlink("/dev/zero", folder.path().join("zero")).unwrap();
-    std::fs::write(folder.path().join("m.csv"), "program,a,b\na,0,1\nb,1,0\n").unwrap();
     for (name, kind) in [("./fifo", "a FIFO"), ("./zero", "a device")] {
-        let commands: [&[&str]; 8] = [
-            &["predict", name, name],
+        let commands: [&[&str]; 9] = [
+            &["predict", name, name, "--machine", "xeon-x5365-4"],
             &["manage", "--check", "--config", name],
             &["manage", "--config", name, "--state-dir", "state", "--socket", "s.sock"],
             &["sim", name],
             &["replay", name],
             &["dashboard", name, "-o", "page.html"],
             &["mrc", name],
-            &["plan", "--slowdowns", name],
+            &["plan", "--slowdowns", name, "--machine", "xeon-x5365-4"],
+            &["predict", "mcf", "mcf", "--machine", name],
         ];
         for arguments in commands {
             let mut started = command(folder.path(), arguments);

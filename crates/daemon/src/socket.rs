@@ -180,10 +180,16 @@ fn reply(request: &str, peer: Peer, shared: &SharedStatus) -> serde_json::Result
 /// No daemon listens there, it does not answer, or it refuses.
 pub(crate) fn query(path: &Path, request: &str) -> anyhow::Result<String> {
     let shown = path.display();
-    let mut stream =
+    let stream =
         UnixStream::connect(owners_socket(path)).or_else(|_| UnixStream::connect(path)).with_context(|| {
             format!("{shown}: no daemon listens there (cachemate manage starts one; --socket names another path)")
         })?;
+    exchange(stream, path, request)
+}
+
+/// One request and its answer; `path` is the socket's name in errors.
+fn exchange(mut stream: UnixStream, path: &Path, request: &str) -> anyhow::Result<String> {
+    let shown = path.display();
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.write_all(format!("{request}\n").as_bytes()).with_context(|| format!("{shown}: cannot ask"))?;
     let mut text = String::new();
@@ -231,7 +237,7 @@ mod tests {
             stream.write_all(b"s").unwrap();
         }
         for _ in 0..5 {
-            status(&path).unwrap();
+            exchange(UnixStream::connect(&path).unwrap(), &path, "status").unwrap();
         }
         assert!(start.elapsed() < PATIENCE, "answered within the time that one idle peer has");
         let ended = idle.iter().filter(|stream| {

@@ -263,7 +263,7 @@ fn a_browser_sees_windows_come() {
     browser.open(&format!("http://{address}/"));
     browser.until("!document.getElementById('enter').hidden");
     browser.eval("document.getElementById('token').value = 'wrong'; document.querySelector('#enter button').click()");
-    browser.until("document.getElementById('refusal').textContent.includes('not the token')");
+    browser.until("document.getElementById('refusal').textContent.includes('wrong')");
     assert_eq!(browser.eval("cachemate.store.windows.length"), json!(0));
     browser.open("about:blank");
     browser.open(&format!("http://{address}/#token={}", token.unwrap()));

@@ -6,7 +6,7 @@ use std::io;
 use std::path::Path;
 
 use crate::source_tree::{self, SourceTree};
-use crate::{comment_heads, found_values, links, retired_words, type_names, width};
+use crate::{comment_heads, file_access, found_values, links, named_tests, retired_words, type_names, width};
 
 /// A place that breaks a rule.
 pub struct Complaint {
@@ -37,6 +37,8 @@ const RULES: &[Rule] = &[
     Rule { name: "retired-spelling", is_enforced: true, check: retired_words::check_spellings },
     Rule { name: "width", is_enforced: false, check: width::check },
     Rule { name: "link", is_enforced: true, check: links::check },
+    Rule { name: "named-test", is_enforced: true, check: named_tests::check },
+    Rule { name: "file-access", is_enforced: false, check: file_access::check },
 ];
 
 /// Every complaint as `file:line: text (rule)`, of the enforced rules or of all.

@@ -3,6 +3,8 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use cachemate_report::text::EscapedText;
+
 /// An invalid command line; exit code 2, as for clap's own errors.
 #[derive(Debug)]
 pub struct UsageError(pub String);
@@ -47,7 +49,7 @@ pub fn code(result: anyhow::Result<()>) -> ExitCode {
         return ExitCode::from(u8::try_from(*code).unwrap_or(1));
     }
     // If standard error is closed as well, the error cannot be reported.
-    let _ = writeln!(io::stderr(), "cachemate: {}", describe(&error));
+    let _ = writeln!(io::stderr(), "cachemate: {}", EscapedText::output(&describe(&error)));
     match error {
         error if error.is::<UsageError>() => ExitCode::from(2),
         error if error.is::<InterruptedError>() => ExitCode::from(130),

@@ -143,7 +143,8 @@ fn of_file(session: &Session, path: &str, machine: &MachineSpec) -> anyhow::Resu
     if size > MAX_FILE_BYTES {
         bail!("{path}: found {size} bytes, expected a program of at most {MAX_FILE_BYTES}");
     }
-    let text = std::fs::read_to_string(path).with_context(|| format!("{path}: cannot be read"))?;
+    let text = cachemate_files::read_text_limited(path.as_ref(), MAX_FILE_BYTES)
+        .with_context(|| format!("{path}: cannot be read"))?;
     if path.ends_with(".toml") {
         let program: PhasedProgram = cachemate_spec::parse_toml(path, &text)?;
         program.check().with_context(|| path.to_string())?;

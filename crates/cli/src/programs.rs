@@ -1,6 +1,5 @@
 //! Programs as the command line names them: a profile file, a recording, or the name of a bundled recording.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
@@ -88,10 +87,10 @@ pub fn load_all(session: &Session, given: &[String], target: ProfileTarget) -> a
 }
 
 fn is_json(path: &Path) -> anyhow::Result<bool> {
-    let mut start = [0u8; 64];
-    let mut file = File::open(path).with_context(|| format!("{}: cannot be opened", path.display()))?;
-    let read = file.read(&mut start).with_context(|| format!("{}: cannot be read", path.display()))?;
-    Ok(start[..read].trim_ascii_start().starts_with(b"{"))
+    let mut start = Vec::new();
+    let file = cachemate_files::open_plain(path).with_context(|| format!("{}: cannot be opened", path.display()))?;
+    file.take(64).read_to_end(&mut start).with_context(|| format!("{}: cannot be read", path.display()))?;
+    Ok(start.trim_ascii_start().starts_with(b"{"))
 }
 
 impl ProfiledInput {

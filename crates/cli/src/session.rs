@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use cachemate_report::terminal::Paint;
+use cachemate_report::text::EscapedText;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
@@ -81,19 +82,19 @@ impl Session {
     /// Prints a message to standard error if that is a terminal, unless `--quiet` was given.
     pub fn note(&self, message: &str) {
         if self.shows_notes {
-            let _ = writeln!(io::stderr(), "{message}");
+            let _ = writeln!(io::stderr(), "{}", EscapedText::output(message));
         }
     }
 
     /// Prints a warning, which also appears in the log of a script.
     pub fn warn(&self, message: &str) {
-        let _ = writeln!(io::stderr(), "cachemate: warning: {message}");
+        let _ = writeln!(io::stderr(), "cachemate: warning: {}", EscapedText::output(message));
     }
 
     /// Prints a line of a daemon's log to standard error, unless `--quiet` was given.
     pub fn log(&self, message: &str) {
         if !self.quiet {
-            let _ = writeln!(io::stderr(), "cachemate: {message}");
+            let _ = writeln!(io::stderr(), "cachemate: {}", EscapedText::line(message));
         }
     }
 
@@ -126,9 +127,7 @@ impl Session {
     /// Standard output cannot be written to.
     pub fn answer<T: Serialize>(&self, json: bool, result: &T, render: impl FnOnce() -> String) -> anyhow::Result<()> {
         if json {
-            let mut text = serde_json::to_string_pretty(result).context("cannot write the result as JSON")?;
-            text.push('\n');
-            self.print(&text)
+            self.print_json(&serde_json::to_string_pretty(result).context("cannot write the result as JSON")?)
         } else {
             self.print(&render())
         }
@@ -147,20 +146,35 @@ impl Session {
         render: impl FnOnce() -> String,
     ) -> anyhow::Result<()> {
         let text = match json {
-            true => serde_json::to_string_pretty(result).context("cannot write the result as JSON")? + "\n",
+            true => EscapedText::json(
+                &(serde_json::to_string_pretty(result).context("cannot write the result as JSON")? + "\n"),
+            ),
             false if self.quiet => return Ok(()),
-            false => render(),
+            false => EscapedText::output(&render()),
         };
         match output.filter(|_| json) {
-            Some((path, force)) => write_file(path, text.as_bytes(), force),
-            None => io::stderr().lock().write_all(text.as_bytes()).context("cannot write to standard error"),
+            Some((path, force)) => write_file(path, text.as_str().as_bytes(), force),
+            None => io::stderr().lock().write_all(text.as_str().as_bytes()).context("cannot write to standard error"),
         }
+    }
+
+    /// Prints one JSON object and a line end.
+    ///
+    /// # Errors
+    /// Standard output cannot be written to.
+    pub fn print_json(&self, object: &str) -> anyhow::Result<()> {
+        self.write(&EscapedText::json(&format!("{object}\n")))
     }
 
     /// # Errors
     /// Standard output cannot be written to.
     pub fn print(&self, text: &str) -> anyhow::Result<()> {
+        self.write(&EscapedText::output(text))
+    }
+
+    /// The one place that writes to standard output.
+    fn write(&self, text: &EscapedText) -> anyhow::Result<()> {
         let mut out = io::stdout().lock();
-        out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("cannot write to standard output")
+        out.write_all(text.as_str().as_bytes()).and_then(|()| out.flush()).context("cannot write to standard output")
     }
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use cachemate_report::Align;
+use cachemate_report::text::EscapedText;
 use ratatui::Frame;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use ratatui::layout::{Constraint, Layout};
@@ -121,7 +122,8 @@ impl ScreenState {
     }
 
     fn draw(&mut self, frame: &mut Frame<'_>, status: &DaemonStatus) {
-        let top: Vec<Line<'_>> = head(status).lines().map(|line| Line::from(line.to_string())).collect();
+        let top: Vec<Line<'_>> =
+            EscapedText::output(&head(status)).as_str().lines().map(|line| Line::from(line.to_string())).collect();
         let below = self.below(status);
         let lower = if below.is_empty() { 0 } else { below.len() as u16 + 1 };
         let heights = [top.len() as u16, 1, 0, lower, 1]
@@ -143,7 +145,7 @@ impl ScreenState {
 
     fn footer(&self) -> Line<'static> {
         match (&self.error, self.is_paused) {
-            (Some(error), _) => Line::styled(format!(" {error}"), self.style(Color::Red)),
+            (Some(error), _) => Line::styled(format!(" {}", EscapedText::line(error)), self.style(Color::Red)),
             (None, true) => Line::styled(format!("{KEYS}   (paused)"), Modifier::REVERSED),
             (None, false) => Line::styled(KEYS, Modifier::DIM),
         }
@@ -152,7 +154,8 @@ impl ScreenState {
     /// Gang turns and cache partitions, the decisions, and refused changes.
     fn below(&self, status: &DaemonStatus) -> Vec<Line<'static>> {
         let styled = |text: String, style: Style| {
-            text.lines().map(|line| Line::styled(line.to_string(), style)).collect::<Vec<_>>()
+            let text = EscapedText::output(&text);
+            text.as_str().lines().map(|line| Line::styled(line.to_string(), style)).collect::<Vec<_>>()
         };
         let mut lines = styled(gangs(status), Style::new().add_modifier(Modifier::BOLD));
         lines.extend(styled(shares(status), Style::new().add_modifier(Modifier::BOLD)));

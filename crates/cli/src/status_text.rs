@@ -39,6 +39,7 @@ pub fn head(status: &DaemonStatus) -> String {
     if let Some(error) = &status.config_error {
         text.push_str(&format!("configuration not reloaded: {error}\n"));
     }
+    status.unavailable.iter().for_each(|reason| text.push_str(&format!("{reason}\n")));
     if let Some(colors) = &status.colors {
         text.push_str(&format!("page colors: {colors}\n"));
     }

@@ -9,15 +9,19 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use browser::Browser;
 use browser::http::{ask, asked};
 use common::not_shown::not_shown;
-use common::{ChildGuard, command, run};
+use common::{ChildGuard, command, run, status_when};
 use serde_json::{Value, json};
 
 /// Names of programs, at most 15 bytes as the kernel keeps them, that would do something if they were markup.
 const HOSTILE: [&str; 3] = ["<img onerror=x>", "</script><b>hm", "'\"><svg/onload="];
+
+/// Interval and limit of waiting for a status.
+const PATIENCE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
 
 /// A daemon that observes programs of hostile names, with its page at `address`.
 struct PageFixture {
@@ -157,12 +161,26 @@ fn a_page_that_cannot_be_is_refused() {
     let ran = manage("0.0.0.0:0");
     assert_eq!(ran.code, Some(1));
     assert!(ran.err.contains("0.0.0.0:0") && ran.err.contains("expected a loopback address"), "{}", ran.err);
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = taken.local_addr().unwrap().to_string();
-    let ran = manage(&address);
-    assert!(ran.code == Some(1) && ran.err.contains(&address), "{}", ran.err);
     assert_eq!(run(folder.path(), &["manage", "--dashboard-no-auth"]).code, Some(2));
     assert_eq!(run(folder.path(), &["manage", "--check", "--dashboard", "127.0.0.1:0"]).code, Some(2));
+}
+
+/// Does the daemon manage the host although other users have its ports, and does `status` say what is missing?
+#[test]
+fn taken_ports_do_not_keep_the_daemon_from_starting() {
+    let folder = tempfile::tempdir().unwrap();
+    let ports = [(); 2].map(|()| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+    let [metrics, page] = ports.each_ref().map(|port| port.local_addr().unwrap().to_string());
+    let config = format!("window_ms = 100\nmetrics_address = \"{metrics}\"\n[[rules]]\npid = {}\n", std::process::id());
+    std::fs::write(folder.path().join("c.toml"), config).unwrap();
+    let args = ["manage", "--config", "c.toml", "--state-dir", "state", "--socket", "s.sock", "--observe-only"];
+    let mut started = command(folder.path(), &[&args[..], &["--dashboard", &page]].concat());
+    let _daemon = ChildGuard(started.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+    let status = status_when(folder.path(), "windows", PATIENCE, |status| status["windows"].as_u64() > Some(2));
+    let unavailable = status["unavailable"].to_string();
+    assert!(unavailable.contains(&metrics) && unavailable.contains(&page), "{unavailable}");
+    let text = run(folder.path(), &["status", "--socket", "s.sock"]).ok().out;
+    assert!(text.contains(&format!("no metrics: {metrics}")) && text.contains("no dashboard"), "{text}");
 }
 
 /// A folder with a run of some windows on the simulated machine, and what the machine says of it.

@@ -35,6 +35,32 @@ fn results_in(folder: &Path) -> usize {
     folders.flat_map(|entry| fs::read_dir(entry.path()).into_iter().flatten()).count()
 }
 
+/// Does a sweep that is called like a terminal's command, with failures of such names, show as plain text?
+#[test]
+fn no_name_of_a_sweep_acts_on_the_terminal() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = std::fs::read_to_string(sweep_file(folder.path(), 1)).unwrap();
+    let hostile = r#"name = "\u001b]0;x\u0007\u202e\n6 of 6 {1}""#;
+    let named = text.replacen("name = \"pairs\"", hostile, 1).replacen("pair.toml", "p\\u001b[2J\\u2066.toml", 1);
+    fs::rename(folder.path().join("pair.toml"), folder.path().join("p\u{1b}[2J\u{2066}.toml")).unwrap();
+    fs::write(folder.path().join("sweep-pairs.toml"), named).unwrap();
+    let steps: [&[&str]; 5] = [
+        &["sweep", "run", "sweep-pairs.toml", "-o", "out"],
+        &["sweep", "status", "out"],
+        &["sweep", "status", "out", "--json"],
+        &["sweep", "merge", "out", "--allow-incomplete"],
+        &["sweep", "report", "out"],
+    ];
+    for step in steps {
+        let ran = run(folder.path(), step);
+        let both = format!("{}{}", ran.out, ran.err);
+        let acts =
+            |c: char| (c.is_control() && c != '\n') || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        assert!(!both.contains(acts), "{step:?}: {both:?}");
+        assert!(!both.lines().any(|line| line.starts_with("6 of 6 {1}")), "{step:?}: {both}");
+    }
+}
+
 /// Does a sweep run to its end, tell where it is, merge in the manifest's order, report, and run nothing twice?
 #[test]
 fn a_sweep_runs_is_merged_and_reported() {

@@ -11,15 +11,16 @@ use cachemate_linux::kernel::LinuxHost;
 use cachemate_linux::safety::guardian::{Lock, RecoveryReport, restore_left_behind};
 use cachemate_linux::safety::restore::{RestoreOutcome, RestoredObject};
 use cachemate_linux::sense::progress::ProgressFiles;
-use cachemate_page::serve::page::{PageAddress, PageFeed, serve};
+use cachemate_page::serve::page::PageAddress;
 use cachemate_spec::{ManageConfig, ManageMode, User, load_manage_config};
 use cachemate_trace::RunLogWriter;
 use sd_notify::NotifyState;
 
+use crate::endpoints::Endpoints;
 use crate::host::{self, LiveLoop, LiveRunOptions};
 use crate::socket::{self, SharedStatus};
 use crate::status::{Watcher, evidence_text};
-use crate::{metrics, page, paths};
+use crate::{page, paths};
 
 /// How long a start waits for a guardian that is just putting things back.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -122,10 +123,10 @@ pub fn run(source: &ConfigSource, switches: &ControlFlags, say: &dyn Fn(&str)) -
     publish(&shared, &watcher);
     let socket_path = wish.config.socket.clone().unwrap_or_else(paths::socket);
     let _server = socket::serve(&socket_path, shared.clone())?;
-    if let Some(address) = &wish.config.metrics_address {
-        metrics::serve(address, shared.clone())?;
-    }
-    let feed = source.page.as_ref().map(|wish| serve(wish, &header)).transpose()?;
+    let metrics_address = wish.config.metrics_address.as_deref();
+    let endpoints = Endpoints::open(metrics_address, source.page.as_ref(), &shared, &header, say)?;
+    watcher.status.unavailable.clone_from(&endpoints.unavailable);
+    publish(&shared, &watcher);
     let log = run_log(&wish.config, &header)?;
     // An error means that systemd did not start this process, so there is nothing to notify.
     let _ = sd_notify::notify(false, &[NotifyState::Ready]);
@@ -136,10 +137,7 @@ pub fn run(source: &ConfigSource, switches: &ControlFlags, say: &dyn Fn(&str)) -
         evidence_text(host.capability_survey.level, calibrated.load(Ordering::Relaxed) != 0),
         socket_path.display()
     ));
-    if let Some(feed) = &feed {
-        say(&format!("the page is at {}", feed.at));
-    }
-    let sinks = WindowSinks { shared, log, feed };
+    let sinks = WindowSinks { shared, log, endpoints, header };
     live.machine.set_heartbeat(|| _ = sd_notify::notify(false, &[NotifyState::Watchdog]));
     let ran = turns(source, switches, &mut live, &mut watcher, sinks, &calibrated, say);
     let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
@@ -208,7 +206,8 @@ fn publish(shared: &SharedStatus, watcher: &Watcher) {
 struct WindowSinks {
     shared: SharedStatus,
     log: Option<RunLogWriter>,
-    feed: Option<PageFeed>,
+    endpoints: Endpoints,
+    header: RunHeader,
 }
 
 fn turns(
@@ -220,7 +219,7 @@ fn turns(
     calibrated: &AtomicU32,
     say: &dyn Fn(&str),
 ) -> anyhow::Result<()> {
-    let WindowSinks { shared, mut log, feed } = told;
+    let WindowSinks { shared, mut log, mut endpoints, header } = told;
     let started = Instant::now();
     loop {
         if switches.reload.swap(false, Ordering::Relaxed) && reload(source, live, watcher, &shared, say) {
@@ -261,8 +260,11 @@ fn turns(
         watcher.status.mode = if live.machine.is_acting() { ManageMode::Act } else { ManageMode::Observe };
         watcher.status.running_ns = started.elapsed().as_nanos() as u64;
         watcher.status.pressure = cachemate_linux::sense::pressure::read(&LinuxHost::new("/"));
+        if endpoints.retry(&shared, &header, say) {
+            watcher.status.unavailable.clone_from(&endpoints.unavailable);
+        }
         publish(&shared, watcher);
-        if let Some(feed) = &feed {
+        if let Some(feed) = &endpoints.feed {
             feed.push(&record, &live.profiles, || page::live_of(&live.machine, &watcher.status));
         }
         let _ = sd_notify::notify(false, &[NotifyState::Watchdog]);

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use cachemate_page::serve::connection_limit::{ConnectionLimit, accepted, in_own_thread};
+use cachemate_page::serve::connection_limit::{ConnectionLimit, Deadlines, accepted, in_own_thread};
 use cachemate_page::serve::{is_this_host, one_answer};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
@@ -44,11 +44,11 @@ pub fn serve(address: &str, pages: impl PageRoutes) -> anyhow::Result<SocketAddr
 }
 
 async fn listen(listener: tokio::net::TcpListener, pages: Arc<impl PageRoutes>) {
-    let mut crowd = ConnectionLimit::new(PLACES, PATIENCE);
+    let mut limit = ConnectionLimit::new(PLACES, Deadlines { stranger: PATIENCE, admitted: PATIENCE });
     loop {
-        let Some((stream, _)) = accepted(listener.accept().await).await else { continue };
+        let Some((stream, peer)) = accepted(listener.accept().await).await else { continue };
         let pages = Arc::clone(&pages);
-        crowd.serve(async move {
+        limit.serve(peer.ip(), |_| async move {
             let service = service_fn(|request| std::future::ready(Ok::<_, Infallible>(answer(&request, &*pages))));
             // A peer that says nothing sensible, or goes away, needs no more.
             let _ = one_answer().serve_connection(TokioIo::new(stream), service).await;

@@ -13,6 +13,7 @@ mod children;
 pub mod colored_program;
 pub mod daemon;
 pub mod dry_run;
+mod endpoints;
 pub mod guardian;
 pub mod host;
 mod http;

@@ -2,9 +2,9 @@
 //!
 //! The kernel identifies the client (`SO_PEERCRED`): root, the daemon's own user, and the users that the
 //! configuration allows are answered. `reload` is for root and the daemon's own user only. Each allowed user has
-//! connections of its own, and all others share some, so that root is always answered.
+//! connections of its own, and all others share some. Root and the daemon's user have a socket of their own beside it, so
+//! that they are always answered.
 
-use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use cachemate_page::serve::connection_limit::{ConnectionLimit, accepted, in_own_thread};
+use cachemate_page::serve::connection_limit::{ConnectionLimit, Deadlines, accepted, in_own_thread};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -53,12 +53,14 @@ impl SharedStatus {
 
 /// A listening socket; the file goes with it.
 pub(crate) struct ControlSocket {
-    path: PathBuf,
+    paths: [PathBuf; 2],
 }
 
 impl Drop for ControlSocket {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
+        for path in &self.paths {
+            let _ = std::fs::remove_file(path);
+        }
     }
 }
 
@@ -76,15 +78,32 @@ pub(crate) fn serve(path: &Path, shared: SharedStatus) -> anyhow::Result<Control
         bail!("{shown}: another daemon listens there");
     }
     let _ = std::fs::remove_file(path);
+    let owners = owners_socket(path);
+    let _ = std::fs::remove_file(&owners);
+    // The kernel checks the mode when a client connects, so only root and this user enter the owners' queue. Every user
+    // may connect to the other socket; the peer's credentials decide about the reply.
+    listen_at(&owners, 0o600, shared.clone())?;
+    listen_at(path, 0o666, shared)?;
+    Ok(ControlSocket { paths: [path.to_path_buf(), owners] })
+}
+
+/// The socket of root and the daemon's own user. Its queue in the kernel is its own, so a flood of the public socket
+/// delays no request here.
+fn owners_socket(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_os_string();
+    name.push(".owner");
+    path.with_file_name(name)
+}
+
+fn listen_at(path: &Path, mode: u32, shared: SharedStatus) -> anyhow::Result<()> {
+    let shown = path.display();
     let listener = UnixListener::bind(path).with_context(|| format!("{shown}: cannot listen"))?;
-    // Every user may connect; the peer's credentials decide about the reply.
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
         .with_context(|| format!("{shown}: cannot set its mode"))?;
     let started = listener.set_nonblocking(true).and_then(|()| {
         in_own_thread("cachemate-socket", || Ok(listen(tokio::net::UnixListener::from_std(listener)?, shared)))
     });
-    started.with_context(|| format!("{shown}: the socket's thread cannot be started"))?;
-    Ok(ControlSocket { path: path.to_path_buf() })
+    started.with_context(|| format!("{shown}: the socket's thread cannot be started"))
 }
 
 /// A user who connects.
@@ -98,16 +117,21 @@ struct Peer {
 
 async fn listen(listener: tokio::net::UnixListener, shared: SharedStatus) {
     let own = rustix::process::geteuid().as_raw();
-    // `None` = all who are not let in.
-    let mut crowds: BTreeMap<Option<u32>, ConnectionLimit> = BTreeMap::new();
+    let new = |capacity| ConnectionLimit::new(capacity, Deadlines { stranger: PATIENCE, admitted: PATIENCE });
+    // Seats of root and the own user, of users that the configuration allows, and of strangers.
+    let (mut owners, mut friends, mut strangers) = (new(PLACES), new(4 * PLACES), new(PLACES));
     loop {
         let Some((stream, _)) = accepted(listener.accept().await).await else { continue };
         let Ok(user) = stream.peer_cred().map(|peer| peer.uid()) else { continue };
         let owner = user == 0 || user == own;
         let allowed = owner || shared.allow_users.lock().unwrap_or_else(PoisonError::into_inner).contains(&user);
         let peer = Peer { user, owner, allowed };
-        let crowd = crowds.entry(allowed.then_some(user)).or_insert_with(|| ConnectionLimit::new(PLACES, PATIENCE));
-        crowd.serve(answer(stream, peer, shared.clone()));
+        let limit = match (owner, allowed) {
+            (true, _) => &mut owners,
+            (false, true) => &mut friends,
+            (false, false) => &mut strangers,
+        };
+        limit.serve(user, |_| answer(stream, peer, shared.clone()));
     }
 }
 
@@ -156,9 +180,16 @@ fn reply(request: &str, peer: Peer, shared: &SharedStatus) -> serde_json::Result
 /// No daemon listens there, it does not answer, or it refuses.
 pub(crate) fn query(path: &Path, request: &str) -> anyhow::Result<String> {
     let shown = path.display();
-    let mut stream = UnixStream::connect(path).with_context(|| {
-        format!("{shown}: no daemon listens there (cachemate manage starts one; --socket names another path)")
-    })?;
+    let stream =
+        UnixStream::connect(owners_socket(path)).or_else(|_| UnixStream::connect(path)).with_context(|| {
+            format!("{shown}: no daemon listens there (cachemate manage starts one; --socket names another path)")
+        })?;
+    exchange(stream, path, request)
+}
+
+/// One request and its answer; `path` is the socket's name in errors.
+fn exchange(mut stream: UnixStream, path: &Path, request: &str) -> anyhow::Result<String> {
+    let shown = path.display();
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.write_all(format!("{request}\n").as_bytes()).with_context(|| format!("{shown}: cannot ask"))?;
     let mut text = String::new();
@@ -206,7 +237,7 @@ mod tests {
             stream.write_all(b"s").unwrap();
         }
         for _ in 0..5 {
-            status(&path).unwrap();
+            exchange(UnixStream::connect(&path).unwrap(), &path, "status").unwrap();
         }
         assert!(start.elapsed() < PATIENCE, "answered within the time that one idle peer has");
         let ended = idle.iter().filter(|stream| {
@@ -215,6 +246,36 @@ mod tests {
             matches!(stream.read(&mut [0]), Ok(0))
         });
         assert!(ended.count() >= 200 - PLACES, "the oldest went");
+    }
+
+    /// While threads flood the public socket with connections: is root's and the own user's status answered at once, and
+    /// may no other user enter their socket?
+    #[test]
+    fn a_flood_of_the_public_socket_delays_no_owner() {
+        let (_dir, path, _server, _) = server();
+        let owners = owners_socket(&path);
+        assert_eq!(std::fs::metadata(&owners).unwrap().permissions().mode() & 0o777, 0o600);
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let mut held = std::collections::VecDeque::new();
+                    while !stop.load(Ordering::Relaxed) {
+                        held.extend(UnixStream::connect(&path).ok());
+                        held.truncate(400);
+                    }
+                });
+            }
+            std::thread::sleep(Duration::from_millis(300));
+            let waits = (0..20).map(|_| {
+                let start = Instant::now();
+                status(&path).unwrap();
+                start.elapsed()
+            });
+            let longest = waits.max().unwrap();
+            stop.store(true, Ordering::Relaxed);
+            assert!(longest < PATIENCE / 2, "{longest:?}");
+        });
     }
 
     /// Is a peer that never finishes its request let go?

@@ -49,6 +49,9 @@ pub struct DaemonStatus {
     pub config: Option<String>,
     /// Why the last reload did not take; the configuration before is in force.
     pub config_error: Option<String>,
+    /// Endpoints that the daemon does without, because another process has their addresses.
+    #[serde(default)]
+    pub unavailable: Vec<String>,
     /// Page colors: the caches that they divide, or the reason why this daemon has none.
     #[serde(default)]
     pub colors: Option<String>,

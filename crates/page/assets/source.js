@@ -20,9 +20,19 @@ export function takeToken() {
   return token;
 }
 
-// Exchanges the token for a cookie that scripts cannot read.
+// The token is part of the path, because a browser sends a cookie to every port of this host and a path to this one only.
+// It stays in this tab's storage, which pages of other ports cannot read, so that a reload needs no token.
+const STORED = "cachemate-token";
+
+function path(name) {
+  const token = sessionStorage.getItem(STORED);
+  return token ? encodeURIComponent(token) + "/" + name : name;
+}
+
+// The status of a request with this token; a right one is stored.
 export async function login(token) {
   const answer = await fetch("enter", { headers: { Authorization: "Bearer " + token }, cache: "no-store" });
+  if (answer.status === 200) sessionStorage.setItem(STORED, token);
   return answer.status;
 }
 
@@ -34,10 +44,11 @@ export class Events {
   }
 
   open() {
-    const source = new EventSource("events");
+    const source = new EventSource(path("events"));
     this.source = source;
     source.addEventListener("open", () => {
       this.wait = 500;
+      this.answered();
       this.handlers.state("live");
     });
     source.addEventListener("head", (event) => {
@@ -54,11 +65,18 @@ export class Events {
     source.addEventListener("error", () => this.lost(source));
   }
 
+  answered() {
+    clearTimeout(this.absence);
+    this.absence = null;
+  }
+
   // A browser gives up if the response is no stream; this finds out why and retries with growing delays.
   async lost(source) {
-    this.handlers.state("no answer from the daemon; trying again");
+    // The daemon ends every connection after a while, and the browser comes back at once.
+    this.absence = this.absence || setTimeout(() => this.handlers.state("no answer from the daemon; trying again"), 2000);
     if (source.readyState !== EventSource.CLOSED) return;
-    const status = await fetch("enter", { cache: "no-store" }).then((answer) => answer.status, () => 0);
+    const status = await fetch(path("enter"), { cache: "no-store" }).then((answer) => answer.status, () => 0);
+    if (status !== 0) this.answered();
     if (status === 401) {
       this.handlers.locked();
       return;

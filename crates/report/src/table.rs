@@ -1,4 +1,7 @@
-//! Plain text tables: columns as wide as their content, nothing drawn that `awk` would stumble over.
+//! Plain text tables: columns as wide as their content, nothing drawn that `awk` would stumble over. A cell stays in its
+//! place whatever its text is.
+
+use crate::text::EscapedText;
 
 /// Alignment of a column's text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -19,12 +22,14 @@ pub struct Table {
 impl Table {
     /// A table without rows. `header` has the name of each column, and where its cells stand.
     pub fn new(header: &[(&str, Align)]) -> Self {
-        Table { header: header.iter().map(|(name, align)| (name.to_string(), *align)).collect(), rows: Vec::new() }
+        let cell = |name: &str| EscapedText::line(name).to_string();
+        Table { header: header.iter().map(|(name, align)| (cell(name), *align)).collect(), rows: Vec::new() }
     }
 
     /// Adds one row; cells beyond the header's columns are left out, missing ones stay blank.
     pub fn row(&mut self, cells: impl IntoIterator<Item = impl Into<String>>) -> &mut Self {
-        let mut cells: Vec<String> = cells.into_iter().map(Into::into).collect();
+        let mut cells: Vec<String> =
+            cells.into_iter().map(|cell| EscapedText::line(&cell.into()).to_string()).collect();
         cells.resize(self.header.len(), String::new());
         self.rows.push(cells);
         self
@@ -88,5 +93,13 @@ mod tests {
         table.row(["gzip", "1.25"]).row(["\u{1b}[31mmcf\u{1b}[0m", "33"]).row(["perl"]);
         let want = "program  MPKI\ngzip     1.25\n\u{1b}[31mmcf\u{1b}[0m        33\nperl\n";
         assert_eq!(table.text(), want);
+    }
+
+    /// Does a foreign text stay in its cell, without a line end, a cursor movement or a turned direction?
+    #[test]
+    fn a_cell_stays_in_its_place() {
+        let mut table = Table::new(&[("program", Align::Left)]);
+        table.row(["a\n0 init\u{1b}[2J\u{202e}"]);
+        assert_eq!(table.text(), "program\na\\n0 init\\u{1b}[2J\\u{202e}\n");
     }
 }

@@ -66,6 +66,76 @@ pub fn printable(text: &str) -> String {
     text.chars().map(|c| if plain(c) { c.to_string() } else { c.escape_debug().to_string() }).collect()
 }
 
+/// Text that cannot act on its reader's terminal: no escape sequence, no control character, no mark that turns the
+/// direction of writing or has no width. Every writer of the command takes this type only.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct EscapedText(String);
+
+impl EscapedText {
+    /// An output of several lines. Line ends, tabs and colors ([`crate::terminal::Paint`]) stay; names from outside are
+    /// [`printable`] already wherever a line end in them could forge a row. Escaping twice is escaping once.
+    pub fn output(text: &str) -> Self {
+        let mut escaped = String::with_capacity(text.len());
+        let mut rest = text;
+        while let Some(at) = rest.find(is_acting) {
+            let (before, from) = rest.split_at(at);
+            escaped.push_str(before);
+            let kept = color_sequence(from);
+            escaped.push_str(&from[..kept]);
+            let mut after = from[kept..].chars();
+            if kept == 0 {
+                escaped.extend(after.next().into_iter().flat_map(char::escape_unicode));
+            }
+            rest = after.as_str();
+        }
+        EscapedText(escaped + rest)
+    }
+
+    /// One line, such as a message of a log: line ends are escaped, too.
+    pub fn line(text: &str) -> Self {
+        let EscapedText(output) = EscapedText::output(text);
+        EscapedText(output.replace('\n', "\\n"))
+    }
+
+    /// JSON of the same value, in which the acting characters of strings are escaped as JSON does it.
+    pub fn json(text: &str) -> Self {
+        let mut escaped = String::with_capacity(text.len());
+        for c in text.chars() {
+            match is_acting(c) {
+                true => c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| escaped.push_str(&format!("\\u{unit:04x}"))),
+                false => escaped.push(c),
+            }
+        }
+        EscapedText(escaped)
+    }
+
+    /// The text, safe to write anywhere.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl std::fmt::Display for EscapedText {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(&self.0)
+    }
+}
+
+/// Does a character act on a terminal, or on the order or number of the characters beside it?
+fn is_acting(c: char) -> bool {
+    let is_invisible = matches!(c,
+        '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+        | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}');
+    (c.is_control() && !matches!(c, '\n' | '\t')) || is_invisible
+}
+
+/// Bytes of the escape sequence at the start that sets a color and does nothing else; 0 = there is none.
+fn color_sequence(text: &str) -> usize {
+    let Some(parameters) = text.strip_prefix("\u{1b}[") else { return 0 };
+    let end = parameters.find(|c: char| !c.is_ascii_digit() && c != ';');
+    end.filter(|&end| parameters[end..].starts_with('m')).map_or(0, |end| "\u{1b}[".len() + end + 1)
+}
+
 /// A number with about three significant digits and no trailing zeros.
 pub fn number(value: f64) -> String {
     if !value.is_finite() {
@@ -148,6 +218,25 @@ mod tests {
             assert_eq!(printable(name), shown);
         }
         assert_ne!(printable("\n"), printable(r"\n"));
+    }
+
+    /// Does an output keep its lines and colors, and nothing else that acts? Is escaping twice escaping once?
+    #[test]
+    fn an_output_acts_by_its_colors_only() {
+        let cases = [
+            ("a\tb\nc 1\u{202f}234", "a\tb\nc 1\u{202f}234"),
+            ("\u{1b}[97;48;5;160mred\u{1b}[0m", "\u{1b}[97;48;5;160mred\u{1b}[0m"),
+            ("\u{1b}[2J\u{1b}]0;x\u{7}\r", r"\u{1b}[2J\u{1b}]0;x\u{7}\u{d}"),
+            ("\u{1b}[1", r"\u{1b}[1"),
+            ("a\u{202e}b\u{2066}c\u{200b}\u{9b}", r"a\u{202e}b\u{2066}c\u{200b}\u{9b}"),
+        ];
+        for (text, shown) in cases {
+            let once = EscapedText::output(text);
+            assert_eq!(once.as_str(), shown);
+            assert_eq!(EscapedText::output(once.as_str()), once);
+        }
+        assert_eq!(EscapedText::line("a\nb").as_str(), r"a\nb");
+        assert_eq!(EscapedText::json("\"\u{202e}\u{e0001}\"").as_str(), r#""\u202e\udb40\udc01""#);
     }
 
     /// Is a number of hundreds of digits told by its power of ten?

@@ -32,8 +32,6 @@ pub use manage::{
 pub use matrix::{load_percent_matrix, parse_percent_matrix};
 pub use scenario::{PolicyChoice, RunLength, Scenario, ScenarioProgram, load_scenario, parse_scenario, vary_scenario};
 
-use std::io::Read;
-
 /// Files larger than this are not specifications.
 const LARGEST_FILE_BYTES: u64 = 16 << 20;
 
@@ -43,13 +41,14 @@ pub(crate) fn read_text(path: &str) -> Result<String, SpecError> {
     if size.len() > LARGEST_FILE_BYTES {
         return Err(SpecError::of_file(path, format!("{} bytes", size.len()), "a file of at most 16 MiB"));
     }
-    let unreadable = |error: std::io::Error| SpecError::of_file(path, error.to_string(), "a readable text file");
-    // Devices and pipes tell no size, and some have no end.
-    let mut text = String::new();
-    let file = std::fs::File::open(path).map_err(unreadable)?;
-    let read = file.take(LARGEST_FILE_BYTES + 1).read_to_string(&mut text).map_err(unreadable)?;
-    if read as u64 > LARGEST_FILE_BYTES {
-        return Err(SpecError::of_file(path, "more than 16 MiB", "a file of at most 16 MiB"));
+    cachemate_files::read_text_limited(path.as_ref(), LARGEST_FILE_BYTES).map_err(|error| unreadable(path, &error))
+}
+
+/// An error in this crate's words: a refusal names the path, the kind of file found, and the one expected.
+fn unreadable(path: &str, error: &std::io::Error) -> SpecError {
+    let text = error.to_string();
+    match text.strip_prefix(&format!("{path}: found ")).and_then(|rest| rest.split_once(", expected ")) {
+        Some((found, expected)) => SpecError::of_file(path, found, expected),
+        None => SpecError::of_file(path, text, "a readable text file"),
     }
-    Ok(text)
 }

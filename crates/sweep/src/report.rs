@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use cachemate_report::figure::{Axis, BarChart, BarGroup, Chart, ChartBar, ChartPoint, STYLE, Series};
-use cachemate_report::text::{number, or_dash};
+use cachemate_report::text::{number, or_dash, printable};
 use cachemate_report::whole_page;
 use cachemate_report::{Align, Table};
 use maud::{Markup, PreEscaped, html};
@@ -262,7 +262,7 @@ impl SweepReport {
             0 => String::new(),
             many => format!("; {many} results are damaged: 'sweep run' makes them again"),
         };
-        format!("{}: {} of {} results{damaged}", self.name, self.finished, self.total)
+        format!("{}: {} of {} results{damaged}", printable(&self.name), self.finished, self.total)
     }
 
     /// The page, with every picture in it.

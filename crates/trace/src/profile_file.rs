@@ -195,7 +195,8 @@ impl ProfileFile {
             let expected = "a profile of at most 256 MiB";
             return Err(TraceError::bad(&name, FilePosition::File, found, expected));
         }
-        let bytes = std::fs::read(path.as_ref()).map_err(TraceError::io(&name, "read"))?;
+        let bytes =
+            cachemate_files::read_limited(path.as_ref(), PROFILE_BYTES_LIMIT).map_err(TraceError::io(&name, "read"))?;
         Self::parse(&bytes, &name)
     }
 

@@ -117,7 +117,7 @@ impl RunLogReader {
     /// [`TraceError`] where it cannot be opened or its header is none of this version.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, TraceError> {
         let file = path.as_ref().display().to_string();
-        let input = File::open(path.as_ref()).map_err(TraceError::io(&file, "open"))?;
+        let input = cachemate_files::open_plain(path.as_ref()).map_err(TraceError::io(&file, "open"))?;
         Self::new(Box::new(input), file)
     }
 

@@ -14,6 +14,9 @@ use crate::args::OutputArgs;
 use crate::files::{refuse_existing, write_file};
 use crate::session::Session;
 
+/// An output of `sim --json`.
+const MAX_ANSWER_BYTES: u64 = 256 << 20;
+
 /// Write a run log as one HTML page: which programs shared a cache in each window, and the reasons
 ///
 /// The file loads nothing and plays the run back. `cachemate sim -o` writes run logs, and `cachemate manage` does if its
@@ -57,7 +60,8 @@ struct RecordedTruth {
 
 fn truth(path: &std::path::Path, run: &RecordedRun) -> anyhow::Result<GroundTruth> {
     let shown = path.display();
-    let text = std::fs::read_to_string(path).with_context(|| format!("{shown}: cannot be read"))?;
+    let text = cachemate_files::read_text_limited(path, MAX_ANSWER_BYTES)
+        .with_context(|| format!("{shown}: cannot be read"))?;
     let answer: RecordedTruth = serde_json::from_str(&text)
         .with_context(|| format!("{shown}: expected the output of 'cachemate sim --json'"))?;
     let results = answer.results;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::ensure;
-use cachemate_report::text::count_text;
+use cachemate_report::text::{count_text, printable};
 use cachemate_report::{Align, Table};
 use cachemate_sweep::{MergeSummary, Store, SweepReport, SweepStatus};
 use clap::{Args, Subcommand};
@@ -91,7 +91,8 @@ impl SweepStatusArgs {
 
 fn render(status: &SweepStatus) -> String {
     let count = |count: usize| count_text(count as u64);
-    let mut text = format!("{}: {} of {} tasks finished", status.name, count(status.finished), count(status.total));
+    let mut text =
+        format!("{}: {} of {} tasks finished", printable(&status.name), count(status.finished), count(status.total));
     let others = [(status.running, "running"), (status.failed, "failed"), (status.waiting, "waiting")];
     for (many, what) in others.iter().filter(|(many, _)| *many > 0) {
         text.push_str(&format!(", {} {what}", count(*many)));
@@ -109,7 +110,7 @@ fn render(status: &SweepStatus) -> String {
         ));
     }
     for name in &status.conflicting {
-        text.push_str(&format!("two workers have conflicting results: differing/{name}\n"));
+        text.push_str(&format!("two workers have conflicting results: differing/{}\n", printable(name)));
     }
     if !status.failures.is_empty() {
         let columns =
@@ -145,7 +146,7 @@ fn render_merge(merged: &MergeSummary, output: &str) -> String {
     text.push('\n');
     let lists = [("no result", &merged.missing), ("conflicting", &merged.conflicting), ("damaged", &merged.damaged)];
     for (what, names) in lists {
-        names.iter().take(20).for_each(|name| text.push_str(&format!("{what}: {name}\n")));
+        names.iter().take(20).for_each(|name| text.push_str(&format!("{what}: {}\n", printable(name))));
         if names.len() > 20 {
             text.push_str(&format!("{what}: {} more\n", names.len() - 20));
         }

@@ -52,7 +52,7 @@ impl Top {
         while !stop.load(Ordering::Relaxed) {
             let status = socket::status(&self.at.path())?;
             if self.json.json {
-                session.print(&format!("{}\n", serde_json::to_string(&status)?))?;
+                session.print_json(&serde_json::to_string(&status)?)?;
             } else {
                 session.print(&top_text(&status, session.columns()))?;
             }

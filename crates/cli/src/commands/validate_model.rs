@@ -18,6 +18,9 @@ use crate::exit::UsageError;
 use crate::files::{refuse_existing, write_file};
 use crate::session::Session;
 
+/// A file of `--truth`: measured runs as JSON, some kilobytes each.
+const MAX_TRUTH_BYTES: u64 = 1 << 30;
+
 /// Compare the interval machine's predictions with the cycle-level machine (docs/simulators/interval.md)
 ///
 /// Programs are profiled alone. Co-runs and plans are drawn at random from the seed and run on the cycle-level machine;
@@ -77,7 +80,8 @@ impl ValidateModel {
         };
         let known = match self.truth.as_ref().filter(|path| path.exists()) {
             Some(path) => {
-                let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+                let text = cachemate_files::read_text_limited(path, MAX_TRUTH_BYTES)
+                    .with_context(|| path.display().to_string())?;
                 let known: ValidationTruth = serde_json::from_str(&text)
                     .with_context(|| format!("{}: not a file of this command", path.display()))?;
                 if known.seed != self.seed {

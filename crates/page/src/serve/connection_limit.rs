@@ -1,39 +1,108 @@
 //! Connections that are served at the same time: few, none for long, and none behind a slow one.
 //!
-//! Problem: a client can connect and send nothing, a byte a second, or a hundred connections. Method: every
-//! connection is served at once, within a deadline for the whole of it; each party has a fixed number of places, and
-//! if all are taken, its oldest connection is closed. Properties: descriptors and memory are bounded; a client that
-//! sends a request and reads the response is always served.
+//! Problem: a client can connect and send nothing, send a byte a second, never read, or open a hundred connections.
+//! Method: every connection is served at once, within a deadline for the whole of it. Seats are few; if all are taken,
+//! the peer that holds the most of them loses its oldest. A connection that has shown its right is admitted: it leaves
+//! these seats for one that no other connection can take. Properties: descriptors and memory are bounded; a client that
+//! sends a request and reads the response is served; no stranger ends an admitted connection.
 
 use std::collections::VecDeque;
 use std::io;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::task::AbortHandle;
 
-/// The guests of one party, longest there first.
-pub struct ConnectionLimit {
-    capacity: usize,
-    patience: Duration,
-    connections: VecDeque<AbortHandle>,
+/// The connection's own end of its seat.
+#[derive(Clone, Default)]
+pub struct Seat(Arc<SeatState>);
+
+#[derive(Default)]
+struct SeatState {
+    is_admitted: AtomicBool,
+    task: OnceLock<AbortHandle>,
 }
 
-impl ConnectionLimit {
-    /// A party without connections. A capacity of 0 counts as 1; `patience` is the deadline of one connection.
-    pub fn new(capacity: usize, patience: Duration) -> Self {
-        ConnectionLimit { capacity, patience, connections: VecDeque::new() }
+impl Seat {
+    /// The connection has shown its right: it is no longer displaced, and the deadline of admitted ones applies. The
+    /// caller bounds the number of these.
+    pub fn admit(&self) {
+        self.0.is_admitted.store(true, Ordering::Relaxed);
     }
 
-    /// Serves one more guest; returns at once.
-    pub fn serve(&mut self, service: impl Future<Output = ()> + Send + 'static) {
-        self.connections.retain(|guest| !guest.is_finished());
-        while self.connections.len() >= self.capacity.max(1) {
-            self.connections.pop_front().expect("at least one place, all taken").abort();
+    /// Ends the connection at once, unsent bytes included: its task is dropped, which closes the socket.
+    pub fn close(&self) {
+        if let Some(task) = self.0.task.get() {
+            task.abort();
         }
-        let within = tokio::time::timeout(self.patience, service);
-        // Too late is as good as gone.
-        let task = tokio::spawn(async move { drop(within.await) });
-        self.connections.push_back(task.abort_handle());
+    }
+
+    fn is_admitted(&self) -> bool {
+        self.0.is_admitted.load(Ordering::Relaxed)
+    }
+
+    fn is_finished(&self) -> bool {
+        self.0.task.get().is_none_or(AbortHandle::is_finished)
+    }
+}
+
+/// Absolute deadlines of one connection.
+#[derive(Clone, Copy)]
+pub struct Deadlines {
+    /// From the start, unless it is admitted.
+    pub stranger: Duration,
+    /// From then on, if it is admitted.
+    pub admitted: Duration,
+}
+
+/// The connections of one listener, oldest first. `Peer` is a user's id or an address.
+pub struct ConnectionLimit<Peer> {
+    capacity: usize,
+    deadlines: Deadlines,
+    connections: VecDeque<(Peer, Seat)>,
+}
+
+impl<Peer: PartialEq> ConnectionLimit<Peer> {
+    /// A listener without connections. A capacity of 0 counts as 1.
+    pub fn new(capacity: usize, deadlines: Deadlines) -> Self {
+        ConnectionLimit { capacity: capacity.max(1), deadlines, connections: VecDeque::new() }
+    }
+
+    /// Serves one more connection; returns at once.
+    pub fn serve<S>(&mut self, peer: Peer, service: impl FnOnce(Seat) -> S)
+    where
+        S: Future<Output = ()> + Send + 'static,
+    {
+        // An admitted connection needs no seat here any more; its task goes on.
+        self.connections.retain(|(_, seat)| !seat.is_finished() && !seat.is_admitted());
+        while self.connections.len() >= self.capacity {
+            self.close_one();
+        }
+        let seat = Seat::default();
+        let (service, own, deadlines) = (service(seat.clone()), seat.clone(), self.deadlines);
+        let task = tokio::spawn(async move {
+            let mut service = pin!(service);
+            let in_time = tokio::time::timeout(deadlines.stranger, &mut service).await.is_ok();
+            if !in_time && own.is_admitted() {
+                // A late end and an early one are the same to the peer: the socket is closed.
+                let _ = tokio::time::timeout(deadlines.admitted, service).await;
+            }
+        });
+        // The runtime has one thread, so the task has not run yet.
+        let _ = seat.0.task.set(task.abort_handle());
+        self.connections.push_back((peer, seat));
+    }
+
+    /// Closes the oldest connection of the peer that has the most.
+    fn close_one(&mut self) {
+        let held = |peer: &Peer| self.connections.iter().filter(|(other, _)| other == peer).count();
+        let most = self.connections.iter().map(|(peer, _)| held(peer)).max();
+        let oldest = self.connections.iter().position(|(peer, _)| Some(held(peer)) == most);
+        if let Some((_, seat)) = oldest.and_then(|at| self.connections.remove(at)) {
+            seat.close();
+        }
     }
 }
 
@@ -62,4 +131,63 @@ where
     drop(inside);
     std::thread::Builder::new().name(name.to_string()).spawn(move || runtime.block_on(service))?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs `test` on a runtime as servers have it.
+    fn served(test: impl Future<Output = ()>) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(test);
+    }
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    /// Does a flood by one peer leave the only connection of another one alone, and an admitted one of its own?
+    #[test]
+    fn a_flood_takes_its_own_seats_only() {
+        served(async {
+            let mut limit = ConnectionLimit::new(4, Deadlines { stranger: HOUR, admitted: HOUR });
+            let mut seats = Vec::new();
+            let connect = |limit: &mut ConnectionLimit<u32>, seats: &mut Vec<Seat>, peer| {
+                limit.serve(peer, |seat| {
+                    seats.push(seat);
+                    std::future::pending()
+                });
+            };
+            connect(&mut limit, &mut seats, 1);
+            connect(&mut limit, &mut seats, 2);
+            seats[1].admit();
+            for _ in 0..100 {
+                connect(&mut limit, &mut seats, 2);
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            assert!(!seats[0].is_finished() && !seats[1].is_finished());
+            assert_eq!(seats.iter().filter(|seat| !seat.is_finished()).count(), 4 + 1);
+        });
+    }
+
+    /// Has every connection an end: a stranger after its deadline, an admitted one after both, a closed one at once?
+    #[test]
+    fn every_connection_has_an_end() {
+        served(async {
+            let ms = Duration::from_millis;
+            let mut limit = ConnectionLimit::new(4, Deadlines { stranger: ms(50), admitted: ms(400) });
+            let mut seats = Vec::new();
+            for peer in 0..3 {
+                limit.serve(peer, |seat| {
+                    seats.push(seat);
+                    std::future::pending()
+                });
+            }
+            (seats[1].admit(), seats[2].admit());
+            seats[2].close();
+            tokio::time::sleep(ms(200)).await;
+            assert_eq!([0, 1, 2].map(|at: usize| seats[at].is_finished()), [true, false, true]);
+            tokio::time::sleep(ms(600)).await;
+            assert!(seats[1].is_finished());
+        });
+    }
 }

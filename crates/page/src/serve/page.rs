@@ -21,14 +21,14 @@ use std::time::Duration;
 use cachemate_core::{Profiles, RunHeader, WindowRecord};
 use http_body_util::{Either, Full};
 use hyper::body::{Body, Bytes, Frame, Incoming};
-use hyper::header::{AUTHORIZATION, COOKIE, HOST, HeaderMap, HeaderValue, ORIGIN, SET_COOKIE};
+use hyper::header::{AUTHORIZATION, HOST, HeaderMap, HeaderValue, ORIGIN};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{mpsc, watch};
 
-use super::connection_limit::{ConnectionLimit, accepted, in_own_thread};
+use super::connection_limit::{ConnectionLimit, Deadlines, Seat, accepted, in_own_thread};
 use super::{is_this_host, one_answer};
 use crate::{
     CurveSnapshot, DaemonState, MatrixSnapshot, POLICY_HEADER, Snapshot, SnapshotBuilder, content_policy, html, slim,
@@ -36,12 +36,17 @@ use crate::{
 
 /// Maximum number of viewers at the same time.
 const VIEWERS: usize = 8;
-/// Connections at the same time; the oldest goes.
+/// Connections without a token at the same time; the peer that has the most loses its oldest.
 const PLACES: usize = 32;
-/// No connection lasts longer: a browser comes back by itself.
-const PATIENCE: Duration = Duration::from_secs(3600);
-/// A viewer that takes nothing for so long is let go.
+/// Absolute ends of a connection, whatever its peer reads or sends. A viewer comes back by itself, with the last window
+/// that it has.
+const DEADLINES: Deadlines = Deadlines { stranger: Duration::from_secs(15), admitted: Duration::from_secs(60) };
+/// A viewer whose connection has reached its end comes back after this time.
+const RETRY_MS: u32 = 200;
+/// A viewer that takes nothing for this long is disconnected, once the kernel's buffers are full.
 const SLOWEST: Duration = Duration::from_secs(10);
+/// The kernel's send buffer of a connection: small, so that a viewer that does not read is noticed.
+const SEND_BUFFER_BYTES: usize = 64 << 10;
 /// Without a window for so long a comment is sent, to find out who is gone.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 /// Windows that are buffered for later viewers.
@@ -56,6 +61,14 @@ const TURNS_WAITING: usize = 4;
 pub struct ServeError {
     address: String,
     what: String,
+    is_taken: bool,
+}
+
+impl ServeError {
+    /// Another process listens at the address, so the same call can succeed later.
+    pub fn is_taken(&self) -> bool {
+        self.is_taken
+    }
 }
 
 /// Address of the dashboard, as the command line names it.
@@ -157,7 +170,6 @@ struct PageServer {
     page: Bytes,
     policy: HeaderValue,
     token: Option<String>,
-    cookie: String,
     viewers: AtomicUsize,
 }
 
@@ -172,7 +184,11 @@ impl PageServer {
 /// # Errors
 /// The address is taken, not a loopback address, or the socket cannot be made.
 pub fn serve(at: &PageAddress, header: &RunHeader) -> Result<PageFeed, ServeError> {
-    serve_at(at, header).map_err(|error| ServeError { address: at.address.clone(), what: error.to_string() })
+    serve_at(at, header).map_err(|error| ServeError {
+        address: at.address.clone(),
+        is_taken: error.kind() == io::ErrorKind::AddrInUse,
+        what: error.to_string(),
+    })
 }
 
 fn serve_at(place: &PageAddress, header: &RunHeader) -> io::Result<PageFeed> {
@@ -182,15 +198,13 @@ fn serve_at(place: &PageAddress, header: &RunHeader) -> io::Result<PageFeed> {
     let run = random_text()?;
     let mut head = teller.head("live");
     head.run.clone_from(&run);
-    let head = Bytes::from(format!("event: head\ndata: {}\n\n", serde_json::to_string(&head)?));
+    let head = Bytes::from(format!("retry: {RETRY_MS}\nevent: head\ndata: {}\n\n", serde_json::to_string(&head)?));
     let bound = if is_path { BoundListener::path(&place.address)? } else { BoundListener::address(&place.address)? };
     let server = Arc::new(PageServer {
         board: Mutex::new(PageBuffer { run, head, ..PageBuffer::default() }),
         newest: watch::Sender::new(0),
         page: Bytes::from(html(None)?),
         policy: HeaderValue::from_str(&content_policy()).map_err(io::Error::other)?,
-        // Cookies are of a host, not of a port.
-        cookie: format!("cachemate-{}", bound.port()),
         token: token.clone(),
         viewers: AtomicUsize::new(0),
     });
@@ -245,7 +259,7 @@ impl BoundListener {
     /// A socket that only its owner may open; one that was left behind is replaced.
     fn path(path: &str) -> io::Result<Self> {
         if std::os::unix::net::UnixStream::connect(path).is_ok() {
-            return Err(io::Error::other("another process serves it"));
+            return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process serves it"));
         }
         let is_socket = |found: std::fs::Metadata| std::os::unix::fs::FileTypeExt::is_socket(&found.file_type());
         if std::fs::symlink_metadata(path).is_ok_and(is_socket) {
@@ -257,32 +271,29 @@ impl BoundListener {
         Ok(BoundListener::Path(listener))
     }
 
-    fn port(&self) -> u16 {
-        match self {
-            BoundListener::Tcp(_, at) => at.port(),
-            BoundListener::Path(_) => 0,
-        }
-    }
-
     /// The service; called within a runtime.
     fn listen(self, server: Arc<PageServer>) -> io::Result<Pin<Box<dyn Future<Output = ()> + Send>>> {
-        let mut crowd = ConnectionLimit::new(PLACES, PATIENCE);
         Ok(match self {
             BoundListener::Tcp(listener, _) => {
                 let listener = tokio::net::TcpListener::from_std(listener)?;
                 Box::pin(async move {
+                    let mut limit = ConnectionLimit::new(PLACES, DEADLINES);
                     loop {
-                        let Some((stream, _)) = accepted(listener.accept().await).await else { continue };
-                        crowd.serve(connection(stream, Arc::clone(&server)));
+                        let Some((stream, peer)) = accepted(listener.accept().await).await else { continue };
+                        shrink_buffer(&stream);
+                        limit.serve(peer.ip(), |seat| connection(stream, seat, Arc::clone(&server)));
                     }
                 })
             }
             BoundListener::Path(listener) => {
                 let listener = tokio::net::UnixListener::from_std(listener)?;
                 Box::pin(async move {
+                    let mut limit = ConnectionLimit::new(PLACES, DEADLINES);
                     loop {
                         let Some((stream, _)) = accepted(listener.accept().await).await else { continue };
-                        crowd.serve(connection(stream, Arc::clone(&server)));
+                        let Ok(user) = stream.peer_cred().map(|peer| peer.uid()) else { continue };
+                        shrink_buffer(&stream);
+                        limit.serve(user, |seat| connection(stream, seat, Arc::clone(&server)));
                     }
                 })
             }
@@ -290,8 +301,13 @@ impl BoundListener {
     }
 }
 
-async fn connection(stream: impl AsyncRead + AsyncWrite + Unpin, server: Arc<PageServer>) {
-    let service = service_fn(|request| std::future::ready(Ok::<_, Infallible>(answer(&request, &server))));
+/// A kernel that refuses keeps its own size, and a viewer that does not read is noticed later.
+fn shrink_buffer(stream: &impl std::os::fd::AsFd) {
+    let _ = rustix::net::sockopt::set_socket_send_buffer_size(stream, SEND_BUFFER_BYTES);
+}
+
+async fn connection(stream: impl AsyncRead + AsyncWrite + Unpin, seat: Seat, server: Arc<PageServer>) {
+    let service = service_fn(|request| std::future::ready(Ok::<_, Infallible>(answer(&request, &seat, &server))));
     // A peer that says nothing sensible, or goes away, needs no more.
     let _ = one_answer().serve_connection(TokioIo::new(stream), service).await;
 }
@@ -309,8 +325,8 @@ fn refuse(status: StatusCode, text: &str) -> PageResponse {
     response(status, "text/plain; charset=utf-8", format!("{text}\n"))
 }
 
-fn answer(request: &Request<Incoming>, server: &Arc<PageServer>) -> PageResponse {
-    let mut answer = routed(request, server);
+fn answer(request: &Request<Incoming>, seat: &Seat, server: &Arc<PageServer>) -> PageResponse {
+    let mut answer = routed(request, seat, server);
     let fixed = [
         ("x-content-type-options", "nosniff"),
         ("referrer-policy", "no-referrer"),
@@ -326,7 +342,7 @@ fn answer(request: &Request<Incoming>, server: &Arc<PageServer>) -> PageResponse
     answer
 }
 
-fn routed(request: &Request<Incoming>, server: &Arc<PageServer>) -> PageResponse {
+fn routed(request: &Request<Incoming>, seat: &Seat, server: &Arc<PageServer>) -> PageResponse {
     let headers = request.headers();
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
     let Some(host) = text(HOST.as_str()).filter(|host| is_this_host(host)) else {
@@ -335,8 +351,9 @@ fn routed(request: &Request<Incoming>, server: &Arc<PageServer>) -> PageResponse
     if request.method() != Method::GET && request.method() != Method::HEAD {
         return refuse(StatusCode::METHOD_NOT_ALLOWED, "the page can be read, by GET and HEAD");
     }
-    match request.uri().path() {
-        "/" => return response(StatusCode::OK, "text/html; charset=utf-8", server.page.clone()),
+    let (given, name) = secret_and_name(request.uri().path());
+    match name {
+        "/" if given.is_none() => return response(StatusCode::OK, "text/html; charset=utf-8", server.page.clone()),
         "/events" | "/enter" => {}
         _ => return refuse(StatusCode::NOT_FOUND, "nothing is here; the page is at /"),
     }
@@ -345,31 +362,31 @@ fn routed(request: &Request<Incoming>, server: &Arc<PageServer>) -> PageResponse
     if !own || !from_within {
         return refuse(StatusCode::FORBIDDEN, "asked from another page");
     }
-    if !is_authorized(headers, server) {
+    if !is_authorized(headers, given, server) {
         return refuse(StatusCode::UNAUTHORIZED, "expected the token that was printed at the start");
     }
-    if request.uri().path() == "/events" {
+    if name == "/events" {
         let id = text("last-event-id").map(str::to_string);
-        return events(server, id.as_deref());
+        return events(server, seat, id.as_deref());
     }
-    let mut entered = response(StatusCode::OK, "text/plain; charset=utf-8", "look\n");
-    if let Some(token) = &server.token {
-        let cookie = format!("{}={token}; Path=/; HttpOnly; SameSite=Strict", server.cookie);
-        // Hexadecimal digits and a port: no sign that a header cannot hold.
-        entered.headers_mut().extend(HeaderValue::from_str(&cookie).ok().map(|value| (SET_COOKIE, value)));
-    }
-    entered
+    response(StatusCode::OK, "text/plain; charset=utf-8", "look\n")
 }
 
-/// By the token itself, or by the cookie that was given for it.
-fn is_authorized(headers: &HeaderMap, server: &PageServer) -> bool {
+/// `/TOKEN/events` is `/events` with the token. A browser sends a path to this port only, but a cookie to every port of
+/// this host.
+fn secret_and_name(path: &str) -> (Option<&str>, &str) {
+    match path.get(1..).and_then(|rest| rest.find('/')) {
+        Some(end) => (Some(&path[1..=end]), &path[end + 1..]),
+        None => (None, path),
+    }
+}
+
+/// By the token, in the header or in the path.
+fn is_authorized(headers: &HeaderMap, given: Option<&str>, server: &PageServer) -> bool {
     let Some(token) = &server.token else { return true };
     let bearer = headers.get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
-    let cookies = headers.get_all(COOKIE).into_iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b';'));
-    let named = format!("{}=", server.cookie);
-    let mut cookies = cookies.filter_map(|cookie| cookie.trim_ascii().strip_prefix(named.as_bytes()));
-    bearer.is_some_and(|given| constant_time_eq(given, token.as_bytes()))
-        || cookies.any(|given| constant_time_eq(given, token.as_bytes()))
+    let mut given = bearer.into_iter().chain(given.map(str::as_bytes));
+    given.any(|given| constant_time_eq(given, token.as_bytes()))
 }
 
 /// Takes as long wherever they differ.
@@ -400,41 +417,60 @@ impl Body for Events {
     }
 }
 
-fn events(server: &Arc<PageServer>, last_id: Option<&str>) -> PageResponse {
+fn events(server: &Arc<PageServer>, seat: &Seat, last_id: Option<&str>) -> PageResponse {
     if server.viewers.fetch_add(1, Ordering::Relaxed) >= VIEWERS {
         server.viewers.fetch_sub(1, Ordering::Relaxed);
         return refuse(StatusCode::SERVICE_UNAVAILABLE, "as many look as may");
     }
     let (send, receive) = mpsc::channel(4);
-    let seat = Events { events: receive, server: Arc::clone(server) };
+    let stream = Events { events: receive, server: Arc::clone(server) };
+    // As many are admitted as viewers are counted.
+    seat.admit();
     let seen = last_id.and_then(|id| id.split_once(':')).filter(|(run, _)| *run == server.board().run);
     let seen = seen.and_then(|(_, window)| window.parse().ok());
-    tokio::spawn(stream_to_viewer(Arc::clone(server), send, seen));
-    let mut answer = Response::new(Either::Right(seat));
+    let (sender, seat) = (stream_to_viewer(Arc::clone(server), send, seen), seat.clone());
+    tokio::spawn(async move {
+        if sender.await == ViewerEnd::Stalled {
+            // The connection waits for the viewer, too, and would outlive the sender.
+            seat.close();
+        }
+    });
+    let mut answer = Response::new(Either::Right(stream));
     let kind = HeaderValue::from_static("text/event-stream; charset=utf-8");
     answer.headers_mut().insert(hyper::header::CONTENT_TYPE, kind);
     answer
 }
 
-/// Tells one viewer everything, until it is gone or too slow.
-async fn stream_to_viewer(server: Arc<PageServer>, send: mpsc::Sender<Bytes>, mut seen: Option<u64>) {
+/// The end of a stream of events.
+#[derive(PartialEq, Eq)]
+enum ViewerEnd {
+    /// The connection or the daemon has ended.
+    Disconnected,
+    /// The viewer takes nothing any more.
+    Stalled,
+}
+
+/// Sends one viewer every window, until it disconnects or stalls.
+async fn stream_to_viewer(server: Arc<PageServer>, send: mpsc::Sender<Bytes>, mut seen: Option<u64>) -> ViewerEnd {
     let mut newest = server.newest.subscribe();
     newest.mark_unchanged();
     let (mut events, last) = {
         let board = server.board();
-        let Ok(greeting) = board.greeting(seen) else { return };
+        let Ok(greeting) = board.greeting(seen) else { return ViewerEnd::Disconnected };
         (greeting, board.after(seen).0)
     };
     seen = last;
     loop {
         for event in events.drain(..) {
-            if !matches!(tokio::time::timeout(SLOWEST, send.send(event)).await, Ok(Ok(()))) {
-                return;
+            match tokio::time::timeout(SLOWEST, send.send(event)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(_)) => return ViewerEnd::Disconnected,
+                Err(_) => return ViewerEnd::Stalled,
             }
         }
         match tokio::time::timeout(HEARTBEAT, newest.changed()).await {
             Ok(Ok(())) => (seen, events) = server.board().after(seen),
-            Ok(Err(_)) => return,
+            Ok(Err(_)) => return ViewerEnd::Disconnected,
             Err(_) => events = vec![Bytes::from_static(b":\n\n")],
         }
     }

@@ -42,7 +42,7 @@ impl CmtReader<BufReader<File>> {
     /// [`TraceError`] where it cannot be opened or is no `.cmt` of this version.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, TraceError> {
         let name = path.as_ref().display().to_string();
-        let input = File::open(path.as_ref()).map_err(TraceError::io(&name, "open"))?;
+        let input = cachemate_files::open_plain(path.as_ref()).map_err(TraceError::io(&name, "open"))?;
         let mut reader = CmtReader::new(BufReader::with_capacity(1 << 16, input), name)?;
         // A truncated file has no totals; reading it tells where it ends.
         reader.read_trailer().ok();

@@ -1,6 +1,5 @@
 //! Which format an input has, and the reader for it.
 
-use std::fs::File;
 use std::io::{BufReader, Read};
 use std::str::FromStr;
 
@@ -97,8 +96,8 @@ impl FromStr for Format {
     }
 }
 
-/// Opens a trace; `-` is standard input. Without a format, the content decides, then the extension. An input that is
-/// itself compressed by gzip, xz or zstd is unpacked on the way.
+/// Opens a trace: a plain file, or `-` for standard input. Without a format, the content decides, then the extension. An
+/// input that is itself compressed by gzip, xz or zstd is unpacked on the way.
 ///
 /// # Errors
 /// [`TraceError`] where it cannot be opened, its format cannot be told, or its start is wrong.
@@ -107,18 +106,13 @@ pub fn open(path: &str, format: Option<Format>) -> Result<Box<dyn TraceReader>, 
         return open_input(Box::new(std::io::stdin()), "standard input", format);
     }
     let mut start = Vec::new();
-    let mut input = File::open(path).map_err(TraceError::io(path, "open"))?;
-    let metadata = input.metadata().map_err(TraceError::io(path, "read"))?;
-    if metadata.is_file() {
-        let read = input.by_ref().take(8).read_to_end(&mut start);
-        read.map_err(TraceError::io(path, "read"))?;
-        // A .cmt that can be sought in has its totals at once.
-        if start == FILE_MAGIC && format.is_none_or(|format| format == Format::Cmt) {
-            return Ok(Box::new(CmtReader::open(path)?));
-        }
-        input = File::open(path).map_err(TraceError::io(path, "open"))?;
+    let open_file = || cachemate_files::open_plain(path.as_ref()).map_err(TraceError::io(path, "open"));
+    open_file()?.take(8).read_to_end(&mut start).map_err(TraceError::io(path, "read"))?;
+    // A .cmt that can be sought in has its totals at once.
+    if start == FILE_MAGIC && format.is_none_or(|format| format == Format::Cmt) {
+        return Ok(Box::new(CmtReader::open(path)?));
     }
-    open_input(Box::new(input), path, format)
+    open_input(Box::new(open_file()?), path, format)
 }
 
 /// As [`open`], for a stream; `file` names it in errors.

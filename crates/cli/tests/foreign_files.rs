@@ -1,0 +1,47 @@
+//! Files named on the command line that never answer or never end: FIFOs and devices.
+
+mod common;
+
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use common::{ChildGuard, command};
+
+/// Far longer than any refusal takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Does every command refuse a FIFO and an endless device in place of a file, name it, and end, instead of waiting or
+/// filling the memory?
+#[test]
+fn no_command_waits_for_a_fifo_or_reads_a_device() {
+    let folder = tempfile::tempdir().unwrap();
+    let fifo = folder.path().join("fifo");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RWXU).unwrap();
+    std::os::unix::fs::symlink("/dev/zero", folder.path().join("zero")).unwrap();
+    for (name, kind) in [("./fifo", "a FIFO"), ("./zero", "a device")] {
+        let commands: [&[&str]; 9] = [
+            &["predict", name, name, "--machine", "xeon-x5365-4"],
+            &["manage", "--check", "--config", name],
+            &["manage", "--config", name, "--state-dir", "state", "--socket", "s.sock"],
+            &["sim", name],
+            &["replay", name],
+            &["dashboard", name, "-o", "page.html"],
+            &["mrc", name],
+            &["plan", "--slowdowns", name, "--machine", "xeon-x5365-4"],
+            &["predict", "mcf", "mcf", "--machine", name],
+        ];
+        for arguments in commands {
+            let mut started = command(folder.path(), arguments);
+            let mut child = ChildGuard(started.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
+            let start = Instant::now();
+            while child.0.try_wait().unwrap().is_none() {
+                assert!(start.elapsed() < PATIENCE, "{arguments:?} waits");
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            let mut said = String::new();
+            std::io::Read::read_to_string(&mut child.0.stderr.take().unwrap(), &mut said).unwrap();
+            assert_eq!(child.0.wait().unwrap().code(), Some(1), "{arguments:?}: {said}");
+            assert!(said.contains(name.trim_start_matches("./")) && said.contains(kind), "{arguments:?}: {said}");
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! The addresses that the daemon serves besides its control socket: metrics and the dashboard.
+//!
+//! Problem: any user can listen at a port first. Method: an endpoint whose address is taken is reported, left out, and
+//! tried again from time to time. Properties: the daemon starts and manages the host without it; an address that can
+//! never be served (not this host's, no such folder) is an error at the start.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use cachemate_core::RunHeader;
+use cachemate_page::serve::page::{PageAddress, PageFeed, ServeError, serve};
+
+use crate::metrics;
+use crate::socket::SharedStatus;
+
+/// Time between two attempts.
+const RETRY: Duration = Duration::from_secs(30);
+
+/// Endpoints by their configuration, served or not yet.
+pub(crate) struct Endpoints {
+    /// Address of the metrics while they are not served.
+    metrics: Option<String>,
+    /// Address of the dashboard while it is not served.
+    page: Option<PageAddress>,
+    /// The served dashboard.
+    pub feed: Option<PageFeed>,
+    /// Endpoints that are not served, each with the reason.
+    pub unavailable: Vec<String>,
+    next_attempt: Instant,
+}
+
+impl Endpoints {
+    /// Serves each endpoint whose address is free.
+    ///
+    /// # Errors
+    /// An address can never be served.
+    pub fn open(
+        metrics: Option<&str>,
+        page: Option<&PageAddress>,
+        shared: &SharedStatus,
+        header: &RunHeader,
+        say: &dyn Fn(&str),
+    ) -> anyhow::Result<Self> {
+        let mut endpoints = Endpoints {
+            metrics: metrics.map(str::to_string),
+            page: page.cloned(),
+            feed: None,
+            unavailable: Vec::new(),
+            next_attempt: Instant::now(),
+        };
+        endpoints.attempt(shared, header, say)?;
+        let retry = format!("going on without it, and trying again every {} s", RETRY.as_secs());
+        endpoints.unavailable.iter().for_each(|reason| say(&format!("{reason}; {retry}")));
+        Ok(endpoints)
+    }
+
+    /// Tries endpoints that are not served yet, unless it has just done so. True = their state has changed.
+    pub fn retry(&mut self, shared: &SharedStatus, header: &RunHeader, say: &dyn Fn(&str)) -> bool {
+        if self.unavailable.is_empty() || Instant::now() < self.next_attempt {
+            return false;
+        }
+        let before = self.unavailable.clone();
+        if let Err(error) = self.attempt(shared, header, say) {
+            // An address that was only taken at the start: no reason to end a daemon that manages the host.
+            self.unavailable = vec![format!("{error:#}")];
+        }
+        self.unavailable != before
+    }
+
+    fn attempt(&mut self, shared: &SharedStatus, header: &RunHeader, say: &dyn Fn(&str)) -> anyhow::Result<()> {
+        self.next_attempt = Instant::now() + RETRY;
+        self.unavailable.clear();
+        if let Some(address) = &self.metrics {
+            match metrics::serve(address, shared.clone()) {
+                Ok(bound) => {
+                    say(&format!("metrics are at http://{bound}/metrics"));
+                    self.metrics = None;
+                }
+                Err(error) if is_taken(&error) => self.unavailable.push(format!("no metrics: {error:#}")),
+                Err(error) => return Err(error),
+            }
+        }
+        if let Some(page) = &self.page {
+            match serve(page, header) {
+                Ok(feed) => {
+                    say(&format!("the page is at {}", feed.at));
+                    (self.feed, self.page) = (Some(feed), None);
+                }
+                Err(error) if error.is_taken() => self.unavailable.push(format!("no dashboard: {error}")),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Another process listens at the address.
+fn is_taken(error: &anyhow::Error) -> bool {
+    let kinds = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>()).map(io::Error::kind);
+    kinds.into_iter().any(|kind| kind == io::ErrorKind::AddrInUse)
+        || error.downcast_ref::<ServeError>().is_some_and(ServeError::is_taken)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cachemate_core::CacheLevel;
+    use cachemate_core::test_support::{capabilities, last_level_caches, pipeline_config, run_header};
+    use std::cell::RefCell;
+    use std::net::TcpListener;
+    use std::sync::{Arc, Mutex};
+
+    fn header() -> RunHeader {
+        run_header(last_level_caches(1, 2, CacheLevel::L3, 1 << 20), capabilities(&[]), pipeline_config("default"))
+    }
+
+    fn shared() -> SharedStatus {
+        SharedStatus {
+            status: Arc::default(),
+            reload: Arc::default(),
+            wake: Arc::default(),
+            allow_users: Arc::new(Mutex::default()),
+        }
+    }
+
+    /// With both ports taken by another process: does it go on, say so, and serve them once they are free?
+    #[test]
+    fn taken_ports_are_left_out_and_tried_again() {
+        let ports = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        let [metrics, page] = ports.each_ref().map(|port| port.local_addr().unwrap().to_string());
+        let (said, shared, header) = (RefCell::new(Vec::new()), shared(), header());
+        let say = |text: &str| said.borrow_mut().push(text.to_string());
+        let page = PageAddress { address: page, token: true };
+        let mut endpoints = Endpoints::open(Some(&metrics), Some(&page), &shared, &header, &say).unwrap();
+        assert_eq!(endpoints.unavailable.len(), 2, "{:?}", endpoints.unavailable);
+        assert!(endpoints.feed.is_none());
+        assert!(said.borrow()[0].contains(&metrics) && said.borrow()[1].contains(&page.address), "{said:?}");
+        assert!(!endpoints.retry(&shared, &header, &say), "not at once");
+        drop(ports);
+        endpoints.next_attempt = Instant::now();
+        assert!(endpoints.retry(&shared, &header, &say));
+        assert!(endpoints.unavailable.is_empty() && endpoints.feed.is_some());
+        assert!(said.borrow().iter().any(|text| text.contains(&format!("http://{metrics}/metrics"))), "{said:?}");
+    }
+
+    /// Is an address that no host of its own could serve an error, and not retried for ever?
+    #[test]
+    fn an_address_of_another_host_is_an_error() {
+        let page = PageAddress { address: "0.0.0.0:0".into(), token: true };
+        assert!(Endpoints::open(None, Some(&page), &shared(), &header(), &|_| {}).is_err());
+    }
+}

@@ -1,0 +1,75 @@
+//! Is every file opened by `crates/files`?
+//!
+//! A path from an argument, a configuration or another user can lead to a FIFO, an endless device, or through a link. The
+//! crate `files` opens such paths safely, so other crates open nothing themselves. Tests, benches and this crate may.
+
+use crate::rules::Complaint;
+use crate::source_tree::{SourceTree, scan};
+
+/// Calls that open, read or write a path, or ask whether it is there.
+const ACCESSES: &[&str] = &[
+    "File::open",
+    "File::create",
+    "File::options",
+    "OpenOptions::new",
+    "fs::read(",
+    "fs::read_to_string",
+    "fs::read_dir",
+    "fs::read_link",
+    "fs::write(",
+    ".exists()",
+];
+/// Crates that are not shipped, or that are the one place.
+const FREE: &[&str] = &["crates/files/", "crates/bench/"];
+/// Places that open files themselves, at most [`MAX_ALLOWED`], each with its reason.
+const ALLOWED: &[(&str, &str)] = &[
+    ("crates/linux/src/kernel.rs", "the one place that reads /proc, sysfs and control groups"),
+    ("crates/agent/src/", "runs inside of other programs without the standard library's locks"),
+    ("crates/trace/src/record/fifo.rs", "the recorder's own FIFO, which it makes in a private directory"),
+    ("crates/linux/src/act/colors/pool.rs", "/proc/self/pagemap"),
+    ("crates/linux/src/sense/probes/watch_candidates.rs", "/proc/self/pagemap"),
+];
+const MAX_ALLOWED: usize = 10;
+
+/// Accesses outside the allowed places.
+pub fn check(tree: &SourceTree) -> Vec<Complaint> {
+    assert!(ALLOWED.len() <= MAX_ALLOWED, "at most {MAX_ALLOWED} places open files themselves");
+    let mut complaints = Vec::new();
+    for file in tree.files.iter().filter(|file| file.has_ending("rs") && is_checked(&file.path)) {
+        for (at, line) in scan(&file.text).iter().enumerate() {
+            if line.code.trim() == "#[cfg(test)]" {
+                break;
+            }
+            let access = ACCESSES.iter().find(|access| line.code.contains(*access));
+            complaints.extend(access.map(|access| {
+                let text = format!("found {access}, expected a call of crates/files");
+                Complaint::new(&file.path, at + 1, text)
+            }));
+        }
+    }
+    complaints
+}
+
+fn is_checked(path: &str) -> bool {
+    let is_test = path.contains("/tests/") || path.ends_with("tests.rs") || path.ends_with("skip_test.rs");
+    let is_test = is_test || path.contains("_tests/") || path.contains("/benches/");
+    let is_free = FREE.iter().chain(ALLOWED.iter().map(|(place, _)| place)).any(|place| path.starts_with(place));
+    path.starts_with("crates/") && !is_test && !is_free
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::tests::{shown, tree};
+
+    /// Is an access refused in a product's code, and accepted in tests, text and the allowed places?
+    #[test]
+    fn only_one_crate_opens_files() {
+        let text = "fn a() { std::fs::read(\"a\"); } // fs::write(x)\nconst A: &str = \"File::open\";\n\
+                    #[cfg(test)]\nfn b() { File::open(\"a\"); }\n";
+        let paths = ["crates/spec/src/a.rs", "crates/files/src/a.rs", "crates/spec/tests/a.rs", "xtask/src/a.rs"];
+        let files: Vec<(&str, &str)> = paths.iter().map(|path| (*path, text)).collect();
+        let expected = ["crates/spec/src/a.rs:1: found fs::read(, expected a call of crates/files"];
+        assert_eq!(shown(check(&tree(&files))), expected);
+    }
+}

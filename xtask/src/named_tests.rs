@@ -1,0 +1,66 @@
+//! Does every test exist that the threat model names?
+//!
+//! The pages below promise a property in each row of a table whose last column is "test". The names there are functions of
+//! this project.
+
+use std::collections::BTreeSet;
+
+use crate::rules::Complaint;
+use crate::source_tree::SourceTree;
+
+const PAGES: &[&str] = &["docs/threat-model.md"];
+
+/// Names without a function, and rows without a name.
+pub fn check(tree: &SourceTree) -> Vec<Complaint> {
+    let functions = functions(tree);
+    let mut complaints = Vec::new();
+    for page in tree.files.iter().filter(|file| PAGES.contains(&file.path.as_str())) {
+        let mut in_table = false;
+        for (at, line) in page.numbered_lines() {
+            let last = line.trim().strip_suffix('|').and_then(|row| row.rsplit('|').next()).map(str::trim);
+            let Some(last) = last else {
+                in_table = false;
+                continue;
+            };
+            if !in_table || last.starts_with("---") {
+                in_table |= last == "test";
+                continue;
+            }
+            let names: Vec<&str> = last.split('`').skip(1).step_by(2).collect();
+            let missing = names.iter().filter(|name| !functions.contains(**name));
+            complaints
+                .extend(missing.map(|name| Complaint::new(&page.path, at, format!("no test is called '{name}'"))));
+            if names.is_empty() && !last.starts_with("none:") {
+                let text = format!("found '{last}', expected a test's name or 'none: REASON'");
+                complaints.push(Complaint::new(&page.path, at, text));
+            }
+        }
+    }
+    complaints
+}
+
+/// Functions of all Rust files.
+fn functions(tree: &SourceTree) -> BTreeSet<&str> {
+    let rust = tree.files.iter().filter(|file| file.has_ending("rs"));
+    let declared = rust.flat_map(|file| file.text.split("fn ").skip(1));
+    declared.filter_map(|rest| rest.split('(').next()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::tests::{shown, tree};
+
+    /// Is a name without a function refused, a row without a test too, and another table left alone?
+    #[test]
+    fn a_named_test_exists() {
+        let page = "| a | test |\n|---|---|\n| x | `there` |\n| y | `there`, `not_there` |\n| z | |\n\
+                    | w | none: needs a guest |\n\n| a | b |\n|---|---|\n| `c` | `d` |\n";
+        let files = [("docs/threat-model.md", page), ("a.rs", "fn there() {}")];
+        let expected = [
+            "docs/threat-model.md:4: no test is called 'not_there'",
+            "docs/threat-model.md:5: found '', expected a test's name or 'none: REASON'",
+        ];
+        assert_eq!(shown(check(&tree(&files))), expected);
+    }
+}

@@ -113,7 +113,7 @@ impl EngineArgs {
         let batch_size = usize::from(self.batch_size);
         let name = self.engine.unwrap_or_default();
         if name == EngineName::Local {
-            let inputs = Arc::new(Inputs::open(&store, &manifest.header).map_err(anyhow::Error::msg)?);
+            let inputs = Arc::new(Inputs::open(store, &manifest.header).map_err(anyhow::Error::msg)?);
             return Ok(Box::new(LocalEngine::new(Arc::clone(store), Arc::clone(work), inputs, workers, self.retries)));
         }
         let program = match &self.worker_command {

@@ -54,13 +54,7 @@ pub fn check_comments(shown: &str, source: &str, is_test: bool, complaints: &mut
         match code.strip_prefix("///").or_else(|| code.strip_prefix("//!")) {
             Some(comment) => block.push((at, comment.strip_prefix(' ').unwrap_or(comment))),
             None if block.is_empty() => {}
-            None => {
-                let (first, words) = block[0];
-                if words.starts_with("Of ") && !words.starts_with("Of which") {
-                    complaints.push(format!("{shown}:{}: a comment that begins with 'Of' lacks its noun", first + 1));
-                }
-                all.extend(paragraphs(block.drain(..)));
-            }
+            None => all.extend(paragraphs(block.drain(..))),
         }
     }
     check_claims(shown, all.iter(), COMMENT_WORDS_AT_MOST, complaints);
@@ -254,7 +248,7 @@ mod tests {
         assert_eq!(of_page(&format!("{code}{table}{link}")), [] as [&str; 0]);
     }
 
-    /// Are doc comments measured as pages are, code left alone, and those told that begin without a noun?
+    /// Are doc comments measured as pages are, and code left alone?
     #[test]
     fn doc_comments_are_measured() {
         let of = |source: &str| {
@@ -265,8 +259,6 @@ mod tests {
         assert_eq!(of(&format!("// {}\nfn f() {{}}\n", sentence(99))), [] as [&str; 0]);
         let long = of(&format!("\n/// Short.\n/// {}\nfn f() {{}}\n", sentence(41)));
         assert!(long[0].starts_with("x.rs:2: 41 words"), "{long:?}");
-        let of_what = of("struct A {\n    /// Of the task.\n    pub a: u32,\n}\n");
-        assert_eq!(of_what, ["x.rs:2: a comment that begins with 'Of' lacks its noun"]);
     }
 
     /// Is an abbreviation told once where the glossary lacks it, and code and common ones never?

@@ -30,12 +30,12 @@ struct Rule {
 
 const RULES: &[Rule] = &[
     Rule { name: "type-once", is_enforced: true, check: type_names::check_duplicates },
-    Rule { name: "type-noun", is_enforced: false, check: type_names::check_nouns },
+    Rule { name: "type-noun", is_enforced: true, check: type_names::check_nouns },
     Rule { name: "found-expected", is_enforced: true, check: found_values::check },
-    Rule { name: "comment-noun", is_enforced: false, check: comment_heads::check },
-    Rule { name: "retired-word", is_enforced: false, check: retired_words::check_words },
+    Rule { name: "comment-noun", is_enforced: true, check: comment_heads::check },
+    Rule { name: "retired-word", is_enforced: true, check: retired_words::check_words },
     Rule { name: "retired-spelling", is_enforced: true, check: retired_words::check_spellings },
-    Rule { name: "width", is_enforced: false, check: width::check },
+    Rule { name: "width", is_enforced: true, check: width::check },
     Rule { name: "link", is_enforced: true, check: links::check },
     Rule { name: "named-test", is_enforced: true, check: named_tests::check },
     Rule { name: "file-access", is_enforced: false, check: file_access::check },

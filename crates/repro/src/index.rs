@@ -119,9 +119,9 @@ mod tests {
         let target = ResultTarget::AtLeast { target: 1.0, paper_best: Some(2.0) };
         let finding = |value, target| Finding::new("X-1", "a title", "a claim", "%", target, &[(1, value)]);
         let results = vec![
-            finding(0.5, target.clone()),
-            finding(1.5, target.clone()),
-            finding(1.6, target.clone()),
+            finding(0.5, target),
+            finding(1.5, target),
+            finding(1.6, target),
             finding(3.0, target),
             finding(9.0, ResultTarget::Shown),
         ];

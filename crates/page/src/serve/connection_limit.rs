@@ -182,7 +182,8 @@ mod tests {
                     std::future::pending()
                 });
             }
-            (seats[1].admit(), seats[2].admit());
+            seats[1].admit();
+            seats[2].admit();
             seats[2].close();
             tokio::time::sleep(ms(200)).await;
             assert_eq!([0, 1, 2].map(|at: usize| seats[at].is_finished()), [true, false, true]);

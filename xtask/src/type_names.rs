@@ -217,10 +217,10 @@ fn declarations(tree: &SourceTree) -> Vec<TypeDeclaration<'_>> {
             if block.is_some_and(|open| indent == open && line.code.trim_start().starts_with('}')) {
                 block = None;
             }
-            if let Some((keyword, name)) = declared(line) {
-                if !(keyword == "type" && block.is_some()) {
-                    all.push(TypeDeclaration { name, file: &file.path, line: at + 1 });
-                }
+            if let Some((keyword, name)) = declared(line)
+                && !(keyword == "type" && block.is_some())
+            {
+                all.push(TypeDeclaration { name, file: &file.path, line: at + 1 });
             }
             let opens = words_behind_visibility(&line.code).next().is_some_and(|word| matches!(word, "impl" | "trait"))
                 || line.code.trim_start().starts_with("impl<");

@@ -118,7 +118,7 @@ struct Peer {
 async fn listen(listener: tokio::net::UnixListener, shared: SharedStatus) {
     let own = rustix::process::geteuid().as_raw();
     let new = |capacity| ConnectionLimit::new(capacity, Deadlines { stranger: PATIENCE, admitted: PATIENCE });
-    // Seats of root and the own user, of users that the configuration allows, and of strangers.
+    // Slots of root and the own user, of users that the configuration allows, and of strangers.
     let (mut owners, mut friends, mut strangers) = (new(PLACES), new(4 * PLACES), new(PLACES));
     loop {
         let Some((stream, _)) = accepted(listener.accept().await).await else { continue };

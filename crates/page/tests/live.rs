@@ -147,10 +147,10 @@ fn viewers_that_read_nothing_leave() {
     let mut was_full = false;
     while !ask(&address, "/events", &[], 0).0.starts_with("HTTP/1.1 200") {
         was_full = true;
-        assert!(start.elapsed() < Duration::from_secs(60 + 60), "the seats stay taken");
+        assert!(start.elapsed() < Duration::from_secs(60 + 60), "the slots stay taken");
         std::thread::sleep(Duration::from_millis(200));
     }
-    assert!(was_full, "all seats were taken");
+    assert!(was_full, "all slots were taken");
 }
 
 /// Is the ninth viewer refused because all places are taken, and admitted once another has left?

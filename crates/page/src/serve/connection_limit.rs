@@ -1,9 +1,9 @@
 //! Connections that are served at the same time: few, none for long, and none behind a slow one.
 //!
 //! Problem: a client can connect and send nothing, send a byte a second, never read, or open a hundred connections.
-//! Method: every connection is served at once, within a deadline for the whole of it. Seats are few; if all are taken,
+//! Method: every connection is served at once, within a deadline for the whole of it. Slots are few; if all are taken,
 //! the peer that holds the most of them loses its oldest. A connection that has shown its right is admitted: it leaves
-//! these seats for one that no other connection can take. Properties: descriptors and memory are bounded; a client that
+//! these slots for one that no other connection can take. Properties: descriptors and memory are bounded; a client that
 //! sends a request and reads the response is served; no stranger ends an admitted connection.
 
 use std::collections::VecDeque;
@@ -15,17 +15,17 @@ use std::time::Duration;
 
 use tokio::task::AbortHandle;
 
-/// The connection's own end of its seat.
+/// The connection's own end of its slot.
 #[derive(Clone, Default)]
-pub struct Seat(Arc<SeatState>);
+pub struct ConnectionSlot(Arc<SlotState>);
 
 #[derive(Default)]
-struct SeatState {
+struct SlotState {
     is_admitted: AtomicBool,
     task: OnceLock<AbortHandle>,
 }
 
-impl Seat {
+impl ConnectionSlot {
     /// The connection has shown its right: it is no longer displaced, and the deadline of admitted ones applies. The
     /// caller bounds the number of these.
     pub fn admit(&self) {
@@ -61,7 +61,7 @@ pub struct Deadlines {
 pub struct ConnectionLimit<Peer> {
     capacity: usize,
     deadlines: Deadlines,
-    connections: VecDeque<(Peer, Seat)>,
+    connections: VecDeque<(Peer, ConnectionSlot)>,
 }
 
 impl<Peer: PartialEq> ConnectionLimit<Peer> {
@@ -71,17 +71,17 @@ impl<Peer: PartialEq> ConnectionLimit<Peer> {
     }
 
     /// Serves one more connection; returns at once.
-    pub fn serve<S>(&mut self, peer: Peer, service: impl FnOnce(Seat) -> S)
+    pub fn serve<S>(&mut self, peer: Peer, service: impl FnOnce(ConnectionSlot) -> S)
     where
         S: Future<Output = ()> + Send + 'static,
     {
-        // An admitted connection needs no seat here any more; its task goes on.
-        self.connections.retain(|(_, seat)| !seat.is_finished() && !seat.is_admitted());
+        // An admitted connection needs no slot here any more; its task goes on.
+        self.connections.retain(|(_, slot)| !slot.is_finished() && !slot.is_admitted());
         while self.connections.len() >= self.capacity {
             self.close_one();
         }
-        let seat = Seat::default();
-        let (service, own, deadlines) = (service(seat.clone()), seat.clone(), self.deadlines);
+        let slot = ConnectionSlot::default();
+        let (service, own, deadlines) = (service(slot.clone()), slot.clone(), self.deadlines);
         let task = tokio::spawn(async move {
             let mut service = pin!(service);
             let in_time = tokio::time::timeout(deadlines.stranger, &mut service).await.is_ok();
@@ -91,8 +91,8 @@ impl<Peer: PartialEq> ConnectionLimit<Peer> {
             }
         });
         // The runtime has one thread, so the task has not run yet.
-        let _ = seat.0.task.set(task.abort_handle());
-        self.connections.push_back((peer, seat));
+        let _ = slot.0.task.set(task.abort_handle());
+        self.connections.push_back((peer, slot));
     }
 
     /// Closes the oldest connection of the peer that has the most.
@@ -100,8 +100,8 @@ impl<Peer: PartialEq> ConnectionLimit<Peer> {
         let held = |peer: &Peer| self.connections.iter().filter(|(other, _)| other == peer).count();
         let most = self.connections.iter().map(|(peer, _)| held(peer)).max();
         let oldest = self.connections.iter().position(|(peer, _)| Some(held(peer)) == most);
-        if let Some((_, seat)) = oldest.and_then(|at| self.connections.remove(at)) {
-            seat.close();
+        if let Some((_, slot)) = oldest.and_then(|at| self.connections.remove(at)) {
+            slot.close();
         }
     }
 }
@@ -147,25 +147,25 @@ mod tests {
 
     /// Does a flood by one peer leave the only connection of another one alone, and an admitted one of its own?
     #[test]
-    fn a_flood_takes_its_own_seats_only() {
+    fn a_flood_takes_its_own_slots_only() {
         served(async {
             let mut limit = ConnectionLimit::new(4, Deadlines { stranger: HOUR, admitted: HOUR });
-            let mut seats = Vec::new();
-            let connect = |limit: &mut ConnectionLimit<u32>, seats: &mut Vec<Seat>, peer| {
-                limit.serve(peer, |seat| {
-                    seats.push(seat);
+            let mut slots = Vec::new();
+            let connect = |limit: &mut ConnectionLimit<u32>, slots: &mut Vec<ConnectionSlot>, peer| {
+                limit.serve(peer, |slot| {
+                    slots.push(slot);
                     std::future::pending()
                 });
             };
-            connect(&mut limit, &mut seats, 1);
-            connect(&mut limit, &mut seats, 2);
-            seats[1].admit();
+            connect(&mut limit, &mut slots, 1);
+            connect(&mut limit, &mut slots, 2);
+            slots[1].admit();
             for _ in 0..100 {
-                connect(&mut limit, &mut seats, 2);
+                connect(&mut limit, &mut slots, 2);
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
-            assert!(!seats[0].is_finished() && !seats[1].is_finished());
-            assert_eq!(seats.iter().filter(|seat| !seat.is_finished()).count(), 4 + 1);
+            assert!(!slots[0].is_finished() && !slots[1].is_finished());
+            assert_eq!(slots.iter().filter(|slot| !slot.is_finished()).count(), 4 + 1);
         });
     }
 
@@ -175,20 +175,20 @@ mod tests {
         served(async {
             let ms = Duration::from_millis;
             let mut limit = ConnectionLimit::new(4, Deadlines { stranger: ms(50), admitted: ms(400) });
-            let mut seats = Vec::new();
+            let mut slots = Vec::new();
             for peer in 0..3 {
-                limit.serve(peer, |seat| {
-                    seats.push(seat);
+                limit.serve(peer, |slot| {
+                    slots.push(slot);
                     std::future::pending()
                 });
             }
-            seats[1].admit();
-            seats[2].admit();
-            seats[2].close();
+            slots[1].admit();
+            slots[2].admit();
+            slots[2].close();
             tokio::time::sleep(ms(200)).await;
-            assert_eq!([0, 1, 2].map(|at: usize| seats[at].is_finished()), [true, false, true]);
+            assert_eq!([0, 1, 2].map(|at: usize| slots[at].is_finished()), [true, false, true]);
             tokio::time::sleep(ms(600)).await;
-            assert!(seats[1].is_finished());
+            assert!(slots[1].is_finished());
         });
     }
 }

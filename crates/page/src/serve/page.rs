@@ -28,7 +28,7 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{mpsc, watch};
 
-use super::connection_limit::{ConnectionLimit, Deadlines, Seat, accepted, in_own_thread};
+use super::connection_limit::{ConnectionLimit, ConnectionSlot, Deadlines, accepted, in_own_thread};
 use super::{is_this_host, one_answer};
 use crate::{
     CurveSnapshot, DaemonState, MatrixSnapshot, POLICY_HEADER, Snapshot, SnapshotBuilder, content_policy, html, slim,
@@ -281,7 +281,7 @@ impl BoundListener {
                     loop {
                         let Some((stream, peer)) = accepted(listener.accept().await).await else { continue };
                         shrink_buffer(&stream);
-                        limit.serve(peer.ip(), |seat| connection(stream, seat, Arc::clone(&server)));
+                        limit.serve(peer.ip(), |slot| connection(stream, slot, Arc::clone(&server)));
                     }
                 })
             }
@@ -293,7 +293,7 @@ impl BoundListener {
                         let Some((stream, _)) = accepted(listener.accept().await).await else { continue };
                         let Ok(user) = stream.peer_cred().map(|peer| peer.uid()) else { continue };
                         shrink_buffer(&stream);
-                        limit.serve(user, |seat| connection(stream, seat, Arc::clone(&server)));
+                        limit.serve(user, |slot| connection(stream, slot, Arc::clone(&server)));
                     }
                 })
             }
@@ -306,8 +306,8 @@ fn shrink_buffer(stream: &impl std::os::fd::AsFd) {
     let _ = rustix::net::sockopt::set_socket_send_buffer_size(stream, SEND_BUFFER_BYTES);
 }
 
-async fn connection(stream: impl AsyncRead + AsyncWrite + Unpin, seat: Seat, server: Arc<PageServer>) {
-    let service = service_fn(|request| std::future::ready(Ok::<_, Infallible>(answer(&request, &seat, &server))));
+async fn connection(stream: impl AsyncRead + AsyncWrite + Unpin, slot: ConnectionSlot, server: Arc<PageServer>) {
+    let service = service_fn(|request| std::future::ready(Ok::<_, Infallible>(answer(&request, &slot, &server))));
     // A peer that says nothing sensible, or goes away, needs no more.
     let _ = one_answer().serve_connection(TokioIo::new(stream), service).await;
 }
@@ -325,8 +325,8 @@ fn refuse(status: StatusCode, text: &str) -> PageResponse {
     response(status, "text/plain; charset=utf-8", format!("{text}\n"))
 }
 
-fn answer(request: &Request<Incoming>, seat: &Seat, server: &Arc<PageServer>) -> PageResponse {
-    let mut answer = routed(request, seat, server);
+fn answer(request: &Request<Incoming>, slot: &ConnectionSlot, server: &Arc<PageServer>) -> PageResponse {
+    let mut answer = routed(request, slot, server);
     let fixed = [
         ("x-content-type-options", "nosniff"),
         ("referrer-policy", "no-referrer"),
@@ -342,7 +342,7 @@ fn answer(request: &Request<Incoming>, seat: &Seat, server: &Arc<PageServer>) ->
     answer
 }
 
-fn routed(request: &Request<Incoming>, seat: &Seat, server: &Arc<PageServer>) -> PageResponse {
+fn routed(request: &Request<Incoming>, slot: &ConnectionSlot, server: &Arc<PageServer>) -> PageResponse {
     let headers = request.headers();
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
     let Some(host) = text(HOST.as_str()).filter(|host| is_this_host(host)) else {
@@ -367,7 +367,7 @@ fn routed(request: &Request<Incoming>, seat: &Seat, server: &Arc<PageServer>) ->
     }
     if name == "/events" {
         let id = text("last-event-id").map(str::to_string);
-        return events(server, seat, id.as_deref());
+        return events(server, slot, id.as_deref());
     }
     response(StatusCode::OK, "text/plain; charset=utf-8", "look\n")
 }
@@ -417,7 +417,7 @@ impl Body for Events {
     }
 }
 
-fn events(server: &Arc<PageServer>, seat: &Seat, last_id: Option<&str>) -> PageResponse {
+fn events(server: &Arc<PageServer>, slot: &ConnectionSlot, last_id: Option<&str>) -> PageResponse {
     if server.viewers.fetch_add(1, Ordering::Relaxed) >= VIEWERS {
         server.viewers.fetch_sub(1, Ordering::Relaxed);
         return refuse(StatusCode::SERVICE_UNAVAILABLE, "as many look as may");
@@ -425,14 +425,14 @@ fn events(server: &Arc<PageServer>, seat: &Seat, last_id: Option<&str>) -> PageR
     let (send, receive) = mpsc::channel(4);
     let stream = Events { events: receive, server: Arc::clone(server) };
     // As many are admitted as viewers are counted.
-    seat.admit();
+    slot.admit();
     let seen = last_id.and_then(|id| id.split_once(':')).filter(|(run, _)| *run == server.board().run);
     let seen = seen.and_then(|(_, window)| window.parse().ok());
-    let (sender, seat) = (stream_to_viewer(Arc::clone(server), send, seen), seat.clone());
+    let (sender, slot) = (stream_to_viewer(Arc::clone(server), send, seen), slot.clone());
     tokio::spawn(async move {
         if sender.await == ViewerEnd::Stalled {
             // The connection waits for the viewer, too, and would outlive the sender.
-            seat.close();
+            slot.close();
         }
     });
     let mut answer = Response::new(Either::Right(stream));

@@ -235,7 +235,7 @@ fn render(result: &LabRunJson) -> String {
             ran.phase.clone(),
             ran.program.clone(),
             ran.seconds.map_or(UNKNOWN.to_string(), |seconds| format!("{seconds:.2}{killed}")),
-            ran.slowdown.map_or(UNKNOWN.to_string(), |slowdown| format!("{:.0} %", 100.0 * slowdown)),
+            ran.slowdown.map_or(UNKNOWN.to_string(), |slowdown| format!("{:.0} %", (100.0 * slowdown).round() + 0.0)),
             count(ran.counts.user_instructions),
             count(ran.counts.l3_misses),
             count(ran.counts.displaced_by_others),
@@ -279,7 +279,10 @@ mod tests {
     fn a_killed_program_is_compared_by_its_work() {
         let text = "alone\t0\t./a\t2\tyes\t900\t800\t1\t0\t64\t64\n\
                     together\t0\t./a\t4\tno\t900\t400\t1\t0\t64\t64\n";
-        assert_eq!(results(text, &["./a".to_string()])[1].slowdown, Some(3.0));
+        let mut ran = results(text, &["./a".to_string()]);
+        assert_eq!(ran[1].slowdown, Some(3.0));
+        ran[1].slowdown = Some(-0.001);
+        assert!(rendered(ran).contains(" 0 %"), "no negative zero");
     }
 
     /// Is a program without truth null in JSON and a dash in the table, never 0?

@@ -101,7 +101,7 @@ fn lost(workload: &Workload, interval_cycles: u64) -> Result<ResizeCost, ReproEr
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
-    let footprint_bytes: u64 = context.pick(512 << 10, 2 << 20);
+    let footprint_bytes: u64 = context.pick_of_three(128 << 10, 512 << 10, 2 << 20);
     // What moving all pages takes, times these.
     let once = footprint_bytes / PAGE_BYTES as u64 * MOVE_PAGE_CYCLES as u64;
     let intervals: Vec<u64> = context.pick(vec![4, 8], vec![4, 8, 16]).into_iter().map(|times| times * once).collect();

@@ -229,7 +229,7 @@ fn a_full_disk_is_said() {
     // A file system of its own, in a mount namespace of its own.
     let exe = env!("CARGO_BIN_EXE_cachemate");
     let script = format!(
-        "mount -t tmpfs -o size=60k none small || exit 99\n\
+        "mount -t tmpfs -o size=60k,mode=700 none small || exit 99\n\
          {exe} sweep run sweep-pairs.toml -o small > said 2>&1; echo code $? >> said\n\
          mount -o remount,size=8m small || exit 99\n\
          {exe} sweep run -o small >> said 2>&1; echo code $? >> said\n"

@@ -83,7 +83,7 @@ pub enum CounterEvent {
     LocalMemoryBytes,
 }
 
-/// One counter. `counted_share` < 1 where events were multiplexed; `count` is raw, not scaled.
+/// One counter. `enabled_share` < 1 where events were multiplexed; `count` is raw, not scaled.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct EventCount {
     /// The event.

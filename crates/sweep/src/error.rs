@@ -41,6 +41,8 @@ impl SweepError {
     pub(crate) fn io(path: &Path) -> impl Fn(io::Error) -> Self + '_ {
         move |error| match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => SweepError::Full(path.display().to_string()),
+            // A refused file's message names the path already.
+            io::ErrorKind::PermissionDenied if error.get_ref().is_some() => SweepError::Refused(error.to_string()),
             _ => SweepError::file(path, error),
         }
     }

@@ -86,8 +86,8 @@ fn zipf(len: usize) -> Vec<u64> {
         })
         .collect();
     let mut place: Vec<u32> = (0..RANKS as u32).collect();
-    for at in (1..RANKS).rev() {
-        place.swap(at, random.below(at as u64 + 1) as usize);
+    for index in (1..RANKS).rev() {
+        place.swap(index, random.below(index as u64 + 1) as usize);
     }
     (0..len)
         .map(|_| {

@@ -42,7 +42,7 @@ pub fn process_cpu_s(pid: &str) -> Option<f64> {
 /// Times of a process and of its children that have ended. The program's name, in parentheses, may hold blanks.
 fn cpu_ticks(stat: &str) -> Option<(u64, u64)> {
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    let ticks = |at: usize| fields.get(at)?.parse::<u64>().ok();
+    let ticks = |index: usize| fields.get(index)?.parse::<u64>().ok();
     Some((ticks(11)? + ticks(12)?, ticks(13)? + ticks(14)?))
 }
 

@@ -13,12 +13,12 @@ pub fn check(tree: &SourceTree) -> Vec<Complaint> {
     let mut complaints = Vec::new();
     for file in tree.files.iter().filter(|file| file.has_ending("rs")) {
         let mut comment: Option<(usize, String)> = None;
-        for (at, line) in scan(&file.text).into_iter().chain([Default::default()]).enumerate() {
+        for (index, line) in scan(&file.text).into_iter().chain([Default::default()]).enumerate() {
             let text = line.comment.as_deref().filter(|_| line.code.trim().is_empty());
             let text = text.and_then(|text| text.strip_prefix(['/', '!'])).map(|text| format!("{} ", text.trim()));
             match (&mut comment, text) {
                 (Some((_, all)), Some(text)) => all.push_str(&text),
-                (None, Some(text)) => comment = Some((at + 1, text)),
+                (None, Some(text)) => comment = Some((index + 1, text)),
                 (_, None) => {
                     let head = comment.take().and_then(|(line, all)| Some((line, bare_head(&all)?)));
                     complaints.extend(head.map(|(line, head)| {

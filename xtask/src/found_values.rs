@@ -10,11 +10,11 @@ pub fn check(tree: &SourceTree) -> Vec<Complaint> {
     let mut complaints = Vec::new();
     for file in tree.files.iter().filter(|file| file.has_ending("rs")) {
         let lines = scan(&file.text);
-        for (at, _) in lines.iter().enumerate().filter(|(_, line)| binds_found(&line.code)) {
-            let function = function_around(&lines, at);
+        for (index, _) in lines.iter().enumerate().filter(|(_, line)| binds_found(&line.code)) {
+            let function = function_around(&lines, index);
             if !function.iter().any(|line| line.code.contains("expected") || line.strings.contains("expected")) {
                 let text = "`let found` without an `expected` in its function: name the value for its content";
-                complaints.push(Complaint::new(&file.path, at + 1, text.to_string()));
+                complaints.push(Complaint::new(&file.path, index + 1, text.to_string()));
             }
         }
     }

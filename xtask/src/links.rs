@@ -31,12 +31,12 @@ pub fn check(tree: &SourceTree) -> Vec<Complaint> {
 /// Lines outside of blocks of code, pieces of code left out.
 fn prose_lines(text: &str) -> impl Iterator<Item = (usize, String)> {
     let mut is_in_code = false;
-    text.lines().enumerate().filter_map(move |(at, line)| {
+    text.lines().enumerate().filter_map(move |(index, line)| {
         let is_fence = line.trim_start().starts_with("```");
         is_in_code ^= is_fence;
         let pieces = line.split('`').enumerate();
-        let plain: String = pieces.filter_map(|(at, piece)| (at % 2 == 0).then_some(piece)).collect();
-        (!is_in_code && !is_fence).then_some((at + 1, plain))
+        let plain: String = pieces.filter_map(|(index, piece)| (index % 2 == 0).then_some(piece)).collect();
+        (!is_in_code && !is_fence).then_some((index + 1, plain))
     })
 }
 
@@ -76,8 +76,8 @@ fn anchors(text: &str) -> BTreeSet<String> {
 /// Lower case, spaces as hyphens, punctuation left out; the text of a link without its target.
 fn anchor_of(heading: &str) -> String {
     let mut text = String::new();
-    for (at, piece) in heading.trim().split("](").enumerate() {
-        text.push_str(if at == 0 { piece } else { piece.split_once(')').map_or("", |(_, rest)| rest) });
+    for (index, piece) in heading.trim().split("](").enumerate() {
+        text.push_str(if index == 0 { piece } else { piece.split_once(')').map_or("", |(_, rest)| rest) });
     }
     let kept = text.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
     kept.flat_map(char::to_lowercase).map(|c| if c == ' ' { '-' } else { c }).collect()

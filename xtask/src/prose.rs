@@ -49,10 +49,10 @@ pub fn check_page(shown: &str, text: &str, complaints: &mut Vec<String>) {
 pub fn check_comments(shown: &str, source: &str, is_test: bool, complaints: &mut Vec<String>) {
     let mut all = Vec::new();
     let mut block: Vec<(usize, &str)> = Vec::new();
-    for (at, line) in source.lines().chain([""]).enumerate() {
+    for (index, line) in source.lines().chain([""]).enumerate() {
         let code = line.trim_start();
         match code.strip_prefix("///").or_else(|| code.strip_prefix("//!")) {
-            Some(comment) => block.push((at, comment.strip_prefix(' ').unwrap_or(comment))),
+            Some(comment) => block.push((index, comment.strip_prefix(' ').unwrap_or(comment))),
             None if block.is_empty() => {}
             None => all.extend(paragraphs(block.drain(..))),
         }
@@ -69,16 +69,16 @@ const CLAIM_ENDS: [char; 4] = ['.', '!', '?', ';'];
 fn check_claims<'a>(
     shown: &str,
     paragraphs: impl Iterator<Item = &'a Paragraph>,
-    words_at_most: usize,
+    max_words: usize,
     complaints: &mut Vec<String>,
 ) {
     for Paragraph { line, text, .. } in paragraphs {
         for claim in parts(text, &CLAIM_ENDS) {
             let count = count_words(&claim);
-            if count > words_at_most {
+            if count > max_words {
                 let begin: String = claim.chars().take(40).collect();
                 let line = line + 1;
-                complaints.push(format!("{shown}:{line}: {count} words in a row, at most {words_at_most}: '{begin}'"));
+                complaints.push(format!("{shown}:{line}: {count} words in a row, at most {max_words}: '{begin}'"));
             }
         }
     }

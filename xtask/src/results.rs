@@ -161,9 +161,9 @@ fn figures(root: &Path) -> Result<Vec<ResultRecord>, String> {
     let mut all = Vec::new();
     for path in listed(&root.join(FOLDER).join("data"), "jsonl")? {
         let text = fs::read_to_string(&path).map_err(in_file(&path))?;
-        for (at, line) in text.lines().enumerate() {
+        for (index, line) in text.lines().enumerate() {
             let figure = serde_json::from_str(line);
-            all.push(figure.map_err(|error| format!("{}:{}: {error}", path.display(), at + 1))?);
+            all.push(figure.map_err(|error| format!("{}:{}: {error}", path.display(), index + 1))?);
         }
     }
     Ok(all)
@@ -261,12 +261,12 @@ fn page(paper: &Paper, figures: &[&ResultRecord], newest: &str) -> String {
     text.push_str(&result_table(&rest, &origins));
     comparisons.iter().for_each(|comparison| text.push_str(&comparison_table(comparison, &origins)));
     text.push_str("\n## Runs\n\n| run | seeds | date | version | command |\n|---|---|---|---|---|\n");
-    for (at, FigureOrigin { seeds: used, quick, date, version, command }) in origins.iter().enumerate() {
+    for (index, FigureOrigin { seeds: used, quick, date, version, command }) in origins.iter().enumerate() {
         let form = if *quick { ", quick" } else { "" };
         let mark = if *version == newest { "" } else { " †" };
         let day = date.split('T').next().unwrap_or_default();
         let used = seeds(used);
-        text.push_str(&format!("| {} | {used}{form} | {day} | {version}{mark} | `{command}` |\n", at + 1));
+        text.push_str(&format!("| {} | {used}{form} | {day} | {version}{mark} | `{command}` |\n", index + 1));
     }
     if origins.iter().any(|origin| origin.version != newest) {
         text.push_str(&format!("\n† a version older than {newest}, the newest measured one.\n"));
@@ -406,10 +406,10 @@ fn comparison_table(comparison: &FigureComparison<'_>, origins: &[FigureOrigin<'
         text.push_str(&format!(" {id}: {} ({target}) |", measure.replace('|', "\\|")));
     }
     text.push_str(&format!("\n|---|{}\n", "---|".repeat(targets.len())));
-    for (at, variant) in comparison.variants.iter().enumerate() {
+    for (index, variant) in comparison.variants.iter().enumerate() {
         text.push_str(&format!("| {variant} |"));
         for ((.., figures), target) in comparison.measures.iter().zip(&targets) {
-            let own = figures[at];
+            let own = figures[index];
             let other = if own.target == *target { "" } else { &format!(" ({})", target_text(&own.target)) };
             text.push_str(&format!(" {}{other} |", cell(own, origins)));
         }

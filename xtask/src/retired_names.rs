@@ -68,12 +68,12 @@ const NAMES: &[(&str, &str)] = &[
 
 /// Complaints about a text that is code, a page or a configuration.
 pub fn check(shown: &str, text: &str, complaints: &mut Vec<String>) {
-    for (at, line) in text.lines().enumerate() {
+    for (index, line) in text.lines().enumerate() {
         let lower = line.to_lowercase();
         let spelled = SPELLINGS.iter().filter(|(gone, _)| lower.contains(gone));
         let named = NAMES.iter().filter(|(gone, _)| holds(line, gone));
         for (gone, now) in spelled.chain(named) {
-            complaints.push(format!("{shown}:{}: '{gone}' is '{now}' now", at + 1));
+            complaints.push(format!("{shown}:{}: '{gone}' is '{now}' now", index + 1));
         }
     }
 }

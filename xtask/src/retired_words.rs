@@ -202,14 +202,14 @@ fn readable_lines(file: &SourceFile) -> Vec<(&str, usize, String)> {
 fn rust_lines(file: &SourceFile) -> Vec<(&str, usize, String)> {
     let mut is_test = crate::tidy::is_test_file(std::path::Path::new(&file.path));
     let mut lines = Vec::new();
-    for (at, line) in scan(&file.text).into_iter().enumerate() {
+    for (index, line) in scan(&file.text).into_iter().enumerate() {
         is_test |= word_position(&line.code, "cfg(test)").is_some();
         let comment = line.comment.as_deref().and_then(|comment| comment.strip_prefix(['/', '!']));
-        lines.extend(comment.map(|comment| (file.path.as_str(), at + 1, comment.to_string())));
+        lines.extend(comment.map(|comment| (file.path.as_str(), index + 1, comment.to_string())));
         // Keys of earlier files stay readable as aliases.
         let is_read = !is_test && !line.code.contains("alias = ");
         let strings = line.strings.lines().filter(|text| is_read && !text.is_empty());
-        lines.extend(strings.map(|text| (file.path.as_str(), at + 1, text.to_string())));
+        lines.extend(strings.map(|text| (file.path.as_str(), index + 1, text.to_string())));
     }
     lines
 }

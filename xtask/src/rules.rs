@@ -38,7 +38,7 @@ const RULES: &[Rule] = &[
     Rule { name: "width", is_enforced: true, check: width::check },
     Rule { name: "link", is_enforced: true, check: links::check },
     Rule { name: "named-test", is_enforced: true, check: named_tests::check },
-    Rule { name: "file-access", is_enforced: false, check: file_access::check },
+    Rule { name: "file-access", is_enforced: true, check: file_access::check },
 ];
 
 /// Every complaint as `file:line: text (rule)`, of the enforced rules or of all.

@@ -28,7 +28,7 @@ impl SourceFile {
 
     /// The lines as text, numbered from one.
     pub fn numbered_lines(&self) -> impl Iterator<Item = (usize, &str)> {
-        self.text.lines().enumerate().map(|(at, line)| (at + 1, line))
+        self.text.lines().enumerate().map(|(index, line)| (index + 1, line))
     }
 }
 

@@ -212,7 +212,7 @@ fn declarations(tree: &SourceTree) -> Vec<TypeDeclaration<'_>> {
     for file in tree.files.iter().filter(|file| file.has_ending("rs")) {
         // Types of an `impl` or of a trait belong to the trait.
         let mut block: Option<usize> = None;
-        for (at, line) in scan(&file.text).iter().enumerate() {
+        for (index, line) in scan(&file.text).iter().enumerate() {
             let indent = line.code.len() - line.code.trim_start().len();
             if block.is_some_and(|open| indent == open && line.code.trim_start().starts_with('}')) {
                 block = None;
@@ -220,7 +220,7 @@ fn declarations(tree: &SourceTree) -> Vec<TypeDeclaration<'_>> {
             if let Some((keyword, name)) = declared(line)
                 && !(keyword == "type" && block.is_some())
             {
-                all.push(TypeDeclaration { name, file: &file.path, line: at + 1 });
+                all.push(TypeDeclaration { name, file: &file.path, line: index + 1 });
             }
             let opens = words_behind_visibility(&line.code).next().is_some_and(|word| matches!(word, "impl" | "trait"))
                 || line.code.trim_start().starts_with("impl<");

@@ -53,8 +53,8 @@ fn run(options: &Options) -> Vec<ResultRow> {
         }
         eprintln!("older: round {} of {}", round + 1, options.rounds);
     }
-    let compared = |at: usize| {
-        let of = |rounds: &[Speeds]| rounds.iter().map(|speeds| speeds[at].2).collect::<Vec<f64>>();
+    let compared = |index: usize| {
+        let of = |rounds: &[Speeds]| rounds.iter().map(|speeds| speeds[index].2).collect::<Vec<f64>>();
         let (before, now) = (of(&before), of(&now[..]));
         let mut ratios: Vec<f64> = now.iter().zip(&before).map(|(now, before)| now / before).collect();
         ratios.sort_by(f64::total_cmp);
@@ -64,7 +64,7 @@ fn run(options: &Options) -> Vec<ResultRow> {
     first
         .into_iter()
         .enumerate()
-        .flat_map(|(at, (input, contender, _))| rows(&input, &contender, compared(at)))
+        .flat_map(|(index, (input, contender, _))| rows(&input, &contender, compared(index)))
         .collect()
 }
 

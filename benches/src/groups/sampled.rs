@@ -13,7 +13,7 @@ pub const GROUP: BenchGroup = BenchGroup {
 
 /// Sizes at which curves are compared: four to a factor of two.
 fn sizes() -> Vec<u64> {
-    (40..84).map(|at| libm::exp2(f64::from(at) / 4.0) as u64).collect()
+    (40..84).map(|index| libm::exp2(f64::from(index) / 4.0) as u64).collect()
 }
 
 fn one_percent(lines: &[u64]) -> SampledCurve {

@@ -34,7 +34,8 @@ fn claims(seed: u64) -> Vec<UnitClaim> {
 
 fn run(options: &Options) -> Vec<ResultRow> {
     let all: Vec<Vec<UnitClaim>> = (0..DEALS as u64).map(claims).collect();
-    let sum = |deal: Vec<u32>| u64::from(deal.iter().enumerate().map(|(at, units)| at as u32 * units).sum::<u32>());
+    let sum =
+        |deal: Vec<u32>| u64::from(deal.iter().enumerate().map(|(index, units)| index as u32 * units).sum::<u32>());
     let by = |solve: fn(&[UnitClaim]) -> Vec<u32>| {
         let all = &all;
         move || all.iter().map(|claims| sum(solve(claims))).sum()

@@ -42,8 +42,8 @@ fn write(path: &Path, lines: &[u64]) {
     let out = std::fs::File::create(path).expect("a file in the temporary directory");
     let header = TraceHeader::for_import("bench", true);
     let mut writer = CmtWriter::new(std::io::BufWriter::new(out), "bench", &header, 3).expect("a header that fits");
-    for (at, line) in lines.iter().enumerate() {
-        let mixed = (at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56;
+    for (index, line) in lines.iter().enumerate() {
+        let mixed = (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56;
         let record = AccessRecord {
             address: line * 64,
             gap: mixed % 60,

@@ -95,9 +95,9 @@ account!(
     /// Frames in the stock.
     held_frames,
     /// The most frames that were ever in the stock.
-    held_most,
+    max_held,
     /// Frames that the stock may hold.
-    hold_at_most,
+    max_hold,
     /// Frames whose color was measured by timing, with or without a result.
     classified,
     /// Time that this took.
@@ -175,8 +175,8 @@ impl Agent {
         (mask, move_all): (u64, bool),
         (own_start, own_bytes): (u64, u64),
     ) -> Self {
-        let hold_at_most = lists.len() as u64 / 2;
-        let account = AgentCounters { mask, hold_at_most, own_start, own_bytes, ..AgentCounters::default() };
+        let max_hold = lists.len() as u64 / 2;
+        let account = AgentCounters { mask, max_hold, own_start, own_bytes, ..AgentCounters::default() };
         Agent {
             files,
             kit,
@@ -484,11 +484,13 @@ impl Agent {
             self.pass.page = range.end; // gone meanwhile
             return;
         }
-        for at in 0..read {
-            let page = first + at as u64 * PAGE;
+        for index in 0..read {
+            let page = first + index as u64 * PAGE;
             self.pass.page = page + PAGE;
             // Bit 61 = a file's page or shared: not one of ours.
-            let Some(frame) = frame_of(self.entries[at]).filter(|_| self.entries[at] >> 61 & 1 == 0) else { continue };
+            let Some(frame) = frame_of(self.entries[index]).filter(|_| self.entries[index] >> 61 & 1 == 0) else {
+                continue;
+            };
             let noted = self.recorded_color(frame);
             if noted.is_some_and(|color| self.account.mask >> color & 1 == 1) {
                 self.pass.inside += 1;

@@ -48,15 +48,15 @@ impl ReferenceSetHeader {
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         let words = [KIT_MAGIC, u64::from(self.colors), u64::from(self.per_color), self.id];
-        for (at, word) in words.iter().enumerate() {
-            bytes[at * 8..at * 8 + 8].copy_from_slice(&word.to_le_bytes());
+        for (index, word) in words.iter().enumerate() {
+            bytes[index * 8..index * 8 + 8].copy_from_slice(&word.to_le_bytes());
         }
         bytes
     }
 
     /// `None` = no reference set, or one that this version cannot use.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let word = |at: usize| Some(u64::from_le_bytes(bytes.get(at * 8..at * 8 + 8)?.try_into().ok()?));
+        let word = |index: usize| Some(u64::from_le_bytes(bytes.get(index * 8..index * 8 + 8)?.try_into().ok()?));
         let header = ReferenceSetHeader {
             colors: u32::try_from(word(1)?).ok()?,
             per_color: u32::try_from(word(2)?).ok()?,
@@ -76,8 +76,8 @@ impl ReferenceSetHeader {
 pub fn format_target(mask: u64, all: bool) -> [u8; WANTED_BYTES] {
     let mut text = [b'\n'; WANTED_BYTES];
     text[16] = if all { b'a' } else { b'n' };
-    for (at, byte) in text[..16].iter_mut().enumerate() {
-        *byte = b"0123456789abcdef"[(mask >> (60 - 4 * at) & 15) as usize];
+    for (index, byte) in text[..16].iter_mut().enumerate() {
+        *byte = b"0123456789abcdef"[(mask >> (60 - 4 * index) & 15) as usize];
     }
     text
 }

@@ -55,8 +55,8 @@ mod tests {
         removed.note(4096, 8192, 10);
         assert!(!removed.may_take_out(4096, 11) && removed.may_take_out(8192, 11) && removed.may_take_out(0, 11));
         assert!(removed.may_take_out(4096, 10 + TURNS));
-        for at in 0..=REMEMBERED as u64 {
-            removed.note(at << 20, (at << 20) + 4096, 500);
+        for index in 0..=REMEMBERED as u64 {
+            removed.note(index << 20, (index << 20) + 4096, 500);
         }
         assert!(!removed.may_take_out(1 << 50, 501), "one range was forgotten, which may be any");
         assert!(removed.may_take_out(0, 500 + TURNS));

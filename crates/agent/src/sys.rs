@@ -107,9 +107,9 @@ pub fn map(bytes: usize, prot: usize, flags: usize, file: isize) -> Option<*mut 
 /// # Safety
 /// Both are whole pages, mapped, and not the same.
 pub unsafe fn copy_page(from: *const u8, to: *mut u8) {
-    for at in 0..crate::layout::PAGE_BYTES / 8 {
+    for index in 0..crate::layout::PAGE_BYTES / 8 {
         // SAFETY: the caller's promise. Volatile: the compiler would make a call to `memcpy` of it.
-        unsafe { to.cast::<u64>().add(at).write_volatile(from.cast::<u64>().add(at).read_volatile()) };
+        unsafe { to.cast::<u64>().add(index).write_volatile(from.cast::<u64>().add(index).read_volatile()) };
     }
 }
 
@@ -118,9 +118,9 @@ pub unsafe fn copy_page(from: *const u8, to: *mut u8) {
 /// # Safety
 /// A whole page, mapped and writable.
 pub unsafe fn zero_page(page: *mut u8) {
-    for at in 0..crate::layout::PAGE_BYTES / 8 {
+    for index in 0..crate::layout::PAGE_BYTES / 8 {
         // SAFETY: the caller's promise.
-        unsafe { page.cast::<u64>().add(at).write_volatile(0) };
+        unsafe { page.cast::<u64>().add(index).write_volatile(0) };
     }
 }
 

@@ -214,22 +214,22 @@ impl ReferenceSet {
     }
 
     fn pages(&self, colors: core::ops::Range<u32>) -> impl Iterator<Item = *const u8> + Clone + '_ {
-        (colors.start * self.per_color..colors.end * self.per_color).map(|at| self.page(at))
+        (colors.start * self.per_color..colors.end * self.per_color).map(|index| self.page(index))
     }
 
     /// Measures the costs of a hit and a miss by the reference frames themselves, here and now. If they cannot be
     /// distinguished now, the previous threshold stays.
     pub fn calibrate(&mut self) -> Calibration {
         let (mut hits, mut misses) = ([0; SAMPLES], [0; SAMPLES]);
-        for at in 0..SAMPLES {
-            let color = at as u32 % self.colors;
+        for index in 0..SAMPLES {
+            let color = index as u32 % self.colors;
             let other = (color + 1) % self.colors;
             let target = self.page(color * self.per_color);
-            let own = (color * self.per_color + 1..(color + 1) * self.per_color).map(|at| self.page(at));
+            let own = (color * self.per_color + 1..(color + 1) * self.per_color).map(|index| self.page(index));
             // SAFETY: pages of the reference set.
             unsafe {
-                hits[at] = reload_cycles(target, self.pages(other..other + 1), at * 7 + 1);
-                misses[at] = reload_cycles(target, own, at * 7 + 1);
+                hits[index] = reload_cycles(target, self.pages(other..other + 1), index * 7 + 1);
+                misses[index] = reload_cycles(target, own, index * 7 + 1);
             }
         }
         hits.sort_unstable();
@@ -395,8 +395,8 @@ mod tests {
     fn votes_settle_on_the_color() {
         let mut chance = chances(7);
         let (mut wrong, mut settled, mut strays) = (0, 0, 0);
-        for at in 0..10_000u32 {
-            let (color, mut votes, mut stray) = (at % 32, Votes::default(), Votes::default());
+        for index in 0..10_000u32 {
+            let (color, mut votes, mut stray) = (index % 32, Votes::default(), Votes::default());
             for _ in 0..ROUNDS {
                 for ask in 0..10 {
                     let (bit, set) = (ask / 2, ask % 2 == 1);

@@ -146,7 +146,7 @@ fn partition(place: &BenchHost, half: u64, other: u64) -> anyhow::Result<Vec<Ben
     let mut colored_stream = ColoredRun::start(place, "stream", &["stream", &STREAM_BYTES.to_string()], other)?;
     stream.set_affinity(&[place.cpus.1])?;
     colored_stream.sit_on(place.cpus.1)?;
-    for (bytes, solo_at_least, ordinary_at_most) in [(4u64 << 20, 0.85, 0.30), (6 << 20, 0.80, 1.0)] {
+    for (bytes, min_solo, max_ordinary) in [(4u64 << 20, 0.85, 0.30), (6 << 20, 0.80, 1.0)] {
         let text = bytes.to_string();
         let victim = Actor::start_own(place, "victim", "chase", bytes)?;
         let mut colored = ColoredRun::start(place, "victim", &["chase", &text], half)?;
@@ -154,7 +154,7 @@ fn partition(place: &BenchHost, half: u64, other: u64) -> anyhow::Result<Vec<Ben
         colored.sit_on(place.cpus.0)?;
         warm(place, &[&|| victim.work(), &|| stream.work(), &|| colored.work(), &|| colored_stream.work()]);
         let arms = sampled(place, (&victim, &colored), (&stream, &colored_stream));
-        rows.extend(partition_rows(bytes, solo_at_least, ordinary_at_most, &arms));
+        rows.extend(partition_rows(bytes, min_solo, max_ordinary, &arms));
         for (name, actor) in [("victim", &mut colored), ("stream", &mut colored_stream)] {
             let what = format!("resident frames of the {name} in allowed classes, {} MiB victim", bytes >> 20);
             rows.push(match actor.program.read_resident().and_then(|found| Some((found, found.inside()?))) {
@@ -224,12 +224,7 @@ fn sampled(place: &BenchHost, victims: (&Actor, &ColoredRun), streams: (&Actor, 
     (arms, dropped)
 }
 
-fn partition_rows(
-    bytes: u64,
-    solo_at_least: f64,
-    ordinary_at_most: f64,
-    sampled: &(ColorArms, usize),
-) -> Vec<BenchRow> {
+fn partition_rows(bytes: u64, min_solo: f64, max_ordinary: f64, sampled: &(ColorArms, usize)) -> Vec<BenchRow> {
     let (arms, dropped) = sampled;
     let what = format!("{} MiB victim beside a {} MiB stream", bytes >> 20, STREAM_BYTES >> 20);
     let least = arms.iter().map(Vec::len).min().unwrap_or(0);
@@ -252,10 +247,10 @@ fn partition_rows(
         100.0 * colored_alone / ordinary_alone
     );
     let mut rows = Vec::new();
-    let target = format!("{:.0} %", 100.0 * solo_at_least);
-    rows.push(BenchRow::row("d", &format!("{what}: colored halves"), &target, measured, kept >= solo_at_least));
+    let target = format!("{:.0} %", 100.0 * min_solo);
+    rows.push(BenchRow::row("d", &format!("{what}: colored halves"), &target, measured, kept >= min_solo));
     let measured = format!("{:.0} % of solo, {} samples an arm, {dropped} dropped", 100.0 * hurt, least);
-    if hurt <= ordinary_at_most {
+    if hurt <= max_ordinary {
         rows.push(BenchRow::new("d", &format!("{what}: ordinary frames"), "", measured, BenchVerdict::Reported));
     } else {
         // The stream does no harm here, so the target of the colors is not meaningful.
@@ -339,7 +334,9 @@ const REAL: &[(&str, &[&str])] = &[
 fn real_programs(place: &BenchHost, mask: u64) -> anyhow::Result<Vec<BenchRow>> {
     const RUNS: usize = 3;
     let functions: String = (0..300)
-        .map(|at| format!("int f{at}(int *p, int n){{int s={at};for(int i=0;i<n;i++)s+=p[i]*(i^{at});return s;}}\n"))
+        .map(|index| {
+            format!("int f{index}(int *p, int n){{int s={index};for(int i=0;i<n;i++)s+=p[i]*(i^{index});return s;}}\n")
+        })
         .collect();
     std::fs::write(place.folder.join("program.c"), functions)?;
     let mut rows = Vec::new();
@@ -374,7 +371,7 @@ fn real_programs(place: &BenchHost, mask: u64) -> anyhow::Result<Vec<BenchRow>> 
             // From the kernel's page map if the program ran long enough, else from the agents' last counts.
             let outside = program.resident().and_then(|found| found.inside());
             inside = outside.or_else(|| inside_by_agents(&agents)).or(inside);
-            held = held.max(agents.iter().filter_map(|(_, agent)| agent.counter("held_most")).max().unwrap_or(0));
+            held = held.max(agents.iter().filter_map(|(_, agent)| agent.counter("max_held")).max().unwrap_or(0));
         }
         let ratio = median(&colored).unwrap_or(0.0) / median(&ordinary).unwrap_or(f64::MAX);
         let measured = format!(

@@ -85,7 +85,7 @@ pub fn show(place: &BenchHost, found: &HostSurvey) -> anyhow::Result<Vec<BenchRo
 }
 
 fn complete(arms: &GangArms) -> bool {
-    let enough = |at: usize| arms.managed[at].rates.len() >= SAMPLES && arms.alone[at].rates.len() >= SAMPLES;
+    let enough = |index: usize| arms.managed[index].rates.len() >= SAMPLES && arms.alone[index].rates.len() >= SAMPLES;
     enough(1) && (enough(0) || arms.managed[0].rates.len() + arms.alone[0].rates.len() < 4)
 }
 
@@ -163,7 +163,7 @@ fn wait_until_probed(place: &BenchHost, live: &mut LiveLoop) -> anyhow::Result<O
 }
 
 fn four(actors: &[Actor]) -> [f64; 4] {
-    std::array::from_fn(|at| actors[at].work() as f64)
+    std::array::from_fn(|index| actors[index].work() as f64)
 }
 
 fn sampled<T>(
@@ -176,7 +176,7 @@ fn sampled<T>(
         let (before, start) = (four(actors), Instant::now());
         let out = step();
         let (after, seconds) = (four(actors), start.elapsed().as_secs_f64());
-        (std::array::from_fn(|at| (after[at] - before[at]) / seconds), out)
+        (std::array::from_fn(|index| (after[index] - before[index]) / seconds), out)
     });
     arms.unclear += usize::from(gate.is_none());
     (gate, rates, out)

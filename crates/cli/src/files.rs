@@ -97,7 +97,7 @@ pub fn write_file(path: &Path, bytes: &[u8], force: bool) -> anyhow::Result<()> 
 /// # Errors
 /// The directory is not empty, or cannot be created.
 pub fn refuse_full(folder: &Path, force: bool) -> anyhow::Result<()> {
-    let is_full = fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some());
+    let is_full = cachemate_files::entries(folder).is_ok_and(|entries| !entries.is_empty());
     if is_full && !force {
         bail!("{}: the directory is not empty; --force writes to it nevertheless", folder.display());
     }

@@ -40,12 +40,12 @@ pub fn load(
 ) -> anyhow::Result<Vec<Arc<PhasedProgram>>> {
     let bar = session.progress("programs", Some(wanted.len() as u64));
     let mut programs: Vec<Arc<PhasedProgram>> = Vec::with_capacity(wanted.len());
-    for (at, each) in wanted.iter().enumerate() {
-        let program = match wanted[..at].iter().position(|other| other == each) {
+    for (index, each) in wanted.iter().enumerate() {
+        let program = match wanted[..index].iter().position(|other| other == each) {
             Some(known) => Arc::clone(&programs[known]),
             None => {
                 bar.set_message(each.program.clone());
-                let program = one(session, each, machine, seed.wrapping_add(at as u64), stretch)?;
+                let program = one(session, each, machine, seed.wrapping_add(index as u64), stretch)?;
                 Arc::new(program)
             }
         };

@@ -97,7 +97,7 @@ fn digits(bytes: &[u8]) -> String {
 
 /// `None` for anything but whole bytes.
 fn bytes(digits: &str) -> Option<Vec<u8>> {
-    let pair = |at: usize| u8::from_str_radix(digits.get(at..at + 2)?, 16).ok();
+    let pair = |index: usize| u8::from_str_radix(digits.get(index..index + 2)?, 16).ok();
     (0..digits.len()).step_by(2).map(pair).collect()
 }
 

@@ -130,7 +130,7 @@ impl ScreenState {
             .map(Constraint::Length)
             .into_iter()
             .enumerate()
-            .map(|(at, height)| if at == 2 { Constraint::Min(3) } else { height });
+            .map(|(index, height)| if index == 2 { Constraint::Min(3) } else { height });
         let [above, columns, middle, under, foot] = Layout::vertical(heights).areas(frame.area());
         frame.render_widget(Paragraph::new(top), above);
         let (header, lines) = self.programs(status);
@@ -170,7 +170,8 @@ impl ScreenState {
         let groups = by_cache(status);
         let names: Vec<String> = COLUMNS.iter().map(|(name, _)| name.to_string()).collect();
         let rows: Vec<Vec<String>> = status.tasks.iter().map(row).collect();
-        let width = |at: usize| rows.iter().chain([&names]).map(|cells| cells[at].chars().count()).max().unwrap_or(0);
+        let width =
+            |index: usize| rows.iter().chain([&names]).map(|cells| cells[index].chars().count()).max().unwrap_or(0);
         let widths: Vec<usize> = (0..COLUMNS.len()).map(width).collect();
         let mut lines = Vec::new();
         for (title, tasks) in groups {

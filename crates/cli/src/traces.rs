@@ -162,7 +162,7 @@ impl TraceInput {
 /// The name is neither that of a file nor of a bundled recording.
 pub fn recording_path(given: &str) -> anyhow::Result<PathBuf> {
     let path = Path::new(given);
-    let is_path = path.exists() || given.contains(['/', '.']);
+    let is_path = cachemate_files::exists(path) || given.contains(['/', '.']);
     Ok(if is_path { path.to_path_buf() } else { bundled_recording(given)? })
 }
 

@@ -45,11 +45,11 @@ impl ProgressWriter {
             while !ends.load(Ordering::Relaxed) {
                 std::thread::sleep(Duration::from_millis(2));
                 let seconds = std::mem::replace(&mut last, Instant::now()).elapsed().as_secs_f64();
-                for (at, (pid, path)) in reports.iter().enumerate() {
-                    let squeezed = host.affinity(*pid).is_ok_and(|now| now != whole[at]);
-                    work[at] += seconds * if squeezed { 50_000.0 } else { 100_000.0 };
+                for (index, (pid, path)) in reports.iter().enumerate() {
+                    let squeezed = host.affinity(*pid).is_ok_and(|now| now != whole[index]);
+                    work[index] += seconds * if squeezed { 50_000.0 } else { 100_000.0 };
                     let beside = path.with_extension("new");
-                    std::fs::write(&beside, (work[at] as u64).to_ne_bytes()).unwrap();
+                    std::fs::write(&beside, (work[index] as u64).to_ne_bytes()).unwrap();
                     std::fs::rename(&beside, path).unwrap();
                 }
             }

@@ -138,9 +138,9 @@ fn a_reset_with_a_fault_at_any_call_loses_nothing() {
     for (call, errors) in FAULTS {
         let calls = left.calls(call);
         let stride = if every { 1 } else { calls / 8 + 1 };
-        for (at, nth) in (1..=calls).step_by(stride).enumerate() {
+        for (index, nth) in (1..=calls).step_by(stride).enumerate() {
             for (turn, error) in errors.iter().enumerate() {
-                if !every && turn != at % errors.len() {
+                if !every && turn != index % errors.len() {
                     continue;
                 }
                 left.again();

@@ -11,37 +11,37 @@ use crate::{
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum PlanError {
     /// The plan names a task that was not seen in the window.
-    #[error("{0:?} is not among the tasks of this window")]
+    #[error("task {} is not in this window", .0.0)]
     UnknownTask(TaskId),
     /// The plan moves or weighs a task that is marked [`TaskSample::unmovable`].
-    #[error("{0:?} is fixed: nothing of it may be changed")]
-    FixedTask(TaskId),
+    #[error("task {} is unmovable, so no plan may change it", .0.0)]
+    UnmovableTask(TaskId),
     /// None of the CPUs that the plan allows the task is online.
-    #[error("{0:?} may run on no online CPU")]
+    #[error("task {} has no online CPU in its affinity", .0.0)]
     NoRunnableCpu(TaskId),
     /// A weight that is zero, negative or not finite.
-    #[error("weight {1} of {0:?} is not a positive number")]
-    BadWeight(TaskId, f64),
+    #[error("task {}: found weight {}, expected a positive number", .0.0, .1)]
+    InvalidWeight(TaskId, f64),
     /// Two gang schedules on one CPU, by their indices in the plan.
     #[error("gang schedules {0} and {1} share a CPU")]
-    GangsOverlap(usize, usize),
+    OverlappingGangs(usize, usize),
     /// A gang schedule that cannot run: its index in the plan, and why.
     #[error("gang schedule {0}: {1}")]
-    BadGang(usize, &'static str),
+    InvalidGang(usize, &'static str),
     /// The task would never run.
-    #[error("{0:?} may only run on the CPUs of a gang schedule but is in none of its gangs")]
+    #[error("task {} is confined to the CPUs of a gang schedule but is a member of none of its gangs", .0.0)]
     Starved(TaskId),
     /// A share that cannot be had of this cache, and why.
-    #[error("share of {0:?}: {1}")]
-    BadShare(CacheId, String),
+    #[error("share of cache {}: {}", .0.0, .1)]
+    InvalidShare(CacheId, String),
     /// A penalty between two tasks that cannot be, and why.
-    #[error("penalty between {0:?} and {1:?}: {2}")]
-    BadPenalty(TaskId, TaskId, &'static str),
+    #[error("penalty between tasks {} and {}: {}", .0.0, .1.0, .2)]
+    InvalidPenalty(TaskId, TaskId, &'static str),
     /// Two probes with one id.
-    #[error("probe id {0} is used for two probes")]
-    ProbeTwice(u32),
+    #[error("two probes have the id {0}")]
+    DuplicateProbeId(u32),
     /// A window of no length.
-    #[error("window is empty")]
+    #[error("found a window of length 0, expected a positive length")]
     EmptyWindow,
 }
 
@@ -54,7 +54,7 @@ pub fn check_plan(plan: &Plan, view: &View<'_>) -> Result<(), PlanError> {
     let online = view.online();
     let movable = |task: TaskId| match tasks.get(&task) {
         None => Err(PlanError::UnknownTask(task)),
-        Some(seen) if seen.unmovable => Err(PlanError::FixedTask(task)),
+        Some(seen) if seen.unmovable => Err(PlanError::UnmovableTask(task)),
         Some(_) => Ok(()),
     };
     for (&task, cpus) in &plan.affinity {
@@ -66,7 +66,7 @@ pub fn check_plan(plan: &Plan, view: &View<'_>) -> Result<(), PlanError> {
     for (&task, &weight) in &plan.weights {
         movable(task)?;
         if !(weight.is_finite() && weight > 0.0) {
-            return Err(PlanError::BadWeight(task, weight));
+            return Err(PlanError::InvalidWeight(task, weight));
         }
     }
     check_gangs(plan, &online, &tasks)?;
@@ -75,14 +75,17 @@ pub fn check_plan(plan: &Plan, view: &View<'_>) -> Result<(), PlanError> {
         let (a, b) = penalty.tasks;
         let known = [a, b].iter().all(|task| tasks.contains_key(task));
         if !known || a == b || !penalty.penalty.is_finite() {
-            let what =
-                if known { "a penalty of a task with itself, or one that is not finite" } else { "unknown task" };
-            return Err(PlanError::BadPenalty(a, b, what));
+            let cause = match (known, a == b) {
+                (false, _) => "a task is not in this window",
+                (true, true) => "the tasks are the same",
+                (true, false) => "the penalty is not finite",
+            };
+            return Err(PlanError::InvalidPenalty(a, b, cause));
         }
     }
     let mut probes = BTreeSet::new();
     if let Some(twice) = plan.probes.iter().find(|probe| !probes.insert(probe.id)) {
-        return Err(PlanError::ProbeTwice(twice.id.0));
+        return Err(PlanError::DuplicateProbeId(twice.id.0));
     }
     match plan.window {
         WindowLength::Time { ns: 0 } | WindowLength::Cycles { cycles: 0 } => Err(PlanError::EmptyWindow),
@@ -91,16 +94,16 @@ pub fn check_plan(plan: &Plan, view: &View<'_>) -> Result<(), PlanError> {
 }
 
 fn check_gangs(plan: &Plan, online: &CpuSet, tasks: &BTreeMap<TaskId, &TaskSample>) -> Result<(), PlanError> {
-    for (at, schedule) in plan.gangs.iter().enumerate() {
-        if let Some(other) = plan.gangs[..at].iter().position(|earlier| earlier.cpus.intersects(&schedule.cpus)) {
-            return Err(PlanError::GangsOverlap(other, at));
+    for (index, schedule) in plan.gangs.iter().enumerate() {
+        if let Some(other) = plan.gangs[..index].iter().position(|earlier| earlier.cpus.intersects(&schedule.cpus)) {
+            return Err(PlanError::OverlappingGangs(other, index));
         }
-        let bad = |what| Err(PlanError::BadGang(at, what));
+        let invalid = |cause| Err(PlanError::InvalidGang(index, cause));
         if schedule.slice_ns == 0 {
-            return bad("slice of no length");
+            return invalid("found a slice of 0 ns, expected a positive length");
         }
         if !schedule.cpus.is_subset(online) || schedule.cpus.is_empty() {
-            return bad("CPUs that are not online, or none");
+            return invalid("its CPUs are empty or not all online");
         }
         for gang in &schedule.gangs {
             let mut members = BTreeSet::new();
@@ -108,22 +111,22 @@ fn check_gangs(plan: &Plan, online: &CpuSet, tasks: &BTreeMap<TaskId, &TaskSampl
             for &(task, cpu) in &gang.members {
                 match tasks.get(&task) {
                     None => return Err(PlanError::UnknownTask(task)),
-                    Some(seen) if seen.unmovable => return Err(PlanError::FixedTask(task)),
+                    Some(seen) if seen.unmovable => return Err(PlanError::UnmovableTask(task)),
                     Some(_) => {}
                 }
                 if !members.insert(task) {
-                    return bad("a task is twice in one gang");
+                    return invalid("one gang contains a task twice");
                 }
                 if cpu.is_some_and(|CpuId(cpu)| !schedule.cpus.contains(cpu) || !seats.insert(cpu)) {
-                    return bad("a member's CPU is outside the schedule or taken twice");
+                    return invalid("a member's CPU is outside the schedule or taken twice");
                 }
                 let affinity = plan.affinity.get(&task);
                 if cpu.zip(affinity).is_some_and(|(CpuId(cpu), affinity)| !affinity.contains(cpu)) {
-                    return bad("a member's CPU is outside its own affinity");
+                    return invalid("a member's CPU is outside its own affinity");
                 }
             }
             if gang.slices == 0 || gang.members.is_empty() || gang.members.len() > schedule.cpus.count() as usize {
-                return bad("a gang has no slices, no members, or more members than CPUs");
+                return invalid("a gang has no slices, no members, or more members than CPUs");
             }
         }
         for task in tasks.values().filter(|task| !task.exited && !task.unmovable) {
@@ -149,15 +152,18 @@ fn check_shares(
     let mut ways_groups: BTreeMap<CacheId, u32> = BTreeMap::new();
     for share in &plan.shares {
         check_share(share, capabilities, tasks)?;
-        let bad = |what: String| Err(PlanError::BadShare(share.cache, what));
+        let invalid = |cause: String| Err(PlanError::InvalidShare(share.cache, cause));
         if !groups.insert((share.group, share.cache)) {
-            return bad(format!("{:?} is used for two shares of this cache", share.group));
+            return invalid(format!(
+                "found group {} in two shares, expected one share for each group of a cache",
+                share.group.0
+            ));
         }
         // A frame has the same color in every cache, so a process has one set of colors; ways are per cache.
         let ways = matches!(share.units, Units::Ways { .. });
         for &member in &share.members {
             if !members.insert((member, ways.then_some(share.cache))) {
-                return bad(format!("{member:?} is a member of two shares"));
+                return invalid(format!("found {member:?} in two shares, expected each member in one"));
             }
         }
         if ways {
@@ -166,11 +172,11 @@ fn check_shares(
     }
     for (&cache, &groups) in &ways_groups {
         let most = capabilities.partitions_of(cache).find_map(|partition| match partition {
-            PartitionSupport::Ways { max_groups: groups_at_most, .. } => Some(*groups_at_most),
+            PartitionSupport::Ways { max_groups, .. } => Some(*max_groups),
             PartitionSupport::Colors { .. } => None,
         });
         if let Some(most) = most.filter(|&most| groups > most) {
-            return Err(PlanError::BadShare(cache, format!("{groups} groups, expected at most {most}")));
+            return Err(PlanError::InvalidShare(cache, format!("{groups} groups, expected at most {most}")));
         }
     }
     Ok(())
@@ -181,15 +187,15 @@ fn check_share(
     capabilities: &Capabilities,
     tasks: &BTreeMap<TaskId, &TaskSample>,
 ) -> Result<(), PlanError> {
-    let bad = |what: String| Err(PlanError::BadShare(share.cache, what));
+    let invalid = |cause: String| Err(PlanError::InvalidShare(share.cache, cause));
     for member in &share.members {
         match *member {
             ShareMember::Task(task) if !tasks.contains_key(&task) => return Err(PlanError::UnknownTask(task)),
             ShareMember::Process(process) if tasks.values().all(|task| task.process != process) => {
-                return bad(format!("{process:?} has no task in this window"));
+                return invalid(format!("process {} has no task in this window", process.0));
             }
             ShareMember::Task(_) if matches!(share.units, Units::Colors { .. }) => {
-                return bad("colors belong to processes, not tasks".to_string());
+                return invalid("colors belong to processes, not tasks".to_string());
             }
             _ => {}
         }
@@ -198,8 +204,8 @@ fn check_share(
         match (partition, &share.units) {
             (PartitionSupport::Colors { colors, .. }, Units::Colors { allowed, .. }) => {
                 return match allowed.iter().last() {
-                    None => bad("no color allowed".to_string()),
-                    Some(last) if last >= *colors => bad(format!("color {last} of {colors}")),
+                    None => invalid("no color allowed".to_string()),
+                    Some(last) if last >= *colors => invalid(format!("color {last} of {colors}")),
                     Some(_) => Ok(()),
                 };
             }
@@ -207,9 +213,9 @@ fn check_share(
                 let last = mask.iter().last().unwrap_or(0);
                 let in_one_piece = mask.first().is_some_and(|first| last - first + 1 == mask.count());
                 return if mask.count() < *at_least || last >= *ways {
-                    bad(format!("way mask {mask} needs at least {at_least} of ways 0-{}", ways.saturating_sub(1)))
+                    invalid(format!("way mask {mask} needs at least {at_least} of ways 0-{}", ways.saturating_sub(1)))
                 } else if *contiguous && !in_one_piece {
-                    bad(format!("way mask {mask} is not contiguous"))
+                    invalid(format!("way mask {mask} is not contiguous"))
                 } else {
                     Ok(())
                 };
@@ -217,5 +223,5 @@ fn check_share(
             _ => {}
         }
     }
-    bad("this cache cannot be divided in these units".to_string())
+    invalid("this cache does not support these units".to_string())
 }

@@ -427,18 +427,18 @@ impl MachineSpec {
         if self.memory.size_bytes < page || !self.memory.size_bytes.is_multiple_of(page) {
             return fail("memory.size_bytes", self.memory.size_bytes.to_string(), "a multiple of pages.page_bytes");
         }
-        self.caches.iter().enumerate().try_for_each(|(at, cache)| self.check_cache(at, cache))?;
+        self.caches.iter().enumerate().try_for_each(|(index, cache)| self.check_cache(index, cache))?;
         self.check_colors()
     }
 
     fn check_prefetchers(&self) -> Result<(), MachineSpecError> {
-        for (at, prefetcher) in self.prefetchers.iter().enumerate() {
+        for (index, prefetcher) in self.prefetchers.iter().enumerate() {
             let PrefetcherSpec::Streamer { up_streams, down_streams, ahead_lines, .. } = *prefetcher else { continue };
             let counts = [("up_streams", up_streams), ("down_streams", down_streams), ("ahead_lines", ahead_lines)];
             if let Some((field, found)) = counts.into_iter().find(|(_, found)| !(1..=4096).contains(found)) {
                 return Err(MachineSpecError {
                     machine: self.name.clone(),
-                    field: format!("prefetchers[{at}].{field}"),
+                    field: format!("prefetchers[{index}].{field}"),
                     found: found.to_string(),
                     expected: "1 to 4096".to_string(),
                 });

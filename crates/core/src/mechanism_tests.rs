@@ -216,7 +216,7 @@ fn plans_that_starve_are_caught() {
     assert_eq!(check(|plan| plan.gangs = vec![gangs(&[0, 1])]), Ok(()));
     assert_eq!(check(|plan| plan.gangs = vec![gangs(&[1])]), Err(PlanError::Starved(TaskId(0))));
     let twice = check(|plan| plan.gangs = vec![gangs(&[0, 1]), gangs(&[0, 1])]);
-    assert_eq!(twice, Err(PlanError::GangsOverlap(0, 1)));
+    assert_eq!(twice, Err(PlanError::OverlappingGangs(0, 1)));
     let nowhere = check(|plan| _ = plan.affinity.insert(TaskId(0), [3].into_iter().collect()));
     assert_eq!(nowhere, Err(PlanError::NoRunnableCpu(TaskId(0))));
     let unknown = check(|plan| _ = plan.weights.insert(TaskId(7), 1.0));
@@ -235,7 +235,7 @@ fn seats_lie_within_affinities() {
         })
     };
     assert_eq!(seated(1), Ok(()));
-    assert!(matches!(seated(0), Err(PlanError::BadGang(0, what)) if what.contains("affinity")));
+    assert!(matches!(seated(0), Err(PlanError::InvalidGang(0, what)) if what.contains("affinity")));
 }
 
 /// Are shares of more groups than the cache has, members of two shares, and ids used twice caught?
@@ -248,7 +248,7 @@ fn shares_are_checked_together() {
         units: Units::Ways { mask: (0..2).collect() },
     };
     let said = |shares: Vec<CacheShare>| match check(|plan| plan.shares = shares) {
-        Err(PlanError::BadShare(CacheId(0), what)) => what,
+        Err(PlanError::InvalidShare(CacheId(0), what)) => what,
         other => format!("{other:?}"),
     };
     assert_eq!(check(|plan| plan.shares = vec![share(0, 0), share(1, 1)]), Ok(()));
@@ -257,7 +257,7 @@ fn shares_are_checked_together() {
     let nobody = |group| CacheShare { members: Vec::new(), ..share(group, 0) };
     assert!(said(vec![share(0, 0), share(1, 1), nobody(2)]).contains("3 groups, expected at most 2"));
     let elsewhere = CacheShare { cache: CacheId(9), ..share(0, 0) };
-    assert!(matches!(check(|plan| plan.shares = vec![elsewhere]), Err(PlanError::BadShare(CacheId(9), _))));
+    assert!(matches!(check(|plan| plan.shares = vec![elsewhere]), Err(PlanError::InvalidShare(CacheId(9), _))));
 }
 
 /// Does a record read back bit for bit, maps keyed by ids and index sets included?

@@ -36,7 +36,7 @@ pub struct ColoredCommand<'a> {
 
 /// Memory that can be had without swapping, as the kernel tells it.
 pub fn available_bytes() -> Option<u64> {
-    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let text = cachemate_files::read_text_limited(Path::new("/proc/meminfo"), 1 << 16).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     Some(line.split_ascii_whitespace().next()?.parse::<u64>().ok()? << 10)
 }
@@ -84,7 +84,8 @@ impl ColoredProgram {
         command.env(HOLD_VARIABLE, start.hold_bytes.to_string());
         command.envs(start.variables.iter().map(|(name, value)| (*name, value.as_os_str())));
         if let Some(path) = start.output {
-            let file = fs::File::create(path).with_context(|| format!("{}: cannot be written", path.display()))?;
+            let file = cachemate_files::create(path, true)
+                .with_context(|| format!("{}: cannot be written", path.display()))?;
             command.stdin(Stdio::null()).stdout(file);
         }
         // A huge page would be 512 frames of all colors.

@@ -49,7 +49,7 @@ impl ConfigSource {
     /// The file cannot be read, or is wrong somewhere: with the line.
     pub fn read(&self) -> anyhow::Result<ManageConfig> {
         let file = self.file.clone().unwrap_or_else(paths::config_file);
-        let mut config = match file.exists() || self.named {
+        let mut config = match cachemate_files::exists(&file) || self.named {
             true => load_manage_config(&file.display().to_string(), &paths::user_id)?,
             false => ManageConfig::default(),
         };
@@ -111,7 +111,7 @@ pub fn run(source: &ConfigSource, switches: &ControlFlags, say: &dyn Fn(&str)) -
     let shared = share(&wish.config, switches);
     let mut watcher = Watcher::default();
     let file = source.file.clone().unwrap_or_else(paths::config_file);
-    watcher.status.config = file.exists().then(|| file.display().to_string());
+    watcher.status.config = cachemate_files::exists(&file).then(|| file.display().to_string());
     watcher.status.version = env!("CARGO_PKG_VERSION").to_string();
     watcher.status.pid = std::process::id();
     watcher.status.level = host.capability_survey.level;

@@ -139,5 +139,5 @@ pub fn manage(source: &ConfigSource, switches: &ControlFlags, windows: u64) -> a
 fn active_daemon(state_dir: &Path) -> Option<String> {
     let journal = state_dir.join(Journal::FILE_NAME);
     let words = "changes of another daemon are in force, and these would come on top of them";
-    journal.exists().then(|| format!("{}: {words}", journal.display()))
+    cachemate_files::exists(&journal).then(|| format!("{}: {words}", journal.display()))
 }

@@ -281,10 +281,9 @@ pub(crate) fn known_profiles(paths: &[PathBuf]) -> anyhow::Result<BTreeMap<Strin
     let mut known = BTreeMap::new();
     for path in paths {
         let files = if path.is_dir() {
-            let entries = std::fs::read_dir(path).with_context(|| format!("{}: cannot be read", path.display()))?;
-            let mut files: Vec<PathBuf> = entries.filter_map(|entry| entry.ok().map(|entry| entry.path())).collect();
+            let mut files =
+                cachemate_files::entries(path).with_context(|| format!("{}: cannot be read", path.display()))?;
             files.retain(|file| file.extension().is_some_and(|extension| extension == "json"));
-            files.sort();
             files
         } else {
             vec![path.clone()]

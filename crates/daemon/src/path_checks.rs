@@ -40,9 +40,9 @@ fn check_cpusets(config: &ManageConfig) -> anyhow::Result<()> {
     }
     let host = read_topology(Path::new("/")).context("cannot read the CPUs of this host")?;
     let cpus: CpuSet = host.topology.cpus.iter().map(|cpu| cpu.id.0).collect();
-    for (at, cpuset) in config.cpusets.iter().enumerate() {
+    for (index, cpuset) in config.cpusets.iter().enumerate() {
         if cpuset.cpus.iter().any(|cpu| !cpus.contains(cpu)) {
-            bail!("cpusets[{at}].cpus: found '{}', expected some of the CPUs {cpus} of this host", cpuset.cpus);
+            bail!("cpusets[{index}].cpus: found '{}', expected some of the CPUs {cpus} of this host", cpuset.cpus);
         }
     }
     Ok(())

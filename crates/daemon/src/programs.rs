@@ -61,8 +61,8 @@ impl ProgramGroup {
         std::fs::create_dir_all(progress_dir)
             .with_context(|| format!("{}: the folder cannot be made", progress_dir.display()))?;
         let mut running: Vec<RunningChild> = Vec::new();
-        for (at, command) in commands.iter().enumerate() {
-            match spawn(command, &progress_dir.join(format!("program-{at}")), progress_dir) {
+        for (index, command) in commands.iter().enumerate() {
+            match spawn(command, &progress_dir.join(format!("program-{index}")), progress_dir) {
                 Ok(program) => {
                     signal_group(&program, Signal::STOP);
                     running.push(program);
@@ -101,7 +101,8 @@ impl ProgramGroup {
 
 fn spawn(command: &[String], report: &Path, progress_dir: &Path) -> anyhow::Result<RunningChild> {
     let name = command.first().context("an empty command")?;
-    std::fs::write(report, 0u64.to_ne_bytes()).with_context(|| format!("{}: cannot be written", report.display()))?;
+    cachemate_files::replace(report, &0u64.to_ne_bytes())
+        .with_context(|| format!("{}: cannot be written", report.display()))?;
     let mut child = Command::new(name);
     child.args(&command[1..]).env(VARIABLE, report).stdin(Stdio::null());
     // Ctrl-C is for us; we end the programs.
@@ -145,7 +146,9 @@ fn wait(
 }
 
 fn result(start: Instant, report: &Path, code: Option<i32>, signal: Option<i32>) -> ProgramExit {
-    let work = std::fs::read(report).ok().and_then(|bytes| Some(u64::from_ne_bytes(bytes.get(..8)?.try_into().ok()?)));
+    let work = cachemate_files::read_limited(report, 4096)
+        .ok()
+        .and_then(|bytes| Some(u64::from_ne_bytes(bytes.get(..8)?.try_into().ok()?)));
     ProgramExit { seconds: start.elapsed().as_secs_f64(), work: work.filter(|work| *work > 0), code, signal }
 }
 

@@ -28,8 +28,8 @@ pub fn rule_report(config: &ManageConfig) -> anyhow::Result<RuleReport> {
     let matches = rule_matches(&LinuxHost::new("/"), &host::rules(&config.rules));
     let matches = matches.context("cannot read the processes of this host")?;
     let mut report = RuleReport::default();
-    for (at, (rule, matched)) in config.rules.iter().zip(&matches).enumerate() {
-        let name = format!("rules[{at}] ({})", conditions(rule));
+    for (index, (rule, matched)) in config.rules.iter().zip(&matches).enumerate() {
+        let name = format!("rules[{index}] ({})", conditions(rule));
         report.lines.push(format!("{name}: {}", describe(matched)));
         if matched.decided.is_empty() {
             report.warnings.push(format!("{name} {}", describe_absence(matched)));

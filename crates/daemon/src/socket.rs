@@ -71,7 +71,7 @@ impl Drop for ControlSocket {
 /// The folder cannot be made, or the socket not be bound.
 pub(crate) fn serve(path: &Path, shared: SharedStatus) -> anyhow::Result<ControlSocket> {
     let shown = path.display();
-    if let Some(dir) = path.parent().filter(|dir| !dir.exists()) {
+    if let Some(dir) = path.parent().filter(|dir| !cachemate_files::exists(dir)) {
         std::fs::create_dir_all(dir).with_context(|| format!("{}: the folder cannot be made", dir.display()))?;
     }
     if UnixStream::connect(path).is_ok() {

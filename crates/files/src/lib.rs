@@ -12,7 +12,9 @@
 mod plain;
 mod trusted_dir;
 
-pub use plain::{FreshFile, metadata, open_plain, read_limited, read_text_limited, replace};
+pub use plain::{
+    FreshFile, create, entries, exists, link_target, metadata, open_plain, read_limited, read_text_limited, replace,
+};
 pub use trusted_dir::{DirAccess, TrustedDir};
 
 use std::io;

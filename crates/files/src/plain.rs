@@ -33,6 +33,54 @@ pub(crate) fn kind_of(metadata: &Metadata) -> &'static str {
     }
 }
 
+/// Is something at this path? A path that cannot be looked up counts as empty, because nothing there can be used either.
+pub fn exists(path: &Path) -> bool {
+    matches!(metadata(path), Ok(Some(_)))
+}
+
+/// Creates an output file that the user named. An existing file is emptied if `overwrite`, otherwise refused.
+///
+/// # Errors
+/// As the file system reports; [`io::ErrorKind::AlreadyExists`] for an existing file without `overwrite`.
+pub fn create(path: &Path, overwrite: bool) -> io::Result<File> {
+    let mut options = File::options();
+    options.write(true);
+    if overwrite {
+        options.create(true).truncate(true)
+    } else {
+        options.create_new(true)
+    };
+    options.open(path)
+}
+
+/// Entries of one folder that are listed at most.
+const MAX_ENTRIES: usize = 1 << 20;
+
+/// The paths in a folder, in the order of their names.
+///
+/// # Errors
+/// As the file system reports, or the folder has more than 1,048,576 entries.
+pub fn entries(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut paths = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        if paths.len() == MAX_ENTRIES {
+            let message = format!("{}: found more than {MAX_ENTRIES} entries, expected at most that", folder.display());
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
+        }
+        paths.push(entry?.path());
+    }
+    paths.sort_unstable();
+    Ok(paths)
+}
+
+/// The target that a link names, which need not exist.
+///
+/// # Errors
+/// As the file system reports, or the path is no link.
+pub fn link_target(path: &Path) -> io::Result<PathBuf> {
+    std::fs::read_link(path)
+}
+
 /// Metadata of whatever a path leads to; `None` if nothing is there.
 ///
 /// # Errors
@@ -92,9 +140,15 @@ impl FreshFile {
     /// Makes an empty file beside `path`, under a name that no other process can have chosen.
     ///
     /// # Errors
-    /// As the file system reports.
+    /// As the file system reports, or `path` is a folder, a device, a FIFO or a socket, which a rename would replace.
     pub fn create(path: &Path) -> io::Result<Self> {
         let name = path.file_name().ok_or_else(|| refuse(path, "no file name", "the path of a file"))?;
+        if let Ok(metadata) = path.symlink_metadata()
+            && !metadata.is_file()
+            && !metadata.is_symlink()
+        {
+            return Err(refuse(path, kind_of(&metadata), "a plain file or none"));
+        }
         let fresh = path.with_file_name(unpredictable_name(&name.to_string_lossy())?);
         let file = File::options().write(true).create_new(true).open(&fresh)?;
         Ok(FreshFile { file, fresh, path: path.to_path_buf(), is_committed: false })

@@ -45,7 +45,7 @@ impl InputHost {
             let file = folder.join(path.strip_prefix("/").unwrap_or(path));
             let made = file.parent().is_some_and(|parent| std::fs::create_dir_all(parent).is_ok());
             // What the file system refuses is not there.
-            let _ = made && std::fs::write(file, text).is_ok();
+            let _ = made && cachemate_files::replace(&file, text.as_bytes()).is_ok();
         }
     }
 }

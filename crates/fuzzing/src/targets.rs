@@ -69,13 +69,13 @@ pub fn target(name: &str) -> Option<&'static FuzzTarget> {
 pub fn corpus(target: &FuzzTarget) -> io::Result<Vec<Vec<u8>>> {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = own.join("corpus").join(target.name);
-    let mut files = if folder.exists() { files_of(&folder)? } else { Vec::new() };
+    let mut files = if cachemate_files::exists(&folder) { files_of(&folder)? } else { Vec::new() };
     if !target.beside.is_empty() {
         files.extend(files_of(&own.join("../..").join(target.beside))?);
     }
     let cut = |file: PathBuf| {
         let mut bytes = Vec::new();
-        std::fs::File::open(file)?.take(INPUT_BYTES_AT_MOST as u64).read_to_end(&mut bytes)?;
+        cachemate_files::open_plain(&file)?.take(INPUT_BYTES_AT_MOST as u64).read_to_end(&mut bytes)?;
         Ok(bytes)
     };
     files.into_iter().map(cut).collect()

@@ -78,11 +78,11 @@ impl Watchdog {
 fn no_input_harms_a_reader() {
     let seconds = number("CACHEMATE_FUZZ_SECONDS");
     let watched = Watchdog::begin();
-    for (at, target) in TARGETS.iter().enumerate() {
+    for (index, target) in TARGETS.iter().enumerate() {
         let corpus = corpus(target).unwrap();
         assert!(!corpus.is_empty(), "{}: no corpus", target.name);
         let mut most = corpus.iter().map(|bytes| watched.run(target, bytes)).max().unwrap_or(0);
-        let mut generator = SplitMix64::new(number("CACHEMATE_FUZZ_SEED").unwrap_or(15) + at as u64);
+        let mut generator = SplitMix64::new(number("CACHEMATE_FUZZ_SEED").unwrap_or(15) + index as u64);
         let (start, mut runs) = (Instant::now(), 0);
         while seconds.map_or(runs < CHANGED, |seconds| start.elapsed().as_secs() < seconds) {
             let seed = &corpus[generator.below(corpus.len() as u64) as usize];

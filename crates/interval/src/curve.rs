@@ -73,7 +73,7 @@ impl PhaseCurves {
         let footprint = phase.footprint_bytes.map_or(f64::INFINITY, |bytes| bytes / line_bytes);
         let table = |unaided: bool| -> Vec<SizeRates> {
             let mut nodes: Vec<SizeRates> =
-                (0..NODES).map(|at| joined.at(at as f64 * step * line_bytes, unaided)).collect();
+                (0..NODES).map(|index| joined.at(index as f64 * step * line_bytes, unaided)).collect();
             grow(&mut nodes, step, footprint);
             nodes
         };
@@ -205,14 +205,14 @@ fn mixed(low: &SizeRates, high: &SizeRates, share: f32) -> SizeRates {
 /// Fills in the windows: the integral over sizes, each step by its mean rate of fills.
 fn grow(nodes: &mut [SizeRates], lines_per_step: f64, footprint_lines: f64) {
     let mut window = 0.0f64;
-    for at in 1..nodes.len() {
-        let fills = 0.5 * (f64::from(nodes[at - 1].fills_per_instr) + f64::from(nodes[at].fills_per_instr));
+    for index in 1..nodes.len() {
+        let fills = 0.5 * (f64::from(nodes[index - 1].fills_per_instr) + f64::from(nodes[index].fills_per_instr));
         window += lines_per_step / fills.max(NO_FILLS);
         // The step in which it ends goes on as any other: what is held is cut there.
-        if (at - 1) as f64 * lines_per_step > footprint_lines {
+        if (index - 1) as f64 * lines_per_step > footprint_lines {
             window = f64::from(NEVER_INSTR);
         }
-        nodes[at].window_instr = window.min(f64::from(NEVER_INSTR)) as f32;
+        nodes[index].window_instr = window.min(f64::from(NEVER_INSTR)) as f32;
     }
 }
 

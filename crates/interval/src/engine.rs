@@ -411,12 +411,12 @@ impl IntervalEngine {
 
     /// The same, if the cache (with those separated from it) is not divided so already.
     pub(crate) fn divide_if_new(&mut self, cache: usize, domains: &[(f32, u8)], groups: &[f32], of: &[(u32, u8)]) {
-        for at in 0..self.flows.len() - self.spare_flows {
-            let flow = &self.flows[at];
+        for index in 0..self.flows.len() - self.spare_flows {
+            let flow = &self.flows[index];
             let same = flow.domains.len() == domains.len()
                 && flow.domains.iter().zip(domains).all(|(a, b)| (a.capacity_lines, a.group) == *b);
-            if self.home_of_flow[at] == cache && (!same || self.domains[at] != of) {
-                self.divide(at, domains, groups, of.to_vec());
+            if self.home_of_flow[index] == cache && (!same || self.domains[index] != of) {
+                self.divide(index, domains, groups, of.to_vec());
             }
         }
     }
@@ -487,10 +487,10 @@ impl IntervalEngine {
         while self.ended.is_empty() {
             let mut next = self.turns.next_event();
             let mut first = usize::MAX;
-            for at in 0..self.flows.len() {
-                let due = self.due[at].min(self.ends[at]);
+            for index in 0..self.flows.len() {
+                let due = self.due[index].min(self.ends[index]);
                 if due < next {
-                    (next, first) = (due, at);
+                    (next, first) = (due, index);
                 }
             }
             if next > until {
@@ -502,8 +502,8 @@ impl IntervalEngine {
         if self.ended.is_empty() {
             self.now = until;
         }
-        for at in 0..self.flows.len() {
-            self.integrate_to_now(at);
+        for index in 0..self.flows.len() {
+            self.integrate_to_now(index);
         }
     }
 

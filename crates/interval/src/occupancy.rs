@@ -175,9 +175,9 @@ impl OccupancyModel {
 
     /// Removes a task that has ended; its lines then belong to no task.
     pub fn remove_task(&mut self, task: u32) {
-        for at in 0..self.len() {
-            if self.task[at] == task {
-                (self.task[at], self.is_running[at], self.rate[at]) = (NOBODY, false, 0.0);
+        for index in 0..self.len() {
+            if self.task[index] == task {
+                (self.task[index], self.is_running[index], self.rate[index]) = (NOBODY, false, 0.0);
             }
         }
     }
@@ -283,13 +283,13 @@ impl OccupancyModel {
         if self.random {
             return self.advance_random(elapsed, curves);
         }
-        for at in 0..self.len() {
-            if self.rate[at] > 0.0 {
-                if self.window_instr[at] <= 0.0 {
-                    self.from[at] = now - elapsed;
+        for index in 0..self.len() {
+            if self.rate[index] > 0.0 {
+                if self.window_instr[index] <= 0.0 {
+                    self.from[index] = now - elapsed;
                 }
-                self.window_instr[at] += self.rate[at] * elapsed;
-                self.until[at] = now;
+                self.window_instr[index] += self.rate[index] * elapsed;
+                self.until[index] = now;
             }
         }
         let mut change = 0.0f32;
@@ -301,7 +301,7 @@ impl OccupancyModel {
 
     fn settle_group(&mut self, group: u8, now: f64, curves: &PhaseCurves) -> f32 {
         let members = self.domains.iter().enumerate().filter(|(_, domain)| domain.group == group);
-        let mut open: u64 = members.fold(0, |set, (at, _)| set | 1 << at);
+        let mut open: u64 = members.fold(0, |set, (index, _)| set | 1 << index);
         let mut left = self.groups[usize::from(group)];
         let mut change = 0.0f32;
         // Who would hold more than its part is confined to it; the rest share what is left.
@@ -311,11 +311,11 @@ impl OccupancyModel {
                 return change.max(self.apply_cutoff(open, cutoff, curves) / self.groups[usize::from(group)]);
             }
             let mut confined: Option<usize> = None;
-            for at in (0..self.domains.len()).filter(|at| open >> at & 1 == 1) {
-                let part = self.domains[at].capacity_lines;
+            for index in (0..self.domains.len()).filter(|index| open >> index & 1 == 1) {
+                let part = self.domains[index].capacity_lines;
                 let smallest = confined.is_none_or(|other| part < self.domains[other].capacity_lines);
-                if smallest && self.sum_at(1 << at, cutoff, curves).0 > part * (1.0 + 1e-3) {
-                    confined = Some(at);
+                if smallest && self.sum_at(1 << index, cutoff, curves).0 > part * (1.0 + 1e-3) {
+                    confined = Some(index);
                 }
             }
             let Some(confined) = confined else {
@@ -355,18 +355,18 @@ impl OccupancyModel {
     /// Lines held in all with the cut-off there, and how many fewer a cycle later.
     fn sum_at(&mut self, domains: u64, cutoff: f64, curves: &PhaseCurves) -> (f32, f32) {
         let (mut sum, mut loss) = (0.0, 0.0);
-        for at in 0..self.task.len() {
-            if domains >> self.domain[at] & 1 == 0 {
+        for index in 0..self.task.len() {
+            if domains >> self.domain[index] & 1 == 0 {
                 continue;
             }
-            let (from, until) = (self.from[at], self.until[at]);
-            let mut window = self.window_instr[at];
+            let (from, until) = (self.from[index], self.until[index]);
+            let mut window = self.window_instr[index];
             if cutoff >= until {
                 continue;
             }
-            if cutoff < self.past[at].until {
-                let (start, start_loss) = self.past[at].lines(cutoff, curves);
-                sum += curves.grown(self.curve[at], start, window, &mut self.near[at]);
+            if cutoff < self.past[index].until {
+                let (start, start_loss) = self.past[index].lines(cutoff, curves);
+                sum += curves.grown(self.curve[index], start, window, &mut self.near[index]);
                 loss += start_loss;
                 continue;
             }
@@ -375,7 +375,7 @@ impl OccupancyModel {
                 density = window / (until - from);
                 window = density * (until - cutoff);
             }
-            let (lines, slope) = curves.footprint(self.curve[at], window, &mut self.near[at]);
+            let (lines, slope) = curves.footprint(self.curve[index], window, &mut self.near[index]);
             sum += lines;
             loss += slope * density as f32;
         }
@@ -385,31 +385,32 @@ impl OccupancyModel {
     /// Makes the cut-off hold; the largest change in lines.
     fn apply_cutoff(&mut self, domains: u64, cutoff: f64, curves: &PhaseCurves) -> f32 {
         let mut change = 0.0f32;
-        for (at, domain) in self.domains.iter_mut().enumerate() {
-            if domains >> at & 1 == 1 {
+        for (index, domain) in self.domains.iter_mut().enumerate() {
+            if domains >> index & 1 == 1 {
                 domain.cutoff = domain.cutoff.max(cutoff);
             }
         }
-        for at in 0..self.task.len() {
-            if domains >> self.domain[at] & 1 == 0 {
+        for index in 0..self.task.len() {
+            if domains >> self.domain[index] & 1 == 0 {
                 continue;
             }
-            let (from, until) = (self.from[at], self.until[at]);
+            let (from, until) = (self.from[index], self.until[index]);
             if cutoff >= until {
-                (self.window_instr[at], self.from[at]) = (0.0, cutoff);
+                (self.window_instr[index], self.from[index]) = (0.0, cutoff);
             } else if cutoff > from {
-                self.window_instr[at] *= (until - cutoff) / (until - from);
-                self.from[at] = cutoff;
+                self.window_instr[index] *= (until - cutoff) / (until - from);
+                self.from[index] = cutoff;
             }
-            self.past[at].apply_cutoff(cutoff);
-            let (mut lines, slope) = curves.footprint(self.curve[at], self.window_instr[at], &mut self.near[at]);
-            if self.past[at].until > 0.0 {
-                let (start, _) = self.past[at].lines(cutoff, curves);
-                lines = curves.grown(self.curve[at], start, self.window_instr[at], &mut self.near[at]);
+            self.past[index].apply_cutoff(cutoff);
+            let (mut lines, slope) =
+                curves.footprint(self.curve[index], self.window_instr[index], &mut self.near[index]);
+            if self.past[index].until > 0.0 {
+                let (start, _) = self.past[index].lines(cutoff, curves);
+                lines = curves.grown(self.curve[index], start, self.window_instr[index], &mut self.near[index]);
             }
-            let lines = lines.min(self.domains[usize::from(self.domain[at])].capacity_lines);
-            change = change.max((lines - self.lines[at]).abs());
-            (self.lines[at], self.slope[at]) = (lines, slope);
+            let lines = lines.min(self.domains[usize::from(self.domain[index])].capacity_lines);
+            change = change.max((lines - self.lines[index]).abs());
+            (self.lines[index], self.slope[index]) = (lines, slope);
         }
         change
     }

@@ -212,7 +212,7 @@ impl ProgramPhase {
                 bad(field, value.to_string(), "a number, 0 or more")?;
             }
         }
-        for (at, point) in self.points.iter().enumerate() {
+        for (index, point) in self.points.iter().enumerate() {
             let rates = [
                 ("size_bytes", point.size_bytes, point.size_bytes > 0.0),
                 ("cycles_per_instr", point.cycles_per_instr, point.cycles_per_instr > 0.0),
@@ -223,7 +223,7 @@ impl ProgramPhase {
             ];
             for (field, value, fits) in rates {
                 if !(number(value) && fits) {
-                    bad(&format!("points[{at}].{field}"), value.to_string(), "a usable number")?;
+                    bad(&format!("points[{index}].{field}"), value.to_string(), "a usable number")?;
                 }
             }
         }

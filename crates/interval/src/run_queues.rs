@@ -316,9 +316,9 @@ impl RunQueues {
 
     /// Brings shares up to date after changes, and ends turns that are over.
     pub fn update(&mut self, now: f64) {
-        for at in 0..self.rotations.len() {
-            if self.rotations[at].ends <= now {
-                self.rotate(at, now);
+        for index in 0..self.rotations.len() {
+            if self.rotations[index].ends <= now {
+                self.rotate(index, now);
             }
         }
         for cpu in 0..self.queues.len() {

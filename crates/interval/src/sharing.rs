@@ -62,10 +62,10 @@ impl Regions {
     pub fn remote(&self, place: usize, cache: usize, same_package: impl Fn(usize) -> bool) -> RemoteTransfers {
         let all = &self.rates[place * self.caches..(place + 1) * self.caches];
         let (mut reads, mut writes, mut near) = (0.0, 0.0, 0.0);
-        for (at, rates) in all.iter().enumerate().filter(|(at, _)| *at != cache) {
+        for (index, rates) in all.iter().enumerate().filter(|(index, _)| *index != cache) {
             reads += rates.reads;
             writes += rates.writes;
-            near += if same_package(at) { rates.reads + rates.writes } else { 0.0 };
+            near += if same_package(index) { rates.reads + rates.writes } else { 0.0 };
         }
         let here = all[cache];
         let share = |theirs: f64, ours: f64| if theirs > 0.0 { theirs / (theirs + ours) } else { 0.0 };

@@ -197,8 +197,8 @@ impl IntervalEngine {
         let per_core = self.contexts_per_core;
         let mut contexts = [(0.0f32, 0.0f32); 16];
         let mut waits = [0.0f32; 16];
-        for at in 0..self.cores_of_flow[flow].len() {
-            let core = self.cores_of_flow[flow][at];
+        for index in 0..self.cores_of_flow[flow].len() {
+            let core = self.cores_of_flow[flow][index];
             let mut count = 0;
             for cpu in core..core + per_core {
                 let (mut share, mut speed) = (0.0, 0.0);
@@ -248,14 +248,14 @@ impl IntervalEngine {
         let (flows, slots) = (&self.flows, &mut self.slots);
         let (packages, nodes) = (&self.package_of_flow, &self.node_of_flow);
         self.memory.solve(node, &mut |each| {
-            for (at, state) in flows.iter().enumerate() {
-                if nodes[at] != node {
+            for (index, state) in flows.iter().enumerate() {
+                if nodes[index] != node {
                     continue;
                 }
                 for entry in 0..state.len() {
                     let task = state.task[entry] as usize;
                     if state.is_running[entry] && !slots.is_off_cpu(task) {
-                        each(packages[at], &mut slots.ask[task]);
+                        each(packages[index], &mut slots.ask[task]);
                     }
                 }
             }

@@ -269,7 +269,7 @@ mod tests {
         /// Does a shift pass through the point, keep the shape above 0, and leave no distance when it is undone?
         #[test]
         fn a_shift_passes_through_the_point(rates in prop::collection::vec(0.0f64..50.0, 2..16), to in 0.0f64..80.0) {
-            let points: Vec<_> = rates.iter().enumerate().map(|(at, &rate)| (at as u64 * 64 + 64, rate)).collect();
+            let points: Vec<_> = rates.iter().enumerate().map(|(index, &rate)| (index as u64 * 64 + 64, rate)).collect();
             let before = curve(&points);
             let (after, by) = before.shifted_through(128, to).unwrap();
             prop_assert!((after.at(128).unwrap() - to).abs() < 1e-9);

@@ -158,10 +158,10 @@ pub struct DetectedPhase {
 pub fn phases(signals: &[Vec<f64>], parameters: PhaseParameters) -> Vec<DetectedPhase> {
     let mut detector = PhaseDetector::new(parameters);
     let mut edges = vec![(0, 0)];
-    for (at, signal) in signals.iter().enumerate() {
+    for (index, signal) in signals.iter().enumerate() {
         match (detector.push(signal), edges.last_mut()) {
             (PhaseEvent::Changed { since }, _) => edges.push((since, signals.len())),
-            (PhaseEvent::Settled, Some((_, settled))) => *settled = at,
+            (PhaseEvent::Settled, Some((_, settled))) => *settled = index,
             _ => {}
         }
     }
@@ -206,7 +206,7 @@ mod tests {
     /// Are two phases that take turns found where they change, and recognised when they come back?
     #[test]
     fn alternating_phases_are_found_and_recognised() {
-        let rates: Vec<f64> = (0..40).map(|at| if at / 10 % 2 == 0 { 2.0 } else { 12.0 }).collect();
+        let rates: Vec<f64> = (0..40).map(|index| if index / 10 % 2 == 0 { 2.0 } else { 12.0 }).collect();
         let phases = run(&rates);
         assert_eq!(phases.iter().map(|phase| phase.start).collect::<Vec<_>>(), [0, 10, 20, 30]);
         assert_eq!(phases.iter().map(|phase| phase.kind).collect::<Vec<_>>(), [0, 1, 0, 1]);
@@ -234,8 +234,9 @@ mod tests {
     /// Is the next phase detected if the one before was never steady?
     #[test]
     fn a_restless_phase_does_not_hide_the_next() {
-        let restless = |at: usize| if at.is_multiple_of(2) { 20.0 } else { 24.0 };
-        let rates: Vec<f64> = (0..30).map(|at| if (10..20).contains(&at) { restless(at) } else { 2.0 }).collect();
+        let restless = |index: usize| if index.is_multiple_of(2) { 20.0 } else { 24.0 };
+        let rates: Vec<f64> =
+            (0..30).map(|index| if (10..20).contains(&index) { restless(index) } else { 2.0 }).collect();
         let starts: Vec<usize> = run(&rates).iter().map(|phase| phase.start).collect();
         assert_eq!(starts, [0, 10, 20]);
     }
@@ -251,7 +252,7 @@ mod tests {
                 .iter()
                 .map(changed)
                 .enumerate()
-                .filter_map(|(at, reported)| reported.then_some(at))
+                .filter_map(|(index, reported)| reported.then_some(index))
                 .collect::<Vec<_>>()
         };
         assert_eq!(reported(&[13.0, 13.0, 13.0, 13.0, 5.0, 13.0, 82.0, 82.0, 82.0, 82.0]), [4, 6]);

@@ -208,14 +208,14 @@ impl ProfileBuilder {
         lines.extend(batch.iter().map(|access| access.line));
         self.stack.push(&lines)?;
         let mut begin = 0;
-        for (at, access) in batch.iter().enumerate() {
+        for (index, access) in batch.iter().enumerate() {
             self.stores += u64::from(access.store);
             self.threads = self.threads.max(access.thread + 1);
             self.instructions += access.instructions;
             self.sampler.touch(access.line);
             if self.counter.advance(access.instructions) {
-                self.simulate(&lines[begin..=at]);
-                begin = at + 1;
+                self.simulate(&lines[begin..=index]);
+                begin = index + 1;
                 self.end_interval();
             }
         }
@@ -380,7 +380,7 @@ mod tests {
     fn two_phases() -> Vec<u64> {
         let mut random = SplitMix64::new(3);
         let first: Vec<u64> = (0..100_000).map(|_| random.below(100)).collect();
-        first.into_iter().chain((0..100_000).map(|at| 1000 + at % 400)).collect()
+        first.into_iter().chain((0..100_000).map(|index| 1000 + index % 400)).collect()
     }
 
     /// Are the numbers those of the stream: counts, footprint, curve, positions, rates?

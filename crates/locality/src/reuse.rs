@@ -179,8 +179,8 @@ impl ReuseTimes {
 
     /// Every bucket up to the last one in use, without gaps, ascending.
     pub fn all_buckets(&self) -> impl Iterator<Item = ReuseBucket> + '_ {
-        self.weights.iter().enumerate().map(|(at, &weight)| {
-            let (low, high) = bounds(at);
+        self.weights.iter().enumerate().map(|(index, &weight)| {
+            let (low, high) = bounds(index);
             ReuseBucket { low, high, weight }
         })
     }
@@ -287,8 +287,8 @@ mod tests {
             let mut sampler = ReuseSampler::new(1, 0);
             lines.iter().for_each(|&line| sampler.touch(line));
             let mut exact = ReuseTimes::new();
-            for (at, line) in lines.iter().enumerate() {
-                let next = lines[at + 1..].iter().position(|other| other == line);
+            for (index, line) in lines.iter().enumerate() {
+                let next = lines[index + 1..].iter().position(|other| other == line);
                 exact.add(next.map(|between| between as u64));
             }
             prop_assert_eq!(sampler.finish(), exact);

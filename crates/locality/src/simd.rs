@@ -187,22 +187,22 @@ impl Lanes for Portable {
     #[inline(always)]
     unsafe fn bump_u16(counters: &mut U16x32, lane: usize) -> u16 {
         let old = counters.0[lane & 31];
-        let ones: [u16; 32] = std::array::from_fn(|at| ONES_U16[32 - (lane & 31) + at]);
-        counters.0 = std::array::from_fn(|at| counters.0[at].wrapping_add(ones[at]));
+        let ones: [u16; 32] = std::array::from_fn(|index| ONES_U16[32 - (lane & 31) + index]);
+        counters.0 = std::array::from_fn(|index| counters.0[index].wrapping_add(ones[index]));
         old
     }
     #[inline(always)]
     unsafe fn bump_u32(counters: &mut U32x16, lane: usize) -> u32 {
         let old = counters.0[lane & 15];
-        let ones: [u32; 16] = std::array::from_fn(|at| ONES_U32[16 - (lane & 15) + at]);
-        counters.0 = std::array::from_fn(|at| counters.0[at].wrapping_add(ones[at]));
+        let ones: [u32; 16] = std::array::from_fn(|index| ONES_U32[16 - (lane & 15) + index]);
+        counters.0 = std::array::from_fn(|index| counters.0[index].wrapping_add(ones[index]));
         old
     }
     #[inline(always)]
     unsafe fn equal_8(lanes: &U32x16, tag: u32) -> u32 {
         let mut matches = 0;
-        for (at, lane) in lanes.0[..8].iter().enumerate() {
-            matches |= u32::from(*lane == tag) << at;
+        for (index, lane) in lanes.0[..8].iter().enumerate() {
+            matches |= u32::from(*lane == tag) << index;
         }
         matches
     }
@@ -345,19 +345,19 @@ mod x86 {
         // to 16 of 32.
         unsafe {
             let place: *mut __m128i = lanes.0.as_mut_ptr().cast();
-            let old: [__m128i; 4] = std::array::from_fn(|at| _mm_load_si128(place.add(at)));
+            let old: [__m128i; 4] = std::array::from_fn(|index| _mm_load_si128(place.add(index)));
             let front = _mm_set1_epi32(tag as i32);
-            let same = |at: usize| _mm_cmpeq_epi32(old[at], front);
+            let same = |index: usize| _mm_cmpeq_epi32(old[index], front);
             let pairs = (_mm_packs_epi32(same(0), same(1)), _mm_packs_epi32(same(2), same(3)));
             let matches = _mm_movemask_epi8(_mm_packs_epi16(pairs.0, pairs.1)) as u32 & ways;
             let last = (matches | 1 << 16).trailing_zeros() as usize;
             let above: *const __m128i = ABOVE.as_ptr().add(16 - last).cast();
             let mut before = front;
-            for (at, old) in old.into_iter().enumerate() {
+            for (index, old) in old.into_iter().enumerate() {
                 // Three lanes of this quarter behind the last one of the quarter before.
                 let up = _mm_or_si128(_mm_slli_si128::<4>(old), _mm_srli_si128::<12>(before));
-                let keep = _mm_loadu_si128(above.add(at));
-                _mm_store_si128(place.add(at), _mm_or_si128(_mm_and_si128(keep, old), _mm_andnot_si128(keep, up)));
+                let keep = _mm_loadu_si128(above.add(index));
+                _mm_store_si128(place.add(index), _mm_or_si128(_mm_and_si128(keep, old), _mm_andnot_si128(keep, up)));
                 before = old;
             }
             matches

@@ -102,11 +102,11 @@ mod tests {
     fn simulated(lines: &[u64], size: usize, warm: usize, seed: u64) -> f64 {
         let mut random = SplitMix64::new(seed);
         let (mut held, mut misses) = (Vec::new(), 0u64);
-        for (at, &line) in lines.iter().enumerate() {
+        for (index, &line) in lines.iter().enumerate() {
             if held.contains(&line) {
                 continue;
             }
-            misses += u64::from(at >= warm);
+            misses += u64::from(index >= warm);
             if held.len() < size {
                 held.push(line);
             } else {

@@ -307,7 +307,7 @@ mod tests {
     fn simulate(patterns: &[AccessPattern], cycles: &[(f64, f64)], mut cache: OracleCache) -> (Vec<f64>, Vec<f64>) {
         let n = patterns.len();
         let mut programs: Vec<SyntheticProgram> =
-            patterns.iter().enumerate().map(|(at, p)| SyntheticProgram::new(p.clone(), at as u64)).collect();
+            patterns.iter().enumerate().map(|(index, p)| SyntheticProgram::new(p.clone(), index as u64)).collect();
         let (mut clock, mut accesses, mut misses) = (vec![0.0f64; n], vec![0u64; n], vec![0u64; n]);
         let mut warm = vec![0.0; n];
         for step in 0..240_000 {
@@ -320,8 +320,8 @@ mod tests {
             accesses[next] += 1;
             misses[next] += u64::from(missed);
         }
-        let ratio = |at: usize| misses[at] as f64 / accesses[at] as f64;
-        let cpi = |at: usize| (clock[at] - warm[at]) / accesses[at] as f64;
+        let ratio = |index: usize| misses[index] as f64 / accesses[index] as f64;
+        let cpi = |index: usize| (clock[index] - warm[index]) / accesses[index] as f64;
         ((0..n).map(ratio).collect(), (0..n).map(cpi).collect())
     }
 
@@ -350,7 +350,7 @@ mod tests {
 
     fn check_joint(composition: ReplacementModel, random: Option<SplitMix64>) {
         for patterns in mixes() {
-            let cycles: Vec<(f64, f64)> = (0..patterns.len()).map(|at| (2.0 + at as f64, 20.0)).collect();
+            let cycles: Vec<(f64, f64)> = (0..patterns.len()).map(|index| (2.0 + index as f64, 20.0)).collect();
             let reuses: Vec<ReuseTimes> = patterns.iter().map(|pattern| SyntheticProgram::reuse(pattern, 10)).collect();
             for lines in [100usize, 160] {
                 let sharers: Vec<CoRunner<'_>> = reuses
@@ -368,11 +368,14 @@ mod tests {
                 assert!(model.unsettled < 1e-6, "{}", model.unsettled);
                 let cache = OracleCache { held: Vec::new(), lines, random: random.clone() };
                 let (ratios, cpis) = simulate(&patterns, &cycles, cache);
-                for at in 0..patterns.len() {
-                    let (guess, real) = (model.shared.miss_ratios[at], ratios[at]);
-                    assert!((guess - real).abs() < 0.04, "{composition:?} {lines} #{at}: {guess:.3}, real {real:.3}");
-                    let off = model.cycles_per_instr[at] / cpis[at] - 1.0;
-                    assert!(off.abs() < 0.08, "{composition:?} {lines} #{at}: CPI off by {off:.3}");
+                for index in 0..patterns.len() {
+                    let (guess, real) = (model.shared.miss_ratios[index], ratios[index]);
+                    assert!(
+                        (guess - real).abs() < 0.04,
+                        "{composition:?} {lines} #{index}: {guess:.3}, real {real:.3}"
+                    );
+                    let off = model.cycles_per_instr[index] / cpis[index] - 1.0;
+                    assert!(off.abs() < 0.08, "{composition:?} {lines} #{index}: CPI off by {off:.3}");
                 }
             }
         }

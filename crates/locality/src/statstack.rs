@@ -71,8 +71,8 @@ impl StackModel {
         if accesses >= self.end {
             return self.lines_at_end + (accesses - self.end) * self.never;
         }
-        let at = self.segments.partition_point(|segment| segment.start <= accesses) - 1;
-        self.segments[at].lines_after(accesses - self.segments[at].start)
+        let index = self.segments.partition_point(|segment| segment.start <= accesses) - 1;
+        self.segments[index].lines_after(accesses - self.segments[index].start)
     }
 
     /// Accesses until that many distinct lines were touched; `None` = the program never touches so many.
@@ -81,8 +81,8 @@ impl StackModel {
         if lines > self.lines_at_end + 1e-9 * (1.0 + lines) {
             return (self.never > 0.0).then(|| self.end + (lines - self.lines_at_end) / self.never);
         }
-        let at = self.segments.partition_point(|segment| segment.lines <= lines).saturating_sub(1);
-        let segment = self.segments.get(at)?;
+        let index = self.segments.partition_point(|segment| segment.lines <= lines).saturating_sub(1);
+        let segment = self.segments.get(index)?;
         // surviving·k − ending/(2·length)·(k² + k) = missing, the smaller root in the form that does not cancel.
         let missing = lines - segment.lines;
         let bend = 0.5 * segment.ending / segment.length;
@@ -109,8 +109,8 @@ impl StackModel {
         if first >= self.end {
             return self.never;
         }
-        let at = self.segments.partition_point(|segment| segment.start <= first) - 1;
-        let segment = &self.segments[at];
+        let index = self.segments.partition_point(|segment| segment.start <= first) - 1;
+        let segment = &self.segments[index];
         segment.surviving - segment.ending * (first - segment.start) / segment.length
     }
 

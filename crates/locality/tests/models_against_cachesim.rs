@@ -23,12 +23,12 @@ struct Mixture {
 impl Mixture {
     fn lines(&self) -> Vec<u64> {
         let mut random = SplitMix64::new(self.seed);
-        let next = |at: usize| {
+        let next = |index: usize| {
             let which = random.unit();
             if which < self.hot_share {
                 random.below(self.hot_lines)
             } else if which < self.hot_share + self.stream_share {
-                (1 << 40) + at as u64
+                (1 << 40) + index as u64
             } else {
                 (1 << 30) + random.below(self.warm_lines)
             }

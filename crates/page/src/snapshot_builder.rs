@@ -341,7 +341,7 @@ impl SnapshotBuilder {
             let Some((level, fact)) = profile.locality.misses_per_kilo_instr.iter().next_back() else { continue };
             let step = fact.value.len().div_ceil(POINTS_AT_MOST).max(1);
             let last = fact.value.len().saturating_sub(1);
-            let points = fact.value.iter().enumerate().filter(|(at, _)| at % step == 0 || *at == last);
+            let points = fact.value.iter().enumerate().filter(|(index, _)| index % step == 0 || *index == last);
             let point = |&(bytes, misses): &(u64, cachemate_core::Estimate)| {
                 (bytes, short(misses.value), short(misses.low), short(misses.high))
             };

@@ -192,13 +192,13 @@ fn a_recording_plays_back() {
     browser.until("document.getElementById('clock').textContent.startsWith('window 2,')");
     browser.press("End");
     browser.until("document.getElementById('slider').value === '39'");
-    for (at, snapshot) in told.snapshots.iter().enumerate().step_by(7) {
-        browser.eval(&format!("(() => {{ const s = document.getElementById('slider'); s.value = {at}; s.dispatchEvent(new Event('input')); }})()"));
+    for (index, snapshot) in told.snapshots.iter().enumerate().step_by(7) {
+        browser.eval(&format!("(() => {{ const s = document.getElementById('slider'); s.value = {index}; s.dispatchEvent(new Event('input')); }})()"));
         let places = browser.eval(
             "[...document.querySelectorAll('.chip')].map((chip) => [Number(chip.dataset.program), Number(chip.closest('.box').querySelector('b').textContent.split(' ')[1])]).sort((a, b) => a[0] - b[0])",
         );
         let expected: Vec<(u32, u32)> = snapshot.programs.iter().map(|p| (p.program, p.places[0].0)).collect();
-        assert_eq!(places, json!(expected), "window {at}");
+        assert_eq!(places, json!(expected), "window {index}");
     }
     assert_eq!(browser.eval("document.querySelectorAll('.mark').length"), json!(4));
     browser.eval("document.querySelector('.mark').click()");
@@ -231,8 +231,8 @@ fn names_are_text() {
         "'-alert(1)-'${window.hacked=1}",
     ];
     let _folder = open(&mut browser, &run(6, 2, 20, |program| hostile[program as usize].to_string()));
-    for at in 0..6 {
-        browser.eval(&format!("cachemate.show(null); cachemate.choose({at}); document.querySelectorAll('.mark').forEach((mark) => mark.click()); document.getElementById('decision').close()"));
+    for index in 0..6 {
+        browser.eval(&format!("cachemate.show(null); cachemate.choose({index}); document.querySelectorAll('.mark').forEach((mark) => mark.click()); document.getElementById('decision').close()"));
     }
     let shown = browser.eval("document.body.textContent");
     for name in hostile {

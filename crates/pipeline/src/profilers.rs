@@ -13,8 +13,8 @@ pub(crate) fn build(config: &ProfilerConfig) -> Box<dyn Profiler> {
         ProfilerConfig::Phases { level, parameters, interval_instructions } => {
             Box::new(PhaseProfiler::new(level, parameters, interval_instructions))
         }
-        ProfilerConfig::Counters { level, min_instructions: at_least_instructions } => {
-            Box::new(CountersProfiler::new(level, at_least_instructions))
+        ProfilerConfig::Counters { level, min_instructions } => {
+            Box::new(CountersProfiler::new(level, min_instructions))
         }
         ProfilerConfig::CoRunRows { level, parameters } => Box::new(PcmrProfiler::new(level, parameters)),
         ProfilerConfig::Sharing { parameters, machine_wide: across_processes } => {
@@ -33,8 +33,8 @@ pub(crate) fn build(config: &ProfilerConfig) -> Box<dyn Profiler> {
             Box::new(if of_code_too { profiler.of_code_too() } else { profiler })
         }
         ProfilerConfig::Stalls { cache } => Box::new(StallProfiler::new(cache)),
-        ProfilerConfig::SizeSweep { cache, min_instructions: at_least_instructions } => {
-            Box::new(SizeSweepProfiler::new(cache, at_least_instructions))
+        ProfilerConfig::SizeSweep { cache, min_instructions } => {
+            Box::new(SizeSweepProfiler::new(cache, min_instructions))
         }
         ProfilerConfig::Oracle { profiles } => Box::new(OracleProfiler::new(profiles)),
         ProfilerConfig::Stored => Box::new(StoredProfileProfiler::default()),

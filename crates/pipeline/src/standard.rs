@@ -100,7 +100,7 @@ impl StandardPipeline {
 
 /// The pipeline with curves of misses from the sizes of tasks' shares, for hosts, which have no exact curves. They come
 /// before the stored profiles, which fill facts that were not measured.
-pub fn with_size_sweeps(mut config: PipelineConfig, at_least_instructions: f64) -> PipelineConfig {
+pub fn with_size_sweeps(mut config: PipelineConfig, min_instructions: f64) -> PipelineConfig {
     let stalls = |profiler: &ProfilerConfig| match profiler {
         ProfilerConfig::Stalls { cache } => Some(*cache),
         _ => None,
@@ -108,7 +108,7 @@ pub fn with_size_sweeps(mut config: PipelineConfig, at_least_instructions: f64) 
     if let Some(cache) = config.profilers.iter().find_map(stalls) {
         let stored = config.profilers.iter().position(|profiler| *profiler == ProfilerConfig::Stored);
         let at = stored.unwrap_or(config.profilers.len());
-        config.profilers.insert(at, ProfilerConfig::SizeSweep { cache, min_instructions: at_least_instructions });
+        config.profilers.insert(at, ProfilerConfig::SizeSweep { cache, min_instructions });
     }
     config
 }

@@ -30,7 +30,7 @@ struct StreamLoads(u64);
 
 impl AccessSource for StreamLoads {
     fn next_batch(&mut self, batch: &mut Vec<Access>) -> BatchEnd {
-        batch.extend((0..1000).map(|at| Access::load(64 * ((self.0 + at) % (8 * LINES)), 3)));
+        batch.extend((0..1000).map(|index| Access::load(64 * ((self.0 + index) % (8 * LINES)), 3)));
         self.0 += 1000;
         BatchEnd::More
     }
@@ -45,9 +45,10 @@ fn swept() -> Vec<(u64, f64)> {
     let ends = Some(RunLimit::Cycles(3 * STEP_NS * spec.hertz / 1_000_000_000));
     let options = SimOptions { seed: 4, scale: 1, ends, ..SimOptions::default() };
     let mut machine = SimMachine::new(&spec, &options, vec![uniform, stream]).expect("two programs on two CPUs");
-    let steps = [("0-1", "2-15"), ("0-3", "4-15"), ("0-5", "6-15")].iter().enumerate().map(|(at, (first, second))| {
-        format!("{{ from_ns = {}, shares = [\"{first}\", \"{second}\"] }}", at as u64 * STEP_NS)
-    });
+    let steps =
+        [("0-1", "2-15"), ("0-3", "4-15"), ("0-5", "6-15")].iter().enumerate().map(|(index, (first, second))| {
+            format!("{{ from_ns = {}, shares = [\"{first}\", \"{second}\"] }}", index as u64 * STEP_NS)
+        });
     let parameters = format!("window_ns = {WINDOW_NS}\nsteps = [{}]", steps.collect::<Vec<_>>().join(", "));
     let standard = StandardPipeline {
         policy: PolicyConfig { name: "static-partition".into(), parameters, seed: 1 },

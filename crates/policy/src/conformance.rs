@@ -122,10 +122,10 @@ impl ObservationScript {
         let mut policy = make(self.seed);
         let mut before = Plan::idle(WindowLength::Time { ns: 1 });
         let mut decisions = Vec::new();
-        for (at, (seen, profiles)) in self.windows.iter().enumerate() {
+        for (index, (seen, profiles)) in self.windows.iter().enumerate() {
             let seen = rename_seen(seen, &rename);
             let profiles = profiles.iter().map(|(&task, profile)| (rename(task), profile.clone())).collect();
-            let decision = self.decide(policy.as_mut(), &seen, &profiles, &before, at)?;
+            let decision = self.decide(policy.as_mut(), &seen, &profiles, &before, index)?;
             before = decision.plan.clone();
             decisions.push(decision);
         }
@@ -165,15 +165,15 @@ impl ObservationScript {
         let rule = "without evidence allowed, gangs and shares stay";
         let mut policy = make(self.seed);
         let mut before = Plan::idle(WindowLength::Time { ns: 1 });
-        for (at, (seen, profiles)) in self.windows.iter().enumerate() {
-            before = self.decide(policy.as_mut(), seen, profiles, &before, at)?.plan;
+        for (index, (seen, profiles)) in self.windows.iter().enumerate() {
+            before = self.decide(policy.as_mut(), seen, profiles, &before, index)?.plan;
             let mut blind = seen.clone();
             blind.probe_results.clear();
             blind.tasks.iter_mut().for_each(|task| task.counts = EventCounts::default());
             // Lack of evidence must not undo a decision that was made with evidence.
-            let plan = self.decide(policy.as_mut(), &blind, &Profiles::new(), &before, at)?.plan;
+            let plan = self.decide(policy.as_mut(), &blind, &Profiles::new(), &before, index)?.plan;
             if (&plan.affinity, &plan.gangs, &plan.shares) != (&before.affinity, &before.gangs, &before.shares) {
-                return Err(self.violation(rule, at, format!("before {before:?}, now {plan:?}")));
+                return Err(self.violation(rule, index, format!("before {before:?}, now {plan:?}")));
             }
             before = plan;
         }

@@ -343,15 +343,15 @@ impl CoScheduler {
                 ran[place] = (ran[place].0 + self.samples[&task.task], ran[place].1 + 1.0);
             }
         }
-        let too_far_behind = |at: usize| {
-            let mean = places[at].map(|place| ran[place].0 / ran[place].1);
-            mean.is_none_or(|mean| mean - self.samples[&tasks[at].task] > self.max_lag_samples)
+        let too_far_behind = |index: usize| {
+            let mean = places[index].map(|place| ran[place].0 / ran[place].1);
+            mean.is_none_or(|mean| mean - self.samples[&tasks[index].task] > self.max_lag_samples)
         };
         let left_alone: Vec<bool> = (0..tasks.len()).map(too_far_behind).collect();
         let mut penalties = Vec::new();
-        for (at, one) in tasks.iter().enumerate() {
-            for (other_at, other) in tasks.iter().enumerate().skip(at + 1) {
-                if places[at] != places[other_at] || left_alone[at] || left_alone[other_at] {
+        for (index, one) in tasks.iter().enumerate() {
+            for (other_at, other) in tasks.iter().enumerate().skip(index + 1) {
+                if places[index] != places[other_at] || left_alone[index] || left_alone[other_at] {
                     continue;
                 }
                 let penalty = costs.penalty(one.task, other.task);

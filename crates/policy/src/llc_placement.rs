@@ -43,8 +43,8 @@ impl StickyPlacement {
         }
         let mut load = vec![0u32; domains.len()];
         let old = |task: TaskId| self.places.get(&task).copied();
-        let at = |cache: CacheId| domains.iter().position(|domain| domain.cache == cache);
-        let mut places: Vec<Option<usize>> = view.movable().map(|task| old(task.task).and_then(at)).collect();
+        let index = |cache: CacheId| domains.iter().position(|domain| domain.cache == cache);
+        let mut places: Vec<Option<usize>> = view.movable().map(|task| old(task.task).and_then(index)).collect();
         places.iter().flatten().for_each(|&place| load[place] += 1);
         // Counted once, because a thousand newcomers consider every cache.
         let cpus: Vec<f64> = domains.iter().map(|domain| f64::from(domain.cpus.count())).collect();

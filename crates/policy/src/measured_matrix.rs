@@ -72,10 +72,10 @@ fn columns(matrix: &PercentMatrix) -> Result<BTreeMap<&str, usize>, MatrixError>
         return Err(bad(matrix, matrix.header_line, 2, format!("{} names", names.len()), &expected));
     }
     let mut place = BTreeMap::new();
-    for (at, name) in names.iter().enumerate() {
-        if name.is_empty() || place.insert(name.as_str(), at).is_some() {
+    for (index, name) in names.iter().enumerate() {
+        if name.is_empty() || place.insert(name.as_str(), index).is_some() {
             let found = format!("'{name}'");
-            return Err(bad(matrix, matrix.header_line, at + 2, found, "a name that is not repeated"));
+            return Err(bad(matrix, matrix.header_line, index + 2, found, "a name that is not repeated"));
         }
     }
     Ok(place)

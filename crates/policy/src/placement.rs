@@ -225,9 +225,14 @@ fn programs_of(
     let named = |members: &[usize]| members.iter().map(|&member| names[member].clone()).collect::<Vec<String>>();
     let mut placed: Vec<(usize, PlacedProgram)> = Vec::new();
     for (cache, cpus) in seating.by_cache.iter().enumerate() {
-        for (at, members) in cpus.iter().enumerate() {
-            let mut co_runners: Vec<usize> =
-                cpus.iter().enumerate().filter(|(other, _)| *other != at).flat_map(|(_, cpu)| cpu).copied().collect();
+        for (index, members) in cpus.iter().enumerate() {
+            let mut co_runners: Vec<usize> = cpus
+                .iter()
+                .enumerate()
+                .filter(|(other, _)| *other != index)
+                .flat_map(|(_, cpu)| cpu)
+                .copied()
+                .collect();
             co_runners.sort_unstable();
             for &program in members {
                 let turns: Vec<usize> = members.iter().copied().filter(|&other| other != program).collect();
@@ -238,7 +243,7 @@ fn programs_of(
                     program,
                     PlacedProgram {
                         name: names[program].clone(),
-                        cpu: places[cache].cpus[at],
+                        cpu: places[cache].cpus[index],
                         cache: places[cache].cache,
                         co_runners: named(&co_runners),
                         shares_cpu_with: named(&turns),

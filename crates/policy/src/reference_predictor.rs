@@ -280,7 +280,7 @@ impl CoResidency {
         for (nth, schedule) in under.gangs.iter().enumerate() {
             taken = taken.union(&schedule.cpus);
             let turn: f64 = schedule.gangs.iter().map(|gang| f64::from(gang.slices)).sum();
-            for (at, gang) in schedule.gangs.iter().enumerate() {
+            for (index, gang) in schedule.gangs.iter().enumerate() {
                 let seated: CpuSet = gang.members.iter().filter_map(|(_, cpu)| cpu.map(|cpu| cpu.0)).collect();
                 let mut free = schedule.cpus.iter().filter(|&cpu| !seated.contains(cpu));
                 for &(task, cpu) in &gang.members {
@@ -288,7 +288,7 @@ impl CoResidency {
                     presence.cpu.entry(task).or_insert(cpu);
                     let part = f64::from(gang.slices) / turn.max(1.0);
                     *presence.share.entry(task).or_insert(0.0) += part;
-                    in_gangs.entry(task).or_insert_with(|| (nth, BTreeMap::new())).1.insert(at, part);
+                    in_gangs.entry(task).or_insert_with(|| (nth, BTreeMap::new())).1.insert(index, part);
                 }
             }
         }

@@ -35,7 +35,8 @@ fn task(id: u32) -> TaskSample {
 
 /// Eight super sets, of which the given ones are busy.
 fn busy_in(super_sets: std::ops::Range<usize>) -> Profile {
-    let count = |at: usize| SuperSetCount { accesses: 100, misses: if super_sets.contains(&at) { 50 } else { 1 } };
+    let count =
+        |index: usize| SuperSetCount { accesses: 100, misses: if super_sets.contains(&index) { 50 } else { 1 } };
     let mut profile = Profile::default();
     let counts = (0..8).map(count).collect();
     profile.locality.activity.insert(CacheLevel::L2, Fact::new(counts, FactSource::SuperSets, 0));
@@ -89,7 +90,7 @@ fn run_filling(
     let mut policy = policies::build(policy, parameters, 1).unwrap();
     let mut tasks: Vec<TaskSample> = (0..profiles.len() as u32).map(task).collect();
     let profiles: Profiles =
-        profiles.into_iter().enumerate().map(|(at, profile)| (TaskId(at as u32), profile)).collect();
+        profiles.into_iter().enumerate().map(|(index, profile)| (TaskId(index as u32), profile)).collect();
     let mut before = Plan::idle(WindowLength::Time { ns: WINDOW_NS });
     let mut run = CoScheduleRun { decisions: Vec::new(), ran: vec![0; tasks.len()] };
     let mut waited = vec![true; tasks.len()];

@@ -39,7 +39,7 @@ fn stream() -> Profile {
 }
 
 fn forecast(profiles: Vec<Profile>, plan: &Plan) -> Forecast {
-    let profiles: Profiles = profiles.into_iter().enumerate().map(|(at, p)| (TaskId(at as u32), p)).collect();
+    let profiles: Profiles = profiles.into_iter().enumerate().map(|(index, p)| (TaskId(index as u32), p)).collect();
     forecast_on(capabilities(&[]), profiles, plan)
 }
 fn forecast_on(capabilities: Capabilities, profiles: Profiles, plan: &Plan) -> Forecast {

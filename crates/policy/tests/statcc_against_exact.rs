@@ -95,16 +95,16 @@ fn miss_ratios_and_run_times_of_groups_are_as_simulated() {
         let expected = StatCc { jointly: true }.group_costs(&members, &cache).unwrap();
         let programs: Vec<&EndlessProgram> = group.iter().map(|&p| &PROGRAMS[p]).collect();
         let ratios = expected.miss_ratios.unwrap();
-        for (at, &(cpi, ratio)) in simulate(&programs).iter().enumerate() {
-            let slower = (1.0 + expected.costs[at]) / (cpi / solo[group[at]]) - 1.0;
+        for (index, &(cpi, ratio)) in simulate(&programs).iter().enumerate() {
+            let slower = (1.0 + expected.costs[index]) / (cpi / solo[group[index]]) - 1.0;
             println!(
-                "{group:?} #{at}: miss ratio {:.3}, simulated {ratio:.3}; run time off by {:+.1} %",
-                ratios[at],
+                "{group:?} #{index}: miss ratio {:.3}, simulated {ratio:.3}; run time off by {:+.1} %",
+                ratios[index],
                 100.0 * slower
             );
             // Groups with the loops count in the second only.
             for which in usize::from(group.contains(&2))..2 {
-                worst_ratio[which] = worst_ratio[which].max((ratios[at] - ratio).abs());
+                worst_ratio[which] = worst_ratio[which].max((ratios[index] - ratio).abs());
                 worst_time[which] = worst_time[which].max(slower.abs());
             }
             off.push(slower.abs());

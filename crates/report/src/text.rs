@@ -27,8 +27,8 @@ pub fn size_text(bytes: u64) -> String {
 pub fn count_text(count: u64) -> String {
     let digits = count.to_string();
     let mut text = String::new();
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
             text.push(',');
         }
         text.push(digit);

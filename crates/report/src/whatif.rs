@@ -179,10 +179,10 @@ impl WhatIfResult {
             h2 { "Programs" }
             div.scroll { table {
                 thead { tr { th { "slowdown of" } @for outcome in &self.policies { th { (outcome.policy) } } } }
-                tbody { @for at in 0..first.programs.len() { tr {
-                    td { (first.programs[at].name) }
+                tbody { @for index in 0..first.programs.len() { tr {
+                    td { (first.programs[index].name) }
                     @for outcome in &self.policies {
-                        td { (or_dash(outcome.programs.get(at).and_then(|program| program.slowdown).map(number))) }
+                        td { (or_dash(outcome.programs.get(index).and_then(|program| program.slowdown).map(number))) }
                     }
                 } } }
             } }
@@ -192,8 +192,8 @@ impl WhatIfResult {
     /// Programs that are drawn: all, or those that any policy slows most, in their order.
     fn drawn(&self) -> Vec<usize> {
         let count = self.policies.first().map_or(0, |outcome| outcome.programs.len());
-        let worst = |at: usize| {
-            let of = |outcome: &PolicyOutcome| outcome.programs.get(at).and_then(|program| program.slowdown);
+        let worst = |index: usize| {
+            let of = |outcome: &PolicyOutcome| outcome.programs.get(index).and_then(|program| program.slowdown);
             self.policies.iter().filter_map(of).fold(0.0, f64::max)
         };
         let mut all: Vec<usize> = (0..count).collect();
@@ -432,7 +432,7 @@ mod tests {
     #[test]
     fn places_are_joined_and_gaps_are_left() {
         let lanes = page().policies[0].places(&TimeUnit { label: "s", seconds: 1.0 }, &[0, 1]).lanes;
-        let spans = |at: usize| lanes[at].spans.iter().map(|s| (s.from, s.to, s.kind)).collect::<Vec<_>>();
+        let spans = |index: usize| lanes[index].spans.iter().map(|s| (s.from, s.to, s.kind)).collect::<Vec<_>>();
         assert_eq!(spans(0), [(0.0, 20.0, 0), (20.0, 30.0, 1)]);
         assert_eq!(spans(1), [(10.0, 30.0, 1)]);
     }
@@ -440,7 +440,7 @@ mod tests {
     /// Does one far-off stretch leave the others legible, and are values that are spread left whole?
     #[test]
     fn a_far_off_value_does_not_flatten_the_others() {
-        let mut values: Vec<f64> = (0..100).map(|at| 1.0 + f64::from(at) / 100.0).collect();
+        let mut values: Vec<f64> = (0..100).map(|index| 1.0 + f64::from(index) / 100.0).collect();
         assert!(top(values.clone()).0 > 1.99 && top(values.clone()).1.is_none());
         values.push(260.0);
         let (top, cut) = top(values);

@@ -32,7 +32,7 @@ fn chart() -> Chart {
 fn heat_map() -> HeatMap {
     let names = vec!["mcf".to_string(), "libquantum".to_string()];
     HeatMap {
-        title: "Who hurts whom".into(),
+        title: "Slowdown by neighbor".into(),
         rows: names.clone(),
         columns: names,
         row_label: "suffers".into(),
@@ -149,8 +149,8 @@ fn hostile_names_and_odd_numbers_stay_inside() {
 /// Does the same color go to the same name wherever it is asked for, and do more than eight series stay apart?
 #[test]
 fn colors_repeat_with_dashes() {
-    let series = (0..10).map(|at| Series {
-        name: format!("s{at}"),
+    let series = (0..10).map(|index| Series {
+        name: format!("s{index}"),
         points: vec![ChartPoint::new(1.0, 1.0), ChartPoint::new(2.0, 2.0)],
         ..Series::default()
     });

@@ -25,10 +25,10 @@ fn study() -> StudyPage {
         slowdown: Some(2.31),
         reason: format!("{name} keeps away from milc."),
     };
-    let cache = |at: usize| CacheAssignment {
-        cache: format!("L2 #{at}"),
-        cpus: format!("{}-{}", 2 * at, 2 * at + 1),
-        programs: vec![placed(names[2 * at]), placed(names[2 * at + 1])],
+    let cache = |index: usize| CacheAssignment {
+        cache: format!("L2 #{index}"),
+        cpus: format!("{}-{}", 2 * index, 2 * index + 1),
+        programs: vec![placed(names[2 * index]), placed(names[2 * index + 1])],
     };
     let plan = PlanResult {
         model: "measured".into(),
@@ -48,7 +48,7 @@ fn study() -> StudyPage {
     StudyPage {
         title: "Four programs on two caches".into(),
         programs: programs.to_vec(),
-        curves: (1..5).map(|at| curve(f64::from(at))).collect(),
+        curves: (1..5).map(|index| curve(f64::from(index))).collect(),
         matrix,
         plan: Some(plan),
         method: vec![("recorded".into(), "by <hand>".into())],

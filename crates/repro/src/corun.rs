@@ -149,9 +149,12 @@ fn once(
     Ok(stored)
 }
 
+/// Longest recording of which the content is part of a key.
+const MAX_RECORDING_BYTES: u64 = 4 << 30;
+
 /// A job, and of a recording's file what changes when the file does.
 fn described(job: &WorkloadJob) -> String {
-    let file = job.recording.as_ref().and_then(|path| std::fs::read(path).ok());
+    let file = job.recording.as_ref().and_then(|path| cachemate_files::read_limited(path, MAX_RECORDING_BYTES).ok());
     let content = file.map_or(String::new(), |bytes| format!(" of {:016x}", store::fingerprint(&bytes)));
     format!("{job:?}{content}")
 }

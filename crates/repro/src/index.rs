@@ -30,7 +30,7 @@ pub fn index_html(findings: &Findings, command: &str, figure_style: &str) -> Str
             span.missed { (tally["missed"]) " missed" } ". Made by " code { (command) } "."
         }
         div.wide { (table(findings)) }
-        @for (at, finding) in findings.results.iter().enumerate() { (section(at, finding)) }
+        @for (index, finding) in findings.results.iter().enumerate() { (section(index, finding)) }
     };
     whole_page("cachemate: the papers' results, measured", &[STYLE, figure_style], &body)
 }
@@ -40,9 +40,9 @@ fn table(findings: &Findings) -> Markup {
         table {
             thead { tr { th { "id" } th { "result" } th { "paper" } th { "target" } th { "measured" } th { "verdict" } } }
             tbody {
-                @for (at, finding) in findings.results.iter().enumerate() {
+                @for (index, finding) in findings.results.iter().enumerate() {
                     tr {
-                        td { a href={ "#f" (at) } { (finding.id) } }
+                        td { a href={ "#f" (index) } { (finding.id) } }
                         td { (finding.title) }
                         td { (finding.paper) }
                         td { (finding.target.describe()) }
@@ -55,11 +55,11 @@ fn table(findings: &Findings) -> Markup {
     }
 }
 
-fn section(at: usize, finding: &Finding) -> Markup {
+fn section(index: usize, finding: &Finding) -> Markup {
     let seeds: Vec<String> = finding.seeds.iter().map(u64::to_string).collect();
     html! {
         section {
-            h2 id={ "f" (at) } { (finding.id) ": " (finding.title) }
+            h2 id={ "f" (index) } { (finding.id) ": " (finding.title) }
             p { "Measured " b { (measured(finding)) } ", target: " (finding.target.describe()) ", paper: " (finding.paper) " — " (verdict(finding)) }
             @if !finding.note.is_empty() { p { (finding.note) } }
             @for figure in &finding.figures {

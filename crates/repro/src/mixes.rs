@@ -290,7 +290,7 @@ mod tests {
             unfinished_pairs: Vec::new(),
         };
         let means = mean_of(&[mix(&[("di", 2.0), ("dio", 2.0)]), mix(&[("dio", 1.0)])]);
-        let of = |at: usize| (means[at].policy.as_str(), means[at].weighted_speedup_gain_percent);
+        let of = |index: usize| (means[index].policy.as_str(), means[index].weighted_speedup_gain_percent);
         assert_eq!((means.len(), of(0), of(1)), (2, ("di", 0.0), ("dio", 50.0)));
     }
 

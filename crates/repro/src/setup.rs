@@ -56,10 +56,10 @@ impl AccessSource for LimitedSource {
     fn next_batch(&mut self, batch: &mut Vec<Access>) -> BatchEnd {
         let begin = batch.len();
         let turn = self.source.next_batch(batch);
-        for at in begin..batch.len() {
-            let instructions = batch[at].instructions();
+        for index in begin..batch.len() {
+            let instructions = batch[index].instructions();
             if instructions >= self.left {
-                batch.truncate(at + 1);
+                batch.truncate(index + 1);
                 self.left = 0;
                 return BatchEnd::Exit;
             }
@@ -114,7 +114,10 @@ impl WorkloadJob {
     /// `count` copies with seeds of their own, named `kernel-0`, `kernel-1`, ...
     pub fn copies(kernel: &str, count: u64, seed: u64) -> Vec<Self> {
         (0..count)
-            .map(|at| WorkloadJob { name: format!("{kernel}-{at}"), ..WorkloadJob::new(kernel, seed * 1_000 + at) })
+            .map(|index| WorkloadJob {
+                name: format!("{kernel}-{index}"),
+                ..WorkloadJob::new(kernel, seed * 1_000 + index)
+            })
             .collect()
     }
 
@@ -405,7 +408,7 @@ mod tests {
     use super::*;
 
     fn workload(kernels: &[&str]) -> Workload {
-        let jobs = kernels.iter().enumerate().map(|(at, kernel)| WorkloadJob::new(kernel, at as u64)).collect();
+        let jobs = kernels.iter().enumerate().map(|(index, kernel)| WorkloadJob::new(kernel, index as u64)).collect();
         Workload::on("xeon-x5365-4", jobs, 1).unwrap().lasting(200_000, 2_000_000)
     }
 

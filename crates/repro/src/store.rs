@@ -37,6 +37,8 @@ struct RunFile {
     kept: StoredRun,
 }
 
+/// Largest stored run.
+const MAX_RUN_BYTES: u64 = 64 << 20;
 const FORMAT: u32 = 4;
 
 struct RunFolder {
@@ -97,7 +99,7 @@ impl RunFolder {
             (self.note)(&format!("{}: {why}; measured again", path.display()));
             None
         };
-        let text = match std::fs::read_to_string(&path) {
+        let text = match cachemate_files::read_text_limited(&path, MAX_RUN_BYTES) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
             Err(error) => return again(&error.to_string()),
@@ -125,9 +127,7 @@ impl RunFolder {
         };
         let path = self.path_of(machine, measured_with, run);
         path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
-        let fresh = path.with_extension(format!("{}.{:?}.new", std::process::id(), std::thread::current().id()));
-        std::fs::write(&fresh, serde_json::to_string(&file)?)?;
-        std::fs::rename(&fresh, &path)
+        cachemate_files::replace(&path, serde_json::to_string(&file)?.as_bytes())
     }
 }
 

@@ -48,7 +48,7 @@ pub enum ScenarioError {
 #[serde(deny_unknown_fields, default)]
 struct SchedulerParameters {
     prefetch: Option<bool>,
-    piece_order_at_most: Option<u32>,
+    max_piece_order: Option<u32>,
 }
 
 /// The standard pipeline of the scenario's machine, whichever model it runs on.
@@ -97,7 +97,7 @@ pub fn build(scenario: &Scenario, spec: &MachineSpec) -> Result<SimMachine, Scen
         scale: scenario.scale,
         scheduler,
         prefetch: parameters.prefetch.unwrap_or(defaults.prefetch),
-        piece_order_at_most: parameters.piece_order_at_most.unwrap_or(defaults.piece_order_at_most),
+        max_piece_order: parameters.max_piece_order.unwrap_or(defaults.max_piece_order),
         warm_up: scenario.warm_up.map(length),
         ends: Some(length(scenario.length)),
         ..defaults

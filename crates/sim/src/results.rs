@@ -180,8 +180,8 @@ impl SimMachine {
         let now = self.system.now();
         self.system.dispatcher.account_to(now);
         self.programs.iter_mut().for_each(|program| program.completions_before = program.completions);
-        let task = |at: usize| {
-            let slot = self.known[at].slot;
+        let task = |index: usize| {
+            let slot = self.known[index].slot;
             let state = self.system.dispatcher.task(slot);
             TaskBaseline {
                 counters: self.system.counters(slot),
@@ -207,7 +207,8 @@ impl SimMachine {
         let now = self.system.now();
         self.system.dispatcher.account_to(now);
         let elapsed_cycles = now - self.baseline.cycle;
-        let tasks: Vec<TaskResults> = (0..self.known.len()).map(|at| self.task_results(at, elapsed_cycles)).collect();
+        let tasks: Vec<TaskResults> =
+            (0..self.known.len()).map(|index| self.task_results(index, elapsed_cycles)).collect();
         let busy: u64 = tasks.iter().flat_map(|task| &task.on_cpu_cycles).map(|(_, cycles)| cycles).sum();
         let whole = (elapsed_cycles * u64::from(self.spec.cpus())).max(1);
         let (picks, before) = (self.system.dispatcher.picks, self.baseline.picks);
@@ -217,7 +218,7 @@ impl SimMachine {
             scale: self.clock.scale,
             elapsed_cycles,
             tasks,
-            caches: (0..self.topology.caches.len()).map(|at| self.cache_results(at, elapsed_cycles)).collect(),
+            caches: (0..self.topology.caches.len()).map(|index| self.cache_results(index, elapsed_cycles)).collect(),
             memory: (0..self.spec.memory.nodes).map(|node| self.memory_results(node, elapsed_cycles)).collect(),
             busy_share: busy as f64 / whole as f64,
             dispatcher: DispatcherResults {

@@ -100,8 +100,8 @@ struct TouchedLines {
 impl TouchedLines {
     fn new(program: KernelProgram) -> Self {
         let mut marks = BTreeMap::new();
-        for (at, region) in program.regions.iter().enumerate() {
-            marks.insert(region.base, (at, vec![false; region.bytes.div_ceil(LINE) as usize]));
+        for (index, region) in program.regions.iter().enumerate() {
+            marks.insert(region.base, (index, vec![false; region.bytes.div_ceil(LINE) as usize]));
         }
         let lines = program.regions.iter().map(|region| region.bytes.div_ceil(LINE)).sum();
         TouchedLines { program, marks, lines, touched: 0 }

@@ -195,10 +195,13 @@ impl IntervalSpec {
                 return Err(located.at(&field, share.to_string(), format!("0 to {most}")));
             }
         }
-        for (at, event) in self.events.iter().enumerate() {
-            event.check(&format!("interval.events[{at}]"), located, machine)?;
+        for (index, event) in self.events.iter().enumerate() {
+            event.check(&format!("interval.events[{index}]"), located, machine)?;
         }
-        self.mixes.iter().enumerate().try_for_each(|(at, mix)| mix.check(&format!("interval.mixes[{at}]"), located))
+        self.mixes
+            .iter()
+            .enumerate()
+            .try_for_each(|(index, mix)| mix.check(&format!("interval.mixes[{index}]"), located))
     }
 }
 

@@ -176,12 +176,12 @@ pub fn parse_manage_config(
             None => Err(located.at(&field, format!("'{name}'"), "a user of this host, by name or number")),
         },
     };
-    for (at, user) in config.allow_users.iter_mut().enumerate() {
-        resolve(format!("allow_users[{at}]"), user)?;
+    for (index, user) in config.allow_users.iter_mut().enumerate() {
+        resolve(format!("allow_users[{index}]"), user)?;
     }
-    for (at, rule) in config.rules.iter_mut().enumerate() {
+    for (index, rule) in config.rules.iter_mut().enumerate() {
         if let Some(user) = &mut rule.user {
-            resolve(format!("rules[{at}].user"), user)?;
+            resolve(format!("rules[{index}].user"), user)?;
         }
     }
     config.check(&located)?;
@@ -202,7 +202,7 @@ impl ManageConfig {
             ("run_log", &self.run_log),
             ("gang_scheduler_socket", &self.gang_scheduler_socket),
         ];
-        let profiles = self.profiles.iter().enumerate().map(|(at, path)| (format!("profiles[{at}]"), path));
+        let profiles = self.profiles.iter().enumerate().map(|(index, path)| (format!("profiles[{index}]"), path));
         let named = paths.into_iter().filter_map(|(field, path)| Some((field.to_string(), path.as_ref()?)));
         for (field, path) in named.chain(profiles) {
             if path.as_os_str().is_empty() {
@@ -226,13 +226,13 @@ impl ManageConfig {
         if !(0.0..1.0).contains(&min_loss) {
             return Err(located.at("rollback.min_loss", min_loss.to_string(), "0 to 1"));
         }
-        self.rules.iter().enumerate().try_for_each(|(at, rule)| rule.check(at, located))?;
+        self.rules.iter().enumerate().try_for_each(|(index, rule)| rule.check(index, located))?;
         self.check_cpusets(located)
     }
 
     fn check_cpusets(&self, located: &Located<'_>) -> Result<(), SpecError> {
-        for (at, cpuset) in self.cpusets.iter().enumerate() {
-            let (field, path) = (format!("cpusets[{at}]"), &cpuset.cgroup);
+        for (index, cpuset) in self.cpusets.iter().enumerate() {
+            let (field, path) = (format!("cpusets[{index}]"), &cpuset.cgroup);
             let names: Vec<&str> = path.trim_end_matches('/').split('/').skip(1).collect();
             let below_root = path.starts_with('/') && !names.is_empty();
             if !below_root || names.iter().any(|name| matches!(*name, "" | "." | "..")) {
@@ -246,7 +246,7 @@ impl ManageConfig {
             if cpuset.cpus.is_empty() {
                 return Err(located.at(&format!("{field}.cpus"), "no CPU", "at least one, such as '0-3'"));
             }
-            if self.cpusets[..at].iter().any(|other| other.cgroup == *path) {
+            if self.cpusets[..index].iter().any(|other| other.cgroup == *path) {
                 return Err(located.at(&format!("{field}.cgroup"), format!("'{path}' again"), "each cgroup once"));
             }
         }

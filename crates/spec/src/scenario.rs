@@ -199,7 +199,7 @@ impl Scenario {
             return Err(located.at("programs", "none", "one program or more"));
         }
         self.check_model(located, machine)?;
-        self.programs.iter().enumerate().try_for_each(|(at, program)| program.check(at, located, machine))
+        self.programs.iter().enumerate().try_for_each(|(index, program)| program.check(index, located, machine))
     }
 }
 
@@ -213,14 +213,14 @@ impl Scenario {
             }
             table.check(located, machine)?;
         }
-        for (at, program) in self.programs.iter().enumerate() {
+        for (index, program) in self.programs.iter().enumerate() {
             let given = [
                 ("interarrival_ns", program.interarrival_ns.is_some()),
                 ("instructions", program.instructions.is_some()),
                 ("cpu_share", program.cpu_share.is_some()),
             ];
             if let Some((field, _)) = given.iter().find(|(_, given)| *given && !interval) {
-                let field = format!("programs[{at}].{field}");
+                let field = format!("programs[{index}].{field}");
                 return Err(located.at(&field, "a value", "none, as simulator is \"cycle\""));
             }
         }

@@ -13,7 +13,7 @@ pub fn usual_sizes() -> Vec<u64> {
 /// `count` (at least 2) sizes from `low` to `high` in equal ratios, the inner ones rounded down to whole 64-byte lines.
 pub fn sizes_in_equal_ratios(low: u64, high: u64, count: usize) -> Vec<u64> {
     let ratio = (high as f64 / low as f64).log2() / (count - 1) as f64;
-    let inner = (1..count - 1).map(|at| (low as f64 * (ratio * at as f64).exp2() + 1e-6) as u64);
+    let inner = (1..count - 1).map(|index| (low as f64 * (ratio * index as f64).exp2() + 1e-6) as u64);
     let whole_lines = inner.map(|bytes| if bytes >= 64 { bytes / 64 * 64 } else { bytes });
     std::iter::once(low).chain(whole_lines).chain(std::iter::once(high)).collect()
 }

@@ -62,7 +62,7 @@ fn steps_of(time: Duration) -> u64 {
 }
 
 fn manifest(tasks: usize) -> Manifest {
-    let point = |at: usize| format!("{{\"run\":\"{at}\"}}").into_boxed_str();
+    let point = |index: usize| format!("{{\"run\":\"{index}\"}}").into_boxed_str();
     let header = ManifestHeader {
         format: 1,
         name: "scale".to_string(),
@@ -79,7 +79,7 @@ fn manifest(tasks: usize) -> Manifest {
     };
     Manifest {
         header,
-        tasks: (0..tasks).map(|at| SweepTask { id: SweepTaskId::of(&point(at)), point: point(at) }).collect(),
+        tasks: (0..tasks).map(|index| SweepTask { id: SweepTaskId::of(&point(index)), point: point(index) }).collect(),
     }
 }
 
@@ -139,7 +139,7 @@ fn children(runs: &[Vec<String>]) -> RunCost {
 fn children_cpu_s() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-    let ticks = |at: usize| fields.get(at).and_then(|field| field.parse::<f64>().ok()).unwrap_or(0.0);
+    let ticks = |index: usize| fields.get(index).and_then(|field| field.parse::<f64>().ok()).unwrap_or(0.0);
     (ticks(13) + ticks(14)) / 100.0
 }
 
@@ -201,7 +201,7 @@ fn measure() {
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let number = |at: usize| args.get(at).and_then(|text| text.parse().ok()).unwrap_or(0u64);
+    let number = |index: usize| args.get(index).and_then(|text| text.parse().ok()).unwrap_or(0u64);
     match args.first().map(String::as_str) {
         None => measure(),
         Some("status") => {
@@ -210,7 +210,7 @@ fn main() -> ExitCode {
             assert_eq!((found.total, found.finished, found.running), (TASKS + 1, TASKS, 1));
             assert!(found.remaining_s.is_some(), "the time left is part of a status");
         }
-        Some("plain") => (0..number(1)).for_each(|at| _ = std::hint::black_box(count(number(2), at))),
+        Some("plain") => (0..number(1)).for_each(|index| _ = std::hint::black_box(count(number(2), index))),
         Some("sweep") => sweep(Path::new(&args[1]), number(2) as usize, 2, number(3)),
         Some(other) => {
             println!("found '{other}', expected nothing");

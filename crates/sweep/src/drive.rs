@@ -14,7 +14,7 @@ use crate::SweepError;
 use crate::engine::{EngineStatus, TaskEngine};
 use crate::manifest::{SweepTask, SweepTaskId};
 use crate::store::Store;
-use crate::worker::is_given_up;
+use crate::worker::is_abandoned;
 
 /// How a sweep is driven.
 #[derive(Clone, Debug)]
@@ -147,7 +147,7 @@ impl<'a> SweepDriver<'a> {
             }
             let noted = self.store.attempts(id)?;
             attempts += noted.len();
-            if is_given_up(&noted, self.options.retries) {
+            if is_abandoned(&noted, self.options.retries) {
                 let what = noted.last().map_or(String::new(), |attempt| attempt.what.clone());
                 self.given_up.insert(id, what);
             }

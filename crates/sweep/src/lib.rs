@@ -43,4 +43,4 @@ pub use merge::{MergeSummary, merge};
 pub use report::{SweepReport, report};
 pub use status::{SweepStatus, status};
 pub use store::{PublishOutcome, RunNote, Store, StoredResult};
-pub use worker::{Attempt, attempt};
+pub use worker::{AttemptOutcome, attempt};

@@ -1,7 +1,6 @@
 //! Owners of claims, and the heartbeat by which others see that they live.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -29,8 +28,12 @@ pub struct ClaimOwner {
 impl ClaimOwner {
     /// This process.
     pub fn me() -> Self {
-        let read = |path: &str| fs::read_to_string(path).map_or(String::new(), |text| text.trim().to_string());
-        let space = fs::read_link("/proc/self/ns/pid").map_or(String::new(), |link| link.display().to_string());
+        let read = |path: &str| {
+            cachemate_files::read_text_limited(Path::new(path), 4096)
+                .map_or(String::new(), |text| text.trim().to_string())
+        };
+        let space = cachemate_files::link_target(Path::new("/proc/self/ns/pid"))
+            .map_or(String::new(), |link| link.display().to_string());
         let pid = std::process::id();
         let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let host = name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' }).collect();
@@ -53,7 +56,7 @@ impl std::fmt::Display for ClaimOwner {
 
 /// Field 22 of `/proc/PID/stat`; the name in brackets may hold anything. `None` for one that is dead or a zombie.
 pub(crate) fn started_ticks(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let stat = cachemate_files::read_text_limited(Path::new(&format!("/proc/{pid}/stat")), 4096).ok()?;
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     let state = fields.next()?;
     if state == "Z" || state == "X" {

@@ -173,7 +173,7 @@ fn pictures(axes: &[String], rows: &[ReportRow]) -> Vec<Picture> {
     let labels = labelled(rows);
     let curves: Vec<&ReportRow> = rows.iter().filter(|row| !row.curve.is_empty()).collect();
     let mut pictures: Vec<Picture> =
-        curves.chunks(SERIES_AT_MOST).enumerate().map(|(at, rows)| curve_picture(at, rows, &labels)).collect();
+        curves.chunks(SERIES_AT_MOST).enumerate().map(|(index, rows)| curve_picture(index, rows, &labels)).collect();
     let by = axes.iter().position(|axis| axis == "policy").or_else(|| axes.len().checked_sub(1));
     let (Some(by), true) = (by, curves.is_empty()) else { return pictures };
     pictures.extend(figure_names(rows).iter().filter_map(|name| bars_picture(by, rows, name, &labels)));

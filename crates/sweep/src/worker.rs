@@ -16,56 +16,56 @@ use crate::store::{PublishOutcome, RunNote, Store, unix_ms};
 
 /// How an attempt ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Attempt {
-    /// The result is there now.
+pub enum AttemptOutcome {
+    /// This attempt produced and published the result.
     Finished(PublishOutcome),
-    /// It was there before.
-    Already,
-    /// Another worker runs it.
-    Others(String),
-    /// It came to nothing, and that was noted.
+    /// The result existed already.
+    AlreadyFinished,
+    /// Another worker, by its name, runs the task.
+    RunningElsewhere(String),
+    /// The task failed for this reason, and the failure was recorded.
     Failed(String),
-    /// It failed more often than it may, here and before.
-    GivenUp,
+    /// The task failed more often than its retries allow, in this process and before.
+    Abandoned,
     /// The user asked to stop; the task counts as not tried.
     Stopped,
 }
 
-/// Whether a task that failed so often is tried no more.
-pub(crate) fn is_given_up(attempts: &[FailedAttempt], retries: u32) -> bool {
+/// Whether a task with these failures is abandoned.
+pub(crate) fn is_abandoned(attempts: &[FailedAttempt], retries: u32) -> bool {
     let errors = attempts.iter().filter(|attempt| attempt.ending == FailureKind::Error).count();
     errors > retries as usize || too_many_deaths(attempts)
 }
 
-/// Runs a task unless it is finished, taken, or given up after `retries` failures more than the first.
+/// Runs a task unless it is finished, taken, or abandoned after `retries` failures more than the first.
 ///
 /// # Errors
 /// The store cannot be read or written; then no other task can be run either.
 pub fn attempt(
     store: &Store,
-    work: &dyn JobRunner,
+    runner: &dyn JobRunner,
     inputs: &Inputs,
     task: &SweepTask,
     retries: u32,
     stop: &AtomicBool,
-) -> Result<Attempt, SweepError> {
+) -> Result<AttemptOutcome, SweepError> {
     if let Some(before) = finished_before(store, task)? {
         return Ok(before);
     }
     let held = match store.claim(task.id)? {
         ClaimOutcome::Acquired(held) => held,
-        ClaimOutcome::HeldByOther(who) => return Ok(Attempt::Others(who)),
+        ClaimOutcome::HeldByOther(who) => return Ok(AttemptOutcome::RunningElsewhere(who)),
     };
     // Between the look and the claim another may have finished it, and a dead owner was noted.
     if let Some(before) = finished_before(store, task)? {
         return Ok(before);
     }
     let attempts = store.attempts(task.id)?;
-    if is_given_up(&attempts, retries) {
-        return Ok(Attempt::GivenUp);
+    if is_abandoned(&attempts, retries) {
+        return Ok(AttemptOutcome::Abandoned);
     }
     let (started, started_unix_ms) = (Instant::now(), unix_ms());
-    let answer = catch_unwind(AssertUnwindSafe(|| run(work, inputs, task, stop)));
+    let answer = catch_unwind(AssertUnwindSafe(|| run(runner, inputs, task, stop)));
     let answer = answer.unwrap_or_else(|panic| Err(RunError::Failed(format!("it panicked: {}", words(&*panic)))));
     let ended = match answer {
         Ok(result) => {
@@ -76,12 +76,12 @@ pub fn attempt(
                 started_unix_ms,
                 elapsed_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
             };
-            Attempt::Finished(store.publish(task.id, &result, &note)?)
+            AttemptOutcome::Finished(store.publish(task.id, &result, &note)?)
         }
-        Err(RunError::Stopped) => Attempt::Stopped,
+        Err(RunError::Stopped) => AttemptOutcome::Stopped,
         Err(RunError::Failed(what)) => {
             store.record_attempt(task.id, &FailedAttempt::now(FailureKind::Error, what.clone(), &store.owner))?;
-            Attempt::Failed(what)
+            AttemptOutcome::Failed(what)
         }
     };
     drop(held);
@@ -89,15 +89,15 @@ pub fn attempt(
 }
 
 /// A damaged result is set aside, and the task run again.
-fn finished_before(store: &Store, task: &SweepTask) -> Result<Option<Attempt>, SweepError> {
+fn finished_before(store: &Store, task: &SweepTask) -> Result<Option<AttemptOutcome>, SweepError> {
     match store.read(task.id) {
-        Ok(found) => Ok(found.map(|_| Attempt::Already)),
+        Ok(found) => Ok(found.map(|_| AttemptOutcome::AlreadyFinished)),
         Err(_) => store.quarantine(task.id).map(|()| None),
     }
 }
 
 fn run(
-    work: &dyn JobRunner,
+    runner: &dyn JobRunner,
     inputs: &Inputs,
     task: &SweepTask,
     stop: &AtomicBool,
@@ -105,7 +105,7 @@ fn run(
     let values = task.values().map_err(RunError::Failed)?;
     let point: Vec<(&str, &Value)> = values.iter().map(|(axis, value)| (axis.as_str(), value)).collect();
     let job = inputs.job(&point).map_err(RunError::Failed)?;
-    let answer = work.run(&job, stop)?;
+    let answer = runner.run(&job, stop)?;
     to_raw_value(&answer).map_err(|error| RunError::Failed(format!("the answer cannot be written: {error}")))
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use cachemate_sweep::engines::local::LocalEngine;
 use cachemate_sweep::{
-    Attempt, DriveOptions, EngineError, EngineStatus, Inputs, JobResult, JobRunner, Manifest, ManifestHeader,
+    AttemptOutcome, DriveOptions, EngineError, EngineStatus, Inputs, JobResult, JobRunner, Manifest, ManifestHeader,
     PublishOutcome, RunError, Store, SweepJob, SweepKind, SweepSummary, SweepTask, SweepTaskId, TaskEngine, attempt,
     drive, merge, report, status,
 };
@@ -46,8 +46,8 @@ impl JobRunner for Numbers {
 }
 
 fn manifest(count: usize) -> Manifest {
-    let point = |at: usize| format!("{{\"run\":\"run-{at}\"}}").into_boxed_str();
-    let tasks = (0..count).map(|at| SweepTask { id: SweepTaskId::of(&point(at)), point: point(at) }).collect();
+    let point = |index: usize| format!("{{\"run\":\"run-{index}\"}}").into_boxed_str();
+    let tasks = (0..count).map(|index| SweepTask { id: SweepTaskId::of(&point(index)), point: point(index) }).collect();
     let header = ManifestHeader {
         format: 1,
         name: "numbers".to_string(),
@@ -200,8 +200,8 @@ fn failing_tasks_are_said_and_the_others_go_on() {
     let work = Arc::new(Numbers { fails: Some("run-3"), panics: Some("run-7"), ..Numbers::default() });
     let summary = driven(&store, &manifest, &mut local(&store, &inputs, &work, 2), 2);
     assert_eq!((summary.finished, summary.failed.len(), summary.missing.len()), (8, 2, 0));
-    let why = |at: usize| {
-        let id = manifest.tasks[at].id;
+    let why = |index: usize| {
+        let id = manifest.tasks[index].id;
         let failure = summary.failed.iter().find(|(failed, _)| *failed == id);
         (failure.map(|(_, what)| what.clone()).unwrap_or_default(), store.attempts(id).unwrap().len())
     };
@@ -232,13 +232,13 @@ fn damage_at_any_byte_is_found() {
     let path = store.folder().join(format!("results/{}/{id}.json", &id.to_string()[..2]));
     let whole = std::fs::read(&path).unwrap();
     let line = whole.iter().position(|byte| *byte == b'\n').unwrap();
-    for at in 0..=line {
+    for index in 0..=line {
         let mut bytes = whole.clone();
-        bytes[at] ^= 0x04;
+        bytes[index] ^= 0x04;
         std::fs::write(&path, &bytes).unwrap();
-        assert!(store.read(id).is_err(), "byte {at} of {}", String::from_utf8_lossy(&whole));
-        std::fs::write(&path, &whole[..at]).unwrap();
-        assert!(store.read(id).is_err(), "cut at {at}");
+        assert!(store.read(id).is_err(), "byte {index} of {}", String::from_utf8_lossy(&whole));
+        std::fs::write(&path, &whole[..index]).unwrap();
+        assert!(store.read(id).is_err(), "cut at {index}");
     }
     let (bad, _) = merged(&store);
     assert_eq!((bad.damaged.len(), bad.is_complete()), (1, false));
@@ -266,18 +266,18 @@ fn claims_of_the_dead_are_taken_over() {
     let work = Numbers::default();
     let tried = || attempt(&store, &work, &inputs, task, 0, &AtomicBool::new(false)).unwrap();
     claim_of(folder.path(), task.id, "far", "elsewhere", 1, Duration::from_secs(30));
-    assert_eq!(tried(), Attempt::Others("process 1 on far".to_string()));
+    assert_eq!(tried(), AttemptOutcome::RunningElsewhere("process 1 on far".to_string()));
     assert_eq!(status(&store).unwrap().running, 1);
     for deaths in 1..5 {
         claim_of(folder.path(), task.id, "far", "elsewhere", 1, Duration::from_secs(3600));
         let stop = AtomicBool::new(true);
         let stopped = attempt(&store, &InterruptedRunner, &inputs, task, 0, &stop).unwrap();
-        assert_eq!((stopped, store.attempts(task.id).unwrap().len()), (Attempt::Stopped, deaths));
+        assert_eq!((stopped, store.attempts(task.id).unwrap().len()), (AttemptOutcome::Stopped, deaths));
     }
     claim_of(folder.path(), task.id, "far", "elsewhere", 1, Duration::from_secs(3600));
-    assert_eq!(tried(), Attempt::GivenUp, "its workers died five times");
+    assert_eq!(tried(), AttemptOutcome::Abandoned, "its workers died five times");
     store.forget_attempts(task.id).unwrap();
-    assert_eq!(tried(), Attempt::Finished(PublishOutcome::New));
+    assert_eq!(tried(), AttemptOutcome::Finished(PublishOutcome::New));
     assert_eq!(std::fs::read_dir(folder.path().join("claims")).unwrap().count(), 0);
     assert_eq!(std::fs::read_dir(folder.path().join("partial")).unwrap().count(), 0);
 }

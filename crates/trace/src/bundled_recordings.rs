@@ -54,10 +54,10 @@ fn find(programs: Vec<(String, PathBuf)>, name: &str) -> Result<PathBuf, TraceEr
 }
 
 fn list_recordings(dir: &Path) -> Vec<(String, PathBuf)> {
-    let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
+    let Ok(entries) = cachemate_files::entries(dir) else { return Vec::new() };
     let mut programs: Vec<(String, PathBuf)> = entries
-        .filter_map(|entry| {
-            let path = entry.ok()?.path();
+        .into_iter()
+        .filter_map(|path| {
             let name = path.file_name()?.to_str()?.strip_suffix(".cmt")?.to_string();
             Some((name, path))
         })

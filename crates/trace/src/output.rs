@@ -1,6 +1,6 @@
 //! Output files that are never overwritten by accident.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::ErrorKind;
 use std::path::Path;
 
@@ -11,14 +11,7 @@ use crate::TraceError;
 /// # Errors
 /// [`TraceError::Exists`] or [`TraceError::Io`].
 pub fn create_output(path: &Path, force: bool) -> Result<File, TraceError> {
-    let mut options = OpenOptions::new();
-    options.write(true);
-    if force {
-        options.create(true).truncate(true)
-    } else {
-        options.create_new(true)
-    };
-    options.open(path).map_err(|error| {
+    cachemate_files::create(path, force).map_err(|error| {
         let file = path.display().to_string();
         match error.kind() {
             ErrorKind::AlreadyExists => TraceError::Exists { file },

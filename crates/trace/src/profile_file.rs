@@ -247,8 +247,8 @@ impl ProfileFile {
     }
 
     fn check_fields(&self) -> Result<(), FieldError> {
-        for (at, curve) in self.curves.iter().enumerate() {
-            let place = format!("curves[{at}].points");
+        for (index, curve) in self.curves.iter().enumerate() {
+            let place = format!("curves[{index}].points");
             ascending(&place, "sizes", &curve.points, |point| point.size_bytes)?;
             for (of, point) in curve.points.iter().enumerate() {
                 within(&format!("{place}[{of}].miss_ratio"), Some(point.miss_ratio), 0.0, 1.0)?;
@@ -256,8 +256,8 @@ impl ProfileFile {
                 within(&format!("{place}[{of}].misses_per_kilo_instr"), rate, 0.0, PER_KILO_AT_MOST)?;
             }
         }
-        for (at, histogram) in self.histograms.iter().enumerate() {
-            ascending(&format!("histograms[{at}].buckets"), "bounds", &histogram.buckets, |bucket| bucket.0)?;
+        for (index, histogram) in self.histograms.iter().enumerate() {
+            ascending(&format!("histograms[{index}].buckets"), "bounds", &histogram.buckets, |bucket| bucket.0)?;
         }
         self.check_profile()
     }
@@ -271,16 +271,16 @@ impl ProfileFile {
             for (level, curve) in curves {
                 let place = format!("profile.locality.{name}.{level:?}");
                 ascending(&place, "sizes", &curve.value, |point| point.0)?;
-                for (at, (_, rate)) in curve.value.iter().enumerate() {
-                    within(&format!("{place}[{at}]"), Some(*rate), 0.0, PER_KILO_AT_MOST)?;
+                for (index, (_, rate)) in curve.value.iter().enumerate() {
+                    within(&format!("{place}[{index}]"), Some(*rate), 0.0, PER_KILO_AT_MOST)?;
                 }
             }
         }
-        for (at, (_, weight)) in locality.reuse_times.iter().flat_map(|times| &times.value).enumerate() {
-            number(&format!("profile.locality.reuse_times.value[{at}]"), *weight, 0.0, 1.0)?;
+        for (index, (_, weight)) in locality.reuse_times.iter().flat_map(|times| &times.value).enumerate() {
+            number(&format!("profile.locality.reuse_times.value[{index}]"), *weight, 0.0, 1.0)?;
         }
-        for (at, count) in locality.stack_positions.iter().flat_map(|counts| &counts.value).enumerate() {
-            number(&format!("profile.locality.stack_positions.value[{at}]"), *count, 0.0, PER_MEGA_AT_MOST)?;
+        for (index, count) in locality.stack_positions.iter().flat_map(|counts| &counts.value).enumerate() {
+            number(&format!("profile.locality.stack_positions.value[{index}]"), *count, 0.0, PER_MEGA_AT_MOST)?;
         }
         // A slowdown may be measured as a small gain.
         for (name, fact, least, most) in [

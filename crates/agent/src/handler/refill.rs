@@ -12,7 +12,7 @@ impl Agent {
     pub(super) fn fetch(&mut self, wanted: u32, at_most: u32) -> bool {
         let (mask, mut left) = (self.account.mask, at_most as usize);
         while left > 0 && self.stock.allowed(mask) < wanted {
-            let room = self.account.hold_at_most.saturating_sub(u64::from(self.stock.held()));
+            let room = self.account.max_hold.saturating_sub(u64::from(self.stock.held()));
             let fetched = self.fetch_batch(left.min(TOGETHER).min(room as usize));
             if fetched == 0 {
                 break;
@@ -20,7 +20,7 @@ impl Agent {
             left -= fetched;
         }
         self.account.held_frames = u64::from(self.stock.held());
-        self.account.held_most = self.account.held_most.max(self.account.held_frames);
+        self.account.max_held = self.account.max_held.max(self.account.held_frames);
         self.stock.allowed(mask) > 0
     }
 

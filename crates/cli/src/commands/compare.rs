@@ -145,9 +145,9 @@ fn render(answer: &Outcomes, page: Option<&PathBuf>) -> String {
     header.extend(answer.policies.iter().map(|outcome| (outcome.policy.as_str(), Align::Right)));
     let mut programs = Table::new(&header);
     let count = answer.policies.first().map_or(0, |outcome| outcome.programs.len());
-    for at in 0..count {
-        let name = answer.policies.first().map_or_else(String::new, |outcome| outcome.programs[at].name.clone());
-        let cells = answer.policies.iter().map(|outcome| or_dash(outcome.programs[at].slowdown.map(number)));
+    for index in 0..count {
+        let name = answer.policies.first().map_or_else(String::new, |outcome| outcome.programs[index].name.clone());
+        let cells = answer.policies.iter().map(|outcome| or_dash(outcome.programs[index].slowdown.map(number)));
         programs.row(std::iter::once(name).chain(cells));
     }
     let wrote = page.map_or(String::new(), |path| format!("\nwrote {}\n", path.display()));

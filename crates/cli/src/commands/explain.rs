@@ -70,7 +70,7 @@ fn absence(program: &str, tasks: &[TaskStatus]) -> anyhow::Error {
         };
         return anyhow!("no managed program is named '{program}'{hint}; cachemate status lists all");
     }
-    let there = match std::path::Path::new(&format!("/proc/{program}")).exists() {
+    let there = match cachemate_files::exists(std::path::Path::new(&format!("/proc/{program}"))) {
         true => "no rule of the configuration matches it, or it started after the last window",
         false => "no such process exists",
     };

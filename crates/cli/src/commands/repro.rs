@@ -1,6 +1,5 @@
 //! `cachemate repro`: the papers' results by their ids, measured on the simulator.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -89,7 +88,7 @@ impl Repro {
         if self.dry_run {
             return session.print(&self.cost(&experiments)?);
         }
-        if let Some(folder) = self.output.as_deref().filter(|folder| !folder.join(SWEEP).exists()) {
+        if let Some(folder) = self.output.as_deref().filter(|folder| !cachemate_files::exists(&folder.join(SWEEP))) {
             refuse_full(folder, self.force)?;
         }
         self.print_cost(session, &experiments);
@@ -149,7 +148,8 @@ impl Repro {
 
     /// The work to be done, in words.
     fn cost(&self, experiments: &[Experiment]) -> anyhow::Result<String> {
-        let folder = self.output.as_deref().map(|folder| folder.join(SWEEP)).filter(|folder| folder.exists());
+        let folder =
+            self.output.as_deref().map(|folder| folder.join(SWEEP)).filter(|folder| cachemate_files::exists(folder));
         let store = folder.map(|folder| Store::open_to_read(&folder)).transpose()?;
         Ok(repro_cost::render(&self.asked()?, experiments, store.as_ref()))
     }
@@ -157,7 +157,7 @@ impl Repro {
     /// # Errors
     /// The machine is a file, whose content would not be part of a run's id.
     fn asked(&self) -> anyhow::Result<ReproRequest> {
-        if let Some(file) = self.machine.as_deref().filter(|machine| Path::new(machine).exists()) {
+        if let Some(file) = self.machine.as_deref().filter(|machine| cachemate_files::exists(Path::new(machine))) {
             let found = format!("--machine: found the file {file}; with --engine expected a machine's name");
             return Err(UsageError(found).into());
         }
@@ -310,7 +310,7 @@ struct ReproJson {
 fn write_all(folder: &Path, measured: &ReproJson) -> anyhow::Result<()> {
     let write = |name: &str, text: &str| {
         let path = folder.join(name);
-        fs::write(&path, text).with_context(|| format!("{}: cannot write", path.display()))
+        cachemate_files::replace(&path, text.as_bytes()).with_context(|| format!("{}: cannot write", path.display()))
     };
     let findings = &measured.findings;
     for figure in findings.results.iter().flat_map(|finding| &finding.figures) {

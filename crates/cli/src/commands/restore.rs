@@ -135,15 +135,11 @@ impl RestoreJson {
 fn folders(state_dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut folders = vec![state_dir.to_path_buf()];
     let read = || -> io::Result<Vec<PathBuf>> {
-        let mut runs = Vec::new();
-        for entry in std::fs::read_dir(state_dir)? {
-            let entry = entry?;
-            if entry.file_name().to_string_lossy().starts_with("run-") && entry.file_type()?.is_dir() {
-                runs.push(entry.path());
-            }
-        }
-        runs.sort();
-        Ok(runs)
+        let is_run = |path: &PathBuf| {
+            let has_name = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("run-"));
+            has_name && path.symlink_metadata().is_ok_and(|metadata| metadata.is_dir())
+        };
+        Ok(cachemate_files::entries(state_dir)?.into_iter().filter(is_run).collect())
     };
     match read() {
         Ok(runs) => folders.extend(runs),

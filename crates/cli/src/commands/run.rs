@@ -149,8 +149,8 @@ impl RunArgs {
                 }
             }
         }
-        let programs = commands.iter().enumerate().map(|(at, command)| {
-            let of = |runs: &[Vec<ProgramExit>]| runs.iter().filter_map(|run| run.get(at).cloned()).collect();
+        let programs = commands.iter().enumerate().map(|(index, command)| {
+            let of = |runs: &[Vec<ProgramExit>]| runs.iter().filter_map(|run| run.get(index).cloned()).collect();
             program(command.join(" "), of(&managed), of(&unmanaged), self.min_compared_seconds())
         });
         let last = last.unwrap_or_default();
@@ -251,7 +251,7 @@ impl RunStateDir {
 impl Drop for RunStateDir {
     fn drop(&mut self) {
         // A remaining journal lists objects that could not be restored, so `cachemate restore` needs it.
-        if !self.0.join(cachemate_linux::safety::journal::Journal::FILE_NAME).exists() {
+        if !cachemate_files::exists(&self.0.join(cachemate_linux::safety::journal::Journal::FILE_NAME)) {
             let _ = std::fs::remove_dir_all(&self.0);
         }
     }

@@ -91,9 +91,9 @@ fn render(answer: &SimJson<IntervalResults>, machine: &str) -> String {
         ("slowdown", Align::Right),
         ("on CPU", Align::Right),
     ]);
-    for (at, job) in results.jobs.iter().enumerate() {
+    for (index, job) in results.jobs.iter().enumerate() {
         table.row([
-            at.to_string(),
+            index.to_string(),
             job.name.clone(),
             job.tasks.to_string(),
             job.completions.to_string(),

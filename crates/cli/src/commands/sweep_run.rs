@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::ensure;
 use cachemate_report::text::{count_text, counted_text};
 use cachemate_sweep::{
-    Attempt, Inputs, JobRunner, Manifest, Store, SweepSummary, SweepTaskId, attempt, expand, load_sweep,
+    AttemptOutcome, Inputs, JobRunner, Manifest, Store, SweepSummary, SweepTaskId, attempt, expand, load_sweep,
 };
 use cachemate_trace::bundled_recordings;
 use clap::Args;
@@ -118,10 +118,10 @@ impl SweepRunArgs {
         let mut failed = Vec::new();
         for task in &manifest.tasks {
             match attempt(&store, work, &inputs, task, self.engines.retries, &stop)? {
-                Attempt::Finished(_) | Attempt::Already | Attempt::GivenUp => {}
-                Attempt::Others(who) => session.note(&format!("task {}: {who} runs it", task.id)),
-                Attempt::Failed(what) => failed.push(format!("task {}: {what}", task.id)),
-                Attempt::Stopped => {
+                AttemptOutcome::Finished(_) | AttemptOutcome::AlreadyFinished | AttemptOutcome::Abandoned => {}
+                AttemptOutcome::RunningElsewhere(who) => session.note(&format!("task {}: {who} runs it", task.id)),
+                AttemptOutcome::Failed(what) => failed.push(format!("task {}: {what}", task.id)),
+                AttemptOutcome::Stopped => {
                     return Err(InterruptedError(format!("task {} starts over", task.id)).into());
                 }
             }

@@ -44,7 +44,7 @@ impl TopologyArgs {
         if self.as_machine {
             let root = self.root.as_deref().unwrap_or(Path::new("/"));
             let (_, topology) = host(session, root)?;
-            let name = std::fs::read_to_string(root.join("etc/hostname")).unwrap_or_default();
+            let name = cachemate_files::read_text_limited(&root.join("etc/hostname"), 1 << 12).unwrap_or_default();
             let name = Some(name.trim()).filter(|name| !name.is_empty()).unwrap_or("host");
             let facts = as_machine::HostFacts::read(root);
             let text = as_machine::text(name, &topology, facts).context("this host has no machine description")?;

@@ -78,7 +78,7 @@ impl ValidateModel {
             progress: &progress,
             ..ExperimentContext::of_seed(self.seed, &stop)
         };
-        let known = match self.truth.as_ref().filter(|path| path.exists()) {
+        let known = match self.truth.as_ref().filter(|path| cachemate_files::exists(path)) {
             Some(path) => {
                 let text = cachemate_files::read_text_limited(path, MAX_TRUTH_BYTES)
                     .with_context(|| path.display().to_string())?;
@@ -95,7 +95,7 @@ impl ValidateModel {
         let keep = |measured: &ValidationTruth| {
             let Some(path) = &self.truth else { return Ok(()) };
             let text = serde_json::to_string(measured).map_err(failed("the measured runs as JSON"))?;
-            std::fs::write(path, text).map_err(failed(&path.display().to_string()))
+            cachemate_files::replace(path, text.as_bytes()).map_err(failed(&path.display().to_string()))
         };
         let measured = truth(&context, known, keep)?;
         let scored = score(&measured)?;

@@ -59,8 +59,8 @@ pub fn lackey(lines: u64, rounds: u64, gap: u64) -> String {
     let mut text = String::new();
     for _ in 0..rounds {
         for line in 0..lines {
-            for at in 0..=gap {
-                text.push_str(&format!("I  {:x},4\n", 0x40_0000 + 4 * at));
+            for index in 0..=gap {
+                text.push_str(&format!("I  {:x},4\n", 0x40_0000 + 4 * index));
             }
             text.push_str(&format!(" L {:x},8\n", 0x1000_0000 + 64 * line));
         }

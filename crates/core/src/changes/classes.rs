@@ -122,11 +122,11 @@ fn by_row(rows: &[(TaskId, BTreeMap<CacheId, (GroupId, IndexSet)>)]) -> Vec<Serv
     let mut classes: Vec<ServiceClass> = Vec::new();
     for (task, row) in rows.iter().filter(|(_, row)| !row.is_empty()) {
         let masks: WayMasks = row.iter().map(|(&cache, (_, mask))| (cache, mask.clone())).collect();
-        let at = classes.iter().position(|class| class.masks == masks).unwrap_or_else(|| {
+        let index = classes.iter().position(|class| class.masks == masks).unwrap_or_else(|| {
             classes.push(ServiceClass { masks, ..ServiceClass::default() });
             classes.len() - 1
         });
-        let class = &mut classes[at];
+        let class = &mut classes[index];
         class.members.push(*task);
         class.shares.extend(row.iter().map(|(&cache, &(group, _))| (group, cache)));
         class.shares.sort_unstable();
@@ -138,20 +138,20 @@ fn by_row(rows: &[(TaskId, BTreeMap<CacheId, (GroupId, IndexSet)>)]) -> Vec<Serv
 /// Which id each class gets: that of the place where most of its members are, one that is left, a new one.
 pub fn seats(classes: &[ServiceClass], state: &MachineState) -> Vec<ServiceClassId> {
     let mut together: BTreeMap<(usize, ServiceClassId), u32> = BTreeMap::new();
-    for (at, class) in classes.iter().enumerate() {
+    for (index, class) in classes.iter().enumerate() {
         let places = class.members.iter().filter_map(|task| state.task(*task)?.class);
         let there = places.filter(|place| state.classes.contains_key(place));
-        there.for_each(|place| *together.entry((at, place)).or_default() += 1);
+        there.for_each(|place| *together.entry((index, place)).or_default() += 1);
     }
     let mut wishes: Vec<((usize, ServiceClassId), u32)> = together.into_iter().collect();
     wishes.sort_by_key(|&(wish, members)| (std::cmp::Reverse(members), wish));
     let mut seats: Vec<Option<ServiceClassId>> = vec![None; classes.len()];
     let mut left: Vec<ServiceClassId> = state.classes.keys().copied().collect();
-    for ((at, place), _) in wishes {
-        if seats[at].is_none()
+    for ((index, place), _) in wishes {
+        if seats[index].is_none()
             && let Some(free) = left.iter().position(|other| *other == place)
         {
-            seats[at] = Some(left.remove(free));
+            seats[index] = Some(left.remove(free));
         }
     }
     let mut left = left.into_iter();

@@ -81,9 +81,9 @@ impl ChangeListBuilder<'_> {
     fn schedules(&mut self) -> Vec<(usize, GangSchedule)> {
         let mut all = Vec::new();
         let lacking = self.lacks(Ability::Gangs);
-        for (at, schedule) in self.plan.gangs.iter().enumerate() {
+        for (index, schedule) in self.plan.gangs.iter().enumerate() {
             if let Some(why) = &lacking {
-                self.refuse(PlanItem::Gangs(at), RefusalReason::NoPermission, why);
+                self.refuse(PlanItem::Gangs(index), RefusalReason::NoPermission, why);
                 continue;
             }
             let mut here = schedule.clone();
@@ -100,11 +100,11 @@ impl ChangeListBuilder<'_> {
                 });
             }
             for (because, said) in refused.into_values() {
-                self.refuse(PlanItem::Gangs(at), because, said);
+                self.refuse(PlanItem::Gangs(index), because, said);
             }
             here.gangs.retain(|gang| !gang.members.is_empty());
             if !here.gangs.is_empty() {
-                all.push((at, here));
+                all.push((index, here));
             }
         }
         all

@@ -67,11 +67,11 @@ pub fn refused_items(list: &[Change], made: &[ChangeOutcome<RefusedItem>]) -> Ve
 /// depended on a change is undone before the change is.
 pub fn undo(made: &[Change]) -> Vec<Change> {
     let mut undone: Vec<Change> = Vec::with_capacity(made.len());
-    for (at, change) in made.iter().rev().enumerate() {
-        let dependents = made.iter().rev().take(at).enumerate();
+    for (index, change) in made.iter().rev().enumerate() {
+        let dependents = made.iter().rev().take(index).enumerate();
         let dependents = dependents.filter(|(_, later)| later.depends_on.contains(&change.id));
         let after = dependents.map(|(place, _)| ChangeId(place as u32)).collect();
-        let (id, items) = (ChangeId(at as u32), change.items.clone());
+        let (id, items) = (ChangeId(index as u32), change.items.clone());
         undone.push(Change { id, items, depends_on: after, kind: change.kind.inverse() });
     }
     undone

@@ -141,16 +141,16 @@ impl MachineState {
                 swap(&mut tracked.current, from, to)
             }
             ChangeKind::StopGangs { schedule } => {
-                let at = self.gangs.iter().position(|running| running == schedule);
-                self.gangs.remove(at.ok_or("no such gangs run")?);
+                let index = self.gangs.iter().position(|running| running == schedule);
+                self.gangs.remove(index.ok_or("no such gangs run")?);
                 Ok(())
             }
             ChangeKind::StartGangs { schedule } => {
                 if self.gangs.iter().any(|running| running.cpus.intersects(&schedule.cpus)) {
                     return Err("other gangs have one of the CPUs");
                 }
-                let at = self.gangs.partition_point(|running| running.cpus < schedule.cpus);
-                self.gangs.insert(at, schedule.clone());
+                let index = self.gangs.partition_point(|running| running.cpus < schedule.cpus);
+                self.gangs.insert(index, schedule.clone());
                 Ok(())
             }
         }

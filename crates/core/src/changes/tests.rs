@@ -21,7 +21,8 @@ fn topology() -> Topology {
 fn capabilities() -> Capabilities {
     let ways = PartitionSupport::Ways { ways: WAYS, min_ways: 1, contiguous: true, max_groups: 4 };
     let colors = PartitionSupport::Colors { colors: COLORS, page_bytes: 4096, page_migration_ns: 1.0 };
-    let partitions = (0..2).flat_map(|at| [(CacheId(at), ways.clone()), (CacheId(at), colors.clone())]).collect();
+    let partitions =
+        (0..2).flat_map(|index| [(CacheId(index), ways.clone()), (CacheId(index), colors.clone())]).collect();
     Capabilities { abilities: BTreeMap::new(), partitions, min_window_ns: 1, min_slice_ns: None }
 }
 
@@ -71,8 +72,8 @@ fn wishes() -> impl Strategy<Value = ChangeInputs> {
     let groups = (0..4u32, pair(), pair());
     (tasks, shares, gangs, groups).prop_map(|(tasks, shares, gangs, groups)| {
         let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
-        for (at, (placed, (first, width), weight)) in tasks.into_iter().enumerate() {
-            let task = TaskId(at as u32);
+        for (index, (placed, (first, width), weight)) in tasks.into_iter().enumerate() {
+            let task = TaskId(index as u32);
             if placed {
                 plan.affinity.insert(task, run_of(first, width, CPUS));
             }
@@ -80,13 +81,13 @@ fn wishes() -> impl Strategy<Value = ChangeInputs> {
                 plan.weights.insert(task, f64::from(weight));
             }
         }
-        for (at, (process, cache, ways, (first, width))) in shares.into_iter().enumerate() {
+        for (index, (process, cache, ways, (first, width))) in shares.into_iter().enumerate() {
             let units = match ways {
                 true => Units::Ways { mask: run_of(first, width, WAYS) },
                 false => Units::Colors { allowed: run_of(first, width, COLORS), migration: PageMigration::All },
             };
             let members = vec![ShareMember::Process(ProcessId(process))];
-            plan.shares.push(crate::CacheShare { group: GroupId(at as u32), members, cache: CacheId(cache), units });
+            plan.shares.push(crate::CacheShare { group: GroupId(index as u32), members, cache: CacheId(cache), units });
         }
         let gang = |task: u32| Gang { members: vec![(TaskId(task), None)], slices: 1 };
         let (kind, slice_ns) = gangs;

@@ -132,8 +132,8 @@ impl IntervalMachine {
             }
             ChangeKind::StopGangs { schedule } => self.gangs.retain(|running| running != schedule),
             ChangeKind::StartGangs { schedule } => {
-                let at = self.gangs.partition_point(|running| running.cpus < schedule.cpus);
-                self.gangs.insert(at, schedule.clone());
+                let index = self.gangs.partition_point(|running| running.cpus < schedule.cpus);
+                self.gangs.insert(index, schedule.clone());
             }
             ChangeKind::Cpuset { .. } => return Err(not_made(change, "this machine has no groups")),
         }
@@ -283,12 +283,12 @@ impl IntervalMachine {
     fn occupancy(&self, share: &cachemate_core::CacheShare) -> Option<u64> {
         let monitored = self.spec.caches.iter().any(|cache| cache.way_partitions.is_some());
         let contended = self.topology.caches.iter().filter(|cache| cache.last_level);
-        let at = contended.map(|cache| cache.id).position(|id| id == share.cache).filter(|_| monitored)?;
+        let index = contended.map(|cache| cache.id).position(|id| id == share.cache).filter(|_| monitored)?;
         let named = self.known.iter().filter(|known| {
             share.members.contains(&ShareMember::Task(known.task))
                 || share.members.contains(&ShareMember::Process(known.process))
         });
-        Some(named.map(|known| self.engine.held_bytes(known.slot, at)).sum::<f64>() as u64)
+        Some(named.map(|known| self.engine.held_bytes(known.slot, index)).sum::<f64>() as u64)
     }
 }
 

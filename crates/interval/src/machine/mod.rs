@@ -315,7 +315,7 @@ impl IntervalMachine {
     /// Bytes that a task holds in each contended cache.
     pub fn held_bytes(&self, task: TaskId) -> Vec<f64> {
         let slot = self.slot_of(task);
-        (0..self.engine.caches()).map(|at| slot.map_or(0.0, |slot| self.engine.held_bytes(slot, at))).collect()
+        (0..self.engine.caches()).map(|index| slot.map_or(0.0, |slot| self.engine.held_bytes(slot, index))).collect()
     }
 
     fn cycles_of(&self, ns: u64) -> f64 {

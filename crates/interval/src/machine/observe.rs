@@ -61,10 +61,10 @@ impl IntervalMachine {
         let places = self.places_seen(&truths);
         let skewed = self.skewed(&truths);
         let mut tasks = Vec::with_capacity(self.known.len());
-        for (at, done) in truths.iter().enumerate() {
-            let seen = self.task_seen(at, done, &skewed[at], elapsed_ns);
-            self.known[at].seen = *self.engine.done(self.known[at].slot);
-            self.known[at].slowdown = Self::slowdown_of(done);
+        for (index, done) in truths.iter().enumerate() {
+            let seen = self.task_seen(index, done, &skewed[index], elapsed_ns);
+            self.known[index].seen = *self.engine.done(self.known[index].slot);
+            self.known[index].slowdown = Self::slowdown_of(done);
             tasks.push(seen);
         }
         let answers = self.answers();
@@ -99,17 +99,17 @@ impl IntervalMachine {
         if skew <= 0.0 {
             return booked;
         }
-        for (at, known) in self.known.iter().enumerate() {
+        for (index, known) in self.known.iter().enumerate() {
             let Some(cpu) = self.engine.turns.tasks[known.slot as usize].cpu else { continue };
             let queue = self.engine.turns.queue(cpu);
             let Some(own) = queue.iter().position(|slot| *slot == known.slot) else { continue };
             let next = queue[(own + 1) % queue.len()];
-            let Some(to) = self.known.iter().position(|other| other.slot == next).filter(|to| *to != at) else {
+            let Some(to) = self.known.iter().position(|other| other.slot == next).filter(|to| *to != index) else {
                 continue;
             };
-            for count in 0..truths[at].counts.len() {
-                let moved = skew * truths[at].counts[count];
-                booked[at].counts[count] -= moved;
+            for count in 0..truths[index].counts.len() {
+                let moved = skew * truths[index].counts[count];
+                booked[index].counts[count] -= moved;
                 booked[to].counts[count] += moved;
             }
         }

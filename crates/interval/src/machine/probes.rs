@@ -124,8 +124,8 @@ impl IntervalMachine {
     /// Takes every probe as far as it goes at this moment; true if one has its answer.
     pub(super) fn run_probes(&mut self) -> bool {
         let mut any = false;
-        for at in 0..self.probes.len() {
-            let active = self.probes[at].clone();
+        for index in 0..self.probes.len() {
+            let active = self.probes[index].clone();
             let next = match active.state {
                 ProbeState::Waiting => self.begin(&active.probe),
                 ProbeState::Row { until_ns, .. } if until_ns <= self.now_ns => self.next_row(&active),
@@ -136,12 +136,12 @@ impl IntervalMachine {
                 other => other,
             };
             any |= matches!(next, ProbeState::Ready(_));
-            if matches!(next, ProbeState::Ready(_)) && !matches!(self.probes[at].state, ProbeState::Ready(_)) {
-                let started = self.probes[at].started_ns;
-                self.probes[at].cost_ns = self.cost_of(&active.probe, self.now_ns - started);
+            if matches!(next, ProbeState::Ready(_)) && !matches!(self.probes[index].state, ProbeState::Ready(_)) {
+                let started = self.probes[index].started_ns;
+                self.probes[index].cost_ns = self.cost_of(&active.probe, self.now_ns - started);
             }
-            self.probes[at].state = next;
-            if let Some(task) = self.probes[at].logged() {
+            self.probes[index].state = next;
+            if let Some(task) = self.probes[index].logged() {
                 self.charge_overhead(task);
             }
         }

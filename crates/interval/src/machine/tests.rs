@@ -69,9 +69,9 @@ fn a_plan_s_ways_protect_and_are_read_back() {
         for task in &seen.tasks {
             plan.affinity.insert(task.task, [0, 1].into_iter().collect());
         }
-        let share = |at: usize, mask: IndexSet| CacheShare {
-            group: GroupId(at as u32),
-            members: vec![ShareMember::Process(seen.tasks[at].process)],
+        let share = |index: usize, mask: IndexSet| CacheShare {
+            group: GroupId(index as u32),
+            members: vec![ShareMember::Process(seen.tasks[index].process)],
             cache,
             units: Units::Ways { mask },
         };
@@ -213,16 +213,16 @@ fn rows_are_run_together_and_counted() {
 /// Do two probes that hold CPUs run one after the other, and are both answered?
 #[test]
 fn probes_that_hold_cpus_wait_for_each_other() {
-    let jobs = (0..4).map(|at| job(&format!("p{at}"), uniform(50_000.0, 0.02))).collect();
+    let jobs = (0..4).map(|index| job(&format!("p{index}"), uniform(50_000.0, 0.02))).collect();
     let mut machine = IntervalMachine::new(&spec(), exact(), jobs).unwrap();
     let seen = machine.observe().unwrap().unwrap();
     let ids: Vec<TaskId> = seen.tasks.iter().map(|task| task.task).collect();
     let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000_000 });
     let caches: Vec<CacheId> = machine.topology().last_level_caches().map(|cache| cache.id).collect();
-    for (at, cache) in caches.into_iter().enumerate() {
-        let rows = vec![vec![ids[2 * at], ids[2 * at + 1]]];
+    for (index, cache) in caches.into_iter().enumerate() {
+        let rows = vec![vec![ids[2 * index], ids[2 * index + 1]]];
         let what = ProbeKind::CoRunRows { cache, rows, total_ns: 50_000_000, settle_ns: 20_000_000, boost: true };
-        plan.probes.push(ProbeRequest { id: ProbeId(at as u32), kind: what, budget_ns: 1_000_000_000 });
+        plan.probes.push(ProbeRequest { id: ProbeId(index as u32), kind: what, budget_ns: 1_000_000_000 });
     }
     assert_eq!(plan.probes.len(), 2);
     machine.apply(&plan).unwrap();
@@ -239,7 +239,7 @@ fn probes_that_hold_cpus_wait_for_each_other() {
 /// Does a plan in force change nothing when it is applied again, and is everything free when it is gone?
 #[test]
 fn a_plan_applied_again_changes_nothing_and_an_idle_one_frees_all() {
-    let jobs = (0..3).map(|at| job(&format!("p{at}"), uniform(50_000.0, 0.02))).collect();
+    let jobs = (0..3).map(|index| job(&format!("p{index}"), uniform(50_000.0, 0.02))).collect();
     let mut machine = IntervalMachine::new(&spec(), exact(), jobs).unwrap();
     let seen = machine.observe().unwrap().unwrap();
     let cache = last_cache(&machine);
@@ -247,9 +247,9 @@ fn a_plan_applied_again_changes_nothing_and_an_idle_one_frees_all() {
     let mut plan = idle.clone();
     plan.affinity.insert(seen.tasks[0].task, [0].into_iter().collect());
     plan.weights.insert(seen.tasks[1].task, 2.0);
-    let share = |at: usize, mask: IndexSet| CacheShare {
-        group: GroupId(at as u32),
-        members: vec![ShareMember::Process(seen.tasks[at].process)],
+    let share = |index: usize, mask: IndexSet| CacheShare {
+        group: GroupId(index as u32),
+        members: vec![ShareMember::Process(seen.tasks[index].process)],
         cache,
         units: Units::Ways { mask },
     };
@@ -290,8 +290,8 @@ fn a_trace_holds_the_program_s_curve() {
     assert!((240_000_000..300_000_000).contains(&seen.span.elapsed_ns), "{:?}", seen.span);
     let mut last = std::collections::BTreeMap::new();
     let mut again = 0;
-    for (at, line) in lines.iter().enumerate() {
-        again += u32::from(last.insert(*line, at).is_some());
+    for (index, line) in lines.iter().enumerate() {
+        again += u32::from(last.insert(*line, index).is_some());
     }
     // Lines are equally likely: after so many accesses nearly all of the 40 000 have been seen.
     assert!(last.len() > 38_000 && last.len() < 50_000, "{}", last.len());

@@ -156,9 +156,9 @@ fn everywhere(life: impl Fn(Option<Fault>) -> u32) {
     assert!(calls > 50, "{calls} calls");
     let mut lives = 0;
     for from in 0..calls {
-        for (at, &errno) in ERRORS.iter().enumerate() {
-            if every || from as usize % ERRORS.len() == at {
-                let calls = [1, 3, 40][(from as usize + at) % 3];
+        for (index, &errno) in ERRORS.iter().enumerate() {
+            if every || from as usize % ERRORS.len() == index {
+                let calls = [1, 3, 40][(from as usize + index) % 3];
                 life(Some(Fault { from, calls, errno }));
                 lives += 1;
             }

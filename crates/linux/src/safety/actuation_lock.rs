@@ -70,7 +70,7 @@ impl ActuationLock {
         (&mut file).take(libc::PATH_MAX as u64).read_to_end(&mut last).map_err(io)?;
         let last = PathBuf::from(std::ffi::OsString::from_vec(last));
         let named = std::path::absolute(state_dir).map_err(io)?;
-        if last.is_absolute() && last != named && last.join(Journal::FILE_NAME).exists() {
+        if last.is_absolute() && last != named && cachemate_files::exists(&last.join(Journal::FILE_NAME)) {
             return Err(JournalError::LeftElsewhere { path: last });
         }
         file.set_len(0).and_then(|()| file.rewind()).map_err(io)?;

@@ -590,15 +590,15 @@ pub fn recover(state_dir: &Path) -> Result<Option<RecoveredJournal>, JournalErro
 pub fn read(path: &Path, bytes: &[u8]) -> Result<RecoveredJournal, JournalError> {
     let mut recovered = RecoveredJournal::default();
     let mut since = 0;
-    for (at, line) in bytes.split_inclusive(|&byte| byte == b'\n').enumerate() {
+    for (index, line) in bytes.split_inclusive(|&byte| byte == b'\n').enumerate() {
         let whole = line.ends_with(b"\n");
         let read = if whole { read_line(line) } else { read_end(line) };
         match read {
-            None if whole => recovered.damaged_lines.push(at + 1),
+            None if whole => recovered.damaged_lines.push(index + 1),
             None => recovered.torn = true,
             Some(JournalRecord::Header { format, .. }) if format != FORMAT => {
                 let what = format!("found format {format}, expected {FORMAT}");
-                return Err(JournalError::Damaged { path: path.to_path_buf(), line: at + 1, what });
+                return Err(JournalError::Damaged { path: path.to_path_buf(), line: index + 1, what });
             }
             Some(JournalRecord::Header { boot_id, since_ticks, pid_namespace, .. }) => {
                 (recovered.boot_id, since) = (Some(boot_id), since_ticks);
@@ -617,7 +617,7 @@ pub fn read(path: &Path, bytes: &[u8]) -> Result<RecoveredJournal, JournalError>
                 }
             }
             Some(JournalRecord::Torn {}) => {
-                recovered.damaged_lines.pop_if(|line| *line == at);
+                recovered.damaged_lines.pop_if(|line| *line == index);
             }
         }
     }

@@ -74,7 +74,7 @@ pub fn survey_capabilities(
         page_colors(topology),
         scheduler_in_kernel(kernel, Path::new(gang_scheduler::SOCKET)),
     ];
-    let works = |at: usize| measures[at].works;
+    let works = |index: usize| measures[index].works;
     let level = if works(0) {
         1
     } else if works(3) {

@@ -211,7 +211,7 @@ impl PerfCounter {
     fn total(&mut self) -> io::Result<PerfReading> {
         let mut bytes = [0u8; 24];
         self.file.read_exact(&mut bytes)?;
-        let word = |at: usize| u64::from_ne_bytes(bytes[8 * at..8 * at + 8].try_into().expect("eight bytes"));
+        let word = |index: usize| u64::from_ne_bytes(bytes[8 * index..8 * index + 8].try_into().expect("eight bytes"));
         Ok(PerfReading { count: word(0), enabled_ns: word(1), running_ns: word(2) })
     }
 

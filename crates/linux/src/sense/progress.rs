@@ -210,9 +210,9 @@ impl BracketRates {
 
     /// The best measure that speaks, and its rates per second alone and beside.
     pub(crate) fn best(&self) -> Option<(Option<CounterEvent>, (f64, f64))> {
-        KINDS.iter().enumerate().find_map(|(at, kind)| {
-            let (alone, beside) = (rate(&self.alone, at)?, rate(&self.beside, at)?);
-            (kind.is_none() || self.is_proxy(at)).then_some((*kind, (alone, beside)))
+        KINDS.iter().enumerate().find_map(|(index, kind)| {
+            let (alone, beside) = (rate(&self.alone, index)?, rate(&self.beside, index)?);
+            (kind.is_none() || self.is_proxy(index)).then_some((*kind, (alone, beside)))
         })
     }
 
@@ -415,7 +415,7 @@ mod tests {
         // Numbers that no process can have, one that lives, and names that are none.
         let kept = [own.to_string(), "0".into(), "-1".into(), "notes".into()];
         kept.iter().for_each(|name| std::fs::write(root.path().join(name), "").unwrap());
-        (0..1_000).for_each(|at| std::fs::write(root.path().join((most + at).to_string()), "").unwrap());
+        (0..1_000).for_each(|index| std::fs::write(root.path().join((most + index).to_string()), "").unwrap());
         let left = || std::fs::read_dir(root.path()).unwrap().count();
         let mut sweep = ProgressSweep::default();
         files.sweep(&host, &mut sweep);

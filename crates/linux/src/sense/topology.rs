@@ -11,7 +11,6 @@
 //! Kernel documentation: Documentation/ABI/stable/sysfs-devices-system-cpu, Documentation/admin-guide/cputopology.rst.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -170,7 +169,7 @@ impl SysfsReader {
         let Some(&last) = nodes.last().filter(|_| nodes.len() > 1) else { return Ok(Vec::new()) };
         let places = last as usize + 1;
         let mut all = vec![Vec::new(); places];
-        for (at, &node) in nodes.iter().enumerate() {
+        for (index, &node) in nodes.iter().enumerate() {
             let file = folder.join(format!("node{node}/distance"));
             let Some(content) = text(&file)? else {
                 self.warnings.push(format!("{}: no such file; how far memory is, is not known", file.display()));
@@ -179,7 +178,7 @@ impl SysfsReader {
             let distances: Option<Vec<u32>> = content.split_whitespace().map(|word| word.parse().ok()).collect();
             let expected = "a distance to each node, its own the shortest";
             let distances = distances.ok_or_else(|| wrong(&file, &format!("'{content}'"), expected))?;
-            let own = distances.get(at).copied().filter(|own| distances.iter().all(|far| far >= own && *own > 0));
+            let own = distances.get(index).copied().filter(|own| distances.iter().all(|far| far >= own && *own > 0));
             let Some(own) = own.filter(|_| distances.len() == nodes.len()) else {
                 self.warnings.push(format!("{}: '{content}' is not {expected}; left out", file.display()));
                 return Ok(Vec::new());
@@ -324,16 +323,18 @@ fn wrong(file: &Path, found: &str, expected: &str) -> TopologyError {
 }
 
 fn names(folder: &Path) -> Result<Vec<String>, TopologyError> {
-    let entries = fs::read_dir(folder).map_err(|error| wrong(folder, &error.to_string(), "a readable folder"))?;
-    let mut names: Vec<String> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
-    names.sort();
-    Ok(names)
+    let entries = cachemate_files::entries(folder);
+    let entries = entries.map_err(|error| wrong(folder, &error.to_string(), "a readable folder"))?;
+    Ok(entries.iter().filter_map(|path| path.file_name()?.to_str().map(str::to_string)).collect())
 }
+
+/// Longest file of sysfs; most are a page.
+const MAX_SYSFS_BYTES: u64 = 1 << 20;
 
 /// Contents without the white space around; `None` where there is no such file (or an offline CPU's, which cannot be
 /// read).
 fn text(file: &Path) -> Result<Option<String>, TopologyError> {
-    match fs::read_to_string(file) {
+    match cachemate_files::read_text_limited(file, MAX_SYSFS_BYTES) {
         // Recorded trees carry the zero byte that some kernels leave at the end.
         Ok(text) => Ok(Some(text.trim_matches(|c: char| c.is_whitespace() || c == '\0').to_string())),
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),

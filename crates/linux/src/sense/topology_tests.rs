@@ -1,6 +1,7 @@
 //! Topologies of small hand-made trees.
 
 use super::*;
+use std::fs;
 
 struct SysfsTree(tempfile::TempDir);
 
@@ -82,7 +83,7 @@ fn an_epyc_has_eight_l3s_of_sixteen_cpus() {
     assert_eq!(host.topology.cpus[70].core, host.topology.cpus[6].core);
     assert_eq!(host.topology.caches.len(), 64 + 8);
     assert_eq!(host.warnings, Vec::<String>::new());
-    assert!(host.topology.caches.iter().enumerate().all(|(at, cache)| cache.id.0 as usize == at));
+    assert!(host.topology.caches.iter().enumerate().all(|(index, cache)| cache.id.0 as usize == index));
 }
 
 /// Do offline CPUs stay listed, leave their caches, and remove a cache without any other CPU?

@@ -181,9 +181,9 @@ proptest! {
         let mut chain = CacheHierarchy::new(2, (l1, Replacement::Lru), (llc, Replacement::Lru)).unwrap();
         let mut expected = [CacheSim::new(l1, Replacement::Lru).unwrap(), CacheSim::new(l1, Replacement::Lru).unwrap()];
         let (mut passed_on, mut misses) = (Vec::new(), 0);
-        for (at, part) in lines.chunks(portion).enumerate() {
-            expected[at % 2].push_collecting(part, &mut passed_on);
-            misses += chain.push(at % 2, part);
+        for (index, part) in lines.chunks(portion).enumerate() {
+            expected[index % 2].push_collecting(part, &mut passed_on);
+            misses += chain.push(index % 2, part);
         }
         prop_assert_eq!(misses, lru_oracle(llc, &passed_on).0.misses);
         prop_assert_eq!(chain.llc().accesses(), passed_on.len() as u64);
@@ -235,7 +235,7 @@ fn slices_share_evenly() {
     for stride in [1, 64, 640, 4096] {
         let shape = CacheGeometry { sets: 1, ways: 1, slices: 3 };
         let mut shares = [0; 3];
-        (0..30_000).for_each(|at| shares[set_of(shape, at * stride) as usize] += 1);
+        (0..30_000).for_each(|index| shares[set_of(shape, index * stride) as usize] += 1);
         assert!(shares.iter().all(|&share| (9_600..10_400).contains(&share)), "{stride}: {shares:?}");
     }
 }

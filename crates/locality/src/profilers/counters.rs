@@ -15,7 +15,7 @@ use super::{PerTask, RunningStats};
 #[derive(Clone, Debug)]
 pub struct CountersProfiler {
     level: CacheLevel,
-    at_least_instructions: f64,
+    min_instructions: f64,
     tasks: PerTask<RateState>,
 }
 
@@ -71,8 +71,8 @@ impl CountersProfiler {
     /// A profiler for the cache of this level. A reading is folded into the averages once it covers that many
     /// instructions of the task (DIO's 10^9 cycles, or as many by the run's scale), so that short windows do not weigh
     /// as much as long ones.
-    pub fn new(level: CacheLevel, at_least_instructions: f64) -> Self {
-        CountersProfiler { level, at_least_instructions, tasks: PerTask::default() }
+    pub fn new(level: CacheLevel, min_instructions: f64) -> Self {
+        CountersProfiler { level, min_instructions, tasks: PerTask::default() }
     }
 }
 
@@ -89,7 +89,7 @@ impl Profiler for CountersProfiler {
             let Some(instructions) = task.counts.get(CounterEvent::Instructions) else { continue };
             let Some((state, profile)) = self.tasks.of(task.task, profiles) else { continue };
             state.open.add(task, self.level, instructions);
-            if state.open.instructions < self.at_least_instructions || state.open.instructions <= 0.0 {
+            if state.open.instructions < self.min_instructions || state.open.instructions <= 0.0 {
                 continue;
             }
             let open = std::mem::take(&mut state.open);

@@ -378,7 +378,7 @@ mod tests {
     fn the_interval_shows_the_amplified_noise() {
         let row = |spread: f64| {
             let mut row = WeightedStats::default();
-            (0..100).for_each(|at| row.add(10.0 + if at % 2 == 1 { spread } else { -spread }, 1.0));
+            (0..100).for_each(|index| row.add(10.0 + if index % 2 == 1 { spread } else { -spread }, 1.0));
             row
         };
         let (n, noisy) = (8.0f64, row(1.0));

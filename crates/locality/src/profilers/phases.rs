@@ -253,7 +253,7 @@ mod tests {
             profiler.update(&with_rate(number as u64, misses), &mut profiles);
             kinds.push(profiles[&TaskId(0)].phase.kind.map(|fact| fact.value));
         }
-        let of_phase = |at: usize| (kinds[at * 6], kinds[at * 6 + 5]);
+        let of_phase = |index: usize| (kinds[index * 6], kinds[index * 6 + 5]);
         let found: Vec<_> = (0..levels.len()).map(of_phase).collect();
         let expected = [0, 1, 2, 0, 2, 1].map(Some);
         assert_eq!(found.iter().map(|(_, last)| *last).collect::<Vec<_>>(), expected, "{kinds:?}");

@@ -180,8 +180,12 @@ mod tests {
     fn pairs() -> Vec<AccessSample> {
         // Threads 0 and 1 share lines 1000.., threads 2 and 3 share lines 9000..; one local access that must not count.
         let mut samples: Vec<AccessSample> = (0..400)
-            .map(|at| {
-                sample(at % 4, if at % 4 < 2 { 1000 } else { 9000 } + u64::from(at / 4 % 5), DataSource::RemoteCache)
+            .map(|index| {
+                sample(
+                    index % 4,
+                    if index % 4 < 2 { 1000 } else { 9000 } + u64::from(index / 4 % 5),
+                    DataSource::RemoteCache,
+                )
             })
             .collect();
         samples.push(sample(0, 9000, DataSource::Memory));

@@ -26,7 +26,7 @@ const SETTLING_WINDOWS: u32 = 2;
 #[derive(Clone, Debug)]
 pub struct SizeSweepProfiler {
     cache: TracedCache,
-    at_least_instructions: f64,
+    min_instructions: f64,
     tasks: PerTask<SizePoints>,
 }
 
@@ -40,13 +40,13 @@ struct SizePoints {
 impl SizeSweepProfiler {
     /// A profiler for a cache of this size, which the machine divides into so many colors or ways. Windows in which a
     /// task ran fewer instructions do not count.
-    pub fn new(cache: TracedCache, at_least_instructions: f64) -> Self {
-        SizeSweepProfiler { cache, at_least_instructions, tasks: PerTask::default() }
+    pub fn new(cache: TracedCache, min_instructions: f64) -> Self {
+        SizeSweepProfiler { cache, min_instructions, tasks: PerTask::default() }
     }
 
     /// Misses for each thousand instructions; `None` if the window does not count.
     fn rate(&self, task: &TaskSample) -> Option<f64> {
-        let at_least = self.at_least_instructions.max(1.0);
+        let at_least = self.min_instructions.max(1.0);
         let instructions = task.counts.get(CounterEvent::Instructions).filter(|&count| count >= at_least)?;
         Some(1000.0 * task.counts.get(CounterEvent::Misses(self.cache.level))? / instructions)
     }

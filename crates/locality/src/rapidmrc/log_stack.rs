@@ -35,12 +35,12 @@ unsafe fn distances_of<L: Lanes>(lines: &[u64], distances: &mut Vec<u32>) {
     let mut latest = LastUseTable::new(lines);
     let mut dead = DeadSlotCounter::new(lines.len());
     // A loop: closures are not compiled for the instruction set.
-    for at in 0..lines.len() {
-        latest.prefetch_cell(at + AHEAD);
-        latest.prefetch_entry(at + AHEAD / 2);
-        let distance = match latest.replace(at) {
+    for index in 0..lines.len() {
+        latest.prefetch_cell(index + AHEAD);
+        latest.prefetch_entry(index + AHEAD / 2);
+        let distance = match latest.replace(index) {
             // SAFETY: the caller vouches for `L`; an entry dies once, at the next of its line.
-            Some(before) => at as u32 - before - 1 - unsafe { dead.kill_one::<L>(before) },
+            Some(before) => index as u32 - before - 1 - unsafe { dead.kill_one::<L>(before) },
             None => FIRST,
         };
         distances.push(distance);
@@ -132,7 +132,7 @@ mod tests {
         let distances = log_distances(&sweep);
         assert!(distances[..9000].iter().all(|&distance| distance == FIRST));
         assert!(distances[9000..18_000].iter().all(|&distance| distance == 8999));
-        let back: Vec<u32> = (0..9000).map(|at| 7000 + at).collect();
+        let back: Vec<u32> = (0..9000).map(|index| 7000 + index).collect();
         assert_eq!(distances[25_000..], back);
         let far: Vec<u64> = (0..70_000).chain(0..70_000).collect();
         assert!(log_distances(&far)[70_000..].iter().all(|&distance| distance == 69_999));

@@ -57,8 +57,8 @@ pub fn correct_repeats(lines: &[u64]) -> (Vec<u64>, usize) {
 fn corrected_and_demanded(lines: &[u64], code: &[u32]) -> (Vec<u64>, Vec<bool>) {
     let (mut repeats, mut register) = (0, None);
     let mut code = code.iter().peekable();
-    let corrected = lines.iter().enumerate().map(|(at, &line)| {
-        if code.next_if(|&&place| place as usize == at).is_some() {
+    let corrected = lines.iter().enumerate().map(|(index, &line)| {
+        if code.next_if(|&&place| place as usize == index).is_some() {
             return (line, true);
         }
         repeats = if register.replace(line) == Some(line) { repeats + 1 } else { 0 };
@@ -141,9 +141,9 @@ mod tests {
     /// Mattson's stack, no deeper than the cache, in the plainest form: misses at each size after warming up.
     fn bounded_stack(lines: &[u64], warm: usize, largest: usize) -> Vec<u64> {
         let (mut stack, mut misses): (Vec<u64>, Vec<u64>) = (Vec::new(), vec![0; largest]);
-        for (at, &line) in lines.iter().enumerate() {
+        for (index, &line) in lines.iter().enumerate() {
             let depth = stack.iter().position(|&held| held == line);
-            if at >= warm {
+            if index >= warm {
                 let hits_from = depth.unwrap_or(largest);
                 misses[..hits_from].iter_mut().for_each(|misses| *misses += 1);
             }

@@ -54,13 +54,13 @@ impl DeadSlotCounter {
         for &slot in &old[..old.len().min(PREFETCH_AHEAD)] {
             self.prefetch(slot);
         }
-        for at in 0..old.len() {
-            if let Some(&slot) = old.get(at + PREFETCH_AHEAD) {
+        for index in 0..old.len() {
+            if let Some(&slot) = old.get(index + PREFETCH_AHEAD) {
                 self.prefetch(slot);
             }
             // SAFETY: the caller vouches for `L`.
-            let later = unsafe { self.kill_one::<L>(old[at]) };
-            tally.count(at, new[at] - old[at] - 1 - later);
+            let later = unsafe { self.kill_one::<L>(old[index]) };
+            tally.count(index, new[index] - old[index] - 1 - later);
         }
     }
 

@@ -149,11 +149,11 @@ impl SparseFinder {
     /// (mixed address of the quad, low bits of the line, slot) of every line.
     fn entries(&self) -> impl Iterator<Item = (u64, u64, u32)> + '_ {
         let (rest_bits, mask) = (KEY_BITS - self.bucket_bits, self.buckets.len() - 1);
-        self.buckets.iter().enumerate().flat_map(move |(at, bucket)| {
+        self.buckets.iter().enumerate().flat_map(move |(index, bucket)| {
             let (tags, slots) = bucket.0.split_at(8);
             tags.iter().zip(slots).filter(|&(&tag, _)| tag != 0).map(move |(&tag, &slot)| {
                 let past = (tag & PAST_LIMIT) as usize - 1;
-                let home = at.wrapping_sub(past) & mask;
+                let home = index.wrapping_sub(past) & mask;
                 let rest = u64::from(tag >> PAST_BITS);
                 ((home as u64) << rest_bits | rest >> QUAD_BITS, rest & 3, slot)
             })

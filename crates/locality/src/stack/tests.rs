@@ -52,9 +52,9 @@ fn any_trace() -> impl Strategy<Value = Vec<u64>> {
     (any::<u64>(), 1usize..3000, 1u64..600, 0u32..6).prop_map(|(seed, len, footprint, kind)| {
         let mut random = SplitMix64::new(seed);
         (0..len as u64)
-            .map(|at| {
+            .map(|index| {
                 let line = match random.below(4) {
-                    0 => at % footprint,
+                    0 => index % footprint,
                     1 => random.below(footprint / 8 + 1),
                     _ => random.below(footprint),
                 };
@@ -102,7 +102,7 @@ proptest! {
 #[test]
 fn threads_agree_on_a_long_trace() {
     let mut random = SplitMix64::new(9);
-    let lines: Vec<u64> = (0..600_000).map(|at| random.below(1 + at % 50_000) * 3).collect();
+    let lines: Vec<u64> = (0..600_000).map(|index| random.below(1 + index % 50_000) * 3).collect();
     let mut one = StackDistances::new();
     one.push(&lines).unwrap();
     let expected = one.finish().unwrap();

@@ -186,7 +186,7 @@ mod tests {
             slots[2].admit();
             slots[2].close();
             tokio::time::sleep(ms(200)).await;
-            assert_eq!([0, 1, 2].map(|at: usize| slots[at].is_finished()), [true, false, true]);
+            assert_eq!([0, 1, 2].map(|index: usize| slots[index].is_finished()), [true, false, true]);
             tokio::time::sleep(ms(600)).await;
             assert!(slots[1].is_finished());
         });

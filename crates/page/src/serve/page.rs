@@ -40,7 +40,7 @@ const VIEWERS: usize = 8;
 const PLACES: usize = 32;
 /// Absolute ends of a connection, whatever its peer reads or sends. A viewer comes back by itself, with the last window
 /// that it has.
-const DEADLINES: Deadlines = Deadlines { stranger: Duration::from_secs(15), admitted: Duration::from_secs(60) };
+pub const DEADLINES: Deadlines = Deadlines { stranger: Duration::from_secs(15), admitted: Duration::from_secs(60) };
 /// A viewer whose connection has reached its end comes back after this time.
 const RETRY_MS: u32 = 200;
 /// A viewer that takes nothing for this long is disconnected, once the kernel's buffers are full.
@@ -184,14 +184,22 @@ impl PageServer {
 /// # Errors
 /// The address is taken, not a loopback address, or the socket cannot be made.
 pub fn serve(at: &PageAddress, header: &RunHeader) -> Result<PageFeed, ServeError> {
-    serve_at(at, header).map_err(|error| ServeError {
+    serve_within(at, header, DEADLINES)
+}
+
+/// As [`serve`], with other deadlines of a connection.
+///
+/// # Errors
+/// As [`serve`].
+pub fn serve_within(at: &PageAddress, header: &RunHeader, deadlines: Deadlines) -> Result<PageFeed, ServeError> {
+    serve_at(at, header, deadlines).map_err(|error| ServeError {
         address: at.address.clone(),
         is_taken: error.kind() == io::ErrorKind::AddrInUse,
         what: error.to_string(),
     })
 }
 
-fn serve_at(place: &PageAddress, header: &RunHeader) -> io::Result<PageFeed> {
+fn serve_at(place: &PageAddress, header: &RunHeader, deadlines: Deadlines) -> io::Result<PageFeed> {
     let is_path = place.address.contains('/');
     let token = if place.token && !is_path { Some(random_text()?) } else { None };
     let mut teller = SnapshotBuilder::new(header);
@@ -225,7 +233,7 @@ fn serve_at(place: &PageAddress, header: &RunHeader) -> io::Result<PageFeed> {
             }
         }
     })?;
-    in_own_thread("cachemate-http", || bound.listen(server))?;
+    in_own_thread("cachemate-http", || bound.listen(server, deadlines))?;
     Ok(PageFeed { turns, at })
 }
 
@@ -272,12 +280,16 @@ impl BoundListener {
     }
 
     /// The service; called within a runtime.
-    fn listen(self, server: Arc<PageServer>) -> io::Result<Pin<Box<dyn Future<Output = ()> + Send>>> {
+    fn listen(
+        self,
+        server: Arc<PageServer>,
+        deadlines: Deadlines,
+    ) -> io::Result<Pin<Box<dyn Future<Output = ()> + Send>>> {
         Ok(match self {
             BoundListener::Tcp(listener, _) => {
                 let listener = tokio::net::TcpListener::from_std(listener)?;
                 Box::pin(async move {
-                    let mut limit = ConnectionLimit::new(PLACES, DEADLINES);
+                    let mut limit = ConnectionLimit::new(PLACES, deadlines);
                     loop {
                         let Some((stream, peer)) = accepted(listener.accept().await).await else { continue };
                         shrink_buffer(&stream);
@@ -288,7 +300,7 @@ impl BoundListener {
             BoundListener::Path(listener) => {
                 let listener = tokio::net::UnixListener::from_std(listener)?;
                 Box::pin(async move {
-                    let mut limit = ConnectionLimit::new(PLACES, DEADLINES);
+                    let mut limit = ConnectionLimit::new(PLACES, deadlines);
                     loop {
                         let Some((stream, _)) = accepted(listener.accept().await).await else { continue };
                         let Ok(user) = stream.peer_cred().map(|peer| peer.uid()) else { continue };

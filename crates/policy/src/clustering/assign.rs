@@ -60,11 +60,11 @@ impl ChipLoads<'_> {
         let mut others: Vec<usize> = (0..self.chips.len()).filter(|chip| !full.contains(chip)).collect();
         others.sort_by(|&a, &b| self.per_cpu(a, 0).total_cmp(&self.per_cpu(b, 0)));
         let (mut threads, mut cpus) = (rest as f64, 0.0);
-        for (at, &chip) in others.iter().enumerate() {
+        for (index, &chip) in others.iter().enumerate() {
             threads += self.threads[chip] as f64;
             cpus += f64::from(self.chips[chip].cpus.max(1));
             let level = threads / cpus;
-            if others.get(at + 1).is_none_or(|&next| level <= self.per_cpu(next, 0)) {
+            if others.get(index + 1).is_none_or(|&next| level <= self.per_cpu(next, 0)) {
                 return level;
             }
         }

@@ -143,7 +143,7 @@ impl Graph {
 fn transposed(side: &GraphSide, others: usize) -> GraphSide {
     let mut first = vec![0usize; others + 1];
     side.edges.iter().for_each(|edge| first[edge.to as usize + 1] += 1);
-    (0..others).for_each(|at| first[at + 1] += first[at]);
+    (0..others).for_each(|index| first[index + 1] += first[index]);
     let mut next = first.clone();
     let mut edges = vec![Edge { to: 0, weight: 0 }; side.edges.len()];
     for (node, of_node) in side.nodes().enumerate() {
@@ -237,7 +237,7 @@ fn merge(graph: &Graph, labels: &mut Labels, all: f64) -> bool {
 /// Position of each label among the used ones.
 fn places(used: &[usize], count: usize) -> Vec<usize> {
     let mut place = vec![0; count];
-    used.iter().enumerate().for_each(|(at, &label)| place[label] = at);
+    used.iter().enumerate().for_each(|(index, &label)| place[label] = index);
     place
 }
 

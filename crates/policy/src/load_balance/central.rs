@@ -55,7 +55,8 @@ fn near(places: &[Bin], pieces: &[TaskLoad], groups: &[usize]) -> Vec<usize> {
     for (piece, &group) in pieces.iter().zip(groups) {
         piece.at.iter().for_each(|&place| overlap[group][place] += 1);
     }
-    let mut sums: Vec<f64> = named.iter().enumerate().map(|(at, name)| name.map_or(0.0, |_| loads.sums[at])).collect();
+    let mut sums: Vec<f64> =
+        named.iter().enumerate().map(|(index, name)| name.map_or(0.0, |_| loads.sums[index])).collect();
     let mut order: Vec<usize> = (0..places.len()).filter(|&group| named[group].is_none()).collect();
     order.sort_by(|&a, &b| loads.sums[b].total_cmp(&loads.sums[a]));
     for group in order {

@@ -372,7 +372,8 @@ mod tests {
     /// Are there as many groups as the machine allows, and no more?
     #[test]
     fn groups_stay_within_the_limit_of_the_machine() {
-        let claimants: Vec<Claimant> = (0..6).map(|at| if at < 2 { flat() } else { sensitive(2 * at) }).collect();
+        let claimants: Vec<Claimant> =
+            (0..6).map(|index| if index < 2 { flat() } else { sensitive(2 * index) }).collect();
         for max_groups in 1..8 {
             let allocation =
                 allocate(&claimants, &AllocationLimits { max_groups, at_once: 8, ..terms(SizingObjective::Stalls) })

@@ -76,8 +76,8 @@ impl DemandCurve {
     #[must_use]
     pub fn bounded(mut self, units: u32, measured: MeasuredSpeed, own: bool) -> Self {
         let bound = |values: &mut [f64], measured: f64| {
-            for (at, value) in values.iter_mut().enumerate() {
-                let held = at as u32 + 1;
+            for (index, value) in values.iter_mut().enumerate() {
+                let held = index as u32 + 1;
                 *value = if own && held <= units { value.max(measured) } else { *value };
                 *value = if held >= units { value.min(measured) } else { *value };
             }

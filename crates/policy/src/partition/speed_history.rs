@@ -98,8 +98,8 @@ impl SpeedSample {
     fn matches(&self, other: &SpeedSample) -> bool {
         let Some((mine, theirs)) = self.comes.zip(other.comes) else { return true };
         let rate = |sums: f64, of: &SpeedSample| 1000.0 * sums / of.instructions.max(1.0);
-        (0..3).all(|at| {
-            let (a, b) = (rate(mine[at], self), rate(theirs[at], other));
+        (0..3).all(|index| {
+            let (a, b) = (rate(mine[index], self), rate(theirs[index], other));
             (a - b).abs() <= ALIKE_PER_KILO_INSTR + ALIKE_SHARE * a.max(b)
         })
     }

@@ -123,7 +123,8 @@ fn mean(curves: &VecDeque<LevelCurves>) -> Option<LevelCurves> {
     let last = curves.back()?;
     let of = |(&level, fact): (&CacheLevel, &Fact<SizeCurve>)| {
         let all: Vec<&SizeCurve> = curves.iter().filter_map(|one| one.get(&level).map(|fact| &fact.value)).collect();
-        let point = |at: usize| (fact.value[at].0, mean_of(&all.iter().map(|curve| curve[at].1).collect::<Vec<_>>()));
+        let point =
+            |index: usize| (fact.value[index].0, mean_of(&all.iter().map(|curve| curve[index].1).collect::<Vec<_>>()));
         (level, Fact { value: (0..fact.value.len()).map(point).collect(), ..fact.clone() })
     };
     Some(last.iter().map(of).collect())

@@ -273,8 +273,9 @@ impl ActivityVectors {
         let weights = self.parameters.weights.cells();
         let pays = self.parameters.pays();
         let mut counted_levels: Vec<CacheLevel> = Vec::new();
-        for (at, level) in levels.iter().enumerate() {
-            if weights[2 * at] != 0.0 || weights[2 * at + 1] != 0.0 || (pays && 2 * at + 1 == LAST_LEVEL_MISS) {
+        for (index, level) in levels.iter().enumerate() {
+            if weights[2 * index] != 0.0 || weights[2 * index + 1] != 0.0 || (pays && 2 * index + 1 == LAST_LEVEL_MISS)
+            {
                 counted_levels.extend(level.filter(|level| !counted_levels.contains(level)));
             }
         }

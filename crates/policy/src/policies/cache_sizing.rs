@@ -433,15 +433,15 @@ impl SizingForecast<'_> {
         let mut profiles = Profiles::new();
         let mut plan = Plan::idle(self.view.previous_plan.window);
         plan.shares = shares.to_vec();
-        for (at, (claimant, present)) in self.claimants.iter().zip(&self.domain.present).enumerate() {
+        for (index, (claimant, present)) in self.claimants.iter().zip(&self.domain.present).enumerate() {
             let mut profile = claimant.space.to_profile(self.domain.cache.level, bytes);
             profile.process = Some(present.process);
-            profiles.insert(TaskId(at as u32), profile);
-            plan.affinity.insert(TaskId(at as u32), self.domain.cache.cpus.clone());
+            profiles.insert(TaskId(index as u32), profile);
+            plan.affinity.insert(TaskId(index as u32), self.domain.cache.cpus.clone());
         }
         let forecast = self.view.predictor.forecast(&View { profiles: &profiles, ..*self.view }, &plan);
-        let forecast_of = |at: usize| {
-            let task_forecast = forecast.tasks.get(&TaskId(at as u32))?;
+        let forecast_of = |index: usize| {
+            let task_forecast = forecast.tasks.get(&TaskId(index as u32))?;
             Some((task_forecast.misses_per_kilo_instr?.value, 1.0 / task_forecast.instr_per_cycle?.value))
         };
         let outlook: Option<Vec<(f64, f64)>> = (0..self.claimants.len()).map(forecast_of).collect();
@@ -473,7 +473,7 @@ impl SizingForecast<'_> {
         let outlooks: Option<Vec<_>> = candidates.iter().map(|shares| self.under(shares)).collect();
         let outlooks = outlooks?;
         let best = (0..candidates.len()).reduce(|a, b| {
-            let key = |at: usize| (self.broken_promises(&outlooks[at]), score(&outlooks[at]));
+            let key = |index: usize| (self.broken_promises(&outlooks[index]), score(&outlooks[index]));
             if key(b) < key(a) { b } else { a }
         })?;
         let (chosen, outlook) = (candidates.swap_remove(best), &outlooks[best]);
@@ -617,8 +617,8 @@ fn penalties(view: &View<'_>, domain: &PartitionedCache<'_>, shares: &[CacheShar
             .iter()
             .filter(|present| share.members.contains(&ShareMember::Process(present.process)))
             .collect();
-        for (at, a) in inside.iter().enumerate() {
-            for b in &inside[at + 1..] {
+        for (index, a) in inside.iter().enumerate() {
+            for b in &inside[index + 1..] {
                 for (one, other) in a.tasks.iter().flat_map(|one| b.tasks.iter().map(move |other| (one, other))) {
                     penalties.push(CoRunPenalty { tasks: (one.task, other.task), penalty: 1.0 });
                 }

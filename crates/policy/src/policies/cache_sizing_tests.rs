@@ -243,12 +243,13 @@ impl SizingRun {
 
     /// Share of speed lost from a window on, against always having the better of the two.
     fn lost_from(&self, window: usize, cycles: Cycles) -> f64 {
-        let speed = |at: usize, divided: bool| cycles(at as u64, divided).iter().map(|&each| 1e6 / each as f64).sum();
-        let best = |at: usize| f64::max(speed(at, false), speed(at, true));
+        let speed =
+            |index: usize, divided: bool| cycles(index as u64, divided).iter().map(|&each| 1e6 / each as f64).sum();
+        let best = |index: usize| f64::max(speed(index, false), speed(index, true));
         let (mut had, mut could) = (0.0, 0.0);
-        for (at, (_, speed)) in self.windows.iter().enumerate().skip(window) {
+        for (index, (_, speed)) in self.windows.iter().enumerate().skip(window) {
             had += speed;
-            could += best(at);
+            could += best(index);
         }
         1.0 - had / could
     }

@@ -401,7 +401,7 @@ impl CascCache {
         let text =
             "every CPU accepts threads up to its highest miss rate; this is their expected joint miss rate".to_string();
         why.push(Reason { kind: ReasonKind::Explanation, tasks: Vec::new(), text, numbers });
-        for (at, thread) in threads.iter().enumerate() {
+        for (index, thread) in threads.iter().enumerate() {
             let Some(of) = thread.1 else { continue };
             let taken = (0..cpus).filter(|&cpu| buckets.admits(cpu, of.pcmr)).count();
             let before =
@@ -411,7 +411,7 @@ impl CascCache {
                     "{{0}} is confined to {taken} of {cpus} CPUs, because it misses much on a share of the cache"
                 );
                 let numbers = vec![("pcmr_misses_per_100_refs".to_string(), of.pcmr)];
-                why.push(Reason { kind: ReasonKind::Explanation, tasks: vec![threads[at].0], text, numbers });
+                why.push(Reason { kind: ReasonKind::Explanation, tasks: vec![threads[index].0], text, numbers });
             }
         }
         self.rate_monitor = MissRateMonitor::default();

@@ -35,7 +35,7 @@ impl CascFixture {
         CascFixture {
             policy: build(parameters, 1).unwrap(),
             topology: Topology { cpus: (0..CPUS).map(cpu).collect(), caches: vec![cache], ..Topology::default() },
-            profiles: pcmrs.iter().enumerate().map(|(at, pcmr)| (TaskId(at as u32), profile(pcmr))).collect(),
+            profiles: pcmrs.iter().enumerate().map(|(index, pcmr)| (TaskId(index as u32), profile(pcmr))).collect(),
             window: 0,
             observed: 12.0,
             answer: None,

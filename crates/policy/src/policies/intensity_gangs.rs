@@ -392,10 +392,10 @@ impl IntensityGangs {
             }
         }
         let suffered = solved.seating.costs_by_program(costs);
-        for (at, task) in active.iter().enumerate() {
+        for (index, task) in active.iter().enumerate() {
             let cpus = &plan.affinity[task];
-            let numbers = vec![("expected_degradation".to_string(), suffered[at])];
-            let percent = 100.0 * suffered[at];
+            let numbers = vec![("expected_degradation".to_string(), suffered[index])];
+            let percent = 100.0 * suffered[index];
             let text =
                 format!("{{0}} goes to CPUs {cpus}: {percent:.0} % slower there, by the probes{}", known(view, *task));
             why.push(reason(&[*task], text, numbers));

@@ -72,7 +72,7 @@ fn one_thread_or_too_many_are_left_alone() {
     assert_eq!(SchedCacheFixture::new("").step(&[(1, 0, 50), (2, 4, 50)]), [None; 2]);
     let many: Vec<(u32, u32, u64)> = (0..5).map(|cpu| (1, cpu, 100)).collect();
     assert_eq!(SchedCacheFixture::new("").step(&many), [None; 5]);
-    assert!(SchedCacheFixture::new("aggr_tolerance = 100").step(&many)[..4].iter().all(|at| *at == Some(0)));
+    assert!(SchedCacheFixture::new("aggr_tolerance = 100").step(&many)[..4].iter().all(|index| *index == Some(0)));
     assert_eq!(SchedCacheFixture::new("aggr_tolerance = 0").step(&[(1, 0, 40), (1, 4, 30)]), [None; 2]);
 }
 

@@ -235,13 +235,13 @@ mod tests {
         for (window, &clients) in windows.iter().enumerate() {
             let count = if reports { 1 } else { rate(units, clients) as u64 };
             let ran = EventCount { event: CounterEvent::Instructions, count, enabled_share: 1.0 };
-            let task = |at: usize| TaskSample {
+            let task = |index: usize| TaskSample {
                 name: "served".to_string(),
-                on_cpu_ns: if at < clients { vec![(CpuId(at as u32), 9)] } else { Vec::new() },
+                on_cpu_ns: if index < clients { vec![(CpuId(index as u32), 9)] } else { Vec::new() },
                 counts: EventCounts(vec![ran]),
-                progress: reports.then(|| if at < clients { rate(units, clients) } else { 0.0 }),
+                progress: reports.then(|| if index < clients { rate(units, clients) } else { 0.0 }),
                 goal: promised.map(|rate| Goal { min_rate: Some(rate), ..Goal::default() }),
-                ..TaskSample::new(TaskId(at as u32), ProcessId(0))
+                ..TaskSample::new(TaskId(index as u32), ProcessId(0))
             };
             let seen = Observation {
                 window: window as u64,

@@ -609,8 +609,8 @@ impl ClusterAssignmentInput {
 fn by_core(domain: &CpuSet, view: &View<'_>) -> Vec<u32> {
     let core = |cpu: u32| view.topology.cpus.iter().find(|other| other.id.0 == cpu).map(|cpu| cpu.core);
     let cpus: Vec<u32> = domain.iter().collect();
-    let rank = |at: usize| cpus[..at].iter().filter(|&&other| core(other) == core(cpus[at])).count();
-    let mut ranked: Vec<(usize, u32)> = cpus.iter().enumerate().map(|(at, &cpu)| (rank(at), cpu)).collect();
+    let rank = |index: usize| cpus[..index].iter().filter(|&&other| core(other) == core(cpus[index])).count();
+    let mut ranked: Vec<(usize, u32)> = cpus.iter().enumerate().map(|(index, &cpu)| (rank(index), cpu)).collect();
     ranked.sort_unstable();
     ranked.into_iter().map(|(_, cpu)| cpu).collect()
 }

@@ -97,7 +97,7 @@ pub(crate) fn gather<'a, T>(
     of: impl Fn(&'a Profile) -> Option<T>,
 ) -> Result<Vec<T>, MissingEvidence> {
     let missing = |program| MissingEvidence { scheme: scheme.name(), program, what };
-    members.iter().enumerate().map(|(at, profile)| of(profile).ok_or_else(|| missing(at))).collect()
+    members.iter().enumerate().map(|(index, profile)| of(profile).ok_or_else(|| missing(index))).collect()
 }
 
 /// All schemes, in the order of their names.

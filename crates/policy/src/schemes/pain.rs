@@ -17,7 +17,7 @@ pub struct Pain;
 
 /// S: likely extra misses per million instructions when the cache is shared (CA equation 1), from hits by LRU position.
 pub fn sensitivity(hits: &[f64]) -> f64 {
-    let weighted: f64 = hits.iter().enumerate().map(|(at, hits)| (at + 1) as f64 * hits).sum();
+    let weighted: f64 = hits.iter().enumerate().map(|(index, hits)| (index + 1) as f64 * hits).sum();
     weighted / (1 + hits.len()) as f64
 }
 

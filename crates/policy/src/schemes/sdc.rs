@@ -47,7 +47,7 @@ pub fn effective_ways(profiles: &[&[f64]], ways: u32) -> Vec<f64> {
 
 /// Hits beyond the effective ways; a fraction of a way has that fraction of its hits.
 fn lost_hits(hits: &[f64], ways: f64) -> f64 {
-    hits.iter().enumerate().map(|(at, hits)| hits * (1.0 - (ways - at as f64).clamp(0.0, 1.0))).sum()
+    hits.iter().enumerate().map(|(index, hits)| hits * (1.0 - (ways - index as f64).clamp(0.0, 1.0))).sum()
 }
 
 impl Scheme for Sdc {

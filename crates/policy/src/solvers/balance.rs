@@ -89,7 +89,7 @@ impl ComposedModel {
             }
         };
         let step = libm::log(high / low) / (POINTS - 1) as f64;
-        let grid: Vec<f64> = (0..POINTS).map(|at| low * libm::exp(step * at as f64)).collect();
+        let grid: Vec<f64> = (0..POINTS).map(|index| low * libm::exp(step * index as f64)).collect();
         let member = |(model, &(reuse, rate)): (&StackModel, &(&ReuseTimes, f64))| {
             let misses: Option<Vec<f64>> = grid
                 .iter()
@@ -290,7 +290,7 @@ mod tests {
 
     fn groups_of(threads: usize, size: usize) -> Vec<Vec<usize>> {
         let chosen = |set: &u32| set.count_ones() as usize == size;
-        let members = |set: u32| (0..threads).filter(|at| set >> at & 1 == 1).collect();
+        let members = |set: u32| (0..threads).filter(|index| set >> index & 1 == 1).collect();
         (0..1u32 << threads).filter(chosen).map(members).collect()
     }
 

@@ -69,20 +69,20 @@ pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
     best[0][0] = 0.0;
     let mut took: Vec<Vec<ProgramSet>> = vec![Vec::new()];
     let mut costs_of_shape: Vec<(u32, Vec<f64>)> = Vec::new();
-    for (at, &cpus) in shapes.iter().enumerate() {
+    for (index, &cpus) in shapes.iter().enumerate() {
         if !costs_of_shape.iter().any(|(shape, _)| *shape == cpus) {
             let table = (0..=all_programs).map(|set| search.cache_cost(set, cpus)).collect();
             costs_of_shape.push((cpus, table));
         }
         let table = &costs_of_shape.iter().find(|(shape, _)| *shape == cpus).expect("inserted above").1;
-        let (next, choice) = layer(&best[at], table, all_programs, alike);
+        let (next, choice) = layer(&best[index], table, all_programs, alike);
         best.push(next);
         took.push(choice);
     }
     let mut left = all_programs;
     let mut by_cache = Vec::new();
-    for (at, &cpus) in shapes.iter().enumerate().rev() {
-        let members = took[at + 1][left as usize];
+    for (index, &cpus) in shapes.iter().enumerate().rev() {
+        let members = took[index + 1][left as usize];
         by_cache.push(search.fill(members, cpus).1);
         left &= !members;
     }

@@ -174,12 +174,12 @@ impl HillClimb<'_> {
     fn gain_of_move(&mut self, program: usize, from: (usize, usize), to: (usize, usize)) -> f64 {
         if from.0 == to.0 {
             let before = self.cache_total(from.0);
-            let at = self.by_cache[from.0][from.1].iter().position(|&other| other == program).unwrap_or(0);
-            self.by_cache[from.0][from.1].remove(at);
+            let index = self.by_cache[from.0][from.1].iter().position(|&other| other == program).unwrap_or(0);
+            self.by_cache[from.0][from.1].remove(index);
             self.by_cache[to.0][to.1].push(program);
             let gain = before - self.cache_total(from.0);
             self.by_cache[to.0][to.1].pop();
-            self.by_cache[from.0][from.1].insert(at, program);
+            self.by_cache[from.0][from.1].insert(index, program);
             return gain;
         }
         // Costs of a CPU's neighbors from one program, if it were alone there.

@@ -64,10 +64,10 @@ impl Seating {
     pub fn costs_by_program(&self, costs: &CostMatrix) -> Vec<f64> {
         let mut suffered = vec![0.0; costs.len()];
         for cache in &self.by_cache {
-            for (at, cpu) in cache.iter().enumerate() {
+            for (index, cpu) in cache.iter().enumerate() {
                 for &i in cpu {
                     let others =
-                        cache.iter().enumerate().filter(|(other, members)| *other != at && !members.is_empty());
+                        cache.iter().enumerate().filter(|(other, members)| *other != index && !members.is_empty());
                     suffered[i] = others
                         .map(|(_, members)| members.iter().map(|&j| costs[i][j]).sum::<f64>() / members.len() as f64)
                         .sum();
@@ -208,8 +208,8 @@ pub fn random_seating(programs: usize, seats: &Seats, generator: &mut SplitMix64
     generator.shuffle(&mut cpus);
     let mut order: Vec<usize> = (0..programs).collect();
     generator.shuffle(&mut order);
-    for (at, program) in order.into_iter().enumerate() {
-        let (cache, cpu) = cpus[at % cpus.len()];
+    for (index, program) in order.into_iter().enumerate() {
+        let (cache, cpu) = cpus[index % cpus.len()];
         by_cache[cache][cpu].push(program);
     }
     by_cache.iter_mut().flatten().for_each(|cpu| cpu.sort_unstable());

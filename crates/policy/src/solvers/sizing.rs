@@ -131,9 +131,9 @@ pub fn exact(claims: &[UnitClaim], units: u32, total: CostAggregate) -> Result<V
     let mut before: Vec<Option<PartialDeal>> = vec![None; all + 1];
     before[0] = Some(nothing);
     let mut floors_after: u32 = claims.iter().map(UnitClaim::floor).sum();
-    for (at, claim) in claims.iter().enumerate() {
+    for (index, claim) in claims.iter().enumerate() {
         floors_after -= claim.floor();
-        let last = at + 1 == claims.len();
+        let last = index + 1 == claims.len();
         let mut row: Vec<Option<PartialDeal>> = vec![None; all + 1];
         let most = units - floors_after;
         // The last claimant gets all remaining units, because only full allocations matter.
@@ -159,9 +159,9 @@ pub fn exact(claims: &[UnitClaim], units: u32, total: CostAggregate) -> Result<V
     rows.push(before);
     let mut deal = vec![0; claims.len()];
     let mut left = all;
-    for at in (0..claims.len()).rev() {
-        let best = rows[at + 1][left].expect("checked: the floors fit, so every prefix of the best deal exists");
-        deal[at] = best.given;
+    for index in (0..claims.len()).rev() {
+        let best = rows[index + 1][left].expect("checked: the floors fit, so every prefix of the best deal exists");
+        deal[index] = best.given;
         left -= best.given as usize;
     }
     Ok(deal)
@@ -191,15 +191,15 @@ pub fn lookahead(claims: &[UnitClaim], units: u32) -> Result<Vec<u32>, ClaimErro
     let mut offers: Vec<(u32, f64)> = claims.iter().zip(&deal).map(|(c, &held)| best_offer(c, held, left)).collect();
     while left > 0 {
         let mut winner = 0;
-        for (at, claim) in claims.iter().enumerate() {
-            if offers[at].0 > left {
-                offers[at] = best_offer(claim, deal[at], left);
+        for (index, claim) in claims.iter().enumerate() {
+            if offers[index].0 > left {
+                offers[index] = best_offer(claim, deal[index], left);
             }
             // With equal savings, the claimant with the fewest units, so that claimants without savings share the rest
             // equally.
-            let (offer, best) = (offers[at].1, offers[winner].1);
-            if offer > best || (offer == best && deal[at] < deal[winner]) {
-                winner = at;
+            let (offer, best) = (offers[index].1, offers[winner].1);
+            if offer > best || (offer == best && deal[index] < deal[winner]) {
+                winner = index;
             }
         }
         // Without any savings left, units go round one at a time.

@@ -111,7 +111,7 @@ impl<'a> AxisLayout<'a> {
     fn linear_ticks(&self) -> Vec<(f64, String)> {
         let step = nice_step((self.high - self.low) / 5.0);
         let first = libm::ceil(self.low / step - 1e-9);
-        let ticks = (0..64).map(|at| (first + f64::from(at)) * step);
+        let ticks = (0..64).map(|index| (first + f64::from(index)) * step);
         ticks.take_while(|tick| *tick <= self.high + step * 1e-6).map(|tick| (tick, number(tick))).collect()
     }
 
@@ -142,7 +142,7 @@ impl<'a> AxisLayout<'a> {
         let (first, last) = (libm::ceil(libm::log2(self.low) - 1e-9), libm::floor(libm::log2(self.high) + 1e-9));
         let stride = ((last - first) / 9.0).max(1.0);
         let stride = if stride > 1.0 { libm::ceil(stride) } else { 1.0 };
-        let powers = (0..64).map(|at| first + stride * f64::from(at)).take_while(|power| *power <= last);
+        let powers = (0..64).map(|index| first + stride * f64::from(index)).take_while(|power| *power <= last);
         powers.map(|power| (libm::exp2(power), size_text(libm::exp2(power) as u64))).collect()
     }
 }

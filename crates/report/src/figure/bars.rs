@@ -89,7 +89,8 @@ impl BarChart {
             top = 38.0;
         }
         if self.series.len() > 1 {
-            let entries: Vec<_> = self.series.iter().enumerate().map(|(at, name)| (name.as_str(), at, false)).collect();
+            let entries: Vec<_> =
+                self.series.iter().enumerate().map(|(index, name)| (name.as_str(), index, false)).collect();
             top = legend(&mut svg, &entries, top, width);
         }
         let label_room = if self.y.label.is_empty() { 0.0 } else { 20.0 };
@@ -105,8 +106,8 @@ impl BarChart {
             svg.text_upwards("m", (16.0, (top + bottom) / 2.0), &self.y.label);
         }
         let each = (right - left) / self.groups.len().max(1) as f64;
-        for (at, group) in self.groups.iter().enumerate() {
-            let from = left + at as f64 * each;
+        for (index, group) in self.groups.iter().enumerate() {
+            let from = left + index as f64 * each;
             self.group(&mut svg, &y, group, from, each);
             let middle = from + each / 2.0;
             match leaning {
@@ -115,9 +116,9 @@ impl BarChart {
             }
         }
         svg.line("a", (left, y.at(0.0)), (right, y.at(0.0)));
-        for (label, at) in &self.references {
-            svg.line("r", (left, y.at(*at)), (right, y.at(*at)));
-            svg.text("n m", (right - 4.0, y.at(*at) - 5.0), Anchor::End, label);
+        for (label, index) in &self.references {
+            svg.line("r", (left, y.at(*index)), (right, y.at(*index)));
+            svg.text("n m", (right - 4.0, y.at(*index) - 5.0), Anchor::End, label);
         }
         svg
     }
@@ -127,7 +128,7 @@ impl BarChart {
         let start = from + (each - inner) / 2.0;
         let wide = if self.stacked { inner } else { inner / group.bars.len().max(1) as f64 };
         let (mut above, mut below) = (0.0, 0.0);
-        for (at, bar) in group.bars.iter().enumerate() {
+        for (index, bar) in group.bars.iter().enumerate() {
             let Some(value) = bar.value.filter(|value| value.is_finite()) else { continue };
             let base = if !self.stacked {
                 0.0
@@ -138,11 +139,11 @@ impl BarChart {
                 below += value;
                 below - value
             };
-            let x = if self.stacked { start } else { start + at as f64 * wide };
+            let x = if self.stacked { start } else { start + index as f64 * wide };
             let (high, low) = (y.at(base.max(base + value)), y.at(base.min(base + value)));
-            let name = self.series.get(at).map_or("", String::as_str);
+            let name = self.series.get(index).map_or("", String::as_str);
             let title = [group.name.as_str(), name, &number(value)].join(" ").replace("  ", " ");
-            svg.rect(&format!("f{}", at % COLORS), (x, high), ((wide - 1.0).max(1.0), low - high), None, &title);
+            svg.rect(&format!("f{}", index % COLORS), (x, high), ((wide - 1.0).max(1.0), low - high), None, &title);
             if let Some((low, high)) = bar.interval.filter(|_| !self.stacked) {
                 let middle = x + wide / 2.0;
                 svg.line("w", (middle, y.at(low)), (middle, y.at(high)));

@@ -145,12 +145,12 @@ impl Chart {
         let mut plot = self.lay_out();
         plot.grid(&self.x.label, &self.y.label);
         self.references.iter().for_each(|reference| plot.reference(reference));
-        let color = |at: usize| self.series[at].color.unwrap_or(at);
-        for (at, series) in self.series.iter().enumerate() {
-            plot.spread(series, color(at));
+        let color = |index: usize| self.series[index].color.unwrap_or(index);
+        for (index, series) in self.series.iter().enumerate() {
+            plot.spread(series, color(index));
         }
-        for (at, series) in self.series.iter().enumerate() {
-            plot.series(series, color(at));
+        for (index, series) in self.series.iter().enumerate() {
+            plot.series(series, color(index));
         }
         plot.svg
     }

@@ -83,13 +83,13 @@ impl HeatMap {
             svg.text_upwards("m", (16.0, title + rows * high / 2.0), &self.row_label);
         }
         if named_rows {
-            for (at, name) in self.rows.iter().enumerate() {
-                svg.text("", (left - 8.0, title + (at as f64 + 0.5) * high + 4.5), Anchor::End, name);
+            for (index, name) in self.rows.iter().enumerate() {
+                svg.text("", (left - 8.0, title + (index as f64 + 0.5) * high + 4.5), Anchor::End, name);
             }
         }
         if named_columns {
-            for (at, name) in self.columns.iter().enumerate() {
-                let x = left + (at as f64 + 0.5) * wide;
+            for (index, name) in self.columns.iter().enumerate() {
+                let x = left + (index as f64 + 0.5) * wide;
                 match leaning {
                     true => svg.text_leaning("", (x + 5.0, bottom + 15.0), name),
                     false => svg.text("", (x, bottom + 17.0), Anchor::Middle, name),

@@ -86,8 +86,8 @@ impl Svg {
             return;
         }
         let mut d = String::new();
-        for (at, (x, y)) in points.iter().enumerate() {
-            let _ = write!(d, "{}{} {}", if at == 0 { "M" } else { "L" }, px(*x), px(*y));
+        for (index, (x, y)) in points.iter().enumerate() {
+            let _ = write!(d, "{}{} {}", if index == 0 { "M" } else { "L" }, px(*x), px(*y));
         }
         let close = if closed { "Z" } else { "" };
         self.put(format_args!(r#"<path class="{class}" d="{d}{close}"/>"#));

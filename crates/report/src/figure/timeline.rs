@@ -59,7 +59,8 @@ impl TimelineChart {
     fn draw(&self) -> Svg {
         let title = if self.title.is_empty() { 6.0 } else { 38.0 };
         // The legend's height is not known before it is drawn, and the drawing's height is needed first.
-        let entries: Vec<_> = self.kinds.iter().enumerate().map(|(at, name)| (name.as_str(), at, false)).collect();
+        let entries: Vec<_> =
+            self.kinds.iter().enumerate().map(|(index, name)| (name.as_str(), index, false)).collect();
         let mut trial = Svg::new(WIDTH, 0.0, "");
         let top = if entries.is_empty() { title } else { legend(&mut trial, &entries, title, WIDTH) } + 18.0;
         let bottom = top + LANE * self.lanes.len() as f64;
@@ -71,14 +72,14 @@ impl TimelineChart {
         let names = self.lanes.iter().map(|lane| text_width(&lane.name)).fold(0.0, f64::max);
         let (left, right) = (22.0 + names, WIDTH - 18.0);
         let ends = self.lanes.iter().flat_map(|lane| &lane.spans).flat_map(|span| [span.from, span.to]);
-        let x = AxisLayout::new(&self.x, ends.chain(self.marks.iter().map(|(_, at)| *at)), (left, right), false);
+        let x = AxisLayout::new(&self.x, ends.chain(self.marks.iter().map(|(_, index)| *index)), (left, right), false);
         for (value, label) in x.ticks() {
             svg.line("g", (x.at(value), top), (x.at(value), bottom));
             svg.text("n m", (x.at(value), bottom + 17.0), Anchor::Middle, &label);
         }
         svg.text("m", ((left + right) / 2.0, bottom + 37.0), Anchor::Middle, &self.x.label);
-        for (at, lane) in self.lanes.iter().enumerate() {
-            let y = top + at as f64 * LANE;
+        for (index, lane) in self.lanes.iter().enumerate() {
+            let y = top + index as f64 * LANE;
             svg.text("n", (left - 8.0, y + LANE / 2.0 + 4.0), Anchor::End, &lane.name);
             for span in &lane.spans {
                 let (from, to) = (x.at(span.from), x.at(span.to));
@@ -89,9 +90,9 @@ impl TimelineChart {
                 svg.rect(&class, (from, y + 3.0), ((to - from).max(0.8), LANE - 6.0), None, &title);
             }
         }
-        for (label, at) in &self.marks {
-            svg.line("r", (x.at(*at), top - 4.0), (x.at(*at), bottom));
-            svg.text("n m", (x.at(*at), top - 7.0), Anchor::Middle, label);
+        for (label, index) in &self.marks {
+            svg.line("r", (x.at(*index), top - 4.0), (x.at(*index), bottom));
+            svg.text("n m", (x.at(*index), top - 7.0), Anchor::Middle, label);
         }
         svg
     }

@@ -42,7 +42,7 @@ pub fn curve_picture(lines: &[CurveLine], y_label: &str, paint: Paint) -> String
     };
     let most = points().map(|p| p.1).fold(0.0, f64::max);
     let most = if most > 0.0 { most } else { 1.0 };
-    let labels: Vec<String> = (0..=ROWS / 4).map(|at| number(most * at as f64 / (ROWS / 4) as f64)).collect();
+    let labels: Vec<String> = (0..=ROWS / 4).map(|index| number(most * index as f64 / (ROWS / 4) as f64)).collect();
     let gutter = labels.iter().map(String::len).max().unwrap_or(0) + 1;
     let columns = paint.width.saturating_sub(gutter + 3).clamp(16, 72);
     let mut canvas = Canvas { columns, cells: vec![(0, 0); columns * ROWS] };
@@ -62,7 +62,8 @@ pub fn curve_picture(lines: &[CurveLine], y_label: &str, paint: Paint) -> String
     }
     text.push_str(&paint.faint(&size_axis(gutter, columns, low, high, &place)));
     if lines.len() > 1 {
-        let names = lines.iter().enumerate().map(|(at, line)| series_color(paint, at, &format!("━ {}", line.name)));
+        let names =
+            lines.iter().enumerate().map(|(index, line)| series_color(paint, index, &format!("━ {}", line.name)));
         text.push_str(&wrap(names.collect(), paint.width));
     }
     text
@@ -122,7 +123,7 @@ fn size_axis(gutter: usize, columns: usize, low: u64, high: u64, place: &dyn Fn(
         let start = (gutter + 1 + column).saturating_sub(label.len() / 2);
         if start >= free_from && start + label.len() <= names.len() {
             rule[column.min(columns - 1)] = '┴';
-            label.chars().enumerate().for_each(|(at, c)| names[start + at] = c);
+            label.chars().enumerate().for_each(|(index, c)| names[start + index] = c);
             free_from = start + label.len() + 2;
         }
     }

@@ -184,14 +184,14 @@ impl MixGenerator<'_> {
     /// So many that keep data, so many streams.
     fn of_both(&mut self, keepers: usize, share: (f64, f64), streams: usize) -> Vec<IntervalJob> {
         let mut jobs = Vec::new();
-        for at in 0..keepers {
+        for index in 0..keepers {
             let share = self.between(share.0, share.1);
             let phase = self.keeper(share);
-            jobs.push(job(&format!("keeper-{at}"), phase));
+            jobs.push(job(&format!("keeper-{index}"), phase));
         }
-        for at in 0..streams {
+        for index in 0..streams {
             let phase = self.stream();
-            jobs.push(job(&format!("stream-{at}"), phase));
+            jobs.push(job(&format!("stream-{index}"), phase));
         }
         self.shuffled(jobs)
     }

@@ -91,7 +91,7 @@ impl AutoMix {
 
     /// The single mechanism that was best on the first machine seed.
     pub fn best_single(&self) -> usize {
-        let value = |at: usize| self.did[0][at].weighted_speedup;
+        let value = |index: usize| self.did[0][index].weighted_speedup;
         singles().reduce(|a, b| if value(b) > value(a) { b } else { a }).unwrap_or(0)
     }
 }

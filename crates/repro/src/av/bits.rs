@@ -105,7 +105,7 @@ mod tests {
 
     fn activity(accesses: u64) -> TaskActivity {
         let level = |times: u64| -> Vec<SuperSetCount> {
-            (0..4).map(|at| SuperSetCount { accesses: times * accesses * at, misses: at }).collect()
+            (0..4).map(|index| SuperSetCount { accesses: times * accesses * index, misses: index }).collect()
         };
         [level(1), level(10), level(100)]
     }

@@ -104,8 +104,8 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         let second = SampleLength { scale: 20, ..length };
         let again = all_mixes(context, &context.seeds[..1], &second)?;
         let over = format!("mean of {} mixes, first seed", again.len());
-        for (at, (name, _, _)) in SCHEDULERS.iter().enumerate() {
-            let gains: Vec<f64> = again.iter().map(|mix| mix.by[at].ipc_gain).collect();
+        for (index, (name, _, _)) in SCHEDULERS.iter().enumerate() {
+            let gains: Vec<f64> = again.iter().map(|mix| mix.by[index].ipc_gain).collect();
             let series = format!("IPC gain, %, scale 1/{}: {name}", second.scale);
             findings[0].points.push(DataPoint::over(series, &over, &[mean(&gains)]));
         }
@@ -148,7 +148,7 @@ fn job(program: &str, at: usize, seed: u64) -> WorkloadJob {
 }
 
 fn workload(programs: &[&str], seed: u64, length: &SampleLength) -> Result<Workload, ReproError> {
-    let jobs = programs.iter().enumerate().map(|(at, program)| job(program, at, seed)).collect();
+    let jobs = programs.iter().enumerate().map(|(index, program)| job(program, index, seed)).collect();
     let mut workload = Workload::on(MACHINE, jobs, seed)?;
     workload.options.scale = length.scale;
     let cycles = SAMPLE_CYCLES / length.scale;
@@ -290,9 +290,9 @@ fn findings(context: &ExperimentContext<'_>, mixes: &[FourJobMix]) -> Vec<Findin
         paper_best: Some(12.1),
     };
     let mut findings = Vec::new();
-    for (at, (name, _, _)) in SCHEDULERS.iter().enumerate() {
+    for (index, (name, _, _)) in SCHEDULERS.iter().enumerate() {
         let mean_of = |of: fn(&RoundRobinGains) -> f64| {
-            mean(&per_seed(&|mix| of(&mix.by[at])).iter().map(|(_, value)| *value).collect::<Vec<f64>>())
+            mean(&per_seed(&|mix| of(&mix.by[index])).iter().map(|(_, value)| *value).collect::<Vec<f64>>())
         };
         let note = format!(
             "The best of the three pairings gains {oracle:.2} %, the worst {worst:.2} %. Split: mix {:+.2} %, contention {:+.2} %, busy {:+.2} %; weighted \
@@ -308,15 +308,16 @@ fn findings(context: &ExperimentContext<'_>, mixes: &[FourJobMix]) -> Vec<Findin
         );
         let what =
             format!("mean IPC gain over round robin, {} mixes: {name}", mixes.len() / context.seeds.len().max(1));
-        let shown = at == REFERENCE;
+        let shown = index == REFERENCE;
         let (paper, target) = if shown { ("", ResultTarget::Shown) } else { ("+4.4 % (1.4 to 12.1)", target) };
-        let finding = Finding::new("AV-3", &what, paper, "%", target, &per_seed(&|mix| mix.by[at].ipc_gain)).note(note);
-        findings.push(finding.points(points(mixes, name, |mix| mix.by[at])));
+        let finding =
+            Finding::new("AV-3", &what, paper, "%", target, &per_seed(&|mix| mix.by[index].ipc_gain)).note(note);
+        findings.push(finding.points(points(mixes, name, |mix| mix.by[index])));
         if shown {
             continue;
         }
         // Over seeds first: a single seed's mix is noise.
-        let lowest = measured(mixes).map(|nth| of_mix(mixes, nth, |mix| mix.by[at].ipc_gain));
+        let lowest = measured(mixes).map(|nth| of_mix(mixes, nth, |mix| mix.by[index].ipc_gain));
         let lowest = lowest.map(|gains| mean(&gains)).fold(f64::INFINITY, f64::min);
         let what = format!("lowest IPC gain of any mix, mean over seeds: {name}");
         let target = ResultTarget::AtLeast { target: -1.0, paper_best: Some(1.4) };
@@ -374,7 +375,7 @@ fn figure(mixes: &[FourJobMix]) -> ResultFigure {
         FigureBar { value: point.value, interval: point.low.zip(point.high) }
     };
     let group = |nth: usize| {
-        let by = |at: usize| bar(of_mix(mixes, nth, |mix| mix.by[at].ipc_gain));
+        let by = |index: usize| bar(of_mix(mixes, nth, |mix| mix.by[index].ipc_gain));
         let best = bar(of_mix(mixes, nth, |mix| mix.oracle.ipc_gain));
         let bars = (0..SCHEDULERS.len()).map(by).chain([best, FigureBar::from(MIXES[nth].2)]).collect();
         BarGroup { name: MIXES[nth].0.join("."), bars }

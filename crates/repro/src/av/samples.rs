@@ -36,8 +36,8 @@ impl SuperSets {
     pub fn of(self, sets: &TaskActivity) -> TaskActivity {
         sets.each_ref().map(|sets| {
             let mut counts = vec![SuperSetCount { accesses: 0, misses: 0 }; self.super_sets];
-            for (at, set) in sets.iter().enumerate() {
-                let nth = if self.contiguous { at * self.super_sets / sets.len() } else { at % self.super_sets };
+            for (index, set) in sets.iter().enumerate() {
+                let nth = if self.contiguous { index * self.super_sets / sets.len() } else { index % self.super_sets };
                 counts[nth].accesses += set.accesses;
                 counts[nth].misses += set.misses;
             }

@@ -129,14 +129,16 @@ fn record(program: &'static str, seed: u64, length: &WorkloadLength) -> Result<P
 }
 
 fn compare(
-    at: usize,
+    index: usize,
     seed: u64,
     length: &WorkloadLength,
     recorded: &[ProgramRecord],
     thresholds: Thresholds,
 ) -> Result<XeonRun, ReproError> {
-    let of: Vec<&ProgramRecord> =
-        WORKLOADS[at].iter().filter_map(|name| recorded.iter().find(|recorded| recorded.program.0 == *name)).collect();
+    let of: Vec<&ProgramRecord> = WORKLOADS[index]
+        .iter()
+        .filter_map(|name| recorded.iter().find(|recorded| recorded.program.0 == *name))
+        .collect();
     let mut workload = Workload::on(CANNOT_COUNT, Vec::new(), seed)?;
     workload.options.scale = length.scale;
     let alone = (length.slices * slice_cycles(&workload)) as f64;
@@ -161,7 +163,7 @@ fn compare(
     let choices = choices(&by_default, |a, b| overlap(&bits[a], &bits[b]));
     Ok(XeonRun {
         seed,
-        workload: at,
+        workload: index,
         by_default: finished(&by_default)?,
         vectors: finished(&vectors)?,
         counters: finished(&counters)?,
@@ -240,9 +242,9 @@ fn per_seed(context: &ExperimentContext<'_>, ran: &[XeonRun], of: impl Fn(&XeonR
 }
 
 fn over_workloads(ran: &[XeonRun], series: &str, of: impl Fn(&XeonRun) -> f64) -> Vec<DataPoint> {
-    let point = |at: usize| {
-        let values: Vec<f64> = ran.iter().filter(|ran| ran.workload == at).map(&of).collect();
-        DataPoint::over(series, format!("WL{at}"), &values)
+    let point = |index: usize| {
+        let values: Vec<f64> = ran.iter().filter(|ran| ran.workload == index).map(&of).collect();
+        DataPoint::over(series, format!("WL{index}"), &values)
     };
     (0..WORKLOADS.len()).map(point).collect()
 }
@@ -335,13 +337,15 @@ fn finish_times(context: &ExperimentContext<'_>, ran: &[XeonRun]) -> Vec<Finding
         .flat_map(|(name, get)| over_workloads(ran, &format!("{name} finish time, % of change"), |ran| of(ran, *get)))
         .collect();
     let points = [points, other_bounds(ran)].concat();
-    let bar = |at: usize, get: fn(&[f64]) -> f64| {
-        let values: Vec<f64> = ran.iter().filter(|ran| ran.workload == at).map(|ran| of(ran, get)).collect();
+    let bar = |index: usize, get: fn(&[f64]) -> f64| {
+        let values: Vec<f64> = ran.iter().filter(|ran| ran.workload == index).map(|ran| of(ran, get)).collect();
         let point = DataPoint::over("", "", &values);
         FigureBar { value: point.value, interval: point.low.zip(point.high) }
     };
-    let group =
-        |at: usize| BarGroup { name: format!("WL{at}"), bars: series.iter().map(|(_, get)| bar(at, *get)).collect() };
+    let group = |index: usize| BarGroup {
+        name: format!("WL{index}"),
+        bars: series.iter().map(|(_, get)| bar(index, *get)).collect(),
+    };
     let bars = BarChart {
         title: "Finish times by the vectors' advice, change against the default scheduler".to_string(),
         y: Axis::linear("% later"),

@@ -214,9 +214,9 @@ fn judge(
     // Times are counted in accesses of their own kind, and so are rates; misses are over references of the L2.
     let composed = |of: &dyn Fn(&Stretch) -> (&ReuseTimes, f64), as_fast: bool| -> Result<f64, ReproError> {
         let accesses: Vec<f64> = did.iter().map(|stretch| of(stretch).1).collect();
-        let rate = |at: usize| if as_fast { mean(&accesses) } else { accesses[at] };
+        let rate = |index: usize| if as_fast { mean(&accesses) } else { accesses[index] };
         let at_rates: Vec<ReuseAtRate<'_>> =
-            did.iter().enumerate().map(|(at, stretch)| (of(stretch).0, rate(at))).collect();
+            did.iter().enumerate().map(|(index, stretch)| (of(stretch).0, rate(index))).collect();
         let ratios = shared(&at_rates, lines, case.by)?;
         Ok(100.0 * ratios.iter().zip(&accesses).map(|(ratio, accesses)| ratio * accesses).sum::<f64>() / all_refs)
     };

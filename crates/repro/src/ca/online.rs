@@ -286,7 +286,7 @@ fn on_four_cores(
             let values = workloads.iter().map(|&workload| of_workload(found, workload, pick)[seed]);
             values.fold(f64::NEG_INFINITY, f64::max)
         };
-        context.seeds.iter().enumerate().map(|(at, &seed)| (seed, of_seed(at))).collect()
+        context.seeds.iter().enumerate().map(|(index, &seed)| (seed, of_seed(index))).collect()
     };
     let finding = |name: &str, pick: FigureGetter| {
         let what = format!("{name} above optimal on four cores, on the workload where it is farthest");
@@ -377,7 +377,7 @@ pub(super) fn eight_cores(context: &ExperimentContext<'_>) -> Result<Vec<Finding
     let workloads: Vec<usize> = context.pick(vec![1], (0..8).collect());
     let policies = [PlacementSource::Default, PlacementSource::DiWhole, PlacementSource::Dio, PlacementSource::Optimal];
     let mut gains: BTreeMap<(usize, usize, PlacementSource), Vec<f64>> = BTreeMap::new();
-    for (at, machine) in machines.iter().enumerate() {
+    for (index, machine) in machines.iter().enumerate() {
         let room = Testbed::on(context, machine, SCALE.of(context))?;
         for &workload in &workloads {
             context.tell(&format!("{machine}, {}", number(workload)));
@@ -393,7 +393,7 @@ pub(super) fn eight_cores(context: &ExperimentContext<'_>) -> Result<Vec<Finding
             })?;
             for of_seed in times.chunks(policies.len()) {
                 for (nth, &by) in policies.iter().enumerate().skip(1) {
-                    gains.entry((at, workload, by)).or_default().push(percent_above(of_seed[0], of_seed[nth]));
+                    gains.entry((index, workload, by)).or_default().push(percent_above(of_seed[0], of_seed[nth]));
                 }
             }
         }

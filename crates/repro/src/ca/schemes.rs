@@ -58,7 +58,7 @@ pub(super) fn compare(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, R
 
 /// Every choice of so many programs.
 fn choices(programs: usize, of: usize) -> Vec<Vec<usize>> {
-    let chosen = |set: u32| (0..programs).filter(|at| set >> at & 1 == 1).collect::<Vec<usize>>();
+    let chosen = |set: u32| (0..programs).filter(|index| set >> index & 1 == 1).collect::<Vec<usize>>();
     (0u32..1 << programs).filter(|set| set.count_ones() as usize == of).map(chosen).collect()
 }
 
@@ -293,9 +293,9 @@ pub(super) fn published(_context: &ExperimentContext<'_>) -> Result<Vec<Finding>
         DataPoint::over("solver", "random", &[percent(solvers::random(cost, &seats, 1).mean)]),
     ];
     let mut off = (percent(best.total) - SCHEDULES[1].1).abs().max((percent(worst.total) - SCHEDULES[0].1).abs());
-    for (at, (beside, published)) in SCHEDULES.into_iter().enumerate() {
-        let others: Vec<usize> = (1..4).filter(|&other| other != at + 1).collect();
-        let mean = percent(table.costs.mutual(0, at + 1) + table.costs.mutual(others[0], others[1]));
+    for (index, (beside, published)) in SCHEDULES.into_iter().enumerate() {
+        let others: Vec<usize> = (1..4).filter(|&other| other != index + 1).collect();
+        let mean = percent(table.costs.mutual(0, index + 1) + table.costs.mutual(others[0], others[1]));
         off = off.max((mean - published).abs());
         points.push(DataPoint::over("mean slowdown", format!("mcf beside {beside}"), &[mean]));
     }

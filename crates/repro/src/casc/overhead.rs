@@ -18,7 +18,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         let cost = compare(&setting, &measuring, "all", &jobs(seed))?;
         costs.push((seed, cost));
         let identical: Vec<WorkloadJob> = (0..18)
-            .map(|at| WorkloadJob { name: format!("twolf-{at}"), ..WorkloadJob::new("twolf", 1_000 * seed) })
+            .map(|index| WorkloadJob { name: format!("twolf-{index}"), ..WorkloadJob::new("twolf", 1_000 * seed) })
             .collect();
         same.push((seed, compare(&setting, &NiagaraPolicy::better(""), "identical", &identical)?));
     }

@@ -134,11 +134,11 @@ fn study(context: &ExperimentContext<'_>, l3: bool, pace: RunScale) -> Result<Sp
     let online: Vec<Vec<Option<u32>>> = chosen.chunks(pairs.len()).map(<[Option<u32>]>::to_vec).collect();
     let mut asked = Vec::new();
     for (by_seed, &seed) in solos.iter().zip(&context.seeds) {
-        for (at, (&pair, &both)) in pairs.iter().zip(by_seed).enumerate() {
+        for (index, (&pair, &both)) in pairs.iter().zip(by_seed).enumerate() {
             // What somebody chose is measured too, whatever else is.
             let mut all: BTreeSet<u32> = splits.iter().copied().collect();
-            all.extend(KINDS.iter().map(|(_, curve)| least_sum([curve(&alone[at][0]), curve(&alone[at][1])])));
-            all.extend(offline[at].iter().chain(online.iter().filter_map(|chosen| chosen[at].as_ref())));
+            all.extend(KINDS.iter().map(|(_, curve)| least_sum([curve(&alone[index][0]), curve(&alone[index][1])])));
+            all.extend(offline[index].iter().chain(online.iter().filter_map(|chosen| chosen[index].as_ref())));
             asked.push(PairRequest { pair, seed, other_frames: 0, alone: both, splits: all });
         }
     }
@@ -227,17 +227,17 @@ fn stalls_against_misses(context: &ExperimentContext<'_>, study: &SplitStudy, pa
     let mut by_kind: Vec<Vec<f64>> = Vec::new();
     for (kind, curve) in KINDS {
         let mut by_seed = vec![Vec::new(); study.by_seed.len()];
-        for (at, alone) in study.alone.iter().enumerate() {
+        for (index, alone) in study.alone.iter().enumerate() {
             let first = least_sum([curve(&alone[0]), curve(&alone[1])]);
-            let values: Vec<f64> = study.by_seed.iter().map(|pairs| gain(&pairs[at], Some(first))).collect();
+            let values: Vec<f64> = study.by_seed.iter().map(|pairs| gain(&pairs[index], Some(first))).collect();
             by_seed.iter_mut().zip(&values).for_each(|(all, &value)| all.push(value));
             let split = format!("{first}:{}", COLORS - first);
-            points.push(DataPoint::over(kind, format!("{} {split}", name(study.by_seed[0][at].pair)), &values));
+            points.push(DataPoint::over(kind, format!("{} {split}", name(study.by_seed[0][index].pair)), &values));
         }
         by_kind.push(by_seed.iter().map(|values| mean(values)).collect());
     }
     let per_seed: Vec<(u64, f64)> =
-        context.seeds.iter().enumerate().map(|(at, &seed)| (seed, by_kind[0][at] - by_kind[1][at])).collect();
+        context.seeds.iter().enumerate().map(|(index, &seed)| (seed, by_kind[0][index] - by_kind[1][index])).collect();
     let note = format!(
         "Mean gain in weighted speed-up over sharing: stalls per instruction {:+.1} %, misses per instruction {:+.1} %, stalls \
          per cycle {:+.1} %, misses per cycle {:+.1} %. Splits from curves of each program alone under the first seed; leaving \
@@ -272,24 +272,24 @@ fn online_against_best(
         // Left shared is a choice too: it gains nothing and loses nothing.
         splits.fold(0.0, f64::max)
     };
-    let near = |at: usize| {
-        let pairs = &study.by_seed[at];
+    let near = |index: usize| {
+        let pairs = &study.by_seed[index];
         let within = |(pair, &first): (&MeasuredPair, &Option<u32>)| {
             (1.0 + best(pair) / 100.0) / (1.0 + gain(pair, first) / 100.0) - 1.0 <= 0.01
         };
-        pairs.iter().zip(&study.online[at]).filter(|both| within(*both)).count() as f64
+        pairs.iter().zip(&study.online[index]).filter(|both| within(*both)).count() as f64
     };
-    let share = |at: usize| {
-        let pairs = &study.by_seed[at];
+    let share = |index: usize| {
+        let pairs = &study.by_seed[index];
         let mean_gain = |choice: &[Option<u32>]| {
-            mean(&pairs.iter().zip(choice).map(|(pair, &at)| gain(pair, at)).collect::<Vec<_>>())
+            mean(&pairs.iter().zip(choice).map(|(pair, &index)| gain(pair, index)).collect::<Vec<_>>())
         };
-        let (online, offline) = (mean_gain(&study.online[at]), mean_gain(&study.offline));
+        let (online, offline) = (mean_gain(&study.online[index]), mean_gain(&study.offline));
         // Where the curves measured offline lose, a share of their gain means nothing: no less is all of it.
         if offline > 0.0 { percent(online / offline) } else { percent(f64::from(u8::from(online >= offline))) }
     };
     let per_seed = |of: &dyn Fn(usize) -> f64| -> Vec<(u64, f64)> {
-        context.seeds.iter().enumerate().map(|(at, &seed)| (seed, of(at))).collect()
+        context.seeds.iter().enumerate().map(|(index, &seed)| (seed, of(index))).collect()
     };
     let count = study.by_seed[0].len() as f64;
     let asked = (count * 5.0 / 7.0).ceil();
@@ -332,14 +332,14 @@ fn choice_points(
     let split = |first: Option<u32>| first.map_or("shared".to_string(), |first| format!("{first}:{}", COLORS - first));
     let mut points = Vec::new();
     let mut groups = Vec::new();
-    for (at, pair) in study.by_seed[0].iter().enumerate() {
+    for (index, pair) in study.by_seed[0].iter().enumerate() {
         let over = |of: &dyn Fn(usize) -> f64| (0..study.by_seed.len()).map(of).collect::<Vec<f64>>();
-        let online = over(&|seed| gain(&study.by_seed[seed][at], study.online[seed][at]));
-        let offline = over(&|seed| gain(&study.by_seed[seed][at], study.offline[at]));
-        let all = over(&|seed| best(&study.by_seed[seed][at]));
+        let online = over(&|seed| gain(&study.by_seed[seed][index], study.online[seed][index]));
+        let offline = over(&|seed| gain(&study.by_seed[seed][index], study.offline[index]));
+        let all = over(&|seed| best(&study.by_seed[seed][index]));
         let name = name(pair.pair);
-        points.push(DataPoint::over("online", format!("{name} {}", split(study.online[0][at])), &online));
-        points.push(DataPoint::over("offline", format!("{name} {}", split(study.offline[at])), &offline));
+        points.push(DataPoint::over("online", format!("{name} {}", split(study.online[0][index])), &online));
+        points.push(DataPoint::over("offline", format!("{name} {}", split(study.offline[index])), &offline));
         points.push(DataPoint::over("best of all", name.clone(), &all));
         groups.push(BarGroup { name, bars: vec![mean(&online).into(), mean(&offline).into(), mean(&all).into()] });
     }

@@ -27,12 +27,12 @@ impl ColorCurve {
     }
     /// Numbers of colors at which it runs slower than with fewer, beyond noise.
     fn rises(&self) -> Vec<(u32, f64)> {
-        let rise = |at: usize| {
-            let (fewer, more) = (self.over_seeds(at - 1), self.over_seeds(at));
+        let rise = |index: usize| {
+            let (fewer, more) = (self.over_seeds(index - 1), self.over_seeds(index));
             let by = mean(&more) / mean(&fewer) - 1.0;
             let slowest_before = fewer.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let beyond = by > NOISE && more.iter().all(|&time| time > slowest_before);
-            beyond.then_some((self.colors[at], by))
+            beyond.then_some((self.colors[index], by))
         };
         (1..self.colors.len()).filter_map(rise).collect()
     }
@@ -101,7 +101,8 @@ fn finding(context: &ExperimentContext<'_>, scale: u64, curves: &[ColorCurve]) -
     let per_seed = context.per_seed(|_| count);
     let named = if rises.is_empty() { "none".to_string() } else { rises.join(", ") };
     let points = curves.iter().flat_map(|curve| {
-        let point = |at: usize| DataPoint::over(curve.program, curve.colors[at].to_string(), &curve.over_seeds(at));
+        let point =
+            |index: usize| DataPoint::over(curve.program, curve.colors[index].to_string(), &curve.over_seeds(index));
         (0..curve.colors.len()).map(point).collect::<Vec<_>>()
     });
     let note = format!(

@@ -17,11 +17,13 @@ pub(super) fn name(pair: ProgramPair) -> String {
 
 fn gain_points(by_seed: &[Vec<MeasuredPair>]) -> Vec<DataPoint> {
     let mut points = Vec::new();
-    for (at, pair) in by_seed[0].iter().enumerate() {
+    for (index, pair) in by_seed[0].iter().enumerate() {
         for (place, (first, _)) in pair.splits.iter().enumerate() {
             for which in 0..2 {
-                let values: Vec<f64> =
-                    by_seed.iter().map(|seed| percent(seed[at].gains(&seed[at].splits[place].1)[which])).collect();
+                let values: Vec<f64> = by_seed
+                    .iter()
+                    .map(|seed| percent(seed[index].gains(&seed[index].splits[place].1)[which]))
+                    .collect();
                 let of = [pair.pair.0, pair.pair.1][which];
                 let series = format!("{}: {of}", name(pair.pair));
                 points.push(DataPoint::over(series, format!("{first}:{}", COLORS - first), &values));
@@ -145,11 +147,11 @@ pub(super) fn recovered(context: &ExperimentContext<'_>, by_seed: &[Vec<Measured
     let all: Vec<f64> = by_seed.iter().flatten().flat_map(MeasuredPair::recovered).map(|(_, _, share)| share).collect();
     let mut points = Vec::new();
     let mut groups = Vec::new();
-    for (at, pair) in by_seed[0].iter().enumerate() {
+    for (index, pair) in by_seed[0].iter().enumerate() {
         for which in 0..2 {
             let of = [pair.pair.0, pair.pair.1][which];
             let over = |rates: fn(&MeasuredPair) -> [f64; 2]| -> Vec<f64> {
-                by_seed.iter().map(|seed| rates(&seed[at])[which] / seed[at].alone[which]).collect()
+                by_seed.iter().map(|seed| rates(&seed[index])[which] / seed[index].alone[which]).collect()
             };
             let (shared, best) = (over(|pair| pair.shared), over(|pair| pair.best().1));
             groups.push(BarGroup {
@@ -205,27 +207,27 @@ pub(super) fn forecast_finding(
         [Some(shared), split]
     };
     let (mut points, mut wrong) = (Vec::new(), 0);
-    for (at, said) in expected.iter().enumerate() {
+    for (index, said) in expected.iter().enumerate() {
         let Some(said) = said else { continue };
         for (which, series) in ["sharing", "best split by curves"].into_iter().enumerate() {
-            let values: Vec<f64> = by_seed.iter().filter_map(|seed| off(&seed[at], said)[which]).collect();
+            let values: Vec<f64> = by_seed.iter().filter_map(|seed| off(&seed[index], said)[which]).collect();
             if !values.is_empty() {
                 points.push(DataPoint::over(
                     format!("forecast over measured, {series}, %"),
-                    name(by_seed[0][at].pair),
+                    name(by_seed[0][index].pair),
                     &values,
                 ));
             }
         }
         // Wrong: what was not chosen would have been better by more than 1 %.
         let gain_of = |seed: &Vec<MeasuredPair>| {
-            let pair = &seed[at];
+            let pair = &seed[index];
             let best =
                 pair.splits.iter().map(|(_, rates)| pair.weighted_speedup(rates)).fold(f64::NEG_INFINITY, f64::max);
             best / pair.weighted_speedup(&pair.shared) - 1.0
         };
         let best = mean(&by_seed.iter().map(gain_of).collect::<Vec<_>>());
-        let chosen = said.chosen(by_seed[0][at].shared_speedup());
+        let chosen = said.chosen(by_seed[0][index].shared_speedup());
         wrong += usize::from(if chosen.is_none() { best > 0.01 } else { best < -0.01 });
     }
     let per_seed: Vec<(u64, f64)> = context
@@ -268,11 +270,11 @@ pub(super) fn controls_unaffected(
     let per_seed: Vec<(u64, f64)> =
         context.seeds.iter().zip(by_seed).map(|(&seed, pairs)| (seed, worst(pairs))).collect();
     let (mut points, mut noise, mut affected): (Vec<DataPoint>, f64, Vec<String>) = (Vec::new(), 0.0, Vec::new());
-    for (at, pair) in by_seed[0].iter().enumerate() {
+    for (index, pair) in by_seed[0].iter().enumerate() {
         for which in 0..2 {
             let of = [pair.pair.0, pair.pair.1][which];
             let over =
-                |runs: &[Vec<MeasuredPair>]| runs.iter().map(|seed| slowed(&seed[at], which)).collect::<Vec<f64>>();
+                |runs: &[Vec<MeasuredPair>]| runs.iter().map(|seed| slowed(&seed[index], which)).collect::<Vec<f64>>();
             let (values, again) = (over(by_seed), over(other_frames));
             noise = values.iter().zip(&again).map(|(a, b)| (a - b).abs()).fold(noise, f64::max);
             let label = format!("{}: {of}", name(pair.pair));

@@ -71,10 +71,10 @@ impl MeasuredPair {
     pub fn recovered(&self) -> Vec<(&'static str, f64, f64)> {
         let best = self.best().1;
         let names = [self.pair.0, self.pair.1];
-        let one = |at: usize| {
-            let slowed = 1.0 - self.shared[at] / self.alone[at];
-            let left = 1.0 - best[at] / self.alone[at];
-            (slowed >= SLOWED).then(|| (names[at], slowed, (slowed - left) / slowed))
+        let one = |index: usize| {
+            let slowed = 1.0 - self.shared[index] / self.alone[index];
+            let left = 1.0 - best[index] / self.alone[index];
+            (slowed >= SLOWED).then(|| (names[index], slowed, (slowed - left) / slowed))
         };
         (0..2).filter_map(one).collect()
     }

@@ -124,16 +124,17 @@ fn against_computed(context: &ExperimentContext<'_>, intervals: &[u64], by_seed:
         .zip(by_seed)
         .map(|(&seed, all)| (seed, mean(&all.iter().map(off).collect::<Vec<_>>())))
         .collect();
-    let values =
-        |at: usize, of: fn(&ResizeCost) -> f64| by_seed.iter().map(|all| 100.0 * of(&all[at])).collect::<Vec<f64>>();
+    let values = |index: usize, of: fn(&ResizeCost) -> f64| {
+        by_seed.iter().map(|all| 100.0 * of(&all[index])).collect::<Vec<f64>>()
+    };
     let mut points = Vec::new();
     let mut series = vec![
         Series { name: "measured".to_string(), ..Series::default() },
         Series { name: "computed from the cost a page".to_string(), dashed: true, ..Series::default() },
     ];
-    for (at, &interval) in intervals.iter().enumerate() {
+    for (index, &interval) in intervals.iter().enumerate() {
         let ms = interval as f64 / 1.5e6;
-        let both = [values(at, |lost| lost.measured), values(at, |lost| lost.computed)];
+        let both = [values(index, |lost| lost.measured), values(index, |lost| lost.computed)];
         for (series, values) in series.iter_mut().zip(&both) {
             points.push(DataPoint::over(series.name.clone(), format!("{ms:.0} ms"), values));
             series.points.push(ChartPoint::new(ms, mean(values)));
@@ -184,8 +185,8 @@ fn ways_of_moving(footprint_bytes: u64, interval_cycles: u64, seed: u64) -> Resu
 }
 
 fn ways_finding(context: &ExperimentContext<'_>, ways: &[Vec<f64>]) -> Finding {
-    let points = WAYS.iter().enumerate().map(|(at, way)| {
-        let values: Vec<f64> = ways.iter().map(|lost| 100.0 * lost[at]).collect();
+    let points = WAYS.iter().enumerate().map(|(index, way)| {
+        let values: Vec<f64> = ways.iter().map(|lost| 100.0 * lost[index]).collect();
         DataPoint::over("throughput lost, %", *way, &values)
     });
     let per_seed: Vec<(u64, f64)> =

@@ -184,7 +184,7 @@ impl WaitMonitor {
 
 /// Memory of this process. A host without `/proc` does not tell.
 fn resident_bytes() -> Option<f64> {
-    let text = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let text = cachemate_files::read_text_limited(std::path::Path::new("/proc/self/statm"), 4096).ok()?;
     let pages: f64 = text.split_whitespace().nth(1)?.parse().ok()?;
     Some(pages * 4096.0)
 }
@@ -194,7 +194,7 @@ fn jobs(spec: &MachineSpec, seed: u64) -> Vec<IntervalJob> {
     let cache = spec.last_level().map_or(0.0, |cache| cache.size_bytes as f64 / f64::from(cache.line_bytes));
     let line = spec.last_level().map_or(64.0, |cache| f64::from(cache.line_bytes));
     let mut draws = SplitMix64::new(seed);
-    let mut job = |at: usize| {
+    let mut job = |index: usize| {
         let phases = (0..4).map(|_| {
             let mut phase = match draws.below(4) {
                 0 => closed_form::stream(line, cache, 0.002 + 0.02 * draws.unit()),
@@ -208,9 +208,9 @@ fn jobs(spec: &MachineSpec, seed: u64) -> Vec<IntervalJob> {
         let program = PhasedProgram {
             phases,
             repeats_from: Some(0),
-            ..PhasedProgram::steady(format!("p{at}"), one(line, cache))
+            ..PhasedProgram::steady(format!("p{index}"), one(line, cache))
         };
-        let ends = at % 3 == 2;
+        let ends = index % 3 == 2;
         IntervalJob {
             instructions: ends.then(|| spec.hertz as f64 * (20.0 + 100.0 * draws.unit())),
             restart: ends,

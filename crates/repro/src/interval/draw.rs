@@ -170,7 +170,7 @@ pub fn measured(context: &ExperimentContext<'_>, setup: &MachineSetup, seed: u64
     generator.shuffle(&mut names);
     names.truncate(setup.programs);
     let jobs: Vec<WorkloadJob> =
-        names.iter().enumerate().map(|(at, name)| WorkloadJob::new(name, seed * 1_000 + at as u64)).collect();
+        names.iter().enumerate().map(|(index, name)| WorkloadJob::new(name, seed * 1_000 + index as u64)).collect();
     context.tell(&format!("{}: {} programs alone", setup.machine, jobs.len()));
     let programs = context.run_all(&jobs, |job| profiled(job, &machine, setup))?;
     let run = |wanted: &[CoRun]| {
@@ -252,7 +252,7 @@ fn to_run(kind: CoRunKind, jobs: Vec<(usize, u32)>, ways: Vec<u32>) -> CoRun {
 
 /// On the first cores of one cache.
 fn beside(programs: &[usize], machine: &MachineSpec) -> Vec<(usize, u32)> {
-    programs.iter().enumerate().map(|(at, &program)| (program, at as u32 * machine.contexts_per_core)).collect()
+    programs.iter().enumerate().map(|(index, &program)| (program, index as u32 * machine.contexts_per_core)).collect()
 }
 
 /// All pairs, in the order of the draw.
@@ -319,11 +319,11 @@ fn divided(machine: &MachineSpec, run: &CoRun) -> Plan {
     let cache = machine.topology().caches.iter().find(|cache| cache.last_level).map_or(CacheId(0), |cache| cache.id);
     let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000_000 });
     let mut first = 0;
-    for (at, (&count, &(_, cpu))) in run.ways.iter().zip(&run.jobs).enumerate() {
-        plan.affinity.insert(TaskId(at as u32), [cpu].into_iter().collect());
+    for (index, (&count, &(_, cpu))) in run.ways.iter().zip(&run.jobs).enumerate() {
+        plan.affinity.insert(TaskId(index as u32), [cpu].into_iter().collect());
         plan.shares.push(CacheShare {
-            group: GroupId(at as u32),
-            members: vec![ShareMember::Task(TaskId(at as u32))],
+            group: GroupId(index as u32),
+            members: vec![ShareMember::Task(TaskId(index as u32))],
             cache,
             units: Units::Ways { mask: (first..first + count).collect() },
         });

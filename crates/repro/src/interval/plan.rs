@@ -119,7 +119,7 @@ fn untouched(seen: &Observation, machine: &IntervalMachine) -> MachineState {
     let colored = capabilities.can(Ability::Colors);
     let colors = here().filter(|_| colored).map(|task| (task.process, Tracked::untouched(None)));
     let groups = capabilities.partitions.iter().filter_map(|(_, partition)| match partition {
-        PartitionSupport::Ways { max_groups: groups_at_most, .. } => Some(*groups_at_most),
+        PartitionSupport::Ways { max_groups, .. } => Some(*max_groups),
         PartitionSupport::Colors { .. } => None,
     });
     MachineState {

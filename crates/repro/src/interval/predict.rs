@@ -34,12 +34,12 @@ pub fn rates(machine: &MachineSpec, programs: &[ProfiledProgram], run: &CoRun) -
     let mut now = 0.0;
     while moments.iter().any(|(_, end)| end.is_none()) && now < longest {
         engine.run(now + LOOK_CYCLES);
-        for (at, &slot) in slots.iter().enumerate() {
+        for (index, &slot) in slots.iter().enumerate() {
             let after = *engine.done(slot);
-            let when = |instr: f64| moment(now, &before[at], &after, instr);
-            moments[at].0 = moments[at].0.or_else(|| when(works[at].from_instr));
-            moments[at].1 = moments[at].1.or_else(|| when(works[at].to_instr));
-            before[at] = after;
+            let when = |instr: f64| moment(now, &before[index], &after, instr);
+            moments[index].0 = moments[index].0.or_else(|| when(works[index].from_instr));
+            moments[index].1 = moments[index].1.or_else(|| when(works[index].to_instr));
+            before[index] = after;
         }
         now += LOOK_CYCLES;
     }
@@ -82,7 +82,7 @@ fn divide(engine: &mut IntervalEngine, machine: &MachineSpec, run: &CoRun, slots
     let all = machine.last_level().map_or(1, |cache| cache.ways) as f32;
     let lines = |ways: &u32| engine.capacity_lines() * *ways as f32 / all;
     let parts: Vec<f32> = run.ways.iter().map(lines).collect();
-    let domains: Vec<(f32, u8)> = parts.iter().enumerate().map(|(at, &part)| (part, at as u8)).collect();
-    let of = slots.iter().enumerate().map(|(at, &slot)| (slot, at as u8)).collect();
+    let domains: Vec<(f32, u8)> = parts.iter().enumerate().map(|(index, &part)| (part, index as u8)).collect();
+    let of = slots.iter().enumerate().map(|(index, &slot)| (slot, index as u8)).collect();
     engine.divide(0, &domains, &parts, of);
 }

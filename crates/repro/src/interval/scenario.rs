@@ -74,9 +74,9 @@ fn event(given: &EventSpec) -> Option<(u64, MachineEvent)> {
 /// the others.
 pub fn jobs(scenario: &Scenario, programs: &ScenarioPrograms) -> Vec<IntervalJob> {
     let mut jobs = Vec::new();
-    let generator = |at: usize| SplitMix64::new(scenario.seed.wrapping_add((at as u64 + 1) << 32));
-    for (at, (given, program)) in scenario.programs.iter().zip(&programs.of_entries).enumerate() {
-        let mut draws = generator(at);
+    let generator = |index: usize| SplitMix64::new(scenario.seed.wrapping_add((index as u64 + 1) << 32));
+    for (index, (given, program)) in scenario.programs.iter().zip(&programs.of_entries).enumerate() {
+        let mut draws = generator(index);
         let mut start_ns = given.start_ns;
         for copy in 0..given.count {
             if copy > 0 {
@@ -94,8 +94,8 @@ pub fn jobs(scenario: &Scenario, programs: &ScenarioPrograms) -> Vec<IntervalJob
         }
     }
     let mixes = scenario.interval.iter().flat_map(|table| &table.mixes);
-    for (at, (mix, programs)) in mixes.zip(&programs.of_mixes).enumerate() {
-        let mut draws = generator(scenario.programs.len() + at);
+    for (index, (mix, programs)) in mixes.zip(&programs.of_mixes).enumerate() {
+        let mut draws = generator(scenario.programs.len() + index);
         let mut start_ns = mix.start_ns;
         let weights: Vec<f64> = mix.programs.iter().map(|part| part.weight).collect();
         for copy in 0..mix.count {
@@ -137,10 +137,10 @@ fn drawn(distribution: Distribution, draws: &mut SplitMix64) -> f64 {
 
 fn by_weight(weights: &[f64], draws: &mut SplitMix64) -> usize {
     let mut left = uniform(draws) * weights.iter().sum::<f64>();
-    for (at, weight) in weights.iter().enumerate() {
+    for (index, weight) in weights.iter().enumerate() {
         left -= weight;
         if left <= 0.0 {
-            return at;
+            return index;
         }
     }
     weights.len() - 1
@@ -159,8 +159,8 @@ mod tests {
     }
 
     fn programs(count: usize) -> Vec<Arc<PhasedProgram>> {
-        let phase = |at: usize| closed_form::uniform(64.0, 65_536.0, 30_000.0 + 9_000.0 * at as f64, 0.02);
-        (0..count).map(|at| Arc::new(PhasedProgram::steady(format!("p{at}"), phase(at)))).collect()
+        let phase = |index: usize| closed_form::uniform(64.0, 65_536.0, 30_000.0 + 9_000.0 * index as f64, 0.02);
+        (0..count).map(|index| Arc::new(PhasedProgram::steady(format!("p{index}"), phase(index)))).collect()
     }
 
     /// Do arrivals, lengths and mixes have the mean and the weights that were asked for?

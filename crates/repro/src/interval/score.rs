@@ -149,15 +149,15 @@ fn set_of(run: &CoRun) -> &'static str {
 
 fn compare(bench: &MachineTruth, run: &CoRun, predicted: &[ProgramRate], alone: &[ProgramRate]) -> Vec<TaskComparison> {
     let name = |&(program, _): &(usize, u32)| bench.programs[program].name.clone();
-    let task = |at: usize| {
-        let program = run.jobs[at].0;
-        let (measured, predicted) = (&run.rates[at], &predicted[at]);
+    let task = |index: usize| {
+        let program = run.jobs[index].0;
+        let (measured, predicted) = (&run.rates[index], &predicted[index]);
         let own = &bench.programs[program];
         let percent = |rate: &ProgramRate| 100.0 * (own.alone.instr_per_cycle / rate.instr_per_cycle - 1.0);
-        let others = run.jobs.iter().enumerate().filter(|(other, _)| *other != at);
+        let others = run.jobs.iter().enumerate().filter(|(other, _)| *other != index);
         TaskComparison {
             machine: bench.machine.clone(),
-            task: name(&run.jobs[at]),
+            task: name(&run.jobs[index]),
             beside: others.map(|(_, job)| name(job)).collect(),
             measured_slowdown_percent: percent(measured),
             predicted_slowdown_percent: percent(predicted),
@@ -276,8 +276,8 @@ fn tau(both: &[(f64, f64)], differ_by: f64) -> Option<f64> {
 
 fn agreement(both: &[(f64, f64)], differ_by: f64) -> (i64, i64) {
     let (mut agree, mut all) = (0, 0);
-    for (at, a) in both.iter().enumerate() {
-        for b in &both[at + 1..] {
+    for (index, a) in both.iter().enumerate() {
+        for b in &both[index + 1..] {
             if (a.0 - b.0).abs() > differ_by {
                 all += 1;
                 agree += i64::from((a.0 - b.0) * (a.1 - b.1) > 0.0);

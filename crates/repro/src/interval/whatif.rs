@@ -99,7 +99,7 @@ struct StretchSums {
 struct TimeSeriesRecorder {
     stretch_ns: u64,
     ends_ns: u64,
-    line_bytes_at_most: Vec<f64>,
+    max_line_bytes: Vec<f64>,
     now: Vec<StretchSums>,
     /// By job and cache: time there.
     caches_ns: Vec<Vec<f64>>,
@@ -126,7 +126,7 @@ impl TimeSeriesRecorder {
         TimeSeriesRecorder {
             stretch_ns,
             ends_ns: stretch_ns,
-            line_bytes_at_most: vec![per_second; nodes],
+            max_line_bytes: vec![per_second; nodes],
             now: vec![StretchSums::default(); jobs],
             caches_ns: vec![vec![0.0; caches]; jobs],
             memory_bytes: vec![0.0; nodes],
@@ -196,7 +196,7 @@ impl TimeSeriesRecorder {
             self.caches_ns[job].iter_mut().for_each(|ns| *ns = 0.0);
         }
         for (node, bytes) in self.memory_bytes.iter_mut().enumerate() {
-            let share = std::mem::take(bytes) / seconds.max(1e-9) / self.line_bytes_at_most[node];
+            let share = std::mem::take(bytes) / seconds.max(1e-9) / self.max_line_bytes[node];
             self.series.memory_busy_share[node].push(share);
         }
         self.from_ns = now_ns;
@@ -238,9 +238,9 @@ impl TimeSeriesRecorder {
 
 /// The second copy of a name is `name 2`.
 fn unique(names: Vec<String>) -> Vec<String> {
-    let nth = |at: usize| names[..at].iter().filter(|other| **other == names[at]).count() + 1;
+    let nth = |index: usize| names[..index].iter().filter(|other| **other == names[index]).count() + 1;
     (0..names.len())
-        .map(|at| if nth(at) > 1 { format!("{} {}", names[at], nth(at)) } else { names[at].clone() })
+        .map(|index| if nth(index) > 1 { format!("{} {}", names[index], nth(index)) } else { names[index].clone() })
         .collect()
 }
 

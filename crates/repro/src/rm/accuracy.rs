@@ -133,7 +133,7 @@ impl CurveStudy {
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let lengths = context.pick(LogLengths { warm_up: 5e5, logged: 5e5 }, LogLengths { warm_up: 2e6, logged: 2e6 });
-    let colors: Vec<u32> = context.pick((1..=4).map(|at| 4 * at).collect(), (1..=COLORS).collect());
+    let colors: Vec<u32> = context.pick((1..=4).map(|index| 4 * index).collect(), (1..=COLORS).collect());
     let items: Vec<(&'static str, u64)> = context
         .seeds
         .iter()

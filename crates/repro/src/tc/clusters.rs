@@ -139,29 +139,30 @@ fn agreement(context: &ExperimentContext<'_>, cases: &[ClusterCase], what: &str)
         context.tell(&format!("TC-2 {} seed {seed}", cases[case].name));
         outcome(context, &cases[case], seed)
     })?;
-    let of = |case: usize| items.iter().zip(&outcomes).filter(move |((at, _), _)| *at == case).map(|(_, found)| found);
+    let of =
+        |case: usize| items.iter().zip(&outcomes).filter(move |((index, _), _)| *index == case).map(|(_, found)| found);
     let mut points = Vec::new();
     let mut figures = Vec::new();
-    for (at, case) in cases.iter().enumerate() {
-        let values = |value: fn(&ClusterRun) -> f64| of(at).map(value).collect::<Vec<f64>>();
+    for (index, case) in cases.iter().enumerate() {
+        let values = |value: fn(&ClusterRun) -> f64| of(index).map(value).collect::<Vec<f64>>();
         points.push(DataPoint::over("adjusted Rand index", case.name, &values(|found| found.agreement)));
         points.push(DataPoint::over("clusters", case.name, &values(|found| found.clusters as f64)));
         points.push(DataPoint::over("unclustered workers", case.name, &values(|found| found.unclustered as f64)));
         points.push(DataPoint::over("rounds that found clusters", case.name, &values(|found| found.rounds as f64)));
-        points.extend(insight_points(case, of(at)));
-        let by_scan = of(at).map(|found| one_pass_agreement(found, &case.truth(1).unwrap_or_default()));
+        points.extend(insight_points(case, of(index)));
+        let by_scan = of(index).map(|found| one_pass_agreement(found, &case.truth(1).unwrap_or_default()));
         points.push(DataPoint::over("adjusted Rand index, one pass", case.name, &by_scan.collect::<Vec<f64>>()));
-        if let Some(round) = of(at).find_map(|found| found.first.as_ref().or(found.last.as_ref())) {
+        if let Some(round) = of(index).find_map(|found| found.first.as_ref().or(found.last.as_ref())) {
             figures.extend(shmap_figures(case.name, round));
         }
         if case.options.regroup_after.is_some()
-            && let Some(later) = of(at).find_map(|found| found.first.as_ref().and(found.last.as_ref()))
+            && let Some(later) = of(index).find_map(|found| found.first.as_ref().and(found.last.as_ref()))
         {
             figures.extend(shmap_figures(&format!("{}, at the end", case.name), later));
         }
     }
     let worst = |seed: u64| {
-        let of_seed = items.iter().zip(&outcomes).filter(|((_, at), _)| *at == seed);
+        let of_seed = items.iter().zip(&outcomes).filter(|((_, index), _)| *index == seed);
         of_seed.map(|(_, found)| found.agreement).fold(f64::INFINITY, f64::min)
     };
     let per_seed = context.per_seed(worst);
@@ -183,8 +184,8 @@ fn one_pass_agreement(found: &ClusterRun, truth: &[Option<u32>]) -> f64 {
     let sharing = SharingCriteria::default();
     let clusters =
         find(ClusteringMethod::OnePass, &threads, &sharing, scaled_threshold(THRESHOLD, share, sharing.floor));
-    let alone = |at: usize| clusters.count + at;
-    let cluster_of = clusters.of.iter().enumerate().map(|(at, of)| of.unwrap_or(alone(at))).collect();
+    let alone = |index: usize| clusters.count + index;
+    let cluster_of = clusters.of.iter().enumerate().map(|(index, of)| of.unwrap_or(alone(index))).collect();
     let clustered = clusters.of.iter().map(Option::is_some).collect();
     PlacementRound { cluster_of, clusters: clusters.count, clustered, maps: Vec::new() }.agreement(truth)
 }

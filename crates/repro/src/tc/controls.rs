@@ -34,16 +34,16 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         control(context, &cases[case], seed)
     })?;
     let mut points = Vec::new();
-    for (at, case) in cases.iter().enumerate() {
+    for (index, case) in cases.iter().enumerate() {
         let of = |value: fn(&Control) -> f64| -> Vec<f64> {
-            items.iter().zip(&all).filter(|((number, _), _)| *number == at).map(|(_, found)| value(found)).collect()
+            items.iter().zip(&all).filter(|((number, _), _)| *number == index).map(|(_, found)| value(found)).collect()
         };
         points.push(DataPoint::over("threads placed", case.name, &of(|found| found.moved)));
         points.push(DataPoint::over("loss against the default, %", case.name, &of(|found| found.loss)));
         points.push(DataPoint::over("cycles stalled on remote caches, %", case.name, &of(|found| found.remote)));
     }
     let worst = |seed: u64, value: fn(&Control) -> f64| {
-        let of_seed = items.iter().zip(&all).filter(|((_, at), _)| *at == seed);
+        let of_seed = items.iter().zip(&all).filter(|((_, index), _)| *index == seed);
         of_seed.map(|(_, found)| value(found)).fold(f64::NEG_INFINITY, f64::max)
     };
     let per_seed = |value: fn(&Control) -> f64| -> Vec<(u64, f64)> { context.per_seed(|seed| worst(seed, value)) };

@@ -199,7 +199,7 @@ pub(super) fn reduction(runs: &PlacementRuns, case: usize, by: usize, seed: usiz
 }
 
 pub(super) fn per_seed(context: &ExperimentContext<'_>, value: impl Fn(usize) -> f64) -> Vec<(u64, f64)> {
-    context.seeds.iter().enumerate().map(|(at, &seed)| (seed, value(at))).collect()
+    context.seeds.iter().enumerate().map(|(index, &seed)| (seed, value(index))).collect()
 }
 
 fn stalls(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Finding {

@@ -26,6 +26,7 @@ use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
 
 /// Samples of one round.
 const SAMPLES: u64 = 50_000;
+const MAX_THREAD_LIST_BYTES: u64 = 16 << 20;
 const NAME: &str = "mariadb";
 const POLICY: &str = "thread-clustering";
 const METHODS: [&str; 2] = ["co-clusters", "one-pass"];
@@ -59,7 +60,7 @@ fn recording() -> Result<PathBuf, ReproError> {
 fn databases(text: &str, name: &str) -> Result<BTreeMap<u32, u32>, ReproError> {
     let mut names: Vec<&str> = Vec::new();
     let mut databases = BTreeMap::new();
-    for (at, line) in text.lines().enumerate().filter(|(_, line)| !line.starts_with('#')) {
+    for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.starts_with('#')) {
         let words: Vec<&str> = line.split_whitespace().collect();
         let pair = match words[..] {
             [thread, database] => thread.parse().ok().map(|thread| (thread, database)),
@@ -67,14 +68,14 @@ fn databases(text: &str, name: &str) -> Result<BTreeMap<u32, u32>, ReproError> {
         };
         let Some((thread, database)) = pair else {
             let expected = "expected a thread's number and the name of a database";
-            return Err(wrong(format!("{name}, line {}: found '{line}', {expected}", at + 1)));
+            return Err(wrong(format!("{name}, line {}: found '{line}', {expected}", index + 1)));
         };
         let number = names.iter().position(|&known| known == database).unwrap_or_else(|| {
             names.push(database);
             names.len() - 1
         });
         if databases.insert(thread, number as u32).is_some() {
-            return Err(wrong(format!("{name}, line {}: found thread {thread} again, expected it once", at + 1)));
+            return Err(wrong(format!("{name}, line {}: found thread {thread} again, expected it once", index + 1)));
         }
     }
     Ok(databases)
@@ -111,7 +112,8 @@ fn matched(
 fn threads(path: &Path, hertz: u64) -> Result<Vec<RecordedThread>, ReproError> {
     let list = path.with_extension("threads");
     let name = list.display().to_string();
-    let served = databases(&std::fs::read_to_string(&list).map_err(failed(&name))?, &name)?;
+    let served =
+        databases(&cachemate_files::read_text_limited(&list, MAX_THREAD_LIST_BYTES).map_err(failed(&name))?, &name)?;
     let mut reader = CmtReader::open(path).map_err(failed(NAME))?;
     let mut batch = Vec::new();
     while reader.read_batch(&mut batch).map_err(failed(NAME))? {}

@@ -74,7 +74,7 @@ fn clusters(round: &[Observation], threads: usize, entries: usize, method: Clust
 
 /// Unclustered threads as clusters of their own.
 fn labels(clusters: &Clusters) -> Vec<usize> {
-    clusters.of.iter().enumerate().map(|(at, of)| of.unwrap_or(clusters.count + at)).collect()
+    clusters.of.iter().enumerate().map(|(index, of)| of.unwrap_or(clusters.count + index)).collect()
 }
 
 #[derive(Serialize, Deserialize)]
@@ -128,24 +128,24 @@ pub(super) fn sizes(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Rep
         sensitivity(context, &cases[case], seed)
     })?;
     let of = |case: usize, value: &dyn Fn(&Sensitivity) -> f64| -> Vec<f64> {
-        items.iter().zip(&all).filter(|((at, _), _)| *at == case).map(|(_, found)| value(found)).collect()
+        items.iter().zip(&all).filter(|((index, _), _)| *index == case).map(|(_, found)| value(found)).collect()
     };
     let mut points = Vec::new();
-    for (at, case) in cases.iter().enumerate() {
+    for (index, case) in cases.iter().enumerate() {
         for (size, entries) in SIZES.iter().enumerate() {
             let same = format!("{entries} entries, against 256");
-            points.push(DataPoint::over(same, case.name, &of(at, &|found| found.by_size[size])));
+            points.push(DataPoint::over(same, case.name, &of(index, &|found| found.by_size[size])));
             let own = format!("{entries} entries, against the program's partition");
-            points.push(DataPoint::over(own, case.name, &of(at, &|found| found.own_by_size[size])));
+            points.push(DataPoint::over(own, case.name, &of(index, &|found| found.own_by_size[size])));
         }
         for (rate, one_in) in RATES.iter().enumerate() {
             let own = format!("1 in {one_in}, against the program's partition");
-            points.push(DataPoint::over(own, case.name, &of(at, &|found| found.own_by_rate[rate])));
+            points.push(DataPoint::over(own, case.name, &of(index, &|found| found.own_by_rate[rate])));
         }
-        points.push(DataPoint::over("one pass, 256 entries", case.name, &of(at, &|found| found.own_one_pass)));
+        points.push(DataPoint::over("one pass, 256 entries", case.name, &of(index, &|found| found.own_one_pass)));
     }
     let worst = |seed: u64| {
-        let of_seed = items.iter().zip(&all).filter(|((_, at), _)| *at == seed);
+        let of_seed = items.iter().zip(&all).filter(|((_, index), _)| *index == seed);
         of_seed.flat_map(|(_, found)| found.by_size.clone()).fold(f64::INFINITY, f64::min)
     };
     let per_seed = context.per_seed(worst);

@@ -350,9 +350,9 @@ impl Caches {
     }
 
     /// A dirty line goes outwards, to the first cache that has it, or to memory.
-    pub fn write_back(&mut self, mut at: usize, bytes: u64, ask: &CacheRequest, counters: &mut TaskCounters) {
-        while at != ROOT {
-            let unit = &mut self.units[at];
+    pub fn write_back(&mut self, mut index: usize, bytes: u64, ask: &CacheRequest, counters: &mut TaskCounters) {
+        while index != ROOT {
+            let unit = &mut self.units[index];
             let line = ask.address >> unit.line_shift;
             let place = unit.store.find(line).filter(|_| !unit.is_victim() && unit.write == WritePolicy::Back);
             if let Some(place) = place {
@@ -360,7 +360,7 @@ impl Caches {
                 unit.store.set_meta(place, meta.with_state(MODIFIED));
                 return;
             }
-            at = unit.parent;
+            index = unit.parent;
         }
         counters.memory_write_bytes += bytes;
         self.dram.write(ask.address, ask.package, bytes, ask.at);

@@ -186,13 +186,13 @@ impl HwContext {
     pub fn send_in_order(&mut self, miss: OutstandingMiss) {
         let Some(instruction) = miss.instruction else { return self.send(miss) };
         let younger = |other: &OutstandingMiss| other.instruction.is_some_and(|other| other > instruction);
-        let at = self.outstanding.iter().position(younger).unwrap_or(self.outstanding.len());
+        let index = self.outstanding.iter().position(younger).unwrap_or(self.outstanding.len());
         if instruction < self.oldest.1 {
             self.oldest = (miss.done, instruction);
         }
         self.soonest = self.soonest.min(miss.done);
         self.mshrs_in_use += usize::from(!miss.wait.joined);
-        self.outstanding.insert(at, miss);
+        self.outstanding.insert(index, miss);
     }
 
     /// Does a miss of this context bring a line that comes at this tick?

@@ -150,14 +150,14 @@ const LINE_STATE_BYTES: u64 = 12;
 /// A machine whose caches this host has no memory for is an error, not the end of the process.
 fn check_room(spec: &MachineSpec) -> Result<(), MachineSpecError> {
     let mut all = 0u64;
-    for (at, cache) in spec.caches.iter().enumerate() {
+    for (index, cache) in spec.caches.iter().enumerate() {
         let lines = cache.size_bytes / u64::from(cache.line_bytes);
         let state = lines.saturating_mul(LINE_STATE_BYTES).saturating_mul(u64::from(spec.instances(cache)));
         all = all.saturating_add(state);
         if !cachemate_core::can_allocate(all) {
             return Err(MachineSpecError {
                 machine: spec.name.clone(),
-                field: format!("caches[{at}].size_bytes"),
+                field: format!("caches[{index}].size_bytes"),
                 found: cache.size_bytes.to_string(),
                 expected: format!("caches that this host can simulate: their state would take {all} bytes"),
             });

@@ -32,7 +32,7 @@ impl Probes {
 /// requested. Each entry costs an interrupt. When the log is full, [`super::StopReason::Interrupt`] is raised once.
 #[derive(Clone, Debug, Default)]
 pub struct TraceProbe {
-    pub entries_at_most: u32,
+    pub max_entries: u32,
     /// Fetches of code too: the interrupt's own address register has them, whatever the data's sampler.
     pub code_too: bool,
     /// Physical lines of the L1 data cache.

@@ -136,7 +136,7 @@ impl Probes {
 
     fn trace_miss(&mut self, miss: &Miss, sampling: SamplingUnit, off: &mut SampleEffect) {
         let Some(trace) = &mut self.trace else { return };
-        let room = |trace: &super::probe::TraceProbe| trace.lines.len() < trace.entries_at_most as usize;
+        let room = |trace: &super::probe::TraceProbe| trace.lines.len() < trace.max_entries as usize;
         if !room(trace) {
             return;
         }
@@ -158,11 +158,11 @@ impl Probes {
     pub(crate) fn on_code_miss(&mut self, line: u64, sampling: SamplingUnit) -> SampleEffect {
         let mut off = SampleEffect { ticks: 0, full: false };
         let Some(trace) = self.trace.as_mut().filter(|trace| trace.code_too) else { return off };
-        if trace.lines.len() < trace.entries_at_most as usize {
+        if trace.lines.len() < trace.max_entries as usize {
             trace.code.push(trace.lines.len() as u32);
             trace.log(line);
             off.ticks = sampling.interrupt_ticks;
-            off.full = trace.lines.len() == trace.entries_at_most as usize;
+            off.full = trace.lines.len() == trace.max_entries as usize;
         }
         off
     }
@@ -179,11 +179,11 @@ impl Probes {
         let Some(trace) = self.trace.as_mut().filter(|_| sampling.sampler == SamplerModel::LastAddress) else { return };
         let Some(register) = trace.register else { return };
         for _ in 0..prefetches {
-            if trace.lines.len() < trace.entries_at_most as usize {
+            if trace.lines.len() < trace.max_entries as usize {
                 trace.log(register);
                 trace.stale += 1;
                 off.ticks += sampling.interrupt_ticks;
-                off.full |= trace.lines.len() == trace.entries_at_most as usize;
+                off.full |= trace.lines.len() == trace.max_entries as usize;
             }
         }
     }

@@ -422,10 +422,10 @@ impl TagStore {
     pub fn lines(&self) -> impl Iterator<Item = (u64, LineMeta)> + '_ {
         let all = self.all_sets() as usize;
         let sets = self.words[self.layout.first..].chunks_exact(self.layout.words_per_set).take(all).enumerate();
-        sets.flat_map(move |(at, set)| {
+        sets.flat_map(move |(index, set)| {
             let present = (0..self.layout.ways).filter(move |&way| set[way] != 0);
             present.map(move |way| {
-                (self.line_of(set[way], at as u64 % self.layout.sets), LineMeta(set[way + self.layout.ways]))
+                (self.line_of(set[way], index as u64 % self.layout.sets), LineMeta(set[way + self.layout.ways]))
             })
         })
     }

@@ -215,8 +215,8 @@ impl Simplex {
     fn start_pricing(&mut self, out: &mut AccessEmitter) {
         out.enter(0);
         let last = std::mem::take(&mut self.basket);
-        for (at, candidate) in last.iter().enumerate().take(self.version.basket).skip(1) {
-            out.load(self.pointer(at));
+        for (index, candidate) in last.iter().enumerate().take(self.version.basket).skip(1) {
+            out.load(self.pointer(index));
             out.chase(self.entry(candidate.slot));
             if let Some(reduced_cost) = self.price_arc(candidate.arc, out) {
                 self.keep(candidate.arc, reduced_cost, out);

@@ -124,8 +124,8 @@ impl SimMachine {
             }
             ChangeKind::StopGangs { schedule } => self.gangs.retain(|running| running != schedule),
             ChangeKind::StartGangs { schedule } => {
-                let at = self.gangs.partition_point(|running| running.cpus < schedule.cpus);
-                self.gangs.insert(at, schedule.clone());
+                let index = self.gangs.partition_point(|running| running.cpus < schedule.cpus);
+                self.gangs.insert(index, schedule.clone());
             }
             ChangeKind::Cpuset { .. } => return Err(not_made(change, &"this machine has no groups")),
         }

@@ -134,7 +134,7 @@ impl SimMachine {
             nodes: spec.memory.nodes,
             colors: spec.pages.colors.unwrap_or(1),
             node_of_cpu: &node_of_cpu,
-            piece_order_at_most: options.piece_order_at_most,
+            max_piece_order: options.max_piece_order,
             seed: options.seed,
         });
         let costs = OsCosts {

@@ -105,27 +105,27 @@ impl SimMachine {
         };
         let before = std::mem::take(&mut self.places);
         let mut places = Vec::new();
-        for (at, cpu) in now.cpus.iter().enumerate() {
-            let seen = before.cpus.get(at).copied().unwrap_or_default();
+        for (index, cpu) in now.cpus.iter().enumerate() {
+            let seen = before.cpus.get(index).copied().unwrap_or_default();
             let counts = counted(&[(CounterEvent::Instructions, cpu.instructions - seen.instructions)]);
-            places.push((CounterScope::Cpu(CpuId(at as u32)), counts));
+            places.push((CounterScope::Cpu(CpuId(index as u32)), counts));
         }
-        for (at, cache) in now.caches.iter().enumerate() {
-            let seen = before.caches.get(at).copied().unwrap_or_default();
-            let level = self.topology.caches[at].level;
+        for (index, cache) in now.caches.iter().enumerate() {
+            let seen = before.caches.get(index).copied().unwrap_or_default();
+            let level = self.topology.caches[index].level;
             let counts = counted(&[
                 (CounterEvent::References(level), cache.demand.references - seen.demand.references),
                 (CounterEvent::Misses(level), cache.demand.all_misses() - seen.demand.all_misses()),
             ]);
-            places.push((CounterScope::Cache(CacheId(at as u32)), counts));
+            places.push((CounterScope::Cache(CacheId(index as u32)), counts));
         }
-        for (at, node) in now.nodes.iter().enumerate() {
-            let seen = before.nodes.get(at).copied().unwrap_or_default();
+        for (index, node) in now.nodes.iter().enumerate() {
+            let seen = before.nodes.get(index).copied().unwrap_or_default();
             let counts = counted(&[
                 (CounterEvent::MemoryReadBytes, node.read_bytes - seen.read_bytes),
                 (CounterEvent::MemoryWriteBytes, node.write_bytes - seen.write_bytes),
             ]);
-            places.push((CounterScope::MemoryNode(at as u32), counts));
+            places.push((CounterScope::MemoryNode(index as u32), counts));
         }
         self.places = now;
         places

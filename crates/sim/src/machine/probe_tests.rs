@@ -44,7 +44,7 @@ fn rows(answers: &[ProbeResult]) -> Vec<RowInterval> {
 /// Does a row run alone below its cache for as long as was asked, with counts that are its own?
 #[test]
 fn rows_are_brought_together_and_counted_for_as_long_as_asked() {
-    let mut machine = machine((0..5).map(|at| program("sweep", 4096 << (3 * at))).collect());
+    let mut machine = machine((0..5).map(|index| program("sweep", 4096 << (3 * index))).collect());
     machine.apply(&plan(20)).unwrap();
     machine.observe().unwrap();
     let (total_ns, settle_ns) = (3 * MS, MS / 2);
@@ -124,7 +124,7 @@ fn a_trace_is_the_misses_in_order() {
     assert_eq!((lines.len(), *lost, *line_bytes, answers.len()), (3000, Some(0), 64, 1));
     // 64 KB swept in order through 8 KB: every line misses, in the order of the sweep, page by page.
     assert_eq!(counts.get(CounterEvent::Misses(CacheLevel::L1Data)), Some(3000.0));
-    assert!((0..3000 - 1024).all(|at| lines[at] == lines[at + 1024]));
+    assert!((0..3000 - 1024).all(|index| lines[index] == lines[index + 1024]));
     let runs = lines.windows(2).filter(|pair| pair[1] == pair[0] + 1).count();
     assert!(runs > 2900, "{runs}");
     assert_eq!(answers[0].cost_ns.len(), 1);
@@ -149,8 +149,8 @@ fn a_trace_holds_code_where_asked() {
     assert_eq!((lines.len() - code.len()) as f64, misses(CacheLevel::L1Data));
     assert!(code.len() > 300 && code.windows(2).all(|pair| pair[0] < pair[1]), "{}", code.len());
     let (mut of_code, mut of_data): (Vec<u64>, Vec<u64>) = (Vec::new(), Vec::new());
-    for (at, &line) in lines.iter().enumerate() {
-        if code.binary_search(&(at as u32)).is_ok() { of_code.push(line) } else { of_data.push(line) }
+    for (index, &line) in lines.iter().enumerate() {
+        if code.binary_search(&(index as u32)).is_ok() { of_code.push(line) } else { of_data.push(line) }
     }
     of_code.sort_unstable();
     assert!(of_data.iter().all(|line| of_code.binary_search(line).is_err()), "code and data share no line");

@@ -13,7 +13,7 @@ use crate::run::{in_parallel, run_alone};
 
 fn run_for(ms: u64, scheduler: SchedulerKind, tasks: u64, seed: u64) -> RunResults {
     let options = SimOptions { seed, scheduler, ends: Some(RunLimit::Ns(ms * MS)), ..SimOptions::default() };
-    let programs = (0..tasks).map(|at| program("sweep", 20_000 + 60_000 * at)).collect();
+    let programs = (0..tasks).map(|index| program("sweep", 20_000 + 60_000 * index)).collect();
     run_alone(&mut SimMachine::new(&spec(), &options, programs).unwrap()).unwrap()
 }
 
@@ -24,7 +24,7 @@ fn counters_add_up_under_every_scheduler() {
     for scheduler in [SchedulerKind::Linux, SchedulerKind::Solaris, SchedulerKind::RoundRobin] {
         // Solaris' slices are up to 200 ms: the scale keeps the run short.
         let options = SimOptions { scheduler, scale: 20, ends: Some(RunLimit::Ns(60 * MS)), ..SimOptions::default() };
-        let programs = (0..7).map(|at| program("sweep", 20_000 + 60_000 * at)).collect();
+        let programs = (0..7).map(|index| program("sweep", 20_000 + 60_000 * index)).collect();
         let results = run_alone(&mut SimMachine::new(&spec(), &options, programs).unwrap()).unwrap();
         for task in &results.tasks {
             for level in &task.levels {
@@ -70,12 +70,12 @@ fn colored(machine: &SimMachine, colors: [&[u32]; 2]) -> Plan {
     let mut plan = plan(30);
     plan.affinity = [(TaskId(0), [0].into_iter().collect()), (TaskId(1), [1].into_iter().collect())].into();
     plan.shares = (0..2)
-        .map(|at| CacheShare {
-            group: GroupId(at),
-            members: vec![ShareMember::Process(ProcessId(at))],
+        .map(|index| CacheShare {
+            group: GroupId(index),
+            members: vec![ShareMember::Process(ProcessId(index))],
             cache,
             units: Units::Colors {
-                allowed: colors[at as usize].iter().copied().collect::<IndexSet>(),
+                allowed: colors[index as usize].iter().copied().collect::<IndexSet>(),
                 migration: PageMigration::Never,
             },
         })
@@ -135,9 +135,9 @@ fn exclusive_ways_keep_the_neighbor_out() {
         let mut plan = plan(30);
         plan.affinity = [(TaskId(0), [0].into_iter().collect()), (TaskId(1), [1].into_iter().collect())].into();
         let cache = machine.topology().last_level_caches().next().unwrap().id;
-        for (at, mask) in masks.into_iter().flatten().enumerate() {
-            let members = vec![ShareMember::Task(TaskId(at as u32))];
-            plan.shares.push(CacheShare { group: GroupId(at as u32), members, cache, units: Units::Ways { mask } });
+        for (index, mask) in masks.into_iter().flatten().enumerate() {
+            let members = vec![ShareMember::Task(TaskId(index as u32))];
+            plan.shares.push(CacheShare { group: GroupId(index as u32), members, cache, units: Units::Ways { mask } });
         }
         let applied = machine.apply(&plan).unwrap();
         assert_eq!((applied.refused.len(), applied.shares.len()), (0, plan.shares.len()));
@@ -155,7 +155,7 @@ fn exclusive_ways_keep_the_neighbor_out() {
 #[test]
 fn applying_a_plan_again_changes_nothing() {
     let run = |again: bool| {
-        let mut machine = machine((0..3).map(|at| program("sweep", 100_000 << at)).collect());
+        let mut machine = machine((0..3).map(|index| program("sweep", 100_000 << index)).collect());
         let plan = colored(&machine, [&[0], &[1, 2]]);
         let first = machine.apply(&plan).unwrap();
         if again {

@@ -21,7 +21,7 @@ pub struct SimOptions {
     /// False switches every hardware prefetcher off.
     pub prefetch: bool,
     /// Largest order of the pieces that free memory is in: 10 = an aged buddy allocator, 0 = every frame on its own.
-    pub piece_order_at_most: u32,
+    pub max_piece_order: u32,
     /// Published cost of a switch of the counters on a CPU if events are multiplexed; 0 if they are not read.
     pub counter_turn_cycles: u64,
     /// Before the measured part.
@@ -37,7 +37,7 @@ impl Default for SimOptions {
             scale: 1,
             scheduler: SchedulerKind::default(),
             prefetch: true,
-            piece_order_at_most: 10,
+            max_piece_order: 10,
             counter_turn_cycles: 0,
             warm_up: None,
             ends: None,

@@ -231,7 +231,7 @@ fn sleepers_leave_the_processor_and_progress_is_reported_per_window() {
 #[test]
 fn the_same_seed_gives_the_same_observations() {
     let run = || {
-        let mut machine = machine((0..6).map(|at| program("sweep", 100_000 + 50_000 * at)).collect());
+        let mut machine = machine((0..6).map(|index| program("sweep", 100_000 + 50_000 * index)).collect());
         (0..4).map(|_| window(&mut machine, &plan(10))).collect::<Vec<_>>()
     };
     assert_eq!(run(), run());

@@ -136,8 +136,8 @@ fn weights_are_shares() {
         run(&mut dispatcher, 4, end);
         for (slot, weight) in weights.iter().enumerate() {
             let share = ran(&dispatcher, slot) as f64 / end as f64;
-            let off_at_most = if kind == SchedulerKind::Solaris { 0.2 } else { 0.01 };
-            assert!((share / (weight / 8.0) - 1.0).abs() < off_at_most, "{kind:?}: {slot} got {share}");
+            let max_off = if kind == SchedulerKind::Solaris { 0.2 } else { 0.01 };
+            assert!((share / (weight / 8.0) - 1.0).abs() < max_off, "{kind:?}: {slot} got {share}");
         }
     }
 }

@@ -35,7 +35,7 @@ pub struct FrameAllocatorSpec<'a> {
     /// Home node of each CPU.
     pub node_of_cpu: &'a [u32],
     /// Largest order of the pieces that free memory is in: 10 = as after boot and use, 0 = every frame on its own.
-    pub piece_order_at_most: u32,
+    pub max_piece_order: u32,
     pub seed: u64,
 }
 
@@ -61,7 +61,7 @@ pub struct FrameAllocator {
     nodes: Vec<NodeFrames>,
     cpus: Vec<CpuLists>,
     node_of_cpu: Vec<u32>,
-    order_at_most: u32,
+    max_order: u32,
     random: SplitMix64,
     free: u64,
 }
@@ -74,7 +74,7 @@ impl FrameAllocator {
             .map(|node| {
                 let first = node * per_node;
                 let mut blocks: Vec<u32> =
-                    (0..per_node.div_ceil(BLOCK_FRAMES)).map(|at| first + at * BLOCK_FRAMES).collect();
+                    (0..per_node.div_ceil(BLOCK_FRAMES)).map(|index| first + index * BLOCK_FRAMES).collect();
                 random.shuffle(&mut blocks);
                 NodeFrames { blocks, pieces: Vec::new() }
             })
@@ -86,7 +86,7 @@ impl FrameAllocator {
             nodes,
             cpus: spec.node_of_cpu.iter().map(|_| lists()).collect(),
             node_of_cpu: spec.node_of_cpu.to_vec(),
-            order_at_most: spec.piece_order_at_most.min(BLOCK_ORDER),
+            max_order: spec.max_piece_order.min(BLOCK_ORDER),
             random,
             free: u64::from(per_node) * u64::from(spec.nodes),
         }
@@ -186,7 +186,7 @@ impl FrameAllocator {
         if first >= end {
             return;
         }
-        let fits = first + (1 << order) <= end && order <= self.order_at_most;
+        let fits = first + (1 << order) <= end && order <= self.max_order;
         if fits && (order == 0 || self.random.below(2) == 0) {
             pieces.push((first, 1 << order));
         } else {
@@ -263,8 +263,10 @@ impl FrameAllocator {
                 let start = first.next_multiple_of(pages);
                 (start..first + frames).step_by(pages as usize).find(|&run| run + pages <= first + frames && fits(run))
             };
-            if let Some((at, run)) = pieces.iter().enumerate().rev().find_map(|(at, piece)| Some((at, runs(piece)?))) {
-                let (first, frames) = self.nodes[node as usize].pieces.remove(at);
+            if let Some((index, run)) =
+                pieces.iter().enumerate().rev().find_map(|(index, piece)| Some((index, runs(piece)?)))
+            {
+                let (first, frames) = self.nodes[node as usize].pieces.remove(index);
                 let rest = [(run + pages, first + frames - run - pages), (first, run - first)];
                 let at_end = rest.into_iter().filter(|&(_, frames)| frames > 0);
                 self.nodes[node as usize].pieces.extend(at_end);
@@ -294,7 +296,7 @@ mod tests {
     fn pool(frames: u64, nodes: u32, colors: u32) -> FrameAllocator {
         let node_of_cpu: Vec<u32> = (0..4).map(|cpu| cpu % nodes).collect();
         let spec =
-            FrameAllocatorSpec { frames, nodes, colors, node_of_cpu: &node_of_cpu, piece_order_at_most: 10, seed: 1 };
+            FrameAllocatorSpec { frames, nodes, colors, node_of_cpu: &node_of_cpu, max_piece_order: 10, seed: 1 };
         FrameAllocator::new(spec)
     }
 

@@ -267,12 +267,12 @@ impl VirtualMemory {
     /// that there was.
     fn misplaced(&self, process: usize, allowed: &IndexSet) -> Vec<u64> {
         let space = &self.spaces[process];
-        let each_at_most = space.table.resident_pages().div_ceil(u64::from(allowed.count().max(1)));
+        let max_each = space.table.resident_pages().div_ceil(u64::from(allowed.count().max(1)));
         let mut passed = vec![0; self.frames.colors() as usize];
         let misplaced = |&(_, frame, _): &(u64, u32, bool)| {
             let color = self.frames.color_of(frame);
             let held = space.pages_per_color[color as usize].max(1);
-            let (stay, at) = (each_at_most.min(held), passed[color as usize]);
+            let (stay, at) = (max_each.min(held), passed[color as usize]);
             passed[color as usize] += 1;
             !allowed.contains(color) || (at + 1) * stay / held == at * stay / held
         };
@@ -381,7 +381,7 @@ mod tests {
     fn memory_on(nodes: u32, frames: u64, colors: u32) -> VirtualMemory {
         let node_of_cpu = [0, nodes - 1];
         let spec =
-            FrameAllocatorSpec { frames, nodes, colors, node_of_cpu: &node_of_cpu, piece_order_at_most: 10, seed: 7 };
+            FrameAllocatorSpec { frames, nodes, colors, node_of_cpu: &node_of_cpu, max_piece_order: 10, seed: 7 };
         VirtualMemory::new(FrameAllocator::new(spec))
     }
     fn set(colors: &[u32]) -> IndexSet {

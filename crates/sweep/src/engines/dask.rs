@@ -71,9 +71,10 @@ impl Dask {
         let name = format!("{}-{}", std::process::id(), self.rounds);
         let ids = write_ids(&folder, &name, tasks).map_err(|error| error.to_string())?;
         let script = folder.join("client.py");
-        std::fs::write(&script, CLIENT).map_err(|error| format!("{}: {error}", script.display()))?;
+        cachemate_files::replace(&script, CLIENT.as_bytes())
+            .map_err(|error| format!("{}: {error}", script.display()))?;
         let log = folder.join(format!("{name}.log"));
-        let log = std::fs::File::create(&log).map_err(|error| format!("{}: {error}", log.display()))?;
+        let log = cachemate_files::create(&log, true).map_err(|error| format!("{}: {error}", log.display()))?;
         let options = &self.options;
         let mut command = Command::new(&options.python);
         command.arg(&script).args(["--batch-size", &options.batch_size.max(1).to_string()]);
@@ -132,7 +133,11 @@ impl TaskEngine for Dask {
         let client = self.start(tasks);
         let python = self.options.python.clone();
         // A Python that is not there will not be there later.
-        let client = client.map_err(|what| EngineError { engine: NAME, what, is_permanent: !python.exists() })?;
+        let client = client.map_err(|what| EngineError {
+            engine: NAME,
+            what,
+            is_permanent: !cachemate_files::exists(&python),
+        })?;
         self.client = Some(client);
         Ok(())
     }

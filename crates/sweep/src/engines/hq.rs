@@ -112,7 +112,7 @@ impl Hq {
             is_permanent: error.kind() == std::io::ErrorKind::NotFound,
             what: format!("{}: {error}; --hq names HyperQueue's command", self.options.program.display()),
         };
-        let log = std::fs::File::create(self.folder().join(format!("{what}.log"))).map_err(failed)?;
+        let log = cachemate_files::create(&self.folder().join(format!("{what}.log")), true).map_err(failed)?;
         let log_too = log.try_clone().map_err(failed)?;
         command.stdin(Stdio::null()).stdout(log).stderr(log_too).process_group(0);
         let child = command.spawn().map_err(failed)?;

@@ -14,7 +14,7 @@ fn write_ids(folder: &Path, name: &str, tasks: &[SweepTask]) -> std::io::Result<
     std::fs::create_dir_all(folder)?;
     let path = folder.join(format!("{name}.ids"));
     let text: String = tasks.iter().map(|task| format!("{}\n", task.id)).collect();
-    std::fs::write(&path, text)?;
+    cachemate_files::replace(&path, text.as_bytes())?;
     Ok(path)
 }
 

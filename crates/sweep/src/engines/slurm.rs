@@ -52,7 +52,7 @@ impl Slurm {
         self.command.folder.join("engine/slurm")
     }
 
-    fn array_at_most(&self) -> Result<usize, EngineError> {
+    fn max_array(&self) -> Result<usize, EngineError> {
         let output = call_ok(self.client("scontrol").args(["show", "config"]), DEADLINE);
         let said = output.map_err(|error| EngineError::of(NAME, error))?;
         let line = said.lines().find_map(|line| line.trim().strip_prefix("MaxArraySize"));
@@ -74,7 +74,7 @@ impl Slurm {
         let chunk = format!("{}-{}-{at}", std::process::id(), self.rounds);
         let ids = write_ids(&folder, &chunk, tasks).map_err(|error| failed(error.to_string()))?;
         let script = folder.join(format!("{chunk}.sh"));
-        std::fs::write(&script, self.script(&ids)).map_err(|error| failed(error.to_string()))?;
+        cachemate_files::replace(&script, self.script(&ids).as_bytes()).map_err(|error| failed(error.to_string()))?;
         let jobs = tasks.len().div_ceil(self.batch_size);
         let mut command = self.client("sbatch");
         command.args(["--parsable", "--no-requeue", "--job-name", &self.name, &format!("--array=0-{}", jobs - 1)]);
@@ -134,8 +134,8 @@ impl TaskEngine for Slurm {
             what: format!("{}: {error}", logs.display()),
             is_permanent: false,
         })?;
-        let at_most = self.array_at_most()? * self.batch_size;
-        tasks.chunks(at_most).enumerate().try_for_each(|(at, chunk)| self.submit_chunk(at, chunk))
+        let at_most = self.max_array()? * self.batch_size;
+        tasks.chunks(at_most).enumerate().try_for_each(|(index, chunk)| self.submit_chunk(index, chunk))
     }
 
     fn poll(&mut self) -> EngineStatus {

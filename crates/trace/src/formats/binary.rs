@@ -169,10 +169,10 @@ impl<R: Read + Send> TraceReader for ChampSimReader<R> {
             for entry in entries {
                 self.gap += 1;
                 // ip 8, branch flags 2, registers 2 + 4, then two destinations and four sources.
-                for (at, operand) in entry[16..].chunks_exact(8).enumerate() {
+                for (index, operand) in entry[16..].chunks_exact(8).enumerate() {
                     let address = u64_of(operand);
                     if address != 0 {
-                        batch.push(AccessRecord { address, gap: self.gap, thread: 0, size: 0, store: at < 2 });
+                        batch.push(AccessRecord { address, gap: self.gap, thread: 0, size: 0, store: index < 2 });
                         self.instructions += self.gap;
                         self.gap = 0;
                     }
@@ -196,11 +196,11 @@ impl<R: Read + Send> TraceReader for OracleGeneralReader<R> {
         let start = self.entries.offset;
         let entries = self.entries.advance()?;
         if self.requires_one_size {
-            for (at, entry) in entries.iter().enumerate() {
+            for (index, entry) in entries.iter().enumerate() {
                 let bytes = u64_of(&entry[12..16]) as u32;
                 let first = *self.object_bytes.get_or_insert(bytes);
                 if bytes != first {
-                    let place = FilePosition::Byte(start + (24 * at) as u64);
+                    let place = FilePosition::Byte(start + (24 * index) as u64);
                     let found = format!("an object of {bytes} bytes after one of {first}");
                     let expected = "objects of one size, because each counts as one line; the format \
                                     'oracle-general-unit' ignores sizes";

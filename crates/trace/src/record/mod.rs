@@ -353,11 +353,11 @@ fn check_program(program: &str) -> Result<(), TraceError> {
     };
     let Some(file) = program_path else { return refuse(format!("{program}: no such program in PATH")) };
     if !runnable(&file) {
-        let why = if file.exists() { "it cannot be executed" } else { "there is no such file" };
+        let why = if cachemate_files::exists(&file) { "it cannot be executed" } else { "there is no such file" };
         return refuse(format!("{program}: {why}"));
     }
     let mut start = Vec::new();
-    let opened = File::open(&file).and_then(|input| input.take(5).read_to_end(&mut start));
+    let opened = cachemate_files::open_plain(&file).and_then(|input| input.take(5).read_to_end(&mut start));
     if opened.is_ok() && start == *b"\x7fELF\x01" {
         return refuse(format!("{program}: it is a 32-bit program, and the recorder takes 64-bit ones"));
     }
@@ -368,8 +368,11 @@ fn runnable(file: &Path) -> bool {
     file.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
 }
 
+/// Longest log of Valgrind from which the first lines are quoted.
+const MAX_LOG_BYTES: u64 = 16 << 20;
+
 fn valgrind_failed(program: &str, log: &Path) -> TraceError {
-    let log_text = std::fs::read_to_string(log).unwrap_or_default();
+    let log_text = cachemate_files::read_text_limited(log, MAX_LOG_BYTES).unwrap_or_default();
     let lines: Vec<&str> = log_text.lines().filter(|line| !line.trim().is_empty()).take(6).collect();
     let said = if lines.is_empty() { "it said nothing".to_string() } else { lines.join(" / ") };
     TraceError::Recorder { why: format!("valgrind could not run '{program}': {said}"), remedy: None }
@@ -386,10 +389,10 @@ struct RecordingFile {
 impl RecordingFile {
     fn begin(path: &Path, force: bool) -> Result<RecordingFile, TraceError> {
         let path = path.to_path_buf();
-        if path.exists() && !path.is_file() {
+        if cachemate_files::exists(&path) && !path.is_file() {
             return Ok(RecordingFile { file: create_output(&path, true)?, path, part: None });
         }
-        if path.exists() && !force {
+        if cachemate_files::exists(&path) && !force {
             return Err(TraceError::Exists { file: path.display().to_string() });
         }
         let mut name = path.as_os_str().to_owned();

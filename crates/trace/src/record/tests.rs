@@ -63,8 +63,8 @@ fn l1_misses_of_gzip_agree_with_cachegrind() {
     let row = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_string();
     let (events, summary) = (row("events:"), row("summary:"));
     let count = |event: &str| {
-        let at = events.split(' ').position(|name| name == event).unwrap();
-        summary.split(' ').nth(at).unwrap().parse::<f64>().unwrap()
+        let index = events.split(' ').position(|name| name == event).unwrap();
+        summary.split(' ').nth(index).unwrap().parse::<f64>().unwrap()
     };
     let agree = |ours: f64, theirs: f64, what: &str| {
         assert!((ours / theirs - 1.0).abs() < 0.005, "{what}: {ours} against cachegrind's {theirs}");

@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use cachemate_files::exists;
+
 use crate::TraceError;
 
 const SOURCE: &str = include_str!("../../../../recorders/valgrind/cm_main.c");
@@ -56,7 +58,7 @@ pub fn find_recording() -> Result<RecorderTool, TraceError> {
         }
     };
     if let Some(library) = std::env::var_os("CACHEMATE_RECORDER").map(PathBuf::from) {
-        if !library.join("cachemate-amd64-linux").exists() {
+        if !exists(&library.join("cachemate-amd64-linux")) {
             let why = format!("CACHEMATE_RECORDER: no cachemate-amd64-linux in {}", library.display());
             return Err(recorder(why, "build it with make -C recorders/valgrind"));
         }
@@ -82,7 +84,7 @@ fn built(valgrind: &str) -> Result<PathBuf, TraceError> {
     let cache = cache_dir()?;
     let library = cache.join(format!("recorder-{key:016x}"));
     // Links to a Valgrind that was removed since do not resolve: then it is built again.
-    let complete = || library.join("cachemate-amd64-linux").exists() && library.join("default.supp").exists();
+    let complete = || exists(&library.join("cachemate-amd64-linux")) && exists(&library.join("default.supp"));
     if complete() {
         return Ok(library);
     }
@@ -90,7 +92,7 @@ fn built(valgrind: &str) -> Result<PathBuf, TraceError> {
     std::fs::create_dir_all(&cache).map_err(io(&cache, "create"))?;
     // One builds, the others wait: nobody's tool is taken away while it is being used.
     let lock_path = cache.join("recorder.lock");
-    let lock = std::fs::File::create(&lock_path).map_err(io(&lock_path, "create"))?;
+    let lock = cachemate_files::create(&lock_path, true).map_err(io(&lock_path, "create"))?;
     let locked = rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive);
     locked.map_err(|error| io(&lock_path, "lock")(error.into()))?;
     if complete() {
@@ -99,7 +101,7 @@ fn built(valgrind: &str) -> Result<PathBuf, TraceError> {
     let work = tempfile::Builder::new().prefix("building-").tempdir_in(&cache).map_err(io(&cache, "write in"))?;
     for (name, content) in [("cm_main.c", SOURCE), ("Makefile", MAKEFILE), ("LICENSE", LICENSE)] {
         let path = work.path().join(name);
-        std::fs::write(&path, content).map_err(io(&path, "write"))?;
+        cachemate_files::replace(&path, content.as_bytes()).map_err(io(&path, "write"))?;
     }
     let make = Command::new("make").arg("-C").arg(work.path()).stdin(Stdio::null()).output();
     let remedy = "install the packages 'valgrind', 'gcc', 'libc6-dev' and 'make'";
@@ -110,7 +112,7 @@ fn built(valgrind: &str) -> Result<PathBuf, TraceError> {
         return Err(recorder(format!("the recorder cannot be built: {}", lines.join(" / ")), remedy));
     }
     let fresh = work.path().join("build");
-    if library.exists() {
+    if exists(&library) {
         std::fs::remove_dir_all(&library).map_err(io(&library, "remove the stale"))?;
     }
     std::fs::rename(&fresh, &library).map_err(io(&library, "create"))?;

@@ -20,6 +20,8 @@ use crate::args::JsonArg;
 use crate::session::Session;
 
 /// Environment variable with the directory of the lab's scripts.
+/// Longest `results.tsv` of a guest.
+const MAX_RESULTS_BYTES: u64 = 16 << 20;
 const VARIABLE: &str = "CACHEMATE_LAB";
 const SCRIPT: &str = "programs.sh";
 /// Phases of the script in their order; the last one runs only with a policy.
@@ -103,7 +105,7 @@ impl LabRunArgs {
         let ran = Command::new(&script).arg(job.path()).arg(&binary).stdout(std::process::Stdio::null()).output();
         let ran = ran.with_context(|| format!("{}: cannot be started", script.display()))?;
         let results = job.path().join("results.tsv");
-        let Ok(text) = std::fs::read_to_string(&results) else {
+        let Ok(text) = cachemate_files::read_text_limited(&results, MAX_RESULTS_BYTES) else {
             let stderr = String::from_utf8_lossy(&ran.stderr);
             let console_dir = job.keep(); // the guest's console is there
             bail!("{}: {} ({} is kept)", script.display(), stderr.trim(), console_dir.display());
@@ -116,7 +118,8 @@ impl LabRunArgs {
 
     fn write_job(&self, job: &Path, config: &str) -> anyhow::Result<()> {
         let write = |name: &str, text: &str| {
-            std::fs::write(job.join(name), text).with_context(|| format!("{}: cannot be written", job.display()))
+            cachemate_files::replace(&job.join(name), text.as_bytes())
+                .with_context(|| format!("{}: cannot be written", job.display()))
         };
         if let Some(odd) = self.programs.iter().find(|line| line.contains(['\n', '\t']) || line.trim().is_empty()) {
             bail!(crate::exit::UsageError(format!("PROGRAM: found {odd:?}, expected one command line")));
@@ -156,8 +159,8 @@ fn script() -> anyhow::Result<PathBuf> {
 /// Parses the script's table: every program in every phase, in the order of the run.
 fn read(text: &str, programs: &[String], phases: &[&str]) -> anyhow::Result<Vec<PhaseResult>> {
     let mut by_phase: BTreeMap<(usize, usize), PhaseResult> = BTreeMap::new();
-    for (at, line) in text.lines().enumerate() {
-        let bad = || format!("results.tsv, line {}: found {line:?}, expected 11 fields of the lab's script", at + 1);
+    for (index, line) in text.lines().enumerate() {
+        let bad = || format!("results.tsv, line {}: found {line:?}, expected 11 fields of the lab's script", index + 1);
         let fields: Vec<&str> = line.split('\t').collect();
         let &[phase, number, _, seconds, ended, ref counts @ ..] = &fields[..] else { bail!(bad()) };
         let order = phases.iter().position(|known| *known == phase).with_context(bad)?;

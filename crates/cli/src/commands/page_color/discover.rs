@@ -17,6 +17,7 @@ use cachemate_report::{Align, Table};
 use clap::Args;
 
 use crate::args::{ByteSize, JsonArg};
+use crate::files::{refuse_existing, write_file};
 use crate::session::Session;
 
 /// Discover this host's page colors by timing, and verify them by a pointer chase
@@ -50,12 +51,12 @@ impl Discover {
         if !(1.0..=3600.0).contains(&self.timeout) {
             bail!(crate::exit::UsageError("--timeout must be from 1 to 3600".into()));
         }
-        if let Some(path) = self.output.as_ref().filter(|path| path.exists() && !self.force) {
-            bail!("{}: the file exists; --force overwrites it", path.display());
+        if let Some(path) = &self.output {
+            refuse_existing(path, self.force)?;
         }
         let map = discover_colors(session, self.memory.0, Duration::from_secs_f64(self.timeout), self.seed)?;
         if let Some(path) = &self.output {
-            std::fs::write(path, map.to_text()).with_context(|| format!("{}: cannot be written", path.display()))?;
+            write_file(path, map.to_text().as_bytes(), self.force)?;
         }
         session.answer(self.json.json, &MapSummary(&map), || render(&map))
     }

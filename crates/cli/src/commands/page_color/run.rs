@@ -15,6 +15,7 @@ use serde::Serialize;
 use super::discover;
 use crate::args::ByteSize;
 use crate::exit::{ProgramExitCode, UsageError};
+use crate::files::write_file;
 use crate::session::Session;
 use cachemate_daemon::colored_program::{ColoredCommand, ColoredProgram, available_bytes};
 
@@ -98,7 +99,7 @@ impl ColorRunArgs {
         };
         if let Some(path) = &self.report {
             let text = serde_json::to_string_pretty(&report).context("cannot write the report as JSON")?;
-            std::fs::write(path, text + "\n").with_context(|| format!("{}: cannot be written", path.display()))?;
+            write_file(path, (text + "\n").as_bytes(), true)?;
         }
         print_report(session, &report);
         if status == 0 { Ok(()) } else { bail!(ProgramExitCode(status)) }
@@ -155,7 +156,7 @@ fn print_report(session: &Session, report: &ColorRunReport) {
                 count_text(figure("fallback_frames")),
                 count_text(figure("kernel_frames")),
                 count_text(figure("moved_pages")),
-                size_text(figure("held_most") * 4096),
+                size_text(figure("max_held") * 4096),
             ),
         };
         session.note(&words);

@@ -33,10 +33,13 @@ pub struct HostFacts {
     pub classes: Option<WayPartitions>,
 }
 
+/// Longest file of the kernel: `/proc/cpuinfo` has about 1.5 KiB for each CPU.
+const MAX_KERNEL_FILE_BYTES: u64 = 16 << 20;
+
 impl HostFacts {
     /// From the kernel's files below `root`.
     pub fn read(root: &Path) -> Self {
-        let text = |file: &str| std::fs::read_to_string(root.join(file)).ok();
+        let text = |file: &str| cachemate_files::read_text_limited(&root.join(file), MAX_KERNEL_FILE_BYTES).ok();
         let number = |file: &str| text(file)?.trim().parse::<u32>().ok();
         let line = |text: &str, name: &str| {
             let value = text.lines().find(|line| line.starts_with(name))?.split(':').nth(1)?;

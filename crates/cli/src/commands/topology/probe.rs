@@ -43,10 +43,10 @@ pub fn measure(session: &Session) -> anyhow::Result<ProbedTopology> {
     let mut groups: Vec<CpuSet> = Vec::new();
     let mut pairs = Vec::new();
     let progress = session.progress("ping-pong", Some(online.len() as u64));
-    for (at, &cpu) in online.iter().enumerate() {
+    for (index, &cpu) in online.iter().enumerate() {
         let mut home: Option<usize> = None;
         let against: Vec<u32> = match online.len() <= ALL_PAIRS_UP_TO {
-            true => online[..at].to_vec(),
+            true => online[..index].to_vec(),
             false => groups.iter().filter_map(CpuSet::first).collect(),
         };
         for other in against {

@@ -1,7 +1,7 @@
 //! Programs that run colored: their folders, what their agents say, and what the kernel says of their frames.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -207,14 +207,17 @@ impl ResidentPages {
     }
 }
 
+/// Longest `/proc/PID/maps`: the kernel allows 65,530 mappings of about 100 bytes each by default.
+const MAX_MAPS_BYTES: u64 = 256 << 20;
+
 /// Counts them. `agent` = what the process's agent says of itself; without one nothing is held.
 ///
 /// # Errors
 /// The process is gone, or its page map may not be read.
 pub fn resident(pid: i32, ledger: &FrameLedger, mask: u64, agent: Option<&AgentReport>) -> io::Result<ResidentPages> {
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
-    let program = fs::read_link(format!("/proc/{pid}/exe"))?;
-    let pagemap = Ok(File::open(format!("/proc/{pid}/pagemap"))?);
+    let maps = cachemate_files::read_text_limited(Path::new(&format!("/proc/{pid}/maps")), MAX_MAPS_BYTES)?;
+    let program = cachemate_files::link_target(Path::new(&format!("/proc/{pid}/exe")))?;
+    let pagemap = Ok(cachemate_files::open_plain(Path::new(&format!("/proc/{pid}/pagemap")))?);
     let figure = |name: &str| agent.and_then(|agent| agent.counter(name)).unwrap_or(0) as usize;
     let own = figure("own_start")..figure("own_start") + figure("own_bytes");
     let (mut found, mut picker) = (ResidentPages::default(), MappingFilter::default());

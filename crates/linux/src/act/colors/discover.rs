@@ -157,11 +157,11 @@ fn attempt(
     (wish.progress)("grouping", 0, 1);
     let mut items: Vec<usize> = (0..seed.pages()).collect();
     draw.shuffle(&mut items);
-    let page = |at: usize| seed.page(at).cast_const();
+    let page = |index: usize| seed.page(index).cast_const();
     let until = start + wish.at_most;
     let mut timed = TimedOracle { page: &page, threshold_cycles, turn: 0, until };
     let per_class = per_color(ways);
-    let groups = group(&mut timed, &items, &GroupingParameters { ways, classes_at_most: 2 * colors, per_class });
+    let groups = group(&mut timed, &items, &GroupingParameters { ways, max_classes: 2 * colors, per_class });
     if timed.is_exhausted() {
         let (found, classes) = (groups.classes.len(), colors);
         return Err(ColorError::Noisy(format!("the time was over at {found} classes of {classes}")));
@@ -226,16 +226,16 @@ fn classified(
         if start.elapsed() > wish.at_most || (wish.stop)() {
             break;
         }
-        let pages: Vec<*const u8> = (first..first + frames.len()).map(|at| pool.page(at).cast_const()).collect();
+        let pages: Vec<*const u8> = (first..first + frames.len()).map(|index| pool.page(index).cast_const()).collect();
         let mut colors = vec![None; pages.len()];
         // SAFETY: pages of the pool.
         unsafe { kit.kit.classify_all(&pages, &mut colors) };
-        for ((at, frame), color) in (first..).zip(frames).zip(&colors) {
+        for ((index, frame), color) in (first..).zip(frames).zip(&colors) {
             if let Some(frame) = frame {
                 ledger.record(*frame, *color);
             }
             if let Some(color) = color {
-                by_color[*color as usize].push(at);
+                by_color[*color as usize].push(index);
             }
         }
         page_colors.append(&mut colors);
@@ -371,10 +371,10 @@ mod tests {
     #[test]
     fn a_last_level_that_holds_nothing_tells_nothing() {
         let curve = |ordinary: [f64; 3], colored: [f64; 3]| {
-            let point = |at: usize| ChaseComparison {
-                size_bytes: 4 << (20 + at),
-                colored_ns: colored[at],
-                ordinary_ns: ordinary[at],
+            let point = |index: usize| ChaseComparison {
+                size_bytes: 4 << (20 + index),
+                colored_ns: colored[index],
+                ordinary_ns: ordinary[index],
             };
             (0..3).map(point).collect::<Vec<_>>()
         };
@@ -386,7 +386,7 @@ mod tests {
     /// Does a refusal say how often and how long it was tried, and the last reasons only?
     #[test]
     fn a_refusal_says_what_was_tried() {
-        let reasons: Vec<String> = (0..9).map(|at| format!("reason {at}")).collect();
+        let reasons: Vec<String> = (0..9).map(|index| format!("reason {index}")).collect();
         let said = refusal(&reasons, Duration::from_secs(60));
         assert_eq!(said, "9 tries in 60 s, all refused: the last of them: reason 6; reason 7; reason 8");
         assert_eq!(refusal(&reasons[..1], Duration::from_secs(5)), "1 tries in 5 s, all refused: reason 0");

@@ -39,7 +39,7 @@ pub struct GroupingParameters {
     /// Ways of the cache: a class needs more members than this.
     pub ways: usize,
     /// It ends there: more classes than this are a sign of noise, found by the caller's check.
-    pub classes_at_most: usize,
+    pub max_classes: usize,
     /// Frames that represent a class from then on.
     pub per_class: usize,
 }
@@ -52,7 +52,7 @@ pub fn group(test: &mut impl EvictionOracle, items: &[usize], search: &GroupingP
     let mut left: Vec<usize> = items.to_vec();
     let mut grouped = EvictionClasses::default();
     let mut fruitless = 0;
-    while grouped.classes.len() < search.classes_at_most
+    while grouped.classes.len() < search.max_classes
         && fruitless < FRUITLESS_AT_MOST
         && left.len() > search.ways
         && !test.is_exhausted()
@@ -112,9 +112,9 @@ fn minimal(test: &mut impl EvictionOracle, target: usize, from: &[usize], ways: 
     while set.len() > enough && !test.is_exhausted() {
         // Rounded down: there must be more groups than the set needs members, or each might hold one of them.
         let group = (set.len() / (ways + 1)).max(1);
-        let without = |at: usize| {
-            let end = (at + group).min(set.len());
-            set[..at].iter().chain(&set[end..]).copied().collect::<Vec<_>>()
+        let without = |index: usize| {
+            let end = (index + group).min(set.len());
+            set[..index].iter().chain(&set[end..]).copied().collect::<Vec<_>>()
         };
         // One wrong answer here would spoil the whole class.
         let mut still = |rest: &Vec<usize>| test.evicts_reliably(target, rest);
@@ -147,7 +147,7 @@ fn split_large(test: &mut impl EvictionOracle, grouped: &mut EvictionClasses, se
     let Some(&usual) = sizes.get(sizes.len() / 2) else { return };
     let mut at = 0;
     while at < grouped.classes.len() {
-        let large = 2 * grouped.classes[at].len() > 3 * usual && grouped.classes.len() < search.classes_at_most;
+        let large = 2 * grouped.classes[at].len() > 3 * usual && grouped.classes.len() < search.max_classes;
         match large.then(|| split(test, &grouped.classes[at], search)).flatten() {
             Some((one, other)) => {
                 let before = std::mem::replace(&mut grouped.classes[at], one);
@@ -168,12 +168,12 @@ fn split(
 ) -> Option<(Vec<usize>, Vec<usize>)> {
     // From hardly a set's worth of one kind up to several kinds' worth.
     const PARTS: usize = 24;
-    for at in 0..PARTS {
+    for index in 0..PARTS {
         if test.is_exhausted() {
             return None;
         }
-        let size = search.ways + search.ways / 2 + at % 8 * search.ways / 2;
-        let part: Vec<usize> = class.iter().copied().cycle().skip(at * size).take(size.min(class.len())).collect();
+        let size = search.ways + search.ways / 2 + index % 8 * search.ways / 2;
+        let part: Vec<usize> = class.iter().copied().cycle().skip(index * size).take(size.min(class.len())).collect();
         let yes = belonging(test, class, &part);
         let no: Vec<usize> = class.iter().copied().filter(|item| !yes.contains(item)).collect();
         if yes.len() <= search.ways + 1 || no.len() <= search.ways + 1 {
@@ -256,7 +256,7 @@ mod tests {
     }
 
     fn search(colors: usize, ways: usize) -> GroupingParameters {
-        GroupingParameters { ways, classes_at_most: 2 * colors, per_class: ways + ways / 2 }
+        GroupingParameters { ways, max_classes: 2 * colors, per_class: ways + ways / 2 }
     }
 
     proptest! {

@@ -128,9 +128,9 @@ impl ColorMap {
     pub fn known(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
         self.frames.iter().flat_map(|run| {
             let pairs = run.colors.as_bytes().chunks_exact(2).enumerate();
-            pairs.filter_map(|(at, digits)| {
+            pairs.filter_map(|(index, digits)| {
                 let digits = std::str::from_utf8(digits).ok()?;
-                Some((run.first_frame.checked_add(at as u64)?, u32::from_str_radix(digits, 16).ok()?))
+                Some((run.first_frame.checked_add(index as u64)?, u32::from_str_radix(digits, 16).ok()?))
             })
         })
     }
@@ -160,7 +160,8 @@ impl ColorMap {
     /// # Errors
     /// It cannot be read, is no map, of another version, or says things that cannot be.
     pub fn read(path: &Path) -> Result<Self, ColorError> {
-        let text = std::fs::read_to_string(path).map_err(|source| ColorError::io(path, source))?;
+        let text =
+            cachemate_files::read_text_limited(path, MAX_MAP_BYTES).map_err(|source| ColorError::io(path, source))?;
         Self::parse(&text).map_err(|what| ColorError::BadMap(path.to_path_buf(), what))
     }
 
@@ -182,10 +183,10 @@ impl ColorMap {
         if !(2..=most).contains(&map.colors) {
             return Err(format!("colors: found {}, expected 2 to {most}", map.colors));
         }
-        for (at, run) in map.frames.iter().enumerate() {
+        for (index, run) in map.frames.iter().enumerate() {
             let bad = |found: &str| {
                 format!(
-                    "frames[{at}].colors: found '{found}', expected '--' or two hexadecimal digits below {:02x}",
+                    "frames[{index}].colors: found '{found}', expected '--' or two hexadecimal digits below {:02x}",
                     map.colors
                 )
             };

@@ -32,7 +32,9 @@ pub fn page_ns_with_frames() -> Result<f64, MigrationUnavailable> {
     let memory =
         |error: io::Error| MigrationUnavailable { why: format!("memory: {error}"), remedy: "more memory".into() };
     let page = Pool::new(1).map_err(memory)?;
-    if frames_at(&std::fs::File::open("/proc/self/pagemap"), page.page(0) as usize, 1)[0].is_none() {
+    if frames_at(&cachemate_files::open_plain(std::path::Path::new("/proc/self/pagemap")), page.page(0) as usize, 1)[0]
+        .is_none()
+    {
         return unusable("frame numbers are hidden from this user", "root, or CAP_SYS_ADMIN");
     }
     page_ns()
@@ -73,8 +75,8 @@ pub fn page_ns() -> Result<f64, MigrationUnavailable> {
         return unusable("memory cannot be registered with userfaultfd", "a kernel with CONFIG_USERFAULTFD");
     }
     let mut taken: Vec<u64> = Vec::with_capacity(PAGES);
-    for at in 0..PAGES {
-        let (page, fresh) = (program.page(at), fresh.page(at));
+    for index in 0..PAGES {
+        let (page, fresh) = (program.page(index), fresh.page(index));
         let start = Instant::now();
         if fault::move_page(file, page as u64, aside.page(0) as u64) < 0 {
             continue;

@@ -57,7 +57,10 @@ impl ColorError {
 
 /// Empty where the kernel does not tell.
 pub fn boot_id() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_string()
+    cachemate_files::read_text_limited(std::path::Path::new("/proc/sys/kernel/random/boot_id"), 64)
+        .unwrap_or_default()
+        .trim()
+        .to_string()
 }
 
 /// Caches that colors divide on this host, by a discovery since its boot; otherwise the reason why there is none.

@@ -57,7 +57,11 @@ impl Pool {
 
     /// Frame numbers, as far as this process may know them.
     pub fn frames(&self) -> Vec<Option<u64>> {
-        frames_at(&File::open("/proc/self/pagemap"), self.start as usize, self.pages)
+        frames_at(
+            &cachemate_files::open_plain(std::path::Path::new("/proc/self/pagemap")),
+            self.start as usize,
+            self.pages,
+        )
     }
 }
 
@@ -87,11 +91,11 @@ pub fn present_at(pagemap: &io::Result<File>, address: usize, pages: usize) -> V
     let mut bytes = vec![0u8; pages * 8];
     let read =
         pagemap.as_ref().map_or(0, |file| file.read_at(&mut bytes, (address / PAGE_BYTES * 8) as u64).unwrap_or(0));
-    let entry = |at: usize| {
-        let word = u64::from_le_bytes(bytes.get(at * 8..at * 8 + 8)?.try_into().ok()?);
+    let entry = |index: usize| {
+        let word = u64::from_le_bytes(bytes.get(index * 8..index * 8 + 8)?.try_into().ok()?);
         // Bit 63 = present, 61 = of a file or shared, 0-54 = frame number (Documentation/admin-guide/mm/pagemap.rst).
         let (frame, of_file) = (word & ((1 << 55) - 1), word >> 61 & 1 == 1);
-        (at * 8 < read && word >> 63 == 1 && frame != 0).then_some(PresentPage { frame, of_file })
+        (index * 8 < read && word >> 63 == 1 && frame != 0).then_some(PresentPage { frame, of_file })
     };
     (0..pages).map(entry).collect()
 }
@@ -146,8 +150,8 @@ impl DiscoveryRng {
 
     /// By Fisher and Yates, with [`DiscoveryRng::below`].
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
-        for at in (1..items.len()).rev() {
-            items.swap(at, self.below(at + 1));
+        for index in (1..items.len()).rev() {
+            items.swap(index, self.below(index + 1));
         }
     }
 }

@@ -24,7 +24,7 @@ pub fn refused(file: &Path) -> io::Result<Option<String>> {
 
 fn refused_at(file: &Path, interpreters_left: u32) -> io::Result<Option<String>> {
     let shown = file.display();
-    let open = File::open(file)?;
+    let open = cachemate_files::open_plain(file)?;
     let mode = open.metadata()?.mode();
     if mode & 0o6000 != 0 {
         return Ok(Some(format!(
@@ -55,7 +55,7 @@ fn refused_at(file: &Path, interpreters_left: u32) -> io::Result<Option<String>>
 
 /// The dynamic linker that an ELF file asks for.
 fn loader(open: &File, head: &[u8]) -> Result<(), String> {
-    let half = |at: usize| head.get(at..at + 2).map(|bytes| u16::from_le_bytes([bytes[0], bytes[1]]));
+    let half = |index: usize| head.get(index..index + 2).map(|bytes| u16::from_le_bytes([bytes[0], bytes[1]]));
     if head.get(..4) != Some(b"\x7fELF") {
         return Err("neither an ELF program nor a script".to_string());
     }
@@ -66,11 +66,11 @@ fn loader(open: &File, head: &[u8]) -> Result<(), String> {
     let (Some(table), Some(size), Some(count)) = (table, half(54), half(56)) else {
         return Err("its ELF header is cut off".to_string());
     };
-    for at in 0..u64::from(count) {
+    for index in 0..u64::from(count) {
         let mut entry = [0u8; 56];
-        let place = table.checked_add(at * u64::from(size)).ok_or("its program headers lie nowhere")?;
+        let place = table.checked_add(index * u64::from(size)).ok_or("its program headers lie nowhere")?;
         open.read_exact_at(&mut entry, place).map_err(|error| format!("its program headers: {error}"))?;
-        let word = |at: usize| u64::from_le_bytes(entry[at..at + 8].try_into().expect("eight bytes"));
+        let word = |index: usize| u64::from_le_bytes(entry[index..index + 8].try_into().expect("eight bytes"));
         if u32::from_le_bytes(entry[..4].try_into().expect("four bytes")) != 3 {
             continue; // not PT_INTERP
         }

@@ -6,7 +6,7 @@
 //! them. A ledger beside them remembers colors by frame number; an entry is verified by one timing before it is used,
 //! as a host may back a frame anew once it was free (free page reporting).
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
@@ -274,12 +274,12 @@ impl Classes<'_> {
         let mut timed =
             TimedOracle { page: &with, threshold_cycles: self.threshold_cycles, turn: 5, until: self.until };
         let mut frame = None;
-        for (at, class) in self.classes.iter().enumerate() {
+        for (index, class) in self.classes.iter().enumerate() {
             if timed.evicts(usize::MAX, &class[..class.len().min(self.per_class)]) {
                 if frame.is_some() {
                     return None;
                 }
-                frame = Some(at);
+                frame = Some(index);
             }
         }
         frame
@@ -332,7 +332,7 @@ impl FrameLedger {
 
 /// End of the last zone of memory.
 fn highest_frame() -> io::Result<usize> {
-    let text = fs::read_to_string("/proc/zoneinfo")?;
+    let text = cachemate_files::read_text_limited(std::path::Path::new("/proc/zoneinfo"), 16 << 20)?;
     let mut spanned = 0;
     let mut end = 0;
     for line in text.lines() {

@@ -77,8 +77,8 @@ pub(super) fn prove(kit: &mut ReferenceSet, path: &Path) -> Result<Calibration, 
     let mut calibration = kit.calibrate();
     for round in 0.. {
         if calibration.threshold_cycles().is_some() {
-            for (at, color) in colors.iter_mut().enumerate().filter(|(_, color)| !color.settled()) {
-                let (holds, moved) = test_round(kit, at as u32, round);
+            for (index, color) in colors.iter_mut().enumerate().filter(|(_, color)| !color.settled()) {
+                let (holds, moved) = test_round(kit, index as u32, round);
                 color.add(holds, moved);
             }
         }
@@ -117,8 +117,8 @@ pub(super) fn prove(kit: &mut ReferenceSet, path: &Path) -> Result<Calibration, 
 fn test_round(kit: &mut ReferenceSet, color: u32, round: u32) -> (u32, u32) {
     let members: Vec<*const u8> = kit.frames(color).collect();
     let (mut holds, mut moved) = (0, 0);
-    for at in 0..ASKED {
-        let page = members[((round * ASKED + at) as usize) % members.len()];
+    for index in 0..ASKED {
+        let page = members[((round * ASKED + index) as usize) % members.len()];
         // SAFETY: a frame of the mapped reference set.
         match unsafe { show(kit, page, color) } {
             ProofResult::Confirmed => holds += 1,

@@ -161,12 +161,12 @@ fn mask_file(kernel: &dyn Kernel, path: &Path) -> Option<IndexSet> {
 impl Resctrl {
     /// Caches that policies may partition: none if the root group's class is the only one.
     pub fn partitions(&self) -> Vec<(CacheId, PartitionSupport)> {
-        let groups_at_most = self.classes.saturating_sub(self.others);
+        let max_groups = self.classes.saturating_sub(self.others);
         let ways = |divided: &ResctrlCache| {
             let ResctrlCache { cache, ways, at_least, contiguous, .. } = *divided;
-            (cache, PartitionSupport::Ways { ways, min_ways: at_least, contiguous, max_groups: groups_at_most })
+            (cache, PartitionSupport::Ways { ways, min_ways: at_least, contiguous, max_groups })
         };
-        if groups_at_most > 1 { self.divided.iter().map(ways).collect() } else { Vec::new() }
+        if max_groups > 1 { self.divided.iter().map(ways).collect() } else { Vec::new() }
     }
 
     /// The division of a cache.

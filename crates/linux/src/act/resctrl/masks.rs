@@ -69,9 +69,9 @@ impl Schemata {
 
 impl fmt::Display for Schemata {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (at, (resource, domains)) in self.0.iter().enumerate() {
+        for (index, (resource, domains)) in self.0.iter().enumerate() {
             let domains: Vec<String> = domains.iter().map(|(id, mask)| format!("{id}={}", mask_text(mask))).collect();
-            let newline = if at > 0 { "\n" } else { "" };
+            let newline = if index > 0 { "\n" } else { "" };
             write!(out, "{newline}{resource}:{}", domains.join(";"))?;
         }
         Ok(())

@@ -44,9 +44,9 @@ const GUEST_ONE_CLASS: &str = include_str!("trees/guest-1-class.txt");
 /// CPUs `cpus` a cache, in a tree as above; the kernel's ids of the caches are given.
 fn machine(ids: &[u32], cpus: u32) -> String {
     let mut tree = format!("==> /sys/devices/system/cpu/online <==\n0-{}\n", ids.len() as u32 * cpus - 1);
-    for (at, id) in ids.iter().enumerate() {
-        for cpu in at as u32 * cpus..(at as u32 + 1) * cpus {
-            let shared = format!("{}-{}", at as u32 * cpus, (at as u32 + 1) * cpus - 1);
+    for (index, id) in ids.iter().enumerate() {
+        for cpu in index as u32 * cpus..(index as u32 + 1) * cpus {
+            let shared = format!("{}-{}", index as u32 * cpus, (index as u32 + 1) * cpus - 1);
             for (file, text) in [
                 ("level", "3"),
                 ("type", "Unified"),

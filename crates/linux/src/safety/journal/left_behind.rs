@@ -15,7 +15,7 @@ use super::{Journal, JournalError, JournalFile, JournalObject, RecoveredJournal,
 pub fn quarantine(state_dir: &Path) -> Result<PathBuf, JournalError> {
     let path = state_dir.join(Journal::FILE_NAME);
     let name = |at: u32| state_dir.join(format!("{}.{at}", Journal::ASIDE));
-    let aside = (1..).map(name).find(|aside| !aside.exists()).expect("numbers do not end");
+    let aside = (1..).map(name).find(|aside| !cachemate_files::exists(aside)).expect("numbers do not end");
     match fs::rename(&path, &aside).and_then(|()| sync_dir(state_dir)) {
         Ok(()) => Ok(aside),
         Err(source) => Err(JournalError::Io { path, source }),
@@ -27,15 +27,9 @@ pub fn quarantine(state_dir: &Path) -> Result<PathBuf, JournalError> {
 /// # Errors
 /// The folder cannot be listed.
 pub fn quarantined(state_dir: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut quarantined = Vec::new();
-    for entry in fs::read_dir(state_dir)? {
-        let entry = entry?;
-        if entry.file_name().to_string_lossy().starts_with(Journal::ASIDE) {
-            quarantined.push(entry.path());
-        }
-    }
-    quarantined.sort();
-    Ok(quarantined)
+    let is_aside =
+        |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(Journal::ASIDE));
+    Ok(cachemate_files::entries(state_dir)?.into_iter().filter(is_aside).collect())
 }
 
 /// Removes a journal that was left behind and has been restored.

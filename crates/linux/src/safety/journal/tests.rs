@@ -107,7 +107,7 @@ fn short_lived_threads_leave_no_trace() {
     let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
     journal.before(&[change(1, 0, 1)]).unwrap();
     for batch in 0..100 {
-        let changes: Vec<IntendedChange> = (0..100).map(|at| change(1_000 + batch * 100 + at, 0, 1)).collect();
+        let changes: Vec<IntendedChange> = (0..100).map(|index| change(1_000 + batch * 100 + index, 0, 1)).collect();
         journal.before(&changes).unwrap();
         journal.retain(|object| *object == affinity(1)).unwrap();
     }

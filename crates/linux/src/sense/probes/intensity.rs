@@ -124,8 +124,8 @@ impl PrimeProber {
     /// Two sequential passes over the whole buffer.
     fn prime(&self) {
         for _ in 0..2 {
-            for at in (0..self.buffer.len()).step_by(WORDS_PER_LINE) {
-                std::hint::black_box(self.buffer[at]);
+            for index in (0..self.buffer.len()).step_by(WORDS_PER_LINE) {
+                std::hint::black_box(self.buffer[index]);
             }
         }
     }
@@ -199,9 +199,9 @@ impl PrimeProber {
 
 fn shuffle(order: &mut [u32], seed: u64) {
     let mut state = seed;
-    for at in (1..order.len()).rev() {
+    for index in (1..order.len()).rev() {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        order.swap(at, ((state >> 33) % (at as u64 + 1)) as usize);
+        order.swap(index, ((state >> 33) % (index as u64 + 1)) as usize);
     }
 }
 

@@ -60,12 +60,12 @@ impl NeighborLoad {
 fn one_cycle(memory: &mut [u64], lines: usize) {
     let mut order: Vec<usize> = (0..lines).collect();
     let mut state = 1u64;
-    for at in (1..lines).rev() {
+    for index in (1..lines).rev() {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        order.swap(at, ((state >> 33) % at as u64) as usize);
+        order.swap(index, ((state >> 33) % index as u64) as usize);
     }
-    for (at, &next) in order.iter().enumerate() {
-        memory[at * WORDS_PER_LINE] = (next * WORDS_PER_LINE) as u64;
+    for (index, &next) in order.iter().enumerate() {
+        memory[index * WORDS_PER_LINE] = (next * WORDS_PER_LINE) as u64;
     }
 }
 

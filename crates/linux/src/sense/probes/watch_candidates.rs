@@ -61,7 +61,7 @@ pub struct PageMap(io::Result<File>);
 impl PageMap {
     /// The page map of this process. If it may not be read, no page is known to be resident.
     pub fn of(pid: i32) -> Self {
-        PageMap(File::open(format!("/proc/{pid}/pagemap")))
+        PageMap(cachemate_files::open_plain(std::path::Path::new(&format!("/proc/{pid}/pagemap"))))
     }
 
     /// Is the page of this address in memory? `None` = the kernel does not say.

@@ -89,7 +89,7 @@ fn word(record: &[u8], at: usize) -> u64 {
 }
 
 fn sample(misc: u16, record: &[u8], into: &mut RingContents) {
-    let field = |at: usize| word(record, 8 + 8 * at);
+    let field = |index: usize| word(record, 8 + 8 * index);
     let tid = (field(0).to_ne_bytes()[4..].try_into()).map_or(0, i32::from_ne_bytes);
     let raw = Raw {
         tid,
@@ -214,7 +214,7 @@ mod tests {
         let size = 512usize;
         for turn in (0..size).step_by(8) {
             let mut ring = vec![0xAAu8; size];
-            straight.iter().enumerate().for_each(|(at, byte)| ring[(turn + at) % size] = *byte);
+            straight.iter().enumerate().for_each(|(index, byte)| ring[(turn + index) % size] = *byte);
             let tail = (3 * size + turn) as u64;
             let mut read = RingContents::default();
             parse(&unrolled(&ring, tail, tail + straight.len() as u64), &mut read);

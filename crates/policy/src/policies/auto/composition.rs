@@ -138,11 +138,11 @@ fn co_run(
     let mut least = 0.0;
     for step in 0..=MAX_STEPS {
         let (mut sum, mut slope) = (0.0, 0.0);
-        for (at, one) in present.iter().enumerate() {
-            let (bytes, per_instr) = one.program.footprint_near(window.cycles * rates[at], &mut window.steps[at]);
-            held[at] = one.in_part_share * bytes;
-            sum += held[at];
-            slope += one.in_part_share * per_instr * rates[at];
+        for (index, one) in present.iter().enumerate() {
+            let (bytes, per_instr) = one.program.footprint_near(window.cycles * rates[index], &mut window.steps[index]);
+            held[index] = one.in_part_share * bytes;
+            sum += held[index];
+            slope += one.in_part_share * per_instr * rates[index];
         }
         let missing = cache_bytes - sum;
         let all_held = missing >= 0.0 && (slope <= 0.0 || window.cycles >= LONGEST_CYCLES);
@@ -183,9 +183,9 @@ impl WindowGuess {
         progress: impl Fn(usize, f64) -> f64,
     ) -> Vec<f64> {
         let window = |exponent: f64| libm::exp(exponent * std::f64::consts::LN_10);
-        let of = |at: usize, exponent: f64| present[at].footprint(progress(at, window(exponent)));
-        let beyond = |exponent: f64| (0..present.len()).map(|at| of(at, exponent)).sum::<f64>() - cache_bytes;
-        let all = |exponent: f64| (0..present.len()).map(|at| of(at, exponent)).collect::<Vec<f64>>();
+        let of = |index: usize, exponent: f64| present[index].footprint(progress(index, window(exponent)));
+        let beyond = |exponent: f64| (0..present.len()).map(|index| of(index, exponent)).sum::<f64>() - cache_bytes;
+        let all = |exponent: f64| (0..present.len()).map(|index| of(index, exponent)).collect::<Vec<f64>>();
         let (mut low, mut high) = (self.0, self.0);
         let mut below = beyond(low);
         let mut above = below;
@@ -271,27 +271,27 @@ fn in_turns(
         let mut into = 0.0;
         for _ in 0..MOMENTS {
             let middle = into + 0.5 * step;
-            let progress = |at: usize, window: f64| {
-                let one = &present[at];
+            let progress = |index: usize, window: f64| {
+                let one = &present[index];
                 let ran = turn_cycles(one.gang, now, middle, window, turns);
                 if one.gang != now {
-                    return ran * one.share / cycles[at];
+                    return ran * one.share / cycles[index];
                 }
                 // The current turn counts as it went, earlier ones at the mean speed.
                 let here = ran.min(middle);
-                let so_far = done[at] + 0.5 * step * one.share / last[at];
-                so_far * here / middle + (ran - here) * one.share / cycles[at]
+                let so_far = done[index] + 0.5 * step * one.share / last[index];
+                so_far * here / middle + (ran - here) * one.share / cycles[index]
             };
             let held = reach.occupancies(present, cache_bytes, progress);
-            for (at, one) in present.iter().enumerate().filter(|(_, one)| one.gang == now) {
-                let fare = performance(one, held[at], cache_bytes);
+            for (index, one) in present.iter().enumerate().filter(|(_, one)| one.gang == now) {
+                let fare = performance(one, held[index], cache_bytes);
                 let instructions = step * one.share / fare.cycles_per_instr;
-                done[at] += instructions;
-                last[at] = fare.cycles_per_instr;
-                sums[at][0] += instructions;
-                sums[at][1] += instructions * fare.misses_per_instr;
-                sums[at][2] += step * one.share;
-                sums[at][3] += step * one.share * held[at];
+                done[index] += instructions;
+                last[index] = fare.cycles_per_instr;
+                sums[index][0] += instructions;
+                sums[index][1] += instructions * fare.misses_per_instr;
+                sums[index][2] += step * one.share;
+                sums[index][3] += step * one.share * held[index];
             }
             into += step;
             step *= NEXT_STEP;

@@ -103,8 +103,8 @@ impl SiteLayout {
 
     /// Writes the layout into a plan; units stay the same as in `before` as far as possible.
     pub fn write_to(&self, scene: &PlanningProblem, before: &Plan, moving: PageMigration, plan: &mut Plan) {
-        for (at, scene_task) in scene.tasks.iter().enumerate().filter(|(at, _)| self.pinned[*at]) {
-            if let Some(site) = self.site_of[at].filter(|_| scene_task.movable) {
+        for (index, scene_task) in scene.tasks.iter().enumerate().filter(|(index, _)| self.pinned[*index]) {
+            if let Some(site) = self.site_of[index].filter(|_| scene_task.movable) {
                 plan.affinity.insert(scene_task.task, scene.sites[site].cpus.clone());
             }
         }

@@ -344,18 +344,18 @@ fn join_unclustered(mut of: Vec<Option<usize>>, maps: &[ThreadMap<'_>]) -> Vec<O
     };
     let alike = |a: usize, b: usize| dot(a, b) / libm::sqrt(dot(a, a) * dot(b, b)).max(1e-9);
     let mut next = of.iter().flatten().max().map_or(0, |last| last + 1);
-    for at in 0..of.len() {
-        if of[at].is_some() {
+    for index in 0..of.len() {
+        if of[index].is_some() {
             continue;
         }
-        let others = (0..of.len()).filter(|&other| other != at).map(|other| (alike(at, other), other));
+        let others = (0..of.len()).filter(|&other| other != index).map(|other| (alike(index, other), other));
         let Some((most, other)) = others.reduce(|a, b| if b.0 > a.0 { b } else { a }) else { continue };
         if most < ALIKE {
             continue;
         }
         let cluster = of[other].unwrap_or(next);
         next = next.max(cluster + 1);
-        (of[at], of[other]) = (Some(cluster), Some(cluster));
+        (of[index], of[other]) = (Some(cluster), Some(cluster));
     }
     merged(of, maps)
 }
@@ -424,15 +424,15 @@ const PARTNER: f64 = 0.1;
 /// Adds threads that are in no cluster to those whose lines they fetch most.
 fn partners(view: &View<'_>, members: &[&&cachemate_core::TaskSample], of: &mut [Option<usize>]) {
     let mut next = of.iter().flatten().max().map_or(0, |last| last + 1);
-    for at in 0..members.len() {
-        let Some(profile) = view.profiles.get(&members[at].task).filter(|_| of[at].is_none()) else { continue };
+    for index in 0..members.len() {
+        let Some(profile) = view.profiles.get(&members[index].task).filter(|_| of[index].is_none()) else { continue };
         let share = |other: usize| profile.sharing.with.get(&members[other].task).map_or(0.0, |fact| fact.value);
-        let others = (0..members.len()).filter(|&other| other != at).map(|other| (share(other), other));
+        let others = (0..members.len()).filter(|&other| other != index).map(|other| (share(other), other));
         let Some((most, other)) = others.reduce(|a, b| if b.0 > a.0 { b } else { a }) else { continue };
         if most >= PARTNER {
             let cluster = of[other].unwrap_or(next);
             next = next.max(cluster + 1);
-            (of[at], of[other]) = (Some(cluster), Some(cluster));
+            (of[index], of[other]) = (Some(cluster), Some(cluster));
         }
     }
 }

@@ -93,8 +93,8 @@ impl CpuSites {
     pub fn of(sites: &[CacheSite]) -> Self {
         let cpus = sites.iter().flat_map(|site| site.cpus.iter()).max().map_or(0, |last| last as usize + 1);
         let mut of_cpu = vec![None; cpus];
-        for (at, site) in sites.iter().enumerate() {
-            site.cpus.iter().for_each(|cpu| of_cpu[cpu as usize] = Some(at));
+        for (index, site) in sites.iter().enumerate() {
+            site.cpus.iter().for_each(|cpu| of_cpu[cpu as usize] = Some(index));
         }
         CpuSites { sites: of_cpu }
     }
@@ -250,9 +250,9 @@ impl PlanningProblem {
             return layout;
         }
         let is_closed = |home: Option<usize>| home.is_some_and(|site| self.is_closed(site));
-        for at in 0..self.tasks.len() {
-            if is_closed(held.site_of[at]) || is_closed(layout.site_of[at]) {
-                (layout.site_of[at], layout.pinned[at]) = (held.site_of[at], held.pinned[at]);
+        for index in 0..self.tasks.len() {
+            if is_closed(held.site_of[index]) || is_closed(layout.site_of[index]) {
+                (layout.site_of[index], layout.pinned[index]) = (held.site_of[index], held.pinned[index]);
             }
         }
         for site in (0..self.sites.len()).filter(|&site| self.is_closed(site)) {
@@ -272,9 +272,9 @@ impl PlanningProblem {
 
     /// Tasks whose misses were measured under this layout, and whether the measurement contradicts their curves.
     pub fn contradicted(&self, held: &SiteLayout, measured: impl Fn(TaskId) -> Option<f64>) -> Vec<(TaskId, bool)> {
-        let of = |at: usize| {
-            let scene_task = &self.tasks[at];
-            let (bytes, misses) = self.part_bytes(held, at).zip(measured(scene_task.task))?;
+        let of = |index: usize| {
+            let scene_task = &self.tasks[index];
+            let (bytes, misses) = self.part_bytes(held, index).zip(measured(scene_task.task))?;
             Some((scene_task.task, scene_task.program.as_ref()?.is_contradicted(bytes, misses)))
         };
         (0..self.tasks.len()).filter_map(of).collect()
@@ -289,9 +289,9 @@ impl PlanningProblem {
     /// not steady within their turns.
     pub fn calibrate(&mut self, held: &SiteLayout, measured: impl Fn(TaskId) -> Option<f64>) {
         let composed = speeds(self, held);
-        for (at, composed) in composed.into_iter().enumerate() {
-            let Some((bytes, composed)) = self.part_bytes(held, at).zip(composed) else { continue };
-            let scene_task = &mut self.tasks[at];
+        for (index, composed) in composed.into_iter().enumerate() {
+            let Some((bytes, composed)) = self.part_bytes(held, index).zip(composed) else { continue };
+            let scene_task = &mut self.tasks[index];
             if let Some((program, misses)) = scene_task.program.as_mut().zip(measured(scene_task.task)) {
                 program.calibrate(composed.held_bytes, bytes, misses);
             }
@@ -300,7 +300,7 @@ impl PlanningProblem {
 
     /// Scales promised rates to the rates measured under the layout in force: the model's bias is in both.
     pub fn anchor(&mut self, held: &SiteLayout, measured: impl Fn(TaskId) -> Option<(WorkMetric, f64)>) {
-        let promised = |at: usize| self.tasks[at].program.as_ref().is_some_and(|one| one.goal.min_rate.is_some());
+        let promised = |index: usize| self.tasks[index].program.as_ref().is_some_and(|one| one.goal.min_rate.is_some());
         if !self.known().any(promised) {
             return;
         }
@@ -323,7 +323,7 @@ impl PlanningProblem {
 
     /// Positions of all tasks.
     pub fn places(&self) -> BTreeMap<TaskId, usize> {
-        self.tasks.iter().enumerate().map(|(at, scene_task)| (scene_task.task, at)).collect()
+        self.tasks.iter().enumerate().map(|(index, scene_task)| (scene_task.task, index)).collect()
     }
 
     /// Positions of the tasks that have a forecast.
@@ -349,8 +349,8 @@ impl PlanningProblem {
     #[must_use]
     pub fn drawn(&self, draw: &ErrorDraw) -> Self {
         let mut drawn = self.clone();
-        for (at, scene_task) in drawn.tasks.iter_mut().enumerate() {
-            if let Some((program, (misses, cost))) = scene_task.program.as_mut().zip(draw.of(at)) {
+        for (index, scene_task) in drawn.tasks.iter_mut().enumerate() {
+            if let Some((program, (misses, cost))) = scene_task.program.as_mut().zip(draw.of(index)) {
                 *program = program.scaled(misses, cost);
             }
         }

@@ -146,9 +146,9 @@ impl Auto {
         self.calibrate(view, &mut scene, &held, |_| true);
         let (then, memo) = last.map_or((None, ScoreCache::default()), |last| (Some(last.scene), last.memo));
         let places = then.as_ref().map_or_else(BTreeMap::new, PlanningProblem::places);
-        let unchanged = |at: usize| {
-            let place = *places.get(&scene.tasks[at].task)?;
-            (then.as_ref()?.tasks[place].program == scene.tasks[at].program).then_some(place)
+        let unchanged = |index: usize| {
+            let place = *places.get(&scene.tasks[index].task)?;
+            (then.as_ref()?.tasks[place].program == scene.tasks[index].program).then_some(place)
         };
         let memo = memo.after(&scene, unchanged);
         Some(SearchInput { scene, memo, newcomers: None })

@@ -329,7 +329,7 @@ fn at_near(curve: &SizeCurve, bytes: f64, next: &mut usize) -> [f64; 3] {
         *next += 1;
     }
     let next = *next;
-    let point = |at: usize| [curve[at].1.value, curve[at].1.low, curve[at].1.high];
+    let point = |index: usize| [curve[index].1.value, curve[index].1.low, curve[index].1.high];
     if next == 0 || next == curve.len() {
         return point(next.min(curve.len() - 1));
     }

@@ -48,8 +48,8 @@ impl ScoreCache {
     #[must_use]
     pub fn after(self, scene: &PlanningProblem, unchanged: impl Fn(usize) -> Option<usize>) -> Self {
         let mut next = self.next;
-        let number = |at: usize| {
-            let known = unchanged(at).and_then(|then| self.numbers.as_ref()?.get(then).copied());
+        let number = |index: usize| {
+            let known = unchanged(index).and_then(|then| self.numbers.as_ref()?.get(then).copied());
             known.unwrap_or_else(|| {
                 next += 1;
                 next

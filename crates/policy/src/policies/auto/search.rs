@@ -536,7 +536,7 @@ mod tests {
     #[test]
     fn streams_are_separated_from_programs_that_keep_data() {
         let mut scene = scene(2, 4, 8);
-        scene.tasks.iter_mut().enumerate().for_each(|(at, scene_task)| scene_task.last_site = Some(at / 4));
+        scene.tasks.iter_mut().enumerate().for_each(|(index, scene_task)| scene_task.last_site = Some(index / 4));
         let (default, found, _) = best(&scene, ALL, 2_000);
         let value = |score: LayoutScore| score.value(PlanObjective::WeightedSpeedup);
         assert!(value(found) > 1.01 * value(default) && value(found) > 0.98, "{default:?} {found:?}");
@@ -573,7 +573,7 @@ mod tests {
     #[test]
     fn a_site_with_an_unknown_task_is_left_alone() {
         let mut scene = scene(2, 4, 8);
-        scene.tasks.iter_mut().enumerate().for_each(|(at, scene_task)| scene_task.last_site = Some(at / 4));
+        scene.tasks.iter_mut().enumerate().for_each(|(index, scene_task)| scene_task.last_site = Some(index / 4));
         scene.tasks[1].program = None;
         let count_same = |scene: &PlanningProblem| {
             let mut held = SiteLayout::at(scene, scene.tasks.iter().map(|one| one.last_site).collect(), false);

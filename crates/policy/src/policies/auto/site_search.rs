@@ -240,9 +240,10 @@ impl SiteTasks<'_> {
             order.sort_by(|&a, &b| of(a).total_cmp(&of(b)).then(a.cmp(&b)));
             order
         };
-        let program = |at: usize| self.scene.tasks[at].program.as_ref();
-        let pressure = |at: usize| program(at).map_or(0.0, |one| one.misses(bytes) / one.alone(bytes));
-        let keeps = |at: usize| program(at).map_or(0.0, |one| one.cycles(bytes / 8.0, 0.0, 0.0) / one.alone(bytes));
+        let program = |index: usize| self.scene.tasks[index].program.as_ref();
+        let pressure = |index: usize| program(index).map_or(0.0, |one| one.misses(bytes) / one.alone(bytes));
+        let keeps =
+            |index: usize| program(index).map_or(0.0, |one| one.cycles(bytes / 8.0, 0.0, 0.0) / one.alone(bytes));
         let filled = |order: &[usize]| order.chunks(cpus).map(<[usize]>::to_vec).collect::<Vec<_>>();
         let even = |order: &[usize]| {
             let gangs = order.len().div_ceil(cpus);
@@ -252,9 +253,9 @@ impl SiteTasks<'_> {
         let dealt = |order: &[usize]| {
             let count = order.len().div_ceil(cpus);
             let mut gangs = vec![Vec::new(); count];
-            for (nth, &at) in order.iter().rev().enumerate() {
+            for (nth, &index) in order.iter().rev().enumerate() {
                 let round = nth / count;
-                gangs[if round.is_multiple_of(2) { nth % count } else { count - 1 - nth % count }].push(at);
+                gangs[if round.is_multiple_of(2) { nth % count } else { count - 1 - nth % count }].push(index);
             }
             gangs
         };

@@ -79,7 +79,7 @@ impl OvercommittedCache<'_> {
         let means = means(gang_quantum::mean_slowdown(&members, slice_ns as f64));
         for gang in &gangs {
             let who: Vec<String> =
-                (0..gang.len()).map(|at| format!("{{{at}}}{}", known(self.view, gang[at]))).collect();
+                (0..gang.len()).map(|index| format!("{{{index}}}{}", known(self.view, gang[index]))).collect();
             let turns_ms = slice_ns as f64 / 1e6;
             let text = format!(
                 "{} run as a gang, in time slices of {turns_ms:.0} ms: on average {}",

@@ -11,12 +11,12 @@ fn rollbacks(factors: [f64; 4], noise: f64, alike: f64) -> usize {
         let mut deviations = [0.0; 4];
         let machine = |_, plan: &Plan| {
             let moved = !plan.affinity.is_empty();
-            let mut speed = |at: usize| {
+            let mut speed = |index: usize| {
                 let fresh = normal(&mut generator) * libm::sqrt(1.0 - alike * alike);
-                deviations[at] = alike * deviations[at] + fresh;
-                100.0 * libm::exp(noise * deviations[at]) * if moved { factors[at] } else { 1.0 }
+                deviations[index] = alike * deviations[index] + fresh;
+                100.0 * libm::exp(noise * deviations[index]) * if moved { factors[index] } else { 1.0 }
             };
-            (0..4).map(|at| program(at as u32, None, speed(at))).collect()
+            (0..4).map(|index| program(index as u32, None, speed(index))).collect()
         };
         !verdicts(&run(policy, GuardConfig::default(), 45, machine)).is_empty()
     };

@@ -4,13 +4,13 @@ use super::*;
 fn short_processes(window: u64, every_ns: u64, lives_ns: u64) -> Vec<TaskSample> {
     let (start, end) = (window * SECOND_NS, (window + 1) * SECOND_NS);
     let mut seen = Vec::new();
-    for at in 0..end.div_ceil(every_ns) {
-        let (born, dies) = (at * every_ns, at * every_ns + lives_ns);
+    for index in 0..end.div_ceil(every_ns) {
+        let (born, dies) = (index * every_ns, index * every_ns + lives_ns);
         // A process that exits between two checks is never reported.
         let known = dies.div_ceil(SECOND_NS) > born.div_ceil(SECOND_NS);
         if known && born < end && dies >= start {
             let arrived =
-                TaskSample { arrival_ns: born, exited: dies < end, ..program(1000 + at as u32, Some(1), 50.0) };
+                TaskSample { arrival_ns: born, exited: dies < end, ..program(1000 + index as u32, Some(1), 50.0) };
             seen.push(arrived);
         }
     }

@@ -67,7 +67,7 @@ fn held(hw: &Hardware, at: usize) -> Vec<(u64, u64, u32)> {
 
 fn check_invariants(hw: &Hardware) {
     let count = hw.caches.units.len();
-    let all: Vec<_> = (0..count).map(|at| held(hw, at)).collect();
+    let all: Vec<_> = (0..count).map(|index| held(hw, index)).collect();
     let overlap = |a: &(u64, u64, u32), b: &(u64, u64, u32)| a.0 < b.1 && b.0 < a.1;
     for one in 0..count {
         for other in 0..count {
@@ -172,8 +172,8 @@ proptest! {
         }
         let (done, _) = finish(&mut hw, 10_000);
         let mut caches = [0; LEVELS];
-        for at in 0..hw.caches.units.len() {
-            let unit = &hw.caches.units[at];
+        for index in 0..hw.caches.units.len() {
+            let unit = &hw.caches.units[index];
             caches[unit.level as usize] += unit.counters.demand.references;
             let lines = unit.store.lines().count() as u64;
             let owned: u64 = unit.occupancy.iter().map(|&lines| u64::from(lines)).sum();

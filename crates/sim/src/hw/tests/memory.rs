@@ -6,10 +6,10 @@ use super::*;
 fn ring(lines: u64, loads: usize) -> Vec<Access> {
     let mut order: Vec<u64> = (0..lines).collect();
     let mut dice = TestRng::new(7);
-    for at in (1..order.len()).rev() {
-        order.swap(at, dice.below(at as u64 + 1) as usize);
+    for index in (1..order.len()).rev() {
+        order.swap(index, dice.below(index as u64 + 1) as usize);
     }
-    (0..loads).map(|at| Access::dependent_load(order[at % order.len()] * 64, 0)).collect()
+    (0..loads).map(|index| Access::dependent_load(order[index % order.len()] * 64, 0)).collect()
 }
 
 fn chase_cycles(spec: &MachineSpec, lines: u64, cpu: u32) -> f64 {

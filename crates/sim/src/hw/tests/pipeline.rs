@@ -107,7 +107,7 @@ fn a_code_footprint_beyond_the_instruction_cache_stalls() {
         let mut spec = machine();
         spec.caches.insert(0, CacheSpec { ..cache(CacheLevel::L1Instruction, 2 << 10, 4, 1, 1) });
         let mut hw = hardware(&spec);
-        let calls = (0..functions).map(|at| Access::jump((1 << 20) + at * 256, 64)).collect();
+        let calls = (0..functions).map(|index| Access::jump((1 << 20) + index * 256, 64)).collect();
         hw.load(CpuId(0), thread(0, 0, calls, true), 0);
         let (done, _) = finish(&mut hw, 2_000_000);
         assert_balanced(&done[0].counters);

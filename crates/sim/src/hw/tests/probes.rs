@@ -15,13 +15,13 @@ fn probed(spec: &MachineSpec, accesses: Vec<Access>, probes: Probes) -> HwThread
 }
 
 fn far(count: u64) -> Vec<Access> {
-    (0..count).map(|at| Access::load(at * 64, 3)).collect()
+    (0..count).map(|index| Access::load(index * 64, 3)).collect()
 }
 
 /// Does an ideal trace hold every L1 miss in order, and nothing that was not simulated, at one interrupt each?
 #[test]
 fn an_ideal_trace_is_the_sequence_of_misses() {
-    let trace = TraceProbe { entries_at_most: 500, ..TraceProbe::default() };
+    let trace = TraceProbe { max_entries: 500, ..TraceProbe::default() };
     let mut accesses = far(1000);
     // A second access to each line hits and is not in the trace.
     accesses = accesses.into_iter().flat_map(|access| [access, access]).collect();
@@ -40,8 +40,8 @@ fn the_last_address_register_loses_and_repeats() {
     let mut spec = machine();
     spec.pipeline = CoreModel::OutOfOrder { issue_width: 4, window: 64, mshrs: 8, loads_pass: true };
     spec.counters.sampler = SamplerModel::LastAddress;
-    let accesses: Vec<Access> = (0..1000).map(|at| Access::load(at * 192, 0)).collect();
-    let trace = || Some(TraceProbe { entries_at_most: 10_000, ..TraceProbe::default() });
+    let accesses: Vec<Access> = (0..1000).map(|index| Access::load(index * 192, 0)).collect();
+    let trace = || Some(TraceProbe { max_entries: 10_000, ..TraceProbe::default() });
     let done = probed(&spec, accesses.clone(), Probes { trace: trace(), ..Probes::default() });
     let log = done.probes.trace.unwrap();
     assert_eq!(log.lines.len() as u64 + log.lost, 1000);
@@ -60,8 +60,8 @@ fn a_prefetched_stream_is_seen_as_repeats() {
     spec.pipeline = CoreModel::OutOfOrder { issue_width: 4, window: 64, mshrs: 8, loads_pass: true };
     spec.counters.sampler = SamplerModel::LastAddress;
     spec.prefetchers = vec![PrefetcherSpec::Stride { level: CacheLevel::L1Data, streams: 8, degree: 2 }];
-    let accesses: Vec<Access> = (0..1000).map(|at| Access::load(at * 64, 100)).collect();
-    let trace = TraceProbe { entries_at_most: 10_000, ..TraceProbe::default() };
+    let accesses: Vec<Access> = (0..1000).map(|index| Access::load(index * 64, 100)).collect();
+    let trace = TraceProbe { max_entries: 10_000, ..TraceProbe::default() };
     let done = probed(&spec, accesses, Probes { trace: Some(trace), ..Probes::default() });
     let misses = done.counters.levels[1].all_misses();
     let log = done.probes.trace.unwrap();
@@ -89,7 +89,7 @@ fn tagged_samples_tell_source_and_latency() {
 /// Do watched locations report the accesses between two touches?
 #[test]
 fn watched_locations_report_reuse_times() {
-    let accesses = (0..50_000u64).map(|at| Access::load(at % 100 * 64, 1)).collect();
+    let accesses = (0..50_000u64).map(|index| Access::load(index % 100 * 64, 1)).collect();
     let watch = WatchProbe { locations: 50, one_in: 37, ..WatchProbe::default() };
     let done = probed(&machine(), accesses, Probes { watch: Some(watch), ..Probes::default() });
     let samples = done.probes.watch.unwrap().samples;
@@ -148,7 +148,7 @@ fn an_access_that_was_never_simulated_is_never_reported() {
         spec.counters.sampler = sampler;
         spec.prefetchers = vec![PrefetcherSpec::AdjacentLine { level: CacheLevel::L1Data }];
         let all = || Probes {
-            trace: Some(TraceProbe { entries_at_most: 100_000, ..TraceProbe::default() }),
+            trace: Some(TraceProbe { max_entries: 100_000, ..TraceProbe::default() }),
             samples: Some(SampleProbe { one_in: 3, at_most: 100_000, ..SampleProbe::default() }),
             watch: Some(WatchProbe { locations: 100, one_in: 7, ..WatchProbe::default() }),
             ..Probes::default()
@@ -187,7 +187,7 @@ fn the_distribution_of_lost_misses_is_reported() {
         while accesses.len() < 400_000 {
             threads[0].next_batch(&mut accesses);
         }
-        let trace = TraceProbe { entries_at_most: 20_000, ..TraceProbe::default() };
+        let trace = TraceProbe { max_entries: 20_000, ..TraceProbe::default() };
         let mut hw = hardware(&spec);
         let mut one = thread(0, 0, accesses, false);
         one.probes.trace = Some(trace);

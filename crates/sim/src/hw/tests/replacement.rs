@@ -235,8 +235,12 @@ fn the_matrix_names_evictor_and_victim() {
     let mut spec = machine();
     (spec.cores_per_package, spec.caches[1]) = (2, cache(CacheLevel::L2, 256, 4, 14, 2));
     let mut hw = hardware(&spec);
-    hw.load(CpuId(0), thread(0, 0, (0..100).map(|at| Access::load(at * 64, 0)).collect(), true), 0);
-    hw.load(CpuId(1), thread(5, 1, (0..100).map(|at| Access::load(at * 64, at as u32 % 7 * 90)).collect(), true), 0);
+    hw.load(CpuId(0), thread(0, 0, (0..100).map(|index| Access::load(index * 64, 0)).collect(), true), 0);
+    hw.load(
+        CpuId(1),
+        thread(5, 1, (0..100).map(|index| Access::load(index * 64, index as u32 % 7 * 90)).collect(), true),
+        0,
+    );
     finish(&mut hw, 50_000);
     let pairs = hw.evictions(CacheId(2));
     for pair in [(0, 0), (0, 5), (5, 0), (5, 5)] {

@@ -110,8 +110,8 @@ impl AttachedProbe {
         }
         match &self.kind {
             AttachedKind::Trace { entries, code, .. } => {
-                let (entries_at_most, code_too) = (*entries, *code);
-                probes.trace = Some(TraceProbe { entries_at_most, code_too, ..TraceProbe::default() });
+                let (max_entries, code_too) = (*entries, *code);
+                probes.trace = Some(TraceProbe { max_entries, code_too, ..TraceProbe::default() });
             }
             AttachedKind::Samples { one_in, remote_only, at_most, .. } => {
                 let (one_in, remote_only, at_most) = (*one_in, *remote_only, *at_most);

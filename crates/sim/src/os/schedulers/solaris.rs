@@ -25,7 +25,7 @@ struct DispatchTableRow {
     /// Level after a sleep.
     returned: u8,
     /// Seconds without using up a quantum after which it is lifted.
-    wait_s_at_most: u32,
+    max_wait_s: u32,
     lifted: u8,
 }
 
@@ -52,8 +52,8 @@ fn line(level: u8) -> DispatchTableRow {
         _ => 59,
     };
     let lifted = if level < 49 { returned } else { 59 };
-    let wait_s_at_most = if level == 59 { 32_000 } else { 0 };
-    DispatchTableRow { quantum_ms, expired: level - drop, returned, wait_s_at_most, lifted }
+    let max_wait_s = if level == 59 { 32_000 } else { 0 };
+    DispatchTableRow { quantum_ms, expired: level - drop, returned, max_wait_s, lifted }
 }
 
 #[derive(Clone, Copy, Default)]
@@ -127,7 +127,7 @@ impl CpuScheduler for SolarisTimeSharing {
         let (mut level, begun) = (self.level(slot), entry(&mut self.tasks, slot).begun);
         match why {
             EnqueueReason::Expired => level = line(level).expired,
-            EnqueueReason::Woken if self.tasks[slot].waited_s > line(level).wait_s_at_most || begun => {
+            EnqueueReason::Woken if self.tasks[slot].waited_s > line(level).max_wait_s || begun => {
                 level = line(level).returned;
             }
             EnqueueReason::New => level = START_LEVEL,
@@ -165,7 +165,7 @@ impl CpuScheduler for SolarisTimeSharing {
         for slot in 0..self.tasks.len() {
             let (level, weight) = (self.tasks[slot].level, sight.weight(slot));
             self.tasks[slot].waited_s += 1;
-            if self.tasks[slot].begun && self.tasks[slot].waited_s > line(level).wait_s_at_most {
+            if self.tasks[slot].begun && self.tasks[slot].waited_s > line(level).max_wait_s {
                 let lifted = line(level).lifted;
                 let left_cycles = self.quantum(lifted, weight);
                 self.tasks[slot] = TimeSharingEntity { level: lifted, waited_s: 0, begun: true, left_cycles };
@@ -189,7 +189,7 @@ mod tests {
     fn the_dispatch_table_is_the_published_default() {
         let of = |level| {
             let line = line(level);
-            (line.quantum_ms, line.expired, line.returned, line.wait_s_at_most, line.lifted)
+            (line.quantum_ms, line.expired, line.returned, line.max_wait_s, line.lifted)
         };
         assert_eq!(of(0), (200, 0, 50, 0, 50));
         assert_eq!(of(9), (200, 0, 50, 0, 50));

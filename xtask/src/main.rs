@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 mod ci_time;
 mod comment_heads;
+mod crate_map;
 mod dashboard;
 mod dependency_cycles;
 mod file_access;
@@ -31,6 +32,7 @@ const USAGE: &str = "usage: cargo run -p xtask -- COMMAND
   ci-time stage NAME COMMAND...  run a command and record its CPU and wall seconds
   ci-time report                 print the costs of this run beside .ci/times.json; fail on gross growth
   ci-time accept                 make this run's costs the record
+  map                            draw the crates and their dependencies into docs/pictures/crates.svg
   results                        generate docs/results/ from its data
   results import FILE.json NAME  import repro's results.json as docs/results/data/NAME.jsonl, then generate";
 
@@ -46,6 +48,7 @@ fn main() -> ExitCode {
         ["ci-time", "stage", name, ref command @ ..] => ci_time::run_stage(root, name, command),
         ["ci-time", "report"] => ci_time::report(root),
         ["ci-time", "accept"] => ci_time::accept(root),
+        ["map"] => crate_map::write(root),
         ["results"] => results::write(root),
         ["results", "import", file, name] => {
             results::import(root, Path::new(file), name).and_then(|()| results::write(root))
@@ -68,6 +71,7 @@ fn tidy(root: &Path, includes_pending: bool) -> Result<(), String> {
     let mut complaints = tidy::check(root).map_err(|error| format!("tidy: {error}"))?;
     complaints.extend(rules::check(root, includes_pending).map_err(|error| format!("tidy: {error}"))?);
     complaints.extend(results::check(root)?);
+    complaints.extend(crate_map::check(root)?);
     complaints.extend(dashboard::check(root).map_err(|error| format!("dashboard: {error}"))?);
     complaints.extend(locks::check(root).map_err(|error| format!("lock files: {error}"))?);
     match complaints.len() {

@@ -73,6 +73,8 @@ pub mod tests {
     }
 
     /// Does this checkout keep the enforced rules?
+    ///
+    /// Cost: 8 s of CPU, because every source file is scanned by every rule.
     #[test]
     fn the_project_keeps_its_rules() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();

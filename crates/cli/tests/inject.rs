@@ -219,6 +219,8 @@ fn end(tracer: &mut Child) {
 
 /// If any call of a daemon or its guardian fails, with any error, while it acts or restores: is all as before, or
 /// does the journal stay and one of the two say so; and does `reset` do the rest?
+///
+/// Cost: 14 s of CPU, because each of about a hundred system calls gets a daemon of its own.
 #[test]
 fn a_daemon_with_a_fault_at_any_call_loses_nothing() {
     if !can_trace() {

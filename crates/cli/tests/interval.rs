@@ -185,6 +185,8 @@ fn promising(folder: &Path, at_least: f64, more: &str) {
 
 /// Is a rate that a rule promises kept where that costs a neighbor, is what cannot be kept said with the reason and what
 /// would make room, and is a promise of nothing refused?
+///
+/// Cost: 5 s of CPU, because three mixes run for a nominal hour each.
 #[test]
 fn a_promised_rate_is_kept_or_it_is_said_why_not() {
     let folder = tempfile::tempdir().unwrap();

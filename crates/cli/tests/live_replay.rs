@@ -10,8 +10,10 @@ use common::{ChildGuard, daemon, run, status_when};
 
 const PATIENCE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(120));
 
+/// A program that computes and rests in turn, so that windows have something to measure and the test costs little.
 fn busy() -> ChildGuard {
-    ChildGuard(Command::new("sh").args(["-c", "while :; do :; done"]).stdin(Stdio::null()).spawn().unwrap())
+    let turns = "while :; do i=0; while [ $i -lt 3000 ]; do i=$((i+1)); done; sleep 0.02; done";
+    ChildGuard(Command::new("sh").args(["-c", turns]).stdin(Stdio::null()).spawn().unwrap())
 }
 
 /// A daemon over two busy programs until its policy has decided for so many windows; its log, ended properly.
@@ -27,6 +29,8 @@ fn managed(folder: &Path, policy: &str, windows: u64) {
 }
 
 /// Are plans, reasons and forecasts of a live run the same when its log is replayed, probes' answers and guard included?
+///
+/// Cost: about 20 s of CPU, because three policies each observe two running programs for tens of seconds.
 #[test]
 fn a_live_run_replays() {
     for (policy, windows) in [("random", 15), ("dio", 15), ("intensity-gangs", 25)] {

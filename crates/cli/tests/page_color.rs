@@ -57,6 +57,8 @@ fn counting(marker: &str) -> [String; 4] {
 }
 
 /// Does a colored program print what it prints otherwise, end with its own exit code, and have its pages where they belong?
+///
+/// Cost: a minute of wall time on a host whose colors cannot be told apart, which is tried once for all tests here.
 #[test]
 fn a_colored_program_does_what_it_does_otherwise() {
     let folder = tempfile::tempdir().unwrap();
@@ -104,6 +106,8 @@ fn agent_of(marker: &str) -> Option<PathBuf> {
 
 /// The launcher is killed while the program's pages change color, again and again: does the program end as it would have,
 /// no addition lost?
+///
+/// Cost: 10 s of CPU, because two threads add until their pages have moved.
 #[test]
 fn a_program_whose_launcher_is_killed_while_it_is_recolored_ends_right() {
     let folder = tempfile::tempdir().unwrap();
@@ -235,6 +239,8 @@ impl RecoloredProgram {
 /// Does a share in colors move the pages of a running program, told as pending until they are there; and whoever is killed
 /// meanwhile, daemon, guardian, both, or the program with its agent: does everything else go on or end as it would have, no
 /// addition lost, with the colors restored?
+///
+/// Cost: 30 s of CPU where colors can be told apart, because five programs compute until they have been recolored.
 #[test]
 fn a_plan_recolors_a_running_program_whoever_is_killed() {
     if let Some(why) = unusable() {

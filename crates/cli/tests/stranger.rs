@@ -94,6 +94,8 @@ fn part_of_a_stranger_at_the_socket() {
 }
 
 /// Can a stranger neither report for root's program nor take its report away, nor make the daemon follow a link or wait?
+///
+/// Cost: 10 s of CPU, because two programs run until the daemon has credited one of them.
 #[test]
 fn a_stranger_cannot_report_for_another() {
     let Some(folder) = folder("a stranger's reports") else { return };

@@ -57,6 +57,29 @@ pub enum Ability {
     Ways,
 }
 
+impl Ability {
+    /// Every ability, in the order of their declaration.
+    pub const ALL: [Self; 14] = {
+        use Ability::*;
+        [
+            CountPerTask,
+            CountPerCache,
+            CacheOccupancy,
+            TraceAddresses,
+            SampleAccesses,
+            SampleReuses,
+            CountSuperSets,
+            ProbeFromOutside,
+            Affinity,
+            Weights,
+            Gangs,
+            Penalties,
+            Colors,
+            Ways,
+        ]
+    };
+}
+
 /// How a cache can be divided.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum PartitionSupport {

@@ -570,24 +570,7 @@ impl MachineSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    pub(crate) fn cache(level: CacheLevel, size_bytes: u64, ways: u32, shared_by_cores: u32) -> CacheSpec {
-        CacheSpec {
-            level,
-            size_bytes,
-            ways,
-            line_bytes: 64,
-            latency_cycles: 3,
-            replacement: ReplacementPolicy::Lru,
-            write: WritePolicy::Back,
-            inclusion: Inclusion::NonInclusive,
-            index: SetIndexing::Physical,
-            shared_by_cores,
-            slices: 1,
-            bandwidth_bytes_per_cycle: None,
-            way_partitions: None,
-        }
-    }
+    use crate::test_support::cache_spec as cache;
 
     fn machine() -> MachineSpec {
         MachineSpec {

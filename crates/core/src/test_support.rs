@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use crate::{
-    Ability, AppliedPlan, Cache, CacheId, CacheLevel, Capabilities, Cpu, CpuId, Forecast, Machine, MachineError,
-    Observation, PartitionSupport, PipelineConfig, Plan, PolicyConfig, Predictor, PredictorConfig, ProcessId, Profiles,
-    RunHeader, Support, TaskId, TaskSample, TimeSpan, Topology, View, WindowEnd, WindowLength,
+    Ability, AppliedPlan, Cache, CacheId, CacheLevel, CacheSpec, Capabilities, Cpu, CpuId, Forecast, Inclusion,
+    Machine, MachineError, Observation, PartitionSupport, PipelineConfig, Plan, PolicyConfig, Predictor,
+    PredictorConfig, ProcessId, Profiles, ReplacementPolicy, RunHeader, SetIndexing, Support, TaskId, TaskSample,
+    TimeSpan, Topology, View, WindowEnd, WindowLength, WritePolicy,
 };
 
 pub mod alternating;
@@ -152,5 +153,24 @@ impl ViewFixture {
             previous_plan: &self.previous_plan,
             predictor,
         }
+    }
+}
+
+/// A cache with lines of 64 bytes, a latency of 3 cycles, LRU, and nothing unusual.
+pub fn cache_spec(level: CacheLevel, size_bytes: u64, ways: u32, shared_by_cores: u32) -> CacheSpec {
+    CacheSpec {
+        level,
+        size_bytes,
+        ways,
+        line_bytes: 64,
+        latency_cycles: 3,
+        replacement: ReplacementPolicy::Lru,
+        write: WritePolicy::Back,
+        inclusion: Inclusion::NonInclusive,
+        index: SetIndexing::Physical,
+        shared_by_cores,
+        slices: 1,
+        bandwidth_bytes_per_cycle: None,
+        way_partitions: None,
     }
 }

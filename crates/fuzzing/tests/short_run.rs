@@ -74,6 +74,8 @@ impl Watchdog {
 
 /// Does every reader survive every input of the corpus and seeded changes to it: no panic, no abort, no hang, and no
 /// memory beyond its stated bound?
+///
+/// Cost: 6 s of CPU, because a fault shows only after many changed inputs.
 #[test]
 fn no_input_harms_a_reader() {
     let seconds = number("CACHEMATE_FUZZ_SECONDS");

@@ -1,28 +1,8 @@
 use super::*;
 use crate::closed_form;
 use crate::program::{ProgramPhase, RegionUse};
-use cachemate_core::{
-    CacheLevel, CacheSpec, CoherenceSpec, Inclusion, MemorySchedulingSpec, MemorySpec, OsSpec, PageSpec, PmuSpec,
-    ReplacementPolicy, SetIndexing, WritePolicy,
-};
-
-pub(crate) fn cache(level: CacheLevel, size_bytes: u64, ways: u32, shared_by_cores: u32) -> CacheSpec {
-    CacheSpec {
-        level,
-        size_bytes,
-        ways,
-        line_bytes: 64,
-        latency_cycles: 3,
-        replacement: ReplacementPolicy::Lru,
-        write: WritePolicy::Back,
-        inclusion: Inclusion::NonInclusive,
-        index: SetIndexing::Physical,
-        shared_by_cores,
-        slices: 1,
-        bandwidth_bytes_per_cycle: None,
-        way_partitions: None,
-    }
-}
+pub(crate) use cachemate_core::test_support::cache_spec as cache;
+use cachemate_core::{CacheLevel, CoherenceSpec, MemorySchedulingSpec, MemorySpec, OsSpec, PageSpec, PmuSpec};
 
 pub(crate) fn machine(packages: u32, cores: u32, shared_by: u32, contexts: u32) -> MachineSpec {
     MachineSpec {

@@ -48,6 +48,27 @@ fn with_group(host: &FakeHost) {
     host.file("/sys/fs/cgroup/cpuset/batch/tasks", "");
 }
 
+/// A plan that keeps every task of the window on CPU 1, for a window of `ns`.
+fn confining(seen: &cachemate_core::Observation, ns: u64) -> Plan {
+    let affinity = seen.tasks.iter().map(|task| (task.task, [1].into_iter().collect())).collect();
+    Plan { affinity, ..Plan::idle(WindowLength::Time { ns }) }
+}
+
+/// A host with a confined group and these threads, which a machine with this state folder has just moved to CPU 1; and
+/// the state of all before.
+fn moved(threads: std::ops::Range<i32>, state_dir: &std::path::Path) -> (LiveMachine<FakeHost>, States) {
+    let host = FakeHost::default();
+    with_group(&host);
+    threads.for_each(|tid| {
+        host.thread(tid, tid, 1, "0-3");
+    });
+    let before = states(&host);
+    let mut machine = machine(host, state_dir);
+    let seen = machine.observe().unwrap().unwrap();
+    machine.apply(&confining(&seen, 1)).unwrap();
+    (machine, before)
+}
+
 fn machine(host: FakeHost, state_dir: &std::path::Path) -> LiveMachine<FakeHost> {
     let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
     machine_with(host, Topology { cpus: (0..4).map(cpu).collect(), ..Topology::default() }, None, state_dir)
@@ -211,17 +232,7 @@ fn faults_among_way_masks_leave_a_consistent_state() {
 fn a_failing_restore_keeps_its_journal() {
     for errno in [libc::EPERM, libc::EBUSY, libc::ENOSPC, libc::EINVAL, libc::EIO] {
         let dir = tempfile::tempdir().unwrap();
-        let host = FakeHost::default();
-        with_group(&host);
-        (5..7).for_each(|tid| {
-            host.thread(tid, tid, 1, "0-3");
-        });
-        let before = states(&host);
-        let mut machine = machine(host, dir.path());
-        let seen = machine.observe().unwrap().unwrap();
-        let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
-        plan.affinity = seen.tasks.iter().map(|task| (task.task, [1].into_iter().collect())).collect();
-        machine.apply(&plan).unwrap();
+        let (mut machine, before) = moved(5..7, dir.path());
         machine.with_kernel(|host| host.fault.set(Some((0, errno))));
         let account = machine.restore_all().unwrap();
         let failed = account
@@ -325,17 +336,7 @@ fn every_kind_of_write_survives_every_error() {
 #[test]
 fn out_of_descriptors_no_original_is_lost() {
     let dir = tempfile::tempdir().unwrap();
-    let host = FakeHost::default();
-    with_group(&host);
-    (5..9).for_each(|tid| {
-        host.thread(tid, tid, 1, "0-3");
-    });
-    let before = states(&host);
-    let mut machine = machine(host, dir.path());
-    let seen = machine.observe().unwrap().unwrap();
-    let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
-    plan.affinity = seen.tasks.iter().map(|task| (task.task, [1].into_iter().collect())).collect();
-    machine.apply(&plan).unwrap();
+    let (mut machine, before) = moved(5..9, dir.path());
     machine.with_kernel(|host| host.reads_fail.set(Some(libc::EMFILE)));
     let seen = machine.observe().unwrap().unwrap();
     assert!(
@@ -374,8 +375,7 @@ fn root_acts_alone() {
     let mut machine = machine(host, dir.path());
     machine.acquire(acting);
     let seen = machine.observe().unwrap().unwrap();
-    let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
-    plan.affinity = seen.tasks.iter().map(|task| (task.task, [1].into_iter().collect())).collect();
+    let plan = confining(&seen, 1);
     assert_eq!(machine.apply(&plan).unwrap().affinity.len(), 2);
     std::fs::write(dir.path().join("root-acts"), format!("{} {}\n", own.tid, own.start_ticks)).unwrap();
     machine.observe().unwrap().unwrap();
@@ -397,9 +397,7 @@ fn root_is_not_kept_waiting_for_the_end_of_a_window() {
     let mut machine = machine(host, dir.path());
     machine.acquire(acting);
     let seen = machine.observe().unwrap().unwrap();
-    let an_hour = WindowLength::Time { ns: 3_600_000_000_000 };
-    let mut plan = Plan::idle(an_hour);
-    plan.affinity = seen.tasks.iter().map(|task| (task.task, [1].into_iter().collect())).collect();
+    let plan = confining(&seen, 3_600_000_000_000);
     assert_eq!(machine.apply(&plan).unwrap().affinity.len(), 1);
     let word = (dir.path().join("root-acts"), format!("{} {}\n", own.tid, own.start_ticks));
     let (sender, ended) = std::sync::mpsc::channel();
@@ -430,8 +428,7 @@ fn a_reload_tells_what_could_not_be_put_back() {
     let before = states(&host);
     let mut machine = machine(host, dir.path());
     let seen = machine.observe().unwrap().unwrap();
-    let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
-    plan.affinity = seen.tasks.iter().map(|task| (task.task, [1].into_iter().collect())).collect();
+    let plan = confining(&seen, 1);
     machine.apply(&plan).unwrap();
     machine.with_kernel(|host| host.broken_from.set(Some(0)));
     for act in [true, false] {

@@ -255,28 +255,11 @@ fn capabilities(generator: &mut SplitMix64, topology: &Topology) -> Capabilities
     let colors = PartitionSupport::Colors { colors: 16, page_bytes: 4096, page_migration_ns: 7_000.0 };
     let partition = [Some(ways), Some(colors), None][generator.below(3) as usize].clone();
     let partitions = topology.caches.iter().filter_map(|cache| Some((cache.id, partition.clone()?))).collect();
-    use Ability::*;
-    let all = [
-        CountPerTask,
-        CountPerCache,
-        CacheOccupancy,
-        TraceAddresses,
-        SampleAccesses,
-        SampleReuses,
-        CountSuperSets,
-        ProbeFromOutside,
-        Affinity,
-        Weights,
-        Gangs,
-        Penalties,
-        Colors,
-        Ways,
-    ];
     let support = |yes: bool| match yes {
         true => Support::Yes { note: None },
         false => Support::No { reason: "not on this machine".to_string(), remedy: None },
     };
-    let abilities = all.into_iter().map(|ability| (ability, support(generator.below(5) > 0))).collect();
+    let abilities = Ability::ALL.into_iter().map(|ability| (ability, support(generator.below(5) > 0))).collect();
     Capabilities { abilities, partitions, min_window_ns: 1_000, min_slice_ns: Some(1_000) }
 }
 

@@ -182,6 +182,8 @@ mod tests {
     }
 
     /// Is a plan without effect adopted at most one time in forty, although it is evaluated after every block?
+    ///
+    /// Cost: 10 s of CPU, because one false adoption in forty shows only in thousands of trials.
     #[test]
     fn plans_without_effect_are_rarely_adopted() {
         for (autocorrelation, windows) in [(0.0, 3_000), (0.6, 12_000)] {

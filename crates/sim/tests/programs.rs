@@ -132,6 +132,8 @@ impl TouchedLines {
 }
 
 /// Does a program touch everything it declares, nothing else, and only what is its thread's or group's?
+///
+/// Cost: 10 s of CPU, because every program runs until it has touched all that it declares.
 #[test]
 fn programs_touch_their_declared_regions_and_nothing_else() {
     let mut short = Vec::new();

@@ -1,0 +1,173 @@
+//! The picture of the crates: `docs/pictures/crates.svg`, drawn from their `Cargo.toml` files.
+//!
+//! A crate stands one row below the lowest crate that it uses. An arrow is left out if a longer path implies it, so that
+//! the picture shows the order in which the crates can be read.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::path::Path;
+
+const PICTURE: &str = "docs/pictures/crates.svg";
+const PREFIX: &str = "cachemate-";
+
+const BOX_WIDTH: usize = 96;
+const BOX_HEIGHT: usize = 30;
+const COLUMN: usize = 116;
+const ROW: usize = 74;
+const MARGIN: usize = 14;
+
+/// The crates and the crates that each uses directly.
+type CrateGraph = BTreeMap<String, BTreeSet<String>>;
+
+/// Draws the picture.
+///
+/// # Errors
+/// A `Cargo.toml` cannot be read, or the picture cannot be written.
+pub fn write(root: &Path) -> Result<(), String> {
+    std::fs::write(root.join(PICTURE), draw(&read(root)?)).map_err(|error| format!("{PICTURE}: {error}"))
+}
+
+/// A complaint if the picture is not the one that the sources give.
+///
+/// # Errors
+/// A `Cargo.toml` cannot be read.
+pub fn check(root: &Path) -> Result<Vec<String>, String> {
+    let drawn = std::fs::read_to_string(root.join(PICTURE)).unwrap_or_default();
+    let is_current = drawn == draw(&read(root)?);
+    let complaint =
+        format!("{PICTURE}: found another picture than the crates give, expected `cargo run -p xtask -- map`");
+    Ok(if is_current { Vec::new() } else { vec![complaint] })
+}
+
+fn read(root: &Path) -> Result<CrateGraph, String> {
+    let folder = root.join("crates");
+    let failed = |error: std::io::Error| format!("{}: {error}", folder.display());
+    let mut graph = CrateGraph::new();
+    for entry in std::fs::read_dir(&folder).map_err(failed)? {
+        let path = entry.map_err(failed)?.path().join("Cargo.toml");
+        let Ok(text) = std::fs::read_to_string(&path) else { continue };
+        let manifest: toml::Table = text.parse().map_err(|error| format!("{}: {error}", path.display()))?;
+        let name = path.parent().and_then(Path::file_name).map_or(String::new(), |name| name.to_string_lossy().into());
+        let used = manifest.get("dependencies").and_then(toml::Value::as_table);
+        let used = used.into_iter().flatten().filter_map(|(used, _)| used.strip_prefix(PREFIX).map(str::to_string));
+        graph.insert(name, used.collect());
+    }
+    Ok(graph)
+}
+
+/// The row of each crate: 0 uses no other, and every other crate stands below all that it uses.
+fn rows(graph: &CrateGraph) -> BTreeMap<&str, usize> {
+    let mut rows: BTreeMap<&str, usize> = graph.keys().map(|name| (name.as_str(), 0)).collect();
+    // A path has fewer edges than there are crates; cargo refuses cycles.
+    for _ in 0..graph.len() {
+        for (name, used) in graph {
+            let row = used.iter().filter_map(|used| rows.get(used.as_str())).max().map_or(0, |row| row + 1);
+            rows.insert(name, row);
+        }
+    }
+    rows
+}
+
+/// The graph without edges that a longer path implies.
+fn reduced(graph: &CrateGraph) -> CrateGraph {
+    let reach = |from: &str| {
+        let (mut seen, mut left) = (BTreeSet::new(), vec![from.to_string()]);
+        while let Some(name) = left.pop() {
+            for used in graph.get(&name).into_iter().flatten() {
+                if seen.insert(used.clone()) {
+                    left.push(used.clone());
+                }
+            }
+        }
+        seen
+    };
+    let direct = |used: &BTreeSet<String>| {
+        let implied: BTreeSet<String> = used.iter().flat_map(|used| reach(used)).collect();
+        used.difference(&implied).cloned().collect()
+    };
+    graph.iter().map(|(name, used)| (name.clone(), direct(used))).collect()
+}
+
+fn draw(graph: &CrateGraph) -> String {
+    let (rows, edges) = (rows(graph), reduced(graph));
+    let mut levels: Vec<Vec<&str>> = vec![Vec::new(); rows.values().max().map_or(0, |row| row + 1)];
+    rows.iter().for_each(|(name, &row)| levels[row].push(name));
+    let columns = levels.iter().map(Vec::len).max().unwrap_or(0);
+    let (width, height) = (2 * MARGIN + columns * COLUMN, 2 * MARGIN + levels.len() * ROW - (ROW - BOX_HEIGHT));
+    let mut center: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
+    for (row, level) in levels.iter_mut().enumerate() {
+        // A crate stands near the mean of those that it uses, so that arrows cross less.
+        let wish = |name: &str| {
+            let xs: Vec<usize> =
+                edges[name].iter().filter_map(|used| center.get(used.as_str())).map(|at| at.0).collect();
+            if xs.is_empty() { 0 } else { xs.iter().sum::<usize>() / xs.len() }
+        };
+        level.sort_by_key(|name| (wish(name), name.to_string()));
+        let left = (width - level.len() * COLUMN) / 2;
+        for (column, name) in level.iter().enumerate() {
+            center.insert(name, (left + column * COLUMN + COLUMN / 2, MARGIN + row * ROW + BOX_HEIGHT / 2));
+        }
+    }
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\" \
+         role=\"img\" aria-label=\"The crates and their dependencies\">\n<style>rect{{fill:#eef3f8;stroke:#4a6785}}\
+         text{{font:13px sans-serif;fill:#16202b;text-anchor:middle}}path{{fill:none;stroke:#7d93a8}}</style>\n\
+         <defs><marker id=\"a\" markerWidth=\"7\" markerHeight=\"7\" refX=\"6\" refY=\"3.5\" orient=\"auto\">\
+         <path d=\"M0,0.5L6,3.5L0,6.5\"/></marker></defs>\n<rect width=\"{width}\" height=\"{height}\" \
+         style=\"fill:#ffffff;stroke:none\"/>\n"
+    );
+    for (name, used) in &edges {
+        let (x, y) = center[name.as_str()];
+        for (to_x, to_y) in used.iter().filter_map(|used| center.get(used.as_str())) {
+            let (from_y, to_y) = (y - BOX_HEIGHT / 2, to_y + BOX_HEIGHT / 2);
+            let middle = (from_y + to_y) / 2;
+            let _ = writeln!(
+                svg,
+                "<path d=\"M{x},{from_y}C{x},{middle} {to_x},{middle} {to_x},{to_y}\" marker-end=\"url(#a)\"/>"
+            );
+        }
+    }
+    for (name, (x, y)) in &center {
+        let _ = writeln!(
+            svg,
+            "<rect x=\"{}\" y=\"{}\" width=\"{BOX_WIDTH}\" height=\"{BOX_HEIGHT}\" rx=\"5\"/><text x=\"{x}\" y=\"{}\">{name}</text>",
+            x - BOX_WIDTH / 2,
+            y - BOX_HEIGHT / 2,
+            y + 4
+        );
+    }
+    svg + "</svg>\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn graph(edges: &[(&str, &[&str])]) -> CrateGraph {
+        edges
+            .iter()
+            .map(|(name, used)| (name.to_string(), used.iter().map(|used| used.to_string()).collect()))
+            .collect()
+    }
+
+    /// Does every crate stand below all that it uses, and is an edge left out that a longer path implies?
+    #[test]
+    fn crates_stand_below_what_they_use() {
+        let graph = graph(&[("core", &[]), ("spec", &["core"]), ("cli", &["core", "spec"])]);
+        assert_eq!(rows(&graph), BTreeMap::from([("core", 0), ("spec", 1), ("cli", 2)]));
+        assert_eq!(reduced(&graph)["cli"], BTreeSet::from(["spec".to_string()]));
+        assert_eq!(draw(&graph).matches("marker-end").count(), 2);
+    }
+
+    /// Is a picture refused that the sources do not give?
+    #[test]
+    fn a_stale_picture_is_refused() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(root.path().join("crates/core")).unwrap();
+        std::fs::create_dir_all(root.path().join("docs/pictures")).unwrap();
+        std::fs::write(root.path().join("crates/core/Cargo.toml"), "[dependencies]\n").unwrap();
+        assert_eq!(check(root.path()).unwrap().len(), 1);
+        write(root.path()).unwrap();
+        assert_eq!(check(root.path()).unwrap(), [""; 0]);
+    }
+}

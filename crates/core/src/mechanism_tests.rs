@@ -252,8 +252,8 @@ fn shares_are_checked_together() {
         other => format!("{other:?}"),
     };
     assert_eq!(check(|plan| plan.shares = vec![share(0, 0), share(1, 1)]), Ok(()));
-    assert!(said(vec![share(0, 0), share(1, 0)]).contains("member of two shares"));
-    assert!(said(vec![share(0, 0), share(0, 1)]).contains("used for two shares"));
+    assert!(said(vec![share(0, 0), share(1, 0)]).contains("in two shares, expected each member in one"));
+    assert!(said(vec![share(0, 0), share(0, 1)]).contains("in two shares, expected one share for each group"));
     let nobody = |group| CacheShare { members: Vec::new(), ..share(group, 0) };
     assert!(said(vec![share(0, 0), share(1, 1), nobody(2)]).contains("3 groups, expected at most 2"));
     let elsewhere = CacheShare { cache: CacheId(9), ..share(0, 0) };

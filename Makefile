@@ -77,6 +77,7 @@ lab:
 	install -D $(RELEASE) $(CHAOS)
 	LAB_FULL=$(LAB_FULL) lab/modeled.sh $(CHAOS)
 	$(if $(LAB_FULL),lab/run.sh $(CHAOS))
+	$(if $(LAB_FULL),$(CARGO) build --release --locked -p cachemate-cli && lab/systemd.sh $(RELEASE))
 
 sweep-engines:
 	@scripts/setup.sh build

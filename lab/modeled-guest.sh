@@ -72,7 +72,7 @@ initramfs() {
     [ "$(basename "$binary")" = cachemate ] || mv "$root/bin/$(basename "$binary")" "$root/bin/cachemate"
     with_libraries "$out/machine/lab-program" "$root"
     cp lab/guest/init "$root/init"
-    cp lab/guest/{scenarios,deaths,programs,evidence,auto,nodes,sweep}.sh "$root/lab/"
+    cp lab/guest/{scenarios,deaths,programs,evidence,auto,nodes,sweep,host-changes,shell}.sh "$root/lab/"
     chmod +x "$root/init"
 }
 pack() { (cd "$out/initramfs" && find . | LC_ALL=C sort | bin/busybox cpio -o -H newc 2>/dev/null) >"$out/initramfs.cpio"; }
@@ -95,25 +95,33 @@ follow() {
 # starved: the guest was ended although it might have come to its end on an idle host. 137: it had to be killed.
 starved() { { [ "$code" = 124 ] || [ "$code" = 137 ]; } && [ $((4 * waited)) -gt "$limit_seconds" ]; }
 
-# boot NAME MACHINE-CONFIG INITRAMFS: one guest until it powers off; its console is in $out/NAME.log. `# cpu OPTIONS` in the
-# configuration is what the emulator is told of the processor besides, `# qemu OPTIONS` anything else.
-boot() {
+# machine_command NAME MACHINE-CONFIG INITRAMFS: the emulator on a modeled machine, in $machine_command. `# cpu OPTIONS` in
+# the configuration is what the emulator is told of the processor besides, `# qemu OPTIONS` anything else.
+machine_command() {
     local name=$1 config=$2 initramfs=$3 smp memory processor more=()
     smp=$(awk '$1 == "cpus" { cpus = $2 } $1 == "cpus_per_l3" { each = $2 }
         END { print cpus ",sockets=" cpus / each ",cores=" each ",threads=1" }' "$config")
     processor=$(sed -n 's/^# cpu /,/p' "$config")
     read -ra more < <(sed -n 's/^# qemu //p' "$config") || true
     memory=$(awk '$1 == "memory_bytes" { print $2 / 1048576 "M" }' "$config")
+    machine_command=(nice -n "${LAB_NICE:-10}" "$loader" --preload "$out/machine/machine.so"
+        --library-path "$libraries" "$tree/usr/bin/qemu-system-x86_64" -L "$tree/usr/share/qemu"
+        -L "$tree/usr/share/seabios" -accel tcg,thread=multi -M q35
+        -cpu "max,vendor=GenuineIntel,-monitor,level=0x16$processor" -smp "$smp" -m "$memory" -nographic -nodefaults -no-reboot
+        "${more[@]}" -rtc clock=vm -chardev stdio,signal=off,id=console -serial chardev:console
+        -kernel "$kernel_tree/vmlinux" -initrd "$initramfs"
+        -plugin "$out/machine/machine.so,config=$config" -append "console=ttyS0 quiet panic=-1 tsc=reliable idle=halt
+no_timer_check mitigations=off nmi_watchdog=0 nokaslr lpj=8000000 cryptomgr.notests
+initcall_blacklist=load_system_certificate_list,tracer_init_tracefs,event_trace_init lab=$name")
+    machine_command[-1]=${machine_command[-1]//$'\n'/ }
+}
+
+# boot NAME MACHINE-CONFIG INITRAMFS: one guest until it powers off; its console is in $out/NAME.log.
+boot() {
+    local name=$1
+    machine_command "$@"
     one_guest
-    timeout --kill-after=5 "$limit_seconds" nice -n "${LAB_NICE:-10}" "$loader" --preload "$out/machine/machine.so" \
-        --library-path "$libraries" "$tree/usr/bin/qemu-system-x86_64" -L "$tree/usr/share/qemu" \
-        -L "$tree/usr/share/seabios" -accel tcg,thread=multi -M q35 \
-        -cpu max,vendor=GenuineIntel,-monitor,level=0x16"$processor" -smp "$smp" -m "$memory" -nographic -nodefaults -no-reboot \
-        "${more[@]}" -rtc clock=vm -serial stdio -kernel "$kernel_tree/vmlinux" -initrd "$initramfs" \
-        -plugin "$out/machine/machine.so,config=$config" -append "console=ttyS0 quiet panic=-1 tsc=reliable idle=halt \
-no_timer_check mitigations=off nmi_watchdog=0 nokaslr lpj=8000000 cryptomgr.notests \
-initcall_blacklist=load_system_certificate_list,tracer_init_tracefs,event_trace_init lab=$name" \
-        </dev/null >"$out/$name.log" 2>&1 8>&- &
+    timeout --kill-after=5 "$limit_seconds" "${machine_command[@]}" </dev/null >"$out/$name.log" 2>&1 8>&- &
     trap "kill $! 2>/dev/null || true" EXIT
     follow "$!"
     guest_over

@@ -13,9 +13,9 @@ binary=${1:-target/chaos/cachemate}
 cache=${LAB_CACHE:-${XDG_CACHE_HOME:-${HOME:-$PWD/target}/.cache}/cachemate/lab}
 out=$PWD/target/lab
 short='colors-hashed colors deaths gangs'
-full="settled gangs gangs-bare colors colors-hashed ways placement sharing deaths"
+full="settled gangs gangs-bare colors colors-hashed ways placement sharing deaths hotplug clock resctrl partitions disk"
 # By name only (LAB_SCENARIOS): they take long, or have not come to their end yet.
-named="nodes sweep probes probes-bare probes-rdt sharing-processes auto-gangs auto-ways auto-placement auto-colors auto-nothing real"
+named="deaths-many nodes sweep probes probes-bare probes-rdt sharing-processes auto-gangs auto-ways auto-placement auto-colors auto-nothing real"
 scenarios=${LAB_SCENARIOS:-$([ -n "${LAB_FULL:-}" ] && echo "$full" || echo "$short")}
 budget=${LAB_BUDGET_SECONDS:-$([ -n "${LAB_FULL:-}" ] && echo 86400 || echo 420)}
 started=$(date +%s)
@@ -43,8 +43,7 @@ scenario() {
     fi
     "$binary" lab config --machine "$machine" "$@" >"$config"
     printf 'model_on 0\nverbose 1\ntruth_file %s\n' "$out/$name.truth.tsv" >>"$config"
-    [ -z "${processor:-}" ] || printf '# cpu %s\n' "$processor" >>"$config"
-    [ -z "${emulator:-}" ] || printf '# qemu %s\n' "$emulator" >>"$config"
+    [ -z "${throttling:-}" ] || printf 'throttling 1\n' >>"$config"
     since=$(date +%s)
     echo "scenario '$name' on $machine (modeled machine) ..."
     boot "$name" "$config" "$out/initramfs.cpio"
@@ -80,6 +79,7 @@ benches() {
 case " ${LAB_SCENARIOS:-benches} " in *' benches '*) benches >>"$out/results.tsv" ;; esac
 
 initramfs
+! has_chaos || : >"$out/initramfs/lab/chaos"
 pack
 for name in $scenarios; do
     case $name in
@@ -94,23 +94,18 @@ for name in $scenarios; do
         colors-hashed) scenario colors-hashed 'lab-vm?caches.l3.slices=128' ;;
         ways | auto-ways | auto-nothing) scenario "$name" lab-vm ;;
         placement | auto-placement) scenario "$name" 'lab-vm?packages=2' ;;
-        # Of the processors whose events the machine answers (lab/machine/registers.c) this one counts lines of remote caches.
-        sharing | sharing-processes) processor=family=6,model=106,stepping=6 scenario "$name" 'lab-vm?packages=2' ;;
-        # Half of the memory of lab-vm for each L3.
-        nodes)
-            emulator='-object memory-backend-ram,id=m0,size=1G -object memory-backend-ram,id=m1,size=1G
--numa node,nodeid=0,cpus=0-1,memdev=m0 -numa node,nodeid=1,cpus=2-3,memdev=m1'
-            emulator=${emulator//$'\n'/ } scenario nodes 'lab-vm?packages=2'
-            emulator=
-            ;;
+        sharing | sharing-processes) scenario "$name" 'lab-vm?packages=2' --samples ;;
+        hotplug | clock | partitions | disk) scenario "$name" 'lab-vm?packages=2' ;;
+        resctrl) throttling=1 scenario resctrl 'lab-vm?packages=2' ;;
+        nodes) scenario nodes 'lab-vm?packages=2&memory.nodes=2' ;;
         sweep) scenario sweep lab-vm ;;
         real) real ;;
         benches) ;; # they came first
-        deaths)
+        deaths | deaths-many)
             if has_chaos; then
-                scenario deaths 'lab-vm?packages=2'
+                scenario "$name" 'lab-vm?packages=2'
             else
-                printf 'deaths.end\tthe guest comes to its end\tnote\t-\tNOT RUN: %s\t-\n' "$NO_CHAOS" >>"$out/results.tsv"
+                printf "$name"'.end\tthe guest comes to its end\tnote\t-\tNOT RUN: %s\t-\n' "$NO_CHAOS" >>"$out/results.tsv"
             fi
             ;;
         *) echo "lab: found the scenario '$name', expected some of: benches $full $named" >&2; exit 2 ;;

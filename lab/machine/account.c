@@ -112,6 +112,21 @@ uint64_t model_monitor_traffic(const struct model *m, unsigned l3, unsigned moni
 	return m->l3[l3].monitor_traffic[monitor & (MONITORS_AT_MOST - 1)];
 }
 
+uint64_t model_monitor_remote(const struct model *m, unsigned l3, unsigned monitor)
+{
+	return m->l3[l3].monitor_remote[monitor & (MONITORS_AT_MOST - 1)];
+}
+
+void model_set_throttle(struct model *m, unsigned l3, unsigned class_of_service, unsigned percent)
+{
+	m->l3[l3].throttle[class_of_service & (CLASSES_AT_MOST - 1)] = (uint8_t)(percent < MAX_THROTTLE ? percent : MAX_THROTTLE);
+}
+
+unsigned model_throttle(const struct model *m, unsigned l3, unsigned class_of_service)
+{
+	return m->l3[l3].throttle[class_of_service & (CLASSES_AT_MOST - 1)];
+}
+
 uint64_t model_task_lines(const struct model *m, unsigned l3, unsigned task)
 {
 	return m->l3[l3].task_lines[task];

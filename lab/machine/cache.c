@@ -23,6 +23,7 @@ struct model *model_new(const struct config *config)
 	m->l3_slices = (unsigned)config->l3_slices;
 	m->l3_sets_log2 = log2_of(config->l3_bytes / config->l3_ways / LINE_BYTES / config->l3_slices);
 	m->lines = (uint32_t)(config->memory_bytes >> LINE_SHIFT);
+	m->settled_cycles = clock_cycles(config, config->settled_ns);
 	m->neighbor_lines = config->neighbor_lines_per_us ? (uint32_t)(2 * config->l3_bytes / LINE_BYTES) : 0;
 	m->neighbor = (struct cpu){ .class_of_service = CLASSES_AT_MOST, .monitor = MONITORS_AT_MOST, .task = NEIGHBOR_TASK };
 	m->line = calloc((size_t)m->lines + m->neighbor_lines, sizeof *m->line);
@@ -170,9 +171,13 @@ static uint64_t fetch(struct model *m, struct cpu *c, uint32_t line, uint64_t no
 	c->count[READ_LINES]++;
 	m->l3[c->l3].monitor_traffic[c->monitor]++;
 	m->line[line].lost &= (uint8_t)~(1u << c->l3);
-	uint64_t waited = wait_for_memory(m, c->l3, now);
+	unsigned memory = memory_of(m, c->l3, line), throttle = m->l3[c->l3].throttle[c->class_of_service];
+	uint64_t latency = memory == c->l3 ? m->config.memory_cycles : m->config.remote_memory_cycles;
+	m->l3[c->l3].monitor_remote[c->monitor] += memory != c->l3;
+	/* A throttled class sends requests at the remaining share of the rate that one miss after the other has. */
+	uint64_t waited = wait_for_memory(m, memory, now) + latency * throttle / (100 - throttle);
 	c->count[BANDWIDTH_CYCLES] += waited;
-	return waited + m->config.memory_cycles;
+	return waited + latency;
 }
 
 static uint32_t from_memory(struct model *m, struct cpu *c, uint32_t line, uint64_t now)
@@ -194,9 +199,19 @@ static uint32_t transfer_cycles(struct model *m, struct cpu *c, struct line *kno
 	return (uint32_t)(same ? m->config.same_l3_cycles : m->config.other_l3_cycles);
 }
 
-static void moved(struct line *known, struct outcome *o)
+/* CPUs' clocks differ, so a move may lie in this CPU's future. */
+static bool is_settled(const struct model *m, uint32_t line, uint64_t now)
 {
+	return (int64_t)(now - m->last_move[line % MOVE_TIMES]) > (int64_t)m->settled_cycles;
+}
+
+static void moved(struct model *m, uint32_t line, uint64_t now, struct outcome *o)
+{
+	struct line *known = &m->line[line];
 	o->coherent = true;
+	if (is_settled(m, line, now))
+		known->moves = 0;
+	m->last_move[line % MOVE_TIMES] = now;
 	if (known->moves < 3)
 		known->moves++;
 }
@@ -212,6 +227,7 @@ static void beyond_l2(struct model *m, unsigned cpu, uint32_t line, bool store, 
 		neighbor_goes_on(m, c->l3, now);
 	if (owner && holds(m, owner, line)) {
 		o->cycles += transfer_cycles(m, c, known, owner->l3 == c->l3);
+		o->source = owner->l3 == c->l3 ? FROM_CPU_OF_SAME_L3 : FROM_OTHER_L3;
 		if (store)
 			drop(m, owner, line);
 		else
@@ -219,23 +235,26 @@ static void beyond_l2(struct model *m, unsigned cpu, uint32_t line, bool store, 
 		l3_touch(m, c, c->l3, line, now);
 		if (!store)
 			l3_touch(m, owner, owner->l3, line, now);
-		moved(known, o);
+		moved(m, line, now, o);
 		return;
 	}
 	if (known->dirty && known->l3s && !(known->l3s >> c->l3 & 1)) {
 		/* Its owner has let it go into its own L3, changed. */
 		o->cycles += transfer_cycles(m, c, known, false);
+		o->source = FROM_OTHER_L3;
 		l3_touch(m, c, c->l3, line, now);
-		moved(known, o);
+		moved(m, line, now, o);
 	} else if (l3_touch(m, c, c->l3, line, now)) {
 		o->cycles += (uint32_t)m->config.l3_cycles;
+		o->source = FROM_L3;
 	} else {
+		o->source = FROM_MEMORY;
 		o->cycles += from_memory(m, c, line, now);
 	}
 }
 
 /* Takes the line from everybody else; it costs what the farthest of them costs. */
-static void take_alone(struct model *m, unsigned cpu, uint32_t line, struct outcome *o)
+static void take_alone(struct model *m, unsigned cpu, uint32_t line, uint64_t now, struct outcome *o)
 {
 	struct cpu *c = &m->cpu[cpu];
 	struct line *known = &m->line[line];
@@ -250,7 +269,7 @@ static void take_alone(struct model *m, unsigned cpu, uint32_t line, struct outc
 	}
 	if (farthest) {
 		c->count[INVALIDATIONS]++;
-		moved(known, o);
+		moved(m, line, now, o);
 	}
 	o->cycles = farthest > o->cycles ? farthest : o->cycles;
 	if (known->l3s & ~(1u << c->l3))
@@ -349,7 +368,7 @@ static struct outcome slow(struct model *m, unsigned cpu, uint32_t line, bool st
 	if (!in_l1) {
 		c->count[L1_MISSES]++;
 		if (at >= 0)
-			o.cycles = (uint32_t)m->config.l2_cycles + arrival(c, line, now);
+			o = (struct outcome){ .cycles = (uint32_t)m->config.l2_cycles + arrival(c, line, now), .source = FROM_L2 };
 		else
 			beyond_l2(m, cpu, line, store, now, &o);
 		follow_streams(m, cpu, line, now);
@@ -357,7 +376,7 @@ static struct outcome slow(struct model *m, unsigned cpu, uint32_t line, bool st
 			at = find(l2, m->l2_ways, line);
 	}
 	if (store && !(flags & EXCLUSIVE)) {
-		take_alone(m, cpu, line, &o);
+		take_alone(m, cpu, line, now, &o);
 		flags = EXCLUSIVE;
 	} else if (store) {
 		m->line[line].dirty = 1;
@@ -386,6 +405,10 @@ struct outcome model_access(struct model *m, unsigned cpu, uint32_t line, bool s
 	if (at < 0)
 		return slow(m, cpu, line, store, false, now);
 	entry found = set[at];
+	if (found & MOVING && is_settled(m, line, now)) {
+		m->line[line].moves = 0;
+		found &= ~(entry)MOVING;
+	}
 	for (; at > 0; at--)
 		set[at] = set[at - 1];
 	set[0] = found;

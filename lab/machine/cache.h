@@ -38,8 +38,12 @@ enum count {
 };
 extern const char *const count_names[COUNTS];
 
+/* Place from which an access got its line; CPU_OF_SAME_L3 and OTHER_L3 held it modified. */
+enum data_source { FROM_L1, FROM_L2, FROM_L3, FROM_CPU_OF_SAME_L3, FROM_OTHER_L3, FROM_MEMORY };
+
 struct outcome {
 	uint32_t cycles;
+	uint8_t source; /* enum data_source */
 	bool coherent; /* the line moved between CPUs */
 	bool moving;   /* it has moved more than once lately: order matters to the nanosecond */
 };
@@ -73,6 +77,11 @@ void model_release_tasks(struct model *, const bool released[TASKS_AT_MOST]);
 void model_set_mask(struct model *, unsigned l3, unsigned class_of_service, uint32_t ways);
 uint32_t model_mask(const struct model *, unsigned l3, unsigned class_of_service);
 
+/* Percent by which a class's requests to memory are throttled (MBA), at most MAX_THROTTLE. */
+enum { MAX_THROTTLE = 90 };
+void model_set_throttle(struct model *, unsigned l3, unsigned class_of_service, unsigned percent);
+unsigned model_throttle(const struct model *, unsigned l3, unsigned class_of_service);
+
 /* Counters since the start; of a task, what its CPUs counted while it ran. */
 uint64_t model_count(const struct model *, unsigned cpu, enum count);
 uint64_t model_task_count(struct model *, unsigned task, enum count);
@@ -81,6 +90,8 @@ unsigned model_l3s(const struct model *);
 /* Lines that a monitor, or a task, holds in an L3 now; lines that a monitor moved between an L3 and memory. */
 uint64_t model_monitor_lines(const struct model *, unsigned l3, unsigned monitor);
 uint64_t model_monitor_traffic(const struct model *, unsigned l3, unsigned monitor);
+/* The part of it with other L3s' memories. */
+uint64_t model_monitor_remote(const struct model *, unsigned l3, unsigned monitor);
 uint64_t model_task_lines(const struct model *, unsigned l3, unsigned task);
 /* Misses of `victim` for lines that `by` displaced. */
 uint32_t model_hurt(const struct model *, unsigned victim, unsigned by);

@@ -33,18 +33,25 @@ static const struct setting settings[] = {
 	SETTING(other_l3_cycles, 600, 0, 1 << 20),
 	SETTING(io_cycles, 2000, 0, 1 << 20),
 	SETTING(memory_cycles_per_line, 6, 0, 256),
+	SETTING(remote_memory_cycles, 0, 0, 1 << 20),
 	SETTING(memory_per_l3, 0, 0, 1),
 	SETTING(neighbor_lines_per_us, 0, 0, 10000),
 	SETTING(neighbor_half_period_ns, 0, 0, 1ull << 40),
 	SETTING(classes, 8, 0, 16),
 	SETTING(monitors, 16, 0, 256),
+	SETTING(throttling, 0, 0, 1),
 	SETTING(counters, 4, 0, 4),
+	SETTING(sampling, 0, 0, 1),
+	SETTING(sample_cycles, 500, 0, 1 << 20),
+	SETTING(load_tag_interval, 1, 1, 1 << 20),
+	SETTING(l1_hit_cycles, 4, 0, 1 << 10),
 	SETTING(memory_bytes, 1 << 30, 1 << 20, 1ull << 36),
 	SETTING(quantum_ns, 20000, 100, 10000000),
 	SETTING(shared_ahead_ns, 50, 1, 10000000),
 	SETTING(pause_ahead_ns, 200, 1, 10000000),
 	SETTING(tsc_ahead_ns, 1000, 1, 10000000),
 	SETTING(backoff_doublings, 6, 0, 20),
+	SETTING(settled_ns, 200000, 0, 1000000000),
 	SETTING(truth_ns, 100000000, 1000000, 1ull << 60),
 	SETTING(model_on, 1, 0, 1),
 	SETTING(verbose, 0, 0, 2),
@@ -142,6 +149,8 @@ const char *config_check(const struct config *c)
 		wrong = sets("l3_bytes", c->l3_bytes, c->l3_ways, c->l3_slices);
 	if (!wrong && (c->cpus % c->cpus_per_l3 || c->cpus / c->cpus_per_l3 > L3S_AT_MOST))
 		wrong = "cpus_per_l3: expected a divisor of cpus, and 8 L3s at most";
+	if (!wrong && c->remote_memory_cycles && !c->memory_per_l3)
+		wrong = "remote_memory_cycles: expected 0, as all L3s share one memory (memory_per_l3)";
 	if (!wrong && !c->l2_bytes && c->prefetch_degree)
 		wrong = "prefetch_degree: expected 0, as there is no L2 to prefetch into";
 	if (!wrong && c->l1_bytes / c->l1_ways != 4096)

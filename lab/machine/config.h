@@ -20,17 +20,25 @@ struct config {
 	uint64_t io_cycles;
 	uint64_t memory_cycles_per_line; /* a memory's bandwidth; 0 = unlimited */
 	uint64_t memory_per_l3;		 /* 1 = each L3 has a memory of its own (a socket), 0 = all share one */
+	/* Latency of the other L3s' memories; 0 = all memory is local. Memory i is the i-th equal part of all lines. */
+	uint64_t remote_memory_cycles;
 	/* Somebody outside the guest who brings lines into every L3, as on a shared host; 0 = nobody. */
 	uint64_t neighbor_lines_per_us;
 	uint64_t neighbor_half_period_ns; /* there and away for so long in turns; 0 = always there */
 	uint64_t classes, monitors;	 /* of RDT: 0 = the processor has none */
+	uint64_t throttling;		 /* 1 = bandwidth allocation (MBA) */
 	uint64_t counters;		 /* performance counters: 0 = there is no PMU */
+	uint64_t sampling;		 /* 1 = they interrupt, and write samples of accesses (modeled PEBS) */
+	uint64_t sample_cycles;		 /* cost of one record */
+	uint64_t load_tag_interval;	 /* mean loads per load whose latency is measured; 1 = each */
+	uint64_t l1_hit_cycles;		 /* latency of an L1 hit in a sample */
 	uint64_t memory_bytes;		 /* what the model covers; an access beyond it ends the run */
 	uint64_t quantum_ns;		 /* how far a CPU may run ahead of the slowest one */
 	uint64_t shared_ahead_ns;	 /* the same on lines that move between CPUs, */
 	uint64_t pause_ahead_ns;	 /* at a PAUSE, */
 	uint64_t tsc_ahead_ns;		 /* and at an RDTSC */
 	uint64_t backoff_doublings;	 /* of these three during a long spin */
+	uint64_t settled_ns;		 /* time since its last move after which a line is ordered as any other */
 	uint64_t truth_ns;		 /* between two entries of the truth */
 	uint64_t model_on;		 /* from the first instruction; 0 = once the guest asks for it */
 	uint64_t verbose;

@@ -46,12 +46,19 @@ static uint32_t *used_of(struct bandwidth *b, uint64_t slot)
 	return &b->used[at];
 }
 
-uint64_t wait_for_memory(struct model *m, unsigned l3, uint64_t now)
+unsigned memory_of(const struct model *m, unsigned l3, uint32_t line)
+{
+	if (!m->config.remote_memory_cycles || line >= m->lines) /* the neighbor's lines are local everywhere */
+		return l3;
+	return (unsigned)((uint64_t)line * m->l3s / m->lines);
+}
+
+uint64_t wait_for_memory(struct model *m, unsigned memory, uint64_t now)
 {
 	uint32_t need = (uint32_t)m->config.memory_cycles_per_line;
 	if (!need)
 		return 0;
-	struct bandwidth *b = &m->bandwidth[m->config.memory_per_l3 ? l3 : 0];
+	struct bandwidth *b = &m->bandwidth[m->config.memory_per_l3 ? memory : 0];
 	uint64_t slot = now / SLOT_CYCLES;
 	for (unsigned tries = 0; tries < SLOTS_AHEAD; tries++, slot++) {
 		uint32_t *used = used_of(b, slot);
@@ -87,8 +94,10 @@ static void displace(struct model *m, struct cpu *by, unsigned l3, size_t at, ui
 	if (known->dirty && !(known->owner && holds(m, &m->cpu[known->owner - 1], line))) {
 		known->dirty = 0;
 		by->count[WRITTEN_LINES]++;
+		unsigned memory = memory_of(m, l3, line);
 		c->monitor_traffic[c->monitor[at]]++;
-		wait_for_memory(m, l3, now); /* takes memory's time, and nobody waits for it */
+		c->monitor_remote[c->monitor[at]] += memory != l3;
+		wait_for_memory(m, memory, now); /* takes memory's time, and nobody waits for it */
 	}
 	take_out(m, l3, at);
 }

@@ -54,7 +54,9 @@ struct l3 {
 	uint16_t *task;
 	uint16_t *monitor;
 	uint32_t mask[CLASSES_AT_MOST + 1]; /* the last one: the neighbor's */
+	uint8_t throttle[CLASSES_AT_MOST + 1]; /* percent */
 	uint64_t monitor_lines[MONITORS_AT_MOST + 1], monitor_traffic[MONITORS_AT_MOST + 1], task_lines[TASKS_AT_MOST];
+	uint64_t monitor_remote[MONITORS_AT_MOST + 1]; /* the part of the traffic with other L3s' memories */
 	uint64_t neighbor_until; /* what the neighbor has brought in so far, as a time */
 	uint32_t neighbor_next;
 };
@@ -66,6 +68,9 @@ struct bandwidth {
 	uint32_t used[SLOTS];
 };
 
+/* Slots for the times at which lines last moved between CPUs, by the low bits of the line. */
+enum { MOVE_TIMES = 1 << 16 };
+
 struct model {
 	struct config config;
 	unsigned l3s, l1_ways, l2_ways, l2_sets, l3_ways, l3_sets_log2, l3_slices;
@@ -76,6 +81,7 @@ struct model {
 	struct bandwidth bandwidth[L3S_AT_MOST];
 	struct cpu neighbor; /* lines of its own lie beyond the guest's memory */
 	uint32_t neighbor_lines;
+	uint64_t last_move[MOVE_TIMES], settled_cycles; /* a line that has not moved for longer is ordered as any other */
 	uint64_t task_count[TASKS_AT_MOST][COUNTS];
 	uint32_t hurt[TASKS_AT_MOST][TASKS_AT_MOST];
 };
@@ -87,8 +93,10 @@ bool l3_touch(struct model *, struct cpu *by, unsigned l3, uint32_t line, uint64
 void l3_remove(struct model *, unsigned l3, uint32_t line);
 /* A store takes the line out of all L3s but one. */
 void lose_elsewhere(struct model *, unsigned l3, uint32_t line);
-/* Takes memory's time for one line; cycles until its turn. */
-uint64_t wait_for_memory(struct model *, unsigned l3, uint64_t now);
+/* The memory, by the number of its L3, that an L3 gets a line from. */
+unsigned memory_of(const struct model *, unsigned l3, uint32_t line);
+/* Takes that memory's time for one line; cycles until its turn. */
+uint64_t wait_for_memory(struct model *, unsigned memory, uint64_t now);
 /* Brings in what the neighbor outside the guest has used since it was asked last. */
 void neighbor_goes_on(struct model *, unsigned l3, uint64_t now);
 #endif

@@ -45,7 +45,7 @@ struct vcpu {
 	bool out_of_order; /* see clock_sync: the model is not told */
 	uint64_t tsc, answer;
 	bool answers;
-	uint32_t leaf, subleaf;
+	uint32_t leaf, subleaf, apic_id;
 	uint64_t task_pointer;
 	unsigned switch_looks;
 	uint64_t next_look;
@@ -124,9 +124,8 @@ static bool line_of(uint64_t physical, uint32_t *line)
 	return true;
 }
 
-static void on_memory(unsigned cpu, qemu_plugin_meminfo_t info, uint64_t vaddr, void *unused)
+static void on_memory(unsigned cpu, qemu_plugin_meminfo_t info, uint64_t vaddr, void *ip)
 {
-	(void)unused;
 	struct vcpu *v = vcpus[cpu];
 	uint32_t line;
 	if (!model_on || v->out_of_order)
@@ -134,6 +133,8 @@ static void on_memory(unsigned cpu, qemu_plugin_meminfo_t info, uint64_t vaddr, 
 	bool store = qemu_plugin_mem_is_store(info);
 	if (model_is_recent(model, cpu, vaddr >> LINE_SHIFT, store)) {
 		model_count_access(model, cpu);
+		if (v->registers.sampling.by_access)
+			stall(v, samples_access(&v->registers, &(struct access){ (uint64_t)ip, vaddr, 0, FROM_L1, store }));
 		return;
 	}
 	struct qemu_plugin_hwaddr *where = qemu_plugin_get_hwaddr(info, vaddr);
@@ -148,6 +149,10 @@ static void on_memory(unsigned cpu, qemu_plugin_meminfo_t info, uint64_t vaddr, 
 	struct outcome o = model_access(model, cpu, line, store, clock_now(cpu));
 	stall(v, o.cycles);
 	model_touched(model, cpu, vaddr >> LINE_SHIFT, store, o.moving);
+	if (v->registers.sampling.by_access)
+		stall(v, samples_access(&v->registers, &(struct access){ (uint64_t)ip, vaddr, o.cycles, o.source, store }));
+	if (v->registers.sampling.may_overflow && o.source > FROM_L2)
+		registers_poll(&v->registers);
 	if (o.coherent)
 		clock_line_moved(cpu);
 	if (o.coherent || o.moving)
@@ -258,6 +263,8 @@ static void on_limit(unsigned cpu, void *unused)
 	bool again = clock_now(cpu) >= v->next_look;
 	if (v->switch_looks || again)
 		look_who_runs(cpu, again);
+	if (v->registers.sampling.may_overflow)
+		registers_poll(&v->registers);
 	v->out_of_order = clock_sync(cpu);
 	if (v->switch_looks && !v->out_of_order)
 		clock_stop_soon(cpu);
@@ -288,6 +295,32 @@ static void after_tsc(unsigned cpu, void *unused)
 }
 
 /* ---- registers ---- */
+
+static bool read_guest(unsigned cpu, uint64_t address, void *to, size_t size)
+{
+	return read_memory(vcpus[cpu], address, to, size);
+}
+
+static bool write_guest(unsigned cpu, uint64_t address, const void *from, size_t size)
+{
+	GByteArray *bytes = vcpus[cpu]->bytes;
+	g_byte_array_set_size(bytes, 0);
+	g_byte_array_append(bytes, from, (unsigned)size);
+	return qemu_plugin_write_memory_vaddr(address, bytes);
+}
+
+/* A message-signaled interrupt (Intel SDM, volume 3, chapter 11) to this CPU's own local APIC; the CPU takes it at the end of
+ * the block. */
+static void interrupt_guest(unsigned cpu)
+{
+	enum { LOCAL_APICS = 0xfee00000, DESTINATION_SHIFT = 12, NON_MASKABLE = 4 << 8 };
+	uint32_t message = NON_MASKABLE;
+	GByteArray *bytes = vcpus[cpu]->bytes;
+	g_byte_array_set_size(bytes, 0);
+	g_byte_array_append(bytes, &message, sizeof message);
+	if (qemu_plugin_write_memory_hwaddr(LOCAL_APICS | (uint64_t)vcpus[cpu]->apic_id << DESTINATION_SHIFT, bytes))
+		fail("the emulator refused a message-signaled interrupt");
+}
 
 static void on_write_msr(unsigned cpu, void *unused)
 {
@@ -385,6 +418,8 @@ static void after_cpuid(unsigned cpu, void *unused)
 	uint32_t answer[4];
 	for (int i = 0; i < 4; i++)
 		answer[i] = (uint32_t)get(v, v->general[order[i]]);
+	if (v->leaf == 1)
+		v->apic_id = answer[1] >> 24;
 	if (registers_cpuid(&v->registers, v->leaf, v->subleaf, answer))
 		for (int i = 0; i < 4; i++)
 			set(v, order[i], answer[i]);
@@ -485,7 +520,7 @@ static void on_translate(struct qemu_plugin_tb *tb, void *unused)
 		struct qemu_plugin_insn *insn = qemu_plugin_tb_get_insn(tb, i);
 		if (after)
 			qemu_plugin_register_vcpu_insn_exec_cb(insn, after, CALL_RW_REGS, NULL);
-		qemu_plugin_register_vcpu_mem_cb(insn, on_memory, CALL_NO_REGS, MEMORY_RW, NULL);
+		qemu_plugin_register_vcpu_mem_cb(insn, on_memory, CALL_NO_REGS, MEMORY_RW, (void *)qemu_plugin_insn_vaddr(insn));
 		after = watch(insn, i + 1 == count);
 	}
 }
@@ -523,7 +558,8 @@ static void on_vcpu_init(unsigned cpu, void *unused)
 	v->bytes = g_byte_array_new();
 	v->counted = qemu_plugin_scoreboard_find(scoreboard, cpu);
 	v->registers = (struct registers){
-		.config = &config, .model = model, .cpu = cpu, .instructions = instructions_of, .cycles = clock_now
+		.config = &config, .model = model, .cpu = cpu, .instructions = instructions_of, .cycles = clock_now,
+		.read = read_guest, .write = write_guest, .interrupt = interrupt_guest
 	};
 	find_registers(v);
 	vcpus[cpu] = v;
@@ -543,6 +579,14 @@ static void on_vcpu_resume(unsigned cpu, void *unused)
 	clock_resume(cpu);
 }
 
+static void report_samples(unsigned cpu, const struct sampling *s)
+{
+	uint64_t mean_ns = s->handled ? clock_ns(&config, s->handling_cycles / s->handled) : 0;
+	fprintf(stderr, "lab: modeled PEBS, cpu %u: records %llu lost %llu interrupts %llu handled %llu handler_ns %llu\n", cpu,
+		(unsigned long long)s->records, (unsigned long long)s->lost_records, (unsigned long long)s->interrupts,
+		(unsigned long long)s->handled, (unsigned long long)mean_ns);
+}
+
 static void on_end(void *unused)
 {
 	(void)unused;
@@ -551,6 +595,9 @@ static void on_end(void *unused)
 	tell_truth(now);
 	truth_end();
 	on_mark(0, 0);
+	for (unsigned i = 0; config.sampling && i < config.cpus; i++)
+		if (vcpus[i])
+			report_samples(i, &vcpus[i]->registers.sampling);
 	if (config.verbose)
 		fprintf(stderr, "lab: syncs %llu switches %llu stuck %llu starved %llu jumps %llu main_kicks %llu main_late %llu\n",
 			(unsigned long long)f.syncs, (unsigned long long)f.switches, (unsigned long long)f.stuck,

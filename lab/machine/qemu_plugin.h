@@ -87,6 +87,8 @@ bool qemu_plugin_hwaddr_is_io(const struct qemu_plugin_hwaddr *);
 uint64_t qemu_plugin_hwaddr_phys_addr(const struct qemu_plugin_hwaddr *);
 bool qemu_plugin_translate_vaddr(uint64_t vaddr, uint64_t *paddr);
 bool qemu_plugin_read_memory_vaddr(uint64_t vaddr, GByteArray *, size_t len);
+bool qemu_plugin_write_memory_vaddr(uint64_t vaddr, GByteArray *);
+int qemu_plugin_write_memory_hwaddr(uint64_t physical, GByteArray *); /* 0 = done */
 GArray *qemu_plugin_get_registers(void);
 bool qemu_plugin_read_register(struct qemu_plugin_register *, GByteArray *);
 bool qemu_plugin_write_register(struct qemu_plugin_register *, GByteArray *);

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 #include "registers.h"
 
+#include <string.h>
+
 enum {
 	IA32_PMC0 = 0xc1,
 	IA32_PERFEVTSEL0 = 0x186,
@@ -13,10 +15,12 @@ enum {
 	IA32_QM_CTR = 0xc8e,
 	IA32_PQR_ASSOC = 0xc8f,
 	IA32_L3_MASK_0 = 0xc90,
+	IA32_MBA_THROTTLE_0 = 0xd50,
 };
-enum { COUNTER_BITS = 48, OCCUPANCY = 1, TRAFFIC_TOTAL = 2, TRAFFIC_LOCAL = 3 };
-#define COUNTER_MASK ((1ull << COUNTER_BITS) - 1)
+enum { OCCUPANCY = 1, TRAFFIC_TOTAL = 2, TRAFFIC_LOCAL = 3 };
 #define UNAVAILABLE (1ull << 63)
+/* Counters that only count begin 2^47 before their end. */
+#define NEAR_END (1ull << 36)
 
 enum event { NOTHING, INSTRUCTIONS, CYCLES, REFERENCES, MISSES, SNOOP_HITS, REMOTE_HITS };
 
@@ -62,24 +66,44 @@ static uint64_t event_now(const struct registers *r, int event)
 	return 0;
 }
 
+/* Whether a counter interrupts when it overflows. */
+static bool interrupts(const struct registers *r, unsigned i)
+{
+	return r->config->sampling &&
+	       (i < GENERAL_COUNTERS ? r->counter[i].select >> 20 & 1 : r->fixed_control >> (4 * (i - GENERAL_COUNTERS) + 3) & 1);
+}
+
 /* Everything counted so far goes into the counters, and they go on as they are controlled now. */
 static void fold(struct registers *r)
 {
 	static const int fixed_events[FIXED_COUNTERS] = { INSTRUCTIONS, CYCLES, CYCLES };
+	r->sampling.by_access = r->sampling.may_overflow = false;
 	for (unsigned i = 0; i < ALL_COUNTERS; i++) {
 		struct perf_counter *c = &r->counter[i];
-		if (c->on)
-			c->value = (c->value + event_now(r, c->event) - c->counted_from) & COUNTER_MASK;
+		if (c->on && !c->by_access) {
+			uint64_t sum = c->value + event_now(r, c->event) - c->counted_from;
+			if (sum >> COUNTER_BITS && r->config->sampling)
+				samples_overflow(r, i < GENERAL_COUNTERS ? i : 32 + i - GENERAL_COUNTERS, interrupts(r, i));
+			c->value = sum & COUNTER_MASK;
+		}
 		if (i < GENERAL_COUNTERS) {
 			c->on = c->select >> 22 & 1 && r->global_control >> i & 1;
-			c->event = (int)event_of(c->select);
+			c->by_access = r->config->sampling && samples_by_access(r, i, c->select);
+			c->event = c->by_access ? NOTHING : (int)event_of(c->select);
 		} else {
 			unsigned fixed = i - GENERAL_COUNTERS;
 			c->on = r->fixed_control >> 4 * fixed & 3 && r->global_control >> (32 + fixed) & 1;
 			c->event = fixed_events[fixed];
 		}
 		c->counted_from = event_now(r, c->event);
+		r->sampling.by_access |= c->on && c->by_access;
+		r->sampling.may_overflow |= c->on && !c->by_access && interrupts(r, i) && COUNTER_MASK - c->value < NEAR_END;
 	}
+}
+
+void registers_poll(struct registers *r)
+{
+	fold(r);
 }
 
 static bool is_in(uint32_t msr, uint32_t first, uint32_t count)
@@ -102,7 +126,7 @@ static bool write_counter(struct registers *r, uint32_t msr, uint64_t value)
 		r->fixed_control = value;
 	else if (msr == IA32_PERF_GLOBAL_CTRL)
 		r->global_control = value;
-	else
+	else if (!r->config->sampling || !samples_write(r, msr, value))
 		return false;
 	fold(r);
 	return true;
@@ -113,6 +137,8 @@ static bool read_counter(struct registers *r, uint32_t msr, uint64_t *value)
 	fold(r);
 	if (is_in(msr, IA32_PMC0, GENERAL_COUNTERS))
 		*value = r->counter[msr - IA32_PMC0].value;
+	else if (r->config->sampling && is_in(msr, IA32_A_PMC0, GENERAL_COUNTERS))
+		*value = r->counter[msr - IA32_A_PMC0].value;
 	else if (is_in(msr, IA32_PERFEVTSEL0, GENERAL_COUNTERS))
 		*value = r->counter[msr - IA32_PERFEVTSEL0].select;
 	else if (is_in(msr, IA32_FIXED_CTR0, FIXED_COUNTERS))
@@ -122,9 +148,9 @@ static bool read_counter(struct registers *r, uint32_t msr, uint64_t *value)
 	else if (msr == IA32_PERF_GLOBAL_CTRL)
 		*value = r->global_control;
 	else if (msr == IA32_PERF_GLOBAL_STATUS)
-		*value = 0; /* nothing overflows: there are no interrupts */
+		*value = r->config->sampling ? samples_status(r) : 0; /* without sampling nothing overflows */
 	else
-		return false;
+		return r->config->sampling && samples_read(r, msr, value);
 	return true;
 }
 
@@ -145,10 +171,16 @@ static uint64_t monitored(const struct registers *r)
 	case OCCUPANCY:
 		return model_monitor_lines(r->model, l3, monitor);
 	case TRAFFIC_TOTAL:
-	case TRAFFIC_LOCAL:
 		return model_monitor_traffic(r->model, l3, monitor);
+	case TRAFFIC_LOCAL:
+		return model_monitor_traffic(r->model, l3, monitor) - model_monitor_remote(r->model, l3, monitor);
 	}
 	return UNAVAILABLE;
+}
+
+static bool is_throttle(const struct registers *r, uint32_t msr)
+{
+	return r->config->throttling && is_in(msr, IA32_MBA_THROTTLE_0, (uint32_t)r->config->classes);
 }
 
 bool registers_write(struct registers *r, uint32_t msr, uint64_t value)
@@ -163,6 +195,8 @@ bool registers_write(struct registers *r, uint32_t msr, uint64_t value)
 		model_set_class(r->model, r->cpu, r->class_of_service, r->monitor);
 	} else if (is_in(msr, IA32_L3_MASK_0, (uint32_t)r->config->classes)) {
 		model_set_mask(r->model, model_l3_of(r->model, r->cpu), msr - IA32_L3_MASK_0, (uint32_t)value);
+	} else if (is_throttle(r, msr)) {
+		model_set_throttle(r->model, model_l3_of(r->model, r->cpu), msr - IA32_MBA_THROTTLE_0, (unsigned)(value & 0xffff));
 	} else if (msr == IA32_QM_EVTSEL) {
 		r->event_select = value;
 	} else {
@@ -181,6 +215,8 @@ bool registers_read(struct registers *r, uint32_t msr, uint64_t *value)
 		*value = (uint64_t)r->class_of_service << 32 | r->monitor;
 	else if (is_in(msr, IA32_L3_MASK_0, (uint32_t)r->config->classes))
 		*value = model_mask(r->model, model_l3_of(r->model, r->cpu), msr - IA32_L3_MASK_0);
+	else if (is_throttle(r, msr))
+		*value = model_throttle(r->model, model_l3_of(r->model, r->cpu), msr - IA32_MBA_THROTTLE_0);
 	else if (msr == IA32_QM_EVTSEL)
 		*value = r->event_select;
 	else if (msr == IA32_QM_CTR)
@@ -218,17 +254,32 @@ static bool cache_leaf(const struct config *c, uint32_t subleaf, uint32_t answer
 static bool rdt_leaf(const struct config *c, uint32_t leaf, uint32_t subleaf, uint32_t answer[4])
 {
 	uint32_t monitors = (uint32_t)c->monitors - 1;
-	if (!c->classes || !c->monitors || subleaf > 1)
+	if (!c->classes || !c->monitors)
+		return false;
+	if (leaf == 0x10 && subleaf == 3 && c->throttling) { /* linear */
+		set(answer, MAX_THROTTLE - 1, 0, 4, (uint32_t)c->classes - 1);
+		return true;
+	}
+	if (subleaf > 1)
 		return false;
 	if (leaf == 0xf && subleaf == 0)
 		set(answer, 0, monitors, 0, 2);
 	else if (leaf == 0xf) /* counters of 24 + 0 bits; occupancy, traffic total and local */
 		set(answer, 0, LINE_BYTES, monitors, 7);
 	else if (subleaf == 0)
-		set(answer, 0, 2, 0, 0);
+		set(answer, 0, c->throttling ? 2 | 8 : 2, 0, 0);
 	else /* any mask, not only contiguous ones */
 		set(answer, (uint32_t)c->l3_ways - 1, 0, 8, (uint32_t)c->classes - 1);
 	return true;
+}
+
+/* The processor's name, so that no output that has it takes a figure for a measured one. */
+static void brand(const struct config *c, uint32_t part, uint32_t answer[4])
+{
+	char name[48] = "cachemate lab: modeled caches";
+	if (c->counters)
+		strcat(name, c->sampling ? ", counters, PEBS" : ", counters");
+	memcpy(answer, name + 16 * part, 16);
 }
 
 bool registers_cpuid(const struct registers *r, uint32_t leaf, uint32_t subleaf, uint32_t answer[4])
@@ -236,6 +287,12 @@ bool registers_cpuid(const struct registers *r, uint32_t leaf, uint32_t subleaf,
 	const struct config *c = r->config;
 	uint32_t megahertz = (uint32_t)(c->hertz / 1000000);
 	switch (leaf) {
+	case 1:
+		if (!c->counters || !c->sampling)
+			return false;
+		answer[C] |= 1u << 2 | 1u << 15; /* debug store of 64 bits, and IA32_PERF_CAPABILITIES */
+		answer[D] |= 1u << 21;
+		return true;
 	case 0:
 		if (answer[A] >= 0x16)
 			return false;
@@ -261,6 +318,11 @@ bool registers_cpuid(const struct registers *r, uint32_t leaf, uint32_t subleaf,
 		return true;
 	case 0x16:
 		set(answer, megahertz, megahertz, 100, 0);
+		return true;
+	case 0x80000002:
+	case 0x80000003:
+	case 0x80000004:
+		brand(c, leaf - 0x80000002, answer);
 		return true;
 	case 0x80000007:
 		answer[D] |= 0x100; /* the TSC does not change its pace */

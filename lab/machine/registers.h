@@ -9,12 +9,15 @@
 
 #include "cache.h"
 #include "config.h"
+#include "samples.h"
 
+#define COUNTER_BITS 48
+#define COUNTER_MASK ((1ull << COUNTER_BITS) - 1)
 enum { GENERAL_COUNTERS = 4, FIXED_COUNTERS = 3, ALL_COUNTERS = GENERAL_COUNTERS + FIXED_COUNTERS };
 
 struct perf_counter {
 	uint64_t value, counted_from, select;
-	bool on;
+	bool on, by_access; /* counted access by access (samples.h) instead of from the model's totals */
 	int event;
 };
 
@@ -29,12 +32,19 @@ struct registers {
 	uint64_t global_control, fixed_control;
 	uint64_t event_select; /* IA32_QM_EVTSEL */
 	unsigned class_of_service, monitor;
+	struct sampling sampling;
+	/* The guest's memory at virtual addresses, and its interrupt for counters. */
+	bool (*read)(unsigned cpu, uint64_t address, void *to, size_t size);
+	bool (*write)(unsigned cpu, uint64_t address, const void *from, size_t size);
+	void (*interrupt)(unsigned cpu);
 };
 
 /* False: not a register of ours, or not one that this machine has. */
 bool registers_read(struct registers *, uint32_t msr, uint64_t *value);
 bool registers_write(struct registers *, uint32_t msr, uint64_t value);
 uint64_t registers_counter(struct registers *, uint32_t index); /* RDPMC */
+/* Looks for an overflow if `sampling.may_overflow`. */
+void registers_poll(struct registers *);
 /* EAX, EBX, ECX, EDX as the emulator answers; true = changed to what the model has. */
 bool registers_cpuid(const struct registers *, uint32_t leaf, uint32_t subleaf, uint32_t answer[4]);
 #endif

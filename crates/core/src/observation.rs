@@ -443,6 +443,8 @@ pub enum WindowEnd {
     TasksChanged,
     /// A signal or a request at the control socket.
     Interrupted,
+    /// CPUs went offline or came back, or the host was suspended: figures from before and after do not compare.
+    HostChanged,
 }
 
 /// One window.

@@ -6,7 +6,7 @@ use crate::check::{PlanError, check_plan};
 use crate::{
     Capabilities, CounterEvent, CpuSet, Decision, Estimate, Forecast, Machine, MachineError, Observation,
     PipelineConfig, Plan, Policy, Predictor, Profiler, Profiles, RefusedItem, TaskId, TaskSample, Topology, View,
-    WindowLength,
+    WindowEnd, WindowLength,
 };
 
 /// How far off the last forecast was; task, forecast, measured.
@@ -137,7 +137,8 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
                 profile.process = Some(task.process);
             }
         }
-        let missed = compare(&self.forecast, &seen);
+        let comparable = online.is_none() && seen.end_reason != WindowEnd::HostChanged;
+        let missed = if comparable { compare(&self.forecast, &seen) } else { Vec::new() };
         let view = View {
             topology: self.machine.topology(),
             capabilities: self.machine.capabilities(),

@@ -31,6 +31,7 @@ use crate::safety::actuation_lock::ActuationLock;
 use crate::safety::journal::{JournalObject, ObjectState};
 use crate::safety::restore::RestoredObject;
 use crate::sense::access_probe::SampledThreads;
+use crate::sense::continuity::{SuspendClock, refresh_online};
 use crate::sense::counters::{EventSurvey, ThreadCounters};
 use crate::sense::memory_nodes::MemoryNodes;
 use crate::sense::probe_runner::{Participant, ProbePlacement, ProbeRunner};
@@ -110,6 +111,7 @@ pub struct LiveMachine<K> {
     in_force: AppliedPlan,
     /// Objects that were restored as root began to act, until they are reported.
     overruled: Vec<RestoredObject>,
+    suspend_clock: SuspendClock,
     /// Clock ticks since the boot at the look before, and at the last one.
     looked_ticks: (Option<u64>, Option<u64>),
     started: Instant,
@@ -163,6 +165,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             confined: Vec::new(),
             in_force: AppliedPlan::default(),
             overruled: Vec::new(),
+            suspend_clock: SuspendClock::now(),
             looked_ticks: (None, None),
             started: now,
             window_start: now,
@@ -532,7 +535,11 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
     }
 
     fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
-        let Some(ended) = self.wait_for_window_end() else { return Ok(None) };
+        let Some(mut ended) = self.wait_for_window_end() else { return Ok(None) };
+        let cpus_changed = refresh_online(&*lock(&self.kernel), &mut self.topology);
+        if self.suspend_clock.advance(SuspendClock::now()) || cpus_changed {
+            ended = WindowEnd::HostChanged;
+        }
         self.refresh_tasks()?;
         let now = Instant::now();
         let span = TimeSpan {

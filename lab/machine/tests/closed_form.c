@@ -10,7 +10,7 @@
 #include "../cache.h"
 #include "check.h"
 
-enum { INSTRUCTIONS = 3, PAGE_LINES = 64, MIB_LINES = 16384, PROGRAMS_AT_MOST = 4, COLORS = 128 };
+enum { INSTRUCTIONS = 3, PAGE_LINES = 64, MIB_LINES = 16384, PROGRAMS_AT_MOST = 8, COLORS = 128 };
 static const double BAR = 0.02;
 
 struct program {
@@ -215,6 +215,73 @@ static void colors(void)
 	told("colors-over", "6 MiB in half of the colors, alone, ns a load", settled_ns(victim), ns(INSTRUCTIONS + 250));
 }
 
+/* Memory 0 holds the first half of all lines: a program of the other L3 reads it from afar, at its bandwidth. */
+static void nodes(void)
+{
+	static const char *const settings = "memory_per_l3=1 remote_memory_cycles=400";
+	machine(settings);
+	told("node-local", "a chase through 12 MiB of its own node, ns a load", settled_ns(begin(0, true, 12)), ns(INSTRUCTIONS + 250));
+	machine(settings);
+	told("node-remote", "a chase through 12 MiB of the other node, ns a load", settled_ns(begin(2, true, 12)), ns(INSTRUCTIONS + 400));
+	machine(settings);
+	struct program *p = begin(2, true, 12);
+	model_set_class(model, 2, 0, 3);
+	run(p, 2);
+	told("node-traffic", "its remote traffic, of all", (double)model_monitor_remote(model, 1, 3),
+	     (double)model_monitor_traffic(model, 1, 3));
+	for (unsigned apart = 0; apart < 2; apart++) {
+		machine("memory_per_l3=1 remote_memory_cycles=400 memory_cycles_per_line=24 prefetch_degree=32 prefetch_streams=8");
+		begin(0, false, 32);
+		next_line = apart ? model_lines(model) / 2 : next_line;
+		begin(2, false, 32);
+		run(&programs[0], 0.5);
+		uint64_t began = programs[0].now, lines = model_count(model, 0, READ_LINES) + model_count(model, 2, READ_LINES);
+		run(&programs[0], 0.5);
+		lines = model_count(model, 0, READ_LINES) + model_count(model, 2, READ_LINES) - lines;
+		told(apart ? "node-bandwidth-apart" : "node-bandwidth",
+		     apart ? "two streams from a node each, 24 cycles a line: bytes a cycle" : "two streams from one node: bytes a cycle",
+		     (double)lines * LINE_BYTES / (double)(programs[0].now - began), (apart ? 2 : 1) * 64 / 24.0);
+	}
+}
+
+static void throttles(void)
+{
+	static const unsigned percents[] = { 0, 20, 50, 90 };
+	for (unsigned i = 0; i < sizeof percents / sizeof *percents; i++) {
+		char id[32], what[96];
+		machine("");
+		struct program *p = begin(0, true, 12);
+		model_set_class(model, 0, 1, 1);
+		model_set_throttle(model, 0, 1, percents[i]);
+		model_set_throttle(model, 1, 1, 90);
+		snprintf(id, sizeof id, "throttle-%u", percents[i]);
+		snprintf(what, sizeof what, "a chase through 12 MiB, throttled by %u %%, ns a load", percents[i]);
+		told(id, what, settled_ns(p), ns(INSTRUCTIONS + 250 * 100.0 / (100 - percents[i])));
+	}
+}
+
+/* Eight L3s of 32 MiB, two CPUs each: every cache is its program's own, whatever the others do. */
+static void chiplets(void)
+{
+	static const char *const settings = "cpus=16 l3_bytes=33554432 l2_bytes=524288 other_l3_cycles=700";
+	machine(settings);
+	struct program *victim = begin(14, true, 24);
+	for (unsigned cpu = 0; cpu < 14; cpu += 2)
+		begin(cpu, false, 40);
+	run(victim, 1);
+	told("chiplets", "24 of 32 MiB, streams on seven other L3s, ns a load", ns(run(victim, 0.25)), ns(INSTRUCTIONS + 50));
+	machine(settings);
+	victim = begin(14, true, 24);
+	begin(15, false, 128);
+	run(victim, 1);
+	told("chiplets-beside", "24 of 32 MiB beside a stream on the same of eight L3s, ns a load", ns(run(victim, 0.25)), ns(INSTRUCTIONS + 250));
+	machine(settings);
+	for (unsigned l3 = 0; l3 < 8; l3++)
+		model_access(model, 2 * l3, 9, true, 0);
+	model_access(model, 0, 9, true, 0);
+	told("chiplets-transfer", "a line from the last L3 to the first, cycles", model_access(model, 14, 9, false, 0).cycles, 700);
+}
+
 /* What the old L2 still has comes from there, the rest from memory; the L1's lines are nearly all in the L2 too. */
 static void refill(void)
 {
@@ -275,6 +342,9 @@ int main(void)
 	ways(6, 50);
 	ways(2, 250);
 	colors();
+	nodes();
+	throttles();
+	chiplets();
 	refill();
 	neighbor();
 	at_capacity();

@@ -147,6 +147,20 @@ static void partitions(void)
 	registers_write(&first, 0xc8d, 200ull << 32 | 1);
 	SAME(msr(&first, 0xc8e), 1ull << 63);
 	uint64_t none;
+	HOLDS(!registers_read(&first, 0xd50, &none)); /* no bandwidth allocation unless it is set */
+	struct config throttling = config;
+	throttling.throttling = 1;
+	first.config = &throttling;
+	registers_write(&first, 0xd51, 40);
+	SAME(msr(&first, 0xd51), 40);
+	SAME(msr(&first, 0xd50), 0);
+	other.config = &throttling;
+	SAME(msr(&other, 0xd51), 0); /* each L3 has its own */
+	other.config = &config;
+	registers_write(&first, 0xd51, 100);
+	SAME(msr(&first, 0xd51), 90);
+	registers_write(&first, 0xd51, 0);
+	first.config = &config;
 	HOLDS(!registers_read(&first, 0x10, &none));
 	HOLDS(!registers_read(&first, 0xc90 + 8, &none)); /* there are eight classes */
 }
@@ -164,6 +178,14 @@ static void cpuid(void)
 	HOLDS(registers_cpuid(&r, 0x10, 1, classes));
 	SAME(classes[0], config.l3_ways - 1);
 	SAME(classes[3], config.classes - 1);
+	uint32_t bandwidth[4] = { 0 };
+	HOLDS(!registers_cpuid(&r, 0x10, 3, bandwidth));
+	struct config throttling = config;
+	throttling.throttling = 1;
+	r.config = &throttling;
+	HOLDS(registers_cpuid(&r, 0x10, 0, bandwidth) && bandwidth[1] == (2 | 8));
+	HOLDS(registers_cpuid(&r, 0x10, 3, bandwidth) && bandwidth[0] == 89 && bandwidth[2] == 4);
+	r.config = &config;
 	uint32_t tsc[4] = { 0 };
 	HOLDS(registers_cpuid(&r, 0x15, 0, tsc));
 	SAME((uint64_t)tsc[2] * tsc[1] / tsc[0], config.hertz);

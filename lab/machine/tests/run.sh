@@ -34,7 +34,7 @@ config() {
     printf 'cpus 2\ncpus_per_l3 2\nl2_bytes 65536\nl3_bytes %s\nl3_slices %s\nprefetch_streams 0\nprefetch_degree 0\n' "$1" "$2"
 }
 
-for part in parts clock_bench closed_form; do
+for part in parts sampled clock_bench closed_form; do
     timeout -k 5 600 "./$part" >"$part.out" 2>"$part.log" && code=0 || code=$?
     same "$part" 0 "$code"
     [ "$code" = 0 ] || cat "$part.log"

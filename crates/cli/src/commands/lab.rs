@@ -1,11 +1,18 @@
 //! `cachemate lab`: modeled machines whose caches cost time, run under an emulator (docs/lab.md).
 
+use std::path::PathBuf;
+
+use anyhow::Context;
 use clap::{Args, Subcommand};
 
 use crate::session::Session;
 
 mod config;
 mod run;
+mod shell;
+
+/// Environment variable with the directory of the lab's scripts.
+const VARIABLE: &str = "CACHEMATE_LAB";
 
 /// Run an unmodified kernel and unmodified programs on a modeled machine
 ///
@@ -21,6 +28,7 @@ pub struct Lab {
 enum LabCommand {
     Config(config::LabConfigArgs),
     Run(run::LabRunArgs),
+    Shell(shell::LabShellArgs),
 }
 
 impl Lab {
@@ -30,6 +38,21 @@ impl Lab {
         match &self.what {
             LabCommand::Config(command) => command.run(session),
             LabCommand::Run(command) => command.run(session),
+            LabCommand::Shell(command) => command.run(session),
         }
     }
+}
+
+/// A script of the lab: in the directory named by the environment, beside this command's build, or installed.
+fn script(name: &str) -> anyhow::Result<PathBuf> {
+    let named = std::env::var_os(VARIABLE).map(PathBuf::from);
+    let own = std::env::current_exe().ok();
+    let beside = own.iter().flat_map(|own| own.ancestors().skip(1).map(|folder| folder.join("lab")));
+    let installed = ["/usr/local/lib/cachemate/lab", "/usr/lib/cachemate/lab"].map(PathBuf::from);
+    let mut folders = named.into_iter().chain(beside).chain(installed);
+    folders.find_map(|folder| Some(folder.join(name)).filter(|script| script.is_file())).with_context(|| {
+        format!(
+            "the lab is not installed: it is a separate package (lab/ of the source); {VARIABLE} may name its directory"
+        )
+    })
 }

@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 pub use cachemate_core::CpusetGroup;
 use cachemate_core::{CpuSet, PlanItem, RefusalReason, RefusedItem, Tracked};
@@ -58,6 +58,12 @@ pub fn read_groups(
             Some(cpusets) => cpusets.file(&group.cgroup),
         };
         let added = file.and_then(|file| {
+            if let Some(kind) = partition_kind(kernel, &file)? {
+                return Err(format!(
+                    "group '{}': found a cpuset partition ({kind}), expected a member: its CPUs are its owner's",
+                    group.cgroup
+                ));
+            }
             let unseen = |error| format!("group '{}': its threads cannot be looked at: {error}", group.cgroup);
             all.add(kernel, group, file, originals).map_err(unseen)
         });
@@ -67,7 +73,8 @@ pub fn read_groups(
     }
     for object in changed {
         let JournalObject::File { path } = object else { continue };
-        if all.files.values().any(|file| file == path) {
+        // One that its owner has made a partition is restored once it is a member again.
+        if all.files.values().any(|file| file == path) || !matches!(partition_kind(kernel, path), Ok(None)) {
             continue;
         }
         let mount = hierarchy.as_ref().map(|(Cpusets::V1(mount) | Cpusets::V2(mount))| mount.as_path());
@@ -76,6 +83,14 @@ pub fn read_groups(
         all.track(kernel, format!("/{}", below.display()), path.clone(), originals);
     }
     all
+}
+
+/// A group that is a partition of cgroup v2 (`root`, `isolated`, or an invalid one); `None` = it is none.
+fn partition_kind(kernel: &dyn Kernel, cpus_file: &Path) -> Result<Option<String>, String> {
+    let file = cpus_file.with_file_name("cpuset.cpus.partition");
+    let text = if_exists(kernel.read(&file)).map_err(|error| format!("{}: {error}", file.display()))?;
+    let kind = text.unwrap_or_default().trim().to_string();
+    Ok(Some(kind).filter(|kind| !kind.is_empty() && kind != "member"))
 }
 
 fn cpus_of(state: &ObjectState) -> Option<CpuSet> {
@@ -197,18 +212,41 @@ pub fn find(kernel: &dyn Kernel) -> Option<Cpusets> {
 /// # Errors
 /// Something of it is there and cannot be read.
 pub(crate) fn effective_cpus(kernel: &dyn Kernel, tid: i32) -> io::Result<Option<CpuSet>> {
-    let Some(group) = if_exists(kernel.read(&PathBuf::from(format!("/proc/{tid}/cpuset"))))? else { return Ok(None) };
     let Some(cpusets) = try_find(kernel)? else { return Ok(None) };
+    let Some(group) = group_of(kernel, tid, &cpusets)? else { return Ok(None) };
     let (mount, file) = match &cpusets {
         Cpusets::V1(mount) => (mount, "cpuset.effective_cpus"),
         Cpusets::V2(mount) => (mount, "cpuset.cpus.effective"),
     };
-    let inner = group.trim().trim_matches('/');
-    if inner.split('/').any(|part| part == "..") {
+    let inner = PathBuf::from(group.trim().trim_matches('/'));
+    if inner.components().any(|part| part == Component::ParentDir) {
         return Ok(None); // beyond this namespace's root
     }
-    let text = if_exists(kernel.read(&mount.join(inner).join(file)))?;
-    Ok(text.and_then(|text| text.trim().parse().ok()))
+    // In v2 the controller may end above the group.
+    for dir in inner.ancestors() {
+        if let Some(text) = if_exists(kernel.read(&mount.join(dir).join(file)))? {
+            return Ok(text.trim().parse().ok());
+        }
+    }
+    Ok(None)
+}
+
+/// The group of a thread in the hierarchy with the controller. Kernels without cgroup v1 have no `/proc/PID/cpuset`.
+fn group_of(kernel: &dyn Kernel, tid: i32, cpusets: &Cpusets) -> io::Result<Option<String>> {
+    if let Some(group) = if_exists(kernel.read(&PathBuf::from(format!("/proc/{tid}/cpuset"))))? {
+        return Ok(Some(group));
+    }
+    let groups = if_exists(kernel.read(&PathBuf::from(format!("/proc/{tid}/cgroup"))))?.unwrap_or_default();
+    let group = groups.lines().find_map(|line| {
+        let (number, rest) = line.split_once(':')?;
+        let (controllers, group) = rest.split_once(':')?;
+        let has_cpusets = match cpusets {
+            Cpusets::V1(_) => controllers.split(',').any(|controller| controller == "cpuset"),
+            Cpusets::V2(_) => number == "0",
+        };
+        has_cpusets.then(|| group.to_string())
+    });
+    Ok(group)
 }
 
 fn try_find(kernel: &dyn Kernel) -> io::Result<Option<Cpusets>> {
@@ -317,6 +355,55 @@ mod tests {
         assert!(read_groups(&host, &[], &BTreeMap::new()).cpus.is_empty());
         let nowhere = read_groups(&crate::fake_tests::FakeHost::default(), &both, &BTreeMap::new());
         assert_eq!((nowhere.refused.len(), nowhere.cpus.len()), (2, 0));
+    }
+
+    /// Are the CPUs of a thread's cpuset found with and without `/proc/PID/cpuset`, also above its group?
+    #[test]
+    fn the_cpuset_of_a_thread_is_found() {
+        let cpus = |host: &dyn Kernel| effective_cpus(host, 7).unwrap().map(|cpus| cpus.to_string());
+        for (of_thread, text) in [("cpuset", "/a/b\n"), ("cgroup", "0::/a/b\n"), ("cgroup", "9:cpu:/x\n0::/a/b\n")] {
+            let host = crate::fake_tests::FakeHost::default();
+            host.file("/proc/mounts", V2);
+            host.file("/sys/fs/cgroup/cgroup.subtree_control", "cpuset\n");
+            host.file(&format!("/proc/7/{of_thread}"), text);
+            assert_eq!(cpus(&host), None);
+            host.file("/sys/fs/cgroup/cpuset.cpus.effective", "0-7\n");
+            assert_eq!(cpus(&host).as_deref(), Some("0-7"), "{text}: the root's, as the group has no controller");
+            host.file("/sys/fs/cgroup/a/b/cpuset.cpus.effective", "2-3\n");
+            assert_eq!(cpus(&host).as_deref(), Some("2-3"), "{text}");
+            host.file(&format!("/proc/7/{of_thread}"), &text.replace("/a/b", "/../other"));
+            assert_eq!(cpus(&host), None, "outside this namespace");
+        }
+        let host = crate::fake_tests::FakeHost::default();
+        host.file("/proc/mounts", V1);
+        host.file("/proc/7/cgroup", "9:cpu:/x\n5:cpuset,cpuacct:/db\n");
+        host.file("/sys/fs/cgroup/cpuset/db/cpuset.effective_cpus", "1\n");
+        assert_eq!(cpus(&host).as_deref(), Some("1"));
+    }
+
+    /// Is a partition refused by its name and kind, valid or not, and a member confined?
+    #[test]
+    fn a_partition_is_left_to_its_owner() {
+        let (base, group) = ("/sys/fs/cgroup", CpusetGroup { cgroup: "/part".into(), cpus: "0-1".parse().unwrap() });
+        for (kind, is_confined) in
+            [("member\n", true), ("root\n", false), ("isolated\n", false), ("root invalid (Cpu list in use)\n", false)]
+        {
+            let host = crate::fake_tests::FakeHost::default();
+            host.file("/proc/mounts", V2);
+            host.file(&format!("{base}/cgroup.subtree_control"), "cpuset\n");
+            host.file(&format!("{base}/part/cpuset.cpus"), "0-3\n");
+            host.file(&format!("{base}/part/cgroup.procs"), "");
+            host.file(&format!("{base}/part/cgroup.threads"), "");
+            host.file(&format!("{base}/part/cpuset.cpus.partition"), kind);
+            let cpusets = read_groups(&host, std::slice::from_ref(&group), &BTreeMap::new());
+            assert_eq!(cpusets.confined.len() == 1, is_confined, "{kind}: {:?}", cpusets.refused);
+            let said = cpusets.refused.first().map(|refused| refused.message.clone()).unwrap_or_default();
+            assert_eq!(
+                said.contains(&format!("'/part': found a cpuset partition ({})", kind.trim())),
+                !is_confined,
+                "{said}"
+            );
+        }
     }
 
     /// Is a group confined and restored, and the root never touched?

@@ -3,6 +3,7 @@
 
 pub(crate) mod access_probe;
 pub mod capability_survey;
+pub(crate) mod continuity;
 pub mod counters;
 pub mod events;
 pub(crate) mod memory_nodes;

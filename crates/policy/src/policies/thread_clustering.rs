@@ -144,6 +144,9 @@ struct SamplingRound {
     processes: Vec<ProcessId>,
     began_ns: u64,
     taken: u64,
+    /// Events that passed, and events per sample: as the machine reported them last.
+    events: u64,
+    sample_period: Option<u32>,
     cost_ns: u64,
     /// Processor time of the processes while it lasted.
     busy_ns: f64,
@@ -225,6 +228,26 @@ fn remote_share(view: &View<'_>, process: ProcessId, hit_cycles: f64) -> Option<
         .or_else(|| Some((of_cycles(CounterEvent::RemoteCacheHits)? * hit_cycles).min(1.0)))
 }
 
+impl SamplingRound {
+    /// The rate at which the machine sampled: it may differ from the one requested, and count other accesses too.
+    fn rate_reason(&self) -> Option<Reason> {
+        let period = self.sample_period?;
+        Some(Reason {
+            kind: ReasonKind::Explanation,
+            tasks: Vec::new(),
+            text: format!(
+                "{} samples of remote accesses were taken: 1 in {period} of {} counted accesses was sampled",
+                self.taken, self.events
+            ),
+            numbers: vec![
+                ("samples".to_string(), self.taken as f64),
+                ("sample_period".to_string(), f64::from(period)),
+                ("counted_accesses".to_string(), self.events as f64),
+            ],
+        })
+    }
+}
+
 /// The reason why the machine cannot sample accesses; `None` = it can.
 fn missing_sampling_reason<'a>(view: &View<'a>) -> Option<&'a str> {
     match view.capabilities.abilities.get(&Ability::SampleAccesses) {
@@ -270,7 +293,9 @@ impl ThreadClustering {
         why.extend(shares.iter().map(|&(_, share, task)| Reason {
             kind: ReasonKind::Explanation,
             tasks: vec![task],
-            text: format!("the process of {{0}} waits for remote caches: 1 in {one_in} of these accesses is sampled"),
+            text: format!(
+                "the process of {{0}} waits for remote caches: a sample per {one_in} of these accesses is requested"
+            ),
             numbers: vec![("remote_stall_percent".to_string(), 100.0 * share)],
         }));
         let what = ProbeKind::AccessSamples {
@@ -282,8 +307,17 @@ impl ThreadClustering {
         let probe = ProbeRequest { id: ProbeId(self.rounds), kind: what, budget_ns: self.parameters.max_detection_ns };
         self.rounds += 1;
         let began_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
-        self.round =
-            Some(SamplingRound { probe, processes, began_ns, taken: 0, cost_ns: 0, busy_ns: 0.0, remote_share: most });
+        self.round = Some(SamplingRound {
+            probe,
+            processes,
+            began_ns,
+            taken: 0,
+            events: 0,
+            sample_period: None,
+            cost_ns: 0,
+            busy_ns: 0.0,
+            remote_share: most,
+        });
     }
 
     /// Temporal sampling (3.4.2): as dense as the overhead allows at the rate of remote accesses.
@@ -303,8 +337,10 @@ impl ThreadClustering {
     fn continue_round(&mut self, mut round: SamplingRound, view: &View<'_>, why: &mut Vec<Reason>) {
         let (mut complete, mut window_cost_ns) = (false, 0);
         for answer in view.observation.probe_results.iter().filter(|answer| answer.probe == round.probe.id) {
-            if let ProbeEvidence::Samples { samples, .. } = &answer.evidence {
+            if let ProbeEvidence::Samples { samples, events, sample_period, .. } = &answer.evidence {
                 round.taken += samples.len() as u64;
+                round.events += events;
+                round.sample_period = Some(*sample_period);
             }
             window_cost_ns += answer.cost_ns.iter().map(|(_, ns)| ns).sum::<u64>();
             complete |= answer.complete;
@@ -333,6 +369,7 @@ impl ThreadClustering {
         if !self.place(&round, view, why) {
             self.back_off(view, round.remote_share);
         }
+        why.extend(round.rate_reason());
     }
 
     /// N follows the overhead while a round lasts (3.4.2): an excess is compensated over an equally long time. The

@@ -25,18 +25,37 @@ pub struct LabConfigArgs {
     /// Bundled machine (lab-2x16M, lab-vm, ...) or TOML file
     #[arg(long, short, value_name = "MACHINE", default_value = "lab-2x16M")]
     machine: String,
+    #[command(flatten)]
+    processor: ProcessorOptions,
+}
+
+/// Parts of a machine's processor that can be left out or added.
+#[derive(Args, Clone, Copy, Default)]
+pub struct ProcessorOptions {
     /// Without performance counters, as on many virtual machines
     #[arg(long)]
     no_counters: bool,
     /// Without way masks, occupancy and traffic (RDT)
     #[arg(long)]
     no_rdt: bool,
+    /// With modeled samples of accesses (PEBS); accesses then cost the emulator more time
+    #[arg(long, conflicts_with = "no_counters")]
+    samples: bool,
+    /// Cycles that the processor spends on one sample [default: 500]
+    #[arg(long, value_name = "CYCLES", requires = "samples", value_parser = clap::value_parser!(u32).range(..=1 << 20))]
+    sample_cycles: Option<u32>,
+    /// Mean number of loads per load whose latency is measured [default: 1, each]
+    #[arg(long, value_name = "LOADS", requires = "samples", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    load_tag_interval: Option<u32>,
 }
+
+/// Emulated processor whose samples have the format that the machine writes.
+const SAMPLING_PROCESSOR: &str = "family=6,model=85,stepping=4";
 
 impl LabConfigArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let machine = cachemate_spec::load_machine(&self.machine)?;
-        session.print(&text(&machine, self.no_counters, self.no_rdt)?)
+        session.print(&text(&machine, self.processor)?)
     }
 }
 
@@ -99,7 +118,7 @@ fn check(machine: &MachineSpec, levels: &Levels<'_>) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// The first property that the lab's machine cannot have, with the value found and the values expected.
-pub fn text(machine: &MachineSpec, no_counters: bool, no_rdt: bool) -> anyhow::Result<String> {
+pub fn text(machine: &MachineSpec, options: ProcessorOptions) -> anyhow::Result<String> {
     let levels = levels(machine)?;
     check(machine, &levels)?;
     let Levels { l1, l2, shared } = levels;
@@ -112,12 +131,12 @@ pub fn text(machine: &MachineSpec, no_counters: bool, no_rdt: bool) -> anyhow::R
         _ => None,
     });
     let (streams, degree) = streamer.unwrap_or((0, 0));
-    let classes = shared.way_partitions.filter(|_| !no_rdt).map_or(0, |parts| parts.groups.min(MAX_CLASSES));
-    let counters = if no_counters { 0 } else { machine.counters.count.min(MAX_COUNTERS) };
+    let classes = shared.way_partitions.filter(|_| !options.no_rdt).map_or(0, |parts| parts.groups.min(MAX_CLASSES));
+    let counters = if options.no_counters { 0 } else { machine.counters.count.min(MAX_COUNTERS) };
     let same = machine.coherence.same_package_cycles.unwrap_or(memory);
     let other = machine.coherence.other_package_cycles.unwrap_or(memory);
     let per_line = (f64::from(LINE_BYTES) / machine.memory.bytes_per_cycle).round().max(1.0) as u64;
-    let settings: Vec<(&str, u64)> = vec![
+    let mut settings: Vec<(&str, u64)> = vec![
         ("hertz", machine.hertz),
         ("cpus", machine.cpus().into()),
         ("cpus_per_l3", shared.shared_by_cores.into()),
@@ -142,9 +161,23 @@ pub fn text(machine: &MachineSpec, no_counters: bool, no_rdt: bool) -> anyhow::R
         ("counters", counters.into()),
         ("memory_bytes", machine.memory.size_bytes),
     ];
+    if options.samples {
+        settings.push(("sampling", 1));
+        let rates = [("sample_cycles", options.sample_cycles), ("load_tag_interval", options.load_tag_interval)];
+        settings.extend(rates.into_iter().filter_map(|(name, value)| Some((name, value?.into()))));
+    }
+    if own_memories(machine) {
+        settings.push(("remote_memory_cycles", beyond_l1(machine.memory.remote_latency_cycles)));
+    }
     let mut text = format!("# A modeled machine: {}\nname {}\n", machine.description, machine.name);
     for missing in not_modeled(machine, streamer.is_some()) {
         let _ = writeln!(text, "# not modeled: {missing}");
+    }
+    if own_memories(machine) {
+        let _ = writeln!(text, "# qemu {}", memory_nodes(machine));
+    }
+    if options.samples {
+        let _ = writeln!(text, "# modeled: samples of accesses (PEBS)\n# cpu {SAMPLING_PROCESSOR}");
     }
     for (name, value) in settings {
         let _ = writeln!(text, "{name} {value}");
@@ -157,6 +190,19 @@ fn own_memories(machine: &MachineSpec) -> bool {
     machine.memory.nodes > 1 && machine.memory.nodes == machine.packages
 }
 
+/// The emulator's options for the memory nodes: equal parts of the memory, as in the machine's model.
+fn memory_nodes(machine: &MachineSpec) -> String {
+    let (nodes, cpus) = (machine.memory.nodes, machine.cpus() / machine.memory.nodes);
+    let size_mib = machine.memory.size_bytes / u64::from(nodes) / (1 << 20);
+    let node = |id: u32| {
+        let (first, last) = (id * cpus, (id + 1) * cpus - 1);
+        format!(
+            "-object memory-backend-ram,id=m{id},size={size_mib}M -numa node,nodeid={id},cpus={first}-{last},memdev=m{id}"
+        )
+    };
+    (0..nodes).map(node).collect::<Vec<String>>().join(" ")
+}
+
 fn not_modeled(machine: &MachineSpec, streamer: bool) -> Vec<String> {
     let mut missing = vec!["instruction fetches and page walks".to_string()];
     if !matches!(machine.pipeline, cachemate_core::CoreModel::InOrder { issue_width: 1 }) {
@@ -166,9 +212,8 @@ fn not_modeled(machine: &MachineSpec, streamer: bool) -> Vec<String> {
     if prefetchers > 0 {
         missing.push(format!("{prefetchers} of its prefetchers: only a stride prefetcher at a private L2 is"));
     }
-    if machine.memory.nodes > 1 {
-        let bandwidth = if own_memories(machine) { "each L3 has" } else { "all L3s share" };
-        missing.push(format!("memory nodes: all memory is local, and {bandwidth} the bandwidth of one node"));
+    if machine.memory.nodes > 1 && !own_memories(machine) {
+        missing.push("memory nodes: all memory is local, and all L3s share the bandwidth of one node".to_string());
     }
     missing
 }
@@ -178,7 +223,7 @@ mod tests {
     use super::*;
 
     fn of(name: &str) -> anyhow::Result<String> {
-        text(&cachemate_spec::load_machine(name).unwrap(), false, false)
+        text(&cachemate_spec::load_machine(name).unwrap(), ProcessorOptions::default())
     }
 
     fn value(text: &str, name: &str) -> u64 {
@@ -202,17 +247,35 @@ mod tests {
         }
         assert_eq!(value(&of("lab-2x16M-hashed").unwrap(), "l3_slices"), 256);
         assert_eq!(value(&of("lab-2x16M").unwrap(), "memory_per_l3"), 0);
-        assert_eq!(value(&of("lab-2x16M?memory.nodes=2").unwrap(), "memory_per_l3"), 1);
+        let nodes = of("lab-vm?packages=2&memory.nodes=2&memory.remote_latency_cycles=401").unwrap();
+        assert_eq!((value(&nodes, "memory_per_l3"), value(&nodes, "remote_memory_cycles")), (1, 400));
+        let second = "-object memory-backend-ram,id=m1,size=1024M -numa node,nodeid=1,cpus=2-3,memdev=m1";
+        assert!(nodes.lines().any(|line| line.starts_with("# qemu ") && line.ends_with(second)), "{nodes}");
     }
 
     /// Do the switches take away counters and RDT, and nothing else?
     #[test]
     fn counters_and_rdt_can_be_left_out() {
         let machine = cachemate_spec::load_machine("lab-vm").unwrap();
-        let all = text(&machine, false, false).unwrap();
-        let bare = text(&machine, true, true).unwrap();
+        let all = text(&machine, ProcessorOptions::default()).unwrap();
+        let bare = text(&machine, ProcessorOptions { no_counters: true, no_rdt: true, ..ProcessorOptions::default() })
+            .unwrap();
         let differ: Vec<&str> = bare.lines().filter(|line| !all.lines().any(|other| other == *line)).collect();
         assert_eq!(differ, ["classes 0", "monitors 0", "counters 0"]);
+    }
+
+    /// Are samples marked as modeled, with their cost and rate, and absent unless requested?
+    #[test]
+    fn samples_are_marked_as_modeled() {
+        let machine = cachemate_spec::load_machine("lab-vm").unwrap();
+        assert!(!of("lab-vm").unwrap().contains("sampl"));
+        let options = ProcessorOptions { samples: true, ..ProcessorOptions::default() };
+        assert!(!text(&machine, options).unwrap().contains("sample_cycles"), "the machine's own defaults");
+        let options = ProcessorOptions { sample_cycles: Some(600), load_tag_interval: Some(7), ..options };
+        let text = text(&machine, options).unwrap();
+        let settings = ["sampling", "sample_cycles", "load_tag_interval"].map(|name| value(&text, name));
+        assert_eq!(settings, [1, 600, 7]);
+        assert!(text.contains("# modeled: samples of accesses (PEBS)\n# cpu family=6,"), "{text}");
     }
 
     /// Is a machine that the lab cannot model refused with its field, and are the omitted parts of another one named?

@@ -16,13 +16,12 @@ use cachemate_spec::{PolicyChoice, parse_toml};
 use clap::Args;
 use serde::Serialize;
 
+use super::script;
 use crate::args::JsonArg;
 use crate::session::Session;
 
-/// Environment variable with the directory of the lab's scripts.
 /// Longest `results.tsv` of a guest.
 const MAX_RESULTS_BYTES: u64 = 16 << 20;
-const VARIABLE: &str = "CACHEMATE_LAB";
 const SCRIPT: &str = "programs.sh";
 /// Phases of the script in their order; the last one runs only with a policy.
 const PHASES: [&str; 3] = [ALONE, "together", "managed"];
@@ -95,9 +94,9 @@ struct LabRunJson {
 
 impl LabRunArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let script = script()?;
+        let script = script(SCRIPT)?;
         let machine = cachemate_spec::load_machine(&self.machine)?;
-        let config = super::config::text(&machine, false, false)?;
+        let config = super::config::text(&machine, super::config::ProcessorOptions::default())?;
         let job = tempfile::tempdir().context("no folder for temporary files")?;
         self.write_job(job.path(), &config)?;
         session.note("booting the modeled machine; each second of the guest takes ten seconds or more");
@@ -140,20 +139,6 @@ impl LabRunArgs {
         }
         Ok(())
     }
-}
-
-/// The lab's script: in the directory named by the environment, beside this command's build, or installed.
-fn script() -> anyhow::Result<PathBuf> {
-    let named = std::env::var_os(VARIABLE).map(PathBuf::from);
-    let own = std::env::current_exe().ok();
-    let beside = own.iter().flat_map(|own| own.ancestors().skip(1).map(|folder| folder.join("lab")));
-    let installed = ["/usr/local/lib/cachemate/lab", "/usr/lib/cachemate/lab"].map(PathBuf::from);
-    let mut folders = named.into_iter().chain(beside).chain(installed);
-    folders.find_map(|folder| Some(folder.join(SCRIPT)).filter(|script| script.is_file())).with_context(|| {
-        format!(
-            "the lab is not installed: it is a separate package (lab/ of the source); {VARIABLE} may name its directory"
-        )
-    })
 }
 
 /// Parses the script's table: every program in every phase, in the order of the run.

@@ -1,0 +1,116 @@
+//! Changes of the host under a window: CPUs that go offline or come back, and time that the host was suspended.
+//!
+//! Problem: plans must use online CPUs only, and figures from both sides of such a change do not compare. Method: one
+//! file of the kernel is read per window, and the clocks with and without suspended time are compared. Properties: a
+//! CPU that was offline at the start stays unused, because the caches it shares were not known then; if the file
+//! cannot be read or understood, the topology stays as it was.
+
+use std::path::Path;
+use std::time::Duration;
+
+use cachemate_core::{CpuSet, Topology};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::kernel::Kernel;
+
+const ONLINE: &str = "/sys/devices/system/cpu/online";
+/// Shorter differences are the two clocks' reading times.
+const MIN_SUSPENDED: Duration = Duration::from_millis(10);
+
+/// Updates which CPUs are online; true = others than before.
+pub(crate) fn refresh_online(kernel: &dyn Kernel, topology: &mut Topology) -> bool {
+    let Ok(text) = kernel.read(Path::new(ONLINE)) else { return false };
+    let Ok(online) = text.trim().parse::<CpuSet>() else { return false };
+    let with_cache: CpuSet = topology.last_level_caches().flat_map(|cache| cache.cpus.iter()).collect();
+    let usable = online.intersection(&with_cache);
+    if usable.is_empty() || usable == topology.online() {
+        return false;
+    }
+    topology.cpus.iter_mut().for_each(|cpu| cpu.online = usable.contains(cpu.id.0));
+    true
+}
+
+/// Suspended time of the host since its boot.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SuspendClock(Duration);
+
+impl SuspendClock {
+    pub(crate) fn now() -> Self {
+        let read = |clock| {
+            let time = clock_gettime(clock);
+            Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+        };
+        let monotonic = read(ClockId::Monotonic);
+        SuspendClock(read(ClockId::Boottime).saturating_sub(monotonic))
+    }
+
+    /// True if the host was suspended since the last call. Steps of the wall clock change neither clock.
+    pub(crate) fn advance(&mut self, now: SuspendClock) -> bool {
+        let before = std::mem::replace(self, now);
+        now.0.saturating_sub(before.0) >= MIN_SUSPENDED
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake_tests::FakeHost;
+    use cachemate_core::{Cache, CacheId, CacheLevel, Cpu, CpuId};
+
+    /// Two last-level caches of two CPUs, and a CPU 4 that was offline at the start.
+    fn topology() -> Topology {
+        let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: id < 4, hertz: None };
+        let cache = |id: u32, cpus: &str| Cache {
+            id: CacheId(id),
+            level: CacheLevel::L3,
+            cpus: cpus.parse().unwrap(),
+            size_bytes: None,
+            ways: None,
+            line_bytes: None,
+            last_level: true,
+        };
+        let caches = vec![cache(0, "0-1"), cache(1, "2-3")];
+        Topology { cpus: (0..5).map(cpu).collect(), caches, memory_latency: Vec::new() }
+    }
+
+    /// Are CPUs that go and come followed, with the domains that they share, and reported once?
+    #[test]
+    fn cpus_that_go_and_come_are_followed() {
+        let (host, mut topology) = (FakeHost::default(), topology());
+        assert!(!refresh_online(&host, &mut topology), "no such file");
+        for (text, online, domains, changed) in [
+            ("0-3\n", "0-3", 2, false),
+            ("0-1,3\n", "0-1,3", 2, true),
+            ("0-1,3\n", "0-1,3", 2, false),
+            ("0\n", "0", 1, true),
+            ("0-4\n", "0-3", 2, true),
+        ] {
+            host.file(ONLINE, text);
+            assert_eq!(refresh_online(&host, &mut topology), changed, "{text}");
+            assert_eq!(topology.online().to_string(), online, "{text}");
+            assert_eq!(topology.last_level_domains().len(), domains, "{text}");
+        }
+    }
+
+    /// Does a file that names no usable CPU, or is not understood, change nothing?
+    #[test]
+    fn a_file_without_a_usable_cpu_changes_nothing() {
+        let (host, mut topology) = (FakeHost::default(), topology());
+        for text in ["", "4\n", "3-1\n", "none\n"] {
+            host.file(ONLINE, text);
+            assert!(!refresh_online(&host, &mut topology), "{text}");
+            assert_eq!(topology.online().to_string(), "0-3");
+        }
+    }
+
+    /// Is a suspension seen once, and a difference of the clocks' reading times not?
+    #[test]
+    fn a_suspension_is_seen_once() {
+        let mut clock = SuspendClock(Duration::from_secs(5));
+        assert!(!clock.advance(SuspendClock(Duration::from_millis(5_009))));
+        assert!(clock.advance(SuspendClock(Duration::from_secs(35))));
+        assert!(!clock.advance(SuspendClock(Duration::from_secs(35))));
+        assert!(!clock.advance(SuspendClock(Duration::from_secs(34))), "clocks are not read at once");
+        assert!(!SuspendClock::now().advance(SuspendClock::now()));
+    }
+}

@@ -137,10 +137,11 @@ report() {
     printf '\nFigures of a modeled machine\n'
     awk -F '\t' '{ printf "%-24s %-6s %-58s %-34s %-34s %s\n", $1, $3, substr($2, 1, 58), substr($4, 1, 34), substr($5, 1, 34), $6 }' \
         "$out/results.tsv"
-    awk -F '\t' -v kernel="$kernel" -v seconds=$(($(date +%s) - started)) '
+    awk -F '\t' -v kernel="$kernel" -v commit="$(git rev-parse --short=12 HEAD 2>/dev/null || true)" \
+        -v seconds=$(($(date +%s) - started)) '
         function text(s) { gsub(/\\/, "\\\\", s); gsub(/"/, "\\\"", s); gsub(/[[:cntrl:]]/, " ", s); return "\"" s "\"" }
         function passed(s) { return s == "met" ? "true" : s == "FAIL" || s == "missed" ? "false" : "null" }
-        BEGIN { printf "{\n  \"ran\": true,\n  \"machine\": \"modeled\",\n  \"kernel\": %s,\n  \"lines\": [", text(kernel) }
+        BEGIN { printf "{\n  \"ran\": true,\n  \"machine\": \"modeled\",\n  \"kernel\": %s,\n  \"commit\": %s,\n  \"lines\": [", text(kernel), commit == "" ? "null" : text(commit) }
         { printf "%s\n    { \"id\": %s, \"title\": %s, \"passed\": %s, \"reported\": %s, \"modeled\": %s, \"target\": %s }",
               (NR > 1 ? "," : ""), text($1), text($2), passed($3), text($4), text($5), text($6)
           failed += $3 == "FAIL"; missed += $3 == "missed"; met += $3 == "met" }

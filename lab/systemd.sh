@@ -19,7 +19,7 @@ limit_seconds=${LAB_LIMIT_SECONDS:-$limit_default}
 command -v dpkg-shlibdeps >/dev/null || not_run "dpkg-dev is missing on this host"
 
 system=$cache/system-13
-system_packages="systemd base-files base-passwd bash coreutils dash debianutils dpkg findutils grep gzip init-system-helpers
+system_packages="systemd base-files base-passwd bash coreutils dash debianutils diffutils dpkg findutils grep gzip init-system-helpers
 libc-bin mount perl-base procps sed tar util-linux"
 # fetch_system: a Debian system as its packages have it, none of them configured.
 fetch_system() {
@@ -68,14 +68,14 @@ system_image() {
     cp "$image/usr/share/base-passwd/passwd.master" "$image/etc/passwd"
     cp "$image/usr/share/base-passwd/group.master" "$image/etc/group"
     printf 'lab\n' >"$image/etc/hostname"
+    ln -sf mawk "$image/usr/bin/awk"
     cp lab/guest/systemd.sh "$image/lab/test.sh"
     cp lab/guest/lab.service "$image/etc/systemd/system/"
     for unit in serial-getty@ttyS0.service getty.target systemd-hwdb-update.service ldconfig.service \
         systemd-journal-catalog-update.service systemd-update-done.service systemd-logind.service systemd-firstboot.service \
-        systemd-pcrphase.service systemd-binfmt.service systemd-update-utmp.service; do
+        systemd-modules-load.service systemd-pcrphase.service systemd-binfmt.service systemd-update-utmp.service; do
         ln -sf /dev/null "$image/etc/systemd/system/$unit"
     done
-    ln -sf /etc/systemd/system/lab.service "$image/etc/systemd/system/default.target.wants" 2>/dev/null || true
     cp "$out"/packages/*.deb "$image/lab/"
     cp "$(ls "$tree/bin/busybox" "$tree/usr/bin/busybox" 2>/dev/null | head -n 1)" "$image/lab/busybox"
     for name in stream stencil gawk gzip; do

@@ -54,7 +54,7 @@ dpkg --force-depends -i first.deb >dpkg.log 2>&1 || report install "the package 
 same installed "installed: neither enabled nor started" "disabled inactive" "$(systemctl is-enabled cachemate.service) $(property ActiveState)"
 exposure=$(systemd-analyze security cachemate.service 2>/dev/null | sed -n 's/.*Overall exposure level[^:]*: \([0-9.]*\).*/\1/p')
 verdict=FAIL
-awk "BEGIN { exit !(\"$exposure\" != \"\" && \"$exposure\" + 0 <= 3.0) }" 2>/dev/null || [ "$(echo "$exposure" | tr -d .)" -le 30 ] 2>/dev/null && verdict=met
+[ -n "$exposure" ] && awk "BEGIN { exit !($exposure <= 3.0) }" && verdict=met
 report exposure "systemd-analyze security: overall exposure" "$verdict" "${exposure:-none}" - "at most 3.0"
 systemd-analyze security --no-pager cachemate.service 2>/dev/null | grep '✗' | sed 's/^/# /'
 

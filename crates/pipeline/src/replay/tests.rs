@@ -117,7 +117,7 @@ impl Policy for LastCpuPolicy {
 }
 
 /// Does a run in which a CPU went offline and online again replay, and a log of the older version, which does not
-/// record it, differ from that window on?
+/// record it, differ from that window on? Is no forecast scored for the windows in which CPUs changed?
 #[test]
 fn a_run_whose_cpus_went_offline_replays() {
     let dir = tempfile::tempdir().unwrap();
@@ -127,13 +127,15 @@ fn a_run_whose_cpus_went_offline_replays() {
     let header = cachemate_core::test_support::run_header(host.topology.clone(), host.capabilities.clone(), config());
     let mut run = ControlLoop::new(Hotplug(host, 0), Vec::new(), Box::new(CpuPredictor), "last", LastCpuPolicy, first);
     let mut log = RunLogWriter::create(&path, false, &header).unwrap();
-    let mut online = Vec::new();
+    let (mut online, mut scored) = (Vec::new(), Vec::new());
     while let Some(record) = run.step().unwrap() {
         online.push(record.online.as_ref().map(ToString::to_string));
+        scored.push(!record.forecast_errors_instr_per_cycle.is_empty());
         log.push(&record).unwrap();
     }
     log.finish().unwrap();
     assert_eq!(online, [None, None, Some("0".to_string()), None, Some("0-1".to_string()), None]);
+    assert_eq!(scored, [false, true, false, true, false, true]);
     let again = |path: &std::path::Path| {
         let machine = Replay::new(RunLogReader::open(path).unwrap());
         let current = Rc::clone(&machine.current);

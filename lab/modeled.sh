@@ -13,7 +13,7 @@ binary=${1:-target/chaos/cachemate}
 cache=${LAB_CACHE:-${XDG_CACHE_HOME:-${HOME:-$PWD/target}/.cache}/cachemate/lab}
 out=$PWD/target/lab
 short='colors-hashed colors deaths gangs'
-full="settled gangs gangs-bare colors colors-hashed ways placement sharing deaths hotplug clock resctrl partitions disk"
+full="settled gangs gangs-bare colors colors-hashed ways placement sharing deaths hotplug clock suspend resctrl partitions disk"
 # By name only (LAB_SCENARIOS): they take long, or have not come to their end yet.
 named="deaths-many nodes sweep probes probes-bare probes-rdt sharing-processes auto-gangs auto-ways auto-placement auto-colors auto-nothing real"
 scenarios=${LAB_SCENARIOS:-$([ -n "${LAB_FULL:-}" ] && echo "$full" || echo "$short")}
@@ -95,7 +95,7 @@ for name in $scenarios; do
         ways | auto-ways | auto-nothing) scenario "$name" lab-vm ;;
         placement | auto-placement) scenario "$name" 'lab-vm?packages=2' ;;
         sharing | sharing-processes) scenario "$name" 'lab-vm?packages=2' --samples ;;
-        hotplug | clock | partitions | disk) scenario "$name" 'lab-vm?packages=2' ;;
+        hotplug | clock | suspend | partitions | disk) scenario "$name" 'lab-vm?packages=2' ;;
         resctrl) throttling=1 scenario resctrl 'lab-vm?packages=2' ;;
         nodes) scenario nodes 'lab-vm?packages=2&memory.nodes=2' ;;
         sweep) scenario sweep lab-vm ;;

@@ -19,6 +19,8 @@ pass() {
     first_window=$(windows)
     within 60 windows_passed $((${first_window:-0} + $1))
 }
+# flagged_windows: those of the run log in which the host changed
+flagged_windows() { grep -c '"HostChanged"' run.jsonl; }
 alive() { kill -0 "$daemon" 2>/dev/null; }
 # not_in CPUS < LISTS: those lists of CPUs, one a line, that are not subsets of CPUS
 not_in() {
@@ -36,7 +38,7 @@ not_in() {
 online() { cat /sys/devices/system/cpu/online; }
 # The CPU lists of tasks and gangs in status.json, by the plan in force.
 planned_cpus() {
-    awk -F '"' '/^  "gangs": \[/ { on = 1 } /^  \]/ { on = 0 } $2 == "allowed" && $4 != "" || on && $2 == "cpus" { print $4 }' status.json
+    awk -F '"' '/^  "gangs": \[$/ { on = 1 } /^  \]/ { on = 0 } $2 == "allowed" && $4 != "" || on && $2 == "cpus" { print $4 }' status.json
 }
 # turns_of PID...: how often each has gone to sleep so far
 turns_of() { for one in "$@"; do awk '/^voluntary/ { printf "%s ", $2 }' "/proc/$one/status" 2>/dev/null || printf 'gone '; done; }
@@ -68,7 +70,9 @@ after_change() {
 hotplug_under() {
     odd=
     snapshot >before
+    rm -f run.jsonl
     manage "window_ms = 200
+run_log = \"/lab/run.jsonl\"
 [rollback]
 enabled = false
 $2
@@ -88,10 +92,12 @@ $rules"
     status >status.json
     grep -o '"text": "[^"]*' status.json | tail -n 2 | sed 's/^/# /'
     end
+    flagged=$(flagged_windows)
+    [ "$flagged" -ge 4 ] || odd="$odd only $flagged windows are flagged;"
     within 10 restored || odd="$odd not restored: $(differences);"
     verdict=met
     [ -z "$odd" ] || verdict=FAIL
-    report "cpus-$1" "CPUs off and on under $1: plans within what is online, all run, restored" "$verdict" "${odd:-yes}" "changed: ${kinds:-nothing}" "in two windows"
+    report "cpus-$1" "CPUs off and on under $1: plans within what is online, all run, restored" "$verdict" "${odd:-yes}" "changed: ${kinds:-nothing}; $flagged windows flagged" "in two windows"
 }
 scenario_hotplug() {
     rare_looks
@@ -140,11 +146,8 @@ scenario_clock() {
     set -- $pids
     snapshot >before
     manage "window_ms = 200
-[rollback]
-enabled = false
-[policy]
-name = \"static-partition\"
-parameters = { steps = [{ shares = [\"0-7\", \"8-15\"] }] }
+run_log = \"/lab/run.jsonl\"
+$two_shares
 $(rules prog-a prog-b)"
     within 20 acts
     pass 2
@@ -165,21 +168,55 @@ $(rules prog-a prog-b)"
         [ "$(own_groups)" = 2 ] || odd="$odd after $step s: $(own_groups) groups;"
         alive || odd="$odd after $step s: the daemon has ended;"
     done
+    end
+    [ "$(flagged_windows)" = 0 ] || odd="$odd $(flagged_windows) windows are flagged;"
     verdict=met
     [ -z "$odd" ] || verdict=FAIL
     report steps "clock steps of an hour: windows counted, and their lengths, against the configuration" "$verdict" "$odd$counts /$lengths" \
         "1 and 1" "no step is seen"
-    end
     within 10 restored
     snapshot >after
     same restored "everything is as before" "$(cat before)" "$(cat after)" "threads, groups, masks"
-    suspended "$@"
     kill -9 $pids
 }
-# suspended PID...: the guest sleeps for 30 s under a daemon, if it can
-suspended() {
-    grep -q freeze /sys/power/state 2>/dev/null && [ -e /dev/rtc0 ] ||
-        { report suspend "the guest suspended for 30 s" note "NOT RUN: the kernel has no suspend to idle, or no clock that wakes it" - -; return; }
+# The guest sleeps for 30 s under a plan, if its kernel can.
+scenario_suspend() {
+    rare_looks
+    mount -t resctrl resctrl /mnt/rdt
+    if ! grep -q freeze /sys/power/state 2>/dev/null || [ ! -e /dev/rtc0 ]; then
+        report slept "the guest suspended for 30 s" note - "NOT RUN: no suspend to idle, or no clock that wakes it" -
+        return
+    fi
+    pids=''
+    for name in a b; do worker "prog-$name"; done
+    usleep 200000
+    snapshot >before
+    manage "window_ms = 200
+run_log = \"/lab/run.jsonl\"
+$two_shares
+$(rules prog-a prog-b)"
+    within 20 two_own
+    pass 2
+    guard=$(guardian)
+    since=$(cut -d. -f1 /proc/uptime)
+    rtcwake -m freeze -s 30 >rtcwake.out 2>&1
+    slept=$(($(cut -d. -f1 /proc/uptime) - since))
+    pass 3
+    odd=
+    [ "$slept" -ge 29 ] || odd="$odd $(tail -n 1 rtcwake.out);"
+    [ "$(guardian)" = "$guard" ] || odd="$odd another guardian;"
+    journal || odd="$odd no journal;"
+    two_own || odd="$odd $(own_groups) groups;"
+    alive || odd="$odd the daemon has ended;"
+    end
+    flagged=$(flagged_windows)
+    [ "$flagged" -ge 1 ] || odd="$odd no window is flagged;"
+    verdict=met
+    [ -z "$odd" ] || verdict=FAIL
+    report slept "the guest suspended for 30 s: the plan holds, the window is flagged" "$verdict" "${odd:-$flagged windows flagged}" "$slept s" "at least one"
+    within 10 restored
+    same restored "everything is as before" "$(cat before)" "$(cat after)" "threads, groups, masks"
+    kill -9 $pids
 }
 
 # ---- resctrl of others ----
@@ -271,7 +308,7 @@ $rules"
         within 20 two_own
         pass 3
         ways_of=$(for group in /mnt/rdt/cachemate-*; do tr -d ' ' <"$group/schemata" | grep L3; done | tr '\n' ' ')
-        same megabytes "mba_MBps is mounted: shares in ways hold" "L3:0=00ff;1=00ff L3:0=ff00;1=ff00 " "$ways_of"
+        same megabytes "mba_MBps is mounted: shares in ways hold" "L3:0=ff;1=ff L3:0=ff00;1=ff00 " "$ways_of"
         same megabytes-theirs "limits of another tool in MB/s" "$(cat theirs.before)" "$(theirs)" "untouched: $(grep MB /mnt/rdt/db/schemata)"
         end
         within 10 restored

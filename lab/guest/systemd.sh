@@ -107,7 +107,7 @@ hung=$(main_pid)
 kill -STOP "$hung"
 another() { [ "$(main_pid)" != "$hung" ] && [ "$(main_pid)" != 0 ] && acts; }
 if within 180 another; then verdict=met; else verdict=FAIL; fi
-report watchdog "SIGSTOP: the watchdog ends the daemon, and the next one acts" "$verdict" "$hung, then $(main_pid)" "$(journalctl -u cachemate -o cat | grep -ci watchdog) lines of the watchdog" "another process"
+report watchdog "SIGSTOP: the watchdog ends the daemon, and the next one acts" "$verdict" "$hung, then $(main_pid)" "$(property NRestarts) restarts" "another process"
 rm -r /run/systemd/system/cachemate.service.d
 systemctl daemon-reload
 

@@ -11,6 +11,7 @@ use cachemate_study::{KernelFootprint, ProfileTarget, USUAL_SCHEME, plan_picture
 use clap::Args;
 use serde::Serialize;
 
+use super::advise_cluster::AdviseCommand;
 use super::status::SocketArg;
 use crate::args::JsonArg;
 use crate::programs::{ProfiledInput, load_all};
@@ -24,7 +25,10 @@ use cachemate_daemon::{host, socket};
 /// latencies are assumed, and the answer lists the assumptions. Nothing is started or changed. If a daemon is running, the
 /// programs that it manages are listed with the plan.
 #[derive(Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Advise {
+    #[command(subcommand)]
+    cluster: Option<AdviseCommand>,
     /// Profile files, recordings, or names of bundled recordings
     #[arg(value_name = "PROGRAM", required = true)]
     programs: Vec<String>,
@@ -80,6 +84,9 @@ const MISSES_AT_ONCE: f64 = 12.0;
 
 impl Advise {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        if let Some(cluster) = &self.cluster {
+            return cluster.run(session);
+        }
         let host = host::survey_host(false)?;
         let (cache, target, mut assumed) = shared_cache(&host.topology)?;
         let programs = load_all(session, &self.programs, target)?;

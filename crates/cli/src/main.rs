@@ -10,6 +10,7 @@ mod commands;
 mod engine_args;
 mod exit;
 mod files;
+mod goal_plan;
 mod input;
 mod interval_programs;
 mod job_runner;

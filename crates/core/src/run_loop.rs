@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use crate::check::{PlanError, check_plan};
 use crate::{
     Capabilities, CounterEvent, CpuSet, Decision, Estimate, Forecast, Machine, MachineError, Observation,
-    PipelineConfig, Plan, Policy, Predictor, Profiler, Profiles, RefusedItem, TaskId, TaskSample, Topology, View,
-    WindowEnd, WindowLength,
+    PipelineConfig, Plan, Policy, Predictor, Profiler, Profiles, PromiseReport, PromiseTracker, RefusedItem, TaskId,
+    TaskSample, Topology, View, WindowEnd, WindowLength,
 };
 
 /// How far off the last forecast was; task, forecast, measured.
@@ -29,6 +29,9 @@ pub struct WindowRecord {
     /// How far off the forecast for this window was; tasks without a forecast or a measurement are missing.
     #[serde(alias = "last_forecast_missed_instr_per_cycle")]
     pub forecast_errors_instr_per_cycle: Vec<ForecastError>,
+    /// The state of every promise after this window; empty if no program has one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub promises: Vec<PromiseReport>,
     /// The CPUs that are online, where they are others than in the window before, or of the header's topology in the
     /// first one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -86,6 +89,8 @@ pub struct ControlLoop<M, P> {
     pub forecast: Forecast,
     /// The refusals of that plan; policies see them in the next window.
     refused: Vec<RefusedItem>,
+    /// Judge of the promises.
+    promises: PromiseTracker,
     /// CPUs that were online when this was last looked at.
     online: CpuSet,
 }
@@ -111,6 +116,7 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
             plan: Plan::idle(first_window),
             forecast: Forecast::default(),
             refused: Vec::new(),
+            promises: PromiseTracker::default(),
         }
     }
 
@@ -154,6 +160,7 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
             bad,
         })?;
         let forecast = self.predictor.forecast(&view, &decision.plan);
+        let promises = self.promises.observe(&seen, &self.profiles, self.machine.topology(), &self.plan, &decision);
         let applied = self.machine.apply(&decision.plan)?;
         self.refused.clone_from(&applied.refused);
         self.plan = decision.plan.clone();
@@ -165,6 +172,7 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
             forecast,
             applied,
             forecast_errors_instr_per_cycle: last_forecast_missed_instr_per_cycle,
+            promises,
             online,
         }))
     }

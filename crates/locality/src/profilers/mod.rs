@@ -16,6 +16,7 @@ mod rapidmrc;
 mod reuses;
 mod sharing;
 mod size_sweep;
+mod solo_interval;
 mod stalls;
 mod stored_profile;
 
@@ -29,6 +30,7 @@ pub use rapidmrc::{CurveForm, RapidMrcProfiler};
 pub use reuses::ReuseProfiler;
 pub use sharing::SharingProfiler;
 pub use size_sweep::SizeSweepProfiler;
+pub use solo_interval::SoloIntervalProfiler;
 pub use stalls::StallProfiler;
 pub use stored_profile::StoredProfileProfiler;
 

@@ -11,6 +11,7 @@ mod engine_args;
 mod exit;
 mod extender_server;
 mod files;
+mod goal_plan;
 mod input;
 mod interval_programs;
 mod job_runner;

@@ -85,17 +85,20 @@ fn every_printed_field_is_promised_and_every_promise_is_kept() {
     let sim = ["cachesim", "small.cmt", "--size", "16K", "--ways", "4", "--json"];
     check("cachesim", &[json(&sim), json(&[&sim[..], &["--l1", "1K:2"]].concat())], &[], &[]);
     check("topology", &[json(&["topology", "-m", "opteron-2350", "--json"])], &[], &[]);
-    let machine = ["-m", "xeon-x5365-4", "--json"];
+    let machine = ["-m", "xeon-x5365-4", "--timing", "prior", "--json"];
     let both = json(&[&["predict", "small.cmt", "large.cmt"], &machine[..]].concat());
-    check("predict", &[both, json(&[&["predict", "small.cmt"], &machine[..]].concat())], &[], &[]);
+    let by_scheme = json(&[&["predict", "small.cmt", "large.cmt", "--model", "statcc"], &machine[..]].concat());
+    check("predict", &[both, by_scheme, json(&[&["predict", "small.cmt"], &machine[..]].concat())], &[], &[]);
     let crowd = ["small.cmt"; 5];
+    let four = ["plan", "small.cmt", "large.cmt", "small.cmt", "small.cmt"];
     let plans = [
         json(&[&["plan"], &crowd[..], &["large.cmt"], &machine[..]].concat()),
         json(&[&["plan", "small.cmt", "large.cmt", "--model", "pain"], &machine[..]].concat()),
-        json(&[&["plan", "small.cmt", "large.cmt"], &crowd[..2], &machine[..]].concat()),
+        json(&[&four[..], &["--model", "statcc"], &machine[..]].concat()),
+        json(&[&four[..], &["--goal", "large=30%"], &machine[..]].concat()),
     ];
     let outcomes = ["best", "worst", "random", "random_low_5_percent", "random_high_5_percent", "lower_bound", "gap"];
-    check("plan", &plans, &outcomes, &["reasons", "caches[].cpus[][]"]);
+    check("plan", &plans, &outcomes, &["reasons", "caches[].cpus[][]", "goals.must_leave"]);
     std::fs::write(at.join("stream.toml"), PHASES).unwrap();
     let crowd = ["stream.toml*3", "-m", "xeon-x5365-4", "--policy", "auto", "--json"];
     let refused = serde_json::json!({ "refused": ["a line that cannot be had"] });

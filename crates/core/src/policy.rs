@@ -63,6 +63,9 @@ pub enum ReasonKind {
     TrialVerdict,
     /// A cluster of threads that share data; its tasks are the cluster.
     ClusterFound,
+    /// No plan that the policy knows meets the goal of the first task. The number `must_leave` says how many of the tasks
+    /// that follow would have to leave.
+    InfeasibleGoal,
 }
 
 impl ReasonKind {

@@ -39,6 +39,8 @@ facts! {
     pub struct RateFacts {
         /// Alone on the machine.
         pub solo_instr_per_cycle: Option<Fact<f64>>,
+        /// Misses of the last level alone on the machine, as measured then.
+        pub solo_misses_per_kilo_instr: Option<Fact<f64>>,
         /// References to the last level.
         pub llc_refs_per_mega_instr: Option<Fact<f64>>,
         /// Running average of misses of the last level under whatever it ran beside (DIO); not the task's own alone.

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use crate::check::{PlanError, check_plan};
 use crate::{
     Capabilities, CounterEvent, CpuSet, Decision, Estimate, Forecast, Machine, MachineError, Observation,
-    PipelineConfig, Plan, Policy, Predictor, ProfileRecall, Profiler, Profiles, RefusedItem, TaskId, TaskSample,
-    Topology, View, WindowEnd, WindowLength,
+    PipelineConfig, Plan, Policy, Predictor, ProfileRecall, Profiler, Profiles, PromiseReport, PromiseTracker,
+    RefusedItem, TaskId, TaskSample, Topology, View, WindowEnd, WindowLength,
 };
 
 /// How far off the last forecast was; task, forecast, measured.
@@ -29,6 +29,9 @@ pub struct WindowRecord {
     /// How far off the forecast for this window was; tasks without a forecast or a measurement are missing.
     #[serde(alias = "last_forecast_missed_instr_per_cycle")]
     pub forecast_errors_instr_per_cycle: Vec<ForecastError>,
+    /// The state of every promise after this window; empty if no program has one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub promises: Vec<PromiseReport>,
     /// The CPUs that are online, where they are others than in the window before, or of the header's topology in the
     /// first one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -88,6 +91,8 @@ pub struct ControlLoop<M, P> {
     pub forecast: Forecast,
     /// The refusals of that plan, which belong to the next observation.
     refused: Vec<RefusedItem>,
+    /// Judge of the promises.
+    promises: PromiseTracker,
     /// CPUs that were online when this was last looked at.
     online: CpuSet,
 }
@@ -115,6 +120,7 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
             plan: Plan::idle(first_window),
             forecast: Forecast::default(),
             refused: Vec::new(),
+            promises: PromiseTracker::default(),
         }
     }
 
@@ -144,11 +150,21 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
             bad,
         })?;
         let forecast = decision.forecast.take().unwrap_or_else(|| self.predictor.forecast(&view, &decision.plan));
+        let promises =
+            self.promises.observe(&observation, view.profiles, self.machine.topology(), &self.plan, &decision);
         let applied = self.machine.apply(&decision.plan)?;
         self.refused.clone_from(&applied.refused);
         self.plan = decision.plan.clone();
         self.forecast = forecast.clone();
-        Ok(Some(WindowRecord { observation, decision, forecast, applied, forecast_errors_instr_per_cycle, online }))
+        Ok(Some(WindowRecord {
+            observation,
+            decision,
+            forecast,
+            applied,
+            forecast_errors_instr_per_cycle,
+            promises,
+            online,
+        }))
     }
 
     /// The next observation, whole: with the refusals of the plan in force, which a recording has already.
@@ -188,6 +204,11 @@ impl<M: Machine, P> ControlLoop<M, P> {
     /// The profiles after the last step, as the policy saw them.
     pub fn profiles(&self) -> &Profiles {
         self.recalled.as_ref().unwrap_or(&self.measured)
+    }
+
+    /// The machine, and the profiles after the last step for it to learn from.
+    pub fn machine_and_profiles(&mut self) -> (&mut M, &Profiles) {
+        (&mut self.machine, self.recalled.as_ref().unwrap_or(&self.measured))
     }
 
     /// Forecasts another plan than the last one from the current profiles: for replays, in which the recorded plan is

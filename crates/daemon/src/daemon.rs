@@ -20,7 +20,7 @@ use crate::endpoints::Endpoints;
 use crate::host::{self, LiveLoop, LiveRunOptions};
 use crate::socket::{self, SharedStatus};
 use crate::status::{Watcher, evidence_text};
-use crate::{page, paths};
+use crate::{metrics, page, paths};
 
 /// How long a start waits for a guardian that is just putting things back.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -124,6 +124,9 @@ pub fn run(source: &ConfigSource, switches: &ControlFlags, say: &dyn Fn(&str)) -
     let socket_path = wish.config.socket.clone().unwrap_or_else(paths::socket);
     let _server = socket::serve(&socket_path, shared.clone())?;
     let metrics_address = wish.config.metrics_address.as_deref();
+    if let Some(path) = &wish.config.metrics_textfile {
+        metrics::write_textfile(path, shared.clone())?;
+    }
     let endpoints = Endpoints::open(metrics_address, source.page.as_ref(), &shared, &header, say)?;
     watcher.status.unavailable.clone_from(&endpoints.unavailable);
     publish(&shared, &watcher);

@@ -30,6 +30,7 @@ fn record(window: u64, cpus: &[u32]) -> WindowRecord {
         forecast: Forecast::default(),
         applied: AppliedPlan::default(),
         forecast_errors_instr_per_cycle: Vec::new(),
+        promises: Vec::new(),
         online: None,
     }
 }

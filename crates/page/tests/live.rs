@@ -37,6 +37,7 @@ fn record(window: u64) -> WindowRecord {
         forecast: Forecast::default(),
         applied: AppliedPlan::default(),
         forecast_errors_instr_per_cycle: Vec::new(),
+        promises: Vec::new(),
         online: None,
     }
 }

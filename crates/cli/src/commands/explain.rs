@@ -13,6 +13,7 @@ use super::status::SocketArg;
 use crate::args::JsonArg;
 use crate::session::Session;
 use crate::status_text::explain_text;
+use cachemate_daemon::promise_status::PromiseStatus;
 use cachemate_daemon::socket;
 use cachemate_daemon::status::thread_text;
 use cachemate_daemon::status::{DecisionStatus, TaskStatus};
@@ -37,6 +38,8 @@ struct ExplainJson {
     policy: String,
     mode: ManageMode,
     tasks: Vec<TaskStatus>,
+    /// Its promises with their states.
+    promises: Vec<PromiseStatus>,
     /// Managed threads of other processes on its cache.
     co_runners: Vec<String>,
     /// Decisions that name it, latest first.
@@ -104,11 +107,12 @@ impl Explain {
                 .filter(|conflict| tasks.iter().any(|task| task.pid == conflict.pid))
                 .map(|conflict| conflict.detail.clone())
                 .collect(),
+            promises: status.promises.iter().filter(|promise| pids.contains(&promise.pid)).cloned().collect(),
             tasks,
         };
         session.answer(self.json.json, &result, || {
-            let ExplainJson { tasks, co_runners, decisions, refused, conflicts, mode, .. } = &result;
-            explain_text(tasks, co_runners, decisions, refused, conflicts, *mode)
+            let ExplainJson { tasks, promises, co_runners, decisions, refused, conflicts, mode, .. } = &result;
+            explain_text(tasks, promises, co_runners, decisions, refused, conflicts, *mode)
         })
     }
 }

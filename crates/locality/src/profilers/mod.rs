@@ -18,6 +18,7 @@ mod recall;
 mod reuses;
 mod sharing;
 mod size_sweep;
+mod solo_interval;
 mod stalls;
 mod stored_profile;
 
@@ -32,6 +33,7 @@ pub use recall::{AVERAGED, PhaseCurveRecall};
 pub use reuses::ReuseProfiler;
 pub use sharing::SharingProfiler;
 pub use size_sweep::SizeSweepProfiler;
+pub use solo_interval::SoloIntervalProfiler;
 pub use stalls::StallProfiler;
 pub use stored_profile::StoredProfileProfiler;
 

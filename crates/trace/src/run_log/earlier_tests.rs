@@ -249,6 +249,7 @@ fn record() -> WindowRecord {
         forecast: Forecast::default(),
         applied: applied(),
         forecast_errors_instr_per_cycle: vec![(TaskId(0), Estimate::exact(0.5), 0.75)],
+        promises: Vec::new(),
         online: Some(CpuSet::from_iter(0..2)),
     }
 }

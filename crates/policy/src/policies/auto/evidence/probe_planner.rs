@@ -62,7 +62,19 @@ pub struct ProbePlanner {
     ran_ns: BTreeMap<TaskId, u64>,
     /// Time of an entry of a log, once measured.
     entry_ns: Option<f64>,
+    /// Outstanding solo interval of a task with a promise, and when it was requested.
+    solo: Option<(ProbeRequest, u64)>,
+    /// Tasks whose solo interval was requested, with their phase and its time.
+    solo_requested: BTreeMap<TaskId, (u32, u64)>,
 }
+
+/// Length of a solo interval and of each of the two rows that it consists of: the cache fills during the first.
+const SOLO_SETTLE_NS: u64 = 50_000_000;
+const SOLO_ROW_NS: u64 = 50_000_000;
+/// Time after which a solo speed is measured again in the same phase, if it is paid for.
+const SOLO_AGAIN_AFTER_NS: u64 = 300_000_000_000;
+/// The same in another phase whose solo speed is unknown.
+const SOLO_PAUSE_NS: u64 = 5_000_000_000;
 
 /// A log that was too short is recorded again with so many times its entries.
 const ENTRIES_FACTOR: u32 = 4;
@@ -134,11 +146,67 @@ impl ProbePlanner {
             asked.answered |= answered;
             asked.over |= answered || refused || late || known && is_first;
         }
+        if let Some(probe) = self.of_promises(view, sites, terms, now_ns) {
+            // Its row keeps other tasks off their CPUs, so that no other probe would answer.
+            return vec![probe];
+        }
         let mut probes = self.of_curves(view, sites, (speeds, curves), terms, now_ns);
         if share && sites.len() > 1 {
             probes.extend(self.of_sharing(view, speeds, terms, now_ns));
         }
         probes
+    }
+
+    /// An interval in which a task with a promised slowdown has its cache for itself. The first one of a task comes at
+    /// once; later ones follow a change of phase or some minutes, and wait until they are paid for.
+    fn of_promises(
+        &mut self,
+        view: &View<'_>,
+        sites: &[CacheSite],
+        terms: &ProbeLimits,
+        now_ns: u64,
+    ) -> Option<ProbeRequest> {
+        if !view.capabilities.can(Ability::CountPerCache) {
+            return None;
+        }
+        self.solo_requested.retain(|task, _| view.live_tasks().any(|seen| seen.task == *task));
+        if let Some((probe, since_ns)) = self.solo.take() {
+            let answered = view.observation.probe_results.iter().any(|answer| answer.probe == probe.id);
+            let refused = view.observation.applied.refused.iter().any(|no| no.item == PlanItem::Probe(probe.id));
+            if !answered && !refused && now_ns.saturating_sub(since_ns) <= ANSWERED_WITHIN_NS {
+                self.solo = Some((probe.clone(), since_ns));
+                return Some(probe);
+            }
+        }
+        let seats = CpuSites::of(sites);
+        let paid = self.spent_share() <= terms.share;
+        let is_due = |seen: &&cachemate_core::TaskSample| {
+            let is_promised = seen.goal.is_some_and(|goal| goal.max_slowdown.is_some());
+            let phase = view.profiles.get(&seen.task).map_or(0, |profile| profile.phase_number);
+            let is_known = view.profiles.get(&seen.task).is_some_and(|one| one.rates.solo_instr_per_cycle.is_some());
+            let due = self.solo_requested.get(&seen.task).is_none_or(|&(measured, when_ns)| {
+                let pause_ns = if is_known || measured == phase { SOLO_AGAIN_AFTER_NS } else { SOLO_PAUSE_NS };
+                paid && now_ns.saturating_sub(when_ns) >= pause_ns
+            });
+            is_promised && due && seen.ran() && self.ran_ns.get(&seen.task).copied().unwrap_or(0) >= SOLO_ROW_NS
+        };
+        let seen = view
+            .movable()
+            .filter(is_due)
+            .min_by_key(|seen| self.solo_requested.get(&seen.task).map_or(0, |&(_, when_ns)| when_ns))?;
+        let (task, cache) = (seen.task, sites[seats.of_task(seen)?].cache);
+        let phase = view.profiles.get(&task).map_or(0, |profile| profile.phase_number);
+        self.solo_requested.insert(task, (phase, now_ns));
+        let kind = ProbeKind::CoRunRows {
+            cache,
+            rows: vec![vec![task], vec![task]],
+            total_ns: SOLO_ROW_NS,
+            settle_ns: SOLO_SETTLE_NS,
+            boost: true,
+        };
+        let probe = self.probe(kind, ANSWERED_WITHIN_NS);
+        self.solo = Some((probe.clone(), now_ns));
+        Some(probe)
     }
 
     fn of_curves(

@@ -114,6 +114,10 @@ impl SpeedTracker {
         let present: BTreeSet<TaskId> = seen.tasks.iter().filter(|task| !task.exited).map(|task| task.task).collect();
         self.now.retain(|task, _| present.contains(task));
         self.of_kinds.retain(|(task, _), _| present.contains(task));
+        // A solo interval is another company for its task, and a pause for the others.
+        if before.probes.iter().any(|probe| matches!(probe.kind, ProbeKind::CoRunRows { .. })) {
+            return;
+        }
         let traced = |task: TaskId| {
             before
                 .probes

@@ -61,9 +61,14 @@ impl Bus {
         (weights > 0.0).then(|| Bus { line_cycles: weighted / weights, now })
     }
 
+    /// Present wait of a miss on a package, in cycles.
+    pub fn wait_now(&self, package: u32) -> f64 {
+        self.now.get(&package).copied().unwrap_or(0.0)
+    }
+
     /// Additional wait of a miss on a package with this traffic, over the package on which it was measured.
     pub fn longer(&self, lines_per_cycle: f64, measured_on: u32) -> f64 {
-        wait(self.line_cycles, lines_per_cycle) - self.now.get(&measured_on).copied().unwrap_or(0.0)
+        wait(self.line_cycles, lines_per_cycle) - self.wait_now(measured_on)
     }
 }
 

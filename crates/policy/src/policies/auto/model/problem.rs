@@ -278,6 +278,11 @@ impl PlanningProblem {
             if let Some((program, misses)) = scene_task.program.as_mut().zip(measured(scene_task.task)) {
                 program.calibrate(composed.held_bytes, bytes, misses);
             }
+            let site = held.site_of[index].map(|site| &self.sites[site]);
+            if let Some((program, site)) = self.tasks[index].program.as_mut().zip(site) {
+                let queue = self.bus.as_ref().map_or(0.0, |bus| bus.wait_now(site.package));
+                program.anchor_solo(composed.held_bytes, site.bytes, queue);
+            }
         }
     }
 

@@ -22,6 +22,10 @@ const CONTRADICTED_FROM: f64 = 5e-4;
 const MAX_OCCUPANCY_ODDS: f64 = 5.0;
 /// Lower bound of the share of cycles in which a program does not wait for memory.
 const MIN_OWN_SHARE: f64 = 0.1;
+/// Share of misses beyond those alone from which they tell the cost of a miss.
+const MIN_BEYOND_SHARE: f64 = 0.1;
+/// Upper bound of the factor between the counted mean cost of a miss and that of misses beyond those alone.
+const MAX_COST_FACTOR: f64 = 3.0;
 /// A lower rate of misses per instruction fills no cache within any time that matters.
 const NO_MISSES: f64 = 1e-7;
 
@@ -57,6 +61,15 @@ pub struct ProgramModel {
     pub curve_error: f64,
     /// Odds of its measured occupancy over the composed one.
     pub occupancy_odds: f64,
+    /// Cycles and misses per instruction alone, if they were measured.
+    pub solo: Option<SoloMeasurement>,
+}
+
+/// Speed of a task alone, as measured.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct SoloMeasurement {
+    pub cycles_per_instr: f64,
+    pub misses_per_instr: Option<f64>,
 }
 
 /// Unit of a promised rate, and the work a second of a task for each instruction in a cycle of elapsed time.
@@ -160,6 +173,12 @@ impl ProgramModel {
             rate: None,
             curve_error,
             occupancy_odds: 1.0,
+            solo: inputs.profile.rates.solo_instr_per_cycle.filter(|solo| solo.value > 0.0).map(|solo| {
+                SoloMeasurement {
+                    cycles_per_instr: 1.0 / solo.value,
+                    misses_per_instr: inputs.profile.rates.solo_misses_per_kilo_instr.map(|mpki| mpki.value / 1000.0),
+                }
+            }),
         };
         program.grow();
         let numbers = [program.base_cycles, program.cycles_per_miss, program.remote_cycles];
@@ -305,8 +324,41 @@ impl ProgramModel {
         self.base_cycles + misses * (self.cycles_per_miss + wait_cycles) + apart * self.remote_cycles
     }
 
+    /// Moves the curve above the present occupancy, and the split of cycles into waits and others, so that the forecast
+    /// for the whole cache without other traffic is the measured solo speed. `queue_cycles`: part of a miss's present
+    /// wait that other traffic causes.
+    pub fn anchor_solo(&mut self, composed: f64, cache_bytes: f64, queue_cycles: f64) {
+        let Some(solo) = self.solo else { return };
+        let (now, whole) = (self.misses(composed), self.misses(cache_bytes));
+        let alone = solo.misses_per_instr.unwrap_or(whole).min(now);
+        for step in 0..=STEPS {
+            let bytes = step as f64 * self.step_bytes;
+            if bytes <= composed {
+                continue;
+            }
+            let left = if now - whole > SAME_SHARE * now {
+                ((self.misses[step] - whole) / (now - whole)).clamp(0.0, 1.0)
+            } else {
+                ((cache_bytes - bytes) / (cache_bytes - composed).max(1.0)).clamp(0.0, 1.0)
+            };
+            self.misses[step] = alone + left * (now - alone);
+        }
+        self.grow();
+        let cycles_now = self.base_cycles + now * self.cycles_per_miss;
+        let beyond = now - alone;
+        if beyond > MIN_BEYOND_SHARE * now && cycles_now > solo.cycles_per_instr {
+            let cost = (cycles_now - solo.cycles_per_instr - alone * queue_cycles) / beyond;
+            let counted = self.cycles_per_miss;
+            self.cycles_per_miss = cost.clamp(counted / MAX_COST_FACTOR, counted * MAX_COST_FACTOR);
+            self.base_cycles = (cycles_now - now * self.cycles_per_miss).max(MIN_OWN_SHARE * cycles_now);
+        }
+    }
+
     /// Cycles per instruction alone, on a cache of this size.
     pub fn alone(&self, cache_bytes: f64) -> f64 {
+        if let Some(solo) = self.solo {
+            return solo.cycles_per_instr;
+        }
         self.base_cycles + self.misses(cache_bytes) * self.cycles_per_miss
     }
 

@@ -51,7 +51,7 @@ impl ForecastSpeed {
     /// not counted, because no plan can give it and no other task shall lose speed for it.
     pub fn missing(&self, program: &ProgramModel) -> f64 {
         let goal = program.goal;
-        let slower = goal.max_slowdown.map_or(0.0, |limit| 1.0 / self.over_alone - 1.0 - limit);
+        let slower = goal.max_slowdown.map_or(0.0, |limit| 1.0 / self.over_alone - 1.0 - target_slowdown(limit));
         let below = goal
             .min_rate
             .zip(self.rates(program))
@@ -66,6 +66,20 @@ impl ForecastSpeed {
     }
 }
 
+/// The slowdown at which a plan aims for a promised maximum: below it by the error of a forecast.
+fn target_slowdown(max: f64) -> f64 {
+    max - (0.25 * max).min(0.01)
+}
+
+/// Cost of a shortfall: a promise that is missed by this much counts as broken, however far beyond it is, and of two
+/// promises that exclude each other one is kept.
+const BROKEN_FROM: f64 = 0.02;
+const BROKEN_COST: f64 = 0.1;
+
+fn unmet_cost(missing: f64) -> f64 {
+    missing + BROKEN_COST * (missing / BROKEN_FROM).min(1.0)
+}
+
 /// Sums over tasks; of one site or of all.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct LayoutScore {
@@ -73,7 +87,7 @@ pub struct LayoutScore {
     weights: f64,
     instr_per_cycle: f64,
     worst: f64,
-    /// Shortfall from all goals, summed.
+    /// Shortfall from all goals, weighted by priority and summed.
     pub unmet_goals: f64,
     units_share: f64,
 }
@@ -272,7 +286,7 @@ impl SiteState<'_> {
             score.weights += priority;
             score.instr_per_cycle += speed.instr_per_cycle;
             score.worst = score.worst.min(1.0 - (1.0 - speed.over_alone) * priority);
-            score.unmet_goals += speed.missing(program);
+            score.unmet_goals += priority * unmet_cost(speed.missing(program));
         }
         let promised = |group: &&PartitionMembers| {
             let has_goal = |(at, one): (&usize, &&ProgramModel)| group.members.contains(at) && one.goal.is_promised();

@@ -58,10 +58,10 @@ pub fn explain_unmet(scene: &PlanningProblem, default: &SiteLayout, best: &SiteL
     }
     let best_speeds = speeds(scene, best);
     let payers = payers(scene, &speeds(scene, default), &best_speeds);
-    for (nth, short) in all_short(scene, &best_speeds).into_iter().enumerate() {
+    for (nth, short) in all_short(scene, &best_speeds).iter().enumerate() {
         let room =
-            if nth < ROOM_SOUGHT_FOR && short.met_alone { Some(programs_to_remove(scene, best, &short)) } else { None };
-        why.push(short.reason(scene, room, &payers));
+            if nth < ROOM_SOUGHT_FOR && short.met_alone { Some(programs_to_remove(scene, best, short)) } else { None };
+        why.push(short.reason(scene, (best, &best_speeds), room, &payers));
     }
     if !payers.is_empty() {
         let mut tasks = Vec::new();
@@ -152,12 +152,19 @@ fn named(scene: &PlanningProblem, payers: &[(usize, f64)], tasks: &mut Vec<TaskI
 }
 
 impl UnmetGoal {
-    fn reason(&self, scene: &PlanningProblem, removal: Option<Option<Vec<usize>>>, payers: &[(usize, f64)]) -> Reason {
+    fn reason(
+        &self,
+        scene: &PlanningProblem,
+        (best, best_speeds): (&SiteLayout, &[Option<ForecastSpeed>]),
+        removal: Option<Option<Vec<usize>>>,
+        payers: &[(usize, f64)],
+    ) -> Reason {
         let mut tasks = vec![scene.tasks[self.at].task];
-        let (mut text, numbers) = self.describe();
+        let (mut text, mut numbers) = self.describe();
         text += &self.cause();
         match removal {
             Some(Some(left_out)) => {
+                numbers.push(("must_leave".to_string(), left_out.len() as f64));
                 let mut names = Vec::new();
                 for at in left_out {
                     names.push(format!("{{{}}}", tasks.len()));
@@ -169,12 +176,40 @@ impl UnmetGoal {
             None if self.met_alone => text += "; it needs fewer programs on the machine",
             None => text += "; only a lower goal can be met",
         }
+        text += &self.outranked_by(scene, best, best_speeds, &mut tasks);
         text += match &self.target {
             _ if payers.is_empty() => ", and no program is slowed for it".to_string(),
             _ => format!(", and {} is slowed for the speed that it has", named(scene, payers, &mut tasks)),
         }
         .as_str();
-        Reason { kind: ReasonKind::Explanation, tasks, text, numbers }
+        Reason { kind: ReasonKind::InfeasibleGoal, tasks, text, numbers }
+    }
+
+    /// The task of the same cache whose promise is met instead, because its priority is not lower.
+    fn outranked_by(
+        &self,
+        scene: &PlanningProblem,
+        layout: &SiteLayout,
+        speeds: &[Option<ForecastSpeed>],
+        tasks: &mut Vec<TaskId>,
+    ) -> String {
+        let priority = |at: usize| scene.tasks[at].program.as_ref().map_or(1.0, |program| program.goal.priority);
+        let is_met = |at: usize| {
+            let known = scene.tasks[at].program.as_ref().zip(speeds[at]);
+            known.is_some_and(|(program, speed)| program.goal.is_promised() && speed.missing(program) <= MET_WITHIN)
+        };
+        let site = layout.site_of[self.at];
+        let rivals = scene.known().filter(|&at| at != self.at && layout.site_of[at] == site && is_met(at));
+        let Some(rival) = rivals.reduce(|a, b| if priority(b) > priority(a) { b } else { a }) else {
+            return String::new();
+        };
+        tasks.push(scene.tasks[rival].task);
+        format!(
+            "; the promise to {{{}}} on the same cache is kept instead (priority {} against {})",
+            tasks.len() - 1,
+            priority(rival),
+            priority(self.at)
+        )
     }
 
     fn describe(&self) -> (String, Vec<(String, f64)>) {

@@ -5,9 +5,12 @@ use cachemate_report::text::{fixed, number, or_dash, printable, size_text};
 use cachemate_report::{Align, Table};
 use cachemate_spec::ManageMode;
 
+use cachemate_daemon::service_status::ServiceStatus;
 use cachemate_daemon::status::{
     CacheStatus, ContentionClass, DaemonStatus, DecisionStatus, TaskStatus, evidence_text, thread_text,
 };
+
+use crate::service_text::services_text;
 
 fn percent(value: Option<f64>) -> String {
     or_dash(value.map(|value| format!("{}{} %", if value < 0.0 { "" } else { "+" }, fixed(100.0 * value, 0))))
@@ -40,6 +43,14 @@ pub fn head(status: &DaemonStatus) -> String {
         text.push_str(&format!("configuration not reloaded: {error}\n"));
     }
     status.unavailable.iter().for_each(|reason| text.push_str(&format!("{reason}\n")));
+    if let Some(nri) = &status.nri {
+        let state = match (&nri.runtime, &nri.error) {
+            (Some(runtime), _) => format!("registered at {}", printable(runtime)),
+            (None, Some(error)) => format!("not registered: {}", printable(error)),
+            (None, None) => "not registered yet".to_string(),
+        };
+        text.push_str(&format!("container runtime: {state}\n"));
+    }
     if let Some(colors) = &status.colors {
         text.push_str(&format!("page colors: {colors}\n"));
     }
@@ -129,6 +140,12 @@ fn tables(status: &DaemonStatus, most: usize) -> String {
     text
 }
 
+/// The caches in a line each, without their threads.
+fn summary(status: &DaemonStatus) -> String {
+    let caches: String = status.caches.iter().map(cache_line).collect();
+    format!("\n{caches}threads: --threads\n")
+}
+
 pub fn gangs(status: &DaemonStatus) -> String {
     let name = |id: &u32| {
         let task = status.tasks.iter().find(|task| task.task == *id);
@@ -178,9 +195,11 @@ pub fn decisions(decisions: &[DecisionStatus], most: usize) -> String {
 }
 
 pub fn problems(status: &DaemonStatus) -> String {
+    let unmatched = status.unmatched_rules.iter().take(5).map(|rule| format!("{rule}\n"));
     let plan = status.refused_plan.iter().map(|plan| format!("refused, the previous plan stays in force: {plan}\n"));
     let refused = plan.chain(status.refused.iter().take(5).map(|line| format!("refused: {line}\n")));
-    refused
+    unmatched
+        .chain(refused)
         .chain(status.overridden.iter().take(5).map(|item| format!("changed by another program: {item}\n")))
         .collect()
 }
@@ -189,24 +208,29 @@ fn in_force(status: &DaemonStatus) -> String {
     format!("{}{}{}", gangs(status), shares(status), problems(status))
 }
 
-/// The whole status.
-pub fn status_text(status: &DaemonStatus) -> String {
+/// The whole status: services, and on demand their threads by cache.
+pub fn status_text(status: &DaemonStatus, with_threads: bool) -> String {
     let last = decisions(&status.decisions, 10);
     let last = if last.is_empty() { String::new() } else { format!("\nlast decisions\n{last}") };
-    format!("{}{}\n{}{last}", head(status), tables(status, usize::MAX), in_force(status))
+    let services = services_text(&status.services, usize::MAX);
+    let threads = if with_threads { tables(status, usize::MAX) } else { summary(status) };
+    format!("{}{services}{threads}\n{}{last}", head(status), in_force(status))
 }
 
 /// The part of the status that fits a screen; lines are truncated at `columns`, if given.
-pub fn top_text(status: &DaemonStatus, columns: Option<usize>) -> String {
+pub fn top_text(status: &DaemonStatus, with_threads: bool, columns: Option<usize>) -> String {
     let last = decisions(&status.decisions, 6);
     let last = if last.is_empty() { String::new() } else { format!("\nlast decisions\n{last}") };
-    let text = format!("{}{}\n{}{last}", head(status), tables(status, 15), in_force(status));
+    let services = services_text(&status.services, 20);
+    let threads = if with_threads { tables(status, 15) } else { summary(status) };
+    let text = format!("{}{services}{threads}\n{}{last}", head(status), in_force(status));
     let columns = columns.unwrap_or(usize::MAX);
     text.lines().map(|line| line.chars().take(columns).collect::<String>() + "\n").collect()
 }
 
 /// One program.
 pub fn explain_text(
+    services: &[ServiceStatus],
     tasks: &[TaskStatus],
     co_runners: &[String],
     decided: &[DecisionStatus],
@@ -218,7 +242,7 @@ pub fn explain_text(
     for task in tasks {
         table.row(row(task));
     }
-    let mut text = table.text();
+    let mut text = format!("{}\n{}", services_text(services, usize::MAX).trim_start(), table.text());
     tasks.iter().filter_map(goal_text).for_each(|line| text.push_str(&line));
     if mode == ManageMode::Observe {
         text.push_str("observing only: nothing is changed, and the reasons describe the plan that would be applied\n");
@@ -273,8 +297,8 @@ mod tests {
     fn lines_are_whole_in_a_pipe() {
         let policy = "a".repeat(300);
         let status = DaemonStatus { policy: policy.clone(), ..DaemonStatus::default() };
-        assert!(top_text(&status, None).contains(&policy));
-        assert!(top_text(&status, Some(80)).lines().all(|line| line.chars().count() <= 80));
+        assert!(top_text(&status, true, None).contains(&policy));
+        assert!(top_text(&status, true, Some(80)).lines().all(|line| line.chars().count() <= 80));
     }
 
     /// Is a goal shown with its unit of work, and with whether it is met now?
@@ -287,7 +311,8 @@ mod tests {
             progress_unit: Some("work reported".into()),
             ..TaskStatus::default()
         };
-        let text = |task: &TaskStatus| explain_text(std::slice::from_ref(task), &[], &[], &[], &[], ManageMode::Act);
+        let text =
+            |task: &TaskStatus| explain_text(&[], std::slice::from_ref(task), &[], &[], &[], &[], ManageMode::Act);
         assert!(text(&task).contains("goal of 7: at least 1500 a second (now 1400 in work reported, missed)"));
         let blind = TaskStatus { progress_unit: Some("system calls".into()), ..task.clone() };
         assert!(text(&blind).contains("neither reported work nor instructions are counted"));
@@ -331,9 +356,9 @@ mod tests {
         let status = DaemonStatus { decisions: vec![decision.clone()], ..status };
         let co_runners = [thread_text(name, 107)];
         for text in [
-            status_text(&status),
-            top_text(&status, None),
-            explain_text(&tasks, &co_runners, &[decision], &[], &[], ManageMode::Act),
+            status_text(&status, true),
+            top_text(&status, true, None),
+            explain_text(&[], &tasks, &co_runners, &[decision], &[], &[], ManageMode::Act),
         ] {
             assert!(!text.contains(['\u{1b}', '\r']) && text.contains(r"\u{1b}[2J\n  1  1 init"), "{text}");
             assert!(!text.lines().any(|line| line.trim_start().starts_with("1  1 init")), "{text}");

@@ -24,6 +24,8 @@ mod profile;
 mod random;
 mod retired_spellings;
 mod run_loop;
+mod service;
+mod service_profiles;
 mod suggestion;
 pub mod test_support;
 
@@ -45,6 +47,8 @@ pub use profile::*;
 pub use random::*;
 pub use retired_spellings::*;
 pub use run_loop::*;
+pub use service::*;
+pub use service_profiles::*;
 pub use suggestion::*;
 
 #[cfg(test)]

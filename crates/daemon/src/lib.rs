@@ -23,6 +23,9 @@ pub mod path_checks;
 pub mod paths;
 pub mod programs;
 pub mod rule_report;
+mod service_profiles;
+pub mod service_status;
+mod service_watch;
 pub mod socket;
 pub mod status;
 

@@ -17,11 +17,16 @@ use prometheus_client::registry::{Registry, Unit};
 use std::sync::atomic::AtomicU64;
 
 use crate::http;
+use crate::service_status::ServiceStatus;
 use crate::socket::SharedStatus;
 use crate::status::DaemonStatus;
 
 /// Series with a program's name.
 const NAMED_AT_MOST: usize = 10;
+/// Services with series of their own; those that lose most come first.
+const SERVICES_AT_MOST: usize = 100;
+/// Causes of each service's loss.
+const CAUSES_AT_MOST: usize = 5;
 
 type MetricLabels = Vec<(String, String)>;
 type Gauges = Family<MetricLabels, Gauge<f64, AtomicU64>>;
@@ -116,10 +121,36 @@ pub fn page(status: &DaemonStatus) -> String {
         .map(|((name, id), value)| (vec![("name".to_string(), label(&name)), cache(id)], value))
         .collect();
     gauge(&mut registry, "intensity_ratio", "Share of a probe's lines that the program evicts (top ten)", named);
+    service_gauges(&mut registry, &status.services);
     let mut text = String::new();
     // Writing into a string cannot fail.
     let _ = encode(&mut text, &registry);
     text
+}
+
+/// Slowdown of each service, and its causes: the services that lose most.
+fn service_gauges(registry: &mut Registry, services: &[ServiceStatus]) {
+    let pair = |name: &str, value: &str| (name.to_string(), label(value));
+    let own = |service: &ServiceStatus| vec![pair("service", &service.name), pair("kind", service.kind.text())];
+    let (tasks, cpus) = (Gauges::default(), Gauges::default());
+    let (slowdowns, losses) = (Gauges::default(), Gauges::default());
+    for service in services.iter().take(SERVICES_AT_MOST) {
+        tasks.get_or_create(&own(service)).set(f64::from(service.tasks));
+        cpus.get_or_create(&own(service)).set(service.cpu_share);
+        if let (Some(percent), Some(source)) = (service.slowdown_percent, &service.slowdown_source) {
+            let labels = [own(service), vec![pair("source", source)]].concat();
+            slowdowns.get_or_create(&labels).set(percent / 100.0);
+        }
+        for cause in service.slowdown_by.iter().take(CAUSES_AT_MOST) {
+            let by =
+                vec![pair("by", &cause.service), pair("by_kind", cause.kind.text()), pair("source", &cause.source)];
+            losses.get_or_create(&[own(service), by].concat()).set(cause.percent / 100.0);
+        }
+    }
+    registry.register("service_tasks", "Managed threads of the service", tasks);
+    registry.register("service_cpus", "Processor time per time", cpus);
+    registry.register("service_slowdown_ratio", "Run time over run time alone, minus one", slowdowns);
+    registry.register("service_loss_ratio", "Run time that another service adds", losses);
 }
 
 /// A program's name as a label's value: printable, and escaped as OpenMetrics wants it, which the encoder leaves to its

@@ -24,9 +24,9 @@ use crate::status::DaemonStatus;
 /// Series with a program's name.
 const NAMED_AT_MOST: usize = 10;
 /// Services with series of their own; those that lose most come first.
-const SERVICES_AT_MOST: usize = 100;
+const MAX_SERVICES: usize = 100;
 /// Causes of each service's loss.
-const CAUSES_AT_MOST: usize = 5;
+const MAX_CAUSES: usize = 5;
 
 type MetricLabels = Vec<(String, String)>;
 type Gauges = Family<MetricLabels, Gauge<f64, AtomicU64>>;
@@ -134,14 +134,14 @@ fn service_gauges(registry: &mut Registry, services: &[ServiceStatus]) {
     let own = |service: &ServiceStatus| vec![pair("service", &service.name), pair("kind", service.kind.text())];
     let (tasks, cpus) = (Gauges::default(), Gauges::default());
     let (slowdowns, losses) = (Gauges::default(), Gauges::default());
-    for service in services.iter().take(SERVICES_AT_MOST) {
+    for service in services.iter().take(MAX_SERVICES) {
         tasks.get_or_create(&own(service)).set(f64::from(service.tasks));
         cpus.get_or_create(&own(service)).set(service.cpu_share);
         if let (Some(percent), Some(source)) = (service.slowdown_percent, &service.slowdown_source) {
             let labels = [own(service), vec![pair("source", source)]].concat();
             slowdowns.get_or_create(&labels).set(percent / 100.0);
         }
-        for cause in service.slowdown_by.iter().take(CAUSES_AT_MOST) {
+        for cause in service.slowdown_by.iter().take(MAX_CAUSES) {
             let by =
                 vec![pair("by", &cause.service), pair("by_kind", cause.kind.text()), pair("source", &cause.source)];
             losses.get_or_create(&[own(service), by].concat()).set(cause.percent / 100.0);

@@ -23,9 +23,9 @@ use cachemate_policy::solo_speeds::{SoloSpeeds, instr_per_cycle};
 /// Points of a curve that are shown.
 const POINTS_AT_MOST: usize = 32;
 /// Services that are shown; those that lose most come first.
-const SERVICES_AT_MOST: usize = 32;
+const MAX_SERVICES: usize = 32;
 /// Causes of each service's loss that are shown.
-const LOSSES_AT_MOST: usize = 8;
+const MAX_LOSSES: usize = 8;
 
 /// State that only a daemon has.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -223,7 +223,7 @@ impl SnapshotBuilder {
             daemon,
             curves: self.new_curves(&busiest, &program_snapshots),
             matrix,
-            services: reports.iter().take(SERVICES_AT_MOST).map(service).collect(),
+            services: reports.iter().take(MAX_SERVICES).map(service).collect(),
             programs: program_snapshots,
         }
     }
@@ -384,7 +384,7 @@ fn service(report: &ServiceReport) -> ServiceSnapshot {
         cpu_share: short(report.cpu_share),
         slowdown: report.slowdown.map(|(slowdown, _)| estimate(slowdown)),
         source: report.slowdown.map(|(_, source)| source.text()),
-        slowed_by: report.losses.iter().take(LOSSES_AT_MOST).map(loss).collect(),
+        slowed_by: report.losses.iter().take(MAX_LOSSES).map(loss).collect(),
         reason: report.reason.clone(),
     }
 }

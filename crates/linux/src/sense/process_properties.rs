@@ -120,9 +120,9 @@ impl PropertyReader<'_> {
             service = Some(CgroupService { identity: record.identity(&id), is_helper });
             properties.container = Some(record);
         }
-        if service.is_none() && !properties.cgroups.is_empty() {
+        if service.is_none() && properties.cgroups.iter().any(|path| path != "/") {
             // A runtime may put a container into any group. Its parent is a shim or a monitor that has the name.
-            let same = before.filter(|before| before.cgroups == properties.cgroups && before.service.is_some());
+            let same = before.filter(|before| before.cgroups == properties.cgroups);
             let identity = match same {
                 Some(before) => before.service.clone(),
                 None => shim_container(self.kernel, stat)?,

@@ -3,12 +3,21 @@
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use cachemate_page::{html, recording};
+use cachemate_page::{ServiceSnapshot, Snapshot, html, recording};
 use cachemate_trace::RunLogReader;
 use pyo3::prelude::*;
+use serde::Serialize;
 
 use crate::failed;
 use crate::json::to_python;
+
+/// The services of one window.
+#[derive(Serialize)]
+struct ServiceWindow {
+    window: u64,
+    at_s: f64,
+    services: Vec<ServiceSnapshot>,
+}
 
 /// A recorded run.
 #[pyclass(frozen, module = "cachemate")]
@@ -33,6 +42,20 @@ impl RunLog {
     /// Iterates over the windows from the first one on.
     fn __iter__(&self) -> PyResult<RunLogWindows> {
         Ok(RunLogWindows { reader: Mutex::new(RunLogReader::open(&self.path).map_err(failed)?) })
+    }
+
+    /// The services of each window with their slowdowns and causes: dictionaries with `window`, `at_s` and `services`.
+    fn services<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let windows = py.detach(|| {
+            let log = RunLogReader::open(&self.path).map_err(|error| error.to_string())?;
+            let run = recording(log, "").map_err(|error| error.to_string())?;
+            let window = |snapshot: Snapshot| {
+                let Snapshot { window, at_s, services, .. } = snapshot;
+                ServiceWindow { window, at_s, services }
+            };
+            Ok::<_, String>(run.snapshots.into_iter().map(window).collect::<Vec<_>>())
+        });
+        to_python(py, &windows.map_err(failed)?)
     }
 
     /// The dashboard that plays the run back, as one HTML file.

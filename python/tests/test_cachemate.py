@@ -285,6 +285,8 @@ def test_a_scenario_is_the_same_every_time(tmp_path: Path) -> None:
     windows = list(log)
     assert len(windows) == first["windows"] >= 2
     assert windows[0]["observation"]["window"] == 0 and log.header["pipeline"]["policy"]["name"] == "auto"
+    services = log.services()
+    assert len(services) == len(windows) and services[-1]["services"][0]["kind"] == "command"
     page = log.page()
     assert page.startswith("<!doctype html>") and "run.jsonl" in page
     with pytest.raises(cachemate.CachemateError, match="run.jsonl"):

@@ -139,6 +139,8 @@ fn open(place: &BenchHost, found: &HostSurvey, actors: &[Actor]) -> anyhow::Resu
         rules: actors.iter().map(rule).collect(),
         state_dir: place.folder.join("state"),
         progress: ProgressFiles::new(Some(place.folder.join("progress"))),
+        learned: Default::default(),
+        directory: Default::default(),
         stop: place.stop.clone(),
         wake: Arc::new(AtomicBool::new(false)),
     };

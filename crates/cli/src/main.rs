@@ -22,6 +22,7 @@ mod repro_cost;
 mod repro_sweep;
 mod retired;
 mod run_cache;
+mod service_text;
 mod session;
 mod status_screen;
 mod status_text;

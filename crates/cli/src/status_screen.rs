@@ -18,12 +18,15 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Paragraph};
 
+use crate::service_text::services_text;
 use crate::status_text::{COLUMNS, by_cache, decisions, gangs, head, problems, row, shares};
 use cachemate_daemon::socket;
 use cachemate_daemon::status::{ContentionClass, DaemonStatus, TaskStatus};
 
 /// Lines of the lower part, at most: gangs, refusals and decisions.
 const MAX_FOOTER_LINES: usize = 12;
+/// Services that are listed above the caches, at most.
+const MAX_SERVICES: usize = 20;
 /// Maximum latency of the response to a key or a signal.
 const MAX_KEY_DELAY: Duration = Duration::from_millis(100);
 const KEYS: &str = " q: quit   arrows, page keys: scroll   space: pause";
@@ -173,7 +176,12 @@ impl ScreenState {
         let width =
             |index: usize| rows.iter().chain([&names]).map(|cells| cells[index].chars().count()).max().unwrap_or(0);
         let widths: Vec<usize> = (0..COLUMNS.len()).map(width).collect();
-        let mut lines = Vec::new();
+        let services = services_text(&status.services, MAX_SERVICES);
+        let services = EscapedText::output(services.trim_start());
+        let mut lines: Vec<Line<'_>> = match status.services.is_empty() {
+            true => Vec::new(),
+            false => services.as_str().lines().map(|line| Line::from(line.to_string())).collect(),
+        };
         for (title, tasks) in groups {
             lines.push(Line::styled(title.trim_end().to_string(), Modifier::BOLD));
             lines.extend(tasks.into_iter().map(|task| self.program(task, &widths)));

@@ -4,11 +4,15 @@ use cachemate_core::Estimate;
 use cachemate_report::text::{fixed, number, or_dash, printable, size_text};
 use cachemate_report::{Align, Table};
 use cachemate_spec::ManageMode;
+use serde::Serialize;
 
 use cachemate_daemon::promise_status::PromiseStatus;
+use cachemate_daemon::service_status::ServiceStatus;
 use cachemate_daemon::status::{
     CacheStatus, ContentionClass, DaemonStatus, DecisionStatus, TaskStatus, evidence_text, thread_text,
 };
+
+use crate::service_text::services_text;
 
 fn percent(value: Option<f64>) -> String {
     or_dash(value.map(|value| format!("{}{} %", if value < 0.0 { "" } else { "+" }, fixed(100.0 * value, 0))))
@@ -41,6 +45,14 @@ pub fn head(status: &DaemonStatus) -> String {
         text.push_str(&format!("configuration not reloaded: {error}\n"));
     }
     status.unavailable.iter().for_each(|reason| text.push_str(&format!("{reason}\n")));
+    if let Some(nri) = &status.nri {
+        let state = match (&nri.runtime, &nri.error) {
+            (Some(runtime), _) => format!("registered at {}", printable(runtime)),
+            (None, Some(error)) => format!("not registered: {}", printable(error)),
+            (None, None) => "not registered yet".to_string(),
+        };
+        text.push_str(&format!("container runtime: {state}\n"));
+    }
     if let Some(colors) = &status.colors {
         text.push_str(&format!("page colors: {colors}\n"));
     }
@@ -130,6 +142,12 @@ fn tables(status: &DaemonStatus, most: usize) -> String {
     text
 }
 
+/// The caches in a line each, without their threads.
+fn summary(status: &DaemonStatus) -> String {
+    let caches: String = status.caches.iter().map(cache_line).collect();
+    format!("\n{caches}threads: --threads\n")
+}
+
 pub fn gangs(status: &DaemonStatus) -> String {
     let name = |id: &u32| {
         let task = status.tasks.iter().find(|task| task.task == *id);
@@ -179,9 +197,11 @@ pub fn decisions(decisions: &[DecisionStatus], most: usize) -> String {
 }
 
 pub fn problems(status: &DaemonStatus) -> String {
+    let unmatched = status.unmatched_rules.iter().take(5).map(|rule| format!("{rule}\n"));
     let plan = status.refused_plan.iter().map(|plan| format!("refused, the previous plan stays in force: {plan}\n"));
     let refused = plan.chain(status.refused.iter().take(5).map(|line| format!("refused: {line}\n")));
-    refused
+    unmatched
+        .chain(refused)
         .chain(status.overridden.iter().take(5).map(|item| format!("changed by another program: {item}\n")))
         .collect()
 }
@@ -194,39 +214,58 @@ fn in_force(status: &DaemonStatus) -> String {
     format!("{}{}{}{}", promises(&status.promises), gangs(status), shares(status), problems(status))
 }
 
-/// The whole status.
-pub fn status_text(status: &DaemonStatus) -> String {
+/// The whole status: services, and on demand their threads by cache.
+pub fn status_text(status: &DaemonStatus, with_threads: bool) -> String {
     let last = decisions(&status.decisions, 10);
     let last = if last.is_empty() { String::new() } else { format!("\nlast decisions\n{last}") };
-    format!("{}{}\n{}{last}", head(status), tables(status, usize::MAX), in_force(status))
+    let services = services_text(&status.services, usize::MAX);
+    let threads = if with_threads { tables(status, usize::MAX) } else { summary(status) };
+    format!("{}{services}{threads}\n{}{last}", head(status), in_force(status))
 }
 
 /// The part of the status that fits a screen; lines are truncated at `columns`, if given.
-pub fn top_text(status: &DaemonStatus, columns: Option<usize>) -> String {
+pub fn top_text(status: &DaemonStatus, with_threads: bool, columns: Option<usize>) -> String {
     let last = decisions(&status.decisions, 6);
     let last = if last.is_empty() { String::new() } else { format!("\nlast decisions\n{last}") };
-    let text = format!("{}{}\n{}{last}", head(status), tables(status, 15), in_force(status));
+    let services = services_text(&status.services, 20);
+    let threads = if with_threads { tables(status, 15) } else { summary(status) };
+    let text = format!("{}{services}{threads}\n{}{last}", head(status), in_force(status));
     let columns = columns.unwrap_or(usize::MAX);
     text.lines().map(|line| line.chars().take(columns).collect::<String>() + "\n").collect()
 }
 
-/// One program.
-pub fn explain_text(
-    tasks: &[TaskStatus],
-    promised: &[PromiseStatus],
-    co_runners: &[String],
-    decided: &[DecisionStatus],
-    refused: &[String],
-    conflicts: &[String],
-    mode: ManageMode,
-) -> String {
+/// `cachemate explain --json`.
+#[derive(Default, Serialize)]
+pub struct ExplainJson {
+    /// As given, or that of the only process with the given name.
+    pub pid: Option<i32>,
+    pub policy: String,
+    pub mode: ManageMode,
+    /// Services that are meant, or whose threads are.
+    pub services: Vec<ServiceStatus>,
+    pub tasks: Vec<TaskStatus>,
+    /// Its promises with their states.
+    pub promises: Vec<PromiseStatus>,
+    /// Managed threads of other processes on its cache.
+    pub co_runners: Vec<String>,
+    /// Decisions that name it, latest first.
+    pub decisions: Vec<DecisionStatus>,
+    pub refused: Vec<String>,
+    /// How its affinities counteract the kernel's own cache-aware scheduling.
+    pub conflicts: Vec<String>,
+}
+
+/// One program or service.
+pub fn explain_text(explained: &ExplainJson) -> String {
+    let ExplainJson { services, tasks, promises: promised, co_runners, decisions, refused, conflicts, mode, .. } =
+        explained;
     let mut table = Table::new(COLUMNS);
     for task in tasks {
         table.row(row(task));
     }
-    let mut text = table.text();
+    let mut text = format!("{}\n{}", services_text(services, usize::MAX).trim_start(), table.text());
     text.push_str(&promises(promised));
-    if mode == ManageMode::Observe {
+    if *mode == ManageMode::Observe {
         text.push_str("observing only: nothing is changed, and the reasons describe the plan that would be applied\n");
     }
     if !co_runners.is_empty() {
@@ -238,7 +277,7 @@ pub fn explain_text(
         true => text.push_str("no reason names it: the kernel placed it\n"),
         false => reasons.iter().for_each(|reason| text.push_str(&format!("reason: {reason}\n"))),
     }
-    for decision in decided.iter().take(5) {
+    for decision in decisions.iter().take(5) {
         text.push_str(&format!("  window {}: {}\n", decision.window, decision.reason));
         for (name, value) in &decision.numbers {
             text.push_str(&format!("  window {}: {name} = {}\n", decision.window, fixed(*value, 4)));
@@ -259,8 +298,8 @@ mod tests {
     fn lines_are_whole_in_a_pipe() {
         let policy = "a".repeat(300);
         let status = DaemonStatus { policy: policy.clone(), ..DaemonStatus::default() };
-        assert!(top_text(&status, None).contains(&policy));
-        assert!(top_text(&status, Some(80)).lines().all(|line| line.chars().count() <= 80));
+        assert!(top_text(&status, true, None).contains(&policy));
+        assert!(top_text(&status, true, Some(80)).lines().all(|line| line.chars().count() <= 80));
     }
 
     /// Is the state of a promise shown by the status, by top and by the explanation in the same words?
@@ -277,8 +316,8 @@ mod tests {
         };
         let line = "promise: redis(7) is broken: 17.0 % slower than alone\n";
         let status = DaemonStatus { promises: vec![promise.clone()], ..DaemonStatus::default() };
-        assert!(status_text(&status).contains(line) && top_text(&status, None).contains(line));
-        assert!(explain_text(&[], &[promise], &[], &[], &[], &[], ManageMode::Act).contains(line));
+        assert!(status_text(&status, true).contains(line) && top_text(&status, true, None).contains(line));
+        assert!(explain_text(&ExplainJson { promises: vec![promise], ..ExplainJson::default() }).contains(line));
     }
 
     /// Does a program that is called like a terminal's command or another row's beginning stay one word in one row, wherever
@@ -314,11 +353,16 @@ mod tests {
         };
         let status = DaemonStatus { tasks: tasks.clone(), gangs, shares: vec![share], ..DaemonStatus::default() };
         let status = DaemonStatus { decisions: vec![decision.clone()], ..status };
-        let co_runners = [thread_text(name, 107)];
+        let co_runners = vec![thread_text(name, 107)];
         for text in [
-            status_text(&status),
-            top_text(&status, None),
-            explain_text(&tasks, &[], &co_runners, &[decision], &[], &[], ManageMode::Act),
+            status_text(&status, true),
+            top_text(&status, true, None),
+            explain_text(&ExplainJson {
+                tasks: tasks.clone(),
+                co_runners,
+                decisions: vec![decision],
+                ..ExplainJson::default()
+            }),
         ] {
             assert!(!text.contains(['\u{1b}', '\r']) && text.contains(r"\u{1b}[2J\n  1  1 init"), "{text}");
             assert!(!text.lines().any(|line| line.trim_start().starts_with("1  1 init")), "{text}");

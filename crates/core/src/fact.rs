@@ -97,8 +97,18 @@ pub trait Facts {
     fn fill_missing(&mut self, from: &Self);
     /// Adds each fact's provenance under the field's name.
     fn push_provenance(&self, name: &'static str, into: &mut Vec<Provenance>);
+    /// Takes over facts that were measured no earlier than the ones here, or that are absent here. A fact from a stored
+    /// profile is no measurement, so it gives way to one and only fills a gap.
+    fn take_newer(&mut self, from: &Self);
     /// Says of every fact in what window it was measured, and from what source.
     fn restamp(&mut self, source: FactSource, window: u64);
+}
+
+impl<T> Fact<T> {
+    fn is_newer_than(&self, other: &Self) -> bool {
+        let is_stored = |fact: &Self| fact.source == FactSource::StoredProfile;
+        !is_stored(self) && (is_stored(other) || self.window >= other.window)
+    }
 }
 
 impl<T: Clone> Facts for Option<Fact<T>> {
@@ -109,6 +119,13 @@ impl<T: Clone> Facts for Option<Fact<T>> {
     }
     fn push_provenance(&self, name: &'static str, into: &mut Vec<Provenance>) {
         into.extend(self.iter().map(|fact| (name, fact.source, fact.window)));
+    }
+    fn take_newer(&mut self, from: &Self) {
+        match (&mut *self, from) {
+            (Some(old), Some(new)) if new.is_newer_than(old) => old.clone_from(new),
+            (None, Some(new)) => *self = Some(new.clone()),
+            _ => {}
+        }
     }
     fn restamp(&mut self, source: FactSource, window: u64) {
         if let Some(fact) = self {
@@ -125,6 +142,14 @@ impl<K: Ord + Clone, T: Clone> Facts for BTreeMap<K, Fact<T>> {
     }
     fn push_provenance(&self, name: &'static str, into: &mut Vec<Provenance>) {
         into.extend(self.values().map(|fact| (name, fact.source, fact.window)));
+    }
+    fn take_newer(&mut self, from: &Self) {
+        for (key, new) in from {
+            match self.get_mut(key) {
+                Some(old) if !new.is_newer_than(old) => {}
+                _ => _ = self.insert(key.clone(), new.clone()),
+            }
+        }
     }
     fn restamp(&mut self, source: FactSource, window: u64) {
         self.values_mut().for_each(|fact| (fact.source, fact.window) = (source, window));
@@ -145,6 +170,9 @@ macro_rules! facts {
             }
             fn push_provenance(&self, _: &'static str, into: &mut Vec<$crate::Provenance>) {
                 $($crate::Facts::push_provenance(&self.$field, stringify!($field), into);)*
+            }
+            fn take_newer(&mut self, from: &Self) {
+                $($crate::Facts::take_newer(&mut self.$field, &from.$field);)*
             }
             fn restamp(&mut self, source: $crate::FactSource, window: u64) {
                 $($crate::Facts::restamp(&mut self.$field, source, window);)*

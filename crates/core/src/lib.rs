@@ -25,6 +25,8 @@ mod promise;
 mod random;
 mod retired_spellings;
 mod run_loop;
+mod service;
+mod service_profiles;
 mod suggestion;
 pub mod test_support;
 
@@ -47,6 +49,8 @@ pub use promise::*;
 pub use random::*;
 pub use retired_spellings::*;
 pub use run_loop::*;
+pub use service::*;
+pub use service_profiles::*;
 pub use suggestion::*;
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{AppliedPlan, CacheId, CpuId, CpuSet, Goal, GroupId, ProbeId, ProcessId, Profile, TaskId};
+use crate::{AppliedPlan, CacheId, CpuId, CpuSet, Goal, GroupId, ProbeId, ProcessId, Profile, ServiceIdentity, TaskId};
 
 /// Time on the machine's own clock. `cycles` only where all CPUs tick alike (the simulator).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -119,6 +119,9 @@ pub struct TaskSample {
     pub user: Option<u32>,
     /// Command name: profiles and match rules go by it; policies must not.
     pub name: String,
+    /// The service that it belongs to; `None` = its command is the service, or the machine knows no services.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<ServiceIdentity>,
     /// When it started or was first observed, on the clock of [`TimeSpan`].
     #[serde(alias = "arrived_ns")]
     pub arrival_ns: u64,
@@ -148,6 +151,11 @@ pub struct TaskSample {
 }
 
 impl TaskSample {
+    /// The service that it belongs to: the command of its name if there is no other.
+    pub fn service_or_command(&self) -> ServiceIdentity {
+        self.service.clone().unwrap_or_else(|| ServiceIdentity::command(&self.name))
+    }
+
     /// Was it on any CPU within the window?
     pub fn ran(&self) -> bool {
         self.on_cpu_ns.iter().any(|(_, ns)| *ns > 0)
@@ -170,6 +178,7 @@ impl TaskSample {
             process,
             user: None,
             name: String::new(),
+            service: None,
             arrival_ns: 0,
             exited: false,
             unmovable: false,

@@ -132,6 +132,13 @@ impl Facts for Profile {
         self.sharing.push_provenance(name, into);
         self.phase.push_provenance(name, into);
     }
+    fn take_newer(&mut self, from: &Self) {
+        self.locality.take_newer(&from.locality);
+        self.rates.take_newer(&from.rates);
+        self.contention.take_newer(&from.contention);
+        self.sharing.take_newer(&from.sharing);
+        self.phase.take_newer(&from.phase);
+    }
     fn restamp(&mut self, source: FactSource, window: u64) {
         self.locality.restamp(source, window);
         self.rates.restamp(source, window);

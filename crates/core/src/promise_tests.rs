@@ -35,7 +35,7 @@ fn profiles(solo: Option<Estimate>) -> Profiles {
 
 fn state_after(windows: &[f64], solo: Option<Estimate>, counted: bool, reasons: Vec<Reason>) -> PromiseReport {
     let mut tracker = PromiseTracker::default();
-    let decision = Decision { plan: plan(), reasons };
+    let decision = Decision::new(plan(), reasons);
     let mut last = None;
     for (number, cycles) in windows.iter().enumerate() {
         let seen = window(number as u64, *cycles, counted);
@@ -85,10 +85,7 @@ fn infeasible_is_a_broken_promise_that_no_plan_keeps() {
     let report = state_after(&[1.17; 5], solo(0.01), true, vec![reason.clone()]);
     assert_eq!((report.state, report.must_leave.clone()), (PromiseState::Infeasible, vec![TaskId(7)]));
     let text = report.describe(|task| format!("p{}", task.0));
-    assert!(
-        text.starts_with("infeasible: 17.0 % slower than alone") && text.contains("needs p7 to leave"),
-        "{text}"
-    );
+    assert!(text.starts_with("infeasible: 17.0 % slower than alone") && text.contains("needs p7 to leave"), "{text}");
     assert_eq!(state_after(&[1.01; 5], solo(0.01), true, vec![reason]).state, PromiseState::Kept);
 }
 
@@ -101,7 +98,7 @@ fn waiting_counts_and_a_new_plan_is_measured_anew() {
     let mut observe = |wait_ns: u64, to: &Plan| {
         let mut seen = window(0, 1.0, true);
         seen.tasks[0].run_queue_wait_ns = Some(wait_ns);
-        let decision = Decision { plan: to.clone(), reasons: Vec::new() };
+        let decision = Decision::new(to.clone(), Vec::new());
         tracker.observe(&seen, &profiles(solo(0.01)), &topology(), &plan(), &decision).remove(0)
     };
     let mut report = observe(SECOND / 10, &plan());

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use cachemate_core::{ControlLoopError, RunHeader, WindowRecord};
 use cachemate_linux::kernel::LinuxHost;
+use cachemate_linux::nri::NriOptions;
 use cachemate_linux::safety::guardian::{Lock, RecoveryReport, restore_left_behind};
 use cachemate_linux::safety::restore::{RestoreOutcome, RestoredObject};
 use cachemate_linux::sense::progress::ProgressFiles;
@@ -18,6 +19,7 @@ use sd_notify::NotifyState;
 
 use crate::endpoints::Endpoints;
 use crate::host::{self, LiveLoop, LiveRunOptions};
+use crate::service_watch::ServiceWatch;
 use crate::socket::{self, SharedStatus};
 use crate::status::{Watcher, evidence_text};
 use crate::{metrics, page, paths};
@@ -42,6 +44,8 @@ pub struct ConfigSource {
     pub socket: Option<PathBuf>,
     /// Address of the dashboard; `None` = no dashboard.
     pub page: Option<PageAddress>,
+    /// The plugin of the container runtime; `None` = containers are known by their control groups only.
+    pub nri: Option<NriOptions>,
 }
 
 impl ConfigSource {
@@ -98,8 +102,11 @@ pub fn run(source: &ConfigSource, switches: &ControlFlags, say: &dyn Fn(&str)) -
     report_failures(&left.account, say)?;
     let host = host::survey_host(false)?;
     let progress = progress(&config, say);
+    let services = ServiceWatch::start(&state_dir, config.rules.clone(), source.nri.clone(), switches.wake.clone())?;
     let wish = LiveRunOptions {
         rules: host::rules(&config.rules),
+        learned: services.stored_profiles(say),
+        directory: services.directory(),
         state_dir,
         progress,
         stop: switches.stop.clone(),
@@ -109,7 +116,7 @@ pub fn run(source: &ConfigSource, switches: &ControlFlags, say: &dyn Fn(&str)) -
     let host::LiveRun { control_loop: mut live, header, missing } = host::open(&host, &wish)?;
     missing.iter().for_each(|missing| say(&missing.to_string()));
     let shared = share(&wish.config, switches);
-    let mut watcher = Watcher::default();
+    let mut watcher = Watcher::new(header.pipeline.predictor.clone());
     let file = source.file.clone().unwrap_or_else(paths::config_file);
     watcher.status.config = cachemate_files::exists(&file).then(|| file.display().to_string());
     watcher.status.version = env!("CARGO_PKG_VERSION").to_string();
@@ -140,7 +147,7 @@ pub fn run(source: &ConfigSource, switches: &ControlFlags, say: &dyn Fn(&str)) -
         evidence_text(host.capability_survey.level, calibrated.load(Ordering::Relaxed) != 0),
         socket_path.display()
     ));
-    let sinks = WindowSinks { shared, log, endpoints, header };
+    let sinks = WindowSinks { shared, log, endpoints, header, services };
     live.machine.set_heartbeat(|| _ = sd_notify::notify(false, &[NotifyState::Watchdog]));
     let ran = turns(source, switches, &mut live, &mut watcher, sinks, &calibrated, say);
     let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
@@ -211,6 +218,7 @@ struct WindowSinks {
     log: Option<RunLogWriter>,
     endpoints: Endpoints,
     header: RunHeader,
+    services: ServiceWatch,
 }
 
 fn turns(
@@ -222,10 +230,11 @@ fn turns(
     calibrated: &AtomicU32,
     say: &dyn Fn(&str),
 ) -> anyhow::Result<()> {
-    let WindowSinks { shared, mut log, mut endpoints, header } = told;
+    let WindowSinks { shared, mut log, mut endpoints, header, mut services } = told;
     let started = Instant::now();
     loop {
-        if switches.reload.swap(false, Ordering::Relaxed) && reload(source, live, watcher, &shared, say) {
+        if switches.reload.swap(false, Ordering::Relaxed) && reload(source, live, watcher, &shared, &mut services, say)
+        {
             end_log(&mut log, "the configuration was reloaded", say);
         }
         let record = match live.step() {
@@ -240,7 +249,10 @@ fn turns(
                 let _ = sd_notify::notify(false, &[NotifyState::Watchdog]);
                 continue;
             }
-            Err(error) => return Err(error.into()),
+            Err(error) => {
+                services.end(live, say);
+                return Err(error.into());
+            }
         };
         let mut gone_quiet = false;
         if let Some(writer) = &mut log {
@@ -251,6 +263,7 @@ fn turns(
         }
         let topology = cachemate_core::Machine::topology(&live.machine).clone();
         watcher.observe(&record, &live.machine, &topology, live.profiles());
+        services.observe(live, &mut watcher.status, say);
         let level = calibrated.load(Ordering::Relaxed);
         if level != 0 && !watcher.status.calibrated {
             say(&evidence_text(level, true));
@@ -272,6 +285,7 @@ fn turns(
         }
         let _ = sd_notify::notify(false, &[NotifyState::Watchdog]);
     }
+    services.end(live, say);
     if let Some(writer) = log {
         writer.finish()?;
     }
@@ -304,6 +318,7 @@ fn reload(
     live: &mut LiveLoop,
     watcher: &mut Watcher,
     shared: &SharedStatus,
+    services: &mut ServiceWatch,
     say: &dyn Fn(&str),
 ) -> bool {
     let _ = sd_notify::notify(false, &[NotifyState::Reloading]);
@@ -327,6 +342,8 @@ fn reload(
             watcher.status.mode = config.mode;
             watcher.status.policy.clone_from(&live.policy_name);
             watcher.status.config_error = None;
+            watcher.status.unmatched_rules.clear();
+            services.set_rules(config.rules);
             say("configuration reloaded");
         }
         Err(error) => {

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use cachemate_core::{
-    Ability, CacheLevel, Capabilities, Machine, PolicyConfig, Profile, RunHeader, Support, Topology, WindowLength,
+    Ability, CacheLevel, Capabilities, Machine, PolicyConfig, Profile, RunHeader, ServiceProfiles, Support, Topology,
+    WindowLength,
 };
 use cachemate_linux::act::actuator::GuardianCommand;
 use cachemate_linux::act::colors;
@@ -23,6 +24,7 @@ use cachemate_linux::sense::capability_survey::{CapabilitySurvey, capabilities, 
 use cachemate_linux::sense::counters::{EventSurvey, survey};
 use cachemate_linux::sense::miss_cost;
 use cachemate_linux::sense::progress::ProgressFiles;
+use cachemate_linux::sense::service_directory::ServiceDirectory;
 use cachemate_linux::sense::topology::read_topology;
 use cachemate_pipeline::{
     GuardedPolicy, Pipeline, PipelineLoop, StandardPipeline, UnavailableEvidence, with_size_sweeps,
@@ -120,6 +122,10 @@ pub struct LiveRunOptions {
     pub state_dir: PathBuf,
     /// Files in which programs report their progress.
     pub progress: ProgressFiles,
+    /// Profiles of services' programs, from earlier runs.
+    pub learned: ServiceProfiles,
+    /// Containers that a runtime reports.
+    pub directory: ServiceDirectory,
     /// Ends the loop.
     pub stop: Arc<AtomicBool>,
     /// Ends the window under way.
@@ -161,6 +167,8 @@ pub fn open(found: &HostSurvey, wish: &LiveRunOptions) -> anyhow::Result<LiveRun
         resctrl: found.resctrl.clone(),
         gang_scheduler_socket: gang_scheduler_socket(&wish.config),
         kernel_tolerance: wish.config.kernel_cache_tolerance,
+        learned: wish.learned.clone(),
+        directory: wish.directory.clone(),
         known: known_profiles(&wish.config.profiles)?,
         acting: if is_acting { Some(acting(&wish.state_dir)?) } else { None },
         stop: wish.stop.clone(),
@@ -261,6 +269,10 @@ pub(crate) fn rules(config: &[RuleConfig]) -> Vec<ManageRule> {
             Some(User::Id(id)) => Some(id),
             _ => None, // names became numbers when the file was read
         },
+        service: rule.service.clone(),
+        kind: rule.kind,
+        namespace: rule.namespace.clone(),
+        labels: rule.labels.clone(),
         action: match rule.action {
             RuleAction::Manage => ManageAction::Manage(rule.goal()),
             RuleAction::Observe => ManageAction::Observe,

@@ -24,6 +24,9 @@ pub mod paths;
 pub mod programs;
 pub mod promise_status;
 pub mod rule_report;
+mod service_profiles;
+pub mod service_status;
+mod service_watch;
 pub mod socket;
 pub mod status;
 

@@ -21,11 +21,16 @@ use std::sync::atomic::AtomicU64;
 
 use crate::http;
 use crate::promise_status::PromiseStatus;
+use crate::service_status::ServiceStatus;
 use crate::socket::SharedStatus;
 use crate::status::DaemonStatus;
 
 /// Series with a program's name.
 const NAMED_AT_MOST: usize = 10;
+/// Services with series of their own; those that lose most come first.
+const MAX_SERVICES: usize = 100;
+/// Causes of each service's loss.
+const MAX_CAUSES: usize = 5;
 
 type MetricLabels = Vec<(String, String)>;
 type Gauges = Family<MetricLabels, Gauge<f64, AtomicU64>>;
@@ -136,6 +141,7 @@ pub fn page(status: &DaemonStatus) -> String {
         .collect();
     gauge(&mut registry, "intensity_ratio", "Share of a probe's lines that the program evicts (top ten)", named);
     promises(&mut registry, status);
+    service_gauges(&mut registry, &status.services);
     let mut text = String::new();
     // Writing into a string cannot fail.
     let _ = encode(&mut text, &registry);
@@ -177,6 +183,31 @@ fn promises(registry: &mut Registry, status: &DaemonStatus) {
         "Promised maximum of the slowdown",
         rows(|promise| promise.max_slowdown),
     );
+}
+
+/// Slowdown of each service, and its causes: the services that lose most.
+fn service_gauges(registry: &mut Registry, services: &[ServiceStatus]) {
+    let pair = |name: &str, value: &str| (name.to_string(), label(value));
+    let own = |service: &ServiceStatus| vec![pair("service", &service.name), pair("kind", service.kind.text())];
+    let (tasks, cpus) = (Gauges::default(), Gauges::default());
+    let (slowdowns, losses) = (Gauges::default(), Gauges::default());
+    for service in services.iter().take(MAX_SERVICES) {
+        tasks.get_or_create(&own(service)).set(f64::from(service.tasks));
+        cpus.get_or_create(&own(service)).set(service.cpu_share);
+        if let (Some(percent), Some(source)) = (service.slowdown_percent, &service.slowdown_source) {
+            let labels = [own(service), vec![pair("source", source)]].concat();
+            slowdowns.get_or_create(&labels).set(percent / 100.0);
+        }
+        for cause in service.slowdown_by.iter().take(MAX_CAUSES) {
+            let by =
+                vec![pair("by", &cause.service), pair("by_kind", cause.kind.text()), pair("source", &cause.source)];
+            losses.get_or_create(&[own(service), by].concat()).set(cause.percent / 100.0);
+        }
+    }
+    registry.register("service_tasks", "Managed threads of the service", tasks);
+    registry.register("service_cpus", "Processor time per time", cpus);
+    registry.register("service_slowdown_ratio", "Run time over run time alone, minus one", slowdowns);
+    registry.register("service_loss_ratio", "Run time that another service adds", losses);
 }
 
 /// A program's name as a label's value: printable, and escaped as OpenMetrics wants it, which the encoder leaves to its

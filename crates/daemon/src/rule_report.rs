@@ -1,8 +1,12 @@
 //! Report of what the rules of a configuration match on this host now.
 
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
 use anyhow::Context;
 use cachemate_linux::kernel::LinuxHost;
 use cachemate_linux::sense::rule_matches::{RuleMatch, rule_matches};
+use cachemate_linux::sense::service_directory::ServiceDirectory;
 use cachemate_report::text::printable;
 use cachemate_spec::{ManageConfig, RuleConfig, User};
 
@@ -25,17 +29,54 @@ pub struct RuleReport {
 /// # Errors
 /// The processes of this host cannot be listed.
 pub fn rule_report(config: &ManageConfig) -> anyhow::Result<RuleReport> {
-    let matches = rule_matches(&LinuxHost::new("/"), &host::rules(&config.rules));
+    let matches = rule_matches(&LinuxHost::new("/"), &host::rules(&config.rules), &ServiceDirectory::default());
     let matches = matches.context("cannot read the processes of this host")?;
     let mut report = RuleReport::default();
     for (index, (rule, matched)) in config.rules.iter().zip(&matches).enumerate() {
-        let name = format!("rules[{index}] ({})", conditions(rule));
-        report.lines.push(format!("{name}: {}", describe(matched)));
-        if matched.decided.is_empty() {
-            report.warnings.push(format!("{name} {}", describe_absence(matched)));
-        }
+        report.lines.push(format!("rules[{index}] ({}): {}", conditions(rule), describe(matched)));
     }
+    report.warnings = unmatched(&config.rules, &matches);
     Ok(report)
+}
+
+/// Time between two looks at the rules of a running daemon.
+const RULE_CHECK: Duration = Duration::from_secs(60);
+
+/// Follows which rules of a running daemon match nothing.
+pub(crate) struct RuleCheck {
+    rules: Vec<RuleConfig>,
+    last: Instant,
+    warnings: Vec<String>,
+}
+
+impl RuleCheck {
+    /// From now on: a rule may match nothing for a minute.
+    pub(crate) fn new(rules: Vec<RuleConfig>) -> Self {
+        RuleCheck { rules, last: Instant::now(), warnings: Vec::new() }
+    }
+
+    /// The rules that match nothing, once a minute; `None` in between. New ones are logged.
+    pub(crate) fn poll(&mut self, directory: &ServiceDirectory, say: &dyn Fn(&str)) -> Option<Vec<String>> {
+        if self.last.elapsed() < RULE_CHECK {
+            return None;
+        }
+        self.last = Instant::now();
+        let matches = rule_matches(&LinuxHost::new("/"), &host::rules(&self.rules), directory).ok()?;
+        let unmatched = unmatched(&self.rules, &matches);
+        unmatched.iter().filter(|text| !self.warnings.contains(text)).for_each(|text| say(text));
+        self.warnings.clone_from(&unmatched);
+        Some(unmatched)
+    }
+}
+
+/// Rules that match no process, in sentences.
+fn unmatched(rules: &[RuleConfig], matches: &[RuleMatch]) -> Vec<String> {
+    let rules = rules.iter().zip(matches).enumerate();
+    let rules = rules.filter(|(_, (_, matched))| matched.decided.is_empty());
+    let describe = |(index, (rule, matched)): (usize, (&RuleConfig, &RuleMatch))| {
+        format!("rules[{index}] ({}) {}", conditions(rule), describe_absence(matched))
+    };
+    rules.map(describe).collect()
 }
 
 fn conditions(rule: &RuleConfig) -> String {
@@ -48,9 +89,18 @@ fn conditions(rule: &RuleConfig) -> String {
         rule.cgroup.as_ref().map(|path| format!("cgroup '{}'", printable(path))),
         rule.pid.map(|pid| format!("pid {pid}")),
         user,
+        rule.service.as_ref().map(|pattern| format!("service '{}'", printable(pattern))),
+        rule.kind.map(|kind| format!("kind {kind}")),
+        rule.namespace.as_ref().map(|pattern| format!("namespace '{}'", printable(pattern))),
+        (!rule.labels.is_empty()).then(|| format!("labels {}", labels(&rule.labels))),
     ];
     let given: Vec<String> = conditions.into_iter().flatten().collect();
     if given.is_empty() { "every program".to_string() } else { given.join(", ") }
+}
+
+fn labels(labels: &BTreeMap<String, String>) -> String {
+    let pairs: Vec<String> = labels.iter().map(|(name, value)| printable(&format!("{name}={value}"))).collect();
+    pairs.join(",")
 }
 
 fn describe(matched: &RuleMatch) -> String {

@@ -4,21 +4,26 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use cachemate_core::{
-    ActiveShare, CounterEvent, CpuId, CpuSet, Estimate, PendingItem, PlanError, PlanItem, ProbeEvidence, ProbeResult,
+    ActiveShare, CounterEvent, CpuId, CpuSet, Estimate, PendingItem, PlanError, PlanItem, PredictorConfig, ProbeResult,
     Profile, Reason, ReasonKind, ShareMember, TaskId, TaskSample, Topology, Units, WindowRecord,
 };
+use cachemate_linux::act::group_overrides::GroupOverride;
 use cachemate_linux::kernel::{Kernel, LinuxHost};
 use cachemate_linux::machine::LiveMachine;
 use cachemate_linux::safety::guardian::cgroup::ends_with;
 use cachemate_linux::sense::pressure::Pressure;
 use cachemate_linux::sense::sched_cache::{self, PlacedThread, SchedCacheStatus};
-use cachemate_policy::work_metric::{WorkMetric, metrics_of};
+use cachemate_pipeline::pair_forecast;
+use cachemate_policy::service_losses::ServiceLosses;
+use cachemate_policy::solo_speeds::SoloSpeeds;
+use cachemate_policy::work_metric::metrics_of;
 use cachemate_report::level_text;
 use cachemate_report::text::printable;
 use cachemate_spec::ManageMode;
 use serde::{Deserialize, Serialize};
 
 use crate::promise_status::{self, PromiseStatus};
+use crate::service_status::{NriStatus, ServiceStatus};
 
 /// Decisions that are remembered.
 const REMEMBERED: usize = 30;
@@ -71,6 +76,9 @@ pub struct DaemonStatus {
     pub cpu_ns: u64,
     /// Last-level caches.
     pub caches: Vec<CacheStatus>,
+    /// Services, those that lose most first.
+    #[serde(default)]
+    pub services: Vec<ServiceStatus>,
     /// Managed and observed threads.
     pub tasks: Vec<TaskStatus>,
     /// Promises to programs, with their states.
@@ -95,6 +103,12 @@ pub struct DaemonStatus {
     pub refused_plan: Option<String>,
     /// Lines of the plan that another process has changed.
     pub overridden: Vec<String>,
+    /// The plugin of the container runtime; `None` = none was asked for.
+    #[serde(default)]
+    pub nri: Option<NriStatus>,
+    /// Rules that matched no process at the last look, which is made once a minute.
+    #[serde(default)]
+    pub unmatched_rules: Vec<String>,
     /// Pressure-stall information of the host.
     pub pressure: Pressure,
     /// The kernel's own cache-aware scheduling, as its files say.
@@ -206,6 +220,9 @@ pub struct TaskStatus {
     pub tid: i32,
     /// As the kernel has it.
     pub name: String,
+    /// Its service, as `kind/name`.
+    #[serde(default)]
+    pub service: String,
     /// Observed, never moved.
     pub observed_only: bool,
     /// The CPU of its last observation.
@@ -337,8 +354,10 @@ fn withheld_ns(answer: &ProbeResult) -> u64 {
 pub struct Watcher {
     /// As of the last record.
     pub status: DaemonStatus,
-    /// Work per second of each task alone, as a probe measured it, and what it counted.
-    alone: BTreeMap<TaskId, (WorkMetric, f64)>,
+    solo: SoloSpeeds,
+    losses: ServiceLosses,
+    /// The predictor of pairs of programs, as in the run's header.
+    predictor: Option<PredictorConfig>,
     reasons: BTreeMap<TaskId, Vec<String>>,
     last_texts: Vec<String>,
     /// Threads that wait for a processor, since so long.
@@ -361,6 +380,11 @@ pub fn evidence_text(level: u32, is_calibrated: bool) -> String {
 }
 
 impl Watcher {
+    /// A watcher that forecasts pairs of programs as the run's predictor does.
+    pub fn new(predictor: PredictorConfig) -> Self {
+        Watcher { predictor: Some(predictor), ..Watcher::default() }
+    }
+
     /// Takes in one turn of the loop.
     pub fn observe(
         &mut self,
@@ -372,12 +396,8 @@ impl Watcher {
         for answer in &record.observation.probe_results {
             self.status.counters.probe_results += 1;
             self.status.counters.probe_withheld_ns += withheld_ns(answer);
-            if let ProbeEvidence::NeighborSlowdown { task, task_alone_rate: Some(rate), rate_event, .. } =
-                answer.evidence
-            {
-                self.alone.insert(task, (rate_event.map_or(WorkMetric::Reported, WorkMetric::Proxy), rate));
-            }
         }
+        self.solo.observe(&record.observation);
         let names = self.names(record, machine);
         self.remember(record, &names);
         let ids: BTreeMap<TaskId, Ids> = machine
@@ -391,8 +411,8 @@ impl Watcher {
         let newest = record.observation.tasks.iter().map(|task| u64::from(task.task.0) + 1).max();
         self.status.counters.tasks_seen = self.status.counters.tasks_seen.max(newest.unwrap_or(0));
         self.status.counters.refused_changes += record.applied.refused.len() as u64;
-        self.alone.retain(|task, _| ids.contains_key(task));
         self.reasons.retain(|task, _| ids.contains_key(task));
+        self.observe_services(record, topology, profiles);
         self.status.caches = caches(topology, &self.status.tasks, record);
         self.status.windows = record.observation.window + 1;
         self.status.refused_plan = None;
@@ -405,6 +425,7 @@ impl Watcher {
             |refused: &cachemate_core::RefusedItem| format!("{:?}: {}", refused.item, printable(&refused.message));
         self.status.refused = record.applied.refused.iter().take(20).map(refusal_text).collect();
         self.status.overridden = record.applied.overridden_by_others.iter().map(|item| format!("{item:?}")).collect();
+        self.status.overridden.extend(machine.group_overrides().map(override_text));
         let confined = machine.confined().iter();
         self.status.cpusets =
             confined.map(|group| CpusetStatus { cgroup: group.cgroup.clone(), cpus: group.cpus.to_string() }).collect();
@@ -414,6 +435,14 @@ impl Watcher {
         let shares = record.applied.shares.iter();
         self.status.shares = shares.map(|held| share(held, &record.observation.tasks, machine)).collect();
         self.status.pending = record.applied.pending.iter().map(pending).collect();
+    }
+
+    fn observe_services(&mut self, record: &WindowRecord, topology: &Topology, profiles: &BTreeMap<TaskId, Profile>) {
+        let predictor = self.predictor.as_ref();
+        let pair = |own: &Profile, other: &Profile| pair_forecast(topology, predictor?, own, other)[0];
+        let reports = self.losses.observe(&record.observation, topology, profiles, &pair);
+        let tasks = &record.observation.tasks;
+        self.status.services = reports.iter().map(|report| ServiceStatus::new(report, tasks)).collect();
     }
 
     /// The kernel's cache-aware scheduling beside what the plan asks for.
@@ -547,6 +576,7 @@ impl Watcher {
             pid: ids.pid,
             tid: ids.tid,
             name: task.name.clone(),
+            service: task.service_or_command().to_string(),
             observed_only: task.unmovable,
             cpu: cpu.map(|cpu| cpu.0),
             cache: cache.map(|cache| cache.id.0),
@@ -559,7 +589,7 @@ impl Watcher {
             curve: profile.misses_per_kilo_instr().cloned().unwrap_or_default(),
             instr_per_cycle,
             forecast_slowdown: expected.map(|said| said.value),
-            measured_slowdown: self.measured(task, elapsed_ns, &profile, instr_per_cycle),
+            measured_slowdown: self.solo.slowdown(task, elapsed_ns, &profile),
             progress_per_second: work.filter(|_| seconds > 0.0).map(|(_, count)| count / seconds),
             progress_unit: work.map(|(work, _)| work.describe().to_string()),
             max_slowdown: task.goal.and_then(|goal| goal.max_slowdown),
@@ -567,23 +597,12 @@ impl Watcher {
             reasons: self.reasons.get(&task.task).cloned().unwrap_or_default(),
         }
     }
+}
 
-    /// By the work that the probe counted alone, in the same unit; else by instructions per cycle.
-    fn measured(
-        &self,
-        task: &TaskSample,
-        elapsed_ns: u64,
-        profile: &Profile,
-        instr_per_cycle: Option<f64>,
-    ) -> Option<f64> {
-        let ran_ns = task.ran_ns();
-        let by_work = self.alone.get(&task.task).filter(|_| ran_ns > 0).and_then(|(unit, alone)| {
-            let (_, count) = metrics_of(task, elapsed_ns).find(|(work, _)| work == unit)?;
-            Some(alone * ran_ns as f64 / 1e9 / count - 1.0)
-        });
-        let solo = profile.rates.solo_instr_per_cycle.map(|solo| solo.value);
-        by_work.or_else(|| solo.zip(instr_per_cycle).map(|(solo, now)| solo / now - 1.0))
-    }
+fn override_text(group: &GroupOverride) -> String {
+    let by = group.owner.map_or("another program or a person".to_string(), |owner| format!("{owner} or a person"));
+    let GroupOverride { cgroup, wanted, current, .. } = group;
+    format!("cpuset {}: CPUs {wanted} overridden by {by}, now {current}", printable(cgroup))
 }
 
 fn gang(schedule: &cachemate_core::GangSchedule) -> GangStatus {

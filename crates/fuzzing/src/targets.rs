@@ -9,11 +9,13 @@ use cachemate_linux::act::cpusets;
 use cachemate_linux::act::resctrl::{self, Schemata};
 use cachemate_linux::act::rules::{ManageAction, ManageRule};
 use cachemate_linux::kernel::Kernel;
+use cachemate_linux::nri;
 use cachemate_linux::safety::journal;
 use cachemate_linux::safety::object_state;
 use cachemate_linux::sense::events;
 use cachemate_linux::sense::pressure;
 use cachemate_linux::sense::sampling::{self, records};
+use cachemate_linux::sense::service_directory::ServiceDirectory;
 use cachemate_linux::sense::tasks;
 use cachemate_linux::sense::topology;
 use cachemate_trace::{CmtReader, Format, ProfileFile, RunLogReader, TraceReader, open_input};
@@ -55,6 +57,7 @@ pub const TARGETS: &[FuzzTarget] = &[
     stated("topology", 32, sysfs_topology, "crates/linux/src/act/resctrl/trees"),
     stated("texts", 32, texts, ""),
     stated("samples", 32, samples, ""),
+    stated("nri", 32, container_runtime, ""),
 ];
 
 /// The target of this name.
@@ -229,6 +232,7 @@ fn texts(bytes: &[u8]) {
         map.known().count();
     }
     text.parse::<cachemate_core::CpuSet>().ok();
+    cachemate_core::service_of_cgroups(&text);
     // A torn status is read again for a while: only whole ones and refusals go through here.
     if text.starts_with("refused ") || text.starts_with("turn ") && text.trim_end().ends_with(" 1") {
         let host = InputHost::new(format!("==> /a/status <==\n{text}").as_bytes());
@@ -245,4 +249,18 @@ fn samples(bytes: &[u8]) {
     for sample in &read.samples {
         records::source(sample.data_source);
     }
+}
+
+/// The container runtime's side of its plugin's socket, cut in two as a socket may.
+fn container_runtime(bytes: &[u8]) {
+    let mut plugin = nri::NriPlugin::new(ServiceDirectory::default());
+    let mut reader = nri::wire::MessageReader::default();
+    let (first, second) = bytes.split_at(bytes.len() / 3);
+    for part in [first, second] {
+        let Ok(messages) = reader.push(part) else { return };
+        for message in messages {
+            plugin.handle(&message).ok();
+        }
+    }
+    nri::wire::fields(bytes).ok();
 }

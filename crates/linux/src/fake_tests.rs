@@ -78,6 +78,11 @@ impl FakeHost {
     pub fn text(&self, path: &str) -> String {
         self.files.borrow()[Path::new(path)].clone().unwrap()
     }
+    /// `x`, or as the test sets it.
+    fn command(&self, tid: i32) -> String {
+        let set = self.files.borrow().get(&Path::new("/proc-comm").join(tid.to_string())).cloned().flatten();
+        set.unwrap_or_else(|| "x".to_string())
+    }
     /// Before a change: fails, or returns the result to report once it is made.
     pub fn changing(&self) -> io::Result<io::Result<()>> {
         if self.fence.borrow().as_ref().is_some_and(|fence| fence.is_raised()) {
@@ -142,8 +147,13 @@ impl Kernel for FakeHost {
                 Some("cpuset") if self.cpuset.borrow().is_some() => Ok("/\n".to_string()),
                 Some("status") => Ok(format!("Name:\tx\nCpus_allowed_list:\t{}\n", t.cpus)),
                 Some("stat") => Ok(format!(
-                    "{tid} (x) S {} 0 0 0 0 0 0 0 0 0 0 0 0 0 20 {} 1 0 {} 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 0 {} {}\n",
-                    t.parent, t.nice, t.start_ticks, t.priority, t.policy
+                    "{tid} ({}) S {} 0 0 0 0 0 0 0 0 0 0 0 0 0 20 {} 1 0 {} 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 0 {} {}\n",
+                    self.command(tid),
+                    t.parent,
+                    t.nice,
+                    t.start_ticks,
+                    t.priority,
+                    t.policy
                 )),
                 // A file of a thread, whose content the test sets.
                 Some("task") if path.ends_with("schedstat") => {

@@ -100,6 +100,8 @@ fn options(state_dir: &std::path::Path) -> LiveOptions {
         resctrl: None,
         gang_scheduler_socket: None,
         kernel_tolerance: None,
+        learned: Default::default(),
+        directory: Default::default(),
         known: BTreeMap::new(),
         acting: None,
         stop: Arc::new(AtomicBool::new(false)),

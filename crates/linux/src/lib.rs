@@ -5,6 +5,7 @@
 pub mod act;
 pub mod kernel;
 pub mod machine;
+pub mod nri;
 pub mod safety;
 pub mod sense;
 

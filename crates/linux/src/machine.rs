@@ -16,14 +16,15 @@ use std::time::{Duration, Instant};
 use cachemate_core::{
     Ability, ActiveShare, AppliedPlan, CacheShare, Capabilities, Change, CounterEvent, CounterScope, CpuId,
     EventCount as CounterReading, EventCounts, Machine, MachineError, Observation, Plan, PlanItem, ProbeEvidence,
-    ProbeId, ProbeKind, ProbeRequest, ProbeResult, ProcessId, Profile, RefusalReason, Support, TaskId, TaskSample,
-    TimeSpan, Topology, Units, WindowEnd, WindowLength,
+    ProbeId, ProbeKind, ProbeRequest, ProbeResult, ProcessId, Profile, Profiles, RefusalReason, ServiceProfiles,
+    Support, TaskId, TaskSample, TimeSpan, Topology, Units, WindowEnd, WindowLength,
 };
 
 use crate::act::actuator::{Actuator, ApplyReport, GuardianCommand};
 use crate::act::colors::shares::ColorShares;
 use crate::act::cpusets::CpusetGroup;
 use crate::act::gangs::GangRunners;
+use crate::act::group_overrides::{GroupOverride, GroupOverrides};
 use crate::act::resctrl::{Resctrl, WayController};
 use crate::act::rules::ManageRule;
 use crate::kernel::{Kernel, ThreadKey};
@@ -36,12 +37,16 @@ use crate::sense::counters::{EventSurvey, ThreadCounters};
 use crate::sense::memory_nodes::MemoryNodes;
 use crate::sense::probe_runner::{Participant, ProbePlacement, ProbeRunner};
 use crate::sense::progress::{ProgressFiles, ProgressSweep};
+use crate::sense::service_directory::ServiceDirectory;
 use crate::sense::tasks::{ManagedThread, TaskTable, ThreadUsage};
 
 /// Why an observer does nothing.
 pub const OBSERVING: &str = "observing only: nothing is changed unless the configured mode is act";
 /// Profiles are recognised without being asked for.
 const RECOGNISED: ProbeId = ProbeId(u32::MAX);
+
+/// Windows between two looks at the profile of a program that lives longer.
+const LEARNING_PERIOD: u64 = 10;
 
 /// Time between two heartbeats within a window. A window may last longer than any watchdog waits.
 const HEARTBEAT: Duration = Duration::from_secs(1);
@@ -73,6 +78,10 @@ pub struct LiveOptions {
     pub kernel_tolerance: Option<u32>,
     /// Profiles recorded earlier, by the command's name.
     pub known: BTreeMap<String, Profile>,
+    /// Profiles of services' programs, from earlier runs.
+    pub learned: ServiceProfiles,
+    /// Containers that a runtime reports.
+    pub directory: ServiceDirectory,
     /// The right to act; `None` in tests without other processes.
     pub acting: Option<Arc<ActuationLock>>,
     /// Ends the run, at the latest a tenth of a second after it is set.
@@ -108,6 +117,7 @@ pub struct LiveMachine<K> {
     planned: Vec<Change>,
     /// Confined groups, as they were read back.
     confined: Vec<CpusetGroup>,
+    overrides: GroupOverrides,
     in_force: AppliedPlan,
     /// Objects that were restored as root began to act, until they are reported.
     overruled: Vec<RestoredObject>,
@@ -140,6 +150,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let kernel = Arc::new(Mutex::new(kernel));
         let mut actuator = Actuator::new(&options.state_dir, options.guardian.clone());
         options.acting.iter().for_each(|acting| actuator.acquire(acting.clone()));
+        let mut tasks = TaskTable::new(!counts_instructions(&events));
+        tasks.set_directory(options.directory.clone());
         LiveMachine {
             ways: options.resctrl.clone().map(|resctrl| WayController::new(resctrl, owner)),
             gangs: GangRunners::new(kernel.clone(), options.gang_scheduler_socket.as_deref()),
@@ -149,7 +161,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             options,
             topology,
             capabilities,
-            tasks: TaskTable::new(!counts_instructions(&events)),
+            tasks,
             events,
             counters: BTreeMap::new(),
             usage_before: BTreeMap::new(),
@@ -163,6 +175,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             weights: BTreeMap::new(),
             planned: Vec::new(),
             confined: Vec::new(),
+            overrides: GroupOverrides::default(),
             in_force: AppliedPlan::default(),
             overruled: Vec::new(),
             suspend_clock: SuspendClock::now(),
@@ -205,9 +218,37 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         &self.confined
     }
 
+    /// Groups of the configuration that their owner, or a person, has changed since.
+    pub fn group_overrides(&self) -> impl Iterator<Item = &GroupOverride> {
+        self.overrides.all()
+    }
+
     /// The changes that the last plan asked for, whether they were made or only observed.
     pub fn planned(&self) -> &[Change] {
         &self.planned
+    }
+
+    /// Adds the profiles of this window to those of their services' programs. True = something is new. A short program is
+    /// looked at in every window of its life, and a long one now and then, because comparing curves costs time.
+    pub fn learn(&mut self, profiles: &Profiles) -> bool {
+        let mut is_new = false;
+        let now_ns = self.started.elapsed().as_nanos() as u64;
+        let young_ns = LEARNING_PERIOD * self.window.as_nanos() as u64;
+        for task in self.tasks.all() {
+            let has_turn = (self.windows + u64::from(task.task.0)).is_multiple_of(LEARNING_PERIOD);
+            if !has_turn && now_ns.saturating_sub(task.arrived_ns) > young_ns {
+                continue;
+            }
+            if let Some(profile) = profiles.get(&task.task) {
+                is_new |= self.options.learned.learn(&task.profile_key(), profile);
+            }
+        }
+        is_new
+    }
+
+    /// Profiles of services' programs, of this run and of earlier ones.
+    pub fn learned(&self) -> &ServiceProfiles {
+        &self.options.learned
     }
 
     /// The managed threads, in order of arrival.
@@ -404,8 +445,13 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                 self.counters.insert(task.thread, counters);
             }
         }
-        for task in &new {
-            if let Some(profile) = self.options.known.get(&task.name) {
+        let renamed = self.tasks.renamed();
+        let is_renamed = |task: &&ManagedThread| renamed.contains(&task.task) && !new.contains(task);
+        let recognizable = new.iter().copied().chain(self.tasks.all().into_iter().filter(is_renamed));
+        for task in recognizable {
+            // A profile that was recorded on purpose is better than one that was learned in passing.
+            let recorded = self.options.known.get(&task.program).or_else(|| self.options.known.get(&task.name));
+            if let Some(profile) = recorded.or_else(|| self.options.learned.get(&task.profile_key())) {
                 let evidence = ProbeEvidence::StoredProfile { task: task.task, profile: Box::new(profile.clone()) };
                 self.recognised.push(ProbeResult { probe: RECOGNISED, evidence, complete: true, cost_ns: Vec::new() });
             }
@@ -464,6 +510,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                 process: task.process,
                 user: task.user,
                 name: task.name.clone(),
+                service: task.service_of_sample(),
                 arrival_ns: task.arrived_ns,
                 exited: task.exited,
                 unmovable: task.fixed,

@@ -3,6 +3,7 @@ import { say, el, seconds, counted } from "./text.js";
 import { Store } from "./store.js";
 import { Boxes } from "./boxes.js";
 import { Matrix } from "./matrix.js";
+import { showServices } from "./services.js";
 import { Charts, bad } from "./charts.js";
 import { showShares } from "./parts.js";
 import { Lists, factsOf } from "./lists.js";
@@ -211,6 +212,7 @@ class Page {
     if (!snapshot) return;
     say(byId("clock"), "window " + snapshot.window + ", " + seconds(snapshot.at_s) + (snapshot.daemon ? (snapshot.daemon.acting ? ", acting" : ", observing only") : ""));
     byId("slider").setAttribute("aria-valuetext", "window " + snapshot.window + ", " + seconds(snapshot.at_s));
+    showServices(snapshot.services || []);
     this.boxes.show(snapshot, this.chosen, still);
     this.matrix.show(store.matrixAt(snapshot.window), this.nameOf);
     const shares = snapshot.shares || [];

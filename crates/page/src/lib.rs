@@ -13,12 +13,10 @@ mod matrix;
 pub mod serve;
 mod snapshot;
 mod snapshot_builder;
-mod solo_speeds;
 
 pub use file::{POLICY_HEADER, content_policy, html};
 pub use snapshot::*;
 pub use snapshot_builder::{DaemonState, SnapshotBuilder, slim};
-pub use solo_speeds::SoloSpeeds;
 
 use cachemate_pipeline::OfflineProfiler;
 use cachemate_trace::{RunLogReader, TraceError};

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cachemate_core::{CpuSet, Plan, PredictorConfig, Profile, Profiles, TaskId, Topology, WindowLength};
-use cachemate_pipeline::forecast_of;
+use cachemate_core::{PredictorConfig, Profile, Topology};
+use cachemate_pipeline::pair_forecast;
 
 use crate::snapshot::{MatrixSnapshot, ProgramSnapshot};
 
@@ -119,20 +119,14 @@ fn forecasts(
     predictor: &PredictorConfig,
 ) -> Vec<Vec<Option<f64>>> {
     let mut table = vec![vec![None; members.len()]; members.len()];
-    let shared = topology.last_level_domains().into_iter().find(|cpus| cpus.count() >= 2);
-    let Some(cpus) = shared else { return table };
-    let seats: Vec<CpuSet> = cpus.iter().take(2).map(|cpu| std::iter::once(cpu).collect()).collect();
     for row in 0..members.len() {
         for column in row + 1..members.len() {
-            let (Some(&one), Some(&other)) = (busiest.get(&members[row]), busiest.get(&members[column])) else {
+            let (Some(one), Some(other)) = (busiest.get(&members[row]), busiest.get(&members[column])) else {
                 continue;
             };
-            let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
-            plan.affinity = [(TaskId(0), seats[0].clone()), (TaskId(1), seats[1].clone())].into();
-            let profiles: Profiles = [(TaskId(0), one.clone()), (TaskId(1), other.clone())].into();
-            let forecast = forecast_of(topology, &profiles, predictor, &plan);
-            let forecast_of = |task| Some(short(forecast.tasks.get(&TaskId(task))?.degradation?.value));
-            (table[row][column], table[column][row]) = (forecast_of(0), forecast_of(1));
+            let pair = pair_forecast(topology, predictor, one, other);
+            let [one, other] = pair.map(|forecast| forecast.map(|slowdown| short(slowdown.value)));
+            (table[row][column], table[column][row]) = (one, other);
         }
     }
     table

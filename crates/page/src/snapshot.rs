@@ -93,6 +93,9 @@ pub struct Snapshot {
     pub at_s: f64,
     /// Its length.
     pub duration_s: f64,
+    /// Services, those that lose most first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub services: Vec<ServiceSnapshot>,
     /// Those present, in order of arrival.
     pub programs: Vec<ProgramSnapshot>,
     /// The contended caches, where something was counted or forecast.
@@ -139,6 +142,45 @@ pub struct Snapshot {
     pub matrix: Option<MatrixSnapshot>,
 }
 
+/// One service, with its loss and the causes of it.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct ServiceSnapshot {
+    /// Such as `unit` or `pod`.
+    pub kind: &'static str,
+    /// Printable.
+    pub name: String,
+    /// Number of its threads.
+    pub tasks: u32,
+    /// CPUs of processor time per time.
+    pub cpu_share: f64,
+    /// Run time over run time alone, minus one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slowdown: Option<EstimateRange>,
+    /// Source of the slowdown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source: Option<&'static str>,
+    /// Losses by cause, the largest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub slowed_by: Vec<ServiceLossSnapshot>,
+    /// Why the slowdown is unknown, or no cause is named.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+/// The loss that one service causes to another.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct ServiceLossSnapshot {
+    /// Name of the cause; printable.
+    pub service: String,
+    /// Run time that it adds.
+    pub loss: EstimateRange,
+    /// `measured`, `attributed` or `forecast`.
+    pub source: &'static str,
+    /// The same by profiles alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub forecast: Option<f64>,
+}
+
 /// One process, all its threads together.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct ProgramSnapshot {
@@ -146,6 +188,8 @@ pub struct ProgramSnapshot {
     pub program: u32,
     /// Printable.
     pub name: String,
+    /// Its service, as `kind/name`; printable.
+    pub service: String,
     /// The kernel's id, where the daemon tells it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<i32>,

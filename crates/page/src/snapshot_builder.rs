@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    ActiveShare, Cache, CacheId, Capabilities, CounterEvent, CounterScope, Plan, PlanItem, ProbeEvidence, Profile,
-    Profiles, Reason, ReasonKind, RunHeader, ShareMember, TaskId, TaskSample, Topology, Units, WindowRecord,
+    ActiveShare, Cache, CacheId, Capabilities, CounterEvent, CounterScope, Estimate, Plan, PlanItem, ProbeEvidence,
+    Profile, Profiles, Reason, ReasonKind, RunHeader, ShareMember, TaskId, TaskSample, Topology, Units, WindowRecord,
 };
 use cachemate_policy::work_metric::metrics_of;
 use cachemate_report::level_text;
@@ -13,12 +13,19 @@ use cachemate_report::text::printable;
 use crate::matrix::{Matrices, short};
 use crate::snapshot::{
     CacheHeader, CacheSnapshot, CurveSnapshot, DaemonSnapshot, DecisionSnapshot, EstimateRange, GangSnapshot,
-    JournalLine, PageHeader, ProbeSnapshot, ProgramSnapshot, PromiseSnapshot, SHAPE, ShareSnapshot, Snapshot,
+    JournalLine, PageHeader, ProbeSnapshot, ProgramSnapshot, PromiseSnapshot, SHAPE, ServiceLossSnapshot,
+    ServiceSnapshot, ShareSnapshot, Snapshot,
 };
-use crate::solo_speeds::{SoloSpeeds, instr_per_cycle};
+use cachemate_pipeline::pair_forecast;
+use cachemate_policy::service_losses::{ServiceLoss, ServiceLosses, ServiceReport};
+use cachemate_policy::solo_speeds::{SoloSpeeds, instr_per_cycle};
 
 /// Points of a curve that are shown.
 const POINTS_AT_MOST: usize = 32;
+/// Services that are shown; those that lose most come first.
+const MAX_SERVICES: usize = 32;
+/// Causes of each service's loss that are shown.
+const MAX_LOSSES: usize = 8;
 
 /// State that only a daemon has.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -35,6 +42,7 @@ pub struct DaemonState {
 pub struct SnapshotBuilder {
     header: RunHeader,
     alone: SoloSpeeds,
+    losses: ServiceLosses,
     matrices: Matrices,
     start_ns: Option<u64>,
     last_plan: Option<Plan>,
@@ -151,6 +159,7 @@ impl SnapshotBuilder {
         SnapshotBuilder {
             header: header.clone(),
             alone: SoloSpeeds::default(),
+            losses: ServiceLosses::default(),
             matrices: Matrices::default(),
             start_ns: None,
             last_plan: None,
@@ -209,6 +218,9 @@ impl SnapshotBuilder {
             &self.header.topology,
             predictor,
         );
+        let topology = &self.header.topology;
+        let pair = |own: &Profile, other: &Profile| pair_forecast(topology, predictor, own, other)[0];
+        let reports = self.losses.observe(seen, topology, profiles, &pair);
         let of_tasks = |tasks: &[TaskId]| processes(record, tasks);
         let (journal, daemon) = live.map(|live| (live.journal, live.daemon)).unzip();
         Snapshot {
@@ -229,6 +241,7 @@ impl SnapshotBuilder {
             daemon,
             curves: self.new_curves(&busiest, &program_snapshots),
             matrix,
+            services: reports.iter().take(MAX_SERVICES).map(service).collect(),
             programs: program_snapshots,
         }
     }
@@ -263,15 +276,12 @@ impl SnapshotBuilder {
             (weight > 0.0).then(|| short(sum / weight))
         };
         let forecast = |task: &TaskSample| record.forecast.tasks.get(&task.task)?.degradation;
-        let forecast_slowdown = program.busiest(forecast).map(|said| EstimateRange {
-            value: short(said.value),
-            low: short(said.low),
-            high: short(said.high),
-        });
+        let forecast_slowdown = program.busiest(forecast).map(estimate);
         let allowed = |task: &TaskSample| record.applied.affinity.get(&task.task).map(ToString::to_string);
         ProgramSnapshot {
             program: program.id,
             name: printable(&first.name),
+            service: printable(&first.service_or_command().to_string()),
             pid: live.and_then(|live| live.pids.get(&first.task)).copied(),
             threads: program.threads.len() as u32,
             observed_only: program.threads.iter().all(|task| task.unmovable),
@@ -377,6 +387,29 @@ impl SnapshotBuilder {
         }
         new
     }
+}
+
+fn service(report: &ServiceReport) -> ServiceSnapshot {
+    let loss = |loss: &ServiceLoss| ServiceLossSnapshot {
+        service: printable(&loss.by.name),
+        loss: estimate(loss.loss),
+        source: loss.source.text(),
+        forecast: loss.forecast.map(short),
+    };
+    ServiceSnapshot {
+        kind: report.service.kind.text(),
+        name: printable(&report.service.name),
+        tasks: report.tasks,
+        cpu_share: short(report.cpu_share),
+        slowdown: report.slowdown.map(|(slowdown, _)| estimate(slowdown)),
+        source: report.slowdown.map(|(_, source)| source.text()),
+        slowed_by: report.losses.iter().take(MAX_LOSSES).map(loss).collect(),
+        reason: report.reason.clone(),
+    }
+}
+
+fn estimate(estimate: Estimate) -> EstimateRange {
+    EstimateRange { value: short(estimate.value), low: short(estimate.low), high: short(estimate.high) }
 }
 
 fn cache_head(cache: &Cache, capabilities: &Capabilities) -> CacheHeader {

@@ -3,10 +3,29 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    AppliedPlan, Capabilities, Forecast, Observation, Plan, Predictor, PredictorConfig, Profiles, TimeSpan, Topology,
-    View, WindowEnd, WindowLength,
+    AppliedPlan, Capabilities, Estimate, Forecast, Observation, Plan, Predictor, PredictorConfig, Profile, Profiles,
+    TaskId, TimeSpan, Topology, View, WindowEnd, WindowLength,
 };
 use cachemate_policy::reference_predictor::ReferencePredictor;
+
+/// Forecasts of two programs alone on two CPUs of one cache: the slowdown of each; `None` = no cache has two CPUs, or the
+/// profiles do not tell.
+pub fn pair_forecast(
+    topology: &Topology,
+    config: &PredictorConfig,
+    one: &Profile,
+    other: &Profile,
+) -> [Option<Estimate>; 2] {
+    let Some(cpus) = topology.last_level_domains().into_iter().find(|cpus| cpus.count() >= 2) else {
+        return [None, None];
+    };
+    let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
+    let seats = cpus.iter().take(2).map(|cpu| std::iter::once(cpu).collect());
+    plan.affinity = [TaskId(0), TaskId(1)].into_iter().zip(seats).collect();
+    let profiles = Profiles::from([(TaskId(0), one.clone()), (TaskId(1), other.clone())]);
+    let forecast = forecast_of(topology, &profiles, config, &plan);
+    [TaskId(0), TaskId(1)].map(|task| forecast.tasks.get(&task)?.degradation)
+}
 
 /// Forecast for the tasks of the profiles under a plan, on a machine that partitions no cache.
 pub fn forecast_of(topology: &Topology, profiles: &Profiles, config: &PredictorConfig, under: &Plan) -> Forecast {

@@ -26,7 +26,7 @@ use cachemate_policy::rollback_guard::RollbackGuard;
 use cachemate_trace::RUN_LOG_VERSION;
 
 pub use evidence::{UnavailableEvidence, missing_evidence};
-pub use forecast::forecast_of;
+pub use forecast::{forecast_of, pair_forecast};
 pub use replay::{Replay, ReplayError, ReplayedWindow, replay};
 pub use standard::{
     CYCLE_COUNTED_INSTRUCTIONS, INTERVAL_COUNTED_INSTRUCTIONS, StandardPipeline, miss_penalty_of_machine,

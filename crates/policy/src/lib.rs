@@ -8,6 +8,8 @@
 //! - [`partition`]: units of a cache, demand of programs for them, and their allocation.
 //! - [`clustering`]: threads that share data, and the chip of each cluster.
 //! - [`work_metric`]: speed of a task by reported work, instructions or a proxy.
+//! - [`solo_speeds`]: slowdowns against the speed alone.
+//! - [`service_losses`]: which service slows which one.
 //! - [`rollback_guard`]: rolls back decisions that made programs slower.
 //! - [`policies`]: one file per policy, and the registry by name.
 
@@ -32,5 +34,7 @@ pub mod reference_predictor;
 pub mod rollback_guard;
 pub mod schemes;
 mod sequential_test;
+pub mod service_losses;
+pub mod solo_speeds;
 pub mod solvers;
 pub mod work_metric;

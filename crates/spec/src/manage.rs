@@ -2,9 +2,10 @@
 //!
 //! `docs/live.md` explains every field. Everything is optional; an empty file observes nothing and changes nothing.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use cachemate_core::{CpuSet, Goal, SpellingScope};
+use cachemate_core::{CpuSet, Goal, ServiceKind, SpellingScope};
 use serde::{Deserialize, Serialize};
 
 use crate::located_toml::Located;
@@ -125,6 +126,14 @@ pub struct RuleConfig {
     pub pid: Option<i32>,
     /// The user whose process it is.
     pub user: Option<User>,
+    /// The service by its name or `kind/name`; `*` and `?` are wildcards within a component.
+    pub service: Option<String>,
+    /// Kind of the service.
+    pub kind: Option<ServiceKind>,
+    /// Namespace of the pod, if the container runtime reports it; `*` and `?` are wildcards.
+    pub namespace: Option<String>,
+    /// Labels of the pod, if the container runtime reports them; all must match, and values have wildcards.
+    pub labels: BTreeMap<String, String>,
     /// Treatment of the matching programs; they are managed by default.
     pub action: RuleAction,
     /// Relative weight of its slowdown.
@@ -270,6 +279,16 @@ impl RuleConfig {
         }
         if let Some(cgroup) = self.cgroup.as_ref().filter(|path| !path.starts_with('/')) {
             return fail("cgroup", format!("'{cgroup}'"), "a path from the root such as '/system.slice'");
+        }
+        for (field, value) in [("service", &self.service), ("namespace", &self.namespace)] {
+            if value.as_ref().is_some_and(String::is_empty) {
+                return fail(field, "''".to_string(), "a name, such as 'redis' or 'unit/redis*'");
+            }
+        }
+        if let Some(service) = &self.service
+            && service.starts_with('/')
+        {
+            return fail("service", format!("'{service}'"), "a service's name; 'cgroup' takes paths");
         }
         if let Some(pid) = self.pid.filter(|&pid| pid <= 0) {
             return fail("pid", pid.to_string(), "1 or more");

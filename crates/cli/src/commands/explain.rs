@@ -12,41 +12,23 @@ use serde::Serialize;
 use super::status::SocketArg;
 use crate::args::JsonArg;
 use crate::session::Session;
-use crate::status_text::explain_text;
+use crate::status_text::{ExplainJson, explain_text};
 use cachemate_daemon::promise_status::PromiseStatus;
+use cachemate_daemon::service_status::ServiceStatus;
 use cachemate_daemon::socket;
 use cachemate_daemon::status::thread_text;
 use cachemate_daemon::status::{DecisionStatus, TaskStatus};
 
-/// Explain a program's placement: the reasons, the measurements behind them, and the slowdown
+/// Explain a service or a program: the slowdown and its causes, the reasons of the placement, and the measurements
 #[derive(Args)]
 pub struct Explain {
-    /// A process or thread id, or a program's name
-    #[arg(value_name = "PID|NAME")]
+    /// A service such as redis, unit/redis or pod/NAMESPACE/NAME, a process or thread id, or a program's name
+    #[arg(value_name = "SERVICE|PID|NAME")]
     program: String,
     #[command(flatten)]
     at: SocketArg,
     #[command(flatten)]
     json: JsonArg,
-}
-
-/// `cachemate explain --json`.
-#[derive(Serialize)]
-struct ExplainJson {
-    /// As given, or that of the only process with the given name.
-    pid: Option<i32>,
-    policy: String,
-    mode: ManageMode,
-    tasks: Vec<TaskStatus>,
-    /// Its promises with their states.
-    promises: Vec<PromiseStatus>,
-    /// Managed threads of other processes on its cache.
-    co_runners: Vec<String>,
-    /// Decisions that name it, latest first.
-    decisions: Vec<DecisionStatus>,
-    refused: Vec<String>,
-    /// How its affinities counteract the kernel's own cache-aware scheduling.
-    conflicts: Vec<String>,
 }
 
 /// Bytes of a name that the kernel stores.
@@ -64,14 +46,15 @@ fn is_named(task: &TaskStatus, program: &str) -> bool {
 }
 
 /// The reason why no managed task is meant.
-fn absence(program: &str, tasks: &[TaskStatus]) -> anyhow::Error {
+fn absence(program: &str, tasks: &[TaskStatus], services: &[ServiceStatus]) -> anyhow::Error {
     if program.parse::<i32>().is_err() {
-        let names: BTreeSet<&str> = tasks.iter().map(|task| task.name.as_str()).collect();
+        let programs = tasks.iter().map(|task| task.name.as_str());
+        let names: BTreeSet<&str> = programs.chain(services.iter().map(|service| service.name.as_str())).collect();
         let hint = match nearest(program, names.iter().copied()) {
             Some(name) => format!(" (did you mean '{}'?)", printable(name)),
             None => String::new(),
         };
-        return anyhow!("no managed program is named '{program}'{hint}; cachemate status lists all");
+        return anyhow!("no managed service or program is named '{program}'{hint}; cachemate status lists all");
     }
     let there = match cachemate_files::exists(std::path::Path::new(&format!("/proc/{program}"))) {
         true => "no rule of the configuration matches it, or it started after the last window",
@@ -83,10 +66,13 @@ fn absence(program: &str, tasks: &[TaskStatus]) -> anyhow::Error {
 impl Explain {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let status = socket::status(&self.at.path())?;
-        let mine = |task: &TaskStatus| is_named(task, &self.program);
+        let named: Vec<ServiceStatus> =
+            status.services.iter().filter(|service| service.identity().is_named(&self.program)).cloned().collect();
+        let of_service = |task: &TaskStatus| named.iter().any(|service| service.task_ids.contains(&task.task));
+        let mine = |task: &TaskStatus| is_named(task, &self.program) || of_service(task);
         let tasks: Vec<TaskStatus> = status.tasks.iter().filter(|task| mine(task)).cloned().collect();
-        if tasks.is_empty() {
-            return Err(absence(&self.program, &status.tasks));
+        if tasks.is_empty() && named.is_empty() {
+            return Err(absence(&self.program, &status.tasks, &status.services));
         }
         let pids: BTreeSet<i32> = tasks.iter().map(|task| task.pid).collect();
         let only = if let [pid] = pids.iter().copied().collect::<Vec<i32>>()[..] { Some(pid) } else { None };
@@ -107,12 +93,21 @@ impl Explain {
                 .filter(|conflict| tasks.iter().any(|task| task.pid == conflict.pid))
                 .map(|conflict| conflict.detail.clone())
                 .collect(),
+            services: match named.is_empty() {
+                false => named,
+                true => {
+                    let owns =
+                        |service: &&ServiceStatus| tasks.iter().any(|task| service.task_ids.contains(&task.task));
+                    status.services.iter().filter(owns).cloned().collect()
+                }
+            },
             promises: status.promises.iter().filter(|promise| pids.contains(&promise.pid)).cloned().collect(),
             tasks,
         };
         session.answer(self.json.json, &result, || {
-            let ExplainJson { tasks, promises, co_runners, decisions, refused, conflicts, mode, .. } = &result;
-            explain_text(tasks, promises, co_runners, decisions, refused, conflicts, *mode)
+            let ExplainJson { services, tasks, promises, co_runners, decisions, refused, conflicts, mode, .. } =
+                &result;
+            explain_text(services, tasks, promises, co_runners, decisions, refused, conflicts, *mode)
         })
     }
 }
@@ -134,7 +129,7 @@ mod tests {
         }
         assert!(!is_named(&redis, "redis"));
         assert!(is_named(&task(1, 1, "a-very-long-com"), "a-very-long-command"));
-        let said = absence("redis-sever", &[redis]).to_string();
+        let said = absence("redis-sever", &[redis], &[]).to_string();
         assert!(said.contains("did you mean 'redis-server'"), "{said}");
     }
 }

@@ -10,6 +10,7 @@ use cachemate_daemon::daemon::{ConfigSource, ControlFlags, on_hangup, run};
 use cachemate_daemon::dry_run;
 use cachemate_daemon::path_checks;
 use cachemate_daemon::rule_report::rule_report;
+use cachemate_linux::nri::{self, NriOptions};
 
 /// Run the daemon: measure the programs on this host and, with `mode = "act"`, place them and partition caches
 ///
@@ -50,6 +51,13 @@ pub struct Manage {
     /// Serve the dashboard to every user of this host, without a token
     #[arg(long, requires = "dashboard")]
     dashboard_no_auth: bool,
+    /// Register as a plugin of the container runtime, for the names of pods and containers [default socket:
+    /// /var/run/nri/nri.sock]
+    #[arg(long, value_name = "SOCKET", num_args = 0..=1, default_missing_value = nri::SOCKET, conflicts_with_all = ["check", "dry_run"])]
+    nri: Option<PathBuf>,
+    /// Position among the plugins of the container runtime, 0 to 99
+    #[arg(long, value_name = "N", requires = "nri", default_value_t = 10, value_parser = clap::value_parser!(u8).range(0..100))]
+    nri_index: u8,
     /// Socket that status, top and explain connect to
     #[arg(long, value_name = "FILE")]
     socket: Option<PathBuf>,
@@ -64,6 +72,7 @@ impl Manage {
             observe: self.observe_only,
             state_dir: self.state_dir.clone(),
             socket: self.socket.clone(),
+            nri: self.nri.clone().map(|socket| NriOptions { socket, index: self.nri_index }),
             page: self.dashboard.clone().map(|address| PageAddress { address, token: !self.dashboard_no_auth }),
         };
         if self.check {

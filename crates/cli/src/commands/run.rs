@@ -194,13 +194,15 @@ impl RunArgs {
                 rules: programs.pids.iter().map(rule).collect(),
                 state_dir: folder.to_path_buf(),
                 progress: ProgressFiles::new(Some(progress)),
+                learned: Default::default(),
+                directory: Default::default(),
                 stop: over,
                 wake: Arc::default(),
             };
-            let host::LiveRun { control_loop: mut live, missing, .. } = host::open(host, &wish)?;
+            let host::LiveRun { control_loop: mut live, header, missing } = host::open(host, &wish)?;
             programs.release();
             missing.iter().for_each(|missing| session.note(&missing.to_string()));
-            let mut watcher = cachemate_daemon::status::Watcher::default();
+            let mut watcher = cachemate_daemon::status::Watcher::new(header.pipeline.predictor);
             let ran = loop {
                 match live.step() {
                     Ok(Some(record)) => {

@@ -9,11 +9,14 @@ use crate::session::Session;
 use crate::status_text::status_text;
 use cachemate_daemon::{paths, socket};
 
-/// Show the measurements, plans and changes of a running daemon
+/// Show the services of a running daemon: which slows which, by how much, and the plans and changes in force
 #[derive(Args)]
 pub struct StatusArgs {
     #[command(flatten)]
     at: SocketArg,
+    /// List the threads of each cache below the services
+    #[arg(long)]
+    threads: bool,
     #[command(flatten)]
     json: JsonArg,
 }
@@ -35,6 +38,6 @@ impl SocketArg {
 impl StatusArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let status = socket::status(&self.at.path())?;
-        session.answer(self.json.json, &status, || status_text(&status))
+        session.answer(self.json.json, &status, || status_text(&status, self.threads))
     }
 }

@@ -14,10 +14,10 @@ use crate::status_screen::ScreenOptions;
 use crate::status_text::top_text;
 use cachemate_daemon::socket;
 
-/// Watch the caches: the programs on each, their intensity and slowdown, and the decisions
+/// Watch the services: which slows which, the threads on each cache, and the decisions
 ///
-/// For each last-level cache, top lists the programs with their intensity, class, forecast and measured slowdown, followed
-/// by the last decisions. On a terminal it is a full-screen view: q quits, arrow keys scroll. To a pipe it prints once (or -n
+/// The services come first, with their slowdowns and the causes. For each last-level cache, top then lists the threads with
+/// their intensity, class, forecast and measured slowdown, followed by the last decisions. On a terminal it is a full-screen view: q quits, arrow keys scroll. To a pipe it prints once (or -n
 /// times). With --json it prints one object per line and iteration until it is stopped.
 #[derive(Args)]
 pub struct Top {
@@ -29,6 +29,9 @@ pub struct Top {
     iterations: Option<u64>,
     #[command(flatten)]
     at: SocketArg,
+    /// List the threads of each cache below the services; a full screen always does
+    #[arg(long)]
+    threads: bool,
     #[command(flatten)]
     json: JsonArg,
 }
@@ -54,7 +57,7 @@ impl Top {
             if self.json.json {
                 session.print_json(&serde_json::to_string(&status)?)?;
             } else {
-                session.print(&top_text(&status, session.columns()))?;
+                session.print(&top_text(&status, self.threads, session.columns()))?;
             }
             iterations += 1;
             if most.is_some_and(|most| iterations >= most) {

@@ -93,7 +93,8 @@ fn partition_kind(kernel: &dyn Kernel, cpus_file: &Path) -> Result<Option<String
     Ok(Some(kind).filter(|kind| !kind.is_empty() && kind != "member"))
 }
 
-fn cpus_of(state: &ObjectState) -> Option<CpuSet> {
+/// The CPUs in a group's control file.
+pub(crate) fn cpus_of(state: &ObjectState) -> Option<CpuSet> {
     match state {
         ObjectState::Text(text) => text.trim().parse().ok(),
         _ => None,
@@ -101,6 +102,14 @@ fn cpus_of(state: &ObjectState) -> Option<CpuSet> {
 }
 
 impl CpusetGroups {
+    /// Leaves a group alone: it is neither confined nor restored, and its threads count as free.
+    pub(crate) fn remove(&mut self, name: &str) {
+        self.cpus.remove(name);
+        self.files.remove(name);
+        self.states_to_come.remove(name);
+        self.threads.retain(|_, group| group != name);
+    }
+
     /// False = it cannot be read, and so is left alone.
     fn track(
         &mut self,

@@ -7,6 +7,7 @@ pub mod cpusets;
 pub mod desired_state;
 pub mod gang_scheduler;
 pub mod gangs;
+pub mod group_overrides;
 pub mod resctrl;
 pub mod rules;
 pub(crate) mod thread_rotation;

@@ -3,7 +3,11 @@
 //! Rules are tried in order; the first that matches decides. A program that no rule matches is not managed: nothing of
 //! it is changed, and it does not appear among the tasks.
 
-use cachemate_core::Goal;
+use std::collections::BTreeMap;
+
+use cachemate_core::{Goal, ServiceIdentity, ServiceKind};
+
+use crate::sense::service_directory::ContainerRecord;
 
 /// One rule. All conditions that are given must hold; a rule without conditions matches everything.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -16,6 +20,14 @@ pub struct ManageRule {
     pub pid: Option<i32>,
     /// Numeric user id of the process.
     pub user: Option<u32>,
+    /// Name of the service, or `kind/name`; `*` and `?` match within a component.
+    pub service: Option<String>,
+    /// Kind of the service.
+    pub kind: Option<ServiceKind>,
+    /// Namespace of the pod, as the container runtime reports it; `*` and `?` allowed.
+    pub namespace: Option<String>,
+    /// Labels of the pod, all of them, as the container runtime reports them; `*` and `?` allowed in values.
+    pub labels: BTreeMap<String, String>,
     /// Treatment of a program that meets all conditions.
     pub action: ManageAction,
 }
@@ -37,26 +49,69 @@ pub enum ManageAction {
 pub struct RuleSubject<'a> {
     /// Command name as the kernel keeps it: 15 bytes at most.
     pub command: &'a str,
-    /// Path of its control group; `None` = not known.
-    pub cgroup: Option<&'a str>,
+    /// Paths of its control groups, one for each hierarchy in which they differ.
+    pub cgroups: &'a [String],
     /// The process, its parent, the parent's parent, ...; at least the process itself.
     pub lineage: &'a [i32],
     /// Real user id; `None` = not known.
     pub user: Option<u32>,
+    /// Its service; `None` = its command.
+    pub service: Option<&'a ServiceIdentity>,
+    /// A program of the runtime rather than of the service.
+    pub is_helper: bool,
+    /// Its container, if the runtime reports it.
+    pub container: Option<&'a ContainerRecord>,
 }
 
 impl ManageRule {
     /// Whether the process meets all conditions.
     pub(crate) fn matches(&self, subject: &RuleSubject<'_>) -> bool {
         let command = self.command.as_ref().is_none_or(|pattern| glob(pattern, subject.command));
-        let cgroup = self
-            .cgroup
-            .as_ref()
-            .is_none_or(|above| subject.cgroup.is_some_and(|path| CgroupPattern(above).contains(path)));
+        let below = |above: &String| subject.cgroups.iter().any(|path| CgroupPattern(above).contains(path));
+        let cgroup = self.cgroup.as_ref().is_none_or(below);
         let pid = self.pid.is_none_or(|pid| subject.lineage.contains(&pid));
         let user = self.user.is_none_or(|user| subject.user == Some(user));
-        command && cgroup && pid && user
+        command && cgroup && pid && user && self.matches_service(subject) && self.accepts_helper(subject)
     }
+
+    fn matches_service(&self, subject: &RuleSubject<'_>) -> bool {
+        let kind = subject.service.map_or(ServiceKind::Command, |service| service.kind);
+        let named = |pattern: &String| match subject.service {
+            Some(service) => names_service(pattern, service),
+            None => names_service(pattern, &ServiceIdentity::command(subject.command)),
+        };
+        let of_container = |pattern: &str, value: fn(&ContainerRecord) -> &str| {
+            subject.container.is_some_and(|container| glob(pattern, value(container)))
+        };
+        let labelled = |(name, pattern): (&String, &String)| {
+            let value = subject.container.and_then(|container| container.labels.get(name));
+            value.is_some_and(|value| glob(pattern, value))
+        };
+        self.kind.is_none_or(|wanted| wanted == kind)
+            && self.service.as_ref().is_none_or(named)
+            && self.namespace.as_ref().is_none_or(|namespace| of_container(namespace, |record| &record.namespace))
+            && self.labels.iter().all(labelled)
+    }
+
+    /// A rule means the programs of a service. It matches a helper of the runtime only if it names the command or the
+    /// process.
+    fn accepts_helper(&self, subject: &RuleSubject<'_>) -> bool {
+        !subject.is_helper || self.command.as_ref().is_some_and(|pattern| pattern != "*") || self.pid.is_some()
+    }
+}
+
+/// `redis`, `redis.service`, `unit/redis*`, `pod/shop/*/redis`: a pattern with wildcards is tried on the name and on
+/// `kind/name`.
+fn names_service(pattern: &str, service: &ServiceIdentity) -> bool {
+    if !pattern.contains(['*', '?']) {
+        return service.is_named(pattern);
+    }
+    let full = service.to_string();
+    let matches = |text: &str| {
+        let mut names = text.split('/');
+        pattern.split('/').all(|part| names.next().is_some_and(|name| glob(part, name))) && names.next().is_none()
+    };
+    matches(&full) || matches(&service.name)
 }
 
 /// The action of the first rule that matches; [`ManageAction::Ignore`] if none does.
@@ -104,10 +159,66 @@ fn glob(pattern: &str, text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
     use super::*;
 
     fn subject(command: &'static str) -> RuleSubject<'static> {
-        RuleSubject { command, cgroup: Some("/system.slice/db.service"), lineage: &[7, 3, 1], user: Some(1000) }
+        static CGROUPS: LazyLock<Vec<String>> = LazyLock::new(|| vec!["/system.slice/db.service".to_string()]);
+        RuleSubject {
+            command,
+            cgroups: &CGROUPS,
+            lineage: &[7, 3, 1],
+            user: Some(1000),
+            service: None,
+            is_helper: false,
+            container: None,
+        }
+    }
+
+    /// Do conditions on services match by kind, by name with and without wildcards, and by the runtime's report?
+    #[test]
+    fn services_match_by_kind_name_and_report() {
+        let unit = ServiceIdentity::new(ServiceKind::Unit, "db.service");
+        let pod = ServiceIdentity::pod("shop/cart-1", Some("redis"));
+        let record = ContainerRecord {
+            namespace: "shop".into(),
+            labels: [("app".to_string(), "cart".to_string())].into(),
+            ..ContainerRecord::default()
+        };
+        let base = subject("x");
+        let of_unit = RuleSubject { service: Some(&unit), ..base.clone() };
+        let of_pod = RuleSubject { service: Some(&pod), container: Some(&record), ..base.clone() };
+        let by_service = |pattern: &str| ManageRule { service: Some(pattern.into()), ..ManageRule::default() };
+        for (pattern, expected) in [
+            ("db", [true, false, false]),
+            ("unit/*", [true, false, false]),
+            ("d?.service", [true, false, false]),
+            ("pod/shop/*/redis", [false, true, false]),
+            ("shop/*/redis", [false, true, false]),
+            ("shop/*", [false, false, false]),
+            ("x", [false, false, true]),
+            ("command/*", [false, false, true]),
+        ] {
+            let found = [&of_unit, &of_pod, &base].map(|subject| by_service(pattern).matches(subject));
+            assert_eq!(found, expected, "{pattern}");
+        }
+        let pods = ManageRule { kind: Some(ServiceKind::Pod), ..ManageRule::default() };
+        assert_eq!([&of_unit, &of_pod, &base].map(|subject| pods.matches(subject)), [false, true, false]);
+        let space = ManageRule { namespace: Some("sh*".into()), ..ManageRule::default() };
+        assert_eq!([&of_unit, &of_pod].map(|subject| space.matches(subject)), [false, true]);
+        let label = |value: &str| ManageRule { labels: [("app".into(), value.into())].into(), ..ManageRule::default() };
+        assert!(label("c*").matches(&of_pod) && !label("web").matches(&of_pod) && !label("*").matches(&of_unit));
+    }
+
+    /// Is a helper of a runtime matched only by a rule that names its command or its process?
+    #[test]
+    fn helpers_are_matched_by_name_only() {
+        let helper = RuleSubject { is_helper: true, ..subject("pause") };
+        let command = |pattern: &str| ManageRule { command: Some(pattern.into()), ..ManageRule::default() };
+        assert!(!ManageRule::default().matches(&helper) && !command("*").matches(&helper));
+        assert!(command("pause").matches(&helper));
+        assert!(ManageRule { pid: Some(3), ..ManageRule::default() }.matches(&helper));
     }
 
     /// Do stars and question marks match as in a shell?

@@ -97,7 +97,11 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     pub(super) fn derive(&mut self, plan: &Plan) -> (HostSnapshot, ChangeList, Option<DirLock>) {
         let kernel = self.kernel();
         let kernel = lock(&kernel);
-        let groups = cpusets::read_groups(&*kernel, &self.options.cpusets, &self.actuator.originals());
+        let mut groups = cpusets::read_groups(&*kernel, &self.options.cpusets, &self.actuator.originals());
+        if self.options.act {
+            let now_ns = self.started.elapsed().as_nanos() as u64;
+            self.overrides.observe(&mut groups, &self.actuator, now_ns);
+        }
         let tasks = self.tasks.all();
         let gangs = self.gangs.schedules();
         let by_scheduler = self.gangs.scheduler_runs();

@@ -74,6 +74,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.options.rules = rules;
         self.options.cpusets = cpusets;
         self.options.act = act;
+        self.overrides.clear();
         let mut account = if act { Vec::new() } else { self.undo()? };
         let kernel = self.kernel();
         let released = self.tasks.reexamine(&*lock(&kernel), &self.options.rules);

@@ -5,7 +5,8 @@ use std::io;
 
 use crate::act::rules::{CgroupPattern, ManageRule};
 use crate::kernel::{Kernel, if_exists};
-use crate::sense::tasks::RuleProperties;
+use crate::sense::process_properties::{PropertyReader, own_service};
+use crate::sense::service_directory::ServiceDirectory;
 
 /// Processes that one rule matches.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -25,12 +26,18 @@ const MAX_NEAREST: usize = 3;
 ///
 /// # Errors
 /// `/proc` cannot be listed or read.
-pub fn rule_matches(kernel: &dyn Kernel, rules: &[ManageRule]) -> io::Result<Vec<RuleMatch>> {
+pub fn rule_matches(
+    kernel: &dyn Kernel,
+    rules: &[ManageRule],
+    directory: &ServiceDirectory,
+) -> io::Result<Vec<RuleMatch>> {
     let mut matches = vec![RuleMatch::default(); rules.len()];
     let (mut commands, mut cgroups) = (BTreeSet::new(), BTreeSet::new());
+    let own_service = own_service(kernel);
+    let reader = PropertyReader { kernel, rules, directory, own_service: own_service.as_ref() };
     for pid in kernel.processes()?.into_iter().filter(|&pid| pid != std::process::id() as i32) {
         let Some(stat) = if_exists(kernel.stat(pid))? else { continue };
-        let process = RuleProperties::read(kernel, rules, &stat, None)?;
+        let process = reader.read(&stat, None)?;
         let Some(subject) = process.subject() else { continue };
         let mut decided = false;
         for (_, entry) in rules.iter().zip(&mut matches).filter(|(rule, _)| rule.matches(&subject)) {
@@ -40,7 +47,7 @@ pub fn rule_matches(kernel: &dyn Kernel, rules: &[ManageRule]) -> io::Result<Vec
             }
             decided = true;
         }
-        cgroups.extend(process.cgroup);
+        cgroups.extend(process.cgroups);
         commands.insert(stat.name);
     }
     for (rule, entry) in rules.iter().zip(&mut matches) {
@@ -115,7 +122,7 @@ mod tests {
             rule(None, Some("/system.slice/dv/x")),
             rule(None, Some("/kubepods.slice/*/none")),
         ];
-        let matches = rule_matches(&host, &rules).unwrap();
+        let matches = rule_matches(&host, &rules, &ServiceDirectory::default()).unwrap();
         let counts: Vec<(usize, usize)> = matches.iter().map(|m| (m.decided.len(), m.decided_earlier)).collect();
         assert_eq!(counts, [(1, 0), (1, 1), (0, 1), (0, 0), (0, 0)]);
         assert_eq!(matches[3].nearest, ["/system.slice/db"]);

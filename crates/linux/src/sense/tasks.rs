@@ -3,20 +3,21 @@
 //! Problem: pids are reused, threads come and go between two refreshes, and a refresh costs time: with hundreds of
 //! threads and windows of a second, reading every `/proc` file of every thread would itself be a load. Method: one
 //! listing of `/proc` per refresh; the properties that rules test are read when a process is new, in each of the next
-//! refreshes (a shell is about to become its program) and later in every tenth. Per refresh a thread costs one small
+//! refreshes (a shell is about to become its program), when it runs under another name, and later in every tenth; its
+//! control groups are read in every second refresh, or less often if there are hundreds of programs. Per refresh a thread costs one small
 //! read (`schedstat`, of a file that stays open); `stat` and the list of threads are read again, once, only of
 //! processes that ran since: a process that did not run was not created, did not exit and has no new threads. A
 //! sixteenth of the unmanaged processes is checked per refresh for a reused pid.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::path::PathBuf;
 
-use cachemate_core::{CpuId, Goal, ProcessId, TaskId};
+use cachemate_core::{CpuId, Goal, ProcessId, ProfileKey, ServiceIdentity, ServiceKind, TaskId, is_virtual_cpu};
 
-use crate::act::rules::{ManageAction, ManageRule, RuleSubject, decide};
-use crate::kernel::if_exists;
+use crate::act::rules::{ManageAction, ManageRule};
 use crate::kernel::{CachedFile, Kernel, ThreadKey, ThreadStat, is_gone};
+use crate::sense::process_properties::{PropertyReader, RuleProperties, cgroup_paths, own_service};
+use crate::sense::service_directory::ServiceDirectory;
 use crate::sense::thread_counts::{SchedstatTimes, calls, schedstat, schedstat_path, times_of};
 
 /// Processes that are not managed are asked in so many turns whether they are still the same.
@@ -27,8 +28,9 @@ const YOUNG_REFRESHES: u32 = 10;
 const MATCH_PERIOD: u32 = 10;
 /// Maximum number of files that stay open; descriptors are few (1024 by default), and counters need theirs.
 const KEPT_AT_MOST: usize = 400;
-/// `PF_KTHREAD` of `/proc/TID/stat`'s flags.
-const KERNEL_THREAD: u64 = 0x0020_0000;
+/// Control groups of older processes that are read in one refresh: at most so many processes have joined or left a group
+/// for two refreshes without notice.
+const GROUPS_PER_REFRESH: usize = 125;
 
 /// One managed (or observed) thread.
 #[derive(Clone, PartialEq, Debug)]
@@ -45,8 +47,14 @@ pub struct ManagedThread {
     pub thread: ThreadKey,
     /// Process that started this one, if that is managed too: its originals are this one's.
     pub parent: i32,
-    /// Command name when the thread was new: 15 bytes at most.
+    /// Command name at the last look at which it ran: 15 bytes at most.
     pub name: String,
+    /// Command name of the process, whatever its threads are called.
+    pub program: String,
+    /// The service of the process; `None` = its command.
+    pub service: Option<ServiceIdentity>,
+    /// Digest of the image that the program comes from, if a container runtime reports it.
+    pub image: Option<String>,
     /// Time of the look that found it, since the machine's start.
     pub arrived_ns: u64,
     /// Its goal by the operator's rule; `None` = none.
@@ -80,6 +88,24 @@ pub struct ThreadUsage {
     pub calls: Option<u64>,
 }
 
+impl ManagedThread {
+    /// The service of its process: the command, if there is no other.
+    pub fn service_or_command(&self) -> ServiceIdentity {
+        self.service.clone().unwrap_or_else(|| ServiceIdentity::command(&self.program))
+    }
+
+    /// As an observation has it: absent if the thread's own name says the same.
+    pub fn service_of_sample(&self) -> Option<ServiceIdentity> {
+        let named = || (self.program != self.name).then(|| ServiceIdentity::command(&self.program));
+        self.service.clone().or_else(named)
+    }
+
+    /// The key under which its program's profile is stored.
+    pub fn profile_key(&self) -> ProfileKey {
+        ProfileKey::new(&self.service_or_command(), &self.program, self.image.as_deref(), self.user)
+    }
+}
+
 /// All of them. Ids are never reused within a run.
 #[derive(Debug, Default)]
 pub struct TaskTable {
@@ -104,6 +130,12 @@ pub struct TaskTable {
     released: Vec<ManagedThread>,
     /// Never managed, whatever the rules say.
     guardian: Option<i32>,
+    /// Containers that a runtime reports.
+    directory: ServiceDirectory,
+    /// The service of this process, once it was read.
+    own_service: Option<Option<ServiceIdentity>>,
+    /// Tasks whose program or service has changed since the refresh before.
+    renamed: BTreeSet<TaskId>,
 }
 
 #[derive(Clone, Debug)]
@@ -112,7 +144,7 @@ struct ManagedProcess {
     id: Option<ProcessId>,
     action: ManageAction,
     properties: RuleProperties,
-    /// The refresh that found it.
+    /// The refresh that found it, or its present program.
     since_refresh: u32,
 }
 
@@ -123,17 +155,11 @@ impl ManagedProcess {
     fn is_fixed(&self) -> bool {
         self.action == ManageAction::Observe
     }
-}
-
-/// The properties of a process that rules test.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct RuleProperties {
-    is_kernel_thread: bool,
-    command: String,
-    pub(crate) cgroup: Option<String>,
-    user: Option<u32>,
-    /// As when it was new: a process whose parent ended still descends from the process that a rule names.
-    lineage: Vec<i32>,
+    /// Whether a thread of a guest emulates devices; only its virtual CPUs are tasks.
+    fn emulates(&self, thread: &ThreadStat) -> bool {
+        let service = self.properties.service.as_ref();
+        service.is_some_and(|service| service.kind == ServiceKind::Guest) && !is_virtual_cpu(&thread.name)
+    }
 }
 
 impl TaskTable {
@@ -147,6 +173,11 @@ impl TaskTable {
         self.guardian = pid.and_then(|pid| i32::try_from(pid).ok());
     }
 
+    /// Takes the names of containers from this directory from now on.
+    pub fn set_directory(&mut self, directory: ServiceDirectory) {
+        self.directory = directory;
+    }
+
     /// Looks at the host once: new threads get ids, vanished ones are marked as exited, usage is read.
     ///
     /// # Errors
@@ -156,11 +187,17 @@ impl TaskTable {
         let own = [Some(std::process::id() as i32), self.guardian];
         self.processes.retain(|pid, _| pids.binary_search(pid).is_ok());
         self.unmanaged_children.clear();
+        self.renamed.clear();
+        let own_service = self.own_service.get_or_insert_with(|| own_service(kernel)).clone();
+        let directory = self.directory.clone();
+        let reader = PropertyReader { kernel, rules, directory: &directory, own_service: own_service.as_ref() };
+        let programs = self.processes.values().filter(|process| !process.properties.is_kernel_thread).count();
+        let group_period = (programs.div_ceil(GROUPS_PER_REFRESH) as u32).clamp(2, MATCH_PERIOD);
         for &pid in pids.iter().filter(|&&pid| !own.contains(&Some(pid))) {
             if !self.processes.contains_key(&pid) {
-                self.examine(kernel, rules, pid);
-            } else if self.is_match_due(pid) {
-                self.match_again(kernel, rules, pid);
+                self.examine(&reader, pid);
+            } else if self.is_match_due(&reader, pid, group_period) {
+                self.match_again(&reader, pid);
             }
         }
         let managed: Vec<(i32, ManagedProcess)> = self
@@ -184,7 +221,7 @@ impl TaskTable {
             };
             for tid in tids {
                 match self.leaders.remove(&tid).map_or_else(|| kernel.stat(tid), Ok) {
-                    Ok(stat) if matches!(stat.state, 'Z' | 'X') => {}
+                    Ok(stat) if matches!(stat.state, 'Z' | 'X') || process.emulates(&stat) => {}
                     Ok(stat) => {
                         seen.insert(stat.key);
                         self.upsert(kernel, pid, &process, &stat, now_ns);
@@ -203,35 +240,46 @@ impl TaskTable {
     /// Reads the properties that rules test. A pid that is reused has a new leader and is examined again. If a property
     /// cannot be read, nothing is decided, and the next refresh tries again, because a rule with the action "ignore" must
     /// not be missed.
-    fn examine(&mut self, kernel: &dyn Kernel, rules: &[ManageRule], pid: i32) {
-        let Ok(stat) = kernel.stat(pid) else { return };
-        let Ok(properties) = RuleProperties::read(kernel, rules, &stat, None) else { return };
-        let action = properties.decide(rules);
+    fn examine(&mut self, reader: &PropertyReader<'_>, pid: i32) {
+        let Ok(stat) = reader.kernel.stat(pid) else { return };
+        let Ok(properties) = reader.read(&stat, None) else { return };
+        let action = properties.decide(reader.rules);
         self.insert(pid, stat, action, properties, None, self.refreshes);
     }
 
-    fn is_match_due(&self, pid: i32) -> bool {
-        self.processes.get(&pid).is_some_and(|process| {
-            let is_young = self.refreshes.wrapping_sub(process.since_refresh) < YOUNG_REFRESHES;
-            let has_turn = self.refreshes.wrapping_add(pid as u32).is_multiple_of(MATCH_PERIOD);
-            !process.properties.is_kernel_thread && (is_young || has_turn)
-        })
+    /// Whether the properties of a process are to be read in this refresh. A program that ran under another name than
+    /// before is due at once, because it has become another program.
+    fn is_match_due(&self, reader: &PropertyReader<'_>, pid: i32, group_period: u32) -> bool {
+        let Some(process) = self.processes.get(&pid).filter(|process| !process.properties.is_kernel_thread) else {
+            return false;
+        };
+        let is_renamed = self.leaders.get(&pid).is_some_and(|stat| stat.name != process.properties.command);
+        let is_young = self.refreshes.wrapping_sub(process.since_refresh) < YOUNG_REFRESHES;
+        let turn = self.refreshes.wrapping_add(pid as u32);
+        if is_renamed || is_young || turn.is_multiple_of(MATCH_PERIOD) {
+            return true;
+        }
+        let paths = || reader.cgroups(pid).ok().map(|text| cgroup_paths(&text));
+        turn.is_multiple_of(group_period) && paths().is_some_and(|paths| paths != process.properties.cgroups)
     }
 
     /// Decides anew about a process whose command, user or control group has changed.
-    fn match_again(&mut self, kernel: &dyn Kernel, rules: &[ManageRule], pid: i32) {
+    fn match_again(&mut self, reader: &PropertyReader<'_>, pid: i32) {
         let Some(old) = self.processes.get(&pid).cloned() else { return };
-        let Ok(stat) = kernel.stat(pid) else { return };
+        let Ok(stat) = reader.kernel.stat(pid) else { return };
         if stat.key != old.leader {
             return; // another process with the same number: as in a refresh that finds it
         }
-        let Ok(properties) = RuleProperties::read(kernel, rules, &stat, Some(&old.properties)) else { return };
+        let Ok(properties) = reader.read(&stat, Some(&old.properties)) else { return };
         if properties == old.properties {
             return;
         }
-        let action = properties.decide(rules);
+        let action = properties.decide(reader.rules);
         let (name, user) = (stat.name.clone(), properties.user);
-        self.insert(pid, stat, action, properties, old.id, old.since_refresh);
+        let (service, image) = (properties.service.clone(), properties.image().map(str::to_string));
+        let is_other_program = properties.command != old.properties.command || service != old.properties.service;
+        let since_refresh = if is_other_program { self.refreshes } else { old.since_refresh };
+        self.insert(pid, stat, action, properties, old.id, since_refresh);
         // A process that slept may have been moved to another control group, and is listed all the same.
         self.asleep.remove(&pid);
         let ended = action == ManageAction::Ignore;
@@ -245,6 +293,12 @@ impl TaskTable {
             task.user = user;
             task.goal = if let ManageAction::Manage(goal) = action { goal } else { None };
             task.fixed = action == ManageAction::Observe;
+            task.program.clone_from(&name);
+            task.service.clone_from(&service);
+            task.image.clone_from(&image);
+            if is_other_program {
+                self.renamed.insert(task.task);
+            }
             if task.thread.tid == pid {
                 task.name.clone_from(&name);
             }
@@ -292,6 +346,9 @@ impl TaskTable {
                 thread: stat.key,
                 parent: stat.parent,
                 name: stat.name.clone(),
+                program: process.properties.command.clone(),
+                service: process.properties.service.clone(),
+                image: process.properties.image().map(str::to_string),
                 arrived_ns: now_ns,
                 goal: process.goal(),
                 fixed: process.is_fixed(),
@@ -302,6 +359,9 @@ impl TaskTable {
                 exited: false,
             }
         });
+        if task.name != stat.name {
+            task.name.clone_from(&stat.name);
+        }
         task.last_cpu = Some(CpuId(stat.cpu));
         task.cpu = task.last_cpu.filter(|_| stat.state == 'R');
         let before = task.usage;
@@ -357,6 +417,11 @@ impl TaskTable {
         self.asleep = asleep;
     }
 
+    /// Tasks whose program or service has changed since the refresh before.
+    pub fn renamed(&self) -> &BTreeSet<TaskId> {
+        &self.renamed
+    }
+
     /// Seen alive at the last look.
     pub fn is_alive(&self, thread: ThreadKey) -> bool {
         self.by_thread.get(&thread).is_some_and(|task| !task.exited)
@@ -372,8 +437,11 @@ impl TaskTable {
     pub fn reexamine(&mut self, kernel: &dyn Kernel, rules: &[ManageRule]) -> Vec<ManagedThread> {
         self.asleep.clear();
         let before = std::mem::take(&mut self.processes);
+        let own_service = self.own_service.get_or_insert_with(|| own_service(kernel)).clone();
+        let directory = self.directory.clone();
+        let reader = PropertyReader { kernel, rules, directory: &directory, own_service: own_service.as_ref() };
         for (pid, old) in before {
-            self.examine(kernel, rules, pid);
+            self.examine(&reader, pid);
             if let Some(new) = self.processes.get_mut(&pid).filter(|new| new.leader == old.leader)
                 && new.id.is_some()
             {
@@ -422,63 +490,6 @@ impl TaskTable {
         self.by_thread.retain(|_, task| !task.exited);
         self.kept.retain(|thread, _| self.by_thread.contains_key(thread));
     }
-}
-
-impl RuleProperties {
-    /// With the lineage of an earlier reading, if there is one.
-    pub(crate) fn read(
-        kernel: &dyn Kernel,
-        rules: &[ManageRule],
-        stat: &ThreadStat,
-        before: Option<&Self>,
-    ) -> io::Result<Self> {
-        let pid = stat.key.tid;
-        let command = stat.name.clone();
-        if stat.flags & KERNEL_THREAD != 0 {
-            let (cgroup, user, lineage) = (None, None, Vec::new());
-            return Ok(RuleProperties { is_kernel_thread: true, command, cgroup, user, lineage });
-        }
-        let cgroup = if_exists(kernel.read(&PathBuf::from(format!("/proc/{pid}/cgroup"))))?;
-        let cgroup = cgroup.as_deref().and_then(cgroup_path).map(str::to_string);
-        let status = if_exists(kernel.read(&PathBuf::from(format!("/proc/{pid}/status"))))?.unwrap_or_default();
-        let user = status.lines().find_map(|line| line.strip_prefix("Uid:"));
-        let user = user.and_then(|ids| ids.split_ascii_whitespace().next()?.parse().ok());
-        let lineage = match before {
-            Some(before) => before.lineage.clone(),
-            None if rules.iter().any(|rule| rule.pid.is_some()) => lineage(kernel, stat)?,
-            None => vec![pid],
-        };
-        Ok(RuleProperties { is_kernel_thread: false, command, cgroup, user, lineage })
-    }
-
-    fn decide(&self, rules: &[ManageRule]) -> ManageAction {
-        self.subject().map_or(ManageAction::Ignore, |subject| decide(rules, &subject))
-    }
-
-    /// `None` for a kernel thread, which no rule matches.
-    pub(crate) fn subject(&self) -> Option<RuleSubject<'_>> {
-        let (cgroup, lineage) = (self.cgroup.as_deref(), self.lineage.as_slice());
-        (!self.is_kernel_thread).then_some(RuleSubject { command: &self.command, cgroup, lineage, user: self.user })
-    }
-}
-
-/// The process and those that it descends from.
-fn lineage(kernel: &dyn Kernel, stat: &ThreadStat) -> io::Result<Vec<i32>> {
-    let mut line = vec![stat.key.tid];
-    let mut parent = stat.parent;
-    // A chain of parents is short; the bound is against a tree that changes while it is read.
-    while parent > 0 && line.len() < 1_000 && !line.contains(&parent) {
-        line.push(parent);
-        parent = if_exists(kernel.stat(parent))?.map_or(0, |stat| stat.parent);
-    }
-    Ok(line)
-}
-
-/// The path in `/proc/PID/cgroup`: of the unified hierarchy, or of the first one that is not the root.
-fn cgroup_path(text: &str) -> Option<&str> {
-    let paths = || text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
-    let unified = text.lines().find_map(|line| line.strip_prefix("0::")).filter(|path| *path != "/");
-    unified.or_else(|| paths().find(|path| *path != "/")).or_else(|| paths().next())
 }
 
 fn usage((ran_ns, waited_ns, slices): SchedstatTimes, stat: &ThreadStat) -> ThreadUsage {
@@ -580,15 +591,6 @@ mod tests {
         tasks.set_guardian(Some(6));
         tasks.refresh(&host, &everything(), 0).unwrap();
         assert_eq!(ids(&tasks), [(0, 5, false)]);
-    }
-
-    /// Which line of /proc/PID/cgroup counts, on v1, v2 and mixed hosts?
-    #[test]
-    fn the_group_that_says_something_counts() {
-        assert_eq!(cgroup_path("0::/user.slice/x\n"), Some("/user.slice/x"));
-        assert_eq!(cgroup_path("5:cpuset:/a\n0::/\n"), Some("/a"));
-        assert_eq!(cgroup_path("0::/\n"), Some("/"));
-        assert_eq!(cgroup_path(""), None);
     }
 
     fn wait_for_command(pid: i32, command: &str) {

@@ -87,6 +87,8 @@ pub fn machine_that_can(
         gang_scheduler_socket: None,
         kernel_tolerance: None,
         resctrl: None,
+        learned: Default::default(),
+        directory: Default::default(),
         known: Default::default(),
         acting: None,
         stop: Arc::new(AtomicBool::new(false)),

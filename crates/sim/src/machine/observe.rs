@@ -82,6 +82,7 @@ impl SimMachine {
             process: process_id,
             user: None,
             name: known.name.clone(),
+            service: None,
             arrival_ns: self.clock.nominal_ns(arrived),
             exited,
             unmovable: known.fixed,

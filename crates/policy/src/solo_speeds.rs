@@ -1,9 +1,9 @@
-//! Estimated speeds of programs alone, and reasons as sentences.
+//! Estimated speeds of programs alone.
 
 use std::collections::BTreeMap;
 
+use crate::work_metric::{WorkMetric, metrics_of};
 use cachemate_core::{CounterEvent, Observation, ProbeEvidence, Profile, TaskId, TaskSample};
-use cachemate_policy::work_metric::{WorkMetric, metrics_of};
 
 /// Work per second of each task alone, as a probe measured it, and what it counted.
 #[derive(Clone, PartialEq, Debug, Default)]

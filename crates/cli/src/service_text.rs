@@ -1,0 +1,152 @@
+//! Services as text: which slows which first, then a table.
+
+use cachemate_daemon::service_status::{ServiceStatus, SlowdownCause};
+use cachemate_report::text::{fixed, or_dash, printable};
+use cachemate_report::{Align, Table};
+
+/// Losses that are listed above the table.
+const MAX_LOSSES: usize = 8;
+
+fn signed(percent: f64) -> String {
+    format!("{}{} %", if percent < 0.0 { "" } else { "+" }, fixed(percent, 0))
+}
+
+fn range((low, high): (f64, f64)) -> String {
+    format!("{} to {}", signed(low), signed(high))
+}
+
+fn evidence(cause: &SlowdownCause) -> String {
+    let forecast = cause.forecast_percent.filter(|_| cause.source != "forecast");
+    let forecast = forecast.map_or(String::new(), |percent| format!(", forecast {}", signed(percent)));
+    let windows = match cause.source.as_str() {
+        "measured" => format!(" in {} windows together", cause.windows),
+        _ => String::new(),
+    };
+    format!("{}{windows}{forecast}", cause.source)
+}
+
+/// One line for each loss, the largest first; without any, the reason.
+pub fn losses(services: &[ServiceStatus]) -> String {
+    let pairs = services.iter().flat_map(|service| service.slowdown_by.iter().map(move |cause| (service, cause)));
+    let mut pairs: Vec<(&ServiceStatus, &SlowdownCause)> = pairs.filter(|(_, cause)| cause.percent > 0.0).collect();
+    pairs.sort_by(|a, b| b.1.percent.total_cmp(&a.1.percent));
+    if pairs.is_empty() {
+        let reason = services.iter().find_map(|service| Some((service, service.reason.as_ref()?)));
+        return match (services, reason) {
+            ([], _) => "which service slows which: no service is managed\n".to_string(),
+            (_, Some((service, reason))) => {
+                format!("which service slows which: none is known; {}: {reason}\n", printable(&service.name))
+            }
+            (_, None) => "which service slows which: no loss was measured or forecast\n".to_string(),
+        };
+    }
+    let line = |(service, cause): &(&ServiceStatus, &SlowdownCause)| {
+        let (percent, range) = (signed(cause.percent), range(cause.range_percent));
+        let (cause_name, name) = (printable(&cause.service), printable(&service.name));
+        format!("  {cause_name} slows {name} by {percent} ({range}; {})\n", evidence(cause))
+    };
+    let lines: String = pairs.iter().take(MAX_LOSSES).map(line).collect();
+    let more = pairs.len().saturating_sub(MAX_LOSSES);
+    let more = if more > 0 { format!("  and {more} smaller losses\n") } else { String::new() };
+    format!("which service slows which\n{lines}{more}")
+}
+
+const COLUMNS: &[(&str, Align)] = &[
+    ("service", Align::Left),
+    ("kind", Align::Left),
+    ("threads", Align::Right),
+    ("CPUs", Align::Right),
+    ("slowdown", Align::Right),
+    ("limit", Align::Right),
+    ("evidence", Align::Left),
+    ("slowed by", Align::Left),
+];
+
+/// The table of services; at most this many.
+pub fn table(services: &[ServiceStatus], most: usize) -> String {
+    if services.is_empty() {
+        return String::new();
+    }
+    let mut table = Table::new(COLUMNS);
+    for service in services.iter().take(most) {
+        let causes: Vec<String> = service
+            .slowdown_by
+            .iter()
+            .take(3)
+            .map(|cause| format!("{} {} {}", printable(&cause.service), signed(cause.percent), cause.source))
+            .collect();
+        table.row([
+            printable(&service.name),
+            service.kind.to_string(),
+            service.tasks.to_string(),
+            fixed(service.cpu_share, 2),
+            or_dash(service.slowdown_percent.map(signed)),
+            or_dash(service.max_slowdown_percent.map(signed)),
+            service.slowdown_source.clone().unwrap_or_else(|| "-".into()),
+            match (causes.as_slice(), &service.reason) {
+                ([], Some(reason)) => format!("- ({reason})"),
+                ([], None) => "-".to_string(),
+                (causes, _) => causes.join(", "),
+            },
+        ]);
+    }
+    let more = services.len().saturating_sub(most);
+    let more = if more > 0 { format!("and {more} more\n") } else { String::new() };
+    format!("{}{more}", table.text())
+}
+
+/// Losses and table of all services.
+pub fn services_text(services: &[ServiceStatus], most: usize) -> String {
+    format!("\n{}\n{}", losses(services), table(services, most))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cachemate_core::ServiceKind;
+
+    fn service(name: &str, slowdown_by: Vec<SlowdownCause>, reason: Option<&str>) -> ServiceStatus {
+        ServiceStatus {
+            kind: ServiceKind::Unit,
+            name: name.into(),
+            pod: None,
+            container: None,
+            tasks: 2,
+            task_ids: vec![1, 2],
+            cpu_share: 1.0,
+            slowdown_percent: slowdown_by.first().map(|cause| cause.percent),
+            slowdown_range_percent: None,
+            slowdown_source: slowdown_by.first().map(|cause| cause.source.clone()),
+            slowdown_by,
+            reason: reason.map(str::to_string),
+            max_slowdown_percent: None,
+        }
+    }
+
+    /// Is the largest loss named first with its evidence, and an empty answer given with its reason?
+    #[test]
+    fn the_largest_loss_comes_first() {
+        let cause = |name: &str, percent: f64, source: &str| SlowdownCause {
+            service: name.into(),
+            kind: ServiceKind::Unit,
+            percent,
+            range_percent: (percent - 2.0, percent + 2.0),
+            source: source.into(),
+            forecast_percent: Some(30.0),
+            windows: 6,
+        };
+        let web = service("web", vec![cause("scan", 5.0, "forecast")], None);
+        let store = service("store", vec![cause("batch", 42.0, "measured")], None);
+        let text = services_text(&[web, store], 10);
+        let mut lines = text.lines().skip(2);
+        let first = lines.next().unwrap();
+        assert_eq!(
+            first,
+            "  batch slows store by +42 % (+40 % to +44 %; measured in 6 windows together, forecast +30 %)"
+        );
+        assert_eq!(lines.next().unwrap(), "  scan slows web by +5 % (+3 % to +7 %; forecast)");
+        let quiet = [service("web", Vec::new(), Some("no work is counted"))];
+        assert!(services_text(&quiet, 10).contains("none is known; web: no work is counted"));
+        assert!(losses(&[]).contains("no service is managed"));
+    }
+}

@@ -1,0 +1,99 @@
+//! Does a running daemon show services: by their control groups, with every field, and to whoever asks by name?
+
+mod common;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use common::not_shown::not_shown;
+use common::{ChildGuard, daemon, run, status_when};
+use serde_json::Value;
+
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The group of a unit in a hierarchy that lets groups be made; removed when it is dropped.
+struct UnitGroup(PathBuf);
+
+impl UnitGroup {
+    /// # Errors
+    /// No hierarchy lets this process make groups.
+    fn new(unit: &str) -> Result<Self, String> {
+        let mut errors = Vec::new();
+        for hierarchy in ["pids", "freezer", "unified", ""] {
+            let above = format!("/sys/fs/cgroup/{hierarchy}/cachemate-services-{}", std::process::id());
+            let group = UnitGroup(PathBuf::from(above).join(unit));
+            match std::fs::create_dir_all(&group.0).and_then(|()| std::fs::metadata(group.0.join("cgroup.procs"))) {
+                Ok(_) => return Ok(group),
+                Err(error) => errors.push(format!("{}: {error}", group.0.display())),
+            }
+        }
+        Err(errors.join("; "))
+    }
+
+    fn join(&self, pid: i32) {
+        std::fs::write(self.0.join("cgroup.procs"), pid.to_string()).unwrap();
+    }
+}
+
+impl Drop for UnitGroup {
+    fn drop(&mut self) {
+        let start = Instant::now();
+        while self.0.exists() && std::fs::remove_dir(&self.0).is_err() && start.elapsed() < Duration::from_secs(20) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let _ = self.0.parent().map(std::fs::remove_dir);
+    }
+}
+
+fn sleeper() -> ChildGuard {
+    ChildGuard(std::process::Command::new("sleep").arg("600").spawn().unwrap())
+}
+
+/// Is a unit shown with its threads, and one that joins later, by status, explain and metrics alike, and a misspelled name
+/// corrected?
+#[test]
+fn a_unit_is_shown_with_its_threads() {
+    let group = match UnitGroup::new("redis.service") {
+        Ok(group) => group,
+        Err(error) => return not_shown("a daemon that shows a unit", error),
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let (first, second, other) = (sleeper(), sleeper(), sleeper());
+    group.join(first.pid());
+    let config = format!(
+        "window_ms = 20\npolicy = {{ name = \"default\" }}\n[[rules]]\nservice = \"redis\"\nmax_slowdown = \"5%\"\n\
+         [[rules]]\npid = {}\n",
+        other.pid()
+    );
+    let _daemon = daemon(folder.path(), &config);
+    let of = |status: &Value, name: &str| -> Option<Value> {
+        status["services"].as_array()?.iter().find(|service| service["name"] == name).cloned()
+    };
+    let wait = |tasks: u64| {
+        let has_tasks = |status: &Value| of(status, "redis.service").is_some_and(|redis| redis["tasks"] == tasks);
+        status_when(folder.path(), "the unit's threads", (Duration::from_millis(50), PATIENCE), has_tasks)
+    };
+    let status = wait(1);
+    let redis = of(&status, "redis.service").unwrap();
+    assert_eq!((redis["kind"].as_str(), redis["max_slowdown_percent"].as_f64()), (Some("unit"), Some(5.0)));
+    assert!(redis["slowdown_percent"].is_null() && redis["reason"].is_string(), "{redis}");
+    assert!(redis["slowdown_by"].as_array().is_some_and(Vec::is_empty) && redis.get("pod").is_none());
+    assert_eq!(of(&status, "sleep").unwrap()["kind"], "command");
+    group.join(second.pid());
+    let redis = of(&wait(2), "redis.service").unwrap();
+    assert_eq!(redis["task_ids"].as_array().unwrap().len(), 2);
+    for word in ["redis", "redis.service", "unit/redis"] {
+        let explained = run(folder.path(), &["explain", word, "--json", "--socket", "s.sock"]).json();
+        assert_eq!(explained["services"][0]["name"], "redis.service", "{word}");
+        assert_eq!(explained["tasks"].as_array().unwrap().len(), 2, "{word}");
+    }
+    let text = run(folder.path(), &["explain", "redis", "--socket", "s.sock"]).ok().out;
+    assert!(text.contains("which service slows which: none is known") && text.contains("redis.service"), "{text}");
+    let misspelt = run(folder.path(), &["explain", "redis.servce", "--socket", "s.sock"]);
+    assert!(misspelt.err.contains("did you mean 'redis.service'"), "{}", misspelt.err);
+    let shown = run(folder.path(), &["status", "--socket", "s.sock"]).ok().out;
+    let with_threads = run(folder.path(), &["status", "--threads", "--socket", "s.sock"]).ok().out;
+    let tid = first.pid().to_string();
+    assert!(!shown.contains(&format!(" {tid} ")) && with_threads.contains(&tid), "{shown}\n{with_threads}");
+    drop((first, second));
+}

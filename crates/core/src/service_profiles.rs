@@ -1,0 +1,203 @@
+//! Profiles that belong to a service's program rather than to a task: short programs add up, and the next start of a
+//! program begins with them.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{FactSource, Facts, PhaseFacts, Profile, ServiceIdentity, ServiceKind, SharingFacts};
+
+/// The owner of a stored profile: a program of a service, from one image if that is known.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProfileKey {
+    /// Kind of the service.
+    pub kind: ServiceKind,
+    /// The part of the service's name that the next start has, too.
+    pub service: String,
+    /// Command name of the process.
+    pub program: String,
+    /// Digest of the image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+}
+
+impl ProfileKey {
+    /// The key of a program. Sessions, jobs and containers get another number or id at each start, so these go by their
+    /// user; a container that its runtime names goes by that name.
+    pub fn new(service: &ServiceIdentity, program: &str, image: Option<&str>, user: Option<u32>) -> Self {
+        let of_user = || user.map_or_else(|| "user".to_string(), |user| format!("user {user}"));
+        let is_id = |name: &str| name.len() >= 12 && name.chars().all(|c| c.is_ascii_hexdigit());
+        let owner = match service.kind {
+            ServiceKind::Session | ServiceKind::Job => of_user(),
+            ServiceKind::Container if is_id(&service.name) => of_user(),
+            ServiceKind::Pod => pod_owner(service).unwrap_or_else(of_user),
+            ServiceKind::Container
+            | ServiceKind::Unit
+            | ServiceKind::UserUnit
+            | ServiceKind::Guest
+            | ServiceKind::Command => service.name.clone(),
+        };
+        ProfileKey {
+            kind: service.kind,
+            service: owner,
+            program: program.to_string(),
+            image: image.map(str::to_string),
+        }
+    }
+}
+
+/// `namespace/container`, if the runtime reports names: a pod's own name differs from replica to replica.
+fn pod_owner(service: &ServiceIdentity) -> Option<String> {
+    let (namespace, _) = service.pod.as_deref()?.split_once('/')?;
+    Some(format!("{namespace}/{}", service.container.as_deref()?))
+}
+
+/// Keys that are stored at most; the ones that were used longest ago are dropped first.
+const MAX_PROFILES: usize = 1_000;
+
+/// Profiles of the programs of services.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct ServiceProfiles {
+    profiles: BTreeMap<ProfileKey, StoredServiceProfile>,
+    uses: u64,
+}
+
+/// A program's profile, as files have it.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StoredServiceProfile {
+    /// The program.
+    pub key: ProfileKey,
+    /// Its facts.
+    pub profile: Profile,
+    /// Rank among all uses: the largest was used last.
+    pub last_use: u64,
+}
+
+impl ServiceProfiles {
+    /// Adds what was learned about a program: a measured fact replaces a stored or older one, and nothing else changes.
+    /// False = nothing is new.
+    pub fn learn(&mut self, key: &ProfileKey, profile: &Profile) -> bool {
+        let learned = Profile {
+            process: None,
+            phase_number: 0,
+            // These name tasks and phases of this run, which mean nothing in another one.
+            sharing: SharingFacts::default(),
+            phase: PhaseFacts::default(),
+            ..profile.clone()
+        };
+        if learned == Profile::default() {
+            return false;
+        }
+        self.uses += 1;
+        let last_use = self.uses;
+        let entry = self.profiles.entry(key.clone()).or_insert_with(|| StoredServiceProfile {
+            key: key.clone(),
+            profile: Profile::default(),
+            last_use,
+        });
+        entry.last_use = last_use;
+        let before = entry.profile.clone();
+        entry.profile.take_newer(&learned);
+        let is_new = entry.profile != before;
+        self.drop_oldest();
+        is_new
+    }
+
+    /// The profile of a program.
+    pub fn get(&self, key: &ProfileKey) -> Option<&Profile> {
+        self.profiles.get(key).map(|stored| &stored.profile)
+    }
+
+    /// All entries, for a file.
+    pub fn entries(&self) -> impl Iterator<Item = &StoredServiceProfile> {
+        self.profiles.values()
+    }
+
+    /// Profiles of an earlier run: every measured fact of this run replaces theirs.
+    pub fn restore(&mut self, entries: impl IntoIterator<Item = StoredServiceProfile>) {
+        for mut entry in entries {
+            entry.profile.restamp(FactSource::StoredProfile, 0);
+            self.uses = self.uses.max(entry.last_use);
+            self.profiles.insert(entry.key.clone(), entry);
+            self.drop_oldest();
+        }
+    }
+
+    fn drop_oldest(&mut self) {
+        while self.profiles.len() > MAX_PROFILES {
+            let oldest = self.profiles.values().min_by_key(|stored| stored.last_use).map(|stored| stored.key.clone());
+            let Some(oldest) = oldest else { return };
+            self.profiles.remove(&oldest);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Fact;
+
+    fn intensity(value: f64, source: FactSource, window: u64) -> Profile {
+        let mut profile = Profile::default();
+        profile.contention.intensity = Some(Fact::new(value, source, window));
+        profile
+    }
+
+    fn key(job: &str) -> ProfileKey {
+        ProfileKey::new(&ServiceIdentity::new(ServiceKind::Job, job), "xz", None, Some(7))
+    }
+
+    /// Do short programs of a service add up, does the next job start with the facts of the first, and does a stored fact
+    /// give way to a measured one only?
+    #[test]
+    fn facts_of_short_programs_add_up() {
+        let mut stored = ServiceProfiles::default();
+        assert!(!stored.learn(&key("1"), &Profile::default()) && stored.get(&key("1")).is_none());
+        assert!(stored.learn(&key("1"), &intensity(0.4, FactSource::PrimeProbe, 3)));
+        let mut other = Profile::default();
+        other.contention.sensitivity = Some(Fact::new(0.2, FactSource::Neighbor, 5));
+        assert!(stored.learn(&key("1"), &other));
+        let both = stored.get(&key("2")).unwrap().contention.clone();
+        assert_eq!((both.intensity.unwrap().value, both.sensitivity.unwrap().value), (0.4, 0.2));
+        assert!(!stored.learn(&key("2"), &intensity(0.9, FactSource::StoredProfile, 8)), "an echo is no measurement");
+        assert!(!stored.learn(&key("2"), &intensity(0.9, FactSource::PrimeProbe, 2)), "older");
+        assert!(stored.learn(&key("2"), &intensity(0.6, FactSource::PrimeProbe, 9)));
+        let mut next = ServiceProfiles::default();
+        next.restore(stored.entries().cloned());
+        assert!(next.learn(&key("3"), &intensity(0.7, FactSource::PrimeProbe, 0)), "a new run measures anew");
+        assert_eq!(next.get(&key("1")).unwrap().contention.sensitivity.unwrap().source, FactSource::StoredProfile);
+    }
+
+    /// Does a key survive a restart of its service, and separate services, programs, images and users?
+    #[test]
+    fn a_key_survives_a_restart() {
+        let pod = |pod: &str| ProfileKey::new(&ServiceIdentity::pod(pod, Some("redis")), "redis", None, None);
+        assert_eq!(pod("shop/cart-1"), pod("shop/cart-2"));
+        assert_ne!(pod("shop/cart-1"), pod("test/cart-1"));
+        let id = "0123456789abcdef".repeat(4);
+        let container = |id: &str, image| ProfileKey::new(&ServiceIdentity::container(id), "xz", image, Some(0));
+        assert_eq!(container(&id, None), container(&id.replace('0', "1"), None));
+        assert_ne!(container(&id, Some("a")), container(&id, Some("b")));
+        assert_ne!(container("web", None), container("db", None));
+        let unit = |program: &str| {
+            ProfileKey::new(&ServiceIdentity::new(ServiceKind::Unit, "a.service"), program, None, Some(0))
+        };
+        assert_ne!(unit("x"), unit("y"));
+    }
+
+    /// Is the number of profiles bounded, with the ones used last kept?
+    #[test]
+    fn the_least_used_are_dropped() {
+        let mut stored = ServiceProfiles::default();
+        let of = |nth: usize| ProfileKey::new(&ServiceIdentity::command(&format!("p{nth}")), "p", None, None);
+        for nth in 0..MAX_PROFILES {
+            stored.learn(&of(nth), &intensity(0.1, FactSource::PrimeProbe, 1));
+        }
+        stored.learn(&of(0), &intensity(0.1, FactSource::PrimeProbe, 1));
+        stored.learn(&of(MAX_PROFILES), &intensity(0.1, FactSource::PrimeProbe, 1));
+        assert_eq!(stored.entries().count(), MAX_PROFILES);
+        assert!(stored.get(&of(0)).is_some() && stored.get(&of(1)).is_none());
+    }
+}

@@ -1,0 +1,114 @@
+//! Profiles of services' programs in a file of the state directory, so that they outlive the daemon.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use cachemate_core::{ServiceProfiles, StoredServiceProfile};
+use serde::{Deserialize, Serialize};
+
+/// Name of the file in the state directory.
+const FILE_NAME: &str = "service-profiles.json";
+/// Version of the file.
+const FORMAT: u32 = 1;
+/// Larger files are refused, so that a wrong file cannot ask for unbounded memory.
+const MAX_BYTES: u64 = 64 << 20;
+/// Time between two writes.
+const WRITE_INTERVAL: Duration = Duration::from_secs(60);
+
+/// The file's content.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ProfilesFile {
+    format: u32,
+    profiles: Vec<StoredServiceProfile>,
+}
+
+/// The file, and when it was written.
+pub(crate) struct ProfileStore {
+    path: PathBuf,
+    last: Instant,
+    is_changed: bool,
+}
+
+impl ProfileStore {
+    /// The store in a state directory.
+    pub(crate) fn new(state_dir: &Path) -> Self {
+        ProfileStore { path: state_dir.join(FILE_NAME), last: Instant::now(), is_changed: false }
+    }
+
+    /// Profiles of earlier runs. A file that cannot be used is reported and begun anew: it holds nothing that cannot be
+    /// measured again.
+    pub(crate) fn read(&self, say: &dyn Fn(&str)) -> ServiceProfiles {
+        let mut stored = ServiceProfiles::default();
+        match self.try_read() {
+            Ok(profiles) => stored.restore(profiles),
+            Err(error) => say(&format!("{}: {error}; profiles are learned anew", self.path.display())),
+        }
+        stored
+    }
+
+    fn try_read(&self) -> Result<Vec<StoredServiceProfile>, String> {
+        if cachemate_files::metadata(&self.path).map_err(|error| error.to_string())?.is_none() {
+            return Ok(Vec::new());
+        }
+        let text = cachemate_files::read_text_limited(&self.path, MAX_BYTES).map_err(|error| error.to_string())?;
+        let file: ProfilesFile = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+        match file.format {
+            FORMAT => Ok(file.profiles),
+            found => Err(format!("found format {found}, expected {FORMAT}")),
+        }
+    }
+
+    /// Records whether something is new, and writes it once a minute.
+    pub(crate) fn observe(&mut self, is_new: bool, profiles: &ServiceProfiles, say: &dyn Fn(&str)) {
+        self.is_changed |= is_new;
+        if self.last.elapsed() >= WRITE_INTERVAL {
+            self.write(profiles, say);
+        }
+    }
+
+    /// Writes whatever is new.
+    pub(crate) fn write(&mut self, profiles: &ServiceProfiles, say: &dyn Fn(&str)) {
+        self.last = Instant::now();
+        if !std::mem::take(&mut self.is_changed) {
+            return;
+        }
+        let file = ProfilesFile { format: FORMAT, profiles: profiles.entries().cloned().collect() };
+        let written = serde_json::to_vec(&file).map_err(std::io::Error::other);
+        if let Err(error) = written.and_then(|bytes| cachemate_files::replace(&self.path, &bytes)) {
+            say(&format!("{}: {error}; learned profiles are not stored", self.path.display()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+    use cachemate_core::{Fact, FactSource, Profile, ProfileKey, ServiceIdentity};
+
+    /// Do profiles survive a restart, and is a broken file reported and replaced?
+    #[test]
+    fn profiles_survive_a_restart() {
+        let dir = tempfile::tempdir().unwrap();
+        let said = RefCell::new(Vec::new());
+        let say = |text: &str| said.borrow_mut().push(text.to_string());
+        let key = ProfileKey::new(&ServiceIdentity::command("xz"), "xz", None, Some(0));
+        let mut profile = Profile::default();
+        profile.contention.intensity = Some(Fact::new(0.4, FactSource::PrimeProbe, 3));
+        let mut store = ProfileStore::new(dir.path());
+        let mut profiles = store.read(&say);
+        store.observe(profiles.learn(&key, &profile), &profiles, &say);
+        store.write(&profiles, &say);
+        let again = ProfileStore::new(dir.path()).read(&say);
+        let intensity = again.get(&key).unwrap().contention.intensity.unwrap();
+        assert_eq!((intensity.value, intensity.source), (0.4, FactSource::StoredProfile));
+        assert!(said.borrow().is_empty());
+        for broken in ["{", r#"{"format":9,"profiles":[]}"#] {
+            std::fs::write(dir.path().join(FILE_NAME), broken).unwrap();
+            assert_eq!(store.read(&say), ServiceProfiles::default());
+        }
+        assert!(said.borrow().len() == 2 && said.borrow()[1].contains("found format 9, expected 1"), "{said:?}");
+    }
+}

@@ -1,0 +1,172 @@
+//! Services as `status`, `top`, `explain`, the metrics and the page show them: which loses how much, and by which other.
+
+use cachemate_core::{Estimate, ServiceIdentity, ServiceKind, TaskSample};
+use cachemate_linux::nri::NriState;
+use cachemate_policy::service_losses::{ServiceLoss, ServiceReport};
+use serde::{Deserialize, Serialize};
+
+/// A service with its loss and the causes of it.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct ServiceStatus {
+    /// Its kind.
+    pub kind: ServiceKind,
+    /// Its name: kind and name together identify it on this host.
+    pub name: String,
+    /// The pod: its UID, or `namespace/name` if the container runtime reports it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
+    /// The container's id, or its name if the container runtime reports it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container: Option<String>,
+    /// Managed and observed threads.
+    pub tasks: u32,
+    /// Ids of these threads.
+    pub task_ids: Vec<u32>,
+    /// CPUs of processor time per time.
+    pub cpu_share: f64,
+    /// Run time over run time alone, minus one; `None` = unknown, for the reason that `reason` gives.
+    pub slowdown_percent: Option<f64>,
+    /// Ends of its interval.
+    pub slowdown_range_percent: Option<(f64, f64)>,
+    /// `measured` or `forecast`.
+    pub slowdown_source: Option<String>,
+    /// The services that cause it, the largest loss first.
+    pub slowdown_by: Vec<SlowdownCause>,
+    /// Why the slowdown is unknown, or no cause is named.
+    pub reason: Option<String>,
+    /// The smallest limit that a rule sets for one of its threads, in percent.
+    pub max_slowdown_percent: Option<f64>,
+}
+
+/// The share of a loss that one service causes.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct SlowdownCause {
+    /// Name of the cause.
+    pub service: String,
+    /// Kind of the cause.
+    pub kind: ServiceKind,
+    /// Run time added by it.
+    pub percent: f64,
+    /// Ends of the interval.
+    pub range_percent: (f64, f64),
+    /// `measured`: windows with and without it; `attributed`: its part of a measured slowdown; `forecast`: by profiles.
+    pub source: String,
+    /// The same by profiles alone; `None` = they do not tell.
+    pub forecast_percent: Option<f64>,
+    /// Windows in which both ran on one cache.
+    pub windows: u32,
+}
+
+impl ServiceStatus {
+    /// A service's status from the evidence of one window.
+    pub fn new(report: &ServiceReport, tasks: &[TaskSample]) -> Self {
+        let ServiceIdentity { kind, name, pod, container } = report.service.clone();
+        let own = || tasks.iter().filter(|task| !task.exited && task.service_or_command() == report.service);
+        let limits = own().filter_map(|task| task.goal?.max_slowdown);
+        ServiceStatus {
+            kind,
+            name,
+            pod,
+            container,
+            tasks: report.tasks,
+            task_ids: own().map(|task| task.task.0).collect(),
+            cpu_share: report.cpu_share,
+            slowdown_percent: report.slowdown.map(|(slowdown, _)| percent(slowdown.value)),
+            slowdown_range_percent: report.slowdown.map(|(slowdown, _)| range(slowdown)),
+            slowdown_source: report.slowdown.map(|(_, source)| source.text().to_string()),
+            slowdown_by: report.losses.iter().map(cause).collect(),
+            reason: report.reason.clone(),
+            max_slowdown_percent: limits.reduce(f64::min).map(percent),
+        }
+    }
+
+    /// Its identity.
+    pub fn identity(&self) -> ServiceIdentity {
+        ServiceIdentity {
+            kind: self.kind,
+            name: self.name.clone(),
+            pod: self.pod.clone(),
+            container: self.container.clone(),
+        }
+    }
+}
+
+/// The plugin of the container runtime.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct NriStatus {
+    /// The runtime and its version; `None` = not registered.
+    pub runtime: Option<String>,
+    /// Registrations so far.
+    pub registrations: u64,
+    /// Requests that were answered.
+    pub requests: u64,
+    /// The longest time from a request to its answer.
+    pub max_answer_ns: u64,
+    /// Why the last connection ended, or none can be made.
+    pub error: Option<String>,
+}
+
+impl From<NriState> for NriStatus {
+    fn from(state: NriState) -> Self {
+        let NriState { runtime, registrations, requests, max_answer_ns, error } = state;
+        NriStatus { runtime, registrations, requests, max_answer_ns, error }
+    }
+}
+
+fn cause(loss: &ServiceLoss) -> SlowdownCause {
+    SlowdownCause {
+        service: loss.by.name.clone(),
+        kind: loss.by.kind,
+        percent: percent(loss.loss.value),
+        range_percent: range(loss.loss),
+        source: loss.source.text().to_string(),
+        forecast_percent: loss.forecast.map(percent),
+        windows: loss.windows,
+    }
+}
+
+fn percent(share: f64) -> f64 {
+    // A hundredth of a percent is far below every error, and keeps the output short.
+    (1e4 * share).round() / 100.0
+}
+
+fn range(estimate: Estimate) -> (f64, f64) {
+    (percent(estimate.low), percent(estimate.high))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cachemate_policy::service_losses::LossSource;
+
+    /// Does the JSON have the documented fields, null with a reason if something is unknown, and pod and container only
+    /// for containers?
+    #[test]
+    fn unknown_is_null_with_a_reason() {
+        let unit = ServiceIdentity::new(ServiceKind::Unit, "redis.service");
+        let mut report = ServiceReport {
+            service: unit.clone(),
+            tasks: 2,
+            cpu_share: 0.5,
+            slowdown: None,
+            losses: Vec::new(),
+            reason: Some("no work is counted".into()),
+        };
+        let json = serde_json::to_value(ServiceStatus::new(&report, &[])).unwrap();
+        assert_eq!((json["kind"].as_str(), json["name"].as_str()), (Some("unit"), Some("redis.service")));
+        assert!(json["slowdown_percent"].is_null() && json["reason"].is_string() && json.get("pod").is_none());
+        let estimate = Estimate { value: 0.1234, low: 0.1, high: 0.2 };
+        report.slowdown = Some((estimate, LossSource::Measured));
+        report.losses = vec![ServiceLoss {
+            by: ServiceIdentity::pod("shop/cart", Some("xz")),
+            loss: estimate,
+            source: LossSource::Measured,
+            forecast: None,
+            windows: 4,
+        }];
+        let json = serde_json::to_value(ServiceStatus::new(&report, &[])).unwrap();
+        assert_eq!(json["slowdown_percent"], 12.34);
+        assert_eq!(json["slowdown_by"][0]["service"], "shop/cart/xz");
+        assert_eq!(json["slowdown_by"][0]["source"], "measured");
+    }
+}

@@ -1,0 +1,176 @@
+//! Confined groups whose CPUs their owner, or a person, has changed: that change wins.
+//!
+//! Problem: a service manager, a kubelet or a batch system writes a group's CPUs, too; two programs that correct each other
+//! flap. Method: a value that is neither the wanted one nor the one that was set last is somebody else's, and the group is
+//! left alone until the operator reloads the configuration. A group that shows its original value was probably made anew,
+//! and is confined again, at most twice a minute. Properties: never more than two changes of a group in a minute.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use cachemate_core::{CpuSet, CpusetGroup, ServiceKind, service_of_cgroup};
+
+use crate::act::actuator::Actuator;
+use crate::act::cpusets::{CpusetGroups, cpus_of};
+use crate::safety::journal::JournalObject;
+
+/// Time in which a group is confined again at most [`MAX_CHANGES`] times.
+const PERIOD_NS: u64 = 60_000_000_000;
+const MAX_CHANGES: usize = 2;
+
+/// A group that its owner or a person has changed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct GroupOverride {
+    /// Its path below the hierarchy's root.
+    pub cgroup: String,
+    /// The CPUs of the configuration.
+    pub wanted: CpuSet,
+    /// The CPUs in force.
+    pub current: CpuSet,
+    /// The program that manages such groups.
+    pub owner: Option<&'static str>,
+}
+
+/// The overridden groups, and the times at which others were confined again.
+#[derive(Debug, Default)]
+pub struct GroupOverrides {
+    overridden: BTreeMap<String, GroupOverride>,
+    changes_ns: BTreeMap<String, VecDeque<u64>>,
+}
+
+impl GroupOverrides {
+    /// Removes the groups that others have changed from those that are confined.
+    pub fn observe(&mut self, groups: &mut CpusetGroups, actuator: &Actuator, now_ns: u64) {
+        for group in std::mem::take(&mut groups.confined) {
+            if self.is_overridden(&group, groups, actuator, now_ns) {
+                groups.remove(&group.cgroup);
+            } else {
+                groups.confined.push(group);
+            }
+        }
+    }
+
+    /// The groups that others have changed.
+    pub fn all(&self) -> impl Iterator<Item = &GroupOverride> {
+        self.overridden.values()
+    }
+
+    /// The operator has reloaded the configuration, which is in force again.
+    pub fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    fn is_overridden(&mut self, group: &CpusetGroup, groups: &CpusetGroups, actuator: &Actuator, now_ns: u64) -> bool {
+        let name = &group.cgroup;
+        let (Some(cpus), Some(file)) = (groups.cpus.get(name), groups.files.get(name)) else { return false };
+        if cpus.current == group.cpus {
+            self.overridden.remove(name);
+            return false;
+        }
+        if let Some(known) = self.overridden.get_mut(name) {
+            known.current.clone_from(&cpus.current);
+            return true;
+        }
+        let last = actuator.last(&JournalObject::File { path: file.clone() }).and_then(cpus_of);
+        let Some(last) = last.filter(|last| *last != cpus.current) else { return false };
+        if cpus.current == cpus.original && last == group.cpus {
+            let changes = self.changes_ns.entry(name.clone()).or_default();
+            changes.retain(|at| now_ns.saturating_sub(*at) < PERIOD_NS);
+            if changes.len() < MAX_CHANGES {
+                changes.push_back(now_ns);
+                return false;
+            }
+        }
+        let entry = GroupOverride {
+            cgroup: name.clone(),
+            wanted: group.cpus.clone(),
+            current: cpus.current.clone(),
+            owner: owner_of(name),
+        };
+        self.overridden.insert(name.clone(), entry);
+        true
+    }
+}
+
+/// The program that manages groups of this path; `None` = a plain group without a manager.
+pub fn owner_of(cgroup: &str) -> Option<&'static str> {
+    if cgroup.starts_with("/kubepods") {
+        return Some("kubelet");
+    }
+    match service_of_cgroup(cgroup)?.identity.kind {
+        ServiceKind::Unit | ServiceKind::UserUnit | ServiceKind::Session => Some("systemd"),
+        ServiceKind::Pod => Some("kubelet"),
+        ServiceKind::Container => Some("container runtime"),
+        ServiceKind::Job => Some("Slurm"),
+        ServiceKind::Guest => Some("libvirt"),
+        ServiceKind::Command => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::act::actuator::GuardianCommand;
+    use crate::safety::journal::ObjectState;
+    use cachemate_core::Tracked;
+
+    const NAME: &str = "/system.slice/db.service";
+    const FILE: &str = "/sys/fs/cgroup/system.slice/db.service/cpuset.cpus";
+
+    fn cpus(text: &str) -> CpuSet {
+        text.parse().unwrap()
+    }
+
+    fn groups(current: &str) -> CpusetGroups {
+        let mut groups = CpusetGroups::default();
+        groups.confined.push(CpusetGroup { cgroup: NAME.into(), cpus: cpus("0") });
+        groups.cpus.insert(NAME.into(), Tracked { current: cpus(current), original: cpus("0-3") });
+        groups.files.insert(NAME.into(), FILE.into());
+        groups
+    }
+
+    fn acted() -> (tempfile::TempDir, Actuator) {
+        let dir = tempfile::tempdir().unwrap();
+        let guardian = GuardianCommand { program: "/bin/false".into(), args: Vec::new() };
+        let mut actuator = Actuator::new(dir.path(), guardian);
+        let object = JournalObject::File { path: FILE.into() };
+        actuator.set_last([(object, ObjectState::Text("0".into()))].into());
+        (dir, actuator)
+    }
+
+    /// Is a change by the owner kept, shown with the owner, and undone by a reload only?
+    #[test]
+    fn the_owner_wins() {
+        let (_dir, actuator) = acted();
+        let mut overrides = GroupOverrides::default();
+        let mut confined = |overrides: &mut GroupOverrides, current: &str, now_ns| {
+            let mut groups = groups(current);
+            overrides.observe(&mut groups, &actuator, now_ns);
+            (groups.confined.len(), groups.cpus.len())
+        };
+        assert_eq!(confined(&mut overrides, "0", 0), (1, 1));
+        assert_eq!(confined(&mut overrides, "1", 1), (0, 0), "neither confined nor restored");
+        let entry = overrides.all().next().unwrap().clone();
+        assert_eq!((entry.owner, entry.current), (Some("systemd"), cpus("1")));
+        assert_eq!(confined(&mut overrides, "2", 2), (0, 0));
+        assert_eq!(overrides.all().next().unwrap().current, cpus("2"));
+        assert_eq!(confined(&mut overrides, "0", 3), (1, 1), "as wanted again");
+        assert_eq!(confined(&mut overrides, "1", 4), (0, 0));
+        overrides.clear();
+        assert_eq!(overrides.all().count(), 0);
+    }
+
+    /// Is a group that was made anew confined again, and never more than twice a minute?
+    #[test]
+    fn a_group_made_anew_is_confined_again() {
+        let (_dir, actuator) = acted();
+        let mut overrides = GroupOverrides::default();
+        let mut confined = |now_s: u64| {
+            let mut groups = groups("0-3");
+            overrides.observe(&mut groups, &actuator, now_s * 1_000_000_000);
+            groups.confined.len()
+        };
+        assert_eq!([confined(1), confined(2), confined(3), confined(30)], [1, 1, 0, 0]);
+        assert_eq!(owner_of("/fleet/redis"), None);
+        assert_eq!(owner_of("/kubepods"), Some("kubelet"));
+    }
+}

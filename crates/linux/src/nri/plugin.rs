@@ -1,0 +1,224 @@
+//! The answers of the plugin, without any socket.
+
+use std::collections::BTreeMap;
+
+use super::wire::{FieldValue, MessageBuilder, PLUGIN_CONNECTION, REQUEST, RESPONSE, WireError, WireMessage, fields};
+use crate::sense::service_directory::{ContainerRecord, ServiceDirectory};
+
+/// Events of the runtime that the plugin asks for, by their numbers: a pod was removed, a container is about to start,
+/// was updated, stopped or removed.
+const EVENTS: [u64; 5] = [3, 6, 9, 10, 11];
+const START_CONTAINER: u64 = 6;
+const REMOVE_CONTAINER: u64 = 11;
+
+/// State of one registration.
+#[derive(Debug)]
+pub struct NriPlugin {
+    directory: ServiceDirectory,
+    pods: BTreeMap<String, PodRecord>,
+    /// Containers of a synchronization that comes in several messages.
+    synchronized: BTreeMap<String, ContainerRecord>,
+    runtime: Option<String>,
+    is_registered: bool,
+    has_started: bool,
+}
+
+/// A pod as the runtime describes it.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+struct PodRecord {
+    id: String,
+    name: String,
+    namespace: String,
+    labels: BTreeMap<String, String>,
+}
+
+/// A container, with the id of its pod.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+struct ReportedContainer {
+    id: String,
+    pod: String,
+    record: ContainerRecord,
+}
+
+impl NriPlugin {
+    /// A plugin that keeps this directory.
+    pub fn new(directory: ServiceDirectory) -> Self {
+        NriPlugin {
+            directory,
+            pods: BTreeMap::new(),
+            synchronized: BTreeMap::new(),
+            runtime: None,
+            is_registered: false,
+            has_started: false,
+        }
+    }
+
+    /// The runtime and its version, once it has configured the plugin.
+    pub fn runtime(&self) -> Option<&str> {
+        self.runtime.as_deref()
+    }
+
+    /// Whether the runtime has configured the plugin since the last call.
+    pub fn take_registration(&mut self) -> bool {
+        std::mem::take(&mut self.is_registered)
+    }
+
+    /// Whether a container has started since the last call.
+    pub fn take_start(&mut self) -> bool {
+        std::mem::take(&mut self.has_started)
+    }
+
+    /// The body of the answer; `None` for a message that wants none.
+    ///
+    /// # Errors
+    /// The message is broken, or the runtime refuses the plugin.
+    pub fn handle(&mut self, message: &WireMessage) -> Result<Option<Vec<u8>>, WireError> {
+        match (message.connection, message.kind) {
+            (PLUGIN_CONNECTION, REQUEST) => {
+                let (mut method, mut payload) = (String::new(), &[][..]);
+                for (field, value) in fields(&message.body)? {
+                    match field {
+                        2 => method = value.text(),
+                        3 => payload = value.bytes(),
+                        _ => {}
+                    }
+                }
+                let answer = self.answer(&method, payload)?;
+                Ok(Some(MessageBuilder::default().bytes(2, &answer).build()))
+            }
+            (_, RESPONSE) => refusal(&message.body).map(|()| None),
+            _ => Ok(None),
+        }
+    }
+
+    fn answer(&mut self, method: &str, payload: &[u8]) -> Result<Vec<u8>, WireError> {
+        match method {
+            "Configure" => {
+                let texts = text_fields(payload, [2, 3])?;
+                self.runtime = Some(texts.join(" ").trim().to_string());
+                self.is_registered = true;
+                let events = EVENTS.iter().fold(0, |mask, event| mask | 1 << (event - 1));
+                Ok(MessageBuilder::default().number(2, events).build())
+            }
+            "Synchronize" => self.synchronize(payload),
+            "StateChange" => {
+                self.change(payload)?;
+                Ok(Vec::new())
+            }
+            // Requests that other versions of the runtime send: nothing is changed.
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    fn synchronize(&mut self, payload: &[u8]) -> Result<Vec<u8>, WireError> {
+        let mut more = 0;
+        for (field, value) in fields(payload)? {
+            match field {
+                1 => {
+                    let pod = pod(value)?;
+                    self.pods.insert(pod.id.clone(), pod);
+                }
+                2 => {
+                    let container = self.complete(container(value)?, None);
+                    self.synchronized.insert(container.id, container.record);
+                }
+                3 => more = value.number(),
+                _ => {}
+            }
+        }
+        if more == 0 {
+            self.directory.replace(std::mem::take(&mut self.synchronized));
+        }
+        Ok(MessageBuilder::default().number(2, more).build())
+    }
+
+    fn change(&mut self, payload: &[u8]) -> Result<(), WireError> {
+        let (mut event, mut reported, mut owner) = (0, None, None);
+        for (field, value) in fields(payload)? {
+            match field {
+                1 => event = value.number(),
+                2 => owner = Some(pod(value)?),
+                3 => reported = Some(container(value)?),
+                _ => {}
+            }
+        }
+        match (event, reported) {
+            (REMOVE_CONTAINER, Some(container)) => self.directory.remove(&container.id),
+            (_, Some(container)) => {
+                self.has_started |= event == START_CONTAINER;
+                let container = self.complete(container, owner.as_ref());
+                self.directory.insert(&container.id, container.record);
+            }
+            (_, None) => {
+                if let Some(pod) = owner {
+                    self.pods.remove(&pod.id);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A container with the names and labels of its pod.
+    fn complete(&self, mut container: ReportedContainer, pod: Option<&PodRecord>) -> ReportedContainer {
+        if let Some(pod) = pod.or_else(|| self.pods.get(&container.pod)) {
+            container.record.pod.clone_from(&pod.name);
+            container.record.namespace.clone_from(&pod.namespace);
+            container.record.labels.clone_from(&pod.labels);
+        }
+        container
+    }
+}
+
+/// An answer of the runtime with an error.
+fn refusal(body: &[u8]) -> Result<(), WireError> {
+    for (_, status) in fields(body)?.into_iter().filter(|(field, _)| *field == 1) {
+        let mut code = 0;
+        let mut message = String::new();
+        for (field, value) in fields(status.bytes())? {
+            match field {
+                1 => code = value.number(),
+                2 => message = value.text(),
+                _ => {}
+            }
+        }
+        if code != 0 {
+            return Err(WireError { found: format!("error {code}: {message}"), expected: "a registered plugin" });
+        }
+    }
+    Ok(())
+}
+
+/// The texts of some fields; empty where there is none.
+fn text_fields<const N: usize>(payload: &[u8], wanted: [u64; N]) -> Result<[String; N], WireError> {
+    let fields = fields(payload)?;
+    Ok(wanted.map(|number| {
+        let value = fields.iter().rev().find(|(field, _)| *field == number);
+        value.map_or(String::new(), |(_, value)| value.text())
+    }))
+}
+
+fn pod(value: FieldValue<'_>) -> Result<PodRecord, WireError> {
+    let [id, name, namespace] = text_fields(value.bytes(), [1, 2, 4])?;
+    let mut labels = BTreeMap::new();
+    for (_, entry) in fields(value.bytes())?.into_iter().filter(|(field, _)| *field == 5) {
+        let [key, value] = text_fields(entry.bytes(), [1, 2])?;
+        labels.insert(key, value);
+    }
+    Ok(PodRecord { id, name, namespace, labels })
+}
+
+fn container(value: FieldValue<'_>) -> Result<ReportedContainer, WireError> {
+    let [id, pod, name] = text_fields(value.bytes(), [1, 2, 3])?;
+    let mut record = ContainerRecord { name, ..ContainerRecord::default() };
+    for (field, value) in fields(value.bytes())? {
+        match field {
+            11 => [record.cgroup] = text_fields(value.bytes(), [5])?,
+            22 => {
+                let [digest] = text_fields(value.bytes(), [2])?;
+                record.image = Some(digest).filter(|digest| !digest.is_empty());
+            }
+            _ => {}
+        }
+    }
+    Ok(ReportedContainer { id, pod, record })
+}

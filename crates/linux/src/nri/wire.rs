@@ -1,0 +1,295 @@
+//! The bytes of NRI: frames of several connections on one socket, ttrpc messages in them, protobuf fields in these.
+//!
+//! A frame is `connection u32, length u32` (big-endian) and that many bytes of the connection's stream. A ttrpc message in
+//! a stream is `length u32, stream u32, type u8, flags u8` and its body. Unknown fields are skipped, as protobuf wants it.
+//! Every length is bounded before anything is allocated.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// Connection on which the runtime asks the plugin.
+pub const PLUGIN_CONNECTION: u32 = 1;
+/// Connection on which the plugin asks the runtime.
+pub const RUNTIME_CONNECTION: u32 = 2;
+/// Type of a message that asks.
+pub const REQUEST: u8 = 1;
+/// Type of a message that answers.
+pub const RESPONSE: u8 = 2;
+
+/// ttrpc's own limit of a message.
+const MAX_MESSAGE_BYTES: usize = 4 << 20;
+/// One message and its head fill a frame at most.
+const MAX_FRAME_BYTES: usize = MAX_MESSAGE_BYTES + MESSAGE_HEAD;
+const FRAME_HEAD: usize = 8;
+const MESSAGE_HEAD: usize = 10;
+
+/// Bytes that are not NRI.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct WireError {
+    /// The place and the value.
+    pub found: String,
+    /// The values that are allowed there.
+    pub expected: &'static str,
+}
+
+impl fmt::Display for WireError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "the container runtime's socket: found {}, expected {}", self.found, self.expected)
+    }
+}
+
+impl std::error::Error for WireError {}
+
+fn error(found: impl Into<String>, expected: &'static str) -> WireError {
+    WireError { found: found.into(), expected }
+}
+
+/// One ttrpc message.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct WireMessage {
+    /// The connection that it came on.
+    pub connection: u32,
+    /// Number of the call.
+    pub stream: u32,
+    /// [`REQUEST`] or [`RESPONSE`].
+    pub kind: u8,
+    /// The body, a protobuf message.
+    pub body: Vec<u8>,
+}
+
+impl WireMessage {
+    /// As it goes over the socket, in one frame.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(FRAME_HEAD + MESSAGE_HEAD + self.body.len());
+        bytes.extend(self.connection.to_be_bytes());
+        bytes.extend(((MESSAGE_HEAD + self.body.len()) as u32).to_be_bytes());
+        bytes.extend((self.body.len() as u32).to_be_bytes());
+        bytes.extend(self.stream.to_be_bytes());
+        bytes.extend([self.kind, 0]);
+        bytes.extend(&self.body);
+        bytes
+    }
+}
+
+/// Puts messages together from whatever pieces the socket delivers.
+#[derive(Clone, Debug, Default)]
+pub struct MessageReader {
+    pending: Vec<u8>,
+    streams: BTreeMap<u32, Vec<u8>>,
+}
+
+impl MessageReader {
+    /// Adds bytes, and takes out the messages that are complete.
+    ///
+    /// # Errors
+    /// A length beyond the limit, or an unknown connection.
+    pub fn push(&mut self, bytes: &[u8]) -> Result<Vec<WireMessage>, WireError> {
+        self.pending.extend_from_slice(bytes);
+        let mut messages = Vec::new();
+        while let Some(head) = self.pending.first_chunk::<FRAME_HEAD>() {
+            let [c0, c1, c2, c3, l0, l1, l2, l3] = *head;
+            let connection = u32::from_be_bytes([c0, c1, c2, c3]);
+            let length = u32::from_be_bytes([l0, l1, l2, l3]) as usize;
+            if !matches!(connection, PLUGIN_CONNECTION | RUNTIME_CONNECTION) {
+                return Err(error(format!("a frame of connection {connection}"), "connection 1 or 2"));
+            }
+            if length > MAX_FRAME_BYTES {
+                return Err(error(format!("a frame of {length} bytes"), "4 MiB or less"));
+            }
+            if self.pending.len() < FRAME_HEAD + length {
+                break;
+            }
+            let frame: Vec<u8> = self.pending.drain(..FRAME_HEAD + length).skip(FRAME_HEAD).collect();
+            let stream = self.streams.entry(connection).or_default();
+            stream.extend(frame);
+            take_messages(connection, stream, &mut messages)?;
+        }
+        Ok(messages)
+    }
+}
+
+fn take_messages(connection: u32, stream: &mut Vec<u8>, messages: &mut Vec<WireMessage>) -> Result<(), WireError> {
+    while let Some(head) = stream.first_chunk::<MESSAGE_HEAD>() {
+        let [l0, l1, l2, l3, s0, s1, s2, s3, kind, _] = *head;
+        let length = u32::from_be_bytes([l0, l1, l2, l3]) as usize;
+        if length > MAX_MESSAGE_BYTES {
+            return Err(error(format!("a message of {length} bytes"), "4 MiB or less"));
+        }
+        if stream.len() < MESSAGE_HEAD + length {
+            break;
+        }
+        let body = stream.drain(..MESSAGE_HEAD + length).skip(MESSAGE_HEAD).collect();
+        messages.push(WireMessage { connection, stream: u32::from_be_bytes([s0, s1, s2, s3]), kind, body });
+    }
+    Ok(())
+}
+
+/// Value of a protobuf field.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FieldValue<'a> {
+    /// A number of any width.
+    Number(u64),
+    /// Text, bytes or a message.
+    Bytes(&'a [u8]),
+}
+
+impl<'a> FieldValue<'a> {
+    /// As text; broken characters are replaced.
+    pub fn text(self) -> String {
+        String::from_utf8_lossy(self.bytes()).into_owned()
+    }
+
+    /// As bytes; empty for a number.
+    pub fn bytes(self) -> &'a [u8] {
+        match self {
+            FieldValue::Number(_) => &[],
+            FieldValue::Bytes(bytes) => bytes,
+        }
+    }
+
+    /// As a number; 0 for bytes.
+    pub fn number(self) -> u64 {
+        match self {
+            FieldValue::Number(number) => number,
+            FieldValue::Bytes(_) => 0,
+        }
+    }
+}
+
+/// Fields of a protobuf message with their numbers, in order.
+///
+/// # Errors
+/// The message is cut off, or has a field of an unknown kind.
+pub fn fields(mut bytes: &[u8]) -> Result<Vec<(u64, FieldValue<'_>)>, WireError> {
+    let mut fields = Vec::new();
+    while !bytes.is_empty() {
+        let key = varint(&mut bytes)?;
+        let value = match key & 7 {
+            0 => FieldValue::Number(varint(&mut bytes)?),
+            1 => FieldValue::Number(u64::from_le_bytes(chunk(&mut bytes)?)),
+            5 => FieldValue::Number(u64::from(u32::from_le_bytes(chunk(&mut bytes)?))),
+            2 => {
+                let length = varint(&mut bytes)?;
+                let split = usize::try_from(length).ok().and_then(|length| bytes.split_at_checked(length));
+                let Some((value, rest)) = split else {
+                    return Err(error(format!("a field of {length} bytes in {}", bytes.len()), "a whole field"));
+                };
+                bytes = rest;
+                FieldValue::Bytes(value)
+            }
+            kind => return Err(error(format!("a field of kind {kind}"), "kind 0, 1, 2 or 5")),
+        };
+        fields.push((key >> 3, value));
+    }
+    Ok(fields)
+}
+
+fn chunk<const N: usize>(bytes: &mut &[u8]) -> Result<[u8; N], WireError> {
+    let cut = || error(format!("{} bytes", bytes.len()), "a whole number");
+    let (number, rest) = bytes.split_first_chunk::<N>().ok_or_else(cut)?;
+    let number = *number;
+    *bytes = rest;
+    Ok(number)
+}
+
+fn varint(bytes: &mut &[u8]) -> Result<u64, WireError> {
+    let mut number = 0u64;
+    for shift in (0..64).step_by(7) {
+        let [byte] = chunk::<1>(bytes)?;
+        number |= u64::from(byte & 0x7f) << shift;
+        if byte & 0x80 == 0 {
+            return Ok(number);
+        }
+    }
+    Err(error("a number of more than ten bytes", "at most ten"))
+}
+
+/// Builds a protobuf message.
+#[derive(Clone, Debug, Default)]
+pub struct MessageBuilder(Vec<u8>);
+
+impl MessageBuilder {
+    /// Adds text, bytes or a message.
+    #[must_use]
+    pub fn bytes(mut self, field: u64, value: &[u8]) -> Self {
+        self.varint(field << 3 | 2);
+        self.varint(value.len() as u64);
+        self.0.extend_from_slice(value);
+        self
+    }
+
+    /// Adds a number.
+    #[must_use]
+    pub fn number(mut self, field: u64, value: u64) -> Self {
+        self.varint(field << 3);
+        self.varint(value);
+        self
+    }
+
+    /// The message's bytes.
+    pub fn build(self) -> Vec<u8> {
+        self.0
+    }
+
+    fn varint(&mut self, mut value: u64) {
+        while value >= 0x80 {
+            self.0.push(value as u8 | 0x80);
+            value >>= 7;
+        }
+        self.0.push(value as u8);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Do messages come out whole, however the socket cuts them and however frames cut messages?
+    #[test]
+    fn messages_survive_any_cut() {
+        let message = |stream, body: &[u8]| WireMessage {
+            connection: PLUGIN_CONNECTION,
+            stream,
+            kind: REQUEST,
+            body: body.to_vec(),
+        };
+        let all = [message(1, b"first"), message(3, b""), message(5, &[7; 300])];
+        let bytes: Vec<u8> = all.iter().flat_map(WireMessage::encode).collect();
+        for step in [1, 3, 10, bytes.len()] {
+            let mut reader = MessageReader::default();
+            let read: Vec<WireMessage> = bytes.chunks(step).flat_map(|part| reader.push(part).unwrap()).collect();
+            assert_eq!(read, all, "{step}");
+        }
+        let encoded = message(1, b"split").encode();
+        let frame =
+            |part: &[u8]| [&PLUGIN_CONNECTION.to_be_bytes()[..], &(part.len() as u32).to_be_bytes(), part].concat();
+        let mut reader = MessageReader::default();
+        assert_eq!(reader.push(&frame(&encoded[8..14])).unwrap(), []);
+        assert_eq!(reader.push(&frame(&encoded[14..])).unwrap(), [message(1, b"split")]);
+    }
+
+    /// Are lengths beyond the limit refused before anything is allocated?
+    #[test]
+    fn long_messages_are_refused() {
+        let head = |connection: u32, length: u32| [connection.to_be_bytes(), length.to_be_bytes()].concat();
+        for (bytes, expected) in [
+            (head(1, u32::MAX), "4 MiB or less"),
+            (head(9, 4), "connection 1 or 2"),
+            ([head(1, 10), head(u32::MAX, 1), vec![1, 0]].concat(), "4 MiB or less"),
+        ] {
+            assert_eq!(MessageReader::default().push(&bytes).unwrap_err().expected, expected);
+        }
+    }
+
+    /// Does every field come back, and is a broken message refused?
+    #[test]
+    fn fields_come_back() {
+        let bytes = MessageBuilder::default().bytes(1, b"name").number(2, 300).bytes(22, &[]).build();
+        let read = fields(&bytes).unwrap();
+        assert_eq!(read, [(1, FieldValue::Bytes(b"name")), (2, FieldValue::Number(300)), (22, FieldValue::Bytes(b""))]);
+        assert_eq!(fields(&[0x0d, 1, 0, 0, 0]).unwrap(), [(1, FieldValue::Number(1))]);
+        for broken in [&[0x0a, 5, 1][..], &[0x0b], &[0xff; 12], &[0x09, 1], &[0x80]] {
+            assert!(fields(broken).is_err(), "{broken:?}");
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! The properties of a process that rules test, and the service that it belongs to.
+
+use std::io;
+use std::path::PathBuf;
+
+use cachemate_core::{CgroupService, ServiceIdentity, ServiceKind, is_runtime_helper, service_of_cgroups};
+
+use crate::act::rules::{ManageAction, ManageRule, RuleSubject, decide};
+use crate::kernel::{Kernel, ThreadStat, if_exists};
+use crate::sense::service_directory::{ContainerRecord, ServiceDirectory};
+
+/// `PF_KTHREAD` of `/proc/TID/stat`'s flags.
+const KERNEL_THREAD: u64 = 0x0020_0000;
+/// A chain of parents is short; the bound is against a tree that changes while it is read.
+const MAX_PARENTS: usize = 1_000;
+
+/// The sources of a process's properties.
+pub(crate) struct PropertyReader<'a> {
+    pub(crate) kernel: &'a dyn Kernel,
+    pub(crate) rules: &'a [ManageRule],
+    /// Containers that a runtime has reported.
+    pub(crate) directory: &'a ServiceDirectory,
+    /// The service of this process: programs beside it in the same service are told apart by their commands.
+    pub(crate) own_service: Option<&'a ServiceIdentity>,
+}
+
+/// The properties of a process that rules test.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct RuleProperties {
+    pub(crate) is_kernel_thread: bool,
+    pub(crate) command: String,
+    /// The paths that say something, the unified hierarchy's first.
+    pub(crate) cgroups: Vec<String>,
+    pub(crate) user: Option<u32>,
+    /// As when it was new: a process whose parent ended still descends from the process that a rule names.
+    lineage: Vec<i32>,
+    pub(crate) service: Option<ServiceIdentity>,
+    /// A program of the runtime, not of the service.
+    pub(crate) is_helper: bool,
+    /// As the container runtime reports it.
+    container: Option<ContainerRecord>,
+}
+
+impl RuleProperties {
+    pub(crate) fn decide(&self, rules: &[ManageRule]) -> ManageAction {
+        self.subject().map_or(ManageAction::Ignore, |subject| decide(rules, &subject))
+    }
+
+    /// `None` for a kernel thread, which no rule matches.
+    pub(crate) fn subject(&self) -> Option<RuleSubject<'_>> {
+        (!self.is_kernel_thread).then_some(RuleSubject {
+            command: &self.command,
+            cgroups: &self.cgroups,
+            lineage: &self.lineage,
+            user: self.user,
+            service: self.service.as_ref(),
+            is_helper: self.is_helper,
+            container: self.container.as_ref(),
+        })
+    }
+
+    /// The digest of the image that the program comes from.
+    pub(crate) fn image(&self) -> Option<&str> {
+        self.container.as_ref()?.image.as_deref()
+    }
+}
+
+impl PropertyReader<'_> {
+    /// With the lineage of an earlier reading, if there is one.
+    pub(crate) fn read(&self, stat: &ThreadStat, before: Option<&RuleProperties>) -> io::Result<RuleProperties> {
+        let pid = stat.key.tid;
+        let mut properties = RuleProperties {
+            is_kernel_thread: stat.flags & KERNEL_THREAD != 0,
+            command: stat.name.clone(),
+            cgroups: Vec::new(),
+            user: None,
+            lineage: Vec::new(),
+            service: None,
+            is_helper: false,
+            container: None,
+        };
+        if properties.is_kernel_thread {
+            return Ok(properties);
+        }
+        let text = self.cgroups(pid)?;
+        properties.cgroups = cgroup_paths(&text);
+        let status = if_exists(self.kernel.read(&PathBuf::from(format!("/proc/{pid}/status"))))?.unwrap_or_default();
+        let user = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+        properties.user = user.and_then(|ids| ids.split_ascii_whitespace().next()?.parse().ok());
+        properties.lineage = match before {
+            Some(before) => before.lineage.clone(),
+            None if self.rules.iter().any(|rule| rule.pid.is_some()) => lineage(self.kernel, stat)?,
+            None => vec![pid],
+        };
+        self.identify(&text, stat, before, &mut properties)?;
+        Ok(properties)
+    }
+
+    /// The text of `/proc/PID/cgroup`; empty if the process is gone.
+    pub(crate) fn cgroups(&self, pid: i32) -> io::Result<String> {
+        Ok(if_exists(self.kernel.read(&PathBuf::from(format!("/proc/{pid}/cgroup"))))?.unwrap_or_default())
+    }
+
+    fn identify(
+        &self,
+        text: &str,
+        stat: &ThreadStat,
+        before: Option<&RuleProperties>,
+        properties: &mut RuleProperties,
+    ) -> io::Result<()> {
+        let mut service = service_of_cgroups(text);
+        let id = service.as_ref().and_then(|service| service.identity.container.clone());
+        let reported = match (&id, self.directory.is_empty()) {
+            (_, true) => None,
+            (Some(id), false) => self.directory.by_id(id).map(|record| (id.clone(), record)),
+            (None, false) => properties.cgroups.iter().find_map(|path| self.directory.by_cgroup(path)),
+        };
+        if let Some((id, record)) = reported {
+            let is_helper = record.is_helper || service.is_some_and(|service| service.is_helper);
+            service = Some(CgroupService { identity: record.identity(&id), is_helper });
+            properties.container = Some(record);
+        }
+        if service.is_none() && properties.cgroups.iter().any(|path| path != "/") {
+            // A runtime may put a container into any group. Its parent is a shim or a monitor that has the name.
+            let same = before.filter(|before| before.cgroups == properties.cgroups);
+            let identity = match same {
+                Some(before) => before.service.clone(),
+                None => shim_container(self.kernel, stat)?,
+            };
+            service = identity.map(|identity| CgroupService { identity, is_helper: false });
+        }
+        let service = service.filter(|service| Some(&service.identity) != self.own_service);
+        let kind: Option<ServiceKind> = service.as_ref().map(|service| service.identity.kind);
+        properties.is_helper =
+            service.as_ref().is_some_and(|service| service.is_helper && kind != Some(ServiceKind::Guest))
+                || is_runtime_helper(&properties.command, kind);
+        properties.service = service.map(|service| service.identity);
+        Ok(())
+    }
+}
+
+/// The service of this process itself.
+pub(crate) fn own_service(kernel: &dyn Kernel) -> Option<ServiceIdentity> {
+    let text = kernel.read(&PathBuf::from(format!("/proc/{}/cgroup", std::process::id()))).ok()?;
+    service_of_cgroups(&text).map(|service| service.identity)
+}
+
+/// The container of a process that descends from a shim or a monitor, by that one's command line.
+fn shim_container(kernel: &dyn Kernel, stat: &ThreadStat) -> io::Result<Option<ServiceIdentity>> {
+    let mut parent = stat.parent;
+    for _ in 0..MAX_PARENTS {
+        if parent <= 1 {
+            return Ok(None);
+        }
+        let Some(stat) = if_exists(kernel.stat(parent))? else { return Ok(None) };
+        let option = match stat.name.as_str() {
+            name if name.starts_with("containerd-shim") => "-id",
+            "conmon" => "-n",
+            _ => {
+                parent = stat.parent;
+                continue;
+            }
+        };
+        let line = if_exists(kernel.read(&PathBuf::from(format!("/proc/{parent}/cmdline"))))?.unwrap_or_default();
+        let words: Vec<&str> = line.split('\0').collect();
+        let name = words.windows(2).find(|pair| pair[0] == option).map(|pair| pair[1]).filter(|name| !name.is_empty());
+        return Ok(name.map(ServiceIdentity::container));
+    }
+    Ok(None)
+}
+
+/// The process and those that it descends from.
+fn lineage(kernel: &dyn Kernel, stat: &ThreadStat) -> io::Result<Vec<i32>> {
+    let mut line = vec![stat.key.tid];
+    let mut parent = stat.parent;
+    while parent > 0 && line.len() < MAX_PARENTS && !line.contains(&parent) {
+        line.push(parent);
+        parent = if_exists(kernel.stat(parent))?.map_or(0, |stat| stat.parent);
+    }
+    Ok(line)
+}
+
+/// The paths in `/proc/PID/cgroup` that are not the root, each once: the unified hierarchy's first.
+pub(crate) fn cgroup_paths(text: &str) -> Vec<String> {
+    let unified = text.lines().filter_map(|line| line.strip_prefix("0::"));
+    let others = text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
+    let mut paths: Vec<String> = Vec::new();
+    for path in unified.chain(others).filter(|path| !path.is_empty() && *path != "/") {
+        if !paths.iter().any(|known| known == path) {
+            paths.push(path.to_string());
+        }
+    }
+    if paths.is_empty() && !text.is_empty() {
+        paths.push("/".to_string());
+    }
+    paths
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake_tests::FakeHost;
+
+    fn service(host: &FakeHost, directory: &ServiceDirectory, pid: i32) -> (Option<String>, bool) {
+        let own = ServiceIdentity::new(ServiceKind::Session, "session-1.scope");
+        let reader = PropertyReader { kernel: host, rules: &[], directory, own_service: Some(&own) };
+        let properties = reader.read(&host.stat(pid).unwrap(), None).unwrap();
+        (properties.service.map(|service| service.to_string()), properties.is_helper)
+    }
+
+    /// Which paths of /proc/PID/cgroup count, on v1, v2 and mixed hosts?
+    #[test]
+    fn the_groups_that_say_something_count() {
+        assert_eq!(cgroup_paths("0::/user.slice/x\n"), ["/user.slice/x"]);
+        assert_eq!(cgroup_paths("5:cpuset:/a\n4:memory:/b\n3:cpu:/a\n0::/\n"), ["/a", "/b"]);
+        assert_eq!(cgroup_paths("5:cpuset:/a\n0::/c\n"), ["/c", "/a"]);
+        assert_eq!(cgroup_paths("0::/\n"), ["/"]);
+        assert_eq!(cgroup_paths(""), Vec::<String>::new());
+    }
+
+    /// Is a container in a group of any name found by its shim, and renamed by the runtime's report?
+    #[test]
+    fn a_shim_names_the_container_of_an_unknown_group() {
+        let host = FakeHost::default();
+        let directory = ServiceDirectory::default();
+        host.thread(4, 4, 1, "0");
+        host.thread(5, 5, 4, "0");
+        host.thread(6, 6, 5, "0");
+        host.file("/proc-comm/4", "containerd-shim");
+        host.file("/proc/4/cmdline", "/usr/bin/containerd-shim-runc-v2\0-namespace\0default\0-id\0web-1\0");
+        for pid in [5, 6] {
+            host.file(&format!("/proc/{pid}/cgroup"), "3:cpuset:/fleet/web\n0::/\n");
+        }
+        assert_eq!(service(&host, &directory, 6), (Some("container/web-1".into()), false));
+        let record = ContainerRecord { name: "web".into(), cgroup: "/fleet/web".into(), ..ContainerRecord::default() };
+        directory.insert("x", record);
+        assert_eq!(service(&host, &directory, 6), (Some("container/web".into()), false));
+        host.file("/proc/6/cgroup", "0::/fleet/other\n");
+        host.threads.borrow_mut().get_mut(&6).unwrap().parent = 1;
+        assert_eq!(service(&host, &directory, 6), (None, false));
+    }
+
+    /// Are programs in this process's own session told apart by command, and those of another session not?
+    #[test]
+    fn the_own_service_is_no_service() {
+        let host = FakeHost::default();
+        host.thread(5, 5, 1, "0");
+        host.file("/proc/5/cgroup", "0::/user.slice/user-7.slice/session-1.scope\n");
+        assert_eq!(service(&host, &ServiceDirectory::default(), 5), (None, false));
+        host.file("/proc/5/cgroup", "0::/user.slice/user-7.slice/session-2.scope\n");
+        assert_eq!(service(&host, &ServiceDirectory::default(), 5), (Some("session/session-2.scope".into()), false));
+    }
+}

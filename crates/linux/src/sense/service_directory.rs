@@ -1,0 +1,114 @@
+//! Facts about containers that their runtime reports: the pod's names and labels, the image, the control group.
+//!
+//! Filled by the plugin of the container runtime ([`crate::nri`]), read by the task table: a control group alone names a
+//! container by its id only.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use cachemate_core::ServiceIdentity;
+
+/// Containers that are remembered at most, so that a broken runtime cannot ask for unbounded memory.
+const MAX_CONTAINERS: usize = 20_000;
+
+/// A container as its runtime describes it.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ContainerRecord {
+    /// Name within its pod.
+    pub name: String,
+    /// The pod's namespace; empty = not in a pod.
+    pub namespace: String,
+    /// The pod's name; empty = not in a pod.
+    pub pod: String,
+    /// Labels of the pod.
+    pub labels: BTreeMap<String, String>,
+    /// The image's digest.
+    pub image: Option<String>,
+    /// Path of its control group as the runtime names it: a path, or `slice:prefix:name`.
+    pub cgroup: String,
+    /// Is this the sandbox or another helper of the runtime?
+    pub is_helper: bool,
+}
+
+impl ContainerRecord {
+    /// The service with the names that people know.
+    pub fn identity(&self, id: &str) -> ServiceIdentity {
+        let name = if self.name.is_empty() { id } else { &self.name };
+        match self.pod.is_empty() {
+            true => ServiceIdentity::container(name),
+            false => ServiceIdentity::pod(&format!("{}/{}", self.namespace, self.pod), Some(name)),
+        }
+    }
+}
+
+/// The containers of this host, by their ids; clones share one directory.
+#[derive(Clone, Debug, Default)]
+pub struct ServiceDirectory(Arc<RwLock<BTreeMap<String, ContainerRecord>>>);
+
+impl ServiceDirectory {
+    /// The container with this id.
+    pub fn by_id(&self, id: &str) -> Option<ContainerRecord> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
+    }
+
+    /// The container whose control group is this path or contains it, with its id.
+    pub fn by_cgroup(&self, path: &str) -> Option<(String, ContainerRecord)> {
+        let contains = |record: &ContainerRecord| {
+            let group = record.cgroup.trim_end_matches('/');
+            let rest = path.strip_prefix(group).filter(|_| group.starts_with('/') && group.len() > 1);
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        let records = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        records.iter().find(|(_, record)| contains(record)).map(|(id, record)| (id.clone(), record.clone()))
+    }
+
+    /// Whether no runtime has reported a container.
+    pub fn is_empty(&self) -> bool {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
+    /// Records a container; beyond the limit nothing is recorded.
+    pub fn insert(&self, id: &str, record: ContainerRecord) {
+        let mut records = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if records.len() < MAX_CONTAINERS || records.contains_key(id) {
+            records.insert(id.to_string(), record);
+        }
+    }
+
+    /// Forgets a container that was removed.
+    pub fn remove(&self, id: &str) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).remove(id);
+    }
+
+    /// Replaces all containers: the runtime reports all of them after each registration.
+    pub fn replace(&self, records: BTreeMap<String, ContainerRecord>) {
+        let kept = records.into_iter().take(MAX_CONTAINERS).collect();
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = kept;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Is a container found by its id and by any path below its control group, and no other by a path that begins alike?
+    #[test]
+    fn containers_are_found_by_id_and_path() {
+        let directory = ServiceDirectory::default();
+        let record = ContainerRecord {
+            name: "redis".into(),
+            namespace: "shop".into(),
+            pod: "cart-1".into(),
+            cgroup: "/fleet/redis".into(),
+            ..ContainerRecord::default()
+        };
+        directory.insert("abc", record.clone());
+        assert_eq!(directory.by_id("abc"), Some(record));
+        let named = |path: &str| directory.by_cgroup(path).map(|(id, record)| record.identity(&id).to_string());
+        assert_eq!(named("/fleet/redis/x").as_deref(), Some("pod/shop/cart-1/redis"));
+        assert_eq!(named("/fleet/redis").as_deref(), Some("pod/shop/cart-1/redis"));
+        assert_eq!((named("/fleet/redis2"), named("/")), (None, None));
+        directory.remove("abc");
+        assert!(directory.is_empty());
+    }
+}

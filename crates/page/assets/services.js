@@ -1,0 +1,50 @@
+// Services: who loses to whom, as a sentence and as a matrix of rows that lose and columns that cause.
+import { el, percent, DASH } from "./text.js";
+
+let shown = "";
+
+export function showServices(services) {
+  const key = JSON.stringify(services);
+  if (key === shown) return;
+  shown = key;
+  const losses = services.flatMap((service) => (service.slowed_by || []).map((cause) => ({ service, cause })));
+  losses.sort((a, b) => b.cause.loss.value - a.cause.loss.value);
+  const worst = losses.find(({ cause }) => cause.loss.value > 0);
+  document.getElementById("culprit").textContent = worst ? sentence(worst) : absence(services);
+  document.getElementById("services").replaceChildren(...(services.length ? [table(services)] : []));
+}
+
+function sentence({ service, cause }) {
+  return cause.service + " slows " + service.name + " by " + percent(cause.loss.value, true) + " (" + certainty(cause) + ").";
+}
+
+function certainty(cause) {
+  const range = percent(cause.loss.low, true) + " to " + percent(cause.loss.high, true);
+  return range + ", " + cause.source + (cause.forecast === undefined || cause.source === "forecast" ? "" : ", forecast " + percent(cause.forecast, true));
+}
+
+// Never empty without its reason.
+function absence(services) {
+  const unknown = services.find((service) => service.reason);
+  if (services.length === 0) return "No service is managed.";
+  return unknown ? "No loss is known. " + unknown.name + ": " + unknown.reason + "." : "No loss was measured or forecast.";
+}
+
+function table(services) {
+  const causes = [...new Set(services.flatMap((service) => (service.slowed_by || []).map((cause) => cause.service)))];
+  const head = el("tr", {}, ...["service", "kind", "threads", "slowdown", ...causes].map((name) => el("th", { scope: "col" }, name)));
+  const rows = services.map((service) => {
+    const slowdown = service.slowdown ? percent(service.slowdown.value, true) + " " + service.source : DASH;
+    const cells = causes.map((name) => {
+      const cause = (service.slowed_by || []).find((one) => one.service === name);
+      const cell = el("td", {}, cause ? percent(cause.loss.value, true) + " " + cause.source : DASH);
+      if (cause) cell.title = certainty(cause);
+      return cell;
+    });
+    const last = causes.length === 0 && service.reason ? [el("td", { class: "soft" }, service.reason)] : [];
+    const row = el("tr", {}, el("th", { scope: "row" }, service.name), el("td", {}, service.kind), el("td", {}, String(service.tasks)), el("td", {}, slowdown), ...cells, ...last);
+    if (service.reason) row.title = service.reason;
+    return row;
+  });
+  return el("table", { class: "services" }, el("thead", {}, head), el("tbody", {}, ...rows));
+}

@@ -1,0 +1,487 @@
+//! Which service slows which one, by how much, and how sure that is.
+//!
+//! Problem: hosts show threads, and a loss of speed has several possible causes. Method: each window gives every service a
+//! speed (work by processor time) and the presence of every other service on its caches (CPUs). Three sources of
+//! evidence answer, in this order:
+//! 1. *Measured.* A regression of the speed on the presences separates co-runners that come and go. It needs windows
+//!    with and without a co-runner, and an effect of more than two standard errors.
+//! 2. *Attributed.* If the whole slowdown against the solo speed is measured, but not its causes, it is divided among
+//!    the co-runners by their forecast losses.
+//! 3. *Forecast.* The reference predictor, or sensitivity times intensity, from profiles alone.
+//!
+//! Properties: pure; absent evidence is an absent value with its reason; short programs count for their service. Cost: one
+//! regression of at most a dozen co-runners for each of the busiest services and window.
+
+mod regression;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use cachemate_core::{CacheId, Estimate, Observation, Profile, Profiles, ServiceIdentity, TaskSample, Topology};
+
+use crate::solo_speeds::SoloSpeeds;
+use crate::work_metric::{WorkMetric, metrics_of};
+use regression::EffectRegression;
+
+/// Services with a regression; the busiest ones.
+const MAX_SERVICES: usize = 64;
+/// Co-runners of one service with an effect of their own; those that were most present.
+const MAX_CO_RUNNERS: usize = 12;
+/// Windows with a co-runner, and without it, before its effect counts as measured.
+const MIN_WINDOWS: u32 = 3;
+/// CPUs from which on a co-runner counts as present in a window.
+const PRESENT_FROM: f64 = 0.02;
+/// Standard errors from which on an effect counts as measured.
+const MIN_ERRORS: f64 = 2.0;
+/// Smallest measured slowdown that is attributed to co-runners.
+const MIN_ATTRIBUTED: f64 = 0.01;
+/// Weight of the last window in the present presence of a co-runner.
+const PRESENT_WEIGHT: f64 = 0.2;
+/// Windows without any task after which a service is forgotten.
+const MAX_ABSENT_WINDOWS: u64 = 120;
+/// Windows between two forecasts of a pair.
+const FORECAST_WINDOWS: u64 = 8;
+
+/// Source of a loss.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum LossSource {
+    /// Windows with and without the cause.
+    Measured,
+    /// A part of a measured slowdown, by forecasts.
+    Attributed,
+    /// Profiles alone.
+    Forecast,
+}
+
+impl LossSource {
+    /// The name in files and tables.
+    pub fn text(self) -> &'static str {
+        match self {
+            LossSource::Measured => "measured",
+            LossSource::Attributed => "attributed",
+            LossSource::Forecast => "forecast",
+        }
+    }
+}
+
+/// The loss that one service causes to another.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ServiceLoss {
+    /// The cause.
+    pub by: ServiceIdentity,
+    /// Run time added, relative to the run time without the cause.
+    pub loss: Estimate,
+    /// Its evidence.
+    pub source: LossSource,
+    /// The same from profiles alone, if they tell, beside a loss from another source.
+    pub forecast: Option<f64>,
+    /// Windows in which both ran on one cache.
+    pub windows: u32,
+}
+
+/// A service in the last window.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ServiceReport {
+    /// The service.
+    pub service: ServiceIdentity,
+    /// Its live threads.
+    pub tasks: u32,
+    /// CPUs of processor time per time.
+    pub cpu_share: f64,
+    /// Run time over run time alone, minus one, with its evidence; `None` = unknown.
+    pub slowdown: Option<(Estimate, LossSource)>,
+    /// Losses by cause, the largest first.
+    pub losses: Vec<ServiceLoss>,
+    /// Why the slowdown is unknown, or no cause is named.
+    pub reason: Option<String>,
+}
+
+/// A service's share of one window.
+#[derive(Default)]
+struct ServiceWindow<'a> {
+    tasks: Vec<&'a TaskSample>,
+    live: u32,
+    ran_ns: u64,
+    /// Processor time on the CPUs of each cache.
+    on_cache_ns: BTreeMap<CacheId, u64>,
+}
+
+/// A service's history.
+#[derive(Clone, Debug, Default)]
+struct ServiceHistory {
+    metric: Option<WorkMetric>,
+    co_runners: Vec<CoRunnerHistory>,
+    regression: EffectRegression,
+    /// Windows in which its speed was counted.
+    windows: u32,
+    last_window: u64,
+    /// The profile of its thread that ran most, as long as it is known.
+    profile: Option<Arc<Profile>>,
+}
+
+#[derive(Clone, Debug)]
+struct CoRunnerHistory {
+    service: ServiceIdentity,
+    windows_with: u32,
+    windows_without: u32,
+    /// Present presence, over the last windows.
+    presence: f64,
+    total_presence: f64,
+    forecast: Option<(u64, Option<Estimate>)>,
+}
+
+/// A forecast of the slowdown of the first program beside the second, alone on one cache.
+pub type PairForecast<'a> = dyn Fn(&Profile, &Profile) -> Option<Estimate> + 'a;
+
+/// The present profile of each service.
+type ServiceProfilesNow = BTreeMap<ServiceIdentity, Arc<Profile>>;
+
+/// Everything that a report needs besides the service itself.
+struct ReportInputs<'a> {
+    seen: &'a Observation,
+    topology: &'a Topology,
+    profiles: &'a Profiles,
+    known: &'a ServiceProfilesNow,
+    pair_forecast: &'a PairForecast<'a>,
+}
+
+/// Keeps the history of all services.
+#[derive(Clone, Debug, Default)]
+pub struct ServiceLosses {
+    histories: BTreeMap<ServiceIdentity, ServiceHistory>,
+    solo: SoloSpeeds,
+}
+
+impl ServiceLosses {
+    /// Takes in one window, and reports its services: those that lose most first, then by processor time.
+    pub fn observe(
+        &mut self,
+        seen: &Observation,
+        topology: &Topology,
+        profiles: &Profiles,
+        pair_forecast: &PairForecast<'_>,
+    ) -> Vec<ServiceReport> {
+        self.solo.observe(seen);
+        let windows = service_windows(seen, topology);
+        let elapsed_ns = seen.span.elapsed_ns.max(1);
+        let mut busiest: Vec<&ServiceIdentity> = windows.keys().collect();
+        busiest.sort_by_key(|service| std::cmp::Reverse(windows[*service].ran_ns));
+        let followed: BTreeSet<&ServiceIdentity> = busiest.into_iter().take(MAX_SERVICES).collect();
+        for service in &followed {
+            let history = self.histories.entry((*service).clone()).or_default();
+            history.last_window = seen.window;
+            // A profile changes little from window to window, and a copy of its curves costs time.
+            if (history.profile.is_none() || seen.window.is_multiple_of(FORECAST_WINDOWS))
+                && let Some(profile) = busiest_profile(&windows[*service], profiles)
+            {
+                history.profile = Some(Arc::new(profile.clone()));
+            }
+        }
+        self.histories.retain(|_, history| seen.window.saturating_sub(history.last_window) < MAX_ABSENT_WINDOWS);
+        for service in &followed {
+            let presence = presences(service, &windows, elapsed_ns);
+            if let Some(history) = self.histories.get_mut(*service) {
+                history.observe(&windows[*service], &presence, elapsed_ns);
+            }
+        }
+        let known = self.histories.iter();
+        let known: ServiceProfilesNow =
+            known.filter_map(|(service, history)| Some((service.clone(), history.profile.clone()?))).collect();
+        let inputs = ReportInputs { seen, topology, profiles, known: &known, pair_forecast };
+        let mut reports: Vec<ServiceReport> =
+            windows.iter().map(|(service, window)| self.report(service, window, &inputs)).collect();
+        let loss = |report: &ServiceReport| report.slowdown.map_or(0.0, |(slowdown, _)| slowdown.value.max(0.0));
+        reports.sort_by(|a, b| {
+            loss(b).total_cmp(&loss(a)).then(b.cpu_share.total_cmp(&a.cpu_share)).then(a.service.cmp(&b.service))
+        });
+        reports
+    }
+
+    fn report(
+        &mut self,
+        service: &ServiceIdentity,
+        window: &ServiceWindow<'_>,
+        inputs: &ReportInputs<'_>,
+    ) -> ServiceReport {
+        let ReportInputs { seen, topology, profiles, known, pair_forecast } = *inputs;
+        let elapsed_ns = seen.span.elapsed_ns.max(1);
+        let solo = self.solo_slowdown(window, profiles, elapsed_ns);
+        let mut report = ServiceReport {
+            service: service.clone(),
+            tasks: window.live,
+            cpu_share: window.ran_ns as f64 / elapsed_ns as f64,
+            slowdown: None,
+            losses: Vec::new(),
+            reason: None,
+        };
+        let Some(history) = self.histories.get_mut(service) else {
+            report.reason = Some(format!("only the {MAX_SERVICES} busiest services are followed"));
+            return report;
+        };
+        history.forecast(seen.window, known, pair_forecast);
+        report.losses = history.losses(solo);
+        let measured = report.losses.iter().filter(|loss| loss.source == LossSource::Measured);
+        let by_causes = measured.fold(None, |total: Option<Estimate>, loss| {
+            Some(total.map_or(loss.loss, |total| compound(total, loss.loss)))
+        });
+        report.slowdown = solo
+            .map(|solo| (Estimate::exact(solo), LossSource::Measured))
+            .or_else(|| by_causes.map(|total| (total, LossSource::Measured)))
+            .or_else(|| {
+                let total = report.losses.iter().map(|loss| loss.loss).reduce(compound)?;
+                Some((total, LossSource::Forecast))
+            });
+        report.reason = history.reason(&report, window, topology);
+        report
+    }
+
+    /// By the speeds of its tasks alone, weighted by their time.
+    fn solo_slowdown(&self, window: &ServiceWindow<'_>, profiles: &Profiles, elapsed_ns: u64) -> Option<f64> {
+        let unknown = Profile::default();
+        let each = window.tasks.iter().filter_map(|task| {
+            let profile = profiles.get(&task.task).unwrap_or(&unknown);
+            Some((self.solo.slowdown(task, elapsed_ns, profile)?, task.ran_ns() as f64))
+        });
+        let (sum, weight) = each.fold((0.0, 0.0), |(sum, weight), (value, ran)| (sum + value * ran, weight + ran));
+        (weight > 0.0).then(|| sum / weight)
+    }
+}
+
+/// Two slowdowns one after the other.
+fn compound(a: Estimate, b: Estimate) -> Estimate {
+    let of = |a: f64, b: f64| (1.0 + a) * (1.0 + b) - 1.0;
+    Estimate { value: of(a.value, b.value), low: of(a.low, b.low), high: of(a.high, b.high) }
+}
+
+impl ServiceHistory {
+    fn observe(&mut self, window: &ServiceWindow<'_>, presence: &BTreeMap<&ServiceIdentity, f64>, elapsed_ns: u64) {
+        for (service, presence) in presence {
+            if *presence >= PRESENT_FROM && !self.co_runners.iter().any(|known| known.service == **service) {
+                self.co_runners.push(CoRunnerHistory {
+                    service: (*service).clone(),
+                    windows_with: 0,
+                    windows_without: self.windows,
+                    presence: 0.0,
+                    total_presence: 0.0,
+                    forecast: None,
+                });
+            }
+        }
+        let of = |service: &ServiceIdentity| presence.get(service).copied().unwrap_or(0.0);
+        for co_runner in &mut self.co_runners {
+            let now = of(&co_runner.service);
+            let weight = if co_runner.windows_with == 0 { 1.0 } else { PRESENT_WEIGHT };
+            co_runner.presence += weight * (now - co_runner.presence);
+            co_runner.total_presence = 0.99 * co_runner.total_presence + now;
+        }
+        while self.co_runners.len() > MAX_CO_RUNNERS {
+            let least = (0..self.co_runners.len())
+                .min_by(|a, b| self.co_runners[*a].total_presence.total_cmp(&self.co_runners[*b].total_presence));
+            let Some(least) = least else { break };
+            self.co_runners.remove(least);
+            self.regression.remove(least);
+        }
+        let Some((metric, speed)) = speed(window, elapsed_ns) else { return };
+        match self.metric {
+            Some(before) if before < metric => return, // a window without the better measure
+            Some(before) if before > metric => self.restart(),
+            _ => {}
+        }
+        self.metric = Some(metric);
+        self.windows += 1;
+        for co_runner in &mut self.co_runners {
+            match of(&co_runner.service) >= PRESENT_FROM {
+                true => co_runner.windows_with += 1,
+                false => co_runner.windows_without += 1,
+            }
+        }
+        let row: Vec<f64> = self.co_runners.iter().map(|co_runner| of(&co_runner.service)).collect();
+        self.regression.observe(libm::log(speed), &row);
+    }
+
+    fn restart(&mut self) {
+        self.regression = EffectRegression::default();
+        self.windows = 0;
+        for co_runner in &mut self.co_runners {
+            (co_runner.windows_with, co_runner.windows_without) = (0, 0);
+        }
+    }
+
+    fn forecast(&mut self, window: u64, profiles: &ServiceProfilesNow, pair_forecast: &PairForecast<'_>) {
+        let Some(own) = &self.profile else { return };
+        for co_runner in self.co_runners.iter_mut().filter(|co_runner| co_runner.presence >= PRESENT_FROM) {
+            let is_due = co_runner
+                .forecast
+                .is_none_or(|(made, value)| window >= made + FORECAST_WINDOWS || window < made || value.is_none());
+            if let Some(other) = profiles.get(&co_runner.service).filter(|_| is_due) {
+                let by_curves = pair_forecast(own, other);
+                let by_contention = || contention_forecast(own, other);
+                co_runner.forecast = Some((window, by_curves.or_else(by_contention)));
+            }
+        }
+    }
+
+    fn losses(&self, solo: Option<f64>) -> Vec<ServiceLoss> {
+        let effects = self.regression.effects();
+        let mut losses = Vec::new();
+        let mut unexplained = Vec::new();
+        for (index, co_runner) in self.co_runners.iter().enumerate() {
+            if co_runner.presence < PRESENT_FROM {
+                continue;
+            }
+            let scale = co_runner.presence.min(1.0);
+            let forecast = co_runner.forecast.and_then(|(_, forecast)| forecast);
+            let forecast = forecast.map(|loss| Estimate {
+                value: loss.value * scale,
+                low: loss.low * scale,
+                high: loss.high * scale,
+            });
+            let entry = |loss, source| ServiceLoss {
+                by: co_runner.service.clone(),
+                loss,
+                source,
+                forecast: forecast.map(|forecast| forecast.value),
+                windows: co_runner.windows_with,
+            };
+            let is_separated = co_runner.windows_with >= MIN_WINDOWS && co_runner.windows_without >= MIN_WINDOWS;
+            let effect = effects.get(index).filter(|_| is_separated);
+            match effect.filter(|effect| effect.value.abs() > MIN_ERRORS * effect.error) {
+                Some(effect) => {
+                    let loss = |effect: f64| libm::expm1(effect * co_runner.presence);
+                    let spread = MIN_ERRORS * effect.error;
+                    let loss = Estimate {
+                        value: loss(effect.value),
+                        low: loss(effect.value - spread),
+                        high: loss(effect.value + spread),
+                    };
+                    losses.push(entry(loss, LossSource::Measured));
+                }
+                None => unexplained.push((co_runner, forecast, entry(Estimate::exact(0.0), LossSource::Forecast))),
+            }
+        }
+        let explained = losses.iter().map(|loss| loss.loss).reduce(compound).map_or(0.0, |total| total.value);
+        let rest = solo.map(|solo| (1.0 + solo) / (1.0 + explained) - 1.0).filter(|rest| *rest > MIN_ATTRIBUTED);
+        let all_forecast = unexplained.iter().all(|(_, forecast, _)| forecast.is_some());
+        let weight = |co_runner: &CoRunnerHistory, forecast: Option<Estimate>| match forecast {
+            Some(forecast) if all_forecast => forecast.value.max(0.0),
+            _ => co_runner.presence,
+        };
+        let total: f64 = unexplained.iter().map(|(co_runner, forecast, _)| weight(co_runner, *forecast)).sum();
+        for (co_runner, forecast, entry) in &unexplained {
+            match (rest.filter(|_| total > 0.0), forecast) {
+                (Some(rest), _) => {
+                    let value = rest * weight(co_runner, *forecast) / total;
+                    let loss = Estimate { value, low: 0.0, high: rest };
+                    losses.push(ServiceLoss { loss, source: LossSource::Attributed, ..entry.clone() });
+                }
+                (None, Some(forecast)) => losses.push(ServiceLoss { loss: *forecast, ..entry.clone() }),
+                (None, None) => {}
+            }
+        }
+        losses.sort_by(|a, b| b.loss.value.total_cmp(&a.loss.value).then(a.by.cmp(&b.by)));
+        losses
+    }
+
+    /// Why something is missing from the report.
+    fn reason(&self, report: &ServiceReport, window: &ServiceWindow<'_>, topology: &Topology) -> Option<String> {
+        if report.slowdown.is_some() && !report.losses.is_empty() {
+            return None;
+        }
+        let co_runners: Vec<&CoRunnerHistory> =
+            self.co_runners.iter().filter(|co_runner| co_runner.presence >= PRESENT_FROM).collect();
+        Some(if window.ran_ns == 0 {
+            "it did not run in this window".to_string()
+        } else if topology.last_level_caches().next().is_none() {
+            "the caches of this host are unknown".to_string()
+        } else if co_runners.is_empty() {
+            "no other managed service ran on its caches".to_string()
+        } else if self.metric.is_none() {
+            "no work is counted: hardware counters, a progress file or a busy program's system calls would measure it"
+                .to_string()
+        } else if self.windows < 2 * MIN_WINDOWS {
+            format!("{} windows were observed; {} are needed", self.windows, 2 * MIN_WINDOWS)
+        } else if co_runners.iter().all(|co_runner| co_runner.windows_without < MIN_WINDOWS) {
+            "its co-runners ran in every window: windows without them, a probe (mode act) or profiles would separate them"
+                .to_string()
+        } else if co_runners.iter().all(|co_runner| co_runner.windows_with < MIN_WINDOWS) {
+            format!("its co-runners ran in fewer than {MIN_WINDOWS} windows")
+        } else {
+            "no loss is larger than its error".to_string()
+        })
+    }
+}
+
+/// Sensitivity is the slowdown beside a full stream, and intensity is the share of a stream's effect.
+fn contention_forecast(own: &Profile, other: &Profile) -> Option<Estimate> {
+    let sensitivity = own.contention.sensitivity?.estimate();
+    let intensity = other.contention.intensity?.estimate();
+    let clamp = |value: f64| value.clamp(0.0, 1.0);
+    Some(Estimate {
+        value: sensitivity.value * clamp(intensity.value),
+        low: sensitivity.low.max(0.0) * clamp(intensity.low),
+        high: sensitivity.high * clamp(intensity.high),
+    })
+}
+
+fn service_windows<'a>(seen: &'a Observation, topology: &Topology) -> BTreeMap<ServiceIdentity, ServiceWindow<'a>> {
+    let mut windows: BTreeMap<ServiceIdentity, ServiceWindow<'a>> = BTreeMap::new();
+    for task in &seen.tasks {
+        let window = windows.entry(task.service_or_command()).or_default();
+        window.live += u32::from(!task.exited);
+        window.ran_ns += task.ran_ns();
+        for (cpu, ns) in &task.on_cpu_ns {
+            if let Some(cache) = topology.last_level_of(*cpu) {
+                *window.on_cache_ns.entry(cache.id).or_default() += ns;
+            }
+        }
+        window.tasks.push(task);
+    }
+    // A service of which all tasks ended in this window still slowed down others in it.
+    windows.retain(|_, window| window.live > 0 || window.ran_ns > 0);
+    windows
+}
+
+/// CPUs that each other service used on the caches of this one, while it ran there.
+fn presences<'w>(
+    service: &ServiceIdentity,
+    windows: &'w BTreeMap<ServiceIdentity, ServiceWindow<'_>>,
+    elapsed_ns: u64,
+) -> BTreeMap<&'w ServiceIdentity, f64> {
+    let own = &windows[service];
+    let total: u64 = own.on_cache_ns.values().sum();
+    if total == 0 {
+        return BTreeMap::new();
+    }
+    let others = windows.iter().filter(|(other, _)| *other != service);
+    let presence = |window: &ServiceWindow<'_>| -> f64 {
+        let on = |(cache, ns): (&CacheId, &u64)| {
+            let theirs = window.on_cache_ns.get(cache).copied().unwrap_or(0);
+            *ns as f64 / total as f64 * theirs as f64 / elapsed_ns as f64
+        };
+        own.on_cache_ns.iter().map(on).sum()
+    };
+    others.map(|(other, window)| (other, presence(window))).filter(|(_, presence)| *presence > 0.0).collect()
+}
+
+/// Work per second of processor time, by the best measure that any of the tasks has.
+fn speed(window: &ServiceWindow<'_>, elapsed_ns: u64) -> Option<(WorkMetric, f64)> {
+    let all: Vec<(&TaskSample, Vec<(WorkMetric, f64)>)> =
+        window.tasks.iter().map(|task| (*task, metrics_of(task, elapsed_ns).collect())).collect();
+    let metric = all.iter().flat_map(|(_, metrics)| metrics.iter().map(|(metric, _)| *metric)).min()?;
+    let counted = all.iter().filter_map(|(task, metrics)| {
+        let (_, count) = metrics.iter().find(|(other, _)| *other == metric)?;
+        Some((task.ran_ns(), *count))
+    });
+    let (ran_ns, work) = counted.fold((0, 0.0), |(ran, work), (ns, count)| (ran + ns, work + count));
+    // One thread reports the work of all threads of its process.
+    let ran_ns = if metric == WorkMetric::Reported { window.ran_ns } else { ran_ns };
+    (ran_ns > 0 && work > 0.0).then(|| (metric, work * 1e9 / ran_ns as f64))
+}
+
+fn busiest_profile<'p>(window: &ServiceWindow<'_>, profiles: &'p Profiles) -> Option<&'p Profile> {
+    let known = window.tasks.iter().filter_map(|task| Some((task.ran_ns(), profiles.get(&task.task)?)));
+    known.filter(|(_, profile)| **profile != Profile::default()).max_by_key(|(ran, _)| *ran).map(|(_, profile)| profile)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,201 @@
+//! How much each co-runner slows a service down: weighted least squares on the windows in which it ran more or less.
+//!
+//! The logarithm of the speed is a constant minus the sum of each co-runner's presence times its effect. Older windows
+//! weigh less. A weak prior keeps an effect that the windows do not separate near zero and its error wide, so it is
+//! never taken for measured.
+
+/// Weight of a window relative to the next one: the last forty windows hold most of the weight.
+const RETENTION: f64 = 0.975;
+/// Standard deviation of an effect before any evidence, as a logarithm of the speed.
+const PRIOR_DEVIATION: f64 = 0.5;
+/// Noise of one window's speed before any evidence, as a logarithm.
+const PRIOR_NOISE: f64 = 0.05;
+/// Windows that the prior noise is worth.
+const PRIOR_WINDOWS: f64 = 2.0;
+
+/// Estimate of one effect.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct EffectEstimate {
+    /// Logarithm of the speed lost for a presence of one CPU.
+    pub value: f64,
+    /// Standard error.
+    pub error: f64,
+}
+
+/// Sums of all windows, from which the effects follow.
+#[derive(Clone, PartialEq, Debug)]
+pub struct EffectRegression {
+    /// Upper half of the products of a window's terms: the constant, then the co-runners.
+    products: Vec<Vec<f64>>,
+    /// Products of the terms with the speed.
+    targets: Vec<f64>,
+    square: f64,
+    weight: f64,
+    /// Error of the last window's prediction, and sums for its autocorrelation.
+    last_error: Option<f64>,
+    error_square: f64,
+    error_product: f64,
+    /// The constant near which speeds lie; subtracted, because sums of large numbers lose digits.
+    origin: Option<f64>,
+}
+
+impl Default for EffectRegression {
+    fn default() -> Self {
+        EffectRegression {
+            products: vec![vec![0.0]],
+            targets: vec![0.0],
+            square: 0.0,
+            weight: 0.0,
+            last_error: None,
+            error_square: 0.0,
+            error_product: 0.0,
+            origin: None,
+        }
+    }
+}
+
+impl EffectRegression {
+    /// Takes in a window. Co-runners keep their index; one that is new was absent in all earlier windows.
+    pub fn observe(&mut self, log_speed: f64, presence: &[f64]) {
+        let speed = log_speed - *self.origin.get_or_insert(log_speed);
+        while self.targets.len() < presence.len() + 1 {
+            self.products.iter_mut().for_each(|row| row.push(0.0));
+            self.targets.push(0.0);
+            self.products.push(vec![0.0; self.targets.len()]);
+        }
+        let terms: Vec<f64> = std::iter::once(1.0).chain(presence.iter().map(|presence| -presence)).collect();
+        if self.weight > 1.0
+            && let Some((effects, _)) = self.solve(PRIOR_NOISE * PRIOR_NOISE)
+        {
+            let error = speed - terms.iter().zip(&effects).map(|(term, effect)| term * effect).sum::<f64>();
+            self.error_square = RETENTION * self.error_square + error * error;
+            self.error_product = RETENTION * self.error_product + error * self.last_error.unwrap_or(0.0);
+            self.last_error = Some(error);
+        }
+        for (row, one) in self.products.iter_mut().zip(&terms) {
+            for (product, other) in row.iter_mut().zip(&terms) {
+                *product = RETENTION * *product + one * other;
+            }
+        }
+        for (target, term) in self.targets.iter_mut().zip(&terms) {
+            *target = RETENTION * *target + term * speed;
+        }
+        self.square = RETENTION * self.square + speed * speed;
+        self.weight = RETENTION * self.weight + 1.0;
+    }
+
+    /// The effect of each co-runner.
+    pub fn effects(&self) -> Vec<EffectEstimate> {
+        // The prior is in the unit of the noise, which is known only after a first solution.
+        let Some((first, _)) = self.solve(PRIOR_NOISE * PRIOR_NOISE) else { return Vec::new() };
+        let noise = self.noise_variance(&first);
+        let Some((effects, variances)) = self.solve(noise) else { return Vec::new() };
+        let variance = self.noise_variance(&effects).max(noise);
+        let estimate =
+            |(value, unit): (&f64, &f64)| EffectEstimate { value: *value, error: libm::sqrt(unit * variance) };
+        effects.iter().zip(&variances).skip(1).map(estimate).collect()
+    }
+
+    /// Removes a co-runner: the windows in which it ran count for those that remain.
+    pub fn remove(&mut self, index: usize) {
+        let index = index + 1;
+        if index < self.targets.len() {
+            self.targets.remove(index);
+            self.products.remove(index);
+            self.products.iter_mut().for_each(|row| _ = row.remove(index));
+        }
+    }
+
+    fn noise_variance(&self, effects: &[f64]) -> f64 {
+        let explained: f64 = effects.iter().zip(&self.targets).map(|(effect, target)| effect * target).sum();
+        let prior = PRIOR_WINDOWS * PRIOR_NOISE * PRIOR_NOISE;
+        let freedom = (self.weight + PRIOR_WINDOWS - effects.len() as f64).max(1.0);
+        let variance = ((self.square - explained).max(0.0) + prior) / freedom;
+        // Windows in a row resemble each other, so that they say less than as many independent ones.
+        let correlation = if self.error_square > 0.0 { self.error_product / self.error_square } else { 0.0 };
+        let correlation = correlation.clamp(0.0, 0.9);
+        variance * (1.0 + correlation) / (1.0 - correlation)
+    }
+
+    /// Effects, and their variances for a noise of one; by Gauss-Jordan elimination of a positive definite matrix.
+    fn solve(&self, noise_variance: f64) -> Option<(Vec<f64>, Vec<f64>)> {
+        let size = self.targets.len();
+        let prior = noise_variance / (PRIOR_DEVIATION * PRIOR_DEVIATION);
+        let mut matrix: Vec<Vec<f64>> = self.products.clone();
+        for (index, row) in matrix.iter_mut().enumerate() {
+            row[index] += if index == 0 { 1e-9 } else { prior };
+            row.extend((0..size).map(|column| if column == index { 1.0 } else { 0.0 }));
+        }
+        for pivot in 0..size {
+            let value = matrix[pivot][pivot];
+            if value.is_nan() || value <= 1e-12 {
+                return None;
+            }
+            matrix[pivot].iter_mut().for_each(|cell| *cell /= value);
+            let pivot_row = matrix[pivot].clone();
+            for (_, row) in matrix.iter_mut().enumerate().filter(|(index, _)| *index != pivot) {
+                let factor = row[pivot];
+                row.iter_mut().zip(&pivot_row).for_each(|(cell, above)| *cell -= factor * above);
+            }
+        }
+        let inverse = |row: usize, column: usize| matrix[row][size + column];
+        let effects = (0..size).map(|row| (0..size).map(|column| inverse(row, column) * self.targets[column]).sum());
+        Some((effects.collect(), (0..size).map(|index| inverse(index, index).max(0.0)).collect()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cachemate_core::SplitMix64;
+
+    /// Uniform between -1 and 1, with standard deviation 0.58.
+    fn noise(random: &mut SplitMix64) -> f64 {
+        2.0 * random.unit() - 1.0
+    }
+
+    /// Are effects of several co-runners recovered from noisy windows, within their errors?
+    #[test]
+    fn effects_are_recovered_within_their_errors() {
+        let mut random = SplitMix64::new(7);
+        let mut regression = EffectRegression::default();
+        for window in 0..120 {
+            let presence = [f64::from(window / 10 % 2), f64::from(window / 7 % 2) * 0.5];
+            let speed = 20.0 - 0.3 * presence[0] - 0.1 * presence[1] + 0.02 * noise(&mut random);
+            regression.observe(speed, &presence);
+        }
+        let effects = regression.effects();
+        for (effect, truth) in effects.iter().zip([0.3, 0.1]) {
+            assert!((effect.value - truth).abs() < 3.0 * effect.error && effect.error < 0.03, "{effects:?}");
+        }
+    }
+
+    /// Is an effect measured a few windows after its co-runner starts, although it never stops?
+    #[test]
+    fn a_start_is_enough() {
+        let mut random = SplitMix64::new(3);
+        let mut regression = EffectRegression::default();
+        for window in 0..40 {
+            let beside = if window < 34 { 0.0 } else { 1.0 };
+            let presence: &[f64] = if window < 34 { &[] } else { &[1.0] };
+            regression.observe(5.0 - 0.4 * beside + 0.02 * noise(&mut random), presence);
+        }
+        let effect = regression.effects()[0];
+        assert!(effect.value > 3.0 * effect.error && (effect.value - 0.4).abs() < 0.05, "{effect:?}");
+    }
+
+    /// Are two co-runners that always run together not told apart, and one that always runs not measured?
+    #[test]
+    fn effects_that_windows_do_not_separate_stay_unknown() {
+        let mut regression = EffectRegression::default();
+        for window in 0..60 {
+            let together = f64::from(window / 5 % 2);
+            regression.observe(3.0 - 0.2 * together, &[together, together, 1.0]);
+        }
+        let effects = regression.effects();
+        assert!(effects.iter().all(|effect| effect.value.abs() < 2.0 * effect.error), "{effects:?}");
+        regression.remove(1);
+        let effect = regression.effects()[0];
+        assert!(effect.value > 2.0 * effect.error, "the one that remains has the whole effect: {effect:?}");
+    }
+}

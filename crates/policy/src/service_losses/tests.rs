@@ -1,0 +1,142 @@
+use super::*;
+use cachemate_core::test_support::last_level_caches;
+use cachemate_core::{
+    AppliedPlan, CacheLevel, CounterEvent, CpuId, EventCount, EventCounts, Fact, FactSource, ProcessId, ServiceKind,
+    SplitMix64, TaskId, TimeSpan, WindowEnd,
+};
+
+const WINDOW_NS: u64 = 1_000_000_000;
+
+fn unit(name: &str) -> ServiceIdentity {
+    ServiceIdentity::new(ServiceKind::Unit, format!("{name}.service"))
+}
+
+/// A task that runs all the time on a CPU, with this many instructions, if they are counted.
+fn task(id: u32, service: &ServiceIdentity, cpu: u32, instructions: Option<f64>) -> TaskSample {
+    let reading =
+        |count: f64| EventCount { event: CounterEvent::Instructions, count: count as u64, enabled_share: 1.0 };
+    TaskSample {
+        service: Some(service.clone()),
+        on_cpu_ns: vec![(CpuId(cpu), WINDOW_NS)],
+        counts: EventCounts(instructions.map(reading).into_iter().collect()),
+        ..TaskSample::new(TaskId(id), ProcessId(id))
+    }
+}
+
+fn window(number: u64, tasks: Vec<TaskSample>) -> Observation {
+    Observation {
+        window: number,
+        span: TimeSpan { start_ns: number * WINDOW_NS, elapsed_ns: WINDOW_NS, elapsed_cycles: None },
+        end_reason: WindowEnd::Elapsed,
+        tasks,
+        shared_counts: Vec::new(),
+        probe_results: Vec::new(),
+        applied: AppliedPlan::default(),
+    }
+}
+
+fn report_of<'r>(reports: &'r [ServiceReport], service: &ServiceIdentity) -> &'r ServiceReport {
+    reports.iter().find(|report| report.service == *service).unwrap()
+}
+
+fn no_forecast(_: &Profile, _: &Profile) -> Option<Estimate> {
+    None
+}
+
+/// Is the batch service, which runs as a loop of short programs, named as the cause of the store's loss with its measured
+/// share, and not the quiet service beside them, six windows after its start?
+#[test]
+fn the_cause_is_named_with_its_measured_share() {
+    let topology = last_level_caches(1, 4, CacheLevel::L3, 1 << 23);
+    let (store, batch, quiet) = (unit("store"), unit("batch"), unit("quiet"));
+    let (mut losses, mut random) = (ServiceLosses::default(), SplitMix64::new(5));
+    let mut reports = Vec::new();
+    for number in 0..26 {
+        let has_started = number >= 20;
+        let speed = if has_started { 1e9 / 1.5 } else { 1e9 } * (1.0 + 0.02 * random.unit());
+        let mut tasks = vec![task(0, &store, 0, Some(speed)), task(1, &quiet, 1, Some(1e9))];
+        if has_started {
+            tasks.push(TaskSample { exited: true, ..task(100 + number as u32, &batch, 2, Some(2e9)) });
+        }
+        reports = losses.observe(&window(number, tasks), &topology, &Profiles::new(), &no_forecast);
+    }
+    let report = report_of(&reports, &store);
+    assert_eq!(report.losses.len(), 1, "{report:?}");
+    let loss = &report.losses[0];
+    assert_eq!((&loss.by, loss.source), (&batch, LossSource::Measured));
+    assert!((loss.loss.value - 0.5).abs() < 0.06 && loss.loss.low > 0.3, "{loss:?}");
+    let (slowdown, source) = report.slowdown.unwrap();
+    assert_eq!((slowdown, source), (loss.loss, LossSource::Measured));
+    assert!(report_of(&reports, &quiet).losses.is_empty());
+    assert_eq!(reports[0].service, store, "the one that loses most comes first");
+}
+
+/// Is a slowdown without counters unknown with its reason, and forecast as soon as profiles tell?
+#[test]
+fn without_counters_a_forecast_or_a_reason_stands() {
+    let topology = last_level_caches(1, 2, CacheLevel::L3, 1 << 23);
+    let (store, batch) = (unit("store"), unit("batch"));
+    let mut losses = ServiceLosses::default();
+    let tasks = || vec![task(0, &store, 0, None), task(1, &batch, 1, None)];
+    let reports = losses.observe(&window(0, tasks()), &topology, &Profiles::new(), &no_forecast);
+    let report = report_of(&reports, &store);
+    assert_eq!((report.slowdown, report.losses.len()), (None, 0));
+    assert!(report.reason.as_ref().unwrap().contains("no work is counted"), "{report:?}");
+    let mut profiles = Profiles::from([(TaskId(0), Profile::default()), (TaskId(1), Profile::default())]);
+    let fact = |value| Some(Fact::new(value, FactSource::StoredProfile, 0));
+    profiles.get_mut(&TaskId(0)).unwrap().contention.sensitivity = fact(0.4);
+    profiles.get_mut(&TaskId(1)).unwrap().contention.intensity = fact(0.5);
+    let reports = losses.observe(&window(1, tasks()), &topology, &profiles, &no_forecast);
+    let report = report_of(&reports, &store);
+    assert_eq!(report.losses[0].source, LossSource::Forecast);
+    assert!((report.losses[0].loss.value - 0.2).abs() < 1e-9 && report.reason.is_none(), "{report:?}");
+    let alone = losses.observe(&window(2, vec![task(0, &store, 0, None)]), &topology, &profiles, &no_forecast);
+    assert!(report_of(&alone, &store).losses.iter().all(|loss| loss.source == LossSource::Forecast));
+}
+
+/// Is a slowdown against the solo speed divided among co-runners that never stop, by their forecasts?
+#[test]
+fn a_measured_slowdown_is_attributed() {
+    let topology = last_level_caches(1, 4, CacheLevel::L3, 1 << 23);
+    let (store, batch, scan) = (unit("store"), unit("batch"), unit("scan"));
+    let mut losses = ServiceLosses::default();
+    let mut profiles = Profiles::new();
+    let mut own = Profile::default();
+    own.rates.solo_instr_per_cycle = Some(Fact::new(2.0, FactSource::Counters, 0));
+    own.contention.sensitivity = Some(Fact::new(1.0, FactSource::Neighbor, 0));
+    profiles.insert(TaskId(0), own);
+    for (id, intensity) in [(1, 0.6), (2, 0.2)] {
+        let mut profile = Profile::default();
+        profile.contention.intensity = Some(Fact::new(intensity, FactSource::PrimeProbe, 0));
+        profiles.insert(TaskId(id), profile);
+    }
+    let mut reports = Vec::new();
+    for number in 0..10 {
+        let mut first = task(0, &store, 0, Some(1e9));
+        first.counts.0.insert(0, EventCount { event: CounterEvent::Cycles, count: 700_000_000, enabled_share: 1.0 });
+        let tasks = vec![first, task(1, &batch, 1, Some(1e9)), task(2, &scan, 2, Some(1e9))];
+        reports = losses.observe(&window(number, tasks), &topology, &profiles, &no_forecast);
+    }
+    let report = report_of(&reports, &store);
+    let (slowdown, source) = report.slowdown.unwrap();
+    assert!((slowdown.value - 0.4).abs() < 1e-6 && source == LossSource::Measured);
+    let parts: Vec<(&ServiceIdentity, LossSource, i64)> =
+        report.losses.iter().map(|loss| (&loss.by, loss.source, libm::round(100.0 * loss.loss.value) as i64)).collect();
+    assert_eq!(parts, [(&batch, LossSource::Attributed, 30), (&scan, LossSource::Attributed, 10)]);
+}
+
+/// Is a service on another cache never named, and is the reason given?
+#[test]
+fn another_cache_is_no_cause() {
+    let topology = last_level_caches(2, 2, CacheLevel::L3, 1 << 23);
+    let (store, batch) = (unit("store"), unit("batch"));
+    let mut losses = ServiceLosses::default();
+    for number in 0..30 {
+        let speed = if number % 10 < 5 { 1e9 } else { 5e8 };
+        let mut tasks = vec![task(0, &store, 0, Some(speed))];
+        tasks.extend((number % 10 >= 5).then(|| task(1, &batch, 3, Some(1e9))));
+        let reports = losses.observe(&window(number, tasks), &topology, &Profiles::new(), &no_forecast);
+        let report = report_of(&reports, &store);
+        assert!(report.losses.is_empty() && report.reason.as_ref().unwrap().contains("no other managed service"));
+    }
+}

@@ -142,7 +142,7 @@ mod tests {
     fn the_owner_wins() {
         let (_dir, actuator) = acted();
         let mut overrides = GroupOverrides::default();
-        let mut confined = |overrides: &mut GroupOverrides, current: &str, now_ns| {
+        let confined = |overrides: &mut GroupOverrides, current: &str, now_ns| {
             let mut groups = groups(current);
             overrides.observe(&mut groups, &actuator, now_ns);
             (groups.confined.len(), groups.cpus.len())

@@ -236,10 +236,8 @@ mod tests {
         let speed = solo(&profiles, 0).unwrap();
         assert!((speed.value - 0.5).abs() < 1e-9 && speed.high < 0.51, "{speed:?}");
         assert_eq!(solo(&profiles, 1), None);
-        seen.tasks[0].counts = counts(&[
-            (CounterEvent::Misses(LLC), 1000),
-            (CounterEvent::StallCycles(StallCause::BusQueue), 100_000),
-        ]);
+        seen.tasks[0].counts =
+            counts(&[(CounterEvent::Misses(LLC), 1000), (CounterEvent::StallCycles(StallCause::BusQueue), 100_000)]);
         profiler.update(&seen, &mut profiles);
         let queued = solo(&profiles, 0).unwrap();
         assert!((queued.value - 0.5).abs() < 1e-9 && queued.high > 0.52 && queued.low > 0.49, "{queued:?}");
@@ -252,10 +250,8 @@ mod tests {
         let (mut profiler, mut profiles) = (SoloIntervalProfiler::new(LLC), Profiles::new());
         let mut observe = |references: u64, rows: Vec<RowInterval>| {
             let mut seen = window(0, &[0]);
-            seen.tasks[0].counts = counts(&[
-                (CounterEvent::Instructions, 1_000_000),
-                (CounterEvent::References(LLC), references),
-            ]);
+            seen.tasks[0].counts =
+                counts(&[(CounterEvent::Instructions, 1_000_000), (CounterEvent::References(LLC), references)]);
             seen.probe_results = vec![answer(0, ProbeEvidence::Rows(rows))];
             profiler.update(&seen, &mut profiles);
             solo(&profiles, 0).map(|speed| speed.value)

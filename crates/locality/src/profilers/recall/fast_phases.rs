@@ -183,7 +183,7 @@ mod tests {
             assert!(averages.averaged(TASK).is_some(), "{window}");
             observe(&mut averages, window, 5, None);
         }
-        assert!(!averages.averaged(TASK).is_some());
+        assert!(averages.averaged(TASK).is_none());
     }
 
     /// Does nothing change until enough curves are known?
@@ -193,7 +193,7 @@ mod tests {
         for window in 0..40 {
             observe(&mut averages, window, (window / 3) as u32, (window == 5 || window == 20).then_some(1.0));
         }
-        assert!(!averages.averaged(TASK).is_some());
+        assert!(averages.averaged(TASK).is_none());
         observe(&mut averages, 40, 14, Some(4.0));
         assert_eq!(averages.averaged(TASK).unwrap().1[&CacheLevel::L3].value[0].1.value, 2.0);
     }

@@ -7,15 +7,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cachemate_core::{Plan, TaskId, View};
+use cachemate_core::{Plan, ProcessId, TaskId, View};
 
 use super::layout::SiteLayout;
-use super::probe_planner::IDLE_BELOW;
 use super::problem::{PlanningProblem, PriorObservations, sites};
 use super::program_model::ProgramModel;
 use super::score_cache::ScoreCache;
-use super::speeds::{ObservedSpeed, SpeedTracker};
-use super::{Auto, LOOK_AGAIN_AFTER, Mechanism, PATIENCE_WINDOWS};
+use crate::policies::auto::evidence::probe_planner::IDLE_BELOW;
+use crate::policies::auto::evidence::speeds::{ObservedSpeed, SpeedTracker};
+use crate::policies::auto::evidence::{PATIENCE_WINDOWS, TaskEvidence, phases::current_phase};
 use crate::work_metric::promised_work;
 
 /// Tasks, their phases, and whether their curves are known.
@@ -35,7 +35,21 @@ pub struct SearchInput {
     pub scene: PlanningProblem,
     pub memo: ScoreCache,
     pub newcomers: Option<Vec<usize>>,
+    /// Window of the last full search, which may be this one.
+    whole_at: u64,
 }
+
+/// The last search: the tasks and phases that it was for, and its results.
+#[derive(Default)]
+pub struct SearchHistory {
+    searched_at: Option<(TaskStamp, u64)>,
+    last: Option<ProblemCache>,
+    /// A phase has changed since.
+    pub phase_changed: bool,
+}
+
+/// Windows between two searches for the same tasks.
+pub const LOOK_AGAIN_AFTER: u64 = 30;
 
 /// With fewer tasks every search is full, because it is fast enough.
 const BRIEF_FROM_TASKS: usize = 25;
@@ -75,75 +89,147 @@ impl ProblemCache {
     }
 }
 
-impl Auto {
-    /// The problem as known now, with all models new or only those of newcomers. `None` = nothing is known.
-    pub(super) fn prepare(&mut self, view: &View<'_>, kept: &Plan) -> Option<SearchInput> {
-        let last = self.last.take();
-        let stamp = self.searched_at.as_ref().map(|(stamp, _)| stamp);
-        let new = last.as_ref().zip(stamp).and_then(|(last, stamp)| last.newcomers(view, stamp, &self.speeds));
-        match (last, new) {
-            (Some(last), Some(new)) => self.with_newcomers(view, kept, last, &new),
-            (last, _) => self.rebuild(view, kept, last),
-        }
+/// The live tasks, their phases, and whether their curves are known.
+pub fn stamp(view: &View<'_>) -> TaskStamp {
+    let of = |task: TaskId| {
+        let is_known = view.profiles.get(&task).is_some_and(|profile| profile.misses_per_kilo_instr().is_some());
+        (task, current_phase(view, task).0, is_known)
+    };
+    view.live_tasks().map(|seen| of(seen.task)).collect()
+}
+
+impl SearchHistory {
+    /// Have the tasks, their phases or profiles changed since the last search, or is it long ago?
+    pub fn is_outdated(&self, stamp: &TaskStamp, window: u64) -> bool {
+        self.searched_at.as_ref().is_none_or(|(last, when)| last != stamp || window >= when + LOOK_AGAIN_AFTER)
     }
 
+    /// A search begins.
+    pub fn begin(&mut self, stamp: TaskStamp, window: u64) {
+        self.searched_at = Some((stamp, window));
+        self.phase_changed = false;
+    }
+
+    /// Stores what the next search can use again. After a brief search, the full search comes at its usual time.
+    pub fn finish(&mut self, input: SearchInput) {
+        let SearchInput { scene, memo, whole_at, .. } = input;
+        let stamp = self.searched_at.as_ref().map_or_else(Vec::new, |(stamp, _)| stamp.clone());
+        if let Some((_, when)) = &mut self.searched_at {
+            *when = whole_at;
+        }
+        self.last = Some(ProblemCache { scene, memo, stamp, whole_at });
+    }
+
+    /// Has a live task changed phase since the last search?
+    pub fn has_phase_changed(&self, view: &View<'_>) -> bool {
+        let Some((last, _)) = &self.searched_at else { return false };
+        let changed = |(task, then, _): &(TaskId, u32, bool)| {
+            current_phase(view, *task).0 != *then && view.live_tasks().any(|seen| seen.task == *task)
+        };
+        last.iter().any(changed)
+    }
+
+    /// Records the present phases, and returns the tasks of the last search that are in another one. The next search is
+    /// due as soon as they are known again, or given up.
+    pub fn record_phases(&mut self, view: &View<'_>) -> Vec<(TaskId, Option<ProcessId>)> {
+        self.phase_changed = true;
+        let mut changed = Vec::new();
+        for (task, then, known) in self.searched_at.iter_mut().flat_map(|(last, _)| last) {
+            let phase = current_phase(view, *task).0;
+            if *then != phase {
+                (*then, *known) = (phase, false);
+                changed.push((*task, view.live_tasks().find(|seen| seen.task == *task).map(|seen| seen.process)));
+            }
+        }
+        changed
+    }
+
+    /// The problem as known now, with all models new or only those of newcomers. `None` = nothing is known.
+    pub fn prepare(
+        &mut self,
+        view: &View<'_>,
+        in_force: &Plan,
+        evidence: &mut TaskEvidence,
+        memory_nodes: bool,
+    ) -> Option<SearchInput> {
+        let last = self.last.take();
+        let stamp = self.searched_at.as_ref().map(|(stamp, _)| stamp);
+        let new = last.as_ref().zip(stamp).and_then(|(last, stamp)| last.newcomers(view, stamp, &evidence.speeds));
+        let mut input = InputBuilder { view, in_force, evidence, memory_nodes };
+        match (last, new) {
+            (Some(last), Some(new)) => input.with_newcomers(last, &new),
+            (last, _) => input.rebuild(last),
+        }
+    }
+}
+
+/// Builds the problem of one search.
+struct InputBuilder<'a, 'v> {
+    view: &'a View<'v>,
+    in_force: &'a Plan,
+    evidence: &'a mut TaskEvidence,
+    memory_nodes: bool,
+}
+
+impl InputBuilder<'_, '_> {
     fn earlier(&self) -> PriorObservations<'_> {
         PriorObservations {
-            speeds: &self.speeds,
-            clusters: &self.probe_planner.clusters,
-            lived_on: &self.default_site,
-            split_tasks: &self.split_processes,
-            memory_nodes: !self.parameters.disable.contains(&Mechanism::MemoryNodes),
+            speeds: &self.evidence.speeds,
+            clusters: &self.evidence.probe_planner.clusters,
+            lived_on: &self.evidence.default_site,
+            split_tasks: &self.evidence.split_processes,
+            memory_nodes: self.memory_nodes,
         }
     }
 
     /// A speed counted under the plan in force; a recalled speed was counted under another plan.
     fn counted_now(&self, task: TaskId) -> Option<ObservedSpeed> {
-        self.speeds.of(task, 64.0).filter(|speed| speed.is_current_phase)
+        self.evidence.speeds.of(task, 64.0).filter(|speed| speed.is_current_phase)
     }
 
     /// Shifts the curves of these tasks to the measurements, and scales promised rates to them.
-    fn calibrate(&self, view: &View<'_>, scene: &mut PlanningProblem, held: &SiteLayout, of: impl Fn(TaskId) -> bool) {
+    fn calibrate(&self, scene: &mut PlanningProblem, held: &SiteLayout, of: impl Fn(TaskId) -> bool) {
         scene.calibrate(held, |task| self.counted_now(task).filter(|_| of(task))?.misses_per_instr);
         scene.anchor(held, |task| {
             self.counted_now(task)?;
-            let seen = view.live_tasks().find(|seen| seen.task == task)?;
-            let work = promised_work(seen, &view.observation.tasks)?;
-            Some((work, self.speeds.rate(task, work)?))
+            let seen = self.view.live_tasks().find(|seen| seen.task == task)?;
+            let work = promised_work(seen, &self.view.observation.tasks)?;
+            Some((work, self.evidence.speeds.rate(task, work)?))
         });
     }
 
     /// Closes sites with a task that is not known yet, after a change of phase or before its initial profiling.
-    fn close(&mut self, view: &View<'_>, scene: &mut PlanningProblem) {
-        let window = view.observation.window;
-        let surveys = window < self.since.1 + SURVEYED_WITHIN_WINDOWS;
+    fn close(&mut self, scene: &mut PlanningProblem) {
+        let window = self.view.observation.window;
+        let surveys = self.evidence.arrivals.steady_windows(window) < SURVEYED_WITHIN_WINDOWS;
         let is_unknown = |task: &TaskId| scene.tasks.iter().any(|one| one.task == *task && one.program.is_none());
-        self.phase_changed_at.retain(|task, at| window < *at + PATIENCE_WINDOWS && is_unknown(task));
-        let runs = |task: TaskId| self.speeds.of(task, 64.0).is_none_or(|speed| speed.cpu_demand >= IDLE_BELOW);
-        let is_asked = |task: TaskId| surveys && self.probe_planner.has_open_probe(view, task);
-        scene.close(|task| (self.phase_changed_at.contains_key(&task) || is_asked(task)) && runs(task));
+        self.evidence.phase_changed_at.retain(|task, at| window < *at + PATIENCE_WINDOWS && is_unknown(task));
+        let runs =
+            |task: TaskId| self.evidence.speeds.of(task, 64.0).is_none_or(|speed| speed.cpu_demand >= IDLE_BELOW);
+        let is_asked = |task: TaskId| surveys && self.evidence.probe_planner.has_open_probe(self.view, task);
+        scene.close(|task| (self.evidence.phase_changed_at.contains_key(&task) || is_asked(task)) && runs(task));
     }
 
     /// Drops curves that measurements under the plan in force contradict, and requests new ones.
-    fn drop_contradicted_curves(&mut self, view: &View<'_>, kept: &Plan, scene: &mut PlanningProblem) {
+    fn drop_contradicted_curves(&mut self, scene: &mut PlanningProblem) {
         let measured = |task: TaskId| self.counted_now(task)?.misses_per_instr;
-        for (task, contradicted) in scene.contradicted(&SiteLayout::of(kept, scene), measured) {
-            let profile = view.profiles.get(&task);
-            if profile.is_some_and(|profile| self.recall.is_dropped(task, profile, contradicted)) {
+        for (task, contradicted) in scene.contradicted(&SiteLayout::of(self.in_force, scene), measured) {
+            let profile = self.view.profiles.get(&task);
+            if profile.is_some_and(|profile| self.evidence.recall.is_dropped(task, profile, contradicted)) {
                 scene.forget(task);
-                self.probe_planner.forget(task);
-                self.phase_changed_at.insert(task, view.observation.window);
+                self.evidence.probe_planner.forget(task);
+                self.evidence.phase_changed_at.insert(task, self.view.observation.window);
             }
         }
     }
 
-    fn rebuild(&mut self, view: &View<'_>, kept: &Plan, last: Option<ProblemCache>) -> Option<SearchInput> {
-        let mut scene = PlanningProblem::of(view, &self.earlier(), |_| None)?;
-        self.drop_contradicted_curves(view, kept, &mut scene);
-        self.close(view, &mut scene);
+    fn rebuild(&mut self, last: Option<ProblemCache>) -> Option<SearchInput> {
+        let mut scene = PlanningProblem::of(self.view, &self.earlier(), |_| None)?;
+        self.drop_contradicted_curves(&mut scene);
+        self.close(&mut scene);
         scene.known().next()?;
-        let held = SiteLayout::of(kept, &scene);
-        self.calibrate(view, &mut scene, &held, |_| true);
+        let held = SiteLayout::of(self.in_force, &scene);
+        self.calibrate(&mut scene, &held, |_| true);
         let (then, memo) = last.map_or((None, ScoreCache::default()), |last| (Some(last.scene), last.memo));
         let places = then.as_ref().map_or_else(BTreeMap::new, PlanningProblem::places);
         let unchanged = |index: usize| {
@@ -151,30 +237,25 @@ impl Auto {
             (then.as_ref()?.tasks[place].program == scene.tasks[index].program).then_some(place)
         };
         let memo = memo.after(&scene, unchanged);
-        Some(SearchInput { scene, memo, newcomers: None })
+        Some(SearchInput { scene, memo, newcomers: None, whole_at: self.view.observation.window })
     }
 
-    fn with_newcomers(
-        &mut self,
-        view: &View<'_>,
-        kept: &Plan,
-        last: ProblemCache,
-        new: &BTreeSet<TaskId>,
-    ) -> Option<SearchInput> {
+    fn with_newcomers(&mut self, last: ProblemCache, new: &BTreeSet<TaskId>) -> Option<SearchInput> {
+        let whole_at = last.whole_at;
         let places = last.scene.places();
         let mut before: BTreeMap<TaskId, Option<ProgramModel>> =
             last.scene.tasks.into_iter().map(|one| (one.task, one.program)).collect();
         let previous_model = |task: TaskId| before.get_mut(&task)?.take();
-        let mut scene = PlanningProblem::of(view, &self.earlier(), previous_model)?;
-        self.close(view, &mut scene);
+        let mut scene = PlanningProblem::of(self.view, &self.earlier(), previous_model)?;
+        self.close(&mut scene);
         let newcomers: Vec<usize> = scene.known().filter(|&at| new.contains(&scene.tasks[at].task)).collect();
         // Only their caches are composed.
-        let mut held = SiteLayout::of(kept, &scene);
+        let mut held = SiteLayout::of(self.in_force, &scene);
         let homes: BTreeSet<usize> = newcomers.iter().filter_map(|&at| held.site_of[at]).collect();
         held.site_of.iter_mut().for_each(|home| *home = home.filter(|site| homes.contains(site)));
         let rates: Vec<_> =
             scene.tasks.iter().map(|one| one.program.as_ref().and_then(|program| program.rate)).collect();
-        self.calibrate(view, &mut scene, &held, |task| new.contains(&task));
+        self.calibrate(&mut scene, &held, |task| new.contains(&task));
         for (at, scene_task) in scene.tasks.iter_mut().enumerate().filter(|(at, _)| !newcomers.contains(at)) {
             if let Some(program) = &mut scene_task.program {
                 program.rate = rates[at];
@@ -183,14 +264,14 @@ impl Auto {
         let is_new = |at: usize| newcomers.contains(&at);
         let unchanged = |at: usize| places.get(&scene.tasks[at].task).copied().filter(|_| !is_new(at));
         let memo = last.memo.after(&scene, unchanged);
-        Some(SearchInput { scene, memo, newcomers: Some(newcomers) })
+        Some(SearchInput { scene, memo, newcomers: Some(newcomers), whole_at })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::build;
     use super::*;
+    use crate::policies::auto::build;
     use cachemate_core::test_support::{NullPredictor, capabilities, last_level_caches, observation};
     use cachemate_core::{
         Ability, CacheLevel, CounterEvent, CpuId, Decision, Estimate, EventCount, EventCounts, FactSource, Policy,

@@ -9,11 +9,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::TaskId;
 
-use super::layout::{PartitionMembers, SiteLayout};
-use super::score::{LayoutScore, LayoutScorer, split_shares};
-use super::score_cache::ErrorDraw;
-use super::search::{CandidatePlan, EXCHANGES, MIN_STEP, PlanSearch, add};
-use super::site_search::SiteTasks;
+use super::site::SiteTasks;
+use super::{CandidatePlan, EXCHANGES, MIN_STEP, Mechanism, PlanSearch, add};
+use crate::policies::auto::model::layout::{PartitionMembers, SiteLayout};
+use crate::policies::auto::model::score::{LayoutScore, LayoutScorer, split_shares};
+use crate::policies::auto::model::score_cache::ErrorDraw;
 
 /// Number of sites whose tasks are tried in exchange.
 const EXCHANGED_WITH: usize = 3;
@@ -27,17 +27,18 @@ impl PlanSearch<'_> {
         newcomers: &[usize],
     ) -> Vec<CandidatePlan> {
         let mut all = vec![self.default(lived_on, Some(held))];
-        let mut add = |what: &'static str, layout: SiteLayout| add(&mut all, self.scene, self.memo, what, layout);
+        let mut add =
+            |label: &'static str, layout: SiteLayout| add(&mut all, self.scene, self.memo, (label, None), layout);
         add("held", held.clone());
         let mut changed: BTreeSet<usize> = newcomers.iter().filter_map(|&at| held.site_of[at]).collect();
         let mut placed = held.clone();
-        if self.allowed.placement && self.scene.sites.len() > 1 {
+        if self.allowed.has(Mechanism::Placement) && self.scene.sites.len() > 1 {
             for &at in newcomers.iter().filter(|&&at| self.scene.can_move(at)) {
                 changed.extend(self.settled(at, &mut placed));
             }
             add("newcomers placed", placed.clone());
         }
-        if self.allowed.space || self.allowed.gangs {
+        if self.allowed.has(Mechanism::Space) || self.allowed.has(Mechanism::Gangs) {
             add("newcomers placed, with partitions and gangs", self.refined_on(&placed, &changed));
         }
         all
@@ -179,12 +180,12 @@ impl<'a, 'b> ArrivalSearch<'a, 'b> {
 mod tests {
     use std::cell::Cell;
 
-    use super::super::problem::PlanningProblem;
-    use super::super::score::PlanObjective;
-    use super::super::score_cache::ScoreCache;
-    use super::super::score_cache::tests::{site, task};
-    use super::super::search::{AllowedMechanisms, PlanComparator};
+    use super::super::{AllowedMechanisms, PlanComparator};
     use super::*;
+    use crate::policies::auto::model::problem::PlanningProblem;
+    use crate::policies::auto::model::score::PlanObjective;
+    use crate::policies::auto::model::score_cache::ScoreCache;
+    use crate::policies::auto::model::score_cache::tests::{site, task};
     use cachemate_core::SplitMix64;
     use proptest::prelude::*;
 
@@ -204,8 +205,7 @@ mod tests {
     /// All candidates for the last task and for all tasks, and the comparator of both.
     fn both(scene: &PlanningProblem) -> ([Vec<CandidatePlan>; 2], PlanComparator) {
         let memo = ScoreCache::of(scene);
-        let allowed =
-            AllowedMechanisms { placement: true, sharing: true, space: false, gangs: false, memory_nodes: true };
+        let allowed = AllowedMechanisms::filtered(|one| !matches!(one, Mechanism::Space | Mechanism::Gangs));
         let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
         let search = || {
             let (effort, generator) = (Cell::new(400), SplitMix64::new(1));

@@ -6,9 +6,9 @@
 //! Properties: pages stay in place; moving them is left to the kernel (`numa_balancing`), and their location is read
 //! anew for each search.
 
-use super::layout::SiteLayout;
-use super::program_model::ProgramModel;
-use super::search::PlanSearch;
+use super::PlanSearch;
+use crate::policies::auto::model::layout::SiteLayout;
+use crate::policies::auto::model::program_model::ProgramModel;
 
 impl PlanSearch<'_> {
     /// `None` = no task is nearer to its memory elsewhere.
@@ -65,14 +65,14 @@ mod tests {
     use std::cell::Cell;
     use std::collections::BTreeMap;
 
-    use super::super::problem::PlanningProblem;
-    use super::super::program_model::MemoryDistance;
-    use super::super::program_model::tests::far_from;
-    use super::super::score::PlanObjective;
-    use super::super::score_cache::ScoreCache;
-    use super::super::score_cache::tests::{site, task};
-    use super::super::search::{AllowedMechanisms, PlanComparator};
+    use super::super::{AllowedMechanisms, Mechanism, PlanComparator};
     use super::*;
+    use crate::policies::auto::model::problem::PlanningProblem;
+    use crate::policies::auto::model::program_model::MemoryDistance;
+    use crate::policies::auto::model::program_model::tests::far_from;
+    use crate::policies::auto::model::score::PlanObjective;
+    use crate::policies::auto::model::score_cache::ScoreCache;
+    use crate::policies::auto::model::score_cache::tests::{site, task};
     use cachemate_core::SplitMix64;
 
     /// Streams with a site each: `memory` is the node of each one's pages, `on` its site.
@@ -96,7 +96,11 @@ mod tests {
     }
 
     fn search<'a>(scene: &'a PlanningProblem, memo: &'a ScoreCache, memory_nodes: bool) -> PlanSearch<'a> {
-        let allowed = AllowedMechanisms { placement: true, sharing: true, space: false, gangs: false, memory_nodes };
+        let allowed = AllowedMechanisms::filtered(|one| match one {
+            Mechanism::MemoryNodes => memory_nodes,
+            Mechanism::Placement | Mechanism::Sharing => true,
+            Mechanism::Space | Mechanism::Gangs => false,
+        });
         let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
         PlanSearch { scene, memo, allowed, judge, effort: Cell::new(500), generator: SplitMix64::new(1) }
     }
@@ -112,8 +116,9 @@ mod tests {
         let moved = search(&crossed, &memo, true).layout_near_memory(&default).unwrap();
         assert_eq!(moved.site_of, [1, 0, 0, 1].map(Some));
         let all = search(&crossed, &memo, true).candidates(&BTreeMap::new(), None);
-        let value =
-            |what: &str| all.iter().find(|one| one.what == what).unwrap().score.value(PlanObjective::WeightedSpeedup);
+        let value = |label: &str| {
+            all.iter().find(|one| one.label == label).unwrap().score.value(PlanObjective::WeightedSpeedup)
+        };
         // A miss in each 67 instructions takes 50 cycles near and 100 far, all else 1 cycle: 1.75 over 2.5 for two of
         // four.
         assert!((value("default") - 0.85).abs() < 1e-6 && (value("memory nodes") - 1.0).abs() < 1e-6);
@@ -123,7 +128,7 @@ mod tests {
         assert_eq!(search(&near, &memo, true).layout_near_memory(&default), None);
         let memo = ScoreCache::of(&crossed);
         let without = search(&crossed, &memo, false).candidates(&BTreeMap::new(), None);
-        assert!(without.iter().all(|one| one.what != "memory nodes"));
+        assert!(without.iter().all(|one| one.mechanism != Some(Mechanism::MemoryNodes)));
     }
 
     /// If there is room elsewhere, does no task change places, and is no site filled beyond its room?

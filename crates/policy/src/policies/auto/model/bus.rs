@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use cachemate_core::TaskId;
 
 use super::problem::{CacheSite, ProblemTask};
-use super::speeds::ObservedSpeed;
+use crate::policies::auto::evidence::speeds::ObservedSpeed;
 
 /// See the module's documentation.
 #[derive(Clone, PartialEq, Debug)]

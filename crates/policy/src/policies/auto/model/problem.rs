@@ -2,16 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cachemate_core::{CacheId, CounterEvent, CpuSet, ProcessId, StallCause, TaskId, TaskSample, View};
+use cachemate_core::{CacheId, CpuSet, ProcessId, TaskId, TaskSample, View};
 
 use super::bus::Bus;
 use super::layout::SiteLayout;
 use super::program_model::{MemoryDistance, ModelInputs, ProgramModel, PromisedRate};
 use super::score::speeds;
 use super::score_cache::ErrorDraw;
-use super::speeds::SpeedTracker;
 use crate::gang_quantum::cycles_per_ns;
 use crate::partition::units::PartitionUnits;
+use crate::policies::auto::evidence::speeds::SpeedTracker;
 use crate::work_metric::WorkMetric;
 
 /// A last-level cache with its online CPUs.
@@ -117,25 +117,6 @@ impl CpuSites {
         let most = spent.into_iter().reduce(|a, b| if (b.1, a.0) > (a.1, b.0) { b } else { a })?;
         Some(most.0)
     }
-}
-
-/// Records tasks that run on another cache than threads of their process and whose waits for shared data would show.
-pub fn record_split_processes(view: &View<'_>, split_tasks: &mut BTreeSet<TaskId>) {
-    let present: BTreeSet<TaskId> = view.live_tasks().map(|seen| seen.task).collect();
-    split_tasks.retain(|task| present.contains(task));
-    let seats = CpuSites::of(&sites(view));
-    // One cache of each process, and whether it has run on others as well.
-    let mut on: BTreeMap<ProcessId, (usize, bool)> = BTreeMap::new();
-    let ran = || view.live_tasks().filter_map(|seen| Some((seen, seats.of_task(seen)?)));
-    for (seen, site) in ran() {
-        let (first, others) = on.entry(seen.process).or_insert((site, false));
-        *others |= *first != site;
-    }
-    if on.values().all(|(_, others)| !others) {
-        return;
-    }
-    let counted = |seen: &TaskSample| seen.counts.get(CounterEvent::StallCycles(StallCause::RemoteCache)).is_some();
-    split_tasks.extend(ran().filter(|(seen, _)| on[&seen.process].1 && counted(seen)).map(|(seen, _)| seen.task));
 }
 
 /// Results of earlier windows.

@@ -106,9 +106,9 @@ pub mod tests {
     use super::super::program_model::ProgramModel;
     use super::super::program_model::tests::{CACHE, program, uniform};
     use super::super::score::{PlanObjective, score_drawn};
-    use super::super::search::{AllowedMechanisms, PlanComparator, PlanSearch};
     use super::*;
     use crate::partition::units::PartitionUnits;
+    use crate::policies::auto::candidates::{AllowedMechanisms, PlanComparator, PlanSearch};
     use cachemate_core::{CacheId, ProcessId, SplitMix64, TaskId};
     use proptest::prelude::*;
 
@@ -147,8 +147,7 @@ pub mod tests {
         scene: &PlanningProblem,
         memo: &ScoreCache,
     ) -> Vec<(super::super::layout::SiteLayout, [LayoutScore; 2])> {
-        let allowed =
-            AllowedMechanisms { placement: true, sharing: true, space: true, gangs: true, memory_nodes: true };
+        let allowed = AllowedMechanisms::filtered(|_| true);
         let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
         let (effort, generator) = (Cell::new(150), SplitMix64::new(1));
         let mut search = PlanSearch { scene, memo, allowed, judge, effort, generator };

@@ -8,7 +8,7 @@
 
 use cachemate_core::{Goal, Profile, SizeCurve};
 
-use super::speeds::ObservedSpeed;
+use crate::policies::auto::evidence::speeds::ObservedSpeed;
 use crate::work_metric::WorkMetric;
 
 /// Steps of the curve.

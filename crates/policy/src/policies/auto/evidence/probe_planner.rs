@@ -15,9 +15,9 @@ use cachemate_core::{
 };
 use cachemate_locality::shmap::SharingCriteria as Filter;
 
-use super::problem::{CacheSite, CpuSites};
 use super::speeds::SpeedTracker;
 use crate::clustering::{ClusteringMethod, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find, scaled_threshold};
+use crate::policies::auto::model::problem::{CacheSite, CpuSites};
 
 /// Limits.
 #[derive(Clone, Copy, Debug)]

@@ -231,8 +231,8 @@ mod tests {
     use super::super::program_model::tests::{CACHE, program, uniform};
     use super::super::score::{PlanObjective, score};
     use super::super::score_cache::ScoreCache;
-    use super::super::search::{AllowedMechanisms, CandidatePlan, PlanComparator, PlanSearch};
     use super::*;
+    use crate::policies::auto::candidates::{AllowedMechanisms, CandidatePlan, Mechanism, PlanComparator, PlanSearch};
     use cachemate_core::{CacheId, Goal, ProcessId, SplitMix64};
     use proptest::prelude::*;
 
@@ -277,8 +277,7 @@ mod tests {
 
     /// All candidates, and the position of the best.
     fn searched(scene: &PlanningProblem) -> (Vec<CandidatePlan>, usize) {
-        let allowed =
-            AllowedMechanisms { placement: true, sharing: true, space: false, gangs: true, memory_nodes: true };
+        let allowed = AllowedMechanisms::filtered(|mechanism| mechanism != Mechanism::Space);
         let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
         let (effort, generator) = (Cell::new(2_000), SplitMix64::new(1));
         let memo = ScoreCache::of(scene);

@@ -7,26 +7,69 @@
 //! more with the best partitions and rotations of each site. Properties: deterministic; bounded by a number of site
 //! scores; disabled mechanisms are not used.
 
+mod gangs;
+mod memory_nodes;
+mod newcomers;
+mod placement;
+mod sharing;
+mod site;
+mod space;
+
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use cachemate_core::{SplitMix64, TaskId};
+use serde::Deserialize;
 
-use super::layout::SiteLayout;
-use super::problem::PlanningProblem;
-use super::score::{LayoutScore, PlanObjective, score, split_shares};
-use super::score_cache::ScoreCache;
-use super::site_search::SiteTasks;
+use self::site::SiteTasks;
+use super::model::layout::{GangRotation, PartitionMembers, SiteLayout};
+use super::model::problem::{CacheSite, PlanningProblem};
+use super::model::score::{LayoutScore, PlanObjective, score, split_shares};
+use super::model::score_cache::ScoreCache;
+
+/// A mechanism that can be disabled.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mechanism {
+    Placement,
+    /// Placement by the node of a task's memory.
+    MemoryNodes,
+    Sharing,
+    Space,
+    Gangs,
+}
+
+impl Mechanism {
+    /// In the order of reports.
+    pub const ALL: [Mechanism; 5] =
+        [Mechanism::Placement, Mechanism::MemoryNodes, Mechanism::Sharing, Mechanism::Space, Mechanism::Gangs];
+
+    /// Its name in reasons.
+    pub fn describe(self) -> &'static str {
+        match self {
+            Mechanism::Placement => "placement",
+            Mechanism::MemoryNodes => "memory nodes",
+            Mechanism::Sharing => "sharing",
+            Mechanism::Space => "space",
+            Mechanism::Gangs => "gangs",
+        }
+    }
+}
 
 /// Mechanisms that the search may use.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct AllowedMechanisms {
-    pub placement: bool,
-    pub sharing: bool,
-    pub space: bool,
-    pub gangs: bool,
-    /// Tasks may be placed by the node of their memory.
-    pub memory_nodes: bool,
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct AllowedMechanisms([bool; Mechanism::ALL.len()]);
+
+impl AllowedMechanisms {
+    /// The mechanisms for which the answer is yes.
+    pub fn filtered(is_allowed: impl Fn(Mechanism) -> bool) -> Self {
+        AllowedMechanisms(Mechanism::ALL.map(is_allowed))
+    }
+
+    /// May the search use it?
+    pub fn has(self, mechanism: Mechanism) -> bool {
+        Mechanism::ALL.iter().zip(self.0).any(|(one, is_allowed)| *one == mechanism && is_allowed)
+    }
 }
 
 /// Comparator of plans.
@@ -48,7 +91,10 @@ impl PlanComparator {
 /// A plan with its score.
 #[derive(Clone, Debug)]
 pub struct CandidatePlan {
-    pub what: &'static str,
+    /// Its name in reasons.
+    pub label: &'static str,
+    /// The mechanism that it uses by itself; `None` = the default, the plan in force, or several mechanisms.
+    pub mechanism: Option<Mechanism>,
     pub layout: SiteLayout,
     pub score: LayoutScore,
 }
@@ -84,7 +130,7 @@ impl PlanSearch<'_> {
         if self.judge.objective != PlanObjective::WorstSlowdown {
             self.judge.min_speed = score.worst() - MAX_WORST_LOSS;
         }
-        CandidatePlan { what: "default", layout, score }
+        CandidatePlan { label: "default", mechanism: None, layout, score }
     }
 
     /// All candidates, the default first.
@@ -93,49 +139,50 @@ impl PlanSearch<'_> {
         let first = self.default(lived_on, held.as_ref());
         let default = first.layout.clone();
         let mut all = vec![first];
-        let mut add = |what: &'static str, layout: SiteLayout| {
+        let mut add = |label: &'static str, mechanism: Option<Mechanism>, layout: SiteLayout| {
             let layout = match &held {
                 Some(held) => scene.with_closed(layout, held),
                 None => layout,
             };
-            add(&mut all, scene, memo, what, layout);
+            add(&mut all, scene, memo, (label, mechanism), layout);
         };
         let mut homes = vec![("joint from the default", default.clone())];
         if let Some(held) = &held {
-            add("held", held.clone());
+            add("held", None, held.clone());
             homes.push(("joint from the plan in force", SiteLayout::at(scene, held.site_of.clone(), true)));
         }
-        let shares_data = self.allowed.sharing && scene.tasks.iter().any(|scene_task| scene_task.cluster.is_some());
-        if self.allowed.space {
-            add("space", self.with_budget_share(8, |search| search.with_cuts(&default)));
+        let shares_data =
+            self.allowed.has(Mechanism::Sharing) && scene.tasks.iter().any(|scene_task| scene_task.cluster.is_some());
+        if self.allowed.has(Mechanism::Space) {
+            add("space", Some(Mechanism::Space), self.with_budget_share(8, |search| search.with_cuts(&default)));
         }
-        if self.allowed.gangs {
-            add("gangs", self.with_budget_share(2, |search| search.with_turns(&default)));
+        if self.allowed.has(Mechanism::Gangs) {
+            add("gangs", Some(Mechanism::Gangs), self.with_budget_share(2, |search| search.with_turns(&default)));
         }
         if shares_data {
             let layout = self.clustered(&default);
-            add("sharing", layout.clone());
+            add("sharing", Some(Mechanism::Sharing), layout.clone());
             homes.push(("joint from sharing", layout));
         }
-        if self.allowed.memory_nodes
+        if self.allowed.has(Mechanism::MemoryNodes)
             && let Some(layout) = self.layout_near_memory(&default)
         {
-            add("memory nodes", layout);
+            add("memory nodes", Some(Mechanism::MemoryNodes), layout);
         }
-        if self.allowed.placement && scene.sites.len() > 1 {
+        if self.allowed.has(Mechanism::Placement) && scene.sites.len() > 1 {
             let (even, separated) = (self.balanced(&default), self.separated(&default));
             let mut placed_from = |from: SiteLayout| self.with_budget_share(8, |search| search.placed(from, false));
             let apart = placed_from(separated);
-            add("placement from separated misses", apart.clone());
+            add("placement from separated misses", Some(Mechanism::Placement), apart.clone());
             homes.push(("joint from separated misses", apart));
-            add("placement", placed_from(default.clone()));
+            add("placement", Some(Mechanism::Placement), placed_from(default.clone()));
             let placed = placed_from(even);
-            add("placement from balanced misses", placed.clone());
+            add("placement from balanced misses", Some(Mechanism::Placement), placed.clone());
             homes.push(("joint from balanced misses", placed));
         }
         let last = homes.len();
-        for (nth, (what, home)) in homes.into_iter().enumerate() {
-            let places = self.allowed.placement && scene.sites.len() > 1;
+        for (nth, (label, home)) in homes.into_iter().enumerate() {
+            let places = self.allowed.has(Mechanism::Placement) && scene.sites.len() > 1;
             let joint = scene.tasks.len() <= JOINT_TASKS;
             let layout = self.with_budget_share(last - nth, |search| {
                 // The same layout again still gets its partitions and rotation.
@@ -143,7 +190,7 @@ impl PlanSearch<'_> {
                     if places { search.with_budget_share(2, |search| search.placed(home, joint)) } else { home };
                 search.refined(&layout)
             });
-            add(what, layout);
+            add(label, None, layout);
         }
         all
     }
@@ -167,7 +214,7 @@ impl PlanSearch<'_> {
         let cores: usize = self.scene.sites.iter().map(|site| site.cores).sum();
         let cpus: u32 = self.scene.sites.iter().map(|site| site.cpus.count()).sum();
         let fair = |cpus_here: u32| (tasks * cpus_here as usize).div_ceil(cpus.max(1) as usize);
-        let room = |(at, site): (usize, &super::problem::CacheSite)| match self.scene.is_closed(at) {
+        let room = |(at, site): (usize, &CacheSite)| match self.scene.is_closed(at) {
             true => 0,
             false if tasks <= cores => site.cores,
             false => fair(site.cpus.count()).max(site.cores),
@@ -187,17 +234,14 @@ impl PlanSearch<'_> {
     }
 
     /// Partitions and rotation of one site, the better of the two first.
-    pub(super) fn best_of(
-        &self,
-        here: &SiteTasks<'_>,
-        hurry: bool,
-    ) -> (Vec<super::layout::PartitionMembers>, Option<super::layout::GangRotation>) {
+    pub(super) fn best_of(&self, here: &SiteTasks<'_>, hurry: bool) -> (Vec<PartitionMembers>, Option<GangRotation>) {
         if here.members.len() < 2 {
             return (Vec::new(), None);
         }
-        let turns = if self.allowed.gangs { here.best_turns(&self.judge, &[], hurry) } else { None };
-        let cut = if self.allowed.space { here.best_cut(&self.judge, turns.as_ref()) } else { Vec::new() };
-        if turns.is_none() || !self.allowed.space {
+        let turns = if self.allowed.has(Mechanism::Gangs) { here.best_turns(&self.judge, &[], hurry) } else { None };
+        let cut =
+            if self.allowed.has(Mechanism::Space) { here.best_cut(&self.judge, turns.as_ref()) } else { Vec::new() };
+        if turns.is_none() || !self.allowed.has(Mechanism::Space) {
             return (cut, turns);
         }
         // If partitions suffice, a rotation adds nothing.
@@ -240,194 +284,10 @@ impl PlanSearch<'_> {
         changed
     }
 
-    fn with_cuts(&self, layout: &SiteLayout) -> SiteLayout {
-        self.each_site(layout, |search, here, changed| {
-            changed.partitions[here.site] = here.best_cut(&search.judge, None);
-        })
-    }
-
-    fn with_turns(&self, layout: &SiteLayout) -> SiteLayout {
-        self.each_site(layout, |search, here, changed| {
-            changed.rotations[here.site] = here.best_turns(&search.judge, &[], false);
-        })
-    }
-
     fn refined(&self, layout: &SiteLayout) -> SiteLayout {
         self.each_site(layout, |search, here, changed| {
             (changed.partitions[here.site], changed.rotations[here.site]) = search.best_of(here, false);
         })
-    }
-
-    /// Puts each cluster onto one site as far as there is room, and all other tasks where room is left.
-    fn clustered(&self, default: &SiteLayout) -> SiteLayout {
-        let movable = self.movable();
-        let mut clusters: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
-        for &at in &movable {
-            if let Some(cluster) = self.scene.tasks[at].cluster {
-                clusters.entry(cluster).or_default().push(at);
-            }
-        }
-        let mut order: Vec<Vec<usize>> = clusters.into_values().collect();
-        order.sort_by_key(|members| std::cmp::Reverse(members.len()));
-        let mut free = self.free_seats();
-        let mut home = default.site_of.clone();
-        for at in self.scene.known().filter(|at| !movable.contains(at)) {
-            if let Some(site) = home[at] {
-                free[site] = free[site].saturating_sub(1);
-            }
-        }
-        for members in &order {
-            let near = |site: usize| members.iter().filter(|&&at| default.site_of[at] == Some(site)).count();
-            let fits = |site: usize| free[site].min(members.len());
-            let best = (0..free.len()).reduce(|a, b| if (fits(b), near(b)) > (fits(a), near(a)) { b } else { a });
-            let Some(site) = best else { continue };
-            for &at in members {
-                let to = if free[site] > 0 { Some(site) } else { (0..free.len()).find(|&other| free[other] > 0) };
-                if let Some(to) = to {
-                    free[to] -= 1;
-                    home[at] = Some(to);
-                }
-            }
-        }
-        for at in movable.into_iter().filter(|&at| self.scene.tasks[at].cluster.is_none()) {
-            let stays = home[at].filter(|&site| free[site] > 0);
-            let most = (0..free.len()).reduce(|a, b| if free[b] > free[a] { b } else { a });
-            if let Some(site) = stays.or(most) {
-                free[site] = free[site].saturating_sub(1);
-                home[at] = Some(site);
-            }
-        }
-        SiteLayout::at(self.scene, home, true)
-    }
-
-    /// Puts the tasks that miss most whatever their space onto as few sites as possible, so that they displace each
-    /// other only.
-    fn separated(&self, default: &SiteLayout) -> SiteLayout {
-        let mut movable = self.movable();
-        let bytes = self.scene.sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
-        let weight = |at: usize| {
-            let program = self.scene.tasks[at].program.as_ref();
-            program.map_or(0.0, |one| one.cpu_demand * one.misses(bytes) / one.alone(bytes))
-        };
-        movable.sort_by(|&a, &b| weight(b).total_cmp(&weight(a)).then(a.cmp(&b)));
-        // As many tasks on each site as there are now.
-        let mut room = vec![0; self.scene.sites.len()];
-        for &at in &movable {
-            if let Some(site) = default.site_of[at] {
-                room[site] += 1;
-            }
-        }
-        let mut home = default.site_of.clone();
-        let mut site = 0;
-        for at in movable.into_iter().filter(|&at| default.site_of[at].is_some()) {
-            while site < room.len() && room[site] == 0 {
-                site += 1;
-            }
-            if site == room.len() {
-                break;
-            }
-            room[site] -= 1;
-            home[at] = Some(site);
-        }
-        SiteLayout::at(self.scene, home, true)
-    }
-
-    /// Evens out misses over the sites (DI), heaviest task first to the lightest site.
-    fn balanced(&self, default: &SiteLayout) -> SiteLayout {
-        let mut movable = self.movable();
-        let weight = |at: usize| {
-            let scene_task = &self.scene.tasks[at];
-            let bytes = self.scene.sites[0].bytes;
-            scene_task.program.as_ref().map_or(0.0, |one| one.cpu_demand * one.misses(0.5 * bytes) / one.alone(bytes))
-        };
-        movable.sort_by(|&a, &b| weight(b).total_cmp(&weight(a)).then(a.cmp(&b)));
-        let mut free = self.free_seats();
-        let mut load = vec![0.0; free.len()];
-        for at in self.scene.known().filter(|&at| !self.scene.can_move(at)) {
-            if let Some(site) = default.site_of[at] {
-                free[site] = free[site].saturating_sub(1);
-                load[site] += weight(at);
-            }
-        }
-        let mut home = default.site_of.clone();
-        for at in movable {
-            let open = (0..free.len()).filter(|&site| free[site] > 0);
-            let per_cpu = |site: usize| load[site] / f64::from(self.scene.sites[site].cpus.count().max(1));
-            if let Some(site) = open.reduce(|a, b| if per_cpu(b) < per_cpu(a) { b } else { a }) {
-                free[site] -= 1;
-                load[site] += weight(at);
-                home[at] = Some(site);
-            }
-        }
-        SiteLayout::at(self.scene, home, true)
-    }
-
-    /// Local search of the placement by moves and exchanges of tasks.
-    fn placed(&mut self, from: SiteLayout, joint: bool) -> SiteLayout {
-        let movable = self.movable();
-        let room = self.free_seats();
-        let sites = self.scene.sites.len();
-        let mut homes = HomeAssignment { home: from.site_of, on: vec![Vec::new(); sites], scores: Vec::new() };
-        for at in self.scene.known() {
-            if let Some(site) = homes.home[at] {
-                homes.on[site].push(at);
-            }
-        }
-        homes.scores = (0..sites).map(|site| self.site_key(&homes.home, site, &homes.on[site], joint)).collect();
-        let mut improved = true;
-        while improved && self.effort.get() > 0 {
-            improved = false;
-            let mut order = movable.clone();
-            self.generator.shuffle(&mut order);
-            for &at in &order {
-                if self.effort.get() == 0 {
-                    break;
-                }
-                improved |= self.improve(at, &room, &mut homes, joint);
-            }
-        }
-        SiteLayout::at(self.scene, homes.home, true)
-    }
-
-    /// Applies the first move or exchange of one task that is better; returns whether there was one.
-    fn improve(&self, at: usize, room: &[usize], homes: &mut HomeAssignment, joint: bool) -> bool {
-        let Some(here) = homes.home[at] else { return false };
-        let total = |scores: &[LayoutScore]| scores.iter().copied().fold(LayoutScore::EMPTY, LayoutScore::plus);
-        let before = self.judge.key(total(&homes.scores));
-        for site in (0..homes.scores.len()).filter(|&site| site != here) {
-            let mut partners: Vec<Option<usize>> = Vec::new();
-            if homes.on[site].len() < room[site] {
-                partners.push(None);
-            }
-            let there = homes.on[site].iter().copied().filter(|&other| self.scene.can_move(other));
-            partners.extend(there.take(EXCHANGES).map(Some));
-            for partner in partners {
-                let touched = self.clusters_of([Some(at), partner]);
-                homes.exchange(at, here, site, partner);
-                // A move also affects partners of a sharing cluster on other sites.
-                let feels = |on: &Vec<usize>| {
-                    on.iter().any(|&other| self.scene.tasks[other].cluster.is_some_and(|one| touched.contains(&one)))
-                };
-                let again =
-                    |other: &usize| *other == here || *other == site || !touched.is_empty() && feels(&homes.on[*other]);
-                let again: Vec<usize> = (0..homes.scores.len()).filter(again).collect();
-                let mut changed = Vec::with_capacity(again.len());
-                for other in again {
-                    let score = self.site_key(&homes.home, other, &homes.on[other], joint);
-                    changed.push((other, std::mem::replace(&mut homes.scores[other], score)));
-                }
-                if self.judge.key(total(&homes.scores)) > before + MIN_STEP {
-                    return true;
-                }
-                changed.into_iter().for_each(|(other, score)| homes.scores[other] = score);
-                homes.exchange(at, site, here, partner);
-            }
-        }
-        false
-    }
-
-    fn clusters_of(&self, tasks: [Option<usize>; 2]) -> Vec<usize> {
-        tasks.into_iter().flatten().filter_map(|at| self.scene.tasks[at].cluster).collect()
     }
 }
 
@@ -436,40 +296,12 @@ pub(super) fn add(
     all: &mut Vec<CandidatePlan>,
     scene: &PlanningProblem,
     memo: &ScoreCache,
-    what: &'static str,
+    (label, mechanism): (&'static str, Option<Mechanism>),
     layout: SiteLayout,
 ) {
     if all.iter().all(|other| other.layout != layout) {
         let score = score(scene, &layout, memo);
-        all.push(CandidatePlan { what, layout, score });
-    }
-}
-
-/// The placement during its search.
-struct HomeAssignment {
-    home: Vec<Option<usize>>,
-    /// Known tasks by site, ascending.
-    on: Vec<Vec<usize>>,
-    scores: Vec<LayoutScore>,
-}
-
-impl HomeAssignment {
-    fn set(&mut self, at: usize, from: usize, to: usize) {
-        if let Ok(place) = self.on[from].binary_search(&at) {
-            self.on[from].remove(place);
-        }
-        if let Err(place) = self.on[to].binary_search(&at) {
-            self.on[to].insert(place, at);
-        }
-        self.home[at] = Some(to);
-    }
-
-    /// Moves one task to another site, and its partner to the first one's site.
-    fn exchange(&mut self, at: usize, from: usize, to: usize, partner: Option<usize>) {
-        self.set(at, from, to);
-        if let Some(partner) = partner {
-            self.set(partner, to, from);
-        }
+        all.push(CandidatePlan { label, mechanism, layout, score });
     }
 }
 
@@ -482,9 +314,9 @@ pub const MIN_STEP: f64 = 1e-4;
 
 #[cfg(test)]
 mod tests {
-    use super::super::problem::{CacheSite, PlanningProblem, ProblemTask};
-    use super::super::program_model::tests::{CACHE, program, uniform};
     use super::*;
+    use crate::policies::auto::model::problem::{CacheSite, PlanningProblem, ProblemTask};
+    use crate::policies::auto::model::program_model::tests::{CACHE, program, uniform};
     use cachemate_core::{CacheId, ProcessId};
 
     fn scene(sites: u32, cpus: u32, tasks: u32) -> PlanningProblem {
@@ -529,19 +361,19 @@ mod tests {
         (all[0].score, best.unwrap(), search.effort.get())
     }
 
-    const ALL: AllowedMechanisms =
-        AllowedMechanisms { placement: true, sharing: true, space: true, gangs: true, memory_nodes: true };
+    fn all() -> AllowedMechanisms {
+        AllowedMechanisms::filtered(|_| true)
+    }
 
     /// Are streams and programs that keep data separated if the machine's own scheduler has mixed them?
     #[test]
     fn streams_are_separated_from_programs_that_keep_data() {
         let mut scene = scene(2, 4, 8);
         scene.tasks.iter_mut().enumerate().for_each(|(index, scene_task)| scene_task.last_site = Some(index / 4));
-        let (default, found, _) = best(&scene, ALL, 2_000);
+        let (default, found, _) = best(&scene, all(), 2_000);
         let value = |score: LayoutScore| score.value(PlanObjective::WeightedSpeedup);
         assert!(value(found) > 1.01 * value(default) && value(found) > 0.98, "{default:?} {found:?}");
-        let nothing =
-            AllowedMechanisms { placement: false, sharing: false, space: false, gangs: false, memory_nodes: false };
+        let nothing = AllowedMechanisms::default();
         let (default, found, _) = best(&scene, nothing, 2_000);
         assert_eq!(value(default), value(found), "all mechanisms are disabled");
     }
@@ -559,7 +391,7 @@ mod tests {
             let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
             let (effort, generator) = (Cell::new(2_000), SplitMix64::new(1));
             let memo = ScoreCache::of(scene);
-            let mut search = PlanSearch { scene, memo: &memo, allowed: ALL, judge, effort, generator };
+            let mut search = PlanSearch { scene, memo: &memo, allowed: all(), judge, effort, generator };
             let all = search.candidates(&BTreeMap::new(), None);
             all.iter().filter(|one| pair.iter().any(|&at| one.layout.site_of[at] != Some(0))).count()
         };
@@ -577,10 +409,10 @@ mod tests {
         scene.tasks[1].program = None;
         let count_same = |scene: &PlanningProblem| {
             let mut held = SiteLayout::at(scene, scene.tasks.iter().map(|one| one.last_site).collect(), false);
-            held.partitions[0] = vec![super::super::layout::PartitionMembers { members: vec![0], units: 5 }];
+            held.partitions[0] = vec![PartitionMembers { members: vec![0], units: 5 }];
             let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
             let (effort, generator, memo) = (Cell::new(2_000), SplitMix64::new(1), ScoreCache::of(scene));
-            let mut search = PlanSearch { scene, memo: &memo, allowed: ALL, judge, effort, generator };
+            let mut search = PlanSearch { scene, memo: &memo, allowed: all(), judge, effort, generator };
             let all = search.candidates(&BTreeMap::new(), Some(held.clone()));
             let on_first = |layout: &SiteLayout| layout.site_of.iter().map(|home| *home == Some(0)).collect::<Vec<_>>();
             let same = |one: &&CandidatePlan| {
@@ -603,7 +435,7 @@ mod tests {
     #[test]
     fn large_machines_are_searched_within_the_effort() {
         let scene = scene(64, 16, 1_000);
-        let (default, found, left) = best(&scene, ALL, 400);
+        let (default, found, left) = best(&scene, all(), 400);
         let value = |score: LayoutScore| score.value(PlanObjective::WeightedSpeedup);
         assert!(value(found) >= value(default) && left <= 400, "{default:?} {found:?}");
     }

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Cache, CacheId, Capabilities, CpuId, CpuSet, Observation, PartitionSupport, Plan, Predictor, Profiles, TaskId,
-    TaskSample, Topology,
+    Cache, CacheId, Capabilities, CpuId, CpuSet, Forecast, Observation, PartitionSupport, Plan, Predictor, Profiles,
+    TaskId, TaskSample, Topology,
 };
 
 /// One reason, in a form that survives renaming: `{0}` in `text` is `tasks[0]`.
@@ -71,7 +71,7 @@ impl ReasonKind {
     }
 }
 
-/// A plan with its reasons.
+/// A plan with its reasons, and the forecast that it was chosen by.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Decision {
     /// The whole desired state, not a difference.
@@ -79,6 +79,17 @@ pub struct Decision {
     /// At least enough to explain what is new in the plan; empty = nothing to say.
     #[serde(alias = "why")]
     pub reasons: Vec<Reason>,
+    /// The policy's own forecast of the plan, which the loop moves to [`crate::WindowRecord::forecast`] and compares
+    /// with the next window; `None` = the policy has no model, and the reference predictor forecasts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forecast: Option<Forecast>,
+}
+
+impl Decision {
+    /// A decision without a forecast of its own.
+    pub fn new(plan: Plan, reasons: Vec<Reason>) -> Self {
+        Decision { plan, reasons, forecast: None }
+    }
 }
 
 /// The operator's goal for a task (configuration, not measurement).
@@ -132,7 +143,7 @@ pub struct View<'a> {
     pub capabilities: &'a Capabilities,
     /// The window that has just ended.
     pub observation: &'a Observation,
-    /// The profile of each task after that window.
+    /// The profile of each task after that window, with what is recalled from earlier.
     pub profiles: &'a Profiles,
     /// The plan of the window before; without evidence its allowed, gangs and shares stay.
     pub previous_plan: &'a Plan,

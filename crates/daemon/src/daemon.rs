@@ -247,7 +247,7 @@ fn turns(
             log = None;
         }
         let topology = cachemate_core::Machine::topology(&live.machine).clone();
-        watcher.observe(&record, &live.machine, &topology, &live.profiles);
+        watcher.observe(&record, &live.machine, &topology, live.profiles());
         let level = calibrated.load(Ordering::Relaxed);
         if level != 0 && !watcher.status.calibrated {
             say(&evidence_text(level, true));
@@ -265,7 +265,7 @@ fn turns(
         }
         publish(&shared, watcher);
         if let Some(feed) = &endpoints.feed {
-            feed.push(&record, &live.profiles, || page::live_of(&live.machine, &watcher.status));
+            feed.push(&record, live.profiles(), || page::live_of(&live.machine, &watcher.status));
         }
         let _ = sd_notify::notify(false, &[NotifyState::Watchdog]);
     }
@@ -314,8 +314,7 @@ fn reload(
         }
         let account = live.machine.set_rules(host::rules(&config.rules), host::cpusets(&config), acting)?;
         report_restored(&account, say);
-        live.policy = policy;
-        live.policy_name = name;
+        cachemate_pipeline::replace_policy(live, name, policy);
         *shared.allow_users.lock().unwrap_or_else(PoisonError::into_inner) = allowed(&config);
         Ok(config)
     });

@@ -136,7 +136,7 @@ impl IntensityBalancer {
             .zip(&rates)
             .any(|(task, rate)| !task.unmovable && !task.exited && rate.is_some());
         if domains.is_empty() || !movable_known {
-            return Decision { plan, reasons: Vec::new() };
+            return Decision::new(plan, Vec::new());
         }
         let mean = known.iter().sum::<f64>() / known.len() as f64;
         let seated = self.seated(view, &rates, mean, &domains);
@@ -151,7 +151,7 @@ impl IntensityBalancer {
             }
             plan.affinity.insert(seated.task, cpus.clone());
         }
-        Decision { plan, reasons: why }
+        Decision::new(plan, why)
     }
 
     fn even_out(&mut self, places: &[Bin], mut pieces: Vec<TaskLoad>) -> Vec<usize> {

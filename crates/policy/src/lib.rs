@@ -24,7 +24,6 @@ mod load_balance;
 pub mod matrix;
 pub mod measured_matrix;
 pub mod partition;
-mod phase_curves;
 pub mod placement;
 pub mod policies;
 mod reasons;

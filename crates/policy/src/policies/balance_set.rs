@@ -189,7 +189,7 @@ impl Policy for BalanceSet {
         }
         self.placement = placement;
         self.asked.retain(|_, probe| plan.probes.contains(probe));
-        Decision { plan, reasons: why }
+        Decision::new(plan, why)
     }
 }
 

@@ -81,7 +81,7 @@ impl Policy for MatrixPolicy {
             self.place(view, &tasks, &mut why);
         }
         plan.affinity = self.placed.clone();
-        Decision { plan, reasons: why }
+        Decision::new(plan, why)
     }
 }
 

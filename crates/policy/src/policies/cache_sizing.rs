@@ -34,7 +34,6 @@ use crate::partition::partitioned_cache::{CacheProcess, PartitionedCache, units_
 use crate::partition::share_controller::{self, ShareController, ShareVerdict, TrialStatus};
 use crate::partition::speed_history::SpeedRecord;
 use crate::partition::units::{PartitionUnits, assign, pages_to_move};
-use crate::phase_curves::PhaseCurveCache;
 
 /// See the page.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
@@ -120,7 +119,6 @@ struct CacheSizing {
     home: BTreeMap<ProcessId, CacheId>,
     probes: BTreeMap<TaskId, (u32, ProbeId)>,
     next_probe: u32,
-    recall: PhaseCurveCache,
     /// The kind of some phase is known, so those of others will be, too.
     phase_kinds_known: bool,
 }
@@ -128,15 +126,6 @@ struct CacheSizing {
 impl Policy for CacheSizing {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         self.phase_kinds_known |= view.profiles.values().any(|profile| profile.phase.kind.is_some());
-        match self.recall.observe(view) {
-            Some(profiles) => self.decide_with_profiles(&View { profiles: &profiles, ..*view }),
-            None => self.decide_with_profiles(view),
-        }
-    }
-}
-
-impl CacheSizing {
-    fn decide_with_profiles(&mut self, view: &View<'_>) -> Decision {
         let mut plan = Plan::idle(WindowLength::Time { ns: self.parameters.window_ns });
         let mut why = Vec::new();
         for domain in self.domains(view) {
@@ -148,9 +137,11 @@ impl CacheSizing {
             plan.probes.extend(self.probes_of(view, &domain));
         }
         self.probes.retain(|task, _| view.observation.tasks.iter().any(|seen| seen.task == *task));
-        Decision { plan, reasons: why }
+        Decision::new(plan, why)
     }
+}
 
+impl CacheSizing {
     /// Every last-level cache that can be partitioned, with its processes.
     fn domains<'a>(&mut self, view: &'a View<'a>) -> Vec<PartitionedCache<'a>> {
         let mut processes: Vec<CacheProcess<'a>> = Vec::new();
@@ -636,7 +627,6 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Par
         home: BTreeMap::new(),
         probes: BTreeMap::new(),
         next_probe: 0,
-        recall: PhaseCurveCache::default(),
         phase_kinds_known: false,
     }))
 }

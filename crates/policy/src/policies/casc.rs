@@ -148,7 +148,7 @@ impl Policy for Casc {
             state.watch(view, &domain, &self.parameters);
             state.write_plan(&domain, &cpus, &self.parameters, &mut plan);
         }
-        Decision { plan, reasons: why }
+        Decision::new(plan, why)
     }
 }
 

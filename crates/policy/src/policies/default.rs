@@ -41,7 +41,7 @@ struct DefaultPolicy(Parameters);
 
 impl Policy for DefaultPolicy {
     fn decide(&mut self, _: &View<'_>) -> Decision {
-        Decision { plan: self.0.idle(), reasons: Vec::new() }
+        Decision::new(self.0.idle(), Vec::new())
     }
 }
 

@@ -151,7 +151,7 @@ impl Policy for IntensityGangs {
             None => why.push(reason(&[], "probes are measuring which CPUs share a cache".to_string(), Vec::new())),
         }
         plan.probes.extend(self.asked.clone());
-        Decision { plan, reasons: why }
+        Decision::new(plan, why)
     }
 }
 

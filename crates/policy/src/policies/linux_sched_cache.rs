@@ -96,7 +96,7 @@ impl Policy for SchedCachePolicy {
         let processes = processes(view);
         self.observe(view, &processes, &caches);
         if caches.len() < 2 {
-            return Decision { plan, reasons: why };
+            return Decision::new(plan, why);
         }
         let mut load = CacheLoads::of(view, &caches);
         for process in &processes {
@@ -109,7 +109,7 @@ impl Policy for SchedCachePolicy {
             }
             why.extend(reason(process, cache, &plan, view.previous_plan));
         }
-        Decision { plan, reasons: why }
+        Decision::new(plan, why)
     }
 }
 

@@ -5,7 +5,8 @@
 
 use std::fmt::Display;
 
-use cachemate_core::{EvidenceKind, Policy, SpellingScope, nearest, successor};
+use cachemate_core::{EvidenceKind, Policy, ProfileRecall, SpellingScope, nearest, successor};
+use cachemate_locality::profilers::PhaseCurveRecall;
 use serde::de::DeserializeOwned;
 
 mod activity_vector;
@@ -179,6 +180,16 @@ pub const ENTRIES: &[PolicyEntry] = &[
         build: worst_by_matrix::build,
     },
 ];
+
+/// The last step of profiling for a policy: curves of recurring phases, and averages of phases that are too short to be
+/// followed. `None` = the policy takes the profiles as measured.
+pub fn recall(name: &str) -> Option<Box<dyn ProfileRecall>> {
+    match name {
+        "auto" => Some(Box::new(PhaseCurveRecall::averaging_fast_phases())),
+        "cache-sizing" => Some(Box::new(PhaseCurveRecall::default())),
+        _ => None,
+    }
+}
 
 /// The evidence that the policy called `name` needs; empty for unknown names.
 pub fn needs(name: &str) -> Needs {

@@ -79,15 +79,15 @@ impl Policy for ServiceLevel {
         let mut why = Vec::new();
         let caches = dividable(view);
         let (Some(&(cache, divided)), Some((process, level))) = (caches.first(), self.floor(view)) else {
-            return Decision { plan, reasons: why };
+            return Decision::new(plan, why);
         };
         let tasks: Vec<&TaskSample> = view.movable().filter(|task| task.process == process).collect();
         if tasks.is_empty() {
-            return Decision { plan, reasons: why };
+            return Decision::new(plan, why);
         }
         self.resize(view, &tasks, level, &divided, &mut why);
         plan.shares = self.shares(view, process, cache, &divided);
-        Decision { plan, reasons: why }
+        Decision::new(plan, why)
     }
 }
 

@@ -101,7 +101,7 @@ impl Policy for StaticPartition {
         }
         let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
         let mut why = Vec::new();
-        let Some(step) = self.parameters.at(now_ns) else { return Decision { plan, reasons: why } };
+        let Some(step) = self.parameters.at(now_ns) else { return Decision::new(plan, why) };
         for (cache, divided) in partitionable_caches(view) {
             for (number, units) in step.shares.iter().enumerate() {
                 let Some(&process) = self.processes.get(number) else { break };
@@ -122,7 +122,7 @@ impl Policy for StaticPartition {
                 });
             }
         }
-        Decision { plan, reasons: why }
+        Decision::new(plan, why)
     }
 }
 

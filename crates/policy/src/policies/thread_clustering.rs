@@ -199,7 +199,7 @@ impl Policy for ThreadClustering {
         let mut plan = Plan::idle(WindowLength::Cycles { cycles: self.parameters.window_cycles });
         plan.affinity = self.placed.clone();
         plan.probes = self.round.iter().map(|round| round.probe.clone()).collect();
-        Decision { plan, reasons: why }
+        Decision::new(plan, why)
     }
 }
 

@@ -83,6 +83,7 @@ impl<P: Policy> Policy for RollbackGuard<P> {
         let mut decision = self.guard_decision(decision, config, &View { previous_plan: &in_force, ..*view });
         if self.home_restorer.is_none() && home_restorer.is_active(view.observation.window) {
             home_restorer.pin_tasks(&mut decision.plan, view);
+            decision.forecast = None;
             self.home_restorer = Some(home_restorer);
         }
         decision
@@ -102,6 +103,7 @@ impl<P> RollbackGuard<P> {
             history.revert(worse.in_total);
             let PlanRecord { plan, tasks: knew, homes, .. } = &history.reference;
             put_placement(&mut decision.plan, plan, knew, view);
+            decision.forecast = None;
             self.home_restorer = HomeRestorer::after(view.previous_plan, &decision.plan, homes, view);
             if let Some(home_restorer) = &self.home_restorer {
                 decision.reasons[0].text += "; tasks return to their earlier caches";
@@ -119,6 +121,7 @@ impl<P> RollbackGuard<P> {
                 numbers: Vec::new(),
             }];
             put_placement(&mut decision.plan, view.previous_plan, &present, view);
+            decision.forecast = None;
             return decision;
         }
         let PlanRecord { plan: reference, tasks: knew, .. } = &history.reference;
@@ -131,6 +134,7 @@ impl<P> RollbackGuard<P> {
                 numbers: Vec::new(),
             }];
             put_placement(&mut decision.plan, reference, knew, view);
+            decision.forecast = None;
         }
         decision
     }

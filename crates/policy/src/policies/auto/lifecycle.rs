@@ -4,7 +4,7 @@
 //! a state: the next state, the plan for the next window, and the reason in words. The diagram of the policy's page is
 //! printed from the same table.
 
-use cachemate_core::View;
+use cachemate_core::{Forecast, View};
 
 use super::model::decided_plan::DecidedPlan;
 use super::model::score::PlanObjective;
@@ -186,7 +186,9 @@ pub struct ProvisionalChange {
     pub old: DecidedPlan,
     pub new: DecidedPlan,
     /// Forecast gain of the new plan, as a share.
-    pub forecast: f64,
+    pub gain: f64,
+    /// Forecasts of the old and the new plan.
+    pub forecasts: [Forecast; 2],
     pub stage: ChangeStage,
 }
 
@@ -245,11 +247,20 @@ impl ProvisionalChange {
         }
     }
 
-    /// The plan of the present leg.
-    fn leg(&self) -> &DecidedPlan {
-        match &self.stage {
-            ChangeStage::Trial(trial) if trial.is_new() => &self.new,
-            _ => &self.old,
+    /// Is the new plan that of the present leg?
+    fn is_new_leg(&self) -> bool {
+        matches!(&self.stage, ChangeStage::Trial(trial) if trial.is_new())
+    }
+
+    /// One of its plans with its forecast; `None` = the plan in force.
+    fn plan(&self, plan: NextPlan) -> Option<(&DecidedPlan, &Forecast)> {
+        let [of_old, of_new] = &self.forecasts;
+        match plan {
+            NextPlan::InForce => None,
+            NextPlan::Before => Some((&self.before, of_old)),
+            NextPlan::Leg if self.is_new_leg() => Some((&self.new, of_new)),
+            NextPlan::Old | NextPlan::Leg => Some((&self.old, of_old)),
+            NextPlan::New => Some((&self.new, of_new)),
         }
     }
 }
@@ -260,6 +271,8 @@ pub struct Lifecycle {
     pub state: LifecycleState,
     pub change: Option<ProvisionalChange>,
     pub monitor: SpeedMonitor,
+    /// Forecast of the plan for the next window; `None` = the last search was for other tasks or phases.
+    pub forecast: Option<Forecast>,
 }
 
 impl Lifecycle {
@@ -278,13 +291,14 @@ impl Lifecycle {
     ) -> (Option<&'static Transition>, DecidedPlan) {
         let row = transition(self.state, event);
         let Some(Transition { to, plan, .. }) = row else { return (None, in_force) };
-        let next = match (plan, &self.change) {
-            (NextPlan::New, Some(change)) => change.new.clone(),
-            (NextPlan::Old, Some(change)) => change.old.clone(),
-            (NextPlan::Before, Some(change)) => change.before.clone(),
-            (NextPlan::Leg, Some(change)) => change.leg().clone(),
-            (NextPlan::InForce, _) | (_, None) => in_force,
-        };
+        let mut next = in_force;
+        if let Some((plan, forecast)) = self.change.as_ref().and_then(|change| change.plan(*plan)) {
+            next.clone_from(plan);
+            self.forecast = Some(forecast.clone());
+        }
+        if event.interrupts() {
+            self.forecast = None;
+        }
         if event.ends_comparison() || self.state == RollingBack {
             self.monitor = SpeedMonitor::default();
         }
@@ -304,7 +318,7 @@ impl Lifecycle {
 mod tests {
     use super::*;
     use LifecycleEvent as Event;
-    use cachemate_core::{Plan, WindowLength};
+    use cachemate_core::{Plan, TaskId, WindowLength};
 
     const EVENTS_OF_IDLE: &[Event] = &[Event::NotKnown, Event::Known, Event::Paused, Event::PhaseChanged];
     const EVENTS_OF_SEARCH: &[Event] =
@@ -363,7 +377,10 @@ mod tests {
     fn lifecycle(state: LifecycleState) -> Lifecycle {
         let stage = ChangeStage::RollBack { windows: 0 };
         let [before, old, new] = [plan(1), plan(2), plan(3)];
-        let change = (!IDLE.contains(&state)).then_some(ProvisionalChange { before, old, new, forecast: 0.1, stage });
+        let unknown = |id: u32| Forecast { unknown: vec![TaskId(id)], ..Forecast::default() };
+        let forecasts = [unknown(2), unknown(3)];
+        let change = ProvisionalChange { before, old, new, gain: 0.1, forecasts, stage };
+        let change = (!IDLE.contains(&state)).then_some(change);
         Lifecycle { state, change, ..Lifecycle::default() }
     }
 
@@ -385,6 +402,9 @@ mod tests {
                     NextPlan::New => 3,
                 };
                 assert_eq!((next, lifecycle.state), (plan(expected), row.to), "{from:?} {:?}", row.event);
+                let forecast = lifecycle.forecast.map(|forecast| u64::from(forecast.unknown[0].0));
+                let expected = [2, 3].contains(&expected.max(2)).then_some(expected.max(2));
+                assert_eq!(forecast, expected.filter(|_| !row.event.interrupts()), "{from:?} {:?}", row.event);
                 assert_eq!(lifecycle.change.is_none(), IDLE.contains(&row.to), "{from:?} {:?}", row.event);
                 if row.rolls_back() {
                     let windows = match lifecycle.change.map(|change| change.stage) {

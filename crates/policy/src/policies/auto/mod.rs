@@ -21,7 +21,7 @@ mod model;
 mod proposal;
 mod trial;
 
-use cachemate_core::{Ability, Decision, Policy, Reason, View, WindowLength};
+use cachemate_core::{Ability, Decision, Forecast, Policy, Reason, View, WindowLength};
 use serde::Deserialize;
 
 use self::candidates::{AllowedMechanisms, Mechanism};
@@ -35,7 +35,7 @@ use self::model::decided_plan::DecidedPlan;
 use self::model::problem::sites;
 use self::model::problem_cache::{SearchHistory, stamp};
 pub use self::model::score::PlanObjective;
-use self::proposal::{PlanFinder, Proposal};
+use self::proposal::{PlanFinder, Proposal, SearchResult};
 use self::trial::{LegLengths, SpeedMonitor, Trial};
 use super::ParameterError;
 use super::static_partition::MigrationMode;
@@ -156,10 +156,25 @@ struct Auto {
 
 impl Policy for Auto {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        match self.evidence.recall.observe(view) {
-            Some(profiles) => self.decide_with_profiles(&View { profiles: &profiles, ..*view }),
-            None => self.decide_with_profiles(view),
+        self.evidence.curves.observe(view);
+        let mut reasons = Vec::new();
+        let mut next = DecidedPlan::from_previous(view.previous_plan, view);
+        let is_counted = view.live_tasks().any(|task| !task.counts.0.is_empty());
+        if is_counted {
+            next = self.continue_window(view, next, &mut reasons);
         }
+        let mut plan = next.0;
+        plan.window = WindowLength::Time { ns: self.parameters.window_ns.max(view.capabilities.min_window_ns) };
+        plan.penalties.clear();
+        // No probe runs while a change is measured.
+        if is_counted && self.lifecycle.is_idle() {
+            let (limits, shares) = (self.parameters.probe_limits(), self.parameters.allowed_mechanisms(view));
+            let TaskEvidence { probe_planner, speeds, curves, .. } = &mut self.evidence;
+            plan.probes =
+                probe_planner.next(view, &sites(view), (speeds, curves), &limits, shares.has(Mechanism::Sharing));
+        }
+        self.decided = Some(DecidedPlan(plan.clone()));
+        Decision { plan, reasons, forecast: self.lifecycle.forecast.clone().filter(|_| is_counted) }
     }
 }
 
@@ -180,39 +195,20 @@ impl Auto {
         }
     }
 
-    fn decide_with_profiles(&mut self, view: &View<'_>) -> Decision {
-        let mut reasons = Vec::new();
-        let mut next = DecidedPlan::from_previous(view.previous_plan, view);
-        let is_counted = view.live_tasks().any(|task| !task.counts.0.is_empty());
-        if is_counted {
-            next = self.continue_window(view, next, &mut reasons);
-        }
-        let mut plan = next.0;
-        plan.window = WindowLength::Time { ns: self.parameters.window_ns.max(view.capabilities.min_window_ns) };
-        plan.penalties.clear();
-        // No probe runs while a change is measured.
-        if is_counted && self.lifecycle.is_idle() {
-            let (limits, shares) = (self.parameters.probe_limits(), self.parameters.allowed_mechanisms(view));
-            let TaskEvidence { probe_planner, speeds, .. } = &mut self.evidence;
-            plan.probes = probe_planner.next(view, &sites(view), speeds, &limits, shares.has(Mechanism::Sharing));
-        }
-        self.decided = Some(DecidedPlan(plan.clone()));
-        Decision { plan, reasons }
-    }
-
     /// A window in which events were counted: its event, the transition, and a search if one is due.
     fn continue_window(&mut self, view: &View<'_>, in_force: DecidedPlan, why: &mut Vec<Reason>) -> DecidedPlan {
         let Some(level) = view.topology.last_level() else { return in_force };
         let tasks_changed = self.evidence.observe(view, level);
         if tasks_changed {
             self.lifecycle.monitor = SpeedMonitor::default();
+            self.lifecycle.forecast = None;
         }
         let (event, verdict) = self.event(view, &in_force, tasks_changed);
         let next = self.advance(event, verdict, view, in_force, why);
         if event != LifecycleEvent::Known {
             return next;
         }
-        let (stamp, window) = (stamp(view), view.observation.window);
+        let (stamp, window) = (stamp(view, &self.evidence.curves), view.observation.window);
         if !self.searches.is_outdated(&stamp, window) {
             return next;
         }
@@ -267,7 +263,7 @@ impl Auto {
         let steady = self.evidence.arrivals.steady_windows(view.observation.window);
         steady >= KNOWN_WINDOWS
             && (self.lifecycle.monitor.is_enough() || self.searches.phase_changed && phases::are_kinds_known(view))
-            && (self.evidence.probe_planner.surveyed(view) || steady >= PATIENCE_WINDOWS)
+            && (self.evidence.probe_planner.surveyed(view, &self.evidence.curves) || steady >= PATIENCE_WINDOWS)
     }
 
     /// Follows the transition of an event, with its effects on what is remembered; returns the next plan.
@@ -281,13 +277,13 @@ impl Auto {
     ) -> DecidedPlan {
         let window = view.observation.window;
         let change = self.lifecycle.change.as_ref();
-        let (forecast, new) = (change.map(|change| change.forecast), change.map(|change| change.new.clone()));
+        let (gain, new) = (change.map(|change| change.gain), change.map(|change| change.new.clone()));
         let was_idle = self.lifecycle.is_idle();
         let (row, mut next) = self.lifecycle.advance(event, in_force, self.parameters.warmup_windows);
         let Some(row) = row else { return next };
-        if let Some((verdict, forecast)) = verdict.zip(forecast) {
-            self.record.record(forecast, verdict.measured.log_ratio);
-            why.push(explain::verdict(view, verdict, forecast, row));
+        if let Some((verdict, gain)) = verdict.zip(gain) {
+            self.record.record(gain, verdict.measured.log_ratio);
+            why.push(explain::verdict(view, verdict, gain, row));
         }
         match event {
             LifecycleEvent::NotFaster | LifecycleEvent::Slower => {
@@ -353,14 +349,22 @@ impl Auto {
                 .arrivals
                 .leaves_time_for(lengths.shortest_trial(), view.observation.window),
         };
-        let proposal = finder.find(&input, &mut self.reported, why);
+        let SearchResult { in_force: forecast, proposal } = finder.find(&input, &mut self.reported, why);
         self.searches.finish(input);
-        proposal.map_or(LifecycleEvent::NoBetterPlan, |proposal| self.propose(proposal, lengths, in_force.clone()))
+        self.lifecycle.forecast = Some(forecast.clone());
+        let Some(proposal) = proposal else { return LifecycleEvent::NoBetterPlan };
+        self.propose(proposal, lengths, in_force.clone(), forecast)
     }
 
     /// Prepares the trial or the monitoring of a plan.
-    fn propose(&mut self, proposal: Proposal, lengths: LegLengths, before: DecidedPlan) -> LifecycleEvent {
-        let Proposal { choice, new, old, weights, forecast } = proposal;
+    fn propose(
+        &mut self,
+        proposal: Proposal,
+        lengths: LegLengths,
+        before: DecidedPlan,
+        of_old: Forecast,
+    ) -> LifecycleEvent {
+        let Proposal { choice, new, old, weights, gain, forecast } = proposal;
         let (event, stage) = if choice == Choice::Try {
             self.trials += 1;
             let trial = Trial::new(lengths, weights, self.parameters.objective, self.seed ^ self.trials);
@@ -371,7 +375,8 @@ impl Auto {
             let event = if can_compare { LifecycleEvent::SureGain } else { LifecycleEvent::UnmeasurableGain };
             (event, ChangeStage::Monitored { before, weights })
         };
-        self.lifecycle.change = Some(ProvisionalChange { before, old, new, forecast, stage });
+        let forecasts = [of_old, forecast];
+        self.lifecycle.change = Some(ProvisionalChange { before, old, new, gain, forecasts, stage });
         event
     }
 }

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use cachemate_core::{Plan, Reason, ShareMember, SplitMix64, Units, View};
+use cachemate_core::{Forecast, Plan, Reason, ShareMember, SplitMix64, TaskId, Units, View};
 
 use super::Parameters;
 use super::candidates::{CandidatePlan, Mechanism, PlanComparator, PlanSearch};
@@ -11,6 +11,7 @@ use super::evidence::TaskEvidence;
 use super::explain::{MechanismGain, ReportedForecasts, SearchReport};
 use super::failed_plans::FailedPlans;
 use super::model::decided_plan::DecidedPlan;
+use super::model::forecast::forecast;
 use super::model::layout::SiteLayout;
 use super::model::problem::PlanningProblem;
 use super::model::problem_cache::SearchInput;
@@ -38,7 +39,17 @@ pub struct Proposal {
     /// Processes in the objective, with their forecast speeds under the plan in force.
     pub weights: Vec<Weight>,
     /// Forecast gain, as a share.
-    pub forecast: f64,
+    pub gain: f64,
+    /// Forecast of the new plan.
+    pub forecast: Forecast,
+}
+
+/// The result of a search.
+pub struct SearchResult {
+    /// Forecast of the plan in force.
+    pub in_force: Forecast,
+    /// The best plan, if it is worth a trial or more.
+    pub proposal: Option<Proposal>,
 }
 
 /// The inputs of a search besides the problem.
@@ -54,15 +65,26 @@ pub struct PlanFinder<'a, 'v> {
 }
 
 impl PlanFinder<'_, '_> {
-    /// The best plan, if it is worth a trial or more.
-    pub fn find(
+    /// Searches for the best plan, and forecasts it and the plan in force.
+    pub fn find(&self, input: &SearchInput, reported: &mut ReportedForecasts, why: &mut Vec<Reason>) -> SearchResult {
+        let held = SiteLayout::of(&self.in_force.0, &input.scene);
+        let in_force = self.forecast(&input.scene, &held);
+        SearchResult { in_force, proposal: self.propose(input, held, reported, why) }
+    }
+
+    fn forecast(&self, scene: &PlanningProblem, layout: &SiteLayout) -> Forecast {
+        let references = |task: TaskId| self.evidence.speeds.of(task, 64.0)?.references_per_instr;
+        forecast(scene, layout, references, self.seed)
+    }
+
+    fn propose(
         &self,
         input: &SearchInput,
+        held: SiteLayout,
         reported: &mut ReportedForecasts,
         why: &mut Vec<Reason>,
     ) -> Option<Proposal> {
         let (scene, memo) = (&input.scene, &input.memo);
-        let held = SiteLayout::of(&self.in_force.0, scene);
         let (mut candidates, judge) = self.candidates(input, &held);
         candidates.retain(|candidate| candidate.layout == held || self.is_allowed(&candidate.layout, scene));
         let best = self.best(&candidates, &judge, scene)?.clone();
@@ -104,7 +126,8 @@ impl PlanFinder<'_, '_> {
         let mut pinned = held.clone();
         pinned.pinned = scene.tasks.iter().map(|one| one.movable && one.program.is_some()).collect();
         let (old, weights) = (self.plan_of(scene, &pinned), weights(scene, &held));
-        Some(Proposal { choice, new, old, weights, forecast: gain.middle })
+        let forecast = self.forecast(scene, &best.layout);
+        Some(Proposal { choice, new, old, weights, gain: gain.middle, forecast })
     }
 
     /// All candidates, and their comparator.

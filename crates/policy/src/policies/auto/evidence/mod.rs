@@ -1,6 +1,7 @@
 //! Evidence about the tasks, from all windows so far: which are live and where, how fast they run, in which phases.
 
 pub mod arrivals;
+pub mod curves;
 pub mod phases;
 pub mod probe_planner;
 pub mod speeds;
@@ -10,10 +11,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use cachemate_core::{CacheLevel, CounterEvent, ProcessId, StallCause, TaskId, TaskSample, View};
 
 use self::arrivals::TaskArrivals;
+use self::curves::CurveChecks;
 use self::probe_planner::ProbePlanner;
 use self::speeds::SpeedTracker;
 use super::model::problem::{CpuSites, sites};
-use crate::phase_curves::PhaseCurveCache;
 
 /// Windows for which speeds must be known.
 pub const KNOWN_WINDOWS: u64 = 3;
@@ -21,6 +22,7 @@ pub const KNOWN_WINDOWS: u64 = 3;
 pub const PATIENCE_WINDOWS: u64 = 40;
 
 /// See the module's documentation.
+#[derive(Default)]
 pub struct TaskEvidence {
     pub speeds: SpeedTracker,
     pub probe_planner: ProbePlanner,
@@ -29,23 +31,9 @@ pub struct TaskEvidence {
     /// Tasks that ran on another cache than a thread of their process while their waits for other caches were counted.
     pub split_processes: BTreeSet<TaskId>,
     pub arrivals: TaskArrivals,
-    pub recall: PhaseCurveCache,
+    pub curves: CurveChecks,
     /// Tasks whose phase has changed or whose curve was dropped, and since when; searches wait for them.
     pub phase_changed_at: BTreeMap<TaskId, u64>,
-}
-
-impl Default for TaskEvidence {
-    fn default() -> Self {
-        TaskEvidence {
-            speeds: SpeedTracker::default(),
-            probe_planner: ProbePlanner::default(),
-            default_site: BTreeMap::new(),
-            split_processes: BTreeSet::new(),
-            arrivals: TaskArrivals::default(),
-            recall: PhaseCurveCache::averaging_fast_phases(),
-            phase_changed_at: BTreeMap::new(),
-        }
-    }
 }
 
 impl TaskEvidence {

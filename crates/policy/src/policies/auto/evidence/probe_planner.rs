@@ -11,10 +11,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{
-    Ability, Estimate, PlanItem, ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, ProcessId, SizeCurve, TaskId, View,
+    Ability, Estimate, PlanItem, ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, ProcessId, Profile, SizeCurve,
+    TaskId, View,
 };
 use cachemate_locality::shmap::SharingCriteria as Filter;
 
+use super::curves::CurveChecks;
 use super::speeds::SpeedTracker;
 use crate::clustering::{ClusteringMethod, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find, scaled_threshold};
 use crate::policies::auto::model::problem::{CacheSite, CpuSites};
@@ -112,7 +114,7 @@ impl ProbePlanner {
         &mut self,
         view: &View<'_>,
         sites: &[CacheSite],
-        speeds: &SpeedTracker,
+        (speeds, curves): (&SpeedTracker, &CurveChecks),
         terms: &ProbeLimits,
         share: bool,
     ) -> Vec<ProbeRequest> {
@@ -127,12 +129,12 @@ impl ProbePlanner {
                 view.observation.probe_results.iter().any(|answer| answer.probe == asked.probe.id && answer.complete);
             let refused = view.observation.applied.refused.iter().any(|no| no.item == PlanItem::Probe(asked.probe.id));
             let late = now_ns.saturating_sub(asked.since_ns) > ANSWERED_WITHIN_NS;
-            let known = view.profiles.get(task).is_some_and(|profile| profile.misses_per_kilo_instr().is_some());
+            let known = curves.has_curve(view, *task);
             let is_first = log_entries(&asked.probe).is_none_or(|entries| entries <= terms.trace_entries);
             asked.answered |= answered;
             asked.over |= answered || refused || late || known && is_first;
         }
-        let mut probes = self.of_curves(view, sites, speeds, terms, now_ns);
+        let mut probes = self.of_curves(view, sites, (speeds, curves), terms, now_ns);
         if share && sites.len() > 1 {
             probes.extend(self.of_sharing(view, speeds, terms, now_ns));
         }
@@ -143,7 +145,7 @@ impl ProbePlanner {
         &mut self,
         view: &View<'_>,
         sites: &[CacheSite],
-        speeds: &SpeedTracker,
+        (speeds, curves): (&SpeedTracker, &CurveChecks),
         terms: &ProbeLimits,
         now_ns: u64,
     ) -> Vec<ProbeRequest> {
@@ -164,7 +166,7 @@ impl ProbePlanner {
             let ran = seen.ran();
             let on = seats.of_task(seen);
             let before = self.by_task.get(&seen.task);
-            let known = profile.is_some_and(|profile| profile.misses_per_kilo_instr().is_some());
+            let known = curves.has_curve(view, seen.task);
             // The first probe is the initial profiling; later phases wait until it is paid for.
             let may = before.is_none_or(|asked| asked.phase != phase && paid);
             let goes_on = before.is_some_and(|asked| !asked.over && (asked.phase == phase || !known));
@@ -174,7 +176,7 @@ impl ProbePlanner {
                 trace && asked.answered && asked.phase == phase && first
             };
             let waits = || memory_stall_share(speeds, seen.task).is_none_or(|share| share >= terms.min_gain);
-            let curve = profile.and_then(|profile| profile.misses_per_kilo_instr());
+            let curve = curves.profile(view, seen.task).and_then(Profile::misses_per_kilo_instr);
             let longer = before.filter(is_short).filter(|_| waits()).zip(curve);
             let longer = longer.filter(|(_, curve)| is_uncertain_at(curve, largest_bytes));
             let longer = longer.map(|_| terms.trace_entries.saturating_mul(ENTRIES_FACTOR));
@@ -221,11 +223,9 @@ impl ProbePlanner {
     }
 
     /// Has every task that can be probed been probed, with or without an answer?
-    pub fn surveyed(&self, view: &View<'_>) -> bool {
+    pub fn surveyed(&self, view: &View<'_>, curves: &CurveChecks) -> bool {
         let can = can_measure_curves(view);
-        let known =
-            |task: TaskId| view.profiles.get(&task).is_some_and(|profile| profile.misses_per_kilo_instr().is_some());
-        let done = |task: TaskId| known(task) || !can || !self.is_open(task);
+        let done = |task: TaskId| curves.has_curve(view, task) || !can || !self.is_open(task);
         let ran = |seen: &cachemate_core::TaskSample| seen.ran();
         self.sharing.is_none() && view.movable().filter(|seen| ran(seen)).all(|seen| done(seen.task))
     }

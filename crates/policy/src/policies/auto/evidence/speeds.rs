@@ -7,8 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{CacheLevel, CounterEvent, Observation, Plan, ProbeKind, StallCause, TaskId, TaskSample};
+use cachemate_locality::profilers::AVERAGED;
 
-use crate::phase_curves::fast_phases::AVERAGED;
 use crate::work_metric::WorkMetric;
 
 /// Speed of a task; `None` = not counted.

@@ -3,6 +3,7 @@
 pub mod bus;
 pub mod composition;
 pub mod decided_plan;
+pub mod forecast;
 pub mod layout;
 pub mod problem;
 pub mod problem_cache;

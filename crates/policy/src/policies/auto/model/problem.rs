@@ -11,6 +11,7 @@ use super::score::speeds;
 use super::score_cache::ErrorDraw;
 use crate::gang_quantum::cycles_per_ns;
 use crate::partition::units::PartitionUnits;
+use crate::policies::auto::evidence::curves::CurveChecks;
 use crate::policies::auto::evidence::speeds::SpeedTracker;
 use crate::work_metric::WorkMetric;
 
@@ -125,6 +126,7 @@ pub struct PriorObservations<'a> {
     pub clusters: &'a BTreeMap<TaskId, usize>,
     pub lived_on: &'a BTreeMap<TaskId, usize>,
     pub split_tasks: &'a BTreeSet<TaskId>,
+    pub curves: &'a CurveChecks,
     /// Does the location of memory matter?
     pub memory_nodes: bool,
 }
@@ -178,7 +180,7 @@ impl PlanningProblem {
                 line_bytes: f64::from(line),
                 partners_here: partners_here(task).unwrap_or(0.0),
             };
-            let known = || view.profiles.get(&task.task).zip(speeds.of(task.task, f64::from(line)));
+            let known = || earlier.curves.profile(view, task.task).zip(speeds.of(task.task, f64::from(line)));
             let build_model = || known().and_then(|(profile, speed)| ProgramModel::of(&inputs(profile, speed)));
             ProblemTask {
                 task: task.task,

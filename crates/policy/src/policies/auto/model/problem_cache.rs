@@ -13,6 +13,7 @@ use super::layout::SiteLayout;
 use super::problem::{PlanningProblem, PriorObservations, sites};
 use super::program_model::ProgramModel;
 use super::score_cache::ScoreCache;
+use crate::policies::auto::evidence::curves::CurveChecks;
 use crate::policies::auto::evidence::probe_planner::IDLE_BELOW;
 use crate::policies::auto::evidence::speeds::{ObservedSpeed, SpeedTracker};
 use crate::policies::auto::evidence::{PATIENCE_WINDOWS, TaskEvidence, phases::current_phase};
@@ -90,11 +91,8 @@ impl ProblemCache {
 }
 
 /// The live tasks, their phases, and whether their curves are known.
-pub fn stamp(view: &View<'_>) -> TaskStamp {
-    let of = |task: TaskId| {
-        let is_known = view.profiles.get(&task).is_some_and(|profile| profile.misses_per_kilo_instr().is_some());
-        (task, current_phase(view, task).0, is_known)
-    };
+pub fn stamp(view: &View<'_>, curves: &CurveChecks) -> TaskStamp {
+    let of = |task: TaskId| (task, current_phase(view, task).0, curves.has_curve(view, task));
     view.live_tasks().map(|seen| of(seen.task)).collect()
 }
 
@@ -178,6 +176,7 @@ impl InputBuilder<'_, '_> {
             clusters: &self.evidence.probe_planner.clusters,
             lived_on: &self.evidence.default_site,
             split_tasks: &self.evidence.split_processes,
+            curves: &self.evidence.curves,
             memory_nodes: self.memory_nodes,
         }
     }
@@ -215,7 +214,7 @@ impl InputBuilder<'_, '_> {
         let measured = |task: TaskId| self.counted_now(task)?.misses_per_instr;
         for (task, contradicted) in scene.contradicted(&SiteLayout::of(self.in_force, scene), measured) {
             let profile = self.view.profiles.get(&task);
-            if profile.is_some_and(|profile| self.evidence.recall.is_dropped(task, profile, contradicted)) {
+            if profile.is_some_and(|profile| self.evidence.curves.check(task, profile, contradicted)) {
                 scene.forget(task);
                 self.evidence.probe_planner.forget(task);
                 self.evidence.phase_changed_at.insert(task, self.view.observation.window);

@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use cachemate_core::{CacheLevel, Estimate, Fact, SizeCurve, TaskId, View};
+use cachemate_core::{CacheLevel, Estimate, Fact, Profiles, SizeCurve, TaskId};
 
 use super::{LevelCurves, measured_at};
 
@@ -44,10 +44,9 @@ pub struct FastPhaseAverages {
 
 impl FastPhaseAverages {
     /// Takes in a window, and forgets tasks that exited.
-    pub fn observe(&mut self, view: &View<'_>) {
-        self.past.retain(|task, _| view.profiles.contains_key(task));
-        for (&task, profile) in view.profiles {
-            let window = view.observation.window;
+    pub fn observe(&mut self, window: u64, measured: &Profiles) {
+        self.past.retain(|task, _| measured.contains_key(task));
+        for (&task, profile) in measured {
             let fresh = || PhaseHistory { phase: (profile.phase_number, window), ..PhaseHistory::default() };
             let past = self.past.entry(task).or_insert_with(fresh);
             past.turn(profile.phase_number, window);
@@ -59,11 +58,6 @@ impl FastPhaseAverages {
     pub fn averaged(&self, task: TaskId) -> Option<(u32, LevelCurves)> {
         let past = self.past.get(&task).filter(|past| past.is_averaged())?;
         Some((past.since?, mean(&past.curves)?))
-    }
-
-    /// Are the task's phases averaged?
-    pub fn contains(&self, task: TaskId) -> bool {
-        self.past.get(&task).is_some_and(PhaseHistory::is_averaged)
     }
 }
 
@@ -143,7 +137,6 @@ fn mean_of(all: &[Estimate]) -> Estimate {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::with_view;
     use super::*;
     use cachemate_core::{FactSource, Profile, Profiles};
 
@@ -158,7 +151,7 @@ mod tests {
             profile.locality.misses_per_kilo_instr.values_mut().for_each(|fact| fact.window = window);
         }
         let profiles: Profiles = [(TASK, profile)].into();
-        with_view(window, &profiles, |view| averages.observe(view));
+        averages.observe(window, &profiles);
     }
 
     /// The window in which averaging begins, for phases of so many windows with a curve measured at the beginning of
@@ -168,7 +161,7 @@ mod tests {
         (0..length * phases).find_map(|window| {
             let measured = window.is_multiple_of(length).then_some((window / length % 2 * 8) as f64);
             observe(&mut averages, window, (window / length) as u32, measured);
-            averages.contains(TASK).then(|| (window, averages.clone()))
+            averages.averaged(TASK).is_some().then(|| (window, averages.clone()))
         })
     }
 
@@ -187,10 +180,10 @@ mod tests {
         assert_eq!(averages.averaged(TASK).map(|(number, _)| number), Some(4), "the phase number is constant");
         // It stays in one phase now.
         for window in 21..=44 {
-            assert!(averages.contains(TASK), "{window}");
+            assert!(averages.averaged(TASK).is_some(), "{window}");
             observe(&mut averages, window, 5, None);
         }
-        assert!(!averages.contains(TASK));
+        assert!(!averages.averaged(TASK).is_some());
     }
 
     /// Does nothing change until enough curves are known?
@@ -200,7 +193,7 @@ mod tests {
         for window in 0..40 {
             observe(&mut averages, window, (window / 3) as u32, (window == 5 || window == 20).then_some(1.0));
         }
-        assert!(!averages.contains(TASK));
+        assert!(!averages.averaged(TASK).is_some());
         observe(&mut averages, 40, 14, Some(4.0));
         assert_eq!(averages.averaged(TASK).unwrap().1[&CacheLevel::L3].value[0].1.value, 2.0);
     }

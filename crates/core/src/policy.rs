@@ -71,6 +71,26 @@ impl ReasonKind {
     }
 }
 
+/// How the effect of a plan is verified by measured speeds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verification {
+    /// The guard compares speeds before and after the change.
+    #[default]
+    BeforeAndAfter,
+    /// The policy measures two plans in alternation, of which this is one. The guard leaves the verdict to the trial,
+    /// and protects goals only.
+    Trial,
+    /// A trial has ended in favor of this plan, with which later ones are compared.
+    Measured,
+}
+
+impl Verification {
+    fn is_before_and_after(&self) -> bool {
+        *self == Verification::BeforeAndAfter
+    }
+}
+
 /// A plan with its reasons, and the forecast that it was chosen by.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Decision {
@@ -83,12 +103,15 @@ pub struct Decision {
     /// with the next window; `None` = the policy has no model, and the reference predictor forecasts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forecast: Option<Forecast>,
+    /// How the plan is verified.
+    #[serde(default, skip_serializing_if = "Verification::is_before_and_after")]
+    pub verification: Verification,
 }
 
 impl Decision {
-    /// A decision without a forecast of its own.
+    /// A decision without a forecast of its own, to be compared with the state before.
     pub fn new(plan: Plan, reasons: Vec<Reason>) -> Self {
-        Decision { plan, reasons, forecast: None }
+        Decision { plan, reasons, forecast: None, verification: Verification::default() }
     }
 }
 

@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use cachemate_core::{
     Ability, Cache, CacheId, CacheShare, CoRunPenalty, Decision, GroupId, IndexSet, PageMigration, Plan, Policy,
     ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, ProcessId, Profiles, Reason, ReasonKind, ShareMember, TaskId,
-    TaskSample, View, WindowLength,
+    TaskSample, Verification, View, WindowLength,
 };
 use serde::Deserialize;
 
@@ -137,11 +137,22 @@ impl Policy for CacheSizing {
             plan.probes.extend(self.probes_of(view, &domain));
         }
         self.probes.retain(|task, _| view.observation.tasks.iter().any(|seen| seen.task == *task));
-        Decision::new(plan, why)
+        Decision { verification: self.verification(&why), ..Decision::new(plan, why) }
     }
 }
 
 impl CacheSizing {
+    /// A trial on any cache verifies the whole plan, of which all other caches' shares stay as they are.
+    fn verification(&self, reasons: &[Reason]) -> Verification {
+        if self.caches.values().any(ShareController::is_on_trial) {
+            Verification::Trial
+        } else if reasons.iter().any(|reason| reason.kind == ReasonKind::TrialVerdict) {
+            Verification::Measured
+        } else {
+            Verification::BeforeAndAfter
+        }
+    }
+
     /// Every last-level cache that can be partitioned, with its processes.
     fn domains<'a>(&mut self, view: &'a View<'a>) -> Vec<PartitionedCache<'a>> {
         let mut processes: Vec<CacheProcess<'a>> = Vec::new();

@@ -203,6 +203,15 @@ impl History {
         self.trial = None;
     }
 
+    /// The plan in force was measured by other means: it is the reference of later changes, with the windows to come.
+    pub fn adopt(&mut self, view: &View<'_>) {
+        let plan = view.previous_plan.clone();
+        let tasks = LiveTasks::of(&view.observation.tasks);
+        self.reference = PlanRecord { plan, tasks, windows: VecDeque::new(), homes: self.homes.clone() };
+        (self.trial, self.baseline) = (None, None);
+        self.totals.clear();
+    }
+
     /// Returns to the reference, or to the baseline, which then is the reference.
     pub fn revert(&mut self, to_baseline: bool) {
         self.trial = None;

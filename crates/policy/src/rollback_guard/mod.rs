@@ -9,6 +9,10 @@
 //! force again for the live tasks, and tasks that it does not pin return to their earlier caches ([`home_restore`]).
 //! The failed plan is on cooldown, longer each time, and so are its mirror images on like caches ([`cooldown`]).
 //!
+//! A policy may verify a plan by a trial of its own ([`Verification::Trial`]). The guard then leaves the verdict to the
+//! trial, because windows of both plans alternate, and ends it only if goals are broken. A plan that a trial has
+//! measured is the next reference.
+//!
 //! Properties: pure; without speeds nothing is judged, and so nothing is rolled back; of changes without effect, about
 //! one in a hundred is rolled back by chance; arrivals and exits neither end nor hide a comparison of the remaining
 //! tasks; a newcomer is compared once it has a reference of its own; if configured to wait, the guard allows no change
@@ -29,7 +33,7 @@ mod verdict;
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Decision, GuardConfig, Policy, ProcessId, Reason, ReasonKind, TaskId, View};
+use cachemate_core::{Decision, GuardConfig, Policy, ProcessId, Reason, ReasonKind, TaskId, Verification, View};
 
 use verdict::GuardVerdict;
 
@@ -51,6 +55,8 @@ pub struct RollbackGuard<P> {
     history: Option<History>,
     cooldown: PlanCooldown,
     home_restorer: Option<HomeRestorer>,
+    /// How the plan in force is verified.
+    verification: Verification,
 }
 
 /// A change that made programs slower.
@@ -64,7 +70,14 @@ impl<P: Policy> RollbackGuard<P> {
     /// `None` = the policy's decisions pass through.
     pub fn new(inner: P, config: impl Into<Option<GuardConfig>>) -> Self {
         let config = config.into().map(|config| GuardConfig { trial_windows: config.trial_windows.max(2), ..config });
-        RollbackGuard { inner, config, history: None, cooldown: PlanCooldown::default(), home_restorer: None }
+        RollbackGuard {
+            inner,
+            config,
+            history: None,
+            cooldown: PlanCooldown::default(),
+            home_restorer: None,
+            verification: Verification::default(),
+        }
     }
 
     /// Replaces the policy from the next window on; earlier failures do not apply to it.
@@ -94,9 +107,14 @@ impl<P> RollbackGuard<P> {
     /// The decision, unless it or an earlier one is to be rolled back.
     fn guard_decision(&mut self, mut decision: Decision, config: GuardConfig, view: &View<'_>) -> Decision {
         let history = self.history.get_or_insert_with(|| History::new(view));
+        if self.verification == Verification::Measured {
+            history.adopt(view);
+        }
         history.observe(view, config.trial_windows as usize);
         let window = view.observation.window;
-        if let Some(worse) = judge(history, &mut self.cooldown, config, view) {
+        let of_plan = std::mem::replace(&mut self.verification, decision.verification);
+        if let Some(worse) = judge(history, &mut self.cooldown, config, view, of_plan) {
+            self.verification = Verification::default();
             let (known, windows) = (history.decided_for(), config.cooldown_windows.into());
             let out = self.cooldown.record_failure(view.previous_plan, known, view.topology, window, windows);
             decision.reasons.insert(0, rollback_reason(&worse, out, view));
@@ -122,6 +140,7 @@ impl<P> RollbackGuard<P> {
             }];
             put_placement(&mut decision.plan, view.previous_plan, &present, view);
             decision.forecast = None;
+            self.verification = Verification::default();
             return decision;
         }
         let PlanRecord { plan: reference, tasks: knew, .. } = &history.reference;
@@ -135,23 +154,30 @@ impl<P> RollbackGuard<P> {
             }];
             put_placement(&mut decision.plan, reference, knew, view);
             decision.forecast = None;
+            self.verification = Verification::default();
         }
         decision
     }
 }
 
-/// Judges the state on trial, and accepts it if it is no worse.
+/// Judges a changed state, and accepts it if it is no worse. A trial of the policy has its own verdict, so only broken
+/// goals end it.
 fn judge(
     history: &mut History,
     cooldown: &mut PlanCooldown,
     config: GuardConfig,
     view: &View<'_>,
+    verification: Verification,
 ) -> Option<Regression> {
     let after = history.windows_to_compare(config.trial_windows as usize)?;
     let of_reference = changes(view, history.reference.windows.iter(), &after, config.trial_windows as usize);
     let of_baseline = in_total(&of_reference, &history.totals);
     let judged = |changes: &[ProcessChange]| GuardVerdict::of(changes, config.objective, config.min_loss);
     let (local, total) = (judged(&of_reference), judged(&of_baseline));
+    if verification == Verification::Trial {
+        let breaks_goals = local.floors_broken > 0 && can_revert(&history.reference, view);
+        return breaks_goals.then_some(Regression { judgement: local, in_total: false });
+    }
     let in_total = !local.worse && total.worse && history.baseline.is_some();
     let back_to = if in_total { history.baseline.as_ref() } else { Some(&history.reference) };
     if (local.worse || in_total) && back_to.is_some_and(|state| can_revert(state, view)) {

@@ -4,7 +4,7 @@
 //! a state: the next state, the plan for the next window, and the reason in words. The diagram of the policy's page is
 //! printed from the same table.
 
-use cachemate_core::{Forecast, View};
+use cachemate_core::{Forecast, Verification, View};
 
 use super::model::decided_plan::DecidedPlan;
 use super::model::score::PlanObjective;
@@ -273,6 +273,8 @@ pub struct Lifecycle {
     pub monitor: SpeedMonitor,
     /// Forecast of the plan for the next window; `None` = the last search was for other tasks or phases.
     pub forecast: Option<Forecast>,
+    /// How that plan is verified.
+    pub verification: Verification,
 }
 
 impl Lifecycle {
@@ -310,6 +312,13 @@ impl Lifecycle {
             self.change = None;
         }
         self.state = *to;
+        self.verification = match (event, to) {
+            (LifecycleEvent::Faster, _) => Verification::Measured,
+            // The caches settle under one of the trial's plans.
+            (_, OnTrial) | (LifecycleEvent::NotFaster, _) => Verification::Trial,
+            (LifecycleEvent::Undecided, RollingBack) => self.verification,
+            _ => Verification::BeforeAndAfter,
+        };
         (row, next)
     }
 }
@@ -440,6 +449,25 @@ mod tests {
         };
         let lines: String = edges.iter().map(line).collect();
         format!("stateDiagram-v2\n    [*] --> {:?}\n{lines}", LifecycleState::default())
+    }
+
+    /// Does the guard leave a trial and its roll-back alone, take a faster plan as measured, and compare all others?
+    #[test]
+    fn only_trials_are_verified_by_themselves() {
+        let verified = |from: LifecycleState, events: &[Event]| {
+            let mut lifecycle = lifecycle(from);
+            lifecycle.change = self::lifecycle(OnTrial).change;
+            events.iter().for_each(|&event| drop(lifecycle.advance(event, plan(9), 1)));
+            lifecycle.verification
+        };
+        assert_eq!(verified(Holding, &[Event::LikelyGain, Event::Undecided]), Verification::Trial);
+        assert_eq!(verified(OnTrial, &[Event::Undecided, Event::Faster]), Verification::Measured);
+        assert_eq!(verified(OnTrial, &[Event::Faster, Event::NotKnown]), Verification::BeforeAndAfter);
+        assert_eq!(verified(OnTrial, &[Event::NotFaster, Event::Undecided]), Verification::Trial);
+        assert_eq!(verified(OnTrial, &[Event::NotFaster, Event::Settled]), Verification::BeforeAndAfter);
+        for (from, event) in [(Holding, Event::SureGain), (Monitoring, Event::Slower)] {
+            assert_eq!(verified(from, &[event]), Verification::BeforeAndAfter);
+        }
     }
 
     /// Is the diagram of the page that of the table?

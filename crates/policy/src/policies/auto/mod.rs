@@ -174,7 +174,8 @@ impl Policy for Auto {
                 probe_planner.next(view, &sites(view), (speeds, curves), &limits, shares.has(Mechanism::Sharing));
         }
         self.decided = Some(DecidedPlan(plan.clone()));
-        Decision { plan, reasons, forecast: self.lifecycle.forecast.clone().filter(|_| is_counted) }
+        let forecast = self.lifecycle.forecast.clone().filter(|_| is_counted);
+        Decision { plan, reasons, forecast, verification: self.lifecycle.verification }
     }
 }
 

@@ -6,6 +6,7 @@ mod churn;
 mod lies;
 mod mirror;
 mod series;
+mod trials;
 mod way_home;
 
 use cachemate_core::*;

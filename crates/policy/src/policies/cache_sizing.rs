@@ -26,7 +26,7 @@ use cachemate_core::{
 use serde::Deserialize;
 
 use super::static_partition::{MigrationMode, in_units};
-use super::{ParameterError, parameters};
+use super::{ParameterError, ParameterRange, parameters};
 use crate::partition::ab_test::AbTest;
 use crate::partition::allocate::{Allocation, AllocationLimits, Claimant, PartitionKind, SizingObjective, allocate};
 use crate::partition::demand_curve::DemandCurve;
@@ -91,19 +91,13 @@ impl Parameters {
 
     fn parse(text: &str) -> Result<Self, ParameterError> {
         let parsed: Parameters = parameters(text)?;
-        if parsed.window_ns == 0 {
-            return Err(ParameterError::value("window_ns", "0", "1 or more"));
-        }
-        if !(parsed.trial_share.is_finite() && parsed.trial_share > 0.0) {
-            return Err(ParameterError::value("trial_share", parsed.trial_share, "a number above 0"));
-        }
-        let shares = [("insensitive_below", parsed.insensitive_below), ("min_gain", parsed.min_gain)];
-        let numbers = shares.into_iter().chain([("miss_penalty_cycles", parsed.miss_penalty_cycles.unwrap_or(1.0))]);
-        for (name, value) in numbers {
-            if !(value.is_finite() && value >= 0.0) {
-                return Err(ParameterError::value(name, value, "a number from 0 up"));
-            }
-        }
+        ParameterRange::OneOrMore.check([("window_ns", parsed.window_ns as f64)])?;
+        ParameterRange::Above(0.0).check([("trial_share", parsed.trial_share)])?;
+        ParameterRange::FromZero.check([
+            ("insensitive_below", parsed.insensitive_below),
+            ("min_gain", parsed.min_gain),
+            ("miss_penalty_cycles", parsed.miss_penalty_cycles.unwrap_or(1.0)),
+        ])?;
         Ok(parsed)
     }
 }

@@ -3,11 +3,8 @@
 //! A new policy is one file here, one line in [`ENTRIES`], and one page in `docs/policies/`. The conformance tests
 //! ([`crate::conformance`]) apply to it at once.
 
-use std::fmt::Display;
-
-use cachemate_core::{EvidenceKind, Policy, ProfileRecall, SpellingScope, nearest, successor};
+use cachemate_core::{EvidenceKind, Policy, ProfileRecall, nearest};
 use cachemate_locality::profilers::PhaseCurveRecall;
-use serde::de::DeserializeOwned;
 
 mod activity_vector;
 mod auto;
@@ -21,12 +18,15 @@ mod di;
 mod dio;
 mod intensity_gangs;
 mod linux_sched_cache;
+mod parameters;
 mod random;
 mod round_robin;
 mod service_level;
 mod static_partition;
 mod thread_clustering;
 mod worst_by_matrix;
+
+pub use parameters::{ParameterError, ParameterRange, parameters};
 
 /// Builds a policy from its parameters (TOML) and a seed.
 type PolicyBuilder = fn(&str, u64) -> Result<Box<dyn Policy>, ParameterError>;
@@ -219,52 +219,6 @@ pub enum PolicyError {
     },
 }
 
-/// Parameters that a policy does not take.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum ParameterError {
-    /// Invalid TOML, an unknown name, or a value of another type: the TOML parser's message, with line and column.
-    #[error("{}", .0.to_string().trim_end())]
-    Toml(Box<toml::de::Error>),
-    /// A parameter under a retired name.
-    #[error("{context}`{old}` is now `{new}`")]
-    Retired {
-        /// TOML's heading with line and column, and the line itself.
-        context: String,
-        /// The retired name, behind its policy.
-        old: String,
-        /// The present name, behind its policy.
-        new: String,
-    },
-    /// A value out of its range.
-    #[error("{name}: found {found}, expected {expected}")]
-    Value {
-        /// The parameter, with its place in tables and lists.
-        name: String,
-        /// The given value.
-        found: String,
-        /// The accepted values.
-        expected: String,
-    },
-}
-
-impl ParameterError {
-    /// A value out of its range.
-    pub fn value(name: impl Display, found: impl Display, expected: impl Display) -> Self {
-        ParameterError::Value { name: name.to_string(), found: found.to_string(), expected: expected.to_string() }
-    }
-
-    /// Names the successor if `text` sets a parameter of `policy` under a retired name; other errors stay as they are.
-    fn naming_successor(self, policy: &str, text: &str) -> Self {
-        let ParameterError::Toml(error) = &self else { return self };
-        let key = error.span().filter(|_| error.message().starts_with("unknown field")).and_then(|span| text.get(span));
-        let Some(old) = key.map(|key| format!("{policy}.{key}")) else { return self };
-        let Some(new) = successor(SpellingScope::PolicyParameter, &old) else { return self };
-        let rendered = error.to_string();
-        let context = rendered.trim_end().strip_suffix(error.message()).unwrap_or_default().to_string();
-        ParameterError::Retired { context, old, new: format!("{policy}.{new}") }
-    }
-}
-
 /// The policy called `name`. `parameters` is TOML, as stored in a run header; empty = all defaults.
 ///
 /// # Errors
@@ -280,11 +234,6 @@ pub fn build(name: &str, parameters: &str, seed: u64) -> Result<Box<dyn Policy>,
         let reason = error.naming_successor(name, parameters);
         PolicyError::Parameters { name: name.to_string(), reason }
     })
-}
-
-/// Parses a policy's parameters from TOML; put `#[serde(deny_unknown_fields, default)]` on the type.
-pub fn parameters<T: DeserializeOwned>(text: &str) -> Result<T, ParameterError> {
-    toml::from_str(text).map_err(|error| ParameterError::Toml(Box::new(error)))
 }
 
 #[cfg(test)]

@@ -37,8 +37,8 @@ use self::model::problem_cache::{SearchHistory, stamp};
 pub use self::model::score::PlanObjective;
 use self::proposal::{PlanFinder, Proposal, SearchResult};
 use self::trial::{LegLengths, SpeedMonitor, Trial};
-use super::ParameterError;
 use super::static_partition::MigrationMode;
+use super::{ParameterError, ParameterRange};
 
 /// See the page.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
@@ -91,22 +91,15 @@ impl Default for Parameters {
 impl Parameters {
     fn parse(text: &str) -> Result<Self, ParameterError> {
         let parsed: Parameters = super::parameters(text)?;
-        let positive = [
-            ("window_ns", parsed.window_ns),
+        ParameterRange::OneOrMore.check([
+            ("window_ns", parsed.window_ns as f64),
             ("locations", parsed.locations.into()),
             ("trace_entries", parsed.trace_entries.into()),
-            ("probe_budget_ns", parsed.probe_budget_ns),
+            ("probe_budget_ns", parsed.probe_budget_ns as f64),
             ("leg_windows", parsed.leg_windows.into()),
             ("max_evaluations", parsed.max_evaluations.into()),
-        ];
-        if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
-            return Err(ParameterError::value(name, 0, "1 or more"));
-        }
-        for (name, value) in [("min_gain", parsed.min_gain), ("probe_share", parsed.probe_share)] {
-            if !(value > 0.0 && value <= 1.0) {
-                return Err(ParameterError::value(name, value, "more than 0, at most 1"));
-            }
-        }
+        ])?;
+        ParameterRange::PositiveShare.check([("min_gain", parsed.min_gain), ("probe_share", parsed.probe_share)])?;
         Ok(parsed)
     }
 

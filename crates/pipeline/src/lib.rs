@@ -133,8 +133,10 @@ impl Pipeline {
         let Pipeline { config, decider, profilers } = self;
         let predictor = Box::new(ReferencePredictor { miss_penalty_cycles: config.predictor.miss_penalty_cycles });
         let recall = policies::recall(&config.policy.name);
-        let fresh = ControlLoop::new(machine, profilers, predictor, config.policy.name, decider, config.first_window);
-        ControlLoop { recall, ..fresh }
+        let mut fresh =
+            ControlLoop::new(machine, profilers, predictor, config.policy.name, decider, config.first_window);
+        fresh.recall = recall;
+        fresh
     }
 
     /// Runs to the machine's end; `each` gets every record and ends the run with `false`. Returns the machine.

@@ -90,10 +90,15 @@ impl<P: Policy> Policy for RollbackGuard<P> {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let decision = self.inner.decide(view);
         let Some(config) = self.config else { return decision };
-        let Some(home_restorer) = self.home_restorer.take() else { return self.guard_decision(decision, config, view) };
+        let Some(home_restorer) = self.home_restorer.take() else {
+            let decision = self.guard_decision(decision, config, view);
+            self.verification = decision.verification;
+            return decision;
+        };
         // Temporary pins are no plan to be judged.
         let in_force = home_restorer.without(view.previous_plan);
         let mut decision = self.guard_decision(decision, config, &View { previous_plan: &in_force, ..*view });
+        self.verification = decision.verification;
         if self.home_restorer.is_none() && home_restorer.is_active(view.observation.window) {
             home_restorer.pin_tasks(&mut decision.plan, view);
             decision.forecast = None;
@@ -112,16 +117,14 @@ impl<P> RollbackGuard<P> {
         }
         history.observe(view, config.trial_windows as usize);
         let window = view.observation.window;
-        let of_plan = std::mem::replace(&mut self.verification, decision.verification);
-        if let Some(worse) = judge(history, &mut self.cooldown, config, view, of_plan) {
-            self.verification = Verification::default();
+        if let Some(worse) = judge(history, &mut self.cooldown, config, view, self.verification) {
             let (known, windows) = (history.decided_for(), config.cooldown_windows.into());
             let out = self.cooldown.record_failure(view.previous_plan, known, view.topology, window, windows);
             decision.reasons.insert(0, rollback_reason(&worse, out, view));
             history.revert(worse.in_total);
             let PlanRecord { plan, tasks: knew, homes, .. } = &history.reference;
             put_placement(&mut decision.plan, plan, knew, view);
-            decision.forecast = None;
+            (decision.forecast, decision.verification) = (None, Verification::default());
             self.home_restorer = HomeRestorer::after(view.previous_plan, &decision.plan, homes, view);
             if let Some(home_restorer) = &self.home_restorer {
                 decision.reasons[0].text += "; tasks return to their earlier caches";
@@ -139,8 +142,7 @@ impl<P> RollbackGuard<P> {
                 numbers: Vec::new(),
             }];
             put_placement(&mut decision.plan, view.previous_plan, &present, view);
-            decision.forecast = None;
-            self.verification = Verification::default();
+            (decision.forecast, decision.verification) = (None, Verification::default());
             return decision;
         }
         let PlanRecord { plan: reference, tasks: knew, .. } = &history.reference;
@@ -153,8 +155,7 @@ impl<P> RollbackGuard<P> {
                 numbers: Vec::new(),
             }];
             put_placement(&mut decision.plan, reference, knew, view);
-            decision.forecast = None;
-            self.verification = Verification::default();
+            (decision.forecast, decision.verification) = (None, Verification::default());
         }
         decision
     }

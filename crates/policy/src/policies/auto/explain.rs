@@ -283,14 +283,7 @@ mod tests {
 
     fn scene(parts: &[f64]) -> PlanningProblem {
         let tasks = parts.iter().enumerate().map(|(id, &part)| task(id as u32, 0, part)).collect();
-        PlanningProblem {
-            sites: vec![site(0, 4)],
-            tasks,
-            cycles_per_ns: 2.0,
-            bus: None,
-            shortest_slice_ns: None,
-            frozen_sites: Vec::new(),
-        }
+        PlanningProblem::undisturbed(vec![site(0, 4)], tasks)
     }
 
     fn explain_unchanged(scene: &PlanningProblem, reported: &mut ReportedForecasts) -> Vec<Reason> {

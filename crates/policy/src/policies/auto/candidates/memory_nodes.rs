@@ -85,14 +85,7 @@ mod tests {
         });
         let mut sites = vec![site(0, 2), site(1, 2)];
         sites[1].memory_node = 1;
-        PlanningProblem {
-            sites,
-            tasks: tasks.collect(),
-            cycles_per_ns: 2.0,
-            bus: None,
-            shortest_slice_ns: None,
-            frozen_sites: Vec::new(),
-        }
+        PlanningProblem::undisturbed(sites, tasks.collect())
     }
 
     fn search<'a>(scene: &'a PlanningProblem, memo: &'a ScoreCache, memory_nodes: bool) -> PlanSearch<'a> {

@@ -340,14 +340,7 @@ mod tests {
             keep_in_place: false,
         };
         let (sites, tasks) = ((0..sites).map(site).collect(), (0..tasks).map(scene_task).collect());
-        PlanningProblem {
-            sites,
-            tasks,
-            cycles_per_ns: 2.0,
-            bus: None,
-            shortest_slice_ns: None,
-            frozen_sites: Vec::new(),
-        }
+        PlanningProblem::undisturbed(sites, tasks)
     }
 
     fn best(scene: &PlanningProblem, allowed: AllowedMechanisms, effort: usize) -> (LayoutScore, LayoutScore, usize) {

@@ -192,14 +192,7 @@ mod tests {
     fn scene(tasks: &[(usize, f64)], sites: u32) -> PlanningProblem {
         let tasks = tasks.iter().enumerate().map(|(id, &(on, part))| task(id as u32, on, part)).collect();
         let sites = (0..sites).map(|id| site(id, 3)).collect();
-        PlanningProblem {
-            sites,
-            tasks,
-            cycles_per_ns: 2.0,
-            bus: None,
-            shortest_slice_ns: None,
-            frozen_sites: Vec::new(),
-        }
+        PlanningProblem::undisturbed(sites, tasks)
     }
 
     /// All candidates for the last task and for all tasks, and the comparator of both.

@@ -72,14 +72,10 @@ mod tests {
     use cachemate_core::CacheId;
 
     fn scene(parts: &[f64]) -> PlanningProblem {
-        PlanningProblem {
-            sites: vec![site(0, 4)],
-            tasks: parts.iter().enumerate().map(|(id, &part)| task(id as u32, 0, part)).collect(),
-            cycles_per_ns: 2.0,
-            bus: None,
-            shortest_slice_ns: None,
-            frozen_sites: Vec::new(),
-        }
+        PlanningProblem::undisturbed(
+            vec![site(0, 4)],
+            parts.iter().enumerate().map(|(id, &part)| task(id as u32, 0, part)).collect(),
+        )
     }
 
     fn of(scene: &PlanningProblem, references: Option<f64>) -> Forecast {

@@ -241,14 +241,7 @@ mod tests {
             tasks[2].program = None;
         }
         let sites = vec![super::super::problem::CacheSite { divided, ..site(0, 4) }];
-        PlanningProblem {
-            sites,
-            tasks,
-            cycles_per_ns: 2.0,
-            bus: None,
-            shortest_slice_ns: None,
-            frozen_sites: Vec::new(),
-        }
+        PlanningProblem::undisturbed(sites, tasks)
     }
 
     fn write_to(scene: &PlanningProblem, cut: &[(&[usize], u32)]) -> (SiteLayout, Plan) {

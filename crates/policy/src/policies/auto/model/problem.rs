@@ -341,6 +341,15 @@ impl PlanningProblem {
     }
 }
 
+#[cfg(test)]
+impl PlanningProblem {
+    /// A problem at 2 GHz in which sites do not wait for one another and no gangs are possible.
+    pub fn undisturbed(sites: Vec<CacheSite>, tasks: Vec<ProblemTask>) -> Self {
+        let (shortest_slice_ns, frozen_sites) = (None, Vec::new());
+        PlanningProblem { sites, tasks, cycles_per_ns: 2.0, bus: None, shortest_slice_ns, frozen_sites }
+    }
+}
+
 /// Relative error of a miss's cost; counters of stalls are that good (docs/simulators/interval.md has the model's own
 /// errors).
 const COST_ERROR: f64 = 0.1;

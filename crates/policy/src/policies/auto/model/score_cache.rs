@@ -203,14 +203,7 @@ pub mod tests {
     /// Is a score computed once while successive searches use it, and dropped after one that does not?
     #[test]
     fn a_score_is_computed_once_and_dropped_in_time() {
-        let scene = |tasks: Vec<ProblemTask>| PlanningProblem {
-            sites: vec![site(0, 2)],
-            tasks,
-            cycles_per_ns: 2.0,
-            bus: None,
-            shortest_slice_ns: None,
-            frozen_sites: Vec::new(),
-        };
+        let scene = |tasks: Vec<ProblemTask>| PlanningProblem::undisturbed(vec![site(0, 2)], tasks);
         let (one, other) = (scene(vec![task(0, 0, 0.5)]), scene(vec![task(0, 0, 0.9)]));
         let made = Cell::new(0);
         let ask = |scene: &PlanningProblem, memo: &ScoreCache| {

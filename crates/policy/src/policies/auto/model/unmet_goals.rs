@@ -265,14 +265,7 @@ mod tests {
             }
         };
         let (sites, tasks) = ((0..2).map(site).collect(), tasks.iter().enumerate().map(scene_task).collect());
-        PlanningProblem {
-            sites,
-            tasks,
-            cycles_per_ns: 2.0,
-            bus: None,
-            shortest_slice_ns: None,
-            frozen_sites: Vec::new(),
-        }
+        PlanningProblem::undisturbed(sites, tasks)
     }
 
     /// All candidates, and the position of the best.

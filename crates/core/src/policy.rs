@@ -81,7 +81,8 @@ pub enum Verification {
     /// The policy measures two plans in alternation, of which this is one. The guard leaves the verdict to the trial,
     /// and protects goals only.
     Trial,
-    /// A trial has ended in favor of this plan, with which later ones are compared.
+    /// A trial has ended in favor of this plan. The guard rolls it back only if it harms a process more than the others
+    /// gain, by the windows of the trial, and compares later plans with it.
     Measured,
 }
 

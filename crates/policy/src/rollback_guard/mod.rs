@@ -10,8 +10,9 @@
 //! The failed plan is on cooldown, longer each time, and so are its mirror images on like caches ([`cooldown`]).
 //!
 //! A policy may verify a plan by a trial of its own ([`Verification::Trial`]). The guard then leaves the verdict to the
-//! trial, because windows of both plans alternate, and ends it only if goals are broken. A plan that a trial has
-//! measured is the next reference.
+//! trial, because windows of both plans alternate, and ends it only if goals are broken. A plan that a trial found
+//! faster is rolled back only if it harms a process more than the others gain, by the trial's windows; otherwise it is
+//! the next reference.
 //!
 //! Properties: pure; without speeds nothing is judged, and so nothing is rolled back; of changes without effect, about
 //! one in a hundred is rolled back by chance; arrivals and exits neither end nor hide a comparison of the remaining
@@ -112,10 +113,7 @@ impl<P> RollbackGuard<P> {
     /// The decision, unless it or an earlier one is to be rolled back.
     fn guard_decision(&mut self, mut decision: Decision, config: GuardConfig, view: &View<'_>) -> Decision {
         let history = self.history.get_or_insert_with(|| History::new(view));
-        if self.verification == Verification::Measured {
-            history.adopt(view);
-        }
-        history.observe(view, config.trial_windows as usize);
+        history.observe(view, config.trial_windows as usize, self.verification);
         let window = view.observation.window;
         if let Some(worse) = judge(history, &mut self.cooldown, config, view, self.verification) {
             let (known, windows) = (history.decided_for(), config.cooldown_windows.into());
@@ -161,8 +159,7 @@ impl<P> RollbackGuard<P> {
     }
 }
 
-/// Judges a changed state, and accepts it if it is no worse. A trial of the policy has its own verdict, so only broken
-/// goals end it.
+/// Judges a changed state, and accepts it if it is no worse.
 fn judge(
     history: &mut History,
     cooldown: &mut PlanCooldown,
@@ -170,6 +167,9 @@ fn judge(
     view: &View<'_>,
     verification: Verification,
 ) -> Option<Regression> {
+    if verification == Verification::Measured {
+        return judge_trial(history, cooldown, config, view);
+    }
     let after = history.windows_to_compare(config.trial_windows as usize)?;
     let of_reference = changes(view, history.reference.windows.iter(), &after, config.trial_windows as usize);
     let of_baseline = in_total(&of_reference, &history.totals);
@@ -186,6 +186,25 @@ fn judge(
     }
     let lost = total.mean_log_ratio < 0.0 || total.any_process_lost;
     history.accept(after, lost.then(|| totals_of(&of_baseline)));
+    cooldown.record_success();
+    None
+}
+
+/// Judges a plan that a policy's trial found faster: only for harm to single processes, by the trial's own windows, in
+/// which both plans alternated.
+fn judge_trial(
+    history: &mut History,
+    cooldown: &mut PlanCooldown,
+    config: GuardConfig,
+    view: &View<'_>,
+) -> Option<Regression> {
+    let (others, own) = history.trial_windows();
+    let changes = changes(view, others.iter(), &own, others.len());
+    let judgement = GuardVerdict::of(&changes, config.objective, config.min_loss);
+    if judgement.is_harmful && can_revert(&history.reference, view) {
+        return Some(Regression { judgement, in_total: false });
+    }
+    history.adopt(own);
     cooldown.record_success();
     None
 }

@@ -67,3 +67,25 @@ fn a_measured_plan_is_the_next_reference() {
     assert!(!verdicts_with(Verification::Measured).is_empty());
     assert_eq!(verdicts_with(Verification::BeforeAndAfter), [], "the plan before is still the reference");
 }
+
+/// Is a plan that a trial found faster rolled back if it halves one program and gains the other little, by the windows
+/// of both plans in the trial?
+#[test]
+fn a_measured_plan_that_harms_one_program_is_rolled_back() {
+    let verdicts_with = |loss: f64| {
+        let policy = TestingPolicy(|window| match window {
+            0..10 => (idle(), Verification::BeforeAndAfter),
+            10..50 => (if window / 4 % 2 == 0 { new_plan() } else { idle() }, Verification::Trial),
+            50 => (new_plan(), Verification::Measured),
+            _ => (new_plan(), Verification::BeforeAndAfter),
+        });
+        verdicts(&run(policy, GuardConfig::default(), 60, |window, plan| {
+            // All programs become slower in the middle, which is no effect of either plan.
+            let phase = if window < 30 { 1.0 } else { 0.5 };
+            let slower = |task: TaskSample| TaskSample { progress: task.progress.map(|work| phase * work), ..task };
+            programs(plan, loss, None).into_iter().map(slower).collect()
+        }))
+    };
+    assert_eq!(verdicts_with(0.5), [51]);
+    assert_eq!(verdicts_with(-0.5), []);
+}

@@ -81,7 +81,7 @@ fn a_measured_plan_that_harms_one_program_is_rolled_back() {
         });
         verdicts(&run(policy, GuardConfig::default(), 60, |window, plan| {
             // All programs become slower in the middle, which is no effect of either plan.
-            let phase = if window < 30 { 1.0 } else { 0.5 };
+            let phase = if window < 30 { 1.0 } else { 0.95 };
             let slower = |task: TaskSample| TaskSample { progress: task.progress.map(|work| phase * work), ..task };
             programs(plan, loss, None).into_iter().map(slower).collect()
         }))

@@ -240,7 +240,7 @@ pub fn build(name: &str, parameters: &str, seed: u64) -> Result<Box<dyn Policy>,
 mod tests {
     use super::*;
     use crate::conformance::check_policy;
-    use cachemate_core::RETIRED_SPELLINGS;
+    use cachemate_core::{RETIRED_SPELLINGS, SpellingScope};
 
     /// Does every policy of the registry obey the rules for all policies?
     #[test]

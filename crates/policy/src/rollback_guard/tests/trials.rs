@@ -36,7 +36,7 @@ fn a_trial_is_left_to_its_own_verdict() {
         let policy = TestingPolicy(|window| legs(window, verification));
         verdicts(&run(policy, GuardConfig::default(), 60, |_, plan| programs(plan, 0.2, None)))
     };
-    assert_eq!(verdicts_with(Verification::Trial), []);
+    assert_eq!(verdicts_with(Verification::Trial), Vec::<usize>::new());
     assert!(!verdicts_with(Verification::BeforeAndAfter).is_empty());
 }
 
@@ -65,7 +65,11 @@ fn a_measured_plan_is_the_next_reference() {
         verdicts(&run(policy, GuardConfig::default(), 40, |_, plan| programs(plan, -0.5, None)))
     };
     assert!(!verdicts_with(Verification::Measured).is_empty());
-    assert_eq!(verdicts_with(Verification::BeforeAndAfter), [], "the plan before is still the reference");
+    assert_eq!(
+        verdicts_with(Verification::BeforeAndAfter),
+        Vec::<usize>::new(),
+        "the plan before is still the reference"
+    );
 }
 
 /// Is a plan that a trial found faster rolled back if it halves one program and gains the other little, by the windows
@@ -87,5 +91,5 @@ fn a_measured_plan_that_harms_one_program_is_rolled_back() {
         }))
     };
     assert_eq!(verdicts_with(0.5), [51]);
-    assert_eq!(verdicts_with(-0.5), []);
+    assert_eq!(verdicts_with(-0.5), Vec::<usize>::new());
 }

@@ -23,6 +23,7 @@ mod llc_placement;
 mod load_balance;
 pub mod matrix;
 pub mod measured_matrix;
+mod parameters;
 pub mod partition;
 pub mod placement;
 pub mod policies;

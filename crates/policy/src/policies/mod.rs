@@ -18,7 +18,6 @@ mod di;
 mod dio;
 mod intensity_gangs;
 mod linux_sched_cache;
-mod parameters;
 mod random;
 mod round_robin;
 mod service_level;
@@ -26,7 +25,7 @@ mod static_partition;
 mod thread_clustering;
 mod worst_by_matrix;
 
-pub use parameters::{ParameterError, ParameterRange, parameters};
+pub use crate::parameters::{ParameterError, ParameterRange, parameters};
 
 /// Builds a policy from its parameters (TOML) and a seed.
 type PolicyBuilder = fn(&str, u64) -> Result<Box<dyn Policy>, ParameterError>;
@@ -322,7 +321,7 @@ mod tests {
         assert!(error("counter-driven", "penalty_weight = nan").contains("penalty_weight: found NaN"));
         assert!(error("dio", "window_cycles = 0").contains("window_cycles"));
         assert!(error("di", "form = \"central-ish\"").contains("distributed"));
-        assert!(error("di", "worth_moving = -1.0").contains("share from 0 to 10"));
+        assert!(error("di", "worth_moving = -1.0").contains("expected 0 to 10"));
         let ragged = error("best-by-matrix", "slowdowns = [[0.0, 1.0], [0.5]]");
         assert!(ragged.ends_with("slowdowns: found 1 values in row 1, expected 2"), "{ragged}");
         assert!(error("worst-by-matrix", "slowdowns = [[nan]]").contains("row 0, column 0"));

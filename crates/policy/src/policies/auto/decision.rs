@@ -73,7 +73,7 @@ pub struct Prospect {
     pub has_time_for_trial: bool,
 }
 
-/// What to do with the best candidate.
+/// The fate of the best candidate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Choice {
     /// Drop it.

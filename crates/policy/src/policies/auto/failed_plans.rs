@@ -14,7 +14,7 @@ const MAX_FAILED_PLANS: usize = 64;
 /// A wait doubles so many times.
 const MAX_DOUBLINGS: u32 = 6;
 
-struct FailedPlan {
+struct PlanFailure {
     plan: DecidedPlan,
     /// The first window in which it may be tried again.
     until: u64,
@@ -24,7 +24,7 @@ struct FailedPlan {
 /// Failed plans with their cooldowns, which double with each failure.
 #[derive(Default)]
 pub struct FailedPlans {
-    plans: Vec<FailedPlan>,
+    plans: Vec<PlanFailure>,
     paused_until: u64,
     in_a_row: u32,
 }
@@ -43,7 +43,7 @@ impl FailedPlans {
                     self.plans.remove(0);
                 }
                 let plan = DecidedPlan(plan.clone());
-                self.plans.push(FailedPlan { plan, until: window + COOLDOWN_WINDOWS, failures: 0 });
+                self.plans.push(PlanFailure { plan, until: window + COOLDOWN_WINDOWS, failures: 0 });
                 0
             }
         };

@@ -11,7 +11,7 @@ use super::model::score::PlanObjective;
 use super::trial::{MeasuredLogRatio, SpeedMonitor, Trial, Weight};
 use crate::sequential_test::SequentialVerdict;
 
-/// What `auto` does in a window.
+/// The stage of a decision in a window.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub enum LifecycleState {
     /// Collects profiles and speeds; no search.

@@ -6,7 +6,7 @@
 use serde::Serialize;
 
 use crate::corun::{CoRunKey, CoRunMember, CoRunSolver, LOAD_LEVELS};
-use crate::spec::ServiceKind;
+use crate::spec::FleetService;
 
 /// Slowdown that a service without a limit should not exceed.
 pub const USUAL_LIMIT_PERCENT: f64 = 10.0;
@@ -17,7 +17,7 @@ pub const MAX_ADVISED: usize = 200;
 #[derive(Clone, PartialEq, Debug)]
 pub struct AdvisedService {
     /// Its requests, limit and profile.
-    pub kind: ServiceKind,
+    pub kind: FleetService,
     /// Its CPUs are whole and its requests equal its limits, so a static CPU manager gives it CPUs of its own.
     pub has_whole_cpus: bool,
 }
@@ -65,7 +65,7 @@ pub struct FleetAdvice {
     pub services: Vec<ServiceAdvice>,
 }
 
-fn member(kind: &ServiceKind, profile: u16, solver: &CoRunSolver) -> CoRunMember {
+fn member(kind: &FleetService, profile: u16, solver: &CoRunSolver) -> CoRunMember {
     let threads = kind.threads.clamp(1, (solver.cpus_per_cache() / 2).max(1) as u16);
     let load = libm::round(kind.busy_cpus / f64::from(kind.threads) * f64::from(LOAD_LEVELS));
     CoRunMember { kind: profile, load: load.clamp(1.0, f64::from(LOAD_LEVELS)) as u8, threads, is_confined: false }
@@ -173,7 +173,7 @@ mod tests {
     /// Is a service without a profile told to be measured, and never called neutral?
     #[test]
     fn services_without_a_profile_have_no_role() {
-        let kind = ServiceKind {
+        let kind = FleetService {
             name: "unknown".to_string(),
             cpus: 1.0,
             memory_bytes: 0.0,

@@ -3,7 +3,7 @@
 use cachemate_core::SplitMix64;
 
 use crate::profile::{ReferenceMix, WorkingSet};
-use crate::spec::{DrawSpec, ServiceKind};
+use crate::spec::{DrawSpec, FleetService};
 
 /// One service with its life.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -20,12 +20,12 @@ pub struct ServiceLife {
 const SMALL_SET_BYTES: f64 = 262_144.0;
 
 /// Draws kinds of services.
-pub fn draw_kinds(draw: &DrawSpec, seed: u64) -> Vec<ServiceKind> {
+pub fn draw_kinds(draw: &DrawSpec, seed: u64) -> Vec<FleetService> {
     let mut random = SplitMix64::new(SplitMix64::scatter(seed ^ 0x6b69_6e64));
     (0..draw.kinds).map(|number| draw_kind(draw, number, &mut random)).collect()
 }
 
-fn draw_kind(draw: &DrawSpec, number: u16, random: &mut SplitMix64) -> ServiceKind {
+fn draw_kind(draw: &DrawSpec, number: u16, random: &mut SplitMix64) -> FleetService {
     let mut even = |(low, high): (f64, f64)| low + (high - low) * random.unit();
     let cpus = libm::floor(even((draw.cpus.0, draw.cpus.1 + 1.0 - 1e-9)));
     let memory_bytes = cpus * even(draw.memory_bytes_per_cpu);
@@ -49,7 +49,7 @@ fn draw_kind(draw: &DrawSpec, number: u16, random: &mut SplitMix64) -> ServiceKi
         ],
         write_share: 0.3,
     };
-    ServiceKind {
+    FleetService {
         name: format!("service-{number:02}"),
         cpus,
         memory_bytes,
@@ -66,7 +66,7 @@ fn draw_kind(draw: &DrawSpec, number: u16, random: &mut SplitMix64) -> ServiceKi
 
 /// Services of one cell, by arrival: those that run at the start, then arrivals at random times (Poisson) that replace the
 /// leaving ones in the mean.
-pub fn draw_lives(kinds: &[ServiceKind], running: f64, hours: f64, seed: u64, cell: u32) -> Vec<ServiceLife> {
+pub fn draw_lives(kinds: &[FleetService], running: f64, hours: f64, seed: u64, cell: u32) -> Vec<ServiceLife> {
     let mut random = SplitMix64::new(SplitMix64::scatter(seed) ^ SplitMix64::scatter(u64::from(cell) + 1));
     let weights: Vec<f64> = kinds.iter().map(|kind| kind.weight).collect();
     let all: f64 = weights.iter().sum();
@@ -83,14 +83,12 @@ pub fn draw_lives(kinds: &[ServiceKind], running: f64, hours: f64, seed: u64, ce
     let rates: Vec<f64> =
         kinds.iter().map(|kind| kind.lifetime_hours.map_or(0.0, |mean| running * kind.weight / all / mean)).collect();
     let rate: f64 = rates.iter().sum();
-    let mut now = 0.0;
-    while rate > 0.0 {
-        now += exponential(1.0 / rate, &mut random);
-        if now >= hours {
-            break;
-        }
+    // Without departures nothing arrives.
+    let mut now = if rate > 0.0 { exponential(1.0 / rate, &mut random) } else { hours };
+    while now < hours {
         let kind = pick(&rates, &mut random);
         lives.push(ServiceLife { kind, arrives: now, departs: ends(now, kind, &mut random) });
+        now += exponential(1.0 / rate, &mut random);
     }
     lives
 }
@@ -110,7 +108,7 @@ fn pick(weights: &[f64], random: &mut SplitMix64) -> u16 {
     weights.iter().rposition(|weight| *weight > 0.0).unwrap_or(0) as u16
 }
 
-impl ServiceKind {
+impl FleetService {
     /// Load of each thread at an hour, in units of one eighth of a CPU; at least one.
     pub fn load_level(&self, hour: f64) -> u8 {
         let phase = core::f64::consts::TAU * (hour - self.peak_hour) / 24.0;

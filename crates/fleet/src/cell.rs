@@ -31,7 +31,7 @@ pub struct CellSetup<'a> {
 
 /// A service of the cell.
 #[derive(Clone, Copy, Debug)]
-struct FleetService {
+struct PlacedService {
     kind: u16,
     /// `None` = it waits for room, or has left.
     host: Option<u32>,
@@ -66,7 +66,7 @@ struct FleetCell<'a> {
     hosts: Vec<FleetHost>,
     /// By host: services of each kind.
     kinds: Vec<BTreeMap<u16, u32>>,
-    services: Vec<FleetService>,
+    services: Vec<PlacedService>,
     waiting: Vec<u32>,
     outcome: CellOutcome,
 }
@@ -95,7 +95,7 @@ pub fn run(setup: &CellSetup<'_>, lives: &[ServiceLife], stop: &dyn Fn() -> bool
             let life = &lives[next];
             cell.depart_until(&mut departures, life.arrives);
             let service = cell.services.len() as u32;
-            cell.services.push(FleetService { kind: life.kind, host: None, is_live: true, lost_seconds: 0.0 });
+            cell.services.push(PlacedService { kind: life.kind, host: None, is_live: true, lost_seconds: 0.0 });
             departures.push(Departure { hours: life.departs, service });
             cell.outcome.services += 1;
             if !cell.place(service, hour, None) {

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use crate::profile::FleetFieldError;
-use crate::spec::{MAX_CPUS, MAX_KINDS, ServiceKind};
+use crate::spec::{FleetService, MAX_CPUS, MAX_KINDS};
 
 /// Pods of one export.
 const MAX_PODS: usize = 1_000_000;
@@ -118,7 +118,7 @@ pub fn requested(pod: &ExportedPod, resource: &str) -> Result<f64, FleetFieldErr
 #[derive(Clone, PartialEq, Debug)]
 pub struct ClusterServices {
     /// Pods that agree in requests, profile and limit are one kind.
-    pub kinds: Vec<ServiceKind>,
+    pub kinds: Vec<FleetService>,
     /// By pod.
     pub pods: Vec<u16>,
     /// Pods without a profile.
@@ -129,7 +129,7 @@ pub struct ClusterServices {
 ///
 /// # Errors
 /// A quantity, limit or profile name that cannot be used, by its pod.
-pub fn cluster_services(list: &PodList, known: &[ServiceKind]) -> Result<ClusterServices, FleetFieldError> {
+pub fn cluster_services(list: &PodList, known: &[FleetService]) -> Result<ClusterServices, FleetFieldError> {
     if list.items.is_empty() || list.items.len() > MAX_PODS {
         return Err(FleetFieldError::new("items", format!("{} pods", list.items.len()), "1 to 1 000 000 pods"));
     }
@@ -152,7 +152,7 @@ pub fn cluster_services(list: &PodList, known: &[ServiceKind]) -> Result<Cluster
     Ok(cluster)
 }
 
-fn pod_kind(pod: &ExportedPod, known: &[ServiceKind]) -> Result<ServiceKind, FleetFieldError> {
+fn pod_kind(pod: &ExportedPod, known: &[FleetService]) -> Result<FleetService, FleetFieldError> {
     let limit = match pod_mark(&pod.metadata, "cachemate.io/max-slowdown") {
         None => None,
         Some(text) => Some(limit_percent(text)?),
@@ -169,7 +169,7 @@ fn pod_kind(pod: &ExportedPod, known: &[ServiceKind]) -> Result<ServiceKind, Fle
     let memory_bytes = requested(pod, "memory")?;
     let load = base.map_or(ASSUMED_LOAD, |base| base.busy_cpus / base.cpus);
     let name = base.map_or_else(|| format!("{}/{}", pod.metadata.namespace, owner(pod)), |base| base.name.clone());
-    Ok(ServiceKind {
+    Ok(FleetService {
         name,
         cpus,
         memory_bytes,

@@ -6,7 +6,7 @@
 use crate::host::FleetHost;
 pub use crate::placement_policy::PlacementPolicy;
 use crate::scorer::{MAX_SCORE, ServiceDemand, forecasts, keeps_limits, scores};
-use crate::spec::ServiceKind;
+use crate::spec::FleetService;
 
 /// Weight of the extender beside the scheduler's own score.
 const EXTENDER_WEIGHT: f64 = 2.0;
@@ -21,13 +21,13 @@ pub struct HostCapacity {
 }
 
 impl HostCapacity {
-    fn fits(&self, host: &FleetHost, kind: &ServiceKind) -> bool {
+    fn fits(&self, host: &FleetHost, kind: &FleetService) -> bool {
         host.requested_cpus + kind.cpus <= self.cpus + 1e-9
             && host.requested_bytes + kind.memory_bytes <= self.memory_bytes + 0.5
     }
 
     /// Share of the capacity that is requested with the service, 0 to 1.
-    fn requested_share(&self, host: &FleetHost, kind: &ServiceKind) -> f64 {
+    fn requested_share(&self, host: &FleetHost, kind: &FleetService) -> f64 {
         let cpus = (host.requested_cpus + kind.cpus) / self.cpus;
         let memory = (host.requested_bytes + kind.memory_bytes) / self.memory_bytes;
         0.5 * (cpus + memory)
@@ -39,7 +39,7 @@ pub fn choose_host(
     policy: PlacementPolicy,
     hosts: &[FleetHost],
     capacity: &HostCapacity,
-    kind: &ServiceKind,
+    kind: &FleetService,
     service: &ServiceDemand<'_>,
     same_kind: &dyn Fn(usize) -> u32,
     except: Option<usize>,

@@ -238,7 +238,7 @@ impl Default for PowerSpec {
 
 /// One kind of service, ready to run.
 #[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct ServiceKind {
+pub struct FleetService {
     /// Name for results.
     pub name: String,
     /// Requested CPUs.
@@ -349,9 +349,9 @@ impl ServiceSpec {
     }
 
     /// The kind that it describes. A profile file must have been read into `profile` before.
-    pub fn kind(&self) -> ServiceKind {
+    pub fn kind(&self) -> FleetService {
         let profile = self.profile.clone().or_else(|| self.references.as_ref().map(ReferenceMix::profile));
-        ServiceKind {
+        FleetService {
             name: self.name.clone(),
             cpus: self.cpus,
             memory_bytes: self.memory_bytes,

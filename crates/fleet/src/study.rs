@@ -16,7 +16,7 @@ use crate::host::HostModel;
 use crate::outcome::{CellOutcome, FleetOutcome, FleetPolicyRow};
 use crate::placement::{HostCapacity, PlacementPolicy};
 use crate::scorer::NodePolicy;
-use crate::spec::{FleetSpec, ServiceKind};
+use crate::spec::{FleetService, FleetSpec};
 
 /// A change of the fleet, for a question.
 #[derive(Clone, PartialEq, Debug)]
@@ -46,7 +46,7 @@ pub struct FleetVariant {
 pub struct FleetStudy<'a> {
     spec: &'a FleetSpec,
     solvers: Vec<CoRunSolver>,
-    kinds: &'a [ServiceKind],
+    kinds: &'a [FleetService],
     profiles: Vec<Option<u16>>,
     /// A cluster's pods by kind; `None` = arrivals are drawn.
     pods: Option<&'a [u16]>,
@@ -104,7 +104,7 @@ impl<'a> FleetStudy<'a> {
     pub fn new(
         spec: &'a FleetSpec,
         machines: &[MachineSpec],
-        kinds: &'a [ServiceKind],
+        kinds: &'a [FleetService],
         pods: Option<&'a [u16]>,
         changes: &[FleetChange],
     ) -> Result<Self, UnsuitableMachine> {

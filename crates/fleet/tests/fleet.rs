@@ -10,7 +10,7 @@ use cachemate_fleet::corun::{CoRunKey, CoRunMember, CoRunSolver};
 use cachemate_fleet::placement::PlacementPolicy;
 use cachemate_fleet::profile::{ReferenceMix, WorkingSet};
 use cachemate_fleet::scorer::NodePolicy;
-use cachemate_fleet::spec::{DrawSpec, FleetSpec, MoveSpec, PowerSpec, ServiceKind};
+use cachemate_fleet::spec::{DrawSpec, FleetService, FleetSpec, MoveSpec, PowerSpec};
 use cachemate_fleet::study::{FleetChange, FleetResult, FleetStudy, RunControl};
 
 const MIB: f64 = 1024.0 * 1024.0;
@@ -93,7 +93,7 @@ fn fleet(hosts: u32, services_per_host: f64) -> FleetSpec {
     }
 }
 
-fn kind(name: &str, references: f64, sets: &[(f64, f64)], limit: Option<f64>) -> ServiceKind {
+fn kind(name: &str, references: f64, sets: &[(f64, f64)], limit: Option<f64>) -> FleetService {
     let mix = ReferenceMix {
         base_cycles_per_instr: 0.6,
         stall_cycles_per_miss: 100.0,
@@ -101,7 +101,7 @@ fn kind(name: &str, references: f64, sets: &[(f64, f64)], limit: Option<f64>) ->
         working_sets: sets.iter().map(|&(bytes, share)| WorkingSet { bytes, share }).collect(),
         write_share: 0.3,
     };
-    ServiceKind {
+    FleetService {
         name: name.to_string(),
         cpus: 1.0,
         memory_bytes: 1e9,
@@ -116,7 +116,7 @@ fn kind(name: &str, references: f64, sets: &[(f64, f64)], limit: Option<f64>) ->
     }
 }
 
-fn run(spec: &FleetSpec, kinds: &[ServiceKind], workers: usize, changes: &[FleetChange]) -> FleetResult {
+fn run(spec: &FleetSpec, kinds: &[FleetService], workers: usize, changes: &[FleetChange]) -> FleetResult {
     let study = FleetStudy::new(spec, &[machine()], kinds, None, changes).unwrap();
     study.run(&RunControl { workers, progress: &|_, _| (), stop: &|| false }).unwrap()
 }
@@ -226,7 +226,7 @@ fn advice_separates_victims_from_aggressors() {
         kind("reuse", 20.0, &[(6.0 * MIB, 0.98)], Some(5.0)),
         kind("stream", 60.0, &[], None),
         kind("small", 1.0, &[(0.1 * MIB, 1.0)], None),
-        ServiceKind { profile: None, ..kind("unknown", 1.0, &[], None) },
+        FleetService { profile: None, ..kind("unknown", 1.0, &[], None) },
     ];
     let profiles = kinds.iter().filter_map(|kind| kind.profile.clone()).collect();
     let solver = CoRunSolver::new(&machine(), profiles).unwrap();

@@ -8,7 +8,7 @@ use cachemate_fleet::advice::{AdvisedService, FleetAdvice, MAX_ADVISED, advise};
 use cachemate_fleet::cluster_export::{PodContainer, PodMetadata, PodSpec, limit_percent, pod_mark, quantity};
 use cachemate_fleet::corun::CoRunSolver;
 use cachemate_fleet::extender::ClusterKnowledge;
-use cachemate_fleet::spec::{MAX_CPUS, ServiceKind};
+use cachemate_fleet::spec::{FleetService, MAX_CPUS};
 use cachemate_report::text::counted_text;
 use cachemate_report::{Align, Table};
 use clap::{Args, Subcommand};
@@ -244,9 +244,9 @@ fn service_kind(
     cpus: f64,
     max_slowdown_percent: Option<f64>,
     profile: Option<cachemate_fleet::profile::WorkloadProfile>,
-) -> ServiceKind {
+) -> FleetService {
     let cpus = cpus.max(0.1);
-    ServiceKind {
+    FleetService {
         name,
         cpus,
         memory_bytes: 0.0,

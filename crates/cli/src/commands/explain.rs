@@ -5,19 +5,16 @@ use std::collections::BTreeSet;
 use anyhow::anyhow;
 use cachemate_core::nearest;
 use cachemate_report::text::printable;
-use cachemate_spec::ManageMode;
 use clap::Args;
-use serde::Serialize;
 
 use super::status::SocketArg;
 use crate::args::JsonArg;
 use crate::session::Session;
 use crate::status_text::{ExplainJson, explain_text};
-use cachemate_daemon::promise_status::PromiseStatus;
 use cachemate_daemon::service_status::ServiceStatus;
 use cachemate_daemon::socket;
+use cachemate_daemon::status::TaskStatus;
 use cachemate_daemon::status::thread_text;
-use cachemate_daemon::status::{DecisionStatus, TaskStatus};
 
 /// Explain a service or a program: the slowdown and its causes, the reasons of the placement, and the measurements
 #[derive(Args)]
@@ -104,11 +101,7 @@ impl Explain {
             promises: status.promises.iter().filter(|promise| pids.contains(&promise.pid)).cloned().collect(),
             tasks,
         };
-        session.answer(self.json.json, &result, || {
-            let ExplainJson { services, tasks, promises, co_runners, decisions, refused, conflicts, mode, .. } =
-                &result;
-            explain_text(services, tasks, promises, co_runners, decisions, refused, conflicts, *mode)
-        })
+        session.answer(self.json.json, &result, || explain_text(&result))
     }
 }
 

@@ -10,7 +10,7 @@ use cachemate_fleet::arrivals::draw_kinds;
 use cachemate_fleet::cluster_export::{PodList, cluster_services};
 use cachemate_fleet::outcome::FleetOutcome;
 use cachemate_fleet::profile::WorkloadProfile;
-use cachemate_fleet::spec::{FleetSpec, MAX_HOSTS, MAX_HOURS, ServiceKind};
+use cachemate_fleet::spec::{FleetService, FleetSpec, MAX_HOSTS, MAX_HOURS};
 use cachemate_fleet::study::{FleetChange, FleetResult, FleetStudy, RunControl};
 use cachemate_report::text::number;
 use clap::{Args, ValueEnum};
@@ -178,7 +178,7 @@ impl FleetArgs {
 
 /// Services of a fleet.
 struct FleetInput {
-    kinds: Vec<ServiceKind>,
+    kinds: Vec<FleetService>,
     /// Kinds of a cluster's pods.
     pods: Option<Vec<u16>>,
     unprofiled: usize,
@@ -196,7 +196,7 @@ impl FleetInput {
     /// Paths in the description are relative to its file.
     fn read(file: &Path, spec: &FleetSpec) -> anyhow::Result<Self> {
         let folder = file.parent().unwrap_or(Path::new("."));
-        let mut kinds: Vec<ServiceKind> = Vec::new();
+        let mut kinds: Vec<FleetService> = Vec::new();
         for service in &spec.services {
             let mut service = service.clone();
             if let Some(path) = &service.profile_file {

@@ -213,7 +213,7 @@ def check(host, arguments):
 
 
 def own_change(host):
-    """A cpuset that somebody else writes wins, and is shown."""
+    """A cpuset that another program writes wins, and is shown."""
     name = next((name for name in host.containers if cpuset(f"{GROUP}/{name}").exists()), None)
     if name is None or os.cpu_count() < 2:
         print("NOT RUN: a change by the owner (no cpuset hierarchy with the container's group, or one CPU)")

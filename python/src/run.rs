@@ -60,7 +60,7 @@ impl Policy for PythonPolicy {
         // The caller may have stopped the run, which then ends with this window.
         let sent = self.events.send(RunEvent::DecisionRequested(text, previous_plan.window));
         let answer = sent.ok().and_then(|()| self.answers.recv().ok()).flatten();
-        answer.unwrap_or_else(|| Decision { plan: previous_plan.clone(), reasons: Vec::new() })
+        answer.unwrap_or_else(|| Decision::new(previous_plan.clone(), Vec::new()))
     }
 }
 

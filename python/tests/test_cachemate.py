@@ -134,11 +134,11 @@ def test_profiles_predictions_and_plans_are_the_commands(programs: list[cachemat
     files = [recording(name) for name in NAMES]
     for program, file in zip(programs, files):
         assert program.to_dict() == command("profile", file, "--machine", MACHINE)
-    answer = command("predict", *files, "--machine", MACHINE)["matrix"]
+    answer = command("predict", *files, "--machine", MACHINE, "--model", "statcc")["matrix"]
     matrix = cachemate.predict(programs, MACHINE)
     assert (answer["names"], answer["model"]) == (matrix.names, matrix.model)
     assert (100 * matrix.values).tolist() == pytest.approx(np.array(answer["values"]))
-    answer = command("plan", *files, "--machine", MACHINE)
+    answer = command("plan", *files, "--machine", MACHINE, "--model", "statcc")
     plan = cachemate.plan(programs, MACHINE)
     assert answer["programs"] == plan.programs
     assert all(answer[name] == value for name, value in plan.to_dict().items())

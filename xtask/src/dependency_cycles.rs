@@ -15,8 +15,7 @@ type Module = Vec<String>;
 /// Circles that are left, and why: a file of each.
 const LEFT: &[(&str, &str, &str)] = &[
     ("sim", "hw/burst", "the hot path of one access is inlined across its four files"),
-    ("policy", "policies/auto/problem", "auto's scene and what scores it"),
-    ("policy", "policies/auto/site_search", "auto's search and its bound"),
+    ("policy", "policies/auto/model/problem", "auto's scene and what scores it"),
 ];
 
 /// A complaint for each cycle of a crate, and for each of [`LEFT`] that is gone.

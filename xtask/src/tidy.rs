@@ -21,6 +21,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("report", &["core"]),
     ("pipeline", &["core", "locality", "policy", "trace"]),
     ("repro", &["core", "files", "locality", "policy", "pipeline", "sim", "interval", "trace", "report", "spec"]),
+    ("fleet", &["core", "interval", "report"]),
     ("scenario", &["core", "pipeline", "sim", "spec", "trace"]),
     ("study", &["core", "locality", "policy", "report", "trace"]),
     ("sweep", &["core", "files", "spec", "report"]),
@@ -39,13 +40,13 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "cli",
         &[
             "core", "files", "spec", "locality", "policy", "pipeline", "sim", "interval", "linux", "trace", "report",
-            "repro", "scenario", "study", "sweep", "page", "daemon",
+            "repro", "scenario", "study", "sweep", "page", "daemon", "fleet",
         ],
     ),
 ];
 
 /// Rooms without I/O, clock or hash order.
-const PURE: &[&str] = &["core", "locality", "policy", "sim", "interval", "report"];
+const PURE: &[&str] = &["core", "locality", "policy", "sim", "interval", "report", "fleet"];
 
 const IMPURE: &[&str] = &["std::fs", "std::net", "Instant::now", "SystemTime", "std::env::"];
 /// Their order differs from run to run. The locality engines look lines up in hash maps, and never iterate over them.

@@ -157,7 +157,7 @@ fn wait_until_probed(place: &BenchHost, live: &mut LiveLoop) -> anyhow::Result<O
         let known = |profile: &cachemate_core::Profile| {
             profile.contention.intensity.is_some() && profile.contention.sensitivity.is_some()
         };
-        if live.profiles.len() == 4 && live.profiles.values().all(known) {
+        if live.profiles().len() == 4 && live.profiles().values().all(known) {
             return Ok(Some(start.elapsed()));
         }
     }

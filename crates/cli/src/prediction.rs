@@ -1,15 +1,21 @@
 //! Programs, a machine and a model, combined for `predict`, `plan` and `report`.
 
+use std::sync::Arc;
+
 use anyhow::Context;
-use cachemate_core::MachineSpec;
+use cachemate_core::{Estimate, MachineSpec};
 use cachemate_policy::matrix::{CostKind, PairCosts};
 use cachemate_policy::schemes::{self, Scheme, SharedCache};
-use cachemate_report::{CacheSummary, GroupForecast, GroupMember};
-use cachemate_study::{ProfileTarget, USUAL_SCHEME, cache_summary, pair_costs};
-use clap::Args;
+use cachemate_report::{CacheSummary, CostTable, GroupForecast, GroupMember, PercentRange};
+use cachemate_repro::ExperimentContext;
+use cachemate_repro::interval::forecast::{MemberForecast, TimedProgram, TimingBasis, group_miss_ratio, together};
+use cachemate_repro::setup::WorkloadJob;
+use cachemate_study::{ProfileTarget, USUAL_SCHEME, cache_summary, matrix_of, pair_costs};
+use clap::{Args, ValueEnum};
 
-use crate::programs::{ProfiledInput, load_all};
+use crate::programs::{ProfiledInput, is_profile, load_all};
 use crate::session::Session;
+use crate::traces::recording_path;
 
 /// The option that selects the machine.
 #[derive(Args, Clone)]
@@ -19,28 +25,104 @@ pub struct MachineArg {
     pub machine: String,
 }
 
+/// The default model: the interval machine's solution, as in `compare` and `plan --policy`.
+pub const INTERVAL_MODEL: &str = "interval";
+
+/// Source of the cycles and the overlap of recordings.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
+pub enum TimingSource {
+    /// Run each recording alone on the simulated machine for a moment
+    #[default]
+    SoloRun,
+    /// Draw cycles and overlap from a prior: faster, with wider intervals
+    Prior,
+}
+
+/// The options that select a model.
+#[derive(Args, Clone)]
+pub struct TimingArg {
+    /// Cycles and overlap of recordings, for --model interval; profile files have a prior only
+    #[arg(long, value_enum, default_value_t, value_name = "SOURCE")]
+    pub timing: TimingSource,
+}
+
+/// The model behind a prediction.
+pub enum SlowdownModel {
+    /// The interval machine's solution for programs with timing.
+    Interval(Vec<Arc<TimedProgram>>),
+    /// A paper's scheme.
+    Scheme(Box<dyn Scheme>),
+}
+
+impl SlowdownModel {
+    /// As `--model` names it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            SlowdownModel::Interval(_) => INTERVAL_MODEL,
+            SlowdownModel::Scheme(scheme) => scheme.name(),
+        }
+    }
+}
+
 /// A prediction with its inputs.
 pub struct Prediction {
     pub machine: MachineSpec,
     pub cache: SharedCache,
     pub programs: Vec<ProfiledInput>,
-    pub scheme: Box<dyn Scheme>,
+    pub model: SlowdownModel,
     pub costs: PairCosts,
+    /// Slowdown of each program beside each other one with its 90 % interval; `None` for a scheme, which has none.
+    intervals: Option<Vec<Vec<Estimate>>>,
 }
 
 impl Prediction {
     /// # Errors
     /// An unknown machine, model or program; a profile without the evidence that the model needs.
-    pub fn new(session: &Session, programs: &[String], machine: &str, scheme: &str) -> anyhow::Result<Self> {
+    pub fn new(
+        session: &Session,
+        programs: &[String],
+        machine: &str,
+        model: &str,
+        timing: TimingSource,
+    ) -> anyhow::Result<Self> {
         let machine = cachemate_spec::load_machine(machine)?;
-        let scheme = schemes::by_name(scheme)?;
+        let scheme = if model == INTERVAL_MODEL { None } else { Some(schemes::by_name(model)?) };
         let target = ProfileTarget::of(&machine)?;
         let cache = SharedCache::of_machine(&machine).context("the machine has no cache to share")?;
-        let programs = load_all(session, programs, target)?;
-        let profiles: Vec<_> = programs.iter().map(|program| &program.profile).collect();
-        let names: Vec<String> = programs.iter().map(|program| program.name.clone()).collect();
+        let inputs = load_all(session, programs, target)?;
+        let names: Vec<String> = inputs.iter().map(|program| program.name.clone()).collect();
+        let Some(scheme) = scheme else {
+            let timed = timed(session, programs, &inputs, &machine, timing)?;
+            let intervals = pair_forecasts(&machine, &timed)?;
+            let costs = costs_of(&intervals);
+            let model = SlowdownModel::Interval(timed);
+            return Ok(Prediction { machine, cache, programs: inputs, model, costs, intervals: Some(intervals) });
+        };
+        let profiles: Vec<_> = inputs.iter().map(|program| &program.profile).collect();
         let costs = pair_costs(scheme.as_ref(), &names, &profiles, &cache)?;
-        Ok(Prediction { machine, cache, programs, scheme, costs })
+        let model = SlowdownModel::Scheme(scheme);
+        Ok(Prediction { machine, cache, programs: inputs, model, costs, intervals: None })
+    }
+
+    /// The matrix of costs, with intervals if the model has them.
+    pub fn matrix(&self) -> CostTable {
+        let ends = |end: fn(&Estimate) -> f64| {
+            let row = |row: &Vec<Estimate>| row.iter().map(|one| Some(100.0 * end(one))).collect();
+            self.intervals.as_ref().map(|rows| rows.iter().map(row).collect())
+        };
+        CostTable {
+            low: ends(|one| one.low),
+            high: ends(|one| one.high),
+            ..matrix_of(&self.names(), self.model.name(), &self.costs)
+        }
+    }
+
+    /// The source of each program's timing; `None` for a scheme.
+    pub fn timing_bases(&self) -> Option<Vec<TimingBasis>> {
+        match &self.model {
+            SlowdownModel::Interval(timed) => Some(timed.iter().map(|program| program.basis).collect()),
+            SlowdownModel::Scheme(_) => None,
+        }
     }
 
     pub fn names(&self) -> Vec<String> {
@@ -67,30 +149,122 @@ impl Prediction {
         if members.len() < 2 {
             return Ok(None);
         }
-        let programs: Vec<&ProfiledInput> = members.iter().map(|&at| &self.programs[at]).collect();
+        if let SlowdownModel::Interval(timed) = &self.model {
+            let chosen: Vec<&TimedProgram> = members.iter().map(|&index| timed[index].as_ref()).collect();
+            return Ok(Some(self.interval_group(members, &together(&self.machine, &chosen)?)));
+        }
+        let programs: Vec<&ProfiledInput> = members.iter().map(|&index| &self.programs[index]).collect();
         let profiles: Vec<_> = programs.iter().map(|program| &program.profile).collect();
-        let own = self.scheme.group_costs(&profiles, &self.cache).ok().filter(|costs| costs.group_miss_ratio.is_some());
-        let (method, costs) = match own {
-            Some(costs) => (self.scheme.name(), costs),
+        let own = match &self.model {
+            SlowdownModel::Scheme(scheme) => scheme.group_costs(&profiles, &self.cache).ok(),
+            SlowdownModel::Interval(_) => None,
+        };
+        let (method, costs) = match own.filter(|costs| costs.group_miss_ratio.is_some()) {
+            Some(costs) => (self.model.name(), costs),
             None => {
                 let usual = schemes::by_name(USUAL_SCHEME)?;
                 let Ok(costs) = usual.group_costs(&profiles, &self.cache) else { return Ok(None) };
                 (USUAL_SCHEME, costs)
             }
         };
-        let member = |(at, program): (usize, &ProfiledInput)| {
-            let miss_ratio = costs.miss_ratios.as_ref().and_then(|ratios| ratios.get(at)).copied();
+        let member = |(index, program): (usize, &ProfiledInput)| {
+            let miss_ratio = costs.miss_ratios.as_ref().and_then(|ratios| ratios.get(index)).copied();
             let refs = program.profile.rates.llc_refs_per_mega_instr.map(|refs| refs.value);
-            let cost = costs.costs.get(at).copied();
+            let cost = costs.costs.get(index).copied();
             GroupMember {
                 name: program.name.clone(),
                 solo_mpki: program.summary().solo_mpki,
                 miss_ratio,
                 mpki: miss_ratio.zip(refs).map(|(ratio, refs)| ratio * refs / 1000.0),
                 slowdown_percent: cost.filter(|_| costs.kind == CostKind::Degradation).map(|cost| cost * 100.0),
+                slowdown_interval: None,
             }
         };
         let members = programs.into_iter().enumerate().map(member).collect();
         Ok(Some(GroupForecast { method: method.to_string(), miss_ratio: costs.group_miss_ratio, members }))
     }
+
+    fn interval_group(&self, members: &[usize], forecasts: &[MemberForecast]) -> GroupForecast {
+        let member = |(&index, forecast): (&usize, &MemberForecast)| GroupMember {
+            name: self.programs[index].name.clone(),
+            solo_mpki: self.programs[index].summary().solo_mpki,
+            miss_ratio: forecast.miss_ratio,
+            mpki: Some(forecast.mpki),
+            slowdown_percent: Some(100.0 * forecast.slowdown.value),
+            slowdown_interval: Some(PercentRange {
+                low_percent: 100.0 * forecast.slowdown.low,
+                high_percent: 100.0 * forecast.slowdown.high,
+            }),
+        };
+        let members: Vec<GroupMember> = members.iter().zip(forecasts).map(member).collect();
+        GroupForecast { method: INTERVAL_MODEL.to_string(), miss_ratio: group_miss_ratio(forecasts), members }
+    }
+}
+
+/// The forecasts' values as costs.
+fn costs_of(intervals: &[Vec<Estimate>]) -> PairCosts {
+    let cost = intervals.iter().map(|row| row.iter().map(|one| one.value).collect()).collect();
+    PairCosts { kind: CostKind::Degradation, cost }
+}
+
+/// The interval model's costs of programs with the prior's timing, on a machine without a bundled description.
+///
+/// # Errors
+/// A profile without instruction counts.
+pub fn prior_costs(inputs: &[ProfiledInput], machine: &MachineSpec) -> anyhow::Result<PairCosts> {
+    let timed = inputs.iter().map(|input| Ok(Arc::new(TimedProgram::of_profile(&input.file, machine)?)));
+    let timed: Vec<Arc<TimedProgram>> = timed.collect::<anyhow::Result<_>>()?;
+    Ok(costs_of(&pair_forecasts(machine, &timed)?))
+}
+
+/// The programs with their timing; equal inputs are timed once.
+fn timed(
+    session: &Session,
+    given: &[String],
+    inputs: &[ProfiledInput],
+    machine: &MachineSpec,
+    timing: TimingSource,
+) -> anyhow::Result<Vec<Arc<TimedProgram>>> {
+    let first = |index: usize| given.iter().position(|other| *other == given[index]).unwrap_or(index);
+    let stop = session.interrupt_flag();
+    let context = ExperimentContext::of_seed(1, &stop);
+    let bar = session.progress("programs alone", Some(given.len() as u64));
+    let firsts: Vec<usize> = (0..given.len()).filter(|&index| first(index) == index).collect();
+    let programs = context.run_here(&firsts, |&index| {
+        let timed = match solo_job(&given[index], &inputs[index].name).filter(|_| timing == TimingSource::SoloRun) {
+            Some(job) => TimedProgram::measured(&job, machine),
+            None => TimedProgram::of_profile(&inputs[index].file, machine),
+        };
+        bar.inc(1);
+        Ok(Arc::new(timed?))
+    })?;
+    bar.finish_and_clear();
+    let position = |index: usize| firsts.iter().position(|&known| known == first(index)).unwrap_or(0);
+    Ok((0..given.len()).map(|index| Arc::clone(&programs[position(index)])).collect())
+}
+
+/// The job of a recording with one thread; `None` for a profile file, or for several threads.
+fn solo_job(given: &str, name: &str) -> Option<WorkloadJob> {
+    let path = recording_path(given).ok()?;
+    if is_profile(&path).unwrap_or(true) {
+        return None;
+    }
+    let job = WorkloadJob::recorded(name, path, 1);
+    (job.threads(0).ok()?.len() == 1).then_some(job)
+}
+
+/// The forecast for each program beside each other one, and beside a copy of itself on the diagonal.
+fn pair_forecasts(machine: &MachineSpec, programs: &[Arc<TimedProgram>]) -> anyhow::Result<Vec<Vec<Estimate>>> {
+    let count = programs.len();
+    let mut rows = vec![vec![Estimate::exact(0.0); count]; count];
+    for i in 0..count {
+        for j in i..count {
+            let pair = together(machine, &[&programs[i], &programs[j]])?;
+            rows[i][j] = pair[0].slowdown;
+            if i != j {
+                rows[j][i] = pair[1].slowdown;
+            }
+        }
+    }
+    Ok(rows)
 }

@@ -46,7 +46,7 @@ pub fn load_so_far(
     let stem = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let name = stem.split('.').next().filter(|name| !name.is_empty()).unwrap_or(given).to_string();
     let shown = path.display().to_string();
-    let (file, whole) = if is_json(&path)? {
+    let (file, whole) = if is_profile(&path)? {
         (ProfileFile::read(&path)?, Ok(()))
     } else {
         let mut trace = TraceInput::open(session, &shown, &TraceArgs::default(), "profiling")?;
@@ -86,7 +86,11 @@ pub fn load_all(session: &Session, given: &[String], target: ProfileTarget) -> a
     given.iter().map(|name| load(session, name, Some(target))).collect()
 }
 
-fn is_json(path: &Path) -> anyhow::Result<bool> {
+/// Is it a profile file, rather than a recording?
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn is_profile(path: &Path) -> anyhow::Result<bool> {
     let mut start = Vec::new();
     let file = cachemate_files::open_plain(path).with_context(|| format!("{}: cannot be opened", path.display()))?;
     file.take(64).read_to_end(&mut start).with_context(|| format!("{}: cannot be read", path.display()))?;

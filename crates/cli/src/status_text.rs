@@ -4,7 +4,9 @@ use cachemate_core::Estimate;
 use cachemate_report::text::{fixed, number, or_dash, printable, size_text};
 use cachemate_report::{Align, Table};
 use cachemate_spec::ManageMode;
+use serde::Serialize;
 
+use cachemate_daemon::promise_status::PromiseStatus;
 use cachemate_daemon::service_status::ServiceStatus;
 use cachemate_daemon::status::{
     CacheStatus, ContentionClass, DaemonStatus, DecisionStatus, TaskStatus, evidence_text, thread_text,
@@ -204,8 +206,12 @@ pub fn problems(status: &DaemonStatus) -> String {
         .collect()
 }
 
+fn promises(promises: &[PromiseStatus]) -> String {
+    promises.iter().map(|promise| format!("promise: {}\n", printable(&promise.text))).collect()
+}
+
 fn in_force(status: &DaemonStatus) -> String {
-    format!("{}{}{}", gangs(status), shares(status), problems(status))
+    format!("{}{}{}{}", promises(&status.promises), gangs(status), shares(status), problems(status))
 }
 
 /// The whole status: services, and on demand their threads by cache.
@@ -228,23 +234,38 @@ pub fn top_text(status: &DaemonStatus, with_threads: bool, columns: Option<usize
     text.lines().map(|line| line.chars().take(columns).collect::<String>() + "\n").collect()
 }
 
-/// One program.
-pub fn explain_text(
-    services: &[ServiceStatus],
-    tasks: &[TaskStatus],
-    co_runners: &[String],
-    decided: &[DecisionStatus],
-    refused: &[String],
-    conflicts: &[String],
-    mode: ManageMode,
-) -> String {
+/// `cachemate explain --json`.
+#[derive(Default, Serialize)]
+pub struct ExplainJson {
+    /// As given, or that of the only process with the given name.
+    pub pid: Option<i32>,
+    pub policy: String,
+    pub mode: ManageMode,
+    /// Services that are meant, or whose threads are.
+    pub services: Vec<ServiceStatus>,
+    pub tasks: Vec<TaskStatus>,
+    /// Its promises with their states.
+    pub promises: Vec<PromiseStatus>,
+    /// Managed threads of other processes on its cache.
+    pub co_runners: Vec<String>,
+    /// Decisions that name it, latest first.
+    pub decisions: Vec<DecisionStatus>,
+    pub refused: Vec<String>,
+    /// How its affinities counteract the kernel's own cache-aware scheduling.
+    pub conflicts: Vec<String>,
+}
+
+/// One program or service.
+pub fn explain_text(explained: &ExplainJson) -> String {
+    let ExplainJson { services, tasks, promises: promised, co_runners, decisions, refused, conflicts, mode, .. } =
+        explained;
     let mut table = Table::new(COLUMNS);
     for task in tasks {
         table.row(row(task));
     }
     let mut text = format!("{}\n{}", services_text(services, usize::MAX).trim_start(), table.text());
-    tasks.iter().filter_map(goal_text).for_each(|line| text.push_str(&line));
-    if mode == ManageMode::Observe {
+    text.push_str(&promises(promised));
+    if *mode == ManageMode::Observe {
         text.push_str("observing only: nothing is changed, and the reasons describe the plan that would be applied\n");
     }
     if !co_runners.is_empty() {
@@ -256,7 +277,7 @@ pub fn explain_text(
         true => text.push_str("no reason names it: the kernel placed it\n"),
         false => reasons.iter().for_each(|reason| text.push_str(&format!("reason: {reason}\n"))),
     }
-    for decision in decided.iter().take(5) {
+    for decision in decisions.iter().take(5) {
         text.push_str(&format!("  window {}: {}\n", decision.window, decision.reason));
         for (name, value) in &decision.numbers {
             text.push_str(&format!("  window {}: {name} = {}\n", decision.window, fixed(*value, 4)));
@@ -265,26 +286,6 @@ pub fn explain_text(
     refused.iter().for_each(|line| text.push_str(&format!("refused: {line}\n")));
     conflicts.iter().for_each(|line| text.push_str(&format!("conflict with the kernel: {line}\n")));
     text
-}
-
-/// The task's goal and its present value; `None` = it has no goal.
-fn goal_text(task: &TaskStatus) -> Option<String> {
-    let mut parts = Vec::new();
-    if let Some(limit) = task.max_slowdown {
-        let now = or_dash(task.measured_slowdown.map(|now| format!("{:+.0} %", 100.0 * now)));
-        parts.push(format!("at most {:.0} % slower than alone (now {now})", 100.0 * limit));
-    }
-    if let Some(least) = task.min_rate {
-        let counts = matches!(task.progress_unit.as_deref(), Some("work reported" | "instructions"));
-        let now = match (task.progress_per_second.filter(|_| counts), &task.progress_unit) {
-            (Some(rate), Some(unit)) => {
-                format!("now {} in {unit}, {}", number(rate), if rate < least { "missed" } else { "met" })
-            }
-            _ => "neither reported work nor instructions are counted".to_string(),
-        };
-        parts.push(format!("at least {} a second ({now})", number(least)));
-    }
-    (!parts.is_empty()).then(|| format!("goal of {}: {}\n", task.tid, parts.join(", ")))
 }
 
 #[cfg(test)]
@@ -301,24 +302,22 @@ mod tests {
         assert!(top_text(&status, true, Some(80)).lines().all(|line| line.chars().count() <= 80));
     }
 
-    /// Is a goal shown with its unit of work, and with whether it is met now?
+    /// Is the state of a promise shown by the status, by top and by the explanation in the same words?
     #[test]
-    fn a_goal_is_shown_with_its_unit() {
-        let task = TaskStatus {
-            tid: 7,
-            min_rate: Some(1500.0),
-            progress_per_second: Some(1400.0),
-            progress_unit: Some("work reported".into()),
-            ..TaskStatus::default()
+    fn a_promise_is_shown_in_the_same_words() {
+        let promise = PromiseStatus {
+            pid: 7,
+            name: "redis(7)".to_string(),
+            state: cachemate_core::PromiseState::Broken,
+            max_slowdown: Some(0.05),
+            min_rate: None,
+            measured: Some(Estimate::exact(0.17)),
+            text: "redis(7) is broken: 17.0 % slower than alone".to_string(),
         };
-        let text =
-            |task: &TaskStatus| explain_text(&[], std::slice::from_ref(task), &[], &[], &[], &[], ManageMode::Act);
-        assert!(text(&task).contains("goal of 7: at least 1500 a second (now 1400 in work reported, missed)"));
-        let blind = TaskStatus { progress_unit: Some("system calls".into()), ..task.clone() };
-        assert!(text(&blind).contains("neither reported work nor instructions are counted"));
-        let both = TaskStatus { max_slowdown: Some(0.05), progress_per_second: Some(1500.0), ..task };
-        assert!(text(&both).contains("at most 5 % slower than alone (now –), at least 1500 a second (now 1500 in"));
-        assert!(!text(&TaskStatus::default()).contains("goal of"));
+        let line = "promise: redis(7) is broken: 17.0 % slower than alone\n";
+        let status = DaemonStatus { promises: vec![promise.clone()], ..DaemonStatus::default() };
+        assert!(status_text(&status, true).contains(line) && top_text(&status, true, None).contains(line));
+        assert!(explain_text(&ExplainJson { promises: vec![promise], ..ExplainJson::default() }).contains(line));
     }
 
     /// Does a program that is called like a terminal's command or another row's beginning stay one word in one row, wherever
@@ -354,11 +353,16 @@ mod tests {
         };
         let status = DaemonStatus { tasks: tasks.clone(), gangs, shares: vec![share], ..DaemonStatus::default() };
         let status = DaemonStatus { decisions: vec![decision.clone()], ..status };
-        let co_runners = [thread_text(name, 107)];
+        let co_runners = vec![thread_text(name, 107)];
         for text in [
             status_text(&status, true),
             top_text(&status, true, None),
-            explain_text(&[], &tasks, &co_runners, &[decision], &[], &[], ManageMode::Act),
+            explain_text(&ExplainJson {
+                tasks: tasks.clone(),
+                co_runners,
+                decisions: vec![decision],
+                ..ExplainJson::default()
+            }),
         ] {
             assert!(!text.contains(['\u{1b}', '\r']) && text.contains(r"\u{1b}[2J\n  1  1 init"), "{text}");
             assert!(!text.lines().any(|line| line.trim_start().starts_with("1  1 init")), "{text}");

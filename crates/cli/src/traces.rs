@@ -16,8 +16,8 @@ use crate::session::Session;
 /// Options for reading a trace.
 #[derive(Args, Clone, Default)]
 pub struct TraceArgs {
-    /// Format of the file [default: by content or name]: cmt, lackey, din, u64, champsim, oracle-general,
-    /// oracle-general-unit; input compressed by gzip, xz or zstd is unpacked
+    /// Format of the file [default: by content or name]: cmt, lackey, din, csv, drmemtrace, u64,
+    /// champsim, oracle-general, oracle-general-unit; input compressed by gzip, xz or zstd is unpacked
     #[arg(long, value_name = "FORMAT")]
     pub format: Option<String>,
     /// Use the records before the first damaged position instead of refusing the file

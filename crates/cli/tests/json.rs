@@ -85,22 +85,28 @@ fn every_printed_field_is_promised_and_every_promise_is_kept() {
     let sim = ["cachesim", "small.cmt", "--size", "16K", "--ways", "4", "--json"];
     check("cachesim", &[json(&sim), json(&[&sim[..], &["--l1", "1K:2"]].concat())], &[], &[]);
     check("topology", &[json(&["topology", "-m", "opteron-2350", "--json"])], &[], &[]);
-    let machine = ["-m", "xeon-x5365-4", "--json"];
+    let machine = ["-m", "xeon-x5365-4", "--timing", "prior", "--json"];
     let both = json(&[&["predict", "small.cmt", "large.cmt"], &machine[..]].concat());
-    check("predict", &[both, json(&[&["predict", "small.cmt"], &machine[..]].concat())], &[], &[]);
+    let by_scheme = json(&[&["predict", "small.cmt", "large.cmt", "--model", "statcc"], &machine[..]].concat());
+    check("predict", &[both, by_scheme, json(&[&["predict", "small.cmt"], &machine[..]].concat())], &[], &[]);
     let crowd = ["small.cmt"; 5];
+    let four = ["plan", "small.cmt", "large.cmt", "small.cmt", "small.cmt"];
     let plans = [
         json(&[&["plan"], &crowd[..], &["large.cmt"], &machine[..]].concat()),
         json(&[&["plan", "small.cmt", "large.cmt", "--model", "pain"], &machine[..]].concat()),
-        json(&[&["plan", "small.cmt", "large.cmt"], &crowd[..2], &machine[..]].concat()),
+        json(&[&four[..], &["--model", "statcc"], &machine[..]].concat()),
+        json(&[&four[..], &["--goal", "large=30%"], &machine[..]].concat()),
     ];
     let outcomes = ["best", "worst", "random", "random_low_5_percent", "random_high_5_percent", "lower_bound", "gap"];
-    check("plan", &plans, &outcomes, &["reasons", "caches[].cpus[][]"]);
+    check("plan", &plans, &outcomes, &["reasons", "caches[].cpus[][]", "goals.must_leave"]);
     std::fs::write(at.join("stream.toml"), PHASES).unwrap();
     let crowd = ["stream.toml*3", "-m", "xeon-x5365-4", "--policy", "auto", "--json"];
     let refused = serde_json::json!({ "refused": ["a line that cannot be had"] });
     let moved = serde_json::json!({ "changes": ["move task 0 'stream' to CPUs 0-1 (was 0-3)"] });
     check("plan --policy", &[json(&[&["plan"], &crowd[..]].concat()), refused, moved], &[], &[]);
+    let fleet = "name = \"f\"\nmachine = \"xeon-x5365-4\"\nhosts = 1\nhours = 1\nservices_per_host = 2\n[draw]\nkinds = 2\ncpus = [1, 1]\n";
+    std::fs::write(at.join("fleet.toml"), fleet).unwrap();
+    check("fleet", &[json(&["fleet", "fleet.toml", "--json"])], &[], &[]);
     let short = ["--warm-up", "0", "--cycles", "1", "--json"];
     let of = |machine: &str| json(&[&["attribute", "mcf", "--with", "small.cmt", "-m", machine], &short[..]].concat());
     check("attribute", &[of("xeon-x5365"), of("xeon-x5365-4")], &[], &[]);

@@ -59,7 +59,7 @@ fn a_unit_is_shown_with_its_threads() {
     };
     let folder = tempfile::tempdir().unwrap();
     let (first, second, other) = (sleeper(), sleeper(), sleeper());
-    group.join(first.pid() as i32);
+    group.join(first.pid());
     let config = format!(
         "window_ms = 20\npolicy = {{ name = \"default\" }}\n[[rules]]\nservice = \"redis\"\nmax_slowdown = \"5%\"\n\
          [[rules]]\npid = {}\n",
@@ -79,7 +79,7 @@ fn a_unit_is_shown_with_its_threads() {
     assert!(redis["slowdown_percent"].is_null() && redis["reason"].is_string(), "{redis}");
     assert!(redis["slowdown_by"].as_array().is_some_and(Vec::is_empty) && redis.get("pod").is_none());
     assert_eq!(of(&status, "sleep").unwrap()["kind"], "command");
-    group.join(second.pid() as i32);
+    group.join(second.pid());
     let redis = of(&wait(2), "redis.service").unwrap();
     assert_eq!(redis["task_ids"].as_array().unwrap().len(), 2);
     for word in ["redis", "redis.service", "unit/redis"] {

@@ -152,7 +152,7 @@ impl Machine for Canned {
 struct KeepPlanPolicy;
 impl Policy for KeepPlanPolicy {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        Decision { plan: view.previous_plan.clone(), reasons: Vec::new() }
+        Decision::new(view.previous_plan.clone(), Vec::new())
     }
 }
 

@@ -114,6 +114,11 @@ pub enum ProfilerConfig {
         /// Thresholds of the measurement.
         parameters: CoRunRowParameters,
     },
+    /// Solo speeds from rows of one task.
+    SoloIntervals {
+        /// Level of the contended cache.
+        level: CacheLevel,
+    },
     /// Shared regions from samples of accesses (TC).
     Sharing {
         /// Counters and regions.

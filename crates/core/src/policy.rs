@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Cache, CacheId, Capabilities, CpuId, CpuSet, Observation, PartitionSupport, Plan, Predictor, Profiles, TaskId,
-    TaskSample, Topology,
+    Cache, CacheId, Capabilities, CpuId, CpuSet, Forecast, Observation, PartitionSupport, Plan, Predictor, Profiles,
+    TaskId, TaskSample, Topology,
 };
 
 /// One reason, in a form that survives renaming: `{0}` in `text` is `tasks[0]`.
@@ -63,6 +63,9 @@ pub enum ReasonKind {
     TrialVerdict,
     /// A cluster of threads that share data; its tasks are the cluster.
     ClusterFound,
+    /// No plan that the policy knows meets the goal of the first task. The number `must_leave` says how many of the tasks
+    /// that follow would have to leave.
+    InfeasibleGoal,
 }
 
 impl ReasonKind {
@@ -71,7 +74,28 @@ impl ReasonKind {
     }
 }
 
-/// A plan with its reasons.
+/// How the effect of a plan is verified by measured speeds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verification {
+    /// The guard compares speeds before and after the change.
+    #[default]
+    BeforeAndAfter,
+    /// The policy measures two plans in alternation, of which this is one. The guard leaves the verdict to the trial,
+    /// and protects goals only.
+    Trial,
+    /// A trial has ended in favor of this plan. The guard rolls it back only if it harms a process more than the others
+    /// gain, by the windows of the trial, and compares later plans with it.
+    Measured,
+}
+
+impl Verification {
+    fn is_before_and_after(&self) -> bool {
+        *self == Verification::BeforeAndAfter
+    }
+}
+
+/// A plan with its reasons, and the forecast that it was chosen by.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Decision {
     /// The whole desired state, not a difference.
@@ -79,6 +103,20 @@ pub struct Decision {
     /// At least enough to explain what is new in the plan; empty = nothing to say.
     #[serde(alias = "why")]
     pub reasons: Vec<Reason>,
+    /// The policy's own forecast of the plan, which the loop moves to [`crate::WindowRecord::forecast`] and compares
+    /// with the next window; `None` = the policy has no model, and the reference predictor forecasts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forecast: Option<Forecast>,
+    /// How the plan is verified.
+    #[serde(default, skip_serializing_if = "Verification::is_before_and_after")]
+    pub verification: Verification,
+}
+
+impl Decision {
+    /// A decision without a forecast of its own, to be compared with the state before.
+    pub fn new(plan: Plan, reasons: Vec<Reason>) -> Self {
+        Decision { plan, reasons, forecast: None, verification: Verification::default() }
+    }
 }
 
 /// The operator's goal for a task (configuration, not measurement).
@@ -132,7 +170,7 @@ pub struct View<'a> {
     pub capabilities: &'a Capabilities,
     /// The window that has just ended.
     pub observation: &'a Observation,
-    /// The profile of each task after that window.
+    /// The profile of each task after that window, with what is recalled from earlier.
     pub profiles: &'a Profiles,
     /// The plan of the window before; without evidence its allowed, gangs and shares stay.
     pub previous_plan: &'a Plan,

@@ -39,6 +39,8 @@ facts! {
     pub struct RateFacts {
         /// Alone on the machine.
         pub solo_instr_per_cycle: Option<Fact<f64>>,
+        /// Misses of the last level alone on the machine, as measured then.
+        pub solo_misses_per_kilo_instr: Option<Fact<f64>>,
         /// References to the last level.
         pub llc_refs_per_mega_instr: Option<Fact<f64>>,
         /// Running average of misses of the last level under whatever it ran beside (DIO); not the task's own alone.
@@ -221,9 +223,29 @@ pub struct TaskForecast {
     pub cpu_share: Option<Estimate>,
 }
 
-/// A predictor's forecast over the next full rotation of all gangs.
+/// The model that made a forecast.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ForecastModel {
+    /// The pipeline's reference predictor.
+    #[default]
+    Reference,
+    /// The policy's own model, by which it decided.
+    Policy,
+}
+
+impl ForecastModel {
+    fn is_reference(&self) -> bool {
+        *self == ForecastModel::Reference
+    }
+}
+
+/// A forecast of a plan, over the next full rotation of all gangs.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Forecast {
+    /// The model that it comes from.
+    #[serde(default, skip_serializing_if = "ForecastModel::is_reference")]
+    pub model: ForecastModel,
     /// Tasks of which something can be said.
     pub tasks: BTreeMap<TaskId, TaskForecast>,
     /// Misses over references of each last-level cache.
@@ -266,6 +288,13 @@ pub trait Profiler {
     fn needs(&self) -> &'static [EvidenceKind];
     /// Fills in its own fields, creates tasks that arrived, removes those that are gone.
     fn update(&mut self, seen: &Observation, profiles: &mut Profiles);
+}
+
+/// The last step of profiling: completes measured profiles with facts known from earlier. Pure, and apart from the
+/// profilers because recalled facts must not be taken for measured ones in the next window.
+pub trait ProfileRecall {
+    /// Takes in a window; returns the profiles with recalled facts, or `None` if there is nothing to recall.
+    fn recall(&mut self, seen: &Observation, measured: &Profiles) -> Option<Profiles>;
 }
 
 /// Expects something of a plan before it is tried. Pure.

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use crate::check::{PlanError, check_plan};
 use crate::{
     Capabilities, CounterEvent, CpuSet, Decision, Estimate, Forecast, Machine, MachineError, Observation,
-    PipelineConfig, Plan, Policy, Predictor, Profiler, Profiles, RefusedItem, TaskId, TaskSample, Topology, View,
-    WindowEnd, WindowLength,
+    PipelineConfig, Plan, Policy, Predictor, ProfileRecall, Profiler, Profiles, PromiseReport, PromiseTracker,
+    RefusedItem, TaskId, TaskSample, Topology, View, WindowEnd, WindowLength,
 };
 
 /// How far off the last forecast was; task, forecast, measured.
@@ -21,14 +21,17 @@ pub struct WindowRecord {
     pub observation: Observation,
     /// The decision that followed it, with its reasons.
     pub decision: Decision,
-    /// Forecast by the reference predictor, under the plan; compared with the next window only as far as the plan
-    /// holds there.
+    /// Forecast under the plan, by the policy's model or by the reference predictor; compared with the next window only
+    /// as far as the plan holds there.
     pub forecast: Forecast,
     /// The state in force that the machine reported after it applied the plan.
     pub applied: crate::AppliedPlan,
     /// How far off the forecast for this window was; tasks without a forecast or a measurement are missing.
     #[serde(alias = "last_forecast_missed_instr_per_cycle")]
     pub forecast_errors_instr_per_cycle: Vec<ForecastError>,
+    /// The state of every promise after this window; empty if no program has one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub promises: Vec<PromiseReport>,
     /// The CPUs that are online, where they are others than in the window before, or of the header's topology in the
     /// first one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -72,20 +75,24 @@ pub struct ControlLoop<M, P> {
     pub machine: M,
     /// Run in this order after every window; each adds to the profiles.
     pub profilers: Vec<Box<dyn Profiler>>,
-    /// Attaches the forecast to every decision, so that all policies are scored alike.
+    /// Completes the profiles for the policy; `None` = it takes them as measured.
+    pub recall: Option<Box<dyn ProfileRecall>>,
+    /// Answers policies' questions, and forecasts decisions of policies without a model of their own.
     pub predictor: Box<dyn Predictor>,
     /// The policy.
     pub policy: P,
     /// Name for error messages and records.
     pub policy_name: String,
-    /// The profiles of the tasks after the last step.
-    pub profiles: Profiles,
+    measured: Profiles,
+    recalled: Option<Profiles>,
     /// Plan in force since the last step.
     pub plan: Plan,
     /// The forecast for the plan in force; empty before the first step.
     pub forecast: Forecast,
-    /// The refusals of that plan; policies see them in the next window.
+    /// The refusals of that plan, which belong to the next observation.
     refused: Vec<RefusedItem>,
+    /// Judge of the promises.
+    promises: PromiseTracker,
     /// CPUs that were online when this was last looked at.
     online: CpuSet,
 }
@@ -104,13 +111,16 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
             online: machine.topology().online(),
             machine,
             profilers,
+            recall: None,
             predictor,
             policy,
             policy_name: policy_name.into(),
-            profiles: Profiles::new(),
+            measured: Profiles::new(),
+            recalled: None,
             plan: Plan::idle(first_window),
             forecast: Forecast::default(),
             refused: Vec::new(),
+            promises: PromiseTracker::default(),
         }
     }
 
@@ -119,58 +129,88 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
     /// # Errors
     /// The machine's own, or a plan that breaks an invariant of [`check_plan`]; nothing is applied then.
     pub fn step(&mut self) -> Result<Option<WindowRecord>, ControlLoopError> {
-        let Some(mut seen) = self.machine.observe()? else { return Ok(None) };
-        let now = self.machine.topology().online();
-        let online = (now != self.online).then(|| now.clone());
-        self.online = now;
-        for refused in self.refused.drain(..) {
-            // A recording has them already.
-            if !seen.applied.refused.contains(&refused) {
-                seen.applied.refused.push(refused);
-            }
-        }
-        for profiler in &mut self.profilers {
-            profiler.update(&seen, &mut self.profiles);
-        }
-        for task in &seen.tasks {
-            if let Some(profile) = self.profiles.get_mut(&task.task) {
-                profile.process = Some(task.process);
-            }
-        }
-        let comparable = online.is_none() && seen.end_reason != WindowEnd::HostChanged;
-        let missed = if comparable { compare(&self.forecast, &seen) } else { Vec::new() };
+        let Some(observation) = self.observe()? else { return Ok(None) };
+        let online = self.online_if_changed();
+        self.profile(&observation);
+        let is_comparable = online.is_none() && observation.end_reason != WindowEnd::HostChanged;
+        let forecast_errors_instr_per_cycle =
+            if is_comparable { compare(&self.forecast, &observation) } else { Vec::new() };
         let view = View {
             topology: self.machine.topology(),
             capabilities: self.machine.capabilities(),
-            observation: &seen,
-            profiles: &self.profiles,
+            observation: &observation,
+            profiles: self.recalled.as_ref().unwrap_or(&self.measured),
             previous_plan: &self.plan,
             predictor: self.predictor.as_ref(),
         };
-        let decision = self.policy.decide(&view);
+        let mut decision = self.policy.decide(&view);
         check_plan(&decision.plan, &view).map_err(|bad| ControlLoopError::Plan {
             policy: self.policy_name.clone(),
-            window: seen.window,
+            window: observation.window,
             bad,
         })?;
-        let forecast = self.predictor.forecast(&view, &decision.plan);
+        let forecast = decision.forecast.take().unwrap_or_else(|| self.predictor.forecast(&view, &decision.plan));
+        let promises =
+            self.promises.observe(&observation, view.profiles, self.machine.topology(), &self.plan, &decision);
         let applied = self.machine.apply(&decision.plan)?;
         self.refused.clone_from(&applied.refused);
         self.plan = decision.plan.clone();
         self.forecast = forecast.clone();
-        let last_forecast_missed_instr_per_cycle = missed;
         Ok(Some(WindowRecord {
-            observation: seen,
+            observation,
             decision,
             forecast,
             applied,
-            forecast_errors_instr_per_cycle: last_forecast_missed_instr_per_cycle,
+            forecast_errors_instr_per_cycle,
+            promises,
             online,
         }))
+    }
+
+    /// The next observation, whole: with the refusals of the plan in force, which a recording has already.
+    fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
+        let Some(mut observation) = self.machine.observe()? else { return Ok(None) };
+        for refused in self.refused.drain(..) {
+            if !observation.applied.refused.contains(&refused) {
+                observation.applied.refused.push(refused);
+            }
+        }
+        Ok(Some(observation))
+    }
+
+    /// The CPUs that are online, if they are others than in the window before.
+    fn online_if_changed(&mut self) -> Option<CpuSet> {
+        let now = self.machine.topology().online();
+        let changed = (now != self.online).then(|| now.clone());
+        self.online = now;
+        changed
+    }
+
+    /// Profiles from the observation: measured, then completed by what is recalled.
+    fn profile(&mut self, observation: &Observation) {
+        for profiler in &mut self.profilers {
+            profiler.update(observation, &mut self.measured);
+        }
+        for task in &observation.tasks {
+            if let Some(profile) = self.measured.get_mut(&task.task) {
+                profile.process = Some(task.process);
+            }
+        }
+        self.recalled = self.recall.as_mut().and_then(|recall| recall.recall(observation, &self.measured));
     }
 }
 
 impl<M: Machine, P> ControlLoop<M, P> {
+    /// The profiles after the last step, as the policy saw them.
+    pub fn profiles(&self) -> &Profiles {
+        self.recalled.as_ref().unwrap_or(&self.measured)
+    }
+
+    /// The machine, and the profiles after the last step for it to learn from.
+    pub fn machine_and_profiles(&mut self) -> (&mut M, &Profiles) {
+        (&mut self.machine, self.recalled.as_ref().unwrap_or(&self.measured))
+    }
+
     /// Forecasts another plan than the last one from the current profiles: for replays, in which the recorded plan is
     /// in force instead of the decided one. `before` is the plan that was in force in the window.
     pub fn forecast_under(&self, seen: &Observation, before: &Plan, plan: &Plan) -> Forecast {
@@ -178,7 +218,7 @@ impl<M: Machine, P> ControlLoop<M, P> {
             topology: self.machine.topology(),
             capabilities: self.machine.capabilities(),
             observation: seen,
-            profiles: &self.profiles,
+            profiles: self.profiles(),
             previous_plan: before,
             predictor: self.predictor.as_ref(),
         };

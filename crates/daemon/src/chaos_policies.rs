@@ -104,7 +104,7 @@ impl Policy for ShakePolicy {
             plan.gangs = vec![GangSchedule { cpus, slice_ns: 5_000_000, gangs: gangs.collect() }];
         }
         plan.shares = self.shares(view, &tasks);
-        Decision { plan, reasons: Vec::new() }
+        Decision::new(plan, Vec::new())
     }
 }
 
@@ -133,7 +133,7 @@ impl Policy for SqueezePolicy {
                 numbers: Vec::new(),
             });
         }
-        Decision { plan, reasons: why }
+        Decision::new(plan, why)
     }
 }
 
@@ -162,6 +162,6 @@ impl Policy for MisplacingPolicy {
             let members = tasks.into_iter().map(ShareMember::Task).collect();
             plan.shares.push(CacheShare { group: GroupId(0), members, cache: cache.id, units });
         }
-        Decision { plan, reasons: Vec::new() }
+        Decision::new(plan, Vec::new())
     }
 }

@@ -22,7 +22,7 @@ use crate::host::{self, LiveLoop, LiveRunOptions};
 use crate::service_watch::ServiceWatch;
 use crate::socket::{self, SharedStatus};
 use crate::status::{Watcher, evidence_text};
-use crate::{page, paths};
+use crate::{metrics, page, paths};
 
 /// How long a start waits for a guardian that is just putting things back.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -131,6 +131,9 @@ pub fn run(source: &ConfigSource, switches: &ControlFlags, say: &dyn Fn(&str)) -
     let socket_path = wish.config.socket.clone().unwrap_or_else(paths::socket);
     let _server = socket::serve(&socket_path, shared.clone())?;
     let metrics_address = wish.config.metrics_address.as_deref();
+    if let Some(path) = &wish.config.metrics_textfile {
+        metrics::write_textfile(path, shared.clone())?;
+    }
     let endpoints = Endpoints::open(metrics_address, source.page.as_ref(), &shared, &header, say)?;
     watcher.status.unavailable.clone_from(&endpoints.unavailable);
     publish(&shared, &watcher);
@@ -259,7 +262,7 @@ fn turns(
             log = None;
         }
         let topology = cachemate_core::Machine::topology(&live.machine).clone();
-        watcher.observe(&record, &live.machine, &topology, &live.profiles);
+        watcher.observe(&record, &live.machine, &topology, live.profiles());
         services.observe(live, &mut watcher.status, say);
         let level = calibrated.load(Ordering::Relaxed);
         if level != 0 && !watcher.status.calibrated {
@@ -278,7 +281,7 @@ fn turns(
         }
         publish(&shared, watcher);
         if let Some(feed) = &endpoints.feed {
-            feed.push(&record, &live.profiles, || page::live_of(&live.machine, &watcher.status));
+            feed.push(&record, live.profiles(), || page::live_of(&live.machine, &watcher.status));
         }
         let _ = sd_notify::notify(false, &[NotifyState::Watchdog]);
     }
@@ -329,8 +332,7 @@ fn reload(
         }
         let account = live.machine.set_rules(host::rules(&config.rules), host::cpusets(&config), acting)?;
         report_restored(&account, say);
-        live.policy = policy;
-        live.policy_name = name;
+        cachemate_pipeline::replace_policy(live, name, policy);
         *shared.allow_users.lock().unwrap_or_else(PoisonError::into_inner) = allowed(&config);
         Ok(config)
     });

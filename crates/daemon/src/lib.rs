@@ -22,6 +22,7 @@ mod page;
 pub mod path_checks;
 pub mod paths;
 pub mod programs;
+pub mod promise_status;
 pub mod rule_report;
 mod service_profiles;
 pub mod service_status;

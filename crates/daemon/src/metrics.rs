@@ -4,9 +4,12 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
+use cachemate_core::PromiseState;
 use cachemate_report::text::printable;
 use cachemate_spec::ManageMode;
 use prometheus_client::encoding::text::encode;
@@ -17,6 +20,7 @@ use prometheus_client::registry::{Registry, Unit};
 use std::sync::atomic::AtomicU64;
 
 use crate::http;
+use crate::promise_status::PromiseStatus;
 use crate::service_status::ServiceStatus;
 use crate::socket::SharedStatus;
 use crate::status::DaemonStatus;
@@ -41,6 +45,28 @@ pub fn serve(address: &str, shared: SharedStatus) -> anyhow::Result<SocketAddr> 
         "/metrics" => Some((OPEN_METRICS, pages.now())),
         _ => None,
     })
+}
+
+/// Time between two writes of the textfile: the default interval of a scrape.
+const TEXTFILE_PERIOD: Duration = Duration::from_secs(15);
+
+/// Writes the metrics to a file now and then every [`TEXTFILE_PERIOD`], in a thread of its own that ends with the process.
+/// The file is replaced as a whole.
+///
+/// # Errors
+/// The file cannot be written now; later failures are retried.
+pub fn write_textfile(path: &Path, shared: SharedStatus) -> anyhow::Result<()> {
+    let write = |path: &Path, shared: &SharedStatus| cachemate_files::replace(path, page(&shared.status()).as_bytes());
+    write(path, &shared).with_context(|| format!("{}: the metrics cannot be written", path.display()))?;
+    let path = path.to_path_buf();
+    std::thread::spawn(move || {
+        loop {
+            std::thread::sleep(TEXTFILE_PERIOD);
+            // A full disk passes; the collector reports the age of the file.
+            let _ = write(&path, &shared);
+        }
+    });
+    Ok(())
 }
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -93,13 +119,6 @@ pub fn page(status: &DaemonStatus) -> String {
         let help = "Longest uninterrupted wait of a managed thread for a processor";
         registry.register_with_unit("max_runqueue_wait", help, Unit::Seconds, max_wait);
     }
-    let gauge = |registry: &mut Registry, name: &str, help: &str, rows: Vec<(MetricLabels, f64)>| {
-        let family = Gauges::default();
-        for (labels, value) in rows {
-            family.get_or_create(&labels).set(value);
-        }
-        registry.register(name.to_string(), help.to_string(), family);
-    };
     let acting = Gauge::<f64, AtomicU64>::default();
     acting.set(if status.mode == ManageMode::Act { 1.0 } else { 0.0 });
     registry.register("acting", "1 = changes the host, 0 = observes only", acting);
@@ -121,11 +140,49 @@ pub fn page(status: &DaemonStatus) -> String {
         .map(|((name, id), value)| (vec![("name".to_string(), label(&name)), cache(id)], value))
         .collect();
     gauge(&mut registry, "intensity_ratio", "Share of a probe's lines that the program evicts (top ten)", named);
+    promises(&mut registry, status);
     service_gauges(&mut registry, &status.services);
     let mut text = String::new();
     // Writing into a string cannot fail.
     let _ = encode(&mut text, &registry);
     text
+}
+
+fn gauge(registry: &mut Registry, name: &str, help: &str, rows: Vec<(MetricLabels, f64)>) {
+    let family = Gauges::default();
+    for (labels, value) in rows {
+        family.get_or_create(&labels).set(value);
+    }
+    registry.register(name.to_string(), help.to_string(), family);
+}
+
+/// States and slowdowns of promises, by process.
+fn promises(registry: &mut Registry, status: &DaemonStatus) {
+    let labels = |promise: &PromiseStatus, term: &str| {
+        let pair = |key: &str, value: String| (key.to_string(), value);
+        vec![pair("name", label(&promise.name)), pair("pid", promise.pid.to_string()), pair("term", term.to_string())]
+    };
+    let term = |promise: &PromiseStatus| if promise.max_slowdown.is_some() { "max_slowdown" } else { "min_rate" };
+    let states = status.promises.iter().flat_map(|promise| {
+        PromiseState::ALL.into_iter().map(move |state| {
+            let mut labels = labels(promise, term(promise));
+            labels.push(("state".to_string(), state.describe().replace(' ', "_")));
+            (labels, f64::from(u8::from(promise.state == state)))
+        })
+    });
+    gauge(registry, "promise_state", "1 = the promise is in this state, by measurements", states.collect());
+    let slowdowns: Vec<_> = status.promises.iter().filter(|promise| promise.max_slowdown.is_some()).collect();
+    let rows = |value: fn(&PromiseStatus) -> Option<f64>| {
+        slowdowns.iter().filter_map(|promise| Some((labels(promise, term(promise)), value(promise)?))).collect()
+    };
+    let help = "Measured slowdown of a program with a promise, over its solo speed";
+    gauge(registry, "promise_slowdown_ratio", help, rows(|promise| promise.measured.map(|slower| slower.value)));
+    gauge(
+        registry,
+        "promise_max_slowdown_ratio",
+        "Promised maximum of the slowdown",
+        rows(|promise| promise.max_slowdown),
+    );
 }
 
 /// Slowdown of each service, and its causes: the services that lose most.
@@ -197,6 +254,30 @@ mod tests {
         assert!(page.contains("cachemate_process_cpu_seconds_total 0.54\n"), "{page}");
         assert!(page.contains("cachemate_probe_withheld_seconds_total 3.09\n"), "{page}");
         assert!(!page.contains("probe_cpu"), "{page}");
+    }
+
+    /// Does a promise have one series per state, of which one is 1, and its measured and promised slowdowns?
+    #[test]
+    fn a_promise_has_a_series_per_state() {
+        let promise = PromiseStatus {
+            pid: 7,
+            name: "redis".to_string(),
+            state: PromiseState::AtRisk,
+            max_slowdown: Some(0.05),
+            min_rate: None,
+            measured: Some(cachemate_core::Estimate { value: 0.06, low: 0.04, high: 0.08 }),
+            text: String::new(),
+        };
+        let page = page(&DaemonStatus { promises: vec![promise], ..DaemonStatus::default() });
+        let labels = "name=\"redis\",pid=\"7\",term=\"max_slowdown\"";
+        for line in [
+            format!("cachemate_promise_state{{{labels},state=\"at_risk\"}} 1.0"),
+            format!("cachemate_promise_state{{{labels},state=\"kept\"}} 0.0"),
+            format!("cachemate_promise_slowdown_ratio{{{labels}}} 0.06"),
+            format!("cachemate_promise_max_slowdown_ratio{{{labels}}} 0.05"),
+        ] {
+            assert!(page.lines().any(|found| found == line), "{line} in\n{page}");
+        }
     }
 
     /// Does a program that is called like a label's end, a line's end or a terminal's command stay one label of one line?

@@ -53,7 +53,8 @@ impl ServiceWatch {
 
     /// Takes in one window.
     pub(crate) fn observe(&mut self, live: &mut LiveLoop, status: &mut DaemonStatus, say: &dyn Fn(&str)) {
-        self.store.observe(live.machine.learn(&live.profiles), live.machine.learned(), say);
+        let (machine, profiles) = live.machine_and_profiles();
+        self.store.observe(machine.learn(profiles), machine.learned(), say);
         if let Some(unmatched) = self.rules.poll(&self.directory, say) {
             status.unmatched_rules = unmatched;
         }

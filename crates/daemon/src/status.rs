@@ -22,6 +22,7 @@ use cachemate_report::text::printable;
 use cachemate_spec::ManageMode;
 use serde::{Deserialize, Serialize};
 
+use crate::promise_status::{self, PromiseStatus};
 use crate::service_status::{NriStatus, ServiceStatus};
 
 /// Decisions that are remembered.
@@ -80,6 +81,9 @@ pub struct DaemonStatus {
     pub services: Vec<ServiceStatus>,
     /// Managed and observed threads.
     pub tasks: Vec<TaskStatus>,
+    /// Promises to programs, with their states.
+    #[serde(default)]
+    pub promises: Vec<PromiseStatus>,
     /// Gangs in force.
     pub gangs: Vec<GangStatus>,
     /// Parts of caches, as they hold.
@@ -425,6 +429,8 @@ impl Watcher {
         let confined = machine.confined().iter();
         self.status.cpusets =
             confined.map(|group| CpusetStatus { cgroup: group.cgroup.clone(), cpus: group.cpus.to_string() }).collect();
+        let pid = |task: TaskId| ids.get(&task).map(|ids| ids.pid);
+        self.status.promises = promise_status::of_window(&record.promises, pid, &names);
         self.status.gangs = record.applied.gangs.iter().map(gang).collect();
         let shares = record.applied.shares.iter();
         self.status.shares = shares.map(|held| share(held, &record.observation.tasks, machine)).collect();

@@ -106,6 +106,6 @@ export function factsOf(program, head) {
     ["slowdown", percent(program.slowdown, true)], ["forecast", percent(program.forecast_slowdown?.value, true)],
     ["intensity", number(program.intensity)], ["sensitivity", percent(program.sensitivity, true)],
     ["maximum slowdown", program.max_slowdown === undefined ? null : percent(program.max_slowdown)],
-    ["minimum rate per second", number(program.min_rate)], ["moved", program.observed_only ? "never" : null]];
+    ["minimum rate per second", number(program.min_rate)], ["promise", (program.promises || []).map((promise) => promise.text).join("; ") || null], ["moved", program.observed_only ? "never" : null]];
   return rows.filter(([, value]) => value !== null && value !== DASH).map(([name, value]) => (name + " " + value).trim()).join(" · ");
 }

@@ -236,6 +236,18 @@ pub struct ProgramSnapshot {
     /// Work a second that the operator promises it, in the unit of `speed_unit`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_rate: Option<f64>,
+    /// States of its promises, each with its sentence.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub promises: Vec<PromiseSnapshot>,
+}
+
+/// A promise to a program and its state.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct PromiseSnapshot {
+    /// Such as `at risk`.
+    pub state: &'static str,
+    /// The state, the measurement and the promise, as every front end words them.
+    pub text: String,
 }
 
 /// A value and the ends of its interval.

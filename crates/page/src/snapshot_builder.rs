@@ -13,8 +13,8 @@ use cachemate_report::text::printable;
 use crate::matrix::{Matrices, short};
 use crate::snapshot::{
     CacheHeader, CacheSnapshot, CurveSnapshot, DaemonSnapshot, DecisionSnapshot, EstimateRange, GangSnapshot,
-    JournalLine, PageHeader, ProbeSnapshot, ProgramSnapshot, SHAPE, ServiceLossSnapshot, ServiceSnapshot,
-    ShareSnapshot, Snapshot,
+    JournalLine, PageHeader, ProbeSnapshot, ProgramSnapshot, PromiseSnapshot, SHAPE, ServiceLossSnapshot,
+    ServiceSnapshot, ShareSnapshot, Snapshot,
 };
 use cachemate_pipeline::pair_forecast;
 use cachemate_policy::service_losses::{ServiceLoss, ServiceLosses, ServiceReport};
@@ -72,8 +72,15 @@ fn ran_ns(task: &TaskSample) -> u64 {
 
 /// The record without what probes brought in long lists, which no snapshot shows: a copy that costs little.
 pub fn slim(record: &WindowRecord) -> WindowRecord {
-    let WindowRecord { observation: seen, decision, forecast, applied, forecast_errors_instr_per_cycle, online } =
-        record;
+    let WindowRecord {
+        observation: seen,
+        decision,
+        forecast,
+        applied,
+        forecast_errors_instr_per_cycle,
+        promises,
+        online,
+    } = record;
     let answers = seen.probe_results.iter().map(|answer| cachemate_core::ProbeResult {
         probe: answer.probe,
         evidence: slim_evidence(&answer.evidence),
@@ -95,8 +102,19 @@ pub fn slim(record: &WindowRecord) -> WindowRecord {
         forecast: forecast.clone(),
         applied: applied.clone(),
         forecast_errors_instr_per_cycle: forecast_errors_instr_per_cycle.clone(),
+        promises: promises.clone(),
         online: online.clone(),
     }
+}
+
+fn promises(record: &WindowRecord, first: &TaskSample) -> Vec<PromiseSnapshot> {
+    let tasks = &record.observation.tasks;
+    let name = |task: TaskId| {
+        let sample = tasks.iter().find(|other| other.task == task);
+        sample.map_or_else(|| "?".to_string(), |task| printable(&task.name))
+    };
+    let own = record.promises.iter().filter(|report| report.process == first.process);
+    own.map(|report| PromiseSnapshot { state: report.state.describe(), text: report.describe(name) }).collect()
 }
 
 fn slim_evidence(evidence: &ProbeEvidence) -> ProbeEvidence {
@@ -282,6 +300,7 @@ impl SnapshotBuilder {
             allowed: program.busiest(allowed),
             max_slowdown: first.goal.and_then(|goal| goal.max_slowdown),
             min_rate: first.goal.and_then(|goal| goal.min_rate).map(short),
+            promises: promises(record, first),
         }
     }
 
@@ -514,6 +533,7 @@ fn kind_text(kind: ReasonKind) -> &'static str {
         ReasonKind::CoolingDown => "cooling-down",
         ReasonKind::TrialVerdict => "trial-verdict",
         ReasonKind::ClusterFound => "cluster-found",
+        ReasonKind::InfeasibleGoal => "infeasible-goal",
     }
 }
 

@@ -26,10 +26,11 @@ fn record(window: u64, cpus: &[u32]) -> WindowRecord {
     }
     WindowRecord {
         observation: seen,
-        decision: Decision { plan: Plan::idle(WindowLength::Time { ns: 1 }), reasons: Vec::new() },
+        decision: Decision::new(Plan::idle(WindowLength::Time { ns: 1 }), Vec::new()),
         forecast: Forecast::default(),
         applied: AppliedPlan::default(),
         forecast_errors_instr_per_cycle: Vec::new(),
+        promises: Vec::new(),
         online: None,
     }
 }

@@ -17,8 +17,8 @@ mod replay;
 mod standard;
 
 use cachemate_core::{
-    ControlLoop, ControlLoopError, GuardConfig, Machine, Observation, PipelineConfig, Policy, PolicyConfig, Profiler,
-    ProfilerConfig, Profiles, RunHeader, WindowRecord,
+    ControlLoop, ControlLoopError, GuardConfig, Machine, Observation, PipelineConfig, Policy, PolicyConfig,
+    ProfileRecall, Profiler, ProfilerConfig, Profiles, RunHeader, WindowRecord,
 };
 use cachemate_policy::policies::{self, PolicyError};
 use cachemate_policy::reference_predictor::ReferencePredictor;
@@ -40,24 +40,42 @@ pub type GuardedPolicy = RollbackGuard<Box<dyn Policy>>;
 pub type PipelineLoop<M> = ControlLoop<M, GuardedPolicy>;
 
 /// Profilers over recorded observations, for studies of a single method.
-pub struct OfflineProfiler(Vec<Box<dyn Profiler>>, Profiles);
+#[derive(Default)]
+pub struct OfflineProfiler {
+    profilers: Vec<Box<dyn Profiler>>,
+    recall: Option<Box<dyn ProfileRecall>>,
+    measured: Profiles,
+    recalled: Option<Profiles>,
+}
 
 impl OfflineProfiler {
     /// Without observations so far.
     pub fn new(configs: &[ProfilerConfig]) -> Self {
-        OfflineProfiler(configs.iter().map(profilers::build).collect(), Profiles::new())
+        OfflineProfiler { profilers: configs.iter().map(profilers::build).collect(), ..OfflineProfiler::default() }
+    }
+
+    /// The profiles that a pipeline's policy saw.
+    pub fn of_pipeline(config: &PipelineConfig) -> Self {
+        OfflineProfiler { recall: policies::recall(&config.policy.name), ..OfflineProfiler::new(&config.profilers) }
     }
 
     /// Takes in one more window, and returns the profiles after it.
     pub fn update(&mut self, seen: &Observation) -> &Profiles {
-        self.0.iter_mut().for_each(|profiler| profiler.update(seen, &mut self.1));
-        &self.1
+        self.profilers.iter_mut().for_each(|profiler| profiler.update(seen, &mut self.measured));
+        self.recalled = self.recall.as_mut().and_then(|recall| recall.recall(seen, &self.measured));
+        self.profiles()
     }
 
     /// The present profiles.
     pub fn profiles(&self) -> &Profiles {
-        &self.1
+        self.recalled.as_ref().unwrap_or(&self.measured)
     }
+}
+
+/// Replaces the policy of a running loop, with the recall that it takes.
+pub fn replace_policy<M>(live: &mut PipelineLoop<M>, name: String, policy: GuardedPolicy) {
+    live.recall = policies::recall(&name);
+    (live.policy, live.policy_name) = (policy, name);
 }
 
 /// Everything between a machine and a plan, ready to start.
@@ -114,7 +132,11 @@ impl Pipeline {
     pub fn start<M: Machine>(self, machine: M) -> PipelineLoop<M> {
         let Pipeline { config, decider, profilers } = self;
         let predictor = Box::new(ReferencePredictor { miss_penalty_cycles: config.predictor.miss_penalty_cycles });
-        ControlLoop::new(machine, profilers, predictor, config.policy.name, decider, config.first_window)
+        let recall = policies::recall(&config.policy.name);
+        let mut fresh =
+            ControlLoop::new(machine, profilers, predictor, config.policy.name, decider, config.first_window);
+        fresh.recall = recall;
+        fresh
     }
 
     /// Runs to the machine's end; `each` gets every record and ends the run with `false`. Returns the machine.

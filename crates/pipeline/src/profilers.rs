@@ -3,7 +3,8 @@
 use cachemate_core::{Profiler, ProfilerConfig};
 use cachemate_locality::profilers::{
     ActivityProfiler, CoRunSlowdownProfiler, CountersProfiler, PcmrProfiler, PhaseProfiler, PrimeProbeProfiler,
-    RapidMrcProfiler, ReuseProfiler, SharingProfiler, SizeSweepProfiler, StallProfiler, StoredProfileProfiler,
+    RapidMrcProfiler, ReuseProfiler, SharingProfiler, SizeSweepProfiler, SoloIntervalProfiler, StallProfiler,
+    StoredProfileProfiler,
 };
 
 use crate::oracle::OracleProfiler;
@@ -17,6 +18,7 @@ pub(crate) fn build(config: &ProfilerConfig) -> Box<dyn Profiler> {
             Box::new(CountersProfiler::new(level, min_instructions))
         }
         ProfilerConfig::CoRunRows { level, parameters } => Box::new(PcmrProfiler::new(level, parameters)),
+        ProfilerConfig::SoloIntervals { level } => Box::new(SoloIntervalProfiler::new(level)),
         ProfilerConfig::Sharing { parameters, machine_wide: across_processes } => {
             let profiler = SharingProfiler::new(parameters);
             Box::new(if across_processes { profiler.across_processes() } else { profiler })

@@ -67,6 +67,7 @@ impl StandardPipeline {
             },
             ProfilerConfig::Counters { level, min_instructions: counted },
             ProfilerConfig::CoRunRows { level, parameters: CoRunRowParameters::default() },
+            ProfilerConfig::SoloIntervals { level },
             ProfilerConfig::Sharing { parameters: ShMapParameters::default(), machine_wide: false },
             ProfilerConfig::Activity,
             ProfilerConfig::CoRunSlowdown,

@@ -31,7 +31,7 @@ impl Policy for StreamIsolation {
         let mut reasons = Vec::new();
         let domains = view.last_level_domains();
         let Some((last, others)) = domains.split_last().filter(|(_, others)| !others.is_empty()) else {
-            return Decision { plan, reasons }; // one cache: nothing to choose
+            return Decision::new(plan, reasons); // one cache: nothing to choose
         };
         let rest = others.iter().fold(others[0].clone(), |all, cpus| all.union(cpus));
         for task in view.movable() {
@@ -49,7 +49,7 @@ impl Policy for StreamIsolation {
             }
             plan.affinity.insert(task.task, cpus.clone());
         }
-        Decision { plan, reasons }
+        Decision::new(plan, reasons)
     }
 }
 // The page's code ends here.

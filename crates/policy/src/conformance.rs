@@ -407,6 +407,11 @@ fn rename_decision(decision: &Decision, rename: &impl Fn(TaskId) -> TaskId) -> D
     }
     plan.probes.iter_mut().for_each(|probe| rename_probe(&mut probe.kind, rename));
     decision.reasons.iter_mut().flat_map(|reason| &mut reason.tasks).for_each(|task| *task = rename(*task));
+    if let Some(forecast) = &mut decision.forecast {
+        forecast.tasks =
+            std::mem::take(&mut forecast.tasks).into_iter().map(|(task, said)| (rename(task), said)).collect();
+        forecast.unknown.iter_mut().for_each(|task| *task = rename(*task));
+    }
     decision
 }
 

@@ -12,7 +12,7 @@ impl<F: FnMut(&View<'_>, &mut Plan)> Policy for FnPolicy<F> {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = Plan::idle(WindowLength::Time { ns: 1_000 });
         (self.0)(view, &mut plan);
-        Decision { plan, reasons: Vec::new() }
+        Decision::new(plan, Vec::new())
     }
 }
 

@@ -112,7 +112,7 @@ impl CoScheduler {
         let domains = view.last_level_domains();
         let tasks: Vec<&TaskSample> = view.movable().collect();
         if domains.is_empty() || tasks.is_empty() {
-            return Decision { plan, reasons: why };
+            return Decision::new(plan, why);
         }
         let can = |ability| matches!(view.capabilities.abilities.get(&ability), Some(Support::Yes { .. }));
         self.observe(view, &tasks, &domains);
@@ -120,7 +120,7 @@ impl CoScheduler {
             if can(Ability::Penalties) {
                 plan.penalties = self.advice(&tasks, &domains, costs);
             }
-            return Decision { plan, reasons: why };
+            return Decision::new(plan, why);
         }
         let mut at_home: Vec<Vec<&TaskSample>> = vec![Vec::new(); domains.len()];
         tasks.iter().for_each(|&task| at_home[self.homes[&task.task]].push(task));
@@ -130,7 +130,7 @@ impl CoScheduler {
             }
             plan.gangs.extend(self.schedule(view, domain, &members, costs, &mut why));
         }
-        Decision { plan, reasons: why }
+        Decision::new(plan, why)
     }
 
     /// Updates the tasks' caches, their samples, and the CPUs of other tasks.

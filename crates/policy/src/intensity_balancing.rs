@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::load_balance::{Bin, TaskLoad, central, exchange};
 use crate::placement;
-use crate::policies::ParameterError;
+use crate::policies::{ParameterError, ParameterRange};
 
 /// The balancing algorithm.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
@@ -81,15 +81,11 @@ impl Parameters {
     /// An unknown or ill-typed parameter, a window without length, no rounds, or a margin that is no share.
     pub fn parse(text: &str) -> Result<Self, ParameterError> {
         let parsed: Parameters = crate::policies::parameters(text)?;
-        if parsed.window_cycles == 0 {
-            return Err(ParameterError::value("window_cycles", "0", "1 or more"));
-        }
-        if !(0.0..=10.0).contains(&parsed.worth_moving) {
-            return Err(ParameterError::value("worth_moving", parsed.worth_moving, "a share from 0 to 10"));
-        }
-        if parsed.rounds_per_window == 0 {
-            return Err(ParameterError::value("rounds_per_window", "0", "1 or more"));
-        }
+        ParameterRange::OneOrMore.check([
+            ("window_cycles", parsed.window_cycles as f64),
+            ("rounds_per_window", parsed.rounds_per_window.into()),
+        ])?;
+        ParameterRange::UpTo(10.0).check([("worth_moving", parsed.worth_moving)])?;
         Ok(parsed)
     }
 }
@@ -136,7 +132,7 @@ impl IntensityBalancer {
             .zip(&rates)
             .any(|(task, rate)| !task.unmovable && !task.exited && rate.is_some());
         if domains.is_empty() || !movable_known {
-            return Decision { plan, reasons: Vec::new() };
+            return Decision::new(plan, Vec::new());
         }
         let mean = known.iter().sum::<f64>() / known.len() as f64;
         let seated = self.seated(view, &rates, mean, &domains);
@@ -151,7 +147,7 @@ impl IntensityBalancer {
             }
             plan.affinity.insert(seated.task, cpus.clone());
         }
-        Decision { plan, reasons: why }
+        Decision::new(plan, why)
     }
 
     fn even_out(&mut self, places: &[Bin], mut pieces: Vec<TaskLoad>) -> Vec<usize> {

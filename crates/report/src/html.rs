@@ -65,7 +65,7 @@ impl StudyPage {
                 (self.method_section())
             }
         };
-        whole_page(&self.title, &[STYLE, include_str!("page.css")], &body)
+        whole_page(&self.title, &[STYLE, crate::PAGE_STYLE], &body)
     }
 
     fn matrix_section(&self) -> Markup {

@@ -16,6 +16,8 @@ mod whatif;
 
 pub use html::StudyPage;
 pub use html_page::whole_page;
+/// Styles of a page of results: headings, tables and small figures.
+pub const PAGE_STYLE: &str = include_str!("page.css");
 pub use results::*;
 pub use table::{Align, Table};
 pub use whatif::{PolicyOutcome, ProgramOutcome, ReportedDecision, TimeSeries, WhatIfResult};

@@ -149,6 +149,19 @@ pub struct CostTable {
     pub names: Vec<String>,
     /// `values[row][column]`: slowdown of the row's program beside the column's; `None` = unknown.
     pub values: Vec<Vec<Option<f64>>>,
+    /// Lower ends of the 90 % intervals; `None` = the model has no intervals.
+    pub low: Option<Vec<Vec<Option<f64>>>>,
+    /// Upper ends.
+    pub high: Option<Vec<Vec<Option<f64>>>>,
+}
+
+/// Ends of an interval in per cent.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
+pub struct PercentRange {
+    /// Lower end.
+    pub low_percent: f64,
+    /// Upper end.
+    pub high_percent: f64,
 }
 
 /// Effect of a group on one of its members.
@@ -164,6 +177,8 @@ pub struct GroupMember {
     pub mpki: Option<f64>,
     /// Share of its solo run time that it loses.
     pub slowdown_percent: Option<f64>,
+    /// Its 90 % interval; `None` = the model has none.
+    pub slowdown_interval: Option<PercentRange>,
 }
 
 /// All programs together on one cache.
@@ -188,6 +203,8 @@ pub struct PredictResult {
     pub programs: Vec<ProgramSummary>,
     /// Pairwise costs.
     pub matrix: CostTable,
+    /// Source of each program's cycles and overlap; `None` = the model uses none.
+    pub timing: Option<Vec<String>>,
     /// All together; `None` = fewer than two programs, or nothing is known.
     pub group: Option<GroupForecast>,
 }

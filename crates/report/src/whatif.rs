@@ -115,7 +115,7 @@ impl WhatIfResult {
                 (self.method_section())
             }
         };
-        whole_page(title, &[STYLE, include_str!("page.css")], &body)
+        whole_page(title, &[STYLE, crate::PAGE_STYLE], &body)
     }
 
     fn lead(&self) -> String {

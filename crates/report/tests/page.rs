@@ -44,6 +44,7 @@ fn study() -> StudyPage {
         unit: "percent".into(),
         names: names.map(String::from).to_vec(),
         values: vec![vec![Some(0.02); 4]; 4],
+        ..CostTable::default()
     };
     StudyPage {
         title: "Four programs on two caches".into(),

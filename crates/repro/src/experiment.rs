@@ -448,7 +448,7 @@ pub struct Experiment {
 impl Experiment {
     /// No paper's: these run by their ids only, as they last longer than all of the papers' together.
     pub fn is_ours(&self) -> bool {
-        self.ids.iter().all(|id| *id == "AUTO" || id.starts_with("INTERVAL-"))
+        self.ids.iter().all(|id| *id == "AUTO" || *id == "PROMISES" || id.starts_with("INTERVAL-"))
     }
 }
 

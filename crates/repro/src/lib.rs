@@ -17,6 +17,7 @@ mod index;
 pub mod interval;
 pub mod mixes;
 mod niagara;
+mod promises;
 pub mod rates;
 mod rm;
 pub mod setup;
@@ -41,6 +42,7 @@ pub fn experiments() -> Vec<Experiment> {
         rm::experiments,
         auto::experiments,
         interval::experiments,
+        promises::experiments,
     ];
     papers.iter().flat_map(|paper| paper()).collect()
 }

@@ -17,7 +17,7 @@ pub struct NullPolicy {
 
 impl Policy for NullPolicy {
     fn decide(&mut self, _view: &View<'_>) -> Decision {
-        Decision { plan: Plan::idle(self.window), reasons: Vec::new() }
+        Decision::new(Plan::idle(self.window), Vec::new())
     }
 }
 

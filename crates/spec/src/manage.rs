@@ -29,6 +29,8 @@ pub struct ManageConfig {
     pub socket: Option<PathBuf>,
     /// Address and port at which metrics are served; loopback only. `None` serves no metrics.
     pub metrics_address: Option<String>,
+    /// File to which the metrics are written every 15 seconds, for the textfile collector of node exporter.
+    pub metrics_textfile: Option<PathBuf>,
     /// Users besides root and the daemon's own that may query the socket: numbers or names.
     pub allow_users: Vec<User>,
     /// Recorded profiles (`*.json`), matched by the program's name.
@@ -209,6 +211,7 @@ impl ManageConfig {
             ("state_dir", &self.state_dir),
             ("socket", &self.socket),
             ("run_log", &self.run_log),
+            ("metrics_textfile", &self.metrics_textfile),
             ("gang_scheduler_socket", &self.gang_scheduler_socket),
         ];
         let profiles = self.profiles.iter().enumerate().map(|(index, path)| (format!("profiles[{index}]"), path));

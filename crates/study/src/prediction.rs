@@ -9,7 +9,7 @@ use cachemate_report::{Alternatives, CacheAssignment, CacheSummary, CostTable, P
 
 use crate::StudyError;
 
-/// The default model: it predicts run time, for any number of programs on a cache, from one recording each.
+/// The default scheme: it predicts run time, for any number of programs on a cache, from one recording each.
 pub const USUAL_SCHEME: &str = "statcc";
 
 /// The slowdown of each program by each other on a cache, as a model predicts it.
@@ -54,7 +54,13 @@ pub fn unit_of(kind: CostKind) -> &'static str {
 pub fn matrix_of(names: &[String], scheme: &str, costs: &PairCosts) -> CostTable {
     let scale = if costs.kind == CostKind::Degradation { 100.0 } else { 1.0 };
     let values = costs.cost.iter().map(|row| row.iter().map(|cost| Some(cost * scale)).collect()).collect();
-    CostTable { model: scheme.to_string(), unit: unit_of(costs.kind).to_string(), names: names.to_vec(), values }
+    CostTable {
+        model: scheme.to_string(),
+        unit: unit_of(costs.kind).to_string(),
+        names: names.to_vec(),
+        values,
+        ..CostTable::default()
+    }
 }
 
 fn mean(outcome: &PlacementCost) -> Option<f64> {

@@ -7,12 +7,15 @@ use cachemate_linux::sense::sched_cache;
 use cachemate_policy::placement::{Placement, place};
 use cachemate_policy::schemes::{self, SharedCache};
 use cachemate_report::terminal::plan_boxes;
-use cachemate_study::{KernelFootprint, ProfileTarget, USUAL_SCHEME, plan_picture};
+use cachemate_study::{KernelFootprint, ProfileTarget, USUAL_SCHEME, pair_costs, plan_picture};
 use clap::Args;
 use serde::Serialize;
 
+use super::advise_cluster::AdviseCommand;
 use super::status::SocketArg;
+use super::topology::as_machine::{self, HostFacts};
 use crate::args::JsonArg;
+use crate::prediction::{INTERVAL_MODEL, prior_costs};
 use crate::programs::{ProfiledInput, load_all};
 use crate::session::Session;
 use cachemate_daemon::status::thread_text;
@@ -24,12 +27,15 @@ use cachemate_daemon::{host, socket};
 /// latencies are assumed, and the answer lists the assumptions. Nothing is started or changed. If a daemon is running, the
 /// programs that it manages are listed with the plan.
 #[derive(Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Advise {
+    #[command(subcommand)]
+    cluster: Option<AdviseCommand>,
     /// Profile files, recordings, or names of bundled recordings
     #[arg(value_name = "PROGRAM", required = true)]
     programs: Vec<String>,
-    /// Model that predicts slowdowns: statcc, sdc, pain, animal, miss-rate, access-rate, ...
-    #[arg(long, value_name = "MODEL", default_value = USUAL_SCHEME)]
+    /// Model that predicts slowdowns: interval, statcc, sdc, pain, animal, miss-rate, access-rate, ...
+    #[arg(long, value_name = "MODEL", default_value = INTERVAL_MODEL)]
     model: String,
     #[command(flatten)]
     at: SocketArg,
@@ -80,20 +86,29 @@ const MISSES_AT_ONCE: f64 = 12.0;
 
 impl Advise {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        if let Some(cluster) = &self.cluster {
+            return cluster.run(session);
+        }
         let host = host::survey_host(false)?;
         let (cache, target, mut assumed) = shared_cache(&host.topology)?;
         let programs = load_all(session, &self.programs, target)?;
         let names: Vec<String> = programs.iter().map(|program| program.name.clone()).collect();
-        let profiles: Vec<_> = programs.iter().map(|program| &program.profile).collect();
-        let scheme = schemes::by_name(&self.model)?;
-        let costs = scheme.pair_costs(&profiles, &cache).map_err(|missing| {
-            anyhow::anyhow!(
-                "scheme '{}' needs {}, which the profile of '{}' does not have",
-                missing.scheme,
-                missing.what,
-                names.get(missing.program).map_or("?", String::as_str)
-            )
-        })?;
+        let described = (self.model == INTERVAL_MODEL)
+            .then(|| as_machine::machine("this host", &host.topology, HostFacts::read("/".as_ref())));
+        let (model, costs) = match described {
+            Some(Ok(machine)) => {
+                assumed.push("cycles and overlap by a prior, bandwidth as topology --as-machine prints it".into());
+                (INTERVAL_MODEL, prior_costs(&programs, &machine)?)
+            }
+            described => {
+                let model = if described.is_some() { USUAL_SCHEME } else { self.model.as_str() };
+                if let Some(Err(error)) = described {
+                    assumed.push(format!("model {model}, because this host has no machine description: {error:#}"));
+                }
+                let profiles: Vec<_> = programs.iter().map(|program| &program.profile).collect();
+                (model, pair_costs(schemes::by_name(model)?.as_ref(), &names, &profiles, &cache)?)
+            }
+        };
         let placement = place(&names, &costs, &costs, &host.topology, 0)?;
         assumed.extend(host.warnings);
         let judged = |program: &ProfiledInput| KernelFootprint::of(&program.file, cache.size_bytes);
@@ -101,7 +116,7 @@ impl Advise {
             |program: &ProfiledInput| Some(FootprintJson { program: program.name.clone(), judged: judged(program)? });
         let kernel = sched_cache::read(&LinuxHost::new("/"));
         let result = AdviseJson {
-            model: &self.model,
+            model,
             cache_bytes: cache.size_bytes,
             assumed,
             kernel: kernel.detail.clone(),
@@ -110,7 +125,7 @@ impl Advise {
             placement: &placement,
         };
         session.answer(self.json.json, &result, || {
-            let mut text = plan_boxes(&plan_picture(&placement, "this host", &self.model, costs.kind), session.paint());
+            let mut text = plan_boxes(&plan_picture(&placement, "this host", model, costs.kind), session.paint());
             result.assumed.iter().for_each(|what| text.push_str(&format!("assumed: {what}\n")));
             text.push_str(&format!("the kernel's cache-aware scheduling: {}\n", result.kernel));
             for footprint in

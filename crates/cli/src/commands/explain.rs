@@ -12,7 +12,8 @@ use serde::Serialize;
 use super::status::SocketArg;
 use crate::args::JsonArg;
 use crate::session::Session;
-use crate::status_text::explain_text;
+use crate::status_text::{ExplainJson, explain_text};
+use cachemate_daemon::promise_status::PromiseStatus;
 use cachemate_daemon::service_status::ServiceStatus;
 use cachemate_daemon::socket;
 use cachemate_daemon::status::thread_text;
@@ -28,25 +29,6 @@ pub struct Explain {
     at: SocketArg,
     #[command(flatten)]
     json: JsonArg,
-}
-
-/// `cachemate explain --json`.
-#[derive(Serialize)]
-struct ExplainJson {
-    /// As given, or that of the only process with the given name.
-    pid: Option<i32>,
-    policy: String,
-    mode: ManageMode,
-    /// Services that are meant, or whose threads are.
-    services: Vec<ServiceStatus>,
-    tasks: Vec<TaskStatus>,
-    /// Managed threads of other processes on its cache.
-    co_runners: Vec<String>,
-    /// Decisions that name it, latest first.
-    decisions: Vec<DecisionStatus>,
-    refused: Vec<String>,
-    /// How its affinities counteract the kernel's own cache-aware scheduling.
-    conflicts: Vec<String>,
 }
 
 /// Bytes of a name that the kernel stores.
@@ -119,11 +101,13 @@ impl Explain {
                     status.services.iter().filter(owns).cloned().collect()
                 }
             },
+            promises: status.promises.iter().filter(|promise| pids.contains(&promise.pid)).cloned().collect(),
             tasks,
         };
         session.answer(self.json.json, &result, || {
-            let ExplainJson { services, tasks, co_runners, decisions, refused, conflicts, mode, .. } = &result;
-            explain_text(services, tasks, co_runners, decisions, refused, conflicts, *mode)
+            let ExplainJson { services, tasks, promises, co_runners, decisions, refused, conflicts, mode, .. } =
+                &result;
+            explain_text(services, tasks, promises, co_runners, decisions, refused, conflicts, *mode)
         })
     }
 }

@@ -11,7 +11,7 @@ use crate::session::Session;
 /// Print the manual page, or write one page per command to a directory
 #[derive(Args)]
 pub struct Man {
-    /// Write cachemate.1 and one page per command to this directory, which is created if necessary
+    /// Write cachemate.1, one page per command, and cachemate.toml.5 to this directory, which is created if necessary
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// Overwrite existing pages
@@ -35,12 +35,68 @@ impl Man {
         for (name, command) in pages {
             write_file(&folder.join(name), &page(command)?, self.force)?;
         }
+        write_file(&folder.join("cachemate.toml.5"), config_page().as_bytes(), self.force)?;
         Ok(())
     }
+}
+
+/// The page that explains the configuration; its table has every key.
+const LIVE: &str = include_str!("../../../../docs/live.md");
+const TABLE_HEAD: &str = "| key | meaning | default |";
+
+/// The manual page of the configuration, from the table of its keys.
+fn config_page() -> String {
+    let mut text =
+        ".TH cachemate.toml 5\n.SH NAME\ncachemate.toml \\- configuration of the cachemate daemon\n.SH KEYS\n"
+            .to_string();
+    let rows = LIVE.lines().skip_while(|line| *line != TABLE_HEAD).skip(2).take_while(|line| line.starts_with('|'));
+    for row in rows {
+        let cells: Vec<String> = row.trim_matches('|').split('|').map(|cell| plain_text(cell.trim())).collect();
+        let [key, meaning, default] = cells.as_slice() else { continue };
+        text += &format!(".TP\n\\fB{key}\\fR\n{meaning}. Default: {default}.\n");
+    }
+    text + ".SH SEE ALSO\n.BR cachemate (1),\n.BR cachemate-manage (1)\n"
+}
+
+/// Markdown without code marks and links, for roff.
+fn plain_text(cell: &str) -> String {
+    let mut text = String::new();
+    let mut rest = cell;
+    while let Some((before, link)) = rest.split_once('[') {
+        text += before;
+        match link.split_once("](").and_then(|(label, target)| Some((label, target.split_once(')')?.1))) {
+            Some((label, after)) => {
+                text += label;
+                rest = after;
+            }
+            // A table of the configuration, such as [[rules]].
+            None => {
+                text.push('[');
+                rest = link;
+            }
+        }
+    }
+    (text + rest).replace('`', "").replace('\\', "\\e").replace('-', "\\-")
 }
 
 fn page(command: clap::Command) -> anyhow::Result<Vec<u8>> {
     let mut text = Vec::new();
     clap_mangen::Man::new(command).render(&mut text).context("cannot render the manual page")?;
     Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Does the manual page of the configuration have every key of the table, without marks of Markdown?
+    #[test]
+    fn the_configuration_has_a_manual_page() {
+        let page = config_page();
+        for key in ["mode", "metrics_textfile", "max_slowdown", "min_rate", "[[cpusets]]", "kernel_cache_tolerance"] {
+            assert!(page.contains(key), "{key} in\n{page}");
+        }
+        assert!(page.matches(".TP").count() > 15 && !page.contains('`') && !page.contains("]("), "{page}");
+        assert_eq!(plain_text("the [policy](index.md#policies) of `[[rules]]`"), "the policy of [[rules]]");
+    }
 }

@@ -6,6 +6,7 @@ use crate::args::Global;
 use crate::session::Session;
 
 mod advise;
+mod advise_cluster;
 mod attribute;
 mod cachesim;
 mod compare;
@@ -14,6 +15,8 @@ mod convert;
 mod dashboard;
 mod doctor;
 mod explain;
+mod extender;
+mod fleet;
 mod guardian;
 mod lab;
 mod man;
@@ -74,6 +77,8 @@ pub enum Command {
     Dashboard(dashboard::DashboardArgs),
     Repro(repro::Repro),
     Sweep(sweep::SweepArgs),
+    Fleet(fleet::FleetArgs),
+    Extender(extender::ExtenderArgs),
     Doctor(doctor::Doctor),
     Advise(advise::Advise),
     Run(run::RunArgs),
@@ -112,6 +117,8 @@ impl Command {
             Command::Dashboard(command) => command.run(session),
             Command::Repro(command) => command.run(session),
             Command::Sweep(command) => command.run(session),
+            Command::Fleet(command) => command.run(session),
+            Command::Extender(command) => command.run(session),
             Command::Doctor(command) => command.run(session),
             Command::Advise(command) => command.run(session),
             Command::Run(command) => command.run(session),

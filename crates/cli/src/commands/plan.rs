@@ -12,14 +12,16 @@ use cachemate_report::text::number;
 use cachemate_repro::ExperimentContext;
 use cachemate_repro::interval::plan::{PlannedRun, planned};
 use cachemate_repro::interval::whatif::WhatIfQuery;
-use cachemate_study::{USUAL_SCHEME, plan_picture};
+use cachemate_study::plan_picture;
 use clap::Args;
 use serde::Serialize;
 
+use super::predict::range_text;
 use crate::args::JsonArg;
 use crate::exit::UsageError;
+use crate::goal_plan::{GoalPlan, RequestedGoal, goal_plan, parse_goal};
 use crate::interval_programs::jobs;
-use crate::prediction::{MachineArg, Prediction};
+use crate::prediction::{INTERVAL_MODEL, MachineArg, Prediction, SlowdownModel, TimingArg};
 use crate::session::Session;
 
 /// Plan which programs share a cache on a machine, with reasons
@@ -36,15 +38,21 @@ pub struct PlanArgs {
     programs: Vec<String>,
     #[command(flatten)]
     machine: MachineArg,
-    /// Model that predicts slowdowns: statcc, sdc, pain, animal, miss-rate, access-rate, ...
+    /// Model that predicts slowdowns: interval, statcc, sdc, pain, animal, miss-rate, access-rate, ...
     #[arg(long, value_name = "MODEL")]
     model: Option<String>,
+    #[command(flatten)]
+    timing: TimingArg,
     /// Let a policy decide; auto considers placement, sharing, cache partitions and gangs
     #[arg(long, short, value_name = "POLICY", conflicts_with_all = ["model", "slowdowns"])]
     policy: Option<String>,
     /// CSV of measured slowdowns in percent: of the row's program by the column's
     #[arg(long, value_name = "FILE")]
     slowdowns: Option<PathBuf>,
+    /// Promise that a program is at most this much slower than alone, and answer whether a plan can keep all promises:
+    /// redis=5% or redis=0.05
+    #[arg(long = "goal", value_name = "PROGRAM=MAX", value_parser = parse_goal, conflicts_with_all = ["policy", "slowdowns"])]
+    goals: Vec<RequestedGoal>,
     /// Seed for the sample of random assignments
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
@@ -63,6 +71,9 @@ struct PlanJson<'a> {
     #[serde(flatten)]
     placement: &'a Placement,
     groups: Vec<CacheGroup>,
+    /// The answer to --goal; absent without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    goals: Option<GoalPlan>,
 }
 
 /// Programs that the plan puts on one cache, forecast as a group: the solvers add up the slowdowns of pairs, which is only
@@ -90,6 +101,17 @@ fn groups(prediction: &Prediction, placement: &Placement) -> anyhow::Result<Vec<
         groups.extend(prediction.group_of(&members)?.map(|group| CacheGroup { cache, group }));
     }
     Ok(groups)
+}
+
+/// The forecast of each group member with its 90 % interval, if the model has one.
+fn interval_lines(groups: &[CacheGroup]) -> String {
+    let mut text = String::new();
+    for member in groups.iter().flat_map(|group| &group.group.members) {
+        if let (Some(percent), Some(_)) = (member.slowdown_percent, member.slowdown_interval) {
+            text.push_str(&format!("{}: {percent:.1} % slower{}\n", member.name, range_text(member)));
+        }
+    }
+    text
 }
 
 /// `cachemate plan --policy --json`.
@@ -142,10 +164,31 @@ impl PlanArgs {
         let PlanCosts { names, scheme, decide, judge, prediction } = self.costs(session)?;
         let evaluated_with = if self.slowdowns.is_some() { "measured" } else { scheme.as_str() };
         let placement = place(&names, &decide, &judge, &machine.topology(), self.seed)?;
+        let goals = prediction.as_ref().map(|prediction| self.answer_goals(prediction)).transpose()?.flatten();
         let groups = prediction.map(|prediction| groups(&prediction, &placement)).transpose()?.unwrap_or_default();
-        let result = PlanJson { machine: &machine.name, model: &scheme, evaluated_with, placement: &placement, groups };
-        let shown = || plan_boxes(&plan_picture(&placement, &machine.name, &scheme, judge.kind), session.paint());
+        let result =
+            PlanJson { machine: &machine.name, model: &scheme, evaluated_with, placement: &placement, groups, goals };
+        let shown = || {
+            let picture = plan_picture(&placement, &machine.name, &scheme, judge.kind);
+            plan_boxes(&picture, session.paint())
+                + &interval_lines(&result.groups)
+                + &result.goals.as_ref().map_or(String::new(), GoalPlan::describe)
+        };
         session.answer(self.json.json, &result, shown)
+    }
+
+    /// Can the promises be kept?
+    fn answer_goals(&self, prediction: &Prediction) -> anyhow::Result<Option<GoalPlan>> {
+        if self.goals.is_empty() {
+            return Ok(None);
+        }
+        let SlowdownModel::Interval(timed) = &prediction.model else {
+            return Err(
+                UsageError(format!("--goal: found --model {}, expected interval", prediction.model.name())).into()
+            );
+        };
+        let timed: Vec<_> = timed.iter().map(AsRef::as_ref).collect();
+        goal_plan(&prediction.machine, &prediction.names(), &timed, &self.goals, self.seed).map(Some)
     }
 
     /// Prints the decisions of a policy after some nominal minutes.
@@ -182,8 +225,8 @@ impl PlanArgs {
         if self.programs.is_empty() {
             return Err(UsageError("--model: found no program, expected at least one".to_string()).into());
         }
-        let scheme = self.model.as_deref().unwrap_or(USUAL_SCHEME);
-        let prediction = Prediction::new(session, &self.programs, &self.machine.machine, scheme)?;
+        let scheme = self.model.as_deref().unwrap_or(INTERVAL_MODEL);
+        let prediction = Prediction::new(session, &self.programs, &self.machine.machine, scheme, self.timing.timing)?;
         let names = prediction.names();
         let judge = match &measured {
             Some(measured) => measured.of(&names)?,

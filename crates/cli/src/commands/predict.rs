@@ -2,12 +2,13 @@
 
 use cachemate_report::terminal::{Paint, matrix_picture, sparkline};
 use cachemate_report::text::{number, or_dash, percent_text, size_text};
-use cachemate_report::{Align, GroupForecast, PredictResult, ProgramSummary, Table};
-use cachemate_study::{USUAL_SCHEME, matrix_of};
+use cachemate_report::{
+    Align, CostTable, GroupForecast, GroupMember, PercentRange, PredictResult, ProgramSummary, Table,
+};
 use clap::Args;
 
 use crate::args::JsonArg;
-use crate::prediction::{MachineArg, Prediction};
+use crate::prediction::{INTERVAL_MODEL, MachineArg, Prediction, TimingArg};
 use crate::session::Session;
 
 /// Predict how much programs slow each other down on a shared cache
@@ -20,21 +21,26 @@ pub struct Predict {
     programs: Vec<String>,
     #[command(flatten)]
     machine: MachineArg,
-    /// Model that predicts slowdowns: statcc, sdc, pain, animal, miss-rate, access-rate, ...
-    #[arg(long, value_name = "MODEL", default_value = USUAL_SCHEME)]
+    /// Model that predicts slowdowns: interval, statcc, sdc, pain, animal, miss-rate, access-rate, ...
+    #[arg(long, value_name = "MODEL", default_value = INTERVAL_MODEL)]
     model: String,
+    #[command(flatten)]
+    timing: TimingArg,
     #[command(flatten)]
     json: JsonArg,
 }
 
 impl Predict {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let prediction = Prediction::new(session, &self.programs, &self.machine.machine, &self.model)?;
+        let machine = &self.machine.machine;
+        let prediction = Prediction::new(session, &self.programs, machine, &self.model, self.timing.timing)?;
+        let timing = prediction.timing_bases();
         let result = PredictResult {
             machine: prediction.machine.name.clone(),
             cache: prediction.cache_summary(),
             programs: prediction.programs.iter().map(|program| program.summary()).collect(),
-            matrix: matrix_of(&prediction.names(), &self.model, &prediction.costs),
+            matrix: prediction.matrix(),
+            timing: timing.map(|bases| bases.iter().map(|basis| basis.describe().to_string()).collect()),
             group: prediction.group()?,
         };
         session.answer(self.json.json, &result, || render(&result, &prediction, session.paint()))
@@ -55,11 +61,31 @@ fn render(result: &PredictResult, prediction: &Prediction, paint: Paint) -> Stri
     text.push_str(&class_table(&result.programs, prediction));
     text.push('\n');
     text.push_str(&matrix_picture(&result.matrix, paint));
+    text.push_str(&interval_table(&result.matrix));
+    for (name, basis) in result.matrix.names.iter().zip(result.timing.iter().flatten()) {
+        text.push_str(&format!("{name}: {basis}\n"));
+    }
     if let Some(group) = &result.group {
         text.push('\n');
         text.push_str(&group_table(group));
     }
     text
+}
+
+/// The 90 % intervals of a matrix; empty if its model has none.
+fn interval_table(matrix: &CostTable) -> String {
+    let (Some(low), Some(high)) = (&matrix.low, &matrix.high) else { return String::new() };
+    let mut columns = vec![("90 % intervals, %", Align::Left)];
+    columns.extend(matrix.names.iter().map(|name| (name.as_str(), Align::Right)));
+    let mut table = Table::new(&columns);
+    for (row, name) in matrix.names.iter().enumerate() {
+        let cell = |column: usize| match (low[row][column], high[row][column]) {
+            (Some(low), Some(high)) => format!("{low:.0} to {high:.0}"),
+            _ => "-".to_string(),
+        };
+        table.row(std::iter::once(name.clone()).chain((0..matrix.names.len()).map(cell)).collect::<Vec<String>>());
+    }
+    format!("\n{}", table.text())
 }
 
 /// Classes, and each curve from 64K to 16M as a line of blocks with its own scale.
@@ -91,6 +117,12 @@ pub fn class_table(programs: &[ProgramSummary], prediction: &Prediction) -> Stri
     table.text()
 }
 
+/// The 90 % interval of a member in brackets; empty without one.
+pub fn range_text(member: &GroupMember) -> String {
+    let range = |range: PercentRange| format!(" ({:.0} to {:.0} %)", range.low_percent, range.high_percent);
+    member.slowdown_interval.map_or(String::new(), range)
+}
+
 fn group_table(group: &GroupForecast) -> String {
     let ratio = group.miss_ratio.map(|ratio| format!(", miss ratio {}", percent_text(ratio, 2))).unwrap_or_default();
     let mut table = Table::new(&[
@@ -106,7 +138,7 @@ fn group_table(group: &GroupForecast) -> String {
             or_dash(member.miss_ratio.map(|ratio| percent_text(ratio, 2))),
             or_dash(member.solo_mpki.map(number)),
             or_dash(member.mpki.map(number)),
-            or_dash(member.slowdown_percent.map(|percent| format!("{percent:.1} %"))),
+            or_dash(member.slowdown_percent.map(|percent| format!("{percent:.1} %{}", range_text(member)))),
         ]);
     }
     format!("all of them on one cache ({}){ratio}\n{}", group.method, table.text())

@@ -3,12 +3,12 @@
 use cachemate_policy::placement::place;
 use cachemate_report::StudyPage;
 use cachemate_report::text::{count_text, size_text};
-use cachemate_study::{USUAL_SCHEME, matrix_of, plan_picture};
+use cachemate_study::plan_picture;
 use clap::Args;
 
 use crate::args::OutputArgs;
 use crate::files::{refuse_existing, write_file};
-use crate::prediction::{MachineArg, Prediction};
+use crate::prediction::{INTERVAL_MODEL, MachineArg, Prediction, SlowdownModel, TimingArg};
 use crate::session::Session;
 
 /// Write an HTML report: curves, classes, mutual slowdowns, and the plan with its reasons
@@ -21,9 +21,11 @@ pub struct ReportArgs {
     programs: Vec<String>,
     #[command(flatten)]
     machine: MachineArg,
-    /// Model that predicts slowdowns: statcc, sdc, pain, animal, miss-rate, access-rate, ...
-    #[arg(long, value_name = "MODEL", default_value = USUAL_SCHEME)]
+    /// Model that predicts slowdowns: interval, statcc, sdc, pain, animal, miss-rate, access-rate, ...
+    #[arg(long, value_name = "MODEL", default_value = INTERVAL_MODEL)]
     model: String,
+    #[command(flatten)]
+    timing: TimingArg,
     /// Title of the page
     #[arg(long, value_name = "TEXT", default_value = "Which programs should share a cache")]
     title: String,
@@ -34,7 +36,8 @@ pub struct ReportArgs {
 impl ReportArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         refuse_existing(&self.output.output, self.output.force)?;
-        let prediction = Prediction::new(session, &self.programs, &self.machine.machine, &self.model)?;
+        let machine = &self.machine.machine;
+        let prediction = Prediction::new(session, &self.programs, machine, &self.model, self.timing.timing)?;
         let names = prediction.names();
         let placement = place(&names, &prediction.costs, &prediction.costs, &prediction.machine.topology(), 0)?;
         let plan = plan_picture(&placement, &prediction.machine.name, &self.model, prediction.costs.kind);
@@ -45,7 +48,7 @@ impl ReportArgs {
             cache: prediction.cache_summary(),
             programs: prediction.programs.iter().map(|program| program.summary()).collect(),
             curves: prediction.programs.iter().map(|program| program.curve()).collect(),
-            matrix: matrix_of(&names, &self.model, &prediction.costs),
+            matrix: prediction.matrix(),
             plan: Some(plan),
             method: method(&prediction),
         };
@@ -98,13 +101,19 @@ fn method(prediction: &Prediction) -> Vec<(String, String)> {
     ));
     rows.push(row(
         "slowdowns",
-        format!("model {}: predicted from the recordings; no programs were run together", prediction.scheme.name()),
+        format!(
+            "model {}: predicted from each program alone, with 90 % intervals where the model has them; no programs were \
+             run together",
+            prediction.model.name()
+        ),
     ));
     rows.push(row("plan", "least total of the slowdowns of all pairs on a cache".to_string()));
-    rows.push(row(
-        "not included",
-        "instruction fetches, prefetching and queueing for memory; slowdowns by scarce bandwidth are additional"
-            .to_string(),
-    ));
+    let not_included = match prediction.model {
+        SlowdownModel::Interval(_) => "instruction fetches that were not recorded, and conflict misses",
+        SlowdownModel::Scheme(_) => {
+            "instruction fetches, prefetching and queueing for memory; slowdowns by scarce bandwidth are additional"
+        }
+    };
+    rows.push(row("not included", not_included.to_string()));
     rows
 }

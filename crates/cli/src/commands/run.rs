@@ -206,7 +206,7 @@ impl RunArgs {
             let ran = loop {
                 match live.step() {
                     Ok(Some(record)) => {
-                        watcher.observe(&record, &live.machine, &host.topology, &live.profiles);
+                        watcher.observe(&record, &live.machine, &host.topology, live.profiles());
                         if let Some(dry_run) = &mut dry_run {
                             dry_run.observe(&record, live.machine.planned());
                         }

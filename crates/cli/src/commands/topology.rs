@@ -11,7 +11,7 @@ use clap::Args;
 use crate::args::JsonArg;
 use crate::session::Session;
 
-mod as_machine;
+pub mod as_machine;
 mod probe;
 
 /// Show which CPUs share a cache, on this host or in a machine description

@@ -7,9 +7,11 @@ use anyhow::Context as _;
 use cachemate_report::text::{number, or_dash};
 use cachemate_report::{Align, Table};
 use cachemate_repro::ExperimentContext;
+use cachemate_repro::interval::offline::{OfflineScore, offline};
 use cachemate_repro::interval::score::{ErrorSummary, ValidationScore, figure, score};
 use cachemate_repro::interval::{ValidationTruth, speed, truth};
 use cachemate_repro::setup::failed;
+use cachemate_trace::bundled_recordings;
 use clap::Args;
 use serde::Serialize;
 
@@ -17,6 +19,7 @@ use crate::args::JsonArg;
 use crate::exit::UsageError;
 use crate::files::{refuse_existing, write_file};
 use crate::session::Session;
+use crate::traces::recording_path;
 
 /// A file of `--truth`: measured runs as JSON, some kilobytes each.
 const MAX_TRUTH_BYTES: u64 = 1 << 30;
@@ -42,6 +45,12 @@ pub struct ValidateModel {
     /// Overwrite the figure if it exists
     #[arg(long)]
     force: bool,
+    /// Compare forecasts from recordings instead: those of `predict` for the given recordings, or the bundled ones
+    #[arg(long, conflicts_with_all = ["truth", "figure"])]
+    offline: bool,
+    /// Recordings for --offline: files or names of bundled recordings [default: all bundled ones]
+    #[arg(value_name = "RECORDING", requires = "offline")]
+    recordings: Vec<String>,
     #[command(flatten)]
     json: JsonArg,
 }
@@ -63,6 +72,9 @@ struct Validation {
 
 impl ValidateModel {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        if self.offline {
+            return self.run_offline(session);
+        }
         if let Some(path) = &self.figure {
             refuse_existing(path, self.force)?;
         }
@@ -115,6 +127,76 @@ impl ValidateModel {
         bar.finish_and_clear();
         session.answer(self.json.json, &answer, || render(&answer))
     }
+}
+
+impl ValidateModel {
+    /// Forecasts from recordings against the cycle-level machine.
+    fn run_offline(&self, session: &Session) -> anyhow::Result<()> {
+        let recordings = match self.recordings.as_slice() {
+            [] => bundled_recordings(),
+            given => given.iter().map(|name| Ok((stem(name), recording_path(name)?))).collect::<anyhow::Result<_>>()?,
+        };
+        let stop = session.interrupt_flag();
+        let bar = session.progress("validate-model", None);
+        let progress = |what: &str| bar.set_message(what.to_string());
+        let context = ExperimentContext {
+            quick: self.quick,
+            progress: &progress,
+            ..ExperimentContext::of_seed(self.seed, &stop)
+        };
+        let score = offline(&context, &recordings)?;
+        bar.finish_and_clear();
+        session.answer(self.json.json, &score, || render_offline(&score))
+    }
+}
+
+/// The name of a recording's file without its folder and its endings.
+fn stem(given: &str) -> String {
+    let name = given.rsplit('/').next().unwrap_or(given);
+    name.split('.').next().unwrap_or(name).to_string()
+}
+
+fn render_offline(score: &OfflineScore) -> String {
+    let mut table = Table::new(&[("measure", Align::Left), ("value", Align::Right), ("target", Align::Right)]);
+    let mut row = |measure: &str, value: String, target: &str| {
+        table.row([measure.to_string(), value, target.to_string()]);
+    };
+    row("mean absolute error, points", number(score.mean_absolute_error_points), "5");
+    row("90th percentile, points", number(score.p90_error_points), "12");
+    row("mean signed error, points", number(score.mean_signed_error_points), "-");
+    row("error of predicting nothing, points", number(score.error_of_predicting_nothing_points), "-");
+    row("Kendall's tau", or_dash(score.kendall_tau.map(number)), "0.8");
+    row("90 % intervals that hold the truth, %", number(score.coverage_percent), "85 to 95");
+    row("error by composition, points", number(score.error_by_cause_points.composition), "-");
+    row("error by the cost of a miss, points", number(score.error_by_cause_points.cost), "-");
+    let mut tasks = Table::new(&[
+        ("machine", Align::Left),
+        ("program", Align::Left),
+        ("beside", Align::Left),
+        ("measured, %", Align::Right),
+        ("forecast, %", Align::Right),
+        ("90 % interval", Align::Right),
+    ]);
+    for task in &score.tasks {
+        tasks.row([
+            task.machine.clone(),
+            task.task.clone(),
+            task.beside.join(", "),
+            format!("{:.1}", task.measured_slowdown_percent),
+            format!("{:.1}", task.predicted_slowdown_percent),
+            format!("{:.0} to {:.0}", task.low_percent, task.high_percent),
+        ]);
+    }
+    format!(
+        "seed {}{}, {} runs of {} recordings on {}\n\n{}\n{}",
+        score.seed,
+        if score.quick { ", quick" } else { "" },
+        score.runs,
+        score.programs.len(),
+        score.machines.join(" and "),
+        table.text(),
+        tasks.text()
+    )
 }
 
 fn render(answer: &Validation) -> String {

@@ -41,7 +41,7 @@ impl Policy for AlternatingPolicy {
         let mut plan = Plan::idle(WindowLength::Time { ns: 1_000 });
         let cpu = (view.observation.window / self.stride % 2) as u32;
         plan.affinity = view.observation.tasks.iter().map(|task| (task.task, [cpu].into_iter().collect())).collect();
-        Decision { plan, reasons: Vec::new() }
+        Decision::new(plan, Vec::new())
     }
 }
 

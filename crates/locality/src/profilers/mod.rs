@@ -4,6 +4,7 @@
 //! recording repeats them. Every profiler fills its own fields of [`cachemate_core::Profile`], leaves the rest, and
 //! forgets a task when it has exited or entered a new phase. Put [`PhaseProfiler`] first (it drops the evidence of an
 //! old phase before others add to it) and [`StoredProfileProfiler`] last (it fills only facts that were not measured).
+//! [`PhaseCurveRecall`] follows all of them, and completes a copy of the profiles.
 
 mod activity;
 mod corun_slowdown;
@@ -13,9 +14,11 @@ mod phase_kinds;
 mod phases;
 mod prime_probe;
 mod rapidmrc;
+mod recall;
 mod reuses;
 mod sharing;
 mod size_sweep;
+mod solo_interval;
 mod stalls;
 mod stored_profile;
 
@@ -26,9 +29,11 @@ pub use pcmr::PcmrProfiler;
 pub use phases::PhaseProfiler;
 pub use prime_probe::{EVICTED_SAMPLES_AT_LEAST, PrimeProbeProfiler};
 pub use rapidmrc::{CurveForm, RapidMrcProfiler};
+pub use recall::{AVERAGED, PhaseCurveRecall};
 pub use reuses::ReuseProfiler;
 pub use sharing::SharingProfiler;
 pub use size_sweep::SizeSweepProfiler;
+pub use solo_interval::SoloIntervalProfiler;
 pub use stalls::StallProfiler;
 pub use stored_profile::StoredProfileProfiler;
 

@@ -112,7 +112,7 @@ impl Policy for LastCpuPolicy {
         let mut plan = Plan::idle(WindowLength::Time { ns: 1_000 });
         let last: CpuSet = view.topology.online().iter().last().into_iter().collect();
         plan.affinity = view.observation.tasks.iter().map(|task| (task.task, last.clone())).collect();
-        Decision { plan, reasons: Vec::new() }
+        Decision::new(plan, Vec::new())
     }
 }
 

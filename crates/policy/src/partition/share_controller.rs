@@ -220,6 +220,11 @@ impl ShareController {
         }
     }
 
+    /// Are new shares on trial?
+    pub fn is_on_trial(&self) -> bool {
+        self.trial.is_some()
+    }
+
     /// Is the cache still being filled after a change of shares or of co-runners?
     pub fn is_settling(&self) -> bool {
         self.settling.is_some()

@@ -21,7 +21,7 @@ use cachemate_core::{
 };
 use serde::Deserialize;
 
-use super::ParameterError;
+use super::{ParameterError, ParameterRange};
 use crate::cache_reload_cost::ReloadCosts;
 use crate::coschedule::{CoRunCost, CoScheduleForm, CoScheduler, MAX_LAG_SAMPLES};
 
@@ -100,24 +100,18 @@ impl Parameters {
         let parsed: Parameters = super::parameters(text)?;
         let weights = &parsed.weights;
         let all = [weights.cells().as_slice(), &[weights.miss_per_kilo_instr, weights.instr_per_cycle]].concat();
-        let fail = |what: &str, found: String, expected: &str| Err(ParameterError::value(what, found, expected));
-        if parsed.window_ns == 0 {
-            fail("window_ns", "0".to_string(), "1 or more")
-        } else if !(1..=4096).contains(&parsed.super_sets) {
-            fail("super_sets", parsed.super_sets.to_string(), "1 to 4096")
-        } else if !(parsed.busy_above.is_finite() && parsed.busy_above >= 0.0) {
-            fail("busy_above", parsed.busy_above.to_string(), "0 or more")
-        } else if parsed.max_lag_samples.is_nan() || parsed.max_lag_samples < 0.0 {
-            fail("max_lag_samples", parsed.max_lag_samples.to_string(), "0 or more")
-        } else if let Some(bad) = all.iter().find(|weight| !weight.is_finite()) {
-            fail("weights", bad.to_string(), "finite numbers")
-        } else if !(weights.sample.is_finite() && weights.sample > 0.0) {
-            fail("weights.sample", weights.sample.to_string(), "a number above 0, so that no task waits forever")
-        } else if !(weights.newcomer.is_finite() && weights.newcomer >= 0.0) {
-            fail("weights.newcomer", weights.newcomer.to_string(), "0 or more")
-        } else {
-            Ok(parsed)
+        ParameterRange::OneOrMore.check([("window_ns", parsed.window_ns as f64)])?;
+        if !(1..=4096).contains(&parsed.super_sets) {
+            return Err(ParameterError::value("super_sets", parsed.super_sets, "1 to 4096"));
         }
+        ParameterRange::FromZero.check([("busy_above", parsed.busy_above), ("weights.newcomer", weights.newcomer)])?;
+        ParameterRange::FromZeroUnlimited.check([("max_lag_samples", parsed.max_lag_samples)])?;
+        if let Some(bad) = all.iter().find(|weight| !weight.is_finite()) {
+            return Err(ParameterError::value("weights", bad, "finite numbers"));
+        }
+        // With a weight of 0, a task could wait forever.
+        ParameterRange::Above(0.0).check([("weights.sample", weights.sample)])?;
+        Ok(parsed)
     }
 
     /// Does a task that is brought in pay for it?

@@ -22,7 +22,7 @@ use cachemate_locality::reuse::ReuseTimes;
 use cachemate_locality::{statcache, statstack};
 use serde::Deserialize;
 
-use super::ParameterError;
+use super::{ParameterError, ParameterRange};
 use crate::gang_quantum::{self, GangCandidate, QuantumTooLong};
 use crate::llc_placement::{LlcTasks, StickyPlacement};
 use crate::solvers::balance::{ComposedModel, GroupModel, RotationRule, best_groups, rotation};
@@ -92,15 +92,14 @@ impl Default for Parameters {
 impl Parameters {
     fn parse(text: &str) -> Result<Self, ParameterError> {
         let parsed: Parameters = super::parameters(text)?;
-        let positive = [
-            ("window_ns", parsed.window_ns),
-            ("slice_ns", parsed.slice_ns.unwrap_or(1)),
-            ("locations", u64::from(parsed.locations)),
-        ];
-        match positive.iter().find(|(_, value)| *value == 0) {
-            Some((name, _)) => Err(ParameterError::value(name, "0", "1 or more")),
-            None => Ok(parsed),
-        }
+        let slice_ns = parsed.slice_ns.unwrap_or(1) as f64;
+        let locations = f64::from(parsed.locations);
+        ParameterRange::OneOrMore.check([
+            ("window_ns", parsed.window_ns as f64),
+            ("slice_ns", slice_ns),
+            ("locations", locations),
+        ])?;
+        Ok(parsed)
     }
 
     fn composition(&self) -> ReplacementModel {
@@ -189,7 +188,7 @@ impl Policy for BalanceSet {
         }
         self.placement = placement;
         self.asked.retain(|_, probe| plan.probes.contains(probe));
-        Decision { plan, reasons: why }
+        Decision::new(plan, why)
     }
 }
 

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use cachemate_core::{CpuId, CpuSet, Decision, Plan, Policy, Reason, ReasonKind, TaskId, View, WindowLength};
 use serde::Deserialize;
 
-use super::ParameterError;
+use super::{ParameterError, ParameterRange};
 use crate::placement;
 use crate::solvers::{self, Seating, Seats, Solution};
 
@@ -37,9 +37,7 @@ impl Default for Parameters {
 impl Parameters {
     fn parse(text: &str) -> Result<Self, ParameterError> {
         let parsed: Parameters = super::parameters(text)?;
-        if parsed.window_ns == 0 {
-            return Err(ParameterError::value("window_ns", "0", "1 or more"));
-        }
+        ParameterRange::OneOrMore.check([("window_ns", parsed.window_ns as f64)])?;
         let rows = parsed.slowdowns.len();
         for (row, values) in parsed.slowdowns.iter().enumerate() {
             if values.len() != rows {
@@ -81,7 +79,7 @@ impl Policy for MatrixPolicy {
             self.place(view, &tasks, &mut why);
         }
         plan.affinity = self.placed.clone();
-        Decision { plan, reasons: why }
+        Decision::new(plan, why)
     }
 }
 

@@ -21,12 +21,12 @@ use std::collections::BTreeMap;
 use cachemate_core::{
     Ability, Cache, CacheId, CacheShare, CoRunPenalty, Decision, GroupId, IndexSet, PageMigration, Plan, Policy,
     ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, ProcessId, Profiles, Reason, ReasonKind, ShareMember, TaskId,
-    TaskSample, View, WindowLength,
+    TaskSample, Verification, View, WindowLength,
 };
 use serde::Deserialize;
 
 use super::static_partition::{MigrationMode, in_units};
-use super::{ParameterError, parameters};
+use super::{ParameterError, ParameterRange, parameters};
 use crate::partition::ab_test::AbTest;
 use crate::partition::allocate::{Allocation, AllocationLimits, Claimant, PartitionKind, SizingObjective, allocate};
 use crate::partition::demand_curve::DemandCurve;
@@ -34,7 +34,6 @@ use crate::partition::partitioned_cache::{CacheProcess, PartitionedCache, units_
 use crate::partition::share_controller::{self, ShareController, ShareVerdict, TrialStatus};
 use crate::partition::speed_history::SpeedRecord;
 use crate::partition::units::{PartitionUnits, assign, pages_to_move};
-use crate::phase_curves::PhaseCurveCache;
 
 /// See the page.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
@@ -92,19 +91,13 @@ impl Parameters {
 
     fn parse(text: &str) -> Result<Self, ParameterError> {
         let parsed: Parameters = parameters(text)?;
-        if parsed.window_ns == 0 {
-            return Err(ParameterError::value("window_ns", "0", "1 or more"));
-        }
-        if !(parsed.trial_share.is_finite() && parsed.trial_share > 0.0) {
-            return Err(ParameterError::value("trial_share", parsed.trial_share, "a number above 0"));
-        }
-        let shares = [("insensitive_below", parsed.insensitive_below), ("min_gain", parsed.min_gain)];
-        let numbers = shares.into_iter().chain([("miss_penalty_cycles", parsed.miss_penalty_cycles.unwrap_or(1.0))]);
-        for (name, value) in numbers {
-            if !(value.is_finite() && value >= 0.0) {
-                return Err(ParameterError::value(name, value, "a number from 0 up"));
-            }
-        }
+        ParameterRange::OneOrMore.check([("window_ns", parsed.window_ns as f64)])?;
+        ParameterRange::Above(0.0).check([("trial_share", parsed.trial_share)])?;
+        ParameterRange::FromZero.check([
+            ("insensitive_below", parsed.insensitive_below),
+            ("min_gain", parsed.min_gain),
+            ("miss_penalty_cycles", parsed.miss_penalty_cycles.unwrap_or(1.0)),
+        ])?;
         Ok(parsed)
     }
 }
@@ -120,7 +113,6 @@ struct CacheSizing {
     home: BTreeMap<ProcessId, CacheId>,
     probes: BTreeMap<TaskId, (u32, ProbeId)>,
     next_probe: u32,
-    recall: PhaseCurveCache,
     /// The kind of some phase is known, so those of others will be, too.
     phase_kinds_known: bool,
 }
@@ -128,15 +120,6 @@ struct CacheSizing {
 impl Policy for CacheSizing {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         self.phase_kinds_known |= view.profiles.values().any(|profile| profile.phase.kind.is_some());
-        match self.recall.observe(view) {
-            Some(profiles) => self.decide_with_profiles(&View { profiles: &profiles, ..*view }),
-            None => self.decide_with_profiles(view),
-        }
-    }
-}
-
-impl CacheSizing {
-    fn decide_with_profiles(&mut self, view: &View<'_>) -> Decision {
         let mut plan = Plan::idle(WindowLength::Time { ns: self.parameters.window_ns });
         let mut why = Vec::new();
         for domain in self.domains(view) {
@@ -148,7 +131,20 @@ impl CacheSizing {
             plan.probes.extend(self.probes_of(view, &domain));
         }
         self.probes.retain(|task, _| view.observation.tasks.iter().any(|seen| seen.task == *task));
-        Decision { plan, reasons: why }
+        Decision { verification: self.verification(&why), ..Decision::new(plan, why) }
+    }
+}
+
+impl CacheSizing {
+    /// A trial on any cache verifies the whole plan, of which all other caches' shares stay as they are.
+    fn verification(&self, reasons: &[Reason]) -> Verification {
+        if self.caches.values().any(ShareController::is_on_trial) {
+            Verification::Trial
+        } else if reasons.iter().any(|reason| reason.kind == ReasonKind::TrialVerdict) {
+            Verification::Measured
+        } else {
+            Verification::BeforeAndAfter
+        }
     }
 
     /// Every last-level cache that can be partitioned, with its processes.
@@ -636,7 +632,6 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Par
         home: BTreeMap::new(),
         probes: BTreeMap::new(),
         next_probe: 0,
-        recall: PhaseCurveCache::default(),
         phase_kinds_known: false,
     }))
 }

@@ -25,7 +25,7 @@ use cachemate_core::{
 };
 use serde::Deserialize;
 
-use super::ParameterError;
+use super::{ParameterError, ParameterRange};
 use crate::llc_placement::{LlcTasks, StickyPlacement};
 use crate::solvers::bucketization::{BucketThread, Buckets, Rules, bucketize};
 
@@ -87,26 +87,18 @@ impl Default for Parameters {
 impl Parameters {
     fn parse(text: &str) -> Result<Self, ParameterError> {
         let parsed: Parameters = super::parameters(text)?;
-        let positive = [
+        ParameterRange::Above(0.0).check([
             ("window_ns", parsed.window_ns as f64),
             ("runnable_per_cpu", f64::from(parsed.runnable_per_cpu)),
             ("row_ns", parsed.row_ns as f64),
             ("drift_threshold", parsed.drift_threshold),
             ("drift_windows", f64::from(parsed.drift_windows)),
             ("threshold", parsed.threshold),
-        ];
-        if let Some((name, value)) = positive.into_iter().find(|(_, value)| !(value.is_finite() && *value > 0.0)) {
-            return Err(ParameterError::value(name, value, "a number above 0"));
-        }
-        if !(parsed.threshold_step.is_finite() && parsed.threshold_step > 1.0) {
-            return Err(ParameterError::value("threshold_step", parsed.threshold_step, "a number above 1"));
-        }
-        match parsed.max_run_time_variation {
-            Some(bound) if bound.is_nan() || bound < 0.0 => {
-                Err(ParameterError::value("max_run_time_variation", bound, "0 or more"))
-            }
-            _ => Ok(parsed),
-        }
+        ])?;
+        ParameterRange::Above(1.0).check([("threshold_step", parsed.threshold_step)])?;
+        let variation = parsed.max_run_time_variation;
+        ParameterRange::FromZeroUnlimited.check(variation.map(|bound| ("max_run_time_variation", bound)))?;
+        Ok(parsed)
     }
 
     fn is_better_form(&self) -> bool {
@@ -148,7 +140,7 @@ impl Policy for Casc {
             state.watch(view, &domain, &self.parameters);
             state.write_plan(&domain, &cpus, &self.parameters, &mut plan);
         }
-        Decision { plan, reasons: why }
+        Decision::new(plan, why)
     }
 }
 

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use cachemate_core::{CounterEvent, Decision, Policy, Profile, TaskId, TaskSample, View};
 use serde::Deserialize;
 
-use super::ParameterError;
+use super::{ParameterError, ParameterRange};
 use crate::cache_reload_cost::ReloadCosts;
 use crate::coschedule::{CoRunCost, CoScheduleForm, CoScheduler, MAX_LAG_SAMPLES};
 
@@ -121,18 +121,10 @@ impl CoRunCost for Misses<'_> {
 /// See the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     let parsed: Parameters = super::parameters(parameters)?;
-    let positive = |name: &str, value: f64| match value.is_finite() && value > 0.0 {
-        true => Ok(value),
-        false => Err(ParameterError::value(name, value, "a number above 0")),
-    };
-    if parsed.window_ns == 0 {
-        return Err(ParameterError::value("window_ns", "0", "1 or more"));
-    }
-    if parsed.max_lag_samples.is_nan() || parsed.max_lag_samples < 0.0 {
-        return Err(ParameterError::value("max_lag_samples", parsed.max_lag_samples, "0 or more"));
-    }
-    let penalty_weight = positive("penalty_weight", parsed.penalty_weight)?;
-    let sample_weight = positive("sample_weight", parsed.sample_weight)?;
+    ParameterRange::OneOrMore.check([("window_ns", parsed.window_ns as f64)])?;
+    ParameterRange::FromZeroUnlimited.check([("max_lag_samples", parsed.max_lag_samples)])?;
+    let Parameters { penalty_weight, sample_weight, .. } = parsed;
+    ParameterRange::Above(0.0).check([("penalty_weight", penalty_weight), ("sample_weight", sample_weight)])?;
     let scheduler = CoScheduler::new(parsed.form, parsed.window_ns, sample_weight, parsed.max_lag_samples);
     Ok(Box::new(CounterDriven { penalty_weight, scheduler, refills: ReloadCosts::default() }))
 }

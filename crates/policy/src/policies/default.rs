@@ -1,7 +1,7 @@
 //! The baseline of all comparisons: changes nothing. Problem: every gain is relative to a baseline. Method: an idle
 //! plan in every window. Properties: requests nothing, moves nothing, needs no evidence.
 
-use super::ParameterError;
+use super::{ParameterError, ParameterRange};
 use cachemate_core::{Decision, Plan, Policy, View, WindowLength};
 use serde::Deserialize;
 
@@ -26,10 +26,8 @@ impl Parameters {
     /// An unknown or ill-typed parameter, or a window of no length.
     pub fn parse(text: &str) -> Result<Self, ParameterError> {
         let parsed: Parameters = super::parameters(text)?;
-        match parsed.window_ns {
-            0 => Err(ParameterError::value("window_ns", "0", "1 or more")),
-            _ => Ok(parsed),
-        }
+        ParameterRange::OneOrMore.check([("window_ns", parsed.window_ns as f64)])?;
+        Ok(parsed)
     }
     /// An idle plan for the next window.
     pub fn idle(&self) -> Plan {
@@ -41,7 +39,7 @@ struct DefaultPolicy(Parameters);
 
 impl Policy for DefaultPolicy {
     fn decide(&mut self, _: &View<'_>) -> Decision {
-        Decision { plan: self.0.idle(), reasons: Vec::new() }
+        Decision::new(self.0.idle(), Vec::new())
     }
 }
 

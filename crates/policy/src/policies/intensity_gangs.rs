@@ -27,7 +27,7 @@ use cachemate_locality::profilers::EVICTED_SAMPLES_AT_LEAST;
 use serde::Deserialize;
 
 use self::gangs::OvercommittedCache;
-use super::ParameterError;
+use super::{ParameterError, ParameterRange};
 use crate::gang_quantum::MAX_WAIT_NS;
 use crate::solvers::{Seats, best};
 
@@ -151,7 +151,7 @@ impl Policy for IntensityGangs {
             None => why.push(reason(&[], "probes are measuring which CPUs share a cache".to_string(), Vec::new())),
         }
         plan.probes.extend(self.asked.clone());
-        Decision { plan, reasons: why }
+        Decision::new(plan, why)
     }
 }
 
@@ -438,20 +438,14 @@ fn costs(view: &View<'_>, active: &[TaskId]) -> Option<Vec<Vec<f64>>> {
 /// See the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     let parameters: Parameters = super::parameters(parameters)?;
-    let slice_ns = parameters.slice_ns.unwrap_or(1);
-    for (name, value) in [("window_ns", parameters.window_ns), ("slice_ns", slice_ns)] {
-        if value == 0 {
-            return Err(ParameterError::value(name, "0", "1 or more"));
-        }
-    }
+    let slice_ns = parameters.slice_ns.unwrap_or(1) as f64;
+    ParameterRange::OneOrMore.check([("window_ns", parameters.window_ns as f64), ("slice_ns", slice_ns)])?;
     // With fewer samples no intensity would ever be known.
     if (parameters.samples as usize) < EVICTED_SAMPLES_AT_LEAST {
         let expected = format!("{EVICTED_SAMPLES_AT_LEAST} or more");
         return Err(ParameterError::value("samples", parameters.samples, expected));
     }
-    if !(0.0..=1.0).contains(&parameters.max_probe_share) {
-        return Err(ParameterError::value("max_probe_share", parameters.max_probe_share, "a share from 0 to 1"));
-    }
+    ParameterRange::UpTo(1.0).check([("max_probe_share", parameters.max_probe_share)])?;
     Ok(Box::new(IntensityGangs {
         parameters,
         next_probe: 0,

@@ -18,7 +18,7 @@ use cachemate_core::{
 };
 use serde::Deserialize;
 
-use super::ParameterError;
+use super::{ParameterError, ParameterRange};
 
 const PAGE_BYTES: u64 = 4096;
 
@@ -96,7 +96,7 @@ impl Policy for SchedCachePolicy {
         let processes = processes(view);
         self.observe(view, &processes, &caches);
         if caches.len() < 2 {
-            return Decision { plan, reasons: why };
+            return Decision::new(plan, why);
         }
         let mut load = CacheLoads::of(view, &caches);
         for process in &processes {
@@ -109,7 +109,7 @@ impl Policy for SchedCachePolicy {
             }
             why.extend(reason(process, cache, &plan, view.previous_plan));
         }
-        Decision { plan, reasons: why }
+        Decision::new(plan, why)
     }
 }
 
@@ -272,14 +272,9 @@ fn footprint_bytes(process: &ProcessThreads<'_>, topology: &Topology) -> Option<
 /// See the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     let parsed: Parameters = super::parameters(parameters)?;
-    for (name, value) in [("window_ns", parsed.window_ns), ("epoch_period_ns", parsed.epoch_period_ns)] {
-        if value == 0 {
-            return Err(ParameterError::value(name, "0", "1 or more"));
-        }
-    }
-    if parsed.aggr_tolerance > 100 {
-        return Err(ParameterError::value("aggr_tolerance", parsed.aggr_tolerance, "0 to 100"));
-    }
+    let periods_ns = [("window_ns", parsed.window_ns), ("epoch_period_ns", parsed.epoch_period_ns)];
+    ParameterRange::OneOrMore.check(periods_ns.map(|(name, value)| (name, value as f64)))?;
+    ParameterRange::UpTo(100.0).check([("aggr_tolerance", f64::from(parsed.aggr_tolerance))])?;
     Ok(Box::new(SchedCachePolicy { parameters: parsed, processes: BTreeMap::new(), known_until_ns: None }))
 }
 

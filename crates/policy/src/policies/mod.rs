@@ -3,10 +3,8 @@
 //! A new policy is one file here, one line in [`ENTRIES`], and one page in `docs/policies/`. The conformance tests
 //! ([`crate::conformance`]) apply to it at once.
 
-use std::fmt::Display;
-
-use cachemate_core::{EvidenceKind, Policy, SpellingScope, nearest, successor};
-use serde::de::DeserializeOwned;
+use cachemate_core::{EvidenceKind, Policy, ProfileRecall, nearest};
+use cachemate_locality::profilers::PhaseCurveRecall;
 
 mod activity_vector;
 mod auto;
@@ -26,6 +24,8 @@ mod service_level;
 mod static_partition;
 mod thread_clustering;
 mod worst_by_matrix;
+
+pub use crate::parameters::{ParameterError, ParameterRange, parameters};
 
 /// Builds a policy from its parameters (TOML) and a seed.
 type PolicyBuilder = fn(&str, u64) -> Result<Box<dyn Policy>, ParameterError>;
@@ -180,6 +180,16 @@ pub const ENTRIES: &[PolicyEntry] = &[
     },
 ];
 
+/// The last step of profiling for a policy: curves of recurring phases, and averages of phases that are too short to be
+/// followed. `None` = the policy takes the profiles as measured.
+pub fn recall(name: &str) -> Option<Box<dyn ProfileRecall>> {
+    match name {
+        "auto" => Some(Box::new(PhaseCurveRecall::averaging_fast_phases())),
+        "cache-sizing" => Some(Box::new(PhaseCurveRecall::default())),
+        _ => None,
+    }
+}
+
 /// The evidence that the policy called `name` needs; empty for unknown names.
 pub fn needs(name: &str) -> Needs {
     ENTRIES.iter().find(|entry| entry.name == name).map_or(&[], |entry| entry.needs)
@@ -208,52 +218,6 @@ pub enum PolicyError {
     },
 }
 
-/// Parameters that a policy does not take.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum ParameterError {
-    /// Invalid TOML, an unknown name, or a value of another type: the TOML parser's message, with line and column.
-    #[error("{}", .0.to_string().trim_end())]
-    Toml(Box<toml::de::Error>),
-    /// A parameter under a retired name.
-    #[error("{context}`{old}` is now `{new}`")]
-    Retired {
-        /// TOML's heading with line and column, and the line itself.
-        context: String,
-        /// The retired name, behind its policy.
-        old: String,
-        /// The present name, behind its policy.
-        new: String,
-    },
-    /// A value out of its range.
-    #[error("{name}: found {found}, expected {expected}")]
-    Value {
-        /// The parameter, with its place in tables and lists.
-        name: String,
-        /// The given value.
-        found: String,
-        /// The accepted values.
-        expected: String,
-    },
-}
-
-impl ParameterError {
-    /// A value out of its range.
-    pub fn value(name: impl Display, found: impl Display, expected: impl Display) -> Self {
-        ParameterError::Value { name: name.to_string(), found: found.to_string(), expected: expected.to_string() }
-    }
-
-    /// Names the successor if `text` sets a parameter of `policy` under a retired name; other errors stay as they are.
-    fn naming_successor(self, policy: &str, text: &str) -> Self {
-        let ParameterError::Toml(error) = &self else { return self };
-        let key = error.span().filter(|_| error.message().starts_with("unknown field")).and_then(|span| text.get(span));
-        let Some(old) = key.map(|key| format!("{policy}.{key}")) else { return self };
-        let Some(new) = successor(SpellingScope::PolicyParameter, &old) else { return self };
-        let rendered = error.to_string();
-        let context = rendered.trim_end().strip_suffix(error.message()).unwrap_or_default().to_string();
-        ParameterError::Retired { context, old, new: format!("{policy}.{new}") }
-    }
-}
-
 /// The policy called `name`. `parameters` is TOML, as stored in a run header; empty = all defaults.
 ///
 /// # Errors
@@ -271,16 +235,11 @@ pub fn build(name: &str, parameters: &str, seed: u64) -> Result<Box<dyn Policy>,
     })
 }
 
-/// Parses a policy's parameters from TOML; put `#[serde(deny_unknown_fields, default)]` on the type.
-pub fn parameters<T: DeserializeOwned>(text: &str) -> Result<T, ParameterError> {
-    toml::from_str(text).map_err(|error| ParameterError::Toml(Box::new(error)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::conformance::check_policy;
-    use cachemate_core::RETIRED_SPELLINGS;
+    use cachemate_core::{RETIRED_SPELLINGS, SpellingScope};
 
     /// Does every policy of the registry obey the rules for all policies?
     #[test]
@@ -362,7 +321,7 @@ mod tests {
         assert!(error("counter-driven", "penalty_weight = nan").contains("penalty_weight: found NaN"));
         assert!(error("dio", "window_cycles = 0").contains("window_cycles"));
         assert!(error("di", "form = \"central-ish\"").contains("distributed"));
-        assert!(error("di", "worth_moving = -1.0").contains("share from 0 to 10"));
+        assert!(error("di", "worth_moving = -1.0").contains("expected 0 to 10"));
         let ragged = error("best-by-matrix", "slowdowns = [[0.0, 1.0], [0.5]]");
         assert!(ragged.ends_with("slowdowns: found 1 values in row 1, expected 2"), "{ragged}");
         assert!(error("worst-by-matrix", "slowdowns = [[nan]]").contains("row 0, column 0"));

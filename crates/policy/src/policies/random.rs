@@ -21,7 +21,7 @@ impl Policy for RandomPolicy {
         let mut why = Vec::new();
         let domains = view.last_level_domains();
         if domains.is_empty() {
-            return Decision { plan, reasons: why };
+            return Decision::new(plan, why);
         }
         let old = |task: TaskId| self.drawn.get(&task).copied().filter(|&domain| domain < domains.len());
         let mut drawn: BTreeMap<TaskId, usize> =
@@ -45,7 +45,7 @@ impl Policy for RandomPolicy {
         }
         plan.affinity.extend(drawn.iter().map(|(&task, &domain)| (task, domains[domain].clone())));
         self.drawn = drawn;
-        Decision { plan, reasons: why }
+        Decision::new(plan, why)
     }
 }
 

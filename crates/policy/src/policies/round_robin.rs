@@ -21,7 +21,7 @@ impl Policy for RoundRobinPolicy {
         let mut why = Vec::new();
         let domains = view.last_level_domains();
         if domains.is_empty() {
-            return Decision { plan, reasons: why };
+            return Decision::new(plan, why);
         }
         let mut dealt = BTreeMap::new();
         for task in view.movable() {
@@ -37,7 +37,7 @@ impl Policy for RoundRobinPolicy {
             plan.affinity.insert(task.task, domains[domain].clone());
         }
         self.dealt = dealt;
-        Decision { plan, reasons: why }
+        Decision::new(plan, why)
     }
 }
 

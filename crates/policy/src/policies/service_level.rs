@@ -19,7 +19,7 @@ use cachemate_core::{
 use serde::Deserialize;
 
 use super::static_partition::{MigrationMode, in_units};
-use super::{ParameterError, parameters};
+use super::{ParameterError, ParameterRange, parameters};
 use crate::partition::units::dividable;
 use crate::partition::units::{PartitionUnits, assign};
 use crate::work_metric::{WorkMetric, promised_work};
@@ -79,15 +79,15 @@ impl Policy for ServiceLevel {
         let mut why = Vec::new();
         let caches = dividable(view);
         let (Some(&(cache, divided)), Some((process, level))) = (caches.first(), self.floor(view)) else {
-            return Decision { plan, reasons: why };
+            return Decision::new(plan, why);
         };
         let tasks: Vec<&TaskSample> = view.movable().filter(|task| task.process == process).collect();
         if tasks.is_empty() {
-            return Decision { plan, reasons: why };
+            return Decision::new(plan, why);
         }
         self.resize(view, &tasks, level, &divided, &mut why);
         plan.shares = self.shares(view, process, cache, &divided);
-        Decision { plan, reasons: why }
+        Decision::new(plan, why)
     }
 }
 
@@ -189,12 +189,8 @@ const OTHERS: GroupId = GroupId(0);
 /// See the registry.
 pub(super) fn build(text: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     let parsed: Parameters = parameters(text)?;
-    if parsed.window_ns == 0 {
-        return Err(ParameterError::value("window_ns", "0", "1 or more"));
-    }
-    if !(parsed.rate_per_s.is_finite() && parsed.rate_per_s >= 0.0) {
-        return Err(ParameterError::value("rate_per_s", parsed.rate_per_s, "a number from 0 up"));
-    }
+    ParameterRange::OneOrMore.check([("window_ns", parsed.window_ns as f64)])?;
+    ParameterRange::FromZero.check([("rate_per_s", parsed.rate_per_s)])?;
     let units = parsed.units;
     let (processes, serves) = (Vec::new(), BTreeMap::new());
     Ok(Box::new(ServiceLevel { parameters: parsed, processes, units, held_windows: 0, serves }))

@@ -9,8 +9,8 @@ use cachemate_core::{
 };
 use serde::Deserialize;
 
-use super::ParameterError;
 use super::default::Parameters as Common;
+use super::{ParameterError, ParameterRange};
 use crate::partition::units::PartitionUnits;
 use crate::partition::units::dividable;
 
@@ -67,9 +67,7 @@ impl Default for Parameters {
 impl Parameters {
     fn parse(text: &str) -> Result<Self, ParameterError> {
         let parsed: Parameters = super::parameters(text)?;
-        if parsed.window_ns == 0 {
-            return Err(ParameterError::value("window_ns", "0", "1 or more"));
-        }
+        ParameterRange::OneOrMore.check([("window_ns", parsed.window_ns as f64)])?;
         if let Some(at) = parsed.steps.windows(2).position(|pair| pair[0].from_ns >= pair[1].from_ns) {
             let (before, found) = (parsed.steps[at].from_ns, parsed.steps[at + 1].from_ns);
             let name = format!("steps[{}].from_ns", at + 1);
@@ -101,7 +99,7 @@ impl Policy for StaticPartition {
         }
         let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
         let mut why = Vec::new();
-        let Some(step) = self.parameters.at(now_ns) else { return Decision { plan, reasons: why } };
+        let Some(step) = self.parameters.at(now_ns) else { return Decision::new(plan, why) };
         for (cache, divided) in partitionable_caches(view) {
             for (number, units) in step.shares.iter().enumerate() {
                 let Some(&process) = self.processes.get(number) else { break };
@@ -122,7 +120,7 @@ impl Policy for StaticPartition {
                 });
             }
         }
-        Decision { plan, reasons: why }
+        Decision::new(plan, why)
     }
 }
 

@@ -22,7 +22,7 @@ use cachemate_core::{
 use cachemate_locality::shmap::SharingCriteria;
 use serde::Deserialize;
 
-use super::ParameterError;
+use super::{ParameterError, ParameterRange};
 use crate::clustering::assign::{Assignment, Chip, Movable, assign};
 use crate::clustering::{ClusteringMethod, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find, scaled_threshold};
 
@@ -101,15 +101,13 @@ impl Default for Parameters {
 impl Parameters {
     fn parse(text: &str) -> Result<Self, ParameterError> {
         let parsed: Parameters = super::parameters(text)?;
-        let share = |name: &str, value: f64| match (0.0..=1.0).contains(&value) {
-            true => Ok(()),
-            false => Err(ParameterError::value(name, value, "0 to 1")),
-        };
-        share("activation_share", parsed.activation_share)?;
-        share("overhead_share", parsed.overhead_share)?;
-        share("max_imbalance", parsed.max_imbalance)?;
-        share("idle_below_share", parsed.idle_below_share)?;
-        let positive = [
+        ParameterRange::UpTo(1.0).check([
+            ("activation_share", parsed.activation_share),
+            ("overhead_share", parsed.overhead_share),
+            ("max_imbalance", parsed.max_imbalance),
+            ("idle_below_share", parsed.idle_below_share),
+        ])?;
+        ParameterRange::Above(0.0).check([
             ("remote_hit_cycles", parsed.remote_hit_cycles),
             ("window_cycles", parsed.window_cycles as f64),
             ("samples", f64::from(parsed.samples)),
@@ -118,10 +116,7 @@ impl Parameters {
             ("max_detection_ns", parsed.max_detection_ns as f64),
             ("similarity_threshold", parsed.similarity_threshold),
             ("samples_per_thread", parsed.samples_per_thread),
-        ];
-        if let Some((name, value)) = positive.iter().find(|(_, value)| !(value.is_finite() && *value > 0.0)) {
-            return Err(ParameterError::value(name, value, "more than 0"));
-        }
+        ])?;
         if !(0.0..parsed.overhead_share).contains(&parsed.breakdown_share) {
             let (found, most) = (parsed.breakdown_share, parsed.overhead_share);
             let expected = format!("0 to less than overhead_share, {most}");
@@ -199,7 +194,7 @@ impl Policy for ThreadClustering {
         let mut plan = Plan::idle(WindowLength::Cycles { cycles: self.parameters.window_cycles });
         plan.affinity = self.placed.clone();
         plan.probes = self.round.iter().map(|round| round.probe.clone()).collect();
-        Decision { plan, reasons: why }
+        Decision::new(plan, why)
     }
 }
 

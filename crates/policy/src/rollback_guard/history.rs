@@ -10,7 +10,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use cachemate_core::{Observation, Plan, PlanItem, ProcessId, View};
+use cachemate_core::{Observation, Plan, PlanItem, ProcessId, Verification, View};
 
 use super::comparison::CumulativeSpeedup;
 use super::home_restore::{HomeCpus, record_homes};
@@ -61,6 +61,8 @@ pub struct History {
     /// Changes of the reference against the baseline.
     pub totals: BTreeMap<ProcessId, CumulativeSpeedup>,
     trial: Option<TrialPlanRecord>,
+    /// Settled windows of a policy's own trial, by plan.
+    legs: Vec<(Plan, Vec<WindowSpeeds>)>,
     in_force: Plan,
     /// CPUs on which tasks ran last, under any plan.
     homes: HomeCpus,
@@ -91,13 +93,14 @@ impl History {
             baseline: None,
             totals: BTreeMap::new(),
             trial: None,
+            legs: Vec::new(),
             settling: None,
             observed_windows: 0,
         }
     }
 
-    /// Takes in a window under the plan that was decided before it.
-    pub fn observe(&mut self, view: &View<'_>, compared: usize) {
+    /// Takes in a window under the plan that was decided before it, and how that is verified.
+    pub fn observe(&mut self, view: &View<'_>, compared: usize, verification: Verification) {
         self.observed_windows += 1;
         record_homes(&mut self.homes, view);
         let present = LiveTasks::of(&view.observation.tasks);
@@ -109,6 +112,11 @@ impl History {
         let mut speeds = speeds_of(view);
         speeds.retain(|process, _| stayed.processes.contains(process));
         let measured = speeds.values().any(|speed| !speed.log_rates.is_empty());
+        match verification {
+            Verification::BeforeAndAfter => self.legs.clear(),
+            Verification::Trial if settled && measured => self.record_leg(view.previous_plan, &stayed, &speeds),
+            Verification::Trial | Verification::Measured => {}
+        }
         let known = stayed.common(&self.reference.tasks);
         let no_reference = self.trial.is_none() && self.reference.windows.len() < MIN_REFERENCE;
         if no_reference || same_placement(view.previous_plan, &self.reference.plan, &known) {
@@ -201,6 +209,31 @@ impl History {
             }
         }
         self.trial = None;
+    }
+
+    fn record_leg(&mut self, plan: &Plan, stayed: &LiveTasks, speeds: &WindowSpeeds) {
+        match self.legs.iter_mut().find(|(of, _)| same_placement(of, plan, stayed)) {
+            Some((_, windows)) => windows.push(speeds.clone()),
+            None => self.legs.push((plan.clone(), vec![speeds.clone()])),
+        }
+    }
+
+    /// Windows of a policy's trial under its other plans, and under the plan in force.
+    pub fn trial_windows(&self) -> (Vec<WindowSpeeds>, Vec<WindowSpeeds>) {
+        let is_own = |plan: &Plan| same_placement(plan, &self.in_force, &self.present);
+        let (own, others): (Vec<_>, Vec<_>) = self.legs.iter().partition(|(plan, _)| is_own(plan));
+        let windows = |legs: Vec<&(Plan, Vec<WindowSpeeds>)>| legs.into_iter().flat_map(|(_, of)| of.clone()).collect();
+        (windows(others), windows(own))
+    }
+
+    /// The plan in force was measured by a trial of the policy, with these windows: it is the reference of later
+    /// changes.
+    pub fn adopt(&mut self, windows: Vec<WindowSpeeds>) {
+        let (plan, tasks, homes) = (self.in_force.clone(), self.decided_for.clone(), self.homes.clone());
+        self.reference = PlanRecord { plan, tasks, windows: windows.into(), homes };
+        (self.trial, self.baseline) = (None, None);
+        self.totals.clear();
+        self.legs.clear();
     }
 
     /// Returns to the reference, or to the baseline, which then is the reference.

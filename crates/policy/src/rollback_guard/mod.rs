@@ -9,6 +9,11 @@
 //! force again for the live tasks, and tasks that it does not pin return to their earlier caches ([`home_restore`]).
 //! The failed plan is on cooldown, longer each time, and so are its mirror images on like caches ([`cooldown`]).
 //!
+//! A policy may verify a plan by a trial of its own ([`Verification::Trial`]). The guard then leaves the verdict to the
+//! trial, because windows of both plans alternate, and ends it only if goals are broken. A plan that a trial found
+//! faster is rolled back only if it harms a process more than the others gain, by the trial's windows; otherwise it is
+//! the next reference.
+//!
 //! Properties: pure; without speeds nothing is judged, and so nothing is rolled back; of changes without effect, about
 //! one in a hundred is rolled back by chance; arrivals and exits neither end nor hide a comparison of the remaining
 //! tasks; a newcomer is compared once it has a reference of its own; if configured to wait, the guard allows no change
@@ -29,7 +34,7 @@ mod verdict;
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Decision, GuardConfig, Policy, ProcessId, Reason, ReasonKind, TaskId, View};
+use cachemate_core::{Decision, GuardConfig, Policy, ProcessId, Reason, ReasonKind, TaskId, Verification, View};
 
 use verdict::GuardVerdict;
 
@@ -51,6 +56,8 @@ pub struct RollbackGuard<P> {
     history: Option<History>,
     cooldown: PlanCooldown,
     home_restorer: Option<HomeRestorer>,
+    /// How the plan in force is verified.
+    verification: Verification,
 }
 
 /// A change that made programs slower.
@@ -64,7 +71,14 @@ impl<P: Policy> RollbackGuard<P> {
     /// `None` = the policy's decisions pass through.
     pub fn new(inner: P, config: impl Into<Option<GuardConfig>>) -> Self {
         let config = config.into().map(|config| GuardConfig { trial_windows: config.trial_windows.max(2), ..config });
-        RollbackGuard { inner, config, history: None, cooldown: PlanCooldown::default(), home_restorer: None }
+        RollbackGuard {
+            inner,
+            config,
+            history: None,
+            cooldown: PlanCooldown::default(),
+            home_restorer: None,
+            verification: Verification::default(),
+        }
     }
 
     /// Replaces the policy from the next window on; earlier failures do not apply to it.
@@ -77,12 +91,18 @@ impl<P: Policy> Policy for RollbackGuard<P> {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let decision = self.inner.decide(view);
         let Some(config) = self.config else { return decision };
-        let Some(home_restorer) = self.home_restorer.take() else { return self.guard_decision(decision, config, view) };
+        let Some(home_restorer) = self.home_restorer.take() else {
+            let decision = self.guard_decision(decision, config, view);
+            self.verification = decision.verification;
+            return decision;
+        };
         // Temporary pins are no plan to be judged.
         let in_force = home_restorer.without(view.previous_plan);
         let mut decision = self.guard_decision(decision, config, &View { previous_plan: &in_force, ..*view });
+        self.verification = decision.verification;
         if self.home_restorer.is_none() && home_restorer.is_active(view.observation.window) {
             home_restorer.pin_tasks(&mut decision.plan, view);
+            decision.forecast = None;
             self.home_restorer = Some(home_restorer);
         }
         decision
@@ -93,15 +113,16 @@ impl<P> RollbackGuard<P> {
     /// The decision, unless it or an earlier one is to be rolled back.
     fn guard_decision(&mut self, mut decision: Decision, config: GuardConfig, view: &View<'_>) -> Decision {
         let history = self.history.get_or_insert_with(|| History::new(view));
-        history.observe(view, config.trial_windows as usize);
+        history.observe(view, config.trial_windows as usize, self.verification);
         let window = view.observation.window;
-        if let Some(worse) = judge(history, &mut self.cooldown, config, view) {
+        if let Some(worse) = judge(history, &mut self.cooldown, config, view, self.verification) {
             let (known, windows) = (history.decided_for(), config.cooldown_windows.into());
             let out = self.cooldown.record_failure(view.previous_plan, known, view.topology, window, windows);
             decision.reasons.insert(0, rollback_reason(&worse, out, view));
             history.revert(worse.in_total);
             let PlanRecord { plan, tasks: knew, homes, .. } = &history.reference;
             put_placement(&mut decision.plan, plan, knew, view);
+            (decision.forecast, decision.verification) = (None, Verification::default());
             self.home_restorer = HomeRestorer::after(view.previous_plan, &decision.plan, homes, view);
             if let Some(home_restorer) = &self.home_restorer {
                 decision.reasons[0].text += "; tasks return to their earlier caches";
@@ -119,6 +140,7 @@ impl<P> RollbackGuard<P> {
                 numbers: Vec::new(),
             }];
             put_placement(&mut decision.plan, view.previous_plan, &present, view);
+            (decision.forecast, decision.verification) = (None, Verification::default());
             return decision;
         }
         let PlanRecord { plan: reference, tasks: knew, .. } = &history.reference;
@@ -131,23 +153,32 @@ impl<P> RollbackGuard<P> {
                 numbers: Vec::new(),
             }];
             put_placement(&mut decision.plan, reference, knew, view);
+            (decision.forecast, decision.verification) = (None, Verification::default());
         }
         decision
     }
 }
 
-/// Judges the state on trial, and accepts it if it is no worse.
+/// Judges a changed state, and accepts it if it is no worse.
 fn judge(
     history: &mut History,
     cooldown: &mut PlanCooldown,
     config: GuardConfig,
     view: &View<'_>,
+    verification: Verification,
 ) -> Option<Regression> {
+    if verification == Verification::Measured {
+        return judge_trial(history, cooldown, config, view);
+    }
     let after = history.windows_to_compare(config.trial_windows as usize)?;
     let of_reference = changes(view, history.reference.windows.iter(), &after, config.trial_windows as usize);
     let of_baseline = in_total(&of_reference, &history.totals);
     let judged = |changes: &[ProcessChange]| GuardVerdict::of(changes, config.objective, config.min_loss);
     let (local, total) = (judged(&of_reference), judged(&of_baseline));
+    if verification == Verification::Trial {
+        let breaks_goals = local.floors_broken > 0 && can_revert(&history.reference, view);
+        return breaks_goals.then_some(Regression { judgement: local, in_total: false });
+    }
     let in_total = !local.worse && total.worse && history.baseline.is_some();
     let back_to = if in_total { history.baseline.as_ref() } else { Some(&history.reference) };
     if (local.worse || in_total) && back_to.is_some_and(|state| can_revert(state, view)) {
@@ -155,6 +186,25 @@ fn judge(
     }
     let lost = total.mean_log_ratio < 0.0 || total.any_process_lost;
     history.accept(after, lost.then(|| totals_of(&of_baseline)));
+    cooldown.record_success();
+    None
+}
+
+/// Judges a plan that a policy's trial found faster: only for harm to single processes, by the trial's own windows, in
+/// which both plans alternated.
+fn judge_trial(
+    history: &mut History,
+    cooldown: &mut PlanCooldown,
+    config: GuardConfig,
+    view: &View<'_>,
+) -> Option<Regression> {
+    let (others, own) = history.trial_windows();
+    let changes = changes(view, others.iter(), &own, others.len());
+    let judgement = GuardVerdict::of(&changes, config.objective, config.min_loss);
+    if judgement.is_harmful && can_revert(&history.reference, view) {
+        return Some(Regression { judgement, in_total: false });
+    }
+    history.adopt(own);
     cooldown.record_success();
     None
 }

@@ -63,6 +63,8 @@ impl ProcessChange {
 #[derive(Clone, PartialEq, Debug)]
 pub struct GuardVerdict {
     pub worse: bool,
+    /// Worse for some process, whatever the mean: more goals are broken, or one lost more than the others gained.
+    pub is_harmful: bool,
     /// Weighted mean of the clamped logarithms of ratios, and its standard error.
     pub mean_log_ratio: f64,
     pub standard_error: f64,
@@ -89,9 +91,10 @@ impl GuardVerdict {
             .reduce(|most, change| if change.log_ratio < most.log_ratio { change } else { most });
         let not_made_up_for = lost_most.is_some() && sure_value(changes, objective) <= ALIKE;
         let floors_broken: i64 = changes.iter().map(|change| change.floor).map(Floor::newly_broken).sum();
-        let worse = floors_broken > 0 || floors_broken == 0 && (all_slower || not_made_up_for);
+        let is_harmful = floors_broken > 0 || floors_broken == 0 && not_made_up_for;
         GuardVerdict {
-            worse,
+            worse: is_harmful || floors_broken == 0 && all_slower,
+            is_harmful,
             mean_log_ratio,
             standard_error,
             any_process_lost: lost(least).next().is_some(),

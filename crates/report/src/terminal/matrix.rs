@@ -72,7 +72,7 @@ mod tests {
     fn matrix() -> CostTable {
         let values = vec![vec![Some(0.0), Some(48.0)], vec![Some(2.31), None]];
         let names = vec!["mcf".to_string(), "milc".to_string()];
-        CostTable { model: "sdc".into(), unit: "percent".into(), names, values }
+        CostTable { model: "sdc".into(), unit: "percent".into(), names, values, ..CostTable::default() }
     }
 
     /// Does the matrix show slowdowns without any color?

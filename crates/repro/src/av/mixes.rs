@@ -201,7 +201,7 @@ impl Policy for PairRotation {
         let cpus = view.topology.cpus.iter().map(|cpu| cpu.id.0).collect();
         let gangs = self.pairs.iter().map(gang).collect();
         plan.gangs.push(GangSchedule { cpus, slice_ns: self.window_ns / PAIR_PARTS, gangs });
-        Decision { plan, reasons: Vec::new() }
+        Decision::new(plan, Vec::new())
     }
 }
 

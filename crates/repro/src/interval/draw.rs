@@ -310,7 +310,7 @@ struct FixedPlanPolicy(Plan);
 
 impl Policy for FixedPlanPolicy {
     fn decide(&mut self, _view: &View<'_>) -> Decision {
-        Decision { plan: self.0.clone(), reasons: Vec::new() }
+        Decision::new(self.0.clone(), Vec::new())
     }
 }
 

@@ -6,10 +6,13 @@
 
 mod conformance;
 pub mod draw;
+pub mod forecast;
 pub mod measure;
 pub mod nominal;
+pub mod offline;
 mod online;
 pub mod plan;
+pub mod plan_search;
 pub mod predict;
 pub mod scenario;
 pub mod score;

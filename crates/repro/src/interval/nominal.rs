@@ -20,8 +20,21 @@ const READING_CYCLES: u64 = 100_000;
 /// # Errors
 /// As [`measure::profile`].
 pub fn measured(job: &WorkloadJob, machine: &MachineSpec, stretch: f64) -> Result<PhasedProgram, ReproError> {
+    measured_over(job, machine, stretch, MEASURED_CYCLES)
+}
+
+/// The same over so many cycles at full size.
+///
+/// # Errors
+/// As [`measure::profile`].
+pub fn measured_over(
+    job: &WorkloadJob,
+    machine: &MachineSpec,
+    stretch: f64,
+    cycles: u64,
+) -> Result<PhasedProgram, ReproError> {
     let options = SimOptions { seed: job.seed, ..SimOptions::default() };
-    let until_instr = measure::instructions_in(job, machine, &options, MEASURED_CYCLES)?;
+    let until_instr = measure::instructions_in(job, machine, &options, cycles)?;
     let phase_instr = (until_instr * 3 / 4 / PHASES).max(1);
     let lengths = ProfilingLengths { until_instr, phase_instr, reading_cycles: READING_CYCLES };
     let mut program = measure::profile(job, machine, &options, lengths)?;
@@ -35,18 +48,62 @@ pub fn measured(job: &WorkloadJob, machine: &MachineSpec, stretch: f64) -> Resul
     Ok(program)
 }
 
-/// Misses of an out-of-order core that overlap. A proxy if no timing was recorded.
-const OVERLAPPING_MISSES: f64 = 2.0;
+/// Timing of a program whose input has none: a prior, from which a forecast draws. The ranges hold most programs of
+/// published suites on out-of-order cores.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct TimingPrior {
+    /// Misses that overlap; on an in-order core, one.
+    pub overlapping_misses: f64,
+    /// Cycles per instruction besides those of an issue slot, of hits and of misses.
+    pub other_cycles_per_instr: f64,
+}
+
+const OVERLAPPING_MISSES: (f64, f64) = (1.0, 4.0);
+const OTHER_CYCLES_PER_INSTR: (f64, f64) = (0.1, 1.0);
 /// Dirty lines among those that leave the cache. A proxy if no write-backs were recorded.
 const WRITTEN_BACK_SHARE: f64 = 0.3;
 
+impl TimingPrior {
+    /// The middle of both ranges, by their logarithms.
+    pub fn middle() -> Self {
+        TimingPrior::at(0.5, 0.5)
+    }
+
+    /// One of so many draws that cover both ranges evenly.
+    pub fn draw(number: usize, draws: usize) -> Self {
+        // The second coordinate of a lattice whose points never line up with the first.
+        let golden = (number as f64 + 0.5) * 0.618_033_988_749_895;
+        TimingPrior::at((number as f64 + 0.5) / draws as f64, golden - libm::floor(golden))
+    }
+
+    fn at(overlap: f64, other: f64) -> Self {
+        let between = |(low, high): (f64, f64), share: f64| low * libm::pow(high / low, share);
+        TimingPrior {
+            overlapping_misses: between(OVERLAPPING_MISSES, overlap),
+            other_cycles_per_instr: between(OTHER_CYCLES_PER_INSTR, other),
+        }
+    }
+}
+
 /// A profile file's program. Such a file has no timing: an instruction takes its share of an issue slot, a hit of the
-/// shared cache its latency and a miss memory's, divided by the misses that overlap. Where the file knows the speed
-/// alone, what that leaves is added.
+/// shared cache its latency and a miss memory's, divided by the misses that overlap, and the rest is a prior's. If the
+/// file knows the speed alone, that replaces the prior's rest.
 ///
 /// # Errors
 /// A file without a curve of misses per instruction, or without references.
 pub fn from_file(file: &ProfileFile, machine: &MachineSpec) -> Result<PhasedProgram, ReproError> {
+    from_file_with(file, machine, &TimingPrior::middle())
+}
+
+/// The same with a given timing.
+///
+/// # Errors
+/// As [`from_file`].
+pub fn from_file_with(
+    file: &ProfileFile,
+    machine: &MachineSpec,
+    prior: &TimingPrior,
+) -> Result<PhasedProgram, ReproError> {
     let what = failed(&file.program);
     let curve = file.curves.iter().find(|curve| curve.thread.is_none() && curve.policy == "lru");
     let curve = curve.ok_or_else(|| what("no LRU curve of all threads in its profile"))?;
@@ -64,7 +121,7 @@ pub fn from_file(file: &ProfileFile, machine: &MachineSpec) -> Result<PhasedProg
     let references = of_profile.or(of_file).ok_or_else(|| what("no references in its profile"))?;
     let (width, overlap) = match machine.pipeline {
         CoreModel::InOrder { issue_width } => (issue_width, 1.0),
-        CoreModel::OutOfOrder { issue_width, .. } => (issue_width, OVERLAPPING_MISSES),
+        CoreModel::OutOfOrder { issue_width, .. } => (issue_width, prior.overlapping_misses),
     };
     let (hit, latency) = (f64::from(cache.latency_cycles), f64::from(machine.memory.local_latency_cycles));
     let cycles = |misses: f64| {
@@ -74,7 +131,7 @@ pub fn from_file(file: &ProfileFile, machine: &MachineSpec) -> Result<PhasedProg
     let at_full_size = known.iter().rfind(|(size, _)| *size <= cache.size_bytes as f64);
     let modeled = cycles(at_full_size.map_or(0.0, |(_, misses)| *misses));
     let alone = file.profile.rates.solo_instr_per_cycle.as_ref().map(|speed| 1.0 / speed.value);
-    let more = alone.map_or(0.0, |alone| (alone - modeled).max(0.0));
+    let more = alone.map_or(prior.other_cycles_per_instr, |alone| (alone - modeled).max(0.0));
     let point = |&(size_bytes, misses): &(f64, f64)| SizePoint {
         size_bytes,
         cycles_per_instr: cycles(misses) + more,

@@ -261,7 +261,7 @@ pub fn figure(score: &ValidationScore) -> Chart {
 }
 
 /// The smallest value that so large a share does not exceed.
-fn percentile(values: &[f64], share: f64) -> f64 {
+pub(super) fn percentile(values: &[f64], share: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let at = (share * sorted.len() as f64).ceil() as usize;
@@ -269,7 +269,7 @@ fn percentile(values: &[f64], share: f64) -> f64 {
 }
 
 /// Kendall's rank correlation over pairs that differ by at least so much in the first value; `None` without any.
-fn tau(both: &[(f64, f64)], differ_by: f64) -> Option<f64> {
+pub(super) fn tau(both: &[(f64, f64)], differ_by: f64) -> Option<f64> {
     let (agree, all) = agreement(both, differ_by);
     (all > 0).then(|| (2 * agree - all) as f64 / all as f64)
 }

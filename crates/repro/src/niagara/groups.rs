@@ -72,7 +72,7 @@ impl Policy for GroupProbePolicy {
             self.then = Some(self.groups(&tasks));
         }
         plan.probes = self.then.clone().map_or_else(|| self.first.clone(), |then| vec![then]);
-        Decision { plan, reasons: Vec::new() }
+        Decision::new(plan, Vec::new())
     }
 }
 

@@ -408,7 +408,7 @@ impl Policy for OneArtPerGang {
         }
         let cpus: CpuSet = (0..CONTEXTS as u32).collect();
         plan.gangs.push(GangSchedule { cpus, slice_ns: WINDOW_NS, gangs: self.gangs.clone() });
-        Decision { plan, reasons: Vec::new() }
+        Decision::new(plan, Vec::new())
     }
 }
 

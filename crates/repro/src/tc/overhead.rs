@@ -34,7 +34,7 @@ impl Policy for SamplingPolicy {
             };
             plan.probes.push(ProbeRequest { id: ProbeId(0), kind: what, budget_ns: u64::MAX });
         }
-        Decision { plan, reasons: Vec::new() }
+        Decision::new(plan, Vec::new())
     }
 }
 

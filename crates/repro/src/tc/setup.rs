@@ -204,7 +204,7 @@ struct HandPlacement(BTreeMap<TaskId, CpuSet>);
 impl Policy for HandPlacement {
     fn decide(&mut self, _: &View<'_>) -> Decision {
         let plan = Plan { affinity: self.0.clone(), ..Plan::idle(WindowLength::Cycles { cycles: WINDOW_CYCLES }) };
-        Decision { plan, reasons: Vec::new() }
+        Decision::new(plan, Vec::new())
     }
 }
 
@@ -217,7 +217,7 @@ struct DelayedPolicy {
 impl Policy for DelayedPolicy {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         if view.observation.window + 1 < self.windows {
-            return Decision { plan: Plan::idle(WindowLength::Cycles { cycles: WINDOW_CYCLES }), reasons: Vec::new() };
+            return Decision::new(Plan::idle(WindowLength::Cycles { cycles: WINDOW_CYCLES }), Vec::new());
         }
         self.policy.decide(view)
     }

@@ -8,7 +8,7 @@ mod text;
 
 pub use binary::{ChampSimReader, OracleGeneralReader, RawU64Reader};
 pub use open::{Format, open, open_input};
-pub use text::{DinReader, LackeyReader};
+pub use text::{CsvReader, DinReader, DrMemTraceReader, LackeyReader};
 
 #[cfg(test)]
 mod tests;

@@ -4,7 +4,7 @@ use std::io::{BufReader, Read};
 use std::str::FromStr;
 
 use super::compression::{is_compressed, uncompressed_name, unpack};
-use super::{ChampSimReader, DinReader, LackeyReader, OracleGeneralReader, RawU64Reader};
+use super::{ChampSimReader, CsvReader, DinReader, DrMemTraceReader, LackeyReader, OracleGeneralReader, RawU64Reader};
 use crate::cmt::FILE_MAGIC;
 use crate::{CmtReader, FilePosition, TraceError, TraceReader};
 
@@ -17,6 +17,10 @@ pub enum Format {
     Lackey,
     /// The text of Dinero (`.din`): an access a line.
     Din,
+    /// Comma-separated values: an access a line.
+    Csv,
+    /// The text of DynamoRIO's `drmemtrace -tool view`.
+    DrMemTrace,
     /// Addresses and nothing else: 64-bit, little-endian.
     U64,
     /// ChampSim's instructions, 64 bytes each.
@@ -29,10 +33,12 @@ pub enum Format {
 
 impl Format {
     /// Every format.
-    pub const ALL: [Format; 7] = [
+    pub const ALL: [Format; 9] = [
         Format::Cmt,
         Format::Lackey,
         Format::Din,
+        Format::Csv,
+        Format::DrMemTrace,
         Format::U64,
         Format::ChampSim,
         Format::OracleGeneral,
@@ -45,6 +51,8 @@ impl Format {
             Format::Cmt => "cmt",
             Format::Lackey => "lackey",
             Format::Din => "din",
+            Format::Csv => "csv",
+            Format::DrMemTrace => "drmemtrace",
             Format::U64 => "u64",
             Format::ChampSim => "champsim",
             Format::OracleGeneral => "oracle-general",
@@ -58,6 +66,8 @@ impl Format {
             "cmt" => Some(Format::Cmt),
             "lackey" => Some(Format::Lackey),
             "din" => Some(Format::Din),
+            "csv" => Some(Format::Csv),
+            "drmemtrace" => Some(Format::DrMemTrace),
             "u64" | "raw" | "bin" => Some(Format::U64),
             "champsim" | "champsimtrace" => Some(Format::ChampSim),
             "oraclegeneral" => Some(Format::OracleGeneral),
@@ -143,6 +153,8 @@ pub fn open_input(
         Format::Cmt => Box::new(CmtReader::new(BufReader::with_capacity(1 << 16, input), file)?),
         Format::Lackey => Box::new(LackeyReader::new(input, file)),
         Format::Din => Box::new(DinReader::new(input, file)),
+        Format::Csv => Box::new(CsvReader::new(input, file)),
+        Format::DrMemTrace => Box::new(DrMemTraceReader::new(input, file)),
         Format::U64 => Box::new(RawU64Reader::new(input, file)),
         Format::ChampSim => Box::new(ChampSimReader::new(input, file)),
         Format::OracleGeneral => Box::new(OracleGeneralReader::new(input, file)),

@@ -102,6 +102,26 @@ fn packed_traces_are_unpacked_on_the_way() {
     assert_eq!(read(&packed, "x", None).unwrap().0.len(), 3);
 }
 
+/// Are accesses, sizes, stores and instructions read from comma-separated values and from DynamoRIO's view, and are
+/// headings and markers passed over?
+#[test]
+fn tables_and_views_are_read() {
+    let csv = b"address,size,kind\n# a comment\n0x10,8,r\n64,,i\n32,4,write\n";
+    let (records, totals) = read(csv, "t.csv", None).unwrap();
+    let accesses: Vec<(u64, u16, bool)> = records.iter().map(|one| (one.address, one.size, one.store)).collect();
+    assert_eq!((accesses, totals.unwrap().instructions), (vec![(16, 8, false), (32, 4, true)], Some(1)));
+    let view = b"Output format:\n 1 0: 7 <marker: version 6>\n 2 1: 7 ifetch 4 byte(s) @ 0x400 non-branch\n \
+                 3 1: 7 write 8 byte(s) @ 0x00001000 by PC 0x400\n";
+    let (records, totals) = read(view, "t.txt", Some(Format::DrMemTrace)).unwrap();
+    assert_eq!((records[0].address, records[0].size, records[0].store), (0x1000, 8, true));
+    assert_eq!((records.len(), totals.unwrap().instructions), (1, Some(1)));
+    let wrong = read(b"0x10,8,x\n", "in", Some(Format::Csv)).unwrap_err().to_string();
+    assert_eq!(
+        wrong,
+        "in: line 1: found '0x10,8,x', expected an address, and optionally a size and r, w or i, separated by commas"
+    );
+}
+
 /// Does every wrong input name its place, what was found and what was expected?
 #[test]
 fn wrong_inputs_name_place_found_and_expected() {
@@ -120,8 +140,8 @@ fn wrong_inputs_name_place_found_and_expected() {
     let unknown = read(b"hello world\n", "notes.txt", None).unwrap_err().to_string();
     assert_eq!(
         unknown,
-        "notes.txt: byte 0: found 'hello world\\n', expected a known format; name one of cmt, lackey, din, u64, champsim, \
-         oracle-general, oracle-general-unit"
+        "notes.txt: byte 0: found 'hello world\\n', expected a known format; name one of cmt, lackey, din, csv, drmemtrace, \
+         u64, champsim, oracle-general, oracle-general-unit"
     );
     let absent = open("/no/such/file.cmt", None).err().unwrap().to_string();
     assert!(absent.starts_with("/no/such/file.cmt: cannot open: "), "{absent}");
@@ -150,6 +170,8 @@ fn seeds() -> Vec<(Format, Vec<u8>)> {
         (Format::Cmt, cmt),
         (Format::Lackey, LACKEY.to_vec()),
         (Format::Din, b"2 400\n0 1000\n1 1008 4\n".to_vec()),
+        (Format::Csv, b"address,size,kind\n0x10,8,r\n32,4,w\n".to_vec()),
+        (Format::DrMemTrace, b"1 1: 7 ifetch 4 byte(s) @ 0x400\n2 1: 7 read 8 byte(s) @ 0x1000 by PC 0x400\n".to_vec()),
         (Format::U64, vec![7; 40]),
         (Format::ChampSim, vec![3; 128]),
         (Format::OracleGeneral, vec![5; 72]),

@@ -127,6 +127,21 @@ text_reader!(
     din_line
 );
 
+text_reader!(
+    /// Lines of `address[,size[,kind]]`: the address in decimal or, after `0x`, in hexadecimal; the kind is `r`, `w` or
+    /// `i`, or the word. A line that begins with `address` is a heading.
+    CsvReader,
+    "csv",
+    csv_line
+);
+text_reader!(
+    /// The output of DynamoRIO's `drmemtrace -tool view`: `1 1: 7 read 8 byte(s) @ 0x1000 by PC 0x400000`. Lines without a
+    /// memory reference or a fetch, such as markers, are passed over.
+    DrMemTraceReader,
+    "drmemtrace",
+    drmemtrace_line
+);
+
 impl<R> LackeyReader<R> {
     /// The input, for control.
     pub(crate) fn input_mut(&mut self) -> &mut R {
@@ -150,6 +165,47 @@ fn lackey_line(line: &[u8]) -> Result<LineOutcome, &'static str> {
         b'L' => Ok(LineOutcome::Access { address, size, store: false }),
         b'S' | b'M' => Ok(LineOutcome::Access { address, size, store: true }),
         _ => Err(LACKEY_EXPECTED),
+    }
+}
+
+const CSV_EXPECTED: &str = "an address, and optionally a size and r, w or i, separated by commas";
+
+fn csv_line(line: &[u8]) -> Result<LineOutcome, &'static str> {
+    let mut fields = line.split(|&byte| byte == b',').map(<[u8]>::trim_ascii);
+    let first = fields.next().unwrap_or_default();
+    if first.is_empty() || first.starts_with(b"#") || first.eq_ignore_ascii_case(b"address") {
+        return Ok(LineOutcome::Nothing);
+    }
+    let decimal = || std::str::from_utf8(first).ok()?.parse().ok();
+    let address = if first.starts_with(b"0x") { hex(first) } else { decimal() }.ok_or(CSV_EXPECTED)?;
+    let bytes = match fields.next().filter(|field| !field.is_empty()) {
+        Some(field) => size(field).ok_or(CSV_EXPECTED)?,
+        None => 0,
+    };
+    match fields.next().unwrap_or_default() {
+        b"" | b"r" | b"R" | b"read" | b"load" => Ok(LineOutcome::Access { address, size: bytes, store: false }),
+        b"w" | b"W" | b"write" | b"store" => Ok(LineOutcome::Access { address, size: bytes, store: true }),
+        b"i" | b"I" | b"fetch" => Ok(LineOutcome::Instruction),
+        _ => Err(CSV_EXPECTED),
+    }
+}
+
+const DRMEMTRACE_EXPECTED: &str = "a size before 'byte(s) @' and a hexadecimal address after it";
+
+fn drmemtrace_line(line: &[u8]) -> Result<LineOutcome, &'static str> {
+    let words: Vec<&[u8]> =
+        line.split(|byte| byte.is_ascii_whitespace()).filter(|word| !word.is_empty()).take(12).collect();
+    let Some(unit) = words.iter().position(|word| *word == b"byte(s)").filter(|&unit| unit >= 2) else {
+        return Ok(LineOutcome::Nothing);
+    };
+    let bytes = size(words[unit - 1]).ok_or(DRMEMTRACE_EXPECTED)?;
+    let address = words.get(unit + 2).and_then(|word| hex(word)).ok_or(DRMEMTRACE_EXPECTED)?;
+    match words[unit - 2] {
+        b"ifetch" => Ok(LineOutcome::Instruction),
+        b"read" => Ok(LineOutcome::Access { address, size: bytes, store: false }),
+        b"write" => Ok(LineOutcome::Access { address, size: bytes, store: true }),
+        // Prefetches and flushes.
+        _ => Ok(LineOutcome::Nothing),
     }
 }
 

@@ -245,10 +245,11 @@ fn record() -> WindowRecord {
     };
     WindowRecord {
         observation,
-        decision: Decision { plan, reasons: kinds.map(reason).into() },
+        decision: Decision::new(plan, kinds.map(reason).into()),
         forecast: Forecast::default(),
         applied: applied(),
         forecast_errors_instr_per_cycle: vec![(TaskId(0), Estimate::exact(0.5), 0.75)],
+        promises: Vec::new(),
         online: Some(CpuSet::from_iter(0..2)),
     }
 }

@@ -31,7 +31,8 @@ impl LabShellArgs {
         let config = super::config::text(&machine, self.processor)?;
         let job = tempfile::tempdir().context("no folder for temporary files")?;
         let file = job.path().join("machine");
-        cachemate_files::replace(&file, config.as_bytes()).with_context(|| format!("{}: cannot be written", file.display()))?;
+        cachemate_files::replace(&file, config.as_bytes())
+            .with_context(|| format!("{}: cannot be written", file.display()))?;
         session.note("booting the modeled machine; this takes about ten seconds");
         let binary = std::env::current_exe().context("this command's own file")?;
         let status = Command::new(&script).arg(job.path()).arg(&binary).status();

@@ -73,7 +73,11 @@ pub fn text(name: &str, topology: &Topology, told: HostFacts) -> anyhow::Result<
     ))
 }
 
-fn machine(name: &str, topology: &Topology, told: HostFacts) -> anyhow::Result<MachineSpec> {
+/// The description itself.
+///
+/// # Errors
+/// As [`text`].
+pub fn machine(name: &str, topology: &Topology, told: HostFacts) -> anyhow::Result<MachineSpec> {
     let cpus: Vec<&Cpu> = topology.cpus.iter().filter(|cpu| cpu.online).collect();
     let contexts = same(&cpus, "CPUs of a core", |cpu| (cpu.package, cpu.core))?;
     let cores: BTreeSet<(u32, u32)> = cpus.iter().map(|cpu| (cpu.package, cpu.core)).collect();

@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{Reason, ReasonKind, TaskId, View};
 
-use super::layout::SiteLayout;
-use super::probe_planner::ProbePlanner;
-use super::problem::PlanningProblem;
-use super::score::{ForecastSpeed, speeds};
-use super::search::{CandidatePlan, PlanComparator};
+use super::candidates::{CandidatePlan, Mechanism, PlanComparator};
+use super::evidence::probe_planner::ProbePlanner;
+use super::lifecycle::{ChangeVerdict, NextPlan, Transition};
+use super::model::layout::SiteLayout;
+use super::model::problem::PlanningProblem;
+use super::model::score::{ForecastSpeed, speeds};
 
 /// A search for a better plan, and its result.
 pub struct SearchReport<'a> {
@@ -27,7 +28,7 @@ pub struct SearchReport<'a> {
 
 /// The best plan of one mechanism.
 pub struct MechanismGain {
-    pub mechanism: &'static str,
+    pub mechanism: Mechanism,
     /// Gain over the plan in force, as a share, with one standard deviation if it was drawn.
     pub gain: f64,
     pub error: Option<f64>,
@@ -67,15 +68,16 @@ fn number(name: impl Into<String>, value: f64) -> (String, f64) {
 impl SearchReport<'_> {
     fn score_reason(&self, probe_planner: &ProbePlanner, text: String) -> Reason {
         let score_of = |one: &CandidatePlan| {
-            let name = one.what.replace(", ", "_").replace(' ', "_");
+            let name = one.label.replace(", ", "_").replace(' ', "_");
             number(format!("score_of_{name}"), one.score.value(self.judge.objective))
         };
         let mut numbers: Vec<(String, f64)> = self.candidates.iter().map(score_of).collect();
         numbers.push(number("gain_percent", 100.0 * self.gain));
         numbers.push(number("likely_percent", 100.0 * self.probability));
         for MechanismGain { mechanism, gain, error } in self.singles {
-            numbers.push(number(format!("gain_of_{mechanism}_percent"), 100.0 * gain));
-            numbers.extend(error.map(|error| number(format!("error_of_{mechanism}_percent"), 100.0 * error)));
+            numbers.push(number(format!("gain_of_{}_percent", mechanism.describe()), 100.0 * gain));
+            numbers
+                .extend(error.map(|error| number(format!("error_of_{}_percent", mechanism.describe()), 100.0 * error)));
         }
         numbers.push(number("probing_percent_of_processor_time", 100.0 * probe_planner.spent_share()));
         let tasks: Vec<TaskId> = self.scene.known().map(|at| self.scene.tasks[at].task).collect();
@@ -92,7 +94,7 @@ impl SearchReport<'_> {
         let text = format!(
             "the plan in force stays: of {} candidates, '{}' is best, {:+.1} % forecast, pays off with {:.0} % probability{}{}",
             self.candidates.len(),
-            self.best.what,
+            self.best.label,
             100.0 * self.gain,
             100.0 * self.probability,
             self.by_mechanism(),
@@ -142,7 +144,7 @@ impl SearchReport<'_> {
     ) {
         let text = format!(
             "'{}' is {how}: it is the best of {} candidates, {:+.1} % forecast, pays off with {:.0} % probability{}",
-            self.best.what,
+            self.best.label,
             self.candidates.len(),
             100.0 * self.gain,
             100.0 * self.probability,
@@ -176,7 +178,7 @@ impl SearchReport<'_> {
     fn by_mechanism(&self) -> String {
         let one = |single: &MechanismGain| {
             let error = single.error.map_or_else(String::new, |error| format!(" ± {:.1}", 100.0 * error));
-            format!("; {} {:+.1}{error} %", single.mechanism, 100.0 * single.gain)
+            format!("; {} {:+.1}{error} %", single.mechanism.describe(), 100.0 * single.gain)
         };
         self.singles.iter().map(one).collect()
     }
@@ -235,49 +237,65 @@ impl SearchReport<'_> {
     }
 }
 
-/// The measured effect of a change.
-pub fn verdict(view: &View<'_>, kept: bool, measured: (f64, f64), forecast: f64, windows: u32) -> Reason {
-    let measured_percent = 100.0 * libm::expm1(measured.0);
-    let how = if windows > 0 { format!("on trial for {windows} windows") } else { "monitored".to_string() };
-    let outcome = if kept { "it is kept" } else { "it is rolled back" };
-    let text =
-        format!("the change was {how}: {measured_percent:+.1} %, forecast {:+.1} %; {outcome}", 100.0 * forecast);
+/// The measured effect of a change, and the transition that follows from it.
+pub fn verdict(view: &View<'_>, verdict: ChangeVerdict, forecast: f64, row: &Transition) -> Reason {
+    let measured_percent = 100.0 * libm::expm1(verdict.measured.log_ratio);
+    let how = match verdict.windows {
+        0 => "monitored".to_string(),
+        windows => format!("on trial for {windows} windows"),
+    };
+    let outcome = if row.rolls_back() { "it is rolled back" } else { "it is kept" };
+    let text = format!(
+        "the change was {how}: {measured_percent:+.1} %, forecast {:+.1} %, {}; {outcome}",
+        100.0 * forecast,
+        row.reason
+    );
     let numbers = vec![
         number("measured_percent", measured_percent),
-        number("standard_error_percent", 100.0 * measured.1.min(1e6)),
+        number("standard_error_percent", 100.0 * verdict.measured.error.min(1e6)),
         number("forecast_percent", 100.0 * forecast),
     ];
-    let tasks = view.live_tasks().map(|task| task.task).collect();
-    Reason { kind: ReasonKind::TrialVerdict, tasks, text, numbers }
+    Reason { kind: ReasonKind::TrialVerdict, tasks: live_tasks(view), text, numbers }
+}
+
+/// The end of a trial, of monitoring or of a roll-back without a measurement.
+pub fn interruption(view: &View<'_>, row: &Transition) -> Reason {
+    let outcome = match row.plan {
+        NextPlan::InForce | NextPlan::Leg | NextPlan::New => "the plan in force stays",
+        NextPlan::Old | NextPlan::Before => "the plan before is restored",
+    };
+    let text = format!("the change was not measured to the end: {}; {outcome}", row.reason);
+    Reason { kind: ReasonKind::Explanation, tasks: live_tasks(view), text, numbers: Vec::new() }
+}
+
+fn live_tasks(view: &View<'_>) -> Vec<TaskId> {
+    view.live_tasks().map(|task| task.task).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::super::score::{PlanObjective, score};
-    use super::super::score_cache::ScoreCache;
-    use super::super::score_cache::tests::{site, task};
+    use super::super::model::score::{PlanObjective, score};
+    use super::super::model::score_cache::ScoreCache;
+    use super::super::model::score_cache::tests::{site, task};
     use super::*;
 
     fn scene(parts: &[f64]) -> PlanningProblem {
         let tasks = parts.iter().enumerate().map(|(id, &part)| task(id as u32, 0, part)).collect();
-        PlanningProblem {
-            sites: vec![site(0, 4)],
-            tasks,
-            cycles_per_ns: 2.0,
-            bus: None,
-            shortest_slice_ns: None,
-            frozen_sites: Vec::new(),
-        }
+        PlanningProblem::undisturbed(vec![site(0, 4)], tasks)
     }
 
     fn explain_unchanged(scene: &PlanningProblem, reported: &mut ReportedForecasts) -> Vec<Reason> {
         let held = SiteLayout::default_of(scene, &BTreeMap::new());
-        let best =
-            CandidatePlan { what: "space", layout: held.clone(), score: score(scene, &held, &ScoreCache::default()) };
+        let best = CandidatePlan {
+            label: "space",
+            mechanism: Some(Mechanism::Space),
+            layout: held.clone(),
+            score: score(scene, &held, &ScoreCache::default()),
+        };
         let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
-        let singles = [MechanismGain { mechanism: "space", gain: 0.002, error: Some(0.021) }];
+        let singles = [MechanismGain { mechanism: Mechanism::Space, gain: 0.002, error: Some(0.021) }];
         let candidates = [best.clone()];
         let (best, held, newcomers) = (&best, &held, None);
         let (gain, probability, singles) = (0.002, 0.3, &singles);

@@ -1,67 +1,44 @@
 //! The integrated runtime: the operator states the objective, and this policy chooses the mechanisms.
 //!
 //! Problem: sharing clusters, placement, gangs and partitions each help some mixes and hurt others, and they conflict
-//! (thesis 7.3). Method: one model of every task ([`program_model`]), one forecast for whole plans ([`composition`],
-//! [`score`]), and one search over all mechanisms together ([`search`]); the best plan of every single mechanism and
-//! the default are always among the candidates. A plan whose gain is at least 95 % probability is applied and
-//! monitored; a plan that is more probability than not to gain goes to a trial in blocks against the plan in force
-//! ([`trial`]); any other plan is dropped. A failed plan is on cooldown, longer each time.
+//! (thesis 7.3). Method: [`evidence`] about the tasks, a [`model`] of every task that forecasts whole plans, and one
+//! search over [`candidates`] of all mechanisms together; the best plan of every single mechanism and the default are
+//! always among them. A pure [`decision`] applies a plan whose gain is 95 % probable, puts one that is more probable
+//! than not to a [`trial`] in blocks, and drops any other. The [`lifecycle`] is a table of states and events: when the
+//! policy waits, searches, measures a change, and rolls it back. [`failed_plans`] are on cooldown, longer each time.
 //!
 //! Properties: without evidence the plan in force stays, from the start on idle; after the initial profiling, probes
-//! cost no more than a share of processor time ([`probe_planner`]); the same observations give the same decisions.
+//! cost no more than a share of processor time ([`evidence::probe_planner`]); the same observations give the same
+//! decisions.
 
-mod arrival_search;
-mod bus;
-mod composition;
-mod decided_plan;
+mod candidates;
+mod decision;
+mod evidence;
 mod explain;
-mod layout;
-mod memory_nodes;
-mod phases;
-mod probe_planner;
-mod problem;
-mod problem_cache;
-mod program_model;
-mod replan;
-mod score;
-mod score_cache;
-mod search;
-mod site_search;
-mod speeds;
+mod failed_plans;
+mod lifecycle;
+mod model;
+mod proposal;
 mod trial;
-mod unmet_goals;
 
-use std::collections::{BTreeMap, BTreeSet};
-
-use cachemate_core::{Ability, Decision, Plan, Policy, Reason, TaskId, View, WindowLength};
+use cachemate_core::{Ability, Decision, Forecast, Policy, Reason, View, WindowLength};
 use serde::Deserialize;
 
-use self::decided_plan::DecidedPlan;
+use self::candidates::{AllowedMechanisms, Mechanism};
+use self::decision::{Choice, ForecastRecord};
+use self::evidence::probe_planner::{ProbeLimits, probes_leave_speeds_unchanged};
+use self::evidence::{KNOWN_WINDOWS, PATIENCE_WINDOWS, TaskEvidence, phases};
 use self::explain::ReportedForecasts;
-use self::phases::ArrivalRate;
-use self::probe_planner::ProbePlanner;
-use self::problem::{CpuSites, record_split_processes, sites};
-use self::problem_cache::{ProblemCache, TaskStamp};
-pub use self::score::PlanObjective;
-use self::search::AllowedMechanisms;
-use self::speeds::SpeedTracker;
-use self::trial::{MeasuredLogRatio, SpeedMonitor, Trial, Weight};
-use super::ParameterError;
+use self::failed_plans::FailedPlans;
+use self::lifecycle::{ChangeStage, ChangeVerdict, Lifecycle, LifecycleEvent, MeasurementTerms, ProvisionalChange};
+use self::model::decided_plan::DecidedPlan;
+use self::model::problem::sites;
+use self::model::problem_cache::{SearchHistory, stamp};
+pub use self::model::score::PlanObjective;
+use self::proposal::{PlanFinder, Proposal, SearchResult};
+use self::trial::{LegLengths, SpeedMonitor, Trial};
 use super::static_partition::MigrationMode;
-use crate::phase_curves::PhaseCurveCache;
-use crate::sequential_test::SequentialVerdict;
-
-/// A mechanism that can be disabled.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Mechanism {
-    Placement,
-    Sharing,
-    Space,
-    Gangs,
-    /// Placement by the node of a task's memory.
-    MemoryNodes,
-}
+use super::{ParameterError, ParameterRange};
 
 /// See the page.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
@@ -114,345 +91,84 @@ impl Default for Parameters {
 impl Parameters {
     fn parse(text: &str) -> Result<Self, ParameterError> {
         let parsed: Parameters = super::parameters(text)?;
-        let positive = [
-            ("window_ns", parsed.window_ns),
+        ParameterRange::OneOrMore.check([
+            ("window_ns", parsed.window_ns as f64),
             ("locations", parsed.locations.into()),
             ("trace_entries", parsed.trace_entries.into()),
-            ("probe_budget_ns", parsed.probe_budget_ns),
+            ("probe_budget_ns", parsed.probe_budget_ns as f64),
             ("leg_windows", parsed.leg_windows.into()),
             ("max_evaluations", parsed.max_evaluations.into()),
-        ];
-        if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
-            return Err(ParameterError::value(name, 0, "1 or more"));
-        }
-        for (name, value) in [("min_gain", parsed.min_gain), ("probe_share", parsed.probe_share)] {
-            if !(value > 0.0 && value <= 1.0) {
-                return Err(ParameterError::value(name, value, "more than 0, at most 1"));
-            }
-        }
+        ])?;
+        ParameterRange::PositiveShare.check([("min_gain", parsed.min_gain), ("probe_share", parsed.probe_share)])?;
         Ok(parsed)
     }
 
     fn allowed_mechanisms(&self, view: &View<'_>) -> AllowedMechanisms {
-        let on = |mechanism: Mechanism| !self.disable.contains(&mechanism);
         let can = |ability: Ability| view.capabilities.can(ability);
-        AllowedMechanisms {
-            placement: on(Mechanism::Placement) && can(Ability::Affinity),
-            sharing: on(Mechanism::Sharing) && can(Ability::Affinity),
-            space: on(Mechanism::Space) && (can(Ability::Ways) || can(Ability::Colors)),
-            gangs: on(Mechanism::Gangs) && can(Ability::Gangs),
-            memory_nodes: on(Mechanism::MemoryNodes) && can(Ability::Affinity),
+        AllowedMechanisms::filtered(|mechanism| {
+            let is_possible = match mechanism {
+                Mechanism::Placement | Mechanism::MemoryNodes | Mechanism::Sharing => can(Ability::Affinity),
+                Mechanism::Space => can(Ability::Ways) || can(Ability::Colors),
+                Mechanism::Gangs => can(Ability::Gangs),
+            };
+            is_possible && !self.disable.contains(&mechanism)
+        })
+    }
+
+    fn probe_limits(&self) -> ProbeLimits {
+        ProbeLimits {
+            share: self.probe_share,
+            min_gain: self.min_gain,
+            locations: self.locations,
+            trace_entries: self.trace_entries,
+            budget_ns: self.probe_budget_ns,
+            samples_per_thread: self.samples_per_thread,
         }
     }
-}
 
-/// A change that is on trial, monitored, or being rolled back. `old` pins all tasks to their sites: tasks stay where a
-/// plan has put them, so a trial against a plan without sites would compare the new sites with themselves.
-enum ProvisionalChange {
-    RollingBack { windows: u32, kept: DecidedPlan },
-    OnTrial { kept: DecidedPlan, old: DecidedPlan, new: DecidedPlan, trial: Box<Trial>, forecast: f64 },
-    UnderWatch { kept: DecidedPlan, old: DecidedPlan, before: SpeedMonitor, weights: Vec<Weight>, forecast: f64 },
+    fn leg_lengths(&self) -> LegLengths {
+        LegLengths { warmup_windows: self.warmup_windows, leg_windows: self.leg_windows }
+    }
 }
-
-/// Plans that measured no better, with the window until which each is on cooldown; a cooldown doubles with each
-/// failure.
-#[derive(Default)]
-struct FailedPlans {
-    plans: Vec<(Plan, u64, u32)>,
-    wait_until: u64,
-    in_a_row: u32,
-}
-
-/// Windows of the first cooldown of a failed plan.
-const COOLDOWN_WINDOWS: u64 = 60;
-/// Number of failed plans that are stored.
-const MAX_FAILED_PLANS: usize = 64;
-/// Windows between two searches for the same tasks.
-const LOOK_AGAIN_AFTER: u64 = 30;
-/// Windows for which speeds must be known.
-const KNOWN_WINDOWS: u64 = 3;
-/// Windows that new tasks and new phases may take to become known before a decision is made without them.
-const PATIENCE_WINDOWS: u64 = 40;
-/// A gain this probability is applied without a trial; one that is less probability than chance is dropped.
-const MOST_LIKELY: f64 = 0.95;
-const LIKELY: f64 = 0.5;
-/// Error of the forecast itself in a gain, one standard deviation, before any verdict.
-const FORECAST_ERROR: f64 = 0.02;
 
 struct Auto {
     parameters: Parameters,
     seed: u64,
-    speeds: SpeedTracker,
-    probe_planner: ProbePlanner,
-    recall: PhaseCurveCache,
-    /// Site on which the machine's own scheduler ran each task.
-    default_site: BTreeMap<TaskId, usize>,
-    /// Tasks that ran on another cache than a thread of their process while their waits for other caches were counted.
-    split_processes: BTreeSet<TaskId>,
-    provisional: Option<ProvisionalChange>,
-    watch: SpeedMonitor,
-    failures: FailedPlans,
-    /// Tasks, their phases and clusters at the last search, and its window.
-    searched_at: Option<(TaskStamp, u64)>,
-    /// Knowledge of the last search.
-    last: Option<ProblemCache>,
+    evidence: TaskEvidence,
+    lifecycle: Lifecycle,
+    searches: SearchHistory,
+    failed: FailedPlans,
+    record: ForecastRecord,
     reported: ReportedForecasts,
-    /// Window since which the set of tasks has not changed.
-    since: (Vec<TaskId>, u64),
-    changes: ArrivalRate,
-    /// A phase has changed since the last search.
-    phase_changed: bool,
-    /// The plan in force was not decided: partitions and turns were released at the last change of phase.
-    released: bool,
-    /// Tasks whose phase has changed or whose curve was dropped, and since when; searches wait for them.
-    phase_changed_at: BTreeMap<TaskId, u64>,
     /// The last decision.
     decided: Option<DecidedPlan>,
-    /// Forecast and measured gains so far.
-    verdicts: Vec<(f64, f64)>,
+    /// The plan in force was not decided: partitions and turns were released at the last change of phase.
+    released: bool,
     trials: u64,
 }
 
 impl Policy for Auto {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        match self.recall.observe(view) {
-            Some(profiles) => self.decide_with_profiles(&View { profiles: &profiles, ..*view }),
-            None => self.decide_with_profiles(view),
+        self.evidence.curves.observe(view);
+        let mut reasons = Vec::new();
+        let mut next = DecidedPlan::from_previous(view.previous_plan, view);
+        let is_counted = view.live_tasks().any(|task| !task.counts.0.is_empty());
+        if is_counted {
+            next = self.continue_window(view, next, &mut reasons);
         }
-    }
-}
-
-impl Auto {
-    fn decide_with_profiles(&mut self, view: &View<'_>) -> Decision {
-        let window = WindowLength::Time { ns: self.parameters.window_ns.max(view.capabilities.min_window_ns) };
-        let mut why = Vec::new();
-        let holding = DecidedPlan::from_previous(view.previous_plan, view);
-        let counted = view.live_tasks().any(|task| !task.counts.0.is_empty());
-        let holding = if counted { self.continue_window(view, holding, &mut why) } else { holding };
-        let mut plan = holding.0.clone();
-        plan.window = window;
+        let mut plan = next.0;
+        plan.window = WindowLength::Time { ns: self.parameters.window_ns.max(view.capabilities.min_window_ns) };
         plan.penalties.clear();
-        if counted {
-            let terms = probe_planner::ProbeLimits {
-                share: self.parameters.probe_share,
-                min_gain: self.parameters.min_gain,
-                locations: self.parameters.locations,
-                trace_entries: self.parameters.trace_entries,
-                budget_ns: self.parameters.probe_budget_ns,
-                samples_per_thread: self.parameters.samples_per_thread,
-            };
-            let shares = self.parameters.allowed_mechanisms(view).sharing;
-            // No probe runs during a trial.
-            if self.provisional.is_none() {
-                plan.probes = self.probe_planner.next(view, &sites(view), &self.speeds, &terms, shares);
-            }
+        // No probe runs while a change is measured.
+        if is_counted && self.lifecycle.is_idle() {
+            let (limits, shares) = (self.parameters.probe_limits(), self.parameters.allowed_mechanisms(view));
+            let TaskEvidence { probe_planner, speeds, curves, .. } = &mut self.evidence;
+            plan.probes =
+                probe_planner.next(view, &sites(view), (speeds, curves), &limits, shares.has(Mechanism::Sharing));
         }
         self.decided = Some(DecidedPlan(plan.clone()));
-        Decision { plan, reasons: why }
-    }
-
-    /// A window in which events were counted.
-    fn continue_window(&mut self, view: &View<'_>, kept: DecidedPlan, why: &mut Vec<Reason>) -> DecidedPlan {
-        let Some(level) = view.topology.last_level() else { return kept };
-        self.speeds.observe(view.observation, view.previous_plan, level, |task| phases::current_phase(view, task));
-        self.record_homes(view);
-        record_split_processes(view, &mut self.split_processes);
-        let here: Vec<TaskId> = view.live_tasks().map(|task| task.task).collect();
-        if self.since.0 != here {
-            match self.changes.first_window {
-                None => self.changes.first_window = Some(view.observation.window),
-                Some(_) => self.changes.record_change(),
-            }
-            self.since = (here, view.observation.window);
-            self.watch = SpeedMonitor::default();
-            if let Some(doubt) = self.provisional.take() {
-                return self.cancel_trial(doubt, view, kept);
-            }
-        }
-        // The guard rolled the decision back; a policy does not insist.
-        let overruled = self.decided.as_ref().is_some_and(|decided| {
-            let expected = DecidedPlan::from_previous(&decided.0, view);
-            !expected.is_same(&kept.0)
-        });
-        if overruled {
-            self.provisional = None;
-            // Releasing a task's partition is no plan that can fail: a rollback of it only keeps the partition.
-            if let Some(decided) = self.decided.take().filter(|_| !self.released) {
-                self.record_failure(&decided.0, view.observation.window);
-            }
-            self.released = false;
-            self.watch = SpeedMonitor::default();
-            return kept;
-        }
-        if view.observation.applied.pending.is_empty() && probe_planner::probes_leave_speeds_unchanged(view) {
-            self.watch.add(view.observation);
-        }
-        if self.phase_turned(view) {
-            // A trial compares plans for earlier phases as well: it would go on for as long as phases change.
-            self.changes.record_change();
-            self.watch = SpeedMonitor::default();
-            let decided = match self.provisional.take() {
-                Some(doubt) => self.cancel_trial(doubt, view, kept),
-                None => kept,
-            };
-            return self.release_changed(view, decided);
-        }
-        match self.provisional.take() {
-            Some(doubt) => self.advance_trial(doubt, view, kept, why),
-            None if self.is_due(view) => self.search(view, kept, why),
-            None => kept,
-        }
-    }
-
-    /// Records the sites of tasks that no plan pins.
-    fn record_homes(&mut self, view: &View<'_>) {
-        let seats = CpuSites::of(&sites(view));
-        let present: BTreeSet<TaskId> = view.live_tasks().map(|seen| seen.task).collect();
-        self.default_site.retain(|task, _| present.contains(task));
-        for seen in view.live_tasks().filter(|seen| !view.previous_plan.affinity.contains_key(&seen.task)) {
-            if let Some(site) = seats.of_task(seen) {
-                self.default_site.insert(seen.task, site);
-            }
-        }
-    }
-
-    /// Tasks or phases changed in the middle of a trial: returns to the plan before it, for the tasks that are left.
-    fn cancel_trial(&mut self, doubt: ProvisionalChange, view: &View<'_>, kept: DecidedPlan) -> DecidedPlan {
-        match doubt {
-            ProvisionalChange::OnTrial { old, .. } => DecidedPlan::from_previous(&old.0, view),
-            ProvisionalChange::RollingBack { kept: before, .. } => DecidedPlan::from_previous(&before.0, view),
-            ProvisionalChange::UnderWatch { .. } => kept,
-        }
-    }
-
-    fn is_due(&mut self, view: &View<'_>) -> bool {
-        let window = view.observation.window;
-        let steady = window.saturating_sub(self.since.1);
-        let stamp: TaskStamp = view
-            .live_tasks()
-            .map(|seen| {
-                let profile = view.profiles.get(&seen.task);
-                let known = profile.is_some_and(|profile| profile.misses_per_kilo_instr().is_some());
-                (seen.task, profile.map_or(0, |profile| profile.phase_number), known)
-            })
-            .collect();
-        let ready = steady >= KNOWN_WINDOWS
-            && (self.watch.is_enough() || self.phase_changed && phases::are_kinds_known(view))
-            && (self.probe_planner.surveyed(view) || steady >= PATIENCE_WINDOWS);
-        let news = match &self.searched_at {
-            None => true,
-            Some((last, when)) => *last != stamp || window >= when + LOOK_AGAIN_AFTER,
-        };
-        let due = ready && news && window >= self.failures.wait_until;
-        if due {
-            self.searched_at = Some((stamp, window));
-            self.phase_changed = false;
-        }
-        due
-    }
-
-    fn record_failure(&mut self, plan: &Plan, window: u64) {
-        let times = match self.failures.plans.iter_mut().find(|(failed, ..)| DecidedPlan(failed.clone()).is_same(plan))
-        {
-            Some((_, until, times)) => {
-                *times += 1;
-                *until = window + (COOLDOWN_WINDOWS << (*times).min(6));
-                *times
-            }
-            None => {
-                if self.failures.plans.len() == MAX_FAILED_PLANS {
-                    self.failures.plans.remove(0);
-                }
-                self.failures.plans.push((plan.clone(), window + COOLDOWN_WINDOWS, 0));
-                0
-            }
-        };
-        self.failures.in_a_row += 1;
-        self.failures.wait_until = window + (LOOK_AGAIN_AFTER << self.failures.in_a_row.max(times).min(6)) / 2;
-    }
-
-    /// Handles one window of a trial.
-    fn advance_trial(
-        &mut self,
-        doubt: ProvisionalChange,
-        view: &View<'_>,
-        kept: DecidedPlan,
-        why: &mut Vec<Reason>,
-    ) -> DecidedPlan {
-        let least = self.parameters.min_gain;
-        match doubt {
-            ProvisionalChange::RollingBack { windows, kept: before } => {
-                self.watch = SpeedMonitor::default();
-                if windows == 0 {
-                    return before;
-                }
-                self.provisional = Some(ProvisionalChange::RollingBack { windows: windows - 1, kept: before });
-                kept
-            }
-            ProvisionalChange::OnTrial { kept, old, new, mut trial, forecast } => {
-                let phase = |task: &cachemate_core::TaskSample| {
-                    view.profiles.get(&task.task).map_or(0, |profile| profile.phase_number)
-                };
-                let phases: Vec<u32> = view.live_tasks().map(phase).collect();
-                let Some(verdict) = trial.add(view.observation, &phases, least) else {
-                    let holding = if trial.is_new() { new.clone() } else { old.clone() };
-                    self.provisional = Some(ProvisionalChange::OnTrial { kept, old, new, trial, forecast });
-                    return holding;
-                };
-                let estimate = trial.estimate().unwrap_or((0.0, f64::INFINITY));
-                self.record_verdict(forecast, MeasuredLogRatio { log_ratio: estimate.0, error: estimate.1 });
-                why.push(explain::verdict(
-                    view,
-                    verdict == SequentialVerdict::Faster,
-                    estimate,
-                    forecast,
-                    trial.windows,
-                ));
-                self.watch = SpeedMonitor::default();
-                if verdict == SequentialVerdict::Faster {
-                    self.failures.in_a_row = 0;
-                    return new;
-                }
-                self.record_failure(&new.0, view.observation.window);
-                self.provisional =
-                    Some(ProvisionalChange::RollingBack { windows: self.parameters.warmup_windows, kept });
-                old
-            }
-            ProvisionalChange::UnderWatch { kept: before_it, old, before, weights, forecast } => {
-                let Some(measured) = self.watch.relative_to(&before, &weights, self.parameters.objective) else {
-                    // A process that does not run on both sides for this long is not waited for.
-                    let waits = !self.watch.is_full();
-                    self.provisional = waits.then_some(ProvisionalChange::UnderWatch {
-                        kept: before_it,
-                        old,
-                        before,
-                        weights,
-                        forecast,
-                    });
-                    return kept;
-                };
-                let worse = measured.log_ratio < -2.0 * measured.error && measured.log_ratio < -0.5 * least;
-                self.record_verdict(forecast, measured);
-                why.push(explain::verdict(view, !worse, (measured.log_ratio, measured.error), forecast, 0));
-                if worse {
-                    self.record_failure(&kept.0, view.observation.window);
-                    self.provisional = Some(ProvisionalChange::RollingBack {
-                        windows: self.parameters.warmup_windows,
-                        kept: before_it,
-                    });
-                    return old;
-                }
-                self.failures.in_a_row = 0;
-                kept
-            }
-        }
-    }
-
-    fn record_verdict(&mut self, forecast: f64, measured: MeasuredLogRatio) {
-        if self.verdicts.len() == 16 {
-            self.verdicts.remove(0);
-        }
-        self.verdicts.push((forecast, libm::expm1(measured.log_ratio)));
+        let forecast = self.lifecycle.forecast.clone().filter(|_| is_counted);
+        Decision { plan, reasons, forecast, verification: self.lifecycle.verification }
     }
 }
 
@@ -461,30 +177,262 @@ impl Auto {
         Auto {
             parameters,
             seed,
-            speeds: SpeedTracker::default(),
-            probe_planner: ProbePlanner::default(),
-            recall: PhaseCurveCache::averaging_fast_phases(),
-            default_site: BTreeMap::new(),
-            split_processes: BTreeSet::new(),
-            provisional: None,
-            watch: SpeedMonitor::default(),
-            failures: FailedPlans::default(),
-            searched_at: None,
-            last: None,
+            evidence: TaskEvidence::default(),
+            lifecycle: Lifecycle::default(),
+            searches: SearchHistory::default(),
+            failed: FailedPlans::default(),
+            record: ForecastRecord::default(),
             reported: ReportedForecasts::default(),
-            since: (Vec::new(), 0),
-            changes: ArrivalRate::default(),
-            phase_changed: false,
-            released: false,
-            phase_changed_at: BTreeMap::new(),
             decided: None,
-            verdicts: Vec::new(),
+            released: false,
             trials: 0,
         }
+    }
+
+    /// A window in which events were counted: its event, the transition, and a search if one is due.
+    fn continue_window(&mut self, view: &View<'_>, in_force: DecidedPlan, why: &mut Vec<Reason>) -> DecidedPlan {
+        let Some(level) = view.topology.last_level() else { return in_force };
+        let tasks_changed = self.evidence.observe(view, level);
+        if tasks_changed {
+            self.lifecycle.monitor = SpeedMonitor::default();
+            self.lifecycle.forecast = None;
+        }
+        let (event, verdict) = self.event(view, &in_force, tasks_changed);
+        let next = self.advance(event, verdict, view, in_force, why);
+        if event != LifecycleEvent::Known {
+            return next;
+        }
+        let (stamp, window) = (stamp(view, &self.evidence.curves), view.observation.window);
+        if !self.searches.is_outdated(&stamp, window) {
+            return next;
+        }
+        self.searches.begin(stamp, window);
+        let event = self.search(view, &next, why);
+        self.advance(event, None, view, next, why)
+    }
+
+    /// The event of a window, before any search.
+    fn event(
+        &mut self,
+        view: &View<'_>,
+        in_force: &DecidedPlan,
+        tasks_changed: bool,
+    ) -> (LifecycleEvent, Option<ChangeVerdict>) {
+        if tasks_changed && !self.lifecycle.is_idle() {
+            return (LifecycleEvent::TasksChanged, None);
+        }
+        if self.is_overruled(view, in_force) {
+            return (LifecycleEvent::Overruled, None);
+        }
+        if view.observation.applied.pending.is_empty() && probes_leave_speeds_unchanged(view) {
+            self.lifecycle.monitor.add(view.observation);
+        }
+        if self.searches.has_phase_changed(view) {
+            return (LifecycleEvent::PhaseChanged, None);
+        }
+        let Lifecycle { change, monitor, .. } = &mut self.lifecycle;
+        if let Some(change) = change {
+            let phases: Vec<u32> = view.live_tasks().map(|seen| phases::current_phase(view, seen.task).0).collect();
+            let Parameters { objective, min_gain, .. } = self.parameters;
+            return change.observe(view, monitor, MeasurementTerms { objective, min_gain, phases: &phases });
+        }
+        let event = if !self.is_known(view) {
+            LifecycleEvent::NotKnown
+        } else if self.failed.is_paused(view.observation.window) {
+            LifecycleEvent::Paused
+        } else {
+            LifecycleEvent::Known
+        };
+        (event, None)
+    }
+
+    /// Is another plan in force than the decided one? The guard rolled it back; a policy does not insist.
+    fn is_overruled(&self, view: &View<'_>, in_force: &DecidedPlan) -> bool {
+        let decided = self.decided.as_ref();
+        decided.is_some_and(|decided| !DecidedPlan::from_previous(&decided.0, view).is_same(&in_force.0))
+    }
+
+    /// Are tasks, speeds and profiles known well enough for a search?
+    fn is_known(&self, view: &View<'_>) -> bool {
+        let steady = self.evidence.arrivals.steady_windows(view.observation.window);
+        steady >= KNOWN_WINDOWS
+            && (self.lifecycle.monitor.is_enough() || self.searches.phase_changed && phases::are_kinds_known(view))
+            && (self.evidence.probe_planner.surveyed(view, &self.evidence.curves) || steady >= PATIENCE_WINDOWS)
+    }
+
+    /// Follows the transition of an event, with its effects on what is remembered; returns the next plan.
+    fn advance(
+        &mut self,
+        event: LifecycleEvent,
+        verdict: Option<ChangeVerdict>,
+        view: &View<'_>,
+        in_force: DecidedPlan,
+        why: &mut Vec<Reason>,
+    ) -> DecidedPlan {
+        let window = view.observation.window;
+        let change = self.lifecycle.change.as_ref();
+        let (gain, new) = (change.map(|change| change.gain), change.map(|change| change.new.clone()));
+        let was_idle = self.lifecycle.is_idle();
+        let (row, mut next) = self.lifecycle.advance(event, in_force, self.parameters.warmup_windows);
+        let Some(row) = row else { return next };
+        if let Some((verdict, gain)) = verdict.zip(gain) {
+            self.record.record(gain, verdict.measured.log_ratio);
+            why.push(explain::verdict(view, verdict, gain, row));
+        }
+        match event {
+            LifecycleEvent::NotFaster | LifecycleEvent::Slower => {
+                if let Some(new) = new {
+                    self.failed.record_failure(&new.0, window);
+                }
+            }
+            LifecycleEvent::Faster | LifecycleEvent::NotSlower => self.failed.record_success(),
+            // Releasing a task's partition is no plan that can fail: a roll-back of it only keeps the partition.
+            LifecycleEvent::Overruled => {
+                if let Some(decided) = self.decided.take().filter(|_| !self.released) {
+                    self.failed.record_failure(&decided.0, window);
+                }
+                self.released = false;
+            }
+            LifecycleEvent::TasksChanged | LifecycleEvent::PhaseChanged => {
+                next = DecidedPlan::from_previous(&next.0, view);
+            }
+            LifecycleEvent::LikelyGain | LifecycleEvent::SureGain | LifecycleEvent::UnmeasurableGain => {
+                self.released = false;
+            }
+            _ => {}
+        }
+        if event.interrupts() && !was_idle {
+            why.push(explain::interruption(view, row));
+        }
+        if event == LifecycleEvent::PhaseChanged {
+            self.evidence.arrivals.record_change();
+            next = self.release_changed(view, next);
+        }
+        next
+    }
+
+    /// The plan without the partitions and turns of tasks whose phases have changed.
+    fn release_changed(&mut self, view: &View<'_>, mut plan: DecidedPlan) -> DecidedPlan {
+        let changed = self.searches.record_phases(view);
+        let window = view.observation.window;
+        self.evidence.phase_changed_at.extend(changed.iter().map(|(task, _)| (*task, window)));
+        let before = plan.clone();
+        let live: Vec<_> = changed.into_iter().filter_map(|(task, process)| Some((task, process?))).collect();
+        phases::release(&mut plan.0, &live);
+        self.released |= !before.is_same(&plan.0);
+        plan
+    }
+
+    /// Searches for a better plan, and prepares its trial or its monitoring.
+    fn search(&mut self, view: &View<'_>, in_force: &DecidedPlan, why: &mut Vec<Reason>) -> LifecycleEvent {
+        let uses_nodes = !self.parameters.disable.contains(&Mechanism::MemoryNodes);
+        let Some(input) = self.searches.prepare(view, &in_force.0, &mut self.evidence, uses_nodes) else {
+            return LifecycleEvent::NoBetterPlan;
+        };
+        let lengths = self.parameters.leg_lengths();
+        let finder = PlanFinder {
+            parameters: &self.parameters,
+            seed: self.seed,
+            view,
+            in_force,
+            evidence: &self.evidence,
+            failed: &self.failed,
+            record: &self.record,
+            has_time_for_trial: self
+                .evidence
+                .arrivals
+                .leaves_time_for(lengths.shortest_trial(), view.observation.window),
+        };
+        let SearchResult { in_force: forecast, proposal } = finder.find(&input, &mut self.reported, why);
+        self.searches.finish(input);
+        self.lifecycle.forecast = Some(forecast.clone());
+        let Some(proposal) = proposal else { return LifecycleEvent::NoBetterPlan };
+        self.propose(proposal, lengths, in_force.clone(), forecast)
+    }
+
+    /// Prepares the trial or the monitoring of a plan.
+    fn propose(
+        &mut self,
+        proposal: Proposal,
+        lengths: LegLengths,
+        before: DecidedPlan,
+        of_old: Forecast,
+    ) -> LifecycleEvent {
+        let Proposal { choice, new, old, weights, gain, forecast } = proposal;
+        let (event, stage) = if choice == Choice::Try {
+            self.trials += 1;
+            let trial = Trial::new(lengths, weights, self.parameters.objective, self.seed ^ self.trials);
+            (LifecycleEvent::LikelyGain, ChangeStage::Trial(Box::new(trial)))
+        } else {
+            let before = self.lifecycle.monitor.changed(lengths.warmup_windows);
+            let can_compare = before.is_enough();
+            let event = if can_compare { LifecycleEvent::SureGain } else { LifecycleEvent::UnmeasurableGain };
+            (event, ChangeStage::Monitored { before, weights })
+        };
+        let forecasts = [of_old, forecast];
+        self.lifecycle.change = Some(ProvisionalChange { before, old, new, gain, forecasts, stage });
+        event
     }
 }
 
 /// See the registry.
 pub(super) fn build(parameters: &str, seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     Ok(Box::new(Auto::new(Parameters::parse(parameters)?, seed)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cachemate_core::test_support::{NullPredictor, capabilities, last_level_caches, observation};
+    use cachemate_core::{
+        CacheId, CacheLevel, CacheShare, CounterEvent, CpuId, EventCount, EventCounts, GroupId, IndexSet, Plan,
+        ProcessId, Profile, Profiles, ShareMember, TaskId, Units,
+    };
+
+    /// Two partitioned tasks, the first in its second phase: the decision if this plan is in force.
+    fn decided(policy: &mut Auto, window: u64, before: &Plan) -> Plan {
+        let (topology, can) = (last_level_caches(1, 2, CacheLevel::L3, 1 << 20), capabilities(&[Ability::Ways]));
+        let mut seen = observation(window, 2);
+        let reading = |event| EventCount { event, count: 1_000_000, enabled_share: 1.0 };
+        for task in &mut seen.tasks {
+            task.counts = EventCounts([CounterEvent::Instructions, CounterEvent::Cycles].map(reading).to_vec());
+            task.on_cpu_ns = vec![(CpuId(task.task.0), 1_000_000_000)];
+        }
+        let profile = |id: u32| Profile { phase_number: 1 - id, ..Profile::default() };
+        let profiles: Profiles = (0..2).map(|id| (TaskId(id), profile(id))).collect();
+        let (topology, capabilities, seen, profiles) = (&topology, &can, &seen, &profiles);
+        let view = View {
+            topology,
+            capabilities,
+            observation: seen,
+            profiles,
+            previous_plan: before,
+            predictor: &NullPredictor,
+        };
+        policy.decide(&view).plan
+    }
+
+    /// If the guard restores a released partition, does that not count as a failed plan, whereas it does after a
+    /// decision?
+    #[test]
+    fn releasing_a_partition_is_no_plan_that_can_fail() {
+        let share = |id: u32| CacheShare {
+            group: GroupId(id),
+            cache: CacheId(0),
+            members: vec![ShareMember::Process(ProcessId(id))],
+            units: Units::Ways { mask: IndexSet::default() },
+        };
+        let mut parts = Plan::idle(WindowLength::Time { ns: 1 });
+        parts.shares = vec![share(0), share(1)];
+        let mut policy = Auto::new(Parameters::default(), 1);
+        policy.searches.begin(vec![(TaskId(0), 0, true), (TaskId(1), 0, true)], 1);
+        let given_up = decided(&mut policy, 2, &parts);
+        assert_eq!(given_up.shares, [share(1)]);
+        let kept = decided(&mut policy, 3, &parts);
+        assert!(kept.shares.len() == 2 && policy.failed.is_empty());
+        // The same after a decision.
+        let undivided = Plan::idle(WindowLength::Time { ns: 1 });
+        decided(&mut policy, 4, &undivided);
+        assert!(!policy.failed.is_empty());
+    }
 }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{Observation, ProcessId};
 
-use super::score::PlanObjective;
+use super::model::score::PlanObjective;
 use crate::sequential_test::{BlockDesign, MIN_BLOCKS, SequentialTest, SequentialVerdict};
 use crate::work_metric::{WorkMetric, metrics_of};
 

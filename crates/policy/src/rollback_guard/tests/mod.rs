@@ -6,6 +6,7 @@ mod churn;
 mod lies;
 mod mirror;
 mod series;
+mod trials;
 mod way_home;
 
 use cachemate_core::*;
@@ -25,7 +26,7 @@ impl Predictor for SilentPolicy {
 pub struct ScriptedPolicy<F>(pub F);
 impl<F: FnMut(&View<'_>) -> Plan> Policy for ScriptedPolicy<F> {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        Decision { plan: (self.0)(view), reasons: Vec::new() }
+        Decision::new((self.0)(view), Vec::new())
     }
 }
 

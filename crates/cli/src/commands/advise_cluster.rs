@@ -1,0 +1,373 @@
+//! `cachemate advise kubernetes` and `cachemate advise slurm`: which services of a cluster should not share a cache.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use cachemate_fleet::advice::{AdvisedService, FleetAdvice, MAX_ADVISED, advise};
+use cachemate_fleet::cluster_export::{PodContainer, PodMetadata, PodSpec, limit_percent, pod_mark, quantity};
+use cachemate_fleet::corun::CoRunSolver;
+use cachemate_fleet::extender::ClusterKnowledge;
+use cachemate_fleet::spec::{MAX_CPUS, ServiceKind};
+use cachemate_report::text::counted_text;
+use cachemate_report::{Align, Table};
+use clap::{Args, Subcommand};
+use serde::Deserialize;
+
+use crate::args::JsonArg;
+use crate::exit::UsageError;
+use crate::knowledge_folder::read_folder;
+use crate::session::Session;
+
+#[derive(Subcommand)]
+pub enum AdviseCommand {
+    Kubernetes(AdviseKubernetes),
+    Slurm(AdviseSlurm),
+}
+
+impl AdviseCommand {
+    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        match self {
+            AdviseCommand::Kubernetes(command) => command.run(session),
+            AdviseCommand::Slurm(command) => command.run(session),
+        }
+    }
+}
+
+/// Advise which pods of a deployment should not share a last-level cache, and the settings that keep them apart
+///
+/// A workload names its profile by the annotation cachemate.io/profile of its pod template, and its limit by
+/// cachemate.io/max-slowdown. Slowdowns of pairs are forecast on the interval machine. Nothing is changed.
+#[derive(Args)]
+pub struct AdviseKubernetes {
+    /// Manifests (YAML or JSON)
+    #[arg(value_name = "MANIFEST", required = true)]
+    manifests: Vec<PathBuf>,
+    #[command(flatten)]
+    cluster: ClusterOptions,
+}
+
+/// Advise which jobs should have a last-level cache for themselves
+///
+/// Reads the output of sacct -P with the columns JobID, JobName, AllocCPUS and Comment. A job names its profile and limit
+/// in its comment: cachemate:profile=NAME,max-slowdown=10. Nothing is changed.
+#[derive(Args)]
+pub struct AdviseSlurm {
+    /// Output of sacct -P -X -o JobID,JobName,AllocCPUS,Comment
+    #[arg(value_name = "SACCT")]
+    sacct: PathBuf,
+    #[command(flatten)]
+    cluster: ClusterOptions,
+}
+
+#[derive(Args)]
+struct ClusterOptions {
+    /// Folder of WorkloadProfile objects (JSON)
+    #[arg(long, value_name = "DIR")]
+    profiles: PathBuf,
+    /// Bundled machine (cachemate topology --list) or TOML file
+    #[arg(long, short, value_name = "MACHINE")]
+    machine: String,
+    #[command(flatten)]
+    json: JsonArg,
+}
+
+/// Manifests and accounts larger than this are refused.
+const MAX_FILE_BYTES: u64 = 16 << 20;
+
+/// A manifest, as far as advice needs it.
+#[derive(Deserialize)]
+struct ClusterManifest {
+    #[serde(default)]
+    kind: String,
+    #[serde(default)]
+    metadata: PodMetadata,
+    #[serde(default)]
+    spec: ManifestSpec,
+    #[serde(default)]
+    items: Vec<ClusterManifest>,
+}
+
+/// The spec of a pod, or of a workload with a template.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ManifestSpec {
+    containers: Vec<ManifestContainer>,
+    template: Option<Box<PodTemplate>>,
+    #[serde(rename = "jobTemplate")]
+    job: Option<Box<JobTemplate>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct PodTemplate {
+    metadata: PodMetadata,
+    spec: ManifestSpec,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct JobTemplate {
+    spec: ManifestSpec,
+}
+
+#[derive(Clone, Default, Deserialize)]
+#[serde(default)]
+struct ManifestContainer {
+    image: String,
+    resources: ManifestResources,
+}
+
+#[derive(Clone, Default, Deserialize)]
+#[serde(default)]
+struct ManifestResources {
+    requests: BTreeMap<String, ManifestQuantity>,
+    limits: BTreeMap<String, ManifestQuantity>,
+}
+
+/// YAML writes `cpu: 2` as a number and `cpu: 500m` as a text.
+#[derive(Clone, Deserialize)]
+#[serde(untagged)]
+enum ManifestQuantity {
+    Number(f64),
+    Text(String),
+}
+
+impl ManifestQuantity {
+    fn value(&self) -> Option<f64> {
+        match self {
+            ManifestQuantity::Number(number) => Some(*number),
+            ManifestQuantity::Text(text) => quantity(text),
+        }
+    }
+}
+
+impl AdviseKubernetes {
+    fn run(&self, session: &Session) -> anyhow::Result<()> {
+        let knowledge = self.cluster.knowledge(session)?;
+        let mut services = Vec::new();
+        for path in &self.manifests {
+            for manifest in read_manifests(path)? {
+                collect(&manifest, &knowledge, &mut services).with_context(|| path.display().to_string())?;
+            }
+        }
+        self.cluster.answer(session, services, "a Deployment, StatefulSet, DaemonSet, Job, CronJob or Pod")
+    }
+}
+
+fn read_manifests(path: &Path) -> anyhow::Result<Vec<ClusterManifest>> {
+    let name = path.display();
+    let text =
+        cachemate_files::read_text_limited(path, MAX_FILE_BYTES).with_context(|| format!("{name}: cannot be read"))?;
+    let mut manifests = Vec::new();
+    // JSON is YAML, too. An empty document between two separators is no object.
+    for document in serde_yaml_ng::Deserializer::from_str(&text) {
+        let manifest = Option::<ClusterManifest>::deserialize(document)
+            .map_err(|error| anyhow::anyhow!("{name}: {error}; expected Kubernetes objects"))?;
+        manifests.extend(manifest);
+    }
+    Ok(manifests)
+}
+
+fn collect(
+    manifest: &ClusterManifest,
+    known: &ClusterKnowledge,
+    services: &mut Vec<AdvisedService>,
+) -> anyhow::Result<()> {
+    for item in &manifest.items {
+        collect(item, known, services)?;
+    }
+    let job = manifest.spec.job.as_ref().map(|job| &job.spec);
+    let template = job.unwrap_or(&manifest.spec).template.as_deref();
+    let (metadata, spec) = match template {
+        Some(template) => (&template.metadata, &template.spec),
+        None if manifest.kind == "Pod" => (&manifest.metadata, &manifest.spec),
+        None => return Ok(()),
+    };
+    // Marks of the workload count for its pods, unless the template has its own.
+    let mut marks = metadata.clone();
+    for (key, value) in &manifest.metadata.annotations {
+        marks.annotations.entry(key.clone()).or_insert_with(|| value.clone());
+    }
+    marks.name.clone_from(&manifest.metadata.name);
+    services.push(pod_service(&marks, &spec.containers, known)?);
+    Ok(())
+}
+
+fn pod_service(
+    metadata: &PodMetadata,
+    containers: &[ManifestContainer],
+    known: &ClusterKnowledge,
+) -> anyhow::Result<AdvisedService> {
+    let name = &metadata.name;
+    let mut cpus = 0.0;
+    let mut has_whole_cpus = !containers.is_empty();
+    for (index, container) in containers.iter().enumerate() {
+        let (request, limit) = (container.resources.requests.get("cpu"), container.resources.limits.get("cpu"));
+        let Some(request) = request.or(limit) else {
+            has_whole_cpus = false;
+            continue;
+        };
+        let value = request.value().filter(|value| (0.0..=MAX_CPUS).contains(value));
+        let value = value.with_context(|| {
+            format!("'{name}', containers[{index}].resources.requests.cpu: expected a quantity such as 500m or 2")
+        })?;
+        let same = limit.and_then(ManifestQuantity::value) == Some(value);
+        has_whole_cpus &= same && value >= 1.0 && value.fract() == 0.0;
+        cpus += value;
+    }
+    let limit = match pod_mark(metadata, "cachemate.io/max-slowdown") {
+        None => None,
+        Some(text) => Some(limit_percent(text).with_context(|| format!("'{name}'"))?),
+    };
+    let plain =
+        containers.iter().map(|container| PodContainer { image: container.image.clone(), ..Default::default() });
+    let pod = cachemate_fleet::cluster_export::ExportedPod {
+        metadata: metadata.clone(),
+        spec: PodSpec { containers: plain.collect() },
+    };
+    if let Some(profile) = pod_mark(metadata, "cachemate.io/profile").filter(|name| !known.profiles.contains_key(*name))
+    {
+        bail!("'{name}', annotation cachemate.io/profile: found '{profile}', expected one of {}", names(known));
+    }
+    let kind = service_kind(name.clone(), cpus, limit, known.profile(&pod).cloned());
+    Ok(AdvisedService { kind, has_whole_cpus })
+}
+
+fn names(known: &ClusterKnowledge) -> String {
+    let names: Vec<&str> = known.profiles.keys().take(20).map(String::as_str).collect();
+    if names.is_empty() { "the profiles of a folder, which has none".to_string() } else { names.join(", ") }
+}
+
+fn service_kind(
+    name: String,
+    cpus: f64,
+    max_slowdown_percent: Option<f64>,
+    profile: Option<cachemate_fleet::profile::WorkloadProfile>,
+) -> ServiceKind {
+    let cpus = cpus.max(0.1);
+    ServiceKind {
+        name,
+        cpus,
+        memory_bytes: 0.0,
+        threads: cpus.ceil() as u16,
+        busy_cpus: cpus,
+        daily_swing: 0.0,
+        peak_hour: 0.0,
+        max_slowdown_percent,
+        lifetime_hours: None,
+        weight: 1.0,
+        profile,
+    }
+}
+
+impl AdviseSlurm {
+    fn run(&self, session: &Session) -> anyhow::Result<()> {
+        let knowledge = self.cluster.knowledge(session)?;
+        let name = self.sacct.display();
+        let text = cachemate_files::read_text_limited(&self.sacct, MAX_FILE_BYTES)
+            .with_context(|| format!("{name}: cannot be read"))?;
+        let services = jobs(&text, &knowledge).with_context(|| name.to_string())?;
+        self.cluster.answer(session, services, "jobs with comments")
+    }
+}
+
+/// Jobs by their profile, limit and CPUs: equal ones are one service, named for the first job.
+fn jobs(text: &str, known: &ClusterKnowledge) -> anyhow::Result<Vec<AdvisedService>> {
+    let mut lines = text.lines().enumerate();
+    let header: Vec<&str> = lines.next().map(|(_, line)| line.split('|').collect()).unwrap_or_default();
+    let column = |name: &str| {
+        let place = header.iter().position(|column| *column == name);
+        place.with_context(|| format!("line 1: found '{}', expected a column {name}", header.join("|")))
+    };
+    let (id, job, cpus, comment) = (column("JobID")?, column("JobName")?, column("AllocCPUS")?, column("Comment")?);
+    let mut services: Vec<AdvisedService> = Vec::new();
+    for (index, line) in lines.filter(|(_, line)| !line.is_empty()) {
+        let cells: Vec<&str> = line.split('|').collect();
+        let cell = |place: usize| cells.get(place).copied().unwrap_or("");
+        let place = || format!("line {}", index + 1);
+        let count: u16 = cell(cpus).parse().ok().filter(|count| f64::from(*count) <= MAX_CPUS).with_context(|| {
+            format!("{}, AllocCPUS: found '{}', expected a number up to {MAX_CPUS}", place(), cell(cpus))
+        })?;
+        let (mut profile, mut limit) = (None, None);
+        let marks = cell(comment).strip_prefix("cachemate:").unwrap_or("");
+        for mark in marks.split(',').filter(|mark| !mark.is_empty()) {
+            match mark.split_once('=') {
+                Some(("profile", name)) => {
+                    let expected =
+                        || format!("{}, Comment: found profile '{name}', expected one of {}", place(), names(known));
+                    profile = Some(known.profiles.get(name).with_context(expected)?.clone());
+                }
+                Some(("max-slowdown", text)) => limit = Some(limit_percent(text).with_context(place)?),
+                Some(("class", _)) => {}
+                _ => bail!("{}, Comment: found '{mark}', expected profile=, max-slowdown= or class=", place()),
+            }
+        }
+        let kind = service_kind(format!("{} ({})", cell(job), cell(id)), f64::from(count.max(1)), limit, profile);
+        let is_same = |known: &AdvisedService| {
+            (known.kind.cpus, known.kind.max_slowdown_percent, &known.kind.profile)
+                == (kind.cpus, kind.max_slowdown_percent, &kind.profile)
+        };
+        if !services.iter().any(is_same) {
+            services.push(AdvisedService { kind, has_whole_cpus: true });
+        }
+    }
+    Ok(services)
+}
+
+impl ClusterOptions {
+    fn knowledge(&self, session: &Session) -> anyhow::Result<ClusterKnowledge> {
+        let (knowledge, refusals) = read_folder(&self.profiles)?;
+        for (path, reason) in refusals {
+            session.warn(&format!("{path}: skipped: {reason}"));
+        }
+        Ok(knowledge)
+    }
+
+    fn answer(&self, session: &Session, services: Vec<AdvisedService>, expected: &str) -> anyhow::Result<()> {
+        if services.is_empty() || services.len() > MAX_ADVISED {
+            bail!("found {}, expected 1 to {MAX_ADVISED}: {expected}", counted_text(services.len() as u64, "service"));
+        }
+        let machine = cachemate_spec::load_machine(&self.machine)?;
+        let cache_cpus = machine.last_level().map_or(0, |last| last.shared_by_cores * machine.contexts_per_core);
+        if cache_cpus < 2 {
+            return Err(UsageError(format!("--machine: '{}' has no shared cache", self.machine)).into());
+        }
+        let profiles = services.iter().filter_map(|service| service.kind.profile.clone()).collect();
+        let advice = advise(&CoRunSolver::new(&machine, profiles)?, &services);
+        session.answer(self.json.json, &advice, || text(&advice))
+    }
+}
+
+/// Pairs that are listed.
+const MAX_LISTED_PAIRS: usize = 20;
+
+fn text(advice: &FleetAdvice) -> String {
+    let mut pairs = Table::new(&[
+        ("victim", Align::Left),
+        ("beside", Align::Left),
+        ("slowdown", Align::Right),
+        ("limit", Align::Right),
+        ("the other's", Align::Right),
+        ("", Align::Left),
+    ]);
+    for pair in advice.pairs.iter().take(MAX_LISTED_PAIRS) {
+        pairs.row([
+            pair.victim.clone(),
+            pair.aggressor.clone(),
+            format!("{:.1} %", pair.victim_slowdown_percent),
+            format!("{:.1} %", pair.limit_percent),
+            format!("{:.1} %", pair.aggressor_slowdown_percent),
+            if pair.is_bad { "keep apart".to_string() } else { String::new() },
+        ]);
+    }
+    let mut text = format!("pairs on one cache of {}:\n{}", advice.machine, pairs.text());
+    for service in &advice.services {
+        text.push_str(&format!("\n{}: {}\n", service.name, service.role.unwrap_or("unknown, without a profile")));
+        if !service.keep_apart.is_empty() {
+            text.push_str(&format!("  not on a cache with {}\n", service.keep_apart.join(", ")));
+        }
+        service.settings.iter().for_each(|setting| text.push_str(&format!("  {setting}\n")));
+    }
+    text
+}

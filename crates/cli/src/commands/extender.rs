@@ -1,0 +1,243 @@
+//! `cachemate extender`: ranks nodes for kube-scheduler.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use cachemate_fleet::extender::ClusterKnowledge;
+use cachemate_fleet::profile::{ReferenceMix, WorkingSet};
+use cachemate_fleet::scorer::{CacheState, NodeCacheState, NodePolicy, ShareEffect};
+use cachemate_report::text::number;
+use clap::Args;
+use serde::Serialize;
+
+use crate::args::JsonArg;
+use crate::exit::UsageError;
+use crate::extender_server::{ExtenderState, listen, unix_seconds};
+use crate::knowledge_folder::read_folder;
+use crate::session::Session;
+
+/// Rank nodes for kube-scheduler by forecast slowdowns: a scheduler extender over HTTP
+///
+/// Answers `filter` and `prioritize` for node names (nodeCacheCapable: true) with scores from 0 to 10. Profiles and node
+/// states are JSON objects of the resources WorkloadProfile and NodeCacheState in a folder. Without a profile or a fresh
+/// state, answers are neutral. docs/kubernetes.md has the scheduler's configuration.
+#[derive(Args)]
+pub struct ExtenderArgs {
+    /// Folder of JSON objects, which is read again every few seconds
+    #[arg(long, value_name = "DIR", required_unless_present = "measure")]
+    knowledge: Option<PathBuf>,
+    /// Address to listen on
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8888")]
+    listen: SocketAddr,
+    /// Serve other hosts, too; without this option only a loopback address is accepted
+    #[arg(long)]
+    allow_remote: bool,
+    /// Measure the time of this many requests for 1 000 nodes of eight caches on a loopback connection, and exit
+    #[arg(long, value_name = "REQUESTS", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    measure: Option<u32>,
+    #[command(flatten)]
+    json: JsonArg,
+}
+
+/// Between two readings of the folder.
+const REREAD_INTERVAL: Duration = Duration::from_secs(5);
+
+/// `cachemate extender --measure --json`.
+#[derive(Serialize)]
+struct MeasuredLatency {
+    nodes: usize,
+    requests: u32,
+    p50_ms: f64,
+    p99_ms: f64,
+    max_ms: f64,
+}
+
+impl ExtenderArgs {
+    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
+        let state = Arc::new(ExtenderState::default());
+        if let Some(requests) = self.measure {
+            return measure(session, &runtime, &state, requests, self.json.json);
+        }
+        let is_loopback = match self.listen.ip() {
+            IpAddr::V4(ip) => ip.is_loopback(),
+            IpAddr::V6(ip) => ip.is_loopback(),
+        };
+        if !is_loopback && !self.allow_remote {
+            let text = format!("--listen: found {}, expected a loopback address, or --allow-remote", self.listen);
+            return Err(UsageError(text).into());
+        }
+        let folder = self.knowledge.as_deref().context("--knowledge: expected a folder")?;
+        let mut reported = BTreeMap::new();
+        refresh(session, folder, &state, &mut reported).context("nothing was served")?;
+        let stop = session.interrupt_flag();
+        runtime.block_on(async {
+            let (address, server) = listen(self.listen, Arc::clone(&state))
+                .await
+                .with_context(|| format!("{}: cannot listen", self.listen))?;
+            session.log(&format!("listening on {address}"));
+            tokio::spawn(server);
+            let mut read = Instant::now();
+            while !stop.load(Ordering::Relaxed) {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                if read.elapsed() >= REREAD_INTERVAL {
+                    // The last knowledge stays: states age, and answers become neutral by themselves.
+                    if let Err(error) = refresh(session, folder, &state, &mut reported) {
+                        session.log(&format!("{error:#}"));
+                    }
+                    read = Instant::now();
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
+fn refresh(
+    session: &Session,
+    folder: &std::path::Path,
+    state: &ExtenderState,
+    reported: &mut BTreeMap<String, String>,
+) -> anyhow::Result<()> {
+    let (knowledge, refusals) = read_folder(folder)?;
+    for (path, reason) in &refusals {
+        if reported.get(path) != Some(reason) {
+            session.log(&format!("{path}: skipped: {reason}"));
+        }
+    }
+    *reported = refusals;
+    state.publish(knowledge);
+    Ok(())
+}
+
+/// Nodes of the measurement.
+const MEASURED_NODES: usize = 1000;
+
+/// A cluster of equal nodes whose caches differ in pressure.
+fn measured_cluster() -> ClusterKnowledge {
+    let mix = ReferenceMix {
+        base_cycles_per_instr: 0.7,
+        stall_cycles_per_miss: 90.0,
+        references_per_kilo_instr: 12.0,
+        working_sets: vec![WorkingSet { bytes: 16e6, share: 0.9 }],
+        write_share: 0.3,
+    };
+    let mut cluster = ClusterKnowledge::default();
+    cluster.profiles.insert("index".to_string(), mix.profile());
+    for node in 0..MEASURED_NODES {
+        let cache = |index: usize| CacheState {
+            size_bytes: 33_554_432.0,
+            cpus: 16.0,
+            busy_cpus: 6.0,
+            fill_bytes_per_second: 1e8 * ((node * 8 + index) % 97) as f64,
+            occupancy_bytes: 33_554_432.0,
+            bandwidth_left_bytes_per_second: 1e11,
+            free_classes: Some(8),
+            effects: [1.0, 0.75, 0.5, 0.25]
+                .map(|share| ShareEffect { share, slowdown_percent: 40.0 * (1.0 - share), broken_limits: 0.0 })
+                .to_vec(),
+        };
+        let state = NodeCacheState {
+            hertz: 2.45e9,
+            memory_bytes_per_second: 2e11,
+            policy: NodePolicy::Auto,
+            caches: (0..8).map(cache).collect(),
+        };
+        cluster.nodes.insert(format!("node-{node:04}"), (unix_seconds(), state));
+    }
+    cluster
+}
+
+fn measure(
+    session: &Session,
+    runtime: &tokio::runtime::Runtime,
+    state: &Arc<ExtenderState>,
+    requests: u32,
+    json: bool,
+) -> anyhow::Result<()> {
+    state.publish(measured_cluster());
+    let (address, server) = runtime.block_on(listen(SocketAddr::from(([127, 0, 0, 1], 0)), Arc::clone(state)))?;
+    let client = std::thread::spawn(move || -> anyhow::Result<Vec<f64>> {
+        let mut stream = TcpStream::connect(address)?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+        let mut milliseconds = Vec::new();
+        for request in 0..requests {
+            let (path, body) = measured_request(request);
+            let head = format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n", body.len());
+            let started = Instant::now();
+            stream.write_all(&[head.as_bytes(), body.as_bytes()].concat())?;
+            read_answer(&mut stream)?;
+            milliseconds.push(started.elapsed().as_secs_f64() * 1e3);
+        }
+        Ok(milliseconds)
+    });
+    let mut milliseconds = runtime.block_on(async {
+        let server = tokio::spawn(server);
+        while !client.is_finished() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        server.abort();
+        client.join().unwrap_or_else(|_| Err(anyhow::anyhow!("the client failed")))
+    })?;
+    milliseconds.sort_by(f64::total_cmp);
+    let percentile = |share: f64| milliseconds[((milliseconds.len() - 1) as f64 * share).ceil() as usize];
+    let result = MeasuredLatency {
+        nodes: MEASURED_NODES,
+        requests,
+        p50_ms: percentile(0.5),
+        p99_ms: percentile(0.99),
+        max_ms: percentile(1.0),
+    };
+    session.answer(json, &result, || {
+        format!(
+            "{} requests for {} nodes: median {} ms, 99 % {} ms, longest {} ms\n",
+            result.requests,
+            result.nodes,
+            number(result.p50_ms),
+            number(result.p99_ms),
+            number(result.max_ms)
+        )
+    })
+}
+
+/// Filter and prioritize in turn, a new pod each time.
+fn measured_request(request: u32) -> (&'static str, String) {
+    let names: Vec<String> = (0..MEASURED_NODES).map(|node| format!("node-{node:04}")).collect();
+    let body = serde_json::json!({
+        "pod": {
+            "metadata": { "uid": format!("pod-{}", request / 2), "annotations": { "cachemate.io/profile": "index" } },
+            "spec": { "containers": [{ "image": "index:1", "resources": { "requests": { "cpu": "500m" } } }] }
+        },
+        "nodenames": names
+    });
+    (if request.is_multiple_of(2) { "/filter" } else { "/prioritize" }, body.to_string())
+}
+
+/// Reads one answer: head, then as many bytes as it announces.
+fn read_answer(stream: &mut TcpStream) -> anyhow::Result<()> {
+    let mut bytes = Vec::new();
+    let mut buffer = [0u8; 65_536];
+    loop {
+        let count = stream.read(&mut buffer)?;
+        if count == 0 {
+            bail!("the connection ended before the answer");
+        }
+        bytes.extend_from_slice(&buffer[..count]);
+        let Some(head) = bytes.windows(4).position(|window| window == b"\r\n\r\n") else { continue };
+        let text = String::from_utf8_lossy(&bytes[..head]).to_lowercase();
+        if !text.starts_with("http/1.1 200") {
+            bail!("found '{}', expected status 200", text.lines().next().unwrap_or(""));
+        }
+        let length = text.lines().find_map(|line| line.strip_prefix("content-length:")?.trim().parse::<usize>().ok());
+        if bytes.len() >= head + 4 + length.context("an answer without a length")? {
+            return Ok(());
+        }
+    }
+}

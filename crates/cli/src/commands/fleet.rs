@@ -1,0 +1,262 @@
+//! `cachemate fleet`: many hosts on paper, under several policies.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use cachemate_core::MachineSpec;
+use cachemate_fleet::arrivals::draw_kinds;
+use cachemate_fleet::cluster_export::{PodList, cluster_services};
+use cachemate_fleet::outcome::FleetOutcome;
+use cachemate_fleet::profile::WorkloadProfile;
+use cachemate_fleet::spec::{FleetSpec, MAX_HOSTS, MAX_HOURS, ServiceKind};
+use cachemate_fleet::study::{FleetChange, FleetResult, FleetStudy, RunControl};
+use cachemate_report::text::number;
+use clap::{Args, ValueEnum};
+use serde::Deserialize;
+
+use crate::args::JsonArg;
+use crate::exit::{InterruptedError, UsageError};
+use crate::files::{refuse_existing, write_file};
+use crate::knowledge_folder::ProfileSpec;
+use crate::session::Session;
+
+/// Simulate a fleet: which services share hosts under several policies, their slowdowns, and the hosts needed
+///
+/// The file describes hosts, services and policies (docs/fleet.md; examples/fleet.toml is ready to run). Every policy
+/// places the same arrivals. Speeds come from the interval machine, whose accuracy is stated in
+/// docs/simulators/interval.md.
+#[derive(Args)]
+pub struct FleetArgs {
+    /// Description of the fleet (TOML)
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// Number of hosts, in place of the file's
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_HOSTS)))]
+    hosts: Option<u32>,
+    /// Nominal hours, in place of the file's
+    #[arg(long, value_name = "H")]
+    hours: Option<f64>,
+    /// Seed for services and arrivals, in place of the file's
+    #[arg(long, value_name = "S")]
+    seed: Option<u64>,
+    /// Questions that run every policy again with one change
+    #[arg(long, value_enum, value_name = "CHANGE")]
+    what_if: Vec<FleetQuestion>,
+    /// Kind of host that --what-if other-machine asks about
+    #[arg(long, value_name = "MACHINE")]
+    other_machine: Option<String>,
+    /// Threads [default: one for each CPU]
+    #[arg(long, value_name = "N")]
+    workers: Option<usize>,
+    /// Write a page with distributions
+    #[arg(short, long, value_name = "HTML")]
+    output: Option<PathBuf>,
+    /// Write one row for each policy
+    #[arg(long, value_name = "CSV")]
+    csv: Option<PathBuf>,
+    /// Overwrite existing files
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    json: JsonArg,
+}
+
+/// A change of the fleet.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum FleetQuestion {
+    /// One more host, with the same arrivals
+    OneMoreHost,
+    /// Hosts of another kind (--other-machine)
+    OtherMachine,
+    /// Nodes partition caches, or cease to
+    Partition,
+}
+
+/// Profiles, exports of clusters: larger files are refused.
+const MAX_FILE_BYTES: u64 = 256 << 20;
+/// Time between two lines of progress where standard error is no terminal.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
+
+impl FleetArgs {
+    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        for path in [&self.output, &self.csv].into_iter().flatten() {
+            refuse_existing(path, self.force)?;
+        }
+        let spec = self.spec()?;
+        let fleet = FleetInput::read(&self.file, &spec)?;
+        if fleet.unprofiled > 0 {
+            session.warn(&format!(
+                "{} of {} pods have no profile; they occupy CPUs and memory, and their use of caches is unknown",
+                fleet.unprofiled,
+                fleet.pods.as_ref().map_or(0, Vec::len)
+            ));
+        }
+        let (machines, changes) = self.questions(&spec)?;
+        let study = FleetStudy::new(&spec, &machines, &fleet.kinds, fleet.pods.as_deref(), &changes)?;
+        let started = Instant::now();
+        let result = self.simulate(session, &study)?;
+        let cpu_seconds = processor_seconds();
+        for (path, text) in [(&self.output, None), (&self.csv, Some(result.csv()))] {
+            if let Some(path) = path {
+                let text = text.unwrap_or_else(|| result.html(&spec, cpu_seconds));
+                write_file(path, text.as_bytes(), self.force)?;
+            }
+        }
+        let outcome = result.outcome(&spec, cpu_seconds);
+        session.answer(self.json.json, &outcome, || text(&spec, &outcome, &result, started.elapsed()))
+    }
+
+    fn spec(&self) -> anyhow::Result<FleetSpec> {
+        let name = self.file.display().to_string();
+        let text = cachemate_files::read_text_limited(&self.file, MAX_FILE_BYTES)
+            .with_context(|| format!("{name}: cannot be read"))?;
+        let located = cachemate_spec::Located::parse(&name, &text)?;
+        let mut spec: FleetSpec = located.value()?;
+        if let Some(hours) = self.hours {
+            if !(hours > 0.0 && hours <= MAX_HOURS) {
+                let text = format!("--hours: found {hours}, expected more than 0, at most {MAX_HOURS}");
+                return Err(UsageError(text).into());
+            }
+            spec.hours = hours;
+        }
+        spec.hosts = self.hosts.unwrap_or(spec.hosts);
+        spec.seed = self.seed.unwrap_or(spec.seed);
+        spec.check().map_err(|error| anyhow::anyhow!("{name}, {error}"))?;
+        Ok(spec)
+    }
+
+    fn questions(&self, spec: &FleetSpec) -> anyhow::Result<(Vec<MachineSpec>, Vec<FleetChange>)> {
+        let mut machines = vec![cachemate_spec::load_machine(&spec.machine)?];
+        let mut changes = Vec::new();
+        for question in &self.what_if {
+            changes.push(match question {
+                FleetQuestion::OneMoreHost => FleetChange::OneMoreHost,
+                FleetQuestion::Partition => FleetChange::Partition(!spec.partition),
+                FleetQuestion::OtherMachine => {
+                    let Some(machine) = &self.other_machine else {
+                        return Err(UsageError(
+                            "--what-if other-machine: expected --other-machine MACHINE".to_string(),
+                        )
+                        .into());
+                    };
+                    machines.push(cachemate_spec::load_machine(machine)?);
+                    FleetChange::OtherMachine(machines.len() - 1)
+                }
+            });
+        }
+        Ok((machines, changes))
+    }
+
+    fn simulate(&self, session: &Session, study: &FleetStudy<'_>) -> anyhow::Result<FleetResult> {
+        let available = std::thread::available_parallelism().map_or(1, usize::from);
+        let stop = session.interrupt_flag();
+        let bar = session.progress("fleet", Some(1));
+        let started = Instant::now();
+        let reported = AtomicUsize::new(0);
+        let progress = |done: usize, all: usize| {
+            bar.set_length(all as u64);
+            bar.set_position(done as u64);
+            let elapsed = started.elapsed();
+            let due = (elapsed.as_secs() / PROGRESS_INTERVAL.as_secs()) as usize;
+            if bar.is_hidden() && due > reported.fetch_max(due, Ordering::Relaxed) && done > 0 {
+                let left = elapsed.as_secs_f64() * (all - done) as f64 / done as f64;
+                session.log(&format!("{done} of {all} parts, about {} s left", number(left.ceil())));
+            }
+        };
+        let control = RunControl {
+            workers: self.workers.unwrap_or(available).clamp(1, 1024),
+            progress: &progress,
+            stop: &|| stop.load(Ordering::Relaxed),
+        };
+        let result = study.run(&control);
+        bar.finish_and_clear();
+        result.ok_or_else(|| InterruptedError("the fleet was not finished; nothing was written".to_string()).into())
+    }
+}
+
+/// Services of a fleet.
+struct FleetInput {
+    kinds: Vec<ServiceKind>,
+    /// Kinds of a cluster's pods.
+    pods: Option<Vec<u16>>,
+    unprofiled: usize,
+}
+
+/// A file of a profile: the resource, or its `spec` alone.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum ProfileDocument {
+    Resource { spec: ProfileSpec },
+    Profile(WorkloadProfile),
+}
+
+impl FleetInput {
+    /// Paths in the description are relative to its file.
+    fn read(file: &Path, spec: &FleetSpec) -> anyhow::Result<Self> {
+        let folder = file.parent().unwrap_or(Path::new("."));
+        let mut kinds: Vec<ServiceKind> = Vec::new();
+        for service in &spec.services {
+            let mut service = service.clone();
+            if let Some(path) = &service.profile_file {
+                service.profile = Some(read_profile(&folder.join(path))?);
+            }
+            kinds.push(service.kind());
+        }
+        if let Some(draw) = &spec.draw {
+            kinds.extend(draw_kinds(draw, spec.seed));
+        }
+        let Some(cluster) = &spec.cluster else {
+            return Ok(FleetInput { kinds, pods: None, unprofiled: 0 });
+        };
+        let path = folder.join(cluster);
+        let name = path.display();
+        let text = cachemate_files::read_text_limited(&path, MAX_FILE_BYTES)
+            .with_context(|| format!("{name}: cannot be read"))?;
+        let list: PodList = serde_json::from_str(&text)
+            .map_err(|error| anyhow::anyhow!("{name}: {error}; expected the JSON of kubectl get pods -A -o json"))?;
+        let services = cluster_services(&list, &kinds).map_err(|error| anyhow::anyhow!("{name}, {error}"))?;
+        Ok(FleetInput { kinds: services.kinds, pods: Some(services.pods), unprofiled: services.unprofiled })
+    }
+}
+
+/// Reads and checks the content of a `WorkloadProfile`.
+pub fn read_profile(path: &Path) -> anyhow::Result<WorkloadProfile> {
+    let name = path.display();
+    let text =
+        cachemate_files::read_text_limited(path, MAX_FILE_BYTES).with_context(|| format!("{name}: cannot be read"))?;
+    let document: ProfileDocument = serde_json::from_str(&text)
+        .map_err(|error| anyhow::anyhow!("{name}: {error}; expected a WorkloadProfile in JSON"))?;
+    let profile = match document {
+        ProfileDocument::Resource { spec } => spec.profile,
+        ProfileDocument::Profile(profile) => profile,
+    };
+    if let Err(error) = profile.check() {
+        bail!("{name}, {error}");
+    }
+    Ok(profile)
+}
+
+/// Processor time of this process.
+fn processor_seconds() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+fn text(spec: &FleetSpec, outcome: &FleetOutcome, result: &FleetResult, elapsed: Duration) -> String {
+    let promise = result.promise.map_or("unknown".to_string(), |promise| format!("{:.1} %", promise * 100.0));
+    format!(
+        "{}: {} services on {} hosts ({}), {} nominal hours, seed {}\n\n{}\npromise: {promise} of the limits; {} s of \
+         processor time, {} s elapsed\n",
+        spec.name,
+        outcome.services,
+        outcome.hosts,
+        spec.machine,
+        number(spec.hours),
+        outcome.seed,
+        result.table().text(),
+        number(outcome.cpu_seconds),
+        number(elapsed.as_secs_f64())
+    )
+}

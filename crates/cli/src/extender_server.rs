@@ -1,0 +1,122 @@
+//! The extender's HTTP server: two paths, bounded requests, a deadline for each.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use cachemate_fleet::extender::{ClusterKnowledge, ExtenderRequest, PlacementLedger, filter, prioritize};
+use cachemate_page::serve::connection_limit::{ConnectionLimit, Deadlines, accepted};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use serde::Serialize;
+use tokio::net::TcpListener;
+
+/// Bytes of one request: 20 000 names of 253 letters, and a pod.
+const MAX_REQUEST_BYTES: usize = 8 << 20;
+/// For the body of one request; kube-scheduler waits no longer either.
+const BODY_DEADLINE: Duration = Duration::from_secs(2);
+/// For the next head of a connection.
+const IDLE_DEADLINE: Duration = Duration::from_secs(60);
+/// Connections at the same time, and the longest life of one.
+const CONNECTIONS: usize = 64;
+const CONNECTION_DEADLINE: Duration = Duration::from_secs(3600);
+
+/// Knowledge and ledger of a running extender.
+#[derive(Default)]
+pub struct ExtenderState {
+    knowledge: RwLock<Arc<ClusterKnowledge>>,
+    ledger: Mutex<PlacementLedger>,
+}
+
+impl ExtenderState {
+    /// Replaces the published knowledge.
+    pub fn publish(&self, knowledge: ClusterKnowledge) {
+        *self.knowledge.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(knowledge);
+    }
+
+    fn answer(&self, path: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
+        let request: ExtenderRequest = match serde_json::from_slice(body) {
+            Ok(request) => request,
+            Err(error) => return refusal(StatusCode::BAD_REQUEST, &format!("{error}; expected ExtenderArgs in JSON")),
+        };
+        let knowledge = Arc::clone(&self.knowledge.read().unwrap_or_else(PoisonError::into_inner));
+        let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = unix_seconds();
+        let answer = match path {
+            "/filter" => filter(&knowledge, &mut ledger, &request, now).map(|answer| json(&answer)),
+            _ => prioritize(&knowledge, &mut ledger, &request, now).map(|answer| json(&answer)),
+        };
+        answer.unwrap_or_else(|error| refusal(StatusCode::BAD_REQUEST, &error.to_string()))
+    }
+}
+
+fn json<T: Serialize>(answer: &T) -> (StatusCode, Vec<u8>) {
+    (StatusCode::OK, serde_json::to_vec(answer).unwrap_or_default())
+}
+
+fn refusal(status: StatusCode, text: &str) -> (StatusCode, Vec<u8>) {
+    (status, format!("{{\"error\":{}}}", serde_json::Value::String(text.to_string())).into_bytes())
+}
+
+/// Now, as published states count it.
+pub fn unix_seconds() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |elapsed| elapsed.as_secs_f64())
+}
+
+async fn respond(request: Request<Incoming>, state: Arc<ExtenderState>) -> Result<Response<Full<Bytes>>, Infallible> {
+    let path = request.uri().path().to_string();
+    let (status, body) = match (request.method(), path.as_str()) {
+        (&Method::GET, "/healthz") => (StatusCode::OK, b"{}".to_vec()),
+        (&Method::POST, "/filter" | "/prioritize") => {
+            let body = Limited::new(request.into_body(), MAX_REQUEST_BYTES).collect();
+            match tokio::time::timeout(BODY_DEADLINE, body).await {
+                Ok(Ok(body)) => state.answer(&path, &body.to_bytes()),
+                Ok(Err(error)) => refusal(StatusCode::PAYLOAD_TOO_LARGE, &error.to_string()),
+                Err(_) => refusal(StatusCode::REQUEST_TIMEOUT, "the body did not arrive within 2 s"),
+            }
+        }
+        (_, "/filter" | "/prioritize") => refusal(StatusCode::METHOD_NOT_ALLOWED, "expected POST"),
+        _ => refusal(StatusCode::NOT_FOUND, "expected /filter, /prioritize or /healthz"),
+    };
+    let mut response = Response::new(Full::new(Bytes::from(body)));
+    *response.status_mut() = status;
+    let kind = hyper::header::HeaderValue::from_static("application/json");
+    response.headers_mut().insert(hyper::header::CONTENT_TYPE, kind);
+    Ok(response)
+}
+
+/// Listens, and returns the address and the server, which runs in the calling runtime until it is dropped.
+///
+/// # Errors
+/// The address cannot be used.
+pub async fn listen(
+    address: SocketAddr,
+    state: Arc<ExtenderState>,
+) -> io::Result<(SocketAddr, impl Future<Output = ()> + Send)> {
+    let listener = TcpListener::bind(address).await?;
+    let bound = listener.local_addr()?;
+    let server = async move {
+        let deadlines = Deadlines { stranger: CONNECTION_DEADLINE, admitted: CONNECTION_DEADLINE };
+        let mut limit = ConnectionLimit::new(CONNECTIONS, deadlines);
+        loop {
+            let Some((stream, peer)) = accepted(listener.accept().await).await else { continue };
+            let state = Arc::clone(&state);
+            // Small answers go out at once.
+            let _ = stream.set_nodelay(true);
+            limit.serve(peer.ip(), move |_| async move {
+                let service = service_fn(move |request| respond(request, Arc::clone(&state)));
+                let mut http = http1::Builder::new();
+                http.timer(TokioTimer::new()).header_read_timeout(IDLE_DEADLINE).max_headers(64);
+                // A peer that goes away in the middle of a request needs no more.
+                let _ = http.serve_connection(TokioIo::new(stream), service).await;
+            });
+        }
+    };
+    Ok((bound, server))
+}

@@ -1,0 +1,204 @@
+//! `cachemate plan --goal`: can promises be kept, and by which plan?
+
+use anyhow::bail;
+use cachemate_core::{Goal, MachineSpec, PromiseState, PromiseTerm};
+use cachemate_interval::IntervalJob;
+use cachemate_report::text::printable;
+use cachemate_repro::interval::forecast::{TimedProgram, with_error};
+use cachemate_repro::interval::plan_search::{PlanTruth, SearchedPlan, max_slowdown};
+use serde::Serialize;
+
+use crate::exit::UsageError;
+
+/// One `--goal`.
+#[derive(Clone, PartialEq, Debug)]
+pub struct RequestedGoal {
+    program: String,
+    max_slowdown: f64,
+}
+
+/// `NAME=MAX`, with MAX as `5%` or `0.05`.
+pub fn parse_goal(given: &str) -> Result<RequestedGoal, String> {
+    let expected = "expected PROGRAM=MAX, such as redis=5% or redis=0.05";
+    let Some((program, max)) = given.rsplit_once('=') else { return Err(format!("found '{given}', {expected}")) };
+    let (digits, unit) = max.strip_suffix('%').map_or((max, 1.0), |digits| (digits.trim(), 100.0));
+    let value: f64 = digits.parse().map_err(|_| format!("found '{max}', {expected}"))?;
+    let max_slowdown = value / unit;
+    // A bare 5 means 500 %, which nobody promises; a share needs no unit, per cent need one.
+    if !(max_slowdown.is_finite() && max_slowdown >= 0.0 && (unit > 1.0 || max_slowdown <= 1.0)) {
+        return Err(format!("found '{max}', expected a share from 0 to 1, or per cent with a unit, such as 5%"));
+    }
+    Ok(RequestedGoal { program: program.to_string(), max_slowdown })
+}
+
+/// The forecast for one promise under the best plan.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct GoalForecast {
+    program: String,
+    max_slowdown: f64,
+    /// `kept`, `likely`, `at-risk` or `broken` by the forecast's 90 % interval; `infeasible` if no plan of the search keeps
+    /// all promises and this one is not kept.
+    state: PromiseState,
+    forecast_slowdown: f64,
+    low: f64,
+    high: f64,
+}
+
+/// A program's place in the plan.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct GoalPlacement {
+    program: String,
+    cpu: u32,
+    /// Units of its cache that it has for itself; 0 = it shares the rest.
+    exclusive_units: u32,
+    forecast_slowdown: f64,
+}
+
+/// The answer to all promises together.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct GoalPlan {
+    goals: Vec<GoalForecast>,
+    /// Does the plan keep all of them by its forecast?
+    keeps_all: bool,
+    /// Ways or colors of each cache; 1 = it cannot be divided.
+    units_per_cache: u32,
+    placement: Vec<GoalPlacement>,
+    /// Programs without which all promises would be kept; empty if they are, or if removing one does not suffice.
+    must_leave: Vec<String>,
+}
+
+/// The best plan for the promises, and the programs that would have to leave if there is none.
+///
+/// # Errors
+/// A promise to a program that is not among the programs; more programs than cores.
+pub fn goal_plan(
+    machine: &MachineSpec,
+    names: &[String],
+    timed: &[&TimedProgram],
+    goals: &[RequestedGoal],
+    seed: u64,
+) -> anyhow::Result<GoalPlan> {
+    let mut jobs: Vec<IntervalJob> = timed.iter().map(|program| IntervalJob::new(program.middle().clone())).collect();
+    for goal in goals {
+        let mut own = names.iter().zip(&mut jobs).filter(|(name, _)| **name == goal.program).peekable();
+        if own.peek().is_none() {
+            let known = names.join(", ");
+            return Err(UsageError(format!("--goal: found '{}', expected one of {known}", goal.program)).into());
+        }
+        own.for_each(|(_, job)| job.goal = Some(Goal { max_slowdown: Some(goal.max_slowdown), ..Goal::default() }));
+    }
+    let best = PlanTruth::of(machine, &jobs)?;
+    let (units, best) = (best.parts, best.search(seed)?);
+    let must_leave = if best.keeps_all { Vec::new() } else { programs_to_remove(machine, names, &jobs, seed)? };
+    Ok(answer(names, &jobs, &best, units, must_leave))
+}
+
+/// The first program without a promise whose absence lets all promises be kept; else the first with one.
+fn programs_to_remove(
+    machine: &MachineSpec,
+    names: &[String],
+    jobs: &[IntervalJob],
+    seed: u64,
+) -> anyhow::Result<Vec<String>> {
+    let mut order: Vec<usize> = (0..jobs.len()).collect();
+    order.sort_by_key(|&index| max_slowdown(&jobs[index]).is_some());
+    for index in order {
+        let mut fewer = jobs.to_vec();
+        fewer.remove(index);
+        if fewer.is_empty() {
+            bail!("'{}': its promise cannot be kept even alone", printable(&names[index]));
+        }
+        if PlanTruth::of(machine, &fewer)?.search(seed)?.keeps_all {
+            return Ok(vec![names[index].clone()]);
+        }
+    }
+    Ok(Vec::new())
+}
+
+fn answer(
+    names: &[String],
+    jobs: &[IntervalJob],
+    best: &SearchedPlan,
+    units_per_cache: u32,
+    must_leave: Vec<String>,
+) -> GoalPlan {
+    let goal = |index: usize| {
+        let max = max_slowdown(&jobs[index])?;
+        let forecast = with_error(best.slowdowns[index]);
+        let is_missed = forecast.value > max;
+        let state = match is_missed && !best.keeps_all {
+            true => PromiseState::Infeasible,
+            false => PromiseTerm::MaxSlowdown(max).state_of(forecast),
+        };
+        Some(GoalForecast {
+            program: names[index].clone(),
+            max_slowdown: max,
+            state,
+            forecast_slowdown: forecast.value,
+            low: forecast.low,
+            high: forecast.high,
+        })
+    };
+    let placed = |index: usize| GoalPlacement {
+        program: names[index].clone(),
+        cpu: best.plan.cpu_of[index],
+        exclusive_units: best.plan.units[index],
+        forecast_slowdown: best.slowdowns[index],
+    };
+    GoalPlan {
+        goals: (0..jobs.len()).filter_map(goal).collect(),
+        keeps_all: best.keeps_all,
+        units_per_cache,
+        placement: (0..jobs.len()).map(placed).collect(),
+        must_leave,
+    }
+}
+
+impl GoalPlan {
+    /// As text.
+    pub fn describe(&self) -> String {
+        let mut text = "\npromises, under the best plan for them\n".to_string();
+        for goal in &self.goals {
+            text += &format!(
+                "  {} is {}: forecast {:.1} % slower than alone ({:.0} to {:.0} %), promised at most {:.1} %\n",
+                goal.program,
+                goal.state.describe(),
+                100.0 * goal.forecast_slowdown,
+                100.0 * goal.low,
+                100.0 * goal.high,
+                100.0 * goal.max_slowdown
+            );
+        }
+        for place in &self.placement {
+            let share = match place.exclusive_units {
+                0 => String::new(),
+                units => format!(", {units} of {} parts of its cache for itself", self.units_per_cache),
+            };
+            text += &format!(
+                "  {} on CPU {}{share}: {:.1} % slower\n",
+                place.program,
+                place.cpu,
+                100.0 * place.forecast_slowdown
+            );
+        }
+        if !self.must_leave.is_empty() {
+            text += &format!("  without {} all promises would be kept\n", self.must_leave.join(" and "));
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Are a share and per cent with a unit accepted, and is a bare 5 refused, as in a configuration?
+    #[test]
+    fn a_goal_has_a_program_and_a_limit() {
+        let max = |given: &str| parse_goal(given).map(|goal| goal.max_slowdown);
+        assert_eq!((max("redis=5%"), max("redis=0.05"), max("a=b=20 %")), (Ok(0.05), Ok(0.05), Ok(0.2)));
+        for bad in ["redis", "redis=", "redis=5", "redis=-1%", "redis=x%", "redis=nan"] {
+            assert!(max(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Profiles and node states from a folder of JSON: the objects of the two custom resources, one in each file.
+//!
+//! Another process writes the folder (a mounted volume, a mirror of the API server). A file that is unreadable, too large
+//! or forged is skipped and reported once; the others count.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::Context;
+use cachemate_fleet::extender::ClusterKnowledge;
+use cachemate_fleet::profile::WorkloadProfile;
+use cachemate_fleet::scorer::NodeCacheState;
+use serde::Deserialize;
+
+/// Bytes of one object: a curve has at most 4 KB, a node with 256 caches at most 256 KB.
+const MAX_OBJECT_BYTES: u64 = 1 << 20;
+/// Files of a folder.
+const MAX_FILES: usize = 200_000;
+
+/// An object of one of the two resources; fields that placement does not need are skipped.
+#[derive(Deserialize)]
+#[serde(tag = "kind")]
+enum KnowledgeObject {
+    WorkloadProfile { metadata: ObjectName, spec: ProfileSpec },
+    NodeCacheState { metadata: ObjectName, status: PublishedState },
+}
+
+#[derive(Deserialize)]
+struct ObjectName {
+    name: String,
+}
+
+/// `spec` of a `WorkloadProfile`.
+#[derive(Deserialize)]
+pub struct ProfileSpec {
+    /// Images that the profile is of.
+    #[serde(default)]
+    images: Vec<String>,
+    /// The behavior.
+    pub profile: WorkloadProfile,
+}
+
+/// `status` of a `NodeCacheState`.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PublishedState {
+    /// Time of publication.
+    observed_unix_seconds: f64,
+    state: NodeCacheState,
+}
+
+/// Objects of a folder and of its folders, and the refusals.
+///
+/// # Errors
+/// The folder cannot be read.
+pub fn read_folder(folder: &Path) -> anyhow::Result<(ClusterKnowledge, BTreeMap<String, String>)> {
+    let mut knowledge = ClusterKnowledge::default();
+    let mut refusals = BTreeMap::new();
+    let mut folders = vec![(folder.to_path_buf(), 0)];
+    let mut files = 0;
+    while let Some((folder, depth)) = folders.pop() {
+        let paths =
+            cachemate_files::entries(&folder).with_context(|| format!("{}: cannot be read", folder.display()))?;
+        for path in paths {
+            // A mounted volume has its content twice: by name, and below hidden folders.
+            let is_hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+            if is_hidden {
+                continue;
+            }
+            if path.is_dir() && depth < 2 {
+                folders.push((path, depth + 1));
+            } else if path.extension().is_some_and(|extension| extension == "json") {
+                files += 1;
+                if files > MAX_FILES {
+                    anyhow::bail!("{}: found more than {MAX_FILES} files, expected fewer", folder.display());
+                }
+                if let Err(error) = read_object(&path, &mut knowledge) {
+                    refusals.insert(path.display().to_string(), format!("{error:#}"));
+                }
+            }
+        }
+    }
+    Ok((knowledge, refusals))
+}
+
+fn read_object(path: &Path, knowledge: &mut ClusterKnowledge) -> anyhow::Result<()> {
+    let text = cachemate_files::read_text_limited(path, MAX_OBJECT_BYTES)?;
+    let object: KnowledgeObject =
+        serde_json::from_str(&text).context("expected a WorkloadProfile or NodeCacheState")?;
+    match object {
+        KnowledgeObject::WorkloadProfile { metadata, spec } => {
+            spec.profile.check()?;
+            knowledge.images.extend(spec.images.into_iter().map(|image| (image, metadata.name.clone())));
+            knowledge.profiles.insert(metadata.name, spec.profile);
+        }
+        KnowledgeObject::NodeCacheState { metadata, status } => {
+            status.state.check()?;
+            let published = status.observed_unix_seconds;
+            anyhow::ensure!(published.is_finite(), "status.observedUnixSeconds: found {published}, expected a time");
+            knowledge.nodes.insert(metadata.name, (published, status.state));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,256 @@
+//! The shipped parts for clusters: image, resources, manifests, Slurm's scripts, and advice.
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use cachemate_fleet::profile::{MissPoint, WorkloadProfile};
+use cachemate_fleet::scorer::{CacheState, NodeCacheState, ShareEffect};
+use common::not_shown::not_shown;
+use common::run;
+use serde::Deserialize;
+use serde_json::Value;
+
+fn packaging() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging")
+}
+
+fn documents(path: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(path).unwrap();
+    let documents = serde_yaml_ng::Deserializer::from_str(&text);
+    documents.map(|document| Value::deserialize(document).unwrap_or_else(|error| panic!("{path:?}: {error}"))).collect()
+}
+
+/// Does the image of a program have the same bytes each time, with no shell in it?
+#[test]
+fn an_image_is_reproducible() {
+    if Command::new("python3").arg("--version").stdout(Stdio::null()).status().is_err() {
+        not_shown("the image", "no python3");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let build = |name: &str| {
+        let output = folder.path().join(name);
+        let script = packaging().join("kubernetes/image.py");
+        let ran = Command::new("python3").arg(script).arg("/bin/true").arg(&output).output().unwrap();
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+        std::fs::read(output).unwrap()
+    };
+    let image = build("one.tar");
+    assert_eq!(image, build("two.tar"));
+    let holds = |text: &str| image.windows(text.len()).any(|window| window == text.as_bytes());
+    assert!(holds("imageLayoutVersion") && holds("/usr/bin/cachemate") && !holds("bin/sh"));
+}
+
+/// Names of a schema's properties, as paths.
+fn properties(path: &str, schema: &Value, names: &mut BTreeSet<String>) {
+    for (name, inner) in schema["properties"].as_object().into_iter().flatten() {
+        let path = format!("{path}.{name}");
+        properties(&path, inner, names);
+        properties(&path, &inner["items"], names);
+        names.insert(path);
+    }
+}
+
+/// Names of a value's fields, as paths.
+fn fields(path: &str, value: &Value, names: &mut BTreeSet<String>) {
+    for (name, inner) in value.as_object().into_iter().flatten() {
+        let path = format!("{path}.{name}");
+        fields(&path, inner, names);
+        names.insert(path);
+    }
+    value.as_array().into_iter().flatten().for_each(|entry| fields(path, entry, names));
+}
+
+/// Do the resources' schemas have the fields that the extender reads, no more and no fewer?
+#[test]
+fn schemas_have_the_fields_that_are_read() {
+    let profile = WorkloadProfile {
+        base_cycles_per_instr: 1.0,
+        stall_cycles_per_miss: 1.0,
+        references_per_kilo_instr: 1.0,
+        write_share: 0.5,
+        curve: vec![MissPoint { bytes: 1.0, misses_per_kilo_instr: 1.0 }],
+        certainty: Some(1.0),
+    };
+    let effect = ShareEffect { share: 1.0, slowdown_percent: 0.0, broken_limits: 0.0 };
+    let cache = CacheState { free_classes: Some(1), effects: vec![effect], ..CacheState::default() };
+    let state = NodeCacheState { caches: vec![cache], ..NodeCacheState::default() };
+    let profile = serde_json::json!({ "profile": profile, "images": [] });
+    let state = serde_json::json!({ "state": state, "observedUnixSeconds": 0 });
+    for (file, part, value) in [("workloadprofile", "spec", profile), ("nodecachestate", "status", state)] {
+        let crds = documents(&packaging().join(format!("kubernetes/crds/{file}.yaml")));
+        let schema = &crds[0]["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"][part];
+        let (mut declared, mut read) = (BTreeSet::new(), BTreeSet::new());
+        properties("", schema, &mut declared);
+        fields("", &value, &mut read);
+        assert_eq!(declared, read, "{file}");
+    }
+}
+
+/// Do the plain manifests grant what the page states: a privileged daemon, an extender without rights, no token?
+#[test]
+fn manifests_grant_what_the_page_states() {
+    let folder = packaging().join("kubernetes/manifests");
+    let all: Vec<Value> =
+        std::fs::read_dir(folder).unwrap().flat_map(|entry| documents(&entry.unwrap().path())).collect();
+    let one = |kind: &str| all.iter().find(|document| document["kind"] == kind).unwrap_or_else(|| panic!("no {kind}"));
+    let daemon = &one("DaemonSet")["spec"]["template"]["spec"];
+    assert_eq!(daemon["containers"][0]["securityContext"]["privileged"], true);
+    assert_eq!(daemon["automountServiceAccountToken"], false);
+    let extender = &one("Deployment")["spec"]["template"]["spec"];
+    let security = &extender["containers"][0]["securityContext"];
+    assert_eq!(
+        (&security["allowPrivilegeEscalation"], &security["readOnlyRootFilesystem"]),
+        (&false.into(), &true.into())
+    );
+    assert_eq!(security["capabilities"]["drop"][0], "ALL");
+    assert_eq!(
+        (&extender["securityContext"]["runAsNonRoot"], &extender["automountServiceAccountToken"]),
+        (&true.into(), &false.into())
+    );
+    let rules = all
+        .iter()
+        .filter(|document| document["kind"] == "ClusterRole")
+        .flat_map(|role| role["rules"].as_array().unwrap());
+    let groups: BTreeSet<_> = rules.map(|rule| rule["apiGroups"][0].as_str().unwrap()).collect();
+    assert_eq!(groups, BTreeSet::from(["cachemate.io"]), "no role reaches beyond the two resources");
+    let config = one("ConfigMap")["data"]["cachemate.toml"].as_str().unwrap().to_string();
+    let home = tempfile::tempdir().unwrap();
+    std::fs::write(home.path().join("c.toml"), config).unwrap();
+    run(home.path(), &["manage", "--check", "--config", "c.toml"]).ok();
+}
+
+/// Does the chart with its default values give the plain manifests?
+#[test]
+fn the_chart_gives_the_manifests() {
+    let chart = packaging().join("kubernetes/chart");
+    let args = ["template", "cachemate", "--namespace", "cachemate", "--set", "extender.enabled=true"];
+    let Ok(rendered) = Command::new("helm").args(args).arg(chart).output() else {
+        not_shown("the chart", "no helm");
+        return;
+    };
+    assert!(rendered.status.success(), "{}", String::from_utf8_lossy(&rendered.stderr));
+    let text = String::from_utf8(rendered.stdout).unwrap();
+    let objects = |documents: Vec<Value>| -> BTreeSet<String> {
+        let named = documents.iter().filter(|one| one["kind"].is_string() && one["kind"] != "Namespace");
+        named.map(|one| format!("{} {}", one["kind"], one["metadata"]["name"])).collect()
+    };
+    let chart = serde_yaml_ng::Deserializer::from_str(&text).map(|one| Value::deserialize(one).unwrap()).collect();
+    let folder = packaging().join("kubernetes/manifests");
+    let plain = std::fs::read_dir(folder).unwrap().flat_map(|entry| documents(&entry.unwrap().path())).collect();
+    assert_eq!(objects(chart), objects(plain));
+}
+
+/// Do Slurm's scripts hand over known marks, and neither fail nor obey a hostile comment?
+#[test]
+fn scripts_of_slurm_hand_over_known_marks_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = |name: &str, job: &str, comment: &str| {
+        let mut command = Command::new(packaging().join("slurm").join(name));
+        command.env("CACHEMATE_JOBS", folder.path().join("jobs")).env("SLURM_JOB_ID", job);
+        let ran = command.env("SLURM_JOB_COMMENT", comment).output().unwrap();
+        assert!(ran.status.success(), "{name} {comment}");
+        String::from_utf8(ran.stdout).unwrap()
+    };
+    script("prolog.sh", "17", "cachemate:profile=index,max-slowdown=10%,class=victim");
+    let exported = script("task-prolog.sh", "17", "");
+    let expected =
+        ["PROFILE=index", "MAX_SLOWDOWN=10%", "CLASS=victim"].map(|line| format!("export CACHEMATE_{line}\n"));
+    assert_eq!(exported, expected.concat());
+    script("epilog.sh", "17", "");
+    assert_eq!(script("task-prolog.sh", "17", ""), "");
+    for comment in [
+        "",
+        "none",
+        "cachemate:",
+        "cachemate:class=king",
+        "cachemate:profile=a b;rm -rf /,x=$(id)",
+        "cachemate:profile=../../etc",
+    ] {
+        script("prolog.sh", "18", comment);
+        assert_eq!(script("task-prolog.sh", "18", ""), "", "{comment}");
+    }
+    script("prolog.sh", "../19", "cachemate:class=victim");
+    assert!(!folder.path().join("19").exists());
+}
+
+/// Does the submit plugin compile and check comments?
+#[test]
+fn the_submit_plugin_checks_comments() {
+    let plugin = packaging().join("slurm/job_submit.lua");
+    let test = "slurm = { SUCCESS = 0, ERROR = 1, log_user = function(text) io.write(text, '\\n') end }\ndofile(arg[1])\n\
+        for _, comment in ipairs({ '', 'mine', 'cachemate:class=victim,profile=a.b', 'cachemate:class=king' }) do\n\
+        io.write(slurm_job_submit({ comment = comment }, nil, 0), '\\n') end";
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("t.lua"), test).unwrap();
+    let lua = ["lua5.4", "lua5.3", "lua5.1", "lua"]
+        .iter()
+        .find_map(|lua| Command::new(lua).arg(folder.path().join("t.lua")).arg(&plugin).output().ok());
+    let Some(ran) = lua else {
+        not_shown("the submit plugin", "no lua");
+        return;
+    };
+    let lines = String::from_utf8(ran.stdout).unwrap();
+    let lines: Vec<&str> = lines.lines().collect();
+    assert_eq!(lines[..3], ["0", "0", "0"], "{}", String::from_utf8_lossy(&ran.stderr));
+    assert!(lines[3].contains("found 'class=king', expected") && lines[4] == "1", "{lines:?}");
+}
+
+fn profiles(folder: &Path) {
+    std::fs::create_dir(folder.join("profiles")).unwrap();
+    for (name, references, small, whole) in [("index", 15.0, 14.0, 0.1), ("scan", 40.0, 40.0, 40.0)] {
+        let profile = serde_json::json!({ "kind": "WorkloadProfile", "metadata": { "name": name }, "spec": { "profile": {
+            "baseCyclesPerInstr": 0.7, "stallCyclesPerMiss": 100, "referencesPerKiloInstr": references,
+            "curve": [{ "bytes": 262144, "missesPerKiloInstr": small }, { "bytes": 3670016, "missesPerKiloInstr": whole }] } } });
+        std::fs::write(folder.join(format!("profiles/{name}.json")), profile.to_string()).unwrap();
+    }
+}
+
+const MANIFESTS: &str = "apiVersion: apps/v1\nkind: Deployment\nmetadata:\n  name: search\nspec:\n  template:\n    metadata:\n      \
+    annotations: {cachemate.io/profile: index, cachemate.io/max-slowdown: \"5%\"}\n    spec:\n      containers:\n        \
+    - name: a\n          image: a:1\n          resources: {requests: {cpu: 1}, limits: {cpu: 1}}\n---\n---\n\
+    apiVersion: batch/v1\nkind: CronJob\nmetadata:\n  name: nightly\nspec:\n  jobTemplate:\n    spec:\n      template:\n        \
+    metadata:\n          annotations: {cachemate.io/profile: scan}\n        spec:\n          containers:\n            \
+    - {name: b, image: b, resources: {requests: {cpu: 500m}}}\n---\nkind: Service\nmetadata: {name: front}\n";
+
+/// Does advice about manifests and jobs name the pair that should be kept apart, and the settings?
+#[test]
+fn advice_about_a_cluster_names_bad_pairs() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    profiles(at);
+    std::fs::write(at.join("all.yaml"), MANIFESTS).unwrap();
+    let options = ["--profiles", "profiles", "-m", "xeon-x5365-4"];
+    let advise = |args: &[&str]| run(at, &[&["advise"], args, &options].concat());
+    let json = run(at, &[&["advise", "kubernetes", "all.yaml", "--json"], &options[..]].concat()).json();
+    assert_eq!(json["pairs"].as_array().unwrap().len(), 1, "a Service has no pods: {json}");
+    assert_eq!((&json["pairs"][0]["victim"], &json["pairs"][0]["is_bad"]), (&"search".into(), &true.into()), "{json}");
+    let text = advise(&["kubernetes", "all.yaml"]).ok().out;
+    assert!(
+        text.contains("not on a cache with nightly") && text.contains("prefer-align-cpus-by-uncorecache"),
+        "{text}"
+    );
+    let sacct = "JobID|JobName|AllocCPUS|Comment\n1|search|1|cachemate:profile=index,max-slowdown=5\n2|scan|1|cachemate:profile=scan\n3|scan|1|cachemate:profile=scan\n4|old|2|\n";
+    std::fs::write(at.join("jobs.txt"), sacct).unwrap();
+    let text = advise(&["slurm", "jobs.txt"]).ok().out;
+    assert!(text.contains("not on a cache with scan (2)") && text.contains("old (4): unknown"), "{text}");
+    for (file, content, words) in [
+        ("bad.txt", "JobID|JobName|Comment\n", "column AllocCPUS"),
+        ("bad.txt", "JobID|JobName|AllocCPUS|Comment\n1|a|x|\n", "line 2, AllocCPUS: found 'x'"),
+        ("bad.txt", "JobID|JobName|AllocCPUS|Comment\n1|a|1|cachemate:profile=idx\n", "expected one of index, scan"),
+    ] {
+        std::fs::write(at.join(file), content).unwrap();
+        let refused = advise(&["slurm", file]);
+        assert!(refused.code == Some(1) && refused.err.contains(words), "{words}: {}", refused.err);
+    }
+    for (content, words) in
+        [("kind: [", "expected Kubernetes objects"), ("kind: Service\n", "found 0 services, expected")]
+    {
+        std::fs::write(at.join("bad.yaml"), content).unwrap();
+        let refused = advise(&["kubernetes", "bad.yaml"]);
+        assert!(refused.code == Some(1) && refused.err.contains(words), "{words}: {}", refused.err);
+    }
+}

@@ -1,0 +1,183 @@
+//! Fleets and the scheduler extender, through the command.
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use common::{ChildGuard, command, run};
+use serde_json::Value;
+
+const FLEET: &str = "name = \"two kinds\"\nmachine = \"xeon-x5365-4\"\nhosts = 4\nhours = 2\nservices_per_host = 3\n\
+    step_minutes = 60\n\
+    [[services]]\nname = \"reuse\"\ncpus = 1\nload = 0.8\nmax_slowdown_percent = 5\n[services.references]\n\
+    base_cycles_per_instr = 0.7\nstall_cycles_per_miss = 150\nreferences_per_kilo_instr = 15\n\
+    working_sets = [{ bytes = 3e6, share = 0.98 }]\n\
+    [[services]]\nname = \"stream\"\ncpus = 1\nload = 0.8\n[services.references]\n\
+    base_cycles_per_instr = 0.7\nstall_cycles_per_miss = 60\nreferences_per_kilo_instr = 30\nworking_sets = []\n";
+
+/// Does a fleet print exactly the promised fields, the same on any number of workers, and write its page and rows?
+#[test]
+fn a_fleet_prints_what_is_promised_and_repeats() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    std::fs::write(at.join("fleet.toml"), FLEET).unwrap();
+    let json = |workers: &str| {
+        let args =
+            ["fleet", "fleet.toml", "--seed", "4", "--workers", workers, "--json", "--force", "--csv", "rows.csv"];
+        let mut printed = run(at, &[&args[..], &["-o", "page.html"]].concat()).json();
+        assert!(printed["cpu_seconds"].take().as_f64().unwrap() > 0.0);
+        printed
+    };
+    let one = json("1");
+    assert_eq!(one, json("3"));
+    let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<BTreeSet<_>>();
+    assert_eq!(keys(&one), BTreeSet::from(["hosts", "services", "seed", "cpu_seconds", "policies"].map(String::from)));
+    let row = ["name", "limits_kept_share", "hosts_needed", "moves"].map(String::from);
+    let slowdowns = ["p50", "p95", "p99"].map(|name| format!("slowdown_{name}_percent"));
+    assert_eq!(keys(&one["policies"][0]), row.into_iter().chain(slowdowns).collect());
+    assert_eq!((&one["hosts"], &one["seed"], &one["services"]), (&Value::from(4), &Value::from(4), &Value::from(12)));
+    let names: Vec<&str> =
+        one["policies"].as_array().unwrap().iter().map(|row| row["name"].as_str().unwrap()).collect();
+    assert_eq!(names[..5], ["requests", "spread", "bin-pack", "misses", "forecast"]);
+    assert_eq!(names[9], "forecast+auto");
+    let rows = std::fs::read_to_string(at.join("rows.csv")).unwrap();
+    assert_eq!(rows.lines().count(), 11);
+    let page = std::fs::read_to_string(at.join("page.html")).unwrap();
+    assert!(page.contains("forecast+auto") && page.matches("<svg").count() >= 12 && !page.contains("<script src"));
+    let asked = run(at, &["fleet", "fleet.toml", "--what-if", "one-more-host"]).ok().out;
+    assert!(asked.contains("forecast+auto, one more host"), "{asked}");
+}
+
+/// Are mistakes refused by file, place, value found and value expected?
+#[test]
+fn mistakes_name_their_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    for (text, words) in [
+        (FLEET.replace("hosts = 4", "hosts = 4\nhots = 3"), vec!["bad.toml:4:8", "found 'hots'", "expected one of"]),
+        (FLEET.replace("hosts = 4", "hosts = \"four\""), vec!["bad.toml:3:", "hosts"]),
+        (FLEET.replace("hosts = 4", "hosts = 0"), vec!["bad.toml", "hosts: found 0, expected 1 to"]),
+        (
+            FLEET.replace("share = 0.98", "share = 1.5"),
+            vec!["bad.toml", "services[0].references.working_sets[0].share"],
+        ),
+        (FLEET.replace("xeon-x5365-4", "xeon-x5356-4"), vec!["xeon-x5356-4", "did you mean"]),
+        (FLEET.replace("name = \"two kinds\"", "name = \"two"), vec!["bad.toml:1:"]),
+        (format!("cluster = \"pods.json\"\n{FLEET}"), vec!["pods.json"]),
+    ] {
+        std::fs::write(at.join("bad.toml"), &text).unwrap();
+        let ran = run(at, &["fleet", "bad.toml"]);
+        assert_eq!(ran.code, Some(1), "{}", ran.err);
+        for word in words {
+            assert!(ran.err.contains(word), "{word}: {}", ran.err);
+        }
+    }
+    assert_eq!(run(at, &["fleet", "bad.toml", "--hosts", "0"]).code, Some(2));
+    std::fs::write(at.join("good.toml"), FLEET).unwrap();
+    assert_eq!(run(at, &["fleet", "good.toml", "--hours", "0"]).code, Some(2));
+    assert_eq!(run(at, &["fleet", "good.toml", "--what-if", "other-machine"]).code, Some(2));
+}
+
+/// Do a cluster's pods run as its services, with those without a profile reported?
+#[test]
+fn a_cluster_is_a_fleet() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let pod = |name: &str, marks: Value| {
+        serde_json::json!({ "metadata": { "name": name, "namespace": "shop", "annotations": marks },
+            "spec": { "containers": [{ "image": "a", "resources": { "requests": { "cpu": "500m", "memory": "1Gi" } } }] } })
+    };
+    let known = serde_json::json!({ "cachemate.io/profile": "reuse", "cachemate.io/max-slowdown": "10%" });
+    let list =
+        serde_json::json!({ "items": [pod("a", known.clone()), pod("b", known), pod("c", serde_json::json!({}))] });
+    std::fs::write(at.join("pods.json"), list.to_string()).unwrap();
+    std::fs::write(at.join("fleet.toml"), format!("cluster = \"pods.json\"\n{FLEET}")).unwrap();
+    let ran = run(at, &["fleet", "fleet.toml", "--json"]);
+    assert!(ran.err.contains("1 of 3 pods have no profile"), "{}", ran.err);
+    let printed: Value = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!(printed["services"], 3);
+    assert_eq!(printed["policies"][0]["limits_kept_share"], 1.0);
+}
+
+/// One request over a connection of its own; status and answer.
+fn post(address: &str, path: &str, body: &str) -> (u16, Value) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let head =
+        format!("POST {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
+    stream.write_all(&[head.as_bytes(), body.as_bytes()].concat()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), serde_json::from_str(body).unwrap())
+}
+
+fn extender(folder: &Path) -> (ChildGuard, String) {
+    let args = ["extender", "--knowledge", "knowledge", "--listen", "127.0.0.1:0"];
+    let mut child = command(folder, &args).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let line = lines.by_ref().map_while(Result::ok).find(|line| line.contains("listening on")).unwrap();
+    // The rest is read until the end, so that the server never waits for its messages.
+    std::thread::spawn(move || lines.for_each(drop));
+    (ChildGuard(child), line.rsplit(' ').next().unwrap().to_string())
+}
+
+/// Does the extender answer a request in the form of kube-scheduler: known pods by forecast, others neutrally, forged
+/// ones with a refusal, and does a forged object not stop it?
+#[test]
+fn requests_of_kube_scheduler_are_answered() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let knowledge = at.join("knowledge");
+    std::fs::create_dir(&knowledge).unwrap();
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64();
+    let profile = serde_json::json!({ "kind": "WorkloadProfile", "metadata": { "name": "index" }, "spec": { "profile": {
+        "baseCyclesPerInstr": 0.7, "stallCyclesPerMiss": 90, "referencesPerKiloInstr": 12,
+        "curve": [{ "bytes": 4e6, "missesPerKiloInstr": 6 }, { "bytes": 32e6, "missesPerKiloInstr": 0.1 }] } } });
+    std::fs::write(knowledge.join("profile.json"), profile.to_string()).unwrap();
+    for (node, fills) in [("node-quiet", 1e6), ("node-busy", 9e9)] {
+        let state = serde_json::json!({ "kind": "NodeCacheState", "metadata": { "name": node }, "status": {
+            "observedUnixSeconds": now, "state": { "hertz": 2.4e9, "memoryBytesPerSecond": 2e11, "caches": [{
+                "sizeBytes": 33554432, "cpus": 16, "busyCpus": 4, "fillBytesPerSecond": fills,
+                "occupancyBytes": 33554432, "bandwidthLeftBytesPerSecond": 1e11 }] } } });
+        std::fs::write(knowledge.join(format!("{node}.json")), state.to_string()).unwrap();
+    }
+    std::fs::write(knowledge.join("forged.json"), "{\"kind\":\"NodeCacheState\",\"metadata\":{\"name\":\"x\"}}")
+        .unwrap();
+    let (_guard, address) = extender(at);
+    let recorded = include_str!("fixtures/extender-request.json");
+    let (status, scores) = post(&address, "/prioritize", recorded);
+    assert_eq!(status, 200, "{scores}");
+    let score =
+        |host: &str| scores.as_array().unwrap().iter().find(|one| one["host"] == host).unwrap()["score"].as_u64();
+    assert_eq!(score("node-quiet"), Some(10), "{scores}");
+    assert!(score("node-busy") < Some(5) && score("node-new") == Some(5), "{scores}");
+    let (_, kept) = post(&address, "/filter", recorded);
+    assert_eq!(kept["nodenames"], serde_json::json!(["node-quiet", "node-new"]), "{kept}");
+    assert!(kept["failedNodes"]["node-busy"].is_string() && kept["error"] == "", "{kept}");
+    let unknown = recorded.replace("cachemate.io/profile", "other.io/profile");
+    let (_, neutral) = post(&address, "/prioritize", &unknown);
+    assert!(neutral.as_array().unwrap().iter().all(|one| one["score"] == 5), "{neutral}");
+    for (path, body, expected) in [
+        ("/prioritize", "{\"pod\": 3}", 400),
+        ("/filter", "{\"pod\": {}}", 400),
+        ("/bind", "{}", 404),
+        ("/filter", "not JSON", 400),
+    ] {
+        assert_eq!(post(&address, path, body).0, expected, "{path} {body}");
+    }
+}
+
+/// Does the measurement of the extender's latency run?
+#[test]
+fn the_latency_of_the_extender_is_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    let measured = run(folder.path(), &["extender", "--measure", "4", "--json"]).json();
+    assert_eq!((&measured["nodes"], &measured["requests"]), (&Value::from(1000), &Value::from(4)));
+    assert!(measured["p50_ms"].as_f64().unwrap() > 0.0 && measured["p50_ms"].as_f64() <= measured["max_ms"].as_f64());
+}

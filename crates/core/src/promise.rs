@@ -1,0 +1,566 @@
+//! Promises to programs, judged by measurements.
+//!
+//! Problem: a forecast is no evidence that a promise is kept, and the absence of a measurement is none either. Method: a
+//! promise is judged as work per second under the plan against the same work alone on this machine. The speed under the
+//! plan is counted in the windows since the plan in force last changed. The solo speed comes from a stored profile, from
+//! a measured solo interval, or from the model: the counted cycles per instruction less the counted waits that a program
+//! alone would not have. Both have intervals, and the state follows from where the interval of their ratio lies. Properties:
+//! pure; without counts or a solo speed the state is [`PromiseState::Unknown`] and names the missing evidence; a policy can
+//! only add that a promise is infeasible, never that it is kept.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    CacheLevel, CounterEvent, Decision, Estimate, Fact, FactSource, Observation, Plan, ProcessId, Profile, Profiles,
+    Reason, ReasonKind, StallCause, TaskId, TaskSample, Topology,
+};
+
+/// The state of a promise.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PromiseState {
+    /// The whole 95 % interval of the measurement is within the promise.
+    Kept,
+    /// The measured value is within the promise, its interval is not.
+    Likely,
+    /// The measured value is outside the promise, its interval is not.
+    AtRisk,
+    /// The whole interval is outside the promise.
+    Broken,
+    /// No measurement allows a statement; [`PromiseReport::missing`] names the missing evidence.
+    Unknown,
+    /// The promise is not kept, and no plan that the policy knows would keep it.
+    Infeasible,
+}
+
+impl PromiseState {
+    /// Every state, best first.
+    pub const ALL: [PromiseState; 6] = [
+        PromiseState::Kept,
+        PromiseState::Likely,
+        PromiseState::AtRisk,
+        PromiseState::Broken,
+        PromiseState::Unknown,
+        PromiseState::Infeasible,
+    ];
+
+    /// As text, the same on every front end.
+    pub fn describe(self) -> &'static str {
+        match self {
+            PromiseState::Kept => "kept",
+            PromiseState::Likely => "likely",
+            PromiseState::AtRisk => "at risk",
+            PromiseState::Broken => "broken",
+            PromiseState::Unknown => "unknown",
+            PromiseState::Infeasible => "infeasible",
+        }
+    }
+}
+
+/// The content of a promise.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PromiseTerm {
+    /// Run time over run time alone, minus one, is at most this.
+    MaxSlowdown(f64),
+    /// Work per second of each thread is at least this.
+    MinRate(f64),
+}
+
+impl PromiseTerm {
+    /// The state by where the interval of a slowdown or a rate lies.
+    pub fn state_of(self, measured: Estimate) -> PromiseState {
+        // Above zero = outside the promise.
+        let (value, low, high) = match self {
+            PromiseTerm::MaxSlowdown(max) => (measured.value - max, measured.low - max, measured.high - max),
+            PromiseTerm::MinRate(min) => (min - measured.value, min - measured.high, min - measured.low),
+        };
+        match (low > 0.0, value > 0.0, high > 0.0) {
+            (true, ..) => PromiseState::Broken,
+            (false, true, _) => PromiseState::AtRisk,
+            (false, false, true) => PromiseState::Likely,
+            (false, false, false) => PromiseState::Kept,
+        }
+    }
+}
+
+/// The source of a solo speed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SoloBasis {
+    /// A stored profile, or the simulator's own truth.
+    SoloProfile,
+    /// An interval in which the program ran without the others.
+    SoloInterval,
+    /// The model: counted cycles less counted waits that a program alone would not have.
+    Model,
+}
+
+impl SoloBasis {
+    /// As text.
+    pub fn describe(self) -> &'static str {
+        match self {
+            SoloBasis::SoloProfile => "a solo profile",
+            SoloBasis::SoloInterval => "a measured solo interval",
+            SoloBasis::Model => "the model",
+        }
+    }
+}
+
+/// The evidence without which a promise cannot be judged.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MissingPromiseEvidence {
+    /// Instructions and cycles of the program.
+    Counters,
+    /// Its solo speed.
+    SoloSpeed,
+    /// Windows under the plan in force.
+    Windows,
+    /// Work: the program does not run.
+    Work,
+}
+
+impl MissingPromiseEvidence {
+    /// The missing evidence and what would supply it, as text.
+    pub fn describe(self) -> &'static str {
+        match self {
+            MissingPromiseEvidence::Counters => {
+                "its instructions are not counted on this machine; a program that reports its progress, or a host with a \
+                 PMU, would tell"
+            }
+            MissingPromiseEvidence::SoloSpeed => {
+                "its solo speed is not known; a stored profile, a solo interval, or stall counters with a miss curve would \
+                 tell"
+            }
+            MissingPromiseEvidence::Windows => "the plan in force is too new; some windows more will tell",
+            MissingPromiseEvidence::Work => "it does no work at present",
+        }
+    }
+}
+
+/// One promise and its state after a window.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct PromiseReport {
+    /// The process that has the promise.
+    pub process: ProcessId,
+    /// Its thread with the most work, for names.
+    pub task: TaskId,
+    /// The content.
+    pub term: PromiseTerm,
+    /// The state.
+    pub state: PromiseState,
+    /// Slowdown, or work per second of each thread, with its 95 % interval; `None` = not measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured: Option<Estimate>,
+    /// Source of the solo speed; `None` for rates, which need none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub basis: Option<SoloBasis>,
+    /// Windows that were measured under the plan in force.
+    pub windows: u32,
+    /// Why the state is unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub missing: Option<MissingPromiseEvidence>,
+    /// Programs that would have to leave, if the promise is infeasible and the policy knows them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub must_leave: Vec<TaskId>,
+    /// The best that the policy can reach, in the unit of the term, if the promise is infeasible.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub best_possible: Option<f64>,
+}
+
+impl PromiseReport {
+    /// The report as a clause without a subject, such as `broken: 17 % slower (15 to 19 %), promised at most 5 %`.
+    pub fn describe(&self, name: impl Fn(TaskId) -> String) -> String {
+        let mut text = self.state.describe().to_string();
+        let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+        match (self.term, self.measured) {
+            (PromiseTerm::MaxSlowdown(max), Some(slower)) => {
+                text += &format!(
+                    ": {} slower than alone ({:.1} to {:.1} %), promised at most {}",
+                    percent(slower.value),
+                    100.0 * slower.low,
+                    100.0 * slower.high,
+                    percent(max)
+                );
+            }
+            (PromiseTerm::MinRate(min), Some(rate)) => {
+                text += &format!(
+                    ": {:.4e} a second ({:.4e} to {:.4e}), promised at least {min:.4e}",
+                    rate.value, rate.low, rate.high
+                );
+            }
+            (PromiseTerm::MaxSlowdown(max), None) => text += &format!(": promised at most {} slower", percent(max)),
+            (PromiseTerm::MinRate(min), None) => text += &format!(": promised at least {min:.4e} a second"),
+        }
+        if let Some(basis) = self.basis {
+            text += &format!(", by {}", basis.describe());
+        }
+        if let Some(missing) = self.missing {
+            text += &format!("; {}", missing.describe());
+        }
+        if self.state == PromiseState::Infeasible {
+            match (self.term, self.best_possible) {
+                (PromiseTerm::MaxSlowdown(_), Some(best)) => {
+                    text += &format!("; the best plan reaches {}", percent(best))
+                }
+                (PromiseTerm::MinRate(_), Some(best)) => text += &format!("; the best plan reaches {best:.4e}"),
+                (_, None) => {}
+            }
+            if !self.must_leave.is_empty() {
+                let names: Vec<String> = self.must_leave.iter().map(|&task| name(task)).collect();
+                text += &format!("; it needs {} to leave", names.join(" and "));
+            }
+        }
+        text
+    }
+}
+
+/// Windows that an interval is made of at most.
+const MAX_WINDOWS: usize = 30;
+/// Fewer windows allow no statement.
+const MIN_WINDOWS: usize = 3;
+/// Error of a solo speed that states none, as a share.
+const UNSTATED_ERROR: f64 = 0.03;
+/// Smallest error of a measured slowdown, as a share.
+const MIN_ERROR: f64 = 0.002;
+/// The cost of a marginal miss lies between these shares of the mean counted one, because overlap differs.
+const MARGINAL_COST: (f64, f64) = (0.6, 1.5);
+/// A program that seems to be faster than alone by more than this and by more than the error contradicts its solo speed.
+const CONTRADICTED_FROM: f64 = 0.01;
+/// A program that runs for a smaller share of a window does no work that could be judged.
+const MIN_CPU_SHARE: f64 = 0.01;
+
+/// A solo speed as cycles per instruction.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct SoloCycles {
+    /// Cycles per instruction with their interval.
+    pub cycles_per_instr: Estimate,
+    /// The source.
+    pub basis: SoloBasis,
+}
+
+/// The best known solo speed of a task; `None` if neither a fact nor the counters tell.
+pub fn solo_cycles(task: &TaskSample, profile: &Profile, last: Option<(CacheLevel, u64)>) -> Option<SoloCycles> {
+    if let Some(fact) = profile.rates.solo_instr_per_cycle.filter(|fact| fact.value > 0.0) {
+        return Some(SoloCycles { cycles_per_instr: inverse(&fact), basis: basis_of(fact.source) });
+    }
+    let (level, bytes) = last?;
+    let cycles_per_instr = modeled_solo_cycles(task, profile, level, bytes)?;
+    Some(SoloCycles { cycles_per_instr, basis: SoloBasis::Model })
+}
+
+fn basis_of(source: FactSource) -> SoloBasis {
+    match source {
+        FactSource::StoredProfile | FactSource::Oracle | FactSource::ExactTrace => SoloBasis::SoloProfile,
+        _ => SoloBasis::SoloInterval,
+    }
+}
+
+fn inverse(fact: &Fact<f64>) -> Estimate {
+    let error = UNSTATED_ERROR * fact.value;
+    let (low, high) = fact.error.map_or((fact.value - error, fact.value + error), |ends| (ends.low, ends.high));
+    Estimate { value: 1.0 / fact.value, low: 1.0 / high.max(fact.value), high: 1.0 / low.clamp(1e-9, fact.value) }
+}
+
+/// The model: counted cycles per instruction, less the waits of misses beyond those that the curve has for the whole
+/// cache, less the queue that others cause. How much of the queue is the program's own is not counted, so the interval
+/// spans none of it to all of it.
+fn modeled_solo_cycles(task: &TaskSample, profile: &Profile, level: CacheLevel, bytes: u64) -> Option<Estimate> {
+    let count = |event| task.counts.get(event);
+    let instructions = count(CounterEvent::Instructions).filter(|&count| count > 0.0)?;
+    let now = count(CounterEvent::Cycles)? / instructions;
+    let misses = count(CounterEvent::Misses(level))? / instructions;
+    let queue = count(CounterEvent::StallCycles(StallCause::BusQueue)).unwrap_or(0.0) / instructions;
+    let memory = [StallCause::LocalMemory, StallCause::RemoteMemory].into_iter();
+    let memory: Vec<f64> = memory.filter_map(|cause| count(CounterEvent::StallCycles(cause))).collect();
+    if memory.is_empty() {
+        return None;
+    }
+    let stall = memory.iter().sum::<f64>() / instructions;
+    let curve = profile.locality.misses_per_kilo_instr.get(&level)?;
+    let whole = curve.value.iter().rfind(|(size, _)| *size <= bytes).or(curve.value.first())?.1;
+    // Misses beyond those of the whole cache, as a share of all.
+    let beyond =
+        |whole_kilo: f64| if misses > 0.0 { (1.0 - whole_kilo / 1000.0 / misses).clamp(0.0, 1.0) } else { 0.0 };
+    let (least, middle, most) = (beyond(whole.high), beyond(whole.value), beyond(whole.low));
+    let solo = |share: f64, cost: f64, queue_share: f64| {
+        (now - share * stall * cost - queue_share.max(share) * queue).max(0.05 * now)
+    };
+    Some(Estimate {
+        value: solo(middle, 1.0, 0.5),
+        low: solo(most, MARGINAL_COST.1, 1.0),
+        high: solo(least, MARGINAL_COST.0, 0.0),
+    })
+}
+
+/// One window of a promise: slowdown with its interval, or a rate.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct JudgedWindow {
+    value: f64,
+    low: f64,
+    high: f64,
+}
+
+#[derive(Clone, Debug, Default)]
+struct PromiseHistory {
+    /// The latest windows under the plan in force; `None` = not judged.
+    windows: VecDeque<Option<JudgedWindow>>,
+    basis: Option<SoloBasis>,
+    /// The reason why the latest window that was not judged was not.
+    missing: Option<MissingPromiseEvidence>,
+    infeasible: Option<InfeasiblePromise>,
+}
+
+/// The policy's statement that no plan keeps a promise.
+#[derive(Clone, Debug)]
+struct InfeasiblePromise {
+    must_leave: Vec<TaskId>,
+    best_possible: Option<f64>,
+}
+
+/// Judges every promise, window by window; see the module's documentation.
+#[derive(Clone, Debug, Default)]
+pub struct PromiseTracker {
+    histories: BTreeMap<(ProcessId, bool), PromiseHistory>,
+    /// Windows that do not count yet, because caches refill after a change of the plan.
+    settling: u32,
+}
+
+/// Windows after a change of the plan that do not count.
+const SETTLING_WINDOWS: u32 = 1;
+
+impl PromiseTracker {
+    /// Takes in a window that ran under `in_force`, and the decision that followed it, and reports every promise.
+    pub fn observe(
+        &mut self,
+        seen: &Observation,
+        profiles: &Profiles,
+        topology: &Topology,
+        in_force: &Plan,
+        decision: &Decision,
+    ) -> Vec<PromiseReport> {
+        let promised = |task: &&TaskSample| !task.exited && task.goal.is_some_and(|goal| goal.is_promised());
+        if !seen.tasks.iter().any(|task| promised(&task)) {
+            self.histories.clear();
+            return Vec::new();
+        }
+        let last = topology.last_level_caches().filter_map(|cache| Some((cache.level, cache.size_bytes?)));
+        let last = last.max_by_key(|(_, bytes)| *bytes);
+        let counts = self.settling == 0 && seen.applied.pending.is_empty();
+        self.settling = self.settling.saturating_sub(1);
+        let mut reports = Vec::new();
+        let mut processes: Vec<ProcessId> = Vec::new();
+        for first in seen.tasks.iter().filter(promised) {
+            if processes.contains(&first.process) {
+                continue;
+            }
+            processes.push(first.process);
+            let threads: Vec<&TaskSample> =
+                seen.tasks.iter().filter(|task| task.process == first.process && !task.exited).collect();
+            let goal = threads.iter().filter_map(|task| task.goal).reduce(|a, b| a.with(b)).unwrap_or_default();
+            let busiest = threads.iter().fold(first, |a, b| if b.ran_ns() > a.ran_ns() { b } else { a }).task;
+            let terms = [goal.max_slowdown.map(PromiseTerm::MaxSlowdown), goal.min_rate.map(PromiseTerm::MinRate)];
+            for term in terms.into_iter().flatten() {
+                let is_rate = matches!(term, PromiseTerm::MinRate(_));
+                let judged = if is_rate {
+                    rate(&threads, seen).map(|window| (window, None))
+                } else {
+                    slowdown(&threads, seen, profiles, last).map(|(window, basis)| (window, Some(basis)))
+                };
+                let history = self.histories.entry((first.process, is_rate)).or_default();
+                match judged {
+                    Ok((window, basis)) => history.add(window, basis, counts),
+                    Err(missing) => history.add_unjudged(missing, counts),
+                }
+                history.take_reasons(&decision.reasons, &threads);
+                reports.push(history.report(first.process, busiest, term));
+            }
+        }
+        self.histories.retain(|(process, _), _| processes.contains(process));
+        if is_different(in_force, &decision.plan) {
+            self.settling = SETTLING_WINDOWS;
+            self.histories.values_mut().for_each(|history| history.windows.clear());
+        }
+        reports
+    }
+}
+
+/// Is another placement, partition or rotation in force with the second plan?
+fn is_different(a: &Plan, b: &Plan) -> bool {
+    a.affinity != b.affinity || a.weights != b.weights || a.gangs != b.gangs || a.shares != b.shares
+}
+
+/// Time that a task ran or waited to run, over the time that it ran.
+fn wait_factor(task: &TaskSample) -> f64 {
+    let ran = task.ran_ns() as f64;
+    if ran > 0.0 { (ran + task.run_queue_wait_ns.unwrap_or(0) as f64) / ran } else { 1.0 }
+}
+
+/// Run time of a process over its run time alone, minus one, in one window: sums over threads, so that each counts by the
+/// time that its work takes.
+fn slowdown(
+    threads: &[&TaskSample],
+    seen: &Observation,
+    profiles: &Profiles,
+    last: Option<(CacheLevel, u64)>,
+) -> Result<(JudgedWindow, SoloBasis), MissingPromiseEvidence> {
+    let elapsed_ns = seen.span.elapsed_ns.max(1) as f64;
+    let works = |task: &&&TaskSample| task.ran_ns() as f64 >= MIN_CPU_SHARE * elapsed_ns;
+    let (mut now, mut alone, mut basis) = (0.0, Estimate::exact(0.0), None);
+    for task in threads.iter().filter(works) {
+        let count = |event| task.counts.get(event).filter(|count| *count > 0.0);
+        let (Some(instructions), Some(cycles)) = (count(CounterEvent::Instructions), count(CounterEvent::Cycles))
+        else {
+            return Err(MissingPromiseEvidence::Counters);
+        };
+        let solo = profiles.get(&task.task).and_then(|profile| solo_cycles(task, profile, last));
+        let Some(solo) = solo else { return Err(MissingPromiseEvidence::SoloSpeed) };
+        now += cycles * wait_factor(task);
+        alone.value += instructions * solo.cycles_per_instr.value;
+        alone.low += instructions * solo.cycles_per_instr.low;
+        alone.high += instructions * solo.cycles_per_instr.high;
+        // The weakest source of any thread is that of the process.
+        basis = match (basis, solo.basis) {
+            (Some(SoloBasis::Model), _) => basis,
+            (_, basis) => Some(basis),
+        };
+    }
+    let Some(basis) = basis else { return Err(MissingPromiseEvidence::Work) };
+    // Faster than alone beyond the error: the solo speed is that of other work.
+    if now / alone.low - 1.0 < -CONTRADICTED_FROM {
+        return Err(MissingPromiseEvidence::SoloSpeed);
+    }
+    let window =
+        JudgedWindow { value: now / alone.value - 1.0, low: now / alone.high - 1.0, high: now / alone.low - 1.0 };
+    Ok((window, basis))
+}
+
+/// Work per second of each thread that works, in one window: reported work, or instructions if no thread reports any.
+fn rate(threads: &[&TaskSample], seen: &Observation) -> Result<JudgedWindow, MissingPromiseEvidence> {
+    let seconds = seen.span.elapsed_ns.max(1) as f64 / 1e9;
+    let reports = threads.iter().any(|task| task.progress.is_some());
+    let work = |task: &&TaskSample| {
+        if reports { task.progress } else { task.counts.get(CounterEvent::Instructions) }
+    };
+    let counted: Vec<f64> = threads.iter().filter_map(work).collect();
+    if counted.is_empty() {
+        return Err(MissingPromiseEvidence::Counters);
+    }
+    let value = counted.iter().sum::<f64>() / counted.len() as f64 / seconds;
+    Ok(JudgedWindow { value, low: value, high: value })
+}
+
+impl PromiseHistory {
+    fn add(&mut self, window: JudgedWindow, basis: Option<SoloBasis>, counts: bool) {
+        let is_model = basis == Some(SoloBasis::Model);
+        if is_model && self.basis.is_some_and(|known| known != SoloBasis::Model) {
+            // Once the solo speed of other work was measured, the model is no evidence for this work.
+            return self.add_unjudged(MissingPromiseEvidence::SoloSpeed, counts);
+        }
+        if self.basis == Some(SoloBasis::Model) && !is_model {
+            self.windows.clear();
+        }
+        self.basis = basis;
+        self.push(Some(window), counts);
+    }
+
+    fn add_unjudged(&mut self, missing: MissingPromiseEvidence, counts: bool) {
+        self.missing = Some(missing);
+        self.push(None, counts);
+    }
+
+    fn push(&mut self, window: Option<JudgedWindow>, counts: bool) {
+        if counts {
+            self.windows.push_back(window);
+            if self.windows.len() > MAX_WINDOWS {
+                self.windows.pop_front();
+            }
+        }
+    }
+
+    fn judged(&self) -> impl Iterator<Item = &JudgedWindow> {
+        self.windows.iter().flatten()
+    }
+
+    /// Enough windows, and at least half of all, so that a promise is not judged by the part of the work that is known.
+    fn is_enough(&self) -> bool {
+        let judged = self.judged().count();
+        judged >= MIN_WINDOWS && 2 * judged >= self.windows.len()
+    }
+
+    /// The policy's statement about one of the threads, if it makes one.
+    fn take_reasons(&mut self, reasons: &[Reason], threads: &[&TaskSample]) {
+        let is_own = |reason: &&Reason| {
+            reason.kind == ReasonKind::InfeasibleGoal
+                && reason.tasks.first().is_some_and(|task| threads.iter().any(|thread| thread.task == *task))
+        };
+        if let Some(reason) = reasons.iter().find(is_own) {
+            let number = |name: &str| reason.numbers.iter().find(|(key, _)| key == name).map(|(_, value)| *value);
+            self.infeasible = Some(InfeasiblePromise {
+                must_leave: reason.tasks[1..]
+                    .iter()
+                    .take(number("must_leave").map_or(0, |n| n as usize))
+                    .copied()
+                    .collect(),
+                best_possible: number("forecast_slowdown").or_else(|| number("forecast_rate_per_s")),
+            });
+        }
+    }
+
+    /// The mean over the windows with its 95 % interval: the spread of the windows, and the error of the solo speed.
+    fn measured(&self) -> Option<Estimate> {
+        let count = self.judged().count() as f64;
+        if count == 0.0 {
+            return None;
+        }
+        let mean = |part: fn(&JudgedWindow) -> f64| self.judged().map(part).sum::<f64>() / count;
+        let value = mean(|window| window.value);
+        let spread = self.judged().map(|window| (window.value - value) * (window.value - value)).sum::<f64>();
+        // Two standard errors; windows depend on one another, so half of them count.
+        let error: f64 = if count < 2.0 { 0.0 } else { 2.0 * (spread / (count - 1.0) / (0.5 * count)).sqrt() };
+        let scale = if self.basis.is_some() { 1.0 } else { value.abs() };
+        let error = error.max(MIN_ERROR * scale);
+        Some(Estimate { value, low: mean(|window| window.low) - error, high: mean(|window| window.high) + error })
+    }
+
+    fn state(&self, measured: Option<Estimate>, term: PromiseTerm) -> PromiseState {
+        let Some(measured) = measured.filter(|_| self.is_enough()) else { return PromiseState::Unknown };
+        term.state_of(measured)
+    }
+
+    fn report(&mut self, process: ProcessId, task: TaskId, term: PromiseTerm) -> PromiseReport {
+        let measured = self.measured();
+        let by_measurement = self.state(measured, term);
+        if matches!(by_measurement, PromiseState::Kept | PromiseState::Likely) {
+            self.infeasible = None;
+        }
+        let state = match &self.infeasible {
+            Some(_) => PromiseState::Infeasible,
+            None => by_measurement,
+        };
+        let is_unknown = by_measurement == PromiseState::Unknown;
+        let infeasible = self.infeasible.as_ref();
+        PromiseReport {
+            process,
+            task,
+            term,
+            state,
+            measured,
+            basis: self.basis,
+            windows: self.windows.len() as u32,
+            missing: is_unknown.then(|| match self.windows.contains(&None) || self.windows.is_empty() {
+                true => self.missing.unwrap_or(MissingPromiseEvidence::Windows),
+                false => MissingPromiseEvidence::Windows,
+            }),
+            must_leave: infeasible.map_or_else(Vec::new, |infeasible| infeasible.must_leave.clone()),
+            best_possible: infeasible.and_then(|infeasible| infeasible.best_possible),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "promise_tests.rs"]
+mod tests;

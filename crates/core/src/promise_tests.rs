@@ -1,0 +1,134 @@
+//! Are promises judged by their evidence?
+
+use super::*;
+use crate::{CpuId, EventCount, EventCounts, Goal, WindowLength};
+
+const SECOND: u64 = 1_000_000_000;
+
+fn plan() -> Plan {
+    Plan::idle(WindowLength::Time { ns: SECOND })
+}
+
+fn topology() -> Topology {
+    crate::test_support::topology(2)
+}
+
+/// One program that runs a second at these cycles per instruction.
+fn window(number: u64, cycles_per_instr: f64, counted: bool) -> Observation {
+    let count = |event, count: f64| EventCount { event, count: count as u64, enabled_share: 1.0 };
+    let counts = vec![count(CounterEvent::Instructions, 1e9), count(CounterEvent::Cycles, 1e9 * cycles_per_instr)];
+    let goal = Some(Goal { max_slowdown: Some(0.05), ..Goal::default() });
+    let task = TaskSample {
+        goal,
+        on_cpu_ns: vec![(CpuId(0), SECOND)],
+        counts: EventCounts(if counted { counts } else { Vec::new() }),
+        ..TaskSample::new(TaskId(0), ProcessId(0))
+    };
+    Observation { tasks: vec![task], ..crate::test_support::observation(number, 1) }
+}
+
+fn profiles(solo: Option<Estimate>) -> Profiles {
+    let mut profile = Profile::default();
+    profile.rates.solo_instr_per_cycle = solo.map(|solo| Fact::measured(solo, FactSource::CoRunRows, 0));
+    Profiles::from([(TaskId(0), profile)])
+}
+
+fn state_after(windows: &[f64], solo: Option<Estimate>, counted: bool, reasons: Vec<Reason>) -> PromiseReport {
+    let mut tracker = PromiseTracker::default();
+    let decision = Decision::new(plan(), reasons);
+    let mut last = None;
+    for (number, cycles) in windows.iter().enumerate() {
+        let seen = window(number as u64, *cycles, counted);
+        last = tracker.observe(&seen, &profiles(solo), &topology(), &plan(), &decision).pop();
+    }
+    last.expect("the program has a promise")
+}
+
+fn solo(error: f64) -> Option<Estimate> {
+    Some(Estimate { value: 1.0, low: 1.0 - error, high: 1.0 + error })
+}
+
+/// Does the state follow from where the interval of the slowdown lies?
+#[test]
+fn the_state_follows_from_the_interval() {
+    let state = |cycles: f64, error: f64| state_after(&[cycles; 5], solo(error), true, Vec::new()).state;
+    assert_eq!(state(1.02, 0.01), PromiseState::Kept);
+    assert_eq!(state(1.04, 0.03), PromiseState::Likely);
+    assert_eq!(state(1.06, 0.03), PromiseState::AtRisk);
+    assert_eq!(state(1.17, 0.03), PromiseState::Broken);
+}
+
+/// Is a promise without evidence unknown, with the missing evidence named, and never kept?
+#[test]
+fn without_evidence_a_promise_is_unknown() {
+    let missing = |windows: &[f64], solo, counted| {
+        let report = state_after(windows, solo, counted, Vec::new());
+        assert_eq!(report.state, PromiseState::Unknown);
+        report.missing
+    };
+    assert_eq!(missing(&[1.0; 5], None, true), Some(MissingPromiseEvidence::SoloSpeed));
+    assert_eq!(missing(&[1.0; 5], solo(0.01), false), Some(MissingPromiseEvidence::Counters));
+    assert_eq!(missing(&[1.0; 2], solo(0.01), true), Some(MissingPromiseEvidence::Windows));
+    assert_eq!(missing(&[0.9; 5], solo(0.01), true), Some(MissingPromiseEvidence::SoloSpeed), "that of other work");
+}
+
+/// Is a promise infeasible only as long as it is not measured to be kept, and does the report name the programs that
+/// would have to leave?
+#[test]
+fn infeasible_is_a_broken_promise_that_no_plan_keeps() {
+    let reason = Reason {
+        kind: ReasonKind::InfeasibleGoal,
+        tasks: vec![TaskId(0), TaskId(7), TaskId(8)],
+        text: String::new(),
+        numbers: vec![("must_leave".to_string(), 1.0), ("forecast_slowdown".to_string(), 0.12)],
+    };
+    let report = state_after(&[1.17; 5], solo(0.01), true, vec![reason.clone()]);
+    assert_eq!((report.state, report.must_leave.clone()), (PromiseState::Infeasible, vec![TaskId(7)]));
+    let text = report.describe(|task| format!("p{}", task.0));
+    assert!(text.starts_with("infeasible: 17.0 % slower than alone") && text.contains("needs p7 to leave"), "{text}");
+    assert_eq!(state_after(&[1.01; 5], solo(0.01), true, vec![reason]).state, PromiseState::Kept);
+}
+
+/// Does the time in which a program waits for a CPU count, and does a change of plan start the measurement anew?
+#[test]
+fn waiting_counts_and_a_new_plan_is_measured_anew() {
+    let mut tracker = PromiseTracker::default();
+    let mut changed = plan();
+    changed.affinity.insert(TaskId(0), [0].into_iter().collect());
+    let mut observe = |wait_ns: u64, to: &Plan| {
+        let mut seen = window(0, 1.0, true);
+        seen.tasks[0].run_queue_wait_ns = Some(wait_ns);
+        let decision = Decision::new(to.clone(), Vec::new());
+        tracker.observe(&seen, &profiles(solo(0.01)), &topology(), &plan(), &decision).remove(0)
+    };
+    let mut report = observe(SECOND / 10, &plan());
+    for _ in 0..3 {
+        report = observe(SECOND / 10, &plan());
+    }
+    assert!((report.measured.unwrap().value - 0.1).abs() < 1e-9 && report.state == PromiseState::Broken);
+    observe(0, &changed);
+    assert_eq!(observe(0, &plan()).state, PromiseState::Unknown);
+}
+
+/// Does the model count memory waits that more cache would remove, and span the share of the queue that is the
+/// program's own?
+#[test]
+fn the_model_removes_waits_of_misses_that_the_whole_cache_holds() {
+    let count = |event, count: f64| EventCount { event, count: count as u64, enabled_share: 1.0 };
+    let level = CacheLevel::L3;
+    let counts = vec![
+        count(CounterEvent::Instructions, 1e6),
+        count(CounterEvent::Cycles, 2e6),
+        count(CounterEvent::Misses(level), 1e4),
+        count(CounterEvent::StallCycles(StallCause::LocalMemory), 8e5),
+        count(CounterEvent::StallCycles(StallCause::BusQueue), 2e5),
+    ];
+    let task = TaskSample { counts: EventCounts(counts), ..TaskSample::new(TaskId(0), ProcessId(0)) };
+    let curve = vec![(1 << 19, Estimate::exact(10.0)), (1 << 20, Estimate::exact(5.0))];
+    let profile = Profile::default().with_misses(level, curve, FactSource::MissTrace);
+    let solo = solo_cycles(&task, &profile, Some((level, 1 << 20))).unwrap();
+    assert_eq!(solo.basis, SoloBasis::Model);
+    let Estimate { value, low, high } = solo.cycles_per_instr;
+    assert!((value - (2.0 - 0.4 - 0.1)).abs() < 1e-9, "{value}");
+    assert!((low - (2.0 - 0.6 - 0.2)).abs() < 1e-9 && (high - (2.0 - 0.24 - 0.1)).abs() < 1e-9, "{low} {high}");
+}

@@ -1,0 +1,50 @@
+//! Promises as `status`, `top`, `explain` and the metrics show them.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{Estimate, PromiseReport, PromiseState, PromiseTerm, TaskId};
+use serde::{Deserialize, Serialize};
+
+/// A promise to a program and its state.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct PromiseStatus {
+    /// Process id.
+    pub pid: i32,
+    /// As the kernel has it.
+    pub name: String,
+    /// By measurements under the plan in force.
+    pub state: PromiseState,
+    /// Promised maximum of the slowdown.
+    pub max_slowdown: Option<f64>,
+    /// Promised minimum of work per second of each thread.
+    pub min_rate: Option<f64>,
+    /// Slowdown or rate with its 95 % interval; `None` = not measured.
+    pub measured: Option<Estimate>,
+    /// Everything as a sentence, with the missing evidence, or the programs that would have to leave.
+    pub text: String,
+}
+
+/// The promises of a window; those of exited processes are left out.
+pub fn of_window(
+    reports: &[PromiseReport],
+    pid: impl Fn(TaskId) -> Option<i32>,
+    names: &BTreeMap<TaskId, String>,
+) -> Vec<PromiseStatus> {
+    let name = |task: TaskId| names.get(&task).cloned().unwrap_or_else(|| "?".to_string());
+    let status = |report: &PromiseReport| {
+        let (max_slowdown, min_rate) = match report.term {
+            PromiseTerm::MaxSlowdown(max) => (Some(max), None),
+            PromiseTerm::MinRate(min) => (None, Some(min)),
+        };
+        Some(PromiseStatus {
+            pid: pid(report.task)?,
+            name: name(report.task),
+            state: report.state,
+            max_slowdown,
+            min_rate,
+            measured: report.measured,
+            text: format!("{} is {}", name(report.task), report.describe(name)),
+        })
+    };
+    reports.iter().filter_map(status).collect()
+}

@@ -1,0 +1,192 @@
+//! Advice before anything runs: which services should not share a cache, and the settings that keep them apart.
+//!
+//! Every pair is solved on the interval machine: both on one cache, all threads busy as requested. A pair is bad if one of
+//! the two exceeds its limit, or, without a limit, a stated slowdown.
+
+use serde::Serialize;
+
+use crate::corun::{CoRunKey, CoRunMember, CoRunSolver, LOAD_LEVELS};
+use crate::spec::ServiceKind;
+
+/// Slowdown that a service without a limit should not exceed.
+pub const USUAL_LIMIT_PERCENT: f64 = 10.0;
+/// Services of one advice: pairs grow with the square.
+pub const MAX_ADVISED: usize = 200;
+
+/// A service, and how it is requested.
+#[derive(Clone, PartialEq, Debug)]
+pub struct AdvisedService {
+    /// Its requests, limit and profile.
+    pub kind: ServiceKind,
+    /// Its CPUs are whole and its requests equal its limits, so a static CPU manager gives it CPUs of its own.
+    pub has_whole_cpus: bool,
+}
+
+/// Two services on one cache.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct ServicePair {
+    /// The one that exceeds its limit, or loses more.
+    pub victim: String,
+    /// The other one.
+    pub aggressor: String,
+    /// Slowdown of the victim.
+    pub victim_slowdown_percent: f64,
+    /// Slowdown of the aggressor.
+    pub aggressor_slowdown_percent: f64,
+    /// Limit of the victim; [`USUAL_LIMIT_PERCENT`] if it has none.
+    pub limit_percent: f64,
+    /// They should not share a cache.
+    pub is_bad: bool,
+}
+
+/// Advice about one service.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct ServiceAdvice {
+    /// The service.
+    pub name: String,
+    /// `victim`, `aggressor`, `both` or `neutral`; `None` = without a profile.
+    pub role: Option<&'static str>,
+    /// Services that should not share its cache.
+    pub keep_apart: Vec<String>,
+    /// It may run on a cache of its own, because most of the others are bad company.
+    pub wants_own_cache: bool,
+    /// Settings, in words.
+    pub settings: Vec<String>,
+}
+
+/// Advice about a list of services.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct FleetAdvice {
+    /// Kind of the hosts.
+    pub machine: String,
+    /// Bad pairs first, by excess.
+    pub pairs: Vec<ServicePair>,
+    /// In the order given.
+    pub services: Vec<ServiceAdvice>,
+}
+
+fn member(kind: &ServiceKind, profile: u16, solver: &CoRunSolver) -> CoRunMember {
+    let threads = kind.threads.clamp(1, (solver.cpus_per_cache() / 2).max(1) as u16);
+    let load = libm::round(kind.busy_cpus / f64::from(kind.threads) * f64::from(LOAD_LEVELS));
+    CoRunMember { kind: profile, load: load.clamp(1.0, f64::from(LOAD_LEVELS)) as u8, threads, is_confined: false }
+}
+
+/// Slowdowns of two services on one cache, in their order, in percent.
+fn pair_slowdowns(solver: &CoRunSolver, one: CoRunMember, other: CoRunMember) -> (f64, f64) {
+    let is_swapped = other < one;
+    let members = if is_swapped { vec![other, one] } else { vec![one, other] };
+    let speeds = solver.speeds(&CoRunKey { members: members.clone(), ..CoRunKey::default() });
+    let percent = |index: usize| {
+        let alone = f64::from(solver.alone(members[index]));
+        ((f64::from(speeds[index].cycles_per_instr) / alone - 1.0) * 100.0).max(0.0)
+    };
+    if is_swapped { (percent(1), percent(0)) } else { (percent(0), percent(1)) }
+}
+
+/// Advice about services on hosts of one kind. The solver has the profiles of the services that have one, in their order.
+pub fn advise(solver: &CoRunSolver, services: &[AdvisedService]) -> FleetAdvice {
+    let mut next = 0;
+    let profiled: Vec<(usize, CoRunMember)> = (0..services.len())
+        .filter(|&index| services[index].kind.profile.is_some())
+        .map(|index| {
+            next += 1;
+            (index, member(&services[index].kind, next - 1, solver))
+        })
+        .collect();
+    let limit = |index: usize| services[index].kind.max_slowdown_percent.unwrap_or(USUAL_LIMIT_PERCENT);
+    let mut pairs: Vec<(f64, usize, usize, ServicePair)> = Vec::new();
+    for (place, &(one, first)) in profiled.iter().enumerate() {
+        for &(other, second) in &profiled[place + 1..] {
+            let (own, others) = pair_slowdowns(solver, first, second);
+            let (excess, other_excess) = (own - limit(one), others - limit(other));
+            let ((victim, lost), (aggressor, won)) =
+                if excess >= other_excess { ((one, own), (other, others)) } else { ((other, others), (one, own)) };
+            let pair = ServicePair {
+                victim: services[victim].kind.name.clone(),
+                aggressor: services[aggressor].kind.name.clone(),
+                victim_slowdown_percent: lost,
+                aggressor_slowdown_percent: won,
+                limit_percent: limit(victim),
+                is_bad: lost > limit(victim),
+            };
+            pairs.push((excess.max(other_excess), victim, aggressor, pair));
+        }
+    }
+    pairs.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2))));
+    let advice = |(index, service): (usize, &AdvisedService)| {
+        let bad = || pairs.iter().filter(|pair| pair.3.is_bad);
+        let (suffers, harms) = (bad().any(|pair| pair.1 == index), bad().any(|pair| pair.2 == index));
+        let company = bad().filter(|pair| pair.1 == index || pair.2 == index);
+        let keep_apart: Vec<String> =
+            company.map(|pair| services[if pair.1 == index { pair.2 } else { pair.1 }].kind.name.clone()).collect();
+        let wants_own_cache = suffers && 2 * keep_apart.len() > profiled.len().saturating_sub(1);
+        let role = service.kind.profile.as_ref().map(|_| match (suffers, harms) {
+            (true, true) => "both",
+            (true, false) => "victim",
+            (false, true) => "aggressor",
+            (false, false) => "neutral",
+        });
+        ServiceAdvice {
+            name: service.kind.name.clone(),
+            role,
+            wants_own_cache,
+            settings: settings(service, suffers, harms, wants_own_cache),
+            keep_apart,
+        }
+    };
+    let advices = services.iter().enumerate().map(advice).collect();
+    let pairs = pairs.into_iter().map(|(.., pair)| pair).collect();
+    FleetAdvice { machine: solver.host().name.clone(), pairs, services: advices }
+}
+
+fn settings(service: &AdvisedService, suffers: bool, harms: bool, wants_own_cache: bool) -> Vec<String> {
+    let mut settings = Vec::new();
+    if service.kind.profile.is_none() {
+        settings.push("measure it first: without a profile there is no forecast".to_string());
+        return settings;
+    }
+    if suffers {
+        let limit = service.kind.max_slowdown_percent.unwrap_or(USUAL_LIMIT_PERCENT);
+        settings.push(format!("annotations: cachemate.io/class: victim, cachemate.io/max-slowdown: \"{limit}%\""));
+        settings.push(match service.has_whole_cpus {
+            true => "kubelet: cpuManagerPolicy static with prefer-align-cpus-by-uncorecache".to_string(),
+            false => {
+                "whole CPUs with requests equal to limits, so that the kubelet can align them to one cache".to_string()
+            }
+        });
+    }
+    if harms {
+        settings.push("annotation: cachemate.io/class: aggressor (a small part of the cache by RDT)".to_string());
+    }
+    if wants_own_cache {
+        settings.push("a cache of its own: request all CPUs of one".to_string());
+    } else if suffers {
+        settings.push("podAntiAffinity on kubernetes.io/hostname against the services to keep apart".to_string());
+    }
+    settings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Is a service without a profile told to be measured, and never called neutral?
+    #[test]
+    fn services_without_a_profile_have_no_role() {
+        let kind = ServiceKind {
+            name: "unknown".to_string(),
+            cpus: 1.0,
+            memory_bytes: 0.0,
+            threads: 1,
+            busy_cpus: 1.0,
+            daily_swing: 0.0,
+            peak_hour: 0.0,
+            max_slowdown_percent: None,
+            lifetime_hours: None,
+            weight: 1.0,
+            profile: None,
+        };
+        let unknown = AdvisedService { kind, has_whole_cpus: true };
+        assert!(settings(&unknown, false, false, false)[0].contains("measure"));
+    }
+}

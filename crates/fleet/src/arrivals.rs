@@ -1,0 +1,148 @@
+//! Services that arrive and leave: drawn by a seed, the same for every policy.
+
+use cachemate_core::SplitMix64;
+
+use crate::profile::{ReferenceMix, WorkingSet};
+use crate::spec::{DrawSpec, ServiceKind};
+
+/// One service with its life.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct ServiceLife {
+    /// Index of its kind.
+    pub kind: u16,
+    /// Hours since the start of the run.
+    pub arrives: f64,
+    /// Infinite for a service that stays.
+    pub departs: f64,
+}
+
+/// Small working set of every drawn kind.
+const SMALL_SET_BYTES: f64 = 262_144.0;
+
+/// Draws kinds of services.
+pub fn draw_kinds(draw: &DrawSpec, seed: u64) -> Vec<ServiceKind> {
+    let mut random = SplitMix64::new(SplitMix64::scatter(seed ^ 0x6b69_6e64));
+    (0..draw.kinds).map(|number| draw_kind(draw, number, &mut random)).collect()
+}
+
+fn draw_kind(draw: &DrawSpec, number: u16, random: &mut SplitMix64) -> ServiceKind {
+    let mut even = |(low, high): (f64, f64)| low + (high - low) * random.unit();
+    let cpus = libm::floor(even((draw.cpus.0, draw.cpus.1 + 1.0 - 1e-9)));
+    let memory_bytes = cpus * even(draw.memory_bytes_per_cpu);
+    let busy_cpus = cpus * even(draw.load);
+    let (daily_swing, peak_hour) = (even(draw.daily_swing), even((0.0, 24.0)));
+    let mut log = |(low, high): (f64, f64)| libm::exp(even((libm::log(low), libm::log(high))));
+    let lifetime = log(draw.lifetime_hours);
+    let references_per_kilo_instr = log(draw.references_per_kilo_instr);
+    let set_bytes = log(draw.working_set_bytes);
+    let set_share = even(draw.working_set_share);
+    let stream = even(draw.stream_share) * f64::from(u8::from(even((0.0, 1.0)) < draw.streaming_kinds));
+    let limit = even(draw.max_slowdown_percent);
+    let is_limited = even((0.0, 1.0)) < draw.limited_kinds;
+    let references = ReferenceMix {
+        base_cycles_per_instr: even(draw.base_cycles_per_instr),
+        stall_cycles_per_miss: even(draw.stall_cycles_per_miss),
+        references_per_kilo_instr,
+        working_sets: vec![
+            WorkingSet { bytes: SMALL_SET_BYTES, share: (1.0 - stream) * (1.0 - set_share) },
+            WorkingSet { bytes: set_bytes, share: (1.0 - stream) * set_share },
+        ],
+        write_share: 0.3,
+    };
+    ServiceKind {
+        name: format!("service-{number:02}"),
+        cpus,
+        memory_bytes,
+        threads: cpus as u16,
+        busy_cpus,
+        daily_swing,
+        peak_hour,
+        max_slowdown_percent: is_limited.then_some(limit),
+        lifetime_hours: Some(lifetime),
+        weight: 1.0,
+        profile: Some(references.profile()),
+    }
+}
+
+/// Services of one cell, by arrival: those that run at the start, then arrivals at random times (Poisson) that replace the
+/// leaving ones in the mean.
+pub fn draw_lives(kinds: &[ServiceKind], running: f64, hours: f64, seed: u64, cell: u32) -> Vec<ServiceLife> {
+    let mut random = SplitMix64::new(SplitMix64::scatter(seed) ^ SplitMix64::scatter(u64::from(cell) + 1));
+    let weights: Vec<f64> = kinds.iter().map(|kind| kind.weight).collect();
+    let all: f64 = weights.iter().sum();
+    let ends = |start: f64, kind: u16, random: &mut SplitMix64| match kinds[usize::from(kind)].lifetime_hours {
+        None => f64::INFINITY,
+        Some(mean) => start + exponential(mean, random),
+    };
+    let mut lives = Vec::new();
+    for _ in 0..libm::round(running) as u64 {
+        let kind = pick(&weights, &mut random);
+        // An exponential life has no memory, so the rest of a running one is as long as a new one.
+        lives.push(ServiceLife { kind, arrives: 0.0, departs: ends(0.0, kind, &mut random) });
+    }
+    let rates: Vec<f64> =
+        kinds.iter().map(|kind| kind.lifetime_hours.map_or(0.0, |mean| running * kind.weight / all / mean)).collect();
+    let rate: f64 = rates.iter().sum();
+    let mut now = 0.0;
+    while rate > 0.0 {
+        now += exponential(1.0 / rate, &mut random);
+        if now >= hours {
+            break;
+        }
+        let kind = pick(&rates, &mut random);
+        lives.push(ServiceLife { kind, arrives: now, departs: ends(now, kind, &mut random) });
+    }
+    lives
+}
+
+fn exponential(mean: f64, random: &mut SplitMix64) -> f64 {
+    -mean * libm::log(1.0 - random.unit())
+}
+
+fn pick(weights: &[f64], random: &mut SplitMix64) -> u16 {
+    let mut left = random.unit() * weights.iter().sum::<f64>();
+    for (index, weight) in weights.iter().enumerate() {
+        left -= weight;
+        if left < 0.0 {
+            return index as u16;
+        }
+    }
+    weights.iter().rposition(|weight| *weight > 0.0).unwrap_or(0) as u16
+}
+
+impl ServiceKind {
+    /// Load of each thread at an hour, in units of one eighth of a CPU; at least one.
+    pub fn load_level(&self, hour: f64) -> u8 {
+        let phase = core::f64::consts::TAU * (hour - self.peak_hour) / 24.0;
+        let busy = self.busy_cpus * (1.0 + self.daily_swing * libm::cos(phase)) / f64::from(self.threads);
+        libm::round(busy * f64::from(crate::corun::LOAD_LEVELS)).clamp(1.0, f64::from(crate::corun::LOAD_LEVELS)) as u8
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Does a seed determine kinds and lives, and does another one give others?
+    #[test]
+    fn a_seed_determines_kinds_and_lives() {
+        let draw = DrawSpec::default();
+        let kinds = draw_kinds(&draw, 7);
+        assert_eq!(kinds, draw_kinds(&draw, 7));
+        assert_ne!(kinds, draw_kinds(&draw, 8));
+        let lives = draw_lives(&kinds, 400.0, 24.0, 7, 0);
+        assert_eq!(lives, draw_lives(&kinds, 400.0, 24.0, 7, 0));
+        assert_ne!(lives, draw_lives(&kinds, 400.0, 24.0, 7, 1), "cells differ");
+        assert!(kinds.iter().all(|kind| kind.profile.as_ref().unwrap().check().is_ok()));
+    }
+
+    /// Do as many services run at the end as at the start, in the mean?
+    #[test]
+    fn arrivals_replace_departures() {
+        let kinds = draw_kinds(&DrawSpec::default(), 3);
+        let lives = draw_lives(&kinds, 4000.0, 24.0, 3, 0);
+        let running = lives.iter().filter(|life| life.departs > 24.0).count() as f64;
+        assert!((running / 4000.0 - 1.0).abs() < 0.05, "{running}");
+        assert!(lives.is_sorted_by(|a, b| a.arrives <= b.arrives));
+    }
+}

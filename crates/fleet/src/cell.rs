@@ -1,0 +1,243 @@
+//! One cell: the hosts of one scheduler, its services, and their lives.
+
+use std::collections::{BTreeMap, BinaryHeap};
+
+use crate::arrivals::ServiceLife;
+use crate::host::{FleetHost, HostModel, PartSlowdown};
+use crate::outcome::CellOutcome;
+use crate::placement::{HostCapacity, PlacementPolicy, choose_host};
+use crate::scorer::ServiceDemand;
+use crate::spec::{MoveSpec, PowerSpec};
+
+/// Everything about a cell except its services.
+pub struct CellSetup<'a> {
+    /// Constants of its hosts.
+    pub model: HostModel<'a>,
+    /// Policy of the scheduler.
+    pub policy: PlacementPolicy,
+    /// Capacity of one host.
+    pub capacity: HostCapacity,
+    /// Number of hosts.
+    pub hosts: u32,
+    /// Nominal length.
+    pub hours: f64,
+    /// Time between samples.
+    pub step_hours: f64,
+    /// The rescheduler.
+    pub moves: MoveSpec,
+    /// Power of one host.
+    pub power: PowerSpec,
+}
+
+/// A service of the cell.
+#[derive(Clone, Copy, Debug)]
+struct FleetService {
+    kind: u16,
+    /// `None` = it waits for room, or has left.
+    host: Option<u32>,
+    is_live: bool,
+    /// Time that a move has cost since the last sample.
+    lost_seconds: f64,
+}
+
+/// Order of departures: earliest first, then by number.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Departure {
+    hours: f64,
+    service: u32,
+}
+
+impl Eq for Departure {}
+
+impl Ord for Departure {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        other.hours.total_cmp(&self.hours).then(other.service.cmp(&self.service))
+    }
+}
+
+impl PartialOrd for Departure {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+struct FleetCell<'a> {
+    setup: &'a CellSetup<'a>,
+    hosts: Vec<FleetHost>,
+    /// By host: services of each kind.
+    kinds: Vec<BTreeMap<u16, u32>>,
+    services: Vec<FleetService>,
+    waiting: Vec<u32>,
+    outcome: CellOutcome,
+}
+
+/// Runs a cell. `None` = `stop` became true.
+pub fn run(setup: &CellSetup<'_>, lives: &[ServiceLife], stop: &dyn Fn() -> bool) -> Option<CellOutcome> {
+    let mut cell = FleetCell {
+        setup,
+        hosts: vec![FleetHost::new(&setup.model); setup.hosts as usize],
+        kinds: vec![BTreeMap::new(); setup.hosts as usize],
+        services: Vec::with_capacity(lives.len()),
+        waiting: Vec::new(),
+        outcome: CellOutcome::default(),
+    };
+    let mut departures = BinaryHeap::new();
+    let mut next = 0;
+    let steps = libm::ceil(setup.hours / setup.step_hours - 1e-9) as u32;
+    for step in 0..steps {
+        if stop() {
+            return None;
+        }
+        // Speeds are sampled in the middle of a step, with the services that are there at its start.
+        let start = f64::from(step) * setup.step_hours;
+        let hour = start + 0.5 * setup.step_hours;
+        while next < lives.len() && lives[next].arrives <= start {
+            let life = &lives[next];
+            cell.depart_until(&mut departures, life.arrives);
+            let service = cell.services.len() as u32;
+            cell.services.push(FleetService { kind: life.kind, host: None, is_live: true, lost_seconds: 0.0 });
+            departures.push(Departure { hours: life.departs, service });
+            cell.outcome.services += 1;
+            if !cell.place(service, hour, None) {
+                cell.waiting.push(service);
+            }
+            next += 1;
+        }
+        cell.depart_until(&mut departures, start);
+        cell.place_waiting(hour);
+        cell.sample(hour);
+    }
+    Some(cell.outcome)
+}
+
+impl FleetCell<'_> {
+    fn depart_until(&mut self, departures: &mut BinaryHeap<Departure>, hours: f64) {
+        while departures.peek().is_some_and(|departure| departure.hours <= hours) {
+            let Some(departure) = departures.pop() else { break };
+            let service = &mut self.services[departure.service as usize];
+            service.is_live = false;
+            self.take_off(departure.service);
+        }
+    }
+
+    fn take_off(&mut self, number: u32) {
+        let service = &mut self.services[number as usize];
+        let Some(host) = service.host.take() else { return };
+        let kind = service.kind;
+        self.hosts[host as usize].remove(&self.setup.model, number, kind);
+        if let Some(count) = self.kinds[host as usize].get_mut(&kind) {
+            *count = count.saturating_sub(1);
+        }
+    }
+
+    fn choose(&self, kind: u16, load: u8, except: Option<usize>) -> Option<usize> {
+        let spec = &self.setup.model.kinds[usize::from(kind)];
+        let busy_cpus = f64::from(spec.threads) * f64::from(load) / f64::from(crate::corun::LOAD_LEVELS);
+        let service = ServiceDemand {
+            profile: spec.profile.as_ref(),
+            busy_cpus,
+            max_slowdown_percent: spec.max_slowdown_percent,
+        };
+        let same_kind = |host: usize| self.kinds[host].get(&kind).copied().unwrap_or(0);
+        choose_host(self.setup.policy, &self.hosts, &self.setup.capacity, spec, &service, &same_kind, except)
+    }
+
+    fn place(&mut self, number: u32, hour: f64, except: Option<usize>) -> bool {
+        let kind = self.services[number as usize].kind;
+        let load = self.setup.model.kinds[usize::from(kind)].load_level(hour);
+        let Some(host) = self.choose(kind, load, except) else { return false };
+        self.hosts[host].place(&self.setup.model, number, kind, load);
+        *self.kinds[host].entry(kind).or_insert(0) += 1;
+        self.services[number as usize].host = Some(host as u32);
+        true
+    }
+
+    fn place_waiting(&mut self, hour: f64) {
+        let waiting = std::mem::take(&mut self.waiting);
+        for service in waiting {
+            if self.services[service as usize].is_live && !self.place(service, hour, None) {
+                self.waiting.push(service);
+            }
+        }
+    }
+
+    /// Measures all speeds of a step, and moves the services that exceed their limits most.
+    fn sample(&mut self, hour: f64) {
+        let setup = self.setup;
+        let model = &setup.model;
+        let step_seconds = setup.step_hours * 3600.0;
+        let mut worst: Vec<(f64, u32)> = Vec::new();
+        let mut sums: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
+        for host in 0..self.hosts.len() {
+            self.hosts[host].set_hour(model, hour);
+            let slowdowns = self.hosts[host].evaluate(model);
+            let slowdowns = self.hosts[host].tune(model, slowdowns, &mut self.outcome.node_moves);
+            sums.clear();
+            for PartSlowdown { service, threads, ratio } in slowdowns.into_iter().flatten() {
+                let sum = sums.entry(service).or_default();
+                sum.0 += ratio * f64::from(threads);
+                sum.1 += f64::from(threads);
+            }
+            for (&number, &(ratios, threads)) in &sums {
+                let service = &mut self.services[number as usize];
+                let lost_percent = std::mem::take(&mut service.lost_seconds) / step_seconds * 100.0;
+                let percent = (ratios / threads - 1.0) * 100.0 + lost_percent;
+                let kind = &model.kinds[usize::from(service.kind)];
+                self.outcome.slowdowns.add(percent);
+                if let Some(limit) = kind.max_slowdown_percent {
+                    self.outcome.limited_samples += 1;
+                    self.outcome.kept_samples += u64::from(percent <= limit + 1e-9);
+                    if percent > limit {
+                        worst.push((percent - limit, number));
+                    }
+                }
+            }
+            self.add_energy(host);
+        }
+        // A service that waits for room keeps no limit.
+        let limited = |service: &&u32| {
+            model.kinds[usize::from(self.services[**service as usize].kind)].max_slowdown_percent.is_some()
+        };
+        self.outcome.limited_samples += self.waiting.iter().filter(limited).count() as u64;
+        self.outcome.waiting_samples += self.waiting.len() as u64;
+        if setup.policy.moves_services() {
+            self.reschedule(worst, hour);
+        }
+    }
+
+    fn add_energy(&mut self, host: usize) {
+        let (power, host) = (&self.setup.power, &self.hosts[host]);
+        let watts = match host.services {
+            0 => power.sleep_watts,
+            _ => {
+                let busy = (host.busy_cpus() / self.setup.capacity.cpus).min(1.0);
+                let traffic = host.memory_bytes_per_second / 1e9;
+                self.outcome.host_hours += self.setup.step_hours;
+                power.idle_watts
+                    + busy * (power.busy_watts - power.idle_watts)
+                    + traffic * power.watts_per_gb_per_second
+            }
+        };
+        self.outcome.energy_kwh += watts * self.setup.step_hours / 1000.0;
+    }
+
+    fn reschedule(&mut self, mut worst: Vec<(f64, u32)>, hour: f64) {
+        worst.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        let most = u64::from(self.setup.moves.max_per_step) * u64::from(self.setup.hosts);
+        for (_, number) in worst.into_iter().take(most.div_ceil(100) as usize) {
+            let service = self.services[number as usize];
+            let Some(home) = service.host else { continue };
+            let load = self.setup.model.kinds[usize::from(service.kind)].load_level(hour);
+            if self.choose(service.kind, load, Some(home as usize)).is_none() {
+                continue;
+            }
+            self.take_off(number);
+            if self.place(number, hour, Some(home as usize)) {
+                self.outcome.moves += 1;
+                self.services[number as usize].lost_seconds += self.setup.moves.seconds;
+            } else {
+                self.waiting.push(number);
+            }
+        }
+    }
+}

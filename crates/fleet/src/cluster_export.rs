@@ -1,0 +1,219 @@
+//! A cluster's pods as services: the JSON of `kubectl get pods -A -o json`.
+//!
+//! Requests, labels and annotations are read; everything else is skipped. A pod names its profile by the annotation
+//! `cachemate.io/profile`, which is the name of a `[[services]]` entry, and its limit by `cachemate.io/max-slowdown`.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use crate::profile::FleetFieldError;
+use crate::spec::{MAX_CPUS, MAX_KINDS, ServiceKind};
+
+/// Pods of one export.
+const MAX_PODS: usize = 1_000_000;
+/// Busy share of the requested CPUs for a pod whose service states no load.
+const ASSUMED_LOAD: f64 = 0.5;
+
+/// A list of pods.
+#[derive(Deserialize)]
+pub struct PodList {
+    items: Vec<ExportedPod>,
+}
+
+/// The parts of a pod that placement needs.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct ExportedPod {
+    /// Name, labels and annotations.
+    pub metadata: PodMetadata,
+    /// Containers.
+    pub spec: PodSpec,
+}
+
+/// Names of a pod.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct PodMetadata {
+    /// Name of the pod.
+    pub name: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Unique in time.
+    pub uid: String,
+    /// Labels.
+    pub labels: BTreeMap<String, String>,
+    /// Annotations.
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// Containers of a pod.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct PodSpec {
+    /// Its containers.
+    pub containers: Vec<PodContainer>,
+}
+
+/// One container.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct PodContainer {
+    /// Its image.
+    pub image: String,
+    /// Requests.
+    pub resources: PodResources,
+}
+
+/// Resources of a container.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct PodResources {
+    /// By name, as quantities.
+    pub requests: BTreeMap<String, String>,
+}
+
+/// Value of the annotation, or of the label of the same name.
+pub fn pod_mark<'a>(metadata: &'a PodMetadata, name: &str) -> Option<&'a str> {
+    metadata.annotations.get(name).or_else(|| metadata.labels.get(name)).map(String::as_str)
+}
+
+/// A Kubernetes quantity: `500m`, `2`, `1.5Gi`. `None` = not a quantity.
+pub fn quantity(text: &str) -> Option<f64> {
+    let digits = text.find(|letter: char| !(letter.is_ascii_digit() || letter == '.')).unwrap_or(text.len());
+    let number: f64 = text[..digits].parse().ok()?;
+    let scale = match &text[digits..] {
+        "" => 1.0,
+        "m" => 1e-3,
+        "k" => 1e3,
+        "M" => 1e6,
+        "G" => 1e9,
+        "T" => 1e12,
+        "Ki" => 1024.0,
+        "Mi" => 1024.0 * 1024.0,
+        "Gi" => 1024.0 * 1024.0 * 1024.0,
+        "Ti" => 1024.0 * 1024.0 * 1024.0 * 1024.0,
+        _ => return None,
+    };
+    Some(number * scale).filter(|value| value.is_finite())
+}
+
+/// Sum of a request over the containers.
+///
+/// # Errors
+/// A quantity that is none.
+pub fn requested(pod: &ExportedPod, resource: &str) -> Result<f64, FleetFieldError> {
+    let mut sum = 0.0;
+    for (index, container) in pod.spec.containers.iter().enumerate() {
+        if let Some(text) = container.resources.requests.get(resource) {
+            let field = || format!("spec.containers[{index}].resources.requests.{resource}");
+            sum +=
+                quantity(text).ok_or_else(|| FleetFieldError::new(field(), text, "a quantity such as 500m or 2Gi"))?;
+        }
+    }
+    Ok(sum)
+}
+
+/// Kinds of services of a cluster, and the kind of each pod in order.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ClusterServices {
+    /// Pods that agree in requests, profile and limit are one kind.
+    pub kinds: Vec<ServiceKind>,
+    /// By pod.
+    pub pods: Vec<u16>,
+    /// Pods without a profile.
+    pub unprofiled: usize,
+}
+
+/// Services of an export, with profiles by name from `known`.
+///
+/// # Errors
+/// A quantity, limit or profile name that cannot be used, by its pod.
+pub fn cluster_services(list: &PodList, known: &[ServiceKind]) -> Result<ClusterServices, FleetFieldError> {
+    if list.items.is_empty() || list.items.len() > MAX_PODS {
+        return Err(FleetFieldError::new("items", format!("{} pods", list.items.len()), "1 to 1 000 000 pods"));
+    }
+    let mut cluster = ClusterServices { kinds: Vec::new(), pods: Vec::new(), unprofiled: 0 };
+    let mut numbers: BTreeMap<String, u16> = BTreeMap::new();
+    for (index, pod) in list.items.iter().enumerate() {
+        let kind = pod_kind(pod, known).map_err(|error| error.below(&format!("items[{index}]")))?;
+        cluster.unprofiled += usize::from(kind.profile.is_none());
+        let identity = format!("{} {} {} {:?}", kind.name, kind.cpus, kind.memory_bytes, kind.max_slowdown_percent);
+        let next = cluster.kinds.len();
+        if next >= MAX_KINDS {
+            return Err(FleetFieldError::new(format!("items[{index}]"), "more kinds", "at most 10 000 kinds of pods"));
+        }
+        let number = *numbers.entry(identity).or_insert(next as u16);
+        if usize::from(number) == next {
+            cluster.kinds.push(kind);
+        }
+        cluster.pods.push(number);
+    }
+    Ok(cluster)
+}
+
+fn pod_kind(pod: &ExportedPod, known: &[ServiceKind]) -> Result<ServiceKind, FleetFieldError> {
+    let limit = match pod_mark(&pod.metadata, "cachemate.io/max-slowdown") {
+        None => None,
+        Some(text) => Some(limit_percent(text)?),
+    };
+    let base = match pod_mark(&pod.metadata, "cachemate.io/profile") {
+        None => None,
+        Some(name) => {
+            let field = "metadata.annotations.cachemate.io/profile";
+            let one = known.iter().find(|kind| kind.name == name);
+            Some(one.ok_or_else(|| FleetFieldError::new(field, name, "the name of a [[services]] entry"))?)
+        }
+    };
+    let cpus = requested(pod, "cpu")?.clamp(0.01, MAX_CPUS);
+    let memory_bytes = requested(pod, "memory")?;
+    let load = base.map_or(ASSUMED_LOAD, |base| base.busy_cpus / base.cpus);
+    let name = base.map_or_else(|| format!("{}/{}", pod.metadata.namespace, owner(pod)), |base| base.name.clone());
+    Ok(ServiceKind {
+        name,
+        cpus,
+        memory_bytes,
+        threads: libm::ceil(cpus) as u16,
+        busy_cpus: load * cpus,
+        daily_swing: base.map_or(0.0, |base| base.daily_swing),
+        peak_hour: base.map_or(0.0, |base| base.peak_hour),
+        max_slowdown_percent: limit.or(base.and_then(|base| base.max_slowdown_percent)),
+        lifetime_hours: None,
+        weight: 1.0,
+        profile: base.and_then(|base| base.profile.clone()),
+    })
+}
+
+/// A limit as operators write it: `10` or `10%`.
+///
+/// # Errors
+/// The text is no share from 0 to 10 000 percent.
+pub fn limit_percent(text: &str) -> Result<f64, FleetFieldError> {
+    let number = text.trim().trim_end_matches('%').trim().parse::<f64>().ok();
+    number.filter(|percent| (0.0..=10_000.0).contains(percent)).ok_or_else(|| {
+        FleetFieldError::new("cachemate.io/max-slowdown", format!("'{text}'"), "a number of percent such as 10")
+    })
+}
+
+fn owner(pod: &ExportedPod) -> &str {
+    let app = ["app.kubernetes.io/name", "app"].iter().find_map(|label| pod.metadata.labels.get(*label));
+    app.map_or(pod.metadata.name.as_str(), String::as_str)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Are quantities read as Kubernetes writes them, and others refused?
+    #[test]
+    fn quantities_are_those_of_kubernetes() {
+        for (text, value) in [("500m", 0.5), ("2", 2.0), ("1.5", 1.5), ("1Gi", 1_073_741_824.0), ("3M", 3e6)] {
+            assert_eq!(quantity(text), Some(value), "{text}");
+        }
+        for text in ["", "m", "-1", "1Q", "1e400", "Gi", "1 Gi"] {
+            assert_eq!(quantity(text), None, "{text}");
+        }
+        assert_eq!(limit_percent("10%").unwrap(), 10.0);
+        assert!(limit_percent("ten").is_err() && limit_percent("-1").is_err() && limit_percent("NaN").is_err());
+    }
+}

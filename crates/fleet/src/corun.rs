@@ -1,0 +1,291 @@
+//! Steady speeds of services that share a cache, from the interval machine, once for each combination.
+//!
+//! Problem: a fleet has tens of thousands of caches that change every hour. Method: a cache with the multiset of its
+//! services, quantized loads, its partition, and the traffic of the other caches on its memory (in sixteenths of the
+//! bandwidth) is one key. Its solution is a pure function of the key: a machine of that one cache runs until it is
+//! steady. A second cache of that machine holds a stream that stands for the others' traffic. Solutions are stored in
+//! shards of bounded size, and a full shard is emptied. Properties: the store saves time and changes no bit.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cachemate_core::{MachineSpec, SplitMix64};
+use cachemate_interval::engine::{FILLS, IntervalEngine, WRITEBACKS};
+use cachemate_interval::{Demand, PhasedProgram, closed_form};
+
+use crate::profile::WorkloadProfile;
+
+/// Loads are multiples of one eighth of a CPU by thread.
+pub const LOAD_LEVELS: u8 = 8;
+/// Steps of the other caches' traffic: sixteenths of a memory node's bandwidth.
+pub const TRAFFIC_LEVELS: u8 = 16;
+/// Nominal seconds until a cache is steady, and in which speeds are measured.
+const SETTLING_SECONDS: f64 = 20.0;
+const MEASURED_SECONDS: f64 = 5.0;
+const SHARDS: usize = 64;
+/// Solutions of one shard before it is emptied: about 1 GiB for all shards at ten services each.
+const MAX_SHARD_ENTRIES: usize = 40_000;
+
+/// One service on a cache.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct CoRunMember {
+    /// Index of its kind.
+    pub kind: u16,
+    /// Load of each thread, in units of 1 / [`LOAD_LEVELS`] CPU; 1 or more.
+    pub load: u8,
+    /// Its threads on this cache.
+    pub threads: u16,
+    /// It is confined to the small part of a partitioned cache.
+    pub is_confined: bool,
+}
+
+/// A cache with its services and its surroundings.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub struct CoRunKey {
+    /// Traffic of other caches on the same memory, in steps of 1 / [`TRAFFIC_LEVELS`].
+    pub traffic: u8,
+    /// Ways of the small part; 0 = not partitioned.
+    pub confined_ways: u8,
+    /// In ascending order.
+    pub members: Vec<CoRunMember>,
+}
+
+/// Speed of one service.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct MemberSpeed {
+    /// Cycles that an instruction takes on a CPU. Waits for a CPU do not count: requests bound them, and not caches.
+    pub cycles_per_instr: f32,
+    /// Traffic with memory, both ways, of all its threads.
+    pub bytes_per_cycle: f32,
+}
+
+/// Speeds in the order of [`CoRunKey::members`].
+pub type CoRunSpeeds = Arc<[MemberSpeed]>;
+
+/// The machine has no data cache, or more than one memory node's worth of sharing cannot be told apart.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+#[error("machine '{machine}': found {found}, expected {expected}")]
+pub struct UnsuitableMachine {
+    machine: String,
+    found: String,
+    expected: &'static str,
+}
+
+type SpeedShard = Mutex<BTreeMap<CoRunKey, CoRunSpeeds>>;
+
+/// Solves caches of one kind of host for one set of services.
+pub struct CoRunSolver {
+    host: MachineSpec,
+    /// One cache of the host, and a second one if several share a memory node.
+    machine: MachineSpec,
+    profiles: Vec<WorkloadProfile>,
+    line_bytes: f64,
+    ways: u32,
+    shards: Vec<SpeedShard>,
+}
+
+impl CoRunSolver {
+    /// A solver for a checked machine and checked profiles.
+    ///
+    /// # Errors
+    /// The machine has no data cache, or its caches do not divide its memory nodes evenly.
+    pub fn new(host: &MachineSpec, profiles: Vec<WorkloadProfile>) -> Result<Self, UnsuitableMachine> {
+        let refuse = |found: String, expected| UnsuitableMachine { machine: host.name.clone(), found, expected };
+        let last = host.last_level().ok_or_else(|| refuse("no data cache".to_string(), "a shared data cache"))?;
+        let caches = host.instances(last);
+        let per_node = caches / host.memory.nodes;
+        if per_node == 0 || !caches.is_multiple_of(host.memory.nodes) {
+            let found = format!("{caches} caches on {} memory nodes", host.memory.nodes);
+            return Err(refuse(found, "a multiple of its memory nodes"));
+        }
+        let mut machine = host.clone();
+        machine.packages = 1;
+        machine.cores_per_package = last.shared_by_cores * per_node.min(2);
+        machine.memory.nodes = 1;
+        let (line_bytes, ways) = (f64::from(last.line_bytes), last.ways);
+        let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
+        Ok(CoRunSolver { host: host.clone(), machine, profiles, line_bytes, ways, shards })
+    }
+
+    /// Kind of the hosts.
+    pub fn host(&self) -> &MachineSpec {
+        &self.host
+    }
+
+    /// Profiles of the services, by kind.
+    pub fn profiles(&self) -> &[WorkloadProfile] {
+        &self.profiles
+    }
+
+    /// Contended caches of a host.
+    pub fn caches(&self) -> usize {
+        self.host.last_level().map_or(0, |last| self.host.instances(last) as usize)
+    }
+
+    /// Caches that share one memory node.
+    pub fn caches_per_node(&self) -> usize {
+        self.caches() / self.host.memory.nodes as usize
+    }
+
+    /// CPUs that share one cache.
+    pub fn cpus_per_cache(&self) -> u32 {
+        self.host.last_level().map_or(0, |last| last.shared_by_cores * self.host.contexts_per_core)
+    }
+
+    /// Bytes of one cache.
+    pub fn cache_bytes(&self) -> f64 {
+        self.host.last_level().map_or(0.0, |last| last.size_bytes as f64)
+    }
+
+    /// Bandwidth that the caches of one memory node share, in bytes a cycle.
+    pub fn node_bytes_per_cycle(&self) -> f64 {
+        self.host.memory.bytes_per_cycle
+    }
+
+    /// Ways of one cache.
+    pub fn ways(&self) -> u32 {
+        self.ways
+    }
+
+    /// Can the cache be partitioned by ways?
+    pub fn can_partition(&self) -> bool {
+        self.host.last_level().is_some_and(|last| last.way_partitions.is_some())
+    }
+
+    /// Speeds of a cache's services, from the store if they are known.
+    pub fn speeds(&self, key: &CoRunKey) -> CoRunSpeeds {
+        if key.members.is_empty() {
+            return Arc::new([]);
+        }
+        let shard = &self.shards[shard_of(key)];
+        if let Some(known) = shard.lock().unwrap_or_else(PoisonError::into_inner).get(key) {
+            return Arc::clone(known);
+        }
+        let speeds: CoRunSpeeds = self.solve(key).into();
+        let mut entries = shard.lock().unwrap_or_else(PoisonError::into_inner);
+        if entries.len() >= MAX_SHARD_ENTRIES {
+            entries.clear();
+        }
+        entries.insert(key.clone(), Arc::clone(&speeds));
+        speeds
+    }
+
+    /// Cycles per instruction of a service that has an idle host for itself.
+    pub fn alone(&self, member: CoRunMember) -> f32 {
+        let member = CoRunMember { is_confined: false, ..member };
+        let key = CoRunKey { members: vec![member], ..CoRunKey::default() };
+        self.speeds(&key)[0].cycles_per_instr
+    }
+
+    /// Solutions in the store.
+    pub fn stored(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner).len()).sum()
+    }
+
+    fn solve(&self, key: &CoRunKey) -> Vec<MemberSpeed> {
+        let mut engine = IntervalEngine::new(&self.machine, false).expect("checked: it has a data cache");
+        let mut slots: Vec<(usize, u32)> = Vec::new();
+        let mut confined = Vec::new();
+        let mut cpus = CpuLoads::new(self.cpus_per_cache(), self.host.contexts_per_core);
+        // The heaviest threads choose their CPUs first, so that loads are nearly even.
+        let mut order: Vec<usize> = (0..key.members.len()).collect();
+        order.sort_by_key(|&index| std::cmp::Reverse(key.members[index].load));
+        for index in order {
+            let member = &key.members[index];
+            let program = engine.add_program(self.thread_program(member));
+            for _ in 0..member.threads {
+                let slot = engine.start(program, std::iter::once(cpus.choose(member.load)).collect());
+                slots.push((index, slot));
+                if member.is_confined {
+                    confined.push((slot, 1));
+                }
+            }
+        }
+        if key.traffic > 0 && self.caches_per_node() > 1 {
+            let program = engine.add_program(self.other_traffic(key.traffic));
+            engine.start(program, (self.cpus_per_cache()..self.cpus_per_cache() + 1).collect());
+        }
+        if key.confined_ways > 0 {
+            let small = engine.capacity_lines() * f32::from(key.confined_ways) / self.ways as f32;
+            let large = engine.capacity_lines() - small;
+            engine.divide(0, &[(large, 0), (small, 1)], &[large, small], confined);
+        }
+        let second = engine.hertz;
+        engine.run(SETTLING_SECONDS * second);
+        let start: Vec<_> = slots.iter().map(|&(_, slot)| *engine.done(slot)).collect();
+        engine.run((SETTLING_SECONDS + MEASURED_SECONDS) * second);
+        let mut sums = vec![(0.0, 0.0, 0.0); key.members.len()];
+        for (&(member, slot), before) in slots.iter().zip(&start) {
+            let now = engine.done(slot);
+            let lines = |index: usize| now.counts[index] - before.counts[index];
+            let sum = &mut sums[member];
+            sum.0 += now.cycles - before.cycles;
+            sum.1 += now.instructions - before.instructions;
+            sum.2 += lines(FILLS) + lines(WRITEBACKS);
+        }
+        let elapsed = MEASURED_SECONDS * second;
+        let speed = |(cycles, instructions, lines): (f64, f64, f64)| MemberSpeed {
+            cycles_per_instr: (cycles / instructions.max(1.0)) as f32,
+            bytes_per_cycle: (lines * self.line_bytes / elapsed) as f32,
+        };
+        sums.into_iter().map(speed).collect()
+    }
+
+    fn thread_program(&self, member: &CoRunMember) -> PhasedProgram {
+        let profile = &self.profiles[usize::from(member.kind)];
+        let phase = profile.thread_phase(u32::from(member.threads));
+        let cpu_share = f64::from(member.load.clamp(1, LOAD_LEVELS)) / f64::from(LOAD_LEVELS);
+        let demand = Demand { cpu_share, ..Demand::default() };
+        PhasedProgram { demand, ..PhasedProgram::steady("service", phase) }
+    }
+
+    /// A stream with the other caches' traffic. It waits for nothing, so its rate is what it is asked to be.
+    fn other_traffic(&self, level: u8) -> PhasedProgram {
+        let capacity = self.cache_bytes() / self.line_bytes;
+        let share = f64::from(level.min(TRAFFIC_LEVELS)) / f64::from(TRAFFIC_LEVELS);
+        let lines_per_cycle = share * self.node_bytes_per_cycle() / self.line_bytes;
+        let mut phase = closed_form::stream(self.line_bytes, capacity, lines_per_cycle);
+        for point in &mut phase.points {
+            (point.cycles_per_instr, point.memory_stall_cycles_per_instr) = (1.0, 0.0);
+        }
+        PhasedProgram::steady("other caches", phase)
+    }
+}
+
+/// Loads of a cache's CPUs, by which threads choose theirs.
+struct CpuLoads {
+    loads: Vec<u32>,
+    contexts_per_core: usize,
+}
+
+impl CpuLoads {
+    fn new(cpus: u32, contexts_per_core: u32) -> Self {
+        CpuLoads { loads: vec![0; cpus as usize], contexts_per_core: contexts_per_core.max(1) as usize }
+    }
+
+    /// The least loaded CPU, among equals on the least loaded core.
+    fn choose(&mut self, load: u8) -> u32 {
+        let core = |cpu: usize| {
+            let first = cpu / self.contexts_per_core * self.contexts_per_core;
+            self.loads[first..first + self.contexts_per_core].iter().sum::<u32>()
+        };
+        let cpu = (0..self.loads.len()).min_by_key(|&cpu| (self.loads[cpu], core(cpu), cpu)).unwrap_or(0);
+        self.loads[cpu] += u32::from(load);
+        cpu as u32
+    }
+}
+
+fn shard_of(key: &CoRunKey) -> usize {
+    let word = |member: &CoRunMember| {
+        u64::from(member.kind) << 32
+            | u64::from(member.threads) << 16
+            | u64::from(member.load) << 1
+            | u64::from(member.is_confined)
+    };
+    let start = u64::from(key.traffic) << 8 | u64::from(key.confined_ways);
+    let mixed = key
+        .members
+        .iter()
+        .fold(start, |hash, member| SplitMix64::scatter(hash.wrapping_add(0x9e37_79b9_7f4a_7c15) ^ word(member)));
+    (mixed % SHARDS as u64) as usize
+}

@@ -1,0 +1,234 @@
+//! A study as one page and as CSV.
+
+use cachemate_report::figure::{Axis, BarChart, BarGroup, Chart, ChartPoint, STYLE, Series};
+use cachemate_report::text::{number, or_dash, percent_text};
+use cachemate_report::{PAGE_STYLE, Table, whole_page};
+use maud::{Markup, PreEscaped, html};
+
+use crate::outcome::SlowdownHistogram;
+use crate::spec::FleetSpec;
+use crate::study::{FleetResult, VariantOutcome};
+
+/// Slowdowns on a distribution's axis end here, or at the 99th percentile if that is larger.
+const SHOWN_PERCENT: f64 = 20.0;
+/// Points of a distribution.
+const SHOWN_POINTS: u32 = 100;
+
+impl FleetResult {
+    /// The page. `cpu_seconds` is the processor time of the run.
+    pub fn html(&self, spec: &FleetSpec, cpu_seconds: f64) -> String {
+        let body = html! {
+            main {
+                h1 { (spec.name) }
+                p.lead { (self.lead(spec)) }
+                h2 { "Policies" }
+                (self.table_section())
+                h2 { "Hosts needed for the same promise" }
+                (self.hosts_section())
+                h2 { "Slowdown" }
+                p.soft { "Share of the samples up to a slowdown. Every figure has the same axes." }
+                div.small { @for variant in &self.variants {
+                    div.figure { (PreEscaped(self.distribution(variant).inline())) }
+                } }
+                h2 { "Energy" }
+                div.figure { (PreEscaped(self.energy().inline())) }
+                h2 { "Method" }
+                (self.method(spec, cpu_seconds))
+            }
+        };
+        whole_page(&spec.name, &[STYLE, PAGE_STYLE], &body)
+    }
+
+    fn lead(&self, spec: &FleetSpec) -> String {
+        let services = self.variants.first().map_or(0, |variant| variant.total.services);
+        let head = format!(
+            "{services} services on {} hosts ({}) for {} nominal hours.",
+            spec.hosts,
+            spec.machine,
+            number(spec.hours)
+        );
+        let fewest = self
+            .variants
+            .iter()
+            .filter(|variant| variant.hosts_needed.is_some())
+            .min_by_key(|variant| variant.hosts_needed);
+        match (fewest, self.promise) {
+            (Some(fewest), Some(promise)) => format!(
+                "{head} To keep {} of the limits, '{}' needs the fewest hosts: {}.",
+                percent_text(promise, 1),
+                fewest.name,
+                or_dash(fewest.hosts_needed.map(|hosts| hosts.to_string()))
+            ),
+            _ => head,
+        }
+    }
+
+    fn table_section(&self) -> Markup {
+        html! {
+            div.scroll { table {
+                thead { tr {
+                    th { "policy" } th { "limits kept" } th { "median" } th { "95 %" } th { "99 %" } th { "hosts needed" }
+                    th { "moves" } th { "moves in hosts" } th { "waiting" } th { "kWh" }
+                } }
+                tbody { @for variant in &self.variants { tr { @for cell in cells(variant) { td { (cell) } } } } }
+            } }
+            p.soft {
+                "Slowdown: cycles per instruction over those alone on an idle host, one sample for each service and step. "
+                "Waiting: services without room, in samples."
+            }
+        }
+    }
+
+    fn hosts_section(&self) -> Markup {
+        let series = self.variants.iter().map(|variant| Series {
+            name: variant.name.clone(),
+            points: variant
+                .searched
+                .iter()
+                .map(|&(hosts, share)| ChartPoint::new(f64::from(hosts), share * 100.0))
+                .collect(),
+            ..Series::default()
+        });
+        let needed = BarChart {
+            y: Axis::linear("hosts"),
+            series: vec!["hosts needed".to_string()],
+            groups: self.variants.iter().map(|variant| group(variant, variant.hosts_needed.map(f64::from))).collect(),
+            size: Some((860.0, 320.0)),
+            ..BarChart::default()
+        };
+        let shares = Chart {
+            x: Axis::linear("hosts of the searched cell"),
+            y: Axis::linear("limits kept, %"),
+            series: series.collect(),
+            size: Some((860.0, 360.0)),
+            ..Chart::default()
+        };
+        html! {
+            div.figure { (PreEscaped(needed.inline())) }
+            div.figure { (PreEscaped(shares.inline())) }
+        }
+    }
+
+    fn distribution(&self, variant: &VariantOutcome) -> Chart {
+        let tail = self.variants.iter().filter_map(|variant| variant.total.slowdowns.percentile(0.99));
+        let most = tail.fold(SHOWN_PERCENT, f64::max);
+        let slowdowns: &SlowdownHistogram = &variant.total.slowdowns;
+        let point = |step: u32| {
+            let percent = most * f64::from(step) / f64::from(SHOWN_POINTS);
+            Some(ChartPoint::new(percent, slowdowns.share_up_to(percent)? * 100.0))
+        };
+        Chart {
+            title: variant.name.clone(),
+            x: Axis::linear("slowdown, %").within(0.0, most),
+            y: Axis::linear("samples, %").within(0.0, 100.0),
+            series: vec![Series {
+                points: (0..=SHOWN_POINTS).filter_map(point).collect(),
+                color: Some(0),
+                ..Series::default()
+            }],
+            size: Some((320.0, 220.0)),
+            ..Chart::default()
+        }
+    }
+
+    fn energy(&self) -> BarChart {
+        BarChart {
+            y: Axis::linear("kWh"),
+            series: vec!["energy".to_string()],
+            groups: self.variants.iter().map(|variant| group(variant, Some(variant.total.energy_kwh))).collect(),
+            size: Some((860.0, 320.0)),
+            ..BarChart::default()
+        }
+    }
+
+    fn method(&self, spec: &FleetSpec, cpu_seconds: f64) -> Markup {
+        html! {
+            dl.how {
+                dt { "seed" } dd { (spec.seed) }
+                dt { "promise" } dd { (or_dash(self.promise.map(|promise| percent_text(promise, 1)))) " of the limits" }
+                dt { "searched" } dd { "the first cell, of " (self.searched_hosts) " hosts; hosts needed are scaled to the fleet" }
+                dt { "speeds" } dd { "the interval machine, " (self.solutions) " combinations of services on a cache" }
+                dt { "power" } dd {
+                    (number(spec.power.sleep_watts)) " W empty, " (number(spec.power.idle_watts)) " W idle, "
+                    (number(spec.power.busy_watts)) " W with all CPUs busy, and "
+                    (number(spec.power.watts_per_gb_per_second)) " W for each GB/s of memory traffic"
+                }
+                dt { "moves" } dd { (number(spec.moves.seconds)) " s of service time each" }
+                dt { "processor time" } dd { (number(cpu_seconds)) " s" }
+            }
+        }
+    }
+
+    /// One row for each policy, with names of columns.
+    pub fn csv(&self) -> String {
+        let mut text = String::from(
+            "policy,limits_kept_share,slowdown_p50_percent,slowdown_p95_percent,slowdown_p99_percent,hosts_needed,moves,\
+             node_moves,waiting_samples,samples,energy_kwh,host_hours\n",
+        );
+        for variant in &self.variants {
+            let total = &variant.total;
+            let value = |value: Option<f64>| value.map_or(String::new(), |value| value.to_string());
+            let percentile = |share: f64| value(total.slowdowns.percentile(share));
+            let row = [
+                format!("\"{}\"", variant.name.replace('"', "\"\"")),
+                value(total.kept_share()),
+                percentile(0.5),
+                percentile(0.95),
+                percentile(0.99),
+                value(variant.hosts_needed.map(f64::from)),
+                total.moves.to_string(),
+                total.node_moves.to_string(),
+                total.waiting_samples.to_string(),
+                total.slowdowns.samples().to_string(),
+                total.energy_kwh.to_string(),
+                total.host_hours.to_string(),
+            ];
+            text.push_str(&row.join(","));
+            text.push('\n');
+        }
+        text
+    }
+
+    /// The table of a terminal.
+    pub fn table(&self) -> Table {
+        use cachemate_report::Align::{Left, Right};
+        let mut table = Table::new(&[
+            ("policy", Left),
+            ("limits kept", Right),
+            ("median", Right),
+            ("95 %", Right),
+            ("99 %", Right),
+            ("hosts needed", Right),
+            ("moves", Right),
+            ("moves in hosts", Right),
+            ("waiting", Right),
+            ("kWh", Right),
+        ]);
+        for variant in &self.variants {
+            table.row(cells(variant));
+        }
+        table
+    }
+}
+
+fn cells(variant: &VariantOutcome) -> Vec<String> {
+    let total = &variant.total;
+    let percentile = |share: f64| or_dash(total.slowdowns.percentile(share).map(|percent| format!("{percent:.1} %")));
+    vec![
+        variant.name.clone(),
+        or_dash(total.kept_share().map(|share| percent_text(share, 1))),
+        percentile(0.5),
+        percentile(0.95),
+        percentile(0.99),
+        or_dash(variant.hosts_needed.map(|hosts| hosts.to_string())),
+        total.moves.to_string(),
+        total.node_moves.to_string(),
+        total.waiting_samples.to_string(),
+        number(total.energy_kwh),
+    ]
+}
+
+fn group(variant: &VariantOutcome, value: Option<f64>) -> BarGroup {
+    let bar = cachemate_report::figure::ChartBar { value, interval: None };
+    BarGroup { name: variant.name.clone(), bars: vec![bar] }
+}

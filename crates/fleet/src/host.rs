@@ -1,0 +1,426 @@
+//! One host: services on its caches, their speeds, and the node's own placement.
+//!
+//! Off, a service starts on the least busy cache and stays, as the kernel's balancing leaves it. `auto` is modeled by the
+//! state that it reaches: it starts a service on the cache with the best forecast. In each step it then tries to move one
+//! service for every broken limit, and partitions a cache whose limits stay broken. As its roll-back guard does, it keeps
+//! a change only if the measured slowdowns improve. Its windows, trials and probes are not modeled.
+
+use crate::corun::{CoRunKey, CoRunMember, CoRunSolver, LOAD_LEVELS, TRAFFIC_LEVELS};
+use crate::scorer::{CacheState, NodeCacheState, NodePolicy, ServiceDemand, ShareEffect, least_busy, node_forecast};
+use crate::spec::ServiceKind;
+
+/// Shares for which a node publishes the effect on its residents.
+const EFFECT_SHARES: [f64; 5] = [1.0, 0.875, 0.75, 0.5, 0.25];
+/// Iterations of the traffic that caches of one memory node exchange; it settles in two or three.
+const TRAFFIC_ITERATIONS: usize = 5;
+/// Iterations of the residents' shares for the published state.
+const SHARE_ITERATIONS: usize = 8;
+/// Moves that a node tries in one step.
+const NODE_TRIALS: usize = 2;
+/// A change must improve the objective by this, in percent of a thread, to be kept.
+const MIN_GAIN: f64 = 1.0;
+/// Weight of slowdowns within the limits in the node's objective; those beyond a limit count in full.
+const WITHIN_LIMITS_WEIGHT: f64 = 0.05;
+const LINE_BYTES: f64 = 64.0;
+
+/// Constants of all hosts of one variant.
+pub struct HostModel<'a> {
+    /// Speeds of services on a cache.
+    pub solver: &'a CoRunSolver,
+    /// By kind.
+    pub kinds: &'a [ServiceKind],
+    /// Index of the solver's profile by kind; `None` = without a profile.
+    pub profiles: &'a [Option<u16>],
+    /// The node's own placement.
+    pub policy: NodePolicy,
+    /// Nodes may partition caches.
+    pub partitions: bool,
+}
+
+/// The part of a service that runs on one cache.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Resident {
+    /// Number of the service.
+    pub service: u32,
+    /// Index of its kind.
+    pub kind: u16,
+    /// Its threads here.
+    pub threads: u16,
+    /// Load of each thread, in steps of the solver.
+    pub load: u8,
+    /// It is confined to the small part.
+    pub is_confined: bool,
+}
+
+/// Slowdown of a part of a service; absent for a service without a profile.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct PartSlowdown {
+    /// Number of the service.
+    pub service: u32,
+    /// Threads of the part.
+    pub threads: u16,
+    /// Cycles per instruction over those alone on an idle host.
+    pub ratio: f64,
+}
+
+/// One host.
+#[derive(Clone, Debug)]
+pub struct FleetHost {
+    /// By cache.
+    pub residents: Vec<Vec<Resident>>,
+    /// By cache: ways of the small part; 0 = not partitioned.
+    confined_ways: Vec<u8>,
+    /// By cache: traffic of the others of its memory node, in steps of the solver.
+    traffic: Vec<u8>,
+    /// Requested CPUs of all services.
+    pub requested_cpus: f64,
+    /// Requested memory of all services.
+    pub requested_bytes: f64,
+    /// Services.
+    pub services: u32,
+    /// As the node publishes it.
+    pub state: NodeCacheState,
+    /// Memory traffic at the last evaluation, in bytes a second.
+    pub memory_bytes_per_second: f64,
+}
+
+impl FleetHost {
+    /// An empty host.
+    pub fn new(model: &HostModel<'_>) -> Self {
+        let solver = model.solver;
+        let caches = solver.caches();
+        let hertz = solver.host().hertz as f64;
+        let memory_bytes_per_second = solver.node_bytes_per_cycle() * hertz;
+        let cache = CacheState {
+            size_bytes: solver.cache_bytes(),
+            cpus: f64::from(solver.cpus_per_cache()),
+            bandwidth_left_bytes_per_second: memory_bytes_per_second,
+            ..CacheState::default()
+        };
+        FleetHost {
+            residents: vec![Vec::new(); caches],
+            confined_ways: vec![0; caches],
+            traffic: vec![0; caches],
+            requested_cpus: 0.0,
+            requested_bytes: 0.0,
+            services: 0,
+            state: NodeCacheState { hertz, memory_bytes_per_second, policy: model.policy, caches: vec![cache; caches] },
+            memory_bytes_per_second: 0.0,
+        }
+    }
+
+    /// Starts a service. One with more threads than a cache has CPUs is split into equal parts.
+    pub fn place(&mut self, model: &HostModel<'_>, service: u32, kind: u16, load: u8) {
+        let spec = &model.kinds[usize::from(kind)];
+        self.requested_cpus += spec.cpus;
+        self.requested_bytes += spec.memory_bytes;
+        self.services += 1;
+        let most = (model.solver.cpus_per_cache() as u16).max(1);
+        let parts = spec.threads.div_ceil(most);
+        for part in 0..parts {
+            let threads = spec.threads / parts + u16::from(part < spec.threads % parts);
+            let resident = Resident { service, kind, threads, load, is_confined: false };
+            let cache = self.choose_cache(model, &resident);
+            self.residents[cache].push(resident);
+            self.refresh(model, cache);
+        }
+    }
+
+    /// Ends a service.
+    pub fn remove(&mut self, model: &HostModel<'_>, service: u32, kind: u16) {
+        let spec = &model.kinds[usize::from(kind)];
+        self.requested_cpus = (self.requested_cpus - spec.cpus).max(0.0);
+        self.requested_bytes = (self.requested_bytes - spec.memory_bytes).max(0.0);
+        self.services -= 1;
+        for cache in 0..self.residents.len() {
+            let before = self.residents[cache].len();
+            self.residents[cache].retain(|resident| resident.service != service);
+            if self.residents[cache].len() != before {
+                self.refresh(model, cache);
+            }
+        }
+    }
+
+    /// Sets the loads of an hour.
+    pub fn set_hour(&mut self, model: &HostModel<'_>, hour: f64) {
+        for cache in 0..self.residents.len() {
+            for resident in &mut self.residents[cache] {
+                resident.load = model.kinds[usize::from(resident.kind)].load_level(hour);
+            }
+            self.refresh(model, cache);
+        }
+    }
+
+    /// CPUs that are busy.
+    pub fn busy_cpus(&self) -> f64 {
+        self.state.caches.iter().map(|cache| cache.busy_cpus).sum()
+    }
+
+    /// Lines that all residents bring in, in bytes a second, by their profiles.
+    pub fn fill_bytes_per_second(&self) -> f64 {
+        self.state.caches.iter().map(|cache| cache.fill_bytes_per_second).sum()
+    }
+
+    fn choose_cache(&self, model: &HostModel<'_>, resident: &Resident) -> usize {
+        let service = demand(model, resident);
+        match node_forecast(&service, &self.state) {
+            Some((cache, _)) => cache,
+            None => least_busy(&self.state).unwrap_or(0),
+        }
+    }
+
+    /// Computes the published state of a cache after a change.
+    fn refresh(&mut self, model: &HostModel<'_>, cache: usize) {
+        let residents = &self.residents[cache];
+        let size = model.solver.cache_bytes();
+        let hertz = self.state.hertz;
+        let known =
+            || residents.iter().filter_map(|resident| Some((resident, kind_of(model, resident).profile.as_ref()?)));
+        let mut spaces: Vec<f64> = known().map(|(_, profile)| profile.footprint_bytes().min(size)).collect();
+        if spaces.iter().sum::<f64>() > size {
+            let even = size / spaces.len() as f64;
+            spaces.iter_mut().for_each(|space| *space = space.min(even));
+            for _ in 0..SHARE_ITERATIONS {
+                share_by_fills(&mut spaces, size, known().map(|(resident, profile)| (busy_cpus(resident), profile)));
+            }
+        }
+        let fills = known().zip(&spaces).map(|((resident, profile), &space)| {
+            profile.fills_per_cycle(space) * busy_cpus(resident) * hertz * LINE_BYTES
+        });
+        let fill_bytes_per_second = fills.sum();
+        let effect = |share: f64| {
+            let (mut slowdown, mut busy, mut broken_limits) = (0.0, 0.0, 0.0);
+            for ((resident, profile), &space) in known().zip(&spaces) {
+                let percent = (profile.cycles_per_instr(space * share) / profile.cycles_per_instr(size) - 1.0) * 100.0;
+                slowdown += percent.max(0.0) * busy_cpus(resident);
+                busy += busy_cpus(resident);
+                let limit = kind_of(model, resident).max_slowdown_percent;
+                broken_limits += f64::from(u8::from(limit.is_some_and(|limit| percent > limit)));
+            }
+            let slowdown_percent = if busy > 0.0 { slowdown / busy } else { 0.0 };
+            ShareEffect { share, slowdown_percent, broken_limits }
+        };
+        let effects = if spaces.is_empty() { Vec::new() } else { EFFECT_SHARES.map(effect).to_vec() };
+        let state = &mut self.state.caches[cache];
+        state.busy_cpus = residents.iter().map(busy_cpus).sum();
+        state.fill_bytes_per_second = fill_bytes_per_second;
+        state.occupancy_bytes = spaces.iter().sum::<f64>().min(size);
+        state.effects = effects;
+        self.refresh_bandwidth(model);
+    }
+
+    /// Bandwidth left by memory node.
+    fn refresh_bandwidth(&mut self, model: &HostModel<'_>) {
+        let whole = self.state.memory_bytes_per_second;
+        for node in self.state.caches.chunks_mut(model.solver.caches_per_node().max(1)) {
+            let used: f64 = node.iter().map(|cache| cache.fill_bytes_per_second).sum();
+            node.iter_mut().for_each(|cache| cache.bandwidth_left_bytes_per_second = (whole - used).max(0.0));
+        }
+    }
+
+    fn key(&self, model: &HostModel<'_>, cache: usize) -> (CoRunKey, Vec<usize>) {
+        let mut members: Vec<(CoRunMember, usize)> = Vec::with_capacity(self.residents[cache].len());
+        for (index, resident) in self.residents[cache].iter().enumerate() {
+            if let Some(member) = member_of(model, resident) {
+                members.push((member, index));
+            }
+        }
+        members.sort_unstable();
+        let (members, order) = members.into_iter().unzip();
+        let confined_ways = self.confined_ways[cache];
+        (CoRunKey { traffic: self.traffic[cache], confined_ways, members }, order)
+    }
+
+    /// Slowdowns of all parts, by cache. The traffic of each cache slows the others of its memory node.
+    pub fn evaluate(&mut self, model: &HostModel<'_>) -> Vec<Vec<PartSlowdown>> {
+        let solver = model.solver;
+        let per_node = solver.caches_per_node().max(1);
+        let mut traffic = vec![0.0f64; self.residents.len()];
+        for _ in 0..TRAFFIC_ITERATIONS {
+            for (cache, sum) in traffic.iter_mut().enumerate() {
+                let (key, _) = self.key(model, cache);
+                *sum = solver.speeds(&key).iter().map(|speed| f64::from(speed.bytes_per_cycle)).sum();
+            }
+            let levels: Vec<u8> = (0..traffic.len())
+                .map(|cache| {
+                    let node = cache / per_node * per_node..(cache / per_node + 1) * per_node;
+                    let others: f64 = node.filter(|other| *other != cache).map(|other| traffic[other]).sum();
+                    let level = libm::round(others / solver.node_bytes_per_cycle() * f64::from(TRAFFIC_LEVELS));
+                    level.clamp(0.0, f64::from(TRAFFIC_LEVELS) - 1.0) as u8
+                })
+                .collect();
+            if levels == self.traffic {
+                break;
+            }
+            self.traffic = levels;
+        }
+        self.memory_bytes_per_second = traffic.iter().sum::<f64>() * self.state.hertz;
+        (0..self.residents.len()).map(|cache| self.cache_slowdowns(model, cache)).collect()
+    }
+
+    fn cache_slowdowns(&self, model: &HostModel<'_>, cache: usize) -> Vec<PartSlowdown> {
+        let (key, order) = self.key(model, cache);
+        let speeds = model.solver.speeds(&key);
+        let part = |((member, speed), &index): ((&CoRunMember, &crate::corun::MemberSpeed), &usize)| {
+            let resident = &self.residents[cache][index];
+            let ratio = f64::from(speed.cycles_per_instr) / f64::from(model.solver.alone(*member));
+            PartSlowdown { service: resident.service, threads: resident.threads, ratio }
+        };
+        key.members.iter().zip(speeds.iter()).zip(&order).map(part).collect()
+    }
+
+    /// One step of the node's policy after an evaluation; the slowdowns after it.
+    pub fn tune(
+        &mut self,
+        model: &HostModel<'_>,
+        mut slowdowns: Vec<Vec<PartSlowdown>>,
+        moves: &mut u64,
+    ) -> Vec<Vec<PartSlowdown>> {
+        if model.policy == NodePolicy::Off {
+            return slowdowns;
+        }
+        if self.confined_ways.iter().any(|ways| *ways > 0) {
+            // A partition is proposed anew in every step, for the services that are there now.
+            self.confined_ways.fill(0);
+            self.residents.iter_mut().flatten().for_each(|resident| resident.is_confined = false);
+            slowdowns = self.evaluate(model);
+        }
+        for _ in 0..NODE_TRIALS {
+            let Some(better) = self.try_move(model, &slowdowns) else { break };
+            slowdowns = better;
+            *moves += 1;
+        }
+        if model.partitions && model.solver.can_partition() {
+            for cache in 0..self.residents.len() {
+                if self.excess(model, cache, &slowdowns[cache]) > 0.0 {
+                    self.partition(model, cache, &mut slowdowns[cache]);
+                }
+            }
+        }
+        slowdowns
+    }
+
+    /// Moves the service that suffers most beyond its limit to the cache with the best forecast, if that helps the host.
+    fn try_move(&mut self, model: &HostModel<'_>, slowdowns: &[Vec<PartSlowdown>]) -> Option<Vec<Vec<PartSlowdown>>> {
+        let mut worst: Option<(f64, usize, u32)> = None;
+        for (cache, parts) in slowdowns.iter().enumerate() {
+            for part in parts {
+                let excess = self.part_excess(model, cache, part);
+                if excess > 0.0 && worst.is_none_or(|(known, ..)| excess > known) {
+                    worst = Some((excess, cache, part.service));
+                }
+            }
+        }
+        let (_, from, service) = worst?;
+        let before = self.objective(model, slowdowns);
+        let mut trial = self.clone();
+        let index = trial.residents[from].iter().position(|resident| resident.service == service)?;
+        let resident = trial.residents[from].remove(index);
+        trial.refresh(model, from);
+        let target = trial.choose_cache(model, &resident);
+        if target == from {
+            return None;
+        }
+        trial.residents[target].push(resident);
+        trial.refresh(model, target);
+        let after = trial.evaluate(model);
+        if trial.objective(model, &after) > before - MIN_GAIN {
+            return None;
+        }
+        *self = trial;
+        Some(after)
+    }
+
+    /// Confines the services without a limit to a part of the cache, if that helps.
+    fn partition(&mut self, model: &HostModel<'_>, cache: usize, slowdowns: &mut Vec<PartSlowdown>) {
+        let unlimited = |resident: &Resident| kind_of(model, resident).max_slowdown_percent.is_none();
+        if !self.residents[cache].iter().any(unlimited) {
+            return;
+        }
+        self.residents[cache].iter_mut().for_each(|resident| resident.is_confined = unlimited(resident));
+        let mut best = (self.cache_objective(model, cache, slowdowns) - MIN_GAIN, 0u8);
+        let ways = model.solver.ways();
+        for part in [8, 4, 2] {
+            let small = (ways / part).max(1) as u8;
+            self.confined_ways[cache] = small;
+            let trial = self.cache_slowdowns(model, cache);
+            let objective = self.cache_objective(model, cache, &trial);
+            if objective < best.0 {
+                best = (objective, small);
+                *slowdowns = trial;
+            }
+        }
+        self.confined_ways[cache] = best.1;
+        if best.1 == 0 {
+            self.residents[cache].iter_mut().for_each(|resident| resident.is_confined = false);
+        }
+    }
+
+    fn part_excess(&self, model: &HostModel<'_>, cache: usize, part: &PartSlowdown) -> f64 {
+        let resident = self.residents[cache].iter().find(|resident| resident.service == part.service);
+        let limit = resident.and_then(|resident| kind_of(model, resident).max_slowdown_percent);
+        limit.map_or(0.0, |limit| ((part.ratio - 1.0) * 100.0 - limit).max(0.0))
+    }
+
+    fn excess(&self, model: &HostModel<'_>, cache: usize, slowdowns: &[PartSlowdown]) -> f64 {
+        slowdowns.iter().map(|part| self.part_excess(model, cache, part) * f64::from(part.threads)).sum()
+    }
+
+    fn cache_objective(&self, model: &HostModel<'_>, cache: usize, slowdowns: &[PartSlowdown]) -> f64 {
+        let all: f64 = slowdowns.iter().map(|part| (part.ratio - 1.0) * 100.0 * f64::from(part.threads)).sum();
+        self.excess(model, cache, slowdowns) + WITHIN_LIMITS_WEIGHT * all
+    }
+
+    fn objective(&self, model: &HostModel<'_>, slowdowns: &[Vec<PartSlowdown>]) -> f64 {
+        slowdowns.iter().enumerate().map(|(cache, parts)| self.cache_objective(model, cache, parts)).sum()
+    }
+
+    /// Caches with their services as the solver sees them, and the slowdowns that it gives.
+    pub fn keys(&self, model: &HostModel<'_>) -> Vec<CoRunKey> {
+        (0..self.residents.len()).map(|cache| self.key(model, cache).0).collect()
+    }
+}
+
+fn kind_of<'a>(model: &HostModel<'a>, resident: &Resident) -> &'a ServiceKind {
+    &model.kinds[usize::from(resident.kind)]
+}
+
+fn member_of(model: &HostModel<'_>, resident: &Resident) -> Option<CoRunMember> {
+    let kind = model.profiles[usize::from(resident.kind)]?;
+    Some(CoRunMember { kind, load: resident.load, threads: resident.threads, is_confined: resident.is_confined })
+}
+
+fn busy_cpus(resident: &Resident) -> f64 {
+    f64::from(resident.threads) * f64::from(resident.load) / f64::from(LOAD_LEVELS)
+}
+
+fn demand<'a>(model: &HostModel<'a>, resident: &Resident) -> ServiceDemand<'a> {
+    let kind = kind_of(model, resident);
+    ServiceDemand {
+        profile: kind.profile.as_ref(),
+        busy_cpus: busy_cpus(resident),
+        max_slowdown_percent: kind.max_slowdown_percent,
+    }
+}
+
+/// Moves spaces half the way to the shares of fills; a footprint that fits keeps its size.
+fn share_by_fills<'a>(
+    spaces: &mut [f64],
+    size: f64,
+    residents: impl Iterator<Item = (f64, &'a crate::profile::WorkloadProfile)> + Clone,
+) {
+    let fills: Vec<f64> = residents
+        .clone()
+        .zip(&*spaces)
+        .map(|((busy, profile), &space)| busy * profile.fills_per_cycle(space))
+        .collect();
+    let sum: f64 = fills.iter().sum();
+    if sum <= 0.0 {
+        return;
+    }
+    for ((space, fill), (_, profile)) in spaces.iter_mut().zip(&fills).zip(residents) {
+        *space = 0.5 * (*space + (size * fill / sum).min(profile.footprint_bytes()));
+    }
+    let all: f64 = spaces.iter().sum();
+    spaces.iter_mut().for_each(|space| *space *= size / all);
+}

@@ -1,0 +1,25 @@
+//! Many hosts on paper: which service shares a cache with which, and how many hosts keep a promise.
+//!
+//! Problem: a host's cache is decided by the cluster's scheduler, and no cluster is free for experiments. Method: hosts,
+//! services and arrivals come from a description or a seed. Every policy places the same arrivals. The interval machine
+//! gives the steady speeds of the services on one cache, once for each combination. The scheduler extender ranks nodes by
+//! [`scorer`], the module that the `forecast` policy uses here. Properties: the same seed gives the same bits on any
+//! number of workers; time and memory grow linearly with hosts, because hosts are simulated in cells of bounded size.
+
+#![warn(missing_docs)]
+
+pub mod advice;
+pub mod arrivals;
+pub mod cell;
+pub mod cluster_export;
+pub mod corun;
+pub mod extender;
+mod fleet_page;
+pub mod host;
+pub mod outcome;
+pub mod placement;
+mod placement_policy;
+pub mod profile;
+pub mod scorer;
+pub mod spec;
+pub mod study;

@@ -1,0 +1,154 @@
+//! Results of cells and of policies.
+
+use serde::Serialize;
+
+/// Width of one class of slowdowns, in percent.
+const CLASS_PERCENT: f64 = 0.1;
+/// Slowdowns of 1000 % and more are one class.
+const CLASSES: usize = 10_001;
+
+/// Slowdowns in classes of 0.1 %.
+#[derive(Clone, PartialEq, Debug)]
+pub struct SlowdownHistogram {
+    counts: Vec<u64>,
+}
+
+impl Default for SlowdownHistogram {
+    fn default() -> Self {
+        SlowdownHistogram { counts: vec![0; CLASSES] }
+    }
+}
+
+impl SlowdownHistogram {
+    /// Adds one sample; a speed-up counts as no slowdown.
+    pub fn add(&mut self, percent: f64) {
+        let class = libm::round(percent.max(0.0) / CLASS_PERCENT).min((CLASSES - 1) as f64) as usize;
+        self.counts[class] += 1;
+    }
+
+    /// Adds all samples of another one.
+    pub fn merge(&mut self, other: &Self) {
+        self.counts.iter_mut().zip(&other.counts).for_each(|(sum, count)| *sum += count);
+    }
+
+    /// Number of samples.
+    pub fn samples(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
+    /// The smallest slowdown that so large a share of the samples does not exceed; `None` without samples.
+    pub fn percentile(&self, share: f64) -> Option<f64> {
+        let samples = self.samples();
+        let wanted = libm::ceil(share * samples as f64).max(1.0) as u64;
+        let mut sum = 0;
+        let class = self.counts.iter().position(|count| {
+            sum += count;
+            sum >= wanted
+        });
+        class.filter(|_| samples > 0).map(|class| libm::round(class as f64) / 10.0)
+    }
+
+    /// Share of the samples that do not exceed a slowdown; `None` without samples.
+    pub fn share_up_to(&self, percent: f64) -> Option<f64> {
+        let class = libm::round(percent.max(0.0) / CLASS_PERCENT).min((CLASSES - 1) as f64) as usize;
+        let samples = self.samples();
+        (samples > 0).then(|| self.counts[..=class].iter().sum::<u64>() as f64 / samples as f64)
+    }
+}
+
+/// Result of one cell.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct CellOutcome {
+    /// Services that arrived.
+    pub services: u64,
+    /// Slowdowns of services, one for each step.
+    pub slowdowns: SlowdownHistogram,
+    /// Samples of services with a limit, waiting ones included.
+    pub limited_samples: u64,
+    /// Those within their limit.
+    pub kept_samples: u64,
+    /// Samples of services that wait for room.
+    pub waiting_samples: u64,
+    /// Moves between hosts.
+    pub moves: u64,
+    /// Moves between the caches of a host.
+    pub node_moves: u64,
+    /// Energy of all hosts.
+    pub energy_kwh: f64,
+    /// Hours of hosts with services.
+    pub host_hours: f64,
+}
+
+impl CellOutcome {
+    /// Adds another cell. Sums depend on the order, so cells are added in theirs.
+    pub fn merge(&mut self, other: &Self) {
+        self.services += other.services;
+        self.slowdowns.merge(&other.slowdowns);
+        self.limited_samples += other.limited_samples;
+        self.kept_samples += other.kept_samples;
+        self.waiting_samples += other.waiting_samples;
+        self.moves += other.moves;
+        self.node_moves += other.node_moves;
+        self.energy_kwh += other.energy_kwh;
+        self.host_hours += other.host_hours;
+    }
+
+    /// Share of kept limits; `None` if no service has one.
+    pub fn kept_share(&self) -> Option<f64> {
+        (self.limited_samples > 0).then(|| self.kept_samples as f64 / self.limited_samples as f64)
+    }
+}
+
+/// Result of one policy over the whole fleet: a row of `cachemate fleet --json`.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct FleetPolicyRow {
+    /// Policy of the scheduler, `+auto` if nodes place and partition, and the change of a question.
+    pub name: String,
+    /// Share of the samples of services with a limit that keep it; `None` = no service has one.
+    pub limits_kept_share: Option<f64>,
+    /// Median slowdown.
+    pub slowdown_p50_percent: Option<f64>,
+    /// 95th percentile.
+    pub slowdown_p95_percent: Option<f64>,
+    /// 99th percentile.
+    pub slowdown_p99_percent: Option<f64>,
+    /// Hosts that keep the promised share; `None` = not with four times as many.
+    pub hosts_needed: Option<u32>,
+    /// Services moved between hosts.
+    pub moves: u64,
+}
+
+/// `cachemate fleet --json`.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct FleetOutcome {
+    /// Hosts.
+    pub hosts: u32,
+    /// Services that arrived.
+    pub services: u64,
+    /// Everything random comes from it.
+    pub seed: u64,
+    /// Processor time of the run; the only field that differs between two runs.
+    pub cpu_seconds: f64,
+    /// One row for each policy.
+    pub policies: Vec<FleetPolicyRow>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Are percentiles those of the sorted samples, to the width of a class?
+    #[test]
+    fn percentiles_are_those_of_sorted_samples() {
+        let mut histogram = SlowdownHistogram::default();
+        assert_eq!(histogram.percentile(0.5), None);
+        (1..=1000).for_each(|sample| histogram.add(f64::from(sample) / 10.0));
+        assert_eq!(histogram.percentile(0.5), Some(50.0));
+        assert_eq!(histogram.percentile(0.99), Some(99.0));
+        assert_eq!(histogram.percentile(1.0), Some(100.0));
+        assert_eq!(histogram.share_up_to(25.0), Some(0.25));
+        histogram.add(-3.0);
+        histogram.add(f64::INFINITY);
+        assert_eq!((histogram.percentile(0.0), histogram.percentile(1.0)), (Some(0.0), Some(1000.0)));
+    }
+}

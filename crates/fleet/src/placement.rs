@@ -1,0 +1,83 @@
+//! Policies that choose a host for a service.
+//!
+//! A host takes a service if its requests fit. Among those hosts, the scheduler's scores and those of the extender are
+//! added as kube-scheduler adds them: an extender's score counts ten times its weight, which is 2 here.
+
+use crate::host::FleetHost;
+pub use crate::placement_policy::PlacementPolicy;
+use crate::scorer::{MAX_SCORE, ServiceDemand, forecasts, keeps_limits, scores};
+use crate::spec::ServiceKind;
+
+/// Weight of the extender beside the scheduler's own score.
+const EXTENDER_WEIGHT: f64 = 2.0;
+
+/// Requests that a host can take.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct HostCapacity {
+    /// CPUs.
+    pub cpus: f64,
+    /// Memory.
+    pub memory_bytes: f64,
+}
+
+impl HostCapacity {
+    fn fits(&self, host: &FleetHost, kind: &ServiceKind) -> bool {
+        host.requested_cpus + kind.cpus <= self.cpus + 1e-9
+            && host.requested_bytes + kind.memory_bytes <= self.memory_bytes + 0.5
+    }
+
+    /// Share of the capacity that is requested with the service, 0 to 1.
+    fn requested_share(&self, host: &FleetHost, kind: &ServiceKind) -> f64 {
+        let cpus = (host.requested_cpus + kind.cpus) / self.cpus;
+        let memory = (host.requested_bytes + kind.memory_bytes) / self.memory_bytes;
+        0.5 * (cpus + memory)
+    }
+}
+
+/// The host for a service; `None` if it fits nowhere. `except` is the host that it leaves; the first of equals is chosen.
+pub fn choose_host(
+    policy: PlacementPolicy,
+    hosts: &[FleetHost],
+    capacity: &HostCapacity,
+    kind: &ServiceKind,
+    service: &ServiceDemand<'_>,
+    same_kind: &dyn Fn(usize) -> u32,
+    except: Option<usize>,
+) -> Option<usize> {
+    let fitting: Vec<usize> =
+        (0..hosts.len()).filter(|&index| Some(index) != except && capacity.fits(&hosts[index], kind)).collect();
+    let free = |index: usize| 100.0 * (1.0 - capacity.requested_share(&hosts[index], kind));
+    let best = |score: &dyn Fn(usize) -> f64| {
+        let mut best: Option<(f64, usize)> = None;
+        for (place, &index) in fitting.iter().enumerate() {
+            let one = score(place);
+            if best.is_none_or(|(known, _)| one > known) {
+                best = Some((one, index));
+            }
+        }
+        best.map(|(_, index)| index)
+    };
+    match policy {
+        PlacementPolicy::Requests => best(&|place| free(fitting[place])),
+        PlacementPolicy::BinPack => best(&|place| -free(fitting[place])),
+        PlacementPolicy::Spread => best(&|place| {
+            let index = fitting[place];
+            -f64::from(same_kind(index)) * 1e6 - f64::from(hosts[index].services)
+        }),
+        PlacementPolicy::Misses => {
+            let rate = |index: usize| hosts[index].fill_bytes_per_second();
+            let most = fitting.iter().map(|&index| rate(index)).fold(0.0, f64::max);
+            let score = |index: usize| if most > 0.0 { f64::from(MAX_SCORE) * (1.0 - rate(index) / most) } else { 0.0 };
+            best(&|place| free(fitting[place]) + 10.0 * EXTENDER_WEIGHT * libm::round(score(fitting[place])))
+        }
+        PlacementPolicy::Forecast => {
+            let known = forecasts(service, fitting.iter().map(|&index| Some(&hosts[index].state)));
+            let kept = keeps_limits(&known);
+            let ranks = scores(service, &known);
+            best(&|place| {
+                let extender = 10.0 * EXTENDER_WEIGHT * f64::from(ranks[place]);
+                if kept[place] { free(fitting[place]) + extender } else { f64::NEG_INFINITY }
+            })
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! The profile of a service: its behavior alone, by size of the contended cache.
+//!
+//! It is the content of the custom resource `WorkloadProfile`, and is written in the same words in a fleet's file.
+
+use cachemate_interval::{ProgramPhase, SizePoint};
+use serde::{Deserialize, Serialize};
+
+/// A smaller share of the references misses only by the rounding of a measured curve.
+const NO_MISSES: f64 = 1e-3;
+/// Points of a curve; with more, the resource would exceed 4 KB.
+pub const MAX_CURVE_POINTS: usize = 48;
+
+/// Misses with a given size of the contended cache.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct MissPoint {
+    /// Size of the cache that the service has alone.
+    pub bytes: f64,
+    /// Lines brought into the cache.
+    #[serde(alias = "misses_per_kilo_instr")]
+    pub misses_per_kilo_instr: f64,
+}
+
+/// Solo behavior of one service, all threads together.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct WorkloadProfile {
+    /// Cycles per instruction if every reference hits the contended cache.
+    #[serde(alias = "base_cycles_per_instr")]
+    pub base_cycles_per_instr: f64,
+    /// Cycles that a miss adds, overlap with others included.
+    #[serde(alias = "stall_cycles_per_miss")]
+    pub stall_cycles_per_miss: f64,
+    /// References to the contended cache: its misses if it had no size.
+    #[serde(alias = "references_per_kilo_instr")]
+    pub references_per_kilo_instr: f64,
+    /// Lines written back, as a share of the lines brought in.
+    #[serde(default = "usual_write_share", alias = "write_share")]
+    pub write_share: f64,
+    /// Misses by size, ascending, from one to [`MAX_CURVE_POINTS`] points.
+    pub curve: Vec<MissPoint>,
+    /// Confidence in the profile, 0 to 1; `None` = unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certainty: Option<f64>,
+}
+
+/// The share that the interval machine assumes for profiles without one.
+fn usual_write_share() -> f64 {
+    0.3
+}
+
+/// An impossible value, by its field.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+#[error("{field}: found {found}, expected {expected}")]
+pub struct FleetFieldError {
+    /// Path of the field, such as `curve[2].bytes`.
+    pub field: String,
+    /// The value, in words.
+    pub found: String,
+    /// Possible values, in words.
+    pub expected: String,
+}
+
+impl FleetFieldError {
+    /// An error about one field.
+    pub fn new(field: impl Into<String>, found: impl ToString, expected: &str) -> Self {
+        FleetFieldError { field: field.into(), found: found.to_string(), expected: expected.to_string() }
+    }
+
+    /// The same error, with the field below `path`.
+    #[must_use]
+    pub fn below(self, path: &str) -> Self {
+        FleetFieldError { field: format!("{path}.{}", self.field), ..self }
+    }
+}
+
+/// Refuses a value outside of a range.
+pub(crate) fn check_range(field: &str, value: f64, low: f64, high: f64) -> Result<(), FleetFieldError> {
+    match value >= low && value <= high {
+        true => Ok(()),
+        false => Err(FleetFieldError::new(field, value, &format!("{low} to {high}"))),
+    }
+}
+
+impl WorkloadProfile {
+    /// Is this a profile that a program could have?
+    ///
+    /// # Errors
+    /// The first impossible field.
+    pub fn check(&self) -> Result<(), FleetFieldError> {
+        check_range("base_cycles_per_instr", self.base_cycles_per_instr, 0.05, 100.0)?;
+        check_range("stall_cycles_per_miss", self.stall_cycles_per_miss, 0.0, 100_000.0)?;
+        check_range("references_per_kilo_instr", self.references_per_kilo_instr, 0.0, 1000.0)?;
+        check_range("write_share", self.write_share, 0.0, 1.0)?;
+        if let Some(certainty) = self.certainty {
+            check_range("certainty", certainty, 0.0, 1.0)?;
+        }
+        if self.curve.is_empty() || self.curve.len() > MAX_CURVE_POINTS {
+            let expected = format!("1 to {MAX_CURVE_POINTS} points");
+            return Err(FleetFieldError::new("curve", format!("{} points", self.curve.len()), &expected));
+        }
+        for (index, point) in self.curve.iter().enumerate() {
+            check_range(&format!("curve[{index}].bytes"), point.bytes, 1.0, 1e15)?;
+            let references = self.references_per_kilo_instr;
+            check_range(
+                &format!("curve[{index}].misses_per_kilo_instr"),
+                point.misses_per_kilo_instr,
+                0.0,
+                references,
+            )?;
+        }
+        if !self.curve.is_sorted_by(|a, b| a.bytes < b.bytes) {
+            return Err(FleetFieldError::new("curve", "sizes out of order", "ascending sizes, each once"));
+        }
+        Ok(())
+    }
+
+    /// Misses per instruction with so many bytes of the cache; straight lines join the points.
+    pub fn misses_per_instr(&self, bytes: f64) -> f64 {
+        let above = self.curve.partition_point(|point| point.bytes <= bytes);
+        let (low, misses_low) = match above.checked_sub(1) {
+            Some(index) => (self.curve[index].bytes, self.curve[index].misses_per_kilo_instr),
+            None => (0.0, self.references_per_kilo_instr),
+        };
+        let per_kilo = match self.curve.get(above) {
+            None => misses_low,
+            Some(high) => {
+                let share = ((bytes - low) / (high.bytes - low)).clamp(0.0, 1.0);
+                misses_low + share * (high.misses_per_kilo_instr - misses_low)
+            }
+        };
+        per_kilo / 1000.0
+    }
+
+    /// Cycles per instruction with so many bytes of the cache, without queues for memory.
+    pub fn cycles_per_instr(&self, bytes: f64) -> f64 {
+        self.base_cycles_per_instr + self.stall_cycles_per_miss * self.misses_per_instr(bytes)
+    }
+
+    /// Lines brought in per cycle of one CPU with so many bytes of the cache.
+    pub fn fills_per_cycle(&self, bytes: f64) -> f64 {
+        self.misses_per_instr(bytes) / self.cycles_per_instr(bytes)
+    }
+
+    /// Bytes that it touches at all: the smallest size without misses. Infinite for a service that misses in any cache,
+    /// because it brings in lines as long as it runs.
+    pub fn footprint_bytes(&self) -> f64 {
+        let none = NO_MISSES * self.references_per_kilo_instr;
+        let whole = self.curve.iter().find(|point| point.misses_per_kilo_instr <= none);
+        whole.map_or(f64::INFINITY, |point| point.bytes)
+    }
+
+    /// One of `threads` threads of the service, each with an equal part of its memory.
+    pub fn thread_phase(&self, threads: u32) -> ProgramPhase {
+        let threads = f64::from(threads.max(1));
+        let point = |point: &MissPoint| {
+            let misses = point.misses_per_kilo_instr / 1000.0;
+            let stall = self.stall_cycles_per_miss * misses;
+            SizePoint {
+                size_bytes: point.bytes / threads,
+                cycles_per_instr: self.base_cycles_per_instr + stall,
+                demand_fills_per_instr: misses,
+                prefetch_fills_per_instr: 0.0,
+                writebacks_per_instr: self.write_share * misses,
+                memory_stall_cycles_per_instr: stall,
+                without_prefetch: None,
+            }
+        };
+        ProgramPhase {
+            instructions: None,
+            references_per_instr: self.references_per_kilo_instr / 1000.0,
+            points: self.curve.iter().map(point).collect(),
+            footprint_bytes: None,
+            private_levels: Vec::new(),
+            sharing: Vec::new(),
+            half_private_extra_cycles_per_instr: 0.0,
+        }
+    }
+}
+
+/// Part of a service's memory whose lines are equally likely.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WorkingSet {
+    /// Its size.
+    pub bytes: f64,
+    /// Share of the references that go to it.
+    pub share: f64,
+}
+
+/// A service's use of memory in closed form: independent references to working sets, and a stream.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReferenceMix {
+    /// Cycles per instruction if every reference hits the contended cache.
+    pub base_cycles_per_instr: f64,
+    /// Cycles that a miss adds, overlap with others included.
+    pub stall_cycles_per_miss: f64,
+    /// References to the contended cache.
+    pub references_per_kilo_instr: f64,
+    /// Working sets; the references that are left over stream through memory.
+    pub working_sets: Vec<WorkingSet>,
+    /// Lines written back, as a share of the lines brought in.
+    #[serde(default = "usual_write_share")]
+    pub write_share: f64,
+}
+
+/// Sizes of a computed curve, in bytes: 32 KiB to 1 GiB.
+const CURVE_SIZES: u32 = 31;
+const LINE_BYTES: f64 = 64.0;
+
+impl ReferenceMix {
+    /// Is this a mix that a program could have?
+    ///
+    /// # Errors
+    /// The first impossible field.
+    pub fn check(&self) -> Result<(), FleetFieldError> {
+        for (index, set) in self.working_sets.iter().enumerate() {
+            check_range(&format!("working_sets[{index}].bytes"), set.bytes, LINE_BYTES, 1e15)?;
+            check_range(&format!("working_sets[{index}].share"), set.share, 0.0, 1.0)?;
+        }
+        let sum: f64 = self.working_sets.iter().map(|set| set.share).sum();
+        if self.working_sets.len() > 16 || sum > 1.0 + 1e-9 {
+            let sets = format!("{} sets with shares of {sum}", self.working_sets.len());
+            return Err(FleetFieldError::new("working_sets", sets, "at most 16, with shares of at most 1 together"));
+        }
+        self.profile().check()
+    }
+
+    /// Share of the references that miss an LRU cache of so many bytes (Che, Tung and Wang, JSAC 2002): a line stays for
+    /// the time in which the mix touches as many lines as the cache holds.
+    pub fn miss_ratio(&self, bytes: f64) -> f64 {
+        let lines = bytes / LINE_BYTES;
+        let stream = (1.0 - self.working_sets.iter().map(|set| set.share).sum::<f64>()).max(0.0);
+        let touched = |time: f64| {
+            let set = |set: &WorkingSet| {
+                let size = set.bytes / LINE_BYTES;
+                size * -libm::expm1(-set.share * time / size)
+            };
+            self.working_sets.iter().map(set).sum::<f64>() + stream * time
+        };
+        let fits = stream <= 0.0 && self.working_sets.iter().map(|set| set.bytes).sum::<f64>() <= bytes;
+        if fits {
+            return 0.0;
+        }
+        let (mut low, mut high) = (0.0, lines.max(1.0));
+        while touched(high) < lines && high < 1e18 {
+            high *= 2.0;
+        }
+        for _ in 0..60 {
+            let middle = 0.5 * (low + high);
+            if touched(middle) < lines { low = middle } else { high = middle }
+        }
+        let set = |set: &WorkingSet| set.share * libm::exp(-set.share * low / (set.bytes / LINE_BYTES));
+        (self.working_sets.iter().map(set).sum::<f64>() + stream).min(1.0)
+    }
+
+    /// The same as a profile.
+    pub fn profile(&self) -> WorkloadProfile {
+        let point = |index: u32| {
+            let bytes = 32_768.0 * libm::exp2(f64::from(index) / 2.0);
+            MissPoint { bytes, misses_per_kilo_instr: self.references_per_kilo_instr * self.miss_ratio(bytes) }
+        };
+        WorkloadProfile {
+            base_cycles_per_instr: self.base_cycles_per_instr,
+            stall_cycles_per_miss: self.stall_cycles_per_miss,
+            references_per_kilo_instr: self.references_per_kilo_instr,
+            write_share: self.write_share,
+            curve: (0..CURVE_SIZES).map(point).collect(),
+            certainty: None,
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn mix(references: f64, sets: &[(f64, f64)]) -> ReferenceMix {
+        ReferenceMix {
+            base_cycles_per_instr: 0.6,
+            stall_cycles_per_miss: 100.0,
+            references_per_kilo_instr: references,
+            working_sets: sets.iter().map(|&(bytes, share)| WorkingSet { bytes, share }).collect(),
+            write_share: 0.3,
+        }
+    }
+
+    const MIB: f64 = 1024.0 * 1024.0;
+
+    /// Does one uniform working set miss as the closed form says: by the share of it that is not there?
+    #[test]
+    fn a_uniform_working_set_misses_by_the_share_that_is_absent() {
+        let uniform = mix(10.0, &[(8.0 * MIB, 1.0)]);
+        for mib in [1.0, 2.0, 4.0, 6.0] {
+            assert!((uniform.miss_ratio(mib * MIB) - (1.0 - mib / 8.0)).abs() < 1e-6, "{mib}");
+        }
+        assert_eq!(uniform.miss_ratio(8.0 * MIB), 0.0);
+        assert!((mix(10.0, &[]).miss_ratio(MIB) - 1.0).abs() < 1e-12, "a stream always misses");
+    }
+
+    /// Is every curve monotone, and does a profile give its points back?
+    #[test]
+    fn curves_fall_and_go_through_their_points() {
+        let profile = mix(20.0, &[(MIB, 0.6), (30.0 * MIB, 0.3)]).profile();
+        profile.check().unwrap();
+        assert!(profile.curve.is_sorted_by(|a, b| a.misses_per_kilo_instr >= b.misses_per_kilo_instr));
+        for point in &profile.curve {
+            assert!((profile.misses_per_instr(point.bytes) * 1000.0 - point.misses_per_kilo_instr).abs() < 1e-12);
+        }
+        assert_eq!(profile.misses_per_instr(0.0), 0.02);
+    }
+
+    /// Are impossible profiles refused by the field?
+    #[test]
+    fn impossible_profiles_are_refused_by_field() {
+        let good = mix(20.0, &[(MIB, 0.6)]).profile();
+        let refused = |change: fn(&mut WorkloadProfile)| {
+            let mut bad = good.clone();
+            change(&mut bad);
+            bad.check().unwrap_err().field
+        };
+        assert_eq!(refused(|bad| bad.curve.clear()), "curve");
+        assert_eq!(refused(|bad| bad.curve[1].bytes = f64::NAN), "curve[1].bytes");
+        assert_eq!(refused(|bad| bad.curve[2].misses_per_kilo_instr = 1e9), "curve[2].misses_per_kilo_instr");
+        assert_eq!(refused(|bad| bad.curve.swap(0, 1)), "curve");
+        assert_eq!(refused(|bad| bad.certainty = Some(2.0)), "certainty");
+        assert_eq!(mix(20.0, &[(MIB, 0.6), (MIB, 0.6)]).check().unwrap_err().field, "working_sets");
+    }
+}

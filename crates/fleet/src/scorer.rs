@@ -1,0 +1,403 @@
+//! Ranks nodes for one service, from its profile and the nodes' published cache states.
+//!
+//! Problem: a scheduler asks in a millisecond for the best of a thousand nodes. Method: a node publishes, for each of its
+//! caches, the lines that its residents bring in and the slowdown that residents would have with less of the cache. The
+//! newcomer's share of an LRU cache follows from its own fills against those (the share at which both are consistent).
+//! Its slowdown follows from its curve at that share, that of the residents from their published effects. Properties:
+//! pure and allocation-free per node; without a profile all nodes score the same, and a node without a state scores in the
+//! middle, so that missing knowledge never decides.
+
+use serde::{Deserialize, Serialize};
+
+use crate::profile::{FleetFieldError, WorkloadProfile, check_range};
+
+/// Highest score of a scheduler extender.
+pub const MAX_SCORE: u8 = 10;
+/// Scores without knowledge.
+pub const NEUTRAL_SCORE: u8 = 5;
+/// Caches that a node can publish.
+pub const MAX_CACHES: usize = 256;
+const MAX_EFFECTS: usize = 16;
+const LINE_BYTES: f64 = 64.0;
+/// Memory busier than this slows its users down in proportion.
+const BUSY_MEMORY: f64 = 0.85;
+/// Percent of slowdown, by CPU, at which the preference for the best node has halved.
+const HALF_PREFERENCE_PERCENT: f64 = 4.0;
+
+/// Slowdown of a cache's residents with part of the space that they have now.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ShareEffect {
+    /// Part of their present space, 0 to 1.
+    pub share: f64,
+    /// Mean slowdown against running alone, weighted by CPUs.
+    pub slowdown_percent: f64,
+    /// Services that exceed their limit.
+    pub broken_limits: f64,
+}
+
+/// One contended cache of a node.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct CacheState {
+    /// Capacity.
+    pub size_bytes: f64,
+    /// CPUs that use it.
+    pub cpus: f64,
+    /// CPUs that are busy, in the mean.
+    pub busy_cpus: f64,
+    /// Lines that its residents bring in, in bytes.
+    pub fill_bytes_per_second: f64,
+    /// Bytes in use.
+    pub occupancy_bytes: f64,
+    /// Memory bandwidth that is left to its users.
+    pub bandwidth_left_bytes_per_second: f64,
+    /// Classes of service that are unused; `None` = the cache cannot be partitioned, or it is unknown.
+    #[serde(default)]
+    pub free_classes: Option<u32>,
+    /// Effects of a smaller share on the residents, from the whole of their present space downward.
+    #[serde(default)]
+    pub effects: Vec<ShareEffect>,
+}
+
+/// The policy that places services among a node's caches.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum NodePolicy {
+    /// The kernel alone: the least busy cache.
+    #[default]
+    Off,
+    /// cachemate's policy `auto`: by forecast.
+    Auto,
+}
+
+/// The published state of a node: the content of the custom resource `NodeCacheState`.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct NodeCacheState {
+    /// Clock of its cores.
+    pub hertz: f64,
+    /// Bandwidth of the memory that one cache can use.
+    pub memory_bytes_per_second: f64,
+    /// The node's own placement.
+    #[serde(default)]
+    pub policy: NodePolicy,
+    /// Its contended caches.
+    pub caches: Vec<CacheState>,
+}
+
+impl NodeCacheState {
+    /// Is this a state that a node could have? States come over the network, so every number is checked.
+    ///
+    /// # Errors
+    /// The first impossible field.
+    pub fn check(&self) -> Result<(), FleetFieldError> {
+        check_range("hertz", self.hertz, 1e6, 1e11)?;
+        check_range("memoryBytesPerSecond", self.memory_bytes_per_second, 1.0, 1e15)?;
+        if self.caches.is_empty() || self.caches.len() > MAX_CACHES {
+            let expected = format!("1 to {MAX_CACHES}");
+            return Err(FleetFieldError::new("caches", self.caches.len(), &expected));
+        }
+        for (index, cache) in self.caches.iter().enumerate() {
+            cache.check().map_err(|error| error.below(&format!("caches[{index}]")))?;
+        }
+        Ok(())
+    }
+}
+
+impl CacheState {
+    fn check(&self) -> Result<(), FleetFieldError> {
+        check_range("sizeBytes", self.size_bytes, 1.0, 1e12)?;
+        check_range("cpus", self.cpus, 1.0, 1e6)?;
+        check_range("busyCpus", self.busy_cpus, 0.0, 1e6)?;
+        check_range("fillBytesPerSecond", self.fill_bytes_per_second, 0.0, 1e15)?;
+        check_range("occupancyBytes", self.occupancy_bytes, 0.0, 1e12)?;
+        check_range("bandwidthLeftBytesPerSecond", self.bandwidth_left_bytes_per_second, 0.0, 1e15)?;
+        if self.effects.len() > MAX_EFFECTS {
+            return Err(FleetFieldError::new("effects", self.effects.len(), "at most 16"));
+        }
+        for (index, effect) in self.effects.iter().enumerate() {
+            check_range(&format!("effects[{index}].share"), effect.share, 0.0, 1.0)?;
+            check_range(&format!("effects[{index}].slowdownPercent"), effect.slowdown_percent, 0.0, 1e6)?;
+            check_range(&format!("effects[{index}].brokenLimits"), effect.broken_limits, 0.0, 1e6)?;
+        }
+        if !self.effects.is_sorted_by(|a, b| a.share > b.share) {
+            return Err(FleetFieldError::new("effects", "shares out of order", "descending shares, each once"));
+        }
+        Ok(())
+    }
+
+    /// Effect of a share on the residents, between the published ones.
+    fn effect(&self, share: f64) -> (f64, f64) {
+        let below = self.effects.partition_point(|effect| effect.share > share);
+        let value = |effect: &ShareEffect| (effect.slowdown_percent, effect.broken_limits);
+        match (below.checked_sub(1).and_then(|index| self.effects.get(index)), self.effects.get(below)) {
+            (Some(high), Some(low)) => {
+                let part = (high.share - share) / (high.share - low.share);
+                let mixed = |high: f64, low: f64| high + part * (low - high);
+                // A limit is broken or not, so that of the smaller share counts from half the way on.
+                let broken = if part >= 0.5 { low.broken_limits } else { high.broken_limits };
+                (mixed(high.slowdown_percent, low.slowdown_percent), broken)
+            }
+            (Some(only), None) | (None, Some(only)) => value(only),
+            (None, None) => (0.0, 0.0),
+        }
+    }
+}
+
+/// A service to place.
+#[derive(Clone, Copy, Debug)]
+pub struct ServiceDemand<'a> {
+    /// `None` = it was never measured.
+    pub profile: Option<&'a WorkloadProfile>,
+    /// CPUs that it will keep busy.
+    pub busy_cpus: f64,
+    /// Promise to the service; `None` = no promise.
+    pub max_slowdown_percent: Option<f64>,
+}
+
+/// Forecast of a service on one cache.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct PlacementForecast {
+    /// The newcomer's slowdown against running alone.
+    pub slowdown_percent: f64,
+    /// Additional slowdown of the residents, in percent of a CPU.
+    pub harm_cpu_percent: f64,
+    /// Limits that the placement breaks, the newcomer's included.
+    pub broken_limits: f64,
+    /// The sum that ranks placements: slowdown and harm in percent of a CPU.
+    pub cost_cpu_percent: f64,
+}
+
+/// Iterations of the newcomer's share; each halves the interval.
+const SHARE_ITERATIONS: u32 = 12;
+
+/// Forecasts a service with a profile on one cache of a node.
+pub fn forecast(
+    service: &ServiceDemand<'_>,
+    profile: &WorkloadProfile,
+    node: &NodeCacheState,
+    cache: &CacheState,
+) -> PlacementForecast {
+    let fills = |bytes: f64| profile.fills_per_cycle(bytes) * node.hertz * service.busy_cpus * LINE_BYTES;
+    let free = (cache.size_bytes - cache.occupancy_bytes).max(0.0);
+    // The share at which it is the newcomer's part of all fills; both sides are monotone in it.
+    let (mut low, mut high) = (0.0, cache.size_bytes.min(profile.footprint_bytes()));
+    for _ in 0..SHARE_ITERATIONS {
+        let middle = 0.5 * (low + high);
+        let own = fills(middle);
+        let all = own + cache.fill_bytes_per_second;
+        let fair = if all > 0.0 { cache.size_bytes * own / all } else { cache.size_bytes };
+        if middle < fair.max(free) { low = middle } else { high = middle }
+    }
+    let bytes = high;
+    let alone = profile.cycles_per_instr(cache.size_bytes);
+    let wanted = fills(bytes) * (1.0 + profile.write_share);
+    let used = (node.memory_bytes_per_second - cache.bandwidth_left_bytes_per_second).max(0.0) + wanted;
+    let crowd = (used / (BUSY_MEMORY * node.memory_bytes_per_second)).max(1.0);
+    // Waits for memory grow with the crowd; the share of its time that it waits for memory is known.
+    let here = profile.cycles_per_instr(bytes);
+    let waits = profile.stall_cycles_per_miss * profile.misses_per_instr(bytes);
+    let slowdown_percent = ((here + waits * (crowd - 1.0)) / alone - 1.0).max(0.0) * 100.0;
+    let lost = (bytes - free).max(0.0);
+    let left = if cache.occupancy_bytes > 0.0 { (1.0 - lost / cache.occupancy_bytes).clamp(0.0, 1.0) } else { 1.0 };
+    let (before, broken_before) = cache.effect(1.0);
+    let (after, broken_after) = cache.effect(left);
+    let harm_cpu_percent = (after - before).max(0.0) * cache.busy_cpus;
+    let own_broken = service.max_slowdown_percent.is_some_and(|limit| slowdown_percent > limit);
+    let broken_limits = (broken_after - broken_before).max(0.0) + f64::from(u8::from(own_broken));
+    let crowded_cpus = (cache.busy_cpus + service.busy_cpus - cache.cpus).max(0.0);
+    let cost_cpu_percent = slowdown_percent * service.busy_cpus + harm_cpu_percent + 100.0 * crowded_cpus;
+    PlacementForecast { slowdown_percent, harm_cpu_percent, broken_limits, cost_cpu_percent }
+}
+
+/// Fewer broken limits first, then less cost.
+fn is_better(a: &PlacementForecast, b: &PlacementForecast) -> bool {
+    a.broken_limits < b.broken_limits || (a.broken_limits == b.broken_limits && a.cost_cpu_percent < b.cost_cpu_percent)
+}
+
+/// The cache that the node would choose, and the forecast there. `None` = it has no cache, or the service no profile.
+pub fn node_forecast(service: &ServiceDemand<'_>, node: &NodeCacheState) -> Option<(usize, PlacementForecast)> {
+    let profile = service.profile?;
+    match node.policy {
+        NodePolicy::Off => {
+            let cache = least_busy(node)?;
+            Some((cache, forecast(service, profile, node, &node.caches[cache])))
+        }
+        NodePolicy::Auto => {
+            let mut best: Option<(usize, PlacementForecast)> = None;
+            for (index, cache) in node.caches.iter().enumerate() {
+                let one = forecast(service, profile, node, cache);
+                if best.as_ref().is_none_or(|(_, known)| is_better(&one, known)) {
+                    best = Some((index, one));
+                }
+            }
+            best
+        }
+    }
+}
+
+/// The least busy cache of a node, by its share of busy CPUs; the first of equals.
+pub fn least_busy(node: &NodeCacheState) -> Option<usize> {
+    let load = |cache: &CacheState| cache.busy_cpus / cache.cpus.max(1.0);
+    let indices = 0..node.caches.len();
+    indices.min_by(|&a, &b| load(&node.caches[a]).total_cmp(&load(&node.caches[b])))
+}
+
+/// Forecasts of a service for every node; `None` for a node without a state.
+pub fn forecasts<'a>(
+    service: &ServiceDemand<'_>,
+    nodes: impl Iterator<Item = Option<&'a NodeCacheState>>,
+) -> Vec<Option<PlacementForecast>> {
+    nodes.map(|node| node.and_then(|node| node_forecast(service, node)).map(|(_, forecast)| forecast)).collect()
+}
+
+/// Nodes that remain after filtering: those on which no limit breaks. All remain if every node breaks one, because a
+/// forecast never makes a service unschedulable.
+pub fn keeps_limits(forecasts: &[Option<PlacementForecast>]) -> Vec<bool> {
+    let keeps = |forecast: &Option<PlacementForecast>| forecast.is_none_or(|forecast| forecast.broken_limits <= 0.0);
+    let kept: Vec<bool> = forecasts.iter().map(keeps).collect();
+    if kept.contains(&true) { kept } else { vec![true; forecasts.len()] }
+}
+
+/// Scores from 0 to [`MAX_SCORE`]: the best node has the highest, and a cost of four percent of a CPU more halves the rest.
+pub fn scores(service: &ServiceDemand<'_>, forecasts: &[Option<PlacementForecast>]) -> Vec<u8> {
+    let known = || forecasts.iter().flatten();
+    let fewest = known().map(|forecast| forecast.broken_limits).fold(f64::INFINITY, f64::min);
+    let keeping = known().filter(|forecast| forecast.broken_limits <= fewest);
+    let cheapest = keeping.map(|forecast| forecast.cost_cpu_percent).fold(f64::INFINITY, f64::min);
+    let half = HALF_PREFERENCE_PERCENT * service.busy_cpus.max(0.25);
+    let score = |forecast: &Option<PlacementForecast>| match forecast {
+        None => NEUTRAL_SCORE,
+        Some(forecast) => {
+            let more = (forecast.cost_cpu_percent - cheapest).max(0.0);
+            let preference = half / (half + more) / (1.0 + forecast.broken_limits - fewest);
+            libm::round(f64::from(MAX_SCORE) * preference) as u8
+        }
+    };
+    forecasts.iter().map(score).collect()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::profile::tests::mix;
+
+    const MIB: f64 = 1024.0 * 1024.0;
+
+    pub(crate) fn empty_node(caches: usize) -> NodeCacheState {
+        let cache = CacheState {
+            size_bytes: 32.0 * MIB,
+            cpus: 16.0,
+            bandwidth_left_bytes_per_second: 200e9,
+            ..CacheState::default()
+        };
+        NodeCacheState {
+            hertz: 2.5e9,
+            memory_bytes_per_second: 200e9,
+            policy: NodePolicy::Auto,
+            caches: vec![cache; caches],
+        }
+    }
+
+    fn crowded(fills: f64) -> CacheState {
+        CacheState {
+            busy_cpus: 8.0,
+            fill_bytes_per_second: fills,
+            occupancy_bytes: 32.0 * MIB,
+            effects: vec![
+                ShareEffect { share: 1.0, slowdown_percent: 2.0, broken_limits: 0.0 },
+                ShareEffect { share: 0.5, slowdown_percent: 20.0, broken_limits: 1.0 },
+            ],
+            ..empty_node(1).caches[0].clone()
+        }
+    }
+
+    fn demand(profile: &WorkloadProfile) -> ServiceDemand<'_> {
+        ServiceDemand { profile: Some(profile), busy_cpus: 2.0, max_slowdown_percent: Some(5.0) }
+    }
+
+    /// Is a service alone on a cache not slowed down, whatever it does?
+    #[test]
+    fn an_empty_cache_costs_nothing() {
+        for sets in [&[(8.0 * MIB, 1.0)][..], &[], &[(MIB, 0.5), (100.0 * MIB, 0.5)]] {
+            let profile = mix(20.0, sets).profile();
+            let (_, forecast) = node_forecast(&demand(&profile), &empty_node(2)).unwrap();
+            assert!(forecast.slowdown_percent < 0.5 && forecast.harm_cpu_percent == 0.0, "{sets:?} {forecast:?}");
+        }
+    }
+
+    /// Does more pressure by residents cost more, and a stronger newcomer harm more?
+    #[test]
+    fn cost_rises_with_pressure_on_either_side() {
+        let profile = mix(20.0, &[(24.0 * MIB, 1.0)]).profile();
+        let node = empty_node(1);
+        let slowdowns: Vec<f64> = [1e8, 1e9, 4e9, 2e10]
+            .map(|fills| forecast(&demand(&profile), &profile, &node, &crowded(fills)).slowdown_percent)
+            .to_vec();
+        assert!(slowdowns.is_sorted() && slowdowns[3] > slowdowns[0] + 20.0, "{slowdowns:?}");
+        let harms: Vec<f64> = [1.0, 5.0, 20.0, 40.0]
+            .map(|references| {
+                let stream = mix(references, &[]).profile();
+                forecast(&demand(&stream), &stream, &node, &crowded(2e9)).harm_cpu_percent
+            })
+            .to_vec();
+        assert!(harms.is_sorted() && harms[3] > harms[0], "{harms:?}");
+    }
+
+    /// Do streams of equal rates share the cache in equal parts, as theory says?
+    #[test]
+    fn the_share_is_the_part_of_all_fills() {
+        let profile = mix(20.0, &[]).profile();
+        let node = empty_node(1);
+        let service = demand(&profile);
+        let own = profile.fills_per_cycle(0.0) * node.hertz * service.busy_cpus * 64.0;
+        let cache = CacheState {
+            effects: vec![
+                ShareEffect { share: 1.0, slowdown_percent: 0.0, broken_limits: 0.0 },
+                ShareEffect { share: 0.0, slowdown_percent: 100.0, broken_limits: 0.0 },
+            ],
+            ..crowded(own)
+        };
+        // Half of the cache is lost, so the residents lose half of 100 percent on eight CPUs. The stream loses nothing.
+        let stream = forecast(&service, &profile, &node, &cache);
+        assert!(stream.slowdown_percent < 1e-9, "{stream:?}");
+        assert!((stream.harm_cpu_percent / 8.0 - 50.0).abs() < 1.0, "{stream:?}");
+        let reuse = mix(20.0, &[(1000.0 * MIB, 1.0)]).profile();
+        let own = reuse.fills_per_cycle(16.0 * MIB) * node.hertz * 2.0 * 64.0;
+        let halved = forecast(&demand(&reuse), &reuse, &node, &CacheState { fill_bytes_per_second: own, ..cache });
+        assert!((halved.harm_cpu_percent / 8.0 - 50.0).abs() < 1.0, "{halved:?}");
+    }
+
+    /// Without a profile, do all nodes score alike; and a node without a state in the middle?
+    #[test]
+    fn missing_knowledge_never_decides() {
+        let unknown = ServiceDemand { profile: None, busy_cpus: 1.0, max_slowdown_percent: None };
+        let nodes = [empty_node(1), NodeCacheState { caches: vec![crowded(1e9)], ..empty_node(1) }];
+        let neutral = forecasts(&unknown, nodes.iter().map(Some));
+        assert_eq!(scores(&unknown, &neutral), [NEUTRAL_SCORE; 2]);
+        assert_eq!(keeps_limits(&neutral), [true, true]);
+        let profile = mix(20.0, &[(24.0 * MIB, 1.0)]).profile();
+        let known = forecasts(&demand(&profile), [Some(&nodes[0]), None, Some(&nodes[1])].into_iter());
+        let ranks = scores(&demand(&profile), &known);
+        assert!(ranks[0] == 10 && ranks[1] == 5 && ranks[2] < 5, "{ranks:?}");
+        assert_eq!(keeps_limits(&known), [true, true, false]);
+        assert_eq!(keeps_limits(&known[2..]), [true], "a forecast makes no service unschedulable");
+    }
+
+    /// Are forged states refused by the field?
+    #[test]
+    fn forged_states_are_refused() {
+        let refused = |change: fn(&mut NodeCacheState)| {
+            let mut bad = NodeCacheState { caches: vec![crowded(1e9)], ..empty_node(1) };
+            bad.check().unwrap();
+            change(&mut bad);
+            bad.check().unwrap_err().field
+        };
+        assert_eq!(refused(|bad| bad.hertz = f64::NAN), "hertz");
+        assert_eq!(refused(|bad| bad.caches.clear()), "caches");
+        assert_eq!(refused(|bad| bad.caches[0].busy_cpus = -1.0), "caches[0].busyCpus");
+        assert_eq!(refused(|bad| bad.caches[0].effects[1].share = f64::INFINITY), "caches[0].effects[1].share");
+        assert_eq!(refused(|bad| bad.caches[0].effects.reverse()), "caches[0].effects");
+    }
+}

@@ -1,0 +1,393 @@
+//! A fleet's description: hosts, services and their arrivals, policies, and the prices of energy and of moving.
+
+use serde::{Deserialize, Serialize};
+
+use crate::placement_policy::PlacementPolicy;
+use crate::profile::{FleetFieldError, ReferenceMix, WorkloadProfile, check_range};
+use crate::scorer::NodePolicy;
+
+/// More services on one host are probably a typing error.
+const MAX_SERVICES_PER_HOST: f64 = 1000.0;
+/// Hosts of a fleet; larger fleets are sweeps of cells.
+pub const MAX_HOSTS: u32 = 100_000;
+/// A week.
+pub const MAX_HOURS: f64 = 168.0;
+/// Kinds of services.
+pub const MAX_KINDS: usize = 10_000;
+/// CPUs of one service.
+pub const MAX_CPUS: f64 = 1024.0;
+
+/// A fleet, as written in a file.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FleetSpec {
+    /// Name for titles.
+    pub name: String,
+    /// Kind of the hosts: a bundled machine or a file.
+    pub machine: String,
+    /// Number of hosts.
+    pub hosts: u32,
+    /// Nominal length of the run.
+    #[serde(default = "one_day")]
+    pub hours: f64,
+    /// Everything random comes from it.
+    #[serde(default = "one")]
+    pub seed: u64,
+    /// Services that run at the same time, per host and in the mean.
+    #[serde(default = "usual_services")]
+    pub services_per_host: f64,
+    /// Time between two samples of all speeds.
+    #[serde(default = "half_an_hour")]
+    pub step_minutes: f64,
+    /// Hosts that one scheduler sees; larger fleets are several cells.
+    #[serde(default = "hundred")]
+    pub cell_hosts: u32,
+    /// Memory of one host; `None` = that of the machine.
+    #[serde(default)]
+    pub host_memory_bytes: Option<f64>,
+    /// Policies to compare.
+    #[serde(default = "PlacementPolicy::all")]
+    pub policies: Vec<PlacementPolicy>,
+    /// Policies of the nodes; each is combined with each policy.
+    #[serde(default = "both_nodes")]
+    pub nodes: Vec<NodePolicy>,
+    /// Nodes partition caches, if the machine can.
+    #[serde(default = "yes")]
+    pub partition: bool,
+    /// Share of kept limits for which hosts are counted; `None` = the share under `requests`, or under the first policy.
+    #[serde(default)]
+    pub promise_percent: Option<f64>,
+    /// Kinds of services, written out.
+    #[serde(default)]
+    pub services: Vec<ServiceSpec>,
+    /// Kinds of services, drawn by the seed.
+    #[serde(default)]
+    pub draw: Option<DrawSpec>,
+    /// A cluster's pods: the JSON of `kubectl get pods -A -o json`.
+    #[serde(default)]
+    pub cluster: Option<String>,
+    /// The rescheduler.
+    #[serde(default)]
+    pub moves: MoveSpec,
+    /// Power of one host.
+    #[serde(default)]
+    pub power: PowerSpec,
+}
+
+fn one_day() -> f64 {
+    24.0
+}
+fn one() -> u64 {
+    1
+}
+fn usual_services() -> f64 {
+    40.0
+}
+fn half_an_hour() -> f64 {
+    30.0
+}
+fn hundred() -> u32 {
+    100
+}
+fn yes() -> bool {
+    true
+}
+fn both_nodes() -> Vec<NodePolicy> {
+    vec![NodePolicy::Off, NodePolicy::Auto]
+}
+
+/// One kind of service.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ServiceSpec {
+    /// Name for results.
+    pub name: String,
+    /// Requested CPUs.
+    pub cpus: f64,
+    /// Requested memory.
+    #[serde(default)]
+    pub memory_bytes: f64,
+    /// Threads that share its load; `None` = one for each requested CPU.
+    #[serde(default)]
+    pub threads: Option<u16>,
+    /// Busy CPUs over requested CPUs, in the mean of a day.
+    pub load: f64,
+    /// Amplitude of the load over the day, as a share of its mean.
+    #[serde(default)]
+    pub daily_swing: f64,
+    /// Hour of the highest load.
+    #[serde(default)]
+    pub peak_hour: f64,
+    /// Promise to its users; `None` = none.
+    #[serde(default)]
+    pub max_slowdown_percent: Option<f64>,
+    /// Mean lifetime; `None` = it stays.
+    #[serde(default)]
+    pub lifetime_hours: Option<f64>,
+    /// Weight among the running services.
+    #[serde(default = "weight_of_one")]
+    pub weight: f64,
+    /// A measured profile, written out.
+    #[serde(default)]
+    pub profile: Option<WorkloadProfile>,
+    /// A file with the content of a `WorkloadProfile`.
+    #[serde(default)]
+    pub profile_file: Option<String>,
+    /// Its use of memory in closed form, in place of a profile.
+    #[serde(default)]
+    pub references: Option<ReferenceMix>,
+}
+
+fn weight_of_one() -> f64 {
+    1.0
+}
+
+/// Ranges from which kinds of services are drawn; each is uniform, sizes and rates over their logarithm.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DrawSpec {
+    /// Number of kinds.
+    pub kinds: u16,
+    /// Requested CPUs, whole.
+    pub cpus: (f64, f64),
+    /// Requested memory by CPU.
+    pub memory_bytes_per_cpu: (f64, f64),
+    /// Busy CPUs over requested CPUs.
+    pub load: (f64, f64),
+    /// Amplitude of the load over the day.
+    pub daily_swing: (f64, f64),
+    /// Mean lifetime.
+    pub lifetime_hours: (f64, f64),
+    /// Cycles per instruction without misses.
+    pub base_cycles_per_instr: (f64, f64),
+    /// Cycles that a miss adds.
+    pub stall_cycles_per_miss: (f64, f64),
+    /// References to the contended cache.
+    pub references_per_kilo_instr: (f64, f64),
+    /// Size of the large working set.
+    pub working_set_bytes: (f64, f64),
+    /// Share of the references that go to the large working set; the rest goes to one of 256 KiB.
+    pub working_set_share: (f64, f64),
+    /// Share of the kinds that stream.
+    pub streaming_kinds: f64,
+    /// Share of their references that streams have.
+    pub stream_share: (f64, f64),
+    /// Share of the kinds with a limit.
+    pub limited_kinds: f64,
+    /// Their limits.
+    pub max_slowdown_percent: (f64, f64),
+}
+
+impl Default for DrawSpec {
+    fn default() -> Self {
+        DrawSpec {
+            kinds: 40,
+            cpus: (1.0, 4.0),
+            memory_bytes_per_cpu: (1e9, 2e9),
+            load: (0.3, 0.8),
+            daily_swing: (0.0, 0.6),
+            lifetime_hours: (2.0, 48.0),
+            base_cycles_per_instr: (0.4, 1.2),
+            stall_cycles_per_miss: (40.0, 160.0),
+            references_per_kilo_instr: (0.5, 20.0),
+            working_set_bytes: (1e6, 64e6),
+            working_set_share: (0.2, 0.8),
+            streaming_kinds: 0.25,
+            stream_share: (0.5, 0.95),
+            limited_kinds: 0.5,
+            max_slowdown_percent: (5.0, 25.0),
+        }
+    }
+}
+
+/// Moves of services between hosts, for policies that measure.
+#[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MoveSpec {
+    /// Most moves in one step, for a hundred hosts.
+    pub max_per_step: u32,
+    /// Service time that a move costs.
+    pub seconds: f64,
+}
+
+impl Default for MoveSpec {
+    fn default() -> Self {
+        MoveSpec { max_per_step: 10, seconds: 30.0 }
+    }
+}
+
+/// Power of one host: linear in busy CPUs and in memory traffic.
+#[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PowerSpec {
+    /// A host without services.
+    pub sleep_watts: f64,
+    /// A host with services, all of its CPUs idle.
+    pub idle_watts: f64,
+    /// All of its CPUs busy.
+    pub busy_watts: f64,
+    /// Memory traffic.
+    pub watts_per_gb_per_second: f64,
+}
+
+impl Default for PowerSpec {
+    fn default() -> Self {
+        PowerSpec { sleep_watts: 15.0, idle_watts: 110.0, busy_watts: 380.0, watts_per_gb_per_second: 0.4 }
+    }
+}
+
+/// One kind of service, ready to run.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct ServiceKind {
+    /// Name for results.
+    pub name: String,
+    /// Requested CPUs.
+    pub cpus: f64,
+    /// Requested memory.
+    pub memory_bytes: f64,
+    /// Threads that share its load.
+    pub threads: u16,
+    /// Busy CPUs in the mean of a day.
+    pub busy_cpus: f64,
+    /// Amplitude over the day, as a share of the mean.
+    pub daily_swing: f64,
+    /// Hour of the highest load.
+    pub peak_hour: f64,
+    /// Promise to its users.
+    pub max_slowdown_percent: Option<f64>,
+    /// Mean lifetime; `None` = it stays.
+    pub lifetime_hours: Option<f64>,
+    /// Weight among the running services.
+    pub weight: f64,
+    /// `None` = never measured: it uses CPUs and memory, and its use of caches is unknown.
+    pub profile: Option<WorkloadProfile>,
+}
+
+impl FleetSpec {
+    /// Is this a fleet that can be run?
+    ///
+    /// # Errors
+    /// The first impossible field.
+    pub fn check(&self) -> Result<(), FleetFieldError> {
+        check_range("hosts", f64::from(self.hosts), 1.0, f64::from(MAX_HOSTS))?;
+        check_range("hours", self.hours, 0.01, MAX_HOURS)?;
+        check_range("services_per_host", self.services_per_host, 0.01, MAX_SERVICES_PER_HOST)?;
+        check_range("step_minutes", self.step_minutes, 1.0, 240.0)?;
+        check_range("cell_hosts", f64::from(self.cell_hosts), 1.0, 1000.0)?;
+        if let Some(bytes) = self.host_memory_bytes {
+            check_range("host_memory_bytes", bytes, 1.0, 1e16)?;
+        }
+        if let Some(percent) = self.promise_percent {
+            check_range("promise_percent", percent, 0.0, 100.0)?;
+        }
+        if self.policies.is_empty() || self.nodes.is_empty() {
+            let field = if self.policies.is_empty() { "policies" } else { "nodes" };
+            return Err(FleetFieldError::new(field, "an empty list", "one or more"));
+        }
+        if self.services.len() > MAX_KINDS {
+            return Err(FleetFieldError::new("services", self.services.len(), "at most 10 000 kinds"));
+        }
+        if self.services.is_empty() && self.draw.is_none() && self.cluster.is_none() {
+            return Err(FleetFieldError::new("services", "none", "[[services]], [draw] or cluster"));
+        }
+        for (index, service) in self.services.iter().enumerate() {
+            service.check().map_err(|error| error.below(&format!("services[{index}]")))?;
+        }
+        if let Some(draw) = &self.draw {
+            draw.check().map_err(|error| error.below("draw"))?;
+        }
+        check_range("moves.seconds", self.moves.seconds, 0.0, 86_400.0)?;
+        let power = &self.power;
+        for (field, watts) in [
+            ("power.sleep_watts", power.sleep_watts),
+            ("power.idle_watts", power.idle_watts),
+            ("power.busy_watts", power.busy_watts),
+            ("power.watts_per_gb_per_second", power.watts_per_gb_per_second),
+        ] {
+            check_range(field, watts, 0.0, 100_000.0)?;
+        }
+        Ok(())
+    }
+}
+
+impl ServiceSpec {
+    /// Is this a service that could run?
+    ///
+    /// # Errors
+    /// The first impossible field.
+    pub fn check(&self) -> Result<(), FleetFieldError> {
+        check_range("cpus", self.cpus, 0.01, MAX_CPUS)?;
+        check_range("memory_bytes", self.memory_bytes, 0.0, 1e15)?;
+        if let Some(threads) = self.threads {
+            check_range("threads", f64::from(threads), 1.0, MAX_CPUS)?;
+        }
+        check_range("load", self.load, 0.001, 1.0)?;
+        check_range("daily_swing", self.daily_swing, 0.0, 1.0)?;
+        check_range("peak_hour", self.peak_hour, 0.0, 24.0)?;
+        if let Some(limit) = self.max_slowdown_percent {
+            check_range("max_slowdown_percent", limit, 0.0, 10_000.0)?;
+        }
+        if let Some(hours) = self.lifetime_hours {
+            check_range("lifetime_hours", hours, 0.01, 1e6)?;
+        }
+        check_range("weight", self.weight, 1e-6, 1e6)?;
+        let sources = [self.profile.is_some(), self.profile_file.is_some(), self.references.is_some()];
+        if sources.iter().filter(|given| **given).count() > 1 {
+            return Err(FleetFieldError::new(
+                "profile",
+                "several sources",
+                "one of profile, profile_file and references",
+            ));
+        }
+        if let Some(profile) = &self.profile {
+            profile.check().map_err(|error| error.below("profile"))?;
+        }
+        if let Some(references) = &self.references {
+            references.check().map_err(|error| error.below("references"))?;
+        }
+        Ok(())
+    }
+
+    /// The kind that it describes. A profile file must have been read into `profile` before.
+    pub fn kind(&self) -> ServiceKind {
+        let profile = self.profile.clone().or_else(|| self.references.as_ref().map(ReferenceMix::profile));
+        ServiceKind {
+            name: self.name.clone(),
+            cpus: self.cpus,
+            memory_bytes: self.memory_bytes,
+            threads: self.threads.unwrap_or_else(|| libm::ceil(self.cpus) as u16).max(1),
+            busy_cpus: self.cpus * self.load,
+            daily_swing: self.daily_swing,
+            peak_hour: self.peak_hour,
+            max_slowdown_percent: self.max_slowdown_percent,
+            lifetime_hours: self.lifetime_hours,
+            weight: self.weight,
+            profile,
+        }
+    }
+}
+
+impl DrawSpec {
+    fn check(&self) -> Result<(), FleetFieldError> {
+        check_range("kinds", f64::from(self.kinds), 1.0, MAX_KINDS as f64)?;
+        for (field, (low, high), least, most) in [
+            ("cpus", self.cpus, 1.0, MAX_CPUS),
+            ("memory_bytes_per_cpu", self.memory_bytes_per_cpu, 1.0, 1e13),
+            ("load", self.load, 0.001, 1.0),
+            ("daily_swing", self.daily_swing, 0.0, 1.0),
+            ("lifetime_hours", self.lifetime_hours, 0.01, 1e6),
+            ("base_cycles_per_instr", self.base_cycles_per_instr, 0.05, 100.0),
+            ("stall_cycles_per_miss", self.stall_cycles_per_miss, 1e-3, 100_000.0),
+            ("references_per_kilo_instr", self.references_per_kilo_instr, 1e-6, 1000.0),
+            ("working_set_bytes", self.working_set_bytes, 64.0, 1e13),
+            ("working_set_share", self.working_set_share, 0.0, 1.0),
+            ("stream_share", self.stream_share, 0.0, 1.0),
+            ("max_slowdown_percent", self.max_slowdown_percent, 0.0, 10_000.0),
+        ] {
+            check_range(&format!("{field}[0]"), low, least, most)?;
+            check_range(&format!("{field}[1]"), high, low, most)?;
+        }
+        check_range("streaming_kinds", self.streaming_kinds, 0.0, 1.0)?;
+        check_range("limited_kinds", self.limited_kinds, 0.0, 1.0)
+    }
+}

@@ -1,0 +1,242 @@
+//! Fleets whose results are known, and the properties that every fleet has.
+
+use cachemate_core::{
+    CacheLevel, CacheSpec, CoherenceSpec, CoreModel, Inclusion, MachineSpec, MemorySchedulingSpec, MemorySpec, OsSpec,
+    PageSpec, PmuSpec, ReplacementPolicy, SetIndexing, WayPartitions, WritePolicy,
+};
+use cachemate_fleet::advice::{AdvisedService, advise};
+use cachemate_fleet::arrivals::draw_kinds;
+use cachemate_fleet::corun::{CoRunKey, CoRunMember, CoRunSolver};
+use cachemate_fleet::placement::PlacementPolicy;
+use cachemate_fleet::profile::{ReferenceMix, WorkingSet};
+use cachemate_fleet::scorer::NodePolicy;
+use cachemate_fleet::spec::{DrawSpec, FleetSpec, MoveSpec, PowerSpec, ServiceKind};
+use cachemate_fleet::study::{FleetChange, FleetResult, FleetStudy, RunControl};
+
+const MIB: f64 = 1024.0 * 1024.0;
+
+fn cache(level: CacheLevel, size_bytes: u64, shared_by_cores: u32) -> CacheSpec {
+    CacheSpec {
+        level,
+        size_bytes,
+        ways: 16,
+        line_bytes: 64,
+        latency_cycles: 3,
+        replacement: ReplacementPolicy::Lru,
+        write: WritePolicy::Back,
+        inclusion: Inclusion::NonInclusive,
+        index: SetIndexing::Physical,
+        shared_by_cores,
+        slices: 1,
+        bandwidth_bytes_per_cycle: None,
+        way_partitions: (level == CacheLevel::L2).then_some(WayPartitions {
+            groups: 4,
+            min_ways: 1,
+            contiguous: false,
+        }),
+    }
+}
+
+/// Eight cores in two caches of 8 MiB, one memory node.
+fn machine() -> MachineSpec {
+    MachineSpec {
+        name: "test".to_string(),
+        description: String::new(),
+        sources: Vec::new(),
+        hertz: 2_000_000_000,
+        packages: 1,
+        cores_per_package: 8,
+        contexts_per_core: 1,
+        pipeline: CoreModel::OutOfOrder { issue_width: 4, window: 128, mshrs: 16, loads_pass: false },
+        caches: vec![
+            cache(CacheLevel::L1Instruction, 32 << 10, 1),
+            cache(CacheLevel::L1Data, 32 << 10, 1),
+            cache(CacheLevel::L2, 8 << 20, 4),
+        ],
+        coherence: CoherenceSpec::default(),
+        prefetchers: Vec::new(),
+        memory: MemorySpec {
+            size_bytes: 64 << 30,
+            nodes: 1,
+            local_latency_cycles: 200,
+            remote_latency_cycles: 200,
+            bytes_per_cycle: 16.0,
+            package_bus_bytes_per_cycle: None,
+            scheduling: MemorySchedulingSpec::default(),
+        },
+        pages: PageSpec::default(),
+        os: OsSpec::default(),
+        counters: PmuSpec::default(),
+    }
+}
+
+fn fleet(hosts: u32, services_per_host: f64) -> FleetSpec {
+    FleetSpec {
+        name: "test".to_string(),
+        machine: "test".to_string(),
+        hosts,
+        hours: 6.0,
+        seed: 5,
+        services_per_host,
+        step_minutes: 60.0,
+        cell_hosts: 4,
+        host_memory_bytes: None,
+        policies: PlacementPolicy::all(),
+        nodes: vec![NodePolicy::Off, NodePolicy::Auto],
+        partition: true,
+        promise_percent: None,
+        services: Vec::new(),
+        draw: None,
+        cluster: None,
+        moves: MoveSpec::default(),
+        power: PowerSpec::default(),
+    }
+}
+
+fn kind(name: &str, references: f64, sets: &[(f64, f64)], limit: Option<f64>) -> ServiceKind {
+    let mix = ReferenceMix {
+        base_cycles_per_instr: 0.6,
+        stall_cycles_per_miss: 100.0,
+        references_per_kilo_instr: references,
+        working_sets: sets.iter().map(|&(bytes, share)| WorkingSet { bytes, share }).collect(),
+        write_share: 0.3,
+    };
+    ServiceKind {
+        name: name.to_string(),
+        cpus: 1.0,
+        memory_bytes: 1e9,
+        threads: 1,
+        busy_cpus: 0.75,
+        daily_swing: 0.0,
+        peak_hour: 0.0,
+        max_slowdown_percent: limit,
+        lifetime_hours: None,
+        weight: 1.0,
+        profile: Some(mix.profile()),
+    }
+}
+
+fn run(spec: &FleetSpec, kinds: &[ServiceKind], workers: usize, changes: &[FleetChange]) -> FleetResult {
+    let study = FleetStudy::new(spec, &[machine()], kinds, None, changes).unwrap();
+    study.run(&RunControl { workers, progress: &|_, _| (), stop: &|| false }).unwrap()
+}
+
+/// Are services that have a host each not slowed down, under any policy that spreads them?
+#[test]
+fn one_service_per_host_has_no_slowdown() {
+    let mut spec = fleet(4, 1.0);
+    spec.policies = vec![PlacementPolicy::Requests, PlacementPolicy::Spread, PlacementPolicy::Misses];
+    let kinds = [kind("reuse", 20.0, &[(6.0 * MIB, 0.9)], Some(1.0)), kind("stream", 30.0, &[], Some(1.0))];
+    for variant in run(&spec, &kinds, 1, &[]).variants {
+        assert_eq!(variant.total.slowdowns.percentile(1.0), Some(0.0), "{}", variant.name);
+        assert_eq!(variant.total.kept_share(), Some(1.0));
+        assert_eq!((variant.total.services, variant.total.moves), (4, 0));
+    }
+}
+
+/// Are all policies equal for identical services that fill all hosts?
+#[test]
+fn identical_services_make_policies_equal() {
+    let mut spec = fleet(2, 8.0);
+    spec.nodes = vec![NodePolicy::Off];
+    spec.promise_percent = Some(100.0);
+    let result = run(&spec, &[kind("reuse", 20.0, &[(4.0 * MIB, 0.9)], Some(1000.0))], 2, &[]);
+    let first = &result.variants[0].total;
+    assert!(first.slowdowns.percentile(0.5).unwrap() > 1.0, "eight working sets of 4 MiB on two caches of 8 MiB");
+    for variant in &result.variants[1..] {
+        assert_eq!(variant.total.slowdowns, first.slowdowns, "{}", variant.name);
+        assert_eq!(variant.hosts_needed, result.variants[0].hosts_needed);
+    }
+    // Eight CPUs each, requests of one: 16 services need two hosts whatever their speeds.
+    assert_eq!(result.variants[0].hosts_needed, Some(2));
+}
+
+/// Does the same seed give the same bits on any number of workers, and another seed another result?
+#[test]
+fn the_same_seed_gives_the_same_bits_on_any_number_of_workers() {
+    let spec = fleet(6, 5.0);
+    let draw = DrawSpec { kinds: 6, cpus: (1.0, 2.0), ..DrawSpec::default() };
+    let kinds = draw_kinds(&draw, spec.seed);
+    let one = run(&spec, &kinds, 1, &[FleetChange::OneMoreHost]);
+    let three = run(&spec, &kinds, 3, &[FleetChange::OneMoreHost]);
+    assert_eq!(one.variants, three.variants);
+    assert_eq!(one.csv(), three.csv());
+    assert_eq!(one.variants.len(), 20, "five policies, two node policies, and one more host");
+    assert!(one.variants[10].name.ends_with("one more host"), "{}", one.variants[10].name);
+    let other = FleetSpec { seed: 6, ..spec };
+    assert_ne!(one.variants, run(&other, &kinds, 1, &[FleetChange::OneMoreHost]).variants);
+}
+
+/// Do results and work of equal cells add up: three times the hosts, three times the services, the same shares?
+#[test]
+fn a_fleet_is_the_sum_of_its_cells() {
+    let (small, large) = (fleet(4, 6.0), fleet(12, 6.0));
+    let kinds = [kind("reuse", 20.0, &[(4.0 * MIB, 0.9)], Some(5.0)), kind("stream", 30.0, &[], None)];
+    let (one, three) = (run(&small, &kinds, 1, &[]), run(&large, &kinds, 1, &[]));
+    for (one, three) in one.variants.iter().zip(&three.variants) {
+        assert_eq!(3 * one.total.slowdowns.samples(), three.total.slowdowns.samples());
+        assert!((3.0 * one.total.energy_kwh / three.total.energy_kwh - 1.0).abs() < 0.1, "{}", one.name);
+    }
+}
+
+/// Does the forecast keep more limits than requests where streams and reuse can be separated?
+#[test]
+fn forecasts_separate_streams_from_reuse() {
+    let mut spec = fleet(4, 6.0);
+    spec.policies = vec![PlacementPolicy::Requests, PlacementPolicy::Forecast];
+    let kinds = [kind("reuse", 20.0, &[(3.0 * MIB, 0.98)], Some(5.0)), kind("stream", 40.0, &[], None)];
+    let result = run(&spec, &kinds, 1, &[FleetChange::Partition(false)]);
+    let kept = |name: &str| {
+        let variant = result.variants.iter().find(|variant| variant.name == name);
+        variant.unwrap_or_else(|| panic!("{name}")).total.kept_share().unwrap()
+    };
+    assert!(kept("forecast+auto") > kept("requests"), "{} {}", kept("forecast+auto"), kept("requests"));
+    assert!(kept("forecast+auto") >= kept("forecast+auto, unpartitioned"));
+    let needed = |index: usize| result.variants[index].hosts_needed;
+    assert!(
+        needed(3) <= needed(0),
+        "{:?}",
+        result.variants.iter().map(|variant| variant.hosts_needed).collect::<Vec<_>>()
+    );
+}
+
+/// Does a cache get slower with every service that joins it, and with traffic of other caches?
+#[test]
+fn slowdowns_rise_with_company_and_traffic() {
+    let profiles = [kind("reuse", 20.0, &[(6.0 * MIB, 0.9)], None), kind("stream", 40.0, &[], None)];
+    let solver =
+        CoRunSolver::new(&machine(), profiles.iter().filter_map(|kind| kind.profile.clone()).collect()).unwrap();
+    let member = |kind: u16| CoRunMember { kind, load: 8, threads: 1, is_confined: kind == 1 };
+    let cycles = |traffic: u8, confined_ways: u8, streams: usize| {
+        let members = std::iter::once(member(0)).chain(std::iter::repeat_n(member(1), streams)).collect();
+        solver.speeds(&CoRunKey { traffic, confined_ways, members })[0].cycles_per_instr
+    };
+    let company: Vec<f32> = (0..4).map(|streams| cycles(0, 0, streams)).collect();
+    assert!(company.is_sorted() && company[3] > 1.1 * company[0], "{company:?}");
+    let traffic: Vec<f32> = [0, 4, 8, 12, 15].map(|level| cycles(level, 0, 1)).to_vec();
+    assert!(traffic.is_sorted() && traffic[4] > traffic[0], "{traffic:?}");
+    assert!(cycles(0, 2, 3) < company[3], "confined streams harm less");
+    assert_eq!(solver.alone(member(0)), company[0]);
+}
+
+/// Does advice name the stream as the aggressor, its victim, and nothing against a service that fits?
+#[test]
+fn advice_separates_victims_from_aggressors() {
+    let kinds = [
+        kind("reuse", 20.0, &[(6.0 * MIB, 0.98)], Some(5.0)),
+        kind("stream", 60.0, &[], None),
+        kind("small", 1.0, &[(0.1 * MIB, 1.0)], None),
+        ServiceKind { profile: None, ..kind("unknown", 1.0, &[], None) },
+    ];
+    let profiles = kinds.iter().filter_map(|kind| kind.profile.clone()).collect();
+    let solver = CoRunSolver::new(&machine(), profiles).unwrap();
+    let services: Vec<AdvisedService> =
+        kinds.iter().map(|kind| AdvisedService { kind: kind.clone(), has_whole_cpus: true }).collect();
+    let advice = advise(&solver, &services);
+    assert_eq!(advice.pairs.len(), 3);
+    assert_eq!((advice.pairs[0].victim.as_str(), advice.pairs[0].aggressor.as_str()), ("reuse", "stream"));
+    assert!(advice.pairs[0].is_bad && !advice.pairs[1].is_bad, "{:?}", advice.pairs);
+    let roles: Vec<_> = advice.services.iter().map(|service| service.role).collect();
+    assert_eq!(roles, [Some("victim"), Some("aggressor"), Some("neutral"), None]);
+    assert_eq!(advice.services[0].keep_apart, ["stream"]);
+}

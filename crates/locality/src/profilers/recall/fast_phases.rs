@@ -1,0 +1,200 @@
+//! Averages of programs whose phases change faster than plans can follow.
+//!
+//! Problem: a phase is identified some windows after it has begun, and a change of plan takes some more. A program that
+//! changes phase again by then has released its partition for nothing, each time. Method: if the mean length of the
+//! last few phases was that short, the program's phase number stays constant, and its curve is the mean of its most
+//! recent curves. Logs fall anywhere in its phases, so their mean is that of its time. Properties: a program with a
+//! long phase is followed again; nothing changes until enough curves are measured; curves that differ widen the error
+//! of the mean accordingly.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use cachemate_core::{CacheLevel, Estimate, Fact, Profiles, SizeCurve, TaskId};
+
+use super::{LevelCurves, measured_at};
+
+/// Kind of phase of a program with averaged phases.
+pub const AVERAGED: u32 = u32::MAX;
+/// Phases of fewer windows cannot be followed: three or four to identify them, as many for a change, as many to gain by
+/// it.
+const MIN_FOLLOWED_WINDOWS: u64 = 12;
+/// Number of phases in the mean length.
+const PHASES: usize = 4;
+/// Fewest curves of an average.
+const MIN_CURVES: usize = 3;
+/// Most curves of an average; older ones are dropped.
+const MAX_CURVES: usize = 8;
+
+/// History of one task.
+#[derive(Clone, Debug, Default)]
+struct PhaseHistory {
+    /// The current phase, and the window in which it was first observed.
+    phase: (u32, u64),
+    lengths_windows: VecDeque<u64>,
+    /// Number of the phase at which averaging began.
+    since: Option<u32>,
+    curves: VecDeque<LevelCurves>,
+}
+
+/// See the module's documentation.
+#[derive(Clone, Debug, Default)]
+pub struct FastPhaseAverages {
+    past: BTreeMap<TaskId, PhaseHistory>,
+}
+
+impl FastPhaseAverages {
+    /// Takes in a window, and forgets tasks that exited.
+    pub fn observe(&mut self, window: u64, measured: &Profiles) {
+        self.past.retain(|task, _| measured.contains_key(task));
+        for (&task, profile) in measured {
+            let fresh = || PhaseHistory { phase: (profile.phase_number, window), ..PhaseHistory::default() };
+            let past = self.past.entry(task).or_insert_with(fresh);
+            past.turn(profile.phase_number, window);
+            past.note(&profile.locality.misses_per_kilo_instr);
+        }
+    }
+
+    /// Phase number and curves of a task with averaged phases.
+    pub fn averaged(&self, task: TaskId) -> Option<(u32, LevelCurves)> {
+        let past = self.past.get(&task).filter(|past| past.is_averaged())?;
+        Some((past.since?, mean(&past.curves)?))
+    }
+}
+
+impl PhaseHistory {
+    fn is_averaged(&self) -> bool {
+        self.since.is_some() && self.curves.len() >= MIN_CURVES
+    }
+
+    fn turn(&mut self, number: u32, window: u64) {
+        let (phase, since) = self.phase;
+        let length = window.saturating_sub(since);
+        if phase != number {
+            self.phase = (number, window);
+            self.lengths_windows.push_back(length);
+            if self.lengths_windows.len() > PHASES {
+                self.lengths_windows.pop_front();
+            }
+        } else if length >= 2 * MIN_FOLLOWED_WINDOWS {
+            self.lengths_windows.clear();
+            self.since = None;
+        }
+        let sum: u64 = self.lengths_windows.iter().sum();
+        if self.lengths_windows.len() == PHASES && sum < MIN_FOLLOWED_WINDOWS * PHASES as u64 {
+            self.since.get_or_insert(number);
+        }
+    }
+
+    fn note(&mut self, measured: &LevelCurves) {
+        let Some(at) = measured_at(measured) else { return };
+        if self.curves.back().and_then(measured_at) == Some(at) {
+            return;
+        }
+        // Curves at other sizes are of other caches: there is no mean of both.
+        if self.curves.back().is_some_and(|last| !are_alike(last, measured)) {
+            self.curves.clear();
+        }
+        self.curves.push_back(measured.clone());
+        if self.curves.len() > MAX_CURVES {
+            self.curves.pop_front();
+        }
+    }
+}
+
+/// Are they for the same levels, at the same sizes?
+fn are_alike(one: &LevelCurves, other: &LevelCurves) -> bool {
+    let sizes = |curves: &LevelCurves| -> Vec<(CacheLevel, Vec<u64>)> {
+        let of = |(level, fact): (&CacheLevel, &Fact<SizeCurve>)| {
+            (*level, fact.value.iter().map(|(size, _)| *size).collect())
+        };
+        curves.iter().map(of).collect()
+    };
+    sizes(one) == sizes(other)
+}
+
+/// `None` = there are none.
+fn mean(curves: &VecDeque<LevelCurves>) -> Option<LevelCurves> {
+    let last = curves.back()?;
+    let of = |(&level, fact): (&CacheLevel, &Fact<SizeCurve>)| {
+        let all: Vec<&SizeCurve> = curves.iter().filter_map(|one| one.get(&level).map(|fact| &fact.value)).collect();
+        let point =
+            |index: usize| (fact.value[index].0, mean_of(&all.iter().map(|curve| curve[index].1).collect::<Vec<_>>()));
+        (level, Fact { value: (0..fact.value.len()).map(point).collect(), ..fact.clone() })
+    };
+    Some(last.iter().map(of).collect())
+}
+
+/// Mean of measurements; its interval is the mean of theirs, or two standard errors if those reach further.
+fn mean_of(all: &[Estimate]) -> Estimate {
+    let count = all.len() as f64;
+    let mean = |of: &dyn Fn(&Estimate) -> f64| all.iter().map(of).sum::<f64>() / count;
+    let value = mean(&|one| one.value);
+    let spread = all.iter().map(|one| (one.value - value) * (one.value - value)).sum::<f64>() / (count - 1.0).max(1.0);
+    let error = 2.0 * libm::sqrt(spread / count);
+    let (low, high) = (mean(&|one| one.low).min(value - error), mean(&|one| one.high).max(value + error));
+    Estimate { value, low: low.max(0.0), high }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cachemate_core::{FactSource, Profile, Profiles};
+
+    const TASK: TaskId = TaskId(0);
+
+    /// One window: the phase's number, and misses of the curve that was measured in it.
+    fn observe(averages: &mut FastPhaseAverages, window: u64, number: u32, measured: Option<f64>) {
+        let mut profile = Profile { phase_number: number, ..Profile::default() };
+        if let Some(rate) = measured {
+            let curve = vec![(1 << 20, Estimate::exact(rate)), (2 << 20, Estimate::exact(0.0))];
+            profile = profile.with_misses(CacheLevel::L3, curve, FactSource::Oracle);
+            profile.locality.misses_per_kilo_instr.values_mut().for_each(|fact| fact.window = window);
+        }
+        let profiles: Profiles = [(TASK, profile)].into();
+        averages.observe(window, &profiles);
+    }
+
+    /// The window in which averaging begins, for phases of so many windows with a curve measured at the beginning of
+    /// each.
+    fn first_whole(length: u64, phases: u64) -> Option<(u64, FastPhaseAverages)> {
+        let mut averages = FastPhaseAverages::default();
+        (0..length * phases).find_map(|window| {
+            let measured = window.is_multiple_of(length).then_some((window / length % 2 * 8) as f64);
+            observe(&mut averages, window, (window / length) as u32, measured);
+            averages.averaged(TASK).is_some().then(|| (window, averages.clone()))
+        })
+    }
+
+    /// Are phases of four windows averaged, by the mean of their curves, and phases of twenty windows not?
+    #[test]
+    fn phases_that_are_too_short_are_averaged() {
+        assert!(first_whole(20, 9).is_none());
+        let (window, mut averages) = first_whole(4, 9).unwrap();
+        assert_eq!(window, 16, "four phases are over");
+        let (number, curves) = averages.averaged(TASK).unwrap();
+        let point = curves[&CacheLevel::L3].value[0].1;
+        // 0, 8, 0, 8, 0.
+        assert_eq!((number, point.value), (4, 3.2));
+        assert!(point.low < 0.1 && point.high > 6.0, "{point:?}");
+        observe(&mut averages, 20, 5, None);
+        assert_eq!(averages.averaged(TASK).map(|(number, _)| number), Some(4), "the phase number is constant");
+        // It stays in one phase now.
+        for window in 21..=44 {
+            assert!(averages.averaged(TASK).is_some(), "{window}");
+            observe(&mut averages, window, 5, None);
+        }
+        assert!(averages.averaged(TASK).is_none());
+    }
+
+    /// Does nothing change until enough curves are known?
+    #[test]
+    fn without_curves_there_is_no_average() {
+        let mut averages = FastPhaseAverages::default();
+        for window in 0..40 {
+            observe(&mut averages, window, (window / 3) as u32, (window == 5 || window == 20).then_some(1.0));
+        }
+        assert!(averages.averaged(TASK).is_none());
+        observe(&mut averages, 40, 14, Some(4.0));
+        assert_eq!(averages.averaged(TASK).unwrap().1[&CacheLevel::L3].value[0].1.value, 2.0);
+    }
+}

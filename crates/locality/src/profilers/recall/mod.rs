@@ -1,0 +1,116 @@
+//! Curves of recurring phases: a curve measured in one phase applies to the next one of its kind (thesis 5.2).
+//!
+//! A change of phase clears the profile, and another measurement costs as much as the first. Kinds of phases are
+//! identified by the accesses that reach the contended cache, which no plan changes. Properties: a measured curve
+//! replaces a recalled one; tasks that exited are forgotten; without kinds, no curve is recalled. Phases that are too
+//! short to be followed are averaged ([`fast_phases`]).
+
+mod fast_phases;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cachemate_core::{CacheLevel, Fact, FactSource, Observation, Profile, ProfileRecall, Profiles, SizeCurve, TaskId};
+
+use fast_phases::FastPhaseAverages;
+
+pub use fast_phases::AVERAGED;
+
+type LevelCurves = BTreeMap<CacheLevel, Fact<SizeCurve>>;
+
+/// The last step of profiling for policies that follow phases.
+#[derive(Clone, Debug, Default)]
+pub struct PhaseCurveRecall {
+    /// By task and kind of phase.
+    curves: BTreeMap<(TaskId, u32), LevelCurves>,
+    /// Averages of tasks with short phases; `None` = no averaging.
+    averages: Option<FastPhaseAverages>,
+}
+
+/// Time of the newest of these measurements.
+fn measured_at(curves: &LevelCurves) -> Option<u64> {
+    curves.values().map(|fact| fact.window).max()
+}
+
+/// A task's profile to be changed, in a copy of all profiles that is made at the first change.
+fn profile_mut<'a>(recalled: &'a mut Option<Profiles>, measured: &Profiles, task: TaskId) -> Option<&'a mut Profile> {
+    recalled.get_or_insert_with(|| measured.clone()).get_mut(&task)
+}
+
+impl PhaseCurveRecall {
+    /// Averages programs whose phases are too short.
+    pub fn averaging_fast_phases() -> Self {
+        PhaseCurveRecall { averages: Some(FastPhaseAverages::default()), ..PhaseCurveRecall::default() }
+    }
+}
+
+impl ProfileRecall for PhaseCurveRecall {
+    fn recall(&mut self, seen: &Observation, measured: &Profiles) -> Option<Profiles> {
+        let present: BTreeSet<TaskId> = seen.tasks.iter().filter(|task| !task.exited).map(|task| task.task).collect();
+        self.curves.retain(|(task, _), _| present.contains(task));
+        if let Some(averages) = &mut self.averages {
+            averages.observe(seen.window, measured);
+        }
+        let mut recalled: Option<Profiles> = None;
+        for (&task, profile) in measured.iter().filter(|(task, _)| present.contains(task)) {
+            if let Some((number, curves)) = self.averages.as_ref().and_then(|averages| averages.averaged(task)) {
+                if let Some(profile) = profile_mut(&mut recalled, measured, task) {
+                    profile.phase_number = number;
+                    profile.phase.kind = Some(Fact::new(AVERAGED, FactSource::PhaseDetector, seen.window));
+                    profile.locality.misses_per_kilo_instr = curves;
+                }
+                continue;
+            }
+            let Some(kind) = profile.phase.kind.as_ref().map(|fact| fact.value) else { continue };
+            let curves = &profile.locality.misses_per_kilo_instr;
+            let known = self.curves.get(&(task, kind));
+            if !curves.is_empty() {
+                if known != Some(curves) {
+                    self.curves.insert((task, kind), curves.clone());
+                }
+            } else if let Some(known) = known
+                && let Some(profile) = profile_mut(&mut recalled, measured, task)
+            {
+                profile.locality.misses_per_kilo_instr = known.clone();
+            }
+        }
+        recalled
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cachemate_core::Estimate;
+    use cachemate_core::test_support::observation;
+
+    fn profile(kind: Option<u32>, misses: Option<f64>) -> Profile {
+        let curve = |rate: f64| vec![(1 << 20, Estimate::exact(rate)), (2 << 20, Estimate::exact(0.5 * rate))];
+        let mut profile = Profile::default();
+        if let Some(rate) = misses {
+            profile = profile.with_misses(CacheLevel::L3, curve(rate), FactSource::Oracle);
+        }
+        profile.phase.kind = kind.map(|kind| Fact::new(kind, FactSource::PhaseDetector, 0));
+        profile
+    }
+
+    fn followed(recall: &mut PhaseCurveRecall, profile: Profile) -> Option<Profiles> {
+        recall.recall(&observation(1, 1), &[(TaskId(0), profile)].into())
+    }
+
+    /// Does a recurring phase have its curve at once, one of another kind none, and a measured one its own?
+    #[test]
+    fn a_recurring_phase_has_its_curve_at_once() {
+        let mut recall = PhaseCurveRecall::default();
+        let mut follow = |profile: Profile| {
+            let profiles = followed(&mut recall, profile)?;
+            let curve = profiles[&TaskId(0)].misses_per_kilo_instr()?;
+            Some(curve[0].1.value)
+        };
+        assert_eq!(follow(profile(Some(0), Some(8.0))), None, "it is measured");
+        assert_eq!(follow(profile(Some(1), None)), None, "another kind");
+        assert_eq!(follow(profile(None, None)), None, "its kind is unknown");
+        assert_eq!(follow(profile(Some(0), None)), Some(8.0));
+        assert_eq!(follow(profile(Some(0), Some(3.0))), None);
+        assert_eq!(follow(profile(Some(0), None)), Some(3.0), "the last measured one");
+    }
+}

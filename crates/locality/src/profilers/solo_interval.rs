@@ -1,0 +1,275 @@
+//! Solo speeds from intervals in which a task had its cache for itself.
+//!
+//! Problem: a slowdown needs the speed of the same work alone, and a host shows a program only beside others. Method: a
+//! row of one task ([`cachemate_core::ProbeKind::CoRunRows`]) is an interval in which the machine keeps all other tasks
+//! off the cache. Instructions over cycles are the solo speed of the work that the task did then. Work is recognized by its
+//! references to the cache per instruction, which co-runners do not change: in every window the profile gets the solo
+//! speed of the work of that window, or none. Properties: other caches keep their traffic during the interval, so the
+//! counted waits in the queue for memory widen the error upward; a speed from a stored profile stays until an interval is
+//! measured; if references are not counted, a speed holds for the phase in which it was measured.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{
+    CacheLevel, CounterEvent, Estimate, EvidenceKind, Fact, FactSource, Observation, ProbeEvidence, Profile, Profiler,
+    Profiles, RowInterval, StallCause, TaskId, TaskSample,
+};
+
+/// Error of one interval, as a share: counts end at a window's edge, and the cache may still be filling.
+const INTERVAL_ERROR: f64 = 0.01;
+/// Largest difference of references per instruction of the same work, as a share.
+const SAME_WORK: f64 = 0.05;
+/// Kinds of work that are stored for each task; the one that was measured first is forgotten.
+const MAX_KINDS: usize = 32;
+/// Intervals whose spread is the error.
+const MAX_SPEEDS: usize = 16;
+
+/// Fills `solo_instr_per_cycle` and `solo_misses_per_kilo_instr` from rows of one task.
+#[derive(Clone, Debug)]
+pub struct SoloIntervalProfiler {
+    level: CacheLevel,
+    tasks: BTreeMap<TaskId, Vec<SoloSums>>,
+}
+
+/// Counts of one task without others on its cache.
+struct SoloInterval {
+    task: TaskId,
+    instructions: f64,
+    cycles: f64,
+    references: Option<f64>,
+    misses: Option<f64>,
+}
+
+/// Sums over the intervals of one kind of work.
+#[derive(Clone, Debug, Default)]
+struct SoloSums {
+    phase_number: u32,
+    instructions: f64,
+    cycles: f64,
+    references_per_instr: Option<f64>,
+    misses: Option<f64>,
+    /// Wait of a miss in the queue for memory beside other tasks, in cycles.
+    queue_cycles_per_miss: f64,
+    /// Speeds of the latest intervals; their spread is the error.
+    speeds: Vec<f64>,
+    /// Increase of the speed during the last interval's row: the cache was still filling.
+    warming: f64,
+}
+
+impl SoloInterval {
+    fn speed(&self) -> f64 {
+        self.instructions / self.cycles
+    }
+}
+
+impl SoloIntervalProfiler {
+    /// A profiler for the contended cache of this level.
+    pub fn new(level: CacheLevel) -> Self {
+        SoloIntervalProfiler { level, tasks: BTreeMap::new() }
+    }
+
+    fn queue_cycles_per_miss(&self, task: &TaskSample) -> Option<f64> {
+        let misses = task.counts.get(CounterEvent::Misses(self.level)).filter(|&misses| misses > 0.0)?;
+        Some(task.counts.get(CounterEvent::StallCycles(StallCause::BusQueue))? / misses)
+    }
+
+    fn references_per_instr(&self, task: &TaskSample) -> Option<f64> {
+        let instructions = task.counts.get(CounterEvent::Instructions).filter(|&count| count > 0.0)?;
+        Some(task.counts.get(CounterEvent::References(self.level))? / instructions)
+    }
+
+    /// `None` if the row has several tasks, or if its task did nothing.
+    fn solo_interval(&self, interval: &RowInterval) -> Option<SoloInterval> {
+        let ([task], [counts]) = (interval.tasks.as_slice(), interval.task_counts.as_slice()) else { return None };
+        let positive = |event| counts.get(event).filter(|count| *count > 0.0);
+        Some(SoloInterval {
+            task: *task,
+            instructions: positive(CounterEvent::Instructions)?,
+            cycles: positive(CounterEvent::Cycles)?,
+            references: counts.get(CounterEvent::References(self.level)),
+            misses: counts.get(CounterEvent::Misses(self.level)),
+        })
+    }
+
+    /// Takes in the intervals of one answer. Of intervals in a row only the last counts, because the cache fills during
+    /// the earlier ones.
+    fn take(&mut self, intervals: &[RowInterval], seen: &Observation, profiles: &Profiles) {
+        for (index, interval) in intervals.iter().enumerate() {
+            let Some(solo) = self.solo_interval(interval) else { continue };
+            if intervals[index + 1..].iter().any(|later| later.tasks == interval.tasks) {
+                continue;
+            }
+            let before = intervals[..index].iter().rfind(|earlier| earlier.tasks == interval.tasks);
+            let before = before.and_then(|earlier| self.solo_interval(earlier));
+            let sample = seen.tasks.iter().find(|seen| seen.task == solo.task);
+            let queue = sample.and_then(|seen| self.queue_cycles_per_miss(seen));
+            let references = solo.references.map(|references| references / solo.instructions);
+            let phase_number = profiles.get(&solo.task).map_or(0, |profile| profile.phase_number);
+            let kinds = self.tasks.entry(solo.task).or_default();
+            let known = kinds.iter().position(|kind| kind.is_of(references, phase_number));
+            let place = known.unwrap_or_else(|| {
+                if kinds.len() == MAX_KINDS {
+                    kinds.remove(0);
+                }
+                kinds.push(SoloSums { phase_number, references_per_instr: references, ..SoloSums::default() });
+                kinds.len() - 1
+            });
+            kinds[place].add(&solo, before.as_ref(), queue);
+        }
+    }
+}
+
+impl SoloSums {
+    /// Is work with so many references per instruction, or else in this phase, of this kind?
+    fn is_of(&self, references_per_instr: Option<f64>, phase_number: u32) -> bool {
+        match self.references_per_instr.zip(references_per_instr) {
+            Some((own, other)) => (own - other).abs() <= SAME_WORK * own.max(1e-6),
+            None => self.phase_number == phase_number,
+        }
+    }
+
+    fn add(&mut self, solo: &SoloInterval, before: Option<&SoloInterval>, queue_cycles_per_miss: Option<f64>) {
+        self.instructions += solo.instructions;
+        self.cycles += solo.cycles;
+        if let Some(misses) = solo.misses {
+            *self.misses.get_or_insert(0.0) += misses;
+        }
+        self.queue_cycles_per_miss = queue_cycles_per_miss.unwrap_or(self.queue_cycles_per_miss);
+        self.warming = before.map_or(0.0, |before| (solo.speed() - before.speed()).max(0.0));
+        self.speeds.push(solo.speed());
+        if self.speeds.len() > MAX_SPEEDS {
+            self.speeds.remove(0);
+        }
+    }
+
+    fn speed(&self) -> Estimate {
+        let value = self.instructions / self.cycles;
+        let count = self.speeds.len() as f64;
+        let spread = self.speeds.iter().map(|speed| (speed - value) * (speed - value)).sum::<f64>();
+        let error = if count < 2.0 { 0.0 } else { 2.0 * libm::sqrt(spread / (count - 1.0) / count) };
+        let error = error.max(INTERVAL_ERROR * value);
+        // Without the queue that other caches' traffic causes it would be faster.
+        let queue = self.misses.unwrap_or(0.0) * self.queue_cycles_per_miss;
+        let unqueued = self.instructions / (self.cycles - queue).max(0.5 * self.cycles);
+        Estimate { value, low: value - error, high: unqueued + error + 2.0 * self.warming }
+    }
+
+    fn write_to(&self, profile: &mut Profile, window: u64) {
+        let fact = |estimate| Some(Fact::measured(estimate, FactSource::CoRunRows, window));
+        profile.rates.solo_instr_per_cycle = fact(self.speed());
+        if let Some(misses) = self.misses {
+            profile.rates.solo_misses_per_kilo_instr = fact(Estimate::exact(1000.0 * misses / self.instructions));
+        }
+    }
+}
+
+impl Profiler for SoloIntervalProfiler {
+    fn name(&self) -> &'static str {
+        "solo intervals"
+    }
+    fn needs(&self) -> &'static [EvidenceKind] {
+        &[EvidenceKind::CoRunRows]
+    }
+    fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
+        super::retain_live(seen, profiles);
+        self.tasks.retain(|task, _| profiles.contains_key(task));
+        for answer in &seen.probe_results {
+            if let ProbeEvidence::Rows(intervals) = &answer.evidence {
+                self.take(intervals, seen, profiles);
+            }
+        }
+        for (task, kinds) in &self.tasks {
+            let Some(profile) = profiles.get_mut(task) else { continue };
+            let sample = seen.tasks.iter().find(|sample| sample.task == *task);
+            let references = sample.and_then(|sample| self.references_per_instr(sample));
+            match kinds.iter().find(|kind| kind.is_of(references, profile.phase_number)) {
+                Some(kind) => kind.write_to(profile, seen.window),
+                None => {
+                    let rates = &mut profile.rates;
+                    for fact in [&mut rates.solo_instr_per_cycle, &mut rates.solo_misses_per_kilo_instr] {
+                        *fact = fact.take().filter(|fact| fact.source != FactSource::CoRunRows);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::synthetic::*;
+    use super::*;
+    use cachemate_core::CacheId;
+
+    const LLC: CacheLevel = CacheLevel::L2;
+
+    fn interval(members: &[u32], instructions: u64, cycles: u64) -> RowInterval {
+        let one = counts(&[
+            (CounterEvent::Instructions, instructions),
+            (CounterEvent::Cycles, cycles),
+            (CounterEvent::References(LLC), instructions / 100),
+            (CounterEvent::Misses(LLC), instructions / 1000),
+        ]);
+        RowInterval {
+            tasks: members.iter().map(|&task| TaskId(task)).collect(),
+            cache: CacheId(0),
+            span: span(100_000_000),
+            ended_by_task: None,
+            cache_counts: one.clone(),
+            task_counts: members.iter().map(|_| one.clone()).collect(),
+        }
+    }
+
+    fn solo(profiles: &Profiles, task: u32) -> Option<Estimate> {
+        profiles[&TaskId(task)].rates.solo_instr_per_cycle.map(|fact| fact.estimate())
+    }
+
+    /// Does a row of one task give its solo speed with its error, does a larger row give none, and does the queue of other
+    /// caches widen the error upward only?
+    #[test]
+    fn a_row_of_one_task_is_its_solo_speed() {
+        let (mut profiler, mut profiles) = (SoloIntervalProfiler::new(LLC), Profiles::new());
+        let mut seen = window(0, &[0, 1]);
+        let rows = vec![interval(&[0], 2_000_000, 4_000_000), interval(&[0, 1], 2_000_000, 9_000_000)];
+        seen.probe_results = vec![answer(0, ProbeEvidence::Rows(rows))];
+        profiler.update(&seen, &mut profiles);
+        let speed = solo(&profiles, 0).unwrap();
+        assert!((speed.value - 0.5).abs() < 1e-9 && speed.high < 0.51, "{speed:?}");
+        assert_eq!(solo(&profiles, 1), None);
+        seen.tasks[0].counts =
+            counts(&[(CounterEvent::Misses(LLC), 1000), (CounterEvent::StallCycles(StallCause::BusQueue), 100_000)]);
+        profiler.update(&seen, &mut profiles);
+        let queued = solo(&profiles, 0).unwrap();
+        assert!((queued.value - 0.5).abs() < 1e-9 && queued.high > 0.52 && queued.low > 0.49, "{queued:?}");
+    }
+
+    /// Does a solo speed hold for the work that it was measured with, is it recalled when that work comes back, and is no
+    /// other work compared with it?
+    #[test]
+    fn a_solo_speed_holds_for_its_work() {
+        let (mut profiler, mut profiles) = (SoloIntervalProfiler::new(LLC), Profiles::new());
+        let mut observe = |references: u64, rows: Vec<RowInterval>| {
+            let mut seen = window(0, &[0]);
+            seen.tasks[0].counts =
+                counts(&[(CounterEvent::Instructions, 1_000_000), (CounterEvent::References(LLC), references)]);
+            seen.probe_results = vec![answer(0, ProbeEvidence::Rows(rows))];
+            profiler.update(&seen, &mut profiles);
+            solo(&profiles, 0).map(|speed| speed.value)
+        };
+        assert_eq!(observe(10_000, vec![interval(&[0], 2_000_000, 4_000_000)]), Some(0.5));
+        assert_eq!(observe(20_000, Vec::new()), None);
+        assert_eq!(observe(10_200, Vec::new()), Some(0.5));
+    }
+
+    /// If the cache still fills during the row, does the error reach beyond the last speed?
+    #[test]
+    fn a_filling_cache_widens_the_error() {
+        let (mut profiler, mut profiles) = (SoloIntervalProfiler::new(LLC), Profiles::new());
+        let mut seen = window(0, &[0]);
+        let rows = vec![interval(&[0], 2_000_000, 5_000_000), interval(&[0], 2_000_000, 4_000_000)];
+        seen.probe_results = vec![answer(0, ProbeEvidence::Rows(rows))];
+        profiler.update(&seen, &mut profiles);
+        let speed = solo(&profiles, 0).unwrap();
+        assert!((speed.value - 0.5).abs() < 1e-9 && speed.high > 0.69, "{speed:?}");
+    }
+}

@@ -1,0 +1,138 @@
+//! Parameters of policies: parsed from TOML, and checked against their ranges.
+
+use std::fmt::Display;
+
+use cachemate_core::{SpellingScope, successor};
+use serde::de::DeserializeOwned;
+
+/// Parameters that a policy does not take.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ParameterError {
+    /// Invalid TOML, an unknown name, or a value of another type: the TOML parser's message, with line and column.
+    #[error("{}", .0.to_string().trim_end())]
+    Toml(Box<toml::de::Error>),
+    /// A parameter under a retired name.
+    #[error("{context}`{old}` is now `{new}`")]
+    Retired {
+        /// TOML's heading with line and column, and the line itself.
+        context: String,
+        /// The retired name, behind its policy.
+        old: String,
+        /// The present name, behind its policy.
+        new: String,
+    },
+    /// A value out of its range.
+    #[error("{name}: found {found}, expected {expected}")]
+    Value {
+        /// The parameter, with its place in tables and lists.
+        name: String,
+        /// The given value.
+        found: String,
+        /// The accepted values.
+        expected: String,
+    },
+}
+
+impl ParameterError {
+    /// A value out of its range.
+    pub fn value(name: impl Display, found: impl Display, expected: impl Display) -> Self {
+        ParameterError::Value { name: name.to_string(), found: found.to_string(), expected: expected.to_string() }
+    }
+
+    /// Names the successor if `text` sets a parameter of `policy` under a retired name; other errors stay as they are.
+    pub(crate) fn naming_successor(self, policy: &str, text: &str) -> Self {
+        let ParameterError::Toml(error) = &self else { return self };
+        let key = error.span().filter(|_| error.message().starts_with("unknown field")).and_then(|span| text.get(span));
+        let Some(old) = key.map(|key| format!("{policy}.{key}")) else { return self };
+        let Some(new) = successor(SpellingScope::PolicyParameter, &old) else { return self };
+        let rendered = error.to_string();
+        let context = rendered.trim_end().strip_suffix(error.message()).unwrap_or_default().to_string();
+        ParameterError::Retired { context, old, new: format!("{policy}.{new}") }
+    }
+}
+
+/// Parses a policy's parameters from TOML; put `#[serde(deny_unknown_fields, default)]` on the type.
+///
+/// # Errors
+/// Invalid TOML, an unknown name, or a value of another type.
+pub fn parameters<T: DeserializeOwned>(text: &str) -> Result<T, ParameterError> {
+    toml::from_str(text).map_err(|error| ParameterError::Toml(Box::new(error)))
+}
+
+/// The accepted numbers of a parameter.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum ParameterRange {
+    /// Whole numbers except 0.
+    OneOrMore,
+    /// Finite, and above this.
+    Above(f64),
+    /// Finite, 0 or more.
+    FromZero,
+    /// 0 or more; infinity is no limit.
+    FromZeroUnlimited,
+    /// From 0 to this.
+    UpTo(f64),
+    /// Above 0, at most 1.
+    PositiveShare,
+}
+
+impl ParameterRange {
+    fn contains(self, value: f64) -> bool {
+        match self {
+            ParameterRange::OneOrMore => value >= 1.0,
+            ParameterRange::Above(bound) => value.is_finite() && value > bound,
+            ParameterRange::FromZero => value.is_finite() && value >= 0.0,
+            ParameterRange::FromZeroUnlimited => value >= 0.0,
+            ParameterRange::UpTo(bound) => (0.0..=bound).contains(&value),
+            ParameterRange::PositiveShare => value > 0.0 && value <= 1.0,
+        }
+    }
+
+    fn describe(self) -> String {
+        match self {
+            ParameterRange::OneOrMore => "1 or more".to_string(),
+            ParameterRange::Above(bound) => format!("a number above {bound}"),
+            ParameterRange::FromZero => "a number from 0 up".to_string(),
+            ParameterRange::FromZeroUnlimited => "0 or more".to_string(),
+            ParameterRange::UpTo(bound) => format!("0 to {bound}"),
+            ParameterRange::PositiveShare => "more than 0, at most 1".to_string(),
+        }
+    }
+
+    /// Checks values with their names.
+    ///
+    /// # Errors
+    /// The first value outside the range.
+    pub fn check<'a>(self, values: impl IntoIterator<Item = (&'a str, f64)>) -> Result<(), ParameterError> {
+        match values.into_iter().find(|(_, value)| !self.contains(*value)) {
+            Some((name, value)) => Err(ParameterError::value(name, value, self.describe())),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Does every range accept its ends as described, and refuse values beyond them and values that are no numbers?
+    #[test]
+    fn ranges_accept_what_they_describe() {
+        use ParameterRange::{Above, FromZero, FromZeroUnlimited, OneOrMore, PositiveShare, UpTo};
+        let table: [(ParameterRange, &[f64], &[f64]); 6] = [
+            (OneOrMore, &[1.0, 1e18], &[0.0]),
+            (Above(1.0), &[1.1], &[1.0, f64::INFINITY]),
+            (FromZero, &[0.0, 3.0], &[-1e-9, f64::INFINITY]),
+            (FromZeroUnlimited, &[0.0, f64::INFINITY], &[-1e-9]),
+            (UpTo(10.0), &[0.0, 10.0], &[-1e-9, 10.1]),
+            (PositiveShare, &[1e-9, 1.0], &[0.0, 1.1]),
+        ];
+        for (range, accepted, refused) in table {
+            accepted.iter().for_each(|&value| assert!(range.check([("x", value)]).is_ok(), "{range:?} {value}"));
+            for &value in refused.iter().chain(&[f64::NAN]) {
+                let error = range.check([("fine", accepted[0]), ("x", value)]).unwrap_err().to_string();
+                assert_eq!(error, format!("x: found {value}, expected {}", range.describe()));
+            }
+        }
+    }
+}

@@ -1,0 +1,435 @@
+//! Candidates: the plan of every single mechanism, the default, the plan in force, and a joint local search over all.
+//!
+//! Problem: mechanisms conflict (thesis 7.3): clusters unite tasks that spreading separates, partition sizes hold for
+//! one placement only, gangs change which tasks run together. Method: one forecast scores whole plans. Placement is
+//! searched first, by moves, exchanges and moves of whole sharing clusters, each of which rescores only the sites that
+//! it changes; then the partitions and the rotation of each site. On a small machine, placement is then searched once
+//! more with the best partitions and rotations of each site. Properties: deterministic; bounded by a number of site
+//! scores; disabled mechanisms are not used.
+
+mod gangs;
+mod memory_nodes;
+mod newcomers;
+mod placement;
+mod sharing;
+mod site;
+mod space;
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+
+use cachemate_core::{SplitMix64, TaskId};
+use serde::Deserialize;
+
+use self::site::SiteTasks;
+use super::model::layout::{GangRotation, PartitionMembers, SiteLayout};
+use super::model::problem::{CacheSite, PlanningProblem};
+use super::model::score::{LayoutScore, PlanObjective, score, split_shares};
+use super::model::score_cache::ScoreCache;
+
+/// A mechanism that can be disabled.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mechanism {
+    Placement,
+    /// Placement by the node of a task's memory.
+    MemoryNodes,
+    Sharing,
+    Space,
+    Gangs,
+}
+
+impl Mechanism {
+    /// In the order of reports.
+    pub const ALL: [Mechanism; 5] =
+        [Mechanism::Placement, Mechanism::MemoryNodes, Mechanism::Sharing, Mechanism::Space, Mechanism::Gangs];
+
+    /// Its name in reasons.
+    pub fn describe(self) -> &'static str {
+        match self {
+            Mechanism::Placement => "placement",
+            Mechanism::MemoryNodes => "memory nodes",
+            Mechanism::Sharing => "sharing",
+            Mechanism::Space => "space",
+            Mechanism::Gangs => "gangs",
+        }
+    }
+}
+
+/// Mechanisms that the search may use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct AllowedMechanisms([bool; Mechanism::ALL.len()]);
+
+impl AllowedMechanisms {
+    /// The mechanisms for which the answer is yes.
+    pub fn filtered(is_allowed: impl Fn(Mechanism) -> bool) -> Self {
+        AllowedMechanisms(Mechanism::ALL.map(is_allowed))
+    }
+
+    /// May the search use it?
+    pub fn has(self, mechanism: Mechanism) -> bool {
+        Mechanism::ALL.iter().zip(self.0).any(|(one, is_allowed)| *one == mechanism && is_allowed)
+    }
+}
+
+/// Comparator of plans.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct PlanComparator {
+    pub objective: PlanObjective,
+    /// Lowest speed of any task relative to its solo speed; not for the objective of the slowest task.
+    pub min_speed: f64,
+}
+
+impl PlanComparator {
+    /// Larger is better: goals first, then the lowest speed, then the objective.
+    pub fn key(&self, score: LayoutScore) -> f64 {
+        let behind = (self.min_speed - score.worst()).clamp(0.0, 10.0);
+        score.value(self.objective) - 100.0 * score.unmet_goals - 10.0 * behind
+    }
+}
+
+/// A plan with its score.
+#[derive(Clone, Debug)]
+pub struct CandidatePlan {
+    /// Its name in reasons.
+    pub label: &'static str,
+    /// The mechanism that it uses by itself; `None` = the default, the plan in force, or several mechanisms.
+    pub mechanism: Option<Mechanism>,
+    pub layout: SiteLayout,
+    pub score: LayoutScore,
+}
+
+/// Points of worst slowdown that a plan may cost under another objective.
+const MAX_WORST_LOSS: f64 = 0.02;
+/// Number of tasks up to which placement is searched together with partitions and rotations.
+const JOINT_TASKS: usize = 24;
+
+/// A search with its remaining evaluations.
+pub struct PlanSearch<'a> {
+    pub scene: &'a PlanningProblem,
+    pub memo: &'a ScoreCache,
+    pub allowed: AllowedMechanisms,
+    pub judge: PlanComparator,
+    /// Site scores that may still be computed; one with gangs counts for several.
+    pub effort: Cell<usize>,
+    pub generator: SplitMix64,
+}
+
+impl PlanSearch<'_> {
+    /// The default, which sets the lowest speed of the comparator. Tasks stay where they were put, so once another plan
+    /// is in force, the default has to pin them to their sites.
+    pub(super) fn default(&mut self, lived_on: &BTreeMap<TaskId, usize>, held: Option<&SiteLayout>) -> CandidatePlan {
+        let mut layout = SiteLayout::default_of(self.scene, lived_on);
+        if let Some(held) = held {
+            if held.pinned.contains(&true) {
+                layout = SiteLayout::at(self.scene, layout.site_of, true);
+            }
+            layout = self.scene.with_closed(layout, held);
+        }
+        let score = score(self.scene, &layout, self.memo);
+        if self.judge.objective != PlanObjective::WorstSlowdown {
+            self.judge.min_speed = score.worst() - MAX_WORST_LOSS;
+        }
+        CandidatePlan { label: "default", mechanism: None, layout, score }
+    }
+
+    /// All candidates, the default first.
+    pub fn candidates(&mut self, lived_on: &BTreeMap<TaskId, usize>, held: Option<SiteLayout>) -> Vec<CandidatePlan> {
+        let (scene, memo) = (self.scene, self.memo);
+        let first = self.default(lived_on, held.as_ref());
+        let default = first.layout.clone();
+        let mut all = vec![first];
+        let mut add = |label: &'static str, mechanism: Option<Mechanism>, layout: SiteLayout| {
+            let layout = match &held {
+                Some(held) => scene.with_closed(layout, held),
+                None => layout,
+            };
+            add(&mut all, scene, memo, (label, mechanism), layout);
+        };
+        let mut homes = vec![("joint from the default", default.clone())];
+        if let Some(held) = &held {
+            add("held", None, held.clone());
+            homes.push(("joint from the plan in force", SiteLayout::at(scene, held.site_of.clone(), true)));
+        }
+        let shares_data =
+            self.allowed.has(Mechanism::Sharing) && scene.tasks.iter().any(|scene_task| scene_task.cluster.is_some());
+        if self.allowed.has(Mechanism::Space) {
+            add("space", Some(Mechanism::Space), self.with_budget_share(8, |search| search.with_cuts(&default)));
+        }
+        if self.allowed.has(Mechanism::Gangs) {
+            add("gangs", Some(Mechanism::Gangs), self.with_budget_share(2, |search| search.with_turns(&default)));
+        }
+        if shares_data {
+            let layout = self.clustered(&default);
+            add("sharing", Some(Mechanism::Sharing), layout.clone());
+            homes.push(("joint from sharing", layout));
+        }
+        if self.allowed.has(Mechanism::MemoryNodes)
+            && let Some(layout) = self.layout_near_memory(&default)
+        {
+            add("memory nodes", Some(Mechanism::MemoryNodes), layout);
+        }
+        if self.allowed.has(Mechanism::Placement) && scene.sites.len() > 1 {
+            let (even, separated) = (self.balanced(&default), self.separated(&default));
+            let mut placed_from = |from: SiteLayout| self.with_budget_share(8, |search| search.placed(from, false));
+            let apart = placed_from(separated);
+            add("placement from separated misses", Some(Mechanism::Placement), apart.clone());
+            homes.push(("joint from separated misses", apart));
+            add("placement", Some(Mechanism::Placement), placed_from(default.clone()));
+            let placed = placed_from(even);
+            add("placement from balanced misses", Some(Mechanism::Placement), placed.clone());
+            homes.push(("joint from balanced misses", placed));
+        }
+        let last = homes.len();
+        for (nth, (label, home)) in homes.into_iter().enumerate() {
+            let places = self.allowed.has(Mechanism::Placement) && scene.sites.len() > 1;
+            let joint = scene.tasks.len() <= JOINT_TASKS;
+            let layout = self.with_budget_share(last - nth, |search| {
+                // The same layout again still gets its partitions and rotation.
+                let layout =
+                    if places { search.with_budget_share(2, |search| search.placed(home, joint)) } else { home };
+                search.refined(&layout)
+            });
+            add(label, None, layout);
+        }
+        all
+    }
+
+    /// Runs a search with at most one in so many of the remaining site scores.
+    fn with_budget_share<T>(&mut self, one_in: usize, find: impl FnOnce(&mut Self) -> T) -> T {
+        let all = self.effort.get();
+        self.effort.set(all / one_in.max(1));
+        let layout = find(self);
+        self.effort.set(all - all / one_in.max(1) + self.effort.get());
+        layout
+    }
+
+    pub(super) fn movable(&self) -> Vec<usize> {
+        self.scene.known().filter(|&at| self.scene.can_move(at)).collect()
+    }
+
+    /// Number of known tasks that fit on each open site: by cores while those suffice, else in proportion to CPUs.
+    pub(super) fn free_seats(&self) -> Vec<usize> {
+        let tasks = self.scene.known().count();
+        let cores: usize = self.scene.sites.iter().map(|site| site.cores).sum();
+        let cpus: u32 = self.scene.sites.iter().map(|site| site.cpus.count()).sum();
+        let fair = |cpus_here: u32| (tasks * cpus_here as usize).div_ceil(cpus.max(1) as usize);
+        let room = |(at, site): (usize, &CacheSite)| match self.scene.is_closed(at) {
+            true => 0,
+            false if tasks <= cores => site.cores,
+            false => fair(site.cpus.count()).max(site.cores),
+        };
+        self.scene.sites.iter().enumerate().map(room).collect()
+    }
+
+    /// Score of a site with these members, without partitions or with its best partitions and rotation.
+    fn site_key(&self, home: &[Option<usize>], site: usize, members: &[usize], joint: bool) -> LayoutScore {
+        if members.is_empty() {
+            return LayoutScore::EMPTY;
+        }
+        let apart = split_shares(self.scene, home, members, site);
+        let here = SiteTasks { scene: self.scene, site, members, apart: &apart, effort: &self.effort, memo: self.memo };
+        let (cut, turns) = if joint { self.best_of(&here, true) } else { (Vec::new(), None) };
+        here.score(&cut, turns.as_ref())
+    }
+
+    /// Partitions and rotation of one site, the better of the two first.
+    pub(super) fn best_of(&self, here: &SiteTasks<'_>, hurry: bool) -> (Vec<PartitionMembers>, Option<GangRotation>) {
+        if here.members.len() < 2 {
+            return (Vec::new(), None);
+        }
+        let turns = if self.allowed.has(Mechanism::Gangs) { here.best_turns(&self.judge, &[], hurry) } else { None };
+        let cut =
+            if self.allowed.has(Mechanism::Space) { here.best_cut(&self.judge, turns.as_ref()) } else { Vec::new() };
+        if turns.is_none() || !self.allowed.has(Mechanism::Space) {
+            return (cut, turns);
+        }
+        // If partitions suffice, a rotation adds nothing.
+        let alone = here.best_cut(&self.judge, None);
+        let (with, without) = (here.score(&cut, turns.as_ref()), here.score(&alone, None));
+        if self.judge.key(without) >= self.judge.key(with) - 1e-3 { (alone, None) } else { (cut, turns) }
+    }
+
+    fn each_site(&self, layout: &SiteLayout, change: impl Fn(&Self, &SiteTasks<'_>, &mut SiteLayout)) -> SiteLayout {
+        self.on_each(layout, 0..self.scene.sites.len(), change)
+    }
+
+    /// A layout with these sites changed one by one.
+    pub(super) fn on_each(
+        &self,
+        layout: &SiteLayout,
+        sites: impl IntoIterator<Item = usize>,
+        change: impl Fn(&Self, &SiteTasks<'_>, &mut SiteLayout),
+    ) -> SiteLayout {
+        let mut changed = layout.clone();
+        for site in sites.into_iter().filter(|&site| !self.scene.is_closed(site)) {
+            let members = layout.on(self.scene, site);
+            let apart = split_shares(self.scene, &layout.site_of, &members, site);
+            let here = SiteTasks {
+                scene: self.scene,
+                site,
+                members: &members,
+                apart: &apart,
+                effort: &self.effort,
+                memo: self.memo,
+            };
+            change(self, &here, &mut changed);
+            // Partitions and rotations are for tasks that stay on the site.
+            if !changed.partitions[site].is_empty() || changed.rotations[site].is_some() {
+                for &at in members.iter().filter(|&&at| self.scene.tasks[at].movable) {
+                    changed.pinned[at] = true;
+                }
+            }
+        }
+        changed
+    }
+
+    fn refined(&self, layout: &SiteLayout) -> SiteLayout {
+        self.each_site(layout, |search, here, changed| {
+            (changed.partitions[here.site], changed.rotations[here.site]) = search.best_of(here, false);
+        })
+    }
+}
+
+/// Scores a layout that differs from all earlier ones.
+pub(super) fn add(
+    all: &mut Vec<CandidatePlan>,
+    scene: &PlanningProblem,
+    memo: &ScoreCache,
+    (label, mechanism): (&'static str, Option<Mechanism>),
+    layout: SiteLayout,
+) {
+    if all.iter().all(|other| other.layout != layout) {
+        let score = score(scene, &layout, memo);
+        all.push(CandidatePlan { label, mechanism, layout, score });
+    }
+}
+
+/// A score of more tasks than this counts for several.
+pub const TASKS_OF_ONE: usize = 8;
+/// Tasks of another site against which one is tried.
+pub const EXCHANGES: usize = 8;
+/// Smallest gain of a step; without it moves would be made for nothing.
+pub const MIN_STEP: f64 = 1e-4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policies::auto::model::problem::{CacheSite, PlanningProblem, ProblemTask};
+    use crate::policies::auto::model::program_model::tests::{CACHE, program, uniform};
+    use cachemate_core::{CacheId, ProcessId};
+
+    fn scene(sites: u32, cpus: u32, tasks: u32) -> PlanningProblem {
+        let site = |id: u32| CacheSite {
+            cache: CacheId(id),
+            cpus: (id * cpus..(id + 1) * cpus).collect(),
+            cores: cpus as usize,
+            package: 0,
+            memory_node: 0,
+            bytes: CACHE,
+            divided: None,
+        };
+        let (keeps, stream) = (uniform(0.22 * CACHE, 0.002), program(|_| 0.01));
+        let scene_task = |id: u32| ProblemTask {
+            task: TaskId(id),
+            process: ProcessId(id),
+            movable: true,
+            program: Some(if id.is_multiple_of(2) { keeps.clone() } else { stream.clone() }),
+            cluster: None,
+            last_site: Some((id % sites) as usize),
+            keep_in_place: false,
+        };
+        let (sites, tasks) = ((0..sites).map(site).collect(), (0..tasks).map(scene_task).collect());
+        PlanningProblem::undisturbed(sites, tasks)
+    }
+
+    fn best(scene: &PlanningProblem, allowed: AllowedMechanisms, effort: usize) -> (LayoutScore, LayoutScore, usize) {
+        let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
+        let (effort, generator) = (Cell::new(effort), SplitMix64::new(1));
+        let memo = ScoreCache::of(scene);
+        let mut search = PlanSearch { scene, memo: &memo, allowed, judge, effort, generator };
+        let all = search.candidates(&BTreeMap::new(), None);
+        let judge = search.judge;
+        let best = all.iter().map(|one| one.score).reduce(|a, b| if judge.key(b) > judge.key(a) { b } else { a });
+        (all[0].score, best.unwrap(), search.effort.get())
+    }
+
+    fn all() -> AllowedMechanisms {
+        AllowedMechanisms::filtered(|_| true)
+    }
+
+    /// Are streams and programs that keep data separated if the machine's own scheduler has mixed them?
+    #[test]
+    fn streams_are_separated_from_programs_that_keep_data() {
+        let mut scene = scene(2, 4, 8);
+        scene.tasks.iter_mut().enumerate().for_each(|(index, scene_task)| scene_task.last_site = Some(index / 4));
+        let (default, found, _) = best(&scene, all(), 2_000);
+        let value = |score: LayoutScore| score.value(PlanObjective::WeightedSpeedup);
+        assert!(value(found) > 1.01 * value(default) && value(found) > 0.98, "{default:?} {found:?}");
+        let nothing = AllowedMechanisms::default();
+        let (default, found, _) = best(&scene, nothing, 2_000);
+        assert_eq!(value(default), value(found), "all mechanisms are disabled");
+    }
+
+    /// Do threads that have never run on different caches stay together, and are they split if they have?
+    #[test]
+    fn threads_that_never_ran_on_different_caches_stay_together() {
+        let mut scene = scene(2, 4, 8);
+        // Two tasks that keep data are of one process, on the cache of the streams.
+        for (at, scene_task) in scene.tasks.iter_mut().enumerate() {
+            scene_task.last_site = Some(at / 4);
+        }
+        let pair = [0, 2];
+        let parted = |scene: &PlanningProblem| {
+            let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
+            let (effort, generator) = (Cell::new(2_000), SplitMix64::new(1));
+            let memo = ScoreCache::of(scene);
+            let mut search = PlanSearch { scene, memo: &memo, allowed: all(), judge, effort, generator };
+            let all = search.candidates(&BTreeMap::new(), None);
+            all.iter().filter(|one| pair.iter().any(|&at| one.layout.site_of[at] != Some(0))).count()
+        };
+        assert!(parted(&scene) > 0, "some plan moves them");
+        pair.iter().for_each(|&at| scene.tasks[at].keep_in_place = true);
+        assert_eq!(parted(&scene), 0);
+    }
+
+    /// If a task on the first cache is not known for the moment, is that cache the same in every plan, with no task
+    /// joining?
+    #[test]
+    fn a_site_with_an_unknown_task_is_left_alone() {
+        let mut scene = scene(2, 4, 8);
+        scene.tasks.iter_mut().enumerate().for_each(|(index, scene_task)| scene_task.last_site = Some(index / 4));
+        scene.tasks[1].program = None;
+        let count_same = |scene: &PlanningProblem| {
+            let mut held = SiteLayout::at(scene, scene.tasks.iter().map(|one| one.last_site).collect(), false);
+            held.partitions[0] = vec![PartitionMembers { members: vec![0], units: 5 }];
+            let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
+            let (effort, generator, memo) = (Cell::new(2_000), SplitMix64::new(1), ScoreCache::of(scene));
+            let mut search = PlanSearch { scene, memo: &memo, allowed: all(), judge, effort, generator };
+            let all = search.candidates(&BTreeMap::new(), Some(held.clone()));
+            let on_first = |layout: &SiteLayout| layout.site_of.iter().map(|home| *home == Some(0)).collect::<Vec<_>>();
+            let same = |one: &&CandidatePlan| {
+                one.layout.partitions[0] == held.partitions[0] && on_first(&one.layout) == on_first(&held)
+            };
+            (all.iter().filter(same).count(), all.len())
+        };
+        let (same, all) = count_same(&scene);
+        assert!(same < all, "{same} of {all}");
+        scene.close(|task| task == TaskId(1));
+        assert!(scene.is_closed(0) && !scene.is_closed(1));
+        let (same, all) = count_same(&scene);
+        assert_eq!(same, all);
+        scene.frozen_sites.clear();
+        scene.close(|_| false);
+        assert!(!scene.is_closed(0), "searches no longer wait for it");
+    }
+
+    /// Does the search of a large machine end within its evaluations, with a plan at least as good as the default?
+    #[test]
+    fn large_machines_are_searched_within_the_effort() {
+        let scene = scene(64, 16, 1_000);
+        let (default, found, left) = best(&scene, all(), 400);
+        let value = |score: LayoutScore| score.value(PlanObjective::WeightedSpeedup);
+        assert!(value(found) >= value(default) && left <= 400, "{default:?} {found:?}");
+    }
+}

@@ -1,0 +1,165 @@
+//! Placement: where each task runs, by evening out or separating misses, then by moves and exchanges.
+
+use super::{EXCHANGES, MIN_STEP, PlanSearch};
+use crate::policies::auto::model::layout::SiteLayout;
+use crate::policies::auto::model::score::LayoutScore;
+
+impl PlanSearch<'_> {
+    /// Puts the tasks that miss most whatever their space onto as few sites as possible, so that they displace each
+    /// other only.
+    pub(super) fn separated(&self, default: &SiteLayout) -> SiteLayout {
+        let mut movable = self.movable();
+        let bytes = self.scene.sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
+        let weight = |at: usize| {
+            let program = self.scene.tasks[at].program.as_ref();
+            program.map_or(0.0, |one| one.cpu_demand * one.misses(bytes) / one.alone(bytes))
+        };
+        movable.sort_by(|&a, &b| weight(b).total_cmp(&weight(a)).then(a.cmp(&b)));
+        // As many tasks on each site as there are now.
+        let mut room = vec![0; self.scene.sites.len()];
+        for &at in &movable {
+            if let Some(site) = default.site_of[at] {
+                room[site] += 1;
+            }
+        }
+        let mut home = default.site_of.clone();
+        let mut site = 0;
+        for at in movable.into_iter().filter(|&at| default.site_of[at].is_some()) {
+            while site < room.len() && room[site] == 0 {
+                site += 1;
+            }
+            if site == room.len() {
+                break;
+            }
+            room[site] -= 1;
+            home[at] = Some(site);
+        }
+        SiteLayout::at(self.scene, home, true)
+    }
+
+    /// Evens out misses over the sites (DI), heaviest task first to the lightest site.
+    pub(super) fn balanced(&self, default: &SiteLayout) -> SiteLayout {
+        let mut movable = self.movable();
+        let weight = |at: usize| {
+            let scene_task = &self.scene.tasks[at];
+            let bytes = self.scene.sites[0].bytes;
+            scene_task.program.as_ref().map_or(0.0, |one| one.cpu_demand * one.misses(0.5 * bytes) / one.alone(bytes))
+        };
+        movable.sort_by(|&a, &b| weight(b).total_cmp(&weight(a)).then(a.cmp(&b)));
+        let mut free = self.free_seats();
+        let mut load = vec![0.0; free.len()];
+        for at in self.scene.known().filter(|&at| !self.scene.can_move(at)) {
+            if let Some(site) = default.site_of[at] {
+                free[site] = free[site].saturating_sub(1);
+                load[site] += weight(at);
+            }
+        }
+        let mut home = default.site_of.clone();
+        for at in movable {
+            let open = (0..free.len()).filter(|&site| free[site] > 0);
+            let per_cpu = |site: usize| load[site] / f64::from(self.scene.sites[site].cpus.count().max(1));
+            if let Some(site) = open.reduce(|a, b| if per_cpu(b) < per_cpu(a) { b } else { a }) {
+                free[site] -= 1;
+                load[site] += weight(at);
+                home[at] = Some(site);
+            }
+        }
+        SiteLayout::at(self.scene, home, true)
+    }
+
+    /// Local search of the placement by moves and exchanges of tasks.
+    pub(super) fn placed(&mut self, from: SiteLayout, joint: bool) -> SiteLayout {
+        let movable = self.movable();
+        let room = self.free_seats();
+        let sites = self.scene.sites.len();
+        let mut homes = HomeAssignment { home: from.site_of, on: vec![Vec::new(); sites], scores: Vec::new() };
+        for at in self.scene.known() {
+            if let Some(site) = homes.home[at] {
+                homes.on[site].push(at);
+            }
+        }
+        homes.scores = (0..sites).map(|site| self.site_key(&homes.home, site, &homes.on[site], joint)).collect();
+        let mut improved = true;
+        while improved && self.effort.get() > 0 {
+            improved = false;
+            let mut order = movable.clone();
+            self.generator.shuffle(&mut order);
+            for &at in &order {
+                if self.effort.get() == 0 {
+                    break;
+                }
+                improved |= self.improve(at, &room, &mut homes, joint);
+            }
+        }
+        SiteLayout::at(self.scene, homes.home, true)
+    }
+
+    /// Applies the first move or exchange of one task that is better; returns whether there was one.
+    fn improve(&self, at: usize, room: &[usize], homes: &mut HomeAssignment, joint: bool) -> bool {
+        let Some(here) = homes.home[at] else { return false };
+        let total = |scores: &[LayoutScore]| scores.iter().copied().fold(LayoutScore::EMPTY, LayoutScore::plus);
+        let before = self.judge.key(total(&homes.scores));
+        for site in (0..homes.scores.len()).filter(|&site| site != here) {
+            let mut partners: Vec<Option<usize>> = Vec::new();
+            if homes.on[site].len() < room[site] {
+                partners.push(None);
+            }
+            let there = homes.on[site].iter().copied().filter(|&other| self.scene.can_move(other));
+            partners.extend(there.take(EXCHANGES).map(Some));
+            for partner in partners {
+                let touched = self.clusters_of([Some(at), partner]);
+                homes.exchange(at, here, site, partner);
+                // A move also affects partners of a sharing cluster on other sites.
+                let feels = |on: &Vec<usize>| {
+                    on.iter().any(|&other| self.scene.tasks[other].cluster.is_some_and(|one| touched.contains(&one)))
+                };
+                let again =
+                    |other: &usize| *other == here || *other == site || !touched.is_empty() && feels(&homes.on[*other]);
+                let again: Vec<usize> = (0..homes.scores.len()).filter(again).collect();
+                let mut changed = Vec::with_capacity(again.len());
+                for other in again {
+                    let score = self.site_key(&homes.home, other, &homes.on[other], joint);
+                    changed.push((other, std::mem::replace(&mut homes.scores[other], score)));
+                }
+                if self.judge.key(total(&homes.scores)) > before + MIN_STEP {
+                    return true;
+                }
+                changed.into_iter().for_each(|(other, score)| homes.scores[other] = score);
+                homes.exchange(at, site, here, partner);
+            }
+        }
+        false
+    }
+
+    fn clusters_of(&self, tasks: [Option<usize>; 2]) -> Vec<usize> {
+        tasks.into_iter().flatten().filter_map(|at| self.scene.tasks[at].cluster).collect()
+    }
+}
+
+/// The placement during its search.
+struct HomeAssignment {
+    home: Vec<Option<usize>>,
+    /// Known tasks by site, ascending.
+    on: Vec<Vec<usize>>,
+    scores: Vec<LayoutScore>,
+}
+
+impl HomeAssignment {
+    fn set(&mut self, at: usize, from: usize, to: usize) {
+        if let Ok(place) = self.on[from].binary_search(&at) {
+            self.on[from].remove(place);
+        }
+        if let Err(place) = self.on[to].binary_search(&at) {
+            self.on[to].insert(place, at);
+        }
+        self.home[at] = Some(to);
+    }
+
+    /// Moves one task to another site, and its partner to the first one's site.
+    fn exchange(&mut self, at: usize, from: usize, to: usize, partner: Option<usize>) {
+        self.set(at, from, to);
+        if let Some(partner) = partner {
+            self.set(partner, to, from);
+        }
+    }
+}

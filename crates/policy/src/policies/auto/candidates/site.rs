@@ -1,0 +1,33 @@
+//! The tasks of one site, whose partitions and rotation are searched.
+
+use std::cell::Cell;
+
+use super::TASKS_OF_ONE;
+use crate::policies::auto::model::layout::{GangRotation, PartitionMembers};
+use crate::policies::auto::model::problem::PlanningProblem;
+use crate::policies::auto::model::score::{LayoutScore, SiteScorer};
+use crate::policies::auto::model::score_cache::{ErrorDraw, ScoreCache};
+
+/// Tasks of one site, for which partitions and a rotation are searched.
+pub struct SiteTasks<'a> {
+    pub scene: &'a PlanningProblem,
+    pub site: usize,
+    pub members: &'a [usize],
+    pub apart: &'a [f64],
+    /// Evaluations left; a score without turns costs one.
+    pub effort: &'a Cell<usize>,
+    pub memo: &'a ScoreCache,
+}
+
+/// Cost of a score with turns, which composes many moments.
+const TURNS_COST: usize = 8;
+
+impl SiteTasks<'_> {
+    pub fn score(&self, cut: &[PartitionMembers], turns: Option<&GangRotation>) -> LayoutScore {
+        let cost = if turns.is_some() { TURNS_COST } else { 1 };
+        let cost = cost * (1 + self.members.len() / TASKS_OF_ONE);
+        self.effort.set(self.effort.get().saturating_sub(cost));
+        let (scene, site, members, apart) = (self.scene, self.site, self.members, self.apart);
+        SiteScorer { scene, site, members, apart, cut, turns }.score(&ErrorDraw::default(), self.memo)
+    }
+}

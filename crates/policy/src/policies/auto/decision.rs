@@ -1,0 +1,145 @@
+//! The decision between the plan in force and the best candidate: pure, by the gain and its probability.
+
+/// A plan whose gain is this probable is applied without a trial.
+const MOST_LIKELY: f64 = 0.95;
+/// A plan whose gain is less probable than chance is dropped.
+const LIKELY: f64 = 0.5;
+/// Error of the forecast itself in a gain, one standard deviation, before any verdict.
+const FORECAST_ERROR: f64 = 0.02;
+/// Error of a large gain, as a share of it.
+const ERROR_OF_GAIN: f64 = 0.25;
+/// Number of forecasts that are compared with measurements.
+const MAX_VERDICTS: usize = 16;
+
+/// A gain over the plan in force: as forecast, as the mean of the draws, and one standard deviation.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Gain {
+    pub middle: f64,
+    pub mean: f64,
+    pub error: f64,
+}
+
+impl Gain {
+    /// The forecast gain with what draws within the errors of curves and costs make of it. `bias` is the variance of
+    /// earlier forecasts' errors.
+    pub fn of(middle: f64, drawn: &[f64], bias: f64) -> Self {
+        let draws = drawn.len() as f64;
+        let mean = drawn.iter().sum::<f64>() / draws;
+        let spread = drawn.iter().map(|one| (one - mean) * (one - mean)).sum::<f64>() / (draws - 1.0);
+        let of_gain = ERROR_OF_GAIN * ERROR_OF_GAIN * middle * middle;
+        Gain { middle, mean, error: libm::sqrt(spread + bias + of_gain).max(1e-6) }
+    }
+
+    /// Probability that it is at least this large.
+    pub fn probability(&self, min_gain: f64) -> f64 {
+        let margin = (self.middle.min(self.mean) - min_gain) / self.error;
+        0.5 * (1.0 + libm::erf(margin / std::f64::consts::SQRT_2))
+    }
+}
+
+/// Forecast and measured gains of the last changes.
+#[derive(Clone, Debug, Default)]
+pub struct ForecastRecord(Vec<(f64, f64)>);
+
+impl ForecastRecord {
+    /// Takes in the outcome of a change.
+    pub fn record(&mut self, forecast: f64, measured_log_ratio: f64) {
+        if self.0.len() == MAX_VERDICTS {
+            self.0.remove(0);
+        }
+        self.0.push((forecast, libm::expm1(measured_log_ratio)));
+    }
+
+    /// Variance of the forecasts' errors, with two errors of [`FORECAST_ERROR`] before the first verdict.
+    pub fn bias(&self) -> f64 {
+        let missed = self.0.iter().map(|(forecast, measured)| (forecast - measured) * (forecast - measured));
+        let prior = 2.0 * FORECAST_ERROR * FORECAST_ERROR;
+        (prior + missed.sum::<f64>()) / (2.0 + self.0.len() as f64)
+    }
+}
+
+/// The best candidate in comparison with the plan in force.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Prospect {
+    /// It is the plan in force.
+    pub is_in_force: bool,
+    /// It repairs a broken goal.
+    pub mends_goal: bool,
+    /// Forecast gain, as a share.
+    pub gain: f64,
+    /// Probability that the gain pays off.
+    pub probability: f64,
+    /// Tasks and phases change too rarely to cancel every trial.
+    pub has_time_for_trial: bool,
+}
+
+/// The fate of the best candidate.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Choice {
+    /// Drop it.
+    Keep,
+    /// Put it to a trial.
+    Try,
+    /// Apply and monitor it.
+    Adopt,
+}
+
+/// Chooses between the plan in force and the best candidate. A trial that is canceled each time would cost half of the
+/// gain and decide nothing, so without time for trials a likely plan is applied.
+pub fn decide(prospect: &Prospect, min_gain: f64) -> Choice {
+    let is_likely = prospect.probability >= LIKELY && prospect.gain >= min_gain;
+    if prospect.is_in_force || !(prospect.mends_goal || is_likely) {
+        Choice::Keep
+    } else if prospect.mends_goal || prospect.probability >= MOST_LIKELY || !prospect.has_time_for_trial {
+        Choice::Adopt
+    } else {
+        Choice::Try
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIKELY_GAIN: Prospect =
+        Prospect { is_in_force: false, mends_goal: false, gain: 0.03, probability: 0.7, has_time_for_trial: true };
+
+    /// Does every condition lead to its choice?
+    #[test]
+    fn every_condition_leads_to_its_choice() {
+        let table = [
+            (LIKELY_GAIN, Choice::Try),
+            (Prospect { is_in_force: true, mends_goal: true, ..LIKELY_GAIN }, Choice::Keep),
+            (Prospect { probability: 0.49, ..LIKELY_GAIN }, Choice::Keep),
+            (Prospect { gain: 0.009, ..LIKELY_GAIN }, Choice::Keep),
+            (Prospect { probability: 0.95, ..LIKELY_GAIN }, Choice::Adopt),
+            (Prospect { has_time_for_trial: false, ..LIKELY_GAIN }, Choice::Adopt),
+            (Prospect { mends_goal: true, gain: -0.1, probability: 0.0, ..LIKELY_GAIN }, Choice::Adopt),
+        ];
+        for (prospect, expected) in table {
+            assert_eq!(decide(&prospect, 0.01), expected, "{prospect:?}");
+        }
+    }
+
+    /// Is the probability that of a normal distribution, by the smaller of forecast and mean?
+    #[test]
+    fn the_probability_is_that_of_a_normal_distribution() {
+        let gain = |middle: f64, mean: f64| Gain { middle, mean, error: 0.02 };
+        assert_eq!(gain(0.01, 0.05).probability(0.01), 0.5);
+        assert!((gain(0.06, 0.05).probability(0.01) - 0.977_249_868).abs() < 1e-8);
+        assert!((gain(0.05, 0.06).probability(0.01) - 0.977_249_868).abs() < 1e-8);
+    }
+
+    /// Do forecasts that were wrong widen the error of the next gain, and right ones narrow it?
+    #[test]
+    fn wrong_forecasts_widen_the_error() {
+        let mut record = ForecastRecord::default();
+        let fresh = Gain::of(0.05, &[0.05, 0.05], record.bias()).error;
+        assert!((fresh - libm::sqrt(0.02 * 0.02 + 0.0125 * 0.0125)).abs() < 1e-12);
+        (0..20).for_each(|_| record.record(0.05, libm::log1p(0.05)));
+        assert!(Gain::of(0.05, &[0.05, 0.05], record.bias()).error < fresh);
+        (0..20).for_each(|_| record.record(0.05, libm::log1p(-0.05)));
+        let wide = Gain::of(0.05, &[0.05, 0.05], record.bias()).error;
+        assert!(wide > 0.09, "the record holds the last {MAX_VERDICTS}: {wide}");
+    }
+}

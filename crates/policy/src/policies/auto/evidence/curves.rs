@@ -1,0 +1,112 @@
+//! Curves that the counters contradict.
+//!
+//! An undetected change of phase shows in the curve: a curve that agreed with the counts and then contradicts them
+//! describes other work. It is set aside until another one is measured, also if it is recalled later. Properties: a
+//! curve that never agreed is not set aside, because its counts may be of another sort; averaged curves are not,
+//! because every phase contradicts their mean; tasks that exited are forgotten.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cachemate_core::{Profile, TaskId, View};
+use cachemate_locality::profilers::AVERAGED;
+
+/// See the module's documentation. Curves are identified by the windows of their measurement.
+#[derive(Clone, Debug, Default)]
+pub struct CurveChecks {
+    agreed: BTreeMap<TaskId, u64>,
+    contradicted: BTreeMap<TaskId, BTreeSet<u64>>,
+    /// Tasks whose present curve is set aside.
+    set_aside: BTreeSet<TaskId>,
+}
+
+/// The window in which the profile's curve was measured; `None` = it has none, or an average.
+fn measured_at(profile: &Profile) -> Option<u64> {
+    let is_average = profile.phase.kind.as_ref().is_some_and(|kind| kind.value == AVERAGED);
+    let newest = profile.locality.misses_per_kilo_instr.values().map(|fact| fact.window).max();
+    newest.filter(|_| !is_average)
+}
+
+impl CurveChecks {
+    /// Begins a window.
+    pub fn observe(&mut self, view: &View<'_>) {
+        let live: BTreeSet<TaskId> = view.live_tasks().map(|seen| seen.task).collect();
+        self.agreed.retain(|task, _| live.contains(task));
+        self.contradicted.retain(|task, _| live.contains(task));
+        let is_contradicted = |task: &TaskId| {
+            let window = view.profiles.get(task).and_then(measured_at);
+            self.contradicted.get(task).zip(window).is_some_and(|(windows, window)| windows.contains(&window))
+        };
+        self.set_aside = self.contradicted.keys().copied().filter(is_contradicted).collect();
+    }
+
+    /// The profile of a task; `None` = there is none, or its curve is set aside.
+    pub fn profile<'v>(&self, view: &View<'v>, task: TaskId) -> Option<&'v Profile> {
+        view.profiles.get(&task).filter(|_| !self.set_aside.contains(&task))
+    }
+
+    /// Does the task have a curve that is not set aside?
+    pub fn has_curve(&self, view: &View<'_>, task: TaskId) -> bool {
+        self.profile(view, task).is_some_and(|profile| profile.misses_per_kilo_instr().is_some())
+    }
+
+    /// Takes in whether counts contradict a task's curve; returns whether it is set aside, from the next window on.
+    pub fn check(&mut self, task: TaskId, profile: &Profile, is_contradicted: bool) -> bool {
+        let Some(window) = measured_at(profile) else { return false };
+        if !is_contradicted {
+            self.agreed.insert(task, window);
+            return false;
+        }
+        let has_agreed = self.agreed.get(&task) == Some(&window);
+        if has_agreed {
+            self.contradicted.entry(task).or_default().insert(window);
+        }
+        has_agreed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cachemate_core::test_support::{NullPredictor, capabilities, observation, topology};
+    use cachemate_core::{CacheLevel, Estimate, Fact, FactSource, Plan, WindowLength};
+
+    /// A curve measured in this window, in a phase of this kind.
+    fn profile(window: u64, kind: u32) -> Profile {
+        let curve = vec![(1 << 20, Estimate::exact(8.0)), (2 << 20, Estimate::exact(4.0))];
+        let mut profile = Profile::default().with_misses(CacheLevel::L3, curve, FactSource::Oracle);
+        profile.locality.misses_per_kilo_instr.values_mut().for_each(|fact| fact.window = window);
+        profile.phase.kind = Some(Fact::new(kind, FactSource::PhaseDetector, 0));
+        profile
+    }
+
+    /// Is the curve trusted in a window with this profile?
+    fn is_trusted(checks: &mut CurveChecks, profile: &Profile) -> bool {
+        let profiles = [(TaskId(0), profile.clone())].into();
+        let view = View {
+            topology: &topology(2),
+            capabilities: &capabilities(&[]),
+            observation: &observation(1, 1),
+            profiles: &profiles,
+            previous_plan: &Plan::idle(WindowLength::Time { ns: 1 }),
+            predictor: &NullPredictor,
+        };
+        checks.observe(&view);
+        checks.has_curve(&view, TaskId(0))
+    }
+
+    /// Is a curve that agreed with counts set aside once they contradict it, also if it is recalled, until another one
+    /// is measured?
+    #[test]
+    fn a_contradicted_curve_is_set_aside() {
+        let mut checks = CurveChecks::default();
+        let (first, second) = (profile(3, 0), profile(9, 0));
+        assert!(!checks.check(TaskId(0), &first, true), "it never agreed");
+        assert!(!checks.check(TaskId(0), &first, false) && is_trusted(&mut checks, &first));
+        assert!(checks.check(TaskId(0), &first, true) && !is_trusted(&mut checks, &first));
+        assert!(is_trusted(&mut checks, &second), "another one");
+        assert!(!checks.check(TaskId(0), &second, false) && checks.check(TaskId(0), &second, true));
+        assert!(!is_trusted(&mut checks, &second) && !is_trusted(&mut checks, &first), "recalled");
+        let average = profile(3, AVERAGED);
+        assert!(is_trusted(&mut checks, &average) && !checks.check(TaskId(0), &average, true));
+    }
+}

@@ -1,0 +1,117 @@
+//! Evidence about the tasks, from all windows so far: which are live and where, how fast they run, in which phases.
+
+pub mod arrivals;
+pub mod curves;
+pub mod phases;
+pub mod probe_planner;
+pub mod speeds;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cachemate_core::{CacheLevel, CounterEvent, ProcessId, StallCause, TaskId, TaskSample, View};
+
+use self::arrivals::TaskArrivals;
+use self::curves::CurveChecks;
+use self::probe_planner::ProbePlanner;
+use self::speeds::SpeedTracker;
+use super::model::problem::{CpuSites, sites};
+
+/// Windows for which speeds must be known.
+pub const KNOWN_WINDOWS: u64 = 3;
+/// Windows that new tasks and new phases may take to become known before a decision is made without them.
+pub const PATIENCE_WINDOWS: u64 = 40;
+
+/// See the module's documentation.
+#[derive(Default)]
+pub struct TaskEvidence {
+    pub speeds: SpeedTracker,
+    pub probe_planner: ProbePlanner,
+    /// Site on which the machine's own scheduler ran each task.
+    pub default_site: BTreeMap<TaskId, usize>,
+    /// Tasks that ran on another cache than a thread of their process while their waits for other caches were counted.
+    pub split_processes: BTreeSet<TaskId>,
+    pub arrivals: TaskArrivals,
+    pub curves: CurveChecks,
+    /// Tasks whose phase has changed or whose curve was dropped, and since when; searches wait for them.
+    pub phase_changed_at: BTreeMap<TaskId, u64>,
+}
+
+impl TaskEvidence {
+    /// Takes in a window in which events were counted; returns whether tasks arrived or exited.
+    pub fn observe(&mut self, view: &View<'_>, level: CacheLevel) -> bool {
+        self.speeds.observe(view.observation, view.previous_plan, level, |task| phases::current_phase(view, task));
+        let seats = CpuSites::of(&sites(view));
+        self.record_homes(view, &seats);
+        self.record_split_processes(view, &seats);
+        self.arrivals.observe(view)
+    }
+
+    /// Records the sites of tasks that no plan pins.
+    fn record_homes(&mut self, view: &View<'_>, seats: &CpuSites) {
+        let present: BTreeSet<TaskId> = view.live_tasks().map(|seen| seen.task).collect();
+        self.default_site.retain(|task, _| present.contains(task));
+        for seen in view.live_tasks().filter(|seen| !view.previous_plan.affinity.contains_key(&seen.task)) {
+            if let Some(site) = seats.of_task(seen) {
+                self.default_site.insert(seen.task, site);
+            }
+        }
+    }
+
+    /// Records tasks that run on another cache than threads of their process and whose waits for shared data would
+    /// show.
+    fn record_split_processes(&mut self, view: &View<'_>, seats: &CpuSites) {
+        let present: BTreeSet<TaskId> = view.live_tasks().map(|seen| seen.task).collect();
+        self.split_processes.retain(|task| present.contains(task));
+        // One cache of each process, and whether it has run on others as well.
+        let mut on: BTreeMap<ProcessId, (usize, bool)> = BTreeMap::new();
+        let ran = || view.live_tasks().filter_map(|seen| Some((seen, seats.of_task(seen)?)));
+        for (seen, site) in ran() {
+            let (first, others) = on.entry(seen.process).or_insert((site, false));
+            *others |= *first != site;
+        }
+        let counted = |seen: &TaskSample| seen.counts.get(CounterEvent::StallCycles(StallCause::RemoteCache)).is_some();
+        let is_split = |(seen, _): &(&TaskSample, usize)| on[&seen.process].1 && counted(seen);
+        self.split_processes.extend(ran().filter(is_split).map(|(seen, _)| seen.task));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cachemate_core::test_support::{NullPredictor, capabilities, last_level_caches, observation};
+    use cachemate_core::{CpuId, EventCount, EventCounts, Plan, Profiles, WindowLength};
+
+    /// Are unpinned tasks' caches recorded, and processes that ran on two caches with their waits counted?
+    #[test]
+    fn homes_and_split_processes_are_recorded() {
+        let (topology, can) = (last_level_caches(2, 2, CacheLevel::L3, 1 << 20), capabilities(&[]));
+        let mut seen = observation(1, 3);
+        for (task, cpu) in seen.tasks.iter_mut().zip([0, 2, 3]) {
+            task.process = ProcessId(task.task.0.min(1));
+            task.on_cpu_ns = vec![(CpuId(cpu), 1_000_000)];
+        }
+        seen.tasks[2].process = ProcessId(0);
+        let reading =
+            EventCount { event: CounterEvent::StallCycles(StallCause::RemoteCache), count: 0, enabled_share: 1.0 };
+        seen.tasks[0].counts = EventCounts(vec![reading]);
+        let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
+        plan.affinity.insert(TaskId(1), "2-3".parse().unwrap());
+        let mut evidence = TaskEvidence::default();
+        let profiles = Profiles::new();
+        let observe = |evidence: &mut TaskEvidence| {
+            let view = View {
+                topology: &topology,
+                capabilities: &can,
+                observation: &seen,
+                profiles: &profiles,
+                previous_plan: &plan,
+                predictor: &NullPredictor,
+            };
+            evidence.observe(&view, CacheLevel::L3)
+        };
+        assert!(observe(&mut evidence), "all of them arrived");
+        assert!(!observe(&mut evidence), "no other task");
+        assert_eq!(evidence.default_site, [(TaskId(0), 0), (TaskId(2), 1)].into(), "task 1 is pinned");
+        assert_eq!(evidence.split_processes, [TaskId(0)].into(), "the waits of task 2 are not counted");
+    }
+}

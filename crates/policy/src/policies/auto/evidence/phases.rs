@@ -1,0 +1,66 @@
+//! Changes of phase: a decision for a task's earlier phase does not apply to its new one.
+//!
+//! The task's partition and turns are released at once, its placement stays, and all other tasks keep the plan in
+//! force. If the phase is of a known kind, its curve and its speed are recalled, so that the next search is due at
+//! once. Properties: as long as no phase changes, nothing changes here.
+
+use cachemate_core::{Plan, ProcessId, ShareMember, TaskId, View};
+
+use super::speeds::CurrentPhase;
+
+/// The current phase of a task.
+pub fn current_phase(view: &View<'_>, task: TaskId) -> CurrentPhase {
+    let profile = view.profiles.get(&task);
+    (profile.map_or(0, |profile| profile.phase_number), profile.and_then(|one| Some(one.phase.kind.as_ref()?.value)))
+}
+
+/// Are the kinds of all phases known? Until then a window may span two phases.
+pub fn are_kinds_known(view: &View<'_>) -> bool {
+    view.live_tasks().all(|seen| current_phase(view, seen.task).1.is_some())
+}
+
+/// Takes tasks out of their partitions, and drops the gangs they are in. Their CPUs stay.
+pub fn release(plan: &mut Plan, changed: &[(TaskId, ProcessId)]) {
+    let is_of = |member: &ShareMember| match member {
+        ShareMember::Task(task) => changed.iter().any(|(one, _)| one == task),
+        ShareMember::Process(process) => changed.iter().any(|(_, one)| one == process),
+    };
+    plan.shares.iter_mut().for_each(|share| share.members.retain(|member| !is_of(member)));
+    plan.shares.retain(|share| !share.members.is_empty());
+    plan.gangs.retain(|schedule| {
+        let mut members = schedule.gangs.iter().flat_map(|gang| &gang.members);
+        !members.any(|(task, _)| is_of(&ShareMember::Task(*task)))
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cachemate_core::{CacheId, CacheShare, CpuSet, Gang, GangSchedule, GroupId, IndexSet, Units, WindowLength};
+
+    /// Does a task whose phase changes lose its partition and its turns, and no other task anything?
+    #[test]
+    fn only_tasks_that_change_phase_lose_partitions() {
+        let share = |id: u32, members: &[u32]| CacheShare {
+            group: GroupId(id),
+            cache: CacheId(0),
+            members: members.iter().map(|&task| ShareMember::Task(TaskId(task))).collect(),
+            units: Units::Ways { mask: IndexSet::default() },
+        };
+        let schedule = |cpu: &str, tasks: [u32; 2]| GangSchedule {
+            cpus: cpu.parse::<CpuSet>().unwrap(),
+            slice_ns: 1,
+            gangs: tasks.map(|task| Gang { members: vec![(TaskId(task), None)], slices: 1 }).to_vec(),
+        };
+        let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
+        plan.shares = vec![share(1, &[0]), share(2, &[1, 2])];
+        plan.gangs = vec![schedule("0", [0, 3]), schedule("1", [1, 2])];
+        plan.affinity.insert(TaskId(0), "0".parse().unwrap());
+        release(&mut plan, &[(TaskId(0), ProcessId(7))]);
+        assert_eq!(plan.shares, [share(2, &[1, 2])]);
+        assert_eq!(plan.gangs, [schedule("1", [1, 2])]);
+        assert!(plan.affinity.contains_key(&TaskId(0)));
+        release(&mut plan, &[(TaskId(1), ProcessId(7))]);
+        assert_eq!(plan.shares, [share(2, &[2])]);
+    }
+}

@@ -1,0 +1,603 @@
+//! Planning of `auto`'s probes within their cost limits.
+//!
+//! One ledger counts the processor time of all probes. A probe that stops its task waits until it costs the task no
+//! more than the stated share of the time that it has run, so short-lived tasks are never profiled. After the first
+//! probe of each task, probes wait until all of them together have cost no more than that share of processor time. At
+//! most one probe that stops its task runs on a cache at a time. A task that does not answer in time is not probed
+//! again in the same phase. A log that was too short for the largest cache is recorded once more with more entries, as
+//! soon as its task has run long enough to pay for it. A task that waits for memory for less than the smallest gain is
+//! not probed again.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cachemate_core::{
+    Ability, Estimate, PlanItem, ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, ProcessId, Profile, SizeCurve,
+    TaskId, View,
+};
+use cachemate_locality::shmap::SharingCriteria as Filter;
+
+use super::curves::CurveChecks;
+use super::speeds::SpeedTracker;
+use crate::clustering::{ClusteringMethod, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find, scaled_threshold};
+use crate::policies::auto::model::problem::{CacheSite, CpuSites};
+
+/// Limits.
+#[derive(Clone, Copy, Debug)]
+pub struct ProbeLimits {
+    /// Share of processor time, in the long run.
+    pub share: f64,
+    /// Smallest forecast gain of a change.
+    pub min_gain: f64,
+    pub locations: u32,
+    pub trace_entries: u32,
+    /// Budget of one probe.
+    pub budget_ns: u64,
+    /// Samples of accesses to other caches, for each thread.
+    pub samples_per_thread: u32,
+}
+
+/// A probe of a task in a phase.
+#[derive(Clone, Debug)]
+struct TaskProbe {
+    phase: u32,
+    probe: ProbeRequest,
+    since_ns: u64,
+    over: bool,
+    answered: bool,
+}
+
+/// See the module's documentation.
+#[derive(Clone, Debug, Default)]
+pub struct ProbePlanner {
+    next: u32,
+    by_task: BTreeMap<TaskId, TaskProbe>,
+    /// Request for samples of accesses to other caches, its window, and the sampled threads.
+    sharing: Option<(ProbeRequest, u64)>,
+    /// Threads of the last samples, and the windows until the next ones.
+    sampled_tasks: Option<(Vec<TaskId>, u32)>,
+    pub clusters: BTreeMap<TaskId, usize>,
+    pub spent_ns: u64,
+    pub processor_ns: f64,
+    /// Run time of each task.
+    ran_ns: BTreeMap<TaskId, u64>,
+    /// Time of an entry of a log, once measured.
+    entry_ns: Option<f64>,
+    /// Outstanding solo interval of a task with a promise, and when it was requested.
+    solo: Option<(ProbeRequest, u64)>,
+    /// Tasks whose solo interval was requested, with their phase and its time.
+    solo_requested: BTreeMap<TaskId, (u32, u64)>,
+}
+
+/// Length of a solo interval and of each of the two rows that it consists of: the cache fills during the first.
+const SOLO_SETTLE_NS: u64 = 50_000_000;
+const SOLO_ROW_NS: u64 = 50_000_000;
+/// Time after which a solo speed is measured again in the same phase, if it is paid for.
+const SOLO_AGAIN_AFTER_NS: u64 = 300_000_000_000;
+/// The same in another phase whose solo speed is unknown.
+const SOLO_PAUSE_NS: u64 = 5_000_000_000;
+
+/// A log that was too short is recorded again with so many times its entries.
+const ENTRIES_FACTOR: u32 = 4;
+/// A process that waits for other caches for less than this share of its cycles is not sampled.
+const REMOTE_FROM: f64 = 0.03;
+/// Locations watched at once: processors have four watch points.
+const WATCHED_AT_ONCE: usize = 4;
+/// A task that runs, or wants to, for a smaller share of a window is idle and takes nothing from others that matters.
+pub const IDLE_BELOW: f64 = 0.1;
+/// Time after which a probe counts as unanswered.
+const ANSWERED_WITHIN_NS: u64 = 20_000_000_000;
+/// Windows between two rounds of samples of the same threads.
+const SAMPLED_AGAIN_AFTER: u32 = 300;
+/// Cost of an entry of a log, until it is measured: an interrupt.
+const ENTRY_NS: f64 = 1_500.0;
+/// Cost of a sample, until it is measured.
+const SAMPLE_COST_NS: f64 = 2_000.0;
+
+impl ProbePlanner {
+    /// Share of processor time that probes have cost so far.
+    pub fn spent_share(&self) -> f64 {
+        self.spent_ns as f64 / self.processor_ns.max(1.0)
+    }
+
+    /// Forgets the answers about a task, because they describe other work.
+    pub fn forget(&mut self, task: TaskId) {
+        self.by_task.remove(&task);
+    }
+
+    fn book(&mut self, view: &View<'_>) {
+        let answers = view.observation.probe_results.iter();
+        self.spent_ns += answers.flat_map(|answer| &answer.cost_ns).map(|(_, ns)| ns).sum::<u64>();
+        self.processor_ns += view.observation.span.elapsed_ns as f64 * f64::from(view.online().count());
+        for answer in &view.observation.probe_results {
+            let cost_ns: u64 = answer.cost_ns.iter().map(|(_, ns)| ns).sum();
+            if let ProbeEvidence::Trace { lines, .. } = &answer.evidence
+                && cost_ns > 0
+            {
+                self.entry_ns = Some(cost_ns as f64 / lines.len().max(1) as f64);
+            }
+        }
+        for seen in view.live_tasks() {
+            *self.ran_ns.entry(seen.task).or_insert(0) += seen.ran_ns();
+        }
+    }
+
+    /// Takes in the answers, and returns the probes of the next window.
+    pub fn next(
+        &mut self,
+        view: &View<'_>,
+        sites: &[CacheSite],
+        (speeds, curves): (&SpeedTracker, &CurveChecks),
+        terms: &ProbeLimits,
+        share: bool,
+    ) -> Vec<ProbeRequest> {
+        self.book(view);
+        let present: BTreeSet<TaskId> = view.live_tasks().map(|seen| seen.task).collect();
+        self.by_task.retain(|task, _| present.contains(task));
+        self.clusters.retain(|task, _| present.contains(task));
+        self.ran_ns.retain(|task, _| present.contains(task));
+        let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
+        for (task, asked) in &mut self.by_task {
+            let answered =
+                view.observation.probe_results.iter().any(|answer| answer.probe == asked.probe.id && answer.complete);
+            let refused = view.observation.applied.refused.iter().any(|no| no.item == PlanItem::Probe(asked.probe.id));
+            let late = now_ns.saturating_sub(asked.since_ns) > ANSWERED_WITHIN_NS;
+            let known = curves.has_curve(view, *task);
+            let is_first = log_entries(&asked.probe).is_none_or(|entries| entries <= terms.trace_entries);
+            asked.answered |= answered;
+            asked.over |= answered || refused || late || known && is_first;
+        }
+        if let Some(probe) = self.of_promises(view, sites, terms, now_ns) {
+            // Its row keeps other tasks off their CPUs, so that no other probe would answer.
+            return vec![probe];
+        }
+        let mut probes = self.of_curves(view, sites, (speeds, curves), terms, now_ns);
+        if share && sites.len() > 1 {
+            probes.extend(self.of_sharing(view, speeds, terms, now_ns));
+        }
+        probes
+    }
+
+    /// An interval in which a task with a promised slowdown has its cache for itself. The first one of a task comes at
+    /// once; later ones follow a change of phase or some minutes, and wait until they are paid for.
+    fn of_promises(
+        &mut self,
+        view: &View<'_>,
+        sites: &[CacheSite],
+        terms: &ProbeLimits,
+        now_ns: u64,
+    ) -> Option<ProbeRequest> {
+        if !view.capabilities.can(Ability::CountPerCache) {
+            return None;
+        }
+        self.solo_requested.retain(|task, _| view.live_tasks().any(|seen| seen.task == *task));
+        if let Some((probe, since_ns)) = self.solo.take() {
+            let answered = view.observation.probe_results.iter().any(|answer| answer.probe == probe.id);
+            let refused = view.observation.applied.refused.iter().any(|no| no.item == PlanItem::Probe(probe.id));
+            if !answered && !refused && now_ns.saturating_sub(since_ns) <= ANSWERED_WITHIN_NS {
+                self.solo = Some((probe.clone(), since_ns));
+                return Some(probe);
+            }
+        }
+        let seats = CpuSites::of(sites);
+        let paid = self.spent_share() <= terms.share;
+        let is_due = |seen: &&cachemate_core::TaskSample| {
+            let is_promised = seen.goal.is_some_and(|goal| goal.max_slowdown.is_some());
+            let phase = view.profiles.get(&seen.task).map_or(0, |profile| profile.phase_number);
+            let is_known = view.profiles.get(&seen.task).is_some_and(|one| one.rates.solo_instr_per_cycle.is_some());
+            let due = self.solo_requested.get(&seen.task).is_none_or(|&(measured, when_ns)| {
+                let pause_ns = if is_known || measured == phase { SOLO_AGAIN_AFTER_NS } else { SOLO_PAUSE_NS };
+                paid && now_ns.saturating_sub(when_ns) >= pause_ns
+            });
+            is_promised && due && seen.ran() && self.ran_ns.get(&seen.task).copied().unwrap_or(0) >= SOLO_ROW_NS
+        };
+        let seen = view
+            .movable()
+            .filter(is_due)
+            .min_by_key(|seen| self.solo_requested.get(&seen.task).map_or(0, |&(_, when_ns)| when_ns))?;
+        let (task, cache) = (seen.task, sites[seats.of_task(seen)?].cache);
+        let phase = view.profiles.get(&task).map_or(0, |profile| profile.phase_number);
+        self.solo_requested.insert(task, (phase, now_ns));
+        let kind = ProbeKind::CoRunRows {
+            cache,
+            rows: vec![vec![task], vec![task]],
+            total_ns: SOLO_ROW_NS,
+            settle_ns: SOLO_SETTLE_NS,
+            boost: true,
+        };
+        let probe = self.probe(kind, ANSWERED_WITHIN_NS);
+        self.solo = Some((probe.clone(), now_ns));
+        Some(probe)
+    }
+
+    fn of_curves(
+        &mut self,
+        view: &View<'_>,
+        sites: &[CacheSite],
+        (speeds, curves): (&SpeedTracker, &CurveChecks),
+        terms: &ProbeLimits,
+        now_ns: u64,
+    ) -> Vec<ProbeRequest> {
+        // A log of first-level misses describes the cache behind it better than watch points, most of which see hits.
+        let trace = view.capabilities.can(Ability::TraceAddresses);
+        let watch = !trace && view.capabilities.can(Ability::SampleReuses);
+        if !watch && !trace {
+            return Vec::new();
+        }
+        let paid = self.spent_share() <= terms.share;
+        let largest_bytes = sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
+        let seats = CpuSites::of(sites);
+        let mut probes: Vec<ProbeRequest> = Vec::new();
+        let mut stopped: Vec<Option<usize>> = Vec::new();
+        for seen in view.movable() {
+            let profile = view.profiles.get(&seen.task);
+            let phase = profile.map_or(0, |profile| profile.phase_number);
+            let ran = seen.ran();
+            let on = seats.of_task(seen);
+            let before = self.by_task.get(&seen.task);
+            let known = curves.has_curve(view, seen.task);
+            // The first probe is the initial profiling; later phases wait until it is paid for.
+            let may = before.is_none_or(|asked| asked.phase != phase && paid);
+            let goes_on = before.is_some_and(|asked| !asked.over && (asked.phase == phase || !known));
+            let free = if watch { probes.len() < WATCHED_AT_ONCE } else { !stopped.contains(&on) };
+            let is_short = |asked: &&TaskProbe| {
+                let first = log_entries(&asked.probe) == Some(terms.trace_entries);
+                trace && asked.answered && asked.phase == phase && first
+            };
+            let waits = || memory_stall_share(speeds, seen.task).is_none_or(|share| share >= terms.min_gain);
+            let curve = curves.profile(view, seen.task).and_then(Profile::misses_per_kilo_instr);
+            let longer = before.filter(is_short).filter(|_| waits()).zip(curve);
+            let longer = longer.filter(|(_, curve)| is_uncertain_at(curve, largest_bytes));
+            let longer = longer.map(|_| terms.trace_entries.saturating_mul(ENTRIES_FACTOR));
+            let entries = longer.unwrap_or(terms.trace_entries);
+            let cost_ns = f64::from(entries) * self.entry_ns.unwrap_or(ENTRY_NS);
+            // Earlier probes of the task have to be paid for as well.
+            let spent_ns = longer.map_or(0.0, |_| cost_ns / f64::from(ENTRIES_FACTOR));
+            let has_run_ns = self.ran_ns.get(&seen.task).copied().unwrap_or(0) as f64;
+            let earned = watch || has_run_ns * terms.share >= cost_ns + spent_ns;
+            let may = if known { longer.is_some() && paid } else { may };
+            if !free || !(goes_on || may && ran && earned) {
+                continue;
+            }
+            if !goes_on {
+                let what = if watch {
+                    ProbeKind::ReuseTimes { task: seen.task, locations: terms.locations }
+                } else {
+                    ProbeKind::MissTrace { task: seen.task, entries, includes_code: true }
+                };
+                // The task has to run between its interrupts, too.
+                let probe = self.probe(what, terms.budget_ns.max((4.0 * cost_ns) as u64));
+                let task_probe = TaskProbe { phase, probe, since_ns: now_ns, over: false, answered: false };
+                self.by_task.insert(seen.task, task_probe);
+            }
+            stopped.push(on);
+            probes.extend(self.by_task.get(&seen.task).map(|asked| asked.probe.clone()));
+        }
+        probes
+    }
+
+    fn probe(&mut self, what: ProbeKind, budget_ns: u64) -> ProbeRequest {
+        self.next += 1;
+        ProbeRequest { id: ProbeId(self.next), kind: what, budget_ns }
+    }
+
+    /// Is a probe of the task outstanding, or still to be requested?
+    pub fn has_open_probe(&self, view: &View<'_>, task: TaskId) -> bool {
+        can_measure_curves(view) && self.is_open(task) && view.movable().any(|seen| seen.task == task)
+    }
+
+    /// Is its probe neither answered nor given up?
+    fn is_open(&self, task: TaskId) -> bool {
+        self.by_task.get(&task).is_none_or(|asked| !asked.over)
+    }
+
+    /// Has every task that can be probed been probed, with or without an answer?
+    pub fn surveyed(&self, view: &View<'_>, curves: &CurveChecks) -> bool {
+        let can = can_measure_curves(view);
+        let done = |task: TaskId| curves.has_curve(view, task) || !can || !self.is_open(task);
+        let ran = |seen: &cachemate_core::TaskSample| seen.ran();
+        self.sharing.is_none() && view.movable().filter(|seen| ran(seen)).all(|seen| done(seen.task))
+    }
+
+    fn of_sharing(
+        &mut self,
+        view: &View<'_>,
+        speeds: &SpeedTracker,
+        terms: &ProbeLimits,
+        now_ns: u64,
+    ) -> Option<ProbeRequest> {
+        if !view.capabilities.can(Ability::SampleAccesses) {
+            return None;
+        }
+        if let Some((probe, since_ns)) = self.sharing.take() {
+            let answered = |answer: &&cachemate_core::ProbeResult| answer.probe == probe.id && answer.complete;
+            let refused = view.observation.applied.refused.iter().any(|no| no.item == PlanItem::Probe(probe.id));
+            let complete = view.observation.probe_results.iter().any(|answer| answered(&answer));
+            if complete || refused || now_ns.saturating_sub(since_ns) > ANSWERED_WITHIN_NS {
+                self.cluster(view, &probe);
+                return None;
+            }
+            self.sharing = Some((probe.clone(), since_ns));
+            return Some(probe);
+        }
+        let waits = |seen: &cachemate_core::TaskSample| {
+            let speed = speeds.of(seen.task, 64.0)?;
+            Some(speed.remote_cycles_per_instr? / speed.cycles_per_instr)
+        };
+        let mut processes: Vec<ProcessId> = Vec::new();
+        for seen in view.movable() {
+            if waits(seen).is_some_and(|share| share >= REMOTE_FROM) && !processes.contains(&seen.process) {
+                processes.push(seen.process);
+            }
+        }
+        let threads: Vec<TaskId> =
+            view.live_tasks().filter(|seen| processes.contains(&seen.process)).map(|seen| seen.task).collect();
+        if let Some((last, wait)) = &mut self.sampled_tasks {
+            *wait = wait.saturating_sub(1);
+            if *last == threads && *wait > 0 {
+                return None;
+            }
+        }
+        let paid = self.spent_share() <= terms.share || self.sampled_tasks.is_none();
+        if threads.len() < 2 || !paid {
+            return None;
+        }
+        let at_most = terms.samples_per_thread.saturating_mul(threads.len() as u32);
+        let one_in = one_in(view, &processes, terms.share);
+        let what =
+            ProbeKind::AccessSamples { processes, sample_period: one_in, remote_only: true, max_samples: at_most };
+        let probe = self.probe(what, ANSWERED_WITHIN_NS / 2);
+        self.sampled_tasks = Some((threads, SAMPLED_AGAIN_AFTER));
+        self.sharing = Some((probe.clone(), now_ns));
+        Some(probe)
+    }
+
+    /// Clusters threads that share data, from their shMaps; filters of different processes cannot be compared.
+    fn cluster(&mut self, view: &View<'_>, probe: &ProbeRequest) {
+        let ProbeKind::AccessSamples { processes, .. } = &probe.kind else { return };
+        let threads: Vec<&cachemate_core::TaskSample> =
+            view.live_tasks().filter(|seen| processes.contains(&seen.process)).collect();
+        let map = |seen: &cachemate_core::TaskSample| view.profiles.get(&seen.task).and_then(|one| one.sharing_map());
+        let mut filters: Vec<Option<ProcessId>> = Vec::new();
+        let filter = |seen: &cachemate_core::TaskSample| {
+            (!map(seen).is_some_and(|map| map.machine_wide)).then_some(seen.process)
+        };
+        for seen in &threads {
+            if !filters.contains(&filter(seen)) {
+                filters.push(filter(seen));
+            }
+        }
+        let mut clusters = BTreeMap::new();
+        let mut count = 0;
+        for own in filters {
+            let members: Vec<_> = threads.iter().filter(|seen| filter(seen) == own).collect();
+            let maps: Vec<ThreadMap<'_>> = members
+                .iter()
+                .map(|seen| ThreadMap {
+                    counters: map(seen).map_or(&[], |map| map.counters.as_slice()),
+                    together: self.clusters.get(&seen.task).copied(),
+                })
+                .collect();
+            let sampled: u64 = maps.iter().flat_map(|map| map.counters).map(|&counter| u64::from(counter)).sum();
+            let each = sampled as f64 / maps.len().max(1) as f64 / THRESHOLD_SAMPLES_PER_THREAD;
+            let filter = Filter::default();
+            let co_clusters =
+                find(ClusteringMethod::CoClusters, &maps, &filter, scaled_threshold(THRESHOLD, each, filter.floor));
+            let mut of = join_unclustered(co_clusters.of, &maps);
+            partners(view, &members, &mut of);
+            let numbers = of.iter().flatten().max().map_or(0, |last| last + 1);
+            for (seen, cluster) in members.iter().zip(&of) {
+                clusters.extend(cluster.map(|cluster| (seen.task, count + cluster)));
+            }
+            count += numbers;
+        }
+        if !clusters.is_empty() {
+            self.clusters = clusters;
+        }
+    }
+}
+
+/// Can curves be measured on this machine?
+fn can_measure_curves(view: &View<'_>) -> bool {
+    view.capabilities.can(Ability::SampleReuses) || view.capabilities.can(Ability::TraceAddresses)
+}
+
+/// Threads whose regions have at least this similarity (cosine of their counters) share data.
+const ALIKE: f64 = 0.3;
+
+/// Adds each thread that is in no cluster to the thread whose regions are most similar. Threads that run beside their
+/// partners leave too few samples for a cluster of their own, and if all threads share alike, there are no clusters.
+fn join_unclustered(mut of: Vec<Option<usize>>, maps: &[ThreadMap<'_>]) -> Vec<Option<usize>> {
+    let dot = |a: usize, b: usize| -> f64 {
+        maps[a].counters.iter().zip(maps[b].counters).map(|(&x, &y)| f64::from(x) * f64::from(y)).sum()
+    };
+    let alike = |a: usize, b: usize| dot(a, b) / libm::sqrt(dot(a, a) * dot(b, b)).max(1e-9);
+    let mut next = of.iter().flatten().max().map_or(0, |last| last + 1);
+    for index in 0..of.len() {
+        if of[index].is_some() {
+            continue;
+        }
+        let others = (0..of.len()).filter(|&other| other != index).map(|other| (alike(index, other), other));
+        let Some((most, other)) = others.reduce(|a, b| if b.0 > a.0 { b } else { a }) else { continue };
+        if most < ALIKE {
+            continue;
+        }
+        let cluster = of[other].unwrap_or(next);
+        next = next.max(cluster + 1);
+        (of[index], of[other]) = (Some(cluster), Some(cluster));
+    }
+    merged(of, maps)
+}
+
+/// Merges clusters whose threads use the same regions.
+fn merged(mut of: Vec<Option<usize>>, maps: &[ThreadMap<'_>]) -> Vec<Option<usize>> {
+    let count = of.iter().flatten().max().map_or(0, |last| last + 1);
+    let sum = |of: &[Option<usize>], cluster: usize| {
+        let mut sums: Vec<f64> = Vec::new();
+        for (_, map) in of.iter().zip(maps).filter(|(one, _)| **one == Some(cluster)) {
+            sums.resize(sums.len().max(map.counters.len()), 0.0);
+            sums.iter_mut().zip(map.counters).for_each(|(sum, &counter)| *sum += f64::from(counter));
+        }
+        sums
+    };
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(x, y)| x * y).sum::<f64>();
+    for a in 0..count {
+        for b in a + 1..count {
+            let (one, other) = (sum(&of, a), sum(&of, b));
+            if dot(&one, &other) >= ALIKE * libm::sqrt(dot(&one, &one) * dot(&other, &other)).max(1e-9) {
+                of.iter_mut().filter(|cluster| **cluster == Some(b)).for_each(|cluster| *cluster = Some(a));
+            }
+        }
+    }
+    of
+}
+
+/// Entries of a log.
+fn log_entries(probe: &ProbeRequest) -> Option<u32> {
+    match probe.kind {
+        ProbeKind::MissTrace { entries, .. } => Some(entries),
+        _ => None,
+    }
+}
+
+/// Is a curve far less certain at this size than where it is most certain?
+fn is_uncertain_at(curve: &SizeCurve, bytes: f64) -> bool {
+    let width = |(_, rate): &(u64, Estimate)| rate.high - rate.low;
+    let narrowest = curve.iter().map(width).fold(f64::INFINITY, f64::min);
+    let there = curve.iter().find(|(size, _)| *size as f64 >= bytes).or(curve.last());
+    there.is_some_and(|point| width(point) > 2.0 * narrowest)
+}
+
+/// Do the probes in force leave all speeds as they are? Watch points of an idle thread do, because they wait for it.
+pub fn probes_leave_speeds_unchanged(view: &View<'_>) -> bool {
+    let runs = |task: TaskId| {
+        let least_ns = IDLE_BELOW * view.observation.span.elapsed_ns as f64;
+        view.live_tasks().any(|seen| seen.task == task && seen.ran_ns() as f64 >= least_ns)
+    };
+    let disturbs = |probe: &ProbeRequest| match probe.kind {
+        ProbeKind::ReuseTimes { task, .. } => runs(task),
+        _ => true,
+    };
+    !view.previous_plan.probes.iter().any(disturbs)
+}
+
+/// Share of its cycles that a task waits for memory, as counted.
+fn memory_stall_share(speeds: &SpeedTracker, task: TaskId) -> Option<f64> {
+    let speed = speeds.of(task, 64.0)?;
+    Some(speed.misses_per_instr? * speed.stall_cycles_per_miss? / speed.cycles_per_instr)
+}
+
+/// Share of a thread's remote accesses from which on the other thread is its partner.
+const PARTNER: f64 = 0.1;
+
+/// Adds threads that are in no cluster to those whose lines they fetch most.
+fn partners(view: &View<'_>, members: &[&&cachemate_core::TaskSample], of: &mut [Option<usize>]) {
+    let mut next = of.iter().flatten().max().map_or(0, |last| last + 1);
+    for index in 0..members.len() {
+        let Some(profile) = view.profiles.get(&members[index].task).filter(|_| of[index].is_none()) else { continue };
+        let share = |other: usize| profile.sharing.with.get(&members[other].task).map_or(0.0, |fact| fact.value);
+        let others = (0..members.len()).filter(|&other| other != index).map(|other| (share(other), other));
+        let Some((most, other)) = others.reduce(|a, b| if b.0 > a.0 { b } else { a }) else { continue };
+        if most >= PARTNER {
+            let cluster = of[other].unwrap_or(next);
+            next = next.max(cluster + 1);
+            (of[index], of[other]) = (Some(cluster), Some(cluster));
+        }
+    }
+}
+
+/// Sampling interval (one access in so many) at which samples cost no more than this share of the busiest process's
+/// time.
+fn one_in(view: &View<'_>, processes: &[ProcessId], share: f64) -> u32 {
+    let rate = |process: &ProcessId| {
+        let (mut hits, mut ran) = (0.0, 0.0);
+        for seen in view.live_tasks().filter(|seen| seen.process == *process) {
+            if let Some(count) = seen.counts.get(cachemate_core::CounterEvent::RemoteCacheHits) {
+                hits += count;
+                ran += seen.on_cpu_ns.iter().map(|(_, ns)| *ns as f64).sum::<f64>();
+            }
+        }
+        if ran > 0.0 { hits / ran } else { 0.0 }
+    };
+    let most = processes.iter().map(rate).fold(0.0, f64::max);
+    libm::ceil(most * SAMPLE_COST_NS / share.max(1e-6)).clamp(1.0, 1e6) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Do watch points of an idle thread leave windows undisturbed, whereas those of a running thread and all traces do
+    /// not?
+    #[test]
+    fn watching_an_idle_thread_disturbs_no_task() {
+        use cachemate_core::test_support::{NullPredictor, capabilities, observation, topology};
+        let (topology, capabilities) = (topology(2), capabilities(&[]));
+        let mut seen = observation(1, 2);
+        seen.span.elapsed_ns = 100;
+        seen.tasks[0].on_cpu_ns = vec![(cachemate_core::CpuId(0), 100)];
+        seen.tasks[1].on_cpu_ns = vec![(cachemate_core::CpuId(1), 5)];
+        let (busy, idle) = (seen.tasks[0].task, seen.tasks[1].task);
+        let quiet = |probes: &[ProbeKind]| {
+            let mut plan = cachemate_core::Plan::idle(cachemate_core::WindowLength::Time { ns: 1 });
+            let probe = |what: &ProbeKind| ProbeRequest { id: ProbeId(1), kind: what.clone(), budget_ns: 1 };
+            plan.probes = probes.iter().map(probe).collect();
+            probes_leave_speeds_unchanged(&View {
+                topology: &topology,
+                capabilities: &capabilities,
+                observation: &seen,
+                profiles: &cachemate_core::Profiles::new(),
+                previous_plan: &plan,
+                predictor: &NullPredictor,
+            })
+        };
+        let watched = |task: TaskId| ProbeKind::ReuseTimes { task, locations: 1 };
+        let traced = ProbeKind::MissTrace { task: idle, entries: 1, includes_code: false };
+        assert!(quiet(&[]) && quiet(&[watched(idle)]));
+        assert!(!quiet(&[watched(busy)]) && !quiet(&[watched(idle), watched(busy)]) && !quiet(&[traced]));
+    }
+
+    /// Do searches wait for a task until it has answered or was given up, and never for one that cannot be probed?
+    #[test]
+    fn only_tasks_that_can_still_answer_are_waited_for() {
+        use cachemate_core::test_support::{NullPredictor, capabilities, observation, topology};
+        let topology = topology(2);
+        let mut seen = observation(1, 3);
+        seen.tasks[1].unmovable = true;
+        let (profiles, plan) =
+            (cachemate_core::Profiles::new(), cachemate_core::Plan::idle(cachemate_core::WindowLength::Time { ns: 1 }));
+        let mut asks = ProbePlanner::default();
+        let what = ProbeKind::ReuseTimes { task: TaskId(2), locations: 1 };
+        let probe = ProbeRequest { id: ProbeId(1), kind: what, budget_ns: 1 };
+        asks.by_task.insert(TaskId(2), TaskProbe { phase: 0, probe, since_ns: 0, over: true, answered: false });
+        let waited = |abilities: &[Ability]| {
+            let capabilities = capabilities(abilities);
+            let (topology, capabilities, seen, profiles) = (&topology, &capabilities, &seen, &profiles);
+            let view = View {
+                topology,
+                capabilities,
+                observation: seen,
+                profiles,
+                previous_plan: &plan,
+                predictor: &NullPredictor,
+            };
+            [0, 1, 2].map(|id| asks.has_open_probe(&view, TaskId(id)))
+        };
+        assert_eq!(waited(&[Ability::TraceAddresses]), [true, false, false]);
+        assert_eq!(waited(&[Ability::Affinity]), [false; 3]);
+    }
+
+    /// Does a thread with few samples join threads that use the same regions, and one with other regions not?
+    #[test]
+    fn threads_with_few_samples_join_their_partners() {
+        let maps = [[9u8, 8, 0, 0], [8, 9, 0, 0], [1, 1, 0, 0], [0, 0, 7, 7]];
+        let maps: Vec<ThreadMap<'_>> =
+            maps.iter().map(|map| ThreadMap { counters: map.as_slice(), together: None }).collect();
+        assert_eq!(join_unclustered(vec![Some(0), Some(0), None, None], &maps), [Some(0), Some(0), Some(0), None]);
+        assert_eq!(join_unclustered(vec![None; 4], &maps), [Some(0), Some(0), Some(0), None]);
+        assert_eq!(
+            join_unclustered(vec![Some(0), Some(1), Some(1), None], &maps),
+            [Some(0), Some(0), Some(0), None],
+            "one"
+        );
+    }
+}

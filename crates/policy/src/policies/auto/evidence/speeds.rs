@@ -1,0 +1,254 @@
+//! Speed of each task and its waits, from the counters of recent windows.
+//!
+//! The weight of older windows halves every few windows, so that history depends on time and not on plans. Rates are
+//! ratios of sums, so short windows weigh less. A window in which a task was traced does not count for its speed. If a
+//! kind of phase comes back, its earlier speed is used until it was counted anew.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cachemate_core::{CacheLevel, CounterEvent, Observation, Plan, ProbeKind, StallCause, TaskId, TaskSample};
+use cachemate_locality::profilers::AVERAGED;
+
+use crate::work_metric::WorkMetric;
+
+/// Speed of a task; `None` = not counted.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct ObservedSpeed {
+    pub cycles_per_instr: f64,
+    pub misses_per_instr: Option<f64>,
+    pub stall_cycles_per_miss: Option<f64>,
+    pub references_per_instr: Option<f64>,
+    /// Lines to and from memory, prefetched ones too, per miss.
+    pub lines_per_miss: Option<f64>,
+    /// Cycles that a miss waits in the queue for memory.
+    pub queue_cycles_per_miss: Option<f64>,
+    /// Elapsed cycles per instruction, including time off the CPU.
+    pub elapsed_cycles_per_instr: f64,
+    pub remote_cycles_per_instr: Option<f64>,
+    /// Share of one CPU that it runs or waits for.
+    pub cpu_demand: f64,
+    /// Counted since the phase began, rather than recalled from an earlier phase of its kind, and so under the plan in
+    /// force.
+    pub is_current_phase: bool,
+}
+
+/// Sums that decay; each event has the instructions during which it was counted.
+#[derive(Clone, Copy, Default, Debug)]
+struct DecayingSum {
+    events: f64,
+    instructions: f64,
+}
+
+#[derive(Clone, Default, Debug)]
+struct DecayingSums {
+    phase: u32,
+    /// Kind of the phase, once known.
+    kind: Option<u32>,
+    /// Windows since the phase began.
+    windows: u32,
+    instructions: f64,
+    cycles: f64,
+    wanted_ns: f64,
+    elapsed_ns: f64,
+    misses: DecayingSum,
+    references: DecayingSum,
+    stalls: DecayingSum,
+    remote: DecayingSum,
+    queue: DecayingSum,
+    read_bytes: DecayingSum,
+    written_bytes: DecayingSum,
+    ran_ns: f64,
+    reported: f64,
+    reported_ns: f64,
+}
+
+/// Factor by which the weight of a window decays in the next one.
+const DECAY: f64 = 0.8;
+/// The same for tasks whose phases are averaged: half of the weight is older than any of their phases.
+const AVERAGED_DECAY: f64 = 0.95;
+
+/// Windows of a phase after which its own counts outweigh recalled ones.
+const OWN_COUNT_WINDOWS: u32 = 3;
+
+/// Speeds of all tasks.
+#[derive(Clone, Default, Debug)]
+pub struct SpeedTracker {
+    now: BTreeMap<TaskId, DecayingSums>,
+    /// Last counts of each kind of phase.
+    of_kinds: BTreeMap<(TaskId, u32), DecayingSums>,
+}
+
+/// The current phase of a task, and its kind once known.
+pub type CurrentPhase = (u32, Option<u32>);
+
+/// Cycles that wait for the memory behind the last level.
+fn stalls(task: &TaskSample) -> Option<f64> {
+    let causes = [StallCause::LocalMemory, StallCause::RemoteMemory, StallCause::BusQueue];
+    let counted = causes.into_iter().filter_map(|cause| task.counts.get(CounterEvent::StallCycles(cause)));
+    counted.fold(None, |sum: Option<f64>, cycles| Some(sum.unwrap_or(0.0) + cycles))
+}
+
+impl DecayingSum {
+    fn add(&mut self, events: Option<f64>, instructions: f64, decay: f64) {
+        self.events *= decay;
+        self.instructions *= decay;
+        if let Some(events) = events {
+            self.events += events;
+            self.instructions += instructions;
+        }
+    }
+    fn per_instr(self) -> Option<f64> {
+        (self.instructions > 0.0).then(|| self.events / self.instructions)
+    }
+}
+
+impl SpeedTracker {
+    /// Takes in a window, and forgets tasks that exited and counts of earlier phases.
+    pub fn observe(
+        &mut self,
+        seen: &Observation,
+        before: &Plan,
+        level: CacheLevel,
+        phase: impl Fn(TaskId) -> CurrentPhase,
+    ) {
+        let present: BTreeSet<TaskId> = seen.tasks.iter().filter(|task| !task.exited).map(|task| task.task).collect();
+        self.now.retain(|task, _| present.contains(task));
+        self.of_kinds.retain(|(task, _), _| present.contains(task));
+        // A solo interval is another company for its task, and a pause for the others.
+        if before.probes.iter().any(|probe| matches!(probe.kind, ProbeKind::CoRunRows { .. })) {
+            return;
+        }
+        let traced = |task: TaskId| {
+            before
+                .probes
+                .iter()
+                .any(|probe| matches!(probe.kind, ProbeKind::MissTrace { task: one, .. } if one == task))
+        };
+        for task in seen.tasks.iter().filter(|task| !task.exited && !traced(task.task)) {
+            let counted = task.counts.get(CounterEvent::Instructions).zip(task.counts.get(CounterEvent::Cycles));
+            let Some((instructions, cycles)) = counted.filter(|(i, c)| *i > 0.0 && *c > 0.0) else { continue };
+            let sums = self.now.entry(task.task).or_default();
+            let (number, kind) = phase(task.task);
+            if sums.phase != number {
+                *sums = DecayingSums { phase: number, ..DecayingSums::default() };
+            }
+            if sums.kind != kind {
+                // Windows until then may span two phases.
+                if let Some(known) = kind.and_then(|kind| self.of_kinds.get(&(task.task, kind))) {
+                    *sums = DecayingSums { phase: number, windows: 0, ..known.clone() };
+                }
+                sums.kind = kind;
+            }
+            sums.windows += 1;
+            let ran_ns = task.ran_ns();
+            let wanted_ns = ran_ns as f64 + task.run_queue_wait_ns.unwrap_or(0) as f64;
+            let decay = if kind == Some(AVERAGED) { AVERAGED_DECAY } else { DECAY };
+            let fade = |sum: &mut f64, more: f64| *sum = decay * *sum + more;
+            fade(&mut sums.instructions, instructions);
+            fade(&mut sums.cycles, cycles);
+            fade(&mut sums.wanted_ns, wanted_ns);
+            fade(&mut sums.ran_ns, ran_ns as f64);
+            fade(&mut sums.elapsed_ns, seen.span.elapsed_ns as f64);
+            fade(&mut sums.reported, task.progress.unwrap_or(0.0));
+            fade(&mut sums.reported_ns, task.progress.map_or(0.0, |_| seen.span.elapsed_ns as f64));
+            sums.misses.add(task.counts.get(CounterEvent::Misses(level)), instructions, decay);
+            sums.references.add(task.counts.get(CounterEvent::References(level)), instructions, decay);
+            sums.stalls.add(stalls(task), instructions, decay);
+            sums.remote.add(task.counts.get(CounterEvent::StallCycles(StallCause::RemoteCache)), instructions, decay);
+            sums.queue.add(task.counts.get(CounterEvent::StallCycles(StallCause::BusQueue)), instructions, decay);
+            sums.read_bytes.add(task.counts.get(CounterEvent::MemoryReadBytes), instructions, decay);
+            sums.written_bytes.add(task.counts.get(CounterEvent::MemoryWriteBytes), instructions, decay);
+            if let Some(kind) = sums.kind {
+                self.of_kinds.insert((task.task, kind), sums.clone());
+            }
+        }
+    }
+
+    /// Work a second; `None` until counted.
+    pub fn rate(&self, task: TaskId, work: WorkMetric) -> Option<f64> {
+        let sums = self.now.get(&task)?;
+        let (done, ns) = match work {
+            WorkMetric::Reported => (sums.reported, sums.reported_ns),
+            WorkMetric::Instructions => (sums.instructions, sums.elapsed_ns),
+            WorkMetric::Proxy(_) => return None,
+        };
+        (ns > 0.0).then(|| done * 1e9 / ns)
+    }
+
+    /// `None` until it ran in a window in which it was counted.
+    pub fn of(&self, task: TaskId, line_bytes: f64) -> Option<ObservedSpeed> {
+        let sums = self.now.get(&task).filter(|sums| sums.instructions > 0.0)?;
+        let misses = sums.misses.per_instr();
+        let per_miss = |of: DecayingSum| of.per_instr().zip(misses.filter(|&rate| rate > 1e-7)).map(|(a, b)| a / b);
+        Some(ObservedSpeed {
+            cycles_per_instr: sums.cycles / sums.instructions,
+            misses_per_instr: misses,
+            stall_cycles_per_miss: per_miss(sums.stalls),
+            references_per_instr: sums.references.per_instr(),
+            lines_per_miss: per_miss(sums.read_bytes)
+                .map(|bytes| (bytes + per_miss(sums.written_bytes).unwrap_or(0.0)) / line_bytes),
+            queue_cycles_per_miss: per_miss(sums.queue),
+            elapsed_cycles_per_instr: sums.cycles / sums.instructions * sums.elapsed_ns / sums.ran_ns.max(1.0),
+            remote_cycles_per_instr: sums.remote.per_instr(),
+            cpu_demand: (sums.wanted_ns / sums.elapsed_ns.max(1.0)).clamp(0.02, 1.0),
+            is_current_phase: sums.windows >= OWN_COUNT_WINDOWS,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cachemate_core::test_support::observation;
+    use cachemate_core::{EventCount, EventCounts, WindowLength};
+
+    /// Are rates ratios of counts, dropped at a change of phase, and absent if nothing was counted?
+    #[test]
+    fn rates_are_ratios_of_counts() {
+        let mut seen = observation(0, 2);
+        let counts = [
+            (CounterEvent::Instructions, 1000),
+            (CounterEvent::Cycles, 3000),
+            (CounterEvent::Misses(CacheLevel::L3), 10),
+            (CounterEvent::StallCycles(StallCause::LocalMemory), 1000),
+        ];
+        let reading = |(event, count): (CounterEvent, u64)| EventCount { event, count, enabled_share: 1.0 };
+        seen.tasks[0].counts = EventCounts(counts.map(reading).to_vec());
+        let (mut speeds, plan) = (SpeedTracker::default(), Plan::idle(WindowLength::Time { ns: 1 }));
+        speeds.observe(&seen, &plan, CacheLevel::L3, |_| (0, None));
+        let (known, unknown) = (seen.tasks[0].task, seen.tasks[1].task);
+        let speed = speeds.of(known, 64.0).unwrap();
+        assert_eq!((speed.cycles_per_instr, speed.misses_per_instr), (3.0, Some(0.01)));
+        assert_eq!((speed.stall_cycles_per_miss, speed.remote_cycles_per_instr), (Some(100.0), None));
+        assert_eq!(speeds.of(unknown, 64.0), None);
+        seen.tasks[0].counts.0[1].count = 9000;
+        speeds.observe(&seen, &plan, CacheLevel::L3, |_| (1, None));
+        assert_eq!(speeds.of(known, 64.0).unwrap().cycles_per_instr, 9.0);
+    }
+
+    /// Does a phase of a known kind have its speed at once, marked as recalled until it was counted long enough?
+    #[test]
+    fn a_phase_that_comes_back_has_its_speed_at_once() {
+        let mut seen = observation(0, 1);
+        let task = seen.tasks[0].task;
+        let (mut speeds, plan) = (SpeedTracker::default(), Plan::idle(WindowLength::Time { ns: 1 }));
+        let mut window = |cycles: u64, phase: CurrentPhase| {
+            let counts = [(CounterEvent::Instructions, 1000), (CounterEvent::Cycles, cycles)];
+            let reading = |(event, count): (CounterEvent, u64)| EventCount { event, count, enabled_share: 1.0 };
+            seen.tasks[0].counts = EventCounts(counts.map(reading).to_vec());
+            speeds.observe(&seen, &plan, CacheLevel::L3, |_| phase);
+            let speed = speeds.of(task, 64.0).unwrap();
+            (speed.cycles_per_instr, speed.is_current_phase)
+        };
+        (0..5).for_each(|_| assert_eq!(window(3000, (0, Some(0))).0, 3.0));
+        assert_eq!(window(5000, (1, None)).0, 5.0, "its kind is unknown");
+        for _ in 0..5 {
+            window(9000, (1, Some(1)));
+        }
+        window(6000, (2, None));
+        let (recalled, is_of_now) = window(3000, (2, Some(0)));
+        assert_eq!((recalled, is_of_now), (3.0, false));
+        window(3000, (2, Some(0)));
+        assert!(window(3000, (2, Some(0))).1);
+    }
+}

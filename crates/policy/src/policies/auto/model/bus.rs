@@ -1,0 +1,96 @@
+//! Cost of a package's path to memory by its traffic, inferred from measurements.
+//!
+//! Problem: the wait of a miss depends on where misses meet, and a policy does not know the bandwidth. Method: the
+//! queue follows docs/simulators/interval.md, so a line waits `S rho / 2 (1 - rho)` with `rho = S x traffic`. The
+//! traffic and the wait of each package were counted, so `S` follows. Properties: if no queue was counted, or almost
+//! none, there is no model.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::TaskId;
+
+use super::problem::{CacheSite, ProblemTask};
+use crate::policies::auto::evidence::speeds::ObservedSpeed;
+
+/// See the module's documentation.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Bus {
+    /// Service time of a line in cycles.
+    line_cycles: f64,
+    /// Present wait of a miss in cycles, by package.
+    now: BTreeMap<u32, f64>,
+}
+
+/// Shorter waits are noise.
+const MIN_WAIT_CYCLES: f64 = 2.0;
+const BUSIEST: f64 = 0.98;
+
+fn wait(line_cycles: f64, lines_per_cycle: f64) -> f64 {
+    let busy = (line_cycles * lines_per_cycle).min(BUSIEST);
+    line_cycles * busy / (2.0 * (1.0 - busy))
+}
+
+impl Bus {
+    /// `None` if the queue was not counted or waits are too short.
+    pub fn of(
+        sites: &[CacheSite],
+        tasks: &[ProblemTask],
+        speed: impl Fn(TaskId) -> Option<ObservedSpeed>,
+    ) -> Option<Self> {
+        // By package: traffic in lines per cycle, misses per cycle, cycles waited per cycle.
+        let mut sums: BTreeMap<u32, [f64; 3]> = BTreeMap::new();
+        for scene_task in tasks {
+            let Some((site, speed)) = scene_task.last_site.zip(speed(scene_task.task)) else { continue };
+            let Some((misses, lines)) = speed.misses_per_instr.zip(speed.lines_per_miss) else { continue };
+            let per_cycle = misses / speed.elapsed_cycles_per_instr.max(1e-9);
+            let sum = sums.entry(sites[site].package).or_default();
+            sum[0] += per_cycle * lines;
+            sum[1] += per_cycle;
+            sum[2] += per_cycle * speed.queue_cycles_per_miss?;
+        }
+        let mut now = BTreeMap::new();
+        let (mut weighted, mut weights) = (0.0, 0.0);
+        for (&package, &[traffic, misses, waited]) in &sums {
+            let measured = waited / misses.max(1e-12);
+            now.insert(package, measured);
+            if measured >= MIN_WAIT_CYCLES && traffic > 0.0 {
+                weighted += traffic * solve(measured, traffic);
+                weights += traffic;
+            }
+        }
+        (weights > 0.0).then(|| Bus { line_cycles: weighted / weights, now })
+    }
+
+    /// Present wait of a miss on a package, in cycles.
+    pub fn wait_now(&self, package: u32) -> f64 {
+        self.now.get(&package).copied().unwrap_or(0.0)
+    }
+
+    /// Additional wait of a miss on a package with this traffic, over the package on which it was measured.
+    pub fn longer(&self, lines_per_cycle: f64, measured_on: u32) -> f64 {
+        wait(self.line_cycles, lines_per_cycle) - self.wait_now(measured_on)
+    }
+}
+
+fn solve(measured: f64, traffic: f64) -> f64 {
+    let (mut low, mut high) = (0.0, BUSIEST / traffic);
+    for _ in 0..40 {
+        let middle = 0.5 * (low + high);
+        if wait(middle, traffic) > measured { high = middle } else { low = middle }
+    }
+    0.5 * (low + high)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Is the service time of a line recovered from the waits that the law predicts?
+    #[test]
+    fn the_time_of_a_line_is_found_again() {
+        for (line_cycles, traffic) in [(10.0, 0.05), (4.0, 0.2), (20.0, 0.045)] {
+            let solution = solve(wait(line_cycles, traffic), traffic);
+            assert!((solution / line_cycles - 1.0).abs() < 1e-3, "{solution}");
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! The model's forecast of a plan, in the terms in which the loop compares it with the next window.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{Estimate, Forecast, ForecastModel, TaskForecast, TaskId};
+
+use super::layout::SiteLayout;
+use super::problem::PlanningProblem;
+use super::score::{ForecastSpeed, speeds};
+
+/// Draws within the errors of curves and costs that an interval spans.
+const DRAWS: u64 = 4;
+
+/// Forecast of every task under a layout. `references` gives accesses to the last level per instruction.
+pub fn forecast(
+    scene: &PlanningProblem,
+    layout: &SiteLayout,
+    references: impl Fn(TaskId) -> Option<f64>,
+    seed: u64,
+) -> Forecast {
+    let middle = speeds(scene, layout);
+    let drawn: Vec<_> = (0..DRAWS).map(|draw| speeds(&scene.drawn(&scene.draw(seed ^ draw)), layout)).collect();
+    let mut forecast = Forecast { model: ForecastModel::Policy, ..Forecast::default() };
+    // Misses and references of each site; `None` = those of a task are unknown.
+    let mut counts: BTreeMap<usize, Option<(f64, f64)>> = BTreeMap::new();
+    for (at, scene_task) in scene.tasks.iter().enumerate() {
+        let (Some(program), Some(speed)) = (&scene_task.program, middle[at]) else {
+            forecast.unknown.push(scene_task.task);
+            if let Some(site) = scene_task.last_site {
+                counts.insert(site, None);
+            }
+            continue;
+        };
+        let draws: Vec<ForecastSpeed> = drawn.iter().filter_map(|speeds| speeds[at]).collect();
+        let estimate = |of: &dyn Fn(&ForecastSpeed) -> f64| interval(of(&speed), draws.iter().map(of));
+        let cpu_share = |speed: &ForecastSpeed| speed.share_of_demand * program.cpu_demand;
+        let misses = |speed: &ForecastSpeed| speed.lines_per_cycle / speed.instr_per_cycle / program.lines_per_miss;
+        forecast.tasks.insert(
+            scene_task.task,
+            TaskForecast {
+                degradation: estimate(&|speed| 1.0 / speed.over_alone - 1.0),
+                misses_per_kilo_instr: estimate(&|speed| 1000.0 * misses(speed)),
+                instr_per_cycle: estimate(&|speed| speed.instr_per_cycle / cpu_share(speed)),
+                cpu_share: estimate(&cpu_share),
+            },
+        );
+        let Some(site) = layout.site_of[at] else { continue };
+        let rates = references(scene_task.task)
+            .map(|references| (misses(&speed) * speed.instr_per_cycle, references * speed.instr_per_cycle));
+        let sum = counts.entry(site).or_insert(Some((0.0, 0.0)));
+        *sum = sum.zip(rates).map(|(sum, rates)| (sum.0 + rates.0, sum.1 + rates.1));
+    }
+    for (site, counts) in counts {
+        let ratio = counts.and_then(|(misses, references)| interval(misses / references, std::iter::empty()));
+        forecast.cache_miss_ratio.extend(ratio.map(|ratio| (scene.sites[site].cache, ratio)));
+    }
+    forecast
+}
+
+/// An estimate that spans the draws; `None` = it is no number.
+fn interval(value: f64, draws: impl Iterator<Item = f64>) -> Option<Estimate> {
+    let (low, high) = draws
+        .filter(|draw| draw.is_finite())
+        .fold((value, value), |(low, high), draw| (f64::min(low, draw), f64::max(high, draw)));
+    value.is_finite().then_some(Estimate { value, low, high })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::score_cache::tests::{site, task};
+    use super::*;
+    use cachemate_core::CacheId;
+
+    fn scene(parts: &[f64]) -> PlanningProblem {
+        PlanningProblem::undisturbed(
+            vec![site(0, 4)],
+            parts.iter().enumerate().map(|(id, &part)| task(id as u32, 0, part)).collect(),
+        )
+    }
+
+    fn of(scene: &PlanningProblem, references: Option<f64>) -> Forecast {
+        let layout = SiteLayout::at(scene, vec![Some(0); scene.tasks.len()], true);
+        forecast(scene, &layout, |_| references, 1)
+    }
+
+    /// Is a task alone forecast at its solo speed, and one beside others slower, within its interval?
+    #[test]
+    fn a_forecast_is_that_of_the_score() {
+        let alone = of(&scene(&[0.4]), None);
+        let slowdown = alone.tasks[&TaskId(0)].degradation.unwrap();
+        assert!(slowdown.value.abs() < 1e-9 && alone.model == ForecastModel::Policy, "{slowdown:?}");
+        let crowded = of(&scene(&[0.4, 0.9, 1.5]), None);
+        let said = &crowded.tasks[&TaskId(0)];
+        let slower = said.degradation.unwrap();
+        assert!(slower.value > 0.01 && slower.low <= slower.value && slower.value <= slower.high, "{slower:?}");
+        let [now, before] = [&crowded, &alone].map(|one| one.tasks[&TaskId(0)].instr_per_cycle.unwrap().value);
+        assert!((now / before * (1.0 + slower.value) - 1.0).abs() < 1e-9, "each has a CPU of its own");
+        assert!(crowded.cache_miss_ratio.is_empty(), "references are unknown");
+    }
+
+    /// Is the cache's miss ratio that of all its tasks together, and unknown with one of them?
+    #[test]
+    fn the_miss_ratio_is_that_of_all_tasks() {
+        let mut scene = scene(&[0.4, 0.9]);
+        let said = of(&scene, Some(0.02));
+        let rates = |id: u32| {
+            let task = &said.tasks[&TaskId(id)];
+            let speed = task.instr_per_cycle.unwrap().value * task.cpu_share.unwrap().value;
+            (speed * task.misses_per_kilo_instr.unwrap().value / 1000.0, speed * 0.02)
+        };
+        let expected = (rates(0).0 + rates(1).0) / (rates(0).1 + rates(1).1);
+        assert!((said.cache_miss_ratio[&CacheId(0)].value / expected - 1.0).abs() < 1e-9);
+        scene.tasks[1].program = None;
+        let said = of(&scene, Some(0.02));
+        assert!(said.cache_miss_ratio.is_empty() && said.unknown == [TaskId(1)]);
+    }
+}

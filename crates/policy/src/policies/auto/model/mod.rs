@@ -1,0 +1,13 @@
+//! The model: what programs do in caches, plans as layouts of sites, and their scores.
+
+pub mod bus;
+pub mod composition;
+pub mod decided_plan;
+pub mod forecast;
+pub mod layout;
+pub mod problem;
+pub mod problem_cache;
+pub mod program_model;
+pub mod score;
+pub mod score_cache;
+pub mod unmet_goals;

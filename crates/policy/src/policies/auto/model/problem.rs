@@ -1,0 +1,360 @@
+//! The problem to decide: the caches, their tasks, and the model of each task.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cachemate_core::{CacheId, CpuSet, ProcessId, TaskId, TaskSample, View};
+
+use super::bus::Bus;
+use super::layout::SiteLayout;
+use super::program_model::{MemoryDistance, ModelInputs, ProgramModel, PromisedRate};
+use super::score::speeds;
+use super::score_cache::ErrorDraw;
+use crate::gang_quantum::cycles_per_ns;
+use crate::partition::units::PartitionUnits;
+use crate::policies::auto::evidence::curves::CurveChecks;
+use crate::policies::auto::evidence::speeds::SpeedTracker;
+use crate::work_metric::WorkMetric;
+
+/// A last-level cache with its online CPUs.
+#[derive(Clone, PartialEq, Debug)]
+pub struct CacheSite {
+    pub cache: CacheId,
+    pub cpus: CpuSet,
+    /// Tasks that fit on it without sharing a core.
+    pub cores: usize,
+    /// Sites of one package share a path to memory.
+    pub package: u32,
+    /// The nearest memory node.
+    pub memory_node: u32,
+    pub bytes: f64,
+    pub divided: Option<PartitionUnits>,
+}
+
+/// A live task, by its position in the order of arrival.
+#[derive(Clone, Debug)]
+pub struct ProblemTask {
+    pub task: TaskId,
+    pub process: ProcessId,
+    pub movable: bool,
+    /// Without a model the task has no forecast.
+    pub program: Option<ProgramModel>,
+    /// Cluster of tasks that share data.
+    pub cluster: Option<usize>,
+    /// Site on which it was observed; `None` = it did not run.
+    pub last_site: Option<usize>,
+    /// It stays on its site: either other threads of its process are on that cache and it has never run on another one,
+    /// so that its waits there are unknown, or the site is closed.
+    pub keep_in_place: bool,
+}
+
+/// See the module's documentation.
+#[derive(Clone, Debug)]
+pub struct PlanningProblem {
+    pub sites: Vec<CacheSite>,
+    pub tasks: Vec<ProblemTask>,
+    pub cycles_per_ns: f64,
+    /// Cost of waiting for memory, if the queue was measured.
+    pub bus: Option<Bus>,
+    pub shortest_slice_ns: Option<u64>,
+    /// By site: a task runs there that has no model for the moment, so that no task of the site has a forecast. Empty =
+    /// no site.
+    pub frozen_sites: Vec<bool>,
+}
+
+/// The sites of a machine; none if sizes are unknown.
+pub fn sites(view: &View<'_>) -> Vec<CacheSite> {
+    let online = view.online();
+    let caches = view.topology.last_level_caches().filter(|cache| cache.cpus.intersects(&online));
+    let all = &view.topology.cpus;
+    let cpu = |id: u32| all.binary_search_by_key(&id, |cpu| cpu.id.0).ok().map(|at| &all[at]);
+    let site = |cache: &cachemate_core::Cache| {
+        let cpus = cache.cpus.intersection(&online);
+        let mut cores: Vec<u32> = cpus.iter().filter_map(cpu).map(|cpu| cpu.core).collect();
+        cores.sort_unstable();
+        cores.dedup();
+        Some(CacheSite {
+            cache: cache.id,
+            cpus,
+            cores: cores.len(),
+            package: cache.cpus.iter().find_map(cpu).map_or(0, |cpu| cpu.package),
+            memory_node: cache.cpus.iter().find_map(cpu).map_or(0, |cpu| cpu.memory_node),
+            bytes: cache.size_bytes.filter(|&bytes| bytes > 0)? as f64,
+            divided: PartitionUnits::of(view.partitions_of(cache.id)),
+        })
+    };
+    caches.map(site).collect::<Option<Vec<CacheSite>>>().unwrap_or_default()
+}
+
+/// Site of each CPU.
+pub struct CpuSites {
+    sites: Vec<Option<usize>>,
+}
+
+impl CpuSites {
+    pub fn of(sites: &[CacheSite]) -> Self {
+        let cpus = sites.iter().flat_map(|site| site.cpus.iter()).max().map_or(0, |last| last as usize + 1);
+        let mut of_cpu = vec![None; cpus];
+        for (index, site) in sites.iter().enumerate() {
+            site.cpus.iter().for_each(|cpu| of_cpu[cpu as usize] = Some(index));
+        }
+        CpuSites { sites: of_cpu }
+    }
+
+    /// The site of an online CPU.
+    pub fn of_cpu(&self, cpu: u32) -> Option<usize> {
+        self.sites.get(cpu as usize).copied().flatten()
+    }
+
+    /// The site on which a task spent most of its time; ties go to the first.
+    pub fn of_task(&self, task: &TaskSample) -> Option<usize> {
+        let mut spent: Vec<(usize, u64)> = Vec::with_capacity(task.on_cpu_ns.len());
+        for (cpu, ns) in task.on_cpu_ns.iter().filter(|(_, ns)| *ns > 0) {
+            let Some(site) = self.of_cpu(cpu.0) else { continue };
+            match spent.iter_mut().find(|(other, _)| *other == site) {
+                Some((_, sum)) => *sum += ns,
+                None => spent.push((site, *ns)),
+            }
+        }
+        let most = spent.into_iter().reduce(|a, b| if (b.1, a.0) > (a.1, b.0) { b } else { a })?;
+        Some(most.0)
+    }
+}
+
+/// Results of earlier windows.
+pub struct PriorObservations<'a> {
+    pub speeds: &'a SpeedTracker,
+    pub clusters: &'a BTreeMap<TaskId, usize>,
+    pub lived_on: &'a BTreeMap<TaskId, usize>,
+    pub split_tasks: &'a BTreeSet<TaskId>,
+    pub curves: &'a CurveChecks,
+    /// Does the location of memory matter?
+    pub memory_nodes: bool,
+}
+
+impl PriorObservations<'_> {
+    /// Distance of the task's pages from each node, if it matters and is known for all pages.
+    fn memory(&self, view: &View<'_>, task: &TaskSample, site: Option<&CacheSite>) -> MemoryDistance {
+        let pages = task.pages_per_node.as_deref().filter(|_| self.memory_nodes);
+        let Some((site, pages)) = site.zip(pages) else { return MemoryDistance::default() };
+        let factor = |node: usize| view.topology.memory_factor(node as u32, pages).unwrap_or(0.0);
+        let factors = (0..view.topology.memory_latency.len()).map(factor).collect();
+        MemoryDistance { factors, now: site.memory_node as usize }
+    }
+}
+
+impl PlanningProblem {
+    /// `before` gives the programs that need not be modeled anew.
+    pub fn of(
+        view: &View<'_>,
+        earlier: &PriorObservations<'_>,
+        mut before: impl FnMut(TaskId) -> Option<ProgramModel>,
+    ) -> Option<Self> {
+        let PriorObservations { speeds, clusters, lived_on, split_tasks, .. } = *earlier;
+        let sites = sites(view);
+        let seats = CpuSites::of(&sites);
+        let largest = sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
+        let line = view.topology.last_level_caches().find_map(|cache| cache.line_bytes).unwrap_or(64);
+        let here = |task: &TaskSample| seats.of_task(task).or(lived_on.get(&task.task).copied());
+        let partners_here = |task: &TaskSample| {
+            let mine = clusters.get(&task.task)?;
+            let partners: Vec<&TaskSample> = view
+                .live_tasks()
+                .filter(|other| other.task != task.task && clusters.get(&other.task) == Some(mine))
+                .collect();
+            let near = partners.iter().filter(|other| here(other) == here(task)).count();
+            Some(near as f64 / partners.len().max(1) as f64)
+        };
+        let mut threads_on: BTreeMap<(ProcessId, Option<usize>), usize> = BTreeMap::new();
+        for task in view.live_tasks() {
+            *threads_on.entry((task.process, here(task))).or_default() += 1;
+        }
+        let scene_task = |task: &TaskSample| {
+            let site = here(task);
+            let inputs = |profile, speed| ModelInputs {
+                memory: earlier.memory(view, task, site.map(|site| &sites[site])),
+                profile,
+                speed,
+                goal: task.goal,
+                penalty_cycles: view.predictor.miss_penalty_cycles(),
+                largest_cache_bytes: largest,
+                line_bytes: f64::from(line),
+                partners_here: partners_here(task).unwrap_or(0.0),
+            };
+            let known = || earlier.curves.profile(view, task.task).zip(speeds.of(task.task, f64::from(line)));
+            let build_model = || known().and_then(|(profile, speed)| ProgramModel::of(&inputs(profile, speed)));
+            ProblemTask {
+                task: task.task,
+                process: task.process,
+                movable: !task.unmovable,
+                program: before(task.task).or_else(build_model),
+                cluster: clusters.get(&task.task).copied(),
+                last_site: site,
+                keep_in_place: !clusters.contains_key(&task.task)
+                    && !split_tasks.contains(&task.task)
+                    && threads_on[&(task.process, site)] > 1,
+            }
+        };
+        let tasks: Vec<ProblemTask> = view.live_tasks().map(scene_task).collect();
+        let cycles_per_ns = cycles_per_ns(view).unwrap_or(1.0);
+        let shortest_slice_ns = view.capabilities.min_slice_ns;
+        let bus = Bus::of(&sites, &tasks, |task| speeds.of(task, f64::from(line)));
+        (!sites.is_empty() && !tasks.is_empty()).then_some(PlanningProblem {
+            sites,
+            tasks,
+            cycles_per_ns,
+            bus,
+            shortest_slice_ns,
+            frozen_sites: Vec::new(),
+        })
+    }
+
+    /// Closes the sites of unknown tasks that searches wait for, because forecasts of those caches would leave the
+    /// tasks out. Tasks there stay, and none joins them.
+    pub fn close(&mut self, is_waited_for: impl Fn(TaskId) -> bool) {
+        let unknown = |one: &&ProblemTask| one.program.is_none() && is_waited_for(one.task);
+        let sites: BTreeSet<usize> = self.tasks.iter().filter(unknown).filter_map(|one| one.last_site).collect();
+        if sites.is_empty() {
+            return;
+        }
+        self.frozen_sites = (0..self.sites.len()).map(|site| sites.contains(&site)).collect();
+        let there = |one: &&mut ProblemTask| one.last_site.is_some_and(|site| sites.contains(&site));
+        self.tasks.iter_mut().filter(there).for_each(|one| one.keep_in_place = true);
+    }
+
+    /// Is the site excluded from decisions?
+    pub fn is_closed(&self, site: usize) -> bool {
+        self.frozen_sites.get(site).copied().unwrap_or(false)
+    }
+
+    /// A layout whose closed sites are as in `held`.
+    #[must_use]
+    pub fn with_closed(&self, mut layout: SiteLayout, held: &SiteLayout) -> SiteLayout {
+        if self.frozen_sites.is_empty() {
+            return layout;
+        }
+        let is_closed = |home: Option<usize>| home.is_some_and(|site| self.is_closed(site));
+        for index in 0..self.tasks.len() {
+            if is_closed(held.site_of[index]) || is_closed(layout.site_of[index]) {
+                (layout.site_of[index], layout.pinned[index]) = (held.site_of[index], held.pinned[index]);
+            }
+        }
+        for site in (0..self.sites.len()).filter(|&site| self.is_closed(site)) {
+            layout.partitions[site].clone_from(&held.partitions[site]);
+            layout.rotations[site].clone_from(&held.rotations[site]);
+        }
+        layout
+    }
+
+    /// Bytes of a task's partition; `None` = its site is unknown, or it takes turns.
+    fn part_bytes(&self, held: &SiteLayout, at: usize) -> Option<f64> {
+        let site = held.site_of[at].filter(|&site| held.rotations[site].is_none())?;
+        let part = held.partitions[site].iter().find(|group| group.members.contains(&at));
+        let units = self.sites[site].divided.map_or(1, |divided| divided.units());
+        Some(self.sites[site].bytes * part.map_or(1.0, |group| f64::from(group.units) / f64::from(units)))
+    }
+
+    /// Tasks whose misses were measured under this layout, and whether the measurement contradicts their curves.
+    pub fn contradicted(&self, held: &SiteLayout, measured: impl Fn(TaskId) -> Option<f64>) -> Vec<(TaskId, bool)> {
+        let of = |index: usize| {
+            let scene_task = &self.tasks[index];
+            let (bytes, misses) = self.part_bytes(held, index).zip(measured(scene_task.task))?;
+            Some((scene_task.task, scene_task.program.as_ref()?.is_contradicted(bytes, misses)))
+        };
+        (0..self.tasks.len()).filter_map(of).collect()
+    }
+
+    /// Drops the model of a task.
+    pub fn forget(&mut self, task: TaskId) {
+        self.tasks.iter_mut().filter(|one| one.task == task).for_each(|one| one.program = None);
+    }
+
+    /// Shifts every curve to the value measured under the layout in force. Gangs are left out, because occupancies are
+    /// not steady within their turns.
+    pub fn calibrate(&mut self, held: &SiteLayout, measured: impl Fn(TaskId) -> Option<f64>) {
+        let composed = speeds(self, held);
+        for (index, composed) in composed.into_iter().enumerate() {
+            let Some((bytes, composed)) = self.part_bytes(held, index).zip(composed) else { continue };
+            let scene_task = &mut self.tasks[index];
+            if let Some((program, misses)) = scene_task.program.as_mut().zip(measured(scene_task.task)) {
+                program.calibrate(composed.held_bytes, bytes, misses);
+            }
+            let site = held.site_of[index].map(|site| &self.sites[site]);
+            if let Some((program, site)) = self.tasks[index].program.as_mut().zip(site) {
+                let queue = self.bus.as_ref().map_or(0.0, |bus| bus.wait_now(site.package));
+                program.anchor_solo(composed.held_bytes, site.bytes, queue);
+            }
+        }
+    }
+
+    /// Scales promised rates to the rates measured under the layout in force: the model's bias is in both.
+    pub fn anchor(&mut self, held: &SiteLayout, measured: impl Fn(TaskId) -> Option<(WorkMetric, f64)>) {
+        let promised = |index: usize| self.tasks[index].program.as_ref().is_some_and(|one| one.goal.min_rate.is_some());
+        if !self.known().any(promised) {
+            return;
+        }
+        let forecast = speeds(self, held);
+        for (scene_task, speed) in self.tasks.iter_mut().zip(forecast) {
+            let Some((program, speed)) = scene_task.program.as_mut().zip(speed) else { continue };
+            let promised = program.goal.min_rate.is_some() && speed.instr_per_cycle > 0.0;
+            program.rate = promised
+                .then(|| measured(scene_task.task))
+                .flatten()
+                .map(|(work, per_s)| PromisedRate { work, per_instr_per_cycle: per_s / speed.instr_per_cycle });
+        }
+    }
+
+    /// May it be moved? Threads that may share data are not split on a guess: absent evidence is no evidence of
+    /// absence.
+    pub fn can_move(&self, at: usize) -> bool {
+        self.tasks[at].movable && !self.tasks[at].keep_in_place
+    }
+
+    /// Positions of all tasks.
+    pub fn places(&self) -> BTreeMap<TaskId, usize> {
+        self.tasks.iter().enumerate().map(|(index, scene_task)| (scene_task.task, index)).collect()
+    }
+
+    /// Positions of the tasks that have a forecast.
+    pub fn known(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.tasks.len()).filter(|&at| self.tasks[at].program.is_some())
+    }
+
+    /// One draw of factors for curves and costs, within their errors.
+    pub fn draw(&self, seed: u64) -> ErrorDraw {
+        let mut generator = cachemate_core::SplitMix64::new(seed);
+        let mut normal = || {
+            let radius = libm::sqrt(-2.0 * libm::log(1.0 - generator.unit()));
+            radius * libm::cos(std::f64::consts::TAU * generator.unit())
+        };
+        let factors = |scene_task: &ProblemTask| {
+            let program = scene_task.program.as_ref()?;
+            Some((libm::exp(program.curve_error * normal()), libm::exp(COST_ERROR * normal())))
+        };
+        ErrorDraw(self.tasks.iter().map(factors).collect())
+    }
+
+    /// The programs with the factors of a draw.
+    #[must_use]
+    pub fn drawn(&self, draw: &ErrorDraw) -> Self {
+        let mut drawn = self.clone();
+        for (index, scene_task) in drawn.tasks.iter_mut().enumerate() {
+            if let Some((program, (misses, cost))) = scene_task.program.as_mut().zip(draw.of(index)) {
+                *program = program.scaled(misses, cost);
+            }
+        }
+        drawn
+    }
+}
+
+#[cfg(test)]
+impl PlanningProblem {
+    /// A problem at 2 GHz in which sites do not wait for one another and no gangs are possible.
+    pub fn undisturbed(sites: Vec<CacheSite>, tasks: Vec<ProblemTask>) -> Self {
+        let (shortest_slice_ns, frozen_sites) = (None, Vec::new());
+        PlanningProblem { sites, tasks, cycles_per_ns: 2.0, bus: None, shortest_slice_ns, frozen_sites }
+    }
+}
+
+/// Relative error of a miss's cost; counters of stalls are that good (docs/simulators/interval.md has the model's own
+/// errors).
+const COST_ERROR: f64 = 0.1;

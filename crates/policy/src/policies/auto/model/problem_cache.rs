@@ -1,0 +1,353 @@
+//! Results of the last search that the next one can use again.
+//!
+//! A full search models every program anew from the measurements since. After an arrival on a large machine, a brief
+//! search comes first: it uses the last models of all known programs, and places the newcomers among them. The full
+//! search follows at its usual time. Properties: a task that changed phase, was probed again, or became known requires
+//! a full search, and so does a machine whose caches wait for one another.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cachemate_core::{Plan, ProcessId, TaskId, View};
+
+use super::layout::SiteLayout;
+use super::problem::{PlanningProblem, PriorObservations, sites};
+use super::program_model::ProgramModel;
+use super::score_cache::ScoreCache;
+use crate::policies::auto::evidence::curves::CurveChecks;
+use crate::policies::auto::evidence::probe_planner::IDLE_BELOW;
+use crate::policies::auto::evidence::speeds::{ObservedSpeed, SpeedTracker};
+use crate::policies::auto::evidence::{PATIENCE_WINDOWS, TaskEvidence, phases::current_phase};
+use crate::work_metric::promised_work;
+
+/// Tasks, their phases, and whether their curves are known.
+pub type TaskStamp = Vec<(TaskId, u32, bool)>;
+
+/// See the module's documentation.
+pub struct ProblemCache {
+    pub scene: PlanningProblem,
+    pub memo: ScoreCache,
+    pub stamp: TaskStamp,
+    /// Window of the last full search.
+    pub whole_at: u64,
+}
+
+/// A problem to decide, with the newcomers if only they are placed.
+pub struct SearchInput {
+    pub scene: PlanningProblem,
+    pub memo: ScoreCache,
+    pub newcomers: Option<Vec<usize>>,
+    /// Window of the last full search, which may be this one.
+    whole_at: u64,
+}
+
+/// The last search: the tasks and phases that it was for, and its results.
+#[derive(Default)]
+pub struct SearchHistory {
+    searched_at: Option<(TaskStamp, u64)>,
+    last: Option<ProblemCache>,
+    /// A phase has changed since.
+    pub phase_changed: bool,
+}
+
+/// Windows between two searches for the same tasks.
+pub const LOOK_AGAIN_AFTER: u64 = 30;
+
+/// With fewer tasks every search is full, because it is fast enough.
+const BRIEF_FROM_TASKS: usize = 25;
+/// More newcomers change too much.
+const MAX_NEWCOMERS: usize = 8;
+/// Windows after an arrival within which all tasks that can be profiled should be.
+const SURVEYED_WITHIN_WINDOWS: u64 = 3 * PATIENCE_WINDOWS;
+/// Windows for which models are used again.
+const REUSED_FOR: u64 = 2 * LOOK_AGAIN_AFTER;
+
+impl ProblemCache {
+    /// Tasks that arrived since, if nothing else has changed.
+    fn newcomers(&self, view: &View<'_>, stamp: &TaskStamp, speeds: &SpeedTracker) -> Option<BTreeSet<TaskId>> {
+        let large = self.scene.tasks.len() >= BRIEF_FROM_TASKS && self.scene.bus.is_none();
+        if !large || view.observation.window >= self.whole_at + REUSED_FOR || sites(view) != self.scene.sites {
+            return None;
+        }
+        let then: BTreeMap<TaskId, (u32, bool)> =
+            self.stamp.iter().map(|&(task, phase, known)| (task, (phase, known))).collect();
+        let here = stamp.iter().filter_map(|&(task, phase, known)| Some((then.get(&task)?, (phase, known))));
+        let goals: BTreeMap<TaskId, _> =
+            self.scene.tasks.iter().filter_map(|one| Some((one.task, one.program.as_ref()?.goal))).collect();
+        let has_goal = |seen: &cachemate_core::TaskSample| {
+            goals.get(&seen.task).is_some_and(|goal| *goal != seen.goal.unwrap_or_default())
+        };
+        if here.into_iter().any(|(then, now)| *then != now) || view.live_tasks().any(has_goal) {
+            return None;
+        }
+        let can_be_known = |task: &TaskId| view.profiles.contains_key(task) && speeds.of(*task, 64.0).is_some();
+        let new: BTreeSet<TaskId> = stamp
+            .iter()
+            .filter(|(task, _, known)| *known && !then.contains_key(task))
+            .map(|(task, ..)| *task)
+            .filter(can_be_known)
+            .collect();
+        (1..=MAX_NEWCOMERS).contains(&new.len()).then_some(new)
+    }
+}
+
+/// The live tasks, their phases, and whether their curves are known.
+pub fn stamp(view: &View<'_>, curves: &CurveChecks) -> TaskStamp {
+    let of = |task: TaskId| (task, current_phase(view, task).0, curves.has_curve(view, task));
+    view.live_tasks().map(|seen| of(seen.task)).collect()
+}
+
+impl SearchHistory {
+    /// Have the tasks, their phases or profiles changed since the last search, or is it long ago?
+    pub fn is_outdated(&self, stamp: &TaskStamp, window: u64) -> bool {
+        self.searched_at.as_ref().is_none_or(|(last, when)| last != stamp || window >= when + LOOK_AGAIN_AFTER)
+    }
+
+    /// A search begins.
+    pub fn begin(&mut self, stamp: TaskStamp, window: u64) {
+        self.searched_at = Some((stamp, window));
+        self.phase_changed = false;
+    }
+
+    /// Stores what the next search can use again. After a brief search, the full search comes at its usual time.
+    pub fn finish(&mut self, input: SearchInput) {
+        let SearchInput { scene, memo, whole_at, .. } = input;
+        let stamp = self.searched_at.as_ref().map_or_else(Vec::new, |(stamp, _)| stamp.clone());
+        if let Some((_, when)) = &mut self.searched_at {
+            *when = whole_at;
+        }
+        self.last = Some(ProblemCache { scene, memo, stamp, whole_at });
+    }
+
+    /// Has a live task changed phase since the last search?
+    pub fn has_phase_changed(&self, view: &View<'_>) -> bool {
+        let Some((last, _)) = &self.searched_at else { return false };
+        let changed = |(task, then, _): &(TaskId, u32, bool)| {
+            current_phase(view, *task).0 != *then && view.live_tasks().any(|seen| seen.task == *task)
+        };
+        last.iter().any(changed)
+    }
+
+    /// Records the present phases, and returns the tasks of the last search that are in another one. The next search is
+    /// due as soon as they are known again, or given up.
+    pub fn record_phases(&mut self, view: &View<'_>) -> Vec<(TaskId, Option<ProcessId>)> {
+        self.phase_changed = true;
+        let mut changed = Vec::new();
+        for (task, then, known) in self.searched_at.iter_mut().flat_map(|(last, _)| last) {
+            let phase = current_phase(view, *task).0;
+            if *then != phase {
+                (*then, *known) = (phase, false);
+                changed.push((*task, view.live_tasks().find(|seen| seen.task == *task).map(|seen| seen.process)));
+            }
+        }
+        changed
+    }
+
+    /// The problem as known now, with all models new or only those of newcomers. `None` = nothing is known.
+    pub fn prepare(
+        &mut self,
+        view: &View<'_>,
+        in_force: &Plan,
+        evidence: &mut TaskEvidence,
+        memory_nodes: bool,
+    ) -> Option<SearchInput> {
+        let last = self.last.take();
+        let stamp = self.searched_at.as_ref().map(|(stamp, _)| stamp);
+        let new = last.as_ref().zip(stamp).and_then(|(last, stamp)| last.newcomers(view, stamp, &evidence.speeds));
+        let mut input = InputBuilder { view, in_force, evidence, memory_nodes };
+        match (last, new) {
+            (Some(last), Some(new)) => input.with_newcomers(last, &new),
+            (last, _) => input.rebuild(last),
+        }
+    }
+}
+
+/// Builds the problem of one search.
+struct InputBuilder<'a, 'v> {
+    view: &'a View<'v>,
+    in_force: &'a Plan,
+    evidence: &'a mut TaskEvidence,
+    memory_nodes: bool,
+}
+
+impl InputBuilder<'_, '_> {
+    fn earlier(&self) -> PriorObservations<'_> {
+        PriorObservations {
+            speeds: &self.evidence.speeds,
+            clusters: &self.evidence.probe_planner.clusters,
+            lived_on: &self.evidence.default_site,
+            split_tasks: &self.evidence.split_processes,
+            curves: &self.evidence.curves,
+            memory_nodes: self.memory_nodes,
+        }
+    }
+
+    /// A speed counted under the plan in force; a recalled speed was counted under another plan.
+    fn counted_now(&self, task: TaskId) -> Option<ObservedSpeed> {
+        self.evidence.speeds.of(task, 64.0).filter(|speed| speed.is_current_phase)
+    }
+
+    /// Shifts the curves of these tasks to the measurements, and scales promised rates to them.
+    fn calibrate(&self, scene: &mut PlanningProblem, held: &SiteLayout, of: impl Fn(TaskId) -> bool) {
+        scene.calibrate(held, |task| self.counted_now(task).filter(|_| of(task))?.misses_per_instr);
+        scene.anchor(held, |task| {
+            self.counted_now(task)?;
+            let seen = self.view.live_tasks().find(|seen| seen.task == task)?;
+            let work = promised_work(seen, &self.view.observation.tasks)?;
+            Some((work, self.evidence.speeds.rate(task, work)?))
+        });
+    }
+
+    /// Closes sites with a task that is not known yet, after a change of phase or before its initial profiling.
+    fn close(&mut self, scene: &mut PlanningProblem) {
+        let window = self.view.observation.window;
+        let surveys = self.evidence.arrivals.steady_windows(window) < SURVEYED_WITHIN_WINDOWS;
+        let is_unknown = |task: &TaskId| scene.tasks.iter().any(|one| one.task == *task && one.program.is_none());
+        self.evidence.phase_changed_at.retain(|task, at| window < *at + PATIENCE_WINDOWS && is_unknown(task));
+        let runs =
+            |task: TaskId| self.evidence.speeds.of(task, 64.0).is_none_or(|speed| speed.cpu_demand >= IDLE_BELOW);
+        let is_asked = |task: TaskId| surveys && self.evidence.probe_planner.has_open_probe(self.view, task);
+        scene.close(|task| (self.evidence.phase_changed_at.contains_key(&task) || is_asked(task)) && runs(task));
+    }
+
+    /// Drops curves that measurements under the plan in force contradict, and requests new ones.
+    fn drop_contradicted_curves(&mut self, scene: &mut PlanningProblem) {
+        let measured = |task: TaskId| self.counted_now(task)?.misses_per_instr;
+        for (task, contradicted) in scene.contradicted(&SiteLayout::of(self.in_force, scene), measured) {
+            let profile = self.view.profiles.get(&task);
+            if profile.is_some_and(|profile| self.evidence.curves.check(task, profile, contradicted)) {
+                scene.forget(task);
+                self.evidence.probe_planner.forget(task);
+                self.evidence.phase_changed_at.insert(task, self.view.observation.window);
+            }
+        }
+    }
+
+    fn rebuild(&mut self, last: Option<ProblemCache>) -> Option<SearchInput> {
+        let mut scene = PlanningProblem::of(self.view, &self.earlier(), |_| None)?;
+        self.drop_contradicted_curves(&mut scene);
+        self.close(&mut scene);
+        scene.known().next()?;
+        let held = SiteLayout::of(self.in_force, &scene);
+        self.calibrate(&mut scene, &held, |_| true);
+        let (then, memo) = last.map_or((None, ScoreCache::default()), |last| (Some(last.scene), last.memo));
+        let places = then.as_ref().map_or_else(BTreeMap::new, PlanningProblem::places);
+        let unchanged = |index: usize| {
+            let place = *places.get(&scene.tasks[index].task)?;
+            (then.as_ref()?.tasks[place].program == scene.tasks[index].program).then_some(place)
+        };
+        let memo = memo.after(&scene, unchanged);
+        Some(SearchInput { scene, memo, newcomers: None, whole_at: self.view.observation.window })
+    }
+
+    fn with_newcomers(&mut self, last: ProblemCache, new: &BTreeSet<TaskId>) -> Option<SearchInput> {
+        let whole_at = last.whole_at;
+        let places = last.scene.places();
+        let mut before: BTreeMap<TaskId, Option<ProgramModel>> =
+            last.scene.tasks.into_iter().map(|one| (one.task, one.program)).collect();
+        let previous_model = |task: TaskId| before.get_mut(&task)?.take();
+        let mut scene = PlanningProblem::of(self.view, &self.earlier(), previous_model)?;
+        self.close(&mut scene);
+        let newcomers: Vec<usize> = scene.known().filter(|&at| new.contains(&scene.tasks[at].task)).collect();
+        // Only their caches are composed.
+        let mut held = SiteLayout::of(self.in_force, &scene);
+        let homes: BTreeSet<usize> = newcomers.iter().filter_map(|&at| held.site_of[at]).collect();
+        held.site_of.iter_mut().for_each(|home| *home = home.filter(|site| homes.contains(site)));
+        let rates: Vec<_> =
+            scene.tasks.iter().map(|one| one.program.as_ref().and_then(|program| program.rate)).collect();
+        self.calibrate(&mut scene, &held, |task| new.contains(&task));
+        for (at, scene_task) in scene.tasks.iter_mut().enumerate().filter(|(at, _)| !newcomers.contains(at)) {
+            if let Some(program) = &mut scene_task.program {
+                program.rate = rates[at];
+            }
+        }
+        let is_new = |at: usize| newcomers.contains(&at);
+        let unchanged = |at: usize| places.get(&scene.tasks[at].task).copied().filter(|_| !is_new(at));
+        let memo = last.memo.after(&scene, unchanged);
+        Some(SearchInput { scene, memo, newcomers: Some(newcomers), whole_at })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policies::auto::build;
+    use cachemate_core::test_support::{NullPredictor, capabilities, last_level_caches, observation};
+    use cachemate_core::{
+        Ability, CacheLevel, CounterEvent, CpuId, Decision, Estimate, EventCount, EventCounts, FactSource, Policy,
+        Profile, Profiles, StallCause, TaskSample, WindowLength,
+    };
+
+    const CACHE: u64 = 4 << 20;
+
+    /// Every third task streams; all others fit into up to half of a cache.
+    fn rate(id: u32, held: u64) -> f64 {
+        let keeps = CACHE / (2 + u64::from(id) % 5);
+        if id.is_multiple_of(3) { 10.0 } else { 20.0 * (1.0 - held as f64 / keeps as f64).max(0.0) }
+    }
+
+    fn sample(id: u32) -> TaskSample {
+        let misses = rate(id, CACHE / 8) * 1e6;
+        let counts = [
+            (CounterEvent::Instructions, 1e9),
+            (CounterEvent::Cycles, 1e9 + 100.0 * misses),
+            (CounterEvent::Misses(CacheLevel::L3), misses),
+            (CounterEvent::StallCycles(StallCause::LocalMemory), 100.0 * misses),
+        ];
+        let reading =
+            |(event, count): (CounterEvent, f64)| EventCount { event, count: count as u64, enabled_share: 1.0 };
+        let counts = EventCounts(counts.map(reading).to_vec());
+        let on_cpu_ns = vec![(CpuId(id % 32), 1_000_000_000)];
+        TaskSample { counts, on_cpu_ns, ..TaskSample::new(TaskId(id), cachemate_core::ProcessId(id)) }
+    }
+
+    fn profile(id: u32) -> Profile {
+        let curve = (0..=16).map(|step| (step * CACHE / 16, Estimate::exact(rate(id, step * CACHE / 16)))).collect();
+        Profile::default().with_misses(CacheLevel::L3, curve, FactSource::Oracle)
+    }
+
+    /// The next window with a search, for so many tasks on four caches.
+    fn next_search(policy: &mut dyn Policy, window: &mut u64, tasks: u32, before: &mut Plan) -> Option<Decision> {
+        let (topology, can) = (last_level_caches(4, 8, CacheLevel::L3, CACHE), capabilities(&[Ability::Affinity]));
+        let profiles: Profiles = (0..tasks).map(|id| (TaskId(id), profile(id))).collect();
+        for _ in 0..70 {
+            *window += 1;
+            let mut seen = observation(*window, 0);
+            seen.tasks = (0..tasks).map(sample).collect();
+            let decision = policy.decide(&View {
+                topology: &topology,
+                capabilities: &can,
+                observation: &seen,
+                profiles: &profiles,
+                previous_plan: before,
+                predictor: &NullPredictor,
+            });
+            *before = decision.plan.clone();
+            if decision.reasons.iter().any(|reason| reason.text.contains(" candidates, ")) {
+                return Some(decision);
+            }
+        }
+        None
+    }
+
+    /// Does an arrival on a large machine cause a brief search, followed by a full one in time, and an arrival on a
+    /// small machine a full one? A gain that no plan reaches keeps the plan as it is.
+    #[test]
+    fn an_arrival_causes_a_brief_search_first() {
+        let is_brief =
+            |decision: &Decision| decision.reasons.iter().any(|one| one.text.contains("one newcomer was placed"));
+        for (tasks, expected) in [(30, [false, true, false]), (12, [false, false, false])] {
+            let mut policy = build("min_gain = 1.0", 1).unwrap();
+            let (mut window, mut plan) = (0, Plan::idle(WindowLength::Time { ns: 1_000_000_000 }));
+            let mut look = |tasks: u32| {
+                let decision = next_search(policy.as_mut(), &mut window, tasks, &mut plan).unwrap();
+                (is_brief(&decision), window)
+            };
+            let (first, brief) = (look(tasks), look(tasks + 1));
+            assert_eq!([first.0, brief.0], expected[..2], "{tasks}");
+            if brief.0 {
+                let whole = look(tasks + 1);
+                assert_eq!((whole.0, whole.1), (expected[2], first.1 + LOOK_AGAIN_AFTER), "at its usual time");
+            }
+        }
+    }
+}

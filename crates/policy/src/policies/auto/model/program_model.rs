@@ -1,0 +1,561 @@
+//! The model of one task: misses by space, the cost of a miss, shared data, and the operator's goal.
+//!
+//! Method: the curve is sampled at equal steps of the largest cache, falling. The growth of the footprint follows from
+//! it: a program with `s` resident lines brings in lines at the miss rate of `s` lines. The number of instructions
+//! until `s` is therefore the integral of one over the miss rate (the footprint theory of Xiang et al., HOTL, ASPLOS
+//! 2013). Cycles without misses are the measured cycles less the measured cost of misses. Properties: no value is
+//! guessed; if one is missing, the task has no model.
+
+use cachemate_core::{Goal, Profile, SizeCurve};
+
+use crate::policies::auto::evidence::speeds::ObservedSpeed;
+use crate::work_metric::WorkMetric;
+
+/// Steps of the curve.
+pub const STEPS: usize = 64;
+/// Share of a curve's height up to which differences are noise.
+const SAME_SHARE: f64 = 0.03;
+/// A count contradicts a curve only if it differs by more than this, both as a share and in misses per instruction.
+const CONTRADICTED_SHARE: f64 = 0.1;
+const CONTRADICTED_FROM: f64 = 5e-4;
+/// Upper bound of the factor between measured and composed occupancy.
+const MAX_OCCUPANCY_ODDS: f64 = 5.0;
+/// Lower bound of the share of cycles in which a program does not wait for memory.
+const MIN_OWN_SHARE: f64 = 0.1;
+/// Share of misses beyond those alone from which they tell the cost of a miss.
+const MIN_BEYOND_SHARE: f64 = 0.1;
+/// Upper bound of the factor between the counted mean cost of a miss and that of misses beyond those alone.
+const MAX_COST_FACTOR: f64 = 3.0;
+/// A lower rate of misses per instruction fills no cache within any time that matters.
+const NO_MISSES: f64 = 1e-7;
+
+/// See the module's documentation. Rates are per instruction.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ProgramModel {
+    /// At 0, 1, ... [`STEPS`] steps of `step_bytes`.
+    pub misses: Vec<f64>,
+    /// Error below and above each of them.
+    errors: Vec<(f64, f64)>,
+    /// Level added to the whole curve, because no size explained it.
+    level: f64,
+    /// Instructions after which so many steps are full, starting from empty.
+    growth: Vec<f64>,
+    lines_per_step: f64,
+    pub step_bytes: f64,
+    /// Cycles per instruction that do not depend on space.
+    pub base_cycles: f64,
+    /// On the memory node that is nearest to its pages.
+    pub cycles_per_miss: f64,
+    /// Additional cycles of a miss by the memory node on which the task runs; empty = unknown.
+    far_cycles: Vec<f64>,
+    /// Lines to and from memory, prefetched ones included, per miss.
+    pub lines_per_miss: f64,
+    /// Cycles per instruction that would wait for other caches if all partners were elsewhere.
+    pub remote_cycles: f64,
+    /// Share of one CPU that it would use.
+    pub cpu_demand: f64,
+    pub goal: Goal,
+    /// The counted work of its promised rate, if it has one and it was measured.
+    pub rate: Option<PromisedRate>,
+    /// Relative error of the curve, one standard deviation.
+    pub curve_error: f64,
+    /// Odds of its measured occupancy over the composed one.
+    pub occupancy_odds: f64,
+    /// Cycles and misses per instruction alone, if they were measured.
+    pub solo: Option<SoloMeasurement>,
+}
+
+/// Speed of a task alone, as measured.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct SoloMeasurement {
+    pub cycles_per_instr: f64,
+    pub misses_per_instr: Option<f64>,
+}
+
+/// Unit of a promised rate, and the work a second of a task for each instruction in a cycle of elapsed time.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct PromisedRate {
+    pub work: WorkMetric,
+    pub per_instr_per_cycle: f64,
+}
+
+/// Inputs of a task's model: its profile and its speed under the plan in force.
+pub struct ModelInputs<'a> {
+    pub profile: &'a Profile,
+    pub speed: ObservedSpeed,
+    pub goal: Option<Goal>,
+    /// Cost of a miss, if no stalls are counted.
+    pub penalty_cycles: Option<f64>,
+    pub largest_cache_bytes: f64,
+    pub line_bytes: f64,
+    /// Share of its partners in sharing data that are on its own cache.
+    pub partners_here: f64,
+    pub memory: MemoryDistance,
+}
+
+/// Distance of a task's pages.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct MemoryDistance {
+    /// Latency of the task's lines over near ones, as a factor, by the node on which it would run; 0 = no such node.
+    /// Empty = unknown.
+    pub factors: Vec<f64>,
+    /// The node on which it runs now.
+    pub now: usize,
+}
+
+impl MemoryDistance {
+    /// Cycles of a miss with the pages nearest, and the additional cycles by node, from the present cost of a miss.
+    /// Queues are the same on all nodes.
+    fn split(&self, cycles_per_miss: f64, queue_cycles: f64) -> (f64, Vec<f64>) {
+        let is_known = |factor: &f64| *factor >= 1.0;
+        let nearest = self.factors.iter().copied().filter(is_known).fold(f64::INFINITY, f64::min);
+        let Some(now) = self.factors.get(self.now).copied().filter(is_known) else {
+            return (cycles_per_miss, Vec::new());
+        };
+        let queue_cycles = queue_cycles.clamp(0.0, cycles_per_miss);
+        let each = (cycles_per_miss - queue_cycles) / now;
+        (queue_cycles + each * nearest, self.factors.iter().map(|factor| each * (factor - nearest).max(0.0)).collect())
+    }
+}
+
+impl ProgramModel {
+    /// `None` if the curve, the speed or the cost of a miss is missing.
+    pub fn of(inputs: &ModelInputs<'_>) -> Option<Self> {
+        let curve = inputs.profile.misses_per_kilo_instr().filter(|curve| curve.len() >= 2)?;
+        let speed = inputs.speed;
+        let step_bytes = inputs.largest_cache_bytes / STEPS as f64;
+        let mut next = 0;
+        let points = (0..=STEPS).map(|step| at_near(curve, step as f64 * step_bytes, &mut next));
+        let points: Vec<[f64; 3]> = points.collect();
+        let mut misses: Vec<f64> = points.iter().map(|[rate, ..]| rate / 1000.0).collect();
+        let error = |[rate, low, high]: &[f64; 3]| ((rate - low).max(0.0) / 1000.0, (high - rate).max(0.0) / 1000.0);
+        let errors = points.iter().map(error).collect();
+        // With no resident lines every reference misses, if the number of references is known.
+        misses[0] = speed.references_per_instr.map_or(misses[1], |references| references.max(misses[1]));
+        for step in (0..STEPS).rev() {
+            misses[step] = misses[step].max(misses[step + 1]);
+        }
+        let measured = speed.misses_per_instr;
+        // Misses that no size explains raise the whole curve: the log does not hold those fetches.
+        let unexplained = |measured: f64| (measured - misses[1]).max(0.0) - (misses[STEPS] - measured).max(0.0);
+        let level = measured.map_or(0.0, unexplained);
+        misses.iter_mut().for_each(|rate| *rate = (*rate + level).max(0.0));
+        let now = measured.unwrap_or(misses[STEPS]);
+        // Counted stalls are those of the task's present node; a stated cost is that of near memory, for misses that
+        // wait for one another. If misses overlap, all of them together cost no more than the elapsed cycles.
+        let factor_now = inputs.memory.factors.get(inputs.memory.now).copied().unwrap_or(1.0);
+        let went_by = (1.0 - MIN_OWN_SHARE) * speed.cycles_per_instr / now.max(NO_MISSES);
+        let stated_penalty = || Some((inputs.penalty_cycles? * factor_now).min(went_by));
+        let cycles_per_miss = speed.stall_cycles_per_miss.or_else(stated_penalty)?.max(0.0);
+        let queue_cycles = speed.stall_cycles_per_miss.and(speed.queue_cycles_per_miss).unwrap_or(0.0);
+        let (nearest_cycles, far_cycles) = inputs.memory.split(cycles_per_miss, queue_cycles);
+        let here = speed.remote_cycles_per_instr.unwrap_or(0.0);
+        let base_cycles =
+            (speed.cycles_per_instr - now * cycles_per_miss - here).max(MIN_OWN_SHARE * speed.cycles_per_instr);
+        let apart = 1.0 - inputs.partners_here.clamp(0.0, 0.9);
+        let [rate, low, high] = at(curve, inputs.largest_cache_bytes / 2.0);
+        let curve_error = (0.5 * (high - low) / rate.max(1e-9) / 2.0).clamp(0.02, 0.5);
+        let goal = inputs.goal.unwrap_or_default();
+        let mut program = ProgramModel {
+            growth: Vec::new(),
+            lines_per_step: step_bytes / inputs.line_bytes,
+            misses,
+            errors,
+            level,
+            step_bytes,
+            base_cycles,
+            cycles_per_miss: nearest_cycles,
+            far_cycles,
+            lines_per_miss: speed.lines_per_miss.unwrap_or(1.0).clamp(0.5, 50.0),
+            remote_cycles: here / apart,
+            cpu_demand: speed.cpu_demand,
+            goal,
+            rate: None,
+            curve_error,
+            occupancy_odds: 1.0,
+            solo: inputs.profile.rates.solo_instr_per_cycle.filter(|solo| solo.value > 0.0).map(|solo| {
+                SoloMeasurement {
+                    cycles_per_instr: 1.0 / solo.value,
+                    misses_per_instr: inputs.profile.rates.solo_misses_per_kilo_instr.map(|mpki| mpki.value / 1000.0),
+                }
+            }),
+        };
+        program.grow();
+        let numbers = [program.base_cycles, program.cycles_per_miss, program.remote_cycles];
+        (numbers.iter().all(|number| number.is_finite()) && program.misses.iter().all(|rate| rate.is_finite()))
+            .then_some(program)
+    }
+
+    /// The same with all misses scaled: one draw within the curve's error.
+    #[must_use]
+    pub fn scaled(&self, misses: f64, cost: f64) -> Self {
+        ProgramModel {
+            misses: self.misses.iter().map(|rate| rate * misses).collect(),
+            errors: self.errors.iter().map(|(below, above)| (below * misses, above * misses)).collect(),
+            growth: self.growth.iter().map(|instructions| instructions / misses).collect(),
+            cycles_per_miss: self.cycles_per_miss * cost,
+            far_cycles: self.far_cycles.iter().map(|cycles| cycles * cost).collect(),
+            ..*self
+        }
+    }
+
+    fn grow(&mut self) {
+        let mut after = 0.0;
+        self.growth = Vec::with_capacity(STEPS + 1);
+        self.growth.push(0.0);
+        for step in 0..STEPS {
+            let rate = 0.5 * (self.misses[step] + self.misses[step + 1]);
+            after += self.lines_per_step / rate.max(NO_MISSES);
+            self.growth.push(after);
+        }
+    }
+
+    /// Additional cycles of a miss on this memory node over the nearest; 0 if unknown.
+    pub fn far_cycles(&self, node: u32) -> f64 {
+        self.far_cycles.get(node as usize).copied().unwrap_or(0.0)
+    }
+
+    /// Misses per instruction with so many bytes.
+    pub fn misses(&self, bytes: f64) -> f64 {
+        let place = (bytes / self.step_bytes).clamp(0.0, STEPS as f64);
+        let low = (place as usize).min(STEPS - 1);
+        self.misses[low] + (place - low as f64) * (self.misses[low + 1] - self.misses[low])
+    }
+
+    /// Does the curve, as profiled, predict more misses with this space than were measured with no more? Then it does
+    /// not describe what the program does now.
+    pub fn is_contradicted(&self, bytes: f64, measured: f64) -> bool {
+        let step = ((bytes / self.step_bytes).clamp(0.0, STEPS as f64)) as usize;
+        let curve_misses = self.misses(bytes) - self.level;
+        curve_misses - self.errors[step].0 - measured > (CONTRADICTED_SHARE * curve_misses).max(CONTRADICTED_FROM)
+    }
+
+    /// Real occupancy for a composed one, as measured under the plan in force; at most the whole cache.
+    pub fn real_occupancy(&self, composed: f64, cache_bytes: f64) -> f64 {
+        let share = (composed / cache_bytes).clamp(0.0, 1.0);
+        cache_bytes * self.occupancy_odds * share / (1.0 - share + self.occupancy_odds * share)
+    }
+
+    /// Shifts the curve towards the misses measured at a composed occupancy. All points move by the same share of their
+    /// errors. A log that was too short is wrong where it could not reach.
+    fn shift_within_error(&mut self, composed: f64, misses: f64) {
+        let off = misses - self.misses(composed);
+        let side = |&(below, above): &(f64, f64)| if off < 0.0 { below } else { above };
+        let place = (composed / self.step_bytes).clamp(0.0, STEPS as f64);
+        let low = (place as usize).min(STEPS - 1);
+        let (before, after) = (side(&self.errors[low]), side(&self.errors[low + 1]));
+        let error = before + (place - low as f64) * (after - before);
+        if error <= 0.0 {
+            return;
+        }
+        let part = (off / error).clamp(-1.0, 1.0);
+        for (rate, error) in self.misses.iter_mut().zip(&self.errors) {
+            *rate = (*rate + part * side(error)).max(0.0);
+        }
+        for step in (0..STEPS).rev() {
+            self.misses[step] = self.misses[step].max(self.misses[step + 1]);
+        }
+        self.grow();
+    }
+
+    /// Shifts the curve to the misses measured at a composed occupancy. Differences within the curve's error correct
+    /// the curve; larger ones correct the occupancy.
+    pub fn calibrate(&mut self, composed: f64, cache_bytes: f64, misses: f64) {
+        self.shift_within_error(composed, misses);
+        let (most, least) = (self.misses[0], self.misses(cache_bytes));
+        let expected = self.misses(composed);
+        if (misses - expected).abs() <= SAME_SHARE * (most - least) || most <= least {
+            return;
+        }
+        let next = self.misses.partition_point(|&rate| rate > misses).clamp(1, STEPS);
+        let (before, after) = (self.misses[next - 1], self.misses[next]);
+        let along = if before > after { ((before - misses) / (before - after)).clamp(0.0, 1.0) } else { 1.0 };
+        let steps = next as f64 - 1.0 + along;
+        let odds = |bytes: f64| {
+            let share = (bytes / cache_bytes).clamp(0.02, 0.98);
+            share / (1.0 - share)
+        };
+        self.occupancy_odds =
+            (odds(steps * self.step_bytes) / odds(composed)).clamp(1.0 / MAX_OCCUPANCY_ODDS, MAX_OCCUPANCY_ODDS);
+    }
+
+    /// Bytes touched within so many instructions.
+    pub fn footprint(&self, instructions: f64) -> f64 {
+        self.footprint_and_growth(instructions).0
+    }
+
+    /// The same, with the bytes that another instruction adds.
+    pub fn footprint_and_growth(&self, instructions: f64) -> (f64, f64) {
+        self.grown(self.growth.partition_point(|&after| after <= instructions), instructions)
+    }
+
+    /// The same, searched from the position of the last call.
+    pub fn footprint_near(&self, instructions: f64, found: &mut usize) -> (f64, f64) {
+        let mut next = *found;
+        while next <= STEPS && self.growth[next] <= instructions {
+            next += 1;
+        }
+        while next > 0 && self.growth[next - 1] > instructions {
+            next -= 1;
+        }
+        *found = next;
+        self.grown(next, instructions)
+    }
+
+    fn grown(&self, next: usize, instructions: f64) -> (f64, f64) {
+        if next > STEPS {
+            return (STEPS as f64 * self.step_bytes, 0.0);
+        }
+        // The first entry is 0 instructions, so there is always an entry before.
+        let next = next.max(1);
+        let (before, after) = (self.growth[next - 1], self.growth[next]);
+        let per_instr = self.step_bytes / (after - before).max(1e-9);
+        ((next as f64 - 1.0) * self.step_bytes + (instructions - before).max(0.0) * per_instr, per_instr)
+    }
+
+    /// Cycles per instruction with so many bytes, if each miss waits so many cycles longer and this share of its
+    /// partners is elsewhere.
+    pub fn cycles(&self, bytes: f64, wait_cycles: f64, apart: f64) -> f64 {
+        self.cycles_at(self.misses(bytes), wait_cycles, apart)
+    }
+
+    /// The same with so many misses per instruction.
+    pub fn cycles_at(&self, misses: f64, wait_cycles: f64, apart: f64) -> f64 {
+        self.base_cycles + misses * (self.cycles_per_miss + wait_cycles) + apart * self.remote_cycles
+    }
+
+    /// Moves the curve above the present occupancy, and the split of cycles into waits and others, so that the forecast
+    /// for the whole cache without other traffic is the measured solo speed. `queue_cycles`: part of a miss's present
+    /// wait that other traffic causes.
+    pub fn anchor_solo(&mut self, composed: f64, cache_bytes: f64, queue_cycles: f64) {
+        let Some(solo) = self.solo else { return };
+        let (now, whole) = (self.misses(composed), self.misses(cache_bytes));
+        let alone = solo.misses_per_instr.unwrap_or(whole).min(now);
+        for step in 0..=STEPS {
+            let bytes = step as f64 * self.step_bytes;
+            if bytes <= composed {
+                continue;
+            }
+            let left = if now - whole > SAME_SHARE * now {
+                ((self.misses[step] - whole) / (now - whole)).clamp(0.0, 1.0)
+            } else {
+                ((cache_bytes - bytes) / (cache_bytes - composed).max(1.0)).clamp(0.0, 1.0)
+            };
+            self.misses[step] = alone + left * (now - alone);
+        }
+        self.grow();
+        let cycles_now = self.base_cycles + now * self.cycles_per_miss;
+        let beyond = now - alone;
+        if beyond > MIN_BEYOND_SHARE * now && cycles_now > solo.cycles_per_instr {
+            let cost = (cycles_now - solo.cycles_per_instr - alone * queue_cycles) / beyond;
+            let counted = self.cycles_per_miss;
+            self.cycles_per_miss = cost.clamp(counted / MAX_COST_FACTOR, counted * MAX_COST_FACTOR);
+            self.base_cycles = (cycles_now - now * self.cycles_per_miss).max(MIN_OWN_SHARE * cycles_now);
+        }
+    }
+
+    /// Cycles per instruction alone, on a cache of this size.
+    pub fn alone(&self, cache_bytes: f64) -> f64 {
+        if let Some(solo) = self.solo {
+            return solo.cycles_per_instr;
+        }
+        self.base_cycles + self.misses(cache_bytes) * self.cycles_per_miss
+    }
+
+    /// The same if its curve lies as low as its error allows.
+    pub fn alone_at_best(&self, cache_bytes: f64) -> f64 {
+        let place = (cache_bytes / self.step_bytes).clamp(0.0, STEPS as f64);
+        let below = self.errors[(place as usize).min(STEPS)].0;
+        self.base_cycles + (self.misses(cache_bytes) - below).max(0.0) * self.cycles_per_miss
+    }
+}
+
+/// Value and both ends of the interval; linear between points, flat beyond the ends.
+fn at(curve: &SizeCurve, bytes: f64) -> [f64; 3] {
+    at_near(curve, bytes, &mut 0)
+}
+
+/// The same for rising sizes: `next` is the point of the last call.
+fn at_near(curve: &SizeCurve, bytes: f64, next: &mut usize) -> [f64; 3] {
+    while curve.get(*next).is_some_and(|(size, _)| (*size as f64) < bytes) {
+        *next += 1;
+    }
+    let next = *next;
+    let point = |index: usize| [curve[index].1.value, curve[index].1.low, curve[index].1.high];
+    if next == 0 || next == curve.len() {
+        return point(next.min(curve.len() - 1));
+    }
+    let along = (bytes - curve[next - 1].0 as f64) / (curve[next].0 - curve[next - 1].0).max(1) as f64;
+    let (low, high) = (point(next - 1), point(next));
+    std::array::from_fn(|part| low[part] + along * (high[part] - low[part]))
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use cachemate_core::{CacheLevel, Estimate, FactSource};
+
+    pub const CACHE: f64 = 4_194_304.0;
+
+    /// A program with misses per instruction by bytes, each of which costs 100 cycles beyond one.
+    pub fn program(misses: impl Fn(f64) -> f64) -> ProgramModel {
+        program_far(misses, MemoryDistance::default())
+    }
+
+    /// A stream whose misses cost 100 cycles on its present node.
+    pub fn far_from(memory: MemoryDistance) -> ProgramModel {
+        program_far(|_| 0.015, memory)
+    }
+
+    fn inputs_of(
+        profile: &Profile,
+        speed: ObservedSpeed,
+        penalty_cycles: Option<f64>,
+        memory: MemoryDistance,
+    ) -> ModelInputs<'_> {
+        ModelInputs {
+            profile,
+            speed,
+            goal: None,
+            penalty_cycles,
+            largest_cache_bytes: CACHE,
+            line_bytes: 64.0,
+            partners_here: 0.0,
+            memory,
+        }
+    }
+
+    fn program_far(misses: impl Fn(f64) -> f64, memory: MemoryDistance) -> ProgramModel {
+        let curve: SizeCurve =
+            (0..=64u64).map(|step| (step * 65_536, Estimate::exact(1000.0 * misses(step as f64 * 65_536.0)))).collect();
+        let profile = Profile::default().with_misses(CacheLevel::L3, curve, FactSource::Oracle);
+        let speed = ObservedSpeed {
+            cycles_per_instr: 1.0 + 100.0 * misses(CACHE),
+            misses_per_instr: Some(misses(CACHE)),
+            stall_cycles_per_miss: Some(100.0),
+            cpu_demand: 1.0,
+            ..ObservedSpeed::default()
+        };
+        let inputs = inputs_of(&profile, speed, None, memory);
+        ProgramModel::of(&inputs).unwrap()
+    }
+
+    /// References to equally probability lines.
+    pub fn uniform(bytes: f64, per_instr: f64) -> ProgramModel {
+        program(|held| per_instr * (1.0 - held / bytes).max(0.0))
+    }
+
+    /// Does the footprint of independent references grow as in theory, to `1 - 1/e` of the lines in as many references?
+    #[test]
+    fn footprints_grow_as_theory_says() {
+        let program = uniform(2_097_152.0, 0.02);
+        let lines = 2_097_152.0 / 64.0;
+        let share = program.footprint(lines / 0.02) / 2_097_152.0;
+        assert!((share - (1.0 - (-1.0f64).exp())).abs() < 0.01, "{share}");
+        assert_eq!(program.footprint(0.0), 0.0);
+        let mut last = 0;
+        for instructions in [1e3, 1e30, 1e7, 0.0, 2e7, 1e6] {
+            let near = program.footprint_near(instructions, &mut last);
+            assert_eq!(near, program.footprint_and_growth(instructions), "wherever it is sought from");
+        }
+        assert!(program.footprint(1e30) <= CACHE);
+    }
+
+    /// Does a calibrated program have the occupancy that its misses imply, and all of a cache that it has for itself?
+    #[test]
+    fn misses_imply_the_occupancy() {
+        let mut program = uniform(CACHE, 0.02);
+        program.calibrate(0.25 * CACHE, CACHE, 0.01);
+        let share = program.real_occupancy(0.25 * CACHE, CACHE) / CACHE;
+        assert!((share - 0.5).abs() < 0.03, "{share}");
+        assert_eq!(program.real_occupancy(CACHE, CACHE), CACHE);
+        assert_eq!(program.real_occupancy(0.0, CACHE), 0.0);
+        let mut stream = super::tests::program(|_| 0.01);
+        stream.calibrate(0.25 * CACHE, CACHE, 0.02);
+        assert_eq!(stream.occupancy_odds, 1.0);
+    }
+
+    /// Is a curve contradicted by a count below all of its values, and not by one that less space explains?
+    #[test]
+    fn a_curve_of_other_work_is_contradicted() {
+        let stream = program(|_| 0.008);
+        assert!(stream.is_contradicted(CACHE, 0.005) && !stream.is_contradicted(CACHE, 0.0079));
+        let keeps = uniform(0.5 * CACHE, 0.01);
+        assert!(!keeps.is_contradicted(CACHE, 0.0) && !keeps.is_contradicted(CACHE, 0.01));
+        assert!(keeps.is_contradicted(0.1 * CACHE, 0.004) && !keeps.is_contradicted(0.4 * CACHE, 0.004));
+    }
+
+    /// If a curve is wrong only beyond the reach of its log, is it corrected there and nowhere else, rather than the
+    /// occupancy?
+    #[test]
+    fn a_curve_is_corrected_beyond_the_reach_of_its_log() {
+        let truth = uniform(0.4 * CACHE, 0.02);
+        // Known up to 0.3 of the cache; beyond that the tail falls too slowly, and its error covers everything below.
+        let known = 0.3 * CACHE;
+        let logged = |held: f64| if held <= known { truth.misses(held) } else { truth.misses(known) * known / held };
+        let mut calibrated = program(logged);
+        for step in 0..=STEPS {
+            if step as f64 * calibrated.step_bytes > known {
+                calibrated.errors[step] = (calibrated.misses[step], truth.misses(known) - calibrated.misses[step]);
+            }
+        }
+        let composed = 0.39 * CACHE;
+        calibrated.calibrate(composed, CACHE, truth.misses(composed));
+        assert!((calibrated.misses(composed) - truth.misses(composed)).abs() < 1e-6);
+        assert!(calibrated.misses(0.5 * CACHE) < 0.2 * logged(0.5 * CACHE), "{}", calibrated.misses(0.5 * CACHE));
+        assert!((calibrated.misses(0.25 * CACHE) / truth.misses(0.25 * CACHE) - 1.0).abs() < 0.02);
+        assert_eq!(calibrated.occupancy_odds, 1.0);
+    }
+
+    /// Do cycles follow from measurements, and is there no model of a task without a cost of misses?
+    #[test]
+    fn cycles_follow_from_what_was_measured() {
+        let program = uniform(2_097_152.0, 0.02);
+        assert!((program.alone(CACHE) - 1.0).abs() < 1e-9);
+        assert!((program.cycles(1_048_576.0, 0.0, 0.0) - 2.0).abs() < 1e-6);
+        assert!((program.cycles(1_048_576.0, 50.0, 0.0) - 2.5).abs() < 1e-6);
+        let profile = Profile::default();
+        let speed = ObservedSpeed::default();
+        let inputs = inputs_of(&profile, speed, Some(100.0), MemoryDistance::default());
+        assert_eq!(ProgramModel::of(&inputs), None);
+    }
+
+    /// If stalls are not counted, does a pointer chase pay the stated cost, and a stream whose misses overlap no more
+    /// than its measured cycles?
+    #[test]
+    fn overlapping_misses_cost_no_more_than_the_elapsed_time() {
+        let of = |cycles_per_instr: f64, misses: f64| {
+            let curve: SizeCurve = [0, CACHE as u64].map(|bytes| (bytes, Estimate::exact(1000.0 * misses))).to_vec();
+            let profile = Profile::default().with_misses(CacheLevel::L3, curve, FactSource::Oracle);
+            let speed = ObservedSpeed {
+                cycles_per_instr,
+                misses_per_instr: Some(misses),
+                cpu_demand: 1.0,
+                ..ObservedSpeed::default()
+            };
+            let inputs = inputs_of(&profile, speed, Some(200.0), MemoryDistance::default());
+            ProgramModel::of(&inputs).unwrap()
+        };
+        let (chase, stream) = (of(60.0, 0.2), of(6.0, 0.25));
+        assert!((chase.cycles_per_miss - 200.0).abs() < 1e-9 && (chase.alone(CACHE) - 60.0).abs() < 1e-9);
+        assert!((stream.cycles_per_miss - 21.6).abs() < 1e-9 && (stream.alone(CACHE) - 6.0).abs() < 1e-9);
+    }
+
+    /// Is the cost of a miss split by node: less on the node of its memory, with the same queue on all nodes, and no
+    /// split if distances are unknown?
+    #[test]
+    fn far_memory_costs_its_distance() {
+        let of = |factors: &[f64], now: usize| far_from(MemoryDistance { factors: factors.to_vec(), now });
+        let costs = |one: &ProgramModel| (one.cycles_per_miss, [0, 1, 2].map(|node| one.far_cycles(node)));
+        assert_eq!(costs(&of(&[1.0, 2.0], 1)), (50.0, [0.0, 50.0, 0.0]));
+        assert_eq!(costs(&of(&[1.0, 2.0], 0)), (100.0, [0.0, 100.0, 0.0]));
+        assert_eq!(costs(&of(&[2.0, 0.0, 1.0], 0)), (50.0, [50.0, 0.0, 0.0]));
+        assert_eq!(costs(&of(&[], 0)), (100.0, [0.0; 3]));
+        let queued = MemoryDistance { factors: vec![1.0, 2.0], now: 1 }.split(100.0, 40.0);
+        assert_eq!(queued, (70.0, vec![0.0, 30.0]));
+        // On the node of the measurement, the cost is the measured one.
+        let (near, far) = (of(&[1.0, 2.0], 0), of(&[1.0, 2.0], 1));
+        assert!((far.cycles(CACHE, far.far_cycles(1), 0.0) - near.cycles(CACHE, 0.0, 0.0)).abs() < 1e-9);
+        assert!((far.scaled(1.0, 2.0).far_cycles(1) - 100.0).abs() < 1e-9);
+    }
+}

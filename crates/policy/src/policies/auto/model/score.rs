@@ -1,0 +1,499 @@
+//! Score of a layout, by its forecast and the stated objective.
+//!
+//! A task's speed counts relative to its speed alone on the machine, with a CPU and a cache for itself. Goals come
+//! first: a shortfall outweighs every gain. Properties: sites are scored one by one, so that a search rescores only
+//! those that it changed; waiting for memory is composed per memory node only if its cost is known.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use super::composition::{CacheOccupant, TaskPerformance, compose};
+use super::layout::{GangRotation, PartitionMembers, SiteLayout};
+use super::problem::{CacheSite, PlanningProblem};
+use super::program_model::ProgramModel;
+use super::score_cache::{ErrorDraw, ScoreCache};
+
+/// The objective of a plan.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PlanObjective {
+    /// The largest mean of speeds relative to solo speeds, weighted by priority.
+    #[default]
+    WeightedSpeedup,
+    /// The smallest of the largest slowdowns.
+    WorstSlowdown,
+    /// Goals met with the smallest share of each cache.
+    LeastSpace,
+    /// Most instructions in total; rewards starving programs that are slow by nature.
+    Throughput,
+}
+
+/// Forecast of one task.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct ForecastSpeed {
+    /// Relative to its solo speed.
+    pub over_alone: f64,
+    /// In instructions per cycle of elapsed time.
+    pub instr_per_cycle: f64,
+    /// Lines to and from memory, per cycle of elapsed time.
+    pub lines_per_cycle: f64,
+    /// As composed.
+    pub held_bytes: f64,
+    /// Share of its CPU demand that is met.
+    pub share_of_demand: f64,
+    /// Solo instructions per cycle if its curve lies as low as its error allows; only for promised rates.
+    pub alone_at_best: Option<f64>,
+}
+
+impl ForecastSpeed {
+    /// Shortfall from a task's goals, as a share, summed over them. A rate that the task would not even reach alone is
+    /// not counted, because no plan can give it and no other task shall lose speed for it.
+    pub fn missing(&self, program: &ProgramModel) -> f64 {
+        let goal = program.goal;
+        let slower = goal.max_slowdown.map_or(0.0, |limit| 1.0 / self.over_alone - 1.0 - target_slowdown(limit));
+        let below = goal
+            .min_rate
+            .zip(self.rates(program))
+            .map_or(0.0, |(least, (rate, alone))| if alone < least { 0.0 } else { least / rate.max(1e-12) - 1.0 });
+        slower.clamp(0.0, 10.0) + below.clamp(0.0, 10.0)
+    }
+
+    /// Work a second, now and at best alone on the machine; `None` = no rate was promised, or it was not measured.
+    pub fn rates(&self, program: &ProgramModel) -> Option<(f64, f64)> {
+        let per_s = program.rate?.per_instr_per_cycle;
+        Some((per_s * self.instr_per_cycle, per_s * self.alone_at_best?))
+    }
+}
+
+/// The slowdown at which a plan aims for a promised maximum: below it by the error of a forecast.
+fn target_slowdown(max: f64) -> f64 {
+    max - (0.25 * max).min(0.01)
+}
+
+/// Cost of a shortfall: a promise that is missed by this much counts as broken, however far beyond it is, and of two
+/// promises that exclude each other one is kept.
+const BROKEN_FROM: f64 = 0.02;
+const BROKEN_COST: f64 = 0.1;
+
+fn unmet_cost(missing: f64) -> f64 {
+    missing + BROKEN_COST * (missing / BROKEN_FROM).min(1.0)
+}
+
+/// Sums over tasks; of one site or of all.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct LayoutScore {
+    weighted: f64,
+    weights: f64,
+    instr_per_cycle: f64,
+    worst: f64,
+    /// Shortfall from all goals, weighted by priority and summed.
+    pub unmet_goals: f64,
+    units_share: f64,
+}
+
+impl LayoutScore {
+    /// Score of an empty set of tasks.
+    pub const EMPTY: LayoutScore = LayoutScore {
+        weighted: 0.0,
+        weights: 0.0,
+        instr_per_cycle: 0.0,
+        worst: f64::INFINITY,
+        unmet_goals: 0.0,
+        units_share: 0.0,
+    };
+
+    #[must_use]
+    pub fn plus(self, more: LayoutScore) -> Self {
+        LayoutScore {
+            weighted: self.weighted + more.weighted,
+            weights: self.weights + more.weights,
+            instr_per_cycle: self.instr_per_cycle + more.instr_per_cycle,
+            worst: self.worst.min(more.worst),
+            unmet_goals: self.unmet_goals + more.unmet_goals,
+            units_share: self.units_share + more.units_share,
+        }
+    }
+
+    /// All of it, for comparisons to the bit.
+    #[cfg(test)]
+    pub fn bits(self) -> [u64; 6] {
+        let all = [self.weighted, self.weights, self.instr_per_cycle, self.worst, self.unmet_goals, self.units_share];
+        all.map(f64::to_bits)
+    }
+
+    /// Lowest speed of a task relative to its solo speed.
+    pub fn worst(self) -> f64 {
+        self.worst
+    }
+
+    /// Larger is better; ratios of two are gains.
+    pub fn value(self, objective: PlanObjective) -> f64 {
+        let mean = self.weighted / self.weights.max(1e-9);
+        match objective {
+            PlanObjective::WeightedSpeedup => mean,
+            // Among plans that are equally good for the slowest task, the one with the better mean.
+            PlanObjective::WorstSlowdown => self.worst.min(1e9) + 0.01 * mean,
+            PlanObjective::Throughput => self.instr_per_cycle,
+            PlanObjective::LeastSpace => 2.0 - self.units_share + 0.01 * mean,
+        }
+    }
+}
+
+/// Shares of CPU time if tasks take turns fairly on so many CPUs: none gets more than it wants.
+fn cpu_shares(wants: &[f64], cpus: f64) -> Vec<f64> {
+    let mut level = 1.0f64;
+    if wants.iter().sum::<f64>() > cpus {
+        let (mut low, mut high) = (0.0, 1.0);
+        for _ in 0..40 {
+            level = 0.5 * (low + high);
+            if wants.iter().map(|want| want.min(level)).sum::<f64>() > cpus { high = level } else { low = level }
+        }
+    }
+    wants.iter().map(|want| want.min(level)).collect()
+}
+
+/// Share of each task's partners that are on other sites than this.
+fn split_share(scene: &PlanningProblem, home: &[Option<usize>], at: usize, site: usize) -> f64 {
+    let Some(cluster) = scene.tasks[at].cluster else { return 1.0 };
+    let (mut all, mut elsewhere) = (0.0, 0.0);
+    for (other, scene_task) in scene.tasks.iter().enumerate() {
+        if other != at && scene_task.cluster == Some(cluster) {
+            all += 1.0;
+            elsewhere += if home[other] == Some(site) { 0.0 } else { 1.0 };
+        }
+    }
+    if all > 0.0 { elsewhere / all } else { 1.0 }
+}
+
+/// The same for all members of a site.
+pub fn split_shares(scene: &PlanningProblem, home: &[Option<usize>], members: &[usize], site: usize) -> Vec<f64> {
+    members.iter().map(|&at| split_share(scene, home, at, site)).collect()
+}
+
+/// State of one site under a layout.
+pub struct SiteState<'a> {
+    pub site: &'a CacheSite,
+    pub members: &'a [usize],
+    /// The members' programs, in their order.
+    pub programs: &'a [&'a ProgramModel],
+    pub cycles_per_ns: f64,
+    /// Share of each member's partners that are on other caches.
+    pub apart: &'a [f64],
+    /// Additional cycles that a miss of each member waits, over a miss to the nearest memory in the measured queue.
+    pub waits: &'a [f64],
+    pub cut: &'a [PartitionMembers],
+    pub turns: Option<&'a GangRotation>,
+}
+
+impl SiteState<'_> {
+    /// Speeds of the members, in their order.
+    pub fn speeds(&self) -> Vec<ForecastSpeed> {
+        let programs = self.programs;
+        let gang_of = |at: usize| {
+            self.turns.map_or(0, |turns| turns.gangs.iter().position(|gang| gang.contains(&at)).unwrap_or(0))
+        };
+        let gangs: Vec<usize> = self.members.iter().map(|&at| gang_of(at)).collect();
+        let count = self.turns.map_or(1, |turns| turns.gangs.len().max(1));
+        let wants: Vec<f64> = programs.iter().map(|program| program.cpu_demand).collect();
+        let cpus = self.site.cpus.count() as f64;
+        // In its turn, a gang has the CPUs for itself.
+        let shares = if count > 1 { wants.iter().map(|_| 1.0).collect() } else { cpu_shares(&wants, cpus) };
+        let lengths: Vec<f64> = match self.turns {
+            Some(turns) => vec![turns.slice_ns as f64 * self.cycles_per_ns; count],
+            None => vec![1.0],
+        };
+        let present: Vec<CacheOccupant<'_>> = (0..programs.len())
+            .map(|at| CacheOccupant {
+                program: programs[at],
+                share: shares[at],
+                gang: gangs[at],
+                split_share: self.apart[at],
+                wait_cycles: self.waits[at],
+                in_part_share: 1.0,
+            })
+            .collect();
+        // A task in several partitions has the mean of its performances, weighted by its share of lines in each.
+        let mut fares = vec![TaskPerformance::NONE; present.len()];
+        for (part, bytes) in self.parts() {
+            let inside: Vec<CacheOccupant<'_>> =
+                part.iter().map(|&(at, inside)| CacheOccupant { in_part_share: inside, ..present[at] }).collect();
+            for (&(at, inside), fare) in part.iter().zip(compose(&inside, bytes, &lengths)) {
+                fares[at].add(fare, inside);
+            }
+        }
+        let speed = |at: usize| {
+            let cycles = if fares[at].cycles_per_instr > 0.0 { fares[at].cycles_per_instr } else { f64::INFINITY };
+            let of_time = shares[at] / count as f64;
+            let instr_per_cycle = of_time / cycles;
+            let alone = wants[at] / programs[at].alone(self.site.bytes);
+            let misses = fares[at].misses_per_instr;
+            let lines_per_cycle = instr_per_cycle * misses * programs[at].lines_per_miss;
+            let held_bytes = fares[at].held_bytes;
+            let over_alone = instr_per_cycle / alone.max(1e-12);
+            let of_wanted = of_time / wants[at].max(1e-12);
+            let is_asked = programs[at].rate.is_some();
+            let alone_at_best = is_asked.then(|| wants[at] / programs[at].alone_at_best(self.site.bytes));
+            ForecastSpeed {
+                over_alone,
+                instr_per_cycle,
+                lines_per_cycle,
+                held_bytes,
+                share_of_demand: of_wanted,
+                alone_at_best,
+            }
+        };
+        (0..programs.len()).map(speed).collect()
+    }
+
+    /// Members by position, each with the share of its lines that falls into the partition, and the partition's bytes.
+    /// A task in no group may use every partition, and takes its share in each from the group that owns it.
+    fn parts(&self) -> Vec<(Vec<(usize, f64)>, f64)> {
+        let all_members = 0..self.members.len();
+        let Some(divided) = self.site.divided.filter(|_| !self.cut.is_empty()) else {
+            return vec![(all_members.map(|at| (at, 1.0)).collect(), self.site.bytes)];
+        };
+        let is_in = |group: &PartitionMembers, at: usize| group.members.contains(&self.members[at]);
+        let free: Vec<usize> =
+            all_members.clone().filter(|&at| self.cut.iter().all(|group| !is_in(group, at))).collect();
+        let part = |inside: Vec<usize>, units: u32| {
+            let share = f64::from(units) / f64::from(divided.units());
+            let inside = inside.into_iter().map(|at| (at, 1.0));
+            (inside.chain(free.iter().map(|&at| (at, share))).collect::<Vec<_>>(), share * self.site.bytes)
+        };
+        let of_group =
+            |group: &PartitionMembers| part(all_members.clone().filter(|&at| is_in(group, at)).collect(), group.units);
+        let mut parts: Vec<(Vec<(usize, f64)>, f64)> = self.cut.iter().map(of_group).collect();
+        let taken: u32 = self.cut.iter().map(|group| group.units).sum();
+        if taken < divided.units() {
+            parts.push(part(Vec::new(), divided.units() - taken));
+        }
+        parts.retain(|(inside, _)| !inside.is_empty());
+        parts
+    }
+
+    /// Sums over the members.
+    pub fn score(&self) -> LayoutScore {
+        self.score_of(&self.speeds())
+    }
+
+    fn score_of(&self, speeds: &[ForecastSpeed]) -> LayoutScore {
+        let mut score = LayoutScore::EMPTY;
+        for (program, speed) in self.programs.iter().zip(speeds) {
+            let goal = program.goal;
+            let priority = if goal.priority.is_finite() && goal.priority > 0.0 { goal.priority } else { 1.0 };
+            score.weighted += priority * speed.over_alone;
+            score.weights += priority;
+            score.instr_per_cycle += speed.instr_per_cycle;
+            score.worst = score.worst.min(1.0 - (1.0 - speed.over_alone) * priority);
+            score.unmet_goals += priority * unmet_cost(speed.missing(program));
+        }
+        let promised = |group: &&PartitionMembers| {
+            let has_goal = |(at, one): (&usize, &&ProgramModel)| group.members.contains(at) && one.goal.is_promised();
+            self.members.iter().zip(self.programs).any(has_goal)
+        };
+        let units = self.site.divided.map_or(1, |divided| divided.units());
+        let taken: u32 = self.cut.iter().filter(promised).map(|group| group.units).sum();
+        score.units_share = if self.cut.is_empty() { 1.0 } else { f64::from(taken) / f64::from(units) };
+        score
+    }
+}
+
+/// One layout that is scored many times, with different programs each time.
+pub struct LayoutScorer<'a> {
+    scene: &'a PlanningProblem,
+    layout: &'a SiteLayout,
+    /// Known tasks by site.
+    pub members: Vec<Vec<usize>>,
+    split_shares: Vec<Vec<f64>>,
+}
+
+impl<'a> LayoutScorer<'a> {
+    pub fn of(scene: &'a PlanningProblem, layout: &'a SiteLayout) -> Self {
+        let members = on_sites(scene, layout);
+        let split_shares = split_shares_by_site(scene, layout, &members);
+        LayoutScorer { scene, layout, members, split_shares }
+    }
+
+    /// By site, each by itself.
+    pub fn scores(&self, draw: &ErrorDraw, memo: &ScoreCache) -> Vec<LayoutScore> {
+        (0..self.members.len()).map(|site| self.score(site, draw, memo)).collect()
+    }
+
+    /// The same if the scores of another layout are known: sites that are equal in both are scored once.
+    pub fn scores_beside(
+        &self,
+        other: &LayoutScorer<'_>,
+        scores: &[LayoutScore],
+        draw: &ErrorDraw,
+        memo: &ScoreCache,
+    ) -> Vec<LayoutScore> {
+        let score = |site: usize| {
+            if self.is_alike(other, site) { scores[site] } else { self.score(site, draw, memo) }
+        };
+        (0..self.members.len()).map(score).collect()
+    }
+
+    fn is_alike(&self, other: &LayoutScorer<'_>, site: usize) -> bool {
+        let (own, others) = (self.layout, other.layout);
+        self.members[site] == other.members[site]
+            && self.split_shares[site] == other.split_shares[site]
+            && own.partitions[site] == others.partitions[site]
+            && own.rotations[site] == others.rotations[site]
+    }
+
+    fn score(&self, site: usize, draw: &ErrorDraw, memo: &ScoreCache) -> LayoutScore {
+        let (scene, members, apart) = (self.scene, &self.members[site], &self.split_shares[site]);
+        if members.is_empty() {
+            return LayoutScore::EMPTY;
+        }
+        let (cut, turns) = (&self.layout.partitions[site], self.layout.rotations[site].as_ref());
+        SiteScorer { scene, site, members, apart, cut, turns }.score(draw, memo)
+    }
+}
+
+fn split_shares_by_site(scene: &PlanningProblem, layout: &SiteLayout, members: &[Vec<usize>]) -> Vec<Vec<f64>> {
+    let of = |(site, members): (usize, &Vec<usize>)| split_shares(scene, &layout.site_of, members, site);
+    members.iter().enumerate().map(of).collect()
+}
+
+/// All sites, with the waits of their packages for memory.
+pub fn score(scene: &PlanningProblem, layout: &SiteLayout, memo: &ScoreCache) -> LayoutScore {
+    score_drawn(scene, layout, &ErrorDraw::default(), memo)
+}
+
+/// The same with drawn programs, if no site is affected by another's traffic.
+pub fn score_drawn(scene: &PlanningProblem, layout: &SiteLayout, draw: &ErrorDraw, memo: &ScoreCache) -> LayoutScore {
+    if scene.bus.is_some() {
+        return whole(scene, layout).into_iter().map(|(score, ..)| score).fold(LayoutScore::EMPTY, LayoutScore::plus);
+    }
+    sum(&LayoutScorer::of(scene, layout).scores(draw, memo))
+}
+
+/// All sites together.
+pub fn sum(scores: &[LayoutScore]) -> LayoutScore {
+    scores.iter().copied().fold(LayoutScore::EMPTY, LayoutScore::plus)
+}
+
+/// Known tasks by site.
+pub fn on_sites(scene: &PlanningProblem, layout: &SiteLayout) -> Vec<Vec<usize>> {
+    let mut members: Vec<Vec<usize>> = vec![Vec::new(); scene.sites.len()];
+    for at in scene.known() {
+        if let Some(site) = layout.site_of[at] {
+            members[site].push(at);
+        }
+    }
+    members
+}
+
+/// All inputs of the score of one site, as long as waits for memory are those measured.
+pub struct SiteScorer<'a> {
+    pub scene: &'a PlanningProblem,
+    pub site: usize,
+    pub members: &'a [usize],
+    pub apart: &'a [f64],
+    pub cut: &'a [PartitionMembers],
+    pub turns: Option<&'a GangRotation>,
+}
+
+impl SiteScorer<'_> {
+    /// The cached score, or a new one.
+    pub fn score(&self, draw: &ErrorDraw, memo: &ScoreCache) -> LayoutScore {
+        memo.score(self, draw, || self.compute(draw))
+    }
+
+    fn compute(&self, draw: &ErrorDraw) -> LayoutScore {
+        let mut programs: Vec<&ProgramModel> = Vec::with_capacity(self.members.len());
+        programs.extend(self.members.iter().filter_map(|&at| self.scene.tasks[at].program.as_ref()));
+        let mut drawn: Vec<ProgramModel> = Vec::with_capacity(if draw.0.is_empty() { 0 } else { programs.len() });
+        let scaled = |(&at, program): (&usize, &&ProgramModel)| {
+            let (misses, cost) = draw.of(at)?;
+            Some(program.scaled(misses, cost))
+        };
+        drawn.extend(self.members.iter().zip(&programs).filter_map(scaled));
+        if !drawn.is_empty() {
+            programs = drawn.iter().collect();
+        }
+        let (site, programs) = (&self.scene.sites[self.site], &programs);
+        let here = SiteState {
+            site,
+            members: self.members,
+            programs,
+            cycles_per_ns: self.scene.cycles_per_ns,
+            apart: self.apart,
+            waits: &remote_cycles(site, programs),
+            cut: self.cut,
+            turns: self.turns,
+        };
+        here.score()
+    }
+}
+
+/// Additional cycles that a miss of each program waits on this site, over the site nearest to its memory.
+fn remote_cycles(site: &CacheSite, programs: &[&ProgramModel]) -> Vec<f64> {
+    programs.iter().map(|program| program.far_cycles(site.memory_node)).collect()
+}
+
+/// Speeds of all known tasks.
+pub fn speeds(scene: &PlanningProblem, layout: &SiteLayout) -> Vec<Option<ForecastSpeed>> {
+    let mut all = vec![None; scene.tasks.len()];
+    for (_, members, speeds) in whole(scene, layout) {
+        for (at, speed) in members.into_iter().zip(speeds) {
+            all[at] = Some(speed);
+        }
+    }
+    all
+}
+
+/// Rounds until traffic and waits converge.
+const BUS_ROUNDS: usize = 4;
+
+/// By site: score, members, their speeds.
+fn whole(scene: &PlanningProblem, layout: &SiteLayout) -> Vec<(LayoutScore, Vec<usize>, Vec<ForecastSpeed>)> {
+    let members = on_sites(scene, layout);
+    let aparts = split_shares_by_site(scene, layout, &members);
+    let mut queues: Vec<Vec<f64>> = members.iter().map(|members| vec![0.0; members.len()]).collect();
+    let rounds = if scene.bus.is_some() { BUS_ROUNDS } else { 1 };
+    let mut site_scores = Vec::new();
+    for _ in 0..rounds {
+        site_scores.clear();
+        let mut traffic: BTreeMap<u32, f64> = BTreeMap::new();
+        for (site, members) in members.iter().enumerate().filter(|(_, members)| !members.is_empty()) {
+            let (cut, turns) = (&layout.partitions[site], layout.rotations[site].as_ref());
+            let apart = &aparts[site];
+            let programs: Vec<&ProgramModel> =
+                members.iter().filter_map(|&at| scene.tasks[at].program.as_ref()).collect();
+            let (site_here, cycles_per_ns) = (&scene.sites[site], scene.cycles_per_ns);
+            let far = remote_cycles(site_here, &programs);
+            let waits = &far.iter().zip(&queues[site]).map(|(far, queue)| far + queue).collect::<Vec<f64>>();
+            let here =
+                SiteState { site: site_here, members, programs: &programs, cycles_per_ns, apart, waits, cut, turns };
+            let speeds = here.speeds();
+            let sum: f64 = speeds.iter().map(|speed| speed.lines_per_cycle).sum();
+            *traffic.entry(scene.sites[site].package).or_insert(0.0) += sum;
+            site_scores.push((here.score_of(&speeds), members.clone(), speeds));
+        }
+        let Some(bus) = &scene.bus else { break };
+        for (site, members) in members.iter().enumerate() {
+            let here = traffic.get(&scene.sites[site].package).copied().unwrap_or(0.0);
+            for (queue, &at) in queues[site].iter_mut().zip(members) {
+                let measured_on = scene.tasks[at].last_site.map_or(0, |on| scene.sites[on].package);
+                *queue = 0.5 * (*queue + bus.longer(here, measured_on));
+            }
+        }
+    }
+    site_scores
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Is CPU time shared fairly, without any task getting more than it wants?
+    #[test]
+    fn time_is_dealt_fairly() {
+        assert_eq!(cpu_shares(&[1.0, 0.2], 2.0), [1.0, 0.2]);
+        let shares = cpu_shares(&[1.0, 1.0, 0.2], 1.0);
+        assert!((shares[0] - 0.4).abs() < 1e-6 && (shares[2] - 0.2).abs() < 1e-6, "{shares:?}");
+    }
+}

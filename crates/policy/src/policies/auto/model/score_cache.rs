@@ -1,0 +1,227 @@
+//! Scores of single caches, cached under all their inputs.
+//!
+//! Problem: a search visits the same caches many times, and most caches stay the same from one decision to the next.
+//! Method: each program has a number that changes as soon as anything about the program does. The score of a cache is
+//! stored under the numbers of its tasks, their factors in a draw, the partners that are elsewhere, partitions and
+//! rotations. Properties: decisions are the same to the bit with and without the cache; a score that two searches in a
+//! row did not use is dropped.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+use super::problem::{CacheSite, PlanningProblem};
+use super::score::{LayoutScore, SiteScorer};
+
+/// Factors of each task's misses and of their cost; empty = none.
+#[derive(Clone, Debug, Default)]
+pub struct ErrorDraw(pub Vec<Option<(f64, f64)>>);
+
+impl ErrorDraw {
+    /// Factors of the task at this position.
+    pub fn of(&self, at: usize) -> Option<(f64, f64)> {
+        self.0.get(at).copied().flatten()
+    }
+}
+
+type Scores = BTreeMap<Vec<u64>, LayoutScore>;
+
+/// See the module's documentation. There is one for each problem; the default stores nothing.
+#[derive(Debug, Default)]
+pub struct ScoreCache {
+    /// Numbers of the programs, by position; `None` = nothing is stored.
+    numbers: Option<Vec<u64>>,
+    next: u64,
+    sites: Vec<CacheSite>,
+    /// Scores used by the previous search, and by this one.
+    before: Scores,
+    now: RefCell<Scores>,
+}
+
+impl ScoreCache {
+    /// For a first problem.
+    #[cfg(test)]
+    pub fn of(scene: &PlanningProblem) -> Self {
+        ScoreCache::default().after(scene, |_| None)
+    }
+
+    /// For the next problem. `unchanged` gives the position before of a task whose program has not changed.
+    #[must_use]
+    pub fn after(self, scene: &PlanningProblem, unchanged: impl Fn(usize) -> Option<usize>) -> Self {
+        let mut next = self.next;
+        let number = |index: usize| {
+            let known = unchanged(index).and_then(|then| self.numbers.as_ref()?.get(then).copied());
+            known.unwrap_or_else(|| {
+                next += 1;
+                next
+            })
+        };
+        let numbers = (0..scene.tasks.len()).map(number).collect();
+        let before = if self.sites == scene.sites { self.now.into_inner() } else { Scores::new() };
+        ScoreCache { numbers: Some(numbers), next, sites: scene.sites.clone(), before, now: RefCell::default() }
+    }
+
+    /// The stored score of a site, or a new one.
+    pub fn score(&self, of: &SiteScorer<'_>, draw: &ErrorDraw, made: impl FnOnce() -> LayoutScore) -> LayoutScore {
+        let Some(key) = self.key(of, draw) else { return made() };
+        if let Some(score) = self.now.borrow().get(&key) {
+            return *score;
+        }
+        let score = self.before.get(&key).copied().unwrap_or_else(made);
+        self.now.borrow_mut().insert(key, score);
+        score
+    }
+
+    /// All inputs, each list preceded by its length.
+    fn key(&self, of: &SiteScorer<'_>, draw: &ErrorDraw) -> Option<Vec<u64>> {
+        let numbers = self.numbers.as_ref()?;
+        let mut key = Vec::with_capacity(4 + 4 * of.members.len());
+        key.extend([of.site as u64, of.members.len() as u64]);
+        for (&at, apart) in of.members.iter().zip(of.apart) {
+            let (misses, cost) = draw.of(at).unwrap_or((1.0, 1.0));
+            key.extend([numbers[at], apart.to_bits(), misses.to_bits(), cost.to_bits()]);
+        }
+        let list = |key: &mut Vec<u64>, members: &[usize]| {
+            key.push(members.len() as u64);
+            key.extend(members.iter().map(|&at| numbers[at]));
+        };
+        key.push(of.cut.len() as u64);
+        for group in of.cut {
+            key.push(group.units.into());
+            list(&mut key, &group.members);
+        }
+        if let Some(turns) = of.turns {
+            key.extend([turns.slice_ns, of.scene.cycles_per_ns.to_bits()]);
+            turns.gangs.iter().for_each(|gang| list(&mut key, gang));
+        }
+        Some(key)
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use std::cell::Cell;
+    use std::collections::BTreeMap;
+
+    use super::super::problem::ProblemTask;
+    use super::super::program_model::ProgramModel;
+    use super::super::program_model::tests::{CACHE, program, uniform};
+    use super::super::score::{PlanObjective, score_drawn};
+    use super::*;
+    use crate::partition::units::PartitionUnits;
+    use crate::policies::auto::candidates::{AllowedMechanisms, PlanComparator, PlanSearch};
+    use cachemate_core::{CacheId, ProcessId, SplitMix64, TaskId};
+    use proptest::prelude::*;
+
+    /// A site of so many CPUs, in eight ways each.
+    pub fn site(id: u32, cpus: u32) -> CacheSite {
+        CacheSite {
+            cache: CacheId(id),
+            cpus: (id * cpus..(id + 1) * cpus).collect(),
+            cores: cpus as usize,
+            package: 0,
+            memory_node: 0,
+            bytes: CACHE,
+            divided: Some(PartitionUnits::Ways { units: 8, min_units: 1, contiguous: true, max_groups: 4 }),
+        }
+    }
+
+    /// A program that keeps this share of a cache; from 1 on a stream.
+    pub fn kind(part: f64) -> ProgramModel {
+        if part < 1.0 { uniform((0.1 + part) * CACHE, 0.02) } else { program(|_| 0.01 * part) }
+    }
+
+    pub fn task(id: u32, on: usize, part: f64) -> ProblemTask {
+        ProblemTask {
+            task: TaskId(id),
+            process: ProcessId(id),
+            movable: true,
+            program: Some(kind(part)),
+            cluster: None,
+            last_site: Some(on),
+            keep_in_place: false,
+        }
+    }
+
+    /// Layouts and scores of all candidates, and their scores in a draw.
+    fn decided(
+        scene: &PlanningProblem,
+        memo: &ScoreCache,
+    ) -> Vec<(super::super::layout::SiteLayout, [LayoutScore; 2])> {
+        let allowed = AllowedMechanisms::filtered(|_| true);
+        let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
+        let (effort, generator) = (Cell::new(150), SplitMix64::new(1));
+        let mut search = PlanSearch { scene, memo, allowed, judge, effort, generator };
+        let all = search.candidates(&BTreeMap::new(), None);
+        let draw = scene.draw(7);
+        all.into_iter()
+            .map(|one| {
+                let drawn = score_drawn(scene, &one.layout, &draw, memo);
+                (one.layout, [one.score, drawn])
+            })
+            .collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+        /// Tasks arrive, exit and change: are decisions with cached scores the same to the bit as without?
+        #[test]
+        fn cached_scores_change_no_decision(
+            first in prop::collection::vec((0usize..3, 0.0f64..1.5), 2..7),
+            then in prop::collection::vec((0u8..4, 0usize..8, 0.0f64..1.5), 1..5),
+        ) {
+            let mut tasks: Vec<ProblemTask> =
+                first.iter().enumerate().map(|(id, &(on, part))| task(id as u32, on, part)).collect();
+            let mut next = tasks.len() as u32;
+            let (mut memo, mut before): (ScoreCache, Option<PlanningProblem>) = (ScoreCache::default(), None);
+            for (what, at, part) in std::iter::once((9, 0, 0.0)).chain(then) {
+                let at = at % tasks.len();
+                match what {
+                    0 if tasks.len() > 2 => { tasks.remove(at); }
+                    1 => tasks[at].program = Some(kind(part)),
+                    2 => tasks[at].last_site = Some(at % 3),
+                    3 => { tasks.push(task(next, at % 3, part)); next += 1; }
+                    _ => {}
+                }
+                let sites = (0..3).map(|id| site(id, 2)).collect();
+                let scene = PlanningProblem { sites, tasks: tasks.clone(), cycles_per_ns: 2.0, bus: None, shortest_slice_ns: Some(1), frozen_sites: Vec::new() };
+                let places = before.as_ref().map(PlanningProblem::places).unwrap_or_default();
+                memo = memo.after(&scene, |at| {
+                    let place = *places.get(&scene.tasks[at].task)?;
+                    (before.as_ref()?.tasks[place].program == scene.tasks[at].program).then_some(place)
+                });
+                let (with, without) = (decided(&scene, &memo), decided(&scene, &ScoreCache::default()));
+                prop_assert_eq!(with.len(), without.len());
+                for (with, without) in with.iter().zip(&without) {
+                    prop_assert_eq!(&with.0, &without.0);
+                    prop_assert_eq!(with.1.map(LayoutScore::bits), without.1.map(LayoutScore::bits));
+                }
+                before = Some(scene);
+            }
+        }
+    }
+
+    /// Is a score computed once while successive searches use it, and dropped after one that does not?
+    #[test]
+    fn a_score_is_computed_once_and_dropped_in_time() {
+        let scene = |tasks: Vec<ProblemTask>| PlanningProblem::undisturbed(vec![site(0, 2)], tasks);
+        let (one, other) = (scene(vec![task(0, 0, 0.5)]), scene(vec![task(0, 0, 0.9)]));
+        let made = Cell::new(0);
+        let ask = |scene: &PlanningProblem, memo: &ScoreCache| {
+            let of = SiteScorer { scene, site: 0, members: &[0], apart: &[1.0], cut: &[], turns: None };
+            memo.score(&of, &ErrorDraw::default(), || {
+                made.set(made.get() + 1);
+                LayoutScore::EMPTY
+            });
+        };
+        let memo = ScoreCache::of(&one);
+        (0..3).for_each(|_| ask(&one, &memo));
+        let memo = memo.after(&one, Some);
+        ask(&one, &memo);
+        assert_eq!(made.get(), 1);
+        let memo = memo.after(&other, |_| None);
+        ask(&other, &memo);
+        assert_eq!(made.get(), 2, "another program");
+        let memo = memo.after(&other, Some);
+        assert_eq!((memo.before.len(), memo.now.borrow().len()), (1, 0));
+    }
+}

@@ -1,0 +1,416 @@
+//! Goals that the best plan does not meet, reported before anything is measured: the goal, the cause, the programs that
+//! would have to leave, and the programs that lose speed so that other goals are met.
+//!
+//! Method: every task's forecast under the plan is compared with its goal. The cause follows from the two factors of
+//! its speed: its time on a CPU, and its speed there. Programs to remove are found by leaving them out of the same
+//! plan, the one that helps most first. Programs that are slower than by default pay for goals. Properties: tasks
+//! without a goal or a forecast are not reported; work is bounded, whatever the number of tasks.
+
+use cachemate_core::{Reason, ReasonKind, TaskId};
+
+use super::layout::SiteLayout;
+use super::problem::PlanningProblem;
+use super::score::{ForecastSpeed, speeds};
+use crate::work_metric::WorkMetric;
+
+/// Goals for which removals are searched, programs that are removed for one, and programs that are tried for that.
+const ROOM_SOUGHT_FOR: usize = 4;
+const MAX_REMOVED: usize = 3;
+const TRIED: usize = 8;
+/// Smaller losses, as a share of the solo speed, are not reported.
+const PAYS_FROM: f64 = 0.01;
+/// Number of paying programs that are named.
+const PAYERS_NAMED: usize = 3;
+/// A goal with a smaller shortfall is met.
+const MET_WITHIN: f64 = 1e-3;
+
+/// Error of the forecast shortfall of goals that no plan meets.
+const FORECAST_WITHIN: f64 = 0.02;
+
+/// Is a plan better for the goals, whatever else it does? It is if all goals are met that were not, or if the shortfall
+/// shrinks by more than the forecast's error: of plans that miss a goal about alike, another one looks best in each
+/// search.
+pub fn mends(missing_now: f64, missing_then: f64) -> bool {
+    let becomes_met = missing_now > MET_WITHIN && missing_then <= MET_WITHIN;
+    becomes_met || missing_now - missing_then > FORECAST_WITHIN
+}
+
+/// One unmet goal.
+struct UnmetGoal {
+    /// The task's position.
+    at: usize,
+    target: GoalTarget,
+    speed: ForecastSpeed,
+    /// Would it be met alone, so that removing other programs can help?
+    met_alone: bool,
+}
+
+enum GoalTarget {
+    Slowdown { max: f64 },
+    Rate { min: f64, rate: f64, alone: f64, work: WorkMetric },
+}
+
+/// Explains the goals that the best plan does not meet, and names the programs that pay for those that it meets.
+pub fn explain_unmet(scene: &PlanningProblem, default: &SiteLayout, best: &SiteLayout, why: &mut Vec<Reason>) {
+    let promised = |&at: &usize| scene.tasks[at].program.as_ref().is_some_and(|program| program.goal.is_promised());
+    if !scene.known().any(|at| promised(&at)) {
+        return;
+    }
+    let best_speeds = speeds(scene, best);
+    let payers = payers(scene, &speeds(scene, default), &best_speeds);
+    for (nth, short) in all_short(scene, &best_speeds).iter().enumerate() {
+        let room =
+            if nth < ROOM_SOUGHT_FOR && short.met_alone { Some(programs_to_remove(scene, best, short)) } else { None };
+        why.push(short.reason(scene, (best, &best_speeds), room, &payers));
+    }
+    if !payers.is_empty() {
+        let mut tasks = Vec::new();
+        let text = format!("goals are met at the cost of {}", named(scene, &payers, &mut tasks));
+        let most = payers.iter().map(|(_, loss)| *loss).fold(0.0, f64::max);
+        let numbers = vec![("largest_loss_percent".to_string(), 100.0 * most)];
+        why.push(Reason { kind: ReasonKind::Explanation, tasks, text, numbers });
+    }
+}
+
+fn all_short(scene: &PlanningProblem, found: &[Option<ForecastSpeed>]) -> Vec<UnmetGoal> {
+    let mut all = Vec::new();
+    for (at, scene_task) in scene.tasks.iter().enumerate() {
+        let Some((program, speed)) = scene_task.program.as_ref().zip(found[at]) else { continue };
+        if let Some(max) = program.goal.max_slowdown
+            && 1.0 / speed.over_alone - 1.0 > max + MET_WITHIN
+        {
+            all.push(UnmetGoal { at, target: GoalTarget::Slowdown { max }, speed, met_alone: true });
+        }
+        let rates = program.goal.min_rate.zip(speed.rates(program)).zip(program.rate);
+        if let Some(((min, (rate, alone)), counted)) = rates
+            && rate < min * (1.0 - MET_WITHIN)
+        {
+            let target = GoalTarget::Rate { min, rate, alone, work: counted.work };
+            all.push(UnmetGoal { at, target, speed, met_alone: alone >= min });
+        }
+    }
+    all
+}
+
+/// Tasks without an unmet goal of their own that are slower than by default, most first, with their losses as shares of
+/// the solo speed.
+fn payers(
+    scene: &PlanningProblem,
+    before: &[Option<ForecastSpeed>],
+    after: &[Option<ForecastSpeed>],
+) -> Vec<(usize, f64)> {
+    let loss = |at: usize| Some(before[at]?.over_alone - after[at]?.over_alone);
+    let mut all: Vec<(usize, f64)> = scene.known().filter_map(|at| Some((at, loss(at)?))).collect();
+    all.retain(|(_, loss)| *loss > PAYS_FROM);
+    all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    all
+}
+
+/// Programs without which a goal would be met under the same plan; `None` = removing so few does not suffice.
+fn programs_to_remove(scene: &PlanningProblem, layout: &SiteLayout, short: &UnmetGoal) -> Option<Vec<usize>> {
+    let mut less = scene.clone();
+    let mut left_out = Vec::new();
+    let process = scene.tasks[short.at].process;
+    let missing = |less: &PlanningProblem| {
+        let program = less.tasks[short.at].program.as_ref()?;
+        Some(speeds(less, layout)[short.at]?.missing(program))
+    };
+    while left_out.len() < MAX_REMOVED {
+        let beside = |at: &usize| {
+            layout.site_of[*at] == layout.site_of[short.at]
+                && scene.tasks[*at].process != process
+                && !left_out.contains(at)
+        };
+        let presses = |at: usize| scene.tasks[at].program.as_ref().map_or(0.0, |one| one.cpu_demand * one.misses[0]);
+        let mut others: Vec<usize> = less.known().filter(beside).collect();
+        others.sort_by(|&a, &b| presses(b).total_cmp(&presses(a)).then(a.cmp(&b)));
+        let without = |&at: &usize| {
+            let mut fewer = less.clone();
+            fewer.tasks[at].program = None;
+            Some((at, missing(&fewer)?))
+        };
+        let tried = others.iter().take(TRIED).filter_map(without);
+        let (at, missing) = tried.reduce(|a, b| if b.1 < a.1 { b } else { a })?;
+        less.tasks[at].program = None;
+        left_out.push(at);
+        if missing <= MET_WITHIN {
+            return Some(left_out);
+        }
+    }
+    None
+}
+
+/// Names some of them, and adds their tasks to those of the reason.
+fn named(scene: &PlanningProblem, payers: &[(usize, f64)], tasks: &mut Vec<TaskId>) -> String {
+    let mut parts = Vec::new();
+    for (at, loss) in payers.iter().take(PAYERS_NAMED) {
+        parts.push(format!("{{{}}} (-{:.0} % of its solo speed)", tasks.len(), 100.0 * loss));
+        tasks.push(scene.tasks[*at].task);
+    }
+    let more = payers.len().saturating_sub(PAYERS_NAMED);
+    parts.join(", ") + &if more > 0 { format!(" and {more} more") } else { String::new() }
+}
+
+impl UnmetGoal {
+    fn reason(
+        &self,
+        scene: &PlanningProblem,
+        (best, best_speeds): (&SiteLayout, &[Option<ForecastSpeed>]),
+        removal: Option<Option<Vec<usize>>>,
+        payers: &[(usize, f64)],
+    ) -> Reason {
+        let mut tasks = vec![scene.tasks[self.at].task];
+        let (mut text, mut numbers) = self.describe();
+        text += &self.cause();
+        match removal {
+            Some(Some(left_out)) => {
+                numbers.push(("must_leave".to_string(), left_out.len() as f64));
+                let mut names = Vec::new();
+                for at in left_out {
+                    names.push(format!("{{{}}}", tasks.len()));
+                    tasks.push(scene.tasks[at].task);
+                }
+                text += &format!("; without {} it would be met", names.join(" and "));
+            }
+            Some(None) => text += &format!("; removing {MAX_REMOVED} other programs would not suffice"),
+            None if self.met_alone => text += "; it needs fewer programs on the machine",
+            None => text += "; only a lower goal can be met",
+        }
+        text += &self.outranked_by(scene, best, best_speeds, &mut tasks);
+        text += match &self.target {
+            _ if payers.is_empty() => ", and no program is slowed for it".to_string(),
+            _ => format!(", and {} is slowed for the speed that it has", named(scene, payers, &mut tasks)),
+        }
+        .as_str();
+        Reason { kind: ReasonKind::InfeasibleGoal, tasks, text, numbers }
+    }
+
+    /// The task of the same cache whose promise is met instead, because its priority is not lower.
+    fn outranked_by(
+        &self,
+        scene: &PlanningProblem,
+        layout: &SiteLayout,
+        speeds: &[Option<ForecastSpeed>],
+        tasks: &mut Vec<TaskId>,
+    ) -> String {
+        let priority = |at: usize| scene.tasks[at].program.as_ref().map_or(1.0, |program| program.goal.priority);
+        let is_met = |at: usize| {
+            let known = scene.tasks[at].program.as_ref().zip(speeds[at]);
+            known.is_some_and(|(program, speed)| program.goal.is_promised() && speed.missing(program) <= MET_WITHIN)
+        };
+        let site = layout.site_of[self.at];
+        let rivals = scene.known().filter(|&at| at != self.at && layout.site_of[at] == site && is_met(at));
+        let Some(rival) = rivals.reduce(|a, b| if priority(b) > priority(a) { b } else { a }) else {
+            return String::new();
+        };
+        tasks.push(scene.tasks[rival].task);
+        format!(
+            "; the promise to {{{}}} on the same cache is kept instead (priority {} against {})",
+            tasks.len() - 1,
+            priority(rival),
+            priority(self.at)
+        )
+    }
+
+    fn describe(&self) -> (String, Vec<(String, f64)>) {
+        let number = |name: &str, value: f64| (name.to_string(), value);
+        match &self.target {
+            GoalTarget::Slowdown { max } => {
+                let slower = 1.0 / self.speed.over_alone - 1.0;
+                let text = format!(
+                    "{{0}} cannot be kept within a slowdown of {:.0} % (max_slowdown): the best plan makes it \
+                     {:.0} % slower",
+                    100.0 * max,
+                    100.0 * slower
+                );
+                (text, vec![number("max_slowdown", *max), number("forecast_slowdown", slower)])
+            }
+            GoalTarget::Rate { min, rate, alone, work } => {
+                let text = format!(
+                    "{{0}} cannot be kept at {min:.4e} a second in {} (min_rate): the best plan leaves it {rate:.4e}",
+                    work.describe()
+                );
+                let numbers = vec![
+                    number("min_rate_per_s", *min),
+                    number("forecast_rate_per_s", *rate),
+                    number("best_solo_rate_per_s", *alone),
+                ];
+                (text, numbers)
+            }
+        }
+    }
+
+    /// The smaller of the two factors of its speed.
+    fn cause(&self) -> String {
+        if let GoalTarget::Rate { alone, .. } = &self.target
+            && !self.met_alone
+        {
+            return format!(", as even alone it does {alone:.4e} at most");
+        }
+        let on_cpu = self.speed.over_alone / self.speed.share_of_demand.max(1e-12);
+        if self.speed.share_of_demand < on_cpu {
+            format!(", as it has a CPU for {:.0} % of the time that it wants one", 100.0 * self.speed.share_of_demand)
+        } else {
+            format!(", as its neighbors leave it {:.0} % of its speed while it runs", 100.0 * on_cpu)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::collections::BTreeMap;
+
+    use super::super::problem::{CacheSite, ProblemTask};
+    use super::super::program_model::PromisedRate;
+    use super::super::program_model::tests::{CACHE, program, uniform};
+    use super::super::score::{PlanObjective, score};
+    use super::super::score_cache::ScoreCache;
+    use super::*;
+    use crate::policies::auto::candidates::{AllowedMechanisms, CandidatePlan, Mechanism, PlanComparator, PlanSearch};
+    use cachemate_core::{CacheId, Goal, ProcessId, SplitMix64};
+    use proptest::prelude::*;
+
+    /// Two caches of two CPUs; for each task its footprint as a share of a cache, 0 = a stream, and its goal.
+    fn scene(tasks: &[(f64, Option<Goal>)]) -> PlanningProblem {
+        let site = |id: u32| CacheSite {
+            cache: CacheId(id),
+            cpus: (2 * id..2 * id + 2).collect(),
+            cores: 2,
+            package: 0,
+            memory_node: 0,
+            bytes: CACHE,
+            divided: None,
+        };
+        let scene_task = |(at, (share, goal)): (usize, &(f64, Option<Goal>))| {
+            let mut program = if *share > 0.0 { uniform(share * CACHE, 0.02) } else { program(|_| 0.02) };
+            program.goal = goal.unwrap_or_default();
+            // A thousand pieces of work a second for each instruction in a cycle.
+            program.rate =
+                program.goal.min_rate.map(|_| PromisedRate { work: WorkMetric::Reported, per_instr_per_cycle: 1e3 });
+            let (task, process) = (TaskId(at as u32), ProcessId(at as u32));
+            ProblemTask {
+                task,
+                process,
+                movable: true,
+                program: Some(program),
+                cluster: None,
+                last_site: Some(at / 2 % 2),
+                keep_in_place: false,
+            }
+        };
+        let (sites, tasks) = ((0..2).map(site).collect(), tasks.iter().enumerate().map(scene_task).collect());
+        PlanningProblem::undisturbed(sites, tasks)
+    }
+
+    /// All candidates, and the position of the best.
+    fn searched(scene: &PlanningProblem) -> (Vec<CandidatePlan>, usize) {
+        let allowed = AllowedMechanisms::filtered(|mechanism| mechanism != Mechanism::Space);
+        let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
+        let (effort, generator) = (Cell::new(2_000), SplitMix64::new(1));
+        let memo = ScoreCache::of(scene);
+        let mut search = PlanSearch { scene, memo: &memo, allowed, judge, effort, generator };
+        let all = search.candidates(&BTreeMap::new(), None);
+        let judge = search.judge;
+        let better = |a: usize, b: usize| if judge.key(all[b].score) > judge.key(all[a].score) { b } else { a };
+        let best = (0..all.len()).reduce(better).unwrap();
+        (all, best)
+    }
+
+    fn rate(min: f64) -> Option<Goal> {
+        Some(Goal { min_rate: Some(min), ..Goal::default() })
+    }
+
+    /// If no plan meets a goal, does the plan in force stay against one that misses it about alike, and give way to one
+    /// that meets it or misses it by much less?
+    #[test]
+    fn equal_breaches_mend_nothing() {
+        assert!(!mends(0.310, 0.305) && !mends(0.30, 0.31) && !mends(0.0005, 0.0));
+        assert!(mends(0.005, 0.0) && mends(0.30, 0.25));
+    }
+
+    /// A client runs beside a stream, and one like it has a cache for itself: do the two change places if the first has
+    /// a goal, and does the reason name the task that pays?
+    #[test]
+    fn a_goal_is_met_and_the_paying_task_is_named() {
+        let tasks = |goal| scene(&[(0.9, goal), (0.0, None), (0.9, None)]);
+        let free = tasks(None);
+        let alone = 1e3 / free.tasks[0].program.as_ref().unwrap().alone(CACHE);
+        let over_alone = |scene: &PlanningProblem, layout: &SiteLayout| speeds(scene, layout)[0].unwrap().over_alone;
+        let (all, best) = searched(&free);
+        assert!(over_alone(&free, &all[best].layout) < 0.9, "without a goal, it stays beside the stream");
+        let asked = tasks(rate(0.97 * alone));
+        let (all, best) = searched(&asked);
+        assert!(over_alone(&asked, &all[best].layout) >= 0.97);
+        let mut why = Vec::new();
+        explain_unmet(&asked, &all[0].layout, &all[best].layout, &mut why);
+        assert_eq!(why.len(), 1, "{why:?}");
+        assert!(why[0].text.starts_with("goals are met at the cost of {0}") && why[0].tasks == [TaskId(2)], "{why:?}");
+    }
+
+    /// For a rate that a client would not even reach alone, is no task slowed, and does the reason ask for a lower
+    /// goal?
+    #[test]
+    fn a_goal_out_of_reach_slows_no_task() {
+        let [asked, free] = [rate(1e9), None].map(|goal| scene(&[(0.9, goal), (0.0, None), (0.5, None), (0.5, None)]));
+        let (all, best) = searched(&asked);
+        let (free_all, free_best) = searched(&free);
+        assert_eq!(all[best].layout, free_all[free_best].layout);
+        let mut why = Vec::new();
+        explain_unmet(&asked, &all[0].layout, &all[best].layout, &mut why);
+        let text = &why[0].text;
+        assert!(text.contains("min_rate") && text.contains("work reported"), "{text}");
+        assert!(text.contains("even alone") && text.contains("only a lower goal"), "{text}");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+        /// Is every goal that the best plan misses reported with its task and key, and no other; does no other plan
+        /// meet more goals; and would each be met without the programs that are named?
+        #[test]
+        fn unmet_goals_are_reported_and_removals_suffice(
+            tasks in prop::collection::vec((0.0f64..1.2, 0u8..4, 0.4f64..1.1), 3..7),
+        ) {
+            let of = |&(share, kind, part): &(f64, u8, f64)| {
+                let share = if share < 0.3 { 0.0 } else { share };
+                let alone = if share > 0.0 { uniform(share * CACHE, 0.02).alone(CACHE) } else { 3.0 };
+                let goal = match kind {
+                    0 => rate(1e3 * part / alone),
+                    1 => Some(Goal { max_slowdown: Some(1.2 - part), ..Goal::default() }),
+                    _ => None,
+                };
+                (share, goal)
+            };
+            let scene = scene(&tasks.iter().map(of).collect::<Vec<_>>());
+            let (all, best) = searched(&scene);
+            let broken = all[best].score.unmet_goals;
+            prop_assert!(all.iter().all(|other| other.score.unmet_goals >= broken - 0.02), "others meet more");
+            prop_assert!((score(&scene, &all[best].layout, &ScoreCache::default()).unmet_goals - broken).abs() < 1e-9);
+            let mut why = Vec::new();
+            explain_unmet(&scene, &all[0].layout, &all[best].layout, &mut why);
+            let plan_speeds = speeds(&scene, &all[best].layout);
+            for (at, scene_task) in scene.tasks.iter().enumerate() {
+                let (program, speed) = (scene_task.program.as_ref().unwrap(), plan_speeds[at].unwrap());
+                let rate = program.goal.min_rate.zip(speed.rates(program));
+                let below = rate.is_some_and(|(least, (rate, _))| rate < least * (1.0 - MET_WITHIN));
+                let slower = program.goal.max_slowdown.is_some_and(|limit| {
+                    1.0 / speed.over_alone - 1.0 > limit + MET_WITHIN
+                });
+                let says = |field: &str| why.iter().any(|reason| {
+                    reason.tasks[0] == scene_task.task && reason.text.contains("cannot be kept") && reason.text.contains(field)
+                });
+                prop_assert_eq!(says("min_rate"), below, "{:?}", why);
+                prop_assert_eq!(says("max_slowdown"), slower, "{:?}", why);
+            }
+            for short in all_short(&scene, &plan_speeds).iter().filter(|short| short.met_alone) {
+                let Some(left_out) = programs_to_remove(&scene, &all[best].layout, short) else { continue };
+                prop_assert!(!left_out.is_empty() && !left_out.contains(&short.at));
+                let mut fewer = scene.clone();
+                left_out.iter().for_each(|&at| fewer.tasks[at].program = None);
+                let program = scene.tasks[short.at].program.as_ref().unwrap();
+                let now = speeds(&fewer, &all[best].layout)[short.at].unwrap();
+                prop_assert!(now.missing(program) <= MET_WITHIN);
+            }
+        }
+    }
+}

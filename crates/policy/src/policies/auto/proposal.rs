@@ -1,0 +1,263 @@
+//! One search for a better plan: the candidates, the best of them, its gain with its error, and the choice.
+
+use std::cell::Cell;
+
+use cachemate_core::{Forecast, Plan, Reason, ShareMember, SplitMix64, TaskId, Units, View};
+
+use super::Parameters;
+use super::candidates::{CandidatePlan, Mechanism, PlanComparator, PlanSearch};
+use super::decision::{Choice, ForecastRecord, Gain, Prospect, decide};
+use super::evidence::TaskEvidence;
+use super::explain::{MechanismGain, ReportedForecasts, SearchReport};
+use super::failed_plans::FailedPlans;
+use super::model::decided_plan::DecidedPlan;
+use super::model::forecast::forecast;
+use super::model::layout::SiteLayout;
+use super::model::problem::PlanningProblem;
+use super::model::problem_cache::SearchInput;
+use super::model::score::{LayoutScore, LayoutScorer, score, speeds, sum};
+use super::model::score_cache::{ErrorDraw, ScoreCache};
+use super::model::unmet_goals;
+use super::trial::Weight;
+use crate::partition::units::{PartitionUnits, pages_to_move};
+
+/// Placing newcomers may compute one in so many of the site scores of a decision.
+const BRIEF_SHARE: u32 = 5;
+/// With more tasks only the best plan's gain is drawn.
+const MAX_DRAWN_TASKS: usize = 64;
+/// Draws of a gain: so many over the number of sites, within bounds.
+const DRAWN_SITES: usize = 256;
+const MIN_DRAWS: usize = 4;
+const MAX_DRAWS: usize = 8;
+
+/// A better plan, to be tried or applied.
+pub struct Proposal {
+    pub choice: Choice,
+    pub new: DecidedPlan,
+    /// The plan in force with all known tasks pinned to their sites.
+    pub old: DecidedPlan,
+    /// Processes in the objective, with their forecast speeds under the plan in force.
+    pub weights: Vec<Weight>,
+    /// Forecast gain, as a share.
+    pub gain: f64,
+    /// Forecast of the new plan.
+    pub forecast: Forecast,
+}
+
+/// The result of a search.
+pub struct SearchResult {
+    /// Forecast of the plan in force.
+    pub in_force: Forecast,
+    /// The best plan, if it is worth a trial or more.
+    pub proposal: Option<Proposal>,
+}
+
+/// The inputs of a search besides the problem.
+pub struct PlanFinder<'a, 'v> {
+    pub parameters: &'a Parameters,
+    pub seed: u64,
+    pub view: &'a View<'v>,
+    pub in_force: &'a DecidedPlan,
+    pub evidence: &'a TaskEvidence,
+    pub failed: &'a FailedPlans,
+    pub record: &'a ForecastRecord,
+    pub has_time_for_trial: bool,
+}
+
+impl PlanFinder<'_, '_> {
+    /// Searches for the best plan, and forecasts it and the plan in force.
+    pub fn find(&self, input: &SearchInput, reported: &mut ReportedForecasts, why: &mut Vec<Reason>) -> SearchResult {
+        let held = SiteLayout::of(&self.in_force.0, &input.scene);
+        let in_force = self.forecast(&input.scene, &held);
+        SearchResult { in_force, proposal: self.propose(input, held, reported, why) }
+    }
+
+    fn forecast(&self, scene: &PlanningProblem, layout: &SiteLayout) -> Forecast {
+        let references = |task: TaskId| self.evidence.speeds.of(task, 64.0)?.references_per_instr;
+        forecast(scene, layout, references, self.seed)
+    }
+
+    fn propose(
+        &self,
+        input: &SearchInput,
+        held: SiteLayout,
+        reported: &mut ReportedForecasts,
+        why: &mut Vec<Reason>,
+    ) -> Option<Proposal> {
+        let (scene, memo) = (&input.scene, &input.memo);
+        let (mut candidates, judge) = self.candidates(input, &held);
+        candidates.retain(|candidate| candidate.layout == held || self.is_allowed(&candidate.layout, scene));
+        let best = self.best(&candidates, &judge, scene)?.clone();
+        let now = score(scene, &held, memo);
+        let gain = self.gain(input, &judge, &held, &best.layout);
+        let probability = gain.probability(self.parameters.min_gain);
+        unmet_goals::explain_unmet(scene, &candidates[0].layout, &best.layout, why);
+        let new = self.plan_of(scene, &best.layout);
+        let choice = decide(
+            &Prospect {
+                is_in_force: best.layout == held || new.is_same(&self.in_force.0),
+                mends_goal: unmet_goals::mends(now.unmet_goals, best.score.unmet_goals),
+                gain: gain.middle,
+                probability,
+                has_time_for_trial: self.has_time_for_trial,
+            },
+            self.parameters.min_gain,
+        );
+        let report = SearchReport {
+            scene,
+            candidates: &candidates,
+            best: &best,
+            held: &held,
+            judge,
+            gain: gain.middle,
+            probability,
+            newcomers: input.newcomers.as_deref(),
+            singles: &self.singles(input, &judge, &held, &candidates),
+        };
+        let how = match choice {
+            Choice::Keep => {
+                report.explain_unchanged(&self.evidence.probe_planner, reported, why);
+                return None;
+            }
+            Choice::Try => "put to a trial",
+            Choice::Adopt => "applied",
+        };
+        report.explain_change(how, &self.evidence.probe_planner, reported, why);
+        let mut pinned = held.clone();
+        pinned.pinned = scene.tasks.iter().map(|one| one.movable && one.program.is_some()).collect();
+        let (old, weights) = (self.plan_of(scene, &pinned), weights(scene, &held));
+        let forecast = self.forecast(scene, &best.layout);
+        Some(Proposal { choice, new, old, weights, gain: gain.middle, forecast })
+    }
+
+    /// All candidates, and their comparator.
+    fn candidates(&self, input: &SearchInput, held: &SiteLayout) -> (Vec<CandidatePlan>, PlanComparator) {
+        let effort = self.parameters.max_evaluations / if input.newcomers.is_some() { BRIEF_SHARE } else { 1 };
+        let mut search = PlanSearch {
+            scene: &input.scene,
+            memo: &input.memo,
+            allowed: self.parameters.allowed_mechanisms(self.view),
+            judge: PlanComparator { objective: self.parameters.objective, min_speed: 0.0 },
+            effort: Cell::new(effort as usize),
+            generator: SplitMix64::new(self.seed ^ 0xa070),
+        };
+        let candidates = match &input.newcomers {
+            Some(newcomers) => search.for_newcomers(&self.evidence.default_site, held, newcomers),
+            None => search.candidates(&self.evidence.default_site, Some(held.clone())),
+        };
+        (candidates, search.judge)
+    }
+
+    /// The candidate with the best score, after the cost of copying pages; the first of equal ones.
+    fn best<'c>(
+        &self,
+        candidates: &'c [CandidatePlan],
+        judge: &PlanComparator,
+        scene: &PlanningProblem,
+    ) -> Option<&'c CandidatePlan> {
+        let cost =
+            |candidate: &CandidatePlan| self.copying_ns(scene, &candidate.layout) / self.parameters.payback_ns as f64;
+        let keyed = candidates.iter().map(|candidate| (judge.key(candidate.score) - cost(candidate), candidate));
+        keyed.reduce(|a, b| if b.0 > a.0 { b } else { a }).map(|(_, best)| best)
+    }
+
+    /// Gain over the plan in force, drawn within the errors of curves and costs.
+    fn gain(&self, input: &SearchInput, judge: &PlanComparator, held: &SiteLayout, best: &SiteLayout) -> Gain {
+        let (scene, memo) = (&input.scene, &input.memo);
+        let over = |best: LayoutScore, held: LayoutScore| {
+            best.value(judge.objective) / held.value(judge.objective).max(1e-9) - 1.0
+        };
+        let (of_best, of_held) = (LayoutScorer::of(scene, best), LayoutScorer::of(scene, held));
+        let by_site = |draw: &ErrorDraw| {
+            let held = of_held.scores(draw, memo);
+            over(sum(&of_best.scores_beside(&of_held, &held, draw, memo)), sum(&held))
+        };
+        // If sites wait for one another, scores of single sites are not cached.
+        let waiting = |scene: &PlanningProblem| {
+            let memo = ScoreCache::default();
+            over(score(scene, best, &memo), score(scene, held, &memo))
+        };
+        let waits = scene.bus.is_some();
+        let middle = if waits { waiting(scene) } else { by_site(&ErrorDraw::default()) };
+        let drawn = |draw: u64| {
+            let draw = scene.draw(self.seed ^ draw);
+            if waits { waiting(&scene.drawn(&draw)) } else { by_site(&draw) }
+        };
+        let draws = (DRAWN_SITES / scene.sites.len().max(1)).clamp(MIN_DRAWS, MAX_DRAWS) as u64;
+        Gain::of(middle, &(0..draws).map(drawn).collect::<Vec<f64>>(), self.record.bias())
+    }
+
+    /// The best plan of every mechanism by itself. On large machines its gain is not drawn.
+    fn singles(
+        &self,
+        input: &SearchInput,
+        judge: &PlanComparator,
+        held: &SiteLayout,
+        candidates: &[CandidatePlan],
+    ) -> Vec<MechanismGain> {
+        let now = score(&input.scene, held, &input.memo).value(judge.objective).max(1e-9);
+        let of = |mechanism: Mechanism| {
+            let own = candidates.iter().filter(|candidate| candidate.mechanism == Some(mechanism));
+            let best = own.reduce(|a, b| if judge.key(b.score) > judge.key(a.score) { b } else { a })?;
+            let gain = best.score.value(judge.objective) / now - 1.0;
+            let is_drawn = input.scene.tasks.len() <= MAX_DRAWN_TASKS;
+            let error = is_drawn.then(|| self.gain(input, judge, held, &best.layout).error);
+            Some(MechanismGain { mechanism, gain, error })
+        };
+        Mechanism::ALL.into_iter().filter_map(of).collect()
+    }
+
+    fn plan_of(&self, scene: &PlanningProblem, layout: &SiteLayout) -> DecidedPlan {
+        let mut plan = Plan::idle(self.view.previous_plan.window);
+        layout.write_to(scene, self.view.previous_plan, self.parameters.page_migration.into(), &mut plan);
+        DecidedPlan(plan)
+    }
+
+    /// Excludes layouts that no plan can express, because their forecast would be of another plan, and failed plans.
+    fn is_allowed(&self, layout: &SiteLayout, scene: &PlanningProblem) -> bool {
+        if layout.is_undivided() && self.failed.is_empty() {
+            return true;
+        }
+        let plan = self.plan_of(scene, layout);
+        layout.is_expressed_by(&plan.0, scene) && !self.failed.excludes(&plan, self.in_force, self.view)
+    }
+
+    /// Processor time of copying pages to other colors.
+    fn copying_ns(&self, scene: &PlanningProblem, layout: &SiteLayout) -> f64 {
+        if layout.partitions.iter().all(Vec::is_empty) {
+            return 0.0;
+        }
+        let plan = self.plan_of(scene, layout).0;
+        let mut pages_ns = 0.0;
+        for share in &plan.shares {
+            let Units::Colors { allowed, .. } = &share.units else { continue };
+            let site = scene.sites.iter().find(|site| site.cache == share.cache);
+            let Some(PartitionUnits::Colors { move_page_ns, .. }) = site.and_then(|site| site.divided) else {
+                continue;
+            };
+            let members =
+                self.view.live_tasks().filter(|seen| share.members.contains(&ShareMember::Process(seen.process)));
+            let pages = members.filter_map(|seen| seen.pages_per_color.as_deref()).next();
+            pages_ns += pages.map_or(0.0, |pages| pages_to_move(pages, allowed) as f64 * move_page_ns);
+        }
+        pages_ns
+    }
+}
+
+/// Processes in the objective, with their speeds under a layout.
+fn weights(scene: &PlanningProblem, layout: &SiteLayout) -> Vec<Weight> {
+    let mut weights: Vec<Weight> = Vec::new();
+    for (scene_task, speed) in scene.tasks.iter().zip(speeds(scene, layout)) {
+        let (Some(program), Some(speed)) = (&scene_task.program, speed) else { continue };
+        match weights.iter_mut().find(|weight| weight.process == scene_task.process) {
+            // Threads of a process count as often as there are.
+            Some(weight) => weight.over_alone += speed.over_alone,
+            None => weights.push(Weight {
+                process: scene_task.process,
+                priority: program.goal.priority.max(0.0),
+                over_alone: speed.over_alone,
+            }),
+        }
+    }
+    weights
+}

@@ -1,0 +1,241 @@
+//! Forecasts of slowdowns on one shared cache, each with an interval: the interval machine's solution for programs whose
+//! timing was measured alone, or is a stated prior.
+//!
+//! Problem: a miss ratio says little about run time, because misses overlap, wait for bandwidth, and are fetched ahead.
+//! Method: a program's cycles, misses, overlap and prefetches are measured by running it alone ([`super::nominal`]), and the
+//! interval machine composes the programs. Without such a run, cycles and overlap are drawn from a prior, and the forecast
+//! is the median of the draws. The 90 % interval adds the model's own error, as measured on other programs
+//! (docs/simulators/interval.md, accuracy against the cycle-level machine). Properties: pure; no co-run is an input; more
+//! uncertain inputs give wider intervals.
+
+use cachemate_core::{Estimate, MachineSpec};
+use cachemate_interval::PhasedProgram;
+use cachemate_interval::engine::{ALONE_CYCLES, DEMAND, IntervalEngine, REFERENCES, TaskTotals};
+use cachemate_trace::ProfileFile;
+use serde::{Deserialize, Serialize};
+
+use super::nominal::{self, TimingPrior};
+use crate::ReproError;
+use crate::setup::{WorkloadJob, failed};
+
+/// The source of a program's timing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TimingBasis {
+    /// A short run alone on the cycle-level machine.
+    SoloRun,
+    /// A prior for cycles and overlap, because the input has no timing.
+    Prior,
+}
+
+impl TimingBasis {
+    /// As text.
+    pub fn describe(self) -> &'static str {
+        match self {
+            TimingBasis::SoloRun => "cycles and overlap measured by a short run alone",
+            TimingBasis::Prior => "cycles and overlap from a prior, because the input has no timing",
+        }
+    }
+}
+
+/// A program with its timing alone.
+#[derive(Clone, PartialEq, Debug)]
+pub struct TimedProgram {
+    /// The program, once for each draw of its timing; one draw if it was measured.
+    draws: Vec<PhasedProgram>,
+    /// The source of the timing.
+    pub basis: TimingBasis,
+}
+
+/// Draws of a prior.
+const DRAWS: usize = 15;
+/// Standard deviation of the model's error: points of slowdown that do not depend on it, and the share of it. The mean
+/// error over pairs is 2.9 points where the mean slowdown is 9.3.
+const ERROR_POINTS: f64 = 0.01;
+const ERROR_SHARE: f64 = 0.38;
+/// Standard deviations of a 90 % interval, to either side.
+const NINETY_PERCENT: f64 = 1.645;
+/// Cycles of the run alone: most recordings of some million accesses are over by then.
+const SOLO_CYCLES: u64 = 32_000_000;
+/// Cycles of a forecast: a start, in which caches fill, and the rest, over which speeds are read.
+const START_CYCLES: f64 = 40e6;
+const READ_CYCLES: f64 = 100e6;
+
+impl TimedProgram {
+    /// Timing by a short run alone on the cycle-level machine.
+    ///
+    /// # Errors
+    /// A job that cannot run alone.
+    pub fn measured(job: &WorkloadJob, machine: &MachineSpec) -> Result<Self, ReproError> {
+        let program = nominal::measured_over(job, machine, 1.0, SOLO_CYCLES)?;
+        Ok(TimedProgram { draws: vec![program], basis: TimingBasis::SoloRun })
+    }
+
+    /// Timing by the prior.
+    ///
+    /// # Errors
+    /// A profile without a miss curve, or without references per instruction.
+    pub fn of_profile(file: &ProfileFile, machine: &MachineSpec) -> Result<Self, ReproError> {
+        let draw = |index: usize| nominal::from_file_with(file, machine, &TimingPrior::draw(index, DRAWS));
+        Ok(TimedProgram { draws: (0..DRAWS).map(draw).collect::<Result<_, _>>()?, basis: TimingBasis::Prior })
+    }
+
+    /// The program with the middle of its timings.
+    pub fn middle(&self) -> &PhasedProgram {
+        &self.draws[self.draws.len() / 2]
+    }
+
+    fn draw(&self, index: usize) -> &PhasedProgram {
+        &self.draws[index % self.draws.len()]
+    }
+}
+
+/// The forecast for one program of a group.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub struct MemberForecast {
+    /// Run time over run time alone, minus one, with its 90 % interval.
+    pub slowdown: Estimate,
+    /// Demand misses of the shared cache per thousand instructions.
+    pub mpki: f64,
+    /// Demand misses over references.
+    pub miss_ratio: Option<f64>,
+    /// Instructions per cycle in the group.
+    pub instr_per_cycle: f64,
+}
+
+/// Demand misses over references of all programs of a group together; `None` without references.
+pub fn group_miss_ratio(members: &[MemberForecast]) -> Option<f64> {
+    let misses: f64 = members.iter().map(|member| member.mpki * member.instr_per_cycle).sum();
+    let references =
+        members.iter().filter_map(|member| Some(member.mpki * member.instr_per_cycle / member.miss_ratio?));
+    let references: f64 = references.filter(|count| count.is_finite()).sum();
+    (references > 0.0).then(|| misses / references)
+}
+
+/// The forecasts for programs that share one cache, each on a core of its own. A cache with fewer cores counts as if it had
+/// as many.
+///
+/// # Errors
+/// A machine without a data cache.
+pub fn together(machine: &MachineSpec, programs: &[&TimedProgram]) -> Result<Vec<MemberForecast>, ReproError> {
+    let machine = with_cores(machine, programs.len() as u32);
+    let draws = programs.iter().map(|program| program.draws.len()).max().unwrap_or(1);
+    let runs: Vec<Vec<[f64; 4]>> = (0..draws).map(|draw| solve(&machine, programs, draw)).collect::<Result<_, _>>()?;
+    let member = |index: usize| {
+        let column = |part: usize| {
+            let mut values: Vec<f64> = runs.iter().map(|run| run[index][part]).collect();
+            values.sort_by(f64::total_cmp);
+            values
+        };
+        let slowdowns = column(0);
+        let references = median(&column(2));
+        let mpki = 1000.0 * median(&column(1));
+        MemberForecast {
+            slowdown: with_model_error(&slowdowns),
+            mpki,
+            miss_ratio: (references > 0.0).then(|| mpki / 1000.0 / references),
+            instr_per_cycle: median(&column(3)),
+        }
+    };
+    Ok((0..programs.len()).map(member).collect())
+}
+
+fn median(sorted: &[f64]) -> f64 {
+    sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
+}
+
+/// A slowdown by the interval machine with the model's own error.
+pub fn with_error(slowdown: f64) -> Estimate {
+    with_model_error(&[slowdown])
+}
+
+/// The median of the draws, and the ends of their middle 90 % widened by the model's error.
+fn with_model_error(sorted: &[f64]) -> Estimate {
+    let value = median(sorted);
+    let error = |slowdown: f64| NINETY_PERCENT * libm::hypot(ERROR_POINTS, ERROR_SHARE * slowdown.max(0.0));
+    let cut = sorted.len() / 20;
+    let (first, last) = (sorted[cut], sorted[sorted.len() - 1 - cut]);
+    // Independent errors add up by their squares.
+    let low = value - libm::hypot(value - first, error(value));
+    let high = value + libm::hypot(last - value, error(value));
+    Estimate { value, low: low.max(-0.02).min(value), high }
+}
+
+/// The machine with so many cores on its first contended cache at least.
+fn with_cores(machine: &MachineSpec, cores: u32) -> MachineSpec {
+    let mut machine = machine.clone();
+    let level = machine.last_level().map(|cache| cache.level);
+    let shared_by = machine.last_level().map_or(1, |cache| cache.shared_by_cores);
+    if cores > shared_by {
+        let caches = (machine.cores_per_package / shared_by.max(1)).max(1);
+        machine.cores_per_package = caches * cores;
+        machine
+            .caches
+            .iter_mut()
+            .filter(|cache| Some(cache.level) == level)
+            .for_each(|cache| cache.shared_by_cores = cores);
+    }
+    machine
+}
+
+/// Slowdown minus one, misses and references per instruction, and instructions per cycle of each program in one draw.
+fn solve(machine: &MachineSpec, programs: &[&TimedProgram], draw: usize) -> Result<Vec<[f64; 4]>, ReproError> {
+    let wrong = || failed(&machine.name)("no data cache to share");
+    let mut engine = IntervalEngine::new(machine, false).ok_or_else(wrong)?;
+    let mut slots = Vec::new();
+    for (index, program) in programs.iter().enumerate() {
+        // Programs differ from one another in the draws that meet.
+        let number = engine.add_program(program.draw(draw + index * (draw + 1)).clone());
+        let cpu = index as u32 * machine.contexts_per_core;
+        slots.push(engine.start(number, [cpu].into_iter().collect()));
+    }
+    engine.run(START_CYCLES);
+    let before: Vec<TaskTotals> = slots.iter().map(|&slot| *engine.done(slot)).collect();
+    engine.run(START_CYCLES + READ_CYCLES);
+    let rates = |(&slot, before): (&u32, &TaskTotals)| {
+        let now = engine.done(slot);
+        let count = |part: usize| now.counts[part] - before.counts[part];
+        let instructions = (now.instructions - before.instructions).max(1.0);
+        let cycles = (now.cycles - before.cycles).max(1.0);
+        let slowdown = cycles / count(ALONE_CYCLES).max(1.0) - 1.0;
+        [slowdown, count(DEMAND) / instructions, count(REFERENCES) / instructions, instructions / cycles]
+    };
+    Ok(slots.iter().zip(&before).map(rates).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cachemate_interval::closed_form;
+
+    fn steady(name: &str, phase: cachemate_interval::ProgramPhase) -> TimedProgram {
+        TimedProgram { draws: vec![PhasedProgram::steady(name, phase)], basis: TimingBasis::SoloRun }
+    }
+
+    /// Do programs that fit together not slow each other down, does a stream slow a reuser, and is every forecast within
+    /// its own interval?
+    #[test]
+    fn forecasts_follow_the_interval_machine() {
+        let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
+        let lines = machine.last_level().map_or(0.0, |cache| cache.size_bytes as f64 / 64.0);
+        let small = steady("small", closed_form::uniform(64.0, lines, 0.2 * lines, 0.02));
+        let large = steady("large", closed_form::uniform(64.0, lines, 0.8 * lines, 0.02));
+        let stream = steady("stream", closed_form::stream(64.0, lines, 0.02));
+        let pair = |a: &TimedProgram, b: &TimedProgram| together(&machine, &[a, b]).unwrap();
+        assert!(pair(&small, &small)[0].slowdown.value < 0.01);
+        let slowed = pair(&large, &stream)[0].slowdown;
+        assert!(slowed.value > 0.2 && slowed.low < slowed.value && slowed.high > slowed.value, "{slowed:?}");
+        let three = together(&machine, &[&large, &stream, &stream]).unwrap();
+        assert!(three[0].slowdown.value > slowed.value, "a cache with fewer cores counts as if it had as many");
+    }
+
+    /// Does the interval of a forecast span the draws of an uncertain timing?
+    #[test]
+    fn uncertain_timing_widens_the_interval() {
+        let certain = with_model_error(&[0.2]);
+        let draws: Vec<f64> = (0..15).map(|index| 0.05 + 0.04 * f64::from(index)).collect();
+        let uncertain = with_model_error(&draws);
+        assert!((uncertain.value - 0.33).abs() < 1e-9 && uncertain.low < 0.1 && uncertain.high > 0.6, "{uncertain:?}");
+        assert!((certain.high - certain.low) < (uncertain.high - uncertain.low));
+    }
+}

@@ -1,0 +1,242 @@
+//! Are forecasts from recordings true? Predicted slowdowns of recorded programs against the cycle-level machine.
+//!
+//! Method: recordings of real programs are timed alone ([`super::forecast`]), as `cachemate predict` does it. Pairs and
+//! groups are drawn from the seed and run on the cycle-level machine over equal work, the truth of `cachemate attribute`.
+//! Each forecast is compared with the truth, and its 90 % interval counts as right if it holds the truth. Properties: no
+//! co-run is an input of a forecast; all drawn runs count.
+
+use std::path::PathBuf;
+
+use cachemate_core::{CpuId, SplitMix64};
+use serde::{Deserialize, Serialize};
+
+use super::forecast::{TimedProgram, together};
+use super::score::{percentile, tau};
+use crate::corun::{CoRunBench, ProgramRates, caches};
+use crate::setup::{WorkloadJob, failed};
+use crate::{ExperimentContext, ReproError, mean};
+
+/// Two cores per cache behind a front-side bus, and four on a larger one.
+pub const MACHINES: [&str; 2] = ["xeon-x5365-4", "opteron-2350"];
+
+/// A forecast of one program in one run, and the truth.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct OfflineTask {
+    /// By name.
+    pub machine: String,
+    /// The program.
+    pub task: String,
+    /// The others on its cache.
+    pub beside: Vec<String>,
+    /// On the cycle-level machine, in per cent of the time alone.
+    pub measured_slowdown_percent: f64,
+    /// By the forecast.
+    pub predicted_slowdown_percent: f64,
+    /// Lower end of the forecast's 90 % interval.
+    pub low_percent: f64,
+    /// Upper end.
+    pub high_percent: f64,
+    /// Parts of the error.
+    pub causes: OfflineCauses,
+}
+
+/// An error in parts that add up, in points of slowdown, predicted minus measured.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct OfflineCauses {
+    /// Another number of additional misses than measured, at the measured price of a miss.
+    pub composition: f64,
+    /// The rest: the price of a miss, that is overlap, bandwidth and prefetches.
+    pub cost: f64,
+}
+
+/// Errors over all tasks.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct OfflineScore {
+    /// Seed of the draw.
+    pub seed: u64,
+    /// Fewer and shorter runs.
+    pub quick: bool,
+    /// The recordings, by name.
+    pub programs: Vec<String>,
+    /// The machines.
+    pub machines: Vec<String>,
+    /// Runs, pairs and groups.
+    pub runs: usize,
+    /// Mean absolute error of the predicted slowdowns.
+    pub mean_absolute_error_points: f64,
+    /// Nine of ten tasks have a smaller absolute error, or the same.
+    pub p90_error_points: f64,
+    /// Predicted minus measured.
+    pub mean_signed_error_points: f64,
+    /// Mean absolute slowdown: the error of predicting none.
+    pub error_of_predicting_nothing_points: f64,
+    /// Rank correlation of predicted with measured slowdowns; `None` for fewer than two tasks.
+    pub kendall_tau: Option<f64>,
+    /// Share of the 90 % intervals that hold the measured slowdown, in per cent.
+    pub coverage_percent: f64,
+    /// Means of the absolute parts.
+    pub error_by_cause_points: OfflineCauses,
+    /// Every forecast with its truth.
+    pub tasks: Vec<OfflineTask>,
+}
+
+/// Runs of one machine: the recordings' places, two or four.
+fn drawn(generator: &mut SplitMix64, programs: usize, pairs: usize, groups: usize, cores: usize) -> Vec<Vec<usize>> {
+    let mut all: Vec<Vec<usize>> = (0..programs).flat_map(|a| (a + 1..programs).map(move |b| vec![a, b])).collect();
+    generator.shuffle(&mut all);
+    all.truncate(pairs);
+    for _ in 0..groups {
+        let mut order: Vec<usize> = (0..programs).collect();
+        generator.shuffle(&mut order);
+        order.truncate(cores);
+        if order.len() > 2 {
+            all.push(order);
+        }
+    }
+    all
+}
+
+/// Predicts, measures and compares. `recordings`: names and files.
+///
+/// # Errors
+/// Fewer than two recordings, or a run that fails.
+pub fn offline(context: &ExperimentContext<'_>, recordings: &[(String, PathBuf)]) -> Result<OfflineScore, ReproError> {
+    if recordings.len() < 2 {
+        return Err(failed("recordings")(format!("found {}, expected two or more", recordings.len())));
+    }
+    let seed = context.seeds.first().copied().unwrap_or(1);
+    let (pairs, groups) = context.pick((4, 1), (14, 5));
+    let (warm_up, measured) = context.pick((12_000_000, 8_000_000), (25_000_000, 15_000_000));
+    let (mut tasks, mut runs) = (Vec::new(), 0);
+    for name in MACHINES {
+        let bench = CoRunBench::on(name, seed, warm_up, measured)?;
+        let cpus = caches(&bench.machine.topology())?;
+        let cpus = cpus.into_iter().find(|cpus| cpus.len() > 1).ok_or_else(|| failed(name)("no shared cache"))?;
+        let mut generator = SplitMix64::new(seed ^ 0x0ff1);
+        let sets = drawn(&mut generator, recordings.len(), pairs, if cpus.len() > 2 { groups } else { 0 }, cpus.len());
+        let mut used: Vec<usize> = sets.iter().flatten().copied().collect();
+        used.sort_unstable();
+        used.dedup();
+        let job = |index: usize| {
+            WorkloadJob::recorded(&recordings[index].0, recordings[index].1.clone(), seed + index as u64)
+        };
+        let timed = context.run_here(&used, |&index| {
+            context.tell(&format!("{name}: {} alone", recordings[index].0));
+            TimedProgram::measured(&job(index), &bench.machine)
+        })?;
+        let timed_of = |index: usize| &timed[used.iter().position(|&known| known == index).unwrap_or(0)];
+        let truth = context.run_all(&sets, |set| {
+            let names: Vec<&str> = set.iter().map(|&index| recordings[index].0.as_str()).collect();
+            context.tell(&format!("{name}: {} together", names.join(", ")));
+            let jobs: Vec<(WorkloadJob, CpuId)> =
+                set.iter().map(|&index| job(index)).zip(cpus.iter().copied()).collect();
+            let alone: Vec<ProgramRates> =
+                jobs.iter().map(|(job, _)| bench.alone(job)).collect::<Result<_, ReproError>>()?;
+            Ok((alone, bench.run(&jobs)?))
+        })?;
+        for (set, (alone, beside)) in sets.iter().zip(truth) {
+            runs += 1;
+            let programs: Vec<&TimedProgram> = set.iter().map(|&index| timed_of(index)).collect();
+            let forecasts = together(&bench.machine, &programs)?;
+            let solos: Vec<f64> = programs
+                .iter()
+                .map(|program| Ok(together(&bench.machine, &[program])?[0].mpki))
+                .collect::<Result<_, ReproError>>()?;
+            for (index, forecast) in forecasts.iter().enumerate() {
+                let others = set.iter().enumerate().filter(|(other, _)| *other != index);
+                let measured = alone[index].instr_per_cycle / beside[index].instr_per_cycle - 1.0;
+                let error = 100.0 * (forecast.slowdown.value - measured);
+                let more_measured = beside[index].misses_per_kilo_instr - alone[index].misses_per_kilo_instr;
+                let more_predicted = forecast.mpki - solos[index];
+                // Slowdown for each additional miss, as measured.
+                let price = if more_measured > MIN_MORE_MPKI { 100.0 * measured / more_measured } else { 0.0 };
+                let composition = (more_predicted - more_measured) * price;
+                tasks.push(OfflineTask {
+                    machine: name.to_string(),
+                    task: recordings[set[index]].0.clone(),
+                    beside: others.map(|(_, &other)| recordings[other].0.clone()).collect(),
+                    measured_slowdown_percent: 100.0 * measured,
+                    predicted_slowdown_percent: 100.0 * forecast.slowdown.value,
+                    low_percent: 100.0 * forecast.slowdown.low,
+                    high_percent: 100.0 * forecast.slowdown.high,
+                    causes: OfflineCauses { composition, cost: error - composition },
+                });
+            }
+        }
+    }
+    let programs = recordings.iter().map(|(name, _)| name.clone()).collect();
+    Ok(score(seed, context.quick, programs, runs, tasks))
+}
+
+/// Fewer additional misses per thousand instructions do not tell the price of one.
+const MIN_MORE_MPKI: f64 = 0.05;
+
+fn score(seed: u64, quick: bool, programs: Vec<String>, runs: usize, tasks: Vec<OfflineTask>) -> OfflineScore {
+    let column = |value: &dyn Fn(&OfflineTask) -> f64| tasks.iter().map(value).collect::<Vec<f64>>();
+    let signed = column(&|task| task.predicted_slowdown_percent - task.measured_slowdown_percent);
+    let absolute: Vec<f64> = signed.iter().map(|error| error.abs()).collect();
+    let both: Vec<(f64, f64)> =
+        tasks.iter().map(|task| (task.measured_slowdown_percent, task.predicted_slowdown_percent)).collect();
+    let holds = |task: &&OfflineTask| (task.low_percent..=task.high_percent).contains(&task.measured_slowdown_percent);
+    OfflineScore {
+        seed,
+        quick,
+        programs,
+        machines: MACHINES.iter().map(|name| name.to_string()).collect(),
+        runs,
+        mean_absolute_error_points: mean(&absolute),
+        p90_error_points: percentile(&absolute, 0.9),
+        mean_signed_error_points: mean(&signed),
+        error_of_predicting_nothing_points: mean(&column(&|task| task.measured_slowdown_percent.abs())),
+        kendall_tau: tau(&both, 0.0),
+        coverage_percent: 100.0 * tasks.iter().filter(holds).count() as f64 / tasks.len().max(1) as f64,
+        error_by_cause_points: OfflineCauses {
+            composition: mean(&column(&|task| task.causes.composition.abs())),
+            cost: mean(&column(&|task| task.causes.cost.abs())),
+        },
+        tasks,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn task(measured: f64, predicted: f64, within: f64) -> OfflineTask {
+        OfflineTask {
+            machine: "m".to_string(),
+            task: "a".to_string(),
+            beside: vec!["b".to_string()],
+            measured_slowdown_percent: measured,
+            predicted_slowdown_percent: predicted,
+            low_percent: predicted - within,
+            high_percent: predicted + within,
+            causes: OfflineCauses::default(),
+        }
+    }
+
+    /// Do errors, ranks and coverage follow from the tasks?
+    #[test]
+    fn the_score_follows_from_the_tasks() {
+        let tasks = vec![task(10.0, 12.0, 3.0), task(20.0, 30.0, 5.0), task(40.0, 38.0, 2.0), task(0.0, -2.0, 1.0)];
+        let score = score(1, true, Vec::new(), 2, tasks);
+        assert_eq!((score.mean_absolute_error_points, score.p90_error_points), (4.0, 10.0));
+        assert_eq!((score.mean_signed_error_points, score.coverage_percent), (2.0, 50.0));
+        assert_eq!((score.kendall_tau, score.error_of_predicting_nothing_points), (Some(1.0), 17.5));
+    }
+
+    /// Are pairs different from one another, and groups made of different programs?
+    #[test]
+    fn runs_are_drawn_without_repetition() {
+        let sets = drawn(&mut SplitMix64::new(3), 5, 7, 2, 4);
+        assert_eq!(sets.iter().filter(|set| set.len() == 2).count(), 7);
+        assert_eq!(sets.iter().filter(|set| set.len() == 4).count(), 2);
+        for (index, set) in sets.iter().enumerate() {
+            let mut sorted = set.clone();
+            sorted.sort_unstable();
+            sorted.dedup();
+            assert_eq!(sorted.len(), set.len());
+            assert!(set.len() > 2 || !sets[..index].contains(set));
+        }
+    }
+}

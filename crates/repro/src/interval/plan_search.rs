@@ -1,0 +1,249 @@
+//! The best known plan for promises: a search over placements and partitions, scored by the interval machine itself.
+//!
+//! Problem: whether a promise can be kept is a question about plans, not about a policy. Method: programs are on cores of
+//! their own, each with units of its cache for itself or with the rest; the search exchanges cores and changes partitions
+//! from several random starts, and keeps what leaves less of the promises unmet, then what is faster in the mean.
+//! Properties: it knows nothing of a policy's model; the same seed gives the same plan; turns and CPU shares are not
+//! searched, so a promise that no known plan keeps may still be kept by another.
+
+use cachemate_core::{MachineSpec, SplitMix64};
+use cachemate_interval::IntervalJob;
+use cachemate_interval::engine::{ALONE_CYCLES, IntervalEngine, TaskTotals};
+
+use crate::setup::failed;
+use crate::{ReproError, mean};
+
+/// Plans that are tried from each start, and the number of starts.
+const TRIED: u32 = 80;
+const STARTS: u64 = 3;
+/// Cycles after which a plan's speeds are steady, and those over which they are read.
+const SETTLED_CYCLES: f64 = 6e8;
+const READ_CYCLES: f64 = 2e8;
+
+/// The promised maximum of a job's slowdown.
+pub fn max_slowdown(job: &IntervalJob) -> Option<f64> {
+    job.goal?.max_slowdown
+}
+
+/// Jobs on CPUs of their own, and the units of its cache that each has for itself; 0 = it shares the rest.
+#[derive(Clone, PartialEq, Debug)]
+pub struct StaticPlan {
+    /// The CPU of each job.
+    pub cpu_of: Vec<u32>,
+    /// Its exclusive units.
+    pub units: Vec<u32>,
+}
+
+/// A plan with its forecast.
+#[derive(Clone, PartialEq, Debug)]
+pub struct SearchedPlan {
+    /// The plan.
+    pub plan: StaticPlan,
+    /// Run time over run time alone, minus one, of each job.
+    pub slowdowns: Vec<f64>,
+    /// Shortfall from all promises, summed.
+    pub missing: f64,
+    /// Mean speed over solo speed.
+    pub mean_speed: f64,
+    /// Does it keep all promises?
+    pub keeps_all: bool,
+}
+
+/// Truth about static plans on one machine.
+pub struct PlanTruth<'a> {
+    spec: &'a MachineSpec,
+    jobs: &'a [IntervalJob],
+    /// Units of a cache; 1 = it cannot be divided.
+    pub parts: u32,
+    cpus: Vec<u32>,
+    cpus_each: u32,
+}
+
+impl<'a> PlanTruth<'a> {
+    /// # Errors
+    /// More programs than cores, or a machine without a data cache.
+    pub fn of(spec: &'a MachineSpec, jobs: &'a [IntervalJob]) -> Result<Self, ReproError> {
+        let last = spec.last_level().ok_or_else(|| failed(&spec.name)("no data cache to share"))?;
+        let parts = last.way_partitions.map(|_| last.ways).or(spec.pages.colors).unwrap_or(1);
+        let contexts = spec.contexts_per_core;
+        let cores = spec.cores();
+        if jobs.is_empty() || jobs.len() > cores as usize {
+            return Err(failed(&spec.name)(format!(
+                "found {} programs, expected 1 to {cores}, one for each core",
+                jobs.len()
+            )));
+        }
+        Ok(PlanTruth {
+            spec,
+            jobs,
+            parts,
+            cpus: (0..cores).map(|core| core * contexts).collect(),
+            cpus_each: last.shared_by_cores * contexts,
+        })
+    }
+
+    /// The plan with its forecast.
+    ///
+    /// # Errors
+    /// A machine without a data cache.
+    pub fn solve(&self, plan: StaticPlan) -> Result<SearchedPlan, ReproError> {
+        let slowdowns = self.slowdowns(&plan)?;
+        let short = |(job, slowdown): (&IntervalJob, &f64)| Some((slowdown - max_slowdown(job)?).max(0.0));
+        let missing = self.jobs.iter().zip(&slowdowns).filter_map(short).sum::<f64>();
+        let mean_speed = mean(&slowdowns.iter().map(|slowdown| 1.0 / (1.0 + slowdown)).collect::<Vec<f64>>());
+        Ok(SearchedPlan { plan, slowdowns, missing, mean_speed, keeps_all: missing <= 0.0 })
+    }
+
+    /// The best plan that the search finds: the fastest that keeps all promises, or the one that misses them least.
+    ///
+    /// # Errors
+    /// A machine without a data cache.
+    pub fn search(&self, seed: u64) -> Result<SearchedPlan, ReproError> {
+        let mut generator = SplitMix64::new(seed ^ 0xbe57);
+        let mut best = self.climb(&self.cpus, &mut generator)?;
+        for _ in 1..STARTS {
+            let mut cpus = self.cpus.clone();
+            generator.shuffle(&mut cpus);
+            let other = self.climb(&cpus, &mut generator)?;
+            if is_better(&other, &best) {
+                best = other;
+            }
+        }
+        Ok(best)
+    }
+
+    /// The best plan on the way from one start.
+    fn climb(&self, cpus: &[u32], generator: &mut SplitMix64) -> Result<SearchedPlan, ReproError> {
+        let jobs = self.jobs.len();
+        let mut current = self.solve(StaticPlan { cpu_of: cpus[..jobs].to_vec(), units: vec![0; jobs] })?;
+        for _ in 0..TRIED {
+            let next = self.solve(self.neighbor(&current.plan, generator))?;
+            if is_better(&next, &current) {
+                current = next;
+            }
+        }
+        Ok(current)
+    }
+
+    /// The plan with two CPUs exchanged, or with another partition for one job.
+    fn neighbor(&self, plan: &StaticPlan, generator: &mut SplitMix64) -> StaticPlan {
+        let mut next = plan.clone();
+        let job = generator.below(plan.cpu_of.len() as u64) as usize;
+        if self.parts > 1 && generator.below(2) == 0 {
+            let cache = |index: usize| next.cpu_of[index] / self.cpus_each;
+            let taken: u32 = (0..plan.units.len())
+                .filter(|&index| index != job && cache(index) == cache(job))
+                .map(|index| plan.units[index])
+                .sum();
+            // The rest of the cache keeps one unit at least.
+            let left = self.parts.saturating_sub(taken + 1);
+            next.units[job] = generator.below(u64::from(left) + 1) as u32;
+            return next;
+        }
+        let cpu = self.cpus[generator.below(self.cpus.len() as u64) as usize];
+        if let Some(other) = plan.cpu_of.iter().position(|&taken| taken == cpu) {
+            next.cpu_of[other] = plan.cpu_of[job];
+        }
+        next.cpu_of[job] = cpu;
+        // Partitions are of one placement.
+        next.units.iter_mut().for_each(|units| *units = 0);
+        next
+    }
+
+    /// Run time over run time alone, minus one, of each job, once caches have filled.
+    fn slowdowns(&self, plan: &StaticPlan) -> Result<Vec<f64>, ReproError> {
+        let (spec, parts, cpus_each) = (self.spec, self.parts, self.cpus_each);
+        let placed: Vec<(&IntervalJob, u32)> = self.jobs.iter().zip(plan.cpu_of.iter().copied()).collect();
+        let mut engine =
+            IntervalEngine::new(spec, false).ok_or_else(|| failed(&spec.name)("no data cache to share"))?;
+        let mut slots = Vec::new();
+        for &(job, cpu) in &placed {
+            let program = engine.add_program((*job.program).clone());
+            slots.push(engine.start(program, [cpu].into_iter().collect()));
+        }
+        let caches = spec.cpus() / cpus_each.max(1);
+        for cache in 0..caches {
+            let on_it: Vec<usize> = (0..placed.len()).filter(|&index| placed[index].1 / cpus_each == cache).collect();
+            let own = |index: usize| plan.units.get(index).copied().unwrap_or(0);
+            let taken: u32 = on_it.iter().map(|&index| own(index)).sum();
+            if taken == 0 {
+                continue;
+            }
+            let lines = |units: u32| engine.capacity_lines() * units as f32 / parts as f32;
+            let mut sizes = vec![lines(parts - taken)];
+            let mut members_of = Vec::new();
+            for &index in &on_it {
+                let group = if own(index) > 0 { sizes.len() } else { 0 };
+                if own(index) > 0 {
+                    sizes.push(lines(own(index)));
+                }
+                members_of.push((slots[index], group as u8));
+            }
+            let domains: Vec<(f32, u8)> = sizes.iter().enumerate().map(|(index, &size)| (size, index as u8)).collect();
+            engine.divide(cache as usize, &domains, &sizes, members_of);
+        }
+        engine.run(SETTLED_CYCLES);
+        let before: Vec<TaskTotals> = slots.iter().map(|&slot| *engine.done(slot)).collect();
+        engine.run(SETTLED_CYCLES + READ_CYCLES);
+        let slowdown = |(&slot, before): (&u32, &TaskTotals)| {
+            let now = engine.done(slot);
+            (now.cycles - before.cycles) / (now.counts[ALONE_CYCLES] - before.counts[ALONE_CYCLES]).max(1.0) - 1.0
+        };
+        Ok(slots.iter().zip(&before).map(slowdown).collect())
+    }
+}
+
+fn is_better(a: &SearchedPlan, b: &SearchedPlan) -> bool {
+    a.missing < b.missing - 1e-9 || a.missing <= b.missing + 1e-9 && a.mean_speed > b.mean_speed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cachemate_core::Goal;
+
+    /// Is a program alone on the machine not slowed, does a co-runner slow it, and does a partition give it back most of
+    /// its speed?
+    #[test]
+    fn the_truth_about_a_plan_follows_the_engine() {
+        let spec = cachemate_spec::load_machine("epyc-7742?cores_per_package=8&contexts_per_core=1").unwrap();
+        let lines = spec.last_level().map_or(0.0, |cache| cache.size_bytes as f64 / 64.0);
+        let steady = |name: &str, phase| IntervalJob::new(cachemate_interval::PhasedProgram::steady(name, phase));
+        let reuser = steady("reuser", cachemate_interval::closed_form::uniform(64.0, lines, 0.7 * lines, 0.02));
+        let stream = steady("stream", cachemate_interval::closed_form::stream(64.0, lines, 0.02));
+        let jobs = [reuser, stream];
+        let truth = PlanTruth::of(&spec, &jobs).unwrap();
+        let slowdown = |cpus: [u32; 2], units: u32| {
+            truth.solve(StaticPlan { cpu_of: cpus.to_vec(), units: vec![units, 0] }).unwrap().slowdowns[0]
+        };
+        let (apart, shared, divided) = (slowdown([0, 4], 0), slowdown([0, 1], 0), slowdown([0, 1], truth.parts - 1));
+        assert!(apart < 0.02 && shared > 0.1 && divided < shared / 3.0, "{apart} {shared} {divided}");
+    }
+
+    /// Does the search keep a promise that a partition or another placement can keep, and say so of one that none can?
+    #[test]
+    fn the_search_keeps_promises_that_can_be_kept() {
+        let spec = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
+        let lines = spec.last_level().map_or(0.0, |cache| cache.size_bytes as f64 / 64.0);
+        let job = |name: &str, share: f64, max: Option<f64>| {
+            let phase = match share > 0.0 {
+                true => cachemate_interval::closed_form::uniform(64.0, lines, share * lines, 0.01),
+                false => cachemate_interval::closed_form::stream(64.0, lines, 0.002),
+            };
+            let goal = max.map(|max| Goal { max_slowdown: Some(max), ..Goal::default() });
+            IntervalJob { goal, ..IntervalJob::new(cachemate_interval::PhasedProgram::steady(name, phase)) }
+        };
+        let search = |max: f64| {
+            let jobs = [
+                job("a", 0.9, Some(max)),
+                job("b", 0.9, Some(max)),
+                job("stream", 0.0, None),
+                job("small", 0.02, None),
+            ];
+            PlanTruth::of(&spec, &jobs).unwrap().search(1).unwrap()
+        };
+        let loose = search(0.6);
+        assert!(loose.keeps_all && loose.plan.cpu_of[0] / 2 != loose.plan.cpu_of[1] / 2, "{loose:?}");
+        assert!(!search(0.0).keeps_all);
+    }
+}

@@ -1,0 +1,348 @@
+//! `PROMISES`: are promises kept where they can be, and is every report about them true?
+//!
+//! Problem: a policy that forecasts its own success proves nothing. Method: mixes are drawn from the seed on four machines,
+//! each with one to three promised slowdowns, and run under `auto` with the guard, as shipped, in windows of one second of
+//! nominal time. The machine's own account of every program's slowdown is the truth. The best known plan comes from a
+//! search over placements and partitions that reads that truth, and from the run itself. Properties: the search knows
+//! nothing of the policy's model; a report is compared with the truth over the windows that it was made of; all mixes count.
+
+use std::collections::VecDeque;
+
+use cachemate_core::{Goal, MachineSpec, PolicyConfig, PromiseReport, PromiseState, PromiseTerm, SplitMix64, TaskId};
+use cachemate_interval::{IntervalJob, IntervalMachine, Options};
+use serde::{Deserialize, Serialize};
+
+use crate::auto::{Family, draw};
+use crate::interval::plan_search::{PlanTruth, max_slowdown};
+use crate::interval::whatif::pipeline;
+use crate::setup::failed;
+use crate::{DataPoint, Experiment, ExperimentContext, Finding, ReproError, ResultTarget, mean};
+
+/// Machines without partitions, with ways, and with page colors.
+const MACHINES: [&str; 4] = [
+    "xeon-x5365-4",
+    "opteron-2350",
+    "epyc-7742?cores_per_package=8&contexts_per_core=1",
+    "power5-2x2x2?packages=1&memory.nodes=1&contexts_per_core=1&memory.size=2G",
+];
+
+/// Promised maxima, drawn evenly.
+const MAX_SLOWDOWNS: [f64; 4] = [0.03, 0.05, 0.1, 0.2];
+/// Points beyond a promise from which a report that it is kept is false.
+const FALSE_FROM: f64 = 0.02;
+/// Share of the windows in which a kept promise may be exceeded.
+const KEPT_SHARE: f64 = 0.99;
+
+/// The experiment.
+pub(crate) fn experiments() -> Vec<Experiment> {
+    vec![Experiment {
+        ids: &["PROMISES"],
+        title: "promised slowdowns under the integrated policy: kept where they can be, and reported truly",
+        full_minutes: 10.0,
+        run,
+    }]
+}
+
+/// One mix: its machine by name, its programs, and which of them have promises.
+struct PromiseMix {
+    machine: &'static str,
+    seed: u64,
+    jobs: Vec<IntervalJob>,
+}
+
+/// The outcome of one mix.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+struct MixOutcome {
+    machine: String,
+    seed: u64,
+    /// Does a known plan keep all promises?
+    feasible: bool,
+    /// Share of the windows of the second half in which all promises were kept.
+    kept_share: f64,
+    /// Mean speed over solo speed of all programs in the second half, over that of the best known plan that keeps all
+    /// promises; `None` if there is none.
+    work_over_best: Option<f64>,
+    /// Seconds until all promises were kept in 99 % of the windows from then on; `None` = never.
+    converged_s: Option<f64>,
+    /// Reports of a measured state, by kind of error.
+    reports: ReportCounts,
+    /// The worst report that a promise is kept although it is broken, as text.
+    worst_false: Option<String>,
+}
+
+/// Reports, one for each promise and window.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+struct ReportCounts {
+    all: u32,
+    unknown: u32,
+    kept: u32,
+    kept_falsely: u32,
+    broken: u32,
+    broken_falsely: u32,
+}
+
+impl ReportCounts {
+    fn add(&mut self, state: PromiseState, slowdown: f64, max: f64) {
+        self.all += 1;
+        match state {
+            PromiseState::Kept => {
+                self.kept += 1;
+                self.kept_falsely += u32::from(slowdown > max + FALSE_FROM);
+            }
+            PromiseState::Broken => {
+                self.broken += 1;
+                self.broken_falsely += u32::from(slowdown <= max);
+            }
+            PromiseState::Unknown => self.unknown += 1,
+            PromiseState::Likely | PromiseState::AtRisk | PromiseState::Infeasible => {}
+        }
+    }
+
+    fn plus(self, other: Self) -> Self {
+        ReportCounts {
+            all: self.all + other.all,
+            unknown: self.unknown + other.unknown,
+            kept: self.kept + other.kept,
+            kept_falsely: self.kept_falsely + other.kept_falsely,
+            broken: self.broken + other.broken,
+            broken_falsely: self.broken_falsely + other.broken_falsely,
+        }
+    }
+}
+
+fn load(machine: &str) -> Result<MachineSpec, ReproError> {
+    cachemate_spec::load_machine(machine).map_err(failed(machine))
+}
+
+/// The mixes of one machine: half of them pairs of kinds that contend, half with more data than fits.
+fn mixes(machine: &'static str, count: u32, seed: u64, length_ns: u64) -> Result<Vec<PromiseMix>, ReproError> {
+    let spec = load(machine)?;
+    let families = [Family::Contention, Family::Space, Family::Null];
+    let mut all = Vec::new();
+    for index in 0..u64::from(count) {
+        let seed = seed.wrapping_mul(1_000_003).wrapping_add(index);
+        let mut generator = SplitMix64::new(seed ^ 0x970);
+        let family = families[generator.below(families.len() as u64) as usize];
+        let drawn = draw::mix(&spec, family, seed, length_ns);
+        let Some(mut jobs) = drawn.or_else(|| draw::mix(&spec, Family::Contention, seed, length_ns)) else { continue };
+        let mut order: Vec<usize> = (0..jobs.len()).collect();
+        generator.shuffle(&mut order);
+        let promises = 1 + generator.below(3) as usize;
+        for &job in order.iter().take(promises) {
+            let max_slowdown = Some(MAX_SLOWDOWNS[generator.below(MAX_SLOWDOWNS.len() as u64) as usize]);
+            let priority = [1.0, 2.0][generator.below(2) as usize];
+            jobs[job].goal = Some(Goal { priority, max_slowdown, min_rate: None });
+        }
+        all.push(PromiseMix { machine, seed, jobs });
+    }
+    Ok(all)
+}
+
+/// Slowdowns of a promised job in its latest windows.
+#[derive(Default)]
+struct TruthHistory(VecDeque<f64>);
+
+impl TruthHistory {
+    fn mean_of(&self, windows: usize) -> Option<f64> {
+        let count = windows.min(self.0.len());
+        (count > 0).then(|| self.0.iter().rev().take(count).sum::<f64>() / count as f64)
+    }
+}
+
+/// Most windows that a report is made of.
+const TRUTH_WINDOWS: usize = 64;
+
+fn run_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome, ReproError> {
+    let spec = load(mix.machine)?;
+    let truth = PlanTruth::of(&spec, &mix.jobs)?;
+    let options = Options { seed: mix.seed, length_ns: Some(length_ns), ..Options::default() };
+    let mut machine = IntervalMachine::new(&spec, options, mix.jobs.clone()).map_err(failed(mix.machine))?;
+    let policy = PolicyConfig { name: "auto".to_string(), parameters: String::new(), seed: mix.seed };
+    let by = pipeline(&machine, &spec, policy, true)?;
+    machine.set_first_window(by.config().first_window);
+    let mut histories: Vec<TruthHistory> = mix.jobs.iter().map(|_| TruthHistory::default()).collect();
+    let mut reports = ReportCounts::default();
+    let mut worst_false: Option<(f64, String)> = None;
+    // Of each window: its end in seconds, whether all promises were kept, and the mean speed over solo speed.
+    let mut windows: Vec<(f64, bool, f64)> = Vec::new();
+    by.run(machine, |machine, record| {
+        let mut speeds = Vec::new();
+        let mut kept = true;
+        for task in &record.observation.tasks {
+            let Some((job, (whole, _))) = machine.job_of(task.task).zip(machine.slowdown(task.task)) else { continue };
+            speeds.push(1.0 / whole);
+            histories[job].0.push_back(whole - 1.0);
+            if histories[job].0.len() > TRUTH_WINDOWS {
+                histories[job].0.pop_front();
+            }
+            kept &= max_slowdown(&mix.jobs[job]).is_none_or(|max| whole - 1.0 <= max);
+        }
+        let true_slowdown =
+            |task: TaskId, report: &PromiseReport| histories[machine.job_of(task)?].mean_of(report.windows as usize);
+        for report in &record.promises {
+            let PromiseTerm::MaxSlowdown(max) = report.term else { continue };
+            let slowdown = true_slowdown(report.task, report);
+            match slowdown {
+                Some(slowdown) => {
+                    reports.add(report.state, slowdown, max);
+                    let beyond = slowdown - max;
+                    let is_false = report.state == PromiseState::Kept && beyond > FALSE_FROM;
+                    if is_false && worst_false.as_ref().is_none_or(|(known, _)| beyond > *known) {
+                        let name = |task: TaskId| format!("task {}", task.0);
+                        let text = format!(
+                            "{:.1} % true, {} windows: {}",
+                            100.0 * slowdown,
+                            report.windows,
+                            report.describe(name)
+                        );
+                        worst_false = Some((beyond, text));
+                    }
+                }
+                None => reports.add(PromiseState::Unknown, 0.0, max),
+            }
+        }
+        windows.push((machine.now_ns() as f64 / 1e9, kept, mean(&speeds)));
+        true
+    })
+    .map_err(failed(mix.machine))?;
+    let half = &windows[windows.len() / 2..];
+    let share =
+        |some: &[(f64, bool, f64)]| some.iter().filter(|(_, kept, _)| *kept).count() as f64 / some.len().max(1) as f64;
+    let speed = mean(&half.iter().map(|(.., speed)| *speed).collect::<Vec<f64>>());
+    let kept_share = share(half);
+    let known = Some(truth.search(mix.seed)?).filter(|plan| plan.keeps_all).map(|plan| plan.mean_speed);
+    let by_itself = (kept_share >= KEPT_SHARE).then_some(speed);
+    let best = known.into_iter().chain(by_itself).reduce(f64::max);
+    let converged = (0..windows.len()).find(|&from| share(&windows[from..]) >= KEPT_SHARE);
+    Ok(MixOutcome {
+        machine: mix.machine.to_string(),
+        seed: mix.seed,
+        feasible: best.is_some(),
+        kept_share,
+        work_over_best: best.map(|best| speed / best),
+        converged_s: converged.map(|index| if index == 0 { 0.0 } else { windows[index - 1].0 }),
+        reports,
+        worst_false: worst_false.map(|(_, text)| text),
+    })
+}
+
+fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+    let seed = context.seeds.first().copied().unwrap_or(1);
+    let count = context.mixes.unwrap_or(context.pick_of_three(1, 6, 25));
+    let length_ns = context.pick_of_three(120, 900, 3_600) * 1_000_000_000;
+    let mut all = Vec::new();
+    for machine in MACHINES {
+        all.extend(mixes(machine, count, seed, length_ns)?);
+    }
+    let outcomes = context.run_all(&all, |mix| {
+        context.tell(&format!("PROMISES: {} seed {}", mix.machine, mix.seed));
+        run_mix(mix, length_ns)
+    })?;
+    Ok(findings(seed, &outcomes))
+}
+
+fn percent(count: u32, all: u32) -> f64 {
+    if all == 0 { f64::NAN } else { 100.0 * f64::from(count) / f64::from(all) }
+}
+
+/// Mixes with a false report, each with its worst.
+fn false_reports(outcomes: &[MixOutcome], reports: ReportCounts) -> String {
+    let mut text = format!("{} of {} reports say that a promise is kept", reports.kept, reports.all);
+    for outcome in outcomes {
+        if let Some(worst) = &outcome.worst_false {
+            let count = outcome.reports.kept_falsely;
+            text += &format!("; {} seed {}, {count} times, worst: {worst}", outcome.machine, outcome.seed);
+        }
+    }
+    text
+}
+
+fn findings(seed: u64, outcomes: &[MixOutcome]) -> Vec<Finding> {
+    let feasible: Vec<&MixOutcome> = outcomes.iter().filter(|outcome| outcome.feasible).collect();
+    let kept: Vec<&&MixOutcome> = feasible.iter().filter(|outcome| outcome.kept_share >= KEPT_SHARE).collect();
+    let reports = outcomes.iter().map(|outcome| outcome.reports).fold(ReportCounts::default(), ReportCounts::plus);
+    let finding = |id: &str, title: &str, unit: &str, target: ResultTarget, value: f64| {
+        Finding::new(id, title, "an operator's promise", unit, target, &[(seed, value)])
+    };
+    let at_most = |target: f64| ResultTarget::AtMost { target, paper_best: None };
+    let work: Vec<f64> = kept.iter().filter_map(|outcome| outcome.work_over_best).collect();
+    let lost: Vec<f64> = work.iter().map(|share| 100.0 * (1.0 - share)).collect();
+    let mut times: Vec<f64> = kept.iter().filter_map(|outcome| outcome.converged_s).collect();
+    times.sort_by(f64::total_cmp);
+    let point = |outcome: &MixOutcome| {
+        let series = if outcome.feasible { "feasible" } else { "no known plan keeps all" };
+        DataPoint::over(series, format!("{} seed {}", outcome.machine, outcome.seed), &[100.0 * outcome.kept_share])
+    };
+    vec![
+        finding(
+            "PROMISES-1",
+            "mixes in which all promises are kept in 99 % of the windows of the second half, of those with a known plan \
+             that keeps them",
+            "%",
+            ResultTarget::AtLeast { target: 98.0, paper_best: None },
+            percent(kept.len() as u32, feasible.len() as u32),
+        )
+        .points(outcomes.iter().map(point).collect())
+        .note(format!("{} of {} mixes have a known plan that keeps all promises", feasible.len(), outcomes.len())),
+        finding(
+            "PROMISES-2",
+            "reports that a promise is kept while it is broken by more than 2 points",
+            "reports",
+            at_most(0.0),
+            f64::from(reports.kept_falsely),
+        )
+        .note(false_reports(outcomes, reports)),
+        finding(
+            "PROMISES-3",
+            "reports that a promise is broken while it is kept, of all reports",
+            "%",
+            at_most(2.0),
+            percent(reports.broken_falsely, reports.all),
+        )
+        .note(format!("{} reports say that a promise is broken", reports.broken)),
+        finding(
+            "PROMISES-4",
+            "work of all programs below that of the best known plan that keeps all promises, mean over kept mixes",
+            "%",
+            at_most(3.0),
+            if lost.is_empty() { f64::NAN } else { mean(&lost) },
+        ),
+        finding(
+            "PROMISES-5",
+            "time until all promises are kept, median over kept mixes",
+            "s",
+            ResultTarget::Shown,
+            times.get(times.len() / 2).copied().unwrap_or(f64::NAN),
+        ),
+        finding(
+            "PROMISES-6",
+            "reports without a statement, because evidence is missing",
+            "%",
+            ResultTarget::Shown,
+            percent(reports.unknown, reports.all),
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Is a report false only against the truth of its windows, by the stated margin?
+    #[test]
+    fn reports_are_counted_by_their_truth() {
+        let mut counts = ReportCounts::default();
+        for (state, slowdown) in [
+            (PromiseState::Kept, 0.06),
+            (PromiseState::Kept, 0.08),
+            (PromiseState::Broken, 0.04),
+            (PromiseState::Broken, 0.08),
+            (PromiseState::Unknown, 0.5),
+            (PromiseState::Likely, 0.5),
+        ] {
+            counts.add(state, slowdown, 0.05);
+        }
+        let expected = ReportCounts { all: 6, unknown: 1, kept: 2, kept_falsely: 1, broken: 2, broken_falsely: 1 };
+        assert_eq!(counts, expected);
+    }
+}

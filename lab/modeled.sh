@@ -15,7 +15,7 @@ out=$PWD/target/lab
 short='colors-hashed colors deaths gangs'
 full="settled gangs gangs-bare colors colors-hashed ways placement sharing deaths hotplug clock resctrl partitions disk"
 # By name only (LAB_SCENARIOS): they take long, or have not come to their end yet.
-named="suspend deaths-many nodes sweep probes probes-bare probes-rdt sharing-processes auto-gangs auto-ways auto-placement auto-colors auto-nothing real"
+named="suspend nodes sweep probes probes-bare probes-rdt sharing-processes auto-gangs auto-ways auto-placement auto-colors auto-nothing real"
 scenarios=${LAB_SCENARIOS:-$([ -n "${LAB_FULL:-}" ] && echo "$full" || echo "$short")}
 budget=${LAB_BUDGET_SECONDS:-$([ -n "${LAB_FULL:-}" ] && echo 86400 || echo 420)}
 started=$(date +%s)
@@ -101,11 +101,11 @@ for name in $scenarios; do
         sweep) scenario sweep lab-vm ;;
         real) real ;;
         benches) ;; # they came first
-        deaths | deaths-many)
+        deaths)
             if has_chaos; then
-                scenario "$name" 'lab-vm?packages=2'
+                scenario deaths 'lab-vm?packages=2'
             else
-                printf "$name"'.end\tthe guest comes to its end\tnote\t-\tNOT RUN: %s\t-\n' "$NO_CHAOS" >>"$out/results.tsv"
+                printf 'deaths.end\tthe guest comes to its end\tnote\t-\tNOT RUN: %s\t-\n' "$NO_CHAOS" >>"$out/results.tsv"
             fi
             ;;
         *) echo "lab: found the scenario '$name', expected some of: benches $full $named" >&2; exit 2 ;;

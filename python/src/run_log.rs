@@ -13,7 +13,7 @@ use crate::json::to_python;
 
 /// The services of one window.
 #[derive(Serialize)]
-struct ServicesInWindow {
+struct WindowServices {
     window: u64,
     at_s: f64,
     services: Vec<ServiceSnapshot>,
@@ -51,7 +51,7 @@ impl RunLog {
             let run = recording(log, "").map_err(|error| error.to_string())?;
             let window = |snapshot: Snapshot| {
                 let Snapshot { window, at_s, services, .. } = snapshot;
-                ServicesInWindow { window, at_s, services }
+                WindowServices { window, at_s, services }
             };
             Ok::<_, String>(run.snapshots.into_iter().map(window).collect::<Vec<_>>())
         });

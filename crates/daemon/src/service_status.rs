@@ -1,8 +1,10 @@
 //! Services as `status`, `top`, `explain`, the metrics and the page show them: which loses how much, and by which other.
 
 use cachemate_core::{Estimate, ServiceIdentity, ServiceKind, TaskSample};
+use cachemate_linux::act::group_overrides::GroupOverride;
 use cachemate_linux::nri::NriState;
 use cachemate_policy::service_losses::{ServiceLoss, ServiceReport};
+use cachemate_report::text::printable;
 use serde::{Deserialize, Serialize};
 
 /// A service with its loss and the causes of it.
@@ -111,6 +113,13 @@ impl From<NriState> for NriStatus {
         let NriState { runtime, registrations, requests, max_answer_ns, error } = state;
         NriStatus { runtime, registrations, requests, max_answer_ns, error }
     }
+}
+
+/// A control group that its owner, or a person, has changed, in words.
+pub(crate) fn override_text(group: &GroupOverride) -> String {
+    let by = group.owner.map_or("another program or a person".to_string(), |owner| format!("{owner} or a person"));
+    let GroupOverride { cgroup, wanted, current, .. } = group;
+    format!("cpuset {}: CPUs {wanted} overridden by {by}, now {current}", printable(cgroup))
 }
 
 fn cause(loss: &ServiceLoss) -> SlowdownCause {

@@ -7,7 +7,6 @@ use cachemate_core::{
     ActiveShare, CounterEvent, CpuId, CpuSet, Estimate, PendingItem, PlanError, PlanItem, PredictorConfig, ProbeResult,
     Profile, Reason, ReasonKind, ShareMember, TaskId, TaskSample, Topology, Units, WindowRecord,
 };
-use cachemate_linux::act::group_overrides::GroupOverride;
 use cachemate_linux::kernel::{Kernel, LinuxHost};
 use cachemate_linux::machine::LiveMachine;
 use cachemate_linux::safety::guardian::cgroup::ends_with;
@@ -23,7 +22,7 @@ use cachemate_spec::ManageMode;
 use serde::{Deserialize, Serialize};
 
 use crate::promise_status::{self, PromiseStatus};
-use crate::service_status::{NriStatus, ServiceStatus};
+use crate::service_status::{NriStatus, ServiceStatus, override_text};
 
 /// Decisions that are remembered.
 const REMEMBERED: usize = 30;
@@ -597,12 +596,6 @@ impl Watcher {
             reasons: self.reasons.get(&task.task).cloned().unwrap_or_default(),
         }
     }
-}
-
-fn override_text(group: &GroupOverride) -> String {
-    let by = group.owner.map_or("another program or a person".to_string(), |owner| format!("{owner} or a person"));
-    let GroupOverride { cgroup, wanted, current, .. } = group;
-    format!("cpuset {}: CPUs {wanted} overridden by {by}, now {current}", printable(cgroup))
 }
 
 fn gang(schedule: &cachemate_core::GangSchedule) -> GangStatus {

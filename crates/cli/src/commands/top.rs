@@ -16,10 +16,10 @@ use cachemate_daemon::socket;
 
 /// Watch the services: which slows which, the threads on each cache, and the decisions
 ///
-/// The services come first, with their slowdowns and the causes. For each last-level cache, top then lists the threads with
-/// their intensity, class, forecast and measured slowdown, followed by the last decisions. On a terminal it is a full-screen
-/// view: q quits, arrow keys scroll. To a pipe it prints once (or -n times). With --json it prints one object per line and
-/// iteration until it is stopped.
+/// The services come first, with their slowdowns and the causes. For each last-level cache, top then lists the
+/// threads with their intensity, class, forecast and measured slowdown, followed by the last decisions. On a terminal
+/// it is a full-screen view: q quits, arrow keys scroll. To a pipe it prints once (or -n times). With --json it
+/// prints one object per line and iteration until it is stopped.
 #[derive(Args)]
 pub struct Top {
     /// Time between two iterations

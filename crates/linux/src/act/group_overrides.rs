@@ -1,10 +1,10 @@
 //! Confined groups whose CPUs their owner, or a person, has changed: that change wins.
 //!
 //! Problem: a service manager, a kubelet or a batch system writes a group's CPUs, too; two programs that correct each
-//! other flap. Method: a value that is neither the wanted one nor the one that was set last comes from another program,
-//! and the group is left alone until the operator reloads the configuration. A group that shows its original value was
-//! probably made anew, and is confined again, at most twice a minute. Properties: never more than two changes of a group
-//! in a minute.
+//! other flap. Method: a value that is neither the wanted one nor the one that was set last belongs to another
+//! writer, and the group is left alone until the operator reloads the configuration. A group that shows its original
+//! value was probably made anew, and is confined again, at most twice a minute. Properties: never more than two
+//! changes of a group in a minute.
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -4,10 +4,10 @@
 //! threads and windows of a second, reading every `/proc` file of every thread would itself be a load. Method: one
 //! listing of `/proc` per refresh; the properties that rules test are read when a process is new, in each of the next
 //! refreshes (a shell is about to become its program), when it runs under another name, and later in every tenth; its
-//! control groups are read in every second refresh, or less often if there are hundreds of programs. Per refresh a thread
-//! costs one small read (`schedstat`, of a file that stays open); `stat` and the list of threads are read again, once,
-//! only of processes that ran since: a process that did not run was not created, did not exit and has no new threads. A
-//! sixteenth of the unmanaged processes is checked per refresh for a reused pid.
+//! control groups are read in every second refresh, or less often if there are hundreds of programs. Per refresh a
+//! thread costs one small read (`schedstat`, of a file that stays open); `stat` and the list of threads are read
+//! again, once, only of processes that ran since: a process that did not run was not created, did not exit and has no
+//! new threads. A sixteenth of the unmanaged processes is checked per refresh for a reused pid.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;

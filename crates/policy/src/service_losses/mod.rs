@@ -98,7 +98,7 @@ pub struct ServiceReport {
 
 /// A service's share of one window.
 #[derive(Default)]
-struct ServiceUse<'a> {
+struct ServiceActivity<'a> {
     tasks: Vec<&'a TaskSample>,
     live: u32,
     ran_ns: u64,
@@ -131,18 +131,18 @@ struct CoRunnerHistory {
 }
 
 /// A forecast of the slowdown of the first program beside the second, alone on one cache.
-pub type PairForecaster<'a> = dyn Fn(&Profile, &Profile) -> Option<Estimate> + 'a;
+pub type ServicePairForecast<'a> = dyn Fn(&Profile, &Profile) -> Option<Estimate> + 'a;
 
 /// The present profile of each service.
-type CurrentProfiles = BTreeMap<ServiceIdentity, Arc<Profile>>;
+type PresentProfiles = BTreeMap<ServiceIdentity, Arc<Profile>>;
 
 /// Everything that a report needs besides the service itself.
 struct ReportInputs<'a> {
     seen: &'a Observation,
     topology: &'a Topology,
     profiles: &'a Profiles,
-    known: &'a CurrentProfiles,
-    pair_forecast: &'a PairForecaster<'a>,
+    known: &'a PresentProfiles,
+    pair_forecast: &'a ServicePairForecast<'a>,
 }
 
 /// Keeps the history of all services.
@@ -159,7 +159,7 @@ impl ServiceLosses {
         seen: &Observation,
         topology: &Topology,
         profiles: &Profiles,
-        pair_forecast: &PairForecaster<'_>,
+        pair_forecast: &ServicePairForecast<'_>,
     ) -> Vec<ServiceReport> {
         self.solo.observe(seen);
         let windows = service_windows(seen, topology);
@@ -185,7 +185,7 @@ impl ServiceLosses {
             }
         }
         let known = self.histories.iter();
-        let known: CurrentProfiles =
+        let known: PresentProfiles =
             known.filter_map(|(service, history)| Some((service.clone(), history.profile.clone()?))).collect();
         let inputs = ReportInputs { seen, topology, profiles, known: &known, pair_forecast };
         let mut reports: Vec<ServiceReport> =
@@ -200,7 +200,7 @@ impl ServiceLosses {
     fn report(
         &mut self,
         service: &ServiceIdentity,
-        window: &ServiceUse<'_>,
+        window: &ServiceActivity<'_>,
         inputs: &ReportInputs<'_>,
     ) -> ServiceReport {
         let ReportInputs { seen, topology, profiles, known, pair_forecast } = *inputs;
@@ -236,7 +236,7 @@ impl ServiceLosses {
     }
 
     /// By the speeds of its tasks alone, weighted by their time.
-    fn solo_slowdown(&self, window: &ServiceUse<'_>, profiles: &Profiles, elapsed_ns: u64) -> Option<f64> {
+    fn solo_slowdown(&self, window: &ServiceActivity<'_>, profiles: &Profiles, elapsed_ns: u64) -> Option<f64> {
         let unknown = Profile::default();
         let each = window.tasks.iter().filter_map(|task| {
             let profile = profiles.get(&task.task).unwrap_or(&unknown);
@@ -254,7 +254,7 @@ fn compound(a: Estimate, b: Estimate) -> Estimate {
 }
 
 impl ServiceHistory {
-    fn observe(&mut self, window: &ServiceUse<'_>, presence: &BTreeMap<&ServiceIdentity, f64>, elapsed_ns: u64) {
+    fn observe(&mut self, window: &ServiceActivity<'_>, presence: &BTreeMap<&ServiceIdentity, f64>, elapsed_ns: u64) {
         for (service, presence) in presence {
             if *presence >= PRESENT_FROM && !self.co_runners.iter().any(|known| known.service == **service) {
                 self.co_runners.push(CoRunnerHistory {
@@ -307,7 +307,7 @@ impl ServiceHistory {
         }
     }
 
-    fn forecast(&mut self, window: u64, profiles: &CurrentProfiles, pair_forecast: &PairForecaster<'_>) {
+    fn forecast(&mut self, window: u64, profiles: &PresentProfiles, pair_forecast: &ServicePairForecast<'_>) {
         let Some(own) = &self.profile else { return };
         for co_runner in self.co_runners.iter_mut().filter(|co_runner| co_runner.presence >= PRESENT_FROM) {
             let is_due = co_runner
@@ -383,7 +383,7 @@ impl ServiceHistory {
     }
 
     /// Why something is missing from the report.
-    fn reason(&self, report: &ServiceReport, window: &ServiceUse<'_>, topology: &Topology) -> Option<String> {
+    fn reason(&self, report: &ServiceReport, window: &ServiceActivity<'_>, topology: &Topology) -> Option<String> {
         if report.slowdown.is_some() && !report.losses.is_empty() {
             return None;
         }
@@ -423,8 +423,8 @@ fn contention_forecast(own: &Profile, other: &Profile) -> Option<Estimate> {
     })
 }
 
-fn service_windows<'a>(seen: &'a Observation, topology: &Topology) -> BTreeMap<ServiceIdentity, ServiceUse<'a>> {
-    let mut windows: BTreeMap<ServiceIdentity, ServiceUse<'a>> = BTreeMap::new();
+fn service_windows<'a>(seen: &'a Observation, topology: &Topology) -> BTreeMap<ServiceIdentity, ServiceActivity<'a>> {
+    let mut windows: BTreeMap<ServiceIdentity, ServiceActivity<'a>> = BTreeMap::new();
     for task in &seen.tasks {
         let window = windows.entry(task.service_or_command()).or_default();
         window.live += u32::from(!task.exited);
@@ -444,7 +444,7 @@ fn service_windows<'a>(seen: &'a Observation, topology: &Topology) -> BTreeMap<S
 /// CPUs that each other service used on the caches of this one, while it ran there.
 fn presences<'w>(
     service: &ServiceIdentity,
-    windows: &'w BTreeMap<ServiceIdentity, ServiceUse<'_>>,
+    windows: &'w BTreeMap<ServiceIdentity, ServiceActivity<'_>>,
     elapsed_ns: u64,
 ) -> BTreeMap<&'w ServiceIdentity, f64> {
     let own = &windows[service];
@@ -453,7 +453,7 @@ fn presences<'w>(
         return BTreeMap::new();
     }
     let others = windows.iter().filter(|(other, _)| *other != service);
-    let presence = |window: &ServiceUse<'_>| -> f64 {
+    let presence = |window: &ServiceActivity<'_>| -> f64 {
         let on = |(cache, ns): (&CacheId, &u64)| {
             let theirs = window.on_cache_ns.get(cache).copied().unwrap_or(0);
             *ns as f64 / total as f64 * theirs as f64 / elapsed_ns as f64
@@ -464,7 +464,7 @@ fn presences<'w>(
 }
 
 /// Work per second of processor time, by the best measure that any of the tasks has.
-fn speed(window: &ServiceUse<'_>, elapsed_ns: u64) -> Option<(WorkMetric, f64)> {
+fn speed(window: &ServiceActivity<'_>, elapsed_ns: u64) -> Option<(WorkMetric, f64)> {
     let all: Vec<(&TaskSample, Vec<(WorkMetric, f64)>)> =
         window.tasks.iter().map(|task| (*task, metrics_of(task, elapsed_ns).collect())).collect();
     let metric = all.iter().flat_map(|(_, metrics)| metrics.iter().map(|(metric, _)| *metric)).min()?;
@@ -478,7 +478,7 @@ fn speed(window: &ServiceUse<'_>, elapsed_ns: u64) -> Option<(WorkMetric, f64)> 
     (ran_ns > 0 && work > 0.0).then(|| (metric, work * 1e9 / ran_ns as f64))
 }
 
-fn busiest_profile<'p>(window: &ServiceUse<'_>, profiles: &'p Profiles) -> Option<&'p Profile> {
+fn busiest_profile<'p>(window: &ServiceActivity<'_>, profiles: &'p Profiles) -> Option<&'p Profile> {
     let known = window.tasks.iter().filter_map(|task| Some((task.ran_ns(), profiles.get(&task.task)?)));
     known.filter(|(_, profile)| **profile != Profile::default()).max_by_key(|(ran, _)| *ran).map(|(_, profile)| profile)
 }

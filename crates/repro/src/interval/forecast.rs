@@ -55,8 +55,6 @@ const ERROR_POINTS: f64 = 0.01;
 const ERROR_SHARE: f64 = 0.38;
 /// Standard deviations of a 90 % interval, to either side.
 const NINETY_PERCENT: f64 = 1.645;
-/// Cycles of the run alone: most recordings of some million accesses are over by then.
-const SOLO_CYCLES: u64 = 32_000_000;
 /// Cycles of a forecast: a start, in which caches fill, and the rest, over which speeds are read.
 const START_CYCLES: f64 = 40e6;
 const READ_CYCLES: f64 = 100e6;
@@ -67,8 +65,7 @@ impl TimedProgram {
     /// # Errors
     /// A job that cannot run alone.
     pub fn measured(job: &WorkloadJob, machine: &MachineSpec) -> Result<Self, ReproError> {
-        let program = nominal::measured_over(job, machine, 1.0, SOLO_CYCLES)?;
-        Ok(TimedProgram { draws: vec![program], basis: TimingBasis::SoloRun })
+        Ok(TimedProgram { draws: vec![nominal::measured(job, machine, 1.0)?], basis: TimingBasis::SoloRun })
     }
 
     /// Timing by the prior.

@@ -20,21 +20,8 @@ const READING_CYCLES: u64 = 100_000;
 /// # Errors
 /// As [`measure::profile`].
 pub fn measured(job: &WorkloadJob, machine: &MachineSpec, stretch: f64) -> Result<PhasedProgram, ReproError> {
-    measured_over(job, machine, stretch, MEASURED_CYCLES)
-}
-
-/// The same over so many cycles at full size.
-///
-/// # Errors
-/// As [`measure::profile`].
-pub fn measured_over(
-    job: &WorkloadJob,
-    machine: &MachineSpec,
-    stretch: f64,
-    cycles: u64,
-) -> Result<PhasedProgram, ReproError> {
     let options = SimOptions { seed: job.seed, ..SimOptions::default() };
-    let until_instr = measure::instructions_in(job, machine, &options, cycles)?;
+    let until_instr = measure::instructions_in(job, machine, &options, MEASURED_CYCLES)?;
     let phase_instr = (until_instr * 3 / 4 / PHASES).max(1);
     let lengths = ProfilingLengths { until_instr, phase_instr, reading_cycles: READING_CYCLES };
     let mut program = measure::profile(job, machine, &options, lengths)?;

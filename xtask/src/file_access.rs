@@ -33,6 +33,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ),
     ("crates/fuzzing/src/targets.rs", "lists the corpus in the source tree"),
     ("crates/cli/build.rs", "runs when the program is built"),
+    ("crates/repro/build.rs", "runs when the program is built"),
 ];
 const MAX_ALLOWED: usize = 10;
 

@@ -17,7 +17,7 @@ use cachemate_trace::bundled_recording;
 use crate::args::SizeList;
 use crate::commands::mrc;
 use crate::repro_sweep;
-use crate::run_cache::sources;
+use crate::run_store::sources;
 use crate::session::Session;
 
 /// Runs tasks in this process.

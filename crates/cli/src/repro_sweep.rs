@@ -15,7 +15,7 @@ use cachemate_sweep::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::run_cache::{sources, use_cache_dir};
+use crate::run_store::{sources, use_store_dir};
 
 /// Below the sweep's folder: runs of single programs and pairs, which several tasks need.
 pub const KEPT: &str = "kept";
@@ -74,7 +74,7 @@ pub fn make(folder: &Path, asked: &Value, run: &str, stop: &AtomicBool) -> Resul
     let experiments = cachemate_repro::experiments();
     let experiment = experiments.get(nth).ok_or_else(no_such)?;
     let store = Store::open(folder).map_err(|error| failed(error.to_string()))?;
-    use_cache_dir(&store.folder().join(KEPT));
+    use_store_dir(&store.folder().join(KEPT));
     let find = request.stored_answers(&store, nth);
     let split = Split::one(name, &find).map_err(|error| failed(error.to_string()))?;
     match (experiment.run)(&request.context(&split, stop)) {

@@ -36,7 +36,7 @@ fn made(folder: &Path) -> Vec<(String, std::time::SystemTime)> {
 fn findings_by_an_engine_are_the_same_digits() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
-    let (code, said, plain) = repro(at, &["--no-cache"]);
+    let (code, said, plain) = repro(at, &["--no-store"]);
     assert!(code == Some(1) && said.contains("TC-SERVER"), "{said}");
     assert!(plain["results"].as_array().unwrap().len() > 3);
     let engine = ["--engine", "local", "--workers", "2", "-o", "out"];
@@ -72,4 +72,76 @@ fn an_engine_needs_a_folder_and_says_what_a_full_run_costs() {
     assert!(!folder.path().join("out").exists(), "a dry run makes nothing");
     let said = run(folder.path(), &["repro", "CA-3", "--seeds", "2", "--engine", "local", "-o", "out"]).ok();
     assert!(said.err.contains("processor hours for 2 seeds"), "{}", said.err);
+}
+
+/// Are findings the same digits without a store, into an empty one, and out of a full one? Does a plan say what is stored,
+/// and does a check find files that were damaged?
+#[test]
+fn a_store_changes_no_digit() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let sample = |more: &[&str]| -> Value {
+        run(at, &[&["repro", "CA-2", "--sample", "--json"], more].concat()).json()["results"].clone()
+    };
+    let plan = || run(at, &["repro", "plan", "CA-2", "--sample", "--seeds", "1", "--store", "runs", "--json"]).json();
+    let before = plan();
+    assert_eq!(
+        (&before["experiments"][0]["stored_runs"], &before["experiments"][0]["is_complete"]),
+        (&0.into(), &false.into())
+    );
+    assert!(before["experiments"][0]["next_runs"].as_u64() > Some(0) && !at.join("runs").exists(), "{before}");
+    let plain = sample(&["--no-store"]);
+    assert_eq!(sample(&["--store", "runs"]), plain);
+    assert_eq!(sample(&["--store", "runs"]), plain);
+    let after = plan();
+    assert_eq!(
+        (&after["experiments"][0]["is_complete"], &after["experiments"][0]["left_cpu_hours"]),
+        (&true.into(), &0.0.into())
+    );
+    let shown = run(at, &["repro", "store", "show", "--store", "runs", "--json"]).json();
+    assert!(shown["kinds"]["alone"]["runs"].as_u64() > Some(0) && shown["damaged"] == 0, "{shown}");
+    let verify = ["repro", "store", "verify", "--runs", "2", "--store", "runs", "--json"];
+    let checked = run(at, &verify).json();
+    assert_eq!((&checked["made_again"], &checked["wrong"]), (&2.into(), &Value::Array(Vec::new())), "{checked}");
+    // Damaged files are found, and their runs made again; the account of costs is written anew without a word.
+    let folders = fs::read_dir(at.join("runs")).unwrap().flatten();
+    let files = folders.flat_map(|entry| fs::read_dir(entry.path()).unwrap().flatten());
+    let mut damaged = 0;
+    for file in files {
+        damaged += 1;
+        let mut bytes = fs::read(file.path()).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        fs::write(file.path(), bytes).unwrap();
+    }
+    let again = run(at, &["repro", "CA-2", "--sample", "--store", "runs", "--json"]);
+    // Two threads can find the same file damaged.
+    let messages: std::collections::BTreeSet<&str> =
+        again.err.lines().filter(|line| line.ends_with("; the run is made again")).collect();
+    assert_eq!(messages.len(), damaged - 1, "{}", again.err);
+    assert_eq!(serde_json::from_str::<Value>(&again.out).unwrap()["results"], plain);
+    let checked = run(at, &verify).json();
+    assert_eq!(checked["damaged"], Value::Array(Vec::new()), "{checked}");
+    run(at, &["repro", "store", "prune", "--to", "1", "--store", "runs"]).ok();
+    assert_eq!(run(at, &["repro", "store", "show", "--store", "runs", "--json"]).json()["files"], 0);
+}
+
+/// Does a run until results are decided keep its budget, and tell what is beyond it?
+#[test]
+fn a_budget_is_kept_and_its_account_given() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let run_with = |budget: &str| {
+        let args = ["repro", "run", "BS-1", "--budget", budget, "--max-seeds", "3", "--store", "runs", "--json"];
+        run(at, &args).json()
+    };
+    let none = run_with("0.000001");
+    let line = &none["experiments"][0];
+    assert_eq!((&line["seeds"], &line["is_within_budget"]), (&0.into(), &false.into()), "{none}");
+    let refused = run(at, &["repro", "run", "BS-1", "--budget", "0"]);
+    assert!(refused.code == Some(2) && refused.err.contains("expected a number of hours above 0"), "{}", refused.err);
+    let sampled =
+        run(at, &["repro", "run", "CP-6", "--sample", "--store", "runs", "--max-seeds", "2", "--json"]).json();
+    assert_eq!(sampled["experiments"][0]["seeds"], 2, "{sampled}");
+    assert!(sampled["results"][0]["confidence"]["low"].is_number(), "{sampled}");
 }

@@ -1,12 +1,7 @@
 //! Measured slowdowns: every program alone and every pair on one shared cache (CA 2.1.2).
 //!
-//! Speeds are over equal work ([`crate::work`]). Runs are made once, whatever asks for them, and kept on disk where a
-//! folder is given ([`crate::store`]): the same machine, options, lengths and programs give the same bits, so a run is
-//! its own name. A pair is pinned to two cores of the first last-level cache; a program beside itself
-//! is two copies with inputs of their own.
-
-use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+//! Speeds are over equal work ([`crate::work`]), and runs are made once ([`crate::store`]). A pair is pinned to two
+//! cores of the first last-level cache; a program beside itself is two copies with inputs of their own.
 
 use cachemate_core::{CpuId, CpuSet, MachineSpec, Topology};
 use cachemate_policy::matrix::{CostKind, PairCosts};
@@ -14,8 +9,8 @@ use cachemate_policy::placement;
 use cachemate_sim::machine::SimOptions;
 
 pub use crate::rates::ProgramRates;
+use crate::run_request;
 use crate::setup::{Workload, WorkloadJob, failed};
-use crate::store::{self, StoredRun};
 use crate::work::{self, InstructionRange};
 use crate::{ExperimentContext, ReproError};
 
@@ -31,8 +26,6 @@ pub struct CoRunBench {
     /// The instructions that a program executes alone in them are its work.
     pub measured_cycles: u64,
 }
-
-static RUNS: Mutex<BTreeMap<String, StoredRun>> = Mutex::new(BTreeMap::new());
 
 impl CoRunBench {
     /// # Errors
@@ -51,7 +44,7 @@ impl CoRunBench {
     /// The jobs together, each on its CPU and over the work that it does [alone](CoRunBench::alone).
     ///
     /// # Errors
-    /// As [`work::together`]; a job that does not finish its work.
+    /// As [`run_request::together`]; a job that does not finish its work.
     pub fn run(&self, jobs: &[(WorkloadJob, CpuId)]) -> Result<Vec<ProgramRates>, ReproError> {
         self.run_with(self.options.clone(), jobs)
     }
@@ -83,32 +76,27 @@ impl CoRunBench {
         let all: Vec<WorkloadJob> = jobs.iter().map(|(job, _)| job.clone()).collect();
         let work = self.work(&all)?;
         let workload = self.workload(options, jobs.iter().map(pinned).collect());
-        let together = || Ok(StoredRun { rates: work::together(&workload, &work, None)?.rates, work: work.clone() });
-        Ok(once(&workload, &format!("{work:?}"), together)?.rates)
+        Ok(run_request::together(&workload, &work, None)?.rates)
     }
 
     /// On the first core of the first last-level cache.
     ///
     /// # Errors
-    /// As [`work::alone`].
+    /// As [`run_request::alone`].
     pub fn alone(&self, job: &WorkloadJob) -> Result<ProgramRates, ReproError> {
-        Ok(self.kept_alone(job)?.rates[0])
+        Ok(self.work_alone(job)?.1)
     }
 
     /// The instructions of each program alone in the measured cycles.
     ///
     /// # Errors
-    /// As [`work::alone`].
+    /// As [`run_request::alone`].
     pub fn work(&self, jobs: &[WorkloadJob]) -> Result<Vec<InstructionRange>, ReproError> {
-        jobs.iter().map(|job| Ok(self.kept_alone(job)?.work[0])).collect()
+        jobs.iter().map(|job| Ok(self.work_alone(job)?.0)).collect()
     }
 
-    fn kept_alone(&self, job: &WorkloadJob) -> Result<StoredRun, ReproError> {
-        let workload = self.workload(self.options.clone(), vec![pinned(&(job.clone(), self.pair_of_cpus()?[0]))]);
-        once(&workload, "alone", || {
-            let (work, rates) = work::alone(&workload)?;
-            Ok(StoredRun { work: vec![work], rates: vec![rates] })
-        })
+    fn work_alone(&self, job: &WorkloadJob) -> Result<(InstructionRange, ProgramRates), ReproError> {
+        run_request::alone(&self.workload(self.options.clone(), vec![pinned(&(job.clone(), self.pair_of_cpus()?[0]))]))
     }
 
     /// Two cores of one last-level cache.
@@ -121,42 +109,6 @@ impl CoRunBench {
 
 fn pinned((job, cpu): &(WorkloadJob, CpuId)) -> WorkloadJob {
     job.clone().on_cpus([cpu.0].into_iter().collect::<CpuSet>())
-}
-
-/// A run that was made before, in this process or on disk, or else made now.
-fn once(
-    workload: &Workload,
-    over: &str,
-    make: impl FnOnce() -> Result<StoredRun, ReproError>,
-) -> Result<StoredRun, ReproError> {
-    let jobs = workload.jobs.iter().map(described).collect::<Vec<String>>().join(" + ");
-    let (with, run) = (format!("{:?}", Workload { jobs: Vec::new(), ..workload.clone() }), format!("{jobs}: {over}"));
-    let name = format!("{with} {run}");
-    let runs = || RUNS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(found) = runs().get(&name) {
-        return Ok(found.clone());
-    }
-    let machine = &workload.machine.name;
-    let stored = match store::find(machine, &with, &run) {
-        Some(stored) => stored,
-        None => {
-            let measured = make()?;
-            store::keep(machine, &with, &run, &measured);
-            measured
-        }
-    };
-    runs().insert(name, stored.clone());
-    Ok(stored)
-}
-
-/// Longest recording of which the content is part of a key.
-const MAX_RECORDING_BYTES: u64 = 4 << 30;
-
-/// A job, and of a recording's file what changes when the file does.
-fn described(job: &WorkloadJob) -> String {
-    let file = job.recording.as_ref().and_then(|path| cachemate_files::read_limited(path, MAX_RECORDING_BYTES).ok());
-    let content = file.map_or(String::new(), |bytes| format!(" of {:016x}", store::fingerprint(&bytes)));
-    format!("{job:?}{content}")
 }
 
 /// CPUs by last-level cache, one of every core.

@@ -11,7 +11,11 @@ use rayon::prelude::*;
 use serde::de::DeserializeOwned;
 use serde::{Serialize, Serializer};
 
+use crate::confidence::LineConfidence;
+use crate::error::ReproError;
+use crate::sources::digest_of;
 use crate::split_runs::{self, Split};
+use crate::store::{self, RunName};
 
 /// The value that a result must reach, in the result's unit.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -109,6 +113,15 @@ impl ResultTarget {
             ResultVerdict::Exceeded => 2,
         };
         values.filter_map(|value| self.verdict(value)).min_by_key(rank).or_else(|| self.verdict(None))
+    }
+
+    /// Where it changes from met to missed.
+    fn bounds(&self) -> Vec<f64> {
+        match *self {
+            ResultTarget::AtLeast { target, .. } | ResultTarget::AtMost { target, .. } => vec![target],
+            ResultTarget::Within { low, high } => vec![low, high],
+            ResultTarget::Shown => Vec::new(),
+        }
     }
 
     /// The target as text, for tables.
@@ -218,6 +231,8 @@ pub struct Finding {
     pub spread: Option<f64>,
     /// Standard error of the mean: the spread over the root of the number of seeds.
     pub standard_error: Option<f64>,
+    /// The interval of the mean over seeds against the target; `None` for one seed.
+    pub confidence: Option<LineConfidence>,
     /// How values of several seeds are compared with the target.
     pub rule: SeedRule,
     /// Unit of the measured value, the spread and the target; empty = none.
@@ -257,7 +272,16 @@ impl Finding {
     pub fn every_seed(mut self) -> Self {
         self.rule = SeedRule::EverySeed;
         self.verdict = self.target.worst(self.values.iter().map(|&value| Some(value)));
+        // A further seed could only make it worse.
+        if let Some(confidence) = &mut self.confidence {
+            (confidence.is_decided, confidence.seeds_to_decide) = (true, None);
+        }
         self
+    }
+
+    /// Whether more seeds could change the verdict: it has a target, and its seeds do not decide it.
+    pub fn is_undecided(&self) -> bool {
+        self.verdict.is_some() && self.confidence.as_ref().is_some_and(|confidence| !confidence.is_decided)
     }
 
     /// A finding from one value per seed, its verdict computed from the target: that of a mean over seeds.
@@ -273,6 +297,7 @@ impl Finding {
             measured,
             spread,
             standard_error,
+            confidence: LineConfidence::of(&values, &target.bounds()),
             rule: SeedRule::Mean,
             unit: unit.to_string(),
             target,
@@ -314,20 +339,6 @@ impl Finding {
 fn deviation(values: &[f64], mean: f64) -> f64 {
     let sum: f64 = values.iter().map(|value| (value - mean) * (value - mean)).sum();
     (sum / (values.len() - 1) as f64).sqrt()
-}
-
-/// Reasons for which an experiment ends without findings.
-#[derive(Debug, thiserror::Error)]
-pub enum ReproError {
-    /// The failed part, and the reason.
-    #[error("{0}: {1}")]
-    Failed(String, String),
-    /// Ctrl-C: findings made so far are kept.
-    #[error("interrupted")]
-    Interrupted,
-    /// The runs that come next are made by others, or the one that was wanted is made.
-    #[error("its runs are made elsewhere")]
-    Elsewhere,
 }
 
 /// Everything that an experiment needs to run.
@@ -413,6 +424,28 @@ impl ExperimentContext<'_> {
         self.run_here(items, run)
     }
 
+    /// As [`ExperimentContext::run_all`], with answers that are stored. `inputs` describes everything that an answer depends
+    /// on besides the sources of `module` (as `module_path!()`) and the length of the run.
+    ///
+    /// # Errors
+    /// As [`ExperimentContext::run_all`].
+    pub(crate) fn run_all_stored<T: Sync, R: Send + Serialize + DeserializeOwned>(
+        &self,
+        module: &'static str,
+        items: &[T],
+        inputs: impl Fn(&T) -> String + Sync,
+        run: impl Fn(&T) -> Result<R, ReproError> + Sync,
+    ) -> Result<Vec<R>, ReproError> {
+        let length = self.pick_of_three("sample", "quick", "full");
+        self.run_all(items, |item| {
+            let inputs = inputs(item);
+            let label = format!("{module}, {length}: {inputs}");
+            let sources = digest_of(module).to_string();
+            let inputs = format!("{module} {length} {:?} {:?} {inputs}", self.mixes, self.machine);
+            store::remember(RunName { kind: "answer", label, sources, inputs }, || run(item))
+        })
+    }
+
     /// As [`ExperimentContext::run_all`], always in this process: for short runs, whose answers stay in this process.
     ///
     /// # Errors
@@ -473,8 +506,14 @@ impl Findings {
 impl Findings {
     /// Number of findings with each verdict: `met`, `exceeded`, `missed`.
     pub fn tally(&self) -> BTreeMap<&'static str, usize> {
+        Findings::tally_of(&self.results)
+    }
+
+    /// The same of any findings.
+    pub fn tally_of<'a>(findings: impl IntoIterator<Item = &'a Finding>) -> BTreeMap<&'static str, usize> {
+        let given: Vec<Option<ResultVerdict>> = findings.into_iter().map(|finding| finding.verdict).collect();
         let verdicts = [ResultVerdict::Met, ResultVerdict::Exceeded, ResultVerdict::Missed];
-        let count = |verdict| self.results.iter().filter(|finding| finding.verdict == Some(verdict)).count();
+        let count = |verdict| given.iter().filter(|other| **other == Some(verdict)).count();
         verdicts.into_iter().map(|verdict| (verdict.name(), count(verdict))).collect()
     }
 }

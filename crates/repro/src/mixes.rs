@@ -18,9 +18,9 @@ use serde::Serialize;
 
 use crate::corun::{CoRunBench, CoRunMatrix, caches};
 use crate::rates::ProgramRates;
-use crate::setup::{Comparison, SpeedupScores, WorkloadJob, built, failed};
+use crate::setup::{Comparison, SpeedupScores, WorkloadJob, failed};
 use crate::solo;
-use crate::work::{self};
+use crate::steered;
 use crate::{ExperimentContext, ReproError, mean};
 
 /// Nominal windows are so many times as long as simulated ones.
@@ -168,7 +168,7 @@ fn score(context: &ExperimentContext<'_>, bench: &CoRunBench, jobs: &[WorkloadJo
         let mut config = standard.for_machine(machine.topology(), machine.capabilities());
         // Profiles recorded beforehand fill only what the others leave open, so they come last.
         config.profilers.push(ProfilerConfig::Oracle { profiles: profiles.clone() });
-        Ok(work::together(&workload, &work, Some(built(config)?))?.rates)
+        Ok(steered::together_under(&workload, &work, config)?.rates)
     };
     let runs = context.run_all(&names, |&name| match one_run(name) {
         Err(ReproError::Interrupted) => Err(ReproError::Interrupted),

@@ -1,194 +1,19 @@
-//! The setup of every experiment: a simulated machine, programs on it, a policy above it, and the results.
+//! Runs under a policy, and how runs compare.
 //!
-//! A [`Workload`] is complete and exact: the same workload gives the same bits. Runs warm up first; what is reported
-//! covers the measured span only. Managed runs go through `core::ControlLoop`, so a policy sees observations and nothing
-//! else; results come from the simulator's own books, which no policy sees.
+//! Managed runs go through `core::ControlLoop`, so a policy sees observations and nothing else; results come from the
+//! simulator's own books, which no policy sees.
 
-use std::path::PathBuf;
-
-use cachemate_core::{
-    Access, AccessSource, BatchEnd, ControlLoopError, CpuSet, Goal, MachineSpec, PipelineConfig, PolicyConfig,
-    ProfilerConfig, WindowLength, WindowRecord,
-};
+use cachemate_core::{ControlLoopError, PipelineConfig, PolicyConfig, ProfilerConfig, WindowLength, WindowRecord};
 use cachemate_pipeline::{Pipeline, miss_penalty_of_machine};
-use cachemate_sim::kernels;
-use cachemate_sim::machine::{RunLimit, SimMachine, SimOptions, SimProgram};
+use cachemate_sim::machine::SimMachine;
 use cachemate_sim::metrics;
 use cachemate_sim::results::{RunResults, TaskResults};
-use cachemate_sim::run::run_alone;
-use cachemate_trace::{CmtReader, CmtSource, TraceReader};
 use serde::{Deserialize, Serialize};
 
-use crate::ReproError;
+use crate::error::ReproError;
+pub use crate::error::failed;
 use crate::rates::ProgramRates;
-
-/// One program of a workload: a process of its own.
-#[derive(Clone, Debug)]
-pub struct WorkloadJob {
-    /// Shown, and unique where results are looked up by it.
-    pub name: String,
-    /// In `cachemate_sim::kernels`.
-    pub kernel: String,
-    /// Footprint, threads and groups; for kernels only.
-    pub options: kernels::Options,
-    /// Input and layout of this copy.
-    pub seed: u64,
-    /// The goal that its owner sets; `None` = no goal.
-    pub goal: Option<Goal>,
-    /// Fixed there, whatever a policy or the machine's scheduler says.
-    pub pinned: Option<CpuSet>,
-    /// Every thread ends after so many instructions; `None` = it never does (our kernels are endless).
-    pub instructions: Option<u64>,
-    /// Every thread has run so many instructions when the run begins: programs are under way, and copies of one are not in
-    /// step. For programs whose threads do not wait for each other.
-    pub under_way_instructions: u64,
-    /// A recorded program's first thread, in a loop, instead of a kernel; the seed says where in the loop it begins.
-    pub recording: Option<PathBuf>,
-}
-
-/// A program that ends.
-struct LimitedSource {
-    source: Box<dyn AccessSource>,
-    left: u64,
-}
-
-impl AccessSource for LimitedSource {
-    fn next_batch(&mut self, batch: &mut Vec<Access>) -> BatchEnd {
-        let begin = batch.len();
-        let turn = self.source.next_batch(batch);
-        for index in begin..batch.len() {
-            let instructions = batch[index].instructions();
-            if instructions >= self.left {
-                batch.truncate(index + 1);
-                self.left = 0;
-                return BatchEnd::Exit;
-            }
-            self.left -= instructions;
-        }
-        turn
-    }
-    fn progress(&self) -> Option<f64> {
-        self.source.progress()
-    }
-}
-
-fn ending(source: Box<dyn AccessSource>, left: u64) -> Box<dyn AccessSource> {
-    Box::new(LimitedSource { source, left })
-}
-
-/// The source after so many instructions, or where it first waited for something.
-fn under_way(mut source: Box<dyn AccessSource>, instructions: u64) -> Box<dyn AccessSource> {
-    let (mut past, mut batch) = (0, Vec::new());
-    while past < instructions {
-        batch.clear();
-        if source.next_batch(&mut batch) != BatchEnd::More || batch.is_empty() {
-            break;
-        }
-        past += batch.iter().map(|access| access.instructions()).sum::<u64>();
-    }
-    source
-}
-
-impl WorkloadJob {
-    /// A kernel as it is in the table of programs.
-    pub fn new(kernel: &str, seed: u64) -> Self {
-        let options = kernels::Options::default();
-        WorkloadJob {
-            name: kernel.to_string(),
-            kernel: kernel.to_string(),
-            options,
-            seed,
-            goal: None,
-            pinned: None,
-            instructions: None,
-            under_way_instructions: 0,
-            recording: None,
-        }
-    }
-
-    /// A recorded program.
-    pub fn recorded(name: &str, path: PathBuf, seed: u64) -> Self {
-        WorkloadJob { recording: Some(path), ..WorkloadJob::new(name, seed) }
-    }
-
-    /// `count` copies with seeds of their own, named `kernel-0`, `kernel-1`, ...
-    pub fn copies(kernel: &str, count: u64, seed: u64) -> Vec<Self> {
-        (0..count)
-            .map(|index| WorkloadJob {
-                name: format!("{kernel}-{index}"),
-                ..WorkloadJob::new(kernel, seed * 1_000 + index)
-            })
-            .collect()
-    }
-
-    /// Fixed to these CPUs.
-    #[must_use]
-    pub fn on_cpus(self, cpus: CpuSet) -> Self {
-        WorkloadJob { pinned: Some(cpus), ..self }
-    }
-
-    /// Its threads, at their start, for the n-th run of the program.
-    ///
-    /// # Errors
-    /// An unknown kernel, an option that it does not take, a recording that cannot be read.
-    pub fn threads(&self, run: u32) -> Result<Vec<Box<dyn AccessSource>>, ReproError> {
-        let seed = self.seed + (u64::from(run) << 32);
-        let sources: Vec<Box<dyn AccessSource>> = match &self.recording {
-            None => {
-                let program = kernels::build(&self.kernel, seed, &self.options).map_err(failed(&self.name))?;
-                program.threads
-            }
-            Some(path) => {
-                let what = failed(&self.name);
-                let mut first = Vec::new();
-                CmtReader::open(path).map_err(&what)?.read_batch(&mut first).map_err(&what)?;
-                let thread = first.first().map_or(0, |record| record.thread);
-                let source = CmtSource::open(path, thread, 0, 0).map_err(&what)?;
-                let skip = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) % source.records_per_round().max(1);
-                vec![Box::new(CmtSource::open(path, thread, 0, skip).map_err(&what)?)]
-            }
-        };
-        let begun = |source| under_way(source, self.under_way_instructions);
-        let sources: Vec<Box<dyn AccessSource>> = sources.into_iter().map(begun).collect();
-        Ok(match self.instructions {
-            None => sources,
-            Some(left) => sources.into_iter().map(|source| ending(source, left)).collect(),
-        })
-    }
-
-    /// As the machine takes it.
-    ///
-    /// # Errors
-    /// As [`WorkloadJob::threads`].
-    pub fn program(&self) -> Result<SimProgram, ReproError> {
-        // Built once to have errors now; the maker builds it anew for every further run of the program.
-        let mut first = Some(self.threads(0)?);
-        let job = self.clone();
-        let maker = move |run: u32| match first.take() {
-            Some(threads) if run == 0 => threads,
-            _ => job.threads(run).expect("built with these options before"),
-        };
-        let mut program = SimProgram::new(self.name.clone(), Box::new(maker));
-        program.goal = self.goal;
-        program.pinned = self.pinned.clone();
-        Ok(program)
-    }
-}
-
-/// A machine, programs, and for how long.
-#[derive(Clone, Debug)]
-pub struct Workload {
-    /// The machine on which it runs.
-    pub machine: MachineSpec,
-    /// Seed, scale and scheduler. [`Workload::simulated`] replaces its lengths.
-    pub options: SimOptions,
-    /// In the order in which they arrive.
-    pub jobs: Vec<WorkloadJob>,
-    /// Not measured.
-    pub warm_up_cycles: u64,
-    /// Length of the measured part, after the warm-up.
-    pub measured_cycles: u64,
-}
+pub use crate::workload::{Workload, WorkloadJob};
 
 /// The results of a managed run, and every record of the loop, including the warm-up.
 pub struct ManagedRun {
@@ -199,59 +24,6 @@ pub struct ManagedRun {
 }
 
 impl Workload {
-    /// On a machine by name (overrides allowed, as in `niagara-2core?l2.size_bytes=98304`).
-    ///
-    /// # Errors
-    /// There is no such machine.
-    pub fn on(machine: &str, jobs: Vec<WorkloadJob>, seed: u64) -> Result<Self, ReproError> {
-        let spec = cachemate_spec::load_machine(machine)
-            .map_err(|error| ReproError::Failed(machine.to_string(), error.to_string()))?;
-        let options = SimOptions { seed, ..SimOptions::default() };
-        Ok(Workload { machine: spec, options, jobs, warm_up_cycles: 0, measured_cycles: 0 })
-    }
-
-    /// The same workload with this length.
-    #[must_use]
-    pub fn lasting(mut self, warm_up_cycles: u64, measured_cycles: u64) -> Self {
-        (self.warm_up_cycles, self.measured_cycles) = (warm_up_cycles, measured_cycles);
-        self
-    }
-
-    /// The machine at its start.
-    ///
-    /// # Errors
-    /// A program or machine that cannot be.
-    pub fn simulated(&self) -> Result<SimMachine, ReproError> {
-        let warm_up = (self.warm_up_cycles > 0).then_some(RunLimit::Cycles(self.warm_up_cycles));
-        let ends = Some(RunLimit::Cycles(self.measured_cycles));
-        self.simulated_with(SimOptions { warm_up, ends, ..self.options.clone() })
-    }
-
-    /// The machine at its start with lengths of its own: the same work instead of the same time.
-    ///
-    /// # Errors
-    /// As [`Workload::simulated`].
-    pub fn simulated_with(&self, options: SimOptions) -> Result<SimMachine, ReproError> {
-        let programs = self.jobs.iter().map(WorkloadJob::program).collect::<Result<Vec<_>, _>>()?;
-        SimMachine::new(&self.machine, &options, programs).map_err(failed("machine"))
-    }
-
-    /// Under the machine's own scheduler alone.
-    ///
-    /// # Errors
-    /// As [`Workload::simulated`], and the machine's own.
-    pub fn unmanaged(&self) -> Result<RunResults, ReproError> {
-        run_alone(&mut self.simulated()?).map_err(failed("unmanaged run"))
-    }
-
-    /// One job alone on the same machine, for as long.
-    ///
-    /// # Errors
-    /// As [`Workload::unmanaged`].
-    pub fn solo(&self, job: usize) -> Result<RunResults, ReproError> {
-        Workload { jobs: vec![self.jobs[job].clone()], ..self.clone() }.unmanaged()
-    }
-
     /// Under a policy, from the start of the warm-up on.
     ///
     /// # Errors
@@ -307,12 +79,6 @@ pub fn run_under(
 ) -> Result<RunResults, ControlLoopError> {
     machine.set_first_window(by.config().first_window);
     Ok(by.run(machine, each)?.results())
-}
-
-/// An error of any kind as the experiment's.
-pub fn failed<E: std::fmt::Display>(what: &str) -> impl Fn(E) -> ReproError {
-    let what = what.to_string();
-    move |error| ReproError::Failed(what.clone(), error.to_string())
 }
 
 /// How one run compares with another of the same jobs, per instruction, per time and per fairness.
@@ -406,6 +172,7 @@ impl SpeedupScores {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cachemate_sim::machine::SimOptions;
 
     fn workload(kernels: &[&str]) -> Workload {
         let jobs = kernels.iter().enumerate().map(|(index, kernel)| WorkloadJob::new(kernel, index as u64)).collect();
@@ -442,46 +209,5 @@ mod tests {
         let gain = Comparison::of(&other.unmanaged().unwrap(), &both).unwrap();
         let product = (1.0 + gain.mix_gain) * (1.0 + gain.contention_gain);
         assert!((product - 1.0 - gain.throughput_gain).abs() < 1e-9);
-    }
-
-    /// Does a job with an end run just so many instructions, and is it over then?
-    #[test]
-    fn a_job_with_an_end_ends() {
-        let mut job = WorkloadJob::new("mcf", 1);
-        job.instructions = Some(100_000);
-        let workload = Workload::on("xeon-x5365-4", vec![job], 1).unwrap().lasting(0, 1_000_000_000);
-        let results = workload.unmanaged().unwrap();
-        assert!(results.tasks[0].exited);
-        let off = results.tasks[0].instructions.abs_diff(100_000);
-        assert!(off < 100, "{} instructions", results.tasks[0].instructions);
-    }
-
-    /// Does a job that is under way go on where the program is after so many instructions?
-    #[test]
-    fn a_job_under_way_goes_on_where_the_program_is() {
-        let stream = |under_way_instructions: u64| {
-            let job = WorkloadJob { under_way_instructions, ..WorkloadJob::new("art", 1) };
-            let (mut source, mut batch) = (job.threads(0).unwrap().remove(0), Vec::new());
-            (0..40).for_each(|_| assert_eq!(source.next_batch(&mut batch), BatchEnd::More));
-            batch
-        };
-        let (from_start, later) = (stream(0), stream(5_000));
-        let mut past = 0;
-        let of_start = |access: &Access| {
-            past += access.instructions();
-            past
-        };
-        let passed: Vec<u64> = from_start.iter().map(of_start).collect();
-        let skipped = (0..from_start.len()).find(|&at| from_start[at..].starts_with(&later[..100])).unwrap();
-        let instructions = passed[skipped - 1];
-        assert!((5_000..20_000).contains(&instructions), "{instructions}");
-    }
-
-    /// Is a program that does not exist an error with its name?
-    #[test]
-    fn an_unknown_kernel_is_named() {
-        let workload = Workload::on("xeon-x5365-4", vec![WorkloadJob::new("mfc", 1)], 1).unwrap();
-        let error = workload.simulated().err().unwrap().to_string();
-        assert!(error.contains("'mfc'") && error.contains("did you mean 'mcf'"), "{error}");
     }
 }

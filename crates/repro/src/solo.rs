@@ -4,37 +4,32 @@
 //! instrumentation): hits by LRU stack position, references, misses, and sampled reuse times of what the last level
 //! sees. Properties: no co-runner, no prefetcher and no timing in it; the first part, which fills the caches, is left out.
 
-use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
-
 use cachemate_core::{
     Access, AccessKind, BatchEnd, CacheLevel, CacheSpec, Estimate, Fact, FactSource, MachineSpec, Profile,
 };
 use cachemate_locality::cachesim::{CacheGeometry, CacheSim, Replacement};
 use cachemate_locality::reuse::ReuseSampler;
 
-use crate::ReproError;
-use crate::setup::{WorkloadJob, failed};
+use crate::error::{ReproError, failed};
+use crate::recordings;
+use crate::run_request::sources_of;
+use crate::store::{self, RunName};
+use crate::workload::WorkloadJob;
 
 /// One access of so many is watched until it is touched again.
 const REUSE_ONE_IN: u32 = 64;
 
-static PROFILES: Mutex<BTreeMap<String, Profile>> = Mutex::new(BTreeMap::new());
-
 /// The profile of a single-threaded job on the machine's last-level cache, over so many data accesses after as many to
-/// warm up. Made once per process.
+/// warm up.
 ///
 /// # Errors
 /// A job that cannot be built or has several threads; a machine whose caches cannot be simulated.
 pub fn profile(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Result<Profile, ReproError> {
-    let name = format!("{job:?} {:?} {accesses}", machine.caches);
-    let known = || PROFILES.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(found) = known().get(&name) {
-        return Ok(found.clone());
-    }
-    let reuses = measure(job, machine, accesses)?;
-    known().insert(name, reuses.clone());
-    Ok(reuses)
+    let recordings: Vec<String> = job.recording.as_deref().map(recordings::digest).into_iter().collect();
+    let sources = sources_of(module_path!(), &recordings);
+    let label = format!("profile of {} on {}", job.name, machine.name);
+    let inputs = format!("{job:?} {:?} {accesses} {recordings:?}", machine.caches);
+    store::remember(RunName { kind: "profile", label, sources, inputs }, || measure(job, machine, accesses))
 }
 
 fn measure(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Result<Profile, ReproError> {

@@ -17,7 +17,7 @@ use std::sync::{Mutex, PoisonError};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::ReproError;
+use crate::error::ReproError;
 
 /// Answers that were kept, by the run's name.
 pub type AnswerLookup<'a> = &'a (dyn Fn(&str) -> Option<Vec<u8>> + Sync);
@@ -105,14 +105,15 @@ fn within<R>(run: impl FnOnce() -> R) -> R {
 }
 
 /// An answer that reads back as what it was, or an error.
-fn written<R: Serialize + DeserializeOwned>(name: &str, answer: &R) -> Result<Vec<u8>, ReproError> {
+pub(crate) fn written<R: Serialize + DeserializeOwned>(name: &str, answer: &R) -> Result<Vec<u8>, ReproError> {
     let failed = |what: String| ReproError::Failed(name.to_string(), format!("its answer: {what}"));
     let bytes = rmp_serde::to_vec_named(answer).map_err(|error| failed(error.to_string()))?;
     let again = rmp_serde::to_vec_named(&read::<R>(name, &bytes)?).map_err(|error| failed(error.to_string()))?;
     if again == bytes { Ok(bytes) } else { Err(failed("it does not read back as it was".to_string())) }
 }
 
-fn read<R: DeserializeOwned>(name: &str, bytes: &[u8]) -> Result<R, ReproError> {
+/// An answer from its bytes.
+pub(crate) fn read<R: DeserializeOwned>(name: &str, bytes: &[u8]) -> Result<R, ReproError> {
     let failed = |error: rmp_serde::decode::Error| ReproError::Failed(name.to_string(), format!("an answer: {error}"));
     rmp_serde::from_slice(bytes).map_err(failed)
 }

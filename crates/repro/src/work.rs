@@ -8,16 +8,15 @@
 //! of one work is a slowdown whatever the phases; the machine's trail is noted every [`STEP_CYCLES`], between two
 //! notes a line; a policy sees nothing of it.
 
-use cachemate_core::{CacheLevel, Decision};
-use cachemate_pipeline::Pipeline;
-use cachemate_sim::machine::{ProgressSample, RunLimit, SimOptions, TaskProgress};
+use cachemate_core::{CacheLevel, Decision, Machine as _, Plan, WindowLength};
+use cachemate_sim::machine::{ProgressSample, RunLimit, SimMachine, SimOptions, TaskProgress};
 use cachemate_sim::results::RunResults;
 use cachemate_sim::run::run_alone;
 use serde::{Deserialize, Serialize};
 
-use crate::ReproError;
+use crate::error::{ReproError, failed};
 use crate::rates::ProgramRates;
-use crate::setup::{Workload, failed, run_under};
+use crate::workload::Workload;
 
 /// Simulated cycles between two notes of all programs' progress.
 pub const STEP_CYCLES: u64 = 50_000;
@@ -33,7 +32,34 @@ pub struct InstructionRange {
     pub to_instr: f64,
 }
 
+/// One plan from the end of the first window on, whatever is observed.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct FixedPlan {
+    /// The plan.
+    pub plan: Plan,
+    /// Until it is in force.
+    pub first_window: WindowLength,
+}
+
+impl FixedPlan {
+    /// Runs a machine under the plan to its end.
+    ///
+    /// # Errors
+    /// The machine's own, or a plan that it refuses.
+    pub fn run(&self, machine: &mut SimMachine) -> Result<RunResults, ReproError> {
+        machine.set_first_window(self.first_window);
+        while machine.observe().map_err(failed("a run under a fixed plan"))?.is_some() {
+            let applied = machine.apply(&self.plan).map_err(failed("a fixed plan"))?;
+            if let Some(refused) = applied.refused.first() {
+                return Err(failed("a fixed plan")(&refused.message));
+            }
+        }
+        Ok(machine.results())
+    }
+}
+
 /// One run over given work.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct WorkRun {
     /// In the order of the jobs.
     pub rates: Vec<ProgramRates>,
@@ -46,8 +72,8 @@ pub struct WorkRun {
 /// The work of the workload's only job alone in the measured cycles after the warm-up, and its speed.
 ///
 /// # Errors
-/// As [`Workload::unmanaged`]; a machine without a data cache; a job that does nothing.
-pub fn alone(workload: &Workload) -> Result<(InstructionRange, ProgramRates), ReproError> {
+/// As [`Workload::simulated`]; a machine without a data cache; a job that does nothing.
+pub(crate) fn alone(workload: &Workload) -> Result<(InstructionRange, ProgramRates), ReproError> {
     let (from, to) = (workload.warm_up_cycles, workload.warm_up_cycles + workload.measured_cycles);
     let mut machine = timed(workload, to, Vec::new())?;
     run_alone(&mut machine).map_err(failed("run alone"))?;
@@ -58,31 +84,41 @@ pub fn alone(workload: &Workload) -> Result<(InstructionRange, ProgramRates), Re
     Ok((work, rates(&begin, &end, true).ok_or_else(|| failed(name)("it ran no instruction alone"))?))
 }
 
-/// All jobs together, the n-th over the n-th work, under the machine's scheduler alone or under a policy. A job that does
+/// All jobs together, the n-th over the n-th work, under the machine's scheduler alone or under one plan. A job that does
 /// not finish its work in [`GIVES_UP_AFTER_TIMES`] the time that all took alone is marked in its rates.
 ///
 /// # Errors
-/// As [`Workload::managed`]; a job that never runs.
-pub fn together(workload: &Workload, work: &[InstructionRange], by: Option<Pipeline>) -> Result<WorkRun, ReproError> {
+/// As [`Workload::simulated`], and the machine's own; a job that never runs.
+pub(crate) fn together(
+    workload: &Workload,
+    work: &[InstructionRange],
+    plan: Option<&FixedPlan>,
+) -> Result<WorkRun, ReproError> {
+    let mut machine = timed_together(workload, work)?;
+    let results = match plan {
+        None => run_alone(&mut machine).map_err(failed("unmanaged run"))?,
+        Some(plan) => plan.run(&mut machine)?,
+    };
+    work_run(workload, work, machine.trail(), results, Vec::new())
+}
+
+/// A machine at its start that ends once every job has done its work.
+pub(crate) fn timed_together(workload: &Workload, work: &[InstructionRange]) -> Result<SimMachine, ReproError> {
     let alone_cycles = workload.warm_up_cycles + workload.measured_cycles;
     let until = work.iter().map(|work| work.to_instr as u64 + 1).collect();
-    let mut machine = timed(workload, GIVES_UP_AFTER_TIMES * alone_cycles, until)?;
-    let mut decisions = Vec::new();
-    let (results, trail) = match by {
-        None => (run_alone(&mut machine).map_err(failed("unmanaged run"))?, machine.trail().to_vec()),
-        Some(by) => {
-            let name = by.config().policy.name.clone();
-            let mut trail: Vec<ProgressSample> = Vec::new();
-            let results = run_under(machine, by, |machine, record| {
-                trail.extend_from_slice(&machine.trail()[trail.len()..]);
-                decisions.push(record.decision);
-                true
-            });
-            (results.map_err(failed(&name))?, trail)
-        }
-    };
+    timed(workload, GIVES_UP_AFTER_TIMES * alone_cycles, until)
+}
+
+/// The run of this trail.
+pub(crate) fn work_run(
+    workload: &Workload,
+    work: &[InstructionRange],
+    trail: &[ProgressSample],
+    results: RunResults,
+    decisions: Vec<Decision>,
+) -> Result<WorkRun, ReproError> {
     let of = |(task, work): (usize, &InstructionRange)| {
-        over_work(&trail, task, work).ok_or_else(|| failed(&workload.jobs[task].name)("it never ran"))
+        over_work(trail, task, work).ok_or_else(|| failed(&workload.jobs[task].name)("it never ran"))
     };
     Ok(WorkRun { rates: work.iter().enumerate().map(of).collect::<Result<_, _>>()?, results, decisions })
 }
@@ -101,11 +137,7 @@ fn over_work(trail: &[ProgressSample], task: usize, work: &InstructionRange) -> 
     rates(&begin.unwrap_or(start), &end, false)
 }
 
-fn timed(
-    workload: &Workload,
-    ends_cycles: u64,
-    until: Vec<u64>,
-) -> Result<cachemate_sim::machine::SimMachine, ReproError> {
+fn timed(workload: &Workload, ends_cycles: u64, until: Vec<u64>) -> Result<SimMachine, ReproError> {
     if workload.machine.last_level().map(|cache| cache.level).is_none_or(|level| level == CacheLevel::L1Instruction) {
         return Err(failed(&workload.machine.name)("no data cache to share"));
     }
@@ -174,7 +206,7 @@ fn rates(begin: &ProgressPoint, end: &ProgressPoint, finished: bool) -> Option<P
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::setup::WorkloadJob;
+    use crate::workload::WorkloadJob;
 
     /// Does a program whose phases differ in speed by far keep its speed beside one that does not touch memory's ways,
     /// although it is measured from another cycle on?

@@ -13,7 +13,7 @@ use clap::Args;
 
 use crate::args::JsonArg;
 use crate::exit::UsageError;
-use crate::run_cache::RunCacheArgs;
+use crate::run_store::RunStoreArgs;
 use crate::session::Session;
 
 /// Attribute a slowdown to its causes: cache space, bus, memory controller, prefetching
@@ -43,7 +43,7 @@ pub struct AttributeArgs {
     #[arg(long, default_value_t = 15, value_name = "N", value_parser = clap::value_parser!(u64).range(1..1_000_000))]
     cycles: u64,
     #[command(flatten)]
-    kept: RunCacheArgs,
+    runs: RunStoreArgs,
     #[command(flatten)]
     json: JsonArg,
 }
@@ -51,7 +51,7 @@ pub struct AttributeArgs {
 impl AttributeArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let (program, with) = (job(&self.program, self.seed)?, job(&self.with, self.seed.wrapping_add(50))?);
-        self.kept.start();
+        self.runs.start();
         let stop = session.interrupt_flag();
         let bar = session.progress("attribute", None);
         bar.set_message("eight runs");
@@ -59,7 +59,7 @@ impl AttributeArgs {
         let bench = CoRunBench::on(&self.machine, self.seed, self.warm_up * 1_000_000, self.cycles * 1_000_000)?;
         let decomposition = decompose(&context, &bench, &program, &with)?;
         bar.finish_and_clear();
-        self.kept.end(session);
+        self.runs.end(session);
         session.answer(self.json.json, &decomposition, || render(&decomposition))
     }
 }

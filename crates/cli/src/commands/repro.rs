@@ -11,7 +11,7 @@ use cachemate_repro::{
     Experiment, ExperimentContext, Finding, Findings, ReproError, ResultVerdict, index_html, select,
 };
 use cachemate_sweep::{JobRunner, Store};
-use clap::Args;
+use clap::{Args, Subcommand};
 use serde::Serialize;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -22,13 +22,18 @@ use crate::exit::{InterruptedError, UsageError};
 use crate::files::refuse_full;
 use crate::job_runner::LocalJobRunner;
 use crate::repro_cost::{self, processor_hours};
+use crate::repro_run::{CostMeter, ReproPlan, ReproRun, form};
+use crate::repro_store::ReproStore;
 use crate::repro_sweep::{KEPT, ReproRequest, Waves};
-use crate::run_cache::{RunCacheArgs, sources, use_cache_dir};
+use crate::run_store::{RunStoreArgs, sources, use_store_dir};
 use crate::session::Session;
 
 /// Reproduce the papers' results on the simulator, by their ids (docs/repro.md)
 #[derive(Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Repro {
+    #[command(subcommand)]
+    action: Option<ReproAction>,
     /// Result ids such as CASC-1, `all` of the papers, or `mixes`: random mixes under every policy
     #[arg(required_unless_present = "list", value_name = "ID")]
     ids: Vec<String>,
@@ -65,9 +70,16 @@ pub struct Repro {
     #[command(flatten)]
     engines: EngineArgs,
     #[command(flatten)]
-    kept: RunCacheArgs,
+    runs: RunStoreArgs,
     #[command(flatten)]
     json: JsonArg,
+}
+
+#[derive(Subcommand)]
+enum ReproAction {
+    Plan(ReproPlan),
+    Run(ReproRun),
+    Store(ReproStore),
 }
 
 /// Below the output's folder: the sweep's own, with --engine. The same command goes on from there.
@@ -75,13 +87,19 @@ const SWEEP: &str = "sweep";
 
 impl Repro {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        match &self.action {
+            Some(ReproAction::Plan(plan)) => return plan.run(session),
+            Some(ReproAction::Run(run)) => return run.run(session),
+            Some(ReproAction::Store(store)) => return store.run(session),
+            None => {}
+        }
         if self.list {
             return session.print(&list());
         }
-        self.kept.start();
+        self.runs.start();
         if self.ids.iter().any(|id| id.eq_ignore_ascii_case("mixes")) {
             self.mixes(session)?;
-            self.kept.end(session);
+            self.runs.end(session);
             return Ok(());
         }
         let experiments = select(&self.ids).map_err(|unknown| UsageError(unknown.to_string()))?;
@@ -96,7 +114,7 @@ impl Repro {
             None => self.run_all(session, &experiments)?,
             Some(_) => self.run_swept(session, &experiments)?,
         };
-        self.kept.end(session);
+        self.runs.end(session);
         let measured = self.measured(if self.sample { findings.without_targets() } else { findings })?;
         if let Some(folder) = self.output.as_deref() {
             write_all(folder, &measured)?;
@@ -171,7 +189,7 @@ impl Repro {
             self.output.as_deref().ok_or_else(|| UsageError("--engine keeps its runs in -o DIR".to_string()))?;
         let what = self.asked()?;
         let store = Arc::new(Store::create(&folder.join(SWEEP))?);
-        use_cache_dir(&store.folder().join(KEPT));
+        use_store_dir(&store.folder().join(KEPT));
         let work: Arc<dyn JobRunner> = Arc::new(LocalJobRunner::new(session, store.folder()));
         let stop = session.interrupt_flag();
         let mut waves = Waves::new(what, asked, &store);
@@ -224,8 +242,12 @@ impl Repro {
                 progress: &progress,
                 split: None,
             };
+            let meter = CostMeter::start();
             match (experiment.run)(&context) {
-                Ok(mut found) => findings.results.append(&mut found),
+                Ok(mut found) => {
+                    meter.finish(experiment, form(self.quick, self.sample), context.seeds.len());
+                    findings.results.append(&mut found);
+                }
                 Err(ReproError::Interrupted) => return Ok((findings, failed, true)),
                 Err(error) => {
                     failed.push(format!("{}: {error}", experiment.ids.join(", ")));

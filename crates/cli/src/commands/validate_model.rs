@@ -18,6 +18,7 @@ use serde::Serialize;
 use crate::args::JsonArg;
 use crate::exit::UsageError;
 use crate::files::{refuse_existing, write_file};
+use crate::run_store::RunStoreArgs;
 use crate::session::Session;
 use crate::traces::recording_path;
 
@@ -52,6 +53,8 @@ pub struct ValidateModel {
     #[arg(value_name = "RECORDING", requires = "offline")]
     recordings: Vec<String>,
     #[command(flatten)]
+    runs: RunStoreArgs,
+    #[command(flatten)]
     json: JsonArg,
 }
 
@@ -82,6 +85,7 @@ impl ValidateModel {
             // An existing file is resumed from.
             refuse_existing(path, true)?;
         }
+        self.runs.start();
         let stop = session.interrupt_flag();
         let bar = session.progress("validate-model", None);
         let progress = |what: &str| bar.set_message(what.to_string());
@@ -110,6 +114,7 @@ impl ValidateModel {
             cachemate_files::replace(path, text.as_bytes()).map_err(failed(&path.display().to_string()))
         };
         let measured = truth(&context, known, keep)?;
+        self.runs.end(session);
         let scored = score(&measured)?;
         if let Some(path) = &self.figure {
             write_file(path, figure(&scored).svg().as_bytes(), self.force)?;

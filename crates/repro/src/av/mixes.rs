@@ -20,8 +20,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{MACHINE, SAMPLE_CYCLES, SUPER_SETS};
 use crate::rates::ProgramRates;
+use crate::run_request;
 use crate::setup::{Comparison, SpeedupScores, Workload, WorkloadJob, failed};
-use crate::work::{self, InstructionRange, WorkRun};
+use crate::steered;
+use crate::work::{InstructionRange, WorkRun};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
 /// Table 4: the mix, kick-outs saved and IPC gained in the paper, %.
@@ -62,6 +64,7 @@ const PAIR_PARTS: u64 = 3;
 const PAIR_TURN: u32 = 8;
 
 /// Samples of a job alone: before its work, and of its work. Beside others it takes three to four times as many.
+#[derive(Debug)]
 struct SampleLength {
     scale: u64,
     warm_up: u64,
@@ -131,14 +134,20 @@ fn all_mixes(
         jobs.sort_unstable();
         jobs.dedup();
         let alone = context.run_all(&jobs, |&(program, at)| {
-            work::alone(&Workload { jobs: vec![job(program, at, seed)], ..workload(&[], seed, length)? })
+            run_request::alone(&Workload { jobs: vec![job(program, at, seed)], ..workload(&[], seed, length)? })
         })?;
         let of =
             |(at, program): (usize, &&str)| jobs.iter().position(|other| *other == (*program, at)).map(|n| alone[n]);
-        mixes.extend(context.run_all(&items, |&nth| {
-            let alone: Vec<(InstructionRange, ProgramRates)> = MIXES[nth].0.iter().enumerate().filter_map(of).collect();
-            mix(nth, seed, length, &alone)
-        })?);
+        mixes.extend(context.run_all_stored(
+            module_path!(),
+            &items,
+            |nth| format!("{nth} {seed} {length:?}"),
+            |&nth| {
+                let alone: Vec<(InstructionRange, ProgramRates)> =
+                    MIXES[nth].0.iter().enumerate().filter_map(of).collect();
+                mix(nth, seed, length, &alone)
+            },
+        )?);
     }
     Ok(mixes)
 }
@@ -170,7 +179,7 @@ fn managed(
     let counters = ProfilerConfig::Counters { level: CacheLevel::L2, min_instructions: counted_instructions };
     let profilers = vec![counters, ProfilerConfig::Activity];
     let config = workload.pipeline(name, "", profilers, WindowLength::Time { ns: window_ns(workload) });
-    work::together(workload, work, Some(Pipeline::with_policy(config, policy)))
+    steered::run_together(workload, work, Pipeline::with_policy(config, policy))
 }
 
 fn scheduled(

@@ -22,6 +22,7 @@ const PAPER: [(f64, f64); 6] =
 const L2_MISS: usize = 5;
 
 /// Samples not kept and kept, and the time scale.
+#[derive(Debug)]
 struct PairLength {
     scale: u64,
     warm_up: u64,
@@ -88,7 +89,12 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         let thresholds = thresholds(context, &length, seed)?;
         let items: Vec<(usize, usize)> =
             (0..PROGRAMS.len()).flat_map(|a| (a..PROGRAMS.len()).map(move |b| (a, b))).collect();
-        pairs.extend(context.run_all(&items, |&(a, b)| pair(&length, seed, a, b, &thresholds))?);
+        pairs.extend(context.run_all_stored(
+            module_path!(),
+            &items,
+            |item| format!("{item:?} {seed} {length:?}"),
+            |&(a, b)| pair(&length, seed, a, b, &thresholds),
+        )?);
     }
     let scale = length.scale as f64;
     let mut findings = correlation(context, &pairs);
@@ -109,10 +115,15 @@ fn workload(jobs: Vec<WorkloadJob>, seed: u64, scale: u64) -> Result<Workload, R
 /// From the nine programs alone, for each of [`FORMS`].
 fn thresholds(context: &ExperimentContext<'_>, length: &PairLength, seed: u64) -> Result<Vec<Thresholds>, ReproError> {
     let alone: Vec<usize> = (0..PROGRAMS.len()).collect();
-    let runs = context.run_all(&alone, |&program| {
-        let workload = workload(vec![job(program, seed, 0)], seed, length.scale)?;
-        Ok(sampled_by_set(workload, length.warm_up, length.kept)?.0)
-    })?;
+    let runs = context.run_all_stored(
+        module_path!(),
+        &alone,
+        |program| format!("alone {program} {seed} {length:?}"),
+        |&program| {
+            let workload = workload(vec![job(program, seed, 0)], seed, length.scale)?;
+            Ok(sampled_by_set(workload, length.warm_up, length.kept)?.0)
+        },
+    )?;
     let of_form = |(_, form): &(&str, SuperSets)| {
         let alone: Vec<TaskActivity> =
             runs.iter().flatten().map(|sample: &ActivitySample| form.of(&sample.tasks[0])).collect();

@@ -35,12 +35,17 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let items: Vec<(u64, &'static str)> =
         context.seeds.iter().flat_map(|&seed| PROGRAMS.map(|program| (seed, program))).collect();
     context.tell("9 programs alone");
-    let runs = context.run_all(&items, |&(seed, program)| {
-        let mut workload = Workload::on(MACHINE, vec![WorkloadJob::new(program, 10 * seed)], seed)?;
-        workload.options.scale = scale;
-        let (samples, _) = sampled(workload, SAMPLES_TOGETHER as u64, SAMPLES_TOGETHER as u64 * long_samples)?;
-        Ok(SoloSamples { seed, program: Name(program), samples })
-    })?;
+    let runs = context.run_all_stored(
+        module_path!(),
+        &items,
+        |item| format!("{item:?} {scale} {long_samples}"),
+        |&(seed, program)| {
+            let mut workload = Workload::on(MACHINE, vec![WorkloadJob::new(program, 10 * seed)], seed)?;
+            workload.options.scale = scale;
+            let (samples, _) = sampled(workload, SAMPLES_TOGETHER as u64, SAMPLES_TOGETHER as u64 * long_samples)?;
+            Ok(SoloSamples { seed, program: Name(program), samples })
+        },
+    )?;
     let findings = [predictability(context, &runs), activity_over_time(context, &runs)];
     Ok(findings.into_iter().map(|finding| finding.time_scale(scale as f64)).collect())
 }

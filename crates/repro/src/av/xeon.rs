@@ -39,6 +39,7 @@ const L2_MISS: usize = 5;
 /// Bounds on falling behind other than the default, in samples; the full form shows what they cost and bring.
 const BOUNDS: [&str; 2] = ["0.25", "inf"];
 
+#[derive(Debug)]
 struct WorkloadLength {
     scale: u64,
     /// Slices of each job, alone.
@@ -99,10 +100,20 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let mut ran = Vec::new();
     for &seed in &context.seeds {
         context.tell(&format!("eight jobs on two contexts, seed {seed}"));
-        let recorded = context.run_all(&programs, |program| record(program, seed, &length))?;
+        let recorded = context.run_all_stored(
+            module_path!(),
+            &programs,
+            |program| format!("{program} {seed} {length:?}"),
+            |program| record(program, seed, &length),
+        )?;
         let thresholds = Thresholds::mean_of(recorded.iter().map(|recorded| &recorded.activity));
         let items: Vec<usize> = (0..WORKLOADS.len()).collect();
-        ran.extend(context.run_all(&items, |&workload| compare(workload, seed, &length, &recorded, thresholds))?);
+        ran.extend(context.run_all_stored(
+            module_path!(),
+            &items,
+            |workload| format!("{workload} {seed} {length:?}"),
+            |&workload| compare(workload, seed, &length, &recorded, thresholds),
+        )?);
     }
     let scale = length.scale as f64;
     let findings = [opportunities(context, &ran), finish_times(context, &ran), counters(context, &ran)];

@@ -53,7 +53,7 @@ struct RatioPair {
 }
 
 /// One machine and seed.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 struct ModelCase {
     replacement: ReplacementPolicy,
     by: ReplacementModel,
@@ -71,14 +71,19 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             cases.extend(context.seeds.iter().map(|&seed| ModelCase { replacement, by, kb, seed }));
         }
     }
-    let pairs = context.run_all(&cases, |case| {
-        context.tell(&format!("groups at {} KB, {:?}, seed {}", case.kb, case.replacement, case.seed));
-        let mut pairs = alone(context, case)?;
-        if !context.quick {
-            pairs.extend(beforehand(context, case)?);
-        }
-        Ok(pairs)
-    })?;
+    let pairs = context.run_all_stored(
+        module_path!(),
+        &cases,
+        |case| format!("{case:?}"),
+        |case| {
+            context.tell(&format!("groups at {} KB, {:?}, seed {}", case.kb, case.replacement, case.seed));
+            let mut pairs = alone(context, case)?;
+            if !context.quick {
+                pairs.extend(beforehand(context, case)?);
+            }
+            Ok(pairs)
+        },
+    )?;
     let told: Vec<(ModelCase, Vec<RatioPair>)> = cases.into_iter().zip(pairs).collect();
     let names = ["StatCache on random replacement", "StatStack on LRU"];
     Ok(replacements.iter().zip(names).map(|(&(_, by), name)| finding(context, &told, sizes, by, name)).collect())

@@ -5,8 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{CpuId, ProfilerConfig, SplitMix64, WindowLength};
-use cachemate_pipeline::Pipeline;
+use cachemate_core::{CpuId, PipelineConfig, ProfilerConfig, SplitMix64, WindowLength};
 use cachemate_report::figure::{Axis, BarChart, BarGroup};
 use cachemate_sim::machine::SimOptions;
 use cachemate_sim::results::TaskResults;
@@ -14,8 +13,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{SCALE, SECOND_SCALE};
 use crate::corun::{CoRunBench, CoRunMatrix, caches};
-use crate::setup::{Workload, WorkloadJob, built, failed};
+use crate::run_request;
+use crate::setup::{Workload, WorkloadJob, failed};
 use crate::solo;
+use crate::steered;
 use crate::work;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
@@ -104,7 +105,11 @@ impl Testbed {
             PlacementSource::Default => None,
             _ => Some(self.deciding(by, &workload, matrix)?),
         };
-        let done = work::together(&workload, &self.bench.work(jobs)?, deciding)?;
+        let work = self.bench.work(jobs)?;
+        let done = match deciding {
+            None => run_request::together(&workload, &work, None)?,
+            Some(config) => steered::together_under(&workload, &work, config)?,
+        };
         if let Some((job, _)) = jobs.iter().zip(&done.rates).find(|(_, rates)| !rates.finished) {
             let why = format!(
                 "under '{}' it did not finish its work in {} times the time",
@@ -129,7 +134,7 @@ impl Testbed {
         by: PlacementSource,
         workload: &Workload,
         matrix: Option<&[Vec<f64>]>,
-    ) -> Result<Pipeline, ReproError> {
+    ) -> Result<PipelineConfig, ReproError> {
         let last = workload.machine.last_level().ok_or_else(|| failed("machine")("no cache to share"))?.level;
         let profilers = match by {
             PlacementSource::Di | PlacementSource::DiWhole => {
@@ -150,7 +155,7 @@ impl Testbed {
             _ => String::new(),
         };
         let first = WindowLength::Cycles { cycles: WINDOW_CYCLES };
-        built(workload.pipeline(by.name(), &parameters, profilers, first))
+        Ok(workload.pipeline(by.name(), &parameters, profilers, first))
     }
 }
 

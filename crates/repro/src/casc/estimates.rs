@@ -33,10 +33,15 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let sizes: &[u64] = context.pick(&[192], &SIZES_KB);
     let settings: Vec<(u64, u64)> =
         sizes.iter().flat_map(|&size| context.seeds.iter().map(move |&seed| (size, seed))).collect();
-    let told = context.run_all(&settings, |&(size, seed)| {
-        context.tell(&format!("rows and groups at {size} KB, seed {seed}"));
-        tell(context, &NiagaraSetting::new(size, seed, context))
-    })?;
+    let told = context.run_all_stored(
+        module_path!(),
+        &settings,
+        |item| format!("{item:?}"),
+        |&(size, seed)| {
+            context.tell(&format!("rows and groups at {size} KB, seed {seed}"));
+            tell(context, &NiagaraSetting::new(size, seed, context))
+        },
+    )?;
     let at = |size: u64| settings.iter().zip(&told).filter(move |((of, _), _)| *of == size).map(|(_, told)| told);
     let mut points = Vec::new();
     for &size in sizes {

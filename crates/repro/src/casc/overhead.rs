@@ -7,7 +7,7 @@ use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let size = 192;
     let compare = |setting: &NiagaraSetting, who: &NiagaraPolicy, name: &str, jobs: &[WorkloadJob]| {
-        let (new, old) = (run_jobs(setting, who, name, jobs)?, run_jobs(setting, &NiagaraPolicy::Default, name, jobs)?);
+        let (new, old) = (run_jobs(setting, who, jobs)?, run_jobs(setting, &NiagaraPolicy::Default, jobs)?);
         Comparison::of(&new, &old).ok_or_else(|| failed(name)("a thread never ran"))
     };
     // A threshold of 100 is always met, so no thread is restricted (CASC 5.3.4).

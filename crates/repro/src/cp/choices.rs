@@ -127,10 +127,15 @@ fn study(context: &ExperimentContext<'_>, l3: bool, pace: RunScale) -> Result<Sp
     let entries = context.pick(40_000, 163_840);
     // A trial with an L3 behind takes up to 250 windows.
     let windows = context.pick_of_three(40, 160, 500);
-    let chosen = context.run_all(&runs, |&(seed, pair)| {
-        context.tell(&format!("{} online, seed {seed}", name(pair)));
-        chosen_online(&pair_on_chip(pair, l3, pace, seed, 0)?, entries, pace, windows)
-    })?;
+    let chosen = context.run_all_stored(
+        module_path!(),
+        &runs,
+        |item| format!("{item:?} {l3} {pace:?} {entries} {windows}"),
+        |&(seed, pair)| {
+            context.tell(&format!("{} online, seed {seed}", name(pair)));
+            chosen_online(&pair_on_chip(pair, l3, pace, seed, 0)?, entries, pace, windows)
+        },
+    )?;
     let online: Vec<Vec<Option<u32>>> = chosen.chunks(pairs.len()).map(<[Option<u32>]>::to_vec).collect();
     let mut asked = Vec::new();
     for (by_seed, &seed) in solos.iter().zip(&context.seeds) {

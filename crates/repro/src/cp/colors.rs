@@ -2,10 +2,9 @@
 
 use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
 use cachemate_sim::kernels;
-use cachemate_sim::machine::{RunLimit, SimOptions};
+use cachemate_sim::machine::RunLimit;
 
 use super::{COLORS, RunScale, job, on_chip, told};
-use crate::setup::{failed, run_under};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
 /// A rise of the run time with more colors counts from here on, where the seeds' ranges do not overlap either.
@@ -47,15 +46,10 @@ pub(super) fn cycles_for(
     seed: u64,
 ) -> Result<f64, ReproError> {
     // The program is the same for all seeds; only its frames differ.
-    let workload = on_chip(vec![job(program, 1)], 2, true, RunScale { scale, warm_up_cycles: 0 }, seed)?;
-    let lengths = SimOptions {
-        warm_up: Some(RunLimit::Instructions(WARM_UP_INSTRUCTIONS)),
-        ends: Some(RunLimit::Instructions(instructions)),
-        ..workload.options.clone()
-    };
-    let by = told(&workload, &[format!("0-{}", colors - 1)])?;
-    let machine = workload.simulated_with(lengths)?;
-    let results = run_under(machine, by, |_, _| true).map_err(failed(program))?;
+    let mut workload = on_chip(vec![job(program, 1)], 2, true, RunScale { scale, warm_up_cycles: 0 }, seed)?;
+    workload.options.warm_up = Some(RunLimit::Instructions(WARM_UP_INSTRUCTIONS));
+    workload.options.ends = Some(RunLimit::Instructions(instructions));
+    let results = workload.planned(&told(&workload, &[format!("0-{}", colors - 1)])?)?;
     let done: u64 = results.tasks.iter().map(|task| task.instructions).sum();
     Ok(results.elapsed_cycles as f64 * instructions as f64 / done.max(1) as f64)
 }

@@ -11,8 +11,9 @@ use cachemate_report::figure::{Axis, BarChart, BarGroup};
 use super::RunScale;
 use super::choices::sizing;
 use super::pairs::{ProgramPair, SoloWork, inputs, pair_on_chip, solos};
-use crate::setup::{Workload, built};
-use crate::work;
+use crate::run_request;
+use crate::setup::Workload;
+use crate::steered;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
 /// The first has the floor.
@@ -52,7 +53,7 @@ fn slowed(
     seed: u64,
 ) -> Result<[f64; 2], ReproError> {
     let mut workload = pair_on_chip(pair, true, pace, seed, 0)?;
-    let by = match way {
+    let config = match way {
         CacheMode::Shared => None,
         CacheMode::Sized { objective, floor, ways } => {
             if floor {
@@ -62,10 +63,14 @@ fn slowed(
                 in_ways(&mut workload);
             }
             let parameters = format!("objective = '{objective}'\nmeasure_windows = 0");
-            Some(built(sizing(&workload, TRACE_ENTRIES, DECIDES_FROM, DECISION_CYCLES, &parameters))?)
+            Some(sizing(&workload, TRACE_ENTRIES, DECIDES_FROM, DECISION_CYCLES, &parameters))
         }
     };
-    let rates = work::together(&workload, &alone.map(|solo| solo.work), by)?.rates;
+    let work = alone.map(|solo| solo.work);
+    let rates = match config {
+        None => run_request::together(&workload, &work, None)?.rates,
+        Some(config) => steered::together_under(&workload, &work, config)?.rates,
+    };
     Ok([0, 1].map(|at| 100.0 * (alone[at].rate / rates[at].instr_per_cycle - 1.0)))
 }
 

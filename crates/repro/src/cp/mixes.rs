@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{SplitMix64, Units};
-use cachemate_pipeline::Pipeline;
 use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, exact};
 use cachemate_report::figure::{Axis, Chart, ChartPoint, Mark, ReferenceLine, Series};
 use cachemate_sim::metrics::weighted_speedup;
@@ -13,8 +12,9 @@ use serde::{Deserialize, Serialize};
 use super::choices::{WINDOW_CYCLES, sizing};
 use super::pairs::{ColorCurves, ProgramInput, SoloWork, alone_by_colors, solos};
 use super::{COLORS, RunScale, job, on_chip, told};
-use crate::setup::built;
-use crate::work::{self, InstructionRange, WorkRun};
+use crate::run_request;
+use crate::steered;
+use crate::work::{InstructionRange, WorkRun};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
 /// Mixes are drawn from these: the thesis's programs of chapter 4.
@@ -85,14 +85,14 @@ fn run_mix(
     let solo: Vec<f64> = of.iter().map(|(solo, _)| solo.rate).collect();
     let work: Vec<InstructionRange> = of.iter().map(|(solo, _)| solo.work).collect();
     let curves: Vec<&ColorCurves> = of.iter().map(|(_, alone)| alone).collect();
-    let run = |by: Option<Pipeline>| work::together(&workload, &work, by);
     let speedup = |worked: &WorkRun| {
         let rates: Vec<f64> = worked.rates.iter().map(|rates| rates.instr_per_cycle).collect();
         weighted_speedup(&rates, &solo).unwrap_or(f64::NAN)
     };
-    let shared = run(None)?;
-    let offline = run(Some(told(&workload, &best_shares(&curves))?))?;
-    let online = run(Some(built(sizing(&workload, TRACE_ENTRIES, DECIDES_FROM, WINDOW_CYCLES, ""))?))?;
+    let shared = run_request::together(&workload, &work, None)?;
+    let offline = run_request::together(&workload, &work, Some(&told(&workload, &best_shares(&curves))?))?;
+    let config = sizing(&workload, TRACE_ENTRIES, DECIDES_FROM, WINDOW_CYCLES, "");
+    let online = steered::together_under(&workload, &work, config)?;
     let shares =
         online.decisions.last().into_iter().flat_map(|last| &last.plan.shares).map(|share| match &share.units {
             Units::Colors { allowed, .. } => format!("{} for {}", allowed.count(), share.members.len()),

@@ -15,11 +15,14 @@ pub(crate) mod serve;
 
 pub(crate) use choices::sizing;
 
-use cachemate_core::{CacheLevel, PipelineConfig, WindowLength};
-use cachemate_pipeline::Pipeline;
+use cachemate_core::{
+    CacheLevel, CacheShare, GroupId, IndexSet, PageMigration, PipelineConfig, Plan, ProcessId, ShareMember, Units,
+    WindowLength,
+};
 use cachemate_sim::machine::SimOptions;
 
-use crate::setup::{Workload, WorkloadJob, built};
+use crate::setup::{Workload, WorkloadJob, failed};
+use crate::work::FixedPlan;
 use crate::{Experiment, ReproError};
 
 /// Page colors of the machine.
@@ -123,13 +126,22 @@ pub(crate) fn job(name: &str, seed: u64) -> WorkloadJob {
 const TOLD_CYCLES: u64 = 50_000;
 
 /// Colors of each program, in order, from the start on.
-pub(crate) fn told(workload: &Workload, shares: &[String]) -> Result<Pipeline, ReproError> {
-    let shares: Vec<String> = shares.iter().map(|share| format!("'{share}'")).collect();
-    let window_ns = nominal_ns(workload, TOLD_CYCLES);
-    let parameters = format!("window_ns = {window_ns}\nsteps = [{{ shares = [{}] }}]", shares.join(", "));
-    // Before the first plan nothing but the first few pages are touched.
-    let first = WindowLength::Cycles { cycles: 1_000 * workload.options.scale };
-    built(decided_by(workload, "static-partition", &parameters, first))
+pub(crate) fn told(workload: &Workload, shares: &[String]) -> Result<FixedPlan, ReproError> {
+    let topology = workload.machine.topology();
+    let shared = topology.last_level_caches().next().ok_or_else(|| failed(CHIP)("no cache to share"))?;
+    let mut plan = Plan::idle(WindowLength::Time { ns: nominal_ns(workload, TOLD_CYCLES) });
+    for (number, colors) in (0u32..).zip(shares) {
+        let allowed: IndexSet = colors.parse().map_err(failed("colors"))?;
+        plan.shares.push(CacheShare {
+            group: GroupId(number),
+            members: vec![ShareMember::Process(ProcessId(number))],
+            cache: shared.id,
+            units: Units::Colors { allowed, migration: PageMigration::All },
+        });
+    }
+    // Before the plan nothing but the first few pages are touched.
+    let first_window = WindowLength::Cycles { cycles: 1_000 * workload.options.scale };
+    Ok(FixedPlan { plan, first_window })
 }
 
 /// Simulated cycles as policies see them: unscaled.
@@ -150,4 +162,27 @@ pub(crate) fn decided_by(
 /// The first program gets `first` colors, the second the rest.
 pub(crate) fn split(first: u32) -> Vec<String> {
     vec![format!("0-{}", first - 1), format!("{first}-{}", COLORS - 1)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::setup::built;
+    use crate::work::InstructionRange;
+    use crate::{steered, work};
+
+    /// Is a split that is put in force without a policy the same run, to the bit, as one by the policy of stated partitions?
+    #[test]
+    fn a_fixed_split_is_the_run_of_the_policy_that_states_it() {
+        let pace = RunScale { scale: 60_000, warm_up_cycles: 300_000 };
+        let workload = on_chip(vec![job("mcf", 1), job("art", 2)], 2, true, pace, 1).unwrap();
+        let works = [InstructionRange { from_instr: 40_000.0, to_instr: 200_000.0 }; 2];
+        let plan = told(&workload, &split(4)).unwrap();
+        let fixed = work::together(&workload, &works, Some(&plan)).unwrap();
+        let window_ns = nominal_ns(&workload, TOLD_CYCLES);
+        let parameters = format!("window_ns = {window_ns}\nsteps = [{{ shares = ['0-3', '4-15'] }}]");
+        let config = decided_by(&workload, "static-partition", &parameters, plan.first_window);
+        let stated = steered::run_together(&workload, &works, built(config).unwrap()).unwrap();
+        assert_eq!((fixed.rates, fixed.results), (stated.rates, stated.results));
+    }
 }

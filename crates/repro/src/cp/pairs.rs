@@ -10,8 +10,9 @@ use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, exact};
 use serde::{Deserialize, Serialize};
 
 use super::{COLORS, RunScale, job, on_chip, split, told};
+use crate::run_request;
 use crate::setup::Workload;
-use crate::work::{self, InstructionRange};
+use crate::work::InstructionRange;
 use crate::{ExperimentContext, ReproError};
 
 pub(crate) type ProgramPair = (&'static str, &'static str);
@@ -105,7 +106,7 @@ pub(crate) fn solos(
 ) -> Result<Vec<SoloWork>, ReproError> {
     context.run_all(programs, |&(program, input)| {
         context.tell(&format!("{program} alone, seed {seed}"));
-        let (work, rates) = work::alone(&on_chip(vec![job(program, input)], 2, l3, pace, seed)?)?;
+        let (work, rates) = run_request::alone(&on_chip(vec![job(program, input)], 2, l3, pace, seed)?)?;
         Ok(SoloWork { rate: rates.instr_per_cycle, work })
     })
 }
@@ -118,11 +119,11 @@ enum PairMode {
 }
 
 fn run_one(workload: &Workload, run: PairMode, solos: [SoloWork; 2]) -> Result<[f64; 2], ReproError> {
-    let by = match run {
+    let plan = match run {
         PairMode::Shared => None,
         PairMode::Split(first) => Some(told(workload, &split(first))?),
     };
-    let rates = work::together(workload, &solos.map(|solo| solo.work), by)?.rates;
+    let rates = run_request::together(workload, &solos.map(|solo| solo.work), plan.as_ref())?.rates;
     Ok([rates[0].instr_per_cycle, rates[1].instr_per_cycle])
 }
 
@@ -196,8 +197,8 @@ pub(crate) fn alone_by_colors(
     let answers = context.run_all(&runs, |&(((program, input), solo), colors)| {
         context.tell(&format!("{program} alone with {colors} colors, seed {seed}"));
         let workload = on_chip(vec![job(program, input)], 2, l3, pace, seed)?;
-        let by = told(&workload, &[format!("0-{}", colors - 1)])?;
-        let rates = work::together(&workload, &[solo.work], Some(by))?.rates[0];
+        let plan = told(&workload, &[format!("0-{}", colors - 1)])?;
+        let rates = run_request::together(&workload, &[solo.work], Some(&plan))?.rates[0];
         Ok([rates.misses_per_kilo_instr, 1.0 / rates.instr_per_cycle, rates.data_stalls_per_kilo_instr])
     })?;
     Ok(answers.chunks(colors.len()).map(|row| filled_in(colors, row)).collect())

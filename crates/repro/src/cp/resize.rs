@@ -107,12 +107,22 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let intervals: Vec<u64> = context.pick(vec![4, 8], vec![4, 8, 16]).into_iter().map(|times| times * once).collect();
     let runs: Vec<(u64, u64)> =
         context.seeds.iter().flat_map(|&seed| intervals.iter().map(move |&interval| (seed, interval))).collect();
-    let all = context.run_all(&runs, |&(seed, interval)| {
-        context.tell(&format!("swapping every {interval} cycles, seed {seed}"));
-        lost(&workload(footprint_bytes, interval, seed)?, interval)
-    })?;
+    let all = context.run_all_stored(
+        module_path!(),
+        &runs,
+        |item| format!("{item:?} {footprint_bytes}"),
+        |&(seed, interval)| {
+            context.tell(&format!("swapping every {interval} cycles, seed {seed}"));
+            lost(&workload(footprint_bytes, interval, seed)?, interval)
+        },
+    )?;
     let by_seed: Vec<&[ResizeCost]> = all.chunks(intervals.len()).collect();
-    let ways = context.run_all(&context.seeds, |&seed| ways_of_moving(footprint_bytes, intervals[0], seed))?;
+    let ways = context.run_all_stored(
+        module_path!(),
+        &context.seeds,
+        |seed| format!("ways of moving {footprint_bytes} {} {seed}", intervals[0]),
+        |&seed| ways_of_moving(footprint_bytes, intervals[0], seed),
+    )?;
     Ok(vec![against_computed(context, &intervals, &by_seed), ways_finding(context, &ways)])
 }
 

@@ -23,7 +23,7 @@ pub(crate) const CLIENTS: usize = 4;
 pub(crate) const FIRST_CLIENTS: usize = 2;
 
 /// Lengths in windows.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct ServiceLengths {
     window_cycles: u64,
     warm_up: u64,
@@ -210,10 +210,15 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         ServiceLengths { window_cycles: 1_000_000, warm_up: 20, each: 20 },
     );
     let sizes: Vec<u32> = context.pick(vec![1, 2, 4, 16], vec![1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16]);
-    let stories = context.run_all(&context.seeds, |&seed| {
-        context.tell(&format!("clients 2 to 4, seed {seed}"));
-        story(seed, lengths, &sizes)
-    })?;
+    let stories = context.run_all_stored(
+        module_path!(),
+        &context.seeds,
+        |seed| format!("{seed} {lengths:?} {sizes:?}"),
+        |&seed| {
+            context.tell(&format!("clients 2 to 4, seed {seed}"));
+            story(seed, lengths, &sizes)
+        },
+    )?;
     let per_seed: Vec<(u64, f64)> =
         context.seeds.iter().zip(&stories).map(|(&seed, story)| (seed, story.unexcused() as f64)).collect();
     let over = |of: fn(&ServiceRun) -> f64| stories.iter().map(of).collect::<Vec<f64>>();

@@ -1,19 +1,17 @@
 //! Co-runs drawn from the seed, and what they do on the cycle-level machine.
 
 use cachemate_core::SplitMix64;
-use cachemate_core::{
-    CacheId, CacheShare, Decision, GroupId, MachineSpec, Plan, Policy, ShareMember, TaskId, Units, View, WindowLength,
-};
+use cachemate_core::{CacheId, CacheShare, GroupId, MachineSpec, Plan, ShareMember, TaskId, Units, WindowLength};
 use cachemate_interval::PhasedProgram;
-use cachemate_pipeline::Pipeline;
 use cachemate_sim::machine::SimOptions;
 use cachemate_sim::results::TaskResults;
 use serde::{Deserialize, Serialize};
 
-use super::measure::{self, ProfilingLengths};
+use crate::phased_profile::{self, ProfilingLengths};
 use crate::rates::ProgramRates;
+use crate::run_request;
 use crate::setup::{Workload, WorkloadJob, failed};
-use crate::work::{self, InstructionRange};
+use crate::work::{FixedPlan, InstructionRange};
 use crate::{ExperimentContext, ReproError};
 
 /// A machine and how much is drawn on it.
@@ -225,15 +223,15 @@ fn profiled(job: &WorkloadJob, machine: &MachineSpec, setup: &MachineSetup) -> R
         measured_cycles: setup.measured_cycles,
     };
     workload.options.seed = job.seed;
-    let (work, rates) = work::alone(&workload)?;
-    let measured = work::together(&workload, &[work], None)?;
+    let (work, rates) = run_request::alone(&workload)?;
+    let measured = run_request::together(&workload, &[work], None)?;
     let alone =
         ProgramRate { instr_per_cycle: rates.instr_per_cycle, ..rate(&measured.rates[0], &measured.results.tasks[0]) };
     // A neighbor may take twice as long, and this program then goes on for as long.
     let until_instr = (work.to_instr + 0.5 * (work.to_instr - work.from_instr)) as u64;
     let phase_instr = (until_instr / 48).max(200_000);
     let lengths = ProfilingLengths { until_instr, phase_instr, reading_cycles: 100_000 };
-    let profile = measure::profile(job, machine, &workload.options, lengths)?;
+    let profile = phased_profile::profile(job, machine, &workload.options, lengths)?;
     let (name, seed) = (job.name.clone(), job.seed);
     Ok(ProfiledProgram { name, seed, profile, work, alone })
 }
@@ -305,15 +303,6 @@ fn larger(
     runs
 }
 
-/// One plan from the first window on.
-struct FixedPlanPolicy(Plan);
-
-impl Policy for FixedPlanPolicy {
-    fn decide(&mut self, _view: &View<'_>) -> Decision {
-        Decision::new(self.0.clone(), Vec::new())
-    }
-}
-
 /// Each task its ways of the first contended cache, from the lowest on, and its CPU.
 fn divided(machine: &MachineSpec, run: &CoRun) -> Plan {
     let cache = machine.topology().caches.iter().find(|cache| cache.last_level).map_or(CacheId(0), |cache| cache.id);
@@ -353,11 +342,9 @@ fn together(
         measured_cycles: setup.measured_cycles,
     };
     let work: Vec<InstructionRange> = run.jobs.iter().map(|&(program, _)| programs[program].work).collect();
-    let by = divides.then(|| {
-        let config = workload.pipeline("always", "", Vec::new(), WindowLength::Cycles { cycles: 10_000 });
-        Pipeline::with_policy(config, Box::new(FixedPlanPolicy(divided(machine, run))))
-    });
-    let measured = work::together(&workload, &work, by)?;
+    let plan = divides
+        .then(|| FixedPlan { plan: divided(machine, run), first_window: WindowLength::Cycles { cycles: 10_000 } });
+    let measured = run_request::together(&workload, &work, plan.as_ref())?;
     let narrowest = |node: f64| match machine.memory.package_bus_bytes_per_cycle {
         Some(bus) => (bus * f64::from(machine.packages) / f64::from(machine.memory.nodes)).min(node),
         None => node,

@@ -1,13 +1,12 @@
 //! Is the interval machine true? Its predictions against the cycle-level machine: same programs, same work.
 //!
-//! Every program is measured alone, phase by phase, at seven sizes of the contended cache ([`measure`]). Co-runs are drawn
-//! from the seed and measured on the cycle-level machine ([`draw`]). The interval machine predicts them from the profiles
-//! alone, and the two are compared ([`score`]). Nothing is fitted on a co-run.
+//! Every program is measured alone, phase by phase, at seven sizes of the contended cache ([`crate::phased_profile`]).
+//! Co-runs are drawn from the seed and measured on the cycle-level machine ([`draw`]). The interval machine predicts them
+//! from the profiles alone, and the two are compared ([`score`]). Nothing is fitted on a co-run.
 
 mod conformance;
 pub mod draw;
 pub mod forecast;
-pub mod measure;
 pub mod nominal;
 pub mod offline;
 mod online;

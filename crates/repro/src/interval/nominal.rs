@@ -5,8 +5,8 @@ use cachemate_interval::{Demand, PhasedProgram, ProgramPhase, SizePoint};
 use cachemate_sim::machine::SimOptions;
 use cachemate_trace::ProfileFile;
 
-use super::measure::{self, ProfilingLengths};
 use crate::ReproError;
+use crate::phased_profile::{self, ProfilingLengths};
 use crate::setup::{WorkloadJob, failed};
 
 /// Cycles of a program's run at full size. The first quarter is start-up, which hours of nominal time do not repeat.
@@ -18,13 +18,13 @@ const READING_CYCLES: u64 = 100_000;
 /// A job of the cycle-level machine, measured alone there; its phases last `stretch` times longer, and repeat.
 ///
 /// # Errors
-/// As [`measure::profile`].
+/// As [`crate::phased_profile::profile`].
 pub fn measured(job: &WorkloadJob, machine: &MachineSpec, stretch: f64) -> Result<PhasedProgram, ReproError> {
     let options = SimOptions { seed: job.seed, ..SimOptions::default() };
-    let until_instr = measure::instructions_in(job, machine, &options, MEASURED_CYCLES)?;
+    let until_instr = phased_profile::instructions_in(job, machine, &options, MEASURED_CYCLES)?;
     let phase_instr = (until_instr * 3 / 4 / PHASES).max(1);
     let lengths = ProfilingLengths { until_instr, phase_instr, reading_cycles: READING_CYCLES };
-    let mut program = measure::profile(job, machine, &options, lengths)?;
+    let mut program = phased_profile::profile(job, machine, &options, lengths)?;
     let start_up = program.phases.len().saturating_sub(PHASES as usize);
     program.phases.drain(..start_up);
     for phase in &mut program.phases {

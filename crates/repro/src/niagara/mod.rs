@@ -13,7 +13,6 @@ pub mod sensitivity;
 pub mod stalls;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
 
 use cachemate_core::{
     CacheId, CacheLevel, CoRunRowParameters, CpuSet, Decision, Gang, GangSchedule, PhaseParameters, Plan, Policy,
@@ -27,7 +26,10 @@ use cachemate_sim::results::RunResults;
 use serde::{Deserialize, Serialize};
 
 use self::stalls::{ContentionBreakdown, contention_at};
+use crate::run_request::label;
 use crate::setup::{Comparison, SpeedupScores, Workload, WorkloadJob, built, failed, scores};
+use crate::sources::digest_of;
+use crate::store::{self, RunName};
 use crate::{ExperimentContext, ReproError, mean};
 
 /// The papers' L2 sizes.
@@ -224,42 +226,31 @@ impl NiagaraPolicy {
     }
 }
 
-/// Every run is made once per process: the experiments share their baselines.
-static RUNS: Mutex<BTreeMap<String, Arc<RunResults>>> = Mutex::new(BTreeMap::new());
-
 /// The mix under one policy.
 ///
 /// # Errors
 /// As [`Workload::managed`].
-pub fn run(setting: &NiagaraSetting, who: &NiagaraPolicy) -> Result<Arc<RunResults>, ReproError> {
-    run_jobs(setting, who, "all", &setting.mix.jobs(setting.seed))
+pub fn run(setting: &NiagaraSetting, who: &NiagaraPolicy) -> Result<RunResults, ReproError> {
+    run_jobs(setting, who, &setting.mix.jobs(setting.seed))
 }
 
-/// Other jobs, distinguished by `name`.
+/// Other jobs.
 ///
 /// # Errors
 /// As [`run`].
-pub fn run_jobs(
-    setting: &NiagaraSetting,
-    who: &NiagaraPolicy,
-    name: &str,
-    jobs: &[WorkloadJob],
-) -> Result<Arc<RunResults>, ReproError> {
-    let key = format!("{setting:?} {who:?} {name}");
-    let runs = || RUNS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(found) = runs().get(&key) {
-        return Ok(Arc::clone(found));
-    }
+pub fn run_jobs(setting: &NiagaraSetting, who: &NiagaraPolicy, jobs: &[WorkloadJob]) -> Result<RunResults, ReproError> {
     let mut workload = setting.workload(jobs.to_vec())?;
     if jobs.len() == 1 {
         // One thread alone: whole periods of art are affordable.
         workload = workload.lasting(4_000_000, 40_000_000);
     }
-    let results = match who {
-        NiagaraPolicy::Default => workload.unmanaged()?,
-        _ => workload.managed(who.pipeline(&workload, setting.l2_kb)?)?.results,
-    };
-    Ok(Arc::clone(runs().entry(key).or_insert(Arc::new(results))))
+    if *who == NiagaraPolicy::Default {
+        return workload.unmanaged();
+    }
+    let label = format!("{} under {who:?}", label(&workload));
+    let sources = digest_of(module_path!()).to_string();
+    let name = RunName { kind: "steered", label, sources, inputs: format!("{workload:?} {who:?} {}", setting.l2_kb) };
+    store::remember(name, || Ok(workload.managed(who.pipeline(&workload, setting.l2_kb)?)?.results))
 }
 
 /// Instructions per cycle of each thread alone on the machine: of one copy of each program, since copies differ in
@@ -272,11 +263,9 @@ pub fn solo_speeds(setting: &NiagaraSetting) -> Result<Vec<f64>, ReproError> {
     let mut of_kernel: BTreeMap<&str, f64> = BTreeMap::new();
     for job in &jobs {
         if !of_kernel.contains_key(job.kernel.as_str()) {
-            let name = format!("{} alone", job.kernel);
             let alone = run_jobs(
                 &NiagaraSetting { quick: true, ..*setting },
                 &NiagaraPolicy::Default,
-                &name,
                 std::slice::from_ref(job),
             )?;
             of_kernel.insert(&job.kernel, alone.instructions_per_cycle());
@@ -380,7 +369,7 @@ pub fn measure_against(
 pub fn without_greedy(setting: &NiagaraSetting) -> Result<f64, ReproError> {
     let others: Vec<WorkloadJob> =
         setting.mix.jobs(setting.seed).into_iter().filter(|job| job.kernel != GREEDY).collect();
-    let without = run_jobs(setting, &NiagaraPolicy::Default, "without the greedy", &others)?;
+    let without = run_jobs(setting, &NiagaraPolicy::Default, &others)?;
     Ok(without.instructions_per_cycle() / run(setting, &NiagaraPolicy::Default)?.instructions_per_cycle() - 1.0)
 }
 

@@ -27,7 +27,7 @@ const SHORT: f64 = 0.25;
 const WINDOW_CYCLES: u64 = 100_000;
 
 /// How long everything runs, in instructions of the program.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct LogLengths {
     pub warm_up: f64,
     pub logged: f64,
@@ -139,10 +139,15 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         .iter()
         .flat_map(|&seed| programs(context.quick).into_iter().map(move |program| (program, seed)))
         .collect();
-    let studies = context.run_all(&items, |&(program, seed)| {
-        context.tell(&format!("RM-1: {program}, seed {seed}"));
-        study(program, seed, lengths, &colors)
-    })?;
+    let studies = context.run_all_stored(
+        module_path!(),
+        &items,
+        |item| format!("{item:?} {lengths:?} {colors:?}"),
+        |&(program, seed)| {
+            context.tell(&format!("RM-1: {program}, seed {seed}"));
+            study(program, seed, lengths, &colors)
+        },
+    )?;
     let over_seeds = |measure: &dyn Fn(&[&CurveStudy]) -> f64| -> Vec<(u64, f64)> {
         let of = |seed: u64| studies.iter().filter(|study| study.seed == seed).collect::<Vec<_>>();
         context.per_seed(|seed| measure(&of(seed)))

@@ -81,15 +81,25 @@ fn distance_of_cut(cost: &Cost, seed: u64, warm_up: f64, colors: &[u32]) -> Resu
 pub(super) fn findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let programs: &[(&'static str, f64)] = context.pick(&PHASES[2..3], &PHASES);
     let seed = context.seeds[0];
-    let costs = context.run_all(programs, |&(program, phase)| cost(program, phase, seed))?;
+    let costs = context.run_all_stored(
+        module_path!(),
+        programs,
+        |item| format!("{item:?} {seed}"),
+        |&(program, phase)| cost(program, phase, seed),
+    )?;
     let cut: Vec<&Cost> = costs.iter().filter(|cost| cost.is_cut()).collect();
     let (warm_up, colors) = context.pick((5e5, vec![4, 8, 12, COLORS]), (2e6, (1..=COLORS).collect()));
     let items: Vec<(u64, &Cost)> =
         context.seeds.iter().flat_map(|&seed| cut.iter().map(move |&cost| (seed, cost))).collect();
-    let distances = context.run_all(&items, |&(seed, cost)| {
-        context.tell(&format!("RM-5: {} from {:.0} entries, seed {seed}", cost.program, cost.entries()));
-        distance_of_cut(cost, seed, warm_up, &colors)
-    })?;
+    let distances = context.run_all_stored(
+        module_path!(),
+        &items,
+        |(seed, cost)| format!("{} {} {seed} {warm_up} {colors:?}", cost.program, cost.entries()),
+        |&(seed, cost)| {
+            context.tell(&format!("RM-5: {} from {:.0} entries, seed {seed}", cost.program, cost.entries()));
+            distance_of_cut(cost, seed, warm_up, &colors)
+        },
+    )?;
     Ok(vec![costs_finding(&costs, seed), cut_finding(context, &cut, &distances)])
 }
 

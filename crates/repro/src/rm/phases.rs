@@ -108,10 +108,15 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     for &seed in &context.seeds {
         items.extend(pairs.iter().flat_map(|&pair| colors.iter().map(move |&colors| (pair, seed, colors))));
     }
-    let runs = context.run_all(&items, |&(pair, seed, colors)| {
-        context.tell(&format!("RM-5: {} then {}, {colors} colors, seed {seed}", pair[0], pair[1]));
-        run_pair(pair, seed, colors, phases)
-    })?;
+    let runs = context.run_all_stored(
+        module_path!(),
+        &items,
+        |item| format!("{item:?} {phases}"),
+        |&(pair, seed, colors)| {
+            context.tell(&format!("RM-5: {} then {}, {colors} colors, seed {seed}", pair[0], pair[1]));
+            run_pair(pair, seed, colors, phases)
+        },
+    )?;
     let of = |seed: u64| runs.iter().filter(|run| run.seed == seed).collect::<Vec<_>>();
     let per_seed = |found: fn(&PhaseRun) -> (usize, usize)| -> Vec<(u64, f64)> {
         context.per_seed(|seed| share(&of(seed), found))

@@ -95,13 +95,18 @@ pub(super) fn finding(context: &ExperimentContext<'_>) -> Result<Finding, ReproE
     let runs = context.pick(&RUNS[..1], &RUNS);
     let items: Vec<(u64, usize)> =
         context.seeds.iter().flat_map(|&seed| (0..runs.len()).map(move |at| (seed, at))).collect();
-    let all = context.run_all(&items, |&(seed, at)| {
-        context.tell(&format!(
-            "RM-5: {} then {} beside {}, managed, seed {seed}",
-            runs[at].0[0], runs[at].0[1], runs[at].1
-        ));
-        managed(runs[at], seed, phases)
-    })?;
+    let all = context.run_all_stored(
+        module_path!(),
+        &items,
+        |&(seed, at)| format!("{:?} {seed} {phases}", runs[at]),
+        |&(seed, at)| {
+            context.tell(&format!(
+                "RM-5: {} then {} beside {}, managed, seed {seed}",
+                runs[at].0[0], runs[at].0[1], runs[at].1
+            ));
+            managed(runs[at], seed, phases)
+        },
+    )?;
     let by_seed: Vec<&[BoundaryCounts]> = all.chunks(runs.len()).collect();
     let share = |found: &[BoundaryCounts]| {
         let (noticed, boundaries) =

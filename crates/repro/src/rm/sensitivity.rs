@@ -154,10 +154,15 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let programs: &[&'static str] = context.pick(&["twolf"], &["mcf", "swim", "art", "twolf"]);
     let items: Vec<(&'static str, u64)> =
         context.seeds.iter().flat_map(|&seed| programs.iter().map(move |&program| (program, seed))).collect();
-    let all = context.run_all(&items, |&(program, seed)| {
-        context.tell(&format!("RM-2, RM-3: {program}, seed {seed}"));
-        curves(program, seed, lengths, &colors)
-    })?;
+    let all = context.run_all_stored(
+        module_path!(),
+        &items,
+        |item| format!("{item:?} {lengths:?} {colors:?}"),
+        |&(program, seed)| {
+            context.tell(&format!("RM-2, RM-3: {program}, seed {seed}"));
+            curves(program, seed, lengths, &colors)
+        },
+    )?;
     let studies = ["log size", "warm-up", "lost events", "associativity", "prefetching", "issue order"];
     Ok(studies.iter().map(|study| finding(&all, study, context)).collect())
 }

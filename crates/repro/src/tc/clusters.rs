@@ -135,10 +135,15 @@ pub(super) fn harder(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Re
 fn agreement(context: &ExperimentContext<'_>, cases: &[ClusterCase], what: &str) -> Result<Finding, ReproError> {
     let items: Vec<(usize, u64)> =
         (0..cases.len()).flat_map(|case| context.seeds.iter().map(move |&seed| (case, seed))).collect();
-    let outcomes = context.run_all(&items, |&(case, seed)| {
-        context.tell(&format!("TC-2 {} seed {seed}", cases[case].name));
-        outcome(context, &cases[case], seed)
-    })?;
+    let outcomes = context.run_all_stored(
+        module_path!(),
+        &items,
+        |&(case, seed)| format!("{:?} {seed}", cases[case]),
+        |&(case, seed)| {
+            context.tell(&format!("TC-2 {} seed {seed}", cases[case].name));
+            outcome(context, &cases[case], seed)
+        },
+    )?;
     let of =
         |case: usize| items.iter().zip(&outcomes).filter(move |((index, _), _)| *index == case).map(|(_, found)| found);
     let mut points = Vec::new();

@@ -29,10 +29,15 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let cases = [plain("share-nothing"), plain("share-everything")];
     let items: Vec<(usize, u64)> =
         (0..cases.len()).flat_map(|case| context.seeds.iter().map(move |&seed| (case, seed))).collect();
-    let all = context.run_all(&items, |&(case, seed)| {
-        context.tell(&format!("TC controls {} seed {seed}", cases[case].name));
-        control(context, &cases[case], seed)
-    })?;
+    let all = context.run_all_stored(
+        module_path!(),
+        &items,
+        |&(case, seed)| format!("{:?} {seed}", cases[case]),
+        |&(case, seed)| {
+            context.tell(&format!("TC controls {} seed {seed}", cases[case].name));
+            control(context, &cases[case], seed)
+        },
+    )?;
     let mut points = Vec::new();
     for (index, case) in cases.iter().enumerate() {
         let of = |value: fn(&Control) -> f64| -> Vec<f64> {

@@ -91,10 +91,15 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let rates: &[u32] = context.pick(&[100], &[1, 2, 5, 10, 20, 50, 100]);
     let items: Vec<(u32, u64)> =
         rates.iter().flat_map(|&rate| context.seeds.iter().map(move |&seed| (rate, seed))).collect();
-    let measured = context.run_all(&items, |&(rate, seed)| {
-        context.tell(&format!("TC-5 one in {rate} seed {seed}"));
-        at_rate(context, seed, rate)
-    })?;
+    let measured = context.run_all_stored(
+        module_path!(),
+        &items,
+        |item| format!("{item:?}"),
+        |&(rate, seed)| {
+            context.tell(&format!("TC-5 one in {rate} seed {seed}"));
+            at_rate(context, seed, rate)
+        },
+    )?;
     let of = |rate: u32, value: fn(&SamplingCost) -> f64| -> Vec<f64> {
         items.iter().zip(&measured).filter(|((at, _), _)| *at == rate).map(|(_, found)| value(found)).collect()
     };
@@ -107,7 +112,12 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     }
     let turns = 100.0 * breakdown_share()?;
     points.push(DataPoint::over("stall breakdown's own cost, % (one interrupt a turn)", "always", &[turns]));
-    let own = context.run_all(&context.seeds, |&seed| own_rate(context, seed))?;
+    let own = context.run_all_stored(
+        module_path!(),
+        &context.seeds,
+        |seed| format!("own rate {seed}"),
+        |&seed| own_rate(context, seed),
+    )?;
     let own_points = |what: &str, value: fn(&ChosenRateCost) -> f64| {
         DataPoint::over(what, "the policy's own rate", &own.iter().map(value).collect::<Vec<f64>>())
     };

@@ -97,10 +97,15 @@ impl PlacementRuns {
             }
         }
         let mut all = context
-            .run_all(&items, |(case, by, seed)| {
-                context.tell(&format!("{machine} {} {} seed {seed}", case.name, by.name()));
-                measure(context, machine, case, *seed, by, scale)
-            })?
+            .run_all_stored(
+                module_path!(),
+                &items,
+                |item| format!("{item:?} {machine} {scale}"),
+                |(case, by, seed)| {
+                    context.tell(&format!("{machine} {} {} seed {seed}", case.name, by.name()));
+                    measure(context, machine, case, *seed, by, scale)
+                },
+            )?
             .into_iter();
         let seeds = context.seeds.len();
         let measured =

@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use super::figures::figures as shmap_figures;
 use super::insight::{Insight, insights};
 use super::setup::{PlacementRound, SCALE, SMALL, TURN_CYCLES, WINDOW_CYCLES, rounds};
+use crate::recordings;
 use crate::setup::{built, failed, run_under};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
 
@@ -237,10 +238,16 @@ fn outcome(context: &ExperimentContext<'_>, seed: u64, method: &str) -> Result<R
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let items: Vec<(&str, u64)> =
         METHODS.iter().flat_map(|&method| context.seeds.iter().map(move |&seed| (method, seed))).collect();
-    let runs = context.run_all(&items, |&(method, seed)| {
-        context.tell(&format!("TC-2 recorded server, {method}, seed {seed}"));
-        outcome(context, seed, method)
-    })?;
+    let content = recordings::digest(&recording()?);
+    let runs = context.run_all_stored(
+        module_path!(),
+        &items,
+        |item| format!("{item:?} {content}"),
+        |&(method, seed)| {
+            context.tell(&format!("TC-2 recorded server, {method}, seed {seed}"));
+            outcome(context, seed, method)
+        },
+    )?;
     let of = |method: &str| -> Vec<&RecordedRunResult> {
         items.iter().zip(&runs).filter(|((by, _), _)| *by == method).map(|(_, runs)| runs).collect()
     };

@@ -123,10 +123,15 @@ pub(super) fn sizes(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Rep
     }
     let items: Vec<(usize, u64)> =
         (0..cases.len()).flat_map(|case| context.seeds.iter().map(move |&seed| (case, seed))).collect();
-    let all = context.run_all(&items, |&(case, seed)| {
-        context.tell(&format!("TC-6 {} seed {seed}", cases[case].name));
-        sensitivity(context, &cases[case], seed)
-    })?;
+    let all = context.run_all_stored(
+        module_path!(),
+        &items,
+        |&(case, seed)| format!("TC-6 {:?} {seed}", cases[case]),
+        |&(case, seed)| {
+            context.tell(&format!("TC-6 {} seed {seed}", cases[case].name));
+            sensitivity(context, &cases[case], seed)
+        },
+    )?;
     let of = |case: usize, value: &dyn Fn(&Sensitivity) -> f64| -> Vec<f64> {
         items.iter().zip(&all).filter(|((index, _), _)| *index == case).map(|(_, found)| value(found)).collect()
     };
@@ -224,10 +229,15 @@ pub(super) fn phases(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Re
     }
     let items: Vec<(usize, u64)> =
         (0..cases.len()).flat_map(|case| context.seeds.iter().map(move |&seed| (case, seed))).collect();
-    let leads = context.run_all(&items, |&(case, seed)| {
-        context.tell(&format!("TC-7 {} seed {seed}", cases[case].name));
-        advantage(context, &cases[case], seed)
-    })?;
+    let leads = context.run_all_stored(
+        module_path!(),
+        &items,
+        |&(case, seed)| format!("TC-7 {:?} {seed}", cases[case]),
+        |&(case, seed)| {
+            context.tell(&format!("TC-7 {} seed {seed}", cases[case].name));
+            advantage(context, &cases[case], seed)
+        },
+    )?;
     let of = |case: usize| items.iter().zip(&leads).filter(move |((at, _), _)| *at == case).map(|(_, lead)| lead);
     let mut points = Vec::new();
     let mut series = Vec::new();

@@ -126,13 +126,18 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         .flat_map(|case| (0..=variants).flat_map(move |variant| context.seeds.iter().map(move |&s| (case, variant, s))))
         .filter(|&(case, variant, _)| asked(case, variant))
         .collect();
-    let runs = context.run_all(&items, |&(case, variant, seed)| {
-        context.tell(&format!("TC-2 variants, {} seed {seed}", cases[case].name));
-        match VARIANTS.get(variant) {
-            Some(variant) => agreement(context, variant, &cases[case], seed),
-            None => across_agreement(context, &cases[case], seed),
-        }
-    })?;
+    let runs = context.run_all_stored(
+        module_path!(),
+        &items,
+        |&(case, variant, seed)| format!("{:?} {variant} {seed}", cases[case]),
+        |&(case, variant, seed)| {
+            context.tell(&format!("TC-2 variants, {} seed {seed}", cases[case].name));
+            match VARIANTS.get(variant) {
+                Some(variant) => agreement(context, variant, &cases[case], seed),
+                None => across_agreement(context, &cases[case], seed),
+            }
+        },
+    )?;
     let values = |case: usize, variant: usize| -> Vec<f64> {
         let of = items.iter().zip(&runs).filter(|((c, v, _), _)| (*c, *v) == (case, variant));
         of.map(|(_, &value)| value).collect()

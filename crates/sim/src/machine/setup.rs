@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::os::schedulers::SchedulerKind;
 
 /// Choices that belong to the run, not to the machine.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SimOptions {
     /// Frames, caches with random replacement, and jitter come from it.
     pub seed: u64,

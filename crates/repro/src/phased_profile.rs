@@ -9,9 +9,12 @@ use cachemate_core::{CacheLevel, CpuSet, Machine, MachineSpec, WindowLength};
 use cachemate_interval::{PhasedProgram, PrivateLevel, ProgramPhase, SizePoint, UnprefetchedRates};
 use cachemate_sim::machine::{RunLimit, SimOptions};
 use cachemate_sim::results::TaskResults;
+use serde::{Deserialize, Serialize};
 
-use crate::ReproError;
-use crate::setup::{Workload, WorkloadJob, failed};
+use crate::error::{ReproError, failed};
+use crate::run_request::{recordings_of, sources_of};
+use crate::store::{self, RunName};
+use crate::workload::{Workload, WorkloadJob};
 
 /// How a program is profiled.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -28,7 +31,7 @@ pub struct ProfilingLengths {
 const CYCLES_PER_INSTR_AT_MOST: u64 = 60;
 
 /// Counts of a program at one moment; sums since its start.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct RunningSums {
     instructions: f64,
     /// Cycles, references, demand misses, read lines, written lines, stall cycles; then misses of the levels before.
@@ -199,6 +202,16 @@ fn books(
         warm_up_cycles: 0,
         measured_cycles: lengths.until_instr * CYCLES_PER_INSTR_AT_MOST,
     };
+    let recordings = recordings_of(&workload);
+    let sources = sources_of(module_path!(), &recordings);
+    let label = format!("books of {} on {}", job.name, machine.name);
+    let inputs = format!("{workload:?} {lengths:?} {recordings:?}");
+    let name = RunName { kind: "books", label, sources, inputs };
+    store::remember(name, || read_books(&workload, lengths))
+}
+
+fn read_books(workload: &Workload, lengths: ProfilingLengths) -> Result<Vec<RunningSums>, ReproError> {
+    let (machine, options, job) = (&workload.machine, &workload.options, &workload.jobs[0]);
     let ends = Some(RunLimit::Cycles(workload.measured_cycles));
     let mut simulated = workload.simulated_with(SimOptions { ends, warm_up: None, ..options.clone() })?;
     let window = lengths.reading_cycles * options.scale;

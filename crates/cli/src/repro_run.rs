@@ -1,0 +1,463 @@
+//! `cachemate repro plan` and `cachemate repro run`: what results would cost, and results with as many seeds as they need.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use cachemate_report::text::{counted_text, number};
+use cachemate_report::{Align, Table};
+use cachemate_repro::confidence::{MAX_SEEDS, MIN_SEEDS};
+use cachemate_repro::store::{self, ExperimentCost, StoreMode};
+use cachemate_repro::{Experiment, ExperimentContext, Finding, Findings, ReproError, select};
+use clap::Args;
+use rustix::time::{ClockId, clock_gettime};
+use serde::Serialize;
+
+use crate::args::JsonArg;
+use crate::exit::{InterruptedError, UsageError};
+use crate::repro_cost::processor_hours;
+use crate::run_store::{RunStoreArgs, use_store_dir};
+use crate::session::Session;
+
+/// The experiments, and their form.
+#[derive(Args)]
+struct FormArgs {
+    /// Result ids such as CASC-1, or `all` of the papers
+    #[arg(value_name = "ID", default_value = "all")]
+    ids: Vec<String>,
+    /// Smaller runs of everything
+    #[arg(long)]
+    quick: bool,
+    /// Still smaller runs, without targets
+    #[arg(long, conflicts_with = "quick")]
+    sample: bool,
+    /// First of the seeds; the others follow it
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    seed: u64,
+    #[command(flatten)]
+    json: JsonArg,
+}
+
+impl FormArgs {
+    fn form(&self) -> &'static str {
+        form(self.quick, self.sample)
+    }
+
+    fn experiments(&self) -> anyhow::Result<Vec<Experiment>> {
+        Ok(select(&self.ids).map_err(|unknown| UsageError(unknown.to_string()))?)
+    }
+
+    fn context<'a>(
+        &self,
+        seeds: usize,
+        stop: &'a AtomicBool,
+        progress: &'a (dyn Fn(&str) + Sync),
+    ) -> ExperimentContext<'a> {
+        let seeds = (self.seed..self.seed.saturating_add(seeds as u64)).collect();
+        let quick = self.quick || self.sample;
+        ExperimentContext { quick, sample: self.sample, seeds, progress, ..ExperimentContext::of_seed(self.seed, stop) }
+    }
+
+    /// Processor seconds from an empty store: as last measured, or as declared for full runs; `None` if neither is known.
+    fn cost(&self, experiment: &Experiment, seeds: usize) -> Option<f64> {
+        let measured = store::folder().and_then(|folder| folder.cost(experiment.ids, self.form()));
+        let declared = || (self.form() == "full").then(|| 3600.0 * processor_hours([experiment], seeds));
+        measured.map(|cost| cost.of_seeds(seeds)).or_else(declared)
+    }
+}
+
+/// The name under which costs are stored.
+pub fn form(quick: bool, sample: bool) -> &'static str {
+    match (quick, sample) {
+        (_, true) => "sample",
+        (true, _) => "quick",
+        _ => "full",
+    }
+}
+
+/// Processor time of this process.
+fn cpu_seconds() -> f64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
+}
+
+/// The processor time that an experiment takes.
+pub struct CostMeter {
+    cpu_seconds: f64,
+    reused_cpu_seconds: f64,
+}
+
+impl CostMeter {
+    pub fn start() -> Self {
+        CostMeter { cpu_seconds: cpu_seconds(), reused_cpu_seconds: store::counts().reused_cpu_seconds }
+    }
+
+    /// Processor seconds spent since the start.
+    pub fn spent(&self) -> f64 {
+        cpu_seconds() - self.cpu_seconds
+    }
+
+    /// Stores what the experiment costs from an empty store.
+    pub fn finish(&self, experiment: &Experiment, form: &str, seeds: usize) {
+        let reused = store::counts().reused_cpu_seconds - self.reused_cpu_seconds;
+        let cost = ExperimentCost { seeds, cpu_seconds: self.spent() + reused };
+        // Without the figure, the next plan shows the declared one.
+        let _ = store::folder().map(|folder| folder.write_cost(experiment.ids, form, cost));
+    }
+}
+
+/// Show what results would run, what of it is stored, and what the rest costs; run nothing
+#[derive(Args)]
+pub struct ReproPlan {
+    #[command(flatten)]
+    form: FormArgs,
+    /// How many seeds
+    #[arg(long, value_name = "N", default_value_t = MIN_SEEDS, value_parser = seed_count)]
+    seeds: usize,
+    /// Directory of stored runs [default: in the user's cache]
+    #[arg(long, value_name = "DIR")]
+    store: Option<std::path::PathBuf>,
+}
+
+fn seed_count(text: &str) -> Result<usize, String> {
+    let bad = || format!("found '{text}', expected a number from 1 to 1000");
+    text.parse().ok().filter(|count| (1..=1000).contains(count)).ok_or_else(bad)
+}
+
+/// `cachemate repro plan --json`.
+#[derive(Serialize)]
+struct CostPlan {
+    seeds: usize,
+    form: &'static str,
+    experiments: Vec<PlannedExperiment>,
+}
+
+/// An experiment, and the part of it that is left.
+#[derive(Serialize)]
+struct PlannedExperiment {
+    ids: Vec<&'static str>,
+    stored_runs: usize,
+    /// Runs that are not stored and whose inputs are known; others may follow from their results.
+    next_runs: usize,
+    is_complete: bool,
+    stored_cpu_hours: f64,
+    /// From an empty store; `null` where it was never measured nor declared.
+    cpu_hours: Option<f64>,
+    /// The part of it that is not stored.
+    left_cpu_hours: Option<f64>,
+    error: Option<String>,
+}
+
+impl ReproPlan {
+    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        use_store_dir(&self.store.clone().unwrap_or_else(crate::run_store::default_folder));
+        let stop = session.interrupt_flag();
+        store::set_mode(StoreMode::Peek);
+        let mut experiments = Vec::new();
+        for experiment in self.form.experiments()? {
+            if stop.load(Ordering::Relaxed) {
+                return Err(InterruptedError(format!("{} experiments were looked at", experiments.len())).into());
+            }
+            experiments.push(self.look(&experiment, &stop));
+        }
+        let plan = CostPlan { seeds: self.seeds, form: self.form.form(), experiments };
+        session.answer(self.form.json.json, &plan, || plan.describe())
+    }
+
+    fn look(&self, experiment: &Experiment, stop: &AtomicBool) -> PlannedExperiment {
+        let before = store::counts();
+        let outcome = (experiment.run)(&self.form.context(self.seeds, stop, &|_| ()));
+        let after = store::counts();
+        let error = match &outcome {
+            Ok(_) | Err(ReproError::Elsewhere | ReproError::Interrupted) => None,
+            Err(error) => Some(error.to_string()),
+        };
+        let stored = (after.reused_cpu_seconds - before.reused_cpu_seconds) / 3600.0;
+        let hours = self.form.cost(experiment, self.seeds).map(|seconds| seconds / 3600.0);
+        let is_complete = outcome.is_ok();
+        PlannedExperiment {
+            ids: experiment.ids.to_vec(),
+            stored_runs: after.reused - before.reused,
+            next_runs: after.missing - before.missing,
+            is_complete,
+            stored_cpu_hours: stored,
+            cpu_hours: hours,
+            left_cpu_hours: if is_complete { Some(0.0) } else { hours.map(|hours| (hours - stored).max(0.0)) },
+            error,
+        }
+    }
+}
+
+impl CostPlan {
+    fn describe(&self) -> String {
+        let right = |name| (name, Align::Right);
+        let columns =
+            [("ids", Align::Left), right("stored"), right("next"), right("hours in all"), right("hours left")];
+        let mut table = Table::new(&columns);
+        let hours = |hours: Option<f64>| hours.map_or("not known".to_string(), |hours| format!("{hours:.3}"));
+        for one in &self.experiments {
+            let ids = match &one.error {
+                None => one.ids.join(", "),
+                Some(error) => format!("{} (fails: {error})", one.ids.join(", ")),
+            };
+            let next = if one.is_complete { "complete".to_string() } else { one.next_runs.to_string() };
+            table.row([ids, one.stored_runs.to_string(), next, hours(one.cpu_hours), hours(one.left_cpu_hours)]);
+        }
+        let left: f64 = self.experiments.iter().filter_map(|one| one.left_cpu_hours).sum();
+        let unknown = self.experiments.iter().filter(|one| one.left_cpu_hours.is_none()).count();
+        let unknown = if unknown > 0 { format!(", and {unknown} experiments of unknown cost") } else { String::new() };
+        let seeds = counted_text(self.seeds as u64, "seed");
+        format!("{}\n{} form, {seeds}: {left:.2} processor hours left{unknown}\n", table.text(), self.form)
+    }
+}
+
+/// Run results with as many seeds as their targets need, the most informative first
+///
+/// An experiment runs with two seeds at first, and then with more, until the 95 % interval of each of its results lies on
+/// one side of the target. With a budget, the next experiment is the one with the most undecided results per processor
+/// hour.
+#[derive(Args)]
+pub struct ReproRun {
+    #[command(flatten)]
+    form: FormArgs,
+    /// Processor hours to spend; what does not fit is left
+    #[arg(long, value_name = "HOURS", value_parser = budget)]
+    budget: Option<f64>,
+    /// Seeds after which a result is left undecided
+    #[arg(long, value_name = "N", default_value_t = MAX_SEEDS, value_parser = seed_count)]
+    max_seeds: usize,
+    #[command(flatten)]
+    store: RunStoreArgs,
+}
+
+fn budget(text: &str) -> Result<f64, String> {
+    let bad = || format!("found '{text}', expected a number of hours above 0");
+    text.parse().ok().filter(|hours: &f64| hours.is_finite() && *hours > 0.0).ok_or_else(bad)
+}
+
+/// An experiment on its way.
+struct ExperimentProgress {
+    experiment: Experiment,
+    seeds: usize,
+    spent_seconds: f64,
+    findings: Vec<Finding>,
+    failed: Option<String>,
+    /// It did not fit into the budget.
+    is_left: bool,
+}
+
+impl ExperimentProgress {
+    fn new(experiment: Experiment) -> Self {
+        ExperimentProgress {
+            experiment,
+            seeds: 0,
+            spent_seconds: 0.0,
+            findings: Vec::new(),
+            failed: None,
+            is_left: false,
+        }
+    }
+
+    /// The number of seeds with which it is run next; `None` once its results are decided or at their limit.
+    fn next_seeds(&self, max_seeds: usize) -> Option<usize> {
+        if self.failed.is_some() || self.is_left || self.seeds >= max_seeds {
+            return None;
+        }
+        if self.seeds == 0 {
+            return Some(MIN_SEEDS.min(max_seeds));
+        }
+        let open = self.findings.iter().filter(|finding| finding.is_undecided());
+        let next = open.filter_map(|finding| Some(finding.confidence?.next_seeds(self.seeds))).max()?;
+        Some(next.min(max_seeds))
+    }
+
+    /// Results that more seeds can decide.
+    fn open_lines(&self) -> usize {
+        match self.seeds {
+            0 => self.experiment.ids.len(),
+            _ => self.findings.iter().filter(|finding| finding.is_undecided()).count(),
+        }
+    }
+}
+
+/// `cachemate repro run --json`.
+#[derive(Serialize)]
+struct RunAccount<'a> {
+    form: &'static str,
+    budget_hours: Option<f64>,
+    cpu_hours: f64,
+    experiments: Vec<AccountLine<'a>>,
+    results: Vec<&'a Finding>,
+}
+
+/// Seeds and time that one experiment took.
+#[derive(Serialize)]
+struct AccountLine<'a> {
+    ids: &'a [&'static str],
+    seeds: usize,
+    cpu_hours: f64,
+    undecided: usize,
+    error: Option<&'a str>,
+    is_within_budget: bool,
+}
+
+impl ReproRun {
+    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        self.store.start();
+        let mut all: Vec<ExperimentProgress> =
+            self.form.experiments()?.into_iter().map(ExperimentProgress::new).collect();
+        let (stop, meter) = (session.interrupt_flag(), CostMeter::start());
+        let bar = session.progress("repro", None);
+        while !stop.load(Ordering::Relaxed) {
+            let left = self.budget.map(|hours| 3600.0 * hours - meter.spent());
+            let Some((index, seeds)) = self.next(&mut all, left) else { break };
+            let ids = all[index].experiment.ids.join(", ");
+            let progress = |run: &str| bar.set_message(format!("{ids}, {seeds} seeds: {run}"));
+            self.advance(&mut all[index], seeds, &stop, &progress);
+        }
+        bar.finish_and_clear();
+        self.store.end(session);
+        let account = self.account(&all, meter.spent());
+        session.answer(self.form.json.json, &account, || account.describe())?;
+        if stop.load(Ordering::Relaxed) {
+            return Err(InterruptedError("what was measured is stored".to_string()).into());
+        }
+        let failed: Vec<String> = all.iter().filter_map(|one| one.failed.clone()).collect();
+        anyhow::ensure!(failed.is_empty(), "experiments failed: {}", failed.join("; "));
+        Ok(())
+    }
+
+    /// The experiment with the most open results per expected processor second, and the seeds to run it with.
+    fn next(&self, all: &mut [ExperimentProgress], left_seconds: Option<f64>) -> Option<(usize, usize)> {
+        let mut best: Option<(f64, usize, usize)> = None;
+        for (index, one) in all.iter_mut().enumerate() {
+            let Some(seeds) = one.next_seeds(self.max_seeds) else { continue };
+            // Runs of earlier seeds are stored.
+            let cost = self.form.cost(&one.experiment, seeds - one.seeds);
+            if left_seconds.is_some_and(|left| cost.unwrap_or(0.0) > left) {
+                one.is_left = true;
+                continue;
+            }
+            let value = one.open_lines() as f64 / cost.unwrap_or(1.0).max(1e-3);
+            if best.is_none_or(|(most, ..)| value > most) {
+                best = Some((value, index, seeds));
+            }
+        }
+        best.map(|(_, index, seeds)| (index, seeds))
+    }
+
+    fn advance(&self, one: &mut ExperimentProgress, seeds: usize, stop: &AtomicBool, progress: &(dyn Fn(&str) + Sync)) {
+        let meter = CostMeter::start();
+        let outcome = (one.experiment.run)(&self.form.context(seeds, stop, progress));
+        one.spent_seconds += meter.spent();
+        match outcome {
+            Ok(findings) => {
+                // The earlier seeds' runs come out of memory, whose cost is that of the first time.
+                let known = store::folder().and_then(|folder| folder.cost(one.experiment.ids, self.form.form()));
+                if one.seeds == 0 || known.is_none() {
+                    meter.finish(&one.experiment, self.form.form(), seeds);
+                }
+                let findings = Findings { results: findings };
+                let findings = if self.form.sample { findings.without_targets() } else { findings };
+                (one.seeds, one.findings) = (seeds, findings.results);
+            }
+            Err(ReproError::Interrupted) => {}
+            Err(error) => one.failed = Some(format!("{}: {error}", one.experiment.ids.join(", "))),
+        }
+    }
+
+    fn account<'a>(&self, all: &'a [ExperimentProgress], spent_seconds: f64) -> RunAccount<'a> {
+        let line = |one: &'a ExperimentProgress| AccountLine {
+            ids: one.experiment.ids,
+            seeds: one.seeds,
+            cpu_hours: one.spent_seconds / 3600.0,
+            undecided: one.findings.iter().filter(|finding| finding.is_undecided()).count(),
+            error: one.failed.as_deref(),
+            is_within_budget: !one.is_left,
+        };
+        RunAccount {
+            form: self.form.form(),
+            budget_hours: self.budget,
+            cpu_hours: spent_seconds / 3600.0,
+            experiments: all.iter().map(line).collect(),
+            results: all.iter().flat_map(|one| &one.findings).collect(),
+        }
+    }
+}
+
+impl RunAccount<'_> {
+    fn describe(&self) -> String {
+        let (left, right) = (|name| (name, Align::Left), |name| (name, Align::Right));
+        let columns =
+            [left("id"), left("result"), left("target"), right("measured"), right("95 %"), right("seeds"), left("")];
+        let mut results = Table::new(&columns);
+        for finding in &self.results {
+            let interval = finding
+                .confidence
+                .map_or(String::new(), |interval| format!("{} to {}", number(interval.low), number(interval.high)));
+            let measured =
+                finding.measured.map_or("–".to_string(), |value| format!("{} {}", number(value), finding.unit));
+            let cells = [&finding.id, &finding.title, &finding.target.describe(), &measured, &interval];
+            let seeds = finding.seeds.len().to_string();
+            results.row(cells.into_iter().cloned().chain([seeds, verdict(finding)]));
+        }
+        let columns = [left("ids"), right("seeds"), right("processor hours"), left("")];
+        let mut account = Table::new(&columns);
+        for line in &self.experiments {
+            let state = match (line.error, line.is_within_budget, line.undecided) {
+                (Some(error), ..) => format!("failed: {error}"),
+                (None, false, _) if line.seeds == 0 => "beyond the budget".to_string(),
+                (None, false, undecided) => format!("{undecided} undecided, more seeds are beyond the budget"),
+                (None, true, 0) => "decided".to_string(),
+                (None, true, undecided) => format!("{undecided} undecided"),
+            };
+            account.row([line.ids.join(", "), line.seeds.to_string(), format!("{:.4}", line.cpu_hours), state]);
+        }
+        let tally = Findings::tally_of(self.results.iter().copied());
+        let (met, exceeded, missed) = (tally["met"], tally["exceeded"], tally["missed"]);
+        let hours = self.cpu_hours;
+        format!(
+            "{}\n{}\n{met} met, {exceeded} exceeded, {missed} missed; {hours:.3} processor hours\n",
+            results.text(),
+            account.text()
+        )
+    }
+}
+
+/// The verdict, and what would decide an undecided one.
+fn verdict(finding: &Finding) -> String {
+    let Some(verdict) = finding.verdict else { return String::new() };
+    if !finding.is_undecided() {
+        return verdict.name().to_string();
+    }
+    match finding.confidence.and_then(|confidence| confidence.seeds_to_decide) {
+        Some(seeds) => format!("undecided ({seeds} seeds would decide it)"),
+        None => "undecided (the mean is at the target)".to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cachemate_repro::ResultTarget;
+
+    fn progress(values: &[f64]) -> ExperimentProgress {
+        let experiment =
+            Experiment { ids: &["X-1"], title: "x", full_minutes: 1.0, run: |_| Err(ReproError::Interrupted) };
+        let per_seed: Vec<(u64, f64)> = (1..).zip(values.iter().copied()).collect();
+        let target = ResultTarget::AtLeast { target: 10.0, paper_best: None };
+        let findings = vec![Finding::new("X-1", "x", "y", "%", target, &per_seed)];
+        ExperimentProgress { seeds: values.len(), findings, ..ExperimentProgress::new(experiment) }
+    }
+
+    /// Does an experiment begin with two seeds, go on while it is undecided, and end at its limit?
+    #[test]
+    fn seeds_are_added_until_a_result_is_decided() {
+        assert_eq!(progress(&[]).next_seeds(40), Some(2));
+        assert_eq!(progress(&[20.0, 20.5]).next_seeds(40), None);
+        assert_eq!(progress(&[9.0, 12.0]).next_seeds(40), Some(4), "twice as many at most");
+        assert_eq!(progress(&[9.0, 12.0]).next_seeds(3), Some(3));
+        assert_eq!(progress(&[9.0, 12.0]).next_seeds(2), None);
+        let open = verdict(&progress(&[9.0, 12.0]).findings[0]);
+        assert!(open.starts_with("undecided (") && open.ends_with("seeds would decide it)"), "{open}");
+        assert_eq!(verdict(&progress(&[20.0, 20.5]).findings[0]), "met");
+    }
+}

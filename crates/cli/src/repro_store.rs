@@ -1,0 +1,213 @@
+//! `cachemate repro store`: what the store of runs holds, whether it is right, and making room.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+
+use anyhow::Context as _;
+use cachemate_report::text::counted_text;
+use cachemate_report::{Align, Table};
+use cachemate_repro::ReproError;
+use cachemate_repro::run_request::is_reproducible;
+use cachemate_repro::store::{MAX_FOLDER_BYTES, RunFolder, StoredEntry, read_file, remove};
+use clap::{Args, Subcommand};
+use serde::Serialize;
+
+use crate::args::{ByteSize, JsonArg};
+use crate::exit::InterruptedError;
+use crate::run_store::default_folder;
+use crate::session::Session;
+
+/// Show, check or shrink the store of simulated runs
+#[derive(Args)]
+pub struct ReproStore {
+    #[command(subcommand)]
+    action: StoreAction,
+}
+
+#[derive(Subcommand)]
+enum StoreAction {
+    /// Stored runs by kind, their size, and the processor time that they cost
+    Show(StoreFolderArgs),
+    /// Remove the runs used least recently
+    Prune(StorePrune),
+    /// Check every file, and make a sample of the runs again: damaged and wrong ones are removed
+    Verify(StoreVerify),
+}
+
+#[derive(Args)]
+struct StoreFolderArgs {
+    /// Directory of stored runs [default: in the user's cache]
+    #[arg(long, value_name = "DIR")]
+    store: Option<PathBuf>,
+    #[command(flatten)]
+    json: JsonArg,
+}
+
+#[derive(Args)]
+struct StorePrune {
+    /// Size to shrink to, such as 512M
+    #[arg(long, value_name = "SIZE")]
+    to: ByteSize,
+    #[command(flatten)]
+    folder: StoreFolderArgs,
+}
+
+#[derive(Args)]
+struct StoreVerify {
+    /// Runs to make again
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    runs: usize,
+    /// Which runs: another seed draws others
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    #[command(flatten)]
+    folder: StoreFolderArgs,
+}
+
+/// `cachemate repro store show --json`.
+#[derive(Serialize)]
+struct StoreContent {
+    folder: PathBuf,
+    files: usize,
+    bytes: u64,
+    damaged: usize,
+    kinds: BTreeMap<String, KindContent>,
+}
+
+/// The runs of one kind.
+#[derive(Default, Serialize)]
+struct KindContent {
+    runs: usize,
+    bytes: u64,
+    cpu_hours: f64,
+}
+
+/// `cachemate repro store verify --json`.
+#[derive(Default, Serialize)]
+struct StoreCheck {
+    files: usize,
+    damaged: Vec<String>,
+    made_again: usize,
+    wrong: Vec<String>,
+}
+
+impl ReproStore {
+    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+        match &self.action {
+            StoreAction::Show(args) => show(args, session),
+            StoreAction::Prune(args) => args.run(session),
+            StoreAction::Verify(args) => args.run(session),
+        }
+    }
+}
+
+impl StoreFolderArgs {
+    fn open(&self) -> RunFolder {
+        RunFolder::new(&self.store.clone().unwrap_or_else(default_folder), MAX_FOLDER_BYTES)
+    }
+}
+
+fn show(args: &StoreFolderArgs, session: &Session) -> anyhow::Result<()> {
+    let folder = args.open();
+    let (mut damaged, mut kinds): (usize, BTreeMap<String, KindContent>) = (0, BTreeMap::new());
+    let files = folder.files().context("cannot read the store")?;
+    for file in &files {
+        let Ok(Ok(entry)) = read_file(&file.path) else {
+            damaged += 1;
+            continue;
+        };
+        let kind = kinds.entry(entry.kind).or_default();
+        (kind.runs, kind.bytes) = (kind.runs + 1, kind.bytes + file.bytes);
+        kind.cpu_hours += entry.cpu_seconds / 3600.0;
+    }
+    let bytes = files.iter().map(|file| file.bytes).sum();
+    let content = StoreContent { folder: folder.path().to_path_buf(), files: files.len(), bytes, damaged, kinds };
+    session.answer(args.json.json, &content, || content.describe())
+}
+
+impl StoreContent {
+    fn describe(&self) -> String {
+        let right = |name| (name, Align::Right);
+        let mut table = Table::new(&[("kind", Align::Left), right("runs"), right("KiB"), right("processor hours")]);
+        for (kind, content) in &self.kinds {
+            let KindContent { runs, bytes, cpu_hours } = content;
+            table.row([kind.clone(), runs.to_string(), (bytes >> 10).to_string(), format!("{cpu_hours:.2}")]);
+        }
+        let (files, folder) = (counted_text(self.files as u64, "file"), self.folder.display());
+        let damaged = if self.damaged > 0 { format!(", {} damaged", self.damaged) } else { String::new() };
+        format!("{}\n{folder}: {files} of {} MiB{damaged}\n", table.text(), self.bytes >> 20)
+    }
+}
+
+impl StorePrune {
+    fn run(&self, session: &Session) -> anyhow::Result<()> {
+        let (removed, bytes) = self.folder.open().prune(self.to.0).context("cannot prune the store")?;
+        #[derive(Serialize)]
+        struct PrunedFiles {
+            removed: u64,
+            bytes: u64,
+        }
+        let text = || format!("removed {} of {} MiB\n", counted_text(removed, "file"), bytes >> 20);
+        session.answer(self.folder.json.json, &PrunedFiles { removed, bytes }, text)
+    }
+}
+
+impl StoreVerify {
+    fn run(&self, session: &Session) -> anyhow::Result<()> {
+        let (mut check, mut entries) = (StoreCheck::default(), Vec::new());
+        for file in self.folder.open().files().context("cannot read the store")? {
+            check.files += 1;
+            match read_file(&file.path)? {
+                Ok(entry) => entries.push((draw(&entry, self.seed), entry, file.path)),
+                Err(error) => {
+                    remove(&file.path)?;
+                    check.damaged.push(format!("{}: {error}", file.path.display()));
+                }
+            }
+        }
+        // In an order that the content and the seed decide.
+        entries.sort_by_key(|(order, ..)| *order);
+        let (stop, bar) = (session.interrupt_flag(), session.progress("verify", Some(self.runs as u64)));
+        for (_, entry, path) in &entries {
+            if check.made_again == self.runs || stop.load(Ordering::Relaxed) {
+                break;
+            }
+            bar.set_message(entry.label.clone());
+            match is_reproducible(entry) {
+                Ok(None) => continue,
+                Ok(Some(true)) => {}
+                Ok(Some(false)) => {
+                    remove(path)?;
+                    check.wrong.push(format!("{}: {} {}", path.display(), entry.kind, entry.label));
+                }
+                Err(ReproError::Interrupted) => break,
+                Err(error) => check.wrong.push(format!("{}: {error}", path.display())),
+            }
+            check.made_again += 1;
+            bar.inc(1);
+        }
+        bar.finish_and_clear();
+        session.answer(self.folder.json.json, &check, || check.describe())?;
+        if stop.load(Ordering::Relaxed) {
+            return Err(InterruptedError(format!("{} runs were checked", check.made_again)).into());
+        }
+        anyhow::ensure!(check.wrong.is_empty(), "{} stored runs were wrong", check.wrong.len());
+        Ok(())
+    }
+}
+
+/// A place in a random order that the content and the seed decide.
+fn draw(entry: &StoredEntry, seed: u64) -> u64 {
+    let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    entry.inputs.as_bytes().iter().fold(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15), mix)
+}
+
+impl StoreCheck {
+    fn describe(&self) -> String {
+        let lines: String = self.damaged.iter().chain(&self.wrong).map(|line| format!("{line}\n")).collect();
+        let (files, again) = (counted_text(self.files as u64, "file"), counted_text(self.made_again as u64, "run"));
+        let (damaged, wrong) = (self.damaged.len(), self.wrong.len());
+        format!("{lines}{files} read, {damaged} damaged and removed; {again} made again, {wrong} wrong\n")
+    }
+}

@@ -1,0 +1,67 @@
+//! The store of simulated runs, for commands that simulate.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use cachemate_report::text::counted_text;
+use cachemate_repro::store::{self, MAX_FOLDER_BYTES, RunFolder};
+use clap::Args;
+
+use crate::session::Session;
+use cachemate_daemon::paths;
+
+/// Options of commands that simulate.
+#[derive(Args)]
+pub struct RunStoreArgs {
+    /// Directory of stored runs, which are not made again [default: in the user's cache]
+    #[arg(long, value_name = "DIR", conflicts_with = "no_store")]
+    store: Option<PathBuf>,
+    /// Make every run again and store nothing
+    #[arg(long)]
+    no_store: bool,
+}
+
+impl RunStoreArgs {
+    /// Opens the store; call it before any run.
+    pub fn start(&self) {
+        if !self.no_store {
+            open_store(Arc::new(RunFolder::new(&self.folder(), MAX_FOLDER_BYTES)));
+        }
+    }
+
+    /// Reports the number of reused runs.
+    pub fn end(&self, session: &Session) {
+        let counts = store::counts();
+        if counts.reused > 0 {
+            let (runs, folder) = (counted_text(counts.reused as u64, "run"), self.folder());
+            let saved = counts.reused_cpu_seconds / 60.0;
+            session.note(&format!("{runs} of {saved:.1} processor minutes reused from {}", folder.display()));
+        }
+    }
+
+    fn folder(&self) -> PathBuf {
+        self.store.clone().unwrap_or_else(default_folder)
+    }
+}
+
+/// The store of a user who names none.
+pub fn default_folder() -> PathBuf {
+    paths::cache_dir().join("runs")
+}
+
+/// Stores runs in this directory from now on, and reuses stored ones.
+pub fn use_store_dir(folder: &Path) {
+    open_store(Arc::new(RunFolder::new(folder, MAX_FOLDER_BYTES)));
+}
+
+/// As [`use_store_dir`], with a bound of its own.
+pub fn open_store(folder: Arc<RunFolder>) {
+    store::open(folder, |text: &str| _ = writeln!(std::io::stderr(), "cachemate: {text}"));
+}
+
+/// The package's version, and a fingerprint of all sources that a result depends on: the same on every host that was
+/// built from the same sources.
+pub fn sources() -> String {
+    format!("{}+{}", env!("CARGO_PKG_VERSION"), env!("CACHEMATE_SOURCES"))
+}

@@ -1,0 +1,326 @@
+//! Digests of the sources that can change a simulated run, found by dependency.
+//!
+//! Method: every module of this crate (a file or folder below `src`) depends on the modules and crates that its code
+//! names; crates depend on what their manifests and the lock file name. A module's digest covers the tokens of all that
+//! it reaches and the compiler's version. Comments, layout and code of tests change no run, so they are left out.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs};
+
+use proc_macro2::{Delimiter, TokenStream, TokenTree};
+use sha2::{Digest, Sha256};
+
+/// Crates whose sources change no stored run: machines are part of a run's key by value, the others draw, write or read
+/// files.
+const WITHOUT_INFLUENCE: [&str; 3] = ["cachemate-spec", "cachemate-report", "cachemate-files"];
+/// Modules of this crate that store runs and describe results, but simulate nothing.
+/// `recordings` counts where a program is recorded only.
+const OUTSIDE_RUNS: [&str; 7] = ["index", "lib", "recordings", "sequential", "sources", "split_runs", "store"];
+
+fn main() {
+    let root = Path::new("../..");
+    let workspace = Workspace::read(root);
+    let rows = digests(root, &workspace);
+    let table: String = rows.iter().map(|(name, digest)| format!("    (\"{name}\", \"{digest}\"),\n")).collect();
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo names the folder"));
+    fs::write(out.join("sources.rs"), format!("&[\n{table}]\n")).expect("cargo's folder can be written to");
+    for watched in ["build.rs", "src", "../../Cargo.lock"] {
+        println!("cargo::rerun-if-changed={watched}");
+    }
+    for name in workspace.manifests.keys() {
+        println!("cargo::rerun-if-changed={}", source_folder(root, name).display());
+    }
+}
+
+/// The digest of each module of this crate.
+pub fn digests(root: &Path, workspace: &Workspace) -> BTreeMap<String, String> {
+    let modules = own_modules(&source_folder(root, "cachemate-repro"));
+    let digest = |name: &String| digest_of(&reachable(name, &modules), &modules, workspace);
+    modules.keys().map(|name| (name.clone(), digest(name))).collect()
+}
+
+/// The code of one module, and what it names.
+#[derive(Default)]
+struct ModuleCode {
+    text: String,
+    /// Names behind `crate::`.
+    paths: BTreeSet<String>,
+    /// Names behind `super::`, most of which lie in the same folder.
+    siblings: BTreeSet<String>,
+    /// Every identifier.
+    words: BTreeSet<String>,
+    /// Items that it declares.
+    items: BTreeSet<String>,
+}
+
+/// Files of a folder in the order of their names, those of folders below included.
+fn rust_files(folder: &Path) -> Vec<PathBuf> {
+    let (mut files, mut left) = (Vec::new(), vec![folder.to_path_buf()]);
+    while let Some(path) = left.pop() {
+        match fs::read_dir(&path) {
+            Ok(entries) => left.extend(entries.flatten().map(|entry| entry.path())),
+            Err(_) if path.extension().is_some_and(|extension| extension == "rs") => files.push(path),
+            Err(_) => {}
+        }
+    }
+    files.sort();
+    files
+}
+
+fn own_modules(src: &Path) -> BTreeMap<String, ModuleCode> {
+    let mut modules: BTreeMap<String, ModuleCode> = BTreeMap::new();
+    for (file, code) in code_of(src) {
+        let below = file.strip_prefix(src).expect("a file below src").with_extension("");
+        let first = below.iter().next().expect("a file has a name").to_string_lossy().into_owned();
+        let module = modules.entry(first).or_default();
+        collect(code, module);
+    }
+    modules
+}
+
+/// The code of a crate's files without comments and tests, by file.
+fn code_of(src: &Path) -> BTreeMap<PathBuf, TokenStream> {
+    let (mut codes, mut tests) = (BTreeMap::new(), BTreeSet::new());
+    for file in rust_files(src) {
+        let text = fs::read_to_string(&file).expect("a source file can be read");
+        let tokens: TokenStream = text.parse().unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        let (code, test_modules) = without_tests(tokens);
+        let stem = file.file_stem().expect("a file has a name");
+        let parent = file.parent().expect("a file lies in a folder");
+        let below =
+            if ["lib", "main", "mod"].iter().any(|root| stem == *root) { parent.into() } else { parent.join(stem) };
+        for module in test_modules {
+            tests.insert(below.join(&module).with_extension("rs"));
+            tests.insert(below.join(&module));
+            tests.insert(parent.join(&module));
+        }
+        codes.insert(file, code);
+    }
+    codes.retain(|file, _| !file.ancestors().any(|path| tests.contains(path)));
+    codes
+}
+
+/// Drops attributes that document, and items that only tests have; returns the names or paths of the latter's files.
+fn without_tests(tokens: TokenStream) -> (TokenStream, Vec<String>) {
+    let (mut code, mut files): (Vec<TokenTree>, Vec<String>) = (Vec::new(), Vec::new());
+    let is_mark = |token: Option<&TokenTree>, mark: char| matches!(token, Some(TokenTree::Punct(found)) if found.as_char() == mark);
+    let mut tokens = tokens.into_iter();
+    while let Some(token) = tokens.next() {
+        let TokenTree::Group(group) = token else {
+            code.push(token);
+            continue;
+        };
+        let is_inner = is_mark(code.last(), '!') && is_mark(code.iter().nth_back(1), '#');
+        let is_attribute = group.delimiter() == Delimiter::Bracket && (is_inner || is_mark(code.last(), '#'));
+        let text = if is_attribute { group.stream().to_string().replace(' ', "") } else { String::new() };
+        if text.starts_with("doc=") || text == "cfg(test)" {
+            code.truncate(code.len() - if is_inner { 2 } else { 1 });
+        }
+        if text == "cfg(test)" {
+            files.extend(skip_item(&mut tokens));
+        } else if !text.starts_with("doc=") {
+            let (inner, below) = without_tests(group.stream());
+            files.extend(below);
+            code.push(TokenTree::Group(proc_macro2::Group::new(group.delimiter(), inner)));
+        }
+    }
+    (code.into_iter().collect(), files)
+}
+
+/// Passes the item that follows. A module without a body names its file: by the attribute `path`, or by its name.
+fn skip_item(tokens: &mut impl Iterator<Item = TokenTree>) -> Option<String> {
+    let (mut last, mut path) = (None, None);
+    for token in tokens {
+        match &token {
+            TokenTree::Group(group) if group.delimiter() == Delimiter::Brace => return None,
+            TokenTree::Punct(mark) if mark.as_char() == ';' => return path.or(last),
+            TokenTree::Group(group) if group.delimiter() == Delimiter::Bracket => {
+                let attribute = group.stream().to_string();
+                path = attribute.starts_with("path").then(|| attribute.split('"').nth(1).map(str::to_string)).flatten();
+            }
+            other => last = Some(other.to_string()),
+        }
+    }
+    None
+}
+
+/// Adds code to a module.
+fn collect(code: TokenStream, module: &mut ModuleCode) {
+    module.text.push_str(&code.to_string());
+    let mut flat = Vec::new();
+    flatten(code, &mut flat);
+    for (index, word) in flat.iter().enumerate() {
+        let before = |back: usize| index.checked_sub(back).map_or("", |at| flat[at].as_str());
+        if ["struct", "enum", "trait", "type", "fn", "const", "static"].contains(&before(1)) {
+            module.items.insert(word.clone());
+        }
+        if ["crate", "super"].contains(&before(3)) && before(2) == ":" && before(1) == ":" {
+            let names = if word == "{" { heads(&flat[index..]) } else { vec![word.clone()] };
+            if before(3) == "crate" { module.paths.extend(names) } else { module.siblings.extend(names) }
+        }
+        module.words.insert(word.clone());
+    }
+}
+
+/// The first names of a group of imports: `a` and `b` of `{a::c, b::{d, e}}`.
+fn heads(group: &[String]) -> Vec<String> {
+    let (mut depth, mut heads) = (0, Vec::new());
+    for (index, word) in group.iter().enumerate() {
+        match word.as_str() {
+            "{" => depth += 1,
+            "}" => depth -= 1,
+            _ if depth == 1 && ["{", ","].contains(&group[index - 1].as_str()) => heads.push(word.clone()),
+            _ => {}
+        }
+        if depth == 0 {
+            break;
+        }
+    }
+    heads
+}
+
+fn flatten(code: TokenStream, into: &mut Vec<String>) {
+    for token in code {
+        match token {
+            TokenTree::Group(group) => {
+                let (open, close) = match group.delimiter() {
+                    Delimiter::Brace => ("{", "}"),
+                    Delimiter::Parenthesis => ("(", ")"),
+                    Delimiter::Bracket => ("[", "]"),
+                    Delimiter::None => ("", ""),
+                };
+                into.push(open.to_string());
+                flatten(group.stream(), into);
+                into.push(close.to_string());
+            }
+            other => into.push(other.to_string()),
+        }
+    }
+}
+
+/// The modules that a module's code reaches, itself included. A name that no module declares reaches all.
+fn reachable(name: &str, modules: &BTreeMap<String, ModuleCode>) -> BTreeSet<String> {
+    let (mut reached, mut left) = (BTreeSet::new(), vec![name.to_string()]);
+    while let Some(name) = left.pop() {
+        if !reached.insert(name.clone()) {
+            continue;
+        }
+        let ModuleCode { paths, siblings, .. } = &modules[&name];
+        left.extend(paths.iter().chain(siblings).filter(|path| modules.contains_key(*path)).cloned());
+        for path in paths.iter().filter(|path| !modules.contains_key(*path)) {
+            let declares = |(_, module): &(&String, &ModuleCode)| module.items.contains(path);
+            let declaring: Vec<String> = modules.iter().filter(declares).map(|(module, _)| module.clone()).collect();
+            left.extend(if declaring.is_empty() { modules.keys().cloned().collect() } else { declaring });
+        }
+        left.retain(|module| !OUTSIDE_RUNS.contains(&module.as_str()));
+    }
+    reached
+}
+
+/// The workspace's crates, by their manifests and the lock file.
+pub struct Workspace {
+    /// Dependencies of each crate.
+    manifests: BTreeMap<String, BTreeSet<String>>,
+    codes: BTreeMap<String, String>,
+    /// Version and dependencies of each package that the lock file names.
+    locked: BTreeMap<String, BTreeSet<(String, Vec<String>)>>,
+}
+
+fn source_folder(root: &Path, name: &str) -> PathBuf {
+    root.join("crates").join(name.trim_start_matches("cachemate-")).join("src")
+}
+
+impl Workspace {
+    pub fn read(root: &Path) -> Self {
+        let mut manifests = BTreeMap::new();
+        let mut left = vec!["cachemate-repro".to_string()];
+        while let Some(name) = left.pop() {
+            let manifest = root.join("crates").join(name.trim_start_matches("cachemate-")).join("Cargo.toml");
+            let text = fs::read_to_string(&manifest).expect("a crate has a manifest");
+            let dependencies: BTreeSet<String> = dependencies(&text).into_iter().collect();
+            let is_new = |name: &&String| name.starts_with("cachemate-") && !WITHOUT_INFLUENCE.contains(&name.as_str());
+            left.extend(dependencies.iter().filter(is_new).filter(|name| !manifests.contains_key(*name)).cloned());
+            manifests.insert(name, dependencies);
+        }
+        let code = |name: &String| {
+            let code = code_of(&source_folder(root, name));
+            (name.clone(), code.into_values().map(|tokens| tokens.to_string()).collect::<String>())
+        };
+        let codes = manifests.keys().filter(|name| *name != "cachemate-repro").map(code).collect();
+        let lock = fs::read_to_string(root.join("Cargo.lock")).unwrap_or_default();
+        Workspace { codes, manifests, locked: locked(&lock) }
+    }
+
+    /// Crates and packages that these reach.
+    fn closure(&self, names: impl IntoIterator<Item = String>) -> (BTreeSet<String>, BTreeSet<String>) {
+        let (mut crates, mut packages) = (BTreeSet::new(), BTreeSet::new());
+        let mut left: Vec<String> = names.into_iter().collect();
+        while let Some(name) = left.pop() {
+            if WITHOUT_INFLUENCE.contains(&name.as_str()) {
+                continue;
+            }
+            if let Some(below) = self.manifests.get(&name) {
+                if crates.insert(name) {
+                    left.extend(below.iter().cloned());
+                }
+            } else if packages.insert(name.clone()) {
+                let versions = self.locked.get(&name).into_iter().flatten();
+                left.extend(versions.flat_map(|(_, below)| below.iter().cloned()));
+            }
+        }
+        (crates, packages)
+    }
+}
+
+/// Names in the manifest's table of dependencies.
+fn dependencies(manifest: &str) -> Vec<String> {
+    let lines = manifest.lines().skip_while(|line| line.trim() != "[dependencies]").skip(1);
+    let names = lines.take_while(|line| !line.starts_with('[')).filter_map(|line| line.split(['.', '=', ' ']).next());
+    names.filter(|name| !name.is_empty() && !name.starts_with('#')).map(str::to_string).collect()
+}
+
+fn locked(lock: &str) -> BTreeMap<String, BTreeSet<(String, Vec<String>)>> {
+    let mut packages: BTreeMap<String, BTreeSet<(String, Vec<String>)>> = BTreeMap::new();
+    for package in lock.split("[[package]]").skip(1) {
+        let field = |name: &str| {
+            let line = package.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(" = \""));
+            line.map_or(String::new(), |value| value.trim_end_matches('"').to_string())
+        };
+        let listed = package.split("dependencies = [").nth(1).and_then(|list| list.split(']').next()).unwrap_or("");
+        let names = listed.split(',').map(|name| name.trim().trim_matches('"').split(' ').next().unwrap_or(""));
+        let below = names.filter(|name| !name.is_empty()).map(str::to_string).collect();
+        packages.entry(field("name")).or_default().insert((field("version"), below));
+    }
+    packages
+}
+
+fn digest_of(reached: &BTreeSet<String>, modules: &BTreeMap<String, ModuleCode>, workspace: &Workspace) -> String {
+    let mut digest = Sha256::new();
+    let names = |name: &String| reached.iter().any(|module| modules[module].words.contains(&name.replace('-', "_")));
+    let used = workspace.manifests["cachemate-repro"].iter().filter(|name| names(name)).cloned();
+    let (crates, packages) = workspace.closure(used);
+    for module in reached {
+        digest.update(format!("module {module}\n{}\n", modules[module].text));
+    }
+    for name in &crates {
+        digest.update(format!("crate {name}\n{}\n", workspace.codes[name]));
+    }
+    for name in &packages {
+        let versions = workspace.locked.get(name).into_iter().flatten().map(|(version, _)| version.as_str());
+        digest.update(format!("package {name} {}\n", versions.collect::<Vec<&str>>().join(" ")));
+    }
+    digest.update(compiler());
+    digest.finalize().iter().take(16).fold(String::new(), |mut text, byte| {
+        write!(text, "{byte:02x}").expect("a string takes every digit");
+        text
+    })
+}
+
+/// The compiler's version and commit.
+fn compiler() -> Vec<u8> {
+    let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    Command::new(rustc).arg("-V").output().map(|answer| answer.stdout).unwrap_or_default()
+}

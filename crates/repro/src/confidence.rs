@@ -1,0 +1,101 @@
+//! Whether the seeds so far decide a result: Student's interval over seeds against the target.
+
+use serde::Serialize;
+
+/// A line is run with at least so many seeds where seeds are added until it is decided.
+pub const MIN_SEEDS: usize = 2;
+/// A line that needs more is left undecided.
+pub const MAX_SEEDS: usize = 40;
+/// The farthest that the number of seeds is extrapolated.
+const MAX_EXTRAPOLATED: usize = 10_000;
+
+/// The 97.5 % quantile of Student's t by degrees of freedom, from 1 on.
+const STUDENT: [f64; 30] = [
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
+    2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+];
+
+/// The 95 % interval of a mean over seeds, and whether it lies on one side of the target.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct LineConfidence {
+    /// Lower end.
+    pub low: f64,
+    /// Upper end.
+    pub high: f64,
+    /// No end of the target lies within the interval.
+    pub is_decided: bool,
+    /// Seeds that would decide the line if mean and spread stayed as they are; `None` where it is decided, or where ten
+    /// thousand would not.
+    pub seeds_to_decide: Option<usize>,
+}
+
+impl LineConfidence {
+    /// `None` for less than two values, or for values that are no numbers. `bounds` are the ends of the target.
+    pub fn of(values: &[f64], bounds: &[f64]) -> Option<Self> {
+        let count = values.len();
+        if count < MIN_SEEDS || values.iter().any(|value| !value.is_finite()) {
+            return None;
+        }
+        let mean = values.iter().sum::<f64>() / count as f64;
+        let squares: f64 = values.iter().map(|value| (value - mean) * (value - mean)).sum();
+        let spread = (squares / (count - 1) as f64).sqrt();
+        let half = half_width(spread, count);
+        let is_within = |bound: &f64| mean - half < *bound && *bound < mean + half;
+        let is_decided = !bounds.iter().any(is_within);
+        let distance = bounds.iter().map(|bound| (bound - mean).abs()).fold(f64::INFINITY, f64::min);
+        let decides = |seeds: &usize| half_width(spread, *seeds) <= distance;
+        let seeds_to_decide = (count + 1..=MAX_EXTRAPOLATED).find(decides).filter(|_| !is_decided);
+        Some(LineConfidence { low: mean - half, high: mean + half, is_decided, seeds_to_decide })
+    }
+
+    /// The number of seeds with which a line is run next; never more than twice as many as now.
+    pub fn next_seeds(&self, seeds: usize) -> usize {
+        self.seeds_to_decide.unwrap_or(usize::MAX).min(2 * seeds).max(seeds + 1)
+    }
+}
+
+fn half_width(spread: f64, seeds: usize) -> f64 {
+    let degrees = seeds - 1;
+    // Beyond the table: Abramowitz and Stegun 26.7.5, two terms.
+    let (normal, n) = (1.959_964_f64, degrees as f64);
+    let second = 5.0 * normal.powi(5) + 16.0 * normal.powi(3) + 3.0 * normal;
+    let beyond = || normal + (normal.powi(3) + normal) / (4.0 * n) + second / (96.0 * n * n);
+    STUDENT.get(degrees - 1).copied().unwrap_or_else(beyond) * spread / (seeds as f64).sqrt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Is the interval that of a textbook: 9, 10, 11 have mean 10, spread 1, and a half width of 4.303 / √3?
+    #[test]
+    fn the_interval_is_students() {
+        let interval = LineConfidence::of(&[9.0, 10.0, 11.0], &[12.0]).unwrap();
+        assert!(
+            (interval.high - 10.0 - 4.303 / 3.0_f64.sqrt()).abs() < 1e-12
+                && (interval.low + interval.high - 20.0).abs() < 1e-12
+        );
+        assert!(!interval.is_decided, "12 lies within 7.5 to 12.5");
+        assert_eq!(interval.seeds_to_decide, Some(4), "3.182 / 2 is less than 2");
+        assert_eq!((interval.next_seeds(3), interval.next_seeds(2)), (4, 4));
+        assert!(
+            (half_width(1.0, 32) * 32.0_f64.sqrt() - 2.0395).abs() < 1e-3,
+            "Student's t with 31 degrees of freedom"
+        );
+    }
+
+    /// Is a line decided once its interval lies on one side of every end of the target, and never by one value?
+    #[test]
+    fn a_line_is_decided_on_one_side_of_its_target() {
+        let decided =
+            |values: &[f64], bounds: &[f64]| LineConfidence::of(values, bounds).map(|interval| interval.is_decided);
+        assert_eq!(decided(&[10.0, 10.1, 9.9], &[9.0]), Some(true));
+        assert_eq!(decided(&[10.0, 10.1, 9.9], &[10.0]), Some(false));
+        assert_eq!(decided(&[10.0, 10.1, 9.9], &[9.0, 11.0]), Some(true));
+        assert_eq!(decided(&[10.0, 10.1, 9.9], &[9.0, 10.2]), Some(false));
+        assert_eq!(decided(&[7.0, 7.0], &[7.0]), Some(true), "without spread, the mean is the value");
+        assert_eq!((decided(&[10.0], &[9.0]), decided(&[10.0, f64::NAN], &[9.0])), (None, None));
+        let open = LineConfidence::of(&[-1.0, 1.0], &[0.0]).unwrap();
+        assert_eq!((open.is_decided, open.seeds_to_decide, open.next_seeds(8)), (false, None, 16));
+    }
+}

@@ -1,0 +1,32 @@
+//! Recorded programs as jobs of a workload.
+
+use std::path::Path;
+
+use cachemate_core::AccessSource;
+use cachemate_trace::{CmtReader, CmtSource, TraceReader};
+use sha2::{Digest as _, Sha256};
+
+use crate::error::{ReproError, failed};
+
+/// Longest recording whose content is part of a run's name.
+const MAX_RECORDING_BYTES: u64 = 4 << 30;
+
+/// The first thread of a recording, in a loop; the seed says where in the loop it begins.
+///
+/// # Errors
+/// A file that cannot be read.
+pub(crate) fn source(name: &str, path: &Path, seed: u64) -> Result<Box<dyn AccessSource>, ReproError> {
+    let what = failed(name);
+    let mut first = Vec::new();
+    CmtReader::open(path).map_err(&what)?.read_batch(&mut first).map_err(&what)?;
+    let thread = first.first().map_or(0, |record| record.thread);
+    let source = CmtSource::open(path, thread, 0, 0).map_err(&what)?;
+    let skip = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) % source.records_per_round().max(1);
+    Ok(Box::new(CmtSource::open(path, thread, 0, skip).map_err(&what)?))
+}
+
+/// A digest of the file's content; empty for a file that cannot be read, whose run fails as well.
+pub(crate) fn digest(path: &Path) -> String {
+    let content = cachemate_files::read_limited(path, MAX_RECORDING_BYTES).unwrap_or_default();
+    Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,163 @@
+//! Runs that no policy steers, as data: solo, shared, under one plan. Each is made once ([`crate::store`]).
+//!
+//! A request holds everything that its run depends on, so that the request itself is the name under which the run is
+//! stored, and a stored run can be made again to check it.
+
+use cachemate_sim::results::RunResults;
+use cachemate_sim::run::run_alone;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{ReproError, failed};
+use crate::rates::ProgramRates;
+use crate::recordings;
+use crate::sources::digest_of;
+use crate::split_runs::written;
+use crate::store::{self, RunName, StoredEntry};
+use crate::work::{self, FixedPlan, InstructionRange, WorkRun};
+use crate::workload::Workload;
+
+/// A run that no policy steers.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum RunRequest {
+    /// Books of the measured span under the machine's scheduler.
+    Unmanaged(Workload),
+    /// One job alone: its work, and its speed over it.
+    Alone(Workload),
+    /// All jobs over given work.
+    Together(Workload, Vec<InstructionRange>, Option<FixedPlan>),
+    /// Books of the measured span under one plan.
+    Planned(Workload, FixedPlan),
+}
+
+/// The inputs of a stored run: the request, and digests of the recordings that it names.
+#[derive(Serialize, Deserialize)]
+struct RunInputs {
+    request: RunRequest,
+    recordings: Vec<String>,
+}
+
+impl RunRequest {
+    fn workload(&self) -> &Workload {
+        let (RunRequest::Unmanaged(workload)
+        | RunRequest::Alone(workload)
+        | RunRequest::Together(workload, ..)
+        | RunRequest::Planned(workload, _)) = self;
+        workload
+    }
+
+    fn kind(&self) -> &'static str {
+        match self {
+            RunRequest::Unmanaged(_) => "unmanaged",
+            RunRequest::Alone(_) => "alone",
+            RunRequest::Together(.., None) => "together",
+            RunRequest::Together(.., Some(_)) | RunRequest::Planned(..) => "planned",
+        }
+    }
+
+    /// # Errors
+    /// A value that JSON cannot write.
+    fn name(&self) -> Result<RunName, ReproError> {
+        let recordings = recordings_of(self.workload());
+        let sources = sources_of("run_request", &recordings);
+        let inputs = RunInputs { request: self.clone(), recordings };
+        let inputs = serde_json::to_string(&inputs).map_err(failed(self.kind()))?;
+        Ok(RunName { kind: self.kind(), label: label(self.workload()), sources, inputs })
+    }
+}
+
+/// Digests of the recordings that a workload names.
+pub(crate) fn recordings_of(workload: &Workload) -> Vec<String> {
+    workload.jobs.iter().filter_map(|job| job.recording.as_deref().map(recordings::digest)).collect()
+}
+
+/// The digest of a module, and that of the reader of recordings where one is read.
+pub(crate) fn sources_of(module: &str, recordings: &[String]) -> String {
+    let reader = if recordings.is_empty() { "" } else { digest_of("recordings") };
+    format!("{}{reader}", digest_of(module))
+}
+
+/// Programs and machine, for people.
+pub(crate) fn label(workload: &Workload) -> String {
+    let jobs: Vec<&str> = workload.jobs.iter().map(|job| job.name.as_str()).collect();
+    format!("{} on {}", jobs.join(" + "), workload.machine.name)
+}
+
+/// The work of the workload's only job alone in the measured cycles after the warm-up, and its speed.
+///
+/// # Errors
+/// As [`Workload::simulated`]; a machine without a data cache; a job that does nothing.
+pub fn alone(workload: &Workload) -> Result<(InstructionRange, ProgramRates), ReproError> {
+    store::remember(RunRequest::Alone(workload.clone()).name()?, || work::alone(workload))
+}
+
+/// All jobs together, the n-th over the n-th work, under the machine's scheduler or under one plan. A job that does not
+/// finish its work in [`work::GIVES_UP_AFTER_TIMES`] the time that all took alone is marked in its rates.
+///
+/// # Errors
+/// As [`Workload::simulated`], and the machine's own; a job that never runs.
+pub fn together(
+    workload: &Workload,
+    work: &[InstructionRange],
+    plan: Option<&FixedPlan>,
+) -> Result<WorkRun, ReproError> {
+    let request = RunRequest::Together(workload.clone(), work.to_vec(), plan.cloned());
+    store::remember(request.name()?, || work::together(workload, work, plan))
+}
+
+impl Workload {
+    /// Under the machine's own scheduler alone.
+    ///
+    /// # Errors
+    /// As [`Workload::simulated`], and the machine's own.
+    pub fn unmanaged(&self) -> Result<RunResults, ReproError> {
+        store::remember(RunRequest::Unmanaged(self.clone()).name()?, || run_unmanaged(self))
+    }
+
+    /// Under one plan; for the lengths in its options, where these state any.
+    ///
+    /// # Errors
+    /// As [`Workload::unmanaged`], or a plan that the machine refuses.
+    pub fn planned(&self, plan: &FixedPlan) -> Result<RunResults, ReproError> {
+        let request = RunRequest::Planned(self.clone(), plan.clone());
+        store::remember(request.name()?, || run_planned(self, plan))
+    }
+}
+
+fn run_unmanaged(workload: &Workload) -> Result<RunResults, ReproError> {
+    run_alone(&mut workload.simulated()?).map_err(failed("unmanaged run"))
+}
+
+fn run_planned(workload: &Workload, plan: &FixedPlan) -> Result<RunResults, ReproError> {
+    let mut machine = match workload.options.ends {
+        Some(_) => workload.simulated_with(workload.options.clone())?,
+        None => workload.simulated()?,
+    };
+    plan.run(&mut machine)
+}
+
+/// Makes a stored run again: whether its value is the same bits. `None` for a value that is not made from a request, or
+/// by other sources or recordings than the present ones.
+///
+/// # Errors
+/// The run itself fails.
+pub fn is_reproducible(entry: &StoredEntry) -> Result<Option<bool>, ReproError> {
+    let Ok(inputs) = serde_json::from_str::<RunInputs>(&entry.inputs) else { return Ok(None) };
+    let name = inputs.request.name()?;
+    if name.sources != entry.sources || name.inputs != entry.inputs {
+        return Ok(None);
+    }
+    let answer = match &inputs.request {
+        RunRequest::Unmanaged(workload) => written(&name.label, &run_unmanaged(workload)?)?,
+        RunRequest::Alone(workload) => written(&name.label, &work::alone(workload)?)?,
+        RunRequest::Together(workload, work, plan) => {
+            written(&name.label, &work::together(workload, work, plan.as_ref())?)?
+        }
+        RunRequest::Planned(workload, plan) => written(&name.label, &run_planned(workload, plan)?)?,
+    };
+    Ok(Some(answer == entry.answer))
+}
+
+/// The digest of the sources that runs without a policy have now.
+pub fn present_sources() -> &'static str {
+    digest_of("run_request")
+}

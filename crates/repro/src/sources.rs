@@ -1,0 +1,24 @@
+//! Digests of the sources that can change a stored value, by the module whose code makes it (`build.rs` finds them).
+
+/// Modules of this crate, each with the digest of all that its code reaches.
+const DIGESTS: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/sources.rs"));
+
+/// The digest of a module, given as `module_path!()` or by its name.
+pub(crate) fn digest_of(module: &str) -> &'static str {
+    let name = module.trim_start_matches("cachemate_repro::").split("::").next().unwrap_or_default();
+    let digest = DIGESTS.iter().find(|(known, _)| *known == name).map(|(_, digest)| *digest);
+    digest.unwrap_or_else(|| unreachable!("checked by the test that names every caller: no module '{name}'"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Has every module a digest of its own, and do those that simulate alone differ from those under a policy?
+    #[test]
+    fn every_module_has_a_digest() {
+        assert!(DIGESTS.len() > 20 && DIGESTS.iter().all(|(_, digest)| digest.len() == 32), "{DIGESTS:?}");
+        assert_ne!(digest_of("cachemate_repro::run_request"), digest_of("steered"));
+        assert_eq!(digest_of("cachemate_repro::tc::setup"), digest_of("tc"));
+    }
+}

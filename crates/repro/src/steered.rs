@@ -1,0 +1,56 @@
+//! Runs that a policy steers over equal work, stored by their workload and configuration.
+
+use cachemate_core::{Decision, PipelineConfig};
+use cachemate_pipeline::Pipeline;
+use cachemate_sim::machine::ProgressSample;
+use serde::Serialize;
+
+use crate::error::{ReproError, failed};
+use crate::run_request::{label, recordings_of, sources_of};
+use crate::setup::{built, run_under};
+use crate::store::{self, RunName};
+use crate::work::{self, InstructionRange, WorkRun};
+use crate::workload::Workload;
+
+/// Everything that a steered run depends on, besides the sources.
+#[derive(Serialize)]
+struct SteeredInputs<'a> {
+    workload: &'a Workload,
+    work: &'a [InstructionRange],
+    config: &'a PipelineConfig,
+    recordings: Vec<String>,
+}
+
+/// All jobs together, the n-th over the n-th work, under a policy of the registry.
+///
+/// # Errors
+/// As [`crate::run_request::together`], an unknown policy, and whatever the loop refuses.
+pub fn together_under(
+    workload: &Workload,
+    work: &[InstructionRange],
+    config: PipelineConfig,
+) -> Result<WorkRun, ReproError> {
+    let recordings = recordings_of(workload);
+    let sources = sources_of("steered", &recordings);
+    let inputs = serde_json::to_string(&SteeredInputs { workload, work, config: &config, recordings });
+    let inputs = inputs.map_err(failed("steered run"))?;
+    let label = format!("{}, under {}", label(workload), config.policy.name);
+    let name = RunName { kind: "steered", label, sources, inputs };
+    store::remember(name, || run_together(workload, work, built(config)?))
+}
+
+/// The same under any pipeline; not stored.
+///
+/// # Errors
+/// As [`together_under`].
+pub fn run_together(workload: &Workload, work: &[InstructionRange], by: Pipeline) -> Result<WorkRun, ReproError> {
+    let machine = work::timed_together(workload, work)?;
+    let name = by.config().policy.name.clone();
+    let (mut decisions, mut trail): (Vec<Decision>, Vec<ProgressSample>) = (Vec::new(), Vec::new());
+    let results = run_under(machine, by, |machine, record| {
+        trail.extend_from_slice(&machine.trail()[trail.len()..]);
+        decisions.push(record.decision);
+        true
+    });
+    work::work_run(workload, work, &trail, results.map_err(failed(&name))?, decisions)
+}

@@ -1,0 +1,66 @@
+//! Processor time of whole experiments, so that a later command can tell what they will cost.
+
+use serde::{Deserialize, Serialize};
+
+use super::entry::StoredEntry;
+use super::folder::{RunFolder, StoredLookup};
+
+const KIND: &str = "account";
+
+/// The cost of an experiment from an empty store, as it was last measured.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub struct ExperimentCost {
+    /// Seeds with which it was run.
+    pub seeds: usize,
+    /// Processor time, stored runs at the time that they had cost.
+    pub cpu_seconds: f64,
+}
+
+impl ExperimentCost {
+    /// For another number of seeds, in proportion.
+    pub fn of_seeds(&self, seeds: usize) -> f64 {
+        self.cpu_seconds * seeds as f64 / self.seeds.max(1) as f64
+    }
+}
+
+impl RunFolder {
+    /// Stores an experiment's cost, in the place of an earlier one. `form` is `quick`, `sample` or `full`.
+    ///
+    /// # Errors
+    /// As the file system reports.
+    pub fn write_cost(&self, ids: &[&str], form: &str, cost: ExperimentCost) -> std::io::Result<()> {
+        let (sources, inputs) = (String::new(), inputs(ids, form));
+        let answer = rmp_serde::to_vec_named(&cost).map_err(std::io::Error::other)?;
+        let (kind, label, cpu_seconds) = (KIND.to_string(), inputs.clone(), 0.0);
+        self.write(&StoredEntry { kind, label, sources, inputs, cpu_seconds, answer })
+    }
+
+    /// The cost that was last stored.
+    pub fn cost(&self, ids: &[&str], form: &str) -> Option<ExperimentCost> {
+        match self.read(KIND, "", &inputs(ids, form)) {
+            StoredLookup::Hit(entry) => rmp_serde::from_slice(&entry.answer).ok(),
+            StoredLookup::Miss | StoredLookup::Unusable(_) => None,
+        }
+    }
+}
+
+fn inputs(ids: &[&str], form: &str) -> String {
+    format!("{form} {}", ids.join(" "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Is a cost that of the last run of the same ids and form, in proportion to the seeds?
+    #[test]
+    fn a_cost_is_that_of_the_last_run() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = RunFolder::new(place.path(), 1 << 20);
+        assert_eq!(folder.cost(&["CA-1"], "full"), None);
+        folder.write_cost(&["CA-1"], "full", ExperimentCost { seeds: 2, cpu_seconds: 8.0 }).unwrap();
+        folder.write_cost(&["CA-1"], "full", ExperimentCost { seeds: 4, cpu_seconds: 12.0 }).unwrap();
+        assert_eq!(folder.cost(&["CA-1"], "full").map(|cost| cost.of_seeds(2)), Some(6.0));
+        assert_eq!((folder.cost(&["CA-1"], "quick"), folder.cost(&["CA-2"], "full")), (None, None));
+    }
+}

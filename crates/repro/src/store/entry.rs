@@ -1,0 +1,133 @@
+//! One stored value as bytes: a magic line, a SHA-256 over the rest, and the compressed record.
+
+use std::io::Read as _;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+const MAGIC: &[u8] = b"cachemate run 1\n";
+const CHECKSUM_BYTES: usize = 32;
+/// A longer value is not stored.
+pub(super) const MAX_ENTRY_BYTES: u64 = 64 << 20;
+
+/// A value, and everything that it depends on.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct StoredEntry {
+    /// The kind of run, such as `alone`.
+    pub kind: String,
+    /// One line for people: machine and programs.
+    pub label: String,
+    /// Digest of the sources that can change the value.
+    pub sources: String,
+    /// All other inputs, as JSON or as debug text.
+    pub inputs: String,
+    /// Processor time that the value cost.
+    pub cpu_seconds: f64,
+    /// The value in MessagePack.
+    #[serde(skip)]
+    pub answer: Vec<u8>,
+}
+
+/// The reason for which bytes are no entry.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EntryError {
+    /// The first line is another one.
+    #[error("found another first line, expected 'cachemate run 1'")]
+    Magic,
+    /// The content is not what was written.
+    #[error("found a checksum that does not fit, expected the file as it was written")]
+    Checksum,
+    /// The content cannot be a record.
+    #[error("found no record ({0}), expected one")]
+    Record(String),
+}
+
+/// The file name of a value: a hash over everything that it depends on.
+pub(super) fn name_of(kind: &str, sources: &str, inputs: &str) -> String {
+    let mut digest = Sha256::new();
+    for part in [kind, sources, inputs] {
+        digest.update((part.len() as u64).to_le_bytes());
+        digest.update(part);
+    }
+    digits(&digest.finalize())
+}
+
+fn digits(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+impl StoredEntry {
+    pub(super) fn name(&self) -> String {
+        name_of(&self.kind, &self.sources, &self.inputs)
+    }
+
+    pub(super) fn to_bytes(&self) -> Result<Vec<u8>, EntryError> {
+        let failed = |error: &dyn std::fmt::Display| EntryError::Record(error.to_string());
+        let head = rmp_serde::to_vec_named(self).map_err(|error| failed(&error))?;
+        let mut record = (head.len() as u64).to_le_bytes().to_vec();
+        record.extend_from_slice(&head);
+        record.extend_from_slice(&self.answer);
+        let packed = zstd::bulk::compress(&record, 1).map_err(|error| failed(&error))?;
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend_from_slice(&Sha256::digest(&packed));
+        bytes.extend_from_slice(&packed);
+        Ok(bytes)
+    }
+
+    pub(super) fn from_bytes(bytes: &[u8]) -> Result<Self, EntryError> {
+        let rest = bytes.strip_prefix(MAGIC).ok_or(EntryError::Magic)?;
+        let (checksum, packed) = rest.split_at_checked(CHECKSUM_BYTES).ok_or(EntryError::Checksum)?;
+        if Sha256::digest(packed).as_slice() != checksum {
+            return Err(EntryError::Checksum);
+        }
+        let failed = |error: &dyn std::fmt::Display| EntryError::Record(error.to_string());
+        let mut record = Vec::new();
+        let unpacked = zstd::Decoder::new(packed).map_err(|error| failed(&error))?;
+        unpacked.take(8 * MAX_ENTRY_BYTES).read_to_end(&mut record).map_err(|error| failed(&error))?;
+        let (length, rest) = record.split_first_chunk::<8>().ok_or_else(|| failed(&"no length"))?;
+        let length = usize::try_from(u64::from_le_bytes(*length)).map_err(|error| failed(&error))?;
+        let (head, answer) = rest.split_at_checked(length).ok_or_else(|| failed(&"a length beyond its end"))?;
+        let mut entry: StoredEntry = rmp_serde::from_slice(head).map_err(|error| failed(&error))?;
+        entry.answer = answer.to_vec();
+        Ok(entry)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry() -> StoredEntry {
+        StoredEntry {
+            kind: "alone".into(),
+            label: "milc on a machine".into(),
+            sources: "abc".into(),
+            inputs: "{}".into(),
+            cpu_seconds: 0.25,
+            answer: (0..=255).cycle().take(3_000).collect(),
+        }
+    }
+
+    /// Does an entry read back as it was, and is one that is cut at any length, or changed in any byte, refused?
+    #[test]
+    fn a_cut_or_changed_entry_is_refused() {
+        let bytes = entry().to_bytes().unwrap();
+        assert_eq!(StoredEntry::from_bytes(&bytes), Ok(entry()));
+        for length in 0..bytes.len() {
+            assert!(StoredEntry::from_bytes(&bytes[..length]).is_err(), "cut at {length}");
+        }
+        for place in 0..bytes.len() {
+            let mut changed = bytes.clone();
+            changed[place] ^= 0x10;
+            assert!(StoredEntry::from_bytes(&changed).is_err(), "changed at {place}");
+        }
+    }
+
+    /// Do inputs that run into each other have different names?
+    #[test]
+    fn parts_of_a_name_do_not_run_together() {
+        assert_ne!(name_of("a", "bc", "d"), name_of("ab", "c", "d"));
+        assert_ne!(name_of("a", "b", "c"), name_of("a", "b", "d"));
+        assert_eq!(entry().name(), name_of("alone", "abc", "{}"));
+    }
+}

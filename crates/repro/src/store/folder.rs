@@ -1,0 +1,273 @@
+//! The folder of stored values: one file each, named by a hash, shared by any number of processes.
+//!
+//! Properties: files appear whole or not at all, so that a writer may be killed at any moment; a file that is cut, damaged
+//! or misplaced is never used, but made again; the files that were used least recently go first when the folder is full.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use super::entry::{EntryError, MAX_ENTRY_BYTES, StoredEntry, name_of};
+
+/// Size of a folder beyond which files are removed, unless the user names another one.
+pub const MAX_FOLDER_BYTES: u64 = 2 << 30;
+const EXTENSION: &str = "run";
+/// A value that is used is marked as such once a day.
+const MARK_AFTER: Duration = Duration::from_secs(24 * 3600);
+/// Files of writers that were killed are removed after this time.
+const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
+
+/// A folder of stored values.
+#[derive(Debug)]
+pub struct RunFolder {
+    path: PathBuf,
+    max_bytes: u64,
+    /// Written by this process since the folder was last pruned.
+    written_bytes: AtomicU64,
+}
+
+/// A stored file as the file system describes it.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct StoredFile {
+    /// When it was last used, to the day, or written.
+    pub used: SystemTime,
+    /// Its path.
+    pub path: PathBuf,
+    /// Its length.
+    pub bytes: u64,
+}
+
+/// The result of a look into the folder.
+#[derive(Debug)]
+pub enum StoredLookup {
+    /// The value is stored.
+    Hit(StoredEntry),
+    /// Nothing is stored under this name.
+    Miss,
+    /// The file cannot be used, for this reason.
+    Unusable(String),
+}
+
+impl RunFolder {
+    /// A folder that need not exist yet.
+    pub fn new(path: &Path, max_bytes: u64) -> Self {
+        // Pruned at the first write.
+        RunFolder { path: path.to_path_buf(), max_bytes, written_bytes: AtomicU64::new(max_bytes) }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn path_of(&self, name: &str) -> PathBuf {
+        let (folder, file) = name.split_at(2);
+        self.path.join(folder).join(file).with_extension(EXTENSION)
+    }
+
+    /// The value that was made from exactly these inputs by these sources.
+    pub fn read(&self, kind: &str, sources: &str, inputs: &str) -> StoredLookup {
+        let path = self.path_of(&name_of(kind, sources, inputs));
+        let unusable = |why: &dyn std::fmt::Display| StoredLookup::Unusable(format!("{}: {why}", path.display()));
+        match read_file(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => StoredLookup::Miss,
+            Err(error) => StoredLookup::Unusable(error.to_string()),
+            Ok(Err(error)) => unusable(&error),
+            Ok(Ok(entry)) if (&*entry.kind, &*entry.sources, &*entry.inputs) != (kind, sources, inputs) => {
+                unusable(&"found the value of other inputs, expected the one that the name says")
+            }
+            Ok(Ok(entry)) => {
+                mark_used(&path);
+                StoredLookup::Hit(entry)
+            }
+        }
+    }
+
+    /// Stores a value; a longer one than the store takes is left out.
+    ///
+    /// # Errors
+    /// As the file system reports.
+    pub fn write(&self, entry: &StoredEntry) -> io::Result<()> {
+        let bytes = entry.to_bytes().map_err(io::Error::other)?;
+        let length = bytes.len() as u64;
+        if length > MAX_ENTRY_BYTES {
+            return Ok(());
+        }
+        let path = self.path_of(&entry.name());
+        path.parent().map_or(Ok(()), fs::create_dir_all)?;
+        cachemate_files::replace(&path, &bytes)?;
+        if self.written_bytes.fetch_add(length, Ordering::Relaxed) + length > self.max_bytes / 16 {
+            self.written_bytes.store(0, Ordering::Relaxed);
+            self.prune(self.max_bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Every stored file, the one used least recently first. A folder that does not exist has none.
+    ///
+    /// # Errors
+    /// As the file system reports.
+    pub fn files(&self) -> io::Result<Vec<StoredFile>> {
+        let mut files = self.all_files()?;
+        files.retain(|file| file.path.extension().is_some_and(|extension| extension == EXTENSION));
+        files.sort();
+        Ok(files)
+    }
+
+    /// Those of writers under way included.
+    fn all_files(&self) -> io::Result<Vec<StoredFile>> {
+        let mut files = Vec::new();
+        for folder in entries(&self.path)? {
+            let is_ours = folder.file_name().is_some_and(|name| name.len() == 2);
+            for path in if is_ours { entries(&folder)? } else { Vec::new() } {
+                // Another process may have removed it.
+                let Ok(metadata) = path.symlink_metadata() else { continue };
+                if metadata.is_file() {
+                    let used = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+                    files.push(StoredFile { used, path, bytes: metadata.len() });
+                }
+            }
+        }
+        Ok(files)
+    }
+
+    /// Removes the files used least recently, until at most so many bytes are left, and what killed writers left. Returns
+    /// the removed files and their bytes.
+    ///
+    /// # Errors
+    /// As the file system reports.
+    pub fn prune(&self, max_bytes: u64) -> io::Result<(u64, u64)> {
+        let mut files = self.all_files()?;
+        files.sort();
+        let total: u64 = files.iter().map(|file| file.bytes).sum();
+        // Some room, so that the next write does not prune again.
+        let mut excess = if total > max_bytes { total - max_bytes / 10 * 9 } else { 0 };
+        let (mut removed, mut removed_bytes) = (0, 0);
+        for file in files {
+            let is_entry = file.path.extension().is_some_and(|extension| extension == EXTENSION);
+            let is_abandoned = !is_entry && file.used.elapsed().is_ok_and(|age| age > ABANDONED_AFTER);
+            if is_abandoned || (is_entry && excess > 0) {
+                remove(&file.path)?;
+                (removed, removed_bytes) = (removed + 1, removed_bytes + file.bytes);
+                excess = excess.saturating_sub(file.bytes);
+            }
+        }
+        Ok((removed, removed_bytes))
+    }
+}
+
+/// The entry in a file; the inner error is of a file that can be read, but is none.
+///
+/// # Errors
+/// As the file system reports.
+pub fn read_file(path: &Path) -> io::Result<Result<StoredEntry, EntryError>> {
+    Ok(StoredEntry::from_bytes(&cachemate_files::read_limited(path, MAX_ENTRY_BYTES)?))
+}
+
+/// Removes a file that another process may have removed.
+///
+/// # Errors
+/// As the file system reports.
+pub fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Names below a folder; none where it does not exist.
+fn entries(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    match cachemate_files::entries(folder) {
+        Err(error) if [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory].contains(&error.kind()) => Ok(Vec::new()),
+        entries => entries,
+    }
+}
+
+/// A folder that cannot be written to keeps its order.
+fn mark_used(path: &Path) {
+    let marked = || -> io::Result<()> {
+        if path.metadata()?.modified()?.elapsed().is_ok_and(|age| age > MARK_AFTER) {
+            cachemate_files::open_plain(path)?.set_modified(SystemTime::now())?;
+        }
+        Ok(())
+    };
+    let _ = marked();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cachemate_core::SplitMix64;
+
+    fn entry(number: u64, length: usize) -> StoredEntry {
+        // Bytes that do not compress.
+        let mut generator = SplitMix64::new(number);
+        let (inputs, answer) = (number.to_string(), (0..length).map(|_| generator.next_u64() as u8).collect());
+        let (kind, label, sources) = ("test".to_string(), "a run".to_string(), "s".to_string());
+        StoredEntry { kind, label, sources, inputs, cpu_seconds: 1.0, answer }
+    }
+
+    fn read(folder: &RunFolder, number: u64) -> StoredLookup {
+        folder.read("test", "s", &number.to_string())
+    }
+
+    /// Is a value found under its own inputs only, and is a cut, a damaged or a misplaced file refused by name and replaced?
+    #[test]
+    fn a_wrong_file_is_never_used() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = RunFolder::new(&place.path().join("runs"), MAX_FOLDER_BYTES);
+        assert!(matches!(read(&folder, 1), StoredLookup::Miss));
+        (1..=8).for_each(|number| folder.write(&entry(number, 2_000)).unwrap());
+        assert!(matches!(folder.read("test", "other", "1"), StoredLookup::Miss));
+        let files = folder.files().unwrap();
+        assert_eq!(files.len(), 8);
+        for (nth, file) in files.iter().enumerate() {
+            let mut bytes = fs::read(&file.path).unwrap();
+            match nth {
+                0 => bytes.truncate(bytes.len() / 2),
+                1 => bytes.clear(),
+                2 => bytes = fs::read(&files[7].path).unwrap(),
+                _ => bytes[nth * 200] ^= 1,
+            }
+            fs::write(&file.path, bytes).unwrap();
+        }
+        for number in 1..=8 {
+            match read(&folder, number) {
+                StoredLookup::Unusable(why) => assert!(why.contains("found") && why.contains("expected"), "{why}"),
+                other => panic!("{number}: {other:?}"),
+            }
+            folder.write(&entry(number, 2_000)).unwrap();
+            assert!(matches!(read(&folder, number), StoredLookup::Hit(found) if found == entry(number, 2_000)));
+        }
+    }
+
+    /// Does a folder stay within its bound by giving up what was used least recently, and what killed writers left?
+    #[test]
+    fn a_full_folder_gives_up_what_was_used_least_recently() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = RunFolder::new(place.path(), 40_000);
+        let old = SystemTime::now() - Duration::from_secs(100_000);
+        let age = |path: &Path, hours: u64| {
+            let file = fs::File::options().append(true).open(path).unwrap();
+            file.set_modified(old + Duration::from_secs(3600 * hours)).unwrap();
+        };
+        for number in 0..6 {
+            folder.write(&entry(number, 5_000)).unwrap();
+            age(&folder.path_of(&entry(number, 0).name()), number);
+        }
+        assert!(matches!(read(&folder, 0), StoredLookup::Hit(_)), "a use is marked");
+        let left = place.path().join("ab");
+        fs::create_dir_all(&left).unwrap();
+        fs::write(left.join(".left.0123"), "half").unwrap();
+        age(&left.join(".left.0123"), 0);
+        assert_eq!(folder.prune(40_000).unwrap().0, 1, "only what a killed writer left");
+        let (removed, bytes) = folder.prune(20_000).unwrap();
+        assert!(removed == 3 && bytes > 15_000, "{removed} files of {bytes} bytes");
+        let stored = |number: u64| matches!(read(&folder, number), StoredLookup::Hit(_));
+        assert_eq!((0..6).map(stored).collect::<Vec<bool>>(), [true, false, false, false, true, true]);
+        (10..40).for_each(|number| folder.write(&entry(number, 5_000)).unwrap());
+        assert!(folder.files().unwrap().iter().map(|file| file.bytes).sum::<u64>() <= 46_000);
+    }
+}

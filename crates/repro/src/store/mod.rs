@@ -1,0 +1,183 @@
+//! The store of simulated runs: a run is made once, whatever asks for it, in this process or another, today or tomorrow.
+//!
+//! Problem: most of an experiment's time goes into runs that other experiments, seeds and edits need again. Method: a
+//! value's name is a hash of everything that it depends on: machine, programs, options, lengths, seed, and the sources
+//! that can change it ([`crate::sources`]). Within a process, values are in memory; with a folder ([`open`]), they are on
+//! disk as well. Properties: the same bits with and without a store; a file that cannot be used is reported and its run
+//! made again ([`RunFolder`]).
+
+mod account;
+mod entry;
+mod folder;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+pub use account::ExperimentCost;
+pub use entry::{EntryError, StoredEntry};
+pub use folder::{MAX_FOLDER_BYTES, RunFolder, StoredFile, StoredLookup, read_file, remove};
+
+use crate::error::ReproError;
+use crate::split_runs;
+
+/// Values in memory are forgotten beyond this size, the oldest first.
+const MAX_MEMORY_BYTES: usize = 256 << 20;
+
+/// Everything that a value depends on, and how people call it.
+pub struct RunName {
+    /// The kind of run, such as `alone`.
+    pub kind: &'static str,
+    /// One line: machine and programs.
+    pub label: String,
+    /// Digest of the sources that can change the value.
+    pub sources: String,
+    /// All other inputs.
+    pub inputs: String,
+}
+
+/// How often the store was of use in this process.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct StoreCounts {
+    /// Runs that were made.
+    pub made: usize,
+    /// Runs taken from the folder; those from memory do not count again.
+    pub reused: usize,
+    /// Processor time of the runs that were made.
+    pub made_cpu_seconds: f64,
+    /// Processor time that the reused runs had cost.
+    pub reused_cpu_seconds: f64,
+    /// Runs that were asked for in [`StoreMode::Peek`] and are not stored.
+    pub missing: usize,
+}
+
+/// The treatment of a run that is not stored.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum StoreMode {
+    /// It is made.
+    #[default]
+    Make,
+    /// It counts as missing: nothing is simulated.
+    Peek,
+}
+
+/// Kind, sources and inputs.
+type ValueKey = (&'static str, String, String);
+
+#[derive(Default)]
+struct StoreState {
+    folder: Option<(Arc<RunFolder>, fn(&str))>,
+    mode: StoreMode,
+    counts: StoreCounts,
+    values: BTreeMap<ValueKey, Arc<[u8]>>,
+    /// Keys of the values, the oldest first.
+    order: VecDeque<ValueKey>,
+    bytes: usize,
+}
+
+static STATE: LazyLock<Mutex<StoreState>> = LazyLock::new(Mutex::default);
+
+impl StoreState {
+    fn remember(&mut self, key: ValueKey, value: Arc<[u8]>) {
+        self.bytes += value.len();
+        if self.values.insert(key.clone(), value).is_none() {
+            self.order.push_back(key);
+        }
+        while self.bytes > MAX_MEMORY_BYTES {
+            let Some(oldest) = self.order.pop_front() else { break };
+            self.bytes -= self.values.remove(&oldest).map_or(0, |value| value.len());
+        }
+    }
+}
+
+fn state() -> MutexGuard<'static, StoreState> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Stores values in this folder from now on, and takes them from there. `note` receives a message for each file that
+/// cannot be used or written.
+pub fn open(folder: Arc<RunFolder>, note: fn(&str)) {
+    state().folder = Some((folder, note));
+}
+
+/// Sets what happens to runs that are not stored, and returns what happened before.
+pub fn set_mode(mode: StoreMode) -> StoreMode {
+    std::mem::replace(&mut state().mode, mode)
+}
+
+/// Counts of this process so far.
+pub fn counts() -> StoreCounts {
+    state().counts
+}
+
+/// The value of this name: from memory, from the folder, or made now.
+///
+/// # Errors
+/// As `make`; [`ReproError::Elsewhere`] for a missing value in [`StoreMode::Peek`].
+pub(crate) fn remember<T: Serialize + DeserializeOwned>(
+    name: RunName,
+    make: impl FnOnce() -> Result<T, ReproError>,
+) -> Result<T, ReproError> {
+    let key = (name.kind, name.sources.clone(), name.inputs.clone());
+    let (known, folder, mode) = {
+        let state = state();
+        (state.values.get(&key).cloned(), state.folder.clone(), state.mode)
+    };
+    if let Some(bytes) = known {
+        return split_runs::read(&name.label, &bytes);
+    }
+    if let Some((folder, note)) = &folder {
+        match folder.read(name.kind, &name.sources, &name.inputs) {
+            StoredLookup::Hit(entry) => {
+                let mut state = state();
+                state.counts.reused += 1;
+                state.counts.reused_cpu_seconds += entry.cpu_seconds;
+                let value = split_runs::read(&name.label, &entry.answer);
+                state.remember(key, entry.answer.into());
+                return value;
+            }
+            StoredLookup::Unusable(why) => note(&format!("{why}; the run is made again")),
+            StoredLookup::Miss => {}
+        }
+    }
+    if mode == StoreMode::Peek {
+        state().counts.missing += 1;
+        return Err(ReproError::Elsewhere);
+    }
+    let begin = cpu_seconds();
+    let value = make()?;
+    let cpu_seconds = cpu_seconds() - begin;
+    let answer = split_runs::written(&name.label, &value)?;
+    if let Some((folder, note)) = &folder {
+        let RunName { kind, label, sources, inputs } = name;
+        let kind = kind.to_string();
+        let entry = StoredEntry { kind, label, sources, inputs, cpu_seconds, answer: answer.clone() };
+        if let Err(error) = folder.write(&entry) {
+            let path = folder.path().display();
+            note(&format!("{path}: a run cannot be stored ({error}); it is made again the next time"));
+        }
+    }
+    let mut state = state();
+    state.counts.made += 1;
+    state.counts.made_cpu_seconds += cpu_seconds;
+    state.remember(key, answer.into());
+    Ok(value)
+}
+
+/// Processor time of this thread.
+fn cpu_seconds() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
+}
+
+/// The folder in use.
+pub fn folder() -> Option<Arc<RunFolder>> {
+    state().folder.as_ref().map(|(folder, _)| Arc::clone(folder))
+}
+
+/// Whether runs may be simulated: not while the store only looks.
+pub(crate) fn allow_simulation() -> Result<(), ReproError> {
+    if state().mode == StoreMode::Peek { Err(ReproError::Elsewhere) } else { Ok(()) }
+}

@@ -1,0 +1,65 @@
+//! Is a store right whatever becomes of its writers?
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use cachemate_repro::store::{MAX_FOLDER_BYTES, RunFolder, StoredEntry, StoredLookup, read_file};
+
+const FOLDER: &str = "CACHEMATE_TEST_STORE";
+const KILLS: u64 = 20;
+const ENTRIES: u64 = 40;
+
+/// An entry of up to 200 KB that follows from its number, so that a reader knows what it has to be.
+fn entry(number: u64) -> StoredEntry {
+    let byte = |index: u64| (index.wrapping_mul(number | 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8;
+    let (kind, label, sources) = ("test".to_string(), "a run".to_string(), "s".to_string());
+    let answer = (0..(number * 7_919) % 200_000).map(byte).collect();
+    StoredEntry { kind, label, sources, inputs: number.to_string(), cpu_seconds: number as f64, answer }
+}
+
+/// A writer that never ends; only the test below starts it.
+#[test]
+#[ignore = "a process of the other test"]
+fn writer() {
+    let Some(folder) = std::env::var_os(FOLDER) else { return };
+    let folder = RunFolder::new(Path::new(&folder), MAX_FOLDER_BYTES);
+    loop {
+        (0..ENTRIES).for_each(|number| folder.write(&entry(number)).unwrap());
+    }
+}
+
+fn start(folder: &Path) -> std::process::Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--ignored", "--exact", "writer"]).env(FOLDER, folder).stdout(Stdio::null()).stderr(Stdio::null());
+    command.spawn().unwrap()
+}
+
+/// Are all entries either whole or missing after two writers at once were killed at 20 moments, and does a later writer
+/// fill the gaps?
+#[test]
+fn no_kill_leaves_a_wrong_entry() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = RunFolder::new(place.path(), MAX_FOLDER_BYTES);
+    let mut whole = 0;
+    for kill in 0..KILLS {
+        let mut writers = [start(place.path()), start(place.path())];
+        // From before the first entry to some entries later.
+        std::thread::sleep(Duration::from_micros(5_000 + kill * kill * 997 % 60_000));
+        writers.iter_mut().for_each(|writer| {
+            writer.kill().unwrap();
+            writer.wait().unwrap();
+        });
+        for file in folder.files().unwrap() {
+            let stored =
+                read_file(&file.path).unwrap().unwrap_or_else(|error| panic!("{}: {error}", file.path.display()));
+            let number = stored.inputs.parse().unwrap();
+            assert_eq!(stored, entry(number), "kill {kill}");
+            whole += 1;
+        }
+    }
+    assert!(whole > 0, "the writers never came to write");
+    (0..ENTRIES).for_each(|number| folder.write(&entry(number)).unwrap());
+    let is_hit = |number: u64| matches!(folder.read("test", "s", &number.to_string()), StoredLookup::Hit(_));
+    assert!((0..ENTRIES).all(is_hit));
+}

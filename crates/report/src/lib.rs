@@ -8,6 +8,7 @@
 pub mod figure;
 mod html;
 mod html_page;
+mod lab_page;
 mod results;
 mod table;
 pub mod terminal;
@@ -16,6 +17,7 @@ mod whatif;
 
 pub use html::StudyPage;
 pub use html_page::whole_page;
+pub use lab_page::{LabLine, LabResult};
 /// Styles of a page of results: headings, tables and small figures.
 pub const PAGE_STYLE: &str = include_str!("page.css");
 pub use results::*;

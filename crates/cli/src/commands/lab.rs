@@ -8,6 +8,7 @@ use clap::{Args, Subcommand};
 use crate::session::Session;
 
 mod config;
+mod report;
 mod run;
 mod shell;
 
@@ -29,6 +30,7 @@ enum LabCommand {
     Config(config::LabConfigArgs),
     Run(run::LabRunArgs),
     Shell(shell::LabShellArgs),
+    Report(report::LabReportArgs),
 }
 
 impl Lab {
@@ -39,6 +41,7 @@ impl Lab {
             LabCommand::Config(command) => command.run(session),
             LabCommand::Run(command) => command.run(session),
             LabCommand::Shell(command) => command.run(session),
+            LabCommand::Report(command) => command.run(session),
         }
     }
 }

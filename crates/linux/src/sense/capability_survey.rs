@@ -109,7 +109,7 @@ fn sampling(kernel: &dyn Kernel) -> CapabilityCheck {
     let tried = crate::sense::sampling::find(kernel)
         .map_err(|why| (why, Some("bare metal, or a hypervisor that passes PEBS or IBS on".to_string())))
         .and_then(|facility| match facility.try_out() {
-            Ok(()) => Ok(format!("{}, opened on this thread or its CPU", facility.name)),
+            Ok(()) => Ok(format!("{}{}, opened on this thread or its CPU", facility.name, processor_words(kernel))),
             Err(error) => {
                 let remedy = match error.raw_os_error() {
                     Some(libc::EACCES | libc::EPERM) => {
@@ -121,6 +121,13 @@ fn sampling(kernel: &dyn Kernel) -> CapabilityCheck {
             }
         });
     capability("data-address sampling", tried, "data sharing between programs is not measured")
+}
+
+/// The processor's name, which says whether it is an emulated one.
+fn processor_words(kernel: &dyn Kernel) -> String {
+    let text = kernel.read(Path::new("/proc/cpuinfo")).unwrap_or_default();
+    let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    name.map(|(_, name)| format!(" of '{}'", name.trim())).unwrap_or_default()
 }
 
 fn resctrl_monitoring(resctrl: &Result<Resctrl, ResctrlUnavailable>) -> CapabilityCheck {

@@ -30,3 +30,12 @@ fn what_the_gang_scheduler_lacks_is_named() {
     scheduler.inside.lock().unwrap().guarded = Some("CPU 1: busy".to_string());
     assert!(query(&host).detail.contains("detached: CPU 1: busy"));
 }
+
+/// Does a modeled processor say so beside its samples?
+#[test]
+fn the_processor_is_named_beside_its_samples() {
+    let host = FakeHost::default();
+    assert_eq!(processor_words(&host), "");
+    host.file("/proc/cpuinfo", "processor\t: 0\nmodel name\t: cachemate lab: modeled caches, counters, PEBS\n");
+    assert_eq!(processor_words(&host), " of 'cachemate lab: modeled caches, counters, PEBS'");
+}

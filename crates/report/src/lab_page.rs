@@ -1,0 +1,188 @@
+//! The page of a lab run: each figure of the guest or of cachemate beside that of the model, with its target.
+
+use maud::{Markup, PreEscaped, html};
+use serde::{Deserialize, Serialize};
+
+use crate::figure::{Axis, Chart, ChartPoint, Mark, STYLE, Series};
+use crate::html_page::whole_page;
+use crate::text::counted_text;
+
+/// The results of a lab run, as the lab's scripts write them (`result.json`).
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct LabResult {
+    /// False = nothing was run, for this reason.
+    pub ran: bool,
+    /// Why nothing was run.
+    #[serde(default)]
+    pub reason: Option<String>,
+    /// The guest's kernel.
+    #[serde(default)]
+    pub kernel: Option<String>,
+    /// Commit of the scripts; `None` = not a checkout.
+    #[serde(default)]
+    pub commit: Option<String>,
+    /// All figures.
+    #[serde(default)]
+    pub lines: Vec<LabLine>,
+    /// Time of the run on the host.
+    #[serde(default)]
+    pub seconds: Option<f64>,
+}
+
+/// A figure of a lab run.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct LabLine {
+    /// Scenario and figure: `colors.plain`.
+    pub id: String,
+    /// The figure in words.
+    pub title: String,
+    /// `None` = it has no target, or was not measured.
+    pub passed: Option<bool>,
+    /// By cachemate, by the guest, or by closed form.
+    pub reported: String,
+    /// By the model.
+    pub modeled: String,
+    /// In words.
+    pub target: String,
+}
+
+impl LabLine {
+    fn scenario(&self) -> &str {
+        self.id.split('.').next().unwrap_or(&self.id)
+    }
+
+    /// Both figures, if they are single numbers above 0.
+    fn pair(&self) -> Option<(f64, f64)> {
+        let number = |text: &str| text.trim().parse::<f64>().ok().filter(|value| value.is_finite() && *value > 0.0);
+        Some((number(&self.reported)?, number(&self.modeled)?))
+    }
+
+    fn verdict(&self) -> &'static str {
+        match self.passed {
+            Some(true) => "met",
+            Some(false) => "missed",
+            None => "–",
+        }
+    }
+}
+
+impl LabResult {
+    /// The page.
+    pub fn html(&self, title: &str) -> String {
+        let body = html! {
+            main {
+                h1 { (title) }
+                p.lead { (self.lead()) }
+                (self.pairs_section())
+                @for scenario in self.scenarios() { (self.scenario_section(scenario)) }
+            }
+        };
+        whole_page(title, &[STYLE, crate::PAGE_STYLE], &body)
+    }
+
+    fn lead(&self) -> String {
+        if !self.ran {
+            return format!("Nothing was run: {}.", self.reason.as_deref().unwrap_or("no reason was recorded"));
+        }
+        let count = |passed| self.lines.iter().filter(|line| line.passed == passed).count();
+        let mut lead = format!(
+            "All figures are of a modeled machine. {} met, {} missed, {} without a target.",
+            counted_text(count(Some(true)) as u64, "target"),
+            count(Some(false)),
+            counted_text(count(None) as u64, "figure"),
+        );
+        let facts = [("Kernel", &self.kernel), ("Commit", &self.commit)];
+        for (name, value) in facts.into_iter().filter_map(|(name, value)| Some((name, value.as_ref()?))) {
+            lead.push_str(&format!(" {name}: {value}."));
+        }
+        lead
+    }
+
+    fn scenarios(&self) -> Vec<&str> {
+        let mut all = Vec::new();
+        for line in &self.lines {
+            if !all.contains(&line.scenario()) {
+                all.push(line.scenario());
+            }
+        }
+        all
+    }
+
+    fn pairs_section(&self) -> Markup {
+        let point = |line: &LabLine| {
+            let (x, y) = line.pair()?;
+            Some(ChartPoint { title: Some(format!("{}: {x} reported, {y} modeled", line.id)), ..ChartPoint::new(x, y) })
+        };
+        let points: Vec<ChartPoint> = self.lines.iter().filter_map(point).collect();
+        let ends = points.iter().flat_map(|point| [point.x, point.y]);
+        let (low, high) = ends.fold((f64::INFINITY, 0.0f64), |(low, high), end| (low.min(end), high.max(end)));
+        if points.is_empty() {
+            return html! {};
+        }
+        let equal = Series {
+            name: "equal".to_string(),
+            points: vec![ChartPoint::new(low, low), ChartPoint::new(high, high)],
+            dashed: true,
+            ..Series::default()
+        };
+        let figures = Series { name: "figures".to_string(), points, mark: Mark::Points, ..Series::default() };
+        let chart = Chart {
+            x: Axis::log("reported"),
+            y: Axis::log("modeled"),
+            series: vec![figures, equal],
+            ..Chart::default()
+        };
+        html! {
+            h2 { "Reported and modeled" }
+            p.soft { "Figures that are single numbers, each in its own unit." }
+            div.figure { (PreEscaped(chart.inline())) }
+        }
+    }
+
+    fn scenario_section(&self, scenario: &str) -> Markup {
+        html! {
+            h2 { (scenario) }
+            div.scroll { table {
+                thead { tr { th { "figure" } th { "reported" } th { "modeled" } th { "target" } th { "verdict" } } }
+                tbody { @for line in self.lines.iter().filter(|line| line.scenario() == scenario) { tr {
+                    td { (line.title) } td { (line.reported) } td { (line.modeled) } td { (line.target) } td { (line.verdict()) }
+                } } }
+            } }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(id: &str, passed: Option<bool>, reported: &str, modeled: &str) -> LabLine {
+        let text = |text: &str| text.to_string();
+        LabLine { id: text(id), title: text("a <figure>"), passed, reported: text(reported), modeled: text(modeled), target: text("-") }
+    }
+
+    /// Does the page have every scenario once, its figures as text, and points only for pairs of numbers?
+    #[test]
+    fn every_figure_is_on_the_page() {
+        let lines = vec![
+            line("colors.plain", Some(true), "26.5", "26.73"),
+            line("ways.gain", Some(false), "static-partition", "4.72"),
+            line("colors.end", None, "-", "3"),
+        ];
+        let result = LabResult {
+            ran: true,
+            reason: None,
+            kernel: Some("6.18".to_string()),
+            commit: None,
+            lines,
+            seconds: None,
+        };
+        let page = result.html("The lab");
+        assert_eq!((page.matches("<h2>colors</h2>").count(), page.matches("<h2>ways</h2>").count()), (1, 1));
+        assert!(page.contains("1 target met, 1 missed, 1 figure without a target. Kernel: 6.18."), "{page}");
+        assert_eq!(page.matches("a &lt;figure&gt;").count(), 3);
+        assert_eq!(page.matches("reported, ").count(), 1, "one pair of numbers");
+        let nothing = LabResult { ran: false, reason: Some("no QEMU".to_string()), lines: Vec::new(), ..result };
+        assert!(nothing.html("The lab").contains("Nothing was run: no QEMU."));
+    }
+}

@@ -6,7 +6,7 @@
 //! a change only if the measured slowdowns improve. Its windows, trials and probes are not modeled.
 
 use crate::corun::{CoRunKey, CoRunMember, CoRunSolver, LOAD_LEVELS, TRAFFIC_LEVELS};
-use crate::scorer::{CacheState, NodeCacheState, NodePolicy, ServiceDemand, ShareEffect, least_busy, node_forecast};
+use crate::scorer::{CacheState, NodeCacheState, NodePolicy, ServiceDemand, ServiceForecaster, ShareEffect, least_busy};
 use crate::spec::ServiceKind;
 
 /// Shares for which a node publishes the effect on its residents.
@@ -163,7 +163,7 @@ impl FleetHost {
 
     fn choose_cache(&self, model: &HostModel<'_>, resident: &Resident) -> usize {
         let service = demand(model, resident);
-        match node_forecast(&service, &self.state) {
+        match ServiceForecaster::new(&service).node_forecast(&self.state) {
             Some((cache, _)) => cache,
             None => least_busy(&self.state).unwrap_or(0),
         }
@@ -291,9 +291,9 @@ impl FleetHost {
             *moves += 1;
         }
         if model.partitions && model.solver.can_partition() {
-            for cache in 0..self.residents.len() {
-                if self.excess(model, cache, &slowdowns[cache]) > 0.0 {
-                    self.partition(model, cache, &mut slowdowns[cache]);
+            for (cache, parts) in slowdowns.iter_mut().enumerate() {
+                if self.excess(model, cache, parts) > 0.0 {
+                    self.partition(model, cache, parts);
                 }
             }
         }

@@ -158,8 +158,9 @@ impl CoRunSolver {
             return Arc::new([]);
         }
         let shard = &self.shards[shard_of(key)];
-        if let Some(known) = shard.lock().unwrap_or_else(PoisonError::into_inner).get(key) {
-            return Arc::clone(known);
+        let known = shard.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned();
+        if let Some(known) = known {
+            return known;
         }
         let speeds: CoRunSpeeds = self.solve(key).into();
         let mut entries = shard.lock().unwrap_or_else(PoisonError::into_inner);

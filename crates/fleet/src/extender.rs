@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::cluster_export::{ExportedPod, limit_percent, pod_mark, requested};
 use crate::profile::{FleetFieldError, WorkloadProfile};
 use crate::scorer::{
-    MAX_CACHES, NEUTRAL_SCORE, NodeCacheState, PlacementForecast, ServiceDemand, keeps_limits, node_forecast, scores,
+    MAX_CACHES, NEUTRAL_SCORE, NodeCacheState, PlacementForecast, ServiceDemand, ServiceForecaster, keeps_limits, scores,
 };
 
 /// Node names of one request.
@@ -129,10 +129,11 @@ impl ClusterKnowledge {
         if pod.demand.profile.is_none() {
             return vec![None; names.len()];
         }
+        let mut forecaster = ServiceForecaster::new(&pod.demand);
         let forecast = |name: &String| {
             let state = self.fresh_state(name, now)?;
             let state = ledger.adjusted(name, state, &pod.identity);
-            node_forecast(&pod.demand, &state).map(|(_, forecast)| forecast)
+            forecaster.node_forecast(&state).map(|(_, forecast)| forecast)
         };
         names.iter().map(forecast).collect()
     }
@@ -180,9 +181,8 @@ impl PlacementLedger {
         let Some(profile) = pod.demand.profile else { return };
         let Some(best) = answer.iter().rev().max_by_key(|one| one.score) else { return };
         let Some(state) = knowledge.fresh_state(&best.host, now) else { return };
-        let Some((cache, _)) = node_forecast(&pod.demand, &self.adjusted(&best.host, state, &pod.identity)) else {
-            return;
-        };
+        let adjusted = self.adjusted(&best.host, state, &pod.identity);
+        let Some((cache, _)) = ServiceForecaster::new(&pod.demand).node_forecast(&adjusted) else { return };
         if self.guesses.len() >= MAX_GUESSES {
             self.guesses.remove(0);
         }

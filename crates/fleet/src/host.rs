@@ -6,8 +6,8 @@
 //! a change only if the measured slowdowns improve. Its windows, trials and probes are not modeled.
 
 use crate::corun::{CoRunKey, CoRunMember, CoRunSolver, LOAD_LEVELS, TRAFFIC_LEVELS};
-use crate::scorer::{CacheState, NodeCacheState, NodePolicy, ServiceDemand, ShareEffect, least_busy, node_forecast};
-use crate::spec::FleetService;
+use crate::scorer::{CacheState, NodeCacheState, NodePolicy, ServiceDemand, ServiceForecaster, ShareEffect, least_busy};
+use crate::spec::ServiceKind;
 
 /// Shares for which a node publishes the effect on its residents.
 const EFFECT_SHARES: [f64; 5] = [1.0, 0.875, 0.75, 0.5, 0.25];
@@ -28,7 +28,7 @@ pub struct HostModel<'a> {
     /// Speeds of services on a cache.
     pub solver: &'a CoRunSolver,
     /// By kind.
-    pub kinds: &'a [FleetService],
+    pub kinds: &'a [ServiceKind],
     /// Index of the solver's profile by kind; `None` = without a profile.
     pub profiles: &'a [Option<u16>],
     /// The node's own placement.
@@ -163,7 +163,7 @@ impl FleetHost {
 
     fn choose_cache(&self, model: &HostModel<'_>, resident: &Resident) -> usize {
         let service = demand(model, resident);
-        match node_forecast(&service, &self.state) {
+        match ServiceForecaster::new(&service).node_forecast(&self.state) {
             Some((cache, _)) => cache,
             None => least_busy(&self.state).unwrap_or(0),
         }
@@ -381,7 +381,7 @@ impl FleetHost {
     }
 }
 
-fn kind_of<'a>(model: &HostModel<'a>, resident: &Resident) -> &'a FleetService {
+fn kind_of<'a>(model: &HostModel<'a>, resident: &Resident) -> &'a ServiceKind {
     &model.kinds[usize::from(resident.kind)]
 }
 

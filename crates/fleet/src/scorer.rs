@@ -169,36 +169,116 @@ pub struct PlacementForecast {
     pub cost_cpu_percent: f64,
 }
 
-/// Iterations of the newcomer's share; each halves the interval.
-const SHARE_ITERATIONS: u32 = 12;
+/// Steps of the capacity in a table of shares.
+const SHARE_STEPS: usize = 32;
 
-/// Forecasts a service with a profile on one cache of a node.
-pub fn forecast(
+/// A service on a cache of one size, tabulated by the space that it has, so that a forecast costs nanoseconds.
+#[derive(Clone, Debug)]
+struct ShareTable {
+    hertz: f64,
+    size_bytes: f64,
+    /// Lines that it brings in, in bytes a second.
+    fills: [f64; SHARE_STEPS + 1],
+    /// Fills of the residents beside which it has just so much space; descending.
+    pressure: [f64; SHARE_STEPS + 1],
+    /// Cycles per instruction, and those of them that wait for memory.
+    cycles: [f64; SHARE_STEPS + 1],
+    waits: [f64; SHARE_STEPS + 1],
+    footprint_bytes: f64,
+}
+
+impl ShareTable {
+    fn new(profile: &WorkloadProfile, busy_cpus: f64, hertz: f64, size_bytes: f64) -> Self {
+        let at = |step: usize| size_bytes * step as f64 / SHARE_STEPS as f64;
+        let fills: [f64; SHARE_STEPS + 1] =
+            std::array::from_fn(|step| profile.fills_per_cycle(at(step)) * hertz * busy_cpus * LINE_BYTES);
+        // Space is the part of all fills: s / C = own / (own + others).
+        let pressure = |step: usize| fills[step] * (SHARE_STEPS as f64 / step as f64 - 1.0);
+        ShareTable {
+            hertz,
+            size_bytes,
+            pressure: std::array::from_fn(|step| if step == 0 { f64::INFINITY } else { pressure(step) }),
+            cycles: std::array::from_fn(|step| profile.cycles_per_instr(at(step))),
+            waits: std::array::from_fn(|step| profile.stall_cycles_per_miss * profile.misses_per_instr(at(step))),
+            fills,
+            footprint_bytes: profile.footprint_bytes(),
+        }
+    }
+
+    /// Space beside residents with so many fills.
+    fn space(&self, others: f64) -> f64 {
+        let step = self.pressure.partition_point(|pressure| *pressure >= others).clamp(1, SHARE_STEPS) - 1;
+        if step == 0 {
+            let all = self.fills[0] + others;
+            let first = if all > 0.0 { self.size_bytes * self.fills[0] / all } else { self.size_bytes };
+            return first.min(self.size_bytes / SHARE_STEPS as f64);
+        }
+        let (high, low) = (self.pressure[step], self.pressure[step + 1]);
+        let part = if high > low { ((high - others) / (high - low)).clamp(0.0, 1.0) } else { 1.0 };
+        self.size_bytes * (step as f64 + part) / SHARE_STEPS as f64
+    }
+
+    fn value(&self, values: &[f64; SHARE_STEPS + 1], bytes: f64) -> f64 {
+        let place = (bytes / self.size_bytes * SHARE_STEPS as f64).clamp(0.0, SHARE_STEPS as f64);
+        let low = (place as usize).min(SHARE_STEPS - 1);
+        values[low] + (place - low as f64) * (values[low + 1] - values[low])
+    }
+}
+
+/// Forecasts of one service for many nodes. Nodes of one kind share a table.
+pub struct ServiceForecaster<'a> {
+    service: &'a ServiceDemand<'a>,
+    table: Option<ShareTable>,
+}
+
+impl<'a> ServiceForecaster<'a> {
+    /// A forecaster for a service.
+    pub fn new(service: &'a ServiceDemand<'a>) -> Self {
+        ServiceForecaster { service, table: None }
+    }
+
+    /// The forecast on one cache of a node; `None` = the service has no profile.
+    pub fn cache_forecast(&mut self, node: &NodeCacheState, cache: &CacheState) -> Option<PlacementForecast> {
+        let profile = self.service.profile?;
+        let is_same = |table: &ShareTable| table.hertz == node.hertz && table.size_bytes == cache.size_bytes;
+        if !self.table.as_ref().is_some_and(is_same) {
+            self.table = Some(ShareTable::new(profile, self.service.busy_cpus, node.hertz, cache.size_bytes));
+        }
+        self.table.as_ref().map(|table| table_forecast(self.service, profile, table, node, cache))
+    }
+
+    /// The cache that the node would choose, and the forecast there. `None` = it has no cache, or the service no profile.
+    pub fn node_forecast(&mut self, node: &NodeCacheState) -> Option<(usize, PlacementForecast)> {
+        if node.policy == NodePolicy::Off {
+            let cache = least_busy(node)?;
+            return Some((cache, self.cache_forecast(node, &node.caches[cache])?));
+        }
+        let mut best: Option<(usize, PlacementForecast)> = None;
+        for (index, cache) in node.caches.iter().enumerate() {
+            let one = self.cache_forecast(node, cache)?;
+            if best.as_ref().is_none_or(|(_, known)| is_better(&one, known)) {
+                best = Some((index, one));
+            }
+        }
+        best
+    }
+}
+
+fn table_forecast(
     service: &ServiceDemand<'_>,
     profile: &WorkloadProfile,
+    table: &ShareTable,
     node: &NodeCacheState,
     cache: &CacheState,
 ) -> PlacementForecast {
-    let fills = |bytes: f64| profile.fills_per_cycle(bytes) * node.hertz * service.busy_cpus * LINE_BYTES;
     let free = (cache.size_bytes - cache.occupancy_bytes).max(0.0);
-    // The share at which it is the newcomer's part of all fills; both sides are monotone in it.
-    let (mut low, mut high) = (0.0, cache.size_bytes.min(profile.footprint_bytes()));
-    for _ in 0..SHARE_ITERATIONS {
-        let middle = 0.5 * (low + high);
-        let own = fills(middle);
-        let all = own + cache.fill_bytes_per_second;
-        let fair = if all > 0.0 { cache.size_bytes * own / all } else { cache.size_bytes };
-        if middle < fair.max(free) { low = middle } else { high = middle }
-    }
-    let bytes = high;
-    let alone = profile.cycles_per_instr(cache.size_bytes);
-    let wanted = fills(bytes) * (1.0 + profile.write_share);
+    let bytes = table.space(cache.fill_bytes_per_second).max(free).min(table.footprint_bytes);
+    let wanted = table.value(&table.fills, bytes) * (1.0 + profile.write_share);
     let used = (node.memory_bytes_per_second - cache.bandwidth_left_bytes_per_second).max(0.0) + wanted;
     let crowd = (used / (BUSY_MEMORY * node.memory_bytes_per_second)).max(1.0);
     // Waits for memory grow with the crowd; the share of its time that it waits for memory is known.
-    let here = profile.cycles_per_instr(bytes);
-    let waits = profile.stall_cycles_per_miss * profile.misses_per_instr(bytes);
-    let slowdown_percent = ((here + waits * (crowd - 1.0)) / alone - 1.0).max(0.0) * 100.0;
+    let here = table.value(&table.cycles, bytes) + table.value(&table.waits, bytes) * (crowd - 1.0);
+    let slowdown_percent = (here / table.cycles[SHARE_STEPS] - 1.0).max(0.0) * 100.0;
     let lost = (bytes - free).max(0.0);
     let left = if cache.occupancy_bytes > 0.0 { (1.0 - lost / cache.occupancy_bytes).clamp(0.0, 1.0) } else { 1.0 };
     let (before, broken_before) = cache.effect(1.0);
@@ -216,27 +296,6 @@ fn is_better(a: &PlacementForecast, b: &PlacementForecast) -> bool {
     a.broken_limits < b.broken_limits || (a.broken_limits == b.broken_limits && a.cost_cpu_percent < b.cost_cpu_percent)
 }
 
-/// The cache that the node would choose, and the forecast there. `None` = it has no cache, or the service no profile.
-pub fn node_forecast(service: &ServiceDemand<'_>, node: &NodeCacheState) -> Option<(usize, PlacementForecast)> {
-    let profile = service.profile?;
-    match node.policy {
-        NodePolicy::Off => {
-            let cache = least_busy(node)?;
-            Some((cache, forecast(service, profile, node, &node.caches[cache])))
-        }
-        NodePolicy::Auto => {
-            let mut best: Option<(usize, PlacementForecast)> = None;
-            for (index, cache) in node.caches.iter().enumerate() {
-                let one = forecast(service, profile, node, cache);
-                if best.as_ref().is_none_or(|(_, known)| is_better(&one, known)) {
-                    best = Some((index, one));
-                }
-            }
-            best
-        }
-    }
-}
-
 /// The least busy cache of a node, by its share of busy CPUs; the first of equals.
 pub fn least_busy(node: &NodeCacheState) -> Option<usize> {
     let load = |cache: &CacheState| cache.busy_cpus / cache.cpus.max(1.0);
@@ -249,7 +308,8 @@ pub fn forecasts<'a>(
     service: &ServiceDemand<'_>,
     nodes: impl Iterator<Item = Option<&'a NodeCacheState>>,
 ) -> Vec<Option<PlacementForecast>> {
-    nodes.map(|node| node.and_then(|node| node_forecast(service, node)).map(|(_, forecast)| forecast)).collect()
+    let mut forecaster = ServiceForecaster::new(service);
+    nodes.map(|node| forecaster.node_forecast(node?).map(|(_, forecast)| forecast)).collect()
 }
 
 /// Nodes that remain after filtering: those on which no limit breaks. All remain if every node breaks one, because a
@@ -317,12 +377,16 @@ pub(crate) mod tests {
         ServiceDemand { profile: Some(profile), busy_cpus: 2.0, max_slowdown_percent: Some(5.0) }
     }
 
+    fn one(service: &ServiceDemand<'_>, node: &NodeCacheState, cache: &CacheState) -> PlacementForecast {
+        ServiceForecaster::new(service).cache_forecast(node, cache).unwrap()
+    }
+
     /// Is a service alone on a cache not slowed down, whatever it does?
     #[test]
     fn an_empty_cache_costs_nothing() {
         for sets in [&[(8.0 * MIB, 1.0)][..], &[], &[(MIB, 0.5), (100.0 * MIB, 0.5)]] {
             let profile = mix(20.0, sets).profile();
-            let (_, forecast) = node_forecast(&demand(&profile), &empty_node(2)).unwrap();
+            let (_, forecast) = ServiceForecaster::new(&demand(&profile)).node_forecast(&empty_node(2)).unwrap();
             assert!(forecast.slowdown_percent < 0.5 && forecast.harm_cpu_percent == 0.0, "{sets:?} {forecast:?}");
         }
     }
@@ -333,13 +397,13 @@ pub(crate) mod tests {
         let profile = mix(20.0, &[(24.0 * MIB, 1.0)]).profile();
         let node = empty_node(1);
         let slowdowns: Vec<f64> = [1e8, 1e9, 4e9, 2e10]
-            .map(|fills| forecast(&demand(&profile), &profile, &node, &crowded(fills)).slowdown_percent)
+            .map(|fills| one(&demand(&profile), &node, &crowded(fills)).slowdown_percent)
             .to_vec();
         assert!(slowdowns.is_sorted() && slowdowns[3] > slowdowns[0] + 20.0, "{slowdowns:?}");
         let harms: Vec<f64> = [1.0, 5.0, 20.0, 40.0]
             .map(|references| {
                 let stream = mix(references, &[]).profile();
-                forecast(&demand(&stream), &stream, &node, &crowded(2e9)).harm_cpu_percent
+                one(&demand(&stream), &node, &crowded(2e9)).harm_cpu_percent
             })
             .to_vec();
         assert!(harms.is_sorted() && harms[3] > harms[0], "{harms:?}");
@@ -360,12 +424,12 @@ pub(crate) mod tests {
             ..crowded(own)
         };
         // Half of the cache is lost, so the residents lose half of 100 percent on eight CPUs. The stream loses nothing.
-        let stream = forecast(&service, &profile, &node, &cache);
+        let stream = one(&service, &node, &cache);
         assert!(stream.slowdown_percent < 1e-9, "{stream:?}");
         assert!((stream.harm_cpu_percent / 8.0 - 50.0).abs() < 1.0, "{stream:?}");
         let reuse = mix(20.0, &[(1000.0 * MIB, 1.0)]).profile();
         let own = reuse.fills_per_cycle(16.0 * MIB) * node.hertz * 2.0 * 64.0;
-        let halved = forecast(&demand(&reuse), &reuse, &node, &CacheState { fill_bytes_per_second: own, ..cache });
+        let halved = one(&demand(&reuse), &node, &CacheState { fill_bytes_per_second: own, ..cache });
         assert!((halved.harm_cpu_percent / 8.0 - 50.0).abs() < 1.0, "{halved:?}");
     }
 

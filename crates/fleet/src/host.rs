@@ -7,7 +7,7 @@
 
 use crate::corun::{CoRunKey, CoRunMember, CoRunSolver, LOAD_LEVELS, TRAFFIC_LEVELS};
 use crate::scorer::{CacheState, NodeCacheState, NodePolicy, ServiceDemand, ServiceForecaster, ShareEffect, least_busy};
-use crate::spec::ServiceKind;
+use crate::spec::FleetService;
 
 /// Shares for which a node publishes the effect on its residents.
 const EFFECT_SHARES: [f64; 5] = [1.0, 0.875, 0.75, 0.5, 0.25];
@@ -28,7 +28,7 @@ pub struct HostModel<'a> {
     /// Speeds of services on a cache.
     pub solver: &'a CoRunSolver,
     /// By kind.
-    pub kinds: &'a [ServiceKind],
+    pub kinds: &'a [FleetService],
     /// Index of the solver's profile by kind; `None` = without a profile.
     pub profiles: &'a [Option<u16>],
     /// The node's own placement.
@@ -381,7 +381,7 @@ impl FleetHost {
     }
 }
 
-fn kind_of<'a>(model: &HostModel<'a>, resident: &Resident) -> &'a ServiceKind {
+fn kind_of<'a>(model: &HostModel<'a>, resident: &Resident) -> &'a FleetService {
     &model.kinds[usize::from(resident.kind)]
 }
 

@@ -75,7 +75,7 @@ pub enum Command {
     Sim(sim::Sim),
     Replay(replay::ReplayArgs),
     Dashboard(dashboard::DashboardArgs),
-    Repro(repro::Repro),
+    Repro(Box<repro::Repro>),
     Sweep(sweep::SweepArgs),
     Fleet(fleet::FleetArgs),
     Extender(extender::ExtenderArgs),

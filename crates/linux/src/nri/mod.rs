@@ -158,6 +158,9 @@ impl NriSession {
                 Ok(count) => count,
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => continue,
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => {
+                    return Err(format!("{place}: the runtime closed the connection"));
+                }
                 Err(error) => return Err(failed(error)),
             };
             let start = std::time::Instant::now();

@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 use crate::cluster_export::{ExportedPod, limit_percent, pod_mark, requested};
 use crate::profile::{FleetFieldError, WorkloadProfile};
 use crate::scorer::{
-    MAX_CACHES, NEUTRAL_SCORE, NodeCacheState, PlacementForecast, ServiceDemand, ServiceForecaster, keeps_limits, scores,
+    MAX_CACHES, NEUTRAL_SCORE, NodeCacheState, PlacementForecast, ServiceDemand, ServiceForecaster, keeps_limits,
+    scores,
 };
 
 /// Node names of one request.

@@ -6,7 +6,9 @@
 //! a change only if the measured slowdowns improve. Its windows, trials and probes are not modeled.
 
 use crate::corun::{CoRunKey, CoRunMember, CoRunSolver, LOAD_LEVELS, TRAFFIC_LEVELS};
-use crate::scorer::{CacheState, NodeCacheState, NodePolicy, ServiceDemand, ServiceForecaster, ShareEffect, least_busy};
+use crate::scorer::{
+    CacheState, NodeCacheState, NodePolicy, ServiceDemand, ServiceForecaster, ShareEffect, least_busy,
+};
 use crate::spec::FleetService;
 
 /// Shares for which a node publishes the effect on its residents.

@@ -158,7 +158,14 @@ mod tests {
 
     fn line(id: &str, passed: Option<bool>, reported: &str, modeled: &str) -> LabLine {
         let text = |text: &str| text.to_string();
-        LabLine { id: text(id), title: text("a <figure>"), passed, reported: text(reported), modeled: text(modeled), target: text("-") }
+        LabLine {
+            id: text(id),
+            title: text("a <figure>"),
+            passed,
+            reported: text(reported),
+            modeled: text(modeled),
+            target: text("-"),
+        }
     }
 
     /// Does the page have every scenario once, its figures as text, and points only for pairs of numbers?
@@ -169,14 +176,8 @@ mod tests {
             line("ways.gain", Some(false), "static-partition", "4.72"),
             line("colors.end", None, "-", "3"),
         ];
-        let result = LabResult {
-            ran: true,
-            reason: None,
-            kernel: Some("6.18".to_string()),
-            commit: None,
-            lines,
-            seconds: None,
-        };
+        let result =
+            LabResult { ran: true, reason: None, kernel: Some("6.18".to_string()), commit: None, lines, seconds: None };
         let page = result.html("The lab");
         assert_eq!((page.matches("<h2>colors</h2>").count(), page.matches("<h2>ways</h2>").count()), (1, 1));
         assert!(page.contains("1 target met, 1 missed, 1 figure without a target. Kernel: 6.18."), "{page}");

@@ -1,10 +1,10 @@
 //! How much each co-runner slows a service down: weighted least squares on the windows in which it ran more or less.
 //!
-//! The logarithm of the speed is a constant minus the sum of each co-runner's presence times its effect. Older windows
-//! weigh less. A weak prior keeps an effect that the windows do not separate near zero and its error wide, so it is
+//! The logarithm of the speed is a constant minus the sum of each co-runner's presence times its effect. Of windows in
+//! the same company the older ones weigh less. A weak prior keeps an effect that the windows do not separate near zero and its error wide, so it is
 //! never taken for measured.
 
-/// Weight of a window relative to the next one: the last forty windows hold most of the weight.
+/// Weight of a window relative to the next one like it: the last forty such windows hold most of the weight.
 const RETENTION: f64 = 0.975;
 /// Standard deviation of an effect before any evidence, as a logarithm of the speed.
 const PRIOR_DEVIATION: f64 = 0.5;
@@ -72,16 +72,36 @@ impl EffectRegression {
             self.error_product = RETENTION * self.error_product + error * self.last_error.unwrap_or(0.0);
             self.last_error = Some(error);
         }
+        self.forget(&terms);
         for (row, one) in self.products.iter_mut().zip(&terms) {
             for (product, other) in row.iter_mut().zip(&terms) {
-                *product = RETENTION * *product + one * other;
+                *product += one * other;
             }
         }
         for (target, term) in self.targets.iter_mut().zip(&terms) {
-            *target = RETENTION * *target + term * speed;
+            *target += term * speed;
         }
-        self.square = RETENTION * self.square + speed * speed;
+        self.square += speed * speed;
         self.weight = RETENTION * self.weight + 1.0;
+    }
+
+    /// Forgets in the direction of the next window's terms only (directional forgetting, Cao and Schwartz 2000): if a
+    /// co-runner stays for long, what is known of the speed without it does not fade.
+    fn forget(&mut self, terms: &[f64]) {
+        let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+        let along: Vec<f64> = self.products.iter().map(|row| dot(row, terms)).collect();
+        let information = dot(&along, terms);
+        if information <= 0.0 {
+            return;
+        }
+        let (share, target) = ((1.0 - RETENTION) / information, dot(&self.targets, terms));
+        let explained = self.solve(PRIOR_NOISE * PRIOR_NOISE).map_or(0.0, |(effects, _)| dot(&effects, &self.targets));
+        let rest = (self.square - explained).max(0.0);
+        for (row, one) in self.products.iter_mut().zip(&along) {
+            row.iter_mut().zip(&along).for_each(|(product, other)| *product -= share * one * other);
+        }
+        self.targets.iter_mut().zip(&along).for_each(|(sum, one)| *sum -= share * one * target);
+        self.square -= share * target * target + (1.0 - RETENTION) * rest;
     }
 
     /// The effect of each co-runner.
@@ -182,6 +202,19 @@ mod tests {
         }
         let effect = regression.effects()[0];
         assert!(effect.value > 3.0 * effect.error && (effect.value - 0.4).abs() < 0.05, "{effect:?}");
+    }
+
+    /// Does an effect stay measured while its co-runner runs on for many times the memory of a window?
+    #[test]
+    fn an_effect_does_not_fade_while_its_cause_stays() {
+        let mut random = SplitMix64::new(11);
+        let mut regression = EffectRegression::default();
+        for window in 0..1_060 {
+            let beside = if window < 60 { 0.0 } else { 1.0 };
+            regression.observe(5.0 - 0.4 * beside + 0.02 * noise(&mut random), &[beside]);
+        }
+        let effect = regression.effects()[0];
+        assert!((effect.value - 0.4).abs() < 0.02 && (effect.value - 0.4).abs() < 3.0 * effect.error, "{effect:?}");
     }
 
     /// Are two co-runners that always run together not told apart, and one that always runs not measured?

@@ -90,7 +90,7 @@ fn ask(py: Python<'_>, callable: &Py<PyAny>, view: &str, window: WindowLength) -
             return Err(failed(format!("the policy's answer: found the field '{name}', expected {known} or reasons")));
         }
     }
-    Ok(Some(Decision { plan: from_python(whole.as_any(), "the policy's plan")?, reasons }))
+    Ok(Some(Decision::new(from_python(whole.as_any(), "the policy's plan")?, reasons)))
 }
 
 /// A scenario and its run log.

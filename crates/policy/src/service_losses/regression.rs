@@ -1,8 +1,8 @@
 //! How much each co-runner slows a service down: weighted least squares on the windows in which it ran more or less.
 //!
 //! The logarithm of the speed is a constant minus the sum of each co-runner's presence times its effect. Of windows in
-//! the same company the older ones weigh less. A weak prior keeps an effect that the windows do not separate near zero and its error wide, so it is
-//! never taken for measured.
+//! the same company the older ones weigh less. A weak prior keeps an effect that the windows do not separate near zero
+//! and its error wide, so it is never taken for measured.
 
 /// Weight of a window relative to the next one like it: the last forty such windows hold most of the weight.
 const RETENTION: f64 = 0.975;

@@ -48,11 +48,15 @@ fn read(root: &Path) -> Result<CrateGraph, String> {
         let Ok(text) = std::fs::read_to_string(&path) else { continue };
         let manifest: toml::Table = text.parse().map_err(|error| format!("{}: {error}", path.display()))?;
         let name = path.parent().and_then(Path::file_name).map_or(String::new(), |name| name.to_string_lossy().into());
-        let used = manifest.get("dependencies").and_then(toml::Value::as_table);
-        let used = used.into_iter().flatten().filter_map(|(used, _)| used.strip_prefix(PREFIX).map(str::to_string));
-        graph.insert(name, used.collect());
+        graph.insert(name, used_crates(&manifest).map(str::to_string).collect());
     }
     Ok(graph)
+}
+
+/// The crates of this workspace that a `Cargo.toml` names as dependencies, without their common prefix.
+pub fn used_crates(manifest: &toml::Table) -> impl Iterator<Item = &str> {
+    let named = manifest.get("dependencies").and_then(toml::Value::as_table);
+    named.into_iter().flat_map(|table| table.keys()).filter_map(|key| key.strip_prefix(PREFIX))
 }
 
 /// The row of each crate: 0 uses no other, and every other crate stands below all that it uses.

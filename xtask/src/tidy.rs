@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::{dependency_cycles, prose, retired_names};
+use crate::{crate_map, dependency_cycles, prose, retired_names};
 
 /// Which crates a crate may use: ARCHITECTURE.md's code map. A crate that is not listed may not exist.
 const MAY_USE: &[(&str, &[&str])] = &[
@@ -152,8 +152,7 @@ fn check_edges(crate_name: &str, path: &Path, complaints: &mut Vec<String>) -> i
     if manifest.get("features").is_some_and(|features| features.get("default").is_some()) {
         complaints.push(format!("{shown}: features are for what only tests want; none is on by itself"));
     }
-    let named = manifest.get("dependencies").and_then(|table| table.as_table());
-    for used in named.into_iter().flat_map(|table| table.keys()).filter_map(|key| key.strip_prefix("cachemate-")) {
+    for used in crate_map::used_crates(&manifest) {
         if !may_use.contains(&used) {
             complaints.push(format!("{shown}: {crate_name} may not use {used} (ARCHITECTURE.md, code map)"));
         }

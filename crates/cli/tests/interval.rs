@@ -4,25 +4,7 @@ mod common;
 
 use std::path::Path;
 
-use common::run;
-
-/// A program of one phase for ever: fills at an eighth of a 4 MiB cache, and with all of it.
-fn program(folder: &Path, name: &str, small: f64, whole: f64) {
-    let point = |size: u64, fills: f64| {
-        format!(
-            "[[phases.points]]\nsize_bytes = {size}.0\ncycles_per_instr = {}\ndemand_fills_per_instr = {fills}\n\
-             memory_stall_cycles_per_instr = {}\n",
-            0.8 + 100.0 * fills,
-            100.0 * fills
-        )
-    };
-    let text = format!(
-        "name = \"{name}\"\n[[phases]]\nreferences_per_instr = 0.03\n{}{}",
-        point(512 << 10, small),
-        point(4 << 20, whole)
-    );
-    std::fs::write(folder.join(format!("{name}.toml")), text).unwrap();
-}
+use common::{interval_program, run};
 
 const SCENARIO: &str = "name = \"four\"\ndescription = \"two that reuse, two that stream\"\nmachine = \"xeon-x5365-4\"\n\
                         simulator = \"interval\"\nseed = 3\nlength = { ns = 300_000_000_000 }\npolicy = { name = \"dio\" }\n\
@@ -37,8 +19,8 @@ const SCENARIO: &str = "name = \"four\"\ndescription = \"two that reuse, two tha
 fn a_nominal_scenario_runs_repeats_and_replays() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
-    program(at, "reuser", 0.02, 0.001);
-    program(at, "streamer", 0.02, 0.02);
+    interval_program(at, "reuser", (512 << 10, 0.02), 0.001);
+    interval_program(at, "streamer", (512 << 10, 0.02), 0.02);
     std::fs::write(at.join("four.toml"), SCENARIO).unwrap();
     let sim = |log: &str| run(at, &["sim", "four.toml", "-o", log, "--json"]).json();
     let simulated = sim("a.log");
@@ -67,8 +49,8 @@ fn a_nominal_scenario_runs_repeats_and_replays() {
 fn without_a_policy_auto_decides_and_a_run_that_nothing_changed_is_told() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
-    program(at, "reuser", 0.02, 0.001);
-    program(at, "streamer", 0.02, 0.02);
+    interval_program(at, "reuser", (512 << 10, 0.02), 0.001);
+    interval_program(at, "streamer", (512 << 10, 0.02), 0.02);
     let unnamed = SCENARIO.replace("policy = { name = \"dio\" }\n", "");
     std::fs::write(at.join("four.toml"), &unnamed).unwrap();
     let long = run(at, &["sim", "four.toml"]).ok();
@@ -86,8 +68,8 @@ fn without_a_policy_auto_decides_and_a_run_that_nothing_changed_is_told() {
 fn what_cannot_be_run_is_told_with_its_place() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
-    program(at, "reuser", 0.02, 0.001);
-    program(at, "streamer", -0.02, 0.02);
+    interval_program(at, "reuser", (512 << 10, 0.02), 0.001);
+    interval_program(at, "streamer", (512 << 10, -0.02), 0.02);
     std::fs::write(at.join("four.toml"), SCENARIO).unwrap();
     let bad = run(at, &["sim", "four.toml"]);
     assert_eq!(bad.code, Some(1));
@@ -109,8 +91,8 @@ fn what_cannot_be_run_is_told_with_its_place() {
 fn a_question_compares_policies() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
-    program(at, "reuser", 0.02, 0.001);
-    program(at, "streamer", 0.02, 0.02);
+    interval_program(at, "reuser", (512 << 10, 0.02), 0.001);
+    interval_program(at, "streamer", (512 << 10, 0.02), 0.02);
     let asked = [
         "compare",
         "reuser.toml*2",
@@ -157,8 +139,8 @@ fn a_question_compares_policies() {
 fn a_policy_plans_from_profiles_alone() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
-    program(at, "reuser", 0.02, 0.001);
-    program(at, "streamer", 0.02, 0.02);
+    interval_program(at, "reuser", (512 << 10, 0.02), 0.001);
+    interval_program(at, "streamer", (512 << 10, 0.02), 0.02);
     let asked = ["plan", "reuser.toml", "streamer.toml", "reuser.toml", "streamer.toml", "-m", "xeon-x5365-4"];
     let words = run(at, &[&asked[..], &["--policy", "auto"]].concat()).ok().out;
     assert!(words.contains("under 'auto', after 300 nominal seconds") && words.contains("candidates"), "{words}");
@@ -191,8 +173,8 @@ fn promising(folder: &Path, at_least: f64, more: &str) {
 fn a_promised_rate_is_kept_or_it_is_said_why_not() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
-    program(at, "reuser", 0.02, 0.001);
-    program(at, "streamer", 0.02, 0.02);
+    interval_program(at, "reuser", (512 << 10, 0.02), 0.001);
+    interval_program(at, "streamer", (512 << 10, 0.02), 0.02);
     let slowdowns = |at_least: f64, more: &str| {
         promising(at, at_least, more);
         let _ = std::fs::remove_file(at.join("floor.log"));

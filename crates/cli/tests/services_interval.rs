@@ -2,30 +2,13 @@
 
 mod common;
 
-use std::path::Path;
-
 use cachemate_page::{Snapshot, recording};
 use cachemate_trace::RunLogReader;
-use common::run;
+use common::{interval_program, run};
 
 /// Nominal seconds until the batch service starts, and after which it must be named.
 const START_S: f64 = 60.0;
 const NAMED_AFTER_S: f64 = 20.0;
-
-/// A program of one phase for ever: its fills with a sixteenth of a cache of 4 MiB, and with all of it.
-fn program(folder: &Path, name: &str, small: f64, whole: f64) {
-    let point = |size: u64, fills: f64| {
-        format!(
-            "[[phases.points]]\nsize_bytes = {size}.0\ncycles_per_instr = {}\ndemand_fills_per_instr = {fills}\n\
-             memory_stall_cycles_per_instr = {}\n",
-            0.8 + 100.0 * fills,
-            100.0 * fills
-        )
-    };
-    let (name_line, points) = (format!("name = \"{name}\"\n"), point(256 << 10, small) + &point(4 << 20, whole));
-    let text = format!("{name_line}[[phases]]\nreferences_per_instr = 0.03\n{points}");
-    std::fs::write(folder.join(format!("{name}.toml")), text).unwrap();
-}
 
 /// A store alone on its cache at first, a quiet service on the other cache, and from the 60th second on a streaming batch
 /// job that runs as a loop of programs of about a second each.
@@ -48,9 +31,9 @@ fn store(snapshot: &Snapshot) -> &cachemate_page::ServiceSnapshot {
 fn the_batch_service_is_named_within_twenty_seconds() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
-    program(at, "store", 0.02, 0.001);
-    program(at, "quiet", 0.0001, 0.0001);
-    program(at, "batch", 0.02, 0.02);
+    interval_program(at, "store", (256 << 10, 0.02), 0.001);
+    interval_program(at, "quiet", (256 << 10, 0.0001), 0.0001);
+    interval_program(at, "batch", (256 << 10, 0.02), 0.02);
     std::fs::write(at.join("s.toml"), SCENARIO).unwrap();
     run(at, &["sim", "s.toml", "-o", "run.jsonl"]).ok();
     let run = recording(RunLogReader::open(at.join("run.jsonl")).unwrap(), "run").unwrap();

@@ -187,27 +187,26 @@ fn promises(registry: &mut Registry, status: &DaemonStatus) {
 
 /// Slowdown of each service, and its causes: the services that lose most.
 fn service_gauges(registry: &mut Registry, services: &[ServiceStatus]) {
+    let services = &services[..services.len().min(MAX_SERVICES)];
     let pair = |name: &str, value: &str| (name.to_string(), label(value));
     let own = |service: &ServiceStatus| vec![pair("service", &service.name), pair("kind", service.kind.text())];
-    let (tasks, cpus) = (Gauges::default(), Gauges::default());
-    let (slowdowns, losses) = (Gauges::default(), Gauges::default());
-    for service in services.iter().take(MAX_SERVICES) {
-        tasks.get_or_create(&own(service)).set(f64::from(service.tasks));
-        cpus.get_or_create(&own(service)).set(service.cpu_share);
-        if let (Some(percent), Some(source)) = (service.slowdown_percent, &service.slowdown_source) {
-            let labels = [own(service), vec![pair("source", source)]].concat();
-            slowdowns.get_or_create(&labels).set(percent / 100.0);
-        }
-        for cause in service.slowdown_by.iter().take(MAX_CAUSES) {
+    let each = |value: fn(&ServiceStatus) -> f64| services.iter().map(|one| (own(one), value(one))).collect();
+    gauge(registry, "service_tasks", "Managed threads of the service", each(|one| f64::from(one.tasks)));
+    gauge(registry, "service_cpus", "Processor time per time", each(|one| one.cpu_share));
+    let slowdowns = services.iter().filter_map(|service| {
+        let source = vec![pair("source", service.slowdown_source.as_ref()?)];
+        Some(([own(service), source].concat(), service.slowdown_percent? / 100.0))
+    });
+    let help = "Run time over run time alone, minus one";
+    gauge(registry, "service_slowdown_ratio", help, slowdowns.collect());
+    let losses = services.iter().flat_map(|service| {
+        service.slowdown_by.iter().take(MAX_CAUSES).map(|cause| {
             let by =
                 vec![pair("by", &cause.service), pair("by_kind", cause.kind.text()), pair("source", &cause.source)];
-            losses.get_or_create(&[own(service), by].concat()).set(cause.percent / 100.0);
-        }
-    }
-    registry.register("service_tasks", "Managed threads of the service", tasks);
-    registry.register("service_cpus", "Processor time per time", cpus);
-    registry.register("service_slowdown_ratio", "Run time over run time alone, minus one", slowdowns);
-    registry.register("service_loss_ratio", "Run time that another service adds", losses);
+            ([own(service), by].concat(), cause.percent / 100.0)
+        })
+    });
+    gauge(registry, "service_loss_ratio", "Run time that another service adds", losses.collect());
 }
 
 /// A program's name as a label's value: printable, and escaped as OpenMetrics wants it, which the encoder leaves to its

@@ -1,8 +1,9 @@
 //! Fleets whose results are known, and the properties that every fleet has.
 
+use cachemate_core::test_support::cache_spec;
 use cachemate_core::{
-    CacheLevel, CacheSpec, CoherenceSpec, CoreModel, Inclusion, MachineSpec, MemorySchedulingSpec, MemorySpec, OsSpec,
-    PageSpec, PmuSpec, ReplacementPolicy, SetIndexing, WayPartitions, WritePolicy,
+    CacheLevel, CacheSpec, CoherenceSpec, CoreModel, MachineSpec, MemorySchedulingSpec, MemorySpec, OsSpec, PageSpec,
+    PmuSpec, WayPartitions,
 };
 use cachemate_fleet::advice::{AdvisedService, advise};
 use cachemate_fleet::arrivals::draw_kinds;
@@ -17,23 +18,12 @@ const MIB: f64 = 1024.0 * 1024.0;
 
 fn cache(level: CacheLevel, size_bytes: u64, shared_by_cores: u32) -> CacheSpec {
     CacheSpec {
-        level,
-        size_bytes,
-        ways: 16,
-        line_bytes: 64,
-        latency_cycles: 3,
-        replacement: ReplacementPolicy::Lru,
-        write: WritePolicy::Back,
-        inclusion: Inclusion::NonInclusive,
-        index: SetIndexing::Physical,
-        shared_by_cores,
-        slices: 1,
-        bandwidth_bytes_per_cycle: None,
         way_partitions: (level == CacheLevel::L2).then_some(WayPartitions {
             groups: 4,
             min_ways: 1,
             contiguous: false,
         }),
+        ..cache_spec(level, size_bytes, 16, shared_by_cores)
     }
 }
 

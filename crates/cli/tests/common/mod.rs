@@ -153,3 +153,19 @@ pub fn group() -> Result<(TestCgroup, String), String> {
     }
     Ok((group, format!("/{name}")))
 }
+
+/// Writes a program of the interval machine: one phase for ever, with its fills at a part of a cache of 4 MiB and with all
+/// of it.
+pub fn interval_program(folder: &Path, name: &str, part: (u64, f64), whole: f64) {
+    let point = |(size, fills): (u64, f64)| {
+        format!(
+            "[[phases.points]]\nsize_bytes = {size}.0\ncycles_per_instr = {}\ndemand_fills_per_instr = {fills}\n\
+             memory_stall_cycles_per_instr = {}\n",
+            0.8 + 100.0 * fills,
+            100.0 * fills
+        )
+    };
+    let points = point(part) + &point((4 << 20, whole));
+    let text = format!("name = \"{name}\"\n[[phases]]\nreferences_per_instr = 0.03\n{points}");
+    std::fs::write(folder.join(format!("{name}.toml")), text).unwrap();
+}

@@ -47,21 +47,7 @@ pub(crate) fn cache(
     latency_cycles: u32,
     shared_by_cores: u32,
 ) -> CacheSpec {
-    CacheSpec {
-        level,
-        size_bytes,
-        ways,
-        line_bytes: 64,
-        latency_cycles,
-        replacement: ReplacementPolicy::Lru,
-        write: WritePolicy::Back,
-        inclusion: Inclusion::NonInclusive,
-        index: SetIndexing::Physical,
-        shared_by_cores,
-        slices: 1,
-        bandwidth_bytes_per_cycle: None,
-        way_partitions: None,
-    }
+    CacheSpec { latency_cycles, ..cachemate_core::test_support::cache_spec(level, size_bytes, ways, shared_by_cores) }
 }
 
 /// Plays accesses once, or for ever.

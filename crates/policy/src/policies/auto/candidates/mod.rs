@@ -317,18 +317,11 @@ mod tests {
     use super::*;
     use crate::policies::auto::model::problem::{CacheSite, PlanningProblem, ProblemTask};
     use crate::policies::auto::model::program_model::tests::{CACHE, program, uniform};
-    use cachemate_core::{CacheId, ProcessId};
+    use crate::policies::auto::model::score_cache;
+    use cachemate_core::ProcessId;
 
     fn scene(sites: u32, cpus: u32, tasks: u32) -> PlanningProblem {
-        let site = |id: u32| CacheSite {
-            cache: CacheId(id),
-            cpus: (id * cpus..(id + 1) * cpus).collect(),
-            cores: cpus as usize,
-            package: 0,
-            memory_node: 0,
-            bytes: CACHE,
-            divided: None,
-        };
+        let site = |id| CacheSite { divided: None, ..score_cache::tests::site(id, cpus) };
         let (keeps, stream) = (uniform(0.22 * CACHE, 0.002), program(|_| 0.01));
         let scene_task = |id: u32| ProblemTask {
             task: TaskId(id),

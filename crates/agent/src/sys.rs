@@ -1,4 +1,5 @@
-//! The kernel, without the C library: the agent's thread must not touch memory that it manages, `errno` included.
+//! System calls without the C library, because the agent's thread must not touch memory that it manages, not even
+//! `errno`.
 
 use core::arch::asm;
 
@@ -55,7 +56,7 @@ pub const ESRCH: isize = -3;
 /// A system call; negative = minus the error number.
 ///
 /// # Safety
-/// The call's own: pointers among the arguments must be good for what it does with them.
+/// As for the system call itself: pointer arguments must be valid for everything that the kernel does with them.
 #[cfg(target_arch = "x86_64")]
 pub unsafe fn call(number: usize, args: [usize; 6]) -> isize {
     let answer: isize;
@@ -164,7 +165,7 @@ pub mod fault {
     pub fn register(file: isize, start: u64, bytes: u64) -> isize {
         ioctl(file, REGISTER, &mut [start, bytes, 1, 0])
     }
-    /// Threads that wait for the page ask again; nothing is put there.
+    /// Wakes the threads that wait for the page without mapping anything there, so that they fault again.
     pub fn wake(file: isize, page: u64) -> isize {
         ioctl(file, WAKE, &mut [page, PAGE])
     }

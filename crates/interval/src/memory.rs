@@ -1,19 +1,18 @@
 //! Memory's bandwidth: how long fills wait for others' at the buses and controllers.
 //!
 //! Problem: a fill waits for those before it, and the wait slows the programs down, which shortens the queue. Method: a
-//! server that passes a line in `S` cycles and is busy a share `rho` has work for `K S rho / 2(1 - rho)` cycles before it
-//! (regular service, irregular arrivals of `K` lines at once; Pollaczek-Khinchine). `K` is the number of misses that a
-//! program alone overlaps. First come, first served, every line waits so long. Where demand goes first, what is waited
-//! for passes by the rest and waits `K S rho / 2(1 - rho_demand)` (Cobham 1954), but for what more than
-//! [`STANDING_BACK`] lines have left over. A bus that has `c` reads on their way at once is a server
-//! of `c` places that holds each for the latency and the waits behind it (regular service at half the wait of the
-//! irregular; Sakasegawa 1977). A program's own lines are in its solo profile already, so it waits for what is beyond
-//! its own share alone. Its cycles grow by that wait, once for every miss that it really waits for: its stall alone over
-//! the latency. `rho` is the root of "traffic at these speeds = rho", found from where it was last.
-//! If the queue is longer than one access takes, prefetches are dropped. A streamer runs less far ahead the fewer
-//! entries are free. The program's cost is interpolated between those with and without prefetchers by the number of
-//! dropped ones. Properties: without co-runners, speeds are those of the profile; traffic never exceeds a server's
-//! bandwidth.
+//! server that passes a line in `S` cycles and is busy a share `rho` has work for `K S rho / 2(1 - rho)` cycles before
+//! it (regular service, irregular arrivals of `K` lines at once; Pollaczek-Khinchine). `K` is the number of misses that
+//! a program alone overlaps. With first come, first served, every line waits that long. If demand goes first, a demand
+//! read passes all other lines and waits `K S rho / 2(1 - rho_demand)` (Cobham 1954), plus the backlog beyond
+//! [`STANDING_BACK`] lines. A bus that has `c` reads on their way at once is a server of `c` places that holds each for
+//! the latency and the waits behind it (regular service at half the wait of the irregular; Sakasegawa 1977). A
+//! program's own lines are in its solo profile already, so it waits for what is beyond its own share alone. Its cycles
+//! grow by that wait, once for every miss that it really waits for: its stall alone over the latency. `rho` is the root
+//! of "traffic at these speeds = rho", found from where it was last. If the queue is longer than one access takes,
+//! prefetches are dropped. A streamer runs less far ahead the fewer entries are free. The program's cost is
+//! interpolated between those with and without prefetchers by the number of dropped ones. Properties: without
+//! co-runners, speeds are those of the profile; traffic never exceeds a server's bandwidth.
 
 use cachemate_core::{MachineSpec, PrefetcherSpec};
 

@@ -62,7 +62,7 @@ impl LastUses {
         self.slots += 1;
     }
 
-    /// The slot of the last use before which `nth` more recent ones are; it is none any more. There have to be so many.
+    /// Removes and returns the slot of the last use that has `nth` more recent ones; at least that many must exist.
     fn take(&mut self, mut nth: u32) -> usize {
         // Of these counts, the last place before which no more than `nth` are left to the end.
         let mut last = |counts: &[u32]| {

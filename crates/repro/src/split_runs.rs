@@ -38,7 +38,7 @@ thread_local! {
 }
 
 impl<'a> Split<'a> {
-    /// Makes nothing: goes on while everything is kept, and lists what is missing first.
+    /// Computes nothing: proceeds while all answers are stored, and lists the first ones that are missing.
     pub fn list(find: AnswerLookup<'a>) -> Self {
         let (made, missing) = (Mutex::new(None), Mutex::new(Vec::new()));
         Split { find, wanted: None, calls: AtomicU32::new(0), made, missing }

@@ -39,7 +39,7 @@ pub struct IntervalJob {
     pub program: Arc<PhasedProgram>,
     /// Equal threads, each a task.
     pub threads: u32,
-    /// So many of them, all but one at most, come so many nanoseconds after the others; `None` = all come at once.
+    /// Number of threads that start late (at most all but one), and their delay in nanoseconds; `None` = none is late.
     pub late_threads: Option<(u32, u64)>,
     /// Each thread ends after so many instructions; `None` = as the program's phases say.
     pub instructions: Option<f64>,

@@ -8,10 +8,10 @@
 
 /// Kinds distinguished for one task; further phases have none.
 const KINDS_AT_MOST: usize = 64;
-/// Intervals of one phase are at least so near to each other, as a share: counts of one program differ by some per cent
-/// from run to run.
+/// Intervals of one phase differ by at most this share, because counts of one program vary by a few percent from run to
+/// run.
 const NEAR_SHARE: f64 = 0.05;
-/// And by so many events in a thousand instructions: below that nothing is to be gained.
+/// They may also differ by this many events per thousand instructions, because finer distinctions gain nothing.
 const NEAR: f64 = 0.05;
 /// A phase's own intervals determine how far others of its kind may be: so many times as far as the farthest until
 /// then.

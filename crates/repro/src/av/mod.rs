@@ -1,4 +1,5 @@
-//! AV: activity vectors, who uses which part of a shared cache, and whether that tells who should run beside whom.
+//! AV: activity vectors, which show the part of a shared cache that each task uses, and whether they predict which
+//! tasks should run together.
 
 mod bits;
 mod mixes;

@@ -1,10 +1,11 @@
-//! AV-4, AV-5, AV-8, AV-9 (Table 5, Figures 7 to 11): eight jobs on a Pentium 4 Xeon with
-//! Hyper-Threading, whose own scheduler takes advice on which jobs should not run together.
+//! AV-4, AV-5, AV-8, AV-9 (Table 5, Figures 7 to 11): eight jobs on a Pentium 4 Xeon with Hyper-Threading, whose own
+//! scheduler takes advice on which jobs should not run together.
 //!
-//! As in the paper the machine cannot count by super set: vectors come from a profile of every program, recorded alone on a
-//! machine that can. Chosen before running: every job is as long as it takes alone for so many time slices (the paper's
-//! training inputs are of different lengths, which it does not state); one mean vector for a program instead of one for
-//! each 50 million instructions, as our programs have no phases as long as that at this scale.
+//! As in the paper the machine cannot count by super set: vectors come from a profile of every program, recorded alone
+//! on a machine that can. Two choices were made before running. Every job has the length of a solo run over a fixed
+//! number of time slices; the paper's training inputs have different lengths, which it does not state. Each program has
+//! one mean vector instead of one for every 50 million instructions, because our programs have no phases of that length
+//! at this scale.
 
 use cachemate_core::{CacheLevel, Estimate, Fact, FactSource, Profile, ProfilerConfig, TaskId, WindowLength};
 use cachemate_locality::activity::overlap;

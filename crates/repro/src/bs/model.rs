@@ -1,11 +1,12 @@
-//! BS-5: the expected miss ratio of groups against what they do, on random replacement by StatCache and on LRU by StatStack.
+//! BS-5: the expected miss ratio of groups against what they do, on random replacement by StatCache and on LRU by
+//! StatStack.
 //!
-//! Eight threads drawn from the mix run for themselves until the cache is warm, and are measured for a while. What each
-//! did in that while is looked at again access by access ([`super::stretch`]), so that the error can be taken apart:
+//! Eight threads drawn from the mix run for themselves until the cache is warm, and are measured for a while. That
+//! stretch of each run is then replayed access by access ([`super::stretch`]), which splits the error into parts:
 //! *model* is what is left with exact reuse times and exact access rates; *sampling* what a thousand watched locations
-//! add; further series leave the code out, stand behind the first-level caches, assume that all threads are equally fast,
-//! or judge a group that has only just come together. The way of the policy is shown too: threads watched beforehand,
-//! while all of them share the time, and groups brought together later, when programs have gone on.
+//! add; further series leave the code out, stand behind the first-level caches, assume that all threads are equally
+//! fast, or judge a group that has only just come together. The way of the policy is shown too: threads watched
+//! beforehand, while all of them share the time, and groups brought together later, when programs have gone on.
 
 use std::collections::BTreeMap;
 

@@ -1,11 +1,11 @@
-//! Accesses put aside until the value of a load is there, while what does not need it goes on (out of order).
+//! Accesses deferred until a load returns its value, while independent accesses proceed (out of order).
 //!
 //! Problem: an access whose address is the value of a load cannot be issued before that value is there; the independent
 //! misses behind it can, and overlap with both.
 //!
-//! Method: the access is put aside with the tick at which its value will be there, or behind another one put aside. It is
-//! issued at that tick, in order of time like everything that others see. Until then it holds its place in the window.
-//! Waits for a first-level hit are too short for that, and are waited for in place.
+//! Method: the access is put aside with the tick at which its value will be there, or behind another one put aside. It
+//! is issued at that tick, in order of time like everything that others see. Until then it holds its place in the
+//! window. Waits for a first-level hit are too short for that, and are waited for in place.
 
 use cachemate_core::{Access, AccessKind, CacheLevel};
 
@@ -60,7 +60,7 @@ impl HwContext {
         self.parked.iter().position(|parked| parked.ready <= t)
     }
 
-    /// The access has been issued; who waits for its value knows when it comes.
+    /// Tells the accesses that depend on an issued one when its value arrives.
     fn wake_dependents(&mut self, parked: DeferredAccess, done: u64, late: bool, wait: StallSource) {
         let store = parked.access.kind() == AccessKind::Store;
         if late {

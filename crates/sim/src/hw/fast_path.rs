@@ -271,8 +271,8 @@ impl CoreFrontEnd {
 }
 
 impl CacheUnit {
-    /// The line is at `place` and was being filled when it was last looked at: is it here by now, and the access a plain
-    /// hit?
+    /// The line is at `place` and was being filled when it was last checked: has it arrived, so that the access is a
+    /// plain hit?
     #[inline(never)]
     fn hits_filled_line(&mut self, line: u64, place: usize, store: bool, at: u64) -> bool {
         let meta = self.store.meta(place);

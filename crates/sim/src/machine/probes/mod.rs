@@ -1,9 +1,9 @@
 //! Probes at work: measurements that a plan asks for, answered from the simulated hardware.
 //!
-//! Three kinds. *Together* watches who runs beside whom below a cache, and brings rows of tasks together where it may.
+//! Three kinds. *Together* probes record which tasks co-run below a cache, and co-schedule rows of tasks if allowed.
 //! *Attached* probes sit on a task's thread in the hardware: traces, samples, reuses, super sets. *Outside* probes run
-//! threads of the machine's own beside a task or between two CPUs. Whoever needs CPUs for itself holds them, one probe
-//! at a time; what that and the interrupts cost is charged to the programs and told in the answer.
+//! threads of the machine's own beside a task or between two CPUs. A probe that needs CPUs for itself reserves them,
+//! one probe at a time; its cost and that of the interrupts are charged to the programs and reported in the answer.
 
 mod attached;
 mod co_run;
@@ -35,7 +35,7 @@ enum ProbeStage {
     Working,
     /// Everything is in; the answer is due.
     Complete,
-    /// Its budget is used up; what there is will be told.
+    /// The budget is used up; the results so far will be reported.
     Stopped,
     Told,
 }

@@ -52,15 +52,15 @@ pub(crate) enum EnqueueReason {
 
 /// The rules of one default scheduler.
 pub(crate) trait CpuScheduler: Send {
-    /// The CPU whose queue it waits on: an allowed one.
+    /// Chooses the CPU on whose queue the task waits; must be a CPU that the task may use.
     fn place(&mut self, slot: Slot, why: EnqueueReason, sight: &SchedulerView<'_>) -> u32;
-    /// It has come to the queue of `cpu`, or goes on to run there from another queue.
+    /// Records that the task has joined the queue of `cpu`, or is about to run there from another queue.
     fn queued(&mut self, slot: Slot, cpu: u32, why: EnqueueReason, sight: &SchedulerView<'_>);
     /// Order within a queue: smaller first, then first come first served.
     fn key(&self, slot: Slot) -> i64;
     /// How long it may run now.
     fn slice_cycles(&self, slot: Slot, cpu: u32, sight: &SchedulerView<'_>) -> u64;
-    /// It ran for so long, at this weight.
+    /// Charges the task for `cycles` that it ran at this weight.
     fn ran(&mut self, slot: Slot, cycles: u64, weight: f64);
     /// Does the newcomer to a queue take the CPU at once?
     fn preempts(&self, newcomer: Slot, running: Slot) -> bool;

@@ -1,14 +1,14 @@
-//! Programs in closed form: what theory speaks of, and the neighbors that probes bring.
+//! Programs in closed form: those for which theory gives the answer, and the neighbors used by probes.
 
 use crate::program::{ProgramPhase, SizePoint};
 
-/// Cycles of an instruction that misses nothing.
+/// Cycles of an instruction without a miss.
 const BASE_CYCLES: f64 = 1.0;
-/// Cycles that a miss waits, where nothing overlaps.
+/// Cycles that a miss waits if nothing overlaps it.
 const WAIT_CYCLES: f64 = 100.0;
 
-/// A phase with these fills per instruction by lines held, at `sizes` equal steps up to the capacity; misses do not
-/// overlap and wait 100 cycles each, and it never ends.
+/// Builds an endless phase with the given fills per instruction by resident lines, tabulated at `sizes` equal steps up
+/// to the capacity. Misses do not overlap and wait 100 cycles each.
 pub fn phase_of(
     line_bytes: f64,
     capacity_lines: f64,
@@ -39,7 +39,7 @@ pub fn phase_of(
     }
 }
 
-/// Independent references to `lines` equally likely lines: with `s` of them there, a share `s / lines` hits.
+/// Independent references to `lines` equally likely lines: with `s` resident lines, a share `s / lines` hits.
 pub fn uniform(line_bytes: f64, capacity_lines: f64, lines: f64, references_per_instr: f64) -> ProgramPhase {
     let fills = |held: f64| references_per_instr * (1.0 - held / lines).max(0.0);
     ProgramPhase {
@@ -48,12 +48,12 @@ pub fn uniform(line_bytes: f64, capacity_lines: f64, lines: f64, references_per_
     }
 }
 
-/// A stream: nothing that it brings is used again.
+/// A stream: no line that it brings in is reused.
 pub fn stream(line_bytes: f64, capacity_lines: f64, lines_per_instr: f64) -> ProgramPhase {
     phase_of(line_bytes, capacity_lines, 1, |_| lines_per_instr)
 }
 
-/// Dependent loads that go round `lines` lines, one every other instruction.
+/// Dependent loads that cycle through `lines` lines, one load every other instruction.
 pub fn chase(line_bytes: f64, capacity_lines: f64, lines: f64, latency_cycles: f64) -> ProgramPhase {
     let mut phase = uniform(line_bytes, capacity_lines, lines.max(1.0), 0.5);
     for point in &mut phase.points {
@@ -63,5 +63,5 @@ pub fn chase(line_bytes: f64, capacity_lines: f64, lines: f64, latency_cycles: f
     phase
 }
 
-/// Points over the logarithm of the size must be dense for a line to stay one.
+/// Points are spaced by the logarithm of the size, so a straight line stays straight only if they are dense.
 const STEPS_OF_A_LINE: u32 = 256;

@@ -2,8 +2,8 @@
 //!
 //! Problem: occupancies change with every step, so rates are needed at any size, and the footprint after any number of
 //! instructions. Method: points are interpolated monotonically over the logarithm of the size, and tabulated at equal
-//! steps of the capacity. A program that starts with an empty cache brings a line with every fill, and with `s`
-//! resident lines it fills as it does alone with a cache of `s` lines (footprint theory: the miss rate is the
+//! steps of the capacity. A program that starts with an empty cache gains a line with every fill, and with `s` resident
+//! lines it fills at the rate at which it does alone with a cache of `s` lines (footprint theory: the miss rate is the
 //! footprint's derivative; Xiang et al., ASPLOS 2013). So the window in which it touches `s` lines lasts `∫ ds /
 //! fills(s)` instructions. Properties: the footprint is concave where the curve falls, and never above the capacity.
 
@@ -11,19 +11,19 @@ use crate::memory::Prefetch;
 use crate::program::{ProgramPhase, SizePoint};
 use crate::synthetic_trace::DistanceDistribution;
 
-/// Steps of the capacity in a table.
+/// Number of capacity steps in a table.
 pub const STEPS: usize = 64;
 const NODES: usize = STEPS + 1;
 
-/// Rates at one size. Lines are of the contended cache.
+/// Rates at one size; lines are those of the contended cache.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 #[repr(C)]
 pub struct SizeRates {
     pub cycles_per_instr: f32,
     pub stall_per_instr: f32,
-    /// Demand misses.
+    /// Demand misses per instruction.
     pub demand_per_instr: f32,
-    /// Demand misses and prefetched lines.
+    /// Demand misses and prefetched lines per instruction.
     pub fills_per_instr: f32,
     pub writebacks_per_instr: f32,
     /// Instructions in which the program touches as many lines as this size holds.
@@ -31,32 +31,32 @@ pub struct SizeRates {
     spare: [f32; 2],
 }
 
-/// Stands for "never": a footprint that does not grow any more.
+/// Stands for "never": the window of a footprint that has stopped growing.
 const NEVER_INSTR: f32 = 1e30;
-/// A footprint that has taken so long grows no more in the time that its lines stay.
+/// A footprint that took this many instructions does not grow within the time that its lines stay resident.
 const HARDLY_GROWS_INSTR: f64 = 1e13;
-/// Share of a footprint that counts as all of it.
+/// From this share on, a footprint counts as complete.
 const ALL_OF_IT: f32 = 0.999;
-/// Fills below this are none.
+/// Fill rates below this count as zero.
 const NO_FILLS: f64 = 1e-12;
 
-/// The tables of all phases of all programs, one after the other.
+/// The tables of all phases of all programs, one after another.
 #[derive(Clone, Debug, Default)]
 pub struct PhaseCurves {
     aided: Vec<SizeRates>,
-    /// Prefetchers off; the same as `aided` where that was not measured.
+    /// Rates with prefetchers off; equal to `aided` if they were not measured.
     unaided: Vec<SizeRates>,
     lines_per_step: f32,
     steps_per_line: f32,
     throttles: Vec<bool>,
-    /// By phase: cycles that a miss stalls without prefetchers.
+    /// By phase: stall cycles of a miss without prefetchers.
     miss_price: Vec<f32>,
-    /// By phase: more than this it never holds. It lies between two steps.
+    /// By phase: maximum occupancy, which lies between two steps.
     footprint_lines: Vec<f32>,
 }
 
 impl PhaseCurves {
-    /// Tables over a cache of so many lines.
+    /// Creates empty tables for a cache of `capacity_lines` lines.
     pub fn new(capacity_lines: f64) -> Self {
         let lines_per_step = (capacity_lines / STEPS as f64) as f32;
         PhaseCurves { lines_per_step, steps_per_line: 1.0 / lines_per_step, ..PhaseCurves::default() }
@@ -66,7 +66,7 @@ impl PhaseCurves {
         self.lines_per_step * STEPS as f32
     }
 
-    /// Adds a checked phase; its number.
+    /// Adds a checked phase and returns its number.
     pub fn add(&mut self, phase: &ProgramPhase, line_bytes: f64, latency_cycles: f64) -> u32 {
         let step = f64::from(self.lines_per_step);
         let joined = JoinedCurve::new(phase, latency_cycles);
@@ -90,11 +90,11 @@ impl PhaseCurves {
         number
     }
 
-    /// Rates with so many lines in the cache, with a share of its prefetches dropped.
+    /// Rates with `lines` lines in the cache and a share `dropped` of the prefetches dropped.
     #[inline]
     pub fn rates(&self, curve: u32, lines: f32, dropped: f32) -> SizeRates {
         let first = curve as usize * NODES;
-        // Who holds its whole footprint misses what it misses in a whole cache.
+        // // A program whose whole footprint is resident misses as often as with the whole cache.
         let whole = lines >= ALL_OF_IT * self.footprint_lines[curve as usize];
         let lines = if whole { self.capacity_lines() } else { lines };
         let aided = self.between(&self.aided[first..first + NODES], lines);
@@ -105,14 +105,14 @@ impl PhaseCurves {
         mixed(&aided, &unaided, dropped)
     }
 
-    /// With and without prefetchers at one size.
+    /// Cycles with and without prefetchers at one size.
     pub fn aid(&self, curve: u32, lines: f32, late_share: f32) -> Prefetch {
         let cycles = |dropped: f32| self.rates(curve, lines, dropped).cycles_per_instr;
         Prefetch { aided_cycles: cycles(0.0), unaided_cycles: cycles(1.0), late_share }
     }
 
-    /// The share of the stall that demand misses cause: each costs as much as without prefetchers. The rest is due to
-    /// prefetched lines that arrive late.
+    /// The share of the stall that demand misses cause, each at its cost without prefetchers. Late prefetched lines
+    /// cause the rest.
     #[inline]
     pub fn demand_stall_per_instr(&self, curve: u32, rates: &SizeRates) -> f32 {
         if !self.throttles[curve as usize] {
@@ -121,7 +121,7 @@ impl PhaseCurves {
         (rates.demand_per_instr * self.miss_price[curve as usize]).min(rates.stall_per_instr)
     }
 
-    /// With the whole cache and its prefetchers.
+    /// Cycles per instruction with the whole cache and prefetchers.
     #[inline]
     pub fn alone_cycles_per_instr(&self, curve: u32) -> f32 {
         self.aided[curve as usize * NODES + STEPS].cycles_per_instr
@@ -134,8 +134,8 @@ impl PhaseCurves {
         mixed(&nodes[low], &nodes[low + 1], place - low as f32)
     }
 
-    /// Lines touched in a window of so many own instructions, and how many more each further instruction touches.
-    /// `near` is where the last answer lay; it is moved along.
+    /// Lines touched in a window of this many own instructions, and how many more each further instruction touches.
+    /// `near` is the position of the previous result, from which the search starts; it is updated.
     #[inline]
     pub fn footprint(&self, curve: u32, window_instr: f64, near: &mut u8) -> (f32, f32) {
         let nodes = &self.aided[curve as usize * NODES..(curve as usize + 1) * NODES];
@@ -158,7 +158,7 @@ impl PhaseCurves {
         if lines < most { (lines, slope) } else { (most, 0.0) }
     }
 
-    /// Lines touched in a window that begins with `start` lines touched before.
+    /// Lines touched by the end of a window before which `start` lines had been touched.
     #[inline]
     pub fn grown(&self, curve: u32, start: f32, window_instr: f64, near: &mut u8) -> f32 {
         let to_start = self.window_instr(curve, start);
@@ -169,7 +169,7 @@ impl PhaseCurves {
         }
     }
 
-    /// Shares of a phase's references that hit within so many lines of the LRU stack.
+    /// Shares of a phase's references that hit within a given number of lines of the LRU stack.
     pub fn distances(&self, curve: u32) -> DistanceDistribution {
         let nodes = &self.aided[curve as usize * NODES..(curve as usize + 1) * NODES];
         let all = nodes[0].demand_per_instr.max(f32::MIN_POSITIVE);
@@ -181,7 +181,7 @@ impl PhaseCurves {
         DistanceDistribution { up_to: nodes.iter().enumerate().map(bound).skip(1).collect() }
     }
 
-    /// Own instructions in which so many lines are touched: the other way round.
+    /// Own instructions in which `lines` lines are touched; the inverse of [`PhaseCurves::footprint`].
     pub fn window_instr(&self, curve: u32, lines: f32) -> f64 {
         let nodes = &self.aided[curve as usize * NODES..(curve as usize + 1) * NODES];
         f64::from(self.between(nodes, lines).window_instr).min(f64::from(NEVER_INSTR))
@@ -202,13 +202,13 @@ fn mixed(low: &SizeRates, high: &SizeRates, share: f32) -> SizeRates {
     }
 }
 
-/// Fills in the windows: the integral over sizes, each step by its mean rate of fills.
+/// Fills in the windows by integrating over sizes, with each step's mean fill rate.
 fn grow(nodes: &mut [SizeRates], lines_per_step: f64, footprint_lines: f64) {
     let mut window = 0.0f64;
     for index in 1..nodes.len() {
         let fills = 0.5 * (f64::from(nodes[index - 1].fills_per_instr) + f64::from(nodes[index].fills_per_instr));
         window += lines_per_step / fills.max(NO_FILLS);
-        // The step in which it ends goes on as any other: what is held is cut there.
+        // // The step in which the footprint ends is a whole one; occupancy is clipped at the footprint.
         if (index - 1) as f64 * lines_per_step > footprint_lines {
             window = f64::from(NEVER_INSTR);
         }
@@ -216,17 +216,17 @@ fn grow(nodes: &mut [SizeRates], lines_per_step: f64, footprint_lines: f64) {
     }
 }
 
-/// A phase's points joined to curves.
+/// A phase's points, joined to curves.
 struct JoinedCurve<'a> {
     points: &'a [SizePoint],
-    /// With no cache at all.
+    /// Rates without any cache.
     nothing: SizePoint,
 }
 
 impl<'a> JoinedCurve<'a> {
     fn new(phase: &'a ProgramPhase, latency_cycles: f64) -> Self {
         let first = phase.points[0];
-        // Without a cache every reference is a miss, at the price that misses have at the smallest size measured.
+        // // Without a cache every reference is a miss, which costs as much as a miss at the smallest measured size.
         let demand = phase.references_per_instr.max(first.demand_fills_per_instr);
         let more = demand - first.demand_fills_per_instr;
         let price = match first.demand_fills_per_instr > NO_FILLS {
@@ -287,8 +287,8 @@ impl<'a> JoinedCurve<'a> {
 
 type CurvePosition = (f64, f64);
 
-/// Between two places by the cubic that rises or falls only where the places do (Fritsch and Butland, SIAM 1984). The
-/// places around them tell how steep it is at the ends.
+/// Interpolates between two points by the cubic that rises or falls only if the points do (Fritsch and Butland, SIAM
+/// 1984). Their neighbors determine its slopes at the ends.
 fn monotone(
     at: f64,
     before: Option<CurvePosition>,
@@ -300,7 +300,7 @@ fn monotone(
     let steep = |beside: Option<(f64, f64)>| match beside {
         None => own,
         Some((_, other)) if other * own <= 0.0 => 0.0,
-        // The harmonic mean, weighted by the other's width.
+        // // The harmonic mean, weighted by the width of the other interval.
         Some((other_width, other)) => {
             let (mine, theirs) = (2.0 * other_width + width, other_width + 2.0 * width);
             (mine + theirs) / (mine / own + theirs / other)
@@ -350,7 +350,7 @@ mod tests {
 
     const LINES: f64 = 65_536.0;
 
-    /// Does a footprint that follows from fills equal the closed form for a curve that falls in a line?
+    /// Does a footprint that follows from fills equal the closed form for a linearly falling curve?
     #[test]
     fn the_footprint_of_a_linear_curve_is_an_exponential() {
         // fills(s) = a (1 - s / b): s(n) = b (1 - exp(-a n / b)).
@@ -368,7 +368,7 @@ mod tests {
         }
     }
 
-    /// Are rates at the sizes that were measured those that were measured?
+    /// Do rates at the measured sizes equal the measured rates?
     #[test]
     fn rates_at_measured_sizes_are_the_measured_ones() {
         let phase = closed_form::phase_of(64.0, LINES, 8, |lines| 0.03 / (1.0 + lines / 10_000.0));
@@ -382,7 +382,7 @@ mod tests {
         }
     }
 
-    /// Does a program that fits stop growing at its footprint?
+    /// Does the footprint of a program that fits stop growing at its full size?
     #[test]
     fn a_footprint_that_fits_stops_growing() {
         let mut phase = closed_form::phase_of(64.0, LINES, 8, |_| 0.01);
@@ -393,7 +393,7 @@ mod tests {
         assert!((f64::from(lines) / LINES - 0.5).abs() < 0.02, "{lines}");
     }
 
-    /// Does a program that holds its whole footprint miss nothing, wherever between two steps that ends?
+    /// Does a program whose whole footprint is resident miss nothing, wherever between two steps the footprint ends?
     #[test]
     fn a_footprint_that_is_held_misses_nothing() {
         for lines in [100.0, 1000.0, 30_000.0, 30_719.0, 30_721.0] {
@@ -406,7 +406,7 @@ mod tests {
         }
     }
 
-    /// Do dropped prefetches take the rates from aided to unaided in a line?
+    /// Do rates change linearly from aided to unaided with the share of dropped prefetches?
     #[test]
     fn dropped_prefetches_mix_aided_and_unaided() {
         let mut phase = closed_form::phase_of(64.0, LINES, 4, |_| 0.01);
@@ -425,8 +425,8 @@ mod tests {
         assert!((half.demand_per_instr - 0.02).abs() < 1e-4, "{half:?}");
     }
 
-    /// Does the curve go through its points, rise and fall only where they do, and lie below the chord of what falls ever
-    /// less?
+    /// Does the curve pass through its points, rise and fall only if they do, and lie below the chord of a convex
+    /// decrease?
     #[test]
     fn points_are_joined_by_a_monotone_curve() {
         let falls = |x: f64| libm::exp(-x);

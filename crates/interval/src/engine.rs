@@ -1,10 +1,10 @@
-//! The machine's state and how time passes in it.
+//! The machine's state and how it advances in time.
 //!
-//! Problem: hours of nominal time. Method: between two moments at which something changes (a phase, a turn, a plan),
-//! occupancies and speeds run towards a steady state. They are followed in steps that begin at a fraction of the
-//! cache's turnover and grow as changes fade. Every cache has steps of its own. What its tasks did since its last step
-//! is booked when the next one is due. Caches of a memory node meet at its controller: a change of its load is told to
-//! all of them at once. Properties: no allocation in a step; the same calls give the same bits.
+//! Problem: hours of nominal time. Method: between two changes (of a phase, a turn or a plan), occupancies and speeds
+//! approach a steady state. They are followed in steps that begin at a fraction of the cache's turnover and grow as
+//! changes fade. Every cache has its own steps. The progress of its tasks since its last step is booked when the next
+//! step is due. Caches of a memory node share its controller, so a change of the controller's load is propagated to all
+//! of them at once. Properties: no allocation in a step; the same calls give the same bits.
 
 use cachemate_core::{CoreModel, CpuSet, MachineSpec};
 
@@ -25,21 +25,21 @@ pub const DEMAND: usize = 1;
 pub const FILLS: usize = 2;
 /// Lines written back to memory; an index.
 pub const WRITEBACKS: usize = 3;
-/// Cycles that wait for memory, as alone with what is held; an index.
+/// Cycles that wait for memory, as alone with the same occupancy; an index.
 pub const STALL_CYCLES: usize = 4;
 /// Cycles in the queues of buses and controllers; an index.
 pub const QUEUE_CYCLES: usize = 5;
 /// Lines that came from another cache; an index.
 pub const REMOTE_HITS: usize = 6;
-/// Cycles that those lines took; an index.
+/// Cycles spent on lines from another cache; an index.
 pub const REMOTE_CYCLES: usize = 7;
-/// Cycles that its instructions would have taken alone with a whole cache; an index.
+/// Cycles that the task's instructions would have taken alone with a whole cache; an index.
 pub const ALONE_CYCLES: usize = 8;
-/// Those of [`STALL_CYCLES`] that wait for memory of another node; an index.
+/// The part of [`STALL_CYCLES`] that waits for memory of another node; an index.
 pub const FAR_CYCLES: usize = 9;
 const BOOKED: usize = 10;
 
-/// In no cache.
+/// Stands for no cache.
 pub(crate) const NOWHERE: u32 = u32::MAX;
 /// Occupancies that have changed by less than this share of the capacity in a step are steady.
 const STEADY: f32 = 1e-3;
@@ -47,21 +47,21 @@ const STEADY_GROWTH: f64 = 6.0;
 const CHANGE_AIMED_AT: f32 = 0.04;
 /// First step after a change, in turnovers of the cache.
 const FIRST_STEP: f64 = 1.0 / 8.0;
-/// The same after the arrival of a task without lines in the cache.
+/// First step after the arrival of a task without lines in the cache, in turnovers.
 const FIRST_STEP_OF_NEWCOMER: f64 = 1.0 / 32.0;
-/// A change of a controller's load below this is only told to the cache that causes it.
+/// A smaller change of a controller's load is propagated only to the cache that causes it.
 const LOAD_CHANGE_TOLD: f32 = 0.003;
 const LONGEST_STEP_NS: f64 = 1e9;
 const SHORTEST_STEP_CYCLES: f64 = 1_000.0;
 
-/// Everything that a task has done since it came.
+/// All work of a task since its arrival.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TaskTotals {
-    /// Instructions, as a fraction of the last one too.
+    /// Instructions; the last one may be a fraction.
     pub instructions: f64,
     /// Cycles on a processor.
     pub cycles: f64,
-    /// Cycles in which it wanted a processor and had none.
+    /// Cycles in which the task was runnable but had no processor.
     pub wait_cycles: f64,
     /// Context switches.
     pub switches: f64,
@@ -69,59 +69,59 @@ pub struct TaskTotals {
     pub counts: [f64; BOOKED],
 }
 
-/// A program as the engine keeps it.
+/// A program in the engine's representation.
 struct CompiledProgram {
     program: PhasedProgram,
     first_curve: u32,
-    /// By phase and region used: place, reads and writes per instruction.
+    /// By phase and region used: the region's position, reads and writes per instruction.
     regions: Vec<Vec<(usize, f64, f64)>>,
 }
 
-/// Tasks by slot; arrays run in parallel.
+/// Tasks by slot, as parallel arrays.
 #[derive(Default)]
 struct Slots {
     program: Vec<u32>,
     phase: Vec<u32>,
     left_instr: Vec<f64>,
-    /// Where it began, and its profile has the first touches.
+    /// Whether the profile contains the task's first touches, and the task still has all its lines since its start.
     fresh: Vec<bool>,
-    /// Until it ends, whatever its phases; infinite = it goes by them alone.
+    /// Instructions until the task ends, whatever its phases; infinite = its phases decide.
     work_left_instr: Vec<f64>,
     flow: Vec<u32>,
     entry: Vec<u32>,
     ask: Vec<MemoryDemand>,
-    /// Share of its prefetches that are dropped.
+    /// Share of the task's prefetches that are dropped.
     dropped: Vec<f32>,
-    /// Cycles per instruction for issue slots, halved private caches and remote lines.
+    /// Extra cycles per instruction for issue slots, halved private caches and remote lines.
     extra: Vec<f32>,
     per_instr: Vec<[f32; BOOKED]>,
     done: Vec<TaskTotals>,
     /// Instructions per cycle of external traffic, which needs no CPU; 0 for tasks.
     external_rate: Vec<f64>,
-    /// Its program has ended, or it was taken off.
+    /// Whether the program has ended or the task was removed.
     finished: Vec<bool>,
-    /// The part of it that is registered with each region, so that it can be removed.
+    /// The task's rate as registered with each region, kept so that it can be removed.
     registered_rate: Vec<f64>,
     registered_phase: Vec<u32>,
-    /// Context switches a cycle.
+    /// Context switches per cycle.
     switches: Vec<f64>,
-    /// Share of its time on a processor that something else takes.
+    /// Share of the task's processor time that is taken for other work.
     stolen: Vec<f32>,
-    /// Its place in [`IntervalEngine::memories`].
+    /// The process's position in [`IntervalEngine::memories`].
     memory: Vec<u32>,
 }
 
 impl Slots {
-    /// Has it no part of a processor's time now?
+    /// Does the task have no processor time at present?
     #[inline]
     fn is_off_cpu(&self, at: usize) -> bool {
         self.ask[at].share <= 0.0 && self.external_rate[at] <= 0.0
     }
 }
 
-/// A machine with tasks on it, running.
+/// A running machine with tasks on it.
 pub struct IntervalEngine {
-    /// Cycles a second, of all cores.
+    /// Cycles per second of every core.
     pub hertz: f64,
     curves: PhaseCurves,
     line_bytes: f64,
@@ -131,33 +131,33 @@ pub struct IntervalEngine {
     flows: Vec<OccupancyModel>,
     package_of_flow: Vec<u32>,
     node_of_flow: Vec<usize>,
-    /// First CPU of each core that uses it.
+    /// By cache: first CPU of each core that uses it.
     cores_of_flow: Vec<Vec<u32>>,
-    /// The cache that it is by the topology: itself, or for one that was separated the one that it was part of.
+    /// By cache: its cache in the topology, which for a separated cache is the one that it was part of.
     home_of_flow: Vec<usize>,
     known_caches: usize,
-    /// Number of flows at the end that are still unused.
+    /// Number of unused flows at the end of the list.
     spare_flows: usize,
     memory: MemorySystem,
-    /// Where the pages of each process are: on the node where it first ran (first touch).
+    /// Node of each process's pages: the one where it first ran (first touch).
     memories: Vec<Option<usize>>,
     regions: Regions,
     pub(crate) turns: RunQueues,
     now: f64,
-    /// By cache: next step, and its length.
+    /// By cache: time and length of the next step.
     due: Vec<f64>,
     step: Vec<f64>,
-    /// Steps taken so far, of all caches.
+    /// Steps of all caches so far.
     pub steps: u64,
-    /// By cache: something has changed since its last step; the next one after that is so long, in turnovers.
+    /// By cache: length in turnovers of the first step after a change; 0 = nothing has changed since its last step.
     fresh: Vec<f64>,
-    /// By cache: when the first phase ends.
+    /// By cache: time at which the first phase ends.
     ends: Vec<f64>,
-    /// By node: busy as of the last time that all were told.
+    /// By node: the controller's load when it was last propagated to all caches.
     told_busy: Vec<f32>,
-    /// By cache: lines a cycle to and from memory.
+    /// By cache: lines per cycle to and from memory.
     traffic: Vec<f32>,
-    /// Slots whose programs have ended since this was last emptied.
+    /// Slots whose programs have ended since this list was last emptied.
     pub(crate) ended: Vec<u32>,
     slot_cycles: f32,
     contexts_per_core: u32,
@@ -168,12 +168,12 @@ pub struct IntervalEngine {
 }
 
 impl IntervalEngine {
-    /// A checked machine without tasks. `None` = it has no data cache to share.
+    /// Creates a checked machine without tasks. `None` = the machine has no data cache to share.
     pub fn new(spec: &MachineSpec, explicit: bool) -> Option<Self> {
         Self::with_spares(spec, explicit, 0)
     }
 
-    /// The same with caches to spare for [`IntervalEngine::separate`].
+    /// Like [`IntervalEngine::new`], with spare caches for [`IntervalEngine::separate`].
     pub(crate) fn with_spares(spec: &MachineSpec, explicit: bool, spare_flows: usize) -> Option<Self> {
         let last = spec.last_level()?;
         let (known, hertz) = (spec.instances(last) as usize, spec.hertz as f64);
@@ -237,7 +237,7 @@ impl IntervalEngine {
         })
     }
 
-    /// Adds a checked program; its number.
+    /// Adds a checked program and returns its number.
     pub fn add_program(&mut self, program: PhasedProgram) -> u32 {
         let latency = f64::from(self.memory.latency_cycles);
         let mut first_curve = u32::MAX;
@@ -256,7 +256,8 @@ impl IntervalEngine {
         self.programs.len() as u32 - 1
     }
 
-    /// A task at the start of a program; its slot. It runs from the next call of [`IntervalEngine::run`] on.
+    /// Adds a task at the start of a program and returns its slot. The task runs from the next call of
+    /// [`IntervalEngine::run`] on.
     pub fn start(&mut self, program: u32, allowed: CpuSet) -> u32 {
         let slot = self.new_slot(program);
         let demand = self.programs[program as usize].program.demand;
@@ -265,12 +266,12 @@ impl IntervalEngine {
         slot
     }
 
-    /// A task ends after so many instructions, whatever its phases.
+    /// Makes a task end after this many instructions, whatever its phases.
     pub(crate) fn set_work(&mut self, slot: u32, instructions: f64) {
         self.slots.work_left_instr[slot as usize] = instructions.max(1.0);
     }
 
-    /// These CPUs of one cache use another of its size from now on, which starts empty. False = there is none to spare.
+    /// Moves these CPUs of one cache to another, empty cache of the same size. False = no spare cache is left.
     pub(crate) fn separate(&mut self, cpus: &CpuSet) -> bool {
         let Some(first) = cpus.first().filter(|_| self.spare_flows > 0) else { return false };
         let before = self.turns.cache_of(first) as usize;
@@ -341,7 +342,7 @@ impl IntervalEngine {
         slot
     }
 
-    /// Takes a task off for good. Its lines stay until others need the room; its slot is used again.
+    /// Removes a task for good. Its lines stay until others need the space; its slot is reused.
     pub(crate) fn stop(&mut self, slot: u32) {
         self.slots.finished[slot as usize] = true;
         let flow = self.slots.flow[slot as usize];
@@ -356,7 +357,7 @@ impl IntervalEngine {
         }
     }
 
-    /// Cycles since the machine began.
+    /// Cycles since the machine started.
     pub(crate) fn now_cycles(&self) -> f64 {
         self.now
     }
@@ -364,7 +365,7 @@ impl IntervalEngine {
     pub fn done(&self, slot: u32) -> &TaskTotals {
         &self.slots.done[slot as usize]
     }
-    /// The number of its present phase.
+    /// The number of the task's present phase.
     pub(crate) fn phase(&self, slot: u32) -> u32 {
         self.slots.phase[slot as usize]
     }
@@ -372,7 +373,7 @@ impl IntervalEngine {
     pub(crate) fn program(&self, slot: u32) -> &PhasedProgram {
         &self.programs[self.slots.program[slot as usize] as usize].program
     }
-    /// The cache that it runs in, by its place among caches of the contended level.
+    /// The cache in which the task runs, by its position among the caches of the contended level.
     pub fn cache_of(&self, slot: u32) -> Option<usize> {
         let flow = self.slots.flow[slot as usize];
         (flow != NOWHERE).then(|| self.home_of_flow[flow as usize])
@@ -380,7 +381,7 @@ impl IntervalEngine {
     fn flows_of(&self, cache: usize) -> impl Iterator<Item = &OccupancyModel> {
         self.flows.iter().zip(&self.home_of_flow).filter(move |(_, home)| **home == cache).map(|(flow, _)| flow)
     }
-    /// Bytes that it holds in a cache.
+    /// Bytes that the task occupies in a cache.
     pub(crate) fn held_bytes(&self, slot: u32, cache: usize) -> f64 {
         let lines = |flow: &OccupancyModel| -> f64 {
             (0..flow.len()).filter(|&at| flow.task[at] == slot).map(|at| f64::from(flow.lines[at])).sum()
@@ -390,7 +391,7 @@ impl IntervalEngine {
     pub(crate) fn line_bytes(&self) -> f64 {
         self.line_bytes
     }
-    /// Contended caches of the topology.
+    /// Number of contended caches in the topology.
     pub(crate) fn caches(&self) -> usize {
         self.known_caches
     }
@@ -398,9 +399,9 @@ impl IntervalEngine {
         self.node_of_flow[cache]
     }
 
-    /// Divides a cache among domains, each told by its capacity in lines and its group. Domains that overlap are of
-    /// one group, and `groups` tells the lines of all its parts. `of` names the domain of each task; all others are in
-    /// the first.
+    /// Divides a cache among domains, each given by its capacity in lines and its group. Domains that overlap belong to
+    /// one group, and `groups` holds the number of lines of each group. `of` names the domain of each task; tasks that
+    /// it omits are in the first domain.
     pub fn divide(&mut self, cache: usize, domains: &[(f32, u8)], groups: &[f32], of: Vec<(u32, u8)>) {
         self.integrate_to_now(cache);
         let domain_of = |slot: u32| of.iter().find(|(task, _)| *task == slot).map_or(0, |found| found.1);
@@ -409,7 +410,7 @@ impl IntervalEngine {
         self.schedule_step(cache, FIRST_STEP);
     }
 
-    /// The same, if the cache (with those separated from it) is not divided so already.
+    /// Like [`IntervalEngine::divide`], unless the cache (with those separated from it) is already divided in this way.
     pub(crate) fn divide_if_new(&mut self, cache: usize, domains: &[(f32, u8)], groups: &[f32], of: &[(u32, u8)]) {
         for index in 0..self.flows.len() - self.spare_flows {
             let flow = &self.flows[index];
@@ -421,27 +422,27 @@ impl IntervalEngine {
         }
     }
 
-    /// Takes a share of a task's time for something else, until it is 0 again.
+    /// Takes a share of a task's time for other work, until a call with 0.
     pub(crate) fn steal(&mut self, slot: u32, share: f64) {
         self.slots.stolen[slot as usize] = share.clamp(0.0, 1.0) as f32;
         self.turns.changed.push(slot);
     }
 
-    /// The node where its pages are; `None` = it has not run yet.
+    /// The node that holds the task's pages; `None` = the task has not run yet.
     pub(crate) fn memory_node(&self, slot: u32) -> Option<usize> {
         self.memories[self.slots.memory[slot as usize] as usize]
     }
-    /// A task uses the pages of another one.
+    /// Makes a task use the pages of another task.
     pub(crate) fn share_memory(&mut self, slot: u32, with: u32) {
         self.slots.memory[slot as usize] = self.slots.memory[with as usize];
     }
 
-    /// Instructions a cycle, while it is on a processor.
+    /// Instructions per cycle on a processor.
     pub(crate) fn speed(&self, slot: u32) -> f64 {
         let ask = &self.slots.ask[slot as usize];
         if ask.cycles > 0.0 { f64::from(ask.speed()) } else { 0.0 }
     }
-    /// Lines that come from another cache per instruction, as things stand.
+    /// Lines per instruction that come from another cache at present.
     pub(crate) fn remote_per_instr(&self, slot: u32) -> f64 {
         f64::from(self.slots.per_instr[slot as usize][REMOTE_HITS])
     }
@@ -451,26 +452,26 @@ impl IntervalEngine {
         program.first_curve + self.slots.phase[slot as usize]
     }
 
-    /// Where in the LRU stack a task's references fall, in its present phase.
+    /// Distribution of the task's references over the LRU stack in its present phase.
     pub(crate) fn hits_by_lines(&self, slot: u32) -> DistanceDistribution {
         self.curves.distances(self.curve_of(slot))
     }
-    /// The distance below which a share of its references falls; false = they miss any cache of this size.
+    /// The distance below which this share of the task's references falls; false = they miss in any cache of this size.
     pub(crate) fn distance_at(&self, slot: u32, share: f64) -> (bool, f32) {
         let hits = self.hits_by_lines(slot).at(share);
         (hits.is_some(), hits.map_or(self.capacity_lines(), |lines| lines as f32))
     }
-    /// Instructions in which it touches so many lines.
+    /// Instructions in which the task touches this many lines.
     pub(crate) fn window_of_lines(&self, slot: u32, lines: f32) -> f64 {
         self.curves.window_instr(self.curve_of(slot), lines)
     }
 
-    /// Lines of a cache.
+    /// Capacity of a cache in lines.
     pub fn capacity_lines(&self) -> f32 {
         self.curves.capacity_lines()
     }
 
-    /// A share of a task's lines is of no use any more: its pages have moved.
+    /// Drops a share of a task's lines, because its pages have moved.
     pub(crate) fn drop_lines(&mut self, slot: u32, share: f64) {
         let flow = self.slots.flow[slot as usize];
         if flow != NOWHERE {
@@ -481,7 +482,7 @@ impl IntervalEngine {
         }
     }
 
-    /// Runs to a cycle, or until programs have ended; they stand in `ended` then.
+    /// Runs until a cycle, or until programs end, which `ended` then lists.
     pub fn run(&mut self, until: f64) {
         self.take_turns();
         while self.ended.is_empty() {
@@ -507,7 +508,7 @@ impl IntervalEngine {
         }
     }
 
-    /// Turns that are over end, and tasks go where queues have put them.
+    /// Ends turns that are over, and moves tasks to the CPUs that the queues assign.
     fn take_turns(&mut self) {
         self.turns.update(self.now);
         let mut changed = std::mem::take(&mut self.turns.changed);
@@ -558,7 +559,7 @@ impl IntervalEngine {
             self.flows[flow as usize].sweep(|moved, entry| slots.entry[moved as usize] = entry as u32);
             let curve = self.programs[slots.program[at] as usize].first_curve + slots.phase[at];
             let entry = self.flows[flow as usize].enter(slot, curve, self.now);
-            // It left its lines here in another phase, and has gone on since then.
+            // // The task left its lines here in an earlier phase, and has changed phase since then.
             if self.flows[flow as usize].curve[entry] != curve {
                 self.flows[flow as usize].change_curve(entry, curve, 0.0, &self.curves);
             }
@@ -568,14 +569,14 @@ impl IntervalEngine {
         }
     }
 
-    /// Something changed in a cache: its next step is due now, and is short.
+    /// Schedules a short step of a cache now, because its state has changed.
     fn schedule_step(&mut self, flow: usize, of_turnover: f64) {
         let before = self.fresh[flow];
         self.fresh[flow] = if before > 0.0 { before.min(of_turnover) } else { of_turnover };
         self.due[flow] = self.now;
     }
 
-    /// Books what a cache's tasks did since its last step, and lets its occupancies follow. The largest change.
+    /// Books the work of a cache's tasks since its last step, and updates its occupancies. Returns the largest change.
     fn integrate_to_now(&mut self, flow: usize) -> f32 {
         let elapsed = self.now - self.flows[flow].since;
         if elapsed <= 0.0 {

@@ -50,7 +50,7 @@ fn on(cpus: &[u32]) -> CpuSet {
     cpus.iter().copied().collect()
 }
 
-/// Does a program alone run as its profile says, to the cycle and the line?
+/// Does a program alone run exactly as its profile states, in cycles and in lines?
 #[test]
 fn a_program_alone_runs_as_its_profile_says() {
     let mut engine = engine(false);
@@ -70,7 +70,7 @@ fn a_program_alone_runs_as_its_profile_says() {
     assert!((engine.held_bytes(slot, 0) / (LINES * 64.0) - 1.0).abs() < 1e-3);
 }
 
-/// Do two programs in one cache slow each other down, and not those in the other cache?
+/// Do two programs in one cache slow each other down, but not those in the other cache?
 #[test]
 fn neighbors_in_a_cache_slow_each_other() {
     let speed = |cpus: &[u32]| {
@@ -87,7 +87,7 @@ fn neighbors_in_a_cache_slow_each_other() {
     assert!(together < 0.8 * alone, "{together} {alone}");
 }
 
-/// Do phases follow each other at their instructions, and does a program without an end go round?
+/// Do phases change at the stated instructions, and does an endless program repeat?
 #[test]
 fn phases_follow_at_their_instructions() {
     let mut engine = engine(false);
@@ -105,7 +105,7 @@ fn phases_follow_at_their_instructions() {
     assert!((instructions / 2e10 - 1.0).abs() < 1e-3, "{instructions}");
 }
 
-/// Does a task whose phase ended elsewhere go on in its present phase where it comes back to lines of an earlier one?
+/// Is a task whose phase ended elsewhere in its present phase when it returns to lines of an earlier one?
 #[test]
 fn who_comes_back_to_old_lines_is_in_its_present_phase() {
     let mut engine = engine(false);
@@ -129,7 +129,7 @@ fn who_comes_back_to_old_lines_is_in_its_present_phase() {
     assert!((back / there - 1.0).abs() < 1e-3, "{back} after {there}");
 }
 
-/// Is the end of a program told at its cycle, and its slot free again?
+/// Is the end of a program reported at its cycle, and is its slot then free again?
 #[test]
 fn programs_end_and_their_slots_are_used_again() {
     let mut engine = engine(false);
@@ -161,7 +161,7 @@ fn streams_in_different_caches_meet_at_the_controller() {
     assert!((3.6..=4.02).contains(&bytes), "{bytes} bytes a cycle of 4");
 }
 
-/// Are averaged and explicit turns the same where turns are short against the cache's turnover?
+/// Do averaged and explicit turns agree if turns are short compared with the cache's turnover?
 #[test]
 fn short_turns_are_as_good_as_averaged() {
     let run = |explicit: bool| {
@@ -181,7 +181,7 @@ fn short_turns_are_as_good_as_averaged() {
     assert!((explicit / averaged - 1.0).abs() < 0.03, "{explicit} {averaged}");
 }
 
-/// Does a newcomer in a cache refill it in the time that its growth says, while the one before it slows down?
+/// Does a newcomer refill a cache in the time that its growth implies, while the earlier task slows down?
 #[test]
 fn a_migration_costs_the_refill_and_nothing_else() {
     let mut engine = engine(false);
@@ -195,14 +195,15 @@ fn a_migration_costs_the_refill_and_nothing_else() {
     let before = engine.done(slot).instructions;
     engine.run(4e9);
     let lost = speed * 1e9 - (engine.done(slot).instructions - before);
-    // It misses each of its lines once more, and each waits 100 cycles: that many cycles at its usual speed.
+    // // It misses each of its lines once more, and each miss waits 100 cycles; at its usual speed it does this much
+    // work.
     let expected = 40_000.0 * 100.0 * speed;
     assert!(engine.steps < 300, "{} steps", engine.steps);
     assert!((lost / expected - 1.0).abs() < 0.08, "{lost} {expected}");
     assert!(engine.held_bytes(slot, 0) > 0.9 * 40_000.0 * 64.0, "its old lines stay while nobody needs the room");
 }
 
-/// Do writers of a region in different caches pay for each other, and those in one cache not?
+/// Do writers of a region in different caches slow each other down, and those in one cache not?
 #[test]
 fn sharing_across_caches_costs_and_within_one_does_not() {
     let run = |cpus: [u32; 2]| {
@@ -216,14 +217,14 @@ fn sharing_across_caches_costs_and_within_one_does_not() {
     };
     let (together, apart) = (run([0, 1]), run([0, 2]));
     assert_eq!(together.1, 0.0);
-    // Reads: writes elsewhere against all accesses here, 5 of 20; writes: 15 of 20.
+    // // Reads: writes elsewhere over all accesses, 5 of 20; writes: 15 of 20.
     let expected = 0.01 * 0.25 + 0.005 * 0.75;
     assert!((apart.1 / apart.0 / expected - 1.0).abs() < 0.02, "{} {expected}", apart.1 / apart.0);
     assert!(apart.0 < 0.9 * together.0);
 }
 
-/// Does a program whose profile begins with an empty cache run as in its profile, where another one that begins with
-/// nothing first misses what it does not hold?
+/// Does a program whose profile begins with an empty cache run as profiled, whereas one whose profile does not first
+/// misses the lines that it lacks?
 #[test]
 fn first_touches_that_are_in_the_profile_are_not_counted_twice() {
     let cycles = |from_empty_cache: bool| {
@@ -238,7 +239,7 @@ fn first_touches_that_are_in_the_profile_are_not_counted_twice() {
     assert!(cycles(false) > 1.5, "{}", cycles(false));
 }
 
-/// Do contexts of one core share its slots, and does a machine of one context never wait for them?
+/// Do contexts of one core share its slots, and does a machine with one context never wait for slots?
 #[test]
 fn contexts_share_their_core() {
     let run = |count: u32| {

@@ -4,7 +4,7 @@ use crate::program::ProgramPhase;
 
 const LINES: f64 = 4096.0;
 
-/// Steps of a quarter of a turnover until nothing changes.
+/// Takes steps of a quarter of a turnover until nothing changes.
 fn settle(flow: &mut OccupancyModel, curves: &PhaseCurves, rates: &[f64]) {
     for _ in 0..400 {
         flow.rate.copy_from_slice(rates);
@@ -23,7 +23,7 @@ fn with(phases: &[ProgramPhase]) -> (OccupancyModel, PhaseCurves) {
     (flow, curves)
 }
 
-/// Occupancies of programs that refer to their lines at random, by running a fully associative LRU list.
+/// Occupancies of programs that refer to their lines at random, from an exact fully associative LRU list.
 fn simulated(lines: &[usize], weights: &[f64], capacity: usize) -> Vec<f64> {
     let total: usize = lines.iter().sum();
     let (mut stamp, mut state) = (vec![0u64; total], 88_172_645_463_325_252u64);
@@ -48,7 +48,7 @@ fn simulated(lines: &[usize], weights: &[f64], capacity: usize) -> Vec<f64> {
             stamp[line] = round * each + tick + 1;
         }
         if round > rounds / 3 {
-            // The `capacity` lines touched last are those that an LRU cache holds.
+            // // An LRU cache holds the `capacity` lines that were touched last.
             let mut order: Vec<usize> = (0..total).filter(|&line| stamp[line] > 0).collect();
             order.sort_unstable_by_key(|&line| std::cmp::Reverse(stamp[line]));
             for &line in order.iter().take(capacity) {
@@ -60,7 +60,7 @@ fn simulated(lines: &[usize], weights: &[f64], capacity: usize) -> Vec<f64> {
     shares
 }
 
-/// Do independent programs share an LRU cache as an exact simulation of them does?
+/// Do independent programs share an LRU cache as in an exact simulation?
 #[test]
 fn independent_streams_compose_as_under_exact_lru() {
     let cases: [(&[usize], &[f64]); 4] = [
@@ -95,7 +95,7 @@ fn streams_share_in_proportion_to_their_fills() {
     }
 }
 
-/// Under random replacement, does each hold what its own fills are of all (the closed-form fixed point)?
+/// Under random replacement, is the occupancy of each program its share of all fills (the closed-form fixed point)?
 #[test]
 fn random_replacement_settles_at_shares_of_fills() {
     let phases = [closed_form::uniform(64.0, LINES, 6000.0, 0.1), closed_form::uniform(64.0, LINES, 3000.0, 0.1)];
@@ -107,7 +107,8 @@ fn random_replacement_settles_at_shares_of_fills() {
     assert!((f64::from(flow.lines[0]) / LINES - a / (a + b)).abs() < 0.01, "{:?}", flow.lines);
 }
 
-/// Does a task in a partition of its own hold what it would hold in a cache of that size, whoever is beside it?
+/// Does a task in a partition of its own have the occupancy that it would have in a cache of that size, whatever its
+/// co-runners?
 #[test]
 fn a_partition_is_a_cache_of_its_size() {
     let stream = closed_form::stream(64.0, LINES, 0.05);
@@ -124,7 +125,7 @@ fn a_partition_is_a_cache_of_its_size() {
     }
 }
 
-/// Does a newcomer's refill take the time that its footprint's growth says, in small steps and in growing ones?
+/// Does a newcomer's refill take the time that the growth of its footprint implies, in small steps and in growing ones?
 #[test]
 fn a_refill_takes_as_long_as_the_footprint_grows() {
     let (own, references) = (3000.0, 0.05);
@@ -150,7 +151,7 @@ fn a_refill_takes_as_long_as_the_footprint_grows() {
     }
 }
 
-/// Is a program that left found again by what it still holds, and forgotten once that is gone?
+/// Does a returning program find its lines that are still resident, and is it forgotten once they have been evicted?
 #[test]
 fn who_left_keeps_its_lines_until_others_need_the_room() {
     let (mut flow, curves) =
@@ -171,7 +172,7 @@ fn who_left_keeps_its_lines_until_others_need_the_room() {
     assert_eq!((flow.len(), moved), (1, vec![(1, 0)]));
 }
 
-/// Does the result hang on how long the steps are, once rates are steady?
+/// Is the result independent of the length of steps once rates are steady?
 #[test]
 fn steps_of_any_length_end_in_the_same_state() {
     let phases = [closed_form::uniform(64.0, LINES, 6000.0, 0.1), closed_form::uniform(64.0, LINES, 20_000.0, 0.1)];
@@ -189,7 +190,7 @@ fn steps_of_any_length_end_in_the_same_state() {
     assert!(ends.iter().all(|lines| (lines / ends[0] - 1.0).abs() < 0.01), "{ends:?}");
 }
 
-/// Is a user with a part of its own inside the shared part confined to it, while the others have the rest and its free
+/// Is a user with its own partition inside the shared one confined to it, while the others have the rest and its free
 /// space?
 #[test]
 fn overlapping_parts_confine_and_share() {
@@ -204,7 +205,7 @@ fn overlapping_parts_confine_and_share() {
     }
 }
 
-/// Does a program whose phases are all alike hold what it would hold with one, however short they are?
+/// Does a program with identical phases have the occupancy that it has with one phase, however short they are?
 #[test]
 fn phases_that_are_alike_hold_as_one() {
     let own = || closed_form::uniform(64.0, LINES, 6000.0, 0.1);
@@ -226,7 +227,7 @@ fn phases_that_are_alike_hold_as_one() {
     }
 }
 
-/// Does a phase that uses little lose what an earlier one left, once a neighbor has brought in as much as fits beside it?
+/// Does a phase that uses little lose the lines of an earlier one, once a neighbor has filled the rest of the cache?
 #[test]
 fn what_a_phase_left_goes_when_it_has_not_been_touched() {
     let (mut flow, mut curves) =

@@ -1,7 +1,7 @@
 //! A second simulated machine: hours of nominal time in seconds.
 //!
 //! Programs are profiles: phases with rates by size of the contended cache. The machine composes them by theory alone;
-//! nothing in it is fitted on programs that run together. docs/simulators/interval.md states its accuracy.
+//! nothing in it is fitted to co-runs. docs/simulators/interval.md states its accuracy.
 
 #![warn(missing_docs)]
 

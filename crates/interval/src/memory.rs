@@ -1,31 +1,33 @@
-//! Memory's bandwidth: how long fills wait for others' at the buses and controllers.
+//! Memory's bandwidth: the time that fills wait for the fills of others at the buses and controllers.
 //!
 //! Problem: a fill waits for those before it, and the wait slows the programs down, which shortens the queue. Method: a
-//! server that passes a line in `S` cycles and is busy a share `rho` has work for `K S rho / 2(1 - rho)` cycles before
-//! it (regular service, irregular arrivals of `K` lines at once; Pollaczek-Khinchine). `K` is the number of misses that
-//! a program alone overlaps. With first come, first served, every line waits that long. If demand goes first, a demand
-//! read passes all other lines and waits `K S rho / 2(1 - rho_demand)` (Cobham 1954), plus the backlog beyond
-//! [`STANDING_BACK`] lines. A bus that has `c` reads on their way at once is a server of `c` places that holds each for
-//! the latency and the waits behind it (regular service at half the wait of the irregular; Sakasegawa 1977). A
-//! program's own lines are in its solo profile already, so it waits for what is beyond its own share alone. Its cycles
-//! grow by that wait, once for every miss that it really waits for: its stall alone over the latency. `rho` is the root
-//! of "traffic at these speeds = rho", found from where it was last. If the queue is longer than one access takes,
-//! prefetches are dropped. A streamer runs less far ahead the fewer entries are free. The program's cost is
-//! interpolated between those with and without prefetchers by the number of dropped ones. Properties: without
-//! co-runners, speeds are those of the profile; traffic never exceeds a server's bandwidth.
+//! server that transfers a line in `S` cycles and is busy for a share `rho` of the time has a queue of `K S rho / 2(1 -
+//! rho)` cycles (deterministic service, random arrivals of `K` lines at once; Pollaczek-Khinchine). `K` is the number
+//! of misses that a program overlaps when alone. With first come, first served, every line waits that long. If demand
+//! goes first, a demand read passes all other lines and waits `K S rho / 2(1 - rho_demand)` (Cobham 1954), plus the
+//! backlog beyond [`STANDING_BACK`] lines. A bus with at most `c` outstanding reads is a queue with `c` servers, each
+//! busy for the latency and the waits behind it (deterministic service, which waits half as long as exponential
+//! service; Sakasegawa 1977). A program's solo profile already contains the waits for its own lines, so only the wait
+//! beyond that of its solo load is added. It is added once for every miss that the program actually waits for, which is
+//! its solo stall over the latency. `rho` is the root of "traffic at these speeds = rho", searched from the previous
+//! root. If the queue is longer than one access takes, prefetches are dropped. A streamer runs less far ahead the fewer
+//! entries are free. The number of dropped prefetches interpolates the program's cost between those with and without
+//! prefetchers. Properties: without co-runners, speeds are those of the profile; traffic never exceeds a server's
+//! bandwidth.
 
 use cachemate_core::{MachineSpec, PrefetcherSpec};
 
-/// Lines that demand passes by; those beyond go first (write queues are that long, and drained when full).
+/// Number of waiting lines that a demand read passes; lines beyond it go first (write queues have this length, and are
+/// drained when full).
 const STANDING_BACK: f32 = 32.0;
-/// Lines that a controller writes between two turns.
+/// Lines that a controller writes between two turnarounds of the bus.
 const WRITE_BATCH: f32 = 16.0;
-/// Busier than this nothing is.
+/// Maximum load of a server.
 const BUSIEST: f32 = 0.9999;
-/// The same for one task alone. Less, so that two such tasks still slow each other down.
+/// Maximum load that one task alone causes. It is lower, so that two such tasks still slow each other down.
 const BUSIEST_ALONE: f32 = 0.99;
 const ITERATIONS_AT_MOST: u32 = 24;
-/// `rho` is known to this.
+/// Tolerance of `rho`.
 const CLOSE_ENOUGH: f32 = 2e-4;
 
 /// The demand of one running task on memory at its present occupancy.
@@ -33,26 +35,26 @@ const CLOSE_ENOUGH: f32 = 2e-4;
 pub struct MemoryDemand {
     /// Cycles per instruction without queueing.
     pub cycles: f32,
-    /// Demand misses per instruction that it waits for one after the other.
+    /// Demand misses per instruction that the task waits for one after another.
     pub waits: f32,
-    /// The same of prefetched lines that come late.
+    /// Late prefetched lines per instruction that the task waits for one after another.
     pub late: f32,
-    /// Lines both ways, per instruction.
+    /// Lines in both directions, per instruction.
     pub lines: f32,
-    /// Lines that go first: misses.
+    /// Lines that have priority (demand misses), per instruction.
     pub first: f32,
-    /// Lines that are written.
+    /// Written lines per instruction.
     pub written: f32,
-    /// Lines that come at once, in the mean over lines: misses that overlap.
+    /// Number of lines that arrive at once because their misses overlap, averaged over lines.
     pub burst: f32,
     /// Share of elapsed time on a processor.
     pub share: f32,
-    /// Per instruction, in queues; the answer.
+    /// Result: cycles in queues, per instruction.
     pub queued: f32,
 }
 
 impl MemoryDemand {
-    /// Instructions a cycle on a processor.
+    /// Instructions per cycle on a processor.
     #[inline]
     pub fn speed(&self) -> f32 {
         1.0 / (self.cycles + self.queued)
@@ -64,36 +66,36 @@ impl MemoryDemand {
 pub struct Prefetch {
     /// Cycles per instruction with prefetchers and without queueing.
     pub aided_cycles: f32,
-    /// The same without them.
+    /// Cycles per instruction without prefetchers and without queueing.
     pub unaided_cycles: f32,
-    /// Share of the stall that is due to prefetched lines that come late.
+    /// Share of the stall that is due to late prefetched lines.
     pub late_share: f32,
 }
 
-/// Cycles that a line waits per share of a server's time that others have.
+/// Cycles that a line waits, per share of a server's time that other tasks use.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Waits {
     demand: f32,
     other: f32,
 }
 
-/// A bus or a controller, or the places of a bus for reads on their way.
+/// A bus, a controller, or the slots of a bus for outstanding reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct QueueServer {
     pub cycles_per_line: f32,
-    /// Share of time that it passes lines.
+    /// Share of time in which it transfers lines.
     pub busy: f32,
-    /// Demand goes first.
+    /// Whether demand goes first.
     first: bool,
     /// Share of its time that goes to demand.
     demand_share: f32,
     /// Additional cost of a written line over a read one, in lines.
     turn_lines: f32,
-    /// Reads that it holds at once; 0 = it passes one line after the other, in both directions.
+    /// Maximum number of outstanding reads; 0 = it transfers one line after another, in both directions.
     places: f32,
-    /// Lines that come at once, in the mean over all lines.
+    /// Number of lines that arrive at once, averaged over all lines.
     burst: f32,
-    /// As busy as it is.
+    /// The waits at its present load.
     now: Waits,
 }
 
@@ -107,7 +109,7 @@ impl QueueServer {
         }
     }
 
-    /// While it is busy for `busy`.
+    /// The waits at a load of `busy`.
     #[inline]
     fn waits(&self, busy: f32) -> Waits {
         let busy = busy.min(BUSIEST);
@@ -120,19 +122,19 @@ impl QueueServer {
         Waits { demand: (passed_by + left_over * behind).min(behind), other: behind }
     }
 
-    /// Lines of a task that pass here, per instruction.
+    /// Lines of a task that use this server, per instruction.
     #[inline]
     pub fn lines(&self, ask: &MemoryDemand) -> f32 {
         if self.places > 0.0 { ask.lines - ask.written } else { ask.lines + self.turn_lines * ask.written }
     }
 
-    /// The share that the task would use without queueing, as in its profile.
+    /// The load that the task would cause without queueing, as in its profile.
     #[inline]
     fn alone(&self, ask: &MemoryDemand) -> f32 {
         (self.lines(ask) * ask.share * self.cycles_per_line / ask.cycles).min(BUSIEST_ALONE)
     }
 
-    /// Per instruction, while it is `busy` and a line waits so.
+    /// Cycles per instruction that a task queues here at this load and with these waits.
     #[inline]
     fn queued(&self, busy: f32, waits: Waits, ask: &MemoryDemand) -> f32 {
         let others = match self.places > 0.0 {
@@ -142,13 +144,13 @@ impl QueueServer {
         (ask.waits * waits.demand + ask.late * waits.other) * others.max(0.0)
     }
 
-    /// Probability that all places are taken.
+    /// Probability that all slots are taken.
     #[inline]
     fn saturation(&self, busy: f32) -> f32 {
         libm::powf(busy, libm::sqrtf(2.0 * (self.places + 1.0)) - 1.0)
     }
 
-    /// Probability that more than so many lines wait, where anything does: it falls off exponentially (heavy traffic).
+    /// Probability that more than `lines` lines wait if any does; it decays exponentially (heavy traffic).
     #[inline]
     fn tail_probability(&self, busy: f32, lines: f32) -> f32 {
         let exponent = 2.0 * (1.0 - busy) / (busy.max(1e-3) * self.burst) * lines;
@@ -164,17 +166,17 @@ impl QueueServer {
 /// The buses and the controllers of a machine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MemorySystem {
-    /// By node.
+    /// Controllers by node.
     pub controllers: Vec<QueueServer>,
-    /// By package; none where packages have no bus.
+    /// Buses by package; empty if packages have no bus.
     pub buses: Vec<QueueServer>,
-    /// Places for reads on their way: by package, by node where packages have no bus; none = any number.
+    /// Slots for outstanding reads, by package, or by node if packages have no bus; empty = unlimited.
     windows: Vec<QueueServer>,
     packages_per_node: u32,
     pub latency_cycles: f32,
-    /// How many more another node's memory takes.
+    /// Additional latency of another node's memory.
     pub farther_cycles: f32,
-    /// Lines that a prefetcher goes ahead, where it looks how much room there is.
+    /// Distance of a prefetcher in lines, if it adapts to the free entries.
     ahead_lines: Option<f32>,
 }
 
@@ -212,8 +214,8 @@ impl MemorySystem {
         (package / self.packages_per_node) as usize
     }
 
-    /// The share of its prefetches that a task loses because of others, beyond what it loses alone: those that find no
-    /// room at all, or as much as it slows down because prefetches start later.
+    /// The share of its prefetches that a task loses because of others, beyond the loss when alone. It is the share of
+    /// prefetches that find no free slot, or the share of the speed that later prefetches cost, whichever is larger.
     pub fn dropped(&self, node: usize, package: u32, ask: &MemoryDemand, prefetch: &Prefetch) -> f32 {
         let mut dropped = 0.0f32;
         let mut lose = |now: f32, alone: f32| dropped = dropped.max((now - alone) / (1.0 - alone));
@@ -233,10 +235,11 @@ impl MemorySystem {
         }
     }
 
-    /// A stream passes as many lines as are ahead of it in the time that one takes. It is so many lines ahead as there is
-    /// room for, or was a moment ago: the larger of two looks, between which others' requests on their way have changed
-    /// (Poisson; the mean of the larger of two normal numbers). Of the way from aided to unaided speed, the part that is
-    /// lost, for the share of the stall that is due to late lines.
+    /// The share of the benefit of prefetching that a task loses because its prefetches start later. A stream advances
+    /// by its prefetch distance in each memory latency. That distance is proportional to the free room, now or a moment
+    /// ago. It is the larger of two samples, between which the outstanding requests of others change (Poisson; mean of
+    /// the larger of two normal numbers). The loss is relative to the range from aided to unaided cycles, and weighted
+    /// by the share of the stall that is due to late lines.
     fn starts_later(&self, node: usize, package: u32, ask: &MemoryDemand, prefetch: &Prefetch, lines: f32) -> f32 {
         let window = self.window(node, package);
         let room = |busy: &dyn Fn(&QueueServer) -> f32| {
@@ -249,7 +252,7 @@ impl MemorySystem {
             libm::sqrtf((window.busy - window.alone(ask)).max(0.0) * window.places / core::f32::consts::PI)
                 / window.places
         });
-        // Whole lines, rounded up.
+        // // Whole lines, rounded up on average.
         let ahead = |room: f32| lines * room.clamp(0.0, 1.0) + 0.5;
         let (now, alone) = (ahead(room(&|server| server.busy) + spread), ahead(room(&|server| server.alone(ask))));
         let fills = (ask.lines - ask.written) * self.latency_cycles;
@@ -258,8 +261,8 @@ impl MemorySystem {
         if more > 0.0 && most > 0.0 { prefetch.late_share * (more / most).min(1.0) } else { 0.0 }
     }
 
-    /// Lines that come at once, of a task whose misses overlap: those that are waited for once come together, all others
-    /// one by one. Where places are few, lines come as places come free.
+    /// Number of lines that arrive at once if the task's misses overlap: misses that are waited for once arrive
+    /// together, all other lines one by one. If slots are limited, lines arrive as slots become free.
     pub fn burst(&self, ask: &MemoryDemand) -> f32 {
         if !self.windows.is_empty() || ask.waits <= 0.0 || ask.lines <= 0.0 {
             return 1.0;
@@ -267,7 +270,7 @@ impl MemorySystem {
         1.0 + ((ask.first / ask.waits).max(1.0) - 1.0) * (ask.first / ask.lines).min(1.0)
     }
 
-    /// Are there prefetchers that go less far ahead where there is less room?
+    /// Does a prefetcher run less far ahead if fewer entries are free?
     pub fn throttles_prefetch(&self) -> bool {
         self.ahead_lines.is_some()
     }
@@ -280,12 +283,13 @@ impl MemorySystem {
         self.windows.get(if self.buses.is_empty() { node } else { package as usize })
     }
 
-    /// Computes the load of a node's controller and of its packages' buses, and the waiting times there. `asks` passes
-    /// every task's package and demand to the function that it is given, each time it is called.
+    /// Computes the load of a node's controller and of its packages' buses, and the waiting times there. `asks` is
+    /// called repeatedly; each time it passes the package and the demand of every task to the function that it
+    /// receives.
     pub fn solve(&mut self, node: usize, asks: &mut dyn FnMut(&mut dyn FnMut(u32, &mut MemoryDemand))) {
         let packages = self.packages_per_node;
         let first = node as u32 * packages;
-        // With a bus before the controller each sees the other's delay; twice is enough, as every step comes here again.
+        // // A bus and its controller see each other's delay; two sweeps suffice, because every time step solves again.
         let sweeps = if self.buses.is_empty() && self.windows.is_empty() { 1 } else { 2 };
         for _ in 0..sweeps {
             for package in first..first + packages {
@@ -311,7 +315,7 @@ impl MemorySystem {
         asks(&mut |package, ask| ask.queued = memory.queued(node, package, ask));
     }
 
-    /// One server's `busy`, while the others on the way of its users are as they are.
+    /// Solves for the load of one server while the other servers on its users' paths stay unchanged.
     fn solve_one(
         &mut self,
         node: usize,
@@ -331,7 +335,7 @@ impl MemorySystem {
         });
         let share = |part: f32| if all > 0.0 { part / all } else { 1.0 };
         let mut server = QueueServer { demand_share: share(demand).min(1.0), burst: share(bursts), ..server };
-        // The answer so far is of all servers on the way.
+        // // The queueing so far covers all servers on the path.
         let (memory, before) = (&*self, server);
         let lonely = self.buses.is_empty() && self.windows.is_empty();
         let elsewhere = |package: u32, ask: &MemoryDemand| match lonely {
@@ -360,7 +364,7 @@ impl MemorySystem {
         }
     }
 
-    /// How long one task waits, while servers are as busy as they are.
+    /// Computes how long one task waits at the servers' present load.
     pub fn queue(&self, node: usize, package: u32, ask: &mut MemoryDemand) {
         ask.queued = self.queued(node, package, ask);
     }
@@ -380,7 +384,7 @@ enum ServerKind {
     Window,
 }
 
-/// The `busy` at which the tasks' traffic, slowed by it and by all others on their way, is just that.
+/// The load at which the tasks' traffic, slowed by this server and all others on their paths, causes exactly that load.
 fn root_by(server: &QueueServer, asks: &mut dyn FnMut(&mut dyn FnMut(f32, &mut MemoryDemand))) -> f32 {
     let mut traffic = |busy: f32| {
         let (mut sum, waits) = (0.0, server.waits(busy));
@@ -447,7 +451,7 @@ mod tests {
         }
     }
 
-    /// Solved as often as a settled machine would.
+    /// Solves as often as a machine does until it has settled.
     fn solved(memory: &mut MemorySystem, asks: &mut [MemoryDemand]) {
         for _ in 0..60 {
             memory.solve(0, &mut |each| asks.iter_mut().for_each(|ask| each(0, ask)));
@@ -458,7 +462,7 @@ mod tests {
         MemoryDemand { cycles, waits, lines, burst: 1.0, share: 1.0, ..MemoryDemand::default() }
     }
 
-    /// Is a task alone as fast as its profile says, however busy it keeps memory?
+    /// Is a task alone as fast as in its profile, however busy it keeps memory?
     #[test]
     fn a_task_alone_waits_for_nobody() {
         for lines in [0.001, 0.02, 0.031] {
@@ -470,7 +474,7 @@ mod tests {
         }
     }
 
-    /// Do streams that want more than there is get just what there is, in equal parts?
+    /// Do streams that want more than the bandwidth get exactly the bandwidth, in equal parts?
     #[test]
     fn streams_beyond_the_bandwidth_share_it() {
         for count in [2, 4, 8] {
@@ -487,7 +491,7 @@ mod tests {
         }
     }
 
-    /// Far from the limit, is the wait the closed form of a queue with regular service?
+    /// At a light load, is the wait the closed form of a queue with deterministic service?
     #[test]
     fn a_light_load_waits_as_the_formula_says() {
         let mut memory = memory(2.0, None);
@@ -499,7 +503,7 @@ mod tests {
         assert!(asks[1].queued == 0.0);
     }
 
-    /// Does the narrower of bus and controller limit?
+    /// Does the slower of bus and controller limit the traffic?
     #[test]
     fn the_narrower_server_limits() {
         for (controller, bus) in [(4.0, 1.0), (1.0, 4.0)] {
@@ -511,7 +515,7 @@ mod tests {
         }
     }
 
-    /// Are prefetches dropped only where others crowd memory?
+    /// Are prefetches dropped only if others crowd memory?
     #[test]
     fn prefetches_are_dropped_in_a_crowd_only() {
         let mut memory = memory(2.0, None);
@@ -538,7 +542,7 @@ mod tests {
         assert!((asks[3].queued / behind_all - 1.0).abs() < 0.02, "{} {behind_all}", asks[3].queued);
     }
 
-    /// Do lines that come eight at once make others wait eight times as long, as where work comes in batches?
+    /// Do lines that arrive eight at once make others wait eight times as long, as in theory for batch arrivals?
     #[test]
     fn lines_that_come_at_once_make_others_wait() {
         let mut memory = memory(2.0, None);
@@ -553,7 +557,7 @@ mod tests {
         assert_eq!(memory.burst(&ask), 1.0);
     }
 
-    /// Do no more reads pass than places hold in the time that one takes, and does one place wait as any queue?
+    /// Is the number of reads per latency limited by the slots, and does a single slot wait as any queue?
     #[test]
     fn reads_on_their_way_are_limited() {
         for places in [1.0, 4.0, 12.0] {
@@ -573,13 +577,13 @@ mod tests {
         assert!((asks[0].queued / expected - 1.0).abs() < 0.03, "{} {expected}", asks[0].queued);
     }
 
-    /// Is a stream that starts later slower by the lines that are ahead of it, and one that has time not at all?
+    /// Does a stream that starts later slow down by its shorter distance, and one with spare time not at all?
     #[test]
     fn a_stream_is_as_fast_as_it_is_ahead() {
         let mut memory = memory(64.0, None);
         memory.windows = vec![QueueServer { places: 12.0, cycles_per_line: 200.0 / 12.0, ..QueueServer::default() }];
         memory.ahead_lines = Some(8.0);
-        // 8 x (1 - 5/12) + 0.5 lines ahead when alone: five on their way, one each 40 cycles.
+        // // 8 x (1 - 5/12) + 0.5 lines ahead when alone: five outstanding, one every 40 cycles.
         let ask = stream(40.0, 0.0, 1.0);
         let prefetch = Prefetch { aided_cycles: 40.0, unaided_cycles: 200.0, late_share: 1.0 };
         memory.windows[0].busy = memory.windows[0].alone(&ask);

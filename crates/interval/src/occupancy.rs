@@ -1,32 +1,33 @@
-//! The occupancy of one cache by its users, as a state that flows.
+//! The occupancy of one cache by its users, as a state that evolves in time.
 //!
-//! Problem: occupancy decides rates, and rates decide occupancy, while tasks come, go, take turns and change phase.
-//! Method, least recently used: a cache holds what was touched after some moment, the *cut-off*, the same for all its
-//! users (Che et al., IEEE JSAC 2002; for programs: footprint theory). Of each user its own progress since the cut-off
-//! is kept; its lines are its footprint over that progress. As users go on, lines come in; where the sum would exceed
-//! the capacity, the cut-off moves until it does not. Progress between the cut-off and now counts as evenly spread.
-//! Phases: lines touched since a moment grow by each access whose LRU distance is beyond them. That holds across phases,
-//! as a profile's rates are measured with what earlier phases left. So what is held when a phase begins is the start from
-//! which the new phase's footprint grows, and it goes as the cut-off passes the moments at which it was touched.
-//! Method, random replacement: every line has the same chance to go, so users lose in proportion to what they hold.
-//! Properties: stable for steps of any length; with steady rates the state is the equal-window solution; a newcomer's
-//! growth, and the loss of who left, follow without further parameters. Disjoint partitions are caches of their own.
-//! Partitions that overlap have one cut-off, but for those that would hold more than their part.
+//! Problem: occupancy determines rates, and rates determine occupancy, while tasks arrive, exit, take turns and change
+//! phase. Method, least recently used: a cache holds the lines that were touched after a certain moment, the *cut-off*,
+//! which is the same for all its users (Che et al., IEEE JSAC 2002; for programs: footprint theory). The state holds
+//! each user's own progress since the cut-off; its lines are its footprint over that progress. As users advance, lines
+//! arrive; if the sum would exceed the capacity, the cut-off moves until the sum fits. Progress between the cut-off and
+//! now counts as evenly spread. Phases: lines touched since a moment grow by each access whose LRU distance is beyond
+//! them. That holds across phases, because a profile's rates are measured with the lines that earlier phases left. So
+//! the occupancy when a phase begins is the start from which the new phase's footprint grows, and it is lost as the
+//! cut-off passes the moments at which its lines were touched. Method, random replacement: every line is equally likely
+//! to be evicted, so users lose lines in proportion to their occupancy. Properties: stable for steps of any length;
+//! with steady rates the state is the equal-window solution; a newcomer's growth, and the loss of a user that left,
+//! follow without further parameters. Disjoint partitions act as separate caches. Partitions that overlap have one
+//! cut-off, except for those that would exceed their part.
 
 use cachemate_core::ReplacementPolicy;
 
 use crate::curve::PhaseCurves;
 
-/// The task of an entry that belongs to no running task.
+/// The task of an entry whose lines belong to no live task.
 pub const NOBODY: u32 = u32::MAX;
 
-/// Users that may hold the same part of a cache (one per way mask or set of colors).
+/// Users that may use the same part of a cache (one domain per way mask or set of colors).
 #[derive(Clone, Debug, PartialEq)]
 pub struct CacheDomain {
     pub capacity_lines: f32,
-    /// Parts that overlap are of one group.
+    /// Group of the part; parts that overlap are in one group.
     pub group: u8,
-    /// Lines last touched before this cycle are gone.
+    /// Cycle of the cut-off: lines last touched earlier have been evicted.
     cutoff: f64,
 }
 
@@ -34,18 +35,19 @@ pub struct CacheDomain {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct PastPhase {
     curve: u32,
-    /// Between these moments, as evenly spread. Nothing is left once the cut-off has passed the second.
+    /// The lines were touched between this cycle and the end, evenly spread. None is left once the cut-off has passed
+    /// the end.
     from: f64,
     until: f64,
-    /// Own instructions of the last phase between them.
+    /// The task's instructions in the last phase between these cycles.
     window_instr: f64,
-    /// Lines beyond its footprint, of phases before.
+    /// Lines of earlier phases, beyond the footprint of the last one.
     rest_lines: f32,
     near: u8,
 }
 
 impl PastPhase {
-    /// Lines touched before the present phase and after `cutoff`, and how many fewer a cycle later.
+    /// Lines touched before the present phase and after `cutoff`, and how many fewer they are one cycle later.
     #[inline]
     fn lines(&mut self, cutoff: f64, curves: &PhaseCurves) -> (f32, f32) {
         if cutoff >= self.until {
@@ -59,7 +61,7 @@ impl PastPhase {
         (lines + self.rest_lines * left as f32, loss as f32)
     }
 
-    /// Forgets what is before the cut-off.
+    /// Drops the lines that were touched before the cut-off.
     #[inline]
     fn apply_cutoff(&mut self, cutoff: f64) {
         if cutoff >= self.until {
@@ -73,50 +75,50 @@ impl PastPhase {
     }
 }
 
-/// More domains than this a cache does not have.
+/// Maximum number of domains of a cache.
 pub const PARTS_AT_MOST: usize = 64;
 
-/// One cache and its users. Arrays run in parallel, an entry per user.
+/// One cache and its users, as parallel arrays with an entry per user.
 #[derive(Clone, Debug)]
 pub struct OccupancyModel {
     random: bool,
     pub domains: Vec<CacheDomain>,
-    /// Capacity of each group of domains: of all their parts together.
+    /// Capacity of each group of domains, which is that of all its parts together.
     groups: Vec<f32>,
-    /// The task; it stays after the task has left until its lines are evicted.
+    /// The task of each entry; it stays until the lines of a task that left are evicted.
     pub task: Vec<u32>,
-    /// False = its lines only; it runs elsewhere or not at all.
+    /// Whether the task runs here; false = only its lines are here.
     pub is_running: Vec<bool>,
     pub curve: Vec<u32>,
     pub domain: Vec<u8>,
-    /// Own instructions of the present phase since the cut-off.
+    /// The task's instructions in the present phase since the cut-off.
     window_instr: Vec<f64>,
     past: Vec<PastPhase>,
-    /// When it came with nothing.
+    /// Cycle at which the user arrived without lines.
     entered: Vec<f64>,
-    /// They lie between these cycles.
+    /// Start of the cycles over which these instructions are spread; `until` is their end.
     from: Vec<f64>,
     until: Vec<f64>,
     pub lines: Vec<f32>,
-    /// At the step before.
+    /// Occupancy at the previous step.
     pub lines_before: Vec<f32>,
-    /// Instructions a cycle of elapsed time.
+    /// Instructions per cycle of elapsed time.
     pub rate: Vec<f64>,
-    /// Lines that each further instruction brings.
+    /// Lines added by each further instruction.
     slope: Vec<f32>,
     near: Vec<u8>,
-    /// Up to where windows are advanced.
+    /// Cycle up to which windows are advanced.
     pub since: f64,
 }
 
-/// The sum of occupancies is the capacity within this share of it.
+/// Tolerance between the sum of occupancies and the capacity, as a share of it.
 const CLOSE_ENOUGH: f32 = 1e-4;
 const ITERATIONS_AT_MOST: u32 = 40;
 /// A cache that is filled to less than this share of its capacity evicts no line.
 const NOT_FULL: f32 = 0.99;
 
 impl OccupancyModel {
-    /// Empty, one domain.
+    /// Creates an empty cache with one domain.
     pub fn new(capacity_lines: f32, replacement: ReplacementPolicy) -> Self {
         OccupancyModel {
             random: replacement == ReplacementPolicy::Random,
@@ -144,7 +146,7 @@ impl OccupancyModel {
         self.task.len()
     }
 
-    /// A task runs here from now on; its entry. Lines that it left here earlier are its own again.
+    /// Adds a task that runs here from now on, and returns its entry. It regains the lines that it left here earlier.
     pub fn enter(&mut self, task: u32, curve: u32, now: f64) -> usize {
         if let Some(at) = self.task.iter().position(|&known| known == task && task != NOBODY) {
             self.is_running[at] = true;
@@ -167,13 +169,13 @@ impl OccupancyModel {
         self.task.len() - 1
     }
 
-    /// The task runs here no more; its lines stay until others need the room.
+    /// Stops a task here; its lines stay until others need the space.
     pub fn leave(&mut self, entry: usize) {
         self.is_running[entry] = false;
         self.rate[entry] = 0.0;
     }
 
-    /// Removes a task that has ended; its lines then belong to no task.
+    /// Removes a task that has ended; its lines then belong to no live task.
     pub fn remove_task(&mut self, task: u32) {
         for index in 0..self.len() {
             if self.task[index] == task {
@@ -182,7 +184,7 @@ impl OccupancyModel {
         }
     }
 
-    /// Forgets users that are gone with their lines. `moved` hears of every entry that has a new number.
+    /// Removes users that have left and have no lines. `moved` is called for every entry that gets a new number.
     pub fn sweep(&mut self, mut moved: impl FnMut(u32, usize)) {
         let mut at = 0;
         while at < self.len() {
@@ -214,7 +216,7 @@ impl OccupancyModel {
         self.near.swap_remove(at);
     }
 
-    /// Has nothing been lost that the user touched since it came?
+    /// Are all lines that the user has touched since its arrival still resident?
     pub fn is_intact(&self, entry: usize) -> bool {
         let domain = &self.domains[usize::from(self.domain[entry])];
         if self.random {
@@ -224,13 +226,13 @@ impl OccupancyModel {
         }
     }
 
-    /// Lines that the user may hold at most.
+    /// Maximum occupancy of the user.
     pub fn size_lines(&self, entry: usize) -> f32 {
         self.domains[usize::from(self.domain[entry])].capacity_lines
     }
 
-    /// The task's next phase. Of what it holds it has touched as much in the last one as `rate` allows; the rest is of
-    /// phases before.
+    /// Starts the task's next phase. Of its occupancy, the last phase touched as much as `rate` allows; the rest
+    /// belongs to earlier phases.
     pub fn change_curve(&mut self, entry: usize, curve: u32, rate: f64, curves: &PhaseCurves) {
         let (now, before) = (self.since, std::mem::replace(&mut self.curve[entry], curve));
         let from = if self.past[entry].until > 0.0 { self.past[entry].from } else { self.from[entry] };
@@ -242,8 +244,8 @@ impl OccupancyModel {
         (self.window_instr[entry], self.from[entry], self.until[entry]) = (0.0, now, now);
     }
 
-    /// Divides the cache anew: capacity and group of each domain (at most 64), capacity of each group, and each entry's
-    /// domain by its task. Lines outside are lost.
+    /// Divides the cache again: capacity and group of each domain (at most 64), capacity of each group, and the domain
+    /// of each entry by its task. Lines outside their domain are lost.
     pub fn divide(&mut self, domains: &[(f32, u8)], groups: &[f32], mut domain_of: impl FnMut(u32) -> u8) {
         let cutoff = self.domains.iter().map(|domain| domain.cutoff).fold(f64::INFINITY, f64::min);
         let domain = |&(capacity_lines, group): &(f32, u8)| CacheDomain { capacity_lines, group, cutoff };
@@ -254,18 +256,18 @@ impl OccupancyModel {
         }
     }
 
-    /// As another cache is divided; for an empty one.
+    /// Divides an empty cache like another one.
     pub fn divide_as(&mut self, other: &OccupancyModel) {
         self.domains.clone_from(&other.domains);
         self.groups.clone_from(&other.groups);
     }
 
-    /// Each further user's domain is told by its task, too.
+    /// Sets the domain of a user that arrived after the division.
     pub fn set_domain(&mut self, entry: usize, domain: u8) {
         self.domain[entry] = domain.min(self.domains.len() as u8 - 1);
     }
 
-    /// Drops a share of a task's lines (pages that were moved to other frames).
+    /// Drops a share of a task's lines (pages that migrated to other frames).
     pub fn drop_share(&mut self, entry: usize, share: f64, curves: &PhaseCurves) {
         self.lines[entry] *= (1.0 - share) as f32;
         let window = curves.window_instr(self.curve[entry], self.lines[entry]);
@@ -276,7 +278,8 @@ impl OccupancyModel {
         past.rest_lines *= (1.0 - share) as f32;
     }
 
-    /// Goes on to `now` at the present rates, then makes occupancies fit. The largest change, of its domain's capacity.
+    /// Advances to `now` at the present rates, then makes occupancies fit. Returns the largest change as a share of its
+    /// domain's capacity.
     pub fn advance(&mut self, now: f64, curves: &PhaseCurves) -> f32 {
         let elapsed = now - self.since;
         self.since = now;
@@ -304,7 +307,7 @@ impl OccupancyModel {
         let mut open: u64 = members.fold(0, |set, (index, _)| set | 1 << index);
         let mut left = self.groups[usize::from(group)];
         let mut change = 0.0f32;
-        // Who would hold more than its part is confined to it; the rest share what is left.
+        // // A user that would exceed its part is confined to it; the others share the rest.
         loop {
             let cutoff = self.settle(open, left, now, curves);
             if open.count_ones() < 2 {
@@ -329,7 +332,7 @@ impl OccupancyModel {
         }
     }
 
-    /// The cut-off of a set of domains at which the sum of their footprints fits.
+    /// Finds the cut-off of a set of domains at which the sum of their footprints fits.
     fn settle(&mut self, domains: u64, capacity: f32, now: f64, curves: &PhaseCurves) -> f64 {
         let of_set = self.domains.iter().enumerate().filter(|(at, _)| domains >> at & 1 == 1);
         let start = of_set.map(|(_, domain)| domain.cutoff).fold(f64::INFINITY, f64::min).min(now);
@@ -352,7 +355,7 @@ impl OccupancyModel {
         at
     }
 
-    /// Lines held in all with the cut-off there, and how many fewer a cycle later.
+    /// Total lines if the cut-off were at `cutoff`, and how many fewer they are one cycle later.
     fn sum_at(&mut self, domains: u64, cutoff: f64, curves: &PhaseCurves) -> (f32, f32) {
         let (mut sum, mut loss) = (0.0, 0.0);
         for index in 0..self.task.len() {
@@ -382,7 +385,7 @@ impl OccupancyModel {
         (sum, loss)
     }
 
-    /// Makes the cut-off hold; the largest change in lines.
+    /// Applies the cut-off and returns the largest change in lines.
     fn apply_cutoff(&mut self, domains: u64, cutoff: f64, curves: &PhaseCurves) -> f32 {
         let mut change = 0.0f32;
         for (index, domain) in self.domains.iter_mut().enumerate() {
@@ -431,7 +434,7 @@ impl OccupancyModel {
             for at in (0..self.len()).filter(|&at| usize::from(self.domain[at]) == domain) {
                 let own = (self.rate[at] * elapsed) as f32 * self.slope[at];
                 let before = self.lines[at];
-                // The part that fills the empty room evicts nobody.
+                // // Fills into free space evict no line.
                 let evicting = if fits { 0.0 } else { (held + all - capacity).min(all) / capacity };
                 self.lines[at] = ((before + own) / (1.0 + evicting)).min(capacity);
                 change = change.max((self.lines[at] - before).abs() / capacity);
@@ -440,7 +443,7 @@ impl OccupancyModel {
         change
     }
 
-    /// Cycles in which the cache, or its fastest domain, is filled once at the present rates: the natural step.
+    /// Cycles in which the present rates fill the cache, or its fastest domain, once: the natural step.
     pub fn turnover_cycles(&self, curves: &PhaseCurves) -> f64 {
         let mut shortest = f64::INFINITY;
         for (number, domain) in self.domains.iter().enumerate() {
@@ -456,7 +459,7 @@ impl OccupancyModel {
         shortest
     }
 
-    /// Lines held in all.
+    /// Total resident lines.
     pub fn held_lines(&self) -> f32 {
         self.lines.iter().sum()
     }

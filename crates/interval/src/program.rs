@@ -1,7 +1,7 @@
 //! Programs as sequences of phases, each described by its solo rates at several cache sizes.
 //!
 //! A profile is measured alone, recorded, or written by hand. Rates are per instruction, sizes are of the contended
-//! cache, lines are that cache's. Nothing here knows a co-runner.
+//! cache, lines are that cache's. Nothing in a profile depends on co-runners.
 
 use cachemate_core::CacheLevel;
 use serde::{Deserialize, Serialize};
@@ -14,29 +14,29 @@ pub struct SizePoint {
     pub size_bytes: f64,
     /// All cycles per instruction, waits included.
     pub cycles_per_instr: f64,
-    /// Lines brought into the contended cache because the program asked for them.
+    /// Lines brought into the contended cache by demand.
     pub demand_fills_per_instr: f64,
     /// Lines brought by prefetchers, used or not.
     #[serde(default)]
     pub prefetch_fills_per_instr: f64,
-    /// Lines written back to memory.
+    /// Lines written back to memory, per instruction.
     #[serde(default)]
     pub writebacks_per_instr: f64,
     /// Cycles that wait for memory. Overlapped misses count once.
     pub memory_stall_cycles_per_instr: f64,
-    /// The same with all prefetchers off, where that was measured: what is left where memory drops prefetches.
+    /// The same rates with all prefetchers off, if they were measured: the limit when memory drops all prefetches.
     #[serde(default)]
     #[serde(alias = "unaided")]
     pub without_prefetch: Option<UnprefetchedRates>,
 }
 
-/// A phase with its prefetchers off.
+/// Rates of a phase with prefetchers off.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct UnprefetchedRates {
     /// All cycles per instruction, waits included.
     pub cycles_per_instr: f64,
-    /// Lines that the program asked for; without prefetchers there are no others.
+    /// Demand fills; without prefetchers there are no others.
     pub demand_fills_per_instr: f64,
     /// Lines written back to memory.
     pub writebacks_per_instr: f64,
@@ -48,7 +48,7 @@ pub struct UnprefetchedRates {
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PrivateLevel {
-    /// Which level it is.
+    /// The level.
     pub level: CacheLevel,
     /// Demand references of this level.
     pub references_per_instr: f64,
@@ -60,7 +60,7 @@ pub struct PrivateLevel {
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RegionUse {
-    /// Tasks that name the same number share it.
+    /// Number of the region; tasks that use the same number share it.
     pub region: u32,
     /// Size of the region.
     pub bytes: f64,
@@ -81,27 +81,27 @@ pub struct ProgramPhase {
     pub references_per_instr: f64,
     /// Ascending sizes, one or more.
     pub points: Vec<SizePoint>,
-    /// Bytes that it touches at all; `None` = more than any cache.
+    /// Size of all memory that it touches; `None` = more than any cache.
     #[serde(default)]
     pub footprint_bytes: Option<f64>,
-    /// The levels between the core and the contended cache, for counters alone.
+    /// The levels between the core and the contended cache, used only for counters.
     #[serde(default)]
     pub private_levels: Vec<PrivateLevel>,
-    /// Memory that it uses together with others.
+    /// Memory that it shares with others.
     #[serde(default)]
     pub sharing: Vec<RegionUse>,
-    /// Extra cycles per instruction where the core's private caches are halved by another context of the core.
+    /// Extra cycles per instruction if another context of the core halves its private caches.
     #[serde(default)]
     pub half_private_extra_cycles_per_instr: f64,
 }
 
-/// How much of a CPU a program wants.
+/// A program's demand for a CPU.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Demand {
-    /// Share of one CPU's time that it would run, were it alone there.
+    /// Share of one CPU's time that the program would use if alone there.
     pub cpu_share: f64,
-    /// Running and sleeping together take so long (explicit turns only).
+    /// Length of one period of running and sleeping (explicit turns only).
     pub period_ns: u64,
 }
 
@@ -119,21 +119,22 @@ pub struct PhasedProgram {
     pub name: String,
     /// Its phases in order, one or more.
     pub phases: Vec<ProgramPhase>,
-    /// After the last phase it goes on at this one; `None` = it ends.
+    /// The phase that follows the last one; `None` = the program ends.
     #[serde(default)]
     pub repeats_from: Option<u32>,
-    /// How much of a CPU it wants.
+    /// The program's demand for a CPU.
     #[serde(default)]
     pub demand: Demand,
-    /// Units of work per instruction, where the program counts any.
+    /// Units of work per instruction, if the program counts any.
     #[serde(default)]
     pub progress_per_instr: Option<f64>,
-    /// The first phases were measured from an empty cache on: first touches are among their misses, whatever is held.
+    /// Whether the first phases were measured from an empty cache, so that their misses include first touches at any
+    /// occupancy.
     #[serde(default)]
     pub from_empty_cache: bool,
 }
 
-/// A program that cannot be.
+/// An invalid program.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[error("program '{program}', {field}: found {found}, expected {expected}")]
 pub struct PhasedProgramError {
@@ -141,14 +142,14 @@ pub struct PhasedProgramError {
     pub program: String,
     /// The field, with its place in lists.
     pub field: String,
-    /// The value that cannot be.
+    /// The invalid value.
     pub found: String,
-    /// Values that can.
+    /// The valid values.
     pub expected: String,
 }
 
 impl PhasedProgram {
-    /// One phase for ever.
+    /// A program of one endless phase.
     pub fn steady(name: impl Into<String>, phase: ProgramPhase) -> Self {
         PhasedProgram {
             name: name.into(),
@@ -160,10 +161,10 @@ impl PhasedProgram {
         }
     }
 
-    /// Is this a program that could run?
+    /// Checks whether the program can run.
     ///
     /// # Errors
-    /// The first impossible field.
+    /// The first invalid field.
     pub fn check(&self) -> Result<(), PhasedProgramError> {
         let bad = |field: String, found: String, expected: &str| {
             Err(PhasedProgramError { program: self.name.clone(), field, found, expected: expected.to_string() })

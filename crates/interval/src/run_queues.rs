@@ -1,10 +1,11 @@
-//! Run queues and turns: who is on which CPU, and for which share of its time.
+//! Run queues and turns: the CPU of each task, and the share of its time that the task gets.
 //!
-//! Method, as the usual schedulers do: every CPU has a queue. Who arrives, or may not stay, goes to the CPU with the least
-//! load among those allowed, near its cache first. A CPU whose queue is longer by more than one task gives one up. Within
-//! a queue, time goes by weight. *Averaged*: every task of a queue runs all the time for its share, with what tasks that
-//! sleep leave over given to the others. *Explicit*: tasks take turns of a slice. Gangs' CPUs always take explicit turns,
-//! as who runs beside whom is what gangs are about. Properties: ties go to the lower CPU and the earlier task.
+//! Method, as in common schedulers: every CPU has a queue. A task that arrives, or may not stay, goes to the least
+//! loaded CPU among those allowed, preferring CPUs near its cache. A queue that is longer than another by more than one
+//! task gives one up. Within a queue, time is divided by weight. *Averaged*: every task of a queue runs all the time at
+//! its share, and the time that sleeping tasks leave goes to the others. *Explicit*: tasks take turns of a slice. The
+//! CPUs of gangs always take explicit turns, because gangs determine which tasks run together. Properties: ties go to
+//! the lower CPU and the earlier task.
 
 use cachemate_core::{CpuSet, IndexSet};
 
@@ -13,20 +14,20 @@ use cachemate_core::{CpuSet, IndexSet};
 pub struct SchedTask {
     pub allowed: CpuSet,
     pub weight: f64,
-    /// Share of a CPU that it would run, and the length of running and sleeping together, in cycles.
+    /// Share of a CPU that the task would use, and the length of one period of running and sleeping, in cycles.
     pub demand: f64,
     pub period_cycles: f64,
-    /// `None` = not in any queue.
+    /// The CPU in whose queue the task is; `None` = in no queue.
     pub cpu: Option<u32>,
-    /// Share of elapsed time on that CPU; 0 = waits or sleeps.
+    /// Share of elapsed time on that CPU; 0 = the task waits or sleeps.
     pub share: f32,
     asleep_until: f64,
     burst_left: f64,
-    /// Time on a CPU over its weight; comparable within a queue.
+    /// Time on a CPU divided by the weight; comparable within a queue.
     had: f64,
-    /// In a gang of some rotation.
+    /// Whether the task is in a gang of some rotation.
     in_gang: bool,
-    /// False = the slot is free.
+    /// Whether the slot is in use.
     alive: bool,
 }
 
@@ -35,7 +36,7 @@ pub struct SchedTask {
 pub struct QueueRotation {
     pub cpus: CpuSet,
     pub slice_cycles: f64,
-    /// Members with the CPU that they must have, and slices in a row.
+    /// Members with their required CPUs, and the gang's number of consecutive slices.
     pub gangs: Vec<(Vec<(u32, Option<u32>)>, u32)>,
     now: usize,
     ends: f64,
@@ -48,7 +49,7 @@ impl QueueRotation {
         QueueRotation { cpus, slice_cycles, gangs, now: usize::MAX, ends: f64::NEG_INFINITY, only: false }
     }
 
-    /// A rotation of these tasks and no others.
+    /// A rotation of one gang with these tasks.
     pub fn alone(cpus: CpuSet, slice_cycles: f64, members: Vec<(u32, Option<u32>)>) -> Self {
         QueueRotation { only: true, ..QueueRotation::new(cpus, slice_cycles, vec![(members, 1)]) }
     }
@@ -57,13 +58,13 @@ impl QueueRotation {
 #[derive(Clone, Debug, Default, PartialEq)]
 struct RunQueue {
     online: bool,
-    /// Slots, in order of arrival here.
+    /// Slots in the order in which they joined this queue.
     tasks: Vec<u32>,
     turn_ends: f64,
     turn_began: f64,
 }
 
-/// Stands for the load of a CPU that has no turn for a task: more than any queue's.
+/// Stands for the load of a CPU that has no turn for a task; more than that of any queue.
 const NO_TURN_LOAD: f64 = 1e12;
 
 /// All queues of a machine.
@@ -77,9 +78,9 @@ pub struct RunQueues {
     core_of_cpu: Vec<u32>,
     pub tasks: Vec<SchedTask>,
     rotations: Vec<QueueRotation>,
-    /// Slots whose CPU or share has changed since this was last emptied.
+    /// Slots whose CPU or share has changed since this list was last emptied.
     pub changed: Vec<u32>,
-    /// Queues to look at, since something of theirs has changed.
+    /// Queues to be recomputed, because something in them has changed.
     stale: Vec<bool>,
 }
 
@@ -106,7 +107,7 @@ impl RunQueues {
         }
     }
 
-    /// A task in a free slot, or in a new one.
+    /// Adds a task in a free or a new slot.
     pub fn add(&mut self, slot: u32, allowed: CpuSet, demand: f64, period_cycles: f64) {
         let sched = SchedTask {
             allowed,
@@ -140,7 +141,7 @@ impl RunQueues {
         self.balance();
     }
 
-    /// Where it may run from now on; moves it if it may not stay.
+    /// Sets the CPUs that the task may use; moves it if it may not stay.
     pub fn allow(&mut self, slot: u32, allowed: CpuSet) {
         let task = &mut self.tasks[slot as usize];
         if task.allowed == allowed {
@@ -165,7 +166,7 @@ impl RunQueues {
         }
     }
 
-    /// A CPU goes or comes.
+    /// Takes a CPU offline or online.
     pub fn set_online(&mut self, cpu: u32, online: bool) {
         self.queues[cpu as usize].online = online;
         if !online {
@@ -193,7 +194,7 @@ impl RunQueues {
         self.spread_over_seats();
     }
 
-    /// CPUs that every turn of the gangs fills, so that a task without a gang does not run there.
+    /// CPUs with a gang member in every turn, so that no task without a gang runs there.
     fn gang_only_cpus(&self) -> CpuSet {
         let full = |rotation: &&QueueRotation| {
             let seats = rotation.cpus.count() as usize;
@@ -202,7 +203,7 @@ impl RunQueues {
         self.rotations.iter().filter(full).flat_map(|rotation| rotation.cpus.iter()).collect()
     }
 
-    /// A gang member with a CPU of its own belongs to that CPU's queue; any other member belongs to a CPU without a
+    /// Assigns gang members to queues: a member with a required CPU to that CPU, any other member to a CPU without a
     /// member of the gang.
     fn spread_over_seats(&mut self) {
         let rotations = std::mem::take(&mut self.rotations);
@@ -241,8 +242,8 @@ impl RunQueues {
         (0..self.queues.len() as u32).filter(here).map(|other| self.load(other)).sum()
     }
 
-    /// To the least loaded CPU that it may use, one with a turn for it first: least in queue, then least on the core,
-    /// then near where it was.
+    /// Moves a task to the least loaded CPU that it may use: CPUs with a turn for it first, then by load of the queue,
+    /// load of the core, and distance from its previous CPU.
     fn place(&mut self, slot: u32) {
         let was = self.tasks[slot as usize].cpu.map(|cpu| self.cache_of_cpu[cpu as usize]);
         let closed = if self.tasks[slot as usize].in_gang { CpuSet::default() } else { self.gang_only_cpus() };
@@ -280,8 +281,8 @@ impl RunQueues {
         self.stale[cpu as usize] = true;
     }
 
-    /// Queues that are longer by more than a task give one up, as long as that evens them out. Who has no turn where it
-    /// is goes first.
+    /// Moves tasks from queues that are longer by more than one task, as long as that evens them out. A task without a
+    /// turn on its CPU moves first.
     pub fn balance(&mut self) {
         for _ in 0..self.tasks.len() {
             let Some((slot, to)) = self.best_move() else { return };
@@ -314,7 +315,7 @@ impl RunQueues {
         best.map(|(_, slot, to)| (slot, to))
     }
 
-    /// Brings shares up to date after changes, and ends turns that are over.
+    /// Updates shares after changes, and ends turns that are over.
     pub fn update(&mut self, now: f64) {
         for index in 0..self.rotations.len() {
             if self.rotations[index].ends <= now {
@@ -355,7 +356,7 @@ impl RunQueues {
         }
     }
 
-    /// Time by weight, none above its demand; what is left over goes to those who want more.
+    /// Divides time by weight, at most up to each task's demand; the rest goes to tasks that want more.
     fn average(&mut self, cpu: usize) {
         let tasks = std::mem::take(&mut self.queues[cpu].tasks);
         self.queues[cpu].turn_ends = f64::INFINITY;
@@ -363,7 +364,7 @@ impl RunQueues {
         let mut left = if self.queues[cpu].online { 1.0 } else { 0.0 };
         let mut open: f64 = tasks.iter().map(|&slot| self.tasks[slot as usize].weight).sum();
         let mut order = tasks.clone();
-        // Who wants least for its weight is served first: then nobody's rest is handed out twice.
+        // // The task with the least demand for its weight is served first, so that no remainder is distributed twice.
         order.sort_by(|&a, &b| {
             let want = |slot: u32| self.tasks[slot as usize].demand / self.tasks[slot as usize].weight;
             want(a).total_cmp(&want(b))
@@ -403,7 +404,7 @@ impl RunQueues {
         let mut ends = asleep.fold(f64::INFINITY, f64::min);
         for &slot in &tasks {
             let task = &mut self.tasks[slot as usize];
-            // Who slept has no more to catch up than a slice.
+            // // A task that slept catches up by at most one slice.
             task.had = if least.is_finite() { task.had.max(least - self.slice_cycles) } else { task.had };
             let mut share = 0.0;
             if Some(slot) == next {
@@ -420,7 +421,7 @@ impl RunQueues {
         (queue.turn_began, queue.turn_ends) = (now, ends);
     }
 
-    /// The next gang's turn.
+    /// Starts the next gang's turn.
     fn rotate(&mut self, at: usize, now: f64) {
         let rotation = &mut self.rotations[at];
         let count = rotation.gangs.len().max(1);
@@ -436,7 +437,7 @@ impl RunQueues {
             (queue.turn_ends, queue.turn_began) = (f64::INFINITY, now);
             let tasks = std::mem::take(&mut queue.tasks);
             let runs = tasks.iter().position(|slot| members.contains(slot));
-            // A seat that no member has goes to who is in no gang.
+            // // A seat without a member goes to tasks without a gang.
             let only = self.rotations[at].only;
             let other = || tasks.iter().position(|&slot| !self.tasks[slot as usize].in_gang);
             let runs = runs.or_else(|| other().filter(|_| !only));
@@ -451,19 +452,19 @@ impl RunQueues {
     pub fn cache_of(&self, cpu: u32) -> u32 {
         self.cache_of_cpu[cpu as usize]
     }
-    /// A CPU uses another cache from now on.
+    /// Makes a CPU use another cache from now on.
     pub fn set_cache(&mut self, cpu: u32, cache: u32) {
         self.cache_of_cpu[cpu as usize] = cache;
         self.changed.extend(&self.queues[cpu as usize].tasks);
     }
-    /// Tasks of one CPU's queue.
+    /// Tasks in one CPU's queue.
     pub fn queue(&self, cpu: u32) -> &[u32] {
         &self.queues[cpu as usize].tasks
     }
     pub fn is_online(&self, cpu: u32) -> bool {
         self.queues[cpu as usize].online
     }
-    /// Slices a second that end on the CPU, on average: context switches.
+    /// Average number of slices per cycle that end on the CPU, each with a context switch.
     pub fn switches_per_cycle(&self, slot: u32) -> f64 {
         let Some(cpu) = self.tasks[slot as usize].cpu else { return 0.0 };
         let crowded = self.queues[cpu as usize].tasks.len() > 1;

@@ -1,10 +1,11 @@
 //! Remote transfers: lines of a shared region that another cache has.
 //!
-//! Method: accesses to a region's lines come at random. A read finds the line changed elsewhere if, since its own cache
-//! last touched it, another cache wrote it: with rates per line that is `writes elsewhere / (writes elsewhere + accesses
-//! here)`. A write must invalidate the line elsewhere if another cache has touched it since the last write here:
-//! `accesses elsewhere / (accesses elsewhere + writes here)`. Rates per line have the region's size in common, so sizes
-//! cancel. Properties: users of one cache never pay; a region without writes costs nothing.
+//! Method: accesses to a region's lines are random. A read finds the line changed elsewhere if another cache has
+//! written it since the reader's cache last touched it: with rates per line, the probability is `writes elsewhere /
+//! (writes elsewhere + accesses here)`. A write must invalidate the line elsewhere if another cache has touched it
+//! since the last write here: `accesses elsewhere / (accesses elsewhere + writes here)`. All rates per line contain the
+//! region's size, which cancels. Properties: users of one cache cause no transfers; a region without writes costs
+//! nothing.
 
 /// One cache's accesses of one region, per cycle.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -17,9 +18,9 @@ struct RegionRates {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Regions {
     caches: usize,
-    /// Region's number in programs, in order of first mention.
+    /// Numbers of regions in programs, in order of first mention.
     numbers: Vec<u32>,
-    /// By region, then by cache.
+    /// Rates by region, then by cache.
     rates: Vec<RegionRates>,
 }
 
@@ -28,7 +29,7 @@ pub struct Regions {
 pub struct RemoteTransfers {
     pub per_read: f64,
     pub per_write: f64,
-    /// Remote accesses are served by each cache in proportion to this.
+    /// Share of remote accesses served within the package; each cache serves in proportion to its accesses.
     pub from_same_package: f64,
 }
 
@@ -37,7 +38,7 @@ impl Regions {
         Regions { caches, ..Regions::default() }
     }
 
-    /// The place of a region here.
+    /// The position of a region in this table.
     pub fn place(&mut self, number: u32) -> usize {
         if let Some(at) = self.numbers.iter().position(|&known| known == number) {
             return at;
@@ -51,7 +52,7 @@ impl Regions {
         self.numbers.is_empty()
     }
 
-    /// Adds to (or takes from) what a cache does with a region.
+    /// Adds to (or subtracts from) the rates at which a cache accesses a region.
     pub fn add(&mut self, place: usize, cache: usize, reads_per_cycle: f64, writes_per_cycle: f64) {
         let rates = &mut self.rates[place * self.caches + cache];
         rates.reads = (rates.reads + reads_per_cycle).max(0.0);
@@ -81,7 +82,7 @@ impl Regions {
 mod tests {
     use super::*;
 
-    /// Do random accesses of two caches find lines elsewhere as often as an exact simulation of one line does?
+    /// Does the rate of remote transfers of two caches with random accesses match an exact simulation of one line?
     #[test]
     fn transfers_are_those_of_a_line_followed_one_by_one() {
         let (own, other) = ((3.0, 1.0), (2.0, 0.5));
@@ -90,7 +91,7 @@ mod tests {
         regions.add(place, 0, own.0, own.1);
         regions.add(place, 1, other.0, other.1);
         let expected = regions.remote(place, 0, |_| true);
-        // One line: what has happened since cache 0 last touched it, and since it last wrote it.
+        // // One line: the events since cache 0 last touched it, and since it last wrote it.
         let mut state = 88_172_645_463_325_252u64;
         let mut next = || {
             state ^= state << 13;
@@ -120,7 +121,7 @@ mod tests {
         assert!((found.1 - expected.per_write).abs() < 0.01, "{found:?} {expected:?}");
     }
 
-    /// Do users of one cache and readers of a region without writes pay nothing?
+    /// Do users of one cache and readers of a region without writes cause no cost?
     #[test]
     fn one_cache_and_read_only_regions_cost_nothing() {
         let mut regions = Regions::new(2);

@@ -1,18 +1,18 @@
 //! Contexts of one core: how they share its issue slots.
 //!
-//! Method: a context that runs alone uses its instructions' share of the slots, one slot of `1 / width` cycles each. Beside
-//! others an instruction waits for a slot as a line waits at a bus: `slot x (busy - own alone) / 2(1 - busy)`, with
-//! `busy` the root of "slots used at these speeds = busy". Properties: a context that runs alone never waits; slots are
-//! never used twice.
+//! Method: a context that runs alone uses a share of the slots that follows from its instructions, one slot of `1 /
+//! width` cycles each. Beside others, an instruction waits for a slot as a line waits at a bus: `slot x (busy - own
+//! alone) / 2(1 - busy)`, with `busy` the root of "slots used at these speeds = busy". Properties: a context that runs
+//! alone never waits; no slot is used twice.
 
-/// Busier than this no core is.
+/// Maximum load of a core.
 const BUSIEST: f32 = 0.9999;
-/// The same for one context alone.
+/// Maximum load that one context alone causes.
 const BUSIEST_ALONE: f32 = 0.99;
 const HALVINGS: u32 = 14;
 
-/// Cycles per instruction that each context waits for slots. `cycles` is what an instruction takes without the others,
-/// `share` the context's share of elapsed time.
+/// Cycles per instruction that each context waits for slots. Each pair holds the cycles of an instruction without the
+/// others and the context's share of elapsed time.
 pub fn waits(slot_cycles: f32, contexts: &[(f32, f32)], waits: &mut [f32]) {
     let wait_at = |busy: f32, &(cycles, share): &(f32, f32)| {
         slot_cycles / (2.0 * (1.0 - busy)) * (busy - (slot_cycles * share / cycles).min(BUSIEST_ALONE)).max(0.0)
@@ -35,7 +35,7 @@ pub fn waits(slot_cycles: f32, contexts: &[(f32, f32)], waits: &mut [f32]) {
 mod tests {
     use super::*;
 
-    /// Does a context alone wait for nothing, and do four that could each fill the core get a quarter?
+    /// Does a context alone never wait, and do four that could each fill the core get a quarter each?
     #[test]
     fn slots_are_shared_and_never_used_twice() {
         let mut waiting = [9.0; 1];

@@ -1,15 +1,15 @@
-//! One step of one cache: phases that end, speeds at the present occupancies, memory, and when the next step is due.
+//! One step of one cache: ending phases, speeds at the present occupancies, memory, and the time of the next step.
 
 use super::*;
 
-/// How much longer the next step is, after one in which occupancies changed by this share of the capacity: steps aim at
-/// a few per cent each.
+/// Ratio of the next step's length to that of a step in which occupancies changed by this share of the capacity: steps
+/// aim at changes of a few percent each.
 fn growth(change: f32) -> f64 {
     if change < STEADY { STEADY_GROWTH } else { (f64::from(CHANGE_AIMED_AT) / f64::from(change)).clamp(0.5, 2.0) }
 }
 
 impl IntervalEngine {
-    /// Brings a cache to the present.
+    /// Advances a cache to the present.
     pub(super) fn refresh(&mut self, flow: usize) {
         let change = self.integrate_to_now(flow);
         let new_phase = self.end_phases(flow);
@@ -33,7 +33,7 @@ impl IntervalEngine {
         self.next_step(flow, growth, fresh);
     }
 
-    /// `growth` 0 = something has changed; the first step is `fresh` turnovers then.
+    /// Schedules the next step. `growth` 0 = the state has changed, so the first step lasts `fresh` turnovers.
     fn next_step(&mut self, flow: usize, growth: f64, fresh: f64) {
         let longest = LONGEST_STEP_NS * self.hertz / 1e9;
         if growth > 0.0 {
@@ -47,7 +47,7 @@ impl IntervalEngine {
         self.steps += 1;
     }
 
-    /// Tasks whose phase is over go on with the next; those whose program is over are told.
+    /// Starts the next phase of tasks whose phase is over, and reports programs that have ended.
     fn end_phases(&mut self, flow: usize) -> bool {
         let mut any = false;
         for entry in 0..self.flows[flow].len() {
@@ -86,7 +86,7 @@ impl IntervalEngine {
         any
     }
 
-    /// Computes the demand of every task of the cache on memory. Occupancies keep changing during the step; rates are
+    /// Computes the memory demand of every task of the cache. Occupancies keep changing during the step; rates are
     /// those at its middle, which is `ahead` steps of the last length away.
     fn price(&mut self, flow: usize, ahead: f32) {
         let node = self.node_of_flow[flow];
@@ -101,12 +101,12 @@ impl IntervalEngine {
             }
             let at = state.task[entry] as usize;
             let slots = &mut self.slots;
-            // Who waits for its turn asks nothing; it is looked at again when it runs.
+            // // A task that waits for its turn has no demand; it is examined again when it runs.
             if slots.is_off_cpu(at) {
                 continue;
             }
             let dropped = slots.dropped[at];
-            // First touches are in the profile: as long as nothing was taken from it, it misses what it missed alone.
+            // // The profile contains first touches: as long as the task has lost no line, it misses as often as alone.
             slots.fresh[at] &= state.is_intact(entry);
             let size = if slots.fresh[at] { state.size_lines(entry) } else { middle };
             let rates = self.curves.rates(state.curve[entry], size, dropped);
@@ -145,7 +145,7 @@ impl IntervalEngine {
         }
     }
 
-    /// Cycles that an instruction takes longer for the core's other contexts and for remote lines.
+    /// Updates the extra cycles per instruction that the core's other contexts and remote lines cause.
     fn update_core_stalls(&mut self, flow: usize, at: usize) {
         let compiled = &self.programs[self.slots.program[at] as usize];
         let phase = self.slots.phase[at] as usize;
@@ -180,8 +180,8 @@ impl IntervalEngine {
         self.slots.extra[at] = extra;
     }
 
-    /// Cycles that an instruction takes longer where its pages are on another node: what waits for a latency, waits longer by
-    /// as much as the latency is.
+    /// Extra cycles per instruction because the pages are on another node: memory waits grow in proportion to the
+    /// latency.
     fn remote_memory_cycles(&mut self, flow: usize, at: usize) -> f32 {
         let slots = &mut self.slots;
         let near = self.memories[slots.memory[at] as usize].is_none_or(|node| node == self.node_of_flow[flow]);
@@ -192,7 +192,7 @@ impl IntervalEngine {
         longer
     }
 
-    /// How long contexts wait for each other's issue slots.
+    /// Computes how long contexts wait for each other's issue slots.
     fn share_cores(&mut self, flow: usize) {
         let per_core = self.contexts_per_core;
         let mut contexts = [(0.0f32, 0.0f32); 16];
@@ -222,7 +222,7 @@ impl IntervalEngine {
         }
     }
 
-    /// The node's load has hardly changed: only this cache's tasks are told.
+    /// Updates the waits of this cache's tasks only, because the node's load has hardly changed.
     fn queue_here(&mut self, node: usize, flow: usize) {
         let package = self.package_of_flow[flow];
         let state = &self.flows[flow];
@@ -234,7 +234,8 @@ impl IntervalEngine {
         }
     }
 
-    /// The node's load has changed: brings all tasks of the node to the present and updates their waiting times.
+    /// Advances all tasks of the node to the present and updates their waiting times, because the node's load has
+    /// changed.
     fn settle_node(&mut self, node: usize, but: usize) {
         for other in 0..self.flows.len() {
             if other != but && self.node_of_flow[other] == node {
@@ -278,7 +279,7 @@ impl IntervalEngine {
         }
     }
 
-    /// Speeds as they are now, and when the first phase will end.
+    /// Sets present speeds, and the time at which the first phase will end.
     fn set_speeds(&mut self, flow: usize) {
         let state = &mut self.flows[flow];
         let mut ends = f64::INFINITY;
@@ -291,7 +292,7 @@ impl IntervalEngine {
             let outside = self.slots.external_rate[at];
             let over = self.slots.finished[at];
             let rate = if outside > 0.0 { outside } else { f64::from(ask.share) * f64::from(ask.speed()) };
-            // One that has never run has no speed yet.
+            // // A task that has never run has no speed yet.
             let rate = if over || self.slots.is_off_cpu(at) { 0.0 } else { rate };
             state.rate[entry] = rate;
             self.slots.per_instr[at][QUEUE_CYCLES] = ask.queued;
@@ -311,7 +312,7 @@ impl IntervalEngine {
         }
     }
 
-    /// Regions learn at which rate a task uses them from here.
+    /// Registers with the regions the rate at which a task uses them from here.
     fn register_rate(&mut self, at: usize, flow: usize, rate: f64) {
         let compiled = &self.programs[self.slots.program[at] as usize];
         let phase = self.slots.phase[at] as usize;
@@ -346,7 +347,7 @@ fn busy_on(turns: &RunQueues, slots: &Slots, cpu: u32) -> f32 {
     turns.queue(cpu).iter().map(|&slot| slots.ask[slot as usize].share).sum()
 }
 
-/// Lines a cycle between a cache's tasks and memory, at their present speeds.
+/// Lines per cycle between a cache's tasks and memory, at their present speeds.
 fn traffic_of(flow: &OccupancyModel, slots: &Slots, controller: &QueueServer) -> f32 {
     let mut sum = 0.0;
     for entry in 0..flow.len() {

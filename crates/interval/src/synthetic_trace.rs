@@ -1,17 +1,18 @@
 //! Addresses with given LRU stack distances.
 //!
-//! Method: every access has a slot in time, and a bit marks the last use of its address. To find the `d`-th most recent
-//! address, bits are counted from the end: by regions, by blocks, by words. These counts stay in the host's L1 cache,
+//! Method: every access has a slot in time, and a bit marks the last use of its address. The `d`-th most recent address
+//! is found by counting bits from the end: by regions, by blocks, by words. These counts stay in the host's L1 cache,
 //! whereas a tree over all slots would miss at every step.
 
-/// Where in its stack an access falls.
+/// Distribution of accesses over the LRU stack.
 pub struct DistanceDistribution {
     /// Upper bound of distances in lines, ascending, and the share of accesses at or below it.
     pub up_to: Vec<(f32, f32)>,
 }
 
 impl DistanceDistribution {
-    /// The distance below which a share `at` of all accesses falls, between bounds by a line; `None` = it misses.
+    /// The distance below which a share `at` of all accesses falls, interpolated linearly between bounds; `None` = the
+    /// access misses.
     pub fn at(&self, at: f64) -> Option<f64> {
         let next = self.up_to.partition_point(|&(_, share)| f64::from(share) <= at);
         let bound = |&(lines, share): &(f32, f32)| (f64::from(lines), f64::from(share));
@@ -22,11 +23,11 @@ impl DistanceDistribution {
     }
 }
 
-/// Slots of a block and of a region, in words of 64.
+/// Words of 64 slots in a block and in a region.
 const BLOCK_WORDS: usize = 8;
 const REGION_WORDS: usize = 512;
 
-/// Slots in order of time, each the last use of its address or not.
+/// Slots in order of time, with a bit for each that is the last use of its address.
 struct LastUses {
     words: Vec<u64>,
     blocks: Vec<u32>,
@@ -35,7 +36,7 @@ struct LastUses {
 }
 
 impl LastUses {
-    /// Room for so many slots; the first ones are last uses.
+    /// Creates room for `slots` slots, the first of which are last uses.
     fn new(slots: usize, first: usize) -> Self {
         let words = slots.div_ceil(64);
         let mut live = LastUses {
@@ -55,7 +56,7 @@ impl LastUses {
         }
     }
 
-    /// The next slot is a last use.
+    /// Appends a slot that is a last use.
     fn push(&mut self) {
         self.words[self.slots / 64] |= 1 << (self.slots % 64);
         self.count(self.slots, 1);
@@ -64,7 +65,8 @@ impl LastUses {
 
     /// Removes and returns the slot of the last use that has `nth` more recent ones; at least that many must exist.
     fn take(&mut self, mut nth: u32) -> usize {
-        // Of these counts, the last place before which no more than `nth` are left to the end.
+        // // Returns the last position whose count, added to those behind it, exceeds `nth`; subtracts those behind it
+        // from `nth`.
         let mut last = |counts: &[u32]| {
             let passed = |count: &u32| {
                 let passes = nth >= *count;
@@ -92,7 +94,8 @@ impl LastUses {
     }
 }
 
-/// `entries` line addresses whose LRU distances follow `distances`; beyond twice the capacity every line is new.
+/// Returns `entries` line addresses whose LRU distances follow `distances`; beyond twice the capacity every line is
+/// new.
 pub fn addresses(
     distances: DistanceDistribution,
     entries: u32,
@@ -100,10 +103,10 @@ pub fn addresses(
     mut uniform: impl FnMut() -> f64,
 ) -> Vec<u64> {
     let most = (2.0 * capacity) as u32;
-    // The stack starts full, so that distances beyond what was seen so far exist.
+    // // The stack starts full, so that distances beyond the accesses so far exist.
     let first = (capacity as u32).min(entries.max(1) * 4);
     let mut live = LastUses::new(first as usize + entries as usize, first as usize);
-    // Half as wide as addresses: looking one up is what a log costs.
+    // // Half as wide as addresses, because lookups dominate the cost of a log.
     let mut line_at: Vec<u32> = (0..first).collect();
     let (mut count, mut next_line) = (first, first);
     let mut addresses = Vec::with_capacity(entries as usize);
@@ -131,7 +134,7 @@ pub fn addresses(
 mod tests {
     use super::*;
 
-    /// Is the slot that is taken the one that a plain list has, whatever was taken before, over many regions?
+    /// Is the removed slot the one that a plain list yields, after any removals, over many regions?
     #[test]
     fn slots_are_those_of_a_plain_list() {
         let slots = 3 * 64 * REGION_WORDS;
@@ -140,7 +143,7 @@ mod tests {
         let mut state = 7u64;
         for step in 0..slots / 2 {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            // Mostly near the end, where regions are left and entered.
+            // // Mostly near the end, where regions fill and empty.
             let nth = (state >> 33) as usize % if step % 3 == 0 { list.len() } else { 100 };
             let expected = list.remove(list.len() - 1 - nth);
             assert_eq!(live.take(nth as u32), expected, "step {step}");
@@ -149,7 +152,7 @@ mod tests {
         }
     }
 
-    /// Does a plain LRU list find the distances again that addresses were made from?
+    /// Does a plain LRU list recover the distances from which the addresses were made?
     #[test]
     fn a_plain_lru_list_finds_the_distances_again() {
         let distances = DistanceDistribution { up_to: vec![(100.0, 0.5), (400.0, 0.8)] };
@@ -176,7 +179,7 @@ mod tests {
             }
             stack.push(line);
         }
-        // The list starts empty, so its first accesses miss what the stack held already.
+        // // The list starts empty, so its first accesses miss lines that the stack already held.
         assert!((f64::from(near) / 20_000.0 - 0.5).abs() < 0.02, "{near} {far} {missed}");
         assert!((f64::from(far) / 20_000.0 - 0.3).abs() < 0.03, "{near} {far} {missed}");
     }

@@ -22,7 +22,7 @@ fn arrivals_fill_the_least_loaded_queue() {
     assert!((total - 4.0).abs() < 1e-5, "{total}");
 }
 
-/// Do weights divide a queue, and do sleepers leave what they do not want?
+/// Do weights divide a queue, and does the time that sleepers leave go to the others?
 #[test]
 fn time_goes_by_weight_up_to_the_demand() {
     let mut turns = turns(1, false);
@@ -60,7 +60,7 @@ fn explicit_turns_add_up_to_the_averages() {
     }
 }
 
-/// Do gangs have their CPUs to themselves in turn, in proportion to their slices?
+/// Do gangs have exclusive turns on their CPUs, in proportion to their slices?
 #[test]
 fn gangs_take_turns_together() {
     let mut turns = turns(2, false);
@@ -79,8 +79,8 @@ fn gangs_take_turns_together() {
     assert!((had[0] - 0.25).abs() < 0.02 && (had[3] - 0.75).abs() < 0.02, "{had:?}");
 }
 
-/// Does a task of no gang run beside gangs as long as one CPU has a turn for it: there before them, come after them,
-/// and held to them until now?
+/// Does a task without a gang run beside gangs if some CPU has a turn for it, whether it arrived before them, after
+/// them, or was a member until now?
 #[test]
 fn who_is_in_no_gang_goes_where_it_has_a_turn() {
     let mut turns = turns(3, false);
@@ -102,7 +102,7 @@ fn who_is_in_no_gang_goes_where_it_has_a_turn() {
     }
 }
 
-/// Does a CPU that goes offline lose its tasks to the others, and who may run nowhere wait?
+/// Do the tasks of a CPU that goes offline move to others, and does a task without an allowed CPU wait?
 #[test]
 fn an_offline_cpu_runs_nobody() {
     let mut turns = turns(2, false);

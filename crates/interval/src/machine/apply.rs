@@ -1,4 +1,4 @@
-//! Putting a plan in force, and reading back what holds.
+//! Applying a plan, and reading back the state in force.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use cachemate_core::{
 use super::{IntervalMachine, IntervalTask, cache_parts};
 use crate::run_queues::QueueRotation;
 
-/// Pages of a process on their way to other colors.
+/// A migration of a process's pages to other colors.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PageMove {
     pub process: ProcessId,
@@ -20,10 +20,11 @@ pub struct PageMove {
     pub ends_ns: u64,
 }
 
-/// Share of a process' time that copying its pages takes while it lasts.
+/// Share of a process's time that copying takes while its pages migrate.
 const COPYING_SHARE: f64 = 0.5;
 
-/// Share of a process' pages that move, from evenly spread over some colors to evenly spread over others.
+/// Share of a process's pages that migrate if they are evenly spread over some colors before and over others
+/// afterwards.
 fn moved_share(was: &IndexSet, allowed: &IndexSet) -> f64 {
     let each = |colors: &IndexSet| 1.0 / f64::from(colors.count().max(1));
     let left = |color: u32| if allowed.contains(color) { (each(was) - each(allowed)).max(0.0) } else { each(was) };
@@ -36,7 +37,7 @@ fn not_made(change: &Change, why: &str) -> RefusedItem {
 }
 
 impl IntervalMachine {
-    /// Makes the plan hold as far as it can.
+    /// Applies the plan as far as possible.
     pub(super) fn apply_plan(&mut self, plan: &Plan) -> AppliedPlan {
         let derived = derive_changes(plan, &[], &self.state(), &self.topology, &self.capabilities);
         let outcomes = run(&derived.changes, |change| self.apply_change(change));
@@ -44,7 +45,7 @@ impl IntervalMachine {
         refusals.extend(refused_items(&derived.changes, &outcomes));
         let gangs =
             |change: &Change| matches!(change.kind, ChangeKind::StartGangs { .. } | ChangeKind::StopGangs { .. });
-        // While a probe holds CPUs, gangs wait until it is over.
+        // // While a probe holds CPUs, gangs wait until the probe has ended.
         if derived.changes.iter().any(gangs) && !self.probe_holds_cpus() {
             self.seat_gangs();
         }
@@ -96,7 +97,7 @@ impl IntervalMachine {
             classes: self.classes.clone(),
             colors: if colored { self.live().map(colors).collect() } else { BTreeMap::new() },
             gangs: self.gangs.clone(),
-            // Class 0 of the hardware is everybody's.
+            // // Class 0 of the hardware is the default class of all tasks.
             limits: ActuationLimits { max_classes: Some(groups.max(1) - 1), ..ActuationLimits::default() },
             ..MachineState::default()
         }
@@ -140,7 +141,7 @@ impl IntervalMachine {
         Ok(())
     }
 
-    /// Lets the queues know of the gangs that run.
+    /// Passes the running gangs to the queues.
     pub(super) fn seat_gangs(&mut self) {
         let rotation = |schedule: &GangSchedule| {
             let member = |&(task, cpu): &(TaskId, Option<CpuId>)| Some((self.slot_of(task)?, cpu.map(|cpu| cpu.0)));
@@ -152,8 +153,8 @@ impl IntervalMachine {
         self.engine.turns.set_rotations(rotations);
     }
 
-    /// Pages outside of the new colors, and those that overfill the remaining old colors, start to migrate: this takes
-    /// time of the process, and its lines of these pages are lost.
+    /// Starts the migration of pages outside the new colors, and of those that overfill the remaining old colors. It
+    /// takes time of the process, and the cached lines of these pages are lost.
     fn move_pages(&mut self, process: ProcessId, from: Option<&ColorAssignment>, to: &ColorAssignment) {
         let Some(colors) = self.spec.pages.colors else { return };
         let was = from.map_or_else(|| (0..colors).collect::<IndexSet>(), |from| from.allowed.clone());
@@ -175,7 +176,7 @@ impl IntervalMachine {
         self.take_time_of(process);
     }
 
-    /// A task's time goes to the copying of its pages and to the interrupts of a log, as long as there are any.
+    /// Charges a task for copying its pages and for the interrupts of a log while either is in progress.
     pub(super) fn charge_overhead(&mut self, task: TaskId) {
         let Some(known) = self.known.iter().find(|known| known.task == task && !known.exited) else { return };
         let copies = self.moving.iter().any(|moving| moving.process == known.process);
@@ -189,7 +190,7 @@ impl IntervalMachine {
         tasks.into_iter().for_each(|task| self.charge_overhead(task));
     }
 
-    /// Resident pages: of the footprint, or of four caches where that is not known.
+    /// Resident pages: the footprint, or four caches' worth if it is unknown.
     fn pages_of(&self, slots: &[u32]) -> f64 {
         let Some(&slot) = slots.first() else { return 0.0 };
         let phase = &self.engine.program(slot).phases[self.engine.phase(slot) as usize];
@@ -209,7 +210,7 @@ impl IntervalMachine {
         done.iter().for_each(|done| self.take_time_of(done.process));
     }
 
-    /// Every contended cache as classes, colors and events have it.
+    /// Divides every contended cache as classes, colors and events require.
     pub(super) fn divide_caches(&mut self) {
         let contended: Vec<CacheId> =
             self.topology.caches.iter().filter(|cache| cache.last_level).map(|cache| cache.id).collect();
@@ -220,7 +221,7 @@ impl IntervalMachine {
             let mut units = level_ways;
             for known in self.live() {
                 let ways = || Some((self.classes.get(&known.class?)?.get(cache)?.clone(), level_ways));
-                // A frame's color is the same in every cache.
+                // // A frame has the same color in every cache.
                 let colors = || Some((self.colors.get(&known.process)?.allowed.clone(), self.spec.pages.colors?));
                 let held = ways().or_else(colors);
                 if let Some((mask, of)) = held {
@@ -241,7 +242,7 @@ impl IntervalMachine {
         }
     }
 
-    /// The state as the machine has it now.
+    /// Reads the machine's present state.
     pub(super) fn read_back(&self) -> AppliedPlan {
         let all: CpuSet = (0..self.spec.cpus()).collect();
         let mut applied = AppliedPlan { gangs: self.gangs.clone(), ..AppliedPlan::default() };
@@ -296,7 +297,7 @@ impl IntervalMachine {
 mod tests {
     use super::*;
 
-    /// Do as many pages move as leave the old colors or overfill them, on the way there and back?
+    /// Is the number of migrated pages that which leave the old colors or overfill them, in both directions?
     #[test]
     fn pages_move_from_and_to_more_colors_alike() {
         let colors = |range: std::ops::Range<u32>| range.collect::<IndexSet>();

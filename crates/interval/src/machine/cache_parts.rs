@@ -1,20 +1,20 @@
-//! Shares of a cache as the engine takes them: parts of units (ways or colors) that may overlap.
+//! Shares of a cache as the engine takes them: parts that consist of units (ways or colors) and may overlap.
 
 use cachemate_core::IndexSet;
 
-/// How a cache is divided.
+/// The division of a cache.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parts {
-    /// Capacity, as a share of the cache, and group of each part; the first part is the whole cache, for tasks without
+    /// Capacity (as a share of the cache) and group of each part. The first part is the whole cache, for tasks without
     /// a group.
     pub parts: Vec<(f64, u8)>,
     /// Capacity of each group, as a share of the cache.
     pub groups: Vec<f64>,
-    /// Part of each set of units that was asked for.
+    /// The part of each requested set of units.
     pub of: Vec<u8>,
 }
 
-/// Parts of a cache of `units` units; with `shared`, some tasks may use all of it.
+/// Divides a cache of `units` units; with `shared`, some tasks may use all of it.
 pub fn parts(units: u32, masks: &[IndexSet], shared: bool) -> Parts {
     let all: IndexSet = (0..units).collect();
     let mut known: Vec<IndexSet> = vec![all.clone()];
@@ -28,7 +28,8 @@ pub fn parts(units: u32, masks: &[IndexSet], shared: bool) -> Parts {
         of.push(at.min(crate::occupancy::PARTS_AT_MOST - 1) as u8);
     }
     known.truncate(crate::occupancy::PARTS_AT_MOST);
-    // Parts that overlap, directly or through others, are of one group. Nobody is in the first one if nobody may be.
+    // // Parts that overlap, directly or through others, are in one group. The first one is empty unless some tasks may
+    // use it.
     let mut group: Vec<usize> = (0..known.len()).collect();
     let counts = |at: usize| shared || at > 0 || known.len() == 1;
     for a in 0..known.len() {
@@ -67,7 +68,7 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// Are disjoint parts groups of their own, and overlapping ones of one group with all their units?
+    /// Does each disjoint part have its own group, and do overlapping parts share one with all their units?
     #[test]
     fn overlapping_parts_are_of_one_group() {
         let cut = parts(16, &[set("0-3"), set("4-15"), set("0-3")], false);

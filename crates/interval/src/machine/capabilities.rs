@@ -11,7 +11,7 @@ fn no(why: &str) -> Support {
     Support::No { reason: why.to_string(), remedy: None }
 }
 
-/// Truthful capabilities: there are no sets, no single addresses and no penalties in this model.
+/// Truthful capabilities: this model has no sets, no single addresses and no penalties.
 pub fn capabilities(spec: &MachineSpec, topology: &Topology) -> Capabilities {
     let ways = spec.caches.iter().any(|cache| cache.way_partitions.is_some());
     let only_if = |has: bool, why: &str| if has { yes("") } else { no(why) };

@@ -1,26 +1,26 @@
-//! Counters as a limited unit gives them.
+//! Counters as read from a unit with few counters.
 //!
-//! Instructions and cycles are always counted, and what the kernel counts itself costs no counter. The other events share
-//! what is left: groups of them take turns of 4 ms, and a reading says during which share of the time it counted. What a
-//! group saw stands for the whole with an error that falls with the number of its turns. A reading's noise has a stated
-//! size and autocorrelation from one window to the next. Skew books a share of a task's events to the one that follows it
-//! on the CPU.
+//! Instructions and cycles are always counted, and events that the kernel counts itself use no counter. The other
+//! events share the remaining counters: groups of them take turns of 4 ms, and a reading states the share of the time
+//! in which it counted. A group's count is scaled to the whole time, with an error that falls with the number of its
+//! turns. A reading's noise has a stated size and autocorrelation between windows. Skew books a share of a task's
+//! events to the next task on the CPU.
 
 use cachemate_core::{CounterEvent, EventCount, EventCounts};
 
-/// Turns of groups of events.
+/// Length of a turn of a group of events.
 const TURN_NS: f64 = 4_000_000.0;
 
-/// How counters lie.
+/// The errors of counters.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct CounterNoise {
     /// Standard deviation of a reading, as a share of it.
     pub noise: f64,
     /// Autocorrelation of the noise from one window to the next.
     pub autocorrelation: f64,
-    /// Standard deviation of what one turn of a group sees, as a share of it.
+    /// Standard deviation of a count in one turn of a group, as a share of it.
     pub turn_noise: f64,
-    /// Share of a task's events that are booked to who follows it on its CPU.
+    /// Share of a task's events that are booked to the next task on its CPU.
     pub skew: f64,
 }
 
@@ -30,7 +30,7 @@ impl Default for CounterNoise {
     }
 }
 
-/// A task's own noise: normal numbers from its seed, and where the autocorrelated one stands.
+/// A task's noise: normal random numbers from its seed, and the state of the autocorrelated noise.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NoiseState {
     state: u64,
@@ -54,18 +54,18 @@ impl NoiseState {
         z ^ z >> 31
     }
 
-    /// From 0 up to 1.
+    /// A number from 0 up to, but not including, 1.
     pub fn uniform(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Box and Muller.
+    /// A standard normal number (Box and Muller).
     pub fn normal(&mut self) -> f64 {
         let radius = libm::sqrt(-2.0 * libm::log(1.0 - self.uniform()));
         radius * libm::cos(std::f64::consts::TAU * self.uniform())
     }
 
-    /// One window on.
+    /// Advances the noise by one window.
     fn step(&mut self, autocorrelation: f64) -> f64 {
         let fresh = self.normal();
         self.slow = autocorrelation * self.slow + libm::sqrt(1.0 - autocorrelation * autocorrelation) * fresh;
@@ -77,7 +77,7 @@ fn is_fixed(event: CounterEvent) -> bool {
     matches!(event, CounterEvent::Instructions | CounterEvent::Cycles | CounterEvent::ContextSwitches)
 }
 
-/// Readings of one window from what really happened.
+/// Readings of one window, given the true counts.
 pub fn readings(
     truth: &[(CounterEvent, f64)],
     at_once: u32,
@@ -131,7 +131,7 @@ mod tests {
         (0..4000).map(one).collect()
     }
 
-    /// Are scaled readings right in the mean, as noisy as stated, and correlated as stated?
+    /// Are scaled readings unbiased, and is their noise of the stated size and correlation?
     #[test]
     fn noise_has_its_stated_size_and_autocorrelation() {
         let defects = CounterNoise { noise: 0.05, autocorrelation: 0.7, turn_noise: 0.0, skew: 0.0 };
@@ -147,7 +147,7 @@ mod tests {
         }
     }
 
-    /// Do events that take turns say for which share of the time, and do enough counters need none?
+    /// Do events that take turns report their share of the time, and is it the whole if there are enough counters?
     #[test]
     fn turns_are_told_by_their_share() {
         let mut noise = NoiseState::new(1, 1);

@@ -1,7 +1,7 @@
-//! The interval machine behind `core::Machine`: policies cannot tell it from a host.
+//! The interval machine behind `core::Machine`: policies see the same interface as on a host.
 //!
-//! A window runs the engine until its time is over, a probe is answered, or tasks come or go. Then what a host could have
-//! read is read: counts as a limited unit gives them, and what is in force.
+//! A window runs the engine until its time is over, a probe has its result, or tasks arrive or exit. Then everything
+//! that a host could read is read: counts with the errors of a limited unit, and the state in force.
 
 mod apply;
 mod cache_parts;
@@ -33,28 +33,28 @@ use counter_noise::NoiseState;
 /// One program to run: a process with equal threads.
 #[derive(Clone, PartialEq, Debug)]
 pub struct IntervalJob {
-    /// Name for results.
+    /// Name used in results.
     pub name: String,
-    /// Jobs may share one: it is kept once.
+    /// The program; jobs may share one, which is stored once.
     pub program: Arc<PhasedProgram>,
-    /// Equal threads, each a task.
+    /// Number of equal threads, each a task.
     pub threads: u32,
     /// Number of threads that start late (at most all but one), and their delay in nanoseconds; `None` = none is late.
     pub late_threads: Option<(u32, u64)>,
-    /// Each thread ends after so many instructions; `None` = as the program's phases say.
+    /// Each thread ends after this many instructions; `None` = the program's phases decide.
     pub instructions: Option<f64>,
-    /// When it arrives, in nominal time.
+    /// Nominal time of its arrival.
     pub start_ns: u64,
-    /// Starts again when all its threads have ended.
+    /// Whether it starts again when all its threads have ended.
     pub restart: bool,
-    /// Pinned there by its owner: no policy may move it.
+    /// CPUs to which its owner pinned it; no policy may move it.
     pub pinned: Option<CpuSet>,
     /// The operator's goal for it.
     pub goal: Option<Goal>,
 }
 
 impl IntervalJob {
-    /// One thread from the start on, anywhere.
+    /// A job of one thread that starts at time 0 and may run anywhere.
     pub fn new(program: impl Into<Arc<PhasedProgram>>) -> Self {
         let program = program.into();
         let name = program.name.clone();
@@ -72,14 +72,14 @@ impl IntervalJob {
     }
 }
 
-/// Something that happens to the machine.
+/// An event that changes the machine.
 #[derive(Clone, PartialEq, Debug)]
 pub enum MachineEvent {
-    /// Programs outside the run bring lines into a cache from now on; 0 per second ends it.
+    /// From now on, programs outside the run bring lines into a cache; 0 per second ends this.
     Outside {
-        /// The cache's place among the contended ones.
+        /// The cache's position among the contended ones.
         cache: u32,
-        /// Lines that come a second.
+        /// Lines brought in per second.
         lines_per_second: f64,
     },
     /// A CPU goes offline; its tasks move.
@@ -87,36 +87,36 @@ pub enum MachineEvent {
         /// The CPU's number.
         cpu: u32,
     },
-    /// A CPU comes back.
+    /// A CPU comes online again.
     Online {
         /// The CPU's number.
         cpu: u32,
     },
     /// A cache shrinks to a share of its full size, as if another tool reserved ways of it.
     Shrink {
-        /// The cache's place among the contended ones.
+        /// The cache's position among the contended ones.
         cache: u32,
-        /// The share that is left, above 0 and at most 1.
+        /// The remaining share, above 0 and at most 1.
         to_share: f64,
     },
-    /// These CPUs no longer share their cache with others: they have another one of its size. The topology does not
-    /// show this, as on a host whose firmware or hypervisor misreports it.
+    /// These CPUs no longer share their cache with others, and use another one of its size. The topology does not show
+    /// this, as on a host whose firmware or hypervisor misreports it.
     Separate {
         /// CPUs of one cache.
         cpus: CpuSet,
     },
 }
 
-/// Choices of a run.
+/// Settings of a run.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Options {
     /// Seed of the counters' noise and of the probes.
     pub seed: u64,
-    /// Turns one by one, not averaged.
+    /// Whether turns are simulated one by one instead of averaged.
     pub explicit: bool,
-    /// How its counters err.
+    /// Errors of the counters.
     pub defects: CounterNoise,
-    /// Nominal time; `None` = until nothing is left to run.
+    /// Nominal time; `None` = until no job is left to run.
     pub length_ns: Option<u64>,
     /// Events of the machine with their nominal times in nanoseconds, in any order.
     pub events: Vec<(u64, MachineEvent)>,
@@ -128,31 +128,31 @@ impl Default for Options {
     }
 }
 
-/// A machine that cannot be built.
+/// An error while building a machine.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum IntervalMachineError {
-    /// A machine that cannot be.
+    /// An invalid machine.
     #[error(transparent)]
     Machine(#[from] MachineSpecError),
-    /// A program that cannot be.
+    /// An invalid program.
     #[error(transparent)]
     Program(#[from] PhasedProgramError),
-    /// Nothing to contend for, with the machine's name.
+    /// A machine without a contended cache, with its name.
     #[error("machine '{0}' has no data cache to share")]
     NoCache(String),
-    /// An event that cannot happen to this machine.
+    /// An event that is invalid for this machine.
     #[error("event {at}: found {found}, expected {expected}")]
     Event {
-        /// Its place in [`Options::events`].
+        /// The event's position in [`Options::events`].
         at: usize,
-        /// The value that cannot be.
+        /// The invalid value.
         found: String,
-        /// Values that can.
+        /// The valid values.
         expected: String,
     },
 }
 
-/// A task as the outside knows it.
+/// A task as policies and the operator see it.
 #[derive(Clone, Debug)]
 struct IntervalTask {
     task: TaskId,
@@ -164,11 +164,11 @@ struct IntervalTask {
     /// `None` for the default class.
     class: Option<ServiceClassId>,
     exited: bool,
-    /// As of the last observation.
+    /// Totals at the last observation.
     seen: TaskTotals,
-    /// As of the beginning of what counts.
+    /// Totals at the start of the measurement.
     measured_from: TaskTotals,
-    /// Wanted over alone, and on a processor over alone, in the last window.
+    /// Slowdown in the last window: of the time that it wanted to run, and of its time on a processor.
     slowdown: Option<(f64, f64)>,
     noise: NoiseState,
 }
@@ -177,7 +177,7 @@ struct RunningJob {
     job: IntervalJob,
     program: u32,
     arrives_ns: Option<u64>,
-    /// Threads of this process that are to come, and when.
+    /// Threads of this process that have not started yet, and their time of arrival.
     late: Option<(ProcessId, u32, u64)>,
     alive: u32,
     book: results::JobTotals,
@@ -191,20 +191,20 @@ pub struct IntervalMachine {
     engine: IntervalEngine,
     options: Options,
     jobs: Vec<RunningJob>,
-    /// Not yet reported gone, in order of arrival.
+    /// Tasks not yet reported as exited, in order of arrival.
     known: Vec<IntervalTask>,
     next_task: u32,
     next_process: u32,
-    /// Still to come, by time.
+    /// Events still to come, by time.
     events: Vec<(u64, MachineEvent)>,
     outside: BTreeMap<u32, u32>,
     shrunk: BTreeMap<u32, f64>,
     plan: Plan,
-    /// Ways by class of service.
+    /// Ways of each class of service.
     classes: BTreeMap<ServiceClassId, WayMasks>,
-    /// Colors of processes that are held to some.
+    /// Colors of processes that are confined to some.
     colors: BTreeMap<ProcessId, ColorAssignment>,
-    /// Ascending by their CPUs.
+    /// Gangs, in ascending order of their CPUs.
     gangs: Vec<GangSchedule>,
     refused: Vec<cachemate_core::RefusedItem>,
     moving: Vec<apply::PageMove>,
@@ -215,16 +215,16 @@ pub struct IntervalMachine {
     now_ns: u64,
     places: observe::CounterPlaces,
     measured_from_ns: u64,
-    /// By node, to and from memory since then.
+    /// By node: bytes to and from memory since the start of the measurement.
     node_bytes: Vec<f64>,
     over: bool,
 }
 
 impl IntervalMachine {
-    /// A machine at time 0, with jobs that arrive when they start.
+    /// Creates a machine at time 0, whose jobs arrive at their start times.
     ///
     /// # Errors
-    /// A machine, program or event that cannot be.
+    /// An invalid machine, program or event.
     pub fn new(spec: &MachineSpec, options: Options, jobs: Vec<IntervalJob>) -> Result<Self, IntervalMachineError> {
         spec.check()?;
         let no_cache = || IntervalMachineError::NoCache(spec.name.clone());
@@ -286,7 +286,7 @@ impl IntervalMachine {
         Ok(machine)
     }
 
-    /// The next observation ends after this, unless a plan says otherwise.
+    /// Sets the length of the next observation, unless a plan sets another one.
     pub fn set_first_window(&mut self, window: WindowLength) {
         self.plan.window = window;
     }
@@ -294,25 +294,25 @@ impl IntervalMachine {
     pub fn now_ns(&self) -> u64 {
         self.now_ns
     }
-    /// The engine, for results that no policy sees.
+    /// The engine, for results that are hidden from policies.
     pub fn engine(&self) -> &IntervalEngine {
         &self.engine
     }
-    /// The engine's slot of a task that has not been reported gone.
+    /// The engine's slot of a task that has not been reported as exited.
     pub fn slot_of(&self, task: TaskId) -> Option<u32> {
         self.known.iter().find(|known| known.task == task).map(|known| known.slot)
     }
 
-    /// A task's time over its time alone in the last window, and the same of its time on a processor. `None` = it did
-    /// nothing, or is gone.
+    /// A task's time relative to running alone in the last window, and the same for its time on a processor. `None` =
+    /// the task did nothing, or has exited.
     pub fn slowdown(&self, task: TaskId) -> Option<(f64, f64)> {
         self.known.iter().find(|known| known.task == task).and_then(|known| known.slowdown)
     }
-    /// The job of a task, by its place in the list.
+    /// The job of a task, by its position in the list.
     pub fn job_of(&self, task: TaskId) -> Option<usize> {
         self.known.iter().find(|known| known.task == task).map(|known| known.job)
     }
-    /// Bytes that a task holds in each contended cache.
+    /// Bytes that a task occupies in each contended cache.
     pub fn held_bytes(&self, task: TaskId) -> Vec<f64> {
         let slot = self.slot_of(task);
         (0..self.engine.caches()).map(|index| slot.map_or(0.0, |slot| self.engine.held_bytes(slot, index))).collect()
@@ -322,7 +322,7 @@ impl IntervalMachine {
         ns as f64 * self.spec.hertz as f64 / 1e9
     }
 
-    /// Starts programs that are due, and lets due events happen; true if tasks came.
+    /// Starts programs that are due and applies due events; true if tasks arrived.
     fn admit(&mut self) -> bool {
         while self.events.first().is_some_and(|(at, _)| *at <= self.now_ns) {
             let (_, event) = self.events.remove(0);
@@ -425,7 +425,7 @@ impl IntervalMachine {
         }
     }
 
-    /// Runs one window; how it ended.
+    /// Runs one window and returns how it ended.
     fn run_window(&mut self) -> WindowEnd {
         let mut window_end = self.now_ns + self.window_ns();
         if let Some(length) = self.options.length_ns {

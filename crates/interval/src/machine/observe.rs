@@ -1,4 +1,4 @@
-//! Reading everything at the end of a window.
+//! Reading all counters at the end of a window.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::engine::{
     WRITEBACKS,
 };
 
-/// Where shared counters stand.
+/// Positions of the shared counters.
 #[derive(Clone, Debug)]
 pub struct CounterPlaces {
     /// Contended caches, in the topology's order.
@@ -34,7 +34,7 @@ impl CounterPlaces {
     }
 }
 
-/// The totals since `before`.
+/// The difference between the totals `now` and `before`.
 pub(super) fn since(now: &TaskTotals, before: &TaskTotals) -> TaskTotals {
     let mut totals = TaskTotals {
         instructions: now.instructions - before.instructions,
@@ -92,7 +92,7 @@ impl IntervalMachine {
         }
     }
 
-    /// Events as they are booked: a share of each task's goes to the one that follows it on its CPU.
+    /// Events as booked with skew: a share of each task's events goes to the next task on its CPU.
     fn skewed(&self, truths: &[TaskTotals]) -> Vec<TaskTotals> {
         let mut booked = truths.to_vec();
         let skew = self.options.defects.skew;
@@ -173,7 +173,8 @@ impl IntervalMachine {
         }
     }
 
-    /// Pages of a program in its present phase; where its profile does not tell, as many as fill the cache four times.
+    /// Pages of a program in its present phase; if its profile does not state them, as many as fill the cache four
+    /// times.
     fn pages(&self, known: &IntervalTask) -> f64 {
         let four_caches = 4.0 * f64::from(self.engine.capacity_lines()) * self.engine.line_bytes();
         let phase = &self.engine.program(known.slot).phases[self.engine.phase(known.slot) as usize];

@@ -1,4 +1,4 @@
-//! Probes with the results and the costs that they have on a host.
+//! Probes with the same results and costs as on a host.
 //!
 //! Rows of tasks that must run together occupy the cache's CPUs in turn while all other tasks wait, and counts refer to
 //! the tasks that ran. A trace interrupts its task at every entry; its addresses are drawn from the program's own
@@ -15,7 +15,7 @@ use super::counter_noise::NoiseState;
 use crate::engine::{DEMAND, REFERENCES, TaskTotals};
 use crate::run_queues::QueueRotation;
 
-/// A probe on its way.
+/// A probe in progress.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OngoingProbe {
     pub probe: ProbeRequest,
@@ -25,7 +25,7 @@ pub struct OngoingProbe {
 }
 
 impl OngoingProbe {
-    /// The task whose accesses are logged, if there is one.
+    /// The task whose accesses are logged, if any.
     fn logged(&self) -> Option<TaskId> {
         match self.probe.kind {
             ProbeKind::MissTrace { task, .. } => Some(task),
@@ -42,7 +42,7 @@ impl OngoingProbe {
 #[derive(Clone, Debug, PartialEq)]
 enum ProbeState {
     Waiting,
-    /// Which row, whether it has settled, until when, and what its tasks had done when it had.
+    /// The current row, whether it has settled, its end, and the totals of its tasks when it had settled.
     Row {
         at: usize,
         settled: bool,
@@ -50,18 +50,18 @@ enum ProbeState {
         before: Vec<TaskTotals>,
         found: Vec<RowInterval>,
     },
-    /// Something is collected until then.
+    /// Results are collected until this time.
     Until {
         ns: u64,
         before: TaskTotals,
-        /// Share of the task's time that the interrupts of a log take meanwhile.
+        /// Share of the task's time that the log's interrupts take meanwhile.
         taken_share: f64,
     },
     Ready(Box<ProbeEvidence>),
     Answered,
 }
 
-/// A log is looked at about so often before it is full.
+/// Approximate number of times that a log is checked before it is full.
 const STEPS_OF_LOG: u64 = 16;
 
 fn refused(probe: &ProbeRequest, because: RefusalReason, said: &str) -> RefusedItem {
@@ -69,7 +69,7 @@ fn refused(probe: &ProbeRequest, because: RefusalReason, said: &str) -> RefusedI
 }
 
 impl IntervalMachine {
-    /// Probes that are new start, those that the plan has dropped end.
+    /// Starts new probes, and ends those that the plan no longer requests.
     pub(super) fn apply_probes(&mut self, plan: &Plan, refusals: &mut Vec<RefusedItem>) {
         let wanted = |active: &OngoingProbe| plan.probes.contains(&active.probe);
         let held = self.probes.iter().any(|active| matches!(active.state, ProbeState::Row { .. }) && !wanted(active));
@@ -107,7 +107,7 @@ impl IntervalMachine {
     pub(super) fn probes_due(&self) -> u64 {
         let held = self.probe_holds_cpus();
         let due = |active: &OngoingProbe| match active.state {
-            // It begins when the one before it is over, which is an event of its own.
+            // // The probe begins when the one before it has ended, which is an event of its own.
             ProbeState::Waiting if held && active.holds_cpus() => u64::MAX,
             ProbeState::Waiting | ProbeState::Ready(_) => self.now_ns,
             ProbeState::Row { until_ns, .. } => until_ns,
@@ -121,7 +121,7 @@ impl IntervalMachine {
         self.slot_of(task).map_or_else(TaskTotals::default, |slot| *self.engine.done(slot))
     }
 
-    /// Takes every probe as far as it goes at this moment; true if one has its answer.
+    /// Advances every probe to the present; true if one has its result.
     pub(super) fn run_probes(&mut self) -> bool {
         let mut any = false;
         for index in 0..self.probes.len() {
@@ -157,7 +157,8 @@ impl IntervalMachine {
         self.probes.iter().find_map(share).unwrap_or(0.0)
     }
 
-    /// Whose time a probe took: the traced task's for its interrupts, and of tasks kept off a cache the time held.
+    /// Charges the time of a probe: to the traced task for its interrupts, and to tasks kept off a cache for the time
+    /// that it was held.
     fn cost_of(&self, probe: &ProbeRequest, took_ns: u64) -> Vec<(Option<TaskId>, u64)> {
         match &probe.kind {
             ProbeKind::MissTrace { task, entries, .. } => {
@@ -174,7 +175,7 @@ impl IntervalMachine {
         }
     }
 
-    /// Time that so many interrupts of a log take.
+    /// Time that the interrupts of this many log entries take.
     fn interrupts_ns(&self, entries: f64) -> f64 {
         entries * self.spec.counters.interrupt_cycles as f64 * 1e9 / self.spec.hertz as f64
     }
@@ -240,7 +241,7 @@ impl IntervalMachine {
         }
     }
 
-    /// These tasks have a cache's CPUs to themselves, one each, as far as they may run there.
+    /// Gives these tasks exclusive use of a cache's CPUs, one each, if they may run there.
     fn reserve_cpus(&mut self, cache: CacheId, row: &[TaskId]) {
         let cpus = self.topology.caches.iter().find(|found| found.id == cache).map(|found| found.cpus.clone());
         let online = |cpu: &u32| self.engine.turns.is_online(*cpu);
@@ -257,13 +258,13 @@ impl IntervalMachine {
         self.probes.iter().any(|active| matches!(active.state, ProbeState::Row { .. }))
     }
 
-    /// Gangs run again as they did before.
+    /// Restores the gangs that ran before.
     fn release(&mut self) {
         self.seat_gangs();
         self.engine.turns.balance();
     }
 
-    /// A row has settled, or is over and the next one begins.
+    /// Proceeds when a row has settled, or has ended and the next one begins.
     fn next_row(&mut self, active: &OngoingProbe) -> ProbeState {
         let ProbeState::Row { at, settled, before, mut found, .. } = active.state.clone() else {
             return ProbeState::Answered;
@@ -335,7 +336,7 @@ impl IntervalMachine {
         }
     }
 
-    /// Misses of the first level, as far as the profile tells them; else references of the contended cache.
+    /// Misses of the first level if the profile has them; otherwise references of the contended cache.
     fn misses_per_instr(&self, task: TaskId) -> f64 {
         let Some(slot) = self.slot_of(task) else { return 0.0 };
         let phase = &self.engine.program(slot).phases[self.engine.phase(slot) as usize];
@@ -343,7 +344,7 @@ impl IntervalMachine {
         first.map_or(phase.references_per_instr, |private| private.misses_per_instr.max(phase.references_per_instr))
     }
 
-    /// References of the first level, where the profile tells them.
+    /// References of the first level, if the profile has them.
     fn data_accesses_per_instr(&self, slot: u32) -> Option<f64> {
         let phase = &self.engine.program(slot).phases[self.engine.phase(slot) as usize];
         let first = phase.private_levels.iter().find(|private| private.level == cachemate_core::CacheLevel::L1Data);
@@ -354,8 +355,8 @@ impl IntervalMachine {
         self.slot_of(task).map_or(0.0, |slot| self.engine.speed(slot))
     }
 
-    /// How long so many entries take at the task's present speed, in nanoseconds, and which share of that their interrupts
-    /// take: every entry costs one.
+    /// Time in nanoseconds in which the task makes this many log entries at its present speed, and the share of it that
+    /// their interrupts take (one per entry).
     fn log_pace(&self, task: TaskId, entries: f64) -> (u64, f64) {
         let interrupts_ns = self.interrupts_ns(entries);
         let instructions = entries / self.misses_per_instr(task).max(1e-6);
@@ -363,13 +364,13 @@ impl IntervalMachine {
         ((interrupts_ns + runs_ns) as u64 + 1, interrupts_ns / (interrupts_ns + runs_ns.max(1.0)))
     }
 
-    /// A log is looked at in steps: who is traced loses its place in the cache, and its entries come more slowly.
+    /// The next step of a log: because a traced task loses lines in the cache, its entries slow down.
     fn step_of_log(&self, left_ns: u64, entries: u32) -> u64 {
         let shortest_ns = self.interrupts_ns(f64::from(entries)) as u64 / STEPS_OF_LOG + 1;
         (left_ns / STEPS_OF_LOG).max(shortest_ns).min(left_ns)
     }
 
-    /// Until when a log goes on that is not full yet, within its budget, and the share of time that it takes.
+    /// The time until which an incomplete log continues within its budget, and the share of time that it takes.
     fn more_of(&self, active: &OngoingProbe, before: &TaskTotals) -> Option<(u64, f64)> {
         let ProbeKind::MissTrace { task, entries, .. } = active.probe.kind else { return None };
         self.slot_of(task)?;
@@ -401,7 +402,7 @@ impl IntervalMachine {
     fn trace(&mut self, task: TaskId, entries: u32, before: &TaskTotals) -> ProbeEvidence {
         let now = self.done_of(task);
         let mut noise = NoiseState::new(self.options.seed ^ self.windows, task.0);
-        // A log is no longer than what the task did: beside others it is slower than when the log began.
+        // // A log is no longer than the task's work: beside others the task is slower than when the log began.
         let misses = (now.instructions - before.instructions) * self.misses_per_instr(task);
         let entries = entries.min((misses + 0.5).max(1.0) as u32);
         let lines = self.slot_of(task).map_or(Vec::new(), |slot| {
@@ -432,8 +433,9 @@ impl IntervalMachine {
         }
     }
 
-    /// A line is used again after as many accesses as the program makes while its footprint grows to the line's distance.
-    /// Watch points see all data accesses: where the profile tells how many hit the first level, those come again at once.
+    /// Reuse times: a line is reused after as many accesses as the program makes while its footprint grows to the
+    /// line's distance. Watchpoints see all data accesses; if the profile states how many hit the first level, those
+    /// are reused at once.
     fn reuses(&mut self, task: TaskId, locations: u32, before: &TaskTotals) -> ProbeEvidence {
         let now = self.done_of(task);
         let mut noise = NoiseState::new(self.options.seed ^ self.windows ^ 0x5eed, task.0);
@@ -454,7 +456,7 @@ impl IntervalMachine {
         ProbeEvidence::Reuses { task, samples: (0..locations).map(sample).collect() }
     }
 
-    /// Accesses of shared regions that came from another cache, by the rates at which they do.
+    /// Accesses of shared regions that came from another cache, at their present rates.
     fn samples(&mut self, processes: &[cachemate_core::ProcessId], one_in: u32, at_most: u32) -> ProbeEvidence {
         let (line, now_ns) = (self.engine.line_bytes(), self.now_ns);
         let mut noise = NoiseState::new(self.options.seed ^ self.windows ^ 0xacce, 1);

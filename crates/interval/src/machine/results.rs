@@ -1,4 +1,4 @@
-//! The machine's own books, which no policy sees: what every job did, and memory.
+//! The machine's own accounting, which policies do not see: the work of every job, and memory.
 
 use serde::Serialize;
 
@@ -11,17 +11,17 @@ use crate::engine::{ALONE_CYCLES, DEMAND, FILLS, QUEUE_CYCLES, REFERENCES, REMOT
 pub struct JobResults {
     /// The job's name.
     pub name: String,
-    /// Tasks of it that ran at some time.
+    /// Number of its tasks that ran at some time.
     pub tasks: u64,
-    /// Runs that ended.
+    /// Number of its completed runs.
     pub completions: u64,
     /// Instructions of all its tasks.
     pub instructions: f64,
     /// Seconds on a processor, of all tasks.
     pub cpu_seconds: f64,
-    /// Instructions over cycles on a processor; `None` where it did not run.
+    /// Instructions over cycles on a processor; `None` if it did not run.
     pub instr_per_cycle: Option<f64>,
-    /// Demand references of the contended cache; `None` where it ran no instruction, as in the rates below.
+    /// Demand references of the contended cache; `None` if it ran no instruction, as for the rates below.
     pub references_per_kilo_instr: Option<f64>,
     /// Demand misses of the contended cache.
     pub mpki: Option<f64>,
@@ -31,22 +31,22 @@ pub struct JobResults {
     pub queue_cycles_per_instr: Option<f64>,
     /// Lines that came from another cache.
     pub remote_hits_per_kilo_instr: Option<f64>,
-    /// Time over the time that the same instructions take alone on a CPU and a cache of their own.
+    /// Time relative to the same instructions alone on a CPU and a cache of their own.
     pub slowdown: Option<f64>,
-    /// The same of the time on a processor only: caches, memory and the core's other contexts.
+    /// The same for time on a processor only: the effect of caches, memory and the core's other contexts.
     pub slowdown_on_cpu: Option<f64>,
 }
 
-/// The whole run.
+/// Results of the whole run.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct IntervalResults {
     /// Nominal time since measuring began.
     pub seconds: f64,
-    /// Every job, in the order given.
+    /// All jobs, in the given order.
     pub jobs: Vec<JobResults>,
-    /// By node: to and from memory.
+    /// By node: bytes to and from memory.
     pub memory_bytes_per_second: Vec<f64>,
-    /// By node: share of what its controller passes.
+    /// By node: share of the controller's bandwidth that is used.
     pub memory_busy_share: Vec<f64>,
 }
 
@@ -54,7 +54,7 @@ pub struct IntervalResults {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct JobTotals {
     done: TaskTotals,
-    /// Cycles that its tasks wanted to run.
+    /// Cycles in which its tasks wanted to run.
     wanted_cycles: f64,
     pub tasks: u64,
     pub completions: u64,
@@ -93,7 +93,7 @@ impl JobTotals {
 }
 
 impl IntervalMachine {
-    /// Begins the measurement: earlier work is not counted.
+    /// Starts the measurement: earlier work is not counted.
     pub fn begin_measuring(&mut self) {
         for running in &mut self.jobs {
             running.book = JobTotals { tasks: u64::from(running.alive), ..JobTotals::default() };
@@ -105,7 +105,7 @@ impl IntervalMachine {
         self.node_bytes.iter_mut().for_each(|bytes| *bytes = 0.0);
     }
 
-    /// The books up to the last window.
+    /// The results up to the end of the last window.
     pub fn results(&self) -> IntervalResults {
         let (hertz, line) = (self.spec.hertz as f64, self.engine.line_bytes());
         let mut books: Vec<JobTotals> = self.jobs.iter().map(|running| running.book).collect();
@@ -124,7 +124,7 @@ impl IntervalMachine {
         }
     }
 
-    /// Cycles wanted over cycles alone of a task since the last window, and the same on a processor: its slowdown now.
+    /// A task's present slowdown: wanted cycles over solo cycles since the last window, and the same on a processor.
     pub(super) fn slowdown_of(done: &TaskTotals) -> Option<(f64, f64)> {
         let alone = done.counts[ALONE_CYCLES];
         (alone > 0.0).then(|| ((done.cycles + done.wait_cycles) / alone, done.cycles / alone))

@@ -38,7 +38,7 @@ fn speed(seen: &Observation, at: usize) -> f64 {
     counts.get(Counted::Instructions).unwrap() / counts.get(Counted::Cycles).unwrap()
 }
 
-/// Do windows follow each other at their nominal length, with every task's time and counts?
+/// Do windows of nominal length follow each other, with every task's time and counts?
 #[test]
 fn windows_tell_time_and_counts() {
     let jobs = vec![job("a", uniform(90_000.0, 0.02)), job("b", uniform(1000.0, 0.01))];
@@ -57,7 +57,7 @@ fn windows_tell_time_and_counts() {
     assert!((read / 64.0 / misses - 1.0).abs() < 0.01, "{read} {misses}");
 }
 
-/// Does a partition that a plan asks for hold the neighbor off, and can it be read back?
+/// Does a partition that a plan requests protect from the neighbor, and can it be read back?
 #[test]
 fn a_plan_s_ways_protect_and_are_read_back() {
     let jobs = || vec![job("victim", uniform(30_000.0, 0.02)), job("stream", closed_form::stream(64.0, LINES, 0.02))];
@@ -101,12 +101,12 @@ fn a_plan_s_ways_protect_and_are_read_back() {
         (0..4).for_each(|_| drop(machine.observe().unwrap()));
         speed(&machine.observe().unwrap().unwrap(), 0)
     };
-    // The victim's lines fit into its ways: it is as fast as alone, where sharing it was not.
+    // // The victim's lines fit into its ways, so it is as fast as alone; sharing the cache made it slower.
     assert!(shared.0 < 0.97 * alone && held.0 > 0.97 * alone, "{held:?} {shared:?} {alone}");
     assert!((held.1.unwrap() as f64 / (29_000.0 * 64.0) - 1.0).abs() < 0.1, "{held:?}");
 }
 
-/// Do moves to other colors cost their time, are they pending meanwhile, and do they end?
+/// Do moves to other colors cost their time, are they pending meanwhile, and do they complete?
 #[test]
 fn moving_pages_takes_time_and_ends() {
     let mut machine = IntervalMachine::new(&spec(), exact(), vec![job("mover", uniform(60_000.0, 0.02))]).unwrap();
@@ -131,7 +131,7 @@ fn moving_pages_takes_time_and_ends() {
     assert!(speed(&seen, 0) < 0.95 * speed(&before, 0));
 }
 
-/// Do arrivals, ends and restarts end their windows, with new ids each time?
+/// Do arrivals, exits and restarts end their windows, with new ids each time?
 #[test]
 fn arrivals_and_ends_are_told() {
     let phase = ProgramPhase { instructions: Some(1e9), ..closed_form::phase_of(64.0, LINES, 4, |_| 0.0) };
@@ -152,7 +152,7 @@ fn arrivals_and_ends_are_told() {
     assert!(ids.len() >= 6, "{ids:?}");
 }
 
-/// Do events take a CPU away, bring an outsider who evicts, and shrink a cache?
+/// Do events take a CPU offline, start outside traffic that evicts lines, and shrink a cache?
 #[test]
 fn events_change_the_machine() {
     let events = vec![
@@ -180,7 +180,7 @@ fn events_change_the_machine() {
     assert!(IntervalMachine::new(&spec(), bad, Vec::new()).is_err());
 }
 
-/// Are rows run together and alone and counted while they run, and do the other tasks get the CPUs afterwards?
+/// Do rows run together and alone and are they counted meanwhile, and do the other tasks get the CPUs afterwards?
 #[test]
 fn rows_are_run_together_and_counted() {
     let names = ["a", "b", "c"];
@@ -205,7 +205,7 @@ fn rows_are_run_together_and_counted() {
     let ProbeEvidence::Rows(found) = &seen.probe_results[0].evidence else { panic!("{:?}", seen.probe_results) };
     assert_eq!(found.iter().map(|row| row.tasks.clone()).collect::<Vec<_>>(), rows);
     assert!(found.iter().all(|row| row.cache_counts.get(Counted::Instructions).unwrap() > 1e6));
-    // The same probe is not answered twice, and everybody runs again.
+    // // The same probe is not answered twice, and all tasks run again.
     let seen = machine.observe().unwrap().unwrap();
     assert!(seen.probe_results.is_empty() && seen.tasks.iter().all(|task| !task.on_cpu_ns.is_empty()));
 }
@@ -236,7 +236,7 @@ fn probes_that_hold_cpus_wait_for_each_other() {
     assert!(answered.iter().all(|(_, ns)| (69_000_000..80_000_000).contains(ns)), "{answered:?}");
 }
 
-/// Does a plan in force change nothing when it is applied again, and is everything free when it is gone?
+/// Does applying a plan again change nothing, and is everything released when the plan is gone?
 #[test]
 fn a_plan_applied_again_changes_nothing_and_an_idle_one_frees_all() {
     let jobs = (0..3).map(|index| job(&format!("p{index}"), uniform(50_000.0, 0.02))).collect();
@@ -259,13 +259,13 @@ fn a_plan_applied_again_changes_nothing_and_an_idle_one_frees_all() {
     assert_eq!((applied.affinity.len(), applied.weights.len(), applied.shares.len()), (1, 1, 2));
     let freed = machine.apply(&idle).unwrap();
     assert!(freed.affinity.is_empty() && freed.weights.is_empty() && freed.shares.is_empty(), "{freed:?}");
-    // Unlike what no cache of the machine can do.
+    // // Beside a request that no cache of the machine can fulfill.
     plan.shares[0].cache = CacheId(99);
     let refused = machine.apply(&plan).unwrap().refused;
     assert_eq!(refused.iter().map(|no| &no.item).collect::<Vec<_>>(), [&PlanItem::Share(GroupId(0), CacheId(99))]);
 }
 
-/// The window in which a log of 160 000 entries is made under a plan, and its lines.
+/// The window in which a log of 160 000 entries is recorded under a plan, and its lines.
 fn logged(machine: &mut IntervalMachine, mut plan: Plan, task: TaskId) -> (Observation, Vec<u64>) {
     let what = ProbeKind::MissTrace { task, entries: 160_000, includes_code: false };
     plan.probes = vec![ProbeRequest { id: ProbeId(1), kind: what, budget_ns: 10_000_000_000 }];
@@ -279,7 +279,7 @@ fn logged(machine: &mut IntervalMachine, mut plan: Plan, task: TaskId) -> (Obser
     (seen, lines)
 }
 
-/// Does a trace's own LRU analysis find the curve that it was drawn from, at the price of its interrupts?
+/// Does an LRU analysis of the trace recover the curve that it was drawn from, at the cost of its interrupts?
 #[test]
 fn a_trace_holds_the_program_s_curve() {
     let mut machine = IntervalMachine::new(&spec(), exact(), vec![job("a", uniform(40_000.0, 0.02))]).unwrap();
@@ -293,13 +293,13 @@ fn a_trace_holds_the_program_s_curve() {
     for (index, line) in lines.iter().enumerate() {
         again += u32::from(last.insert(*line, index).is_some());
     }
-    // Lines are equally likely: after so many accesses nearly all of the 40 000 have been seen.
+    // // Lines are equally likely: after this many accesses nearly all of the 40 000 have been touched.
     assert!(last.len() > 38_000 && last.len() < 50_000, "{}", last.len());
     assert!(again > 100_000);
 }
 
-/// Does a log take its interrupts and the instructions between them, and no longer, though the task loses its place in the
-/// cache to its neighbor meanwhile?
+/// Does a log last for its interrupts and the instructions between them, and no longer, although the task loses lines
+/// to its neighbor meanwhile?
 #[test]
 fn a_log_takes_no_longer_than_its_entries() {
     let jobs = vec![job("victim", uniform(60_000.0, 0.02)), job("stream", closed_form::stream(64.0, LINES, 0.02))];
@@ -311,11 +311,11 @@ fn a_log_takes_no_longer_than_its_entries() {
     machine.apply(&plan).unwrap();
     machine.observe().unwrap();
     let (seen, _) = logged(&mut machine, plan, seen.tasks[0].task);
-    // 240 ms of interrupts; 8 million instructions that all miss take 5 cycles each at 2 GHz, and so 20 ms.
+    // // 240 ms of interrupts; 8 million instructions that all miss take 5 cycles each at 2 GHz, which is 20 ms.
     assert!((235_000_000..265_000_000).contains(&seen.span.elapsed_ns), "{:?}", seen.span);
 }
 
-/// Does a task whose log is called off run as fast as before?
+/// Does a task whose log is canceled run as fast as before?
 #[test]
 fn a_log_that_is_called_off_costs_nothing_more() {
     let mut machine = IntervalMachine::new(&spec(), exact(), vec![job("a", uniform(40_000.0, 0.02))]).unwrap();
@@ -336,7 +336,7 @@ fn a_log_that_is_called_off_costs_nothing_more() {
     assert!((done(&mut machine) / before - 1.0).abs() < 0.01, "nobody logs it");
 }
 
-/// Are probes that need sets refused, and plans for tasks that are gone?
+/// Are probes that need sets, and plans for exited tasks, rejected by name?
 #[test]
 fn what_cannot_be_is_refused_by_name() {
     let mut machine = IntervalMachine::new(&spec(), exact(), vec![job("a", uniform(40_000.0, 0.02))]).unwrap();
@@ -352,7 +352,7 @@ fn what_cannot_be_is_refused_by_name() {
     assert_eq!(applied.refused[1].reason, RefusalReason::NotSupported);
 }
 
-/// Same seed, same bits: observations with noise included?
+/// Does the same seed give the same bits, including observations with noise?
 #[test]
 fn the_same_seed_gives_the_same_observations() {
     let run = |seed: u64| {
@@ -365,8 +365,8 @@ fn the_same_seed_gives_the_same_observations() {
     assert_ne!(run(3), run(4));
 }
 
-/// Does a task that is moved to another node leave its pages behind, wait for each miss as much longer as the node's latency
-/// is, and is all of that counted as the other node's?
+/// Does a task that moves to another node leave its pages behind, and wait longer for each miss by the node's extra
+/// latency, all counted as the other node's?
 #[test]
 fn who_moves_to_another_node_waits_for_far_memory() {
     let spec = crate::engine::tests::machine(2, 1, 1, 1);
@@ -399,7 +399,7 @@ fn who_moves_to_another_node_waits_for_far_memory() {
     assert_eq!(far.tasks[0].pages_per_node, Some(pages));
 }
 
-/// Do threads of one process have their pages where its first one ran, and does a machine with one node tell of none?
+/// Do threads of one process have their pages where its first thread ran, and does a machine with one node report none?
 #[test]
 fn threads_share_the_pages_of_their_process() {
     let two = IntervalJob { threads: 2, ..job("threads", uniform(1000.0, 0.01)) };

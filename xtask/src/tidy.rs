@@ -55,8 +55,7 @@ const NOT_LIBM: &[&str] =
     &[".ln()", ".log2()", ".log10()", ".exp()", ".exp2()", ".powf(", ".sin()", ".cos()", ".tan()"];
 const UNFINISHED: &[&str] = &["todo!(", "unimplemented!(", "TODO", "FIXME", "XXX"];
 /// Types that only the pipeline builds, because a second place could decide otherwise than a replay.
-const PIPELINE_PARTS: &[&str] =
-    &["Profiler::new(", "Profiler::default()", "RollbackGuard::new(", "ReferencePredictor {"];
+const PIPELINE_PARTS: &[&str] = &["Profiler::new(", "Profiler::default()", "Verifier::new(", "ReferencePredictor {"];
 /// Crates that define them, and the one that builds them.
 const PIPELINE_CRATES: &[&str] = &["pipeline", "locality", "policy"];
 const LINES_AT_MOST: usize = 700;
@@ -350,7 +349,7 @@ mod tests {
     /// Is a second place that builds a profiler or wraps a policy found, and the pipeline itself not?
     #[test]
     fn only_the_pipeline_builds_its_parts() {
-        let source = "fn f() { let p = CountersProfiler::new(level, 1.0); RollbackGuard::new(policy, None); }\n";
+        let source = "fn f() { let p = CountersProfiler::new(level, 1.0); Verifier::new(policy, None); }\n";
         let offline = "fn f() { OfflineProfiler::new(&configs); }\n";
         let in_crate = |crate_name: &str, text: &str| {
             complaints_of(&[

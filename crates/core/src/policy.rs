@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Cache, CacheId, Capabilities, CpuId, CpuSet, Forecast, Observation, PartitionSupport, Plan, Predictor, Profiles,
-    TaskId, TaskSample, Topology,
+    Cache, CacheId, Capabilities, CpuId, CpuSet, Forecast, Observation, PartitionSupport, Plan, Predictor, ProcessId,
+    Profiles, TaskId, TaskSample, Topology,
 };
 
 /// One reason, in a form that survives renaming: `{0}` in `text` is `tasks[0]`.
@@ -75,14 +75,17 @@ impl ReasonKind {
 }
 
 /// How the effect of a plan is verified by measured speeds.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verification {
-    /// The guard compares speeds before and after the change.
+    /// The plan is applied at once. If the guard is on, speeds before and after the change are compared.
     #[default]
     BeforeAndAfter,
-    /// The policy measures two plans in alternation, of which this is one. The guard leaves the verdict to the trial,
-    /// and protects goals only.
+    /// The plan is proposed: the verifier tries it or monitors it, and answers with a [`ChangeVerdict`].
+    Proposed(Box<ProposedChange>),
+    /// The change that was proposed last stays with the verifier. With any other verification it is withdrawn.
+    Pending,
+    /// Two plans alternate, of which this is one. The trial has the verdict, and the guard protects goals only.
     Trial,
     /// A trial has ended in favor of this plan. The guard rolls it back only if it harms a process more than the others
     /// gain, by the windows of the trial, and compares later plans with it.
@@ -92,6 +95,131 @@ pub enum Verification {
 impl Verification {
     fn is_before_and_after(&self) -> bool {
         *self == Verification::BeforeAndAfter
+    }
+}
+
+/// The measurement of a proposed change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum VerificationMethod {
+    /// The plan before and the new one alternate in blocks of legs, whose order is drawn from the seed.
+    Trial {
+        /// Windows at the start of a leg that do not count.
+        warmup_windows: u32,
+        /// Windows of a leg that count.
+        leg_windows: u32,
+        /// Seed of the order.
+        seed: u64,
+    },
+    /// The new plan is applied, and speeds before and after are compared.
+    Monitoring,
+}
+
+/// A value that combines the speeds of several processes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SpeedObjective {
+    /// The sum of speeds.
+    Sum,
+    /// The smallest of them.
+    Slowest,
+}
+
+/// The terms on which a policy proposes a plan.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct ProposedChange {
+    /// How it is measured.
+    pub method: VerificationMethod,
+    /// The plan before, with all tasks pinned to their places: tasks stay where a plan has put them, so a trial against
+    /// a plan without places would compare the new places with themselves.
+    pub old: Plan,
+    /// Forecasts of the old and the new plan.
+    pub forecasts: [Forecast; 2],
+    /// Forecast gain, as a share of the objective.
+    pub forecast_gain: f64,
+    /// Smallest gain that justifies the change, as a share.
+    pub min_gain: f64,
+    /// The objective by which speeds are compared.
+    pub objective: SpeedObjective,
+    /// Processes that count, with their weighted speeds under the old plan, in any unit.
+    pub speeds: Vec<(ProcessId, f64)>,
+}
+
+/// A difference of logarithms with its standard error.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct MeasuredLogRatio {
+    /// Logarithm of the objective under the new plan over that under the old one.
+    pub log_ratio: f64,
+    /// Its standard error.
+    pub error: f64,
+}
+
+/// The result of a verification.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum VerificationOutcome {
+    /// A trial found the plan faster: it is kept.
+    Faster,
+    /// A trial did not: the plan before is restored.
+    NotFaster,
+    /// The monitored plan is not slower: it is kept.
+    NotSlower,
+    /// The plan is slower, or harms a program: the plan before is restored.
+    Slower,
+    /// No process ran long enough on both sides of the change: the plan is kept.
+    NotMeasured,
+    /// Tasks or phases changed: a trial is over, and a monitored plan is kept.
+    Interrupted,
+    /// The plan was not applied, because it is on cooldown or there is nothing to compare it with.
+    Refused,
+}
+
+/// The verdict on the last change.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ChangeVerdict {
+    /// The result.
+    pub outcome: VerificationOutcome,
+    /// The plan that the verifier keeps, from which the policy continues.
+    pub plan: Plan,
+    /// Forecast of that plan, if it was proposed with one.
+    pub forecast: Option<Forecast>,
+    /// Gain as it was forecast, if the change was proposed.
+    pub forecast_gain: Option<f64>,
+    /// The measured change; `None` = nothing was measured.
+    pub measured: Option<MeasuredLogRatio>,
+}
+
+/// Verdicts of the verifier, as policies ask for them.
+pub trait Verdicts {
+    /// The verdict that was reached since the last decision.
+    fn latest(&self) -> Option<&ChangeVerdict>;
+
+    /// Have plans failed, so that [`Verdicts::excludes`] may be true?
+    fn has_failed_plans(&self) -> bool;
+
+    /// Is a plan on cooldown, by itself or as the image of a failed one on like caches? `instead` is the plan that
+    /// would be in its place: if that is an image as well, only the failed plan itself is excluded.
+    fn excludes(&self, plan: &Plan, instead: &Plan, view: &View<'_>) -> bool;
+
+    /// Is no plan tried in this window, because plans have failed?
+    fn is_paused(&self, window: u64) -> bool;
+}
+
+/// Verdicts without a verifier: none.
+impl Verdicts for () {
+    fn latest(&self) -> Option<&ChangeVerdict> {
+        None
+    }
+
+    fn has_failed_plans(&self) -> bool {
+        false
+    }
+
+    fn excludes(&self, _: &Plan, _: &Plan, _: &View<'_>) -> bool {
+        false
+    }
+
+    fn is_paused(&self, _: u64) -> bool {
+        false
     }
 }
 
@@ -172,13 +300,21 @@ pub struct View<'a> {
     pub observation: &'a Observation,
     /// The profile of each task after that window, with what is recalled from earlier.
     pub profiles: &'a Profiles,
-    /// The plan of the window before; without evidence its allowed, gangs and shares stay.
+    /// The plan of the window before, without temporary pins of the verifier; without evidence its allowed, gangs and
+    /// shares stay.
     pub previous_plan: &'a Plan,
     /// Predictor that answers "what if".
     pub predictor: &'a dyn Predictor,
+    /// Verdicts on earlier decisions; `&()` = there is no verifier.
+    pub verdicts: &'a dyn Verdicts,
 }
 
 impl<'a> View<'a> {
+    /// The plan from which a policy continues: that of a verdict, or else the previous one.
+    pub fn plan_to_keep(&self) -> &'a Plan {
+        self.verdicts.latest().map_or(self.previous_plan, |verdict| &verdict.plan)
+    }
+
     /// CPUs that are online.
     pub fn online(&self) -> CpuSet {
         self.topology.online()

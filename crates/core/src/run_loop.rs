@@ -142,6 +142,7 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
             profiles: self.recalled.as_ref().unwrap_or(&self.measured),
             previous_plan: &self.plan,
             predictor: self.predictor.as_ref(),
+            verdicts: &(),
         };
         let mut decision = self.policy.decide(&view);
         check_plan(&decision.plan, &view).map_err(|bad| ControlLoopError::Plan {
@@ -221,6 +222,7 @@ impl<M: Machine, P> ControlLoop<M, P> {
             profiles: self.profiles(),
             previous_plan: before,
             predictor: self.predictor.as_ref(),
+            verdicts: &(),
         };
         self.predictor.forecast(&view, plan)
     }

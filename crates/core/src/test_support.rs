@@ -152,6 +152,7 @@ impl ViewFixture {
             profiles: &self.profiles,
             previous_plan: &self.previous_plan,
             predictor,
+            verdicts: &(),
         }
     }
 }

@@ -27,7 +27,7 @@ use cachemate_linux::sense::progress::ProgressFiles;
 use cachemate_linux::sense::service_directory::ServiceDirectory;
 use cachemate_linux::sense::topology::read_topology;
 use cachemate_pipeline::{
-    GuardedPolicy, Pipeline, PipelineLoop, StandardPipeline, UnavailableEvidence, with_size_sweeps,
+    Pipeline, PipelineLoop, StandardPipeline, UnavailableEvidence, VerifiedPolicy, with_size_sweeps,
 };
 use cachemate_policy::policies;
 use cachemate_spec::{CpusetConfig, ManageConfig, ManageMode, PolicyChoice, RuleAction, RuleConfig, User};
@@ -250,13 +250,13 @@ fn chaos_policy(_: &PolicyConfig) -> Option<Box<dyn cachemate_core::Policy>> {
 ///
 /// # Errors
 /// An unknown policy, or parameters that it does not take.
-pub fn decider(config: &ManageConfig) -> anyhow::Result<GuardedPolicy> {
+pub fn decider(config: &ManageConfig) -> anyhow::Result<VerifiedPolicy> {
     let policy = policy_of(config);
     let inner = match chaos_policy(&policy) {
         Some(chaos) => chaos,
         None => policies::build(&policy.name, &policy.parameters, policy.seed)?,
     };
-    Ok(cachemate_pipeline::with_guard(inner, config.rollback.guard_config()))
+    Ok(cachemate_pipeline::verified(inner, config.rollback.guard_config()))
 }
 
 /// Rules as the machine wants them.

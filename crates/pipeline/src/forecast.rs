@@ -49,6 +49,7 @@ pub fn forecast_of(topology: &Topology, profiles: &Profiles, config: &PredictorC
         profiles,
         previous_plan: &before,
         predictor: &predictor,
+        verdicts: &(),
     };
     predictor.forecast(&view, under)
 }

@@ -2,7 +2,7 @@
 //!
 //! Problem: the same decision code has to run on a live host, on simulated machines and on recordings, and the replay
 //! of a recording has to repeat its decisions. Method: everything is built from one [`PipelineConfig`], which the
-//! header of every run log contains: profilers in order, the reference predictor, the policy, and the guard around it.
+//! header of every run log contains: profilers in order, the reference predictor, the policy, and the verifier around it.
 //! Properties: equal configurations and observations give equal decisions; no other crate builds profilers or wraps
 //! policies (tidy checks it); evidence that a policy or profiler needs and the machine does not provide is reported
 //! before the first window.
@@ -22,7 +22,7 @@ use cachemate_core::{
 };
 use cachemate_policy::policies::{self, PolicyError};
 use cachemate_policy::reference_predictor::ReferencePredictor;
-use cachemate_policy::rollback_guard::RollbackGuard;
+use cachemate_policy::verifier::Verifier;
 use cachemate_trace::RUN_LOG_VERSION;
 
 pub use evidence::{UnavailableEvidence, missing_evidence};
@@ -33,11 +33,11 @@ pub use standard::{
     with_size_sweeps,
 };
 
-/// The policy of a pipeline, with or without its guard.
-pub type GuardedPolicy = RollbackGuard<Box<dyn Policy>>;
+/// The policy of a pipeline under its verifier, with or without the guard.
+pub type VerifiedPolicy = Verifier<Box<dyn Policy>>;
 
 /// A loop over some machine, as pipelines start it.
-pub type PipelineLoop<M> = ControlLoop<M, GuardedPolicy>;
+pub type PipelineLoop<M> = ControlLoop<M, VerifiedPolicy>;
 
 /// Profilers over recorded observations, for studies of a single method.
 #[derive(Default)]
@@ -73,7 +73,7 @@ impl OfflineProfiler {
 }
 
 /// Replaces the policy of a running loop, with the recall that it takes.
-pub fn replace_policy<M>(live: &mut PipelineLoop<M>, name: String, policy: GuardedPolicy) {
+pub fn replace_policy<M>(live: &mut PipelineLoop<M>, name: String, policy: VerifiedPolicy) {
     live.recall = policies::recall(&name);
     (live.policy, live.policy_name) = (policy, name);
 }
@@ -81,13 +81,13 @@ pub fn replace_policy<M>(live: &mut PipelineLoop<M>, name: String, policy: Guard
 /// Everything between a machine and a plan, ready to start.
 pub struct Pipeline {
     config: PipelineConfig,
-    decider: GuardedPolicy,
+    decider: VerifiedPolicy,
     profilers: Vec<Box<dyn Profiler>>,
 }
 
-/// A policy under a guard, for a pipeline that continues while its policy is replaced.
-pub fn with_guard(policy: Box<dyn Policy>, guard: Option<GuardConfig>) -> GuardedPolicy {
-    RollbackGuard::new(policy, guard)
+/// A policy under its verifier, for a pipeline that continues while its policy is replaced.
+pub fn verified(policy: Box<dyn Policy>, guard: Option<GuardConfig>) -> VerifiedPolicy {
+    Verifier::new(policy, guard)
 }
 
 impl Pipeline {
@@ -103,7 +103,7 @@ impl Pipeline {
 
     /// The same around a policy that is not in the registry, such as an experiment's own.
     pub fn with_policy(config: PipelineConfig, policy: Box<dyn Policy>) -> Self {
-        let decider = with_guard(policy, config.guard);
+        let decider = verified(policy, config.guard);
         let profilers = config.profilers.iter().map(profilers::build).collect();
         Pipeline { config, decider, profilers }
     }

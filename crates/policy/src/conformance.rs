@@ -141,8 +141,15 @@ impl ObservationScript {
         at: usize,
     ) -> Result<Decision, RuleViolation> {
         let (topology, capabilities) = (&self.topology, &self.capabilities);
-        let view =
-            View { topology, capabilities, observation: seen, profiles, previous_plan: before, predictor: &REFERENCE };
+        let view = View {
+            topology,
+            capabilities,
+            observation: seen,
+            profiles,
+            previous_plan: before,
+            predictor: &REFERENCE,
+            verdicts: &(),
+        };
         let decision = policy.decide(&view);
         check_plan(&decision.plan, &view)
             .map_err(|bad| self.violation("the plan is always valid", at, bad.to_string()))?;

@@ -10,7 +10,7 @@
 //! - [`work_metric`]: speed of a task by reported work, instructions or a proxy.
 //! - [`solo_speeds`]: slowdowns against the speed alone.
 //! - [`service_losses`]: which service slows which one.
-//! - [`rollback_guard`]: rolls back decisions that made programs slower.
+//! - [`verifier`]: measures changes of plans, and rolls back those that made programs slower.
 //! - [`policies`]: one file per policy, and the registry by name.
 
 #![warn(missing_docs)]
@@ -31,10 +31,10 @@ pub mod placement;
 pub mod policies;
 mod reasons;
 pub mod reference_predictor;
-pub mod rollback_guard;
 pub mod schemes;
 mod sequential_test;
 pub mod service_losses;
 pub mod solo_speeds;
 pub mod solvers;
+pub mod verifier;
 pub mod work_metric;

@@ -114,6 +114,7 @@ fn run_filling(
             profiles: &profiles,
             previous_plan: &before,
             predictor: &predictor,
+            verdicts: &(),
         };
         let decision = policy.decide(&view);
         check_plan(&decision.plan, &view).unwrap();
@@ -268,6 +269,7 @@ fn lagging_tasks_get_no_advice() {
                 profiles: &profiles,
                 previous_plan: &before,
                 predictor: &predictor,
+                verdicts: &(),
             };
             last = policy.decide(&view).plan.penalties;
         }

@@ -76,6 +76,7 @@ fn decide_where(
         profiles,
         previous_plan: before,
         predictor: &REFERENCE,
+        verdicts: &(),
     };
     policy.decide(&view)
 }

@@ -86,6 +86,7 @@ fn a_plan_s_ways_protect_and_are_read_back() {
             profiles: &profiles,
             previous_plan: &before,
             predictor: &cachemate_core::test_support::NullPredictor,
+            verdicts: &(),
         };
         check_plan(&plan, &view).unwrap();
         let applied = machine.apply(&plan).unwrap();

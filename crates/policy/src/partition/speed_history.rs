@@ -15,7 +15,7 @@ use cachemate_core::{
 use std::collections::BTreeMap;
 
 use super::demand_curve::MeasuredSpeed;
-use crate::rollback_guard::noise::student_bound;
+use crate::verifier::noise::student_bound;
 
 /// Does the probe stop, occupy or slow programs? Watch points and hardware contexts' own counters do not.
 fn disturbs(what: &ProbeKind) -> bool {

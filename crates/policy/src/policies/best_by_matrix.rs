@@ -209,6 +209,7 @@ mod tests {
                 profiles: &Profiles::new(),
                 previous_plan: &Plan::idle(WindowLength::Time { ns: 1 }),
                 predictor: &ReferencePredictor { miss_penalty_cycles: 150.0 },
+                verdicts: &(),
             };
             let mut policy = build(&format!("slowdowns = [{}]", slowdowns.join(", ")), 1).unwrap();
             let plan = policy.decide(&view).plan;

@@ -102,6 +102,7 @@ impl World {
             profiles: &self.profiles,
             previous_plan: &self.before,
             predictor: &ReferencePredictor { miss_penalty_cycles: 150.0 },
+            verdicts: &(),
         };
         let decision = self.policy.decide(&view);
         check_plan(&decision.plan, &view).unwrap();

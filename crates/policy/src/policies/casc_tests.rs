@@ -76,6 +76,7 @@ impl CascFixture {
             profiles: &self.profiles,
             previous_plan: &self.before,
             predictor: &cachemate_core::test_support::NullPredictor,
+            verdicts: &(),
         };
         self.before = self.policy.decide(&view).plan;
         self.window += 1;

@@ -42,6 +42,7 @@ impl SchedCacheFixture {
             profiles: &Profiles::new(),
             previous_plan: &self.before,
             predictor: &NullPredictor,
+            verdicts: &(),
         };
         self.before = self.policy.decide(&view).plan;
         let cache_of =

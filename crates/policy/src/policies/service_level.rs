@@ -256,6 +256,7 @@ mod tests {
                 profiles: &Profiles::new(),
                 previous_plan: &before,
                 predictor: &predictor,
+                verdicts: &(),
             };
             before = policy.decide(&view).plan;
             units = crate::partition::partitioned_cache::units_of(&before.shares[0]).count();

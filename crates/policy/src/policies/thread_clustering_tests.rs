@@ -108,6 +108,7 @@ impl ClusteringFixture {
             profiles: &profiles,
             previous_plan: &self.before,
             predictor: &ReferencePredictor { miss_penalty_cycles: 200.0 },
+            verdicts: &(),
         };
         let decision = self.policy.decide(&view);
         check_plan(&decision.plan, &view).unwrap();
@@ -334,6 +335,7 @@ fn the_removed_stall_is_that_of_joined_partners() {
         profiles: &Profiles::new(),
         previous_plan: &Plan::idle(WindowLength::Time { ns: 1 }),
         predictor: &ReferencePredictor { miss_penalty_cycles: 200.0 },
+        verdicts: &(),
     };
     // Two of four threads lose a fifth of their cycles to each other's chip.
     let removed = placing.removed_share(&placing.assign(0.25), &view, 300.0);

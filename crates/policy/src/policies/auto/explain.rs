@@ -1,12 +1,11 @@
-//! Reasons of decisions, as text and numbers: the candidates, the choice, and the measured effect.
+//! Reasons of decisions, as text and numbers: the candidates and the choice.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cachemate_core::{Reason, ReasonKind, TaskId, View};
+use cachemate_core::{Reason, ReasonKind, TaskId};
 
 use super::candidates::{CandidatePlan, Mechanism, PlanComparator};
 use super::evidence::probe_planner::ProbePlanner;
-use super::lifecycle::{ChangeVerdict, NextPlan, Transition};
 use super::model::layout::SiteLayout;
 use super::model::problem::PlanningProblem;
 use super::model::score::{ForecastSpeed, speeds};
@@ -235,41 +234,6 @@ impl SearchReport<'_> {
         }
         text
     }
-}
-
-/// The measured effect of a change, and the transition that follows from it.
-pub fn verdict(view: &View<'_>, verdict: ChangeVerdict, forecast: f64, row: &Transition) -> Reason {
-    let measured_percent = 100.0 * libm::expm1(verdict.measured.log_ratio);
-    let how = match verdict.windows {
-        0 => "monitored".to_string(),
-        windows => format!("on trial for {windows} windows"),
-    };
-    let outcome = if row.rolls_back() { "it is rolled back" } else { "it is kept" };
-    let text = format!(
-        "the change was {how}: {measured_percent:+.1} %, forecast {:+.1} %, {}; {outcome}",
-        100.0 * forecast,
-        row.reason
-    );
-    let numbers = vec![
-        number("measured_percent", measured_percent),
-        number("standard_error_percent", 100.0 * verdict.measured.error.min(1e6)),
-        number("forecast_percent", 100.0 * forecast),
-    ];
-    Reason { kind: ReasonKind::TrialVerdict, tasks: live_tasks(view), text, numbers }
-}
-
-/// The end of a trial, of monitoring or of a roll-back without a measurement.
-pub fn interruption(view: &View<'_>, row: &Transition) -> Reason {
-    let outcome = match row.plan {
-        NextPlan::InForce | NextPlan::Leg | NextPlan::New => "the plan in force stays",
-        NextPlan::Old | NextPlan::Before => "the plan before is restored",
-    };
-    let text = format!("the change was not measured to the end: {}; {outcome}", row.reason);
-    Reason { kind: ReasonKind::Explanation, tasks: live_tasks(view), text, numbers: Vec::new() }
-}
-
-fn live_tasks(view: &View<'_>) -> Vec<TaskId> {
-    view.live_tasks().map(|task| task.task).collect()
 }
 
 #[cfg(test)]

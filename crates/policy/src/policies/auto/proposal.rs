@@ -2,23 +2,21 @@
 
 use std::cell::Cell;
 
-use cachemate_core::{Forecast, Plan, Reason, ShareMember, SplitMix64, TaskId, Units, View};
+use cachemate_core::{Forecast, Plan, ProcessId, Reason, ShareMember, SplitMix64, TaskId, Units, View};
 
 use super::Parameters;
 use super::candidates::{CandidatePlan, Mechanism, PlanComparator, PlanSearch};
 use super::decision::{Choice, ForecastRecord, Gain, Prospect, decide};
 use super::evidence::TaskEvidence;
 use super::explain::{MechanismGain, ReportedForecasts, SearchReport};
-use super::failed_plans::FailedPlans;
 use super::model::decided_plan::DecidedPlan;
 use super::model::forecast::forecast;
 use super::model::layout::SiteLayout;
 use super::model::problem::PlanningProblem;
 use super::model::problem_cache::SearchInput;
-use super::model::score::{LayoutScore, LayoutScorer, score, speeds, sum};
+use super::model::score::{LayoutScore, LayoutScorer, PlanObjective, score, speeds, sum};
 use super::model::score_cache::{ErrorDraw, ScoreCache};
 use super::model::unmet_goals;
-use super::trial::Weight;
 use crate::partition::units::{PartitionUnits, pages_to_move};
 
 /// Placing newcomers may compute one in so many of the site scores of a decision.
@@ -36,8 +34,8 @@ pub struct Proposal {
     pub new: DecidedPlan,
     /// The plan in force with all known tasks pinned to their sites.
     pub old: DecidedPlan,
-    /// Processes in the objective, with their forecast speeds under the plan in force.
-    pub weights: Vec<Weight>,
+    /// Processes in the objective, with their weighted speeds under the plan in force, as forecast.
+    pub speeds: Vec<(ProcessId, f64)>,
     /// Forecast gain, as a share.
     pub gain: f64,
     /// Forecast of the new plan.
@@ -59,7 +57,6 @@ pub struct PlanFinder<'a, 'v> {
     pub view: &'a View<'v>,
     pub in_force: &'a DecidedPlan,
     pub evidence: &'a TaskEvidence,
-    pub failed: &'a FailedPlans,
     pub record: &'a ForecastRecord,
     pub has_time_for_trial: bool,
 }
@@ -125,9 +122,9 @@ impl PlanFinder<'_, '_> {
         report.explain_change(how, &self.evidence.probe_planner, reported, why);
         let mut pinned = held.clone();
         pinned.pinned = scene.tasks.iter().map(|one| one.movable && one.program.is_some()).collect();
-        let (old, weights) = (self.plan_of(scene, &pinned), weights(scene, &held));
+        let (old, speeds) = (self.plan_of(scene, &pinned), weighted_speeds(scene, &held, self.parameters.objective));
         let forecast = self.forecast(scene, &best.layout);
-        Some(Proposal { choice, new, old, weights, gain: gain.middle, forecast })
+        Some(Proposal { choice, new, old, speeds, gain: gain.middle, forecast })
     }
 
     /// All candidates, and their comparator.
@@ -215,11 +212,11 @@ impl PlanFinder<'_, '_> {
 
     /// Excludes layouts that no plan can express, because their forecast would be of another plan, and failed plans.
     fn is_allowed(&self, layout: &SiteLayout, scene: &PlanningProblem) -> bool {
-        if layout.is_undivided() && self.failed.is_empty() {
+        if layout.is_undivided() && !self.view.verdicts.has_failed_plans() {
             return true;
         }
         let plan = self.plan_of(scene, layout);
-        layout.is_expressed_by(&plan.0, scene) && !self.failed.excludes(&plan, self.in_force, self.view)
+        layout.is_expressed_by(&plan.0, scene) && !self.view.verdicts.excludes(&plan.0, &self.in_force.0, self.view)
     }
 
     /// Processor time of copying pages to other colors.
@@ -244,20 +241,20 @@ impl PlanFinder<'_, '_> {
     }
 }
 
-/// Processes in the objective, with their speeds under a layout.
-fn weights(scene: &PlanningProblem, layout: &SiteLayout) -> Vec<Weight> {
-    let mut weights: Vec<Weight> = Vec::new();
+/// Processes in the objective, with their speeds relative to solo under a layout, weighted as the objective does.
+fn weighted_speeds(scene: &PlanningProblem, layout: &SiteLayout, objective: PlanObjective) -> Vec<(ProcessId, f64)> {
+    let mut weighted: Vec<(ProcessId, f64, f64)> = Vec::new();
     for (scene_task, speed) in scene.tasks.iter().zip(speeds(scene, layout)) {
         let (Some(program), Some(speed)) = (&scene_task.program, speed) else { continue };
-        match weights.iter_mut().find(|weight| weight.process == scene_task.process) {
+        match weighted.iter_mut().find(|(process, ..)| *process == scene_task.process) {
             // Threads of a process count as often as there are.
-            Some(weight) => weight.over_alone += speed.over_alone,
-            None => weights.push(Weight {
-                process: scene_task.process,
-                priority: program.goal.priority.max(0.0),
-                over_alone: speed.over_alone,
-            }),
+            Some((.., over_alone)) => *over_alone += speed.over_alone,
+            None => {
+                let priority =
+                    if objective == PlanObjective::WorstSlowdown { 1.0 } else { program.goal.priority.max(0.0) };
+                weighted.push((scene_task.process, priority, speed.over_alone));
+            }
         }
     }
-    weights
+    weighted.into_iter().map(|(process, priority, over_alone)| (process, priority * over_alone)).collect()
 }

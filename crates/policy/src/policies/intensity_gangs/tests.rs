@@ -104,6 +104,7 @@ impl ProbedHost {
             profiles: &profiles,
             previous_plan: &self.before,
             predictor: &ReferencePredictor { miss_penalty_cycles: self.penalty_cycles },
+            verdicts: &(),
         };
         let decision = self.policy.decide(&view);
         check_plan(&decision.plan, &view).unwrap();

@@ -61,6 +61,7 @@ mod tests {
             profiles: &Profiles::new(),
             previous_plan: &Plan::idle(WindowLength::Time { ns: 1 }),
             predictor: &NullPredictor,
+            verdicts: &(),
         })
     }
 

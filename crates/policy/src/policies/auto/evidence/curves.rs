@@ -89,6 +89,7 @@ mod tests {
             profiles: &profiles,
             previous_plan: &Plan::idle(WindowLength::Time { ns: 1 }),
             predictor: &NullPredictor,
+            verdicts: &(),
         };
         checks.observe(&view);
         checks.has_curve(&view, TaskId(0))

@@ -106,6 +106,7 @@ mod tests {
                 profiles: &profiles,
                 previous_plan: &plan,
                 predictor: &NullPredictor,
+                verdicts: &(),
             };
             evidence.observe(&view, CacheLevel::L3)
         };

@@ -548,6 +548,7 @@ mod tests {
                 profiles: &cachemate_core::Profiles::new(),
                 previous_plan: &plan,
                 predictor: &NullPredictor,
+                verdicts: &(),
             })
         };
         let watched = |task: TaskId| ProbeKind::ReuseTimes { task, locations: 1 };
@@ -579,6 +580,7 @@ mod tests {
                 profiles,
                 previous_plan: &plan,
                 predictor: &NullPredictor,
+                verdicts: &(),
             };
             [0, 1, 2].map(|id| asks.has_open_probe(&view, TaskId(id)))
         };

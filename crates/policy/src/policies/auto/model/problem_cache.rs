@@ -320,6 +320,7 @@ mod tests {
                 profiles: &profiles,
                 previous_plan: before,
                 predictor: &NullPredictor,
+                verdicts: &(),
             });
             *before = decision.plan.clone();
             if decision.reasons.iter().any(|reason| reason.text.contains(" candidates, ")) {

@@ -5,13 +5,14 @@ mod chance;
 mod churn;
 mod lies;
 mod mirror;
+mod proposals;
 mod series;
 mod trials;
 mod way_home;
 
 use cachemate_core::*;
 
-use super::RollbackGuard;
+use super::Verifier;
 
 pub const SECOND_NS: u64 = 1_000_000_000;
 
@@ -69,7 +70,7 @@ pub fn run_with_profiles(
 ) -> Vec<Decision> {
     let topology = topology();
     let capabilities = cachemate_core::test_support::capabilities(&[]);
-    let mut guard = RollbackGuard::new(policy, config);
+    let mut guard = Verifier::new(policy, config);
     let mut before = idle();
     let mut decisions = Vec::new();
     for window in 0..windows {
@@ -92,6 +93,7 @@ pub fn run_with_profiles(
             profiles: &profiles,
             previous_plan: &before,
             predictor: &SilentPolicy,
+            verdicts: &(),
         };
         let decision = guard.decide(&view);
         check_plan(&decision.plan, &view).expect("the guard's plans are valid");

@@ -33,7 +33,7 @@ fn legs(window: u64, verification: Verification) -> (Plan, Verification) {
 #[test]
 fn a_trial_is_left_to_its_own_verdict() {
     let verdicts_with = |verification: Verification| {
-        let policy = TestingPolicy(|window| legs(window, verification));
+        let policy = TestingPolicy(|window| legs(window, verification.clone()));
         verdicts(&run(policy, GuardConfig::default(), 60, |_, plan| programs(plan, 0.2, None)))
     };
     assert_eq!(verdicts_with(Verification::Trial), Vec::<usize>::new());
@@ -58,7 +58,7 @@ fn a_measured_plan_is_the_next_reference() {
             0..10 => (idle(), Verification::BeforeAndAfter),
             // Too short to be compared with the state before.
             10 => (new_plan(), Verification::Trial),
-            11 => (new_plan(), verification),
+            11 => (new_plan(), verification.clone()),
             12..14 => (new_plan(), Verification::BeforeAndAfter),
             _ => (idle(), Verification::BeforeAndAfter),
         });

@@ -162,7 +162,7 @@ fn guarded_policies_conform() {
         let make = |seed| {
             let inner = policies::build(entry.name, "", seed).unwrap();
             let config = GuardConfig { trial_windows: 2, ..GuardConfig::default() };
-            Box::new(RollbackGuard::new(inner, config)) as Box<dyn Policy>
+            Box::new(Verifier::new(inner, config)) as Box<dyn Policy>
         };
         check_policy(&make, 20).unwrap_or_else(|broken| panic!("guarded '{}': {broken}", entry.name));
     }

@@ -1,8 +1,10 @@
-//! Cooldown of plans that made programs slower, longer each time.
+//! Cooldown of plans that failed, longer each time: the only memory of failures.
 //!
 //! A failed plan is refused for some windows; if it fails again, for twice as many, up to a bound. A policy may also
-//! propose another bad plan each time, so from the second failure in a row on, every change is refused for a while,
-//! which doubles as well. The time spent on trials of bad plans is therefore a share that falls with every failure.
+//! propose another bad plan each time, so every change is refused for half as many windows after a failure, which
+//! doubles with each failure in a row. The time spent on trials of bad plans is therefore a share that falls with every
+//! failure. A change that only released partitions or turns is no such failure: its roll-back keeps them, and the
+//! policy proposed nothing.
 //!
 //! A plan shares its cooldown with its mirror images, in which like caches are exchanged ([`symmetry`]).
 
@@ -12,11 +14,11 @@ use super::live_tasks::{LiveTasks, same_placement};
 use super::symmetry;
 
 /// Maximal doublings of a wait.
-const MAX_DOUBLINGS: u32 = 4;
+const MAX_DOUBLINGS: u32 = 5;
 /// Number of plans that are stored.
 const MAX_STORED: usize = 64;
-/// The first wait after failures in a row, as a fraction of the wait for one plan.
-const FIRST_HOLD: u64 = 4;
+/// A plan that has not failed again for so many of its cooldowns counts as a new one.
+const REMEMBERED_COOLDOWNS: u64 = 8;
 
 #[derive(Clone, Debug)]
 struct FailedPlan {
@@ -74,7 +76,7 @@ impl PlanCooldown {
         self.failed.retain(|failed| !failed.is(plan, present));
         let windows = cooldown_windows.saturating_mul(1 << (times - 1).min(MAX_DOUBLINGS));
         let until = window.saturating_add(windows);
-        let remembered_until = until.saturating_add(windows.saturating_mul(2));
+        let remembered_until = until.saturating_add(windows.saturating_mul(REMEMBERED_COOLDOWNS));
         if self.failed.len() == MAX_STORED {
             self.failed.remove(0);
         }
@@ -85,17 +87,50 @@ impl PlanCooldown {
             remembered_until,
             times,
         });
-        self.in_a_row = self.in_a_row.saturating_add(1);
-        if let Some(doubled) = self.in_a_row.checked_sub(2) {
-            let hold = (cooldown_windows / FIRST_HOLD).saturating_mul(1 << doubled.min(2 + MAX_DOUBLINGS));
-            self.any_plan_until = window.saturating_add(hold);
-        }
         windows
+    }
+
+    /// A plan that a policy chose failed in this window: no plan is tried for a while.
+    pub fn pause(&mut self, window: u64, cooldown_windows: u64) {
+        let pause = (cooldown_windows / 2).saturating_mul(1 << self.in_a_row.min(MAX_DOUBLINGS));
+        self.any_plan_until = window.saturating_add(pause);
+        self.in_a_row = self.in_a_row.saturating_add(1);
     }
 
     /// A change was kept.
     pub fn record_success(&mut self) {
         self.in_a_row = self.in_a_row.saturating_sub(1);
+    }
+
+    /// Is no plan stored?
+    pub fn is_empty(&self) -> bool {
+        self.failed.is_empty()
+    }
+
+    /// Is every change refused in this window?
+    pub fn is_paused(&self, window: u64) -> bool {
+        window < self.any_plan_until
+    }
+
+    /// Until when is this plan on cooldown? `instead` is the plan in its place.
+    pub fn excluded_until(
+        &self,
+        plan: &Plan,
+        instead: &Plan,
+        present: &LiveTasks,
+        topology: &Topology,
+        window: u64,
+    ) -> Option<u64> {
+        // If both are the same for the remaining tasks, refusing has no effect. The plan in its place may itself be a
+        // mirror image; then only the failed plan itself is refused.
+        let differs = |failed: &&FailedPlan| {
+            let exactly = failed.is(plan, present) && !failed.is(instead, present);
+            let mirrored =
+                || failed.is_mirror(plan, present, topology) && !failed.is_mirror(instead, present, topology);
+            exactly || mirrored()
+        };
+        let mut failed = self.failed.iter().filter(|failed| window < failed.refused_until);
+        failed.find(differs).map(|failed| failed.refused_until)
     }
 
     /// Is this plan to be refused in this window? `instead` is the plan in its place.
@@ -107,19 +142,31 @@ impl PlanCooldown {
         topology: &Topology,
         window: u64,
     ) -> Option<CooldownReason> {
-        // If both are the same for the remaining tasks, refusing has no effect. The plan in its place may itself be a
-        // mirror image; then only the failed plan itself is refused.
-        let differs = |failed: &&FailedPlan| {
-            let exactly = failed.is(plan, present) && !failed.is(instead, present);
-            let mirrored =
-                || failed.is_mirror(plan, present, topology) && !failed.is_mirror(instead, present, topology);
-            exactly || mirrored()
-        };
-        let failed = self.failed.iter().filter(|failed| window < failed.refused_until).find(differs);
-        if let Some(failed) = failed {
-            return Some(CooldownReason::Failed { until: failed.refused_until });
+        if let Some(until) = self.excluded_until(plan, instead, present, topology, window) {
+            return Some(CooldownReason::Failed { until });
         }
-        let changed = window < self.any_plan_until && !same_placement(plan, instead, present);
+        let changed = self.is_paused(window) && !same_placement(plan, instead, present);
         changed.then_some(CooldownReason::FailuresInARow { until: self.any_plan_until })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Does every failure in a row double the pause, up to a bound, and a success shorten it?
+    #[test]
+    fn failures_in_a_row_lengthen_the_pause() {
+        let mut cooldown = PlanCooldown::default();
+        let pause_at = |cooldown: &mut PlanCooldown, from: u64| {
+            cooldown.pause(from, 60);
+            (from..).take_while(|&window| cooldown.is_paused(window)).count()
+        };
+        let pauses: Vec<usize> = (0..8).map(|nth| pause_at(&mut cooldown, 1_000 * nth)).collect();
+        assert_eq!(pauses, [30, 60, 120, 240, 480, 960, 960, 960]);
+        let mut cooldown = PlanCooldown::default();
+        cooldown.pause(0, 60);
+        cooldown.record_success();
+        assert_eq!(pause_at(&mut cooldown, 100), 30);
     }
 }

@@ -124,3 +124,18 @@ fn no_task_starves(
         has_turn(task) || !may.is_subset(&schedule.cpus)
     })
 }
+
+/// Does `to` differ from `from` only by fewer partitions, members of partitions and turns?
+pub fn only_releases(from: &Plan, to: &Plan, of: &LiveTasks) -> bool {
+    let without = |plan: &Plan| Plan { gangs: Vec::new(), shares: Vec::new(), ..plan.clone() };
+    let (gangs, shares) = (gangs_of(&from.gangs, of), shares_of(&from.shares, of));
+    let is_part = |share: &CacheShare| {
+        shares.iter().any(|whole| {
+            (whole.cache, &whole.units) == (share.cache, &share.units)
+                && share.members.iter().all(|member| whole.members.contains(member))
+        })
+    };
+    same_placement(&without(from), &without(to), of)
+        && gangs_of(&to.gangs, of).iter().all(|schedule| gangs.contains(schedule))
+        && shares_of(&to.shares, of).iter().all(is_part)
+}

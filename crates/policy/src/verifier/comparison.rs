@@ -21,7 +21,7 @@ pub struct CumulativeSpeedup {
     pub variance: f64,
 }
 
-/// Every live process that was measured on both sides, in order of arrival. `compared` is the number of windows before
+/// Every live process that was measured on both sides in its present phase, in order of arrival. `compared` is the number of windows before
 /// the change that are compared; earlier ones are used for the noise.
 pub fn changes<'a>(
     view: &View<'_>,
@@ -30,8 +30,9 @@ pub fn changes<'a>(
     compared: usize,
 ) -> Vec<ProcessChange> {
     let change = |process: ProcessId| {
+        let phase = after.iter().rev().find_map(|window| window.get(&process))?.phase;
         let of = |windows: &mut dyn Iterator<Item = &'a WindowSpeeds>| -> Vec<&'a ProcessSpeed> {
-            windows.filter_map(|window| window.get(&process)).collect()
+            windows.filter_map(|window| window.get(&process)).filter(|speed| speed.phase.is_like(phase)).collect()
         };
         let sides = [of(&mut before.clone()), of(&mut after.iter())];
         let (work, before, after) = WorkMetric::BEST_FIRST.iter().find_map(|&work| common_metric(&sides, work))?;

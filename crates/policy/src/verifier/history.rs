@@ -10,7 +10,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use cachemate_core::{Observation, Plan, PlanItem, ProcessId, Verification, View};
+use cachemate_core::{Observation, Plan, PlanItem, ProcessId, View};
 
 use super::comparison::CumulativeSpeedup;
 use super::home_restore::{HomeCpus, record_homes};
@@ -25,6 +25,18 @@ const SERIES: usize = 3;
 const MAX_PENDING: usize = 10;
 /// Fewest windows of a reference.
 const MIN_REFERENCE: usize = 2;
+
+/// How the plan in force is compared.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Comparison {
+    /// With the reference.
+    #[default]
+    BeforeAndAfter,
+    /// With the other plan of a trial.
+    Trial,
+    /// A trial has found it faster.
+    Measured,
+}
 
 /// A plan that was in force, its processes, and their speeds.
 #[derive(Clone, Debug)]
@@ -99,8 +111,8 @@ impl History {
         }
     }
 
-    /// Takes in a window under the plan that was decided before it, and how that is verified.
-    pub fn observe(&mut self, view: &View<'_>, compared: usize, verification: Verification) {
+    /// Takes in a window under the plan that was decided before it; returns whether a speed was measured.
+    pub fn observe(&mut self, view: &View<'_>, compared: usize, comparison: Comparison) -> bool {
         self.observed_windows += 1;
         record_homes(&mut self.homes, view);
         let present = LiveTasks::of(&view.observation.tasks);
@@ -112,10 +124,10 @@ impl History {
         let mut speeds = speeds_of(view);
         speeds.retain(|process, _| stayed.processes.contains(process));
         let measured = speeds.values().any(|speed| !speed.log_rates.is_empty());
-        match verification {
-            Verification::BeforeAndAfter => self.legs.clear(),
-            Verification::Trial if settled && measured => self.record_leg(view.previous_plan, &stayed, &speeds),
-            Verification::Trial | Verification::Measured => {}
+        match comparison {
+            Comparison::BeforeAndAfter => self.legs.clear(),
+            Comparison::Trial if settled && measured => self.record_leg(view.previous_plan, &stayed, &speeds),
+            Comparison::Trial | Comparison::Measured => {}
         }
         let known = stayed.common(&self.reference.tasks);
         let no_reference = self.trial.is_none() && self.reference.windows.len() < MIN_REFERENCE;
@@ -127,6 +139,12 @@ impl History {
         }
         self.in_force = view.previous_plan.clone();
         self.decided_for = std::mem::replace(&mut self.present, present);
+        measured
+    }
+
+    /// Is another plan than the reference in force?
+    pub fn is_on_trial(&self) -> bool {
+        self.trial.as_ref().is_some_and(|trial| trial.paused == 0)
     }
 
     /// Has the machine applied the plan, and have caches and queues settled? They get one window.

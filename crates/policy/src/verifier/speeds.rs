@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{CounterEvent, ProcessId, TaskSample, View};
+use cachemate_core::{CounterEvent, ProcessId, Profile, TaskSample, View};
 
 use crate::work_metric::{WorkMetric, metrics_of};
 
@@ -16,6 +16,31 @@ pub struct ProcessSpeed {
     pub log_rates: BTreeMap<WorkMetric, f64>,
     /// Natural logarithm of its instructions per cycle over its solo value, if both are known.
     pub log_over_solo: Option<f64>,
+    /// Phase of the thread that changed phase most often.
+    pub phase: ProcessPhase,
+}
+
+/// A phase by its number and its kind, if that is known.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub struct ProcessPhase {
+    number: u32,
+    kind: Option<u32>,
+}
+
+impl ProcessPhase {
+    fn of(threads: &[&TaskSample], view: &View<'_>) -> Self {
+        let profiles = threads.iter().filter_map(|thread| view.profiles.get(&thread.task));
+        let phase = |profile: &Profile| ProcessPhase {
+            number: profile.phase_number,
+            kind: profile.phase.kind.as_ref().map(|kind| kind.value),
+        };
+        profiles.map(phase).max().unwrap_or_default()
+    }
+
+    /// Is the program in the same phase in both, or in a recurring one?
+    pub fn is_like(self, other: ProcessPhase) -> bool {
+        self.number == other.number || self.kind.is_some() && self.kind == other.kind
+    }
 }
 
 /// Speeds of one window. A live process without countable work has an empty entry.
@@ -44,6 +69,7 @@ pub fn speeds_of(view: &View<'_>) -> WindowSpeeds {
         return WindowSpeeds::new();
     }
     let speed = |threads: Vec<&TaskSample>| ProcessSpeed {
+        phase: ProcessPhase::of(&threads, view),
         log_rates: log_rates(&threads, elapsed_ns),
         log_over_solo: log_over_solo(&threads, view),
     };

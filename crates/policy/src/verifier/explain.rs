@@ -1,0 +1,119 @@
+//! Reasons of the verifier: verdicts, roll-backs, and plans that it does not apply.
+
+use cachemate_core::{ChangeVerdict, Reason, ReasonKind, TaskId, VerificationOutcome, View};
+
+use super::cooldown::CooldownReason;
+use super::judge::Regression;
+use crate::work_metric::WorkMetric;
+
+/// Begins the reason of every roll-back.
+const ROLLED_BACK: &str = "rolled back:";
+
+fn percent(log_ratio: f64) -> f64 {
+    100.0 * libm::expm1(log_ratio)
+}
+
+fn number(name: &str, value: f64) -> (String, f64) {
+    (name.to_string(), value)
+}
+
+/// The measured effect of a proposed change. `trial_windows` is `None` if the change was monitored.
+pub fn verdict(verdict: &ChangeVerdict, trial_windows: Option<u32>, view: &View<'_>) -> Option<Reason> {
+    let forecast = verdict.forecast_gain?;
+    let how =
+        trial_windows.map_or_else(|| "monitored".to_string(), |windows| format!("on trial for {windows} windows"));
+    let (result, fate) = match verdict.outcome {
+        VerificationOutcome::Faster => ("faster", "it is kept"),
+        VerificationOutcome::NotFaster => ("not faster", "it is rolled back"),
+        VerificationOutcome::NotSlower => ("not slower", "it is kept"),
+        VerificationOutcome::Slower => ("slower", "it is rolled back"),
+        VerificationOutcome::NotMeasured | VerificationOutcome::Interrupted | VerificationOutcome::Refused => {
+            return None;
+        }
+    };
+    let measured = verdict.measured?;
+    let text = format!(
+        "the change was {how}: {:+.1} %, forecast {:+.1} %, {result}; {fate}",
+        percent(measured.log_ratio),
+        100.0 * forecast
+    );
+    let numbers = vec![
+        number("measured_percent", percent(measured.log_ratio)),
+        number("standard_error_percent", 100.0 * measured.error.min(1e6)),
+        number("forecast_percent", 100.0 * forecast),
+    ];
+    Some(Reason { kind: ReasonKind::TrialVerdict, tasks: live_tasks(view), text, numbers })
+}
+
+/// The end of a measurement by a change of tasks or phases.
+pub fn interruption(cause: &str, is_trial: bool, view: &View<'_>) -> Reason {
+    let fate = if is_trial { "the plan before is restored" } else { "the plan in force stays" };
+    let text = format!("the change was not measured to the end: {cause}; {fate}");
+    Reason { kind: ReasonKind::Explanation, tasks: live_tasks(view), text, numbers: Vec::new() }
+}
+
+/// A roll-back by a comparison of speeds.
+pub fn rollback(worse: &Regression, cooldown_windows: u64, view: &View<'_>) -> Reason {
+    let judgement = &worse.judgement;
+    let since = if worse.in_total { "over the last decisions together" } else { "since the last decision" };
+    let mut tasks: Vec<TaskId> = Vec::new();
+    let mut numbers = vec![
+        number("change_percent", percent(judgement.mean_log_ratio)),
+        number("standard_error_percent", 100.0 * judgement.standard_error),
+    ];
+    let mut text = format!(
+        "{ROLLED_BACK} the programs run {:+.1} % {since}{}",
+        percent(judgement.mean_log_ratio),
+        proxy_note(worse)
+    );
+    let first_task = |process| view.observation.tasks.iter().find(|task| task.process == process && !task.exited);
+    let harmed = judgement.harmed.and_then(|(process, log_ratio)| Some((log_ratio, first_task(process)?)));
+    if let Some((log_ratio, task)) = harmed {
+        tasks.push(task.task);
+        text += &format!(", {{0}} {:+.1} %", percent(log_ratio));
+        numbers.push(number("most_harmed_percent", percent(log_ratio)));
+    }
+    if judgement.floors_broken > 0 {
+        text += &format!(", and {} more miss their goal", judgement.floors_broken);
+        numbers.push(number("goals_missed", judgement.floors_broken as f64));
+    }
+    text += &format!("; the plan is on cooldown for {cooldown_windows} windows");
+    let moved = view.observation.tasks.iter().map(|task| task.task);
+    let others: Vec<TaskId> =
+        moved.filter(|task| view.previous_plan.affinity.contains_key(task) && !tasks.contains(task)).collect();
+    tasks.extend(others);
+    Reason { kind: ReasonKind::RolledBack, tasks, text, numbers }
+}
+
+/// Names of the proxy events, as text.
+fn proxy_note(worse: &Regression) -> String {
+    let (count, events) = &worse.judgement.proxies;
+    let mut names: Vec<&str> = events.iter().map(|event| WorkMetric::Proxy(*event).describe()).collect();
+    names.sort_unstable();
+    match count {
+        0 => String::new(),
+        count => format!(" ({count} of them judged by {}, because they report no work)", names.join(" and ")),
+    }
+}
+
+/// A plan that is not applied.
+pub fn held_back(text: String) -> Reason {
+    Reason { kind: ReasonKind::CoolingDown, tasks: Vec::new(), text, numbers: Vec::new() }
+}
+
+impl CooldownReason {
+    pub fn describe(self) -> String {
+        match self {
+            CooldownReason::Failed { until } => {
+                format!("{ROLLED_BACK} the plan that made programs slower is on cooldown until window {until}")
+            }
+            CooldownReason::FailuresInARow { until } => {
+                format!("{ROLLED_BACK} a plan has made programs slower; no plan is tried until window {until}")
+            }
+        }
+    }
+}
+
+fn live_tasks(view: &View<'_>) -> Vec<TaskId> {
+    view.live_tasks().map(|task| task.task).collect()
+}

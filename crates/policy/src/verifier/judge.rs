@@ -1,0 +1,140 @@
+//! The comparison of speeds before and after a change, and what follows from it.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{GuardConfig, MeasuredLogRatio, ProcessId, ProposedChange, View};
+
+use super::comparison::{CumulativeSpeedup, changes, in_total};
+use super::history::{Comparison, History, PlanRecord};
+use super::live_tasks::{LiveTasks, put_placement, same_placement};
+use super::trial::log_ratio;
+use super::verdict::{GuardVerdict, ProcessChange};
+
+/// A change that made programs slower.
+pub struct Regression {
+    pub judgement: GuardVerdict,
+    /// By the terms on which the change was proposed.
+    pub measured: Option<MeasuredLogRatio>,
+    /// Compared with the state before the first small loss, rather than with the last settled one.
+    pub in_total: bool,
+}
+
+/// The result of a window for the state in force.
+pub enum Judgement {
+    /// There is nothing to compare yet.
+    Open,
+    /// There is nothing that could ever be compared.
+    NotMeasured,
+    Kept(Option<MeasuredLogRatio>),
+    Worse(Regression),
+}
+
+/// The rules that apply to a change.
+pub struct Judge<'a> {
+    pub config: GuardConfig,
+    /// Does the guard protect programs, whatever the policy wants?
+    pub is_guarded: bool,
+    /// Terms of the change that is monitored.
+    pub monitored: Option<&'a ProposedChange>,
+}
+
+impl Judge<'_> {
+    /// Judges a changed state, and accepts it if it is no worse.
+    pub fn judge(&self, history: &mut History, view: &View<'_>, comparison: Comparison) -> Judgement {
+        match comparison {
+            Comparison::BeforeAndAfter => self.compare(history, view),
+            Comparison::Trial => self.check_goals(history, view),
+            Comparison::Measured => self.check_harm(history, view),
+        }
+    }
+
+    fn verdict_on(&self, changes: &[ProcessChange]) -> GuardVerdict {
+        GuardVerdict::of(changes, self.config.objective, self.config.min_loss)
+    }
+
+    fn compare(&self, history: &mut History, view: &View<'_>) -> Judgement {
+        let compared = self.config.trial_windows as usize;
+        let Some(after) = history.windows_to_compare(compared) else {
+            return if history.is_on_trial() { Judgement::Open } else { Judgement::NotMeasured };
+        };
+        if !self.is_guarded && self.monitored.is_none() {
+            history.accept(after, None);
+            return Judgement::Open;
+        }
+        let of_reference = changes(view, history.reference.windows.iter(), &after, compared);
+        let of_baseline = in_total(&of_reference, &history.totals);
+        let (local, total) = (self.verdict_on(&of_reference), self.verdict_on(&of_baseline));
+        let measured = self.monitored.and_then(|change| measured(change, &of_reference));
+        let is_slower = measured.zip(self.monitored).is_some_and(|(measured, change)| {
+            measured.log_ratio < -2.0 * measured.error && measured.log_ratio < -0.5 * change.min_gain
+        });
+        let worse = is_slower || self.is_guarded && local.worse;
+        let in_total = !worse && self.is_guarded && total.worse && history.baseline.is_some();
+        let back_to = if in_total { history.baseline.as_ref() } else { Some(&history.reference) };
+        if (worse || in_total) && back_to.is_some_and(|state| can_revert(state, view)) {
+            let judgement = if in_total { total } else { local };
+            return Judgement::Worse(Regression { judgement, measured, in_total });
+        }
+        let lost = total.mean_log_ratio < 0.0 || total.any_process_lost;
+        history.accept(after, lost.then(|| totals_of(&of_baseline)));
+        Judgement::Kept(measured)
+    }
+
+    /// A trial has its own verdict, unless the plan breaks goals.
+    fn check_goals(&self, history: &History, view: &View<'_>) -> Judgement {
+        let compared = self.config.trial_windows as usize;
+        let Some(after) = history.windows_to_compare(compared).filter(|_| self.is_guarded) else {
+            return Judgement::Open;
+        };
+        let judgement = self.verdict_on(&changes(view, history.reference.windows.iter(), &after, compared));
+        if judgement.floors_broken > 0 && can_revert(&history.reference, view) {
+            return Judgement::Worse(Regression { judgement, measured: None, in_total: false });
+        }
+        Judgement::Open
+    }
+
+    /// A plan that a trial found faster is checked only for harm to single processes, by the trial's own windows, in
+    /// which both plans alternated.
+    fn check_harm(&self, history: &mut History, view: &View<'_>) -> Judgement {
+        let (others, own) = history.trial_windows();
+        let judgement = self.verdict_on(&changes(view, others.iter(), &own, others.len()));
+        if self.is_guarded && judgement.is_harmful && can_revert(&history.reference, view) {
+            return Judgement::Worse(Regression { judgement, measured: None, in_total: false });
+        }
+        history.adopt(own);
+        Judgement::Kept(None)
+    }
+}
+
+/// The objective of a proposed change, by the changes of its processes.
+fn measured(change: &ProposedChange, changes: &[ProcessChange]) -> Option<MeasuredLogRatio> {
+    let of = |process: ProcessId| changes.iter().find(|change| change.process == process);
+    let shifted = |moved: Option<ProcessId>| {
+        let ratio = |process: ProcessId| {
+            let one = of(process)?;
+            let by = if moved == Some(process) { one.standard_error } else { 0.0 };
+            Some(libm::exp(one.log_ratio + by))
+        };
+        log_ratio(change, ratio)
+    };
+    let middle = shifted(None)?;
+    // Each process's error moves the objective by so much.
+    let moved = change.speeds.iter().filter_map(|&(process, _)| Some(shifted(Some(process))? - middle));
+    let error = libm::sqrt(moved.map(|by| by * by).sum());
+    Some(MeasuredLogRatio { log_ratio: middle, error })
+}
+
+/// Would a roll-back change anything for the remaining tasks?
+fn can_revert(state: &PlanRecord, view: &View<'_>) -> bool {
+    let mut plan = view.previous_plan.clone();
+    put_placement(&mut plan, &state.plan, &state.tasks, view);
+    !same_placement(&plan, view.previous_plan, &LiveTasks::of(&view.observation.tasks))
+}
+
+fn totals_of(changes: &[ProcessChange]) -> BTreeMap<ProcessId, CumulativeSpeedup> {
+    let total = |change: &ProcessChange| CumulativeSpeedup {
+        log_ratio: change.log_ratio,
+        variance: change.standard_error * change.standard_error,
+    };
+    changes.iter().map(|change| (change.process, total(change))).collect()
+}

@@ -1,0 +1,395 @@
+//! The verifier: the only judge of a change of plans, by measured speeds.
+//!
+//! Problem: forecasts err, evidence becomes outdated, and programs misreport; an operator wants no decision to persist
+//! that made programs slower. Method: the speed of every process is recorded in each window: reported work, else
+//! instructions, else an event that is a proxy for work ([`crate::work_metric`]). A policy chooses how a plan is
+//! verified:
+//!
+//! - A plan that it *proposes for a trial* alternates with the plan before in blocks ([`trial`]), until it is faster, or
+//!   not.
+//! - A plan that it *proposes for monitoring* is applied. The windows before the change are the reference, and the windows
+//!   after, once the machine has settled, are compared with it process by process ([`comparison`]), by the policy's
+//!   terms.
+//! - A plan that it *only decides* is applied. If the guard is on, it is compared in the same way by the guard's terms
+//!   ([`verdict`]), which protect programs from every policy, proposed changes included.
+//!
+//! [`judge`] decides whether the state is worse; [`history`] chooses what to compare if changes follow each other closely
+//! or tasks arrive and exit. A worse plan is rolled back: the reference plan is in force again for the live tasks, and
+//! tasks that it does not pin return to their earlier caches ([`home_restore`]). The failed plan is on cooldown, longer
+//! each time, and so are its mirror images on like caches ([`cooldown`]). Policies get every verdict by
+//! [`View::verdicts`], and may ask there which plans are on cooldown.
+//!
+//! During a trial, windows of both plans alternate, so the guard leaves the verdict to the trial and ends it only if goals
+//! are broken. A plan that a trial found faster is rolled back only if it harms a process more than the others gain, by
+//! the trial's windows; otherwise it is the next reference.
+//!
+//! Properties: pure; without speeds nothing is judged, and so nothing is rolled back; of changes without effect, about
+//! one in a hundred is rolled back by chance; windows of different phases are never compared; arrivals and exits end a
+//! trial, and neither end nor hide a comparison of the remaining tasks; a newcomer is compared once it has a reference of
+//! its own; if configured to wait, the guard allows no change before there is a reference, unless no speed can be
+//! measured; probes and the window are the policy's and pass through.
+
+mod comparison;
+mod cooldown;
+mod explain;
+mod history;
+mod home_restore;
+mod judge;
+pub(crate) mod live_tasks;
+pub(crate) mod noise;
+mod speeds;
+pub(crate) mod symmetry;
+#[cfg(test)]
+mod tests;
+pub(crate) mod trial;
+mod verdict;
+
+use cachemate_core::{
+    ChangeVerdict, Decision, Forecast, GuardConfig, MeasuredLogRatio, Plan, Policy, ProposedChange, Reason, TaskId,
+    Verdicts, Verification, VerificationOutcome, View,
+};
+
+use crate::sequential_test::SequentialVerdict;
+use cooldown::PlanCooldown;
+use history::{Comparison, History, PlanRecord};
+use home_restore::HomeRestorer;
+use judge::{Judge, Judgement, Regression};
+use live_tasks::{LiveTasks, only_releases, put_placement, same_placement};
+use trial::Trial;
+
+/// A policy and the verifier of its decisions.
+pub struct Verifier<P> {
+    inner: P,
+    /// `None` = programs are not protected from the policy.
+    guard: Option<GuardConfig>,
+    history: Option<History>,
+    /// The proposed change that has no verdict yet.
+    open: Option<OpenChange>,
+    /// How the plan in force is compared.
+    comparison: Comparison,
+    verdicts: PlanVerdicts,
+    home_restorer: Option<HomeRestorer>,
+}
+
+/// A proposed change that is being measured.
+struct OpenChange {
+    terms: Box<ProposedChange>,
+    before: Plan,
+    new: Plan,
+    /// `None` = it is monitored.
+    trial: Option<Trial>,
+    phases: TaskPhases,
+}
+
+/// The live tasks and their phases.
+type TaskPhases = Vec<(TaskId, u32)>;
+
+impl OpenChange {
+    fn verdict(&self, outcome: VerificationOutcome, is_kept: bool) -> ChangeVerdict {
+        let [of_old, of_new] = &self.terms.forecasts;
+        let (plan, forecast) = if is_kept { (&self.new, of_new) } else { (&self.before, of_old) };
+        ChangeVerdict {
+            outcome,
+            plan: plan.clone(),
+            forecast: Some(forecast.clone()).filter(|_| outcome != VerificationOutcome::Interrupted),
+            forecast_gain: Some(self.terms.forecast_gain),
+            measured: self.trial.as_ref().and_then(Trial::estimate),
+        }
+    }
+
+    /// The change of tasks or phases since it was proposed, in words.
+    fn interrupted_by(&self, view: &View<'_>) -> Option<&'static str> {
+        let now = phases(view);
+        if now == self.phases {
+            return None;
+        }
+        let tasks = |of: &TaskPhases| of.iter().map(|(task, _)| *task).collect::<Vec<_>>();
+        Some(if tasks(&now) == tasks(&self.phases) { "a phase has changed" } else { "tasks arrived or exited" })
+    }
+}
+
+fn phases(view: &View<'_>) -> TaskPhases {
+    let phase = |task: TaskId| view.profiles.get(&task).map_or(0, |profile| profile.phase_number);
+    view.live_tasks().map(|task| (task.task, phase(task.task))).collect()
+}
+
+/// The memory that policies may ask.
+#[derive(Default)]
+struct PlanVerdicts {
+    latest: Option<ChangeVerdict>,
+    cooldown: PlanCooldown,
+}
+
+impl Verdicts for PlanVerdicts {
+    fn latest(&self) -> Option<&ChangeVerdict> {
+        self.latest.as_ref()
+    }
+
+    fn has_failed_plans(&self) -> bool {
+        !self.cooldown.is_empty()
+    }
+
+    fn excludes(&self, plan: &Plan, instead: &Plan, view: &View<'_>) -> bool {
+        let present = LiveTasks::of(&view.observation.tasks);
+        self.cooldown.excluded_until(plan, instead, &present, view.topology, view.observation.window).is_some()
+    }
+
+    fn is_paused(&self, window: u64) -> bool {
+        self.cooldown.is_paused(window)
+    }
+}
+
+impl<P: Policy> Verifier<P> {
+    /// A verifier without memory; `None` = without the guard, so that only proposed changes are judged.
+    pub fn new(inner: P, guard: impl Into<Option<GuardConfig>>) -> Self {
+        let guard = guard.into().map(|config| GuardConfig { trial_windows: config.trial_windows.max(2), ..config });
+        Verifier {
+            inner,
+            guard,
+            history: None,
+            open: None,
+            comparison: Comparison::default(),
+            verdicts: PlanVerdicts::default(),
+            home_restorer: None,
+        }
+    }
+
+    /// Replaces the policy from the next window on; earlier failures do not apply to it.
+    pub fn replace(&mut self, inner: P, guard: Option<GuardConfig>) {
+        *self = Verifier::new(inner, guard);
+    }
+}
+
+impl<P: Policy> Policy for Verifier<P> {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        let restorer = self.home_restorer.take();
+        // Temporary pins are no plan of a policy.
+        let unpinned = restorer.as_ref().map(|restorer| restorer.without(view.previous_plan));
+        let view = View { previous_plan: unpinned.as_ref().unwrap_or(view.previous_plan), ..*view };
+        let mut reasons = Vec::new();
+        let is_rolled_back = self.verify(&view, &mut reasons);
+        let decision = self.inner.decide(&View { verdicts: &self.verdicts, ..view });
+        let verdict = self.verdicts.latest.take();
+        let mut decision = self.enact(decision, verdict.filter(|_| !is_rolled_back), &view, is_rolled_back);
+        decision.reasons.splice(0..0, reasons);
+        let restorer = self.home_restorer.take().or(restorer);
+        if let Some(restorer) = restorer.filter(|restorer| restorer.is_active(view.observation.window)) {
+            restorer.pin_tasks(&mut decision.plan, &view);
+            decision.forecast = None;
+            self.home_restorer = Some(restorer);
+        }
+        decision
+    }
+}
+
+impl<P> Verifier<P> {
+    fn config(&self) -> GuardConfig {
+        self.guard.unwrap_or_default()
+    }
+
+    /// Takes in a window, and reaches verdicts; returns whether the guard's comparison rolled the plan in force back.
+    fn verify(&mut self, view: &View<'_>, reasons: &mut Vec<Reason>) -> bool {
+        let config = self.config();
+        let history = self.history.get_or_insert_with(|| History::new(view));
+        let is_measured = history.observe(view, config.trial_windows as usize, self.comparison);
+        let comparison = self.comparison;
+        if is_measured {
+            self.continue_trial(view, reasons);
+        }
+        let monitored = self.open.as_ref().filter(|open| open.trial.is_none()).map(|open| open.terms.as_ref());
+        let rules = Judge { config, is_guarded: self.guard.is_some(), monitored };
+        let Some(history) = &mut self.history else { return false };
+        match rules.judge(history, view, comparison) {
+            Judgement::Open => {}
+            Judgement::NotMeasured => self.keep_monitored(None, view, reasons),
+            Judgement::Kept(measured) => {
+                self.verdicts.cooldown.record_success();
+                self.keep_monitored(measured, view, reasons);
+            }
+            Judgement::Worse(worse) => {
+                self.roll_back(&worse, view, reasons);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// A window of the change on trial or monitored: an interruption, or the verdict of a trial.
+    fn continue_trial(&mut self, view: &View<'_>, reasons: &mut Vec<Reason>) {
+        let Some(open) = &mut self.open else { return };
+        if let Some(cause) = open.interrupted_by(view) {
+            let is_trial = open.trial.is_some();
+            reasons.push(explain::interruption(cause, is_trial, view));
+            let verdict = open.verdict(VerificationOutcome::Interrupted, !is_trial);
+            self.end_open_change(verdict, view);
+            return;
+        }
+        let said = open.trial.as_mut().and_then(|trial| trial.add(view.observation, &open.terms));
+        let Some(said) = said else { return };
+        let is_faster = said == SequentialVerdict::Faster;
+        let outcome = if is_faster { VerificationOutcome::Faster } else { VerificationOutcome::NotFaster };
+        let verdict = open.verdict(outcome, is_faster);
+        let windows = open.trial.as_ref().map(|trial| trial.windows);
+        reasons.extend(explain::verdict(&verdict, windows, view));
+        if !is_faster {
+            let known = LiveTasks::of(&view.observation.tasks);
+            let new = open.new.clone();
+            self.record_failure(&new, &known, view);
+        }
+        self.end_open_change(verdict, view);
+    }
+
+    /// The open change has a verdict; if its trial ends with the plan before, tasks return to their places first.
+    fn end_open_change(&mut self, verdict: ChangeVerdict, view: &View<'_>) {
+        let Some(open) = self.open.take() else { return };
+        if open.trial.is_some() && verdict.outcome != VerificationOutcome::Faster {
+            self.home_restorer = HomeRestorer::after(&open.terms.old, &open.before, &open.terms.old.affinity, view);
+        }
+        self.verdicts.latest = Some(verdict);
+    }
+
+    /// The state in force is kept, and with it the change that is monitored.
+    fn keep_monitored(&mut self, measured: Option<MeasuredLogRatio>, view: &View<'_>, reasons: &mut Vec<Reason>) {
+        let Some(open) = self.open.take_if(|open| open.trial.is_none()) else { return };
+        let outcome =
+            if measured.is_some() { VerificationOutcome::NotSlower } else { VerificationOutcome::NotMeasured };
+        let verdict = ChangeVerdict { measured, ..open.verdict(outcome, true) };
+        reasons.extend(explain::verdict(&verdict, None, view));
+        self.verdicts.latest = Some(verdict);
+    }
+
+    /// Puts a plan on cooldown, and pauses the policy; returns the windows of the cooldown.
+    fn record_failure(&mut self, plan: &Plan, known: &LiveTasks, view: &View<'_>) -> u64 {
+        let (window, windows) = (view.observation.window, self.config().cooldown_windows.into());
+        let cooldown = &mut self.verdicts.cooldown;
+        let cooldown_windows = cooldown.record_failure(plan, known, view.topology, window, windows);
+        let reference = self.history.as_ref().map(|history| &history.reference.plan);
+        if !reference.is_some_and(|reference| only_releases(reference, plan, known)) {
+            self.verdicts.cooldown.pause(window, windows);
+        }
+        cooldown_windows
+    }
+
+    /// Returns to the reference.
+    fn roll_back(&mut self, worse: &Regression, view: &View<'_>, reasons: &mut Vec<Reason>) {
+        let known = self.history.as_ref().map(|history| history.decided_for().clone()).unwrap_or_default();
+        let cooldown_windows = self.record_failure(view.previous_plan, &known, view);
+        let open = self.open.take();
+        let Some(history) = &mut self.history else { return };
+        history.revert(worse.in_total);
+        let PlanRecord { plan: reference, tasks: knew, homes, .. } = &history.reference;
+        let mut plan = view.previous_plan.clone();
+        put_placement(&mut plan, reference, knew, view);
+        self.home_restorer = HomeRestorer::after(view.previous_plan, &plan, homes, view);
+        let mut reason = explain::rollback(worse, cooldown_windows, view);
+        if self.home_restorer.is_some() {
+            reason.text += "; tasks return to their earlier caches";
+        }
+        reasons.push(reason);
+        let old_forecast = open.as_ref().map(|open| open.terms.forecasts[0].clone());
+        let verdict = ChangeVerdict {
+            outcome: VerificationOutcome::Slower,
+            plan,
+            forecast: old_forecast.filter(|_| !worse.in_total),
+            forecast_gain: open.map(|open| open.terms.forecast_gain),
+            measured: worse.measured,
+        };
+        reasons.extend(explain::verdict(&verdict, None, view));
+        self.verdicts.latest = Some(verdict);
+    }
+
+    /// What becomes of a decision: the leg of a trial, the plan as it is, or the plan in its place.
+    fn enact(
+        &mut self,
+        mut decision: Decision,
+        verdict: Option<ChangeVerdict>,
+        view: &View<'_>,
+        is_rolled_back: bool,
+    ) -> Decision {
+        let asked = std::mem::take(&mut decision.verification);
+        let present = LiveTasks::of(&view.observation.tasks);
+        if is_rolled_back || self.hold_back(&mut decision, &asked, &present, view) {
+            if let Some(history) = self.history.as_ref().filter(|_| is_rolled_back) {
+                put_placement(&mut decision.plan, &history.reference.plan, &history.reference.tasks, view);
+            }
+            decision.forecast = None;
+            (self.open, self.comparison) = (None, Comparison::BeforeAndAfter);
+            return decision;
+        }
+        self.comparison = match &asked {
+            Verification::Trial => Comparison::Trial,
+            Verification::Measured => Comparison::Measured,
+            _ => Comparison::BeforeAndAfter,
+        };
+        self.open = match asked {
+            Verification::Proposed(terms) => Some(OpenChange {
+                trial: Trial::of(terms.method),
+                terms,
+                before: verdict.as_ref().map_or(view.previous_plan, |verdict| &verdict.plan).clone(),
+                new: decision.plan.clone(),
+                phases: phases(view),
+            }),
+            Verification::Pending => self.open.take(),
+            _ => None,
+        };
+        if let Some((open, trial)) = self.open.as_ref().and_then(|open| Some((open, open.trial.as_ref()?))) {
+            let [of_old, of_new] = &open.terms.forecasts;
+            let (leg, forecast): (&Plan, &Forecast) =
+                if trial.is_new() { (&open.new, of_new) } else { (&open.terms.old, of_old) };
+            put_placement(&mut decision.plan, leg, &present, view);
+            decision.forecast = Some(forecast.clone());
+            self.comparison = Comparison::Trial;
+        }
+        let is_measured = |verdict: &ChangeVerdict| {
+            verdict.outcome == VerificationOutcome::Faster && same_placement(&verdict.plan, &decision.plan, &present)
+        };
+        if verdict.as_ref().is_some_and(is_measured) && self.open.is_none() {
+            self.comparison = Comparison::Measured;
+        }
+        decision.verification = match self.comparison {
+            Comparison::BeforeAndAfter => Verification::BeforeAndAfter,
+            Comparison::Trial => Verification::Trial,
+            Comparison::Measured => Verification::Measured,
+        };
+        decision
+    }
+
+    /// Puts the plan in force, or the reference, in the place of a plan that the guard does not allow now.
+    fn hold_back(
+        &mut self,
+        decision: &mut Decision,
+        asked: &Verification,
+        present: &LiveTasks,
+        view: &View<'_>,
+    ) -> bool {
+        let Some((config, history)) = self.guard.zip(self.history.as_ref()) else { return false };
+        // A change that is being measured was allowed when it was proposed.
+        if *asked == Verification::Pending {
+            return false;
+        }
+        let missing = if config.waits_for_reference { history.missing(config.trial_windows as usize) } else { None };
+        let missing = missing.filter(|_| !same_placement(&decision.plan, view.previous_plan, present));
+        let PlanRecord { plan: reference, tasks: knew, .. } = &history.reference;
+        let window = view.observation.window;
+        let refusal =
+            || self.verdicts.cooldown.refuses(&decision.plan, reference, &history.known(), view.topology, window);
+        let (reason, plan, of) = if let Some(missing) = missing {
+            let text = format!("no change yet: {missing} more measured windows are needed for a comparison");
+            (text, view.previous_plan, present)
+        } else if let Some(refusal) = refusal() {
+            (refusal.describe(), reference, knew)
+        } else {
+            return false;
+        };
+        decision.reasons = vec![explain::held_back(reason)];
+        put_placement(&mut decision.plan, plan, of, view);
+        self.verdicts.latest = Some(ChangeVerdict {
+            outcome: VerificationOutcome::Refused,
+            plan: decision.plan.clone(),
+            forecast: None,
+            forecast_gain: None,
+            measured: None,
+        });
+        true
+    }
+}

@@ -1,0 +1,151 @@
+//! Plans that a policy proposes: trials, monitoring, and the verdicts that the policy gets.
+
+use super::*;
+
+/// Proposes a plan once, keeps what the verifier keeps, and records the verdicts by window.
+struct ProposingPolicy<'a> {
+    at: u64,
+    plan: Plan,
+    method: VerificationMethod,
+    is_open: bool,
+    verdicts: &'a mut Vec<(u64, VerificationOutcome)>,
+}
+
+impl Policy for ProposingPolicy<'_> {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        let kept = Decision::new(view.plan_to_keep().clone(), Vec::new());
+        if let Some(verdict) = view.verdicts.latest() {
+            self.verdicts.push((view.observation.window, verdict.outcome));
+            self.is_open = false;
+        }
+        if view.observation.window == self.at {
+            self.is_open = true;
+            let terms = ProposedChange {
+                method: self.method,
+                old: pinned(&[(0, 0), (1, 1)]),
+                forecasts: Default::default(),
+                forecast_gain: 0.1,
+                min_gain: 0.01,
+                objective: SpeedObjective::Sum,
+                speeds: vec![(ProcessId(0), 1.0), (ProcessId(1), 1.0)],
+            };
+            let verification = Verification::Proposed(Box::new(terms));
+            return Decision { verification, ..Decision::new(self.plan.clone(), Vec::new()) };
+        }
+        let verification = if self.is_open { Verification::Pending } else { Verification::BeforeAndAfter };
+        Decision { verification, ..kept }
+    }
+}
+
+const TRIAL: VerificationMethod = VerificationMethod::Trial { warmup_windows: 1, leg_windows: 2, seed: 7 };
+
+fn new_plan() -> Plan {
+    pinned(&[(0, 0), (1, 2)])
+}
+
+/// The decisions and verdicts if the new plan, proposed in window 10, gives speeds of this factor.
+fn proposed(
+    method: VerificationMethod,
+    factor: f64,
+    guard: Option<GuardConfig>,
+    tasks: impl Fn(u64) -> u32,
+) -> (Vec<Decision>, Vec<(u64, VerificationOutcome)>) {
+    let mut verdicts = Vec::new();
+    let policy = ProposingPolicy { at: 10, plan: new_plan(), method, is_open: false, verdicts: &mut verdicts };
+    let decisions = run(policy, guard, 200, |window, plan| {
+        let is_new = plan.affinity.get(&TaskId(1)) == new_plan().affinity.get(&TaskId(1));
+        let noise = (window * 7919 % 13) as f64;
+        let work = 1000.0 * if is_new { factor } else { 1.0 } + noise;
+        (0..tasks(window)).map(|id| program(id, None, work)).collect()
+    });
+    (decisions, verdicts)
+}
+
+/// Is a proposed plan kept if it is faster in a trial and the plan before restored if it is not, with or without the
+/// guard; does the policy get the verdict; and does the plan alternate until then?
+#[test]
+fn a_trial_keeps_what_is_faster() {
+    for guard in [None, Some(GuardConfig::default())] {
+        for (factor, expected) in [(1.1, VerificationOutcome::Faster), (0.9, VerificationOutcome::NotFaster)] {
+            let (decisions, verdicts) = proposed(TRIAL, factor, guard, |_| 2);
+            let [(window, outcome)] = verdicts[..] else { panic!("{factor}: {verdicts:?}") };
+            assert_eq!(outcome, expected);
+            let (mut legs, after) = (windows_with(&decisions, &new_plan()), &decisions[window as usize + 3..]);
+            legs.retain(|&leg| leg < window as usize);
+            assert!(!legs.is_empty() && legs.len() < window as usize - 10, "both alternate: {legs:?}");
+            let is_kept = expected == VerificationOutcome::Faster;
+            let in_force = if is_kept { new_plan() } else { idle() };
+            assert!(after.iter().all(|decision| decision.plan.affinity == in_force.affinity), "{factor}");
+            let reason = &decisions[window as usize].reasons[0];
+            assert!(reason.kind == ReasonKind::TrialVerdict && reason.text.contains("on trial for"), "{reason:?}");
+        }
+    }
+}
+
+/// Is a monitored plan rolled back if it is slower by the policy's terms, even without the guard, and kept otherwise?
+#[test]
+fn a_monitored_plan_is_rolled_back_if_it_is_slower() {
+    for guard in [None, Some(GuardConfig::default())] {
+        for (factor, expected) in [(1.0, VerificationOutcome::NotSlower), (0.97, VerificationOutcome::Slower)] {
+            let (decisions, verdicts) = proposed(VerificationMethod::Monitoring, factor, guard, |_| 2);
+            assert_eq!(verdicts.iter().map(|verdict| verdict.1).collect::<Vec<_>>(), [expected], "{factor}");
+            let is_kept = decisions[199].plan.affinity == new_plan().affinity;
+            assert_eq!(is_kept, expected == VerificationOutcome::NotSlower);
+        }
+    }
+}
+
+/// Does an arrival end a trial with the plan before, and monitoring with the new one?
+#[test]
+fn an_arrival_ends_a_trial() {
+    for (method, is_kept) in [(TRIAL, false), (VerificationMethod::Monitoring, true)] {
+        let (decisions, verdicts) = proposed(method, 1.1, None, |window| if window < 13 { 2 } else { 3 });
+        assert_eq!(verdicts, [(13, VerificationOutcome::Interrupted)]);
+        assert_eq!(decisions[20].plan.affinity == new_plan().affinity, is_kept);
+    }
+}
+
+/// Does a plan that failed stay on cooldown, so that the same proposal is refused by the guard and the policy can know
+/// it beforehand, whereas the roll-back of released turns pauses no policy?
+#[test]
+fn the_policy_can_ask_for_the_cooldown() {
+    let asked = |bad: Plan, good: Plan| {
+        let mut answers = (false, false);
+        let policy = ScriptedPolicy(|view: &View<'_>| {
+            let window = view.observation.window;
+            answers.0 |= view.verdicts.excludes(&bad, view.previous_plan, view);
+            answers.1 |= view.verdicts.is_paused(window);
+            if window < 10 { good.clone() } else { bad.clone() }
+        });
+        let is_bad = |plan: &Plan| (&plan.affinity, &plan.gangs) == (&bad.affinity, &bad.gangs);
+        let decisions = run(policy, GuardConfig::default(), 40, |_, plan| {
+            let work = if is_bad(plan) { 500.0 } else { 1000.0 };
+            vec![program(0, None, work), program(1, None, work)]
+        });
+        assert_eq!(verdicts(&decisions).len(), 1);
+        answers
+    };
+    assert_eq!(asked(new_plan(), idle()), (true, true));
+    let gang = |id: u32| Gang { members: vec![(TaskId(id), None)], slices: 1 };
+    let turns = GangSchedule { cpus: [0].into_iter().collect(), slice_ns: 1_000_000, gangs: vec![gang(0), gang(1)] };
+    assert_eq!(asked(idle(), Plan { gangs: vec![turns], ..idle() }), (true, false));
+}
+
+/// Is a program that becomes slower because its phase changes at the same time as the plan no reason for a roll-back,
+/// whereas a slower one in the same phase, or in a recurring one, is?
+#[test]
+fn windows_of_different_phases_are_not_compared() {
+    let rolled_back = |phase_after: u32, kind: Option<u32>| {
+        let policy = ScriptedPolicy(|view: &View<'_>| if view.observation.window < 10 { idle() } else { new_plan() });
+        let decisions = run_with_profiles(policy, GuardConfig::default(), 40, |window, _| {
+            let (work, phase_number) = if window < 11 { (1000.0, 0) } else { (500.0, phase_after) };
+            let phase = PhaseFacts { kind: kind.map(|kind| Fact::new(kind, FactSource::Oracle, 0)) };
+            let profile = Profile { phase_number, phase, ..Profile::default() };
+            let profiles = (0..2).map(|id| (TaskId(id), profile.clone())).collect();
+            ((0..2).map(|id| program(id, None, work)).collect(), profiles)
+        });
+        !verdicts(&decisions).is_empty()
+    };
+    assert!(rolled_back(0, None) && rolled_back(2, Some(1)));
+    assert!(!rolled_back(1, None));
+}

@@ -1,0 +1,182 @@
+//! A trial of a proposed change: the plan before and the new one alternate in blocks.
+//!
+//! Speed is work a second of each process, by the best measure of work that it has ([`crate::work_metric`]). The stated
+//! objective is compared: the policy gives each process's weighted speed under the old plan, the measurement gives the
+//! change of it. Properties: a window counts once the leg has settled; a process that did not run on both sides does
+//! not count.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{MeasuredLogRatio, Observation, ProcessId, ProposedChange, SpeedObjective, VerificationMethod};
+
+use crate::sequential_test::{BlockDesign, MIN_BLOCKS, SequentialTest, SequentialVerdict};
+use crate::work_metric::{WorkMetric, metrics_of};
+
+/// Work and time of processes, in all windows of a side.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct WorkTotals {
+    work: BTreeMap<(ProcessId, WorkMetric), f64>,
+    elapsed_ns: f64,
+}
+
+impl WorkTotals {
+    /// Takes a window in.
+    fn add(&mut self, seen: &Observation) {
+        for task in seen.tasks.iter().filter(|task| !task.exited) {
+            for (work, count) in metrics_of(task, seen.span.elapsed_ns) {
+                *self.work.entry((task.process, work)).or_insert(0.0) += count;
+            }
+        }
+        self.elapsed_ns += seen.span.elapsed_ns as f64;
+    }
+
+    /// Speed of a process over that on another side, by the best measure that both have.
+    fn relative_to(&self, other: &WorkTotals, process: ProcessId) -> Option<f64> {
+        WorkMetric::BEST_FIRST.into_iter().find_map(|work| {
+            let (mine, theirs) = (self.work.get(&(process, work))?, other.work.get(&(process, work))?);
+            let ratio = (mine / self.elapsed_ns) / (theirs / other.elapsed_ns);
+            (ratio.is_finite() && ratio > 0.0).then_some(ratio)
+        })
+    }
+}
+
+/// Logarithm of the objective after a change over that before, by the ratio of each process's speeds. A process without
+/// a ratio does not count.
+pub fn log_ratio(change: &ProposedChange, ratio: impl Fn(ProcessId) -> Option<f64>) -> Option<f64> {
+    let changed: Vec<(f64, f64)> =
+        change.speeds.iter().filter_map(|&(process, speed)| Some((speed, ratio(process)?))).collect();
+    if changed.is_empty() {
+        return None;
+    }
+    let value = |speeds: &mut dyn Iterator<Item = f64>| match change.objective {
+        SpeedObjective::Slowest => speeds.fold(f64::INFINITY, f64::min),
+        SpeedObjective::Sum => speeds.sum(),
+    };
+    let now = value(&mut changed.iter().map(|(speed, ratio)| speed * ratio));
+    let ratio = now / value(&mut changed.iter().map(|(speed, _)| *speed));
+    (ratio.is_finite() && ratio > 0.0).then(|| libm::log(ratio))
+}
+
+/// Windows of the shortest trial that adopts a change.
+pub fn shortest_trial(warmup_windows: u32, leg_windows: u32) -> u32 {
+    MIN_BLOCKS as u32 * (4 * leg_windows + 2 * warmup_windows)
+}
+
+/// A change on trial, in blocks.
+#[derive(Clone, Debug)]
+pub struct Trial {
+    warmup_windows: u32,
+    leg_windows: u32,
+    blocks: BlockDesign,
+    evidence: SequentialTest,
+    sides: [WorkTotals; 2],
+    settling: u32,
+    in_leg: u32,
+    pub windows: u32,
+}
+
+/// Blocks after which a trial ends undecided, and windows, because some blocks may not count.
+const MAX_BLOCKS: usize = 12;
+const MAX_TRIAL_WINDOWS: u32 = 300;
+
+impl Trial {
+    /// `None` = the change is monitored instead.
+    pub fn of(method: VerificationMethod) -> Option<Self> {
+        let VerificationMethod::Trial { warmup_windows, leg_windows, seed } = method else { return None };
+        Some(Trial {
+            warmup_windows,
+            leg_windows,
+            settling: warmup_windows,
+            blocks: BlockDesign::new(seed),
+            evidence: SequentialTest::default(),
+            sides: [WorkTotals::default(), WorkTotals::default()],
+            in_leg: 0,
+            windows: 0,
+        })
+    }
+
+    /// Is the new plan in force?
+    pub fn is_new(&self) -> bool {
+        self.blocks.is_new()
+    }
+
+    /// New over old, so far.
+    pub fn estimate(&self) -> Option<MeasuredLogRatio> {
+        self.evidence.mean().map(|(log_ratio, error)| MeasuredLogRatio { log_ratio, error })
+    }
+
+    /// Takes in a window under the present leg's plan; `None` = the trial goes on.
+    pub fn add(&mut self, seen: &Observation, change: &ProposedChange) -> Option<SequentialVerdict> {
+        self.windows += 1;
+        if self.windows > MAX_TRIAL_WINDOWS {
+            return Some(SequentialVerdict::Undecided);
+        }
+        if self.settling > 0 {
+            self.settling -= 1;
+            return None;
+        }
+        let before = self.blocks.is_new();
+        self.sides[usize::from(before)].add(seen);
+        self.in_leg += 1;
+        if self.in_leg < self.leg_windows {
+            return None;
+        }
+        self.in_leg = 0;
+        let over = self.blocks.next_leg();
+        if self.blocks.is_new() != before {
+            self.settling = self.warmup_windows;
+        }
+        if !over {
+            return None;
+        }
+        let [old, new] = std::mem::take(&mut self.sides);
+        self.evidence.add(log_ratio(change, |process| new.relative_to(&old, process))?);
+        match self.evidence.verdict(change.min_gain) {
+            SequentialVerdict::Undecided if self.evidence.blocks() < MAX_BLOCKS => None,
+            said => Some(said),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cachemate_core::test_support::observation;
+    use cachemate_core::{CounterEvent, EventCount, EventCounts, Plan, WindowLength};
+
+    fn seen(instructions: u64) -> Observation {
+        let mut seen = observation(0, 2);
+        seen.span.elapsed_ns = 1_000;
+        for task in &mut seen.tasks {
+            task.counts = EventCounts(vec![EventCount {
+                event: CounterEvent::Instructions,
+                count: instructions,
+                enabled_share: 1.0,
+            }]);
+        }
+        seen
+    }
+    /// Does a trial find a gain that exists, and none that does not?
+    #[test]
+    fn a_trial_finds_a_gain_that_exists() {
+        let run = |gain: u64| {
+            let method = VerificationMethod::Trial { warmup_windows: 1, leg_windows: 2, seed: 3 };
+            let change = ProposedChange {
+                method,
+                old: Plan::idle(WindowLength::Time { ns: 1 }),
+                forecasts: Default::default(),
+                forecast_gain: 0.05,
+                min_gain: 0.01,
+                objective: SpeedObjective::Sum,
+                speeds: seen(1).tasks.iter().map(|task| (task.process, 0.5)).collect(),
+            };
+            let mut trial = Trial::of(method).unwrap();
+            (0..400).find_map(|window| {
+                let more = if trial.is_new() { gain } else { 0 };
+                trial.add(&seen(1_000_000 + 10_000 * more + 100 * (window * 7919 % 13)), &change)
+            })
+        };
+        assert_eq!(run(5), Some(SequentialVerdict::Faster));
+        assert_eq!(run(0), Some(SequentialVerdict::Negligible));
+    }
+}

@@ -21,8 +21,8 @@ pub struct CumulativeSpeedup {
     pub variance: f64,
 }
 
-/// Every live process that was measured on both sides in its present phase, in order of arrival. `compared` is the number of windows before
-/// the change that are compared; earlier ones are used for the noise.
+/// Every live process that was measured on both sides in its present phase, in order of arrival. `compared` is the number
+/// of windows before the change that are compared; earlier ones are used for the noise.
 pub fn changes<'a>(
     view: &View<'_>,
     before: impl Iterator<Item = &'a WindowSpeeds> + Clone,

@@ -28,7 +28,7 @@ const MIN_REFERENCE: usize = 2;
 
 /// How the plan in force is compared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Comparison {
+pub enum PlanComparison {
     /// With the reference.
     #[default]
     BeforeAndAfter,
@@ -112,7 +112,7 @@ impl History {
     }
 
     /// Takes in a window under the plan that was decided before it; returns whether a speed was measured.
-    pub fn observe(&mut self, view: &View<'_>, compared: usize, comparison: Comparison) -> bool {
+    pub fn observe(&mut self, view: &View<'_>, compared: usize, comparison: PlanComparison) -> bool {
         self.observed_windows += 1;
         record_homes(&mut self.homes, view);
         let present = LiveTasks::of(&view.observation.tasks);
@@ -125,9 +125,9 @@ impl History {
         speeds.retain(|process, _| stayed.processes.contains(process));
         let measured = speeds.values().any(|speed| !speed.log_rates.is_empty());
         match comparison {
-            Comparison::BeforeAndAfter => self.legs.clear(),
-            Comparison::Trial if settled && measured => self.record_leg(view.previous_plan, &stayed, &speeds),
-            Comparison::Trial | Comparison::Measured => {}
+            PlanComparison::BeforeAndAfter => self.legs.clear(),
+            PlanComparison::Trial if settled && measured => self.record_leg(view.previous_plan, &stayed, &speeds),
+            PlanComparison::Trial | PlanComparison::Measured => {}
         }
         let known = stayed.common(&self.reference.tasks);
         let no_reference = self.trial.is_none() && self.reference.windows.len() < MIN_REFERENCE;

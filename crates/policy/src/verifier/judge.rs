@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use cachemate_core::{GuardConfig, MeasuredLogRatio, ProcessId, ProposedChange, View};
 
 use super::comparison::{CumulativeSpeedup, changes, in_total};
-use super::history::{Comparison, History, PlanRecord};
+use super::history::{History, PlanComparison, PlanRecord};
 use super::live_tasks::{LiveTasks, put_placement, same_placement};
 use super::trial::log_ratio;
 use super::verdict::{GuardVerdict, ProcessChange};
@@ -40,11 +40,11 @@ pub struct Judge<'a> {
 
 impl Judge<'_> {
     /// Judges a changed state, and accepts it if it is no worse.
-    pub fn judge(&self, history: &mut History, view: &View<'_>, comparison: Comparison) -> Judgement {
+    pub fn judge(&self, history: &mut History, view: &View<'_>, comparison: PlanComparison) -> Judgement {
         match comparison {
-            Comparison::BeforeAndAfter => self.compare(history, view),
-            Comparison::Trial => self.check_goals(history, view),
-            Comparison::Measured => self.check_harm(history, view),
+            PlanComparison::BeforeAndAfter => self.compare(history, view),
+            PlanComparison::Trial => self.check_goals(history, view),
+            PlanComparison::Measured => self.check_harm(history, view),
         }
     }
 

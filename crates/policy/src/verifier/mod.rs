@@ -51,7 +51,7 @@ use cachemate_core::{
 
 use crate::sequential_test::SequentialVerdict;
 use cooldown::PlanCooldown;
-use history::{Comparison, History, PlanRecord};
+use history::{History, PlanComparison, PlanRecord};
 use home_restore::HomeRestorer;
 use judge::{Judge, Judgement, Regression};
 use live_tasks::{LiveTasks, only_releases, put_placement, same_placement};
@@ -66,7 +66,7 @@ pub struct Verifier<P> {
     /// The proposed change that has no verdict yet.
     open: Option<OpenChange>,
     /// How the plan in force is compared.
-    comparison: Comparison,
+    comparison: PlanComparison,
     verdicts: PlanVerdicts,
     home_restorer: Option<HomeRestorer>,
 }
@@ -148,7 +148,7 @@ impl<P: Policy> Verifier<P> {
             guard,
             history: None,
             open: None,
-            comparison: Comparison::default(),
+            comparison: PlanComparison::default(),
             verdicts: PlanVerdicts::default(),
             home_restorer: None,
         }
@@ -298,7 +298,7 @@ impl<P> Verifier<P> {
         self.verdicts.latest = Some(verdict);
     }
 
-    /// What becomes of a decision: the leg of a trial, the plan as it is, or the plan in its place.
+    /// The decision with the plan for the next window: the leg of a trial, the plan as decided, or another in its place.
     fn enact(
         &mut self,
         mut decision: Decision,
@@ -313,13 +313,13 @@ impl<P> Verifier<P> {
                 put_placement(&mut decision.plan, &history.reference.plan, &history.reference.tasks, view);
             }
             decision.forecast = None;
-            (self.open, self.comparison) = (None, Comparison::BeforeAndAfter);
+            (self.open, self.comparison) = (None, PlanComparison::BeforeAndAfter);
             return decision;
         }
         self.comparison = match &asked {
-            Verification::Trial => Comparison::Trial,
-            Verification::Measured => Comparison::Measured,
-            _ => Comparison::BeforeAndAfter,
+            Verification::Trial => PlanComparison::Trial,
+            Verification::Measured => PlanComparison::Measured,
+            _ => PlanComparison::BeforeAndAfter,
         };
         self.open = match asked {
             Verification::Proposed(terms) => Some(OpenChange {
@@ -338,18 +338,18 @@ impl<P> Verifier<P> {
                 if trial.is_new() { (&open.new, of_new) } else { (&open.terms.old, of_old) };
             put_placement(&mut decision.plan, leg, &present, view);
             decision.forecast = Some(forecast.clone());
-            self.comparison = Comparison::Trial;
+            self.comparison = PlanComparison::Trial;
         }
         let is_measured = |verdict: &ChangeVerdict| {
             verdict.outcome == VerificationOutcome::Faster && same_placement(&verdict.plan, &decision.plan, &present)
         };
         if verdict.as_ref().is_some_and(is_measured) && self.open.is_none() {
-            self.comparison = Comparison::Measured;
+            self.comparison = PlanComparison::Measured;
         }
         decision.verification = match self.comparison {
-            Comparison::BeforeAndAfter => Verification::BeforeAndAfter,
-            Comparison::Trial => Verification::Trial,
-            Comparison::Measured => Verification::Measured,
+            PlanComparison::BeforeAndAfter => Verification::BeforeAndAfter,
+            PlanComparison::Trial => Verification::Trial,
+            PlanComparison::Measured => Verification::Measured,
         };
         decision
     }

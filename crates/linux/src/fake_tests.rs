@@ -1,4 +1,4 @@
-//! A made-up host for tests: threads and files in memory, and a fault on any call that changes something.
+//! A fake host for tests: threads and files in memory, and faults on any call that changes something.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -16,35 +16,35 @@ pub(crate) struct FakeThread {
     pub parent: i32,
     pub start_ticks: u64,
     pub cpus: CpuSet,
-    /// As it was last set by name; the kernel leaves of it what the cpuset has.
+    /// CPUs that were last requested; the kernel drops those outside the cpuset.
     pub asked: Option<CpuSet>,
     pub nice: i32,
     pub policy: u32,
     pub priority: u32,
 }
 
-/// No error number: the write took effect and still came back short.
+/// Not an error number: the write takes effect but reports a short write.
 pub(crate) const SHORT: i32 = -1;
 
 #[derive(Default)]
 pub(crate) struct FakeHost {
     pub threads: RefCell<BTreeMap<i32, FakeThread>>,
-    /// `None` = a directory.
+    /// Files with their contents; `None` = a directory.
     pub files: RefCell<BTreeMap<PathBuf, Option<String>>>,
     /// The n-th change from now on fails with this error number; with [`SHORT`] it happens but reports a short write.
     pub fault: Cell<Option<(u32, i32)>>,
     pub changes: Cell<u32>,
-    /// After so many changes more, all fail.
+    /// Number of further changes after which all fail.
     pub broken_from: Cell<Option<u32>>,
-    /// As long as it stands every read of a file fails with this error number: descriptors or memory ran out.
+    /// While this is set, every read of a file fails with this error number, as if descriptors or memory had run out.
     pub reads_fail: Cell<Option<i32>>,
-    /// The cpuset of all threads, where there are cpusets at all.
+    /// The cpuset of all threads; `None` = the host has no cpusets.
     pub cpuset: RefCell<Option<CpuSet>>,
-    /// Raised: nothing may be changed.
+    /// The fence; while it is raised, nothing may be changed.
     pub fence: RefCell<Option<std::sync::Arc<crate::safety::fence::Fence>>>,
     /// Every write to this file fails with this error number.
     pub refused_file: RefCell<Option<(PathBuf, i32)>>,
-    /// So many calls on threads report that there is no such process, although there is.
+    /// Number of calls on threads that report a missing process although it exists.
     pub no_such_process_for: Cell<u32>,
 }
 
@@ -57,7 +57,7 @@ impl FakeHost {
             .insert(tid, FakeThread { pid, parent, start_ticks, cpus, asked: None, nice: 0, policy: 0, priority: 0 });
         ThreadKey { tid, start_ticks }
     }
-    /// All threads are in one cpuset, now of these CPUs; as Linux has it since 6.2.
+    /// Puts all threads into one cpuset with these CPUs, with the semantics of Linux 6.2 and later.
     pub fn set_cpuset(&self, cpus: &str) {
         let cpuset: CpuSet = cpus.parse().unwrap();
         self.file("/proc/mounts", "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n");
@@ -78,12 +78,12 @@ impl FakeHost {
     pub fn text(&self, path: &str) -> String {
         self.files.borrow()[Path::new(path)].clone().unwrap()
     }
-    /// `x`, or as the test sets it.
+    /// Command name of a thread: `x`, unless the test sets another.
     fn command(&self, tid: i32) -> String {
         let set = self.files.borrow().get(&Path::new("/proc-comm").join(tid.to_string())).cloned().flatten();
         set.unwrap_or_else(|| "x".to_string())
     }
-    /// Before a change: fails, or returns the result to report once it is made.
+    /// To be called before a change: fails, or returns the result to report once the change is made.
     pub fn changing(&self) -> io::Result<io::Result<()>> {
         if self.fence.borrow().as_ref().is_some_and(|fence| fence.is_raised()) {
             return Err(io::Error::other("fenced"));
@@ -179,7 +179,7 @@ impl Kernel for FakeHost {
         let told = self.changing()?;
         let mut files = self.files.borrow_mut();
         if path.file_name().is_some_and(|name| name == "tasks") {
-            // A thread that is written to one group leaves all others of its hierarchy.
+            // Writing a thread's id to one group removes it from all others of the hierarchy.
             let line = format!("{}\n", text.trim());
             let members = |(path, text): (&PathBuf, &mut Option<String>)| {
                 if path.file_name().is_some_and(|name| name == "tasks") {
@@ -253,7 +253,7 @@ impl Kernel for FakeHost {
         self.on_thread(tid, |thread| thread.nice = nice)
     }
     fn set_scheduling(&self, tid: i32, wanted: &SchedParams) -> io::Result<()> {
-        // As the kernel has it: real-time classes with a priority, all others without.
+        // As in the kernel, real-time classes need a priority, and all others must not have one.
         if matches!(wanted.policy, FIFO | RR) != (wanted.priority > 0) {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }

@@ -26,7 +26,7 @@ use crate::machine::{LiveMachine, LiveOptions};
 use crate::safety::journal::{IntendedChange, JournalObject, ObjectState};
 use crate::safety::restore::RestoreOutcome;
 
-/// Errors that a write may return; the last one made its change all the same.
+/// Errors that a write may return; with the last one the change is made nevertheless.
 const ERRORS: [i32; 7] = [libc::EPERM, libc::ESRCH, libc::EBUSY, libc::ENOSPC, libc::EINVAL, libc::EIO, SHORT];
 
 /// State of all threads: mask, nice value, policy.
@@ -39,7 +39,7 @@ fn states(host: &FakeHost) -> States {
     threads.chain([(group.trim().to_string(), 0, 0)]).collect()
 }
 
-/// The cpuset of a group that the configuration confines; empty, as its members are managed one by one.
+/// The cpuset of a group that the configuration confines; empty, because its members are managed individually.
 const GROUP: &str = "/sys/fs/cgroup/cpuset/batch/cpuset.cpus";
 
 fn with_group(host: &FakeHost) {
@@ -48,14 +48,14 @@ fn with_group(host: &FakeHost) {
     host.file("/sys/fs/cgroup/cpuset/batch/tasks", "");
 }
 
-/// A plan that keeps every task of the window on CPU 1, for a window of `ns`.
+/// A plan that keeps every task of the observation on CPU 1, with a window of `ns` nanoseconds.
 fn confining(seen: &cachemate_core::Observation, ns: u64) -> Plan {
     let affinity = seen.tasks.iter().map(|task| (task.task, [1].into_iter().collect())).collect();
     Plan { affinity, ..Plan::idle(WindowLength::Time { ns }) }
 }
 
-/// A host with a confined group and these threads, which a machine with this state folder has just moved to CPU 1; and
-/// the state of all before.
+/// A host with a confined group and these threads, which a machine with this state folder has just moved to CPU 1, and
+/// the previous state of all threads.
 fn moved(threads: std::ops::Range<i32>, state_dir: &std::path::Path) -> (LiveMachine<FakeHost>, States) {
     let host = FakeHost::default();
     with_group(&host);
@@ -135,8 +135,8 @@ fn plan(draw: &mut FaultRng, tasks: &[TaskId]) -> Plan {
     plan
 }
 
-/// If any write fails, with any error, gang turns included: does the machine go on, is the state that it reports the
-/// host's, and is every thread restored in the end?
+/// If any write fails, with any error, gang turns included: does the machine continue, does its reported state match
+/// the host's, and is every thread restored at the end?
 #[test]
 fn faults_on_any_write_leave_a_consistent_state() {
     for seed in 0..60 {
@@ -160,7 +160,7 @@ fn faults_on_any_write_leave_a_consistent_state() {
             let applied = machine.apply(&plan).unwrap();
             let told = machine.with_kernel(|host| {
                 applied.affinity.iter().all(|(task, cpus)| {
-                    // Seats of gang members stand in the schedule, not here.
+                    // The CPUs of gang members are in the schedule, not here.
                     host.threads.borrow()[&(5 + task.0 as i32)].cpus == *cpus || !plan.gangs.is_empty()
                 })
             });
@@ -173,8 +173,8 @@ fn faults_on_any_write_leave_a_consistent_state() {
     }
 }
 
-/// As above with way masks on a fake resctrl, where children are born into groups: is the reported state that of the
-/// groups, are others' groups never touched, and is no group of ours left in the end?
+/// As above with way masks on a fake resctrl, where children are born into groups: does the reported state match the
+/// groups', are other tools' groups unchanged, and is none of our groups left at the end?
 #[test]
 fn faults_among_way_masks_leave_a_consistent_state() {
     for seed in 0..40 {
@@ -229,7 +229,7 @@ fn faults_among_way_masks_leave_a_consistent_state() {
     }
 }
 
-/// When a write of the restore itself fails: is that told, the journal kept, and the next try complete?
+/// If a write of the restore itself fails: is this reported, the journal kept, and the next try complete?
 #[test]
 fn a_failing_restore_keeps_its_journal() {
     for errno in [libc::EPERM, libc::EBUSY, libc::ENOSPC, libc::EINVAL, libc::EIO] {
@@ -249,7 +249,7 @@ fn a_failing_restore_keeps_its_journal() {
     }
 }
 
-/// One object of every kind that is ever written, with what it is to become.
+/// A host with one object of every kind that cachemate writes, and their desired states.
 fn one_of_each() -> (FakeHost, Vec<DesiredState>) {
     let host = FakeHost::default();
     let thread = host.thread(5, 5, 1, "0-3");
@@ -271,7 +271,7 @@ fn one_of_each() -> (FakeHost, Vec<DesiredState>) {
     (host, wanted)
 }
 
-/// Each object by itself, as the steps of a list are made.
+/// Changes each object individually, as the steps of a list.
 fn make(actuator: &mut Actuator, host: &dyn Kernel, wanted: &[DesiredState]) -> (Vec<RefusedItem>, usize) {
     let look = |want: &DesiredState| actuator.read_current(host, &want.object, &want.state).ok();
     let changes: Vec<IntendedChange> = wanted.iter().filter_map(look).collect();
@@ -290,8 +290,8 @@ fn make(actuator: &mut Actuator, host: &dyn Kernel, wanted: &[DesiredState]) -> 
     (refused.into_iter().filter_map(Result::err).collect(), held.len())
 }
 
-/// For every kind of write and every error: is the change refused with its reason, or held; is the original never lost; and
-/// does a restore that fails in the same way keep its journal, so that the next one completes?
+/// For every kind of write and every error: is the change refused with its reason, or in force; is the original never
+/// lost; and does a restore that fails in the same way keep its journal, so that the next one completes?
 #[test]
 fn every_kind_of_write_survives_every_error() {
     let args = ["-c", "echo ready; cat >/dev/null"].map(str::to_string).to_vec();
@@ -361,7 +361,7 @@ fn out_of_descriptors_no_original_is_lost() {
     assert!(!dir.path().join(crate::safety::journal::Journal::FILE_NAME).exists());
 }
 
-/// Root begins to act: does a user's machine restore the host, and change nothing more?
+/// When root begins to act: does a user's machine restore the host, and change nothing more?
 #[test]
 fn root_acts_alone() {
     let dir = tempfile::tempdir().unwrap();
@@ -370,7 +370,7 @@ fn root_acts_alone() {
     (5..7).for_each(|tid| {
         host.thread(tid, tid, 1, "0-3");
     });
-    // With this process's number in the fake host.
+    // A thread of the fake host with this process's id.
     let own = host.thread(std::process::id() as i32, std::process::id() as i32, 1, "0-3");
     let before = states(&host);
     let acting = Arc::new(crate::safety::actuation_lock::ActuationLock::below_root(&host, dir.path()));
@@ -387,7 +387,8 @@ fn root_acts_alone() {
     assert_eq!(machine.with_kernel(states), before);
 }
 
-/// Root begins to act in the midst of a long window: does a user's machine restore the host then, and not at its end?
+/// When root begins to act during a long window: does a user's machine restore the host at once, and not at the
+/// window's end?
 #[test]
 fn root_is_not_kept_waiting_for_the_end_of_a_window() {
     let dir = tempfile::tempdir().unwrap();
@@ -443,7 +444,8 @@ fn a_reload_tells_what_could_not_be_put_back() {
     assert_eq!(machine.with_kernel(states), before);
 }
 
-/// When rules release a member while gangs take turns: does the reload come to its end, with the member as before?
+/// When rules release a member while gangs take turns: does the reload finish, with the member's original policy
+/// restored?
 #[test]
 fn a_reload_ends_while_gangs_take_turns() {
     let dir = tempfile::tempdir().unwrap();

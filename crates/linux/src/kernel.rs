@@ -1,5 +1,5 @@
-//! The few calls by which the live machine reads and changes a host, behind one trait. Tests put a made-up host or a
-//! seeded fault behind it. Nothing else in this crate talks to the kernel in order to change something.
+//! The few calls by which the live machine reads and changes a host, behind one trait that tests implement with a fake
+//! host or with faults. No other code in this crate calls the kernel to change anything.
 
 use std::fs;
 use std::io;
@@ -19,19 +19,19 @@ pub mod scheduling;
 
 use scheduling::SchedParams;
 
-/// One thread as the kernel knows it. Thread ids are reused; the start time tells them apart, within one boot.
+/// Identity of a thread. Thread ids are reused, but id and start time together are unique within one boot.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, serde::Serialize, serde::Deserialize)]
 pub struct ThreadKey {
-    /// As by gettid(2): for a process's first thread this is the process id.
+    /// Thread id as by gettid(2); for a process's first thread this is the process id.
     pub tid: i32,
     /// Field 22 of `/proc/TID/stat`: clock ticks since boot.
     pub start_ticks: u64,
 }
 
-/// The needed fields of `/proc/TID/stat`.
+/// Selected fields of `/proc/TID/stat`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ThreadStat {
-    /// Number and start time.
+    /// Thread id and start time.
     pub key: ThreadKey,
     /// Parent process.
     pub parent: i32,
@@ -45,30 +45,30 @@ pub struct ThreadStat {
     pub policy: u32,
     /// Priority of a real-time thread; else 0.
     pub priority: u32,
-    /// Processor last run on.
+    /// Processor on which it last ran.
     pub cpu: u32,
     /// User and system time in clock ticks.
     pub ran_ticks: u64,
-    /// Page faults so far that waited for no disk.
+    /// Page faults so far that did not wait for a disk.
     pub minor_faults: u64,
-    /// Page faults so far that did.
+    /// Page faults so far that waited for a disk.
     pub major_faults: u64,
     /// `PF_*` of the kernel; bit 0x00200000 marks kernel threads.
     pub flags: u64,
 }
 
-/// A lock on a folder, as long as it lives: other programs see it by flock(2).
+/// A lock on a folder by flock(2), which is held until this value is dropped.
 #[derive(Debug, Default)]
 pub struct DirLock {
     _file: Option<fs::File>,
 }
 
-/// A small file that is read again and again: open where that pays, else its path.
+/// A small file that is read repeatedly: an open file if that saves time, otherwise its path.
 #[derive(Debug)]
 pub enum CachedFile {
     /// Read by its descriptor.
     File(fs::File),
-    /// Opened anew for each reading.
+    /// Reopened for each read.
     Path(PathBuf),
 }
 
@@ -76,12 +76,12 @@ pub enum CachedFile {
 pub trait Kernel {
     /// Text of a small file below the root.
     fn read(&self, path: &Path) -> io::Result<String>;
-    /// Opens a file for repeated reads by [`Kernel::read_cached`]. An open file of a thread stays that thread's, even
-    /// if its number is reused.
+    /// Opens a file for repeated reads by [`Kernel::read_cached`]. An open file of a thread still belongs to that
+    /// thread after its id is reused.
     fn open_cached(&self, path: &Path) -> io::Result<CachedFile> {
         Ok(CachedFile::Path(path.to_path_buf()))
     }
-    /// The text as it is now; a few hundred bytes at most.
+    /// Reads the current text, which has a few hundred bytes at most.
     fn read_cached(&self, kept: &CachedFile) -> io::Result<String> {
         use std::os::unix::fs::FileExt;
         match kept {
@@ -93,15 +93,15 @@ pub trait Kernel {
             }
         }
     }
-    /// One `write(2)` of the whole text, as kernel files want it; a short write is an error.
+    /// Writes the whole text by one `write(2)`, as kernel files require; a short write is an error.
     fn write(&self, path: &Path, text: &str) -> io::Result<()>;
-    /// The folder above it is there, and it is not.
+    /// Creates a folder, which must not exist, in one that must.
     fn make_dir(&self, path: &Path) -> io::Result<()>;
-    /// An empty folder. A control group counts as empty once it has no members and no groups.
+    /// Removes an empty folder. A control group counts as empty once it has no members and no groups.
     fn remove_dir(&self, path: &Path) -> io::Result<()>;
     /// Names in a directory, sorted.
     fn list(&self, path: &Path) -> io::Result<Vec<String>>;
-    /// Is there a file or directory? Nothing of it is read.
+    /// Does a file or directory exist? Its content is not read.
     fn exists(&self, path: &Path) -> io::Result<bool> {
         let missing = |error: &io::Error| is_gone(error) || error.kind() == io::ErrorKind::NotADirectory;
         match self.read(path).map(drop).or_else(|_| self.list(path).map(drop)) {
@@ -115,30 +115,31 @@ pub trait Kernel {
     fn lock_dir(&self, path: &Path, patience: Duration) -> io::Result<DirLock>;
     /// Sets the allowed CPUs of one thread. The kernel silently drops CPUs outside its cpuset.
     fn set_affinity(&self, tid: i32, cpus: &CpuSet) -> io::Result<()>;
-    /// From -20, the most weight, to 19; of this thread only.
+    /// Sets the nice value of this thread only, from -20 (the highest weight) to 19.
     fn set_nice(&self, tid: i32, nice: i32) -> io::Result<()>;
-    /// The class of a thread and its parameters; the nice value stays.
+    /// Sets a thread's class and its parameters, but not its nice value.
     fn set_scheduling(&self, tid: i32, wanted: &SchedParams) -> io::Result<()>;
-    /// A class without parameters (`SCHED_OTHER`, `SCHED_BATCH`, `SCHED_IDLE`).
+    /// Sets a class without parameters (`SCHED_OTHER`, `SCHED_BATCH`, `SCHED_IDLE`).
     fn set_policy(&self, tid: i32, policy: u32) -> io::Result<()> {
         self.set_scheduling(tid, &SchedParams::plain(policy))
     }
 
-    /// From now on changes are made only while this fence is open; `None` = while there is no guardian.
+    /// Sets the fence, which must be open for any later change; `None` = there is no guardian.
     fn set_fence(&self, _: Option<Arc<Fence>>) {}
 
-    /// The random id of this boot: thread ids and start times mean nothing in another one.
+    /// The random id of this boot: thread ids and start times are valid in this boot only.
     fn boot_id(&self) -> io::Result<String> {
         Ok(self.read(Path::new("/proc/sys/kernel/random/boot_id"))?.trim().to_string())
     }
-    /// Now, in clock ticks since the boot, as start times are given (there are 100 a second for programs, on any host).
+    /// The current time in clock ticks since the boot, the unit of start times (100 per second in user space, on any
+    /// host).
     fn ticks_since_boot(&self) -> io::Result<u64> {
         let path = Path::new("/proc/uptime");
         let text = self.read(path)?;
         let seconds = text.split_ascii_whitespace().next().and_then(|word| word.parse::<f64>().ok());
         seconds.map(|seconds| (seconds * 100.0) as u64).ok_or_else(|| bad(path, "not the form of an uptime line"))
     }
-    /// The affinity as set, CPUs that are offline included (`sched_getaffinity` would hide them).
+    /// The affinity as it was set, including offline CPUs, which `sched_getaffinity` would hide.
     fn affinity(&self, tid: i32) -> io::Result<CpuSet> {
         let path = PathBuf::from(format!("/proc/{tid}/status"));
         let text = self.read(&path)?;
@@ -146,16 +147,17 @@ pub trait Kernel {
         let list = list.ok_or_else(|| bad(&path, "no line 'Cpus_allowed_list:'"))?;
         list.parse().map_err(|error| bad(&path, format!("Cpus_allowed_list: {error}")))
     }
-    /// Is the affinity still this one? Asked of every placed thread in every window, and so worth a shorter way.
+    /// Is the affinity still this one? Queried for every placed thread in every window, so a host may have a faster
+    /// way.
     fn affinity_is(&self, tid: i32, cpus: &CpuSet) -> io::Result<bool> {
         Ok(self.affinity(tid)? == *cpus)
     }
-    /// `/proc/TID/stat` of a thread that is there, a zombie included.
+    /// Reads `/proc/TID/stat` of an existing thread, which may be a zombie.
     fn stat(&self, tid: i32) -> io::Result<ThreadStat> {
         let path = PathBuf::from(format!("/proc/{tid}/stat"));
         parse_stat(&self.read(&path)?).ok_or_else(|| bad(&path, "not the form of a stat line"))
     }
-    /// As far as the stat line tells, where there is no better way to ask.
+    /// The class of a thread; by default only as far as its stat line shows it.
     fn scheduling(&self, tid: i32) -> io::Result<SchedParams> {
         let stat = self.stat(tid)?;
         Ok(SchedParams { priority: stat.priority, ..SchedParams::plain(stat.policy) })
@@ -171,7 +173,7 @@ pub trait Kernel {
     /// Is this still the same thread, and not yet a zombie?
     ///
     /// # Errors
-    /// It could not be asked (no descriptor left, no memory, ...): its state is unknown, and it counts as alive.
+    /// The query failed (no descriptor left, no memory, ...): the thread's state is unknown, and it counts as alive.
     fn alive(&self, thread: ThreadKey) -> io::Result<bool> {
         match self.stat(thread.tid) {
             Ok(stat) => Ok(stat.key == thread && !matches!(stat.state, 'Z' | 'X')),
@@ -181,13 +183,13 @@ pub trait Kernel {
     }
 }
 
-/// Does the error say that the thread or file is no longer there? Only `ENOENT` and `ESRCH` do; any other one says nothing
-/// about what it concerns.
+/// Does the error mean that the thread or file no longer exists? Only `ENOENT` and `ESRCH` do; any other error leaves
+/// this open.
 pub fn is_gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
 }
 
-/// `None` of what is not there (any more).
+/// The answer, or `None` if its object does not exist (any more).
 pub(crate) fn if_exists<T>(answer: io::Result<T>) -> io::Result<Option<T>> {
     match answer {
         Ok(found) => Ok(Some(found)),
@@ -196,8 +198,8 @@ pub(crate) fn if_exists<T>(answer: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-/// The PID namespace of this process, by its inode: thread ids mean nothing in another one. `None` = the kernel does not
-/// tell.
+/// The PID namespace of this process, by its inode: thread ids are valid in this namespace only. `None` = the kernel
+/// does not report it.
 pub(crate) fn pid_namespace() -> Option<u64> {
     use std::os::unix::fs::MetadataExt;
     fs::metadata("/proc/self/ns/pid").ok().map(|namespace| namespace.ino())
@@ -213,7 +215,7 @@ fn bad(path: &Path, what: impl std::fmt::Display) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("{}: {what}", path.display()))
 }
 
-/// Reads `/proc/TID/stat`; the command name stands in parentheses and may hold spaces and parentheses itself.
+/// Parses `/proc/TID/stat`; the command name is in parentheses and may itself contain spaces and parentheses.
 fn parse_stat(line: &str) -> Option<ThreadStat> {
     let (tid, rest) = line.split_once(" (")?;
     let (name, rest) = rest.rsplit_once(") ")?;
@@ -236,14 +238,15 @@ fn parse_stat(line: &str) -> Option<ThreadStat> {
     })
 }
 
-/// Descriptors that what stays open leaves to everything else: the journal, a guardian, connections, putting things back.
+/// Descriptors that cached files leave free for everything else: the journal, a guardian, connections, restoring the
+/// host.
 const SPARE_DESCRIPTORS: u64 = 64;
 
-/// No file of the kernel that is read here is longer: the mounts and maps of a large host have a few million bytes.
+/// Maximum length of a kernel file: the mounts and maps of a large host have a few million bytes.
 const MAX_FILE_BYTES: u64 = 64 << 20;
 
-/// The processes that hold flocks on a file, by `/proc/locks`, for messages. Any user may hold one: it needs no right but to
-/// open the file for reading.
+/// The processes that hold flocks on a file, by `/proc/locks`, for messages. Any user who may open the file for reading
+/// can hold one.
 fn lock_holders(kernel: &dyn Kernel, file: &fs::Metadata) -> String {
     use std::os::unix::fs::MetadataExt;
     let device = file.dev();
@@ -264,10 +267,10 @@ fn lock_holders(kernel: &dyn Kernel, file: &fs::Metadata) -> String {
     }
 }
 
-/// So many holders are named: any number of processes can share a lock.
+/// Maximum number of holders in a message, because any number of processes can share a lock.
 const MAX_NAMED_HOLDERS: usize = 4;
 
-/// Are descriptors running out? A new one has the lowest free number: a high one tells.
+/// Are descriptors running out? A new descriptor has the lowest free number, so a high number shows it.
 pub(crate) fn scarce(new: &fs::File) -> bool {
     use std::os::fd::AsRawFd;
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
@@ -286,7 +289,7 @@ impl LinuxHost {
     pub fn new(root: impl Into<PathBuf>) -> Self {
         LinuxHost { root: root.into(), fence: Arc::default() }
     }
-    /// To be asked right before every change.
+    /// Checks the fence; to be called right before every change.
     fn check_fence(&self) -> io::Result<()> {
         let fence = self.fence.read().unwrap_or_else(PoisonError::into_inner);
         match &*fence {
@@ -316,7 +319,7 @@ impl LinuxHost {
 impl Kernel for LinuxHost {
     fn read(&self, path: &Path) -> io::Result<String> {
         use std::io::Read;
-        // Without asking for a size first: these files have none.
+        // No query of the size first, because these files have none.
         let mut bytes = Vec::with_capacity(2048);
         self.open(path, OFlags::RDONLY)?.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)?;
         if bytes.len() as u64 > MAX_FILE_BYTES {
@@ -331,7 +334,7 @@ impl Kernel for LinuxHost {
     fn write(&self, path: &Path, text: &str) -> io::Result<()> {
         use std::io::Write;
         self.check_fence()?;
-        // Control files are no links: a link would be an attempt to have another file overwritten.
+        // Control files are never links: a link would be an attempt to have another file overwritten.
         let mut file = self.open(path, OFlags::WRONLY | OFlags::NOFOLLOW)?;
         let written = file.write(text.as_bytes())?;
         if written == text.len() {
@@ -363,7 +366,7 @@ impl Kernel for LinuxHost {
         Ok(names)
     }
     fn lock_dir(&self, path: &Path, patience: Duration) -> io::Result<DirLock> {
-        // Closed on exec: a guardian or a program that we start must not hold the lock on.
+        // Closed on exec, so that a guardian or a program that we start does not keep the lock.
         let file = fs::File::open(self.below(path))?;
         let until = Instant::now() + patience;
         loop {
@@ -404,7 +407,7 @@ impl Kernel for LinuxHost {
         // One call of a microsecond instead of a file of sixty lines. It hides offline CPUs, so the file decides if
         // the two differ.
         let mut mask = [0u64; 128];
-        // SAFETY: the kernel writes at most the stated size into a live array; it answers with how much it wrote.
+        // SAFETY: the kernel writes at most the stated size into a live array; it returns the number of written bytes.
         let written = unsafe { libc::syscall(libc::SYS_sched_getaffinity, tid, size_of_val(&mask), mask.as_mut_ptr()) };
         if written < 0 {
             return Err(io::Error::last_os_error());
@@ -435,7 +438,7 @@ impl Kernel for LinuxHost {
 mod tests {
     use super::*;
 
-    /// Is a command name with spaces and parentheses read past?
+    /// Is a stat line parsed correctly if the command name has spaces and parentheses?
     #[test]
     fn a_stat_line_is_read_whatever_the_command_is_called() {
         let line = "42 (a) b (c) S 7 42 42 0 -1 4194560 11 0 2 0 30 4 0 0 20 5 3 0 987654 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 17 3 0 0";
@@ -446,7 +449,7 @@ mod tests {
         assert_eq!(parse_stat("42 (a"), None);
     }
 
-    /// Does the live host answer for this very thread, and is its affinity settable to what it was?
+    /// Does the live host report this very thread, and can its affinity be set to its current value?
     #[test]
     fn the_live_host_knows_this_thread() {
         let host = LinuxHost::new("/");

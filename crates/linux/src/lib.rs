@@ -1,5 +1,5 @@
-//! The live machine. Nothing on the host is changed without the restore journal, and every path lies under an injected
-//! root, so that tests run on hand-made trees.
+//! The live machine. Nothing on the host is changed without the restore journal, and every path is below an injected
+//! root, so that tests can use artificial trees.
 #![warn(missing_docs)]
 
 pub mod act;

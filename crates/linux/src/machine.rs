@@ -1,8 +1,9 @@
 //! The live host as a [`Machine`]: policies cannot tell it from the simulator.
 //!
-//! `observe` waits for the window's end, looks at the managed threads once and reads what can be read; `apply` brings
-//! the host to the plan: the state is read, `cachemate_core::changes` lists what differs, and the list is made.
-//! Observe-only unless told to act: then `apply` says of every line of the plan that it was refused, and why.
+//! `observe` waits for the window's end and then reads the managed threads and all counters once. `apply` brings the
+//! host to the plan: it reads the state, `cachemate_core::changes` lists the differences, and the list is executed.
+//! Unless the configuration says act, the machine only observes, and `apply` refuses every line of the plan with that
+//! reason.
 
 mod apply;
 mod lifecycle;
@@ -40,15 +41,15 @@ use crate::sense::progress::{ProgressFiles, ProgressSweep};
 use crate::sense::service_directory::ServiceDirectory;
 use crate::sense::tasks::{ManagedThread, TaskTable, ThreadUsage};
 
-/// Why an observer does nothing.
+/// The reason why an observer changes nothing.
 pub const OBSERVING: &str = "observing only: nothing is changed unless the configured mode is act";
-/// Profiles are recognised without being asked for.
+/// Id of recognised profiles, which no policy has requested.
 const RECOGNISED: ProbeId = ProbeId(u32::MAX);
 
-/// Windows between two looks at the profile of a program that lives longer.
+/// Windows between two checks of the profile of a long-lived program.
 const LEARNING_PERIOD: u64 = 10;
 
-/// Time between two heartbeats within a window. A window may last longer than any watchdog waits.
+/// Time between two heartbeats within a window, because a window may last longer than any watchdog's timeout.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// Options of the live machine.
@@ -56,17 +57,17 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 pub struct LiveOptions {
     /// Tried in order; the first that matches a program decides.
     pub rules: Vec<ManageRule>,
-    /// Groups that stay on some CPUs, besides whatever the policy decides.
+    /// Groups that are confined to some CPUs, whatever the policy decides.
     pub cpusets: Vec<CpusetGroup>,
-    /// Without it nothing on the host is changed.
+    /// Whether to act; without it nothing on the host is changed.
     pub act: bool,
     /// Folder of the restore journal.
     pub state_dir: std::path::PathBuf,
-    /// Started before the first change.
+    /// The guardian, which is started before the first change.
     pub guardian: GuardianCommand,
-    /// Until a plan names another.
+    /// Length of the windows until a plan sets another.
     pub first_window: Duration,
-    /// The most of the time that probes may take.
+    /// Maximum share of the time that probes may take.
     pub probe_share: f64,
     /// Files in which programs report their work.
     pub progress: ProgressFiles,
@@ -76,7 +77,7 @@ pub struct LiveOptions {
     pub gang_scheduler_socket: Option<std::path::PathBuf>,
     /// Tolerance of the kernel's cache-aware scheduling ([`crate::sense::sched_cache`]); `None` = unchanged.
     pub kernel_tolerance: Option<u32>,
-    /// Profiles recorded earlier, by the command's name.
+    /// Previously recorded profiles, by command name.
     pub known: BTreeMap<String, Profile>,
     /// Profiles of services' programs, from earlier runs.
     pub learned: ServiceProfiles,
@@ -86,11 +87,11 @@ pub struct LiveOptions {
     pub acting: Option<Arc<ActuationLock>>,
     /// Ends the run, at the latest a tenth of a second after it is set.
     pub stop: Arc<AtomicBool>,
-    /// Ends the window early, with what was seen so far.
+    /// Ends the window early, with the measurements so far.
     pub wake: Arc<AtomicBool>,
 }
 
-/// A live host.
+/// A live host as a machine.
 pub struct LiveMachine<K> {
     kernel: Arc<Mutex<K>>,
     options: LiveOptions,
@@ -105,7 +106,7 @@ pub struct LiveMachine<K> {
     memory_nodes: MemoryNodes,
     probing: ProbeRunner,
     probe_credit_ns: f64,
-    /// Recognised since the last window.
+    /// Profiles recognised since the last window.
     recognised: Vec<ProbeResult>,
     actuator: Actuator,
     ways: Option<WayController>,
@@ -113,16 +114,16 @@ pub struct LiveMachine<K> {
     gangs: GangRunners<K>,
     /// The weight that each nice value of ours stands for.
     weights: BTreeMap<ThreadKey, (f64, i32)>,
-    /// The changes that the last plan asked for, made or not.
+    /// The changes that the last plan required, made or not.
     planned: Vec<Change>,
-    /// Confined groups, as they were read back.
+    /// Confined groups, as last read back.
     confined: Vec<CpusetGroup>,
     overrides: GroupOverrides,
     in_force: AppliedPlan,
-    /// Objects that were restored as root began to act, until they are reported.
+    /// Objects that were restored because root began to act, until they are reported.
     overruled: Vec<RestoredObject>,
     suspend_clock: SuspendClock,
-    /// Clock ticks since the boot at the look before, and at the last one.
+    /// Clock ticks since the boot at the last two observations, the older one first.
     looked_ticks: (Option<u64>, Option<u64>),
     started: Instant,
     window_start: Instant,
@@ -133,7 +134,7 @@ pub struct LiveMachine<K> {
 }
 
 impl<K: Kernel + Send + 'static> LiveMachine<K> {
-    /// A machine at its start; nothing is changed by starting.
+    /// A new machine; constructing it changes nothing.
     pub fn new(
         kernel: K,
         topology: Topology,
@@ -143,7 +144,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     ) -> Self {
         let now = Instant::now();
         let pid = std::process::id() as i32;
-        // A start time that cannot be read only makes the names of our groups less telling.
+        // If the start time cannot be read, only the names of our groups are less specific.
         let owner = kernel.stat(pid).map_or(ThreadKey { tid: pid, start_ticks: 0 }, |stat| stat.key);
         let instructions = crate::sense::counters::working(&events, CounterEvent::Instructions);
         let probing = ProbeRunner::new(crate::sense::sampling::find(&kernel), instructions);
@@ -187,8 +188,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         }
     }
 
-    /// Has `beat` called while a window lasts, however long it is: a watchdog must not take a wait for a hang. Nothing beats
-    /// while the machine does anything else.
+    /// Sets a function to be called regularly during a window, however long it is, so that a watchdog does not take the
+    /// wait for a hang. It is not called while the machine does anything else.
     pub fn set_heartbeat(&mut self, beat: impl FnMut() + Send + 'static) {
         self.on_heartbeat = Some(Box::new(beat));
     }
@@ -203,7 +204,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         used.tv_sec as u64 * 1_000_000_000 + used.tv_nsec as u64
     }
 
-    /// `None` as long as nothing is changed.
+    /// Process id of the guardian; `None` = nothing has been changed.
     pub fn guardian_pid(&self) -> Option<u32> {
         self.actuator.guardian_pid()
     }
@@ -213,7 +214,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.actuator.originals()
     }
 
-    /// Groups that are confined, with the CPUs that hold.
+    /// Confined groups, with their CPUs in force.
     pub fn confined(&self) -> &[CpusetGroup] {
         &self.confined
     }
@@ -223,13 +224,14 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.overrides.all()
     }
 
-    /// The changes that the last plan asked for, whether they were made or only observed.
+    /// The changes that the last plan required, whether they were made or only observed.
     pub fn planned(&self) -> &[Change] {
         &self.planned
     }
 
-    /// Adds the profiles of this window to those of their services' programs. True = something is new. A short program is
-    /// looked at in every window of its life, and a long one now and then, because comparing curves costs time.
+    /// Adds the profiles of this window to those of their services' programs. Returns whether any is new. A short-lived
+    /// program is checked in every window, and a long-lived one every [`LEARNING_PERIOD`] windows, because comparing
+    /// curves takes time.
     pub fn learn(&mut self, profiles: &Profiles) -> bool {
         let mut is_new = false;
         let now_ns = self.started.elapsed().as_nanos() as u64;
@@ -256,12 +258,12 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.tasks.all()
     }
 
-    /// Why the lines of a share are not exactly what its mask says.
+    /// The reasons why the lines of a share differ from its mask.
     pub fn explain_share(&self, held: &ActiveShare) -> Vec<String> {
         self.ways.as_ref().map(|ways| ways.explain(&*lock(&self.kernel), held)).unwrap_or_default()
     }
 
-    /// A look at the host behind, for tests.
+    /// Access to the underlying host, for tests.
     #[cfg(test)]
     pub(crate) fn with_kernel<T>(&self, look: impl FnOnce(&K) -> T) -> T {
         look(&*lock(&self.kernel))
@@ -269,7 +271,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
 
     fn wait_for_window_end(&mut self) -> Option<WindowEnd> {
         let due = self.window_start + self.window;
-        // A probe that took longer than its share is paid for by the windows after it.
+        // If a probe took longer than its share, later windows have less time for probes.
         self.probe_credit_ns += self.window.as_nanos() as f64 * self.options.probe_share;
         self.probe_credit_ns = self.probe_credit_ns.min(self.window.as_nanos() as f64);
         let mut last_beat = Instant::now();
@@ -285,8 +287,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             if self.options.wake.swap(false, Ordering::Relaxed) {
                 return Some(WindowEnd::Interrupted);
             }
-            // Checked however long the window is, because a daemon that acts beside root takes root's settings for
-            // originals.
+            // Checked during the window as well, because a daemon that acts at the same time as root takes root's
+            // settings for originals.
             if self.is_overruled() {
                 return Some(WindowEnd::Interrupted);
             }
@@ -343,7 +345,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             self.probing.abandon(&probe, RefusalReason::NotSupported, &message);
             return true;
         }
-        // Stopped: the probe decides who runs.
+        // Stopped, because the probe decides which tasks run.
         let running = self.gangs.schedules();
         self.gangs.stop_all();
         let Some(placement) = self.placement(&*lock(&kernel), task) else { return true };
@@ -357,7 +359,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         true
     }
 
-    /// Why this host cannot do it, where it said so at the start.
+    /// The reason why this host lacks an ability, if it was found at the start.
     fn lacks(&self, ability: Ability) -> Option<&str> {
         match self.capabilities.abilities.get(&ability) {
             Some(Support::No { reason: why, .. }) => Some(why),
@@ -409,7 +411,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             other.task != task && !other.fixed && !other.exited && on_it
         };
         let others = self.tasks.all().into_iter().filter(near).filter_map(participant);
-        // Real-time threads cannot wait as idle tasks: they stay as they are.
+        // Real-time threads cannot wait as idle tasks and stay unchanged.
         let others = others.filter(|participant| participant.scheduling.can_wait()).collect();
         Some(ProbePlacement {
             target: participant(target)?,
@@ -440,7 +442,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let new: Vec<&ManagedThread> =
             self.tasks.all().into_iter().filter(|task| !known.contains(&task.task)).collect();
         for task in &new {
-            // A thread that vanished, or descriptors that ran out: counted as absent, never as zero.
+            // If the thread has exited or descriptors have run out, its counts are absent, never zero.
             if let Ok(counters) = ThreadCounters::attach(task.thread.tid, &self.events) {
                 self.counters.insert(task.thread, counters);
             }
@@ -449,7 +451,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let is_renamed = |task: &&ManagedThread| renamed.contains(&task.task) && !new.contains(task);
         let recognizable = new.iter().copied().chain(self.tasks.all().into_iter().filter(is_renamed));
         for task in recognizable {
-            // A profile that was recorded on purpose is better than one that was learned in passing.
+            // A profile that was recorded on purpose is preferred to one that was learned in passing.
             let recorded = self.options.known.get(&task.program).or_else(|| self.options.known.get(&task.name));
             if let Some(profile) = recorded.or_else(|| self.options.learned.get(&task.profile_key())) {
                 let evidence = ProbeEvidence::StoredProfile { task: task.task, profile: Box::new(profile.clone()) };
@@ -460,12 +462,12 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let due: Vec<&ManagedThread> = new.iter().copied().chain(self.tasks.all().into_iter().filter(unread)).collect();
         let tended = self.actuator.restore_inherited(&*kernel, &due, self.tasks.unmanaged_children());
         let seen = |thread| self.tasks.is_alive(thread);
-        // If the journal cannot be rewritten, the old one remains and nothing is lost, so this is no reason to end.
+        // If the journal cannot be rewritten, the old one remains and nothing is lost, so the daemon continues.
         let _ = self.actuator.forget_dead_threads(&*kernel, &seen);
         tended.map_err(|error| MachineError(error.to_string()))
     }
 
-    /// Work done since the last look, by the process's first thread.
+    /// Work done since the last observation, by the process's first thread.
     fn progress(&mut self) -> BTreeMap<ThreadKey, f64> {
         let kernel = self.kernel();
         let kernel = lock(&kernel);
@@ -488,7 +490,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let progress = self.progress();
         for task in self.tasks.all() {
             let before = self.usage_before.get(&task.thread).copied();
-            // The whole total of a thread that was born in this window belongs to it; for an older thread that was
+            // If a thread was born in this window, its whole total belongs to the window; for an older thread that was
             // not observed before, the window's part of the total is unknown.
             let born_now = self.looked_ticks.0.is_some_and(|then| task.thread.start_ticks >= then);
             let since = |of: fn(&ThreadUsage) -> Option<u64>| {
@@ -541,7 +543,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.confined = self.options.cpusets.iter().filter_map(holds).collect();
     }
 
-    /// Occupancy of the shares in force as it is now, and the traffic of this window.
+    /// Current occupancy of the shares in force, and the traffic of this window.
     fn read_way_shares(&mut self) -> Vec<(CounterScope, EventCounts)> {
         let Some(ways) = &mut self.ways else { return Vec::new() };
         let kernel = lock(&self.kernel);
@@ -550,7 +552,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         ways.places(&*kernel)
     }
 
-    /// Re-coloring goes on between two plans: how far it is now.
+    /// Current progress of recoloring, which continues between two plans.
     fn read_color_shares(&mut self) -> Vec<ActiveShare> {
         let colored = |share: &CacheShare| matches!(share.units, Units::Colors { .. });
         let shares: Vec<CacheShare> =
@@ -568,7 +570,8 @@ fn counts_instructions(events: &[EventSurvey]) -> bool {
     events.iter().any(|found| found.event == CounterEvent::Instructions && found.absent_because.is_none())
 }
 
-/// A poisoned lock only means that another thread panicked; the kernel behind it has no state of ours to be broken.
+/// A poisoned lock only means that another thread panicked; the kernel behind it has no state of ours that could be
+/// inconsistent.
 fn lock<K>(kernel: &Mutex<K>) -> MutexGuard<'_, K> {
     kernel.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -599,7 +602,7 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
         self.tasks.drop_exited();
         let window = self.windows;
         self.windows += 1;
-        // Shares in colors are looked at first: ways tell of their own only.
+        // Shares in colors are read first, because reading the way shares covers only those.
         let colored = self.read_color_shares();
         let places = self.read_way_shares();
         self.in_force.shares.retain(|held| !matches!(held.share.units, Units::Colors { .. }));

@@ -1,7 +1,8 @@
-//! The way to every change on the host: journal and guardian first.
+//! The gate for every change on the host: journal and guardian first.
 //!
-//! Which changes there are is the core's to say (`cachemate_core::changes`); [`crate::act::changes`] makes them with what is
-//! here: [`Actuator::before`] writes the originals down (one synced batch) and sees that the guardian stands.
+//! The core defines which changes exist (`cachemate_core::changes`), and [`crate::act::changes`] applies them through
+//! the [`Actuator`]: [`Actuator::before`] journals the originals (one synced batch) and makes sure that the guardian
+//! runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -25,13 +26,13 @@ use crate::sense::tasks::ManagedThread;
 /// Outcome of a list of changes.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct ApplyReport {
-    /// Lines of the plan that could not be made so, and why.
+    /// Lines of the plan that could not be applied, with the reasons.
     pub refused: Vec<RefusedItem>,
-    /// Objects as they were read last.
+    /// Objects in the state that was last read.
     pub in_force: BTreeMap<JournalObject, ObjectState>,
     /// Lines of the plan that another process has changed since they were set.
     pub overridden: Vec<PlanItem>,
-    /// Writes.
+    /// Number of writes.
     pub calls: u64,
 }
 
@@ -40,58 +41,59 @@ pub struct ApplyReport {
 pub struct GuardianCommand {
     /// Path of the executable, which must call [`crate::safety::guardian::watch`].
     pub program: PathBuf,
-    /// Handed to it as they stand.
+    /// Arguments, passed on unchanged.
     pub args: Vec<String>,
 }
 
-/// The only one who changes the host.
+/// The only component that changes the host.
 #[derive(Debug)]
 pub struct Actuator {
     state_dir: PathBuf,
     guardian_command: GuardianCommand,
     /// The right to act: the guardian keeps it until it has restored.
     acting: Option<Arc<ActuationLock>>,
-    /// Both stand from the first change on; starting changes nothing.
+    /// Both exist from the first change on; constructing the actuator changes nothing.
     armed: Option<(Journal, Guardian)>,
-    /// As we last read it back.
+    /// Each object's state when it was last read back.
     last: BTreeMap<JournalObject, ObjectState>,
     /// See [`Actuator::is_unread`].
     unread_threads: BTreeSet<ThreadKey>,
 }
 
 impl Actuator {
-    /// The journal will lie in `state_dir`. It is begun, and the guardian started, before the first change and not
-    /// here.
+    /// An actuator whose journal will be in `state_dir`. The journal is begun and the guardian started before the first
+    /// change, not here.
     pub fn new(state_dir: &Path, guardian_command: GuardianCommand) -> Self {
         let (state_dir, last) = (state_dir.to_path_buf(), BTreeMap::new());
         Actuator { state_dir, guardian_command, acting: None, armed: None, last, unread_threads: BTreeSet::new() }
     }
 
-    /// Acts with this right from now on; a guardian keeps it until it has restored.
+    /// Takes over the right to act; the guardian keeps it until it has restored the host.
     pub fn acquire(&mut self, acting: Arc<ActuationLock>) {
         self.acting = Some(acting);
     }
 
-    /// Originals by object, as far as anything was changed.
+    /// Originals of all changed objects.
     pub fn originals(&self) -> BTreeMap<JournalObject, ObjectState> {
         let held = self.armed.iter().flat_map(|(journal, _)| journal.held());
         held.map(|(object, held)| (object.clone(), held.original.clone())).collect()
     }
 
-    /// The object as we last read it back.
+    /// The object's state when it was last read back.
     pub fn last(&self, object: &JournalObject) -> Option<&ObjectState> {
         self.last.get(object)
     }
 
-    /// Remembers how things were left, so that what others change is noticed.
+    /// Records the states that cachemate left behind, so that changes by other processes are noticed.
     pub(crate) fn set_last(&mut self, last: BTreeMap<JournalObject, ObjectState>) {
         self.last = last;
     }
 
-    /// Must succeed before any of `changes` is made: their originals are in the journal then, and the guardian stands.
+    /// Journals the originals of `changes` and makes sure that the guardian runs; must succeed before any of them is
+    /// made.
     ///
     /// # Errors
-    /// No journal or no guardian: nothing may be changed.
+    /// There is no journal or no guardian, so nothing may be changed.
     pub fn before(&mut self, kernel: &dyn Kernel, changes: &[IntendedChange]) -> Result<(), JournalError> {
         if changes.is_empty() { Ok(()) } else { self.arm(kernel)?.before(changes) }
     }
@@ -117,7 +119,7 @@ impl Actuator {
                 GuardianStatus::Ended => return Err(JournalError::Fenced),
             },
             None => {
-                // If the time cannot be read, every thread counts as born since.
+                // If the time cannot be read, every thread counts as born after it.
                 let since_ticks = kernel.ticks_since_boot().unwrap_or(0);
                 let journal = Journal::create(&self.state_dir, &kernel.boot_id().map_err(io)?, since_ticks)?;
                 match start() {
@@ -133,11 +135,11 @@ impl Actuator {
         Ok(journal)
     }
 
-    /// Writes one object, whose original is already in the journal, and reads it back. Returns its state then, and
+    /// Writes one object, whose original is already in the journal, and reads it back. Returns its new state, and
     /// whether it had to be written.
     ///
     /// # Errors
-    /// As the kernel says, in its words.
+    /// The kernel's error, unchanged.
     pub fn set(
         &self,
         kernel: &dyn Kernel,
@@ -153,9 +155,9 @@ impl Actuator {
         done.map(|now| (now, true)).map_err(|error| refused(kernel, item, object, &error))
     }
 
-    /// Writes what stands in the journal, and reads it back.
+    /// Writes an object that is already in the journal, and reads it back.
     fn write(&self, kernel: &dyn Kernel, object: &JournalObject, wanted: &ObjectState) -> io::Result<ObjectState> {
-        // Since the original was read the thread's number may have become another's.
+        // Since the original was read, the thread's id may have been reused.
         check_thread(kernel, object)?;
         let held = self.armed.as_ref().and_then(|(journal, _)| journal.held().get(object));
         match held.filter(|held| held.original == *wanted) {
@@ -163,7 +165,7 @@ impl Actuator {
             None => write_state(kernel, object, wanted)?,
         }
         let now = read_state(kernel, object)?;
-        // One that follows its cpuset again is as it was, whatever that has become meanwhile.
+        // A thread that follows its cpuset again has its original state, even if the cpuset has changed meanwhile.
         let follows = |held: &JournalEntry| held.follows_cpuset && held.original == *wanted;
         Ok(if held.is_some_and(follows) { wanted.clone() } else { now })
     }
@@ -172,7 +174,7 @@ impl Actuator {
     /// between known states, and makes sure that the guardian runs. Missing objects are left out.
     ///
     /// # Errors
-    /// As for every change, or the original of an object that is there cannot be read: nothing may be changed then.
+    /// As for every change, or the original of an existing object cannot be read; nothing may be changed then.
     pub fn journal_originals(&mut self, kernel: &dyn Kernel, wanted: &[DesiredState]) -> Result<(), JournalError> {
         let mut changes = Vec::new();
         for want in wanted {
@@ -185,11 +187,11 @@ impl Actuator {
         self.arm(kernel)?.before(&changes)
     }
 
-    /// Sees that the guardian stands, where anything has been changed, and gives it a sign of life; others will come once in
-    /// each window.
+    /// Sends the guardian a heartbeat, and restarts it if necessary, provided that anything has been changed; the
+    /// caller promises a heartbeat in each window.
     ///
     /// # Errors
-    /// It was gone and no other could be started.
+    /// The guardian had exited and no other could be started.
     pub fn heartbeat(&mut self, kernel: &dyn Kernel, window: Duration) -> Result<(), JournalError> {
         if self.armed.is_some() {
             self.arm(kernel)?;
@@ -198,24 +200,24 @@ impl Actuator {
         Ok(())
     }
 
-    /// A sign of life to the guardian, where there is one.
+    /// Sends the guardian a heartbeat, if there is one.
     pub fn beat(&mut self, window: Duration) {
         if let Some((_, guardian)) = &mut self.armed {
             guardian.beat(window);
         }
     }
 
-    /// Has the guardian restored the host, as this process was silent? Then nothing can be changed before
+    /// Has the guardian restored the host because this process was silent? Then nothing can be changed before
     /// [`Actuator::rejoin`].
     pub fn is_fenced(&mut self) -> bool {
         self.armed.as_mut().is_some_and(|(_, guardian)| guardian.state() == GuardianStatus::Ended)
     }
 
-    /// After a silence: waits for the guardian's end, and restores the object that this process was about to change
-    /// when it was stopped. Nothing is armed then.
+    /// After a silence, waits until the guardian has exited, and restores the object that this process was about to
+    /// change when it was stopped. Afterwards there is no journal and no guardian.
     ///
     /// # Errors
-    /// The guardian still restores, or something could not be restored: it stands in the journal.
+    /// The guardian is still restoring, or an object could not be restored and remains in the journal.
     pub fn rejoin(&mut self, kernel: &dyn Kernel) -> Result<(), JournalError> {
         const PATIENCE: Duration = Duration::from_secs(10);
         let Some((mut journal, mut guardian)) = self.armed.take() else { return Ok(()) };
@@ -265,11 +267,11 @@ impl Actuator {
     }
 
     /// Threads that were born under a mask, nice value or policy of ours inherited it. Those that are managed keep the
-    /// mask until the next plan, with their ancestor's original in the journal; a waiting gang member's idle policy, and
-    /// everything that a program inherited which is not managed, is put right at once.
+    /// mask until the next plan, with their ancestor's original in the journal; a waiting gang member's idle policy,
+    /// and everything that an unmanaged program inherited, is corrected at once.
     ///
     /// # Errors
-    /// The journal cannot be written; the threads keep what they inherited, and the next look tries again.
+    /// The journal cannot be written; the threads keep what they inherited, and the next window tries again.
     pub fn restore_inherited(
         &mut self,
         kernel: &dyn Kernel,
@@ -308,13 +310,13 @@ impl Actuator {
                 let (original, follows) = (held.original.clone(), held.follows_cpuset);
                 let change = IntendedChange { object: object.clone(), now: original, wanted: now, follows };
                 if journal.before(&[change]).is_err() {
-                    // The disk is full: an original that cannot be written down is not touched, and is read again in
-                    // the next window.
+                    // The disk is full: an object whose original cannot be journaled is not changed, and is read again
+                    // in the next window.
                     self.unread_threads.insert(task.thread);
                     continue;
                 }
                 if matches!(object, JournalObject::Policy { .. }) {
-                    // A thread that is gone meanwhile needs nothing.
+                    // A thread that has exited meanwhile needs nothing.
                     let _ = write_state(kernel, &object, &held.original);
                 }
             }
@@ -330,12 +332,13 @@ impl Actuator {
         Ok(())
     }
 
-    /// New, and it could not be read what it inherited: to be tended by the next look, and not changed before.
+    /// Is this a new thread whose inherited settings could not be read? It is not changed until a later window has read
+    /// them.
     pub fn is_unread(&self, thread: ThreadKey) -> bool {
         self.unread_threads.contains(&thread)
     }
 
-    /// How the object of a wanted change is now.
+    /// The current state of the object of an intended change.
     pub(crate) fn read_current(
         &self,
         kernel: &dyn Kernel,
@@ -352,16 +355,16 @@ impl Actuator {
         Ok(IntendedChange { object: object.clone(), now, wanted: wanted.clone(), follows })
     }
 
-    /// Drops what the journal holds about objects that are as they were: groups of ours that were removed.
+    /// Drops the journal's entries of objects that have their original state: groups of ours that were removed.
     pub fn forget(&mut self, gone: &[JournalObject]) {
         if let Some((journal, _)) = &mut self.armed {
-            // If the file cannot be rewritten, the old one remains: a restore then finds these objects gone, which is
-            // no failure.
+            // If the file cannot be rewritten, the old one remains: a restore then finds these objects missing, which
+            // is not a failure.
             let _ = journal.retain(|object| !gone.contains(object));
         }
     }
 
-    /// Drops what the journal holds about threads that are gone. `seen` = just seen alive, and need not be asked again.
+    /// Drops the journal's entries of exited threads. `seen` = this thread was just seen alive and need not be checked.
     ///
     /// # Errors
     /// The journal could not be written anew; nothing is lost.

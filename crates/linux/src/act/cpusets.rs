@@ -1,12 +1,13 @@
-//! Cpusets: the CPUs of groups of processes, by cgroup v1 or v2.
+//! Cpusets: CPUs of groups of processes, through cgroup v1 or v2.
 //!
-//! Problem: affinity is per thread and threads are born all the time; a group's cpuset applies to all its present and
-//! future threads. Method: the hierarchy is found in `/proc/mounts` (v1 `cpuset`, else v2 with the controller enabled
-//! below the root); a group is named by its path as `/proc/PID/cgroup` shows it; its `cpuset.cpus` is a file like any
-//! other that is journalled, written and read back by the actuator. Narrowing a group narrows the affinities of its
-//! threads, and kernels before 6.2 widen all of them to the whole group afterwards: those that were narrower are
-//! journaled, too, and restored after the group. Properties: an empty v2 `cpuset.cpus` means "as the parent" and is
-//! restored as empty, or as the parent's CPUs if the group has processes; the root group is never touched.
+//! Problem: affinity is per thread and threads are created all the time, whereas a group's cpuset applies to all its
+//! present and future threads. Method: the hierarchy is found in `/proc/mounts` (v1 `cpuset`, else v2 with the
+//! controller enabled below the root); a group is named by its path as `/proc/PID/cgroup` shows it; its `cpuset.cpus`
+//! is a file like any other that is journalled, written and read back by the actuator. Narrowing a group narrows the
+//! affinities of its threads, and kernels before 6.2 widen all of them to the whole group afterwards, so narrower
+//! affinities are journaled, too, and restored after the group. Properties: an empty v2 `cpuset.cpus` means "as the
+//! parent" and is restored as empty, or as the parent's CPUs if the group has processes; the root group is never
+//! touched.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,7 +23,7 @@ use crate::kernel::{Kernel, if_exists};
 use crate::safety::journal::{JournalObject, ObjectState};
 use crate::safety::object_state::read_state;
 
-/// State of the groups that are confined, and of those that were.
+/// State of the groups that are confined now or were confined before.
 #[derive(Default, Debug)]
 pub struct CpusetGroups {
     /// CPUs of each group by its path below the root of the hierarchy, with a leading slash.
@@ -31,15 +32,15 @@ pub struct CpusetGroups {
     pub files: BTreeMap<String, PathBuf>,
     /// Groups that the operator wants confined, by the same names.
     pub confined: Vec<CpusetGroup>,
-    /// The innermost of these groups that a thread is in: it cannot go anywhere else.
+    /// The innermost of these groups that contains each thread, which cannot leave its CPUs.
     pub threads: BTreeMap<i32, String>,
     /// For each group, affinities that narrowing it will change, and the states that the kernel may give them.
     pub states_to_come: BTreeMap<String, Vec<DesiredState>>,
-    /// Groups that cannot be confined, or not be read, and why.
+    /// Groups that cannot be confined or read, with the reasons.
     pub refused: Vec<RefusedItem>,
 }
 
-/// Looks at the groups that are to be confined, and at those that were and are not named any more.
+/// Reads the groups that are to be confined, and those that were confined and are no longer named.
 pub fn read_groups(
     kernel: &dyn Kernel,
     groups: &[CpusetGroup],
@@ -73,7 +74,7 @@ pub fn read_groups(
     }
     for object in changed {
         let JournalObject::File { path } = object else { continue };
-        // One that its owner has made a partition is restored once it is a member again.
+        // A group that its owner has turned into a partition is restored once it is a member again.
         if all.files.values().any(|file| file == path) || !matches!(partition_kind(kernel, path), Ok(None)) {
             continue;
         }
@@ -85,7 +86,8 @@ pub fn read_groups(
     all
 }
 
-/// A group that is a partition of cgroup v2 (`root`, `isolated`, or an invalid one); `None` = it is none.
+/// A group that is a partition of cgroup v2 (`root`, `isolated`, or an invalid one); `None` = the group is not a
+/// partition.
 fn partition_kind(kernel: &dyn Kernel, cpus_file: &Path) -> Result<Option<String>, String> {
     let file = cpus_file.with_file_name("cpuset.cpus.partition");
     let text = if_exists(kernel.read(&file)).map_err(|error| format!("{}: {error}", file.display()))?;
@@ -102,7 +104,7 @@ pub(crate) fn cpus_of(state: &ObjectState) -> Option<CpuSet> {
 }
 
 impl CpusetGroups {
-    /// Leaves a group alone: it is neither confined nor restored, and its threads count as free.
+    /// Drops a group: it is neither confined nor restored, and its threads count as free.
     pub(crate) fn remove(&mut self, name: &str) {
         self.cpus.remove(name);
         self.files.remove(name);
@@ -110,7 +112,7 @@ impl CpusetGroups {
         self.threads.retain(|_, group| group != name);
     }
 
-    /// False = it cannot be read, and so is left alone.
+    /// Adds a group; false = it cannot be read and is therefore left unchanged.
     fn track(
         &mut self,
         kernel: &dyn Kernel,
@@ -134,7 +136,7 @@ impl CpusetGroups {
         true
     }
 
-    /// Nothing is added where its threads cannot be looked at: their affinities could not be written down.
+    /// Adds a group unless its threads cannot be read, because then their affinities could not be journaled.
     fn add(
         &mut self,
         kernel: &dyn Kernel,
@@ -169,7 +171,7 @@ impl CpusetGroups {
     }
 }
 
-/// A thread that is kept narrower than its group: the states that the kernel may give it.
+/// The states that the kernel may give a thread whose affinity is narrower than its group.
 fn states_to_come(kernel: &dyn Kernel, tid: i32, may_become: [&CpuSet; 2]) -> io::Result<Vec<DesiredState>> {
     let read = || Ok((kernel.stat(tid)?.key, leader(kernel, tid)?, kernel.affinity(tid)?));
     let Some((thread, pid, cpus)) = if_exists(read())? else { return Ok(Vec::new()) };
@@ -181,7 +183,7 @@ fn states_to_come(kernel: &dyn Kernel, tid: i32, may_become: [&CpuSet; 2]) -> io
         object: JournalObject::Affinity { pid, thread },
         state: ObjectState::Cpus(cpus.clone()),
     };
-    // Between relatives of which both change, a group first gets what it had and what it is to have.
+    // If a parent and a child group both change, a group first gets the union of its old and its new CPUs.
     let between = may_become[0].union(may_become[1]);
     Ok(may_become.into_iter().chain([&between]).map(wanted).collect())
 }
@@ -196,9 +198,9 @@ fn leader(kernel: &dyn Kernel, tid: i32) -> io::Result<i32> {
 /// A mounted hierarchy with the cpuset controller.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Cpusets {
-    /// cgroup v1, mounted there.
+    /// cgroup v1, mounted at this path.
     V1(PathBuf),
-    /// cgroup v2, mounted there; the controller is enabled below the root.
+    /// cgroup v2, mounted at this path; the controller is enabled below the root.
     V2(PathBuf),
 }
 
@@ -216,10 +218,11 @@ pub fn find(kernel: &dyn Kernel) -> Option<Cpusets> {
     try_find(kernel).ok().flatten()
 }
 
-/// The CPUs that a thread's cpuset leaves it; `None` = no cpusets here, or its group is not to be seen from here.
+/// The CPUs that a thread's cpuset leaves it; `None` = this host has no cpusets, or the thread's group is not visible
+/// to this process.
 ///
 /// # Errors
-/// Something of it is there and cannot be read.
+/// One of the files exists and cannot be read.
 pub(crate) fn effective_cpus(kernel: &dyn Kernel, tid: i32) -> io::Result<Option<CpuSet>> {
     let Some(cpusets) = try_find(kernel)? else { return Ok(None) };
     let Some(group) = group_of(kernel, tid, &cpusets)? else { return Ok(None) };
@@ -330,7 +333,7 @@ mod tests {
         assert_eq!(find(&tree("proc /proc proc rw 0 0\n", &[]).1), None);
     }
 
-    /// Are threads kept narrower written down with their group, and is a group that is dropped still looked at?
+    /// Are narrower threads journaled with their group, and is a dropped group still read?
     #[test]
     fn groups_are_looked_at_with_their_threads() {
         let host = crate::fake_tests::FakeHost::default();
@@ -415,7 +418,7 @@ mod tests {
         }
     }
 
-    /// Is a group confined and restored, and the root never touched?
+    /// Is a group confined and restored, and the root never changed?
     #[test]
     fn a_group_is_confined_and_put_back() {
         let original = "0-7";
@@ -438,7 +441,7 @@ mod tests {
         let lines: Vec<String> = derived.changes.iter().map(ToString::to_string).collect();
         assert_eq!(lines, ["confine group '/db' to CPUs 2-3 (was CPUs 0-7)"]);
         assert_eq!(made.calls, 1, "{made:?}");
-        // A tree of plain files keeps what is longer than the write; the kernel's files do not.
+        // A plain file keeps the bytes beyond a shorter write; the kernel's files do not.
         assert!(std::fs::read_to_string(&path).unwrap().starts_with("2-3"));
         actuator.restore_all(&host).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap().trim_end(), original);

@@ -1,4 +1,4 @@
-//! The desired state of an object, and the message if it cannot be reached.
+//! The desired state of an object, and the refusal if it cannot be reached.
 
 use std::io;
 
@@ -8,10 +8,10 @@ use crate::kernel::Kernel;
 use crate::safety::journal::{JournalObject, ObjectState};
 use crate::safety::object_state::in_words;
 
-/// An object and what it may become, with the line of the plan that it concerns.
+/// An object and a state that it may get, with the line of the plan that it concerns.
 #[derive(Clone, PartialEq, Debug)]
 pub struct DesiredState {
-    /// The line.
+    /// The line of the plan.
     pub item: PlanItem,
     /// The object that changes.
     pub object: JournalObject,

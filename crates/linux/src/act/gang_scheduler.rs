@@ -1,11 +1,11 @@
-//! Gangs by a scheduler in the kernel: `schedulers/gangs`, a program of its own that receives a plan over a socket.
+//! Gangs through a scheduler in the kernel: `schedulers/gangs`, a separate program that receives a plan over a socket.
 //!
-//! Problem: idle turns only lower weights, and nothing keeps two tasks apart that are in no gang. Method: if the
-//! scheduler runs, it receives the schedules that it can keep and advice on tasks that should not run together as one
-//! message, which takes effect at once; the plan in force is read back. The scheduler gives planned threads policy 7
-//! and restores them; the originals stand in our journal as well. Properties: without the scheduler nothing changes,
-//! gangs are idle turns; when it dies the kernel runs all its tasks under the fair class, and the policy number that
-//! it leaves behind is restored here.
+//! Problem: idle turns only lower weights, and tasks without a gang cannot be kept from running together. Method: if
+//! the scheduler runs, it receives the schedules that it can keep and advice on tasks that should not run together as
+//! one message, which takes effect at once; the plan in force is read back. The scheduler gives planned threads policy
+//! 7 and restores them; the originals stand in our journal as well. Properties: without the scheduler, gangs remain
+//! idle turns; if it dies, the kernel runs all its tasks under the fair class, and the policy number that it leaves
+//! behind is restored here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -28,9 +28,9 @@ use message::{NumberedCache, SchedulerReply, SchedulerRequest, SchedulerState};
 
 /// The scheduler's default socket.
 pub const SOCKET: &str = "/run/gangs.sock";
-/// No answer is longer.
+/// Maximum length of an answer.
 const ANSWER_BYTES: u64 = 8 << 20;
-/// The scheduler answers within a look of its own (20 ms), and takes in 65 536 tasks in less.
+/// Timeout of a request: the scheduler polls its socket every 20 ms, and reads 65 536 tasks in less.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The scheduler's socket.
@@ -40,7 +40,7 @@ pub struct SchedulerClient {
 }
 
 impl SchedulerClient {
-    /// Nothing is asked yet.
+    /// A client that has sent no request yet.
     pub fn new(socket: &Path) -> Self {
         SchedulerClient { socket: socket.to_path_buf() }
     }
@@ -56,7 +56,7 @@ impl SchedulerClient {
         }
     }
 
-    /// Answers with the scheduler's complaints.
+    /// Sends a plan, and returns the scheduler's complaints.
     fn plan(&self, message: message::SchedulerPlan) -> io::Result<Vec<String>> {
         match self.ask(&SchedulerRequest::Plan(message))? {
             SchedulerReply::Taken { complaints, attached: true, .. } => Ok(complaints),
@@ -92,7 +92,7 @@ impl SchedulerClient {
 struct SubmittedPlan {
     generation: u64,
     turns: Vec<message::ScheduledTurn>,
-    /// With how they were scheduled before.
+    /// Its threads, with their original scheduling parameters.
     threads: BTreeMap<ThreadKey, SchedParams>,
 }
 
@@ -100,13 +100,13 @@ struct SubmittedPlan {
 #[derive(Debug)]
 pub(crate) struct KernelGangScheduler {
     client: SchedulerClient,
-    /// As it said at the last look; empty: it does not run.
+    /// Caches by the last poll; empty = the scheduler does not run.
     caches: Vec<NumberedCache>,
     generation: u64,
-    /// Asked for; in force when `told` agrees.
+    /// Requested schedules, which are in force once `told` agrees.
     wanted: Vec<(GangSchedule, CacheSchedule)>,
     advised: Option<AdvisoryGangs>,
-    /// By thread, for the members of any gang.
+    /// Weights of all gang members, by thread.
     weights: BTreeMap<ThreadKey, f64>,
     clashes: Vec<(ThreadKey, ThreadKey)>,
     told: Option<SubmittedPlan>,
@@ -130,8 +130,8 @@ impl KernelGangScheduler {
         }
     }
 
-    /// Checks whether the scheduler runs and keeps the plan that it was sent. Returns a sentence if it no longer
-    /// does; it then has no threads of ours.
+    /// Checks whether the scheduler runs and keeps the plan that it was sent. If it no longer does, it has no threads
+    /// of ours, and a message is returned.
     pub fn poll(&mut self) -> Option<String> {
         let scheduler_state =
             self.client.state().map_err(|error| format!("the gang scheduler does not answer ({error})"));
@@ -150,8 +150,8 @@ impl KernelGangScheduler {
             Err(lost) => {
                 let ours = self.told.as_ref().map(|told| told.generation);
                 if let Some(generation) = answers.filter(|_| answers == ours) {
-                    // It may attach again by itself, and must not schedule our threads then. If this message fails,
-                    // the next plan replaces the one that it has.
+                    // The scheduler may attach again by itself, and must not schedule our threads then. If this message
+                    // fails, the next plan replaces the scheduler's current one.
                     let _ = self.client.plan(message_of(generation + 1, &[], None, &self.weights, &self.clashes));
                 }
                 self.give_up();
@@ -160,7 +160,7 @@ impl KernelGangScheduler {
         }
     }
 
-    /// Nothing is wanted of it any more, and nothing can be, until it is found again.
+    /// Drops all requests to the scheduler until a poll finds it again.
     fn give_up(&mut self) {
         self.caches.clear();
         self.dirty = false;
@@ -193,18 +193,19 @@ impl KernelGangScheduler {
         Ok(())
     }
 
-    /// Can plans be given to it, by the last look?
+    /// Can the scheduler take plans, by the last poll?
     pub fn runs(&self) -> bool {
         !self.caches.is_empty()
     }
 
-    /// Weights and clashes of the plan; they hold for the members of gangs, from the next [`KernelGangScheduler::submit`] on.
+    /// Sets the plan's weights and clashes, which apply to members of gangs from the next
+    /// [`KernelGangScheduler::submit`] on.
     pub fn set_advice(&mut self, weights: BTreeMap<ThreadKey, f64>, clashes: Vec<(ThreadKey, ThreadKey)>) {
         self.dirty |= self.weights != weights || self.clashes != clashes;
         (self.weights, self.clashes) = (weights, clashes);
     }
 
-    /// Those who should rather not run together, as gangs without a schedule; `None`: no such advice.
+    /// Sets the tasks that should not run together, as gangs without a schedule; `None` = no such advice.
     pub fn advise(&mut self, advised: Option<AdvisoryGangs>) {
         let advised = advised.filter(|_| self.runs());
         self.dirty |= self.advised != advised;
@@ -215,10 +216,10 @@ impl KernelGangScheduler {
         self.wanted.iter().map(|(schedule, _)| schedule)
     }
 
-    /// Takes a schedule on, if it can be kept: it is in force after [`KernelGangScheduler::submit`].
+    /// Adds a schedule if the scheduler can keep it; it is in force after [`KernelGangScheduler::submit`].
     ///
     /// # Errors
-    /// Why idle turns must do it.
+    /// The reason why idle turns must be used instead.
     pub fn start(&mut self, schedule: &GangSchedule, rotation: &ThreadRotation) -> Result<(), String> {
         let taken: Vec<u32> = self.wanted.iter().map(|(_, part)| part.cache).collect();
         let part = compose::part(schedule, rotation, &self.caches, &taken)?;
@@ -227,7 +228,7 @@ impl KernelGangScheduler {
         Ok(())
     }
 
-    /// False: it was not kept here.
+    /// Removes a schedule; false = it was not kept here.
     pub fn stop(&mut self, schedule: &GangSchedule) -> bool {
         let before = self.wanted.len();
         self.wanted.retain(|(running, _)| running != schedule);
@@ -235,10 +236,10 @@ impl KernelGangScheduler {
         self.wanted.len() != before
     }
 
-    /// Everything that is wanted, as one plan: in force at once, and read back.
+    /// Sends everything that is requested as one plan, which takes effect at once and is read back.
     ///
     /// # Errors
-    /// The scheduler does not take it, or something else is in force: nothing of ours is with it then.
+    /// The scheduler rejects the plan, or another plan is in force; the scheduler then has no threads of ours.
     pub fn submit(&mut self) -> io::Result<()> {
         if !self.runs() || !std::mem::take(&mut self.dirty) {
             return Ok(());
@@ -249,7 +250,7 @@ impl KernelGangScheduler {
         let threads =
             parts.iter().flat_map(|part| part.threads()).chain(self.advised.iter().flat_map(AdvisoryGangs::threads));
         let mut threads: BTreeMap<ThreadKey, SchedParams> = threads.collect();
-        // Those of the previous plan are ours until they have been restored.
+        // Threads of the previous plan are ours until they have been restored.
         threads.extend(self.told.iter().flat_map(|told| told.threads.iter().map(|(key, original)| (*key, *original))));
         self.told = Some(SubmittedPlan { generation, turns: message.turns_by_cache(), threads });
         let taken = self.client.plan(message).and_then(|complaints| {
@@ -263,7 +264,7 @@ impl KernelGangScheduler {
         taken
     }
 
-    /// Nothing of ours is with it any more, and no thread of ours has its policy.
+    /// Withdraws everything from the scheduler, and restores the policy of every thread of ours.
     pub fn leave<K: Kernel>(&mut self, kernel: &K) {
         (self.wanted, self.advised) = (Vec::new(), None);
         self.dirty = self.told.is_some();
@@ -277,18 +278,18 @@ impl KernelGangScheduler {
         std::mem::take(&mut self.complaints)
     }
 
-    /// By the last look; empty where it does not run.
+    /// Caches by the last poll; empty if the scheduler does not run.
     pub fn caches(&self) -> &[NumberedCache] {
         &self.caches
     }
 
-    /// Are tasks that clash kept apart, as far as there is a choice?
+    /// Are tasks that clash kept apart whenever there is a choice?
     pub fn honors_penalties(&self) -> bool {
         self.runs() && !self.clashes.is_empty()
     }
 
-    /// Puts threads back whose policy is still the scheduler's although it keeps them no longer: its loader does so, unless
-    /// it was killed. A thread that chose another policy meanwhile keeps that.
+    /// Restores threads that still have the scheduler's policy although the scheduler no longer keeps them. Its loader
+    /// does this as well, unless it was killed. A thread that has chosen another policy meanwhile keeps it.
     pub fn reclaim<K: Kernel>(&mut self, kernel: &K) {
         let scheduled_threads = self.wanted.iter().flat_map(|(_, part)| part.threads());
         let kept: BTreeSet<ThreadKey> = scheduled_threads
@@ -302,7 +303,7 @@ impl KernelGangScheduler {
             }
             let is_ours = kernel.stat(thread.tid).is_ok_and(|stat| stat.key == *thread)
                 && kernel.scheduling(thread.tid).is_ok_and(|now| now.policy == EXT);
-            // A failure here is retried in the next window, and the original stays in the journal.
+            // A failure is retried in the next window, and the original stays in the journal.
             is_ours && kernel.set_scheduling(thread.tid, original).is_err()
         });
         if kept.is_empty() && submitted.threads.is_empty() {

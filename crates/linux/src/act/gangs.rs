@@ -1,11 +1,11 @@
 //! Gangs in time: sets of tasks that run together, quantum by quantum, without freezing any task.
 //!
-//! Problem: the kernel has no gangs. Freezing the waiting gangs keeps them off the CPUs, but leaves them frozen if
-//! the daemon dies, and wastes a CPU whenever a running member waits. Method: every task stays runnable; waiting
-//! members are idle tasks (`SCHED_IDLE`, about three thousandths of a normal task's weight), running members have
-//! their original policy, each on a CPU of its own. A turn is a handful of `sched_setscheduler` calls. Properties: no
-//! task is ever stopped; CPUs that the gang leaves free are used; if the daemon dies between two turns, the worst
-//! that remains until the guardian acts is a low weight; members of a real-time or deadline class are refused.
+//! Problem: the kernel has no gangs. Freezing the waiting gangs keeps them off the CPUs, but leaves them frozen if the
+//! daemon dies, and wastes a CPU whenever a running member waits. Method: every task stays runnable; waiting members
+//! are idle tasks (`SCHED_IDLE`, about 0.3 % of a normal task's weight), and running members have their original
+//! policy, each on its own CPU. A turn is a handful of `sched_setscheduler` calls. Properties: no task is ever stopped;
+//! CPUs that the gang leaves free are used; if the daemon dies between two turns, the worst that remains until the
+//! guardian acts is a low weight; members of a real-time or deadline class are refused.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -25,14 +25,14 @@ use crate::act::thread_rotation::set_turn;
 use crate::kernel::scheduling::SchedParams;
 use crate::kernel::{Kernel, ThreadKey};
 
-/// Turns of the rotation so far, for observations.
+/// Counts of the rotation's turns, for observations.
 #[derive(Debug, Default)]
 pub struct TurnCounters {
-    /// Turns given so far, by all gangs.
+    /// Turns so far, over all gangs.
     pub turns: AtomicU64,
-    /// Calls that failed because a member was gone, may not be changed, or chose another class meanwhile.
+    /// Calls that failed because a member had exited, may not be changed, or had chosen another class meanwhile.
     pub failed: AtomicU64,
-    /// Longest that a slice overran, in nanoseconds.
+    /// Longest overrun of a turn, in nanoseconds.
     pub latest_ns: AtomicU64,
 }
 
@@ -40,10 +40,10 @@ pub struct TurnCounters {
 #[derive(Debug)]
 pub struct RotationRunner {
     stop: Arc<AtomicBool>,
-    /// Counted on while it runs.
+    /// Counters that are updated while it runs.
     pub turns: Arc<TurnCounters>,
     thread: Option<JoinHandle<()>>,
-    /// As [`RotationRunner::start`] was given them.
+    /// The rotations that [`RotationRunner::start`] received.
     pub rotations: Vec<ThreadRotation>,
 }
 
@@ -65,7 +65,7 @@ impl RotationRunner {
     }
 }
 
-/// Runners by the schedule that they run; schedules that the gang scheduler in the kernel keeps, where it runs.
+/// Runners by their schedules, and the schedules that the gang scheduler in the kernel keeps, if it runs.
 #[derive(Debug)]
 pub(crate) struct GangRunners<K> {
     kernel: Arc<Mutex<K>>,
@@ -84,10 +84,10 @@ impl<K: Kernel + Send + 'static> GangRunners<K> {
         self.running.iter().map(|(schedule, _)| schedule).chain(schedules).cloned().collect()
     }
 
-    /// Queries the gang scheduler for the state in force. Returns a sentence if it no longer keeps its plan: its
-    /// threads are restored then, and its schedules are not among [`GangRunners::schedules`]. If it has started
-    /// meanwhile, idle turns end, and the next plan is sent to it. The caller must not hold the kernel; the same
-    /// applies to the next two functions.
+    /// Queries the gang scheduler for the state in force. If it no longer keeps its plan, its threads are restored, its
+    /// schedules leave [`GangRunners::schedules`], and a message is returned. If it has started meanwhile, idle turns
+    /// end, and the next plan is sent to it. The caller must not hold the kernel; the same applies to the next two
+    /// functions.
     pub fn poll(&mut self) -> Option<String> {
         let scheduler = self.scheduler.as_mut()?;
         let ran = scheduler.runs();
@@ -100,12 +100,12 @@ impl<K: Kernel + Send + 'static> GangRunners<K> {
         lost
     }
 
-    /// By the last look.
+    /// Did the gang scheduler run at the last poll?
     pub fn scheduler_runs(&self) -> bool {
         self.scheduler.as_ref().is_some_and(KernelGangScheduler::runs)
     }
 
-    /// Weights, and pairs that should rather not run together, for the gang scheduler; gangs of the advised, where the plan
+    /// Sets weights, and pairs that should not run together, for the gang scheduler, with advisory gangs if the plan
     /// has no schedules.
     pub fn set_advice(
         &mut self,
@@ -120,7 +120,7 @@ impl<K: Kernel + Send + 'static> GangRunners<K> {
         }
     }
 
-    /// Does the gang scheduler keep clashing tasks apart, in gangs of a schedule or of its own?
+    /// Does the gang scheduler keep clashing tasks apart, in gangs of a schedule or in advisory ones?
     pub fn keeps_clashes(&self) -> bool {
         self.scheduler.as_ref().is_some_and(KernelGangScheduler::honors_penalties)
     }
@@ -149,7 +149,7 @@ impl<K: Kernel + Send + 'static> GangController for GangRunners<K> {
             if scheduler.start(schedule, &rotation).is_ok() {
                 return Ok(());
             }
-            // Idle turns for this one: its members must be out of the scheduler first.
+            // This schedule gets idle turns, so its members must leave the scheduler first.
             self.commit_gangs()?;
         }
         let runner = RotationRunner::start(self.kernel.clone(), vec![rotation])?;
@@ -203,7 +203,7 @@ fn take_turns<K: Kernel>(kernel: &Mutex<K>, rotations: &[ThreadRotation], stop: 
                 hand.slices_left = rotation.gangs[next].1;
             }
             hand.slices_left -= 1;
-            // From now and not from the due time: after a pause of the host no gang gets a burst of short turns.
+            // Counted from now and not from the due time, so that a pause of the host causes no burst of short turns.
             hand.due = now + rotation.slice;
         }
         let next = hands.iter().map(|hand| hand.due).min();
@@ -216,7 +216,8 @@ fn take_turns<K: Kernel>(kernel: &Mutex<K>, rotations: &[ThreadRotation], stop: 
     }
 }
 
-/// Those of the gang first up, then the others down: a CPU is never without a task that may use it fully.
+/// Raises the gang's members first and lowers the others afterwards, so that a CPU always has a task that may use it
+/// fully.
 fn start_turn<K: Kernel>(kernel: &Mutex<K>, rotation: &ThreadRotation, gang: usize, turns: &TurnCounters) {
     let (now, _) = &rotation.gangs[gang];
     now.iter().for_each(|(member, original)| set(kernel, *member, original, false, turns));
@@ -245,7 +246,7 @@ mod tests {
         ThreadRotation { slice: Duration::from_millis(2), gangs }
     }
 
-    /// Does exactly one gang have its turn at any time, and is every member restored afterwards?
+    /// Does exactly one gang have its turn at any time, and are all members restored afterwards?
     #[test]
     fn one_gang_at_a_time_and_everybody_as_before_afterwards() {
         let host = FakeHost::default();
@@ -267,7 +268,7 @@ mod tests {
         assert_eq!(seen.into_iter().collect::<Vec<_>>(), [vec![0, 0, 5, 5], vec![5, 5, 0, 0]]);
     }
 
-    /// Is a member that is gone, or whose id was reused, left alone and counted?
+    /// Is a member that has exited, or whose id was reused, left unchanged and counted?
     #[test]
     fn a_reused_thread_id_is_not_touched() {
         let host = FakeHost::default();

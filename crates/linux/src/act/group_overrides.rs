@@ -1,10 +1,10 @@
 //! Confined groups whose CPUs their owner, or a person, has changed: that change wins.
 //!
-//! Problem: a service manager, a kubelet or a batch system writes a group's CPUs, too; two programs that correct each
-//! other flap. Method: a value that is neither the wanted one nor the one that was set last belongs to another
-//! writer, and the group is left alone until the operator reloads the configuration. A group that shows its original
-//! value was probably made anew, and is confined again, at most twice a minute. Properties: never more than two
-//! changes of a group in a minute.
+//! Problem: a service manager, a kubelet or a batch system writes a group's CPUs, too, and two programs that correct
+//! each other flap. Method: a value that is neither the wanted one nor the one that was set last belongs to another
+//! writer, and the group is left alone until the operator reloads the configuration. A group that has its original CPUs
+//! again was probably re-created; it is confined again, at most twice a minute. Properties: never more than two changes
+//! of a group in a minute.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -14,7 +14,7 @@ use crate::act::actuator::Actuator;
 use crate::act::cpusets::{CpusetGroups, cpus_of};
 use crate::safety::journal::JournalObject;
 
-/// Time in which a group is confined again at most [`MAX_CHANGES`] times.
+/// Period in which a group is confined again at most [`MAX_CHANGES`] times.
 const PERIOD_NS: u64 = 60_000_000_000;
 const MAX_CHANGES: usize = 2;
 
@@ -55,7 +55,7 @@ impl GroupOverrides {
         self.overridden.values()
     }
 
-    /// The operator has reloaded the configuration, which is in force again.
+    /// Forgets all overrides after the operator has reloaded the configuration, which is in force again.
     pub fn clear(&mut self) {
         *self = Self::default();
     }
@@ -160,7 +160,7 @@ mod tests {
         assert_eq!(overrides.all().count(), 0);
     }
 
-    /// Is a group that was made anew confined again, and never more than twice a minute?
+    /// Is a re-created group confined again, and never more than twice a minute?
     #[test]
     fn a_group_made_anew_is_confined_again() {
         let (_dir, actuator) = acted();

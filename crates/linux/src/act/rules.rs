@@ -1,7 +1,7 @@
-//! Which of the host's programs are managed, and what is asked for them.
+//! Rules that select the host's programs to be managed, and their goals.
 //!
-//! Rules are tried in order; the first that matches decides. A program that no rule matches is not managed: nothing of
-//! it is changed, and it does not appear among the tasks.
+//! Rules are tried in order; the first that matches decides. A program that no rule matches is not managed: it is not
+//! changed, and it does not appear among the tasks.
 
 use std::collections::BTreeMap;
 
@@ -9,14 +9,14 @@ use cachemate_core::{Goal, ServiceIdentity, ServiceKind};
 
 use crate::sense::service_directory::ContainerRecord;
 
-/// One rule. All conditions that are given must hold; a rule without conditions matches everything.
+/// A rule. All its conditions must hold; a rule without conditions matches every program.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct ManageRule {
     /// Command name as the kernel keeps it (15 bytes), `*` and `?` allowed.
     pub command: Option<String>,
     /// Path of the cgroup, or of one above it; `*` and `?` match within a component.
     pub cgroup: Option<String>,
-    /// The process or one that it descends from.
+    /// The process or one of its ancestors.
     pub pid: Option<i32>,
     /// Numeric user id of the process.
     pub user: Option<u32>,
@@ -35,11 +35,11 @@ pub struct ManageRule {
 /// Treatment of a program that a rule matches.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub enum ManageAction {
-    /// Measured and placed, with what is asked for it.
+    /// Measured and placed, with its goal if it has one.
     Manage(Option<Goal>),
-    /// Measured, never moved.
+    /// Measured, but never moved.
     Observe,
-    /// Neither measured nor moved, as where no rule matches.
+    /// Neither measured nor moved, as if no rule matched.
     #[default]
     Ignore,
 }
@@ -57,7 +57,7 @@ pub struct RuleSubject<'a> {
     pub user: Option<u32>,
     /// Its service; `None` = its command.
     pub service: Option<&'a ServiceIdentity>,
-    /// A program of the runtime rather than of the service.
+    /// Whether it belongs to the runtime rather than to the service.
     pub is_helper: bool,
     /// Its container, if the runtime reports it.
     pub container: Option<&'a ContainerRecord>,
@@ -93,8 +93,8 @@ impl ManageRule {
             && self.labels.iter().all(labelled)
     }
 
-    /// A rule means the programs of a service. It matches a helper of the runtime only if it names the command or the
-    /// process.
+    /// Whether the rule may match the program. A rule means the programs of a service, so it matches a helper of the
+    /// runtime only if it names the command or the process.
     fn accepts_helper(&self, subject: &RuleSubject<'_>) -> bool {
         !subject.is_helper || self.command.as_ref().is_some_and(|pattern| pattern != "*") || self.pid.is_some()
     }
@@ -130,7 +130,8 @@ impl CgroupPattern<'_> {
     }
 }
 
-/// `*` stands for any run of characters, `?` for one. Linear in time: only the last star is ever gone back to.
+/// Whether `text` matches, where `*` stands for any number of characters and `?` for one. Backtracks only to the last
+/// star.
 fn glob(pattern: &str, text: &str) -> bool {
     let (pattern, text): (Vec<char>, Vec<char>) = (pattern.chars().collect(), text.chars().collect());
     let (mut at, mut from, mut star) = (0, 0, None);
@@ -255,7 +256,7 @@ mod tests {
         }
     }
 
-    /// Does the first matching rule decide, must all its conditions hold, and is the unmatched left alone?
+    /// Does the first matching rule decide, must all its conditions hold, and is an unmatched program ignored?
     #[test]
     fn the_first_matching_rule_decides() {
         let leave =

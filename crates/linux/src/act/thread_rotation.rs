@@ -1,4 +1,4 @@
-//! Turns, and a thread's place and turn, set only if it is that thread still: numbers of threads are reused.
+//! Turns of gangs; a thread's CPUs and policy are set only if its id has not been reused.
 
 use std::io;
 use std::time::Duration;
@@ -8,19 +8,19 @@ use cachemate_core::CpuSet;
 use crate::kernel::scheduling::SchedParams;
 use crate::kernel::{Kernel, ThreadKey};
 
-/// One schedule with its members as threads, each with the class that it had before.
+/// A schedule with its members as threads, each with its original class.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ThreadRotation {
-    /// Turns are so many of these.
+    /// Unit in which the length of a turn is counted.
     pub slice: Duration,
-    /// Members of each gang, and the slices of its turn.
+    /// Members of each gang, and the number of slices in its turn.
     pub gangs: Vec<(Vec<(ThreadKey, SchedParams)>, u32)>,
 }
 
-/// Sets a thread's affinity, if it is that thread still.
+/// Sets a thread's affinity, unless its id has been reused.
 ///
 /// # Errors
-/// The thread is gone or its id another's (`ESRCH`); or as the kernel says.
+/// The thread has exited or its id was reused (`ESRCH`); or the kernel's error.
 pub(crate) fn set_seat(kernel: &dyn Kernel, thread: ThreadKey, cpus: &CpuSet) -> io::Result<()> {
     if kernel.stat(thread.tid)?.key != thread {
         return Err(io::Error::from_raw_os_error(libc::ESRCH));
@@ -28,11 +28,11 @@ pub(crate) fn set_seat(kernel: &dyn Kernel, thread: ThreadKey, cpus: &CpuSet) ->
     kernel.set_affinity(thread.tid, cpus)
 }
 
-/// Lets a thread wait as an idle task, or gives it back what it had.
+/// Makes a thread wait as an idle task, or restores its original policy.
 ///
 /// # Errors
-/// The thread is gone or its id another's (`ESRCH`); it cannot wait, or chose another class meanwhile: left alone; or as the
-/// kernel says.
+/// The thread has exited or its id was reused (`ESRCH`); it cannot wait, or has chosen another class meanwhile, and is
+/// left unchanged; or the kernel's error.
 pub(crate) fn set_turn(kernel: &dyn Kernel, thread: ThreadKey, original: &SchedParams, waits: bool) -> io::Result<()> {
     if kernel.stat(thread.tid)?.key != thread {
         return Err(io::Error::from_raw_os_error(libc::ESRCH));

@@ -1,5 +1,5 @@
-//! A fault at every position of a whole life, reads as well as writes: is everything as before in the end, or the journal
-//! kept and that said?
+//! A fault at every call of a machine's life, reads as well as writes: is everything restored at the end, or the
+//! journal kept and this reported?
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -25,10 +25,10 @@ use crate::safety::journal::{Journal, ObjectState};
 use crate::safety::object_state::read_state;
 use crate::safety::restore::{RestoreOutcome, RestoredObject};
 
-/// Errors that a call may return without any relation to its object.
+/// Errors that a call may return for reasons unrelated to its object.
 const ERRORS: [i32; 7] = [libc::EMFILE, libc::ENOMEM, libc::EIO, libc::EROFS, libc::ENOSPC, libc::EPERM, libc::EINTR];
 
-/// Some calls in a row fail, from one position on.
+/// A fault: a number of consecutive calls fail, from one position on.
 #[derive(Clone, Copy, Debug)]
 struct Fault {
     from: u32,
@@ -36,7 +36,7 @@ struct Fault {
     errno: i32,
 }
 
-/// A host whose calls are counted, and some of them fail.
+/// A host that counts its calls and lets some of them fail.
 struct FaultyKernel<K> {
     inner: K,
     calls: Cell<u32>,
@@ -94,7 +94,7 @@ impl<K: Kernel> Kernel for FaultyKernel<K> {
     }
 }
 
-/// Ends a life and checks its outcome; returns the number of its calls.
+/// Ends a machine's life and checks the outcome; returns the number of calls.
 fn end<K: Kernel, S: PartialEq + std::fmt::Debug>(
     kernel: &FaultyKernel<K>,
     dir: &Path,
@@ -120,7 +120,7 @@ fn end<K: Kernel, S: PartialEq + std::fmt::Debug>(
     calls
 }
 
-/// A managed run of some windows, in which a child is born; an error ends it, as it ends a daemon.
+/// Runs a few windows, in which a child is born; an error ends the run, as it ends a daemon.
 fn run<K: Kernel + Send + 'static>(
     machine: &mut crate::machine::LiveMachine<K>,
     plan: impl Fn(u64, &[TaskId]) -> Plan,
@@ -144,12 +144,12 @@ fn all_of<K: Kernel + Send + 'static>(
 ) -> Result<Vec<RestoredObject>, String> {
     let ran = run(machine, plan, |kernel| birth(&kernel.inner));
     let ended = machine.restore_all().map_err(|error| error.to_string());
-    // A daemon whose step failed ends with that error, whatever came of putting back.
+    // A daemon whose step failed ends with that error, whatever the outcome of the restore.
     ran.map_err(|error| error.to_string()).and(ended)
 }
 
-/// Every position, one call alone and a lasting lack. With one of the errors in turn in the usual run; with each of them
-/// where `CACHEMATE_FAULTS=all` says so (`make faults`).
+/// Tries every position, with a single failing call and with a lasting failure. The usual run alternates among the
+/// errors; `CACHEMATE_FAULTS=all` (`make faults`) tries each of them.
 fn everywhere(life: impl Fn(Option<Fault>) -> u32) {
     let every = std::env::var("CACHEMATE_FAULTS").is_ok_and(|text| text == "all");
     let calls = life(None);
@@ -167,7 +167,7 @@ fn everywhere(life: impl Fn(Option<Fault>) -> u32) {
     println!("{lives} lives of {calls} calls, none of which lost anything");
 }
 
-/// In memory: a life syncs its journal several times.
+/// A state folder in memory, because a life syncs its journal several times.
 fn state_dir() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
@@ -230,7 +230,7 @@ fn a_fault_at_any_call_loses_no_original() {
     });
 }
 
-/// Ways, groups of ours and who is in them.
+/// Ways, groups of ours and their members.
 #[test]
 fn a_fault_at_any_call_leaves_no_group() {
     everywhere(|fault| {

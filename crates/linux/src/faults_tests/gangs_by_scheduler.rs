@@ -1,4 +1,4 @@
-//! Gangs by the scheduler in the kernel, on the whole machine.
+//! Gangs through the scheduler in the kernel, on the whole machine.
 
 use std::path::PathBuf;
 
@@ -29,7 +29,7 @@ fn tasks(machine: &mut LiveMachine<FakeHost>) -> Vec<TaskId> {
     machine.observe().unwrap().unwrap().tasks.iter().map(|task| task.task).collect()
 }
 
-/// Gangs of two on the first cache, weighted.
+/// A plan with weighted gangs of two tasks on the first cache.
 fn two_gangs(tasks: &[TaskId]) -> Plan {
     let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000 });
     let gang = |pair: &[TaskId]| Gang { members: pair.iter().map(|task| (*task, None)).collect(), slices: 1 };
@@ -39,8 +39,8 @@ fn two_gangs(tasks: &[TaskId]) -> Plan {
     plan
 }
 
-/// Does a plan's schedule run by the scheduler, stand in the journal before, stay over windows, and is the scheduler's death
-/// told while gangs go on?
+/// Is a plan's schedule journaled, kept by the scheduler over several windows, and continued as idle turns, with a
+/// report, after the scheduler's death?
 #[test]
 fn a_plan_runs_by_the_scheduler_and_outlives_it() {
     let dir = tempfile::tempdir().unwrap();
@@ -73,7 +73,8 @@ fn a_plan_runs_by_the_scheduler_and_outlives_it() {
     assert_eq!(policies(&machine), [0; 4]);
 }
 
-/// Is advice on who should not run together kept by gangs of the scheduler's, journalled, and given up with the plan?
+/// Is advice on tasks that should not run together followed by the scheduler's gangs, journaled, and dropped with the
+/// plan?
 #[test]
 fn advice_is_kept_by_the_scheduler() {
     let dir = tempfile::tempdir().unwrap();
@@ -101,8 +102,8 @@ fn advice_is_kept_by_the_scheduler() {
     machine.restore_all().unwrap();
 }
 
-/// If any write fails, or the scheduler is killed, restarts, refuses or detaches at any time: does the machine go on,
-/// and is every thread restored in the end?
+/// If any write fails, or the scheduler is killed, restarts, refuses or detaches at any time: does the machine
+/// continue, and is every thread restored at the end?
 #[test]
 fn faults_around_the_scheduler_leave_everybody_as_before() {
     for seed in 0..40 {
@@ -143,7 +144,7 @@ fn faults_around_the_scheduler_leave_everybody_as_before() {
     }
 }
 
-/// Is the kernel's tolerance set once, journaled, restored at the end, and left alone if another process chose
+/// Is the kernel's tolerance set once, journaled, restored at the end, and left unchanged if another process chose
 /// another value?
 #[test]
 fn the_kernels_tolerance_is_put_back() {

@@ -1,4 +1,4 @@
-//! Groups of threads as folders: cgroup v1 and v2 and resctrl, all by the same files.
+//! Groups of threads as folders with similar files: cgroup v1, cgroup v2 and resctrl.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -18,13 +18,13 @@ pub(crate) fn member_file(kernel: &dyn Kernel, group: &Path) -> io::Result<PathB
     match if_exists(kernel.read(&threads)) {
         Ok(Some(_)) => Ok(threads),
         Ok(None) => Ok(group.join("cgroup.procs")),
-        // cgroup.threads refuses to be read in a domain group; there whole processes are moved.
+        // cgroup.threads cannot be read in a domain group, where whole processes are moved instead.
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(group.join("cgroup.procs")),
         Err(error) => Err(error),
     }
 }
 
-/// A group that goes meanwhile has no members.
+/// Members of a group; none if it was removed meanwhile.
 pub(crate) fn members(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<i32>> {
     let text = match kernel.read(&member_file(kernel, group)?) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -36,7 +36,7 @@ pub(crate) fn members(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<i32>>
 /// Threads in a group and in all below it.
 ///
 /// # Errors
-/// A group that is there cannot be read.
+/// An existing group cannot be read.
 pub(crate) fn all_members(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<i32>> {
     let (mut left, mut all) = (vec![group.to_path_buf()], Vec::new());
     while let Some(group) = left.pop() {
@@ -46,7 +46,7 @@ pub(crate) fn all_members(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<i
     Ok(all)
 }
 
-/// A group that goes meanwhile has no children.
+/// Child groups of a group; none if it was removed meanwhile.
 pub(crate) fn child_groups(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<PathBuf>> {
     let names = if_exists(kernel.list(group))?.unwrap_or_default();
     let mut groups = Vec::new();
@@ -61,14 +61,14 @@ pub(crate) fn child_groups(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<
     Ok(groups)
 }
 
-/// Empties a group of ours into its parent and removes it. Children of managed programs may have been born into it. Was
-/// it there?
+/// Empties a group of ours into its parent and removes it. Children of managed programs may have been born into it.
+/// Returns whether it existed.
 pub(crate) fn remove_group(kernel: &dyn Kernel, path: &Path) -> io::Result<bool> {
     if let Err(error) = kernel.list(path) {
         return if error.kind() == io::ErrorKind::NotFound { Ok(false) } else { Err(error) };
     }
     let parent = path.parent().unwrap_or(Path::new("/"));
-    // Members may fork while they are moved: a few rounds empty it.
+    // Members may fork while they are moved, so several rounds are needed.
     for _ in 0..16 {
         let left = members(kernel, path)?;
         if left.is_empty() {

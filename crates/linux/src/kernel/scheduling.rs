@@ -1,9 +1,9 @@
 //! Scheduling attributes of a thread, with all parameters of its class.
 //!
-//! Problem: a thread that waits for its turn is an idle task for a while, and must get exactly its original
-//! attributes afterwards. A real-time or deadline thread cannot wait: its class exists because waiting is wrong, and
-//! the kernel accepts the class only with its parameters. Method: the whole of sched_getattr(2) but the nice value is
-//! read; threads that cannot wait are refused; and a thread that has chosen another class meanwhile keeps it.
+//! Problem: a thread that waits for its turn is an idle task for a while, and must get exactly its original attributes
+//! afterwards. A real-time or deadline thread cannot wait: its class exists because waiting is wrong, and the kernel
+//! accepts the class only with its parameters. Method: everything in sched_getattr(2) except the nice value is read;
+//! threads that cannot wait are refused; and a thread that has chosen another class meanwhile keeps it.
 
 use std::fmt;
 use std::io;
@@ -12,19 +12,19 @@ use serde::{Deserialize, Serialize};
 
 /// `SCHED_*` of sched(7).
 pub const NORMAL: u32 = 0;
-/// Real time: it runs until it waits.
+/// Real time: a thread runs until it waits.
 pub const FIFO: u32 = 1;
-/// Real time: those of one priority take turns in slices.
+/// Real time: threads of equal priority take turns in slices.
 pub const RR: u32 = 2;
 /// As [`NORMAL`], for non-interactive work.
 pub const BATCH: u32 = 3;
-/// Less weight than any nice value gives.
+/// Lower weight than with any nice value.
 pub const IDLE: u32 = 5;
-/// A run time in each period, before all other classes.
+/// A guaranteed run time in each period, with precedence over all other classes.
 pub const DEADLINE: u32 = 6;
 /// A scheduler that was loaded into the kernel (sched_ext), below all other classes.
 pub const EXT: u32 = 7;
-/// `SCHED_FLAG_RESET_ON_FORK`; the other flags kept here, reclaim and overrun, go with the deadline class.
+/// `SCHED_FLAG_RESET_ON_FORK`; the other flags stored here, reclaim and overrun, belong to the deadline class.
 pub const RESET_ON_FORK: u64 = 1;
 const FLAGS: u64 = 7;
 
@@ -39,10 +39,10 @@ pub struct SchedParams {
     /// Priority of a real-time thread, 1 to 99.
     #[serde(default)]
     pub priority: u32,
-    /// Run time of a deadline thread; the next two belong to it as well.
+    /// Run time of a deadline thread; the next two fields belong to that class as well.
     #[serde(default)]
     pub runtime_ns: u64,
-    /// Time from the period's start by which the run time is over.
+    /// Time after the period's start by which the run time must be over.
     #[serde(default)]
     pub deadline_ns: u64,
     /// Time between two starts; 0 = the deadline.
@@ -56,12 +56,12 @@ impl SchedParams {
         SchedParams { policy, ..Self::default() }
     }
 
-    /// Can it be an idle task for a while? Not if its class precedes all others, or another scheduler runs it.
+    /// Can it be an idle task for a while? Not if its class precedes the fair class, or another scheduler runs it.
     pub fn can_wait(&self) -> bool {
         matches!(self.policy, NORMAL | BATCH | IDLE)
     }
 
-    /// The same thread while it waits.
+    /// The parameters of the same thread while it waits.
     #[must_use]
     pub fn waiting(&self) -> Self {
         SchedParams { policy: IDLE, ..*self }
@@ -97,7 +97,7 @@ struct SchedAttr {
     period_ns: u64,
 }
 
-/// Reads by sched_getattr(2).
+/// Reads a thread's parameters by sched_getattr(2).
 pub(crate) fn read(tid: i32) -> io::Result<SchedParams> {
     let mut attributes = SchedAttr::default();
     // SAFETY: the kernel writes at most the stated size into a structure of that size.
@@ -117,7 +117,8 @@ pub(crate) fn read(tid: i32) -> io::Result<SchedParams> {
     Ok(SchedParams { runtime_ns, deadline_ns, period_ns, ..plain })
 }
 
-/// Writes by sched_setscheduler(2), which leaves the nice value as it is; by sched_setattr(2) what it cannot say.
+/// Writes by sched_setscheduler(2), which leaves the nice value unchanged; parameters that it lacks are written by
+/// sched_setattr(2).
 pub(crate) fn write(tid: i32, wanted: &SchedParams) -> io::Result<()> {
     let answer = if wanted.policy == DEADLINE {
         let attributes = SchedAttr {
@@ -129,7 +130,7 @@ pub(crate) fn write(tid: i32, wanted: &SchedParams) -> io::Result<()> {
             period_ns: wanted.period_ns,
             ..SchedAttr::default()
         };
-        // SAFETY: the kernel reads a structure of the size that stands in it.
+        // SAFETY: the kernel reads a structure of the size that its first field states.
         unsafe { libc::syscall(libc::SYS_sched_setattr, tid, &raw const attributes, 0u32) }
     } else {
         let reset = if wanted.flags & RESET_ON_FORK != 0 { libc::SCHED_RESET_ON_FORK } else { 0 };

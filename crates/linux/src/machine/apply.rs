@@ -22,20 +22,21 @@ use crate::sense::sched_cache::tolerance_file;
 use crate::sense::tasks::ManagedThread;
 
 impl<K: Kernel + Send + 'static> LiveMachine<K> {
-    /// After a probe that decided who runs: the gangs that it stopped take turns again.
+    /// Restarts the gangs that a probe stopped in order to decide which tasks run.
     pub(super) fn start_again(&mut self, schedules: Vec<GangSchedule>) {
         let tasks = self.tasks.all();
         let threads: BTreeMap<TaskId, (i32, ThreadKey)> =
             tasks.iter().map(|task| (task.task, (task.pid, task.thread))).collect();
         let originals = self.actuator.originals();
         for schedule in schedules {
-            // One that cannot be started is missing from what is in force, and the next plan starts it.
+            // A schedule that cannot be started is missing from the state in force, and the next plan starts it.
             let _ = self.gangs.start(&schedule, rotation(&schedule, &threads, &originals));
         }
         let _ = self.gangs.commit_gangs();
     }
 
-    /// Looks at the gang scheduler and hands it what is not in schedules: weights, and who should not run together.
+    /// Polls the gang scheduler and sends it the advice that is not in schedules: weights, and tasks that should not
+    /// run together.
     pub(super) fn update_gang_scheduler(&mut self, plan: &Plan, applied: &mut AppliedPlan) {
         let refuse = |because, said| RefusedItem { item: PlanItem::Plan, reason: because, message: said };
         if let Some(lost) = self.gangs.poll() {
@@ -116,7 +117,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         (reading, derived, held)
     }
 
-    /// Why nothing of the list is made: one refusal for each line that asks for a change.
+    /// The plan's outcome without any change: one refusal for each line that requires a change.
     pub(super) fn observed(&mut self, reading: HostSnapshot, derived: ChangeList) -> AppliedPlan {
         let items: BTreeSet<PlanItem> = derived.changes.iter().flat_map(|change| change.items.clone()).collect();
         let because = RefusalReason::NoPermission;
@@ -167,7 +168,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     }
 }
 
-/// Threads that may be given to the gang scheduler, with how they were scheduled before.
+/// Threads that may be given to the gang scheduler, with their original scheduling parameters.
 fn movable(
     kernel: &dyn Kernel,
     tasks: &[&ManagedThread],

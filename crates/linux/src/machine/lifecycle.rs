@@ -22,12 +22,12 @@ fn failed(error: JournalError) -> MachineError {
 }
 
 impl<K: Kernel + Send + 'static> LiveMachine<K> {
-    /// Is anything changed, as told, and as root leaves it?
+    /// Does the machine change the host, as configured and unless root overrules it?
     pub fn is_acting(&self) -> bool {
         self.options.act
     }
 
-    /// Has it the right to act, whether or not the configuration asks for it?
+    /// Does it have the right to act, whether or not the configuration requests it?
     pub fn may_act(&self) -> bool {
         self.options.acting.is_some()
     }
@@ -42,14 +42,14 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     /// prevent it.
     ///
     /// # Errors
-    /// The journal could not be removed; objects that could not be restored stand in the account.
+    /// The journal could not be removed; objects that could not be restored are in the account.
     pub fn restore_all(&mut self) -> Result<Vec<RestoredObject>, MachineError> {
         self.counters.clear();
         self.tasks.close();
         self.undo()
     }
 
-    /// The gangs stop first.
+    /// Stops the gangs and restores everything.
     fn undo(&mut self) -> Result<Vec<RestoredObject>, MachineError> {
         self.gangs.stop_all();
         let kernel = self.kernel();
@@ -82,13 +82,14 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         Ok(account)
     }
 
-    /// Restores threads that rules no longer let be moved.
+    /// Restores threads that the rules no longer allow to be moved.
     pub(super) fn release(&mut self, released: &[ManagedThread]) -> Result<Vec<RestoredObject>, MachineError> {
         if released.is_empty() {
             return Ok(Vec::new());
         }
         let kernel = self.kernel();
-        // Members may be among them; the next plan starts gangs again. Not under the lock: the runner needs it to end.
+        // Gang members may be among them; the next plan restarts the gangs. Outside the lock, because the runner needs
+        // it in order to end.
         self.gangs.stop_all();
         let kernel = lock(&kernel);
         let threads: Vec<ThreadKey> = released.iter().map(|task| task.thread).collect();
@@ -98,7 +99,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.actuator.release(&*kernel, &threads, &colors).map_err(failed)
     }
 
-    /// Does root act meanwhile, so that this one may not? Not asked of root's own.
+    /// Does root act now, so that this daemon may not? Always false for root's own daemon.
     pub(super) fn is_overruled(&self) -> bool {
         let kernel = self.kernel();
         self.options.act && self.options.acting.as_ref().is_some_and(|acting| acting.is_overruled(&*lock(&kernel)))

@@ -1,12 +1,13 @@
-//! The right to act: one of a user's daemons and runs may change the host at a time.
+//! The right to act: only one of a user's daemons and runs may change the host at a time.
 //!
-//! Problem: if two act on the same programs, each takes the other's masks for originals, and the host is not restored
-//! in the end. Method: one lock per user (flock, and so released with the process and with the boot), which the
-//! guardian holds until it has restored. The lock file names the state directory of the last owner: a journal that
-//! still lies there comes first. Root announces its acting by a file beside its lock, on which it and its guardian hold a
-//! write lock (fcntl): all others stop acting, because they act on the same programs. The file also names the acting
-//! process, but a user may not see root's processes (`hidepid` of proc(5)); the lock can be queried all the same.
-//! Property: no user can keep root, or another user, from acting, because a write lock needs a file opened for writing.
+//! Problem: if two processes act on the same programs, each takes the other's masks for originals, and the host is
+//! never restored. Method: one lock per user (flock, and so released with the process and with the boot), which the
+//! guardian holds until it has restored. The lock file names the state directory of the last owner: a journal that is
+//! still there must be restored first. Root announces that it acts by a file beside its lock, on which it and its
+//! guardian hold a write lock (fcntl): all others stop acting, because they act on the same programs. The file also
+//! names the acting process, but a user may not see root's processes (`hidepid` of proc(5)); the lock can be queried
+//! all the same. Property: no user can keep root, or another user, from acting, because a write lock needs a file
+//! opened for writing.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
@@ -22,25 +23,25 @@ use crate::safety::journal::{Journal, JournalError, check_own};
 /// Paths of the locks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LockPaths {
-    /// This user's.
+    /// The user's own lock.
     pub lock: PathBuf,
-    /// The file that tells of root's acting: written where this user is root, read by all others.
+    /// The file that announces that root acts: written by root, and read by all other users.
     pub root_acts: PathBuf,
 }
 
-/// The right to act, as long as it lives.
+/// The right to act, which is held until this value is dropped.
 #[derive(Debug)]
 pub struct ActuationLock {
     file: File,
-    /// Root's announcement, write-locked; removed in the end.
+    /// Root's announcement, write-locked; removed at the end.
     announcement: Option<(PathBuf, File)>,
-    /// Whose word counts for more.
+    /// Root's announcement file, if root may overrule this user.
     root_lock: Option<PathBuf>,
 }
 
 impl ActuationLock {
-    /// Acquires the right to act with this state directory, waiting a while for an owner that is about to end; `None`
-    /// = another daemon or run of this user acts, or root's does.
+    /// Acquires the right to act with this state directory, waiting briefly for an owner that is about to exit; `None`
+    /// = another daemon or run of this user, or one of root's, acts.
     ///
     /// # Errors
     /// The lock cannot be opened or is not this user's, or the last owner's state directory still holds a journal.
@@ -102,7 +103,7 @@ impl ActuationLock {
         [&self.file].into_iter().chain(self.announcement.iter().map(|(_, file)| file)).map(AsFd::as_fd).collect()
     }
 
-    /// Does root act meanwhile? An announcement that exists but cannot be read counts as yes.
+    /// Does root act now? An announcement that exists but cannot be read counts as yes.
     pub fn is_overruled(&self, kernel: &dyn Kernel) -> bool {
         let Some(path) = &self.root_lock else { return false };
         let mut options = OpenOptions::new();
@@ -123,10 +124,10 @@ impl ActuationLock {
     }
 }
 
-/// Two numbers and what separates them.
+/// Maximum length of an announcement: two numbers and a separator.
 const MAX_ANNOUNCEMENT_BYTES: u64 = 64;
 
-/// Writes the announcement beside its path, locks and renames it, so that no reader finds half of it, or all of it
+/// Writes the announcement to a temporary file, locks and renames it, so that no reader finds it incomplete or
 /// unlocked. The lock belongs to the open file description: it ends with the last process that has it open.
 fn announce(path: &Path, own: ThreadKey) -> Result<File, JournalError> {
     let io = |source| JournalError::Io { path: path.to_path_buf(), source };
@@ -139,7 +140,7 @@ fn announce(path: &Path, own: ThreadKey) -> Result<File, JournalError> {
     if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } != 0 {
         return Err(io(io::Error::last_os_error()));
     }
-    // The umask of a service may hide it from those for whom it is meant.
+    // A service's umask may hide it from the users that must read it.
     rustix::fs::fchmod(&file, rustix::fs::Mode::from_raw_mode(0o644)).map_err(|error| io(error.into()))?;
     std::fs::rename(&beside, path).map_err(io)?;
     Ok(file)
@@ -178,13 +179,14 @@ mod tests {
         LockPaths { lock: dir.join("acting.lock"), root_acts: dir.join("root-acts") }
     }
 
-    /// With patience: a program that another test starts holds every descriptor until it has become itself.
+    /// Acquires the lock with some patience, because a program that another test starts holds every descriptor until
+    /// its exec.
     fn acquire(dir: &Path, state: &str) -> Result<Option<ActuationLock>, JournalError> {
         ActuationLock::acquire(&LinuxHost::new("/"), &places(dir), &dir.join(state), Duration::from_secs(2))
     }
 
-    /// Is there one owner at a time, whatever the state directories; and if one died with a journal, does the next
-    /// learn of it?
+    /// Is there one owner at a time, whatever the state directories; and if one died with a journal, is the next one
+    /// told?
     #[test]
     fn one_at_a_time_whatever_the_state_folder() {
         let dir = tempfile::tempdir().unwrap();
@@ -200,7 +202,7 @@ mod tests {
         assert!(acquire(dir.path(), "b").unwrap().is_some());
     }
 
-    /// Does root's acting end that of others for as long as it lasts; and is another user's lock refused?
+    /// Do all other users stop acting while root acts; and is another user's lock refused?
     #[test]
     fn root_counts_for_more() {
         let dir = tempfile::tempdir().unwrap();
@@ -215,7 +217,7 @@ mod tests {
         let locked = announce(&word, reused).unwrap();
         assert!(other.is_overruled(&host), "a process that cannot be seen, but holds the lock");
         drop(locked);
-        // Another test's child may hold every descriptor until it has become its own program.
+        // Another test's child may hold every descriptor until its exec.
         let until = Instant::now() + Duration::from_secs(2);
         while other.is_overruled(&host) && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(5));
@@ -230,8 +232,8 @@ mod tests {
         assert!(matches!(acquire(dir.path(), "a"), Err(JournalError::NotOurs { .. })));
     }
 
-    /// If `/proc` hides root's processes from a user (`hidepid=2`): does that user's daemon leave acting to root's all the
-    /// same, and act once root's has ended; and does a read lock of a stranger keep root from nothing?
+    /// If `/proc` hides root's processes from a user (`hidepid=2`): does that user's daemon still yield to root's, and
+    /// act once root's has ended; and does another user's read lock not block root?
     #[test]
     fn root_is_obeyed_though_its_processes_are_hidden() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,9 +1,9 @@
 //! The fence between a daemon and its guardian's restoration.
 //!
 //! Problem: a daemon that was stopped or hung resumes where it was, possibly in the middle of a change, although the
-//! guardian has restored the host meanwhile. Method: both share one page of memory without a name
-//! (`memfd_create(2)`); before the guardian restores, it raises the fence there, and the daemon checks it before
-//! every change. Property: at most the one call in which the daemon was stopped follows the fence, and the daemon
+//! guardian has restored the host meanwhile. Method: both share one page of anonymous memory (`memfd_create(2)`);
+//! before the guardian restores, it raises the fence there, and the daemon checks it before every change. Property: at
+//! most one call, the one in which the daemon was stopped, takes effect after the fence is raised, and the daemon
 //! undoes that call from memory before it arms again.
 
 use std::fs::File;
@@ -14,14 +14,14 @@ use std::os::unix::fs::FileExt;
 /// The variable that passes the descriptor to the guardian.
 pub const VARIABLE: &str = "CACHEMATE_FENCE";
 
-/// A new one for each guardian.
+/// A fence; each guardian has a new one.
 #[derive(Debug)]
 pub struct Fence {
     page: File,
 }
 
 impl Fence {
-    /// One that stands open.
+    /// A new fence, which is open.
     ///
     /// # Errors
     /// No descriptor or memory is left.
@@ -31,30 +31,30 @@ impl Fence {
         Ok(Fence { page })
     }
 
-    /// The one that this process was started with, named by [`VARIABLE`].
+    /// The fence that this process inherited, named by [`VARIABLE`].
     ///
     /// # Errors
-    /// The variable names no page of memory of a daemon's.
+    /// The variable does not name a daemon's page of memory.
     pub fn inherited() -> io::Result<Option<Self>> {
         let Some(text) = std::env::var_os(VARIABLE) else { return Ok(None) };
         let wrong = || io::Error::new(io::ErrorKind::InvalidInput, format!("{VARIABLE}: found {text:?}"));
         let number: RawFd = text.to_str().and_then(|text| text.parse().ok()).filter(|fd| *fd > 2).ok_or_else(wrong)?;
-        // SAFETY: borrowed only to ask whether it is open.
+        // SAFETY: borrowed only to check whether it is open.
         let there = unsafe { BorrowedFd::borrow_raw(number) };
         rustix::fs::fcntl_get_seals(there).map_err(|_| wrong())?;
         // SAFETY: the daemon left it open for this process, which takes it once, at its start.
         Ok(Some(Fence { page: File::from(unsafe { OwnedFd::from_raw_fd(number) }) }))
     }
 
-    /// From now on the daemon changes nothing.
+    /// Raises the fence, so that the daemon makes no more changes.
     ///
     /// # Errors
-    /// Never seen of a page that exists.
+    /// The page cannot be written, which has never been seen for an existing page.
     pub fn raise(&self) -> io::Result<()> {
         self.page.write_all_at(&[1], 0)
     }
 
-    /// Has the guardian raised it? One that cannot be read counts as raised.
+    /// Has the guardian raised it? A fence that cannot be read counts as raised.
     pub fn is_raised(&self) -> bool {
         let mut byte = [1u8];
         self.page.read_exact_at(&mut byte, 0).is_err() || byte != [0]

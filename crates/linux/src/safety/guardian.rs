@@ -1,13 +1,13 @@
-//! The guardian: a small process that puts the host back when the daemon is gone, however it died.
+//! The guardian: a small process that restores the host after the daemon has died, whatever the cause.
 //!
 //! Problem: no handler runs on SIGKILL. Method: the daemon starts the guardian before its first change and holds the
-//! write end of a pipe; the guardian waits on the read end. When the daemon says it restored everything itself, the
-//! guardian leaves; when the pipe closes without that word, it restores from the journal. A daemon that is stopped or hangs
-//! closes nothing: it says how long its windows are once in each, and one that is silent for ten seconds and for five windows
-//! is fenced off ([`Fence`]), and then everything is restored. The guardian runs in a session of its
-//! own, in a control group of its own where there is one ([`cgroup`]), and ignores the signals that end a terminal's
-//! programs. If the guardian dies first, the daemon notices and starts another. If both die, the journal is still there for
-//! the next start and for `cachemate restore`.
+//! write end of a pipe; the guardian waits on the read end. If the daemon reports that it has restored everything
+//! itself, the guardian exits; if the pipe closes without that message, it restores from the journal. A daemon that is
+//! stopped or hangs does not close the pipe. It therefore sends a heartbeat with the window's length in each window; if
+//! it is silent for ten seconds and for five windows, the guardian raises the [`Fence`] and then restores everything.
+//! The guardian runs in its own session, in its own control group if possible ([`cgroup`]), and ignores the signals
+//! that end a terminal's programs. If the guardian dies first, the daemon notices and starts another. If both die, the
+//! journal is still there for the next start and for `cachemate restore`.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -32,7 +32,7 @@ const ALL_RESTORED: &[u8] = b"restored\n";
 
 /// The shortest silence after which a daemon counts as hung.
 pub const SILENCE: Duration = Duration::from_secs(10);
-/// And so many of its windows.
+/// The silence must also span this many of the daemon's windows.
 const SILENT_WINDOWS: u32 = 5;
 /// Maximum wait for a dismissed guardian to exit.
 const LEAVING: Duration = Duration::from_secs(2);
@@ -47,17 +47,17 @@ pub struct Guardian {
 /// State of a guardian.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GuardianStatus {
-    /// It runs, and has put nothing back.
+    /// It runs, and has restored nothing.
     Alive,
     /// A signal ended it: it did nothing.
     Killed,
-    /// It ended by itself: it took the daemon for gone or hung, and has restored the host.
+    /// It ended by itself: it took the daemon for dead or hung, and has restored the host.
     Ended,
 }
 
 impl Guardian {
-    /// Starts `program ARGS...`, which must call [`watch`]; waits for its first word, so that no change is made before it
-    /// stands. It keeps `hold` open as long as it lives.
+    /// Starts `program ARGS...`, which must call [`watch`]; waits until it reports ready, so that no change is made
+    /// without it. The guardian keeps `hold` open as long as it lives.
     ///
     /// # Errors
     /// It could not be started or did not report ready.
@@ -80,7 +80,7 @@ impl Guardian {
         let mut ready = [0u8; 6];
         let stdout = child.stdout.as_mut().expect("standard output was piped");
         let stood = stdout.read_exact(&mut ready).and_then(|()| {
-            // A guardian that is stopped must not stop the daemon too.
+            // A stopped guardian must not block the daemon.
             let pipe = child.stdin.as_ref().expect("standard input was piped");
             Ok(rustix::fs::fcntl_setfl(pipe, rustix::fs::OFlags::NONBLOCK)?)
         });
@@ -104,7 +104,7 @@ impl Guardian {
         &self.fence
     }
 
-    /// Is it still there? To be asked before every batch of changes.
+    /// State of the guardian, to be checked before every batch of changes.
     pub fn state(&mut self) -> GuardianStatus {
         match self.child.try_wait() {
             Ok(None) if self.fence.is_raised() => GuardianStatus::Ended,
@@ -114,15 +114,15 @@ impl Guardian {
         }
     }
 
-    /// A sign of life, and how long the windows are that will come with one each.
+    /// Sends a heartbeat with the length of the windows, each of which will send another.
     pub fn beat(&mut self, window: Duration) {
         if let Some(pipe) = &mut self.child.stdin {
-            // A pipe that is full has signs enough; one that is broken is noticed by its state.
+            // A full pipe holds enough heartbeats; a broken pipe is noticed by the guardian's state.
             let _ = pipe.write_all(format!("{}\n", window.as_millis()).as_bytes());
         }
     }
 
-    /// Has it ended, within a while? Of one that is just restoring.
+    /// Does the guardian, which may still be restoring, exit within `patience`?
     pub fn ends_within(&mut self, patience: Duration) -> bool {
         let until = Instant::now() + patience;
         loop {
@@ -151,13 +151,13 @@ impl Guardian {
 enum PipeEnd {
     /// It has restored everything itself.
     Goodbye,
-    /// It is gone.
+    /// The daemon has exited.
     End,
-    /// It is there, and says nothing.
+    /// The daemon lives, and has been silent for this long.
     Silence(Duration),
 }
 
-/// Reads signs of life until there are none.
+/// Reads heartbeats until they end.
 fn listen(pipe: impl AsFd, shortest_silence: Duration) -> PipeEnd {
     let (mut limit, mut heard, mut line) = (shortest_silence, Instant::now(), Vec::new());
     loop {
@@ -191,7 +191,7 @@ fn listen(pipe: impl AsFd, shortest_silence: Duration) -> PipeEnd {
                 Err(_) => return PipeEnd::End,
             }
         } else if waiting_since.elapsed() > left + Duration::from_secs(1) {
-            // We were stopped too: the daemon gets its time anew.
+            // The guardian was stopped as well, so the daemon's time starts again.
             heard = Instant::now();
         } else if heard.elapsed() >= limit {
             return PipeEnd::Silence(heard.elapsed());
@@ -199,21 +199,21 @@ fn listen(pipe: impl AsFd, shortest_silence: Duration) -> PipeEnd {
     }
 }
 
-/// Windows are not longer; a number that is more than that is none.
+/// Maximum length of a window; a larger number is invalid.
 const HOUR_MS: u64 = 3_600_000;
 
-/// Takes whole lines out of what was read.
+/// Removes and returns the complete lines of the bytes read so far.
 fn lines(read: &mut Vec<u8>) -> Vec<String> {
     let end = read.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);
     let whole: Vec<u8> = read.drain(..end).collect();
     String::from_utf8_lossy(&whole).lines().map(str::to_string).collect()
 }
 
-/// The guardian's whole life: report ready, wait for the daemon's end or silence, and restore the host if the daemon
-/// did not.
+/// Runs the guardian: reports ready, waits for the daemon's end or silence, and restores the host if the daemon did
+/// not.
 ///
 /// # Errors
-/// The journal could not be read, or the lock not taken. What could not be restored stands in the account.
+/// The journal could not be read, or the lock not taken. Objects that could not be restored are in the account.
 pub fn watch(kernel: &dyn Kernel, state_dir: &Path) -> Result<RecoveryReport, JournalError> {
     ignore_terminal_signals();
     // Without such a group the guardian stays in the daemon's, and `status` reports it.
@@ -233,7 +233,7 @@ fn watch_daemon(kernel: &dyn Kernel, state_dir: &Path) -> Result<RecoveryReport,
     match listen(io::stdin(), SILENCE) {
         PipeEnd::Goodbye => return Ok(RecoveryReport::default()),
         PipeEnd::Silence(silence) => {
-            // The daemon holds the lock, but the fence holds the daemon.
+            // The daemon holds the lock, but the fence keeps it from changing anything.
             let Some(fence) = fence else { return Ok(RecoveryReport::default()) };
             fence.raise().map_err(io)?;
             let left = restore_left_behind(kernel, state_dir)?;
@@ -266,7 +266,7 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// Takes the daemon's lock, or says that another holds it (`None`).
+    /// Takes the daemon's lock; `None` = another process holds it.
     ///
     /// # Errors
     /// The file cannot be opened or locked, or others may write to the folder.
@@ -283,7 +283,7 @@ impl Lock {
         }
     }
 
-    /// Takes the daemon's lock, waiting a while for a guardian that is just restoring; `None` = a daemon runs.
+    /// Takes the daemon's lock, waiting for a guardian that may be restoring; `None` = a daemon runs.
     ///
     /// # Errors
     /// The file cannot be opened or locked.
@@ -322,7 +322,7 @@ pub struct RecoveryReport {
     pub damage: Option<Damage>,
     /// Everything is restored, but the journal could not be removed. Another recovery from it changes nothing.
     pub stays: Option<JournalError>,
-    /// The daemon lives, and was silent for so long.
+    /// How long the daemon was silent, if it is still alive.
     pub silence: Option<Duration>,
 }
 
@@ -331,7 +331,7 @@ pub struct RecoveryReport {
 pub struct Damage {
     /// Counted from 1.
     pub lines: Vec<usize>,
-    /// Path of the journal now.
+    /// Current path of the journal.
     pub journal: PathBuf,
 }
 
@@ -348,8 +348,8 @@ impl std::fmt::Display for Damage {
 }
 
 /// Restores from a journal left behind, if there is one, and removes it when nothing is left to do. A journal with
-/// damaged lines is quarantined instead. A journal of another boot names no object that still exists and is only
-/// removed. The caller holds the directory's [`Lock`].
+/// damaged lines is quarantined instead. A journal of another boot is only removed, because none of its objects still
+/// exists. The caller holds the directory's [`Lock`].
 ///
 /// # Errors
 /// The journal cannot be read, or was written in another PID namespace.
@@ -364,7 +364,8 @@ pub fn restore_left_behind(kernel: &dyn Kernel, state_dir: &Path) -> Result<Reco
         left.stays = journal::remove_left_behind(state_dir).err();
         return Ok(left);
     }
-    // Here a thread id of the journal means no thread, or another one: a live program would count as exited.
+    // In this namespace the journal's thread ids name no threads or other ones, so a live program would count as
+    // exited.
     if let (Some(found), Some(expected)) = (recovered.pid_namespace, kernel::pid_namespace())
         && found != expected
     {
@@ -386,7 +387,7 @@ pub fn restore_left_behind(kernel: &dyn Kernel, state_dir: &Path) -> Result<Reco
         }
         left.damage = Some(Damage { lines: damaged_lines, journal });
     } else if failed {
-        // If that fails, as on a disk that became read-only, the journal stays whole.
+        // If that fails, as on a disk that became read-only, the whole journal remains.
         let _ = journal::retain_left_behind(state_dir, recovered, |object| is_left(&left.account, object));
     } else {
         left.stays = journal::remove_left_behind(state_dir).err();

@@ -1,14 +1,14 @@
 //! The restore journal: the original state of everything that cachemate changes on the host.
 //!
-//! Problem: the daemon may die at any instant, by any signal, and the host must be restored exactly. Method: before
-//! the first change of an object, its original is appended to a file and synced, a whole batch at a time, once per
-//! object; the new state is recorded beside it, so that a restore can distinguish our changes from those of others.
-//! Every line carries its own checksum; a torn line precedes no change and is ignored. The part of a batch that a
-//! failing disk accepted is cut off again; if that fails, too, the next line marks the fragment before it. Any other
-//! line that cannot be read is damage: its content is lost, and the loss is reported. When threads have exited, their
-//! lines are dropped by rewriting the file and renaming it into place. Properties: no change without a synced
-//! original; originals only, never an intermediate state; size proportional to the live objects; a journal of another
-//! boot names no object that still exists.
+//! Problem: the daemon may die at any instant, by any signal, and the host must be restored exactly. Method: before the
+//! first change of an object, its original is appended to a file and synced, a whole batch at a time, once per object;
+//! the new state is recorded beside it, so that a restore can distinguish our changes from those of others. Every line
+//! carries its own checksum; a torn line is ignored, because its change was never made. If a failing disk accepted a
+//! part of a batch, the part is cut off again; if that fails, too, the next line marks the fragment before it. Any
+//! other unreadable line is damage: its content is lost, and the loss is reported. When threads have exited, their
+//! lines are dropped by rewriting the file and renaming it into place. Properties: no change without a synced original;
+//! originals only, never an intermediate state; size proportional to the live objects; a journal of another boot names
+//! no object that still exists.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -43,14 +43,14 @@ pub enum JournalObject {
         /// The thread.
         thread: ThreadKey,
     },
-    /// A thread's scheduling policy: gangs wait their turn as idle tasks.
+    /// A thread's scheduling policy, which changes because gang members wait for their turn as idle tasks.
     Policy {
         /// Process of the thread.
         pid: i32,
         /// The thread.
         thread: ThreadKey,
     },
-    /// Which group of a hierarchy (a mounted cgroup controller, resctrl) a thread is in; children are born into it.
+    /// The group of a hierarchy (a mounted cgroup controller, resctrl) that a thread is in; children are born into it.
     Membership {
         /// Mount point of the hierarchy.
         hierarchy: PathBuf,
@@ -77,7 +77,7 @@ pub enum JournalObject {
 }
 
 impl JournalObject {
-    /// The thread it is a property of, if it is one.
+    /// The thread whose property it is, if it is a thread's property.
     pub fn thread(&self) -> Option<ThreadKey> {
         match self {
             JournalObject::Affinity { thread, .. }
@@ -88,7 +88,7 @@ impl JournalObject {
         }
     }
 
-    /// The process whose threads and children inherit it when they are born; `None` of what is no thread's property.
+    /// The process whose threads and children inherit it when they are born; `None` = it is not a thread's property.
     pub fn inherited(&self) -> Option<i32> {
         match self {
             JournalObject::Affinity { pid, .. }
@@ -99,7 +99,7 @@ impl JournalObject {
         }
     }
 
-    /// The same property of another thread; an object that is no thread's property is returned unchanged.
+    /// The same property of another thread; an object that is not a thread's property is returned unchanged.
     pub fn for_thread(&self, pid: i32, thread: ThreadKey) -> JournalObject {
         match self {
             JournalObject::Affinity { .. } => JournalObject::Affinity { pid, thread },
@@ -119,11 +119,11 @@ impl JournalObject {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ObjectState {
-    /// For [`JournalObject::Affinity`]: the CPUs as set, offline ones included.
+    /// For [`JournalObject::Affinity`]: the CPUs as set, including offline ones.
     Cpus(CpuSet),
     /// For [`JournalObject::Nice`]: -20 to 19.
     Nice(i32),
-    /// `SCHED_*`, where nothing else belongs to it.
+    /// `SCHED_*` of a class without parameters.
     Policy(u32),
     /// `SCHED_*` with its parameters.
     Scheduling(SchedParams),
@@ -131,9 +131,9 @@ pub enum ObjectState {
     Group(PathBuf),
     /// For [`JournalObject::File`] and [`JournalObject::Schemata`]: content without the white space at its end.
     Text(String),
-    /// For [`JournalObject::Directory`]: it is not there.
+    /// For [`JournalObject::Directory`]: it does not exist.
     Absent,
-    /// For [`JournalObject::Directory`]: it is there.
+    /// For [`JournalObject::Directory`]: it exists.
     Present,
 }
 
@@ -145,7 +145,7 @@ impl From<SchedParams> for ObjectState {
 }
 
 impl ObjectState {
-    /// The class of a thread, where it is that.
+    /// The class of a thread, if this state is one.
     pub fn scheduling(&self) -> Option<SchedParams> {
         match self {
             ObjectState::Policy(policy) => Some(SchedParams::plain(*policy)),
@@ -158,31 +158,31 @@ impl ObjectState {
 /// The record of one object: its original, and all states that we ever set (distinct, oldest first).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct JournalEntry {
-    /// How it was before the first change.
+    /// State before the first change.
     pub original: ObjectState,
-    /// All that it was set to.
+    /// All states that cachemate has set.
     pub our_values: Vec<ObjectState>,
     /// When the journal was begun, in clock ticks since the boot.
     pub since_ticks: u64,
-    /// The original mask was as wide as the thread's cpuset, so it is restored in a way that follows the cpuset
+    /// Whether the original mask was as wide as the thread's cpuset, so that the restored mask must follow the cpuset
     /// again.
     pub follows_cpuset: bool,
 }
 
 impl JournalEntry {
-    /// Can a thread have inherited what we set, or does it only happen to have the same from elsewhere? Who lived
-    /// before us has inherited nothing.
+    /// Can a thread have inherited a state that we set? A thread that is older than the journal cannot; it only happens
+    /// to have the same state.
     pub fn may_be_inherited_by(&self, thread: ThreadKey) -> bool {
         thread.start_ticks >= self.since_ticks
     }
 }
 
-/// One intended change: the object, how it is now, what it is to become.
+/// An intended change: the object, its current state, and its desired state.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct IntendedChange {
     /// The object that changes.
     pub object: JournalObject,
-    /// How it is before.
+    /// Its state before the change.
     pub now: ObjectState,
     /// Its state after the change.
     pub wanted: ObjectState,
@@ -210,13 +210,13 @@ enum JournalRecord {
     },
     #[serde(alias = "again")]
     Update { object: JournalObject, ours: ObjectState },
-    /// The line before is a piece of a batch that failed: none of its changes was made.
+    /// The previous line is a fragment of a failed batch, none of whose changes was made.
     Torn {},
 }
 
 /// Version of the file's format.
 const FORMAT: u32 = 1;
-/// A longer file is no journal: one of ten thousand threads has a few million bytes.
+/// Maximum length of a journal; one of ten thousand threads has a few million bytes.
 const MAX_BYTES: u64 = 256 << 20;
 /// Size below which the file is never rewritten.
 const COMPACT_FROM_BYTES: u64 = 256 << 10;
@@ -224,7 +224,7 @@ const COMPACT_FROM_BYTES: u64 = 256 << 10;
 /// The journal cannot be used; nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
-    /// A file or folder that the journal, the guardian or a lock needs.
+    /// A file or folder that the journal, the guardian or a lock needs is unusable.
     #[error("restore journal {path}: {source}")]
     Io {
         /// The file or folder.
@@ -232,7 +232,7 @@ pub enum JournalError {
         /// As the kernel says.
         source: io::Error,
     },
-    /// The object's present state must be recorded but cannot be read.
+    /// An object's current state must be recorded but cannot be read.
     #[error("{object}: how it is now cannot be read: {source}")]
     Original {
         /// The object, for the message.
@@ -240,23 +240,23 @@ pub enum JournalError {
         /// As the kernel says.
         source: io::Error,
     },
-    /// Another user may have written it.
+    /// Another user may have written the file or folder.
     #[error("{path}: found {found}, expected {expected}: nothing in it is obeyed")]
     NotOurs {
         /// The file or folder.
         path: PathBuf,
-        /// Owner, mode or kind that it has.
+        /// Its actual owner, mode or kind.
         found: String,
-        /// Owner, mode or kind that it must have.
+        /// The required owner, mode or kind.
         expected: String,
     },
     /// The last owner of the right to act has left a journal.
     #[error("{path}: a journal of a run that died lies there: cachemate restore --state-dir {path} comes first")]
     LeftElsewhere {
-        /// The state folder in which it lies.
+        /// The state folder that contains it.
         path: PathBuf,
     },
-    /// Its thread ids belong to another PID namespace, and mean other threads or none here.
+    /// The journal's thread ids belong to another PID namespace, and name other threads or none here.
     #[error(
         "{path}: found PID namespace {found}, expected {expected}, that of this process: nothing is restored and the journal is kept; run cachemate restore in that namespace, or remove the journal if it has ended"
     )]
@@ -294,7 +294,7 @@ pub struct RecoveredJournal {
     pub pid_namespace: Option<u64>,
     /// Objects to restore.
     pub held: BTreeMap<JournalObject, JournalEntry>,
-    /// Lines that could not be read, although their changes may have been made; all others were.
+    /// Lines that could not be read, although their changes may have been made; all other lines were read.
     pub damaged_lines: Vec<usize>,
     /// The last line was cut off: its change was never made.
     pub torn: bool,
@@ -353,7 +353,7 @@ pub struct Journal {
     path: PathBuf,
     disk: JournalFile,
     good_bytes: u64,
-    /// Behind the good bytes stands a piece of a batch that failed and could not be cut off.
+    /// Whether the valid bytes are followed by a fragment of a failed batch that could not be cut off.
     torn: bool,
     live_bytes_after_compaction: u64,
     boot_id: String,
@@ -365,11 +365,11 @@ pub struct Journal {
 impl Journal {
     /// Name of the journal in the state directory.
     pub const FILE_NAME: &str = "restore.journal";
-    /// How names of journals with damaged lines begin, once they have been put aside.
+    /// Prefix of the names of quarantined journals with damaged lines.
     pub const ASIDE: &str = "damaged.journal";
 
-    /// Starts a fresh journal, `since_ticks` clock ticks after the boot. An old one must have been restored and removed
-    /// before; one that holds nothing (the disk was full when it was begun) is begun anew.
+    /// Starts a fresh journal, `since_ticks` clock ticks after the boot. An old journal must have been restored and
+    /// removed before; an empty one (the disk was full when it was begun) is replaced.
     ///
     /// # Errors
     /// The file exists already, or cannot be created and synced.
@@ -397,7 +397,7 @@ impl Journal {
         };
         let begun = journal.append(&[journal.header()], true).and_then(|()| sync_dir(state_dir).map_err(io));
         if let Err(error) = begun {
-            // If even that fails, the next try finds a journal without objects.
+            // If even this fails, the next try finds a journal without objects.
             let _ = fs::remove_file(&path);
             return Err(error);
         }
@@ -454,7 +454,8 @@ impl Journal {
         &self.held
     }
 
-    /// Drops objects that are gone (or restored); the file is written anew when most of it is about such objects.
+    /// Drops objects that no longer exist or were restored; the file is rewritten once most of it concerns such
+    /// objects.
     ///
     /// # Errors
     /// Rewriting failed; the old file is still whole and in use.
@@ -473,7 +474,7 @@ impl Journal {
             write_line(&mut text, &JournalRecord::Original { object, original, ours, follows: held.follows_cpuset });
         }
         let beside = self.path.with_extension("journal.new");
-        // The remains of a crash are no journal. The file stays open under its new name, because opening it again
+        // The remains of a crash are not a journal. The file stays open under its new name, because opening it again
         // could fail.
         let _ = fs::remove_file(&beside);
         let file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&beside).map_err(io)?;
@@ -516,7 +517,7 @@ impl Journal {
         self.compact()
     }
 
-    /// Removes the file: everything is as it was.
+    /// Removes the file after everything has been restored.
     ///
     /// # Errors
     /// The file could not be removed; the next start will restore again, which changes nothing.
@@ -525,8 +526,8 @@ impl Journal {
     }
 }
 
-/// Opens a file whose content will be obeyed: this user's own, which no other user can have written; `None` if there
-/// is none.
+/// Opens a file whose content will be trusted: this user's own, which no other user can have written; `None` = there is
+/// none.
 fn open_own(path: &Path) -> Result<Option<File>, JournalError> {
     let io = |source| JournalError::Io { path: path.to_path_buf(), source };
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
@@ -547,7 +548,7 @@ fn open_own(path: &Path) -> Result<Option<File>, JournalError> {
 /// Checks that it belongs to this user and that no other user may write to it.
 ///
 /// # Errors
-/// It does not.
+/// The file belongs to another user, or another user may write to it.
 pub(crate) fn check_own(path: &Path, found: &fs::Metadata) -> Result<(), JournalError> {
     let own = rustix::process::geteuid().as_raw();
     let (found, expected) = match (found.uid(), found.mode() & 0o7777) {
@@ -563,7 +564,7 @@ pub(crate) fn check_own(path: &Path, found: &fs::Metadata) -> Result<(), Journal
 /// Reads a journal left behind; `None` if there is none.
 ///
 /// # Errors
-/// The file cannot be read, belongs to another user, or is of a newer format.
+/// The file cannot be read, belongs to another user, or has a newer format.
 pub fn recover(state_dir: &Path) -> Result<Option<RecoveredJournal>, JournalError> {
     let path = state_dir.join(Journal::FILE_NAME);
     let bytes = match open_own(&path) {
@@ -586,7 +587,7 @@ pub fn recover(state_dir: &Path) -> Result<Option<RecoveredJournal>, JournalErro
 /// Parses the bytes of a journal; errors name it `path`.
 ///
 /// # Errors
-/// It is of another format.
+/// The journal has another format.
 pub fn read(path: &Path, bytes: &[u8]) -> Result<RecoveredJournal, JournalError> {
     let mut recovered = RecoveredJournal::default();
     let mut since = 0;
@@ -604,7 +605,7 @@ pub fn read(path: &Path, bytes: &[u8]) -> Result<RecoveredJournal, JournalError>
                 (recovered.boot_id, since) = (Some(boot_id), since_ticks);
                 recovered.pid_namespace = pid_namespace;
             }
-            // A second one: the first was of a batch that failed, or of an object that was dropped since.
+            // A second original: the first one was in a failed batch, or its object was dropped since.
             Some(JournalRecord::Original { object, original, ours, follows }) => {
                 recovered.held.insert(
                     object,
@@ -624,13 +625,13 @@ pub fn read(path: &Path, bytes: &[u8]) -> Result<RecoveredJournal, JournalError>
     Ok(recovered)
 }
 
-/// Was nothing ever changed after this journal was begun?
+/// Does this journal name no object, so that nothing was changed after it was begun?
 fn holds_nothing(state_dir: &Path) -> bool {
     recover(state_dir)
         .is_ok_and(|found| found.is_some_and(|found| found.held.is_empty() && found.damaged_lines.is_empty()))
 }
 
-/// The last line where it does not end as lines do: it may be whole but for that, or the end itself is what was damaged.
+/// Parses a last line without a newline: the line may be otherwise whole, or only its end was damaged.
 fn read_end(line: &[u8]) -> Option<JournalRecord> {
     let ended = |text: &[u8]| read_line(&[text, b"\n"].concat());
     ended(line).or_else(|| ended(line.split_last()?.1))

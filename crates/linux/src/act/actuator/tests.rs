@@ -101,7 +101,7 @@ fn others_changes_are_noticed() {
     actuator.restore_all(&host).unwrap();
 }
 
-/// Is a thread that was born under our mask given its parent's original when the plan no longer speaks of it?
+/// Is a thread that was born under our mask given its parent's original when the plan no longer mentions it?
 #[test]
 fn heirs_get_their_ancestors_original() {
     let dir = tempfile::tempdir().unwrap();
@@ -117,7 +117,7 @@ fn heirs_get_their_ancestors_original() {
     assert_eq!(masks(&host), ["0-3", "0-3"]);
 }
 
-/// Is a child that is not managed freed of what it inherited, and a waiting member's child of its idleness?
+/// Does an unmanaged child lose the settings that it inherited, and a waiting member's child its idle policy?
 #[test]
 fn children_do_not_keep_what_is_not_theirs() {
     let dir = tempfile::tempdir().unwrap();
@@ -151,8 +151,8 @@ fn children_do_not_keep_what_is_not_theirs() {
     assert_eq!(masks(&host), ["0-3", "0-3", "0-3"]);
 }
 
-/// A guardian that took this process for hung: is nothing changed until that was noted, the interrupted change
-/// restored, and a new guardian armed?
+/// If a guardian took this process for hung: is nothing changed until the fence is noticed, the interrupted change
+/// restored, and a new guardian started?
 #[test]
 fn a_fenced_actuator_changes_nothing_before_it_has_armed_again() {
     let dir = tempfile::tempdir().unwrap();
@@ -166,7 +166,7 @@ fn a_fenced_actuator_changes_nothing_before_it_has_armed_again() {
     while !actuator.is_fenced() {
         std::thread::sleep(Duration::from_millis(2));
     }
-    // The guardian has restored; one change of ours came after it.
+    // The guardian has restored the host; one change of ours came after that.
     std::fs::remove_file(dir.path().join(Journal::FILE_NAME)).unwrap();
     let made = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "2"), (1, "2")]));
     assert_eq!((masks(&host), made.refused.len()), (vec!["1".to_string(), "0-3".to_string()], 2));
@@ -179,7 +179,7 @@ fn a_fenced_actuator_changes_nothing_before_it_has_armed_again() {
     assert_eq!(masks(&host), ["0-3", "0-3"]);
 }
 
-/// A thread that ended, and whose number is another's by now: is that one neither changed nor written down?
+/// If a thread has exited and its id was reused: is the new thread neither changed nor journaled?
 #[test]
 fn a_reused_number_is_not_touched() {
     let dir = tempfile::tempdir().unwrap();
@@ -198,7 +198,7 @@ fn a_reused_number_is_not_touched() {
     actuator.restore_all(&host).unwrap();
 }
 
-/// A thread that the plan no longer speaks of: does it follow its cpuset again, before anything ends?
+/// Does a thread that the plan no longer mentions follow its cpuset again at once, not only when cachemate ends?
 #[test]
 fn what_the_plan_drops_follows_its_cpuset_again() {
     let dir = tempfile::tempdir().unwrap();

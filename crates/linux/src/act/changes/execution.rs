@@ -1,4 +1,4 @@
-//! Making a list of changes on this host.
+//! Execution of a list of changes on this host.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,14 +19,15 @@ use crate::act::thread_rotation::ThreadRotation;
 use crate::kernel::{Kernel, ThreadKey, is_gone};
 use crate::safety::journal::{self, JournalObject, ObjectState};
 
-/// Lends the kernel for a few calls at a time: runners of gangs need it in between.
+/// Lends the kernel for a few calls at a time, because the runners of gangs need it in between.
 pub(crate) trait KernelLender {
     fn with_kernel<T>(&self, with: impl FnOnce(&dyn Kernel) -> T) -> T;
 }
 
 impl<K: Kernel> KernelLender for Arc<Mutex<K>> {
     fn with_kernel<T>(&self, with: impl FnOnce(&dyn Kernel) -> T) -> T {
-        // A poisoned lock only means that another thread panicked; the kernel behind it has no state of ours to be broken.
+        // A poisoned lock only means that another thread panicked; the kernel behind it has no state of ours that could
+        // be inconsistent.
         with(&*self.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -34,9 +35,9 @@ impl<K: Kernel> KernelLender for Arc<Mutex<K>> {
 /// Starts and stops gang schedules.
 pub(crate) trait GangController {
     fn start(&mut self, schedule: &GangSchedule, rotation: ThreadRotation) -> io::Result<()>;
-    /// Returns when every member has its original policy.
+    /// Stops a schedule; returns once every member has its original policy.
     fn stop(&mut self, schedule: &GangSchedule);
-    /// When this returns, all starts and stops since the last call are in force.
+    /// Puts all starts and stops since the last call in force.
     fn commit_gangs(&mut self) -> io::Result<()> {
         Ok(())
     }
@@ -50,12 +51,12 @@ pub(crate) struct ApplyContext<'a, L> {
     pub gangs: &'a mut dyn GangController,
 }
 
-/// A list under way.
+/// A list of changes in execution.
 pub(crate) struct Execution<'a, L> {
     host: ApplyContext<'a, L>,
     reading: &'a HostSnapshot,
     list: &'a [Change],
-    /// Steps of changes that stand in the journal, by change.
+    /// Steps whose originals are in the journal, by change.
     journalled: BTreeMap<ChangeId, Vec<ObjectChange>>,
     made: ApplyReport,
 }
@@ -103,7 +104,7 @@ impl<'a, L: KernelLender> Execution<'a, L> {
         self.made.refused.extend(items.into_iter().map(refuse));
     }
 
-    /// Makes one change; answers with a refusal where the kernel made something else of it.
+    /// Makes one change; returns a refusal if the kernel set a different state.
     fn apply(&mut self, change: &Change) -> Result<Option<(ChangeId, RefusedItem)>, RefusedItem> {
         if let ChangeKind::StopGangs { schedule } = &change.kind {
             self.host.gangs.stop(schedule);
@@ -140,8 +141,8 @@ impl<'a, L: KernelLender> Execution<'a, L> {
         Ok(otherwise)
     }
 
-    /// Writes down the originals of this change, and with them those of all later ones that can be read by now: one wait for
-    /// the disk, not one for each.
+    /// Journals the originals of this change together with those of all later ones that can already be read, so that
+    /// the disk is synced once and not once for each change.
     fn write_down(&mut self, change: &Change) -> Result<(), RefusedItem> {
         let item = change.items.first().cloned().unwrap_or(PlanItem::Plan);
         let (reading, host) = (self.reading, &mut self.host);
@@ -171,7 +172,7 @@ impl<'a, L: KernelLender> Execution<'a, L> {
         })
     }
 
-    /// Writes one object; answers with what it is where that is not what was asked for.
+    /// Writes one object; returns its state if that differs from the requested one.
     fn write(&mut self, item: &PlanItem, step: &ObjectChange) -> Result<Option<ObjectState>, RefusedItem> {
         let actuator = &self.host.actuator;
         let set = self.host.kernel.with_kernel(|kernel| actuator.set(kernel, item, &step.object, &step.state));
@@ -200,7 +201,7 @@ impl<'a, L: KernelLender> Execution<'a, L> {
     }
 }
 
-/// The steps of a change, and what the journal has to know of them.
+/// The steps of a change, and their journal entries.
 fn entries(
     kernel: &dyn Kernel,
     actuator: &Actuator,
@@ -212,7 +213,7 @@ fn entries(
     let mut entries = Vec::new();
     for step in &steps {
         match actuator.read_current(kernel, &step.object, &step.state) {
-            // A thread or group that is gone cannot have been changed by another process.
+            // A thread or group that no longer exists cannot have been changed by another process.
             Err(error) if !step.write && is_gone(&error) => {}
             entry => entries.push(entry?),
         }
@@ -220,7 +221,7 @@ fn entries(
     Ok((steps, entries))
 }
 
-/// An object to name where a change has not come as far as its steps.
+/// The object to name in a refusal if a change failed before its steps were known.
 fn object_of(change: &Change, reading: &HostSnapshot) -> JournalObject {
     let thread = match &change.kind {
         ChangeKind::Affinity { task, .. } | ChangeKind::Member { task, .. } | ChangeKind::Weight { task, .. } => {
@@ -243,7 +244,7 @@ pub(crate) fn rotation(
     threads: &BTreeMap<TaskId, (i32, ThreadKey)>,
     originals: &BTreeMap<JournalObject, ObjectState>,
 ) -> ThreadRotation {
-    // Whose original is not written down may not be changed.
+    // A thread whose original is not in the journal may not be changed.
     let member = |task: &TaskId| {
         let (pid, thread) = *threads.get(task)?;
         let original = originals.get(&JournalObject::Policy { pid, thread })?;

@@ -1,4 +1,4 @@
-//! Plans carried out on made-up hosts, as the live machine does it.
+//! Plans applied to fake hosts, in the same way as on the live machine.
 
 use std::io;
 
@@ -44,7 +44,7 @@ impl GangController for RecordedGangs {
     }
 }
 
-/// Four CPUs.
+/// A topology of four CPUs.
 pub(crate) fn topology() -> Topology {
     let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
     Topology { cpus: (0..4).map(cpu).collect(), ..Topology::default() }

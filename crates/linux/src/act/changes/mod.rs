@@ -1,9 +1,9 @@
 //! A list of changes on this host: the state that is read first, each change as files and system calls, and its
 //! execution.
 //!
-//! [`HostSnapshot`] is the host's state, thing by thing; `cachemate_core::changes` compares it with the plan. [`Execution`]
-//! makes the list: originals first, as one synced batch of the journal as far as they can be read, then each change, read
-//! back.
+//! [`HostSnapshot`] is the host's state, object by object; `cachemate_core::changes` compares it with the plan.
+//! [`Execution`] applies the list: it journals the originals that can be read as one synced batch, then makes each
+//! change and reads it back.
 
 mod execution;
 mod object_changes;

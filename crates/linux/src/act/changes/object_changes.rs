@@ -1,4 +1,4 @@
-//! Changes of this host: objects of the journal and their desired states.
+//! Changes as steps on this host: objects of the journal and their desired states.
 
 use std::io;
 
@@ -16,7 +16,7 @@ use crate::safety::journal::{JournalObject, ObjectState};
 pub(super) struct ObjectChange {
     pub object: JournalObject,
     pub state: ObjectState,
-    /// False = it is only written down: the kernel, or the gangs' runner, makes it so.
+    /// False = the object is only journaled; the kernel or the gangs' runner changes it.
     pub write: bool,
 }
 
@@ -31,7 +31,7 @@ fn bad(what: String) -> io::Error {
 /// The steps of a change, in order.
 ///
 /// # Errors
-/// Something that the steps depend on cannot be read yet, or is not there.
+/// An object that the steps depend on cannot be read yet, or does not exist.
 pub(super) fn steps(
     kernel: &dyn Kernel,
     change: &Change,
@@ -99,7 +99,7 @@ pub(super) fn steps(
             let known = members.filter_map(|task| reading.threads.get(&task));
             let mut steps = Vec::new();
             for thread in known {
-                // A thread that has exited has no turn; the rest of its gang continues.
+                // A thread that has exited gets no turn; the rest of its gang continues.
                 let Some(now) = if_exists(kernel.scheduling(thread.key.tid))? else { continue };
                 let object = JournalObject::Policy { pid: thread.pid, thread: thread.key };
                 if reading.by_scheduler {
@@ -114,7 +114,7 @@ pub(super) fn steps(
     })
 }
 
-/// An agent always has colors of its own: `None` is never read, and so never asked for.
+/// The content of a `wanted` file. An agent always has colors, so `None` is never read and never requested.
 fn wanted_text(colors: Option<&ColorAssignment>) -> io::Result<String> {
     let colors = colors.ok_or_else(|| bad("no colors to restore".to_string()))?;
     let mask = mask_of(&colors.allowed);

@@ -1,4 +1,4 @@
-//! State of this host, as far as a plan mentions it or cachemate has changed it.
+//! State of the objects that a plan mentions or that cachemate has changed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -27,7 +27,7 @@ pub fn nice_for(weight: f64, original: i32) -> i32 {
     original.saturating_sub(steps).clamp(-20, 19)
 }
 
-/// A managed thread as changes find it.
+/// A managed thread as the target of changes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ThreadTarget {
     pub pid: i32,
@@ -35,20 +35,20 @@ pub(crate) struct ThreadTarget {
     pub original_nice: i32,
 }
 
-/// The state that changes start from, and where everything in it lies on this host.
+/// The state that changes start from, and the place of each of its objects on this host.
 #[derive(Debug, Default)]
 pub(crate) struct HostSnapshot {
     pub state: Known,
-    /// The groups that are confined, by the names that the state has.
+    /// The confined groups, under the names that the state uses.
     pub confined: Vec<CpusetGroup>,
-    /// As found, with the line of the plan that it concerns.
+    /// State of each object as it was read, with the line of the plan that it concerns.
     pub objects: BTreeMap<JournalObject, (PlanItem, ObjectState)>,
     /// Lines of the plan whose objects could not be read.
     pub refused: Vec<RefusedItem>,
     pub threads: BTreeMap<TaskId, ThreadTarget>,
     pub group_files: BTreeMap<String, PathBuf>,
     pub color_files: BTreeMap<ProcessId, PathBuf>,
-    /// Affinities that the kernel may change with a group's CPUs, and to what.
+    /// Affinities that the kernel may change along with a group's CPUs, and the possible results.
     pub pending_states: BTreeMap<String, Vec<DesiredState>>,
     pub originals: BTreeMap<JournalObject, ObjectState>,
     /// Gangs may be kept by the gang scheduler, which gives threads its policy.
@@ -66,7 +66,7 @@ pub(crate) struct AppliedHistory<'a> {
 }
 
 impl HostSnapshot {
-    /// Reads what `plan` speaks of and what was changed before; classes of service aside.
+    /// Reads the objects that `plan` mentions and those that were changed before, except classes of service.
     pub fn read(
         kernel: &dyn Kernel,
         plan: &Plan,
@@ -162,7 +162,7 @@ impl HostSnapshot {
         if task.fixed || !(asked || original.is_some()) {
             return None;
         }
-        // The short way to ask, where it is as it was left the last time.
+        // The cheaper read, if the affinity is still as it was left.
         let last = match before.actuator.last(&object) {
             Some(ObjectState::Cpus(last)) if kernel.affinity_is(task.thread.tid, last).unwrap_or(false) => {
                 Some(last.clone())
@@ -206,7 +206,8 @@ impl HostSnapshot {
         Some(Tracked { current: now, original: 1.0 })
     }
 
-    /// Colors of processes that have an agent: those that the plan speaks of, and those that were given others before.
+    /// Reads the colors of processes that have an agent: those that the plan mentions, and those that were recolored
+    /// before.
     fn read_colors(&mut self, kernel: &dyn Kernel, plan: &Plan, tasks: &[&ManagedThread]) {
         let mut by_process: BTreeMap<ProcessId, PlanItem> = BTreeMap::new();
         for share in plan.shares.iter().filter(|share| matches!(share.units, Units::Colors { .. })) {
@@ -244,8 +245,8 @@ impl HostSnapshot {
         }
     }
 
-    /// The reason why a task cannot take turns. A task that has exited is found to be so by the change itself; a task
-    /// that the gang scheduler already runs for this daemon can take turns as before.
+    /// The reason why a task cannot take turns. The change itself notices that a task has exited; a task that the gang
+    /// scheduler already runs for this daemon can take turns as before.
     fn cannot_wait(&self, kernel: &dyn Kernel, task: &ManagedThread) -> Option<String> {
         let object = JournalObject::Policy { pid: task.pid, thread: task.thread };
         let original = || self.originals.get(&object).and_then(ObjectState::scheduling);

@@ -1,4 +1,4 @@
-//! Programs that run colored: their folders, what their agents say, and what the kernel says of their frames.
+//! Programs that run colored: their folders, their agents' reports, and the kernel's view of their frames.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,13 +17,13 @@ use super::pool::present_at;
 use super::reference_set::{BASE, FrameLedger};
 use crate::kernel::Kernel;
 
-/// One session's folder: the reference set and the ledger it began with, and a folder for each process.
+/// The folder of a session: the reference set and ledger that it began with, and a folder for each process.
 fn session_folder(base: &Path, launcher: u32, session: u32) -> PathBuf {
     base.join(format!("s{launcher}-{session}"))
 }
 
-/// Makes a session's folder. The reference set and ledger are linked: a later discovery does not change the labels under a
-/// program's feet.
+/// Makes a session's folder. The reference set and ledger are linked: a later discovery does not change the labels that
+/// a running program uses.
 ///
 /// # Errors
 /// As the file system says.
@@ -63,7 +63,7 @@ pub fn tidy(kernel: &dyn Kernel, base: &Path) {
     }
 }
 
-/// Processes that ever had an agent in this session.
+/// All processes that have had an agent in this session.
 pub fn processes(kernel: &dyn Kernel, session: &Path) -> Vec<i32> {
     let mut pids: Vec<i32> =
         kernel.list(session).unwrap_or_default().iter().filter_map(|name| name.parse().ok()).collect();
@@ -80,11 +80,11 @@ pub fn folder_of(kernel: &dyn Kernel, pid: i32) -> Option<PathBuf> {
         .map(|session| base.join(session))
         .filter(|session| kernel.list(session).is_ok_and(|names| names.contains(&own)));
     let folder = folders.next()?.join(&own);
-    // The number may be another program's by now.
+    // The process id may have been reused.
     AgentReport::read(kernel, &folder).ok()?.account.is_ok().then_some(folder)
 }
 
-/// The mask of a set of colors; `None` = none, or one that does not fit.
+/// The mask of a set of colors; `None` = the set is empty, or a color does not fit into a mask.
 pub fn mask_of(colors: &IndexSet) -> Option<u64> {
     let fits = colors.iter().all(|color| color < COLORS_AT_MOST);
     let mask = colors.iter().fold(0u64, |mask, color| mask | 1 << (color % COLORS_AT_MOST));
@@ -99,7 +99,7 @@ pub fn target_text(mask: u64, all: bool) -> String {
 /// An agent's report on its own work.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct AgentReport {
-    /// Its figures by name (docs/colors.md), or why it could not start.
+    /// Its figures by name (docs/colors.md), or the reason why it could not start.
     pub account: Result<BTreeMap<String, u64>, String>,
 }
 
@@ -107,7 +107,7 @@ impl AgentReport {
     /// Reads a process's status.
     ///
     /// # Errors
-    /// There is none, or it was torn in every try.
+    /// There is no status, or every read of it was torn.
     pub fn read(kernel: &dyn Kernel, folder: &Path) -> io::Result<Self> {
         let path = folder.join("status");
         for _ in 0..20 {
@@ -119,7 +119,7 @@ impl AgentReport {
         Err(io::Error::new(io::ErrorKind::InvalidData, format!("{}: no whole status", path.display())))
     }
 
-    /// `None` = torn: the turn at the end is not the one at the beginning.
+    /// `None` = torn: the turn number at the end differs from the one at the beginning.
     fn parse(text: &str) -> Option<Self> {
         if let Some(why) = text.strip_prefix("refused ") {
             return Some(AgentReport { account: Err(why.trim_end().to_string()) });
@@ -137,12 +137,12 @@ impl AgentReport {
         (turns.len() == 2 && turns[0] == turns[1]).then_some(AgentReport { account: Ok(account) })
     }
 
-    /// A figure; 0 only where the agent counted none.
+    /// A figure; 0 only if the agent counted zero.
     pub fn counter(&self, name: &str) -> Option<u64> {
         self.account.as_ref().ok()?.get(name).copied()
     }
 
-    /// Share of the resident pages that the agent looks after and that have allowed colors.
+    /// Share of the resident pages under the agent's control that have allowed colors.
     pub fn inside(&self) -> Option<f64> {
         let (inside, outside) = (self.counter("inside_pages")?, self.counter("outside_pages")?);
         let all = inside + outside + self.counter("unknown_pages")?;
@@ -175,7 +175,7 @@ pub struct ResidentPages {
 }
 
 impl ResidentPages {
-    /// Pages of anonymous mappings, including those that are not colored.
+    /// Number of pages of anonymous mappings, including those that are not colored.
     pub fn anonymous_pages(&self) -> u64 {
         self.allowed_pages + self.other_pages + self.unknown_pages + self.excluded_pages
     }
@@ -210,10 +210,10 @@ impl ResidentPages {
 /// Longest `/proc/PID/maps`: the kernel allows 65,530 mappings of about 100 bytes each by default.
 const MAX_MAPS_BYTES: u64 = 256 << 20;
 
-/// Counts them. `agent` = what the process's agent says of itself; without one nothing is held.
+/// Counts a process's resident pages. `agent` = the report of the process's agent; without an agent no pages are held.
 ///
 /// # Errors
-/// The process is gone, or its page map may not be read.
+/// The process has exited, or its page map may not be read.
 pub fn resident(pid: i32, ledger: &FrameLedger, mask: u64, agent: Option<&AgentReport>) -> io::Result<ResidentPages> {
     let maps = cachemate_files::read_text_limited(Path::new(&format!("/proc/{pid}/maps")), MAX_MAPS_BYTES)?;
     let program = cachemate_files::link_target(Path::new(&format!("/proc/{pid}/exe")))?;
@@ -258,7 +258,7 @@ pub fn resident(pid: i32, ledger: &FrameLedger, mask: u64, agent: Option<&AgentR
 mod tests {
     use super::*;
 
-    /// Is a torn status no status, a refusal its reason, and a whole one its figures?
+    /// Is a torn status rejected, a refusal read with its reason, and a whole status with its figures?
     #[test]
     fn a_torn_status_is_not_believed() {
         let whole = "turn 00000000000000000007\ninside_pages 30\noutside_pages 9\nunknown_pages 1\nturn 7\n";
@@ -273,7 +273,7 @@ mod tests {
         );
     }
 
-    /// Do sets and masks agree, and is what does not fit refused?
+    /// Do sets and masks agree, and is a set that does not fit refused?
     #[test]
     fn sets_become_masks() {
         assert_eq!(mask_of(&"0-3,8".parse().unwrap()), Some(0x10f));

@@ -1,8 +1,8 @@
-//! Capacity of a set of frames, measured: a pointer chase over it, and the knee in its curve.
+//! Measured capacity of a set of frames: a pointer chase over the set, and the knee in its curve.
 //!
 //! A wrong threshold between hit and miss yields classes that are stable but color nothing. Therefore a class is
-//! accepted only after a chase over the frames of k colors has become slow beyond k colors' share of the cache, while
-//! a chase over as many frames of all colors has not.
+//! accepted only if a chase over frames of k colors becomes slow beyond k colors' share of the cache, while a chase
+//! over as many frames of all colors does not.
 
 use std::time::Instant;
 
@@ -11,14 +11,14 @@ use cachemate_agent::timing::LINE_BYTES;
 
 use super::pool::DiscoveryRng;
 
-/// Median of this many rounds: interruptions only ever add, but a neighbor may leave and come.
+/// Rounds whose median is the result: interruptions only add time, but a neighbor may come and go.
 const ROUNDS: usize = 5;
 const STEPS_AT_LEAST: usize = 20_000;
 
-/// Nanoseconds for one load of a chase that visits every line of these pages once a round, in an order drawn by `draw`.
+/// Nanoseconds per load of a chase that visits every line of these pages once per round, in an order drawn by `draw`.
 ///
 /// # Safety
-/// The pages are mapped, writable and exclusively the caller's.
+/// The pages must be mapped, writable and used by the caller only.
 pub unsafe fn load_ns(pages: &[*mut u8], draw: &mut DiscoveryRng) -> f64 {
     let mut lines: Vec<*mut u8> = Vec::with_capacity(pages.len() * PAGE_BYTES / LINE_BYTES);
     for &page in pages {
@@ -70,15 +70,15 @@ pub struct ChaseComparison {
 /// How much slower colored frames must be than ordinary ones for a knee to count.
 const SLOWER: f64 = 1.3;
 
-/// The size from which on the colored frames are slower than ordinary ones; `None` = nowhere. Sizes ascend; one outlier in
-/// the middle does not make a knee.
+/// The size from which on the colored frames are slower than ordinary ones; `None` = they are slower at no size. Sizes
+/// ascend; one outlier in the middle does not make a knee.
 pub fn knee_bytes(curve: &[ChaseComparison]) -> Option<u64> {
     let slower = |point: &ChaseComparison| point.colored_ns > SLOWER * point.ordinary_ns;
     let at = (0..curve.len()).find(|&at| slower(&curve[at]) && curve.get(at + 1).is_none_or(slower))?;
     Some(curve[at].size_bytes)
 }
 
-/// Do frames of `share_bytes` worth of a cache behave so: as fast as ordinary ones below half of it, slower beyond it?
+/// Are frames for `share_bytes` of a cache as fast as ordinary ones below half of that share, and slower beyond it?
 pub fn confines(curve: &[ChaseComparison], share_bytes: u64) -> bool {
     let fits = curve.iter().filter(|point| 2 * point.size_bytes <= share_bytes);
     let fast = fits.clone().all(|point| point.colored_ns <= SLOWER * point.ordinary_ns);
@@ -94,7 +94,7 @@ mod tests {
         points.iter().map(point).collect()
     }
 
-    /// Is a knee where colored frames get slow and ordinary ones do not, and none where both do?
+    /// Is there a knee if only colored frames become slow, and none if ordinary ones do as well?
     #[test]
     fn a_knee_is_a_difference_not_a_size() {
         let real = curve(&[(32, 5.0, 5.0), (64, 6.0, 5.0), (128, 20.0, 5.0), (256, 22.0, 5.5)]);
@@ -105,7 +105,7 @@ mod tests {
         assert!(!confines(&sham, 64));
     }
 
-    /// Is one slow sample in the middle no knee, and slowness below the share no confinement?
+    /// Is one slow sample in the middle not taken for a knee, and slowness below the share not for confinement?
     #[test]
     fn outliers_are_no_knees() {
         let spike = curve(&[(32, 5.0, 5.0), (64, 50.0, 5.0), (128, 5.0, 5.0), (256, 5.0, 5.0)]);
@@ -114,7 +114,7 @@ mod tests {
         assert!(!confines(&slow_everywhere, 64));
     }
 
-    /// Does a chase over a few pages come to an end with a time above nothing, and none over no page?
+    /// Does a chase over a few pages end with a positive time, and one over no pages with zero?
     #[test]
     fn a_chase_ends() {
         let mut memory = vec![0u64; 8 * PAGE_BYTES / 8 + PAGE_BYTES / 8];

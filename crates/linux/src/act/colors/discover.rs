@@ -1,12 +1,12 @@
-//! Discovery of this host's colors by timing, and their proof.
+//! Discovery of this host's colors by timing, and their verification.
 //!
 //! Problem: a virtual machine's frame numbers say nothing about the sets that a frame falls on, and on a shared host
-//! every timing may be disturbed. Method: calibrate a hit (a line that was pushed out of the first level only)
-//! against a miss; group pages by eviction ([`super::grouping`]); accept exactly as many classes as the cache's
-//! geometry allows; keep frames of each ([`super::reference_set`]); classify more pages against them; accept the
-//! classes only if a chase over one color's frames becomes slow beyond one color's share of the cache. Frame numbers
-//! are tried as well, and the result is reported. Properties: bounded in time, retried, and a refusal names the
-//! reason of every try.
+//! every timing may be disturbed. Method: calibrate a hit (a line that was pushed out of the first level only) against
+//! a miss; group pages by eviction ([`super::grouping`]); accept exactly as many classes as the cache's geometry
+//! allows; keep frames of each class ([`super::reference_set`]); classify more pages against them; accept the classes
+//! only if a chase over one color's frames becomes slow beyond one color's share of the cache. Whether frame numbers
+//! predict the colors is also tested and reported. Properties: bounded in time, retried, and a refusal names the reason
+//! of every try.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -23,18 +23,18 @@ use super::pool::{DiscoveryRng, Pool, TimedOracle};
 use super::reference_set::{self, Classes, FrameLedger, LoadedReferenceSet, per_color};
 use crate::sense::probes::PinnedThread;
 
-/// Pages among which the classes are sought: about 128 of each of 32 colors.
+/// Pages in which the classes are searched: about 128 for each of 32 colors.
 const SEED_PAGES_PER_COLOR: usize = 128;
-/// Pages that push a line out of the first level, and never out of the second.
+/// Number of pages that evict a line from the first level but never from the second.
 const HIT_PAGES: usize = 24;
 const CALIBRATIONS: usize = 101;
-/// Pages that may fit no color in a discovery that is accepted.
+/// Largest share of pages that fit no color in an accepted discovery.
 const NONE_AT_MOST: f64 = 0.10;
 
 /// Frames that are classified between two reads of the clock.
 const AT_ONCE: usize = 1024;
 
-/// A disturbance of one try may be over by the next.
+/// Pause between tries: a disturbance of one try may be over by the next.
 const BETWEEN_TRIES: Duration = Duration::from_millis(500);
 
 /// Options of a discovery.
@@ -45,9 +45,9 @@ pub struct DiscoveryOptions<'a> {
     pub pool_bytes: u64,
     /// Time for all tries together.
     pub at_most: Duration,
-    /// Gives the order in which pages are asked.
+    /// Determines the order in which pages are tested.
     pub seed: u64,
-    /// Says what is being done, how far it is, and of how many.
+    /// Receives the current step, the number of finished items, and their total.
     pub progress: &'a mut dyn FnMut(&'static str, u64, u64),
     /// True = give up.
     pub stop: &'a dyn Fn() -> bool,
@@ -64,14 +64,14 @@ pub struct TargetCache {
     pub ways: u32,
     /// Size over ways and page size: 2 to [`COLORS_AT_MOST`].
     pub colors: u32,
-    /// Size of the last level behind it; `None` = there is none, or the kernel does not tell.
+    /// Size of the last level behind it; `None` = there is none, or the kernel does not report it.
     pub last_level_bytes: Option<u64>,
 }
 
 /// The private cache behind the first level of `cpu`, if pages have colors in it.
 ///
 /// # Errors
-/// There is none, or it has one color, or more than a mask holds.
+/// There is no such cache, or it has only one color, or more than a mask can hold.
 pub fn target(topology: &Topology, cpu: CpuId) -> Result<TargetCache, ColorError> {
     let mine = |cache: &&Cache| cache.cpus.contains(cpu.0);
     let second = topology.caches.iter().filter(mine).find(|cache| cache.level == CacheLevel::L2);
@@ -96,10 +96,10 @@ pub fn target(topology: &Topology, cpu: CpuId) -> Result<TargetCache, ColorError
     })
 }
 
-/// Finds the colors, keeps the reference set, and says what they cover.
+/// Finds the colors, keeps the reference set, and returns the map of the caches that they cover.
 ///
 /// # Errors
-/// The host's cache has none, timing is unusable, or every try was too noisy: with the reasons.
+/// The host's cache has no colors, timing is unusable, or every try was too noisy; the reasons are included.
 pub fn discover(topology: &Topology, cpu: CpuId, wish: &mut DiscoveryOptions<'_>) -> Result<ColorMap, ColorError> {
     if !SUPPORTED {
         return Err(ColorError::NoColors("loads can be timed on x86-64 only".to_string()));
@@ -129,7 +129,7 @@ pub fn discover(topology: &Topology, cpu: CpuId, wish: &mut DiscoveryOptions<'_>
     Err(ColorError::Noisy(refusal(&reasons, start.elapsed())))
 }
 
-/// All tries in one sentence: how many, and the last reasons of them.
+/// All tries in one sentence: their number, and the last reasons.
 fn refusal(reasons: &[String], spent: Duration) -> String {
     const TOLD: usize = 3;
     let last = reasons.iter().rev().take(TOLD).rev().cloned().collect::<Vec<_>>().join("; ");
@@ -184,7 +184,7 @@ fn attempt(
     classified(target, wish, draw, kit, start)
 }
 
-/// Pushed out of the first level by a few pages, or of the second by all of them.
+/// Measures loads after an eviction from the first level (by a few pages) and from the second (by all pages).
 fn calibrate(pool: &Pool, draw: &mut DiscoveryRng) -> Calibration {
     let middle = |pages: usize, draw: &mut DiscoveryRng| {
         let mut taken: Vec<u64> = (0..CALIBRATIONS)
@@ -279,8 +279,8 @@ fn classified(
     })
 }
 
-/// Chases over frames of the first color and over as many of all, alternating. `behind` = cache size and load time to be
-/// taken out of the ordinary chase, for comparing what lies behind a cache.
+/// Chases over frames of the first color and over as many of all colors, alternating. `behind` = cache size and load
+/// time to be subtracted from the ordinary chase, for comparing the level behind a cache.
 fn compare(
     pool: &Pool,
     by_color: &[Vec<usize>],
@@ -294,7 +294,7 @@ fn compare(
         let count = (size_bytes / PAGE_BYTES as u64) as usize;
         let Some(class) = most.filter(|class| class.len() >= count && count > 0) else { break };
         let colored: Vec<*mut u8> = class[..count].iter().map(|&at| pool.page(at)).collect();
-        // As many of each color: a random choice would have colors twice as full as others.
+        // Equally many frames of each color: a random choice would fill some colors twice as much as others.
         let mut ordinary = Vec::with_capacity(count);
         for round in 0.. {
             let of_round = by_color.iter().filter_map(|class| class.get(round));
@@ -304,7 +304,7 @@ fn compare(
                 break;
             }
         }
-        // SAFETY: pages of the pool, of which each chase has its own turn.
+        // SAFETY: pages of the pool, which the two chases use one after the other.
         let (colored_ns, mut ordinary_ns) = unsafe { (load_ns(&colored, draw), load_ns(&ordinary, draw)) };
         if let Some((cache_bytes, hit_ns)) = behind {
             let hits = (cache_bytes as f64 / size_bytes as f64).min(0.9);
@@ -329,13 +329,14 @@ fn last_level(
     let sizes: Vec<u64> = (1..=5).map(|power| target.size_bytes << power).collect();
     let hit_ns = private.first().map_or(0.0, |point| point.ordinary_ns);
     let curve = compare(pool, by_color, draw, &sizes, Some((target.size_bytes, hit_ns)));
-    // A load that finds its line in the last level, by the chase that was too large for its color of the private cache.
+    // Load time from the last level, by the chase that was too large for its color of the private cache.
     let found_ns = private.iter().map(|point| point.colored_ns).fold(0.0, f64::max);
     let (confines, knee_bytes) = last_level_verdict(&curve, found_ns);
     ColorCoverage { share_bytes, is_partitioned: confines, knee_bytes, curve }
 }
 
-/// Whether the last level is divided too, and from which size on that is seen; `None` = it held nothing of any size.
+/// Whether the last level is divided as well, and the size from which on this shows; `None` = it held the frames of no
+/// size.
 fn last_level_verdict(curve: &[ChaseComparison], found_ns: f64) -> (Option<bool>, Option<u64>) {
     const STILL_FOUND: f64 = 2.0;
     let held = curve.iter().filter(|point| point.ordinary_ns <= STILL_FOUND * found_ns);
@@ -354,7 +355,7 @@ fn frame_numbers(frames: &[Option<u64>], told: &[Option<u32>], colors: u32) -> &
             known += 1;
         }
     }
-    // By chance the fullest cell of a row holds little more than one color's share of it.
+    // If colors were random, the fullest cell of a row would hold little more than one color's share of the row.
     let explained: u32 = together.iter().filter_map(|row| row.iter().max()).sum();
     match known {
         0 => PFN_UNKNOWN,
@@ -367,7 +368,7 @@ fn frame_numbers(frames: &[Option<u64>], told: &[Option<u32>], colors: u32) -> &
 mod tests {
     use super::*;
 
-    /// Is a last level told to be divided only by sizes that it holds, and nothing told where it holds none?
+    /// Is a last level judged only by sizes that it holds, and not at all if it holds none?
     #[test]
     fn a_last_level_that_holds_nothing_tells_nothing() {
         let curve = |ordinary: [f64; 3], colored: [f64; 3]| {
@@ -383,7 +384,7 @@ mod tests {
         assert_eq!(last_level_verdict(&curve([400.0; 3], [420.0; 3]), 32.0), (None, None));
     }
 
-    /// Does a refusal say how often and how long it was tried, and the last reasons only?
+    /// Does a refusal report the number and duration of all tries, and only the last reasons?
     #[test]
     fn a_refusal_says_what_was_tried() {
         let reasons: Vec<String> = (0..9).map(|index| format!("reason {index}")).collect();

@@ -1,4 +1,4 @@
-//! The directory of colors, in which another user may have a hand: what is refused, and what is served.
+//! The directory of colors if other users can tamper with it: which accesses are refused, and which are allowed.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ fn with_mode(path: &Path, mode: u32) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// A root with the folder of colors in it, made as the discovery makes it.
+/// A root that contains the folder of colors, as the discovery creates it.
 fn host() -> (tempfile::TempDir, LinuxHost, PathBuf) {
     let root = tempfile::tempdir().unwrap();
     let base = root.path().join(&reference_set::BASE[1..]);
@@ -30,8 +30,8 @@ fn inside(rest: &str) -> PathBuf {
     Path::new(reference_set::BASE).join(rest)
 }
 
-/// If another user made the directory, may write to it, or can replace it: is nothing read from it, written to
-/// it, or placed there for a program to preload?
+/// If another user made the directory, may write to it, or can replace it: is nothing read from it, written to it, or
+/// placed in it for a program to preload?
 #[test]
 fn a_folder_that_others_have_a_hand_in_is_refused() {
     let cases: [(&str, &str, fn(&Path)); 4] = [
@@ -72,7 +72,7 @@ fn a_folder_that_others_have_a_hand_in_is_refused() {
     }
 }
 
-/// Is a link in the folder neither read nor written through, wherever in a path it stands, and another user's file refused?
+/// Is a link in the folder, at any place in a path, neither read nor written through, and another user's file refused?
 #[test]
 fn links_and_others_files_in_the_folder_are_refused() {
     let (root, host, base) = host();
@@ -103,7 +103,7 @@ fn links_and_others_files_in_the_folder_are_refused() {
     assert!(host.read(&inside("s1-0/5/theirs")).unwrap_err().to_string().contains("a file of user 65534"));
 }
 
-/// Elsewhere too: is a control file that turns out to be a link not written through?
+/// Is a control file outside the folder not written through if it is a link?
 #[test]
 fn nothing_is_written_through_a_link() {
     let root = tempfile::tempdir().unwrap();
@@ -114,7 +114,7 @@ fn nothing_is_written_through_a_link() {
     assert_eq!(std::fs::read_to_string(&secret).unwrap(), "secret");
 }
 
-/// In a folder of our own: is a session made, with the library, and its files read and written?
+/// In a folder of our own: is a session created with the library, and are its files read and written?
 #[test]
 fn a_folder_of_our_own_serves() {
     let (_root, host, base) = host();

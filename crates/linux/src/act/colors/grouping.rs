@@ -1,22 +1,22 @@
-//! Which frames fall on the same sets of a cache, from nothing but the answer to "do these push that one out?".
+//! Groups of frames that fall on the same sets of a cache, found only by asking whether some frames evict another.
 //!
-//! Problem: which address bits choose the set is not known in a virtual machine, where frame numbers are the guest's own.
-//! Method: group testing (Vila, Köpf and Morales, S&P 2019). A large set that pushes a target out is cut into one group more
-//! than the cache has ways; some group can be left out, until hardly more than a set's worth is left. All pages that this
-//! set evicts belong to its class; the next target is a page of no class. The pages left at the end may be the last class.
-//! Classes that push each other out are one.
-//! Properties: pure; every answer may be wrong now and then: a set is purified, a class needs more members than ways, and
-//! what fits nowhere is counted, not forced.
+//! Problem: which address bits choose the set is not known in a virtual machine, where frame numbers are the guest's
+//! own. Method: group testing (Vila, Köpf and Morales, S&P 2019). A large set that evicts a target is cut into one
+//! group more than the cache has ways; groups that are not needed are removed, until hardly more than a set's worth is
+//! left. All pages that this set evicts belong to its class; the next target is a page without a class. The pages left
+//! at the end may be the last class. Classes that evict each other are merged. Properties: pure; occasional wrong
+//! answers are tolerated: a set is purified, a class needs more members than ways, and pages that fit no class are
+//! counted rather than forced into one.
 
-/// Answers whether one line of each of `set` pushes `target`'s out. May be wrong at times.
+/// A test of whether one line in each page of `set` evicts the target's line. Its answers may be wrong at times.
 pub trait EvictionOracle {
-    /// `target` may not stand in `set`.
+    /// `set` may not contain `target`.
     fn evicts(&mut self, target: usize, set: &[usize]) -> bool;
-    /// Yes only if there is hardly any doubt; a doubtful no costs little where this is asked.
+    /// True only if the eviction is nearly certain; a doubtful `false` costs the callers little.
     fn evicts_reliably(&mut self, target: usize, set: &[usize]) -> bool {
         (0..3).all(|_| self.evicts(target, set))
     }
-    /// No more answers are worth waiting for.
+    /// Is the time for answers used up?
     fn is_exhausted(&self) -> bool {
         false
     }
@@ -25,11 +25,11 @@ pub trait EvictionOracle {
 /// Classes of items, and those that fit none.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct EvictionClasses {
-    /// Each with its members in order of their number.
+    /// The members of each class, in order of their number.
     pub classes: Vec<Vec<usize>>,
     /// Items that fit no class, in order of their number.
     pub left_over: Vec<usize>,
-    /// Classes that turned out to be one.
+    /// Number of classes that were merged into others.
     pub merged: usize,
 }
 
@@ -38,13 +38,13 @@ pub struct EvictionClasses {
 pub struct GroupingParameters {
     /// Ways of the cache: a class needs more members than this.
     pub ways: usize,
-    /// It ends there: more classes than this are a sign of noise, found by the caller's check.
+    /// The search ends at this number: more classes are a sign of noise, which the caller's check detects.
     pub max_classes: usize,
-    /// Frames that represent a class from then on.
+    /// Number of frames that represent a class once it is found.
     pub per_class: usize,
 }
 
-/// Targets in a row that led to no class: the rest is noise.
+/// After this many targets in a row without a class, the rest is noise.
 const FRUITLESS_AT_MOST: u32 = 24;
 
 /// Groups `items`.
@@ -107,10 +107,10 @@ fn minimal(test: &mut impl EvictionOracle, target: usize, from: &[usize], ways: 
     if !test.evicts(target, &set) {
         return None;
     }
-    // So few that no second class can be in it whole.
+    // With so few items, no second class can be complete among them.
     let enough = 2 * ways - 1;
     while set.len() > enough && !test.is_exhausted() {
-        // Rounded down: there must be more groups than the set needs members, or each might hold one of them.
+        // Rounded down: there must be more groups than the set needs members, or each group might hold a needed one.
         let group = (set.len() / (ways + 1)).max(1);
         let without = |index: usize| {
             let end = (index + group).min(set.len());
@@ -133,14 +133,15 @@ fn belonging(test: &mut impl EvictionOracle, items: &[usize], set: &[usize]) -> 
     let mut belongs = |item: usize| {
         others.clear();
         others.extend(set.iter().filter(|&&other| other != item));
-        // A wrong yes would spoil the class, and is rare enough that asking again costs little; a wrong no is found later.
+        // A wrong yes would spoil the class, so each yes is tested again, which costs little; a wrong no is found
+        // later.
         test.evicts(item, &others) && test.evicts(item, &others)
     };
     items.iter().copied().filter(|&item| belongs(item)).collect()
 }
 
-/// A class half as large again as most is likely of several kinds, which together push each other's members out. A part of it
-/// that holds enough of one kind and too few of the other pushes out those of the one only.
+/// A class half as large again as most is probably a mixture of several colors. A part of it with enough frames of one
+/// color, and too few of the other, evicts frames of the first color only.
 fn split_large(test: &mut impl EvictionOracle, grouped: &mut EvictionClasses, search: &GroupingParameters) {
     let mut sizes: Vec<usize> = grouped.classes.iter().map(Vec::len).collect();
     sizes.sort_unstable();
@@ -160,13 +161,13 @@ fn split_large(test: &mut impl EvictionOracle, grouped: &mut EvictionClasses, se
     }
 }
 
-/// Two classes out of one; `None` where no part of it tells its members apart.
+/// Splits a class in two; `None` = no part of it distinguishes its members.
 fn split(
     test: &mut impl EvictionOracle,
     class: &[usize],
     search: &GroupingParameters,
 ) -> Option<(Vec<usize>, Vec<usize>)> {
-    // From hardly a set's worth of one kind up to several kinds' worth.
+    // Parts range from hardly a set's worth of one color to several colors' worth.
     const PARTS: usize = 24;
     for index in 0..PARTS {
         if test.is_exhausted() {
@@ -198,7 +199,7 @@ fn split(
     None
 }
 
-/// Two classes of which each pushes the other's members out are one.
+/// Merges classes that evict each other's members.
 fn merge(test: &mut impl EvictionOracle, grouped: &mut EvictionClasses, search: &GroupingParameters) {
     let mut at = 0;
     while at < grouped.classes.len() {
@@ -278,7 +279,7 @@ mod tests {
         }
     }
 
-    /// A class of several colors, as large as all of them: is it told apart, and one of a single color left whole?
+    /// Is a class of several colors, as large as all of them, split, and a class of a single color left whole?
     #[test]
     fn a_class_of_several_colors_is_split() {
         for seed in 1..6 {
@@ -314,7 +315,7 @@ mod tests {
         }
     }
 
-    /// Does a cache that answers by the toss of a coin yield no colors, in bounded time?
+    /// Does a cache with random answers yield no colors, in bounded time?
     #[test]
     fn noise_is_no_color() {
         let mut cache = made_up(32, 16, 2048, 2, 3);

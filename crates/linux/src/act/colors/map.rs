@@ -10,34 +10,34 @@ use serde::{Deserialize, Serialize};
 use super::ColorError;
 use super::chase::{ChaseComparison, confines, knee_bytes};
 
-/// A longer file is no map: it describes caches and colors; frames are in the ledger.
+/// Maximum length of a map file, which describes caches and colors; frames are in the ledger.
 const MAX_MAP_BYTES: u64 = 64 << 20;
 
-/// [`ColorMap::frame_numbers`] where 9 of 10 frames of known color follow their numbers.
+/// [`ColorMap::frame_numbers`] if the numbers of 9 of 10 frames of known color predict it.
 pub const PFN_BITS_ARE_REAL: &str = "the low bits of the frame number give the color";
-/// [`ColorMap::frame_numbers`] where they do not.
+/// [`ColorMap::frame_numbers`] if they do not predict it.
 pub const PFN_BITS_ARE_SHAM: &str =
     "the low bits of the frame number do not give the color (the host backs this machine with scattered pages)";
-/// [`ColorMap::frame_numbers`] where frame numbers cannot be seen.
+/// [`ColorMap::frame_numbers`] if frame numbers are not visible.
 pub const PFN_UNKNOWN: &str = "not visible to this user (needs CAP_SYS_ADMIN)";
 
 /// Whether colors confine programs in one cache, with the evidence.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ColorCoverage {
-    /// One color's share, were the cache divided evenly.
+    /// One color's share of an evenly divided cache.
     pub share_bytes: u64,
     /// True = a chase over one color's frames is slow beyond its share of the cache. `None` = undecided: there are
     /// too few frames of one color, or the cache currently has no room for such a size.
     #[serde(alias = "confines")]
     pub is_partitioned: Option<bool>,
-    /// The smallest size from which on the color's frames are slower; `None` = no size that was tried.
+    /// The smallest size from which on the color's frames are slower; `None` = at no size that was tried.
     pub knee_bytes: Option<u64>,
     /// The chases, by size.
     pub curve: Vec<ChaseComparison>,
 }
 
 impl ColorCoverage {
-    /// `told` = the curve reaches far enough beyond the share.
+    /// Coverage of a cache with this share per color; `told` = the curve extends far enough beyond the share.
     pub fn of_share(share_bytes: u64, curve: &[ChaseComparison], told: bool) -> Self {
         let is_partitioned = told.then(|| confines(curve, share_bytes));
         ColorCoverage { share_bytes, is_partitioned, knee_bytes: knee_bytes(curve), curve: curve.to_vec() }
@@ -49,7 +49,7 @@ impl ColorCoverage {
 pub struct FrameRun {
     /// Frame number of the first two digits.
     pub first_frame: u64,
-    /// Two hexadecimal digits a frame; `--` = fits none.
+    /// Two hexadecimal digits per frame; `--` = the frame fits no color.
     pub colors: String,
 }
 
@@ -58,28 +58,28 @@ pub struct FrameRun {
 pub struct ColorMap {
     /// [`ColorMap::FORMAT`].
     pub format: u32,
-    /// Frames of another boot are other frames.
+    /// Boot of the discovery: frame numbers are valid in this boot only.
     pub boot_id: String,
     /// The reference set that the labels belong to.
     #[serde(alias = "kit")]
     pub reference_set: String,
-    /// How many this host has, 2 to 64.
+    /// Number of colors on this host, 2 to 64.
     pub colors: u32,
     /// Bytes of one frame.
     pub page_bytes: u32,
     /// Level of the private cache whose sets define the colors.
     pub level: CacheLevel,
-    /// Size of that cache, as the kernel tells it.
+    /// Size of that cache, as the kernel reports it.
     pub cache_bytes: u64,
-    /// Ways of that cache, as the kernel tells them.
+    /// Ways of that cache, as the kernel reports them.
     pub ways: u32,
-    /// Median load that hits it.
+    /// Median time of a load that hits it.
     pub hit_cycles: u64,
-    /// Median load that misses it.
+    /// Median time of a load that misses it.
     pub miss_cycles: u64,
-    /// Mean time to tell one frame's color.
+    /// Mean time to classify one frame.
     pub classify_ns: f64,
-    /// Pages whose color was asked.
+    /// Pages that were classified.
     pub pages: u64,
     /// Pages among them that fit no color.
     #[serde(alias = "pages_none")]
@@ -88,14 +88,14 @@ pub struct ColorMap {
     pub private: ColorCoverage,
     /// `None` = the kernel describes no last level of known size behind the private cache.
     pub last_level: Option<ColorCoverage>,
-    /// Whether frame numbers tell colors here.
+    /// Whether frame numbers predict colors on this host.
     pub frame_numbers: String,
     /// Time of the whole discovery, refused tries included.
     pub seconds: f64,
     /// Why earlier tries were not accepted.
     #[serde(alias = "refused_tries")]
     pub failed_attempts: Vec<String>,
-    /// Colors by frame number; empty where frame numbers cannot be seen.
+    /// Colors by frame number; empty if frame numbers are not visible.
     pub frames: Vec<FrameRun>,
 }
 
@@ -124,7 +124,7 @@ impl ColorMap {
         runs
     }
 
-    /// Frames and their colors, where they have one.
+    /// Frames of known color, with their colors.
     pub fn known(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
         self.frames.iter().flat_map(|run| {
             let pairs = run.colors.as_bytes().chunks_exact(2).enumerate();
@@ -135,7 +135,7 @@ impl ColorMap {
         })
     }
 
-    /// As [`ColorMap::parse`] reads it.
+    /// The map in the format that [`ColorMap::parse`] reads.
     pub fn to_text(&self) -> String {
         let mut text = serde_json::to_string_pretty(self).expect("a map has no odd keys and no failing serialisers");
         text.push('\n');
@@ -145,7 +145,7 @@ impl ColorMap {
     /// The map of the last discovery on this host.
     ///
     /// # Errors
-    /// As [`ColorMap::read`], or the folder is not to be trusted.
+    /// As [`ColorMap::read`], or the folder cannot be trusted.
     pub fn of_host(base: &Path) -> Result<Self, ColorError> {
         let path = base.join(Self::FILE_NAME);
         let text = TrustedDir::open_anchored(base, DirAccess::ReadOnly)
@@ -158,7 +158,7 @@ impl ColorMap {
     /// Reads a map file.
     ///
     /// # Errors
-    /// It cannot be read, is no map, of another version, or says things that cannot be.
+    /// The file cannot be read, is not a map, has another version, or has impossible content.
     pub fn read(path: &Path) -> Result<Self, ColorError> {
         let text =
             cachemate_files::read_text_limited(path, MAX_MAP_BYTES).map_err(|source| ColorError::io(path, source))?;
@@ -168,7 +168,7 @@ impl ColorMap {
     /// The map that a text holds.
     ///
     /// # Errors
-    /// It is no map, of another version, or says things that cannot be.
+    /// The text is not a map, has another version, or has impossible content.
     pub fn parse(text: &str) -> Result<Self, String> {
         #[derive(Deserialize)]
         struct MapVersion {
@@ -237,7 +237,7 @@ pub(crate) mod tests {
     }
 
     proptest! {
-        /// Do frames and colors come back from the file as they were, in whatever order they were found?
+        /// Are frames and colors read from the file as they were written, whatever the order in which they were found?
         #[test]
         fn frames_go_through_the_file(found in proptest::collection::btree_map(0u64..500, proptest::option::of(0u32..32), 0..100)) {
             let (mut frames, mut told): (Vec<Option<u64>>, Vec<Option<u32>>) =

@@ -1,4 +1,4 @@
-//! Can pages be moved here, and what does it cost? Tried on pages of our own.
+//! Whether pages can be moved on this host, and at what cost, tried on pages of our own.
 
 use std::io;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use super::pool::{Pool, frames_at};
 /// Pages that are moved for the measurement.
 const PAGES: usize = 256;
 
-/// Why pages cannot be moved here, and what would help.
+/// The reason why pages cannot be moved on this host, and the remedy.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MigrationUnavailable {
     /// The reason, as a sentence.
@@ -40,8 +40,8 @@ pub fn page_ns_with_frames() -> Result<f64, MigrationUnavailable> {
     page_ns()
 }
 
-/// Median time of giving one page another frame: out, copied, in. Everything that a daemon needs to ask programs' agents for
-/// other colors is tried by it; frame numbers are seen by the agents only.
+/// Median time of giving one page another frame: out, copied, in. This exercises everything that a daemon needs to
+/// request other colors from programs' agents, except frame numbers, which only the agents see.
 ///
 /// # Errors
 /// The missing prerequisite, with its remedy.
@@ -54,14 +54,14 @@ pub fn page_ns() -> Result<f64, MigrationUnavailable> {
     let program = Pool::new(PAGES).map_err(memory)?;
     let fresh = Pool::new(PAGES).map_err(memory)?;
     let aside = Pool::new(1).map_err(memory)?;
-    // SAFETY: no memory is passed. Close-on-exec, non-blocking; faults of the kernel's too, or a program's read into fresh
-    // memory would fail.
+    // SAFETY: no memory is passed. Close-on-exec, non-blocking; faults in kernel mode are handled as well, because a
+    // program's read(2) into fresh memory would fail otherwise.
     let file = unsafe { sys::call(sys::USERFAULTFD, [0o2_004_000, 0, 0, 0, 0, 0]) };
     if file < 0 {
         let why = format!("userfaultfd: {}", io::Error::from_raw_os_error(-file as i32));
         return unusable(why, "root, CAP_SYS_PTRACE, or sysctl vm.unprivileged_userfaultfd=1");
     }
-    // SAFETY: a descriptor of our own, closed when this is over.
+    // SAFETY: a descriptor of our own, closed at the end of this function.
     let _closer = unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(file as i32) };
     if fault::api(file, fault::MOVE_PAGES) < 0 {
         return unusable("this kernel cannot move pages between frames (UFFDIO_MOVE)", "Linux 6.8 or newer");
@@ -88,7 +88,7 @@ pub fn page_ns() -> Result<f64, MigrationUnavailable> {
         if back < 0 {
             return unusable(format!("a page could not be moved in: error {back}"), "another kernel");
         }
-        // SAFETY: as above. The frame that was taken out goes back to the kernel.
+        // SAFETY: as above. The frame that was taken out is returned to the kernel.
         unsafe { libc::madvise(aside.page(0).cast(), PAGE_BYTES, libc::MADV_DONTNEED) };
     }
     taken.sort_unstable();
@@ -102,7 +102,7 @@ pub fn page_ns() -> Result<f64, MigrationUnavailable> {
 mod tests {
     use super::*;
 
-    /// Are pages either movable at a cost, or is it said what is missing? No third outcome.
+    /// Are pages either movable at a known cost, or is the missing prerequisite named?
     #[test]
     fn moving_works_or_says_why_not() {
         match page_ns() {
@@ -114,8 +114,8 @@ mod tests {
         }
     }
 
-    /// With no more rights than the shipped unit leaves a daemon: does moving work as it does for root, or is it said why
-    /// not?
+    /// With only the rights that the shipped unit leaves a daemon: does moving work as for root, or is the reason
+    /// named?
     #[test]
     fn the_units_rights_are_enough_to_move_pages() {
         let unit = include_str!("../../../../../packaging/cachemate.service");

@@ -1,7 +1,8 @@
-//! Page colors: which frames fall on the same sets of a cache, what that covers, and programs that are kept to some.
+//! Page colors: groups of frames that fall on the same sets of a cache, the caches that they divide, and programs that
+//! are confined to some colors.
 //!
-//! [`discover`] finds and proves them by time; [`reference_set`] keeps the frames that define them; [`map`] is the file about
-//! them.
+//! [`discover`] finds and verifies colors by timing; [`reference_set`] keeps the frames that define them; [`map`] is
+//! the file that describes them.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -23,28 +24,29 @@ pub mod verification;
 /// Why there are no colors, or none now.
 #[derive(Debug, thiserror::Error)]
 pub enum ColorError {
-    /// A file of the folder of colors, or memory for frames, cannot be had.
+    /// A file in the folder of colors, or memory for frames, is unavailable.
     #[error("{path}: {source}")]
     Io {
         /// The file or folder concerned.
         path: PathBuf,
-        /// As the kernel says.
+        /// The kernel's error.
         source: io::Error,
     },
     /// The host has no cache that colors can divide, or timing cannot show it; a further try does not help. The
     /// reason, as a sentence.
     #[error("pages have no colors here: {0}")]
     NoColors(String),
-    /// A quieter moment may do.
+    /// Timing was too noisy; a quieter moment may help.
     #[error("no trustworthy colors: {0}")]
     Noisy(String),
-    /// The path at which none lies.
+    /// There is no reference set at this path.
     #[error("{0}: no colors are known on this host yet (cachemate page-color discover)")]
     NoKit(PathBuf),
-    /// A reference set of another version, or one whose frames are not of one color each any more. Path and reason.
+    /// A reference set of another version, or one in which frames of one label no longer have one color. Path and
+    /// reason.
     #[error("{0}: {1} (cachemate page-color discover makes a new one)")]
     BadKit(PathBuf, String),
-    /// Path and reason.
+    /// An unusable map: path and reason.
     #[error("{0}: {1}")]
     BadMap(PathBuf, String),
 }
@@ -55,7 +57,7 @@ impl ColorError {
     }
 }
 
-/// Empty where the kernel does not tell.
+/// The kernel's id of this boot; empty if the kernel does not report it.
 pub fn boot_id() -> String {
     cachemate_files::read_text_limited(std::path::Path::new("/proc/sys/kernel/random/boot_id"), 64)
         .unwrap_or_default()
@@ -64,7 +66,7 @@ pub fn boot_id() -> String {
 }
 
 /// Caches that colors divide on this host, by a discovery since its boot; otherwise the reason why there is none.
-/// `move_page_ns` is measured at once.
+/// `move_page_ns` is measured here.
 ///
 /// # Errors
 /// The reason, with its remedy.

@@ -20,7 +20,7 @@ pub struct Pool {
 
 impl Pool {
     /// # Errors
-    /// The kernel gives no memory.
+    /// The kernel grants no memory.
     pub fn new(pages: usize) -> io::Result<Self> {
         let bytes = pages * PAGE_BYTES;
         let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
@@ -30,17 +30,18 @@ impl Pool {
             return Err(io::Error::last_os_error());
         }
         let pool = Pool { start: start.cast(), pages };
-        // SAFETY: the mapping above; without the advice one frame of 2 MiB would stand for 512 colors at once. A kernel
-        // without huge pages refuses it and has none.
+        // SAFETY: the mapping above; without the advice, one frame of 2 MiB would cover 512 pages of all colors. A
+        // kernel without huge pages refuses it and has none.
         unsafe { libc::madvise(start, bytes, libc::MADV_NOHUGEPAGE) };
         for page in 0..pages {
-            // SAFETY: inside the mapping. Written, not read: all pages that were only read share one frame of zeros.
+            // SAFETY: inside the mapping. Written, not read, because all pages that were only read share one frame of
+            // zeros.
             unsafe { pool.start.add(page * PAGE_BYTES).write_volatile(1) };
         }
         Ok(pool)
     }
 
-    /// Pages that it has.
+    /// Number of pages.
     pub fn pages(&self) -> usize {
         self.pages
     }
@@ -55,7 +56,7 @@ impl Pool {
         unsafe { self.start.add(at * PAGE_BYTES) }
     }
 
-    /// Frame numbers, as far as this process may know them.
+    /// Frame numbers, if this process may read them.
     pub fn frames(&self) -> Vec<Option<u64>> {
         frames_at(
             &cachemate_files::open_plain(std::path::Path::new("/proc/self/pagemap")),
@@ -82,11 +83,11 @@ pub fn frames_at(pagemap: &io::Result<File>, address: usize, pages: usize) -> Ve
 pub struct PresentPage {
     /// Frame number; never 0.
     pub frame: u64,
-    /// The page cache's; false = the process's own copy, or never of a file.
+    /// Does the page belong to the page cache? False = it is the process's own copy, or was never part of a file.
     pub of_file: bool,
 }
 
-/// As [`frames_at`], with what kind of page each is.
+/// As [`frames_at`], with the kind of each page.
 pub fn present_at(pagemap: &io::Result<File>, address: usize, pages: usize) -> Vec<Option<PresentPage>> {
     let mut bytes = vec![0u8; pages * 8];
     let read =
@@ -100,15 +101,15 @@ pub fn present_at(pagemap: &io::Result<File>, address: usize, pages: usize) -> V
     (0..pages).map(entry).collect()
 }
 
-/// Asks the cache itself.
+/// An oracle that times loads on the cache itself.
 pub struct TimedOracle<'a> {
     /// Address of the page of an item.
     pub page: &'a dyn Fn(usize) -> *const u8,
     /// A load that takes longer has left the private cache.
     pub threshold_cycles: u64,
-    /// Moves on with each question, so that the next one is asked of another line.
+    /// Advances with each test, so that the next test uses another line.
     pub turn: usize,
-    /// Then it gives up.
+    /// Time at which it gives up.
     pub until: Instant,
 }
 
@@ -133,7 +134,7 @@ impl EvictionOracle for TimedOracle<'_> {
     }
 }
 
-/// Orders and samples of a discovery; seeded, so that a discovery can be repeated.
+/// Random orders and samples of a discovery; seeded, so that a discovery can be repeated.
 #[derive(Clone, Debug)]
 pub struct DiscoveryRng(SplitMix64);
 
@@ -148,7 +149,7 @@ impl DiscoveryRng {
         (self.0.next_u64() % bound.max(1) as u64) as usize
     }
 
-    /// By Fisher and Yates, with [`DiscoveryRng::below`].
+    /// Shuffles the items by Fisher and Yates, with [`DiscoveryRng::below`].
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for index in (1..items.len()).rev() {
             items.swap(index, self.below(index + 1));

@@ -1,4 +1,4 @@
-//! Which programs can be preloaded at all; the others are refused with the reason, not run without colors unnoticed.
+//! Programs that can be preloaded; all others are refused with the reason instead of silently running without colors.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -129,7 +129,7 @@ mod tests {
         assert!(why(&elf(None)[..60], 0o755).is_some(), "cut off");
     }
 
-    /// Does a script count as its interpreter, through env, and a circle of scripts end?
+    /// Does a script count as its interpreter, also through env, and does a cycle of scripts end?
     #[test]
     fn a_script_is_its_interpreter() {
         assert_eq!(why(b"#!/bin/sh\necho\n", 0o755), refused(Path::new("/bin/sh")).unwrap());

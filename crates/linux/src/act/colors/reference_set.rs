@@ -1,10 +1,10 @@
 //! The folder with the frames that define this host's colors.
 //!
-//! Problem: the label of a color means something only as long as the frames that define it exist: two programs that
-//! are to be separated must use the same labels. Method: some frames of each color are kept in a file in memory until
-//! the next boot (removing the folder frees them), and every frame that is ever classified is classified against
-//! them. A ledger beside them remembers colors by frame number; an entry is verified by one timing before it is used,
-//! as a host may back a frame anew once it was free (free page reporting).
+//! Problem: the label of a color is meaningful only while the frames that define it exist, and two programs that are to
+//! be separated must use the same labels. Method: some frames of each color are kept in a file in memory until the next
+//! boot (removing the folder frees them), and every other frame is classified against them. A ledger beside them
+//! remembers colors by frame number; an entry is verified by one timing before it is used, because a host may give a
+//! guest frame other memory after it was free (free page reporting).
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -30,7 +30,7 @@ pub fn per_color(ways: usize) -> usize {
     2 * ways
 }
 
-/// Frames of each color beyond those, of which the best stay.
+/// Additional candidate frames of each color; only the best frames are kept.
 const SPARE: usize = 8;
 
 /// A file mapped shared and readable, for as long as this lives.
@@ -71,9 +71,9 @@ impl Drop for MappedFile {
 /// The reference set of this host, mapped and calibrated.
 #[derive(Debug)]
 pub struct LoadedReferenceSet {
-    /// Calibrated, and mapped whole.
+    /// The frames, calibrated and completely mapped.
     pub kit: ReferenceSet,
-    /// The discovery that made it: labels mean nothing across two.
+    /// The discovery that made it; labels of different discoveries cannot be compared.
     pub id: u64,
     /// Times of hits and misses when it was opened.
     pub calibration: Calibration,
@@ -89,10 +89,10 @@ pub fn open(base: &Path) -> Result<LoadedReferenceSet, ColorError> {
     open_file(base, KIT)
 }
 
-/// The reference set that [`make`] has made, before it is accepted.
+/// Opens the reference set that [`make`] has made, before it is accepted.
 ///
 /// # Errors
-/// As [`open`]; a reference set that is not what it should be is noise.
+/// As [`open`], but an invalid reference set is reported as noise.
 pub fn open_new(base: &Path) -> Result<LoadedReferenceSet, ColorError> {
     open_file(base, NEW).map_err(|error| match error {
         ColorError::BadKit(_, why) => ColorError::Noisy(why),
@@ -100,7 +100,7 @@ pub fn open_new(base: &Path) -> Result<LoadedReferenceSet, ColorError> {
     })
 }
 
-/// Puts the new reference set in the place of the one before.
+/// Replaces the previous reference set by the new one.
 ///
 /// # Errors
 /// As the file system says.
@@ -109,10 +109,10 @@ pub fn accept(base: &Path) -> Result<(), ColorError> {
     renamed.map_err(|source| ColorError::io(&base.join(NEW), source))
 }
 
-/// Read and written, and made if it is missing; nothing of it is changed by opening it.
+/// Opens for reading and writing, and creates a missing file; opening changes no content.
 const READ_WRITE: OFlags = OFlags::RDWR.union(OFlags::CREATE);
 
-/// The directory of colors, to change it. Programs find it by its path.
+/// Opens the directory of colors for changes. Programs find it by its path.
 fn open_base(base: &Path) -> io::Result<TrustedDir> {
     TrustedDir::open_anchored(base, DirAccess::ReadWrite)
 }
@@ -136,7 +136,7 @@ pub fn open_unverified(base: &Path) -> Result<LoadedReferenceSet, ColorError> {
 
 fn load(base: &Path, name: &str) -> Result<LoadedReferenceSet, ColorError> {
     let (mapped, id) = map_kit(base, name)?;
-    // SAFETY: the mapping stands in the result beside the reference set, and lives as long.
+    // SAFETY: the mapping is in the result together with the reference set, and lives as long.
     let kit = unsafe { ReferenceSet::new(mapped.start(), mapped.bytes()) };
     let Some(mut kit) = kit else {
         return Err(ColorError::BadKit(base.join(name), "its table names pages that are not there".to_string()));
@@ -146,7 +146,7 @@ fn load(base: &Path, name: &str) -> Result<LoadedReferenceSet, ColorError> {
     Ok(LoadedReferenceSet { kit, id, calibration, _mapped: mapped })
 }
 
-/// Which discovery the reference set in `base` comes from; nothing is proven.
+/// The discovery that made the reference set in `base`; the frames are not verified.
 ///
 /// # Errors
 /// There is none, or it is of another version.
@@ -175,8 +175,8 @@ fn map_kit(base: &Path, name: &str) -> Result<(MappedFile, u64), ColorError> {
     Ok((mapped, header.id))
 }
 
-/// Makes a reference set from classes of pages found elsewhere: fresh pages of a file in memory are put to the classes until
-/// each has enough.
+/// Makes a reference set from classes of pages found elsewhere: fresh pages of a file in memory are tested against the
+/// classes until each class has enough.
 ///
 /// # Errors
 /// No room in memory, or too few pages of some class.
@@ -244,7 +244,7 @@ fn keep_best(test: &mut impl EvictionOracle, table: &mut [Vec<u32>], per_color: 
             let holds = |_: &usize| test.evicts(at as usize, &own) && !test.evicts(at as usize, next);
             held.push(((0..ROUNDS).filter(holds).count(), at));
         }
-        // Stable: among equals the first stay.
+        // A stable sort keeps the first among equals.
         held.sort_by_key(|(rounds, _)| std::cmp::Reverse(*rounds));
         let good = held.iter().take(per_color).filter(|(rounds, _)| rounds + 1 >= ROUNDS).count();
         gone.extend(held.split_off(good).into_iter().map(|(_, at)| at as usize));
@@ -253,22 +253,22 @@ fn keep_best(test: &mut impl EvictionOracle, table: &mut [Vec<u32>], per_color: 
     gone
 }
 
-/// Classes over pages of a pool, and how to ask.
+/// Classes of a pool's pages, and the parameters for testing against them.
 pub struct Classes<'a> {
     /// Address of the page of an item.
     pub page: &'a dyn Fn(usize) -> *const u8,
     /// A load that takes longer has left the private cache.
     pub threshold_cycles: u64,
-    /// The items of each class; a class's place is its color.
+    /// The items of each class; the index of a class is its color.
     pub classes: &'a [Vec<usize>],
-    /// The most members of a class that are put to a page.
+    /// Maximum number of a class's members that a page is tested against.
     pub per_class: usize,
-    /// No more pages are asked after this.
+    /// Time at which testing stops.
     pub until: Instant,
 }
 
 impl Classes<'_> {
-    /// The one class that pushes the page out; `None` where none does, or two.
+    /// The only class that evicts the page; `None` = no class or several evict it.
     fn only_class_of(&mut self, page: *const u8) -> Option<usize> {
         let with = |item: usize| if item == usize::MAX { page } else { (self.page)(item) };
         let mut timed =
@@ -295,10 +295,10 @@ pub struct FrameLedger {
 }
 
 impl FrameLedger {
-    /// Opens the ledger in `base`, making it where there is none.
+    /// Opens the ledger in `base`, and creates it if it is missing.
     ///
     /// # Errors
-    /// As the file system says, or the kernel does not tell how many frames there are.
+    /// As the file system says, or the kernel does not report the number of frames.
     pub fn open(base: &Path) -> Result<Self, ColorError> {
         let path = base.join(LEDGER);
         let io = |source| ColorError::io(&path, source);
@@ -316,7 +316,7 @@ impl FrameLedger {
             .then(|| unsafe { std::sync::atomic::AtomicU8::from_ptr(self.mapped.start().add(frame as usize)) })
     }
 
-    /// Color of a frame, if it was ever told.
+    /// Color of a frame, if it was ever classified.
     pub fn color(&self, frame: u64) -> Option<u32> {
         let byte = self.byte(frame)?.load(std::sync::atomic::Ordering::Relaxed);
         byte.checked_sub(1).map(u32::from)
@@ -330,7 +330,7 @@ impl FrameLedger {
     }
 }
 
-/// End of the last zone of memory.
+/// Frame number at the end of the last zone of memory.
 fn highest_frame() -> io::Result<usize> {
     let text = cachemate_files::read_text_limited(std::path::Path::new("/proc/zoneinfo"), 16 << 20)?;
     let mut spanned = 0;
@@ -346,7 +346,7 @@ fn highest_frame() -> io::Result<usize> {
     if end == 0 { Err(io::Error::new(io::ErrorKind::InvalidData, "no zone with frames")) } else { Ok(end) }
 }
 
-/// Writes a file of the folder whole, through a rename.
+/// Replaces a file of the folder atomically, by a rename.
 ///
 /// # Errors
 /// As the file system says.
@@ -366,7 +366,7 @@ pub fn write_whole(base: &Path, name: &str, text: &[u8]) -> Result<(), ColorErro
 mod tests {
     use super::*;
 
-    /// Frames with true colors, whatever table they stand in.
+    /// Frames with true colors, independent of the table that lists them.
     struct TrueColors(fn(usize) -> usize);
 
     impl EvictionOracle for TrueColors {
@@ -375,17 +375,17 @@ mod tests {
         }
     }
 
-    /// Does a frame that stands under a color that is not its own leave the reference set, and a spare one take its place?
+    /// Is a frame that is listed under a wrong color replaced in the reference set by a spare one?
     #[test]
     fn frames_of_another_color_leave_the_kit() {
-        // Colors by remainder; frame 9 stands under color 0 and has color 1.
+        // Colors by remainder; frame 9 is listed under color 0 and has color 1.
         let mut table =
             vec![vec![0, 4, 8, 9, 12, 16, 20, 24], (0..8).map(|at| 4 * at + 1).filter(|at| *at != 9).collect()];
         let gone = keep_best(&mut TrueColors(|at| at % 4), &mut table, 6);
         assert_eq!(table[0], [0, 4, 8, 12, 16, 20]);
         assert_eq!(table[1], [1, 5, 13, 17, 21, 25]);
         assert_eq!(gone, [24, 9, 29]);
-        // Too few that hold: the caller sees it by their number.
+        // Too few correct frames: the caller notices this by their number.
         let mut table = vec![vec![0, 4, 8, 12, 16, 1, 5], vec![3, 7, 11, 15, 19, 23]];
         keep_best(&mut TrueColors(|at| at % 4), &mut table, 6);
         assert_eq!(table[0].len(), 5);

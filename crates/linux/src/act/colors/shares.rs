@@ -1,8 +1,8 @@
-//! Shares of a plan in colors, as they are in force.
+//! Shares in colors that are in force.
 //!
-//! Each change of colors is one write to a program's `wanted` file, with the original in the restore journal: the guardian
-//! puts colors back by writing the file. The agent moves the pages in its own time; until they are where they belong the
-//! share is pending.
+//! Each change of colors is one write to a program's `wanted` file, with the original in the restore journal: the
+//! guardian restores colors by writing the file. The agent moves the pages asynchronously; the share is pending until
+//! they have their colors.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,7 +13,8 @@ use super::agents::{AgentReport, folder_of, mask_of};
 use crate::kernel::Kernel;
 use crate::sense::tasks::ManagedThread;
 
-/// Share of the pages that may be elsewhere when recoloring counts as done: some belong to the kernel for a while.
+/// Share of the pages that may still have other colors when recoloring counts as done, because the kernel pins some
+/// pages for a while.
 const DONE_BUT: f64 = 0.01;
 
 /// Counts of the agents' fallback frames at the beginning of each share.
@@ -39,7 +40,7 @@ fn members(kernel: &dyn Kernel, share: &CacheShare, tasks: &[&ManagedThread]) ->
 }
 
 impl ColorShares {
-    /// The plan's shares in colors as they are in force, and those that are still in progress.
+    /// The plan's shares in colors that are in force, and those that are still in progress.
     pub fn read_back(
         &mut self,
         kernel: &dyn Kernel,
@@ -97,7 +98,7 @@ mod tests {
         CacheId, Capabilities, GroupId, PageMigration, PartitionSupport, Plan, ProcessId, WindowLength,
     };
 
-    /// One managed process, 5, with an agent below a root of its own.
+    /// A host, in its own root folder, with one managed process, 5, that has an agent.
     fn setting(status: &str) -> (tempfile::TempDir, LinuxHost, TaskTable) {
         let root = tempfile::tempdir().unwrap();
         let folder = root.path().join(format!("{}/s1-0/5", &BASE[1..]));
@@ -132,7 +133,7 @@ mod tests {
         )
     }
 
-    /// Does a share become one write to the agent's file, and a plan without it the original again?
+    /// Does a share become one write to the agent's file, and does a plan without the share restore the original?
     #[test]
     fn a_share_is_one_write_and_its_absence_the_original() {
         let (root, host, tasks) = setting(&status(0xff, 10, 0, 0));
@@ -162,7 +163,7 @@ mod tests {
         assert_eq!((calls, wanted.as_str()), (1, "00000000000000ffa\n"));
     }
 
-    /// Is a share pending from the moment it is asked for until its pages are inside, and what fell back counted since then?
+    /// Is a share pending from its request until its pages have its colors, and are fallback frames counted since then?
     #[test]
     fn a_share_is_pending_until_its_pages_are_inside() {
         let (root, host, tasks) = setting(&status(0xff, 100, 0, 0));

@@ -14,30 +14,30 @@ use cachemate_agent::timing::{Calibration, ReferenceSet};
 
 use super::ColorError;
 
-/// The longest that a proof waits for quiet moments.
+/// Maximum time that a proof waits for quiet moments.
 const PATIENCE: Duration = Duration::from_secs(4);
 const BETWEEN_ROUNDS: Duration = Duration::from_millis(25);
-/// Frames of each color that are asked in one round, of which so many must answer as they should.
+/// Frames of each color that are tested in one round; at least [`RIGHT_AT_LEAST`] of them must have their color.
 const ASKED: u32 = 8;
 const RIGHT_AT_LEAST: u32 = 5;
-/// Rounds in which a color's frames behaved as moved ones, before they count as moved.
+/// Number of rounds in which a color's frames must behave like moved ones to count as moved.
 const MOVED_ROUNDS: u32 = 4;
 
 /// Result of one frame, or of a round of frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ProofResult {
-    /// Its own color pushes it out, and the next one does not.
+    /// Its own color evicts it, and the next one does not.
     Confirmed,
-    /// Nothing of its color pushes it out.
+    /// Neither its own color nor the next one evicts it.
     Changed,
     /// Frames of another color evicted it, too.
     Disturbed,
 }
 
-/// Puts one frame to its own color and to the next one.
+/// Tests one frame against its own color and the next one.
 ///
 /// # Safety
-/// The page is one of the reference set's.
+/// The page must belong to the reference set.
 unsafe fn show(kit: &mut ReferenceSet, page: *const u8, color: u32) -> ProofResult {
     // SAFETY: the caller's promise.
     let (own, next) = unsafe { (kit.has_color(page, color), kit.has_color(page, (color + 1) % kit.colors())) };
@@ -48,7 +48,7 @@ unsafe fn show(kit: &mut ReferenceSet, page: *const u8, color: u32) -> ProofResu
     }
 }
 
-/// A color over all rounds.
+/// Results of a color over all rounds.
 #[derive(Clone, Copy, Default, Debug)]
 struct ColorProof {
     holds: bool,
@@ -56,7 +56,7 @@ struct ColorProof {
 }
 
 impl ColorProof {
-    /// Takes in a round: how many of [`ASKED`] showed what.
+    /// Adds a round: the numbers of frames, out of [`ASKED`], that held and that moved.
     fn add(&mut self, holds: u32, moved: u32) {
         self.holds |= holds >= RIGHT_AT_LEAST;
         self.moved_rounds += u32::from(moved >= RIGHT_AT_LEAST);
@@ -113,7 +113,7 @@ pub(super) fn prove(kit: &mut ReferenceSet, path: &Path) -> Result<Calibration, 
     Err(ColorError::BadKit(path.to_path_buf(), what))
 }
 
-/// Frames that hold and frames that have moved, of those that it is this round's turn to ask.
+/// Numbers of frames that hold and that have moved, among the frames that are tested in this round.
 fn test_round(kit: &mut ReferenceSet, color: u32, round: u32) -> (u32, u32) {
     let members: Vec<*const u8> = kit.frames(color).collect();
     let (mut holds, mut moved) = (0, 0);
@@ -129,29 +129,30 @@ fn test_round(kit: &mut ReferenceSet, color: u32, round: u32) -> (u32, u32) {
     (holds, moved)
 }
 
-/// One color's frames, asked again and again.
+/// Results of repeated tests of one color's frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize)]
 pub struct ColorVerification {
     /// Frames of the reference set that have this color.
     pub frames: u64,
-    /// Held more often than not, of the answers that said anything.
+    /// Frames that held in more than half of their valid tests.
     pub frames_hold: u64,
-    /// Moved more often than they held.
+    /// Frames that appeared moved more often than they held.
     pub frames_moved: u64,
-    /// All answers, the disturbed ones too.
+    /// All tests, including disturbed ones.
     pub answers: u64,
-    /// Answers that say nothing, as the next color pushed the frame out as well.
+    /// Void tests, in which the next color evicted the frame as well.
     pub answers_disturbed: u64,
 }
 
 impl ColorVerification {
-    /// As many of its frames hold as a proof asks for.
+    /// Do enough of its frames hold for a proof?
     pub fn is_usable(&self) -> bool {
         self.frames_hold * u64::from(ASKED) >= self.frames * u64::from(RIGHT_AT_LEAST)
     }
 }
 
-/// Asks every frame of the reference set once a round, until `at_most` is over or `stop` says so; by color.
+/// Tests every frame of the reference set once per round, until `at_most` has passed or `stop` returns true; results by
+/// color.
 pub fn watch(kit: &mut ReferenceSet, at_most: Duration, stop: &dyn Fn() -> bool) -> Vec<ColorVerification> {
     let start = Instant::now();
     let pages: Vec<(u32, *const u8)> = (0..kit.colors())
@@ -186,7 +187,7 @@ pub fn watch(kit: &mut ReferenceSet, at_most: Duration, stop: &dyn Fn() -> bool)
 mod tests {
     use super::*;
 
-    /// Does one good round settle a color, a few bad ones not, and disturbed ones nothing at all?
+    /// Does one good round confirm a color, do only four bad ones refute it, and do disturbed ones not count?
     #[test]
     fn a_color_holds_by_one_round_and_has_moved_by_four() {
         let mut color = ColorProof::default();

@@ -1,11 +1,11 @@
 //! Gangs from pairwise penalties, if a plan has no schedule of its own.
 //!
-//! Problem: the scheduler chooses among gangs and not among tasks. Method: every task is put into one of as many
-//! gangs as the CPUs need turns, tasks that clash into different ones; a turn may be filled by any task that clashes
-//! with no member of its gang. Properties: with no more tasks than CPUs there is one gang and no task waits, because
-//! advice is never a ban; equal input yields equal gangs; ties by arrival. Greedy: the task that loses most in its
-//! second-best gang chooses first, which separates two camps of equal size. The optimal division is a graph coloring,
-//! which is hard.
+//! Problem: the scheduler chooses among gangs and not among tasks. Method: tasks are divided into as many gangs as the
+//! CPUs need turns, with clashing tasks in different gangs; a turn may be filled by any task that clashes with no
+//! member of its gang. Properties: with no more tasks than CPUs there is one gang and no task waits, because advice is
+//! never a ban; equal input yields equal gangs; ties by arrival. Greedy: the task that loses most in its second-best
+//! gang chooses first, which separates two camps of equal size. The optimal division is a graph coloring, which is
+//! hard.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use super::compose::{AdvisoryGangs, GANGS_AT_MOST, GangMember};
 use super::message::NumberedCache;
 use crate::kernel::ThreadKey;
 
-/// The shortest typical turn (docs/sched-ext.md): advice says nothing of footprints that would ask for a longer one.
+/// The shortest typical turn (docs/sched-ext.md), because advice has no footprints that would require a longer one.
 const TURN_US: u64 = 20_000;
 
 /// Gangs of `members` (in order of arrival) by their penalties. `None` if all fit at once, or no two of them clash.
@@ -42,7 +42,7 @@ pub(crate) fn advised(
             let regret = a.regret(&open).total_cmp(&b.regret(&open));
             regret.then(a.burden.total_cmp(&b.burden))
         };
-        // The first of equals: `max_by` would take the last.
+        // Reversed to choose the first of equals, because `max_by` returns the last.
         let next = (0..left.len()).rev().max_by(|a, b| urgent(&left[*a], &left[*b])).expect("not empty");
         let chosen = left.remove(next);
         let best = open.iter().copied().min_by(|a, b| chosen.costs[*a].total_cmp(&chosen.costs[*b]));
@@ -56,9 +56,9 @@ pub(crate) fn advised(
 /// A task without a gang yet.
 struct UnassignedTask {
     member: GangMember,
-    /// All its penalties.
+    /// Sum of its penalties.
     burden: f64,
-    /// Its penalties with those who are there, gang by gang.
+    /// Its penalties with the members of each gang.
     costs: Vec<f64>,
 }
 

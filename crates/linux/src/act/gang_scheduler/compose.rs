@@ -1,4 +1,4 @@
-//! From schedules to the scheduler's message: whose gang has which turn at which cache.
+//! Composition of the scheduler's message from schedules: the turn of each gang at each cache.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,19 +9,19 @@ use crate::act::thread_rotation::ThreadRotation;
 use crate::kernel::ThreadKey;
 use crate::kernel::scheduling::SchedParams;
 
-/// Gangs of one cache at most.
+/// Maximum number of gangs per cache.
 pub const GANGS_AT_MOST: usize = 30;
-/// Lengths of a turn that the scheduler takes.
+/// Lengths of a turn that the scheduler accepts.
 const TURN_US: std::ops::RangeInclusive<u64> = 1_000..=1_000_000;
 /// A weight of 1.0.
 const USUAL_WEIGHT: f64 = 100.0;
 /// A task's maximum wait beyond two rotations.
 const WAIT_BEYOND_ROTATIONS_MS: u64 = 100;
 
-/// A thread, and how it was scheduled before.
+/// A thread, with its original scheduling parameters.
 pub(crate) type GangMember = (ThreadKey, SchedParams);
 
-/// One schedule, at the cache whose turns it is.
+/// One schedule, and the cache that it applies to.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct CacheSchedule {
     pub cache: u32,
@@ -49,10 +49,10 @@ impl AdvisoryGangs {
     }
 }
 
-/// The schedule as turns of one cache; `taken`: caches that other schedules have.
+/// The schedule as turns of one cache; `taken` = caches that other schedules use.
 ///
 /// # Errors
-/// Why the scheduler cannot keep it.
+/// The reason why the scheduler cannot keep it.
 pub(crate) fn part(
     schedule: &GangSchedule,
     rotation: &ThreadRotation,

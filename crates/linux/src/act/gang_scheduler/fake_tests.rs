@@ -13,10 +13,10 @@ use super::message::{CacheTurns, SchedulerPlan, SchedulerRequest, SchedulerState
 use crate::fake_tests::FakeHost;
 use crate::kernel::scheduling::EXT;
 
-/// Its state, and the faults that it is to show.
+/// State of the fake scheduler, and the faults that it simulates.
 #[derive(Default)]
 pub(crate) struct FakeState {
-    /// Plans that were taken in, oldest first.
+    /// Accepted plans, oldest first.
     pub plans: Vec<SchedulerPlan>,
     /// Why the next plans are refused.
     pub refuses: Option<String>,
@@ -24,7 +24,7 @@ pub(crate) struct FakeState {
     pub guarded: Option<String>,
     /// Turns that are read back in place of the plan's.
     pub other_turns: Option<Vec<super::message::ScheduledTurn>>,
-    /// Policies before, by thread.
+    /// Original policies, by thread.
     held: BTreeMap<i32, u32>,
 }
 

@@ -1,4 +1,4 @@
-//! The messages of the gang scheduler's socket, as docs/sched-ext.md describes them: one JSON object a line.
+//! The messages of the gang scheduler's socket, as docs/sched-ext.md describes them: one JSON object per line.
 
 use cachemate_core::CpuSet;
 use serde::{Deserialize, Serialize};
@@ -10,7 +10,7 @@ pub const VERSION: u32 = 1;
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum SchedulerRequest {
-    /// Take this plan in.
+    /// Puts this plan in force.
     Plan(SchedulerPlan),
     /// Query of the state in force.
     State {},
@@ -24,16 +24,16 @@ pub struct SchedulerPlan {
     pub version: u32,
     /// Larger than that of the plan in force.
     pub generation: u64,
-    /// The longest wait of a task that is accepted.
+    /// The longest acceptable wait of a task.
     pub longest_wait_ms: u64,
-    /// In the order of each cache's rotation.
+    /// Turns in the order of each cache's rotation.
     pub turns: Vec<ScheduledTurn>,
     /// All members of gangs.
     pub tasks: Vec<ScheduledTask>,
 }
 
 impl SchedulerPlan {
-    /// The turns as `state` tells them: cache by cache.
+    /// The turns in the order of a `state` reply: cache by cache.
     pub fn turns_by_cache(&self) -> Vec<ScheduledTurn> {
         let mut turns = self.turns.clone();
         turns.sort_by_key(|turn| turn.cache);
@@ -59,9 +59,9 @@ pub struct ScheduledTurn {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScheduledTask {
-    /// As gettid(2) says.
+    /// The id that gettid(2) returns.
     pub thread: u32,
-    /// Its gang has a turn at each of its caches.
+    /// Its gang, which has a turn at each of its caches.
     pub gang: u32,
     /// Caches on whose CPUs it may run.
     pub caches: Vec<u32>,
@@ -82,9 +82,9 @@ pub enum SchedulerReply {
     Taken {
         /// The plan's.
         generation: u64,
-        /// False: it will be in force once the scheduler is attached again.
+        /// Whether the plan is in force; false = it will be once the scheduler is attached again.
         attached: bool,
-        /// Tasks that could not be taken, and why.
+        /// Tasks that the scheduler could not take, with the reasons.
         complaints: Vec<String>,
     },
     /// The state in force.
@@ -94,28 +94,28 @@ pub enum SchedulerReply {
 /// The state in force, as the scheduler reads it back from the kernel.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct SchedulerState {
-    /// That of the plan in force; 0: none yet.
+    /// Generation of the plan in force; 0 = none yet.
     pub generation: u64,
     /// `enabled` while it schedules.
     pub kernel: String,
     /// The reason why it has detached from the CPUs, if it has.
     pub guarded: Option<String>,
-    /// How many places the plan names.
+    /// Number of places in the plan.
     pub places: u64,
     /// Threads that it schedules.
     pub held: u64,
-    /// By number.
+    /// Caches in order of their numbers.
     pub caches: Vec<CacheTurns>,
 }
 
 /// One last-level cache.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct CacheTurns {
-    /// As the kernel lists them: `0-3`.
+    /// CPUs in the kernel's list format: `0-3`.
     pub cpus: String,
-    /// In the order of the rotation.
+    /// Turns in the order of the rotation.
     pub turns: Vec<ScheduledTurn>,
-    /// Since it was attached.
+    /// Counts since the scheduler was attached.
     pub counts: CacheTurnCounts,
 }
 
@@ -126,15 +126,15 @@ pub struct CacheTurnCounts {
     pub turns: u64,
     /// Longest wait of a planned task.
     pub longest_wait_ns: u64,
-    /// All CPUs ran the gang in turn.
+    /// Time in which all CPUs ran the gang whose turn it was.
     pub turn_ns: u64,
-    /// CPUs ran tasks of several gangs.
+    /// Time in which the CPUs ran tasks of several gangs.
     pub mixed_ns: u64,
-    /// CPUs ran another gang than the one in turn.
+    /// Time in which CPUs ran another gang than the one whose turn it was.
     pub off_turn_ns: u64,
-    /// Some CPUs were idle, the others ran the gang.
+    /// Time in which some CPUs were idle and the others ran the gang.
     pub partly_idle_ns: u64,
-    /// All CPUs were idle.
+    /// Time in which all CPUs were idle.
     pub idle_ns: u64,
 }
 
@@ -151,7 +151,7 @@ impl SchedulerState {
     /// The caches with their CPUs.
     ///
     /// # Errors
-    /// A list of CPUs that is none, and which.
+    /// The text of an invalid CPU list.
     pub fn caches(&self) -> Result<Vec<NumberedCache>, String> {
         let cache = |(number, state): (usize, &CacheTurns)| {
             let cpus: Result<CpuSet, _> = state.cpus.parse();

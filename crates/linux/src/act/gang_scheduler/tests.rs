@@ -24,7 +24,7 @@ fn member(tid: i32) -> GangMember {
     (key(tid), SchedParams::default())
 }
 
-/// Gangs of one thread each; task numbers are those of the threads.
+/// A schedule of gangs of one thread each, in which the task ids equal the thread ids.
 fn schedule(cpus: &str, threads: &[i32]) -> (GangSchedule, ThreadRotation) {
     let gang = |tid: &i32| Gang { members: vec![(TaskId(*tid as u32), None)], slices: 2 };
     let schedule =
@@ -68,7 +68,7 @@ impl SchedulerFixture {
     }
 }
 
-/// Do all starts and stops of one list take effect by one plan, and are all threads restored with the last one?
+/// Do all starts and stops of one list take effect through one plan, and does the last stop restore all threads?
 #[test]
 fn a_list_is_one_generation() {
     let mut stage = SchedulerFixture::new();
@@ -96,8 +96,8 @@ fn a_list_is_one_generation() {
     assert!(inside.plans[2].turns.is_empty() && inside.plans[2].tasks.is_empty());
 }
 
-/// Are gangs idle turns where the scheduler does not run, does it get them once it does, and are they idle turns again, with
-/// the policies as before, when it was killed?
+/// Do gangs run as idle turns without the scheduler, move to it once it runs, and return to idle turns with their
+/// original policies after it was killed?
 #[test]
 fn gangs_go_on_whether_the_scheduler_lives_or_not() {
     let mut stage = SchedulerFixture::new();
@@ -248,7 +248,7 @@ fn advice_becomes_gangs() {
     assert!(advice.gangs.iter().all(|gang| !gang.contains(&member(2)) || !gang.contains(&member(3))));
 }
 
-/// Are the answers of the documented message told apart?
+/// Are the documented answers distinguished?
 #[test]
 fn answers_are_told_apart() {
     let answer = |text: &str| serde_json::from_str::<SchedulerReply>(text).unwrap();

@@ -19,12 +19,13 @@ pub(crate) const MOUNT: &str = "/sys/fs/resctrl";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FakeGroup {
-    /// By domain.
+    /// Way masks by domain.
     pub masks: BTreeMap<u32, IndexSet>,
     pub tasks: BTreeSet<i32>,
 }
 
-/// Caches 0 and 1 are the domains 0 and 8, of eight ways each; masks in one piece of two ways or more.
+/// A host in which caches 0 and 1 are the domains 0 and 8, of eight ways each; masks are contiguous and have at least
+/// two ways.
 pub(crate) struct FakeCat {
     pub host: FakeHost,
     pub groups: RefCell<BTreeMap<String, FakeGroup>>,
@@ -66,7 +67,7 @@ fn errno(number: i32) -> io::Error {
 }
 
 impl FakeCat {
-    /// With four classes of service, and threads 5 to 8, each a process of its own.
+    /// A host with four classes of service and the threads 5 to 8, each a separate process.
     pub fn new() -> Self {
         let host = FakeHost::default();
         host.file("/proc/self/mountinfo", &format!("28 26 0:24 / {MOUNT} rw,relatime - resctrl resctrl rw\n"));
@@ -94,7 +95,7 @@ impl FakeCat {
         }
     }
 
-    /// Threads by group; those that are in none are in the root group and not told.
+    /// Groups by thread; threads of the root group are not listed.
     pub fn placed(&self) -> BTreeMap<i32, String> {
         let groups = self.groups.borrow();
         let of = |(name, group): (&String, &FakeGroup)| {
@@ -103,7 +104,7 @@ impl FakeCat {
         groups.iter().flat_map(of).collect()
     }
 
-    /// The masks that each thread is under, as text: "5:0=ff,8=3".
+    /// The masks of each thread, as text: "5:0=ff,8=3".
     pub fn masks(&self) -> Vec<String> {
         let groups = self.groups.borrow();
         let text = |group: &FakeGroup| {
@@ -113,7 +114,7 @@ impl FakeCat {
         self.placed().iter().map(|(tid, name)| format!("{tid}:{}", text(&groups[name]))).collect()
     }
 
-    /// A child is born where its parent is.
+    /// Creates a child in the group of its parent.
     pub fn born(&self, parent: i32, tid: i32) {
         self.host.thread(tid, tid, parent, "0-3");
         if let Some(name) = self.placed().get(&parent) {

@@ -2,9 +2,9 @@
 //!
 //! Groups of ours are named `cachemate-PID-START-N` after the process that made them, and that process holds a lock
 //! (flock) on the group's folder for as long as it lives. A group with our prefix whose owner, by process id and start
-//! time, has ended is an orphan: its journal is lost. The lock protects the groups of an owner in another PID namespace,
-//! whose id means nothing here; but any user can hold such a lock, so an orphan that is locked is reported as not removed.
-//! All other groups belong to other tools and are only read.
+//! time, has exited is an orphan: its journal is lost. The lock protects the groups of an owner in another PID
+//! namespace, whose id means nothing here; but any user can hold such a lock, so an orphan that is locked is reported
+//! as not removed. All other groups belong to other tools and are only read.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,17 +14,17 @@ use super::mount::mounted;
 use crate::kernel::group_dirs::remove_group;
 use crate::kernel::{Kernel, ThreadKey, is_gone};
 
-/// How every group of ours begins.
+/// Prefix of all our groups' names.
 pub const PREFIX: &str = "cachemate-";
-/// Folders of resctrl that are no groups.
+/// Folders of resctrl that are not groups.
 const NO_GROUPS: [&str; 3] = ["info", "mon_groups", "mon_data"];
 
-/// How the groups of this process begin.
+/// Prefix of the names of this process's groups.
 pub fn own_prefix(owner: ThreadKey) -> String {
     format!("{PREFIX}{}-{}-", owner.tid, owner.start_ticks)
 }
 
-/// Names of the groups that have masks of their own, the root group aside.
+/// Names of the groups that have masks of their own, except the root group.
 ///
 /// # Errors
 /// The mount cannot be listed.
@@ -37,17 +37,17 @@ pub fn names(kernel: &dyn Kernel, mount: &Path) -> io::Result<Vec<String>> {
 /// Threads of a group.
 ///
 /// # Errors
-/// The group is gone or cannot be read.
+/// The group does not exist or cannot be read.
 pub fn members(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<i32>> {
     let text = kernel.read(&group.join("tasks"))?;
     Ok(text.lines().filter_map(|line| line.trim().parse().ok()).collect())
 }
 
-/// The group of a thread by `/proc/TID/cpu_resctrl_groups` (Linux 5.6): `/` is the root group; groups that only
-/// monitor are named below theirs. `None` = not a mount of resctrl, or the kernel does not report it.
+/// The group of a thread by `/proc/TID/cpu_resctrl_groups` (Linux 5.6): `/` is the root group; groups that only monitor
+/// are named below theirs. `None` = `mount` is not a mount of resctrl, or the kernel does not report it.
 ///
 /// # Errors
-/// The thread is gone, or its file cannot be read.
+/// The thread has exited, or its file cannot be read.
 pub fn group_from_proc(kernel: &dyn Kernel, mount: &Path, tid: i32) -> io::Result<Option<PathBuf>> {
     match kernel.read(&mount.join("schemata")) {
         Ok(_) => {}
@@ -68,7 +68,7 @@ pub fn group_from_proc(kernel: &dyn Kernel, mount: &Path, tid: i32) -> io::Resul
     Ok(Some(if monitor.is_empty() { control } else { control.join("mon_groups").join(monitor) }))
 }
 
-/// The message of resctrl about the last command, if that failed.
+/// The message of resctrl about the last command, if the command failed.
 pub fn last_status(kernel: &dyn Kernel, mount: &Path) -> Option<String> {
     let status = kernel.read(&mount.join("info/last_cmd_status")).ok()?;
     let said = status.trim();
@@ -80,7 +80,7 @@ pub fn last_status(kernel: &dyn Kernel, mount: &Path) -> Option<String> {
 pub struct OrphanGroup {
     /// The group's directory.
     pub path: PathBuf,
-    /// Why it was not removed; `None` = it was.
+    /// The reason why it was not removed; `None` = it was removed.
     pub error: Option<String>,
 }
 
@@ -94,10 +94,10 @@ impl std::fmt::Display for OrphanGroup {
     }
 }
 
-/// How long a lock on an orphan is waited for: the kernel releases that of an owner that has just ended.
+/// Maximum wait for a lock on an orphan: the kernel releases the lock of an owner that has just exited.
 const ORPHAN_PATIENCE: Duration = Duration::from_millis(200);
 
-/// As [`sweep`], wherever resctrl is mounted, under its lock. If that cannot be had, no orphan is removed.
+/// As [`sweep`], wherever resctrl is mounted, under its lock. If the lock is unavailable, no orphan is removed.
 pub fn sweep_mounted(kernel: &dyn Kernel) -> Vec<OrphanGroup> {
     let Ok(mount) = mounted(kernel) else { return Vec::new() };
     match kernel.lock_dir(&mount, Duration::from_secs(2)) {
@@ -110,17 +110,17 @@ pub fn sweep_mounted(kernel: &dyn Kernel) -> Vec<OrphanGroup> {
     }
 }
 
-/// No group begins like this: a process without groups of its own sweeps.
+/// A prefix that no group has, for a process that sweeps and has no groups of its own.
 const NO_OWN: &str = "no group of this process";
 
-/// Removes our groups whose owner has ended; their threads go to the root group. Requires resctrl's lock. Returns each
+/// Removes our groups whose owner has exited; their threads go to the root group. Requires resctrl's lock. Returns each
 /// orphan.
 pub fn sweep(kernel: &dyn Kernel, mount: &Path, own: &str) -> Vec<OrphanGroup> {
     let mut swept = Vec::new();
     for (path, has_owner) in orphans(kernel, mount, own) {
         let error = match kernel.lock_dir(&path, ORPHAN_PATIENCE) {
             Ok(_lock) => remove_group(kernel, &path).err().map(|error| error.to_string()),
-            // The name tells of no owner: whoever holds the lock may be it.
+            // The name has no owner, so the holder of the lock may be the owner.
             Err(_) if !has_owner => continue,
             Err(error) => Some(format!("its owner has ended, but {error}")),
         };
@@ -129,7 +129,7 @@ pub fn sweep(kernel: &dyn Kernel, mount: &Path, own: &str) -> Vec<OrphanGroup> {
     swept
 }
 
-/// Our groups but those of owners that live, and whether their names tell of an owner.
+/// Our groups except those of live owners, and whether their names contain an owner.
 fn orphans(kernel: &dyn Kernel, mount: &Path, own: &str) -> Vec<(PathBuf, bool)> {
     let names = names(kernel, mount).unwrap_or_default().into_iter();
     let ours = names.filter(|name| name.starts_with(PREFIX) && !name.starts_with(own));
@@ -144,6 +144,6 @@ fn orphans(kernel: &dyn Kernel, mount: &Path, own: &str) -> Vec<(PathBuf, bool)>
 fn owner(name: &str) -> Option<ThreadKey> {
     let mut numbers = name.strip_prefix(PREFIX)?.split('-');
     let (tid, start_ticks) = (numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?);
-    // A start time that could not be read is no evidence of an end.
+    // A start time that could not be read is no evidence that the owner has exited.
     (start_ticks > 0).then_some(ThreadKey { tid, start_ticks })
 }

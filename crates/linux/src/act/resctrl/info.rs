@@ -1,10 +1,10 @@
 //! Facilities of resctrl on this host: the caches that it can partition, their units, and its counters.
 //!
-//! Problem: resctrl may be mounted anywhere, read-only, twice, or not at all; its caches go by the kernel's ids,
-//! which are neither dense nor unique; each resource has limits of its own, and the smallest number of classes holds
-//! for all. Method: the mount is found in `/proc/self/mountinfo`; `info/` is read resource by resource; a domain
-//! becomes a cache of the topology by level and kernel id. Properties: read-only; a file with unexpected content is
-//! named; a missing facility is reported with its remedy.
+//! Problem: resctrl may be mounted anywhere, read-only, twice, or not at all; its caches have the kernel's ids, which
+//! are neither dense nor unique; each resource has its own limits, and the smallest number of classes applies to all.
+//! Method: the mount is found in `/proc/self/mountinfo`; `info/` is read resource by resource; a domain becomes a cache
+//! of the topology by level and kernel id. Properties: read-only; a file with unexpected content is named; a missing
+//! facility is reported with its remedy.
 //!
 //! Kernel documentation: Documentation/filesystems/resctrl.rst, "Info directory".
 
@@ -22,28 +22,28 @@ use crate::sense::topology::HostTopology;
 /// A cache that can be divided.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ResctrlCache {
-    /// As the topology numbers it.
+    /// The topology's number of the cache.
     pub cache: CacheId,
     /// L2 or L3.
     pub level: CacheLevel,
-    /// The kernel's id of it, as schemata name it.
+    /// The kernel's id of the cache, as in schemata.
     pub domain: u32,
-    /// Bits of a full mask.
+    /// Number of bits in a full mask.
     pub ways: u32,
-    /// The fewest ways that a mask may have.
+    /// Minimum number of ways in a mask.
     pub at_least: u32,
-    /// Masks must be in one piece.
+    /// Whether masks must be contiguous.
     pub contiguous: bool,
-    /// Ways that the hardware also uses for input and output (DDIO): their lines do not belong to the group alone.
+    /// Ways that the hardware also uses for input and output (DDIO), whose lines do not belong to the group alone.
     pub shared_with_io: IndexSet,
-    /// `None` = the kernel does not tell.
+    /// Size of the cache; `None` = the kernel does not report it.
     pub size_bytes: Option<u64>,
 }
 
 /// Events that are counted per group and last-level cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MonitoredEvents {
-    /// Bytes that lines of a group take (CMT, `llc_occupancy`).
+    /// Bytes that the lines of a group occupy (CMT, `llc_occupancy`).
     pub occupancy: bool,
     /// Memory traffic (MBM, `mbm_total_bytes`).
     pub total_bytes: bool,
@@ -56,11 +56,11 @@ pub struct MonitoredEvents {
 pub struct Resctrl {
     /// The folder of the root group.
     pub mount: PathBuf,
-    /// Ascending caches.
+    /// Caches that can be divided, in ascending order.
     pub divided: Vec<ResctrlCache>,
-    /// Classes of service, the root group's and others' among them; 0 where nothing can be divided.
+    /// Number of classes of service, including those of the root group and of other tools; 0 if nothing can be divided.
     pub classes: u32,
-    /// How many of them others held when this was read.
+    /// Number of classes that other tools used when this was read.
     pub others: u32,
     /// Counters that the monitors have.
     pub counted: MonitoredEvents,
@@ -71,7 +71,8 @@ pub struct Resctrl {
 /// Finds and reads resctrl.
 ///
 /// # Errors
-/// Not there, not mounted, mounted read-only, or a file with unexpected content: the reason, with its remedy.
+/// Resctrl is unsupported, not mounted, mounted read-only, or has a file with unexpected content: the reason, with its
+/// remedy.
 pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, ResctrlUnavailable> {
     let mount = mounted(kernel)?;
     let mut divided = Vec::new();
@@ -114,7 +115,7 @@ fn control(kernel: &dyn Kernel, folder: &Path) -> Result<(MaskConstraints, u32),
     let mask = mask.filter(|mask| !mask.is_empty()).ok_or_else(|| needed("cbm_mask", "a hexadecimal mask"))?;
     let number = |name: &str| number_file(kernel, &file(name)).ok_or_else(|| needed(name, "a whole number"));
     let ways = mask.iter().last().map_or(0, |last| last + 1);
-    // Before Linux 6.6 nothing tells whether gaps are taken; masks in one piece are taken everywhere.
+    // Before Linux 6.6, the kernel does not report whether it accepts gaps; contiguous masks are accepted everywhere.
     let contiguous = number_file(kernel, &file("sparse_masks")) != Some(1);
     let limits =
         MaskConstraints { ways, min_ways: number("min_cbm_bits")?, contiguous, reserved_ways: IndexSet::default() };
@@ -131,7 +132,7 @@ fn counted(kernel: &dyn Kernel, mount: &Path) -> MonitoredEvents {
     }
 }
 
-/// Domains that the root group's monitors tell of.
+/// Domains that the root group's monitors report.
 fn monitored(kernel: &dyn Kernel, mount: &Path, host: &HostTopology) -> BTreeMap<u32, CacheId> {
     let names = kernel.list(&mount.join("mon_data")).unwrap_or_default();
     let domains = names.iter().filter_map(|name| name.strip_prefix("mon_L3_")?.parse().ok());
@@ -169,7 +170,7 @@ impl Resctrl {
         if max_groups > 1 { self.divided.iter().map(ways).collect() } else { Vec::new() }
     }
 
-    /// The division of a cache.
+    /// The entry of a cache that can be divided.
     pub fn of(&self, cache: CacheId) -> Option<&ResctrlCache> {
         self.divided.iter().find(|divided| divided.cache == cache)
     }
@@ -177,7 +178,7 @@ impl Resctrl {
     /// The caches that can be partitioned, as a sentence.
     ///
     /// # Errors
-    /// No cache can be partitioned; with the reason.
+    /// No cache can be partitioned; the reason is included.
     pub fn ways_in_words(&self) -> Result<String, ResctrlUnavailable> {
         let Some(first) = self.divided.first() else {
             let remedy = "a processor with Intel CAT, AMD QoS or Arm MPAM";

@@ -7,7 +7,7 @@ use std::fmt;
 
 use cachemate_core::{CacheLevel, IndexSet};
 
-/// Bits of a mask at most: the hardware's registers are this wide.
+/// Maximum number of bits in a mask, which is the width of the hardware's registers.
 const BITS: u32 = 64;
 
 /// A mask from the kernel's hexadecimal form.
@@ -16,20 +16,20 @@ pub fn parse_mask(text: &str) -> Option<IndexSet> {
     Some((0..BITS).filter(|bit| word >> bit & 1 == 1).collect())
 }
 
-/// The kernel's form, without leading zeros.
+/// A mask in the kernel's hexadecimal form, without leading zeros.
 pub fn mask_text(mask: &IndexSet) -> String {
     let word = mask.iter().filter(|&bit| bit < BITS).fold(0u64, |word, bit| word | 1 << bit);
     format!("{word:x}")
 }
 
 /// Masks of one group by resource (`L3`, or `L3CODE` and `L3DATA`) and domain (the kernel's cache id). Lines of other
-/// resources (memory bandwidth) are not ours and left out.
+/// resources (memory bandwidth) are left out.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Schemata(pub BTreeMap<String, BTreeMap<u32, IndexSet>>);
 
 impl Schemata {
     /// # Errors
-    /// A line of a cache resource that is not `L3:0=ff;1=ff`, with the line.
+    /// A line of a cache resource does not have the form `L3:0=ff;1=ff`; the error contains the line.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut all = BTreeMap::new();
         for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
@@ -92,7 +92,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Is a schemata file read and written as the kernel has it: padding, code and data apart, others' lines left out?
+    /// Is a schemata file read and written in the kernel's format: with padding, separate code and data, and without
+    /// the lines of other resources?
     #[test]
     fn schemata_are_read_as_the_kernel_writes_them() {
         let text = "    MB:0=  100;1=  100\nL3CODE:0=000ff;1=fffff\nL3DATA:0=00f00;1=fffff\n    L2:0=ff;3=0f\n";
@@ -108,7 +109,7 @@ mod tests {
     }
 
     proptest! {
-        /// Does a mask come back from its text?
+        /// Is a mask parsed from its text unchanged?
         #[test]
         fn masks_survive_their_text(word: u64) {
             let mask: IndexSet = (0..64).filter(|bit| word >> bit & 1 == 1).collect();

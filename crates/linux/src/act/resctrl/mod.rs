@@ -1,13 +1,12 @@
 //! Cache partitions by way masks (Intel CAT, AMD QoS, Arm MPAM) through the kernel's resctrl file system.
 //!
 //! Problem: resctrl is shared with other owners, has few classes of service, accepts only some masks, and explains
-//! refusals in a file of its own; its groups outlive their creator. Method: its facilities are read once ([`find`]);
-//! the classes of a list of changes become groups of our own ([`WayController`]), through the one actuator, so that
-//! every group, mask and task move is in the restore journal before it is made; the state in force is read back.
-//! Properties: groups of others are never touched, nor threads that are in them; a plan is applied as far as
-//! possible, and each other part of it is refused with the kernel's message; every change is made under resctrl's
-//! lock (flock on its root, as its documentation asks); without resctrl none of this is done, and `doctor` reports
-//! the remedy.
+//! refusals in a separate file; its groups outlive their creator. Method: its facilities are read once ([`find`]); the
+//! classes of a list of changes become groups of our own ([`WayController`]), through the one actuator, so that every
+//! group, mask and task move is in the restore journal before it is made; the state in force is read back. Properties:
+//! groups of other tools and the threads in them are never changed; a plan is applied as far as possible, and the
+//! remaining parts are refused with the kernel's message; every change is made under resctrl's lock (flock on its root,
+//! as its documentation asks); without resctrl none of this is done, and `doctor` reports the remedy.
 
 pub mod groups;
 mod info;

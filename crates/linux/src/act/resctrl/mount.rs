@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::kernel::Kernel;
 
-/// The mount of the whole file system (a bind mount may show one group only), writable ones first.
+/// The mount point of the whole file system (a bind mount may show one group only); writable mounts are preferred.
 pub(crate) fn mounted(kernel: &dyn Kernel) -> Result<PathBuf, ResctrlUnavailable> {
     let mounts = kernel.read(Path::new("/proc/self/mountinfo")).unwrap_or_default();
     let mut mounts: Vec<(bool, PathBuf)> = mounts.lines().filter_map(mount_of_line).collect();
@@ -25,7 +25,8 @@ pub(crate) fn mounted(kernel: &dyn Kernel) -> Result<PathBuf, ResctrlUnavailable
     }
 }
 
-/// `36 35 0:30 / /sys/fs/resctrl rw,relatime shared:1 - resctrl resctrl rw` (proc_pid_mountinfo(5)).
+/// Parses a line such as `36 35 0:30 / /sys/fs/resctrl rw,relatime shared:1 - resctrl resctrl rw`
+/// (proc_pid_mountinfo(5)).
 fn mount_of_line(line: &str) -> Option<(bool, PathBuf)> {
     let (before, after) = line.split_once(" - ")?;
     let before: Vec<&str> = before.split(' ').collect();
@@ -38,7 +39,7 @@ fn mount_of_line(line: &str) -> Option<(bool, PathBuf)> {
     Some((read_only, PathBuf::from(unescaped(before.get(4)?))))
 }
 
-/// The kernel writes blanks, tabs, newlines and backslashes of paths as `\ooo`.
+/// Decodes a path, in which the kernel writes blanks, tabs, newlines and backslashes as `\ooo`.
 fn unescaped(path: &str) -> String {
     let escapes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
     escapes.iter().fold(path.to_string(), |path, (escape, plain)| path.replace(escape, plain))
@@ -48,11 +49,11 @@ pub(super) fn missing(why: impl Into<String>, remedy: Option<&str>) -> ResctrlUn
     ResctrlUnavailable { why: why.into(), remedy: remedy.map(str::to_string) }
 }
 
-/// Why there is none, and what would help.
+/// The reason why resctrl is unavailable, and the remedy.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ResctrlUnavailable {
     /// The reason, as a sentence.
     pub why: String,
-    /// `None` = nothing is known to help.
+    /// The remedy; `None` = none is known.
     pub remedy: Option<String>,
 }

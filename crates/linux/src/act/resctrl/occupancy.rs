@@ -1,11 +1,11 @@
 //! Counters of resctrl: occupancy (CMT) and memory traffic (MBM), and the reasons why an occupancy differs from the
 //! mask.
 //!
-//! Problem: users see a group hold more than its mask allows, or less, and take it for a fault. Both are how the
-//! hardware works: a mask says where new lines may go, and lines that are elsewhere stay until they are evicted; ways
-//! may be shared with other groups or with input and output; the counters are estimates of a monitor with its own
-//! delay. Method: occupancy is read beside the mask, and every reason that applies is reported as a sentence. A
-//! counter that the hardware marks as unavailable is absent; traffic is the difference of two readings.
+//! Problem: users see a group occupy more than its mask allows, or less, and take it for a fault. Both are normal: a
+//! mask limits where new lines are placed, and existing lines elsewhere stay until they are evicted; ways may be shared
+//! with other groups or with input and output; the counters are estimates of a monitor with its own delay. Method:
+//! occupancy is read together with the mask, and every reason that applies is reported as a sentence. A counter that
+//! the hardware marks as unavailable is absent; traffic is the difference of two readings.
 //!
 //! Kernel documentation: Documentation/filesystems/resctrl.rst, `mon_data`, `bit_usage`, "Cache Pseudo-Locking".
 
@@ -21,17 +21,17 @@ fn monitor(group: &Path, domain: u32, name: &str) -> PathBuf {
     group.join(format!("mon_data/mon_L3_{domain:02}/{name}"))
 }
 
-/// `Unavailable` and `Error` stand where the hardware has no reading.
+/// A counter's value; the kernel writes `Unavailable` or `Error` if the hardware has no reading.
 fn number(kernel: &dyn Kernel, path: &Path) -> Option<u64> {
     kernel.read(path).ok()?.trim().parse().ok()
 }
 
-/// Bytes of the last level that lines of the group take.
+/// Bytes of the last level that the group's lines occupy.
 pub fn occupancy_bytes(kernel: &dyn Kernel, group: &Path, domain: u32) -> Option<u64> {
     number(kernel, &monitor(group, domain, "llc_occupancy"))
 }
 
-/// Traffic since the group's start, as the monitors count it.
+/// Traffic since the group's creation, as the monitors count it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Traffic {
     pub total_bytes: Option<u64>,
@@ -56,7 +56,7 @@ impl Traffic {
         }
     }
 
-    /// Traffic of both together; absent where either is.
+    /// The sum of both traffics; absent if either is.
     pub fn and(self, other: Traffic) -> Traffic {
         let sum = |a: Option<u64>, b: Option<u64>| Some(a? + b?);
         Traffic {
@@ -75,8 +75,8 @@ impl Traffic {
     }
 }
 
-/// Ways per domain that groups hold for themselves alone (`E`) or that are pseudo-locked (`P`), from `bit_usage`: one
-/// letter a way, the highest first.
+/// Ways per domain that a group uses exclusively (`E`) or that are pseudo-locked (`P`), from `bit_usage`, which has one
+/// letter per way, the highest way first.
 pub fn exclusive_ways(kernel: &dyn Kernel, mount: &Path, level: CacheLevel) -> BTreeMap<u32, IndexSet> {
     let mut all: BTreeMap<u32, IndexSet> = BTreeMap::new();
     let resources = if level == CacheLevel::L2 { ["L2", "L2CODE", "L2DATA"] } else { ["L3", "L3CODE", "L3DATA"] };
@@ -128,7 +128,7 @@ mod tests {
     use crate::fake_tests::FakeHost;
     use cachemate_core::{CacheId, GroupId};
 
-    /// Is a reading that the hardware does not have absent, and a difference only where both are there?
+    /// Is an unavailable reading absent, and a difference present only if both readings are?
     #[test]
     fn what_is_unavailable_is_absent() {
         let host = FakeHost::default();
@@ -146,7 +146,8 @@ mod tests {
         assert_eq!(then.since(now), Traffic::default(), "a counter that began anew says nothing");
     }
 
-    /// Are exclusive and locked ways found, highest way first as the kernel writes them, code and data apart too?
+    /// Are exclusive and locked ways found, in the kernel's order with the highest way first, also with separate code
+    /// and data?
     #[test]
     fn ways_held_alone_are_read_from_bit_usage() {
         let host = FakeHost::default();
@@ -157,7 +158,7 @@ mod tests {
         assert!(super::exclusive_ways(&host, Path::new("/r"), CacheLevel::L2).is_empty());
     }
 
-    /// Is every reason told that applies, and none that does not?
+    /// Are exactly those reasons reported that apply?
     #[test]
     fn occupancy_beyond_the_mask_is_explained() {
         let share = |mask: &str| CacheShare {

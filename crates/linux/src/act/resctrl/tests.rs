@@ -1,4 +1,5 @@
-//! Groups of our own on a made-up resctrl that behaves as the lab guest's, and reading trees recorded from that guest.
+//! Our groups on a fake resctrl that behaves like the lab guest's, and parsing of trees that were recorded on that
+//! guest.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,7 +20,7 @@ use crate::safety::journal::Journal;
 use crate::sense::tasks::TaskTable;
 use crate::sense::topology::read_topology;
 
-/// A file per `==> PATH <==` of a recorded tree.
+/// Unpacks a recorded tree: one file for each `==> PATH <==`.
 fn unpacked(tree: &str) -> (tempfile::TempDir, LinuxHost) {
     let dir = tempfile::tempdir().unwrap();
     for part in tree.split("==> ").skip(1) {
@@ -41,7 +42,7 @@ const GUEST: &str = include_str!("trees/guest-8-classes.txt");
 const GUEST_WITH_OWNER: &str = include_str!("trees/guest-exclusive-owner.txt");
 const GUEST_ONE_CLASS: &str = include_str!("trees/guest-1-class.txt");
 
-/// CPUs `cpus` a cache, in a tree as above; the kernel's ids of the caches are given.
+/// A tree as above of a machine with `cpus` CPUs per cache, whose kernel ids are `ids`.
 fn machine(ids: &[u32], cpus: u32) -> String {
     let mut tree = format!("==> /sys/devices/system/cpu/online <==\n0-{}\n", ids.len() as u32 * cpus - 1);
     for (index, id) in ids.iter().enumerate() {
@@ -65,8 +66,8 @@ fn files(of: &[(&str, &str)]) -> String {
     of.iter().map(|(path, text)| format!("==> /sys/fs/resctrl/{path} <==\n{text}\n")).collect()
 }
 
-/// Are the trees of the guest's kernel read correctly: mounted elsewhere, three ways a cache, eight classes, one, and
-/// with another tool's exclusive group?
+/// Are the trees of the guest's kernel read correctly: another mount point, three ways per cache, eight classes, one
+/// class, and another tool's exclusive group?
 #[test]
 fn the_guests_trees_are_read() {
     let guest = found(GUEST).unwrap();
@@ -97,7 +98,7 @@ fn the_guests_trees_are_read() {
     );
 }
 
-/// Is an Intel host read: code and data apart, memory bandwidth with fewer classes, no word on gaps, monitors?
+/// Is an Intel host read: separate code and data, memory bandwidth with fewer classes, no report on gaps, monitors?
 #[test]
 fn an_intel_host_with_code_and_data_apart_is_read() {
     let control = |name: &str| {
@@ -126,7 +127,7 @@ fn an_intel_host_with_code_and_data_apart_is_read() {
     assert!(intel.counted.occupancy && intel.counted.total_bytes && intel.counted.local_bytes);
 }
 
-/// Is an EPYC read: gaps in masks allowed, cache ids with holes, others' groups taking classes?
+/// Is an EPYC host read: gaps in masks allowed, sparse cache ids, and other tools' groups using classes?
 #[test]
 fn an_epyc_with_sparse_ids_and_other_owners_is_read() {
     let tree = machine(&[0, 1, 8, 9], 2)
@@ -149,7 +150,8 @@ fn an_epyc_with_sparse_ids_and_other_owners_is_read() {
     assert_eq!(epyc.counted, super::MonitoredEvents::default());
 }
 
-/// Not mounted, mounted read-only, one group bound elsewhere, a file that makes no sense: is each told, and no panic?
+/// Not mounted, mounted read-only, one group bind-mounted elsewhere, a file with invalid content: is each reported,
+/// without a panic?
 #[test]
 fn what_is_missing_is_told_with_a_remedy() {
     let bare = machine(&[0], 2);
@@ -169,14 +171,14 @@ fn what_is_missing_is_told_with_a_remedy() {
     assert_eq!(found(&broken).unwrap_err().why, "/sys/fs/resctrl/info/L3/cbm_mask: expected a hexadecimal mask");
 }
 
-/// Everything that a plan needs, on the made-up host.
+/// Everything that a plan needs, on the fake host.
 pub(super) struct ResctrlFixture {
     pub cat: FakeCat,
     tasks: TaskTable,
     actuator: Actuator,
     ways: WayController,
     dir: tempfile::TempDir,
-    /// As they were read when there were no groups yet.
+    /// Partitions that were read before there were any groups.
     partitions: Vec<(CacheId, PartitionSupport)>,
 }
 
@@ -243,7 +245,8 @@ pub(super) fn share(group: u32, process: u32, cache: u32, mask: &str) -> CacheSh
     CacheShare { group: GroupId(group), members, cache: CacheId(cache), units }
 }
 
-/// Is a plan the whole state: groups made, kept when only a mask changes, taken over, removed; and nothing when repeated?
+/// Is a plan the whole state: are groups created, kept if only a mask changes, reused, and removed, and does a repeated
+/// plan change nothing?
 #[test]
 fn a_plan_is_the_whole_state_of_the_groups() {
     let mut bench = ResctrlFixture::new();
@@ -259,7 +262,7 @@ fn a_plan_is_the_whole_state_of_the_groups() {
     let narrower = [share(1, 0, 0, "0-1"), share(2, 1, 0, "4-7"), share(2, 1, 1, "0-1")];
     assert_eq!(bench.apply(&narrower).calls, 1);
     assert_eq!(bench.cat.masks(), ["5:0=3,8=ff", "6:0=f0,8=3"]);
-    // Another process's share takes over the group that is left, its second cache free again.
+    // Another process's share reuses the remaining group, whose second cache is unrestricted again.
     let other = [share(1, 0, 0, "0-1"), share(3, 2, 0, "2-7")];
     bench.apply(&other);
     assert_eq!(bench.cat.masks(), ["5:0=3,8=ff", "7:0=fc,8=ff"]);
@@ -287,7 +290,7 @@ fn out_of_classes_the_rest_of_the_plan_stands() {
     assert!(bench.cat.groups.borrow().contains_key("db"), "others' groups stay");
 }
 
-/// Is a mask that the hardware does not take made one that it takes, or refused, and what holds told?
+/// Is a mask that the hardware rejects replaced by one that it accepts, or refused, and is the mask in force reported?
 #[test]
 fn masks_that_the_hardware_does_not_take_are_fitted_and_told() {
     let mut bench = ResctrlFixture::new();
@@ -314,7 +317,7 @@ fn threads_in_others_groups_are_left_there() {
     assert_eq!(bench.cat.placed(), BTreeMap::from([(5, "db".to_string())]));
 }
 
-/// Do children born into a group go where the plan says, or back, managed or not, and at the end too?
+/// Do children born into a group move to the plan's group or back to the original one, managed or not, also at the end?
 #[test]
 fn children_born_into_a_group_do_not_stay_there() {
     let mut bench = ResctrlFixture::new();
@@ -331,7 +334,7 @@ fn children_born_into_a_group_do_not_stay_there() {
     bench.put_back();
 }
 
-/// If another process moves our thread, changes our mask or removes our group: is it reported, and set anew?
+/// If another process moves our thread, changes our mask or removes our group: is it reported, and set again?
 #[test]
 fn what_others_change_is_told_and_set_anew() {
     let plan = [share(1, 0, 0, "0-1")];
@@ -428,7 +431,7 @@ fn the_holder_of_a_lock_is_named() {
     assert!(host.lock_dir(dir.path(), Duration::from_secs(5)).is_ok());
 }
 
-/// Are occupancy and traffic read where they are counted, as differences, and absent where a group is new?
+/// Are occupancy and traffic read if they are counted, traffic as a difference, and absent if a group is new?
 #[test]
 fn occupancy_and_traffic_are_read() {
     let mut bench = ResctrlFixture::new();
@@ -479,7 +482,7 @@ fn a_fault_at_any_step_leaves_a_true_account() {
             assert!(at_first.len() < plan.len(), "{error} at {nth}: {at_first:?}");
             assert!(bench.apply(&plan).refused.is_empty());
             assert_eq!(bench.holds(&plan), ["1@0=0-3x1", "2@0=4-7x1", "2@1=0-1x1"], "{error} at {nth}");
-            // A fault while things are removed: told, and gone with the next try.
+            // A fault during removal is reported, and the next try completes the removal.
             bench.cat.host.fault.set(Some((nth % 3, error)));
             bench.apply(&plan[..1]);
             bench.cat.host.fault.set(None);
@@ -499,7 +502,7 @@ fn the_journal_alone_puts_everything_back() {
         cat.groups.borrow_mut().insert("db".into(), FakeGroup { masks: BTreeMap::new(), tasks: [8].into() });
         let before = cat.groups.borrow().clone();
         let mut bench = ResctrlFixture::on(cat);
-        // Every write from then on fails: as if the process were gone.
+        // Every later write fails, as if the process had been killed.
         bench.cat.host.broken_from.set(Some(killed_after));
         bench.apply(&plan);
         bench.cat.host.broken_from.set(None);
@@ -510,7 +513,7 @@ fn the_journal_alone_puts_everything_back() {
     }
 }
 
-/// Does a share of a task that is unknown here do no harm?
+/// Does a share of an unknown task do no harm?
 #[test]
 fn a_share_of_nobody_is_no_group() {
     let mut bench = ResctrlFixture::new();

@@ -1,4 +1,4 @@
-//! Groups of our own in resctrl, brought to what a plan says.
+//! Our groups in resctrl, and the way masks that a plan gives them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -30,7 +30,7 @@ struct OwnGroup {
     path: PathBuf,
     /// The class that it implements; the empty class if only its directory is left.
     class: ServiceClass,
-    /// Tells others that its owner lives.
+    /// Lock that shows other processes that the group's owner lives.
     _alive: DirLock,
 }
 
@@ -40,20 +40,20 @@ impl OwnGroup {
     }
 }
 
-/// The way masks of this host, as far as they are ours.
+/// Controller of the way masks that are ours on this host.
 #[derive(Debug)]
 pub struct WayController {
     resctrl: Resctrl,
-    /// How our groups are called.
+    /// Prefix of our groups' names.
     prefix: String,
     groups: BTreeMap<ServiceClassId, OwnGroup>,
     swept: bool,
-    /// Traffic by group and domain at the last look.
+    /// Traffic by group and domain at the last read.
     traffic: BTreeMap<(String, u32), Traffic>,
 }
 
 impl WayController {
-    /// Nothing is changed by starting. `owner` is the process whose groups these will be.
+    /// A controller of the groups of process `owner`; constructing it changes nothing.
     pub fn new(resctrl: Resctrl, owner: ThreadKey) -> Self {
         WayController {
             resctrl,
@@ -64,14 +64,14 @@ impl WayController {
         }
     }
 
-    /// Everything has been restored: no group is ours any more.
+    /// Forgets all groups, after everything has been restored.
     pub fn forget(&mut self) {
         self.groups.clear();
     }
 
-    /// Reads our groups into the state that changes start from. `plan` loses its shares of ways where resctrl's lock cannot
-    /// be had: nothing of it changes then. The lock is to be held until the changes are made; without `act` none is
-    /// needed, as nothing is.
+    /// Reads our groups into the state that changes start from. If resctrl's lock is unavailable, `plan` loses its
+    /// shares of ways, and no group changes. The caller holds the lock until the changes are made; without `act` no
+    /// lock is needed, because nothing changes.
     pub(crate) fn read(
         &mut self,
         kernel: &dyn Kernel,
@@ -213,7 +213,7 @@ impl WayController {
         JournalObject::Membership { hierarchy: self.resctrl.mount.clone(), pid, thread }
     }
 
-    /// The group of a class, as a thread's membership names it.
+    /// The group of a class, in the form of a thread's membership.
     pub(crate) fn group(&self, class: ServiceClassId) -> ObjectState {
         ObjectState::Group(Path::new("/").join(format!("{}{}", self.prefix, class.0)))
     }
@@ -243,10 +243,10 @@ impl WayController {
         Ok(ObjectState::Text(schemata.to_string()))
     }
 
-    /// A group of ours stands since a moment ago.
+    /// Registers a group of ours that has just been created.
     pub(crate) fn created(&mut self, kernel: &dyn Kernel, class: ServiceClassId) {
         let path = self.path(class);
-        // No other process can hold a directory that was created a moment ago under resctrl's lock.
+        // No other process can have locked a directory that was just created under resctrl's lock.
         let alive = kernel.lock_dir(&path, Duration::ZERO).unwrap_or_default();
         self.groups.insert(class, OwnGroup { path, class: ServiceClass::default(), _alive: alive });
     }
@@ -264,7 +264,7 @@ impl WayController {
         }
     }
 
-    /// The shares that hold, from what the groups say now: masks, members, occupancy.
+    /// The shares in force, read from the groups: masks, members, occupancy.
     pub fn read_back(&self, kernel: &dyn Kernel, shares: &[CacheShare], tasks: &[&ManagedThread]) -> Vec<ActiveShare> {
         let mut held = Vec::new();
         for group in self.groups.values().filter(|group| !group.class.shares.is_empty()) {
@@ -298,7 +298,7 @@ impl WayController {
         (counted && divided.level == cachemate_core::CacheLevel::L3).then_some(divided.domain)
     }
 
-    /// Why a share's lines are not exactly what its mask says.
+    /// The reasons why a share's lines differ from its mask.
     pub fn explain(&self, kernel: &dyn Kernel, held: &ActiveShare) -> Vec<String> {
         let Some(divided) = self.resctrl.of(held.share.cache) else { return Vec::new() };
         let key: ShareKey = (held.share.group, held.share.cache);
@@ -332,7 +332,7 @@ impl WayController {
             for name in std::iter::once("").chain(names.iter().map(String::as_str)) {
                 let key = (name.to_string(), domain);
                 let read = Traffic::read(kernel, &self.resctrl.mount.join(name), domain, counted);
-                // A group that is new has no earlier reading: this window's sum would miss what it moved.
+                // A new group has no earlier reading, and without it this window's sum would miss the group's traffic.
                 let since = self.traffic.get(&key).map_or(Traffic::default(), |&then| read.since(then));
                 now.insert(key, read);
                 whole = Some(whole.map_or(since, |sum| sum.and(since)));
@@ -350,7 +350,7 @@ impl WayController {
     }
 }
 
-/// The members of a share that are in its group: tasks by themselves, a process if all its threads are.
+/// The members of a share that are in its group: single tasks, and processes of which all threads are in it.
 fn members_inside(
     share: &CacheShare,
     class: &ServiceClass,

@@ -3,18 +3,18 @@
 //! Problem: ending the daemon's control group (`cgroup.kill`, an out-of-memory kill of the whole group) also ends a
 //! guardian in it, and then no process is left to restore the host. Method: if cgroup v2 is writable, the guardian
 //! creates a group beside the daemon's and moves there before it reports ready; at its end it returns to the daemon's
-//! group, or to the root if that is gone, and removes its own. Properties: a guardian that cannot be isolated stays
-//! in the daemon's group and reports it; its group has no limits and no controllers of its own.
+//! group, or to the root if that no longer exists, and removes its own. Properties: a guardian that cannot be isolated
+//! stays in the daemon's group and reports it; its group has no limits and no controllers of its own.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::kernel::Kernel;
 
-/// How names of these groups begin.
+/// Prefix of these groups' names.
 pub const PREFIX: &str = "cachemate-guardian-";
 
-/// The group, until it is left.
+/// The guardian's group, until the guardian leaves it.
 #[derive(Debug)]
 pub struct GuardianCgroup {
     root: PathBuf,
@@ -46,14 +46,14 @@ impl GuardianCgroup {
     /// counts as isolated, too.
     ///
     /// # Errors
-    /// There is no cgroup v2, or no right to it; this process is where it was.
+    /// There is no cgroup v2, or no right to change it; this process stays where it was.
     pub fn enter(kernel: &dyn Kernel) -> io::Result<Option<Self>> {
         let (root, came_from) = place(kernel, "self")?;
         if came_from.strip_prefix(&root).is_ok_and(|below| below.as_os_str().is_empty()) {
             return Ok(None);
         }
         let beside = came_from.parent().unwrap_or(&root);
-        // Left by guardians that were killed. One that lives may not have moved in yet.
+        // Groups left by killed guardians. A live guardian may not have moved in yet.
         let dead = |name: &String| {
             let pid = name.strip_prefix(PREFIX).and_then(|pid| pid.parse::<u32>().ok());
             pid.is_some_and(|pid| kernel.read(Path::new(&format!("/proc/{pid}/stat"))).is_err())
@@ -78,7 +78,7 @@ impl GuardianCgroup {
                 break;
             }
         }
-        // One that stays is empty, and its name says whose it was.
+        // A remaining group is empty, and its name identifies its guardian.
         let _ = kernel.remove_dir(&self.group);
     }
 }

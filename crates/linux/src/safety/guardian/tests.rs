@@ -82,7 +82,7 @@ fn a_read_only_state_folder_keeps_nobody_from_being_put_back() {
     assert!(left.stays.is_some(), "{left:?}");
 }
 
-/// Locks that never came to be, on a disk that has become read-only: is the folder itself locked?
+/// If a lock file was never created and the disk has become read-only: is the folder itself locked?
 #[test]
 fn without_a_lock_file_the_folder_is_locked() {
     let dir = tempfile::tempdir().unwrap();
@@ -120,14 +120,15 @@ impl Drop for ReadOnly {
     }
 }
 
-/// A pipe with this written to it, and its writing end.
+/// A pipe that contains `text`, with its write end.
 fn pipe_with(text: &str) -> (OwnedFd, OwnedFd) {
     let (read, write) = rustix::pipe::pipe().unwrap();
     rustix::io::write(&write, text.as_bytes()).unwrap();
     (read, write)
 }
 
-/// Is a goodbye told from an end, whatever signs of life came before; and is silence noticed after its time, and not before?
+/// Is a goodbye distinguished from an end, whatever heartbeats came before; and is silence noticed after its time, and
+/// not before?
 #[test]
 fn ends_and_silences_are_told_apart() {
     let short = Duration::from_millis(60);
@@ -143,13 +144,13 @@ fn ends_and_silences_are_told_apart() {
     }
 }
 
-/// Is a fence that one process raises seen by the other, which has it by its number?
+/// If one process raises a fence, does the other, which inherited its descriptor, see it?
 #[test]
 fn a_raised_fence_is_seen() {
     let fence = Fence::new().unwrap();
     assert!(!fence.is_raised());
     let mut child = Command::new("sh");
-    // As the guardian does it, by a shell: it has the descriptor by its number.
+    // A shell takes the guardian's part: it gets the descriptor by its number.
     let number = fence.as_fd().as_raw_fd();
     child.args(["-c", &format!("printf '\\001' >/proc/self/fd/{number}")]);
     let kept = number;
@@ -197,8 +198,8 @@ fn only_ones_own_journal_is_obeyed() {
     assert_eq!(moved(&host), 0);
 }
 
-/// If a restore runs in another PID namespace than the journal's: does it name both, leave journal and threads alone, and
-/// does a restore in the journal's own namespace succeed afterwards?
+/// If a restore runs in another PID namespace than the journal's: does it name both, change neither journal nor
+/// threads, and does a restore in the journal's own namespace succeed afterwards?
 #[test]
 fn a_journal_of_another_pid_namespace_is_kept() {
     const FOLDER: &str = "CACHEMATE_TEST_JOURNAL";
@@ -249,8 +250,8 @@ fn part_of_a_restore_in_another_pid_namespace() {
     }
 }
 
-/// If the parent of a confined cpuset was narrowed: is everything else restored, and the cpuset reported and kept in the
-/// journal? Does a later try restore it, and leave alone changes that others made since?
+/// If the parent of a confined cpuset was narrowed: is everything else restored, and the cpuset reported and kept in
+/// the journal? Does a later try restore it, and keep changes that others made since?
 #[test]
 fn a_cpuset_below_a_narrowed_parent_is_restored_later() {
     let dir = tempfile::tempdir().unwrap();

@@ -40,8 +40,8 @@ pub fn remove_left_behind(state_dir: &Path) -> Result<(), JournalError> {
     remove(&state_dir.join(Journal::FILE_NAME))
 }
 
-/// Reduces a journal that was left behind to the objects that `keep` names, in one step: the others are restored, and what
-/// another process makes of them from now on is its own.
+/// Reduces a journal that was left behind to the objects that `keep` names, in one step: the others are restored, and
+/// any later change of them by another process is its own.
 ///
 /// # Errors
 /// The disk fails; the whole journal stays, and the next restore repeats its objects.

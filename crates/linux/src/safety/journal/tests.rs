@@ -29,7 +29,7 @@ fn only_the_original_is_an_original() {
     assert_eq!(recover(dir.path()).unwrap(), None);
 }
 
-/// A journal of the version before, in force while the command is upgraded: is it read?
+/// Is a journal of the previous version, in use while the command is upgraded, read?
 #[test]
 fn a_journal_of_the_version_before_is_read() {
     let dir = tempfile::tempdir().unwrap();
@@ -46,7 +46,7 @@ fn a_journal_of_the_version_before_is_read() {
     assert_eq!((recovered.held, recovered.damaged_lines), (BTreeMap::from([(affinity(1), held)]), Vec::new()));
 }
 
-/// At whatever byte a crash cut the file: is everything before the torn line read?
+/// If a crash cuts the file at any byte: is everything before the torn line read?
 #[test]
 fn a_journal_cut_anywhere_keeps_all_whole_lines() {
     let dir = tempfile::tempdir().unwrap();
@@ -57,14 +57,14 @@ fn a_journal_cut_anywhere_keeps_all_whole_lines() {
     for cut in 0..bytes.len() {
         fs::write(&path, &bytes[..cut]).unwrap();
         let recovered = recover(dir.path()).unwrap().unwrap();
-        // A line that only lacks its end is whole.
+        // A line that lacks only its newline is complete.
         let whole = (0..=cut).filter(|&at| bytes[at] == b'\n').count();
         assert_eq!(recovered.held.len(), whole.saturating_sub(1), "cut at {cut}");
         assert!(recovered.damaged_lines.is_empty());
     }
 }
 
-/// Does one flipped bit cost one line, named, and not the rest?
+/// Does one flipped bit cost only one line, which is named?
 #[test]
 fn a_damaged_line_is_named_and_the_others_are_read() {
     let dir = tempfile::tempdir().unwrap();
@@ -95,7 +95,7 @@ fn one_flipped_bit_costs_one_line_and_is_told() {
         let recovered = recovered.unwrap();
         let whole = recovered.boot_id.is_some() && &recovered.held == journal.held();
         assert!(whole || !recovered.damaged_lines.is_empty(), "bit {bit}: {recovered:?}");
-        // A newline that is none any more takes the line after it along.
+        // A damaged newline also costs the next line.
         assert!(recovered.held.len() + 2 >= journal.held().len(), "bit {bit}");
     }
 }
@@ -119,24 +119,24 @@ fn short_lived_threads_leave_no_trace() {
     assert_eq!(recovered.held[&affinity(1)].original, cpus(0));
 }
 
-/// How the disk fails next.
+/// The disk's next failure.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Fails {
-    /// So much of the next batch is taken, then it is full.
+    /// Bytes of the next batch that the disk accepts before it is full.
     pub room_bytes: Option<usize>,
     pub sync: bool,
-    /// If set, the accepted part of a write cannot be cut off either.
+    /// Whether cutting off the accepted part of a write fails as well.
     pub cut: bool,
 }
 
 thread_local! {
-    /// How the next disk of this thread fails.
+    /// Failure of the next disk of this thread.
     pub(super) static NEXT: std::cell::Cell<Fails> = const {
         std::cell::Cell::new(Fails { room_bytes: None, sync: false, cut: false })
     };
 }
 
-/// A disk that is full when the first change is to be made: is a journal begun once there is room, whatever was left?
+/// If the disk is full at the first change: is a journal begun once there is room, whatever fragment remains?
 #[test]
 fn a_disk_full_at_the_beginning_is_not_for_good() {
     for room in [0, 1, 40] {
@@ -153,7 +153,7 @@ fn a_disk_full_at_the_beginning_is_not_for_good() {
     }
 }
 
-/// After the file was written anew, or could not be: do later lines go to the file that a restore reads?
+/// After the file was rewritten, or could not be: are later lines appended to the file that a restore reads?
 #[test]
 fn lines_after_a_compaction_are_found() {
     for sync in [false, true] {
@@ -168,8 +168,8 @@ fn lines_after_a_compaction_are_found() {
     }
 }
 
-/// A disk that takes any part of a batch, or all of it and loses it, whether or not that can be cut off: are the changes
-/// refused, the originals before and after it kept, and none made up?
+/// If a disk accepts any part of a batch, or loses all of it, whether or not the part can be cut off: are the changes
+/// refused, and the originals before and after it kept, without invented ones?
 #[test]
 fn a_short_write_refuses_the_batch_and_hides_nothing() {
     let batch = [change(2, 0, 1), change(1, 1, 3), change(3, 0, 1)];
@@ -187,7 +187,7 @@ fn a_short_write_refuses_the_batch_and_hides_nothing() {
             journal.disk.fails = Fails { room_bytes, sync: room_bytes.is_none(), cut };
             assert!(journal.before(&batch).is_err(), "{room} bytes taken");
             assert_eq!(journal.held(), &before, "{room} bytes taken, cut {cut}");
-            // Another process changes the object that we could not: its state is the original now.
+            // Another process changes the object that we could not change: its new state is now the original.
             journal.before(&[change(2, 5, 1), change(4, 0, 1)]).unwrap();
             journal.disk.fails = Fails::default();
             journal.before(&[change(1, 1, 2)]).unwrap();
@@ -196,7 +196,7 @@ fn a_short_write_refuses_the_batch_and_hides_nothing() {
                 assert_eq!(recovered.held[object].original, held.original, "{room} bytes taken, cut fails: {cut}");
                 assert!(held.our_values.iter().all(|state| recovered.held[object].our_values.contains(state)));
             }
-            // An object of the failed batch may stand there, as it was: putting that back changes nothing.
+            // An object of the failed batch may be in it, in its original state: restoring that changes nothing.
             let extra = recovered.held.keys().filter(|object| !journal.held().contains_key(object));
             assert!(extra.clone().count() <= usize::from(cut) && recovered.damaged_lines.is_empty());
             assert!(!cut || extra.clone().all(|object| *object == affinity(3)));

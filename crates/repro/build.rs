@@ -1,8 +1,9 @@
 //! Digests of the sources that can change a simulated run, found by dependency.
 //!
 //! Method: every module of this crate (a file or folder below `src`) depends on the modules and crates that its code
-//! names; crates depend on what their manifests and the lock file name. A module's digest covers the tokens of all that
-//! it reaches and the compiler's version. Comments, layout and code of tests change no run, so they are left out.
+//! names; crates depend on those that their manifests and the lock file name. A module's digest covers the tokens of
+//! everything that it reaches and the compiler's version. Comments, layout and test code change no run, so they are
+//! left out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -13,11 +14,11 @@ use std::{env, fs};
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use sha2::{Digest, Sha256};
 
-/// Crates whose sources change no stored run: machines are part of a run's key by value, the others draw, write or read
-/// files.
+/// Crates whose sources change no stored run: machines are part of a run's key by value, and the other crates draw,
+/// write or read files.
 const WITHOUT_INFLUENCE: [&str; 3] = ["cachemate-spec", "cachemate-report", "cachemate-files"];
-/// Modules of this crate that store runs and describe results, but simulate nothing.
-/// `recordings` counts where a program is recorded only.
+/// Modules of this crate that store runs and describe results, but simulate nothing. `recordings` counts only if a
+/// program is recorded.
 const OUTSIDE_RUNS: [&str; 7] = ["index", "lib", "recordings", "sequential", "sources", "split_runs", "store"];
 
 fn main() {
@@ -42,7 +43,7 @@ pub fn digests(root: &Path, workspace: &Workspace) -> BTreeMap<String, String> {
     modules.keys().map(|name| (name.clone(), digest(name))).collect()
 }
 
-/// The code of one module, and what it names.
+/// The code of one module, and the names in it.
 #[derive(Default)]
 struct ModuleCode {
     text: String,
@@ -103,7 +104,7 @@ fn code_of(src: &Path) -> BTreeMap<PathBuf, TokenStream> {
     codes
 }
 
-/// Drops attributes that document, and items that only tests have; returns the names or paths of the latter's files.
+/// Removes documentation attributes and test-only items; returns the names or paths of the files of removed modules.
 fn without_tests(tokens: TokenStream) -> (TokenStream, Vec<String>) {
     let (mut code, mut files): (Vec<TokenTree>, Vec<String>) = (Vec::new(), Vec::new());
     let is_mark = |token: Option<&TokenTree>, mark: char| matches!(token, Some(TokenTree::Punct(found)) if found.as_char() == mark);
@@ -130,7 +131,7 @@ fn without_tests(tokens: TokenStream) -> (TokenStream, Vec<String>) {
     (code.into_iter().collect(), files)
 }
 
-/// Passes the item that follows. A module without a body names its file: by the attribute `path`, or by its name.
+/// Skips the item that follows. A module without a body names its file, by the attribute `path` or by its own name.
 fn skip_item(tokens: &mut impl Iterator<Item = TokenTree>) -> Option<String> {
     let (mut last, mut path) = (None, None);
     for token in tokens {
@@ -201,7 +202,7 @@ fn flatten(code: TokenStream, into: &mut Vec<String>) {
     }
 }
 
-/// The modules that a module's code reaches, itself included. A name that no module declares reaches all.
+/// The modules that a module's code reaches, including itself. A name that no module declares reaches all modules.
 fn reachable(name: &str, modules: &BTreeMap<String, ModuleCode>) -> BTreeSet<String> {
     let (mut reached, mut left) = (BTreeSet::new(), vec![name.to_string()]);
     while let Some(name) = left.pop() {
@@ -225,7 +226,7 @@ pub struct Workspace {
     /// Dependencies of each crate.
     manifests: BTreeMap<String, BTreeSet<String>>,
     codes: BTreeMap<String, String>,
-    /// Version and dependencies of each package that the lock file names.
+    /// Version and dependencies of each package in the lock file.
     locked: BTreeMap<String, BTreeSet<(String, Vec<String>)>>,
 }
 
@@ -254,7 +255,7 @@ impl Workspace {
         Workspace { codes, manifests, locked: locked(&lock) }
     }
 
-    /// Crates and packages that these reach.
+    /// Crates and packages that these names reach.
     fn closure(&self, names: impl IntoIterator<Item = String>) -> (BTreeSet<String>, BTreeSet<String>) {
         let (mut crates, mut packages) = (BTreeSet::new(), BTreeSet::new());
         let mut left: Vec<String> = names.into_iter().collect();

@@ -94,7 +94,7 @@ impl PhaseCurves {
     #[inline]
     pub fn rates(&self, curve: u32, lines: f32, dropped: f32) -> SizeRates {
         let first = curve as usize * NODES;
-        // // A program whose whole footprint is resident misses as often as with the whole cache.
+        // A program whose whole footprint is resident misses as often as with the whole cache.
         let whole = lines >= ALL_OF_IT * self.footprint_lines[curve as usize];
         let lines = if whole { self.capacity_lines() } else { lines };
         let aided = self.between(&self.aided[first..first + NODES], lines);
@@ -208,7 +208,7 @@ fn grow(nodes: &mut [SizeRates], lines_per_step: f64, footprint_lines: f64) {
     for index in 1..nodes.len() {
         let fills = 0.5 * (f64::from(nodes[index - 1].fills_per_instr) + f64::from(nodes[index].fills_per_instr));
         window += lines_per_step / fills.max(NO_FILLS);
-        // // The step in which the footprint ends is a whole one; occupancy is clipped at the footprint.
+        // The step in which the footprint ends is a whole one; occupancy is clipped at the footprint.
         if (index - 1) as f64 * lines_per_step > footprint_lines {
             window = f64::from(NEVER_INSTR);
         }
@@ -226,7 +226,7 @@ struct JoinedCurve<'a> {
 impl<'a> JoinedCurve<'a> {
     fn new(phase: &'a ProgramPhase, latency_cycles: f64) -> Self {
         let first = phase.points[0];
-        // // Without a cache every reference is a miss, which costs as much as a miss at the smallest measured size.
+        // Without a cache every reference is a miss, which costs as much as a miss at the smallest measured size.
         let demand = phase.references_per_instr.max(first.demand_fills_per_instr);
         let more = demand - first.demand_fills_per_instr;
         let price = match first.demand_fills_per_instr > NO_FILLS {
@@ -300,7 +300,7 @@ fn monotone(
     let steep = |beside: Option<(f64, f64)>| match beside {
         None => own,
         Some((_, other)) if other * own <= 0.0 => 0.0,
-        // // The harmonic mean, weighted by the width of the other interval.
+        // The harmonic mean, weighted by the width of the other interval.
         Some((other_width, other)) => {
             let (mine, theirs) = (2.0 * other_width + width, other_width + 2.0 * width);
             (mine + theirs) / (mine / own + theirs / other)

@@ -559,7 +559,7 @@ impl IntervalEngine {
             self.flows[flow as usize].sweep(|moved, entry| slots.entry[moved as usize] = entry as u32);
             let curve = self.programs[slots.program[at] as usize].first_curve + slots.phase[at];
             let entry = self.flows[flow as usize].enter(slot, curve, self.now);
-            // // The task left its lines here in an earlier phase, and has changed phase since then.
+            // The task left its lines here in an earlier phase, and has changed phase since then.
             if self.flows[flow as usize].curve[entry] != curve {
                 self.flows[flow as usize].change_curve(entry, curve, 0.0, &self.curves);
             }

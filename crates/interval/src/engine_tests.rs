@@ -195,8 +195,7 @@ fn a_migration_costs_the_refill_and_nothing_else() {
     let before = engine.done(slot).instructions;
     engine.run(4e9);
     let lost = speed * 1e9 - (engine.done(slot).instructions - before);
-    // // It misses each of its lines once more, and each miss waits 100 cycles; at its usual speed it does this much
-    // work.
+    // It misses each of its lines once more, and each miss waits 100 cycles; at its usual speed it does this much work.
     let expected = 40_000.0 * 100.0 * speed;
     assert!(engine.steps < 300, "{} steps", engine.steps);
     assert!((lost / expected - 1.0).abs() < 0.08, "{lost} {expected}");
@@ -217,7 +216,7 @@ fn sharing_across_caches_costs_and_within_one_does_not() {
     };
     let (together, apart) = (run([0, 1]), run([0, 2]));
     assert_eq!(together.1, 0.0);
-    // // Reads: writes elsewhere over all accesses, 5 of 20; writes: 15 of 20.
+    // Reads: writes elsewhere over all accesses, 5 of 20; writes: 15 of 20.
     let expected = 0.01 * 0.25 + 0.005 * 0.75;
     assert!((apart.1 / apart.0 / expected - 1.0).abs() < 0.02, "{} {expected}", apart.1 / apart.0);
     assert!(apart.0 < 0.9 * together.0);

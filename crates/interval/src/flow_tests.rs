@@ -48,7 +48,7 @@ fn simulated(lines: &[usize], weights: &[f64], capacity: usize) -> Vec<f64> {
             stamp[line] = round * each + tick + 1;
         }
         if round > rounds / 3 {
-            // // An LRU cache holds the `capacity` lines that were touched last.
+            // An LRU cache holds the `capacity` lines that were touched last.
             let mut order: Vec<usize> = (0..total).filter(|&line| stamp[line] > 0).collect();
             order.sort_unstable_by_key(|&line| std::cmp::Reverse(stamp[line]));
             for &line in order.iter().take(capacity) {

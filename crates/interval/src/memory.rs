@@ -252,7 +252,7 @@ impl MemorySystem {
             libm::sqrtf((window.busy - window.alone(ask)).max(0.0) * window.places / core::f32::consts::PI)
                 / window.places
         });
-        // // Whole lines, rounded up on average.
+        // Whole lines, rounded up on average.
         let ahead = |room: f32| lines * room.clamp(0.0, 1.0) + 0.5;
         let (now, alone) = (ahead(room(&|server| server.busy) + spread), ahead(room(&|server| server.alone(ask))));
         let fills = (ask.lines - ask.written) * self.latency_cycles;
@@ -289,7 +289,7 @@ impl MemorySystem {
     pub fn solve(&mut self, node: usize, asks: &mut dyn FnMut(&mut dyn FnMut(u32, &mut MemoryDemand))) {
         let packages = self.packages_per_node;
         let first = node as u32 * packages;
-        // // A bus and its controller see each other's delay; two sweeps suffice, because every time step solves again.
+        // A bus and its controller see each other's delay; two sweeps suffice, because every time step solves again.
         let sweeps = if self.buses.is_empty() && self.windows.is_empty() { 1 } else { 2 };
         for _ in 0..sweeps {
             for package in first..first + packages {
@@ -335,7 +335,7 @@ impl MemorySystem {
         });
         let share = |part: f32| if all > 0.0 { part / all } else { 1.0 };
         let mut server = QueueServer { demand_share: share(demand).min(1.0), burst: share(bursts), ..server };
-        // // The queueing so far covers all servers on the path.
+        // The queueing so far covers all servers on the path.
         let (memory, before) = (&*self, server);
         let lonely = self.buses.is_empty() && self.windows.is_empty();
         let elsewhere = |package: u32, ask: &MemoryDemand| match lonely {
@@ -583,7 +583,7 @@ mod tests {
         let mut memory = memory(64.0, None);
         memory.windows = vec![QueueServer { places: 12.0, cycles_per_line: 200.0 / 12.0, ..QueueServer::default() }];
         memory.ahead_lines = Some(8.0);
-        // // 8 x (1 - 5/12) + 0.5 lines ahead when alone: five outstanding, one every 40 cycles.
+        // 8 x (1 - 5/12) + 0.5 lines ahead when alone: five outstanding, one every 40 cycles.
         let ask = stream(40.0, 0.0, 1.0);
         let prefetch = Prefetch { aided_cycles: 40.0, unaided_cycles: 200.0, late_share: 1.0 };
         memory.windows[0].busy = memory.windows[0].alone(&ask);

@@ -307,7 +307,7 @@ impl OccupancyModel {
         let mut open: u64 = members.fold(0, |set, (index, _)| set | 1 << index);
         let mut left = self.groups[usize::from(group)];
         let mut change = 0.0f32;
-        // // A user that would exceed its part is confined to it; the others share the rest.
+        // A user that would exceed its part is confined to it; the others share the rest.
         loop {
             let cutoff = self.settle(open, left, now, curves);
             if open.count_ones() < 2 {
@@ -434,7 +434,7 @@ impl OccupancyModel {
             for at in (0..self.len()).filter(|&at| usize::from(self.domain[at]) == domain) {
                 let own = (self.rate[at] * elapsed) as f32 * self.slope[at];
                 let before = self.lines[at];
-                // // Fills into free space evict no line.
+                // Fills into free space evict no line.
                 let evicting = if fits { 0.0 } else { (held + all - capacity).min(all) / capacity };
                 self.lines[at] = ((before + own) / (1.0 + evicting)).min(capacity);
                 change = change.max((self.lines[at] - before).abs() / capacity);

@@ -364,7 +364,7 @@ impl RunQueues {
         let mut left = if self.queues[cpu].online { 1.0 } else { 0.0 };
         let mut open: f64 = tasks.iter().map(|&slot| self.tasks[slot as usize].weight).sum();
         let mut order = tasks.clone();
-        // // The task with the least demand for its weight is served first, so that no remainder is distributed twice.
+        // The task with the least demand for its weight is served first, so that no remainder is distributed twice.
         order.sort_by(|&a, &b| {
             let want = |slot: u32| self.tasks[slot as usize].demand / self.tasks[slot as usize].weight;
             want(a).total_cmp(&want(b))
@@ -404,7 +404,7 @@ impl RunQueues {
         let mut ends = asleep.fold(f64::INFINITY, f64::min);
         for &slot in &tasks {
             let task = &mut self.tasks[slot as usize];
-            // // A task that slept catches up by at most one slice.
+            // A task that slept catches up by at most one slice.
             task.had = if least.is_finite() { task.had.max(least - self.slice_cycles) } else { task.had };
             let mut share = 0.0;
             if Some(slot) == next {
@@ -437,7 +437,7 @@ impl RunQueues {
             (queue.turn_ends, queue.turn_began) = (f64::INFINITY, now);
             let tasks = std::mem::take(&mut queue.tasks);
             let runs = tasks.iter().position(|slot| members.contains(slot));
-            // // A seat without a member goes to tasks without a gang.
+            // A seat without a member goes to tasks without a gang.
             let only = self.rotations[at].only;
             let other = || tasks.iter().position(|&slot| !self.tasks[slot as usize].in_gang);
             let runs = runs.or_else(|| other().filter(|_| !only));

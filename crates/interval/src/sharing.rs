@@ -91,7 +91,7 @@ mod tests {
         regions.add(place, 0, own.0, own.1);
         regions.add(place, 1, other.0, other.1);
         let expected = regions.remote(place, 0, |_| true);
-        // // One line: the events since cache 0 last touched it, and since it last wrote it.
+        // One line: the events since cache 0 last touched it, and since it last wrote it.
         let mut state = 88_172_645_463_325_252u64;
         let mut next = || {
             state ^= state << 13;

@@ -101,12 +101,12 @@ impl IntervalEngine {
             }
             let at = state.task[entry] as usize;
             let slots = &mut self.slots;
-            // // A task that waits for its turn has no demand; it is examined again when it runs.
+            // A task that waits for its turn has no demand; it is examined again when it runs.
             if slots.is_off_cpu(at) {
                 continue;
             }
             let dropped = slots.dropped[at];
-            // // The profile contains first touches: as long as the task has lost no line, it misses as often as alone.
+            // The profile contains first touches: as long as the task has lost no line, it misses as often as alone.
             slots.fresh[at] &= state.is_intact(entry);
             let size = if slots.fresh[at] { state.size_lines(entry) } else { middle };
             let rates = self.curves.rates(state.curve[entry], size, dropped);
@@ -292,7 +292,7 @@ impl IntervalEngine {
             let outside = self.slots.external_rate[at];
             let over = self.slots.finished[at];
             let rate = if outside > 0.0 { outside } else { f64::from(ask.share) * f64::from(ask.speed()) };
-            // // A task that has never run has no speed yet.
+            // A task that has never run has no speed yet.
             let rate = if over || self.slots.is_off_cpu(at) { 0.0 } else { rate };
             state.rate[entry] = rate;
             self.slots.per_instr[at][QUEUE_CYCLES] = ask.queued;

@@ -65,7 +65,7 @@ impl LastUses {
 
     /// Removes and returns the slot of the last use that has `nth` more recent ones; at least that many must exist.
     fn take(&mut self, mut nth: u32) -> usize {
-        // // Returns the last position whose count, added to those behind it, exceeds `nth`; subtracts those behind it
+        // Returns the last position whose count, added to those behind it, exceeds `nth`; subtracts those behind it
         // from `nth`.
         let mut last = |counts: &[u32]| {
             let passed = |count: &u32| {
@@ -103,10 +103,10 @@ pub fn addresses(
     mut uniform: impl FnMut() -> f64,
 ) -> Vec<u64> {
     let most = (2.0 * capacity) as u32;
-    // // The stack starts full, so that distances beyond the accesses so far exist.
+    // The stack starts full, so that distances beyond the accesses so far exist.
     let first = (capacity as u32).min(entries.max(1) * 4);
     let mut live = LastUses::new(first as usize + entries as usize, first as usize);
-    // // Half as wide as addresses, because lookups dominate the cost of a log.
+    // Half as wide as addresses, because lookups dominate the cost of a log.
     let mut line_at: Vec<u32> = (0..first).collect();
     let (mut count, mut next_line) = (first, first);
     let mut addresses = Vec::with_capacity(entries as usize);
@@ -143,7 +143,7 @@ mod tests {
         let mut state = 7u64;
         for step in 0..slots / 2 {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            // // Mostly near the end, where regions fill and empty.
+            // Mostly near the end, where regions fill and empty.
             let nth = (state >> 33) as usize % if step % 3 == 0 { list.len() } else { 100 };
             let expected = list.remove(list.len() - 1 - nth);
             assert_eq!(live.take(nth as u32), expected, "step {step}");
@@ -179,7 +179,7 @@ mod tests {
             }
             stack.push(line);
         }
-        // // The list starts empty, so its first accesses miss lines that the stack already held.
+        // The list starts empty, so its first accesses miss lines that the stack already held.
         assert!((f64::from(near) / 20_000.0 - 0.5).abs() < 0.02, "{near} {far} {missed}");
         assert!((f64::from(far) / 20_000.0 - 0.3).abs() < 0.03, "{near} {far} {missed}");
     }

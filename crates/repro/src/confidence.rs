@@ -1,12 +1,12 @@
-//! Whether the seeds so far decide a result: Student's interval over seeds against the target.
+//! Whether the seeds so far decide a result: Student's interval over the seeds, compared with the target.
 
 use serde::Serialize;
 
-/// A line is run with at least so many seeds where seeds are added until it is decided.
+/// Minimum number of seeds of a line, if seeds are added until it is decided.
 pub const MIN_SEEDS: usize = 2;
-/// A line that needs more is left undecided.
+/// Maximum number of seeds; a line that needs more stays undecided.
 pub const MAX_SEEDS: usize = 40;
-/// The farthest that the number of seeds is extrapolated.
+/// Largest number of seeds to which the extrapolation extends.
 const MAX_EXTRAPOLATED: usize = 10_000;
 
 /// The 97.5 % quantile of Student's t by degrees of freedom, from 1 on.
@@ -22,15 +22,16 @@ pub struct LineConfidence {
     pub low: f64,
     /// Upper end.
     pub high: f64,
-    /// No end of the target lies within the interval.
+    /// Whether no bound of the target lies within the interval.
     pub is_decided: bool,
-    /// Seeds that would decide the line if mean and spread stayed as they are; `None` where it is decided, or where ten
-    /// thousand would not.
+    /// Seeds that would decide the line if mean and spread stayed the same; `None` if it is decided, or if ten thousand
+    /// seeds would not suffice.
     pub seeds_to_decide: Option<usize>,
 }
 
 impl LineConfidence {
-    /// `None` for less than two values, or for values that are no numbers. `bounds` are the ends of the target.
+    /// Computes the interval; `None` for fewer than two values, or for values that are not numbers. `bounds` are those
+    /// of the target.
     pub fn of(values: &[f64], bounds: &[f64]) -> Option<Self> {
         let count = values.len();
         if count < MIN_SEEDS || values.iter().any(|value| !value.is_finite()) {
@@ -48,7 +49,7 @@ impl LineConfidence {
         Some(LineConfidence { low: mean - half, high: mean + half, is_decided, seeds_to_decide })
     }
 
-    /// The number of seeds with which a line is run next; never more than twice as many as now.
+    /// The number of seeds for the next run of the line; at most twice the present number.
     pub fn next_seeds(&self, seeds: usize) -> usize {
         self.seeds_to_decide.unwrap_or(usize::MAX).min(2 * seeds).max(seeds + 1)
     }
@@ -67,7 +68,7 @@ fn half_width(spread: f64, seeds: usize) -> f64 {
 mod tests {
     use super::*;
 
-    /// Is the interval that of a textbook: 9, 10, 11 have mean 10, spread 1, and a half width of 4.303 / √3?
+    /// Is the interval that of a textbook: do 9, 10, 11 have mean 10, spread 1, and a half width of 4.303 / √3?
     #[test]
     fn the_interval_is_students() {
         let interval = LineConfidence::of(&[9.0, 10.0, 11.0], &[12.0]).unwrap();
@@ -84,7 +85,7 @@ mod tests {
         );
     }
 
-    /// Is a line decided once its interval lies on one side of every end of the target, and never by one value?
+    /// Is a line decided once its interval lies on one side of every bound of the target, and never by one value?
     #[test]
     fn a_line_is_decided_on_one_side_of_its_target() {
         let decided =

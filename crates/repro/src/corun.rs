@@ -1,7 +1,7 @@
 //! Measured slowdowns: every program alone and every pair on one shared cache (CA 2.1.2).
 //!
-//! Speeds are over equal work ([`crate::work`]), and runs are made once ([`crate::store`]). A pair is pinned to two
-//! cores of the first last-level cache; a program beside itself is two copies with inputs of their own.
+//! Speeds are over equal work ([`crate::work`]), and each run is made only once ([`crate::store`]). A pair is pinned to
+//! two cores of the first last-level cache; a program beside itself is two copies with different inputs.
 
 use cachemate_core::{CpuId, CpuSet, MachineSpec, Topology};
 use cachemate_policy::matrix::{CostKind, PairCosts};
@@ -14,16 +14,16 @@ use crate::setup::{Workload, WorkloadJob, failed};
 use crate::work::{self, InstructionRange};
 use crate::{ExperimentContext, ReproError};
 
-/// Where and for how long programs are measured.
+/// A machine on which programs are measured, and the lengths of the runs.
 #[derive(Clone, Debug)]
 pub struct CoRunBench {
-    /// All caches and CPUs, whether a run uses them or not.
+    /// The machine, with all caches and CPUs whether a run uses them or not.
     pub machine: MachineSpec,
     /// Seed, scale and scheduler of every run.
     pub options: SimOptions,
-    /// Not measured; 0 = none.
+    /// Cycles before measuring starts; 0 = none.
     pub warm_up_cycles: u64,
-    /// The instructions that a program executes alone in them are its work.
+    /// Measured cycles; the instructions that a program executes in them alone are its work.
     pub measured_cycles: u64,
 }
 
@@ -35,13 +35,13 @@ impl CoRunBench {
         Ok(CoRunBench { machine, options, warm_up_cycles, measured_cycles })
     }
 
-    /// These jobs on this bench, under these options.
+    /// A workload of these jobs on this bench, under these options.
     pub fn workload(&self, options: SimOptions, jobs: Vec<WorkloadJob>) -> Workload {
         let (warm_up_cycles, measured_cycles) = (self.warm_up_cycles, self.measured_cycles);
         Workload { machine: self.machine.clone(), options, jobs, warm_up_cycles, measured_cycles }
     }
 
-    /// The jobs together, each on its CPU and over the work that it does [alone](CoRunBench::alone).
+    /// Runs the jobs together, each on its CPU and over the work that it does [alone](CoRunBench::alone).
     ///
     /// # Errors
     /// As [`run_request::together`]; a job that does not finish its work.
@@ -49,7 +49,7 @@ impl CoRunBench {
         self.run_with(self.options.clone(), jobs)
     }
 
-    /// The same under other options; the work is that of the bench's own.
+    /// Like [`CoRunBench::run`] under other options; the work is that under the bench's options.
     ///
     /// # Errors
     /// As [`CoRunBench::run`].
@@ -79,7 +79,7 @@ impl CoRunBench {
         Ok(run_request::together(&workload, &work, None)?.rates)
     }
 
-    /// On the first core of the first last-level cache.
+    /// Runs a job alone on the first core of the first last-level cache.
     ///
     /// # Errors
     /// As [`run_request::alone`].
@@ -87,7 +87,7 @@ impl CoRunBench {
         Ok(self.work_alone(job)?.1)
     }
 
-    /// The instructions of each program alone in the measured cycles.
+    /// The instructions that each program executes alone in the measured cycles.
     ///
     /// # Errors
     /// As [`run_request::alone`].
@@ -114,7 +114,7 @@ fn pinned((job, cpu): &(WorkloadJob, CpuId)) -> WorkloadJob {
 /// CPUs by last-level cache, one of every core.
 ///
 /// # Errors
-/// A machine without any.
+/// A machine without a last-level cache.
 pub fn caches(topology: &Topology) -> Result<Vec<Vec<CpuId>>, ReproError> {
     let seats = placement::seats(topology, 1).map_err(failed("machine"))?;
     Ok(seats.into_iter().map(|cache| cache.cpus).collect())
@@ -123,11 +123,11 @@ pub fn caches(topology: &Topology) -> Result<Vec<Vec<CpuId>>, ReproError> {
 /// Programs alone and in pairs.
 #[derive(Clone, PartialEq, Debug)]
 pub struct CoRunMatrix {
-    /// In the order in which they were given.
+    /// Names in the given order.
     pub names: Vec<String>,
-    /// On the first core of the first last-level cache, in the order of `names`.
+    /// Solo rates on the first core of the first last-level cache, in the order of `names`.
     pub alone: Vec<ProgramRates>,
-    /// `beside[i][j]`: program i beside program j.
+    /// `beside[i][j]`: rates of program i beside program j.
     pub beside: Vec<Vec<ProgramRates>>,
 }
 
@@ -145,7 +145,7 @@ impl CoRunMatrix {
     ) -> Result<Self, ReproError> {
         let cpus = bench.pair_of_cpus()?;
         let count = programs.len();
-        // First alone: pairs are over the work that was done there.
+        // Solo runs come first, because they define the work of the pairs.
         context.run_all(programs, |job| bench.alone(job))?;
         let mut asked: Vec<(usize, Option<usize>)> = (0..count).map(|i| (i, None)).collect();
         let from = |i: usize| if copies { i } else { i + 1 };
@@ -153,7 +153,7 @@ impl CoRunMatrix {
         let runs = context.run_all(&asked, |&(i, other)| {
             let Some(j) = other else { return Ok(vec![bench.alone(&programs[i])?]) };
             let mut second = programs[j].clone();
-            // A copy's input is its own.
+            // A copy has another input.
             second.seed += if i == j { 1_000_003 } else { 0 };
             bench.run_as_far_as_it_goes(bench.options.clone(), &[(programs[i].clone(), cpus[0]), (second, cpus[1])])
         })?;
@@ -176,19 +176,19 @@ impl CoRunMatrix {
         all.clone().flat_map(of).map(|(i, j)| format!("{} beside {}", names[i], names[j])).collect()
     }
 
-    /// Run time beside over run time alone, minus one.
+    /// Run time beside the other program over run time alone, minus one.
     pub fn degradation(&self, program: usize, other: usize) -> f64 {
         self.alone[program].instr_per_cycle / self.beside[program][other].instr_per_cycle - 1.0
     }
 
-    /// As the solvers take it.
+    /// Costs in the form that the solvers take.
     pub fn costs(&self) -> PairCosts {
         let all = 0..self.names.len();
         let row = |i: usize| all.clone().map(|j| self.degradation(i, j)).collect();
         PairCosts { kind: CostKind::Degradation, cost: all.clone().map(row).collect() }
     }
 
-    /// Costs of just these programs.
+    /// Costs of these programs only.
     pub fn costs_of(&self, programs: &[usize]) -> PairCosts {
         let row = |&i: &usize| programs.iter().map(|&j| self.degradation(i, j)).collect();
         PairCosts { kind: CostKind::Degradation, cost: programs.iter().map(row).collect() }
@@ -208,7 +208,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::AtomicBool;
 
-    /// Do two programs that stream hurt each other, a quiet one neither, and does asking again give the same?
+    /// Do two streaming programs slow each other down, quiet ones not, and does a repeated query give the same result?
     #[test]
     fn heavy_programs_hurt_each_other_and_quiet_ones_do_not() {
         let stop = AtomicBool::new(false);
@@ -216,7 +216,7 @@ mod tests {
         let bench = CoRunBench::on("xeon-x5365-4", 1, 500_000, 1_000_000).unwrap();
         let programs = ["milc", "lbm", "gamess"].map(|name| WorkloadJob::new(name, 1));
         let matrix = CoRunMatrix::measure(&context, &bench, &programs, true).unwrap();
-        // Short runs see the bus, not the caches, which take longer to fill.
+        // Short runs show contention for the bus, but not for the caches, which take longer to fill.
         assert!(matrix.degradation(0, 1) > 0.02 && matrix.degradation(1, 0) > 0.01, "{matrix:?}");
         assert!(matrix.degradation(0, 1) > 2.0 * matrix.degradation(0, 2), "{matrix:?}");
         assert!(matrix.degradation(2, 2).abs() < 0.02, "{matrix:?}");

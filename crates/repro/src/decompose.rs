@@ -46,14 +46,14 @@ pub struct DecompositionRun {
     pub cycles_per_instr: f64,
 }
 
-/// A part of the slowdown, over the run time alone.
+/// A part of the slowdown, relative to the run time alone.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct SlowdownPart {
     /// The resource that the two programs compete for.
     pub cause: String,
-    /// Per cent of the run time alone; may be negative.
+    /// Percent of the run time alone; may be negative.
     pub slowdown_percent: f64,
-    /// Share of the total; `None` where that is nothing.
+    /// Share of the total; `None` if the total is about zero.
     pub share_percent: Option<f64>,
 }
 
@@ -68,9 +68,9 @@ pub struct Decomposition {
     pub aggressor: String,
     /// Run time in the same cache over run time alone, with prefetching, minus one.
     pub total_slowdown_percent: f64,
-    /// They add up to the total.
+    /// The parts, which add up to the total.
     pub parts: Vec<SlowdownPart>,
-    /// Eight, or six or four where the machine lacks steps.
+    /// The runs: eight, or six or four if the machine lacks steps.
     pub runs: Vec<DecompositionRun>,
     /// Steps that the machine does not have.
     pub unavailable: Vec<CoRunnerPlace>,
@@ -80,15 +80,14 @@ pub struct Decomposition {
 const NOTICEABLE: f64 = 1e-3;
 
 impl Decomposition {
-    /// Part of everything but the cache's space, as a share of the total (CA Figure 4's statement); `None` without a
-    /// total.
+    /// All parts except the cache's space, as a share of the total (CA Figure 4's statement); `None` without a total.
     pub fn not_cache_percent(&self) -> Option<f64> {
         let cache = self.parts.iter().find(|part| part.cause.starts_with("cache"))?;
         Some(100.0 - cache.share_percent?)
     }
 }
 
-/// Makes the runs (six where the machine lacks a step) and tells the parts.
+/// Makes the runs (six if the machine lacks a step) and computes the parts.
 ///
 /// # Errors
 /// As [`CoRunBench::run`]; no cache that two cores share.
@@ -104,7 +103,7 @@ pub fn decompose(
         asked.extend(places.iter().map(|&(other, cpu)| (other, cpu, prefetching)));
     }
     let mut beside = with.clone();
-    // A program beside itself has an input of its own.
+    // A program beside itself has another input.
     beside.seed += if program.kernel == with.kernel && program.seed == with.seed { 1_000_003 } else { 0 };
     let runs = context.run_all(&asked, |&(other, cpu, prefetching)| {
         let options = SimOptions { prefetch: prefetching, ..bench.options.clone() };
@@ -119,7 +118,7 @@ pub fn decompose(
     Ok(parts_of(&bench.machine.name, &program.name, &with.name, runs))
 }
 
-/// The program's CPU, and the other's in every run that the machine can make, farthest first.
+/// The program's CPU, and the co-runner's in every run that the machine supports, farthest first.
 #[allow(clippy::type_complexity)]
 fn places(topology: &Topology) -> Result<(CpuId, Vec<(CoRunnerPlace, Option<CpuId>)>), ReproError> {
     let caches = caches(topology)?;
@@ -194,7 +193,7 @@ mod tests {
         times.iter().flat_map(both).collect()
     }
 
-    /// Are the parts those of the paper's equations, computed manually, and do they add up?
+    /// Are the parts those of the paper's equations computed manually, and do they add up?
     #[test]
     fn parts_follow_the_equations_and_add_up() {
         use CoRunnerPlace::*;
@@ -213,7 +212,7 @@ mod tests {
         assert_eq!(nothing.parts[0].share_percent, Option::None);
     }
 
-    /// On the two-socket machine: are all steps made, and do the parts of a program that is slowed down add up?
+    /// On the two-socket machine, are all steps run, and do the parts of a slowed program add up?
     #[test]
     fn a_slowdown_is_attributed_to_its_causes() {
         let stop = AtomicBool::new(false);

@@ -6,15 +6,15 @@ pub enum ReproError {
     /// The failed part, and the reason.
     #[error("{0}: {1}")]
     Failed(String, String),
-    /// Ctrl-C: findings made so far are kept.
+    /// Ctrl-C; findings so far are kept.
     #[error("interrupted")]
     Interrupted,
-    /// The runs that come next are made by others, or the one that was wanted is made.
+    /// Other processes make the remaining runs, or the requested run has been made.
     #[error("its runs are made elsewhere")]
     Elsewhere,
 }
 
-/// An error of any kind as the experiment's.
+/// Converts an error of any kind to the experiment's.
 pub fn failed<E: std::fmt::Display>(what: &str) -> impl Fn(E) -> ReproError {
     let what = what.to_string();
     move |error| ReproError::Failed(what.clone(), error.to_string())

@@ -1,8 +1,8 @@
 //! Experiments, their context and their findings.
 //!
-//! An experiment measures one result id of the papers (`docs/results/index.md` lists them). It runs on the simulator, for
-//! three seeds or more, and returns a measured value, the target for it, and every point of its figure. The verdict is
-//! computed from the target, never written down by hand; a missed target stays visible with its cause in the note.
+//! An experiment measures one result id of the papers (`docs/results/index.md` lists them). It runs on the simulator,
+//! for three seeds or more, and returns a measured value, its target, and every point of its figure. The verdict is
+//! always computed from the target; a missed target stays visible with its cause in the note.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -58,7 +58,7 @@ pub enum ResultVerdict {
 }
 
 impl ResultVerdict {
-    /// As in JSON.
+    /// The name as in JSON.
     pub fn name(self) -> &'static str {
         match self {
             ResultVerdict::Met => "met",
@@ -92,7 +92,8 @@ impl ResultTarget {
         })
     }
 
-    /// The verdict on a mean over seeds, which must reach the target by more than its standard error. One seed has none.
+    /// The verdict on a mean over seeds, which must reach the target by more than its standard error. A single seed has
+    /// no error.
     fn verdict_of_mean(&self, mean: Option<f64>, error: Option<f64>) -> Option<ResultVerdict> {
         let error = error.unwrap_or(0.0);
         match *self {
@@ -115,7 +116,7 @@ impl ResultTarget {
         values.filter_map(|value| self.verdict(value)).min_by_key(rank).or_else(|| self.verdict(None))
     }
 
-    /// Where it changes from met to missed.
+    /// Values at which the verdict changes between met and missed.
     fn bounds(&self) -> Vec<f64> {
         match *self {
             ResultTarget::AtLeast { target, .. } | ResultTarget::AtMost { target, .. } => vec![target],
@@ -145,29 +146,30 @@ impl Serialize for ResultTarget {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SeedRule {
-    /// The mean over seeds meets it by more than its standard error.
+    /// The mean over seeds meets the target by more than its standard error.
     Mean,
-    /// A worst case: every seed meets it.
+    /// A worst case: every seed meets the target.
     EverySeed,
 }
 
-/// One point of a result's figure or table: a series, where on it, and the value with its spread over seeds.
+/// One point of a result's figure or table: its series, its position, and its value with the spread over seeds.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct DataPoint {
-    /// Points of one series belong together.
+    /// Name of the series to which the point belongs.
     pub series: String,
-    /// A number ("48" KB) or a name ("mcf+milc").
+    /// Position: a number ("48" KB) or a name ("mcf+milc").
     pub at: String,
-    /// Mean over seeds; `None` where it was not measured.
+    /// Mean over seeds; `None` if it was not measured.
     pub value: Option<f64>,
-    /// Smallest and largest over seeds.
+    /// Smallest over seeds; `None` if it was not measured.
     pub low: Option<f64>,
-    /// Largest over seeds; `None` where it was not measured.
+    /// Largest over seeds; `None` if it was not measured.
     pub high: Option<f64>,
 }
 
 impl DataPoint {
-    /// A point from its values, one per seed; mean, smallest and largest. No values: a point that says so.
+    /// Creates a point from one value per seed, with mean, smallest and largest. Without values, the point is marked as
+    /// not measured.
     pub fn over(series: impl Into<String>, at: impl Into<String>, values: &[f64]) -> Self {
         let some = |value: f64| value.is_finite().then_some(value);
         DataPoint {
@@ -180,7 +182,7 @@ impl DataPoint {
     }
 }
 
-/// Arithmetic mean; NaN of nothing.
+/// Arithmetic mean; NaN without values.
 pub fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
@@ -192,16 +194,16 @@ pub struct ResultFigure {
     pub name: String,
     /// The drawing's heading.
     pub title: String,
-    /// Stands alone.
+    /// The drawing as a standalone SVG.
     pub svg: String,
-    /// The same for a page that brings the style.
+    /// The same drawing for a page that supplies the style.
     pub inline: String,
 }
 
 macro_rules! pictures {
     ($($kind:ident: $drawing:ty),* $(,)?) => {
         impl ResultFigure {$(
-            /// Under this file name, with the drawing's own title.
+            /// Creates a figure with this file name and the drawing's own title.
             pub fn $kind(name: impl Into<String>, drawing: &$drawing) -> Self {
                 let title = drawing.title.clone();
                 ResultFigure { name: name.into(), title, svg: drawing.svg(), inline: drawing.inline() }
@@ -219,7 +221,7 @@ pictures! {
 /// One measured result.
 #[derive(Clone, Debug, Serialize)]
 pub struct Finding {
-    /// Such as `CASC-1`; several findings may share an id.
+    /// Id, such as `CASC-1`; several findings may share one.
     pub id: String,
     /// One line that names the measured quantity.
     pub title: String,
@@ -239,26 +241,26 @@ pub struct Finding {
     pub unit: String,
     /// The value to reach.
     pub target: ResultTarget,
-    /// Follows from the target, the rule and the values; `None` without a target.
+    /// The verdict, which follows from the target, the rule and the values; `None` without a target.
     pub verdict: Option<ResultVerdict>,
-    /// All that a figure or table of the result shows.
+    /// All points of the result's figure or table.
     pub points: Vec<DataPoint>,
-    /// One value was measured for each.
+    /// The seeds, each with one measured value.
     pub seeds: Vec<u64>,
-    /// The one time scale: how much shorter than the papers' all windows, slices, costs and phase lengths are.
+    /// The time scale: the factor by which all windows, slices, costs and phase lengths are shorter than the paper's.
     pub time_scale: f64,
     /// Omissions, the reason for a missed target, and limits of the number.
     pub note: String,
-    /// In the order in which pages show them.
+    /// Figures in the order in which pages show them.
     #[serde(skip)]
     pub figures: Vec<ResultFigure>,
-    /// By seed.
+    /// Values by seed.
     #[serde(skip)]
     values: Vec<f64>,
 }
 
 impl Finding {
-    /// The finding of an experiment that failed: nothing measured, the target missed, and the reason.
+    /// The finding of an experiment that failed: no measurement, a missed target, and the reason.
     pub fn broken(id: &str, title: &str, seeds: &[u64], reason: &str) -> Self {
         Finding {
             seeds: seeds.to_vec(),
@@ -267,7 +269,7 @@ impl Finding {
         }
     }
 
-    /// A worst case: the target is met if it is at every seed.
+    /// Makes this a worst case, whose target must be met for every seed.
     #[must_use]
     pub fn every_seed(mut self) -> Self {
         self.rule = SeedRule::EverySeed;
@@ -279,12 +281,12 @@ impl Finding {
         self
     }
 
-    /// Whether more seeds could change the verdict: it has a target, and its seeds do not decide it.
+    /// Whether more seeds could change the verdict: there is a target, and the seeds so far do not decide it.
     pub fn is_undecided(&self) -> bool {
         self.verdict.is_some() && self.confidence.as_ref().is_some_and(|confidence| !confidence.is_decided)
     }
 
-    /// A finding from one value per seed, its verdict computed from the target: that of a mean over seeds.
+    /// Creates a finding from one value per seed; the verdict is that of their mean.
     pub fn new(id: &str, title: &str, paper: &str, unit: &str, target: ResultTarget, per_seed: &[(u64, f64)]) -> Self {
         let values: Vec<f64> = per_seed.iter().map(|&(_, value)| value).collect();
         let measured = Some(mean(&values)).filter(|mean| mean.is_finite());
@@ -310,25 +312,25 @@ impl Finding {
             values,
         }
     }
-    /// Takes the place of earlier points.
+    /// Replaces the points.
     #[must_use]
     pub fn points(mut self, points: Vec<DataPoint>) -> Self {
         self.points = points;
         self
     }
-    /// 1 = as published.
+    /// Sets the time scale; 1 = as published.
     #[must_use]
     pub fn time_scale(mut self, scale: f64) -> Self {
         self.time_scale = scale;
         self
     }
-    /// Takes the place of an earlier note.
+    /// Replaces the note.
     #[must_use]
     pub fn note(mut self, note: impl Into<String>) -> Self {
         self.note = note.into();
         self
     }
-    /// Adds one behind those that are there.
+    /// Appends a figure.
     #[must_use]
     pub fn figure(mut self, figure: ResultFigure) -> Self {
         self.figures.push(figure);
@@ -343,26 +345,26 @@ fn deviation(values: &[f64], mean: f64) -> f64 {
 
 /// Everything that an experiment needs to run.
 pub struct ExperimentContext<'a> {
-    /// Small enough for all quick experiments together to end within minutes.
+    /// Whether this is a quick run: all quick experiments together end within minutes.
     pub quick: bool,
-    /// A quick run that only shows that each mechanism works, in seconds: its findings have no targets.
+    /// Whether this run only shows, in seconds, that each mechanism works; its findings have no targets.
     pub sample: bool,
-    /// At least one; experiments with a mean over seeds run once for each.
+    /// Seeds, at least one; experiments with a mean over seeds run once for each.
     pub seeds: Vec<u64>,
-    /// True = the user has asked to stop.
+    /// True = the user has requested a stop.
     pub stop: &'a AtomicBool,
-    /// Mixes of each family, where an experiment draws any; `None` = its own number.
+    /// Number of mixes of each family in an experiment that draws mixes; `None` = its own number.
     pub mixes: Option<u32>,
-    /// A machine file or name, where an experiment runs on any; `None` = its own ones.
+    /// Machine file or name for an experiment that accepts any; `None` = its own machines.
     pub machine: Option<&'a str>,
     /// Receives the name of each run before it starts.
     pub progress: &'a (dyn Fn(&str) + Sync),
-    /// Runs are made one at a time, here or elsewhere; `None` = all here.
+    /// How runs are split among processes; `None` = all run in this one.
     pub split: Option<&'a Split<'a>>,
 }
 
 impl<'a> ExperimentContext<'a> {
-    /// A full run of one seed, all of it here, without reports of progress.
+    /// Context of a full run with one seed in this process, without progress reports.
     pub fn of_seed(seed: u64, stop: &'a AtomicBool) -> Self {
         let seeds = vec![seed];
         ExperimentContext {
@@ -380,7 +382,7 @@ impl<'a> ExperimentContext<'a> {
 
 impl ExperimentContext<'_> {
     /// # Errors
-    /// [`ReproError::Interrupted`] once the user has asked to stop. To be called between runs.
+    /// [`ReproError::Interrupted`] once the user has requested a stop. To be called between runs.
     pub fn go_on(&self) -> Result<(), ReproError> {
         if self.stop.load(Ordering::Relaxed) { Err(ReproError::Interrupted) } else { Ok(()) }
     }
@@ -390,22 +392,22 @@ impl ExperimentContext<'_> {
         (self.progress)(what);
     }
 
-    /// One value for each seed, as findings take them.
+    /// One value per seed, in the form that findings take.
     pub fn per_seed(&self, value: impl Fn(u64) -> f64) -> Vec<(u64, f64)> {
         self.seeds.iter().map(|&seed| (seed, value(seed))).collect()
     }
 
-    /// The figure for this run's length, where a sample has one of its own.
+    /// The value for this run's length, with a separate one for samples.
     pub fn pick_of_three<T>(&self, sample: T, quick: T, full: T) -> T {
         if self.sample { sample } else { self.pick(quick, full) }
     }
 
-    /// The figure for this run's length: quick or full.
+    /// The value for this run's length: quick or full.
     pub fn pick<T>(&self, quick: T, full: T) -> T {
         if self.quick { quick } else { full }
     }
 
-    /// Runs independent simulations on all host cores; answers in the order of `items`, whatever order they end in.
+    /// Runs independent simulations on all host cores; returns results in the order of `items`.
     ///
     /// # Errors
     /// The first error in the order of `items`, or the interruption.
@@ -418,13 +420,13 @@ impl ExperimentContext<'_> {
             return split.run_all(items, |item| self.go_on().and_then(|()| run(item)));
         }
         if self.split.is_some() {
-            // Within a run: its parts stay on this thread, which knows that it is within one.
+            // Nested in a run: its parts stay on this thread, which is marked as being within one.
             return items.iter().map(|item| self.go_on().and_then(|()| run(item))).collect();
         }
         self.run_here(items, run)
     }
 
-    /// As [`ExperimentContext::run_all`], with answers that are stored. `inputs` describes everything that an answer depends
+    /// As [`ExperimentContext::run_all`], with stored results. `inputs` describes everything that a result depends
     /// on besides the sources of `module` (as `module_path!()`) and the length of the run.
     ///
     /// # Errors
@@ -446,7 +448,7 @@ impl ExperimentContext<'_> {
         })
     }
 
-    /// As [`ExperimentContext::run_all`], always in this process: for short runs, whose answers stay in this process.
+    /// As [`ExperimentContext::run_all`], but always in this process, for short runs that are not stored.
     ///
     /// # Errors
     /// As [`ExperimentContext::run_all`].
@@ -466,34 +468,35 @@ impl ExperimentContext<'_> {
     }
 }
 
-/// One experiment: the result ids it answers and how to run it.
+/// One experiment: its result ids, and how to run it.
 pub struct Experiment {
     /// Result ids that one run answers, such as `["CASC-1", "CASC-2"]`.
     pub ids: &'static [&'static str],
     /// One line that names the measured quantity.
     pub title: &'static str,
-    /// Full run on two cores, as measured; for telling people beforehand.
+    /// Measured minutes of a full run on two cores, for announcing its length.
     pub full_minutes: f64,
-    /// Runs it. The findings have its ids.
+    /// Runs the experiment; the findings have its ids.
     pub run: fn(&ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError>,
 }
 
 impl Experiment {
-    /// No paper's: these run by their ids only, as they last longer than all of the papers' together.
+    /// Whether it is from no paper. Such experiments run only by id, because they last longer than all of the papers'
+    /// together.
     pub fn is_ours(&self) -> bool {
         self.ids.iter().all(|id| *id == "AUTO" || *id == "PROMISES" || id.starts_with("INTERVAL-"))
     }
 }
 
-/// All that was found, in the form of `repro --json`.
+/// All findings, in the form of `repro --json`.
 #[derive(Debug, Serialize)]
 pub struct Findings {
-    /// In the order of the experiments.
+    /// Findings in the order of the experiments.
     pub results: Vec<Finding>,
 }
 
 impl Findings {
-    /// The same figures without targets or verdicts: those of a sample are too short to be judged.
+    /// Removes targets and verdicts: the runs of a sample are too short to be judged.
     #[must_use]
     pub fn without_targets(mut self) -> Self {
         for finding in &mut self.results {
@@ -509,7 +512,7 @@ impl Findings {
         Findings::tally_of(&self.results)
     }
 
-    /// The same of any findings.
+    /// The same tally of any findings.
     pub fn tally_of<'a>(findings: impl IntoIterator<Item = &'a Finding>) -> BTreeMap<&'static str, usize> {
         let given: Vec<Option<ResultVerdict>> = findings.into_iter().map(|finding| finding.verdict).collect();
         let verdicts = [ResultVerdict::Met, ResultVerdict::Exceeded, ResultVerdict::Missed];
@@ -522,7 +525,7 @@ impl Findings {
 mod tests {
     use super::*;
 
-    /// Is the verdict right on either side of the target and at it, and is there none without a target?
+    /// Is the verdict right on either side of the target and at it, and absent without a target?
     #[test]
     fn verdicts_follow_from_targets() {
         let up = ResultTarget::AtLeast { target: 27.0, paper_best: Some(45.0) };
@@ -547,7 +550,7 @@ mod tests {
         assert_eq!(ResultTarget::Shown.verdict(Some(1.5)), None);
     }
 
-    /// Does a mean have to meet its target by more than its standard error, and a worst case at every seed?
+    /// Does a mean have to meet its target by more than its standard error, and a worst case for every seed?
     #[test]
     fn a_mean_meets_its_target_by_its_standard_error_and_a_worst_case_at_every_seed() {
         // Mean 10, spread 2, standard error 1.15.
@@ -578,7 +581,7 @@ mod tests {
         assert_eq!((alone.standard_error, alone.verdict), (None, Some(ResultVerdict::Met)));
     }
 
-    /// Does a finding without any value say so instead of showing a zero?
+    /// Does a finding without any value report that instead of a zero?
     #[test]
     fn nothing_measured_is_null() {
         let finding = Finding::new("X-1", "x", "y", "%", ResultTarget::AtMost { target: 1.0, paper_best: None }, &[]);
@@ -587,7 +590,7 @@ mod tests {
         assert_eq!((point.value, point.low, point.high), (None, None, None));
     }
 
-    /// Do answers come in the order of the questions, and does a stop end the run?
+    /// Are results in the order of the items, and does a stop end the run?
     #[test]
     fn runs_answer_in_order_and_stop_when_told() {
         let stop = AtomicBool::new(false);

@@ -1,4 +1,5 @@
-//! The index page: paper and measured side by side, every figure below, missed targets as visible as met targets.
+//! The index page: paper and measured values side by side, with every figure below; missed targets are as visible as
+//! met ones.
 
 use cachemate_report::whole_page;
 use maud::{Markup, PreEscaped, html};
@@ -19,7 +20,7 @@ td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: 
 .wide { overflow-x: auto } details { margin: .5rem 0 }
 ";
 
-/// The page. The figures' inline drawings need `figure_style`; `command` measured the findings.
+/// Renders the page. The figures' inline drawings need `figure_style`; `command` is the one that measured the findings.
 pub fn index_html(findings: &Findings, command: &str, figure_style: &str) -> String {
     let tally = findings.tally();
     let body = html! {

@@ -45,7 +45,7 @@ impl IntervalMachine {
         refusals.extend(refused_items(&derived.changes, &outcomes));
         let gangs =
             |change: &Change| matches!(change.kind, ChangeKind::StartGangs { .. } | ChangeKind::StopGangs { .. });
-        // // While a probe holds CPUs, gangs wait until the probe has ended.
+        // While a probe holds CPUs, gangs wait until the probe has ended.
         if derived.changes.iter().any(gangs) && !self.probe_holds_cpus() {
             self.seat_gangs();
         }
@@ -97,7 +97,7 @@ impl IntervalMachine {
             classes: self.classes.clone(),
             colors: if colored { self.live().map(colors).collect() } else { BTreeMap::new() },
             gangs: self.gangs.clone(),
-            // // Class 0 of the hardware is the default class of all tasks.
+            // Class 0 of the hardware is the default class of all tasks.
             limits: ActuationLimits { max_classes: Some(groups.max(1) - 1), ..ActuationLimits::default() },
             ..MachineState::default()
         }
@@ -221,7 +221,7 @@ impl IntervalMachine {
             let mut units = level_ways;
             for known in self.live() {
                 let ways = || Some((self.classes.get(&known.class?)?.get(cache)?.clone(), level_ways));
-                // // A frame has the same color in every cache.
+                // A frame has the same color in every cache.
                 let colors = || Some((self.colors.get(&known.process)?.allowed.clone(), self.spec.pages.colors?));
                 let held = ways().or_else(colors);
                 if let Some((mask, of)) = held {

@@ -28,7 +28,7 @@ pub fn parts(units: u32, masks: &[IndexSet], shared: bool) -> Parts {
         of.push(at.min(crate::occupancy::PARTS_AT_MOST - 1) as u8);
     }
     known.truncate(crate::occupancy::PARTS_AT_MOST);
-    // // Parts that overlap, directly or through others, are in one group. The first one is empty unless some tasks may
+    // Parts that overlap, directly or through others, are in one group. The first one is empty unless some tasks may
     // use it.
     let mut group: Vec<usize> = (0..known.len()).collect();
     let counts = |at: usize| shared || at > 0 || known.len() == 1;

@@ -107,7 +107,7 @@ impl IntervalMachine {
     pub(super) fn probes_due(&self) -> u64 {
         let held = self.probe_holds_cpus();
         let due = |active: &OngoingProbe| match active.state {
-            // // The probe begins when the one before it has ended, which is an event of its own.
+            // The probe begins when the one before it has ended, which is an event of its own.
             ProbeState::Waiting if held && active.holds_cpus() => u64::MAX,
             ProbeState::Waiting | ProbeState::Ready(_) => self.now_ns,
             ProbeState::Row { until_ns, .. } => until_ns,
@@ -402,7 +402,7 @@ impl IntervalMachine {
     fn trace(&mut self, task: TaskId, entries: u32, before: &TaskTotals) -> ProbeEvidence {
         let now = self.done_of(task);
         let mut noise = NoiseState::new(self.options.seed ^ self.windows, task.0);
-        // // A log is no longer than the task's work: beside others the task is slower than when the log began.
+        // A log is no longer than the task's work: beside others the task is slower than when the log began.
         let misses = (now.instructions - before.instructions) * self.misses_per_instr(task);
         let entries = entries.min((misses + 0.5).max(1.0) as u32);
         let lines = self.slot_of(task).map_or(Vec::new(), |slot| {

@@ -102,7 +102,7 @@ fn a_plan_s_ways_protect_and_are_read_back() {
         (0..4).for_each(|_| drop(machine.observe().unwrap()));
         speed(&machine.observe().unwrap().unwrap(), 0)
     };
-    // // The victim's lines fit into its ways, so it is as fast as alone; sharing the cache made it slower.
+    // The victim's lines fit into its ways, so it is as fast as alone; sharing the cache made it slower.
     assert!(shared.0 < 0.97 * alone && held.0 > 0.97 * alone, "{held:?} {shared:?} {alone}");
     assert!((held.1.unwrap() as f64 / (29_000.0 * 64.0) - 1.0).abs() < 0.1, "{held:?}");
 }
@@ -206,7 +206,7 @@ fn rows_are_run_together_and_counted() {
     let ProbeEvidence::Rows(found) = &seen.probe_results[0].evidence else { panic!("{:?}", seen.probe_results) };
     assert_eq!(found.iter().map(|row| row.tasks.clone()).collect::<Vec<_>>(), rows);
     assert!(found.iter().all(|row| row.cache_counts.get(Counted::Instructions).unwrap() > 1e6));
-    // // The same probe is not answered twice, and all tasks run again.
+    // The same probe is not answered twice, and all tasks run again.
     let seen = machine.observe().unwrap().unwrap();
     assert!(seen.probe_results.is_empty() && seen.tasks.iter().all(|task| !task.on_cpu_ns.is_empty()));
 }
@@ -260,7 +260,7 @@ fn a_plan_applied_again_changes_nothing_and_an_idle_one_frees_all() {
     assert_eq!((applied.affinity.len(), applied.weights.len(), applied.shares.len()), (1, 1, 2));
     let freed = machine.apply(&idle).unwrap();
     assert!(freed.affinity.is_empty() && freed.weights.is_empty() && freed.shares.is_empty(), "{freed:?}");
-    // // Beside a request that no cache of the machine can fulfill.
+    // Beside a request that no cache of the machine can fulfill.
     plan.shares[0].cache = CacheId(99);
     let refused = machine.apply(&plan).unwrap().refused;
     assert_eq!(refused.iter().map(|no| &no.item).collect::<Vec<_>>(), [&PlanItem::Share(GroupId(0), CacheId(99))]);
@@ -294,7 +294,7 @@ fn a_trace_holds_the_program_s_curve() {
     for (index, line) in lines.iter().enumerate() {
         again += u32::from(last.insert(*line, index).is_some());
     }
-    // // Lines are equally likely: after this many accesses nearly all of the 40 000 have been touched.
+    // Lines are equally likely: after this many accesses nearly all of the 40 000 have been touched.
     assert!(last.len() > 38_000 && last.len() < 50_000, "{}", last.len());
     assert!(again > 100_000);
 }
@@ -312,7 +312,7 @@ fn a_log_takes_no_longer_than_its_entries() {
     machine.apply(&plan).unwrap();
     machine.observe().unwrap();
     let (seen, _) = logged(&mut machine, plan, seen.tasks[0].task);
-    // // 240 ms of interrupts; 8 million instructions that all miss take 5 cycles each at 2 GHz, which is 20 ms.
+    // 240 ms of interrupts; 8 million instructions that all miss take 5 cycles each at 2 GHz, which is 20 ms.
     assert!((235_000_000..265_000_000).contains(&seen.span.elapsed_ns), "{:?}", seen.span);
 }
 

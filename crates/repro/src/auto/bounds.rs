@@ -4,7 +4,7 @@ use cachemate_core::SplitMix64;
 
 const DRAWS: usize = 2_000;
 
-/// Lower and upper bound of the mean; equal to it for a single value.
+/// Lower and upper bound of the mean; for a single value both equal it.
 pub fn bounds(values: &[f64]) -> (f64, f64) {
     if values.is_empty() {
         return (f64::NAN, f64::NAN);
@@ -23,14 +23,14 @@ pub fn bounds(values: &[f64]) -> (f64, f64) {
 mod tests {
     use super::*;
 
-    /// Do the bounds hold the mean of normal-ish values as wide as theory says?
+    /// For roughly normal values, do the bounds contain the mean, and are they as wide as theory says?
     #[test]
     fn bounds_are_as_wide_as_theory_says() {
         let mut generator = SplitMix64::new(1);
         let values: Vec<f64> = (0..100).map(|_| (0..12).map(|_| generator.unit()).sum::<f64>() - 6.0).collect();
         let mean = values.iter().sum::<f64>() / 100.0;
         let (low, high) = bounds(&values);
-        // A standard deviation of 1 over ten, times 1.645.
+        // A standard deviation of 1, divided by ten, times 1.645.
         assert!((mean - low - 0.1645).abs() < 0.04 && (high - mean - 0.1645).abs() < 0.04, "{low} {mean} {high}");
         assert_eq!(bounds(&[2.0]), (2.0, 2.0));
     }

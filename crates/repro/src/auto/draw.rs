@@ -1,7 +1,7 @@
-//! Mixes drawn from a seed, by family: programs described by their solo behavior, in the machine's own measures.
+//! Mixes drawn from a seed, by family: programs described by their solo behavior, relative to the machine.
 //!
-//! A draw knows the machine's caches, CPUs and latencies, and nothing of any policy. Sizes are shares of the contended
-//! cache, so that a family says the same on every machine.
+//! A draw knows the machine's caches, CPUs and latencies, but no policy. Sizes are shares of the contended cache, so
+//! that a family means the same on every machine.
 
 use cachemate_core::{CacheLevel, Goal, MachineSpec, SplitMix64};
 use cachemate_interval::{Demand, IntervalJob, PhasedProgram, PrivateLevel, ProgramPhase, RegionUse, SizePoint};
@@ -11,27 +11,27 @@ use serde::Serialize;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Family {
-    /// Threads that share data, and room for all.
+    /// Threads that share data, with room for all.
     Sharing,
-    /// Programs that keep data beside streams.
+    /// Programs that reuse data, beside streams.
     Contention,
     /// Twice as many programs as CPUs.
     Overcommitted,
-    /// More that keep data than can be kept apart: only parts of caches help.
+    /// More programs that reuse data than can be separated: only cache partitioning helps.
     Space,
-    /// One of them was promised a speed.
+    /// One program has the promise of a speed.
     Floors,
-    /// Sharing clusters, streams and programs that keep data at once.
+    /// Sharing clusters, streams and programs that reuse data, all at once.
     Crossed,
-    /// Programs that change what they do.
+    /// Programs that change their behavior.
     Phased,
-    /// Programs that come and go.
+    /// Programs that arrive and exit.
     Arrivals,
-    /// Nothing to be gained.
+    /// No policy can gain anything.
     Null,
 }
 
-/// All of them.
+/// All families.
 pub const FAMILIES: [Family; 9] = [
     Family::Sharing,
     Family::Contention,
@@ -45,7 +45,7 @@ pub const FAMILIES: [Family; 9] = [
 ];
 
 impl Family {
-    /// As people and file names have it.
+    /// The name as shown to users and used in file names.
     pub fn name(self) -> &'static str {
         match self {
             Family::Sharing => "sharing",
@@ -61,7 +61,7 @@ impl Family {
     }
 }
 
-/// Figures of the machine in which programs are described.
+/// The machine's figures in which programs are described.
 struct Measures {
     cache_bytes: f64,
     latency_cycles: f64,
@@ -95,9 +95,9 @@ struct MixGenerator<'a> {
     generator: SplitMix64,
 }
 
-/// Points of a profile.
+/// Number of points of a profile.
 const SIZES: u32 = 64;
-/// Tasks at most: larger machines stay partly idle.
+/// Maximum number of tasks: larger machines stay partly idle.
 const TASKS_AT_MOST: usize = 16;
 
 impl MixGenerator<'_> {
@@ -105,7 +105,7 @@ impl MixGenerator<'_> {
         low + (high - low) * self.generator.unit()
     }
 
-    /// Fills per instruction by bytes held; each waits for so much of memory's latency.
+    /// A phase from its fills per instruction by resident bytes; `overlap` fills share one memory latency.
     fn phase(&mut self, fills: impl Fn(f64) -> f64, overlap: f64, base_cycles: f64) -> ProgramPhase {
         let on = self.on;
         let point = |at: u32| {
@@ -139,7 +139,8 @@ impl MixGenerator<'_> {
         }
     }
 
-    /// Keeps this share of the cache, and loses by what is taken of it: one working set or two.
+    /// A program that reuses a working set of this share of the cache, or two of them, and slows down with a smaller
+    /// share.
     fn keeper(&mut self, share: f64) -> ProgramPhase {
         let bytes = share * self.on.cache_bytes;
         let (rate, hot) = (self.between(0.004, 0.02), self.between(0.1, 0.5));
@@ -153,20 +154,20 @@ impl MixGenerator<'_> {
         self.phase(fills, overlap, base)
     }
 
-    /// Brings in and keeps nothing.
+    /// A program that streams and reuses nothing.
     fn stream(&mut self) -> ProgramPhase {
         let (rate, base, overlap) = (self.between(0.004, 0.012), self.between(0.4, 1.0), self.between(0.15, 0.4));
         self.phase(move |_| rate, overlap, base)
     }
 
-    /// Hardly uses the cache.
+    /// A program that hardly uses the cache.
     fn quiet(&mut self) -> ProgramPhase {
         let (rate, base) = (self.between(1e-5, 2e-4), self.between(0.4, 1.5));
         let bytes = 0.02 * self.on.cache_bytes;
         self.phase(move |held| rate * (1.0 - held / bytes).max(0.0) + 1e-7, 0.7, base)
     }
 
-    /// So many threads over one region that they read and write.
+    /// A program of `threads` threads that read and write one region.
     fn sharers(&mut self, number: u32, threads: u32) -> IntervalJob {
         let share = self.between(0.05, 0.2);
         let mut phase = self.keeper(share);
@@ -181,7 +182,7 @@ impl MixGenerator<'_> {
         jobs
     }
 
-    /// So many that keep data, so many streams.
+    /// A mix of `keepers` programs that reuse data and `streams` streams.
     fn of_both(&mut self, keepers: usize, share: (f64, f64), streams: usize) -> Vec<IntervalJob> {
         let mut jobs = Vec::new();
         for index in 0..keepers {
@@ -231,7 +232,7 @@ impl MixGenerator<'_> {
                 jobs
             }
             Family::Sharing => {
-                // Quiet programs come first: threads of a process then do not fill a cache just so.
+                // Quiet programs come first, so that the threads of a process do not happen to fill a cache exactly.
                 let threads = on.cores_per_cache.min(4);
                 let first = 1 + self.generator.below(on.cores_per_cache as u64 - 1) as usize;
                 let processes = (tasks.saturating_sub(first) / threads).max(1);
@@ -270,7 +271,7 @@ impl MixGenerator<'_> {
         }
     }
 
-    /// Every other stretch it does something else.
+    /// Makes the job alternate between two behaviors.
     fn phased(&mut self, job: &mut IntervalJob, length_ns: u64) {
         let other = if job.name.starts_with("stream") { self.quiet() } else { self.stream() };
         let instr_per_s = self.on.hertz;
@@ -298,7 +299,7 @@ fn job(name: &str, phase: ProgramPhase) -> IntervalJob {
     IntervalJob { name: name.to_string(), ..IntervalJob::new(program) }
 }
 
-/// The programs of one mix; `None` where the machine has no data cache, or has no use for the family.
+/// The programs of one mix; `None` if the machine has no data cache, or the family does not apply to it.
 pub fn mix(machine: &MachineSpec, family: Family, seed: u64, length_ns: u64) -> Option<Vec<IntervalJob>> {
     let on = Measures::of(machine)?;
     let divides = machine.pages.colors.is_some() || machine.caches.iter().any(|cache| cache.way_partitions.is_some());
@@ -318,7 +319,7 @@ pub fn mix(machine: &MachineSpec, family: Family, seed: u64, length_ns: u64) -> 
 mod tests {
     use super::*;
 
-    /// Is every family's mix made of programs that can be, and the same for the same seed?
+    /// Does every family's mix consist of valid programs, and is it the same for the same seed?
     #[test]
     fn mixes_are_drawn_alike() {
         for machine in ["opteron-2350", "xeon-x5365", "epyc-7742?cores_per_package=8&contexts_per_core=1"] {

@@ -34,22 +34,22 @@ pub fn singles() -> std::ops::Range<usize> {
     1..contenders().len() - 1
 }
 
-/// How one contender did on one machine seed.
+/// The scores of one contender on one machine seed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ContenderScore {
-    /// Mean over jobs of speed over that alone, from arrival on.
+    /// Mean over jobs of speed relative to solo speed, from arrival on.
     pub weighted_speedup: f64,
-    /// Harmonic mean of the same: throughput and fairness in one number.
+    /// Harmonic mean of the same ratios: throughput and fairness in one number.
     pub harmonic_mean: f64,
-    /// Instructions a second of all jobs together.
+    /// Instructions per second of all jobs together.
     pub instr_per_s: f64,
-    /// Largest time over time alone.
+    /// Largest ratio of run time to solo run time.
     pub worst_slowdown: f64,
-    /// Share of settled windows in which a promised speed was kept; `None` = nothing was promised.
+    /// Share of settled windows in which a promised speed was kept; `None` = no speed was promised.
     pub floors_kept: Option<f64>,
 }
 
-/// By what a contender is judged.
+/// The measure by which a contender is judged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ScoreKind {
     WeightedSpeedup,
@@ -58,23 +58,23 @@ pub enum ScoreKind {
     WorstSlowdown,
 }
 
-/// One mix with all that was measured.
+/// One mix with all its measurements.
 #[derive(Clone, Debug)]
 pub struct AutoMix {
     pub family: Family,
     pub machine: String,
     pub seed: u64,
-    /// By machine seed, then contender.
+    /// Scores by machine seed, then by contender.
     pub did: Vec<Vec<ContenderScore>>,
 }
 
 impl AutoMix {
-    /// Gain of a contender over another, in per cent, for the machine seeds that score.
+    /// Gain of one contender over another, in percent, for the machine seeds that score.
     pub fn gains(&self, of: usize, over: usize) -> Vec<f64> {
         self.gains_by(ScoreKind::WeightedSpeedup, of, over)
     }
 
-    /// The same by another kind of verdict; points for the worst slowdown, of which less is better.
+    /// The same gain by another measure; in points for the worst slowdown, where less is better.
     pub fn gains_by(&self, kind: ScoreKind, of: usize, over: usize) -> Vec<f64> {
         let percent = |a: f64, b: f64| 100.0 * (a / b - 1.0);
         let gain = |did: &Vec<ContenderScore>| {
@@ -96,19 +96,20 @@ impl AutoMix {
     }
 }
 
-/// A job alone on the machine for this long.
+/// Length of the run of a job alone on the machine.
 const ALONE_NS: u64 = 60_000_000_000;
 
-/// The speed of a job alone.
+/// A job's solo speed over time.
 #[derive(Serialize, Deserialize)]
 struct SoloCourse {
     instr_per_s: f64,
-    /// Seconds and instructions until then, of a program with phases: its instructions are not all of the same work.
+    /// Seconds, and instructions completed by then, of a program with phases, whose instructions are not all equal
+    /// work.
     course: Vec<(f64, f64)>,
 }
 
 impl SoloCourse {
-    /// Speed over that alone, at equal work: the time that so many instructions take alone, over the time that they took.
+    /// Speed relative to solo speed at equal work: the solo time for these instructions over the time that they took.
     fn speed(&self, instr_per_s: f64, seconds: f64) -> f64 {
         let done = instr_per_s * seconds;
         let next = self.course.partition_point(|&(_, instructions)| instructions < done);
@@ -147,7 +148,7 @@ fn judged(jobs: &[IntervalJob], alone: &[SoloCourse], outcome: &ContenderRun, le
     }
 }
 
-/// Draws and runs everything.
+/// Draws and runs all mixes.
 ///
 /// # Errors
 /// A run that fails, or the interruption.
@@ -184,14 +185,14 @@ pub fn run_all(
 mod tests {
     use super::*;
 
-    /// Is a program with phases judged by the time that its work takes alone, whichever phase it is in at the end, and one
-    /// without by its rate?
+    /// Is a program with phases judged by the solo time of its work, whatever phase it ends in, and one without phases
+    /// by its rate?
     #[test]
     fn speeds_are_told_at_equal_work() {
         // Slow for a hundred seconds, then five times as fast.
         let alone = SoloCourse { instr_per_s: 300.0, course: vec![(100.0, 1e4), (200.0, 6e4)] };
         assert_eq!(alone.speed(300.0, 200.0), 1.0);
-        // Half as fast all the time: it has done in two hundred seconds what takes a hundred.
+        // Half as fast throughout: in two hundred seconds it completes the work of one hundred.
         assert_eq!(alone.speed(50.0, 200.0), 0.5);
         assert_eq!(alone.speed(175.0, 200.0), 0.75);
         let steady = SoloCourse { instr_per_s: 300.0, course: Vec::new() };

@@ -1,9 +1,9 @@
 //! `AUTO`: the integrated policy on mixes that no policy was tuned for, against every baseline, from arrival on.
 //!
-//! Problem: a policy that chooses among mechanisms has to gain what the best of them gains, on every kind of mix, and
-//! lose nowhere. Method: mixes are drawn by family from seeds ([`draw`]) and run on the interval machine at nominal
-//! time ([`run`]). Each runs under the default, under single mechanisms, and under `auto`; the best single mechanism of
-//! a mix is chosen on one machine seed and scored on another. Properties: the same seed and machine give the same
+//! Problem: a policy that chooses among mechanisms has to match the best of them on every kind of mix, and must never
+//! lose. Method: mixes are drawn by family from seeds ([`draw`]) and run on the interval machine at nominal time
+//! ([`run`]). Each runs under the default, under single mechanisms, and under `auto`; the best single mechanism of a
+//! mix is chosen on one machine seed and scored on another. Properties: the same seed and machine give the same
 //! numbers; all mixes count; bounds are one-sided 95 %, by bootstrap over mixes ([`bounds`]).
 
 mod bounds;
@@ -17,10 +17,11 @@ use crate::Experiment;
 pub use draw::{FAMILIES, Family};
 pub use run::{AutoContender, ContenderRun, run};
 
-/// The development mixes' machines: no ways and few caches, many small caches behind one bus, ways and large caches.
+/// Machines of the development mixes: no way masks and few caches; many small caches behind one bus; way masks and
+/// large caches.
 pub const MACHINES: [&str; 3] = ["opteron-2350", "xeon-x5365", "epyc-7742?cores_per_package=8&contexts_per_core=1"];
 
-/// An experiment of our own, beside the papers'.
+/// Experiments that are not from a paper.
 pub(crate) fn experiments() -> Vec<Experiment> {
     vec![Experiment {
         ids: &["AUTO"],

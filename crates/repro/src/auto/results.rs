@@ -1,4 +1,4 @@
-//! AUTO: the bars of the integrated policy, and how the mixes stand against them.
+//! AUTO: the targets of the integrated policy, and the results of the mixes against them.
 
 use cachemate_core::MachineSpec;
 use cachemate_report::figure::{Axis, BarChart, BarGroup};
@@ -28,12 +28,12 @@ fn finding(
     Finding::new(id, what, PAPER, unit, target, &[(context.seeds[0], value)])
 }
 
-/// Means of per-mix means over the machine seeds that score.
+/// Mean over the machine seeds that score.
 fn gain(mix: &AutoMix, over: usize) -> f64 {
     mean(&mix.gains(contenders().len() - 1, over))
 }
 
-/// Lower bound of the geometric mean of gains in per cent.
+/// Lower bound of the geometric mean of gains in percent.
 fn low(percents: &[f64]) -> f64 {
     let logs: Vec<f64> = percents.iter().map(|percent| (percent / 100.0).max(-0.999).ln_1p()).collect();
     100.0 * bounds(&logs).0.exp_m1()
@@ -55,7 +55,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     findings(context, &mixes)
 }
 
-/// Every verdict.
+/// All findings.
 fn findings(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Result<Vec<Finding>, ReproError> {
     let all: Vec<&AutoMix> = mixes.iter().collect();
     let of = |family: Family| mixes.iter().filter(|mix| mix.family == family).collect::<Vec<&AutoMix>>();
@@ -104,7 +104,7 @@ fn findings(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Result<Vec<Fi
     Ok(findings)
 }
 
-/// Points by which the worst off is further behind than by default.
+/// Points by which the worst-off job is slower than under the default.
 fn behind(context: &ExperimentContext<'_>, what: &str, mixes: &[&AutoMix]) -> Finding {
     let auto = contenders().len() - 1;
     let points = |mix: &AutoMix| mean(&mix.gains_by(ScoreKind::WorstSlowdown, auto, 0));
@@ -112,7 +112,7 @@ fn behind(context: &ExperimentContext<'_>, what: &str, mixes: &[&AutoMix]) -> Fi
     finding("AUTO-7", what, "points", ResultTarget::AtMost { target: 2.0, paper_best: None }, most, context)
 }
 
-/// The verdicts of one family, by kind: against the best single mechanism in hindsight, and against the default.
+/// The findings of one family, by kind: against the best single mechanism in hindsight, and against the default.
 fn of_family(context: &ExperimentContext<'_>, family: Family, mixes: &[&AutoMix]) -> Vec<Finding> {
     if mixes.is_empty() {
         return Vec::new();
@@ -140,7 +140,7 @@ fn of_family(context: &ExperimentContext<'_>, family: Family, mixes: &[&AutoMix]
     findings
 }
 
-/// `auto` against each baseline by itself, over all mixes: no fixed one is better.
+/// `auto` against each baseline separately, over all mixes: no fixed policy is better.
 fn baselines(context: &ExperimentContext<'_>, mixes: &[&AutoMix]) -> Vec<Finding> {
     let against = |(at, baseline): (usize, &AutoContender)| {
         let what = format!("weighted speed-up over '{}', all mixes: lower 95 % bound", baseline.title);
@@ -165,7 +165,7 @@ fn below_default(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Finding 
         .note(note)
 }
 
-/// Feasible: kept by some contender in 99 % of windows.
+/// A promise is feasible if some contender keeps it in 99 % of windows.
 fn floors(context: &ExperimentContext<'_>, mixes: &[&AutoMix]) -> Finding {
     let auto = contenders().len() - 1;
     let kept = |mix: &AutoMix, at: usize| {
@@ -179,7 +179,7 @@ fn floors(context: &ExperimentContext<'_>, mixes: &[&AutoMix]) -> Finding {
         .note(note)
 }
 
-/// Every contender by family, over the default.
+/// Every contender relative to the default, by family.
 fn points(mixes: &[AutoMix]) -> Vec<DataPoint> {
     let mut points = Vec::new();
     for (at, contender) in contenders().iter().enumerate().skip(1) {

@@ -1,4 +1,4 @@
-//! One mix under one policy on the interval machine, from arrival on, with everything that it costs.
+//! One mix under one policy on the interval machine, from arrival on, including all costs of the policy.
 
 use std::collections::BTreeMap;
 
@@ -14,11 +14,11 @@ use crate::setup::failed;
 /// A policy with its parameters.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct AutoContender {
-    /// In tables.
+    /// Title in tables.
     pub title: &'static str,
     /// Name in the registry.
     pub policy: &'static str,
-    /// As TOML; empty = the policy's own.
+    /// Parameters as TOML; empty = the policy's defaults.
     pub parameters: String,
 }
 
@@ -32,23 +32,23 @@ impl AutoContender {
 /// The outcome of one run.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ContenderRun {
-    /// Instructions a second of each job from its arrival to the end, all threads.
+    /// Instructions per second of each job from its arrival to the end, over all threads.
     pub instr_per_s: Vec<f64>,
-    /// Seconds at the end of each window, and instructions of all jobs until then.
+    /// Seconds at the end of each window, and instructions of all jobs by then.
     pub course: Vec<(f64, f64)>,
     /// Speed of each job in each window of the second half.
     pub windows: Vec<Vec<f64>>,
-    /// Windows of the whole run.
+    /// Number of windows of the whole run.
     pub records: u64,
 }
 
-/// Instructions that make a reading of counters count: about a tenth of a second's.
+/// Instructions from which on a counter reading is used: about those of a tenth of a second.
 const COUNTED_INSTRUCTIONS: f64 = 1e8;
 
 /// Runs a mix to its end.
 ///
 /// # Errors
-/// A machine or programs that cannot be, or a policy that fails.
+/// An invalid machine or program, or a policy that fails.
 pub fn run(
     machine: &MachineSpec,
     jobs: &[IntervalJob],
@@ -83,7 +83,7 @@ pub fn run(
     Ok(books.outcome(jobs, length_ns))
 }
 
-/// Instructions by job: observations count them exactly.
+/// Instructions by job, from observations, which count them exactly.
 struct InstructionTotals {
     job_of: BTreeMap<ProcessId, usize>,
     names: Vec<String>,

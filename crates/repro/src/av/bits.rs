@@ -1,8 +1,8 @@
-//! The six vectors of a task (use and miss at three levels), the thresholds they are made with, and a fitted line.
+//! The six vectors of a task (use and miss at three levels), the thresholds that define them, and a fitted line.
 //!
-//! The paper leaves the thresholds open. Chosen before anything was run: a super set is active where it counts more than
-//! the mean over all super sets of all nine programs alone, one threshold for each of the six. A threshold relative to
-//! the program's own mean would set about as many bits in a quiet program as in a busy one.
+//! The paper leaves the thresholds open. They were chosen before any run: a super set is active if it counts more than
+//! the mean over all super sets of all nine programs alone, with one threshold for each of the six. A threshold
+//! relative to the program's own mean would set about as many bits in a quiet program as in a busy one.
 
 use cachemate_core::{IndexSet, SuperSetCount};
 use cachemate_locality::activity::{self, ActivityThreshold, activity_vector};
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::samples::{LEVELS, TaskActivity};
 
-/// Names of the six, in the order of Table 1.
+/// Names of the six vectors, in the order of Table 1.
 pub(super) const CELLS: [&str; 6] =
     ["D-cache use", "D-cache miss", "I-cache use", "I-cache miss", "L2-cache use", "L2-cache miss"];
 
@@ -37,19 +37,19 @@ impl Thresholds {
         Thresholds(std::array::from_fn(|cell| sums[cell] / f64::max(count[cell], 1.0)))
     }
 
-    /// For samples that are so many times as long.
+    /// Thresholds for samples that are `longer` times as long.
     pub fn times(self, longer: f64) -> Self {
         Thresholds(self.0.map(|threshold| threshold * longer))
     }
 
     /// The six vectors of one task's sample.
     pub fn vectors(&self, activity: &TaskActivity) -> [IndexSet; 6] {
-        // "More than 4.2" and "more than 4" are the same for counts.
+        // For integer counts, "more than 4.2" and "more than 4" are the same.
         vectors(activity, |cell| ActivityThreshold::Count(self.0[cell] as u64))
     }
 }
 
-/// The six vectors by thresholds relative to the task's own mean: the other reading of the paper.
+/// The six vectors with thresholds relative to the task's own mean: the other reading of the paper.
 pub(super) fn own_vectors(activity: &TaskActivity) -> [IndexSet; 6] {
     vectors(activity, |_| ActivityThreshold::MeanTimes(1.0))
 }
@@ -65,7 +65,7 @@ fn events(count: &SuperSetCount, of: activity::ActivityKind) -> u64 {
     }
 }
 
-/// Several samples in a row as one.
+/// Combines several consecutive samples into one.
 pub(super) fn together<'a>(samples: impl IntoIterator<Item = &'a TaskActivity>) -> Option<TaskActivity> {
     samples.into_iter().cloned().reduce(|mut sum, more| {
         for level in 0..LEVELS.len() {
@@ -86,8 +86,8 @@ pub(super) struct FittedLine {
 }
 
 impl FittedLine {
-    /// `None` where all x are alike, so that there is no slope. Points that are all alike in y lie on a line of slope 0
-    /// that explains nothing (r² = 0).
+    /// Fits a line; `None` if all x are equal, so that there is no slope. If all y are equal, the slope is 0 and
+    /// explains nothing (r² = 0).
     pub fn fit(points: &[(f64, f64)]) -> Option<Self> {
         let n = points.len() as f64;
         let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / n;
@@ -110,7 +110,8 @@ mod tests {
         [level(1), level(10), level(100)]
     }
 
-    /// Is the threshold the mean over programs and super sets, level by level, and does it follow a sample's length?
+    /// Is the threshold the mean over programs and super sets, level by level, and does it scale with a sample's
+    /// length?
     #[test]
     fn thresholds_are_means_and_scale_with_the_sample() {
         let samples = [activity(1), activity(3)];
@@ -124,12 +125,12 @@ mod tests {
         assert_eq!(bits(thresholds.times(2.0).vectors(&double)), expected);
     }
 
-    /// Does the fit reproduce a line, and does r² give the share that it explains?
+    /// Does the fit reproduce a line, and is r² the share of the variance that it explains?
     #[test]
     fn a_fitted_line_is_the_line() {
         let line = FittedLine::fit(&[(0.0, 1.0), (1.0, 3.0), (3.0, 7.0)]).unwrap();
         assert!((line.slope - 2.0).abs() < 1e-12 && (line.r_squared - 1.0).abs() < 1e-12);
-        // y = x, plus and minus 1 where x repeats: half of the variance is explained.
+        // y = x, plus and minus 1 at equal x: half of the variance is explained.
         let line = FittedLine::fit(&[(0.0, 1.0), (0.0, -1.0), (2.0, 3.0), (2.0, 1.0)]).unwrap();
         assert!((line.slope - 1.0).abs() < 1e-12 && (line.r_squared - 0.5).abs() < 1e-12);
         assert_eq!(FittedLine::fit(&[(2.0, 1.0), (2.0, 3.0)]), None);

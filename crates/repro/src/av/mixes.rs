@@ -1,13 +1,14 @@
-//! AV-3 (Table 4): the fifteen four-job mixes on the simulated SMT core, scheduled by activity vectors against round robin.
+//! AV-3 (Table 4): the fifteen four-job mixes on the simulated SMT core, scheduled by activity vectors against round
+//! robin.
 //!
-//! Chosen before running, since the paper leaves it open: round robin is the same scheduler with nothing but the
-//! samples run in its score. The oracle knows the speed of every pairing of the four at equal time: the best of the
-//! three ways to make two pairs, each measured as a run of its own. A pair's turn is as long as round robin leaves a
-//! job, since a reference that refills its caches more often would be none. The whole set without any vectors shows
-//! what longer turns alone bring. All runs time the same instructions of each job ([`crate::work`]): over equal time a
-//! schedule that gets further compares other phases of the programs. They are as long as the paper's, 100 to 200
-//! samples (10^9 instructions). Jobs are timed each over its own work; in a run of a few turns, who runs when would
-//! count as a gain (a mix of +4 to +12 % where there is none).
+//! The paper leaves the following open; it was chosen before running. Round robin is the same scheduler with only the
+//! samples run in its score. The oracle knows the speed of every pairing of the four at equal time: it is the best of
+//! the three ways to make two pairs, each measured in its own run. A pair's turn is as long as round robin leaves a job
+//! in place, because a reference that refills its caches more often would be unfair. The whole set without any vectors
+//! shows the effect of longer turns alone. All runs time the same instructions of each job ([`crate::work`]), because
+//! over equal time a faster schedule would compare later phases of the programs. Runs are as long as the paper's, 100
+//! to 200 samples (10^9 instructions). Each job is timed over its own work, so in a run of a few turns the order of
+//! jobs would count as a gain (+4 to +12 % for a mix without any).
 
 use cachemate_core::{
     CacheLevel, Decision, Gang, GangSchedule, Plan, Policy, ProfilerConfig, TaskId, View, WindowLength,
@@ -48,7 +49,7 @@ const MIXES: [([&str; 4], f64, f64); 15] = [
 /// Two pairs out of four jobs.
 const PAIRINGS: [[[u32; 2]; 2]; 3] = [[[0, 1], [2, 3]], [[0, 2], [1, 3]], [[0, 3], [1, 2]]];
 
-/// The schedulers compared with round robin: name, policy, parameters. The last one is shown and without a target.
+/// The schedulers compared with round robin: name, policy, parameters. The last one is shown without a target.
 const SCHEDULERS: [(&str, &str, &str); 4] = [
     ("vectors, one replaced at a time (paper)", "activity-vector", "form = \"replacement\""),
     ("vectors, whole set", "activity-vector", "form = \"set\""),
@@ -58,22 +59,22 @@ const SCHEDULERS: [(&str, &str, &str); 4] = [
 const REFERENCE: usize = 3;
 const ROUND_ROBIN: (&str, &str) = ("activity-vector", "form = \"replacement\"\nweights.last_level_miss = 0.0");
 
-/// A pair's turn, in parts of a sample. Measured: among equals round robin replaces no job, so that it replaces three jobs
-/// in four samples, and a job stays for 8/3 samples in the mean.
+/// Length of a pair's turn, in parts of a sample. It was measured: among equals, round robin replaces three jobs in
+/// four samples, so a job stays for 8/3 samples on average.
 const PAIR_PARTS: u64 = 3;
 const PAIR_TURN: u32 = 8;
 
-/// Samples of a job alone: before its work, and of its work. Beside others it takes three to four times as many.
+/// Samples of a job alone, before and during its work. With co-runners it takes three to four times as many.
 #[derive(Debug)]
 struct SampleLength {
     scale: u64,
     warm_up: u64,
     kept: u64,
-    /// One mix of so many.
+    /// One of every `every` mixes is run.
     every: usize,
 }
 
-/// One run against round robin, in per cent.
+/// One run compared with round robin, in percent.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 struct RoundRobinGains {
     ipc_gain: f64,
@@ -83,7 +84,7 @@ struct RoundRobinGains {
     busy: f64,
     weighted_speedup_gain: f64,
     worst_slowdown: f64,
-    /// Jobs brought in per sample.
+    /// Jobs per sample that did not run in the previous one.
     brought_in: f64,
 }
 
@@ -91,7 +92,7 @@ struct RoundRobinGains {
 struct FourJobMix {
     seed: u64,
     nth: usize,
-    /// One for each of [`SCHEDULERS`].
+    /// Gains of each of [`SCHEDULERS`].
     by: Vec<RoundRobinGains>,
     oracle: RoundRobinGains,
     worst_pairing_gain: f64,
@@ -103,7 +104,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let mixes = all_mixes(context, &context.seeds, &length)?;
     let mut findings = findings(context, &mixes);
     if !context.quick {
-        // Does the result hang on the scale?
+        // Does the result depend on the scale?
         let second = SampleLength { scale: 20, ..length };
         let again = all_mixes(context, &context.seeds[..1], &second)?;
         let over = format!("mean of {} mixes, first seed", again.len());
@@ -128,7 +129,7 @@ fn all_mixes(
     for &seed in seeds {
         let items: Vec<usize> = (0..MIXES.len()).step_by(length.every).collect();
         context.tell(&format!("{} mixes of four jobs, seed {seed}, scale 1/{}", items.len(), length.scale));
-        // A job's input depends on its place in the mix.
+        // A job's input depends on its position in the mix.
         let mut jobs: Vec<(&str, usize)> =
             items.iter().flat_map(|&nth| MIXES[nth].0.into_iter().enumerate().map(|(at, name)| (name, at))).collect();
         jobs.sort_unstable();
@@ -174,7 +175,7 @@ fn managed(
     name: &str,
     policy: Box<dyn Policy>,
 ) -> Result<WorkRun, ReproError> {
-    // A reading of counters counts once it covers a part of a sample.
+    // A counter reading is used once it covers a part of a sample.
     let counted_instructions = SAMPLE_CYCLES as f64 / workload.options.scale as f64 / 10.0;
     let counters = ProfilerConfig::Counters { level: CacheLevel::L2, min_instructions: counted_instructions };
     let profilers = vec![counters, ProfilerConfig::Activity];
@@ -194,7 +195,7 @@ fn scheduled(
     managed(workload, work, policy, built)
 }
 
-/// Two pairs in turn, for ever.
+/// A policy that alternates two pairs forever.
 struct PairRotation {
     pairs: [[u32; 2]; 2],
     window_ns: u64,
@@ -267,7 +268,7 @@ fn against(run: &WorkRun, base: &WorkRun, solo: &[f64]) -> Result<RoundRobinGain
     })
 }
 
-/// Jobs per sample that did not run in the one before, by the plans' first gangs.
+/// Jobs per sample that did not run in the previous one, according to the plans' first gangs.
 fn brought_in(decisions: &[Decision]) -> f64 {
     let running = |decision: &Decision| -> Vec<TaskId> {
         let gang = decision.plan.gangs.first().and_then(|schedule| schedule.gangs.first());
@@ -292,8 +293,8 @@ fn findings(context: &ExperimentContext<'_>, mixes: &[FourJobMix]) -> Vec<Findin
     let per_seed = |of: &dyn Fn(&FourJobMix) -> f64| context.per_seed(|seed| over_mixes(seed, of));
     let oracle = mean(&per_seed(&|mix| mix.oracle.ipc_gain).iter().map(|(_, gain)| *gain).collect::<Vec<f64>>());
     let worst = mean(&per_seed(&|mix| mix.worst_pairing_gain).iter().map(|(_, gain)| *gain).collect::<Vec<f64>>());
-    // Where the best pairing has less to give than the paper's mean, 70 % of what it gives. One that loses is no oracle,
-    // and lowers no target.
+    // If the gain of the best pairing is below the paper's mean, the target is 70 % of that gain. A pairing that loses
+    // is no oracle, and lowers no target.
     let target = ResultTarget::AtLeast {
         target: if (0.0..4.4).contains(&oracle) { 0.7 * oracle } else { 4.4 },
         paper_best: Some(12.1),
@@ -325,7 +326,7 @@ fn findings(context: &ExperimentContext<'_>, mixes: &[FourJobMix]) -> Vec<Findin
         if shown {
             continue;
         }
-        // Over seeds first: a single seed's mix is noise.
+        // Averaged over seeds first, because a single seed's mix is noise.
         let lowest = measured(mixes).map(|nth| of_mix(mixes, nth, |mix| mix.by[index].ipc_gain));
         let lowest = lowest.map(|gains| mean(&gains)).fold(f64::INFINITY, f64::min);
         let what = format!("lowest IPC gain of any mix, mean over seeds: {name}");
@@ -344,7 +345,7 @@ fn findings(context: &ExperimentContext<'_>, mixes: &[FourJobMix]) -> Vec<Findin
     findings
 }
 
-/// The mixes there are, in Table 4's order.
+/// The mixes that were run, in Table 4's order.
 fn measured(mixes: &[FourJobMix]) -> impl Iterator<Item = usize> + '_ {
     (0..MIXES.len()).filter(|nth| mixes.iter().any(|mix| mix.nth == *nth))
 }

@@ -15,11 +15,11 @@ const PROGRAMS: [&str; 9] = ["gzip", "mcf", "equake", "ammp", "twolf", "mesa", "
 
 const MACHINE: &str = "smt-av";
 
-/// The paper leaves the number of super sets open; chosen before anything was run: 32 at every level, so that overlaps
-/// of different levels count in the same unit. 4 sets each in the L1 caches, 32 in the L2.
+/// Number of super sets, which the paper leaves open. Chosen before any run: 32 at every level, so that overlaps of
+/// different levels have the same unit. A super set has 4 sets in the L1 caches and 32 in the L2.
 const SUPER_SETS: u32 = 32;
 
-/// A sample of the simulated runs (AV 2.2, 2.3), before scaling.
+/// Length of a sample of the simulated runs (AV 2.2, 2.3), before scaling.
 const SAMPLE_CYCLES: u64 = 5_000_000;
 
 /// All experiments of the paper.

@@ -1,8 +1,9 @@
-//! AV-1 (Table 1, Figure 3): does the overlap of activity vectors tell the speed of a pair? AV-7 (Figure 1): how many of
-//! the L2 misses do the two cause each other?
+//! AV-1 (Table 1, Figure 3): does the overlap of activity vectors predict the speed of a pair? AV-7 (Figure 1): how
+//! many of their L2 misses do the two programs cause each other?
 //!
-//! All 45 pairs of nine programs, each also with itself, on the two contexts of the simulated SMT core. Sample by sample
-//! the bits that both vectors share stand against the IPC of both together; a line is fitted for each pair.
+//! All 45 pairs of nine programs, including each with itself, on the two contexts of the simulated SMT core. For every
+//! sample, the number of bits that both vectors share is compared with the IPC of both together; a line is fitted for
+//! each pair.
 
 use cachemate_core::{CacheLevel, IndexSet};
 use cachemate_locality::activity::overlap;
@@ -21,14 +22,14 @@ const PAPER: [(f64, f64); 6] =
     [(0.109, 0.326), (-0.023, 0.142), (0.085, 0.395), (0.007, 0.177), (-0.022, 0.143), (-0.151, 0.331)];
 const L2_MISS: usize = 5;
 
-/// Samples not kept and kept, and the time scale.
+/// Warm-up samples, measured samples, and the time scale.
 #[derive(Debug)]
 struct PairLength {
     scale: u64,
     warm_up: u64,
     kept: u64,
-    /// Cycles not measured, and measured, of the run that tells misses by cause. Caches do not scale, and most misses
-    /// are cold until the programs' data have been gone through. `None` = the run of the samples.
+    /// Warm-up and measured cycles of the run that attributes misses to causes. Caches do not scale, and most misses
+    /// are cold until the programs have gone through their data once. `None` = the run of the samples.
     causes: Option<(u64, u64)>,
 }
 
@@ -37,9 +38,9 @@ struct PairRun {
     seed: u64,
     name: String,
     instr_per_cycle: f64,
-    /// Mean bits shared, and the line of IPC over bits shared; none where the overlap never changed.
+    /// Mean number of shared bits, and the line of IPC over shared bits; no line if the overlap never changed.
     cells: Cells,
-    /// Standard deviation of the bits shared over the samples.
+    /// Standard deviation of the number of shared bits over the samples.
     moved: [f64; 6],
     /// The same as `cells` under each of [`other_readings`].
     otherwise: Vec<Cells>,
@@ -52,8 +53,8 @@ type Cells = [(f64, Option<FittedLine>); 6];
 const OTHER_THRESHOLDS: [(&str, Option<f64>); 3] =
     [("half the threshold", Some(0.5)), ("twice the threshold", Some(2.0)), ("above the program's own mean", None)];
 
-/// Which sets make up a super set: chosen before anything was run (the low bits, 32 of them), then the other reading of
-/// the paper and other numbers, shown and without a target. All come out of the same runs.
+/// Definitions of a super set. The first (the low bits, 32 super sets) was chosen before any run; the other reading of
+/// the paper and other numbers are shown without a target. All come from the same runs.
 const FORMS: [(&str, SuperSets); 6] = [
     ("low bits, 32 super sets", SuperSets { contiguous: false, super_sets: 32 }),
     ("low bits, 64 super sets", SuperSets { contiguous: false, super_sets: 64 }),
@@ -69,7 +70,7 @@ fn other_readings() -> impl Iterator<Item = &'static str> {
     thresholds.chain(FORMS[1..].iter().map(|(name, _)| *name))
 }
 
-/// Samples as one form of super sets shows them.
+/// Samples in one definition of super sets.
 fn formed(samples: &[ActivitySample], form: SuperSets) -> Vec<ActivitySample> {
     let one = |sample: &ActivitySample| ActivitySample {
         instr_per_cycle: sample.instr_per_cycle,
@@ -112,7 +113,7 @@ fn workload(jobs: Vec<WorkloadJob>, seed: u64, scale: u64) -> Result<Workload, R
     Ok(workload)
 }
 
-/// From the nine programs alone, for each of [`FORMS`].
+/// Thresholds from the nine programs alone, for each of [`FORMS`].
 fn thresholds(context: &ExperimentContext<'_>, length: &PairLength, seed: u64) -> Result<Vec<Thresholds>, ReproError> {
     let alone: Vec<usize> = (0..PROGRAMS.len()).collect();
     let runs = context.run_all_stored(
@@ -161,7 +162,7 @@ fn pair(length: &PairLength, seed: u64, a: usize, b: usize, of_forms: &[Threshol
     Ok(PairRun { seed, name, instr_per_cycle, cells, moved, otherwise, l2 })
 }
 
-/// Bits that both tasks have set.
+/// Bits that are set in the vectors of both tasks.
 fn shared(sample: &ActivitySample, vectors: &dyn Fn(&TaskActivity) -> [IndexSet; 6]) -> [f64; 6] {
     let (one, other) = (vectors(&sample.tasks[0]), vectors(&sample.tasks[1]));
     std::array::from_fn(|cell| f64::from(overlap(&one[cell], &other[cell])))
@@ -180,7 +181,7 @@ fn of_seed(pairs: &[PairRun], seed: u64) -> impl Iterator<Item = &PairRun> {
     pairs.iter().filter(move |pair| pair.seed == seed)
 }
 
-/// Averages over the pairs that have a line, seed by seed.
+/// Averages over the pairs with a line, seed by seed.
 fn averaged(
     context: &ExperimentContext<'_>,
     pairs: &[PairRun],
@@ -191,7 +192,8 @@ fn averaged(
     context.seeds.iter().map(|&seed| mean(&lines(seed).iter().map(of).collect::<Vec<f64>>())).collect()
 }
 
-/// Mean slope of all pairs, seed by seed; an overlap that never changed counted as slope 0: another reading, shown only.
+/// Mean slope of all pairs, seed by seed, if an overlap that never changed counts as slope 0: another reading, which is
+/// only shown.
 fn over_all(context: &ExperimentContext<'_>, pairs: &[PairRun], cell: usize) -> Vec<f64> {
     let slope = |pair: &PairRun| pair.cells[cell].1.map_or(0.0, |line| line.slope);
     context.seeds.iter().map(|&seed| mean(&of_seed(pairs, seed).map(slope).collect::<Vec<f64>>())).collect()
@@ -211,7 +213,7 @@ fn through_means(
     context.seeds.iter().map(line).collect()
 }
 
-/// How steep the L2 miss slope is beside the steepest of the others, seed by seed.
+/// Ratio of the L2 miss slope to the steepest of the others, seed by seed.
 fn steepness(slopes: &[Vec<f64>]) -> Vec<f64> {
     let at = |seed: usize| {
         let others =
@@ -221,7 +223,7 @@ fn steepness(slopes: &[Vec<f64>]) -> Vec<f64> {
     (0..slopes[L2_MISS].len()).map(at).collect()
 }
 
-/// Within pairs, as the paper describes it and as it was chosen before the first run; other readings are points.
+/// Slopes within pairs, as the paper describes them and as chosen before the first run; other readings are points.
 fn correlation(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> Vec<Finding> {
     let slope = |line: &FittedLine| line.slope;
     let within: Vec<Vec<f64>> = (0..6).map(|cell| averaged(context, pairs, |pair| pair.cells[cell].1, slope)).collect();
@@ -262,7 +264,7 @@ fn what_was_fitted(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> String
     )
 }
 
-/// How far the overlap moves within a pair and between pairs, per level: where a slope can come from.
+/// Variation of the overlap within a pair and between pairs, per level: the possible source of a slope.
 fn why_not_steepest(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> String {
     let spread = |cell: usize| {
         let within = mean(&pairs.iter().map(|pair| pair.moved[cell]).collect::<Vec<f64>>());

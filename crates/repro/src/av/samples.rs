@@ -1,4 +1,4 @@
-//! Runs cut into samples: what every task did in every super set, and how fast the machine was meanwhile.
+//! Runs divided into samples: the activity of every task in every super set, and the machine's speed meanwhile.
 
 use cachemate_core::{
     CacheLevel, CounterEvent, CounterScope, Machine, Observation, Plan, ProbeEvidence, ProbeId, ProbeKind, ProbeRequest,
@@ -20,11 +20,11 @@ pub(super) type TaskActivity = [Vec<SuperSetCount>; 3];
 pub(super) struct ActivitySample {
     /// Instructions of all contexts per cycle.
     pub instr_per_cycle: f64,
-    /// In the order of the jobs.
+    /// Activity in the order of the jobs.
     pub tasks: Vec<TaskActivity>,
 }
 
-/// How sets make up super sets: runs of neighbors (AV 2.2, Figure 2) or those with equal low bits (AV 4.1).
+/// Grouping of sets into super sets: runs of neighbors (AV 2.2, Figure 2) or sets with equal low bits (AV 4.1).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct SuperSets {
     pub contiguous: bool,
@@ -32,7 +32,7 @@ pub(super) struct SuperSets {
 }
 
 impl SuperSets {
-    /// Super sets out of counts by set.
+    /// Combines counts by set into counts by super set.
     pub fn of(self, sets: &TaskActivity) -> TaskActivity {
         sets.each_ref().map(|sets| {
             let mut counts = vec![SuperSetCount { accesses: 0, misses: 0 }; self.super_sets];
@@ -46,7 +46,7 @@ impl SuperSets {
     }
 }
 
-/// As [`sampled`], with a count for every set of every level.
+/// Like [`sampled`], with a count for every set of every level.
 pub(super) fn sampled_by_set(
     workload: Workload,
     warm_up: u64,
@@ -68,8 +68,8 @@ pub(super) fn sampled_by_set(
     sampled_in(workload, warm_up, kept, counts)
 }
 
-/// Runs a workload of as many single-threaded jobs as contexts for `warm_up` samples that are not kept and `kept` that
-/// are. Every level is watched all the time.
+/// Runs a workload with one single-threaded job per context for `warm_up` samples that are dropped and `kept` that are
+/// returned. Every level is watched all the time.
 pub(super) fn sampled(
     workload: Workload,
     warm_up: u64,
@@ -100,7 +100,7 @@ fn sampled_in(
     let mut nth = 0;
     while let Some(seen) = machine.observe().map_err(failed("sampled run"))? {
         nth += 1;
-        // The last window may be cut short by the end of the run.
+        // The end of the run may cut the last window short.
         if nth > warm_up && seen.span.elapsed_cycles.is_some_and(|elapsed| elapsed * 10 >= cycles * 9) {
             samples.push(sample(&seen, jobs, super_sets));
         }
@@ -114,7 +114,7 @@ fn probe(id: u32, level: CacheLevel, tasks: &[TaskId], super_sets: u32) -> Probe
 }
 
 fn sample(seen: &Observation, jobs: usize, super_sets: [u32; 3]) -> ActivitySample {
-    // A watched task without a sample made no access at that level: it ran on its context all the time.
+    // A watched task without a sample made no access at that level, because it ran on its context all the time.
     let none = || super_sets.map(|count| vec![SuperSetCount { accesses: 0, misses: 0 }; count as usize]);
     let mut tasks: Vec<TaskActivity> = (0..jobs).map(|_| none()).collect();
     for answer in &seen.probe_results {

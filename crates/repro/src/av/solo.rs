@@ -1,5 +1,6 @@
-//! AV-2 (Table 2): how many bits of the next vector the last one predicts, beside a prediction of all zeros. AV-6 (Figure
-//! 2): activity of the L1 data cache over time and place, as pictures. Both from the nine programs alone.
+//! AV-2 (Table 2): the share of bits of the next vector that the last vector predicts, compared with a prediction of
+//! all zeros. AV-6 (Figure 2): activity of the L1 data cache over time and sets, as pictures. Both use the nine
+//! programs alone.
 
 use cachemate_core::SuperSetCount;
 use cachemate_locality::activity::LastValue;
@@ -15,12 +16,12 @@ use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, Res
 
 /// Table 2, in the order of the six cells.
 const PAPER: [f64; 6] = [82.3, 93.6, 94.9, 90.3, 93.8, 94.6];
-/// Table 2 is of samples of 100 M cycles, the pictures of 5 M.
+/// Table 2 uses samples of 100 M cycles, the pictures use samples of 5 M.
 const SAMPLES_TOGETHER: usize = 20;
-/// The text names gzip and perlbmk; which the other two are cannot be read off it, so one that chases pointers and one
-/// that streams.
+/// The text names gzip and perlbmk. It does not say which the other two are, so one that chases pointers and one that
+/// streams were taken.
 const PICTURED: [&str; 4] = ["gzip", "perl", "mcf", "equake"];
-/// The first of the long run.
+/// Number of samples from the start of the long run.
 const PICTURED_SAMPLES: usize = 160;
 
 #[derive(Serialize, Deserialize)]
@@ -50,7 +51,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     Ok(findings.into_iter().map(|finding| finding.time_scale(scale as f64)).collect())
 }
 
-/// Percent of bits, for one program: predicted by the last value, and zero.
+/// Correctly predicted bits of one program in percent: by the last value, and by zero.
 struct PredictionRates {
     by_last_value: [Option<f64>; 6],
     zero: [Option<f64>; 6],
@@ -63,7 +64,7 @@ fn predicted(samples: &[ActivitySample], thresholds: Thresholds) -> PredictionRa
     for (nth, long) in samples.chunks_exact(SAMPLES_TOGETHER).enumerate() {
         let Some(activity) = together(long.iter().map(|sample| &sample.tasks[0])) else { continue };
         for (cell, vector) in thresholds.vectors(&activity).into_iter().enumerate() {
-            // The first is not predicted by anybody, and so not counted for either.
+            // The first vector has no predecessor, so neither prediction counts it.
             zeros[cell] += if nth > 0 { SUPER_SETS - vector.count() } else { 0 };
             last[cell].push(vector, SUPER_SETS);
         }
@@ -76,7 +77,7 @@ fn predicted(samples: &[ActivitySample], thresholds: Thresholds) -> PredictionRa
 }
 
 fn predictability(context: &ExperimentContext<'_>, runs: &[SoloSamples]) -> Finding {
-    // By seed, by cell: mean over programs of (last value, zero).
+    // By seed, by vector: mean over programs of (last value, zero).
     let mut by_seed: Vec<[(f64, f64); 6]> = Vec::new();
     let mut points = Vec::new();
     for &seed in &context.seeds {
@@ -163,7 +164,7 @@ fn activity_over_time(context: &ExperimentContext<'_>, runs: &[SoloSamples]) -> 
     finding.note("Dark is high activity here, light low (the paper's colors are the other way round).")
 }
 
-/// Percent of all accesses in the busiest quarter of the super sets, mean over samples.
+/// Percent of all accesses in the busiest quarter of the super sets, averaged over samples.
 fn concentration<'a>(samples: impl Iterator<Item = &'a Vec<SuperSetCount>>) -> Option<f64> {
     let share = |sample: &Vec<SuperSetCount>| {
         let mut counts: Vec<u64> = sample.iter().map(|super_set| super_set.accesses).collect();

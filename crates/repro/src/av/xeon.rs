@@ -1,11 +1,11 @@
 //! AV-4, AV-5, AV-8, AV-9 (Table 5, Figures 7 to 11): eight jobs on a Pentium 4 Xeon with Hyper-Threading, whose own
 //! scheduler takes advice on which jobs should not run together.
 //!
-//! As in the paper the machine cannot count by super set: vectors come from a profile of every program, recorded alone
-//! on a machine that can. Two choices were made before running. Every job has the length of a solo run over a fixed
-//! number of time slices; the paper's training inputs have different lengths, which it does not state. Each program has
-//! one mean vector instead of one for every 50 million instructions, because our programs have no phases of that length
-//! at this scale.
+//! As in the paper, the machine cannot count by super set, so vectors come from a solo profile of every program,
+//! recorded on a machine that can. Two choices were made before running. Every job has the length of a solo run over a
+//! fixed number of time slices; the paper's training inputs have different lengths, which it does not state. Each
+//! program has one mean vector instead of one for every 50 million instructions, because our programs have no phases of
+//! that length at this scale.
 
 use cachemate_core::{CacheLevel, Estimate, Fact, FactSource, Profile, ProfilerConfig, TaskId, WindowLength};
 use cachemate_locality::activity::overlap;
@@ -31,24 +31,24 @@ const WORKLOADS: [[&str; 8]; 6] = [
     ["twolf", "bzip2", "vortex", "gap", "parser", "crafty", "equake", "mcf"],
 ];
 
-/// Shared bits, of the 32 of the L2 miss vectors. The limits were chosen before running, as the paper does not state
-/// them.
+/// Limits on the number of shared bits, of the 32 of the L2 miss vectors. They were chosen before running, as the paper
+/// does not state them.
 const BAD_ABOVE: u32 = 16;
 const GOOD_BELOW: u32 = 8;
 const L2_MISS: usize = 5;
 
-/// Bounds on falling behind other than the default, in samples; the full form shows what they cost and bring.
+/// Other bounds on falling behind than the default, in samples; the full form shows their costs and gains.
 const BOUNDS: [&str; 2] = ["0.25", "inf"];
 
 #[derive(Debug)]
 struct WorkloadLength {
     scale: u64,
-    /// Slices of each job, alone.
+    /// Time slices of each job's solo run.
     slices: u64,
     bounds: &'static [&'static str],
 }
 
-/// The recording of a program, made beforehand.
+/// The recording of a program.
 #[derive(Serialize, Deserialize)]
 struct ProgramRecord {
     program: Name,
@@ -57,10 +57,10 @@ struct ProgramRecord {
     misses_per_kilo_instr: f64,
 }
 
-/// One run of a workload to its end.
+/// One run of a workload to completion.
 #[derive(Serialize, Deserialize)]
 struct WorkloadRun {
-    /// When each job ended, in cycles.
+    /// Cycle at which each job ended.
     ends: Vec<f64>,
     /// Cycle at which the last job ended.
     cycles: f64,
@@ -75,7 +75,7 @@ struct XeonRun {
     by_default: WorkloadRun,
     vectors: WorkloadRun,
     counters: WorkloadRun,
-    /// The vectors' advice under each of the other bounds.
+    /// Runs with the vectors' advice under each of the other bounds.
     bounded: Vec<(Name, WorkloadRun)>,
     choices: PairingCounts,
 }
@@ -129,7 +129,7 @@ fn slice_cycles(workload: &Workload) -> u64 {
 fn record(program: &'static str, seed: u64, length: &WorkloadLength) -> Result<ProgramRecord, ReproError> {
     let mut workload = Workload::on(MACHINE, vec![WorkloadJob::new(program, 10 * seed)], seed)?;
     workload.options.scale = length.scale;
-    // Two slices to warm up, the rest is the profile, in samples of 5 M cycles at the papers' scale.
+    // After two slices of warm-up, the rest is the profile, in samples of 5 M cycles at the papers' scale.
     let samples = slice_cycles(&workload) * length.scale / super::SAMPLE_CYCLES;
     let (samples, results) = sampled(workload, 2 * samples, length.slices * samples)?;
     let nothing = || ReproError::Failed(program.to_string(), "no sample".to_string());
@@ -160,7 +160,7 @@ fn compare(
         job
     };
     workload.jobs = of.iter().enumerate().map(job).collect();
-    // Far beyond the end: the run is over when the last job is.
+    // Far beyond the end, because the run is over when the last job ends.
     let workload = workload.lasting(0, 1_000 * alone as u64);
     let profiles: Vec<Profile> = of.iter().map(|recorded| profile(recorded)).collect();
     let by_default = managed(&workload, "default", "", Vec::new())?;
@@ -230,7 +230,7 @@ fn choices(run: &ManagedRun, shared: impl Fn(usize, usize) -> u32) -> PairingCou
         let waiting: Vec<usize> = alive().filter(|task| task.cpu.is_none()).map(|task| index(task.task)).collect();
         let [one, other] = running[..] else { continue };
         let bits = shared(one, other);
-        // As if either had been picked beside the other.
+        // Counted from the side of either context.
         for stays in [one, other] {
             let better = waiting.iter().filter(|&&task| shared(stays, task) < bits).count() as u32;
             counts.good += u32::from(bits < GOOD_BELOW);
@@ -306,7 +306,7 @@ fn opportunities(context: &ExperimentContext<'_>, ran: &[XeonRun]) -> Vec<Findin
     ]
 }
 
-/// Per cent of change of each job's finish time, ascending.
+/// Change of each job's finish time in percent, ascending.
 fn delays(new: &WorkloadRun, old: &WorkloadRun) -> Vec<f64> {
     let mut delays: Vec<f64> = new.ends.iter().zip(&old.ends).map(|(new, old)| 100.0 * (new / old - 1.0)).collect();
     delays.sort_by(f64::total_cmp);

@@ -1,4 +1,4 @@
-//! BS-2, -3, -4, -6: a mix on two cores over the size of the L2, under the default scheduler and balance sets.
+//! BS-2, -3, -4, -6: a mix on two cores at several sizes of the L2, under the default scheduler and balance sets.
 
 use crate::niagara::cells::{
     Cell, METRICS, cells, means, over_bandwidth, points, shortfall, size_chart, splits, worst_per_seed,
@@ -7,7 +7,7 @@ use crate::niagara::{NiagaraPolicy, NiagaraSetting, SCALE, ThreadMix, ratio, run
 use crate::setup::failed;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget, mean};
 
-/// One group per time slice, as the paper has it (BS 3): the machine's own slice, not the policy's law of turns.
+/// One group per time slice, as in the paper (BS 3): the machine's own slice instead of the policy's turn lengths.
 const BALANCE_SET: &str = "locations = 500\nreplacement = \"lru\"\nslice_ns = 10_000_000\n";
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
@@ -75,16 +75,16 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     Ok(findings)
 }
 
-/// The paper's form: every qualifying group as often as every other (BS 4).
+/// The paper's form: all qualifying groups run equally often (BS 4).
 const NAME: &str = "balance sets";
-/// Ours: turns such that threads get time as evenly as the threshold allows.
+/// Our form: turns that give threads time as evenly as the threshold allows.
 const FAIR: &str = "balance sets with fair turns";
 
 fn papers() -> NiagaraPolicy {
     NiagaraPolicy::BalanceSet(format!("{BALANCE_SET}rotation = \"uniform\"\n"))
 }
 
-/// BS-3 and BS-4 of one form.
+/// BS-3 and BS-4 for one form.
 fn throughput_and_misses(form: &str, of: &[Cell], sizes: &[u64], all: &[DataPoint]) -> [Finding; 2] {
     let (gain, misses) = (METRICS[0].1, METRICS[7].1);
     let series = ["throughput gain %", "of which mix %", "of which contention %"].map(|part| format!("{form}: {part}"));

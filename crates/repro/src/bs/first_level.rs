@@ -1,4 +1,4 @@
-//! BS-1: throughput of four copies of one program over the size of the L1.
+//! BS-1: throughput of four copies of one program at several sizes of the L1.
 
 use cachemate_core::CacheLevel;
 use cachemate_sim::results::RunResults;

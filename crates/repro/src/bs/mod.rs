@@ -1,6 +1,6 @@
 //! BS (papers BS): caches and throughput of a multithreaded chip, and scheduling by group miss ratios.
 //!
-//! The paper names its workload "SPEC CPU"; here it is every SPEC CPU2000 program of the table, once.
+//! The paper names its workload "SPEC CPU"; here it is one copy of every SPEC CPU2000 program in the table.
 
 mod balance_sets;
 mod first_level;

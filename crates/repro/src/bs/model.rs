@@ -1,12 +1,11 @@
-//! BS-5: the expected miss ratio of groups against what they do, on random replacement by StatCache and on LRU by
-//! StatStack.
+//! BS-5: expected against measured miss ratios of groups, on random replacement by StatCache and on LRU by StatStack.
 //!
-//! Eight threads drawn from the mix run for themselves until the cache is warm, and are measured for a while. That
-//! stretch of each run is then replayed access by access ([`super::stretch`]), which splits the error into parts:
-//! *model* is what is left with exact reuse times and exact access rates; *sampling* what a thousand watched locations
-//! add; further series leave the code out, stand behind the first-level caches, assume that all threads are equally
-//! fast, or judge a group that has only just come together. The way of the policy is shown too: threads watched
-//! beforehand, while all of them share the time, and groups brought together later, when programs have gone on.
+//! Eight threads drawn from the mix run together until the cache is warm, and are then measured. That stretch of each
+//! run is then replayed access by access ([`super::stretch`]), which splits the error into parts: *model* is the error
+//! that remains with exact reuse times and exact access rates; *sampling* is the error that a thousand watched
+//! locations add; further series leave the code out, stand behind the first-level caches, assume that all threads are
+//! equally fast, or judge a group that has only just come together. The policy's own method is shown as well: threads
+//! are watched beforehand under time sharing, and groups run together later, when the programs have advanced.
 
 use std::collections::BTreeMap;
 
@@ -30,11 +29,11 @@ use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, Res
 
 const LOCATIONS: u32 = 1_000;
 const LINE_BYTES: u64 = 64;
-/// Until the largest cache is warm, and then measured.
+/// Cycles until the largest cache is warm, and measured cycles after them.
 const WARM_UP_CYCLES: u64 = 6_000_000;
 const MEASURED_CYCLES: u64 = 8_000_000;
 
-/// How a group's miss ratio is expected, and of which group.
+/// How a group's miss ratio is predicted, and for which group.
 const WATCHED: &str = "composed, as sampled";
 const EXACT: &str = "composed, exact reuse times (model error alone)";
 const AVERAGE: &str = "average of C/n, as sampled";
@@ -166,7 +165,7 @@ fn alone_on(times: &ReuseTimes, lines: u64, by: ReplacementModel) -> Result<f64,
     ratio.ok_or_else(|| failed("BS-5")("a member made no accesses"))
 }
 
-/// Random groups that run for themselves.
+/// Random groups that run without other threads.
 fn alone(context: &ExperimentContext<'_>, case: &ModelCase) -> Result<Vec<RatioPair>, ReproError> {
     let mut generator = SplitMix64::new(case.seed);
     let mut pairs = Vec::new();
@@ -189,7 +188,7 @@ fn group(
     workload.machine.caches.last_mut().ok_or_else(|| failed("BS-5")("no cache"))?.replacement = case.replacement;
     let warm = workload.clone().lasting(WARM_UP_CYCLES, MEASURED_CYCLES).unmanaged()?;
     let mut pairs = judge(case, &workload, &warm, (WARM_UP_CYCLES, MEASURED_CYCLES))?;
-    // As long as the rows of a probe settle, and are measured.
+    // As long as a probe's rows settle and are measured.
     let short = (100_000, 2_000_000);
     let cold = workload.clone().lasting(short.0, short.1).unmanaged()?;
     let of_cold = judge(case, &workload, &cold, short)?;
@@ -199,7 +198,7 @@ fn group(
     Ok(pairs)
 }
 
-/// Every form's expectation of one group that ran.
+/// Predictions in every form for one group that ran.
 fn judge(
     case: &ModelCase,
     workload: &Workload,
@@ -208,7 +207,7 @@ fn judge(
 ) -> Result<Vec<RatioPair>, ReproError> {
     let lines = (case.kb << 10) / LINE_BYTES;
     let stretch = |(job, task): (&WorkloadJob, &cachemate_sim::results::TaskResults)| {
-        // The speed was the same before.
+        // The speed is assumed to have been the same before.
         let history_instr = (u128::from(task.instructions) * u128::from(cycles.0) / u128::from(cycles.1)) as u64;
         read(job, InstructionSpan { history_instr, instr: task.instructions }, LOCATIONS)
     };
@@ -217,7 +216,7 @@ fn judge(
         ran.tasks.iter().map(references).collect::<Option<_>>().ok_or_else(|| failed("BS-5")("no L2"))?;
     let all_refs: f64 = refs.iter().sum();
     let measured = 100.0 * ratio(ran).ok_or_else(|| failed("BS-5")("the cache had no references"))?;
-    // Times are counted in accesses of their own kind, and so are rates; misses are over references of the L2.
+    // Times are counted in accesses of their own kind, and so are rates; misses are relative to references of the L2.
     let composed = |of: &dyn Fn(&Stretch) -> (&ReuseTimes, f64), as_fast: bool| -> Result<f64, ReproError> {
         let accesses: Vec<f64> = did.iter().map(|stretch| of(stretch).1).collect();
         let rate = |index: usize| if as_fast { mean(&accesses) } else { accesses[index] };
@@ -247,7 +246,7 @@ fn references(task: &cachemate_sim::results::TaskResults) -> Option<f64> {
     Some(level.references as f64).filter(|&references| references > 0.0)
 }
 
-/// As the policy does it: all threads watched under time sharing, groups brought together afterwards.
+/// The policy's method: all threads are watched under time sharing, and groups run together afterwards.
 fn beforehand(context: &ExperimentContext<'_>, case: &ModelCase) -> Result<Vec<RatioPair>, ReproError> {
     let mut workload = NiagaraSetting::new(case.kb, case.seed, context).workload(jobs(case.seed))?;
     workload.machine.caches.last_mut().ok_or_else(|| failed("BS-5")("no cache"))?.replacement = case.replacement;
@@ -276,7 +275,7 @@ fn reuse_times(records: &[WindowRecord], case: &ModelCase) -> Result<BTreeMap<Ta
         includes_code: true,
     }]);
     for record in records {
-        // What happens while the groups are brought together says nothing new of single threads.
+        // Observations from the time in which groups come together add nothing about single threads.
         if record.observation.probe_results.iter().any(|answer| answer.probe == GROUPS) {
             break;
         }
@@ -289,7 +288,7 @@ fn reuse_times(records: &[WindowRecord], case: &ModelCase) -> Result<BTreeMap<Ta
     profiler.profiles().iter().map(of).collect()
 }
 
-/// Points over points: expected against what was.
+/// A scatter plot of expected against measured values.
 fn scatter(name: &str, title: &str, series: Vec<(String, Vec<(f64, f64)>)>) -> ResultFigure {
     let one = |(name, points): (String, Vec<(f64, f64)>)| Series {
         name,

@@ -1,8 +1,8 @@
-//! A stretch of a program's run, access by access: the exact reuse times that watch points sample.
+//! A stretch of a program's run, access by access: the exact reuse times that watchpoints sample.
 //!
-//! Streams do not depend on the machine, so the stretch that a thread ran on it can be looked at again afterwards. Lines
-//! are those of the last level; a fetched line of code is an access like another. Times are counted backwards, to the
-//! touch before, so that none is cut off at the end of the stretch; what lies before the stretch is followed from
+//! Streams do not depend on the machine, so the stretch that a thread ran on it can be replayed afterwards. Lines are
+//! those of the last level; a fetched line of code counts as an access. Times are counted backwards to the previous
+//! touch, so that none is cut off at the end of the stretch; accesses before the stretch are followed from
 //! `history_instr` on.
 
 use std::collections::HashMap;
@@ -18,21 +18,21 @@ const LINE_BYTES: u64 = 64;
 const CODE_LINE_BYTES: u64 = 32;
 const INSTRUCTION_BYTES: u64 = 4;
 
-/// Which instructions of a job.
+/// A range of a job's instructions.
 #[derive(Clone, Copy, Debug)]
 pub struct InstructionSpan {
     pub history_instr: u64,
     pub instr: u64,
 }
 
-/// Reuse times, each with the number of accesses that they are of.
+/// Reuse times, each with the number of accesses from which they come.
 pub struct Stretch {
     pub all: CountedReuse,
-    /// Without code.
+    /// Reuse times without code.
     pub data: CountedReuse,
-    /// Accesses that miss in a quarter of the first-level caches.
+    /// Reuse times of accesses that miss in a quarter of the first-level caches.
     pub behind: CountedReuse,
-    /// Reuses as watch points would have reported them: some locations in the stretch, until it ends.
+    /// Reuses as watchpoints would have reported them: at some locations of the stretch, until it ends.
     pub watched: ReuseTimes,
 }
 
@@ -44,7 +44,7 @@ pub struct CountedReuse {
 }
 
 impl CountedReuse {
-    /// A touch of a line that was touched last at that time.
+    /// Records a touch of a line whose last touch was at that time.
     fn touch(&mut self, last: &mut Option<u64>, measured: bool) {
         if measured {
             self.times.add(last.map(|last| self.now - last - 1));
@@ -55,7 +55,7 @@ impl CountedReuse {
     }
 }
 
-/// A first-level cache's quarter, for one of four threads: random replacement, four ways.
+/// A quarter of a first-level cache, the share of one of four threads: random replacement, four ways.
 struct Quarter {
     sets: Vec<[u64; 4]>,
     random: SplitMix64,
@@ -76,7 +76,7 @@ impl Quarter {
     }
 }
 
-/// Touched last, by the clocks of all accesses, of data and of those that pass.
+/// Time of the last touch, by the clocks of all accesses, of data accesses, and of accesses that reach the next level.
 #[derive(Default)]
 struct LastTouch {
     all: Option<u64>,
@@ -137,10 +137,10 @@ impl StretchReader {
 }
 
 /// # Errors
-/// As [`WorkloadJob::threads`]; a program that ends before.
+/// As [`WorkloadJob::threads`]; a program that ends earlier.
 pub fn read(job: &WorkloadJob, span: InstructionSpan, locations: u32) -> Result<Stretch, ReproError> {
     let mut source = job.threads(0)?.into_iter().next().ok_or_else(|| failed(&job.name)("no thread"))?;
-    // About three instructions an access, of which every location stands for as many.
+    // About three instructions per access; each location stands for this many accesses.
     let one_in = (span.instr / 3 / u64::from(locations)).max(1) as u32;
     let none = || CountedReuse::default();
     let mut reader = StretchReader {
@@ -173,7 +173,7 @@ pub fn read(job: &WorkloadJob, span: InstructionSpan, locations: u32) -> Result<
 mod tests {
     use super::*;
 
-    /// Are exact reuse times those of the stream, code and data together, and does a sampler agree with them on average?
+    /// Are exact reuse times those of the stream, for code and data together, and does a sampler agree on average?
     #[test]
     fn a_stretch_knows_every_reuse() {
         let span = InstructionSpan { history_instr: 600_000, instr: 600_000 };

@@ -1,4 +1,4 @@
-//! CA-2: the slowdown of the programs that suffer most, taken apart in eight runs.
+//! CA-2: the slowdown of the most affected programs, divided into causes by eight runs.
 
 use cachemate_core::MemorySpec;
 use cachemate_report::figure::{Axis, BarChart, BarGroup};
@@ -12,18 +12,18 @@ use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, Res
 /// CA 3: programs that lose at least this are shown.
 const LOSES_PERCENT: f64 = 45.0;
 
-/// milc interferes; with itself, sphinx does.
+/// The interfering program: milc, or sphinx beside milc itself.
 fn interfering(program: &str) -> &'static str {
     if program == "milc" { "sphinx" } else { "milc" }
 }
 
 const MACHINE: &str = "xeon-x5365";
 
-/// Parts of the bandwidth that the machine's description gives its buses and memory.
+/// Fractions of the bandwidth in the machine's description, for buses and memory.
 const SWEEP: [(&str, f64); 3] =
     [("the machine as described", 1.0), ("two thirds of the bandwidth", 2.0 / 3.0), ("half of the bandwidth", 0.5)];
 
-/// The machine with so much of its bandwidth.
+/// The machine with this fraction of its bandwidth.
 fn narrowed(memory: &MemorySpec, part: f64) -> String {
     let bus = memory
         .package_bus_bytes_per_cycle
@@ -35,7 +35,7 @@ fn lengths(context: &ExperimentContext<'_>) -> (u64, u64) {
     context.pick_of_three((2_000_000, 1_000_000), (12_000_000, 6_000_000), (30_000_000, 20_000_000))
 }
 
-/// Which resource is it? The slowdown on one cache with less bandwidth behind it, first seed.
+/// Slowdown on one cache with less bandwidth behind it, with the first seed, which shows the limiting resource.
 fn sweep(context: &ExperimentContext<'_>, memory: &MemorySpec, names: &[&str]) -> Result<Vec<DataPoint>, ReproError> {
     let (seed, (warm_up, measured)) = (context.seeds[0], lengths(context));
     let mut points = Vec::new();
@@ -56,7 +56,8 @@ fn sweep(context: &ExperimentContext<'_>, memory: &MemorySpec, names: &[&str]) -
     Ok(points)
 }
 
-/// Bytes a cycle that each program and the interfering one miss for on one cache without prefetching, first seed.
+/// Demand traffic in bytes per cycle of each program and the interfering one, on one cache without prefetching, first
+/// seed.
 fn demand_traffic(context: &ExperimentContext<'_>, names: &[&str]) -> Result<Vec<f64>, ReproError> {
     let (seed, (warm_up, measured)) = (context.seeds[0], lengths(context));
     let bench = CoRunBench::on(MACHINE, seed, warm_up, measured)?;
@@ -106,7 +107,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
              The points show less bandwidth."
         );
     }
-    // Programs that lose so much, seed by seed.
+    // Number of programs that lose at least this, seed by seed.
     let counted = |also: &dyn Fn(&Decomposition) -> bool| -> Vec<(u64, f64)> {
         let loses = |d: &&Decomposition| d.total_slowdown_percent >= LOSES_PERCENT && also(d);
         let of_seed = by_seed.iter().map(|seed| seed.iter().filter(loses).count() as f64);

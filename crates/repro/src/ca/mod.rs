@@ -1,9 +1,9 @@
 //! CA: contention-aware scheduling (Zhuravlev, Blagodurov, Fedorova, ASPLOS 2010).
 //!
-//! What the paper leaves open was chosen before anything was run. The ten representative programs are those that the
-//! text names (mcf, milc, gamess, namd, soplex, sphinx, gcc) and, in the order of Table 2, gobmk, libquantum and
-//! povray. Run times are cycles per instruction over equal work ([`crate::work`]), since kernels do not end; seeds
-//! change the order of arrival, the frames and, except where run-to-run deviation is the question, the inputs.
+//! Choices that the paper leaves open were made before any run. The ten representative programs are those that the text
+//! names (mcf, milc, gamess, namd, soplex, sphinx, gcc) and, in the order of Table 2, gobmk, libquantum and povray. Run
+//! times are cycles per instruction over equal work ([`crate::work`]), since kernels do not end; seeds change the order
+//! of arrival, the frames and, except where run-to-run deviation is the question, the inputs.
 
 mod factors;
 mod online;
@@ -12,16 +12,17 @@ mod schemes;
 use crate::setup::WorkloadJob;
 use crate::{Experiment, ExperimentContext};
 
-/// See the module's documentation.
+/// The ten programs; see the module's documentation.
 const TEN: [&str; 10] =
     ["mcf-2006", "milc", "gamess", "namd", "soplex", "sphinx", "gcc", "gobmk", "libquantum", "povray"];
 
-/// The one time scale of a run: windows, slices and costs are divided by it.
+/// The single time scale of a run, by which windows, slices and costs are divided.
 ///
-/// Caches do not shrink with it: a program with few misses takes some 20 million cycles to fill 4 MB, whatever the scale.
-/// On the paper's machine that was 2 % of a window of 10^9 cycles. At 1/200 a refill took four windows, and what was
-/// measured was refilling (swaps that would have paid cost more than they brought). At 1/50 it is about one window, and
-/// what is measured begins a refill after the first decision; the second scale shows that the result does not hang on it.
+/// Caches do not shrink with it: a program with few misses takes some 20 million cycles to fill 4 MB, whatever the
+/// scale. On the paper's machine that was 2 % of a window of 10^9 cycles. At 1/200, a refill took four windows, so the
+/// runs measured refilling (swaps that would have paid off cost more than they gained). At 1/50 a refill takes about
+/// one window, and measuring starts one refill after the first decision; the second scale shows that the result does
+/// not depend on it.
 struct TimeScale {
     quick: u64,
     full: u64,

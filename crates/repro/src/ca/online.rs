@@ -1,7 +1,8 @@
-//! CA-6, -7, -8: the policies at work, against every schedule there is, against the default scheduler, and run to run.
+//! CA-6, -7, -8: the policies online, against all possible schedules, against the default scheduler, and from run to
+//! run.
 //!
-//! The default scheduler places by order of arrival and, with one CPU-bound program to a core, moves no program later; so the
-//! order of arrival is what varies from run to run (CA 2.1: "thread spawning order"), drawn from the seed.
+//! The default scheduler places by order of arrival and, with one CPU-bound program per core, never moves a program. So
+//! only the order of arrival varies from run to run (CA 2.1: "thread spawning order"); it is drawn from the seed.
 
 use std::collections::BTreeMap;
 
@@ -32,26 +33,26 @@ const WORKLOADS: [[&str; 4]; 8] = [
     ["lbm", "milc", "mcf-2006", "namd"],
 ];
 
-/// CA 4.2: no more often than every 10^9 cycles.
+/// Minimum time between decisions (CA 4.2): 10^9 cycles.
 const WINDOW_CYCLES: u64 = 1_000_000_000;
-/// A reading of a task counts once it covers so many instructions, before scaling. They are few enough for the slowest
-/// phase of the program that misses most to give one in every window. At 100 million mcf-2006 stayed unknown for eight
-/// windows, and counted as the mean.
+/// Instructions from which on a task's counter reading is used, before scaling. There are so few that the program with
+/// most misses gives a reading in every window, even in its slowest phase. With 100 million, mcf-2006 stayed unknown
+/// for eight windows and counted as the mean.
 const READING_INSTRUCTIONS: u64 = 5_000_000;
-/// After its first window a policy moves programs, which then fill another cache.
+/// Cycles to refill a cache after the first window, in which a policy moves programs.
 const REFILL_CYCLES: u64 = 25_000_000;
 
-/// The policy that decides.
+/// The source of the placement.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum PlacementSource {
     Default,
     Di,
-    /// DI with the paper's rates: of the programs alone on the whole cache.
+    /// DI with the paper's rates: those of the programs alone on the whole cache.
     DiWhole,
     Dio,
-    /// DIO by what is read from memory, prefetched or not.
+    /// DIO by lines read from memory, prefetched or not.
     DioReads,
-    /// The paper's word: the least sum of measured slowdowns of pairs.
+    /// The paper's optimum: the least sum of measured slowdowns of pairs.
     Optimal,
 }
 
@@ -66,19 +67,19 @@ impl PlacementSource {
     }
 }
 
-/// The slowdown of every job, in their order.
+/// The slowdown of every job, in the jobs' order.
 struct Slowdowns {
     times: Vec<f64>,
-    /// Tasks that went to another CPU, from the start on.
+    /// Number of moves of tasks to another CPU since the start.
     moves: f64,
     /// The co-runner of each program for most of the time.
     coscheduled: String,
 }
 
-/// A machine and how long it runs.
+/// A machine and the length of its runs.
 struct Testbed {
     bench: CoRunBench,
-    /// Data accesses that profiles of programs alone rest on.
+    /// Number of data accesses in profiles of programs alone.
     profile_accesses: u64,
 }
 
@@ -91,7 +92,7 @@ impl Testbed {
         Ok(Testbed { bench, profile_accesses: context.pick(2_000_000, 6_000_000) })
     }
 
-    /// Cycles per instruction of every job over those alone, in the jobs' order.
+    /// Cycles per instruction of every job relative to running alone, in the jobs' order.
     fn slowdowns(
         &self,
         by: PlacementSource,
@@ -159,7 +160,7 @@ impl Testbed {
     }
 }
 
-/// Programs by the cache below which each ran longest.
+/// Programs by the cache on which each ran longest.
 fn coscheduled(jobs: &[WorkloadJob], caches: &[Vec<CpuId>], tasks: &[TaskResults]) -> String {
     let ran = |task: &TaskResults, cpus: &[CpuId]| -> u64 {
         task.on_cpu_cycles.iter().filter(|(cpu, _)| cpus.contains(cpu)).map(|(_, cycles)| cycles).sum()
@@ -172,7 +173,7 @@ fn coscheduled(jobs: &[WorkloadJob], caches: &[Vec<CpuId>], tasks: &[TaskResults
     (0..caches.len()).map(below).collect::<Vec<String>>().join(", ")
 }
 
-/// The programs of a workload, `copies` of each with inputs of their own.
+/// The programs of a workload, `copies` of each, with different inputs.
 fn jobs(workload: usize, copies: u64, inputs: u64) -> Vec<WorkloadJob> {
     let copy = |copy: u64, name: &&str| WorkloadJob {
         name: format!("{name}-{copy}"),
@@ -181,14 +182,14 @@ fn jobs(workload: usize, copies: u64, inputs: u64) -> Vec<WorkloadJob> {
     (0..copies).flat_map(|nth| WORKLOADS[workload].iter().map(move |name| copy(nth, name))).collect()
 }
 
-/// In another order.
+/// The same jobs in another order of arrival.
 fn arriving(jobs: &[WorkloadJob], seed: u64) -> Vec<WorkloadJob> {
     let mut jobs = jobs.to_vec();
     SplitMix64::new(seed).shuffle(&mut jobs);
     jobs
 }
 
-/// The slowdowns of the jobs' programs, in the order of the jobs.
+/// The slowdowns of the jobs' programs, in the jobs' order.
 fn in_order(matrix: &CoRunMatrix, workload: usize, jobs: &[WorkloadJob]) -> Vec<Vec<f64>> {
     let place = |job: &WorkloadJob| WORKLOADS[workload].iter().position(|name| *name == job.kernel).unwrap_or(0);
     let of = jobs.iter().map(place).collect::<Vec<usize>>();
@@ -203,9 +204,9 @@ fn number(workload: usize) -> String {
     format!("workload {}", workload + 1)
 }
 
-/// CA-6: four programs on two caches. The optimum is the best of the three schedules, each run.
+/// CA-6: four programs on two caches. The optimum is the best of the three schedules, all of which are run.
 pub(super) fn four_cores(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
-    // A quick run of all eight takes three minutes, more than half of what all quick runs together may take.
+    // A quick run of all eight takes three minutes, more than half of the budget of all quick runs together.
     let workloads: Vec<usize> = context.pick_of_three(vec![0], vec![0, 1], (0..8).collect());
     context.tell(&format!("{} workloads, every schedule and two policies", workloads.len()));
     let outcomes = at_scale(context, SCALE.of(context), &workloads, &context.seeds)?;
@@ -237,7 +238,7 @@ const SERIES: [(&str, FigureGetter); 8] = [
     ("moves by di", |four| four.di_moves),
     ("moves by dio", |four| four.dio_moves),
 ];
-/// How many of these are drawn, in per cent above the optimum.
+/// Number of these series that are drawn, in percent above the optimum.
 const DRAWN: usize = 6;
 
 fn at_scale(
@@ -285,7 +286,7 @@ fn on_four_cores(
         true => note.to_string(),
         false => format!("{note} More than 2 % above: {}.", missed.join("; ")),
     };
-    // Over workloads the worst, seed by seed.
+    // The worst workload, seed by seed.
     let worst = |pick: FigureGetter| -> Vec<(u64, f64)> {
         let of_seed = |seed: usize| {
             let values = workloads.iter().map(|&workload| of_workload(found, workload, pick)[seed]);
@@ -308,7 +309,7 @@ fn on_four_cores(
     ]
 }
 
-/// Mean run times above the best schedule's, in per cent.
+/// Mean run times relative to the best schedule, in percent.
 #[derive(Serialize, Deserialize)]
 struct WorkloadFigures {
     di: f64,
@@ -319,7 +320,7 @@ struct WorkloadFigures {
     worst: f64,
     di_moves: f64,
     dio_moves: f64,
-    /// The best pairs, and the policies'.
+    /// Description of the best pairs, and of the policies' pairs.
     words: String,
 }
 
@@ -387,7 +388,7 @@ pub(super) fn eight_cores(context: &ExperimentContext<'_>) -> Result<Vec<Finding
         for &workload in &workloads {
             context.tell(&format!("{machine}, {}", number(workload)));
             let programs = jobs(workload, 2, 1);
-            // Both copies of a program stand in one row; beside each other they are what a copy is beside a copy.
+            // Both copies of a program share one row; running beside the other copy costs the same as beside itself.
             let matrix = CoRunMatrix::measure(context, &room.bench, &jobs(workload, 1, 1), true)?;
             let asked: Vec<(u64, PlacementSource)> =
                 context.seeds.iter().flat_map(|&seed| policies.map(|by| (seed, by))).collect();
@@ -433,7 +434,7 @@ fn on_eight_cores(
         };
         figures.push(ResultFigure::bars(format!("ca-7-{machine}"), &figure));
     }
-    // Of one seed, machine and policy: the gains of all workloads.
+    // The gains of all workloads for one seed, machine and policy.
     let of = |seed: usize, at: usize, by: PlacementSource| -> Vec<f64> {
         workloads.iter().map(|&workload| gains[&(at, workload, by)][seed]).collect()
     };
@@ -492,7 +493,7 @@ fn on_eight_cores(
     ]
 }
 
-/// CA-8: the same programs with the same inputs, arriving in ever other orders.
+/// CA-8: the same programs with the same inputs, arriving in different orders.
 pub(super) fn run_to_run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let orders = context.pick_of_three(1, 3, 20.max(context.seeds.len() as u64));
     let seeds: Vec<u64> = (0..orders).map(|nth| context.seeds[0] + nth).collect();
@@ -579,7 +580,7 @@ fn by_program(
 mod tests {
     use super::*;
 
-    /// Do orders of arrival differ, and hold the same programs?
+    /// Do orders of arrival differ, and do they contain the same programs?
     #[test]
     fn orders_of_arrival_hold_everybody_once() {
         let programs = jobs(1, 2, 1);

@@ -13,10 +13,10 @@ use crate::corun::{CoRunBench, CoRunMatrix};
 use crate::setup::{WorkloadJob, failed};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean, solo};
 
-/// Two cores to a cache, as many caches as the cores need.
+/// Numbers of cores; two cores share a cache.
 const CORES: [usize; 4] = [4, 6, 8, 10];
 
-/// One seed's matrix and the profiles that the schemes go by.
+/// One seed's matrix and the profiles that the schemes use.
 struct SchemeInputs {
     matrix: CoRunMatrix,
     profiles: Vec<Profile>,
@@ -56,7 +56,7 @@ pub(super) fn compare(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, R
     Ok(findings)
 }
 
-/// Every choice of so many programs.
+/// All choices of `of` programs.
 fn choices(programs: usize, of: usize) -> Vec<Vec<usize>> {
     let chosen = |set: u32| (0..programs).filter(|index| set >> index & 1 == 1).collect::<Vec<usize>>();
     (0u32..1 << programs).filter(|set| set.count_ones() as usize == of).map(chosen).collect()
@@ -66,13 +66,13 @@ fn part(costs: &PairCosts, of: &[usize]) -> Vec<Vec<f64>> {
     of.iter().map(|&i| of.iter().map(|&j| costs.cost[i][j]).collect()).collect()
 }
 
-/// Mean slowdown in per cent of every scheme's best schedule above the optimal one's, over all workloads of so many
-/// programs; the last two rows are the random mean and the worst.
+/// Mean slowdown of every scheme's best schedule in percent above the optimal one, over all workloads of this many
+/// programs; the last two rows are the random mean and the worst schedule.
 fn above_optimal(evidence: &SchemeInputs, cores: usize) -> Result<Vec<(String, f64)>, ReproError> {
     let profiles: Vec<&Profile> = evidence.profiles.iter().collect();
     let mut by_scheme = Vec::new();
     for scheme in schemes::all() {
-        // What a profile cannot say (PCMRs are measured online) leaves its scheme out.
+        // A scheme whose input a profile lacks (PCMRs are measured online) is left out.
         if let Ok(costs) = scheme.pair_costs(&profiles, &evidence.cache) {
             by_scheme.push((scheme.name().to_string(), costs));
         }
@@ -143,7 +143,7 @@ fn against_optimal(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -
         .figure(ResultFigure::chart("ca-1-schemes", &figure)))
 }
 
-/// How many of the programs miss more than the mean of all.
+/// Whether each program misses more than the mean of all programs.
 fn intensive(evidence: &SchemeInputs) -> Vec<bool> {
     let rates: Vec<f64> = evidence.matrix.alone.iter().map(|rates| rates.misses_per_kilo_instr).collect();
     let mean = mean(&rates);
@@ -152,7 +152,7 @@ fn intensive(evidence: &SchemeInputs) -> Vec<bool> {
 
 fn gain_by_make_up(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -> Vec<Finding> {
     let seats = Seats { cpus_per_cache: vec![2; 2] };
-    // Gains by number of intensive programs, one list per seed.
+    // Gains by number of memory-intensive programs, one list per seed.
     let mut gains: Vec<Vec<Vec<f64>>> = vec![vec![Vec::new(); 5]; evidence.len()];
     for (seed, evidence) in evidence.iter().enumerate() {
         let (intensive, costs) = (intensive(evidence), evidence.matrix.costs());
@@ -170,7 +170,7 @@ fn gain_by_make_up(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -
         points.push(DataPoint::over("mean, least and greatest gain", format!("{heavy} intensive of 4"), &all));
     }
     let ratio = |seed: &Vec<Vec<f64>>| {
-        // Not a number where no workload is of a make-up, which `max` passes over.
+        // NaN if no workload has this number, which `max` ignores.
         let means: Vec<f64> = seed.iter().map(|gains| mean(gains)).collect();
         means[2] / [means[0], means[1], means[3], means[4]].into_iter().fold(f64::NAN, f64::max)
     };
@@ -268,7 +268,7 @@ fn order(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -> Finding 
         .figure(ResultFigure::heat_map("ca-1-slowdowns", &heat))
 }
 
-/// CA Table 1: measured on the paper's Xeon.
+/// CA Table 1, measured on the paper's Xeon.
 const TABLE_1: &str = "\
 ,mcf,milc,gamess,namd
 mcf,48.01%,65.63%,2.0%,2.11%
@@ -279,7 +279,7 @@ namd,1.48%,3.45%,-1.19%,-0.93%
 /// CA 2.1.1 and Figure 2: mean slowdown of the three schedules in per cent, mcf beside each of the others.
 const SCHEDULES: [(&str, f64); 3] = [("milc", 21.995), ("gamess", 2.3075), ("namd", 2.325)];
 
-/// CA-3: is the published best schedule found, at the published mean?
+/// CA-3: is the published best schedule found, with the published mean?
 pub(super) fn published(_context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let table = parse_percent_matrix("CA Table 1", TABLE_1).map_err(failed("CA-3"))?;
     let table = MeasuredMatrix::try_from(&table).map_err(failed("CA-3"))?;
@@ -316,13 +316,13 @@ mod tests {
     use super::*;
     use std::sync::atomic::AtomicBool;
 
-    /// Are there as many workloads as the paper counts?
+    /// Does the number of workloads match the paper's?
     #[test]
     fn there_are_as_many_workloads_as_published() {
         assert_eq!([4, 6, 8, 10].map(|of| choices(10, of).len()), [210, 210, 45, 1]);
     }
 
-    /// Does the published table give the published schedules, and the best pairs by name?
+    /// Does the published table give the published schedules and the best pairs, by name?
     #[test]
     fn the_published_table_gives_the_published_schedules() {
         let stop = AtomicBool::new(false);

@@ -43,7 +43,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
 
 const LITERAL: &str = "casc as the paper has it";
 
-/// CASC-1 and CASC-2 of one form.
+/// CASC-1 and CASC-2 for one form.
 fn misses_and_throughput(form: &str, of: &[Cell], sizes: &[u64], all: &[DataPoint], bound: &str) -> [Finding; 2] {
     let (misses, gain) = (METRICS[7].1, METRICS[0].1);
     let series = |parts: &[&str]| parts.iter().map(|part| format!("{form}: {part}")).collect::<Vec<String>>();
@@ -93,7 +93,7 @@ fn misses_and_throughput(form: &str, of: &[Cell], sizes: &[u64], all: &[DataPoin
     [casc_1, casc_2]
 }
 
-/// CASC-1 and -2 over memory latency, which the paper does not state, at 192 KB.
+/// CASC-1 and -2 for several memory latencies (the paper does not state one), at 192 KB.
 fn sweep(context: &ExperimentContext<'_>) -> Result<Vec<DataPoint>, ReproError> {
     let base = NiagaraSetting::new(192, context.seeds[0], context);
     let settings = [112, 200, 300]
@@ -111,7 +111,7 @@ fn sweep(context: &ExperimentContext<'_>) -> Result<Vec<DataPoint>, ReproError> 
     Ok(points)
 }
 
-/// CASC-3: hit rate against the default's on twice the cache.
+/// CASC-3: hit rate compared with that of the default on a cache of twice the size.
 fn twice_the_cache(context: &ExperimentContext<'_>, sizes: &[u64], better: &[Cell]) -> Result<Finding, ReproError> {
     let on_twice = context.run_all(better, |cell| {
         context.tell(&format!("default at {} KB, seed {}", 2 * cell.l2_kb, cell.seed));
@@ -152,7 +152,7 @@ fn twice_the_cache(context: &ExperimentContext<'_>, sizes: &[u64], better: &[Cel
     .time_scale(SCALE as f64))
 }
 
-/// Every size with the spread of run times bound to the default scheduler's.
+/// Every size, with the spread of run times limited to that of the default scheduler.
 fn bounded_at(context: &ExperimentContext<'_>, sizes: &[u64]) -> Result<Vec<Cell>, ReproError> {
     let all: Vec<(u64, u64)> =
         sizes.iter().flat_map(|&l2_kb| context.seeds.iter().map(move |&seed| (l2_kb, seed))).collect();

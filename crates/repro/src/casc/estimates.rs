@@ -1,10 +1,10 @@
-//! CASC-4 and CASC-5: what the measured rates say of threads and of groups.
+//! CASC-4 and CASC-5: what the measured rates predict for threads and for groups.
 //!
-//! One run measures all threads in rows, as the policy does, and then random groups of eight for longer. Truth for
-//! single threads is each one's miss ratio alone on an eighth of the cache, above or below the mean of all; for groups it
-//! is what the group then did. *Linearity* is the error that a formula keeps when every member's rate and references are
-//! those of all the groups it was in; what is left is error of measurement, of rates or of references, and falls as rows
-//! are measured for longer.
+//! One run measures all threads in rows, as the policy does, and then random groups of eight for longer. The truth for
+//! a single thread is its miss ratio alone on an eighth of the cache, above or below the mean of all; for a group it is
+//! the group's later rate. *Linearity* is the error that a formula keeps if every member's rate and references are
+//! those of all its groups together; the rest is measurement error of rates or references, and falls as rows are
+//! measured for longer.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use crate::setup::failed;
 use crate::split_runs::Name;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget, mean};
 
-/// Besides those of the policy's runs.
+/// Lengths of rows in addition to those of the policy's runs.
 const OTHER_ROWS: [(&str, u64); 2] = [("better, rows of 2.5 ms", 2_500_000), ("better, rows of 20 ms", 20_000_000)];
 
 /// The estimates of one run.
@@ -105,7 +105,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     for (form, name) in [(LITERAL, "literal form (linear solve)"), (0, "better form (own counts)")] {
         let mean_of = format!("{name}: mean error of the expected miss rate of random groups of eight, worst size");
         let most_of = format!("{name}: largest error of the expected miss rate of random groups of eight, worst size");
-        // The paper gives no mean; ours is held to 8 %.
+        // The paper gives no mean; the target for ours is 8 %.
         let bar_of_mean =
             if form == LITERAL { ResultTarget::Shown } else { ResultTarget::AtMost { target: 8.0, paper_best: None } };
         findings.push(casc_5(form, &mean_of, bar_of_mean, &|told, form| told.errors[form].2));
@@ -115,7 +115,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     Ok(findings)
 }
 
-/// Place of the literal form among the forms.
+/// Index of the literal form among the forms.
 const LITERAL: usize = 4;
 
 fn tell(context: &ExperimentContext<'_>, setting: &NiagaraSetting) -> Result<EstimateErrors, ReproError> {
@@ -154,7 +154,7 @@ fn same_side(found: &[f64], truth: &[f64]) -> u32 {
     found.iter().zip(truth).filter(|&(found, truth)| (*found > a) == (*truth > b)).count() as u32
 }
 
-/// PCMRs from the rows alone.
+/// PCMRs computed from the rows alone.
 fn measured(records: &[WindowRecord], own_counts: bool) -> Result<BTreeMap<TaskId, f64>, ReproError> {
     let parameters = CoRunRowParameters { uses_task_counts: own_counts, ..CoRunRowParameters::default() };
     let mut profiler = OfflineProfiler::new(&[ProfilerConfig::CoRunRows { level: CacheLevel::L2, parameters }]);

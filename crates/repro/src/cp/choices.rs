@@ -1,5 +1,5 @@
-//! Which split is chosen from which evidence, and how good it is: CP-4 (stalls against misses) and RM-4 (curves measured
-//! online against curves measured offline against trying all; thesis Figures 4.8 to 4.10 and 5.16).
+//! The split chosen from each kind of evidence, and its quality: CP-4 (stalls against misses) and RM-4 (curves measured
+//! online, curves measured offline, and trying all splits; thesis Figures 4.8 to 4.10 and 5.16).
 
 use std::collections::BTreeSet;
 
@@ -21,19 +21,20 @@ use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, Res
 /// Pairs on one machine, with or without its L3.
 struct SplitStudy {
     by_seed: Vec<Vec<MeasuredPair>>,
-    /// Both programs of each pair alone, under the first seed.
+    /// Both programs of each pair alone, with the first seed.
     alone: Vec<[ColorCurves; 2]>,
-    /// From them; `None` = the predictor cannot say.
+    /// Forecasts from the solo curves; `None` = the predictor gives none.
     expected: Vec<Option<PairForecast>>,
-    /// Chosen for weighted speed-up; `None` = left shared.
+    /// Splits chosen offline for weighted speed-up; `None` = left shared.
     offline: Vec<Option<u32>>,
-    /// Chosen by the policy from curves that it measured while the pair ran, by seed.
+    /// Splits chosen by the policy from curves that it measured while the pair ran, by seed.
     online: Vec<Vec<Option<u32>>>,
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
-    // In full: until the L3 is full and every program has once passed over its data (ammp's speed changes for the last
-    // time after 45 million cycles), and then as long as the programs' own phases, which no time scale shortens.
+    // A full run warms up until the L3 is full and every program has passed over its data once (ammp's speed changes
+    // for the last time after 45 million cycles). It then measures for as long as the programs' own phases, which no
+    // time scale shortens.
     let pace = context.pick(
         RunScale { scale: 30_000, warm_up_cycles: 6_000_000 },
         RunScale { scale: 2_500, warm_up_cycles: 50_000_000 },
@@ -69,7 +70,7 @@ fn solos_of_pairs(
     Ok(solos.chunks(2).map(|both| [both[0], both[1]]).collect())
 }
 
-/// Pairs sharing the cache, seed by seed, and once more with other frames and nothing else changed.
+/// Pairs that share the cache, seed by seed, and the same again with different frames only.
 fn controls_twice(
     context: &ExperimentContext<'_>,
     pairs: &[ProgramPair],
@@ -125,7 +126,7 @@ fn study(context: &ExperimentContext<'_>, l3: bool, pace: RunScale) -> Result<Sp
     let runs: Vec<(u64, ProgramPair)> =
         context.seeds.iter().flat_map(|&seed| pairs.iter().map(move |&pair| (seed, pair))).collect();
     let entries = context.pick(40_000, 163_840);
-    // A trial with an L3 behind takes up to 250 windows.
+    // A trial on a machine with an L3 takes up to 250 windows.
     let windows = context.pick_of_three(40, 160, 500);
     let chosen = context.run_all_stored(
         module_path!(),
@@ -140,7 +141,7 @@ fn study(context: &ExperimentContext<'_>, l3: bool, pace: RunScale) -> Result<Sp
     let mut asked = Vec::new();
     for (by_seed, &seed) in solos.iter().zip(&context.seeds) {
         for (index, (&pair, &both)) in pairs.iter().zip(by_seed).enumerate() {
-            // What somebody chose is measured too, whatever else is.
+            // Every chosen split is measured, in addition to the given ones.
             let mut all: BTreeSet<u32> = splits.iter().copied().collect();
             all.extend(KINDS.iter().map(|(_, curve)| least_sum([curve(&alone[index][0]), curve(&alone[index][1])])));
             all.extend(offline[index].iter().chain(online.iter().filter_map(|chosen| chosen[index].as_ref())));
@@ -152,8 +153,8 @@ fn study(context: &ExperimentContext<'_>, l3: bool, pace: RunScale) -> Result<Sp
     Ok(SplitStudy { by_seed, alone, expected, offline, online })
 }
 
-/// Colors of the first program after so many windows, or `None` = left shared. What was on trial when the run ended does
-/// not count: the shares are those of the last verdict, or of the end where there was none.
+/// Colors of the first program after this many windows; `None` = left shared. A split still on trial at the end does
+/// not count: the result is that of the last verdict, or the split at the end if there was no verdict.
 fn chosen_online(workload: &Workload, entries: u64, pace: RunScale, windows: u64) -> Result<Option<u32>, ReproError> {
     let by = sizing(workload, entries, pace.warm_up_cycles, WINDOW_CYCLES, "");
     let lasting = workload.clone().lasting(0, pace.warm_up_cycles + windows * WINDOW_CYCLES);
@@ -179,8 +180,8 @@ fn chosen_online(workload: &Workload, entries: u64, pace: RunScale, windows: u64
 
 pub(crate) const WINDOW_CYCLES: u64 = 500_000;
 
-/// The sizing policy with RapidMRC curves, deciding from a cycle on. A trace is as long as it says: it belongs to the lines
-/// of the cache, which the time scale leaves as they are.
+/// The sizing policy with RapidMRC curves, which decides from a cycle on. Traces keep their length, because it belongs
+/// to the number of lines of the cache, which the time scale does not change.
 pub(crate) fn sizing(
     workload: &Workload,
     entries: u64,
@@ -211,13 +212,13 @@ fn per_cycle(per_kilo_instr: &[f64], alone: &ColorCurves) -> Vec<f64> {
     per_kilo_instr.iter().zip(&alone.space.cycles_per_instr).map(|(rate, cycles)| rate / cycles).collect()
 }
 
-/// Weighted speed-up over that of sharing, minus one, in per cent.
+/// Weighted speed-up relative to sharing, minus one, in percent.
 fn gain(pair: &MeasuredPair, first: Option<u32>) -> f64 {
     let rates = pair.rates_at(first).unwrap_or([f64::NAN; 2]);
     percent(pair.weighted_speedup(&rates) / pair.weighted_speedup(&pair.shared) - 1.0)
 }
 
-/// The question that curves answer.
+/// The curve that a chooser reads.
 type CurveGetter = fn(&ColorCurves) -> Vec<f64>;
 
 const KINDS: [(&str, CurveGetter); 4] = [
@@ -265,7 +266,7 @@ fn stalls_against_misses(context: &ExperimentContext<'_>, study: &SplitStudy, pa
     .note(note)
 }
 
-/// RM-4: how near the online choice is to the best one, and what of the offline gain it has.
+/// RM-4: the distance of the online choice from the best one, and the share of the offline gain that it reaches.
 fn online_against_best(
     context: &ExperimentContext<'_>,
     study: &SplitStudy,
@@ -274,7 +275,7 @@ fn online_against_best(
 ) -> Vec<Finding> {
     let best = |pair: &MeasuredPair| {
         let splits = pair.splits.iter().map(|(first, _)| gain(pair, Some(*first)));
-        // Left shared is a choice too: it gains nothing and loses nothing.
+        // Leaving the cache shared is a choice too, which gains and loses nothing.
         splits.fold(0.0, f64::max)
     };
     let near = |index: usize| {
@@ -290,7 +291,8 @@ fn online_against_best(
             mean(&pairs.iter().zip(choice).map(|(pair, &index)| gain(pair, index)).collect::<Vec<_>>())
         };
         let (online, offline) = (mean_gain(&study.online[index]), mean_gain(&study.offline));
-        // Where the curves measured offline lose, a share of their gain means nothing: no less is all of it.
+        // If the offline curves lose, a share of their gain is meaningless; then a choice that loses no more counts as
+        // 100 %.
         if offline > 0.0 { percent(online / offline) } else { percent(f64::from(u8::from(online >= offline))) }
     };
     let per_seed = |of: &dyn Fn(usize) -> f64| -> Vec<(u64, f64)> {
@@ -363,7 +365,7 @@ fn choice_points(
 mod tests {
     use super::*;
 
-    /// Is a gain that of weighted speed-up, and none where the cache stays shared?
+    /// Is a gain that of weighted speed-up, and zero if the cache stays shared?
     #[test]
     fn gains_are_of_weighted_speedup() {
         let pair =

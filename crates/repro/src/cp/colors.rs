@@ -1,4 +1,4 @@
-//! CP-1: what a program's run time makes of 1 to 16 colors (thesis Figure 4.5).
+//! CP-1: a program's run time with 1 to 16 colors (thesis Figure 4.5).
 
 use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
 use cachemate_sim::kernels;
@@ -7,13 +7,13 @@ use cachemate_sim::machine::RunLimit;
 use super::{COLORS, RunScale, job, on_chip, told};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
-/// A rise of the run time with more colors counts from here on, where the seeds' ranges do not overlap either.
+/// Minimum rise of the run time with more colors that counts, if the seeds' ranges do not overlap either.
 const NOISE: f64 = 0.01;
 const INSTRUCTIONS: u64 = 20_000_000_000;
-/// Not scaled: caches do not fill faster.
+/// Warm-up instructions. They are not scaled, because caches do not fill faster.
 const WARM_UP_INSTRUCTIONS: u64 = 3_000_000;
 
-/// Run time of a program with each number of colors, over that with all of them; one row of it per seed.
+/// Run time of a program with each number of colors, relative to that with all of them; one row per seed.
 struct ColorCurve {
     program: &'static str,
     colors: Vec<u32>,
@@ -24,7 +24,7 @@ impl ColorCurve {
     fn over_seeds(&self, at: usize) -> Vec<f64> {
         self.by_seed.iter().map(|row| row[at]).collect()
     }
-    /// Numbers of colors at which it runs slower than with fewer, beyond noise.
+    /// Numbers of colors with which it runs slower than with fewer, beyond noise.
     fn rises(&self) -> Vec<(u32, f64)> {
         let rise = |index: usize| {
             let (fewer, more) = (self.over_seeds(index - 1), self.over_seeds(index));
@@ -37,7 +37,7 @@ impl ColorCurve {
     }
 }
 
-/// Cycles for the same instructions, after the same instructions.
+/// Cycles for the given instructions, after the same warm-up instructions.
 pub(super) fn cycles_for(
     program: &str,
     colors: u32,
@@ -45,7 +45,7 @@ pub(super) fn cycles_for(
     scale: u64,
     seed: u64,
 ) -> Result<f64, ReproError> {
-    // The program is the same for all seeds; only its frames differ.
+    // All seeds run the same program; only its frames differ.
     let mut workload = on_chip(vec![job(program, 1)], 2, true, RunScale { scale, warm_up_cycles: 0 }, seed)?;
     workload.options.warm_up = Some(RunLimit::Instructions(WARM_UP_INSTRUCTIONS));
     workload.options.ends = Some(RunLimit::Instructions(instructions));
@@ -120,7 +120,7 @@ fn finding(context: &ExperimentContext<'_>, scale: u64, curves: &[ColorCurve]) -
 }
 
 fn figure(curves: &[ColorCurve]) -> ResultFigure {
-    // The programs that colors matter to; the others would draw one flat line.
+    // Only programs that depend on colors; the others would all draw one flat line.
     let mut sensitive: Vec<&ColorCurve> = curves.iter().collect();
     let top = |curve: &ColorCurve| mean(&curve.over_seeds(0));
     sensitive.sort_by(|a, b| top(b).total_cmp(&top(a)));
@@ -152,7 +152,7 @@ mod tests {
         ColorCurve { program: "p", colors: vec![1, 2, 3], by_seed }
     }
 
-    /// Is a rise counted only where it is larger than noise and than what reseeded frames change?
+    /// Is a rise counted only if it exceeds both noise and the effect of other frames?
     #[test]
     fn a_rise_must_stand_out_of_the_seeds() {
         assert_eq!(curve(vec![vec![2.0, 1.5, 1.0], vec![2.1, 1.4, 1.0]]).rises(), []);
@@ -162,7 +162,7 @@ mod tests {
         assert_eq!(curve(vec![vec![1.0, 1.0, 1.005]]).rises(), []);
     }
 
-    /// Does a program with a footprint of all colors run faster with all of them than with one?
+    /// Does a program whose footprint needs all colors run faster with all of them than with one?
     #[test]
     fn colors_limit_a_program() {
         let one = cycles_for("twolf", 1, 400_000, 50_000, 1).unwrap();

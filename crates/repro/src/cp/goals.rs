@@ -2,8 +2,8 @@
 //! quality of service).
 //!
 //! One program beside a greedy one, both measured online and sized by the policy; every program is timed over the same
-//! stretch of its work. With a floor, the first program is never to be more than 5 % slower than alone; what that costs the
-//! other stands beside it.
+//! stretch of its work. With a floor, the first program may be at most 5 % slower than alone; the cost to the other
+//! program is listed beside it.
 
 use cachemate_core::{CacheLevel, Goal, WayPartitions};
 use cachemate_report::figure::{Axis, BarChart, BarGroup};
@@ -16,19 +16,19 @@ use crate::setup::Workload;
 use crate::steered;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
-/// The first has the floor.
+/// Pairs whose first program has the floor.
 pub(crate) const PAIRS: [ProgramPair; 3] = [("vortex", "art"), ("twolf", "mcf"), ("parser", "gap")];
 pub(crate) const FLOOR: f64 = 0.05;
-/// The policy measures from here on and has decided before the stretches begin.
+/// The policy starts measuring at this cycle and has decided before the stretches begin.
 const DECIDES_FROM: u64 = 1_000_000;
 const TRACE_ENTRIES: u64 = 20_000;
 const DECISION_CYCLES: u64 = 200_000;
 
-/// How the cache is run.
+/// How the cache is managed.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum CacheMode {
     Shared,
-    /// By the sizing policy, for an objective; with the floor or without, in colors or in ways.
+    /// Sized by the policy for an objective, with the floor or without, in colors or in ways.
     Sized {
         objective: &'static str,
         floor: bool,
@@ -44,7 +44,7 @@ const WAYS: [(&str, CacheMode); 5] = [
     ("floor, in ways", CacheMode::Sized { objective: "weighted-speedup", floor: true, ways: true }),
 ];
 
-/// Slowdowns of both programs over alone, in per cent.
+/// Slowdowns of both programs relative to running alone, in percent.
 fn slowed(
     pair: ProgramPair,
     alone: [SoloWork; 2],
@@ -160,7 +160,7 @@ fn finding(
 mod tests {
     use super::*;
 
-    /// Is the machine with ways one that could be built, and one that takes ways for its shares?
+    /// Is the machine with ways a valid machine, and do its shares consist of ways?
     #[test]
     fn the_machine_with_ways_can_be_built() {
         let pace = RunScale { scale: 60_000, warm_up_cycles: 0 };

@@ -191,7 +191,7 @@ pub(super) fn recovered(context: &ExperimentContext<'_>, by_seed: &[Vec<Measured
     .figure(figure)
 }
 
-/// Is "leave it shared" right where it is said, and dividing where that is said?
+/// Are the forecasts "leave it shared" and "divide it" right when they are made?
 pub(super) fn forecast_finding(
     context: &ExperimentContext<'_>,
     by_seed: &[Vec<MeasuredPair>],
@@ -199,7 +199,7 @@ pub(super) fn forecast_finding(
     pace: RunScale,
 ) -> Finding {
     let sum = |speeds: [f64; 2]| speeds.iter().sum::<f64>();
-    // Of weighted speed-up: shared, and at the best split by curves.
+    // Weighted speed-up: shared, and at the best split according to the curves.
     let off = |pair: &MeasuredPair, said: &PairForecast| {
         let shared = percent(sum(said.shared) / pair.weighted_speedup(&pair.shared) - 1.0);
         let split =
@@ -219,7 +219,7 @@ pub(super) fn forecast_finding(
                 ));
             }
         }
-        // Wrong: what was not chosen would have been better by more than 1 %.
+        // A forecast is wrong if the alternative would have been better by more than 1 %.
         let gain_of = |seed: &Vec<MeasuredPair>| {
             let pair = &seed[index];
             let best =

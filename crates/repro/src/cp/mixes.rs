@@ -1,5 +1,5 @@
-//! MULTI: four and eight programs on one cache, sized online, against sharing it and against the best sizes known
-//! offline (issue's extension of thesis 5.7 to more than two programs).
+//! MULTI: four and eight programs on one cache, sized online, compared with sharing it and with the best sizes known
+//! offline (an extension of thesis 5.7 to more than two programs).
 
 use std::collections::BTreeMap;
 
@@ -20,12 +20,12 @@ use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, Res
 /// Mixes are drawn from these: the thesis's programs of chapter 4.
 pub(crate) const PROGRAMS: [&str; 12] =
     ["mcf", "art", "vortex", "ammp", "applu", "twolf", "gzip", "vpr", "swim", "equake", "parser", "crafty"];
-/// From here on the policy measures, decides and tries; it has to be through before the programs' work begins.
+/// From this cycle on the policy measures, decides and tries; it has to finish before the programs' work begins.
 const DECIDES_FROM: u64 = 2_000_000;
-/// Almost three times the lines of the L2; the thesis's ten times would take as much longer with eight programs.
+/// Almost three times the lines of the L2; the thesis's ten times would take proportionally longer with eight programs.
 const TRACE_ENTRIES: u64 = 40_000;
 
-/// Weighted speed-ups of one mix.
+/// Weighted speed-ups for one mix.
 #[derive(Serialize, Deserialize)]
 struct SizedMix {
     programs: Vec<usize>,
@@ -39,7 +39,7 @@ impl SizedMix {
     fn gain(&self) -> f64 {
         100.0 * (self.online / self.shared - 1.0)
     }
-    /// Distance to the best known: sizes from curves of each program alone, or sharing.
+    /// Distance to the best known result: sizes from each program's solo curve, or sharing.
     fn short_of_best(&self) -> f64 {
         100.0 * (1.0 - self.online / self.offline.max(self.shared))
     }
@@ -48,7 +48,7 @@ impl SizedMix {
     }
 }
 
-/// So many of [`PROGRAMS`], by their places in it; none twice.
+/// Draws `count` of [`PROGRAMS`] by their positions, none twice.
 pub(crate) fn draw(generator: &mut SplitMix64, count: usize) -> Vec<usize> {
     let mut left: Vec<usize> = (0..PROGRAMS.len()).collect();
     let mut drawn: Vec<usize> =
@@ -57,7 +57,7 @@ pub(crate) fn draw(generator: &mut SplitMix64, count: usize) -> Vec<usize> {
     drawn
 }
 
-/// The best deal of all colors for weighted speed-up, as index lists side by side.
+/// The best partition of all colors for weighted speed-up, as contiguous index lists.
 fn best_shares(alone: &[&ColorCurves]) -> Vec<String> {
     let claim = |alone: &&ColorCurves| {
         let all = alone.space.whole_cycles();
@@ -108,14 +108,14 @@ fn run_mix(
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
-    // In full: a trial is through before the programs' work begins, and the work is as long as their phases.
+    // In a full run, a trial finishes before the programs' work begins, and the work is as long as their phases.
     let pace = context.pick(
         RunScale { scale: 30_000, warm_up_cycles: 24_000_000 },
         RunScale { scale: 5_000, warm_up_cycles: 48_000_000 },
     );
     let colors: Vec<u32> = context.pick_of_three(vec![1, 4, COLORS], vec![1, 3, 6, 12, COLORS], (1..=COLORS).collect());
-    // Mixes of four and of eight: in full seventeen a seed, so that three seeds make fifty; a quick run has one of four a
-    // seed, and one of eight for every fourth.
+    // Mixes of four and of eight. A full run has seventeen per seed, so that three seeds make fifty; a quick run has
+    // one of four per seed, and one of eight for every fourth seed.
     let seeds = context.seeds.len();
     let counts = context.pick([(4, seeds), (8, seeds / 4)], [(4, 11 * seeds), (8, 6 * seeds)]);
     let mut mixes: Vec<(u64, Vec<usize>)> = Vec::new();
@@ -206,7 +206,7 @@ fn findings(
             "not in the papers",
             "%",
             ResultTarget::AtLeast { target: -1.0, paper_best: None },
-            // The worst of all mixes, not the mean of the seeds' worst.
+            // The worst of all mixes, instead of the mean of each seed's worst.
             &[(context.seeds[0], worst)],
         )),
     ]
@@ -237,7 +237,7 @@ fn figure(all: &[SizedMix]) -> ResultFigure {
 mod tests {
     use super::*;
 
-    /// Are mixes drawn without copies, and the same from the same seed?
+    /// Are mixes drawn without duplicates, and equal for equal seeds?
     #[test]
     fn mixes_are_drawn_without_copies() {
         for count in [4, 8] {
@@ -247,7 +247,7 @@ mod tests {
         }
     }
 
-    /// Is a mix compared with the better of sharing and of what is known offline?
+    /// Is a mix compared with the better of sharing and the best sizes known offline?
     #[test]
     fn the_best_known_is_the_better_of_two() {
         let mix = |shared, offline, online| SizedMix {

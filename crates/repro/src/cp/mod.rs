@@ -1,8 +1,8 @@
 //! CP: cache partitioning by page coloring, and sizing the partitions (thesis ch. 4 and 5.7).
 //!
-//! One chip of the thesis's machine, one program to a core (4.5). Its runs measured 60·10^9 cycles; one time scale
-//! divides these, the windows, and all costs of the operating system alike. The warm-up is the exception: caches are
-//! as large as the thesis's and fill no faster, so it is what filling takes, whatever the scale.
+//! One chip of the thesis's machine, one program per core (4.5). Its runs measured 60·10^9 cycles; one time scale
+//! divides these, the windows, and all costs of the operating system alike. The warm-up is the exception: caches are as
+//! large as the thesis's and fill no faster, so it has the length that filling takes at any scale.
 
 mod choices;
 mod colors;
@@ -27,17 +27,17 @@ use crate::{Experiment, ReproError};
 
 /// Page colors of the machine.
 pub(crate) const COLORS: u32 = 16;
-/// One chip, one program to a core, memory for the largest mix (thesis 4.5: "we use only 1 chip of the system").
+/// One chip with one program per core and memory for the largest mix (thesis 4.5: "we use only 1 chip of the system").
 const CHIP: &str = "power5-2x2x2?packages=1&memory.nodes=1&contexts_per_core=1&memory.size=2G";
 const MEASURED_CYCLES: u64 = 60_000_000_000;
 
-/// A warehouse and its client's buffers (TC 3.5.2 gives 25 MB).
+/// Size of a warehouse and its client's buffers (TC 3.5.2 gives 25 MB).
 pub(crate) const WAREHOUSE_BYTES: u64 = 25_300_000;
 
-/// How long runs are.
+/// Lengths of runs.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct RunScale {
-    /// Divides the measured part.
+    /// Divisor of the measured part.
     pub scale: u64,
     pub warm_up_cycles: u64,
 }
@@ -90,7 +90,7 @@ pub(crate) fn experiments() -> Vec<Experiment> {
     ]
 }
 
-/// Programs on the chip. `cores` beyond the thesis's two are for more programs on the same cache.
+/// A workload of programs on the chip. More `cores` than the thesis's two are for more programs on the same cache.
 pub(crate) fn on_chip(
     jobs: Vec<WorkloadJob>,
     cores: u32,
@@ -125,7 +125,7 @@ pub(crate) fn job(name: &str, seed: u64) -> WorkloadJob {
 /// Interval between two decisions of a policy with a fixed plan.
 const TOLD_CYCLES: u64 = 50_000;
 
-/// Colors of each program, in order, from the start on.
+/// A policy that gives each program its colors, in order, from the start on.
 pub(crate) fn told(workload: &Workload, shares: &[String]) -> Result<FixedPlan, ReproError> {
     let topology = workload.machine.topology();
     let shared = topology.last_level_caches().next().ok_or_else(|| failed(CHIP)("no cache to share"))?;
@@ -139,17 +139,17 @@ pub(crate) fn told(workload: &Workload, shares: &[String]) -> Result<FixedPlan, 
             units: Units::Colors { allowed, migration: PageMigration::All },
         });
     }
-    // Before the plan nothing but the first few pages are touched.
+    // Before the plan, only the first few pages are touched.
     let first_window = WindowLength::Cycles { cycles: 1_000 * workload.options.scale };
     Ok(FixedPlan { plan, first_window })
 }
 
-/// Simulated cycles as policies see them: unscaled.
+/// Converts simulated cycles to nominal time as policies see it (unscaled).
 pub(crate) fn nominal_ns(workload: &Workload, cycles: u64) -> u64 {
     cycles * workload.options.scale * 1_000 / (workload.machine.hertz / 1_000_000)
 }
 
-/// A policy under its own name.
+/// Runs a policy under its own name.
 pub(crate) fn decided_by(
     workload: &Workload,
     name: &str,
@@ -159,7 +159,7 @@ pub(crate) fn decided_by(
     workload.pipeline(name, parameters, Vec::new(), first_window)
 }
 
-/// The first program gets `first` colors, the second the rest.
+/// Gives the first program `first` colors and the second the rest.
 pub(crate) fn split(first: u32) -> Vec<String> {
     vec![format!("0-{}", first - 1), format!("{first}-{}", COLORS - 1)]
 }
@@ -171,7 +171,8 @@ mod tests {
     use crate::work::InstructionRange;
     use crate::{steered, work};
 
-    /// Is a split that is put in force without a policy the same run, to the bit, as one by the policy of stated partitions?
+    /// Is the run with a fixed split, applied without a policy, identical to the bit to one with the policy of stated
+    /// partitions?
     #[test]
     fn a_fixed_split_is_the_run_of_the_policy_that_states_it() {
         let pace = RunScale { scale: 60_000, warm_up_cycles: 300_000 };

@@ -1,5 +1,5 @@
-//! Pairs of programs at splits of the cache, sharing it, and alone: what CP-2 to CP-4 and RM-4 are read from. Every
-//! program is timed over the same work in all of them ([`crate::work`]).
+//! Pairs of programs at splits of the cache, sharing it, and alone: the data for CP-2 to CP-4 and RM-4. Every program
+//! is timed over the same work in all of them ([`crate::work`]).
 
 use std::collections::BTreeSet;
 
@@ -17,8 +17,8 @@ use crate::{ExperimentContext, ReproError};
 
 pub(crate) type ProgramPair = (&'static str, &'static str);
 
-/// Thesis Figure 4.6; `warehouses` stands for SPECjbb. Its seventh pair is not named in the text, only that swim is in
-/// it: taken is twolf, the other program whose curve the text calls unusual.
+/// Thesis Figure 4.6; `warehouses` stands for SPECjbb. The text does not name the seventh pair, except that it contains
+/// swim; twolf was taken, the other program whose curve the text calls unusual.
 pub(crate) const PAIRS: [ProgramPair; 7] = [
     ("warehouses", "equake"),
     ("mcf", "art"),
@@ -28,9 +28,9 @@ pub(crate) const PAIRS: [ProgramPair; 7] = [
     ("vpr", "swim"),
     ("twolf", "swim"),
 ];
-/// Pairs that sharing does not hurt (4.6.2).
+/// Pairs that sharing does not slow down (4.6.2).
 pub(super) const CONTROLS: [ProgramPair; 3] = [("gap", "parser"), ("apsi", "crafty"), ("vortex", "mesa")];
-/// A program counts as slowed by sharing from here on (a share): less is noise of frames and phases.
+/// Minimum slowdown (as a share) that counts as an effect of sharing; less is noise of frames and phases.
 const SLOWED: f64 = 0.05;
 
 /// One pair under one seed; all rates in instructions per cycle, of the first and the second program.
@@ -39,26 +39,26 @@ pub(crate) struct MeasuredPair {
     pub pair: ProgramPair,
     pub alone: [f64; 2],
     pub shared: [f64; 2],
-    /// By colors of the first.
+    /// Rates by colors of the first program.
     pub splits: Vec<(u32, [f64; 2])>,
 }
 
 impl MeasuredPair {
-    /// Rates over those under sharing, minus one.
+    /// Rates relative to those under sharing, minus one.
     pub fn gains(&self, rates: &[f64; 2]) -> [f64; 2] {
         [rates[0] / self.shared[0] - 1.0, rates[1] / self.shared[1] - 1.0]
     }
     pub fn sum(&self, rates: &[f64; 2]) -> f64 {
         self.gains(rates).iter().sum()
     }
-    /// Sum of speeds over those alone.
+    /// Sum of speeds relative to running alone.
     pub fn weighted_speedup(&self, rates: &[f64; 2]) -> f64 {
         rates[0] / self.alone[0] + rates[1] / self.alone[1]
     }
     pub fn shared_speedup(&self) -> f64 {
         self.weighted_speedup(&self.shared)
     }
-    /// At a split, or where it is left shared; `None` where that split was not measured.
+    /// Rates at a split, or under sharing; `None` if that split was not measured.
     pub fn rates_at(&self, first: Option<u32>) -> Option<[f64; 2]> {
         let Some(first) = first else { return Some(self.shared) };
         self.splits.iter().find(|(split, _)| *split == first).map(|(_, rates)| *rates)
@@ -68,7 +68,7 @@ impl MeasuredPair {
         let best = self.splits.iter().max_by(|a, b| self.sum(&a.1).total_cmp(&self.sum(&b.1)));
         best.expect("every pair is measured at one split at least")
     }
-    /// Slowdown from sharing, and the share of it that the best split recovers; of programs that were slowed.
+    /// Slowdown from sharing, and the share of it that the best split recovers, for the programs that were slowed.
     pub fn recovered(&self) -> Vec<(&'static str, f64, f64)> {
         let best = self.best().1;
         let names = [self.pair.0, self.pair.1];
@@ -91,7 +91,7 @@ pub(crate) struct SoloWork {
 /// A program's name and the seed of its input.
 pub(crate) type ProgramInput = (&'static str, u64);
 
-/// Inputs of a pair: two copies of one program would not be the same.
+/// Inputs of a pair; two copies of one program have different inputs.
 pub(crate) fn inputs(pair: ProgramPair, seed: u64) -> [ProgramInput; 2] {
     [(pair.0, seed), (pair.1, seed + 1_000)]
 }
@@ -127,18 +127,18 @@ fn run_one(workload: &Workload, run: PairMode, solos: [SoloWork; 2]) -> Result<[
     Ok([rates[0].instr_per_cycle, rates[1].instr_per_cycle])
 }
 
-/// One pair with its inputs' seed, and where it is to be measured.
+/// One pair with its inputs' seed, and the machine on which it is measured.
 #[derive(Clone, Debug)]
 pub(crate) struct PairRequest {
     pub pair: ProgramPair,
     pub seed: u64,
-    /// Added to the seed of the machine, which gives the frames.
+    /// Added to the machine's seed, which determines the frames.
     pub other_frames: u64,
     pub alone: [SoloWork; 2],
     pub splits: BTreeSet<u32>,
 }
 
-/// Pairs sharing, and at their splits; in the order asked.
+/// Measures pairs under sharing and at their splits, in the given order.
 pub(crate) fn measure_pairs(
     context: &ExperimentContext<'_>,
     asked: &[PairRequest],
@@ -183,7 +183,7 @@ pub(crate) struct ColorCurves {
     pub stalls_per_kilo_instr: Vec<f64>,
 }
 
-/// Rates of each program alone with each number of colors, measured by running it with them.
+/// Rates of each program alone, measured with each number of colors.
 pub(crate) fn alone_by_colors(
     context: &ExperimentContext<'_>,
     programs: &[(ProgramInput, SoloWork)],
@@ -204,7 +204,7 @@ pub(crate) fn alone_by_colors(
     Ok(answers.chunks(colors.len()).map(|row| filled_in(colors, row)).collect())
 }
 
-/// For every number of colors, on straight lines between those that were measured.
+/// Values for every number of colors, interpolated linearly between the measured ones.
 fn filled_in(colors: &[u32], row: &[[f64; 3]]) -> ColorCurves {
     let at = |held: u32, which: usize| {
         let next = colors.partition_point(|&measured| measured < held).min(colors.len() - 1);
@@ -221,22 +221,22 @@ fn filled_in(colors: &[u32], row: &[[f64; 3]]) -> ColorCurves {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct PairForecast {
     pub shared: [f64; 2],
-    /// Colors of the first at the best split, and the speeds there.
+    /// Colors of the first program at the best split, and the speeds there.
     pub first: u32,
     pub split: [f64; 2],
 }
 
 impl PairForecast {
-    /// The choice of an operator for weighted speed-up: colors of the first, or `None` = leave the cache shared,
-    /// if dividing it is expected to gain less than 1 %. Sharing is the present, which is measured and not forecast: a run of
-    /// the pair says what it is worth, in the sum of speeds over those alone.
+    /// An operator's choice for weighted speed-up: colors of the first program; `None` = leave the cache shared,
+    /// because dividing it is expected to gain less than 1 %. Sharing is the present state, so its value (the sum of
+    /// speeds relative to running alone) is measured in a run of the pair and not forecast.
     pub fn chosen(&self, weighted_speedup_shared: f64) -> Option<u32> {
         let divided: f64 = self.split.iter().sum();
         (divided / weighted_speedup_shared - 1.0 >= 0.01).then_some(self.first)
     }
 }
 
-/// By the exact solver and the predictor; `None` where the predictor cannot say.
+/// The forecast by the exact solver and the predictor; `None` if the predictor gives none.
 pub(super) fn expected(workload: &Workload, spaces: [&DemandCurve; 2]) -> Option<PairForecast> {
     let claims = spaces.map(|space| UnitClaim {
         costs: space.cycles_per_instr.iter().map(|cycles| -space.whole_cycles() / cycles).collect(),
@@ -268,7 +268,7 @@ mod tests {
         }
     }
 
-    /// Are gains, the best split and what is recovered those of a pair computed manually?
+    /// Do gains, the best split and the recovered share equal those of a pair computed manually?
     #[test]
     fn gains_of_a_pair_worked_by_hand() {
         let pair = measured();
@@ -280,7 +280,7 @@ mod tests {
         assert!((recovered[0].1 - 0.2).abs() < 1e-12 && (recovered[0].2 - 0.8).abs() < 1e-12);
     }
 
-    /// Does the chosen split give space to whom it speeds up, and leave alone what it would not help?
+    /// Does the chosen split give space to programs that it speeds up, and leave the cache shared if it would not help?
     #[test]
     fn space_goes_to_whom_it_speeds_up() {
         let workload = on_chip(Vec::new(), 2, true, RunScale { scale: 1_000, warm_up_cycles: 0 }, 1).unwrap();

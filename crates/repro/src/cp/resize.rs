@@ -1,10 +1,10 @@
-//! CP-6: what changing a partition while the program runs costs, and what page by page, lazily or hottest first makes of
-//! it (thesis 4.6.5, Figure 4.12).
+//! CP-6: the cost of changing a partition while the program runs, and how it changes if pages move one by one, lazily
+//! or hottest first (thesis 4.6.5, Figure 4.12).
 //!
-//! One program swaps between the two halves of the colors at an interval; all its pages have to be copied each time. Its
-//! throughput is compared with that in one half for good. Costs here are the machine's own, at time scale 1: a scaled
-//! cost a page would vanish beside the cache misses that follow a copy, which do not scale. Instead the program is smaller
-//! than the thesis's (117 MB), and the interval is that much shorter.
+//! One program swaps between the two halves of the colors at an interval, and all its pages have to be copied each
+//! time. Its throughput is compared with that in one half for good. Costs are the machine's own, at time scale 1,
+//! because a scaled cost per page would vanish beside the cache misses that follow a copy, which do not scale. Instead
+//! the program is smaller than the thesis's (117 MB), and the interval is shorter in proportion.
 
 use cachemate_core::{ShareMember, Units, WindowLength, WindowRecord};
 use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
@@ -17,12 +17,12 @@ use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, Res
 
 /// Swaps in the measured part.
 const SWAPS: u64 = 4;
-/// The thesis's program has so many megabytes.
+/// Size of the thesis's program in megabytes.
 const THESIS_MB: f64 = 117.0;
 const PAGE_BYTES: f64 = 4096.0;
 const MOVE_PAGE_CYCLES: f64 = 11_051.0;
 
-/// One interval: what was lost, and what the cost per page says should be lost, as shares of the throughput.
+/// For one interval: the lost throughput, and the loss expected from the cost per page, as shares.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct ResizeCost {
     measured: f64,
@@ -41,7 +41,8 @@ fn ns(workload: &Workload, cycles: u64) -> u64 {
     (u128::from(cycles) * 1_000_000_000 / u128::from(workload.machine.hertz)) as u64
 }
 
-/// Swaps between the halves every interval; `moving` as the policy's parameter, `None` = stays in the first half.
+/// A run that swaps between the halves every interval; `moving` is the policy's parameter, `None` = stays in the first
+/// half.
 fn swapped(
     workload: &Workload,
     interval_cycles: u64,
@@ -66,8 +67,8 @@ fn work(results: &RunResults) -> f64 {
     results.tasks.iter().map(|task| task.instructions as f64).sum()
 }
 
-/// Pages that the swaps within the measured part had to copy: all that were resident outside the new half. What the last
-/// record decides is never run.
+/// Pages that the swaps within the measured part had to copy: all that were resident outside the new half. The decision
+/// in the last record is never applied.
 fn pages_copied(records: &[WindowRecord], from_ns: u64) -> f64 {
     let mut pages = 0;
     for pair in records[..records.len().saturating_sub(1)].windows(2) {
@@ -102,7 +103,7 @@ fn lost(workload: &Workload, interval_cycles: u64) -> Result<ResizeCost, ReproEr
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let footprint_bytes: u64 = context.pick_of_three(128 << 10, 512 << 10, 2 << 20);
-    // What moving all pages takes, times these.
+    // Intervals as multiples of the time that moving all pages takes.
     let once = footprint_bytes / PAGE_BYTES as u64 * MOVE_PAGE_CYCLES as u64;
     let intervals: Vec<u64> = context.pick(vec![4, 8], vec![4, 8, 16]).into_iter().map(|times| times * once).collect();
     let runs: Vec<(u64, u64)> =
@@ -150,10 +151,11 @@ fn against_computed(context: &ExperimentContext<'_>, intervals: &[u64], by_seed:
             series.points.push(ChartPoint::new(ms, mean(values)));
         }
     }
-    // Loss is inversely proportional to the interval: from the longest one measured, and to the thesis's size.
+    // Loss is inversely proportional to the interval: it is scaled from the longest measured interval to the thesis's
+    // size.
     let longest = intervals.len() - 1;
     let one_percent_ms = intervals[longest] as f64 / 1.5e6 * mean(&values(longest, |lost| lost.measured));
-    // All pages of the program at each swap, as they were copied.
+    // All pages of the program, as copied at each swap.
     let copied = mean(&by_seed.iter().map(|all| all[longest].computed).collect::<Vec<_>>());
     let megabytes = copied * intervals[longest] as f64 / MOVE_PAGE_CYCLES * PAGE_BYTES / (1 << 20) as f64;
     let chart = Chart {
@@ -187,7 +189,7 @@ fn against_computed(context: &ExperimentContext<'_>, intervals: &[u64], by_seed:
 
 const WAYS: [&str; 4] = ["all", "hot-first", "lazy", "never"];
 
-/// Throughput lost by each way of moving pages.
+/// Throughput lost for each method of moving pages.
 fn ways_of_moving(footprint_bytes: u64, interval_cycles: u64, seed: u64) -> Result<Vec<f64>, ReproError> {
     let workload = workload(footprint_bytes, interval_cycles, seed)?;
     let still = work(&swapped(&workload, interval_cycles, None)?.0);
@@ -220,7 +222,7 @@ fn ways_finding(context: &ExperimentContext<'_>, ways: &[Vec<f64>]) -> Finding {
 mod tests {
     use super::*;
 
-    /// Does swapping cost throughput, about what the copied pages cost?
+    /// Does swapping cost throughput, about as much as the copied pages?
     #[test]
     fn swapping_costs_what_copying_costs() {
         let footprint = 256 << 10;

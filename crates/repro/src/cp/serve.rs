@@ -1,10 +1,11 @@
-//! CP-5: a level of service for each client, while clients go from two to four (thesis 4.6.4, Figure 4.11).
+//! CP-5: a level of service for each client while the number of clients rises from two to four (thesis 4.6.4, Figure
+//! 4.11).
 //!
-//! The clients of one `warehouses` program have a warehouse each; the third and the fourth come halfway. The thesis's
-//! level of 9400 operations a second belongs to its machine; as there, one color is just adequate for two clients: taken
-//! is 95 % of what each of them gets with one, which leaves room for the noise of a window. Static small is that one
-//! color, static large the fewest with which four clients reach the level. One core to a client, so that what changes
-//! is the cache.
+//! The clients of one `warehouses` program have a warehouse each; the third and the fourth arrive halfway. The thesis's
+//! level of 9400 operations per second belongs to its machine. There, one color is just adequate for two clients, so
+//! the level here is 95 % of each client's rate with one color, which leaves room for the noise of a window. Static
+//! small is that one color, static large the fewest with which four clients reach the level. Each client has its own
+//! core, so that only the cache changes.
 
 use cachemate_core::{AccessSource, BatchEnd, CpuId, PipelineConfig, WindowLength, WindowRecord};
 use cachemate_report::figure::{Axis, Chart, ChartPoint, Mark, ReferenceLine, Series};
@@ -16,7 +17,7 @@ use super::{COLORS, RunScale, WAREHOUSE_BYTES, decided_by, job, on_chip};
 use crate::setup::{Workload, built, failed, run_under};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
-/// Against four minutes.
+/// Time scale relative to the thesis's four minutes.
 const SCALE: u64 = 2_000;
 pub(crate) const LEVEL: f64 = 0.95;
 pub(crate) const CLIENTS: usize = 4;
@@ -27,11 +28,11 @@ pub(crate) const FIRST_CLIENTS: usize = 2;
 struct ServiceLengths {
     window_cycles: u64,
     warm_up: u64,
-    /// With two clients, then as many with four.
+    /// Windows with two clients, and then with four.
     each: u64,
 }
 
-/// A client that comes late.
+/// A client that arrives late.
 struct DelayedClient {
     source: Box<dyn AccessSource>,
     sleeps_ns: Option<u64>,
@@ -59,7 +60,7 @@ fn workload(seed: u64, lengths: ServiceLengths) -> Result<Workload, ReproError> 
     Ok(workload)
 }
 
-/// The machine, with the last clients coming at a cycle (0 = at once; never, where it lies beyond the end).
+/// The machine whose last clients arrive at a cycle (0 = at once; never if it lies beyond the end).
 fn machine(workload: &Workload, late_cycle: u64) -> Result<SimMachine, ReproError> {
     let job = workload.jobs[0].clone();
     let late_ns = late_cycle * 1_000 / (workload.machine.hertz / 1_000_000);
@@ -81,7 +82,8 @@ fn machine(workload: &Workload, late_cycle: u64) -> Result<SimMachine, ReproErro
     SimMachine::new(&workload.machine, &options, programs).map_err(failed("machine"))
 }
 
-/// One window of the measured part: clients that ran, work a nominal second for each, colors held, pages moving.
+/// One window of the measured part: clients that ran, work per nominal second of each, their colors, pages in
+/// migration.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ServiceWindow {
     pub clients: usize,
@@ -114,7 +116,7 @@ fn windows(machine: SimMachine, by: PipelineConfig, from_window: u64) -> Result<
         true
     })
     .map_err(failed("windows"))?;
-    // The first record is of the short window before the first plan.
+    // The first record belongs to the short window before the first plan.
     Ok(all.iter().skip(1 + from_window as usize).filter_map(seen).collect())
 }
 
@@ -126,7 +128,7 @@ fn first_window() -> WindowLength {
     WindowLength::Cycles { cycles: 1_000 * SCALE }
 }
 
-/// Work a second for each client with a static share, after the warm-up.
+/// Work per second of each client with a static share, after the warm-up.
 fn static_rate(seed: u64, lengths: ServiceLengths, colors: u32, clients: usize) -> Result<f64, ReproError> {
     let workload = workload(seed, lengths)?;
     let late = if clients == CLIENTS { 0 } else { u64::MAX >> 20 };
@@ -141,7 +143,7 @@ fn static_rate(seed: u64, lengths: ServiceLengths, colors: u32, clients: usize) 
 #[derive(Serialize, Deserialize)]
 pub(crate) struct ServiceRun {
     pub level: f64,
-    /// Four clients reach it with some share.
+    /// Whether four clients reach the level with some share.
     pub reachable: bool,
     pub small: u32,
     pub large: u32,
@@ -187,8 +189,8 @@ impl ServiceRun {
     pub fn missed(&self, windows: &[ServiceWindow]) -> Vec<bool> {
         windows.iter().map(|seen| seen.rate_per_s < self.level).collect()
     }
-    /// Windows that miss the level and are neither one that found it out (the share grew right after it) nor one in
-    /// which pages were still being copied.
+    /// Windows that miss the level, except those that detected the miss (the share grew right after) and those in which
+    /// pages were still being copied.
     pub fn unexcused(&self) -> usize {
         let missed = self.missed(&self.managed);
         let excused = |at: usize| {
@@ -197,7 +199,7 @@ impl ServiceRun {
         };
         (0..missed.len()).filter(|&at| missed[at] && !excused(at)).count()
     }
-    /// Mean rate with four clients over the level, minus one, in per cent.
+    /// Mean rate with four clients relative to the level, minus one, in percent.
     pub fn off_level(&self, windows: &[ServiceWindow]) -> f64 {
         let four = windows.iter().filter(|seen| seen.clients == CLIENTS).map(|seen| seen.rate_per_s);
         100.0 * (mean(&four.collect::<Vec<_>>()) / self.level - 1.0)
@@ -303,7 +305,7 @@ pub(crate) fn figure(story: &ServiceRun, name: &str) -> ResultFigure {
 mod tests {
     use super::*;
 
-    /// Are only those windows excused that found the miss out or were still copying?
+    /// Are only those windows excused that detected the miss or were still copying?
     #[test]
     fn detection_and_copying_are_excused_and_nothing_else() {
         let seen =
@@ -327,7 +329,7 @@ mod tests {
         assert_eq!(story.unexcused(), 1);
     }
 
-    /// Do the late clients come halfway, and not before?
+    /// Do the late clients arrive halfway, and not earlier?
     #[test]
     fn late_clients_come_halfway() {
         let lengths = ServiceLengths { window_cycles: 100_000, warm_up: 1, each: 2 };

@@ -1,8 +1,9 @@
-//! INTERVAL-1: does every policy of the registry behave for 10 000 windows? No task starves, plans settle, memory is flat.
+//! INTERVAL-1: does every policy of the registry behave for 10 000 windows? No task starves, plans settle, memory is
+//! flat.
 //!
 //! Method: ten programs on four CPUs with two caches, all on the interval machine, each with phases of minutes; three
 //! come and go. Every policy decides 10 000 windows of its own length, without the guard, so that its own behavior is
-//! seen. A task starves if it wants to run and does not for [`STARVES_NS`] of nominal time.
+//! tested. A task starves if it is runnable but does not run for [`STARVES_NS`] of nominal time.
 
 use std::collections::BTreeMap;
 
@@ -19,20 +20,21 @@ use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
 const STARVES_NS: u64 = 10_000_000_000;
 const MACHINE: &str = "xeon-x5365-4";
 
-/// The conduct of one policy.
+/// The measured behavior of one policy.
 #[derive(Clone, Debug)]
 struct PolicyBehavior {
     policy: &'static str,
     windows: u64,
     hours: f64,
     changes: u64,
-    /// Nominal seconds that some task wanted to run and did not, in a row.
+    /// Longest time in nominal seconds for which some task was runnable but did not run.
     longest_wait_seconds: f64,
-    /// The least of a task's time on a processor over a fair share of it, over its whole life of ten seconds or more.
+    /// The smallest ratio of a task's processor time to its fair share, over lives of ten seconds or more.
     least_share: f64,
-    /// Processor time of a window, machine and profilers included; `None` where the host does not tell.
+    /// Processor time of a window, machine and profilers included; `None` if the host does not report it.
     ms_per_window: Option<f64>,
-    /// Resident memory at the end over that after a fifth of the windows, bytes; `None` where the host does not tell.
+    /// Growth of resident memory in bytes, from a fifth of the windows to the end; `None` if the host does not report
+    /// it.
     grown_bytes: Option<f64>,
 }
 
@@ -43,7 +45,7 @@ struct PolicyBehavior {
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let windows = context.pick(500, 10_000);
     let seed = context.seeds.first().copied().unwrap_or(1);
-    // One after the other, because memory is measured for the whole process.
+    // One after another, because memory is measured for the whole process.
     let mut all = Vec::new();
     for entry in policies::ENTRIES {
         context.go_on()?;
@@ -143,7 +145,7 @@ fn behaved(
 /// Waiting times by task.
 #[derive(Default)]
 struct WaitMonitor {
-    /// Waiting in a row, and life, time on a processor, fair time.
+    /// By task: current wait, life, time on a processor, and fair time.
     tasks: BTreeMap<TaskId, (u64, f64, f64, f64)>,
     longest_ns: u64,
     least: Option<f64>,
@@ -182,14 +184,14 @@ impl WaitMonitor {
     }
 }
 
-/// Memory of this process. A host without `/proc` does not tell.
+/// Resident memory of this process; `None` on a host without `/proc`.
 fn resident_bytes() -> Option<f64> {
     let text = cachemate_files::read_text_limited(std::path::Path::new("/proc/self/statm"), 4096).ok()?;
     let pages: f64 = text.split_whitespace().nth(1)?.parse().ok()?;
     Some(pages * 4096.0)
 }
 
-/// Streams, sets that fit and sets that do not, with phases of one to four minutes; three jobs end and begin again.
+/// Streams, working sets that fit and that do not, with phases of one to four minutes; three jobs end and start again.
 fn jobs(spec: &MachineSpec, seed: u64) -> Vec<IntervalJob> {
     let cache = spec.last_level().map_or(0.0, |cache| cache.size_bytes as f64 / f64::from(cache.line_bytes));
     let line = spec.last_level().map_or(64.0, |cache| f64::from(cache.line_bytes));
@@ -220,7 +222,7 @@ fn jobs(spec: &MachineSpec, seed: u64) -> Vec<IntervalJob> {
     (0..10).map(&mut job).collect()
 }
 
-/// The phase of [`PhasedProgram::steady`] if its phases are replaced at once.
+/// The phase that [`PhasedProgram::steady`] takes, if its phases are replaced at once.
 fn one(line: f64, cache: f64) -> cachemate_interval::ProgramPhase {
     closed_form::stream(line, cache, 0.01)
 }
@@ -229,7 +231,7 @@ fn one(line: f64, cache: f64) -> cachemate_interval::ProgramPhase {
 mod tests {
     use super::*;
 
-    /// Does the watch find a task that waits, and what it had of a fair share?
+    /// Does the monitor detect a task that waits, and its share of a fair share?
     #[test]
     fn who_waits_is_found() {
         let mut machine = {
@@ -249,8 +251,8 @@ mod tests {
         assert_eq!(watch.least_share(), 0.0);
     }
 
-    /// Is a run counted exactly, and does no task starve under a policy that changes nothing and one that places in
-    /// turn? Every policy's run is `repro INTERVAL-1`, which lasts too long for a test.
+    /// Is a run counted exactly, and does no task starve under a policy that changes nothing and one that places tasks
+    /// in turn (`repro INTERVAL-1` runs every policy, which takes too long for a test)?
     #[test]
     fn a_run_is_counted_and_nobody_starves() {
         for policy in ["default", "round-robin"] {

@@ -1,4 +1,4 @@
-//! Co-runs drawn from the seed, and what they do on the cycle-level machine.
+//! Co-runs drawn from the seed, and their measurements on the cycle-level machine.
 
 use cachemate_core::SplitMix64;
 use cachemate_core::{CacheId, CacheShare, GroupId, MachineSpec, Plan, ShareMember, TaskId, Units, WindowLength};
@@ -14,28 +14,28 @@ use crate::setup::{Workload, WorkloadJob, failed};
 use crate::work::{FixedPlan, InstructionRange};
 use crate::{ExperimentContext, ReproError};
 
-/// A machine and how much is drawn on it.
+/// A machine and the number of co-runs drawn on it.
 #[derive(Clone, Copy, Debug)]
 pub struct MachineSetup {
     /// Name of a specification; overrides are allowed.
     pub machine: &'static str,
-    /// Programs drawn from [`POOL`].
+    /// Number of programs drawn from [`POOL`].
     pub programs: usize,
-    /// Co-runs of two programs in one cache.
+    /// Number of co-runs of two programs in one cache.
     pub pairs: usize,
-    /// Groups of four in one cache.
+    /// Number of groups of four in one cache.
     pub fours: usize,
-    /// Mixes of four programs on two caches, in all three pairings.
+    /// Number of mixes of four programs on two caches, each in all three pairings.
     pub pairings: usize,
-    /// Pairs in one cache, divided in four ways.
+    /// Number of pairs in one cache, each divided in four ways.
     pub partitions: usize,
-    /// Cycles of each program alone that are not measured.
+    /// Warm-up cycles of each program alone.
     pub warm_up_cycles: u64,
-    /// The instructions that a program executes alone in them are its work.
+    /// Measured cycles; the instructions that a program executes in them alone are its work.
     pub measured_cycles: u64,
 }
 
-/// Programs that use a shared cache, and a few that do not, chosen by what they are and not by any co-run.
+/// Programs that use a shared cache, and a few that do not, chosen by their nature and not by any co-run.
 pub const POOL: [&str; 16] = [
     "mcf-2006",
     "milc",
@@ -55,8 +55,8 @@ pub const POOL: [&str; 16] = [
     "namd",
 ];
 
-/// The machines of the draw: the smaller ones whole, and of the largest one a complex with a quarter of its cache. Its
-/// own cache is out of reach of these programs within the lengths that can be simulated.
+/// The machines of the draw: the smaller ones whole, and of the largest one a complex with a quarter of its cache,
+/// because these programs cannot fill its whole cache within a feasible length of simulation.
 pub fn setups(quick: bool) -> Vec<MachineSetup> {
     let (warm_up_cycles, measured_cycles) = if quick { (4_000_000, 6_000_000) } else { (15_000_000, 15_000_000) };
     let few = |many: usize, few: usize| if quick { few } else { many };
@@ -100,24 +100,24 @@ pub struct ProfiledProgram {
     pub seed: u64,
     /// Measured alone, phase by phase.
     pub profile: PhasedProgram,
-    /// Its instructions alone in the measured cycles.
+    /// Its instructions alone in the measured cycles, over which runs are compared.
     pub work: InstructionRange,
-    /// Over `work`.
+    /// Solo rates over `work`.
     pub alone: ProgramRate,
 }
 
 /// Measured rates of a program on the cycle-level machine.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct ProgramRate {
-    /// Over its work.
+    /// Instructions per cycle over its work.
     pub instr_per_cycle: f64,
     /// Demand misses of the contended cache over its work.
     pub misses_per_instr: f64,
-    /// Over the whole run: the trail does not tell why a task waited.
+    /// Queueing cycles over the whole run: the trail does not record the reason for a wait.
     pub queue_cycles_per_instr: f64,
 }
 
-/// The experiment that a run belongs to.
+/// The experiment to which a run belongs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CoRunKind {
@@ -125,42 +125,42 @@ pub enum CoRunKind {
     Pair,
     /// Four programs in one cache.
     Four,
-    /// A plan of a mix; plans of one mix have its number.
+    /// A plan of a mix; plans of one mix have the same number.
     Plan(u32),
 }
 
 /// One co-run on the cycle-level machine.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct CoRun {
-    /// The set that it is scored in.
+    /// The set in which it is scored.
     pub kind: CoRunKind,
-    /// Program (its place in the draw) and CPU.
+    /// Program (its position in the draw) and CPU of each job.
     pub jobs: Vec<(usize, u32)>,
-    /// Ways of the first cache of each job, from the lowest on; empty = not divided.
+    /// Ways of each job in the first cache, from the lowest on; empty = not divided.
     pub ways: Vec<u32>,
-    /// Bytes to and from memory, of what its narrowest part passes.
+    /// Memory traffic as a share of the bandwidth of the narrowest part.
     pub busy_share: f64,
-    /// By job.
+    /// Rates by job.
     pub rates: Vec<ProgramRate>,
-    /// All programs finished their work. Other runs are not scored.
+    /// Whether all programs finished their work; other runs are not scored.
     pub finished: bool,
 }
 
 /// All that was measured on one machine.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct MachineTruth {
-    /// As [`MachineSetup::machine`] names it.
+    /// Name as in [`MachineSetup::machine`].
     pub machine: String,
-    /// In the order of the draw.
+    /// Programs in the order of the draw.
     pub programs: Vec<ProfiledProgram>,
-    /// Pairs, fours, then plans.
+    /// Runs: pairs, fours, then plans.
     pub runs: Vec<CoRun>,
 }
 
-/// Draws and runs.
+/// Draws the co-runs and runs them.
 ///
 /// # Errors
-/// No such machine, a run that fails, or the interruption.
+/// An unknown machine, a run that fails, or the interruption.
 pub fn measured(context: &ExperimentContext<'_>, setup: &MachineSetup, seed: u64) -> Result<MachineTruth, ReproError> {
     let machine = cachemate_spec::load_machine(setup.machine).map_err(failed(setup.machine))?;
     let mut generator = SplitMix64::new(seed ^ u64::from(machine.cores()) << 32 ^ machine.hertz);
@@ -181,8 +181,8 @@ pub fn measured(context: &ExperimentContext<'_>, setup: &MachineSetup, seed: u64
     Ok(MachineTruth { machine: setup.machine.to_string(), programs, runs })
 }
 
-/// So many of the runs, taken in their order, and at most half of them without a loss (one, if no program loses). If
-/// little is lost, a forecast of no loss is always nearly right.
+/// Takes `count` of the runs in their order, of which at most half lose nothing (one, if no program loses). If most
+/// lost little, a forecast of no loss would always be nearly right.
 fn half_losing(
     candidates: Vec<CoRun>,
     count: usize,
@@ -204,7 +204,7 @@ fn half_losing(
     Ok(losing)
 }
 
-/// A program takes longer than alone by this share at least.
+/// Minimum slowdown, as a share, for a run to count as losing.
 const LOSS: f64 = 0.1;
 
 fn loses(run: &CoRun, programs: &[ProfiledProgram]) -> bool {
@@ -227,7 +227,7 @@ fn profiled(job: &WorkloadJob, machine: &MachineSpec, setup: &MachineSetup) -> R
     let measured = run_request::together(&workload, &[work], None)?;
     let alone =
         ProgramRate { instr_per_cycle: rates.instr_per_cycle, ..rate(&measured.rates[0], &measured.results.tasks[0]) };
-    // A neighbor may take twice as long, and this program then goes on for as long.
+    // A neighbor may take twice as long, while this program keeps running.
     let until_instr = (work.to_instr + 0.5 * (work.to_instr - work.from_instr)) as u64;
     let phase_instr = (until_instr / 48).max(200_000);
     let lengths = ProfilingLengths { until_instr, phase_instr, reading_cycles: 100_000 };
@@ -248,7 +248,7 @@ fn to_run(kind: CoRunKind, jobs: Vec<(usize, u32)>, ways: Vec<u32>) -> CoRun {
     CoRun { kind, jobs, ways, busy_share: 0.0, rates: Vec::new(), finished: false }
 }
 
-/// On the first cores of one cache.
+/// Programs on the first cores of one cache.
 fn beside(programs: &[usize], machine: &MachineSpec) -> Vec<(usize, u32)> {
     programs.iter().enumerate().map(|(index, &program)| (program, index as u32 * machine.contexts_per_core)).collect()
 }
@@ -262,7 +262,7 @@ fn pairs(generator: &mut SplitMix64, setup: &MachineSetup, machine: &MachineSpec
     all.iter().map(|pair| to_run(CoRunKind::Pair, beside(pair, machine), Vec::new())).collect()
 }
 
-/// Groups, pairings and partitions. The cache is divided among pairs that lose by sharing it, as far as there are some.
+/// Groups, pairings and partitions. Partitions are of pairs that lose by sharing, if there are enough.
 fn larger(
     generator: &mut SplitMix64,
     setup: &MachineSetup,
@@ -303,7 +303,7 @@ fn larger(
     runs
 }
 
-/// Each task its ways of the first contended cache, from the lowest on, and its CPU.
+/// A plan with each task's ways of the first contended cache, from the lowest on, and its CPU.
 fn divided(machine: &MachineSpec, run: &CoRun) -> Plan {
     let cache = machine.topology().caches.iter().find(|cache| cache.last_level).map_or(CacheId(0), |cache| cache.id);
     let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000_000 });
@@ -329,7 +329,7 @@ fn together(
     setup: &MachineSetup,
 ) -> Result<CoRun, ReproError> {
     let divides = !run.ways.is_empty();
-    // Nobody gives a share to a program that is held to a CPU. There the plan puts it on its CPU.
+    // A program pinned to a CPU cannot be given a share, so the plan itself places it on its CPU.
     let job = |&(program, cpu): &(usize, u32)| {
         let pinned = (!divides).then(|| [cpu].into_iter().collect());
         WorkloadJob { pinned, ..jobs[program].clone() }
@@ -363,7 +363,7 @@ fn together(
 mod tests {
     use super::*;
 
-    /// Do half of the runs lose, whatever comes first, and is nothing measured that is not needed?
+    /// Do half of the runs lose whatever is drawn first, and is no unnecessary run measured?
     #[test]
     fn at_least_half_of_the_runs_lose() {
         let run = |number: u32| to_run(CoRunKind::Plan(number), Vec::new(), Vec::new());

@@ -22,7 +22,7 @@ use crate::setup::{WorkloadJob, failed};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TimingBasis {
-    /// A short run alone on the cycle-level machine.
+    /// A short solo run on the cycle-level machine.
     SoloRun,
     /// A prior for cycles and overlap, because the input has no timing.
     Prior,
@@ -38,7 +38,7 @@ impl TimingBasis {
     }
 }
 
-/// A program with its timing alone.
+/// A program with its solo timing.
 #[derive(Clone, PartialEq, Debug)]
 pub struct TimedProgram {
     /// The program, once for each draw of its timing; one draw if it was measured.
@@ -47,20 +47,20 @@ pub struct TimedProgram {
     pub basis: TimingBasis,
 }
 
-/// Draws of a prior.
+/// Number of draws from a prior.
 const DRAWS: usize = 15;
-/// Standard deviation of the model's error: points of slowdown that do not depend on it, and the share of it. The mean
-/// error over pairs is 2.9 points where the mean slowdown is 9.3.
+/// Standard deviation of the model's error: a constant number of points, and a share of the slowdown. The mean error
+/// over pairs is 2.9 points at a mean slowdown of 9.3.
 const ERROR_POINTS: f64 = 0.01;
 const ERROR_SHARE: f64 = 0.38;
-/// Standard deviations of a 90 % interval, to either side.
+/// Half width of a 90 % interval in standard deviations.
 const NINETY_PERCENT: f64 = 1.645;
-/// Cycles of a forecast: a start, in which caches fill, and the rest, over which speeds are read.
+/// Cycles of a forecast: the start, in which caches fill, and the rest, over which speeds are measured.
 const START_CYCLES: f64 = 40e6;
 const READ_CYCLES: f64 = 100e6;
 
 impl TimedProgram {
-    /// Timing by a short run alone on the cycle-level machine.
+    /// Times a program by a short solo run on the cycle-level machine.
     ///
     /// # Errors
     /// A job that cannot run alone.
@@ -68,7 +68,7 @@ impl TimedProgram {
         Ok(TimedProgram { draws: vec![nominal::measured(job, machine, 1.0)?], basis: TimingBasis::SoloRun })
     }
 
-    /// Timing by the prior.
+    /// Times a profile's program by the prior.
     ///
     /// # Errors
     /// A profile without a miss curve, or without references per instruction.
@@ -77,7 +77,7 @@ impl TimedProgram {
         Ok(TimedProgram { draws: (0..DRAWS).map(draw).collect::<Result<_, _>>()?, basis: TimingBasis::Prior })
     }
 
-    /// The program with the middle of its timings.
+    /// The program with its middle timing.
     pub fn middle(&self) -> &PhasedProgram {
         &self.draws[self.draws.len() / 2]
     }
@@ -109,8 +109,8 @@ pub fn group_miss_ratio(members: &[MemberForecast]) -> Option<f64> {
     (references > 0.0).then(|| misses / references)
 }
 
-/// The forecasts for programs that share one cache, each on a core of its own. A cache with fewer cores counts as if it had
-/// as many.
+/// Forecasts for programs that share one cache, each on its own core. A cache with fewer cores is treated as if it had
+/// one for each program.
 ///
 /// # Errors
 /// A machine without a data cache.
@@ -141,24 +141,24 @@ fn median(sorted: &[f64]) -> f64 {
     sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// A slowdown by the interval machine with the model's own error.
+/// A slowdown from the interval machine with the model's own error.
 pub fn with_error(slowdown: f64) -> Estimate {
     with_model_error(&[slowdown])
 }
 
-/// The median of the draws, and the ends of their middle 90 % widened by the model's error.
+/// The median of the draws, and the bounds of their middle 90 %, widened by the model's error.
 fn with_model_error(sorted: &[f64]) -> Estimate {
     let value = median(sorted);
     let error = |slowdown: f64| NINETY_PERCENT * libm::hypot(ERROR_POINTS, ERROR_SHARE * slowdown.max(0.0));
     let cut = sorted.len() / 20;
     let (first, last) = (sorted[cut], sorted[sorted.len() - 1 - cut]);
-    // Independent errors add up by their squares.
+    // Independent errors add in squares.
     let low = value - libm::hypot(value - first, error(value));
     let high = value + libm::hypot(last - value, error(value));
     Estimate { value, low: low.max(-0.02).min(value), high }
 }
 
-/// The machine with so many cores on its first contended cache at least.
+/// The machine with at least `cores` cores on its first contended cache.
 fn with_cores(machine: &MachineSpec, cores: u32) -> MachineSpec {
     let mut machine = machine.clone();
     let level = machine.last_level().map(|cache| cache.level);
@@ -175,13 +175,13 @@ fn with_cores(machine: &MachineSpec, cores: u32) -> MachineSpec {
     machine
 }
 
-/// Slowdown minus one, misses and references per instruction, and instructions per cycle of each program in one draw.
+/// Slowdown minus one, misses and references per instruction, and instructions per cycle of each program, for one draw.
 fn solve(machine: &MachineSpec, programs: &[&TimedProgram], draw: usize) -> Result<Vec<[f64; 4]>, ReproError> {
     let wrong = || failed(&machine.name)("no data cache to share");
     let mut engine = IntervalEngine::new(machine, false).ok_or_else(wrong)?;
     let mut slots = Vec::new();
     for (index, program) in programs.iter().enumerate() {
-        // Programs differ from one another in the draws that meet.
+        // Each program is in a different draw of its own, so that the combinations differ.
         let number = engine.add_program(program.draw(draw + index * (draw + 1)).clone());
         let cpu = index as u32 * machine.contexts_per_core;
         slots.push(engine.start(number, [cpu].into_iter().collect()));
@@ -209,8 +209,8 @@ mod tests {
         TimedProgram { draws: vec![PhasedProgram::steady(name, phase)], basis: TimingBasis::SoloRun }
     }
 
-    /// Do programs that fit together not slow each other down, does a stream slow a reuser, and is every forecast within
-    /// its own interval?
+    /// Do programs that fit together not slow each other down, does a stream slow a program that reuses data, and does
+    /// every interval contain its forecast?
     #[test]
     fn forecasts_follow_the_interval_machine() {
         let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();

@@ -1,8 +1,9 @@
-//! Is the interval machine true? Its predictions against the cycle-level machine: same programs, same work.
+//! Validation of the interval machine: its predictions against the cycle-level machine, with the same programs and
+//! work.
 //!
 //! Every program is measured alone, phase by phase, at seven sizes of the contended cache ([`crate::phased_profile`]).
-//! Co-runs are drawn from the seed and measured on the cycle-level machine ([`draw`]). The interval machine predicts them
-//! from the profiles alone, and the two are compared ([`score`]). Nothing is fitted on a co-run.
+//! Co-runs are drawn from the seed and measured on the cycle-level machine ([`draw`]). The interval machine predicts
+//! them from the profiles alone, and the two are compared ([`score`]). Nothing is fitted to a co-run.
 
 mod conformance;
 pub mod draw;
@@ -22,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Experiment, ExperimentContext, ReproError};
 
-/// Experiments of our own, beside the papers'.
+/// Experiments that are not from a paper.
 pub(crate) fn experiments() -> Vec<Experiment> {
     vec![
         Experiment {
@@ -70,21 +71,21 @@ pub(crate) fn experiments() -> Vec<Experiment> {
     ]
 }
 
-/// All that was measured: what predictions start from, and what they are held against.
+/// All measurements: the inputs of predictions, and the truth to which they are compared.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ValidationTruth {
     /// Seed of the draw.
     pub seed: u64,
-    /// Few programs and short runs.
+    /// Whether there are few programs and short runs.
     pub quick: bool,
-    /// One for each machine.
+    /// Measurements of each machine.
     pub benches: Vec<draw::MachineTruth>,
 }
 
-/// Measures programs and co-runs on all machines that `known` has not; `each` keeps what there is after every machine.
+/// Measures programs and co-runs on all machines that are missing in `known`; `each` is called with the results so far.
 ///
 /// # Errors
-/// A run that fails, what `each` says, or the interruption.
+/// A run that fails, an error of `each`, or the interruption.
 pub fn truth(
     context: &ExperimentContext<'_>,
     known: Option<ValidationTruth>,

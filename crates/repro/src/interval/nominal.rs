@@ -1,4 +1,4 @@
-//! Programs for hours of nominal time: from the cycle-level machine's, measured alone, and from profile files.
+//! Programs for hours of nominal time: from solo measurements on the cycle-level machine, and from profile files.
 
 use cachemate_core::{CoreModel, MachineSpec};
 use cachemate_interval::{Demand, PhasedProgram, ProgramPhase, SizePoint};
@@ -11,11 +11,11 @@ use crate::setup::{WorkloadJob, failed};
 
 /// Cycles of a program's run at full size. The first quarter is start-up, which hours of nominal time do not repeat.
 const MEASURED_CYCLES: u64 = 16_000_000;
-/// Phases that are kept.
+/// Number of phases that are kept.
 const PHASES: u64 = 6;
 const READING_CYCLES: u64 = 100_000;
 
-/// A job of the cycle-level machine, measured alone there; its phases last `stretch` times longer, and repeat.
+/// A job measured alone on the cycle-level machine; its phases last `stretch` times longer, and repeat.
 ///
 /// # Errors
 /// As [`crate::phased_profile::profile`].
@@ -35,30 +35,30 @@ pub fn measured(job: &WorkloadJob, machine: &MachineSpec, stretch: f64) -> Resul
     Ok(program)
 }
 
-/// Timing of a program whose input has none: a prior, from which a forecast draws. The ranges hold most programs of
-/// published suites on out-of-order cores.
+/// A prior for the timing of a program whose input has none, from which a forecast draws. The ranges cover most
+/// programs of published suites on out-of-order cores.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct TimingPrior {
-    /// Misses that overlap; on an in-order core, one.
+    /// Number of misses that overlap; one on an in-order core.
     pub overlapping_misses: f64,
-    /// Cycles per instruction besides those of an issue slot, of hits and of misses.
+    /// Cycles per instruction in addition to those of an issue slot, of hits and of misses.
     pub other_cycles_per_instr: f64,
 }
 
 const OVERLAPPING_MISSES: (f64, f64) = (1.0, 4.0);
 const OTHER_CYCLES_PER_INSTR: (f64, f64) = (0.1, 1.0);
-/// Dirty lines among those that leave the cache. A proxy if no write-backs were recorded.
+/// Dirty share of evicted lines: a proxy if no write-backs were recorded.
 const WRITTEN_BACK_SHARE: f64 = 0.3;
 
 impl TimingPrior {
-    /// The middle of both ranges, by their logarithms.
+    /// The geometric middle of both ranges.
     pub fn middle() -> Self {
         TimingPrior::at(0.5, 0.5)
     }
 
-    /// One of so many draws that cover both ranges evenly.
+    /// Draw number `number` of `draws`, which cover both ranges evenly.
     pub fn draw(number: usize, draws: usize) -> Self {
-        // The second coordinate of a lattice whose points never line up with the first.
+        // The second coordinate of a lattice whose points never align with the first.
         let golden = (number as f64 + 0.5) * 0.618_033_988_749_895;
         TimingPrior::at((number as f64 + 0.5) / draws as f64, golden - libm::floor(golden))
     }
@@ -72,9 +72,9 @@ impl TimingPrior {
     }
 }
 
-/// A profile file's program. Such a file has no timing: an instruction takes its share of an issue slot, a hit of the
-/// shared cache its latency and a miss memory's, divided by the misses that overlap, and the rest is a prior's. If the
-/// file knows the speed alone, that replaces the prior's rest.
+/// A profile file's program. Such a file has no timing: an instruction takes its share of an issue slot, a hit in the
+/// shared cache takes its latency, and a miss that of memory, divided by the number of overlapping misses. Other
+/// cycles come from a prior, unless the file states the solo speed.
 ///
 /// # Errors
 /// A file without a curve of misses per instruction, or without references.
@@ -82,7 +82,7 @@ pub fn from_file(file: &ProfileFile, machine: &MachineSpec) -> Result<PhasedProg
     from_file_with(file, machine, &TimingPrior::middle())
 }
 
-/// The same with a given timing.
+/// Like [`from_file`], with a given timing.
 ///
 /// # Errors
 /// As [`from_file`].

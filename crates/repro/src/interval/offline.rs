@@ -1,9 +1,9 @@
-//! Are forecasts from recordings true? Predicted slowdowns of recorded programs against the cycle-level machine.
+//! Validation of forecasts from recordings: predicted slowdowns against the cycle-level machine.
 //!
 //! Method: recordings of real programs are timed alone ([`super::forecast`]), as `cachemate predict` does it. Pairs and
-//! groups are drawn from the seed and run on the cycle-level machine over equal work, the truth of `cachemate attribute`.
-//! Each forecast is compared with the truth, and its 90 % interval counts as right if it holds the truth. Properties: no
-//! co-run is an input of a forecast; all drawn runs count.
+//! groups are drawn from the seed and run on the cycle-level machine over equal work, as in `cachemate attribute`,
+//! which gives the truth. Each forecast is compared with it, and a 90 % interval counts as right if it contains it.
+//! Properties: no co-run is an input of a forecast; all drawn runs count.
 
 use std::path::PathBuf;
 
@@ -22,30 +22,30 @@ pub const MACHINES: [&str; 2] = ["xeon-x5365-4", "opteron-2350"];
 /// A forecast of one program in one run, and the truth.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct OfflineTask {
-    /// By name.
+    /// Name of the machine.
     pub machine: String,
     /// The program.
     pub task: String,
-    /// The others on its cache.
+    /// Its co-runners on the cache.
     pub beside: Vec<String>,
-    /// On the cycle-level machine, in per cent of the time alone.
+    /// Slowdown on the cycle-level machine, in percent of the solo time.
     pub measured_slowdown_percent: f64,
-    /// By the forecast.
+    /// Slowdown according to the forecast.
     pub predicted_slowdown_percent: f64,
     /// Lower end of the forecast's 90 % interval.
     pub low_percent: f64,
-    /// Upper end.
+    /// Upper end of the forecast's 90 % interval.
     pub high_percent: f64,
     /// Parts of the error.
     pub causes: OfflineCauses,
 }
 
-/// An error in parts that add up, in points of slowdown, predicted minus measured.
+/// An error divided into parts that add up, in points of slowdown, predicted minus measured.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct OfflineCauses {
-    /// Another number of additional misses than measured, at the measured price of a miss.
+    /// Error of the number of additional misses, at the measured cost of a miss.
     pub composition: f64,
-    /// The rest: the price of a miss, that is overlap, bandwidth and prefetches.
+    /// The remainder: error of the cost of a miss, from overlap, bandwidth and prefetches.
     pub cost: f64,
 }
 
@@ -54,33 +54,33 @@ pub struct OfflineCauses {
 pub struct OfflineScore {
     /// Seed of the draw.
     pub seed: u64,
-    /// Fewer and shorter runs.
+    /// Whether runs were fewer and shorter.
     pub quick: bool,
-    /// The recordings, by name.
+    /// Names of the recordings.
     pub programs: Vec<String>,
     /// The machines.
     pub machines: Vec<String>,
-    /// Runs, pairs and groups.
+    /// Number of runs, pairs and groups together.
     pub runs: usize,
     /// Mean absolute error of the predicted slowdowns.
     pub mean_absolute_error_points: f64,
-    /// Nine of ten tasks have a smaller absolute error, or the same.
+    /// 90th percentile of the absolute error.
     pub p90_error_points: f64,
-    /// Predicted minus measured.
+    /// Mean of predicted minus measured slowdown.
     pub mean_signed_error_points: f64,
     /// Mean absolute slowdown: the error of predicting none.
     pub error_of_predicting_nothing_points: f64,
     /// Rank correlation of predicted with measured slowdowns; `None` for fewer than two tasks.
     pub kendall_tau: Option<f64>,
-    /// Share of the 90 % intervals that hold the measured slowdown, in per cent.
+    /// Share of the 90 % intervals that contain the measured slowdown, in percent.
     pub coverage_percent: f64,
-    /// Means of the absolute parts.
+    /// Means of the absolute parts of the error.
     pub error_by_cause_points: OfflineCauses,
     /// Every forecast with its truth.
     pub tasks: Vec<OfflineTask>,
 }
 
-/// Runs of one machine: the recordings' places, two or four.
+/// Runs on one machine, each as the positions of two or four recordings.
 fn drawn(generator: &mut SplitMix64, programs: usize, pairs: usize, groups: usize, cores: usize) -> Vec<Vec<usize>> {
     let mut all: Vec<Vec<usize>> = (0..programs).flat_map(|a| (a + 1..programs).map(move |b| vec![a, b])).collect();
     generator.shuffle(&mut all);

@@ -4,18 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use cachemate_core::{
-    ActiveShare, CounterEvent, CpuId, CpuSet, Estimate, PendingItem, PlanError, PlanItem, PredictorConfig, ProbeResult,
-    Profile, Reason, ReasonKind, ShareMember, TaskId, TaskSample, Topology, Units, WindowRecord,
+    ActiveShare, ContentionFacts, CpuId, CpuSet, Estimate, PendingItem, PlanError, PlanItem, PredictorConfig,
+    ProbeResult, Profile, ReasonKind, TaskId, TaskSample, Topology, Units, WindowRecord,
 };
 use cachemate_linux::kernel::{Kernel, LinuxHost};
 use cachemate_linux::machine::LiveMachine;
 use cachemate_linux::safety::guardian::cgroup::ends_with;
 use cachemate_linux::sense::pressure::Pressure;
 use cachemate_linux::sense::sched_cache::{self, PlacedThread, SchedCacheStatus};
-use cachemate_pipeline::pair_forecast;
-use cachemate_policy::service_losses::ServiceLosses;
-use cachemate_policy::solo_speeds::SoloSpeeds;
-use cachemate_policy::work_metric::metrics_of;
+use cachemate_page::window_view::{RenderedReason, TaskNames, TaskView, WindowTracker, members};
 use cachemate_report::level_text;
 use cachemate_report::text::printable;
 use cachemate_spec::ManageMode;
@@ -353,12 +350,8 @@ fn withheld_ns(answer: &ProbeResult) -> u64 {
 pub struct Watcher {
     /// As of the last record.
     pub status: DaemonStatus,
-    solo: SoloSpeeds,
-    losses: ServiceLosses,
-    /// The predictor of pairs of programs, as in the run's header.
-    predictor: Option<PredictorConfig>,
+    tracker: WindowTracker,
     reasons: BTreeMap<TaskId, Vec<String>>,
-    last_texts: Vec<String>,
     /// Threads that wait for a processor, since so long.
     waiting_ns: BTreeMap<TaskId, u64>,
     /// Processor time of each guardian so far, by its process id.
@@ -381,7 +374,7 @@ pub fn evidence_text(level: u32, is_calibrated: bool) -> String {
 impl Watcher {
     /// A watcher that forecasts pairs of programs as the run's predictor does.
     pub fn new(predictor: PredictorConfig) -> Self {
-        Watcher { predictor: Some(predictor), ..Watcher::default() }
+        Watcher { tracker: WindowTracker::new(predictor), ..Watcher::default() }
     }
 
     /// Takes in one turn of the loop.
@@ -396,22 +389,22 @@ impl Watcher {
             self.status.counters.probe_results += 1;
             self.status.counters.probe_withheld_ns += withheld_ns(answer);
         }
-        self.solo.observe(&record.observation);
-        let names = self.names(record, machine);
-        self.remember(record, &names);
+        let names = names(record, machine);
+        let view = self.tracker.observe(record, topology, profiles, &names);
+        self.remember(record.observation.window, &view.reasons);
         let ids: BTreeMap<TaskId, Ids> = machine
             .managed()
             .iter()
             .map(|task| (task.task, Ids { pid: task.pid, tid: task.thread.tid, last_cpu: task.last_cpu }))
             .collect();
-        let seen = record.observation.tasks.iter().filter(|task| !task.exited);
-        self.status.tasks =
-            seen.filter_map(|task| Some(self.task(task, *ids.get(&task.task)?, record, topology, profiles))).collect();
+        let of_kernel = view.tasks.iter().filter_map(|task| Some((task, *ids.get(&task.sample.task)?)));
+        self.status.tasks = of_kernel.map(|(task, ids)| self.task(task, ids, topology)).collect();
         let newest = record.observation.tasks.iter().map(|task| u64::from(task.task.0) + 1).max();
         self.status.counters.tasks_seen = self.status.counters.tasks_seen.max(newest.unwrap_or(0));
         self.status.counters.refused_changes += record.applied.refused.len() as u64;
         self.reasons.retain(|task, _| ids.contains_key(task));
-        self.observe_services(record, topology, profiles);
+        let tasks = &record.observation.tasks;
+        self.status.services = view.services.iter().map(|report| ServiceStatus::new(report, tasks)).collect();
         self.status.caches = caches(topology, &self.status.tasks, record);
         self.status.windows = record.observation.window + 1;
         self.status.refused_plan = None;
@@ -420,10 +413,8 @@ impl Watcher {
         self.observe_waits(record);
         self.observe_kernel(&LinuxHost::new("/"), topology);
         self.observe_cost(&LinuxHost::new("/"));
-        let refusal_text =
-            |refused: &cachemate_core::RefusedItem| format!("{:?}: {}", refused.item, printable(&refused.message));
-        self.status.refused = record.applied.refused.iter().take(20).map(refusal_text).collect();
-        self.status.overridden = record.applied.overridden_by_others.iter().map(|item| format!("{item:?}")).collect();
+        self.status.refused = view.refused.into_iter().take(20).collect();
+        self.status.overridden = view.overridden;
         self.status.overridden.extend(machine.group_overrides().map(override_text));
         let confined = machine.confined().iter();
         self.status.cpusets =
@@ -434,14 +425,6 @@ impl Watcher {
         let shares = record.applied.shares.iter();
         self.status.shares = shares.map(|held| share(held, &record.observation.tasks, machine)).collect();
         self.status.pending = record.applied.pending.iter().map(pending).collect();
-    }
-
-    fn observe_services(&mut self, record: &WindowRecord, topology: &Topology, profiles: &BTreeMap<TaskId, Profile>) {
-        let predictor = self.predictor.as_ref();
-        let pair = |own: &Profile, other: &Profile| pair_forecast(topology, predictor?, own, other)[0];
-        let reports = self.losses.observe(&record.observation, topology, profiles, &pair);
-        let tasks = &record.observation.tasks;
-        self.status.services = reports.iter().map(|report| ServiceStatus::new(report, tasks)).collect();
     }
 
     /// The kernel's cache-aware scheduling beside what the plan asks for.
@@ -510,34 +493,21 @@ impl Watcher {
         new
     }
 
-    fn names(&self, record: &WindowRecord, machine: &LiveMachine<LinuxHost>) -> BTreeMap<TaskId, String> {
-        let mut names: BTreeMap<TaskId, String> =
-            record.observation.tasks.iter().map(|task| (task.task, printable(&task.name))).collect();
-        for task in machine.managed() {
-            names.insert(task.task, thread_text(&task.name, task.thread.tid));
-        }
-        names
-    }
-
     /// A decision that says the same as the one before is not told again.
-    fn remember(&mut self, record: &WindowRecord, names: &BTreeMap<TaskId, String>) {
-        let reason_texts: Vec<(String, &Reason)> =
-            record.decision.reasons.iter().map(|reason| (in_words(reason, names), reason)).collect();
-        let texts: Vec<String> = reason_texts.iter().map(|(text, _)| text.clone()).collect();
-        if reason_texts.is_empty() || texts == self.last_texts {
-            return;
+    fn remember(&mut self, window: u64, reasons: &[RenderedReason<'_>]) {
+        if !reasons.is_empty() {
+            self.reasons.clear();
         }
-        self.reasons.clear();
-        for (text, reason) in &reason_texts {
+        for RenderedReason { reason, text, is_new } in reasons {
             for task in &reason.tasks {
                 self.reasons.entry(*task).or_default().push(text.clone());
             }
-            if !self.last_texts.contains(text) {
+            if *is_new {
                 self.status.counters.decisions += 1;
                 let rolled_back = matches!(reason.kind, ReasonKind::RolledBack | ReasonKind::CoolingDown);
                 self.status.counters.rollbacks += u64::from(rolled_back);
                 let decision = DecisionStatus {
-                    window: record.observation.window,
+                    window,
                     tasks: reason.tasks.iter().map(|task| task.0).collect(),
                     reason: text.clone(),
                     numbers: reason.numbers.clone(),
@@ -546,56 +516,45 @@ impl Watcher {
             }
         }
         self.status.decisions.truncate(REMEMBERED);
-        self.last_texts = texts;
     }
 
-    fn task(
-        &self,
-        task: &TaskSample,
-        ids: Ids,
-        record: &WindowRecord,
-        topology: &Topology,
-        profiles: &BTreeMap<TaskId, Profile>,
-    ) -> TaskStatus {
-        let profile = profiles.get(&task.task).cloned().unwrap_or_default();
-        let seconds = record.observation.span.elapsed_ns as f64 / 1e9;
-        let ran_ns = task.ran_ns();
-        let cpu = task.cpu.or(ids.last_cpu);
-        let cache = topology.caches.iter().find(|c| c.last_level && cpu.is_some_and(|cpu| c.cpus.contains(cpu.0)));
-        let rate = |event| task.counts.get(event);
-        let instructions = rate(CounterEvent::Instructions).filter(|n| *n > 0.0);
-        let instr_per_cycle =
-            instructions.zip(rate(CounterEvent::Cycles)).filter(|(_, c)| *c > 0.0).map(|(i, c)| i / c);
-        let misses = cache.and_then(|cache| rate(CounterEvent::Misses(cache.level)));
-        let elapsed_ns = record.observation.span.elapsed_ns;
-        let work = metrics_of(task, elapsed_ns).next();
-        let expected = record.forecast.tasks.get(&task.task).and_then(|said| said.degradation);
+    fn task(&self, task: &TaskView<'_>, ids: Ids, topology: &Topology) -> TaskStatus {
+        let TaskView { sample, profile, .. } = task;
+        let contention = profile.map(|profile| profile.contention.clone()).unwrap_or_default();
+        let cpu = sample.cpu.or(ids.last_cpu);
+        let cache = cpu.and_then(|cpu| topology.last_level_of(cpu));
         TaskStatus {
-            task: task.task.0,
+            task: sample.task.0,
             pid: ids.pid,
             tid: ids.tid,
-            name: task.name.clone(),
-            service: task.service_or_command().to_string(),
-            observed_only: task.unmovable,
+            name: sample.name.clone(),
+            service: sample.service_or_command().to_string(),
+            observed_only: sample.unmovable,
             cpu: cpu.map(|cpu| cpu.0),
             cache: cache.map(|cache| cache.id.0),
-            allowed: record.applied.affinity.get(&task.task).map(CpuSet::to_string),
-            cpu_share: (seconds > 0.0).then(|| ran_ns as f64 / 1e9 / seconds),
-            intensity: profile.contention.intensity.map(|fact| fact.estimate()),
-            sensitivity: profile.contention.sensitivity.map(|fact| fact.estimate()),
-            class: class(&profile),
-            mpki: instructions.zip(misses).map(|(i, m)| 1000.0 * m / i),
-            curve: profile.misses_per_kilo_instr().cloned().unwrap_or_default(),
-            instr_per_cycle,
-            forecast_slowdown: expected.map(|said| said.value),
-            measured_slowdown: self.solo.slowdown(task, elapsed_ns, &profile),
-            progress_per_second: work.filter(|_| seconds > 0.0).map(|(_, count)| count / seconds),
-            progress_unit: work.map(|(work, _)| work.describe().to_string()),
-            max_slowdown: task.goal.and_then(|goal| goal.max_slowdown),
-            min_rate: task.goal.and_then(|goal| goal.min_rate),
-            reasons: self.reasons.get(&task.task).cloned().unwrap_or_default(),
+            allowed: task.allowed.map(CpuSet::to_string),
+            cpu_share: task.cpu_share,
+            class: class(&contention),
+            intensity: contention.intensity.map(|fact| fact.estimate()),
+            sensitivity: contention.sensitivity.map(|fact| fact.estimate()),
+            mpki: task.misses_per_kilo_instr(),
+            curve: profile.and_then(|profile| profile.misses_per_kilo_instr()).cloned().unwrap_or_default(),
+            instr_per_cycle: task.instr_per_cycle,
+            forecast_slowdown: task.forecast_slowdown.map(|forecast| forecast.value),
+            measured_slowdown: task.slowdown,
+            progress_per_second: task.work_per_second.map(|(_, rate)| rate),
+            progress_unit: task.work_per_second.map(|(work, _)| work.describe().to_string()),
+            max_slowdown: sample.goal.and_then(|goal| goal.max_slowdown),
+            min_rate: sample.goal.and_then(|goal| goal.min_rate),
+            reasons: self.reasons.get(&sample.task).cloned().unwrap_or_default(),
         }
     }
+}
+
+fn names(record: &WindowRecord, machine: &LiveMachine<LinuxHost>) -> TaskNames {
+    let mut names: TaskNames = record.observation.tasks.iter().map(|task| (task.task, printable(&task.name))).collect();
+    names.extend(machine.managed().iter().map(|task| (task.task, thread_text(&task.name, task.thread.tid))));
+    names
 }
 
 fn gang(schedule: &cachemate_core::GangSchedule) -> GangStatus {
@@ -612,17 +571,13 @@ fn share(held: &ActiveShare, tasks: &[TaskSample], machine: &LiveMachine<LinuxHo
         Units::Ways { mask } => (Some(mask.to_string()), None),
         Units::Colors { allowed, .. } => (None, Some(allowed.to_string())),
     };
-    let members = &held.share.members;
-    let is_member = |task: &&TaskSample| {
-        members.contains(&ShareMember::Task(task.task)) || members.contains(&ShareMember::Process(task.process))
-    };
     ShareStatus {
         group: held.share.group.0,
         cache: held.share.cache.0,
         notes: if ways.is_some() { machine.explain_share(held) } else { Vec::new() },
         ways,
         colors,
-        tasks: tasks.iter().filter(is_member).map(|task| task.task.0).collect(),
+        tasks: members(&held.share, tasks).map(|task| task.0).collect(),
         occupancy_bytes: held.occupancy_bytes,
         allowed_page_share: held.pages_in_share,
         fallback_pages: held.fallback_pages,
@@ -637,14 +592,10 @@ fn pending(pending: &PendingItem) -> PendingStatus {
     PendingStatus { group, cache, done: pending.done, total: pending.total }
 }
 
-fn in_words(reason: &Reason, names: &BTreeMap<TaskId, String>) -> String {
-    reason.render(|task| names.get(&task).map_or("?", String::as_str))
-}
-
 /// `None` where nothing was measured.
-fn class(profile: &Profile) -> Option<ContentionClass> {
-    let aggressor = profile.contention.intensity.map(|intensity| intensity.value >= AGGRESSOR_FROM);
-    let victim = profile.contention.sensitivity.map(|sensitivity| sensitivity.value >= VICTIM_FROM);
+fn class(contention: &ContentionFacts) -> Option<ContentionClass> {
+    let aggressor = contention.intensity.as_ref().map(|intensity| intensity.value >= AGGRESSOR_FROM);
+    let victim = contention.sensitivity.as_ref().map(|sensitivity| sensitivity.value >= VICTIM_FROM);
     let class = match (aggressor, victim) {
         (None, None) => return None,
         (Some(true), Some(true)) => ContentionClass::AggressorAndVictim,

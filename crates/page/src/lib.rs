@@ -13,6 +13,7 @@ mod matrix;
 pub mod serve;
 mod snapshot;
 mod snapshot_builder;
+pub mod window_view;
 
 pub use file::{POLICY_HEADER, content_policy, html};
 pub use snapshot::*;

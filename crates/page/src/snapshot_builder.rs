@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    ActiveShare, Cache, CacheId, Capabilities, CounterEvent, CounterScope, Estimate, Plan, PlanItem, ProbeEvidence,
-    Profile, Profiles, Reason, ReasonKind, RunHeader, ShareMember, TaskId, TaskSample, Topology, Units, WindowRecord,
+    ActiveShare, Cache, Capabilities, CounterEvent, CounterScope, Estimate, Plan, ProbeEvidence, Profile, Profiles,
+    ReasonKind, RunHeader, TaskId, TaskSample, Topology, Units, WindowRecord,
 };
 use cachemate_policy::work_metric::metrics_of;
 use cachemate_report::level_text;
@@ -16,9 +16,8 @@ use crate::snapshot::{
     JournalLine, PageHeader, ProbeSnapshot, ProgramSnapshot, PromiseSnapshot, SHAPE, ServiceLossSnapshot,
     ServiceSnapshot, ShareSnapshot, Snapshot,
 };
-use cachemate_pipeline::pair_forecast;
-use cachemate_policy::service_losses::{ServiceLoss, ServiceLosses, ServiceReport};
-use cachemate_policy::solo_speeds::{SoloSpeeds, instr_per_cycle};
+use crate::window_view::{RenderedReason, TaskNames, TaskView, WindowTracker, members};
+use cachemate_policy::service_losses::{ServiceLoss, ServiceReport};
 
 /// Points of a curve that are shown.
 const POINTS_AT_MOST: usize = 32;
@@ -41,33 +40,43 @@ pub struct DaemonState {
 /// Turns records into snapshots, one after the other.
 pub struct SnapshotBuilder {
     header: RunHeader,
-    alone: SoloSpeeds,
-    losses: ServiceLosses,
+    tracker: WindowTracker,
     matrices: Matrices,
     start_ns: Option<u64>,
     last_plan: Option<Plan>,
-    last_words: Vec<String>,
     curves: BTreeMap<u32, CurveSnapshot>,
 }
 
 /// One process of a window.
-struct ProgramThreads<'a> {
+struct ProgramThreads<'v, 'r> {
     id: u32,
-    threads: Vec<&'a TaskSample>,
+    threads: Vec<&'v TaskView<'r>>,
 }
 
-impl ProgramThreads<'_> {
+impl<'r> ProgramThreads<'_, 'r> {
     /// The thread that ran most, of those about which `of` says something.
-    fn busiest<T>(&self, of: impl Fn(&TaskSample) -> Option<T>) -> Option<T> {
-        let ran = |task: &&&TaskSample| std::cmp::Reverse(ran_ns(task));
-        let mut threads: Vec<&&TaskSample> = self.threads.iter().collect();
-        threads.sort_by_key(ran);
-        threads.into_iter().find_map(|task| of(task))
+    fn busiest<T>(&self, of: impl Fn(&TaskView<'r>) -> Option<T>) -> Option<T> {
+        let mut threads = self.threads.clone();
+        threads.sort_by_key(|task| std::cmp::Reverse(task.sample.ran_ns()));
+        threads.into_iter().find_map(of)
     }
-}
 
-fn ran_ns(task: &TaskSample) -> u64 {
-    task.ran_ns()
+    /// The sum over threads, of those about which `of` says something; `None` = of none.
+    fn sum(&self, of: impl Fn(&TaskView<'r>) -> Option<f64>) -> Option<f64> {
+        self.threads.iter().filter_map(|task| of(task)).reduce(|sum, one| sum + one)
+    }
+
+    /// Profile of the thread that ran most, of those with a curve of misses.
+    fn profile_with_curve(&self) -> Option<&'r Profile> {
+        self.busiest(|task| task.profile.filter(|profile| profile.misses_per_kilo_instr().is_some()))
+    }
+
+    /// The mean over threads, weighted by the time that each ran.
+    fn mean(&self, of: impl Fn(&TaskView<'r>) -> Option<f64>) -> Option<f64> {
+        let weight = |task: &TaskView<'_>| task.sample.ran_ns().max(1) as f64;
+        let total = self.sum(|task| of(task).map(|_| weight(task)))?;
+        Some(self.sum(|task| of(task).map(|value| value * weight(task)))? / total)
+    }
 }
 
 /// The record without what probes brought in long lists, which no snapshot shows: a copy that costs little.
@@ -158,12 +167,10 @@ impl SnapshotBuilder {
     pub fn new(header: &RunHeader) -> Self {
         SnapshotBuilder {
             header: header.clone(),
-            alone: SoloSpeeds::default(),
-            losses: ServiceLosses::default(),
+            tracker: WindowTracker::new(header.pipeline.predictor.clone()),
             matrices: Matrices::default(),
             start_ns: None,
             last_plan: None,
-            last_words: Vec::new(),
             curves: BTreeMap::new(),
         }
     }
@@ -191,142 +198,98 @@ impl SnapshotBuilder {
         let seen = &record.observation;
         let start_ns = *self.start_ns.get_or_insert(seen.span.start_ns);
         let end_ns = seen.span.start_ns.saturating_add(seen.span.elapsed_ns);
-        let names = names(record, live.as_ref());
-        self.alone.observe(seen);
-        let mut programs: Vec<ProgramThreads> = Vec::new();
-        for task in seen.tasks.iter().filter(|task| !task.exited) {
-            match programs.iter_mut().find(|program| program.id == task.process.0) {
+        let view = self.tracker.observe(record, &self.header.topology, profiles, &names(record, live.as_ref()));
+        let mut programs: Vec<ProgramThreads<'_, '_>> = Vec::new();
+        for task in &view.tasks {
+            match programs.iter_mut().find(|program| program.id == task.sample.process.0) {
                 Some(program) => program.threads.push(task),
-                None => programs.push(ProgramThreads { id: task.process.0, threads: vec![task] }),
+                None => programs.push(ProgramThreads { id: task.sample.process.0, threads: vec![task] }),
             }
         }
         let program_snapshots: Vec<ProgramSnapshot> =
-            programs.iter().map(|program| self.program(program, record, profiles, live.as_ref())).collect();
-        let speaks = |program: &ProgramThreads| {
-            let with_curve =
-                |task: &TaskSample| profiles.get(&task.task).filter(|p| p.misses_per_kilo_instr().is_some());
-            Some((program.id, program.busiest(with_curve)?))
-        };
-        let busiest: BTreeMap<u32, &Profile> = programs.iter().filter_map(speaks).collect();
+            programs.iter().map(|program| self.program(program, record, live.as_ref())).collect();
+        let busiest: BTreeMap<u32, &Profile> =
+            programs.iter().filter_map(|program| Some((program.id, program.profile_with_curve()?))).collect();
         let lasted_s = seen.span.elapsed_ns as f64 / 1e9;
-        let predictor = &self.header.pipeline.predictor;
         let matrix = self.matrices.observe(
             seen.window,
             lasted_s,
             &program_snapshots,
             &busiest,
             &self.header.topology,
-            predictor,
+            &self.header.pipeline.predictor,
         );
-        let topology = &self.header.topology;
-        let pair = |own: &Profile, other: &Profile| pair_forecast(topology, predictor, own, other)[0];
-        let reports = self.losses.observe(seen, topology, profiles, &pair);
-        let of_tasks = |tasks: &[TaskId]| processes(record, tasks);
+        let decision = |rendered: &RenderedReason<'_>| DecisionSnapshot {
+            kind: kind_text(rendered.reason.kind),
+            programs: processes(record, &rendered.reason.tasks),
+            text: rendered.text.clone(),
+            numbers: rendered.reason.numbers.iter().map(|(name, value)| (name.clone(), short(*value))).collect(),
+        };
         let (journal, daemon) = live.map(|live| (live.journal, live.daemon)).unzip();
         Snapshot {
             window: seen.window,
             at_s: end_ns.saturating_sub(start_ns) as f64 / 1e9,
             duration_s: lasted_s,
             caches: caches(&self.header.topology, record),
-            decisions: self.decisions(&record.decision.reasons, &names, of_tasks),
+            decisions: view.reasons.iter().filter(|rendered| rendered.is_new).map(decision).collect(),
             plan_changed: self.plan_changed(&record.decision.plan),
             gangs: record.applied.gangs.iter().map(|schedule| gang(schedule, record)).collect(),
             shares: record.applied.shares.iter().map(|held| self.share(held, record)).collect(),
             probes: probes(record),
             changes_s: Some(record.applied.cost_ns as f64 / 1e9).filter(|cost| *cost > 0.0),
-            refused: record.applied.refused.iter().map(|refused| refusal(refused, &names)).collect(),
-            overridden: record.applied.overridden_by_others.iter().map(|item| item_words(item, &names)).collect(),
-            pending: record.applied.pending.iter().map(|pending| pending_words(pending, &names)).collect(),
+            curves: self.new_curves(&busiest, &program_snapshots),
+            services: view.services.iter().take(MAX_SERVICES).map(service).collect(),
+            refused: view.refused,
+            overridden: view.overridden,
+            pending: view.pending,
             journal,
             daemon,
-            curves: self.new_curves(&busiest, &program_snapshots),
             matrix,
-            services: reports.iter().take(MAX_SERVICES).map(service).collect(),
             programs: program_snapshots,
         }
     }
 
     fn program(
         &self,
-        program: &ProgramThreads,
+        program: &ProgramThreads<'_, '_>,
         record: &WindowRecord,
-        profiles: &Profiles,
         live: Option<&DaemonState>,
     ) -> ProgramSnapshot {
-        let elapsed_ns = record.observation.span.elapsed_ns;
-        let topology = &self.header.topology;
-        let first = program.threads[0];
-        let unknown = Profile::default();
-        let profile = |task: &TaskSample| profiles.get(&task.task).unwrap_or(&unknown);
-        let ran: u64 = program.threads.iter().map(|task| ran_ns(task)).sum();
+        let first = program.threads[0].sample;
         let mut places: BTreeMap<u32, u32> = BTreeMap::new();
-        for cache in program.threads.iter().filter_map(|task| busiest_cache(task, topology)) {
+        let topology = &self.header.topology;
+        for cache in program.threads.iter().filter_map(|task| busiest_cache(task.sample, topology)) {
             *places.entry(cache.id.0).or_default() += 1;
         }
-        let unit = program.busiest(|task| metrics_of(task, elapsed_ns).next().map(|(work, _)| work));
-        let work = unit.map(|unit| {
-            let of_unit = |task: &&TaskSample| metrics_of(task, elapsed_ns).find(|(work, _)| *work == unit);
-            program.threads.iter().filter_map(of_unit).map(|(_, count)| count).sum::<f64>()
-        });
-        let sum = |event| sum_where_counted(&program.threads, event);
-        let misses = topology.last_level().and_then(|level| sum(CounterEvent::Misses(level)));
-        let weighted = |of: &dyn Fn(&TaskSample) -> Option<f64>| {
-            let each = program.threads.iter().filter_map(|task| Some((of(task)?, ran_ns(task).max(1) as f64)));
-            let (sum, weight) = each.fold((0.0, 0.0), |(sum, weight), (value, w)| (sum + value * w, weight + w));
-            (weight > 0.0).then(|| short(sum / weight))
-        };
-        let forecast = |task: &TaskSample| record.forecast.tasks.get(&task.task)?.degradation;
-        let forecast_slowdown = program.busiest(forecast).map(estimate);
-        let allowed = |task: &TaskSample| record.applied.affinity.get(&task.task).map(ToString::to_string);
+        let unit = program.busiest(|task| task.work_per_second.map(|(work, _)| work));
+        let elapsed_ns = record.observation.span.elapsed_ns;
+        let of_unit = |task: &TaskView<'_>| metrics_of(task.sample, elapsed_ns).find(|(work, _)| Some(*work) == unit);
+        let work = program.sum(|task| of_unit(task).map(|(_, count)| count)).filter(|_| elapsed_ns > 0);
+        let instructions = program.sum(|task| task.misses_of_instructions.map(|(_, instructions)| instructions));
+        let misses = program.sum(|task| task.misses_of_instructions.map(|(misses, _)| misses));
+        let contention = |task: &TaskView<'_>| task.profile.map(|profile| profile.contention.clone());
         ProgramSnapshot {
             program: program.id,
             name: printable(&first.name),
             service: printable(&first.service_or_command().to_string()),
             pid: live.and_then(|live| live.pids.get(&first.task)).copied(),
             threads: program.threads.len() as u32,
-            observed_only: program.threads.iter().all(|task| task.unmovable),
+            observed_only: program.threads.iter().all(|task| task.sample.unmovable),
             places: places.into_iter().collect(),
-            cpu_share: (elapsed_ns > 0).then(|| short(ran as f64 / elapsed_ns as f64)),
-            speed_per_s: work.filter(|_| elapsed_ns > 0).map(|count| short(count * 1e9 / elapsed_ns as f64)),
+            cpu_share: program.sum(|task| task.cpu_share).map(short),
+            speed_per_s: work.map(|count| short(count * 1e9 / elapsed_ns as f64)),
             speed_unit: unit.map(|unit| unit.describe()),
-            instr_per_cycle: weighted(&instr_per_cycle),
-            mpki: misses
-                .zip(sum(CounterEvent::Instructions).filter(|count| *count > 0.0))
-                .map(|(misses, instructions)| short(1000.0 * misses / instructions)),
-            slowdown: weighted(&|task| self.alone.slowdown(task, elapsed_ns, profile(task))),
-            forecast_slowdown,
-            intensity: program.busiest(|task| profile(task).contention.intensity).map(|fact| short(fact.value)),
-            sensitivity: program.busiest(|task| profile(task).contention.sensitivity).map(|fact| short(fact.value)),
-            allowed: program.busiest(allowed),
+            instr_per_cycle: program.mean(|task| task.instr_per_cycle).map(short),
+            mpki: misses.zip(instructions).map(|(misses, instructions)| short(1000.0 * misses / instructions)),
+            slowdown: program.mean(|task| task.slowdown).map(short),
+            forecast_slowdown: program.busiest(|task| task.forecast_slowdown).map(estimate),
+            intensity: program.busiest(|task| contention(task)?.intensity).map(|fact| short(fact.value)),
+            sensitivity: program.busiest(|task| contention(task)?.sensitivity).map(|fact| short(fact.value)),
+            allowed: program.busiest(|task| task.allowed.map(ToString::to_string)),
             max_slowdown: first.goal.and_then(|goal| goal.max_slowdown),
             min_rate: first.goal.and_then(|goal| goal.min_rate).map(short),
             promises: promises(record, first),
         }
-    }
-
-    /// Reasons that the window before did not give.
-    fn decisions(
-        &mut self,
-        why: &[Reason],
-        names: &BTreeMap<TaskId, String>,
-        of_tasks: impl Fn(&[TaskId]) -> Vec<u32>,
-    ) -> Vec<DecisionSnapshot> {
-        let words: Vec<String> = why
-            .iter()
-            .map(|reason| printable(&reason.render(|task| names.get(&task).map_or("?", String::as_str))))
-            .collect();
-        let new = why.iter().zip(&words).filter(|(_, words)| !self.last_words.contains(words));
-        let decisions = new.map(|(reason, words)| DecisionSnapshot {
-            kind: kind_text(reason.kind),
-            programs: of_tasks(&reason.tasks),
-            text: words.clone(),
-            numbers: reason.numbers.iter().map(|(name, value)| (name.clone(), short(*value))).collect(),
-        });
-        let decisions = decisions.collect();
-        if !words.is_empty() {
-            self.last_words = words;
-        }
-        decisions
     }
 
     fn plan_changed(&mut self, plan: &Plan) -> bool {
@@ -345,11 +308,7 @@ impl SnapshotBuilder {
             Units::Ways { mask } => ("ways", mask, self.header.topology.cache(share.cache).and_then(|c| c.ways)),
             Units::Colors { allowed, .. } => ("colors", allowed, self.header.capabilities.colors_of(share.cache)),
         };
-        let is_member = |task: &&TaskSample| {
-            share.members.contains(&ShareMember::Task(task.task))
-                || share.members.contains(&ShareMember::Process(task.process))
-        };
-        let members: Vec<TaskId> = record.observation.tasks.iter().filter(is_member).map(|task| task.task).collect();
+        let members: Vec<TaskId> = members(share, &record.observation.tasks).collect();
         ShareSnapshot {
             group: share.group.0,
             cache: share.cache.0,
@@ -424,10 +383,10 @@ fn cache_head(cache: &Cache, capabilities: &Capabilities) -> CacheHeader {
 }
 
 /// `gzip` or, where the kernel's id is known, `gzip(1234)`.
-fn names(record: &WindowRecord, live: Option<&DaemonState>) -> BTreeMap<TaskId, String> {
+fn names(record: &WindowRecord, live: Option<&DaemonState>) -> TaskNames {
     let name = |task: &TaskSample| match live.and_then(|live| live.pids.get(&task.task)) {
-        Some(pid) => format!("{}({pid})", task.name),
-        None => format!("{} #{}", task.name, task.process.0),
+        Some(pid) => format!("{}({pid})", printable(&task.name)),
+        None => format!("{} #{}", printable(&task.name), task.process.0),
     };
     record.observation.tasks.iter().map(|task| (task.task, name(task))).collect()
 }
@@ -446,12 +405,6 @@ fn processes(record: &WindowRecord, tasks: &[TaskId]) -> Vec<u32> {
 fn busiest_cache<'t>(task: &TaskSample, topology: &'t Topology) -> Option<&'t Cache> {
     let longest = task.on_cpu_ns.iter().filter(|(_, ns)| *ns > 0).max_by_key(|(_, ns)| *ns).map(|(cpu, _)| *cpu);
     topology.last_level_of(longest.or(task.cpu)?)
-}
-
-/// Over the threads for which it was counted; `None` where it was for none.
-fn sum_where_counted(threads: &[&TaskSample], event: CounterEvent) -> Option<f64> {
-    let counted: Vec<f64> = threads.iter().filter_map(|task| task.counts.get(event)).collect();
-    (!counted.is_empty()).then(|| counted.iter().sum())
 }
 
 fn caches(topology: &Topology, record: &WindowRecord) -> Vec<CacheSnapshot> {
@@ -500,30 +453,6 @@ fn probes(record: &WindowRecord) -> Vec<ProbeSnapshot> {
         ProbeSnapshot { kind, cost_s: short(cost_ns as f64 / 1e9), program }
     };
     record.observation.probe_results.iter().map(answer).collect()
-}
-
-fn refusal(refused: &cachemate_core::RefusedItem, names: &BTreeMap<TaskId, String>) -> String {
-    format!("{}: {}", item_words(&refused.item, names), printable(&refused.message))
-}
-
-fn pending_words(pending: &cachemate_core::PendingItem, names: &BTreeMap<TaskId, String>) -> String {
-    let of = pending.total.map_or(String::new(), |total| format!(" of {total}"));
-    format!("{}: {}{of}", item_words(&pending.item, names), pending.done)
-}
-
-/// A line of the plan as people name it.
-fn item_words(item: &PlanItem, names: &BTreeMap<TaskId, String>) -> String {
-    let name = |task: &TaskId| names.get(task).map_or_else(|| format!("task {}", task.0), |name| printable(name));
-    match item {
-        PlanItem::Plan => "the plan".to_string(),
-        PlanItem::Affinity(task) => format!("CPUs of {}", name(task)),
-        PlanItem::Weight(task) => format!("weight of {}", name(task)),
-        PlanItem::Gangs(at) => format!("turns {at}"),
-        PlanItem::Share(group, CacheId(cache)) => format!("part {} of cache {cache}", group.0),
-        PlanItem::Penalties => "advice".to_string(),
-        PlanItem::Probe(probe) => format!("probe {}", probe.0),
-        PlanItem::Window => "window".to_string(),
-    }
 }
 
 fn kind_text(kind: ReasonKind) -> &'static str {

@@ -76,14 +76,19 @@ impl Explain {
         let about = |ids: &[u32]| tasks.iter().any(|task| ids.contains(&task.task));
         let caches = |task: &TaskStatus| tasks.iter().any(|own| own.cache.is_some() && own.cache == task.cache);
         let others = status.tasks.iter().filter(|task| !mine(task) && caches(task));
-        let tokens: Vec<String> = tasks.iter().map(|task| format!("TaskId({})", task.task)).collect();
+        let names: Vec<String> = tasks.iter().map(|task| thread_text(&task.name, task.tid)).collect();
         let result = ExplainJson {
             pid: self.program.parse().ok().or(only),
             policy: status.policy.clone(),
             mode: status.mode,
             co_runners: others.map(|task| thread_text(&task.name, task.tid)).collect(),
             decisions: status.decisions.iter().filter(|decision| about(&decision.tasks)).cloned().collect(),
-            refused: status.refused.iter().filter(|line| tokens.iter().any(|t| line.contains(t))).cloned().collect(),
+            refused: status
+                .refused
+                .iter()
+                .filter(|line| names.iter().any(|name| line.contains(name)))
+                .cloned()
+                .collect(),
             conflicts: status
                 .kernel_conflicts
                 .iter()

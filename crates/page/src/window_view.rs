@@ -1,0 +1,283 @@
+//! One window in the figures and words of every front end.
+//!
+//! Problem: `status`, `top`, `explain`, the metrics and the dashboard show the same window; if each computed its own
+//! figures and sentences, they would differ. Method: [`WindowTracker`] turns a record into a [`WindowView`], and the front
+//! ends only format it. Properties: every text is printable, because names and messages are those of other users;
+//! unmeasured values are absent.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{
+    CacheId, CacheShare, CounterEvent, CpuSet, Estimate, PendingItem, PlanItem, PredictorConfig, Profile, Profiles,
+    Reason, RefusedItem, ShareMember, TaskId, TaskSample, Topology, WindowRecord,
+};
+use cachemate_pipeline::pair_forecast;
+use cachemate_policy::service_losses::{ServiceLosses, ServiceReport};
+use cachemate_policy::solo_speeds::SoloSpeeds;
+use cachemate_policy::work_metric::{WorkMetric, metrics_of};
+use cachemate_report::text::printable;
+
+/// Names of tasks, printable, as a front end wants them in sentences.
+pub type TaskNames = BTreeMap<TaskId, String>;
+
+/// A live task in a window.
+#[derive(Clone, Debug)]
+pub struct TaskView<'a> {
+    /// Its readings.
+    pub sample: &'a TaskSample,
+    /// Its profile, if there is one.
+    pub profile: Option<&'a Profile>,
+    /// Processor time over the window.
+    pub cpu_share: Option<f64>,
+    /// While on processor.
+    pub instr_per_cycle: Option<f64>,
+    /// Instructions, and misses of the contended cache.
+    pub misses_of_instructions: Option<(f64, f64)>,
+    /// Work per second, by its best measure.
+    pub work_per_second: Option<(WorkMetric, f64)>,
+    /// Run time over run time alone, minus one, by what was measured.
+    pub slowdown: Option<f64>,
+    /// The same as forecast under the plan for the next window.
+    pub forecast_slowdown: Option<Estimate>,
+    /// CPUs that the plan in force allows, where it names any.
+    pub allowed: Option<&'a CpuSet>,
+}
+
+impl TaskView<'_> {
+    /// Misses of the contended cache per thousand instructions.
+    pub fn misses_per_kilo_instr(&self) -> Option<f64> {
+        self.misses_of_instructions.map(|(misses, instructions)| 1000.0 * misses / instructions)
+    }
+}
+
+/// A reason as a sentence.
+#[derive(Clone, Debug)]
+pub struct RenderedReason<'a> {
+    /// With its kind, tasks and numbers.
+    pub reason: &'a Reason,
+    /// Printable, with names in the tasks' places.
+    pub text: String,
+    /// It was not given in the last window that had reasons.
+    pub is_new: bool,
+}
+
+/// A window.
+#[derive(Clone, Debug)]
+pub struct WindowView<'a> {
+    /// Live tasks, in order of arrival.
+    pub tasks: Vec<TaskView<'a>>,
+    /// Services, those that lose most first.
+    pub services: Vec<ServiceReport>,
+    /// Reasons of the decision.
+    pub reasons: Vec<RenderedReason<'a>>,
+    /// Changes that the host refused, one sentence each.
+    pub refused: Vec<String>,
+    /// Changes that another process made, one sentence each.
+    pub overridden: Vec<String>,
+    /// Changes in progress, one sentence each.
+    pub pending: Vec<String>,
+}
+
+/// Turns records into views, one after the other.
+#[derive(Default)]
+pub struct WindowTracker {
+    /// `None` = losses between services are not forecast.
+    predictor: Option<PredictorConfig>,
+    solo: SoloSpeeds,
+    losses: ServiceLosses,
+    last_texts: Vec<String>,
+}
+
+impl WindowTracker {
+    /// A tracker that forecasts pairs of programs as the run's predictor does.
+    pub fn new(predictor: PredictorConfig) -> Self {
+        WindowTracker { predictor: Some(predictor), ..WindowTracker::default() }
+    }
+
+    /// Takes in one turn of the loop.
+    pub fn observe<'a>(
+        &mut self,
+        record: &'a WindowRecord,
+        topology: &Topology,
+        profiles: &'a Profiles,
+        names: &TaskNames,
+    ) -> WindowView<'a> {
+        let seen = &record.observation;
+        self.solo.observe(seen);
+        let predictor = self.predictor.as_ref();
+        let pair = |own: &Profile, other: &Profile| pair_forecast(topology, predictor?, own, other)[0];
+        let services = self.losses.observe(seen, topology, profiles, &pair);
+        let live = seen.tasks.iter().filter(|task| !task.exited);
+        WindowView {
+            tasks: live.map(|task| self.task(task, record, topology, profiles)).collect(),
+            services,
+            reasons: self.reasons(&record.decision.reasons, names),
+            refused: record.applied.refused.iter().map(|refused| refusal_text(refused, names)).collect(),
+            overridden: record.applied.overridden_by_others.iter().map(|item| item_text(item, names)).collect(),
+            pending: record.applied.pending.iter().map(|pending| pending_text(pending, names)).collect(),
+        }
+    }
+
+    fn task<'a>(
+        &self,
+        task: &'a TaskSample,
+        record: &'a WindowRecord,
+        topology: &Topology,
+        profiles: &'a Profiles,
+    ) -> TaskView<'a> {
+        let elapsed_ns = record.observation.span.elapsed_ns;
+        let seconds = Some(elapsed_ns as f64 / 1e9).filter(|seconds| *seconds > 0.0);
+        let count = |event| task.counts.get(event);
+        let instructions = count(CounterEvent::Instructions).filter(|count| *count > 0.0);
+        let cycles = count(CounterEvent::Cycles).filter(|count| *count > 0.0);
+        let misses = topology.last_level().and_then(|level| count(CounterEvent::Misses(level)));
+        let profile = profiles.get(&task.task);
+        let unknown = Profile::default();
+        TaskView {
+            sample: task,
+            profile,
+            cpu_share: seconds.map(|seconds| task.ran_ns() as f64 / 1e9 / seconds),
+            instr_per_cycle: instructions.zip(cycles).map(|(instructions, cycles)| instructions / cycles),
+            misses_of_instructions: misses.zip(instructions),
+            work_per_second: metrics_of(task, elapsed_ns)
+                .next()
+                .zip(seconds)
+                .map(|((work, count), seconds)| (work, count / seconds)),
+            slowdown: self.solo.slowdown(task, elapsed_ns, profile.unwrap_or(&unknown)),
+            forecast_slowdown: record.forecast.tasks.get(&task.task).and_then(|forecast| forecast.degradation),
+            allowed: record.applied.affinity.get(&task.task),
+        }
+    }
+
+    fn reasons<'a>(&mut self, reasons: &'a [Reason], names: &TaskNames) -> Vec<RenderedReason<'a>> {
+        let render = |reason: &'a Reason| {
+            // The text of a recording may come from anywhere, too.
+            let escaped = Reason { text: printable(&reason.text), tasks: reason.tasks.clone(), ..Reason::default() };
+            let text = escaped.render(|task| names.get(&task).map_or("?", String::as_str));
+            RenderedReason { reason, is_new: !self.last_texts.contains(&text), text }
+        };
+        let rendered: Vec<RenderedReason<'a>> = reasons.iter().map(render).collect();
+        if !rendered.is_empty() {
+            self.last_texts = rendered.iter().map(|one| one.text.clone()).collect();
+        }
+        rendered
+    }
+}
+
+/// Members of a share among tasks.
+pub fn members<'a>(share: &CacheShare, tasks: &'a [TaskSample]) -> impl Iterator<Item = TaskId> + use<'a> {
+    let members = share.members.clone();
+    let is_member = move |task: &&TaskSample| {
+        members.contains(&ShareMember::Task(task.task)) || members.contains(&ShareMember::Process(task.process))
+    };
+    tasks.iter().filter(is_member).map(|task| task.task)
+}
+
+fn refusal_text(refused: &RefusedItem, names: &TaskNames) -> String {
+    format!("{}: {}", item_text(&refused.item, names), printable(&refused.message))
+}
+
+fn pending_text(pending: &PendingItem, names: &TaskNames) -> String {
+    let of = pending.total.map_or(String::new(), |total| format!(" of {total}"));
+    format!("{}: {}{of}", item_text(&pending.item, names), pending.done)
+}
+
+/// An item of the plan as people name it.
+fn item_text(item: &PlanItem, names: &TaskNames) -> String {
+    let name = |task: &TaskId| names.get(task).cloned().unwrap_or_else(|| format!("task {}", task.0));
+    match item {
+        PlanItem::Plan => "the plan".to_string(),
+        PlanItem::Affinity(task) => format!("CPUs of {}", name(task)),
+        PlanItem::Weight(task) => format!("weight of {}", name(task)),
+        PlanItem::Gangs(at) => format!("turns {at}"),
+        PlanItem::Share(group, CacheId(cache)) => format!("part {} of cache {cache}", group.0),
+        PlanItem::Penalties => "advice".to_string(),
+        PlanItem::Probe(probe) => format!("probe {}", probe.0),
+        PlanItem::Window => "window".to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cachemate_core::test_support::{last_level_caches, observation};
+    use cachemate_core::{
+        AppliedPlan, CacheLevel, Decision, EventCount, EventCounts, Forecast, Plan, ReasonKind, RefusalReason,
+        WindowLength,
+    };
+
+    fn record(reasons: Vec<Reason>, tasks: u32) -> WindowRecord {
+        WindowRecord {
+            observation: observation(0, tasks),
+            decision: Decision::new(Plan::idle(WindowLength::Time { ns: 1 }), reasons),
+            forecast: Forecast::default(),
+            applied: AppliedPlan::default(),
+            forecast_errors_instr_per_cycle: Vec::new(),
+            promises: Vec::new(),
+            online: None,
+        }
+    }
+
+    /// Do names with braces, escape sequences, marks that turn the direction of writing, or two hundred characters stay
+    /// one word in their places, in reasons and in refusals, and cannot act on a terminal?
+    #[test]
+    fn names_stay_in_their_places() {
+        let long = "n".repeat(200);
+        let names = ["{1}", "\u{1b}[2J\n  1  1 init", "a\u{202e}b", &long];
+        let names: TaskNames = (0..).map(TaskId).zip(names.map(printable)).collect();
+        let text = "{0} beside {1}, {2} and {3}, not {9}".to_string();
+        let mut record = record(vec![Reason { text, tasks: (0..4).map(TaskId).collect(), ..Reason::default() }], 4);
+        record.applied.refused = vec![RefusedItem {
+            item: PlanItem::Affinity(TaskId(1)),
+            reason: RefusalReason::Busy,
+            message: "no\u{1b}[2J".to_string(),
+        }];
+        record.applied.overridden_by_others = vec![PlanItem::Weight(TaskId(7))];
+        let topology = last_level_caches(1, 4, CacheLevel::L3, 1 << 20);
+        let profiles = Profiles::new();
+        let view = WindowTracker::default().observe(&record, &topology, &profiles, &names);
+        let init = r"\u{1b}[2J\n  1  1 init";
+        assert_eq!(view.reasons[0].text, format!(r"{{1}} beside {init}, a\u{{202e}}b and {long}, not {{9}}"));
+        assert_eq!(view.refused, [format!(r"CPUs of {init}: no\u{{1b}}[2J")]);
+        assert_eq!(view.overridden, ["weight of task 7"]);
+    }
+
+    /// Is a reason new once, until another one was given, with windows without any in between?
+    #[test]
+    fn a_reason_is_new_once() {
+        let topology = last_level_caches(1, 4, CacheLevel::L3, 1 << 20);
+        let mut tracker = WindowTracker::default();
+        let mut is_new = |texts: &[&str]| {
+            let reason =
+                |text: &&str| Reason { kind: ReasonKind::RolledBack, text: text.to_string(), ..Reason::default() };
+            let record = record(texts.iter().map(reason).collect(), 1);
+            let (profiles, names) = (Profiles::new(), TaskNames::new());
+            let view = tracker.observe(&record, &topology, &profiles, &names);
+            view.reasons.iter().map(|one| one.is_new).collect::<Vec<_>>()
+        };
+        assert_eq!(is_new(&["a", "b"]), [true, true]);
+        assert!(is_new(&[]).is_empty());
+        assert_eq!(is_new(&["b", "c"]), [false, true]);
+        assert_eq!(is_new(&["a"]), [true]);
+    }
+
+    /// Are figures absent where nothing was counted, and computed from the counts where it was?
+    #[test]
+    fn uncounted_figures_are_absent() {
+        let mut record = record(Vec::new(), 2);
+        let reading = |event, count| EventCount { event, count, enabled_share: 1.0 };
+        record.observation.tasks[1].counts = EventCounts(vec![
+            reading(CounterEvent::Instructions, 2_000),
+            reading(CounterEvent::Cycles, 1_000),
+            reading(CounterEvent::Misses(CacheLevel::L3), 10),
+        ]);
+        let topology = last_level_caches(1, 4, CacheLevel::L3, 1 << 20);
+        let profiles = Profiles::new();
+        let view = WindowTracker::default().observe(&record, &topology, &profiles, &TaskNames::new());
+        let figures = |task: &TaskView<'_>| (task.instr_per_cycle, task.misses_per_kilo_instr(), task.slowdown);
+        assert_eq!(
+            view.tasks.iter().map(figures).collect::<Vec<_>>(),
+            [(None, None, None), (Some(2.0), Some(5.0), None)]
+        );
+    }
+}

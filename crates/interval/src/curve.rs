@@ -3,8 +3,8 @@
 //! Problem: occupancies change with every step, so rates are needed at any size, and the footprint after any number of
 //! instructions. Method: points are interpolated monotonically over the logarithm of the size, and tabulated at equal
 //! steps of the capacity. A program that starts with an empty cache gains a line with every fill, and with `s` resident
-//! lines it fills at the rate at which it does alone with a cache of `s` lines (footprint theory: the miss rate is the
-//! footprint's derivative; Xiang et al., ASPLOS 2013). So the window in which it touches `s` lines lasts `∫ ds /
+//! lines it fills at the rate at which it does alone with a cache of `s` lines. That is footprint theory: the miss rate is
+//! the footprint's derivative (Xiang et al., ASPLOS 2013). So the window in which it touches `s` lines lasts `∫ ds /
 //! fills(s)` instructions. Properties: the footprint is concave where the curve falls, and never above the capacity.
 
 use crate::memory::Prefetch;

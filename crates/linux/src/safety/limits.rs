@@ -1,10 +1,10 @@
 //! Limits of a journal: the objects that it may name.
 //!
-//! Problem: a restore obeys a file, as root if the daemon is root's. Method: besides threads, a restore touches only the
-//! files and directories that cachemate ever changes. These are a group's `cpuset.cpus` below the mount of the cpuset
-//! controller, our groups in resctrl with their masks, the color files of programs, and the tolerance of the kernel's
-//! cache-aware scheduling. Anything else is reported and left alone. Property: a forged journal does no more than a
-//! daemon could have done.
+//! Problem: a restore trusts a file, and runs as root if the daemon is root's. Method: besides threads, a restore
+//! changes only the files and directories that cachemate itself may change. These are a group's `cpuset.cpus` below the
+//! mount of the cpuset controller, our groups in resctrl with their masks, the color files of programs, and the
+//! tolerance of the kernel's cache-aware scheduling. Any other object is reported and left unchanged. Property: a
+//! forged journal can do no more than a daemon could have done.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
@@ -42,18 +42,18 @@ pub(crate) fn split(
     (allowed, refused)
 }
 
-/// A mount that is gone took its files along.
+/// Does the object still exist? If a mount is missing, so are its files.
 fn is_there(kernel: &dyn Kernel, object: &JournalObject) -> bool {
     let path = match object {
         JournalObject::File { path } | JournalObject::Schemata { path } | JournalObject::Directory { path } => path,
         JournalObject::Membership { hierarchy, .. } => hierarchy,
         JournalObject::Affinity { .. } | JournalObject::Nice { .. } | JournalObject::Policy { .. } => return true,
     };
-    // Nothing of it is read: the path is not one of ours, and may be a device or a FIFO.
+    // Its content is not read: the path is not one of ours, and may be a device or a FIFO.
     kernel.exists(path).unwrap_or(true)
 }
 
-/// May cachemate ever have changed it, and was this how it stood?
+/// Checks that cachemate can have changed the object, and that the original is a possible state.
 fn check(kernel: &dyn Kernel, object: &JournalObject, original: &ObjectState) -> Result<(), String> {
     let expected = |what: &str| Err(format!("found {original:?}, expected {what}"));
     match object {
@@ -125,12 +125,12 @@ fn is_our_group(kernel: &dyn Kernel, path: &Path) -> bool {
     named && mounts.into_iter().any(|mount| is_plain(path) && path.parent() == Some(&mount))
 }
 
-/// Whether at least so many names lie below a mount.
+/// Whether the path has at least `names` components below the mount.
 fn is_below(path: &Path, mount: &Path, names: usize) -> bool {
     is_plain(path) && path.strip_prefix(mount).is_ok_and(|below| below.components().count() >= names)
 }
 
-/// Whether the path leads from the root on by names only.
+/// Whether the path is absolute and has only plain names.
 fn is_plain(path: &Path) -> bool {
     path.is_absolute() && path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)))
 }
@@ -141,7 +141,7 @@ mod tests {
     use crate::fake_tests::FakeHost;
     use crate::kernel::ThreadKey;
 
-    /// Is what cachemate changes let through, and everything else that a file could name left alone?
+    /// Are the objects that cachemate changes accepted, and all others that a file could name left unchanged?
     #[test]
     fn only_what_is_ever_changed_is_restored() {
         let host = FakeHost::default();
@@ -194,7 +194,7 @@ mod tests {
         }
     }
 
-    /// Is what is not there any more gone, and not refused?
+    /// Does an object that no longer exists count as gone, and not as refused?
     #[test]
     fn what_a_lost_mount_took_along_is_gone() {
         let host = FakeHost::default();

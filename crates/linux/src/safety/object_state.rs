@@ -1,4 +1,4 @@
-//! The present state of the objects of a journal: reading, writing, and error messages.
+//! Current state of the journal's objects: reading, writing, and error messages.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,10 +8,10 @@ use crate::kernel::group_dirs::{CPUSET_FILE, child_groups, member_file, members,
 use crate::kernel::{Kernel, ThreadKey};
 use crate::safety::journal::{JournalObject, ObjectState};
 
-/// Reads the present state of an object.
+/// Reads the current state of an object.
 ///
 /// # Errors
-/// As the kernel says; `NotFound` or `ESRCH` where it is gone.
+/// The kernel's error; `NotFound` or `ESRCH` if the object no longer exists.
 pub fn read_state(kernel: &dyn Kernel, object: &JournalObject) -> io::Result<ObjectState> {
     Ok(match object {
         JournalObject::Affinity { thread, .. } => ObjectState::Cpus(kernel.affinity(thread.tid)?),
@@ -37,7 +37,7 @@ pub fn read_state(kernel: &dyn Kernel, object: &JournalObject) -> io::Result<Obj
 /// Puts an object into a state.
 ///
 /// # Errors
-/// As the kernel says; `InvalidInput` if the state is not of the object's kind.
+/// The kernel's error; `InvalidInput` if the state is not of the object's kind.
 pub fn write_state(kernel: &dyn Kernel, object: &JournalObject, state: &ObjectState) -> io::Result<()> {
     match (object, state) {
         (JournalObject::Affinity { thread, .. }, ObjectState::Cpus(cpus)) => kernel.set_affinity(thread.tid, cpus),
@@ -60,8 +60,8 @@ pub fn write_state(kernel: &dyn Kernel, object: &JournalObject, state: &ObjectSt
     }
 }
 
-/// An empty cpuset (cgroup v2) has its parent's CPUs. The kernel refuses to empty one that has processes (`ENOSPC`);
-/// it then gets the parent's CPUs by name, which has the same effect on its processes.
+/// Restores an empty cpuset (cgroup v2), which has its parent's CPUs. The kernel refuses to empty a cpuset with
+/// processes (`ENOSPC`); it then gets the parent's CPUs explicitly, which has the same effect on its processes.
 fn as_parent(kernel: &dyn Kernel, path: &Path) -> io::Result<()> {
     let refused = match kernel.write(path, "\n") {
         Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => error,
@@ -72,8 +72,8 @@ fn as_parent(kernel: &dyn Kernel, path: &Path) -> io::Result<()> {
     kernel.write(path, &format!("{}\n", text.trim()))
 }
 
-/// Group of a thread in a hierarchy: resctrl tells it of each thread; otherwise found by looking through the groups, the
-/// one way that serves cgroup v1, v2 and old kernels' resctrl alike, and under an injected root.
+/// Group of a thread in a hierarchy. Resctrl reports it for each thread; otherwise all groups are searched, which works
+/// for cgroup v1, v2 and old kernels' resctrl alike, and under an injected root.
 fn group_of(kernel: &dyn Kernel, hierarchy: &Path, thread: ThreadKey) -> io::Result<PathBuf> {
     if let Some(group) = groups::group_from_proc(kernel, hierarchy, thread.tid)? {
         return Ok(group);
@@ -85,14 +85,14 @@ fn group_of(kernel: &dyn Kernel, hierarchy: &Path, thread: ThreadKey) -> io::Res
         }
         left.extend(child_groups(kernel, &group)?);
     }
-    // It has exited or was moved while it was read; the caller finds out which.
+    // The thread has exited or was moved during the search; the caller determines which.
     Err(io::Error::from_raw_os_error(libc::ESRCH))
 }
 
-/// Is the object's thread still the same one? Numbers of threads are reused.
+/// Checks that the id of the object's thread has not been reused.
 ///
 /// # Errors
-/// It is gone (`ESRCH`), or cannot be asked.
+/// The thread has exited (`ESRCH`), or cannot be queried.
 pub(crate) fn check_thread(kernel: &dyn Kernel, object: &JournalObject) -> io::Result<()> {
     match object.thread() {
         Some(thread) if !kernel.alive(thread)? => Err(io::Error::from_raw_os_error(libc::ESRCH)),

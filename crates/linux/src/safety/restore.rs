@@ -21,19 +21,19 @@ use crate::kernel::{Kernel, ThreadKey, if_exists, is_gone};
 use crate::safety::journal::{JournalEntry, JournalObject, ObjectState};
 use crate::safety::object_state::{in_words, is_cpuset, read_state, write_state};
 
-/// The longest that a restore waits for resctrl's lock.
+/// Maximum time that a restore waits for resctrl's lock.
 const RESCTRL_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Outcome for one object.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum RestoreOutcome {
-    /// It was as we had set it, and is now as it was before.
+    /// It had the state that we set, and has its original state again.
     Restored,
-    /// It already was as it was before.
+    /// It already had its original state.
     Unchanged,
     /// The thread or file no longer exists.
     Gone,
-    /// Another process has changed it since, so it is left alone; with its present state.
+    /// Another process has changed it since, so it is left unchanged; with its current state.
     ChangedByOther(String),
     /// It could not be read or set, with the reason. Another try may succeed.
     Failed(String),
@@ -48,10 +48,10 @@ pub struct RestoredObject {
     pub outcome: RestoreOutcome,
 }
 
-/// Restores everything. Objects that failed stay worth another try; all others are done with.
+/// Restores everything. Objects that failed may be retried; all others are finished.
 pub fn restore(kernel: &dyn Kernel, held: &BTreeMap<JournalObject, JournalEntry>) -> Vec<RestoredObject> {
     let mut account = Vec::new();
-    // If another process holds resctrl's lock for longer than this, the host is restored all the same.
+    // If another process holds resctrl's lock for longer than this, the host is restored without the lock.
     let _lock = held.keys().find_map(resctrl_of).map(|mount| kernel.lock_dir(mount, RESCTRL_PATIENCE));
     for stage in 0..6 {
         let mut objects: Vec<_> = held.iter().filter(|(object, _)| stage_of(object) == stage).collect();
@@ -95,7 +95,8 @@ fn restore_inherited_until_stable(
     account
 }
 
-/// Masks of a group of ours go with the group: they have no stage of their own.
+/// The stage in which an object is restored. Masks of our groups are removed with the group and have no stage of their
+/// own.
 fn stage_of(object: &JournalObject) -> u32 {
     match object {
         JournalObject::Schemata { .. } => u32::MAX,
@@ -112,8 +113,8 @@ fn is_freezer(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name == "freezer.state" || name == "cgroup.freeze")
 }
 
-/// A thread that is exiting or being moved is "no such process" to a call although `/proc` still lists it. It is
-/// checked again, and one that lives on counts as not restored.
+/// Restores one object. If a thread is exiting or being moved, calls report "no such process" although `/proc` still
+/// lists it. Its existence is checked again, and a thread that still exists counts as not restored.
 fn restore_object(kernel: &dyn Kernel, object: &JournalObject, held: &JournalEntry) -> RestoreOutcome {
     const TRIES: u32 = 5;
     const BETWEEN_TRIES: Duration = Duration::from_millis(4);
@@ -158,17 +159,17 @@ fn restore_one(kernel: &dyn Kernel, object: &JournalObject, held: &JournalEntry)
     Ok(if as_before { RestoreOutcome::Unchanged } else { RestoreOutcome::Restored })
 }
 
-/// Is it a mask as wide as the thread's cpuset?
+/// Is the object's state a mask as wide as the thread's cpuset?
 ///
 /// # Errors
-/// The cpuset is there and cannot be read.
+/// The cpuset exists and cannot be read.
 pub(crate) fn spans_cpuset(kernel: &dyn Kernel, object: &JournalObject, now: &ObjectState) -> io::Result<bool> {
     let (JournalObject::Affinity { thread, .. }, ObjectState::Cpus(now)) = (object, now) else { return Ok(false) };
     Ok(effective_cpus(kernel, thread.tid)?.as_ref() == Some(now))
 }
 
-/// Has it the state that we set? The kernel clips a mask to the thread's cpuset: the rest of our mask within that is
-/// ours, and any other subset was set by another process.
+/// Does the object have a state that we set? The kernel clips a mask to the thread's cpuset: our mask within the cpuset
+/// is ours, and any other subset was set by another process.
 fn is_our_value(
     kernel: &dyn Kernel,
     object: &JournalObject,
@@ -188,8 +189,8 @@ fn is_our_value(
     Ok(ours.iter().any(clipped))
 }
 
-/// Restores the original. A mask that was as wide as the thread's cpuset is set to all CPUs, and the kernel clips it
-/// to the cpuset: restored by its CPU numbers, it would not grow when the cpuset is widened.
+/// Restores the original. A mask that was as wide as the thread's cpuset is set to all CPUs, and the kernel clips it to
+/// the cpuset, because a mask restored by its CPU numbers would not grow with the cpuset.
 ///
 /// # Errors
 /// As for [`write_state`].
@@ -202,7 +203,7 @@ pub(crate) fn write_original(kernel: &dyn Kernel, object: &JournalObject, held: 
     }
 }
 
-/// The largest number that Linux can be built for.
+/// The largest number of CPUs that Linux can be built for.
 const MOST_CPUS: u32 = 8192;
 
 /// The mount of resctrl, if the object lies in it.
@@ -217,8 +218,8 @@ fn resctrl_of(object: &JournalObject) -> Option<&Path> {
 /// we set.
 type InheritedObjects<'a> = BTreeMap<i32, Vec<(&'a JournalObject, JournalEntry)>>;
 
-/// By process: every inherited property, with the process's first original of it and all states that we set.
-/// Processes whose existence is unknown are entered in the account.
+/// Every inherited property by process, with the process's first original and all states that we set. Processes whose
+/// existence is unknown are entered in the account.
 fn inherited_by_process<'a>(
     kernel: &dyn Kernel,
     held: &'a BTreeMap<JournalObject, JournalEntry>,
@@ -248,14 +249,15 @@ fn inherited_by_process<'a>(
     estates
 }
 
-/// The threads that inherited an object could not be looked up.
+/// The outcome for an object whose inheriting threads could not be listed.
 fn unknown_children(of: &JournalObject, error: &io::Error) -> RestoredObject {
     let outcome =
         RestoreOutcome::Failed(format!("threads and children that may have inherited it cannot be seen: {error}"));
     RestoredObject { object: of.clone(), outcome }
 }
 
-/// Threads born since, by a journalled process or its descendants, that inherited a mask, nice value or policy of ours.
+/// Restores later threads of a journaled process or its descendants that inherited a mask, nice value or policy of
+/// ours.
 fn restore_inherited(kernel: &dyn Kernel, held: &BTreeMap<JournalObject, JournalEntry>) -> Vec<RestoredObject> {
     let mut account = Vec::new();
     let estates = inherited_by_process(kernel, held, &mut account);
@@ -268,7 +270,8 @@ fn restore_inherited(kernel: &dyn Kernel, held: &BTreeMap<JournalObject, Journal
         }
     };
     for &pid in parents.keys() {
-        // From the nearest ancestor on: each may have passed on what the ones between were not journalled for.
+        // From the nearest ancestor on, because an ancestor may have passed on properties that are not journaled for
+        // the processes in between.
         let estates: Vec<&(&JournalObject, JournalEntry)> =
             ancestors(pid, &parents).iter().filter_map(|pid| estates.get(pid)).flatten().collect();
         let Some((first, _)) = estates.first() else { continue };
@@ -289,8 +292,8 @@ fn restore_inherited(kernel: &dyn Kernel, held: &BTreeMap<JournalObject, Journal
     account
 }
 
-/// All processes, with their parents. Others' processes that a user may not look at (`hidepid=1` of proc(5)) are none that he
-/// could have changed.
+/// All processes, with their parents. Processes that are hidden from a user (`hidepid=1` of proc(5)) belong to others,
+/// and the user cannot have changed them.
 fn parents(kernel: &dyn Kernel) -> io::Result<BTreeMap<i32, i32>> {
     let hidden = |error: &io::Error| error.raw_os_error() == Some(libc::EPERM) && !rustix::process::geteuid().is_root();
     let mut parents = BTreeMap::new();
@@ -304,7 +307,7 @@ fn parents(kernel: &dyn Kernel) -> io::Result<BTreeMap<i32, i32>> {
     Ok(parents)
 }
 
-/// The threads of a process that are there.
+/// The existing threads of a process.
 fn threads_of(kernel: &dyn Kernel, pid: i32) -> io::Result<Vec<ThreadKey>> {
     let mut threads = Vec::new();
     for tid in if_exists(kernel.threads(pid))?.unwrap_or_default() {
@@ -313,8 +316,8 @@ fn threads_of(kernel: &dyn Kernel, pid: i32) -> io::Result<Vec<ThreadKey>> {
     Ok(threads)
 }
 
-/// A thread that inherited is restored only if it was created since and has exactly the state that we set; a state of
-/// its own choice is left alone.
+/// Restores a thread that inherited a property, but only if it was created since and has exactly a state that we set; a
+/// state of its own choice is kept.
 pub(crate) fn restore_if_inherited(
     kernel: &dyn Kernel,
     object: JournalObject,
@@ -337,7 +340,7 @@ pub(crate) fn restore_if_inherited(
 /// A process and its ancestors, nearest first.
 fn ancestors(pid: i32, parents: &BTreeMap<i32, i32>) -> Vec<i32> {
     let up = |pid: &i32| parents.get(pid).copied().filter(|&parent| parent > 0);
-    // A chain of parents is short; the bound is against a tree that changed while it was read.
+    // A chain of parents is short; the bound protects against a tree that changes while it is read.
     std::iter::successors(Some(pid), up).take(1_000).collect()
 }
 

@@ -1,4 +1,4 @@
-//! The probe that samples accesses: some tenths of a second of all threads of the processes that a plan names.
+//! The probe that samples accesses of all threads of the processes that a plan names, for some tenths of a second.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -9,11 +9,11 @@ use cachemate_core::{AccessSample, CpuId, CpuSet, DataSource, TaskId};
 use crate::sense::sampling::records::{Raw, RingContents, source};
 use crate::sense::sampling::{Facility, PerfSampler, SamplingTarget};
 
-/// One stretch of sampling.
+/// Length of one stretch of sampling.
 const STRETCH: Duration = Duration::from_millis(150);
-/// Rings are emptied so often.
+/// Time between two reads of the rings.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(25);
-/// More threads than this are sampled by CPU, which takes one event per CPU whatever they are.
+/// If there are more threads, they are sampled by CPU, which needs one event per CPU whatever their number.
 const THREADS_AT_MOST: usize = 64;
 
 /// The threads that are sampled, and the method.
@@ -21,14 +21,14 @@ pub(crate) struct SampledThreads<'a> {
     pub(crate) threads: &'a BTreeMap<i32, TaskId>,
     pub(crate) online: &'a CpuSet,
     pub(crate) line_bytes: u32,
-    /// The machine's start on the monotonic clock, which the samples' times go by.
+    /// The machine's start on the monotonic clock, on which the samples' times are based.
     pub(crate) origin_ns: u64,
 }
 
-/// Samples for one stretch; with how many events the samples stand for.
+/// Samples for one stretch; the result includes the number of events that the samples stand for.
 ///
 /// # Errors
-/// The kernel gives no event, neither for the threads nor for the CPUs.
+/// The kernel opens no event, neither for the threads nor for the CPUs.
 pub(crate) fn stretch(
     facility: &Facility,
     subjects: &SampledThreads<'_>,
@@ -54,7 +54,7 @@ fn open(facility: &Facility, subjects: &SampledThreads<'_>, period: u64) -> io::
     if subjects.threads.len() <= THREADS_AT_MOST {
         let opened =
             subjects.threads.keys().map(|&tid| PerfSampler::open(facility, SamplingTarget::Thread(tid), period));
-        // Threads that are gone meanwhile make no accesses.
+        // Threads that have exited meanwhile make no accesses.
         let there = opened.filter(|sampler| !sampler.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::ESRCH)));
         match there.collect::<io::Result<Vec<_>>>() {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
@@ -82,7 +82,8 @@ mod tests {
     use super::*;
     use cachemate_core::CacheLevel;
 
-    /// Does a sample go to the task whose thread made it, by lines, and an untold latency stay absent?
+    /// Is a sample assigned, by cache lines, to the task whose thread made it, and does an unreported latency stay
+    /// absent?
     #[test]
     fn samples_belong_to_tasks() {
         let threads = BTreeMap::from([(41, TaskId(3))]);

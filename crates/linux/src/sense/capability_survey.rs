@@ -1,4 +1,5 @@
-//! Means of measurement on this host, best first, with a remedy for each that is missing: `cachemate doctor`.
+//! Facilities for measuring and acting on this host, best first, with a remedy for each missing one: `cachemate
+//! doctor`.
 //!
 //! Every facility is tested rather than assumed: counters against a loop that must miss, watchpoints by setting one,
 //! the probe by its calibration. A missing facility is reported with its reason and its consequence.
@@ -21,24 +22,24 @@ use crate::sense::probes::{intensity, watchpoint};
 pub struct CapabilityCheck {
     /// Name of the measurement or change, for display.
     pub name: String,
-    /// True = it was tried here and did what it should.
+    /// Whether it was tried on this host and works.
     pub works: bool,
-    /// Limits where it works, the reason where it does not.
+    /// Its limits if it works, otherwise the reason.
     pub detail: String,
-    /// How to make it work.
+    /// The way to make it work.
     pub remedy: Option<String>,
-    /// The loss without it.
+    /// Effect of its absence.
     pub consequence: String,
 }
 
-/// Everything that was tried.
+/// Results for everything that was tried.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct CapabilitySurvey {
     /// Ways to measure, best first.
     pub measures: Vec<CapabilityCheck>,
     /// Ways to act.
     pub enforces: Vec<CapabilityCheck>,
-    /// 1 = counters per task, 2 = probes from outside, 3 = topology and pressure only.
+    /// Level of measurement: 1 = counters per task, 2 = probes from outside, 3 = topology and pressure only.
     pub level: u32,
 }
 
@@ -123,7 +124,7 @@ fn sampling(kernel: &dyn Kernel) -> CapabilityCheck {
     capability("data-address sampling", tried, "data sharing between programs is not measured")
 }
 
-/// The processor's name, which says whether it is an emulated one.
+/// The processor's name, which shows whether the processor is emulated.
 fn processor_words(kernel: &dyn Kernel) -> String {
     let text = kernel.read(Path::new("/proc/cpuinfo")).unwrap_or_default();
     let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
@@ -151,7 +152,7 @@ fn ways(resctrl: &Result<Resctrl, ResctrlUnavailable>) -> CapabilityCheck {
     capability("way masks (resctrl)", tried, "caches are divided by colors or not at all")
 }
 
-/// As a daemon would see them: by its own rights, which may be fewer than those of the user of `doctor`.
+/// Page colors as a daemon would see them, with its rights, which may be fewer than those of the user of `doctor`.
 fn page_colors(topology: &Topology) -> CapabilityCheck {
     let tried = match colors::partitions(topology) {
         Ok(divided) => Ok(colors::in_words(&divided)),
@@ -182,7 +183,7 @@ fn probe(topology: &Topology, deep: bool) -> CapabilityCheck {
     )
 }
 
-/// Busy neighbors blur one calibration; three in a row say something about the host.
+/// Tries up to three times, because busy neighbors blur a single calibration.
 fn calibrated(cache_bytes: Option<u64>) -> std::io::Result<intensity::PrimeProber> {
     let tried = |seed| intensity::PrimeProber::fitting(cache_bytes, seed);
     let blurred = |error: &std::io::Error| error.kind() != std::io::ErrorKind::TimedOut;
@@ -240,7 +241,8 @@ fn weights(kernel: &dyn Kernel) -> CapabilityCheck {
     capability("weights and gangs", tried, "no weights, no gangs, and no probe that keeps a program off its CPU")
 }
 
-/// The first missing prerequisite: the kernel, its options, the scheduler's loader, a right.
+/// Tests the gang scheduler, and names the first missing prerequisite: the kernel, its options, the scheduler's loader,
+/// a right.
 fn scheduler_in_kernel(kernel: &dyn Kernel, socket: &Path) -> CapabilityCheck {
     const FIRST: (u32, u32) = (6, 12);
     let there = |path: &str| kernel.list(Path::new(path)).is_ok();
@@ -264,7 +266,7 @@ fn scheduler_in_kernel(kernel: &dyn Kernel, socket: &Path) -> CapabilityCheck {
     capability("gangs and clashes by a scheduler in the kernel (sched_ext)", tried, without_it)
 }
 
-/// Whether the scheduler's loader does what it should, by its own word.
+/// State of the scheduler's loader, by its own report.
 fn answers(socket: &Path) -> Result<String, (String, Option<String>)> {
     match gang_scheduler::SchedulerClient::new(socket).state() {
         Ok(state) if state.kernel == "enabled" => {
@@ -295,7 +297,7 @@ fn cpusets(kernel: &dyn Kernel) -> CapabilityCheck {
     capability("cpusets for groups", tried, "groups are placed thread by thread")
 }
 
-/// Capabilities as policies see them. `partitions`: how caches can be divided ([`Resctrl::partitions`]).
+/// Capabilities as policies see them. `partitions` = the ways in which caches can be divided ([`Resctrl::partitions`]).
 pub fn capabilities(
     survey: &CapabilitySurvey,
     partitions: Vec<(CacheId, PartitionSupport)>,

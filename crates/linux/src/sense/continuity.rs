@@ -1,9 +1,9 @@
-//! Changes of the host under a window: CPUs that go offline or come back, and time that the host was suspended.
+//! Changes of the host during a window: CPUs that go offline or online, and time in which the host was suspended.
 //!
-//! Problem: plans must use online CPUs only, and figures from both sides of such a change do not compare. Method: one
-//! file of the kernel is read per window, and the clocks with and without suspended time are compared. Properties: a
-//! CPU that was offline at the start stays unused, because the caches it shares were not known then; if the file
-//! cannot be read or understood, the topology stays as it was.
+//! Problem: plans must use online CPUs only, and figures from before and after such a change cannot be compared.
+//! Method: one file of the kernel is read per window, and the clocks with and without suspended time are compared.
+//! Properties: a CPU that was offline at the start stays unused, because the caches it shares were not known then; if
+//! the file cannot be read or understood, the topology stays as it was.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::kernel::Kernel;
 
 const ONLINE: &str = "/sys/devices/system/cpu/online";
-/// Shorter differences are the two clocks' reading times.
+/// Shorter differences come from the time between the two clocks' reads.
 const MIN_SUSPENDED: Duration = Duration::from_millis(10);
 
-/// Updates which CPUs are online; true = others than before.
+/// Updates the set of online CPUs; returns whether it has changed.
 pub(crate) fn refresh_online(kernel: &dyn Kernel, topology: &mut Topology) -> bool {
     let Ok(text) = kernel.read(Path::new(ONLINE)) else { return false };
     let Ok(online) = text.trim().parse::<CpuSet>() else { return false };
@@ -73,7 +73,7 @@ mod tests {
         Topology { cpus: (0..5).map(cpu).collect(), caches, memory_latency: Vec::new() }
     }
 
-    /// Are CPUs that go and come followed, with the domains that they share, and reported once?
+    /// Are CPUs that go offline and online tracked, with the domains that they share, and reported once?
     #[test]
     fn cpus_that_go_and_come_are_followed() {
         let (host, mut topology) = (FakeHost::default(), topology());
@@ -103,7 +103,7 @@ mod tests {
         }
     }
 
-    /// Is a suspension seen once, and a difference of the clocks' reading times not?
+    /// Is a suspension noticed once, and a difference in the clocks' read times ignored?
     #[test]
     fn a_suspension_is_seen_once() {
         let mut clock = SuspendClock(Duration::from_secs(5));

@@ -1,11 +1,11 @@
 //! Performance counters per thread, through `perf_event_open(2)`.
 //!
 //! Problem: many virtual machines expose no PMU, some expose one whose counters read a hard zero, and reading counters
-//! at every context switch costs a third of the machine. Method: [`survey`] opens each event on this very thread and
-//! runs a loop that must miss; an event that cannot be opened, or does not count what it must there, is absent, with the
-//! reason. Counters are attached to each managed thread once and read once per window. Events are opened one by one
-//! and not as a group, so that the kernel may multiplex them; the share of time each one counted goes out with the
-//! raw count.
+//! at every context switch costs a third of the machine. Method: [`survey`] opens each event on the calling thread and
+//! runs a loop that must miss; an event that cannot be opened, or does not count the loop's misses, is absent, with the
+//! reason. Counters are attached to each managed thread once and read once per window. Events are opened individually
+//! and not as a group, so that the kernel may multiplex them; the share of time in which each one counted is reported
+//! with the raw count.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -18,20 +18,20 @@ use perf_event_open_sys as perf;
 use crate::kernel::Kernel;
 use crate::sense::events::{EventCode, NamedEvent, Processor, events};
 
-/// Whether an event counts on this host, or why not.
+/// Whether an event counts on this host, or the reason why not.
 #[derive(Clone, PartialEq, Debug)]
 pub struct EventSurvey {
     /// Its meaning for policies.
     pub event: CounterEvent,
     /// The vendor's or the kernel's name of it.
     pub name: &'static str,
-    /// How it is asked for; `None` where no such event is known.
+    /// Its code; `None` = no such event is known.
     pub code: Option<EventCode>,
     /// `None` = it counts.
     pub absent_because: Option<EventUnavailable>,
 }
 
-/// Why an event does not count on this host.
+/// The reason why an event does not count on this host.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum EventUnavailable {
     /// The vendor's tables know no such event for this processor.
@@ -46,24 +46,24 @@ pub enum EventUnavailable {
     /// The kernel refused the event for another reason.
     #[error("{0}")]
     Refused(String),
-    /// It was open, and never on a counter while the loop ran.
+    /// It was open, but never on a counter while the loop ran.
     #[error("it was given no time to count: all counters are taken")]
     NeverScheduled,
-    /// It was on a counter all the time, or part of it.
+    /// It counted zero, although it was on a counter all the time, or part of it.
     #[error("it read a hard zero in a loop that must count")]
     HardZero,
-    /// The count does not fit to the lines that the loop fetched.
+    /// The count does not match the number of lines that the loop fetched.
     #[error("it read {scaled} while {fetched} lines were fetched from memory: it counts something else")]
     WrongEvent {
-        /// The count, divided by the share of the time that it was counted.
+        /// The count, divided by the share of the time in which it was counted.
         scaled: u64,
         /// Lines that the loop flushed and loaded again.
         fetched: u64,
     },
 }
 
-/// Least share of the lines that the must-miss loop fetches from memory and that must be counted as missed. An event
-/// that sees fewer counts something else.
+/// Minimum share of the must-miss loop's lines that must be counted as missed. An event that counts fewer counts
+/// something else.
 const MISSES_AT_LEAST: f64 = 0.25;
 
 /// Tests every event of this host's processor by the open call and the must-miss loop.
@@ -80,7 +80,7 @@ pub fn survey(kernel: &dyn Kernel, last_level: CacheLevel) -> Vec<EventSurvey> {
     events.into_iter().map(say).collect()
 }
 
-/// Why the event does not count; `None` = it does.
+/// The reason why the event does not count; `None` = it counts.
 fn try_out(event: CounterEvent, code: EventCode) -> Option<EventUnavailable> {
     let mut counter = match open(code, 0) {
         Ok(counter) => counter,
@@ -99,12 +99,12 @@ fn try_out(event: CounterEvent, code: EventCode) -> Option<EventUnavailable> {
     }
 }
 
-/// The reason why a count is implausible, over a loop that fetched so many lines from memory.
+/// The reason why a count is implausible for a loop that fetched `fetched` lines from memory.
 fn implausible(event: CounterEvent, count: u64, counted_share: f64, fetched: u64) -> Option<EventUnavailable> {
     if counted_share == 0.0 {
         return Some(EventUnavailable::NeverScheduled);
     }
-    // No other CPU holds the loop's lines, so none of them comes out of a remote cache.
+    // No other CPU has the loop's lines, so none of them comes from a remote cache.
     let remote = event == CounterEvent::RemoteCacheHits;
     if count == 0 {
         return (!remote).then_some(EventUnavailable::HardZero);
@@ -115,11 +115,11 @@ fn implausible(event: CounterEvent, count: u64, counted_share: f64, fetched: u64
         .then(|| EventUnavailable::WrongEvent { scaled: scaled.round() as u64, fetched })
 }
 
-/// Executes, touches memory and misses in every cache there is: 16 384 lines, flushed before they are loaded one after
-/// the other in an order that no prefetcher follows. Answers with how many were fetched.
+/// Runs a loop that misses in every cache: it loads 16 384 flushed lines one after the other, in an order that no
+/// prefetcher follows. Returns the number of fetched lines.
 fn must_miss() -> u64 {
     const LINES: usize = 1 << 14;
-    /// Odd, so that every line is met once; some five pages, beyond a stride prefetcher's reach.
+    /// Odd, so that every line is visited once; about five pages, beyond a stride prefetcher's reach.
     const STRIDE: usize = 5 * 64 + 21;
     let memory = vec![1u64; 8 * LINES];
     #[cfg(target_arch = "x86_64")]
@@ -147,7 +147,7 @@ impl ThreadCounters {
     /// Attaches the events that the survey found to `tid`.
     ///
     /// # Errors
-    /// The thread is gone, or permission or file descriptors are lacking; nothing stays attached then.
+    /// The thread has exited, or permission or file descriptors are lacking; no event stays attached then.
     pub fn attach(tid: i32, surveyed: &[EventSurvey]) -> io::Result<Self> {
         let working = surveyed.iter().filter(|found| found.absent_because.is_none());
         let wanted = working.filter_map(|found| Some((found.event, found.code?)));
@@ -167,7 +167,7 @@ impl ThreadCounters {
     }
 }
 
-/// How an event is asked for, where the survey found that it counts.
+/// The code of an event, if the survey found that it counts.
 pub(crate) fn working(surveyed: &[EventSurvey], event: CounterEvent) -> Option<EventCode> {
     surveyed.iter().find(|found| found.event == event && found.absent_because.is_none())?.code
 }
@@ -176,12 +176,12 @@ pub(crate) fn working(surveyed: &[EventSurvey], event: CounterEvent) -> Option<E
 pub(crate) struct RunningTotal(PerfCounter);
 
 impl RunningTotal {
-    /// Counts from now on; `None` where the thread is gone or the event cannot be opened for it.
+    /// Starts counting; `None` = the thread has exited, or the event cannot be opened for it.
     pub(crate) fn start(tid: i32, code: EventCode) -> Option<Self> {
         open(code, tid).ok().map(RunningTotal)
     }
 
-    /// The count so far, scaled by the share of the time that it was given a counter; `None` while it was given none.
+    /// The count so far, scaled by the share of the time in which it had a counter; `None` = it has had none yet.
     pub(crate) fn now(&mut self) -> Option<u64> {
         let total = self.0.total().ok()?;
         match total.enabled_ns {
@@ -215,8 +215,8 @@ impl PerfCounter {
         Ok(PerfReading { count: word(0), enabled_ns: word(1), running_ns: word(2) })
     }
 
-    /// Count, and the share of the enabled time in which it counted. A thread that did not run at all was counted
-    /// all the time: its zero is a true one.
+    /// Count, and the share of the enabled time in which it counted. A thread that did not run at all counts as counted
+    /// all the time, because its zero is correct.
     fn since_last(&mut self) -> io::Result<(u64, f64)> {
         let now = self.total()?;
         let last = std::mem::replace(&mut self.last, now);
@@ -253,7 +253,7 @@ fn open(code: EventCode, tid: i32) -> io::Result<PerfCounter> {
 mod tests {
     use super::*;
 
-    /// Does every event either count or come with a reason, and does attaching use only those that count?
+    /// Does every event either count or have a reason, and does attaching use only those that count?
     #[test]
     fn every_event_counts_or_says_why_not() {
         let surveyed = survey(&crate::kernel::LinuxHost::new("/"), CacheLevel::L3);
@@ -271,7 +271,7 @@ mod tests {
         );
     }
 
-    /// Is a hard zero absent, and a miss event that sees almost none of the lines fetched; multiplexed ones scaled?
+    /// Are a hard zero and a miss event that counts almost no fetched line rejected, and multiplexed counts scaled?
     #[test]
     fn the_must_miss_loop_decides() {
         let misses = CounterEvent::Misses(CacheLevel::L3);
@@ -288,7 +288,7 @@ mod tests {
         assert!(remote(16_000).is_some(), "it counts every miss");
     }
 
-    /// Does a running total grow by what is executed, and is an event that the survey found absent not asked for?
+    /// Does a running total grow with the executed work, and is an event that the survey found absent never opened?
     #[test]
     fn a_running_total_grows_with_the_work() {
         let surveyed = survey(&crate::kernel::LinuxHost::new("/"), CacheLevel::L3);

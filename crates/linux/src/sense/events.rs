@@ -1,11 +1,11 @@
 //! Meanings of counter events, by the processor's vendor, family and model.
 //!
 //! Problem: the kernel's generic names do not mean the same everywhere: on AMD Zen `cache-misses` counts the L2's
-//! misses (its L3 counters belong to the cache, not to a task), and `stalled-cycles-backend` counts waits for
-//! anything. Method: a table of raw events per family, from the vendors' own event lists as Linux carries them
-//! (tools/perf/pmu-events/arch/x86); generic events only where they are known to mean the last level. Arm's
+//! misses (its L3 counters belong to the cache, not to a task), and `stalled-cycles-backend` counts waits for anything.
+//! Method: a table of raw events per family, from the vendors' own event lists as Linux carries them
+//! (tools/perf/pmu-events/arch/x86); generic events are used only if they are known to mean the last level. Arm's
 //! REMOTE_ACCESS counts another socket's memory along with its caches, and is not used. Properties: pure; an event
-//! that no entry names is absent, with the reason; a named event must still count in the must-miss loop
+//! without an entry is absent, with the reason; a named event must still count in the must-miss loop
 //! ([`crate::sense::counters::survey`]).
 
 use cachemate_core::{CacheLevel, CounterEvent, StallCause};
@@ -26,7 +26,7 @@ pub struct Processor {
 }
 
 impl Processor {
-    /// The first processor in the text of `/proc/cpuinfo`; `None` where it names none (other architectures).
+    /// The first processor in the text of `/proc/cpuinfo`; `None` = it has no such fields (other architectures).
     pub fn parse(cpuinfo: &str) -> Option<Self> {
         let field = |name: &str| {
             let line = cpuinfo.lines().find(|line| line.split(':').next().is_some_and(|key| key.trim() == name))?;
@@ -41,7 +41,7 @@ impl Processor {
     }
 }
 
-/// How an event is asked for: type and configuration of perf_event_open(2).
+/// The code of an event: type and configuration of perf_event_open(2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EventCode {
     /// `type` of the attributes.
@@ -50,14 +50,14 @@ pub struct EventCode {
     pub config: u64,
 }
 
-/// An event to try, or why there is none.
+/// An event to try, or the reason why there is none.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NamedEvent {
     /// Its meaning for policies.
     pub event: CounterEvent,
     /// The vendor's or the kernel's name.
     pub name: &'static str,
-    /// The error says why no code is known.
+    /// Its code, or the reason why none is known.
     pub code: Result<EventCode, &'static str>,
 }
 
@@ -68,11 +68,11 @@ struct EventTable {
     misses: (&'static str, u64),
     /// Cycles in which nothing executes while a load that missed the last level is outstanding.
     memory_stalls: Result<(&'static str, u64), &'static str>,
-    /// Lines that came out of a cache beyond the last level: of another socket, or of another cluster (AMD's).
+    /// Lines from a cache beyond the last level: that of another socket, or of another cluster (AMD).
     remote_hits: Result<(&'static str, u64), &'static str>,
 }
 
-/// Architectural since 2006; requests that miss include those of the L1's and L2's prefetchers.
+/// Architectural since 2006; missing requests include those of the L1 and L2 prefetchers.
 const INTEL_REFERENCES: (&str, u64) = ("longest_lat_cache.reference", 0x4f2e);
 const INTEL_MISSES: (&str, u64) = ("longest_lat_cache.miss", 0x412e);
 const NO_INTEL_STALLS: &str = "no event is known of this model that counts waits for memory only";
@@ -83,30 +83,31 @@ const INTEL: EventTable = EventTable {
     memory_stalls: Err(NO_INTEL_STALLS),
     remote_hits: Err(NO_REMOTE_HITS),
 };
-/// Servers of Haswell and Broadwell: changed lines out of another socket's caches, of retired loads.
+/// Servers of Haswell and Broadwell: modified lines from another socket's caches, for retired loads.
 const INTEL_EP: EventTable =
     EventTable { remote_hits: Ok(("mem_load_uops_l3_miss_retired.remote_hitm", 0x10d3)), ..INTEL };
-/// Skylake and what came after it: the stalls of the L3's misses have an event of their own.
+/// Skylake and later: stalls on L3 misses have an event of their own.
 const INTEL_SINCE_SKYLAKE: EventTable = EventTable {
     references: INTEL_REFERENCES,
     misses: INTEL_MISSES,
     memory_stalls: Ok(("cycle_activity.stalls_l3_miss", 0x0600_06a3)),
     remote_hits: Err("this model has one last-level cache"),
 };
-/// Its servers, which have several sockets.
+/// Servers from Skylake on, which have several sockets.
 const INTEL_SERVERS_SINCE_SKYLAKE: EventTable =
     EventTable { remote_hits: Ok(("mem_load_l3_miss_retired.remote_hitm", 0x04d3)), ..INTEL_SINCE_SKYLAKE };
 const NO_AMD_STALLS: &str = "this family's events count waits for any load, not for memory only";
-/// Zen and Zen 2 (and Hygon's Dhyana): fills of the L1 on demand. From outside the cluster: memory of either node,
-/// and caches whose home is another die; those of another cluster on the same die are counted together with hits and
-/// stay out.
+/// Zen and Zen 2 (and Hygon's Dhyana): demand fills of the L1. Sources outside the cluster are memory of either node,
+/// and caches whose home is another die; caches of another cluster on the same die are counted together with hits and
+/// left out.
 const ZEN: EventTable = EventTable {
     references: ("ls_refills_from_sys: beyond the L2", 0x5a43),
     misses: ("ls_refills_from_sys: memory and other dies", 0x5843),
     memory_stalls: Err(NO_AMD_STALLS),
     remote_hits: Ok(("ls_refills_from_sys: caches of other dies", 0x1043)),
 };
-/// Zen 3 and later: any fills of the L1, prefetches included; beyond the cluster = other clusters' caches and memory.
+/// Zen 3 and later: all fills of the L1, including prefetches; sources beyond the cluster are other clusters' caches
+/// and memory.
 const ZEN_3: EventTable = EventTable {
     references: ("ls_any_fills_from_sys: beyond the L2", 0x5e44),
     misses: ("ls_any_fills_from_sys: beyond the cluster", 0x5c44),
@@ -122,7 +123,7 @@ const SINCE_SKYLAKE: [u32; 19] = [
     0x8f, 0xcf, 0xad, 0xae, // Sapphire, Emerald, Granite Rapids
 ];
 
-/// The servers among them.
+/// The server models among them.
 const SERVERS_SINCE_SKYLAKE: [u32; 7] = [0x55, 0x6a, 0x6c, 0x8f, 0xcf, 0xad, 0xae];
 const EP: [u32; 2] = [0x3f, 0x4f];
 
@@ -188,7 +189,7 @@ mod tests {
         event_codes[2..].iter().map(|named| named.code.ok().map(|code| (code.kind, code.config))).collect()
     }
 
-    /// Is each family asked by the codes of its own event list, and no event invented where it has none?
+    /// Does each family use the codes of its own event list, and is no event invented if it has none?
     #[test]
     fn each_family_has_its_own_codes() {
         let raw = |code| Some((4, code));
@@ -204,7 +205,7 @@ mod tests {
         assert_eq!(others, [Some((0, 2)), Some((0, 3)), None, None], "by the kernel's names");
     }
 
-    /// Is a processor that /proc/cpuinfo does not name in this form (Arm) taken as unknown?
+    /// Is a processor that /proc/cpuinfo does not describe in this form (Arm) unknown?
     #[test]
     fn other_architectures_are_unknown() {
         assert_eq!(Processor::parse("processor\t: 0\nBogoMIPS\t: 50.00\nCPU implementer\t: 0x41\n"), None);

@@ -1,9 +1,9 @@
 //! Memory nodes of the pages of processes, by `/proc/PID/numa_maps` (numa(7)).
 //!
-//! Problem: for that file the kernel walks a process's page tables, with its map locked for changes; for many pages
-//! that takes long. Method: one process at a time, the one with the oldest reading; after a read that took some time,
-//! the next is made no sooner than a thousand times as much later. Nothing is read on hosts with one node.
-//! Properties: reading costs at most a thousandth of the time; a process that could not be read has no value.
+//! Problem: for that file the kernel walks a process's page tables with its map locked against changes, which takes
+//! long for many pages. Method: one process at a time is read, the one with the oldest reading; after each read, the
+//! next one waits for a thousand times the read's duration. Nothing is read on hosts with one node. Properties: reading
+//! costs at most a thousandth of the time; a process that could not be read has no value.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use cachemate_core::{ProcessId, Topology};
 use super::topology::NODES_AT_MOST;
 use crate::kernel::Kernel;
 
-/// Reading takes at most one part in so many of the time between two reads.
+/// Reading takes at most one part in this many of the time between two reads.
 const ONE_IN: u32 = 1000;
 /// Units in which pages are counted: the size of the smallest ones.
 const PAGE_KIB: u64 = 4;
@@ -22,7 +22,7 @@ const PAGE_KIB: u64 = 4;
 /// See the module's documentation.
 #[derive(Default, Debug)]
 pub struct MemoryNodes {
-    /// Pages by node, and the number of the read that told them.
+    /// Pages by node, with the number of the read that reported them.
     pages: BTreeMap<ProcessId, (u64, Option<Vec<u64>>)>,
     reads: u64,
     not_before: Option<Instant>,
@@ -54,7 +54,7 @@ impl MemoryNodes {
         self.not_before = Some(now + now.elapsed().saturating_mul(ONE_IN).max(Duration::from_millis(1)));
     }
 
-    /// As told last.
+    /// Pages by node at the last read.
     pub fn of(&self, process: ProcessId) -> Option<Vec<u64>> {
         self.pages.get(&process)?.1.clone()
     }
@@ -93,7 +93,7 @@ mod tests {
 7ffd00000000 default
 ";
 
-    /// Are pages of all sizes added up by node, and lines without any passed over?
+    /// Are pages of all sizes added up by node, and lines without pages skipped?
     #[test]
     fn pages_are_added_up_by_node() {
         assert_eq!(pages_per_node(TEXT), Some(vec![516, 515]));
@@ -101,7 +101,7 @@ mod tests {
         assert_eq!(pages_per_node("7ffd00000000 default N4096=1 kernelpagesize_kB=4"), None);
     }
 
-    /// Are processes read in turn, but not more often than reading may cost, and never where there is one node?
+    /// Are processes read in turn, no more often than the time limit allows, and never on hosts with one node?
     #[test]
     fn processes_are_read_in_turn() {
         let root = tempfile::tempdir().unwrap();

@@ -5,9 +5,10 @@
 //! rate if it reports one, otherwise from a chain of dependent multiplications, which take three cycles each on the
 //! processors of the last fifteen years (Agner Fog's instruction tables; Arm's optimization guides).
 //!
-//! Properties: others may run. Time is the thread's own, a round of hits that others disturbed is not the fastest of many,
-//! and a miss is what a miss costs beside them. A round is as short as it can be and still not fit into the caches before the
-//! last one. Streams on the other CPUs renew a last level of 8 MiB in 2 ms, and what they have taken is no hit.
+//! Properties: other programs may run. Time is the thread's own, a disturbed round of hits is not the fastest of many,
+//! and the cost of a miss includes the disturbance. A round is as short as possible without fitting into the caches
+//! before the last one, because streams on the other CPUs replace a last level of 8 MiB in 2 ms, and evicted lines are
+//! no hits.
 
 use std::hint::black_box;
 
@@ -15,28 +16,29 @@ use cachemate_core::{CacheLevel, PredictorConfig, Topology};
 
 use super::probes::thread_time_ns;
 
-/// Lines of one chase where the topology tells no size of the caches before the last; each is visited once a round.
+/// Lines of a chase if the topology has no size of the caches before the last; each is visited once per round.
 const CHASED_LINES: usize = 30_000;
-/// Fewer are timed too coarsely, more take too long.
+/// Bounds of the number of lines: fewer are timed too coarsely, and more take too long.
 const LINES_AT_LEAST: usize = 4_096;
 const LINES_AT_MOST: usize = 65_536;
 const LINE_BYTES: usize = 64;
 const ROUNDS: usize = 5;
-/// Rounds of hits after each of misses: a turn on the CPU lasts for some of them, and others fill the cache between turns.
+/// Rounds of hits after each round of misses: a turn on the CPU lasts for several rounds, and other programs fill the
+/// cache between turns.
 const HIT_ROUNDS: usize = 4;
-/// A larger cache is chased as if it had so much: the difference is one of latencies, not of sizes.
+/// Maximum size that is chased; for larger caches the difference in latency is the same.
 const CACHE_BYTES_AT_MOST: u64 = 64 << 20;
 const MULTIPLICATIONS: u32 = 2_000_000;
 const MULTIPLY_CYCLES: f64 = 3.0;
 /// Assumed if the topology has no size: a usual size of today's servers for a few cores.
 const UNKNOWN_CACHE_BYTES: u64 = 32 << 20;
 
-/// Measures for some tens of milliseconds, in a thread of its own that goes before others where that is allowed: between
-/// two turns on a CPU others fill the cache, and no round would hit.
+/// Measures for some tens of milliseconds, in a separate thread with raised priority if allowed, because other programs
+/// fill the cache between two turns on a CPU, and then no round would hit.
 pub fn measure(topology: &Topology) -> PredictorConfig {
     std::thread::scope(|scope| {
         let measuring = scope.spawn(|| {
-            // Without the privilege it is measured in turns as they come. The thread takes its priority along when it ends.
+            // Without the privilege, the thread has ordinary turns. Its priority ends with the thread.
             let _ = rustix::process::setpriority_process(None, -20);
             measure_here(topology)
         });
@@ -66,7 +68,8 @@ fn measure_here(topology: &Topology) -> PredictorConfig {
     }
 }
 
-/// Twice as many as the largest cache before the last one holds: under LRU none of them is found there again.
+/// Number of lines of the chase: twice as many as the largest cache before the last one holds, so that under LRU none
+/// of them is found there again.
 fn chased_lines(topology: &Topology) -> usize {
     let before_last =
         topology.caches.iter().filter(|cache| !cache.last_level && cache.level != CacheLevel::L1Instruction);
@@ -75,9 +78,9 @@ fn chased_lines(topology: &Topology) -> usize {
     largest.map_or(CHASED_LINES, twice).clamp(LINES_AT_LEAST, LINES_AT_MOST)
 }
 
-/// A cycle of links through some lines of a buffer, and room enough to push them out of the cache.
+/// A cycle of links through some lines of a buffer that is large enough to evict them from the cache.
 struct PointerChase {
-    /// Three times the cache, in words; a link is the place of the next one.
+    /// Three times the cache, in words; each link is the index of the next one.
     words: Vec<usize>,
     lines: usize,
     first: usize,
@@ -87,7 +90,7 @@ struct PointerChase {
 const WORDS_A_LINE: usize = LINE_BYTES / std::mem::size_of::<usize>();
 
 impl PointerChase {
-    /// So many links lie evenly in the first third, which is as large as the cache of so many lines.
+    /// Spreads `steps` links evenly over the first third, which is as large as a cache of `lines` lines.
     fn new(lines: usize, steps: usize) -> Self {
         let mut words = vec![0usize; 3 * lines * WORDS_A_LINE];
         let steps = steps.min(lines);
@@ -148,7 +151,7 @@ mod tests {
     use super::*;
     use cachemate_core::test_support::last_level_caches;
 
-    /// Is every link of the chase visited once a round, so that no line is warm from the same round?
+    /// Is every link of the chase visited once per round, so that no line is warm from the same round?
     #[test]
     fn a_round_visits_every_link_once() {
         let chase = PointerChase::new(2 * CHASED_LINES, CHASED_LINES);
@@ -178,7 +181,7 @@ mod tests {
         assert_eq!([Some(1 << 10), Some(1 << 40), None].map(with_l2), [LINES_AT_LEAST, LINES_AT_MOST, CHASED_LINES]);
     }
 
-    /// Does a chase count its own time only, whatever else runs on its CPU meanwhile?
+    /// Does a chase count only its own time, whatever else runs on its CPU?
     #[test]
     fn time_is_the_thread_s_own() {
         let start_ns = own_ns();
@@ -186,7 +189,7 @@ mod tests {
         assert!(own_ns() - start_ns < 25e6, "sleeping takes no processor time");
     }
 
-    /// Is the penalty a positive number with the figures that it comes from?
+    /// Is the penalty positive, and reported with the figures that it is computed from?
     #[test]
     fn the_penalty_says_where_it_comes_from() {
         let measured = measure(&last_level_caches(1, 1, CacheLevel::L3, 1 << 20));

@@ -1,8 +1,7 @@
 //! Pressure-stall information: the share of time in which work waited for CPU, memory or I/O.
 //!
-//! The least of what a host tells about contention: it says that something waits, never that a cache is the
-//! reason. Read from `/proc/pressure/*`, or `*.pressure` of a cgroup v2. Kernel documentation:
-//! Documentation/accounting/psi.rst.
+//! The weakest evidence of contention: it shows that tasks wait, but never that a cache is the reason. Read from
+//! `/proc/pressure/*`, or `*.pressure` of a cgroup v2. Kernel documentation: Documentation/accounting/psi.rst.
 
 use std::path::Path;
 
@@ -10,18 +9,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::kernel::Kernel;
 
-/// One resource, in shares of the last ten seconds.
+/// Pressure on one resource, in shares of the last ten seconds.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct PressureShares {
-    /// Some task waited.
+    /// Share in which some task waited.
     pub some_share: f64,
-    /// All tasks waited; absent where the kernel does not say (CPU on older kernels).
+    /// Share in which all tasks waited; absent if the kernel does not report it (CPU on older kernels).
     pub full_share: Option<f64>,
     /// Time in which some task waited, since boot.
     pub some_total_ns: u64,
 }
 
-/// All three resources; `None` where the kernel keeps none.
+/// Pressure on all three resources; `None` = the kernel does not report it.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Pressure {
     /// Work that waited for a processor.

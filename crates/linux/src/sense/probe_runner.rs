@@ -1,12 +1,12 @@
-//! Probes that a plan asks for, run within the windows of the live machine.
+//! Execution of a plan's probes within the windows of the live machine.
 //!
-//! Problem: a probe needs one program alone beside it, and then that program away, on a host that is in use, without
-//! ever stopping a program. Method, the gangs' own: for some tenths of a second the other managed threads of that
-//! cache wait as idle tasks, the probed one sits on a CPU of its own, the probe on another; to keep the probed one
-//! off, it becomes an idle task too and a spinning thread of ours takes its CPU. One such *bracket* is off-off /
-//! on-on / off, with the cache-line ping-pong before and after it, so that drifts cancel and samples across a split
-//! are known. Properties: every change is journaled first; no thread is stopped, and none waits longer than a
-//! bracket; a share of the window is never exceeded; answers are raw.
+//! Problem: a probe needs one program alone beside it, and then that program kept off, on a host that is in use,
+//! without ever stopping a program. Method, as for gangs: for some tenths of a second the other managed threads of that
+//! cache wait as idle tasks, while the probed thread and the probe run on one CPU each; to keep the probed thread off,
+//! it becomes an idle task as well, and a spinning thread of ours takes its CPU. One such *bracket* is off-off / on-on
+//! / off, with the cache-line ping-pong before and after it, so that drifts cancel and samples across a split are
+//! recognized. Properties: every change is journaled first; no thread is stopped, and none waits longer than a bracket;
+//! a share of the window is never exceeded; answers are raw.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,18 +33,18 @@ use crate::sense::probes::{PinnedThread, watchpoint};
 use crate::sense::progress::{BracketRates, ProgressFiles, ProgressTotals};
 use crate::sense::sampling::Facility;
 
-/// One phase with a neighbor: a stream beside a program needs a while until neither defends its lines any more.
+/// Length of a phase with a neighbor: a stream beside a program needs some time until the occupancies are stable.
 const PHASE: Duration = Duration::from_millis(150);
-/// Maximum duration of one session of watching words.
+/// Maximum length of one session of watching words.
 const WATCHED: Duration = Duration::from_millis(150);
-/// Tries of a probe that fails (a CPU that was not free) before it is given up.
+/// Tries after which a failing probe (its CPU was not free) is abandoned.
 const TRIES: u32 = 5;
 
 /// The probes that the plan requests, with their progress.
 pub(crate) struct ProbeRunner {
-    /// How accesses are sampled here, or why they are not.
+    /// The facility that samples accesses here, or the reason why there is none.
     facility: Result<Facility, String>,
-    /// How instructions are counted here.
+    /// The event that counts instructions here.
     instructions: Option<EventCode>,
     asked: Vec<RunningProbe>,
     reloader: Option<PrimeProber>,
@@ -115,7 +115,7 @@ impl ProbeRunner {
         }
     }
 
-    /// Takes over the plan's probes; those that were asked before go on.
+    /// Replaces the requests by the plan's; probes that were requested before continue.
     pub(crate) fn set_requests(&mut self, probes: &[ProbeRequest]) {
         let mut old = std::mem::take(&mut self.asked);
         for probe in probes {
@@ -157,17 +157,17 @@ impl ProbeRunner {
         self.refused.push(RefusedItem { item: PlanItem::Probe(probe.id), reason: because, message: said.to_string() });
     }
 
-    /// The next probe that is not answered yet.
+    /// The next unanswered probe.
     pub(crate) fn next(&self) -> Option<ProbeRequest> {
         self.asked.iter().find(|asked| !asked.done).map(|asked| asked.probe.clone())
     }
 
-    /// Probes in the plan, for the state that is read back.
+    /// The plan's probes, for the state that is read back.
     pub(crate) fn ids(&self) -> Vec<cachemate_core::ProbeId> {
         self.asked.iter().map(|asked| asked.probe.id).collect()
     }
 
-    /// Gives a probe up for good.
+    /// Abandons a probe for good.
     pub(crate) fn abandon(&mut self, probe: &ProbeRequest, because: RefusalReason, said: &str) {
         self.refuse(probe, because, said);
         if let Some(running) = self.asked.iter_mut().find(|asked| asked.probe == *probe) {
@@ -175,7 +175,7 @@ impl ProbeRunner {
         }
     }
 
-    /// Takes a few milliseconds and moves no managed thread.
+    /// Measures the ping-pong between two CPUs in a few milliseconds, without moving a managed thread.
     pub(crate) fn ping_pong(&mut self, probe: &ProbeRequest, cpus: (CpuId, CpuId)) {
         match round_trip(cpus) {
             Ok(found) => {
@@ -186,7 +186,7 @@ impl ProbeRunner {
         }
     }
 
-    /// One bracket of a probe that decides who runs.
+    /// Runs one bracket of a probe that decides which tasks run.
     pub(crate) fn bracket<K: Kernel>(
         &mut self,
         kernel: &Mutex<K>,
@@ -240,7 +240,7 @@ impl ProbeRunner {
         let wait = wait(Some(reloader.cache_bytes()));
         let (samples, ours_ns, off_ns) = session.run(|switch| {
             let mut samples = Vec::new();
-            // Two off, one thrown away while the task fills the cache again, two on, one off.
+            // Two off, one discarded while the task refills the cache, two on, one off.
             for (beside, counts) in
                 [(false, true), (false, true), (true, false), (true, true), (true, true), (false, true)]
             {
@@ -283,7 +283,7 @@ impl ProbeRunner {
         neighbor: Neighbor,
         progress: &ProgressFiles,
     ) -> std::io::Result<()> {
-        // As it was measured, where it was.
+        // The measured size is preferred to the reported one.
         let cache_bytes = self.reloader.as_ref().map(PrimeProber::cache_bytes).or(session.placement.cache_bytes);
         let mut runner = NeighborLoad::new(neighbor, cache_bytes);
         let task = session.placement.target.task;
@@ -294,7 +294,8 @@ impl ProbeRunner {
             ProgressTotals::of(&*session.lock(), progress, pid, thread, instructions)
         };
         let ((rates, _gate), ours_ns, off_ns) = session.run(|switch| {
-            // Alone and beside in the order A B B A, then the neighbor alone; work and seconds of each.
+            // The task alone and beside the neighbor in the order A B B A, then the neighbor alone; work and seconds of
+            // each.
             let mut rates = BracketRates::default();
             let mut own = (0.0, 0.0);
             switch.set(true)?;
@@ -379,7 +380,8 @@ impl ProbeRunner {
         let Ok(facility) = &self.facility else { return };
         let Some(running) = self.asked.iter_mut().find(|asked| asked.probe == *probe) else { return };
         let start = Instant::now();
-        // Up to an eighth off to either side, so that no loop of the program keeps step with it.
+        // The period varies by up to an eighth in either direction, so that no loop of the program runs in step with
+        // it.
         let off = (running.events ^ u64::from(probe.id.0)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54;
         let period = facility.period(u64::from(one_in) * (3_584 + off) / 4_096);
         match stretch(facility, subjects, period, remote_only) {
@@ -406,7 +408,7 @@ impl ProbeRunner {
     }
 }
 
-/// Keeps a CPU without touching memory.
+/// Occupies a CPU without accessing memory.
 fn spin(how_long: Duration) -> u64 {
     let start = Instant::now();
     while start.elapsed() < how_long {
@@ -450,9 +452,9 @@ impl<K: Kernel> ProbeSession<'_, K> {
         let (spinner, over) = (AtomicBool::new(false), AtomicBool::new(false));
         let ran = std::thread::scope(|scope| {
             let stand_in = scope.spawn(|| occupy_cpu(placement.target_cpu, &spinner, &over));
-            // Others may vanish meanwhile: that only leaves fewer to keep off.
+            // Other threads may exit meanwhile, which only leaves fewer to keep off.
             placement.others.iter().for_each(|participant| drop(self.set(participant, true)));
-            // A statement of its own: the lock would be held through `measure`, which asks for it.
+            // A separate statement, because the lock would otherwise be held through `measure`, which takes it as well.
             let seated = set_seat(&*self.lock(), placement.target.thread, &placement.seat());
             let ran = seated.and_then(|()| {
                 let here = PinnedThread::to(placement.probe_cpu)?;
@@ -469,7 +471,7 @@ impl<K: Kernel> ProbeSession<'_, K> {
             let spun_ns = stand_in.join().unwrap_or(0);
             ran.map(|(measure, ours_ns, off_ns)| (measure, ours_ns + spun_ns, off_ns))
         });
-        // A thread that has exited needs nothing; any other failure stands in the journal.
+        // A thread that has exited needs nothing; after any other failure the original is in the journal.
         drop(self.set(&placement.target, false));
         drop(set_seat(&*self.lock(), placement.target.thread, &placement.target.cpus));
         placement.others.iter().for_each(|participant| drop(self.set(participant, false)));
@@ -478,7 +480,7 @@ impl<K: Kernel> ProbeSession<'_, K> {
 }
 
 impl<K: Kernel> TargetSwitch<'_, '_, K> {
-    /// The task runs, or is kept off its CPU.
+    /// Lets the task run, or keeps it off its CPU.
     fn set(&mut self, runs: bool) -> std::io::Result<()> {
         let target = &self.session.placement.target;
         if runs {
@@ -512,7 +514,7 @@ mod tests {
     use crate::fake_tests::FakeHost;
     use crate::kernel::LinuxHost;
 
-    /// The probed thread ends during a probe, or before it, and another one gets its number: is that one's mask left alone?
+    /// If the probed thread exits during or before a probe and its id is reused: is the new thread's mask unchanged?
     #[test]
     fn whoever_gets_the_number_of_a_probed_thread_keeps_his_mask() {
         let host = FakeHost::default();
@@ -524,7 +526,7 @@ mod tests {
             scheduling: SchedParams::default(),
             cpus: "0-1".parse().unwrap(),
         };
-        // The probe's own threads sit on a CPU that this test has.
+        // The probe's own threads run on a CPU that this test may use.
         let cpu = LinuxHost::new("/").affinity(std::process::id() as i32).unwrap().first().unwrap();
         let (target_cpu, probe_cpu) = (CpuId(cpu), CpuId(cpu));
         let placement = ProbePlacement { target, others: Vec::new(), target_cpu, probe_cpu, cache_bytes: None };

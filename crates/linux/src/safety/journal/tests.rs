@@ -204,7 +204,7 @@ fn a_short_write_refuses_the_batch_and_hides_nothing() {
     }
 }
 
-/// A disk that stays full: is every change refused, and is all as before once there is room again?
+/// If a disk stays full: is every change refused, and does everything work as before once there is room again?
 #[test]
 fn a_full_disk_refuses_the_change_and_keeps_the_journal() {
     let dir = tempfile::tempdir().unwrap();

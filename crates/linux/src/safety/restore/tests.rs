@@ -6,7 +6,7 @@ fn cpus(list: &str) -> ObjectState {
     ObjectState::Cpus(list.parse().unwrap())
 }
 
-/// Writes the change down as the journal would, and makes it.
+/// Records the change as the journal would, and makes it.
 fn make(host: &FakeHost, held: &mut BTreeMap<JournalObject, JournalEntry>, object: JournalObject, wanted: ObjectState) {
     let now = read_state(host, &object).unwrap();
     let follows = host.cpuset.borrow().clone().is_some_and(|cpuset| now == ObjectState::Cpus(cpuset));
@@ -25,7 +25,7 @@ fn affinity(pid: i32, thread: ThreadKey) -> JournalObject {
     JournalObject::Affinity { pid, thread }
 }
 
-/// Does everything come back, in every kind of object, threads in our own group included?
+/// Are objects of every kind restored, including threads in our own group?
 #[test]
 fn every_kind_of_object_is_put_back() {
     let host = FakeHost::default();
@@ -63,7 +63,7 @@ fn every_kind_of_object_is_put_back() {
     assert!(again.iter().all(|restored| restored.outcome == RestoreOutcome::Unchanged), "{again:#?}");
 }
 
-/// Is another's later wish respected, a reused thread id left alone, and an exit no failure?
+/// Is another process's later change kept, a thread with a reused id left unchanged, and an exit not a failure?
 #[test]
 fn what_is_not_ours_is_left_alone() {
     let host = FakeHost::default();
@@ -124,7 +124,8 @@ fn one_failure_stops_nothing_else() {
     }
 }
 
-/// "No such process" of a thread that is there: is it asked again, never taken for gone, and told where that does not end?
+/// If the kernel reports "no such process" for an existing thread: is it queried again, never taken for exited, and
+/// reported if the error persists?
 #[test]
 fn who_lives_is_not_gone() {
     for (errno_for, outcome) in [(2, RestoreOutcome::Restored), (u32::MAX, RestoreOutcome::Failed(String::new()))] {
@@ -163,8 +164,8 @@ fn a_group_that_was_as_its_parent_is_so_again() {
     }
 }
 
-/// Descriptors, memory or the disk that run out while it is looked whether a thread lives: is it never taken for gone, and is
-/// all as before once there are some again?
+/// If descriptors, memory or disk space run out while a thread's existence is checked: is it never taken for exited,
+/// and is everything restored once they are available again?
 #[test]
 fn who_cannot_be_asked_is_not_gone() {
     for errno in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EIO, libc::EPERM, libc::EINTR] {
@@ -185,7 +186,7 @@ fn who_cannot_be_asked_is_not_gone() {
     }
 }
 
-/// If another process removes one CPU from a mask of ours: is that left alone; and does a CPU that the cpuset removed
+/// If another process removes one CPU from a mask of ours: is that mask kept; and does a CPU that the cpuset removed
 /// not count as such a change?
 #[test]
 fn a_narrower_mask_is_theirs_unless_the_cpuset_made_it_so() {

@@ -4,7 +4,7 @@ use super::*;
 use crate::act::gang_scheduler::fake_tests::FakeScheduler;
 use crate::fake_tests::FakeHost;
 
-/// Is the first thing that the gang scheduler lacks named, with what would help, until nothing is missing?
+/// Is the first missing prerequisite of the gang scheduler named with its remedy, until nothing is missing?
 #[test]
 fn what_the_gang_scheduler_lacks_is_named() {
     let dir = tempfile::tempdir().unwrap();
@@ -31,7 +31,7 @@ fn what_the_gang_scheduler_lacks_is_named() {
     assert!(query(&host).detail.contains("detached: CPU 1: busy"));
 }
 
-/// Does a modeled processor say so beside its samples?
+/// Is a modeled processor reported as such with its samples?
 #[test]
 fn the_processor_is_named_beside_its_samples() {
     let host = FakeHost::default();

@@ -1,21 +1,20 @@
-//! Intensity from outside: how much of the shared cache a neighbor evicts while we wait.
+//! Intensity from outside: the part of the shared cache that a neighbor evicts while we wait.
 //!
-//! Problem: without a PMU no counter shows how much of a shared cache a program evicts. A pointer chase defends its
-//! own lines and a stream measures mostly itself. Method (prime, wait, reload): two sequential passes bring a buffer
-//! of a good part of the cache in. Then we sleep and leave the cache to the neighbor. Then we time single loads of a
-//! random choice of the buffer's lines and count those that had to come from memory. The same is done with the
-//! neighbor kept away, in the order away-away / discard-beside-beside / away, so that slow drifts cancel
-//! (`crate::sense::probing`); the raw samples are interpreted by a profiler. Properties: a program that hits the
-//! shared cache without missing evicts nothing and is invisible, which is right, because it does no harm. Cost to the
-//! neighbor: the lines that priming takes from it.
+//! Problem: without a PMU no counter shows how much of a shared cache a program evicts. A pointer chase defends its own
+//! lines and a stream measures mostly itself. Method (prime, wait, reload): two sequential passes load a buffer that
+//! fills a good part of the cache. After a wait, which leaves the cache to the neighbor, single loads of random lines
+//! of the buffer are timed, and those served by memory are counted. The same is done with the neighbor kept away, in
+//! the order away-away / discard-beside-beside / away, so that slow drifts cancel (`crate::sense::probing`); the raw
+//! samples are interpreted by a profiler. Properties: a program that hits the shared cache without missing evicts
+//! nothing and is invisible, which is right, because it does no harm. Cost to the neighbor: the lines that priming
+//! takes from it.
 
 use std::io;
 use std::time::{Duration, Instant};
 
 use super::cycles_now;
 
-/// A calibrated prober with its buffer. Belongs on one CPU (see [`super::PinnedThread`]); holds the buffer for as long as it
-/// lives.
+/// A calibrated prober with its buffer, which must run on one CPU (see [`super::PinnedThread`]).
 pub struct PrimeProber {
     buffer: Vec<u64>,
     /// Line numbers in the order in which they are reloaded.
@@ -29,33 +28,33 @@ const LINE_BYTES: usize = 64;
 const WORDS_PER_LINE: usize = LINE_BYTES / 8;
 /// Lines reloaded per sample.
 const RELOADS: usize = 4096;
-/// Calibration stays within this much of the buffer: more than private caches hold, and a small part of any shared one.
+/// Calibration uses this many bytes of the buffer: more than private caches hold, and a small part of any shared one.
 const CALIBRATED_BYTES: usize = 8 << 20;
 
-/// Half a second is usual for the largest caches.
+/// Time limit for fitting; half a second is usual for the largest caches.
 const FITTED_AT_MOST: Duration = Duration::from_secs(8);
 
-/// Size below which a buffer is no smaller than private caches.
+/// Smallest buffer; smaller ones might fit into private caches.
 const SMALLEST_BYTES: usize = 4 << 20;
-/// Largest share of the lines just brought in that may be gone already.
+/// Largest share of the lines just loaded that may already have been evicted.
 const GONE_AT_ONCE: f64 = 0.25;
 
-/// Half of the cache, within what is worth the time and the memory.
+/// Size of the buffer: half of the cache, within limits on time and memory.
 pub fn buffer_bytes(cache_bytes: Option<u64>) -> usize {
     (cache_bytes.unwrap_or(32 << 20) / 2).clamp(SMALLEST_BYTES as u64, 128 << 20) as usize
 }
 
-/// The neighbor's time alone with the cache: 10 ms for 32 MiB, in which a stream of a few gigabytes a second passes the
-/// whole cache.
+/// The neighbor's time alone with the cache: 10 ms for 32 MiB, in which a stream of a few gigabytes per second passes
+/// through the whole cache.
 pub fn wait(cache_bytes: Option<u64>) -> Duration {
     let cache_bytes = cache_bytes.unwrap_or(32 << 20) as f64;
     Duration::from_secs_f64((0.010 * cache_bytes / f64::from(32 << 20)).clamp(0.010, 0.100))
 }
 
-/// One sample.
+/// One sample of reloads.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ReloadSample {
-    /// Reloads that memory answered.
+    /// Reloads that were served by memory.
     pub missed: u32,
     /// Lines whose load was timed.
     pub reloads: u32,
@@ -87,9 +86,9 @@ impl PrimeProber {
         Ok(prober)
     }
 
-    /// As large as the cache really is: half of `cache_bytes`, halved again as long as much of the buffer is gone
-    /// right after it was brought in. Virtual machines see their host's whole cache, although they have only a share
-    /// of it.
+    /// A prober whose buffer fits the actual cache: half of `cache_bytes`, halved again while much of the buffer is
+    /// evicted right after loading. Virtual machines see their host's whole cache, although they have only a share of
+    /// it.
     ///
     /// # Errors
     /// As [`PrimeProber::new`]; or it takes too long to be useful, as under emulation.
@@ -116,12 +115,12 @@ impl PrimeProber {
         f64::from(missed[2]) <= GONE_AT_ONCE * RELOADS as f64
     }
 
-    /// The cache that a buffer of this size fits.
+    /// Size of the cache that this buffer fits.
     pub fn cache_bytes(&self) -> u64 {
         2 * self.buffer_bytes()
     }
 
-    /// Two sequential passes over the whole buffer.
+    /// Loads the whole buffer in two sequential passes.
     fn prime(&self) {
         for _ in 0..2 {
             for index in (0..self.buffer.len()).step_by(WORDS_PER_LINE) {
@@ -146,8 +145,8 @@ impl PrimeProber {
         cycles_now() - start
     }
 
-    /// Prime, wait, reload once. The wait is spent on the processor: on a full machine another program would run here
-    /// otherwise, and the misses would be due to that program.
+    /// Primes, waits and reloads once. The wait is spent on the processor: on a full machine, another program would
+    /// otherwise run here and cause the misses.
     pub fn sample(&mut self, wait: Duration) -> ReloadSample {
         let start = Instant::now();
         self.prime();
@@ -159,7 +158,7 @@ impl PrimeProber {
         ReloadSample { missed, reloads: RELOADS as u32, elapsed_ns: start.elapsed().as_nanos() as u64 }
     }
 
-    /// Size of the buffer that [`PrimeProber::new`] took.
+    /// Size of the buffer.
     pub fn buffer_bytes(&self) -> u64 {
         size_of_val(self.buffer.as_slice()) as u64
     }
@@ -205,7 +204,7 @@ fn shuffle(order: &mut [u32], seed: u64) {
     }
 }
 
-/// Large pages keep TLB misses out of the timing; refused advice costs precision only.
+/// Requests large pages, which keep TLB misses out of the timing; a refusal costs only precision.
 fn advise_huge(buffer: &mut [u64]) {
     const PAGE: usize = 4096;
     let start = buffer.as_mut_ptr() as usize;
@@ -230,7 +229,7 @@ fn flush_line(word: &u64) {
 mod tests {
     use super::*;
 
-    /// Is no more missed than was reloaded, and a small buffer refused?
+    /// Are there no more misses than reloads, and is a small buffer refused?
     #[test]
     fn a_sample_is_a_share() {
         assert!(PrimeProber::new(1000, 1).is_err());

@@ -1,6 +1,6 @@
 //! Measurements of caches without a PMU: by timing, from a thread of our own on a CPU nearby.
 //!
-//! Every probe is bounded in the program itself, runs at normal priority and reports the processor time it took.
+//! Every probe limits its own duration, runs at normal priority and reports its processor time.
 
 pub mod intensity;
 pub mod neighbor;

@@ -1,4 +1,4 @@
-//! Neighbors of our own making: they take a known part of the cache, or of the bandwidth, from a program beside them.
+//! Calibrated neighbors, which take a known part of the cache, or of the bandwidth, from a program beside them.
 //!
 //! Cache pirating (Eklov et al., ICPP 2011): a thread that cycles over a footprint keeps it resident, so that the program
 //! beside it has the rest of the cache; how much that slows the program down is its sensitivity.
@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use cachemate_core::Neighbor;
 
 const WORDS_PER_LINE: usize = 8;
-/// Footprints beyond this are a mistake, or take too long to make.
+/// Largest footprint; larger ones are a mistake, or take too long to allocate.
 const LARGEST_BYTES: u64 = 1 << 30;
-/// Between two looks at the clock.
+/// Lines between two reads of the clock.
 const LINES_AT_ONCE: usize = 4096;
 
 /// A neighbor with its memory.
@@ -38,7 +38,7 @@ impl NeighborLoad {
         NeighborLoad { memory, at: 0, chase }
     }
 
-    /// Runs for about that long; lines touched.
+    /// Runs for about `how_long`, and returns the number of touched lines.
     pub fn run(&mut self, how_long: Duration) -> u64 {
         let start = Instant::now();
         let mut lines = 0;
@@ -56,7 +56,7 @@ impl NeighborLoad {
     }
 }
 
-/// Links all lines to one random cycle (Sattolo's algorithm); each first word holds the index of the next.
+/// Links all lines in one random cycle (Sattolo's algorithm); each first word holds the index of the next.
 fn one_cycle(memory: &mut [u64], lines: usize) {
     let mut order: Vec<usize> = (0..lines).collect();
     let mut state = 1u64;
@@ -73,7 +73,7 @@ fn one_cycle(memory: &mut [u64], lines: usize) {
 mod tests {
     use super::*;
 
-    /// Does a chase visit every line before it comes back, whatever the size?
+    /// Does a chase visit every line before it returns to the first, whatever the size?
     #[test]
     fn a_chase_is_one_cycle() {
         for lines in [1, 2, 7, 64] {

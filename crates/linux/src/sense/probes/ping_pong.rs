@@ -1,10 +1,10 @@
-//! Cache-line ping-pong: the CPUs that really share a cache. Virtual machines report one topology and schedule by
-//! another.
+//! Cache-line ping-pong: the CPUs that really share a cache. Virtual machines may report a topology that differs from
+//! the actual one.
 //!
-//! Two threads, one on each CPU, hand one cache line to and fro. The fastest of several short rounds is the machine's
-//! own latency: interruptions only ever add. Two CPUs of one last-level cache answer several times faster than two of
-//! different ones; the caller decides what counts as near and far ([`SharingVerdict`]), because it depends on the
-//! host.
+//! Two threads, one on each CPU, pass one cache line back and forth. The fastest of several short rounds is the
+//! machine's own latency, because interruptions only add time. A round trip within one last-level cache is several
+//! times faster than one between two caches; the caller decides what counts as near and far ([`SharingVerdict`]),
+//! because it depends on the host.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,7 +17,7 @@ use super::PinnedThread;
 /// Rounds, and round trips in each. The minimum over the rounds is reported.
 const ROUNDS: u32 = 8;
 const TRIPS: u32 = 60;
-/// A partner that is not scheduled at all must not hang the probe.
+/// Timeout, so that a partner that is never scheduled does not hang the probe.
 const PATIENCE: Duration = Duration::from_millis(200);
 
 /// Meaning of a round-trip time within the host's bounds.
@@ -31,20 +31,20 @@ pub enum SharingVerdict {
     Unclear,
 }
 
-/// Bounds that tell sharing from splitting, in nanoseconds for one round trip.
+/// Bounds that distinguish shared from split, in nanoseconds for one round trip.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct RoundTripBounds {
     /// Faster round trips are within one last-level cache.
     pub shared_below_ns: f64,
-    /// From here on they are between two of them.
+    /// Round trips from this time on are between two last-level caches.
     pub split_from_ns: f64,
     /// Slower round trips are inconclusive, because a thread was interrupted.
     pub split_to_ns: f64,
 }
 
 impl Default for RoundTripBounds {
-    /// Measured on current server processors: within one last-level cache 55-65 ns on small complexes of cores and 100-140 on
-    /// large meshes, 310-360 ns across.
+    /// Bounds from measurements on current server processors: within one last-level cache 55-65 ns on small complexes
+    /// of cores and 100-140 ns on large meshes, 310-360 ns between two caches.
     fn default() -> Self {
         RoundTripBounds { shared_below_ns: 160.0, split_from_ns: 200.0, split_to_ns: 900.0 }
     }
@@ -128,7 +128,7 @@ fn wait_for(line: &SharedLine, value: u32, deadline: Instant) -> io::Result<()> 
 mod tests {
     use super::*;
 
-    /// Does the probe end by itself, also where both threads are on one CPU and can never meet in time?
+    /// Does the probe end by itself, even if both threads are on one CPU and can never meet in time?
     #[test]
     fn the_probe_always_ends() {
         let start = Instant::now();
@@ -137,14 +137,14 @@ mod tests {
         assert!(start.elapsed() < Duration::from_secs(20), "{same:?}");
     }
 
-    /// Do two CPUs give a plausible time, and is a CPU that does not exist an error and not a hang?
+    /// Do two CPUs yield a plausible time, and does a missing CPU lead to an error and not a hang?
     #[test]
     fn two_cpus_answer_and_a_missing_one_is_an_error() {
         let mut cpus = LinuxHost::new("/").affinity(tid()).unwrap().iter().map(CpuId).collect::<Vec<_>>();
         assert!(round_trip((cpus[0], CpuId(100_000))).is_err());
         cpus.truncate(2);
         if let [a, b] = cpus[..] {
-            // A busy host may not let both run; then the probe must say so.
+            // A busy host may not let both run; the probe must report this.
             match round_trip((a, b)) {
                 Ok(found) => assert!(found.round_trip_ns > 1.0 && found.cost_ns > 0, "{found:?}"),
                 Err(error) => assert_eq!(error.kind(), io::ErrorKind::TimedOut),

@@ -1,4 +1,4 @@
-//! A probe thread that sits on one CPU and remembers what it cost.
+//! A probe thread that is pinned to one CPU and measures its own cost.
 
 use std::io;
 
@@ -6,7 +6,7 @@ use cachemate_core::{CpuId, CpuSet};
 
 use crate::kernel::{Kernel, LinuxHost};
 
-/// Proof that the calling thread is on one CPU; dropping it restores the affinity before. Probe threads are our own,
+/// Proof that the calling thread is on one CPU; dropping it restores the previous affinity. Probe threads are our own,
 /// so none of this needs the journal.
 #[derive(Debug)]
 pub struct PinnedThread {
@@ -36,18 +36,18 @@ impl PinnedThread {
 
 impl Drop for PinnedThread {
     fn drop(&mut self) {
-        // The thread is ours and about to end or to go on as before: a failure does no harm.
+        // A failure does no harm, because the thread is ours and about to end or to continue as before.
         let _ = LinuxHost::new("/").set_affinity(self.tid, &self.before);
     }
 }
 
-/// Time that the calling thread has had on a CPU.
+/// Processor time of the calling thread.
 pub(crate) fn thread_time_ns() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// A cycle counter that ticks at a constant rate, for telling a hit from a miss; serialised against earlier loads.
+/// A cycle counter with a constant rate, for distinguishing hits from misses; serialized against earlier loads.
 #[inline]
 pub fn cycles_now() -> u64 {
     #[cfg(target_arch = "x86_64")]

@@ -1,12 +1,11 @@
-//! Words of a program that are worth watching: those of resident memory that it touches.
+//! Words of a program that are worth watching: those in resident memory that it touches.
 //!
-//! Problem: most of a program's address space holds nothing. Allocators and language runtimes reserve gigabytes, page
-//! coloring's agent holds address space for all frames; a word drawn from all of it is hardly ever touched. Method:
-//! draws go to each mapping by its words times the share of its pages that are resident, and within it to a resident
-//! page (bit 63 of its entry in `/proc/PID/pagemap`). A mapping of which several words were watched and none was
-//! touched is passed over, but for one draw in so many. Properties: words of resident memory are equally likely
-//! wherever they lie, once the shares have settled; a draw reads a bounded number of entries; if they cannot be read,
-//! every word counts.
+//! Problem: most of a program's address space is empty. Allocators and language runtimes reserve gigabytes, and page
+//! coloring's agent reserves address space for all frames; a word drawn from all of it is hardly ever touched. Method:
+//! each mapping is drawn with a weight of its words times its resident share, and within it a resident page is drawn
+//! (bit 63 of its entry in `/proc/PID/pagemap`). The weight of a mapping is lowered ([`IDLE_PART`]) if several of its
+//! words were watched and none was touched. Properties: all words of resident memory are equally likely once the shares
+//! have settled; a draw reads a bounded number of entries; if they cannot be read, every word counts as resident.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -20,19 +19,19 @@ use crate::kernel::Kernel;
 
 const WORD_BYTES: u64 = 8;
 const PAGE_BYTES: u64 = 4096;
-/// A mapping is given up for this draw after so many of its pages that are not in memory.
+/// Number of non-resident pages after which a draw abandons a mapping.
 const DRAWS_OF_ONE: u32 = 64;
-/// All pages looked at for one word.
+/// Maximum number of pages examined for one word.
 const DRAWS: u32 = 4_096;
 /// A mapping is idle if this many of its words were watched and none was touched.
 const IDLE_AFTER: u32 = 8;
-/// Such a mapping's part of the draws.
+/// Factor by which the weight of an idle mapping is lowered.
 const IDLE_PART: f64 = 1.0 / 16.0;
 
-/// Writable private mappings of a process, with what is known of each.
+/// Writable private mappings of a process, with the results for each.
 #[derive(Debug, Default)]
 pub struct WatchCandidates {
-    /// First address and bytes, by address.
+    /// First address and size in bytes, by address.
     mappings: Vec<(u64, u64)>,
     found: BTreeMap<u64, MappingStats>,
 }
@@ -47,7 +46,7 @@ struct MappingStats {
 }
 
 impl MappingStats {
-    /// How much of a mapping's words is worth drawing.
+    /// Share of a mapping's words that is worth drawing.
     fn weight(&self) -> f64 {
         let in_memory = f64::from(self.in_memory + 1) / f64::from(self.drawn + 2);
         let is_idle = self.touched == 0 && self.watched >= IDLE_AFTER;
@@ -55,7 +54,7 @@ impl MappingStats {
     }
 }
 
-/// Which pages of a process are in memory.
+/// The map of a process's resident pages.
 pub struct PageMap(io::Result<File>);
 
 impl PageMap {
@@ -64,7 +63,7 @@ impl PageMap {
         PageMap(cachemate_files::open_plain(std::path::Path::new(&format!("/proc/{pid}/pagemap"))))
     }
 
-    /// Is the page of this address in memory? `None` = the kernel does not say.
+    /// Is the page of this address in memory? `None` = the kernel does not report it.
     pub fn has(&self, address: u64) -> Option<bool> {
         let mut entry = [0u8; 8];
         let file = self.0.as_ref().ok()?;
@@ -77,7 +76,7 @@ impl WatchCandidates {
     /// Rereads the process's writable mappings; the results of those that still exist are kept.
     ///
     /// # Errors
-    /// The process is gone, or has no writable memory of its own.
+    /// The process has exited, or has no writable memory of its own.
     pub fn refresh(&mut self, kernel: &dyn Kernel, pid: i32) -> io::Result<()> {
         self.set(writable(&kernel.read(Path::new(&format!("/proc/{pid}/maps")))?));
         if self.mappings.is_empty() {
@@ -92,7 +91,8 @@ impl WatchCandidates {
         self.mappings = mappings;
     }
 
-    /// Address of a word; `has` tells whether the page of an address is in memory. `None` = none was found that is.
+    /// Draws the address of a resident word; `has` returns whether the page of an address is in memory. `None` = no
+    /// resident word was found.
     pub fn draw(&mut self, generator: &mut SplitMix64, has: impl Fn(u64) -> Option<bool>) -> Option<u64> {
         let mut left = DRAWS;
         while left > 0 {
@@ -112,7 +112,7 @@ impl WatchCandidates {
         None
     }
 
-    /// One of the mappings, by its words' worth.
+    /// Draws one of the mappings, by their weights.
     fn mapping(&self, generator: &mut SplitMix64) -> Option<(u64, u64)> {
         let worth =
             |&(first, bytes): &(u64, u64)| bytes as f64 * self.found.get(&first).copied().unwrap_or_default().weight();
@@ -124,7 +124,7 @@ impl WatchCandidates {
         chosen.or(self.mappings.last()).copied()
     }
 
-    /// A word was watched; did the thread touch it?
+    /// Records whether the thread touched a watched word.
     pub fn watched(&mut self, address: u64, touched: bool) {
         let mapping = self.mappings.iter().find(|(first, bytes)| (*first..first + bytes).contains(&address));
         let Some((first, _)) = mapping else { return };
@@ -134,7 +134,7 @@ impl WatchCandidates {
     }
 }
 
-/// Writable private mappings out of `/proc/PID/maps`: (first address, bytes).
+/// Writable private mappings from `/proc/PID/maps`: (first address, bytes).
 fn writable(text: &str) -> Vec<(u64, u64)> {
     let mapping = |line: &str| {
         let mut fields = line.split_ascii_whitespace();
@@ -153,7 +153,7 @@ mod tests {
 
     const MEGA: u64 = 1 << 20;
 
-    /// Draws so many words and tells the words how each was touched.
+    /// Draws words and records for each whether it was touched.
     fn drawn(
         words: &mut WatchCandidates,
         count: usize,
@@ -184,10 +184,10 @@ mod tests {
         assert!(addresses.iter().all(|&address| (MEGA..3 * MEGA).contains(&address)));
     }
 
-    /// Does memory that lies thinly in a large mapping count as much as the same in a dense one?
+    /// Does sparse memory in a large mapping count as much as the same amount in a dense one?
     #[test]
     fn resident_words_are_equally_likely_wherever_they_lie() {
-        // Every sixteenth page of 16 MiB, and one MiB in full.
+        // Every sixteenth page of 16 MiB is resident, and one MiB completely.
         let (thin, dense) = ((64 * MEGA, 16 * MEGA), (MEGA, MEGA));
         let mut words = of(&[thin, dense]);
         let has = |address: u64| address < 64 * MEGA || (address / PAGE_BYTES).is_multiple_of(16);
@@ -196,7 +196,7 @@ mod tests {
         assert!((in_thin - 0.5).abs() < 0.06, "{in_thin}");
     }
 
-    /// Is memory that is never touched watched rarely, and is memory that is touched now and then kept?
+    /// Is memory that is never touched watched rarely, and memory that is touched now and then as before?
     #[test]
     fn mappings_that_nobody_touches_are_passed_over() {
         let (idle, used) = ((64 * MEGA, 64 * MEGA), (MEGA, 4 * MEGA));
@@ -205,7 +205,7 @@ mod tests {
             drawn(&mut words, 400, |_| true, |address| address < 64 * MEGA && (address / PAGE_BYTES).is_multiple_of(4));
         let in_used = addresses.iter().filter(|&&address| address < 64 * MEGA).count();
         assert!(in_used > 180, "{in_used} of {}", addresses.len());
-        // Neither: every word of both is watched, 16 to 1.
+        // Neither is idle: all words of both are touched and equally likely, 16 to 1.
         let mut words = of(&[idle, used]);
         let addresses = drawn(&mut words, 400, |_| true, |_| true);
         assert!(addresses.iter().filter(|&&address| address < 64 * MEGA).count() < 60);
@@ -221,7 +221,7 @@ mod tests {
         assert_eq!(words.draw(&mut generator, |_| Some(false)), None, "nothing is in memory");
     }
 
-    /// Is a page of this process that was touched told from one that never was?
+    /// Is a touched page of this process distinguished from an untouched one?
     #[test]
     fn a_touched_page_is_in_memory() {
         let map = PageMap::of(std::process::id() as i32);

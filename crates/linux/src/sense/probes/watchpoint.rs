@@ -1,13 +1,13 @@
-//! Reuse times by hardware watchpoints: when is a word that was touched touched again?
+//! Reuse times by hardware watchpoints: the time from one touch of a word to the next.
 //!
-//! Problem: StatStack needs reuse times, and a virtual machine without a PMU offers no sampled accesses. Debug registers
-//! it mostly does offer. Method: a random word of the program's writable memory is watched; the first touch starts the
-//! clock, the second ends it, and the event disarms itself after the two (`PERF_EVENT_IOC_REFRESH`), so that a hot word
-//! costs two traps and not a million. Four at once, as the hardware has it.
-//! Properties: words are drawn from resident memory ([`super::watch_candidates`]) and not from accesses, so a sample stands
-//! for a touched location; a word that is not touched again while it is watched is censored, not dropped; reuses under a
-//! trap's own length (some 15 us) read as that length; the accesses in between are not counted, but the clock runs only while
-//! the thread does. Cost: two traps and one arming per sample.
+//! Problem: StatStack needs reuse times, and a virtual machine without a PMU offers no sampled accesses. It usually
+//! does offer debug registers. Method: a random word of the program's writable memory is watched; the first touch
+//! starts the clock, the second ends it, and the event disarms itself after the two (`PERF_EVENT_IOC_REFRESH`), so that
+//! a hot word costs two traps and not a million. Four words are watched at once, one for each debug register.
+//! Properties: words are drawn from resident memory ([`super::watch_candidates`]) and not from accesses, so a sample
+//! stands for a touched location; a word that is not touched again while it is watched is censored, not dropped; reuses
+//! shorter than a trap (some 15 us) are reported as that long; the accesses in between are not counted, but the clock
+//! runs only while the thread does. Cost: two traps and one arming per sample.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -23,11 +23,11 @@ use super::watch_candidates::{PageMap, WatchCandidates};
 use crate::kernel::Kernel;
 
 const PAGE: usize = 4096;
-/// The touch that starts the clock, and the one that ends it.
+/// Touches per word: one that starts the clock, and one that ends it.
 const TOUCHES: i32 = 2;
-/// Bytes of a record of a touch.
+/// Bytes per record of a touch.
 const RECORD: usize = 24;
-/// Debug registers.
+/// Number of debug registers.
 pub const AT_ONCE: usize = 4;
 
 /// One watched word of one thread.
@@ -45,7 +45,7 @@ impl Watchpoint {
         attr.__bindgen_anon_3.bp_addr = address;
         attr.__bindgen_anon_4.bp_len = 8;
         attr.__bindgen_anon_1.sample_period = 1;
-        // An event of a thread is enabled while the thread runs: a thread that waits for a CPU touches nothing.
+        // The event is enabled only while the thread runs, because a thread that waits for a CPU touches nothing.
         attr.sample_type = u64::from(perf::bindings::PERF_SAMPLE_READ);
         attr.read_format = u64::from(perf::bindings::PERF_FORMAT_TOTAL_TIME_ENABLED);
         attr.set_disabled(1);
@@ -73,14 +73,14 @@ impl Watchpoint {
         Ok(watch)
     }
 
-    /// Time that the thread has run since the word is watched; `None` = the kernel did not say.
+    /// Time that the thread has run since the watch began; `None` = the kernel did not report it.
     fn ran_ns(&self) -> Option<u64> {
         let mut count_and_time = [0u8; 16];
         let read = (&self.file).read(&mut count_and_time).ok()?;
         (read == 16).then(|| u64::from_ne_bytes(count_and_time[8..].try_into().expect("eight bytes")))
     }
 
-    /// When it was touched so far, in time that the thread had run.
+    /// Times of its touches so far, in running time of the thread.
     fn touches_ns(&self) -> Vec<u64> {
         // SAFETY: the first page is the kernel's control page, which lives as long as the mapping; the head is written
         // by the kernel and read once, with the fence that its documentation asks for.
@@ -143,19 +143,19 @@ pub struct WatchTarget<'a> {
     pub words: &'a mut WatchCandidates,
     /// Words to be watched.
     pub locations: usize,
-    /// One word is watched for so long.
+    /// Maximum time for which one word is watched.
     pub patience: Duration,
-    /// No word is watched longer than until then.
+    /// Time at which all watching ends.
     pub deadline: Instant,
-    /// Draws the words.
+    /// Seed for drawing the words.
     pub seed: u64,
 }
 
-/// Watches random words of one thread's process, [`AT_ONCE`] at a time, until all locations were watched or the deadline
-/// has come.
+/// Watches random words of one thread's process, [`AT_ONCE`] at a time, until all locations were watched or the
+/// deadline has passed.
 ///
 /// # Errors
-/// The process is gone, has no writable memory, or may not be watched.
+/// The process has exited, has no writable memory, or may not be watched.
 pub fn reuses(kernel: &dyn Kernel, subject: WatchTarget<'_>) -> io::Result<Vec<ReuseSample>> {
     let WatchTarget { pid, tid, words, locations, patience, deadline, seed } = subject;
     words.refresh(kernel, pid)?;
@@ -191,7 +191,7 @@ pub fn reuses(kernel: &dyn Kernel, subject: WatchTarget<'_>) -> io::Result<Vec<R
     Ok(samples)
 }
 
-/// `ran_ns` is how long the thread had run when the watch ended.
+/// The sample of a watch; `ran_ns` is the thread's running time at the end of the watch.
 fn sample(touches_ns: &[u64], ran_ns: Option<u64>) -> Option<ReuseSample> {
     let first = *touches_ns.first()?;
     let second = touches_ns.get(1).copied();
@@ -204,7 +204,7 @@ mod tests {
     use super::*;
     use crate::kernel::LinuxHost;
 
-    /// Does a watched word tell both touches, or the host why it cannot be watched?
+    /// Does a watched word report both touches, or the host the reason why it cannot be watched?
     #[test]
     fn a_watchpoint_works_or_says_why_not() {
         match self_test() {
@@ -251,7 +251,7 @@ mod tests {
         assert_eq!(sample(&[4, 6], None), Some(ReuseSample { elapsed_ns: 2, reused: true, ..once }));
     }
 
-    /// Is a process that is gone an error, and is sampling over by its deadline?
+    /// Is an exited process an error, and does sampling end by its deadline?
     #[test]
     fn sampling_ends_in_time() {
         let host = LinuxHost::new("/");

@@ -31,7 +31,10 @@ impl CoRunBench {
     /// # Errors
     /// There is no such machine.
     pub fn on(machine: &str, seed: u64, warm_up_cycles: u64, measured_cycles: u64) -> Result<Self, ReproError> {
-        let Workload { machine, options, .. } = Workload::on(machine, Vec::new(), seed)?;
+        let Workload { machine, mut options, .. } = Workload::on(machine, Vec::new(), seed)?;
+        // Slowdowns of programs that have run for minutes: in a run of milliseconds first touches would be up to half of
+        // a program's time alone, and hide what a co-runner costs.
+        options.is_resident = true;
         Ok(CoRunBench { machine, options, warm_up_cycles, measured_cycles })
     }
 

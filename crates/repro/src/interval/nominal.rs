@@ -20,7 +20,8 @@ const READING_CYCLES: u64 = 100_000;
 /// # Errors
 /// As [`crate::phased_profile::profile`].
 pub fn measured(job: &WorkloadJob, machine: &MachineSpec, stretch: f64) -> Result<PhasedProgram, ReproError> {
-    let options = SimOptions { seed: job.seed, ..SimOptions::default() };
+    // Hours of nominal time repeat no first touches.
+    let options = SimOptions { seed: job.seed, is_resident: true, ..SimOptions::default() };
     let until_instr = phased_profile::instructions_in(job, machine, &options, MEASURED_CYCLES)?;
     let phase_instr = (until_instr * 3 / 4 / PHASES).max(1);
     let lengths = ProfilingLengths { until_instr, phase_instr, reading_cycles: READING_CYCLES };

@@ -135,6 +135,8 @@ pub(crate) struct CacheUnit {
     /// Lines by owner.
     pub occupancy: Vec<u32>,
     pub matrix: EvictionMatrix,
+    /// The cause of the first miss on a line.
+    pub first_miss: MissCause,
     history: LineTable,
 }
 
@@ -168,6 +170,7 @@ impl CacheUnit {
             counters: CacheCounters::default(),
             occupancy: Vec::new(),
             matrix: EvictionMatrix::default(),
+            first_miss: MissCause::Cold,
             history: LineTable::new(page_shift.saturating_sub(line_shift)),
         }
     }
@@ -191,7 +194,7 @@ impl CacheUnit {
     #[inline]
     pub fn cause(&self, line: u64, task: u16) -> MissCause {
         match self.history.get(line) {
-            0 => MissCause::Cold,
+            0 => self.first_miss,
             LOST_TO_STORE => MissCause::Coherence,
             evictor if evictor - 2 == task => MissCause::Own,
             _ => MissCause::InterTask,

@@ -8,8 +8,9 @@
 
 use cachemate_core::{CacheLevel, MachineSpec, MachineSpecError, SplitMix64, WritePolicy};
 
+use super::HwOptions;
 use super::cache_unit::{CacheUnit, DataOrigin, ROOT};
-use super::counters::TaskCounters;
+use super::counters::{MissCause, TaskCounters};
 use super::dram::Dram;
 use super::line_table::LineTable;
 use super::page_index::{PageIndex, SetBits};
@@ -96,9 +97,9 @@ pub(crate) struct Caches {
 const DIRECTORY_BITS: usize = 16;
 
 impl Caches {
-    pub fn new(spec: &MachineSpec, prefetch: bool, ticks_per_cycle: u64, seed: u64) -> Result<Self, MachineSpecError> {
+    pub fn new(spec: &MachineSpec, options: HwOptions, ticks_per_cycle: u64) -> Result<Self, MachineSpecError> {
         let mut machine = spec.clone();
-        if !prefetch {
+        if !options.prefetch {
             machine.prefetchers.clear();
         }
         check(&machine)?;
@@ -107,8 +108,10 @@ impl Caches {
         for (at, cache) in machine.caches.iter().enumerate() {
             first.push(units.len());
             for instance in 0..machine.instances(cache) {
-                let seed = SplitMix64::scatter(seed ^ (at as u64) << 32 ^ u64::from(instance));
-                units.push(CacheUnit::new(&machine, cache, instance, ticks_per_cycle, seed));
+                let seed = SplitMix64::scatter(options.seed ^ (at as u64) << 32 ^ u64::from(instance));
+                let mut unit = CacheUnit::new(&machine, cache, instance, ticks_per_cycle, seed);
+                unit.first_miss = if options.is_resident { MissCause::Own } else { MissCause::Cold };
+                units.push(unit);
             }
         }
         for (at, cache) in machine.caches.iter().enumerate() {

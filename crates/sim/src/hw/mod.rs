@@ -52,11 +52,13 @@ pub struct HwOptions {
     pub seed: u64,
     /// False switches every prefetcher off.
     pub prefetch: bool,
+    /// True: the first miss on a line counts as one on a line that its thread had before.
+    pub is_resident: bool,
 }
 
 impl Default for HwOptions {
     fn default() -> Self {
-        HwOptions { seed: 1, prefetch: true }
+        HwOptions { seed: 1, prefetch: true, is_resident: false }
     }
 }
 
@@ -176,7 +178,7 @@ impl Hardware {
             CoreModel::InOrder { issue_width } | CoreModel::OutOfOrder { issue_width, .. } => issue_width,
         };
         let ticks_per_cycle = u64::from(issue_width);
-        let caches = Caches::new(spec, options.prefetch, ticks_per_cycle, options.seed)?;
+        let caches = Caches::new(spec, options, ticks_per_cycle)?;
         let first = |level| {
             let before = spec.caches.iter().take_while(|cache| cache.level != level);
             let has_level = spec.caches.iter().any(|cache| cache.level == level);

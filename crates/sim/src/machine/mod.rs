@@ -122,7 +122,8 @@ impl SimMachine {
         let topology = spec.topology();
         let mut scaled = spec.clone();
         scaled.counters.interrupt_cycles = clock.scaled(spec.counters.interrupt_cycles);
-        let hw = Hardware::new(&scaled, HwOptions { seed: options.seed, prefetch: options.prefetch })?;
+        let &SimOptions { seed, prefetch, is_resident, .. } = options;
+        let hw = Hardware::new(&scaled, HwOptions { seed, prefetch, is_resident })?;
         let times = SchedulerTimes {
             slice_cycles: clock.cycles(spec.os.time_slice_ns),
             millisecond_cycles: clock.cycles(1_000_000),
@@ -140,7 +141,7 @@ impl SimMachine {
         let costs = OsCosts {
             context_switch_cycles: clock.scaled(spec.os.context_switch_cycles),
             migration_cycles: clock.scaled(spec.os.migration_cycles),
-            fault_cycles: clock.scaled(spec.pages.fault_cycles),
+            fault_cycles: (!is_resident).then(|| clock.scaled(spec.pages.fault_cycles)),
             move_page_cycles: clock.scaled(spec.pages.migration_cycles),
             hertz: spec.hertz,
             move_burst_cycles: clock.cycles(PAGE_MOVE_BURST_NS),

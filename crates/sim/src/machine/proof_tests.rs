@@ -182,6 +182,22 @@ fn a_warm_up_is_not_measured() {
     assert!((500_000..1_100_000).contains(&results.tasks[0].instructions), "{}", results.tasks[0].instructions);
 }
 
+/// Does a program whose memory is resident take no fault and no cold miss, and is it faster by the faults alone?
+#[test]
+fn resident_memory_takes_no_faults_and_no_cold_misses() {
+    let of = |is_resident: bool| {
+        let options = SimOptions { is_resident, ends: Some(RunLimit::Instructions(400_000)), ..SimOptions::default() };
+        let mut machine = SimMachine::new(&spec(), &options, vec![program("sweep", 2 << 20)]).unwrap();
+        let results = run_alone(&mut machine).unwrap();
+        (results.elapsed_cycles as f64, results.tasks[0].page_faults, results.level(CacheLevel::L2).unwrap())
+    };
+    let ((charged, faults, cold), (resident, none, own)) = (of(false), of(true));
+    assert_eq!((none, own.cold, own.own), (0, 0, own.misses));
+    assert!(faults > 100 && cold.cold > 1_000, "{faults} faults, {cold:?}");
+    let cost = faults as f64 * spec().pages.fault_cycles as f64;
+    assert!(((charged - resident) / cost - 1.0).abs() < 0.1, "{charged} and {resident} cycles, faults {cost}");
+}
+
 /// Does each turn of the counters cost the CPU that is busy what was asked, and nothing where nothing was?
 #[test]
 fn turns_of_the_counters_are_charged_to_who_is_on_the_cpu() {

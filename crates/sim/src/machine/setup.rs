@@ -20,6 +20,10 @@ pub struct SimOptions {
     pub scheduler: SchedulerKind,
     /// False switches every hardware prefetcher off.
     pub prefetch: bool,
+    /// True: programs begin with their memory resident, as they have it after minutes. The first touch of a page takes no
+    /// fault, and the first miss on a line counts as one on a line that its thread had before.
+    #[serde(default)]
+    pub is_resident: bool,
     /// Largest order of the pieces that free memory is in: 10 = an aged buddy allocator, 0 = every frame on its own.
     pub max_piece_order: u32,
     /// Published cost of a switch of the counters on a CPU if events are multiplexed; 0 if they are not read.
@@ -37,6 +41,7 @@ impl Default for SimOptions {
             scale: 1,
             scheduler: SchedulerKind::default(),
             prefetch: true,
+            is_resident: false,
             max_piece_order: 10,
             counter_turn_cycles: 0,
             warm_up: None,

@@ -20,7 +20,8 @@ use crate::hw::{Charge, FrameLookup, FrameProvider, Hardware, HwThread, StopReas
 pub struct OsCosts {
     pub context_switch_cycles: u64,
     pub migration_cycles: u64,
-    pub fault_cycles: u64,
+    /// A page's first touch; `None` = every page is resident, and its frame is chosen without a fault.
+    pub fault_cycles: Option<u64>,
     pub move_page_cycles: u64,
     /// Clock of the cores; for sleeps, which programs ask for in nanoseconds.
     pub hertz: u64,
@@ -108,8 +109,8 @@ impl FrameProvider for PageFaultHandler<'_> {
         let (frame, cost_cycles, copied) = match self.memory.look_up(process.0 as usize, page, cpu.0) {
             PageLookup::Resident(frame) => (frame, 0, false),
             PageLookup::Fault(frame) => {
-                self.faults.push(cpu.0);
-                (frame, self.costs.fault_cycles, false)
+                self.faults.extend(self.costs.fault_cycles.map(|_| cpu.0));
+                (frame, self.costs.fault_cycles.unwrap_or(0), false)
             }
             PageLookup::Moved(frame, _) => (frame, self.costs.move_page_cycles, true),
         };

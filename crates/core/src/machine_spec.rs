@@ -243,7 +243,9 @@ pub struct MemorySpec {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MemorySchedulingSpec {
-    /// Demand reads go before prefetches and write-backs, which fill the gaps; false = first come, first served.
+    /// Demand reads go before prefetches and write-backs, which fill the gaps; false = first come, first served. Where
+    /// `requests_in_flight` bounds the reads, they go first only while they wait for a place: reads that hold one are
+    /// served in the order in which they took it, before write-backs.
     pub demand_priority: bool,
     /// Reads that a package's bus (a node's controller, where there is no bus) has on their way at once; `None` = any
     /// number.

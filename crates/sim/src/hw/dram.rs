@@ -101,8 +101,11 @@ impl Dram {
     /// Passes `bytes` between a package and the address' node; ticks queued at the bus and at the controller.
     fn pass(&mut self, address: u64, package: u32, bytes: u64, at: u64, purpose: Purpose) -> u64 {
         let first_come = !self.scheduling.demand_priority;
+        // Reads that hold a place are in order. Demand has its priority before: prefetches take no place when none is free.
+        let in_order = !self.windows.is_empty();
         let queue = |server: &mut BandwidthServer, at| match purpose {
             _ if first_come => server.transfer(at, bytes),
+            Purpose::Prefetch if in_order => server.transfer_priority(at, bytes),
             Purpose::Demand => server.transfer_priority(at, bytes),
             Purpose::Prefetch | Purpose::Write => server.transfer_background(at, bytes),
         };

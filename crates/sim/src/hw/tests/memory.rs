@@ -194,6 +194,24 @@ fn demand_reads_overtake_prefetches() {
     assert!(after > 0.9 * before, "bytes a cycle in all: {after}, before {before}");
 }
 
+/// Do reads that hold a place go in their order, prefetched or not, and overtake nothing but write-backs?
+#[test]
+fn reads_in_flight_go_in_order() {
+    let demand_waits = |requests_in_flight| {
+        let mut spec = machine();
+        spec.memory.bytes_per_cycle = 2.0;
+        spec.memory.scheduling = MemorySchedulingSpec { demand_priority: true, requests_in_flight, turnaround_cycles: 0 };
+        let mut dram = Dram::new(&spec, 1);
+        dram.write(0, 0, 64, 0);
+        let prefetched: Vec<u64> = (1..4).map(|line| dram.read(line * 64, 0, 64, 0, true).1).collect();
+        (prefetched, dram.read(4 * 64, 0, 64, 0, false).1)
+    };
+    // 32 cycles a line.
+    assert_eq!(demand_waits(Some(12)), (vec![0, 32, 64], 96));
+    assert_eq!(demand_waits(None), (vec![32, 64, 96], 0), "without places demand goes first");
+    assert_eq!(demand_waits(Some(2)).1, 232, "a place is free when the second read is back, after 32 and 200 cycles");
+}
+
 /// Does a stride prefetcher hide the latency of a stream, and does switching it off bring it back?
 #[test]
 fn a_prefetcher_hides_latency_and_can_be_turned_off() {

@@ -56,7 +56,7 @@ pub(crate) fn experiments() -> Vec<Experiment> {
         Experiment {
             ids: &["CA-6"],
             title: "DI and DIO against all schedules of four programs",
-            full_minutes: 2.0,
+            full_minutes: 35.0,
             run: online::four_cores,
         },
         Experiment {

@@ -4,6 +4,10 @@ use crate::niagara::{CONTEXTS, NiagaraPolicy, NiagaraSetting, SCALE, jobs, run_j
 use crate::setup::{Comparison, WorkloadJob, failed};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
 
+/// "With the default scheduler it took 63 minutes to complete the entire workload, the same time that it took with CASC"
+/// (CASC 5.3.4): the paper resolves one minute of 63, rounded down here.
+const PAPER_RESOLUTION_PERCENT: f64 = 1.58;
+
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let size = 192;
     let compare = |setting: &NiagaraSetting, who: &NiagaraPolicy, name: &str, jobs: &[WorkloadJob]| {
@@ -42,9 +46,9 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let overhead = Finding::new(
         "CASC-7",
         "slowdown of the threads at their shares of time, measured again every 250 ms without restricting any thread",
-        "not measurable",
+        "not measurable: 63 minutes with and without",
         "%",
-        ResultTarget::AtMost { target: 0.5, paper_best: None },
+        ResultTarget::AtMost { target: PAPER_RESOLUTION_PERCENT, paper_best: None },
         &values(|gain| -gain.contention_gain, &costs),
     )
     .points(split("measuring", &costs))

@@ -1,7 +1,8 @@
-//! RM: RapidMRC, miss-rate curves of running programs from short logs, and phases (thesis ch. 5). RM-4 is with the
-//! partitions (`cp`).
+//! RM: RapidMRC, miss-rate curves of running programs from short logs, and phases (thesis ch. 5). RM-4 is
+//! here as in the thesis, and with the partitions (`cp`) as online choices.
 
 mod accuracy;
+mod aggregate;
 mod alternating;
 mod overhead;
 mod phases;
@@ -25,6 +26,12 @@ pub(crate) fn experiments() -> Vec<Experiment> {
             title: "what log size, warm-up, lost events, associativity, prefetching and issue order do to curves",
             full_minutes: 1.0,
             run: sensitivity::run,
+        },
+        Experiment {
+            ids: &["RM-4"],
+            title: "aggregate IPC at splits by curves from logs and by real curves, as in the thesis",
+            full_minutes: 6.0,
+            run: aggregate::run,
         },
         Experiment {
             ids: &["RM-5"],

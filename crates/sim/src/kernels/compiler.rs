@@ -252,6 +252,8 @@ impl WorkloadKernel for Compiler {
 }
 
 const WORD_BYTES: u64 = 64;
+/// Entries of the memo table that a recursion returns to: 32 KiB of them.
+const RECENT_SPANS: u64 = 1024;
 
 struct LinkParser {
     dictionary: Region,
@@ -317,9 +319,14 @@ impl LinkParser {
 
     /// Matches the pieces of one span: probes the memo table and follows the chain.
     fn span(&mut self, out: &mut AccessEmitter) {
-        // Short spans recur within the sentence; a sentence uses a part of the table in proportion to its length.
-        let used = (self.table.bytes / 32) * self.length / 40;
-        let slot = self.rng.skewed(used.max(1));
+        // A sentence uses a part of the table in proportion to its length. The recursion over a span's words asks for the
+        // spans that it has just entered again; one in sixteen is any, as in the recorded parser of the same grammar.
+        let used = ((self.table.bytes / 32) * self.length / 40).max(1);
+        let recent = used.min(RECENT_SPANS);
+        let slot = match self.rng.below(16) {
+            0 => self.rng.below(used),
+            _ => self.sentences * RECENT_SPANS % (used - recent + 1) + self.rng.skewed(recent),
+        };
         for link in 0..1 + self.rng.below(3) {
             let entry = self.table.at((slot + link * 97) % (self.table.bytes / 32), 32);
             if link == 0 {

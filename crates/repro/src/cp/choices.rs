@@ -95,9 +95,9 @@ fn controls_twice(
 }
 
 fn study(context: &ExperimentContext<'_>, l3: bool, pace: RunScale) -> Result<SplitStudy, ReproError> {
-    let splits: Vec<u32> = context.pick_of_three(vec![4], vec![4, 8, 12, 14], (1..COLORS).collect());
-    // The pair of the published best case (4.6.2): CP-3 asks how much of its slowdown is recovered.
-    let pairs: &[ProgramPair] = context.pick(&PAIRS[4..5], &PAIRS);
+    let splits: Vec<u32> = context.pick_of_three(vec![4], vec![4, 12], (1..COLORS).collect());
+    let few: &[ProgramPair] = if l3 { &PAIRS[2..3] } else { &PAIRS[4..5] };
+    let pairs: &[ProgramPair] = context.pick(few, &PAIRS);
     let colors: Vec<u32> =
         context.pick_of_three(vec![1, 8, COLORS], vec![1, 4, 8, 12, 14, COLORS], (1..=COLORS).collect());
     let solos: Vec<Vec<[SoloWork; 2]>> = context

@@ -320,10 +320,10 @@ impl LinkParser {
     /// Matches the pieces of one span: probes the memo table and follows the chain.
     fn span(&mut self, out: &mut AccessEmitter) {
         // A sentence uses a part of the table in proportion to its length. The recursion over a span's words asks for the
-        // spans that it has just entered again; one in sixteen is any, as in the recorded parser of the same grammar.
+        // spans that it has just entered again; one in 32 is any, as in the recorded parser of the same grammar.
         let used = ((self.table.bytes / 32) * self.length / 40).max(1);
         let recent = used.min(RECENT_SPANS);
-        let slot = match self.rng.below(16) {
+        let slot = match self.rng.below(32) {
             0 => self.rng.below(used),
             _ => self.sentences * RECENT_SPANS % (used - recent + 1) + self.rng.skewed(recent),
         };
@@ -348,7 +348,8 @@ impl WorkloadKernel for LinkParser {
         if self.spans == 0 {
             self.length = 4 + self.rng.below(37);
             self.looked_up = self.length;
-            self.spans = self.length * self.length * self.length / 2;
+            // Pruned: as many to a word as leave the recorded program's share of look-ups.
+            self.spans = self.length * self.length * self.length / 5;
             self.sentences += 1;
         }
         if self.looked_up > 0 {

@@ -39,9 +39,9 @@ const WINDOW_CYCLES: u64 = 1_000_000_000;
 /// most misses gives a reading in every window, even in its slowest phase. With 100 million, mcf-2006 stayed unknown
 /// for eight windows and counted as the mean.
 const READING_INSTRUCTIONS: u64 = 5_000_000;
-/// "Only two chips out of four" (CA 5.1) does not say which two. One in each socket is an inference: the paper found that
-/// the mutual slowdowns of pairs add up to that of a schedule (2.1.1), which they cannot on one bus, as on one bus both
-/// pairs of every schedule wait for the same memory.
+/// The paper's "only two chips out of four" (CA 5.1), which does not say which two. One in each socket is an inference
+/// from 2.1.1: the mutual slowdowns of pairs add up to that of a schedule. On one bus they could not, because both pairs
+/// of every schedule wait for the same memory.
 const FOUR_CORES: &str = "xeon-x5365?cores_per_package=2";
 /// Cycles to refill a cache after the first window, in which a policy moves programs.
 const REFILL_CYCLES: u64 = 25_000_000;

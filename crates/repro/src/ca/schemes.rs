@@ -20,7 +20,7 @@ const CORES: [usize; 4] = [4, 6, 8, 10];
 struct SchemeInputs {
     matrix: CoRunMatrix,
     profiles: Vec<Profile>,
-    /// Of each program's misses, whether they are more than the mean of the paper's ten (CA 4.1).
+    /// Programs that miss more than the mean of the paper's ten (CA 4.1).
     intensive: Vec<bool>,
     cache: SharedCache,
 }

@@ -67,9 +67,14 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         let series: [(&str, usize, f64); 2] = [("curves from logs", 0, row.4), ("real curves", 1, row.5)];
         for (series, kind, paper) in series {
             let at = format!("{}+{} {}:{}", row.0, row.1, first[kind], COLORS - first[kind]);
-            let over = |of: fn(&RowGains) -> [f64; 2]| by_seed.iter().map(|rows| of(&rows[index])[kind]).collect::<Vec<f64>>();
+            let over =
+                |of: fn(&RowGains) -> [f64; 2]| by_seed.iter().map(|rows| of(&rows[index])[kind]).collect::<Vec<f64>>();
             points.push(DataPoint::over(format!("aggregate IPC, %: {series}"), &at, &over(|row| row.gains_percent)));
-            points.push(DataPoint::over(format!("IPC of the first, %: {series}"), &at, &over(|row| row.first_gains_percent)));
+            points.push(DataPoint::over(
+                format!("IPC of the first, %: {series}"),
+                &at,
+                &over(|row| row.first_gains_percent),
+            ));
             points.push(DataPoint::over(format!("aggregate IPC, %, paper: {series}"), &at, &[paper]));
         }
     }
@@ -97,7 +102,8 @@ fn measure(row: PublishedRow, seed: u64, lengths: LogLengths, pace: RunScale) ->
     let [first_curves, second_curves] = curves;
     let (first_curves, second_curves) = (first_curves?, second_curves?);
     let colors_of_first = [0, 1].map(|kind| {
-        let claims = [&first_curves, &second_curves].map(|curves| UnitClaim { costs: curves[kind].clone(), min_units: 1 });
+        let claims =
+            [&first_curves, &second_curves].map(|curves| UnitClaim { costs: curves[kind].clone(), min_units: 1 });
         exact(&claims, COLORS, CostAggregate::Sum).expect("sixteen colors for two, and measured costs")[0]
     });
     let others = (0..instances).map(|copy| WorkloadJob::new(second, seed + 1_000 + copy));
@@ -154,10 +160,15 @@ mod tests {
         let jobs = ["ammp", "applu", "applu", "applu"].map(|name| WorkloadJob::new(name, 1)).to_vec();
         let pace = RunScale { scale: 60_000, warm_up_cycles: 0 };
         let fixed = divided(&on_chip(jobs, 4, true, pace, 1).unwrap(), 13).unwrap();
-        let shares: Vec<(usize, IndexSet)> = fixed.plan.shares.iter().map(|share| {
-            let Units::Colors { allowed, .. } = &share.units else { panic!("{share:?}") };
-            (share.members.len(), allowed.clone())
-        }).collect();
+        let shares: Vec<(usize, IndexSet)> = fixed
+            .plan
+            .shares
+            .iter()
+            .map(|share| {
+                let Units::Colors { allowed, .. } = &share.units else { panic!("{share:?}") };
+                (share.members.len(), allowed.clone())
+            })
+            .collect();
         assert_eq!(shares, [(1, (0..13).collect()), (3, (13..16).collect())]);
     }
 }

@@ -188,6 +188,7 @@ fn resident_memory_takes_no_faults_and_no_cold_misses() {
     let of = |is_resident: bool| {
         let options = SimOptions { is_resident, ends: Some(RunLimit::Instructions(400_000)), ..SimOptions::default() };
         let mut machine = SimMachine::new(&spec(), &options, vec![program("sweep", 2 << 20)]).unwrap();
+        machine.set_first_window(WindowLength::Cycles { cycles: 5_000 });
         let results = run_alone(&mut machine).unwrap();
         (results.elapsed_cycles as f64, results.tasks[0].page_faults, results.level(CacheLevel::L2).unwrap())
     };

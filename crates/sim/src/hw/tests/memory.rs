@@ -1,6 +1,7 @@
 //! Latency and bandwidth.
 
 use super::*;
+use crate::hw::dram::Dram;
 
 /// Dependent loads round a shuffled ring of `lines` lines.
 fn ring(lines: u64, loads: usize) -> Vec<Access> {
@@ -200,7 +201,8 @@ fn reads_in_flight_go_in_order() {
     let demand_waits = |requests_in_flight| {
         let mut spec = machine();
         spec.memory.bytes_per_cycle = 2.0;
-        spec.memory.scheduling = MemorySchedulingSpec { demand_priority: true, requests_in_flight, turnaround_cycles: 0 };
+        spec.memory.scheduling =
+            MemorySchedulingSpec { demand_priority: true, requests_in_flight, turnaround_cycles: 0 };
         let mut dram = Dram::new(&spec, 1);
         dram.write(0, 0, 64, 0);
         let prefetched: Vec<u64> = (1..4).map(|line| dram.read(line * 64, 0, 64, 0, true).1).collect();

@@ -2,11 +2,11 @@
 //!
 //! Problem: a forecast is no evidence that a promise is kept, and the absence of a measurement is none either. Method: a
 //! promise is judged as work per second under the plan against the same work alone on this machine. The speed under the
-//! plan is counted in the windows since the plan in force last changed. The solo speed comes from a stored profile, from
-//! a measured solo interval, or from the model: the counted cycles per instruction less the counted waits that a program
-//! alone would not have. Both have intervals, and the state follows from where the interval of their ratio lies. Properties:
-//! pure; without counts or a solo speed the state is [`PromiseState::Unknown`] and names the missing evidence; a policy can
-//! only add that a promise is infeasible, never that it is kept.
+//! plan is counted in the windows since the plan in force last changed, with the time in which it waited to run. The solo
+//! speed comes from a stored profile, from a measured solo interval, or from the model: the counted cycles per instruction
+//! less the counted waits that a program alone would not have. Both have intervals, and the state follows from where the
+//! interval of their ratio lies. Properties: pure; without counts or a solo speed the state is [`PromiseState::Unknown`] and
+//! names the missing evidence; a policy can only add that a promise is infeasible, never that it is kept.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -296,12 +296,12 @@ fn modeled_solo_cycles(task: &TaskSample, profile: &Profile, level: CacheLevel, 
     })
 }
 
-/// One window of a promise: slowdown with its interval, or a rate.
+/// Both sides of a promise's ratio in one window; they are summed over windows, so that a short window counts for little.
+/// They are time that the process ran or waited to run and time of its work alone, or work and seconds of its threads.
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct JudgedWindow {
-    value: f64,
-    low: f64,
-    high: f64,
+    amount: f64,
+    reference: Estimate,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -368,7 +368,7 @@ impl PromiseTracker {
                 let judged = if is_rate {
                     rate(&threads, seen).map(|window| (window, None))
                 } else {
-                    slowdown(&threads, seen, profiles, last).map(|(window, basis)| (window, Some(basis)))
+                    slowdown(&threads, seen, profiles, last)
                 };
                 let history = self.histories.entry((first.process, is_rate)).or_default();
                 match judged {
@@ -393,24 +393,23 @@ fn is_different(a: &Plan, b: &Plan) -> bool {
     a.affinity != b.affinity || a.weights != b.weights || a.gangs != b.gangs || a.shares != b.shares
 }
 
-/// Time that a task ran or waited to run, over the time that it ran.
-fn wait_factor(task: &TaskSample) -> f64 {
-    let ran = task.ran_ns() as f64;
-    if ran > 0.0 { (ran + task.run_queue_wait_ns.unwrap_or(0) as f64) / ran } else { 1.0 }
-}
-
-/// Run time of a process over its run time alone, minus one, in one window: sums over threads, so that each counts by the
-/// time that its work takes.
+/// Time that a process ran or waited to run in one window, over the time of its work alone: sums over threads, so that
+/// each counts by the time that its work takes. A thread that only waits has work that takes no time alone. The basis is
+/// `None` if no thread ran.
 fn slowdown(
     threads: &[&TaskSample],
     seen: &Observation,
     profiles: &Profiles,
     last: Option<(CacheLevel, u64)>,
-) -> Result<(JudgedWindow, SoloBasis), MissingPromiseEvidence> {
-    let elapsed_ns = seen.span.elapsed_ns.max(1) as f64;
-    let works = |task: &&&TaskSample| task.ran_ns() as f64 >= MIN_CPU_SHARE * elapsed_ns;
-    let (mut now, mut alone, mut basis) = (0.0, Estimate::exact(0.0), None);
-    for task in threads.iter().filter(works) {
+) -> Result<(JudgedWindow, Option<SoloBasis>), MissingPromiseEvidence> {
+    let min_wanted_ns = MIN_CPU_SHARE * seen.span.elapsed_ns.max(1) as f64;
+    let wanted_ns = |task: &TaskSample| (task.ran_ns() + task.run_queue_wait_ns.unwrap_or(0)) as f64;
+    let (mut wanted, mut alone, mut basis) = (0.0, Estimate::exact(0.0), None);
+    for task in threads.iter().filter(|task| wanted_ns(task) >= min_wanted_ns) {
+        wanted += wanted_ns(task);
+        if !task.ran() {
+            continue;
+        }
         let count = |event| task.counts.get(event).filter(|count| *count > 0.0);
         let (Some(instructions), Some(cycles)) = (count(CounterEvent::Instructions), count(CounterEvent::Cycles))
         else {
@@ -418,24 +417,25 @@ fn slowdown(
         };
         let solo = profiles.get(&task.task).and_then(|profile| solo_cycles(task, profile, last));
         let Some(solo) = solo else { return Err(MissingPromiseEvidence::SoloSpeed) };
-        now += cycles * wait_factor(task);
-        alone.value += instructions * solo.cycles_per_instr.value;
-        alone.low += instructions * solo.cycles_per_instr.low;
-        alone.high += instructions * solo.cycles_per_instr.high;
+        let ns_per_cycle = task.ran_ns() as f64 / cycles;
+        let alone_ns = |cycles_per_instr: f64| instructions * cycles_per_instr * ns_per_cycle;
+        alone.value += alone_ns(solo.cycles_per_instr.value);
+        alone.low += alone_ns(solo.cycles_per_instr.low);
+        alone.high += alone_ns(solo.cycles_per_instr.high);
         // The weakest source of any thread is that of the process.
         basis = match (basis, solo.basis) {
             (Some(SoloBasis::Model), _) => basis,
             (_, basis) => Some(basis),
         };
     }
-    let Some(basis) = basis else { return Err(MissingPromiseEvidence::Work) };
+    if wanted == 0.0 {
+        return Err(MissingPromiseEvidence::Work);
+    }
     // Faster than alone beyond the error: the solo speed is that of other work.
-    if now / alone.low - 1.0 < -CONTRADICTED_FROM {
+    if wanted < (1.0 - CONTRADICTED_FROM) * alone.low {
         return Err(MissingPromiseEvidence::SoloSpeed);
     }
-    let window =
-        JudgedWindow { value: now / alone.value - 1.0, low: now / alone.high - 1.0, high: now / alone.low - 1.0 };
-    Ok((window, basis))
+    Ok((JudgedWindow { amount: wanted, reference: alone }, basis))
 }
 
 /// Work per second of each thread that works, in one window: reported work, or instructions if no thread reports any.
@@ -449,8 +449,8 @@ fn rate(threads: &[&TaskSample], seen: &Observation) -> Result<JudgedWindow, Mis
     if counted.is_empty() {
         return Err(MissingPromiseEvidence::Counters);
     }
-    let value = counted.iter().sum::<f64>() / counted.len() as f64 / seconds;
-    Ok(JudgedWindow { value, low: value, high: value })
+    let reference = Estimate::exact(counted.len() as f64 * seconds);
+    Ok(JudgedWindow { amount: counted.iter().sum(), reference })
 }
 
 impl PromiseHistory {
@@ -460,10 +460,10 @@ impl PromiseHistory {
             // Once the solo speed of other work was measured, the model is no evidence for this work.
             return self.add_unjudged(MissingPromiseEvidence::SoloSpeed, counts);
         }
-        if self.basis == Some(SoloBasis::Model) && !is_model {
+        if self.basis == Some(SoloBasis::Model) && basis.is_some() && !is_model {
             self.windows.clear();
         }
-        self.basis = basis;
+        self.basis = basis.or(self.basis);
         self.push(Some(window), counts);
     }
 
@@ -510,20 +510,29 @@ impl PromiseHistory {
         }
     }
 
-    /// The mean over the windows with its 95 % interval: the spread of the windows, and the error of the solo speed.
-    fn measured(&self) -> Option<Estimate> {
+    /// The ratio over all windows with its 95 % interval: the spread of the windows, and the error of the solo speed.
+    fn measured(&self, term: PromiseTerm) -> Option<Estimate> {
         let count = self.judged().count() as f64;
-        if count == 0.0 {
+        let sum = |part: fn(&JudgedWindow) -> f64| self.judged().map(part).sum::<f64>();
+        let (amount, reference) = (sum(|window| window.amount), sum(|window| window.reference.value));
+        if reference <= 0.0 {
             return None;
         }
-        let mean = |part: fn(&JudgedWindow) -> f64| self.judged().map(part).sum::<f64>() / count;
-        let value = mean(|window| window.value);
-        let spread = self.judged().map(|window| (window.value - value) * (window.value - value)).sum::<f64>();
+        let ratio = amount / reference;
+        let excess = |window: &JudgedWindow| (window.amount - ratio * window.reference.value) * count / reference;
+        let spread = self.judged().map(|window| excess(window) * excess(window)).sum::<f64>();
         // Two standard errors; windows depend on one another, so half of them count.
         let error: f64 = if count < 2.0 { 0.0 } else { 2.0 * (spread / (count - 1.0) / (0.5 * count)).sqrt() };
-        let scale = if self.basis.is_some() { 1.0 } else { value.abs() };
+        let (offset, scale) = match term {
+            PromiseTerm::MaxSlowdown(_) => (1.0, 1.0),
+            PromiseTerm::MinRate(_) => (0.0, ratio.abs()),
+        };
         let error = error.max(MIN_ERROR * scale);
-        Some(Estimate { value, low: mean(|window| window.low) - error, high: mean(|window| window.high) + error })
+        Some(Estimate {
+            value: ratio - offset,
+            low: amount / sum(|window| window.reference.high) - offset - error,
+            high: amount / sum(|window| window.reference.low) - offset + error,
+        })
     }
 
     fn state(&self, measured: Option<Estimate>, term: PromiseTerm) -> PromiseState {
@@ -532,7 +541,7 @@ impl PromiseHistory {
     }
 
     fn report(&mut self, process: ProcessId, task: TaskId, term: PromiseTerm) -> PromiseReport {
-        let measured = self.measured();
+        let measured = self.measured(term);
         let by_measurement = self.state(measured, term);
         if matches!(by_measurement, PromiseState::Kept | PromiseState::Likely) {
             self.infeasible = None;

@@ -110,6 +110,27 @@ fn waiting_counts_and_a_new_plan_is_measured_anew() {
     assert_eq!(observe(0, &plan()).state, PromiseState::Unknown);
 }
 
+/// Does a window in which a program is kept off its CPU count by the time that it waited, rather than as one of many
+/// windows or not at all?
+#[test]
+fn time_off_the_cpu_counts_by_its_length() {
+    let mut tracker = PromiseTracker::default();
+    let mut observe = |seen: Observation| {
+        let decision = Decision::new(plan(), Vec::new());
+        tracker.observe(&seen, &profiles(solo(0.0)), &topology(), &plan(), &decision).remove(0)
+    };
+    for number in 0..4 {
+        observe(window(number, 1.0, true));
+    }
+    let mut held = window(4, 1.0, false);
+    held.span.elapsed_ns = SECOND / 2;
+    held.tasks[0].on_cpu_ns.clear();
+    held.tasks[0].run_queue_wait_ns = Some(SECOND / 2);
+    let report = observe(held);
+    assert!((report.measured.unwrap().value - 0.125).abs() < 1e-9, "{report:?}");
+    assert!(report.state != PromiseState::Kept && report.windows == 5, "{report:?}");
+}
+
 /// Does the model count memory waits that more cache would remove, and span the share of the queue that is the
 /// program's own?
 #[test]

@@ -138,14 +138,24 @@ fn mixes(machine: &'static str, count: u32, seed: u64, length_ns: u64) -> Result
     Ok(all)
 }
 
-/// Slowdowns of a promised job in its latest windows.
+/// Times of a promised job in its latest windows: ran or waited to run, and the same work alone, in nanoseconds. Time
+/// over time alone is that of all windows together, because windows differ in length.
 #[derive(Default)]
-struct TruthHistory(VecDeque<f64>);
+struct TruthHistory(VecDeque<(f64, f64)>);
 
 impl TruthHistory {
-    fn mean_of(&self, windows: usize) -> Option<f64> {
-        let count = windows.min(self.0.len());
-        (count > 0).then(|| self.0.iter().rev().take(count).sum::<f64>() / count as f64)
+    fn add(&mut self, wanted_ns: f64, slowdown: Option<f64>) {
+        self.0.push_back((wanted_ns, slowdown.map_or(0.0, |slowdown| wanted_ns / slowdown)));
+        if self.0.len() > TRUTH_WINDOWS {
+            self.0.pop_front();
+        }
+    }
+
+    /// Slowdown in so many latest windows; `None` = it did nothing.
+    fn slowdown_of(&self, windows: usize) -> Option<f64> {
+        let latest = self.0.iter().rev().take(windows);
+        let (wanted, alone) = latest.fold((0.0, 0.0), |sum, window| (sum.0 + window.0, sum.1 + window.1));
+        (alone > 0.0).then(|| wanted / alone - 1.0)
     }
 }
 
@@ -169,16 +179,17 @@ fn run_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome, ReproError> {
         let mut speeds = Vec::new();
         let mut kept = true;
         for task in &record.observation.tasks {
-            let Some((job, (whole, _))) = machine.job_of(task.task).zip(machine.slowdown(task.task)) else { continue };
+            let Some(job) = machine.job_of(task.task) else { continue };
+            let wanted_ns = (task.ran_ns() + task.run_queue_wait_ns.unwrap_or(0)) as f64;
+            let whole = machine.slowdown(task.task).map(|(whole, _)| whole);
+            histories[job].add(wanted_ns, whole);
+            let Some(whole) = whole else { continue };
             speeds.push(1.0 / whole);
-            histories[job].0.push_back(whole - 1.0);
-            if histories[job].0.len() > TRUTH_WINDOWS {
-                histories[job].0.pop_front();
-            }
             kept &= max_slowdown(&mix.jobs[job]).is_none_or(|max| whole - 1.0 <= max);
         }
-        let true_slowdown =
-            |task: TaskId, report: &PromiseReport| histories[machine.job_of(task)?].mean_of(report.windows as usize);
+        let true_slowdown = |task: TaskId, report: &PromiseReport| {
+            histories[machine.job_of(task)?].slowdown_of(report.windows as usize)
+        };
         for report in &record.promises {
             let PromiseTerm::MaxSlowdown(max) = report.term else { continue };
             let slowdown = true_slowdown(report.task, report);

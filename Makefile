@@ -4,7 +4,7 @@
 CARGO ?= cargo
 RELEASE = target/release/cachemate
 
-.PHONY: demo test lint build bench repro faults kill soak live lab sweep-engines install image deb deb-test wheel nightly fuzz clean help
+.PHONY: demo test lint build bench repro faults kill soak live lab sweep-engines install image deb rpm deb-test wheel nightly fuzz clean help
 
 help:
 	@echo 'make demo     record real programs here, predict which slow each other down, and plan who shares a cache'
@@ -20,6 +20,7 @@ help:
 	@echo 'make lab      a real kernel on a modeled machine with shared L3s, PMU and RDT: does all of it work and come back?'
 	@echo 'make sweep-engines  sweeps on Slurm, Dask and HyperQueue, parts of which are killed; and the cost of a sweep'
 	@echo 'make deb      a Debian package (target/debian); make deb-test installs, upgrades and removes it in a system of its own'
+	@echo 'make rpm      an rpm with the same files (target/rpm)'
 	@echo 'make image    an OCI image of the command for Kubernetes (target/cachemate-image.tar), built without a daemon'
 	@echo 'make wheel    a wheel for Python 3.11 and later, its stubs and tests with the installed wheel'
 	@echo 'make install  the command, its man pages and completions (PREFIX=/usr/local)'
@@ -111,9 +112,12 @@ DEB = target/debian
 deb: build
 	packaging/deb.sh $(RELEASE) $(DEB)
 
+rpm: deb
+	packaging/rpm.sh $$(ls -t $(DEB)/cachemate_*.deb | head -n 1) target/rpm
+
 # Installs, upgrades under a running daemon, removes and purges it in a system of its own below target/.
 deb-test: deb
-	packaging/test-deb.sh $(DEB)/cachemate_*.deb
+	packaging/test-deb.sh $$(ls -t $(DEB)/cachemate_*.deb | head -n 1)
 
 # The environment, the wheel and its tests lie in target/wheel.
 wheel: build

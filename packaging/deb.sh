@@ -6,8 +6,14 @@ set -eu
 cd "$(dirname "$0")/.."
 cachemate=$(realpath "${1:?usage: deb.sh CACHEMATE OUTPUT-FOLDER}")
 out=${2:?usage: deb.sh CACHEMATE OUTPUT-FOLDER}
-version=$(sed -n 's/^## \([0-9][^ ]*\) (.*/\1/p' CHANGELOG.md | head -n 1)
+released=$(sed -n 's/^## \([0-9][^ ]*\) (.*/\1/p' CHANGELOG.md | head -n 1)
+version=$released
 date=$(sed -n 's/^## [^(]*(\(.*\))$/\1/p' CHANGELOG.md | head -n 1)
+# Every commit after a release is a higher version, so that apt and dnf see an upgrade.
+if commit=$(git rev-parse --short=12 HEAD 2>/dev/null) && ! git describe --exact-match --match "v$released" >/dev/null 2>&1; then
+    version=$released+git$(git rev-list --count HEAD).$commit
+    date=$(git log -1 --format=%cs)
+fi
 arch=$(dpkg --print-architecture)
 # Same sources, same package: nothing in it has the time of its making.
 SOURCE_DATE_EPOCH=$(date -u -d "$date" +%s)
@@ -43,16 +49,19 @@ install -d "$root/usr/share/cachemate/recordings/servers" "$root/usr/share/cache
 install -m 644 recordings/*.cmt "$root/usr/share/cachemate/recordings/"
 install -m 644 recordings/servers/*.cmt recordings/servers/*.threads "$root/usr/share/cachemate/recordings/servers/"
 install -m 644 machines/*.toml "$root/usr/share/cachemate/machines/"
-install -D -m 644 packaging/grafana.json "$root/usr/share/cachemate/grafana.json"
+install -m 644 packaging/grafana.json packaging/alerts.yaml "$root/usr/share/cachemate/"
 
 doc=$root/usr/share/doc/cachemate
 install -D -m 644 packaging/debian/copyright "$doc/copyright"
 maintainer=$(sed -n 's/^Maintainer: //p' packaging/debian/control)
 # Every version of CHANGELOG.md, newest first, as Debian writes it.
-sed -n 's/^## \([0-9][^ ]*\) (\(.*\))$/\1 \2/p' CHANGELOG.md | while read -r of on; do
+{
+    [ "$version" = "$released" ] || echo "Unreleased $version $date"
+    sed -n 's/^## \([0-9][^ ]*\) (\(.*\))$/\1 \1 \2/p' CHANGELOG.md
+} | while read -r section of on; do
     echo "cachemate ($of) unstable; urgency=medium"
     echo
-    awk -v head="## $of (" 'index($0, "## ") == 1 { inside = index($0, head) == 1; next } inside && (sub(/^- /, "  * ") || sub(/^  /, "    "))' CHANGELOG.md |
+    awk -v head="## $section" 'index($0, "## ") == 1 { inside = index($0, head) == 1; next } inside && (sub(/^- /, "  * ") || sub(/^  /, "    "))' CHANGELOG.md |
         fold -s -w 76 | sed 's/^\([^ ]\)/    \1/; s/ *$//'
     echo
     echo " -- $maintainer  $(LC_ALL=C date -u -d "$on" '+%a, %d %b %Y %T +0000')"

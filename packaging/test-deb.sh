@@ -39,8 +39,8 @@ cp "$package" "$root/package.deb"
 within dpkg -i /package.deb >/dev/null || fail 'it does not install'
 version=$(dpkg-deb -f "$package" Version)
 case $(within cachemate --version) in
-    "cachemate $version ("*')') ;;
-    "cachemate $version") echo 'not shown here: the commit in --version, as this is no release build of a repository' ;;
+    "cachemate ${version%%+*} ("*')') ;;
+    "cachemate ${version%%+*}") echo 'not shown here: the commit in --version, as this is no release build of a repository' ;;
     *) fail "--version says $(within cachemate --version), expected $version" ;;
 esac
 zcat "$root/usr/share/doc/cachemate/changelog.gz" | head -n 1 | grep -q "^cachemate ($version) " || fail 'the changelog begins with another version'

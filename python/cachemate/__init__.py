@@ -17,6 +17,7 @@ from ._cachemate import (
     plan,
     predict,
     profile,
+    record,
     simulate,
 )
 from .types import Answer, Outcome, PlacedProgram, View
@@ -42,5 +43,6 @@ __all__ = [
     "plan",
     "predict",
     "profile",
+    "record",
     "simulate",
 ]

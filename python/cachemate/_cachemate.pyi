@@ -24,6 +24,7 @@ __all__ = [
     "plan",
     "predict",
     "profile",
+    "record",
     "simulate",
 ]
 
@@ -66,6 +67,7 @@ class Curve:
     def distinct_lines(self) -> int | None: ...
     @property
     def instructions(self) -> int | None: ...
+    def plot(self, ax: Any = None) -> Any: ...
     def _repr_svg_(self) -> str: ...
 
 @final
@@ -90,9 +92,14 @@ class Matrix:
     @property
     def values(self) -> NDArray[np.float64]: ...
     @property
-    def unit(self) -> Literal["slowdown", "weight"]: ...
+    def low(self) -> NDArray[np.float64] | None: ...
+    @property
+    def high(self) -> NDArray[np.float64] | None: ...
+    @property
+    def unit(self) -> Literal["percent", "weight"]: ...
     @property
     def model(self) -> str: ...
+    def plot(self, ax: Any = None) -> Any: ...
     def _repr_svg_(self) -> str: ...
 
 @final
@@ -144,8 +151,32 @@ def mrc(
     threads: int | None = None,
 ) -> Curve: ...
 def profile(trace: Trace, machine: str | None = None, *, name: str | None = None) -> Profile: ...
-def predict(programs: Sequence[Profile], machine: str, *, model: str = "statcc") -> Matrix: ...
-def plan(programs: Sequence[Profile], machine: str, *, model: str = "statcc", seed: int = 0) -> Plan: ...
+def predict(
+    programs: Sequence[Profile],
+    machine: str,
+    *,
+    model: str = "interval",
+    timing: Literal["solo-run", "prior"] = "solo-run",
+) -> Matrix: ...
+def plan(
+    programs: Sequence[Profile],
+    machine: str,
+    *,
+    model: str = "interval",
+    timing: Literal["solo-run", "prior"] = "solo-run",
+    seed: int = 0,
+) -> Plan: ...
+def record(
+    command: Sequence[str],
+    output: str | PathLike[str],
+    *,
+    skip_accesses: int = 0,
+    max_accesses: int | None = None,
+    kill_at_max: bool = False,
+    l1: str = "32K:8",
+    follow_children: bool = False,
+    force: bool = False,
+) -> Trace: ...
 def simulate(
     scenario: str | PathLike[str],
     *,

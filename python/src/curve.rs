@@ -102,6 +102,12 @@ impl Curve {
         format!("<cachemate.Curve of {}: {} sizes, {accesses} accesses>", self.name, curve.len())
     }
 
+    /// Draws the curve with Matplotlib, into `ax` or new axes, which it returns.
+    #[pyo3(signature = (ax = None))]
+    fn plot<'py>(slf: &Bound<'py, Self>, ax: Option<Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("cachemate.plotting")?.call_method1("curve", (slf, ax))
+    }
+
     /// The picture of the reports.
     fn _repr_svg_(&self) -> String {
         self.chart().svg()

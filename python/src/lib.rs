@@ -7,6 +7,7 @@ mod curve;
 mod json;
 mod plan;
 mod profile;
+mod record;
 mod run;
 mod run_log;
 mod sweep;
@@ -32,7 +33,8 @@ fn machines() -> Vec<&'static str> {
 /// Names of the slowdown models.
 #[pyfunction]
 fn models() -> Vec<&'static str> {
-    cachemate_policy::schemes::all().iter().map(|scheme| scheme.name()).collect()
+    let papers = cachemate_policy::schemes::all();
+    std::iter::once("interval").chain(papers.iter().map(|scheme| scheme.name())).collect()
 }
 
 #[pymodule]
@@ -53,6 +55,7 @@ fn _cachemate(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(profile::profile, module)?)?;
     module.add_function(wrap_pyfunction!(plan::predict, module)?)?;
     module.add_function(wrap_pyfunction!(plan::plan, module)?)?;
+    module.add_function(wrap_pyfunction!(record::record, module)?)?;
     module.add_function(wrap_pyfunction!(run::simulate, module)?)?;
     Ok(())
 }

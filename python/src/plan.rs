@@ -2,19 +2,24 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::MachineSpec;
+use cachemate_core::{Estimate, MachineSpec};
 use cachemate_policy::matrix::{CostKind, PairCosts};
 use cachemate_policy::placement::{Placement, place};
 use cachemate_policy::schemes::{self as models, SharedCache};
 use cachemate_report::PlanResult;
 use cachemate_report::text::{fixed, number, or_dash, printable};
-use cachemate_study::{ProfileTarget, matrix_of, on_target, pair_costs, plan_picture};
+use cachemate_repro::interval::forecast::{self, TimedProgram};
+use cachemate_study::{ProfileTarget, matrix_of, on_target, pair_costs, plan_picture, unit_of};
 use numpy::PyArray2;
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::failed;
 use crate::json::to_python;
 use crate::profile::Profile;
+
+/// The default model of `cachemate predict`.
+const INTERVAL_MODEL: &str = "interval";
 
 /// Predicted slowdown of each row's program when it shares the cache with the column's.
 #[pyclass(frozen, module = "cachemate")]
@@ -22,6 +27,18 @@ pub struct Matrix {
     names: Vec<String>,
     model: String,
     costs: PairCosts,
+    /// By the interval model only.
+    intervals: Option<Vec<Vec<Estimate>>>,
+}
+
+impl Matrix {
+    fn ends<'py>(&self, py: Python<'py>, end: fn(&Estimate) -> f64) -> PyResult<Option<Bound<'py, PyArray2<f64>>>> {
+        let rows = self.intervals.as_ref().map(|rows| {
+            let row = |row: &Vec<Estimate>| row.iter().map(|one| 100.0 * end(one)).collect();
+            rows.iter().map(row).collect::<Vec<Vec<f64>>>()
+        });
+        rows.map(|rows| PyArray2::from_vec2(py, &rows).map_err(failed)).transpose()
+    }
 }
 
 #[pymethods]
@@ -31,24 +48,42 @@ impl Matrix {
         self.names.clone()
     }
 
-    /// Square; 0.28 = 28 % slower if the unit is `slowdown`.
+    /// Square; 28 = 28 % slower if the unit is `percent`.
     #[getter]
     fn values<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<f64>>> {
-        PyArray2::from_vec2(py, &self.costs.cost).map_err(failed)
+        let table = matrix_of(&self.names, &self.model, &self.costs);
+        let rows: Vec<Vec<f64>> =
+            table.values.iter().map(|row| row.iter().map(|value| value.unwrap_or(f64::NAN)).collect()).collect();
+        PyArray2::from_vec2(py, &rows).map_err(failed)
     }
 
-    /// `slowdown`, or `weight`: a cost without a unit, larger is worse.
+    /// Lower ends of the 90 % intervals; `None` for a model without intervals.
+    #[getter]
+    fn low<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyArray2<f64>>>> {
+        self.ends(py, |one| one.low)
+    }
+
+    /// Upper ends of the 90 % intervals.
+    #[getter]
+    fn high<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyArray2<f64>>>> {
+        self.ends(py, |one| one.high)
+    }
+
+    /// `percent`, or `weight`: a cost without a unit, larger is worse.
     #[getter]
     fn unit(&self) -> &'static str {
-        match self.costs.kind {
-            CostKind::Degradation => "slowdown",
-            CostKind::Weight => "weight",
-        }
+        unit_of(self.costs.kind)
     }
 
     #[getter]
     fn model(&self) -> &str {
         &self.model
+    }
+
+    /// Draws the matrix with Matplotlib, into `ax` or new axes, which it returns.
+    #[pyo3(signature = (ax = None))]
+    fn plot<'py>(slf: &Bound<'py, Self>, ax: Option<Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("cachemate.plotting")?.call_method1("matrix", (slf, ax))
     }
 
     fn __repr__(&self) -> String {
@@ -70,12 +105,23 @@ fn costs_of(
     programs: &[PyRef<'_, Profile>],
     machine: &str,
     model: &str,
+    timing: &str,
 ) -> PyResult<(MachineSpec, Matrix)> {
     let machine = cachemate_spec::load_machine(machine).map_err(failed)?;
+    let names: Vec<String> = programs.iter().map(|program| printable(&program.file.program)).collect();
+    let by_prior = match timing {
+        "solo-run" => false,
+        "prior" => true,
+        found => return Err(PyValueError::new_err(format!("timing: found '{found}', expected solo-run or prior"))),
+    };
+    if model == INTERVAL_MODEL {
+        let intervals = interval_pairs(py, programs, &machine, by_prior)?;
+        let costs = forecast::costs_of(&intervals);
+        return Ok((machine, Matrix { names, model: model.to_string(), costs, intervals: Some(intervals) }));
+    }
     let target = ProfileTarget::of(&machine).map_err(failed)?;
     let none = || failed(format!("machine '{}': found no data cache to share", machine.name));
     let cache = SharedCache::of_machine(&machine).ok_or_else(none)?;
-    let names: Vec<String> = programs.iter().map(|program| printable(&program.file.program)).collect();
     let profiles = programs.iter().map(|program| on_target(&program.file, target)).collect::<Result<Vec<_>, _>>();
     let profiles = profiles.map_err(failed)?;
     let costs = py.detach(|| {
@@ -85,14 +131,40 @@ fn costs_of(
         pair_costs(own_model.as_ref(), &names, &profiles, &cache).map_err(|error| error.to_string())
     });
     let costs = costs.map_err(failed)?;
-    Ok((machine, Matrix { names, model: model.to_string(), costs }))
+    Ok((machine, Matrix { names, model: model.to_string(), costs, intervals: None }))
+}
+
+/// The forecasts of `cachemate predict`. Ctrl-C ends it between two programs.
+fn interval_pairs(
+    py: Python<'_>,
+    programs: &[PyRef<'_, Profile>],
+    machine: &MachineSpec,
+    by_prior: bool,
+) -> PyResult<Vec<Vec<Estimate>>> {
+    let mut timed = Vec::with_capacity(programs.len());
+    for program in programs {
+        py.check_signals()?;
+        let (file, recording) = (&program.file, program.recording.as_deref().filter(|_| !by_prior));
+        let one = py.detach(|| match recording {
+            Some(path) => TimedProgram::of_recording(path, file, machine),
+            None => TimedProgram::of_profile(file, machine),
+        });
+        timed.push(one.map_err(failed)?);
+    }
+    py.detach(|| forecast::pairs(machine, &timed.iter().collect::<Vec<_>>())).map_err(failed)
 }
 
 /// Predicts how much programs slow each other down on the shared cache of a machine.
 #[pyfunction]
-#[pyo3(signature = (programs, machine, *, model = "statcc"))]
-pub fn predict(py: Python<'_>, programs: Vec<PyRef<'_, Profile>>, machine: &str, model: &str) -> PyResult<Matrix> {
-    Ok(costs_of(py, &programs, machine, model)?.1)
+#[pyo3(signature = (programs, machine, *, model = INTERVAL_MODEL, timing = "solo-run"))]
+pub fn predict(
+    py: Python<'_>,
+    programs: Vec<PyRef<'_, Profile>>,
+    machine: &str,
+    model: &str,
+    timing: &str,
+) -> PyResult<Matrix> {
+    Ok(costs_of(py, &programs, machine, model, timing)?.1)
 }
 
 /// A placement of programs, its expected outcome, and the reasons.
@@ -173,15 +245,16 @@ fn escaped(text: &str) -> String {
 
 /// Plans which programs share a cache on a machine.
 #[pyfunction]
-#[pyo3(signature = (programs, machine, *, model = "statcc", seed = 0))]
+#[pyo3(signature = (programs, machine, *, model = INTERVAL_MODEL, timing = "solo-run", seed = 0))]
 pub fn plan(
     py: Python<'_>,
     programs: Vec<PyRef<'_, Profile>>,
     machine: &str,
     model: &str,
+    timing: &str,
     seed: u64,
 ) -> PyResult<Plan> {
-    let (machine, matrix) = costs_of(py, &programs, machine, model)?;
+    let (machine, matrix) = costs_of(py, &programs, machine, model, timing)?;
     let topology = machine.topology();
     let placed = py.detach(|| place(&matrix.names, &matrix.costs, &matrix.costs, &topology, seed));
     let placement = placed.map_err(failed)?;

@@ -16,6 +16,8 @@ use crate::trace::Trace;
 #[pyclass(frozen, module = "cachemate")]
 pub struct Profile {
     pub file: ProfileFile,
+    /// The trace's file, which a prediction runs alone for its timing; `None` for an array or a profile file.
+    pub recording: Option<PathBuf>,
 }
 
 #[pymethods]
@@ -23,7 +25,7 @@ impl Profile {
     /// Reads a profile file, as `cachemate profile` writes it.
     #[staticmethod]
     fn read(path: PathBuf) -> PyResult<Self> {
-        Ok(Profile { file: ProfileFile::read(path).map_err(failed)? })
+        Ok(Profile { file: ProfileFile::read(path).map_err(failed)?, recording: None })
     }
 
     /// Writes a profile file; an existing one is replaced only with `force`.
@@ -89,5 +91,5 @@ pub fn profile(py: Python<'_>, trace: &Trace, machine: Option<&str>, name: Optio
     let (header, totals) = (reading.header(), reading.totals());
     let name = name.unwrap_or(&trace.name);
     let profile = py.detach(|| profiling.finish(name, trace.from(), &header, totals.as_ref()));
-    Ok(Profile { file: profile.map_err(failed)? })
+    Ok(Profile { file: profile.map_err(failed)?, recording: trace.file() })
 }

@@ -132,6 +132,14 @@ impl Trace {
         Ok(TracePass { trace: self, at: 0, reader, instructions })
     }
 
+    /// The file that is read; `None` for an array.
+    pub fn file(&self) -> Option<PathBuf> {
+        match &self.source {
+            TraceSource::Array { .. } => None,
+            TraceSource::File { path, .. } => Some(PathBuf::from(path)),
+        }
+    }
+
     /// The source, as a profile records it.
     pub fn from(&self) -> &str {
         match &self.source {

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -134,11 +135,14 @@ def test_profiles_predictions_and_plans_are_the_commands(programs: list[cachemat
     files = [recording(name) for name in NAMES]
     for program, file in zip(programs, files):
         assert program.to_dict() == command("profile", file, "--machine", MACHINE)
-    answer = command("predict", *files, "--machine", MACHINE, "--model", "statcc")["matrix"]
-    matrix = cachemate.predict(programs, MACHINE)
-    assert (answer["names"], answer["model"]) == (matrix.names, matrix.model)
-    assert (100 * matrix.values).tolist() == pytest.approx(np.array(answer["values"]))
-    answer = command("plan", *files, "--machine", MACHINE, "--model", "statcc")
+    for model in ("interval", "statcc"):
+        answer = command("predict", *files, "--machine", MACHINE, "--model", model)["matrix"]
+        matrix = cachemate.predict(programs, MACHINE, model=model)
+        assert (answer["names"], answer["model"], answer["unit"]) == (matrix.names, matrix.model, matrix.unit)
+        assert matrix.values.tolist() == answer["values"]
+        assert answer.get("low") == (None if matrix.low is None else matrix.low.tolist())
+        assert answer.get("high") == (None if matrix.high is None else matrix.high.tolist())
+    answer = command("plan", *files, "--machine", MACHINE)
     plan = cachemate.plan(programs, MACHINE)
     assert answer["programs"] == plan.programs
     assert all(answer[name] == value for name, value in plan.to_dict().items())
@@ -157,7 +161,7 @@ def test_a_plan_gives_reasons_and_beats_the_worst(programs: list[cachemate.Profi
     assert planned is not None and worst is not None and planned <= worst
     assert plan.optimal and plan.solver
     matrix = cachemate.predict(programs, MACHINE)
-    assert matrix.values.shape == (4, 4) and matrix.names == NAMES and matrix.unit == "slowdown"
+    assert matrix.values.shape == (4, 4) and matrix.names == NAMES and matrix.unit == "percent"
     assert cachemate.predict(programs, MACHINE, model="sdc").model == "sdc"
 
 
@@ -197,6 +201,38 @@ def test_errors_name_the_place(tmp_path: Path) -> None:
         cachemate.mrc(cachemate.Trace.from_numpy(np.empty(0, dtype=np.uint64)))
     with pytest.raises(cachemate.CachemateError, match="statc"):
         cachemate.predict([], MACHINE, model="statc")
+    with pytest.raises(ValueError, match="timing: found 'solo', expected solo-run or prior"):
+        cachemate.predict([], MACHINE, timing="solo")  # type: ignore[arg-type]
+
+
+def test_curves_and_matrices_are_drawn(programs: list[cachemate.Profile]) -> None:
+    """Does a plot show the values that the object has, and go into given axes?"""
+    matplotlib = pytest.importorskip("matplotlib", reason="not shown here: no Matplotlib")
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2)
+    curve = cachemate.mrc(open_recording("gzip"), sample=0.1)
+    assert curve.plot(left) is left and curve.mpki is not None
+    assert left.lines[0].get_ydata().tolist() == curve.mpki.tolist()
+    matrix = cachemate.predict(programs, MACHINE, model="statcc")
+    assert matrix.plot(ax=right) is right
+    assert [text.get_text() for text in right.texts] == [f"{value:.1f}" for value in matrix.values.flatten()]
+    assert cachemate.mrc(open_recording("gzip")).plot() not in (left, right)
+    pyplot.close("all")
+
+
+@pytest.mark.skipif(shutil.which("valgrind") is None, reason="not shown here: no Valgrind")
+def test_a_program_is_recorded(tmp_path: Path) -> None:
+    """Is a recorded program a trace, limited as asked, and does its failure warn?"""
+    trace = cachemate.record(["true"], tmp_path / "true.cmt", max_accesses=5000)
+    assert trace.name == "true" and trace.accesses is not None and 0 < trace.accesses <= 5000
+    with pytest.raises(cachemate.CachemateError, match="true.cmt"):
+        cachemate.record(["true"], tmp_path / "true.cmt")
+    with pytest.warns(RuntimeWarning, match="exit 1"):
+        cachemate.record(["false"], tmp_path / "false.cmt")
+    with pytest.raises(ValueError, match="l1: "):
+        cachemate.record(["true"], tmp_path / "x.cmt", l1="32X")
 
 
 # ---- the interpreter

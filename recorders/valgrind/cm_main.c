@@ -40,6 +40,7 @@ extern Bool VG_(ok_to_discard_translations);
 /* ---- Options ---- */
 static const HChar *clo_fifo = NULL;
 static ULong clo_skip = 0, clo_max = ~0ULL;
+static ULong clo_skip_ms = 0, clo_max_ms = 0;
 static Long clo_l1_bytes = 0, clo_l1_ways = 8, clo_l1_line = 64;
 static Bool clo_follow = False;
 static Bool clo_stop = False;
@@ -131,7 +132,9 @@ static ULong instructions, accesses;
 static ULong seen_elsewhere;
 /* Every access calls the helper, which counts it. */
 static Bool exact;
-static enum { SKIPPING, RECORDING, OFF } mode = RECORDING;
+static enum { WAITING, SKIPPING, RECORDING, OFF } mode = RECORDING;
+/* When the program started, or the wait ended. */
+static ULong begun_ms;
 
 /* ---- Chunks ---- */
 #define CHUNK_MAGIC 0x314b4d43u /* CMK1 */
@@ -302,6 +305,8 @@ static VG_REGPARM(2) void on_exact_access(Addr address, UWord imm)
 static Bool near_an_end(void)
 {
    ULong seen = seen_elsewhere + accesses;
+   if (mode == WAITING)
+      return False;
    if (mode == SKIPPING)
       return clo_skip - seen < TURN_ACCESSES;
    return clo_max != ~0ULL && clo_skip + clo_max - seen < TURN_ACCESSES;
@@ -461,7 +466,7 @@ static void add_accesses(Build *b, IRTypeEnv *types, IRStmt *st)
 static IRSB *instrument(VgCallbackClosure *closure, IRSB *in, const VexGuestLayout *layout,
                         const VexGuestExtents *extents, const VexArchInfo *arch, IRType guest_word, IRType host_word)
 {
-   if (mode == OFF)
+   if (mode == OFF || mode == WAITING)
       return in;
    Build b = {deepCopyIRSBExceptStmts(in), 0, 0, NULL, NULL, 0};
    Int i = 0;
@@ -524,8 +529,31 @@ static void enter_thread(Thread *thread)
    seen_elsewhere -= accesses;
 }
 
+/* Time is looked at when a thread begins a turn, of 100 000 blocks at most. While it waits, the program runs without our
+   code in it, which is as fast as Valgrind is. */
+static void look_at_time(void)
+{
+   static Bool started = False;
+   if (!started)
+      begun_ms = VG_(read_millisecond_timer)();
+   started = True;
+   if (mode == WAITING && VG_(read_millisecond_timer)() - begun_ms >= clo_skip_ms) {
+      begun_ms = VG_(read_millisecond_timer)();
+      mode = clo_skip ? SKIPPING : RECORDING;
+      discard_due = True;
+   }
+   if (mode == RECORDING && clo_max_ms && VG_(read_millisecond_timer)() - begun_ms >= clo_max_ms) {
+      send(FLAG_MAX);
+      switch_off();
+      if (clo_stop)
+         VG_(exit)(0);
+   }
+}
+
 static void on_run(ThreadId tid, ULong blocks)
 {
+   if (UNLIKELY(mode == WAITING || clo_max_ms))
+      look_at_time();
    if (UNLIKELY(mode != OFF && exact != near_an_end())) {
       exact = !exact;
       discard_due = True;
@@ -607,7 +635,8 @@ static void on_fork_child(ThreadId tid)
    current->os_thread = VG_(gettid)();
    current->recorded_at = current->window_instructions = current->window_accesses = 0;
    instructions = accesses = seen_elsewhere = 0;
-   mode = clo_skip ? SKIPPING : RECORDING;
+   if (mode != WAITING)
+      mode = clo_skip ? SKIPPING : RECORDING;
    send_start();
 }
 
@@ -617,6 +646,8 @@ static Bool option(const HChar *arg)
    if (VG_STR_CLO(arg, "--cm-fifo", clo_fifo)) {}
    else if (VG_BINT_CLO(arg, "--cm-skip", clo_skip, 0, 0x7fffffffffffffffLL)) {}
    else if (VG_BINT_CLO(arg, "--cm-max", clo_max, 0, 0x7fffffffffffffffLL)) {}
+   else if (VG_BINT_CLO(arg, "--cm-skip-ms", clo_skip_ms, 0, 1000000000LL)) {}
+   else if (VG_BINT_CLO(arg, "--cm-max-ms", clo_max_ms, 0, 1000000000LL)) {}
    else if (VG_BINT_CLO(arg, "--cm-l1-bytes", clo_l1_bytes, 0, 64 << 20)) {}
    else if (VG_BINT_CLO(arg, "--cm-l1-ways", clo_l1_ways, 1, 64)) {}
    else if (VG_BINT_CLO(arg, "--cm-l1-line", clo_l1_line, 16, 4096)) {}
@@ -632,6 +663,8 @@ static void usage(void)
    VG_(printf)("    --cm-fifo=<file>          write chunks to this FIFO (required)\n"
                "    --cm-skip=<n>             pass over the first n data accesses [0]\n"
                "    --cm-max=<n>              then record n data accesses and go on unrecorded [all]\n"
+               "    --cm-skip-ms=<n>          first let the program run n ms without our code [0]\n"
+               "    --cm-max-ms=<n>           record for n ms and go on unrecorded, 0 = to the end [0]\n"
                "    --cm-stop-at-max=no|yes   end the program there instead [no]\n"
                "    --cm-l1-bytes=<n>         size of the L1 filter, 0 = none [0]\n"
                "    --cm-l1-ways=<n>          its ways [8]\n"
@@ -668,7 +701,7 @@ static void post_clo_init(void)
    fifo = VG_(safe_fd)(sr_Res(opened));
    my_pid = VG_(getpid)();
    send_start();
-   mode = clo_skip ? SKIPPING : RECORDING;
+   mode = clo_skip_ms ? WAITING : clo_skip ? SKIPPING : RECORDING;
    exact = near_an_end();
    if (clo_max == 0) {
       send(FLAG_MAX);

@@ -1,33 +1,33 @@
-//! Does the dashboard ask for metrics that there are?
+//! Do the dashboard and the alert rules ask for metrics that there are?
 //!
-//! Problem: a dashboard that names a metric wrongly shows nothing, and says nothing. Method: the names in
-//! `packaging/grafana.json` are held against the names that `crates/daemon/src/metrics.rs` registers. The encoder puts
-//! `cachemate_` before a name, and `_total` and the unit behind it.
+//! Problem: a dashboard that names a metric wrongly shows nothing, and a rule that does never fires. Method: the names in
+//! `packaging/grafana.json` and `packaging/alerts.yaml` are held against the names that `crates/daemon/src/metrics.rs`
+//! registers. The encoder puts `cachemate_` before a name, and `_total` and the unit behind it.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::Path;
 
-const DASHBOARD: &str = "packaging/grafana.json";
+const READERS: [&str; 2] = ["packaging/grafana.json", "packaging/alerts.yaml"];
 const METRICS: &str = "crates/daemon/src/metrics.rs";
 
 /// Every complaint, as `file: what is wrong`.
 ///
 /// # Errors
-/// One of the two files cannot be read.
+/// One of the files cannot be read.
 pub fn check(root: &Path) -> io::Result<Vec<String>> {
-    let (asked, source) = (fs::read_to_string(root.join(DASHBOARD))?, fs::read_to_string(root.join(METRICS))?);
+    let source = fs::read_to_string(root.join(METRICS))?;
     let code = source.split("#[cfg(test)]").next().unwrap_or_default();
     let registered: BTreeSet<&str> = code.split('"').skip(1).step_by(2).collect();
-    let names = names(&asked);
-    let mut complaints: Vec<String> = names
-        .iter()
-        .filter(|name| !registered.contains(bare(name)))
-        .map(|name| format!("{DASHBOARD}: '{name}' is registered nowhere in {METRICS}"))
-        .collect();
-    if names.is_empty() {
-        complaints.push(format!("{DASHBOARD}: no metric is asked for"));
+    let mut complaints = Vec::new();
+    for reader in READERS {
+        let names = names(&fs::read_to_string(root.join(reader))?);
+        let unknown = names.iter().filter(|name| !registered.contains(bare(name)));
+        complaints.extend(unknown.map(|name| format!("{reader}: '{name}' is registered nowhere in {METRICS}")));
+        if names.is_empty() {
+            complaints.push(format!("{reader}: no metric is asked for"));
+        }
     }
     Ok(complaints)
 }
@@ -63,9 +63,10 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         for (file, text) in [
             (
-                DASHBOARD,
+                READERS[0],
                 r#"{"expr": "rate(cachemate_cpu_seconds_total[5m])", "other": "cachemate_gone{cache_id=\"1\"}"}"#,
             ),
+            (READERS[1], "expr: cachemate_cpu_seconds_total > 0.01"),
             (METRICS, r#"registry.register_with_unit("cpu", "Processor time", Unit::Seconds, counter);"#),
         ] {
             let path = root.path().join(file);

@@ -33,7 +33,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "python",
         &[
             "core", "files", "spec", "locality", "policy", "pipeline", "sim", "trace", "report", "scenario", "study",
-            "sweep", "page",
+            "sweep", "page", "repro",
         ],
     ),
     (

@@ -8,12 +8,13 @@ use cachemate_policy::matrix::{CostKind, PairCosts};
 use cachemate_policy::schemes::{self, Scheme, SharedCache};
 use cachemate_report::{CacheSummary, CostTable, GroupForecast, GroupMember, PercentRange};
 use cachemate_repro::ExperimentContext;
-use cachemate_repro::interval::forecast::{MemberForecast, TimedProgram, TimingBasis, group_miss_ratio, together};
-use cachemate_repro::setup::WorkloadJob;
+use cachemate_repro::interval::forecast::{
+    MemberForecast, TimedProgram, TimingBasis, costs_of, group_miss_ratio, pairs, together,
+};
 use cachemate_study::{ProfileTarget, USUAL_SCHEME, cache_summary, matrix_of, pair_costs};
 use clap::{Args, ValueEnum};
 
-use crate::programs::{ProfiledInput, is_profile, load_all};
+use crate::programs::{ProfiledInput, load_all};
 use crate::session::Session;
 use crate::traces::recording_path;
 
@@ -93,7 +94,7 @@ impl Prediction {
         let names: Vec<String> = inputs.iter().map(|program| program.name.clone()).collect();
         let Some(scheme) = scheme else {
             let timed = timed(session, programs, &inputs, &machine, timing)?;
-            let intervals = pair_forecasts(&machine, &timed)?;
+            let intervals = pairs(&machine, &timed.iter().map(Arc::as_ref).collect::<Vec<_>>())?;
             let costs = costs_of(&intervals);
             let model = SlowdownModel::Interval(timed);
             return Ok(Prediction { machine, cache, programs: inputs, model, costs, intervals: Some(intervals) });
@@ -201,20 +202,14 @@ impl Prediction {
     }
 }
 
-/// The forecasts' values as costs.
-fn costs_of(intervals: &[Vec<Estimate>]) -> PairCosts {
-    let cost = intervals.iter().map(|row| row.iter().map(|one| one.value).collect()).collect();
-    PairCosts { kind: CostKind::Degradation, cost }
-}
-
 /// The interval model's costs of programs with the prior's timing, on a machine without a bundled description.
 ///
 /// # Errors
 /// A profile without instruction counts.
 pub fn prior_costs(inputs: &[ProfiledInput], machine: &MachineSpec) -> anyhow::Result<PairCosts> {
-    let timed = inputs.iter().map(|input| Ok(Arc::new(TimedProgram::of_profile(&input.file, machine)?)));
-    let timed: Vec<Arc<TimedProgram>> = timed.collect::<anyhow::Result<_>>()?;
-    Ok(costs_of(&pair_forecasts(machine, &timed)?))
+    let timed = inputs.iter().map(|input| Ok(TimedProgram::of_profile(&input.file, machine)?));
+    let timed: Vec<TimedProgram> = timed.collect::<anyhow::Result<_>>()?;
+    Ok(costs_of(&pairs(machine, &timed.iter().collect::<Vec<_>>())?))
 }
 
 /// The programs with their timing; equal inputs are timed once.
@@ -231,9 +226,10 @@ fn timed(
     let bar = session.progress("programs alone", Some(given.len() as u64));
     let firsts: Vec<usize> = (0..given.len()).filter(|&index| first(index) == index).collect();
     let programs = context.run_here(&firsts, |&index| {
-        let timed = match solo_job(&given[index], &inputs[index].name).filter(|_| timing == TimingSource::SoloRun) {
-            Some(job) => TimedProgram::measured(&job, machine),
-            None => TimedProgram::of_profile(&inputs[index].file, machine),
+        let file = &inputs[index].file;
+        let timed = match recording_path(&given[index]) {
+            Ok(path) if timing == TimingSource::SoloRun => TimedProgram::of_recording(&path, file, machine),
+            _ => TimedProgram::of_profile(file, machine),
         };
         bar.inc(1);
         Ok(Arc::new(timed?))
@@ -241,30 +237,4 @@ fn timed(
     bar.finish_and_clear();
     let position = |index: usize| firsts.iter().position(|&known| known == first(index)).unwrap_or(0);
     Ok((0..given.len()).map(|index| Arc::clone(&programs[position(index)])).collect())
-}
-
-/// The job of a recording with one thread; `None` for a profile file, or for several threads.
-fn solo_job(given: &str, name: &str) -> Option<WorkloadJob> {
-    let path = recording_path(given).ok()?;
-    if is_profile(&path).unwrap_or(true) {
-        return None;
-    }
-    let job = WorkloadJob::recorded(name, path, 1);
-    (job.threads(0).ok()?.len() == 1).then_some(job)
-}
-
-/// The forecast for each program beside each other one, and beside a copy of itself on the diagonal.
-fn pair_forecasts(machine: &MachineSpec, programs: &[Arc<TimedProgram>]) -> anyhow::Result<Vec<Vec<Estimate>>> {
-    let count = programs.len();
-    let mut rows = vec![vec![Estimate::exact(0.0); count]; count];
-    for i in 0..count {
-        for j in i..count {
-            let pair = together(machine, &[&programs[i], &programs[j]])?;
-            rows[i][j] = pair[0].slowdown;
-            if i != j {
-                rows[j][i] = pair[1].slowdown;
-            }
-        }
-    }
-    Ok(rows)
 }

@@ -19,10 +19,11 @@ use sd_notify::NotifyState;
 
 use crate::endpoints::Endpoints;
 use crate::host::{self, LiveLoop, LiveRunOptions};
+use crate::metrics::{self, MetricsAddress};
 use crate::service_watch::ServiceWatch;
 use crate::socket::{self, SharedStatus};
 use crate::status::{Watcher, evidence_text};
-use crate::{metrics, page, paths};
+use crate::{page, paths};
 
 /// How long a start waits for a guardian that is just putting things back.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -130,7 +131,7 @@ pub fn run(source: &ConfigSource, switches: &ControlFlags, say: &dyn Fn(&str)) -
     publish(&shared, &watcher);
     let socket_path = wish.config.socket.clone().unwrap_or_else(paths::socket);
     let _server = socket::serve(&socket_path, shared.clone())?;
-    let metrics_address = wish.config.metrics_address.as_deref();
+    let metrics_address = MetricsAddress::of_config(&wish.config)?;
     if let Some(path) = &wish.config.metrics_textfile {
         metrics::write_textfile(path, shared.clone())?;
     }

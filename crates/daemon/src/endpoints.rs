@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use cachemate_core::RunHeader;
 use cachemate_page::serve::page::{PageAddress, PageFeed, ServeError, serve};
 
-use crate::metrics;
+use crate::metrics::{self, MetricsAddress};
 use crate::socket::SharedStatus;
 
 /// Time between two attempts.
@@ -19,7 +19,7 @@ const RETRY: Duration = Duration::from_secs(30);
 /// Endpoints by their configuration, served or not yet.
 pub(crate) struct Endpoints {
     /// Address of the metrics while they are not served.
-    metrics: Option<String>,
+    metrics: Option<MetricsAddress>,
     /// Address of the dashboard while it is not served.
     page: Option<PageAddress>,
     /// The served dashboard.
@@ -35,14 +35,14 @@ impl Endpoints {
     /// # Errors
     /// An address can never be served.
     pub fn open(
-        metrics: Option<&str>,
+        metrics: Option<MetricsAddress>,
         page: Option<&PageAddress>,
         shared: &SharedStatus,
         header: &RunHeader,
         say: &dyn Fn(&str),
     ) -> anyhow::Result<Self> {
         let mut endpoints = Endpoints {
-            metrics: metrics.map(str::to_string),
+            metrics,
             page: page.cloned(),
             feed: None,
             unavailable: Vec::new(),
@@ -131,7 +131,8 @@ mod tests {
         let (said, shared, header) = (RefCell::new(Vec::new()), shared(), header());
         let say = |text: &str| said.borrow_mut().push(text.to_string());
         let page = PageAddress { address: page, token: true };
-        let mut endpoints = Endpoints::open(Some(&metrics), Some(&page), &shared, &header, &say).unwrap();
+        let at = MetricsAddress { address: metrics.clone(), token: None };
+        let mut endpoints = Endpoints::open(Some(at), Some(&page), &shared, &header, &say).unwrap();
         assert_eq!(endpoints.unavailable.len(), 2, "{:?}", endpoints.unavailable);
         assert!(endpoints.feed.is_none());
         assert!(said.borrow()[0].contains(&metrics) && said.borrow()[1].contains(&page.address), "{said:?}");

@@ -1,8 +1,9 @@
-//! A small HTTP server for loopback addresses: one page an address, with little that a client can occupy.
+//! A small HTTP server: one page an address, with little that a client can occupy.
 //!
 //! Bounds, for each connection and for all: a maximum number at once (the oldest is closed), a head of a few
-//! kilobytes within some seconds, one response, and the end. A `Host` that is no name of this host is refused,
-//! because a foreign page may make a browser send requests here under that page's own name (DNS rebinding).
+//! kilobytes within some seconds, one response, and the end. With a token, a request must bear it. Without one, a `Host`
+//! that is no name of this host is refused, because a foreign page may make a browser send requests here under that
+//! page's own name (DNS rebinding).
 
 use std::convert::Infallible;
 use std::net::{SocketAddr, TcpListener};
@@ -11,10 +12,11 @@ use std::time::Duration;
 
 use anyhow::Context;
 use cachemate_page::serve::connection_limit::{ConnectionLimit, Deadlines, accepted, in_own_thread};
+use cachemate_page::serve::page::constant_time_eq;
 use cachemate_page::serve::{is_this_host, one_answer};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{CONTENT_TYPE, HOST};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue, WWW_AUTHENTICATE};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
@@ -29,43 +31,55 @@ pub trait PageRoutes: Fn(&str) -> Option<(&'static str, String)> + Send + Sync +
 impl<F: Fn(&str) -> Option<(&'static str, String)> + Send + Sync + 'static> PageRoutes for F {}
 
 /// Serves pages, in a thread of its own that ends with the process. Answers with the address that it listens on.
+/// `token`: required of every request as `Authorization: Bearer TOKEN`.
 ///
 /// # Errors
 /// The address is taken or not this host's.
-pub fn serve(address: &str, pages: impl PageRoutes) -> anyhow::Result<SocketAddr> {
+pub fn serve(address: &str, token: Option<String>, pages: impl PageRoutes) -> anyhow::Result<SocketAddr> {
     let cannot = || format!("{address}: cannot listen");
     let listener = TcpListener::bind(address).with_context(cannot)?;
     let bound = listener.local_addr().with_context(cannot)?;
     let started = listener.set_nonblocking(true).and_then(|()| {
-        in_own_thread("cachemate-http", || Ok(listen(tokio::net::TcpListener::from_std(listener)?, Arc::new(pages))))
+        in_own_thread("cachemate-http", || {
+            Ok(listen(tokio::net::TcpListener::from_std(listener)?, Arc::new((token, pages))))
+        })
     });
     started.with_context(cannot)?;
     Ok(bound)
 }
 
-async fn listen(listener: tokio::net::TcpListener, pages: Arc<impl PageRoutes>) {
+async fn listen(listener: tokio::net::TcpListener, guarded: Arc<(Option<String>, impl PageRoutes)>) {
     let mut limit = ConnectionLimit::new(PLACES, Deadlines { stranger: PATIENCE, admitted: PATIENCE });
     loop {
         let Some((stream, peer)) = accepted(listener.accept().await).await else { continue };
-        let pages = Arc::clone(&pages);
+        let guarded = Arc::clone(&guarded);
         limit.serve(peer.ip(), |_| async move {
-            let service = service_fn(|request| std::future::ready(Ok::<_, Infallible>(answer(&request, &*pages))));
+            let (token, pages) = &*guarded;
+            let respond = |request| std::future::ready(Ok::<_, Infallible>(answer(&request, token.as_deref(), pages)));
+            let service = service_fn(respond);
             // A peer that says nothing sensible, or goes away, needs no more.
             let _ = one_answer().serve_connection(TokioIo::new(stream), service).await;
         });
     }
 }
 
-fn answer(request: &Request<Incoming>, pages: &impl PageRoutes) -> Response<Full<Bytes>> {
+fn answer(request: &Request<Incoming>, token: Option<&str>, pages: &impl PageRoutes) -> Response<Full<Bytes>> {
     let say = |status, kind: &'static str, text: String| {
         let mut response = Response::new(Full::new(Bytes::from(text)));
         *response.status_mut() = status;
-        response.headers_mut().insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(kind));
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
         response
     };
     let refuse = |status, text: &str| say(status, "text/plain; charset=utf-8", format!("{text}\n"));
     let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
-    if !host.is_some_and(is_this_host) {
+    if let Some(token) = token {
+        let given = request.headers().get(AUTHORIZATION).and_then(|given| given.as_bytes().strip_prefix(b"Bearer "));
+        if !given.is_some_and(|given| constant_time_eq(given, token.as_bytes())) {
+            let mut refusal = refuse(StatusCode::UNAUTHORIZED, "expected the token of metrics_token_file");
+            refusal.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            return refusal;
+        }
+    } else if !host.is_some_and(is_this_host) {
         return refuse(StatusCode::MISDIRECTED_REQUEST, "Host: expected localhost or a loopback address");
     }
     if request.method() != Method::GET && request.method() != Method::HEAD {
@@ -84,7 +98,7 @@ mod tests {
     use std::net::TcpStream;
 
     fn server() -> SocketAddr {
-        serve("127.0.0.1:0", |path| (path == "/metrics").then(|| ("text/plain", "page".to_string()))).unwrap()
+        serve("127.0.0.1:0", None, |path| (path == "/metrics").then(|| ("text/plain", "page".to_string()))).unwrap()
     }
 
     fn ask(address: SocketAddr, head: &str) -> String {
@@ -119,6 +133,21 @@ mod tests {
         assert!(get(address, "/", "localhost").starts_with("HTTP/1.1 404"));
         let post = "POST /metrics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n";
         assert!(ask(address, post).starts_with("HTTP/1.1 405"));
+    }
+
+    /// With a token: is a page given to a request that bears it, under any name of the host, and to no other?
+    #[test]
+    fn only_a_bearer_of_the_token_reads() {
+        let token = "0123456789abcdef";
+        let pages = |path: &str| (path == "/metrics").then(|| ("text/plain", "page".to_string()));
+        let address = serve("127.0.0.1:0", Some(token.to_string()), pages).unwrap();
+        let with =
+            |header: &str| ask(address, &format!("GET /metrics HTTP/1.1\r\nHost: node7.example\r\n{header}\r\n"));
+        assert!(with(&format!("Authorization: Bearer {token}\r\n")).ends_with("\r\n\r\npage"));
+        for header in ["", "Authorization: Bearer 0123456789abcdeX\r\n", "Authorization: Basic 0123456789abcdef\r\n"] {
+            let answer = with(header);
+            assert!(answer.starts_with("HTTP/1.1 401") && !answer.contains("page"), "{header}: {answer}");
+        }
     }
 
     /// Does a head without an end come to one, after some kilobytes?

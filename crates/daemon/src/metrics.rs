@@ -1,17 +1,18 @@
-//! Metrics for Prometheus, on a loopback address: `cachemate_` in front, base units, `_total` on counters.
+//! Metrics for Prometheus, on a loopback address or behind a token: `cachemate_` in front, base units, `_total` on counters.
 //!
 //! Tasks are many and short-lived: only the ten of most intensity stand with their names.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use cachemate_core::PromiseState;
 use cachemate_report::text::printable;
-use cachemate_spec::ManageMode;
+use cachemate_spec::{ManageConfig, ManageMode};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -23,7 +24,7 @@ use crate::http;
 use crate::promise_status::PromiseStatus;
 use crate::service_status::ServiceStatus;
 use crate::socket::SharedStatus;
-use crate::status::DaemonStatus;
+use crate::status::{ContentionClass, DaemonStatus};
 
 /// Series with a program's name.
 const NAMED_AT_MOST: usize = 10;
@@ -39,12 +40,51 @@ type Gauges = Family<MetricLabels, Gauge<f64, AtomicU64>>;
 ///
 /// # Errors
 /// The address is taken or not this host's.
-pub fn serve(address: &str, shared: SharedStatus) -> anyhow::Result<SocketAddr> {
+pub fn serve(at: &MetricsAddress, shared: SharedStatus) -> anyhow::Result<SocketAddr> {
     let pages = Arc::new(MetricsPage { shared, last: Mutex::default() });
-    http::serve(address, move |path| match path {
+    http::serve(&at.address, at.token.clone(), move |path| match path {
         "/metrics" => Some((OPEN_METRICS, pages.now())),
         _ => None,
     })
+}
+
+/// Where metrics are served, and the token that a request must bear.
+#[derive(Clone, PartialEq, Eq)]
+pub struct MetricsAddress {
+    pub(crate) address: String,
+    pub(crate) token: Option<String>,
+}
+
+/// Fewer characters are guessed, more are no token.
+const TOKEN_CHARACTERS: std::ops::RangeInclusive<usize> = 16..=512;
+
+impl MetricsAddress {
+    /// As configured; `None` if no metrics are served.
+    ///
+    /// # Errors
+    /// The token's file cannot be read, may be read by every user, or holds no token.
+    pub fn of_config(config: &ManageConfig) -> anyhow::Result<Option<Self>> {
+        let Some(address) = config.metrics_address.clone() else { return Ok(None) };
+        let token = config.metrics_token_file.as_deref().map(read_token).transpose()?;
+        Ok(Some(MetricsAddress { address, token }))
+    }
+}
+
+fn read_token(path: &Path) -> anyhow::Result<String> {
+    let file = path.display();
+    let missing = || anyhow::anyhow!("{file}: no such file, expected the token of the metrics");
+    let mode =
+        cachemate_files::metadata(path).with_context(|| format!("{file}: cannot be read"))?.ok_or_else(missing)?;
+    let mode = mode.permissions().mode() & 0o777;
+    if mode & 0o007 != 0 {
+        bail!("{file}: found mode {mode:03o}, expected one that keeps the token from other users (chmod 640)");
+    }
+    let text = cachemate_files::read_text_limited(path, 4096).with_context(|| format!("{file}: cannot be read"))?;
+    let token = text.trim_end_matches(['\r', '\n']);
+    if !TOKEN_CHARACTERS.contains(&token.len()) || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
+        bail!("{file}: expected one line of 16 to 512 visible ASCII characters (openssl rand -hex 32)");
+    }
+    Ok(token.to_string())
 }
 
 /// Time between two writes of the textfile: the default interval of a scrape.
@@ -122,9 +162,20 @@ pub fn page(status: &DaemonStatus) -> String {
     let acting = Gauge::<f64, AtomicU64>::default();
     acting.set(if status.mode == ManageMode::Act { 1.0 } else { 0.0 });
     registry.register("acting", "1 = changes the host, 0 = observes only", acting);
-    let cache = |id: u32| ("cache_id".to_string(), id.to_string());
-    let tasks = status.caches.iter().map(|c| (vec![cache(c.cache)], c.tasks.len() as f64)).collect();
+    // An id alone names no place: it counts caches, not CPUs.
+    let cache = |id: u32| {
+        let cpus = status.caches.iter().find(|cache| cache.cache == id).map_or("", |cache| &cache.cpus);
+        [("cache_id".to_string(), id.to_string()), ("cpus".to_string(), cpus.to_string())]
+    };
+    let tasks = status.caches.iter().map(|c| (cache(c.cache).to_vec(), c.tasks.len() as f64)).collect();
     gauge(&mut registry, "cache_tasks", "Managed threads last seen on the cache", tasks);
+    let mut by_class: BTreeMap<&str, f64> = BTreeMap::new();
+    for task in &status.tasks {
+        *by_class.entry(task.class.map_or("unknown", ContentionClass::text)).or_default() += 1.0;
+    }
+    let classes =
+        by_class.into_iter().map(|(class, tasks)| (vec![("class".to_string(), class.replace(' ', "_"))], tasks));
+    gauge(&mut registry, "class_tasks", "Managed threads by measured class", classes.collect());
     let mut by_name: BTreeMap<(String, u32), f64> = BTreeMap::new();
     for task in &status.tasks {
         if let (Some(intensity), Some(cache)) = (task.intensity, task.cache) {
@@ -137,7 +188,7 @@ pub fn page(status: &DaemonStatus) -> String {
     rows.truncate(NAMED_AT_MOST);
     let named = rows
         .into_iter()
-        .map(|((name, id), value)| (vec![("name".to_string(), label(&name)), cache(id)], value))
+        .map(|((name, id), value)| ([&[("name".to_string(), label(&name))], &cache(id)[..]].concat(), value))
         .collect();
     gauge(&mut registry, "intensity_ratio", "Share of a probe's lines that the program evicts (top ten)", named);
     promises(&mut registry, status);
@@ -232,12 +283,16 @@ mod tests {
             tasks: vec![0, 1],
             forecast_miss_ratio: None,
         });
+        let class = |class| crate::status::TaskStatus { class, ..crate::status::TaskStatus::default() };
+        status.tasks = vec![class(Some(ContentionClass::NotVictim)), class(None)];
         let page = page(&status);
         for line in [
             "cachemate_windows_total 3",
             "cachemate_process_cpu_seconds_total 1.5",
             "cachemate_acting 1.0",
-            "cachemate_cache_tasks{cache_id=\"2\"} 2.0",
+            "cachemate_cache_tasks{cache_id=\"2\",cpus=\"0-3\"} 2.0",
+            "cachemate_class_tasks{class=\"not_a_victim\"} 1.0",
+            "cachemate_class_tasks{class=\"unknown\"} 1.0",
             "# EOF",
         ] {
             assert!(page.lines().any(|found| found == line), "{line} in\n{page}");
@@ -253,6 +308,33 @@ mod tests {
         assert!(page.contains("cachemate_process_cpu_seconds_total 0.54\n"), "{page}");
         assert!(page.contains("cachemate_probe_withheld_seconds_total 3.09\n"), "{page}");
         assert!(!page.contains("probe_cpu"), "{page}");
+    }
+
+    /// Is a token read from a file of its own, and refused if every user may read it or it is too short?
+    #[test]
+    fn a_token_is_a_secret_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("token");
+        let config = ManageConfig {
+            metrics_address: Some("0.0.0.0:9753".to_string()),
+            metrics_token_file: Some(path.clone()),
+            ..ManageConfig::default()
+        };
+        let read = |text: &str, mode: u32| {
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            MetricsAddress::of_config(&config).map(|at| at.unwrap().token.unwrap()).map_err(|error| error.to_string())
+        };
+        assert_eq!(read("0123456789abcdef\n", 0o640), Ok("0123456789abcdef".to_string()));
+        for (text, mode, why) in
+            [("0123456789abcdef", 0o644, "mode 644"), ("short", 0o600, "16 to 512"), ("", 0o600, "16")]
+        {
+            let refusal = read(text, mode).unwrap_err();
+            assert!(refusal.contains(why), "{refusal}");
+        }
+        std::fs::remove_file(&path).unwrap();
+        assert!(MetricsAddress::of_config(&config).is_err());
+        assert!(MetricsAddress::of_config(&ManageConfig::default()).unwrap().is_none());
     }
 
     /// Does a promise have one series per state, of which one is 1, and its measured and promised slowdowns?
@@ -291,7 +373,7 @@ mod tests {
         };
         let page = page(&DaemonStatus { tasks: names.iter().map(task).collect(), ..DaemonStatus::default() });
         for label in [r#"evil\"} 1\\n# EOF\\n"#, r"\\u{1b}[2J\\\\", "plain"] {
-            let line = format!("cachemate_intensity_ratio{{name=\"{label}\",cache_id=\"0\"}} 0.5");
+            let line = format!("cachemate_intensity_ratio{{name=\"{label}\",cache_id=\"0\",cpus=\"\"}} 0.5");
             assert!(page.lines().any(|found| found == line), "{line} in\n{page}");
         }
         assert_eq!(page.lines().filter(|line| line.starts_with("# EOF")).count(), 1);

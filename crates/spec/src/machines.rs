@@ -12,6 +12,7 @@ const BUILT_IN: &[(&str, &str)] = &[
     ("epyc-7742", include_str!("../../../machines/epyc-7742.toml")),
     ("epyc-7763", include_str!("../../../machines/epyc-7763.toml")),
     ("epyc-9654", include_str!("../../../machines/epyc-9654.toml")),
+    ("epyc-9754", include_str!("../../../machines/epyc-9754.toml")),
     ("epyc-9755", include_str!("../../../machines/epyc-9755.toml")),
     ("graviton3", include_str!("../../../machines/graviton3.toml")),
     ("lab-2x16M", include_str!("../../../machines/lab-2x16M.toml")),

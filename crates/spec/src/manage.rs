@@ -27,8 +27,10 @@ pub struct ManageConfig {
     pub state_dir: Option<PathBuf>,
     /// Control socket for `status`, `top` and `explain`.
     pub socket: Option<PathBuf>,
-    /// Address and port at which metrics are served; loopback only. `None` serves no metrics.
+    /// Address and port at which metrics are served; `None` serves no metrics. Other hosts need the token.
     pub metrics_address: Option<String>,
+    /// File with the token that a request for metrics must bear; required unless the address is a loopback one.
+    pub metrics_token_file: Option<PathBuf>,
     /// File to which the metrics are written every 15 seconds, for the textfile collector of node exporter.
     pub metrics_textfile: Option<PathBuf>,
     /// Users besides root and the daemon's own that may query the socket: numbers or names.
@@ -212,6 +214,7 @@ impl ManageConfig {
             ("socket", &self.socket),
             ("run_log", &self.run_log),
             ("metrics_textfile", &self.metrics_textfile),
+            ("metrics_token_file", &self.metrics_token_file),
             ("gang_scheduler_socket", &self.gang_scheduler_socket),
         ];
         let profiles = self.profiles.iter().enumerate().map(|(index, path)| (format!("profiles[{index}]"), path));
@@ -223,12 +226,11 @@ impl ManageConfig {
         }
         if let Some(address) = &self.metrics_address {
             let parsed: Option<std::net::SocketAddr> = address.parse().ok();
-            if parsed.is_none_or(|address| !address.ip().is_loopback()) {
-                return Err(located.at(
-                    "metrics_address",
-                    format!("'{address}'"),
-                    "a loopback address and port: 127.0.0.1:9753",
-                ));
+            let is_guarded = self.metrics_token_file.is_some();
+            if parsed.is_none_or(|address| !address.ip().is_loopback() && !is_guarded) {
+                let expected =
+                    "a loopback address and port, such as 127.0.0.1:9753, or with metrics_token_file another";
+                return Err(located.at("metrics_address", format!("'{address}'"), expected));
             }
         }
         let RollbackSection { trial_windows, min_loss, .. } = self.rollback;

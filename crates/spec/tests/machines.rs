@@ -80,6 +80,7 @@ fn the_papers_machines_have_the_published_shapes() {
     for (name, cpus, caches, cpus_each, size_kib) in [
         ("altra-max", 128, 1, 128, 16 << 10),
         ("epyc-9654", 192, 12, 16, 32 << 10),
+        ("epyc-9754", 256, 16, 16, 16 << 10),
         ("epyc-9755", 256, 16, 16, 32 << 10),
         ("graviton3", 64, 1, 64, 32 << 10),
         ("ryzen-7800x3d", 16, 1, 16, 96 << 10),

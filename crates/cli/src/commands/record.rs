@@ -1,14 +1,15 @@
 //! `cachemate record`: the data accesses of a real program, as a `.cmt` file.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use cachemate_report::text::{count_text, counted_text, size_text};
 use cachemate_trace::{ChildProcesses, L1Filter, Recorder, RecordingEnd, RecordingSummary};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use crate::args::{JsonArg, OutputArgs};
-use crate::exit::{InterruptedError, ProgramExitCode};
+use crate::args::{ByteSize, JsonArg, OutputArgs};
+use crate::exit::{InterruptedError, ProgramExitCode, UsageError};
 use crate::session::Session;
 
 /// Record the data accesses of a program as it runs (needs the valgrind package)
@@ -24,7 +25,7 @@ pub struct Record {
     #[command(flatten)]
     json: JsonArg,
     /// The program and its arguments, after --
-    #[arg(last = true, required = true, value_name = "CMD")]
+    #[arg(last = true, required_unless_present = "pid", value_name = "CMD")]
     command: Vec<String>,
 }
 
@@ -37,9 +38,21 @@ pub struct RecordArgs {
     /// Then record this many data accesses; the program runs to its end unrecorded
     #[arg(long, value_name = "N")]
     max_accesses: Option<u64>,
-    /// Kill the program when --max-accesses is reached
-    #[arg(long, requires = "max_accesses")]
+    /// First let the program run for this long, at Valgrind's bare speed
+    #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = seconds)]
+    skip_seconds: Duration,
+    /// Then record for this long; the program runs to its end unrecorded
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    max_seconds: Option<Duration>,
+    /// Write no more when the file has this size; the program runs to its end
+    #[arg(long, value_name = "SIZE", default_value = "4G")]
+    max_size: ByteSize,
+    /// Kill the program when the maximum of accesses, time or size is reached
+    #[arg(long)]
     kill_at_max: bool,
+    /// Refused, because Valgrind cannot attach to a running program; the message names what can
+    #[arg(long, value_name = "PID", hide = true)]
+    pid: Option<u32>,
     /// Keep only misses of this cache, SIZE:WAYS[:LINE], one per thread; 'none' keeps every access
     #[arg(long, value_name = "L1", default_value = "32K:8", value_parser = filter)]
     l1: Filter,
@@ -49,6 +62,13 @@ pub struct RecordArgs {
     /// zstd level: higher levels are smaller and slower
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(i32).range(1..=19))]
     compression_level: i32,
+}
+
+/// A time of at most ten days.
+fn seconds(text: &str) -> Result<Duration, String> {
+    let bad = || format!("found '{text}', expected seconds from 0 to 864000, such as 30 or 0.5");
+    let seconds: f64 = text.parse().map_err(|_| bad())?;
+    if (0.0..=864_000.0).contains(&seconds) { Ok(Duration::from_secs_f64(seconds)) } else { Err(bad()) }
 }
 
 #[derive(Clone, Copy)]
@@ -96,10 +116,16 @@ impl RecordArgs {
         output: &Path,
         force: bool,
     ) -> anyhow::Result<RecordingSummary> {
+        if let Some(pid) = self.pid {
+            return Err(UsageError(attach_refusal(pid)).into());
+        }
         let mut recorder = Recorder::new(command.to_vec(), output);
         recorder.force = force;
         recorder.skip = self.skip_accesses;
         recorder.max = self.max_accesses;
+        recorder.skip_time = self.skip_seconds;
+        recorder.max_time = self.max_seconds;
+        recorder.max_bytes = self.max_size.0;
         recorder.kill_at_max = self.kill_at_max;
         recorder.filter = self.l1.0;
         recorder.level = self.compression_level;
@@ -144,6 +170,15 @@ impl Record {
             ended => pass_on(ended),
         }
     }
+}
+
+/// Why a running process is not recorded, and the two ways that lead to nearly the same.
+fn attach_refusal(pid: u32) -> String {
+    format!(
+        "--pid {pid}: Valgrind cannot attach to a running program. Start it with 'cachemate record --skip-seconds N', which \
+         runs it at Valgrind's bare speed until the part of interest; or measure it as it runs, without a recording: \
+         'cachemate manage --observe-only' with a rule for pid = {pid}, then 'cachemate explain {pid}'"
+    )
 }
 
 /// The program's exit code as that of this command; signal N becomes 128 + N, as in a shell.

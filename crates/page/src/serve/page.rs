@@ -402,7 +402,7 @@ fn is_authorized(headers: &HeaderMap, given: Option<&str>, server: &PageServer) 
 }
 
 /// Takes as long wherever they differ.
-fn constant_time_eq(given: &[u8], token: &[u8]) -> bool {
+pub fn constant_time_eq(given: &[u8], token: &[u8]) -> bool {
     given.len() == token.len() && given.iter().zip(token).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
 }
 

@@ -8,10 +8,13 @@
 //! (docs/simulators/interval.md, accuracy against the cycle-level machine). Properties: pure; no co-run is an input; more
 //! uncertain inputs give wider intervals.
 
+use std::path::Path;
+
 use cachemate_core::{Estimate, MachineSpec};
 use cachemate_interval::PhasedProgram;
 use cachemate_interval::engine::{ALONE_CYCLES, DEMAND, IntervalEngine, REFERENCES, TaskTotals};
-use cachemate_trace::ProfileFile;
+use cachemate_policy::matrix::{CostKind, PairCosts};
+use cachemate_trace::{CmtReader, ProfileFile, TraceReader};
 use serde::{Deserialize, Serialize};
 
 use super::nominal::{self, TimingPrior};
@@ -66,6 +69,21 @@ impl TimedProgram {
     /// A job that cannot run alone.
     pub fn measured(job: &WorkloadJob, machine: &MachineSpec) -> Result<Self, ReproError> {
         Ok(TimedProgram { draws: vec![nominal::measured(job, machine, 1.0)?], basis: TimingBasis::SoloRun })
+    }
+
+    /// Timing by a run alone if `recording` has one thread, else by the prior: of several threads, a run alone would time
+    /// the first, and other formats than `.cmt` cannot be run.
+    ///
+    /// # Errors
+    /// As [`TimedProgram::measured`] and [`TimedProgram::of_profile`].
+    pub fn of_recording(recording: &Path, file: &ProfileFile, machine: &MachineSpec) -> Result<Self, ReproError> {
+        let threads = CmtReader::open(recording).ok().and_then(|reader| Some(reader.totals()?.threads.len()));
+        match threads {
+            Some(0 | 1) => {
+                TimedProgram::measured(&WorkloadJob::recorded(&file.program, recording.to_path_buf(), 1), machine)
+            }
+            _ => TimedProgram::of_profile(file, machine),
+        }
     }
 
     /// Times a profile's program by the prior.
@@ -135,6 +153,31 @@ pub fn together(machine: &MachineSpec, programs: &[&TimedProgram]) -> Result<Vec
         }
     };
     Ok((0..programs.len()).map(member).collect())
+}
+
+/// The forecast for each program beside each other one, and beside a copy of itself on the diagonal.
+///
+/// # Errors
+/// As [`together`].
+pub fn pairs(machine: &MachineSpec, programs: &[&TimedProgram]) -> Result<Vec<Vec<Estimate>>, ReproError> {
+    let count = programs.len();
+    let mut rows = vec![vec![Estimate::exact(0.0); count]; count];
+    for i in 0..count {
+        for j in i..count {
+            let pair = together(machine, &[programs[i], programs[j]])?;
+            rows[i][j] = pair[0].slowdown;
+            if i != j {
+                rows[j][i] = pair[1].slowdown;
+            }
+        }
+    }
+    Ok(rows)
+}
+
+/// The forecasts' values as costs.
+pub fn costs_of(pairs: &[Vec<Estimate>]) -> PairCosts {
+    let cost = pairs.iter().map(|row| row.iter().map(|one| one.value).collect()).collect();
+    PairCosts { kind: CostKind::Degradation, cost }
 }
 
 fn median(sorted: &[f64]) -> f64 {

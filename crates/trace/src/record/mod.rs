@@ -17,6 +17,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use crate::{
     AccessRecord, CmtWriter, L1Filter, LackeyReader, TraceError, TraceHeader, TraceReader, TraceTotals, create_output,
@@ -48,7 +49,14 @@ pub struct Recorder {
     pub skip: u64,
     /// Data accesses to look at then; the program goes on to its end, unrecorded and faster.
     pub max: Option<u64>,
-    /// End the program at `max`.
+    /// Let the program run for this long first, without the recorder's code; counts begin afterwards. The recorder looks
+    /// at the time whenever a thread begins a turn.
+    pub skip_time: Duration,
+    /// Record for this long then.
+    pub max_time: Option<Duration>,
+    /// Write no more once the file has this many bytes; the program goes on to its end.
+    pub max_bytes: u64,
+    /// End the program at `max`, `max_time` or `max_bytes`.
     pub kill_at_max: bool,
     /// The L1 cache whose misses are recorded; `None` = every access is.
     pub filter: Option<L1Filter>,
@@ -119,6 +127,9 @@ impl Recorder {
             force: false,
             skip: 0,
             max: None,
+            skip_time: Duration::ZERO,
+            max_time: None,
+            max_bytes: u64::MAX,
             kill_at_max: false,
             filter: Some(L1Filter::default()),
             children: ChildProcesses::Ignore,
@@ -154,6 +165,10 @@ impl Recorder {
         if let Some(filter) = &self.filter {
             filter.check().map_err(|why| TraceError::Recorder { why: format!("L1 filter: {why}"), remedy: None })?;
         }
+        if let (RecorderTool::Lackey { because, .. }, true) = (recording, self.is_timed()) {
+            let why = format!("a part of a run by time needs cachemate's own tool; {because}");
+            return Err(TraceError::Recorder { why, remedy: None });
+        }
         check_program(self.command.first().map(String::as_str).unwrap_or(""))?;
         let output = RecordingFile::begin(&self.output, self.force)?;
         let work = tempfile::Builder::new().prefix("cachemate-record-").tempdir();
@@ -179,7 +194,7 @@ impl Recorder {
             (false, _, Some(code)) => RecordingEnd::Exit(code),
             (false, _, None) => RecordingEnd::Signal(status.signal().unwrap_or(0)),
         };
-        let CaptureSummary { mut totals, started, max_reached, end_seen } = taken?;
+        let CaptureSummary { mut totals, started, max_reached, is_full, end_seen } = taken?;
         if !started && !stopped {
             return Err(valgrind_failed(&self.command[0], &log_path));
         }
@@ -191,12 +206,21 @@ impl Recorder {
             && matches!(ended, RecordingEnd::Exit(_));
         let note = match recording {
             RecorderTool::Lackey { because, .. } => Some(lackey_note(because, self.filter.is_some())),
-            RecorderTool::Tool { .. } => replaced.then(|| REPLACED_NOTE.to_string()),
+            RecorderTool::Tool { .. } if totals.threads.is_empty() && !self.skip_time.is_zero() => {
+                Some(EARLY_END_NOTE.to_string())
+            }
+            RecorderTool::Tool { .. } if replaced => Some(REPLACED_NOTE.to_string()),
+            RecorderTool::Tool { .. } if is_full => Some(FULL_NOTE.to_string()),
+            RecorderTool::Tool { .. } => None,
         };
         let (out, totals) = writer.finish(totals)?;
         out.into_inner().map_err(|error| TraceError::io(&output.name(), "write")(error.into_error()))?;
         let bytes = output.finish()?;
         Ok(RecordingSummary { header, totals, ended, bytes, note })
+    }
+
+    fn is_timed(&self) -> bool {
+        !self.skip_time.is_zero() || self.max_time.is_some()
     }
 
     fn header(&self, recording: &RecorderTool) -> TraceHeader {
@@ -228,6 +252,10 @@ impl Recorder {
                 line.arg(format!("--cm-skip={}", self.skip.min(i64::MAX as u64)));
                 if let Some(max) = self.max {
                     line.arg(format!("--cm-max={}", max.min(i64::MAX as u64)));
+                }
+                line.arg(format!("--cm-skip-ms={}", self.skip_time.as_millis()));
+                if let Some(time) = self.max_time {
+                    line.arg(format!("--cm-max-ms={}", time.as_millis().max(1)));
                 }
                 if self.kill_at_max {
                     line.arg("--cm-stop-at-max=yes");
@@ -263,10 +291,15 @@ impl Recorder {
         let mut decoder = ChunkDecoder::new(self.children == ChildProcesses::Follow);
         let mut buffer = vec![0; 1 << 18];
         let mut records: Vec<AccessRecord> = Vec::new();
+        let mut is_full = false;
         loop {
             let read = fifo.read(&mut buffer).map_err(TraceError::io("the recorder's FIFO", "read"))?;
             if read == 0 {
                 break;
+            }
+            // A pipe without a reader would end the program by a signal.
+            if is_full {
+                continue;
             }
             records.clear();
             decoder.feed(&buffer[..read], &mut records)?;
@@ -274,11 +307,16 @@ impl Recorder {
             fifo.writers = decoder.processes.iter().skip(1).filter_map(|process| process.pid).collect();
             let program_accesses = decoder.accesses();
             progress(RecordingProgress { program_accesses, records: writer.records(), bytes: writer.bytes() });
+            if writer.bytes() >= self.max_bytes {
+                is_full = true;
+                fifo.enough = self.kill_at_max;
+            }
         }
         Ok(CaptureSummary {
             totals: decoder.totals(),
             started: !decoder.processes.is_empty(),
-            max_reached: decoder.max_reached,
+            max_reached: decoder.max_reached || is_full,
+            is_full,
             end_seen: decoder.end_seen,
         })
     }
@@ -314,12 +352,22 @@ impl Recorder {
         let instructions = if read_all { all } else { Some(instructions) };
         let records = writer.records();
         let totals = TraceTotals { program_accesses: Some(records), instructions, ..TraceTotals::default() };
-        Ok(CaptureSummary { totals, started: seen > 0, max_reached: self.max.is_some() && seen >= end, end_seen: true })
+        Ok(CaptureSummary {
+            totals,
+            started: seen > 0,
+            max_reached: self.max.is_some() && seen >= end,
+            is_full: false,
+            end_seen: true,
+        })
     }
 }
 
 const REPLACED_NOTE: &str = "the program replaced itself by another (exec), which is left alone as children are: \
      name that program itself, or follow children";
+
+const FULL_NOTE: &str = "the file reached its maximum size, so the rest of the run is not in it: --skip-seconds, \
+     --max-accesses or a larger --l1 choose another part, --max-size another maximum";
+const EARLY_END_NOTE: &str = "the program ended before the time to skip was over, so nothing is recorded";
 
 /// The result of a recording.
 struct CaptureSummary {
@@ -327,6 +375,8 @@ struct CaptureSummary {
     /// The program was started at all.
     started: bool,
     max_reached: bool,
+    /// The file has its maximum of bytes.
+    is_full: bool,
     /// It came to its end as itself.
     end_seen: bool,
 }

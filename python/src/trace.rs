@@ -50,7 +50,7 @@ impl Trace {
     /// A file in any format that the command reads; without `format`, its content and name determine the format.
     #[staticmethod]
     #[pyo3(signature = (path, *, format = None, name = None))]
-    fn open(path: PathBuf, format: Option<&str>, name: Option<String>) -> PyResult<Self> {
+    pub fn open(path: PathBuf, format: Option<&str>, name: Option<String>) -> PyResult<Self> {
         let format = format.map(|name| name.parse::<Format>().map_err(failed)).transpose()?;
         let shown = path.to_str().ok_or_else(|| failed(format!("{}: expected a name in UTF-8", path.display())))?;
         let reader = cachemate_trace::open(shown, format).map_err(failed)?;

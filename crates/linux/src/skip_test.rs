@@ -1,10 +1,10 @@
-//! For tests that cannot show something on this host. Test files of other crates include this one by its path.
+//! Reports of tests that cannot check a property on this host. Test files of other crates include this one by its path.
 
 use std::fs::OpenOptions;
 use std::io::Write;
 
-/// Prints what is not shown and why, and appends it to the file that `CACHEMATE_NOT_SHOWN` names (`make test` counts its
-/// lines: cargo keeps the output of tests that pass to itself).
+/// Prints the unchecked property and the reason, and appends them to the file that `CACHEMATE_NOT_SHOWN` names (`make
+/// test` counts its lines, because cargo hides the output of passing tests).
 pub fn not_shown(what: &str, why: impl std::fmt::Display) {
     let line = format!("{what} ({why})").split_whitespace().collect::<Vec<_>>().join(" ");
     println!("not shown here: {line}");

@@ -1,4 +1,4 @@
-//! For tests that attack as another user: a part of this test program runs as `nobody`.
+//! Tests that attack as another user: a part of this test program runs as `nobody`.
 
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -12,8 +12,8 @@ pub(crate) fn open_to_all(path: &Path) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// Runs the ignored test `part` as `nobody`, after `prepare` in the child with all rights, and expects it to pass; false =
-/// this user cannot become another one, or `prepare` is not permitted, and the attack counts as not shown.
+/// Runs the ignored test `part` as `nobody`, after `prepare` in the child with all rights, and expects it to pass;
+/// false = this user cannot become another one, or `prepare` is not permitted, and the test counts as skipped.
 pub(crate) fn run(
     part: &str,
     variables: &[(&str, &str)],
@@ -23,8 +23,9 @@ pub(crate) fn run(
         crate::skip_test::not_shown(part, "needs root to become another user");
         return false;
     }
-    // The test program may lie where nobody may not go. Another process copies it: a file that this one writes may be open in
-    // a child of another test, and a file that is open for writing cannot be run.
+    // The user `nobody` may have no access to the test program's path, so it is copied, by another process: a file that
+    // this process writes may be open in a child of another test, and a file that is open for writing cannot be
+    // executed.
     let dir = tempfile::tempdir().unwrap();
     open_to_all(dir.path());
     let program = dir.path().join("part");

@@ -1,4 +1,4 @@
-//! The live machine on the host that runs the tests, with children of our own as the managed programs.
+//! The live machine on the host that runs the tests, with children of the tests as the managed programs.
 
 mod common;
 
@@ -39,7 +39,7 @@ fn programs_are_moved_read_back_and_put_back() {
     assert_eq!(masks(&programs), before);
 }
 
-/// Does an observing machine change nothing, and say so of every line?
+/// Does an observing machine change nothing, and refuse every line with that reason?
 #[test]
 fn an_observer_changes_nothing_and_says_so() {
     let dir = tempfile::tempdir().unwrap();
@@ -85,10 +85,10 @@ fn an_observer_keeps_nobody_off_for_a_probe() {
     };
     for id in [0, 1] {
         let Some((because, words)) = said(id) else { panic!("probe {id}: {refused:?}") };
-        // A host whose CPUs share no cache has no place for a probe either.
+        // On a host whose CPUs share no cache, a probe is impossible as well.
         assert!(because == RefusalReason::NoPermission || words.contains("no second CPU"), "{words}");
     }
-    // Watching stops no thread: it is refused by a host without watchpoints, and never by the observer.
+    // Watching stops no thread, so only a host without watchpoints refuses it, and never the observer.
     assert!(said(2).is_none_or(|(because, _)| because != RefusalReason::NoPermission), "{refused:?}");
     assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none(), "an observer leaves no file");
 }
@@ -160,7 +160,7 @@ fn a_probe_comes_to_an_end_and_leaves_nothing_behind() {
         while done.len() + refused.len() < 2 {
             refused.extend(machine.apply(&plan).unwrap().refused);
             done.extend(machine.observe().unwrap().unwrap().probe_results);
-            // Asked for once; the plan of the next window goes on with what is not answered.
+            // Requested once; the plan of the next window continues with the unanswered probes.
             plan.probes.retain(|probe| !done.iter().any(|answer| answer.probe == probe.id));
         }
         machine.restore_all().unwrap();

@@ -1,5 +1,5 @@
-//! Threads of the real-time and deadline classes beside a live machine: they cannot wait as idle tasks, and keep what they
-//! have.
+//! Threads of the real-time and deadline classes beside a live machine: they cannot wait as idle tasks, and keep their
+//! class.
 
 mod common;
 
@@ -24,7 +24,7 @@ const CLASSES: [&[&str]; 3] = [
     &["--deadline", "--sched-runtime", "1000000", "--sched-period", "100000000", "0"],
 ];
 
-/// A sleeper of that class; `None` = this host refuses it, and says so.
+/// A sleeping program of that class; `None` = this host refuses it, which is reported.
 fn start_in(class: &[&str]) -> Option<Program> {
     let mut program = Program(Command::new("chrt").args(class).args(["sleep", "100"]).spawn().unwrap());
     for _ in 0..2_000 {
@@ -53,7 +53,7 @@ fn taking_turns(tasks: &[cachemate_core::TaskId]) -> Plan {
     plan
 }
 
-/// Is a gang member of a real-time class refused with a reason, is its class never touched, and do the others take
+/// Is a gang member of a real-time class refused with a reason, is its class never changed, and do the others take
 /// turns?
 #[test]
 fn real_time_members_of_gangs_are_refused_and_keep_their_class() {
@@ -78,7 +78,7 @@ fn real_time_members_of_gangs_are_refused_and_keep_their_class() {
     }
 }
 
-/// Is a probe of a real-time thread refused with a reason, and its class never touched?
+/// Is a probe of a real-time thread refused with a reason, and its class never changed?
 #[test]
 fn real_time_threads_are_not_probed() {
     for class in CLASSES {
@@ -104,7 +104,7 @@ fn real_time_threads_are_not_probed() {
     }
 }
 
-/// Does a member that makes itself a real-time thread while gangs take turns stay one, until after the end?
+/// Does a member that becomes a real-time thread while gangs take turns remain one, even after the end?
 #[test]
 fn a_member_that_becomes_real_time_is_left_alone() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! Control groups that are made, joined, left, renamed and removed at random: does every program keep the right service?
+//! Control groups that are created, joined, left, renamed and removed at random: does every program keep the right
+//! service?
 
 mod common;
 
@@ -13,17 +14,18 @@ use cachemate_linux::sense::tasks::TaskTable;
 use common::Program;
 use common::not_shown::not_shown;
 
-/// Length of the test, unless `CACHEMATE_RACE_SECONDS` names another.
+/// Length of the test, unless `CACHEMATE_RACE_SECONDS` sets another.
 const SECONDS: u64 = 3;
 const PROGRAMS: usize = 6;
 const GROUPS: u64 = 5;
 
-/// A control group of this test in a hierarchy that lets groups be made, removed with all groups below when it is dropped.
+/// A control group of this test in a hierarchy that allows groups to be created; dropping it removes all groups below
+/// as well.
 struct GroupTree(PathBuf);
 
 impl GroupTree {
     /// # Errors
-    /// No hierarchy lets this process make groups.
+    /// No hierarchy allows this process to create groups.
     fn new() -> Result<Self, String> {
         let mut errors = Vec::new();
         for hierarchy in ["pids", "freezer", "unified", ""] {
@@ -51,7 +53,7 @@ impl GroupTree {
 impl Drop for GroupTree {
     fn drop(&mut self) {
         let start = Instant::now();
-        // A group stays busy until the kernel has buried its last member.
+        // A group stays busy until the kernel has reaped its last member.
         while self.0.exists() && start.elapsed() < Duration::from_secs(20) {
             for entry in std::fs::read_dir(&self.0).into_iter().flatten().flatten() {
                 let _ = std::fs::remove_dir(entry.path());
@@ -62,8 +64,8 @@ impl Drop for GroupTree {
     }
 }
 
-/// After two refreshes of the table, does every program have the service of the group that it is in now, whatever was made,
-/// renamed and removed in between, and does nothing stay of programs that ended?
+/// After two refreshes of the table, does every program have the service of its current group, whatever groups were
+/// created, renamed and removed in between, and is nothing left of exited programs?
 #[test]
 fn every_program_keeps_the_right_service() {
     let tree = match GroupTree::new() {
@@ -92,7 +94,7 @@ fn every_program_keeps_the_right_service() {
                     made += 1;
                     let index = random.below(groups.len() as u64) as usize;
                     let name = format!("r{made}.service");
-                    // Version 2 of control groups cannot rename.
+                    // Control groups of version 2 cannot be renamed.
                     if std::fs::rename(tree.0.join(&groups[index]), tree.0.join(&name)).is_ok() {
                         let old = std::mem::replace(&mut groups[index], name.clone());
                         let theirs = members.values_mut().filter(|group| group.as_ref() == Some(&old));
@@ -121,7 +123,7 @@ fn every_program_keeps_the_right_service() {
                 }
             }
         }
-        // Programs of this test have become `sleep` before they are looked at.
+        // Programs of this test must have become `sleep` before they are examined.
         programs.iter().for_each(|program| wait_for_exec(program.pid()));
         // With hundreds of programs, control groups are read less often.
         let processes = cachemate_linux::kernel::Kernel::processes(&host).unwrap().len();

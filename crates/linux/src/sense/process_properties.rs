@@ -11,7 +11,7 @@ use crate::sense::service_directory::{ContainerRecord, ServiceDirectory};
 
 /// `PF_KTHREAD` of `/proc/TID/stat`'s flags.
 const KERNEL_THREAD: u64 = 0x0020_0000;
-/// A chain of parents is short; the bound is against a tree that changes while it is read.
+/// A chain of parents is short; the bound protects against a tree that changes while it is read.
 const MAX_PARENTS: usize = 1_000;
 
 /// The sources of a process's properties.
@@ -20,7 +20,7 @@ pub(crate) struct PropertyReader<'a> {
     pub(crate) rules: &'a [ManageRule],
     /// Containers that a runtime has reported.
     pub(crate) directory: &'a ServiceDirectory,
-    /// The service of this process: programs beside it in the same service are told apart by their commands.
+    /// The service of this process: other programs in the same service are distinguished by their commands.
     pub(crate) own_service: Option<&'a ServiceIdentity>,
 }
 
@@ -29,15 +29,16 @@ pub(crate) struct PropertyReader<'a> {
 pub(crate) struct RuleProperties {
     pub(crate) is_kernel_thread: bool,
     pub(crate) command: String,
-    /// The paths that say something, the unified hierarchy's first.
+    /// The paths other than the root, the unified hierarchy's first.
     pub(crate) cgroups: Vec<String>,
     pub(crate) user: Option<u32>,
-    /// As when it was new: a process whose parent ended still descends from the process that a rule names.
+    /// Ancestors when it was new, so that a process whose parent has exited still descends from the process that a rule
+    /// names.
     lineage: Vec<i32>,
     pub(crate) service: Option<ServiceIdentity>,
-    /// A program of the runtime, not of the service.
+    /// Whether it belongs to the runtime and not to the service.
     pub(crate) is_helper: bool,
-    /// As the container runtime reports it.
+    /// Its container, as the runtime reports it.
     container: Option<ContainerRecord>,
 }
 
@@ -46,7 +47,7 @@ impl RuleProperties {
         self.subject().map_or(ManageAction::Ignore, |subject| decide(rules, &subject))
     }
 
-    /// `None` for a kernel thread, which no rule matches.
+    /// The subject for rules; `None` = a kernel thread, which no rule matches.
     pub(crate) fn subject(&self) -> Option<RuleSubject<'_>> {
         (!self.is_kernel_thread).then_some(RuleSubject {
             command: &self.command,
@@ -66,7 +67,7 @@ impl RuleProperties {
 }
 
 impl PropertyReader<'_> {
-    /// With the lineage of an earlier reading, if there is one.
+    /// Reads the properties, but keeps the lineage of an earlier read.
     pub(crate) fn read(&self, stat: &ThreadStat, before: Option<&RuleProperties>) -> io::Result<RuleProperties> {
         let pid = stat.key.tid;
         let mut properties = RuleProperties {
@@ -96,7 +97,7 @@ impl PropertyReader<'_> {
         Ok(properties)
     }
 
-    /// The text of `/proc/PID/cgroup`; empty if the process is gone.
+    /// The text of `/proc/PID/cgroup`; empty if the process has exited.
     pub(crate) fn cgroups(&self, pid: i32) -> io::Result<String> {
         Ok(if_exists(self.kernel.read(&PathBuf::from(format!("/proc/{pid}/cgroup"))))?.unwrap_or_default())
     }
@@ -121,7 +122,7 @@ impl PropertyReader<'_> {
             properties.container = Some(record);
         }
         if service.is_none() && properties.cgroups.iter().any(|path| path != "/") {
-            // A runtime may put a container into any group. Its parent is a shim or a monitor that has the name.
+            // A runtime may put a container into any group. The name is known from the parent, a shim or a monitor.
             let same = before.filter(|before| before.cgroups == properties.cgroups);
             let identity = match same {
                 Some(before) => before.service.clone(),
@@ -145,7 +146,7 @@ pub(crate) fn own_service(kernel: &dyn Kernel) -> Option<ServiceIdentity> {
     service_of_cgroups(&text).map(|service| service.identity)
 }
 
-/// The container of a process that descends from a shim or a monitor, by that one's command line.
+/// The container of a process that descends from a shim or a monitor, by the ancestor's command line.
 fn shim_container(kernel: &dyn Kernel, stat: &ThreadStat) -> io::Result<Option<ServiceIdentity>> {
     let mut parent = stat.parent;
     for _ in 0..MAX_PARENTS {
@@ -169,7 +170,7 @@ fn shim_container(kernel: &dyn Kernel, stat: &ThreadStat) -> io::Result<Option<S
     Ok(None)
 }
 
-/// The process and those that it descends from.
+/// The process and its ancestors.
 fn lineage(kernel: &dyn Kernel, stat: &ThreadStat) -> io::Result<Vec<i32>> {
     let mut line = vec![stat.key.tid];
     let mut parent = stat.parent;
@@ -240,7 +241,7 @@ mod tests {
         assert_eq!(service(&host, &directory, 6), (None, false));
     }
 
-    /// Are programs in this process's own session told apart by command, and those of another session not?
+    /// Are programs in this process's own session distinguished by command, and those of another session not?
     #[test]
     fn the_own_service_is_no_service() {
         let host = FakeHost::default();

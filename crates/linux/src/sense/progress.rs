@@ -1,12 +1,12 @@
-//! Work done, as programs report it themselves: the only measure of speed without a PMU that does not guess.
+//! Work that programs report themselves: without a PMU, the only measure of speed that is not a guess.
 //!
-//! A program finds the name of a file in its environment ([`VARIABLE`]), maps its first eight bytes and counts up
-//! there (native byte order), in its own unit: requests, rows, frames. Reading costs one small read per window and
-//! process. If no file is named, `DIR/PID` is used in the daemon's progress directory.
+//! A program finds the name of a file in its environment ([`VARIABLE`]), maps its first eight bytes and increments them
+//! (native byte order), in its own unit: requests, rows, frames. Reading costs one small read per window and process.
+//! If no file is named, `DIR/PID` is used in the daemon's progress directory.
 //!
-//! If nothing is reported, an event that the program makes at a rate of its own may serve as a proxy, declared as
-//! such. These are its instructions where they are counted; its read and write calls, which the kernel counts per
-//! thread (`/proc/PID/task/TID/io`); its waits (context switches of its own accord); and its page faults.
+//! If nothing is reported, an event that the program causes at a steady rate may serve as a proxy, declared as such:
+//! its instructions, if they are counted; its read and write calls, which the kernel counts per thread
+//! (`/proc/PID/task/TID/io`); its waits (voluntary context switches); and its page faults.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -18,10 +18,10 @@ use rustix::fs::{Mode, OFlags};
 use crate::kernel::{Kernel, ThreadKey};
 use crate::sense::thread_counts::{calls, ran_ns, waits};
 
-/// Names the file in a program's environment.
+/// Variable that names the file in a program's environment.
 pub const VARIABLE: &str = "CACHEMATE_PROGRESS";
 
-/// Entries of the folder that are looked at in one go, for files of processes that are gone.
+/// Entries of the folder that one sweep examines for files of exited processes.
 const SWEPT_AT_ONCE: usize = 256;
 
 /// Locations of progress reports. The directory is never listed to find them: every user can write to it, and it may
@@ -29,7 +29,7 @@ const SWEPT_AT_ONCE: usize = 256;
 #[derive(Clone, Debug, Default)]
 pub struct ProgressFiles {
     dir: Option<PathBuf>,
-    /// Another process maintains the directory.
+    /// Whether another process maintains the directory.
     is_others: bool,
 }
 
@@ -40,12 +40,12 @@ pub struct ProgressSweep {
 }
 
 impl ProgressFiles {
-    /// `dir` holds one file per process, named by its id; `None` = no reports.
+    /// Reports in `dir`, which holds one file per process, named by its id; `None` = no reports.
     pub fn new(dir: Option<PathBuf>) -> Self {
         ProgressFiles { dir, is_others: false }
     }
 
-    /// A directory that another process maintains: reports are read, and no file is removed.
+    /// Reports in a directory that another process maintains: they are read, and no file is removed.
     pub fn of_others(dir: PathBuf) -> Self {
         ProgressFiles { dir: Some(dir), is_others: true }
     }
@@ -53,7 +53,7 @@ impl ProgressFiles {
     /// Creates the directory, in which every user may create files but not remove those of others.
     ///
     /// # Errors
-    /// It cannot be made, or the path is a link, no directory, or another user's.
+    /// The directory cannot be created, or the path is a link, not a directory, or another user's.
     pub fn make(dir: &Path) -> io::Result<Self> {
         use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
         match std::fs::DirBuilder::new().mode(0o700).create(dir) {
@@ -76,7 +76,7 @@ impl ProgressFiles {
         Some(self.dir.as_ref()?.join(pid.to_string()))
     }
 
-    /// Removes files of processes that are gone, some each time.
+    /// Removes files of exited processes, a limited number in each call.
     pub fn sweep(&self, kernel: &dyn Kernel, sweep: &mut ProgressSweep) {
         let Some(dir) = self.dir.as_ref().filter(|_| !self.is_others) else { return };
         let open = || {
@@ -85,11 +85,11 @@ impl ProgressFiles {
         };
         let Some(mut entries) = sweep.going_on.take().or_else(open) else { return };
         for _ in 0..SWEPT_AT_ONCE {
-            // At its end, or where it cannot be read, the next sweep begins anew.
+            // At the directory's end, or after a failed read, the next sweep starts again.
             let Some(Ok(entry)) = entries.next() else { return };
             let pid = entry.file_name().to_str().ok().and_then(|name| name.parse::<i32>().ok());
             let Some(pid) = pid.filter(|&pid| pid > 0) else { continue };
-            // Only a process that is not there at all: an error on the way is no word about it.
+            // Only if the process does not exist; any other error gives no evidence.
             if kernel.stat(pid).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
                 self.remove(pid);
             } else {
@@ -99,9 +99,9 @@ impl ProgressFiles {
         sweep.going_on = Some(entries);
     }
 
-    /// Removes what a user other than root and the process's own has put in the place of the report of `pid`: in a sticky
-    /// directory the owner could neither write nor remove it. A file of the process's user replaces it, because the
-    /// stranger could otherwise create his again before the process creates its own.
+    /// Removes a file that another user has put in the place of the report of `pid`, because in a sticky directory the
+    /// process's user could neither write nor remove it. An empty file of the process's user replaces it; otherwise the
+    /// stranger could create his again before the process creates its own.
     fn evict_stranger(&self, kernel: &dyn Kernel, pid: i32) {
         let Some(path) = self.path(pid).filter(|_| !self.is_others) else { return };
         let (Ok(there), Some(user)) = (std::fs::symlink_metadata(&path), user_of(kernel, pid)) else { return };
@@ -110,14 +110,14 @@ impl ProgressFiles {
         }
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let Ok(file) = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR) else { return };
-        // A file that cannot become the user's (a daemon without that right) must not stand in its way.
+        // If the daemon may not give the file to the user, the file must not block the user's own.
         if user != rustix::process::geteuid().as_raw() && std::os::unix::fs::fchown(&file, Some(user), None).is_err() {
             self.remove(pid);
         }
     }
 
-    /// Removes the report of `pid`, whatever it is: a directory that is not empty is renamed out of the way. Was it there,
-    /// and is it no more?
+    /// Removes the report of `pid`, whatever it is: a directory that is not empty is renamed out of the way. Returns
+    /// whether it existed and was removed.
     fn remove(&self, pid: i32) -> bool {
         let Some(path) = self.path(pid) else { return false };
         let removed = match std::fs::symlink_metadata(&path) {
@@ -133,9 +133,9 @@ impl ProgressFiles {
         removed.is_ok()
     }
 
-    /// Total of the process, or of the nearest ancestor that reports; `None` if it does not report, or its file is no
-    /// file of eight bytes or more that belongs to the process's own user or to root. A file of any other user is removed,
-    /// so that a new process can report from its first window on.
+    /// Total of the process, or of the nearest ancestor that reports; `None` if it does not report, or its report is
+    /// not a file of at least eight bytes that belongs to the process's own user or to root. A file of any other user
+    /// is removed, so that a new process can report from its first window on.
     pub fn total(&self, kernel: &dyn Kernel, pid: i32) -> Option<u64> {
         self.evict_stranger(kernel, pid);
         read_counter(kernel, &self.path(pid)?, pid)
@@ -150,14 +150,14 @@ const KINDS: [Option<CounterEvent>; 5] = [
     Some(CounterEvent::ContextSwitches),
     Some(CounterEvent::PageFaults),
 ];
-/// Fewer events than this alone say nothing: the noise of 200 is 7 %.
+/// Minimum number of events alone; the noise of 200 is 7 %.
 const EVENTS_AT_LEAST: f64 = 200.0;
-/// The phases alone must agree so far: their smaller rate over the larger one.
+/// Minimum agreement of the phases alone: their smaller rate divided by the larger one.
 const AGREE_AT_LEAST: f64 = 0.75;
 /// A task that runs for less than this share of the phases alone is paced by something other than the processor.
 const BUSY_AT_LEAST: f64 = 0.5;
 
-/// All that may say how far a thread is, at one moment.
+/// All counts that may show a thread's progress, at one moment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ProgressTotals {
     counts: [Option<u64>; KINDS.len()],
@@ -165,7 +165,7 @@ pub(crate) struct ProgressTotals {
 }
 
 impl ProgressTotals {
-    /// `instructions` of the thread so far, where they are counted.
+    /// The current totals; `instructions` = those of the thread so far, if they are counted.
     pub(crate) fn of(
         kernel: &dyn Kernel,
         files: &ProgressFiles,
@@ -208,7 +208,7 @@ impl BracketRates {
         phases.push(BracketPhase { counts, ran_share, seconds });
     }
 
-    /// The best measure that speaks, and its rates per second alone and beside.
+    /// The best usable measure, and its rates per second alone and beside the neighbor.
     pub(crate) fn best(&self) -> Option<(Option<CounterEvent>, (f64, f64))> {
         KINDS.iter().enumerate().find_map(|(index, kind)| {
             let (alone, beside) = (rate(&self.alone, index)?, rate(&self.beside, index)?);
@@ -226,7 +226,7 @@ impl BracketRates {
     }
 }
 
-/// Per second, over all phases; `None` where one of them was not counted, or nothing happened.
+/// The rate per second over all phases; `None` = a phase was not counted, or there were no events.
 fn rate(phases: &[BracketPhase], kind: usize) -> Option<f64> {
     let count: u64 = phases.iter().map(|phase| phase.counts[kind]).sum::<Option<u64>>()?;
     let seconds: f64 = phases.iter().map(|phase| phase.seconds).sum();
@@ -234,7 +234,7 @@ fn rate(phases: &[BracketPhase], kind: usize) -> Option<f64> {
 }
 
 /// A file of another user gives no evidence about this process. Swapping the file has no effect: links are not
-/// followed, a pipe is not waited for, and the opened file is the one that is checked.
+/// followed, opening a pipe does not block, and the opened file is the one that is checked.
 fn read_counter(kernel: &dyn Kernel, path: &Path, pid: i32) -> Option<u64> {
     use std::os::unix::fs::FileExt;
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
@@ -282,7 +282,7 @@ mod tests {
         rates
     }
 
-    /// Does a steady event of a busy program stand in for its work, by the best one that speaks, and no other?
+    /// Does the best steady event of a busy program serve as a proxy for its work, and no other event?
     #[test]
     fn steady_events_of_the_busy_stand_in() {
         let calls = phases([[0, 400, 0, 0], [0, 200, 0, 0], [0, 210, 0, 0], [0, 410, 0, 0]], 1.0);
@@ -303,7 +303,7 @@ mod tests {
         assert_eq!(reported.best(), Some((None, (7.0, 7.0))), "its own report needs no proof");
     }
 
-    /// Does this thread's own reading show among its calls?
+    /// Do this thread's own reads appear among its calls?
     #[test]
     fn the_kernel_counts_calls() {
         let (host, pid) = (LinuxHost::new("/"), std::process::id() as i32);
@@ -318,7 +318,7 @@ mod tests {
         assert!(waits(&host, pid, tid).is_some());
     }
 
-    /// Is a counter read, and a missing, short or linked file no report at all?
+    /// Is a counter read, and a missing, short or linked file not taken for a report?
     #[test]
     fn a_report_is_eight_bytes_in_a_file_of_its_own() {
         let dir = tempfile::tempdir().unwrap();
@@ -336,7 +336,7 @@ mod tests {
         assert_eq!(ProgressFiles::default().total(&host, pid), None);
     }
 
-    /// Does a program that swaps its report for a pipe or a link, over and over, ever hold the reader or have it read the
+    /// If a program repeatedly swaps its report for a pipe or a link: does the reader never block, and never read the
     /// linked file?
     #[test]
     fn a_report_that_is_swapped_for_a_pipe_or_a_link_neither_blocks_nor_is_followed() {
@@ -405,14 +405,14 @@ mod tests {
         assert_eq!(mode(&other), 0o700);
     }
 
-    /// Are files of processes that are gone removed, some at a time, and no others?
+    /// Are files of exited processes removed, some at a time, and no others?
     #[test]
     fn files_of_the_dead_go() {
         let root = tempfile::tempdir().unwrap();
         let files = ProgressFiles::new(Some(root.path().to_path_buf()));
         let (host, own) = (LinuxHost::new("/"), std::process::id());
         let most: u32 = std::fs::read_to_string("/proc/sys/kernel/pid_max").unwrap().trim().parse().unwrap();
-        // Numbers that no process can have, one that lives, and names that are none.
+        // Ids that no process can have, one of a live process, and names that are not ids.
         let kept = [own.to_string(), "0".into(), "-1".into(), "notes".into()];
         kept.iter().for_each(|name| std::fs::write(root.path().join(name), "").unwrap());
         (0..1_000).for_each(|index| std::fs::write(root.path().join((most + index).to_string()), "").unwrap());
@@ -427,8 +427,8 @@ mod tests {
         assert_eq!(left(), kept.len(), "it begins anew");
     }
 
-    /// If a stranger has created the reports of coming processes (files, links, FIFOs, directories): does each process
-    /// report in the directory's sticky mode all the same, from its first window on?
+    /// If a stranger has created the reports of coming processes (files, links, FIFOs, directories): can each process
+    /// still report in the sticky directory, from its first window on?
     #[test]
     fn a_stranger_cannot_occupy_the_reports_of_coming_processes() {
         let root = tempfile::tempdir().unwrap();

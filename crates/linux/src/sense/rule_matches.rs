@@ -13,13 +13,13 @@ use crate::sense::service_directory::ServiceDirectory;
 pub struct RuleMatch {
     /// Command names of the processes that this rule decides, in order of process id.
     pub decided: Vec<String>,
-    /// Processes that this rule matches too, but an earlier rule decides.
+    /// Number of processes that this rule matches as well, but an earlier rule decides.
     pub decided_earlier: usize,
-    /// If the rule matches no process: existing cgroups, or command names, that come nearest.
+    /// If the rule matches no process: the nearest existing cgroups or command names.
     pub nearest: Vec<String>,
 }
 
-/// Suggestions for a rule without a match.
+/// Maximum number of suggestions for a rule without a match.
 const MAX_NEAREST: usize = 3;
 
 /// Matches of each rule among the processes of this host, except for this one.
@@ -106,7 +106,8 @@ mod tests {
         ManageRule { command: command.map(Into::into), cgroup: cgroup.map(Into::into), ..ManageRule::default() }
     }
 
-    /// Does each rule name its processes, say which an earlier rule takes, and suggest what exists if it has none?
+    /// Does each rule list its processes, count those that an earlier rule takes, and suggest existing names if it has
+    /// none?
     #[test]
     fn rules_name_their_processes_or_the_nearest() {
         let host = FakeHost::default();

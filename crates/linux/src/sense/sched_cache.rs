@@ -1,9 +1,9 @@
 //! The kernel's own cache-aware scheduling (`SCHED_CACHE`, Linux 7.2 and later): its settings, and affinities that
 //! counteract it.
 //!
-//! Its knobs are files of debugfs; which cache it prefers for a process is shown nowhere. Its footprint of a process
-//! is a count of NUMA balancing's faults, so without NUMA balancing or a second memory node footprints are not
-//! considered. Source: Linux 7.2, `kernel/sched/debug.c` and `kernel/sched/fair.c`.
+//! Its knobs are files in debugfs; the cache that it prefers for a process is not visible. It measures a process's
+//! footprint by the faults of NUMA balancing, so footprints are not considered without NUMA balancing or a second
+//! memory node. Source: Linux 7.2, `kernel/sched/debug.c` and `kernel/sched/fair.c`.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,17 +16,17 @@ use crate::kernel::Kernel;
 /// Directory of its knobs.
 pub const KNOBS: &str = "/sys/kernel/debug/sched/llc_balancing";
 
-/// The knob that says how much larger than the cache a process may be; see [`SchedCacheStatus::aggr_tolerance`].
+/// The knob for how much larger than the cache a process may be; see [`SchedCacheStatus::aggr_tolerance`].
 pub fn tolerance_file() -> PathBuf {
     Path::new(KNOBS).join("aggr_tolerance")
 }
 
-/// Its settings. A setting that cannot be read is `None`.
+/// The scheduler's settings. A setting that cannot be read is `None`.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct SchedCacheStatus {
-    /// `None`: this kernel has none, or does not tell.
+    /// Whether it is enabled; `None` = this kernel lacks it, or does not report it.
     pub enabled: Option<bool>,
-    /// 0 aggregates no threads; 1: threads and footprint have to fit; 100: neither is considered.
+    /// Tolerance: 0 = no threads are aggregated; 1 = threads and footprint must fit; 100 = neither is considered.
     pub aggr_tolerance: Option<u32>,
     /// Are footprints counted, by NUMA balancing over two memory nodes or more?
     pub counts_footprints: Option<bool>,
@@ -35,13 +35,13 @@ pub struct SchedCacheStatus {
 }
 
 impl SchedCacheStatus {
-    /// Does the kernel gather processes here, as far as it tells?
+    /// Does the kernel aggregate processes on this host, according to its settings?
     pub fn aggregates(&self) -> bool {
         self.enabled == Some(true) && self.aggr_tolerance != Some(0)
     }
 }
 
-/// Reads it.
+/// Reads the settings.
 pub fn read(kernel: &dyn Kernel) -> SchedCacheStatus {
     let number = |name: &str| -> Option<u32> { text(kernel, &Path::new(KNOBS).join(name))?.parse().ok() };
     let enabled = match text(kernel, &Path::new(KNOBS).join("enabled")).as_deref() {
@@ -87,12 +87,12 @@ fn why_not(kernel: &dyn Kernel) -> String {
     }
 }
 
-/// A managed thread as far as it matters here.
+/// The placement of a managed thread.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PlacedThread {
     /// Its process.
     pub pid: i32,
-    /// CPUs that it may run on by the plan in force; `None`: any.
+    /// CPUs that the plan in force allows it; `None` = any.
     pub allowed: Option<CpuSet>,
 }
 
@@ -140,7 +140,7 @@ mod tests {
         host
     }
 
-    /// Is the state read from the kernel's files, and is what they do not say absent?
+    /// Is the state read from the kernel's files, and are missing settings absent?
     #[test]
     fn the_state_is_what_the_files_say() {
         let on = read(&host("Y\n", "1\n", "1\n", "0-1\n"));
@@ -156,7 +156,7 @@ mod tests {
         assert!(odd.detail.contains("its tolerance cannot be read"), "{}", odd.detail);
     }
 
-    /// Is a kernel without it told from one that does not say?
+    /// Is a kernel without cache-aware scheduling distinguished from one that does not report it?
     #[test]
     fn what_cannot_be_read_says_why() {
         let none = FakeHost::default();
@@ -167,8 +167,8 @@ mod tests {
         assert_eq!(read(&none).enabled, None);
     }
 
-    /// Is a conflict told where threads of one process are tied to several caches, or some of them are free, and nowhere
-    /// else?
+    /// Is a conflict reported exactly if threads of one process are confined to several caches, or only some of them
+    /// are confined?
     #[test]
     fn conflicts_are_told_where_there_are_some() {
         let topology = topology().topology; // two caches of two CPUs

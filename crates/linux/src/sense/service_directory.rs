@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use cachemate_core::ServiceIdentity;
 
-/// Containers that are remembered at most, so that a broken runtime cannot ask for unbounded memory.
+/// Maximum number of recorded containers, so that a faulty runtime cannot cause unbounded memory use.
 const MAX_CONTAINERS: usize = 20_000;
 
 /// A container as its runtime describes it.
@@ -31,7 +31,7 @@ pub struct ContainerRecord {
 }
 
 impl ContainerRecord {
-    /// The service with the names that people know.
+    /// The service, with its display names.
     pub fn identity(&self, id: &str) -> ServiceIdentity {
         let name = if self.name.is_empty() { id } else { &self.name };
         match self.pod.is_empty() {

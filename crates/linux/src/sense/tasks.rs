@@ -3,11 +3,11 @@
 //! Problem: pids are reused, threads come and go between two refreshes, and a refresh costs time: with hundreds of
 //! threads and windows of a second, reading every `/proc` file of every thread would itself be a load. Method: one
 //! listing of `/proc` per refresh; the properties that rules test are read when a process is new, in each of the next
-//! refreshes (a shell is about to become its program), when it runs under another name, and later in every tenth; its
-//! control groups are read in every second refresh, or less often if there are hundreds of programs. Per refresh a
-//! thread costs one small read (`schedstat`, of a file that stays open); `stat` and the list of threads are read
-//! again, once, only of processes that ran since: a process that did not run was not created, did not exit and has no
-//! new threads. A sixteenth of the unmanaged processes is checked per refresh for a reused pid.
+//! refreshes (a shell may be about to become its program), when it runs under another name, and later in every tenth
+//! refresh; its control groups are read in every second refresh, or less often if there are hundreds of programs. Per
+//! refresh a thread costs one small read (`schedstat`, a file that stays open); `stat` and the list of threads are
+//! reread only for processes that ran since the last refresh: a process that did not run was not created, did not exit
+//! and has no new threads. A sixteenth of the unmanaged processes is checked per refresh for a reused pid.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -20,34 +20,34 @@ use crate::sense::process_properties::{PropertyReader, RuleProperties, cgroup_pa
 use crate::sense::service_directory::ServiceDirectory;
 use crate::sense::thread_counts::{SchedstatTimes, calls, schedstat, schedstat_path, times_of};
 
-/// Processes that are not managed are asked in so many turns whether they are still the same.
+/// Number of refreshes over which every unmanaged process is checked once for a reused pid.
 const TURNS: u32 = 16;
 /// Rules are matched in each refresh up to this age of a process, in refreshes; most programs replace a shell at once.
 const YOUNG_REFRESHES: u32 = 10;
-/// An older process is matched in one refresh out of so many.
+/// Number of refreshes in which an older process is matched once.
 const MATCH_PERIOD: u32 = 10;
-/// Maximum number of files that stay open; descriptors are few (1024 by default), and counters need theirs.
+/// Maximum number of files that stay open, because descriptors are few (1024 by default), and counters need some.
 const KEPT_AT_MOST: usize = 400;
-/// Control groups of older processes that are read in one refresh: at most so many processes have joined or left a group
-/// for two refreshes without notice.
+/// Number of older processes whose control groups are read in one refresh, if there are too many to read all of them in
+/// every second refresh.
 const GROUPS_PER_REFRESH: usize = 125;
 
-/// One managed (or observed) thread.
+/// A managed (or observed) thread.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ManagedThread {
     /// Dense, in order of arrival; never used again.
     pub task: TaskId,
-    /// The same for all threads of a process; dense as well.
+    /// Id of its process, dense as well.
     pub process: ProcessId,
-    /// Real user of the process, as found when it was new; `None` where its status could not be read.
+    /// Real user of the process when it was new; `None` = its status could not be read.
     pub user: Option<u32>,
     /// The kernel's id of the process.
     pub pid: i32,
     /// The kernel's id of the thread, with its start time.
     pub thread: ThreadKey,
-    /// Process that started this one, if that is managed too: its originals are this one's.
+    /// Parent of the process; if it is managed as well, its originals are inherited.
     pub parent: i32,
-    /// Command name at the last look at which it ran: 15 bytes at most.
+    /// Command name at the last refresh since which it ran: 15 bytes at most.
     pub name: String,
     /// Command name of the process, whatever its threads are called.
     pub program: String,
@@ -55,36 +55,36 @@ pub struct ManagedThread {
     pub service: Option<ServiceIdentity>,
     /// Digest of the image that the program comes from, if a container runtime reports it.
     pub image: Option<String>,
-    /// Time of the look that found it, since the machine's start.
+    /// Time of the refresh that found it, since the machine's start.
     pub arrived_ns: u64,
     /// Its goal by the operator's rule; `None` = none.
     pub goal: Option<Goal>,
-    /// Observed only.
+    /// Whether it is only observed, and never moved.
     pub fixed: bool,
-    /// Totals at the last look.
+    /// Totals at the last refresh.
     pub usage: ThreadUsage,
-    /// CPU at the last look; `None` = not running.
+    /// CPU at the last refresh; `None` = not running.
     pub cpu: Option<CpuId>,
     /// Last CPU, running or not.
     pub last_cpu: Option<CpuId>,
-    /// Nice value that was found when the thread was new.
+    /// Nice value when the thread was new.
     pub nice: i32,
-    /// Gone at the last look; kept until that was reported.
+    /// Whether it had exited by the last refresh; it is kept until this has been reported.
     pub exited: bool,
 }
 
 /// Totals since the thread's start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ThreadUsage {
-    /// Time on a processor; `None` = the kernel does not tell.
+    /// Time on a processor; `None` = the kernel does not report it.
     pub ran_ns: Option<u64>,
     /// Time runnable without a processor; `None` as above.
     pub waited_ns: Option<u64>,
-    /// Times that it was given a processor; `None` as above.
+    /// Number of times that it was given a processor; `None` as above.
     pub slices: Option<u64>,
-    /// Page faults, with and without a disk.
+    /// Page faults, both with and without disk access.
     pub faults: u64,
-    /// Read and write calls; only where nothing better says how fast it is.
+    /// Read and write calls, counted only without a better measure of speed.
     pub calls: Option<u64>,
 }
 
@@ -94,7 +94,7 @@ impl ManagedThread {
         self.service.clone().unwrap_or_else(|| ServiceIdentity::command(&self.program))
     }
 
-    /// As an observation has it: absent if the thread's own name says the same.
+    /// The service in the form of an observation: absent if it equals the thread's own name.
     pub fn service_of_sample(&self) -> Option<ServiceIdentity> {
         let named = || (self.program != self.name).then(|| ServiceIdentity::command(&self.program));
         self.service.clone().or_else(named)
@@ -106,29 +106,29 @@ impl ManagedThread {
     }
 }
 
-/// All of them. Ids are never reused within a run.
+/// Table of all managed threads. Ids are never reused within a run.
 #[derive(Debug, Default)]
 pub struct TaskTable {
     by_thread: BTreeMap<ThreadKey, ManagedThread>,
-    /// Processes examined: leader's key and the rule's answer.
+    /// Examined processes: the leader's key and the rule's decision.
     processes: BTreeMap<i32, ManagedProcess>,
     next_task: u32,
     next_process: u32,
-    /// Managed processes that have not run since the look before.
+    /// Managed processes that have not run since the previous refresh.
     asleep: BTreeSet<i32>,
     refreshes: u32,
-    /// Count calls too: one more small file of every thread that ran.
+    /// Whether calls are counted as well, which costs one more small file for every thread that ran.
     calls: bool,
-    /// `schedstat` of each thread, open: as many as [`KEPT_AT_MOST`].
+    /// Open `schedstat` files of threads, at most [`KEPT_AT_MOST`].
     kept: BTreeMap<ThreadKey, CachedFile>,
-    /// Read by [`TaskTable::forget_reused`], for the look that follows.
+    /// Times that [`TaskTable::forget_reused`] has read for the next refresh.
     times: BTreeMap<ThreadKey, SchedstatTimes>,
     leaders: BTreeMap<i32, ThreadStat>,
-    /// Examined in the last look, not managed, but born by a process that is: pid and parent.
+    /// Unmanaged processes, examined in the last refresh, that a managed process created: pid and parent.
     unmanaged_children: Vec<(i32, i32)>,
-    /// Threads that rules no longer let be moved, since a change of their process.
+    /// Threads that rules no longer allow to be moved, because their process has changed.
     released: Vec<ManagedThread>,
-    /// Never managed, whatever the rules say.
+    /// Process id of the guardian, which is never managed, whatever the rules are.
     guardian: Option<i32>,
     /// Containers that a runtime reports.
     directory: ServiceDirectory,
@@ -144,7 +144,7 @@ struct ManagedProcess {
     id: Option<ProcessId>,
     action: ManageAction,
     properties: RuleProperties,
-    /// The refresh that found it, or its present program.
+    /// The refresh that found the process, or its current program.
     since_refresh: u32,
 }
 
@@ -155,7 +155,7 @@ impl ManagedProcess {
     fn is_fixed(&self) -> bool {
         self.action == ManageAction::Observe
     }
-    /// Whether a thread of a guest emulates devices; only its virtual CPUs are tasks.
+    /// Whether a guest's thread emulates devices; only the threads of virtual CPUs are tasks.
     fn emulates(&self, thread: &ThreadStat) -> bool {
         let service = self.properties.service.as_ref();
         service.is_some_and(|service| service.kind == ServiceKind::Guest) && !is_virtual_cpu(&thread.name)
@@ -163,7 +163,7 @@ impl ManagedProcess {
 }
 
 impl TaskTable {
-    /// `calls`: no better measure of speed than proxies is to be had for most threads.
+    /// A new table; `calls` = for most threads, proxies are the best available measure of speed.
     pub fn new(calls: bool) -> Self {
         TaskTable { calls, ..TaskTable::default() }
     }
@@ -173,15 +173,15 @@ impl TaskTable {
         self.guardian = pid.and_then(|pid| i32::try_from(pid).ok());
     }
 
-    /// Takes the names of containers from this directory from now on.
+    /// Sets the directory that the names of containers are taken from.
     pub fn set_directory(&mut self, directory: ServiceDirectory) {
         self.directory = directory;
     }
 
-    /// Looks at the host once: new threads get ids, vanished ones are marked as exited, usage is read.
+    /// Reads the host once: new threads get ids, missing ones are marked as exited, and usage is read.
     ///
     /// # Errors
-    /// `/proc` itself cannot be listed. A thread that vanishes meanwhile is no error.
+    /// `/proc` itself cannot be listed. A thread that exits meanwhile is not an error.
     pub fn refresh(&mut self, kernel: &dyn Kernel, rules: &[ManageRule], now_ns: u64) -> io::Result<()> {
         let pids = kernel.processes()?;
         let own = [Some(std::process::id() as i32), self.guardian];
@@ -237,9 +237,9 @@ impl TaskTable {
         Ok(())
     }
 
-    /// Reads the properties that rules test. A pid that is reused has a new leader and is examined again. If a property
-    /// cannot be read, nothing is decided, and the next refresh tries again, because a rule with the action "ignore" must
-    /// not be missed.
+    /// Reads the properties that rules test, and decides about the process. A reused pid has a new leader and is
+    /// examined again. If a property cannot be read, the next refresh tries again instead of deciding, because a rule
+    /// with the action "ignore" must not be missed.
     fn examine(&mut self, reader: &PropertyReader<'_>, pid: i32) {
         let Ok(stat) = reader.kernel.stat(pid) else { return };
         let Ok(properties) = reader.read(&stat, None) else { return };
@@ -247,7 +247,7 @@ impl TaskTable {
         self.insert(pid, stat, action, properties, None, self.refreshes);
     }
 
-    /// Whether the properties of a process are to be read in this refresh. A program that ran under another name than
+    /// Whether the properties of a process are to be read in this refresh. A process that ran under another name than
     /// before is due at once, because it has become another program.
     fn is_match_due(&self, reader: &PropertyReader<'_>, pid: i32, group_period: u32) -> bool {
         let Some(process) = self.processes.get(&pid).filter(|process| !process.properties.is_kernel_thread) else {
@@ -263,7 +263,7 @@ impl TaskTable {
         turn.is_multiple_of(group_period) && paths().is_some_and(|paths| paths != process.properties.cgroups)
     }
 
-    /// Decides anew about a process whose command, user or control group has changed.
+    /// Decides again about a process whose command, user or control group has changed.
     fn match_again(&mut self, reader: &PropertyReader<'_>, pid: i32) {
         let Some(old) = self.processes.get(&pid).cloned() else { return };
         let Ok(stat) = reader.kernel.stat(pid) else { return };
@@ -280,7 +280,7 @@ impl TaskTable {
         let is_other_program = properties.command != old.properties.command || service != old.properties.service;
         let since_refresh = if is_other_program { self.refreshes } else { old.since_refresh };
         self.insert(pid, stat, action, properties, old.id, since_refresh);
-        // A process that slept may have been moved to another control group, and is listed all the same.
+        // A sleeping process may have been moved to another control group, and is listed nevertheless.
         self.asleep.remove(&pid);
         let ended = action == ManageAction::Ignore;
         for task in self.by_thread.values_mut().filter(|task| task.pid == pid) {
@@ -327,8 +327,8 @@ impl TaskTable {
         self.processes.insert(pid, ManagedProcess { leader: stat.key, id, action, properties, since_refresh });
     }
 
-    /// Threads that rules no longer let be moved, because their process has changed since the refresh before: their originals
-    /// are to be restored.
+    /// Takes the threads that rules no longer allow to be moved, because their process has changed since the previous
+    /// refresh; their originals must be restored.
     pub fn take_released(&mut self) -> Vec<ManagedThread> {
         std::mem::take(&mut self.released)
     }
@@ -367,19 +367,19 @@ impl TaskTable {
         let before = task.usage;
         let times = self.times.remove(&stat.key);
         if times.is_none() && before.ran_ns.is_none() && self.kept.len() < KEPT_AT_MOST {
-            // A thread that is gone, or descriptors that ran out: read by its path, if at all.
+            // If the thread has exited or descriptors have run out, its file is read by its path, if at all.
             self.kept.extend(kernel.open_cached(&schedstat_path(pid, stat.key.tid)).ok().map(|kept| (stat.key, kept)));
         }
         task.usage = usage(times.unwrap_or_else(|| schedstat(kernel, pid, stat.key.tid)), stat);
         if self.calls {
-            // A thread that has not run since has made no calls either.
+            // A thread that has not run since the last refresh has made no calls either.
             let idle = before.ran_ns.is_some() && before.ran_ns == task.usage.ran_ns;
             task.usage.calls = if idle { before.calls } else { calls(kernel, pid, stat.key.tid) };
         }
     }
 
-    /// To be called before each look: a process whose pid now belongs to another one (seen by its start time) must be
-    /// examined anew, and who has not run since need not be looked at.
+    /// To be called before each refresh: a process whose pid has been reused (shown by the start time) must be examined
+    /// again, and a process that has not run since then need not be examined.
     pub fn forget_reused(&mut self, kernel: &dyn Kernel) {
         self.refreshes = self.refreshes.wrapping_add(1);
         let turn = self.refreshes % TURNS;
@@ -388,7 +388,7 @@ impl TaskTable {
         self.times.clear();
         self.leaders.clear();
         for task in self.by_thread.values().filter(|task| !task.exited) {
-            // A thread that was on a processor may be waiting for one since: that shows in its state only.
+            // A thread that was on a processor may be waiting for one now, which only its state shows.
             let slept = task.cpu.is_none() && task.usage.ran_ns.is_some();
             let now = match self.kept.get(&task.thread) {
                 Some(kept) => kernel.read_cached(kept).map(|text| times_of(&text)).unwrap_or_default(),
@@ -422,18 +422,19 @@ impl TaskTable {
         &self.renamed
     }
 
-    /// Seen alive at the last look.
+    /// Was the thread alive at the last refresh?
     pub fn is_alive(&self, thread: ThreadKey) -> bool {
         self.by_thread.get(&thread).is_some_and(|task| !task.exited)
     }
 
-    /// Processes that the last refresh found for the first time, that are not managed but were created by a managed
-    /// one, with their parent: the settings that they inherited are ours.
+    /// Unmanaged processes that the last refresh found for the first time and that a managed process created, with
+    /// their parents: the settings that they inherited are ours.
     pub fn unmanaged_children(&self) -> &[(i32, i32)] {
         &self.unmanaged_children
     }
 
-    /// Decides anew about every process (the rules have changed). Answers with the threads that are managed no longer.
+    /// Decides again about every process, because the rules have changed. Returns the threads that are no longer
+    /// managed.
     pub fn reexamine(&mut self, kernel: &dyn Kernel, rules: &[ManageRule]) -> Vec<ManagedThread> {
         self.asleep.clear();
         let before = std::mem::take(&mut self.processes);
@@ -480,12 +481,12 @@ impl TaskTable {
         self.by_thread.values().find(|managed| managed.task == task)
     }
 
-    /// Closes the files that stay open: they are needed for something else.
+    /// Closes the files that are kept open, because their descriptors are needed.
     pub fn close(&mut self) {
         self.kept.clear();
     }
 
-    /// Drops those that have exited: to be called once they were reported.
+    /// Drops the exited threads; to be called once they have been reported.
     pub fn drop_exited(&mut self) {
         self.by_thread.retain(|_, task| !task.exited);
         self.kept.retain(|thread, _| self.by_thread.contains_key(thread));
@@ -509,7 +510,8 @@ mod tests {
         tasks.all().iter().map(|task| (task.task.0, task.thread.tid, task.exited)).collect()
     }
 
-    /// Do threads get ids in order of arrival, keep them, and lose them for good when they are gone, reused pids included?
+    /// Do threads get ids in order of arrival, keep them, and lose them for good at their exit, also if a pid is
+    /// reused?
     #[test]
     fn ids_are_dense_and_never_reused() {
         let host = FakeHost::default();
@@ -528,7 +530,7 @@ mod tests {
         assert_ne!(tasks.all()[0].process, ProcessId(0));
     }
 
-    /// Is a process that has not run trusted to be the same, and looked at again as soon as it has?
+    /// Is a process that has not run assumed to be the same, and examined again as soon as it has?
     #[test]
     fn who_sleeps_is_not_looked_at() {
         let host = FakeHost::default();
@@ -555,7 +557,7 @@ mod tests {
         assert_eq!(look(&mut tasks), [(0, 5, false), (1, 6, true)]);
     }
 
-    /// Is what no rule matches left out altogether?
+    /// Are programs that no rule matches left out completely?
     #[test]
     fn unmatched_programs_do_not_appear() {
         let host = FakeHost::default();
@@ -567,7 +569,7 @@ mod tests {
         assert!(tasks.all().is_empty());
     }
 
-    /// Is every thread told with the real user of its process, and with none where the kernel does not say?
+    /// Is every thread reported with the real user of its process, and without one if the kernel does not report it?
     #[test]
     fn threads_carry_their_process_user() {
         let host = FakeHost::default();
@@ -581,7 +583,7 @@ mod tests {
         assert_eq!(users, [(5, Some(1000)), (6, Some(1000)), (7, None)]);
     }
 
-    /// Is the guardian left alone by rules that match every program?
+    /// Is the guardian never managed, even by rules that match every program?
     #[test]
     fn the_guardian_is_never_managed() {
         let host = FakeHost::default();
@@ -602,8 +604,9 @@ mod tests {
         }
     }
 
-    /// If a shell becomes another program (`bash -c 'sleep 2; exec prog'`): is that managed within two refreshes if a rule
-    /// names it, and is a program that was managed under its shell's name released if a rule ignores it?
+    /// If a shell becomes another program (`bash -c 'sleep 2; exec prog'`): is that program managed within two
+    /// refreshes if a rule names it, and is a program that was managed under its shell's name released if a rule
+    /// ignores it?
     #[test]
     fn an_exec_neither_escapes_a_rule_nor_misses_one() {
         let dir = tempfile::tempdir().unwrap();

@@ -13,7 +13,7 @@ pub(crate) fn schedstat(kernel: &dyn Kernel, pid: i32, tid: i32) -> SchedstatTim
     times_of(&kernel.read(&schedstat_path(pid, tid)).unwrap_or_default())
 }
 
-/// Time on a processor and time waiting for one, in nanoseconds, and how often it was given one.
+/// Time on a processor and time waiting for one, in nanoseconds, and the number of times that it was given one.
 pub(crate) type SchedstatTimes = (Option<u64>, Option<u64>, Option<u64>);
 
 pub(crate) fn schedstat_path(pid: i32, tid: i32) -> PathBuf {
@@ -32,7 +32,7 @@ pub(crate) fn calls(kernel: &dyn Kernel, pid: i32, tid: i32) -> Option<u64> {
     Some(field(&text, "syscr:")?.saturating_add(field(&text, "syscw:")?))
 }
 
-/// Context switches of a thread's own accord so far.
+/// Voluntary context switches of a thread so far.
 pub(crate) fn waits(kernel: &dyn Kernel, pid: i32, tid: i32) -> Option<u64> {
     let text = kernel.read(Path::new(&format!("/proc/{pid}/task/{tid}/status"))).ok()?;
     field(&text, "voluntary_ctxt_switches:")

@@ -3,10 +3,10 @@
 //! Problem: machines differ in what they report. Cache ids are neither dense nor unique (they come from APIC ids, and
 //! gaps open when CPUs go offline), a socket may have many last-level caches, old kernels have only hexadecimal maps,
 //! virtual machines leave out whole folders. Method: sysfs is read CPU by CPU; a cache is identified by its level and
-//! the set of online CPUs that share it, never by its id; missing information becomes a warning and the smallest
-//! claim that is still true (a CPU whose caches are unknown shares none that we know of). Properties: read-only;
-//! every path under `root`; a file that is there but cannot be understood is an error that names it, a file that is
-//! not there is not; CPUs ascend as the kernel numbers them, caches by level and first CPU.
+//! the set of online CPUs that share it, never by its id; missing information becomes a warning and the weakest claim
+//! that is still true (a CPU whose caches are unknown is assumed to share none). Properties: read-only; every path is
+//! below `root`; an existing file that cannot be understood is an error that names it, but a missing file is not; CPUs
+//! are in the kernel's order, caches are ordered by level and first CPU.
 //!
 //! Kernel documentation: Documentation/ABI/stable/sysfs-devices-system-cpu, Documentation/admin-guide/cputopology.rst.
 
@@ -19,9 +19,9 @@ use cachemate_core::{Cache, CacheId, CacheLevel, Cpu, CpuId, CpuSet, Topology};
 /// The kernel's report on its CPUs and caches.
 #[derive(Clone, PartialEq, Debug)]
 pub struct HostTopology {
-    /// CPUs ascend; caches by level and first CPU.
+    /// CPUs in ascending order, and caches by level and first CPU.
     pub topology: Topology,
-    /// The kernel's own id of each cache, by `CacheId`: what resctrl's schemata name. Not unique across levels.
+    /// The kernel's own id of each cache, by `CacheId`, as in resctrl's schemata. Not unique across levels.
     pub kernel_cache_ids: Vec<Option<u32>>,
     /// Missing or contradictory information, with the assumption that replaces it.
     pub warnings: Vec<String>,
@@ -42,7 +42,7 @@ pub struct TopologyError {
 /// Reads the topology of the host whose file system is mounted at `root` (`/` for this one).
 ///
 /// # Errors
-/// No `sys/devices/system/cpu` below `root`, or a file there with contents that cannot be understood; names the file.
+/// There is no `sys/devices/system/cpu` below `root`, or a file in it cannot be understood; the error names the file.
 pub fn read_topology(root: &Path) -> Result<HostTopology, TopologyError> {
     let mut host = SysfsReader { cpus: root.join("sys/devices/system/cpu"), warnings: Vec::new() };
     let present = host.present()?;
@@ -57,7 +57,7 @@ pub fn read_topology(root: &Path) -> Result<HostTopology, TopologyError> {
     Ok(HostTopology { topology: Topology { cpus, caches, memory_latency }, kernel_cache_ids, warnings: host.warnings })
 }
 
-/// More memory nodes no kernel has (`CONFIG_NODES_SHIFT` is 10 at most).
+/// Maximum number of memory nodes of any kernel (`CONFIG_NODES_SHIFT` is 10 at most).
 pub(crate) const NODES_AT_MOST: u32 = 1024;
 
 struct SysfsReader {
@@ -76,7 +76,7 @@ struct CacheDescription {
 }
 
 impl SysfsReader {
-    /// CPUs with a folder, without those that the kernel only keeps room for.
+    /// CPUs with a folder, except those that the kernel only reserves.
     fn present(&self) -> Result<Vec<u32>, TopologyError> {
         let list = list_file(&self.cpus.join("present"))?;
         let number = |name: String| name.strip_prefix("cpu").and_then(|digits| digits.parse::<u32>().ok());
@@ -143,7 +143,7 @@ impl SysfsReader {
         Ok(cpus)
     }
 
-    /// Node of each CPU, as the kernel numbers them (gaps are common).
+    /// Node of each CPU, by the kernel's numbers (gaps are common).
     fn memory_nodes(&mut self, root: &Path) -> Result<BTreeMap<u32, u32>, TopologyError> {
         let folder = root.join("sys/devices/system/node");
         let mut nodes = BTreeMap::new();
@@ -162,7 +162,7 @@ impl SysfsReader {
         Ok(nodes)
     }
 
-    /// Distances as the firmware's SLIT has them (10 = own memory; ACPI 6.5, 5.2.17), over each node's own.
+    /// Distances from the firmware's SLIT (10 = own memory; ACPI 6.5, 5.2.17), relative to each node's own.
     fn memory_latency(&mut self, root: &Path) -> Result<Vec<Vec<f64>>, TopologyError> {
         let folder = root.join("sys/devices/system/node");
         let nodes = if folder.is_dir() { node_numbers(&folder)? } else { Vec::new() };
@@ -251,7 +251,7 @@ impl SysfsReader {
             self.warnings.push(text);
             cpus = [cpu].into_iter().collect();
         }
-        // Zero stands for "not known" in all of these; a firmware that says so is not taken at its word.
+        // Zero means "unknown" in all of these files, although some firmware reports it.
         let count = |name: &str| number_file(&folder.join(name)).map(|n| n.and_then(|n| u32::try_from(n).ok()));
         Ok(Some(CacheDescription {
             level,
@@ -263,7 +263,7 @@ impl SysfsReader {
         }))
     }
 
-    /// Two descriptions of one level that share a CPU are one cache.
+    /// Adds a description; two of one level that share a CPU are one cache.
     fn merge(&mut self, found: &mut Vec<CacheDescription>, mut cache: CacheDescription) {
         while let Some(at) =
             found.iter().position(|other| other.level == cache.level && other.cpus.intersects(&cache.cpus))
@@ -328,14 +328,14 @@ fn names(folder: &Path) -> Result<Vec<String>, TopologyError> {
     Ok(entries.iter().filter_map(|path| path.file_name()?.to_str().map(str::to_string)).collect())
 }
 
-/// Longest file of sysfs; most are a page.
+/// Maximum length of a sysfs file; most have one page.
 const MAX_SYSFS_BYTES: u64 = 1 << 20;
 
-/// Contents without the white space around; `None` where there is no such file (or an offline CPU's, which cannot be
+/// Contents without the white space around; `None` = there is no such file (or it is an offline CPU's, which cannot be
 /// read).
 fn text(file: &Path) -> Result<Option<String>, TopologyError> {
     match cachemate_files::read_text_limited(file, MAX_SYSFS_BYTES) {
-        // Recorded trees carry the zero byte that some kernels leave at the end.
+        // Recorded trees contain the zero byte that some kernels leave at the end.
         Ok(text) => Ok(Some(text.trim_matches(|c: char| c.is_whitespace() || c == '\0').to_string())),
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
         Err(error) if error.raw_os_error().is_some() && error.kind() != ErrorKind::PermissionDenied => Ok(None),
@@ -365,13 +365,13 @@ fn size_file(file: &Path) -> Result<Option<u64>, TopologyError> {
     parsed.map(Some).ok_or_else(|| wrong(file, &format!("'{text}'"), "a size such as 32768K"))
 }
 
-/// A list such as `0-3,8`. An empty file is the empty set.
+/// Reads a list such as `0-3,8`. An empty file is the empty set.
 fn list_file(file: &Path) -> Result<Option<CpuSet>, TopologyError> {
     let parse = |text: String| text.parse().map_err(|_| wrong(file, &format!("'{text}'"), "a list such as 0-3,8"));
     text(file)?.map(parse).transpose()
 }
 
-/// A hexadecimal map in words separated by commas, the highest CPUs first.
+/// Reads a hexadecimal map of words separated by commas, the highest CPUs first.
 fn map_file(file: &Path) -> Result<Option<CpuSet>, TopologyError> {
     let Some(text) = text(file)? else { return Ok(None) };
     let mut set = CpuSet::default();

@@ -1,4 +1,4 @@
-//! Topologies of small hand-made trees.
+//! Topologies of small artificial trees.
 
 use super::*;
 use std::fs;
@@ -48,8 +48,8 @@ impl SysfsTree {
     }
 }
 
-/// The kernel's layout on one socket of eight 32 MB L3s, 8 cores each, 2 threads: threads are n and n + 64, cache ids
-/// come from the APIC id, so they have gaps after CPUs of L3 2 went offline.
+/// The kernel's layout for one socket with eight 32 MB L3s of 8 cores with 2 threads each: sibling threads are n and n
+/// + 64, and cache ids come from the APIC id, so they have gaps after CPUs of L3 2 went offline.
 fn epyc(offline: &[u32]) -> SysfsTree {
     let tree = SysfsTree::new();
     let online: CpuSet = (0..128).filter(|cpu| !offline.contains(cpu)).collect();
@@ -72,7 +72,7 @@ fn epyc(offline: &[u32]) -> SysfsTree {
     tree
 }
 
-/// Are the eight L3s of one socket told apart, with their CPUs, whatever the kernel's ids?
+/// Are the eight L3s of one socket distinguished, with their CPUs, whatever the kernel's ids?
 #[test]
 fn an_epyc_has_eight_l3s_of_sixteen_cpus() {
     let host = epyc(&[]).read().unwrap();
@@ -100,7 +100,7 @@ fn offline_cpus_are_listed_but_share_nothing() {
     assert_eq!(ids, [0, 2, 6, 8, 10, 12, 14]);
 }
 
-/// Are two L2s a socket found where CPU numbers alternate between sockets, from an old kernel's maps alone?
+/// Are two L2s per socket found if CPU numbers alternate between sockets, from an old kernel's maps alone?
 #[test]
 fn old_kernels_with_hexadecimal_maps_are_read() {
     let tree = SysfsTree::new();
@@ -121,7 +121,7 @@ fn old_kernels_with_hexadecimal_maps_are_read() {
     assert_eq!(host.warnings, ["no sys/devices/system/node: all memory taken as one node"]);
 }
 
-/// Does a virtual machine without cache folders, packages or sizes still give a topology, with warnings?
+/// Does a virtual machine without cache folders, packages or sizes still yield a topology, with warnings?
 #[test]
 fn a_virtual_machine_that_tells_little_is_read_with_warnings() {
     let tree = SysfsTree::new();
@@ -182,7 +182,8 @@ fn files_that_make_no_sense_are_named() {
     assert!(nowhere.contains("sys/devices/system/cpu: found No such file"), "{nowhere}");
 }
 
-/// Are distances between nodes told by the nodes' numbers, though those have gaps, and is nonsense left out with a warning?
+/// Are distances assigned to the right nodes although their numbers have gaps, and are invalid ones left out with a
+/// warning?
 #[test]
 fn distances_are_by_the_nodes_numbers() {
     let tree = epyc(&[]);

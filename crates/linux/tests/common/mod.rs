@@ -1,4 +1,4 @@
-//! A live machine over children of our own.
+//! A live machine that manages children of this test.
 
 #![allow(dead_code, reason = "each test program uses its part")]
 
@@ -22,7 +22,7 @@ use cachemate_linux::machine::{LiveMachine, LiveOptions};
 /// The heartbeats that the guardian received, in the state directory.
 pub const HEARTBEATS: &str = "heartbeats";
 
-/// Ended when the test ends, whatever happens.
+/// A program that is killed when the test ends, whatever happens.
 pub struct Program(pub Child);
 
 impl Program {

@@ -1,11 +1,11 @@
 //! Sampled data accesses of programs: Intel's PEBS load latency and AMD's instruction-based sampling (IBS).
 //!
-//! Problem: data sharing between programs, and the frequency of their accesses, show in addresses only, and only
-//! hardware can sample them without slowing a program down. Method: the kernel describes both facilities in sysfs
-//! ([`find`] reads there how they are asked for, so that a new model needs no new table); one event per thread, or
-//! per CPU if the kernel allows no other, writes samples into a ring ([`records`]) that is emptied a few times a
-//! second. Properties: no thread is stopped or moved; samples of other programs, of the kernel, and without an
-//! address are left out and counted; if the host has neither, [`find`] reports it.
+//! Problem: data sharing between programs, and the frequency of their accesses, are visible in addresses only, and only
+//! hardware can sample these without slowing a program down. Method: the kernel describes both facilities in sysfs
+//! ([`find`] reads their encodings there, so that a new model needs no new table); one event per thread, or per CPU if
+//! the kernel allows nothing else, writes samples into a ring ([`records`]) that is emptied a few times a second.
+//! Properties: no thread is stopped or moved; samples of other programs, of the kernel, and without an address are left
+//! out and counted; if the host has neither facility, [`find`] reports this.
 
 pub mod records;
 
@@ -26,24 +26,24 @@ const DEVICES: &str = "/sys/bus/event_source/devices";
 const PAGE: usize = 4096;
 /// Pages of samples, a power of two: at 64 bytes each some two thousand.
 const DATA_PAGES: usize = 32;
-/// Loads that are faster than this hit the L1, and say little.
+/// Minimum latency of a sampled load; faster loads hit the L1 and are of little interest.
 const LOAD_LATENCY_FROM_CYCLES: u64 = 3;
-/// IBS counts in steps of sixteen, and not below nine of them.
+/// IBS counts in steps of sixteen, and at least nine steps.
 const IBS_STEP: u64 = 16;
 const IBS_LEAST: u64 = 0x90;
 
-/// How this host samples accesses.
+/// A facility of this host that samples accesses.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Facility {
-    /// Vendor and facility, for people.
+    /// Vendor and facility, for display.
     pub name: &'static str,
     kind: u32,
     config: Config,
-    /// Leader of the group: since Sapphire Rapids the load-latency event counts beside an auxiliary one only.
+    /// Leader of the group: since Sapphire Rapids, the load-latency event works only together with an auxiliary event.
     leader: Option<Config>,
-    /// 0 any skid, 2 none: what makes an Intel event a PEBS one.
+    /// Allowed skid: 0 = any, 2 = none, which makes an Intel event a PEBS event.
     precise: u64,
-    /// The facility cannot leave the kernel out by itself.
+    /// Whether the facility samples the kernel as well, because it cannot exclude it.
     kernel_too: bool,
     step: u64,
     least: u64,
@@ -56,11 +56,12 @@ struct Config([u64; 3]);
 /// Looks for a facility that samples data addresses.
 ///
 /// # Errors
-/// There is none, or the kernel describes it in a way that is not understood; with the file.
+/// There is none, or the kernel's description is not understood; the error names the file.
 pub fn find(kernel: &dyn Kernel) -> Result<Facility, String> {
     if let Some(kind) = device_type(kernel, "ibs_op")? {
         let mut config = Config::default();
-        // Count operations, not cycles: then a sample stands for so many of them. The first IBS lacks the choice.
+        // Count operations instead of cycles, so that a sample stands for a number of operations. The first IBS lacks
+        // this option.
         config.set_if_there(kernel, "ibs_op", "cnt_ctl", 1)?;
         let (precise, kernel_too) = (0, true);
         let name = "AMD IBS";
@@ -95,7 +96,7 @@ fn device_type(kernel: &dyn Kernel, device: &str) -> Result<Option<u32>, String>
     parsed.map_err(|_| format!("{}: found '{}', expected a number", path.display(), text.trim()))
 }
 
-/// `event=0xcd,umask=0x1,ldlat=3` by the device's formats.
+/// Encodes terms such as `event=0xcd,umask=0x1,ldlat=3` by the device's formats.
 fn encode(kernel: &dyn Kernel, device: &str, terms: &str) -> Result<Config, String> {
     let mut config = Config::default();
     for term in terms.trim().split(',').filter(|term| !term.is_empty()) {
@@ -114,7 +115,7 @@ fn encode(kernel: &dyn Kernel, device: &str, terms: &str) -> Result<Config, Stri
 }
 
 impl Config {
-    /// Puts a value where `format/NAME` says (`config1:0-15`); false = the device has no such field.
+    /// Puts a value into the bits that `format/NAME` names (`config1:0-15`); false = the device has no such field.
     fn set_if_there(&mut self, kernel: &dyn Kernel, device: &str, name: &str, value: u64) -> Result<bool, String> {
         let path: PathBuf = Path::new(DEVICES).join(device).join("format").join(name);
         let Ok(format) = kernel.read(&path) else { return Ok(false) };
@@ -141,19 +142,19 @@ impl Config {
 /// The threads whose accesses an event samples.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SamplingTarget {
-    /// One thread's; 0 = the calling one's.
+    /// One thread; 0 = the calling thread.
     Thread(i32),
     /// All threads on that CPU.
     Cpu(CpuId),
 }
 
 impl Facility {
-    /// The period nearest to `one_in` that the hardware takes.
+    /// The period nearest to `one_in` that the hardware accepts.
     pub fn period(&self, one_in: u64) -> u64 {
         (one_in.max(self.least) / self.step).max(1) * self.step
     }
 
-    /// Tries the facility on this thread.
+    /// Tests the facility on this thread.
     ///
     /// # Errors
     /// The kernel does not open the event, neither for a thread nor for a CPU.
@@ -167,7 +168,7 @@ impl Facility {
 
 /// One running event with its ring.
 pub struct PerfSampler {
-    /// Held open: closing it ends the group.
+    /// Kept open, because closing it ends the group.
     _leader: Option<File>,
     file: File,
     ring: *mut u8,
@@ -181,7 +182,7 @@ impl PerfSampler {
     /// Starts to sample one event in `period`.
     ///
     /// # Errors
-    /// As the kernel says: `EINVAL` where the facility samples whole CPUs only, `EACCES` without the right to.
+    /// The kernel's error: `EINVAL` if the facility samples whole CPUs only, `EACCES` without the required right.
     pub fn open(facility: &Facility, whose: SamplingTarget, period: u64) -> io::Result<Self> {
         let leader = facility.leader.map(|config| event(facility, config, None, whose, None)).transpose()?;
         let group = leader.as_ref().map(AsRawFd::as_raw_fd);
@@ -195,7 +196,7 @@ impl PerfSampler {
         Ok(PerfSampler { _leader: leader, file, ring: ring.cast() })
     }
 
-    /// Takes what has come in since the last time.
+    /// Adds the records since the last call to `into`.
     pub fn drain(&mut self, into: &mut RingContents) {
         let control = self.ring.cast::<perf::bindings::perf_event_mmap_page>();
         // SAFETY: the control page lives as long as the mapping. The head is written by the kernel and read with acquire
@@ -213,9 +214,10 @@ impl PerfSampler {
         tail.store(to, Ordering::Release);
     }
 
-    /// Stops sampling; samples in the ring stay.
+    /// Stops sampling; samples in the ring remain.
     pub fn stop(&self) {
-        // SAFETY: the call takes no argument of ours. An event that is gone samples nothing either.
+        // SAFETY: the call takes no argument of ours. A failure does no harm, because an event that no longer exists
+        // takes no samples either.
         unsafe { perf::ioctls::DISABLE(self.file.as_raw_fd(), 0) };
     }
 }
@@ -227,7 +229,7 @@ impl Drop for PerfSampler {
     }
 }
 
-/// Opens one event; `period` `None` = it only counts (a group's leader).
+/// Opens one event; without a `period` it only counts (a group's leader).
 fn event(
     facility: &Facility,
     config: Config,
@@ -281,7 +283,8 @@ mod tests {
         ("format/ldlat", "config1:0-15\n"),
     ];
 
-    /// Is each vendor's facility found as its sysfs describes it, auxiliary leader included, and its absence told?
+    /// Is each vendor's facility found as its sysfs describes it, including an auxiliary leader, and its absence
+    /// reported?
     #[test]
     fn facilities_are_read_from_sysfs() {
         let host = FakeHost::default();
@@ -320,7 +323,7 @@ mod tests {
         }
     }
 
-    /// Are values put into fields that are split or begin anywhere?
+    /// Are values put correctly into fields that are split or begin at any bit?
     #[test]
     fn fields_may_be_split() {
         let host = FakeHost::default();
@@ -329,7 +332,7 @@ mod tests {
         assert_eq!(config, Config([0x1_0000_00d6, 0, u64::MAX]));
     }
 
-    /// Does a real ring of this kernel, filled by its CPU clock, read with thread, time and period in their places?
+    /// Is a real ring of this kernel, filled by its CPU clock, read with the right thread, time and period?
     #[test]
     fn a_ring_of_this_kernel_is_read() {
         let clock = Facility {
@@ -345,7 +348,7 @@ mod tests {
         let period = clock.period(200_000);
         let mut sampler = PerfSampler::open(&clock, SamplingTarget::Thread(0), period).unwrap();
         let (mut read, mut word) = (RingContents::default(), 1u64);
-        // The clock counts this thread's own time: however busy the host is, the samples come.
+        // The clock counts this thread's own time, so samples arrive however busy the host is.
         while read.unusable < 20 && read.samples.len() < 20 {
             (0..100_000).for_each(|_| word = std::hint::black_box(word.wrapping_mul(3)));
             sampler.drain(&mut read);

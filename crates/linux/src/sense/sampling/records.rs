@@ -1,7 +1,7 @@
 //! Sampled data accesses as the kernel writes them into a ring: from bytes to samples, without any system call.
 //!
-//! perf_event_open(2) is the source of the layout: a record is a header of eight bytes (type, misc, size) and, of a sample,
-//! the fields that were asked for in the order of their bits. Here those of [`FIELDS`].
+//! perf_event_open(2) is the source of the layout: a record is a header of eight bytes (type, misc, size), followed in
+//! a sample by the requested fields in the order of their bits, here those of [`FIELDS`].
 
 use cachemate_core::{CacheLevel, DataSource};
 use perf_event_open_sys::bindings as perf;
@@ -15,7 +15,7 @@ pub const FIELDS: u64 = (perf::PERF_SAMPLE_TID
     | perf::PERF_SAMPLE_DATA_SRC) as u64;
 /// Header, and six fields of eight bytes.
 const SAMPLE_BYTES: usize = 8 + 6 * 8;
-/// Bits of a header's `misc` that say where the processor was.
+/// Bits of a header's `misc` that contain the processor's mode.
 const MODE_MASK: u16 = 7;
 const MODE_USER: u16 = 2;
 
@@ -24,32 +24,32 @@ const MODE_USER: u16 = 2;
 pub struct Raw {
     /// The thread that made the access.
     pub tid: i32,
-    /// On the monotonic clock.
+    /// Its time on the monotonic clock.
     pub time_ns: u64,
-    /// Virtual; below the kernel's half, and not 0.
+    /// Virtual address, below the kernel's half, and not 0.
     pub address: u64,
     /// Events that this sample stands for.
     pub period: u64,
-    /// 0 = not told.
+    /// Its latency; 0 = not reported.
     pub latency_cycles: u64,
     /// `union perf_mem_data_src`, to be read by [`source`].
     pub data_source: u64,
 }
 
-/// Contents of a stretch of the ring.
+/// Contents of a part of the ring.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct RingContents {
-    /// Accesses of programs that have an address.
+    /// Accesses by programs, with their addresses.
     pub samples: Vec<Raw>,
     /// Records that the kernel had no room for.
     pub lost: u64,
     /// Events without an address, or from within the kernel.
     pub unusable: u64,
-    /// Events that all of them stand for, usable or not.
+    /// Number of events that all samples stand for, usable or not.
     pub events: u64,
 }
 
-/// The bytes between `tail` and `head`, which count on for ever, of a ring.
+/// The bytes of a ring between `tail` and `head`, two positions that never wrap.
 pub fn unrolled(ring: &[u8], tail: u64, head: u64) -> Vec<u8> {
     if ring.is_empty() {
         return Vec::new();
@@ -69,7 +69,7 @@ pub fn parse(bytes: &[u8], into: &mut RingContents) {
         left = &left[record.len()..];
         match kind {
             perf::PERF_RECORD_SAMPLE if record.len() >= SAMPLE_BYTES => sample(misc, record, into),
-            // An id, and the number.
+            // The record's fields are an id and the number of lost records.
             perf::PERF_RECORD_LOST if record.len() >= 24 => into.lost = into.lost.saturating_add(word(record, 16)),
             _ => {} // throttling and whatever later kernels write
         }
@@ -108,7 +108,7 @@ fn sample(misc: u16, record: &[u8], into: &mut RingContents) {
     }
 }
 
-/// `union perf_mem_data_src`: bits of the kernel's encoding, as far as they say where data came from.
+/// `union perf_mem_data_src`: bits of the kernel's encoding that describe the source of the data.
 mod bits {
     pub const LEVEL_HIT: u64 = 0x02;
     pub const L1: u64 = 0x08;
@@ -122,7 +122,7 @@ mod bits {
 }
 
 /// Source of the data. A line that another core had modified comes from a remote cache, whatever level passed it on
-/// (shared writes look like that, TC 4.2); fill buffers, and unreported sources, are unknown.
+/// (shared writes appear like this, TC 4.2); fill buffers, and unreported sources, are unknown.
 pub fn source(data_source: u64) -> DataSource {
     let field = |shift: u32, width: u32| data_source >> shift & ((1 << width) - 1);
     let (level, snoop, number, remote) = (field(5, 14), field(19, 5), field(33, 4), field(37, 1) == 1);
@@ -130,7 +130,7 @@ pub fn source(data_source: u64) -> DataSource {
         return DataSource::RemoteCache;
     }
     match number {
-        // PERF_MEM_LVLNUM_*: newer kernels tell the level by its number.
+        // PERF_MEM_LVLNUM_*: newer kernels report the level by its number.
         1 => return DataSource::Cache(CacheLevel::L1Data),
         2 => return DataSource::Cache(CacheLevel::L2),
         3 if remote => return DataSource::RemoteCache,
@@ -171,7 +171,7 @@ mod tests {
         u64::from_ne_bytes(bytes)
     }
 
-    /// A ring as a load-latency event fills it: two loads of a program, one of the kernel's, lost records, throttling.
+    /// A ring as filled by a load-latency event: two loads of a program, one of the kernel, lost records, throttling.
     fn ring() -> Vec<u8> {
         let sample = |misc, thread, address, latency, source| {
             record(perf::PERF_RECORD_SAMPLE, misc, &[tid(40, thread), 1_000, address, 2_000, latency, source])
@@ -187,7 +187,8 @@ mod tests {
         .concat()
     }
 
-    /// Are samples read with every field in its place, the kernel's and addressless ones counted but not used, losses told?
+    /// Are all fields of samples read correctly, samples of the kernel or without an address only counted, and losses
+    /// reported?
     #[test]
     fn a_ring_becomes_samples() {
         let mut read = RingContents::default();
@@ -205,7 +206,7 @@ mod tests {
         assert_eq!((read.lost, read.unusable, read.events), (17, 2, 8_000));
     }
 
-    /// Is a ring read the same wherever its end falls within a record, and is what is cut or senseless no panic?
+    /// Is a ring read the same wherever it wraps within a record, and do cut or invalid records cause no panic?
     #[test]
     fn wrapping_and_cutting_are_harmless() {
         let straight = ring();
@@ -229,7 +230,7 @@ mod tests {
         assert!(unrolled(&[1, 2], 5, 4).is_empty());
     }
 
-    /// Do the kernel's encodings name the place that `perf mem report` prints for them?
+    /// Do the kernel's encodings yield the source that `perf mem report` prints for them?
     #[test]
     fn the_source_is_what_perf_prints() {
         for (encoded, want) in [

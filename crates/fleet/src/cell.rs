@@ -98,7 +98,7 @@ pub fn run(setup: &CellSetup<'_>, lives: &[ServiceLife], stop: &dyn Fn() -> bool
             cell.services.push(PlacedService { kind: life.kind, host: None, is_live: true, lost_seconds: 0.0 });
             departures.push(Departure { hours: life.departs, service });
             cell.outcome.services += 1;
-            if !cell.place(service, hour, None) {
+            if !cell.place(service, hour) {
                 cell.waiting.push(service);
             }
             next += 1;
@@ -130,32 +130,38 @@ impl FleetCell<'_> {
         }
     }
 
-    fn choose(&self, kind: u16, load: u8, except: Option<usize>) -> Option<usize> {
+    fn demand(&self, kind: u16, load: u8) -> ServiceDemand<'_> {
         let spec = &self.setup.model.kinds[usize::from(kind)];
         let busy_cpus = f64::from(spec.threads) * f64::from(load) / f64::from(crate::corun::LOAD_LEVELS);
-        let service = ServiceDemand {
-            profile: spec.profile.as_ref(),
-            busy_cpus,
-            max_slowdown_percent: spec.max_slowdown_percent,
-        };
+        ServiceDemand { profile: spec.profile.as_ref(), busy_cpus, max_slowdown_percent: spec.max_slowdown_percent }
+    }
+
+    fn choose(&self, kind: u16, load: u8, except: Option<usize>) -> Option<usize> {
+        let spec = &self.setup.model.kinds[usize::from(kind)];
+        let service = self.demand(kind, load);
         let same_kind = |host: usize| self.kinds[host].get(&kind).copied().unwrap_or(0);
         choose_host(self.setup.policy, &self.hosts, &self.setup.capacity, spec, &service, &same_kind, except)
     }
 
-    fn place(&mut self, number: u32, hour: f64, except: Option<usize>) -> bool {
+    fn place(&mut self, number: u32, hour: f64) -> bool {
         let kind = self.services[number as usize].kind;
         let load = self.setup.model.kinds[usize::from(kind)].load_level(hour);
-        let Some(host) = self.choose(kind, load, except) else { return false };
+        let Some(host) = self.choose(kind, load, None) else { return false };
+        self.place_on(host, number, load);
+        true
+    }
+
+    fn place_on(&mut self, host: usize, number: u32, load: u8) {
+        let kind = self.services[number as usize].kind;
         self.hosts[host].place(&self.setup.model, number, kind, load);
         *self.kinds[host].entry(kind).or_insert(0) += 1;
         self.services[number as usize].host = Some(host as u32);
-        true
     }
 
     fn place_waiting(&mut self, hour: f64) {
         let waiting = std::mem::take(&mut self.waiting);
         for service in waiting {
-            if self.services[service as usize].is_live && !self.place(service, hour, None) {
+            if self.services[service as usize].is_live && !self.place(service, hour) {
                 self.waiting.push(service);
             }
         }
@@ -224,20 +230,30 @@ impl FleetCell<'_> {
     fn reschedule(&mut self, mut worst: Vec<(f64, u32)>, hour: f64) {
         worst.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         let most = u64::from(self.setup.moves.max_per_step) * u64::from(self.setup.hosts);
-        for (_, number) in worst.into_iter().take(most.div_ceil(100) as usize) {
-            let service = self.services[number as usize];
-            let Some(home) = service.host else { continue };
-            let load = self.setup.model.kinds[usize::from(service.kind)].load_level(hour);
-            if self.choose(service.kind, load, Some(home as usize)).is_none() {
-                continue;
+        let mut left = most.div_ceil(100);
+        for (_, number) in worst {
+            if left == 0 {
+                break;
             }
+            let PlacedService { kind, host: Some(home), .. } = self.services[number as usize] else { continue };
+            let load = self.setup.model.kinds[usize::from(kind)].load_level(hour);
+            let host = self.choose(kind, load, Some(home as usize));
+            let Some(host) = host.filter(|&host| self.may_move(kind, load, host)) else { continue };
             self.take_off(number);
-            if self.place(number, hour, Some(home as usize)) {
-                self.outcome.moves += 1;
-                self.services[number as usize].lost_seconds += self.setup.moves.seconds;
-            } else {
-                self.waiting.push(number);
-            }
+            self.place_on(host, number, load);
+            self.outcome.moves += 1;
+            self.services[number as usize].lost_seconds += self.setup.moves.seconds;
+            left -= 1;
         }
+    }
+
+    /// Is a move to this host worth its price? By forecast, only where no limit breaks.
+    fn may_move(&self, kind: u16, load: u8, host: usize) -> bool {
+        if self.setup.policy != PlacementPolicy::Forecast {
+            return true;
+        }
+        let demand = self.demand(kind, load);
+        let forecast = crate::scorer::ServiceForecaster::new(&demand).node_forecast(&self.hosts[host].state);
+        forecast.is_some_and(|(_, forecast)| forecast.broken_limits <= 0.0)
     }
 }

@@ -178,11 +178,6 @@ impl CoRunSolver {
         self.speeds(&key)[0].cycles_per_instr
     }
 
-    /// Solutions in the store.
-    pub fn stored(&self) -> usize {
-        self.shards.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner).len()).sum()
-    }
-
     fn solve(&self, key: &CoRunKey) -> Vec<MemberSpeed> {
         let mut engine = IntervalEngine::new(&self.machine, false).expect("checked: it has a data cache");
         let mut slots: Vec<(usize, u32)> = Vec::new();

@@ -147,7 +147,7 @@ impl FleetResult {
                 dt { "seed" } dd { (spec.seed) }
                 dt { "promise" } dd { (or_dash(self.promise.map(|promise| percent_text(promise, 1)))) " of the limits" }
                 dt { "searched" } dd { "the first cell, of " (self.searched_hosts) " hosts; hosts needed are scaled to the fleet" }
-                dt { "speeds" } dd { "the interval machine, " (self.solutions) " combinations of services on a cache" }
+                dt { "speeds" } dd { "the interval machine" }
                 dt { "power" } dd {
                     (number(spec.power.sleep_watts)) " W empty, " (number(spec.power.idle_watts)) " W idle, "
                     (number(spec.power.busy_watts)) " W with all CPUs busy, and "

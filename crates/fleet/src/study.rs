@@ -1,9 +1,11 @@
 //! The whole fleet under every policy, and the hosts that each policy needs for the same promise.
 //!
-//! Method: the fleet is divided into cells, each with arrivals of its own. Pairs of policy and cell are independent, so
-//! workers take them in any order, and results are added in the order of cells. The hosts that a policy needs are searched
-//! by bisection in the first cell, whose arrivals stay while its hosts become fewer or more, and are scaled to the fleet.
+//! Method: the fleet is divided into cells, each with arrivals of its own. Pairs of policy and cell are independent parts,
+//! so workers take them in any order, and results are added in the order of cells. The hosts
+//! that a policy needs are searched in the first cell, whose arrivals stay while its hosts become fewer or more, and are
+//! scaled to the fleet. A search is one part, too.
 
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -77,8 +79,41 @@ pub struct FleetResult {
     pub promise: Option<f64>,
     /// Hosts in the searched cell.
     pub searched_hosts: u32,
-    /// Solutions in the store at the end.
-    pub solutions: usize,
+}
+
+/// An independent part of a study.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum FleetPart {
+    /// One cell under one variant.
+    Cell {
+        /// Index of the variant.
+        variant: usize,
+        /// Index of the cell.
+        cell: usize,
+    },
+    /// The hosts that one variant needs.
+    Search {
+        /// Index of the variant.
+        variant: usize,
+    },
+}
+
+/// Result of a part.
+#[derive(Clone, PartialEq, Debug)]
+pub enum FleetPartOutcome {
+    /// Of a cell.
+    Cell(CellOutcome),
+    /// Of a search.
+    Search(HostSearch),
+}
+
+/// Result of a search for the fewest hosts of a cell.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct HostSearch {
+    /// Hosts of the cell that keep the promise; `None` = not with [`MAX_HOSTS_FACTOR`] times as many.
+    needed: Option<u32>,
+    /// Share of kept limits by number of hosts.
+    searched: Vec<(u32, f64)>,
 }
 
 /// Progress and interruption of a run.
@@ -93,8 +128,8 @@ pub struct RunControl<'a> {
 
 /// Hosts are searched up to this multiple of the cell.
 const MAX_HOSTS_FACTOR: u32 = 4;
-/// Evaluations of one search, for the estimate of progress.
-const SEARCH_PARTS: usize = 8;
+/// Cells that a search costs, for the estimate of progress.
+const SEARCH_CELLS: usize = 5;
 
 impl<'a> FleetStudy<'a> {
     /// A study of a checked description. `machines` starts with the fleet's own.
@@ -186,103 +221,162 @@ impl<'a> FleetStudy<'a> {
         format!("{}{node}{change}", variant.policy.name())
     }
 
-    /// Runs every variant. `None` = stopped.
-    pub fn run(&self, control: &RunControl<'_>) -> Option<FleetResult> {
+    /// Every part: the cells by variant, then the searches.
+    pub fn parts(&self) -> Vec<FleetPart> {
+        let (cells, variants) = (self.cells().len(), self.variants.len());
+        let runs = (0..variants).flat_map(|variant| (0..cells).map(move |cell| FleetPart::Cell { variant, cell }));
+        runs.chain((0..variants).map(|variant| FleetPart::Search { variant })).collect()
+    }
+
+    /// Runs one part. `known` has outcomes of other parts, which a search would compute again. `None` = stopped.
+    pub fn run_part(
+        &self,
+        part: FleetPart,
+        known: &BTreeMap<FleetPart, FleetPartOutcome>,
+        stop: &dyn Fn() -> bool,
+    ) -> Option<FleetPartOutcome> {
         let cells = self.cells();
-        let lives: Vec<Vec<ServiceLife>> = (0..cells.len()).map(|cell| self.lives(cell, &cells)).collect();
-        let parts = self.variants.len() * cells.len();
-        let all = parts + self.variants.len() * SEARCH_PARTS;
-        let done = AtomicUsize::new(0);
-        let finish =
-            |count: usize| (control.progress)((done.fetch_add(count, Ordering::Relaxed) + count).min(all), all);
-        let outcomes = parallel(control.workers, parts, &|part| {
-            let (variant, cell) = (&self.variants[part / cells.len()], part % cells.len());
-            let more = u32::from(variant.change == FleetChange::OneMoreHost && cell + 1 == cells.len());
-            let outcome = cell::run(&self.setup(variant, cells[cell] + more), &lives[cell], &|| (control.stop)())?;
-            finish(1);
-            Some(outcome)
-        })?;
-        let mut totals = Vec::new();
-        for own in outcomes.chunks(cells.len()) {
-            let mut total = CellOutcome::default();
-            own.iter().for_each(|outcome| total.merge(outcome));
-            totals.push(total);
+        match part {
+            FleetPart::Cell { variant, cell } => {
+                let variant = &self.variants[variant];
+                let more = u32::from(variant.change == FleetChange::OneMoreHost && cell + 1 == cells.len());
+                let lives = self.lives(cell, &cells);
+                cell::run(&self.setup(variant, cells[cell] + more), &lives, stop).map(FleetPartOutcome::Cell)
+            }
+            FleetPart::Search { variant } => {
+                let first = |variant: usize| match known.get(&FleetPart::Cell { variant, cell: 0 }) {
+                    Some(FleetPartOutcome::Cell(outcome)) => Some(outcome.clone()),
+                    _ => match self.run_part(FleetPart::Cell { variant, cell: 0 }, known, stop)? {
+                        FleetPartOutcome::Cell(outcome) => Some(outcome),
+                        FleetPartOutcome::Search(_) => None,
+                    },
+                };
+                let promise = match self.spec.promise_percent {
+                    Some(percent) => Some(percent / 100.0),
+                    None => first(self.reference())?.kept_share(),
+                };
+                let start = first(variant)?;
+                let search = self.search(&self.variants[variant], &self.lives(0, &cells), start, promise, stop)?;
+                Some(FleetPartOutcome::Search(search))
+            }
         }
-        let first = |variant: usize| &outcomes[variant * cells.len()];
-        let reference =
-            self.variants.iter().position(|variant| variant.policy == PlacementPolicy::Requests).unwrap_or(0);
-        let promise =
-            self.spec.promise_percent.map(|percent| percent / 100.0).or_else(|| first(reference).kept_share());
-        let searches = parallel(control.workers, self.variants.len(), &|variant| {
-            let known = first(variant).kept_share();
-            let search = self.search(&self.variants[variant], &lives[0], cells[0], known, promise, control)?;
-            finish(SEARCH_PARTS);
-            Some(search)
-        })?;
-        let named = self.variants.iter().zip(totals).zip(searches);
-        let variants = named.map(|((variant, total), (needed, searched))| {
-            let scaled = |needed: u32| (u64::from(needed) * u64::from(self.spec.hosts)).div_ceil(u64::from(cells[0]));
-            VariantOutcome {
+    }
+
+    /// The variant whose share of kept limits is promised.
+    fn reference(&self) -> usize {
+        self.variants.iter().position(|variant| variant.policy == PlacementPolicy::Requests).unwrap_or(0)
+    }
+
+    /// Runs every part in this process. `None` = stopped.
+    pub fn run(&self, control: &RunControl<'_>) -> Option<FleetResult> {
+        let (cells, searches): (Vec<_>, Vec<_>) =
+            self.parts().into_iter().partition(|part| matches!(part, FleetPart::Cell { .. }));
+        let all = cells.len() + searches.len() * SEARCH_CELLS;
+        let done = AtomicUsize::new(0);
+        let mut known = BTreeMap::new();
+        for (parts, weight) in [(cells, 1), (searches, SEARCH_CELLS)] {
+            let outcomes = parallel(control.workers, parts.len(), &|index| {
+                let outcome = self.run_part(parts[index], &known, &|| (control.stop)())?;
+                (control.progress)(done.fetch_add(weight, Ordering::Relaxed) + weight, all);
+                Some(outcome)
+            })?;
+            known.extend(parts.into_iter().zip(outcomes));
+        }
+        self.merge(&known)
+    }
+
+    /// The result of all parts; `None` = one is missing.
+    pub fn merge(&self, outcomes: &BTreeMap<FleetPart, FleetPartOutcome>) -> Option<FleetResult> {
+        let cells = self.cells();
+        let cell_outcome = |variant: usize, cell: usize| match outcomes.get(&FleetPart::Cell { variant, cell })? {
+            FleetPartOutcome::Cell(outcome) => Some(outcome),
+            FleetPartOutcome::Search(_) => None,
+        };
+        let scaled =
+            |needed: u32| (u64::from(needed) * u64::from(self.spec.hosts)).div_ceil(u64::from(cells[0])) as u32;
+        let merged = |(index, variant): (usize, &FleetVariant)| {
+            let mut total = CellOutcome::default();
+            for cell in 0..cells.len() {
+                total.merge(cell_outcome(index, cell)?);
+            }
+            let FleetPartOutcome::Search(search) = outcomes.get(&FleetPart::Search { variant: index })? else {
+                return None;
+            };
+            Some(VariantOutcome {
                 name: self.name(variant),
                 variant: variant.clone(),
                 total,
-                hosts_needed: needed.map(|needed| scaled(needed) as u32),
-                searched,
-            }
-        });
-        let solutions = self.solvers.iter().map(CoRunSolver::stored).sum();
-        Some(FleetResult { variants: variants.collect(), promise, searched_hosts: cells[0], solutions })
+                hosts_needed: search.needed.map(scaled),
+                searched: search.searched.clone(),
+            })
+        };
+        let variants = self.variants.iter().enumerate().map(merged).collect::<Option<_>>()?;
+        let promise = match self.spec.promise_percent {
+            Some(percent) => Some(percent / 100.0),
+            None => cell_outcome(self.reference(), 0)?.kept_share(),
+        };
+        Some(FleetResult { variants, promise, searched_hosts: cells[0] })
     }
 
-    /// The fewest hosts of a cell that keep the promise, and the shares on the way there. `None` = stopped.
+    /// The fewest hosts of a cell that keep the promise. `None` = stopped.
+    ///
+    /// Steps that double find the interval, since most searches end near the cell's own hosts. The share of kept limits
+    /// is nearly a concave function of the hosts. So the answer lies between the interval's chord and the ray from zero
+    /// through its lower end. The next count is between the two, and every third one halves the interval.
     fn search(
         &self,
         variant: &FleetVariant,
         lives: &[ServiceLife],
-        hosts: u32,
-        known: Option<f64>,
+        start: CellOutcome,
         promise: Option<f64>,
-        control: &RunControl<'_>,
-    ) -> Option<(Option<u32>, Vec<(u32, f64)>)> {
-        let (Some(known), Some(promise)) = (known, promise) else { return Some((None, Vec::new())) };
-        let mut searched = vec![(hosts, known)];
-        let share = |count: u32, searched: &mut Vec<(u32, f64)>| {
-            let outcome = cell::run(&self.setup(variant, count), lives, &|| (control.stop)())?;
-            let share = outcome.kept_share().unwrap_or(1.0);
-            searched.push((count, share));
-            Some(share)
-        };
+        stop: &dyn Fn() -> bool,
+    ) -> Option<HostSearch> {
+        let hosts = self.cells()[0];
+        let (Some(known), Some(promise)) = (start.kept_share(), promise) else { return Some(HostSearch::default()) };
+        let mut shares = BTreeMap::from([(0, 0.0), (hosts, known)]);
+        let run = |count: u32| cell::run(&self.setup(variant, count), lives, stop);
         // `high` keeps the promise, `low` does not.
         let (mut low, mut high) = (0, hosts);
-        if known < promise {
-            loop {
-                (low, high) = (high, high + high.div_ceil(2));
-                if high > hosts * MAX_HOSTS_FACTOR {
-                    searched.sort_by_key(|(count, _)| *count);
-                    return Some((None, searched));
-                }
-                if share(high, &mut searched)? >= promise {
-                    break;
-                }
-            }
-        } else {
-            // Most searches end near the cell's own hosts, so the interval grows from there.
+        let mut is_kept = known >= promise;
+        if is_kept {
             let mut step = hosts.div_ceil(8);
-            while step < high {
+            while step < high && low == 0 {
                 let next = high - step;
-                if share(next, &mut searched)? < promise {
-                    low = next;
-                    break;
-                }
-                (high, step) = (next, step * 2);
+                let share = run(next)?.kept_share().unwrap_or(1.0);
+                shares.insert(next, share);
+                if share >= promise { (high, step) = (next, step * 2) } else { low = next }
             }
         }
-        while high - low > 1 {
-            let middle = low + (high - low) / 2;
-            if share(middle, &mut searched)? >= promise { high = middle } else { low = middle }
+        let mut before = start;
+        while !is_kept {
+            (low, high) = (high, high + high.div_ceil(2));
+            if high > hosts * MAX_HOSTS_FACTOR {
+                break;
+            }
+            let outcome = run(high)?;
+            let share = outcome.kept_share().unwrap_or(1.0);
+            shares.insert(high, share);
+            is_kept = share >= promise;
+            // A policy that leaves further hosts empty gains nothing by still more of them.
+            if !is_kept && outcome.slowdowns == before.slowdowns && outcome.kept_samples == before.kept_samples {
+                break;
+            }
+            before = outcome;
         }
-        searched.sort_by_key(|(count, _)| *count);
-        Some((Some(high), searched))
+        let mut evaluations = 0;
+        while is_kept && high - low > 1 {
+            evaluations += 1;
+            let (below, above) = (shares[&low], shares[&high]);
+            let chord = f64::from(low) + (promise - below) / (above - below).max(1e-9) * f64::from(high - low);
+            let ray = if below > 0.0 { f64::from(low) * promise / below } else { chord };
+            let middle = if evaluations % 3 == 0 { 0.5 * f64::from(low + high) } else { 0.5 * (chord + ray) };
+            let next = (libm::round(middle) as u32).clamp(low + 1, high - 1);
+            let share = run(next)?.kept_share().unwrap_or(1.0);
+            shares.insert(next, share);
+            if share >= promise { high = next } else { low = next }
+        }
+        shares.remove(&0);
+        Some(HostSearch { needed: is_kept.then_some(high), searched: shares.into_iter().collect() })
     }
 }
 

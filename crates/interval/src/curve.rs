@@ -69,24 +69,30 @@ impl PhaseCurves {
     /// Adds a checked phase and returns its number.
     pub fn add(&mut self, phase: &ProgramPhase, line_bytes: f64, latency_cycles: f64) -> u32 {
         let step = f64::from(self.lines_per_step);
-        let joined = JoinedCurve::new(phase, latency_cycles);
         let footprint = phase.footprint_bytes.map_or(f64::INFINITY, |bytes| bytes / line_bytes);
         let table = |unaided: bool| -> Vec<SizeRates> {
+            let joined = JoinedCurve::new(phase, latency_cycles, unaided);
             let mut nodes: Vec<SizeRates> =
-                (0..NODES).map(|index| joined.at(index as f64 * step * line_bytes, unaided)).collect();
+                (0..NODES).map(|index| joined.rates(index as f64 * step * line_bytes)).collect();
             grow(&mut nodes, step, footprint);
             nodes
         };
         let number = self.throttles.len() as u32;
-        self.aided.extend(table(false));
-        self.unaided.extend(table(true));
+        let throttles = phase.points.iter().any(|point| point.without_prefetch.is_some());
+        let aided = table(false);
+        if throttles {
+            self.unaided.extend(table(true))
+        } else {
+            self.unaided.extend_from_slice(&aided)
+        }
+        self.aided.extend(aided);
         self.footprint_lines.push(footprint.min(f64::from(self.capacity_lines())) as f32);
         let unaided = phase.points.iter().filter_map(|point| point.without_prefetch);
         let (stall, fills) = unaided.fold((0.0, 0.0), |(stall, fills), bare| {
             (stall + bare.memory_stall_cycles_per_instr, fills + bare.demand_fills_per_instr)
         });
         self.miss_price.push(if fills > NO_FILLS { (stall / fills) as f32 } else { latency_cycles as f32 });
-        self.throttles.push(phase.points.iter().any(|point| point.without_prefetch.is_some()));
+        self.throttles.push(throttles);
         number
     }
 
@@ -216,15 +222,19 @@ fn grow(nodes: &mut [SizeRates], lines_per_step: f64, footprint_lines: f64) {
     }
 }
 
-/// A phase's points, joined to curves.
-struct JoinedCurve<'a> {
-    points: &'a [SizePoint],
-    /// Rates without any cache.
-    nothing: SizePoint,
+/// The points of a phase joined to curves, with or without prefetchers.
+struct JoinedCurve {
+    sizes_bytes: Vec<f64>,
+    /// Logarithms of the sizes.
+    logs: Vec<f64>,
+    /// By point.
+    rates: Vec<SizeRates>,
+    /// Rates without a cache.
+    nothing: SizeRates,
 }
 
-impl<'a> JoinedCurve<'a> {
-    fn new(phase: &'a ProgramPhase, latency_cycles: f64) -> Self {
+impl JoinedCurve {
+    fn new(phase: &ProgramPhase, latency_cycles: f64, is_unaided: bool) -> Self {
         let first = phase.points[0];
         // Without a cache every reference is a miss, which costs as much as a miss at the smallest measured size.
         let demand = phase.references_per_instr.max(first.demand_fills_per_instr);
@@ -251,28 +261,30 @@ impl<'a> JoinedCurve<'a> {
             without_prefetch: unaided,
             ..first
         };
-        JoinedCurve { points: &phase.points, nothing }
+        let sizes = || phase.points.iter().map(|point| point.size_bytes);
+        JoinedCurve {
+            sizes_bytes: sizes().collect(),
+            logs: sizes().map(libm::log).collect(),
+            rates: phase.points.iter().map(|point| rates_of(point, is_unaided)).collect(),
+            nothing: rates_of(&nothing, is_unaided),
+        }
     }
 
-    fn at(&self, size_bytes: f64, unaided: bool) -> SizeRates {
-        let first = self.points[0];
-        let last = self.points[self.points.len() - 1];
-        if size_bytes <= first.size_bytes {
-            let (low, high) = (rates_of(&self.nothing, unaided), rates_of(&first, unaided));
-            return mixed(&low, &high, (size_bytes / first.size_bytes) as f32);
+    fn rates(&self, size_bytes: f64) -> SizeRates {
+        let last = self.rates.len() - 1;
+        if size_bytes <= self.sizes_bytes[0] {
+            return mixed(&self.nothing, &self.rates[0], (size_bytes / self.sizes_bytes[0]) as f32);
         }
-        if size_bytes >= last.size_bytes {
-            return rates_of(&last, unaided);
+        if size_bytes >= self.sizes_bytes[last] {
+            return self.rates[last];
         }
-        let above = self.points.partition_point(|point| point.size_bytes <= size_bytes);
+        let above = self.sizes_bytes.partition_point(|size| *size <= size_bytes);
+        let log = libm::log(size_bytes);
         let of = |value: fn(&SizeRates) -> f32| {
-            let point = |at: usize| {
-                let point = self.points.get(at)?;
-                Some((libm::log(point.size_bytes), f64::from(value(&rates_of(point, unaided)))))
-            };
+            let point = |index: usize| Some((*self.logs.get(index)?, f64::from(value(&self.rates[index]))));
             let before = above.checked_sub(2).and_then(point);
             let ends = point(above - 1).zip(point(above));
-            ends.map_or(0.0, |ends| monotone(libm::log(size_bytes), before, ends, point(above + 1)) as f32)
+            ends.map_or(0.0, |ends| monotone(log, before, ends, point(above + 1)) as f32)
         };
         SizeRates {
             cycles_per_instr: of(|rates| rates.cycles_per_instr),

@@ -101,9 +101,9 @@ pub enum FleetPart {
 /// Result of a part.
 #[derive(Clone, PartialEq, Debug)]
 pub enum FleetPartOutcome {
-    /// Of a cell.
+    /// The outcome of a cell.
     Cell(CellOutcome),
-    /// Of a search.
+    /// The outcome of a search.
     Search(HostSearch),
 }
 

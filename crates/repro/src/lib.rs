@@ -56,15 +56,15 @@ pub fn experiments() -> Vec<Experiment> {
     papers.iter().flat_map(|paper| paper()).collect()
 }
 
-/// The experiments that answer the ids asked for (`all` for every one), each once, in the order of the papers.
+/// The experiments that answer the requested ids (`all` for every one), each once, in the order of the papers.
 ///
 /// # Errors
-/// The first id that no experiment answers, with all ids there are.
+/// The first id that no experiment answers, with all known ids.
 pub fn select(ids: &[String]) -> Result<Vec<Experiment>, UnknownId> {
     let all = experiments();
     let mut known: Vec<&str> = Vec::new();
     for &id in all.iter().flat_map(|experiment| experiment.ids) {
-        // Several experiments may answer parts of one.
+        // Several experiments may share an id.
         if !known.contains(&id) {
             known.push(id);
         }
@@ -85,7 +85,7 @@ pub fn select(ids: &[String]) -> Result<Vec<Experiment>, UnknownId> {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no experiment answers '{id}'; there are: {}", known.join(", "))]
 pub struct UnknownId {
-    /// As it was asked for.
+    /// The requested id.
     pub id: String,
     /// All ids, in the order of the papers.
     pub known: Vec<String>,

@@ -1,12 +1,13 @@
-//! Mixes that no policy was tuned for: random programs, every policy, against the default scheduler and against the optimum.
+//! Mixes that no policy was tuned for: random programs, every policy, against the default scheduler and against the
+//! optimum.
 //!
-//! Problem: workloads of papers were chosen to show something. Method: programs are drawn from the seed, each at most once
-//! to a mix, from all single-threaded kernels and all recorded programs that are there; one to a core. Every policy of the
-//! registry runs with its usual parameters and the usual profilers; the best and the worst placement come from pairs
-//! measured for the mix. All programs are timed over equal work ([`crate::work`]), after the policy's first window and a
-//! refill of the caches. Properties: the same seed, machine and recordings give the same numbers; a policy that fails, and a
-//! program that does not finish under one, are reported by name and end nothing; throughput is split into mix and
-//! contention, since it rewards starving those that miss.
+//! Problem: the workloads of papers were chosen to show an effect. Method: programs are drawn from the seed, each at
+//! most once per mix, from all single-threaded kernels and all available recordings; one program per core. Every policy
+//! of the registry runs with its usual parameters and the usual profilers; the best and the worst placement come from
+//! pairs measured for the mix. All programs are timed over equal work ([`crate::work`]), after the policy's first
+//! window and a refill of the caches. Properties: the same seed, machine and recordings give the same numbers; a policy
+//! that fails, and a program that does not finish under one, are reported by name and do not end the run; throughput is
+//! split into mix and contention, because throughput alone rewards starving programs that miss.
 
 use std::path::PathBuf;
 
@@ -23,21 +24,21 @@ use crate::solo;
 use crate::steered;
 use crate::{ExperimentContext, ReproError, mean};
 
-/// Nominal windows are so many times as long as simulated ones.
+/// Ratio of nominal to simulated window lengths.
 const SCALE: u64 = 100;
 const WINDOW_CYCLES: u64 = 1_000_000_000;
-/// Data accesses that a profile of a program alone rests on.
+/// Number of data accesses in the profile of a program alone.
 const PROFILE_ACCESSES: u64 = 3_000_000;
 
-/// A reading of counters counts once it covers so many instructions: in windows of ten million cycles, in which the slowest
-/// phase of a program that misses much has some hundred thousand.
+/// Instructions from which on a counter reading is used. In a window of ten million cycles, the slowest phase of a
+/// program with many misses executes some hundred thousand.
 const COUNTED_INSTRUCTIONS: f64 = 50_000.0;
 
 /// The programs to draw from, and the machine to run them on.
 pub struct MixOptions<'a> {
     /// A machine file or name; overrides are allowed.
     pub machine: &'a str,
-    /// How many are drawn.
+    /// Number of mixes.
     pub mixes: u32,
     /// Recorded programs: name and file.
     pub recordings: Vec<(String, PathBuf)>,
@@ -48,21 +49,22 @@ pub struct MixOptions<'a> {
 pub struct PolicyScore {
     /// Name in the registry.
     pub policy: String,
-    /// Instructions over the default scheduler's, minus one, in per cent.
+    /// Instructions relative to the default scheduler's, minus one, in percent.
     pub throughput_gain_percent: f64,
-    /// The part of the gain that other shares of time give, at the default's speeds.
+    /// The part of the gain that comes from other shares of time, at the default's speeds.
     pub mix_gain_percent: f64,
-    /// The part of the gain that other speeds give, at the new shares.
+    /// The part of the gain that comes from other speeds, at the new shares.
     pub contention_gain_percent: f64,
-    /// Sum of speeds over those alone.
+    /// Sum of speeds relative to running alone.
     pub weighted_speedup: f64,
-    /// Weighted speed-up over the default's, minus one, in per cent.
+    /// Weighted speed-up relative to the default's, minus one, in percent.
     pub weighted_speedup_gain_percent: f64,
-    /// Weighted speed-up over that of `best-by-matrix`, in per cent: above 100 where pairs do not tell all.
+    /// Weighted speed-up in percent of that of `best-by-matrix`; above 100 if pairs do not determine the best
+    /// placement.
     pub of_best_by_matrix_percent: f64,
-    /// Harmonic mean of speeds over those alone: throughput and fairness in one number.
+    /// Harmonic mean of speeds relative to running alone: throughput and fairness in one number.
     pub harmonic_mean: f64,
-    /// Largest time over time alone; a lower bound if a program did not finish.
+    /// Largest ratio of run time to solo run time; a lower bound if a program did not finish.
     pub worst_slowdown: f64,
     /// Programs that had not finished their work when the run was abandoned, and their slowdown until then. Their speeds are
     /// those of the finished part.
@@ -78,38 +80,39 @@ pub struct FailedPolicy {
     pub reason: String,
 }
 
-/// One draw, with every policy on it.
+/// One draw, with the scores of every policy.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct RandomMix {
-    /// One to a core, in the order of the draw.
+    /// Programs, one per core, in the order of the draw.
     pub programs: Vec<String>,
-    /// In the order of the registry; those that failed are left out.
+    /// Scores in the order of the registry, without failed policies.
     pub policies: Vec<PolicyScore>,
     /// Policies without a score.
     pub failed: Vec<FailedPolicy>,
-    /// Pairs in which one did not finish: what the optimum knows of them is a lower bound.
+    /// Pairs in which one program did not finish, so that the slowdown from which the optimum is computed is a lower
+    /// bound.
     pub unfinished_pairs: Vec<String>,
 }
 
 /// All draws of one seed on one machine.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct RandomMixes {
-    /// As it was asked for.
+    /// Machine as requested.
     pub machine: String,
     /// Seed of the draw, the machine and the policies.
     pub seed: u64,
-    /// How much shorter than nominal time the windows are.
+    /// Factor by which windows are shorter than nominal time.
     pub time_scale: u64,
-    /// In the order of the draw.
+    /// Mixes in the order of the draw.
     pub mixes: Vec<RandomMix>,
-    /// Over the mixes on which a policy has a score, in the order of the registry.
+    /// Means over the mixes on which a policy has a score, in the order of the registry.
     pub mean: Vec<PolicyScore>,
 }
 
-/// Draws and runs.
+/// Draws the mixes and runs them.
 ///
 /// # Errors
-/// No such machine, fewer programs than cores, a program that cannot be measured alone, or no score of the default
+/// An unknown machine, fewer programs than cores, a program that cannot be measured alone, or no score of the default
 /// scheduler or the optimum.
 pub fn run(context: &ExperimentContext<'_>, draw: &MixOptions<'_>) -> Result<RandomMixes, ReproError> {
     let (refill, measured) = context.pick((10_000_000, 5_000_000), (25_000_000, 15_000_000));
@@ -166,7 +169,7 @@ fn score(context: &ExperimentContext<'_>, bench: &CoRunBench, jobs: &[WorkloadJo
             first_window: WindowLength::Cycles { cycles: WINDOW_CYCLES },
         };
         let mut config = standard.for_machine(machine.topology(), machine.capabilities());
-        // Profiles recorded beforehand fill only what the others leave open, so they come last.
+        // Recorded profiles only fill gaps that the others leave, so they come last.
         config.profilers.push(ProfilerConfig::Oracle { profiles: profiles.clone() });
         Ok(steered::together_under(&workload, &work, config)?.rates)
     };
@@ -234,7 +237,7 @@ fn mean_of(mixes: &[RandomMix]) -> Vec<PolicyScore> {
     policies::ENTRIES.iter().filter_map(|entry| mean_of_policy(entry.name, mixes)).collect()
 }
 
-/// `None` where no mix has a score of it.
+/// Mean of a policy's scores; `None` if it has none.
 fn mean_of_policy(name: &str, mixes: &[RandomMix]) -> Option<PolicyScore> {
     let all: Vec<&PolicyScore> =
         mixes.iter().flat_map(|mix| &mix.policies).filter(|score| score.policy == name).collect();
@@ -257,7 +260,7 @@ fn mean_of_policy(name: &str, mixes: &[RandomMix]) -> Option<PolicyScore> {
 mod tests {
     use super::*;
 
-    /// Are draws repeatable, without doubles, and different from mix to mix?
+    /// Are draws repeatable, without duplicates, and different from mix to mix?
     #[test]
     fn draws_are_repeatable_and_without_doubles() {
         let recordings = vec![("sort".to_string(), PathBuf::from("sort.cmt"))];
@@ -294,7 +297,7 @@ mod tests {
         assert_eq!((means.len(), of(0), of(1)), (2, ("di", 0.0), ("dio", 50.0)));
     }
 
-    /// Is a program that was given up on named, with how slow it was until then?
+    /// Is an abandoned program named, with its slowdown until then?
     #[test]
     fn unfinished_programs_are_named() {
         let rates = |finished: bool| ProgramRates {

@@ -1,8 +1,8 @@
 //! A program's profile for the interval machine: alone on the cycle-level machine, by phases, at several cache sizes.
 //!
-//! Method: the contended cache keeps its sets and loses ways. At every size the program runs the same instructions, and
-//! what it did is read from the books at regular moments; between two of them a line. Phases are stretches of equally
-//! many instructions, so the same phase is measured at all sizes. Three sizes are run again without prefetchers. Properties:
+//! Method: the contended cache keeps its sets and loses ways. At every size the program runs the same instructions. Its
+//! counts are read at regular moments, with linear interpolation between them. Phases are stretches with equal numbers
+//! of instructions, so each phase is the same at all sizes. Three sizes are also run without prefetchers. Properties:
 //! no co-runner; the same job, machine and lengths give the same profile.
 
 use cachemate_core::{CacheLevel, CpuSet, Machine, MachineSpec, WindowLength};
@@ -16,25 +16,25 @@ use crate::run_request::{recordings_of, sources_of};
 use crate::store::{self, RunName};
 use crate::workload::{Workload, WorkloadJob};
 
-/// How a program is profiled.
+/// The lengths of profiling runs.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ProfilingLengths {
     /// Instructions from the start to the profile's end.
     pub until_instr: u64,
     /// Instructions of one phase.
     pub phase_instr: u64,
-    /// Simulated cycles between two readings of the books.
+    /// Simulated cycles between two readings of the counts.
     pub reading_cycles: u64,
 }
 
-/// A program takes at most so many times its cycles at full size before a smaller cache's run is given up.
+/// Maximum cycles per instruction, beyond which the run with a smaller cache is abandoned.
 const CYCLES_PER_INSTR_AT_MOST: u64 = 60;
 
-/// Counts of a program at one moment; sums since its start.
+/// Cumulative counts of a program at one moment, since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct RunningSums {
     instructions: f64,
-    /// Cycles, references, demand misses, read lines, written lines, stall cycles; then misses of the levels before.
+    /// Cycles, references, demand misses, read lines, written lines, stall cycles; then misses of the inner levels.
     sums: [f64; SUMS],
 }
 const SUMS: usize = 10;
@@ -47,7 +47,7 @@ const STALL: usize = 5;
 const L1_REFERENCES: usize = 6;
 const L1_MISSES: usize = 7;
 
-/// The instructions of a job alone in so many cycles.
+/// The instructions that a job executes alone in this many cycles.
 ///
 /// # Errors
 /// A job that cannot run, or that does nothing.
@@ -66,8 +66,8 @@ pub fn instructions_in(
     if done == 0 { Err(failed(&job.name)("it ran no instruction alone")) } else { Ok(done) }
 }
 
-/// The sizes, in ways of the contended cache: about half as many each time, five of them, and between the three largest
-/// another one each, where what a program needs for itself alone ends as often as not.
+/// The sizes, in ways of the contended cache: five, each about half of the previous one, and one more between each of
+/// the three largest, because a program's working set often ends there.
 pub fn ways(all: u32) -> Vec<u32> {
     let halves = (0..5).map(|halvings| (all >> halvings).max(1));
     let between = [all * 3 / 4, all * 3 / 8].into_iter().filter(|&ways| ways > 0);
@@ -95,7 +95,7 @@ pub fn profile(
         Ok::<_, ReproError>(stretches(&books(job, &narrowed(machine, ways), &options, lengths)?, lengths))
     };
     let aided: Vec<Vec<RunningSums>> = sizes.iter().map(|&ways| run(ways, true)).collect::<Result<_, _>>()?;
-    // Without prefetchers at the smallest size, a quarter and the whole.
+    // Prefetchers are also disabled at the smallest size, a quarter and the whole cache.
     let quarter = sizes.partition_point(|&ways| ways < last.ways / 4);
     let bare_at = [0, quarter, sizes.len() - 1];
     let bare: Vec<Vec<RunningSums>> = match machine.prefetchers.is_empty() {
@@ -136,7 +136,7 @@ pub fn profile(
     Ok(PhasedProgram {
         name: job.name.clone(),
         phases: (0..phases).map(phase).collect(),
-        // Beyond what was measured: as in its last third, which the start-up is not part of.
+        // Beyond the measured part, the program repeats its last third, which contains no start-up.
         repeats_from: Some(phases as u32 * 2 / 3),
         demand: cachemate_interval::Demand::default(),
         progress_per_instr: None,
@@ -171,7 +171,7 @@ fn point_of(size_bytes: f64, aided: &RunningSums, unaided: Option<RunningSums>) 
     }
 }
 
-/// The machine with fewer ways in its contended cache, and as many sets as before.
+/// The machine with fewer ways but the same number of sets in its contended cache.
 fn narrowed(machine: &MachineSpec, ways: u32) -> MachineSpec {
     let mut machine = machine.clone();
     let level = machine.last_level().map(|cache| cache.level);
@@ -187,7 +187,7 @@ fn narrowed(machine: &MachineSpec, ways: u32) -> MachineSpec {
     machine
 }
 
-/// The books at every reading, from the start on.
+/// The cumulative counts at every reading, from the start on.
 fn books(
     job: &WorkloadJob,
     machine: &MachineSpec,
@@ -279,7 +279,7 @@ fn stretches(books: &[RunningSums], lengths: ProfilingLengths) -> Vec<RunningSum
 mod tests {
     use super::*;
 
-    /// Are stretches cut at their instructions, between readings too?
+    /// Are stretches cut at their instructions, also between readings?
     #[test]
     fn stretches_are_cut_at_their_instructions() {
         let book = |instructions: f64, cycles: f64| {
@@ -293,7 +293,8 @@ mod tests {
         assert_eq!(cycles, [200.0, 125.0, 50.0]);
     }
 
-    /// Do sizes halve from the whole cache down, closer together near the top, and are there fewer where it has fewer ways?
+    /// Do sizes halve from the whole cache down, closer together near the top, and are there fewer if the cache has
+    /// fewer ways?
     #[test]
     fn sizes_halve_from_the_whole_cache_down() {
         assert_eq!(ways(32), [2, 4, 8, 12, 16, 24, 32]);

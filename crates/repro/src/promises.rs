@@ -1,10 +1,11 @@
-//! `PROMISES`: are promises kept where they can be, and is every report about them true?
+//! `PROMISES`: are promises kept whenever that is possible, and are all reports about them true?
 //!
-//! Problem: a policy that forecasts its own success proves nothing. Method: mixes are drawn from the seed on four machines,
-//! each with one to three promised slowdowns, and run under `auto` with the guard, as shipped, in windows of one second of
-//! nominal time. The machine's own account of every program's slowdown is the truth. The best known plan comes from a
-//! search over placements and partitions that reads that truth, and from the run itself. Properties: the search knows
-//! nothing of the policy's model; a report is compared with the truth over the windows that it was made of; all mixes count.
+//! Problem: a policy that forecasts its own success proves nothing. Method: mixes are drawn from the seed on four
+//! machines, each with one to three promised slowdowns, and run under `auto` with the guard, as shipped, in windows of
+//! one second of nominal time. The machine's own account of every program's slowdown is the truth. The best known plan
+//! comes from a search over placements and partitions that reads the truth, and from the run itself. Properties: the
+//! search does not use the policy's model; a report is compared with the truth over the windows on which it is based;
+//! all mixes count.
 
 use std::collections::VecDeque;
 
@@ -26,11 +27,11 @@ const MACHINES: [&str; 4] = [
     "power5-2x2x2?packages=1&memory.nodes=1&contexts_per_core=1&memory.size=2G",
 ];
 
-/// Promised maxima, drawn evenly.
+/// Promised maximum slowdowns, drawn with equal probability.
 const MAX_SLOWDOWNS: [f64; 4] = [0.03, 0.05, 0.1, 0.2];
-/// Points beyond a promise from which a report that it is kept is false.
+/// Excess over a promise, as a share, from which on a report that it is kept is false.
 const FALSE_FROM: f64 = 0.02;
-/// Share of the windows in which a kept promise may be exceeded.
+/// Share of the windows in which a promise must hold to count as kept.
 const KEPT_SHARE: f64 = 0.99;
 
 /// The experiment.
@@ -55,22 +56,22 @@ struct PromiseMix {
 struct MixOutcome {
     machine: String,
     seed: u64,
-    /// Does a known plan keep all promises?
+    /// Whether a known plan keeps all promises.
     feasible: bool,
     /// Share of the windows of the second half in which all promises were kept.
     kept_share: f64,
-    /// Mean speed over solo speed of all programs in the second half, over that of the best known plan that keeps all
-    /// promises; `None` if there is none.
+    /// Mean speed relative to solo speed of all programs in the second half, divided by that of the best known plan
+    /// that keeps all promises; `None` if there is none.
     work_over_best: Option<f64>,
-    /// Seconds until all promises were kept in 99 % of the windows from then on; `None` = never.
+    /// Seconds until all promises were kept in 99 % of the remaining windows; `None` = never.
     converged_s: Option<f64>,
-    /// Reports of a measured state, by kind of error.
+    /// Reports of a measured state, by type of error.
     reports: ReportCounts,
     /// The worst report that a promise is kept although it is broken, as text.
     worst_false: Option<String>,
 }
 
-/// Reports, one for each promise and window.
+/// Numbers of reports, one for each promise and window.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 struct ReportCounts {
     all: u32,
@@ -114,7 +115,7 @@ fn load(machine: &str) -> Result<MachineSpec, ReproError> {
     cachemate_spec::load_machine(machine).map_err(failed(machine))
 }
 
-/// The mixes of one machine: half of them pairs of kinds that contend, half with more data than fits.
+/// The mixes of one machine: half of them pairs of contending kinds, half with more data than fits.
 fn mixes(machine: &'static str, count: u32, seed: u64, length_ns: u64) -> Result<Vec<PromiseMix>, ReproError> {
     let spec = load(machine)?;
     let families = [Family::Contention, Family::Space, Family::Null];
@@ -159,7 +160,7 @@ impl TruthHistory {
     }
 }
 
-/// Most windows that a report is made of.
+/// Maximum number of windows on which a report is based.
 const TRUTH_WINDOWS: usize = 64;
 
 fn run_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome, ReproError> {
@@ -173,7 +174,7 @@ fn run_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome, ReproError> {
     let mut histories: Vec<TruthHistory> = mix.jobs.iter().map(|_| TruthHistory::default()).collect();
     let mut reports = ReportCounts::default();
     let mut worst_false: Option<(f64, String)> = None;
-    // Of each window: its end in seconds, whether all promises were kept, and the mean speed over solo speed.
+    // For each window: its end in seconds, whether all promises were kept, and the mean speed relative to solo speed.
     let mut windows: Vec<(f64, bool, f64)> = Vec::new();
     by.run(machine, |machine, record| {
         let mut speeds = Vec::new();

@@ -8,10 +8,10 @@ use sha2::{Digest as _, Sha256};
 
 use crate::error::{ReproError, failed};
 
-/// Longest recording whose content is part of a run's name.
+/// Maximum size of a recording whose content is part of a run's name.
 const MAX_RECORDING_BYTES: u64 = 4 << 30;
 
-/// The first thread of a recording, in a loop; the seed says where in the loop it begins.
+/// The first thread of a recording, in a loop that begins at a position given by the seed.
 ///
 /// # Errors
 /// A file that cannot be read.

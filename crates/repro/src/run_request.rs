@@ -1,7 +1,7 @@
-//! Runs that no policy steers, as data: solo, shared, under one plan. Each is made once ([`crate::store`]).
+//! Runs without a policy, as data: solo, shared, under one plan. Each is made only once ([`crate::store`]).
 //!
-//! A request holds everything that its run depends on, so that the request itself is the name under which the run is
-//! stored, and a stored run can be made again to check it.
+//! A request holds everything that its run depends on. It is therefore the name under which the run is stored, and a
+//! stored run can be repeated to check it.
 
 use cachemate_sim::results::RunResults;
 use cachemate_sim::run::run_alone;
@@ -16,16 +16,16 @@ use crate::store::{self, RunName, StoredEntry};
 use crate::work::{self, FixedPlan, InstructionRange, WorkRun};
 use crate::workload::Workload;
 
-/// A run that no policy steers.
+/// A run without a policy.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum RunRequest {
-    /// Books of the measured span under the machine's scheduler.
+    /// Results of the measured span under the machine's scheduler.
     Unmanaged(Workload),
-    /// One job alone: its work, and its speed over it.
+    /// One job alone: its work, and its speed over that work.
     Alone(Workload),
-    /// All jobs over given work.
+    /// All jobs over the given work.
     Together(Workload, Vec<InstructionRange>, Option<FixedPlan>),
-    /// Books of the measured span under one plan.
+    /// Results of the measured span under one plan.
     Planned(Workload, FixedPlan),
 }
 
@@ -55,7 +55,7 @@ impl RunRequest {
     }
 
     /// # Errors
-    /// A value that JSON cannot write.
+    /// A value that JSON cannot represent.
     fn name(&self) -> Result<RunName, ReproError> {
         let recordings = recordings_of(self.workload());
         let sources = sources_of("run_request", &recordings);
@@ -70,13 +70,13 @@ pub(crate) fn recordings_of(workload: &Workload) -> Vec<String> {
     workload.jobs.iter().filter_map(|job| job.recording.as_deref().map(recordings::digest)).collect()
 }
 
-/// The digest of a module, and that of the reader of recordings where one is read.
+/// The digest of a module, combined with that of the reader of recordings if any is read.
 pub(crate) fn sources_of(module: &str, recordings: &[String]) -> String {
     let reader = if recordings.is_empty() { "" } else { digest_of("recordings") };
     format!("{}{reader}", digest_of(module))
 }
 
-/// Programs and machine, for people.
+/// A description of programs and machine for users.
 pub(crate) fn label(workload: &Workload) -> String {
     let jobs: Vec<&str> = workload.jobs.iter().map(|job| job.name.as_str()).collect();
     format!("{} on {}", jobs.join(" + "), workload.machine.name)
@@ -90,8 +90,8 @@ pub fn alone(workload: &Workload) -> Result<(InstructionRange, ProgramRates), Re
     store::remember(RunRequest::Alone(workload.clone()).name()?, || work::alone(workload))
 }
 
-/// All jobs together, the n-th over the n-th work, under the machine's scheduler or under one plan. A job that does not
-/// finish its work in [`work::GIVES_UP_AFTER_TIMES`] the time that all took alone is marked in its rates.
+/// Runs all jobs together, the n-th over the n-th work, under the machine's scheduler or one plan. A job that does not
+/// finish its work in [`work::GIVES_UP_AFTER_TIMES`] the solo time of all is marked in its rates.
 ///
 /// # Errors
 /// As [`Workload::simulated`], and the machine's own; a job that never runs.
@@ -105,7 +105,7 @@ pub fn together(
 }
 
 impl Workload {
-    /// Under the machine's own scheduler alone.
+    /// Runs the workload under the machine's own scheduler.
     ///
     /// # Errors
     /// As [`Workload::simulated`], and the machine's own.
@@ -113,7 +113,7 @@ impl Workload {
         store::remember(RunRequest::Unmanaged(self.clone()).name()?, || run_unmanaged(self))
     }
 
-    /// Under one plan; for the lengths in its options, where these state any.
+    /// Runs the workload under one plan, for the lengths in its options if these state any.
     ///
     /// # Errors
     /// As [`Workload::unmanaged`], or a plan that the machine refuses.
@@ -135,8 +135,8 @@ fn run_planned(workload: &Workload, plan: &FixedPlan) -> Result<RunResults, Repr
     plan.run(&mut machine)
 }
 
-/// Makes a stored run again: whether its value is the same bits. `None` for a value that is not made from a request, or
-/// by other sources or recordings than the present ones.
+/// Repeats a stored run and returns whether its value has the same bits. `None` for a value that does not come from a
+/// request, or was made by other sources or recordings than the present ones.
 ///
 /// # Errors
 /// The run itself fails.
@@ -157,7 +157,7 @@ pub fn is_reproducible(entry: &StoredEntry) -> Result<Option<bool>, ReproError> 
     Ok(Some(answer == entry.answer))
 }
 
-/// The digest of the sources that runs without a policy have now.
+/// The digest of the present sources of runs without a policy.
 pub fn present_sources() -> &'static str {
     digest_of("run_request")
 }

@@ -1,7 +1,7 @@
-//! Runs under a policy, and how runs compare.
+//! Runs under a policy, and comparisons of runs.
 //!
-//! Managed runs go through `core::ControlLoop`, so a policy sees observations and nothing else; results come from the
-//! simulator's own books, which no policy sees.
+//! Managed runs go through `core::ControlLoop`, so a policy sees only observations; results come from the simulator's
+//! own accounting, which no policy sees.
 
 use cachemate_core::{ControlLoopError, PipelineConfig, PolicyConfig, ProfilerConfig, WindowLength, WindowRecord};
 use cachemate_pipeline::{Pipeline, miss_penalty_of_machine};
@@ -19,15 +19,15 @@ pub use crate::workload::{Workload, WorkloadJob};
 pub struct ManagedRun {
     /// Results of the measured part.
     pub results: RunResults,
-    /// One for each window.
+    /// One record per window.
     pub records: Vec<WindowRecord>,
 }
 
 impl Workload {
-    /// Under a policy, from the start of the warm-up on.
+    /// Runs the workload under a policy, from the start of the warm-up on.
     ///
     /// # Errors
-    /// As [`Workload::simulated`], and whatever the loop refuses.
+    /// As [`Workload::simulated`], and a plan that the loop rejects.
     pub fn managed(&self, by: Pipeline) -> Result<ManagedRun, ReproError> {
         let what = by.config().policy.name.clone();
         let mut records = Vec::new();
@@ -39,8 +39,8 @@ impl Workload {
         Ok(ManagedRun { results, records })
     }
 
-    /// A pipeline around a policy of the registry, as experiments have it: these profilers, no guard, and a miss that
-    /// costs memory's latency beyond a hit of the last level.
+    /// A pipeline around a policy of the registry, as in the experiments: these profilers, no guard, and a miss cost of
+    /// the memory's latency beyond a hit of the last level.
     pub fn pipeline(
         &self,
         name: &str,
@@ -59,7 +59,7 @@ impl Workload {
     }
 }
 
-/// Everything that a configuration names.
+/// Builds everything that a configuration names.
 ///
 /// # Errors
 /// An unknown policy, or parameters that it does not take.
@@ -68,7 +68,7 @@ pub fn built(config: PipelineConfig) -> Result<Pipeline, ReproError> {
     Pipeline::build(config).map_err(failed(&name))
 }
 
-/// Runs a simulated machine under a pipeline to its end, or until `each` says `false`.
+/// Runs a simulated machine under a pipeline to its end, or until `each` returns `false`.
 ///
 /// # Errors
 /// As the loop.
@@ -81,24 +81,24 @@ pub fn run_under(
     Ok(by.run(machine, each)?.results())
 }
 
-/// How one run compares with another of the same jobs, per instruction, per time and per fairness.
+/// Comparison of a run with another of the same jobs, per instruction, per time and in fairness.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Comparison {
-    /// Instructions per elapsed cycle, over the baseline's, minus one.
+    /// Instructions per elapsed cycle, relative to the baseline's, minus one.
     pub throughput_gain: f64,
-    /// The part of it that other shares of time at the baseline's speeds would have brought ("mix").
+    /// The part that comes from other shares of time, at the baseline's speeds ("mix").
     pub mix_gain: f64,
-    /// The part that other speeds at the new shares bring ("contention").
+    /// The part that comes from other speeds, at the new shares ("contention").
     pub contention_gain: f64,
-    /// CPUs with a task on them: new over baseline, minus one.
+    /// CPUs with a task: new relative to the baseline, minus one.
     pub busy_gain: f64,
 }
 
 impl Comparison {
-    /// Splits the gain exactly: (1 + throughput) = (1 + mix)(1 + contention), with mix the change of
-    /// Σ share·speed from new shares at old speeds. Shares are of elapsed time on processor, speeds are instructions
-    /// per cycle on processor; idle time shows in the shares and in `busy_gain`. `None` where a task never ran in
-    /// either run, so that it has no speed.
+    /// Splits the gain exactly: (1 + throughput) = (1 + mix)(1 + contention), with mix the change of Σ share·speed from
+    /// new shares at old speeds. Shares are processor time over elapsed time, speeds are instructions per cycle on a
+    /// processor; idle time affects the shares and `busy_gain`. `None` if a task never ran in either run, so that it
+    /// has no speed.
     pub fn of(new: &RunResults, baseline: &RunResults) -> Option<Self> {
         let mut at_old_speeds = 0.0;
         for (now, before) in new.tasks.iter().zip(&baseline.tasks) {
@@ -113,7 +113,7 @@ impl Comparison {
         })
     }
 
-    /// The same of runs over equal work ([`crate::work`]); `None` where a program never ran.
+    /// Compares runs over equal work ([`crate::work`]) in the same way; `None` if a program never ran.
     pub fn of_rates(new: &[ProgramRates], baseline: &[ProgramRates]) -> Option<Self> {
         let sum = |rates: &[ProgramRates], of: fn(&ProgramRates) -> f64| rates.iter().map(of).sum::<f64>();
         let (now, before) = (sum(new, |rates| rates.instr_per_cycle), sum(baseline, |rates| rates.instr_per_cycle));
@@ -136,21 +136,21 @@ fn speed(task: &TaskResults) -> Option<f64> {
     (on_cpu > 0).then(|| task.instructions as f64 / on_cpu as f64)
 }
 
-/// Scores against solo runs. Rates are per elapsed time, so starving a program counts against a run.
+/// Scores relative to solo runs. Rates are per elapsed time, so starving a program lowers the scores.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct SpeedupScores {
-    /// Sum of speeds over those alone (Snavely and Tullsen).
+    /// Sum of speeds relative to running alone (Snavely and Tullsen).
     pub weighted_speedup: f64,
-    /// Harmonic mean of speeds over those alone (Luo, Gummaraju and Franklin).
+    /// Harmonic mean of speeds relative to running alone (Luo, Gummaraju and Franklin).
     pub harmonic_mean: f64,
-    /// Largest speed alone over speed together.
+    /// Largest ratio of solo speed to speed together.
     pub worst_slowdown: f64,
-    /// Mean of time together over time alone, minus one.
+    /// Mean ratio of time together to solo time, minus one.
     pub mean_degradation: f64,
 }
 
-/// `solo` holds instructions per elapsed cycle of each task alone, in the order of the tasks. `None` where a task
-/// never ran.
+/// Scores of a run. `solo` holds instructions per elapsed cycle of each task alone, in the order of the tasks. `None`
+/// if a task never ran.
 pub fn scores(run: &RunResults, solo: &[f64]) -> Option<SpeedupScores> {
     let elapsed = run.elapsed_cycles as f64;
     let rates: Vec<f64> = run.tasks.iter().map(|task| task.instructions as f64 / elapsed).collect();
@@ -158,7 +158,7 @@ pub fn scores(run: &RunResults, solo: &[f64]) -> Option<SpeedupScores> {
 }
 
 impl SpeedupScores {
-    /// From instructions per elapsed cycle together and alone; `None` where a task never ran.
+    /// Scores from instructions per elapsed cycle together and alone; `None` if a task never ran.
     pub fn of(rates: &[f64], solo: &[f64]) -> Option<Self> {
         Some(SpeedupScores {
             weighted_speedup: metrics::weighted_speedup(rates, solo)?,
@@ -179,7 +179,7 @@ mod tests {
         Workload::on("xeon-x5365-4", jobs, 1).unwrap().lasting(200_000, 2_000_000)
     }
 
-    /// Is a run the same to the bit when it is run again, and does it cover the measured span only?
+    /// Does a repeated run give the same bits, and does it cover only the measured span?
     #[test]
     fn runs_are_repeatable_and_cover_the_measured_span() {
         let workload = workload(&["mcf", "swim"]);
@@ -189,7 +189,7 @@ mod tests {
         assert!(off < 20_000.0, "measured {} cycles", first.elapsed_cycles);
     }
 
-    /// Does a managed run under the policy that changes nothing give what an unmanaged one gives?
+    /// Does a managed run under the policy that changes nothing equal an unmanaged one?
     #[test]
     fn managing_nothing_changes_nothing() {
         let workload = workload(&["mcf", "swim"]);
@@ -201,7 +201,7 @@ mod tests {
         assert!(gain.throughput_gain.abs() < 0.01, "{gain:?}");
     }
 
-    /// Is a gain split without a rest?
+    /// Is a gain split without a remainder?
     #[test]
     fn mix_times_contention_is_the_gain() {
         let both = workload(&["mcf", "swim"]).unmanaged().unwrap();

@@ -1,8 +1,9 @@
 //! The solo profile of a program, from its stream of accesses: the input of schemes and offline policies.
 //!
-//! Method: the stream passes a private LRU cache and then the last-level cache, as in CA 2.2 (there by binary
-//! instrumentation): hits by LRU stack position, references, misses, and sampled reuse times of what the last level
-//! sees. Properties: no co-runner, no prefetcher and no timing in it; the first part, which fills the caches, is left out.
+//! Method: the stream passes through a private LRU cache and then the last-level cache, as in CA 2.2 (there by binary
+//! instrumentation). The profile has hits by LRU stack position, references, misses, and sampled reuse times of the
+//! accesses to the last level. Properties: it involves no co-runner, no prefetcher and no timing; the first part, which
+//! fills the caches, is left out.
 
 use cachemate_core::{
     Access, AccessKind, BatchEnd, CacheLevel, CacheSpec, Estimate, Fact, FactSource, MachineSpec, Profile,
@@ -16,11 +17,11 @@ use crate::run_request::sources_of;
 use crate::store::{self, RunName};
 use crate::workload::WorkloadJob;
 
-/// One access of so many is watched until it is touched again.
+/// One of this many accesses is watched until its line is touched again.
 const REUSE_ONE_IN: u32 = 64;
 
-/// The profile of a single-threaded job on the machine's last-level cache, over so many data accesses after as many to
-/// warm up.
+/// The profile of a single-threaded job on the machine's last-level cache, over this many data accesses after
+/// as many for warm-up.
 ///
 /// # Errors
 /// A job that cannot be built or has several threads; a machine whose caches cannot be simulated.
@@ -81,7 +82,7 @@ fn measure(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Result<Pr
     Ok(profile)
 }
 
-/// Hits by position, then misses.
+/// Numbers of hits by position, then of misses.
 fn counts(cache: &CacheSim) -> Vec<u64> {
     let positions = cache.positions().unwrap_or_default();
     positions.hits.iter().copied().chain([positions.misses]).collect()
@@ -97,7 +98,7 @@ fn simulated(cache: &CacheSpec) -> Result<CacheSim, ReproError> {
 mod tests {
     use super::*;
 
-    /// Does a profile tell a program that streams from one that stays in its cache?
+    /// Does a profile distinguish a program that streams from one that stays in its cache?
     #[test]
     fn profiles_tell_streams_from_quiet_programs() {
         let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();

@@ -1,6 +1,6 @@
-//! Digests of the sources that can change a stored value, by the module whose code makes it (`build.rs` finds them).
+//! Digests of the sources that can change a stored value, by the module whose code makes it (`build.rs` computes them).
 
-/// Modules of this crate, each with the digest of all that its code reaches.
+/// Modules of this crate, each with the digest of all code that it reaches.
 const DIGESTS: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/sources.rs"));
 
 /// The digest of a module, given as `module_path!()` or by its name.
@@ -14,7 +14,7 @@ pub(crate) fn digest_of(module: &str) -> &'static str {
 mod tests {
     use super::*;
 
-    /// Has every module a digest of its own, and do those that simulate alone differ from those under a policy?
+    /// Does every module have a digest, and do those of runs without a policy differ from those of runs under one?
     #[test]
     fn every_module_has_a_digest() {
         assert!(DIGESTS.len() > 20 && DIGESTS.iter().all(|(_, digest)| digest.len() == 32), "{DIGESTS:?}");

@@ -1,12 +1,12 @@
-//! An experiment's independent runs, one at a time, wherever they are made.
+//! An experiment's independent runs, made one at a time in any process.
 //!
-//! Problem: an experiment takes hours, and nearly all of it in runs that do not know of each other; other machines could
-//! make them. A run is defined by the experiment's code, not by data that could be sent. Method: every call of
-//! [`crate::ExperimentContext::run_all`] is numbered, and so are its items; `2.17` names a run. A worker that makes it goes
-//! through the experiment up to that call, with the answers of earlier calls taken from the store, makes the one run, and
-//! stops. A caller that lists the missing runs goes on until answers are missing, and lists them. Properties:
-//! the experiment is the same code in all three cases; answers are kept as MessagePack, which has every bit of a number
-//! (JSON has no NaN), so that they are the same wherever they were made; runs within runs belong to the outer one.
+//! Problem: an experiment takes hours, almost all of them in independent runs, which other machines could make. A run
+//! is defined by the experiment's code, not by data that could be sent. Method: every call of
+//! [`crate::ExperimentContext::run_all`] is numbered, and so are its items; `2.17` names a run. A worker executes the
+//! experiment up to that call with the results of earlier calls from the store, makes the one run, and stops. A caller
+//! that lists the missing runs proceeds until results are missing, and lists those. Properties: the experiment is the
+//! same code in all three cases. Results are stored as MessagePack, which keeps every bit of a number (JSON has no
+//! NaN), so that they are the same wherever they were made. Nested runs belong to the outer run.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -19,13 +19,13 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::error::ReproError;
 
-/// Answers that were kept, by the run's name.
+/// Looks up a stored result by the run's name.
 pub type AnswerLookup<'a> = &'a (dyn Fn(&str) -> Option<Vec<u8>> + Sync);
 
 /// One pass through an experiment.
 pub struct Split<'a> {
     find: AnswerLookup<'a>,
-    /// The run to be made.
+    /// The run to make.
     wanted: Option<(u32, usize)>,
     calls: AtomicU32,
     made: Mutex<Option<Vec<u8>>>,
@@ -33,21 +33,21 @@ pub struct Split<'a> {
 }
 
 thread_local! {
-    /// This thread is within a run.
+    /// Whether this thread is within a run.
     static WITHIN: Cell<bool> = const { Cell::new(false) };
 }
 
 impl<'a> Split<'a> {
-    /// Computes nothing: proceeds while all answers are stored, and lists the first ones that are missing.
+    /// Computes nothing: proceeds while all results are stored, and lists the first ones that are missing.
     pub fn list(find: AnswerLookup<'a>) -> Self {
         let (made, missing) = (Mutex::new(None), Mutex::new(Vec::new()));
         Split { find, wanted: None, calls: AtomicU32::new(0), made, missing }
     }
 
-    /// Makes this run.
+    /// Makes only this run.
     ///
     /// # Errors
-    /// It is no run's name.
+    /// `run` is not the name of a run.
     pub fn one(run: &str, find: AnswerLookup<'a>) -> Result<Self, ReproError> {
         let bad = || ReproError::Failed(run.to_string(), "expected a run's name such as 2.17".to_string());
         let (call, item) = run.split_once('.').ok_or_else(bad)?;
@@ -55,7 +55,7 @@ impl<'a> Split<'a> {
         Ok(Split { wanted, ..Split::list(find) })
     }
 
-    /// The answer of the run that was wanted, once it was made.
+    /// The result of the requested run, once it was made.
     pub fn made(&self) -> Option<Vec<u8>> {
         self.made.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -65,7 +65,7 @@ impl<'a> Split<'a> {
         std::mem::take(&mut *self.missing.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The answers of one call, or [`ReproError::Elsewhere`] as soon as the pass has done what it was for.
+    /// The results of one call, or [`ReproError::Elsewhere`] as soon as the pass has reached its goal.
     pub(crate) fn run_all<T, R: Serialize + DeserializeOwned>(
         &self,
         items: &[T],
@@ -91,12 +91,12 @@ impl<'a> Split<'a> {
     }
 }
 
-/// Whether this thread makes a run already.
+/// Whether this thread is already making a run.
 pub(crate) fn is_within() -> bool {
     WITHIN.get()
 }
 
-/// Makes a run; others that it asks for are part of it.
+/// Makes a run; nested runs that it requests are part of it.
 fn within<R>(run: impl FnOnce() -> R) -> R {
     let before = WITHIN.replace(true);
     let answer = run();
@@ -104,7 +104,7 @@ fn within<R>(run: impl FnOnce() -> R) -> R {
     answer
 }
 
-/// An answer that reads back as what it was, or an error.
+/// Serializes a result; an error if it does not read back as the same value.
 pub(crate) fn written<R: Serialize + DeserializeOwned>(name: &str, answer: &R) -> Result<Vec<u8>, ReproError> {
     let failed = |what: String| ReproError::Failed(name.to_string(), format!("its answer: {what}"));
     let bytes = rmp_serde::to_vec_named(answer).map_err(|error| failed(error.to_string()))?;
@@ -112,13 +112,13 @@ pub(crate) fn written<R: Serialize + DeserializeOwned>(name: &str, answer: &R) -
     if again == bytes { Ok(bytes) } else { Err(failed("it does not read back as it was".to_string())) }
 }
 
-/// An answer from its bytes.
+/// Deserializes a result.
 pub(crate) fn read<R: DeserializeOwned>(name: &str, bytes: &[u8]) -> Result<R, ReproError> {
     let failed = |error: rmp_serde::decode::Error| ReproError::Failed(name.to_string(), format!("an answer: {error}"));
     rmp_serde::from_slice(bytes).map_err(failed)
 }
 
-/// A name that stands in the code; read back, it is kept for as long as the program runs.
+/// A name from the source code; after deserialization it is leaked, so that it stays valid while the process runs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Name(pub &'static str);
 
@@ -179,7 +179,7 @@ mod tests {
     use super::*;
     use crate::ExperimentContext;
 
-    /// Squares, and then sums that need them: two calls, the second of which runs others within.
+    /// Squares, and then sums that need them: two calls, of which the second has nested runs.
     fn study(context: &ExperimentContext<'_>) -> Result<Vec<f64>, ReproError> {
         let squares = context.run_all(&[1.0, 2.0, 3.0], |value: &f64| Ok(value * value / 7.0))?;
         context.run_all(&[0, 1], |&from: &usize| {
@@ -192,7 +192,7 @@ mod tests {
         ExperimentContext { quick: true, split, ..ExperimentContext::of_seed(1, stop) }
     }
 
-    /// Do runs that are made one at a time, in any order, give the bits of the whole study?
+    /// Do runs made one at a time, in any order, give the same bits as the whole study?
     #[test]
     fn a_study_made_run_by_run_is_the_same() {
         let stop = AtomicBool::new(false);
@@ -221,7 +221,7 @@ mod tests {
         assert_eq!(waves, [vec!["0.0", "0.1", "0.2"], vec!["1.0", "1.1"]]);
     }
 
-    /// Are runs that are none, and answers that cannot be kept, errors?
+    /// Are invalid run names, and results that cannot be stored, errors?
     #[test]
     fn what_cannot_be_a_run_or_an_answer_is_told() {
         let stop = AtomicBool::new(false);
@@ -230,7 +230,7 @@ mod tests {
         assert!(study(&context(Some(&beyond), &stop)).unwrap_err().to_string().contains("no such run"));
     }
 
-    /// Do answers keep what JSON cannot write, and names that stand in the code?
+    /// Do stored results keep values that JSON cannot represent, and names from the source code?
     #[test]
     fn answers_keep_every_bit() {
         let answer = (f64::NAN.to_bits(), f64::NAN, -0.0, f64::INFINITY, Name("a"), None::<f64>);

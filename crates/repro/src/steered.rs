@@ -1,4 +1,4 @@
-//! Runs that a policy steers over equal work, stored by their workload and configuration.
+//! Runs under a policy over equal work, stored by their workload and configuration.
 
 use cachemate_core::{Decision, PipelineConfig};
 use cachemate_pipeline::Pipeline;
@@ -12,7 +12,7 @@ use crate::store::{self, RunName};
 use crate::work::{self, InstructionRange, WorkRun};
 use crate::workload::Workload;
 
-/// Everything that a steered run depends on, besides the sources.
+/// Everything that a run under a policy depends on, besides the sources.
 #[derive(Serialize)]
 struct SteeredInputs<'a> {
     workload: &'a Workload,
@@ -21,10 +21,10 @@ struct SteeredInputs<'a> {
     recordings: Vec<String>,
 }
 
-/// All jobs together, the n-th over the n-th work, under a policy of the registry.
+/// Runs all jobs together, the n-th over the n-th work, under a policy of the registry.
 ///
 /// # Errors
-/// As [`crate::run_request::together`], an unknown policy, and whatever the loop refuses.
+/// As [`crate::run_request::together`], an unknown policy, and a plan that the loop rejects.
 pub fn together_under(
     workload: &Workload,
     work: &[InstructionRange],
@@ -39,7 +39,7 @@ pub fn together_under(
     store::remember(name, || run_together(workload, work, built(config)?))
 }
 
-/// The same under any pipeline; not stored.
+/// Like [`together_under`] for any pipeline, without storing the result.
 ///
 /// # Errors
 /// As [`together_under`].

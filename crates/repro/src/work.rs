@@ -1,12 +1,12 @@
 //! Speeds over equal work: the same instructions of a program in every run that is compared.
 //!
-//! Problem: programs have phases. Over equally many cycles a slower run of a program sees other phases than a faster one,
-//! and the ratio of their speeds compares phases as much as companies; a program that walks a structure of the cache's
-//! size seemed to become six times slower, or faster than alone. Method: what a program does alone between two cycles is
-//! its work; beside others it is timed from the first to the last of those instructions, wherever in time they fall, and
-//! all programs go on until the last one is done (CA 5: finished programs restart). Properties: the ratio of two times
-//! of one work is a slowdown whatever the phases; the machine's trail is noted every [`STEP_CYCLES`], between two
-//! notes a line; a policy sees nothing of it.
+//! Problem: programs have phases. Over equal numbers of cycles, a slower run of a program covers other phases than a
+//! faster one, so the ratio of their speeds compares phases as much as co-runners; a program that walks a structure of
+//! the cache's size seemed to become six times slower, or faster than alone. Method: the instructions that a program
+//! executes alone between two cycles are its work. With co-runners it is timed from the first to the last of those
+//! instructions, wherever in time they fall, and all programs keep running until the last one has finished (CA 5:
+//! finished programs restart). Properties: the ratio of two times of the same work is a slowdown whatever the phases;
+//! progress is sampled every [`STEP_CYCLES`] and interpolated linearly; a policy sees none of it.
 
 use cachemate_core::{CacheLevel, Decision, Machine as _, Plan, WindowLength};
 use cachemate_sim::machine::{ProgressSample, RunLimit, SimMachine, SimOptions, TaskProgress};
@@ -18,26 +18,26 @@ use crate::error::{ReproError, failed};
 use crate::rates::ProgramRates;
 use crate::workload::Workload;
 
-/// Simulated cycles between two notes of all programs' progress.
+/// Simulated cycles between two samples of all programs' progress.
 pub const STEP_CYCLES: u64 = 50_000;
-/// A run ends unfinished after so many times the cycles that its work took alone.
+/// Multiple of the solo cycles of its work after which a run ends unfinished.
 pub const GIVES_UP_AFTER_TIMES: u64 = 20;
 
-/// From one instruction of a program to another, counted from its start.
+/// A range of a program's instructions, counted from its start.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct InstructionRange {
-    /// The first one.
+    /// The first instruction.
     pub from_instr: f64,
-    /// The one after the last.
+    /// The instruction after the last.
     pub to_instr: f64,
 }
 
-/// One plan from the end of the first window on, whatever is observed.
+/// One plan that is applied after the first window, whatever is observed.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct FixedPlan {
     /// The plan.
     pub plan: Plan,
-    /// Until it is in force.
+    /// Length of the first window, before the plan is in force.
     pub first_window: WindowLength,
 }
 
@@ -45,7 +45,7 @@ impl FixedPlan {
     /// Runs a machine under the plan to its end.
     ///
     /// # Errors
-    /// The machine's own, or a plan that it refuses.
+    /// Those of the machine, or a plan that it rejects.
     pub fn run(&self, machine: &mut SimMachine) -> Result<RunResults, ReproError> {
         machine.set_first_window(self.first_window);
         while machine.observe().map_err(failed("a run under a fixed plan"))?.is_some() {
@@ -61,9 +61,9 @@ impl FixedPlan {
 /// One run over given work.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct WorkRun {
-    /// In the order of the jobs.
+    /// Rates in the order of the jobs.
     pub rates: Vec<ProgramRates>,
-    /// Books of the whole run, warm-up and what came after the first were done included.
+    /// Results of the whole run, including the warm-up and the time after the first jobs have finished.
     pub results: RunResults,
     /// The policy's reasons, window by window; empty without a policy.
     pub decisions: Vec<Decision>,
@@ -84,8 +84,8 @@ pub(crate) fn alone(workload: &Workload) -> Result<(InstructionRange, ProgramRat
     Ok((work, rates(&begin, &end, true).ok_or_else(|| failed(name)("it ran no instruction alone"))?))
 }
 
-/// All jobs together, the n-th over the n-th work, under the machine's scheduler alone or under one plan. A job that does
-/// not finish its work in [`GIVES_UP_AFTER_TIMES`] the time that all took alone is marked in its rates.
+/// Runs all jobs together, the n-th over the n-th work, under the machine's scheduler or one plan. A job that does not
+/// finish its work in [`GIVES_UP_AFTER_TIMES`] the solo time of all is marked in its rates.
 ///
 /// # Errors
 /// As [`Workload::simulated`], and the machine's own; a job that never runs.
@@ -102,14 +102,14 @@ pub(crate) fn together(
     work_run(workload, work, machine.trail(), results, Vec::new())
 }
 
-/// A machine at its start that ends once every job has done its work.
+/// A machine at its start that ends once every job has finished its work.
 pub(crate) fn timed_together(workload: &Workload, work: &[InstructionRange]) -> Result<SimMachine, ReproError> {
     let alone_cycles = workload.warm_up_cycles + workload.measured_cycles;
     let until = work.iter().map(|work| work.to_instr as u64 + 1).collect();
     timed(workload, GIVES_UP_AFTER_TIMES * alone_cycles, until)
 }
 
-/// The run of this trail.
+/// The run that this trail describes.
 pub(crate) fn work_run(
     workload: &Workload,
     work: &[InstructionRange],
@@ -123,7 +123,7 @@ pub(crate) fn work_run(
     Ok(WorkRun { rates: work.iter().enumerate().map(of).collect::<Result<_, _>>()?, results, decisions })
 }
 
-/// `None` for a job that did nothing.
+/// Rates over the work; `None` for a job that executed nothing.
 fn over_work(trail: &[ProgressSample], task: usize, work: &InstructionRange) -> Option<ProgramRates> {
     let at = |instr: f64| place(trail, task, |_, task| task.instructions as f64, instr);
     let begin = at(work.from_instr);
@@ -147,7 +147,7 @@ fn timed(workload: &Workload, ends_cycles: u64, until: Vec<u64>) -> Result<SimMa
     Ok(machine)
 }
 
-/// A task's books at a moment between two notes.
+/// A task's totals at a moment between two samples.
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct ProgressPoint {
     cycle: f64,
@@ -167,7 +167,7 @@ fn moment(step: &ProgressSample, task: &TaskProgress) -> ProgressPoint {
     }
 }
 
-/// The moment at which `of` reaches `value`, by a line between the notes around it; `None` beyond the last.
+/// The moment at which `of` reaches `value`, interpolated linearly between samples; `None` beyond the last.
 fn place(
     trail: &[ProgressSample],
     task: usize,
@@ -191,7 +191,7 @@ fn place(
     })
 }
 
-/// `None` where nothing was done.
+/// Rates between two moments; `None` if nothing was executed.
 fn rates(begin: &ProgressPoint, end: &ProgressPoint, finished: bool) -> Option<ProgramRates> {
     let (instr, cycles) = (end.instructions - begin.instructions, end.cycle - begin.cycle);
     (instr > 0.0 && cycles > 0.0).then(|| ProgramRates {
@@ -208,8 +208,8 @@ mod tests {
     use super::*;
     use crate::workload::WorkloadJob;
 
-    /// Does a program whose phases differ in speed by far keep its speed beside one that does not touch memory's ways,
-    /// although it is measured from another cycle on?
+    /// Does a program with very different phases keep its speed beside one that does not use memory, although it is
+    /// measured from another cycle on?
     #[test]
     fn equal_work_is_the_same_instructions() {
         let of = |jobs: &[&str]| {
@@ -226,7 +226,7 @@ mod tests {
         assert!(run.results.tasks[0].instructions as f64 >= work.to_instr);
     }
 
-    /// Are moments between two notes on the line through them, and is there none beyond the last?
+    /// Are moments between two samples interpolated linearly, and is there none beyond the last?
     #[test]
     fn moments_lie_on_lines_between_notes() {
         let step = |cycle: u64, instructions: u64| ProgressSample {
@@ -247,8 +247,8 @@ mod tests {
         assert_eq!(at(251.0), None);
     }
 
-    /// Is an unfinished program marked as such, with the speed of the finished part, and one that did nothing not
-    /// given a speed?
+    /// Is an unfinished program marked as such, with the speed of the finished part, and does one that executed nothing
+    /// have no speed?
     #[test]
     fn unfinished_work_is_told() {
         let task =

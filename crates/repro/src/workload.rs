@@ -1,7 +1,7 @@
-//! A simulated machine with programs on it, and for how long: everything that a run without a policy is made of.
+//! A simulated machine with programs and a length: everything that defines a run without a policy.
 //!
-//! A [`Workload`] is complete and exact: the same workload gives the same bits. Runs warm up first; what is reported
-//! covers the measured span only.
+//! A [`Workload`] is complete and exact: the same workload gives the same bits. Runs warm up first; results cover only
+//! the measured span.
 
 use std::path::PathBuf;
 
@@ -13,12 +13,12 @@ use serde::{Deserialize, Serialize};
 use crate::error::{ReproError, failed};
 use crate::{recordings, store};
 
-/// One program of a workload: a process of its own.
+/// One program of a workload, as a separate process.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct WorkloadJob {
-    /// Shown, and unique where results are looked up by it.
+    /// Name in results, unique if results are looked up by it.
     pub name: String,
-    /// In `cachemate_sim::kernels`.
+    /// Name in `cachemate_sim::kernels`.
     pub kernel: String,
     /// Footprint, threads and groups; for kernels only.
     pub options: kernels::Options,
@@ -26,14 +26,15 @@ pub struct WorkloadJob {
     pub seed: u64,
     /// The goal that its owner sets; `None` = no goal.
     pub goal: Option<Goal>,
-    /// Fixed there, whatever a policy or the machine's scheduler says.
+    /// CPUs to which it is pinned, whatever a policy or the machine's scheduler decides.
     pub pinned: Option<CpuSet>,
-    /// Every thread ends after so many instructions; `None` = it never does (our kernels are endless).
+    /// Number of instructions after which every thread ends; `None` = never (our kernels are endless).
     pub instructions: Option<u64>,
-    /// Every thread has run so many instructions when the run begins: programs are under way, and copies of one are not in
-    /// step. For programs whose threads do not wait for each other.
+    /// Instructions that every thread has already executed when the run begins, so that programs are in progress and
+    /// copies are not in step. For programs whose threads do not wait for each other.
     pub under_way_instructions: u64,
-    /// A recorded program's first thread, in a loop, instead of a kernel; the seed says where in the loop it begins.
+    /// A recorded program, whose first thread runs in a loop instead of a kernel; the seed determines where in the loop
+    /// it begins.
     pub recording: Option<PathBuf>,
 }
 
@@ -67,7 +68,7 @@ fn ending(source: Box<dyn AccessSource>, left: u64) -> Box<dyn AccessSource> {
     Box::new(LimitedSource { source, left })
 }
 
-/// The source after so many instructions, or where it first waited for something.
+/// Advances the source by this many instructions, or to where it first waits for something.
 fn under_way(mut source: Box<dyn AccessSource>, instructions: u64) -> Box<dyn AccessSource> {
     let (mut past, mut batch) = (0, Vec::new());
     while past < instructions {
@@ -81,7 +82,7 @@ fn under_way(mut source: Box<dyn AccessSource>, instructions: u64) -> Box<dyn Ac
 }
 
 impl WorkloadJob {
-    /// A kernel as it is in the table of programs.
+    /// A kernel with its options from the table of programs.
     pub fn new(kernel: &str, seed: u64) -> Self {
         let options = kernels::Options::default();
         WorkloadJob {
@@ -102,7 +103,7 @@ impl WorkloadJob {
         WorkloadJob { recording: Some(path), ..WorkloadJob::new(name, seed) }
     }
 
-    /// `count` copies with seeds of their own, named `kernel-0`, `kernel-1`, ...
+    /// `count` copies with different seeds, named `kernel-0`, `kernel-1`, ...
     pub fn copies(kernel: &str, count: u64, seed: u64) -> Vec<Self> {
         (0..count)
             .map(|index| WorkloadJob {
@@ -112,13 +113,13 @@ impl WorkloadJob {
             .collect()
     }
 
-    /// Fixed to these CPUs.
+    /// Pins the job to these CPUs.
     #[must_use]
     pub fn on_cpus(self, cpus: CpuSet) -> Self {
         WorkloadJob { pinned: Some(cpus), ..self }
     }
 
-    /// Its threads, at their start, for the n-th run of the program.
+    /// The job's threads at their start, for the n-th run of the program.
     ///
     /// # Errors
     /// An unknown kernel, an option that it does not take, a recording that cannot be read.
@@ -139,12 +140,12 @@ impl WorkloadJob {
         })
     }
 
-    /// As the machine takes it.
+    /// Converts the job to a program of the machine.
     ///
     /// # Errors
     /// As [`WorkloadJob::threads`].
     pub fn program(&self) -> Result<SimProgram, ReproError> {
-        // Built once to have errors now; the maker builds it anew for every further run of the program.
+        // Built once to detect errors now; the maker builds it again for every further run of the program.
         let mut first = Some(self.threads(0)?);
         let job = self.clone();
         let maker = move |run: u32| match first.take() {
@@ -158,26 +159,26 @@ impl WorkloadJob {
     }
 }
 
-/// A machine, programs, and for how long.
+/// A machine, its programs, and the length of the run.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Workload {
     /// The machine on which it runs.
     pub machine: MachineSpec,
     /// Seed, scale and scheduler. [`Workload::simulated`] replaces its lengths.
     pub options: SimOptions,
-    /// In the order in which they arrive.
+    /// Jobs in the order in which they arrive.
     pub jobs: Vec<WorkloadJob>,
-    /// Not measured.
+    /// Length of the warm-up, which is not measured.
     pub warm_up_cycles: u64,
     /// Length of the measured part, after the warm-up.
     pub measured_cycles: u64,
 }
 
 impl Workload {
-    /// On a machine by name (overrides allowed, as in `niagara-2core?l2.size_bytes=98304`).
+    /// A workload on a machine by name (overrides allowed, as in `niagara-2core?l2.size_bytes=98304`).
     ///
     /// # Errors
-    /// There is no such machine.
+    /// An unknown machine.
     pub fn on(machine: &str, jobs: Vec<WorkloadJob>, seed: u64) -> Result<Self, ReproError> {
         let spec = cachemate_spec::load_machine(machine)
             .map_err(|error| ReproError::Failed(machine.to_string(), error.to_string()))?;
@@ -192,20 +193,20 @@ impl Workload {
         self
     }
 
-    /// The machine at its start.
+    /// Creates the machine at its start.
     ///
     /// # Errors
-    /// A program or machine that cannot be.
+    /// An invalid program or machine.
     pub fn simulated(&self) -> Result<SimMachine, ReproError> {
         let warm_up = (self.warm_up_cycles > 0).then_some(RunLimit::Cycles(self.warm_up_cycles));
         let ends = Some(RunLimit::Cycles(self.measured_cycles));
         self.simulated_with(SimOptions { warm_up, ends, ..self.options.clone() })
     }
 
-    /// The machine at its start with lengths of its own: the same work instead of the same time.
+    /// Creates the machine with the lengths in `options`, for equal work instead of equal time.
     ///
     /// # Errors
-    /// As [`Workload::simulated`]; [`ReproError::Elsewhere`] while the store only looks.
+    /// As [`Workload::simulated`]; [`ReproError::Elsewhere`] in [`crate::store::StoreMode::Peek`].
     pub fn simulated_with(&self, options: SimOptions) -> Result<SimMachine, ReproError> {
         store::allow_simulation()?;
         let programs = self.jobs.iter().map(WorkloadJob::program).collect::<Result<Vec<_>, _>>()?;
@@ -217,7 +218,7 @@ impl Workload {
 mod tests {
     use super::*;
 
-    /// Does a job with an end run just so many instructions, and is it over then?
+    /// Does a job with a limit run exactly this many instructions, and is it over then?
     #[test]
     fn a_job_with_an_end_ends() {
         let mut job = WorkloadJob::new("mcf", 1);
@@ -229,7 +230,7 @@ mod tests {
         assert!(off < 100, "{} instructions", results.tasks[0].instructions);
     }
 
-    /// Does a job that is under way go on where the program is after so many instructions?
+    /// Does a job in progress continue at the program's position after that many instructions?
     #[test]
     fn a_job_under_way_goes_on_where_the_program_is() {
         let stream = |under_way_instructions: u64| {
@@ -250,7 +251,7 @@ mod tests {
         assert!((5_000..20_000).contains(&instructions), "{instructions}");
     }
 
-    /// Is a program that does not exist an error with its name?
+    /// Is an unknown kernel an error with its name?
     #[test]
     fn an_unknown_kernel_is_named() {
         let workload = Workload::on("xeon-x5365-4", vec![WorkloadJob::new("mfc", 1)], 1).unwrap();

@@ -1,4 +1,4 @@
-//! Do digests of sources change with what can change a run, and with nothing else?
+//! Do digests of sources change with sources that can change a run, and with no others?
 
 // The build script's `main` runs when the crate is built.
 #[allow(dead_code)]
@@ -33,7 +33,7 @@ fn write(root: &Path, path: &str, text: &str) {
     fs::write(file, text).unwrap();
 }
 
-/// Which of the digests of `work` and `steered` change when these files do.
+/// Whether the digests of `work` and of `steered` change when these files change.
 fn changed(edits: &[(&str, &str)]) -> [bool; 2] {
     let place = tempfile::tempdir().unwrap();
     let root = place.path();
@@ -46,7 +46,7 @@ fn changed(edits: &[(&str, &str)]) -> [bool; 2] {
     ["work", "steered"].map(|module| before[module] != after[module])
 }
 
-/// Does code change the digests of what reaches it, through modules, crates, and locked versions?
+/// Does code change the digests of all modules that reach it, through modules, crates, and locked versions?
 #[test]
 fn code_changes_what_reaches_it() {
     assert_eq!(changed(&[("crates/sim/src/lib.rs", "pub fn run() -> u32 { 2 }\n")]), [true, true]);

@@ -1,4 +1,4 @@
-//! Is a store right whatever becomes of its writers?
+//! Does a store stay correct when its writers are killed?
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -10,7 +10,7 @@ const FOLDER: &str = "CACHEMATE_TEST_STORE";
 const KILLS: u64 = 20;
 const ENTRIES: u64 = 40;
 
-/// An entry of up to 200 KB that follows from its number, so that a reader knows what it has to be.
+/// An entry of up to 200 KB that is determined by its number, so that a reader can verify it.
 fn entry(number: u64) -> StoredEntry {
     let byte = |index: u64| (index.wrapping_mul(number | 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8;
     let (kind, label, sources) = ("test".to_string(), "a run".to_string(), "s".to_string());
@@ -35,8 +35,8 @@ fn start(folder: &Path) -> std::process::Child {
     command.spawn().unwrap()
 }
 
-/// Are all entries either whole or missing after two writers at once were killed at 20 moments, and does a later writer
-/// fill the gaps?
+/// After two concurrent writers were killed at 20 moments, is every entry either whole or missing, and does a later
+/// writer fill the gaps?
 #[test]
 fn no_kill_leaves_a_wrong_entry() {
     let place = tempfile::tempdir().unwrap();
@@ -44,7 +44,7 @@ fn no_kill_leaves_a_wrong_entry() {
     let mut whole = 0;
     for kill in 0..KILLS {
         let mut writers = [start(place.path()), start(place.path())];
-        // From before the first entry to some entries later.
+        // Kills fall between the time before the first entry and some entries later.
         std::thread::sleep(Duration::from_micros(5_000 + kill * kill * 997 % 60_000));
         writers.iter_mut().for_each(|writer| {
             writer.kill().unwrap();

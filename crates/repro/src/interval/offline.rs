@@ -96,7 +96,7 @@ fn drawn(generator: &mut SplitMix64, programs: usize, pairs: usize, groups: usiz
     all
 }
 
-/// Predicts, measures and compares. `recordings`: names and files.
+/// Predicts, measures and compares co-runs of `recordings`, given by name and file.
 ///
 /// # Errors
 /// Fewer than two recordings, or a run that fails.
@@ -168,7 +168,7 @@ pub fn offline(context: &ExperimentContext<'_>, recordings: &[(String, PathBuf)]
     Ok(score(seed, context.quick, programs, runs, tasks))
 }
 
-/// Fewer additional misses per thousand instructions do not tell the price of one.
+/// Minimum number of additional misses per thousand instructions from which the cost of one is computed.
 const MIN_MORE_MPKI: f64 = 0.05;
 
 fn score(seed: u64, quick: bool, programs: Vec<String>, runs: usize, tasks: Vec<OfflineTask>) -> OfflineScore {

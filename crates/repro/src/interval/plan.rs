@@ -1,4 +1,5 @@
-//! A policy's decision for a set of programs, from their profiles alone: run on the interval machine, with reasons.
+//! A policy's decision for a set of programs from their profiles alone: it is run on the interval machine, and the
+//! reasons are recorded.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -17,30 +18,30 @@ use crate::{ExperimentContext, ReproError};
 /// One window in which the policy gave reasons.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct PlanReport {
-    /// Nominal, since the programs' start.
+    /// Nominal seconds since the programs started.
     pub seconds: f64,
-    /// Did the plan change with it?
+    /// Whether the plan changed.
     pub changed: bool,
-    /// The reasons, with the programs' names in them.
+    /// The reasons, with the names of the programs.
     pub reasons: Vec<String>,
 }
 
 /// The final decision of a policy.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct PlannedRun {
-    /// As asked for, parameters included.
+    /// Policy as requested, parameters included.
     pub policy: String,
     /// Nominal time that the programs ran.
     pub seconds: f64,
-    /// From a machine left to itself to the last plan, as text, in the order in which they are made.
+    /// Changes from an untouched machine to the last plan, as text, in the order in which they are made.
     pub changes: Vec<String>,
     /// Parts of the plan that are unavailable.
     pub refused: Vec<String>,
-    /// Windows with reasons, in order; equal ones in a row once.
+    /// Windows with reasons, in order; consecutive equal ones are listed once.
     pub decisions: Vec<PlanReport>,
 }
 
-/// Runs the question under one policy of the registry and tells what it decided.
+/// Runs the query under one policy of the registry and returns its decisions.
 ///
 /// # Errors
 /// As [`super::whatif::outcome`].
@@ -77,7 +78,7 @@ impl Log {
             .iter()
             .map(|reason| in_words(reason, |task| self.names.get(task).cloned()))
             .collect();
-        // Policies that give the same reasons in every window are not repeated.
+        // Reasons that are the same in every window are not repeated.
         if changed || !reasons.is_empty() && self.decisions.last().is_none_or(|last| last.reasons != reasons) {
             self.decisions.push(PlanReport { seconds: machine.now_ns() as f64 / 1e9, changed, reasons });
         }

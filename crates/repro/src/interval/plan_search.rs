@@ -1,10 +1,10 @@
 //! The best known plan for promises: a search over placements and partitions, scored by the interval machine itself.
 //!
-//! Problem: whether a promise can be kept is a question about plans, not about a policy. Method: programs are on cores of
-//! their own, each with units of its cache for itself or with the rest; the search exchanges cores and changes partitions
-//! from several random starts, and keeps what leaves less of the promises unmet, then what is faster in the mean.
-//! Properties: it knows nothing of a policy's model; the same seed gives the same plan; turns and CPU shares are not
-//! searched, so a promise that no known plan keeps may still be kept by another.
+//! Problem: whether a promise can be kept depends on the possible plans, not on a policy. Method: each program has its
+//! own core, and either exclusive units of its cache or the shared rest. From several random starts, the search
+//! exchanges cores and changes partitions; it keeps a change that reduces the shortfall from the promises, or at equal
+//! shortfall raises the mean speed. Properties: it knows nothing of a policy's model; the same seed gives the same
+//! plan; turns and CPU shares are not searched, so a promise that no known plan keeps may still be kept by another.
 
 use cachemate_core::{MachineSpec, SplitMix64};
 use cachemate_interval::IntervalJob;
@@ -13,10 +13,10 @@ use cachemate_interval::engine::{ALONE_CYCLES, IntervalEngine, TaskTotals};
 use crate::setup::failed;
 use crate::{ReproError, mean};
 
-/// Plans that are tried from each start, and the number of starts.
+/// Plans tried from each start, and number of starts.
 const TRIED: u32 = 80;
 const STARTS: u64 = 3;
-/// Cycles after which a plan's speeds are steady, and those over which they are read.
+/// Cycles after which a plan's speeds are steady, and cycles over which they are then measured.
 const SETTLED_CYCLES: f64 = 6e8;
 const READ_CYCLES: f64 = 2e8;
 
@@ -25,12 +25,12 @@ pub fn max_slowdown(job: &IntervalJob) -> Option<f64> {
     job.goal?.max_slowdown
 }
 
-/// Jobs on CPUs of their own, and the units of its cache that each has for itself; 0 = it shares the rest.
+/// A CPU for each job, and the exclusive units of its cache for each; 0 = the job uses the shared rest.
 #[derive(Clone, PartialEq, Debug)]
 pub struct StaticPlan {
     /// The CPU of each job.
     pub cpu_of: Vec<u32>,
-    /// Its exclusive units.
+    /// The exclusive units of each job.
     pub units: Vec<u32>,
 }
 
@@ -39,21 +39,21 @@ pub struct StaticPlan {
 pub struct SearchedPlan {
     /// The plan.
     pub plan: StaticPlan,
-    /// Run time over run time alone, minus one, of each job.
+    /// Run time relative to running alone, minus one, of each job.
     pub slowdowns: Vec<f64>,
     /// Shortfall from all promises, summed.
     pub missing: f64,
     /// Mean speed over solo speed.
     pub mean_speed: f64,
-    /// Does it keep all promises?
+    /// Whether it keeps all promises.
     pub keeps_all: bool,
 }
 
-/// Truth about static plans on one machine.
+/// Ground truth about static plans on one machine.
 pub struct PlanTruth<'a> {
     spec: &'a MachineSpec,
     jobs: &'a [IntervalJob],
-    /// Units of a cache; 1 = it cannot be divided.
+    /// Units of a cache; 1 = it cannot be partitioned.
     pub parts: u32,
     cpus: Vec<u32>,
     cpus_each: u32,
@@ -112,7 +112,7 @@ impl<'a> PlanTruth<'a> {
         Ok(best)
     }
 
-    /// The best plan on the way from one start.
+    /// The best plan found by climbing from one start.
     fn climb(&self, cpus: &[u32], generator: &mut SplitMix64) -> Result<SearchedPlan, ReproError> {
         let jobs = self.jobs.len();
         let mut current = self.solve(StaticPlan { cpu_of: cpus[..jobs].to_vec(), units: vec![0; jobs] })?;
@@ -135,7 +135,7 @@ impl<'a> PlanTruth<'a> {
                 .filter(|&index| index != job && cache(index) == cache(job))
                 .map(|index| plan.units[index])
                 .sum();
-            // The rest of the cache keeps one unit at least.
+            // At least one unit remains shared.
             let left = self.parts.saturating_sub(taken + 1);
             next.units[job] = generator.below(u64::from(left) + 1) as u32;
             return next;
@@ -145,12 +145,12 @@ impl<'a> PlanTruth<'a> {
             next.cpu_of[other] = plan.cpu_of[job];
         }
         next.cpu_of[job] = cpu;
-        // Partitions are of one placement.
+        // Partitions are lost, because they belong to one placement.
         next.units.iter_mut().for_each(|units| *units = 0);
         next
     }
 
-    /// Run time over run time alone, minus one, of each job, once caches have filled.
+    /// Run time relative to running alone, minus one, of each job, once caches have filled.
     fn slowdowns(&self, plan: &StaticPlan) -> Result<Vec<f64>, ReproError> {
         let (spec, parts, cpus_each) = (self.spec, self.parts, self.cpus_each);
         let placed: Vec<(&IntervalJob, u32)> = self.jobs.iter().zip(plan.cpu_of.iter().copied()).collect();
@@ -202,8 +202,8 @@ mod tests {
     use super::*;
     use cachemate_core::Goal;
 
-    /// Is a program alone on the machine not slowed, does a co-runner slow it, and does a partition give it back most of
-    /// its speed?
+    /// Is a program alone on the machine not slowed, does a co-runner slow it, and does a partition restore most of its
+    /// speed?
     #[test]
     fn the_truth_about_a_plan_follows_the_engine() {
         let spec = cachemate_spec::load_machine("epyc-7742?cores_per_package=8&contexts_per_core=1").unwrap();
@@ -220,7 +220,7 @@ mod tests {
         assert!(apart < 0.02 && shared > 0.1 && divided < shared / 3.0, "{apart} {shared} {divided}");
     }
 
-    /// Does the search keep a promise that a partition or another placement can keep, and say so of one that none can?
+    /// Does the search keep a promise that a partition or another placement can keep, and report one that none can?
     #[test]
     fn the_search_keeps_promises_that_can_be_kept() {
         let spec = cachemate_spec::load_machine("xeon-x5365-4").unwrap();

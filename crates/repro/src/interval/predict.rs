@@ -1,4 +1,4 @@
-//! The interval machine's forecast of a co-run, from profiles taken alone.
+//! The interval machine's forecast of a co-run, from solo profiles.
 
 use cachemate_core::MachineSpec;
 use cachemate_interval::engine::{DEMAND, IntervalEngine, QUEUE_CYCLES, TaskTotals};
@@ -9,13 +9,13 @@ use crate::setup::failed;
 
 /// Predicted cycles between two readings of all programs' progress.
 const LOOK_CYCLES: f64 = 50_000.0;
-/// A prediction is given up after so many times the slowest program's time alone.
+/// A prediction is abandoned after this multiple of the slowest program's solo time.
 const GIVES_UP_AFTER_TIMES: f64 = 40.0;
 
 /// Rates of each job over its work.
 ///
 /// # Errors
-/// A machine without a data cache, or work that is never done.
+/// A machine without a data cache, or work that is never finished.
 pub fn rates(machine: &MachineSpec, programs: &[ProfiledProgram], run: &CoRun) -> Result<Vec<ProgramRate>, ReproError> {
     let what = || failed(&machine.name);
     let mut engine = IntervalEngine::new(machine, false).ok_or_else(|| what()("no data cache to share"))?;
@@ -56,7 +56,7 @@ pub fn rates(machine: &MachineSpec, programs: &[ProfiledProgram], run: &CoRun) -
     program_rates.ok_or_else(|| what()("a predicted program never did its work"))
 }
 
-/// A job's books when it has done some instruction.
+/// A job's totals at the moment when it has executed a given instruction.
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct JobMoment {
     cycle: f64,
@@ -64,7 +64,7 @@ struct JobMoment {
     queue_cycles: f64,
 }
 
-/// Between two looks, by a line; `None` = not there yet, or before.
+/// The moment between two readings, interpolated linearly; `None` = not reached yet, or earlier.
 fn moment(now: f64, before: &TaskTotals, after: &TaskTotals, instr: f64) -> Option<JobMoment> {
     let done = after.instructions - before.instructions;
     if instr > after.instructions || done <= 0.0 {

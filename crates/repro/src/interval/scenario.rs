@@ -1,4 +1,4 @@
-//! A scenario on the interval machine: jobs drawn by their distributions, events, and how long.
+//! A scenario on the interval machine: jobs drawn from their distributions, events, and length.
 
 use std::sync::Arc;
 
@@ -11,16 +11,16 @@ use cachemate_spec::{Distribution, EventSpec, IntervalSpec, RunLength, Scenario,
 /// The programs of a scenario: one per entry of `programs`, and one per part of each mix.
 #[derive(Clone, Debug, Default)]
 pub struct ScenarioPrograms {
-    /// In the order of the scenario's `programs`.
+    /// Programs in the order of the scenario's `programs`.
     pub of_entries: Vec<Arc<PhasedProgram>>,
-    /// By mix, in the order of its parts.
+    /// Programs by mix, in the order of the mix's parts.
     pub of_mixes: Vec<Vec<Arc<PhasedProgram>>>,
 }
 
 /// The scenario's machine with its jobs on it. The same scenario and programs give the same bits.
 ///
 /// # Errors
-/// A machine or program that cannot be.
+/// An invalid machine or program.
 pub fn machine(
     scenario: &Scenario,
     spec: &MachineSpec,
@@ -29,7 +29,7 @@ pub fn machine(
     IntervalMachine::new(spec, options(scenario, spec), jobs(scenario, programs))
 }
 
-/// Nominal length of a checked scenario's part; scenarios of the interval machine have times alone.
+/// Nominal length of a part of a checked scenario; scenarios for the interval machine state times only.
 pub fn length_ns(length: RunLength, spec: &MachineSpec) -> Option<u64> {
     match length {
         RunLength::Ns(ns) => Some(ns),
@@ -57,7 +57,7 @@ fn options(scenario: &Scenario, spec: &MachineSpec) -> Options {
     }
 }
 
-/// `None` for one without a kind, which no checked scenario has.
+/// Converts an event; `None` for one without a kind, which no checked scenario has.
 fn event(given: &EventSpec) -> Option<(u64, MachineEvent)> {
     let outside = given
         .external_traffic
@@ -70,7 +70,7 @@ fn event(given: &EventSpec) -> Option<(u64, MachineEvent)> {
     Some((given.at_ns, outside.or(shrink).or(separate).or(offline).or(online)?))
 }
 
-/// All jobs, in order of mention. Every entry draws from a generator of its own, so that a change of one does not change
+/// All jobs, in order of mention. Every entry draws from its own generator, so that changing one entry does not change
 /// the others.
 pub fn jobs(scenario: &Scenario, programs: &ScenarioPrograms) -> Vec<IntervalJob> {
     let mut jobs = Vec::new();
@@ -117,7 +117,7 @@ fn gap_ns(gap: Option<Distribution>, draws: &mut SplitMix64) -> u64 {
     gap.map_or(0, |gap| drawn(gap, draws) as u64)
 }
 
-/// Above 0, at most 1.
+/// A uniform random number above 0 and at most 1.
 fn uniform(draws: &mut SplitMix64) -> f64 {
     1.0 - draws.unit()
 }
@@ -163,7 +163,7 @@ mod tests {
         (0..count).map(|index| Arc::new(PhasedProgram::steady(format!("p{index}"), phase(index)))).collect()
     }
 
-    /// Do arrivals, lengths and mixes have the mean and the weights that were asked for?
+    /// Do arrivals, lengths and mixes have the requested means and weights?
     #[test]
     fn draws_have_their_means_and_weights() {
         let (scenario, _) = scenario(
@@ -183,7 +183,7 @@ mod tests {
         assert!((second - 0.75).abs() < 0.02, "{second}");
     }
 
-    /// Does one entry's change leave the draws of the others as they were?
+    /// Does changing one entry leave the draws of the others unchanged?
     #[test]
     fn entries_draw_for_themselves() {
         let text = |count: u32| {
@@ -200,7 +200,8 @@ mod tests {
         assert_eq!(starts(2), starts(5));
     }
 
-    /// Is a CPU that goes, an outsider and CPUs that stop sharing in the machine, and is the same seed the same run?
+    /// Do an offline CPU, outside traffic and CPUs that stop sharing a cache reach the machine, and does the same seed
+    /// repeat the run?
     #[test]
     fn events_reach_the_machine_and_runs_repeat() {
         let text = "[interval]\nevents = [{ at_ns = 1_000_000_000, split_cpus = \"1\" }, \

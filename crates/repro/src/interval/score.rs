@@ -1,4 +1,4 @@
-//! Predicted against measured: errors by set, ranks, and what predicting nothing would cost.
+//! Predicted against measured slowdowns: errors by set, ranks, and the error of predicting no slowdown.
 
 use std::collections::BTreeMap;
 
@@ -12,76 +12,76 @@ use super::predict;
 use crate::ReproError;
 use crate::setup::failed;
 
-/// From here on a run counts as bandwidth-bound.
+/// Minimum share of the bandwidth in use for a run to count as bandwidth-bound.
 pub const BANDWIDTH_BOUND: f64 = 0.7;
-/// Plans of a mix that differ by less are not ranked.
+/// Plans of a mix whose slowdowns differ by less than this are not ranked.
 const RANKED_POINTS: f64 = 2.0;
 
 /// One task of one run.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct TaskComparison {
-    /// As [`super::draw::MachineSetup::machine`] names it.
+    /// Name as in [`super::draw::MachineSetup::machine`].
     pub machine: String,
     /// Name of its program.
     pub task: String,
-    /// Programs of the others in the run.
+    /// Programs of its co-runners.
     pub beside: Vec<String>,
-    /// In per cent of the time alone.
+    /// Slowdown in percent of the solo time.
     pub measured_slowdown_percent: f64,
-    /// Predicted cycles per instruction over those measured alone, minus one.
+    /// Predicted cycles per instruction relative to the measured solo ones, minus one.
     pub predicted_slowdown_percent: f64,
-    /// Predicted cycles per instruction over measured, minus one.
+    /// Predicted cycles per instruction relative to the measured ones, minus one.
     pub cycles_per_instr_error_percent: f64,
     /// See [`CoRun::busy_share`].
     pub busy_share: f64,
-    /// Where the error comes from.
+    /// Causes of the error.
     pub causes: ErrorCauses,
 }
 
-/// A task's error in parts that add up, each in points of its slowdown, predicted minus measured.
+/// A task's error divided into parts that add up, each in points of its slowdown, predicted minus measured.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
 pub struct ErrorCauses {
-    /// The profile does not tell the program's own speed alone over this work.
+    /// Error of the profile: the program's solo speed over this work differs from it.
     pub profile: f64,
-    /// Other misses than measured, at the price that a miss has between the profile's smallest and largest size.
+    /// Error of the misses, at the cost that a miss has between the profile's smallest and largest size.
     pub composition: f64,
-    /// Other cycles in queues than measured, beyond those alone.
+    /// Error of the queueing cycles beyond the solo ones.
     pub bandwidth: f64,
-    /// The rest: overlap of misses, prefetches and queues with work.
+    /// The remainder: overlap of misses, prefetches and queues with work.
     pub overlap: f64,
 }
 
-/// One set of co-runs. `None` = no run is in it.
+/// Errors over one set of co-runs. `None` = the set is empty.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct ErrorSummary {
-    /// Runs, not tasks.
+    /// Number of runs (not tasks).
     pub count: usize,
     /// Mean absolute error of predicted slowdowns, over all tasks.
     pub mean_absolute_error_points: Option<f64>,
-    /// Nine of ten tasks have a smaller absolute error, or the same.
+    /// 90th percentile of the absolute error of predicted slowdowns.
     pub p90_error_points: Option<f64>,
-    /// Rank correlation of predicted with measured slowdowns: over all tasks, or, of plans, over those of one mix.
+    /// Rank correlation of predicted with measured slowdowns: over all tasks, or, for plans, over those of one mix.
     pub kendall_tau: Option<f64>,
     /// Mean absolute slowdown: the error of a forecast that no program slows down.
     pub error_of_predicting_nothing_points: Option<f64>,
     /// Mean error of cycles per instruction.
     pub mean_error_percent: Option<f64>,
-    /// Nine of ten tasks have a smaller absolute error of cycles per instruction, or the same.
+    /// 90th percentile of the absolute error of cycles per instruction.
     pub p90_error_percent: Option<f64>,
-    /// Predicted minus measured.
+    /// Mean of predicted minus measured slowdown.
     pub mean_signed_error_points: Option<f64>,
     /// Share of the runs in which a program loses 10 % or more.
     pub runs_losing_10_percent: Option<f64>,
-    /// Means of absolute parts.
+    /// Means of the absolute parts of the error.
     pub error_by_cause_points: Option<ErrorCauses>,
 }
 
-/// How predictions compare with what was measured.
+/// Comparison of predictions with measurements.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct ValidationScore {
     /// Seed of the draw.
     pub seed: u64,
-    /// By the names of [`SETS`].
+    /// Summaries by the names of [`SETS`].
     pub sets: BTreeMap<String, ErrorSummary>,
     /// The tasks of each set.
     pub tasks: BTreeMap<String, Vec<TaskComparison>>,
@@ -90,10 +90,10 @@ pub struct ValidationScore {
 /// The names of all sets.
 pub const SETS: [&str; 4] = ["pairs", "groups", "bandwidth-bound", "plans"];
 
-/// Predicts all that was measured, and compares.
+/// Predicts all measured runs, and compares.
 ///
 /// # Errors
-/// No such machine, or a prediction that fails.
+/// An unknown machine, or a prediction that fails.
 pub fn score(truth: &ValidationTruth) -> Result<ValidationScore, ReproError> {
     let mut tasks: BTreeMap<String, Vec<Vec<TaskComparison>>> =
         SETS.iter().map(|name| (name.to_string(), Vec::new())).collect();
@@ -137,7 +137,8 @@ fn alone(machine: &MachineSpec, bench: &MachineTruth) -> Result<Vec<ProgramRate>
     (0..bench.programs.len()).map(each).collect()
 }
 
-/// Plans stay together, so that each can be ranked; of the others, those that fill memory are a set of their own.
+/// The name of a run's set. Plans form one set, so that they can be ranked; of the other runs, those that are
+/// bandwidth-bound form a separate set.
 fn set_of(run: &CoRun) -> &'static str {
     match run.kind {
         CoRunKind::Plan(_) => "plans",
@@ -169,7 +170,7 @@ fn compare(bench: &MachineTruth, run: &CoRun, predicted: &[ProgramRate], alone: 
     (0..run.jobs.len()).map(task).collect()
 }
 
-/// The parts of one error, in cycles per instruction first and then over the cycles alone.
+/// The parts of one error, computed in cycles per instruction and divided by the solo cycles per instruction.
 fn causes(own: &ProfiledProgram, alone: &ProgramRate, measured: &ProgramRate, predicted: &ProgramRate) -> ErrorCauses {
     let cycles = |rate: &ProgramRate| 1.0 / rate.instr_per_cycle;
     let profile = cycles(alone) - cycles(&own.alone);
@@ -186,7 +187,7 @@ fn causes(own: &ProfiledProgram, alone: &ProgramRate, measured: &ProgramRate, pr
     }
 }
 
-/// Cycles that a miss more costs, between the smallest and the largest size of the profile's phases.
+/// Cost of an additional miss in cycles, between the smallest and the largest size of the profile's phases.
 fn miss_price(own: &ProfiledProgram) -> f64 {
     let (mut cycles, mut misses) = (0.0, 0.0);
     for phase in &own.profile.phases {
@@ -231,7 +232,7 @@ fn set(runs: &[Vec<TaskComparison>]) -> ErrorSummary {
     }
 }
 
-/// Predicted against measured slowdowns, a color per set, with the line of no error.
+/// Chart of predicted against measured slowdowns, with a color per set and the line of zero error.
 pub fn figure(score: &ValidationScore) -> Chart {
     let tasks = || score.tasks.values().flatten();
     let ends = tasks().flat_map(|task| [task.measured_slowdown_percent, task.predicted_slowdown_percent]);
@@ -260,7 +261,7 @@ pub fn figure(score: &ValidationScore) -> Chart {
     }
 }
 
-/// The smallest value that so large a share does not exceed.
+/// The smallest value that this share of the values does not exceed.
 pub(super) fn percentile(values: &[f64], share: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -268,7 +269,7 @@ pub(super) fn percentile(values: &[f64], share: f64) -> f64 {
     sorted.get(at.max(1) - 1).copied().unwrap_or(0.0)
 }
 
-/// Kendall's rank correlation over pairs that differ by at least so much in the first value; `None` without any.
+/// Kendall's rank correlation over pairs whose first values differ by at least `differ_by`; `None` without such pairs.
 pub(super) fn tau(both: &[(f64, f64)], differ_by: f64) -> Option<f64> {
     let (agree, all) = agreement(both, differ_by);
     (all > 0).then(|| (2 * agree - all) as f64 / all as f64)
@@ -287,7 +288,7 @@ fn agreement(both: &[(f64, f64)], differ_by: f64) -> (i64, i64) {
     (agree, all)
 }
 
-/// The same over plans of one mix only.
+/// Kendall's rank correlation over pairs of plans of one mix only.
 fn tau_within(mixes: &[Vec<(f64, f64)>]) -> Option<f64> {
     let (mut agree, mut all) = (0, 0);
     for mix in mixes {
@@ -301,7 +302,7 @@ fn tau_within(mixes: &[Vec<(f64, f64)>]) -> Option<f64> {
 mod tests {
     use super::*;
 
-    /// Is tau 1 for the same order, -1 for the reverse, and not said of plans that hardly differ?
+    /// Is tau 1 for the same order, -1 for the reverse, and undefined for plans that hardly differ?
     #[test]
     fn ranks_count_pairs_that_differ() {
         assert_eq!(tau(&[(1.0, 10.0), (2.0, 20.0), (3.0, 21.0)], 0.0), Some(1.0));

@@ -1,4 +1,4 @@
-//! How fast the interval machine is: a host of 64 CPUs, 8 caches and 200 tasks with phases.
+//! The speed of the interval machine, for a host with 64 CPUs, 8 caches and 200 tasks with phases.
 
 use std::time::Instant;
 
@@ -9,14 +9,14 @@ use cachemate_interval::{Demand, PhasedProgram, ProgramPhase, SizePoint};
 use crate::ReproError;
 use crate::setup::failed;
 
-/// Tasks of the host.
+/// Number of tasks.
 pub const TASKS: u32 = 200;
 
-/// Nominal seconds over seconds of one core of this host, for `nominal_seconds` after a short start, with a new phase for
+/// Nominal seconds per second of one core of this host, for `nominal_seconds` after a short start, with a new phase for
 /// each task about every `phase_seconds`.
 ///
 /// # Errors
-/// The machine is not there.
+/// An unknown machine.
 pub fn times_real_time(explicit: bool, phase_seconds: f64, nominal_seconds: f64) -> Result<f64, ReproError> {
     let mut engine = host(explicit, phase_seconds)?;
     let hertz = engine.hertz;
@@ -28,7 +28,7 @@ pub fn times_real_time(explicit: bool, phase_seconds: f64, nominal_seconds: f64)
     Ok(nominal_seconds / taken)
 }
 
-/// Time of this thread on a processor: others on the host do not count. `None` = the host does not tell.
+/// Processor time of this thread, which is independent of other load. `None` = the host does not report it.
 pub fn on_cpu_seconds() -> Option<f64> {
     let text = cachemate_files::read_text_limited(std::path::Path::new("/proc/thread-self/schedstat"), 4096).ok()?;
     let ns: f64 = text.split_whitespace().next()?.parse().ok()?;
@@ -38,7 +38,7 @@ pub fn on_cpu_seconds() -> Option<f64> {
 /// The host at its start.
 ///
 /// # Errors
-/// The machine is not there.
+/// An unknown machine.
 pub fn host(explicit: bool, phase_seconds: f64) -> Result<IntervalEngine, ReproError> {
     let mut machine = cachemate_spec::load_machine("epyc-7763").map_err(failed("epyc-7763"))?;
     machine.contexts_per_core = 1;
@@ -64,7 +64,7 @@ pub fn host(explicit: bool, phase_seconds: f64) -> Result<IntervalEngine, ReproE
     Ok(engine)
 }
 
-/// A phase whose fills fall to a floor at a working set of its own.
+/// A phase whose fills fall to a floor at the size of its working set.
 fn phase(lines: f64, hertz: f64, seconds: f64, uniform: &mut impl FnMut() -> f64) -> ProgramPhase {
     let (set, most, floor) = (lines * (0.02 + 0.6 * uniform()), 0.001 + 0.01 * uniform(), 0.0002 * uniform());
     let point = |share: f64| {
@@ -79,7 +79,7 @@ fn phase(lines: f64, hertz: f64, seconds: f64, uniform: &mut impl FnMut() -> f64
             without_prefetch: None,
         }
     };
-    // A third of a CPU is what each of 200 tasks has of 64.
+    // About a third of a CPU, the share of each of 200 tasks on 64 CPUs.
     let instructions = hertz * seconds * (0.5 + uniform()) / 3.0;
     ProgramPhase {
         instructions: Some(instructions),

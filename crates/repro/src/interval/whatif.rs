@@ -10,24 +10,24 @@ use cachemate_report::{PolicyOutcome, ProgramOutcome, ReportedDecision, TimeSeri
 use crate::setup::failed;
 use crate::{ExperimentContext, ReproError};
 
-/// The question of a comparison.
+/// The query of a comparison.
 #[derive(Clone, Debug)]
 pub struct WhatIfQuery {
     /// The machine on which they run.
     pub machine: MachineSpec,
-    /// In the order of the time lines.
+    /// Jobs in the order of the time lines.
     pub jobs: Vec<IntervalJob>,
     /// Nominal time.
     pub length_ns: u64,
     /// Seed of the machine and the policy.
     pub seed: u64,
-    /// Turns one by one.
+    /// Whether turns are simulated one by one.
     pub explicit: bool,
-    /// Takes decisions back that make things worse.
+    /// Whether a guard rolls back decisions that reduce performance.
     pub guard: bool,
 }
 
-/// Stretches that time lines have at most.
+/// Maximum number of stretches of a time line.
 const STRETCHES: u64 = 240;
 
 /// The standard pipeline around a policy on the interval machine.
@@ -44,10 +44,10 @@ pub fn pipeline(
     crate::setup::built(standard.for_machine(machine.topology(), machine.capabilities()))
 }
 
-/// The question's machine at its start, and the policy around it. `name` may carry parameters.
+/// The query's machine at its start, and the policy around it. `name` may carry parameters.
 ///
 /// # Errors
-/// A machine, program or policy that cannot be.
+/// An invalid machine, program or policy.
 pub fn started(question: &WhatIfQuery, name: &str) -> Result<(IntervalMachine, Pipeline), ReproError> {
     let (policy, parameters) = name.split_once(':').unwrap_or((name, ""));
     let config = PolicyConfig { name: policy.to_string(), parameters: parameters.to_string(), seed: question.seed };
@@ -64,10 +64,10 @@ pub fn started(question: &WhatIfQuery, name: &str) -> Result<(IntervalMachine, P
     Ok((machine, by))
 }
 
-/// Runs the question under one policy of the registry. `name` may carry parameters: `dio` or `dio:TOML`.
+/// Runs the query under one policy of the registry. `name` may carry parameters: `dio` or `dio:TOML`.
 ///
 /// # Errors
-/// A machine, program or policy that cannot be.
+/// An invalid machine, program or policy.
 pub fn outcome(
     context: &ExperimentContext<'_>,
     question: &WhatIfQuery,
@@ -89,7 +89,7 @@ pub fn outcome(
 /// Sums within one stretch of time, by job.
 #[derive(Clone, Copy, Default)]
 struct StretchSums {
-    /// The time that its work in `ns` would have taken alone.
+    /// Solo time of the work done in `ns`.
     alone_ns: f64,
     ns: f64,
     held_bytes: f64,
@@ -101,7 +101,7 @@ struct TimeSeriesRecorder {
     ends_ns: u64,
     max_line_bytes: Vec<f64>,
     now: Vec<StretchSums>,
-    /// By job and cache: time there.
+    /// By job and cache: the job's time there.
     caches_ns: Vec<Vec<f64>>,
     memory_bytes: Vec<f64>,
     from_ns: u64,
@@ -109,7 +109,7 @@ struct TimeSeriesRecorder {
     decisions: Vec<ReportedDecision>,
     before: Option<Plan>,
     windows: u64,
-    /// Time of programs that page moves have taken so far, and probes.
+    /// Programs' time that page moves have taken so far, and that of probes.
     moves_ns: u64,
     probes_ns: u64,
     names: Vec<String>,
@@ -236,7 +236,7 @@ impl TimeSeriesRecorder {
     }
 }
 
-/// The second copy of a name is `name 2`.
+/// Makes names unique: the second copy becomes `name 2`.
 fn unique(names: Vec<String>) -> Vec<String> {
     let nth = |index: usize| names[..index].iter().filter(|other| **other == names[index]).count() + 1;
     (0..names.len())
@@ -253,22 +253,23 @@ fn node_bytes(record: &WindowRecord) -> impl Iterator<Item = f64> {
     nodes.map(|(_, counts)| counts.0.iter().map(|reading| reading.count as f64).sum())
 }
 
-/// Do the plans place, divide or time otherwise? Windows and probes are not what a program feels for long.
+/// Whether the plans differ in placement, partitions or times. Windows and probes are ignored, because they affect a
+/// program only briefly.
 pub fn differs(a: &Plan, b: &Plan) -> bool {
     a.affinity != b.affinity || a.weights != b.weights || a.gangs != b.gangs || a.shares != b.shares
 }
 
-/// The first reasons, with the programs that they are of.
+/// The first reasons, with the programs to which they apply.
 fn why(record: &WindowRecord, names: &[String], machine: &IntervalMachine) -> String {
     let name = |task: &TaskId| machine.job_of(*task).map(|job| names[job].clone());
     let told: Vec<String> = record.decision.reasons.iter().take(3).map(|reason| in_words(reason, name)).collect();
     if told.is_empty() { "no reason given".to_string() } else { told.join("; ") }
 }
 
-/// Programs that a reason is of, named at most.
+/// Maximum number of programs named with a reason.
 const NAMED: usize = 4;
 
-/// A reason with its programs: in their places in the text, or after it.
+/// A reason with its programs, in their places in the text or after it.
 pub fn in_words(reason: &Reason, name: impl Fn(&TaskId) -> Option<String>) -> String {
     let name = |task: &TaskId| name(task).unwrap_or_else(|| "a program that has ended".to_string());
     let text = reason.render(|task| name(&task));
@@ -329,7 +330,7 @@ mod tests {
         assert_eq!(run, ran("dio"));
     }
 
-    /// Do programs stand where the reason has a place for them, and after it where it has none?
+    /// Are program names inserted where the reason has a place for them, and appended if it has none?
     #[test]
     fn reasons_name_their_programs() {
         let name = |task: &TaskId| Some(format!("p{}", task.0));
@@ -346,7 +347,7 @@ mod tests {
         assert_eq!(in_words(&reason("apart", 9), name), "apart (p0, p1, p2, p3 and 5 more)");
     }
 
-    /// Is a policy that does not exist an error with its name?
+    /// Is an unknown policy an error with its name?
     #[test]
     fn an_unknown_policy_is_named() {
         let stop = AtomicBool::new(false);

@@ -1,4 +1,4 @@
-//! Comparisons over L2 sizes and seeds: every figure that a comparison reports, as points, charts and words.
+//! Comparisons over L2 sizes and seeds: every figure that a comparison reports, as points, charts and text.
 
 use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
 use serde::{Deserialize, Serialize};
@@ -14,7 +14,7 @@ pub struct Cell {
     pub measured: NiagaraResult,
 }
 
-/// Every size and seed under one policy.
+/// Runs every size and seed under one policy.
 ///
 /// # Errors
 /// As [`measure`].
@@ -36,7 +36,7 @@ pub fn cells(
     })
 }
 
-/// A figure out of a comparison.
+/// A figure that is read from a comparison.
 pub type Metric = fn(&NiagaraResult) -> f64;
 
 /// The figures that every comparison reports.
@@ -64,7 +64,7 @@ pub const METRICS: [(&str, Metric); 21] = [
     ("of contention: switches, faults and interrupts %", |m| 100.0 * m.contention_at.system),
 ];
 
-/// Mean, least and most over seeds of every metric at every size.
+/// Mean, minimum and maximum over seeds of every metric at every size.
 pub fn points(name: &str, cells: &[Cell], sizes: &[u64]) -> Vec<DataPoint> {
     let mut points = Vec::new();
     for (metric, of) in METRICS {
@@ -77,10 +77,11 @@ pub fn points(name: &str, cells: &[Cell], sizes: &[u64]) -> Vec<DataPoint> {
     points
 }
 
-/// Bytes a cycle of memory: a quarter of the chip's peak, half of that, and what STREAM gets of it (the machine's file).
+/// Memory bandwidths in bytes per cycle: a quarter of the chip's peak, half of that, and the bandwidth that STREAM
+/// reaches (from the machine's file).
 pub const BANDWIDTHS: [f64; 3] = [6.4, 3.2, 1.3];
 
-/// One policy at 192 KB over the bandwidth of memory, which the papers limit and do not state: points and a figure.
+/// One policy at 192 KB for several memory bandwidths (the papers limit it but do not state it): points and a figure.
 ///
 /// # Errors
 /// As [`measure`].
@@ -126,14 +127,14 @@ pub fn over_bandwidth(
     Ok((points, ResultFigure::chart(figure, &chart)))
 }
 
-/// One value per seed: the worst over the sizes.
+/// One value per seed: the worst over all sizes.
 pub fn worst_per_seed(cells: &[Cell], of: Metric, worse: fn(f64, f64) -> f64) -> Vec<(u64, f64)> {
     let mut seeds: Vec<u64> = cells.iter().map(|cell| cell.seed).collect();
     seeds.sort_unstable();
     seeds.dedup();
     let value = |seed: u64| {
         let values: Vec<f64> = cells.iter().filter(|cell| cell.seed == seed).map(|cell| of(&cell.measured)).collect();
-        // What was not measured at one size is not measured at the worst.
+        // If a value is missing at one size, there is no worst value.
         let whole = values.iter().all(|value| value.is_finite());
         values.into_iter().reduce(worse).filter(|_| whole).unwrap_or(f64::NAN)
     };
@@ -167,7 +168,7 @@ pub fn shortfall(at: impl Iterator<Item = (u64, f64)>, met: impl Fn(f64) -> bool
     if short.is_empty() { "Every size meets it.".to_string() } else { format!("Short at {}.", short.join(", ")) }
 }
 
-/// Over seeds, by size.
+/// Means over seeds, by size.
 pub fn means(cells: &[Cell], sizes: &[u64], of: Metric) -> Vec<(u64, f64)> {
     let at = |size: u64| {
         let values: Vec<f64> = cells.iter().filter(|cell| cell.l2_kb == size).map(|cell| of(&cell.measured)).collect();

@@ -1,4 +1,4 @@
-//! Groups of threads brought together on the machine, and what they did: the truth that estimates are held against.
+//! Groups of threads that run together on the machine, and their measured rates: the truth for estimates.
 
 use std::collections::BTreeMap;
 
@@ -12,21 +12,21 @@ use super::{CONTEXTS, l2};
 use crate::ReproError;
 use crate::setup::{Workload, failed, run_under};
 
-/// The probe that brings the groups together.
+/// The probe that co-schedules the groups.
 pub const GROUPS: ProbeId = ProbeId(1_000);
 
 /// A request for measurements; times are nominal.
 #[derive(Clone, Copy, Debug)]
 pub struct GroupRequest {
-    /// CASC's rows first, nine threads at a time, so long each.
+    /// Length of CASC's rows, which come first with nine threads each; `None` = no rows.
     pub rows_ns: Option<u64>,
-    /// Reuse times first, of so many locations of each thread.
+    /// Number of watched locations of each thread for reuse times, which come first; `None` = none.
     pub locations: Option<u32>,
     pub groups: u64,
     pub group_ns: u64,
 }
 
-/// First what is known of single threads, then random groups of eight; until the last group is done.
+/// Measures single threads first and then random groups of eight, until the last group has been measured.
 ///
 /// # Errors
 /// As [`Workload::managed`].
@@ -53,7 +53,7 @@ struct GroupProbePolicy {
     cache: cachemate_core::CacheId,
     seed: u64,
     first: Vec<ProbeRequest>,
-    /// The first probes that are not answered yet.
+    /// The first probes that have no result yet.
     open: Vec<ProbeId>,
     then: Option<ProbeRequest>,
 }
@@ -111,12 +111,12 @@ impl GroupProbePolicy {
     }
 }
 
-/// Misses and references.
+/// Sums of misses and references.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MissSums {
     pub misses: f64,
     pub references: f64,
-    /// Misses of the L1 instruction cache, which are references too.
+    /// Misses of the L1 instruction cache, which are also references.
     pub code: f64,
     pub ns: f64,
 }
@@ -134,7 +134,7 @@ impl MissSums {
     }
 }
 
-/// Intervals of the groups, or of the rows before them, cold starts dropped.
+/// Intervals of the groups, or of the rows before them, without cold starts.
 fn intervals(records: &[WindowRecord], groups: bool) -> impl Iterator<Item = &RowInterval> {
     let answers = records.iter().flat_map(|record| &record.observation.probe_results);
     let rows =

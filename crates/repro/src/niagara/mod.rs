@@ -1,11 +1,11 @@
-//! The machine and workload of both papers on multithreaded chip multiprocessors (BS, CASC), and who runs on it.
+//! The machine and workload of both papers on multithreaded chip multiprocessors (BS, CASC), and its policies.
 //!
-//! Two cores of four contexts over one L2 of 48 to 768 KB, 18 threads: six copies each of twolf, art and BerkeleyDB,
-//! every copy with an input of its own (CASC 5). Everything here was chosen before any policy was run: the machine from
-//! published data (its file says which), the programs from the table of programs, and times at one scale. The default
-//! scheduler is the fair one. Solaris's time sharing stands beside it at a scale of its own. With quanta of 200 ms for
-//! programs that never sleep, a round of 18 threads takes nearly half a second. The lift that keeps the bottom from
-//! starving comes once a second; at the common scale neither would fit into a run.
+//! Two cores with four contexts each share an L2 of 48 to 768 KB. There are 18 threads: six copies each of twolf, art
+//! and BerkeleyDB, every copy with its own input (CASC 5). Everything here was chosen before any policy was run: the
+//! machine from published data (its file names the sources), the programs from the table of programs, and all times at
+//! one scale. The default scheduler is the fair one. Solaris's time sharing is compared at a scale of its own. With
+//! quanta of 200 ms for programs that never sleep, a round of 18 threads takes nearly half a second, and the priority
+//! lift that prevents starvation comes once a second; at the common scale neither would fit into a run.
 
 pub mod cells;
 pub mod groups;
@@ -34,19 +34,19 @@ use crate::{ExperimentContext, ReproError, mean};
 
 /// The papers' L2 sizes.
 pub const SIZES_KB: [u64; 5] = [48, 96, 192, 384, 768];
-/// Slices, windows and measurements are so much shorter than published.
+/// Factor by which slices, windows and measurements are shorter than published.
 pub const SCALE: u64 = 5;
-/// The same where Solaris' time sharing decides.
+/// The same factor under Solaris's time sharing.
 pub const SOLARIS_SCALE: u64 = 50;
-/// Nominal: the papers' clock tick, and the default scheduler's slice of this machine.
+/// Nominal window: the papers' clock tick, and the default scheduler's slice on this machine.
 const WINDOW_NS: u64 = 10_000_000;
 const GREEDY: &str = "art";
 pub const KERNELS: [&str; 3] = ["twolf", "art", "berkeleydb"];
 pub const COPIES: u64 = 6;
 pub const CONTEXTS: usize = 8;
 
-/// Programs are up to this far in their run when it begins: more than art's longest period, a window's relaxation and
-/// scans, so that six copies are in all its phases. Started together, all copies would scan while rates are measured
+/// Maximum progress of a program when a run begins. It exceeds art's longest period, a window's relaxation and scans,
+/// so that six copies are in all its phases. If all copies started together, they would scan while rates are measured
 /// and relax afterwards.
 const UNDER_WAY_INSTR_AT_MOST: u64 = 8_000_000;
 
@@ -55,7 +55,7 @@ fn under_way(job: WorkloadJob) -> WorkloadJob {
     WorkloadJob { under_way_instructions, ..job }
 }
 
-/// CASC's 18 threads, in the order in which copies were started: one of each program after the other.
+/// CASC's 18 threads, in the order in which copies were started: one of each program after another.
 pub fn jobs(seed: u64) -> Vec<WorkloadJob> {
     let of = KERNELS.map(|kernel| {
         WorkloadJob::copies(kernel, COPIES, seed).into_iter().map(under_way).collect::<Vec<WorkloadJob>>()
@@ -63,13 +63,13 @@ pub fn jobs(seed: u64) -> Vec<WorkloadJob> {
     (0..COPIES as usize).flat_map(|copy| of.iter().map(move |jobs| jobs[copy].clone())).collect()
 }
 
-/// Every SPEC CPU2000 program of the table, once: balance sets name their workload no closer than that.
+/// Every SPEC CPU2000 program of the table, once; the balance-sets paper does not specify its workload further.
 pub const SPEC_2000: [&str; 19] = [
     "ammp", "applu", "apsi", "art", "bzip2", "crafty", "equake", "gap", "gcc", "gzip", "mcf", "mesa", "mgrid",
     "parser", "perl", "swim", "twolf", "vortex", "vpr",
 ];
 
-/// Which threads.
+/// The set of threads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ThreadMix {
     Casc,
@@ -114,20 +114,21 @@ impl NiagaraSetting {
         }
     }
 
-    /// The paper's baseline. A round of 18 threads with quanta of 200 ms and the lift once a second would not fit into
-    /// a run at the scale of the others; what a time slice does to the caches is over long before either ends.
+    /// Selects the paper's baseline. A round of 18 threads with quanta of 200 ms and the lift once a second would not
+    /// fit into a run at the scale of the others; the effect of a time slice on the caches is over long before either
+    /// ends.
     pub fn under_solaris(self) -> Self {
         NiagaraSetting { scheduler: SchedulerKind::Solaris, scale: SOLARIS_SCALE, ..self }
     }
 
     /// # Errors
-    /// No such machine.
+    /// An unknown machine.
     pub fn workload(&self, jobs: Vec<WorkloadJob>) -> Result<Workload, ReproError> {
         let (warm_up, measured) = match (self.quick, self.mix) {
             (true, _) if self.sample => (8_000_000, 8_000_000),
             (true, _) => (36_000_000, 36_000_000),
             (false, ThreadMix::Casc) => (60_000_000, 72_000_000),
-            // Every qualifying group has its turn: 76 of them, 10 ms each, are 151 M cycles at this scale.
+            // Every qualifying group gets a turn: 76 turns of 10 ms each are 151 M cycles at this scale.
             (false, ThreadMix::Spec2000) => (60_000_000, 160_000_000),
         };
         let mut workload = Workload::on("niagara-2core", jobs, self.seed)?.lasting(warm_up, measured);
@@ -144,25 +145,25 @@ impl NiagaraSetting {
     }
 }
 
-/// Rows are doubled once at most, so that everything is known when the warm-up ends.
+/// Maximum length of a row. Rows are doubled at most once, so that all rates are known when the warm-up ends.
 pub const LONGEST_ROW_NS: u64 = 5_000_000;
 
-/// The thesis's detector for ten times its threshold: these programs miss ten times as often as those it was made for.
+/// The thesis's detector with ten times its threshold, because these programs miss ten times as often as the thesis's.
 const PHASES: PhaseParameters = PhaseParameters { history: 3, threshold: 30.0, edge_share: 0.5 };
 const PHASE_INTERVAL_INSTR: f64 = 200_000.0;
 
 /// The policy that decides.
 #[derive(Clone, PartialEq, Debug)]
 pub enum NiagaraPolicy {
-    /// The machine's time sharing alone.
+    /// Only the machine's time sharing.
     Default,
-    /// One thread of the greedy program at a time, the rest fair: what is to be had without measuring anything.
+    /// One thread of the greedy program at a time, the rest fair: the gain that is possible without measurements.
     OneGreedy,
     Casc {
         parameters: String,
-        /// PCMRs from members' own counts, or by the linear solve.
+        /// Whether PCMRs come from members' own counts instead of the linear solver.
         own_counts: bool,
-        /// Threads are measured again when their miss rate says that their phase has changed.
+        /// Whether threads are measured again when their miss rate indicates a change of phase.
         phases: bool,
     },
     BalanceSet(String),
@@ -226,7 +227,7 @@ impl NiagaraPolicy {
     }
 }
 
-/// The mix under one policy.
+/// Runs the mix under one policy.
 ///
 /// # Errors
 /// As [`Workload::managed`].
@@ -234,14 +235,14 @@ pub fn run(setting: &NiagaraSetting, who: &NiagaraPolicy) -> Result<RunResults, 
     run_jobs(setting, who, &setting.mix.jobs(setting.seed))
 }
 
-/// Other jobs.
+/// Runs other jobs under one policy.
 ///
 /// # Errors
 /// As [`run`].
 pub fn run_jobs(setting: &NiagaraSetting, who: &NiagaraPolicy, jobs: &[WorkloadJob]) -> Result<RunResults, ReproError> {
     let mut workload = setting.workload(jobs.to_vec())?;
     if jobs.len() == 1 {
-        // One thread alone: whole periods of art are affordable.
+        // A single thread is fast enough to simulate whole periods of art.
         workload = workload.lasting(4_000_000, 40_000_000);
     }
     if *who == NiagaraPolicy::Default {
@@ -253,8 +254,8 @@ pub fn run_jobs(setting: &NiagaraSetting, who: &NiagaraPolicy, jobs: &[WorkloadJ
     store::remember(name, || Ok(workload.managed(who.pipeline(&workload, setting.l2_kb)?)?.results))
 }
 
-/// Instructions per cycle of each thread alone on the machine: of one copy of each program, since copies differ in
-/// input only.
+/// Instructions per cycle of each thread alone on the machine, from one copy of each program, because copies differ
+/// only in input.
 ///
 /// # Errors
 /// As [`run`].
@@ -274,20 +275,20 @@ pub fn solo_speeds(setting: &NiagaraSetting) -> Result<Vec<f64>, ReproError> {
     Ok(jobs.iter().map(|job| of_kernel[job.kernel.as_str()]).collect())
 }
 
-/// One policy against the default scheduler.
+/// One policy compared with the default scheduler.
 #[derive(Serialize, Deserialize)]
 pub struct NiagaraResult {
     pub gain: Comparison,
     pub scores: SpeedupScores,
     pub default_scores: SpeedupScores,
-    /// L2 misses over references, against the default's, minus one.
+    /// L2 misses per reference relative to the default's, minus one.
     pub misses_change: f64,
     pub miss_ratio: f64,
     pub default_miss_ratio: f64,
-    /// Standard deviation of run times over their mean.
+    /// Standard deviation of run times divided by their mean.
     pub variation: f64,
     pub default_variation: f64,
-    /// The smallest share of CPU time over the mean share.
+    /// The smallest share of CPU time divided by the mean share.
     pub least_share: f64,
     pub default_least_share: f64,
     pub busy_share: f64,
@@ -295,7 +296,7 @@ pub struct NiagaraResult {
     pub never_ran: Vec<String>,
     /// Share of all run time that the copies of art get.
     pub art_share: f64,
-    /// Where the contention in `gain` lies; NaN where that is.
+    /// Breakdown of the contention in `gain`; NaN if that is NaN.
     pub contention_at: ContentionBreakdown,
 }
 
@@ -305,7 +306,7 @@ pub fn measure(setting: &NiagaraSetting, who: &NiagaraPolicy) -> Result<NiagaraR
     measure_against(setting, who, setting)
 }
 
-/// The same against the default scheduler of another setting.
+/// Like [`measure`], against the default scheduler of another setting.
 ///
 /// # Errors
 /// As [`measure`].
@@ -322,7 +323,7 @@ pub fn measure_against(
     let mut never_ran: Vec<String> = idle.map(|task| task.name.clone()).collect();
     never_ran.sort();
     never_ran.dedup();
-    // Of a thread that never ran there is no speed: nothing is said of the mix then, rather than something wrong.
+    // A thread that never ran has no speed, so the mix is reported as not measured.
     let not_measured = f64::NAN;
     let no_gain = Comparison {
         throughput_gain: new.instructions_per_cycle() / old.instructions_per_cycle() - 1.0,
@@ -362,7 +363,7 @@ pub fn measure_against(
     })
 }
 
-/// The gain over the default of a schedule of CASC's threads that never ran the greedy program.
+/// The gain over the default of a schedule of CASC's threads that never runs the greedy program.
 ///
 /// # Errors
 /// As [`run`].
@@ -378,7 +379,7 @@ pub fn ratio(results: &RunResults) -> Option<f64> {
     results.level(CacheLevel::L2)?.miss_ratio()
 }
 
-/// Gangs with one copy of art each, turns as even as that allows.
+/// A policy whose gangs have one copy of art each, with turns as even as that allows.
 struct OneArtPerGang {
     gangs: Vec<Gang>,
 }

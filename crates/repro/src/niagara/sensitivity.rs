@@ -4,10 +4,10 @@ use super::cells::METRICS;
 use super::{NiagaraPolicy, NiagaraSetting, SCALE, SOLARIS_SCALE, ThreadMix, measure, measure_against, without_greedy};
 use crate::{DataPoint, ExperimentContext, ReproError, mean};
 
-/// The size at which all of this is looked at.
+/// The L2 size at which sensitivity is tested.
 pub const SIZE_KB: u64 = 192;
 
-/// At each size the throughput gain of a schedule that never runs the greedy program, and the same as text.
+/// At each size, the throughput gain of a schedule that never runs the greedy program, also as text.
 ///
 /// # Errors
 /// As [`without_greedy`].
@@ -30,7 +30,7 @@ pub fn bound(context: &ExperimentContext<'_>, sizes: &[u64]) -> Result<(Vec<Data
     Ok((sizes.iter().map(point).collect(), words))
 }
 
-/// One variation of the comparison: its name, who decides where, and against whose default.
+/// One variation of the comparison: its name, the policy and setting, and the setting of the default.
 struct Variation {
     name: String,
     who: NiagaraPolicy,
@@ -38,8 +38,8 @@ struct Variation {
     against: NiagaraSetting,
 }
 
-/// Every figure of the comparison under variations, at one size: `who` at another time scale, against Solaris' time
-/// sharing; and any more that are named.
+/// Every figure of the comparison under variations, at one size: `who` at another time scale and against Solaris's time
+/// sharing, and any further ones that are named.
 ///
 /// # Errors
 /// As [`measure`].

@@ -1,26 +1,26 @@
-//! Which resource a change of contention lies at.
+//! Attribution of a change of contention to resources.
 //!
-//! A context of an in-order core either issues an instruction or waits, and every cycle of waiting is booked under its cause.
-//! A thread's speed is one over its cycles per instruction. Its gain or loss at its new share of time is therefore the change
-//! in waiting per instruction, cause by cause and without a rest.
+//! A context of an in-order core either issues an instruction or waits, and every cycle of waiting is booked under its
+//! cause. A thread's speed is the inverse of its cycles per instruction. Its gain or loss at its new share of time is
+//! therefore the change in waiting cycles per instruction, cause by cause and without a remainder.
 
 use cachemate_sim::results::{RunResults, TaskResults};
 use serde::{Deserialize, Serialize};
 
-/// Parts of [`crate::setup::Comparison::contention_gain`]; together they are all of it.
+/// Parts of [`crate::setup::Comparison::contention_gain`], which add up to it.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct ContentionBreakdown {
-    /// The core's one issue slot, taken by the other contexts.
+    /// Contention for the core's single issue slot.
     pub issue: f64,
-    /// Latency of caches and memory: other misses.
+    /// Latency of caches and memory, because of a different number of misses.
     pub misses: f64,
-    /// Queues for the L2 and memory.
+    /// Queues at the L2 and memory.
     pub queues: f64,
     /// The operating system's switches, faults and interrupts.
     pub system: f64,
 }
 
-/// `None` where a thread never ran in the old run; in the new one it adds nothing then.
+/// The breakdown; `None` if a thread never ran in the old run. One that never ran in the new run adds nothing.
 pub fn contention_at(new: &RunResults, old: &RunResults) -> Option<ContentionBreakdown> {
     let (mut parts, mut at_old_speeds) = ([0.0; 4], 0.0);
     for (now, before) in new.tasks.iter().zip(&old.tasks) {
@@ -28,7 +28,7 @@ pub fn contention_at(new: &RunResults, old: &RunResults) -> Option<ContentionBre
         let Some((speed, waits)) = per_instruction(now) else { continue };
         at_old_speeds += now.run_time_share * was_speed;
         for ((part, wait), was) in parts.iter_mut().zip(waits).zip(waited) {
-            // 1/a - 1/b = (b - a) / ab, of cycles an instruction.
+            // 1/a - 1/b = (b - a) / ab, in cycles per instruction.
             *part += now.run_time_share * speed * was_speed * (was - wait);
         }
     }
@@ -36,7 +36,7 @@ pub fn contention_at(new: &RunResults, old: &RunResults) -> Option<ContentionBre
     Some(ContentionBreakdown { issue, misses, queues, system })
 }
 
-/// Instructions per cycle on a context, and cycles per instruction that others cause, in the order of
+/// Instructions per cycle on a context, and cycles per instruction caused by others, in the order of
 /// [`ContentionBreakdown`].
 fn per_instruction(task: &TaskResults) -> Option<(f64, [f64; 4])> {
     let cycles = task.on_cpu_cycles.iter().map(|(_, cycles)| cycles).sum::<u64>() as f64;
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
     use crate::setup::{Comparison, Workload, WorkloadJob};
 
-    /// Do the parts add up to the contention that the comparison finds, where six threads share the contexts of one core?
+    /// Do the parts add up to the contention of the comparison if six threads share the contexts of one core?
     #[test]
     fn the_parts_are_the_whole() {
         let run = |seed: u64, kernels: [&str; 6]| {
@@ -70,7 +70,8 @@ mod tests {
         let sum = at.issue + at.misses + at.queues + at.system;
         assert!((sum - whole).abs() < 0.002, "{at:?} {whole}");
         assert_eq!(contention_at(&old, &old), Some(ContentionBreakdown::default()));
-        // Who never ran in the new run takes no part; who never ran in the old one leaves nothing to compare with.
+        // A thread that never ran in the new run does not count; one that never ran in the old run makes the comparison
+        // impossible.
         let mut starved = old.clone();
         (starved.tasks[5].instructions, starved.tasks[5].run_time_share) = (0, 0.0);
         assert_eq!(contention_at(&starved, &old), Some(ContentionBreakdown::default()));

@@ -1,8 +1,8 @@
-//! RM-1: curves from short logs against curves from running the program at every size.
+//! RM-1: curves from short logs compared with curves from running the program at every size.
 //!
-//! The real curve and the log are of the same stretch of the program, as the thesis's are of the same place in its run
-//! (5.6.1); the stretch is as long as the log takes, so that the distance is the method's own error and not the
-//! program's next phase. The program holds 8 of 16 colors while it is logged.
+//! The real curve and the log cover the same stretch of the program, as the thesis's cover the same position in its run
+//! (5.6.1). The stretch is as long as the log takes, so that the distance is the method's own error and not the
+//! program's next phase. The program has 8 of 16 colors while it is logged.
 
 use std::collections::BTreeMap;
 
@@ -18,15 +18,15 @@ use crate::setup::{Workload, WorkloadJob};
 use crate::split_runs::{self, Name};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
-/// The log's length at most (thesis Table 5.4).
+/// Maximum length of the log (thesis Table 5.4).
 pub const LOG_ENTRIES: f64 = 163_840.0;
 /// Colors while the log is taken, as in the thesis.
 pub const LOGGED_AT: u32 = 8;
-/// The short log, to see how few entries do.
+/// Length of the short log as a fraction, to test how few entries suffice.
 const SHORT: f64 = 0.25;
 const WINDOW_CYCLES: u64 = 100_000;
 
-/// How long everything runs, in instructions of the program.
+/// Lengths of all runs, in instructions of the program.
 #[derive(Clone, Copy, Debug)]
 pub struct LogLengths {
     pub warm_up: f64,
@@ -44,7 +44,7 @@ pub struct CurveStudy {
     pub short: TraceCapture,
 }
 
-/// The programs: all with one thread.
+/// The programs, which are all single-threaded.
 pub fn programs(quick: bool) -> Vec<&'static str> {
     let few = ["twolf", "libquantum", "omnetpp", "art"];
     let single = kernels::programs().filter(|program| program.threads == (1, 1)).map(|program| program.name);
@@ -55,7 +55,7 @@ pub fn traced_cache() -> TracedCache {
     TracedCache { level: CacheLevel::L2, size_bytes: size_bytes(COLORS), colors: COLORS, ways: 10, points: COLORS }
 }
 
-/// Size of the L2 that so many colors leave.
+/// Size of the L2 with this many colors.
 pub fn size_bytes(colors: u32) -> u64 {
     1_966_080 * u64::from(colors) / u64::from(COLORS)
 }
@@ -66,14 +66,14 @@ pub fn workload(program: &str, seed: u64) -> Result<Workload, ReproError> {
     Ok(workload)
 }
 
-/// Logs so many entries after the warm-up.
+/// Logs this many entries after the warm-up.
 pub fn log_of(workload: &Workload, warm_up: f64, entries: u32) -> Result<TraceCapture, ReproError> {
     let mut program = SoloMachine::start(workload, LOGGED_AT, WINDOW_CYCLES)?;
     program.run_to(warm_up)?;
     program.trace(entries)
 }
 
-/// Logs so many instructions of the program, or `LOG_ENTRIES`: a first short log says how many entries that takes.
+/// Logs this many instructions of the program, or `LOG_ENTRIES`: a first short log determines the number of entries.
 pub fn log(workload: &Workload, lengths: LogLengths, share: f64) -> Result<TraceCapture, ReproError> {
     let mut program = SoloMachine::start(workload, LOGGED_AT, WINDOW_CYCLES)?;
     program.run_to(lengths.warm_up)?;
@@ -95,7 +95,7 @@ pub fn real_curve(workload: &Workload, from: f64, to: f64, colors: &[u32]) -> Re
     MissRateCurve::new(points).map_err(crate::setup::failed("real curve"))
 }
 
-/// The curve that a profiler makes of a log, at all colors.
+/// The curve that a profiler computes from a log, for all numbers of colors.
 pub fn profiled(as_in_the_thesis: bool, traced: &TraceCapture) -> Option<MissRateCurve> {
     let mut profiler =
         OfflineProfiler::new(&[ProfilerConfig::MissTrace { cache: traced_cache(), follows_thesis: as_in_the_thesis }]);
@@ -110,7 +110,7 @@ fn study(program: &'static str, seed: u64, lengths: LogLengths, colors: &[u32]) 
     Ok(CurveStudy { program: Name(program), seed, real, traced, short })
 }
 
-/// The forms compared, each as a profiler of its own over the same kind of evidence.
+/// The compared forms, each a separate profiler over the same kind of evidence.
 const FORMS: [&str; 3] = ["survival", "survival, a quarter of the log", "thesis"];
 
 impl CurveStudy {
@@ -205,7 +205,7 @@ fn note(studies: &[CurveStudy], lengths: LogLengths) -> String {
     )
 }
 
-/// One figure a program, as in the thesis's Fig. 5.8.
+/// One figure per program, as in the thesis's Figure 5.8.
 fn figures(studies: &[CurveStudy], seed: u64) -> Vec<ResultFigure> {
     studies.iter().filter(|study| study.seed == seed).map(figure).collect()
 }

@@ -1,4 +1,4 @@
-//! A program whose phases are known: it is one program of the table for so many instructions, then another.
+//! A program with known phases: it alternates between two programs of the table after a fixed number of instructions.
 
 use std::collections::VecDeque;
 
@@ -14,10 +14,10 @@ pub(super) const SCALE: f64 = 4_000.0;
 pub(super) const INTERVAL_INSTRUCTIONS: f64 = 1e9 / SCALE;
 pub(super) const INTERVALS_A_PHASE: usize = 8;
 
-/// Each program's addresses begin here, times its number: far beyond any of them.
+/// Distance between the address ranges of the programs, far larger than any of them.
 const APART: u64 = 1 << 46;
 
-/// Takes turns between single-threaded programs, each going on where it was.
+/// Alternates between single-threaded programs, each of which continues where it stopped.
 struct Alternating {
     programs: Vec<(Box<dyn AccessSource>, VecDeque<Access>)>,
     phase_instructions: u64,
@@ -60,7 +60,7 @@ fn moved(access: Access, offset: u64) -> Access {
 /// One process whose phases are the two programs in turn.
 ///
 /// # Errors
-/// No such program.
+/// An unknown program.
 pub fn alternating(names: [&'static str; 2], seed: u64, phase_instructions: u64) -> Result<SimProgram, ReproError> {
     for name in names {
         kernels::program(name, seed, &kernels::Options::default()).map_err(failed(name))?;
@@ -79,7 +79,7 @@ pub fn alternating(names: [&'static str; 2], seed: u64, phase_instructions: u64)
 mod tests {
     use super::*;
 
-    /// Do the phases last as long as requested, each program at its own addresses?
+    /// Do the phases last as long as requested, with each program at its own addresses?
     #[test]
     fn phases_last_as_long_as_told() {
         let mut program = alternating(["mcf", "gzip"], 1, 50_000).unwrap();

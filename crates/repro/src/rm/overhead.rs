@@ -1,7 +1,7 @@
-//! RM-5: what measuring a curve in every phase costs, and what logs short enough for short phases are worth.
+//! RM-5: the cost of measuring a curve in every phase, and the accuracy of logs that are short enough for short phases.
 //!
-//! A log is as long as the thesis's, or as long as 2 % of the phase it is for allow: the cost then is bounded, and the
-//! question is what the shorter logs' curves are worth.
+//! A log is as long as the thesis's, or shorter if it would exceed 2 % of its phase. The cost is then bounded, so the
+//! experiment tests the accuracy of curves from the shorter logs.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,7 +10,7 @@ use super::solo::COLORS;
 use crate::split_runs::Name;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
 
-/// Average phase lengths that the thesis measured (Table 5.5 d), 10^9 cycles, of the programs that are in our table.
+/// Average phase lengths that the thesis measured (Table 5.5 d), in 10^9 cycles, of the programs in our table.
 const PHASES: [(&str, f64); 19] = [
     ("ammp", 65.0),
     ("applu", 483.0),
@@ -32,9 +32,10 @@ const PHASES: [(&str, f64); 19] = [
     ("libquantum", 1753.0),
     ("omnetpp", 1704.0),
 ];
-/// Share of a phase that tracing and computing may take.
+/// Maximum share of a phase for tracing and computing.
 const SHARE_AT_MOST: f64 = 0.02;
-/// Computing a curve on one core at the machine's 1.5 GHz, an entry: bench group `curve` promises 5 ms a full log.
+/// Cycles per entry to compute a curve on one core at the machine's 1.5 GHz: bench group `curve` promises 5 ms for a
+/// full log.
 const COMPUTING_CYCLES_PER_ENTRY: f64 = 5e-3 * 1.5e9 / LOG_ENTRIES;
 
 /// One program.
@@ -42,7 +43,7 @@ const COMPUTING_CYCLES_PER_ENTRY: f64 = 5e-3 * 1.5e9 / LOG_ENTRIES;
 struct Cost {
     program: Name,
     phase_cycles: f64,
-    /// Tracing, as measured, and computing.
+    /// Measured cycles for tracing, plus those for computing.
     cycles_per_entry: f64,
 }
 
@@ -50,7 +51,7 @@ impl Cost {
     fn share(&self, entries: f64) -> f64 {
         100.0 * entries * self.cycles_per_entry / self.phase_cycles
     }
-    /// Entries that are worth their time.
+    /// Number of entries that fit into the maximum share.
     fn entries(&self) -> f64 {
         LOG_ENTRIES.min((SHARE_AT_MOST * self.phase_cycles / self.cycles_per_entry).floor())
     }
@@ -67,7 +68,7 @@ fn cost(program: &'static str, giga_cycles: f64, seed: u64) -> Result<Cost, Repr
     Ok(Cost { program: Name(program), phase_cycles: giga_cycles * 1e9, cycles_per_entry })
 }
 
-/// Distance of the curve from a cut log to the real one, over what is allowed it (2, or 5 % of its top).
+/// Distance of the curve from a cut log to the real one, relative to its allowance (2, or 5 % of its maximum).
 fn distance_of_cut(cost: &Cost, seed: u64, warm_up: f64, colors: &[u32]) -> Result<[f64; 2], ReproError> {
     let workload = workload(cost.program.0, seed)?;
     let traced = log_of(&workload, warm_up, cost.entries() as u32)?;

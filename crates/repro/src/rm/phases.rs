@@ -1,9 +1,9 @@
-//! RM-5: phase boundaries found at every size, and what it costs to measure each phase.
+//! RM-5: phase boundaries detected at every size, and the cost of measuring each phase.
 //!
-//! The thesis has no ground truth (it compares what is found at one size with what is found at another); here the
+//! The thesis has no ground truth (it compares the boundaries found at one size with those found at another); here the
 //! program changes its phase at chosen positions. A boundary counts as found if a detector reports it within one
-//! interval of it. The miss rate has to see it only where the phases differ by more than the detector's threshold at
-//! that size; the first-level signal, which no allocation changes, has to see all.
+//! interval. The miss rate has to reveal a boundary only if the phases differ by more than the detector's threshold at
+//! that size; the first-level signal, which no allocation changes, has to reveal all.
 
 use cachemate_core::PhaseParameters;
 use cachemate_locality::phases::{PhaseDetector, PhaseEvent};
@@ -17,7 +17,7 @@ use crate::setup::{Workload, failed};
 use crate::split_runs::Name;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
-/// Pairs of phases: streams, chases, sets that fit at some sizes and not at others.
+/// Pairs of phases: streams, chases, and working sets that fit at some sizes only.
 const PAIRS: [[&str; 2]; 6] =
     [["mcf", "gzip"], ["twolf", "milc"], ["omnetpp", "crafty"], ["vpr", "swim"], ["soplex", "bzip2"], ["gap", "art"]];
 const WINDOW_CYCLES: u64 = 50_000;
@@ -51,7 +51,7 @@ fn by_interval(timeline: &MissTimeline, intervals: usize) -> (Vec<f64>, Vec<[f64
     (misses.collect(), first_level.collect())
 }
 
-/// Intervals in which a change was reported.
+/// Intervals in which the detector reported a change.
 fn told<S: AsRef<[f64]>>(signals: &[S]) -> Vec<usize> {
     let mut detector = PhaseDetector::new(PhaseParameters::default());
     let changed = |(at, signal): (usize, &S)| match detector.push(signal.as_ref()) {
@@ -66,13 +66,13 @@ impl PhaseRun {
         (INTERVALS_A_PHASE..self.misses.len()).step_by(INTERVALS_A_PHASE)
     }
 
-    /// By how much the phases on both sides of a boundary differ at this size, once settled.
+    /// Difference at this size between the settled phases on both sides of a boundary.
     fn differ_by(&self, boundary: usize) -> f64 {
         let settled = |start: usize| mean(&self.misses[start + INTERVALS_A_PHASE / 2..start + INTERVALS_A_PHASE]);
         (settled(boundary) - settled(boundary - INTERVALS_A_PHASE)).abs()
     }
 
-    /// Boundaries found, and boundaries there were to find.
+    /// Number of boundaries found, and number of boundaries that had to be found.
     fn found(&self, told: &[usize], to_find: impl Fn(usize) -> bool) -> (usize, usize) {
         let wanted: Vec<usize> = self.boundaries().filter(|&boundary| to_find(boundary)).collect();
         let near = |boundary: &&usize| told.iter().any(|&at| at.abs_diff(**boundary) <= 1);
@@ -88,7 +88,7 @@ impl PhaseRun {
         self.found(&told(&self.first_level), |_| true)
     }
 
-    /// Told, but more than one interval from any boundary; per boundary.
+    /// Changes reported more than one interval from any boundary, per boundary.
     fn false_alarms(&self, told: &[usize]) -> f64 {
         let near = |at: &&usize| self.boundaries().all(|boundary| at.abs_diff(boundary) > 1);
         told.iter().filter(near).count() as f64 / self.boundaries().count() as f64

@@ -1,7 +1,7 @@
-//! RM-5: does a change of phase make the policy measure anew, in a run that it manages?
+//! RM-5: does a change of phase make the policy measure again, in a run that it manages?
 //!
-//! A program whose phases are known shares the cache with another one, under the sizing policy with the phase detector
-//! before it. Counted are the boundaries after which a new trace was asked for in time, and traces without a boundary.
+//! A program with known phases shares the cache with another one, under the sizing policy behind the phase detector.
+//! The experiment counts the boundaries after which a new trace was requested in time, and traces without a boundary.
 
 use cachemate_core::{CacheLevel, CounterEvent, ProbeKind, TaskId, WindowRecord};
 use cachemate_core::{PhaseParameters, ProfilerConfig};
@@ -13,17 +13,17 @@ use crate::cp::{RunScale, job, on_chip, sizing};
 use crate::setup::{built, failed, run_under};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget, mean};
 
-/// The program that changes, and the one beside it.
+/// The program that changes, and its co-runner.
 const RUNS: [([&str; 2], &str); 3] =
     [(["twolf", "milc"], "gzip"), (["mcf", "gzip"], "twolf"), (["gap", "art"], "vortex")];
-/// Intervals after a boundary in which it counts as noticed.
+/// Intervals after a boundary in which a new trace counts as its detection.
 const IN_TIME: f64 = 2.0;
-/// As many as the L2 has lines, about.
+/// Entries of a trace: about the number of lines of the L2.
 const ENTRIES: u64 = 16_000;
-/// Well below an interval: windows are not split.
+/// Cycles between decisions: well below an interval, because windows are not split.
 const DECISION_CYCLES: u64 = 50_000;
 
-/// One managed run: boundaries noticed and all, traces too many a boundary, and changes of the shares.
+/// One managed run: detected and all boundaries, superfluous traces per boundary, and changes of the shares.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 struct BoundaryCounts {
     noticed: usize,
@@ -32,7 +32,7 @@ struct BoundaryCounts {
     resized: usize,
 }
 
-/// Where in the first program, in its instructions, each trace of it was asked for.
+/// The first program's instruction counts at which its traces were requested.
 fn traces_asked(records: &[WindowRecord]) -> Vec<f64> {
     let (mut instructions, mut last, mut asked) = (0.0, None, Vec::new());
     for record in records {
@@ -52,10 +52,10 @@ fn traces_asked(records: &[WindowRecord]) -> Vec<f64> {
 fn noticed(asked: &[f64], resized: usize, phases: usize) -> BoundaryCounts {
     let phase = INTERVAL_INSTRUCTIONS * INTERVALS_A_PHASE as f64;
     let after = |at: f64, boundary: usize| (at - boundary as f64 * phase) / INTERVAL_INSTRUCTIONS;
-    // An interval that began before the boundary ends after it; one before is as near.
+    // An interval that began before the boundary may end after it, so one interval before counts too.
     let near = |at: f64, boundary: usize| (-1.0..=IN_TIME).contains(&after(at, boundary));
     let detected = (1..phases).filter(|&boundary| asked.iter().any(|&at| near(at, boundary))).count();
-    // The first trace is no notice.
+    // The first trace is no detection.
     let lonely = asked.iter().skip(1).filter(|&&at| !(1..phases).any(|boundary| near(at, boundary))).count();
     BoundaryCounts { noticed: detected, boundaries: phases - 1, without_boundary: lonely, resized }
 }
@@ -147,7 +147,7 @@ pub(super) fn finding(context: &ExperimentContext<'_>) -> Result<Finding, ReproE
 mod tests {
     use super::*;
 
-    /// Are boundaries noticed only by traces near them, and the first trace not one of them?
+    /// Are boundaries detected only by traces near them, and is the first trace not counted?
     #[test]
     fn a_boundary_is_noticed_by_a_trace_in_time() {
         let phase = INTERVAL_INSTRUCTIONS * INTERVALS_A_PHASE as f64;

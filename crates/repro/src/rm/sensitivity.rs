@@ -1,8 +1,8 @@
-//! RM-2 and RM-3: what the choices and the hardware do to a calculated curve.
+//! RM-2 and RM-3: the effect of parameters and hardware on a calculated curve.
 //!
 //! As in the thesis (5.6.3 to 5.6.8): one setting is changed at a time, and curves are not shifted, so that vertical
-//! offsets stay visible. RM-2 works on one log: parts of it, warm-ups, entries dropped, a set-associative model.
-//! RM-3 runs the program anew without prefetching, or in order, for its real and its calculated curve.
+//! offsets stay visible. RM-2 works on one log: parts of it, warm-ups, entries dropped, a set-associative model. RM-3
+//! runs the program again without prefetching, or in order, for its real and its calculated curve.
 
 use cachemate_core::{CoreModel, CounterEvent, ProbeEvidence};
 use cachemate_locality::curve::{Folding, MissRateCurve, fold_to_ways};
@@ -20,7 +20,7 @@ use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, Res
 const WAYS: u32 = 10;
 const LINE_BYTES: u64 = 128;
 
-/// A curve and what was done to get it.
+/// A curve and the variation that produced it.
 #[derive(Serialize, Deserialize)]
 struct NamedCurve {
     name: String,
@@ -28,7 +28,7 @@ struct NamedCurve {
     curve: MissRateCurve,
 }
 
-/// All curves of one program and seed: of each study, the real one first.
+/// All curves of one program and seed by study, each with the real one first.
 #[derive(Serialize, Deserialize)]
 struct SensitivityCurves {
     program: Name,
@@ -40,7 +40,7 @@ fn sizes() -> Vec<u64> {
     (1..=COLORS).map(size_bytes).collect()
 }
 
-/// The log as the forms take it: lines, and instructions it covers.
+/// The log as the forms take it: lines, and the number of instructions covered.
 fn parts(traced: &TraceCapture) -> Option<(&[u64], f64)> {
     let Some(ProbeEvidence::Trace { lines, counts, .. }) = traced.evidence() else { return None };
     Some((lines, counts.get(CounterEvent::Instructions)?))
@@ -60,7 +60,7 @@ fn survival(lines: &[u64], instructions: f64) -> Option<MissRateCurve> {
     survival_curve(&trace, &LogCounts::default(), &sizes())
 }
 
-/// As 10-way sets would have it, filled at random (Hill and Smith 1989), from the whole log without warm-up.
+/// The curve of a 10-way cache filled at random (Hill and Smith 1989), from the whole log without warm-up.
 fn in_sets(lines: &[u64], instructions: f64, folded: bool) -> Option<MissRateCurve> {
     let mut stack = StackDistances::new();
     stack.push(&correct_repeats(lines).0).ok()?;
@@ -111,7 +111,7 @@ fn rm_2(real: &MissRateCurve, traced: &TraceCapture) -> Option<Vec<(&'static str
     ])
 }
 
-/// The program once more on a machine or with options of its own.
+/// Runs the program again on another machine or with other options.
 fn rm_3(on: &Workload, name: &str, lengths: LogLengths, colors: &[u32]) -> Result<[NamedCurve; 2], ReproError> {
     let traced = log(on, lengths, 1.0)?;
     let real = real_curve(on, traced.from, traced.to, colors)?;
@@ -167,7 +167,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     Ok(studies.iter().map(|study| finding(&all, study, context)).collect())
 }
 
-/// Mean over programs of the farthest that one setting moves the calculated curve from another.
+/// Mean over programs of the largest distance that one setting moves the calculated curve from another.
 fn finding(all: &[SensitivityCurves], study: &str, context: &ExperimentContext<'_>) -> Finding {
     let (id, paper) = match study {
         "log size" => ("RM-2", "160 k entries are adequate (Fig. 5.10 a)"),

@@ -1,7 +1,7 @@
-//! One program alone on one chip with so many colors: what its misses are as it goes along, and traces of it.
+//! One program alone on one chip with a given number of colors: its misses over time, and traces of it.
 //!
-//! Positions in a run are counted in instructions of the program, which are the same whatever its colors: the program's
-//! stream does not depend on time.
+//! Positions in a run are counted in instructions of the program, which are the same for any number of colors, because
+//! the program's stream does not depend on time.
 
 use cachemate_core::{
     CacheId, CacheLevel, CacheShare, CounterEvent, CounterScope, GroupId, Machine, Observation, PageMigration, Plan,
@@ -15,10 +15,10 @@ use crate::setup::{Workload, failed};
 
 /// The thesis's machine (Table 5.3).
 pub const MACHINE: &str = "power5-2x2x2";
-/// Page colors of it: the points of every curve.
+/// Its number of page colors, which are the points of every curve.
 pub const COLORS: u32 = 16;
 
-/// Instructions and misses of the L2, summed since the program began.
+/// Instructions and misses of the L2, summed since the program started.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct MissTotals {
     pub instructions: f64,
@@ -30,12 +30,12 @@ pub struct MissTotals {
     pub references: f64,
 }
 
-/// Sums at the end of every window, from 0 on.
+/// Totals at the end of every window, beginning with 0.
 #[derive(Clone, PartialEq, Debug)]
 pub struct MissTimeline(pub Vec<MissTotals>);
 
 impl MissTimeline {
-    /// A sum until so many instructions, on a straight line between windows; `None` beyond the end.
+    /// A total after this many instructions, interpolated linearly between windows; `None` beyond the end.
     fn until(&self, instructions: f64, of: fn(&MissTotals) -> f64) -> Option<f64> {
         let next = self.0.partition_point(|sums| sums.instructions < instructions);
         let high = self.0.get(next)?;
@@ -48,13 +48,13 @@ impl MissTimeline {
         Some(1000.0 * (self.until(to, of)? - self.until(from, of)?) / (to - from))
     }
 
-    /// Misses per thousand instructions in a stretch of the run; `None` where it was not run to its end.
+    /// Misses per thousand instructions in a stretch of the run; `None` if the run ended earlier.
     pub fn misses_per_kilo_instr(&self, from: f64, to: f64) -> Option<f64> {
         self.per_kilo_instr(from, to, |sums| sums.misses)
     }
 
-    /// Rates that no allocation of the L2 changes, per thousand instructions: misses of the first-level caches, references
-    /// of the L2.
+    /// Rates per thousand instructions that no allocation of the L2 changes: misses of the first-level caches,
+    /// references of the L2.
     pub fn first_level_per_kilo_instr(&self, from: f64, to: f64) -> Option<[f64; 3]> {
         let of = |of| self.per_kilo_instr(from, to, of);
         Some([of(|sums| sums.first_level_misses)?, of(|sums| sums.instruction_misses)?, of(|sums| sums.references)?])
@@ -65,7 +65,7 @@ impl MissTimeline {
     }
 }
 
-/// A program under way.
+/// A running program alone on its machine.
 pub struct SoloMachine {
     machine: SimMachine,
     plan: Plan,
@@ -76,12 +76,12 @@ impl SoloMachine {
     /// The program of the workload at its start, on the first CPU, with the first `colors` colors.
     ///
     /// # Errors
-    /// A workload that cannot be.
+    /// An invalid workload.
     pub fn start(workload: &Workload, colors: u32, window_cycles: u64) -> Result<Self, ReproError> {
         Self::of(workload.simulated()?, colors, window_cycles)
     }
 
-    /// The same of a machine at its start, with one task.
+    /// Starts a machine with one task.
     ///
     /// # Errors
     /// The machine's own.
@@ -95,7 +95,7 @@ impl SoloMachine {
         Ok(SoloMachine { machine, plan, timeline })
     }
 
-    /// One window.
+    /// Runs one window.
     ///
     /// # Errors
     /// The machine's own, or its end.
@@ -120,7 +120,7 @@ impl SoloMachine {
         Ok(seen)
     }
 
-    /// On until at least so many instructions of the program have been executed since it began.
+    /// Runs until the program has executed at least this many instructions since its start.
     ///
     /// # Errors
     /// As [`SoloMachine::step`].
@@ -131,7 +131,7 @@ impl SoloMachine {
         Ok(())
     }
 
-    /// Logs so many first-level misses from here on: the answer, with where it began and ended.
+    /// Logs this many first-level misses from now on; returns the log with the positions of its start and end.
     ///
     /// # Errors
     /// As [`SoloMachine::step`].
@@ -153,7 +153,7 @@ impl SoloMachine {
     }
 }
 
-/// A trace as the profilers get it, and where in the run it was taken.
+/// A trace as profilers receive it, and its position in the run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TraceCapture {
     pub seen: Observation,
@@ -173,7 +173,7 @@ impl TraceCapture {
         if let Some(ProbeEvidence::Trace { lines, .. }) = self.evidence() { lines.len() } else { 0 }
     }
 
-    /// Entries an instruction of the program gives.
+    /// Number of entries per instruction of the program.
     pub fn entries_per_instr(&self) -> f64 {
         self.entries() as f64 / (self.to - self.from).max(1.0)
     }

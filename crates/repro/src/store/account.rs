@@ -1,4 +1,4 @@
-//! Processor time of whole experiments, so that a later command can tell what they will cost.
+//! Processor time of whole experiments, from which later commands estimate their cost.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,24 +7,24 @@ use super::folder::{RunFolder, StoredLookup};
 
 const KIND: &str = "account";
 
-/// The cost of an experiment from an empty store, as it was last measured.
+/// The last measured cost of an experiment from an empty store.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ExperimentCost {
-    /// Seeds with which it was run.
+    /// Number of seeds.
     pub seeds: usize,
-    /// Processor time, stored runs at the time that they had cost.
+    /// Processor time; stored runs count with their original time.
     pub cpu_seconds: f64,
 }
 
 impl ExperimentCost {
-    /// For another number of seeds, in proportion.
+    /// The cost for another number of seeds, in proportion.
     pub fn of_seeds(&self, seeds: usize) -> f64 {
         self.cpu_seconds * seeds as f64 / self.seeds.max(1) as f64
     }
 }
 
 impl RunFolder {
-    /// Stores an experiment's cost, in the place of an earlier one. `form` is `quick`, `sample` or `full`.
+    /// Stores an experiment's cost and replaces an earlier one. `form` is `quick`, `sample` or `full`.
     ///
     /// # Errors
     /// As the file system reports.
@@ -35,7 +35,7 @@ impl RunFolder {
         self.write(&StoredEntry { kind, label, sources, inputs, cpu_seconds, answer })
     }
 
-    /// The cost that was last stored.
+    /// The most recently stored cost.
     pub fn cost(&self, ids: &[&str], form: &str) -> Option<ExperimentCost> {
         match self.read(KIND, "", &inputs(ids, form)) {
             StoredLookup::Hit(entry) => rmp_serde::from_slice(&entry.answer).ok(),

@@ -7,7 +7,7 @@ use sha2::{Digest as _, Sha256};
 
 const MAGIC: &[u8] = b"cachemate run 1\n";
 const CHECKSUM_BYTES: usize = 32;
-/// A longer value is not stored.
+/// Maximum size of a stored value; larger ones are not stored.
 pub(super) const MAX_ENTRY_BYTES: u64 = 64 << 20;
 
 /// A value, and everything that it depends on.
@@ -15,29 +15,29 @@ pub(super) const MAX_ENTRY_BYTES: u64 = 64 << 20;
 pub struct StoredEntry {
     /// The kind of run, such as `alone`.
     pub kind: String,
-    /// One line for people: machine and programs.
+    /// One line for users: machine and programs.
     pub label: String,
     /// Digest of the sources that can change the value.
     pub sources: String,
     /// All other inputs, as JSON or as debug text.
     pub inputs: String,
-    /// Processor time that the value cost.
+    /// Processor time spent on the value.
     pub cpu_seconds: f64,
     /// The value in MessagePack.
     #[serde(skip)]
     pub answer: Vec<u8>,
 }
 
-/// The reason for which bytes are no entry.
+/// The reason why bytes are not an entry.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EntryError {
-    /// The first line is another one.
+    /// A different first line.
     #[error("found another first line, expected 'cachemate run 1'")]
     Magic,
-    /// The content is not what was written.
+    /// Content that does not match its checksum.
     #[error("found a checksum that does not fit, expected the file as it was written")]
     Checksum,
-    /// The content cannot be a record.
+    /// Content that is not a record.
     #[error("found no record ({0}), expected one")]
     Record(String),
 }
@@ -108,7 +108,7 @@ mod tests {
         }
     }
 
-    /// Does an entry read back as it was, and is one that is cut at any length, or changed in any byte, refused?
+    /// Does an entry read back unchanged, and is one that is truncated at any length, or changed in any byte, rejected?
     #[test]
     fn a_cut_or_changed_entry_is_refused() {
         let bytes = entry().to_bytes().unwrap();
@@ -123,7 +123,7 @@ mod tests {
         }
     }
 
-    /// Do inputs that run into each other have different names?
+    /// Do inputs with the same concatenation have different names?
     #[test]
     fn parts_of_a_name_do_not_run_together() {
         assert_ne!(name_of("a", "bc", "d"), name_of("ab", "c", "d"));

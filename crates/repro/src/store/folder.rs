@@ -1,7 +1,8 @@
-//! The folder of stored values: one file each, named by a hash, shared by any number of processes.
+//! The folder of stored values: one file per value, named by a hash, and shared by any number of processes.
 //!
-//! Properties: files appear whole or not at all, so that a writer may be killed at any moment; a file that is cut, damaged
-//! or misplaced is never used, but made again; the files that were used least recently go first when the folder is full.
+//! Properties: files appear whole or not at all, so that a writer may be killed at any moment; a truncated, damaged or
+//! misplaced file is never used, and its run is made again; when the folder is full, the least recently used files are
+//! removed first.
 
 use std::fs;
 use std::io;
@@ -11,10 +12,10 @@ use std::time::{Duration, SystemTime};
 
 use super::entry::{EntryError, MAX_ENTRY_BYTES, StoredEntry, name_of};
 
-/// Size of a folder beyond which files are removed, unless the user names another one.
+/// Default size of a folder beyond which files are removed.
 pub const MAX_FOLDER_BYTES: u64 = 2 << 30;
 const EXTENSION: &str = "run";
-/// A value that is used is marked as such once a day.
+/// Minimum time between two marks that a value was used.
 const MARK_AFTER: Duration = Duration::from_secs(24 * 3600);
 /// Files of writers that were killed are removed after this time.
 const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
@@ -24,14 +25,14 @@ const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
 pub struct RunFolder {
     path: PathBuf,
     max_bytes: u64,
-    /// Written by this process since the folder was last pruned.
+    /// Bytes written by this process since the folder was last pruned.
     written_bytes: AtomicU64,
 }
 
 /// A stored file as the file system describes it.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct StoredFile {
-    /// When it was last used, to the day, or written.
+    /// Time of its last use, to the day, or of its writing.
     pub used: SystemTime,
     /// Its path.
     pub path: PathBuf,
@@ -39,7 +40,7 @@ pub struct StoredFile {
     pub bytes: u64,
 }
 
-/// The result of a look into the folder.
+/// The result of a lookup in the folder.
 #[derive(Debug)]
 pub enum StoredLookup {
     /// The value is stored.
@@ -51,13 +52,13 @@ pub enum StoredLookup {
 }
 
 impl RunFolder {
-    /// A folder that need not exist yet.
+    /// Creates a handle for a folder that need not exist yet.
     pub fn new(path: &Path, max_bytes: u64) -> Self {
         // Pruned at the first write.
         RunFolder { path: path.to_path_buf(), max_bytes, written_bytes: AtomicU64::new(max_bytes) }
     }
 
-    /// Where it is.
+    /// Path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -67,7 +68,7 @@ impl RunFolder {
         self.path.join(folder).join(file).with_extension(EXTENSION)
     }
 
-    /// The value that was made from exactly these inputs by these sources.
+    /// Looks up the value that was made from exactly these inputs by these sources.
     pub fn read(&self, kind: &str, sources: &str, inputs: &str) -> StoredLookup {
         let path = self.path_of(&name_of(kind, sources, inputs));
         let unusable = |why: &dyn std::fmt::Display| StoredLookup::Unusable(format!("{}: {why}", path.display()));
@@ -85,7 +86,7 @@ impl RunFolder {
         }
     }
 
-    /// Stores a value; a longer one than the store takes is left out.
+    /// Stores a value, unless it exceeds the maximum size.
     ///
     /// # Errors
     /// As the file system reports.
@@ -105,7 +106,7 @@ impl RunFolder {
         Ok(())
     }
 
-    /// Every stored file, the one used least recently first. A folder that does not exist has none.
+    /// Every stored file, the least recently used first. A folder that does not exist has none.
     ///
     /// # Errors
     /// As the file system reports.
@@ -116,7 +117,7 @@ impl RunFolder {
         Ok(files)
     }
 
-    /// Those of writers under way included.
+    /// All files, including those that writers have not finished.
     fn all_files(&self) -> io::Result<Vec<StoredFile>> {
         let mut files = Vec::new();
         for folder in entries(&self.path)? {
@@ -133,8 +134,8 @@ impl RunFolder {
         Ok(files)
     }
 
-    /// Removes the files used least recently, until at most so many bytes are left, and what killed writers left. Returns
-    /// the removed files and their bytes.
+    /// Removes the least recently used files until at most this many bytes are left, and the files of killed writers.
+    /// Returns the number of removed files and their bytes.
     ///
     /// # Errors
     /// As the file system reports.
@@ -142,7 +143,7 @@ impl RunFolder {
         let mut files = self.all_files()?;
         files.sort();
         let total: u64 = files.iter().map(|file| file.bytes).sum();
-        // Some room, so that the next write does not prune again.
+        // Leaves some room, so that the next write does not prune again.
         let mut excess = if total > max_bytes { total - max_bytes / 10 * 9 } else { 0 };
         let (mut removed, mut removed_bytes) = (0, 0);
         for file in files {
@@ -158,7 +159,7 @@ impl RunFolder {
     }
 }
 
-/// The entry in a file; the inner error is of a file that can be read, but is none.
+/// Reads the entry in a file; the inner error is that of a readable file that is not an entry.
 ///
 /// # Errors
 /// As the file system reports.
@@ -166,7 +167,7 @@ pub fn read_file(path: &Path) -> io::Result<Result<StoredEntry, EntryError>> {
     Ok(StoredEntry::from_bytes(&cachemate_files::read_limited(path, MAX_ENTRY_BYTES)?))
 }
 
-/// Removes a file that another process may have removed.
+/// Removes a file, which another process may have removed already.
 ///
 /// # Errors
 /// As the file system reports.
@@ -177,7 +178,7 @@ pub fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Names below a folder; none where it does not exist.
+/// Names in a folder; none if it does not exist.
 fn entries(folder: &Path) -> io::Result<Vec<PathBuf>> {
     match cachemate_files::entries(folder) {
         Err(error) if [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory].contains(&error.kind()) => Ok(Vec::new()),
@@ -185,7 +186,7 @@ fn entries(folder: &Path) -> io::Result<Vec<PathBuf>> {
     }
 }
 
-/// A folder that cannot be written to keeps its order.
+/// Marks a file as used. A folder that is not writable keeps its order.
 fn mark_used(path: &Path) {
     let marked = || -> io::Result<()> {
         if path.metadata()?.modified()?.elapsed().is_ok_and(|age| age > MARK_AFTER) {
@@ -202,7 +203,7 @@ mod tests {
     use cachemate_core::SplitMix64;
 
     fn entry(number: u64, length: usize) -> StoredEntry {
-        // Bytes that do not compress.
+        // Incompressible bytes.
         let mut generator = SplitMix64::new(number);
         let (inputs, answer) = (number.to_string(), (0..length).map(|_| generator.next_u64() as u8).collect());
         let (kind, label, sources) = ("test".to_string(), "a run".to_string(), "s".to_string());
@@ -213,7 +214,8 @@ mod tests {
         folder.read("test", "s", &number.to_string())
     }
 
-    /// Is a value found under its own inputs only, and is a cut, a damaged or a misplaced file refused by name and replaced?
+    /// Is a value found only under its own inputs, and is a truncated, damaged or misplaced file rejected by name and
+    /// replaced?
     #[test]
     fn a_wrong_file_is_never_used() {
         let place = tempfile::tempdir().unwrap();
@@ -243,7 +245,7 @@ mod tests {
         }
     }
 
-    /// Does a folder stay within its bound by giving up what was used least recently, and what killed writers left?
+    /// Does a folder stay within its bound by removing the least recently used files and those of killed writers?
     #[test]
     fn a_full_folder_gives_up_what_was_used_least_recently() {
         let place = tempfile::tempdir().unwrap();

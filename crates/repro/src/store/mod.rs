@@ -1,10 +1,10 @@
-//! The store of simulated runs: a run is made once, whatever asks for it, in this process or another, today or tomorrow.
+//! The store of simulated runs: a run is made once for all requests, in this process or another, now or later.
 //!
-//! Problem: most of an experiment's time goes into runs that other experiments, seeds and edits need again. Method: a
+//! Problem: most of an experiment's time is spent on runs that other experiments, seeds and edits need again. Method: a
 //! value's name is a hash of everything that it depends on: machine, programs, options, lengths, seed, and the sources
-//! that can change it ([`crate::sources`]). Within a process, values are in memory; with a folder ([`open`]), they are on
-//! disk as well. Properties: the same bits with and without a store; a file that cannot be used is reported and its run
-//! made again ([`RunFolder`]).
+//! that can change it ([`crate::sources`]). Within a process, values are in memory; with a folder ([`open`]), they are
+//! on disk as well. Properties: the same bits with and without a store; an unusable file is reported and its run made
+//! again ([`RunFolder`]).
 
 mod account;
 mod entry;
@@ -23,14 +23,14 @@ pub use folder::{MAX_FOLDER_BYTES, RunFolder, StoredFile, StoredLookup, read_fil
 use crate::error::ReproError;
 use crate::split_runs;
 
-/// Values in memory are forgotten beyond this size, the oldest first.
+/// Maximum size of the values in memory, beyond which the oldest are dropped.
 const MAX_MEMORY_BYTES: usize = 256 << 20;
 
-/// Everything that a value depends on, and how people call it.
+/// Everything that a value depends on, and its label for users.
 pub struct RunName {
     /// The kind of run, such as `alone`.
     pub kind: &'static str,
-    /// One line: machine and programs.
+    /// Label in one line: machine and programs.
     pub label: String,
     /// Digest of the sources that can change the value.
     pub sources: String,
@@ -38,28 +38,28 @@ pub struct RunName {
     pub inputs: String,
 }
 
-/// How often the store was of use in this process.
+/// Use of the store in this process.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct StoreCounts {
-    /// Runs that were made.
+    /// Number of runs that were made.
     pub made: usize,
-    /// Runs taken from the folder; those from memory do not count again.
+    /// Number of runs taken from the folder; those from memory do not count again.
     pub reused: usize,
     /// Processor time of the runs that were made.
     pub made_cpu_seconds: f64,
-    /// Processor time that the reused runs had cost.
+    /// Original processor time of the reused runs.
     pub reused_cpu_seconds: f64,
-    /// Runs that were asked for in [`StoreMode::Peek`] and are not stored.
+    /// Runs that were requested in [`StoreMode::Peek`] and are not stored.
     pub missing: usize,
 }
 
 /// The treatment of a run that is not stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum StoreMode {
-    /// It is made.
+    /// The run is made.
     #[default]
     Make,
-    /// It counts as missing: nothing is simulated.
+    /// The run counts as missing; nothing is simulated.
     Peek,
 }
 
@@ -72,7 +72,7 @@ struct StoreState {
     mode: StoreMode,
     counts: StoreCounts,
     values: BTreeMap<ValueKey, Arc<[u8]>>,
-    /// Keys of the values, the oldest first.
+    /// Keys of the values, oldest first.
     order: VecDeque<ValueKey>,
     bytes: usize,
 }
@@ -96,13 +96,13 @@ fn state() -> MutexGuard<'static, StoreState> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Stores values in this folder from now on, and takes them from there. `note` receives a message for each file that
+/// From now on, stores values in this folder and reads them from it. `note` receives a message for each file that
 /// cannot be used or written.
 pub fn open(folder: Arc<RunFolder>, note: fn(&str)) {
     state().folder = Some((folder, note));
 }
 
-/// Sets what happens to runs that are not stored, and returns what happened before.
+/// Sets the treatment of runs that are not stored, and returns the previous one.
 pub fn set_mode(mode: StoreMode) -> StoreMode {
     std::mem::replace(&mut state().mode, mode)
 }
@@ -112,7 +112,7 @@ pub fn counts() -> StoreCounts {
     state().counts
 }
 
-/// The value of this name: from memory, from the folder, or made now.
+/// Returns the value of this name from memory or from the folder, or makes it now.
 ///
 /// # Errors
 /// As `make`; [`ReproError::Elsewhere`] for a missing value in [`StoreMode::Peek`].
@@ -177,7 +177,7 @@ pub fn folder() -> Option<Arc<RunFolder>> {
     state().folder.as_ref().map(|(folder, _)| Arc::clone(folder))
 }
 
-/// Whether runs may be simulated: not while the store only looks.
+/// Returns an error if no run may be simulated, because the store is in [`StoreMode::Peek`].
 pub(crate) fn allow_simulation() -> Result<(), ReproError> {
     if state().mode == StoreMode::Peek { Err(ReproError::Elsewhere) } else { Ok(()) }
 }

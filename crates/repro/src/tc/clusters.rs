@@ -1,4 +1,4 @@
-//! TC-2: are the clusters the program's own? With the picture of Figure 3.5, before and after.
+//! TC-2: do the clusters match the program's own groups? With the picture of Figure 3.5, before and after.
 
 use cachemate_locality::shmap::SharingCriteria;
 use cachemate_policy::clustering::{
@@ -14,10 +14,10 @@ use super::setup::{
 };
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
 
-/// Below every program's share of remote stalls, so that all four are looked at.
+/// A threshold below every program's share of remote stalls, so that all four are examined.
 const LOW: &str = "activation_share = 0.02";
 
-/// The clusters that one run found.
+/// The clusters found in one run.
 #[derive(Serialize, Deserialize)]
 struct ClusterRun {
     agreement: f64,
@@ -26,12 +26,12 @@ struct ClusterRun {
     rounds: usize,
     first: Option<PlacementRound>,
     last: Option<PlacementRound>,
-    /// Insight of the first round of sampling.
+    /// Insight into the first round of sampling.
     insight: Option<Insight>,
 }
 
 fn outcome(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Result<ClusterRun, ReproError> {
-    // A change of phase needs as long again: the clusters of before, then those of after.
+    // A change of phase needs the same time again: the clusters before it, then those after it.
     let changes = case.options.regroup_after.is_some();
     let short = ClusterSetting::new(context, SMALL, case, seed);
     let warm_up_windows = short.warm_up_windows * if changes { 2 } else { 1 };
@@ -54,7 +54,7 @@ fn outcome(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Re
     })
 }
 
-/// The first round of sampling, and the distance of the program's own groups in its shMaps.
+/// Points of the first round of sampling, with the distance between the program's own groups in its shMaps.
 fn insight_points<'a>(case: &ClusterCase, found: impl Iterator<Item = &'a ClusterRun>) -> Vec<DataPoint> {
     let all: Vec<&Insight> = found.filter_map(|found| found.insight.as_ref()).collect();
     let point = |what: &str, value: &dyn Fn(&Insight) -> f64| {
@@ -71,14 +71,14 @@ fn insight_points<'a>(case: &ClusterCase, found: impl Iterator<Item = &'a Cluste
     ]
 }
 
-/// The chapter's programs with what makes them harder: background threads, uneven clusters, a change midway.
+/// The chapter's programs under harder conditions: background threads, uneven clusters, a change midway.
 fn harder_cases(context: &ExperimentContext<'_>) -> Vec<ClusterCase> {
     let with = |name, kernel, change: fn(&mut Options)| {
         let mut options = Options::default();
         change(&mut options);
         ClusterCase::new(name, kernel, options)
     };
-    // The change: of each thread's own operations, about half of the run.
+    // The change comes after about half of each thread's operations.
     let mut cases = vec![
         with(
             "scoreboards, other groups midway",
@@ -131,7 +131,7 @@ pub(super) fn harder(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Re
     )])
 }
 
-/// The worst case's agreement, with all of them and their shMaps.
+/// The worst case's agreement, with all cases and their shMaps.
 fn agreement(context: &ExperimentContext<'_>, cases: &[ClusterCase], what: &str) -> Result<Finding, ReproError> {
     let items: Vec<(usize, u64)> =
         (0..cases.len()).flat_map(|case| context.seeds.iter().map(move |&seed| (case, seed))).collect();
@@ -180,7 +180,7 @@ fn agreement(context: &ExperimentContext<'_>, cases: &[ClusterCase], what: &str)
     Ok(finding)
 }
 
-/// The thesis's scan on the same maps, at the threshold that the policy's default gives for these samples.
+/// Agreement of the thesis's scan on the same maps, at the threshold that the policy's default gives for these samples.
 fn one_pass_agreement(found: &ClusterRun, truth: &[Option<u32>]) -> f64 {
     let Some(round) = found.first.as_ref().or(found.last.as_ref()) else { return 0.0 };
     let threads: Vec<ThreadMap<'_>> =

@@ -1,4 +1,4 @@
-//! TC-CONTROLS, negative controls: threads that share nothing, or everything, are left alone.
+//! TC-CONTROLS, negative controls: threads that share nothing, or everything, are not moved.
 
 use cachemate_sim::kernels::Options;
 use serde::{Deserialize, Serialize};

@@ -7,12 +7,12 @@ use cachemate_report::figure::{HeatMap, Shade};
 use super::setup::PlacementRound;
 use crate::ResultFigure;
 
-/// shMaps as they came, and by cluster; data that more than one cluster touches left out, as in the thesis.
+/// shMaps in order of arrival, and by cluster, without data that more than one cluster touches, as in the thesis.
 pub(super) fn figures(name: &str, round: &PlacementRound) -> [ResultFigure; 2] {
     let threads: Vec<ThreadMap<'_>> =
         round.maps.iter().map(|map| ThreadMap { counters: map, together: None }).collect();
     let global = find(ClusteringMethod::CoClusters, &threads, &SharingCriteria::default(), 36).global;
-    // A shuffled order is what an observer without the clusters has.
+    // The order is shuffled, as for an observer who does not know the clusters.
     let mut before: Vec<usize> = (0..round.maps.len()).collect();
     cachemate_core::SplitMix64::new(1).shuffle(&mut before);
     let mut after: Vec<usize> = (0..round.maps.len()).collect();

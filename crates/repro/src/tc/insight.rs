@@ -6,27 +6,27 @@ use cachemate_core::{ProbeEvidence, ProbeId, ShMapParameters, TaskId, WindowReco
 use cachemate_locality::shmap::{ShMaps, SharingCriteria, global_entries, similarity};
 use serde::{Deserialize, Serialize};
 
-/// One round of sampling, its shMaps judged by the program's own groups.
+/// One round of sampling, with its shMaps compared with the program's own groups.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(super) struct Insight {
-    /// Window of the last answer.
+    /// Window of the last sampling result.
     pub window: u64,
     pub samples: usize,
-    /// Remote accesses that went by meanwhile, sampled or not.
+    /// Remote accesses meanwhile, sampled or not.
     pub events: u64,
     /// Samples that passed the filter.
     pub passed: usize,
-    /// Entries of the filter that belong to a region, and those that two threads or more touch at or above the floor.
+    /// Filter entries that belong to a region, and those that at least two threads touch at or above the floor.
     pub claimed: usize,
     pub shared: usize,
     /// Shared regions that more than half of the threads touch.
     pub global: usize,
-    /// Mean similarity of two workers of one group, and of two groups.
+    /// Mean similarity of two workers of the same group, and of different groups.
     pub inside: f64,
     pub across: f64,
 }
 
-/// All rounds of a run, in their order.
+/// All rounds of a run, in order.
 pub(super) fn insights(records: &[WindowRecord], truth: &[Option<u32>], entries: usize) -> Vec<Insight> {
     let mut rounds: BTreeMap<ProbeId, (u64, u64, Vec<(TaskId, u64)>)> = BTreeMap::new();
     for record in records {

@@ -1,4 +1,4 @@
-//! TC-4 beyond the thesis's own runs: eight chips, where it ran no policy, and clusters of unequal sizes.
+//! TC-4 beyond the thesis's own runs: eight chips, on which the thesis ran no policy, and clusters of unequal sizes.
 
 use cachemate_sim::kernels::Options;
 
@@ -15,7 +15,7 @@ fn eight() -> Vec<ClusterCase> {
     vec![of("8 scoreboards x 8", "scoreboards", 8), of("8 warehouses x 8", "warehouses", 8)]
 }
 
-/// Clusters that no placement can keep whole and level the chips at once, or only just.
+/// Clusters that cannot, or only just, be kept whole while the chips are balanced.
 fn uneven() -> Vec<ClusterCase> {
     let of = |name, kernel, sizes: &[u32]| {
         ClusterCase::new(name, kernel, Options { group_sizes: sizes.to_vec(), ..Options::default() })
@@ -27,7 +27,7 @@ fn uneven() -> Vec<ClusterCase> {
     ]
 }
 
-/// Without round robin and the threshold of 20 %, which two chips show.
+/// Placements without round robin and the threshold of 20 %, which the runs on two chips show.
 fn three(context: &ExperimentContext<'_>) -> Vec<ThreadPlacement> {
     let mut three = placements(context);
     three.truncate(AUTOMATIC + 1);
@@ -84,7 +84,7 @@ pub(super) fn uneven_clusters(context: &ExperimentContext<'_>) -> Result<Vec<Fin
     Ok(vec![unevenly(context, &PlacementRuns::make(context, SMALL, cases, three(context), SCALE)?)])
 }
 
-/// Uneven clusters, against the program's own ones under the same balance limit.
+/// Uneven clusters, compared with the program's own ones under the same balance limit.
 fn unevenly(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Finding {
     let behind = |case: usize, seed: usize| gain(runs, case, HAND, seed) - gain(runs, case, AUTOMATIC, seed);
     let worst = |seed: usize| (0..runs.cases.len()).map(|case| behind(case, seed)).fold(f64::NEG_INFINITY, f64::max);

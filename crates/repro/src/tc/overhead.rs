@@ -1,10 +1,10 @@
-//! TC-5: what detection costs the programs.
+//! TC-5: the cost of detection for the programs.
 //!
-//! Costs here are not scaled: an interrupt takes the machine's full cycles, as the share of time that sampling takes
-//! follows from the rate of remote accesses and the cost of one sample, whatever the time scale. Each sampling rate runs
-//! beside the same run without a sample; the policy's own rate is its adaptive one. The stall breakdown, an interrupt on
-//! each busy CPU whenever the counters take turns, is charged to the policy's runs at the run's scale, as turns are scaled
-//! with it, and belongs to every figure of the policy's.
+//! Costs here are not scaled: an interrupt takes the machine's full cycles, because the share of time that sampling
+//! takes follows from the rate of remote accesses and the cost of one sample at any time scale. Each sampling rate is
+//! compared with the same run without samples; the policy's own rate is its adaptive one. The stall breakdown, an
+//! interrupt on each busy CPU whenever the counters take turns, is charged to the policy's runs at the run's scale,
+//! because turns are scaled with it. It is included in all figures of the policy.
 
 use cachemate_core::{
     Decision, Plan, Policy, ProbeId, ProbeKind, ProbeRequest, ProcessId, View, WindowLength, WindowRecord,
@@ -19,7 +19,7 @@ use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, Res
 
 const INTERRUPT_CYCLES: u64 = 3_000;
 
-/// Samples one remote access in so many, for ever, and does nothing else.
+/// A policy that samples one of this many remote accesses forever, and does nothing else.
 struct SamplingPolicy(u32);
 
 impl Policy for SamplingPolicy {
@@ -38,7 +38,7 @@ impl Policy for SamplingPolicy {
     }
 }
 
-/// The share of processor time that sampling took in windows with a probe, and its samples per second.
+/// The share of processor time that sampling took in windows with a probe, and the number of samples per second.
 fn charged(records: &[WindowRecord]) -> (f64, f64) {
     let (mut cost_ns, mut busy_ns, mut samples, mut elapsed_ns) = (0u64, 0u64, 0usize, 0u64);
     for record in records.iter().filter(|record| !record.observation.probe_results.is_empty()) {
@@ -51,7 +51,7 @@ fn charged(records: &[WindowRecord]) -> (f64, f64) {
             }
         }
     }
-    // Elapsed time is nominal: the machine's own is shorter by the scale.
+    // Elapsed time is nominal; the machine's own time is shorter by the scale.
     let seconds = elapsed_ns as f64 / 1e9 / SCALE as f64;
     (cost_ns as f64 / busy_ns.max(1) as f64, samples as f64 / seconds.max(1e-12))
 }
@@ -159,7 +159,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         .time_scale(SCALE as f64)
         .note("Of all windows of an automatic run at the one time scale: warm-up, detection, migration, measured span."),
     ];
-    // A curve of one rate is none.
+    // A single rate gives no curve.
     if rates.len() > 1 {
         findings[0].figures.push(figure(rates, &of));
     }
@@ -168,12 +168,12 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
 
 #[derive(Serialize, Deserialize)]
 struct ChosenRateCost {
-    /// Sampling, of the processor time of all windows that had it, of the first of them, and of the costliest.
+    /// Sampling's share of processor time: in all windows with sampling, in the first of them, and in the costliest.
     detecting: f64,
     first: f64,
     most: f64,
     windows: f64,
-    /// Sampling, of the processor time of a whole run.
+    /// Sampling's share of processor time over the whole run.
     over_run: f64,
 }
 
@@ -186,7 +186,7 @@ fn breakdown_share() -> Result<f64, ReproError> {
 
 fn own_rate(context: &ExperimentContext<'_>, seed: u64) -> Result<ChosenRateCost, ReproError> {
     let unscaled = setting(context, &warehouses(), seed);
-    // A sample costs so many nominal nanoseconds as its cycles take on a clock slower by the scale.
+    // In nominal nanoseconds, a sample takes its cycles on a clock that is slower by the scale.
     let cost = format!("activation_share = 0.02\nsample_cost_ns = {}.0", 2_000 * SCALE);
     let sampled = unscaled.run(&ThreadPlacement::Automatic(cost))?.records;
     let by_window = |record: &WindowRecord| charged(std::slice::from_ref(record)).0;

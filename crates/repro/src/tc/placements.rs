@@ -1,4 +1,5 @@
-//! TC-1, TC-3, TC-4: where cycles go, remote-cache stalls, and performance under the four placements on two chips.
+//! TC-1, TC-3, TC-4: the breakdown of cycles, remote-cache stalls, and performance under the four placements on two
+//! chips.
 
 use cachemate_report::figure::{Axis, BarChart, BarGroup};
 use cachemate_sim::results::RunResults;
@@ -10,8 +11,8 @@ use super::setup::{
 };
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
-/// The first is what the others are compared with, the second and third what the bars speak of; quick runs have no more.
-/// Activation at the paper's threshold, and at one that VolanoMark's 6 % of remote stalls passes.
+/// The placements. The first is the baseline of the others, and the targets apply to the second and third; quick runs
+/// have no more. Activation is at the paper's threshold, and at one that VolanoMark's 6 % of remote stalls exceeds.
 pub(super) fn placements(context: &ExperimentContext<'_>) -> Vec<ThreadPlacement> {
     let mut placements = vec![
         ThreadPlacement::Default,
@@ -54,7 +55,7 @@ fn measure(
     })
 }
 
-/// Shares of all threads' cycles, as the simulator's books charge them; what is left is execution.
+/// Shares of all threads' cycles, as the simulator accounts for them; the remainder is execution.
 fn breakdown(results: &RunResults) -> Vec<(String, f64)> {
     let cycles: u64 = results.tasks.iter().map(|task| task.cycles).sum();
     let sum = |of: fn(&cachemate_sim::results::StallCycles) -> f64| {
@@ -74,7 +75,7 @@ fn breakdown(results: &RunResults) -> Vec<(String, f64)> {
     parts
 }
 
-/// All runs of some cases on one machine: by case, placement and seed.
+/// All runs of some cases on one machine, by case, placement and seed.
 pub(super) struct PlacementRuns {
     pub cases: Vec<ClusterCase>,
     machine: &'static str,
@@ -113,7 +114,7 @@ impl PlacementRuns {
         Ok(PlacementRuns { cases, machine, measured })
     }
 
-    /// Remote stalls per instruction that a placement takes away, against the default.
+    /// Reduction by a placement of remote stalls per instruction, relative to the default.
     pub fn reduction(&self, case: usize, by: usize, seed: usize) -> f64 {
         let of = |by: usize| self.measured[case][by][seed].remote_per_instr;
         1.0 - of(by) / of(0)
@@ -124,7 +125,7 @@ impl PlacementRuns {
         of(by) / of(0) - 1.0
     }
 
-    /// Over the programs where hand placement gains 2 % or more, over all seeds.
+    /// Worst gain, over the programs and seeds where manual placement gains at least 2 %.
     pub fn worst_gain_of_hand(&self, seed: usize) -> f64 {
         let gains = |case: usize| mean(&self.over(|seed| self.gain(case, HAND, seed))) >= 0.02;
         let ratio = |case| 100.0 * self.gain(case, AUTOMATIC, seed) / self.gain(case, HAND, seed);
@@ -193,12 +194,12 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
 
 pub(super) const GAIN_LABEL: &str = "% more work than by default";
 
-/// Work over the default's, %.
+/// Work relative to the default's, in percent.
 pub(super) fn gain(runs: &PlacementRuns, case: usize, by: usize, seed: usize) -> f64 {
     100.0 * runs.gain(case, by, seed)
 }
 
-/// Share of the default's remote stalls that is gone, in per cent.
+/// Share of the default's remote stalls that is avoided, in percent.
 pub(super) fn reduction(runs: &PlacementRuns, case: usize, by: usize, seed: usize) -> f64 {
     100.0 * runs.reduction(case, by, seed)
 }

@@ -1,10 +1,10 @@
 //! TC-2 on real input: a recorded database server with two databases, replayed on the simulated machine.
 //!
-//! MariaDB under the project's recorder, sysbench's read-write mix on each of two databases, four connections each.
-//! `recordings/servers/mariadb.sh` makes the recording and, beside it, the list of the connections: kernel's thread id and
-//! database, from the server's own process list, taken while it ran, so that the truth owes nothing to the clustering. The
-//! recorder's filter lets everything through that caches ask each other for; what a thread has to itself is mostly
-//! not in the recording. The server's own threads sleep between two rounds of theirs, as they did.
+//! MariaDB runs under the project's recorder, with sysbench's read-write mix on each of two databases, four connections
+//! each. `recordings/servers/mariadb.sh` makes the recording and the list of connections: the kernel's thread id and
+//! the database, from the server's own process list while it ran, so that the truth is independent of the clustering.
+//! The recorder's filter passes all accesses that caches request from each other; accesses to a thread's private data
+//! are mostly not in the recording. The server's own threads sleep between two of their rounds, as they did.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -36,9 +36,9 @@ const METHODS: [&str; 2] = ["co-clusters", "one-pass"];
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct RecordedThread {
     thread: u32,
-    /// `None` = one of the server's own.
+    /// The database; `None` = one of the server's own threads.
     database: Option<u32>,
-    /// Between two rounds of its records: as long as it was idle beside the connections.
+    /// Pause between two rounds of its records: its idle time relative to the connections.
     idle_ns: u64,
 }
 
@@ -57,7 +57,8 @@ fn recording() -> Result<PathBuf, ReproError> {
     })
 }
 
-/// Number of the database by the kernel's thread id, as the recording's script writes them; numbered as they come.
+/// Numbers of the databases by the kernel's thread id, from the list that the recording's script writes, in order of
+/// appearance.
 fn databases(text: &str, name: &str) -> Result<BTreeMap<u32, u32>, ReproError> {
     let mut names: Vec<&str> = Vec::new();
     let mut databases = BTreeMap::new();
@@ -82,7 +83,7 @@ fn databases(text: &str, name: &str) -> Result<BTreeMap<u32, u32>, ReproError> {
     Ok(databases)
 }
 
-/// Threads that made records, each with its database; every thread of the list must be among them.
+/// Threads with records, each with its database; every thread of the list must be among them.
 fn matched(
     totals: &[ThreadTotals],
     served: &BTreeMap<u32, u32>,
@@ -98,7 +99,7 @@ fn matched(
     let instructions = |of: &ThreadTotals| of.instructions.unwrap_or(0);
     let connections: Vec<u64> =
         recorded.iter().filter(|of| database(of).is_some()).map(|of| instructions(of)).collect();
-    // A round of a connection takes about a cycle an instruction.
+    // A round of a connection takes about one cycle per instruction.
     let round = connections.iter().sum::<u64>() / connections.len().max(1) as u64;
     let idle_ns = |of: &ThreadTotals| {
         let cycles = if database(of).is_some() { 0 } else { round.saturating_sub(instructions(of)) };
@@ -122,7 +123,7 @@ fn threads(path: &Path, hertz: u64) -> Result<Vec<RecordedThread>, ReproError> {
     matched(&totals.threads, &served, hertz)
 }
 
-/// One round of a thread's records, again and again, with a pause between.
+/// One round of a thread's records, repeated with a pause in between.
 struct PacedSource {
     round: Vec<Access>,
     at: usize,
@@ -167,7 +168,7 @@ impl AccessSource for PacedSource {
 }
 
 fn program(path: &Path, threads: &[RecordedThread]) -> Result<SimProgram, ReproError> {
-    // Opened once to have errors now; the maker opens them anew.
+    // Opened once to detect errors now; the maker opens them again.
     for of in threads {
         CmtSource::open(path, of.thread, 0, 0).map_err(failed(NAME))?;
     }
@@ -197,7 +198,7 @@ impl RecordedRunResult {
     }
 }
 
-/// Share of all cycles of the run that stall on remote caches, in per cent.
+/// Share of all cycles of the run that stall on remote caches, in percent.
 fn remote_percent(records: &[WindowRecord]) -> f64 {
     let sum = |event| {
         records.iter().flat_map(|r| &r.observation.tasks).filter_map(|task| task.counts.get(event)).sum::<f64>()
@@ -295,7 +296,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
 mod tests {
     use super::*;
 
-    /// Are databases numbered as they come, and is a line that says nothing refused with its place?
+    /// Are databases numbered in order of appearance, and is an invalid line rejected with its position?
     #[test]
     fn the_list_of_threads_is_read_or_refused_by_line() {
         assert_eq!(databases("# comment\n7 b\n9 a\n11 b\n", "x").unwrap(), [(7, 0), (9, 1), (11, 0)].into());
@@ -304,7 +305,7 @@ mod tests {
         assert!(refused("7 b\n7 a\n").contains("x.threads, line 2: found thread 7 again"));
     }
 
-    /// Are threads matched by the kernel's number alone, and is a connection that made no records an error?
+    /// Are threads matched only by the kernel's thread id, and is a connection without records an error?
     #[test]
     fn threads_are_matched_by_the_kernels_number() {
         let of = |thread, os_thread, instructions| ThreadTotals {

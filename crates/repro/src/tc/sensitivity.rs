@@ -1,4 +1,5 @@
-//! TC-6 and TC-7: does the clustering hang on the shMaps' size or on the sampling rate, and how long must sharing last?
+//! TC-6 and TC-7: does the clustering depend on the shMaps' size or on the sampling rate, and how long must sharing
+//! last?
 
 use cachemate_core::{Observation, ProbeEvidence, ProbeResult, ShMapParameters, TaskId, WindowRecord};
 use cachemate_locality::shmap::SharingCriteria;
@@ -36,7 +37,7 @@ fn first_round(records: &[WindowRecord]) -> Vec<Observation> {
     of.map(|record| record.observation.clone()).collect()
 }
 
-/// The same observations with every `one_in`th sample of each window.
+/// The same observations with only every `one_in`th sample of each window.
 fn thinned(round: &[Observation], one_in: usize) -> Vec<Observation> {
     let thin = |answer: &ProbeResult| {
         let mut answer = answer.clone();
@@ -72,23 +73,24 @@ fn clusters(round: &[Observation], threads: usize, entries: usize, method: Clust
     find(method, &maps, &sharing, scaled_threshold(THRESHOLD, share, sharing.floor))
 }
 
-/// Unclustered threads as clusters of their own.
+/// Cluster labels; each unclustered thread has its own label.
 fn labels(clusters: &Clusters) -> Vec<usize> {
     clusters.of.iter().enumerate().map(|(index, of)| of.unwrap_or(clusters.count + index)).collect()
 }
 
 #[derive(Serialize, Deserialize)]
 struct Sensitivity {
-    /// Against 256 entries, for 128 and 512.
+    /// Agreement of 128 and 512 entries with 256.
     by_size: Vec<f64>,
-    /// Against the program's own partition.
+    /// Agreement with the program's own partition.
     own_by_size: Vec<f64>,
     own_by_rate: Vec<f64>,
     own_one_pass: f64,
 }
 
 fn sensitivity(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Result<Sensitivity, ReproError> {
-    // Twice the samples, so that half the entries have as many; a first round that does not end within six windows has fewer.
+    // Twice the samples, so that half the entries have as many; a first round that is not over within six windows has
+    // fewer.
     let short = ClusterSetting::new(context, SMALL, case, seed);
     let setting =
         ClusterSetting { samples_per_thread: 2 * SAMPLES_PER_THREAD, warm_up_windows: 6, measured_windows: 1, ..short };
@@ -177,10 +179,10 @@ pub(super) fn sizes(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Rep
     ])
 }
 
-/// Windows in which nothing decides, before the policy begins.
+/// Windows without decisions before the policy starts.
 const QUIET_WINDOWS: u64 = 2;
 
-/// Work of all threads by nominal second, cumulative, from the end of the quiet windows on.
+/// Cumulative work of all threads by nominal second, from the end of the quiet windows on.
 fn cumulative(records: &[WindowRecord]) -> Vec<(f64, f64)> {
     let (mut work, mut curve) = (0.0, vec![(0.0, 0.0)]);
     let quiet =
@@ -201,7 +203,8 @@ fn at(curve: &[(f64, f64)], time: f64) -> Option<f64> {
     Some(before.1 + part * (after.1 - before.1))
 }
 
-/// Automatic less default work, in seconds of the default's work, by time since the policy began.
+/// Work under the automatic placement minus that of the default, in seconds of the default's work, by time since the
+/// policy started.
 fn advantage(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Result<Vec<(f64, f64)>, ReproError> {
     let setting = ClusterSetting {
         warm_up_windows: QUIET_WINDOWS,
@@ -216,7 +219,7 @@ fn advantage(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> 
     Ok(with.iter().filter_map(lead).collect())
 }
 
-/// When the lead becomes positive for good; `None` = not within the run.
+/// Time from which on the lead stays positive; `None` = not within the run.
 fn break_even(lead: &[(f64, f64)]) -> Option<f64> {
     let last_behind = lead.iter().rposition(|&(_, lead)| lead <= 0.0)?;
     lead.get(last_behind + 1).map(|&(time, _)| time)

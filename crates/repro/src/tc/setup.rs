@@ -1,4 +1,4 @@
-//! The chapter's workloads, its four placements, and one run of one under the other.
+//! The chapter's workloads, its four placements, and single runs of them.
 
 use std::collections::BTreeMap;
 
@@ -20,21 +20,22 @@ use crate::{ExperimentContext, ReproError};
 pub(super) const SMALL: &str = "power5-2x2x2";
 pub(super) const LARGE: &str = "power5-8x2x2";
 
-/// The paper's figures of one window and one round of detection, before scaling.
+/// The paper's lengths of a window and a round of detection, before scaling.
 pub(super) const WINDOW_CYCLES: u64 = 1_000_000_000;
-/// How much shorter than the paper's all windows, slices and costs are.
+/// Factor by which all windows, slices and costs are shorter than the paper's.
 pub(super) const SCALE: u64 = 500;
-/// Samples of one round for each thread, a twentieth of the paper's (10^6 for 16 threads). Samples do not scale with time:
-/// what they have to fill, 256 counters a thread up to a floor of 3, does not shrink with it, and of the servers' samples
-/// one in twenty passes the filter. Each is paid for at the scaled cost, so that a round takes the share of the time that as
-/// many samples take at full scale.
+/// Samples of one round for each thread, a twentieth of the paper's (10^6 for 16 threads). Their number does not scale
+/// with time, because they have to fill 256 counters per thread up to a floor of 3, and only one in twenty of the
+/// servers' samples passes the filter. Each sample has the scaled cost, so that a round takes the same share of the
+/// time as at full scale.
 pub(super) const SAMPLES_PER_THREAD: u64 = 3_125;
-/// A turn of the counters: one interrupt on each busy CPU. Runs of the policy pay it all the time, others never.
+/// Cycles of a turn of the counters: one interrupt on each busy CPU. Runs of the policy always pay this cost, others
+/// never do.
 pub(super) const TURN_CYCLES: u64 = 3_000;
-/// Difference between chips that the paper tolerates.
+/// Imbalance between chips that the paper tolerates.
 const BALANCE_LIMIT: f64 = 0.25;
 
-/// A program of the chapter with the threads' own partition.
+/// A program of the chapter with the partition of its threads.
 #[derive(Clone, Debug)]
 pub(super) struct ClusterCase {
     pub name: &'static str,
@@ -52,7 +53,7 @@ impl ClusterCase {
         Ok(kernels::build(self.kernel, seed, &self.options).map_err(failed(self.name))?.groups)
     }
 
-    /// The same at the end, where a change of phase makes another partition midway.
+    /// The partition at the end of the run, if a change of phase alters it midway.
     pub fn truth_later(&self, seed: u64) -> Result<Vec<Option<u32>>, ReproError> {
         Ok(kernels::build(self.kernel, seed, &self.options).map_err(failed(self.name))?.groups_later)
     }
@@ -75,9 +76,9 @@ pub(super) enum ThreadPlacement {
     /// The machine's own scheduler.
     Default,
     RoundRobin,
-    /// The program's own partition, under the policy's balance limit.
+    /// The program's own partition, within the policy's balance limit.
     Hand,
-    /// `thread-clustering` with these parameters besides the run's own.
+    /// `thread-clustering` with these parameters in addition to those of the run.
     Automatic(String),
 }
 
@@ -92,7 +93,7 @@ impl ThreadPlacement {
     }
 }
 
-/// One run.
+/// Setting of one run.
 #[derive(Clone, Debug)]
 pub(super) struct ClusterSetting {
     pub machine: String,
@@ -102,10 +103,10 @@ pub(super) struct ClusterSetting {
     pub entries: usize,
     /// Samples of one round and thread.
     pub samples_per_thread: u64,
-    /// In windows of the policy.
+    /// Length of the warm-up in windows of the policy.
     pub warm_up_windows: u64,
     pub measured_windows: u64,
-    /// Price of a turn of the stall breakdown's counters, published scale: 0 = the counters are not read.
+    /// Cost of a turn of the stall breakdown's counters, at published scale; 0 = the counters are not read.
     pub counter_turn_cycles: u64,
 }
 
@@ -137,7 +138,7 @@ impl ClusterSetting {
         Ok(workload.lasting(cycles(self.warm_up_windows), cycles(self.measured_windows)))
     }
 
-    /// Parameters that every automatic run has, before those of the placement.
+    /// Parameters of every automatic run, before those of the placement.
     pub fn parameters(&self, more: &str) -> Result<String, ReproError> {
         let samples = self.samples_per_thread * self.case.truth(self.seed)?.len() as u64;
         Ok(format!("window_cycles = {WINDOW_CYCLES}\nsamples = {samples}\n{more}"))
@@ -147,7 +148,7 @@ impl ClusterSetting {
         self.paying(placement).run_by(self.policy(placement)?)
     }
 
-    /// Policies that decide by counters pay for them.
+    /// The setting with the cost of counters, if the placement decides by them.
     fn paying(&self, placement: &ThreadPlacement) -> Self {
         let reads = matches!(placement, ThreadPlacement::Automatic(_));
         ClusterSetting { counter_turn_cycles: if reads { TURN_CYCLES } else { 0 }, ..self.clone() }
@@ -163,7 +164,7 @@ impl ClusterSetting {
         }
     }
 
-    /// Without a policy in the first windows.
+    /// Runs without a policy in the first windows.
     pub fn run_after(&self, windows: u64, placement: &ThreadPlacement) -> Result<ManagedRun, ReproError> {
         self.paying(placement).run_by(Box::new(DelayedPolicy { windows, policy: self.policy(placement)? }))
     }
@@ -176,7 +177,7 @@ impl ClusterSetting {
         workload.managed(Pipeline::with_policy(config, policy))
     }
 
-    /// The program's own groups onto chips, as the policy would place them if it had found exactly these.
+    /// Places the program's own groups onto chips, as the policy would if it had found exactly these.
     fn by_hand(&self, workload: &Workload) -> Result<HandPlacement, ReproError> {
         let truth = self.case.truth(self.seed)?;
         let machine = workload.simulated()?;
@@ -192,7 +193,7 @@ impl ClusterSetting {
     }
 }
 
-/// So many counters for each thread, one filter for each process.
+/// A profiler with this many counters for each thread and one filter for each process.
 pub(super) fn shared_regions(entries: usize) -> ProfilerConfig {
     let parameters = ShMapParameters { entries, ..ShMapParameters::default() };
     ProfilerConfig::Sharing { parameters, machine_wide: false }
@@ -208,7 +209,7 @@ impl Policy for HandPlacement {
     }
 }
 
-/// No policy decides at first, then the given one does.
+/// A policy that makes no decision at first and then follows the given one.
 struct DelayedPolicy {
     windows: u64,
     policy: Box<dyn Policy>,
@@ -223,13 +224,14 @@ impl Policy for DelayedPolicy {
     }
 }
 
-/// Share of all threads' cycles that stalls on remote caches.
+/// Share of all threads' cycles that stall on remote caches.
 pub(super) fn remote_share(results: &RunResults) -> f64 {
     let cycles: u64 = results.tasks.iter().map(|task| task.cycles).sum();
     results.tasks.iter().map(|task| task.stall_cycles.remote_cache).sum::<f64>() / cycles.max(1) as f64
 }
 
-/// Remote-cache stalls per instruction: what placements are compared by, since they run at different speeds.
+/// Remote-cache stalls per instruction: the measure by which placements are compared, because they run at different
+/// speeds.
 pub(super) fn remote_per_instr(results: &RunResults) -> f64 {
     let instructions: u64 = results.tasks.iter().map(|task| task.instructions).sum();
     results.tasks.iter().map(|task| task.stall_cycles.remote_cache).sum::<f64>() / instructions.max(1) as f64
@@ -257,10 +259,10 @@ pub(super) fn adjusted_rand_index(a: &[usize], b: &[usize]) -> f64 {
     if most == expected { 1.0 } else { (both - expected) / (most - expected) }
 }
 
-/// One round that placed threads: the clusters in its reasons, and the shMaps that they came from.
+/// One round that placed threads: the clusters in its reasons, and the shMaps from which they came.
 #[derive(Serialize, Deserialize)]
 pub(super) struct PlacementRound {
-    /// Cluster of each thread; unclustered ones have a number of their own.
+    /// Cluster of each thread; each unclustered thread has a number of its own.
     pub cluster_of: Vec<usize>,
     pub clusters: usize,
     pub clustered: Vec<bool>,
@@ -268,7 +270,7 @@ pub(super) struct PlacementRound {
 }
 
 impl PlacementRound {
-    /// Adjusted Rand index against the program's own partition, over its workers.
+    /// Adjusted Rand index against the program's own partition, over the program's workers.
     pub fn agreement(&self, truth: &[Option<u32>]) -> f64 {
         let workers = || truth.iter().zip(&self.cluster_of).filter_map(|(group, &of)| Some(((*group)? as usize, of)));
         let (own, found): (Vec<usize>, Vec<usize>) = workers().unzip();
@@ -280,7 +282,8 @@ impl PlacementRound {
     }
 }
 
-/// All rounds of a run that placed threads. The profiler is pure, so the recorded observations give its maps again.
+/// All rounds of a run that placed threads. The profiler is pure, so the recorded observations yield the same maps
+/// again.
 pub(super) fn rounds(records: &[WindowRecord], threads: usize, entries: usize) -> Vec<PlacementRound> {
     let mut profiler = OfflineProfiler::new(&[shared_regions(entries)]);
     let mut rounds = Vec::new();
@@ -310,7 +313,7 @@ pub(super) fn rounds(records: &[WindowRecord], threads: usize, entries: usize) -
 mod tests {
     use super::*;
 
-    /// Is the index 1 for the same partition under other names, and near 0 for one that says nothing?
+    /// Is the index 1 for the same partition under other names, and near 0 for a random one?
     #[test]
     fn the_index_knows_equal_and_unrelated_partitions() {
         assert_eq!(adjusted_rand_index(&[0, 0, 1, 1], &[7, 7, 3, 3]), 1.0);

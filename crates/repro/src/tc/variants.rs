@@ -1,8 +1,9 @@
-//! TC-2 under other conditions: another sampler, another time scale, and one program spread over two processes.
+//! TC-2 under other conditions: another sampler, another time scale, and one program divided into two processes.
 //!
-//! The processes map the shared regions at one place and the same frames, as shared memory does; everything else is
-//! each one's own. Threads of a group then sit in both, so that neither the process nor the order of arrival says who
-//! shares. Only samples with physical lines (PEBS, IBS) can show it, by one filter for the whole machine.
+//! The processes map the shared regions at the same place and to the same frames, as with shared memory; all other
+//! memory is private to each. Threads of a group are then in both processes, so that neither the process nor the order
+//! of arrival reveals which threads share. Only samples with physical lines (PEBS, IBS) can show it, through one filter
+//! for the whole machine.
 
 use cachemate_core::{
     AccessSource, PipelineConfig, PolicyConfig, ProfilerConfig, ShMapParameters, WindowLength, WindowRecord,
@@ -35,7 +36,7 @@ const VARIANTS: [Variant; 3] = [
     Variant { name: "half the time scale", machine: SMALL, scale: SCALE / 2 },
 ];
 
-/// Agreement of the last round that placed threads; 0 where none did.
+/// Agreement of the last round that placed threads; 0 if none did.
 fn agreement(
     context: &ExperimentContext<'_>,
     variant: &Variant,
@@ -52,7 +53,7 @@ fn agreement(
     Ok(rounds(&run.records, truth.len(), setting.entries).last().map_or(0.0, |round| round.agreement(&truth)))
 }
 
-/// Threads `process`, `process + 2`, ... of the case's program, in a process of their own.
+/// Threads `process`, `process + 2`, ... of the case's program, in a separate process.
 fn part(case: &ClusterCase, seed: u64, process: usize) -> Result<SimProgram, ReproError> {
     let built = kernels::build(case.kernel, seed, &case.options).map_err(failed(case.name))?;
     let shared = built.regions.iter().filter(|region| !matches!(region.users, RegionUsers::Thread(_))).enumerate();
@@ -71,7 +72,7 @@ fn part(case: &ClusterCase, seed: u64, process: usize) -> Result<SimProgram, Rep
     Ok(SimProgram { shared, ..SimProgram::new(format!("{}-{process}", case.kernel), Box::new(maker)) })
 }
 
-/// All records of one run over two processes, and the group of each thread in the order of arrival.
+/// All records of one run with two processes, and the group of each thread in the order of arrival.
 fn across(
     context: &ExperimentContext<'_>,
     case: &ClusterCase,
@@ -111,13 +112,13 @@ fn across_agreement(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let mut cases = four();
-    // TC-2 itself has the register pair at this scale; quick runs have neither it nor the longer scale again.
+    // TC-2 itself has the register pair at this scale; quick runs omit both it and the longer scale.
     let quick = |variant: usize| variant == 1 || variant == VARIANTS.len();
     if context.quick {
         cases.truncate(1);
     }
     let variants = VARIANTS.len();
-    // Readers and writers of a chat room wait for each other on channels, which are one process's own in the simulator.
+    // Readers and writers of a chat room wait for each other on channels, which belong to one process in the simulator.
     let asked = |case: usize, variant: usize| {
         (!context.quick || quick(variant)) && (variant < variants || cases[case].kernel != "chatrooms")
     };

@@ -6,7 +6,7 @@ use super::*;
 use crate::cp::goals::{FLOOR, PAIRS};
 use crate::{DataPoint, Finding, ResultTarget};
 
-/// How the cache is run: its name, the policy, whether the first program has its floor, and whether ways divide.
+/// How the cache is managed: name, policy, whether the first program has its floor, and whether it is divided by ways.
 const WAYS: [(&str, &str, bool, bool); 5] = [
     ("shared", "default", false, false),
     ("weighted speed-up", "cache-sizing:objective = 'weighted-speedup'", false, false),
@@ -25,7 +25,7 @@ fn in_ways() -> Result<MachineSpec, ReproError> {
     Ok(machine)
 }
 
-/// Both programs' time over that alone once settled, less one, in per cent.
+/// Slowdown of both programs relative to running alone, once settled, in percent.
 fn slowed_percent(outcome: &PolicyOutcome) -> [f64; 2] {
     let from = outcome.series.seconds.len() * 3 / 4;
     [0, 1].map(|at| {
@@ -37,7 +37,7 @@ fn slowed_percent(outcome: &PolicyOutcome) -> [f64; 2] {
 /// GOALS at nominal time.
 ///
 /// # Errors
-/// A program, machine or policy that cannot be, or the interruption.
+/// An invalid program, machine or policy, or the interruption.
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let seed = context.seeds.first().copied().unwrap_or(1);
     let pairs = context.pick(&PAIRS[..1], &PAIRS);

@@ -1,7 +1,7 @@
 //! INTERVAL-4: four and eight programs on one cache, sized online (MULTI at nominal time).
 //!
-//! The reference is the best division known: sharing, or what a climb finds that starts at the exact solver's sizes from
-//! each program alone. A step of the climb gives one color of one group to another, or makes two groups one.
+//! The reference is the best known division: sharing, or the result of hill climbing from the sizes that the exact
+//! solver computes from solo curves. A step moves one color between groups, or merges two groups.
 
 use cachemate_core::SplitMix64;
 use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, exact};
@@ -10,7 +10,7 @@ use super::*;
 use crate::cp::mixes::{PROGRAMS, draw};
 use crate::{DataPoint, Finding, ResultTarget};
 
-/// Length of a run that only says what a division is worth: several repetitions of the programs' phases.
+/// Length of a run that only evaluates a division: several repetitions of the programs' phases.
 const TRIAL_NS: u64 = 100_000_000_000;
 
 /// Groups of programs and their numbers of colors.
@@ -18,7 +18,7 @@ const TRIAL_NS: u64 = 100_000_000_000;
 struct Division(Vec<(Vec<usize>, u32)>);
 
 impl Division {
-    /// The colors of each of `count` programs, side by side.
+    /// The colors of each of `count` programs, in contiguous ranges.
     fn lists(&self, count: usize) -> Vec<String> {
         let mut lists = vec![String::new(); count];
         let mut next = 0;
@@ -30,7 +30,7 @@ impl Division {
         lists
     }
 
-    /// All that one step leads to.
+    /// All divisions that one step leads to.
     fn steps(&self) -> Vec<Division> {
         let groups = self.0.len();
         let pairs = (0..groups).flat_map(|from| (0..groups).map(move |to| (from, to))).filter(|(from, to)| from != to);
@@ -54,7 +54,7 @@ impl Division {
     }
 }
 
-/// The best division that steps from `start` lead to, each to the best next one.
+/// Climbs from `start`, each time to the best neighbor, and returns the best division.
 fn climbed(
     start: Division,
     mut worth: impl FnMut(&Division) -> Result<f64, ReproError>,
@@ -81,7 +81,7 @@ struct OnlineMix {
     divided: f64,
     /// The division of the reference, as each program's colors.
     colors: Vec<String>,
-    /// By each of [`ONLINE`].
+    /// Speedup under each of [`ONLINE`].
     online: Vec<Speedup>,
 }
 
@@ -100,7 +100,7 @@ impl OnlineMix {
     }
 }
 
-/// Speed alone with 1, 2, ... colors, as costs.
+/// Solo speeds with 1, 2, ... colors, as costs.
 fn alone(
     context: &ExperimentContext<'_>,
     machine: &MachineSpec,
@@ -147,7 +147,7 @@ fn run_mix(
 /// MULTI at nominal time.
 ///
 /// # Errors
-/// A program, machine or policy that cannot be, or the interruption.
+/// An invalid program, machine or policy, or the interruption.
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let seed = context.seeds.first().copied().unwrap_or(1);
     let counts: &[(usize, u64)] = context.pick(&[(4, 2)], &[(4, 11), (8, 6)]);
@@ -170,7 +170,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     Ok((0..ONLINE.len()).flat_map(|policy| findings(&all, policy, seed)).collect())
 }
 
-/// `policy` is its place in [`ONLINE`].
+/// Findings for the policy at this position in [`ONLINE`].
 fn findings(all: &[OnlineMix], policy: usize, seed: u64) -> Vec<Finding> {
     let online = |mix: &OnlineMix| mix.online[policy];
     let over = |of: &dyn Fn(&OnlineMix) -> f64| all.iter().map(of).collect::<Vec<f64>>();
@@ -221,7 +221,7 @@ fn findings(all: &[OnlineMix], policy: usize, seed: u64) -> Vec<Finding> {
 mod tests {
     use super::*;
 
-    /// Does the climb find the best of a division whose worth has one summit, clusters among them?
+    /// Does the climb find the best division, clusters included, if there is a single maximum?
     #[test]
     fn the_climb_reaches_a_lone_summit() {
         let start = Division(vec![(vec![0], 6), (vec![1], 5), (vec![2], 5)]);

@@ -1,17 +1,17 @@
-//! INTERVAL-6: what CASC's measuring costs (CASC-7 at nominal time).
+//! INTERVAL-6: the cost of CASC's measurements (CASC-7 at nominal time).
 
 use super::*;
 use crate::niagara::{COPIES, KERNELS};
 use crate::{DataPoint, Finding, ResultTarget};
 
 const L2_BYTES: u64 = 192 << 10;
-/// A threshold that is always met: all threads are measured again and again, and none is restricted (CASC 5.3.4).
+/// A threshold that is always met: all threads are measured repeatedly, and none is restricted (CASC 5.3.4).
 const MEASURES_ONLY: &str = "casc:form = 'better'\nthreshold = 1000.0\nremeasure_every_ns = 250_000_000";
 
 /// CASC-7 at nominal time: 18 threads on 8 contexts.
 ///
 /// # Errors
-/// A program, machine or policy that cannot be, or the interruption.
+/// An invalid program, machine or policy, or the interruption.
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let seed = context.seeds.first().copied().unwrap_or(1);
     let mut machine = cachemate_spec::load_machine("niagara-2core").map_err(failed("niagara-2core"))?;

@@ -1,9 +1,9 @@
-//! INTERVAL-2 to INTERVAL-7: online policies at nominal time, where windows are as long as they are meant to be.
+//! INTERVAL-2 to INTERVAL-7: online policies at nominal time, with windows of their intended length.
 //!
-//! On the cycle-level machine windows are divided by up to 5000 while caches are not, so a trial waits for a turnover of
-//! the cache longer than a run lasts. Here nothing is divided. Two figures each: what the policy has once it has settled
-//! (the last quarter of an hour's run), and what its search costs (that against the whole run). Programs are the
-//! cycle-level machine's, measured alone there; their phases last [`STRETCH`] times longer.
+//! On the cycle-level machine, windows are divided by up to 5000 but caches are not, so a trial waits for a turnover of
+//! the cache longer than a run lasts. Here nothing is divided. There are two figures for each policy: its result once
+//! it has settled (the last quarter of an hour's run), and the cost of its search (the difference from the whole run).
+//! Programs are profiles measured alone on the cycle-level machine; their phases last [`STRETCH`] times longer.
 
 pub(super) mod goals;
 pub(super) mod many;
@@ -25,7 +25,7 @@ use crate::setup::failed;
 use crate::{ExperimentContext, ReproError, mean};
 
 const STRETCH: f64 = 1000.0;
-/// The thesis' chip without its L3: the cache that is divided is the last before memory.
+/// The thesis's chip without its L3, so that the divided cache is the last before memory.
 const CHIP: &str = "power5-2x2x2?packages=1&memory.nodes=1&contexts_per_core=1&memory.size=2G";
 const COLORS: u32 = 16;
 
@@ -33,12 +33,12 @@ const COLORS: u32 = 16;
 /// mechanisms.
 const ONLINE: [&str; 2] = ["cache-sizing", "auto"];
 
-/// A finding's words for one of these policies.
+/// The text of a finding for one of these policies.
 fn of_policy(policy: &str, what: &str) -> String {
     if policy == ONLINE[0] { what.to_string() } else { format!("{policy}: {what}") }
 }
 
-/// The chip with so many cores on its one L2.
+/// The chip with `cores` cores on its one L2.
 fn chip(cores: u32) -> Result<MachineSpec, ReproError> {
     let mut machine = cachemate_spec::load_machine(CHIP).map_err(failed(CHIP))?;
     machine.caches.retain(|cache| cache.level != CacheLevel::L3);
@@ -51,20 +51,20 @@ fn chip(cores: u32) -> Result<MachineSpec, ReproError> {
     Ok(machine)
 }
 
-/// The policy that holds each program, in order of arrival, to the colors of its list.
+/// The policy that confines each program, in order of arrival, to the colors of its list.
 fn held_to(lists: &[String]) -> String {
     let lists: Vec<String> = lists.iter().map(|list| format!("'{list}'")).collect();
     format!("static-partition:window_ns = 1_000_000_000\nsteps = [{{ shares = [{}] }}]", lists.join(", "))
 }
 
-/// Sum of the programs' speeds over those alone, once settled and over the whole run.
+/// Sum of the programs' speeds relative to running alone, once settled and over the whole run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct Speedup {
     settled: f64,
     whole: f64,
 }
 
-/// Speed over that alone through stretches of equal length, by its slowdown in each.
+/// Mean speed relative to running alone, from the slowdowns in stretches of equal length.
 fn mean_speed(slowdowns: &[f64]) -> f64 {
     mean(&slowdowns.iter().map(|slowdown| 1.0 / slowdown).collect::<Vec<f64>>())
 }
@@ -81,13 +81,13 @@ fn speedup(outcome: &PolicyOutcome) -> Speedup {
     Speedup { settled: sum(outcome.series.seconds.len() * 3 / 4), whole: sum(0) }
 }
 
-/// Without the guard: what is asked of references, which are to stay.
+/// A query without the guard, for references that are to stay in force.
 fn question(context: &ExperimentContext<'_>, machine: &MachineSpec, jobs: Vec<IntervalJob>, seed: u64) -> WhatIfQuery {
     let length_ns = context.pick(900_000_000_000, 3_600_000_000_000);
     WhatIfQuery { machine: machine.clone(), jobs, length_ns, seed, explicit: false, guard: false }
 }
 
-/// The same with the guard around the policy, as it is shipped.
+/// The same query with the guard around the policy, as shipped.
 fn guarded(asked: &WhatIfQuery) -> WhatIfQuery {
     WhatIfQuery { guard: true, ..asked.clone() }
 }
@@ -108,7 +108,7 @@ fn programs(
     })
 }
 
-/// On one CPU, or wherever a policy wants it. Policies leave alone what is held to a CPU: it has no share either.
+/// A job on one CPU, or wherever a policy places it. Policies do not move a pinned job or give it a share.
 fn job(
     programs: &[(&'static str, Arc<PhasedProgram>)],
     name: &str,

@@ -1,4 +1,5 @@
-//! INTERVAL-7: a level of service for each client, while clients go from two to four (CP-5 at nominal time).
+//! INTERVAL-7: a level of service for each client while the number of clients rises from two to four (CP-5 at nominal
+//! time).
 
 use super::*;
 use crate::cp::serve::{CLIENTS, FIRST_CLIENTS, LEVEL, ServiceRun, ServiceWindow, figure, seen};
@@ -6,10 +7,10 @@ use crate::{DataPoint, Finding, ResultTarget};
 
 /// Work that counts as one operation of a client.
 const INSTRUCTIONS_OF_AN_OPERATION: f64 = 100_000.0;
-/// Windows at the start that do not count: the cache fills.
+/// Windows at the start, in which the cache fills, that do not count.
 const START_WINDOWS: usize = 20;
 
-/// The server's process, with so many clients from the start on and others that come later.
+/// The server's process, with `clients` clients from the start on and others that arrive later.
 fn server(client: &Arc<PhasedProgram>, clients: usize, late: Option<(usize, u64)>) -> IntervalJob {
     let late_threads = late.map(|(count, by_ns)| (count as u32, by_ns));
     IntervalJob { threads: clients as u32, late_threads, ..IntervalJob::new(Arc::clone(client)) }
@@ -40,7 +41,7 @@ fn fixed(colors: u32) -> String {
 /// CP-5 at nominal time.
 ///
 /// # Errors
-/// A program, machine or policy that cannot be, or the interruption.
+/// An invalid program, machine or policy, or the interruption.
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let seed = context.seeds.first().copied().unwrap_or(1);
     let machine = chip(CLIENTS as u32)?;

@@ -3,7 +3,7 @@
 use super::*;
 use crate::{DataPoint, Finding, ResultTarget};
 
-/// Pairs of the thesis (RM-4) but the one with a program of several threads.
+/// Pairs of the thesis (RM-4) except the one with a multithreaded program.
 const PAIRS: [(&str, &str); 6] =
     [("mcf", "art"), ("vortex", "art"), ("ammp", "applu"), ("twolf", "gzip"), ("vpr", "swim"), ("twolf", "swim")];
 
@@ -12,9 +12,9 @@ const PAIRS: [(&str, &str); 6] =
 struct SizedPair {
     name: String,
     shared: f64,
-    /// By colors of the first.
+    /// Speedup by colors of the first program.
     splits: Vec<f64>,
-    /// By each of [`ONLINE`], with the seconds that its probes and page moves took.
+    /// Speedup under each of [`ONLINE`], with the seconds that its probes and page moves took.
     online: Vec<(Speedup, f64)>,
 }
 
@@ -31,7 +31,7 @@ impl SizedPair {
 /// RM-4 at nominal time.
 ///
 /// # Errors
-/// A program, machine or policy that cannot be, or the interruption.
+/// An invalid program, machine or policy, or the interruption.
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let machine = chip(2)?;
     let pairs: &[(&'static str, &'static str)] = context.pick(&PAIRS[4..], &PAIRS);
@@ -58,7 +58,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     Ok((0..ONLINE.len()).flat_map(|policy| sizing_findings(&all, policy, seed)).collect())
 }
 
-/// `policy` is its place in [`ONLINE`].
+/// Findings for the policy at this position in [`ONLINE`].
 fn sizing_findings(all: &[SizedPair], policy: usize, seed: u64) -> Vec<Finding> {
     let online = |pair: &SizedPair| pair.online[policy].0;
     let near = all.iter().filter(|pair| online(pair).settled >= 0.99 * pair.best()).count() as f64;
@@ -86,7 +86,7 @@ fn sizing_findings(all: &[SizedPair], policy: usize, seed: u64) -> Vec<Finding> 
     };
     let target = |target: f64| ResultTarget::AtLeast { target, paper_best: None };
     let of = format!("of {} pairs", all.len());
-    // Five of RM-4's seven.
+    // The same fraction as five of RM-4's seven.
     let most = (5.0 * all.len() as f64 / 7.0).ceil();
     vec![
         finding("pairs whose online split is within 1 % of the best", &of, target(most), near).points(points.concat()).note(

@@ -5,7 +5,7 @@
 //! several pods before a node's next state, and would send all of them to the same node.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -131,9 +131,14 @@ impl ClusterKnowledge {
             return vec![None; names.len()];
         }
         let mut forecaster = ServiceForecaster::new(&pod.demand);
+        // Most nodes have no placement in flight, so the ledger is searched for the others alone.
+        let guessed: BTreeSet<&str> = ledger.guesses.iter().map(|guess| guess.node.as_str()).collect();
         let forecast = |name: &String| {
             let state = self.fresh_state(name, now)?;
-            let state = ledger.adjusted(name, state, &pod.identity);
+            let state = match guessed.contains(name.as_str()) {
+                true => ledger.adjusted(name, state, &pod.identity),
+                false => Cow::Borrowed(state),
+            };
             forecaster.node_forecast(&state).map(|(_, forecast)| forecast)
         };
         names.iter().map(forecast).collect()

@@ -4,7 +4,7 @@
 CARGO ?= cargo
 RELEASE = target/release/cachemate
 
-.PHONY: demo test lint build bench repro faults kill soak live lab sweep-engines install image deb rpm deb-test wheel nightly fuzz clean help
+.PHONY: demo test lint build bench repro faults kill soak services live lab sweep-engines install image deb rpm deb-test wheel nightly fuzz clean help
 
 help:
 	@echo 'make demo     record real programs here, predict which slow each other down, and plan who shares a cache'
@@ -16,6 +16,7 @@ help:
 	@echo 'make faults   a fault at every call of a managed run, and of the real restore: is anything lost?'
 	@echo 'make kill     kill -9 at KILLS random moments (200) of a managed run: is everything as before?'
 	@echo 'make soak     TASKS short-lived programs (10000) under a daemon: no leak, nothing lost'
+	@echo 'make services  real containers of containerd, changes of owners, control groups at random and births, SECONDS_EACH (600) s'
 	@echo 'make live     measure on this host (root, at most 15 minutes); reports what it cannot show'
 	@echo 'make lab      a real kernel on a modeled machine with shared L3s, PMU and RDT: does all of it work and come back?'
 	@echo 'make sweep-engines  sweeps on Slurm, Dask and HyperQueue, parts of which are killed; and the cost of a sweep'
@@ -67,6 +68,14 @@ soak:
 	@scripts/setup.sh build
 	CACHEMATE_SOAK=$(TASKS) $(CARGO) test --locked --workspace --test soak -- --nocapture
 
+# containerd, runc and busybox are unpacked below target/ from Debian's packages, and not installed.
+SECONDS_EACH ?= 600
+services: build
+	python3 scripts/containers-test.py $(RELEASE) --tools target/services-tools --download
+	CACHEMATE_RACE_SECONDS=$(SECONDS_EACH) $(CARGO) test --locked -p cachemate-linux --test service_races -- --nocapture
+	CACHEMATE_BIRTHS_SECONDS=$(SECONDS_EACH) CACHEMATE_BIRTHS_THREADS=10000 \
+		$(CARGO) test --locked -p cachemate-cli --test soak births -- --nocapture
+
 live: build
 	$(CARGO) run --release --locked -p cachemate-bench -- live
 
@@ -92,7 +101,7 @@ repro: build
 
 # Each part runs even if one before it failed; the last line names the failed parts.
 nightly:
-	@failed=''; for part in 'repro REPRO=--quick' 'kill KILLS=200' faults soak wheel 'lab LAB_FULL=1' sweep-engines fuzz; do \
+	@failed=''; for part in 'repro REPRO=--quick' 'kill KILLS=200' faults soak services wheel 'lab LAB_FULL=1' sweep-engines fuzz; do \
 		$(MAKE) $$part || failed="$$failed $$part;"; done; \
 		[ -z "$$failed" ] || { echo "nightly: failed:$$failed"; exit 1; }
 

@@ -140,7 +140,7 @@ fn open(place: &BenchHost, found: &HostSurvey, actors: &[Actor]) -> anyhow::Resu
         state_dir: place.folder.join("state"),
         progress: ProgressFiles::new(Some(place.folder.join("progress"))),
         learned: Default::default(),
-        directory: Default::default(),
+        runtime: None,
         stop: place.stop.clone(),
         wake: Arc::new(AtomicBool::new(false)),
     };

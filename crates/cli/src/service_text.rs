@@ -95,9 +95,25 @@ pub fn table(services: &[ServiceStatus], most: usize) -> String {
     format!("{}{more}", table.text())
 }
 
-/// Losses and table of all services.
+/// One line for each service with a floor.
+fn floors(services: &[ServiceStatus]) -> String {
+    let line = |service: &ServiceStatus| {
+        let floor = service.floor.as_ref()?;
+        let detail = match (&floor.measured, &floor.reason) {
+            (Some(rate), _) => {
+                format!("{} a second ({} to {})", fixed(rate.value, 1), fixed(rate.low, 1), fixed(rate.high, 1))
+            }
+            (None, reason) => reason.clone().unwrap_or_default(),
+        };
+        let (name, least) = (printable(&service.name), fixed(floor.min_rate, 1));
+        Some(format!("floor of {name}: {least} a second, {}: {}\n", floor.state.describe(), printable(&detail)))
+    };
+    services.iter().filter_map(line).collect()
+}
+
+/// Losses, table and floors of all services.
 pub fn services_text(services: &[ServiceStatus], most: usize) -> String {
-    format!("\n{}\n{}", losses(services), table(services, most))
+    format!("\n{}\n{}{}", losses(services), table(services, most), floors(services))
 }
 
 #[cfg(test)]
@@ -120,6 +136,7 @@ mod tests {
             slowdown_by,
             reason: reason.map(str::to_string),
             max_slowdown_percent: None,
+            floor: None,
         }
     }
 

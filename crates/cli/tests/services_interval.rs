@@ -55,8 +55,7 @@ fn the_batch_service_is_named_within_twenty_seconds() {
     let named = run.snapshots.iter().rfind(|snapshot| snapshot.at_s <= START_S + 30.0).unwrap();
     let cause = &store(named).slowed_by[0];
     assert!(truth > 0.1, "the batch service slows the store: {truth}");
-    // The regression says 17 % less than the speeds do; why is not known.
-    assert!((cause.loss.value - truth).abs() < 0.25 * truth, "{cause:?}, by the speeds {truth}");
+    assert!((cause.loss.value - truth).abs() < 0.15 * truth, "{cause:?}, by the speeds {truth}");
     assert!(cause.loss.low > 0.0 && cause.loss.low <= cause.loss.high, "{cause:?}, by the speeds {truth}");
     let others = run.snapshots.iter().flat_map(|snapshot| &snapshot.services).flat_map(|service| &service.slowed_by);
     assert!(others.into_iter().all(|cause| cause.service != "quiet"), "the quiet service is on another cache");

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use cachemate_linux::kernel::{Kernel, LinuxHost};
-use common::{acting, daemon, run};
+use common::{acting, daemon, run, status_when};
 
 /// Resident pages and open files of a process.
 fn held(pid: u32) -> (u64, usize) {
@@ -127,4 +127,93 @@ fn the_longest_wait_under_churn_is_told() {
         longest_ns > 0 && longest_ns < status["running_ns"].as_u64().unwrap() / 2,
         "somebody starves: {longest_ns} ns"
     );
+}
+
+/// Seconds of births from which on their cost is a figure and not a sample.
+const LONG_RUN_S: u64 = 60;
+
+fn from_environment(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+/// Beside a thousand short programs a second, and with thousands of threads at once: what does an observer cost, does it
+/// grow, and is a program that lives on managed within two windows?
+///
+/// `CACHEMATE_BIRTHS_SECONDS` and `CACHEMATE_BIRTHS_THREADS` name the size (`make nightly`: 600 and 10,000).
+#[test]
+fn births_are_followed_at_a_small_cost() {
+    let seconds = from_environment("CACHEMATE_BIRTHS_SECONDS", 3);
+    let threads = from_environment("CACHEMATE_BIRTHS_THREADS", 500);
+    let folder = tempfile::tempdir().unwrap();
+    let script = "n=0; while [ ! -e stop ]; do i=0; while [ $i -lt 50 ]; do /bin/true & i=$((i+1)); done; \
+                  n=$((n+50)); sleep 0.02; [ -e live -a ! -e lives ] && { sleep 1000 & echo $! >pid; touch lives; }; \
+                  echo $n >births; done; kill $(cat pid)";
+    let mut births = Command::new("bash")
+        .args(["-c", script])
+        .current_dir(folder.path())
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let pid = std::process::id();
+    let config = format!("window_ms = 200\npolicy = {{ name = \"default\" }}\n[[rules]]\npid = {pid}\n");
+    let mut daemon = daemon(folder.path(), &config);
+    let every = (Duration::from_millis(50), Duration::from_secs(120));
+    let windows = |status: &serde_json::Value| status["windows"].as_u64();
+    let status =
+        |what: &str, wanted: &dyn Fn(&serde_json::Value) -> bool| status_when(folder.path(), what, every, wanted);
+    let names = |status: &serde_json::Value, name: &str| {
+        let tasks = status["tasks"].as_array().map(Vec::as_slice).unwrap_or_default();
+        tasks.iter().filter(|task| task["name"] == name).count() as u64
+    };
+    let read_births = || {
+        let text = std::fs::read_to_string(folder.path().join("births")).unwrap_or_default();
+        text.trim().parse::<u64>().unwrap_or(0)
+    };
+    let settled = status("the first windows", &|status| windows(status) > Some(5) && read_births() > 0);
+    let (start, born_before) = (Instant::now(), read_births());
+    std::thread::sleep(Duration::from_secs(seconds).div_f64(2.0));
+    let (pages_half, files_half) = held(daemon.0.id());
+    std::thread::sleep(Duration::from_secs(seconds).div_f64(2.0));
+    let ended = status("the last windows", &|_| true);
+    let (pages_end, files_end) = held(daemon.0.id());
+    let rate = (read_births() - born_before) as f64 / start.elapsed().as_secs_f64();
+    let cost = |from: &serde_json::Value, to: &serde_json::Value| {
+        let since = |field: &str| (to[field].as_u64().unwrap() - from[field].as_u64().unwrap()) as f64;
+        since("cpu_ns") / since("running_ns")
+    };
+    let cost_of_births = cost(&settled, &ended);
+    std::fs::write(folder.path().join("live"), "").unwrap();
+    while !folder.path().join("lives").exists() {
+        assert!(start.elapsed() < Duration::from_secs(seconds + 120));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let born = windows(&status("a status", &|_| true)).unwrap();
+    let managed = windows(&status("the program that lives", &|status| names(status, "sleep") > 0)).unwrap();
+    std::fs::write(folder.path().join("stop"), "").unwrap();
+    births.wait().unwrap();
+    let (gate, crowd_name) = (std::sync::Arc::new(std::sync::Barrier::new(threads as usize + 1)), "crowd");
+    for _ in 0..threads {
+        let gate = gate.clone();
+        let thread = std::thread::Builder::new().name(crowd_name.to_string()).stack_size(64 << 10);
+        thread.spawn(move || _ = gate.wait()).unwrap();
+    }
+    let crowd = status("all threads", &|status| names(status, crowd_name) == threads);
+    std::thread::sleep(Duration::from_secs(2));
+    let crowded = status("a status", &|_| true);
+    let cost_of_threads = cost(&crowd, &crowded);
+    gate.wait();
+    Command::new("kill").args(["-TERM", &daemon.0.id().to_string()]).status().unwrap();
+    assert!(daemon.0.wait().unwrap().success());
+    println!(
+        "{rate:.0} births a second for {seconds} s: {:.1} % of a CPU, pages {pages_half} -> {pages_end}, files {files_half} -> \
+         {files_end}; {threads} threads: {:.1} % of a CPU",
+        100.0 * cost_of_births,
+        100.0 * cost_of_threads
+    );
+    // Two windows, and the one that was under way when the program began.
+    assert!(managed <= born + 3, "born in window {born}, managed in window {managed}");
+    assert!(pages_end <= pages_half + pages_half / 4 + 256, "{pages_half} -> {pages_end} pages");
+    assert!(files_end <= files_half + 64, "{files_half} -> {files_end} open files");
+    assert!(seconds < LONG_RUN_S || cost_of_births < 0.05, "{:.1} % of a CPU", 100.0 * cost_of_births);
 }

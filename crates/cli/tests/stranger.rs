@@ -166,22 +166,68 @@ fn part_of_a_stranger_at_the_state_folder() {
     done();
 }
 
-/// Does a stranger's program that is called like a terminal's command and another row stay one word in one row?
+/// Names that imitate a terminal's command and another row, a reason's argument, the other direction of writing, a label's
+/// end, and the end of a script.
+const NAMES: [(&str, &str); 4] = [
+    ("\u{1b}[2J\n 1 1 init", r"\u{1b}[2J\n 1 1 init"),
+    ("{1}\u{202e}exe", r"{1}\u{202e}exe"),
+    ("a\"} 1\n# EOF\n", r#"a"} 1\n# EOF\n"#),
+    ("<script>{0}", "<script>{0}"),
+];
+
+/// Do strangers' programs with such names act on no front end: tables, reasons, JSON, metrics, the daemon's log, the page of
+/// a recording?
 #[test]
-fn a_strangers_name_stays_in_its_row() {
+fn a_strangers_name_acts_on_no_front_end() {
     let Some(folder) = folder("a stranger's program") else { return };
-    let name = "\u{1b}[2J\n 1 1 init";
-    let program = folder.path().join(name);
-    std::fs::copy("/bin/sleep", &program).unwrap();
-    open_to_all(&program);
-    let sleeper = ChildGuard(Command::new(&program).arg("100").uid(NOBODY).gid(NOBODY).spawn().unwrap());
-    let config = format!("window_ms = 100\n[[rules]]\npid = {}\naction = \"observe\"\n", sleeper.pid());
-    let _daemon = daemon(folder.path(), &config);
-    status_when(folder.path(), "the program", PATIENCE, |status| status["tasks"][0]["name"] == name);
-    let pid = sleeper.pid().to_string();
-    for asked in [&["status"][..], &["top", "-n", "1"], &["explain", &pid]] {
-        let ran = run(folder.path(), &[asked, &["--socket", "s.sock"]].concat()).ok();
-        assert!(ran.out.contains(r"\u{1b}[2J\n 1 1 init") && !ran.out.contains('\u{1b}'), "{}", ran.out);
-        assert!(!ran.out.lines().any(|line| line.starts_with(" 1 1 init")), "{}", ran.out);
+    let at = folder.path();
+    let mut config = String::from(
+        "window_ms = 100\nrun_log = \"run.jsonl\"\nmetrics_textfile = \"metrics.prom\"\npolicy = { name = \"default\" }\n",
+    );
+    let mut programs = Vec::new();
+    for (name, _) in NAMES {
+        let program = at.join(name.replace('/', "_"));
+        std::fs::copy("/bin/sleep", &program).unwrap();
+        open_to_all(&program);
+        let sleeper = ChildGuard(Command::new(&program).arg("100").uid(NOBODY).gid(NOBODY).spawn().unwrap());
+        config.push_str(&format!("[[rules]]\npid = {}\naction = \"observe\"\n", sleeper.pid()));
+        programs.push(sleeper);
     }
+    let mut daemon = daemon(at, &config);
+    status_when(at, "the programs", PATIENCE, |status| {
+        let tasks = status["tasks"].as_array().map(Vec::as_slice).unwrap_or_default();
+        NAMES.iter().all(|(name, _)| tasks.iter().any(|task| task["name"] == *name))
+    });
+    let is_acting = |c: char| matches!(c, '\u{1b}' | '\u{202e}');
+    let check = |what: &str, text: &str, has_names: bool| {
+        assert!(!text.contains(is_acting), "{what}: {text}");
+        for (_, shown) in NAMES.iter().filter(|_| has_names) {
+            assert!(text.contains(shown), "{what}: {shown} in {text}");
+        }
+        let forged = |line: &str| line.starts_with(" 1 1 init") || line.trim() == "# EOF";
+        assert!(
+            text.lines().filter(|line| forged(line)).count() <= usize::from(what == "metrics.prom"),
+            "{what}: {text}"
+        );
+    };
+    let pids: Vec<String> = programs.iter().map(|program| program.pid().to_string()).collect();
+    let mut asked: Vec<Vec<&str>> = vec![vec!["status"], vec!["status", "--threads"], vec!["status", "--json"]];
+    asked.extend([vec!["top", "-n", "1"], vec!["explain", &pids[0], "--json"]]);
+    asked.extend(pids.iter().map(|pid| vec!["explain", pid.as_str()]));
+    asked.extend(NAMES.iter().map(|(name, _)| vec!["explain", name]));
+    for args in asked {
+        let ran = run(at, &[&args[..], &["--socket", "s.sock"]].concat()).ok();
+        let has_names = matches!(args[..], ["status", "--threads"] | ["top", ..]);
+        check(&args.join(" "), &ran.out, has_names);
+        check(&args.join(" "), &ran.err, false);
+    }
+    Command::new("kill").args(["-TERM", &daemon.0.id().to_string()]).status().unwrap();
+    assert!(daemon.0.wait().unwrap().success());
+    let page = run(at, &["dashboard", "run.jsonl", "-o", "run.html"]).ok();
+    check("dashboard", &(page.out + &page.err), false);
+    for file in ["metrics.prom", "run.html"] {
+        check(file, &std::fs::read_to_string(at.join(file)).unwrap(), false);
+    }
+    let page = std::fs::read_to_string(at.join("run.html")).unwrap();
+    assert!(!page.contains("<script>{0}"), "a name opens a script");
 }

@@ -103,11 +103,11 @@ pub fn run(source: &ConfigSource, switches: &ControlFlags, say: &dyn Fn(&str)) -
     report_failures(&left.account, say)?;
     let host = host::survey_host(false)?;
     let progress = progress(&config, say);
-    let services = ServiceWatch::start(&state_dir, config.rules.clone(), source.nri.clone(), switches.wake.clone())?;
+    let services = ServiceWatch::start(&state_dir, &config, source.nri.clone(), switches.wake.clone())?;
     let wish = LiveRunOptions {
         rules: host::rules(&config.rules),
         learned: services.stored_profiles(say),
-        directory: services.directory(),
+        runtime: services.runtime(),
         state_dir,
         progress,
         stop: switches.stop.clone(),
@@ -264,7 +264,7 @@ fn turns(
         }
         let topology = cachemate_core::Machine::topology(&live.machine).clone();
         watcher.observe(&record, &live.machine, &topology, live.profiles());
-        services.observe(live, &mut watcher.status, say);
+        services.observe(live, &record.observation, &mut watcher.status, say);
         let level = calibrated.load(Ordering::Relaxed);
         if level != 0 && !watcher.status.calibrated {
             say(&evidence_text(level, true));
@@ -344,7 +344,7 @@ fn reload(
             watcher.status.policy.clone_from(&live.policy_name);
             watcher.status.config_error = None;
             watcher.status.unmatched_rules.clear();
-            services.set_rules(config.rules);
+            services.set_config(config);
             say("configuration reloaded");
         }
         Err(error) => {

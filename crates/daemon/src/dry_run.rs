@@ -124,7 +124,7 @@ pub fn manage(source: &ConfigSource, switches: &ControlFlags, windows: u64) -> a
         progress: progress_place(&config).map_or_else(ProgressFiles::default, ProgressFiles::of_others),
         state_dir: state_dir.clone(),
         learned: Default::default(),
-        directory: Default::default(),
+        runtime: None,
         stop: switches.stop.clone(),
         wake: switches.wake.clone(),
         config,

@@ -15,16 +15,17 @@ use cachemate_linux::act::actuator::GuardianCommand;
 use cachemate_linux::act::colors;
 use cachemate_linux::act::cpusets::CpusetGroup;
 use cachemate_linux::act::gang_scheduler;
+use cachemate_linux::act::group_owners::GroupOwners;
 use cachemate_linux::act::resctrl::{self, Resctrl};
 use cachemate_linux::act::rules::{ManageAction, ManageRule};
 use cachemate_linux::kernel::LinuxHost;
 use cachemate_linux::machine::{LiveMachine, LiveOptions};
+use cachemate_linux::nri::NriChannels;
 use cachemate_linux::safety::actuation_lock::ActuationLock;
 use cachemate_linux::sense::capability_survey::{CapabilitySurvey, capabilities, survey_capabilities};
 use cachemate_linux::sense::counters::{EventSurvey, survey};
 use cachemate_linux::sense::miss_cost;
 use cachemate_linux::sense::progress::ProgressFiles;
-use cachemate_linux::sense::service_directory::ServiceDirectory;
 use cachemate_linux::sense::topology::read_topology;
 use cachemate_pipeline::{
     Pipeline, PipelineLoop, StandardPipeline, UnavailableEvidence, VerifiedPolicy, with_size_sweeps,
@@ -124,8 +125,8 @@ pub struct LiveRunOptions {
     pub progress: ProgressFiles,
     /// Profiles of services' programs, from earlier runs.
     pub learned: ServiceProfiles,
-    /// Containers that a runtime reports.
-    pub directory: ServiceDirectory,
+    /// The plugin of a container runtime; `None` = none is registered.
+    pub runtime: Option<NriChannels>,
     /// Ends the loop.
     pub stop: Arc<AtomicBool>,
     /// Ends the window under way.
@@ -168,14 +169,16 @@ pub fn open(found: &HostSurvey, wish: &LiveRunOptions) -> anyhow::Result<LiveRun
         gang_scheduler_socket: gang_scheduler_socket(&wish.config),
         kernel_tolerance: wish.config.kernel_cache_tolerance,
         learned: wish.learned.clone(),
-        directory: wish.directory.clone(),
+        directory: wish.runtime.as_ref().map(|runtime| runtime.directory.clone()).unwrap_or_default(),
+        starts: wish.runtime.as_ref().map(|runtime| runtime.starts.clone()).unwrap_or_default(),
         known: known_profiles(&wish.config.profiles)?,
         acting: if is_acting { Some(acting(&wish.state_dir)?) } else { None },
         stop: wish.stop.clone(),
         wake: wish.wake.clone(),
     };
-    let machine =
-        LiveMachine::new(LinuxHost::new("/"), found.topology.clone(), capabilities, found.events.clone(), options);
+    let owners = wish.runtime.clone().map(|runtime| GroupOwners::with_runtime(runtime.directory, runtime.updates));
+    let kernel = LinuxHost::new("/").with_owners(owners.unwrap_or_default());
+    let machine = LiveMachine::new(kernel, found.topology.clone(), capabilities, found.events.clone(), options);
     let pipeline = pipeline(&wish.config, &found.topology, machine.capabilities())?;
     let (header, missing) = (pipeline.header(&machine), pipeline.missing_evidence(&machine));
     Ok(LiveRun { control_loop: pipeline.start(machine), header, missing })

@@ -14,6 +14,7 @@ use cachemate_core::PromiseState;
 use cachemate_report::text::printable;
 use cachemate_spec::{ManageConfig, ManageMode};
 use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{EncodeLabelValue, LabelValueEncoder};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -33,8 +34,29 @@ const MAX_SERVICES: usize = 100;
 /// Causes of each service's loss.
 const MAX_CAUSES: usize = 5;
 
-type MetricLabels = Vec<(String, String)>;
+type MetricLabels = Vec<(&'static str, LabelValue)>;
 type Gauges = Family<MetricLabels, Gauge<f64, AtomicU64>>;
+
+/// Value of a label: printable, and escaped as OpenMetrics wants it, which the encoder leaves to its caller. Every series
+/// takes this type only.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct LabelValue(String);
+
+impl LabelValue {
+    fn new(text: &str) -> Self {
+        LabelValue(printable(text).replace('\\', "\\\\").replace('"', "\\\""))
+    }
+}
+
+impl EncodeLabelValue for LabelValue {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> std::fmt::Result {
+        std::fmt::Write::write_str(encoder, &self.0)
+    }
+}
+
+fn label(name: &'static str, value: &str) -> (&'static str, LabelValue) {
+    (name, LabelValue::new(value))
+}
 
 /// Serves `/metrics`, in a thread of its own that ends with the process. Answers with the address that it listens on.
 ///
@@ -165,7 +187,7 @@ pub fn page(status: &DaemonStatus) -> String {
     // An id alone names no place: it counts caches, not CPUs.
     let cache = |id: u32| {
         let cpus = status.caches.iter().find(|cache| cache.cache == id).map_or("", |cache| &cache.cpus);
-        [("cache_id".to_string(), id.to_string()), ("cpus".to_string(), cpus.to_string())]
+        [label("cache_id", &id.to_string()), label("cpus", cpus)]
     };
     let tasks = status.caches.iter().map(|c| (cache(c.cache).to_vec(), c.tasks.len() as f64)).collect();
     gauge(&mut registry, "cache_tasks", "Managed threads last seen on the cache", tasks);
@@ -188,7 +210,7 @@ pub fn page(status: &DaemonStatus) -> String {
     rows.truncate(NAMED_AT_MOST);
     let named = rows
         .into_iter()
-        .map(|((name, id), value)| ([&[("name".to_string(), label(&name))], &cache(id)[..]].concat(), value))
+        .map(|((name, id), value)| ([&[label("name", &name)], &cache(id)[..]].concat(), value))
         .collect();
     gauge(&mut registry, "intensity_ratio", "Share of a probe's lines that the program evicts (top ten)", named);
     promises(&mut registry, status);
@@ -210,14 +232,13 @@ fn gauge(registry: &mut Registry, name: &str, help: &str, rows: Vec<(MetricLabel
 /// States and slowdowns of promises, by process.
 fn promises(registry: &mut Registry, status: &DaemonStatus) {
     let labels = |promise: &PromiseStatus, term: &str| {
-        let pair = |key: &str, value: String| (key.to_string(), value);
-        vec![pair("name", label(&promise.name)), pair("pid", promise.pid.to_string()), pair("term", term.to_string())]
+        vec![label("name", &promise.name), label("pid", &promise.pid.to_string()), label("term", term)]
     };
     let term = |promise: &PromiseStatus| if promise.max_slowdown.is_some() { "max_slowdown" } else { "min_rate" };
     let states = status.promises.iter().flat_map(|promise| {
         PromiseState::ALL.into_iter().map(move |state| {
             let mut labels = labels(promise, term(promise));
-            labels.push(("state".to_string(), state.describe().replace(' ', "_")));
+            labels.push(label("state", &state.describe().replace(' ', "_")));
             (labels, f64::from(u8::from(promise.state == state)))
         })
     });
@@ -239,13 +260,12 @@ fn promises(registry: &mut Registry, status: &DaemonStatus) {
 /// Slowdown of each service, and its causes: the services that lose most.
 fn service_gauges(registry: &mut Registry, services: &[ServiceStatus]) {
     let services = &services[..services.len().min(MAX_SERVICES)];
-    let pair = |name: &str, value: &str| (name.to_string(), label(value));
-    let own = |service: &ServiceStatus| vec![pair("service", &service.name), pair("kind", service.kind.text())];
+    let own = |service: &ServiceStatus| vec![label("service", &service.name), label("kind", service.kind.text())];
     let each = |value: fn(&ServiceStatus) -> f64| services.iter().map(|one| (own(one), value(one))).collect();
     gauge(registry, "service_tasks", "Managed threads of the service", each(|one| f64::from(one.tasks)));
     gauge(registry, "service_cpus", "Processor time per time", each(|one| one.cpu_share));
     let slowdowns = services.iter().filter_map(|service| {
-        let source = vec![pair("source", service.slowdown_source.as_ref()?)];
+        let source = vec![label("source", service.slowdown_source.as_ref()?)];
         Some(([own(service), source].concat(), service.slowdown_percent? / 100.0))
     });
     let help = "Run time over run time alone, minus one";
@@ -253,17 +273,11 @@ fn service_gauges(registry: &mut Registry, services: &[ServiceStatus]) {
     let losses = services.iter().flat_map(|service| {
         service.slowdown_by.iter().take(MAX_CAUSES).map(|cause| {
             let by =
-                vec![pair("by", &cause.service), pair("by_kind", cause.kind.text()), pair("source", &cause.source)];
+                vec![label("by", &cause.service), label("by_kind", cause.kind.text()), label("source", &cause.source)];
             ([own(service), by].concat(), cause.percent / 100.0)
         })
     });
     gauge(registry, "service_loss_ratio", "Run time that another service adds", losses.collect());
-}
-
-/// A program's name as a label's value: printable, and escaped as OpenMetrics wants it, which the encoder leaves to its
-/// caller.
-fn label(name: &str) -> String {
-    printable(name).replace('\\', "\\\\").replace('"', "\\\"")
 }
 
 #[cfg(test)]

@@ -7,6 +7,8 @@ use cachemate_policy::service_losses::{ServiceLoss, ServiceReport};
 use cachemate_report::text::printable;
 use serde::{Deserialize, Serialize};
 
+use crate::service_floors::FloorStatus;
+
 /// A service with its loss and the causes of it.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ServiceStatus {
@@ -38,6 +40,9 @@ pub struct ServiceStatus {
     pub reason: Option<String>,
     /// The smallest limit that a rule sets for one of its threads, in percent.
     pub max_slowdown_percent: Option<f64>,
+    /// Its floor, if the configuration has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub floor: Option<FloorStatus>,
 }
 
 /// The share of a loss that one service causes.
@@ -79,6 +84,7 @@ impl ServiceStatus {
             slowdown_by: report.losses.iter().map(cause).collect(),
             reason: report.reason.clone(),
             max_slowdown_percent: limits.reduce(f64::min).map(percent),
+            floor: None,
         }
     }
 
@@ -104,14 +110,20 @@ pub struct NriStatus {
     pub requests: u64,
     /// The longest time from a request to its answer.
     pub max_answer_ns: u64,
+    /// Containers that started.
+    #[serde(default)]
+    pub starts: u64,
+    /// Those of them that were placed before their first instruction, because their service had run before.
+    #[serde(default)]
+    pub placed_starts: u64,
     /// Why the last connection ended, or none can be made.
     pub error: Option<String>,
 }
 
 impl From<NriState> for NriStatus {
     fn from(state: NriState) -> Self {
-        let NriState { runtime, registrations, requests, max_answer_ns, error } = state;
-        NriStatus { runtime, registrations, requests, max_answer_ns, error }
+        let NriState { runtime, registrations, requests, max_answer_ns, starts, placed_starts, error } = state;
+        NriStatus { runtime, registrations, requests, max_answer_ns, starts, placed_starts, error }
     }
 }
 

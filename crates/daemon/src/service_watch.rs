@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::Context;
-use cachemate_core::ServiceProfiles;
-use cachemate_linux::nri::{NriOptions, NriThread};
+use cachemate_core::{Observation, ServiceProfiles};
+use cachemate_linux::nri::{ContainerStarts, ContainerUpdates, NriChannels, NriOptions, NriThread};
 use cachemate_linux::sense::service_directory::ServiceDirectory;
-use cachemate_spec::RuleConfig;
+use cachemate_spec::ManageConfig;
 
 use crate::host::LiveLoop;
 use crate::rule_report::RuleCheck;
+use crate::service_floors::ServiceFloors;
 use crate::service_profiles::ProfileStore;
 use crate::service_status::NriStatus;
 use crate::status::DaemonStatus;
@@ -20,8 +21,9 @@ use crate::status::DaemonStatus;
 pub(crate) struct ServiceWatch {
     store: ProfileStore,
     rules: RuleCheck,
+    floors: ServiceFloors,
     directory: ServiceDirectory,
-    nri: Option<NriThread>,
+    nri: Option<(NriThread, NriChannels)>,
 }
 
 impl ServiceWatch {
@@ -31,14 +33,24 @@ impl ServiceWatch {
     /// No thread can be started.
     pub(crate) fn start(
         state_dir: &std::path::Path,
-        rules: Vec<RuleConfig>,
+        config: &ManageConfig,
         nri: Option<NriOptions>,
         wake: Arc<AtomicBool>,
     ) -> anyhow::Result<Self> {
         let directory = ServiceDirectory::default();
-        let nri = nri.map(|options| NriThread::start(options, directory.clone(), wake));
-        let nri = nri.transpose().context("cannot start the thread of the container runtime's plugin")?;
-        Ok(ServiceWatch { store: ProfileStore::new(state_dir), rules: RuleCheck::new(rules), directory, nri })
+        let register = |options| {
+            let (starts, updates) = (ContainerStarts::default(), ContainerUpdates::new()?);
+            let channels = NriChannels { directory: directory.clone(), starts, updates, wake };
+            std::io::Result::Ok((NriThread::start(options, channels.clone())?, channels))
+        };
+        let nri = nri.map(register).transpose().context("cannot start the thread of the container runtime's plugin")?;
+        Ok(ServiceWatch {
+            store: ProfileStore::new(state_dir),
+            rules: RuleCheck::new(config.rules.clone()),
+            floors: ServiceFloors::new(config.service_floors.clone()),
+            directory,
+            nri,
+        })
     }
 
     /// Profiles of earlier runs.
@@ -46,24 +58,32 @@ impl ServiceWatch {
         self.store.read(say)
     }
 
-    /// Containers that the runtime reports.
-    pub(crate) fn directory(&self) -> ServiceDirectory {
-        self.directory.clone()
+    /// Everything that the plugin shares with the machine.
+    pub(crate) fn runtime(&self) -> Option<NriChannels> {
+        self.nri.as_ref().map(|(_, channels)| channels.clone())
     }
 
     /// Takes in one window.
-    pub(crate) fn observe(&mut self, live: &mut LiveLoop, status: &mut DaemonStatus, say: &dyn Fn(&str)) {
+    pub(crate) fn observe(
+        &mut self,
+        live: &mut LiveLoop,
+        seen: &Observation,
+        status: &mut DaemonStatus,
+        say: &dyn Fn(&str),
+    ) {
+        self.floors.observe(seen, &mut status.services);
         let (machine, profiles) = live.machine_and_profiles();
         self.store.observe(machine.learn(profiles), machine.learned(), say);
         if let Some(unmatched) = self.rules.poll(&self.directory, say) {
             status.unmatched_rules = unmatched;
         }
-        status.nri = self.nri.as_ref().map(|nri| NriStatus::from(nri.state()));
+        status.nri = self.nri.as_ref().map(|(thread, _)| NriStatus::from(thread.state()));
     }
 
     /// The configuration was reloaded.
-    pub(crate) fn set_rules(&mut self, rules: Vec<RuleConfig>) {
-        self.rules = RuleCheck::new(rules);
+    pub(crate) fn set_config(&mut self, config: ManageConfig) {
+        self.rules = RuleCheck::new(config.rules);
+        self.floors = ServiceFloors::new(config.service_floors);
     }
 
     /// Stores whatever was learned.

@@ -86,7 +86,8 @@ fn machine_with<K: Kernel + Send + 'static>(
     LiveMachine::new(host, topology, capabilities, Vec::new(), options)
 }
 
-fn options(state_dir: &std::path::Path) -> LiveOptions {
+/// Options of a machine that acts on every program of a made-up host.
+pub(crate) fn options(state_dir: &std::path::Path) -> LiveOptions {
     let args = ["-c", "echo ready; while read line; do :; done"].map(str::to_string).to_vec();
     LiveOptions {
         rules: vec![ManageRule { action: ManageAction::Manage(None), ..ManageRule::default() }],
@@ -102,6 +103,7 @@ fn options(state_dir: &std::path::Path) -> LiveOptions {
         kernel_tolerance: None,
         learned: Default::default(),
         directory: Default::default(),
+        starts: Default::default(),
         known: BTreeMap::new(),
         acting: None,
         stop: Arc::new(AtomicBool::new(false)),

@@ -12,6 +12,7 @@ use cachemate_files::{DirAccess, TrustedDir};
 use rustix::fs::{Mode, OFlags};
 
 use crate::act::colors::reference_set::BASE;
+use crate::act::group_owners::GroupOwners;
 use crate::safety::fence::Fence;
 
 pub mod group_dirs;
@@ -95,6 +96,10 @@ pub trait Kernel {
     }
     /// Writes the whole text by one `write(2)`, as kernel files require; a short write is an error.
     fn write(&self, path: &Path, text: &str) -> io::Result<()>;
+    /// Asks the owner of the control group with this control file to set its CPUs; false = it has none to ask here.
+    fn set_cpus_by_owner(&self, _cpus_file: &Path, _cpus: &str) -> io::Result<bool> {
+        Ok(false)
+    }
     /// Creates a folder, which must not exist, in one that must.
     fn make_dir(&self, path: &Path) -> io::Result<()>;
     /// Removes an empty folder. A control group counts as empty once it has no members and no groups.
@@ -282,12 +287,18 @@ pub(crate) fn scarce(new: &fs::File) -> bool {
 pub struct LinuxHost {
     root: PathBuf,
     fence: Arc<RwLock<Option<Arc<Fence>>>>,
+    owners: GroupOwners,
 }
 
 impl LinuxHost {
     /// `root` is `/` on a live host.
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        LinuxHost { root: root.into(), fence: Arc::default() }
+        LinuxHost { root: root.into(), fence: Arc::default(), owners: GroupOwners::default() }
+    }
+    /// Asks these owners of control groups, besides systemd.
+    #[must_use]
+    pub fn with_owners(self, owners: GroupOwners) -> Self {
+        LinuxHost { owners, ..self }
     }
     /// Checks the fence; to be called right before every change.
     fn check_fence(&self) -> io::Result<()> {
@@ -297,7 +308,8 @@ impl LinuxHost {
             _ => Ok(()),
         }
     }
-    fn below(&self, path: &Path) -> PathBuf {
+    /// The path below the root.
+    pub(crate) fn below(&self, path: &Path) -> PathBuf {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
     /// A file in the directory of colors counts only if no other user can have put it there.
@@ -341,6 +353,10 @@ impl Kernel for LinuxHost {
             return Ok(());
         }
         Err(io::Error::new(io::ErrorKind::WriteZero, format!("{written} of {} bytes written", text.len())))
+    }
+    fn set_cpus_by_owner(&self, cpus_file: &Path, cpus: &str) -> io::Result<bool> {
+        self.check_fence()?;
+        self.owners.set_cpus(self, cpus_file, cpus)
     }
     fn make_dir(&self, path: &Path) -> io::Result<()> {
         self.check_fence()?;

@@ -7,6 +7,7 @@
 
 mod apply;
 mod lifecycle;
+mod starts;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -29,6 +30,7 @@ use crate::act::group_overrides::{GroupOverride, GroupOverrides};
 use crate::act::resctrl::{Resctrl, WayController};
 use crate::act::rules::ManageRule;
 use crate::kernel::{Kernel, ThreadKey};
+use crate::nri::ContainerStarts;
 use crate::safety::actuation_lock::ActuationLock;
 use crate::safety::journal::{JournalObject, ObjectState};
 use crate::safety::restore::RestoredObject;
@@ -40,6 +42,7 @@ use crate::sense::probe_runner::{Participant, ProbePlacement, ProbeRunner};
 use crate::sense::progress::{ProgressFiles, ProgressSweep};
 use crate::sense::service_directory::ServiceDirectory;
 use crate::sense::tasks::{ManagedThread, TaskTable, ThreadUsage};
+use starts::StartPlacements;
 
 /// The reason why an observer changes nothing.
 pub const OBSERVING: &str = "observing only: nothing is changed unless the configured mode is act";
@@ -83,6 +86,8 @@ pub struct LiveOptions {
     pub learned: ServiceProfiles,
     /// Containers that a runtime reports.
     pub directory: ServiceDirectory,
+    /// Containers that a runtime is about to start.
+    pub starts: ContainerStarts,
     /// The right to act; `None` in tests without other processes.
     pub acting: Option<Arc<ActuationLock>>,
     /// Ends the run, at the latest a tenth of a second after it is set.
@@ -114,6 +119,7 @@ pub struct LiveMachine<K> {
     gangs: GangRunners<K>,
     /// The weight that each nice value of ours stands for.
     weights: BTreeMap<ThreadKey, (f64, i32)>,
+    placements: StartPlacements,
     /// The changes that the last plan required, made or not.
     planned: Vec<Change>,
     /// Confined groups, as last read back.
@@ -174,6 +180,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             recognised: Vec::new(),
             colors: ColorShares::default(),
             weights: BTreeMap::new(),
+            placements: StartPlacements::default(),
             planned: Vec::new(),
             confined: Vec::new(),
             overrides: GroupOverrides::default(),
@@ -297,11 +304,14 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                 return Some(WindowEnd::Elapsed);
             }
             let start = Instant::now();
-            if self.probe_credit_ns > 0.0 && self.probe() {
+            let is_probed = self.probe_credit_ns > 0.0 && self.probe();
+            if is_probed {
                 self.probe_credit_ns -= start.elapsed().as_nanos() as f64;
-                continue;
             }
-            std::thread::sleep(left.min(Duration::from_millis(100)));
+            let patience = if is_probed { Duration::ZERO } else { left.min(Duration::from_millis(100)) };
+            if let Some(start) = self.options.starts.wait(patience) {
+                self.place_start(start);
+            }
         }
     }
 
@@ -680,6 +690,8 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
         applied.cost_ns = started.elapsed().as_nanos() as u64;
         self.actuator.beat(self.window);
         self.in_force = applied.clone();
+        drop(kernel);
+        self.record_placements(&report);
         Ok(applied)
     }
 }

@@ -49,6 +49,20 @@ pub struct ManageConfig {
     pub rules: Vec<RuleConfig>,
     /// Cgroups that are confined to some CPUs as a whole, including all their future processes.
     pub cpusets: Vec<CpusetConfig>,
+    /// Work per second that services shall do at least; reported by their state, the first entry that names a service.
+    pub service_floors: Vec<ServiceFloorConfig>,
+}
+
+/// The floor of a service.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ServiceFloorConfig {
+    /// The service by its name or `kind/name`; `*` and `?` are wildcards within a component.
+    pub service: String,
+    /// Work per second of all its threads together: the work that its programs report, else instructions.
+    pub min_rate: f64,
+    /// File with the service's total work so far, a whole number that only grows; instead of the work of its threads.
+    pub progress_file: Option<PathBuf>,
 }
 
 /// Whether the daemon changes the host.
@@ -241,7 +255,22 @@ impl ManageConfig {
             return Err(located.at("rollback.min_loss", min_loss.to_string(), "0 to 1"));
         }
         self.rules.iter().enumerate().try_for_each(|(index, rule)| rule.check(index, located))?;
-        self.check_cpusets(located)
+        self.check_cpusets(located)?;
+        for (index, floor) in self.service_floors.iter().enumerate() {
+            let fail = |field: &str, found: String, expected: &str| {
+                Err(located.at(&format!("service_floors[{index}].{field}"), found, expected))
+            };
+            if floor.service.is_empty() || floor.service.starts_with('/') {
+                return fail("service", format!("'{}'", floor.service), "a name, such as 'redis' or 'unit/redis*'");
+            }
+            if !(floor.min_rate.is_finite() && floor.min_rate > 0.0) {
+                return fail("min_rate", floor.min_rate.to_string(), "a positive number, in work a second");
+            }
+            if floor.progress_file.as_ref().is_some_and(|path| !path.is_absolute()) {
+                return fail("progress_file", format!("{:?}", floor.progress_file), "an absolute path");
+            }
+        }
+        Ok(())
     }
 
     fn check_cpusets(&self, located: &Located<'_>) -> Result<(), SpecError> {

@@ -195,7 +195,7 @@ impl RunArgs {
                 state_dir: folder.to_path_buf(),
                 progress: ProgressFiles::new(Some(progress)),
                 learned: Default::default(),
-                directory: Default::default(),
+                runtime: None,
                 stop: over,
                 wake: Arc::default(),
             };

@@ -79,6 +79,11 @@ impl Actuator {
         held.map(|(object, held)| (object.clone(), held.original.clone())).collect()
     }
 
+    /// The journal's entry of an object that was changed, or is about to be.
+    pub(crate) fn journaled(&self, object: &JournalObject) -> Option<&JournalEntry> {
+        self.armed.as_ref().and_then(|(journal, _)| journal.held().get(object))
+    }
+
     /// The object's state when it was last read back.
     pub fn last(&self, object: &JournalObject) -> Option<&ObjectState> {
         self.last.get(object)
@@ -159,7 +164,7 @@ impl Actuator {
     fn write(&self, kernel: &dyn Kernel, object: &JournalObject, wanted: &ObjectState) -> io::Result<ObjectState> {
         // Since the original was read, the thread's id may have been reused.
         check_thread(kernel, object)?;
-        let held = self.armed.as_ref().and_then(|(journal, _)| journal.held().get(object));
+        let held = self.journaled(object);
         match held.filter(|held| held.original == *wanted) {
             Some(held) => write_original(kernel, object, held)?,
             None => write_state(kernel, object, wanted)?,

@@ -18,10 +18,11 @@ pub use cachemate_core::CpusetGroup;
 use cachemate_core::{CpuSet, PlanItem, RefusalReason, RefusedItem, Tracked};
 
 use crate::act::desired_state::{DesiredState, refused};
+use crate::act::group_owners::is_run_by_systemd;
 use crate::kernel::group_dirs::{CPUSET_FILE, all_members};
 use crate::kernel::{Kernel, if_exists};
 use crate::safety::journal::{JournalObject, ObjectState};
-use crate::safety::object_state::read_state;
+use crate::safety::object_state::{partition_kind, read_state};
 
 /// State of the groups that are confined now or were confined before.
 #[derive(Default, Debug)]
@@ -59,7 +60,7 @@ pub fn read_groups(
             Some(cpusets) => cpusets.file(&group.cgroup),
         };
         let added = file.and_then(|file| {
-            if let Some(kind) = partition_kind(kernel, &file)? {
+            if let Some(kind) = partition_kind(kernel, &file).map_err(|error| error.to_string())? {
                 return Err(format!(
                     "group '{}': found a cpuset partition ({kind}), expected a member: its CPUs are its owner's",
                     group.cgroup
@@ -84,15 +85,6 @@ pub fn read_groups(
         all.track(kernel, format!("/{}", below.display()), path.clone(), originals);
     }
     all
-}
-
-/// A group that is a partition of cgroup v2 (`root`, `isolated`, or an invalid one); `None` = the group is not a
-/// partition.
-fn partition_kind(kernel: &dyn Kernel, cpus_file: &Path) -> Result<Option<String>, String> {
-    let file = cpus_file.with_file_name("cpuset.cpus.partition");
-    let text = if_exists(kernel.read(&file)).map_err(|error| format!("{}: {error}", file.display()))?;
-    let kind = text.unwrap_or_default().trim().to_string();
-    Ok(Some(kind).filter(|kind| !kind.is_empty() && kind != "member"))
 }
 
 /// The CPUs in a group's control file.
@@ -152,7 +144,9 @@ impl CpusetGroups {
         };
         let effective = match cpus_in(&file)? {
             Some(cpus) => Some(cpus),
-            None => cpus_in(&dir.join("cpuset.cpus.effective"))?,
+            None => {
+                dir.ancestors().find_map(|dir| cpus_in(&dir.join("cpuset.cpus.effective")).transpose()).transpose()?
+            }
         };
         let first = !originals.contains_key(&JournalObject::File { path: file.clone() });
         let threads = all_members(kernel, &dir)?;
@@ -271,8 +265,14 @@ fn try_find(kernel: &dyn Kernel) -> io::Result<Option<Cpusets>> {
         };
         let mount = PathBuf::from(mount);
         if kind == "cgroup2" {
-            let enabled = if_exists(kernel.read(&mount.join("cgroup.subtree_control")))?.unwrap_or_default();
-            if enabled.split_ascii_whitespace().any(|controller| controller == "cpuset") {
+            let lists_cpuset = |file: &str| -> io::Result<bool> {
+                let controllers = if_exists(kernel.read(&mount.join(file)))?.unwrap_or_default();
+                Ok(controllers.split_ascii_whitespace().any(|controller| controller == "cpuset"))
+            };
+            // systemd enables the controller for the first unit that gets CPUs.
+            if lists_cpuset("cgroup.subtree_control")?
+                || is_run_by_systemd(kernel) && lists_cpuset("cgroup.controllers")?
+            {
                 return Ok(Some(Cpusets::V2(mount)));
             }
         } else if kind == "cgroup" && options.split(',').any(|option| option == "cpuset") {

@@ -8,10 +8,10 @@
 //! behind is restored here.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cachemate_core::GangSchedule;
 
@@ -58,7 +58,12 @@ impl SchedulerClient {
 
     /// Sends a plan, and returns the scheduler's complaints.
     fn plan(&self, message: message::SchedulerPlan) -> io::Result<Vec<String>> {
+        let expected = message.generation;
         match self.ask(&SchedulerRequest::Plan(message))? {
+            SchedulerReply::Taken { generation, .. } if generation != expected => {
+                let place = self.socket.display();
+                Err(io::Error::other(format!("{place}: found an answer to plan {generation}, expected to {expected}")))
+            }
             SchedulerReply::Taken { complaints, attached: true, .. } => Ok(complaints),
             SchedulerReply::Taken { .. } => Err(io::Error::other("the gang scheduler is not attached just now")),
             SchedulerReply::Error { error } => Err(io::Error::other(format!("the gang scheduler refuses: {error}"))),
@@ -71,20 +76,41 @@ impl SchedulerClient {
     fn ask(&self, request: &SchedulerRequest) -> io::Result<SchedulerReply> {
         let with_path = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", self.socket.display()));
         let stream = UnixStream::connect(&self.socket).map_err(with_path)?;
-        stream
-            .set_read_timeout(Some(PATIENCE))
-            .and_then(|()| stream.set_write_timeout(Some(PATIENCE)))
-            .map_err(with_path)?;
+        stream.set_write_timeout(Some(PATIENCE)).map_err(with_path)?;
         let mut line = serde_json::to_string(request).map_err(io::Error::other)?;
         line.push('\n');
         (&stream).write_all(line.as_bytes()).map_err(with_path)?;
-        let mut answer = String::new();
-        BufReader::new((&stream).take(ANSWER_BYTES)).read_line(&mut answer).map_err(with_path)?;
+        let answer = read_line(&stream, Instant::now() + PATIENCE).map_err(with_path)?;
         serde_json::from_str(&answer).map_err(|error| {
             let start: String = answer.chars().take(80).collect();
             io::Error::other(format!("{}: found '{start}', expected an answer: {error}", self.socket.display()))
         })
     }
+}
+
+/// The first line, however it is cut into pieces.
+fn read_line(mut stream: &UnixStream, until: Instant) -> io::Result<String> {
+    let (mut line, mut bytes) = (Vec::new(), [0; 4096]);
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        let count = match stream.read(&mut bytes) {
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => continue,
+            count => count?,
+        };
+        line.extend_from_slice(&bytes[..count]);
+        if count == 0 || bytes[..count].contains(&b'\n') {
+            break;
+        }
+        if line.len() as u64 > ANSWER_BYTES {
+            return Err(io::Error::other(format!("found more than {ANSWER_BYTES} bytes, expected one line")));
+        }
+    }
+    let first = line.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    Ok(String::from_utf8_lossy(first).into_owned())
 }
 
 /// The plan that was sent to the scheduler.

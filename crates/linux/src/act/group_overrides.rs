@@ -39,7 +39,8 @@ pub struct GroupOverrides {
 }
 
 impl GroupOverrides {
-    /// Removes the groups that others have changed from those that are confined.
+    /// Removes the groups that others have changed from those that are confined. Plans stay inside them all the same
+    /// ([`crate::act::boundaries`]).
     pub fn observe(&mut self, groups: &mut CpusetGroups, actuator: &Actuator, now_ns: u64) {
         for group in std::mem::take(&mut groups.confined) {
             if self.is_overridden(&group, groups, actuator, now_ns) {
@@ -97,7 +98,12 @@ pub fn owner_of(cgroup: &str) -> Option<&'static str> {
     if cgroup.starts_with("/kubepods") {
         return Some("kubelet");
     }
-    match service_of_cgroup(cgroup)?.identity.kind {
+    owner_of_kind(service_of_cgroup(cgroup)?.identity.kind)
+}
+
+/// The program that manages the CPUs of services of this kind.
+pub fn owner_of_kind(kind: ServiceKind) -> Option<&'static str> {
+    match kind {
         ServiceKind::Unit | ServiceKind::UserUnit | ServiceKind::Session => Some("systemd"),
         ServiceKind::Pod => Some("kubelet"),
         ServiceKind::Container => Some("container runtime"),

@@ -102,7 +102,7 @@ impl ManageRule {
 
 /// `redis`, `redis.service`, `unit/redis*`, `pod/shop/*/redis`: a pattern with wildcards is tried on the name and on
 /// `kind/name`.
-fn names_service(pattern: &str, service: &ServiceIdentity) -> bool {
+pub fn names_service(pattern: &str, service: &ServiceIdentity) -> bool {
     if !pattern.contains(['*', '?']) {
         return service.is_named(pattern);
     }

@@ -10,6 +10,7 @@ use cachemate_core::{
 
 use super::{LiveMachine, OBSERVING, lock};
 use crate::act::actuator::ApplyReport;
+use crate::act::boundaries::cut_to_boundaries;
 use crate::act::changes::{AppliedHistory, ApplyContext, Execution, GangController, HostSnapshot, rotation};
 use crate::act::cpusets;
 use crate::act::desired_state::DesiredState;
@@ -108,7 +109,9 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let by_scheduler = self.gangs.scheduler_runs();
         let before = AppliedHistory { actuator: &self.actuator, weights: &self.weights, gangs, by_scheduler };
         let mut plan = plan.clone();
+        let outside = cut_to_boundaries(&*kernel, &mut plan, &tasks, &self.actuator);
         let mut reading = HostSnapshot::read(&*kernel, &plan, &tasks, groups, &before);
+        reading.refused.extend(outside);
         let mut held = None;
         if let Some(ways) = &mut self.ways {
             held = ways.read(&*kernel, &mut plan, &tasks, &mut reading, self.options.act);

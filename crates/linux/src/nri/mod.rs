@@ -4,22 +4,30 @@
 //! Problem: a control group names a container by an id, and no file of the host has the pod's name, namespace and labels.
 //! Method: the plugin registers at the runtime's socket, is told all pods and containers at once and each later change,
 //! and keeps the [`ServiceDirectory`]. It answers every request at once from a thread of its own, whatever the daemon
-//! does, so that no pod waits for it; it changes no container at its creation, because two plugins that set the same field
-//! make the creation fail. Properties: if the runtime restarts or throws the plugin out, the socket ends and the plugin
-//! registers anew; foreign bytes end the connection with an error and never the daemon. Source: nri `pkg/api/api.proto`
-//! 0.12.
+//! does, so that no pod waits for it: a daemon that is idle places a starting container meanwhile ([`ContainerStarts`]). It
+//! changes no container at its creation, because two plugins that set the same field make the creation fail; later it asks
+//! the runtime to ([`ContainerUpdates`]). Properties: if the runtime restarts or throws the plugin out, the socket ends and
+//! the plugin registers anew; foreign bytes end the connection with an error and never the daemon. Source: nri
+//! `pkg/api/api.proto` 0.12.
 
 mod plugin;
+mod starts;
+mod updates;
 pub mod wire;
 
+use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub use plugin::NriPlugin;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+pub use starts::{ContainerStarts, StartRequest};
+pub use updates::ContainerUpdates;
 use wire::{MessageBuilder, MessageReader, REQUEST, RESPONSE, RUNTIME_CONNECTION, WireMessage};
 
 use crate::sense::service_directory::ServiceDirectory;
@@ -36,6 +44,8 @@ const POLL: Duration = Duration::from_millis(200);
 const RETRY: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
 /// A registration that lasted this long counts as a success: the next one is tried at once.
 const STABLE: Duration = Duration::from_secs(10);
+/// The longest wait for the daemon before a container starts, so that answers take 5 ms at most.
+const START_PATIENCE: Duration = Duration::from_millis(3);
 /// A write that the runtime does not read for this long ends the connection.
 const WRITE_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -59,8 +69,25 @@ pub struct NriState {
     pub requests: u64,
     /// The longest time from a request to its answer.
     pub max_answer_ns: u64,
+    /// Containers that started.
+    pub starts: u64,
+    /// Those of them that were placed before their first instruction, because their service had run before.
+    pub placed_starts: u64,
     /// Why the last connection ended, or none could be made.
     pub error: Option<String>,
+}
+
+/// Everything that the plugin shares with the daemon.
+#[derive(Clone, Debug)]
+pub struct NriChannels {
+    /// The containers of this host.
+    pub directory: ServiceDirectory,
+    /// Containers that wait for their placement.
+    pub starts: ContainerStarts,
+    /// Requests of the daemon.
+    pub updates: ContainerUpdates,
+    /// Ends the daemon's window when a container has started.
+    pub wake: Arc<AtomicBool>,
 }
 
 /// The plugin's thread.
@@ -72,14 +99,14 @@ pub struct NriThread {
 }
 
 impl NriThread {
-    /// Starts the plugin. It wakes the daemon by `wake` when a container starts.
+    /// Starts the plugin.
     ///
     /// # Errors
     /// No thread can be started.
-    pub fn start(options: NriOptions, directory: ServiceDirectory, wake: Arc<AtomicBool>) -> std::io::Result<Self> {
+    pub fn start(options: NriOptions, channels: NriChannels) -> std::io::Result<Self> {
         let (state, stop) = (Arc::new(Mutex::new(NriState::default())), Arc::new(AtomicBool::new(false)));
-        let session = NriSession { options, state: state.clone(), stop: stop.clone(), wake };
-        let thread = std::thread::Builder::new().name("cachemate-nri".into()).spawn(move || session.run(&directory))?;
+        let session = NriSession { options, state: state.clone(), stop: stop.clone(), channels };
+        let thread = std::thread::Builder::new().name("cachemate-nri".into()).spawn(move || session.run())?;
         Ok(NriThread { state, stop, thread: Some(thread) })
     }
 
@@ -103,22 +130,23 @@ struct NriSession {
     options: NriOptions,
     state: Arc<Mutex<NriState>>,
     stop: Arc<AtomicBool>,
-    wake: Arc<AtomicBool>,
+    channels: NriChannels,
 }
 
 impl NriSession {
-    fn run(&self, directory: &ServiceDirectory) {
+    fn run(&self) {
         let mut patience = RETRY[0];
         while !self.has_ended() {
-            let start = std::time::Instant::now();
-            let ended = self.connect(directory);
+            let start = Instant::now();
+            let ended = self.connect();
+            self.channels.updates.set_connected(false);
             self.update(|state| {
                 state.runtime = None;
                 state.error = ended.err();
             });
             patience = if start.elapsed() >= STABLE { RETRY[0] } else { (patience * 2).min(RETRY[1]) };
-            let until = std::time::Instant::now() + patience;
-            while !self.has_ended() && std::time::Instant::now() < until {
+            let until = Instant::now() + patience;
+            while !self.has_ended() && Instant::now() < until {
                 std::thread::sleep(POLL);
             }
         }
@@ -133,26 +161,33 @@ impl NriSession {
     }
 
     /// One connection from registration to its end.
-    fn connect(&self, directory: &ServiceDirectory) -> Result<(), String> {
+    fn connect(&self) -> Result<(), String> {
         let place = self.options.socket.display();
-        let mut socket = UnixStream::connect(&self.options.socket).map_err(|error| format!("{place}: {error}"))?;
-        let set = socket.set_read_timeout(Some(POLL)).and_then(|()| socket.set_write_timeout(Some(WRITE_PATIENCE)));
-        set.map_err(|error| format!("{place}: {error}"))?;
         let failed = |error: std::io::Error| format!("{place}: {error}");
+        let mut socket = UnixStream::connect(&self.options.socket).map_err(failed)?;
+        let set = socket.set_read_timeout(Some(POLL)).and_then(|()| socket.set_write_timeout(Some(WRITE_PATIENCE)));
+        set.map_err(failed)?;
         let payload = MessageBuilder::default()
             .bytes(1, PLUGIN_NAME.as_bytes())
             .bytes(2, format!("{:02}", self.options.index).as_bytes())
             .build();
-        let body = MessageBuilder::default()
-            .bytes(1, RUNTIME_SERVICE.as_bytes())
-            .bytes(2, b"RegisterPlugin")
-            .bytes(3, &payload)
-            .build();
-        let register = WireMessage { connection: RUNTIME_CONNECTION, stream: 1, kind: REQUEST, body };
-        socket.write_all(&register.encode()).map_err(failed)?;
-        let (mut plugin, mut reader) = (NriPlugin::new(directory.clone()), MessageReader::default());
-        let mut bytes = vec![0; 64 << 10];
+        socket.write_all(&runtime_call(1, "RegisterPlugin", &payload)).map_err(failed)?;
+        let (mut plugin, mut reader) = (NriPlugin::new(self.channels.directory.clone()), MessageReader::default());
+        let mut calls: BTreeMap<u32, SyncSender<Result<(), String>>> = BTreeMap::new();
+        let (mut bytes, mut stream) = (vec![0; 64 << 10], 1);
         while !self.has_ended() {
+            let (has_answer, has_request) = self.wait(&socket).map_err(failed)?;
+            if has_request {
+                for request in self.channels.updates.take() {
+                    stream += 2; // a client's calls have odd numbers
+                    let call = runtime_call(stream, "UpdateContainers", &request.payload());
+                    socket.write_all(&call).map_err(failed)?;
+                    calls.insert(stream, request.outcome);
+                }
+            }
+            if !has_answer {
+                continue;
+            }
             let count = match socket.read(&mut bytes) {
                 Ok(0) => return Err(format!("{place}: the runtime closed the connection")),
                 Ok(count) => count,
@@ -163,27 +198,70 @@ impl NriSession {
                 }
                 Err(error) => return Err(failed(error)),
             };
-            let start = std::time::Instant::now();
             let messages = reader.push(bytes.get(..count).unwrap_or_default()).map_err(|error| error.to_string())?;
             for message in messages {
-                let is_request = message.kind == REQUEST;
-                if let Some(answer) = plugin.handle(&message).map_err(|error| error.to_string())? {
-                    let answer = WireMessage { kind: RESPONSE, body: answer, ..message };
-                    socket.write_all(&answer.encode()).map_err(failed)?;
-                }
-                self.update(|state| {
-                    state.runtime = plugin.runtime().map(str::to_string);
-                    state.registrations += u64::from(plugin.take_registration());
-                    state.requests += u64::from(is_request);
-                    state.max_answer_ns = state.max_answer_ns.max(start.elapsed().as_nanos() as u64);
-                });
-                if plugin.take_start() {
-                    self.wake.store(true, Ordering::Relaxed);
+                match calls.remove(&message.stream).filter(|_| message.kind == RESPONSE) {
+                    // One that does not wait any more needs no answer.
+                    Some(call) => _ = call.try_send(updates::outcome(&message.body).map_err(|error| error.to_string())),
+                    None => self.answer(&mut socket, &mut plugin, message)?,
                 }
             }
         }
         Ok(())
     }
+
+    /// Waits for the runtime and for requests to it; says which there are.
+    fn wait(&self, socket: &UnixStream) -> std::io::Result<(bool, bool)> {
+        let bell = self.channels.updates.bell();
+        let mut ready = [PollFd::new(socket, PollFlags::IN), PollFd::from_borrowed_fd(bell, PollFlags::IN)];
+        let patience = Timespec { tv_sec: 0, tv_nsec: i64::from(POLL.subsec_nanos()) };
+        match poll(&mut ready, Some(&patience)) {
+            Ok(_) => Ok((!ready[0].revents().is_empty(), !ready[1].revents().is_empty())),
+            Err(rustix::io::Errno::INTR) => Ok((false, false)),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Answers one message of the runtime.
+    fn answer(&self, socket: &mut UnixStream, plugin: &mut NriPlugin, message: WireMessage) -> Result<(), String> {
+        let start = Instant::now();
+        let is_request = message.kind == REQUEST;
+        let answer = plugin.handle(&message).map_err(|error| error.to_string())?;
+        let started = plugin.take_start();
+        let is_placed =
+            started.as_ref().is_some_and(|(id, pid)| self.channels.starts.request(id, *pid, START_PATIENCE));
+        if let Some(body) = answer {
+            let answer = WireMessage { kind: RESPONSE, body, ..message };
+            let sent = socket.write_all(&answer.encode());
+            sent.map_err(|error| format!("{}: {error}", self.options.socket.display()))?;
+        }
+        let is_registered = plugin.take_registration();
+        if is_registered {
+            self.channels.updates.set_connected(true);
+        }
+        self.update(|state| {
+            state.runtime = plugin.runtime().map(str::to_string);
+            state.registrations += u64::from(is_registered);
+            state.requests += u64::from(is_request);
+            state.max_answer_ns = state.max_answer_ns.max(start.elapsed().as_nanos() as u64);
+            state.starts += u64::from(started.is_some());
+            state.placed_starts += u64::from(is_placed);
+        });
+        if started.is_some() {
+            self.channels.wake.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+/// A call to the runtime, as it goes over the socket.
+fn runtime_call(stream: u32, method: &str, payload: &[u8]) -> Vec<u8> {
+    let body = MessageBuilder::default()
+        .bytes(1, RUNTIME_SERVICE.as_bytes())
+        .bytes(2, method.as_bytes())
+        .bytes(3, payload)
+        .build();
+    WireMessage { connection: RUNTIME_CONNECTION, stream, kind: REQUEST, body }.encode()
 }
 
 #[cfg(test)]

@@ -20,7 +20,8 @@ pub struct NriPlugin {
     synchronized: BTreeMap<String, ContainerRecord>,
     runtime: Option<String>,
     is_registered: bool,
-    has_started: bool,
+    /// The container that has just started, with its process.
+    started: Option<(String, i32)>,
 }
 
 /// A pod as the runtime describes it.
@@ -37,6 +38,8 @@ struct PodRecord {
 struct ReportedContainer {
     id: String,
     pod: String,
+    /// Its first process; 0 = none yet.
+    pid: i32,
     record: ContainerRecord,
 }
 
@@ -49,7 +52,7 @@ impl NriPlugin {
             synchronized: BTreeMap::new(),
             runtime: None,
             is_registered: false,
-            has_started: false,
+            started: None,
         }
     }
 
@@ -63,9 +66,9 @@ impl NriPlugin {
         std::mem::take(&mut self.is_registered)
     }
 
-    /// Whether a container has started since the last call.
-    pub fn take_start(&mut self) -> bool {
-        std::mem::take(&mut self.has_started)
+    /// The container that has started since the last call, with the process that becomes its program.
+    pub fn take_start(&mut self) -> Option<(String, i32)> {
+        self.started.take()
     }
 
     /// The body of the answer; `None` for a message that wants none.
@@ -86,7 +89,7 @@ impl NriPlugin {
                 let answer = self.answer(&method, payload)?;
                 Ok(Some(MessageBuilder::default().bytes(2, &answer).build()))
             }
-            (_, RESPONSE) => refusal(&message.body).map(|()| None),
+            (_, RESPONSE) => refusal(&message.body, "a registered plugin").map(|()| None),
             _ => Ok(None),
         }
     }
@@ -145,7 +148,9 @@ impl NriPlugin {
         match (event, reported) {
             (REMOVE_CONTAINER, Some(container)) => self.directory.remove(&container.id),
             (_, Some(container)) => {
-                self.has_started |= event == START_CONTAINER;
+                if event == START_CONTAINER {
+                    self.started = Some((container.id.clone(), container.pid));
+                }
                 let container = self.complete(container, owner.as_ref());
                 self.directory.insert(&container.id, container.record);
             }
@@ -170,7 +175,7 @@ impl NriPlugin {
 }
 
 /// An answer of the runtime with an error.
-fn refusal(body: &[u8]) -> Result<(), WireError> {
+pub(super) fn refusal(body: &[u8], expected: &'static str) -> Result<(), WireError> {
     for (_, status) in fields(body)?.into_iter().filter(|(field, _)| *field == 1) {
         let mut code = 0;
         let mut message = String::new();
@@ -182,7 +187,7 @@ fn refusal(body: &[u8]) -> Result<(), WireError> {
             }
         }
         if code != 0 {
-            return Err(WireError { found: format!("error {code}: {message}"), expected: "a registered plugin" });
+            return Err(WireError { found: format!("error {code}: {message}"), expected });
         }
     }
     Ok(())
@@ -209,9 +214,10 @@ fn pod(value: FieldValue<'_>) -> Result<PodRecord, WireError> {
 
 fn container(value: FieldValue<'_>) -> Result<ReportedContainer, WireError> {
     let [id, pod, name] = text_fields(value.bytes(), [1, 2, 3])?;
-    let mut record = ContainerRecord { name, ..ContainerRecord::default() };
+    let (mut record, mut pid) = (ContainerRecord { name, ..ContainerRecord::default() }, 0);
     for (field, value) in fields(value.bytes())? {
         match field {
+            12 => pid = i32::try_from(value.number()).unwrap_or(0),
             11 => [record.cgroup] = text_fields(value.bytes(), [5])?,
             22 => {
                 let [digest] = text_fields(value.bytes(), [2])?;
@@ -220,5 +226,5 @@ fn container(value: FieldValue<'_>) -> Result<ReportedContainer, WireError> {
             _ => {}
         }
     }
-    Ok(ReportedContainer { id, pod, record })
+    Ok(ReportedContainer { id, pod, pid, record })
 }

@@ -1,8 +1,13 @@
 use std::os::unix::net::UnixListener;
+use std::path::Path;
 use std::time::Instant;
 
 use super::wire::{PLUGIN_CONNECTION, fields};
 use super::*;
+use crate::act::group_owners::GroupOwners;
+use crate::kernel::{Kernel, LinuxHost};
+use crate::safety::journal::{JournalObject, ObjectState};
+use crate::safety::object_state::write_state;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -56,8 +61,18 @@ fn containers_come_and_go() {
     ask("StateChange", &change(11, &pod("p2", "cart-2"), &container("c3", "p2", "redis")));
     assert_eq!(name("c3"), None);
     assert_eq!(ask("ValidateContainerAdjustment", b""), b"", "unknown requests change nothing");
-    assert!(plugin.take_start() && !plugin.take_start() && plugin.runtime() == Some("containerd 2.4"));
+    assert_eq!((plugin.take_start(), plugin.take_start()), (Some(("c3".to_string(), 4711)), None));
+    assert_eq!(plugin.runtime(), Some("containerd 2.4"));
     assert!(plugin.handle(&request(1, "StateChange", &[0xff; 12])).is_err());
+}
+
+fn channels() -> NriChannels {
+    NriChannels {
+        directory: ServiceDirectory::default(),
+        starts: ContainerStarts::default(),
+        updates: ContainerUpdates::new().unwrap(),
+        wake: Arc::default(),
+    }
 }
 
 /// Takes the plugin's registration, configures and synchronizes it; answers with the connection.
@@ -65,16 +80,7 @@ fn serve(listener: &UnixListener) -> UnixStream {
     let (mut socket, _) = listener.accept().unwrap();
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut reader = MessageReader::default();
-    let mut next = |socket: &mut UnixStream| {
-        let mut bytes = [0; 4096];
-        loop {
-            let count = socket.read(&mut bytes).unwrap();
-            assert!(count > 0, "the plugin closed the connection");
-            if let Some(message) = reader.push(&bytes[..count]).unwrap().into_iter().next() {
-                return message;
-            }
-        }
-    };
+    let mut next = |socket: &mut UnixStream| next_call(socket, &mut reader);
     let register = next(&mut socket);
     assert_eq!((register.connection, register.kind), (RUNTIME_CONNECTION, REQUEST));
     for (stream, method, payload) in [
@@ -102,9 +108,9 @@ fn a_restart_of_the_runtime_is_survived() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("nri.sock");
     let listener = UnixListener::bind(&socket).unwrap();
-    let (directory, wake) = (ServiceDirectory::default(), Arc::new(AtomicBool::new(false)));
-    let options = NriOptions { socket, index: 10 };
-    let plugin = NriThread::start(options, directory.clone(), wake.clone()).unwrap();
+    let (channels, options) = (channels(), NriOptions { socket, index: 10 });
+    let NriChannels { directory, wake, .. } = channels.clone();
+    let plugin = NriThread::start(options, channels).unwrap();
     let mut connection = serve(&listener);
     wait(|| plugin.state().runtime.as_deref() == Some("test"));
     assert!(directory.by_id("c1").is_some() && !wake.load(Ordering::Relaxed));
@@ -117,4 +123,132 @@ fn a_restart_of_the_runtime_is_survived() {
     wait(|| plugin.state().registrations == 2 && directory.by_id("c2").is_none());
     broken.write_all(&[0xff; 64]).unwrap();
     wait(|| plugin.state().error.is_some_and(|error| error.contains("expected connection 1 or 2")));
+}
+
+/// Takes the next call of the plugin.
+fn next_call(connection: &mut UnixStream, reader: &mut MessageReader) -> WireMessage {
+    let mut bytes = [0; 4096];
+    loop {
+        let count = connection.read(&mut bytes).unwrap();
+        assert!(count > 0, "the plugin closed the connection");
+        if let Some(message) = reader.push(&bytes[..count]).unwrap().into_iter().next() {
+            return message;
+        }
+    }
+}
+
+/// A container's CPUs, as a call of `UpdateContainers` has them.
+fn update_of(call: &WireMessage) -> (String, String) {
+    let body = fields(&call.body).unwrap();
+    assert_eq!(body.iter().find(|(field, _)| *field == 2).unwrap().1.text(), "UpdateContainers");
+    let inner = |bytes: &[u8], field: u64| {
+        let fields = fields(bytes).unwrap();
+        fields.into_iter().find(|(number, _)| *number == field).unwrap().1.bytes().to_vec()
+    };
+    let update = inner(&inner(&call.body, 3), 1);
+    let cpu = inner(&inner(&inner(&update, 2), 1), 2);
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (text(inner(&update, 1)), text(inner(&cpu, 6)))
+}
+
+/// Is a container's cpuset changed and restored by its runtime, its refusal reported in its words, and the group's file
+/// written if there is no runtime any more?
+#[test]
+fn the_runtime_changes_the_cpus_of_its_containers() {
+    let dir = tempfile::tempdir().unwrap();
+    let put = |path: &str, text: &str| {
+        let path = dir.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    };
+    put("proc/mounts", "cgroup /sys/fs/cgroup/cpuset cgroup rw,cpuset 0 0\n");
+    let cpus_file = "sys/fs/cgroup/cpuset/fleet/redis/cpuset.cpus";
+    put(cpus_file, "0-3\n");
+    let socket = dir.path().join("nri.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let channels = channels();
+    let owners = GroupOwners::with_runtime(channels.directory.clone(), channels.updates.clone());
+    let host = LinuxHost::new(dir.path()).with_owners(owners);
+    let plugin = NriThread::start(NriOptions { socket, index: 10 }, channels.clone()).unwrap();
+    let mut connection = serve(&listener);
+    wait(|| channels.updates.is_connected());
+    let object = JournalObject::File { path: format!("/{cpus_file}").into() };
+    let set = |cpus: &str| write_state(&host, &object, &ObjectState::Text(cpus.to_string()));
+    let refusal = MessageBuilder::default().number(1, 3).bytes(2, b"not now").build();
+    std::thread::scope(|scope| {
+        let runtime = scope.spawn(|| {
+            let mut reader = MessageReader::default();
+            let mut updates = Vec::new();
+            for error in [None, None, Some(&refusal)] {
+                let call = next_call(&mut connection, &mut reader);
+                let (id, cpus) = update_of(&call);
+                if error.is_none() {
+                    put(cpus_file, &format!("{cpus}\n"));
+                }
+                updates.push((id, cpus));
+                let body = error.map_or(Vec::new(), |error| MessageBuilder::default().bytes(1, error).build());
+                let answer = WireMessage { kind: RESPONSE, body, ..call };
+                connection.write_all(&answer.encode()).unwrap();
+            }
+            drop(connection);
+            updates
+        });
+        set("1").unwrap();
+        assert_eq!(host.read(Path::new(&format!("/{cpus_file}"))).unwrap(), "1\n");
+        set("0-3").unwrap();
+        assert!(set("2").unwrap_err().to_string().contains("error 3: not now"));
+        let expected = ["1", "0-3", "2"].map(|cpus| ("c1".to_string(), cpus.to_string()));
+        assert_eq!(runtime.join().unwrap(), expected);
+    });
+    wait(|| !channels.updates.is_connected());
+    set("2").unwrap();
+    assert!(host.read(Path::new(&format!("/{cpus_file}"))).unwrap().starts_with("2\n"));
+    drop(plugin);
+}
+
+/// Does a container start within five milliseconds although the daemon is busy for ever, and is it placed first if the
+/// daemon is idle?
+#[test]
+fn no_container_waits_for_a_busy_daemon() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("nri.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let channels = channels();
+    let plugin = NriThread::start(NriOptions { socket, index: 10 }, channels.clone()).unwrap();
+    let mut connection = serve(&listener);
+    let mut reader = MessageReader::default();
+    let mut start_container = |stream: u32| {
+        let started = change(6, &pod("p1", "cart"), &container("c2", "p1", "web"));
+        let start = Instant::now();
+        connection.write_all(&request(stream, "StateChange", &started).encode()).unwrap();
+        let answer = next_call(&mut connection, &mut reader);
+        assert_eq!((answer.kind, answer.stream), (RESPONSE, stream));
+        start.elapsed()
+    };
+    // The fastest of twenty, because other programs share the processors.
+    let fastest = (0..20).map(|round| start_container(5 + 2 * round)).min().unwrap();
+    assert!(fastest <= Duration::from_millis(5), "{fastest:?}");
+    let state = plugin.state();
+    assert_eq!((state.starts, state.placed_starts), (20, 0));
+    while channels.starts.wait(Duration::ZERO).is_some() {} // what nobody waits for any more
+    // The wait of the plugin is short, and a crowded host may take longer to wake the daemon.
+    let starts = channels.starts.clone();
+    let stop = Arc::new(AtomicBool::new(false));
+    let ended = stop.clone();
+    let daemon = std::thread::spawn(move || {
+        while !ended.load(Ordering::Relaxed) {
+            if let Some(start) = starts.wait(Duration::from_millis(100)) {
+                assert_eq!((start.id.as_str(), start.pid), ("c2", 4711));
+                start.answer(true);
+            }
+        }
+    });
+    let mut stream = 101;
+    wait(|| {
+        stream += 2;
+        start_container(stream);
+        plugin.state().placed_starts > 0
+    });
+    stop.store(true, Ordering::Relaxed);
+    daemon.join().unwrap();
 }

@@ -3,9 +3,10 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::act::group_owners::has_latent_cpuset;
 use crate::act::resctrl::{Schemata, groups};
 use crate::kernel::group_dirs::{CPUSET_FILE, child_groups, member_file, members, remove_group};
-use crate::kernel::{Kernel, ThreadKey};
+use crate::kernel::{Kernel, ThreadKey, if_exists, is_gone};
 use crate::safety::journal::{JournalObject, ObjectState};
 
 /// Reads the current state of an object.
@@ -20,7 +21,12 @@ pub fn read_state(kernel: &dyn Kernel, object: &JournalObject) -> io::Result<Obj
         JournalObject::Membership { hierarchy, thread, .. } => {
             ObjectState::Group(group_of(kernel, hierarchy, *thread)?)
         }
-        JournalObject::File { path } => ObjectState::Text(kernel.read(path)?.trim_end().to_string()),
+        JournalObject::File { path } => match kernel.read(path) {
+            Err(error) if is_gone(&error) && is_cpuset(path) && has_latent_cpuset(kernel, path) => {
+                ObjectState::Text(String::new())
+            }
+            text => ObjectState::Text(text?.trim_end().to_string()),
+        },
         JournalObject::Schemata { path } => {
             let masks = Schemata::parse(&kernel.read(path)?);
             let bad = |what| io::Error::new(io::ErrorKind::InvalidData, format!("{}: {what}", path.display()));
@@ -48,8 +54,11 @@ pub fn write_state(kernel: &dyn Kernel, object: &JournalObject, state: &ObjectSt
             let group = hierarchy.join(group.strip_prefix("/").unwrap_or(group));
             kernel.write(&member_file(kernel, &group)?, &thread.tid.to_string())
         }
-        (JournalObject::File { path }, ObjectState::Text(text)) if is_cpuset(path) && text.is_empty() => {
-            as_parent(kernel, path)
+        (JournalObject::File { path }, ObjectState::Text(text)) if is_cpuset(path) => {
+            match kernel.set_cpus_by_owner(path, text)? {
+                true => Ok(()),
+                false => write_cpuset(kernel, path, text),
+            }
         }
         (JournalObject::File { path } | JournalObject::Schemata { path }, ObjectState::Text(text)) => {
             kernel.write(path, &format!("{text}\n"))
@@ -58,6 +67,11 @@ pub fn write_state(kernel: &dyn Kernel, object: &JournalObject, state: &ObjectSt
         (JournalObject::Directory { path }, ObjectState::Absent) => remove_group(kernel, path).map(drop),
         _ => Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{object:?} cannot be {state:?}"))),
     }
+}
+
+/// Sets the CPUs of a group by its file, whoever owns it.
+pub(crate) fn write_cpuset(kernel: &dyn Kernel, path: &Path, text: &str) -> io::Result<()> {
+    if text.is_empty() { as_parent(kernel, path) } else { kernel.write(path, &format!("{text}\n")) }
 }
 
 /// Restores an empty cpuset (cgroup v2), which has its parent's CPUs. The kernel refuses to empty a cpuset with
@@ -119,6 +133,15 @@ pub(crate) fn in_words(kernel: &dyn Kernel, object: &JournalObject, error: &io::
         Some(said) => format!("{error}; resctrl says: {said}"),
         None => error.to_string(),
     }
+}
+
+/// The kind of a group that is a partition of cgroup v2 (`root`, `isolated`, or an invalid one); `None` = it is none.
+pub(crate) fn partition_kind(kernel: &dyn Kernel, cpus_file: &Path) -> io::Result<Option<String>> {
+    let file = cpus_file.with_file_name("cpuset.cpus.partition");
+    let text = if_exists(kernel.read(&file))
+        .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", file.display())))?;
+    let kind = text.unwrap_or_default().trim().to_string();
+    Ok(Some(kind).filter(|kind| !kind.is_empty() && kind != "member"))
 }
 
 pub(crate) fn is_cpuset(path: &Path) -> bool {

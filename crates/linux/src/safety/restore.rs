@@ -19,7 +19,7 @@ use crate::act::cpusets::effective_cpus;
 use crate::kernel::group_dirs::remove_group;
 use crate::kernel::{Kernel, ThreadKey, if_exists, is_gone};
 use crate::safety::journal::{JournalEntry, JournalObject, ObjectState};
-use crate::safety::object_state::{in_words, is_cpuset, read_state, write_state};
+use crate::safety::object_state::{in_words, is_cpuset, partition_kind, read_state, write_cpuset, write_state};
 
 /// Maximum time that a restore waits for resctrl's lock.
 const RESCTRL_PATIENCE: Duration = Duration::from_secs(2);
@@ -147,6 +147,12 @@ fn restore_one(kernel: &dyn Kernel, object: &JournalObject, held: &JournalEntry)
         let was_there = remove_group(kernel, path)?;
         return Ok(if was_there { RestoreOutcome::Restored } else { RestoreOutcome::Unchanged });
     }
+    if let JournalObject::File { path } = object
+        && is_cpuset(path)
+        && let Some(kind) = partition_kind(kernel, path)?
+    {
+        return Ok(RestoreOutcome::ChangedByOther(format!("a cpuset partition ({kind})")));
+    }
     let now = read_state(kernel, object)?;
     let as_before = now == held.original || held.follows_cpuset && spans_cpuset(kernel, object, &now)?;
     if as_before && !held.follows_cpuset {
@@ -199,6 +205,13 @@ pub(crate) fn write_original(kernel: &dyn Kernel, object: &JournalObject, held: 
         JournalObject::Affinity { thread, .. } if held.follows_cpuset => {
             kernel.set_affinity(thread.tid, &(0..MOST_CPUS).collect())
         }
+        // If the owner does not answer, the host is restored all the same.
+        JournalObject::File { path } if is_cpuset(path) => match &held.original {
+            ObjectState::Text(text) if !matches!(kernel.set_cpus_by_owner(path, text), Ok(true)) => {
+                write_cpuset(kernel, path, text)
+            }
+            _ => Ok(()),
+        },
         _ => write_state(kernel, object, &held.original),
     }
 }

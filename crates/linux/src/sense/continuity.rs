@@ -2,18 +2,20 @@
 //!
 //! Problem: plans must use online CPUs only, and figures from before and after such a change cannot be compared.
 //! Method: one file of the kernel is read per window, and the clocks with and without suspended time are compared.
-//! Properties: a CPU that was offline at the start stays unused, because the caches it shares were not known then; if
-//! the file cannot be read or understood, the topology stays as it was.
+//! Properties: a CPU that was offline at the start joins the last-level cache that it shares with known CPUs, and stays
+//! unused if it shares none; if a file cannot be read or understood, the topology stays as it was.
 
 use std::path::Path;
 use std::time::Duration;
 
-use cachemate_core::{CpuSet, Topology};
+use cachemate_core::{CacheLevel, CpuSet, Topology};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::kernel::Kernel;
 
 const ONLINE: &str = "/sys/devices/system/cpu/online";
+/// No CPU describes more caches.
+const MAX_CACHE_INDICES: u32 = 16;
 /// Shorter differences come from the time between the two clocks' reads.
 const MIN_SUSPENDED: Duration = Duration::from_millis(10);
 
@@ -21,6 +23,8 @@ const MIN_SUSPENDED: Duration = Duration::from_millis(10);
 pub(crate) fn refresh_online(kernel: &dyn Kernel, topology: &mut Topology) -> bool {
     let Ok(text) = kernel.read(Path::new(ONLINE)) else { return false };
     let Ok(online) = text.trim().parse::<CpuSet>() else { return false };
+    let known: CpuSet = topology.last_level_caches().flat_map(|cache| cache.cpus.iter()).collect();
+    online.iter().filter(|&cpu| !known.contains(cpu)).for_each(|cpu| join_cache(kernel, topology, cpu));
     let with_cache: CpuSet = topology.last_level_caches().flat_map(|cache| cache.cpus.iter()).collect();
     let usable = online.intersection(&with_cache);
     if usable.is_empty() || usable == topology.online() {
@@ -28,6 +32,31 @@ pub(crate) fn refresh_online(kernel: &dyn Kernel, topology: &mut Topology) -> bo
     }
     topology.cpus.iter_mut().for_each(|cpu| cpu.online = usable.contains(cpu.id.0));
     true
+}
+
+/// Adds a CPU of which no cache was known to the last-level cache that the kernel now says it shares.
+fn join_cache(kernel: &dyn Kernel, topology: &mut Topology, cpu: u32) {
+    for index in 0..MAX_CACHE_INDICES {
+        let file = |name: &str| format!("/sys/devices/system/cpu/cpu{cpu}/cache/index{index}/{name}");
+        let text = |name: &str| kernel.read(Path::new(&file(name))).map(|text| text.trim().to_string());
+        let (Ok(level), Ok(shared)) = (text("level"), text("shared_cpu_list")) else { return };
+        let Ok(shared) = shared.parse::<CpuSet>() else { continue };
+        let last_level = topology.caches.iter_mut().filter(|cache| cache.last_level);
+        let mut same = last_level.filter(|cache| number(cache.level) == level && cache.cpus.intersects(&shared));
+        if let Some(cache) = same.next() {
+            cache.cpus.insert(cpu);
+        }
+    }
+}
+
+/// A level as the kernel's files have it.
+fn number(level: CacheLevel) -> &'static str {
+    match level {
+        CacheLevel::L1Instruction | CacheLevel::L1Data => "1",
+        CacheLevel::L2 => "2",
+        CacheLevel::L3 => "3",
+        CacheLevel::L4 => "4",
+    }
 }
 
 /// Suspended time of the host since its boot.
@@ -55,7 +84,7 @@ impl SuspendClock {
 mod tests {
     use super::*;
     use crate::fake_tests::FakeHost;
-    use cachemate_core::{Cache, CacheId, CacheLevel, Cpu, CpuId};
+    use cachemate_core::{Cache, CacheId, Cpu, CpuId};
 
     /// Two last-level caches of two CPUs, and a CPU 4 that was offline at the start.
     fn topology() -> Topology {
@@ -90,6 +119,29 @@ mod tests {
             assert_eq!(topology.online().to_string(), online, "{text}");
             assert_eq!(topology.last_level_domains().len(), domains, "{text}");
         }
+    }
+
+    /// Is a CPU that was offline at the start used from then on when it comes, on the cache that it shares, and one that
+    /// shares no known cache left alone?
+    #[test]
+    fn a_cpu_that_comes_later_joins_its_cache() {
+        let (host, mut topology) = (FakeHost::default(), topology());
+        for (index, level, shared) in [(0, "1", "4"), (1, "2", "2,4"), (2, "3", "2-4")] {
+            let folder = format!("/sys/devices/system/cpu/cpu4/cache/index{index}");
+            host.file(&format!("{folder}/level"), level);
+            host.file(&format!("{folder}/shared_cpu_list"), shared);
+        }
+        host.file(ONLINE, "0-4\n");
+        assert!(refresh_online(&host, &mut topology));
+        assert_eq!(topology.online().to_string(), "0-4");
+        assert_eq!(topology.caches[1].cpus.to_string(), "2-4");
+        host.file(ONLINE, "0-3\n");
+        assert!(refresh_online(&host, &mut topology));
+        let mut topology = self::topology();
+        host.file("/sys/devices/system/cpu/cpu4/cache/index2/shared_cpu_list", "4-5");
+        host.file(ONLINE, "0-4\n");
+        assert!(!refresh_online(&host, &mut topology));
+        assert_eq!(topology.online().to_string(), "0-3");
     }
 
     /// Does a file that names no usable CPU, or is not understood, change nothing?

@@ -62,6 +62,12 @@ impl ServiceDirectory {
         records.iter().find(|(_, record)| contains(record)).map(|(id, record)| (id.clone(), record.clone()))
     }
 
+    /// The id of the container that has exactly this control group.
+    pub fn id_of_cgroup(&self, path: &str) -> Option<String> {
+        let (id, record) = self.by_cgroup(path)?;
+        (record.cgroup.trim_end_matches('/') == path.trim_end_matches('/')).then_some(id)
+    }
+
     /// Whether no runtime has reported a container.
     pub fn is_empty(&self) -> bool {
         self.0.read().unwrap_or_else(PoisonError::into_inner).is_empty()

@@ -89,6 +89,7 @@ pub fn machine_that_can(
         resctrl: None,
         learned: Default::default(),
         directory: Default::default(),
+        starts: Default::default(),
         known: Default::default(),
         acting: None,
         stop: Arc::new(AtomicBool::new(false)),

@@ -14,7 +14,7 @@
 
 mod regression;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use cachemate_core::{CacheId, Estimate, Observation, Profile, Profiles, ServiceIdentity, TaskSample, Topology};
@@ -35,8 +35,9 @@ const PRESENT_FROM: f64 = 0.02;
 const MIN_ERRORS: f64 = 2.0;
 /// Smallest measured slowdown that is attributed to co-runners.
 const MIN_ATTRIBUTED: f64 = 0.01;
-/// Weight of the last window in the present presence of a co-runner.
-const PRESENT_WEIGHT: f64 = 0.2;
+/// Windows over which a present presence is averaged, each by its length: a loop of short programs has gaps, and a window
+/// may end with a program.
+const PRESENT_WINDOWS: usize = 20;
 /// Windows without any task after which a service is forgotten.
 const MAX_ABSENT_WINDOWS: u64 = 120;
 /// Windows between two forecasts of a pair.
@@ -124,10 +125,24 @@ struct CoRunnerHistory {
     service: ServiceIdentity,
     windows_with: u32,
     windows_without: u32,
-    /// Present presence, over the last windows.
+    /// Mean of the last windows.
     presence: f64,
+    /// Presence and length of these windows.
+    last_windows: VecDeque<(f64, u64)>,
     total_presence: f64,
     forecast: Option<(u64, Option<Estimate>)>,
+}
+
+impl CoRunnerHistory {
+    fn observe(&mut self, presence: f64, elapsed_ns: u64) {
+        if self.last_windows.len() == PRESENT_WINDOWS {
+            self.last_windows.pop_front();
+        }
+        self.last_windows.push_back((presence, elapsed_ns));
+        let total: u64 = self.last_windows.iter().map(|(_, ns)| ns).sum();
+        let weighted: f64 = self.last_windows.iter().map(|(presence, ns)| presence * *ns as f64).sum();
+        self.presence = weighted / total.max(1) as f64;
+    }
 }
 
 /// A forecast of the slowdown of the first program beside the second, alone on one cache.
@@ -262,6 +277,7 @@ impl ServiceHistory {
                     windows_with: 0,
                     windows_without: self.windows,
                     presence: 0.0,
+                    last_windows: VecDeque::with_capacity(PRESENT_WINDOWS),
                     total_presence: 0.0,
                     forecast: None,
                 });
@@ -270,8 +286,7 @@ impl ServiceHistory {
         let of = |service: &ServiceIdentity| presence.get(service).copied().unwrap_or(0.0);
         for co_runner in &mut self.co_runners {
             let now = of(&co_runner.service);
-            let weight = if co_runner.windows_with == 0 { 1.0 } else { PRESENT_WEIGHT };
-            co_runner.presence += weight * (now - co_runner.presence);
+            co_runner.observe(now, elapsed_ns);
             co_runner.total_presence = 0.99 * co_runner.total_presence + now;
         }
         while self.co_runners.len() > MAX_CO_RUNNERS {

@@ -71,6 +71,33 @@ fn the_cause_is_named_with_its_measured_share() {
     assert_eq!(reports[0].service, store, "the one that loses most comes first");
 }
 
+/// Does the share of a loop of short programs hardly depend on where in the loop it is read, although a window ends in each
+/// gap between two programs?
+#[test]
+fn a_gap_between_two_programs_hardly_changes_the_share() {
+    let topology = last_level_caches(1, 4, CacheLevel::L3, 1 << 23);
+    let (store, batch) = (unit("store"), unit("batch"));
+    let mut losses = ServiceLosses::default();
+    let mut shares = Vec::new();
+    for number in 0..200u64 {
+        let is_gap = number >= 60 && number % 11 == 10;
+        let is_beside = number >= 60 && !is_gap;
+        let ns = if is_gap { WINDOW_NS / 20 } else { WINDOW_NS };
+        let instructions = if is_beside { 1e9 / 1.5 } else { 1e9 } * ns as f64 / WINDOW_NS as f64;
+        let mut tasks = vec![task(0, &store, 0, Some(instructions))];
+        tasks.extend(is_beside.then(|| task(1, &batch, 1, Some(1e9))));
+        tasks.iter_mut().for_each(|task| task.on_cpu_ns.iter_mut().for_each(|(_, ran)| *ran = ns));
+        let mut seen = window(number, tasks);
+        seen.span.elapsed_ns = ns;
+        let reports = losses.observe(&seen, &topology, &Profiles::new(), &no_forecast);
+        if number >= 100 {
+            shares.push(report_of(&reports, &store).losses[0].loss.value);
+        }
+    }
+    let (low, high) = (shares.iter().copied().reduce(f64::min), shares.iter().copied().reduce(f64::max));
+    assert!(low.unwrap() > 0.45 && high.unwrap() < 0.52, "{low:?} to {high:?}");
+}
+
 /// Is a slowdown without counters unknown with its reason, and forecast as soon as profiles tell?
 #[test]
 fn without_counters_a_forecast_or_a_reason_stands() {

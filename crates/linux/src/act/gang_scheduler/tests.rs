@@ -9,6 +9,7 @@ use super::advisory_gangs::advised;
 use super::compose::{GangMember, message_of, part};
 use super::fake_tests::FakeScheduler;
 use super::message::{NumberedCache, ScheduledTurn, SchedulerReply};
+use super::{SchedulerClient, message};
 use crate::act::changes::GangController;
 use crate::act::gangs::GangRunners;
 use crate::act::thread_rotation::ThreadRotation;
@@ -263,4 +264,57 @@ fn answers_are_told_apart() {
     );
     let SchedulerReply::State(state) = answer(&state) else { panic!("{state}") };
     assert_eq!((state.held, state.turns().len(), state.caches[0].counts.turns), (4, 1, 9));
+}
+
+/// Is an answer that is cut, repeated from an earlier plan, out of order, forged or endless an error in bounded time, and
+/// one that comes in pieces or twice understood?
+#[test]
+fn broken_answers_end_in_bounded_time() {
+    use std::io::{BufRead, BufReader, Write};
+    let taken = |generation: u64| format!("{{\"generation\":{generation},\"attached\":true,\"complaints\":[]}}\n");
+    let state = "{\"generation\":1,\"kernel\":\"enabled\",\"guarded\":null,\"places\":0,\"held\":0,\"caches\":[]}\n";
+    let pieces = |text: &str| text.as_bytes().chunks(7).map(<[u8]>::to_vec).collect::<Vec<_>>();
+    let drip: Vec<Vec<u8>> = vec![b"{".to_vec(); 100];
+    for (answer, expected) in [
+        (pieces(&taken(7)), None),
+        (pieces(&taken(7).repeat(2)), None),
+        (pieces(taken(7).trim_end().split_at(20).0), Some("expected an answer")),
+        (pieces(&taken(6)), Some("found an answer to plan 6, expected to 7")),
+        (pieces(state), Some("expected an answer to a plan")),
+        (vec![vec![0xff; 64], b"\n".to_vec()], Some("expected an answer")),
+        (Vec::new(), Some("expected an answer")),
+        (drip, Some("timed out")),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("gangs.sock");
+        let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let is_dripping = answer.len() == 100;
+        let scheduler = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            BufReader::new(&stream).read_line(&mut String::new()).unwrap();
+            for part in answer {
+                // The client may have lost its patience.
+                if stream.write_all(&part).is_err() {
+                    break;
+                }
+                let pause = if is_dripping { 50 } else { 0 };
+                std::thread::sleep(std::time::Duration::from_millis(pause));
+            }
+        });
+        let plan = message::SchedulerPlan {
+            version: message::VERSION,
+            generation: 7,
+            longest_wait_ms: 100,
+            turns: Vec::new(),
+            tasks: Vec::new(),
+        };
+        let outcome = SchedulerClient::new(&socket).plan(plan);
+        match expected {
+            None => assert_eq!(outcome.unwrap(), Vec::<String>::new()),
+            Some(expected) => {
+                assert!(outcome.as_ref().is_err_and(|error| error.to_string().contains(expected)), "{outcome:?}")
+            }
+        }
+        scheduler.join().unwrap();
+    }
 }

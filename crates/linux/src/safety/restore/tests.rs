@@ -229,3 +229,21 @@ fn what_followed_its_cpuset_does_so_again() {
     host.set_cpuset("2-3");
     assert_eq!(masks(), ["2-3", "2"]);
 }
+
+/// Is a confined group that its owner has made a partition meanwhile left as it is, and a member restored?
+#[test]
+fn a_group_that_became_a_partition_is_left_to_its_owner() {
+    for (kind, expected) in [("member\n", "0-3"), ("root\n", "1"), ("isolated\n", "1")] {
+        let host = FakeHost::default();
+        host.file("/cg/cpuset.cpus", "0-3");
+        let mut held = BTreeMap::new();
+        let file = JournalObject::File { path: "/cg/cpuset.cpus".into() };
+        make(&host, &mut held, file, ObjectState::Text("1".into()));
+        host.file("/cg/cpuset.cpus.partition", kind);
+        let account = restore(&host, &held);
+        assert_eq!(host.text("/cg/cpuset.cpus").trim(), expected, "{kind}");
+        let is_left =
+            account[0].outcome == RestoreOutcome::ChangedByOther(format!("a cpuset partition ({})", kind.trim()));
+        assert_eq!(is_left, expected == "1", "{account:?}");
+    }
+}

@@ -1,0 +1,233 @@
+//! Floors of services: work per second of all their threads together, judged by measurements.
+//!
+//! Problem: clients of a service feel the work of all its threads, which come and go, and not the rate of one of them.
+//! Method: the work of a window is what the service's tasks report, else their instructions, or the growth of a progress
+//! file of the service's own. The state follows from where the 95 % interval of the mean rate of the last windows lies.
+//! Properties: without evidence the state is unknown, with the reason; a file that shrinks, or has no number, is no
+//! evidence for its window; windows with another measure are not averaged together.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use cachemate_core::{CounterEvent, Estimate, Observation, PromiseState, PromiseTerm, ServiceIdentity, TaskSample};
+use cachemate_linux::act::rules::names_service;
+use cachemate_spec::ServiceFloorConfig;
+use serde::{Deserialize, Serialize};
+
+use crate::service_status::ServiceStatus;
+
+/// Windows whose mean counts.
+const MAX_WINDOWS: usize = 20;
+/// Windows before there is a mean.
+const MIN_WINDOWS: usize = 3;
+/// A progress file holds one number.
+const MAX_FILE_BYTES: u64 = 64;
+
+/// The floor of a service and its state.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct FloorStatus {
+    /// Work per second that all its threads together shall do at least.
+    pub min_rate: f64,
+    /// `reported`, `instructions` or `file`; `None` = no work is counted.
+    pub measure: Option<FloorMeasure>,
+    /// Mean rate of the last windows, with its 95 % interval.
+    pub measured: Option<Estimate>,
+    /// By the interval.
+    pub state: PromiseState,
+    /// Why the state is unknown.
+    pub reason: Option<String>,
+}
+
+/// The measure of a service's work.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FloorMeasure {
+    /// Work that its programs report.
+    Reported,
+    /// Instructions.
+    Instructions,
+    /// A progress file of its own.
+    File,
+}
+
+/// The floors of the configuration, with the rates of the services that they name.
+pub(crate) struct ServiceFloors(Vec<FloorHistory>);
+
+struct FloorHistory {
+    config: ServiceFloorConfig,
+    rates: BTreeMap<ServiceIdentity, RateHistory>,
+    /// Number in the progress file at the end of the window before.
+    last_total: Option<u64>,
+}
+
+#[derive(Default)]
+struct RateHistory {
+    measure: Option<FloorMeasure>,
+    rates: VecDeque<f64>,
+}
+
+impl ServiceFloors {
+    pub(crate) fn new(floors: Vec<ServiceFloorConfig>) -> Self {
+        let history = |config| FloorHistory { config, rates: BTreeMap::new(), last_total: None };
+        ServiceFloors(floors.into_iter().map(history).collect())
+    }
+
+    /// Takes in one window: every service gets the floor of the first entry that names it.
+    pub(crate) fn observe(&mut self, seen: &Observation, services: &mut [ServiceStatus]) {
+        let seconds = seen.span.elapsed_ns as f64 / 1e9;
+        for floor in &mut self.0 {
+            let from_file = floor.config.progress_file.is_some().then(|| floor.file_work()).flatten();
+            for service in services.iter_mut().filter(|service| service.floor.is_none()) {
+                let identity = service.identity();
+                if !names_service(&floor.config.service, &identity) {
+                    continue;
+                }
+                let work = match floor.config.progress_file {
+                    Some(_) => from_file.map(|work| (FloorMeasure::File, work)),
+                    None => task_work(seen, &identity),
+                };
+                let history = floor.rates.entry(identity).or_default();
+                history.observe(work.filter(|_| seconds > 0.0).map(|(measure, work)| (measure, work / seconds)));
+                service.floor = Some(history.status(&floor.config));
+            }
+            let is_live = |service: &ServiceIdentity| services.iter().any(|live| live.identity() == *service);
+            floor.rates.retain(|service, _| is_live(service));
+        }
+    }
+}
+
+impl FloorHistory {
+    /// Growth of the progress file since the window before.
+    fn file_work(&mut self) -> Option<f64> {
+        let path = self.config.progress_file.as_ref()?;
+        let text = cachemate_files::read_text_limited(path, MAX_FILE_BYTES).ok();
+        let total = text.and_then(|text| text.trim().parse::<u64>().ok());
+        let before = std::mem::replace(&mut self.last_total, total);
+        Some(total?.checked_sub(before?)? as f64)
+    }
+}
+
+impl RateHistory {
+    fn observe(&mut self, rate: Option<(FloorMeasure, f64)>) {
+        let Some((measure, rate)) = rate else { return };
+        if self.measure.replace(measure) != Some(measure) {
+            self.rates.clear();
+        }
+        self.rates.truncate(MAX_WINDOWS - 1);
+        self.rates.push_front(rate);
+    }
+
+    fn status(&self, config: &ServiceFloorConfig) -> FloorStatus {
+        let count = self.rates.len();
+        let measured = (count >= MIN_WINDOWS).then(|| {
+            let mean = self.rates.iter().sum::<f64>() / count as f64;
+            let square = self.rates.iter().map(|rate| (rate - mean) * (rate - mean)).sum::<f64>();
+            let error = 2.0 * (square / ((count - 1) * count) as f64).sqrt();
+            Estimate { value: mean, low: mean - error, high: mean + error }
+        });
+        let reason = match (self.measure, measured) {
+            (_, Some(_)) => None,
+            (Some(_), None) => Some(format!("{count} windows were measured; {MIN_WINDOWS} are needed")),
+            (None, None) if config.progress_file.is_some() => {
+                Some("its progress file has no growing number".to_string())
+            }
+            (None, None) => Some("no work of its threads is counted".to_string()),
+        };
+        let term = PromiseTerm::MinRate(config.min_rate);
+        let state = measured.map_or(PromiseState::Unknown, |measured| term.state_of(measured));
+        FloorStatus { min_rate: config.min_rate, measure: self.measure, measured, state, reason }
+    }
+}
+
+/// Work of all tasks of a service: what they report if one of them does, else their instructions.
+fn task_work(seen: &Observation, service: &ServiceIdentity) -> Option<(FloorMeasure, f64)> {
+    let own: Vec<&TaskSample> = seen.tasks.iter().filter(|task| task.service_or_command() == *service).collect();
+    let sum = |work: fn(&TaskSample) -> Option<f64>| {
+        own.iter().filter_map(|task| work(task)).fold(None, |sum: Option<f64>, work| Some(sum.unwrap_or(0.0) + work))
+    };
+    let reported = sum(|task| task.progress).map(|work| (FloorMeasure::Reported, work));
+    let instructions = || sum(|task| task.counts.get(CounterEvent::Instructions));
+    reported.or_else(|| instructions().map(|work| (FloorMeasure::Instructions, work)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cachemate_core::{AppliedPlan, ProcessId, ServiceKind, TaskId, TimeSpan, WindowEnd};
+    use cachemate_policy::service_losses::ServiceReport;
+
+    fn window(work: &[Option<f64>]) -> Observation {
+        let task = |(id, progress): (usize, &Option<f64>)| TaskSample {
+            service: Some(ServiceIdentity::new(ServiceKind::Unit, "redis.service")),
+            progress: *progress,
+            ..TaskSample::new(TaskId(id as u32), ProcessId(id as u32))
+        };
+        Observation {
+            window: 1,
+            span: TimeSpan { start_ns: 0, elapsed_ns: 500_000_000, elapsed_cycles: None },
+            end_reason: WindowEnd::Elapsed,
+            tasks: work.iter().enumerate().map(task).collect(),
+            shared_counts: Vec::new(),
+            probe_results: Vec::new(),
+            applied: AppliedPlan::default(),
+        }
+    }
+
+    fn observe(floors: &mut ServiceFloors, seen: &Observation) -> Option<FloorStatus> {
+        let report = ServiceReport {
+            service: ServiceIdentity::new(ServiceKind::Unit, "redis.service"),
+            tasks: 2,
+            cpu_share: 1.0,
+            slowdown: None,
+            losses: Vec::new(),
+            reason: None,
+        };
+        let mut services = [ServiceStatus::new(&report, &seen.tasks)];
+        floors.observe(seen, &mut services);
+        services[0].floor.clone()
+    }
+
+    fn config(min_rate: f64, progress_file: Option<std::path::PathBuf>) -> ServiceFloorConfig {
+        ServiceFloorConfig { service: "redis".into(), min_rate, progress_file }
+    }
+
+    /// Is the work of all threads summed, the state unknown before three windows, and then judged by its interval?
+    #[test]
+    fn all_threads_of_a_service_count() {
+        for (min_rate, state) in [(25.0, PromiseState::Kept), (35.0, PromiseState::Broken)] {
+            let mut floors = ServiceFloors::new(vec![config(min_rate, None)]);
+            let mut last = None;
+            for work in [[10.0, 5.0], [9.0, 6.2], [10.0, 4.9], [11.0, 4.0]] {
+                last = observe(&mut floors, &window(&work.map(Some)));
+            }
+            let floor = last.unwrap();
+            assert_eq!((floor.measure, floor.state, floor.reason), (Some(FloorMeasure::Reported), state, None));
+            assert!((floor.measured.unwrap().value - 30.05).abs() < 1e-9);
+        }
+        let mut floors = ServiceFloors::new(vec![config(25.0, None)]);
+        let floor = observe(&mut floors, &window(&[Some(10.0)])).unwrap();
+        assert_eq!((floor.state, floor.measured), (PromiseState::Unknown, None));
+        let floor = observe(&mut ServiceFloors::new(vec![config(25.0, None)]), &window(&[None])).unwrap();
+        assert_eq!(floor.reason.as_deref(), Some("no work of its threads is counted"));
+        let other = ServiceFloorConfig { service: "nginx".into(), ..config(1.0, None) };
+        assert_eq!(observe(&mut ServiceFloors::new(vec![other]), &window(&[Some(1.0)])), None);
+    }
+
+    /// Is the growth of a service's own file its work, and a file that shrinks or holds no number no evidence?
+    #[test]
+    fn a_progress_file_of_its_own_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("operations");
+        let mut floors = ServiceFloors::new(vec![config(25.0, Some(file.clone()))]);
+        let mut last = None;
+        for text in ["100\n", "110", "oops", "7", "17", "27", "37"] {
+            std::fs::write(&file, text).unwrap();
+            last = observe(&mut floors, &window(&[Some(1e9)]));
+        }
+        let floor = last.unwrap();
+        assert_eq!((floor.measure, floor.state), (Some(FloorMeasure::File), PromiseState::Broken));
+        assert_eq!(floor.measured.unwrap().value, 20.0);
+        std::fs::remove_file(&file).unwrap();
+        let floor = observe(&mut ServiceFloors::new(vec![config(25.0, Some(file))]), &window(&[Some(1e9)])).unwrap();
+        assert_eq!(floor.reason.as_deref(), Some("its progress file has no growing number"));
+    }
+}

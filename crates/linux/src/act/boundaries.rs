@@ -1,0 +1,148 @@
+//! CPUs beyond which the owner of a thread does not let it run: a plan is made anew inside them.
+//!
+//! Problem: a batch system, a hypervisor's manager or a service manager gives threads masks, and an owner's cpuset ends
+//! where it wants. A plan that reaches beyond is refused by the kernel, or overwrites the owner's mask. Method: where a
+//! plan would change a thread's CPUs, they are cut to its cpuset and, for services whose kind has an owner, to the mask
+//! that it had before. If nothing is left, the thread stays as it is, and the refusal names the owner. Cost: a few small
+//! reads per thread that is about to be changed.
+
+use std::io;
+
+use cachemate_core::{CpuSet, Plan, PlanItem, RefusalReason, RefusedItem};
+
+use crate::act::actuator::Actuator;
+use crate::act::cpusets::effective_cpus;
+use crate::act::group_overrides::owner_of_kind;
+use crate::kernel::{Kernel, is_gone};
+use crate::safety::journal::{JournalObject, ObjectState};
+use crate::sense::tasks::ManagedThread;
+
+/// Cuts the affinities of the plan to what the owners of the threads allow; answers with those that cannot be.
+pub(crate) fn cut_to_boundaries(
+    kernel: &dyn Kernel,
+    plan: &mut Plan,
+    tasks: &[&ManagedThread],
+    actuator: &Actuator,
+) -> Vec<RefusedItem> {
+    let mut refused = Vec::new();
+    for task in tasks.iter().filter(|task| !task.exited && !task.fixed) {
+        let Some(wanted) = plan.affinity.get(&task.task) else { continue };
+        let cut = match cut(kernel, task, wanted, actuator) {
+            Ok(None) => continue,
+            Ok(Some(cut)) => cut,
+            // One that has exited is found to be so by the change itself.
+            Err(error) if is_gone(&error) => continue,
+            Err(error) => {
+                refused.push(refusal(task, RefusalReason::Failed, format!("its boundary cannot be read: {error}")));
+                continue;
+            }
+        };
+        if cut.cpus.is_empty() {
+            let message = format!("CPUs {wanted} are outside those that {} allows: {}", cut.owner, cut.boundary);
+            refused.push(refusal(task, RefusalReason::OwnedByOther, message));
+            plan.affinity.remove(&task.task);
+        } else {
+            plan.affinity.insert(task.task, cut.cpus);
+        }
+    }
+    refused
+}
+
+fn refusal(task: &ManagedThread, reason: RefusalReason, message: String) -> RefusedItem {
+    RefusedItem { item: PlanItem::Affinity(task.task), reason, message }
+}
+
+/// CPUs of the plan inside a boundary.
+struct BoundedCpus {
+    cpus: CpuSet,
+    boundary: CpuSet,
+    owner: &'static str,
+}
+
+/// `None` = the plan is inside the thread's boundaries, or asks for nothing new.
+fn cut(
+    kernel: &dyn Kernel,
+    task: &ManagedThread,
+    wanted: &CpuSet,
+    actuator: &Actuator,
+) -> io::Result<Option<BoundedCpus>> {
+    if kernel.affinity_is(task.thread.tid, wanted)? {
+        return Ok(None);
+    }
+    let mut boundaries = Vec::new();
+    if let Some(owner) = task.service.as_ref().and_then(|service| owner_of_kind(service.kind)) {
+        let object = JournalObject::Affinity { pid: task.pid, thread: task.thread };
+        let mask = match actuator.journaled(&object) {
+            // As wide as its cpuset, whatever that becomes.
+            Some(entry) if entry.follows_cpuset => None,
+            Some(entry) => match &entry.original {
+                ObjectState::Cpus(original) => Some(original.clone()),
+                _ => None,
+            },
+            None => Some(kernel.affinity(task.thread.tid)?),
+        };
+        boundaries.extend(mask.map(|mask| (mask, owner)));
+    }
+    boundaries.extend(effective_cpus(kernel, task.thread.tid)?.map(|cpus| (cpus, "its cpuset")));
+    let mut cut: Option<BoundedCpus> = None;
+    for (boundary, owner) in boundaries {
+        let before = cut.as_ref().map_or(wanted, |cut| &cut.cpus);
+        let cpus = before.intersection(&boundary);
+        if cpus != *before {
+            cut = Some(BoundedCpus { cpus, boundary, owner });
+        }
+    }
+    Ok(cut)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::act::actuator::GuardianCommand;
+    use crate::act::rules::{ManageAction, ManageRule};
+    use crate::fake_tests::FakeHost;
+    use crate::sense::tasks::TaskTable;
+    use cachemate_core::{TaskId, WindowLength};
+
+    /// The CPUs that are left of a plan for one thread, and the refusal.
+    fn cut_plan(host: &FakeHost, cgroup: &str, wanted: &str) -> (Option<String>, Option<String>) {
+        host.file("/proc/5/cgroup", &format!("0::{cgroup}\n"));
+        let rules = [ManageRule { action: ManageAction::Manage(None), ..ManageRule::default() }];
+        let mut tasks = TaskTable::default();
+        tasks.refresh(host, &rules, 0).unwrap();
+        let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
+        plan.affinity.insert(TaskId(0), wanted.parse().unwrap());
+        let guardian = GuardianCommand { program: "/bin/false".into(), args: Vec::new() };
+        let actuator = Actuator::new(std::path::Path::new("/nonexistent"), guardian);
+        let refused = cut_to_boundaries(host, &mut plan, &tasks.all(), &actuator);
+        let cpus = plan.affinity.get(&TaskId(0)).map(ToString::to_string);
+        (cpus, refused.first().map(|refused| refused.message.clone()))
+    }
+
+    /// Does a plan stay inside the mask of a Slurm job and of a guest, is one that would leave it altogether refused by the
+    /// owner's name, and is the mask of a program without an owner no boundary?
+    #[test]
+    fn a_plan_stays_inside_the_mask_of_the_owner() {
+        let host = FakeHost::default();
+        host.thread(5, 5, 1, "1-2");
+        let job = "/system.slice/slurmstepd.scope/job_7/step_0/user/task_0";
+        let cut = |group: &str, wanted: &str| cut_plan(&host, group, wanted);
+        assert_eq!(cut(job, "0-1"), (Some("1".into()), None));
+        assert_eq!(cut(job, "1-2"), (Some("1-2".into()), None));
+        let refusal = "CPUs 0,3 are outside those that Slurm allows: 1-2".to_string();
+        assert_eq!(cut(job, "0,3"), (None, Some(refusal)));
+        assert_eq!(cut("/user.slice", "0-1"), (Some("0-1".into()), None));
+    }
+
+    /// Is the cpuset that an owner narrows meanwhile a boundary of every thread in it?
+    #[test]
+    fn a_plan_stays_inside_the_cpuset() {
+        let host = FakeHost::default();
+        host.thread(5, 5, 1, "0-3");
+        host.set_cpuset("2-3");
+        let cut = |wanted: &str| cut_plan(&host, "/user.slice", wanted);
+        assert_eq!(cut("0-2"), (Some("2".into()), None));
+        let refusal = "CPUs 0 are outside those that its cpuset allows: 2-3".to_string();
+        assert_eq!(cut("0"), (None, Some(refusal)));
+    }
+}

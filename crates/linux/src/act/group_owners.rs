@@ -1,0 +1,267 @@
+//! Programs that own control groups, which are asked to change them.
+//!
+//! Problem: a service manager, or a container runtime, writes a group's CPUs again from its own records, at a reload or
+//! with the next update. A value behind its back lasts until then. Method: the owner is asked to set the CPUs. systemd
+//! gets the property `AllowedCPUs=` until the next boot, by its own client `systemctl`. (On the public bus the daemon
+//! lacks the right, and the replies on the private socket name a sender that zbus refuses.) A container runtime is asked
+//! on the connection of its plugin ([`crate::nri`]). Properties: a group without an owner that answers here is a plain
+//! file; the owner's refusal is an error in its words; every exchange is bounded in time. A restore writes the file itself
+//! if the owner does not answer.
+
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use cachemate_core::CpuSet;
+
+use crate::act::cpusets::{self, Cpusets};
+use crate::kernel::{Kernel, LinuxHost};
+use crate::nri::ContainerUpdates;
+use crate::sense::service_directory::ServiceDirectory;
+
+/// The client of systemd, below the host's root.
+const SYSTEMCTL: &str = "/usr/bin/systemctl";
+/// There if systemd runs as the first process (`sd_booted`).
+const SYSTEMD_RUNS: &str = "/run/systemd/system";
+/// An answer that takes longer counts as none.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// From the owner's answer to the group's new CPUs.
+const EFFECT_PATIENCE: Duration = Duration::from_millis(500);
+const POLL: Duration = Duration::from_millis(2);
+/// Bytes of an error message that are shown.
+const MAX_MESSAGE_BYTES: u64 = 400;
+/// Suffixes of units with a control group.
+const UNIT_SUFFIXES: [&str; 6] = [".service", ".scope", ".slice", ".socket", ".mount", ".swap"];
+
+/// The owners that can be asked; systemd always can, where it runs.
+#[derive(Clone, Debug, Default)]
+pub struct GroupOwners {
+    runtime: Option<(ServiceDirectory, ContainerUpdates)>,
+}
+
+impl GroupOwners {
+    /// With a container runtime, whose containers the directory names.
+    pub fn with_runtime(directory: ServiceDirectory, updates: ContainerUpdates) -> Self {
+        GroupOwners { runtime: Some((directory, updates)) }
+    }
+
+    /// Asks the owner of the group with this control file; false = there is none to ask.
+    ///
+    /// # Errors
+    /// The owner refuses, does not answer, or the group's CPUs are others afterward.
+    pub(crate) fn set_cpus(&self, host: &LinuxHost, file: &Path, cpus: &str) -> io::Result<bool> {
+        let Some(hierarchy) = cpusets::find(host) else { return Ok(false) };
+        let (Cpusets::V1(mount) | Cpusets::V2(mount)) = &hierarchy;
+        let Some(group) = file.parent().and_then(|dir| dir.strip_prefix(mount).ok()) else { return Ok(false) };
+        let group = format!("/{}", group.display());
+        if let Some((id, updates)) = self.container(&group) {
+            // A runtime cannot be asked for "as the parent".
+            let cpus = match cpus.is_empty() {
+                true => parent_cpus(host, file)?,
+                false => cpus.to_string(),
+            };
+            updates.set_cpus(&id, &cpus)?;
+            await_cpus(host, file, &cpus)?;
+            return Ok(true);
+        }
+        let unit = unit_of(&group).filter(|_| matches!(hierarchy, Cpusets::V2(_)));
+        let Some(unit) = unit.filter(|_| is_run_by_systemd(host)) else { return Ok(false) };
+        set_property(&host.below(Path::new(SYSTEMCTL)), unit, cpus)?;
+        if !cpus.is_empty() {
+            await_cpus(host, file, cpus)?;
+        }
+        Ok(true)
+    }
+
+    /// The container of this group, if its runtime is there to be asked.
+    fn container(&self, group: &str) -> Option<(String, &ContainerUpdates)> {
+        let (directory, updates) = self.runtime.as_ref().filter(|(_, updates)| updates.is_connected())?;
+        let named = cachemate_core::service_of_cgroup(group).and_then(|service| service.identity.container);
+        let known = named.filter(|id| directory.by_id(id).is_some());
+        let id = known.or_else(|| directory.id_of_cgroup(group))?;
+        Some((id, updates))
+    }
+}
+
+/// Whether systemd runs this host, and is to be asked.
+pub(crate) fn is_run_by_systemd(host: &dyn Kernel) -> bool {
+    let there = |path: &str| host.exists(Path::new(path)).unwrap_or(false);
+    there(SYSTEMD_RUNS) && there(SYSTEMCTL)
+}
+
+/// The unit of the host's service manager that has exactly this group. Groups below a unit are the unit's own affair.
+pub(crate) fn unit_of(group: &str) -> Option<&str> {
+    let mut above = group.trim_matches('/').split('/');
+    let unit = above.next_back()?;
+    let is_unit = UNIT_SUFFIXES.iter().any(|suffix| unit.len() > suffix.len() && unit.ends_with(suffix));
+    // systemd puts an underscore before names that the kernel has a use for.
+    let unit = unit.strip_prefix('_').unwrap_or(unit);
+    (is_unit && above.all(|slice| slice.ends_with(".slice"))).then_some(unit)
+}
+
+/// Whether the group has no CPUs of its own only because systemd gives the controller to units that ask for it.
+pub(crate) fn has_latent_cpuset(kernel: &dyn Kernel, cpus_file: &Path) -> bool {
+    let (Some(Cpusets::V2(mount)), Some(dir)) = (cpusets::find(kernel), cpus_file.parent()) else { return false };
+    let group = dir.strip_prefix(mount).ok().and_then(Path::to_str);
+    let is_there = || kernel.exists(&dir.join("cgroup.controllers")).unwrap_or(false);
+    group.is_some_and(|group| unit_of(group).is_some()) && is_run_by_systemd(kernel) && is_there()
+}
+
+/// Sets the unit's CPUs until the next boot. An empty list takes the property away.
+fn set_property(systemctl: &Path, unit: &str, cpus: &str) -> io::Result<()> {
+    let mut command = Command::new(systemctl);
+    command.args(["--no-ask-password", "set-property", "--runtime", "--", unit]);
+    command.arg(format!("AllowedCPUs={cpus}")).env_clear().env("LC_ALL", "C");
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
+    let until = Instant::now() + PATIENCE;
+    let status = loop {
+        match child.try_wait()? {
+            Some(status) => break status,
+            None if Instant::now() < until => std::thread::sleep(POLL),
+            None => {
+                child.kill()?;
+                child.wait()?;
+                return Err(no_answer("systemd"));
+            }
+        }
+    };
+    if status.success() {
+        return Ok(());
+    }
+    let mut message = String::new();
+    if let Some(stderr) = child.stderr.take() {
+        stderr.take(MAX_MESSAGE_BYTES).read_to_string(&mut message)?;
+    }
+    Err(io::Error::other(format!("systemd refuses AllowedCPUs={cpus} of {unit}: {}", message.trim())))
+}
+
+/// An owner that is silent.
+pub(crate) fn no_answer(owner: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, format!("no answer from {owner} within {} s", PATIENCE.as_secs()))
+}
+
+/// Waits until the owner has made the change that it agreed to.
+fn await_cpus(host: &LinuxHost, file: &Path, wanted: &str) -> io::Result<()> {
+    let until = Instant::now() + EFFECT_PATIENCE;
+    let wanted: Option<CpuSet> = wanted.parse().ok();
+    loop {
+        let now = host.read(file);
+        if now.as_ref().is_ok_and(|now| now.trim().parse::<CpuSet>().ok() == wanted) || Instant::now() >= until {
+            // What became of it is read back by the caller.
+            return now.map(drop);
+        }
+        std::thread::sleep(POLL);
+    }
+}
+
+fn parent_cpus(host: &LinuxHost, file: &Path) -> io::Result<String> {
+    let parent: PathBuf = file.parent().and_then(Path::parent).unwrap_or(Path::new("/")).into();
+    Ok(host.read(&parent.join("cpuset.cpus.effective"))?.trim().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::act::actuator::{Actuator, GuardianCommand};
+    use crate::act::changes::fixture::{ApplyFixture, capabilities};
+    use crate::sense::tasks::TaskTable;
+    use cachemate_core::{CpusetGroup, Plan, WindowLength};
+
+    const UNIT: &str = "/system.slice/db.service";
+
+    /// A host under systemd whose unit has no cpuset yet, and whose `systemctl` is this script.
+    fn systemd_host(script: &str) -> (tempfile::TempDir, LinuxHost) {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let unit = format!("sys/fs/cgroup{UNIT}");
+        for (path, text) in [
+            ("proc/mounts", "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n"),
+            ("proc/sys/kernel/random/boot_id", "boot\n"),
+            ("sys/fs/cgroup/cgroup.controllers", "cpuset cpu\n"),
+            ("sys/fs/cgroup/cgroup.subtree_control", "memory pids\n"),
+            ("sys/fs/cgroup/cpuset.cpus.effective", "0-3\n"),
+            (&format!("{unit}/cgroup.controllers"), "memory pids\n"),
+            (&format!("{unit}/cgroup.procs"), ""),
+            (&format!("{unit}/cgroup.threads"), ""),
+            ("usr/bin/systemctl", script),
+        ] {
+            let path = dir.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        std::fs::create_dir_all(dir.path().join("run/systemd/system")).unwrap();
+        let systemctl = dir.path().join("usr/bin/systemctl");
+        std::fs::set_permissions(systemctl, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let host = LinuxHost::new(dir.path());
+        (dir, host)
+    }
+
+    /// Stands for systemd: writes down its arguments and gives the unit the CPUs, or none.
+    const OBEDIENT: &str = "#!/bin/sh\nroot=${0%/usr/bin/systemctl}\nprintf '%s\\n' \"$*\" >>$root/calls\n\
+        cpus=${6#AllowedCPUs=}\nfile=$root/sys/fs/cgroup/system.slice/$5/cpuset.cpus\n\
+        case $cpus in '') rm -f $file;; *) printf '%s\\n' $cpus >$file;; esac\n";
+
+    /// Confines the unit to CPU 1; answers with the actuator and the refusals.
+    fn confine(host: &LinuxHost, state: &Path) -> (Actuator, Vec<String>) {
+        let args = ["-c", "echo ready; cat >/dev/null"].map(str::to_string).to_vec();
+        let mut actuator = Actuator::new(state, GuardianCommand { program: "/bin/sh".into(), args });
+        let fixture = ApplyFixture {
+            host,
+            actuator: &mut actuator,
+            ways: None,
+            tasks: &TaskTable::default(),
+            capabilities: &capabilities(),
+            groups: &[CpusetGroup { cgroup: UNIT.into(), cpus: [1].into_iter().collect() }],
+        };
+        let (made, _) = fixture.apply(&Plan::idle(WindowLength::Time { ns: 1 }));
+        let refused = made.refused.iter().map(|refused| refused.message.clone()).collect();
+        (actuator, refused)
+    }
+
+    /// Does systemd set the CPUs of its unit, although it has given the unit no cpuset before, and take them back at the end?
+    #[test]
+    fn systemd_sets_and_restores_the_cpus_of_its_units() {
+        let (dir, host) = systemd_host(OBEDIENT);
+        let state = tempfile::tempdir().unwrap();
+        let (mut actuator, refused) = confine(&host, state.path());
+        assert_eq!(refused, Vec::<String>::new());
+        let file = dir.path().join(format!("sys/fs/cgroup{UNIT}/cpuset.cpus"));
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "1\n");
+        actuator.restore_all(&host).unwrap();
+        assert!(!file.exists());
+        let calls = std::fs::read_to_string(dir.path().join("calls")).unwrap();
+        let call = "--no-ask-password set-property --runtime -- db.service AllowedCPUs=";
+        assert_eq!(calls, format!("{call}1\n{call}\n"));
+    }
+
+    /// Is a refusal of systemd reported in its words, and the group's file not written behind its back?
+    #[test]
+    fn a_refusal_of_systemd_is_obeyed() {
+        let (dir, host) = systemd_host("#!/bin/sh\necho 'Unit is masked.' >&2\nexit 1\n");
+        let file = dir.path().join(format!("sys/fs/cgroup{UNIT}/cpuset.cpus"));
+        std::fs::write(&file, "0-3\n").unwrap();
+        let state = tempfile::tempdir().unwrap();
+        let (_actuator, refused) = confine(&host, state.path());
+        assert!(refused.len() == 1 && refused[0].contains("refuses AllowedCPUs=1 of db.service: Unit is masked."));
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "0-3\n");
+    }
+
+    /// Which groups are units of the host's service manager?
+    #[test]
+    fn units_lie_in_slices() {
+        for (group, unit) in [
+            ("/system.slice/db.service", Some("db.service")),
+            ("/system.slice", Some("system.slice")),
+            ("/machine.slice/libpod-1.scope", Some("libpod-1.scope")),
+            ("/system.slice/_cpu.service", Some("cpu.service")),
+            ("/system.slice/containerd.service/a.scope", None),
+            ("/user.slice/user-7.slice/user@7.service/app.slice/x.service", None),
+            ("/kubepods/pod1/2", None),
+            ("/.service", None),
+            ("/", None),
+        ] {
+            assert_eq!(unit_of(group), unit, "{group}");
+        }
+    }
+}

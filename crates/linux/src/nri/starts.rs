@@ -1,0 +1,60 @@
+//! Containers that are about to start: the daemon places them before their first instruction, if it answers at once.
+
+use std::collections::VecDeque;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Starts that wait at most; more are placed in their first window.
+const MAX_WAITING: usize = 256;
+
+/// Starts that wait for the daemon; clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct ContainerStarts(Arc<StartQueue>);
+
+#[derive(Debug, Default)]
+struct StartQueue {
+    waiting: Mutex<VecDeque<StartRequest>>,
+    arrival: Condvar,
+}
+
+/// A container whose program has not run yet.
+#[derive(Debug)]
+pub struct StartRequest {
+    /// The container's id.
+    pub id: String,
+    /// The process that is to become its program.
+    pub pid: i32,
+    answer: SyncSender<bool>,
+}
+
+impl StartRequest {
+    /// Whether the process is placed; the runtime goes on.
+    pub fn answer(self, is_placed: bool) {
+        // The plugin may not have waited so long.
+        let _ = self.answer.try_send(is_placed);
+    }
+}
+
+impl ContainerStarts {
+    /// Asks the daemon to place a process, and waits at most `patience`: is it placed?
+    pub(crate) fn request(&self, id: &str, pid: i32, patience: Duration) -> bool {
+        let (answer, outcome) = sync_channel(1);
+        {
+            let mut waiting = self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+            if waiting.len() >= MAX_WAITING {
+                return false;
+            }
+            waiting.push_back(StartRequest { id: id.to_string(), pid, answer });
+        }
+        self.0.arrival.notify_one();
+        outcome.recv_timeout(patience).unwrap_or(false)
+    }
+
+    /// Waits for the next start, at most so long.
+    pub fn wait(&self, patience: Duration) -> Option<StartRequest> {
+        let waiting = self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.0.arrival.wait_timeout_while(waiting, patience, |waiting| waiting.is_empty());
+        waited.unwrap_or_else(PoisonError::into_inner).0.pop_front()
+    }
+}

@@ -1,0 +1,124 @@
+//! Requests to the container runtime from other threads: the CPUs of a running container.
+
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::plugin::refusal;
+use super::wire::{MessageBuilder, WireError, fields};
+
+/// A longer wait counts as a refusal. The runtime answers within some 35 ms.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Requests that wait at most; each waits for a thread of this process, so there are few.
+const MAX_WAITING: usize = 64;
+
+/// The way to the runtime; clones share it.
+#[derive(Clone, Debug)]
+pub struct ContainerUpdates {
+    queue: Arc<Mutex<UpdateQueue>>,
+    /// Wakes the plugin's thread.
+    bell: Arc<OwnedFd>,
+}
+
+#[derive(Debug, Default)]
+struct UpdateQueue {
+    is_connected: bool,
+    waiting: Vec<UpdateRequest>,
+}
+
+/// A request that is to be sent.
+#[derive(Debug)]
+pub(super) struct UpdateRequest {
+    id: String,
+    cpus: String,
+    pub(super) outcome: SyncSender<Result<(), String>>,
+}
+
+impl ContainerUpdates {
+    /// # Errors
+    /// No descriptor is left.
+    pub fn new() -> io::Result<Self> {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(ContainerUpdates { queue: Arc::default(), bell: Arc::new(bell) })
+    }
+
+    /// Whether a runtime is there to be asked.
+    pub fn is_connected(&self) -> bool {
+        self.queue().is_connected
+    }
+
+    /// Has the runtime set the CPUs of a running container, and waits for its answer.
+    ///
+    /// # Errors
+    /// There is no runtime, it refuses, or it does not answer in time.
+    pub fn set_cpus(&self, id: &str, cpus: &str) -> io::Result<()> {
+        let (outcome, answer) = sync_channel(1);
+        {
+            let mut queue = self.queue();
+            if !queue.is_connected || queue.waiting.len() >= MAX_WAITING {
+                return Err(io::Error::new(ErrorKind::NotConnected, "the container runtime cannot be asked now"));
+            }
+            queue.waiting.push(UpdateRequest { id: id.to_string(), cpus: cpus.to_string(), outcome });
+        }
+        rustix::io::write(&self.bell, &1u64.to_ne_bytes())?;
+        match answer.recv_timeout(PATIENCE) {
+            Ok(outcome) => outcome.map_err(io::Error::other),
+            Err(RecvTimeoutError::Timeout) => Err(crate::act::group_owners::no_answer("the container runtime")),
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(io::Error::new(ErrorKind::NotConnected, "the container runtime ended the connection"))
+            }
+        }
+    }
+
+    /// Readable if requests wait.
+    pub(super) fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    /// Takes the requests that wait.
+    pub(super) fn take(&self) -> Vec<UpdateRequest> {
+        let mut count = [0; 8];
+        // Empty already if another look has taken them.
+        let _ = rustix::io::read(&self.bell, &mut count);
+        std::mem::take(&mut self.queue().waiting)
+    }
+
+    /// From now on requests are taken, or refused.
+    pub(super) fn set_connected(&self, is_connected: bool) {
+        let mut queue = self.queue();
+        queue.is_connected = is_connected;
+        if !is_connected {
+            queue.waiting.clear();
+        }
+    }
+
+    fn queue(&self) -> MutexGuard<'_, UpdateQueue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl UpdateRequest {
+    /// The payload of `UpdateContainers`.
+    pub(super) fn payload(&self) -> Vec<u8> {
+        let cpu = MessageBuilder::default().bytes(6, self.cpus.as_bytes()).build();
+        let resources = MessageBuilder::default().bytes(2, &cpu).build();
+        let linux = MessageBuilder::default().bytes(1, &resources).build();
+        let update = MessageBuilder::default().bytes(1, self.id.as_bytes()).bytes(2, &linux).build();
+        MessageBuilder::default().bytes(1, &update).build()
+    }
+}
+
+/// The runtime's answer to `UpdateContainers`: an error, or the updates that failed.
+pub(super) fn outcome(body: &[u8]) -> Result<(), WireError> {
+    refusal(body, "an updated container")?;
+    for (_, payload) in fields(body)?.into_iter().filter(|(field, _)| *field == 2) {
+        if fields(payload.bytes())?.iter().any(|(field, _)| *field == 1) {
+            return Err(WireError { found: "a failed update".to_string(), expected: "an updated container" });
+        }
+    }
+    Ok(())
+}

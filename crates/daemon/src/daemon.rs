@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use cachemate_core::{ControlLoopError, RunHeader, WindowRecord};
+use cachemate_linux::act::group_owners::GroupOwners;
 use cachemate_linux::kernel::LinuxHost;
 use cachemate_linux::nri::NriOptions;
 use cachemate_linux::safety::guardian::{Lock, RecoveryReport, restore_left_behind};
@@ -98,7 +99,7 @@ pub fn run(source: &ConfigSource, switches: &ControlFlags, say: &dyn Fn(&str)) -
     let Some(_lock) = Lock::daemon_after(&state_dir, PATIENCE)? else {
         bail!("another daemon holds {}", state_dir.display());
     };
-    let left = restore_left_behind(&LinuxHost::new("/"), &state_dir)?;
+    let left = restore_left_behind(&LinuxHost::new("/").with_owners(GroupOwners::default()), &state_dir)?;
     report_damage(&left, say);
     report_failures(&left.account, say)?;
     let host = host::survey_host(false)?;

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::bail;
+use cachemate_linux::act::group_owners::GroupOwners;
 use cachemate_linux::kernel::LinuxHost;
 use cachemate_linux::safety::guardian::watch;
 
@@ -13,7 +14,7 @@ use crate::daemon::{report_damage, report_failures};
 /// # Errors
 /// The journal cannot be read, or one of its objects could not be restored.
 pub fn run(state_dir: &Path, say: &dyn Fn(&str)) -> anyhow::Result<()> {
-    let left = watch(&LinuxHost::new("/"), state_dir)?;
+    let left = watch(&LinuxHost::new("/").with_owners(GroupOwners::default()), state_dir)?;
     report_damage(&left, say);
     report_failures(&left.account, say)?;
     if left.damage.is_some() || left.stays.is_some() {

@@ -195,8 +195,7 @@ pub fn page(status: &DaemonStatus) -> String {
     for task in &status.tasks {
         *by_class.entry(task.class.map_or("unknown", ContentionClass::text)).or_default() += 1.0;
     }
-    let classes =
-        by_class.into_iter().map(|(class, tasks)| (vec![("class".to_string(), class.replace(' ', "_"))], tasks));
+    let classes = by_class.into_iter().map(|(class, tasks)| (vec![label("class", &class.replace(' ', "_"))], tasks));
     gauge(&mut registry, "class_tasks", "Managed threads by measured class", classes.collect());
     let mut by_name: BTreeMap<(String, u32), f64> = BTreeMap::new();
     for task in &status.tasks {

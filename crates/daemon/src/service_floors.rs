@@ -11,9 +11,8 @@ use std::collections::{BTreeMap, VecDeque};
 use cachemate_core::{CounterEvent, Estimate, Observation, PromiseState, PromiseTerm, ServiceIdentity, TaskSample};
 use cachemate_linux::act::rules::names_service;
 use cachemate_spec::ServiceFloorConfig;
-use serde::{Deserialize, Serialize};
 
-use crate::service_status::ServiceStatus;
+use crate::service_status::{FloorMeasure, FloorStatus, ServiceStatus};
 
 /// Windows whose mean counts.
 const MAX_WINDOWS: usize = 20;
@@ -21,33 +20,6 @@ const MAX_WINDOWS: usize = 20;
 const MIN_WINDOWS: usize = 3;
 /// A progress file holds one number.
 const MAX_FILE_BYTES: u64 = 64;
-
-/// The floor of a service and its state.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct FloorStatus {
-    /// Work per second that all its threads together shall do at least.
-    pub min_rate: f64,
-    /// `reported`, `instructions` or `file`; `None` = no work is counted.
-    pub measure: Option<FloorMeasure>,
-    /// Mean rate of the last windows, with its 95 % interval.
-    pub measured: Option<Estimate>,
-    /// By the interval.
-    pub state: PromiseState,
-    /// Why the state is unknown.
-    pub reason: Option<String>,
-}
-
-/// The measure of a service's work.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum FloorMeasure {
-    /// Work that its programs report.
-    Reported,
-    /// Instructions.
-    Instructions,
-    /// A progress file of its own.
-    File,
-}
 
 /// The floors of the configuration, with the rates of the services that they name.
 pub(crate) struct ServiceFloors(Vec<FloorHistory>);

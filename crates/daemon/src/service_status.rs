@@ -1,13 +1,11 @@
 //! Services as `status`, `top`, `explain`, the metrics and the page show them: which loses how much, and by which other.
 
-use cachemate_core::{Estimate, ServiceIdentity, ServiceKind, TaskSample};
+use cachemate_core::{Estimate, PromiseState, ServiceIdentity, ServiceKind, TaskSample};
 use cachemate_linux::act::group_overrides::GroupOverride;
 use cachemate_linux::nri::NriState;
 use cachemate_policy::service_losses::{ServiceLoss, ServiceReport};
 use cachemate_report::text::printable;
 use serde::{Deserialize, Serialize};
-
-use crate::service_floors::FloorStatus;
 
 /// A service with its loss and the causes of it.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -43,6 +41,33 @@ pub struct ServiceStatus {
     /// Its floor, if the configuration has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub floor: Option<FloorStatus>,
+}
+
+/// The floor of a service and its state.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct FloorStatus {
+    /// Work per second that all its threads together shall do at least.
+    pub min_rate: f64,
+    /// `reported`, `instructions` or `file`; `None` = no work is counted.
+    pub measure: Option<FloorMeasure>,
+    /// Mean rate of the last windows, with its 95 % interval.
+    pub measured: Option<Estimate>,
+    /// By the interval.
+    pub state: PromiseState,
+    /// Why the state is unknown.
+    pub reason: Option<String>,
+}
+
+/// The measure of a service's work.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FloorMeasure {
+    /// Work that its programs report.
+    Reported,
+    /// Instructions.
+    Instructions,
+    /// A progress file of its own.
+    File,
 }
 
 /// The share of a loss that one service causes.

@@ -12,11 +12,11 @@ use cachemate_files::{DirAccess, TrustedDir};
 use rustix::fs::{Mode, OFlags};
 
 use crate::act::colors::reference_set::BASE;
-use crate::act::group_owners::GroupOwners;
 use crate::safety::fence::Fence;
 
 pub mod group_dirs;
 pub mod scheduling;
+pub(crate) mod systemd_units;
 
 use scheduling::SchedParams;
 
@@ -282,23 +282,32 @@ pub(crate) fn scarce(new: &fs::File) -> bool {
     limit.is_some_and(|limit| new.as_raw_fd() as u64 + SPARE_DESCRIPTORS > limit)
 }
 
+/// Programs that own control groups.
+pub trait GroupOwner: std::fmt::Debug + Send + Sync {
+    /// Asks the owner of the group with this control file for these CPUs; false = there is none to ask.
+    ///
+    /// # Errors
+    /// The owner refuses, or does not answer.
+    fn set_cpus(&self, host: &LinuxHost, cpus_file: &Path, cpus: &str) -> io::Result<bool>;
+}
+
 /// The host itself, or a tree that looks like one: files under `root`, scheduling calls to the running kernel.
 #[derive(Clone, Debug)]
 pub struct LinuxHost {
     root: PathBuf,
     fence: Arc<RwLock<Option<Arc<Fence>>>>,
-    owners: GroupOwners,
+    owners: Option<Arc<dyn GroupOwner>>,
 }
 
 impl LinuxHost {
     /// `root` is `/` on a live host.
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        LinuxHost { root: root.into(), fence: Arc::default(), owners: GroupOwners::default() }
+        LinuxHost { root: root.into(), fence: Arc::default(), owners: None }
     }
-    /// Asks these owners of control groups, besides systemd.
+    /// Asks these owners of control groups.
     #[must_use]
-    pub fn with_owners(self, owners: GroupOwners) -> Self {
-        LinuxHost { owners, ..self }
+    pub fn with_owners(self, owners: impl GroupOwner + 'static) -> Self {
+        LinuxHost { owners: Some(Arc::new(owners)), ..self }
     }
     /// Checks the fence; to be called right before every change.
     fn check_fence(&self) -> io::Result<()> {
@@ -356,7 +365,7 @@ impl Kernel for LinuxHost {
     }
     fn set_cpus_by_owner(&self, cpus_file: &Path, cpus: &str) -> io::Result<bool> {
         self.check_fence()?;
-        self.owners.set_cpus(self, cpus_file, cpus)
+        self.owners.as_ref().map_or(Ok(false), |owners| owners.set_cpus(self, cpus_file, cpus))
     }
     fn make_dir(&self, path: &Path) -> io::Result<()> {
         self.check_fence()?;

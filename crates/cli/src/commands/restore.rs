@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::bail;
+use cachemate_linux::act::group_owners::GroupOwners;
 use cachemate_linux::act::resctrl;
 use cachemate_linux::kernel::{LinuxHost, is_gone};
 use cachemate_linux::safety::guardian::{Lock, RecoveryReport, restore_left_behind};
@@ -115,7 +116,7 @@ impl RestoreArgs {
 impl RestoreJson {
     /// Restores from one locked directory. An unusable journal does not keep the others from being restored.
     fn restore(&mut self, dir: &Path) {
-        match restore_left_behind(&LinuxHost::new("/"), dir) {
+        match restore_left_behind(&LinuxHost::new("/").with_owners(GroupOwners::default()), dir) {
             Ok(left) => self.add_left(&left),
             Err(error) => self.failed.push(error.to_string()),
         }

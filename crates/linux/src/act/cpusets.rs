@@ -18,8 +18,8 @@ pub use cachemate_core::CpusetGroup;
 use cachemate_core::{CpuSet, PlanItem, RefusalReason, RefusedItem, Tracked};
 
 use crate::act::desired_state::{DesiredState, refused};
-use crate::act::group_owners::is_run_by_systemd;
 use crate::kernel::group_dirs::{CPUSET_FILE, all_members};
+use crate::kernel::systemd_units::is_run_by_systemd;
 use crate::kernel::{Kernel, if_exists};
 use crate::safety::journal::{JournalObject, ObjectState};
 use crate::safety::object_state::{partition_kind, read_state};

@@ -16,14 +16,11 @@ use std::time::{Duration, Instant};
 use cachemate_core::CpuSet;
 
 use crate::act::cpusets::{self, Cpusets};
-use crate::kernel::{Kernel, LinuxHost};
+use crate::kernel::systemd_units::{SYSTEMCTL, is_run_by_systemd, unit_of};
+use crate::kernel::{GroupOwner, Kernel, LinuxHost};
 use crate::nri::ContainerUpdates;
 use crate::sense::service_directory::ServiceDirectory;
 
-/// The client of systemd, below the host's root.
-const SYSTEMCTL: &str = "/usr/bin/systemctl";
-/// There if systemd runs as the first process (`sd_booted`).
-const SYSTEMD_RUNS: &str = "/run/systemd/system";
 /// An answer that takes longer counts as none.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// From the owner's answer to the group's new CPUs.
@@ -31,9 +28,6 @@ const EFFECT_PATIENCE: Duration = Duration::from_millis(500);
 const POLL: Duration = Duration::from_millis(2);
 /// Bytes of an error message that are shown.
 const MAX_MESSAGE_BYTES: u64 = 400;
-/// Suffixes of units with a control group.
-const UNIT_SUFFIXES: [&str; 6] = [".service", ".scope", ".slice", ".socket", ".mount", ".swap"];
-
 /// The owners that can be asked; systemd always can, where it runs.
 #[derive(Clone, Debug, Default)]
 pub struct GroupOwners {
@@ -46,11 +40,18 @@ impl GroupOwners {
         GroupOwners { runtime: Some((directory, updates)) }
     }
 
-    /// Asks the owner of the group with this control file; false = there is none to ask.
-    ///
-    /// # Errors
-    /// The owner refuses, does not answer, or the group's CPUs are others afterward.
-    pub(crate) fn set_cpus(&self, host: &LinuxHost, file: &Path, cpus: &str) -> io::Result<bool> {
+    /// The container of this group, if its runtime is there to be asked.
+    fn container(&self, group: &str) -> Option<(String, &ContainerUpdates)> {
+        let (directory, updates) = self.runtime.as_ref().filter(|(_, updates)| updates.is_connected())?;
+        let named = cachemate_core::service_of_cgroup(group).and_then(|service| service.identity.container);
+        let known = named.filter(|id| directory.by_id(id).is_some());
+        let id = known.or_else(|| directory.id_of_cgroup(group))?;
+        Some((id, updates))
+    }
+}
+
+impl GroupOwner for GroupOwners {
+    fn set_cpus(&self, host: &LinuxHost, file: &Path, cpus: &str) -> io::Result<bool> {
         let Some(hierarchy) = cpusets::find(host) else { return Ok(false) };
         let (Cpusets::V1(mount) | Cpusets::V2(mount)) = &hierarchy;
         let Some(group) = file.parent().and_then(|dir| dir.strip_prefix(mount).ok()) else { return Ok(false) };
@@ -73,39 +74,6 @@ impl GroupOwners {
         }
         Ok(true)
     }
-
-    /// The container of this group, if its runtime is there to be asked.
-    fn container(&self, group: &str) -> Option<(String, &ContainerUpdates)> {
-        let (directory, updates) = self.runtime.as_ref().filter(|(_, updates)| updates.is_connected())?;
-        let named = cachemate_core::service_of_cgroup(group).and_then(|service| service.identity.container);
-        let known = named.filter(|id| directory.by_id(id).is_some());
-        let id = known.or_else(|| directory.id_of_cgroup(group))?;
-        Some((id, updates))
-    }
-}
-
-/// Whether systemd runs this host, and is to be asked.
-pub(crate) fn is_run_by_systemd(host: &dyn Kernel) -> bool {
-    let there = |path: &str| host.exists(Path::new(path)).unwrap_or(false);
-    there(SYSTEMD_RUNS) && there(SYSTEMCTL)
-}
-
-/// The unit of the host's service manager that has exactly this group. Groups below a unit are the unit's own affair.
-pub(crate) fn unit_of(group: &str) -> Option<&str> {
-    let mut above = group.trim_matches('/').split('/');
-    let unit = above.next_back()?;
-    let is_unit = UNIT_SUFFIXES.iter().any(|suffix| unit.len() > suffix.len() && unit.ends_with(suffix));
-    // systemd puts an underscore before names that the kernel has a use for.
-    let unit = unit.strip_prefix('_').unwrap_or(unit);
-    (is_unit && above.all(|slice| slice.ends_with(".slice"))).then_some(unit)
-}
-
-/// Whether the group has no CPUs of its own only because systemd gives the controller to units that ask for it.
-pub(crate) fn has_latent_cpuset(kernel: &dyn Kernel, cpus_file: &Path) -> bool {
-    let (Some(Cpusets::V2(mount)), Some(dir)) = (cpusets::find(kernel), cpus_file.parent()) else { return false };
-    let group = dir.strip_prefix(mount).ok().and_then(Path::to_str);
-    let is_there = || kernel.exists(&dir.join("cgroup.controllers")).unwrap_or(false);
-    group.is_some_and(|group| unit_of(group).is_some()) && is_run_by_systemd(kernel) && is_there()
 }
 
 /// Sets the unit's CPUs until the next boot. An empty list takes the property away.
@@ -122,7 +90,8 @@ fn set_property(systemctl: &Path, unit: &str, cpus: &str) -> io::Result<()> {
             None => {
                 child.kill()?;
                 child.wait()?;
-                return Err(no_answer("systemd"));
+                let message = format!("no answer from systemd within {} s", PATIENCE.as_secs());
+                return Err(io::Error::new(io::ErrorKind::TimedOut, message));
             }
         }
     };
@@ -134,11 +103,6 @@ fn set_property(systemctl: &Path, unit: &str, cpus: &str) -> io::Result<()> {
         stderr.take(MAX_MESSAGE_BYTES).read_to_string(&mut message)?;
     }
     Err(io::Error::other(format!("systemd refuses AllowedCPUs={cpus} of {unit}: {}", message.trim())))
-}
-
-/// An owner that is silent.
-pub(crate) fn no_answer(owner: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::TimedOut, format!("no answer from {owner} within {} s", PATIENCE.as_secs()))
 }
 
 /// Waits until the owner has made the change that it agreed to.
@@ -193,7 +157,7 @@ mod tests {
         std::fs::create_dir_all(dir.path().join("run/systemd/system")).unwrap();
         let systemctl = dir.path().join("usr/bin/systemctl");
         std::fs::set_permissions(systemctl, std::fs::Permissions::from_mode(0o755)).unwrap();
-        let host = LinuxHost::new(dir.path());
+        let host = LinuxHost::new(dir.path()).with_owners(GroupOwners::default());
         (dir, host)
     }
 
@@ -245,23 +209,5 @@ mod tests {
         let (_actuator, refused) = confine(&host, state.path());
         assert!(refused.len() == 1 && refused[0].contains("refuses AllowedCPUs=1 of db.service: Unit is masked."));
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "0-3\n");
-    }
-
-    /// Which groups are units of the host's service manager?
-    #[test]
-    fn units_lie_in_slices() {
-        for (group, unit) in [
-            ("/system.slice/db.service", Some("db.service")),
-            ("/system.slice", Some("system.slice")),
-            ("/machine.slice/libpod-1.scope", Some("libpod-1.scope")),
-            ("/system.slice/_cpu.service", Some("cpu.service")),
-            ("/system.slice/containerd.service/a.scope", None),
-            ("/user.slice/user-7.slice/user@7.service/app.slice/x.service", None),
-            ("/kubepods/pod1/2", None),
-            ("/.service", None),
-            ("/", None),
-        ] {
-            assert_eq!(unit_of(group), unit, "{group}");
-        }
     }
 }

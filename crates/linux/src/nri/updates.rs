@@ -67,7 +67,10 @@ impl ContainerUpdates {
         rustix::io::write(&self.bell, &1u64.to_ne_bytes())?;
         match answer.recv_timeout(PATIENCE) {
             Ok(outcome) => outcome.map_err(io::Error::other),
-            Err(RecvTimeoutError::Timeout) => Err(crate::act::group_owners::no_answer("the container runtime")),
+            Err(RecvTimeoutError::Timeout) => {
+                let message = format!("no answer from the container runtime within {} s", PATIENCE.as_secs());
+                Err(io::Error::new(ErrorKind::TimedOut, message))
+            }
             Err(RecvTimeoutError::Disconnected) => {
                 Err(io::Error::new(ErrorKind::NotConnected, "the container runtime ended the connection"))
             }

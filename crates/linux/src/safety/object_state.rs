@@ -3,9 +3,9 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::act::group_owners::has_latent_cpuset;
 use crate::act::resctrl::{Schemata, groups};
 use crate::kernel::group_dirs::{CPUSET_FILE, child_groups, member_file, members, remove_group};
+use crate::kernel::systemd_units::has_latent_cpuset;
 use crate::kernel::{Kernel, ThreadKey, if_exists, is_gone};
 use crate::safety::journal::{JournalObject, ObjectState};
 

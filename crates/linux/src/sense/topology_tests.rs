@@ -48,7 +48,7 @@ impl SysfsTree {
     }
 }
 
-/// The kernel's layout for one socket with eight 32 MB L3s of 8 cores with 2 threads each: sibling threads are n and n
+/// The kernel's layout for one socket with eight 32 MB L3s of 8 cores with 2 threads each. Sibling threads are n and n
 /// + 64, and cache ids come from the APIC id, so they have gaps after CPUs of L3 2 went offline.
 fn epyc(offline: &[u32]) -> SysfsTree {
     let tree = SysfsTree::new();

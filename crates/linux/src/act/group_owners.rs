@@ -145,6 +145,7 @@ mod tests {
             ("sys/fs/cgroup/cgroup.controllers", "cpuset cpu\n"),
             ("sys/fs/cgroup/cgroup.subtree_control", "memory pids\n"),
             ("sys/fs/cgroup/cpuset.cpus.effective", "0-3\n"),
+            ("sys/fs/cgroup/system.slice/cgroup.controllers", "memory pids\n"),
             (&format!("{unit}/cgroup.controllers"), "memory pids\n"),
             (&format!("{unit}/cgroup.procs"), ""),
             (&format!("{unit}/cgroup.threads"), ""),

@@ -25,9 +25,9 @@ impl Curve {
     fn each<'py, T: numpy::Element>(
         &self,
         py: Python<'py>,
-        of: impl Fn(&cachemate_report::CurvePoint) -> Option<T>,
+        metric: impl Fn(&cachemate_report::CurvePoint) -> Option<T>,
     ) -> Option<Bound<'py, PyArray1<T>>> {
-        let values: Option<Vec<T>> = self.counted.curve.iter().map(of).collect();
+        let values: Option<Vec<T>> = self.counted.curve.iter().map(metric).collect();
         Some(PyArray1::from_vec(py, values?))
     }
 

@@ -18,11 +18,11 @@ pub fn from_text<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'py, PyAny>
 }
 
 /// A Rust value from Python's; `what` names it in errors. NumPy's numbers and arrays count as numbers and lists.
-pub fn from_python<T: DeserializeOwned>(value: &Bound<'_, PyAny>, what: &str) -> PyResult<T> {
+pub fn from_python<T: DeserializeOwned>(value: &Bound<'_, PyAny>, subject: &str) -> PyResult<T> {
     let py = value.py();
     let options = PyDict::new(py);
     options.set_item("default", py.import("operator")?.call_method1("methodcaller", ("tolist",))?)?;
     let text = py.import("json")?.call_method("dumps", (value,), Some(&options));
-    let text: String = text.map_err(|error| failed(format!("{what}: {error}")))?.extract()?;
-    serde_json::from_str(&text).map_err(|error| failed(format!("{what}: {error}")))
+    let text: String = text.map_err(|error| failed(format!("{subject}: {error}")))?.extract()?;
+    serde_json::from_str(&text).map_err(|error| failed(format!("{subject}: {error}")))
 }

@@ -132,7 +132,7 @@ impl ScenarioRun<'_> {
         let mut log = self.log.map(create).transpose().map_err(|error| words(&error))?;
         machine.set_first_window(pipeline.config().first_window);
         let (mut windows, mut broken) = (0, None);
-        let ran = pipeline.run(machine, |_, record| {
+        let outcome = pipeline.run(machine, |_, record| {
             windows += 1;
             broken = log.as_mut().and_then(|log| log.push(&record).err());
             broken.is_none() && !stop.load(Ordering::Relaxed)
@@ -141,7 +141,7 @@ impl ScenarioRun<'_> {
             return Err(error.to_string());
         }
         log.map_or(Ok(()), RunLogWriter::finish).map_err(|error| words(&error))?;
-        Ok((ran.map_err(|error| words(&error))?.results(), windows))
+        Ok((outcome.map_err(|error| words(&error))?.results(), windows))
     }
 }
 

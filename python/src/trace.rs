@@ -92,15 +92,15 @@ impl Trace {
 }
 
 /// The same memory as unsigned integers; nothing is copied.
-fn integers<'py>(given: &Bound<'py, PyAny>, what: &str) -> PyResult<Bound<'py, PyArray1<u64>>> {
+fn integers<'py>(given: &Bound<'py, PyAny>, subject: &str) -> PyResult<Bound<'py, PyArray1<u64>>> {
     let py = given.py();
     let Ok(array) = given.cast::<PyUntypedArray>() else {
         let found = given.get_type().name()?;
-        return Err(PyTypeError::new_err(format!("{what}: found {found}, expected a NumPy array")));
+        return Err(PyTypeError::new_err(format!("{subject}: found {found}, expected a NumPy array")));
     };
     if array.ndim() != 1 {
         let found = array.ndim();
-        return Err(PyValueError::new_err(format!("{what}: found {found} dimensions, expected one")));
+        return Err(PyValueError::new_err(format!("{subject}: found {found} dimensions, expected one")));
     }
     let dtype = array.dtype();
     if dtype.is_equiv_to(&numpy::dtype::<i64>(py)) {
@@ -108,7 +108,7 @@ fn integers<'py>(given: &Bound<'py, PyAny>, what: &str) -> PyResult<Bound<'py, P
     }
     if !dtype.is_equiv_to(&numpy::dtype::<u64>(py)) {
         let found = dtype.str()?;
-        return Err(PyTypeError::new_err(format!("{what}: found values of {found}, expected uint64 or int64")));
+        return Err(PyTypeError::new_err(format!("{subject}: found values of {found}, expected uint64 or int64")));
     }
     Ok(given.clone().cast_into()?)
 }

@@ -37,7 +37,7 @@ pub fn check(tree: &SourceTree) -> Vec<Complaint> {
 
 fn bare_head(comment: &str) -> Option<&'static str> {
     let first = comment.split([' ', '\'']).next()?;
-    let sentence_end = comment.find(['.', '?', ':']).map(|at| &comment[at..=at]);
+    let sentence_end = comment.find(['.', '?', ':']).map(|index| &comment[index..=index]);
     HEADS.iter().find(|head| **head == first && sentence_end != Some("?")).copied()
 }
 

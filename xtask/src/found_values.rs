@@ -26,18 +26,19 @@ fn binds_found(code: &str) -> bool {
 }
 
 /// From the line of the innermost `fn` above to the brace at its depth; rustfmt sets both.
-fn function_around(lines: &[RustLine], at: usize) -> &[RustLine] {
+fn function_around(lines: &[RustLine], index: usize) -> &[RustLine] {
     let indent = |line: &RustLine| line.code.len() - line.code.trim_start().len();
     let begins = |line: &&RustLine, within: usize| has_word(&line.code, "fn") && indent(line) < within;
-    let own = indent(&lines[at]);
-    let Some(start) =
-        (0..=at).rev().find(|&above| above == at && has_word(&lines[at].code, "fn") || begins(&&lines[above], own))
+    let own = indent(&lines[index]);
+    let Some(start) = (0..=index)
+        .rev()
+        .find(|&above| above == index && has_word(&lines[index].code, "fn") || begins(&&lines[above], own))
     else {
-        return &lines[at..=at];
+        return &lines[index..=index];
     };
     let depth = indent(&lines[start]);
     let is_end = |line: &RustLine| indent(line) == depth && line.code.trim_start().starts_with('}');
-    let end = (at..lines.len()).find(|&below| is_end(&lines[below])).unwrap_or(at);
+    let end = (index..lines.len()).find(|&below| is_end(&lines[below])).unwrap_or(index);
     &lines[start..=end]
 }
 

@@ -251,13 +251,13 @@ mod tests {
     /// Are doc comments measured as pages are, and code left alone?
     #[test]
     fn doc_comments_are_measured() {
-        let of = |source: &str| {
+        let complaints = |source: &str| {
             let mut complaints = Vec::new();
             check_comments("x.rs", source, false, &mut complaints);
             complaints
         };
-        assert_eq!(of(&format!("// {}\nfn f() {{}}\n", sentence(99))), [] as [&str; 0]);
-        let long = of(&format!("\n/// Short.\n/// {}\nfn f() {{}}\n", sentence(41)));
+        assert_eq!(complaints(&format!("// {}\nfn f() {{}}\n", sentence(99))), [] as [&str; 0]);
+        let long = complaints(&format!("\n/// Short.\n/// {}\nfn f() {{}}\n", sentence(41)));
         assert!(long[0].starts_with("x.rs:2: 41 words"), "{long:?}");
     }
 

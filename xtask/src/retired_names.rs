@@ -102,13 +102,13 @@ mod tests {
     /// Is a name that is gone found as a word and in any spelling, and longer names left alone?
     #[test]
     fn gone_names_are_found_and_longer_ones_are_not() {
-        let of = |text: &str| {
+        let complaints = |text: &str| {
             let mut complaints = Vec::new();
             check("x.rs", text, &mut complaints);
             complaints
         };
-        assert_eq!(of("let seen: TaskSeen;"), ["x.rs:1: 'TaskSeen' is 'TaskSample' now"]);
-        assert_eq!(of("\nper_Colour"), ["x.rs:2: 'colour' is 'color' now"]);
-        assert_eq!(of("TaskSeenBefore, Cassette, partition::dealer, MyClash"), [] as [&str; 0]);
+        assert_eq!(complaints("let seen: TaskSeen;"), ["x.rs:1: 'TaskSeen' is 'TaskSample' now"]);
+        assert_eq!(complaints("\nper_Colour"), ["x.rs:2: 'colour' is 'color' now"]);
+        assert_eq!(complaints("TaskSeenBefore, Cassette, partition::dealer, MyClash"), [] as [&str; 0]);
     }
 }

@@ -170,7 +170,7 @@ pub fn has_word(text: &str, word: &str) -> bool {
 pub fn word_position(text: &str, word: &str) -> Option<usize> {
     let is_part = |c: char| c.is_alphanumeric() || c == '_';
     let mut positions = text.match_indices(word).map(|(at, _)| at);
-    positions.find(|&at| !text[..at].ends_with(is_part) && !text[at + word.len()..].starts_with(is_part))
+    positions.find(|&index| !text[..index].ends_with(is_part) && !text[index + word.len()..].starts_with(is_part))
 }
 
 #[cfg(test)]

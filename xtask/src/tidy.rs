@@ -330,8 +330,14 @@ mod tests {
     /// Is a feature that is on by itself named, and one that somebody has to ask for left alone?
     #[test]
     fn a_feature_that_is_on_by_itself_is_a_complaint() {
-        let of = |manifest: &str| complaints_of(&[("crates/core/Cargo.toml", manifest)]).len();
-        assert_eq!((of("[features]\nchaos = []\n"), of("[features]\ndefault = [\"chaos\"]\nchaos = []\n")), (0, 1));
+        let complaint_count = |manifest: &str| complaints_of(&[("crates/core/Cargo.toml", manifest)]).len();
+        assert_eq!(
+            (
+                complaint_count("[features]\nchaos = []\n"),
+                complaint_count("[features]\ndefault = [\"chaos\"]\nchaos = []\n")
+            ),
+            (0, 1)
+        );
     }
 
     /// Are impure words, unwraps and unfinished work found in code, and allowed where they are tests?
@@ -379,10 +385,10 @@ mod tests {
     /// Is a function of a hundred lines and one found, by its first line?
     #[test]
     fn a_function_that_fits_no_screen_is_a_complaint() {
-        let of = |lines: usize| {
+        let complaints = |lines: usize| {
             format!("impl A {{\n    pub fn f(\n    ) {{\n{}    }}\n}}\n", "        f();\n".repeat(lines - 3))
         };
-        assert_eq!(long_functions(&of(100)), []);
-        assert_eq!(long_functions(&of(101)), [(2, 101)]);
+        assert_eq!(long_functions(&complaints(100)), []);
+        assert_eq!(long_functions(&complaints(101)), [(2, 101)]);
     }
 }

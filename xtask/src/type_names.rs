@@ -204,7 +204,7 @@ pub fn check_nouns(tree: &SourceTree) -> Vec<Complaint> {
 
 /// `CacheAssigned` ends in `Assigned`.
 fn last_word(name: &str) -> &str {
-    name.rfind(char::is_uppercase).map_or(name, |at| &name[at..])
+    name.rfind(char::is_uppercase).map_or(name, |index| &name[index..])
 }
 
 fn declarations(tree: &SourceTree) -> Vec<TypeDeclaration<'_>> {

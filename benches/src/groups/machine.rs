@@ -96,8 +96,8 @@ fn simulate(
         until += 2_000;
         let stop = hw.run(until, &mut frames);
         assert_eq!(stop, StopReason::Time);
-        let of = |cpu| hw.thread(CpuId(cpu)).map_or(0, |thread| thread.counters.levels[1].references);
-        let made: u64 = (0..contexts).map(of).sum();
+        let references = |cpu| hw.thread(CpuId(cpu)).map_or(0, |thread| thread.counters.levels[1].references);
+        let made: u64 = (0..contexts).map(references).sum();
         if made >= wanted {
             return made;
         }
@@ -114,10 +114,10 @@ fn run(options: &Options) -> Vec<ResultRow> {
         let spec = options.machine(name);
         let made = simulate(&spec, contexts, &programs, wanted as u64) as usize;
         let mut lines = Vec::with_capacity(made);
-        'full: for at in 0.. {
+        'full: for index in 0.. {
             for cpu in 0..contexts as usize {
                 let accesses = &programs[cpu % programs.len()];
-                let access = &accesses[at % accesses.len()];
+                let access = &accesses[index % accesses.len()];
                 if is_data(access) {
                     lines.push((cpu as u64) << 40 | access.address() >> 6);
                 }

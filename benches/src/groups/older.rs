@@ -54,8 +54,8 @@ fn run(options: &Options) -> Vec<ResultRow> {
         eprintln!("older: round {} of {}", round + 1, options.rounds);
     }
     let compared = |index: usize| {
-        let of = |rounds: &[Speeds]| rounds.iter().map(|speeds| speeds[index].2).collect::<Vec<f64>>();
-        let (before, now) = (of(&before), of(&now[..]));
+        let times = |rounds: &[Speeds]| rounds.iter().map(|speeds| speeds[index].2).collect::<Vec<f64>>();
+        let (before, now) = (times(&before), times(&now[..]));
         let mut ratios: Vec<f64> = now.iter().zip(&before).map(|(now, before)| now / before).collect();
         ratios.sort_by(f64::total_cmp);
         (before, now, ratios)

@@ -38,7 +38,7 @@ const LEAST_MILLIONS: f64 = 0.2;
 struct SyntheticHost {
     topology: Topology,
     capabilities: Capabilities,
-    seen: Observation,
+    observation: Observation,
     profiles: Profiles,
     before: Plan,
 }
@@ -97,7 +97,7 @@ fn host(HostSize { tasks, caches, cpus_per_cache }: HostSize) -> SyntheticHost {
         profile.locality.activity.insert(CacheLevel::L3, Fact::new(super_sets, FactSource::Oracle, 0));
         profile
     };
-    let seen = Observation {
+    let observation = Observation {
         window: 5,
         span: TimeSpan { start_ns: 0, elapsed_ns: 10_000_000, elapsed_cycles: None },
         end_reason: WindowEnd::Elapsed,
@@ -113,7 +113,7 @@ fn host(HostSize { tasks, caches, cpus_per_cache }: HostSize) -> SyntheticHost {
             ..Topology::default()
         },
         capabilities,
-        seen,
+        observation,
         profiles: (0..tasks).map(|id| (TaskId(id), profile())).collect(),
         before: Plan::idle(WindowLength::Time { ns: 10_000_000 }),
     }
@@ -164,7 +164,7 @@ fn counted(size: HostSize) -> SyntheticHost {
         *profile = curved(&mut generator);
     }
     let mut draws = SplitMix64::new(3);
-    host.seen.tasks.iter_mut().for_each(|task| task.counts = counts(&mut draws));
+    host.observation.tasks.iter_mut().for_each(|task| task.counts = counts(&mut draws));
     host
 }
 
@@ -190,28 +190,29 @@ fn counts(draws: &mut SplitMix64) -> EventCounts {
 
 impl SyntheticHost {
     fn arrive(&mut self) {
-        let id = self.seen.tasks.len() as u32;
-        let on = self.seen.tasks[0].on_cpu_ns.clone();
+        let id = self.observation.tasks.len() as u32;
+        let on = self.observation.tasks[0].on_cpu_ns.clone();
         let task =
             TaskSample { name: format!("task-{id}"), on_cpu_ns: on, ..TaskSample::new(TaskId(id), ProcessId(id)) };
         let mut draws = SplitMix64::new(4);
         self.profiles.insert(TaskId(id), curved(&mut draws));
-        self.seen.tasks.push(TaskSample { counts: counts(&mut draws), ..task });
+        self.observation.tasks.push(TaskSample { counts: counts(&mut draws), ..task });
     }
 
     /// One window under what was decided last; its processor time in milliseconds if the policy looked for a plan.
     fn look(&mut self, policy: &mut dyn cachemate_core::Policy) -> Option<f64> {
-        self.seen.window += 1;
-        self.seen.span.start_ns += self.seen.span.elapsed_ns;
+        self.observation.window += 1;
+        self.observation.span.start_ns += self.observation.span.elapsed_ns;
         let predictor = ReferencePredictor { miss_penalty_cycles: 200.0 };
         let before = BenchClock::Thread.now_s();
         let decision = policy.decide(&View {
             topology: &self.topology,
             capabilities: &self.capabilities,
-            observation: &self.seen,
+            observation: &self.observation,
             profiles: &self.profiles,
             previous_plan: &self.before,
             predictor: &predictor,
+            verdicts: &(),
         });
         let ms = 1e3 * (BenchClock::Thread.now_s() - before);
         self.before = decision.plan;
@@ -228,10 +229,11 @@ fn decisions(size: HostSize, options: &Options) -> Vec<ResultRow> {
         let decision = policy.decide(&View {
             topology: &host.topology,
             capabilities: &host.capabilities,
-            observation: &host.seen,
+            observation: &host.observation,
             profiles: &host.profiles,
             previous_plan: &host.before,
             predictor: &predictor,
+            verdicts: &(),
         });
         (decision.plan.affinity.len() + decision.plan.gangs.len() + decision.reasons.len()) as u64
     };

@@ -257,14 +257,14 @@ fn start() -> Option<()> {
     // SAFETY: attributes and signal sets are smaller than what is given; the stack is a mapping of its own.
     let started = unsafe {
         let (mut attributes, mut all, mut before) = ([0u64; 16], [0u64; 16], [0u64; 16]);
-        let of = attributes.as_mut_ptr().cast();
-        pthread_attr_init(of);
-        pthread_attr_setstack(of, stack.cast(), STACK_BYTES);
-        pthread_attr_setdetachstate(of, 1);
+        let attributes_ptr = attributes.as_mut_ptr().cast();
+        pthread_attr_init(attributes_ptr);
+        pthread_attr_setstack(attributes_ptr, stack.cast(), STACK_BYTES);
+        pthread_attr_setdetachstate(attributes_ptr, 1);
         sigfillset(all.as_mut_ptr().cast());
         pthread_sigmask(2, all.as_ptr().cast(), before.as_mut_ptr().cast());
         let mut thread = 0;
-        let started = pthread_create(&raw mut thread, of, run, argument);
+        let started = pthread_create(&raw mut thread, attributes_ptr, run, argument);
         pthread_sigmask(2, before.as_ptr().cast(), core::ptr::null_mut());
         started
     };

@@ -37,19 +37,19 @@ pub enum BenchVerdict {
 }
 
 impl BenchRow {
-    pub fn new(part: &'static str, what: &str, target: &str, measured: String, verdict: BenchVerdict) -> Self {
-        BenchRow { part, what: what.to_string(), target: target.to_string(), measured, verdict }
+    pub fn new(part: &'static str, subject: &str, target: &str, measured: String, verdict: BenchVerdict) -> Self {
+        BenchRow { part, what: subject.to_string(), target: target.to_string(), measured, verdict }
     }
-    pub fn skipped(part: &'static str, what: &str, reason: String) -> Self {
-        BenchRow::new(part, what, "", reason, BenchVerdict::Skipped)
+    pub fn skipped(part: &'static str, subject: &str, reason: String) -> Self {
+        BenchRow::new(part, subject, "", reason, BenchVerdict::Skipped)
     }
     /// Rows of a part; an error becomes a skipped row, and the other parts continue.
-    pub fn of_part(part: &'static str, what: &str, shown: anyhow::Result<Vec<BenchRow>>) -> Vec<BenchRow> {
-        shown.unwrap_or_else(|error| vec![BenchRow::skipped(part, what, format!("failed: {error:#}"))])
+    pub fn of_part(part: &'static str, subject: &str, shown: anyhow::Result<Vec<BenchRow>>) -> Vec<BenchRow> {
+        shown.unwrap_or_else(|error| vec![BenchRow::skipped(part, subject, format!("failed: {error:#}"))])
     }
     /// A row with the verdict `met` or `missed`.
-    pub fn row(part: &'static str, what: &str, target: &str, measured: String, met: bool) -> Self {
-        BenchRow::new(part, what, target, measured, if met { BenchVerdict::Met } else { BenchVerdict::Missed })
+    pub fn row(part: &'static str, subject: &str, target: &str, measured: String, met: bool) -> Self {
+        BenchRow::new(part, subject, target, measured, if met { BenchVerdict::Met } else { BenchVerdict::Missed })
     }
 }
 
@@ -109,8 +109,8 @@ impl BenchHost {
 /// The command cannot be started, or fails.
 pub fn answered(command: &Path, args: &[&str]) -> anyhow::Result<String> {
     let shown = command.display();
-    let ran = Command::new(command).args(args).stdin(Stdio::null()).output();
-    let ran = ran.with_context(|| format!("{shown}: cannot be started (--cachemate names another place)"))?;
+    let output = Command::new(command).args(args).stdin(Stdio::null()).output();
+    let ran = output.with_context(|| format!("{shown}: cannot be started (--cachemate names another place)"))?;
     if !ran.status.success() {
         bail!("{shown} {}: {}", args.join(" "), String::from_utf8_lossy(&ran.stderr).trim());
     }

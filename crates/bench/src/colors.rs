@@ -23,7 +23,7 @@ use rustix::process::Signal;
 
 use crate::bench_host::{BenchHost, BenchRow, BenchVerdict, answered, median};
 use crate::programs::Actor;
-use crate::ranking::{has, inputs, recorded_curve};
+use crate::ranking::{inputs, is_installed, recorded_curve};
 
 const SAMPLES: usize = 30;
 const SAMPLE: Duration = Duration::from_millis(150);
@@ -82,11 +82,11 @@ fn coverage() -> BenchRow {
 
 /// Do the reference frames still have one color each after their use?
 fn verified() -> BenchRow {
-    let said = reference_set::open(Path::new(BASE));
-    let measured = said.as_ref().map_or_else(ToString::to_string, |kit| {
+    let message = reference_set::open(Path::new(BASE));
+    let measured = message.as_ref().map_or_else(ToString::to_string, |kit| {
         format!("hit {} cycles, miss {}", kit.calibration.hit_cycles, kit.calibration.miss_cycles)
     });
-    BenchRow::row("d", "colors verified again after use", "every color", measured, said.is_ok())
+    BenchRow::row("d", "colors verified again after use", "every color", measured, message.is_ok())
 }
 
 /// Starts a program on frames of these colors; it is killed when the bench ends.
@@ -227,13 +227,13 @@ fn sampled(place: &BenchHost, victims: (&Actor, &ColoredRun), streams: (&Actor, 
 fn partition_rows(bytes: u64, min_solo: f64, max_ordinary: f64, sampled: &(ColorArms, usize)) -> Vec<BenchRow> {
     let (arms, dropped) = sampled;
     let what = format!("{} MiB victim beside a {} MiB stream", bytes >> 20, STREAM_BYTES >> 20);
-    let least = arms.iter().map(Vec::len).min().unwrap_or(0);
+    let minimum = arms.iter().map(Vec::len).min().unwrap_or(0);
     let middles: Vec<f64> = arms.iter().filter_map(|arm| median(arm)).filter(|rate| *rate > 0.0).collect();
     let [ordinary_alone, colored_alone, ordinary, colored] = middles[..] else {
         return vec![BenchRow::skipped("d", &what, format!("no samples while the CPUs shared; {dropped} dropped"))];
     };
-    if least < SAMPLES {
-        let why = format!("{least} samples of {SAMPLES} while the CPUs shared; {dropped} dropped");
+    if minimum < SAMPLES {
+        let why = format!("{minimum} samples of {SAMPLES} while the CPUs shared; {dropped} dropped");
         return vec![BenchRow::skipped("d", &what, why)];
     }
     let hurt = ordinary / ordinary_alone;
@@ -249,7 +249,7 @@ fn partition_rows(bytes: u64, min_solo: f64, max_ordinary: f64, sampled: &(Color
     let mut rows = Vec::new();
     let target = format!("{:.0} %", 100.0 * min_solo);
     rows.push(BenchRow::row("d", &format!("{what}: colored halves"), &target, measured, kept >= min_solo));
-    let measured = format!("{:.0} % of solo, {} samples an arm, {dropped} dropped", 100.0 * hurt, least);
+    let measured = format!("{:.0} % of solo, {} samples an arm, {dropped} dropped", 100.0 * hurt, minimum);
     if hurt <= max_ordinary {
         rows.push(BenchRow::new("d", &format!("{what}: ordinary frames"), "", measured, BenchVerdict::Reported));
     } else {
@@ -342,7 +342,7 @@ fn real_programs(place: &BenchHost, mask: u64) -> anyhow::Result<Vec<BenchRow>> 
     let mut rows = Vec::new();
     for (name, words) in REAL {
         let what = format!("{name}: the same output, colored");
-        if !has(words[0]) {
+        if !is_installed(words[0]) {
             rows.push(BenchRow::skipped("f", &what, format!("{} is not installed", words[0])));
             continue;
         }
@@ -397,7 +397,7 @@ fn inside_by_agents(agents: &[(i32, AgentReport)]) -> Option<f64> {
 /// Run time of a real program on fewer and fewer colors, and the recorded misses of a private cache of that size.
 fn curve(place: &BenchHost, colors: u32) -> anyhow::Result<Vec<BenchRow>> {
     const WHAT: &str = "gzip: time against colors, and recorded misses of the private cache's share";
-    if !has("gzip") {
+    if !is_installed("gzip") {
         return Ok(vec![BenchRow::skipped("g", WHAT, "gzip is not installed".to_string())]);
     }
     let private = ColorMap::of_host(Path::new(BASE)).map_or(0, |map| map.private.share_bytes);

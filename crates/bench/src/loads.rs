@@ -67,11 +67,11 @@ fn chase(lines: usize, progress: &ProgressCounter) {
     let mut memory = vec![0u64; lines * 8];
     let mut order: Vec<u32> = (0..lines as u32).collect();
     let mut state = 1u64;
-    for at in (1..lines).rev() {
+    for index in (1..lines).rev() {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        order.swap(at, ((state >> 33) % at as u64) as usize);
+        order.swap(index, ((state >> 33) % index as u64) as usize);
     }
-    order.iter().enumerate().for_each(|(at, &next)| memory[at * 8] = u64::from(next) * 8);
+    order.iter().enumerate().for_each(|(index, &next)| memory[index * 8] = u64::from(next) * 8);
     drop(order);
     let mut at = 0usize;
     while progress.add(STEP as u64) {

@@ -68,7 +68,7 @@ pub fn show(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
     let mut ranked = Vec::new();
     for (name, line) in PROGRAMS {
         let tool = line.split(' ').next().unwrap_or(name);
-        if place.stopped() || !has(tool) || !bundled_recordings().iter().any(|(known, _)| known == name) {
+        if place.stopped() || !is_installed(tool) || !bundled_recordings().iter().any(|(known, _)| known == name) {
             continue;
         }
         let actor = Actor::shell(place, name, line)?;
@@ -90,7 +90,7 @@ pub fn show(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
     Ok(rows(&ranked))
 }
 
-pub fn has(tool: &str) -> bool {
+pub fn is_installed(tool: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|dir| dir.join(tool).is_file())
 }
@@ -267,8 +267,8 @@ pub fn spearman(pairs: &[(f64, f64)]) -> f64 {
     let (a, b) = (ranks(pairs.iter().map(|p| p.0).collect()), ranks(pairs.iter().map(|p| p.1).collect()));
     let mean = (pairs.len() as f64 + 1.0) / 2.0;
     let sum = |of: &dyn Fn(usize) -> f64| (0..pairs.len()).map(of).sum::<f64>();
-    let both = sum(&|at| (a[at] - mean) * (b[at] - mean));
-    let spread = (sum(&|at| (a[at] - mean).powi(2)) * sum(&|at| (b[at] - mean).powi(2))).sqrt();
+    let both = sum(&|index| (a[index] - mean) * (b[index] - mean));
+    let spread = (sum(&|index| (a[index] - mean).powi(2)) * sum(&|index| (b[index] - mean).powi(2))).sqrt();
     if spread > 0.0 { both / spread } else { 0.0 }
 }
 

@@ -96,11 +96,11 @@ fn scenario(job: &ScenarioJob, stop: &AtomicBool) -> Result<JobResult, RunError>
     let pipeline = pipeline(job, &machine).map_err(RunError::Failed)?;
     machine.set_first_window(pipeline.config().first_window);
     let flag = machine.stop_flag();
-    let ran = stoppable(&flag, stop, || pipeline.run(machine, |_, _| true));
+    let outcome = stoppable(&flag, stop, || pipeline.run(machine, |_, _| true));
     if stop.load(Ordering::Relaxed) {
         return Err(RunError::Stopped);
     }
-    let mut machine = ran.map_err(|error| RunError::Failed(error.to_string()))?;
+    let mut machine = outcome.map_err(|error| RunError::Failed(error.to_string()))?;
     let mut results = machine.results();
     // The result must not depend on the paths of the recordings.
     for task in &mut results.tasks {

@@ -29,7 +29,7 @@ pub struct ProfiledInput {
 /// A file that cannot be read, or a name that is neither a file nor a bundled recording (lists the known names and the
 /// nearest).
 pub fn load(session: &Session, given: &str, target: Option<ProfileTarget>) -> anyhow::Result<ProfiledInput> {
-    let (program, whole) = load_so_far(session, given, target)?;
+    let (program, whole) = load_partial(session, given, target)?;
     whole.map(|()| program)
 }
 
@@ -37,7 +37,7 @@ pub fn load(session: &Session, given: &str, target: Option<ProfileTarget>) -> an
 ///
 /// # Errors
 /// As [`load`], except for interruption.
-pub fn load_so_far(
+pub fn load_partial(
     session: &Session,
     given: &str,
     target: Option<ProfileTarget>,

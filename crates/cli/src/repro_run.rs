@@ -156,13 +156,13 @@ impl ReproPlan {
             if stop.load(Ordering::Relaxed) {
                 return Err(InterruptedError(format!("{} experiments were looked at", experiments.len())).into());
             }
-            experiments.push(self.look(&experiment, &stop));
+            experiments.push(self.plan_experiment(&experiment, &stop));
         }
         let plan = CostPlan { seeds: self.seeds, form: self.form.form(), experiments };
         session.answer(self.form.json.json, &plan, || plan.describe())
     }
 
-    fn look(&self, experiment: &Experiment, stop: &AtomicBool) -> PlannedExperiment {
+    fn plan_experiment(&self, experiment: &Experiment, stop: &AtomicBool) -> PlannedExperiment {
         let before = store::counts();
         let outcome = (experiment.run)(&self.form.context(self.seeds, stop, &|_| ()));
         let after = store::counts();

@@ -43,10 +43,10 @@ fn standard_output_is_the_programs_own() {
             .stdout(Stdio::piped())
             .output()
             .unwrap();
-        let said = String::from_utf8_lossy(&ran.stderr);
-        assert!(ran.status.success(), "{args:?}: {said}");
+        let message = String::from_utf8_lossy(&ran.stderr);
+        assert!(ran.status.success(), "{args:?}: {message}");
         assert!(ran.stdout == alone.stdout, "{args:?}: {} bytes, {} alone", ran.stdout.len(), alone.stdout.len());
-        assert_eq!(said.is_empty(), *silent, "{args:?}: {said}");
+        assert_eq!(message.is_empty(), *silent, "{args:?}: {message}");
     }
 }
 
@@ -70,9 +70,9 @@ fn the_exit_status_is_passed_on() {
 fn run_names_the_program_that_failed() {
     let folder = tempfile::tempdir().unwrap();
     for quiet in [&["run", "--observe-only"][..], &["run", "-q", "--observe-only"]] {
-        let ran = run(folder.path(), &[quiet, &["--", "false", ":::", "true"]].concat());
-        assert_eq!(ran.code, Some(1));
-        assert!(ran.err.contains("a program failed: 'false' (exit 1)\n"), "{}", ran.err);
+        let outcome = run(folder.path(), &[quiet, &["--", "false", ":::", "true"]].concat());
+        assert_eq!(outcome.code, Some(1));
+        assert!(outcome.err.contains("a program failed: 'false' (exit 1)\n"), "{}", outcome.err);
     }
 }
 

@@ -151,9 +151,9 @@ fn scripts_of_slurm_hand_over_known_marks_only() {
     let script = |name: &str, job: &str, comment: &str| {
         let mut command = Command::new(packaging().join("slurm").join(name));
         command.env("CACHEMATE_JOBS", folder.path().join("jobs")).env("SLURM_JOB_ID", job);
-        let ran = command.env("SLURM_JOB_COMMENT", comment).output().unwrap();
-        assert!(ran.status.success(), "{name} {comment}");
-        String::from_utf8(ran.stdout).unwrap()
+        let output = command.env("SLURM_JOB_COMMENT", comment).output().unwrap();
+        assert!(output.status.success(), "{name} {comment}");
+        String::from_utf8(output.stdout).unwrap()
     };
     script("prolog.sh", "17", "cachemate:profile=index,max-slowdown=10%,class=victim");
     let exported = script("task-prolog.sh", "17", "");
@@ -220,12 +220,12 @@ const MANIFESTS: &str = "apiVersion: apps/v1\nkind: Deployment\nmetadata:\n  nam
 #[test]
 fn advice_about_a_cluster_names_bad_pairs() {
     let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
-    profiles(at);
-    std::fs::write(at.join("all.yaml"), MANIFESTS).unwrap();
+    let root = folder.path();
+    profiles(root);
+    std::fs::write(root.join("all.yaml"), MANIFESTS).unwrap();
     let options = ["--profiles", "profiles", "-m", "xeon-x5365-4"];
-    let advise = |args: &[&str]| run(at, &[&["advise"], args, &options].concat());
-    let json = run(at, &[&["advise", "kubernetes", "all.yaml", "--json"], &options[..]].concat()).json();
+    let advise = |args: &[&str]| run(root, &[&["advise"], args, &options].concat());
+    let json = run(root, &[&["advise", "kubernetes", "all.yaml", "--json"], &options[..]].concat()).json();
     assert_eq!(json["pairs"].as_array().unwrap().len(), 1, "a Service has no pods: {json}");
     assert_eq!((&json["pairs"][0]["victim"], &json["pairs"][0]["is_bad"]), (&"search".into(), &true.into()), "{json}");
     let text = advise(&["kubernetes", "all.yaml"]).ok().out;
@@ -234,7 +234,7 @@ fn advice_about_a_cluster_names_bad_pairs() {
         "{text}"
     );
     let sacct = "JobID|JobName|AllocCPUS|Comment\n1|search|1|cachemate:profile=index,max-slowdown=5\n2|scan|1|cachemate:profile=scan\n3|scan|1|cachemate:profile=scan\n4|old|2|\n";
-    std::fs::write(at.join("jobs.txt"), sacct).unwrap();
+    std::fs::write(root.join("jobs.txt"), sacct).unwrap();
     let text = advise(&["slurm", "jobs.txt"]).ok().out;
     assert!(text.contains("not on a cache with scan (2)") && text.contains("old (4): unknown"), "{text}");
     for (file, content, words) in [
@@ -242,14 +242,14 @@ fn advice_about_a_cluster_names_bad_pairs() {
         ("bad.txt", "JobID|JobName|AllocCPUS|Comment\n1|a|x|\n", "line 2, AllocCPUS: found 'x'"),
         ("bad.txt", "JobID|JobName|AllocCPUS|Comment\n1|a|1|cachemate:profile=idx\n", "expected one of index, scan"),
     ] {
-        std::fs::write(at.join(file), content).unwrap();
+        std::fs::write(root.join(file), content).unwrap();
         let refused = advise(&["slurm", file]);
         assert!(refused.code == Some(1) && refused.err.contains(words), "{words}: {}", refused.err);
     }
     for (content, words) in
         [("kind: [", "expected Kubernetes objects"), ("kind: Service\n", "found 0 services, expected")]
     {
-        std::fs::write(at.join("bad.yaml"), content).unwrap();
+        std::fs::write(root.join("bad.yaml"), content).unwrap();
         let refused = advise(&["kubernetes", "bad.yaml"]);
         assert!(refused.code == Some(1) && refused.err.contains(words), "{words}: {}", refused.err);
     }

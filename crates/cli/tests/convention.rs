@@ -43,10 +43,10 @@ fn mistyped_input_is_usage_and_never_a_panic() {
         &["record", "-o", "x.cmt", "--children", "adopt", "--", "true"],
     ];
     for args in mistyped {
-        let ran = run(folder.path(), args);
-        assert_eq!(ran.code, Some(2), "{args:?}: {}", ran.err);
-        assert!(!ran.err.is_empty() && !ran.err.contains("panicked"), "{args:?}: {}", ran.err);
-        assert_eq!(ran.out, "", "{args:?}");
+        let outcome = run(folder.path(), args);
+        assert_eq!(outcome.code, Some(2), "{args:?}: {}", outcome.err);
+        assert!(!outcome.err.is_empty() && !outcome.err.contains("panicked"), "{args:?}: {}", outcome.err);
+        assert_eq!(outcome.out, "", "{args:?}");
     }
 }
 
@@ -69,12 +69,12 @@ fn bad_input_is_exit_code_1_and_names_the_place() {
         (&["plan", "gzpi", "gzip", "--machine", "xeon-x5365-4"], &["gzpi"]),
     ];
     for (args, wanted) in cases {
-        let ran = run(folder.path(), args);
-        assert_eq!(ran.code, Some(1), "{args:?}: {}", ran.err);
+        let outcome = run(folder.path(), args);
+        assert_eq!(outcome.code, Some(1), "{args:?}: {}", outcome.err);
         for words in *wanted {
-            assert!(ran.err.contains(words), "{args:?} should say {words:?}: {}", ran.err);
+            assert!(outcome.err.contains(words), "{args:?} should say {words:?}: {}", outcome.err);
         }
-        assert!(!ran.err.contains("panicked"), "{}", ran.err);
+        assert!(!outcome.err.contains("panicked"), "{}", outcome.err);
     }
 }
 
@@ -87,8 +87,8 @@ fn an_error_names_its_cause_once() {
         &["cachesim", "missing.din", "--size", "1M", "--ways", "16"],
         &["profile", "missing.cmt"],
     ] {
-        let ran = run(folder.path(), args);
-        assert_eq!((ran.code, ran.err.matches("No such file").count()), (Some(1), 1), "{}", ran.err);
+        let outcome = run(folder.path(), args);
+        assert_eq!((outcome.code, outcome.err.matches("No such file").count()), (Some(1), 1), "{}", outcome.err);
     }
 }
 
@@ -109,8 +109,9 @@ fn curves_of_bundled_recordings_by_name() {
 /// Is the version told as a number, and behind it the commit where one is known?
 #[test]
 fn the_version_is_told() {
-    let ran = run(Path::new("."), &["--version"]).ok();
-    let rest = ran.out.strip_prefix(concat!("cachemate ", env!("CARGO_PKG_VERSION"))).expect(&ran.out).trim_end();
+    let outcome = run(Path::new("."), &["--version"]).ok();
+    let rest =
+        outcome.out.strip_prefix(concat!("cachemate ", env!("CARGO_PKG_VERSION"))).expect(&outcome.out).trim_end();
     let commit = rest.strip_prefix(" (").and_then(|rest| rest.strip_suffix(')'));
     let of_describe = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.');
     let is_described = commit.is_some_and(|commit| !commit.is_empty() && commit.chars().all(of_describe));
@@ -139,9 +140,9 @@ fn existing_files_need_force() {
     std::fs::write(folder.path().join("keep.cmt"), "precious").unwrap();
     std::fs::write(folder.path().join("keep.txt"), "precious").unwrap();
     for args in [&["convert", "t.u64", "-o", "keep.cmt"][..], &["mrc", "t.u64", "--histogram", "keep.txt"]] {
-        let ran = run(folder.path(), args);
-        assert_eq!(ran.code, Some(1));
-        assert!(ran.err.contains("--force"), "{}", ran.err);
+        let outcome = run(folder.path(), args);
+        assert_eq!(outcome.code, Some(1));
+        assert!(outcome.err.contains("--force"), "{}", outcome.err);
     }
     assert_eq!(std::fs::read_to_string(folder.path().join("keep.cmt")).unwrap(), "precious");
     assert_eq!(std::fs::read_to_string(folder.path().join("keep.txt")).unwrap(), "precious");
@@ -224,10 +225,10 @@ fn a_truncated_bundled_recording_is_named() {
     let machine = ["-m", "xeon-x5365-4"];
     for args in [&["predict", "xz", "gzip"][..], &["plan", "xz", "gzip"], &["profile", "gzip", "--json"]] {
         let args = [args, if args[0] == "profile" { &[] } else { &machine[..] }].concat();
-        let ran = run(folder.path(), &args);
-        assert_eq!(ran.code, Some(1), "{args:?}: {}", ran.err);
-        assert!(ran.err.contains("gzip.cmt") && ran.err.contains("block"), "{args:?}: {}", ran.err);
-        assert!(ran.out.is_empty() && !ran.err.contains("panicked"), "{args:?}: {}", ran.out);
+        let outcome = run(folder.path(), &args);
+        assert_eq!(outcome.code, Some(1), "{args:?}: {}", outcome.err);
+        assert!(outcome.err.contains("gzip.cmt") && outcome.err.contains("block"), "{args:?}: {}", outcome.err);
+        assert!(outcome.out.is_empty() && !outcome.err.contains("panicked"), "{args:?}: {}", outcome.out);
     }
     let salvaged = run(folder.path(), &["mrc", "recordings/gzip.cmt", "--salvage", "--json"]);
     assert_eq!(salvaged.code, Some(0), "{}", salvaged.err);

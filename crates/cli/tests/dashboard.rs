@@ -219,11 +219,11 @@ fn data(page: &str, id: &str) -> Value {
 fn a_recording_becomes_a_page() {
     let folder = recorded();
     let args = ["dashboard", "run.jsonl.zst", "--truth", "truth.json", "-o", "run.html"];
-    let said = run(folder.path(), &args).ok().out;
+    let message = run(folder.path(), &args).ok().out;
     let page = std::fs::read_to_string(folder.path().join("run.html")).unwrap();
     let windows = data(&page, "windows");
     let count = windows.as_array().unwrap().len();
-    assert!(count >= 2 && said.contains(&format!("{count} windows")), "{said}");
+    assert!(count >= 2 && message.contains(&format!("{count} windows")), "{message}");
     let replayed = run(folder.path(), &["replay", "run.jsonl.zst", "--json"]).json();
     assert_eq!(replayed["windows"], json!(count), "as many as a replay finds");
     let head = data(&page, "head");
@@ -255,11 +255,19 @@ fn a_recording_becomes_a_page() {
 fn a_broken_recording_is_told() {
     let folder = recorded();
     std::fs::write(folder.path().join("no.jsonl"), "{}\n").unwrap();
-    let ran = run(folder.path(), &["dashboard", "no.jsonl", "-o", "no.html"]);
-    assert!(ran.code == Some(1) && ran.err.contains("no.jsonl") && ran.err.contains("line 1"), "{}", ran.err);
+    let outcome = run(folder.path(), &["dashboard", "no.jsonl", "-o", "no.html"]);
+    assert!(
+        outcome.code == Some(1) && outcome.err.contains("no.jsonl") && outcome.err.contains("line 1"),
+        "{}",
+        outcome.err
+    );
     assert!(!folder.path().join("no.html").exists());
-    let ran = run(folder.path(), &["dashboard", "run.jsonl.zst", "--truth", "s.toml", "-o", "x.html"]);
-    assert!(ran.code == Some(1) && ran.err.contains("s.toml") && ran.err.contains("sim --json"), "{}", ran.err);
+    let outcome = run(folder.path(), &["dashboard", "run.jsonl.zst", "--truth", "s.toml", "-o", "x.html"]);
+    assert!(
+        outcome.code == Some(1) && outcome.err.contains("s.toml") && outcome.err.contains("sim --json"),
+        "{}",
+        outcome.err
+    );
     let whole = std::fs::read(folder.path().join("run.jsonl.zst")).unwrap();
     std::fs::write(folder.path().join("cut.jsonl.zst"), &whole[..whole.len() - 9]).unwrap();
     run(folder.path(), &["dashboard", "cut.jsonl.zst", "-o", "cut.html"]).ok();

@@ -98,8 +98,13 @@ fn a_read_only_disk_keeps_nobody_from_being_put_back() {
     let gone = || !Path::new(&format!("/proc/{guardian}")).exists();
     assert!(within(Duration::from_secs(20), gone), "the guardian did not finish");
     assert_eq!(programs.states(), before);
-    let ran = run(folder.path(), &RESTORE);
-    assert!(ran.code == Some(1) && ran.out.contains("the journal could not be removed"), "{}{}", ran.out, ran.err);
+    let outcome = run(folder.path(), &RESTORE);
+    assert!(
+        outcome.code == Some(1) && outcome.out.contains("the journal could not be removed"),
+        "{}{}",
+        outcome.out,
+        outcome.err
+    );
     assert!(Command::new("umount").arg(&state).status().is_ok_and(|status| status.success()), "writable again");
     run(folder.path(), &RESTORE).ok();
     assert_eq!(programs.states(), before);

@@ -24,12 +24,12 @@ const FLEET: &str = "name = \"two kinds\"\nmachine = \"xeon-x5365-4\"\nhosts = 4
 #[test]
 fn a_fleet_prints_what_is_promised_and_repeats() {
     let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
-    std::fs::write(at.join("fleet.toml"), FLEET).unwrap();
+    let root = folder.path();
+    std::fs::write(root.join("fleet.toml"), FLEET).unwrap();
     let json = |workers: &str| {
         let args =
             ["fleet", "fleet.toml", "--seed", "4", "--workers", workers, "--json", "--force", "--csv", "rows.csv"];
-        let mut printed = run(at, &[&args[..], &["-o", "page.html"]].concat()).json();
+        let mut printed = run(root, &[&args[..], &["-o", "page.html"]].concat()).json();
         assert!(printed["cpu_seconds"].take().as_f64().unwrap() > 0.0);
         printed
     };
@@ -45,11 +45,11 @@ fn a_fleet_prints_what_is_promised_and_repeats() {
         one["policies"].as_array().unwrap().iter().map(|row| row["name"].as_str().unwrap()).collect();
     assert_eq!(names[..5], ["requests", "spread", "bin-pack", "misses", "forecast"]);
     assert_eq!(names[9], "forecast+auto");
-    let rows = std::fs::read_to_string(at.join("rows.csv")).unwrap();
+    let rows = std::fs::read_to_string(root.join("rows.csv")).unwrap();
     assert_eq!(rows.lines().count(), 11);
-    let page = std::fs::read_to_string(at.join("page.html")).unwrap();
+    let page = std::fs::read_to_string(root.join("page.html")).unwrap();
     assert!(page.contains("forecast+auto") && page.matches("<svg").count() >= 12 && !page.contains("<script src"));
-    let asked = run(at, &["fleet", "fleet.toml", "--what-if", "one-more-host"]).ok().out;
+    let asked = run(root, &["fleet", "fleet.toml", "--what-if", "one-more-host"]).ok().out;
     assert!(asked.contains("forecast+auto, one more host"), "{asked}");
 }
 
@@ -57,7 +57,7 @@ fn a_fleet_prints_what_is_promised_and_repeats() {
 #[test]
 fn mistakes_name_their_place() {
     let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
+    let root = folder.path();
     for (text, words) in [
         (FLEET.replace("hosts = 4", "hosts = 4\nhots = 3"), vec!["bad.toml:4:8", "found 'hots'", "expected one of"]),
         (FLEET.replace("hosts = 4", "hosts = \"four\""), vec!["bad.toml:3:", "hosts"]),
@@ -70,24 +70,24 @@ fn mistakes_name_their_place() {
         (FLEET.replace("name = \"two kinds\"", "name = \"two"), vec!["bad.toml:1:"]),
         (format!("cluster = \"pods.json\"\n{FLEET}"), vec!["pods.json"]),
     ] {
-        std::fs::write(at.join("bad.toml"), &text).unwrap();
-        let ran = run(at, &["fleet", "bad.toml"]);
-        assert_eq!(ran.code, Some(1), "{}", ran.err);
+        std::fs::write(root.join("bad.toml"), &text).unwrap();
+        let outcome = run(root, &["fleet", "bad.toml"]);
+        assert_eq!(outcome.code, Some(1), "{}", outcome.err);
         for word in words {
-            assert!(ran.err.contains(word), "{word}: {}", ran.err);
+            assert!(outcome.err.contains(word), "{word}: {}", outcome.err);
         }
     }
-    assert_eq!(run(at, &["fleet", "bad.toml", "--hosts", "0"]).code, Some(2));
-    std::fs::write(at.join("good.toml"), FLEET).unwrap();
-    assert_eq!(run(at, &["fleet", "good.toml", "--hours", "0"]).code, Some(2));
-    assert_eq!(run(at, &["fleet", "good.toml", "--what-if", "other-machine"]).code, Some(2));
+    assert_eq!(run(root, &["fleet", "bad.toml", "--hosts", "0"]).code, Some(2));
+    std::fs::write(root.join("good.toml"), FLEET).unwrap();
+    assert_eq!(run(root, &["fleet", "good.toml", "--hours", "0"]).code, Some(2));
+    assert_eq!(run(root, &["fleet", "good.toml", "--what-if", "other-machine"]).code, Some(2));
 }
 
 /// Do a cluster's pods run as its services, with those without a profile reported?
 #[test]
 fn a_cluster_is_a_fleet() {
     let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
+    let root = folder.path();
     let pod = |name: &str, marks: Value| {
         serde_json::json!({ "metadata": { "name": name, "namespace": "shop", "annotations": marks },
             "spec": { "containers": [{ "image": "a", "resources": { "requests": { "cpu": "500m", "memory": "1Gi" } } }] } })
@@ -95,11 +95,11 @@ fn a_cluster_is_a_fleet() {
     let known = serde_json::json!({ "cachemate.io/profile": "reuse", "cachemate.io/max-slowdown": "10%" });
     let list =
         serde_json::json!({ "items": [pod("a", known.clone()), pod("b", known), pod("c", serde_json::json!({}))] });
-    std::fs::write(at.join("pods.json"), list.to_string()).unwrap();
-    std::fs::write(at.join("fleet.toml"), format!("cluster = \"pods.json\"\n{FLEET}")).unwrap();
-    let ran = run(at, &["fleet", "fleet.toml", "--json"]);
-    assert!(ran.err.contains("1 of 3 pods have no profile"), "{}", ran.err);
-    let printed: Value = serde_json::from_str(&ran.out).unwrap();
+    std::fs::write(root.join("pods.json"), list.to_string()).unwrap();
+    std::fs::write(root.join("fleet.toml"), format!("cluster = \"pods.json\"\n{FLEET}")).unwrap();
+    let outcome = run(root, &["fleet", "fleet.toml", "--json"]);
+    assert!(outcome.err.contains("1 of 3 pods have no profile"), "{}", outcome.err);
+    let printed: Value = serde_json::from_str(&outcome.out).unwrap();
     assert_eq!(printed["services"], 3);
     assert_eq!(printed["policies"][0]["limits_kept_share"], 1.0);
 }
@@ -132,8 +132,8 @@ fn extender(folder: &Path) -> (ChildGuard, String) {
 #[test]
 fn requests_of_kube_scheduler_are_answered() {
     let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
-    let knowledge = at.join("knowledge");
+    let root = folder.path();
+    let knowledge = root.join("knowledge");
     std::fs::create_dir(&knowledge).unwrap();
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64();
     let profile = serde_json::json!({ "kind": "WorkloadProfile", "metadata": { "name": "index" }, "spec": { "profile": {
@@ -149,7 +149,7 @@ fn requests_of_kube_scheduler_are_answered() {
     }
     std::fs::write(knowledge.join("forged.json"), "{\"kind\":\"NodeCacheState\",\"metadata\":{\"name\":\"x\"}}")
         .unwrap();
-    let (_guard, address) = extender(at);
+    let (_guard, address) = extender(root);
     let recorded = include_str!("fixtures/extender-request.json");
     let (status, scores) = post(&address, "/prioritize", recorded);
     assert_eq!(status, 200, "{scores}");

@@ -162,8 +162,8 @@ fn a_plan_that_no_machine_may_be_told_ends_nothing() {
     );
     let mut daemon = daemon(folder.path(), &config);
     let astray = status_when(folder.path(), "the refusal", PATIENCE, |status| !status["refused_plan"].is_null());
-    let said = astray["refused_plan"].as_str().unwrap();
-    assert!(said.contains("does not support these units") || said.contains("way mask"), "{said}");
+    let message = astray["refused_plan"].as_str().unwrap();
+    assert!(message.contains("does not support these units") || message.contains("way mask"), "{message}");
     assert_eq!(
         host.affinity(pid).unwrap().to_string(),
         before.first().unwrap().to_string(),

@@ -22,12 +22,12 @@ fn caches_that_no_host_has_room_for_are_refused() {
             &["profile", "--machine", &machine, "-o", "p.json", "t.lackey"],
             &["sim", "s.toml"],
         ] {
-            let ran = run(folder.path(), args);
-            let said = format!("{args:?}: {:?}: {}", ran.code, ran.err);
+            let outcome = run(folder.path(), args);
+            let message = format!("{args:?}: {:?}: {}", outcome.code, outcome.err);
             // A host that promises memory beyond what it has may begin with the smaller one.
-            let begun = size == "255G" && ran.code == Some(0);
-            assert!(begun || matches!(ran.code, Some(1 | 2)), "{said}");
-            assert!(begun || ran.err.contains("found") && ran.err.contains("expected"), "{said}");
+            let begun = size == "255G" && outcome.code == Some(0);
+            assert!(begun || matches!(outcome.code, Some(1 | 2)), "{message}");
+            assert!(begun || outcome.err.contains("found") && outcome.err.contains("expected"), "{message}");
         }
     }
     // No memory is taken for sizes that are only looked up.

@@ -94,9 +94,9 @@ impl LeftPrograms {
     /// How often a restore makes this call.
     fn calls(&self, call: &str) -> usize {
         self.again();
-        let said = self.folder.path().join("calls");
-        strace(self.folder.path(), &["-e", &format!("trace={call}"), "-o", said.to_str().unwrap()]);
-        std::fs::read_to_string(said).unwrap().lines().count()
+        let message = self.folder.path().join("calls");
+        strace(self.folder.path(), &["-e", &format!("trace={call}"), "-o", message.to_str().unwrap()]);
+        std::fs::read_to_string(message).unwrap().lines().count()
     }
 }
 
@@ -112,8 +112,8 @@ fn strace(folder: &Path, args: &[&str]) -> (Option<i32>, String) {
         .stdin(Stdio::null())
         .output()
         .unwrap();
-    let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-    (output.status.code(), said.concat())
+    let message = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    (output.status.code(), message.concat())
 }
 
 fn can_trace() -> bool {
@@ -187,11 +187,11 @@ const NOT_ACTING: Duration = Duration::from_secs(5);
 fn life(folder: &Path, strace: &[String], patience: Duration) -> String {
     let _ = std::fs::remove_dir_all(folder.join("state"));
     let manage = command(folder, &MANAGE);
-    let said = std::fs::File::create(folder.join("said")).unwrap();
+    let message = std::fs::File::create(folder.join("said")).unwrap();
     let mut tracer = Command::new("strace");
     tracer.args(["-f", "-qq"]).args(strace).arg(manage.get_program()).args(manage.get_args()).current_dir(folder);
     tracer.envs(manage.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    let mut tracer = tracer.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said).spawn().unwrap();
+    let mut tracer = tracer.stdin(Stdio::null()).stdout(Stdio::null()).stderr(message).spawn().unwrap();
     let (start, journal) = (Instant::now(), folder.join("state/restore.journal"));
     let ended = |tracer: &mut Child| tracer.try_wait().unwrap().is_some();
     while !journal.exists() && start.elapsed() < patience && !ended(&mut tracer) {
@@ -252,15 +252,15 @@ fn a_daemon_with_a_fault_at_any_call_loses_nothing() {
             let nth = 1 + generator.below(calls.max(1)).min(generator.below(calls.max(1)));
             let error = errors[(turn + shown as usize) % errors.len()];
             let inject = format!("--inject={call}:error={error}:when={nth}");
-            let said = life(
+            let message = life(
                 folder.path(),
                 &["-e".into(), "trace=none".into(), "-o".into(), "/dev/null".into(), inject.clone()],
                 NOT_ACTING,
             );
             let (as_before, kept) = (programs.states() == before, journal.exists());
-            let case = format!("{inject} of {calls}: as before: {as_before}, journal kept: {kept}: {said}");
+            let case = format!("{inject} of {calls}: as before: {as_before}, journal kept: {kept}: {message}");
             assert!(as_before || kept, "{case}");
-            assert!(!kept || !said.is_empty(), "nothing is said of what is left: {case}");
+            assert!(!kept || !message.is_empty(), "nothing is said of what is left: {case}");
             run(folder.path(), &["restore", "--state-dir", "state"]);
             assert!(programs.states() == before && !journal.exists(), "after a reset: {case}");
             (shown, kept_and_said) = (shown + 1, kept_and_said + u32::from(kept));

@@ -44,8 +44,8 @@ fn interrupted(folder: &Path, args: &[&str]) -> String {
 #[test]
 fn an_interrupted_recording_is_kept() {
     let folder = tempfile::tempdir().unwrap();
-    let said = interrupted(folder.path(), &["record", "--l1", "none", "-o", "x.cmt"]);
-    assert!(said.contains("interrupted: x.cmt keeps"), "{said}");
+    let message = interrupted(folder.path(), &["record", "--l1", "none", "-o", "x.cmt"]);
+    assert!(message.contains("interrupted: x.cmt keeps"), "{message}");
     let read = run(folder.path(), &["mrc", "x.cmt", "--json"]).json();
     assert!(read["accesses"].as_u64().unwrap() > 3000, "{read}");
 }
@@ -54,8 +54,8 @@ fn an_interrupted_recording_is_kept() {
 #[test]
 fn an_interrupted_profile_covers_what_was_recorded() {
     let folder = tempfile::tempdir().unwrap();
-    let said = interrupted(folder.path(), &["profile", "--l1", "none", "-o", "x.json"]);
-    assert!(said.contains("interrupted: the profile covers"), "{said}");
+    let message = interrupted(folder.path(), &["profile", "--l1", "none", "-o", "x.json"]);
+    assert!(message.contains("interrupted: the profile covers"), "{message}");
     let profile = run(folder.path(), &["profile", "x.json", "--json"]).json();
     assert!(profile["records"].as_u64().unwrap() > 3000, "{profile}");
 }
@@ -91,9 +91,9 @@ fn an_interrupted_curve_covers_what_was_read() {
     // Goes on until nobody reads any more.
     while input.write_all(&portion).is_ok() {}
     let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(130), "{said}");
-    assert!(said.contains("interrupted: the result covers the first"), "{said}");
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(130), "{message}");
+    assert!(message.contains("interrupted: the result covers the first"), "{message}");
     let result: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
     let accesses = result["accesses"].as_u64().unwrap();
     // All but what a pipe and the reader's own buffer hold.
@@ -115,11 +115,11 @@ fn a_silent_input_is_ended_too() {
             std::thread::sleep(Duration::from_millis(10));
         }
         let output = child.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(130), "{said}");
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(130), "{message}");
         if portion > 0 {
             let result: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
-            assert_eq!(result["accesses"], portion, "{said}");
+            assert_eq!(result["accesses"], portion, "{message}");
         }
         drop(input);
     }

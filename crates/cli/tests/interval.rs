@@ -18,28 +18,28 @@ const SCENARIO: &str = "name = \"four\"\ndescription = \"two that reuse, two tha
 #[test]
 fn a_nominal_scenario_runs_repeats_and_replays() {
     let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
-    interval_program(at, "reuser", (512 << 10, 0.02), 0.001);
-    interval_program(at, "streamer", (512 << 10, 0.02), 0.02);
-    std::fs::write(at.join("four.toml"), SCENARIO).unwrap();
-    let sim = |log: &str| run(at, &["sim", "four.toml", "-o", log, "--json"]).json();
+    let root = folder.path();
+    interval_program(root, "reuser", (512 << 10, 0.02), 0.001);
+    interval_program(root, "streamer", (512 << 10, 0.02), 0.02);
+    std::fs::write(root.join("four.toml"), SCENARIO).unwrap();
+    let sim = |log: &str| run(root, &["sim", "four.toml", "-o", log, "--json"]).json();
     let simulated = sim("a.log");
     assert_eq!(simulated, sim("b.log"));
-    assert_eq!(std::fs::read(at.join("a.log")).unwrap(), std::fs::read(at.join("b.log")).unwrap());
+    assert_eq!(std::fs::read(root.join("a.log")).unwrap(), std::fs::read(root.join("b.log")).unwrap());
     let jobs = simulated["results"]["jobs"].as_array().unwrap();
     assert_eq!(jobs.len(), 9);
     assert!((simulated["results"]["seconds"].as_f64().unwrap() - 300.0).abs() < 1e-6);
     let ended = jobs[4..].iter().filter(|job| job["completions"] == 1).count();
     assert!(ended >= 2, "{jobs:?}");
     assert!(jobs.iter().take(4).all(|job| job["slowdown"].as_f64().unwrap() > 0.99), "{jobs:?}");
-    let again = run(at, &["replay", "a.log", "--json"]).json();
+    let again = run(root, &["replay", "a.log", "--json"]).json();
     assert_eq!(again["same_plans"], again["windows"], "{again}");
     let offline = SCENARIO.replace("resize_cache = { cache = 1, size_share = 0.5 }", "offline = 3");
-    std::fs::write(at.join("offline.toml"), &offline).unwrap();
-    run(at, &["sim", "offline.toml", "-o", "c.log"]).ok();
-    let again = run(at, &["replay", "c.log", "--json"]).json();
+    std::fs::write(root.join("offline.toml"), &offline).unwrap();
+    run(root, &["sim", "offline.toml", "-o", "c.log"]).ok();
+    let again = run(root, &["replay", "c.log", "--json"]).json();
     assert_eq!(again["same_plans"], again["windows"], "a CPU went offline: {again}");
-    let words = run(at, &["sim", "four.toml"]).ok().out;
+    let words = run(root, &["sim", "four.toml"]).ok().out;
     assert!(words.contains("300 nominal seconds") && words.contains("reuser"), "{words}");
 }
 
@@ -48,41 +48,41 @@ fn a_nominal_scenario_runs_repeats_and_replays() {
 #[test]
 fn without_a_policy_auto_decides_and_a_run_that_nothing_changed_is_told() {
     let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
-    interval_program(at, "reuser", (512 << 10, 0.02), 0.001);
-    interval_program(at, "streamer", (512 << 10, 0.02), 0.02);
+    let root = folder.path();
+    interval_program(root, "reuser", (512 << 10, 0.02), 0.001);
+    interval_program(root, "streamer", (512 << 10, 0.02), 0.02);
     let unnamed = SCENARIO.replace("policy = { name = \"dio\" }\n", "");
-    std::fs::write(at.join("four.toml"), &unnamed).unwrap();
-    let long = run(at, &["sim", "four.toml"]).ok();
+    std::fs::write(root.join("four.toml"), &unnamed).unwrap();
+    let long = run(root, &["sim", "four.toml"]).ok();
     assert!(long.out.contains("under 'auto'") && !long.err.contains("changed anything"), "{}{}", long.out, long.err);
-    std::fs::write(at.join("four.toml"), unnamed.replace("300_000_000_000", "2_000_000_000")).unwrap();
-    let short = run(at, &["sim", "four.toml"]).ok();
+    std::fs::write(root.join("four.toml"), unnamed.replace("300_000_000_000", "2_000_000_000")).unwrap();
+    let short = run(root, &["sim", "four.toml"]).ok();
     assert!(short.err.contains("no plan of 'auto' changed anything"), "{}", short.err);
     let nobody = unnamed.replace("seed = 3", "seed = 3\npolicy = { name = \"default\" }");
-    std::fs::write(at.join("four.toml"), nobody).unwrap();
-    assert!(!run(at, &["sim", "four.toml"]).ok().err.contains("changed anything"), "nothing was asked for");
+    std::fs::write(root.join("four.toml"), nobody).unwrap();
+    assert!(!run(root, &["sim", "four.toml"]).ok().err.contains("changed anything"), "nothing was asked for");
 }
 
 /// Are a program that cannot be, one that is not there, and a sweep's use of the machine refused by name and place?
 #[test]
 fn what_cannot_be_run_is_told_with_its_place() {
     let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
-    interval_program(at, "reuser", (512 << 10, 0.02), 0.001);
-    interval_program(at, "streamer", (512 << 10, -0.02), 0.02);
-    std::fs::write(at.join("four.toml"), SCENARIO).unwrap();
-    let bad = run(at, &["sim", "four.toml"]);
+    let root = folder.path();
+    interval_program(root, "reuser", (512 << 10, 0.02), 0.001);
+    interval_program(root, "streamer", (512 << 10, -0.02), 0.02);
+    std::fs::write(root.join("four.toml"), SCENARIO).unwrap();
+    let bad = run(root, &["sim", "four.toml"]);
     assert_eq!(bad.code, Some(1));
     assert!(bad.err.contains("streamer.toml") && bad.err.contains("cycles_per_instr: found -1.2"), "{}", bad.err);
-    std::fs::write(at.join("four.toml"), SCENARIO.replace("streamer.toml", "mfc")).unwrap();
-    let bad = run(at, &["sim", "four.toml"]);
+    std::fs::write(root.join("four.toml"), SCENARIO.replace("streamer.toml", "mfc")).unwrap();
+    let bad = run(root, &["sim", "four.toml"]);
     assert!(bad.code == Some(1) && bad.err.contains("did you mean 'mcf'"), "{}", bad.err);
     std::fs::write(
-        at.join("four.toml"),
+        root.join("four.toml"),
         SCENARIO.replace("resize_cache = { cache = 1, size_share = 0.5 }", "offline = 4"),
     )
     .unwrap();
-    let bad = run(at, &["sim", "four.toml"]);
+    let bad = run(root, &["sim", "four.toml"]);
     assert!(bad.err.contains("four.toml:10:11") && bad.err.contains("expected 0 to 3"), "{}", bad.err);
 }
 
@@ -90,9 +90,9 @@ fn what_cannot_be_run_is_told_with_its_place() {
 #[test]
 fn a_question_compares_policies() {
     let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
-    interval_program(at, "reuser", (512 << 10, 0.02), 0.001);
-    interval_program(at, "streamer", (512 << 10, 0.02), 0.02);
+    let root = folder.path();
+    interval_program(root, "reuser", (512 << 10, 0.02), 0.001);
+    interval_program(root, "streamer", (512 << 10, 0.02), 0.02);
     let asked = [
         "compare",
         "reuser.toml*2",
@@ -106,7 +106,7 @@ fn a_question_compares_policies() {
         "--hours",
         "0.1",
     ];
-    let found = run(at, &[&asked[..], &["--json", "-o", "page.html"]].concat()).json();
+    let found = run(root, &[&asked[..], &["--json", "-o", "page.html"]].concat()).json();
     let policies = found["policies"].as_array().unwrap();
     assert_eq!(policies.iter().map(|one| one["policy"].as_str().unwrap()).collect::<Vec<_>>(), ["default", "dio"]);
     for one in policies {
@@ -115,11 +115,11 @@ fn a_question_compares_policies() {
         assert!((seconds.last().unwrap().as_f64().unwrap() - 360.0).abs() < 1e-6);
         assert_eq!(one["series"]["slowdown"][0].as_array().unwrap().len(), seconds.len());
     }
-    let page = std::fs::read_to_string(at.join("page.html")).unwrap();
+    let page = std::fs::read_to_string(root.join("page.html")).unwrap();
     assert!(page.contains("Comparison of default, dio") && page.contains("<svg") && !page.contains("<script"));
-    let words = run(at, &asked).ok().out;
+    let words = run(root, &asked).ok().out;
     assert!(words.contains("mean slowdown") && words.contains("streamer 2"), "{words}");
-    let no = |args: &[&str]| run(at, args);
+    let no = |args: &[&str]| run(root, args);
     let again = no(&[&asked[..], &["-o", "page.html"]].concat());
     assert!(again.code != Some(0) && again.err.contains("page.html"), "{}", again.err);
     let nowhere = no(&[&asked[..], &["-o", "none/page.html"]].concat());
@@ -138,17 +138,17 @@ fn a_question_compares_policies() {
 #[test]
 fn a_policy_plans_from_profiles_alone() {
     let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
-    interval_program(at, "reuser", (512 << 10, 0.02), 0.001);
-    interval_program(at, "streamer", (512 << 10, 0.02), 0.02);
+    let root = folder.path();
+    interval_program(root, "reuser", (512 << 10, 0.02), 0.001);
+    interval_program(root, "streamer", (512 << 10, 0.02), 0.02);
     let asked = ["plan", "reuser.toml", "streamer.toml", "reuser.toml", "streamer.toml", "-m", "xeon-x5365-4"];
-    let words = run(at, &[&asked[..], &["--policy", "auto"]].concat()).ok().out;
+    let words = run(root, &[&asked[..], &["--policy", "auto"]].concat()).ok().out;
     assert!(words.contains("under 'auto', after 300 nominal seconds") && words.contains("candidates"), "{words}");
-    let same = run(at, &[&asked[..], &["--policy", "default"]].concat()).ok().out;
+    let same = run(root, &[&asked[..], &["--policy", "default"]].concat()).ok().out;
     assert!(same.contains("nothing is changed"), "{same}");
-    let bad = run(at, &[&asked[..], &["--policy", "autoo"]].concat());
+    let bad = run(root, &[&asked[..], &["--policy", "autoo"]].concat());
     assert!(bad.code == Some(1) && bad.err.contains("did you mean 'auto'"), "{}", bad.err);
-    let both = run(at, &[&asked[..], &["--policy", "auto", "--model", "pain"]].concat());
+    let both = run(root, &[&asked[..], &["--policy", "auto", "--model", "pain"]].concat());
     assert_eq!(both.code, Some(2), "{}", both.err);
 }
 
@@ -172,18 +172,18 @@ fn promising(folder: &Path, at_least: f64, more: &str) {
 #[test]
 fn a_promised_rate_is_kept_or_it_is_said_why_not() {
     let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
-    interval_program(at, "reuser", (512 << 10, 0.02), 0.001);
-    interval_program(at, "streamer", (512 << 10, 0.02), 0.02);
+    let root = folder.path();
+    interval_program(root, "reuser", (512 << 10, 0.02), 0.001);
+    interval_program(root, "streamer", (512 << 10, 0.02), 0.02);
     let slowdowns = |at_least: f64, more: &str| {
-        promising(at, at_least, more);
-        let _ = std::fs::remove_file(at.join("floor.log"));
-        let _ = std::fs::remove_file(at.join("floor.html"));
-        let found = run(at, &["sim", "floor.toml", "-o", "floor.log", "--json"]).json();
-        run(at, &["dashboard", "floor.log", "-o", "floor.html"]).ok();
+        promising(root, at_least, more);
+        let _ = std::fs::remove_file(root.join("floor.log"));
+        let _ = std::fs::remove_file(root.join("floor.html"));
+        let found = run(root, &["sim", "floor.toml", "-o", "floor.log", "--json"]).json();
+        run(root, &["dashboard", "floor.log", "-o", "floor.html"]).ok();
         let jobs = found["results"]["jobs"].as_array().unwrap().clone();
         let slowdowns: Vec<f64> = jobs.iter().map(|job| job["slowdown"].as_f64().unwrap()).collect();
-        (slowdowns, std::fs::read_to_string(at.join("floor.html")).unwrap())
+        (slowdowns, std::fs::read_to_string(root.join("floor.html")).unwrap())
     };
     // Alone a reuser does 3.33e9 instructions a second, beside a streamer 2e9.
     let (free, _) = slowdowns(0.0, "");
@@ -196,14 +196,14 @@ fn a_promised_rate_is_kept_or_it_is_said_why_not() {
     let (_, words) = slowdowns(3.0e9, "[[programs]]\nprogram = \"streamer.toml\"\n");
     assert!(words.contains("a second in instructions (min_rate)"), "which promise is said");
     assert!(words.contains("as its neighbors leave it"), "why is said");
-    promising(at, -1.0, "");
-    let text = std::fs::read_to_string(at.join("floor.toml")).unwrap();
+    promising(root, -1.0, "");
+    let text = std::fs::read_to_string(root.join("floor.toml")).unwrap();
     std::fs::write(
-        at.join("floor.toml"),
+        root.join("floor.toml"),
         text.replacen("reuser.toml\"\n", "reuser.toml\"\ngoal = { priority = 1.0, min_rate = 0.0 }\n", 1),
     )
     .unwrap();
-    let bad = run(at, &["sim", "floor.toml"]);
+    let bad = run(root, &["sim", "floor.toml"]);
     assert!(bad.code == Some(1) && bad.err.contains("goal.min_rate': found 0, expected a positive"), "{}", bad.err);
 }
 
@@ -228,12 +228,12 @@ fn uniform(folder: &Path, name: &str, footprint_bytes: f64, references_per_instr
 #[test]
 fn programs_that_fit_are_kept_from_streams() {
     let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
-    uniform(at, "fits", 0.4 * 4_194_304.0, 0.02);
-    uniform(at, "stream", 1e12, 0.02);
+    let root = folder.path();
+    uniform(root, "fits", 0.4 * 4_194_304.0, 0.02);
+    uniform(root, "stream", 1e12, 0.02);
     let asked =
         ["plan", "stream.toml", "fits.toml", "stream.toml", "fits.toml", "-m", "xeon-x5365-4", "--policy", "auto"];
-    let planned = run(at, &[&asked[..], &["--json"]].concat()).json();
+    let planned = run(root, &[&asked[..], &["--json"]].concat()).json();
     let changes: Vec<&str> = planned["changes"].as_array().unwrap().iter().filter_map(|line| line.as_str()).collect();
     let cpus = |name: &str| -> Vec<&str> {
         let mine = changes.iter().filter(|line| line.contains(name));

@@ -52,31 +52,31 @@ fn check(command: &str, printed: &[Value], like_plan: &[&str], free: &[&str]) {
     let promised = promised(command);
     let mut printed_keys = BTreeMap::new();
     printed.iter().for_each(|value| flatten("", value, &mut printed_keys));
-    let mut seen = BTreeSet::new();
+    let mut visited = BTreeSet::new();
     for (path, kinds) in &printed_keys {
         if free.iter().any(|start| path.starts_with(start)) {
-            seen.extend(free.iter().filter(|start| path.starts_with(**start)).map(|start| start.to_string()));
+            visited.extend(free.iter().filter(|start| path.starts_with(**start)).map(|start| start.to_string()));
             continue;
         }
         let (first, rest) = path.split_once('.').unwrap_or((path, ""));
         let documented = if like_plan.contains(&first) { format!("plan.{rest}") } else { path.clone() };
         let types = promised.get(&documented).unwrap_or_else(|| panic!("{command}: '{path}' is not in docs/json.md"));
         assert!(kinds.is_subset(types), "{command}: '{path}' is {kinds:?}, promised {types:?}");
-        seen.insert(documented);
+        visited.insert(documented);
     }
-    let missing: Vec<&String> = promised.keys().filter(|path| !seen.contains(*path)).collect();
+    let missing: Vec<&String> = promised.keys().filter(|path| !visited.contains(*path)).collect();
     assert!(missing.is_empty(), "{command}: promised and not printed: {missing:?}");
 }
 
 #[test]
 fn every_printed_field_is_promised_and_every_promise_is_kept() {
     let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
+    let root = folder.path();
     for (name, lines) in [("small", 600), ("large", 3000)] {
-        std::fs::write(at.join(format!("{name}.lackey")), lackey(lines, 12, 2)).unwrap();
-        run(at, &["convert", &format!("{name}.lackey"), "-o", &format!("{name}.cmt")]).ok();
+        std::fs::write(root.join(format!("{name}.lackey")), lackey(lines, 12, 2)).unwrap();
+        run(root, &["convert", &format!("{name}.lackey"), "-o", &format!("{name}.cmt")]).ok();
     }
-    let json = |args: &[&str]| run(at, args).json();
+    let json = |args: &[&str]| run(root, args).json();
     let mrc = [
         json(&["mrc", "small.cmt", "--json", "--by", "thread"]),
         json(&["mrc", "small.cmt", "--json", "--sample-rate", "0.9"]),
@@ -99,48 +99,49 @@ fn every_printed_field_is_promised_and_every_promise_is_kept() {
     ];
     let outcomes = ["best", "worst", "random", "random_low_5_percent", "random_high_5_percent", "lower_bound", "gap"];
     check("plan", &plans, &outcomes, &["reasons", "caches[].cpus[][]", "goals.must_leave"]);
-    std::fs::write(at.join("stream.toml"), PHASES).unwrap();
+    std::fs::write(root.join("stream.toml"), PHASES).unwrap();
     let crowd = ["stream.toml*3", "-m", "xeon-x5365-4", "--policy", "auto", "--json"];
     let refused = serde_json::json!({ "refused": ["a line that cannot be had"] });
     let moved = serde_json::json!({ "changes": ["move task 0 'stream' to CPUs 0-1 (was 0-3)"] });
     check("plan --policy", &[json(&[&["plan"], &crowd[..]].concat()), refused, moved], &[], &[]);
     let fleet = "name = \"f\"\nmachine = \"xeon-x5365-4\"\nhosts = 1\nhours = 1\nservices_per_host = 2\n[draw]\nkinds = 2\ncpus = [1, 1]\n";
-    std::fs::write(at.join("fleet.toml"), fleet).unwrap();
+    std::fs::write(root.join("fleet.toml"), fleet).unwrap();
     check("fleet", &[json(&["fleet", "fleet.toml", "--json"])], &[], &[]);
     let short = ["--warm-up", "0", "--cycles", "1", "--json"];
-    let of = |machine: &str| json(&[&["attribute", "mcf", "--with", "small.cmt", "-m", machine], &short[..]].concat());
-    check("attribute", &[of("xeon-x5365"), of("xeon-x5365-4")], &[], &[]);
+    let attribution =
+        |machine: &str| json(&[&["attribute", "mcf", "--with", "small.cmt", "-m", machine], &short[..]].concat());
+    check("attribute", &[attribution("xeon-x5365"), attribution("xeon-x5365-4")], &[], &[]);
 }
 
 /// Do sweeps say in the promised fields how they stand, with a task that failed and one that is damaged?
 #[test]
 fn sweeps_keep_their_promises() {
     let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
+    let root = folder.path();
     for (name, lines) in [("a", 300), ("b", 200)] {
-        std::fs::write(at.join(format!("{name}.lackey")), lackey(lines, 3, 2)).unwrap();
-        run(at, &["convert", &format!("{name}.lackey"), "-o", &format!("{name}.cmt")]).ok();
+        std::fs::write(root.join(format!("{name}.lackey")), lackey(lines, 3, 2)).unwrap();
+        run(root, &["convert", &format!("{name}.lackey"), "-o", &format!("{name}.cmt")]).ok();
     }
     let text = "name = \"c\"\nkind = \"curve\"\n[axes]\nrecording = [\"a.cmt\", \"b.cmt\"]\nseed = [1, 2]\n";
-    std::fs::write(at.join("sweep.toml"), text).unwrap();
-    let json = |args: &[&str]| -> Value { serde_json::from_str(&run(at, args).out).unwrap() };
-    run(at, &["sweep", "run", "sweep.toml", "-o", "out", "--shard", "1/4"]).ok();
-    std::fs::remove_file(at.join("b.cmt")).unwrap();
+    std::fs::write(root.join("sweep.toml"), text).unwrap();
+    let json = |args: &[&str]| -> Value { serde_json::from_str(&run(root, args).out).unwrap() };
+    run(root, &["sweep", "run", "sweep.toml", "-o", "out", "--shard", "1/4"]).ok();
+    std::fs::remove_file(root.join("b.cmt")).unwrap();
     let id = |line: usize| {
-        let manifest = std::fs::read_to_string(at.join("out/manifest.jsonl")).unwrap();
+        let manifest = std::fs::read_to_string(root.join("out/manifest.jsonl")).unwrap();
         let line: Value = serde_json::from_str(manifest.lines().nth(line).unwrap()).unwrap();
         line["id"].as_str().unwrap().to_string()
     };
-    let result = at.join(format!("out/results/{}/{}.json", &id(1)[..2], id(1)));
+    let result = root.join(format!("out/results/{}/{}.json", &id(1)[..2], id(1)));
     std::fs::write(&result, "half").unwrap();
-    std::fs::write(at.join("out/differing/x"), "").unwrap();
+    std::fs::write(root.join("out/differing/x"), "").unwrap();
     let damaged = [json(&["sweep", "merge", "out", "--json"]), json(&["sweep", "report", "out", "--json"])];
     let ran = json(&["sweep", "run", "-o", "out", "--json", "--quiet", "--idle-timeout", "1"]);
     let stuck = serde_json::json!({ "missing": ["0"] });
     check("sweep run", &[ran, stuck], &[], &[]);
     // Somebody of another host is at work.
     let claim = "{\"host\":\"far\",\"place\":\"x\",\"pid\":1,\"started_ticks\":1}";
-    std::fs::write(at.join(format!("out/claims/{}", id(3))), claim).unwrap();
+    std::fs::write(root.join(format!("out/claims/{}", id(3))), claim).unwrap();
     let status = [
         json(&["sweep", "status", "out", "--json"]),
         serde_json::json!({ "finished_per_s": 1.0, "remaining_s": null }),
@@ -190,9 +191,9 @@ fn a_plan_forecasts_the_groups_it_makes() {
 #[test]
 fn record_keeps_its_promises() {
     let folder = tempfile::tempdir().unwrap();
-    let ran = run(folder.path(), &["record", "--json", "-o", "true.cmt", "--", "true"]).ok();
-    assert_eq!(ran.out, "", "standard output is the program's");
-    let recorded: Value = serde_json::from_str(&ran.err).unwrap();
+    let outcome = run(folder.path(), &["record", "--json", "-o", "true.cmt", "--", "true"]).ok();
+    assert_eq!(outcome.out, "", "standard output is the program's");
+    let recorded: Value = serde_json::from_str(&outcome.err).unwrap();
     check("record", std::slice::from_ref(&recorded), &[], &[]);
     assert_eq!((&recorded["ended"], &recorded["exit_status"]), (&"exit 0".into(), &0.into()));
     let read = run(folder.path(), &["mrc", "true.cmt", "--json"]).json();

@@ -21,8 +21,8 @@ const EXPOSURE_AT_MOST: &str = "30";
 fn the_unit_is_as_tight_as_stated() {
     let unit = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/cachemate.service");
     let threshold = format!("--threshold={EXPOSURE_AT_MOST}");
-    let ran = Command::new("systemd-analyze").args(["security", "--offline=true", &threshold]).arg(&unit).output();
-    let Ok(out) = ran else {
+    let output = Command::new("systemd-analyze").args(["security", "--offline=true", &threshold]).arg(&unit).output();
+    let Ok(out) = output else {
         not_shown("the unit's exposure", "no systemd-analyze");
         return;
     };

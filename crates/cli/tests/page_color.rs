@@ -30,8 +30,8 @@ fn unusable() -> Option<&'static str> {
             return Some(unusable.why);
         }
         let folder = tempfile::tempdir().unwrap();
-        let ran = run(folder.path(), &["page-color", "run", "--colors", "0-7", "--", "true"]);
-        (ran.code != Some(0)).then_some(ran.err)
+        let outcome = run(folder.path(), &["page-color", "run", "--colors", "0-7", "--", "true"]);
+        (outcome.code != Some(0)).then_some(outcome.err)
     });
     tried.as_deref()
 }
@@ -203,9 +203,9 @@ impl RecoloredProgram {
     }
 
     /// The first status that is as wanted; what is looked for may be there for a few milliseconds only.
-    fn until(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+    fn until(&self, subject: &str, wanted: impl Fn(&Value) -> bool) -> Value {
         let patience = (Duration::from_millis(3), Duration::from_secs(60));
-        status_when(self.folder.path(), what, patience, wanted)
+        status_when(self.folder.path(), subject, patience, wanted)
     }
 
     /// Until the agent has just taken up other colors: by its own account, which is asked far more often than a window comes.

@@ -12,9 +12,10 @@ use serde_json::Value;
 const IDS: [&str; 3] = ["CA-2", "CP-6", "TC-SERVER"];
 
 fn repro(at: &Path, more: &[&str]) -> (Option<i32>, String, Value) {
-    let ran = run(at, &[&["repro"], &IDS[..], &["--sample", "--seed", "1", "--json"], more].concat());
-    let answer = serde_json::from_str(&ran.out).unwrap_or_else(|error| panic!("{error}: {}{}", ran.out, ran.err));
-    (ran.code, ran.err, answer)
+    let outcome = run(at, &[&["repro"], &IDS[..], &["--sample", "--seed", "1", "--json"], more].concat());
+    let answer =
+        serde_json::from_str(&outcome.out).unwrap_or_else(|error| panic!("{error}: {}{}", outcome.out, outcome.err));
+    (outcome.code, outcome.err, answer)
 }
 
 /// Names and times of the results in a sweep's folder.
@@ -35,29 +36,29 @@ fn made(folder: &Path) -> Vec<(String, std::time::SystemTime)> {
 #[test]
 fn findings_by_an_engine_are_the_same_digits() {
     let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
-    let (code, said, plain) = repro(at, &["--no-store"]);
+    let root = folder.path();
+    let (code, said, plain) = repro(root, &["--no-store"]);
     assert!(code == Some(1) && said.contains("TC-SERVER"), "{said}");
     assert!(plain["results"].as_array().unwrap().len() > 3);
     let engine = ["--engine", "local", "--workers", "2", "-o", "out"];
-    let (code, said, swept) = repro(at, &engine);
+    let (code, said, swept) = repro(root, &engine);
     assert!(code == Some(1) && said.contains("TC-SERVER"), "{said}");
     assert_eq!(swept["results"], plain["results"]);
-    let first = made(&at.join("out/sweep"));
+    let first = made(&root.join("out/sweep"));
     assert!(first.len() > 10, "{first:?}");
-    let (_, _, again) = repro(at, &engine);
+    let (_, _, again) = repro(root, &engine);
     assert_eq!(again["results"], plain["results"]);
-    assert_eq!(made(&at.join("out/sweep")), first);
-    let written: Value = serde_json::from_str(&fs::read_to_string(at.join("out/results.json")).unwrap()).unwrap();
+    assert_eq!(made(&root.join("out/sweep")), first);
+    let written: Value = serde_json::from_str(&fs::read_to_string(root.join("out/results.json")).unwrap()).unwrap();
     assert_eq!(written["results"], plain["results"]);
     assert!(written["date"].as_str().is_some_and(|date| date.ends_with('Z')), "{}", written["date"]);
     assert_eq!(written["quick"], true);
     let left =
-        run(at, &[&["repro"], &IDS[..], &["--sample", "--seed", "1", "-o", "out", "--dry-run"]].concat()).ok().out;
+        run(root, &[&["repro"], &IDS[..], &["--sample", "--seed", "1", "-o", "out", "--dry-run"]].concat()).ok().out;
     assert!(left.contains("left: 1 of 3 experiments with 1 seed, minutes in all"), "{left}");
     let row = |id: &str| left.lines().find(|line| line.starts_with(id)).unwrap_or_default().to_string();
     assert!(row("CP-6").contains(" made") && !row("TC-2, TC-SERVER").contains("all "), "{left}");
-    let status = run(at, &["sweep", "status", "out/sweep", "--json"]).json();
+    let status = run(root, &["sweep", "status", "out/sweep", "--json"]).json();
     assert_eq!((&status["finished"], &status["waiting"]), (&first.len().into(), &0.into()), "{status}");
 }
 
@@ -70,8 +71,8 @@ fn an_engine_needs_a_folder_and_says_what_a_full_run_costs() {
     let cost = run(folder.path(), &["repro", "BS-5", "BS-1", "--seeds", "6", "-o", "out", "--dry-run"]).ok().out;
     assert!(cost.contains("left: 2 of 2 experiments with 6 seeds, at most about 0.6 processor hours"), "{cost}");
     assert!(!folder.path().join("out").exists(), "a dry run makes nothing");
-    let said = run(folder.path(), &["repro", "CA-3", "--seeds", "2", "--engine", "local", "-o", "out"]).ok();
-    assert!(said.err.contains("processor hours for 2 seeds"), "{}", said.err);
+    let message = run(folder.path(), &["repro", "CA-3", "--seeds", "2", "--engine", "local", "-o", "out"]).ok();
+    assert!(message.err.contains("processor hours for 2 seeds"), "{}", message.err);
 }
 
 /// Are findings the same digits without a store, into an empty one, and out of a full one? Does a plan say what is stored,
@@ -79,17 +80,17 @@ fn an_engine_needs_a_folder_and_says_what_a_full_run_costs() {
 #[test]
 fn a_store_changes_no_digit() {
     let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
+    let root = folder.path();
     let sample = |more: &[&str]| -> Value {
-        run(at, &[&["repro", "CA-2", "--sample", "--json"], more].concat()).json()["results"].clone()
+        run(root, &[&["repro", "CA-2", "--sample", "--json"], more].concat()).json()["results"].clone()
     };
-    let plan = || run(at, &["repro", "plan", "CA-2", "--sample", "--seeds", "1", "--store", "runs", "--json"]).json();
+    let plan = || run(root, &["repro", "plan", "CA-2", "--sample", "--seeds", "1", "--store", "runs", "--json"]).json();
     let before = plan();
     assert_eq!(
         (&before["experiments"][0]["stored_runs"], &before["experiments"][0]["is_complete"]),
         (&0.into(), &false.into())
     );
-    assert!(before["experiments"][0]["next_runs"].as_u64() > Some(0) && !at.join("runs").exists(), "{before}");
+    assert!(before["experiments"][0]["next_runs"].as_u64() > Some(0) && !root.join("runs").exists(), "{before}");
     let plain = sample(&["--no-store"]);
     assert_eq!(sample(&["--store", "runs"]), plain);
     assert_eq!(sample(&["--store", "runs"]), plain);
@@ -98,13 +99,13 @@ fn a_store_changes_no_digit() {
         (&after["experiments"][0]["is_complete"], &after["experiments"][0]["left_cpu_hours"]),
         (&true.into(), &0.0.into())
     );
-    let shown = run(at, &["repro", "store", "show", "--store", "runs", "--json"]).json();
+    let shown = run(root, &["repro", "store", "show", "--store", "runs", "--json"]).json();
     assert!(shown["kinds"]["alone"]["runs"].as_u64() > Some(0) && shown["damaged"] == 0, "{shown}");
     let verify = ["repro", "store", "verify", "--runs", "2", "--store", "runs", "--json"];
-    let checked = run(at, &verify).json();
+    let checked = run(root, &verify).json();
     assert_eq!((&checked["made_again"], &checked["wrong"]), (&2.into(), &Value::Array(Vec::new())), "{checked}");
     // Damaged files are found, and their runs made again; the account of costs is written anew without a word.
-    let folders = fs::read_dir(at.join("runs")).unwrap().flatten();
+    let folders = fs::read_dir(root.join("runs")).unwrap().flatten();
     let files = folders.flat_map(|entry| fs::read_dir(entry.path()).unwrap().flatten());
     let mut damaged = 0;
     for file in files {
@@ -114,34 +115,34 @@ fn a_store_changes_no_digit() {
         bytes[middle] ^= 1;
         fs::write(file.path(), bytes).unwrap();
     }
-    let again = run(at, &["repro", "CA-2", "--sample", "--store", "runs", "--json"]);
+    let again = run(root, &["repro", "CA-2", "--sample", "--store", "runs", "--json"]);
     // Two threads can find the same file damaged.
     let messages: std::collections::BTreeSet<&str> =
         again.err.lines().filter(|line| line.ends_with("; the run is made again")).collect();
     assert_eq!(messages.len(), damaged - 1, "{}", again.err);
     assert_eq!(serde_json::from_str::<Value>(&again.out).unwrap()["results"], plain);
-    let checked = run(at, &verify).json();
+    let checked = run(root, &verify).json();
     assert_eq!(checked["damaged"], Value::Array(Vec::new()), "{checked}");
-    run(at, &["repro", "store", "prune", "--to", "1", "--store", "runs"]).ok();
-    assert_eq!(run(at, &["repro", "store", "show", "--store", "runs", "--json"]).json()["files"], 0);
+    run(root, &["repro", "store", "prune", "--to", "1", "--store", "runs"]).ok();
+    assert_eq!(run(root, &["repro", "store", "show", "--store", "runs", "--json"]).json()["files"], 0);
 }
 
 /// Does a run until results are decided keep its budget, and tell what is beyond it?
 #[test]
 fn a_budget_is_kept_and_its_account_given() {
     let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
+    let root = folder.path();
     let run_with = |budget: &str| {
         let args = ["repro", "run", "BS-1", "--budget", budget, "--max-seeds", "3", "--store", "runs", "--json"];
-        run(at, &args).json()
+        run(root, &args).json()
     };
     let none = run_with("0.000001");
     let line = &none["experiments"][0];
     assert_eq!((&line["seeds"], &line["is_within_budget"]), (&0.into(), &false.into()), "{none}");
-    let refused = run(at, &["repro", "run", "BS-1", "--budget", "0"]);
+    let refused = run(root, &["repro", "run", "BS-1", "--budget", "0"]);
     assert!(refused.code == Some(2) && refused.err.contains("expected a number of hours above 0"), "{}", refused.err);
     let sampled =
-        run(at, &["repro", "run", "CP-6", "--sample", "--store", "runs", "--max-seeds", "2", "--json"]).json();
+        run(root, &["repro", "run", "CP-6", "--sample", "--store", "runs", "--max-seeds", "2", "--json"]).json();
     assert_eq!(sampled["experiments"][0]["seeds"], 2, "{sampled}");
     assert!(sampled["results"][0]["confidence"]["low"].is_number(), "{sampled}");
 }

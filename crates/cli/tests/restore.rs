@@ -128,9 +128,9 @@ fn damage_is_told_by_the_exit_code() {
     let second = bytes.iter().position(|&byte| byte == b'\n').unwrap() + 40;
     bytes[second] ^= 4;
     std::fs::write(&path, bytes).unwrap();
-    let ran = run(folder.path(), &RESTORE);
-    assert_eq!(ran.code, Some(1), "{}", ran.err);
-    assert!(ran.out.contains("line 2 cannot be read"), "{}", ran.out);
+    let outcome = run(folder.path(), &RESTORE);
+    assert_eq!(outcome.code, Some(1), "{}", outcome.err);
+    assert!(outcome.out.contains("line 2 cannot be read"), "{}", outcome.out);
     assert!(programs[1..].iter().all(|program| affinity(program.pid()) == before));
     let again = run(folder.path(), &RESTORE);
     assert!(again.code == Some(1) && again.out.contains("quarantined earlier"), "{}", again.out);
@@ -155,11 +155,16 @@ fn a_read_only_state_folder_is_no_obstacle() {
         return;
     }
     let read_only = mount(&["-o", "remount,bind,ro"]);
-    let ran = run(folder.path(), &RESTORE);
+    let outcome = run(folder.path(), &RESTORE);
     Command::new("umount").arg(&state).status().unwrap();
     assert!(read_only);
-    assert!(programs.iter().all(|program| affinity(program.pid()) == before), "{}{}", ran.out, ran.err);
-    assert!(ran.code == Some(1) && ran.out.contains("the journal could not be removed"), "{}{}", ran.out, ran.err);
+    assert!(programs.iter().all(|program| affinity(program.pid()) == before), "{}{}", outcome.out, outcome.err);
+    assert!(
+        outcome.code == Some(1) && outcome.out.contains("the journal could not be removed"),
+        "{}{}",
+        outcome.out,
+        outcome.err
+    );
     run(folder.path(), &RESTORE).ok();
     assert!(!state.join("restore.journal").exists());
 }
@@ -174,9 +179,9 @@ fn what_a_made_up_journal_asks_for_is_not_done() {
     moved_by_one_who_died(folder.path(), &programs);
     let journal = folder.path().join("state/restore.journal");
     if Command::new("chown").arg("65534").arg(&journal).stderr(Stdio::null()).status().unwrap().success() {
-        let ran = run(folder.path(), &RESTORE);
-        assert_eq!(ran.code, Some(1));
-        assert!(ran.out.contains("found owner 65534"), "{}", ran.out);
+        let outcome = run(folder.path(), &RESTORE);
+        assert_eq!(outcome.code, Some(1));
+        assert!(outcome.out.contains("found owner 65534"), "{}", outcome.out);
         Command::new("chown").arg("0").arg(&journal).status().unwrap();
     } else {
         println!("not shown here: a journal of another user (not root)");
@@ -191,7 +196,7 @@ fn what_a_made_up_journal_asks_for_is_not_done() {
     made_up
         .before(&[IntendedChange { object: JournalObject::File { path: secret.clone() }, now, wanted, follows: false }])
         .unwrap();
-    let ran = run(folder.path(), &RESTORE);
-    assert!(ran.code == Some(1) && ran.out.contains("not restored"), "{}{}", ran.out, ran.err);
+    let outcome = run(folder.path(), &RESTORE);
+    assert!(outcome.code == Some(1) && outcome.out.contains("not restored"), "{}{}", outcome.out, outcome.err);
     assert_eq!(std::fs::read_to_string(&secret).unwrap(), "one's own");
 }

@@ -66,21 +66,21 @@ fn a_unit_is_shown_with_its_threads() {
         other.pid()
     );
     let _daemon = daemon(folder.path(), &config);
-    let of = |status: &Value, name: &str| -> Option<Value> {
+    let service = |status: &Value, name: &str| -> Option<Value> {
         status["services"].as_array()?.iter().find(|service| service["name"] == name).cloned()
     };
     let wait = |tasks: u64| {
-        let has_tasks = |status: &Value| of(status, "redis.service").is_some_and(|redis| redis["tasks"] == tasks);
+        let has_tasks = |status: &Value| service(status, "redis.service").is_some_and(|redis| redis["tasks"] == tasks);
         status_when(folder.path(), "the unit's threads", (Duration::from_millis(50), PATIENCE), has_tasks)
     };
     let status = wait(1);
-    let redis = of(&status, "redis.service").unwrap();
+    let redis = service(&status, "redis.service").unwrap();
     assert_eq!((redis["kind"].as_str(), redis["max_slowdown_percent"].as_f64()), (Some("unit"), Some(5.0)));
     assert!(redis["slowdown_percent"].is_null() && redis["reason"].is_string(), "{redis}");
     assert!(redis["slowdown_by"].as_array().is_some_and(Vec::is_empty) && redis.get("pod").is_none());
-    assert_eq!(of(&status, "sleep").unwrap()["kind"], "command");
+    assert_eq!(service(&status, "sleep").unwrap()["kind"], "command");
     group.join(second.pid());
-    let redis = of(&wait(2), "redis.service").unwrap();
+    let redis = service(&wait(2), "redis.service").unwrap();
     assert_eq!(redis["task_ids"].as_array().unwrap().len(), 2);
     for word in ["redis", "redis.service", "unit/redis"] {
         let explained = run(folder.path(), &["explain", word, "--json", "--socket", "s.sock"]).json();

@@ -52,8 +52,8 @@ fn no_name_of_a_sweep_acts_on_the_terminal() {
         &["sweep", "report", "out"],
     ];
     for step in steps {
-        let ran = run(folder.path(), step);
-        let both = format!("{}{}", ran.out, ran.err);
+        let outcome = run(folder.path(), step);
+        let both = format!("{}{}", outcome.out, outcome.err);
         let acts =
             |c: char| (c.is_control() && c != '\n') || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
         assert!(!both.contains(acts), "{step:?}: {both:?}");
@@ -65,14 +65,14 @@ fn no_name_of_a_sweep_acts_on_the_terminal() {
 #[test]
 fn a_sweep_runs_is_merged_and_reported() {
     let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
-    sweep_file(at, 2);
-    let ran = run(at, &["sweep", "run", "sweep-pairs.toml", "-o", "out"]).ok();
-    assert_eq!(ran.out, "out: 6 of 6 tasks finished\n");
-    let status = run(at, &["sweep", "status", "out", "--json"]).json();
+    let root = folder.path();
+    sweep_file(root, 2);
+    let outcome = run(root, &["sweep", "run", "sweep-pairs.toml", "-o", "out"]).ok();
+    assert_eq!(outcome.out, "out: 6 of 6 tasks finished\n");
+    let status = run(root, &["sweep", "status", "out", "--json"]).json();
     assert_eq!((&status["total"], &status["finished"], &status["waiting"]), (&6.into(), &6.into(), &0.into()));
-    run(at, &["sweep", "merge", "out"]).ok();
-    let merged = lines(&at.join("out/merged.jsonl"));
+    run(root, &["sweep", "merge", "out"]).ok();
+    let merged = lines(&root.join("out/merged.jsonl"));
     let point = |at: usize| {
         let point = &merged[at]["point"];
         (point["machine"].as_str().unwrap().len(), point["policy"].as_str().unwrap(), point["seed"].as_u64().unwrap())
@@ -82,16 +82,16 @@ fn a_sweep_runs_is_merged_and_reported() {
     let rate = |at: usize| merged[at]["result"]["figures"]["llc_mpki"].as_f64().unwrap();
     assert!(rate(0) > 0.0 && rate(0) != rate(1), "seeds differ");
     assert!(merged[0]["result"]["detail"]["tasks"][0]["name"] == "mcf");
-    let again = run(at, &["sweep", "run", "-o", "out"]).ok();
+    let again = run(root, &["sweep", "run", "-o", "out"]).ok();
     assert_eq!(again.out, "out: 6 of 6 tasks finished, 6 of them before\n");
-    run(at, &["sweep", "report", "out", "-o", "page"]).ok();
-    let page = fs::read_to_string(at.join("page/index.html")).unwrap();
+    run(root, &["sweep", "report", "out", "-o", "page"]).ok();
+    let page = fs::read_to_string(root.join("page/index.html")).unwrap();
     assert!(page.contains("6 of 6 results") && page.contains("<svg"), "{page}");
-    assert!(at.join("page/instr-per-cycle.svg").exists());
-    let said = run(at, &["sweep", "report", "out"]).ok().out;
-    assert_eq!(said.lines().count(), 6, "a lead, a blank, a header and three points:\n{said}");
+    assert!(root.join("page/instr-per-cycle.svg").exists());
+    let message = run(root, &["sweep", "report", "out"]).ok().out;
+    assert_eq!(message.lines().count(), 6, "a lead, a blank, a header and three points:\n{message}");
     // The same run by hand gives the same figures.
-    let sim = run(at, &["sim", "pair.toml", "--seed", "2", "--json"]).json();
+    let sim = run(root, &["sim", "pair.toml", "--seed", "2", "--json"]).json();
     assert_eq!(sim["results"], merged[1]["result"]["detail"]);
 }
 
@@ -99,121 +99,121 @@ fn a_sweep_runs_is_merged_and_reported() {
 #[test]
 fn a_killed_sweep_goes_on_where_it_was() {
     let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
-    sweep_file(at, 10);
-    run(at, &["sweep", "run", "sweep-pairs.toml", "-o", "whole"]).ok();
-    run(at, &["sweep", "merge", "whole"]).ok();
+    let root = folder.path();
+    sweep_file(root, 10);
+    run(root, &["sweep", "run", "sweep-pairs.toml", "-o", "whole"]).ok();
+    run(root, &["sweep", "merge", "whole"]).ok();
     for kills in 1..=3 {
         let args = ["--quiet", "sweep", "run", "sweep-pairs.toml", "-o", "killed"];
-        let mut sweep = ChildGuard(command(at, &args).stdout(Stdio::null()).spawn().unwrap());
+        let mut sweep = ChildGuard(command(root, &args).stdout(Stdio::null()).spawn().unwrap());
         let start = Instant::now();
-        while results_in(&at.join("killed")) < 3 * kills && sweep.0.try_wait().unwrap().is_none() {
+        while results_in(&root.join("killed")) < 3 * kills && sweep.0.try_wait().unwrap().is_none() {
             assert!(start.elapsed() < Duration::from_secs(300), "no result after {:?}", start.elapsed());
             std::thread::sleep(Duration::from_millis(2));
         }
         sweep.0.kill().unwrap();
         sweep.0.wait().unwrap();
     }
-    let before = results_in(&at.join("killed"));
+    let before = results_in(&root.join("killed"));
     assert!((9..30).contains(&before), "{before} of 30 were finished before the last kill");
-    let merged = run(at, &["sweep", "merge", "killed"]);
+    let merged = run(root, &["sweep", "merge", "killed"]);
     assert!(merged.code == Some(1) && merged.err.contains("tasks have no result"), "{}", merged.err);
-    run(at, &["sweep", "run", "-o", "killed"]).ok();
-    run(at, &["sweep", "merge", "killed"]).ok();
-    let bytes = |name: &str| fs::read(at.join(name).join("merged.jsonl")).unwrap();
+    run(root, &["sweep", "run", "-o", "killed"]).ok();
+    run(root, &["sweep", "merge", "killed"]).ok();
+    let bytes = |name: &str| fs::read(root.join(name).join("merged.jsonl")).unwrap();
     assert_eq!(bytes("killed"), bytes("whole"));
-    assert_eq!(fs::read_dir(at.join("killed/claims")).unwrap().count(), 0);
+    assert_eq!(fs::read_dir(root.join("killed/claims")).unwrap().count(), 0);
 }
 
 /// Does Ctrl-C end a sweep at once, with what is finished kept, and leave no claim?
 #[test]
 fn an_interrupted_sweep_keeps_what_is_finished() {
     let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
-    sweep_file(at, 100);
-    let mut sweep = command(at, &["sweep", "run", "sweep-pairs.toml", "-o", "out"]);
+    let root = folder.path();
+    sweep_file(root, 100);
+    let mut sweep = command(root, &["sweep", "run", "sweep-pairs.toml", "-o", "out"]);
     let mut sweep = ChildGuard(sweep.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap());
-    while results_in(&at.join("out")) < 2 {
+    while results_in(&root.join("out")) < 2 {
         assert!(sweep.0.try_wait().unwrap().is_none(), "300 tasks are not finished that soon");
         std::thread::sleep(Duration::from_millis(2));
     }
     let process = rustix::process::Pid::from_raw(sweep.pid()).unwrap();
     rustix::process::kill_process(process, rustix::process::Signal::INT).unwrap();
     assert_eq!(sweep.0.wait().unwrap().code(), Some(130));
-    let kept = results_in(&at.join("out"));
-    let status = run(at, &["sweep", "status", "out", "--json"]).json();
+    let kept = results_in(&root.join("out"));
+    let status = run(root, &["sweep", "status", "out", "--json"]).json();
     assert_eq!((&status["finished"], &status["running"], &status["failed"]), (&kept.into(), &0.into(), &0.into()));
-    assert!(kept < 300 && fs::read_dir(at.join("out/claims")).unwrap().count() == 0);
+    assert!(kept < 300 && fs::read_dir(root.join("out/claims")).unwrap().count() == 0);
 }
 
 /// Do two sweeps of one folder at once, and single tasks beside them, make every result once?
 #[test]
 fn several_workers_share_a_folder() {
     let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
-    sweep_file(at, 4);
-    run(at, &["sweep", "run", "sweep-pairs.toml", "-o", "one"]).ok();
+    let root = folder.path();
+    sweep_file(root, 4);
+    run(root, &["sweep", "run", "sweep-pairs.toml", "-o", "one"]).ok();
     // The manifest alone, as an engine's workers find it.
-    fs::create_dir_all(at.join("two")).unwrap();
-    fs::copy(at.join("one/manifest.jsonl"), at.join("two/manifest.jsonl")).unwrap();
+    fs::create_dir_all(root.join("two")).unwrap();
+    fs::copy(root.join("one/manifest.jsonl"), root.join("two/manifest.jsonl")).unwrap();
     for name in ["inputs", "results", "claims", "failed", "damaged", "differing", "partial"] {
-        fs::create_dir_all(at.join("two").join(name)).unwrap();
+        fs::create_dir_all(root.join("two").join(name)).unwrap();
     }
-    for entry in fs::read_dir(at.join("one/inputs")).unwrap().flatten() {
-        fs::copy(entry.path(), at.join("two/inputs").join(entry.file_name())).unwrap();
+    for entry in fs::read_dir(root.join("one/inputs")).unwrap().flatten() {
+        fs::copy(entry.path(), root.join("two/inputs").join(entry.file_name())).unwrap();
     }
     let args = ["--quiet", "sweep", "run", "-o", "two", "--workers", "2"];
-    let start = || ChildGuard(command(at, &args).stdout(Stdio::null()).spawn().unwrap());
+    let start = || ChildGuard(command(root, &args).stdout(Stdio::null()).spawn().unwrap());
     let (mut first, mut second) = (start(), start());
-    let id = lines(&at.join("one/manifest.jsonl"))[12]["id"].as_str().unwrap().to_string();
-    run(at, &["sweep", "run", "-o", "two", "--task", &id]).ok();
+    let id = lines(&root.join("one/manifest.jsonl"))[12]["id"].as_str().unwrap().to_string();
+    run(root, &["sweep", "run", "-o", "two", "--task", &id]).ok();
     assert!(first.0.wait().unwrap().success() && second.0.wait().unwrap().success());
     for folder in ["one", "two"] {
-        run(at, &["sweep", "merge", folder]).ok();
+        run(root, &["sweep", "merge", folder]).ok();
     }
-    let bytes = |name: &str| fs::read(at.join(name).join("merged.jsonl")).unwrap();
+    let bytes = |name: &str| fs::read(root.join(name).join("merged.jsonl")).unwrap();
     assert_eq!(bytes("one"), bytes("two"));
     // Shards of machines without a common disk.
     for part in ["1/2", "2/2"] {
         let out = format!("part-{}", &part[..1]);
-        let ran = run(at, &["sweep", "run", "sweep-pairs.toml", "-o", &out, "--shard", part]).ok();
-        assert!(ran.out.contains("6 of 6 tasks"), "{}", ran.out);
+        let outcome = run(root, &["sweep", "run", "sweep-pairs.toml", "-o", &out, "--shard", part]).ok();
+        assert!(outcome.out.contains("6 of 6 tasks"), "{}", outcome.out);
     }
-    let id = lines(&at.join("part-2/manifest.jsonl"))[1]["id"].as_str().unwrap().to_string();
-    run(at, &["sweep", "run", "-o", "part-2", "--task", &id]).ok();
-    let merged = run(at, &["sweep", "merge", "part-1", "part-2", "-o", "parts.jsonl", "--json"]).json();
+    let id = lines(&root.join("part-2/manifest.jsonl"))[1]["id"].as_str().unwrap().to_string();
+    run(root, &["sweep", "run", "-o", "part-2", "--task", &id]).ok();
+    let merged = run(root, &["sweep", "merge", "part-1", "part-2", "-o", "parts.jsonl", "--json"]).json();
     assert_eq!((&merged["merged"], &merged["duplicates"]), (&12.into(), &1.into()));
-    assert_eq!(fs::read(at.join("parts.jsonl")).unwrap(), bytes("one"));
+    assert_eq!(fs::read(root.join("parts.jsonl")).unwrap(), bytes("one"));
 }
 
 /// Is a recording that changed under the sweep a failure that is said, and are curves of recordings measured?
 #[test]
 fn curves_of_recordings_and_a_recording_that_changed() {
     let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
+    let root = folder.path();
     for (name, lines) in [("small", 300), ("large", 2000)] {
-        fs::write(at.join(format!("{name}.lackey")), lackey(lines, 3, 2)).unwrap();
-        run(at, &["convert", &format!("{name}.lackey"), "-o", &format!("{name}.cmt")]).ok();
+        fs::write(root.join(format!("{name}.lackey")), lackey(lines, 3, 2)).unwrap();
+        run(root, &["convert", &format!("{name}.lackey"), "-o", &format!("{name}.cmt")]).ok();
     }
     let text = "name = \"curves\"\nkind = \"curve\"\n[axes]\nrecording = [\"small.cmt\", \"large.cmt\"]\n\
                 [axes.parameters]\nsizes = [\"16K,64K,256K\"]\n";
-    fs::write(at.join("sweep-curves.toml"), text).unwrap();
-    run(at, &["sweep", "run", "sweep-curves.toml", "-o", "out", "--shard", "1/2"]).ok();
-    let whole = fs::read(at.join("large.cmt")).unwrap();
-    fs::write(at.join("large.cmt"), &whole[..whole.len() - 1]).unwrap();
-    let failed = run(at, &["sweep", "run", "-o", "out", "--retries", "1"]);
+    fs::write(root.join("sweep-curves.toml"), text).unwrap();
+    run(root, &["sweep", "run", "sweep-curves.toml", "-o", "out", "--shard", "1/2"]).ok();
+    let whole = fs::read(root.join("large.cmt")).unwrap();
+    fs::write(root.join("large.cmt"), &whole[..whole.len() - 1]).unwrap();
+    let failed = run(root, &["sweep", "run", "-o", "out", "--retries", "1"]);
     assert_eq!(failed.code, Some(1));
     assert!(failed.err.contains("1 task failed; --retry-failed runs them again"), "{}", failed.err);
     assert!(failed.out.contains("it is not the file that the manifest was made with"), "{}", failed.out);
-    let status = run(at, &["sweep", "status", "out", "--json"]).json();
+    let status = run(root, &["sweep", "status", "out", "--json"]).json();
     assert_eq!((&status["failures"][0]["attempts"], &status["failed"]), (&2.into(), &1.into()));
     assert_eq!(status["failures"][0]["point"]["recording"], "large.cmt");
-    fs::write(at.join("large.cmt"), &whole).unwrap();
-    assert_eq!(run(at, &["sweep", "run", "-o", "out", "--retries", "1"]).code, Some(1), "given up is given up");
-    run(at, &["sweep", "run", "-o", "out", "--retry-failed"]).ok();
-    run(at, &["sweep", "merge", "out"]).ok();
-    let merged = lines(&at.join("out/merged.jsonl"));
-    let mrc = run(at, &["mrc", "large.cmt", "--sizes", "16K,64K,256K", "--json"]).json();
+    fs::write(root.join("large.cmt"), &whole).unwrap();
+    assert_eq!(run(root, &["sweep", "run", "-o", "out", "--retries", "1"]).code, Some(1), "given up is given up");
+    run(root, &["sweep", "run", "-o", "out", "--retry-failed"]).ok();
+    run(root, &["sweep", "merge", "out"]).ok();
+    let merged = lines(&root.join("out/merged.jsonl"));
+    let mrc = run(root, &["mrc", "large.cmt", "--sizes", "16K,64K,256K", "--json"]).json();
     for (of, point) in mrc["curve"].as_array().unwrap().iter().enumerate() {
         assert_eq!(merged[1]["result"]["curve"][of], serde_json::json!([point["bytes"], point["miss_ratio"]]));
     }
@@ -223,9 +223,9 @@ fn curves_of_recordings_and_a_recording_that_changed() {
 #[test]
 fn a_full_disk_is_said() {
     let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
-    sweep_file(at, 12);
-    fs::create_dir(at.join("small")).unwrap();
+    let root = folder.path();
+    sweep_file(root, 12);
+    fs::create_dir(root.join("small")).unwrap();
     // A file system of its own, in a mount namespace of its own.
     let exe = env!("CARGO_BIN_EXE_cachemate");
     let script = format!(
@@ -234,29 +234,37 @@ fn a_full_disk_is_said() {
          mount -o remount,size=8m small || exit 99\n\
          {exe} sweep run -o small >> said 2>&1; echo code $? >> said\n"
     );
-    let ran = Command::new("unshare").args(["--mount", "sh", "-c", &script]).current_dir(at).status();
+    let ran = Command::new("unshare").args(["--mount", "sh", "-c", &script]).current_dir(root).status();
     if !ran.is_ok_and(|status| status.success()) {
         println!("not shown here: a full disk, which takes a mount namespace");
         return;
     }
-    let said = fs::read_to_string(at.join("said")).unwrap();
-    assert!(said.contains("the disk is full; what is finished is kept") && said.contains("code 1\n"), "{said}");
-    assert!(said.contains("36 of 36 tasks finished, ") && said.ends_with("code 0\n"), "{said}");
+    let message = fs::read_to_string(root.join("said")).unwrap();
+    assert!(
+        message.contains("the disk is full; what is finished is kept") && message.contains("code 1\n"),
+        "{message}"
+    );
+    assert!(message.contains("36 of 36 tasks finished, ") && message.ends_with("code 0\n"), "{message}");
 }
 
 /// Are a sweep file's mistakes told with their place, and nothing begun?
 #[test]
 fn mistakes_are_told_with_their_place() {
     let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
-    let path = sweep_file(at, 2);
+    let root = folder.path();
+    let path = sweep_file(root, 2);
     let text = fs::read_to_string(&path).unwrap();
     let refused = |from: &str, to: &str| {
         assert!(text.contains(from), "{from}");
         fs::write(&path, text.replacen(from, to, 1)).unwrap();
-        let ran = run(at, &["sweep", "run", "sweep-pairs.toml", "-o", "never"]);
-        assert!(ran.code == Some(1) && !at.join("never").exists(), "{from} -> {to}: {}{}", ran.out, ran.err);
-        ran.err
+        let outcome = run(root, &["sweep", "run", "sweep-pairs.toml", "-o", "never"]);
+        assert!(
+            outcome.code == Some(1) && !root.join("never").exists(),
+            "{from} -> {to}: {}{}",
+            outcome.out,
+            outcome.err
+        );
+        outcome.err
     };
     let cases = [
         ("seed = {", "seeds = {", "sweep-pairs.toml:6:9: field 'axes.seeds': found 'seeds'"),
@@ -279,34 +287,38 @@ fn mistakes_are_told_with_their_place() {
         ),
     ];
     for (from, to, want) in cases {
-        let said = refused(from, to);
-        assert!(said.contains(want), "{from} -> {to}: {said}");
+        let message = refused(from, to);
+        assert!(message.contains(want), "{from} -> {to}: {message}");
     }
     for args in [&["sweep", "status", "nowhere"][..], &["sweep", "run", "-o", "nowhere"]] {
-        let ran = run(at, args);
+        let outcome = run(root, args);
         assert!(
-            ran.code == Some(1) && ran.err.contains("nowhere: no such folder: 'cachemate sweep run"),
+            outcome.code == Some(1) && outcome.err.contains("nowhere: no such folder: 'cachemate sweep run"),
             "{}",
-            ran.err
+            outcome.err
         );
     }
     fs::write(&path, &text).unwrap();
     for (engine, names) in [(["hq", "--hq"], "--hq names"), (["dask", "--python"], "--python names")] {
         let args =
             ["sweep", "run", "sweep-pairs.toml", "-o", "engines", "--engine", engine[0], engine[1], "no-such-program"];
-        let ran = run(at, &args);
-        assert!(ran.code == Some(1) && ran.err.contains("no-such-program: ") && ran.err.contains(names), "{}", ran.err);
+        let outcome = run(root, &args);
+        assert!(
+            outcome.code == Some(1) && outcome.err.contains("no-such-program: ") && outcome.err.contains(names),
+            "{}",
+            outcome.err
+        );
     }
     // A manifest of another version is not run, whoever asks.
     fs::write(&path, &text).unwrap();
-    run(at, &["sweep", "run", "sweep-pairs.toml", "-o", "out"]).ok();
-    let manifest = fs::read_to_string(at.join("out/manifest.jsonl")).unwrap();
-    let version = run(at, &["sweep", "status", "out", "--json"]).json()["version"].as_str().unwrap().to_string();
-    fs::write(at.join("out/manifest.jsonl"), manifest.replacen(&version, "0.0.9", 1)).unwrap();
-    let other = run(at, &["sweep", "run", "-o", "out"]);
+    run(root, &["sweep", "run", "sweep-pairs.toml", "-o", "out"]).ok();
+    let manifest = fs::read_to_string(root.join("out/manifest.jsonl")).unwrap();
+    let version = run(root, &["sweep", "status", "out", "--json"]).json()["version"].as_str().unwrap().to_string();
+    fs::write(root.join("out/manifest.jsonl"), manifest.replacen(&version, "0.0.9", 1)).unwrap();
+    let other = run(root, &["sweep", "run", "-o", "out"]);
     assert!(other.code == Some(1) && other.err.contains("the manifest is of version 0.0.9"), "{}", other.err);
-    let ran = run(at, &["sweep", "run", "sweep-pairs.toml", "-o", "out"]).ok();
-    assert!(ran.err.contains("its results are of version 0.0.9"), "{}", ran.err);
+    let outcome = run(root, &["sweep", "run", "sweep-pairs.toml", "-o", "out"]).ok();
+    assert!(outcome.err.contains("its results are of version 0.0.9"), "{}", outcome.err);
 }
 
 /// Does the example of the documentation run, a small part of it?
@@ -314,8 +326,8 @@ fn mistakes_are_told_with_their_place() {
 fn the_example_expands() {
     let folder = tempfile::tempdir().unwrap();
     let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scenarios/sweep-example.toml");
-    let ran = run(folder.path(), &["sweep", "run", example, "-o", "out", "--shard", "15/15"]).ok();
-    assert!(ran.out.contains("1 of 1 tasks finished"), "{}", ran.out);
+    let outcome = run(folder.path(), &["sweep", "run", example, "-o", "out", "--shard", "15/15"]).ok();
+    assert!(outcome.out.contains("1 of 1 tasks finished"), "{}", outcome.out);
     let status = run(folder.path(), &["sweep", "status", "out", "--json"]).json();
     assert_eq!(status["total"], 15);
 }

@@ -30,19 +30,19 @@ const CYCLES: u64 = 3_000_000;
 /// A folder with a sweep of so many tasks, and what the local engine makes of it.
 fn prepared(tasks: u32) -> (tempfile::TempDir, Vec<u8>) {
     let folder = tempfile::Builder::new().prefix("engines").tempdir().unwrap();
-    let at = folder.path();
+    let root = folder.path();
     let scenario = format!(
         "name = \"pair\"\ndescription = \"two programs\"\nmachine = \"xeon-x5365-4\"\nseed = 1\nscale = 100\n\
          length = {{ cycles = {CYCLES} }}\n[[programs]]\nprogram = \"mcf\"\n[[programs]]\nprogram = \"gamess\"\n"
     );
-    fs::write(at.join("pair.toml"), scenario).unwrap();
+    fs::write(root.join("pair.toml"), scenario).unwrap();
     let sweep = format!(
         "name = \"pairs\"\ndetail = false\n[axes]\nscenario = [\"pair.toml\"]\nseed = {{ first = 1, count = {tasks} }}\n"
     );
-    fs::write(at.join("sweep.toml"), sweep).unwrap();
-    run(at, &["sweep", "run", "sweep.toml", "-o", "local"]).ok();
-    run(at, &["sweep", "merge", "local"]).ok();
-    let bytes = fs::read(at.join("local/merged.jsonl")).unwrap();
+    fs::write(root.join("sweep.toml"), sweep).unwrap();
+    run(root, &["sweep", "run", "sweep.toml", "-o", "local"]).ok();
+    run(root, &["sweep", "merge", "local"]).ok();
+    let bytes = fs::read(root.join("local/merged.jsonl")).unwrap();
     (folder, bytes)
 }
 
@@ -53,10 +53,10 @@ fn results_in(folder: &Path) -> usize {
 
 /// Waits until it is so.
 #[track_caller]
-fn until(what: &str, mut so: impl FnMut() -> bool) {
+fn until(subject: &str, mut so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !so() {
-        assert!(start.elapsed() < AT_MOST, "{what} did not come about in {AT_MOST:?}");
+        assert!(start.elapsed() < AT_MOST, "{subject} did not come about in {AT_MOST:?}");
         std::thread::sleep(Duration::from_millis(50));
     }
 }
@@ -69,11 +69,11 @@ struct SweepProcess {
 
 impl SweepProcess {
     fn start(at: &Path, out: &str, args: &[&str], env: &[(&str, &Path)]) -> SweepProcess {
-        let said = at.join(format!("{out}.said"));
-        let file = fs::File::create(&said).unwrap();
+        let message = at.join(format!("{out}.said"));
+        let file = fs::File::create(&message).unwrap();
         let mut sweep = command(at, &[&["sweep", "run", "sweep.toml", "-o", out], args].concat());
         sweep.envs(env.iter().copied()).stdout(file.try_clone().unwrap()).stderr(file);
-        SweepProcess { running: ChildGuard(sweep.spawn().unwrap()), said }
+        SweepProcess { running: ChildGuard(sweep.spawn().unwrap()), said: message }
     }
 
     fn said(&self) -> String {
@@ -209,35 +209,35 @@ fn slurm_loses_nodes_and_its_controller() {
         return;
     }
     let (folder, want) = prepared(40);
-    let at = folder.path();
+    let root = folder.path();
     let mut cluster = Cluster::start(&tempfile::Builder::new().prefix("slurm").tempdir().unwrap().keep());
     let conf = cluster.folder.join("slurm.conf");
     let env: [(&str, &Path); 1] = [("SLURM_CONF", &conf)];
     let args = ["--engine", "slurm", "--heartbeat-timeout", "10"];
-    SweepProcess::start(at, "plain", &args, &env).ends_with(at, "plain", &want);
+    SweepProcess::start(root, "plain", &args, &env).ends_with(root, "plain", &want);
     // Forty tasks are four arrays where eleven is the most.
-    let scripts = fs::read_dir(at.join("plain/engine/slurm")).unwrap().flatten();
+    let scripts = fs::read_dir(root.join("plain/engine/slurm")).unwrap().flatten();
     assert_eq!(scripts.filter(|entry| entry.path().extension().is_some_and(|kind| kind == "sh")).count(), 4);
 
-    let sweep = SweepProcess::start(at, "hurt", &args, &env);
-    until("the first results", || results_in(&at.join("hurt")) >= 3);
+    let sweep = SweepProcess::start(root, "hurt", &args, &env);
+    until("the first results", || results_in(&root.join("hurt")) >= 3);
     cluster.set_nodes("n0", "DRAIN");
     cluster.nodes[1].0.kill().unwrap();
-    until("more results", || results_in(&at.join("hurt")) >= 8);
+    until("more results", || results_in(&root.join("hurt")) >= 8);
     cluster.controller = None; // killed when dropped
     std::thread::sleep(Duration::from_secs(3));
     cluster.start_controller(false);
-    sweep.ends_with(at, "hurt", &want);
+    sweep.ends_with(root, "hurt", &want);
 
     for node in ["n0", "n1", "n2", "n3"] {
         cluster.set_nodes(node, "DRAIN");
     }
-    let sweep = SweepProcess::start(at, "stuck", &args, &env);
+    let sweep = SweepProcess::start(root, "stuck", &args, &env);
     until("word of it", || sweep.said().contains("all 4 nodes are d"));
     for node in ["n0", "n2", "n3"] {
         cluster.set_nodes(node, "RESUME");
     }
-    sweep.ends_with(at, "stuck", &want);
+    sweep.ends_with(root, "stuck", &want);
     cluster.ask("scancel", &["--user", "root"]);
     let left = cluster.folder.clone();
     drop(cluster);
@@ -264,36 +264,36 @@ fn dask_loses_a_worker_and_its_scheduler() {
     }
     let Some(python) = python() else { return };
     let (folder, want) = prepared(40);
-    let at = folder.path();
+    let root = folder.path();
     let args = ["--engine", "dask", "--python", &python, "--heartbeat-timeout", "10"];
-    SweepProcess::start(at, "own", &[&args[..], &["--workers", "2"]].concat(), &[]).ends_with(at, "own", &want);
+    SweepProcess::start(root, "own", &[&args[..], &["--workers", "2"]].concat(), &[]).ends_with(root, "own", &want);
 
     let address = format!("tcp://127.0.0.1:{}", port());
     let scheduler = || {
         let mut scheduler = Command::new(&python);
         let port = address.rsplit(':').next().unwrap();
         scheduler.args(["-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", port]);
-        scheduler.args(["--no-dashboard", "--no-show"]).current_dir(at);
-        spawned(scheduler, &at.join("scheduler.log"))
+        scheduler.args(["--no-dashboard", "--no-show"]).current_dir(root);
+        spawned(scheduler, &root.join("scheduler.log"))
     };
     let worker = |name: &str| {
         let mut worker = Command::new(&python);
         worker.args(["-m", "distributed.cli.dask_worker", &address, "--no-nanny", "--nthreads", "1", "--no-dashboard"]);
-        worker.args(["--name", name, "--death-timeout", "120"]).current_dir(at);
-        spawned(worker, &at.join(format!("worker-{name}.log")))
+        worker.args(["--name", name, "--death-timeout", "120"]).current_dir(root);
+        spawned(worker, &root.join(format!("worker-{name}.log")))
     };
     let mut first = scheduler();
     let mut workers = [worker("a"), worker("b"), worker("c")];
-    let sweep = SweepProcess::start(at, "hurt", &[&args[..], &["--scheduler", &address]].concat(), &[]);
-    until("the first results", || results_in(&at.join("hurt")) >= 3);
+    let sweep = SweepProcess::start(root, "hurt", &[&args[..], &["--scheduler", &address]].concat(), &[]);
+    until("the first results", || results_in(&root.join("hurt")) >= 3);
     workers[0].0.kill().unwrap();
-    until("more results", || results_in(&at.join("hurt")) >= 10);
+    until("more results", || results_in(&root.join("hurt")) >= 10);
     first.0.kill().unwrap();
     first.0.wait().unwrap();
     workers.iter_mut().for_each(|worker| _ = worker.0.kill());
     let _second = scheduler();
     let _others = [worker("d"), worker("e")];
-    sweep.ends_with(at, "hurt", &want);
+    sweep.ends_with(root, "hurt", &want);
 }
 
 /// Is every task once in the merged result on a HyperQueue server of the sweep's own, and although a worker and the
@@ -309,17 +309,17 @@ fn hyperqueue_loses_a_worker_and_its_server() {
         return;
     }
     let (folder, want) = prepared(40);
-    let at = folder.path();
+    let root = folder.path();
     let args = ["--engine", "hq", "--hq", &hq, "--heartbeat-timeout", "10"];
-    SweepProcess::start(at, "own", &[&args[..], &["--workers", "2"]].concat(), &[]).ends_with(at, "own", &want);
+    SweepProcess::start(root, "own", &[&args[..], &["--workers", "2"]].concat(), &[]).ends_with(root, "own", &want);
 
-    let server_dir = at.join("server");
+    let server_dir = root.join("server");
     let start = |what: &[&str], log: &str| {
         let mut hq = Command::new(&hq);
-        hq.arg("--server-dir").arg(&server_dir).args(what).current_dir(at);
-        spawned(hq, &at.join(log))
+        hq.arg("--server-dir").arg(&server_dir).args(what).current_dir(root);
+        spawned(hq, &root.join(log))
     };
-    let journal = at.join("journal").display().to_string();
+    let journal = root.join("journal").display().to_string();
     let server = ["server", "start", "--host", "127.0.0.1", "--journal", &journal, "--journal-flush-period", "200ms"];
     let worker = ["worker", "start", "--cpus", "1", "--heartbeat", "1s"];
     let mut first = start(&server, "server-1.log");
@@ -330,14 +330,14 @@ fn hyperqueue_loses_a_worker_and_its_server() {
     });
     let mut workers = [start(&worker, "worker-1.log"), start(&worker, "worker-2.log")];
     let place = server_dir.display().to_string();
-    let sweep = SweepProcess::start(at, "hurt", &[&args[..], &["--scheduler", &place]].concat(), &[]);
-    until("the first results", || results_in(&at.join("hurt")) >= 3);
+    let sweep = SweepProcess::start(root, "hurt", &[&args[..], &["--scheduler", &place]].concat(), &[]);
+    until("the first results", || results_in(&root.join("hurt")) >= 3);
     workers[0].0.kill().unwrap();
-    until("more results", || results_in(&at.join("hurt")) >= 10);
+    until("more results", || results_in(&root.join("hurt")) >= 10);
     first.0.kill().unwrap();
     first.0.wait().unwrap();
     workers.iter_mut().for_each(|worker| _ = worker.0.kill());
     let _second = start(&server, "server-2.log");
     let _others = [start(&worker, "worker-3.log"), start(&worker, "worker-4.log")];
-    sweep.ends_with(at, "hurt", &want);
+    sweep.ends_with(root, "hurt", &want);
 }

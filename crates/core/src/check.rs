@@ -54,7 +54,7 @@ pub fn check_plan(plan: &Plan, view: &View<'_>) -> Result<(), PlanError> {
     let online = view.online();
     let movable = |task: TaskId| match tasks.get(&task) {
         None => Err(PlanError::UnknownTask(task)),
-        Some(seen) if seen.unmovable => Err(PlanError::UnmovableTask(task)),
+        Some(sample) if sample.unmovable => Err(PlanError::UnmovableTask(task)),
         Some(_) => Ok(()),
     };
     for (&task, cpus) in &plan.affinity {
@@ -111,7 +111,7 @@ fn check_gangs(plan: &Plan, online: &CpuSet, tasks: &BTreeMap<TaskId, &TaskSampl
             for &(task, cpu) in &gang.members {
                 match tasks.get(&task) {
                     None => return Err(PlanError::UnknownTask(task)),
-                    Some(seen) if seen.unmovable => return Err(PlanError::UnmovableTask(task)),
+                    Some(sample) if sample.unmovable => return Err(PlanError::UnmovableTask(task)),
                     Some(_) => {}
                 }
                 if !members.insert(task) {

@@ -449,11 +449,11 @@ impl MachineSpec {
         Ok(())
     }
 
-    fn check_cache(&self, at: usize, cache: &CacheSpec) -> Result<(), MachineSpecError> {
+    fn check_cache(&self, index: usize, cache: &CacheSpec) -> Result<(), MachineSpecError> {
         let fail = |field: &str, found: String, expected: &str| {
             Err(MachineSpecError {
                 machine: self.name.clone(),
-                field: format!("caches[{at}].{field}"),
+                field: format!("caches[{index}].{field}"),
                 found,
                 expected: expected.to_string(),
             })
@@ -493,7 +493,7 @@ impl MachineSpec {
             let found = format!("{} groups, at least {} ways", parts.groups, parts.min_ways);
             return fail("way_partitions", found, "1 group or more, 1 to `ways` ways");
         }
-        let before = self.caches[..at].iter().rfind(|before| before.level != CacheLevel::L1Instruction);
+        let before = self.caches[..index].iter().rfind(|before| before.level != CacheLevel::L1Instruction);
         if let Some(before) = before.filter(|_| cache.level > CacheLevel::L1Data) {
             if cache.level <= before.level {
                 return fail("level", format!("{:?}", cache.level), "levels from the core outwards, each once");
@@ -505,7 +505,7 @@ impl MachineSpec {
                 let expected = "a multiple of that of the level before";
                 return fail("shared_by_cores", cache.shared_by_cores.to_string(), expected);
             }
-        } else if self.caches[..at].iter().any(|before| before.level >= cache.level) {
+        } else if self.caches[..index].iter().any(|before| before.level >= cache.level) {
             return fail("level", format!("{:?}", cache.level), "levels from the core outwards, each once");
         }
         Ok(())

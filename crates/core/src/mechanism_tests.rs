@@ -144,8 +144,8 @@ impl Machine for Canned {
         if *plan == recorded {
             return Ok(applied);
         }
-        let said = "the recorded run did something else here".to_string();
-        let refused = vec![RefusedItem { item: PlanItem::Plan, reason: RefusalReason::NotRecorded, message: said }];
+        let message = "the recorded run did something else here".to_string();
+        let refused = vec![RefusedItem { item: PlanItem::Plan, reason: RefusalReason::NotRecorded, message }];
         Ok(AppliedPlan { refused, ..applied })
     }
 }
@@ -247,15 +247,15 @@ fn shares_are_checked_together() {
         cache: CacheId(0),
         units: Units::Ways { mask: (0..2).collect() },
     };
-    let said = |shares: Vec<CacheShare>| match check(|plan| plan.shares = shares) {
+    let message = |shares: Vec<CacheShare>| match check(|plan| plan.shares = shares) {
         Err(PlanError::InvalidShare(CacheId(0), what)) => what,
         other => format!("{other:?}"),
     };
     assert_eq!(check(|plan| plan.shares = vec![share(0, 0), share(1, 1)]), Ok(()));
-    assert!(said(vec![share(0, 0), share(1, 0)]).contains("in two shares, expected each member in one"));
-    assert!(said(vec![share(0, 0), share(0, 1)]).contains("in two shares, expected one share for each group"));
+    assert!(message(vec![share(0, 0), share(1, 0)]).contains("in two shares, expected each member in one"));
+    assert!(message(vec![share(0, 0), share(0, 1)]).contains("in two shares, expected one share for each group"));
     let nobody = |group| CacheShare { members: Vec::new(), ..share(group, 0) };
-    assert!(said(vec![share(0, 0), share(1, 1), nobody(2)]).contains("3 groups, expected at most 2"));
+    assert!(message(vec![share(0, 0), share(1, 1), nobody(2)]).contains("3 groups, expected at most 2"));
     let elsewhere = CacheShare { cache: CacheId(9), ..share(0, 0) };
     assert!(matches!(check(|plan| plan.shares = vec![elsewhere]), Err(PlanError::InvalidShare(CacheId(9), _))));
 }

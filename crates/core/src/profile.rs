@@ -287,14 +287,14 @@ pub trait Profiler {
     /// The evidence without which it fills nothing.
     fn needs(&self) -> &'static [EvidenceKind];
     /// Fills in its own fields, creates tasks that arrived, removes those that are gone.
-    fn update(&mut self, seen: &Observation, profiles: &mut Profiles);
+    fn update(&mut self, observation: &Observation, profiles: &mut Profiles);
 }
 
 /// The last step of profiling: completes measured profiles with facts known from earlier. Pure, and apart from the
 /// profilers because recalled facts must not be taken for measured ones in the next window.
 pub trait ProfileRecall {
     /// Takes in a window; returns the profiles with recalled facts, or `None` if there is nothing to recall.
-    fn recall(&mut self, seen: &Observation, measured: &Profiles) -> Option<Profiles>;
+    fn recall(&mut self, observation: &Observation, measured: &Profiles) -> Option<Profiles>;
 }
 
 /// Expects something of a plan before it is tried. Pure.

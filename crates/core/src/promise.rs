@@ -336,39 +336,39 @@ impl PromiseTracker {
     /// Takes in a window that ran under `in_force`, and the decision that followed it, and reports every promise.
     pub fn observe(
         &mut self,
-        seen: &Observation,
+        observation: &Observation,
         profiles: &Profiles,
         topology: &Topology,
         in_force: &Plan,
         decision: &Decision,
     ) -> Vec<PromiseReport> {
         let promised = |task: &&TaskSample| !task.exited && task.goal.is_some_and(|goal| goal.is_promised());
-        if !seen.tasks.iter().any(|task| promised(&task)) {
+        if !observation.tasks.iter().any(|task| promised(&task)) {
             self.histories.clear();
             return Vec::new();
         }
         let last = topology.last_level_caches().filter_map(|cache| Some((cache.level, cache.size_bytes?)));
         let last = last.max_by_key(|(_, bytes)| *bytes);
-        let counts = self.settling == 0 && seen.applied.pending.is_empty();
+        let counts = self.settling == 0 && observation.applied.pending.is_empty();
         self.settling = self.settling.saturating_sub(1);
         let mut reports = Vec::new();
         let mut processes: Vec<ProcessId> = Vec::new();
-        for first in seen.tasks.iter().filter(promised) {
+        for first in observation.tasks.iter().filter(promised) {
             if processes.contains(&first.process) {
                 continue;
             }
             processes.push(first.process);
             let threads: Vec<&TaskSample> =
-                seen.tasks.iter().filter(|task| task.process == first.process && !task.exited).collect();
+                observation.tasks.iter().filter(|task| task.process == first.process && !task.exited).collect();
             let goal = threads.iter().filter_map(|task| task.goal).reduce(|a, b| a.with(b)).unwrap_or_default();
             let busiest = threads.iter().fold(first, |a, b| if b.ran_ns() > a.ran_ns() { b } else { a }).task;
             let terms = [goal.max_slowdown.map(PromiseTerm::MaxSlowdown), goal.min_rate.map(PromiseTerm::MinRate)];
             for term in terms.into_iter().flatten() {
                 let is_rate = matches!(term, PromiseTerm::MinRate(_));
                 let judged = if is_rate {
-                    rate(&threads, seen).map(|window| (window, None))
+                    rate(&threads, observation).map(|window| (window, None))
                 } else {
-                    slowdown(&threads, seen, profiles, last)
+                    slowdown(&threads, observation, profiles, last)
                 };
                 let history = self.histories.entry((first.process, is_rate)).or_default();
                 match judged {
@@ -398,11 +398,11 @@ fn is_different(a: &Plan, b: &Plan) -> bool {
 /// `None` if no thread ran.
 fn slowdown(
     threads: &[&TaskSample],
-    seen: &Observation,
+    observation: &Observation,
     profiles: &Profiles,
     last: Option<(CacheLevel, u64)>,
 ) -> Result<(JudgedWindow, Option<SoloBasis>), MissingPromiseEvidence> {
-    let min_wanted_ns = MIN_CPU_SHARE * seen.span.elapsed_ns.max(1) as f64;
+    let min_wanted_ns = MIN_CPU_SHARE * observation.span.elapsed_ns.max(1) as f64;
     let wanted_ns = |task: &TaskSample| (task.ran_ns() + task.run_queue_wait_ns.unwrap_or(0)) as f64;
     let (mut wanted, mut alone, mut basis) = (0.0, Estimate::exact(0.0), None);
     for task in threads.iter().filter(|task| wanted_ns(task) >= min_wanted_ns) {
@@ -439,8 +439,8 @@ fn slowdown(
 }
 
 /// Work per second of each thread that works, in one window: reported work, or instructions if no thread reports any.
-fn rate(threads: &[&TaskSample], seen: &Observation) -> Result<JudgedWindow, MissingPromiseEvidence> {
-    let seconds = seen.span.elapsed_ns.max(1) as f64 / 1e9;
+fn rate(threads: &[&TaskSample], observation: &Observation) -> Result<JudgedWindow, MissingPromiseEvidence> {
+    let seconds = observation.span.elapsed_ns.max(1) as f64 / 1e9;
     let reports = threads.iter().any(|task| task.progress.is_some());
     let work = |task: &&TaskSample| {
         if reports { task.progress } else { task.counts.get(CounterEvent::Instructions) }

@@ -38,8 +38,8 @@ fn state_after(windows: &[f64], solo: Option<Estimate>, counted: bool, reasons: 
     let decision = Decision::new(plan(), reasons);
     let mut last = None;
     for (number, cycles) in windows.iter().enumerate() {
-        let seen = window(number as u64, *cycles, counted);
-        last = tracker.observe(&seen, &profiles(solo), &topology(), &plan(), &decision).pop();
+        let observation = window(number as u64, *cycles, counted);
+        last = tracker.observe(&observation, &profiles(solo), &topology(), &plan(), &decision).pop();
     }
     last.expect("the program has a promise")
 }
@@ -96,10 +96,10 @@ fn waiting_counts_and_a_new_plan_is_measured_anew() {
     let mut changed = plan();
     changed.affinity.insert(TaskId(0), [0].into_iter().collect());
     let mut observe = |wait_ns: u64, to: &Plan| {
-        let mut seen = window(0, 1.0, true);
-        seen.tasks[0].run_queue_wait_ns = Some(wait_ns);
+        let mut observation = window(0, 1.0, true);
+        observation.tasks[0].run_queue_wait_ns = Some(wait_ns);
         let decision = Decision::new(to.clone(), Vec::new());
-        tracker.observe(&seen, &profiles(solo(0.01)), &topology(), &plan(), &decision).remove(0)
+        tracker.observe(&observation, &profiles(solo(0.01)), &topology(), &plan(), &decision).remove(0)
     };
     let mut report = observe(SECOND / 10, &plan());
     for _ in 0..3 {
@@ -115,9 +115,9 @@ fn waiting_counts_and_a_new_plan_is_measured_anew() {
 #[test]
 fn time_off_the_cpu_counts_by_its_length() {
     let mut tracker = PromiseTracker::default();
-    let mut observe = |seen: Observation| {
+    let mut observe = |observation: Observation| {
         let decision = Decision::new(plan(), Vec::new());
-        tracker.observe(&seen, &profiles(solo(0.0)), &topology(), &plan(), &decision).remove(0)
+        tracker.observe(&observation, &profiles(solo(0.0)), &topology(), &plan(), &decision).remove(0)
     };
     for number in 0..4 {
         observe(window(number, 1.0, true));

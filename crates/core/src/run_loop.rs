@@ -214,11 +214,11 @@ impl<M: Machine, P> ControlLoop<M, P> {
 
     /// Forecasts another plan than the last one from the current profiles: for replays, in which the recorded plan is
     /// in force instead of the decided one. `before` is the plan that was in force in the window.
-    pub fn forecast_under(&self, seen: &Observation, before: &Plan, plan: &Plan) -> Forecast {
+    pub fn forecast_under(&self, observation: &Observation, before: &Plan, plan: &Plan) -> Forecast {
         let view = View {
             topology: self.machine.topology(),
             capabilities: self.machine.capabilities(),
-            observation: seen,
+            observation,
             profiles: self.profiles(),
             previous_plan: before,
             predictor: self.predictor.as_ref(),
@@ -228,12 +228,13 @@ impl<M: Machine, P> ControlLoop<M, P> {
     }
 }
 
-fn compare(expected: &Forecast, seen: &Observation) -> Vec<ForecastError> {
+fn compare(expected: &Forecast, observation: &Observation) -> Vec<ForecastError> {
     let measured = |task: &TaskSample| {
         let cycles = task.counts.get(CounterEvent::Cycles).filter(|&cycles| cycles > 0.0)?;
         Some(task.counts.get(CounterEvent::Instructions)? / cycles)
     };
-    seen.tasks
+    observation
+        .tasks
         .iter()
         .filter_map(|task| Some((task.task, expected.tasks.get(&task.task)?.instr_per_cycle?, measured(task)?)))
         .collect()

@@ -137,13 +137,13 @@ mod tests {
         for (field, spoil, path) in cases {
             let mut config = good.clone();
             spoil(&mut config, if path.is_empty() { PathBuf::new() } else { at(path) });
-            let said = format!("{:#}", check(&config).unwrap_err());
-            assert!(said.starts_with(field), "{field} {path}: {said}");
+            let message = format!("{:#}", check(&config).unwrap_err());
+            assert!(message.starts_with(field), "{field} {path}: {message}");
         }
         let cpuset = |cpus: &str| CpusetConfig { cgroup: "/a".into(), cpus: cpus.parse().unwrap() };
         check(&ManageConfig { cpusets: vec![cpuset("0")], ..good.clone() }).unwrap();
         let far = ManageConfig { cpusets: vec![cpuset("0"), cpuset("0-8191")], ..good };
-        let said = format!("{:#}", check(&far).unwrap_err());
-        assert!(said.starts_with("cpusets[1].cpus: found '0-8191', expected some of the CPUs 0"), "{said}");
+        let message = format!("{:#}", check(&far).unwrap_err());
+        assert!(message.starts_with("cpusets[1].cpus: found '0-8191', expected some of the CPUs 0"), "{message}");
     }
 }

@@ -9,7 +9,7 @@ use cachemate_linux::safety::actuation_lock::LockPaths;
 pub(crate) fn config_file() -> PathBuf {
     named("CACHEMATE_CONFIG").unwrap_or_else(|| match is_root() {
         true => PathBuf::from("/etc/cachemate/cachemate.toml"),
-        false => own("XDG_CONFIG_HOME", ".config").join("cachemate/cachemate.toml"),
+        false => path_from_variable("XDG_CONFIG_HOME", ".config").join("cachemate/cachemate.toml"),
     })
 }
 
@@ -17,7 +17,7 @@ pub(crate) fn config_file() -> PathBuf {
 pub fn state_dir() -> PathBuf {
     named("CACHEMATE_STATE_DIR").unwrap_or_else(|| match is_root() {
         true => PathBuf::from("/var/lib/cachemate"),
-        false => own("XDG_STATE_HOME", ".local/state").join("cachemate"),
+        false => path_from_variable("XDG_STATE_HOME", ".local/state").join("cachemate"),
     })
 }
 
@@ -25,7 +25,7 @@ pub fn state_dir() -> PathBuf {
 pub fn cache_dir() -> PathBuf {
     named("CACHEMATE_CACHE_DIR").unwrap_or_else(|| match is_root() {
         true => PathBuf::from("/var/cache/cachemate"),
-        false => own("XDG_CACHE_HOME", ".cache").join("cachemate"),
+        false => path_from_variable("XDG_CACHE_HOME", ".cache").join("cachemate"),
     })
 }
 
@@ -50,7 +50,7 @@ pub(crate) fn acting() -> anyhow::Result<LockPaths> {
     let dir = named("CACHEMATE_LOCK_DIR").unwrap_or_else(|| match is_root() {
         true => PathBuf::from(ROOT),
         false if own.is_dir() => own,
-        false => self::own("XDG_STATE_HOME", ".local/state").join("cachemate"),
+        false => self::path_from_variable("XDG_STATE_HOME", ".local/state").join("cachemate"),
     });
     std::fs::create_dir_all(&dir).with_context(|| format!("{}: the folder cannot be made", dir.display()))?;
     let root_acts = named("CACHEMATE_LOCK_DIR").unwrap_or_else(|| PathBuf::from(ROOT)).join("root-acts");
@@ -61,7 +61,7 @@ fn named(variable: &str) -> Option<PathBuf> {
     std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
-fn own(variable: &str, below_home: &str) -> PathBuf {
+fn path_from_variable(variable: &str, below_home: &str) -> PathBuf {
     named(variable).unwrap_or_else(|| named("HOME").unwrap_or_else(|| PathBuf::from("/")).join(below_home))
 }
 

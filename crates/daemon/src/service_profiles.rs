@@ -92,8 +92,8 @@ mod tests {
     #[test]
     fn profiles_survive_a_restart() {
         let dir = tempfile::tempdir().unwrap();
-        let said = RefCell::new(Vec::new());
-        let say = |text: &str| said.borrow_mut().push(text.to_string());
+        let message = RefCell::new(Vec::new());
+        let say = |text: &str| message.borrow_mut().push(text.to_string());
         let key = ProfileKey::new(&ServiceIdentity::command("xz"), "xz", None, Some(0));
         let mut profile = Profile::default();
         profile.contention.intensity = Some(Fact::new(0.4, FactSource::PrimeProbe, 3));
@@ -104,11 +104,14 @@ mod tests {
         let again = ProfileStore::new(dir.path()).read(&say);
         let intensity = again.get(&key).unwrap().contention.intensity.unwrap();
         assert_eq!((intensity.value, intensity.source), (0.4, FactSource::StoredProfile));
-        assert!(said.borrow().is_empty());
+        assert!(message.borrow().is_empty());
         for broken in ["{", r#"{"format":9,"profiles":[]}"#] {
             std::fs::write(dir.path().join(FILE_NAME), broken).unwrap();
             assert_eq!(store.read(&say), ServiceProfiles::default());
         }
-        assert!(said.borrow().len() == 2 && said.borrow()[1].contains("found format 9, expected 1"), "{said:?}");
+        assert!(
+            message.borrow().len() == 2 && message.borrow()[1].contains("found format 9, expected 1"),
+            "{message:?}"
+        );
     }
 }

@@ -166,8 +166,8 @@ fn journal_lines(bytes: &[u8]) {
     journal::read(path, bytes).ok();
     let text = String::from_utf8_lossy(bytes);
     let summed = text.lines().map(|line| {
-        let said = line.split_once(' ').map_or(line, |(_, said)| said);
-        format!("{:016x} {said}\n", xxhash_rust::xxh3::xxh3_64(said.as_bytes()))
+        let message = line.split_once(' ').map_or(line, |(_, said)| said);
+        format!("{:016x} {message}\n", xxhash_rust::xxh3::xxh3_64(message.as_bytes()))
     });
     let Ok(found) = journal::read(path, summed.collect::<String>().as_bytes()) else { return };
     let nothing = InputHost::new(b"");

@@ -39,8 +39,8 @@ impl Watchdog {
                 if now != last {
                     (last, since) = (now, Instant::now());
                 } else if since.elapsed() > HANGS_AFTER {
-                    let said = input.lock().unwrap();
-                    let _ = writeln!(std::io::stderr(), "{} hangs on {}", said.0, said.1.escape_ascii());
+                    let message = input.lock().unwrap();
+                    let _ = writeln!(std::io::stderr(), "{} hangs on {}", message.0, message.1.escape_ascii());
                     std::process::abort();
                 }
             }

@@ -114,8 +114,8 @@ struct Slots {
 impl Slots {
     /// Does the task have no processor time at present?
     #[inline]
-    fn is_off_cpu(&self, at: usize) -> bool {
-        self.ask[at].share <= 0.0 && self.external_rate[at] <= 0.0
+    fn is_off_cpu(&self, index: usize) -> bool {
+        self.ask[index].share <= 0.0 && self.external_rate[index] <= 0.0
     }
 }
 
@@ -326,19 +326,22 @@ impl IntervalEngine {
             slots.stolen.push(0.0);
             slots.memory.push(0);
         }
-        let at = slot as usize;
-        slots.program[at] = program;
-        slots.phase[at] = 0;
-        slots.left_instr[at] = self.programs[program as usize].program.phases[0].instructions.unwrap_or(f64::INFINITY);
-        slots.work_left_instr[at] = f64::INFINITY;
-        slots.fresh[at] = self.programs[program as usize].program.from_empty_cache;
-        slots.flow[at] = NOWHERE;
-        slots.ask[at] = MemoryDemand::default();
-        (slots.registered_phase[at], slots.switches[at], slots.stolen[at]) = (0, 0.0, 0.0);
-        slots.memory[at] = self.memories.len() as u32;
+        let index = slot as usize;
+        slots.program[index] = program;
+        slots.phase[index] = 0;
+        slots.left_instr[index] =
+            self.programs[program as usize].program.phases[0].instructions.unwrap_or(f64::INFINITY);
+        slots.work_left_instr[index] = f64::INFINITY;
+        slots.fresh[index] = self.programs[program as usize].program.from_empty_cache;
+        slots.flow[index] = NOWHERE;
+        slots.ask[index] = MemoryDemand::default();
+        (slots.registered_phase[index], slots.switches[index], slots.stolen[index]) = (0, 0.0, 0.0);
+        slots.memory[index] = self.memories.len() as u32;
         self.memories.push(None);
-        (slots.dropped[at], slots.extra[at], slots.external_rate[at], slots.registered_rate[at]) = (0.0, 0.0, 0.0, 0.0);
-        (slots.per_instr[at], slots.done[at], slots.finished[at]) = ([0.0; BOOKED], TaskTotals::default(), false);
+        (slots.dropped[index], slots.extra[index], slots.external_rate[index], slots.registered_rate[index]) =
+            (0.0, 0.0, 0.0, 0.0);
+        (slots.per_instr[index], slots.done[index], slots.finished[index]) =
+            ([0.0; BOOKED], TaskTotals::default(), false);
         slot
     }
 
@@ -384,7 +387,7 @@ impl IntervalEngine {
     /// Bytes that the task occupies in a cache.
     pub(crate) fn held_bytes(&self, slot: u32, cache: usize) -> f64 {
         let lines = |flow: &OccupancyModel| -> f64 {
-            (0..flow.len()).filter(|&at| flow.task[at] == slot).map(|at| f64::from(flow.lines[at])).sum()
+            (0..flow.len()).filter(|&index| flow.task[index] == slot).map(|index| f64::from(flow.lines[index])).sum()
         };
         self.flows_of(cache).map(lines).sum::<f64>() * self.line_bytes
     }
@@ -513,28 +516,28 @@ impl IntervalEngine {
         self.turns.update(self.now);
         let mut changed = std::mem::take(&mut self.turns.changed);
         for &slot in &changed {
-            let at = slot as usize;
-            if self.slots.finished[at] || self.slots.external_rate[at] > 0.0 {
+            let index = slot as usize;
+            if self.slots.finished[index] || self.slots.external_rate[index] > 0.0 {
                 continue;
             }
-            let sched = &self.turns.tasks[at];
-            let (share, cpu) = (sched.share * (1.0 - self.slots.stolen[at]), sched.cpu);
+            let sched = &self.turns.tasks[index];
+            let (share, cpu) = (sched.share * (1.0 - self.slots.stolen[index]), sched.cpu);
             let flow = cpu.map(|cpu| self.turns.cache_of(cpu) as usize);
-            self.slots.switches[at] = self.turns.switches_per_cycle(slot);
-            let (before, after) = (self.slots.flow[at], flow.map_or(NOWHERE, |flow| flow as u32));
+            self.slots.switches[index] = self.turns.switches_per_cycle(slot);
+            let (before, after) = (self.slots.flow[index], flow.map_or(NOWHERE, |flow| flow as u32));
             if before != after {
                 if before != NOWHERE {
                     self.schedule_step(before as usize, FIRST_STEP);
                 }
                 self.move_to(slot, after);
             }
-            if let Some(flow) = flow.filter(|_| self.slots.ask[at].share != share || before != after) {
+            if let Some(flow) = flow.filter(|_| self.slots.ask[index].share != share || before != after) {
                 self.integrate_to_now(flow);
-                self.slots.ask[at].share = share;
+                self.slots.ask[index].share = share;
                 self.schedule_step(flow, if before == after { FIRST_STEP } else { FIRST_STEP_OF_NEWCOMER });
             }
             if flow.is_none() {
-                self.slots.ask[at].share = 0.0;
+                self.slots.ask[index].share = 0.0;
             }
         }
         changed.clear();
@@ -542,28 +545,28 @@ impl IntervalEngine {
     }
 
     fn move_to(&mut self, slot: u32, flow: u32) {
-        let at = slot as usize;
-        let before = self.slots.flow[at];
+        let index = slot as usize;
+        let before = self.slots.flow[index];
         if before != NOWHERE {
-            self.slots.fresh[at] = false;
+            self.slots.fresh[index] = false;
             self.integrate_to_now(before as usize);
-            self.unregister_rate(at);
-            self.flows[before as usize].leave(self.slots.entry[at] as usize);
+            self.unregister_rate(index);
+            self.flows[before as usize].leave(self.slots.entry[index] as usize);
         }
-        self.slots.flow[at] = flow;
+        self.slots.flow[index] = flow;
         if flow != NOWHERE {
             let node = self.node_of_flow[flow as usize];
-            self.memories[self.slots.memory[at] as usize].get_or_insert(node);
+            self.memories[self.slots.memory[index] as usize].get_or_insert(node);
             self.integrate_to_now(flow as usize);
             let slots = &mut self.slots;
             self.flows[flow as usize].sweep(|moved, entry| slots.entry[moved as usize] = entry as u32);
-            let curve = self.programs[slots.program[at] as usize].first_curve + slots.phase[at];
+            let curve = self.programs[slots.program[index] as usize].first_curve + slots.phase[index];
             let entry = self.flows[flow as usize].enter(slot, curve, self.now);
             // The task left its lines here in an earlier phase, and has changed phase since then.
             if self.flows[flow as usize].curve[entry] != curve {
                 self.flows[flow as usize].change_curve(entry, curve, 0.0, &self.curves);
             }
-            slots.entry[at] = entry as u32;
+            slots.entry[index] = entry as u32;
             let domain = self.domains[flow as usize].iter().find(|(task, _)| *task == slot).map_or(0, |found| found.1);
             self.flows[flow as usize].set_domain(entry, domain);
         }
@@ -588,23 +591,23 @@ impl IntervalEngine {
             if !state.is_running[entry] {
                 continue;
             }
-            let at = state.task[entry] as usize;
+            let index = state.task[entry] as usize;
             let instructions = state.rate[entry] * elapsed;
-            let share = f64::from(slots.ask[at].share);
-            let done = &mut slots.done[at];
+            let share = f64::from(slots.ask[index].share);
+            let done = &mut slots.done[index];
             if instructions <= 0.0 && share <= 0.0 {
-                done.wait_cycles += self.turns.tasks[at].demand * elapsed;
+                done.wait_cycles += self.turns.tasks[index].demand * elapsed;
                 continue;
             }
             done.instructions += instructions;
             done.cycles += share * elapsed;
-            done.wait_cycles += (self.turns.tasks[at].demand - share).max(0.0) * elapsed;
-            done.switches += slots.switches[at] * elapsed;
-            for (sum, each) in done.counts.iter_mut().zip(&slots.per_instr[at]) {
+            done.wait_cycles += (self.turns.tasks[index].demand - share).max(0.0) * elapsed;
+            done.switches += slots.switches[index] * elapsed;
+            for (sum, each) in done.counts.iter_mut().zip(&slots.per_instr[index]) {
                 *sum += f64::from(*each) * instructions;
             }
-            slots.left_instr[at] -= instructions;
-            slots.work_left_instr[at] -= instructions;
+            slots.left_instr[index] -= instructions;
+            slots.work_left_instr[index] -= instructions;
         }
         self.flows[flow].advance(self.now, &self.curves)
     }

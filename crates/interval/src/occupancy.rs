@@ -199,21 +199,21 @@ impl OccupancyModel {
         }
     }
 
-    fn remove(&mut self, at: usize) {
-        self.task.swap_remove(at);
-        self.is_running.swap_remove(at);
-        self.curve.swap_remove(at);
-        self.domain.swap_remove(at);
-        self.window_instr.swap_remove(at);
-        self.past.swap_remove(at);
-        self.entered.swap_remove(at);
-        self.from.swap_remove(at);
-        self.until.swap_remove(at);
-        self.lines.swap_remove(at);
-        self.lines_before.swap_remove(at);
-        self.rate.swap_remove(at);
-        self.slope.swap_remove(at);
-        self.near.swap_remove(at);
+    fn remove(&mut self, index: usize) {
+        self.task.swap_remove(index);
+        self.is_running.swap_remove(index);
+        self.curve.swap_remove(index);
+        self.domain.swap_remove(index);
+        self.window_instr.swap_remove(index);
+        self.past.swap_remove(index);
+        self.entered.swap_remove(index);
+        self.from.swap_remove(index);
+        self.until.swap_remove(index);
+        self.lines.swap_remove(index);
+        self.lines_before.swap_remove(index);
+        self.rate.swap_remove(index);
+        self.slope.swap_remove(index);
+        self.near.swap_remove(index);
     }
 
     /// Are all lines that the user has touched since its arrival still resident?
@@ -334,7 +334,7 @@ impl OccupancyModel {
 
     /// Finds the cut-off of a set of domains at which the sum of their footprints fits.
     fn settle(&mut self, domains: u64, capacity: f32, now: f64, curves: &PhaseCurves) -> f64 {
-        let of_set = self.domains.iter().enumerate().filter(|(at, _)| domains >> at & 1 == 1);
+        let of_set = self.domains.iter().enumerate().filter(|(index, _)| domains >> index & 1 == 1);
         let start = of_set.map(|(_, domain)| domain.cutoff).fold(f64::INFINITY, f64::min).min(now);
         let (mut low, mut high) = (start, now);
         let mut at = start;
@@ -424,20 +424,20 @@ impl OccupancyModel {
         for domain in 0..self.domains.len() {
             let capacity = self.domains[domain].capacity_lines;
             let (mut inserted, mut held) = (0.0f32, 0.0f32);
-            for at in (0..self.len()).filter(|&at| usize::from(self.domain[at]) == domain) {
-                let rates = curves.rates(self.curve[at], self.lines[at], 0.0);
-                self.slope[at] = rates.fills_per_instr;
-                inserted += (self.rate[at] * elapsed) as f32 * rates.fills_per_instr;
-                held += self.lines[at];
+            for index in (0..self.len()).filter(|&index| usize::from(self.domain[index]) == domain) {
+                let rates = curves.rates(self.curve[index], self.lines[index], 0.0);
+                self.slope[index] = rates.fills_per_instr;
+                inserted += (self.rate[index] * elapsed) as f32 * rates.fills_per_instr;
+                held += self.lines[index];
             }
             let (fits, all) = (held + inserted <= capacity, inserted);
-            for at in (0..self.len()).filter(|&at| usize::from(self.domain[at]) == domain) {
-                let own = (self.rate[at] * elapsed) as f32 * self.slope[at];
-                let before = self.lines[at];
+            for index in (0..self.len()).filter(|&index| usize::from(self.domain[index]) == domain) {
+                let own = (self.rate[index] * elapsed) as f32 * self.slope[index];
+                let before = self.lines[index];
                 // Fills into free space evict no line.
                 let evicting = if fits { 0.0 } else { (held + all - capacity).min(all) / capacity };
-                self.lines[at] = ((before + own) / (1.0 + evicting)).min(capacity);
-                change = change.max((self.lines[at] - before).abs() / capacity);
+                self.lines[index] = ((before + own) / (1.0 + evicting)).min(capacity);
+                change = change.max((self.lines[index] - before).abs() / capacity);
             }
         }
         change
@@ -448,9 +448,9 @@ impl OccupancyModel {
         let mut shortest = f64::INFINITY;
         for (number, domain) in self.domains.iter().enumerate() {
             let mut lines_per_cycle = 0.0;
-            for at in (0..self.len()).filter(|&at| usize::from(self.domain[at]) == number) {
-                let fills = curves.rates(self.curve[at], self.lines[at], 0.0).fills_per_instr;
-                lines_per_cycle += self.rate[at] * f64::from(fills);
+            for index in (0..self.len()).filter(|&index| usize::from(self.domain[index]) == number) {
+                let fills = curves.rates(self.curve[index], self.lines[index], 0.0).fills_per_instr;
+                lines_per_cycle += self.rate[index] * f64::from(fills);
             }
             if lines_per_cycle > 0.0 {
                 shortest = shortest.min(f64::from(domain.capacity_lines) / lines_per_cycle);

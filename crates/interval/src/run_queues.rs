@@ -232,8 +232,8 @@ impl RunQueues {
     }
 
     fn load(&self, cpu: u32) -> f64 {
-        let of = |&slot: &u32| self.tasks[slot as usize].weight * self.tasks[slot as usize].demand;
-        self.queues[cpu as usize].tasks.iter().map(of).sum()
+        let load = |&slot: &u32| self.tasks[slot as usize].weight * self.tasks[slot as usize].demand;
+        self.queues[cpu as usize].tasks.iter().map(load).sum()
     }
 
     fn core_load(&self, cpu: u32) -> f64 {
@@ -264,10 +264,10 @@ impl RunQueues {
 
     fn enqueue(&mut self, slot: u32, cpu: u32) {
         let had = |other: &u32| self.tasks[*other as usize].had;
-        let least = self.queues[cpu as usize].tasks.iter().map(had).fold(f64::INFINITY, f64::min);
+        let minimum = self.queues[cpu as usize].tasks.iter().map(had).fold(f64::INFINITY, f64::min);
         self.queues[cpu as usize].tasks.push(slot);
         let task = &mut self.tasks[slot as usize];
-        (task.cpu, task.had) = (Some(cpu), if least.is_finite() { least } else { 0.0 });
+        (task.cpu, task.had) = (Some(cpu), if minimum.is_finite() { minimum } else { 0.0 });
         self.stale[cpu as usize] = true;
         self.changed.push(slot);
     }
@@ -397,15 +397,15 @@ impl RunQueues {
         }
         let awake = |slot: &&u32| self.tasks[**slot as usize].asleep_until <= now;
         let had = |slot: &u32| self.tasks[*slot as usize].had;
-        let least = tasks.iter().filter(awake).map(had).fold(f64::INFINITY, f64::min);
-        let next = tasks.iter().filter(awake).find(|slot| had(slot) <= least).copied();
+        let minimum = tasks.iter().filter(awake).map(had).fold(f64::INFINITY, f64::min);
+        let next = tasks.iter().filter(awake).find(|slot| had(slot) <= minimum).copied();
         let next = next.filter(|_| self.queues[cpu].online);
         let asleep = tasks.iter().map(|&slot| self.tasks[slot as usize].asleep_until).filter(|until| *until > now);
         let mut ends = asleep.fold(f64::INFINITY, f64::min);
         for &slot in &tasks {
             let task = &mut self.tasks[slot as usize];
             // A task that slept catches up by at most one slice.
-            task.had = if least.is_finite() { task.had.max(least - self.slice_cycles) } else { task.had };
+            task.had = if minimum.is_finite() { task.had.max(minimum - self.slice_cycles) } else { task.had };
             let mut share = 0.0;
             if Some(slot) == next {
                 let burst = if task.demand < 1.0 { task.burst_left } else { f64::INFINITY };
@@ -422,8 +422,8 @@ impl RunQueues {
     }
 
     /// Starts the next gang's turn.
-    fn rotate(&mut self, at: usize, now: f64) {
-        let rotation = &mut self.rotations[at];
+    fn rotate(&mut self, index: usize, now: f64) {
+        let rotation = &mut self.rotations[index];
         let count = rotation.gangs.len().max(1);
         let next = if rotation.now == usize::MAX { 0 } else { (rotation.now + 1) % count };
         let slices = rotation.gangs.get(next).map_or(1, |(_, slices)| *slices);
@@ -432,13 +432,13 @@ impl RunQueues {
         let members: Vec<u32> =
             rotation.gangs.get(next).map_or(Vec::new(), |(members, _)| members.iter().map(|(slot, _)| *slot).collect());
         let switch = self.switch_cycles / (rotation.ends - now).max(2.0 * self.switch_cycles);
-        for cpu in self.rotations[at].cpus.clone().iter() {
+        for cpu in self.rotations[index].cpus.clone().iter() {
             let queue = &mut self.queues[cpu as usize];
             (queue.turn_ends, queue.turn_began) = (f64::INFINITY, now);
             let tasks = std::mem::take(&mut queue.tasks);
             let runs = tasks.iter().position(|slot| members.contains(slot));
             // A seat without a member goes to tasks without a gang.
-            let only = self.rotations[at].only;
+            let only = self.rotations[index].only;
             let other = || tasks.iter().position(|&slot| !self.tasks[slot as usize].in_gang);
             let runs = runs.or_else(|| other().filter(|_| !only));
             for (nth, &slot) in tasks.iter().enumerate() {

@@ -26,11 +26,11 @@ fn programs_are_moved_read_back_and_put_back() {
     let programs = [Program::start(), Program::start()];
     let before = masks(&programs);
     let mut machine = machine(&programs, true, dir.path());
-    let seen = machine.observe().unwrap().unwrap();
-    assert_eq!(seen.tasks.len(), 2);
+    let observation = machine.observe().unwrap().unwrap();
+    assert_eq!(observation.tasks.len(), 2);
     let one: CpuSet = own_cpus().first().into_iter().collect();
     let mut plan = idle();
-    plan.affinity = seen.tasks.iter().map(|task| (task.task, one.clone())).collect();
+    plan.affinity = observation.tasks.iter().map(|task| (task.task, one.clone())).collect();
     let applied = machine.apply(&plan).unwrap();
     assert_eq!((applied.affinity, applied.refused), (plan.affinity, Vec::new()));
     assert_eq!(masks(&programs), [one.clone(), one]);
@@ -46,9 +46,10 @@ fn an_observer_changes_nothing_and_says_so() {
     let programs = [Program::start()];
     let before = masks(&programs);
     let mut machine = machine(&programs, false, dir.path());
-    let seen = machine.observe().unwrap().unwrap();
+    let observation = machine.observe().unwrap().unwrap();
     let mut plan = idle();
-    plan.affinity = seen.tasks.iter().map(|task| (task.task, own_cpus().first().into_iter().collect())).collect();
+    plan.affinity =
+        observation.tasks.iter().map(|task| (task.task, own_cpus().first().into_iter().collect())).collect();
     let applied = machine.apply(&plan).unwrap();
     assert_eq!(applied.refused.len(), 1);
     assert_eq!(applied.refused[0].reason, RefusalReason::NoPermission);
@@ -72,24 +73,24 @@ fn an_observer_keeps_nobody_off_for_a_probe() {
     machine.apply(&plan).unwrap();
     let mut refused = Vec::new();
     for _ in 0..3 {
-        let seen = machine.observe().unwrap().unwrap();
+        let observation = machine.observe().unwrap().unwrap();
         assert_eq!((masks(&programs), policies(&programs)), before);
-        refused.extend(seen.applied.refused);
+        refused.extend(observation.applied.refused);
         machine.apply(&plan).unwrap();
     }
-    let said = |id: u32| {
+    let message = |id: u32| {
         refused
             .iter()
             .find(|no| no.item == PlanItem::Probe(ProbeId(id)))
             .map(|no| (no.reason.clone(), no.message.clone()))
     };
     for id in [0, 1] {
-        let Some((because, words)) = said(id) else { panic!("probe {id}: {refused:?}") };
+        let Some((because, words)) = message(id) else { panic!("probe {id}: {refused:?}") };
         // On a host whose CPUs share no cache, a probe is impossible as well.
         assert!(because == RefusalReason::NoPermission || words.contains("no second CPU"), "{words}");
     }
     // Watching stops no thread, so only a host without watchpoints refuses it, and never the observer.
-    assert!(said(2).is_none_or(|(because, _)| because != RefusalReason::NoPermission), "{refused:?}");
+    assert!(message(2).is_none_or(|(because, _)| because != RefusalReason::NoPermission), "{refused:?}");
     assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none(), "an observer leaves no file");
 }
 
@@ -100,9 +101,9 @@ fn gangs_take_turns_and_leave_nothing_behind() {
     let programs = [Program::start(), Program::start()];
     let before = (masks(&programs), policies(&programs));
     let mut machine = machine(&programs, true, dir.path());
-    let seen = machine.observe().unwrap().unwrap();
+    let observation = machine.observe().unwrap().unwrap();
     let mut plan = idle();
-    let gangs = seen.tasks.iter().map(|task| Gang { members: vec![(task.task, None)], slices: 1 }).collect();
+    let gangs = observation.tasks.iter().map(|task| Gang { members: vec![(task.task, None)], slices: 1 }).collect();
     let cpus = own_cpus().first().into_iter().collect();
     plan.gangs = vec![GangSchedule { cpus, slice_ns: 5_000_000, gangs }];
     let applied = machine.apply(&plan).unwrap();
@@ -129,10 +130,10 @@ fn without_the_right_to_raise_nobody_is_lowered() {
     let no = Support::No { reason: "no right".to_string(), remedy: None };
     let abilities = [(Ability::Weights, no.clone()), (Ability::Gangs, no)].into_iter().collect();
     let mut machine = machine_that_can(&programs, true, dir.path(), abilities);
-    let seen = machine.observe().unwrap().unwrap();
+    let observation = machine.observe().unwrap().unwrap();
     let mut plan = idle();
-    plan.weights.insert(seen.tasks[0].task, 0.5);
-    let gangs = vec![Gang { members: vec![(seen.tasks[0].task, None)], slices: 1 }];
+    plan.weights.insert(observation.tasks[0].task, 0.5);
+    let gangs = vec![Gang { members: vec![(observation.tasks[0].task, None)], slices: 1 }];
     plan.gangs = vec![GangSchedule { cpus: own_cpus().first().into_iter().collect(), slice_ns: 5_000_000, gangs }];
     let applied = machine.apply(&plan).unwrap();
     assert_eq!(applied.refused.len(), 2, "{applied:?}");
@@ -180,9 +181,10 @@ fn heartbeats_go_on_while_a_long_window_lasts() {
     let mut machine = machine(&programs, true, dir.path());
     let (sender, beats) = std::sync::mpsc::channel();
     machine.set_heartbeat(move || sender.send(()).unwrap());
-    let seen = machine.observe().unwrap().unwrap();
+    let observation = machine.observe().unwrap().unwrap();
     let mut plan = Plan::idle(WindowLength::Time { ns: 5_000_000_000 });
-    plan.affinity = seen.tasks.iter().map(|task| (task.task, own_cpus().first().into_iter().collect())).collect();
+    plan.affinity =
+        observation.tasks.iter().map(|task| (task.task, own_cpus().first().into_iter().collect())).collect();
     machine.apply(&plan).unwrap();
     let received = || std::fs::read_to_string(dir.path().join(HEARTBEATS)).unwrap_or_default().lines().count();
     let before = received();

@@ -42,8 +42,8 @@ fn start_in(class: &[&str]) -> Option<Program> {
 
 /// A program's class with all parameters, by chrt(1).
 fn class_of(program: &Program) -> String {
-    let said = Command::new("chrt").arg("-p").arg(program.pid().to_string()).output().unwrap();
-    String::from_utf8(said.stdout).unwrap()
+    let message = Command::new("chrt").arg("-p").arg(program.pid().to_string()).output().unwrap();
+    String::from_utf8(message.stdout).unwrap()
 }
 
 fn taking_turns(tasks: &[cachemate_core::TaskId]) -> Plan {

@@ -52,8 +52,8 @@ pub enum ActivityKind {
 }
 
 /// One bit per super set whose count exceeds the threshold.
-pub fn activity_vector(counts: &[SuperSetCount], of: ActivityKind, above: ActivityThreshold) -> IndexSet {
-    let count = |super_set: &SuperSetCount| match of {
+pub fn activity_vector(counts: &[SuperSetCount], kind: ActivityKind, above: ActivityThreshold) -> IndexSet {
+    let count = |super_set: &SuperSetCount| match kind {
         ActivityKind::Use => super_set.accesses,
         ActivityKind::Miss => super_set.misses,
     };
@@ -62,7 +62,7 @@ pub fn activity_vector(counts: &[SuperSetCount], of: ActivityKind, above: Activi
         ActivityThreshold::Count(limit) => events > limit,
         ActivityThreshold::MeanTimes(times) => events as f64 > times * mean,
     };
-    counts.iter().enumerate().filter(|(_, c)| active(count(c))).map(|(at, _)| at as u32).collect()
+    counts.iter().enumerate().filter(|(_, c)| active(count(c))).map(|(index, _)| index as u32).collect()
 }
 
 /// Super sets active in both, whose number AV's scheduler keeps low.

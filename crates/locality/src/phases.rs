@@ -296,7 +296,7 @@ mod tests {
                 sampler.touch(line);
                 let position = held.iter().rposition(|&held| held == line);
                 misses += u32::from(position.is_none());
-                position.map(|at| held.remove(at));
+                position.map(|index| held.remove(index));
                 held.push(line);
                 let too_many = held.len().saturating_sub(size);
                 held.drain(..too_many);

@@ -233,10 +233,10 @@ impl ProfileBuilder {
         let grouping = self.settings.grouping;
         let group = |line: u64| super_set_of(line % sets, sets, groups, grouping).map(|group| group as usize);
         for &line in lines {
-            group(line).into_iter().for_each(|at| self.super_sets[at].accesses += 1);
+            group(line).into_iter().for_each(|index| self.super_sets[index].accesses += 1);
         }
         for &line in &self.missed {
-            group(line).into_iter().for_each(|at| self.super_sets[at].misses += 1);
+            group(line).into_iter().for_each(|index| self.super_sets[index].misses += 1);
         }
     }
 

@@ -96,9 +96,9 @@ impl Default for SharingCriteria {
 
 /// How many of the threads touch each entry: the thesis's histogram vector.
 pub fn touching(maps: &[&[u8]], sharing: &SharingCriteria) -> Vec<usize> {
-    let least = if sharing.floor_first { sharing.floor.max(1) } else { 1 };
+    let minimum = if sharing.floor_first { sharing.floor.max(1) } else { 1 };
     let entries = maps.iter().map(|map| map.len()).max().unwrap_or(0);
-    let count = |entry: usize| maps.iter().filter(|map| map.get(entry).is_some_and(|&c| c >= least)).count();
+    let count = |entry: usize| maps.iter().filter(|map| map.get(entry).is_some_and(|&c| c >= minimum)).count();
     (0..entries).map(count).collect()
 }
 

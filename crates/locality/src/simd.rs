@@ -474,7 +474,7 @@ mod tests {
             let ways = (1u32 << (1 + random.below(16))) - 1;
             let mut tags: Vec<u32> = (1..=24).collect();
             (1..24).for_each(|at| tags.swap(at, random.below(at as u64 + 1) as usize));
-            let before = U32x16(std::array::from_fn(|at| tags[at]));
+            let before = U32x16(std::array::from_fn(|index| tags[index]));
             let tag = 1 + random.below(24) as u32;
             let mut expected = before;
             let found = to_front(&mut expected, tag, ways);

@@ -220,7 +220,7 @@ fn filling_cycles_per_instr(programs: &[CoRunner<'_>], models: &[StackModel], li
         (0..models.len()).map(lines_of).sum::<f64>()
     };
     // By then the one that needs longest to show all its reuses has done so; programs that fit never fill it.
-    let longest = (0..models.len()).map(|at| cycles(at, models[at].longest() + lines)).fold(1.0, f64::max);
+    let longest = (0..models.len()).map(|index| cycles(index, models[index].longest() + lines)).fold(1.0, f64::max);
     let filled = bisect(0.0, longest, |time| touched(time) < lines);
     let of_one = |(at, program): (usize, &CoRunner<'_>)| filled * program.refs_per_instr / accesses_within(at, filled);
     programs.iter().enumerate().map(of_one).collect()

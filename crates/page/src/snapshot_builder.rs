@@ -55,15 +55,15 @@ struct ProgramThreads<'v, 'r> {
 
 impl<'r> ProgramThreads<'_, 'r> {
     /// The thread that ran most, of those about which `of` says something.
-    fn busiest<T>(&self, of: impl Fn(&TaskView<'r>) -> Option<T>) -> Option<T> {
+    fn busiest<T>(&self, metric: impl Fn(&TaskView<'r>) -> Option<T>) -> Option<T> {
         let mut threads = self.threads.clone();
         threads.sort_by_key(|task| std::cmp::Reverse(task.sample.ran_ns()));
-        threads.into_iter().find_map(of)
+        threads.into_iter().find_map(metric)
     }
 
     /// The sum over threads, of those about which `of` says something; `None` = of none.
-    fn sum(&self, of: impl Fn(&TaskView<'r>) -> Option<f64>) -> Option<f64> {
-        self.threads.iter().filter_map(|task| of(task)).reduce(|sum, one| sum + one)
+    fn sum(&self, metric: impl Fn(&TaskView<'r>) -> Option<f64>) -> Option<f64> {
+        self.threads.iter().filter_map(|task| metric(task)).reduce(|sum, one| sum + one)
     }
 
     /// Profile of the thread that ran most, of those with a curve of misses.
@@ -72,10 +72,10 @@ impl<'r> ProgramThreads<'_, 'r> {
     }
 
     /// The mean over threads, weighted by the time that each ran.
-    fn mean(&self, of: impl Fn(&TaskView<'r>) -> Option<f64>) -> Option<f64> {
+    fn mean(&self, metric: impl Fn(&TaskView<'r>) -> Option<f64>) -> Option<f64> {
         let weight = |task: &TaskView<'_>| task.sample.ran_ns().max(1) as f64;
-        let total = self.sum(|task| of(task).map(|_| weight(task)))?;
-        Some(self.sum(|task| of(task).map(|value| value * weight(task)))? / total)
+        let total = self.sum(|task| metric(task).map(|_| weight(task)))?;
+        Some(self.sum(|task| metric(task).map(|value| value * weight(task)))? / total)
     }
 }
 
@@ -96,7 +96,7 @@ pub fn slim(record: &WindowRecord) -> WindowRecord {
         complete: answer.complete,
         cost_ns: answer.cost_ns.clone(),
     });
-    let seen = cachemate_core::Observation {
+    let observation = cachemate_core::Observation {
         window: seen.window,
         span: seen.span,
         end_reason: seen.end_reason,
@@ -106,7 +106,7 @@ pub fn slim(record: &WindowRecord) -> WindowRecord {
         applied: Default::default(),
     };
     WindowRecord {
-        observation: seen,
+        observation,
         decision: decision.clone(),
         forecast: forecast.clone(),
         applied: applied.clone(),
@@ -195,9 +195,9 @@ impl SnapshotBuilder {
 
     /// One turn of the loop, with the profiles that the policy saw in it.
     pub fn snapshot(&mut self, record: &WindowRecord, profiles: &Profiles, live: Option<DaemonState>) -> Snapshot {
-        let seen = &record.observation;
-        let start_ns = *self.start_ns.get_or_insert(seen.span.start_ns);
-        let end_ns = seen.span.start_ns.saturating_add(seen.span.elapsed_ns);
+        let observation = &record.observation;
+        let start_ns = *self.start_ns.get_or_insert(observation.span.start_ns);
+        let end_ns = observation.span.start_ns.saturating_add(observation.span.elapsed_ns);
         let view = self.tracker.observe(record, &self.header.topology, profiles, &names(record, live.as_ref()));
         let mut programs: Vec<ProgramThreads<'_, '_>> = Vec::new();
         for task in &view.tasks {
@@ -210,9 +210,9 @@ impl SnapshotBuilder {
             programs.iter().map(|program| self.program(program, record, live.as_ref())).collect();
         let busiest: BTreeMap<u32, &Profile> =
             programs.iter().filter_map(|program| Some((program.id, program.profile_with_curve()?))).collect();
-        let lasted_s = seen.span.elapsed_ns as f64 / 1e9;
+        let lasted_s = observation.span.elapsed_ns as f64 / 1e9;
         let matrix = self.matrices.observe(
-            seen.window,
+            observation.window,
             lasted_s,
             &program_snapshots,
             &busiest,
@@ -227,7 +227,7 @@ impl SnapshotBuilder {
         };
         let (journal, daemon) = live.map(|live| (live.journal, live.daemon)).unzip();
         Snapshot {
-            window: seen.window,
+            window: observation.window,
             at_s: end_ns.saturating_sub(start_ns) as f64 / 1e9,
             duration_s: lasted_s,
             caches: caches(&self.header.topology, record),
@@ -395,7 +395,8 @@ fn names(record: &WindowRecord, live: Option<&DaemonState>) -> TaskNames {
 fn processes(record: &WindowRecord, tasks: &[TaskId]) -> Vec<u32> {
     let mut programs: Vec<u32> = Vec::new();
     for task in tasks {
-        let process = record.observation.tasks.iter().find(|seen| seen.task == *task).map(|seen| seen.process.0);
+        let process =
+            record.observation.tasks.iter().find(|sample| sample.task == *task).map(|sample| sample.process.0);
         programs.extend(process.filter(|process| !programs.contains(process)));
     }
     programs

@@ -102,12 +102,12 @@ impl WindowTracker {
         profiles: &'a Profiles,
         names: &TaskNames,
     ) -> WindowView<'a> {
-        let seen = &record.observation;
-        self.solo.observe(seen);
+        let observation = &record.observation;
+        self.solo.observe(observation);
         let predictor = self.predictor.as_ref();
         let pair = |own: &Profile, other: &Profile| pair_forecast(topology, predictor?, own, other)[0];
-        let services = self.losses.observe(seen, topology, profiles, &pair);
-        let live = seen.tasks.iter().filter(|task| !task.exited);
+        let services = self.losses.observe(observation, topology, profiles, &pair);
+        let live = observation.tasks.iter().filter(|task| !task.exited);
         WindowView {
             tasks: live.map(|task| self.task(task, record, topology, profiles)).collect(),
             services,

@@ -16,11 +16,11 @@ use serde_json::json;
 /// One browser at a time: others measure time.
 static TURN: Mutex<()> = Mutex::new(());
 
-fn browser(what: &str) -> Option<(Browser, MutexGuard<'static, ()>)> {
+fn browser(subject: &str) -> Option<(Browser, MutexGuard<'static, ()>)> {
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let browser = Browser::start();
     if browser.is_none() {
-        not_shown::not_shown(what, "no Chromium");
+        not_shown::not_shown(subject, "no Chromium");
     }
     Some((browser?, turn))
 }

@@ -32,7 +32,7 @@ pub fn forecast_of(topology: &Topology, profiles: &Profiles, config: &PredictorC
     let predictor = ReferencePredictor { miss_penalty_cycles: config.miss_penalty_cycles };
     let capabilities =
         Capabilities { abilities: BTreeMap::new(), partitions: Vec::new(), min_window_ns: 1, min_slice_ns: None };
-    let seen = Observation {
+    let observation = Observation {
         window: 0,
         span: TimeSpan { start_ns: 0, elapsed_ns: 1, elapsed_cycles: None },
         end_reason: WindowEnd::Elapsed,
@@ -45,7 +45,7 @@ pub fn forecast_of(topology: &Topology, profiles: &Profiles, config: &PredictorC
     let view = View {
         topology,
         capabilities: &capabilities,
-        observation: &seen,
+        observation: &observation,
         profiles,
         previous_plan: &before,
         predictor: &predictor,

@@ -60,9 +60,9 @@ impl OfflineProfiler {
     }
 
     /// Takes in one more window, and returns the profiles after it.
-    pub fn update(&mut self, seen: &Observation) -> &Profiles {
-        self.profilers.iter_mut().for_each(|profiler| profiler.update(seen, &mut self.measured));
-        self.recalled = self.recall.as_mut().and_then(|recall| recall.recall(seen, &self.measured));
+    pub fn update(&mut self, observation: &Observation) -> &Profiles {
+        self.profilers.iter_mut().for_each(|profiler| profiler.update(observation, &mut self.measured));
+        self.recalled = self.recall.as_mut().and_then(|recall| recall.recall(observation, &self.measured));
         self.profiles()
     }
 

@@ -23,13 +23,13 @@ impl Profiler for OracleProfiler {
     fn needs(&self) -> &'static [EvidenceKind] {
         &[]
     }
-    fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
-        for task in &seen.tasks {
+    fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
+        for task in &observation.tasks {
             if !self.arrived.contains(&task.task) {
                 self.arrived.push(task.task);
             }
         }
-        let here = |task: &TaskId| seen.tasks.iter().any(|other| other.task == *task && !other.exited);
+        let here = |task: &TaskId| observation.tasks.iter().any(|other| other.task == *task && !other.exited);
         profiles.retain(|task, _| here(task));
         for (task, oracle) in self.arrived.iter().zip(&self.profiles).filter(|(task, _)| here(task)) {
             profiles.entry(*task).or_default().fill_missing(oracle);

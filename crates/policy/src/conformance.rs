@@ -100,7 +100,7 @@ impl ObservationScript {
             let span = TimeSpan { start_ns: window * 1_000_000, elapsed_ns: 1_000_000, elapsed_cycles: None };
             let ended = if generator.below(2) == 0 { WindowEnd::Elapsed } else { WindowEnd::TasksChanged };
             let in_force = AppliedPlan::default();
-            let seen = Observation {
+            let observation = Observation {
                 window,
                 span,
                 end_reason: ended,
@@ -109,13 +109,13 @@ impl ObservationScript {
                 probe_results: answers,
                 applied: in_force,
             };
-            windows.push((seen, known.clone()));
+            windows.push((observation, known.clone()));
         }
         ObservationScript { seed, topology, capabilities, windows }
     }
 
-    fn violation(&self, rule: &'static str, window: usize, what: String) -> RuleViolation {
-        RuleViolation { rule, seed: self.seed, window, what }
+    fn violation(&self, rule: &'static str, window: usize, subject: String) -> RuleViolation {
+        RuleViolation { rule, seed: self.seed, window, what: subject }
     }
 
     fn run(&self, make: PolicyFactory<'_>, rename: impl Fn(TaskId) -> TaskId) -> Result<Vec<Decision>, RuleViolation> {
@@ -135,7 +135,7 @@ impl ObservationScript {
     fn decide(
         &self,
         policy: &mut dyn Policy,
-        seen: &Observation,
+        observation: &Observation,
         profiles: &Profiles,
         before: &Plan,
         at: usize,
@@ -144,7 +144,7 @@ impl ObservationScript {
         let view = View {
             topology,
             capabilities,
-            observation: seen,
+            observation,
             profiles,
             previous_plan: before,
             predictor: &REFERENCE,
@@ -153,7 +153,7 @@ impl ObservationScript {
         let decision = policy.decide(&view);
         check_plan(&decision.plan, &view)
             .map_err(|bad| self.violation("the plan is always valid", at, bad.to_string()))?;
-        let gone = |task: &TaskId| seen.tasks.iter().all(|seen| seen.task != *task);
+        let gone = |task: &TaskId| observation.tasks.iter().all(|sample| sample.task != *task);
         if let Some(reason) = decision.reasons.iter().find(|reason| reason.tasks.iter().any(gone)) {
             return Err(self.violation("reasons name tasks of this window", at, format!("{reason:?}")));
         }
@@ -221,9 +221,9 @@ impl Profiler for RecognizedProfiler {
     fn needs(&self) -> &'static [EvidenceKind] {
         &[EvidenceKind::StoredProfiles]
     }
-    fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
-        profiles.retain(|id, _| seen.tasks.iter().any(|task| task.task == *id));
-        for answer in &seen.probe_results {
+    fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
+        profiles.retain(|id, _| observation.tasks.iter().any(|task| task.task == *id));
+        for answer in &observation.probe_results {
             if let ProbeEvidence::StoredProfile { task, profile } = &answer.evidence {
                 profiles.insert(*task, (**profile).clone());
             }
@@ -379,8 +379,8 @@ fn drawn<T>(value: T) -> Fact<T> {
     Fact::new(value, FactSource::Oracle, 0)
 }
 
-fn rename_seen(seen: &Observation, rename: &impl Fn(TaskId) -> TaskId) -> Observation {
-    let mut seen = seen.clone();
+fn rename_seen(observation: &Observation, rename: &impl Fn(TaskId) -> TaskId) -> Observation {
+    let mut seen = observation.clone();
     for task in &mut seen.tasks {
         task.task = rename(task.task);
     }

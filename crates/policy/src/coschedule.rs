@@ -151,8 +151,8 @@ impl CoScheduler {
                 continue;
             }
             let per_cpu = |at: &usize| loads[*at] as f64 / f64::from(domains[*at].count());
-            let least = (0..domains.len()).min_by(|a, b| per_cpu(a).total_cmp(&per_cpu(b)));
-            let home = least.unwrap_or(0);
+            let minimum = (0..domains.len()).min_by(|a, b| per_cpu(a).total_cmp(&per_cpu(b)));
+            let home = minimum.unwrap_or(0);
             loads[home] += 1;
             let begins = if least_samples[home].is_finite() { least_samples[home] } else { 0.0 };
             self.samples.insert(task.task, begins);
@@ -275,9 +275,10 @@ impl CoScheduler {
         let at_most = MAX_REFILL_SAMPLES * self.sample_weight;
         let costs = &ReloadAdjustedCost { costs, running, at_most };
         let mut chosen: Vec<TaskId> = Vec::new();
-        let least = members.iter().map(|task| task.task);
-        let least = least.reduce(|least, next| if self.samples[&next] < self.samples[&least] { next } else { least });
-        chosen.extend(least);
+        let minimum = members.iter().map(|task| task.task);
+        let minimum =
+            minimum.reduce(|least, next| if self.samples[&next] < self.samples[&least] { next } else { least });
+        chosen.extend(minimum);
         self.fill(places, members, &mut chosen, costs);
         // Every penalty counts from both sides, in either set.
         let total = |set: &[TaskId]| set.iter().map(|&task| self.score(task, set, costs)).sum::<f64>();

@@ -198,11 +198,11 @@ fn domains(view: &View<'_>) -> Vec<CacheBin> {
     seats.iter().filter_map(domain).collect()
 }
 
-fn reason(nth: usize, pieces: &[TaskLoad], at: &[usize], task: TaskId, cpus: &CpuSet) -> Reason {
+fn reason(nth: usize, pieces: &[TaskLoad], bins: &[usize], task: TaskId, cpus: &CpuSet) -> Reason {
     let sum = |place: usize| -> f64 {
-        pieces.iter().zip(at).filter(|(_, other)| **other == place).map(|(piece, _)| piece.weight).sum()
+        pieces.iter().zip(bins).filter(|(_, other)| **other == place).map(|(piece, _)| piece.weight).sum()
     };
-    let place = at[nth];
+    let place = bins[nth];
     let others = sum(place) - pieces[nth].weight;
     let text = match pieces[nth].at {
         Some(old) if old != place => {

@@ -68,10 +68,10 @@ impl Neighborhood<'_> {
         }
     }
 
-    fn number(&self, what: &str, value: f64) -> (String, f64) {
+    fn number(&self, subject: &str, value: f64) -> (String, f64) {
         match self.costs.kind {
-            CostKind::Degradation => (format!("{what}_slowdown_percent"), 100.0 * value),
-            CostKind::Weight => (format!("{what}_weight"), value),
+            CostKind::Degradation => (format!("{subject}_slowdown_percent"), 100.0 * value),
+            CostKind::Weight => (format!("{subject}_weight"), value),
         }
     }
 

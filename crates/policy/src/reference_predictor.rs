@@ -197,8 +197,8 @@ fn curve_of_reuses(profile: &Profile, topology: &Topology) -> Option<Vec<(u64, E
     let sizes = (1..=64u64).map(|step| largest * step / 64);
     let point = |size: u64| {
         let ratio = model.miss_ratio(size / u64::from(line));
-        let of = |refs: f64| refs / 1000.0 * ratio;
-        (size, Estimate { value: of(refs.value), low: of(refs.low), high: of(refs.high) })
+        let misses = |refs: f64| refs / 1000.0 * ratio;
+        (size, Estimate { value: misses(refs.value), low: misses(refs.low), high: misses(refs.high) })
     };
     Some(sizes.map(point).collect())
 }
@@ -311,17 +311,18 @@ impl CoResidency {
         let mut load: BTreeMap<u32, f64> = BTreeMap::new();
         let weight = |task: &TaskId| under.weights.get(task).copied().unwrap_or(1.0);
         let shared: Vec<&Cache> = topology.caches.iter().filter(|cache| cache.last_level).collect();
-        let caches_of = |cpu: u32| (0..shared.len()).filter(|&at| shared[at].cpus.contains(cpu)).collect::<Vec<_>>();
+        let caches_of =
+            |cpu: u32| (0..shared.len()).filter(|&index| shared[index].cpus.contains(cpu)).collect::<Vec<_>>();
         let caches: BTreeMap<u32, Vec<usize>> = online.iter().map(|cpu| (cpu, caches_of(cpu))).collect();
         for (task, cpus) in &free {
             // Summed once for each task, because with a hundred CPUs on one cache these sums took nine tenths of a
             // forecast.
             let on = |cache: &&Cache| cache.cpus.iter().map(|cpu| load.get(&cpu).copied().unwrap_or(0.0)).sum::<f64>();
             let loads: Vec<f64> = shared.iter().map(on).collect();
-            let on_cache = |cpu: u32| caches.get(&cpu).into_iter().flatten().map(|&at| loads[at]).sum::<f64>();
+            let on_cache = |cpu: u32| caches.get(&cpu).into_iter().flatten().map(|&index| loads[index]).sum::<f64>();
             let key = |cpu: u32| (load.get(&cpu).copied().unwrap_or(0.0), on_cache(cpu));
-            let least = cpus.iter().map(|cpu| (key(cpu), cpu)).reduce(|a, b| if b.0 < a.0 { b } else { a });
-            if let Some((_, cpu)) = least {
+            let minimum = cpus.iter().map(|cpu| (key(cpu), cpu)).reduce(|a, b| if b.0 < a.0 { b } else { a });
+            if let Some((_, cpu)) = minimum {
                 *load.entry(cpu).or_insert(0.0) += weight(task);
                 self.cpu.insert(*task, CpuId(cpu));
             }

@@ -167,9 +167,9 @@ mod tests {
                 }
             }
             evidence.add(sums[1] - sums[0]);
-            let said = evidence.verdict(0.01);
-            if said != SequentialVerdict::Undecided {
-                return said;
+            let message = evidence.verdict(0.01);
+            if message != SequentialVerdict::Undecided {
+                return message;
             }
         }
         SequentialVerdict::Undecided

@@ -11,15 +11,15 @@ pub struct SoloSpeeds(BTreeMap<TaskId, (WorkMetric, f64)>);
 
 impl SoloSpeeds {
     /// Takes in a window's answers, and forgets who is gone.
-    pub fn observe(&mut self, seen: &Observation) {
-        for answer in &seen.probe_results {
+    pub fn observe(&mut self, observation: &Observation) {
+        for answer in &observation.probe_results {
             if let ProbeEvidence::NeighborSlowdown { task, task_alone_rate: Some(rate), rate_event: rate_of, .. } =
                 answer.evidence
             {
                 self.0.insert(task, (rate_of.map_or(WorkMetric::Reported, WorkMetric::Proxy), rate));
             }
         }
-        self.0.retain(|task, _| seen.tasks.iter().any(|there| there.task == *task && !there.exited));
+        self.0.retain(|task, _| observation.tasks.iter().any(|there| there.task == *task && !there.exited));
     }
 
     /// Run time over run time alone, minus one: by the work that the probe counted alone, in the same unit; else by

@@ -64,8 +64,8 @@ pub fn metrics_of(task: &TaskSample, elapsed_ns: u64) -> impl Iterator<Item = (W
 
 /// The measure of a task's promised rate: the work that it reports; none if another thread of its process reports for
 /// it; else instructions.
-pub fn promised_work(task: &TaskSample, seen: &[TaskSample]) -> Option<WorkMetric> {
-    let mut others = seen.iter().filter(|other| other.process == task.process && !other.exited);
+pub fn promised_work(task: &TaskSample, samples: &[TaskSample]) -> Option<WorkMetric> {
+    let mut others = samples.iter().filter(|other| other.process == task.process && !other.exited);
     match task.progress {
         Some(_) => Some(WorkMetric::Reported),
         None => (!others.any(|other| other.progress.is_some())).then_some(WorkMetric::Instructions),

@@ -96,7 +96,7 @@ fn run_filling(
     let mut waited = vec![true; tasks.len()];
     for window in 0..windows {
         let span = TimeSpan { start_ns: window * WINDOW_NS, elapsed_ns: WINDOW_NS, elapsed_cycles: None };
-        let seen = Observation {
+        let observation = Observation {
             window,
             span,
             end_reason: WindowEnd::Elapsed,
@@ -110,7 +110,7 @@ fn run_filling(
         let view = View {
             topology,
             capabilities,
-            observation: &seen,
+            observation: &observation,
             profiles: &profiles,
             previous_plan: &before,
             predictor: &predictor,
@@ -251,7 +251,7 @@ fn lagging_tasks_get_no_advice() {
             let span = TimeSpan { start_ns: window * WINDOW_NS, elapsed_ns: WINDOW_NS, elapsed_cycles: None };
             let (ended, in_force) = (WindowEnd::Elapsed, AppliedPlan::default());
             let (places, answers) = (Vec::new(), Vec::new());
-            let seen = Observation {
+            let observation = Observation {
                 window,
                 span,
                 end_reason: ended,
@@ -261,7 +261,7 @@ fn lagging_tasks_get_no_advice() {
                 applied: in_force,
             };
             let predictor = ReferencePredictor { miss_penalty_cycles: 100.0 };
-            let (topology, capabilities, seen) = (&topology, &capabilities, &seen);
+            let (topology, capabilities, seen) = (&topology, &capabilities, &observation);
             let view = View {
                 topology,
                 capabilities,

@@ -112,8 +112,9 @@ fn colors_of_processes_separate() {
         units: Units::Colors { allowed: allowed.parse().unwrap(), migration: PageMigration::Never },
     };
     plan.shares = vec![share(7, "0-11"), share(8, "12-15")];
-    let of = |process: u32, profile: Profile| Profile { process: Some(ProcessId(process)), ..profile };
-    let profiles: Profiles = [(TaskId(0), of(7, sensitive())), (TaskId(1), of(8, stream()))].into_iter().collect();
+    let with_process = |process: u32, profile: Profile| Profile { process: Some(ProcessId(process)), ..profile };
+    let profiles: Profiles =
+        [(TaskId(0), with_process(7, sensitive())), (TaskId(1), with_process(8, stream()))].into_iter().collect();
     let misses = |colors: Option<u32>| {
         let divided = |colors| PartitionSupport::Colors { colors, page_bytes: 4096, page_migration_ns: 1.0 };
         let machine =
@@ -148,20 +149,20 @@ fn space_elsewhere_keeps_a_neighbor_from_competing() {
 /// Is an unknown task listed, without a forecast for it or for the misses of tasks that meet it?
 #[test]
 fn unknown_tasks_are_listed_and_nothing_is_invented() {
-    let said = forecast(vec![sensitive(), Profile::default(), sensitive()], &pinned(&["0", "1", "2"]));
-    assert_eq!(said.unknown, [TaskId(1)]);
-    assert_eq!(said.tasks[&TaskId(0)].degradation, None);
-    assert_eq!(said.tasks[&TaskId(1)].misses_per_kilo_instr, None);
-    assert_eq!(slower(&said, 2), 0.0);
-    assert!(!said.cache_miss_ratio.contains_key(&CacheId(0)));
-    assert_eq!(said.tasks[&TaskId(0)].cpu_share, Some(Estimate::exact(1.0)));
+    let message = forecast(vec![sensitive(), Profile::default(), sensitive()], &pinned(&["0", "1", "2"]));
+    assert_eq!(message.unknown, [TaskId(1)]);
+    assert_eq!(message.tasks[&TaskId(0)].degradation, None);
+    assert_eq!(message.tasks[&TaskId(1)].misses_per_kilo_instr, None);
+    assert_eq!(slower(&message, 2), 0.0);
+    assert!(!message.cache_miss_ratio.contains_key(&CacheId(0)));
+    assert_eq!(message.tasks[&TaskId(0)].cpu_share, Some(Estimate::exact(1.0)));
 }
 
 /// Does the default scheduler's spread put two of five on one CPU, half the time each?
 #[test]
 fn more_tasks_than_cpus_take_turns() {
-    let said = forecast(vec![stream(); 5], &Plan::idle(WindowLength::Time { ns: 1 }));
-    let shares: Vec<f64> = said.tasks.values().map(|task| task.cpu_share.unwrap().value).collect();
+    let message = forecast(vec![stream(); 5], &Plan::idle(WindowLength::Time { ns: 1 }));
+    let shares: Vec<f64> = message.tasks.values().map(|task| task.cpu_share.unwrap().value).collect();
     assert_eq!(shares.iter().sum::<f64>(), 4.0);
     assert_eq!(shares.iter().filter(|&&share| share == 0.5).count(), 2);
 }

@@ -113,9 +113,9 @@ impl StudyPage {
     }
 
     /// Points of one program: MPKI where there are instruction counts, else miss ratios in per cent.
-    fn series(&self, at: usize, mpki: bool) -> Series {
-        let name = &self.programs[at].name;
-        let points = self.curves[at].iter().filter_map(|point| {
+    fn series(&self, index: usize, mpki: bool) -> Series {
+        let name = &self.programs[index].name;
+        let points = self.curves[index].iter().filter_map(|point| {
             let scale = if mpki { point.mpki.filter(|_| point.miss_ratio > 0.0)? / point.miss_ratio } else { 100.0 };
             let y = if mpki { point.mpki? } else { point.miss_ratio * 100.0 };
             let interval = point
@@ -125,16 +125,16 @@ impl StudyPage {
             let title = Some(format!("{name}: {} {unit} with {}", number(y), size_text(point.bytes)));
             Some(ChartPoint { x: point.bytes as f64, y, interval, title })
         });
-        Series { name: name.clone(), points: points.collect(), color: Some(at), ..Series::default() }
+        Series { name: name.clone(), points: points.collect(), color: Some(index), ..Series::default() }
     }
 
     fn curves_section(&self) -> Markup {
         let drawn: Vec<usize> =
-            (0..self.programs.len().min(self.curves.len())).filter(|&at| !self.curves[at].is_empty()).collect();
+            (0..self.programs.len().min(self.curves.len())).filter(|&index| !self.curves[index].is_empty()).collect();
         if drawn.is_empty() {
             return html! {};
         }
-        let mpki = drawn.iter().all(|&at| self.curves[at].iter().all(|point| point.mpki.is_some()));
+        let mpki = drawn.iter().all(|&index| self.curves[index].iter().all(|point| point.mpki.is_some()));
         let label = if mpki { "misses per 1000 instructions" } else { "misses, % of accesses" };
         let series: Vec<Series> = drawn.iter().map(|&at| self.series(at, mpki)).collect();
         let size = self.cache.size_bytes as f64;

@@ -122,8 +122,8 @@ impl WhatIfResult {
         let count = self.policies.first().map_or(0, |outcome| outcome.programs.len());
         let head = format!("{count} programs on {} for {} simulated hours.", self.machine, number(self.hours));
         let by_mean = |a: &&PolicyOutcome, b: &&PolicyOutcome| {
-            let of = |outcome: &PolicyOutcome| outcome.mean_slowdown.unwrap_or(f64::INFINITY);
-            of(a).total_cmp(&of(b))
+            let slowdown = |outcome: &PolicyOutcome| outcome.mean_slowdown.unwrap_or(f64::INFINITY);
+            slowdown(a).total_cmp(&slowdown(b))
         };
         let best = self.policies.iter().min_by(by_mean);
         match best.and_then(|best| Some((best, best.mean_slowdown?))) {
@@ -193,8 +193,8 @@ impl WhatIfResult {
     fn drawn(&self) -> Vec<usize> {
         let count = self.policies.first().map_or(0, |outcome| outcome.programs.len());
         let worst = |index: usize| {
-            let of = |outcome: &PolicyOutcome| outcome.programs.get(index).and_then(|program| program.slowdown);
-            self.policies.iter().filter_map(of).fold(0.0, f64::max)
+            let slowdown = |outcome: &PolicyOutcome| outcome.programs.get(index).and_then(|program| program.slowdown);
+            self.policies.iter().filter_map(slowdown).fold(0.0, f64::max)
         };
         let mut all: Vec<usize> = (0..count).collect();
         all.sort_by(|a, b| worst(*b).total_cmp(&worst(*a)).then(a.cmp(b)));
@@ -232,11 +232,11 @@ impl WhatIfResult {
         label: &str,
         unit: &TimeUnit,
         drawn: &[usize],
-        of: &dyn Fn(&PolicyOutcome) -> Vec<Vec<Option<f64>>>,
+        metric: &dyn Fn(&PolicyOutcome) -> Vec<Vec<Option<f64>>>,
     ) -> Markup {
-        let rows: Vec<Vec<Vec<Option<f64>>>> = self.policies.iter().map(of).collect();
+        let rows: Vec<Vec<Vec<Option<f64>>>> = self.policies.iter().map(metric).collect();
         let shown = |rows: &Vec<Vec<Option<f64>>>| -> Vec<f64> {
-            drawn.iter().filter_map(|&at| rows.get(at)).flatten().flatten().copied().collect()
+            drawn.iter().filter_map(|&index| rows.get(index)).flatten().flatten().copied().collect()
         };
         let (top, cut) = top(rows.iter().flat_map(shown).collect());
         let within = |row: &Vec<Option<f64>>| row.iter().map(|value| value.map(|value| value.min(top))).collect();
@@ -246,7 +246,7 @@ impl WhatIfResult {
                 title: outcome.policy.clone(),
                 x: Axis::linear(unit.label),
                 y: Axis::linear(label).within(0.0, top),
-                series: drawn.iter().filter_map(|&at| Some(outcome.series(at, rows.get(at)?, unit))).collect(),
+                series: drawn.iter().filter_map(|&index| Some(outcome.series(index, rows.get(index)?, unit))).collect(),
                 size: Some((860.0, 300.0)),
                 ..Chart::default()
             }
@@ -325,12 +325,12 @@ impl TimeUnit {
 }
 
 impl PolicyOutcome {
-    fn series(&self, at: usize, row: &[Option<f64>], unit: &TimeUnit) -> Series {
+    fn series(&self, index: usize, row: &[Option<f64>], unit: &TimeUnit) -> Series {
         let point =
             |(seconds, value): (&f64, &Option<f64>)| ChartPoint::new(seconds / unit.seconds, value.unwrap_or(f64::NAN));
-        let name = self.programs.get(at).map_or_else(String::new, |program| program.name.clone());
+        let name = self.programs.get(index).map_or_else(String::new, |program| program.name.clone());
         let points = self.series.seconds.iter().zip(row).map(point).collect();
-        Series { name, points, mark: Mark::Line, color: Some(at), ..Series::default() }
+        Series { name, points, mark: Mark::Line, color: Some(index), ..Series::default() }
     }
 
     fn memory_chart(&self, unit: &TimeUnit) -> Chart {

@@ -7,7 +7,7 @@ fn chart() -> Chart {
     let point = |x: f64, y: f64| ChartPoint { x, y, interval: Some((y * 0.8, y * 1.2)), title: None };
     let line = |name: &str, ys: [f64; 4]| Series {
         name: name.into(),
-        points: ys.iter().enumerate().map(|(at, y)| point(65536.0 * f64::from(1 << (2 * at)), *y)).collect(),
+        points: ys.iter().enumerate().map(|(index, y)| point(65536.0 * f64::from(1 << (2 * index)), *y)).collect(),
         ..Series::default()
     };
     let mut steps = line("steps", [4.0, 4.0, 3.0, 2.5]);

@@ -15,7 +15,7 @@ pub enum ReproError {
 }
 
 /// Converts an error of any kind to the experiment's.
-pub fn failed<E: std::fmt::Display>(what: &str) -> impl Fn(E) -> ReproError {
-    let what = what.to_string();
+pub fn failed<E: std::fmt::Display>(subject: &str) -> impl Fn(E) -> ReproError {
+    let what = subject.to_string();
     move |error| ReproError::Failed(what.clone(), error.to_string())
 }

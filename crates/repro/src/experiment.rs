@@ -388,8 +388,8 @@ impl ExperimentContext<'_> {
     }
 
     /// Reports the run that starts now.
-    pub fn tell(&self, what: &str) {
-        (self.progress)(what);
+    pub fn report_progress(&self, subject: &str) {
+        (self.progress)(subject);
     }
 
     /// One value per seed, in the form that findings take.

@@ -125,7 +125,7 @@ pub fn run(context: &ExperimentContext<'_>, draw: &MixOptions<'_>) -> Result<Ran
     for nth in 0..draw.mixes {
         let jobs = drawn(&mut generator, cores, &draw.recordings, seed * 1_000 + u64::from(nth))?;
         let programs: Vec<String> = jobs.iter().map(|job| job.name.clone()).collect();
-        context.tell(&format!("mix {} of {}: {}", nth + 1, draw.mixes, programs.join(", ")));
+        context.report_progress(&format!("mix {} of {}: {}", nth + 1, draw.mixes, programs.join(", ")));
         mixes.push(score(context, &bench, &jobs)?);
     }
     let mean = mean_of(&mixes);

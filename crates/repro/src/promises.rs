@@ -247,7 +247,7 @@ fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
         all.extend(mixes(machine, count, seed, length_ns)?);
     }
     let outcomes = context.run_all(&all, |mix| {
-        context.tell(&format!("PROMISES: {} seed {}", mix.machine, mix.seed));
+        context.report_progress(&format!("PROMISES: {} seed {}", mix.machine, mix.seed));
         run_mix(mix, length_ns)
     })?;
     Ok(findings(seed, &outcomes))

@@ -199,8 +199,8 @@ mod tests {
         ];
         for (rest, expected) in cases {
             let (scenario, spec) = given(rest);
-            let said = build(&scenario, &spec).err().expect(rest).to_string();
-            assert!(said.starts_with(expected), "{said}");
+            let message = build(&scenario, &spec).err().expect(rest).to_string();
+            assert!(message.starts_with(expected), "{message}");
         }
     }
 

@@ -230,10 +230,10 @@ impl SimMachine {
         }
     }
 
-    fn task_results(&self, at: usize, elapsed_cycles: u64) -> TaskResults {
-        let known = &self.known[at];
+    fn task_results(&self, index: usize, elapsed_cycles: u64) -> TaskResults {
+        let known = &self.known[index];
         let slot = known.slot;
-        let before = self.baseline.tasks.get(at).cloned().unwrap_or_default();
+        let before = self.baseline.tasks.get(index).cloned().unwrap_or_default();
         let counters = self.system.counters(slot).since(&before.counters);
         let state = self.system.dispatcher.task(slot);
         let on_cpu =
@@ -245,7 +245,7 @@ impl SimMachine {
         let cycles = counters.cycles();
         let progress = self.system.thread(slot).and_then(|thread| thread.progress());
         TaskResults {
-            task: TaskId(at as u32),
+            task: TaskId(index as u32),
             process: self.process_id(self.system.task(slot).process),
             name: known.name.clone(),
             exited: self.system.task(slot).exited_cycle.is_some(),
@@ -267,13 +267,14 @@ impl SimMachine {
         }
     }
 
-    fn cache_results(&self, at: usize, elapsed_cycles: u64) -> CacheResults {
-        let cache = &self.topology.caches[at];
-        let (now, before) = (self.cache_counters(cache.id), self.baseline.caches.get(at).copied().unwrap_or_default());
+    fn cache_results(&self, index: usize, elapsed_cycles: u64) -> CacheResults {
+        let cache = &self.topology.caches[index];
+        let (now, before) =
+            (self.cache_counters(cache.id), self.baseline.caches.get(index).copied().unwrap_or_default());
         let mut demand = now.demand;
         demand.add(&before.demand, -1);
         let task = |task: TaskId| self.task_of_slot.get(&(task.0 as usize)).copied();
-        let earlier = self.baseline.evictions.get(at);
+        let earlier = self.baseline.evictions.get(index);
         let since = |pair, lines| lines - earlier.and_then(|earlier| earlier.get(&pair)).copied().unwrap_or(0);
         let evictions = self.evictions(cache.id).into_iter();
         let evictions = evictions.map(|((by, of), lines)| (by, of, since((by, of), lines)));

@@ -60,10 +60,10 @@ impl SpecError {
     }
 
     /// A name that is not among the known ones: says which there are, and the nearest.
-    pub(crate) fn unknown_name(what: &str, name: &str, known: &[&str]) -> Self {
+    pub(crate) fn unknown_name(subject: &str, name: &str, known: &[&str]) -> Self {
         SpecError {
             nearest: nearest(name, known.iter().copied()).map(Box::from),
-            ..Self::of_file(what, format!("'{name}'"), format!("a file, or one of {}", known.join(", ")))
+            ..Self::of_file(subject, format!("'{name}'"), format!("a file, or one of {}", known.join(", ")))
         }
     }
 }

@@ -188,7 +188,7 @@ fn first_line(message: &str) -> String {
 
 /// Line and column from 1, columns in characters.
 fn line_column(text: &str, offset: usize) -> (u32, u32) {
-    let within = (0..=offset.min(text.len())).rev().find(|&at| text.is_char_boundary(at));
+    let within = (0..=offset.min(text.len())).rev().find(|&index| text.is_char_boundary(index));
     let before = &text[..within.unwrap_or(0)];
     let line_start = before.rfind('\n').map_or(0, |at| at + 1);
     (before.matches('\n').count() as u32 + 1, before[line_start..].chars().count() as u32 + 1)

@@ -238,9 +238,9 @@ impl Scenario {
 }
 
 impl ScenarioProgram {
-    fn check(&self, at: usize, located: &Located<'_>, machine: &MachineSpec) -> Result<(), SpecError> {
+    fn check(&self, index: usize, located: &Located<'_>, machine: &MachineSpec) -> Result<(), SpecError> {
         let fail = |field: &str, found: String, expected: String| {
-            Err(located.at(&format!("programs[{at}].{field}"), found, expected))
+            Err(located.at(&format!("programs[{index}].{field}"), found, expected))
         };
         for (field, count) in [("count", self.count), ("threads", self.threads.unwrap_or(1))] {
             if !(1..=COPIES_AT_MOST).contains(&count) {
@@ -266,8 +266,8 @@ impl ScenarioProgram {
         if let Some(share) = self.cpu_share.filter(|share| !(*share > 0.0 && *share <= 1.0)) {
             return fail("cpu_share", share.to_string(), "more than 0, at most 1".to_string());
         }
-        check_distribution(self.interarrival_ns, &format!("programs[{at}].interarrival_ns"), 0.0, located)?;
-        check_distribution(self.instructions, &format!("programs[{at}].instructions"), 1.0, located)?;
+        check_distribution(self.interarrival_ns, &format!("programs[{index}].interarrival_ns"), 0.0, located)?;
+        check_distribution(self.instructions, &format!("programs[{index}].instructions"), 1.0, located)?;
         Ok(())
     }
 }

@@ -47,8 +47,8 @@ fn rates(machine: &MachineSpec, cpus: &[u32], make: fn(u64) -> Vec<Access>) -> (
     }
     let (warm, end) = (1_000_000, 5_000_000);
     let bytes = |hw: &Hardware| -> u64 {
-        let of = |node| hw.memory_counters(node);
-        (0..machine.memory.nodes).map(of).map(|node| node.read_bytes + node.write_bytes).sum()
+        let counters = |node| hw.memory_counters(node);
+        (0..machine.memory.nodes).map(counters).map(|node| node.read_bytes + node.write_bytes).sum()
     };
     let loads = |hw: &Hardware| hw.thread(CpuId(cpus[0])).map_or(0, |thread| thread.counters.levels[1].references);
     hw.run(warm, &mut frames);
@@ -58,8 +58,8 @@ fn rates(machine: &MachineSpec, cpus: &[u32], make: fn(u64) -> Vec<Access>) -> (
     ((bytes(&hw) - before.0) as f64 / seconds, (loads(&hw) - before.1) as f64 / seconds)
 }
 
-fn assert_near(what: &str, found: f64, published: f64, within: f64) {
-    assert!((found / published - 1.0).abs() <= within, "{what}: {found:.3e}, published {published:.3e}");
+fn assert_near(subject: &str, found: f64, published: f64, within: f64) {
+    assert!((found / published - 1.0).abs() <= within, "{subject}: {found:.3e}, published {published:.3e}");
 }
 
 /// Is memory as far away as CPU-Z and lmbench measured it on the real machines?

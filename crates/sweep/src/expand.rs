@@ -104,14 +104,14 @@ impl<'a> ManifestBuilder<'a> {
     }
 
     /// Keeps a text among the inputs, named by its content.
-    fn keep(&mut self, what: &str, text: String) -> String {
-        let name = self.kept(what, &text);
+    fn keep(&mut self, subject: &str, text: String) -> String {
+        let name = self.kept(subject, &text);
         self.files.insert(name.clone(), text);
         name
     }
 
-    fn kept(&self, what: &str, text: &str) -> String {
-        format!("inputs/{what}-{:016x}.toml", xxh3_64(text.as_bytes()))
+    fn kept(&self, subject: &str, text: &str) -> String {
+        format!("inputs/{subject}-{:016x}.toml", xxh3_64(text.as_bytes()))
     }
 
     /// The hash of everything but the seed, and the seed where the point names none.

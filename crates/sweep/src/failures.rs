@@ -35,8 +35,8 @@ pub struct FailedAttempt {
 }
 
 impl FailedAttempt {
-    pub(crate) fn now(ending: FailureKind, what: String, owner: &ClaimOwner) -> Self {
-        FailedAttempt { ending, what, host: owner.host.clone(), pid: owner.pid, unix_ms: unix_ms() }
+    pub(crate) fn now(ending: FailureKind, subject: String, owner: &ClaimOwner) -> Self {
+        FailedAttempt { ending, what: subject, host: owner.host.clone(), pid: owner.pid, unix_ms: unix_ms() }
     }
 }
 

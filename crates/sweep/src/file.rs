@@ -298,7 +298,9 @@ fn filters(
                 toml::Value::Array(values) => values.iter().map(|value| plain(value, &here, located)).collect(),
                 value => plain(value, &here, located).map(|value| vec![value]),
             }?;
-            let known = |wanted: &Value| axes.iter().any(|a| a.name == *name && a.values.iter().any(|v| is(v, wanted)));
+            let known = |wanted: &Value| {
+                axes.iter().any(|a| a.name == *name && a.values.iter().any(|v| matches_value(v, wanted)))
+            };
             if let Some(unknown) = values.iter().find(|wanted| !known(wanted)) {
                 return Err(located.at(&here, unknown.to_string(), "values of that axis"));
             }
@@ -313,6 +315,6 @@ fn filters(
 }
 
 /// A policy with parameters is also meant by its name alone.
-pub fn is(value: &Value, wanted: &Value) -> bool {
+pub fn matches_value(value: &Value, wanted: &Value) -> bool {
     value == wanted || (value.is_object() && wanted.is_string() && value.get("name") == Some(wanted))
 }

@@ -153,8 +153,8 @@ impl Inputs {
     /// # Errors
     /// A scenario that the sweep does not have, or one that the point's values make impossible; with the field.
     pub fn scenario(&self, point: &[(&str, &Value)]) -> Result<(Scenario, MachineSpec), SpecError> {
-        let of = |name: &str| point.iter().find(|(axis, _)| *axis == name).map(|(_, value)| *value);
-        let scenario = of("scenario").and_then(Value::as_str).unwrap_or_default();
+        let axis_value = |name: &str| point.iter().find(|(axis, _)| *axis == name).map(|(_, value)| *value);
+        let scenario = axis_value("scenario").and_then(Value::as_str).unwrap_or_default();
         let (label, text) =
             self.scenarios.get(scenario).ok_or_else(|| whole_file(scenario, "no such scenario in the sweep"))?;
         let mut changes: Vec<(String, toml::Value)> = Vec::new();
@@ -168,7 +168,8 @@ impl Inputs {
             changes.push((axis.to_string(), value));
         }
         let own = || toml::from_str::<toml::Table>(text).ok()?.get("machine")?.as_str().map(str::to_string);
-        let machine = of("machine").and_then(Value::as_str).map(str::to_string).or_else(own).unwrap_or_default();
+        let machine =
+            axis_value("machine").and_then(Value::as_str).map(str::to_string).or_else(own).unwrap_or_default();
         let name = machine.split('?').next().unwrap_or_default();
         if let Some(path) = self.machines.get(name) {
             let moved = machine.replacen(name, &path.display().to_string(), 1);
@@ -183,7 +184,7 @@ impl Inputs {
     /// # Errors
     /// Words for what is wrong with it.
     pub fn job(&self, point: &[(&str, &Value)]) -> Result<SweepJob, String> {
-        let of = |name: &str| point.iter().find(|(axis, _)| *axis == name).map(|(_, value)| *value);
+        let axis_value = |name: &str| point.iter().find(|(axis, _)| *axis == name).map(|(_, value)| *value);
         match self.kind {
             SweepKind::Scenario => {
                 let (scenario, machine) = self.scenario(point).map_err(|error| error.to_string())?;
@@ -196,25 +197,25 @@ impl Inputs {
                 Ok(SweepJob::Scenario(Box::new(ScenarioJob { scenario, machine, recordings, detail: self.detail })))
             }
             SweepKind::Curve => {
-                let name = of("recording").and_then(Value::as_str).unwrap_or_default();
+                let name = axis_value("recording").and_then(Value::as_str).unwrap_or_default();
                 let manifest_entry =
                     self.recordings.get(name).ok_or_else(|| format!("'{name}' is not in the manifest"))?;
                 let whole = |name: &str, value: &Value| {
                     value.as_u64().ok_or_else(|| format!("{name}: found {value}, expected a whole number"))
                 };
-                let line_bytes = of("line_bytes").map_or(Ok(64), |value| whole("line_bytes", value))?;
+                let line_bytes = axis_value("line_bytes").map_or(Ok(64), |value| whole("line_bytes", value))?;
                 let line_bytes = u32::try_from(line_bytes).map_err(|_| format!("line_bytes: found {line_bytes}"))?;
                 let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_string);
                 let number = |value: &Value| {
                     value.as_f64().ok_or_else(|| format!("sample: found {value}, expected a share such as 0.01"))
                 };
-                let seed = of("seed").map_or(Ok(0), |value| whole("seed", value))?;
-                let sample = of("sample").map(number).transpose()?;
-                let (recording, sizes) = (self.verified(name, manifest_entry)?, of("sizes").map(text));
+                let seed = axis_value("seed").map_or(Ok(0), |value| whole("seed", value))?;
+                let sample = axis_value("sample").map(number).transpose()?;
+                let (recording, sizes) = (self.verified(name, manifest_entry)?, axis_value("sizes").map(text));
                 Ok(SweepJob::Curve(CurveJob { recording, line_bytes, sizes, sample, seed }))
             }
             SweepKind::Repro => {
-                let run = of("run").and_then(Value::as_str).unwrap_or_default().to_string();
+                let run = axis_value("run").and_then(Value::as_str).unwrap_or_default().to_string();
                 Ok(SweepJob::Repro { asked: self.repro.clone(), run })
             }
         }

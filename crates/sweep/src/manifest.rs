@@ -198,8 +198,8 @@ impl Manifest {
 
     /// The first task of every id. In the order of the manifest.
     pub fn distinct(&self) -> Vec<SweepTask> {
-        let mut seen = std::collections::BTreeSet::new();
-        self.tasks.iter().filter(|task| seen.insert(task.id)).cloned().collect()
+        let mut visited = std::collections::BTreeSet::new();
+        self.tasks.iter().filter(|task| visited.insert(task.id)).cloned().collect()
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use crate::file::{SweepAxis, SweepDefinition, is};
+use crate::file::{SweepAxis, SweepDefinition, matches_value};
 
 /// A value for every axis. In the order of the axes.
 pub type Point<'a> = Vec<(&'a str, &'a Value)>;
@@ -17,8 +17,10 @@ impl SweepDefinition {
 
     fn is_selected(&self, point: &Point<'_>) -> bool {
         let matches = |filter: &BTreeMap<String, Vec<Value>>| {
-            let of = |name: &str| point.iter().find(|(axis, _)| *axis == name).map(|(_, value)| *value);
-            filter.iter().all(|(name, wanted)| of(name).is_some_and(|value| wanted.iter().any(|one| is(value, one))))
+            let axis_value = |name: &str| point.iter().find(|(axis, _)| *axis == name).map(|(_, value)| *value);
+            filter.iter().all(|(name, wanted)| {
+                axis_value(name).is_some_and(|value| wanted.iter().any(|one| matches_value(value, one)))
+            })
         };
         !self.skip.iter().any(matches) && (self.only.is_empty() || self.only.iter().any(matches))
     }

@@ -187,9 +187,9 @@ fn labelled(rows: &[ReportRow]) -> Vec<usize> {
     (0..axes).filter(varies).collect()
 }
 
-fn curve_picture(at: usize, rows: &[&ReportRow], labels: &[usize]) -> Picture {
+fn curve_picture(index: usize, rows: &[&ReportRow], labels: &[usize]) -> Picture {
     let series = rows.iter().map(|row| Series {
-        name: labels.iter().map(|&at| row.point[at].as_str()).collect::<Vec<_>>().join(", "),
+        name: labels.iter().map(|&index| row.point[index].as_str()).collect::<Vec<_>>().join(", "),
         points: row.curve.iter().map(|&(bytes, ratio)| ChartPoint::new(bytes as f64, 100.0 * ratio)).collect(),
         ..Series::default()
     });
@@ -200,14 +200,19 @@ fn curve_picture(at: usize, rows: &[&ReportRow], labels: &[usize]) -> Picture {
         series: series.collect(),
         ..Chart::default()
     };
-    Picture { name: format!("curves-{}", at + 1), title: chart.title.clone(), svg: chart.svg(), inline: chart.inline() }
+    Picture {
+        name: format!("curves-{}", index + 1),
+        title: chart.title.clone(),
+        svg: chart.svg(),
+        inline: chart.inline(),
+    }
 }
 
 /// A bar for each value of axis `by`, side by side for each point of the others.
 fn bars_picture(by: usize, rows: &[ReportRow], name: &str, labels: &[usize]) -> Option<Picture> {
     let (mut series, mut groups) = (Vec::<String>::new(), Vec::<String>::new());
     let group_of = |row: &ReportRow| {
-        let others = labels.iter().filter(|at| **at != by).map(|&at| row.point[at].as_str());
+        let others = labels.iter().filter(|index| **index != by).map(|&index| row.point[index].as_str());
         others.collect::<Vec<_>>().join(", ")
     };
     for row in rows {

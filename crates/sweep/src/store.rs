@@ -202,10 +202,10 @@ impl Store {
     }
 
     /// Writes a file under way in `partial`, under a name that no other process can have chosen; the folder and the name.
-    pub(crate) fn write_partial(&self, what: &str, content: &[u8]) -> Result<(TrustedDir, String), SweepError> {
+    pub(crate) fn write_partial(&self, subject: &str, content: &[u8]) -> Result<(TrustedDir, String), SweepError> {
         let partial = self.dir(PARTIAL)?;
         let (host, pid) = (&self.owner.host, self.owner.pid);
-        let name = partial.write_fresh(&format!("{what}.{host}.{pid}"), content).map_err(self.io_error(PARTIAL))?;
+        let name = partial.write_fresh(&format!("{subject}.{host}.{pid}"), content).map_err(self.io_error(PARTIAL))?;
         Ok((partial, name))
     }
 

@@ -341,13 +341,13 @@ fn within(field: &str, estimate: Option<Estimate>, least: f64, most: f64) -> Res
     Err(FieldError { field: field.to_string(), found, expected: "a finite interval around the value".to_string() })
 }
 
-fn ascending<T>(field: &str, what: &str, items: &[T], key: impl Fn(&T) -> u64) -> Result<(), FieldError> {
+fn ascending<T>(field: &str, subject: &str, items: &[T], key: impl Fn(&T) -> u64) -> Result<(), FieldError> {
     match items.windows(2).position(|pair| key(&pair[0]) >= key(&pair[1])) {
         None => Ok(()),
         Some(at) => Err(FieldError {
             field: format!("{field}[{}]", at + 1),
-            found: format!("{what} out of order"),
-            expected: format!("ascending {what}"),
+            found: format!("{subject} out of order"),
+            expected: format!("ascending {subject}"),
         }),
     }
 }
@@ -471,8 +471,8 @@ mod tests {
         for (place, spoil, value) in cases {
             let mut file = full();
             spoil(&mut file, value);
-            let said = file.write("never-written.json", false).unwrap_err().to_string();
-            assert!(said.contains(&format!("{place} = ")), "{place}: {said}");
+            let message = file.write("never-written.json", false).unwrap_err().to_string();
+            assert!(message.contains(&format!("{place} = ")), "{place}: {message}");
         }
         full().check("p.json").unwrap();
         let mut file = full();

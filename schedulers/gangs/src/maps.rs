@@ -163,11 +163,11 @@ fn words<const N: usize, const BYTES: usize>(words: [u32; N]) -> [u8; BYTES] {
     }
     bytes
 }
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+fn u32_at(bytes: &[u8], index: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(bytes.get(index..index + 4)?.try_into().ok()?))
 }
-fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
-    Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
+fn u64_at(bytes: &[u8], index: usize) -> Option<u64> {
+    Some(u64::from_ne_bytes(bytes.get(index..index + 8)?.try_into().ok()?))
 }
 
 #[cfg(test)]

@@ -142,8 +142,8 @@ impl Service {
             SocketRequest::State {} => self.state(),
             SocketRequest::Stop {} => Ok(serde_json::json!({ "stopping": true })),
         });
-        let said = reply.unwrap_or_else(|error| serde_json::json!({ "error": error }));
-        let _ = (&client).write_all(format!("{said}\n").as_bytes());
+        let message = reply.unwrap_or_else(|error| serde_json::json!({ "error": error }));
+        let _ = (&client).write_all(format!("{message}\n").as_bytes());
         stop
     }
 

@@ -96,7 +96,7 @@ impl PolicyJournal {
     pub fn restore(&mut self, stays: impl Fn(u32, u32) -> bool, heirs: impl Fn(u32) -> bool) -> Result<usize, String> {
         let all = Listing::read();
         let stays_adopted =
-            |thread: u32, seen: &ThreadInfo| stays(thread, seen.process) || all.line_of(seen.process).any(&heirs);
+            |thread: u32, info: &ThreadInfo| stays(thread, info.process) || all.line_of(info.process).any(&heirs);
         let (mut restored, mut refused, mut errors) = (0, Vec::new(), Vec::new());
         for (thread, seen) in &all.threads {
             if seen.policy != POLICY_EXT || stays_adopted(*thread, seen) {
@@ -135,13 +135,13 @@ impl PolicyJournal {
     }
 
     /// The policy of the thread in the journal, else of its process, else of an ancestor; `None`: none of ours.
-    fn policy_before(&self, thread: u32, seen: &ThreadInfo, all: &Listing) -> Option<i32> {
+    fn policy_before(&self, thread: u32, info: &ThreadInfo, all: &Listing) -> Option<i32> {
         let known =
             |id: u32, start: u64| self.entries.iter().find(|entry| entry.thread == id && entry.start_ticks == start);
-        if let Some(entry) = known(thread, seen.start_ticks) {
+        if let Some(entry) = known(thread, info.start_ticks) {
             return Some(entry.policy);
         }
-        all.line_of(seen.process).find_map(|process| {
+        all.line_of(info.process).find_map(|process| {
             let head = all.threads.get(&process)?;
             let member = self.entries.iter().find(|entry| {
                 all.threads

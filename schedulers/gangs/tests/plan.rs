@@ -96,8 +96,8 @@ fn other_text_is_refused() {
         "{\"go\":{}}",
         "{\"state\":{\"x\":1}}",
     ] {
-        let said = request(text).unwrap_err();
-        assert!(said.starts_with("message: "), "{text}: {said}");
+        let message = request(text).unwrap_err();
+        assert!(message.starts_with("message: "), "{text}: {message}");
     }
     let mut plan = good();
     plan["wieght"] = json!(1);
@@ -111,11 +111,11 @@ fn other_text_is_refused() {
 fn cut_and_changed_messages_never_panic() {
     let text = json!({ "plan": good() }).to_string();
     let mut taken = 0;
-    for at in 0..text.len() {
-        assert!(request(&text[..at]).is_err(), "cut at {at}");
+    for index in 0..text.len() {
+        assert!(request(&text[..index]).is_err(), "cut at {index}");
         for with in ['9', '-', '"', '}', ' '] {
             let mut changed = text.clone();
-            changed.replace_range(at..at + 1, &with.to_string());
+            changed.replace_range(index..index + 1, &with.to_string());
             if let Ok(SocketRequest::Plan(message)) = request(&changed) {
                 let message: PlanMessage = message;
                 taken += usize::from(message.check(2, 4).is_ok());

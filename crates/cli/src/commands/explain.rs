@@ -127,7 +127,7 @@ mod tests {
         }
         assert!(!is_named(&redis, "redis"));
         assert!(is_named(&task(1, 1, "a-very-long-com"), "a-very-long-command"));
-        let said = absence("redis-sever", &[redis], &[]).to_string();
-        assert!(said.contains("did you mean 'redis-server'"), "{said}");
+        let message = absence("redis-sever", &[redis], &[]).to_string();
+        assert!(message.contains("did you mean 'redis-server'"), "{message}");
     }
 }

@@ -137,7 +137,7 @@ fn render_policy_plan(result: &PolicyPlanJson<'_>) -> String {
     // The last change and the last report; the JSON has all of them.
     let changed = decisions.iter().rposition(|decision| decision.changed && !decision.reasons.is_empty());
     let last = decisions.len().checked_sub(1).filter(|last| Some(*last) != changed);
-    for report in changed.into_iter().chain(last).map(|at| &decisions[at]) {
+    for report in changed.into_iter().chain(last).map(|index| &decisions[index]) {
         let change = if report.changed { "the plan changed" } else { "the plan stayed in force" };
         text.push_str(&format!("\nat {} s {change}:\n", number(report.seconds)));
         report.reasons.iter().for_each(|reason| text.push_str(&format!("  {reason}\n")));
@@ -159,7 +159,7 @@ impl PlanArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let machine = cachemate_spec::load_machine(&self.machine.machine)?;
         if let Some(policy) = &self.policy {
-            return self.by_policy(session, machine, policy);
+            return self.run_policy(session, machine, policy);
         }
         let PlanCosts { names, scheme, decide, judge, prediction } = self.costs(session)?;
         let evaluated_with = if self.slowdowns.is_some() { "measured" } else { scheme.as_str() };
@@ -192,7 +192,7 @@ impl PlanArgs {
     }
 
     /// Prints the decisions of a policy after some nominal minutes.
-    fn by_policy(&self, session: &Session, machine: MachineSpec, policy: &str) -> anyhow::Result<()> {
+    fn run_policy(&self, session: &Session, machine: MachineSpec, policy: &str) -> anyhow::Result<()> {
         let name = machine.name.clone();
         let jobs = jobs(session, &self.programs, &machine, self.seed, STRETCH)?;
         let question =

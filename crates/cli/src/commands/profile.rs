@@ -13,7 +13,7 @@ use super::record::{RecordArgs, pass_on};
 use crate::args::JsonArg;
 use crate::exit::InterruptedError;
 use crate::files::{refuse_existing, write_file};
-use crate::programs::{ProfiledInput, load_so_far};
+use crate::programs::{ProfiledInput, load_partial};
 use crate::session::Session;
 
 /// Profile a recording or a running program: write a profile file and draw the miss-rate curve
@@ -51,7 +51,7 @@ impl ProfileArgs {
         let (program, whole) = match &self.file {
             Some(file) => {
                 self.refuse(&name_of(file))?;
-                load_so_far(session, file, target)?
+                load_partial(session, file, target)?
             }
             None => self.record_and_load(session, target)?,
         };
@@ -102,7 +102,7 @@ impl ProfileArgs {
             // Ctrl-C ended the program; its recording is still profiled.
             session.clear_interrupt();
         }
-        let (mut program, whole) = load_so_far(session, &recording.display().to_string(), target)?;
+        let (mut program, whole) = load_partial(session, &recording.display().to_string(), target)?;
         // The recording is deleted with its directory, so the command names the profile's source.
         program.file.source.from = Some(self.command.join(" "));
         let recorded = || Err(InterruptedError("the profile covers the recorded part".to_string()).into());

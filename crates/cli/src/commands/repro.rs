@@ -169,12 +169,12 @@ impl Repro {
         let folder =
             self.output.as_deref().map(|folder| folder.join(SWEEP)).filter(|folder| cachemate_files::exists(folder));
         let store = folder.map(|folder| Store::open_to_read(&folder)).transpose()?;
-        Ok(repro_cost::render(&self.asked()?, experiments, store.as_ref()))
+        Ok(repro_cost::render(&self.request()?, experiments, store.as_ref()))
     }
 
     /// # Errors
     /// The machine is a file, whose content would not be part of a run's id.
-    fn asked(&self) -> anyhow::Result<ReproRequest> {
+    fn request(&self) -> anyhow::Result<ReproRequest> {
         if let Some(file) = self.machine.as_deref().filter(|machine| cachemate_files::exists(Path::new(machine))) {
             let found = format!("--machine: found the file {file}; with --engine expected a machine's name");
             return Err(UsageError(found).into());
@@ -187,7 +187,7 @@ impl Repro {
     fn run_swept(&self, session: &Session, asked: &[Experiment]) -> anyhow::Result<(Findings, Vec<String>, bool)> {
         let folder =
             self.output.as_deref().ok_or_else(|| UsageError("--engine keeps its runs in -o DIR".to_string()))?;
-        let what = self.asked()?;
+        let what = self.request()?;
         let store = Arc::new(Store::create(&folder.join(SWEEP))?);
         use_store_dir(&store.folder().join(KEPT));
         let work: Arc<dyn JobRunner> = Arc::new(LocalJobRunner::new(session, store.folder()));

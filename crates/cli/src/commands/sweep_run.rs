@@ -70,7 +70,7 @@ impl SweepRunArgs {
         let mut tasks = manifest.distinct();
         if let Some(shard) = self.shard {
             let mine = |at: usize| at % shard.count == shard.part - 1;
-            tasks = tasks.into_iter().enumerate().filter(|(at, _)| mine(*at)).map(|(_, task)| task).collect();
+            tasks = tasks.into_iter().enumerate().filter(|(index, _)| mine(*index)).map(|(_, task)| task).collect();
         }
         if self.retry_failed {
             tasks.iter().try_for_each(|task| store.forget_attempts(task.id))?;

@@ -141,11 +141,11 @@ impl TestDaemon {
         TestDaemon { child, state: folder.join("state") }
     }
 
-    pub fn until(&mut self, what: &str, mut reached: impl FnMut(&mut Self) -> bool) {
+    pub fn until(&mut self, subject: &str, mut reached: impl FnMut(&mut Self) -> bool) {
         let start = Instant::now();
         while !reached(self) {
-            assert!(start.elapsed() < Duration::from_secs(60), "{what}: not within a minute");
-            assert!(self.child.try_wait().unwrap().is_none(), "{what}: the daemon ended");
+            assert!(start.elapsed() < Duration::from_secs(60), "{subject}: not within a minute");
+            assert!(self.child.try_wait().unwrap().is_none(), "{subject}: the daemon ended");
             std::thread::sleep(Duration::from_millis(5));
         }
     }

@@ -112,9 +112,9 @@ pub fn status_when(
     let start = Instant::now();
     let mut last = Value::Null;
     while start.elapsed() < within {
-        let ran = run(folder, &["status", "--json", "--socket", "s.sock"]);
-        if ran.code == Some(0) {
-            last = serde_json::from_str(&ran.out).unwrap();
+        let outcome = run(folder, &["status", "--json", "--socket", "s.sock"]);
+        if outcome.code == Some(0) {
+            last = serde_json::from_str(&outcome.out).unwrap();
             if wanted(&last) {
                 return last;
             }

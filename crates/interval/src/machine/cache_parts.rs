@@ -21,11 +21,11 @@ pub fn parts(units: u32, masks: &[IndexSet], shared: bool) -> Parts {
     let mut of = Vec::new();
     for mask in masks {
         let mask = mask.intersection(&all);
-        let at = known.iter().position(|other| *other == mask).unwrap_or_else(|| {
+        let index = known.iter().position(|other| *other == mask).unwrap_or_else(|| {
             known.push(mask.clone());
             known.len() - 1
         });
-        of.push(at.min(crate::occupancy::PARTS_AT_MOST - 1) as u8);
+        of.push(index.min(crate::occupancy::PARTS_AT_MOST - 1) as u8);
     }
     known.truncate(crate::occupancy::PARTS_AT_MOST);
     // Parts that overlap, directly or through others, are in one group. The first one is empty unless some tasks may
@@ -46,11 +46,11 @@ pub fn parts(units: u32, masks: &[IndexSet], shared: bool) -> Parts {
     let number = |at: usize| numbers.iter().position(|known| *known == group[at]).unwrap_or(0) as u8;
     let share = |set: &IndexSet| f64::from(set.count()) / f64::from(units.max(1));
     let whole = |number: u8| {
-        let members = (0..known.len()).filter(|&at| self::same(&numbers, group[at], number));
-        share(&members.map(|at| known[at].clone()).reduce(|a, b| a.union(&b)).unwrap_or_default())
+        let members = (0..known.len()).filter(|&index| self::same(&numbers, group[index], number));
+        share(&members.map(|index| known[index].clone()).reduce(|a, b| a.union(&b)).unwrap_or_default())
     };
     Parts {
-        parts: known.iter().enumerate().map(|(at, mask)| (share(mask), number(at))).collect(),
+        parts: known.iter().enumerate().map(|(index, mask)| (share(mask), number(index))).collect(),
         groups: (0..numbers.len() as u8).map(whole).collect(),
         of,
     }

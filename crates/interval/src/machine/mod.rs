@@ -330,34 +330,34 @@ impl IntervalMachine {
         }
         let due = |at: &usize| self.jobs[*at].arrives_ns.is_some_and(|arrives| arrives <= self.now_ns);
         let due: Vec<usize> = (0..self.jobs.len()).filter(due).collect();
-        due.iter().for_each(|&at| self.start(at));
+        due.iter().for_each(|&index| self.start(index));
         let mut came = !due.is_empty();
-        for at in 0..self.jobs.len() {
-            if let Some((process, count, _)) = self.jobs[at].late.take_if(|(_, _, at_ns)| *at_ns <= self.now_ns) {
-                self.start_threads(at, process, count);
+        for index in 0..self.jobs.len() {
+            if let Some((process, count, _)) = self.jobs[index].late.take_if(|(_, _, at_ns)| *at_ns <= self.now_ns) {
+                self.start_threads(index, process, count);
                 came = true;
             }
         }
         came
     }
 
-    fn start(&mut self, at: usize) {
+    fn start(&mut self, index: usize) {
         let process = ProcessId(self.next_process);
         self.next_process += 1;
         let now_ns = self.now_ns;
-        let running = &mut self.jobs[at];
+        let running = &mut self.jobs[index];
         running.arrives_ns = None;
         running.alive = running.job.threads.max(1);
         running.book.tasks += u64::from(running.alive);
         let late = running.job.late_threads.map(|(count, by_ns)| (count.min(running.alive - 1), by_ns));
         running.late = late.map(|(count, by_ns)| (process, count, now_ns.saturating_add(by_ns)));
         let first = running.alive - late.map_or(0, |(count, _)| count);
-        self.start_threads(at, process, first);
+        self.start_threads(index, process, first);
     }
 
-    fn start_threads(&mut self, at: usize, process: ProcessId, count: u32) {
+    fn start_threads(&mut self, index: usize, process: ProcessId, count: u32) {
         let all: CpuSet = (0..self.spec.cpus()).collect();
-        let running = &self.jobs[at];
+        let running = &self.jobs[index];
         let pinned = running.job.pinned.clone().map(|cpus| cpus.intersection(&all)).filter(|cpus| !cpus.is_empty());
         for _ in 0..count {
             let slot = self.engine.start(running.program, pinned.clone().unwrap_or_else(|| all.clone()));
@@ -372,7 +372,7 @@ impl IntervalMachine {
             self.known.push(IntervalTask {
                 task,
                 process,
-                job: at,
+                job: index,
                 slot,
                 arrived_ns: self.now_ns,
                 fixed: pinned.is_some(),

@@ -143,13 +143,13 @@ impl IntervalMachine {
         truth
     }
 
-    fn task_seen(&mut self, at: usize, done: &TaskTotals, booked: &TaskTotals, elapsed_ns: u64) -> TaskSample {
+    fn task_seen(&mut self, index: usize, done: &TaskTotals, booked: &TaskTotals, elapsed_ns: u64) -> TaskSample {
         let booked = TaskTotals { counts: booked.counts, ..*done };
-        let truth = self.truth(&self.known[at], &booked);
+        let truth = self.truth(&self.known[index], &booked);
         let (at_once, defects) = (self.spec.counters.count, self.options.defects);
-        let known = &mut self.known[at];
+        let known = &mut self.known[index];
         let counts = readings(&truth, at_once, elapsed_ns as f64, defects, &mut known.noise);
-        let known = &self.known[at];
+        let known = &self.known[index];
         let to_ns = 1e9 / self.spec.hertz as f64;
         let sched = &self.engine.turns.tasks[known.slot as usize];
         let cpu = sched.cpu.map(CpuId);

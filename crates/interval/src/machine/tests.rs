@@ -33,8 +33,8 @@ fn last_cache(machine: &IntervalMachine) -> CacheId {
     machine.topology().caches.iter().find(|cache| cache.last_level).unwrap().id
 }
 
-fn speed(seen: &Observation, at: usize) -> f64 {
-    let counts = &seen.tasks[at].counts;
+fn speed(observation: &Observation, index: usize) -> f64 {
+    let counts = &observation.tasks[index].counts;
     counts.get(Counted::Instructions).unwrap() / counts.get(Counted::Cycles).unwrap()
 }
 
@@ -45,15 +45,18 @@ fn windows_tell_time_and_counts() {
     let mut machine = IntervalMachine::new(&spec(), exact(), jobs).unwrap();
     machine.set_first_window(WindowLength::Time { ns: 500_000_000 });
     machine.observe().unwrap();
-    let seen = machine.observe().unwrap().unwrap();
-    assert_eq!((seen.span.start_ns, seen.span.elapsed_ns, seen.window), (500_000_000, 500_000_000, 1));
-    assert_eq!(seen.tasks.iter().map(|task| task.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
-    for task in &seen.tasks {
+    let observation = machine.observe().unwrap().unwrap();
+    assert_eq!(
+        (observation.span.start_ns, observation.span.elapsed_ns, observation.window),
+        (500_000_000, 500_000_000, 1)
+    );
+    assert_eq!(observation.tasks.iter().map(|task| task.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+    for task in &observation.tasks {
         let on = task.ran_ns();
         assert!((on as f64 / 5e8 - 1.0).abs() < 1e-3, "{task:?}");
     }
-    let misses = seen.tasks[0].counts.get(Counted::Misses(cachemate_core::CacheLevel::L2)).unwrap();
-    let read = seen.tasks[0].counts.get(Counted::MemoryReadBytes).unwrap();
+    let misses = observation.tasks[0].counts.get(Counted::Misses(cachemate_core::CacheLevel::L2)).unwrap();
+    let read = observation.tasks[0].counts.get(Counted::MemoryReadBytes).unwrap();
     assert!((read / 64.0 / misses - 1.0).abs() < 0.01, "{read} {misses}");
 }
 
@@ -63,15 +66,15 @@ fn a_plan_s_ways_protect_and_are_read_back() {
     let jobs = || vec![job("victim", uniform(30_000.0, 0.02)), job("stream", closed_form::stream(64.0, LINES, 0.02))];
     let run = |ways: bool| {
         let mut machine = IntervalMachine::new(&spec(), exact(), jobs()).unwrap();
-        let seen = machine.observe().unwrap().unwrap();
+        let observation = machine.observe().unwrap().unwrap();
         let cache = last_cache(&machine);
         let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000_000 });
-        for task in &seen.tasks {
+        for task in &observation.tasks {
             plan.affinity.insert(task.task, [0, 1].into_iter().collect());
         }
         let share = |index: usize, mask: IndexSet| CacheShare {
             group: GroupId(index as u32),
-            members: vec![ShareMember::Process(seen.tasks[index].process)],
+            members: vec![ShareMember::Process(observation.tasks[index].process)],
             cache,
             units: Units::Ways { mask },
         };
@@ -82,7 +85,7 @@ fn a_plan_s_ways_protect_and_are_read_back() {
         let view = View {
             topology: machine.topology(),
             capabilities: machine.capabilities(),
-            observation: &seen,
+            observation: &observation,
             profiles: &profiles,
             previous_plan: &before,
             predictor: &cachemate_core::test_support::NullPredictor,
@@ -93,8 +96,8 @@ fn a_plan_s_ways_protect_and_are_read_back() {
         assert_eq!(applied.refused, []);
         assert_eq!(applied.shares.len(), if ways { 2 } else { 0 });
         (0..3).for_each(|_| drop(machine.observe().unwrap()));
-        let seen = machine.observe().unwrap().unwrap();
-        (speed(&seen, 0), seen.applied.shares.first().and_then(|held| held.occupancy_bytes))
+        let observation = machine.observe().unwrap().unwrap();
+        (speed(&observation, 0), observation.applied.shares.first().and_then(|held| held.occupancy_bytes))
     };
     let (shared, held) = (run(false), run(true));
     let alone = {
@@ -127,9 +130,9 @@ fn moving_pages_takes_time_and_ends() {
     let expected = 937.5 * 0.75 * 11_051.0 / 2e9 * 1e9;
     assert!((applied.cost_ns as f64 / expected - 1.0).abs() < 0.01, "{} {expected}", applied.cost_ns);
     (0..30).for_each(|_| drop(machine.observe().unwrap()));
-    let seen = machine.observe().unwrap().unwrap();
-    assert!(seen.applied.pending.is_empty() && seen.applied.shares[0].pages_in_share == Some(1.0));
-    assert!(speed(&seen, 0) < 0.95 * speed(&before, 0));
+    let observation = machine.observe().unwrap().unwrap();
+    assert!(observation.applied.pending.is_empty() && observation.applied.shares[0].pages_in_share == Some(1.0));
+    assert!(speed(&observation, 0) < 0.95 * speed(&before, 0));
 }
 
 /// Do arrivals, exits and restarts end their windows, with new ids each time?
@@ -141,14 +144,17 @@ fn arrivals_and_ends_are_told() {
     let late = IntervalJob { start_ns: 1_200_000_000, threads: 2, ..IntervalJob::new(program) };
     let mut machine = IntervalMachine::new(&spec(), exact(), vec![again, late]).unwrap();
     machine.set_first_window(WindowLength::Time { ns: 10_000_000_000 });
-    let seen = machine.observe().unwrap().unwrap();
-    assert_eq!(seen.end_reason, WindowEnd::TasksChanged);
-    assert!(seen.tasks[0].exited && (seen.span.elapsed_ns as f64 / 5e8 - 1.0).abs() < 1e-3, "{seen:?}");
+    let observation = machine.observe().unwrap().unwrap();
+    assert_eq!(observation.end_reason, WindowEnd::TasksChanged);
+    assert!(
+        observation.tasks[0].exited && (observation.span.elapsed_ns as f64 / 5e8 - 1.0).abs() < 1e-3,
+        "{observation:?}"
+    );
     let mut ids = std::collections::BTreeSet::new();
     for _ in 0..12 {
-        let seen = machine.observe().unwrap().unwrap();
-        ids.extend(seen.tasks.iter().map(|task| task.task));
-        assert!(seen.tasks.len() <= 4);
+        let observation = machine.observe().unwrap().unwrap();
+        ids.extend(observation.tasks.iter().map(|task| task.task));
+        assert!(observation.tasks.len() <= 4);
     }
     assert!(ids.len() >= 6, "{ids:?}");
 }
@@ -167,10 +173,10 @@ fn events_change_the_machine() {
     let mut machine = IntervalMachine::new(&spec(), options, vec![pinned]).unwrap();
     let mut speeds = Vec::new();
     let mut cpus = Vec::new();
-    while let Some(seen) = machine.observe().unwrap() {
-        speeds.push(speed(&seen, 0));
-        cpus.push(seen.tasks[0].cpu.unwrap().0);
-        assert!(seen.tasks.len() == 1, "who is outside is not seen");
+    while let Some(observation) = machine.observe().unwrap() {
+        speeds.push(speed(&observation, 0));
+        cpus.push(observation.tasks[0].cpu.unwrap().0);
+        assert!(observation.tasks.len() == 1, "who is outside is not seen");
     }
     assert_eq!(speeds.len(), 10);
     assert!(speeds[3] < 0.9 * speeds[1], "{speeds:?}");
@@ -187,8 +193,8 @@ fn rows_are_run_together_and_counted() {
     let names = ["a", "b", "c"];
     let jobs = names.iter().map(|name| job(name, uniform(50_000.0, 0.02))).collect();
     let mut machine = IntervalMachine::new(&spec(), exact(), jobs).unwrap();
-    let seen = machine.observe().unwrap().unwrap();
-    let ids: Vec<TaskId> = seen.tasks.iter().map(|task| task.task).collect();
+    let observation = machine.observe().unwrap().unwrap();
+    let ids: Vec<TaskId> = observation.tasks.iter().map(|task| task.task).collect();
     let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000_000 });
     let rows = vec![vec![ids[0], ids[1]], vec![ids[2]]];
     let what = ProbeKind::CoRunRows {
@@ -200,15 +206,17 @@ fn rows_are_run_together_and_counted() {
     };
     plan.probes = vec![ProbeRequest { id: ProbeId(5), kind: what, budget_ns: 1_000_000_000 }];
     machine.apply(&plan).unwrap();
-    let seen = machine.observe().unwrap().unwrap();
-    assert_eq!(seen.end_reason, WindowEnd::ProbeAnswered);
-    assert!((140_000_000..150_000_000).contains(&seen.span.elapsed_ns), "{:?}", seen.span);
-    let ProbeEvidence::Rows(found) = &seen.probe_results[0].evidence else { panic!("{:?}", seen.probe_results) };
+    let observation = machine.observe().unwrap().unwrap();
+    assert_eq!(observation.end_reason, WindowEnd::ProbeAnswered);
+    assert!((140_000_000..150_000_000).contains(&observation.span.elapsed_ns), "{:?}", observation.span);
+    let ProbeEvidence::Rows(found) = &observation.probe_results[0].evidence else {
+        panic!("{:?}", observation.probe_results)
+    };
     assert_eq!(found.iter().map(|row| row.tasks.clone()).collect::<Vec<_>>(), rows);
     assert!(found.iter().all(|row| row.cache_counts.get(Counted::Instructions).unwrap() > 1e6));
     // The same probe is not answered twice, and all tasks run again.
-    let seen = machine.observe().unwrap().unwrap();
-    assert!(seen.probe_results.is_empty() && seen.tasks.iter().all(|task| !task.on_cpu_ns.is_empty()));
+    let observation = machine.observe().unwrap().unwrap();
+    assert!(observation.probe_results.is_empty() && observation.tasks.iter().all(|task| !task.on_cpu_ns.is_empty()));
 }
 
 /// Do two probes that hold CPUs run one after the other, and are both answered?
@@ -216,8 +224,8 @@ fn rows_are_run_together_and_counted() {
 fn probes_that_hold_cpus_wait_for_each_other() {
     let jobs = (0..4).map(|index| job(&format!("p{index}"), uniform(50_000.0, 0.02))).collect();
     let mut machine = IntervalMachine::new(&spec(), exact(), jobs).unwrap();
-    let seen = machine.observe().unwrap().unwrap();
-    let ids: Vec<TaskId> = seen.tasks.iter().map(|task| task.task).collect();
+    let observation = machine.observe().unwrap().unwrap();
+    let ids: Vec<TaskId> = observation.tasks.iter().map(|task| task.task).collect();
     let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000_000 });
     let caches: Vec<CacheId> = machine.topology().last_level_caches().map(|cache| cache.id).collect();
     for (index, cache) in caches.into_iter().enumerate() {
@@ -229,8 +237,8 @@ fn probes_that_hold_cpus_wait_for_each_other() {
     machine.apply(&plan).unwrap();
     let answered: Vec<(ProbeId, u64)> = (0..2)
         .map(|_| {
-            let seen = machine.observe().unwrap().unwrap();
-            (seen.probe_results[0].probe, seen.span.elapsed_ns)
+            let observation = machine.observe().unwrap().unwrap();
+            (observation.probe_results[0].probe, observation.span.elapsed_ns)
         })
         .collect();
     assert_eq!(answered.iter().map(|(probe, _)| *probe).collect::<Vec<_>>(), [ProbeId(0), ProbeId(1)]);
@@ -242,15 +250,15 @@ fn probes_that_hold_cpus_wait_for_each_other() {
 fn a_plan_applied_again_changes_nothing_and_an_idle_one_frees_all() {
     let jobs = (0..3).map(|index| job(&format!("p{index}"), uniform(50_000.0, 0.02))).collect();
     let mut machine = IntervalMachine::new(&spec(), exact(), jobs).unwrap();
-    let seen = machine.observe().unwrap().unwrap();
+    let observation = machine.observe().unwrap().unwrap();
     let cache = last_cache(&machine);
     let idle = Plan::idle(WindowLength::Time { ns: 100_000_000 });
     let mut plan = idle.clone();
-    plan.affinity.insert(seen.tasks[0].task, [0].into_iter().collect());
-    plan.weights.insert(seen.tasks[1].task, 2.0);
+    plan.affinity.insert(observation.tasks[0].task, [0].into_iter().collect());
+    plan.weights.insert(observation.tasks[1].task, 2.0);
     let share = |index: usize, mask: IndexSet| CacheShare {
         group: GroupId(index as u32),
-        members: vec![ShareMember::Process(seen.tasks[index].process)],
+        members: vec![ShareMember::Process(observation.tasks[index].process)],
         cache,
         units: Units::Ways { mask },
     };
@@ -271,22 +279,22 @@ fn logged(machine: &mut IntervalMachine, mut plan: Plan, task: TaskId) -> (Obser
     let what = ProbeKind::MissTrace { task, entries: 160_000, includes_code: false };
     plan.probes = vec![ProbeRequest { id: ProbeId(1), kind: what, budget_ns: 10_000_000_000 }];
     machine.apply(&plan).unwrap();
-    let mut seen = machine.observe().unwrap().unwrap();
-    let ProbeEvidence::Trace { lines, .. } = &mut seen.probe_results[0].evidence else {
-        panic!("{:?}", seen.probe_results)
+    let mut observation = machine.observe().unwrap().unwrap();
+    let ProbeEvidence::Trace { lines, .. } = &mut observation.probe_results[0].evidence else {
+        panic!("{:?}", observation.probe_results)
     };
     let lines = std::mem::take(lines);
     assert_eq!(lines.len(), 160_000);
-    (seen, lines)
+    (observation, lines)
 }
 
 /// Does an LRU analysis of the trace recover the curve that it was drawn from, at the cost of its interrupts?
 #[test]
 fn a_trace_holds_the_program_s_curve() {
     let mut machine = IntervalMachine::new(&spec(), exact(), vec![job("a", uniform(40_000.0, 0.02))]).unwrap();
-    let seen = machine.observe().unwrap().unwrap();
+    let observation = machine.observe().unwrap().unwrap();
     let plan = Plan::idle(WindowLength::Time { ns: 1_000_000_000 });
-    let (seen, lines) = logged(&mut machine, plan, seen.tasks[0].task);
+    let (seen, lines) = logged(&mut machine, plan, observation.tasks[0].task);
     // 160 000 interrupts of 3 000 cycles at 2 GHz are 240 ms.
     assert!((240_000_000..300_000_000).contains(&seen.span.elapsed_ns), "{:?}", seen.span);
     let mut last = std::collections::BTreeMap::new();
@@ -305,13 +313,13 @@ fn a_trace_holds_the_program_s_curve() {
 fn a_log_takes_no_longer_than_its_entries() {
     let jobs = vec![job("victim", uniform(60_000.0, 0.02)), job("stream", closed_form::stream(64.0, LINES, 0.02))];
     let mut machine = IntervalMachine::new(&spec(), exact(), jobs).unwrap();
-    let seen = machine.observe().unwrap().unwrap();
+    let observation = machine.observe().unwrap().unwrap();
     let mut plan = Plan::idle(WindowLength::Time { ns: 10_000_000_000 });
     let beside = |task: &cachemate_core::TaskSample, cpu: u32| (task.task, [cpu].into_iter().collect());
-    plan.affinity = [beside(&seen.tasks[0], 0), beside(&seen.tasks[1], 1)].into();
+    plan.affinity = [beside(&observation.tasks[0], 0), beside(&observation.tasks[1], 1)].into();
     machine.apply(&plan).unwrap();
     machine.observe().unwrap();
-    let (seen, _) = logged(&mut machine, plan, seen.tasks[0].task);
+    let (seen, _) = logged(&mut machine, plan, observation.tasks[0].task);
     // 240 ms of interrupts; 8 million instructions that all miss take 5 cycles each at 2 GHz, which is 20 ms.
     assert!((235_000_000..265_000_000).contains(&seen.span.elapsed_ns), "{:?}", seen.span);
 }
@@ -322,8 +330,8 @@ fn a_log_that_is_called_off_costs_nothing_more() {
     let mut machine = IntervalMachine::new(&spec(), exact(), vec![job("a", uniform(40_000.0, 0.02))]).unwrap();
     machine.observe().unwrap();
     let done = |machine: &mut IntervalMachine| {
-        let seen = machine.observe().unwrap().unwrap();
-        seen.tasks[0].counts.get(Counted::Instructions).unwrap() / seen.span.elapsed_ns as f64
+        let observation = machine.observe().unwrap().unwrap();
+        observation.tasks[0].counts.get(Counted::Instructions).unwrap() / observation.span.elapsed_ns as f64
     };
     let before = done(&mut machine);
     let task = machine.observe().unwrap().unwrap().tasks[0].task;
@@ -341,10 +349,10 @@ fn a_log_that_is_called_off_costs_nothing_more() {
 #[test]
 fn what_cannot_be_is_refused_by_name() {
     let mut machine = IntervalMachine::new(&spec(), exact(), vec![job("a", uniform(40_000.0, 0.02))]).unwrap();
-    let seen = machine.observe().unwrap().unwrap();
+    let observation = machine.observe().unwrap().unwrap();
     let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000_000 });
     let level = cachemate_core::CacheLevel::L2;
-    let what = ProbeKind::SuperSets { tasks: vec![seen.tasks[0].task], level, super_sets: 32 };
+    let what = ProbeKind::SuperSets { tasks: vec![observation.tasks[0].task], level, super_sets: 32 };
     plan.probes = vec![ProbeRequest { id: ProbeId(1), kind: what, budget_ns: 1 }];
     plan.weights.insert(TaskId(77), 2.0);
     let applied = machine.apply(&plan).unwrap();
@@ -383,8 +391,8 @@ fn who_moves_to_another_node_waits_for_far_memory() {
     assert_eq!(machine.apply(&plan).unwrap().refused, []);
     machine.observe().unwrap();
     let far = machine.observe().unwrap().unwrap();
-    let each = |seen: &Observation, cause: StallCause| {
-        let counts = &seen.tasks[0].counts;
+    let each = |observation: &Observation, cause: StallCause| {
+        let counts = &observation.tasks[0].counts;
         counts.get(Counted::StallCycles(cause)).unwrap()
             / counts.get(Counted::Misses(cachemate_core::CacheLevel::L2)).unwrap()
     };
@@ -407,9 +415,12 @@ fn threads_share_the_pages_of_their_process() {
     let spec = crate::engine::tests::machine(2, 1, 1, 1);
     let mut machine = IntervalMachine::new(&spec, exact(), vec![two.clone()]).unwrap();
     machine.observe().unwrap();
-    let seen = machine.observe().unwrap().unwrap();
-    assert_ne!(seen.tasks[0].cpu, seen.tasks[1].cpu);
-    assert!(seen.tasks[0].pages_per_node.is_some() && seen.tasks[0].pages_per_node == seen.tasks[1].pages_per_node);
+    let observation = machine.observe().unwrap().unwrap();
+    assert_ne!(observation.tasks[0].cpu, observation.tasks[1].cpu);
+    assert!(
+        observation.tasks[0].pages_per_node.is_some()
+            && observation.tasks[0].pages_per_node == observation.tasks[1].pages_per_node
+    );
     let mut one = IntervalMachine::new(&self::spec(), exact(), vec![two]).unwrap();
     assert_eq!(one.observe().unwrap().unwrap().tasks[0].pages_per_node, None);
 }

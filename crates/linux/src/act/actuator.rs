@@ -75,7 +75,7 @@ impl Actuator {
 
     /// Originals of all changed objects.
     pub fn originals(&self) -> BTreeMap<JournalObject, ObjectState> {
-        let held = self.armed.iter().flat_map(|(journal, _)| journal.held());
+        let held = self.armed.iter().flat_map(|(journal, _)| journal.entries());
         held.map(|(object, held)| (object.clone(), held.original.clone())).collect()
     }
 
@@ -232,7 +232,7 @@ impl Actuator {
         }
         kernel.set_fence(None);
         self.last.clear();
-        let account = restore(kernel, journal.held());
+        let account = restore(kernel, journal.entries());
         let failed = |line: &RestoredObject| matches!(line.outcome, RestoreOutcome::Failed(_));
         let left: Vec<&JournalObject> = account.iter().filter(|line| failed(line)).map(|line| &line.object).collect();
         if left.is_empty() {
@@ -258,8 +258,12 @@ impl Actuator {
             JournalObject::File { path } => files(path),
             other => other.thread().is_some_and(|thread| threads.contains(&thread)),
         };
-        let held: BTreeMap<_, _> =
-            journal.held().iter().filter(|(object, _)| theirs(object)).map(|(o, h)| (o.clone(), h.clone())).collect();
+        let held: BTreeMap<_, _> = journal
+            .entries()
+            .iter()
+            .filter(|(object, _)| theirs(object))
+            .map(|(o, h)| (o.clone(), h.clone()))
+            .collect();
         let account = restore(kernel, &held);
         let failed: Vec<&JournalObject> = account
             .iter()
@@ -289,7 +293,7 @@ impl Actuator {
             return Ok(());
         }
         let mut estates: BTreeMap<i32, Vec<(JournalObject, JournalEntry)>> = BTreeMap::new();
-        for (ancestor, held) in journal.held() {
+        for (ancestor, held) in journal.entries() {
             if let Some(pid) = ancestor.inherited() {
                 estates.entry(pid).or_default().push((ancestor.clone(), held.clone()));
             }
@@ -300,7 +304,7 @@ impl Actuator {
         for task in new {
             for (of, held) in estate([task.pid, task.parent]) {
                 let object = of.for_thread(task.pid, task.thread);
-                if journal.held().contains_key(&object) || !held.may_be_inherited_by(task.thread) {
+                if journal.entries().contains_key(&object) || !held.may_be_inherited_by(task.thread) {
                     continue;
                 }
                 let inherited = |now: &ObjectState| held.our_values.contains(now) && held.original != *now;
@@ -394,7 +398,7 @@ impl Actuator {
             return self.rejoin(kernel).map(|()| Vec::new());
         }
         let Some((journal, guardian)) = self.armed.take() else { return Ok(Vec::new()) };
-        let account = restore(kernel, journal.held());
+        let account = restore(kernel, journal.entries());
         self.last.clear();
         if account.iter().any(|restored| matches!(restored.outcome, RestoreOutcome::Failed(_))) {
             self.armed = Some((journal, guardian));

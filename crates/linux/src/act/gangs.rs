@@ -253,7 +253,7 @@ mod tests {
         let rotation = rotation(&host, [1, 1]);
         let host = Arc::new(Mutex::new(host));
         let runner = RotationRunner::start(host.clone(), vec![rotation.clone()]).unwrap();
-        let mut seen = std::collections::BTreeSet::new();
+        let mut visited = std::collections::BTreeSet::new();
         let turns = TurnCounters::default();
         while runner.turns.turns.load(Ordering::Relaxed) < 4 {
             std::thread::sleep(Duration::from_millis(1));
@@ -263,9 +263,9 @@ mod tests {
         assert_eq!(policies(), [0, 0, 0, 0]);
         for gang in 0..2 {
             start_turn(&host, &rotation, gang, &turns);
-            seen.insert(policies());
+            visited.insert(policies());
         }
-        assert_eq!(seen.into_iter().collect::<Vec<_>>(), [vec![0, 0, 5, 5], vec![5, 5, 0, 0]]);
+        assert_eq!(visited.into_iter().collect::<Vec<_>>(), [vec![0, 0, 5, 5], vec![5, 5, 0, 0]]);
     }
 
     /// Is a member that has exited, or whose id was reused, left unchanged and counted?

@@ -104,12 +104,12 @@ fn end<K: Kernel, S: PartialEq + std::fmt::Debug>(
 ) -> u32 {
     let (calls, case) = (kernel.calls.get(), format!("{:?}: {ended:?}", kernel.fault.get()));
     let journal = dir.join(Journal::FILE_NAME);
-    let said = match ended {
+    let message = match ended {
         Ok(account) => account.iter().any(|line| matches!(line.outcome, RestoreOutcome::Failed(_))),
         Err(_) => true,
     };
     if journal.exists() {
-        assert!(said, "a journal stays unreported: {case}");
+        assert!(message, "a journal stays unreported: {case}");
     } else {
         assert_eq!(&states(&kernel.inner), before, "no journal is left: {case}");
     }
@@ -142,10 +142,10 @@ fn all_of<K: Kernel + Send + 'static>(
     plan: impl Fn(u64, &[TaskId]) -> Plan,
     birth: impl Fn(&K),
 ) -> Result<Vec<RestoredObject>, String> {
-    let ran = run(machine, plan, |kernel| birth(&kernel.inner));
+    let outcome = run(machine, plan, |kernel| birth(&kernel.inner));
     let ended = machine.restore_all().map_err(|error| error.to_string());
     // A daemon whose step failed ends with that error, whatever the outcome of the restore.
-    ran.map_err(|error| error.to_string()).and(ended)
+    outcome.map_err(|error| error.to_string()).and(ended)
 }
 
 /// Tries every position, with a single failing call and with a lasting failure. The usual run alternates among the

@@ -46,8 +46,8 @@ fn a_plan_runs_by_the_scheduler_and_outlives_it() {
     let dir = tempfile::tempdir().unwrap();
     let (mut machine, socket) = four_threads(dir.path());
     let scheduler = FakeScheduler::start(machine.kernel(), &socket);
-    let seen = tasks(&mut machine);
-    let plan = two_gangs(&seen);
+    let observation = tasks(&mut machine);
+    let plan = two_gangs(&observation);
     let applied = machine.apply(&plan).unwrap();
     assert_eq!((&applied.gangs, applied.refused), (&plan.gangs, Vec::new()));
     assert_eq!(policies(&machine), [EXT; 4]);
@@ -85,9 +85,9 @@ fn advice_is_kept_by_the_scheduler() {
         });
     });
     let scheduler = FakeScheduler::start(machine.kernel(), &socket);
-    let seen = tasks(&mut machine);
+    let observation = tasks(&mut machine);
     let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000 });
-    plan.penalties = vec![CoRunPenalty { tasks: (seen[0], seen[1]), penalty: 0.7 }];
+    plan.penalties = vec![CoRunPenalty { tasks: (observation[0], observation[1]), penalty: 0.7 }];
     let applied = machine.apply(&plan).unwrap();
     assert_eq!((&applied.penalties, &applied.gangs, applied.refused), (&plan.penalties, &Vec::new(), Vec::new()));
     assert_eq!(policies(&machine), [EXT; 8]);
@@ -113,7 +113,7 @@ fn faults_around_the_scheduler_leave_everybody_as_before() {
         let mut draw = FaultRng(seed);
         let mut scheduler = None;
         for window in 0..10 {
-            let seen = tasks(&mut machine);
+            let observation = tasks(&mut machine);
             match draw.below(5) {
                 0 => scheduler = None,
                 1 | 2 if scheduler.is_none() => scheduler = Some(FakeScheduler::start(machine.kernel(), &socket)),
@@ -130,9 +130,9 @@ fn faults_around_the_scheduler_leave_everybody_as_before() {
                 let fault = (draw.below(8) as u32, ERRORS[draw.below(7) as usize]);
                 machine.with_kernel(|host| host.fault.set(Some(fault)));
             }
-            let mut wanted = if draw.below(3) > 0 { two_gangs(&seen) } else { plan(&mut draw, &seen) };
+            let mut wanted = if draw.below(3) > 0 { two_gangs(&observation) } else { plan(&mut draw, &observation) };
             if draw.below(4) == 0 {
-                wanted.penalties = vec![CoRunPenalty { tasks: (seen[0], seen[1]), penalty: 1.0 }];
+                wanted.penalties = vec![CoRunPenalty { tasks: (observation[0], observation[1]), penalty: 1.0 }];
             }
             let applied = machine.apply(&wanted).unwrap();
             let planned = |schedule: &GangSchedule| wanted.gangs.contains(schedule);

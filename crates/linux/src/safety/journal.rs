@@ -450,7 +450,7 @@ impl Journal {
     }
 
     /// Objects to restore.
-    pub fn held(&self) -> &BTreeMap<JournalObject, JournalEntry> {
+    pub fn entries(&self) -> &BTreeMap<JournalObject, JournalEntry> {
         &self.held
     }
 

@@ -97,9 +97,9 @@ impl PointerChase {
         let mut order: Vec<usize> = (0..steps).map(|at| at * (lines / steps)).collect();
         // Any order that no prefetcher follows will do: a multiplicative generator shuffles.
         let mut state = 0x9E37_79B9_7F4A_7C15_u64;
-        for at in (1..order.len()).rev() {
+        for index in (1..order.len()).rev() {
             state = state.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(1);
-            order.swap(at, (state >> 33) as usize % (at + 1));
+            order.swap(index, (state >> 33) as usize % (index + 1));
         }
         for pair in 0..order.len() {
             words[order[pair] * WORDS_A_LINE] = order[(pair + 1) % order.len()] * WORDS_A_LINE;
@@ -155,12 +155,12 @@ mod tests {
     #[test]
     fn a_round_visits_every_link_once() {
         let chase = PointerChase::new(2 * CHASED_LINES, CHASED_LINES);
-        let mut seen = std::collections::BTreeSet::new();
+        let mut visited = std::collections::BTreeSet::new();
         let last = (0..chase.steps).fold(chase.first, |at, _| {
-            assert!(seen.insert(at), "{at} twice");
+            assert!(visited.insert(at), "{at} twice");
             chase.words[at]
         });
-        assert_eq!((last, seen.len()), (chase.first, CHASED_LINES));
+        assert_eq!((last, visited.len()), (chase.first, CHASED_LINES));
     }
 
     /// Is a chase too long for the caches before the last one, and not longer than that?

@@ -534,14 +534,14 @@ mod tests {
         let session = ProbeSession { kernel: &kernel, placement: &placement };
         let reused = |host: &FakeHost| host.threads.borrow_mut().get_mut(&5).unwrap().start_ticks += 1;
         let mask = || kernel.lock().unwrap().threads.borrow()[&5].cpus.to_string();
-        let ran = session.run(|_| {
+        let outcome = session.run(|_| {
             assert_eq!(mask(), cpu.to_string());
             let host = kernel.lock().unwrap();
             reused(&host);
             host.threads.borrow_mut().get_mut(&5).unwrap().cpus = "2-3".parse().unwrap();
             Ok(())
         });
-        drop(ran);
+        drop(outcome);
         assert_eq!(mask(), "2-3", "it ended during the probe");
         assert!(session.run(|_| Ok(())).is_err(), "it has ended before");
         assert_eq!(mask(), "2-3");

@@ -292,15 +292,15 @@ impl SysfsReader {
         };
         let last: BTreeSet<usize> = online.iter().filter_map(last_of).collect();
         let mut unsized_levels = BTreeSet::new();
-        let numbered = found.iter().enumerate().map(|(at, cache)| {
+        let numbered = found.iter().enumerate().map(|(index, cache)| {
             if cache.size_bytes.is_none() {
                 unsized_levels.insert(cache.level);
             }
             Cache {
-                id: CacheId(at as u32),
+                id: CacheId(index as u32),
                 level: cache.level,
                 cpus: cache.cpus.clone(),
-                last_level: last.contains(&at),
+                last_level: last.contains(&index),
                 size_bytes: cache.size_bytes,
                 ways: cache.ways,
                 line_bytes: cache.line_bytes,

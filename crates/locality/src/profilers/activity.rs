@@ -18,11 +18,11 @@ impl Profiler for ActivityProfiler {
     fn needs(&self) -> &'static [EvidenceKind] {
         &[EvidenceKind::SuperSets]
     }
-    fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
-        retain_live(seen, profiles);
+    fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
+        retain_live(observation, profiles);
         // A task that ran on several CPUs has an answer for each context: together they are its sample.
         let mut samples: Vec<(TaskId, CacheLevel, Vec<SuperSetCount>)> = Vec::new();
-        for evidence in evidence(seen) {
+        for evidence in evidence(observation) {
             let ProbeEvidence::Activity { task, level, super_sets, .. } = evidence else { continue };
             match samples.iter_mut().find(|(other, at, _)| (other, at) == (task, level)) {
                 Some((_, _, sum)) if sum.len() == super_sets.len() => {
@@ -37,7 +37,7 @@ impl Profiler for ActivityProfiler {
         }
         for (task, level, super_sets) in samples {
             let Some(profile) = profiles.get_mut(&task) else { continue };
-            let fact = Fact::new(super_sets, FactSource::SuperSets, seen.window);
+            let fact = Fact::new(super_sets, FactSource::SuperSets, observation.window);
             profile.locality.activity.insert(level, fact);
         }
     }
@@ -58,12 +58,12 @@ mod tests {
     #[test]
     fn the_last_sample_is_expected_next() {
         let (mut profiler, mut profiles) = (ActivityProfiler, Profiles::new());
-        let mut seen = window(0, &[0]);
-        seen.probe_results = vec![
+        let mut observation = window(0, &[0]);
+        observation.probe_results = vec![
             answer(0, activity(0, 0, CacheLevel::L2, [9, 9])),
             answer(0, activity(0, 0, CacheLevel::L1Data, [5, 0])),
         ];
-        profiler.update(&seen, &mut profiles);
+        profiler.update(&observation, &mut profiles);
         let mut next = window(1, &[0]);
         next.probe_results = vec![
             answer(0, activity(0, 0, CacheLevel::L2, [1, 2])),

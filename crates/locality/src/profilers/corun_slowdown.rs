@@ -22,9 +22,9 @@ impl Profiler for CoRunSlowdownProfiler {
     fn needs(&self) -> &'static [EvidenceKind] {
         &[EvidenceKind::Neighbor]
     }
-    fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
-        self.tasks.retain_current(seen, profiles);
-        for evidence in evidence(seen) {
+    fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
+        self.tasks.retain_current(observation, profiles);
+        for evidence in evidence(observation) {
             let ProbeEvidence::NeighborSlowdown {
                 task,
                 neighbor_alone_ns,
@@ -36,7 +36,7 @@ impl Profiler for CoRunSlowdownProfiler {
             else {
                 continue;
             };
-            let stamp = |estimate| Fact::measured(estimate, FactSource::Neighbor, seen.window);
+            let stamp = |estimate| Fact::measured(estimate, FactSource::Neighbor, observation.window);
             let Some(((harm, sensitivity), profile)) = self.tasks.of(*task, profiles) else { continue };
             let slowdown = |slow: f64, fast: f64| (fast > 0.0 && slow.is_finite()).then(|| slow / fast - 1.0);
             if let Some(suffered) = slowdown(*neighbor_beside_ns, *neighbor_alone_ns) {
@@ -71,9 +71,9 @@ mod tests {
             task_corun_rate: rates.map(|(_, beside)| beside),
             rate_event: None,
         };
-        let mut seen = window(0, &[0, 1]);
-        seen.probe_results = vec![answer(0, beside(0, Some((10.0, 8.0)))), answer(1, beside(1, None))];
-        profiler.update(&seen, &mut profiles);
+        let mut observation = window(0, &[0, 1]);
+        observation.probe_results = vec![answer(0, beside(0, Some((10.0, 8.0)))), answer(1, beside(1, None))];
+        profiler.update(&observation, &mut profiles);
         assert!((profiles[&TaskId(0)].contention.neighbor_slowdown.unwrap().value - 0.5).abs() < 1e-12);
         assert!((profiles[&TaskId(0)].contention.sensitivity.unwrap().value - 0.25).abs() < 1e-12);
         assert_eq!(profiles[&TaskId(1)].contention.sensitivity, None);

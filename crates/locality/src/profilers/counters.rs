@@ -83,9 +83,9 @@ impl Profiler for CountersProfiler {
     fn needs(&self) -> &'static [EvidenceKind] {
         &[EvidenceKind::TaskCounters]
     }
-    fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
-        self.tasks.retain_current(seen, profiles);
-        for task in &seen.tasks {
+    fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
+        self.tasks.retain_current(observation, profiles);
+        for task in &observation.tasks {
             let Some(instructions) = task.counts.get(CounterEvent::Instructions) else { continue };
             let Some((state, profile)) = self.tasks.of(task.task, profiles) else { continue };
             state.open.add(task, self.level, instructions);
@@ -96,7 +96,7 @@ impl Profiler for CountersProfiler {
             let cycles = open.cycles.filter(|&cycles| cycles > 0.0);
             let fold = |mean: &mut RunningStats, reading: Option<f64>| {
                 reading.iter().for_each(|&reading| mean.add(reading));
-                mean.estimate().map(|estimate| Fact::measured(estimate, FactSource::Counters, seen.window))
+                mean.estimate().map(|estimate| Fact::measured(estimate, FactSource::Counters, observation.window))
             };
             let per_instr = |count: Option<f64>, scale: f64| count.map(|count| scale * count / open.instructions);
             let rates = &mut profile.rates;
@@ -125,7 +125,7 @@ mod tests {
     const LLC: CacheLevel = CacheLevel::L2;
 
     fn with_misses(number: u64, misses: u64) -> Observation {
-        let mut seen = window(number, &[]);
+        let mut observation = window(number, &[]);
         let readings = [
             (CounterEvent::Instructions, 1000),
             (CounterEvent::Cycles, 2000),
@@ -133,8 +133,8 @@ mod tests {
             (CounterEvent::Misses(LLC), misses),
             (CounterEvent::MemoryReadBytes, 128 * misses),
         ];
-        seen.tasks = vec![task_seen(0, &readings)];
-        seen
+        observation.tasks = vec![task_seen(0, &readings)];
+        observation
     }
 
     /// Is the average over readings the true one, per thousand instructions, and does it have an interval?

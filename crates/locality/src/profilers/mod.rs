@@ -45,8 +45,8 @@ use cachemate_core::{
 };
 
 /// Gives every live task a profile, and removes those of exited tasks.
-pub(crate) fn retain_live(seen: &Observation, profiles: &mut Profiles) {
-    let present: Vec<TaskId> = seen.tasks.iter().filter(|task| !task.exited).map(|task| task.task).collect();
+pub(crate) fn retain_live(observation: &Observation, profiles: &mut Profiles) {
+    let present: Vec<TaskId> = observation.tasks.iter().filter(|task| !task.exited).map(|task| task.task).collect();
     profiles.retain(|task, _| present.contains(task));
     present.into_iter().for_each(|task| {
         profiles.entry(task).or_default();
@@ -68,8 +68,8 @@ impl<S> Default for PerTask<S> {
 
 impl<S: Default> PerTask<S> {
     /// To be called first in every update: drops profiles and state of exited tasks and of earlier phases.
-    pub(crate) fn retain_current(&mut self, seen: &Observation, profiles: &mut Profiles) {
-        retain_live(seen, profiles);
+    pub(crate) fn retain_current(&mut self, observation: &Observation, profiles: &mut Profiles) {
+        retain_live(observation, profiles);
         self.states.retain(|task, (phase, _)| profiles.get(task).is_some_and(|profile| profile.phase_number == *phase));
     }
 
@@ -86,12 +86,12 @@ impl<S: Default> PerTask<S> {
 }
 
 /// Evidence of the window, in order.
-pub(crate) fn evidence(seen: &Observation) -> impl Iterator<Item = &ProbeEvidence> {
-    seen.probe_results.iter().map(|answer| &answer.evidence)
+pub(crate) fn evidence(observation: &Observation) -> impl Iterator<Item = &ProbeEvidence> {
+    observation.probe_results.iter().map(|answer| &answer.evidence)
 }
 
-pub(crate) fn task_sample(seen: &Observation, task: TaskId) -> Option<&TaskSample> {
-    seen.tasks.iter().find(|other| other.task == task)
+pub(crate) fn task_sample(observation: &Observation, task: TaskId) -> Option<&TaskSample> {
+    observation.tasks.iter().find(|other| other.task == task)
 }
 
 /// Mean and spread of readings, in one pass (Welford).
@@ -125,9 +125,9 @@ impl RunningStats {
 }
 
 /// The shares in force that a task is in.
-pub(crate) fn shares_of<'a>(seen: &'a Observation, task: &TaskSample) -> impl Iterator<Item = &'a CacheShare> {
+pub(crate) fn shares_of<'a>(observation: &'a Observation, task: &TaskSample) -> impl Iterator<Item = &'a CacheShare> {
     let (process, task) = (task.process, task.task);
-    seen.applied.shares.iter().map(|held| &held.share).filter(move |share| {
+    observation.applied.shares.iter().map(|held| &held.share).filter(move |share| {
         share.members.iter().any(|member| match member {
             ShareMember::Process(member) => *member == process,
             ShareMember::Task(member) => *member == task,
@@ -136,9 +136,9 @@ pub(crate) fn shares_of<'a>(seen: &'a Observation, task: &TaskSample) -> impl It
 }
 
 /// How much of a cache a task may use, by the shares in force; the whole cache if it is in none.
-pub(crate) fn share_bytes(seen: &Observation, task: &TaskSample, cache: &TracedCache) -> u64 {
+pub(crate) fn share_bytes(observation: &Observation, task: &TaskSample, cache: &TracedCache) -> u64 {
     let part = |units: u32, of: u32| cache.size_bytes * u64::from(units.min(of)) / u64::from(of.max(1));
-    match shares_of(seen, task).next().map(|share| &share.units) {
+    match shares_of(observation, task).next().map(|share| &share.units) {
         Some(Units::Colors { allowed, .. }) => part(allowed.count(), cache.colors),
         Some(Units::Ways { mask }) => part(mask.count(), cache.ways),
         None => cache.size_bytes,
@@ -147,17 +147,18 @@ pub(crate) fn share_bytes(seen: &Observation, task: &TaskSample, cache: &TracedC
 
 /// Does no other task fill the units that a task may use, as far as is known? All others that ran have to be in other
 /// shares.
-pub(crate) fn has_exclusive_units(seen: &Observation, task: &TaskSample) -> bool {
+pub(crate) fn has_exclusive_units(observation: &Observation, task: &TaskSample) -> bool {
     let share_of = |task: &TaskSample| {
         let is_member = |member: &ShareMember| match member {
             ShareMember::Process(process) => *process == task.process,
             ShareMember::Task(member) => *member == task.task,
         };
-        seen.applied.shares.iter().position(|held| held.share.members.iter().any(is_member))
+        observation.applied.shares.iter().position(|held| held.share.members.iter().any(is_member))
     };
     let ran = |other: &&TaskSample| other.process != task.process && other.ran();
     let mine = share_of(task);
-    seen.tasks
+    observation
+        .tasks
         .iter()
         .filter(ran)
         .all(|other| mine.is_some() && share_of(other).is_some_and(|theirs| Some(theirs) != mine))

@@ -218,13 +218,13 @@ impl Profiler for PcmrProfiler {
     fn needs(&self) -> &'static [EvidenceKind] {
         &[EvidenceKind::CoRunRows]
     }
-    fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
-        self.window = seen.window;
-        self.newcomers.retain_current(seen, profiles);
-        self.own.retain_current(seen, profiles);
+    fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
+        self.window = observation.window;
+        self.newcomers.retain_current(observation, profiles);
+        self.own.retain_current(observation, profiles);
         self.forget_old_rows(profiles);
         let mut last = None;
-        for answer in &seen.probe_results {
+        for answer in &observation.probe_results {
             if let ProbeEvidence::Rows(intervals) = &answer.evidence {
                 intervals.iter().for_each(|interval| self.add(interval, answer.probe, profiles));
                 last = Some(answer.probe);
@@ -256,9 +256,9 @@ mod tests {
         }
     }
     fn seen(tasks: &[u32], intervals: Vec<RowInterval>) -> Observation {
-        let mut seen = window(0, tasks);
-        seen.probe_results = vec![answer(0, ProbeEvidence::Rows(intervals))];
-        seen
+        let mut observation = window(0, tasks);
+        observation.probe_results = vec![answer(0, ProbeEvidence::Rows(intervals))];
+        observation
     }
     const PCMR: [f64; 5] = [2.0, 4.0, 6.0, 28.0, 30.0];
     /// The five rows of four, each with a cold start that must not count.
@@ -347,11 +347,11 @@ mod tests {
         let rates = [2.0, 4.0, 60.0];
         let references = [1_000_000u64, 1_000_000, 100_000];
         let row = |members: [usize; 2]| {
-            let of = |at: usize| (references[at], (references[at] as f64 * rates[at] / 100.0) as u64);
+            let pair = |at: usize| (references[at], (references[at] as f64 * rates[at] / 100.0) as u64);
             let both = |(references, misses): (u64, u64)| {
                 counts(&[(CounterEvent::References(LLC), references), (CounterEvent::Misses(LLC), misses)])
             };
-            let (a, b) = (of(members[0]), of(members[1]));
+            let (a, b) = (pair(members[0]), pair(members[1]));
             RowInterval {
                 cache_counts: both((a.0 + b.0, a.1 + b.1)),
                 task_counts: vec![both(a), both(b)],

@@ -102,7 +102,7 @@ impl PhaseProfiler {
         state.instructions += instructions;
         state.misses += misses;
         let comes = self.incoming_rates(counts);
-        state.before = [0, 1, 2].map(|at| state.before[at].zip(comes[at]).map(|(sum, more)| sum + more));
+        state.before = [0, 1, 2].map(|index| state.before[index].zip(comes[index]).map(|(sum, more)| sum + more));
         state.own_cycles = state.own_cycles.zip(compute_cycles(counts)).map(|(sum, more)| sum + more);
         if state.instructions < self.interval_instructions || state.instructions <= 0.0 {
             return false;
@@ -121,8 +121,8 @@ impl PhaseProfiler {
         let settled = |event| matches!(event, PhaseEvent::Steady | PhaseEvent::Settled);
         let is_change = |event| matches!(event, PhaseEvent::Changed { .. });
         let left = state.kind.zip(comes.as_ref()).is_some_and(|(kind, signal)| {
-            let least = self.parameters.threshold * self.parameters.edge_share;
-            state.kinds.is_outside(kind, signal, least)
+            let minimum = self.parameters.threshold * self.parameters.edge_share;
+            state.kinds.is_outside(kind, signal, minimum)
         });
         state.outside = if left { state.outside + 1 } else { 0 };
         let both = [is_change(by_rate), by_what_comes.is_some_and(is_change) || state.outside == OUTSIDE_INTERVALS];
@@ -167,20 +167,20 @@ impl Profiler for PhaseProfiler {
     fn needs(&self) -> &'static [EvidenceKind] {
         &[EvidenceKind::TaskCounters]
     }
-    fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
-        retain_live(seen, profiles);
-        let allocation_changed = self.allocation_changed(&seen.applied);
+    fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
+        retain_live(observation, profiles);
+        let allocation_changed = self.allocation_changed(&observation.applied);
         let mut changed: Vec<TaskId> = Vec::new();
         // Not `retain_current`: this memory outlives a phase, which it is there to end.
         let mut tasks = std::mem::take(&mut self.tasks);
         tasks.states.retain(|task, _| profiles.contains_key(task));
-        for task in &seen.tasks {
+        for task in &observation.tasks {
             let Some((state, _)) = tasks.of(task.task, profiles) else { continue };
             if self.interval_changed(state, &task.counts, allocation_changed) {
                 changed.push(task.task);
             }
         }
-        for evidence in evidence(seen) {
+        for evidence in evidence(observation) {
             let ProbeEvidence::Reuses { task, samples } = evidence else { continue };
             let Some((state, profile)) = tasks.of(*task, profiles) else { continue };
             let Some(refs) = profile.rates.llc_refs_per_mega_instr else { continue };
@@ -202,7 +202,7 @@ impl Profiler for PhaseProfiler {
         for (task, profile) in profiles.iter_mut() {
             let kind = tasks.states.get(task).and_then(|(_, state)| state.kind);
             if profile.phase.kind.map(|fact| fact.value) != kind {
-                profile.phase.kind = kind.map(|kind| Fact::new(kind, FactSource::PhaseDetector, seen.window));
+                profile.phase.kind = kind.map(|kind| Fact::new(kind, FactSource::PhaseDetector, observation.window));
             }
         }
         self.tasks = tasks;
@@ -221,9 +221,10 @@ mod tests {
         PhaseProfiler::new(LLC, PhaseParameters::default(), 1000.0)
     }
     fn with_rate(number: u64, misses: u64) -> Observation {
-        let mut seen = window(number, &[]);
-        seen.tasks = vec![task_seen(0, &[(CounterEvent::Instructions, 1000), (CounterEvent::Misses(LLC), misses)])];
-        seen
+        let mut observation = window(number, &[]);
+        observation.tasks =
+            vec![task_seen(0, &[(CounterEvent::Instructions, 1000), (CounterEvent::Misses(LLC), misses)])];
+        observation
     }
 
     /// Does a true phase change raise the phase once and drop earlier evidence?
@@ -268,14 +269,14 @@ mod tests {
         let mut phases = Vec::new();
         let windows = [7; 6].into_iter().chain([5; 6]).chain([7; 6]);
         for (number, references) in windows.enumerate() {
-            let mut seen = window(number as u64, &[]);
+            let mut observation = window(number as u64, &[]);
             let counts = [
                 (CounterEvent::Instructions, 1000),
                 (CounterEvent::Misses(LLC), 4),
                 (CounterEvent::References(LLC), references),
             ];
-            seen.tasks = vec![task_seen(0, &counts)];
-            profiler.update(&seen, &mut profiles);
+            observation.tasks = vec![task_seen(0, &counts)];
+            profiler.update(&observation, &mut profiles);
             let profile = &profiles[&TaskId(0)];
             phases.push((profile.phase_number, profile.phase.kind.as_ref().map(|fact| fact.value)));
         }
@@ -302,7 +303,7 @@ mod tests {
         // The phase changes in window 4, together with the allocation; misses follow late.
         let windows = [(2, 20, 16), (2, 20, 16), (2, 20, 16), (2, 20, 16), (9, 60, 4), (14, 60, 4), (14, 60, 4)];
         for (number, (misses, first_level, colors)) in windows.into_iter().enumerate() {
-            let mut seen = window(number as u64, &[]);
+            let mut observation = window(number as u64, &[]);
             let first = [
                 CounterEvent::Misses(CacheLevel::L1Data),
                 CounterEvent::Misses(CacheLevel::L1Instruction),
@@ -310,8 +311,8 @@ mod tests {
             ];
             let mut readings = vec![(CounterEvent::Instructions, 1000), (CounterEvent::Misses(LLC), misses)];
             readings.extend(first.map(|event| (event, first_level)));
-            seen.tasks = vec![task_seen(0, &readings)];
-            profiler.update(&with_colors(seen, colors), &mut profiles);
+            observation.tasks = vec![task_seen(0, &readings)];
+            profiler.update(&with_colors(observation, colors), &mut profiles);
             assert_eq!(profiles[&TaskId(0)].phase_number, u32::from(number >= 4), "window {number}");
         }
     }
@@ -321,14 +322,14 @@ mod tests {
     fn reuse_times_show_a_phase_without_counters() {
         let (mut profiler, mut profiles) = (profiler(), Profiles::new());
         for number in 0..8 {
-            let mut seen = window(number, &[0]);
+            let mut observation = window(number, &[0]);
             let accesses = Some(if number < 5 { 10 } else { 100_000 });
             let samples = vec![ReuseSample { accesses, elapsed_ns: 1, reused: true }; 50];
-            seen.probe_results = vec![answer(0, ProbeEvidence::Reuses { task: TaskId(0), samples })];
-            retain_live(&seen, &mut profiles);
+            observation.probe_results = vec![answer(0, ProbeEvidence::Reuses { task: TaskId(0), samples })];
+            retain_live(&observation, &mut profiles);
             profiles.get_mut(&TaskId(0)).unwrap().rates.llc_refs_per_mega_instr =
                 Some(Fact::new(20_000.0, FactSource::Counters, number));
-            profiler.update(&seen, &mut profiles);
+            profiler.update(&observation, &mut profiles);
             assert_eq!(profiles[&TaskId(0)].phase_number, u32::from(number >= 5), "window {number}");
         }
     }

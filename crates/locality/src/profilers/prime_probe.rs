@@ -52,9 +52,9 @@ impl Profiler for PrimeProbeProfiler {
     fn needs(&self) -> &'static [EvidenceKind] {
         &[EvidenceKind::PrimeProbe]
     }
-    fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
-        self.tasks.retain_current(seen, profiles);
-        for evidence in evidence(seen) {
+    fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
+        self.tasks.retain_current(observation, profiles);
+        for evidence in evidence(observation) {
             let ProbeEvidence::PrimeProbe { task, samples, .. } = evidence else { continue };
             let good: Vec<&PrimeProbeSample> = samples.iter().filter(|sample| self.counts(sample)).collect();
             let Some((shares, _)) = self.tasks.of(*task, profiles) else { continue };
@@ -68,7 +68,8 @@ impl Profiler for PrimeProbeProfiler {
             }
             if shares.beside.len().min(shares.away.len()) >= EVICTED_SAMPLES_AT_LEAST {
                 let difference = difference(&shares.beside, &shares.away);
-                shares.intensity = difference.map(|share| Fact::measured(share, FactSource::PrimeProbe, seen.window));
+                shares.intensity =
+                    difference.map(|share| Fact::measured(share, FactSource::PrimeProbe, observation.window));
             }
         }
         for (task, (_, shares)) in &self.tasks.states {
@@ -120,20 +121,20 @@ mod tests {
     #[test]
     fn additional_evictions_are_the_intensity() {
         let (mut profiler, mut profiles) = (PrimeProbeProfiler::default(), Profiles::new());
-        let mut seen = window(0, &[0]);
-        seen.probe_results =
+        let mut observation = window(0, &[0]);
+        observation.probe_results =
             vec![answer(0, evicted(&[(true, 400, 60.0), (true, 402, 60.0), (false, 100, 60.0), (false, 102, 60.0)]))];
-        profiler.update(&seen, &mut profiles);
+        profiler.update(&observation, &mut profiles);
         assert_eq!(profiles[&TaskId(0)].contention.intensity, None, "too few");
         let more = [(true, 398, 60.0), (true, 400, 60.0), (true, 1000, 60.0), (true, 5, 350.0)];
         let away = [(false, 98, 60.0), (false, 100, 60.0), (false, 0, 60.0)];
-        seen.probe_results = vec![answer(1, evicted(&[&more[..], &away[..]].concat()))];
-        profiler.update(&seen, &mut profiles);
+        observation.probe_results = vec![answer(1, evicted(&[&more[..], &away[..]].concat()))];
+        profiler.update(&observation, &mut profiles);
         let intensity = profiles[&TaskId(0)].contention.intensity.unwrap().estimate();
         assert!((intensity.value - 0.3).abs() < 0.003 && intensity.low < intensity.value, "{intensity:?}");
-        seen.probe_results.clear();
-        seen.window += 1;
-        profiler.update(&seen, &mut profiles);
+        observation.probe_results.clear();
+        observation.window += 1;
+        profiler.update(&observation, &mut profiles);
         let kept = profiles[&TaskId(0)].contention.intensity.unwrap();
         assert_eq!((kept.estimate(), kept.window), (intensity, 0), "it stays until more is known");
     }
@@ -142,10 +143,10 @@ mod tests {
     #[test]
     fn across_a_split_nothing_is_known() {
         let (mut profiler, mut profiles) = (PrimeProbeProfiler::default(), Profiles::new());
-        let mut seen = window(0, &[0]);
+        let mut observation = window(0, &[0]);
         let split: Vec<(bool, u32, f64)> = (0..20).map(|at| (at % 2 == 0, 10, 330.0)).collect();
-        seen.probe_results = vec![answer(0, evicted(&split))];
-        profiler.update(&seen, &mut profiles);
+        observation.probe_results = vec![answer(0, evicted(&split))];
+        profiler.update(&observation, &mut profiles);
         assert_eq!(profiles[&TaskId(0)].contention.intensity, None);
     }
 }

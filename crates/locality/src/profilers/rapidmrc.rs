@@ -88,9 +88,9 @@ impl Profiler for RapidMrcProfiler {
     fn needs(&self) -> &'static [EvidenceKind] {
         &[EvidenceKind::MissTraces]
     }
-    fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
-        retain_live(seen, profiles);
-        for evidence in evidence(seen) {
+    fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
+        retain_live(observation, profiles);
+        for evidence in evidence(observation) {
             let ProbeEvidence::Trace { task, line_bytes, lines, code_positions: code, lost, counts, .. } = evidence
             else {
                 continue;
@@ -106,8 +106,8 @@ impl Profiler for RapidMrcProfiler {
             let measured =
                 counts.get(CounterEvent::Misses(self.cache.level)).map(|misses| 1000.0 * misses / instructions);
             let TracedCache { size_bytes, points, .. } = self.cache;
-            let alone = task_sample(seen, *task).filter(|task| has_exclusive_units(seen, task));
-            let in_use = alone.map(|task| share_bytes(seen, task, &self.cache));
+            let alone = task_sample(observation, *task).filter(|task| has_exclusive_units(observation, task));
+            let in_use = alone.map(|task| share_bytes(observation, task, &self.cache));
             let counted = LogCounts {
                 logged_level_misses: logged_misses(counts, !code.is_empty()),
                 // A share smaller than the curve's first point is no point of it.
@@ -115,7 +115,7 @@ impl Profiler for RapidMrcProfiler {
             };
             if let Some((curve, known_bytes)) = self.curve(&trace, &counted) {
                 let points = curve.to_profile_known_to(self.plus_minus, known_bytes);
-                let fact = Fact::new(points, FactSource::MissTrace, seen.window);
+                let fact = Fact::new(points, FactSource::MissTrace, observation.window);
                 profile.locality.misses_per_kilo_instr.insert(self.cache.level, fact);
             }
         }
@@ -132,7 +132,7 @@ mod tests {
         TracedCache { level: CacheLevel::L2, size_bytes: 160 * 128, colors: 16, ways: 10, points: 16 };
 
     fn traced(lines: Vec<u64>, counts: EventCounts) -> Observation {
-        let mut seen = window(0, &[0]);
+        let mut observation = window(0, &[0]);
         let evidence = ProbeEvidence::Trace {
             task: TaskId(0),
             space: AddressKind::Virtual,
@@ -143,16 +143,16 @@ mod tests {
             counts,
             elapsed_ns: 1,
         };
-        seen.probe_results = vec![answer(0, evidence)];
-        seen
+        observation.probe_results = vec![answer(0, evidence)];
+        observation
     }
     /// A loop through 75 lines: misses always with 7 of 16 colors (70 lines), never with 8 (80 lines).
     fn looped() -> Vec<u64> {
         (0..3000).map(|at| at * 7 % 75).collect()
     }
-    fn curve_of(seen: &Observation) -> Option<Vec<f64>> {
+    fn curve_of(observation: &Observation) -> Option<Vec<f64>> {
         let mut profiles = Profiles::new();
-        RapidMrcProfiler::new(CACHE).update(seen, &mut profiles);
+        RapidMrcProfiler::new(CACHE).update(observation, &mut profiles);
         let curve = profiles[&TaskId(0)].misses_per_kilo_instr().cloned()?;
         assert_eq!(
             curve.iter().map(|(size, _)| *size).collect::<Vec<_>>(),
@@ -177,8 +177,8 @@ mod tests {
     #[test]
     fn the_curve_passes_through_the_point_in_use() {
         let counts = counts(&[(CounterEvent::Instructions, 60_000), (CounterEvent::Misses(CacheLevel::L2), 180)]);
-        let seen = with_colors(traced(looped(), counts), 10);
-        assert_close(&curve_of(&seen).unwrap(), &[vec![53.0; 7], vec![3.0; 9]].concat());
+        let observation = with_colors(traced(looped(), counts), 10);
+        assert_close(&curve_of(&observation).unwrap(), &[vec![53.0; 7], vec![3.0; 9]].concat());
     }
 
     /// Is the rate that a task has beside others in the same space no point of its curve, and one in a share of its
@@ -186,14 +186,14 @@ mod tests {
     #[test]
     fn a_rate_beside_others_is_no_point() {
         let counts = counts(&[(CounterEvent::Instructions, 60_000), (CounterEvent::Misses(CacheLevel::L2), 180)]);
-        let mut seen = traced(looped(), counts);
-        seen.tasks.push(task_seen(1, &[]));
-        assert_close(&curve_of(&seen).unwrap(), &[vec![50.0; 7], vec![0.0; 9]].concat());
-        let mut seen = with_colors(seen, 10);
-        let mut theirs = seen.applied.shares[0].clone();
+        let mut observation = traced(looped(), counts);
+        observation.tasks.push(task_seen(1, &[]));
+        assert_close(&curve_of(&observation).unwrap(), &[vec![50.0; 7], vec![0.0; 9]].concat());
+        let mut observation = with_colors(observation, 10);
+        let mut theirs = observation.applied.shares[0].clone();
         theirs.share.members = vec![ShareMember::Process(ProcessId(1))];
-        seen.applied.shares.push(theirs);
-        assert_close(&curve_of(&seen).unwrap(), &[vec![53.0; 7], vec![3.0; 9]].concat());
+        observation.applied.shares.push(theirs);
+        assert_close(&curve_of(&observation).unwrap(), &[vec![53.0; 7], vec![3.0; 9]].concat());
     }
 
     /// Does the thesis's form give the same step here, exactly, with its own shift?
@@ -216,14 +216,14 @@ mod tests {
         let lines: Vec<u64> = (0..6000).map(line).collect();
         let misses = [CounterEvent::Misses(CacheLevel::L1Data), CounterEvent::Misses(CacheLevel::L1Instruction)]
             .map(|event| (event, 3_000));
-        let mut seen = traced(lines, counts(&[(CounterEvent::Instructions, 60_000), misses[0], misses[1]]));
-        let ProbeEvidence::Trace { code_positions: code, .. } = &mut seen.probe_results[0].evidence else {
+        let mut observation = traced(lines, counts(&[(CounterEvent::Instructions, 60_000), misses[0], misses[1]]));
+        let ProbeEvidence::Trace { code_positions: code, .. } = &mut observation.probe_results[0].evidence else {
             unreachable!()
         };
         *code = (0..3000).map(|at| 2 * at + 1).collect();
-        assert_close(&curve_of(&seen).unwrap(), &[vec![50.0; 7], vec![0.0; 9]].concat());
+        assert_close(&curve_of(&observation).unwrap(), &[vec![50.0; 7], vec![0.0; 9]].concat());
         let mut profiles = Profiles::new();
-        RapidMrcProfiler::as_in_the_thesis(CACHE).update(&seen, &mut profiles);
+        RapidMrcProfiler::as_in_the_thesis(CACHE).update(&observation, &mut profiles);
         let thesis = profiles[&TaskId(0)].misses_per_kilo_instr().unwrap().clone();
         assert!(thesis.iter().all(|(_, rate)| rate.value < 0.1), "{thesis:?}");
     }

@@ -118,31 +118,31 @@ impl Profiler for ReuseProfiler {
     fn needs(&self) -> &'static [EvidenceKind] {
         &[EvidenceKind::ReuseSamples]
     }
-    fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
-        self.tasks.retain_current(seen, profiles);
-        for task in seen.tasks.iter().filter(|_| self.level > CacheLevel::L1Data) {
+    fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
+        self.tasks.retain_current(observation, profiles);
+        for task in observation.tasks.iter().filter(|_| self.level > CacheLevel::L1Data) {
             let Some((watched, _)) = self.tasks.of(task.task, profiles) else { continue };
             watched.data_accesses.add(task, CounterEvent::References(CacheLevel::L1Data));
             watched.fetches.add(task, CounterEvent::References(CacheLevel::L1Instruction));
             watched.references.add(task, CounterEvent::References(self.level));
             watched.code_misses.add(task, CounterEvent::Misses(CacheLevel::L1Instruction));
         }
-        for evidence in evidence(seen) {
+        for evidence in evidence(observation) {
             let ProbeEvidence::Reuses { task, samples } = evidence else { continue };
-            let per_ns = self.references_per_ns(task_sample(seen, *task));
+            let per_ns = self.references_per_ns(task_sample(observation, *task));
             if let Some((watched, profile)) = self.tasks.of(*task, profiles) {
                 watched.raw.merge(&ReuseTimes::from_samples(samples, per_ns));
                 watched.times = watched.raw.behind(watched.passing_share(self.of_code_too));
                 let times = watched.times.to_profile();
                 profile.locality.reuse_times =
-                    times.map(|times| Fact::new(times, FactSource::ReuseSamples, seen.window));
+                    times.map(|times| Fact::new(times, FactSource::ReuseSamples, observation.window));
             }
         }
         for (task, (_, watched)) in &self.tasks.states {
             let Some(profile) = profiles.get_mut(task) else { continue };
             let Some(refs) = profile.rates.llc_refs_per_mega_instr else { continue };
             if let Some(curve) = self.curve(&watched.times, refs.value / 1000.0).filter(|curve| !curve.is_empty()) {
-                let fact = Fact::new(curve, FactSource::ReuseSamples, seen.window);
+                let fact = Fact::new(curve, FactSource::ReuseSamples, observation.window);
                 profile.locality.misses_per_kilo_instr.insert(self.level, fact);
             }
         }
@@ -168,11 +168,11 @@ mod tests {
         let refs = RateFacts { llc_refs_per_mega_instr: Some(Fact::oracle(16_000.0)), ..RateFacts::default() };
         let mut profiles: Profiles = [(TaskId(0), Profile::default().with_rates(refs))].into_iter().collect();
         for number in 0..4 {
-            let mut seen = window(number, &[0]);
+            let mut observation = window(number, &[0]);
             let mut samples = vec![sample(Some(0), 1, true); 140];
             samples.extend(vec![sample(Some(511), 1, true); 20]);
-            seen.probe_results = vec![answer(0, ProbeEvidence::Reuses { task: TaskId(0), samples })];
-            profiler.update(&seen, &mut profiles);
+            observation.probe_results = vec![answer(0, ProbeEvidence::Reuses { task: TaskId(0), samples })];
+            profiler.update(&observation, &mut profiles);
         }
         let curve = profiles[&TaskId(0)].misses_per_kilo_instr().unwrap().clone();
         assert_eq!(curve.iter().map(|(size, _)| *size).collect::<Vec<_>>(), [4 * 64, 128 * 64]);
@@ -185,18 +185,18 @@ mod tests {
     fn accesses_that_hit_the_l1_are_left_out() {
         let mut profiler = ReuseProfiler::new(LLC, ReplacementModel::Lru, 64, vec![50 * 64, 200 * 64]);
         let mut profiles = Profiles::new();
-        let mut seen = window(0, &[0]);
+        let mut observation = window(0, &[0]);
         let counts = [
             (CounterEvent::Instructions, 3000),
             (CounterEvent::References(CacheLevel::L1Data), 1000),
             (CounterEvent::References(LLC), 250),
         ];
-        seen.tasks = vec![task_seen(0, &counts)];
+        observation.tasks = vec![task_seen(0, &counts)];
         // Every fourth access goes through 100 lines in turn, the others repeat.
         let mut samples = vec![sample(Some(0), 1, true); 300];
         samples.extend(vec![sample(Some(399), 1, true); 100]);
-        seen.probe_results = vec![answer(0, ProbeEvidence::Reuses { task: TaskId(0), samples })];
-        profiler.update(&seen, &mut profiles);
+        observation.probe_results = vec![answer(0, ProbeEvidence::Reuses { task: TaskId(0), samples })];
+        profiler.update(&observation, &mut profiles);
         let times = ReuseTimes::from_profile(profiles[&TaskId(0)].reuse_times().unwrap()).unwrap();
         let ratio = |lines| statstack::miss_ratio(&times, lines).unwrap();
         assert!(ratio(50) > 0.999 && ratio(200) < 0.001, "{} {}", ratio(50), ratio(200));
@@ -205,7 +205,7 @@ mod tests {
     /// If code is watched too, is the passing share that of data accesses and fetches together?
     #[test]
     fn watched_code_counts_among_the_accesses_that_pass() {
-        let mut seen = window(0, &[0]);
+        let mut observation = window(0, &[0]);
         let counts = [
             (CounterEvent::Instructions, 3000),
             (CounterEvent::References(CacheLevel::L1Data), 600),
@@ -213,13 +213,13 @@ mod tests {
             (CounterEvent::Misses(CacheLevel::L1Instruction), 130),
             (CounterEvent::References(LLC), 250),
         ];
-        seen.tasks = vec![task_seen(0, &counts)];
+        observation.tasks = vec![task_seen(0, &counts)];
         let mut samples = vec![sample(Some(0), 1, true); 300];
         samples.extend(vec![sample(Some(400), 1, true); 100]);
-        seen.probe_results = vec![answer(0, ProbeEvidence::Reuses { task: TaskId(0), samples })];
+        observation.probe_results = vec![answer(0, ProbeEvidence::Reuses { task: TaskId(0), samples })];
         let longest = |profiler: ReuseProfiler| {
             let (mut profiler, mut profiles) = (profiler, Profiles::new());
-            profiler.update(&seen, &mut profiles);
+            profiler.update(&observation, &mut profiles);
             let times = ReuseTimes::from_profile(profiles[&TaskId(0)].reuse_times().unwrap()).unwrap();
             times.buckets().last().unwrap().middle()
         };
@@ -234,13 +234,13 @@ mod tests {
     fn without_references_there_are_times_but_no_curve() {
         let mut profiler = ReuseProfiler::new(LLC, ReplacementModel::Random, 64, vec![4096]);
         let mut profiles = Profiles::new();
-        let mut seen = window(0, &[0]);
-        seen.tasks = vec![task_seen(0, &[(CounterEvent::References(LLC), 100_000_000)])];
-        seen.probe_results = vec![answer(
+        let mut observation = window(0, &[0]);
+        observation.tasks = vec![task_seen(0, &[(CounterEvent::References(LLC), 100_000_000)])];
+        observation.probe_results = vec![answer(
             0,
             ProbeEvidence::Reuses { task: TaskId(0), samples: vec![sample(None, 100, true), sample(None, 7, false)] },
         )];
-        profiler.update(&seen, &mut profiles);
+        profiler.update(&observation, &mut profiles);
         let profile = &profiles[&TaskId(0)];
         assert_eq!(profile.reuse_times(), Some(&vec![(Some(10), 0.5), (None, 0.5)]));
         assert_eq!(profile.misses_per_kilo_instr(), None);

@@ -113,23 +113,23 @@ impl Profiler for SharingProfiler {
     fn needs(&self) -> &'static [EvidenceKind] {
         &[EvidenceKind::AccessSamples]
     }
-    fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
-        retain_live(seen, profiles);
-        let alive = |process| seen.tasks.iter().filter(|task| task.process == process && !task.exited).count();
+    fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
+        retain_live(observation, profiles);
+        let alive = |process| observation.tasks.iter().filter(|task| task.process == process && !task.exited).count();
         let mut threads: BTreeMap<ProcessId, usize> = BTreeMap::new();
-        for task in &seen.tasks {
+        for task in &observation.tasks {
             threads.entry(task.process).or_insert_with(|| alive(task.process));
         }
         let all = threads.values().sum();
         let mut began = None;
-        for answer in &seen.probe_results {
+        for answer in &observation.probe_results {
             let ProbeEvidence::Samples { line_bytes, samples, .. } = &answer.evidence else { continue };
             if began != Some(answer.probe) {
                 self.begin(answer.probe, answer.complete, profiles);
                 began = Some(answer.probe);
             }
             for sample in samples.iter().filter(|sample| sample.source == DataSource::RemoteCache) {
-                let Some(task) = task_sample(seen, sample.task) else { continue };
+                let Some(task) = task_sample(observation, sample.task) else { continue };
                 let of_process = threads.get(&task.process).copied().unwrap_or(1);
                 let (filter, line, sharers) = match sample.physical_line.filter(|_| self.across_processes) {
                     Some(line) => (None, line, all),
@@ -142,18 +142,18 @@ impl Profiler for SharingProfiler {
         }
         let alive = |process: &ProcessId| threads.get(process).is_some_and(|&count| count > 0);
         self.filters.retain(|filter, _| filter.as_ref().is_none_or(alive));
-        for task in &seen.tasks {
+        for task in &observation.tasks {
             let counters = |filter| self.filters.get(&filter).and_then(|maps: &ShMaps| maps.of(task.task));
             let (machine, process) = (counters(None), counters(Some(task.process)));
             if let (Some(counters), Some(profile)) = (machine.or(process), profiles.get_mut(&task.task)) {
                 let map = SharingMap { counters: counters.to_vec(), machine_wide: machine.is_some() };
-                profile.sharing.map = Some(Fact::new(map, FactSource::AccessSamples, seen.window));
+                profile.sharing.map = Some(Fact::new(map, FactSource::AccessSamples, observation.window));
                 if began.is_some() {
-                    profile.sharing.with = self.users.facts(task.task, seen.window);
+                    profile.sharing.with = self.users.facts(task.task, observation.window);
                     profile
                         .sharing
                         .with
-                        .retain(|other, _| task_sample(seen, *other).is_some_and(|other| !other.exited));
+                        .retain(|other, _| task_sample(observation, *other).is_some_and(|other| !other.exited));
                 }
             }
         }
@@ -171,11 +171,11 @@ mod tests {
         AccessSample { task: TaskId(task), virtual_line, physical_line: None, source, latency_cycles: None, at_ns: 0 }
     }
     fn round(probe: u32, complete: bool, samples: Vec<AccessSample>) -> Observation {
-        let mut seen = window(0, &[0, 1, 2, 3]);
-        seen.tasks.iter_mut().for_each(|task| task.process = ProcessId(0));
+        let mut observation = window(0, &[0, 1, 2, 3]);
+        observation.tasks.iter_mut().for_each(|task| task.process = ProcessId(0));
         let evidence = ProbeEvidence::Samples { sample_period: 10, events: 1000, line_bytes: 128, samples };
-        seen.probe_results = vec![ProbeResult { complete, ..answer(probe, evidence) }];
-        seen
+        observation.probe_results = vec![ProbeResult { complete, ..answer(probe, evidence) }];
+        observation
     }
     fn pairs() -> Vec<AccessSample> {
         // Threads 0 and 1 share lines 1000.., threads 2 and 3 share lines 9000..; one local access that must not count.
@@ -249,11 +249,11 @@ mod tests {
             let mut profiler = SharingProfiler::new(ShMapParameters::default());
             profiler.across_processes = across;
             let mut profiles = Profiles::new();
-            let mut seen = round(1, true, mapped(1 << 20));
-            for task in &mut seen.tasks {
+            let mut observation = round(1, true, mapped(1 << 20));
+            for task in &mut observation.tasks {
                 task.process = cachemate_core::ProcessId(task.task.0);
             }
-            profiler.update(&seen, &mut profiles);
+            profiler.update(&observation, &mut profiles);
             let map = |task: u32| profiles[&TaskId(task)].sharing_map().unwrap().counters.clone();
             assert_eq!(profiles[&TaskId(0)].sharing_map().unwrap().machine_wide, across);
             if across {

@@ -60,8 +60,8 @@ fn units(share: &CacheShare) -> &IndexSet {
 }
 
 /// Do no two shares of one cache have ways or colors in common?
-fn disjoint(seen: &Observation) -> bool {
-    let shares = &seen.applied.shares;
+fn disjoint(observation: &Observation) -> bool {
+    let shares = &observation.applied.shares;
     let overlap = |(at, held): (usize, &ActiveShare)| {
         let mut before = shares[..at].iter().map(|other| &other.share);
         before.any(|other| other.cache == held.share.cache && units(other).intersects(units(&held.share)))
@@ -70,8 +70,8 @@ fn disjoint(seen: &Observation) -> bool {
 }
 
 /// Does the task have the same fraction of every cache in which it has a share?
-fn of_one_size(seen: &Observation, task: &TaskSample) -> bool {
-    let mut counts = shares_of(seen, task).map(|share| units(share).count());
+fn of_one_size(observation: &Observation, task: &TaskSample) -> bool {
+    let mut counts = shares_of(observation, task).map(|share| units(share).count());
     let first = counts.next();
     counts.all(|count| Some(count) == first)
 }
@@ -83,13 +83,13 @@ impl Profiler for SizeSweepProfiler {
     fn needs(&self) -> &'static [EvidenceKind] {
         &[EvidenceKind::TaskCounters]
     }
-    fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
-        self.tasks.retain_current(seen, profiles);
-        let disjoint = disjoint(seen);
-        for task in &seen.tasks {
+    fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
+        self.tasks.retain_current(observation, profiles);
+        let disjoint = disjoint(observation);
+        for task in &observation.tasks {
             let rate = self.rate(task);
-            let alone = disjoint && of_one_size(seen, task) && has_exclusive_units(seen, task);
-            let size_bytes = alone.then(|| share_bytes(seen, task, &self.cache));
+            let alone = disjoint && of_one_size(observation, task) && has_exclusive_units(observation, task);
+            let size_bytes = alone.then(|| share_bytes(observation, task, &self.cache));
             let Some((sizes, profile)) = self.tasks.of(task.task, profiles) else { continue };
             let windows = |(before, windows): (u64, u32)| if Some(before) == size_bytes { windows } else { 0 };
             let before = sizes.held.map_or(0, windows);
@@ -103,7 +103,7 @@ impl Profiler for SizeSweepProfiler {
             if sizes.points.len() >= SIZES_AT_LEAST && !finer {
                 let points = sizes.points.iter();
                 let curve: SizeCurve = points.filter_map(|(&size, mean)| Some((size, mean.estimate()?))).collect();
-                known.insert(self.cache.level, Fact::new(curve, FactSource::Counters, seen.window));
+                known.insert(self.cache.level, Fact::new(curve, FactSource::Counters, observation.window));
             }
         }
     }
@@ -119,10 +119,10 @@ mod tests {
         TracedCache { level: CacheLevel::L3, size_bytes: 16 << 20, colors: 16, ways: 16, points: 16 };
 
     fn missing(number: u64, misses: u64) -> Observation {
-        let mut seen = window(number, &[]);
-        seen.tasks =
+        let mut observation = window(number, &[]);
+        observation.tasks =
             vec![task_seen(0, &[(CounterEvent::Instructions, 10_000), (CounterEvent::Misses(CacheLevel::L3), misses)])];
-        seen
+        observation
     }
     fn profiler() -> SizeSweepProfiler {
         SizeSweepProfiler::new(CACHE, 1000.0)
@@ -158,9 +158,9 @@ mod tests {
     fn shared_sizes_and_short_windows_say_nothing() {
         let (mut profiler, mut profiles) = (profiler(), Profiles::new());
         for (number, mib) in [12, 12, 12, 8, 8, 8, 2, 2, 2].into_iter().enumerate() {
-            let mut seen = with_colors(missing(number as u64, 10), mib);
-            seen.tasks.push(task_seen(1, &[(CounterEvent::Instructions, 10_000)]));
-            profiler.update(&seen, &mut profiles);
+            let mut observation = with_colors(missing(number as u64, 10), mib);
+            observation.tasks.push(task_seen(1, &[(CounterEvent::Instructions, 10_000)]));
+            profiler.update(&observation, &mut profiles);
         }
         assert_eq!(profiles[&TaskId(0)].misses_per_kilo_instr(), None, "task 1 is in no share");
         let mut short = SizeSweepProfiler::new(CACHE, 1e6);
@@ -175,13 +175,13 @@ mod tests {
     fn overlapping_masks_say_nothing() {
         let (mut profiler, mut profiles) = (profiler(), Profiles::new());
         for (number, mib) in [12, 12, 12, 8, 8, 8, 2, 2, 2].into_iter().enumerate() {
-            let mut seen = with_colors(missing(number as u64, 10), mib);
-            seen.tasks.push(task_seen(1, &[(CounterEvent::Instructions, 10_000)]));
-            let mut other = seen.applied.shares[0].clone();
+            let mut observation = with_colors(missing(number as u64, 10), mib);
+            observation.tasks.push(task_seen(1, &[(CounterEvent::Instructions, 10_000)]));
+            let mut other = observation.applied.shares[0].clone();
             other.share.members = vec![ShareMember::Task(TaskId(1))];
             other.share.group = GroupId(1);
-            seen.applied.shares.push(other);
-            profiler.update(&seen, &mut profiles);
+            observation.applied.shares.push(other);
+            profiler.update(&observation, &mut profiles);
         }
         assert_eq!(profiles[&TaskId(0)].misses_per_kilo_instr(), None);
     }
@@ -191,8 +191,8 @@ mod tests {
     fn a_finer_curve_stays() {
         let (mut profiler, mut profiles) = (profiler(), Profiles::new());
         for (number, mib) in [12, 12, 12, 8, 8, 8, 2, 2, 2].into_iter().enumerate() {
-            let seen = with_colors(missing(number as u64, 10), mib);
-            profiler.update(&seen, &mut profiles);
+            let observation = with_colors(missing(number as u64, 10), mib);
+            profiler.update(&observation, &mut profiles);
             let fact = Fact::new(vec![(1, Estimate::exact(7.0))], FactSource::ReuseSamples, 0);
             profiles.get_mut(&TaskId(0)).unwrap().locality.misses_per_kilo_instr.insert(CacheLevel::L3, fact);
         }

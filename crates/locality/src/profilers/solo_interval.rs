@@ -93,7 +93,7 @@ impl SoloIntervalProfiler {
 
     /// Takes in the intervals of one answer. Of intervals in a row only the last counts, because the cache fills during
     /// the earlier ones.
-    fn take(&mut self, intervals: &[RowInterval], seen: &Observation, profiles: &Profiles) {
+    fn take(&mut self, intervals: &[RowInterval], observation: &Observation, profiles: &Profiles) {
         for (index, interval) in intervals.iter().enumerate() {
             let Some(solo) = self.solo_interval(interval) else { continue };
             if intervals[index + 1..].iter().any(|later| later.tasks == interval.tasks) {
@@ -101,7 +101,7 @@ impl SoloIntervalProfiler {
             }
             let before = intervals[..index].iter().rfind(|earlier| earlier.tasks == interval.tasks);
             let before = before.and_then(|earlier| self.solo_interval(earlier));
-            let sample = seen.tasks.iter().find(|seen| seen.task == solo.task);
+            let sample = observation.tasks.iter().find(|seen| seen.task == solo.task);
             let queue = sample.and_then(|seen| self.queue_cycles_per_miss(seen));
             let references = solo.references.map(|references| references / solo.instructions);
             let phase_number = profiles.get(&solo.task).map_or(0, |profile| profile.phase_number);
@@ -170,20 +170,20 @@ impl Profiler for SoloIntervalProfiler {
     fn needs(&self) -> &'static [EvidenceKind] {
         &[EvidenceKind::CoRunRows]
     }
-    fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
-        super::retain_live(seen, profiles);
+    fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
+        super::retain_live(observation, profiles);
         self.tasks.retain(|task, _| profiles.contains_key(task));
-        for answer in &seen.probe_results {
+        for answer in &observation.probe_results {
             if let ProbeEvidence::Rows(intervals) = &answer.evidence {
-                self.take(intervals, seen, profiles);
+                self.take(intervals, observation, profiles);
             }
         }
         for (task, kinds) in &self.tasks {
             let Some(profile) = profiles.get_mut(task) else { continue };
-            let sample = seen.tasks.iter().find(|sample| sample.task == *task);
+            let sample = observation.tasks.iter().find(|sample| sample.task == *task);
             let references = sample.and_then(|sample| self.references_per_instr(sample));
             match kinds.iter().find(|kind| kind.is_of(references, profile.phase_number)) {
-                Some(kind) => kind.write_to(profile, seen.window),
+                Some(kind) => kind.write_to(profile, observation.window),
                 None => {
                     let rates = &mut profile.rates;
                     for fact in [&mut rates.solo_instr_per_cycle, &mut rates.solo_misses_per_kilo_instr] {
@@ -229,16 +229,16 @@ mod tests {
     #[test]
     fn a_row_of_one_task_is_its_solo_speed() {
         let (mut profiler, mut profiles) = (SoloIntervalProfiler::new(LLC), Profiles::new());
-        let mut seen = window(0, &[0, 1]);
+        let mut observation = window(0, &[0, 1]);
         let rows = vec![interval(&[0], 2_000_000, 4_000_000), interval(&[0, 1], 2_000_000, 9_000_000)];
-        seen.probe_results = vec![answer(0, ProbeEvidence::Rows(rows))];
-        profiler.update(&seen, &mut profiles);
+        observation.probe_results = vec![answer(0, ProbeEvidence::Rows(rows))];
+        profiler.update(&observation, &mut profiles);
         let speed = solo(&profiles, 0).unwrap();
         assert!((speed.value - 0.5).abs() < 1e-9 && speed.high < 0.51, "{speed:?}");
         assert_eq!(solo(&profiles, 1), None);
-        seen.tasks[0].counts =
+        observation.tasks[0].counts =
             counts(&[(CounterEvent::Misses(LLC), 1000), (CounterEvent::StallCycles(StallCause::BusQueue), 100_000)]);
-        profiler.update(&seen, &mut profiles);
+        profiler.update(&observation, &mut profiles);
         let queued = solo(&profiles, 0).unwrap();
         assert!((queued.value - 0.5).abs() < 1e-9 && queued.high > 0.52 && queued.low > 0.49, "{queued:?}");
     }
@@ -249,11 +249,11 @@ mod tests {
     fn a_solo_speed_holds_for_its_work() {
         let (mut profiler, mut profiles) = (SoloIntervalProfiler::new(LLC), Profiles::new());
         let mut observe = |references: u64, rows: Vec<RowInterval>| {
-            let mut seen = window(0, &[0]);
-            seen.tasks[0].counts =
+            let mut observation = window(0, &[0]);
+            observation.tasks[0].counts =
                 counts(&[(CounterEvent::Instructions, 1_000_000), (CounterEvent::References(LLC), references)]);
-            seen.probe_results = vec![answer(0, ProbeEvidence::Rows(rows))];
-            profiler.update(&seen, &mut profiles);
+            observation.probe_results = vec![answer(0, ProbeEvidence::Rows(rows))];
+            profiler.update(&observation, &mut profiles);
             solo(&profiles, 0).map(|speed| speed.value)
         };
         assert_eq!(observe(10_000, vec![interval(&[0], 2_000_000, 4_000_000)]), Some(0.5));
@@ -265,10 +265,10 @@ mod tests {
     #[test]
     fn a_filling_cache_widens_the_error() {
         let (mut profiler, mut profiles) = (SoloIntervalProfiler::new(LLC), Profiles::new());
-        let mut seen = window(0, &[0]);
+        let mut observation = window(0, &[0]);
         let rows = vec![interval(&[0], 2_000_000, 5_000_000), interval(&[0], 2_000_000, 4_000_000)];
-        seen.probe_results = vec![answer(0, ProbeEvidence::Rows(rows))];
-        profiler.update(&seen, &mut profiles);
+        observation.probe_results = vec![answer(0, ProbeEvidence::Rows(rows))];
+        profiler.update(&observation, &mut profiles);
         let speed = solo(&profiles, 0).unwrap();
         assert!((speed.value - 0.5).abs() < 1e-9 && speed.high > 0.69, "{speed:?}");
     }

@@ -53,15 +53,15 @@ impl Profiler for StallProfiler {
     fn needs(&self) -> &'static [EvidenceKind] {
         &[EvidenceKind::StallCounters]
     }
-    fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
-        self.tasks.retain_current(seen, profiles);
-        for task in &seen.tasks {
+    fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
+        self.tasks.retain_current(observation, profiles);
+        for task in &observation.tasks {
             let Some(rate) = stall_rate(task) else { continue };
-            let size_bytes = share_bytes(seen, task, &self.cache);
+            let size_bytes = share_bytes(observation, task, &self.cache);
             let Some((sizes, profile)) = self.tasks.of(task.task, profiles) else { continue };
             sizes.entry(size_bytes).or_default().add(rate);
             let curve = sizes.iter().filter_map(|(&size, mean)| Some((size, mean.estimate()?))).collect();
-            let fact = Fact::new(curve, FactSource::StallCounters, seen.window);
+            let fact = Fact::new(curve, FactSource::StallCounters, observation.window);
             profile.locality.stalls_per_kilo_instr.insert(self.cache.level, fact);
         }
     }
@@ -77,15 +77,15 @@ mod tests {
         TracedCache { level: CacheLevel::L3, size_bytes: 16 << 20, colors: 16, ways: 10, points: 16 };
 
     fn stalled(number: u64, cycles: u64) -> Observation {
-        let mut seen = window(number, &[]);
+        let mut observation = window(number, &[]);
         let readings = [
             (CounterEvent::Instructions, 10_000),
             (CounterEvent::StallCycles(StallCause::Issue), 999_999),
             (CounterEvent::StallCycles(StallCause::Hit(CacheLevel::L3)), cycles),
             (CounterEvent::StallCycles(StallCause::LocalMemory), cycles),
         ];
-        seen.tasks = vec![task_seen(0, &readings)];
-        seen
+        observation.tasks = vec![task_seen(0, &readings)];
+        observation
     }
 
     /// Does each share that was tried become a point of the curve, in ascending order, averaged?
@@ -105,9 +105,9 @@ mod tests {
     #[test]
     fn without_stall_counters_there_is_no_curve() {
         let (mut profiler, mut profiles) = (StallProfiler::new(CACHE), Profiles::new());
-        let mut seen = window(0, &[]);
-        seen.tasks = vec![task_seen(0, &[(CounterEvent::Instructions, 1000)])];
-        profiler.update(&seen, &mut profiles);
+        let mut observation = window(0, &[]);
+        observation.tasks = vec![task_seen(0, &[(CounterEvent::Instructions, 1000)])];
+        profiler.update(&observation, &mut profiles);
         assert_eq!(profiles[&TaskId(0)].stalls_per_kilo_instr(), None);
     }
 }

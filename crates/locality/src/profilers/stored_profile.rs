@@ -24,12 +24,12 @@ impl Profiler for StoredProfileProfiler {
     fn needs(&self) -> &'static [EvidenceKind] {
         &[EvidenceKind::StoredProfiles]
     }
-    fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
-        retain_live(seen, profiles);
-        for evidence in evidence(seen) {
+    fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
+        retain_live(observation, profiles);
+        for evidence in evidence(observation) {
             if let ProbeEvidence::StoredProfile { task, profile } = evidence {
                 let mut stored = profile.as_ref().clone();
-                stored.restamp(FactSource::StoredProfile, seen.window);
+                stored.restamp(FactSource::StoredProfile, observation.window);
                 self.stored.insert(*task, stored);
             }
         }
@@ -57,10 +57,10 @@ mod tests {
         let mut stored = Profile { phase_number: 9, ..Profile::default().with_rates(rates(7.0)) };
         stored.contention.intensity = fact(0.3, FactSource::PrimeProbe);
         profiles.insert(TaskId(0), Profile::default().with_rates(rates(1.0)));
-        let mut seen = window(0, &[0, 1]);
-        seen.probe_results =
+        let mut observation = window(0, &[0, 1]);
+        observation.probe_results =
             vec![answer(0, ProbeEvidence::StoredProfile { task: TaskId(0), profile: Box::new(stored) })];
-        profiler.update(&seen, &mut profiles);
+        profiler.update(&observation, &mut profiles);
         let profile = &profiles[&TaskId(0)];
         assert_eq!((profile.rates.pcmr.unwrap().value, profile.phase_number), (1.0, 0));
         assert_eq!(profile.contention.intensity, fact(0.3, FactSource::StoredProfile));

@@ -42,14 +42,14 @@ pub(crate) fn answer(probe: u32, evidence: ProbeEvidence) -> ProbeResult {
 }
 
 /// Task 0 holds `colors` colors from now on.
-pub(crate) fn with_colors(mut seen: Observation, colors: u32) -> Observation {
+pub(crate) fn with_colors(mut observation: Observation, colors: u32) -> Observation {
     let share = CacheShare {
         group: GroupId(0),
         members: vec![ShareMember::Process(ProcessId(0))],
         cache: CacheId(0),
         units: Units::Colors { allowed: (0..colors).collect(), migration: PageMigration::All },
     };
-    seen.applied.shares =
+    observation.applied.shares =
         vec![ActiveShare { share, pages_in_share: None, fallback_pages: None, occupancy_bytes: None }];
-    seen
+    observation
 }

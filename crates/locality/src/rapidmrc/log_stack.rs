@@ -66,15 +66,15 @@ impl<'a> LastUseTable<'a> {
     }
 
     #[inline(always)]
-    fn prefetch_cell(&self, at: usize) {
-        if let Some(&line) = self.lines.get(at) {
+    fn prefetch_cell(&self, index: usize) {
+        if let Some(&line) = self.lines.get(index) {
             prefetch(self.entries.as_ptr().wrapping_add(self.cell(line)));
         }
     }
 
     #[inline(always)]
-    fn prefetch_entry(&self, at: usize) {
-        if let Some(&line) = self.lines.get(at) {
+    fn prefetch_entry(&self, index: usize) {
+        if let Some(&line) = self.lines.get(index) {
             let entry = self.entries[self.cell(line)] as usize;
             prefetch(self.lines.as_ptr().wrapping_add(entry.wrapping_sub(1)));
         }
@@ -82,14 +82,14 @@ impl<'a> LastUseTable<'a> {
 
     /// The entry before `at` with its line.
     #[inline(always)]
-    fn replace(&mut self, at: usize) -> Option<u32> {
-        let line = self.lines[at];
+    fn replace(&mut self, index: usize) -> Option<u32> {
+        let line = self.lines[index];
         let mask = self.entries.len() - 1;
         let mut cell = self.cell(line);
         loop {
             let entry = self.entries[cell];
             if entry == 0 || self.lines[entry as usize - 1] == line {
-                self.entries[cell] = at as u32 + 1;
+                self.entries[cell] = index as u32 + 1;
                 return entry.checked_sub(1);
             }
             cell = (cell + 1) & mask;

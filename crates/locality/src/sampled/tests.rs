@@ -136,9 +136,9 @@ proptest! {
         let trace = skewed(len, lines, seed);
         let truth = exact(&trace);
         let (rate, size) = (fixed_rate(1.0, seed, &trace), fixed_size(1000, seed, &trace));
-        for at in [1, 2, 10, 100, 400] {
-            let miss_ratio = truth.misses_at(at) as f64 / len as f64;
-            for point in [rate.at(at), size.at(at)] {
+        for index in [1, 2, 10, 100, 400] {
+            let miss_ratio = truth.misses_at(index) as f64 / len as f64;
+            for point in [rate.at(index), size.at(index)] {
                 let point = point.unwrap();
                 prop_assert!((point.miss_ratio - miss_ratio).abs() < 1e-12);
                 prop_assert!(point.half_width.is_none_or(|width| width == 0.0));

@@ -56,38 +56,38 @@ impl DenseFinder {
     #[inline(always)]
     fn leaf(&mut self, page: u64) -> usize {
         let mask = self.pages.len() - 1;
-        let mut at = (mix(page) >> (64 - self.pages.len().trailing_zeros())) as usize;
+        let mut index = (mix(page) >> (64 - self.pages.len().trailing_zeros())) as usize;
         loop {
-            let entry = self.pages[at & mask];
+            let entry = self.pages[index & mask];
             if entry >> LEAF_BITS == page && entry != 0 {
                 return (entry & ((1 << LEAF_BITS) - 1)) as usize;
             }
             if entry == 0 {
-                return self.add_leaf(page, at & mask);
+                return self.add_leaf(page, index & mask);
             }
-            at += 1;
+            index += 1;
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn add_leaf(&mut self, page: u64, at: usize) -> usize {
+    fn add_leaf(&mut self, page: u64, index: usize) -> usize {
         let leaf = self.leaves.len() / LINES_PER_PAGE;
         // 2^27 leaves are 32 GB; `Finder` changes form, or `StackDistances` refuses for want of slots, before.
         debug_assert!(leaf < 1 << LEAF_BITS);
         self.leaves.resize(self.leaves.len() + LINES_PER_PAGE, 0);
-        self.pages[at] = page << LEAF_BITS | leaf as u64;
+        self.pages[index] = page << LEAF_BITS | leaf as u64;
         self.pages_used += 1;
         if self.pages_used * 2 > self.pages.len() {
             let old = std::mem::take(&mut self.pages);
             self.pages = vec![0; old.len() * 2];
             let (mask, shift) = (self.pages.len() - 1, 64 - self.pages.len().trailing_zeros());
             for entry in old.into_iter().filter(|&entry| entry != 0) {
-                let mut at = (mix(entry >> LEAF_BITS) >> shift) as usize;
-                while self.pages[at & mask] != 0 {
-                    at += 1;
+                let mut index = (mix(entry >> LEAF_BITS) >> shift) as usize;
+                while self.pages[index & mask] != 0 {
+                    index += 1;
                 }
-                self.pages[at & mask] = entry;
+                self.pages[index & mask] = entry;
             }
         }
         leaf

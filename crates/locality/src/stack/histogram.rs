@@ -65,7 +65,7 @@ impl DistanceHistogram {
             return None;
         }
         let mut order: Vec<usize> = (0..sizes_lines.len()).collect();
-        order.sort_unstable_by_key(|&at| sizes_lines[at]);
+        order.sort_unstable_by_key(|&index| sizes_lines[index]);
         let mut curve = vec![0.0; sizes_lines.len()];
         let (mut misses, mut at) = (accesses, 0);
         for slot in order {

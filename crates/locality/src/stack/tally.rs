@@ -41,10 +41,10 @@ impl Tally {
     /// Counts the distance that was put in this place of a batch before, and asks for the memory of the one that is
     /// put there now: a batch later it has come. One of each per access, so that neither waits for the other.
     #[inline(always)]
-    pub(super) fn count(&mut self, at: usize, distance: u32) {
+    pub(super) fn count(&mut self, index: usize, distance: u32) {
         let place = distance + 1;
         prefetch(self.counts.as_ptr().wrapping_add(place as usize));
-        let before = std::mem::replace(&mut self.waiting[at % BATCH], place);
+        let before = std::mem::replace(&mut self.waiting[index % BATCH], place);
         self.counts[before as usize] += 1;
     }
 

@@ -100,7 +100,7 @@ impl<Peer: PartialEq> ConnectionLimit<Peer> {
         let held = |peer: &Peer| self.connections.iter().filter(|(other, _)| other == peer).count();
         let most = self.connections.iter().map(|(peer, _)| held(peer)).max();
         let oldest = self.connections.iter().position(|(peer, _)| Some(held(peer)) == most);
-        if let Some((_, slot)) = oldest.and_then(|at| self.connections.remove(at)) {
+        if let Some((_, slot)) = oldest.and_then(|index| self.connections.remove(index)) {
             slot.close();
         }
     }

@@ -120,7 +120,7 @@ fn a_forged_log_is_caught() {
     let config = standard("dio", penalty, false).for_machine(host.topology(), host.capabilities());
     let path = dir.path().join("dio.jsonl");
     let records = record(Pipeline::build(config).unwrap(), host, &path);
-    let changed = (0..records.len()).find(|&at| !records[at].decision.reasons.is_empty()).expect("dio says why");
+    let changed = (0..records.len()).find(|&index| !records[index].decision.reasons.is_empty()).expect("dio says why");
     let mut forged = records.clone();
     forged[changed].decision.reasons.clear();
     let header = RunLogReader::open(&path).unwrap().header().clone();

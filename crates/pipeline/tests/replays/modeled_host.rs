@@ -148,7 +148,7 @@ impl Machine for ModeledHost {
             let evidence = self.evidence(&probe.kind)?;
             Some(ProbeResult { probe: probe.id, evidence, complete: true, cost_ns: vec![(None, 5)] })
         };
-        let seen = Observation {
+        let observation = Observation {
             window: self.window,
             span: TimeSpan { start_ns: self.window * WINDOW_NS, elapsed_ns: WINDOW_NS, elapsed_cycles: None },
             end_reason: WindowEnd::Elapsed,
@@ -158,7 +158,7 @@ impl Machine for ModeledHost {
             applied: self.in_force(),
         };
         self.window += 1;
-        Ok(Some(seen))
+        Ok(Some(observation))
     }
     fn apply(&mut self, plan: &Plan) -> Result<AppliedPlan, MachineError> {
         self.plan = plan.clone();

@@ -82,14 +82,14 @@ impl SharingMatrix {
         let (entries, columns) = entries_and_columns(threads);
         let together = u32::from(together_weight(threshold));
         let (mut first, mut edges, mut sums) = (vec![0], Vec::new(), vec![0u64; columns]);
-        let least = floor.max(1);
+        let minimum = floor.max(1);
         for thread in threads {
             sums.iter_mut().zip(thread.counters).for_each(|(sum, &counter)| *sum += u64::from(counter));
             for (block, counters) in thread.counters.chunks(BLOCK).enumerate() {
-                if counters.iter().fold(0, |most: u8, &counter| most.max(counter)) < least {
+                if counters.iter().fold(0, |most: u8, &counter| most.max(counter)) < minimum {
                     continue;
                 }
-                let seen = counters.iter().enumerate().filter(|(_, counter)| **counter >= least);
+                let seen = counters.iter().enumerate().filter(|(_, counter)| **counter >= minimum);
                 edges.extend(seen.map(|(at, &c)| Edge { to: (block * BLOCK + at) as u32, weight: u32::from(c) }));
             }
             if let Some(cluster) = thread.together {
@@ -346,8 +346,8 @@ fn owned(threads: &[ThreadMap<'_>], seen: &SharingMatrix, labels: &Labels) -> Ve
         let size = sizes[labels.columns[column]];
         let (inside, outside) = (size as f64, (labels.threads.len() - size) as f64);
         let (within, without) = (within[column] as f64, (seen.sums[column] - within[column]) as f64);
-        let least = if outside > 0.0 { DOMINANCE * inside * without / outside } else { 0.0 };
-        within > 0.0 && within >= least + 2.0 * libm::sqrt(least)
+        let minimum = if outside > 0.0 { DOMINANCE * inside * without / outside } else { 0.0 };
+        within > 0.0 && within >= minimum + 2.0 * libm::sqrt(minimum)
     };
     (0..seen.columns).map(owns).collect()
 }

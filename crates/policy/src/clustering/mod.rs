@@ -89,8 +89,8 @@ pub const THRESHOLD_SAMPLES_PER_THREAD: f64 = 62_500.0;
 /// `threshold` for `share` of the samples for which it is stated: dot products grow with the square. Four regions at
 /// the floor are the least that exceeds chance.
 pub fn scaled_threshold(threshold: f64, share: f64, floor: u8) -> u64 {
-    let least = 4.0 * f64::from(floor) * f64::from(floor);
-    libm::round((threshold * share * share).max(least).max(1.0)).min(1e9) as u64
+    let minimum = 4.0 * f64::from(floor) * f64::from(floor);
+    libm::round((threshold * share * share).max(minimum).max(1.0)).min(1e9) as u64
 }
 
 /// Finds the clusters among threads. `threshold` is the least similarity (a dot product of counters) of two threads

@@ -34,8 +34,8 @@ fn sampled(pattern: &SharingPattern<'_>, seed: u64) -> (Vec<Vec<u8>>, Vec<usize>
             maps.touch(TaskId(thread as u32), region * 128, truth.len());
         }
     }
-    let of = |thread: usize| maps.of(TaskId(thread as u32)).map_or(vec![0; 256], <[u8]>::to_vec);
-    ((0..truth.len()).map(of).collect(), truth)
+    let entry = |thread: usize| maps.of(TaskId(thread as u32)).map_or(vec![0; 256], <[u8]>::to_vec);
+    ((0..truth.len()).map(entry).collect(), truth)
 }
 
 fn cluster(method: ClusteringMethod, maps: &[Vec<u8>]) -> Clusters {

@@ -8,7 +8,7 @@ pub fn central(places: &[Bin], pieces: &[TaskLoad], worth_moving: f64) -> Vec<us
     if places.is_empty() {
         return Vec::new();
     }
-    let balanced = near(places, pieces, &heaviest_first(places, pieces, |piece| piece.stuck));
+    let balanced = match_bins(places, pieces, &heaviest_first(places, pieces, |piece| piece.stuck));
     let stays = heaviest_first(places, pieces, |piece| piece.at.is_some());
     let rule = SeatQuota::of(places, pieces.len());
     let even = rule.is_within_quota(places, &BinLoads::of(places, pieces, &stays).counts);
@@ -46,7 +46,7 @@ fn heaviest_first(places: &[Bin], pieces: &[TaskLoad], keeps: impl Fn(&TaskLoad)
 /// The same groups, on the bins that hold most of their members: heaviest group first, to the package with the least
 /// sum so far, and there to the bin with most members. Only bins with as many CPUs are exchanged, and groups with a
 /// task that cannot move stay.
-fn near(places: &[Bin], pieces: &[TaskLoad], groups: &[usize]) -> Vec<usize> {
+fn match_bins(places: &[Bin], pieces: &[TaskLoad], groups: &[usize]) -> Vec<usize> {
     let loads = BinLoads::of(places, pieces, groups);
     let stuck = |group: usize| pieces.iter().zip(groups).any(|(piece, &of)| of == group && piece.stuck);
     let mut named: Vec<Option<usize>> = (0..places.len()).map(|group| stuck(group).then_some(group)).collect();

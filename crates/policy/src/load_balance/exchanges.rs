@@ -127,10 +127,10 @@ impl PairwiseExchange<'_> {
 
     /// Counts come before weights: a bin beyond its quota gives to one below.
     fn levels_load(&mut self, a: usize, b: usize, counts: &mut [usize]) -> bool {
-        let least = |place: usize| self.rule.least * self.places[place].seats;
+        let minimum = |place: usize| self.rule.least * self.places[place].seats;
         let gives = |from: usize, to: usize| {
             (counts[from] > self.at_most(from) && counts[to] < self.at_most(to))
-                || (counts[to] < least(to) && counts[from] > least(from))
+                || (counts[to] < minimum(to) && counts[from] > minimum(from))
         };
         let Some(from) = [(a, b), (b, a)].into_iter().find(|&(from, to)| gives(from, to)).map(|(from, _)| from) else {
             return false;

@@ -55,9 +55,9 @@ impl BinLoads {
         self.sums[place] += weight;
         self.counts[place] += 1;
     }
-    fn of(places: &[Bin], pieces: &[TaskLoad], at: &[usize]) -> Self {
+    fn of(places: &[Bin], pieces: &[TaskLoad], bins: &[usize]) -> Self {
         let mut loads = BinLoads::empty(places);
-        pieces.iter().zip(at).for_each(|(piece, &place)| loads.add(place, piece.weight));
+        pieces.iter().zip(bins).for_each(|(piece, &place)| loads.add(place, piece.weight));
         loads
     }
 }
@@ -91,8 +91,8 @@ impl SeatQuota {
 }
 
 /// Standard deviation of the sums over their mean, of bins and of packages if those differ. 0 if all sums are 0.
-pub fn unevenness(places: &[Bin], pieces: &[TaskLoad], at: &[usize]) -> f64 {
-    let sums = BinLoads::of(places, pieces, at).sums;
+pub fn unevenness(places: &[Bin], pieces: &[TaskLoad], bins: &[usize]) -> f64 {
+    let sums = BinLoads::of(places, pieces, bins).sums;
     variation(&sums) + package_sums(places, &sums).map_or(0.0, |sums| variation(&sums))
 }
 

@@ -11,14 +11,14 @@ fn alike(places: usize, seats: usize) -> Vec<Bin> {
 fn newcomers(weights: &[f64]) -> Vec<TaskLoad> {
     weights.iter().map(|&weight| TaskLoad { weight, at: None, stuck: false }).collect()
 }
-fn moved(pieces: &[TaskLoad], at: &[usize]) -> Vec<TaskLoad> {
-    pieces.iter().zip(at).map(|(piece, &at)| TaskLoad { at: Some(at), ..*piece }).collect()
+fn moved(pieces: &[TaskLoad], bins: &[usize]) -> Vec<TaskLoad> {
+    pieces.iter().zip(bins).map(|(piece, &at)| TaskLoad { at: Some(at), ..*piece }).collect()
 }
-fn sums(places: &[Bin], pieces: &[TaskLoad], at: &[usize]) -> Vec<f64> {
-    BinLoads::of(places, pieces, at).sums
+fn sums(places: &[Bin], pieces: &[TaskLoad], bins: &[usize]) -> Vec<f64> {
+    BinLoads::of(places, pieces, bins).sums
 }
-fn counts(places: &[Bin], at: &[usize]) -> Vec<usize> {
-    (0..places.len()).map(|place| at.iter().filter(|&&other| other == place).count()).collect()
+fn counts(places: &[Bin], bins: &[usize]) -> Vec<usize> {
+    (0..places.len()).map(|place| bins.iter().filter(|&&other| other == place).count()).collect()
 }
 
 /// Rounds of exchanges until a whole tournament changes nothing.
@@ -44,10 +44,10 @@ fn pairs_are_folded_and_sockets_evened_out() {
     assert_eq!(sums(&places, &pieces, &at), vec![9.0; 4]);
     let uneven = newcomers(&[20.0, 6.0, 5.0, 4.0, 0.0, 0.0, 0.0, 0.0]);
     let at = central(&places, &uneven, 0.0);
-    let of = sums(&places, &uneven, &at);
-    assert_eq!(of[0].max(of[1]).max(of[2]).max(of[3]), 20.0);
-    let packages = package_sums(&places, &of).unwrap();
-    assert_eq!(packages[0].max(packages[1]), 24.0, "the heaviest cache shares its bus with the lightest: {of:?}");
+    let totals = sums(&places, &uneven, &at);
+    assert_eq!(totals[0].max(totals[1]).max(totals[2]).max(totals[3]), 20.0);
+    let packages = package_sums(&places, &totals).unwrap();
+    assert_eq!(packages[0].max(packages[1]), 24.0, "the heaviest cache shares its bus with the lightest: {totals:?}");
 }
 
 /// Does a heavy task get a cache for itself while CPUs are free, and does no task wait while they are?
@@ -115,17 +115,17 @@ proptest! {
         cachemate_core::SplitMix64::new(start).shuffle(&mut places_of);
         let (at, _) = exchanged_to_the_end(&places, moved(&pieces, &places_of), worth_moving);
         prop_assert_eq!(counts(&places, &at), vec![seats; count]);
-        let of = sums(&places, &pieces, &at);
+        let totals = sums(&places, &pieces, &at);
         for a in 0..count {
             for b in 0..count {
-                let bound = max_distance(&pieces, seats, 0.5 * (of[a] + of[b]), worth_moving);
-                prop_assert!(of[a] - of[b] <= bound + 1e-9, "{:?} {bound}", of);
+                let bound = max_distance(&pieces, seats, 0.5 * (totals[a] + totals[b]), worth_moving);
+                prop_assert!(totals[a] - totals[b] <= bound + 1e-9, "{:?} {bound}", totals);
             }
         }
         let most = |sums: &[f64]| sums.iter().copied().fold(0.0, f64::max);
         let sorted = sums(&places, &pieces, &central(&places, &pieces, 0.0));
-        let bound = max_distance(&pieces, seats, most(&of), worth_moving);
-        prop_assert!(most(&of) <= most(&sorted) + bound + 1e-9);
+        let bound = max_distance(&pieces, seats, most(&totals), worth_moving);
+        prop_assert!(most(&totals) <= most(&sorted) + bound + 1e-9);
     }
 
     /// Are loads per CPU even in both forms, whatever the counts, shapes and starts?
@@ -136,15 +136,15 @@ proptest! {
         start in any::<u64>(),
     ) {
         let places: Vec<Bin> =
-            seats.iter().enumerate().map(|(at, &seats)| Bin { seats, package: at as u32 / 2 }).collect();
+            seats.iter().enumerate().map(|(index, &seats)| Bin { seats, package: index as u32 / 2 }).collect();
         let mut generator = cachemate_core::SplitMix64::new(start);
         let mut pieces = newcomers(&weights);
         for piece in &mut pieces {
             piece.at = (generator.below(2) == 0).then(|| generator.below(places.len() as u64) as usize);
         }
         let rule = SeatQuota::of(&places, pieces.len());
-        for at in [central(&places, &pieces, 0.05), exchanged_to_the_end(&places, pieces.clone(), 0.05).0] {
-            let counts = counts(&places, &at);
+        for index in [central(&places, &pieces, 0.05), exchanged_to_the_end(&places, pieces.clone(), 0.05).0] {
+            let counts = counts(&places, &index);
             prop_assert!(rule.is_within_quota(&places, &counts), "{counts:?} on {places:?}");
         }
     }
@@ -155,14 +155,14 @@ proptest! {
         let places = alike(3, 2);
         let pieces = newcomers(&weights);
         let greatest = |at: &[usize]| sums(&places, &pieces, at).into_iter().fold(0.0, f64::max);
-        let mut least = f64::INFINITY;
+        let mut minimum = f64::INFINITY;
         for code in 0..729u32 {
             let at: Vec<usize> = (0..6).map(|nth| (code / 3u32.pow(nth) % 3) as usize).collect();
             if counts(&places, &at) == [2, 2, 2] {
-                least = least.min(greatest(&at));
+                minimum = minimum.min(greatest(&at));
             }
         }
-        prop_assert!(greatest(&central(&places, &pieces, 0.0)) <= least + 1e-9);
+        prop_assert!(greatest(&central(&places, &pieces, 0.0)) <= minimum + 1e-9);
     }
 
     /// For pairs, does a higher priority never bring heavier co-runners?

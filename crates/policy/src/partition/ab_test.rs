@@ -85,23 +85,23 @@ pub struct SettlingPeriod {
 impl SettlingPeriod {
     /// Takes in a window. If misses are not counted, the fewest windows suffice; the period always ends within ten
     /// times as many (a hundred with a cache behind), because a program that rarely misses hardly needs the lines.
-    pub fn observe(&mut self, seen: &Observation, level: CacheLevel, lengths: AbTestLengths) {
-        let least = lengths.warmup_windows;
+    pub fn observe(&mut self, observation: &Observation, level: CacheLevel, lengths: AbTestLengths) {
+        let minimum = lengths.warmup_windows;
         self.windows += 1;
-        for task in seen.tasks.iter().filter(|task| !task.exited) {
+        for task in observation.tasks.iter().filter(|task| !task.exited) {
             if let Some(misses) = task.counts.get(CounterEvent::Misses(level)) {
                 *self.misses.entry(task.process).or_insert(0.0) += misses;
             }
         }
         let part = lengths.lines.unwrap_or(0) as f64 / self.misses.len().max(1) as f64;
         let filled = self.misses.values().all(|&misses| misses >= part);
-        let enough = self.windows >= least && (filled || self.windows >= SETTLED_WITHIN * least.max(1));
+        let enough = self.windows >= minimum && (filled || self.windows >= SETTLED_WITHIN * minimum.max(1));
         let turned_over = lengths.lines_behind.is_none_or(|lines| {
             self.misses.is_empty()
                 || self.misses.values().sum::<f64>() >= lines as f64
                 || self.windows >= lengths.settled_within()
         });
-        self.over = enough && turned_over && seen.applied.pending.is_empty();
+        self.over = enough && turned_over && observation.applied.pending.is_empty();
     }
 }
 
@@ -159,18 +159,18 @@ impl AbTest {
     }
 
     /// Takes in a window under this arm's shares.
-    pub fn add(&mut self, seen: &Observation, level: CacheLevel, probes: &[ProbeRequest]) -> AbTestStatus {
+    pub fn add(&mut self, observation: &Observation, level: CacheLevel, probes: &[ProbeRequest]) -> AbTestStatus {
         self.windows += 1;
         if self.arm == AbArm::New
             || (self.arm == AbArm::OldAgain && self.settling.as_ref().is_some_and(|settling| !settling.over))
         {
-            self.away.observe(seen, level);
+            self.away.observe(observation, level);
         }
         if self.windows > VERDICT_WITHIN * self.unhindered() {
             return AbTestStatus::Nothing;
         }
         if let Some(settling) = self.settling.as_mut().filter(|settling| !settling.over) {
-            settling.observe(seen, level, self.lengths);
+            settling.observe(observation, level, self.lengths);
             return AbTestStatus::GoesOn;
         }
         self.settling = None;
@@ -179,7 +179,7 @@ impl AbTest {
             AbArm::New => &mut self.new,
             AbArm::OldAgain => &mut self.again,
         };
-        if !side.add(seen, level, probes) {
+        if !side.add(observation, level, probes) {
             return AbTestStatus::GoesOn;
         }
         self.arm_windows += 1;
@@ -254,9 +254,9 @@ mod tests {
         let mut arms = Vec::new();
         for window in 0.. {
             arms.push(trial.arm());
-            let said = trial.add(&window_of(1000, cycles(window, trial.arm()), 10), CacheLevel::L2, &[]);
-            if said != AbTestStatus::GoesOn {
-                return (said, arms);
+            let message = trial.add(&window_of(1000, cycles(window, trial.arm()), 10), CacheLevel::L2, &[]);
+            if message != AbTestStatus::GoesOn {
+                return (message, arms);
             }
         }
         unreachable!("every trial ends")
@@ -268,10 +268,10 @@ mod tests {
         let (said, arms) = tried(|window, _| 3_000 - 40 * u64::from(window));
         let AbTestStatus::Ratio(Ratio { ratio, .. }) = said else { panic!("{said:?}") };
         assert!((ratio - 1.0).abs() < 0.01, "{ratio}");
-        let of = |arm| arms.iter().filter(|&&one| one == arm).count();
+        let count = |arm| arms.iter().filter(|&&one| one == arm).count();
         // Three windows of ten misses fill twenty-five lines. Successive windows of a drift are similar, so nothing is
         // certain before the new arm has its maximal length.
-        assert_eq!([AbArm::Old, AbArm::New, AbArm::OldAgain].map(of), [4, 3 + 12, 3 + 4]);
+        assert_eq!([AbArm::Old, AbArm::New, AbArm::OldAgain].map(count), [4, 3 + 12, 3 + 4]);
     }
 
     /// Is a gain measured correctly through a drift, and a clear loss cut short?
@@ -335,7 +335,7 @@ mod tests {
             for _ in 0..trials {
                 let mut trial = AbTest::new(LENGTHS, vec![(ProcessId(0), 1.0)]);
                 let mut off = 0.0;
-                let said = (0..).find_map(|_| {
+                let message = (0..).find_map(|_| {
                     let normal = (0..12).map(|_| generator.unit()).sum::<f64>() - 6.0;
                     off = alike * off + 0.05 * libm::sqrt(1.0 - alike * alike) * normal;
                     let cycles = (2e6 * (1.0 + off)) as u64;
@@ -345,7 +345,7 @@ mod tests {
                     }
                 });
                 let adopted = |found: &Ratio| found.ratio >= 1.0 && found.is_sure();
-                faster += u32::from(matches!(said, Some(AbTestStatus::Ratio(found)) if adopted(&found)));
+                faster += u32::from(matches!(message, Some(AbTestStatus::Ratio(found)) if adopted(&found)));
             }
             let share = f64::from(faster) / f64::from(trials);
             // The sampling error of so many trials is four in a thousand.

@@ -144,18 +144,19 @@ pub fn allocate(claimants: &[Claimant], terms: &AllocationLimits) -> Result<Allo
 fn grouped(claimants: &[Claimant], terms: &AllocationLimits) -> Vec<PartitionGroup> {
     let has_floor = |at: &usize| claimants[*at].max_slowdown.is_some();
     let all = || 0..claimants.len();
-    let mut pool: Vec<usize> =
-        all().filter(|at| !has_floor(at) && claimants[*at].space.sensitivity() <= terms.insensitive_below).collect();
+    let mut pool: Vec<usize> = all()
+        .filter(|index| !has_floor(index) && claimants[*index].space.sensitivity() <= terms.insensitive_below)
+        .collect();
     if terms.objective == SizingObjective::LeastSpace {
-        pool = all().filter(|at| !has_floor(at)).collect();
+        pool = all().filter(|index| !has_floor(index)).collect();
     }
-    let mut own: Vec<usize> = all().filter(|at| !pool.contains(at)).collect();
+    let mut own: Vec<usize> = all().filter(|index| !pool.contains(index)).collect();
     let room = terms.max_groups.min(terms.units / terms.min_units.max(1)).max(1) as usize;
     // A pool of one program is an ordinary program with a small demand.
     let lanes = (terms.at_once.max(1) as usize).min(room - usize::from(!pool.is_empty() && room > 1));
     let mut groups: Vec<PartitionGroup> = Vec::new();
     if own.len() > lanes.max(1) {
-        own.sort_by_key(|&at| std::cmp::Reverse(claimants[at].space.units_for(SATED)));
+        own.sort_by_key(|&index| std::cmp::Reverse(claimants[index].space.units_for(SATED)));
         let each = own.len().div_ceil(lanes.max(1));
         for group in own.chunks(each) {
             let mut members = group.to_vec();
@@ -183,7 +184,7 @@ fn grouped(claimants: &[Claimant], terms: &AllocationLimits) -> Vec<PartitionGro
 }
 
 fn claim(claimants: &[Claimant], group: &PartitionGroup, terms: &AllocationLimits) -> UnitClaim {
-    let costs: Vec<Vec<f64>> = group.members.iter().map(|&at| claimants[at].costs(terms.objective)).collect();
+    let costs: Vec<Vec<f64>> = group.members.iter().map(|&index| claimants[index].costs(terms.objective)).collect();
     let costs = match group.kind {
         PartitionKind::Own => costs.into_iter().next().unwrap_or_default(),
         PartitionKind::Pool => {
@@ -196,7 +197,7 @@ fn claim(claimants: &[Claimant], group: &PartitionGroup, terms: &AllocationLimit
             (0..terms.units as usize).map(|held| total.of(costs.iter().map(|costs| costs[held]))).collect()
         }
     };
-    let floor = group.members.iter().map(|&at| claimants[at].floor()).max().unwrap_or(1);
+    let floor = group.members.iter().map(|&index| claimants[index].floor()).max().unwrap_or(1);
     UnitClaim { costs, min_units: floor.max(terms.min_units) }
 }
 
@@ -208,16 +209,16 @@ fn fit_floors(
     terms: &AllocationLimits,
 ) -> Vec<usize> {
     let mut lowered = Vec::new();
-    let least = terms.min_units.max(1);
+    let minimum = terms.min_units.max(1);
     while claims.iter().map(|claim| claim.min_units).sum::<u32>() > terms.units {
-        let Some(largest) = (0..claims.len()).rev().max_by_key(|&at| claims[at].min_units) else { break };
-        if claims[largest].min_units <= least {
+        let Some(largest) = (0..claims.len()).rev().max_by_key(|&index| claims[index].min_units) else { break };
+        if claims[largest].min_units <= minimum {
             break;
         }
         claims[largest].min_units -= 1;
-        for &at in groups[largest].members.iter().filter(|&&at| claimants[at].max_slowdown.is_some()) {
-            if !lowered.contains(&at) {
-                lowered.push(at);
+        for &index in groups[largest].members.iter().filter(|&&at| claimants[at].max_slowdown.is_some()) {
+            if !lowered.contains(&index) {
+                lowered.push(index);
             }
         }
     }
@@ -262,7 +263,7 @@ fn floors_cost(
     sizes: &[u32],
     terms: &AllocationLimits,
 ) -> Option<f64> {
-    let has_floor = |group: &PartitionGroup| group.members.iter().any(|&at| claimants[at].max_slowdown.is_some());
+    let has_floor = |group: &PartitionGroup| group.members.iter().any(|&index| claimants[index].max_slowdown.is_some());
     if terms.objective == SizingObjective::LeastSpace || !groups.iter().any(has_floor) || groups.iter().all(has_floor) {
         return None;
     }

@@ -57,8 +57,8 @@ impl DemandCurve {
             profile.rates.solo_instr_per_cycle.map(|rate| rate.value).filter(|&rate| rate.is_finite() && rate > 0.0);
         let cycles = match (solo, stalls_by_units(profile, &size, units)) {
             (Some(solo), Some(stalls)) => {
-                let least = stalls[units as usize - 1];
-                stalls.iter().map(|stalls| 1.0 / solo + (stalls - least) / 1000.0).collect()
+                let minimum = stalls[units as usize - 1];
+                stalls.iter().map(|stalls| 1.0 / solo + (stalls - minimum) / 1000.0).collect()
             }
             (Some(solo), None) => from_misses(1.0 / solo, whole),
             (None, _) => {
@@ -90,10 +90,10 @@ impl DemandCurve {
     }
 
     /// The mean of several threads of one process.
-    pub fn mean(of: &[DemandCurve]) -> Option<Self> {
-        let first = of.first()?;
+    pub fn mean(curves: &[DemandCurve]) -> Option<Self> {
+        let first = curves.first()?;
         let over = |values: fn(&DemandCurve) -> &[f64]| -> Vec<f64> {
-            let at = |held: usize| of.iter().map(|space| values(space)[held]).sum::<f64>() / of.len() as f64;
+            let at = |held: usize| curves.iter().map(|space| values(space)[held]).sum::<f64>() / curves.len() as f64;
             (0..values(first).len()).map(at).collect()
         };
         let misses = over(|space| &space.misses_per_kilo_instr);

@@ -107,15 +107,20 @@ impl SpeedSample {
 
 impl SpeedRecord {
     /// Adds a window if it is undisturbed and a process ran; returns whether it was added.
-    pub fn add(&mut self, seen: &Observation, level: CacheLevel, probes: &[cachemate_core::ProbeRequest]) -> bool {
+    pub fn add(
+        &mut self,
+        observation: &Observation,
+        level: CacheLevel,
+        probes: &[cachemate_core::ProbeRequest],
+    ) -> bool {
         let disturbed = probes.iter().any(|probe| disturbs(&probe.kind));
-        !disturbed && seen.applied.pending.is_empty() && self.observe(seen, level)
+        !disturbed && observation.applied.pending.is_empty() && self.observe(observation, level)
     }
 
     /// Adds a window in any case; returns whether a process ran.
-    pub fn observe(&mut self, seen: &Observation, level: CacheLevel) -> bool {
+    pub fn observe(&mut self, observation: &Observation, level: CacheLevel) -> bool {
         let mut window: BTreeMap<ProcessId, SpeedSample> = BTreeMap::new();
-        for task in &seen.tasks {
+        for task in &observation.tasks {
             if let Some(sample) = SpeedSample::of(task, level) {
                 let all = window.get(&task.process).map_or(sample, |before| before.plus(sample));
                 window.insert(task.process, all);

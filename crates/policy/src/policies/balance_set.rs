@@ -202,7 +202,7 @@ fn as_gang(members: &[TaskId]) -> Gang {
 
 /// Largest number of turns from one turn of a task to its next.
 fn turns_until_next(groups: &[Vec<TaskId>], task: TaskId) -> usize {
-    let turns: Vec<usize> = (0..groups.len()).filter(|&at| groups[at].contains(&task)).collect();
+    let turns: Vec<usize> = (0..groups.len()).filter(|&index| groups[index].contains(&task)).collect();
     let Some((first, last)) = turns.first().zip(turns.last()) else { return groups.len() };
     let around = first + groups.len() - last;
     turns.windows(2).map(|pair| pair[1] - pair[0]).fold(around, usize::max)
@@ -214,7 +214,7 @@ impl BalanceSet {
         if !crowded || !supports(view, Ability::SampleReuses) {
             return;
         }
-        for task in domain.tasks.iter().map(|seen| seen.task) {
+        for task in domain.tasks.iter().map(|sample| sample.task) {
             let has_reuse_times = view.profiles.get(&task).is_some_and(|profile| profile.reuse_times().is_some());
             let complete =
                 |probe: &ProbeRequest| view.observation.probe_results.iter().any(|a| a.probe == probe.id && a.complete);
@@ -244,7 +244,7 @@ impl CacheRotation {
         }
         let cache = view.topology.last_level_caches().find(|cache| cache.id == domain.cache);
         let refill_ns = |task: TaskId| gang_quantum::refill_ns(view.profiles.get(&task)?, cache?, view);
-        let tasks = || domain.tasks.iter().map(|seen| seen.task);
+        let tasks = || domain.tasks.iter().map(|sample| sample.task);
         let members: Vec<GangCandidate> =
             tasks().map(|task| GangCandidate { refill_ns: refill_ns(task), slowdown: 0.0 }).collect();
         let longest_gap = tasks().map(|task| turns_until_next(&self.gangs, task)).max().unwrap_or(1);
@@ -263,8 +263,8 @@ impl CacheRotation {
         parameters: &Parameters,
         asked: &BTreeMap<TaskId, ProbeRequest>,
     ) {
-        self.known.retain(|task, _| domain.tasks.iter().any(|seen| seen.task == *task));
-        for task in domain.tasks.iter().map(|seen| seen.task) {
+        self.known.retain(|task, _| domain.tasks.iter().any(|sample| sample.task == *task));
+        for task in domain.tasks.iter().map(|sample| sample.task) {
             let Some(profile) = view.profiles.get(&task) else { continue };
             let is_answered =
                 |probe: &ProbeRequest| view.observation.probe_results.iter().any(|a| a.probe == probe.id && a.complete);
@@ -286,7 +286,7 @@ impl CacheRotation {
 
     /// Forms the gangs anew if the set of tasks changed or more is known.
     fn group(&mut self, domain: &LlcTasks<'_>, parameters: &Parameters, seed: u64, why: &mut Vec<Reason>) {
-        let tasks: Vec<TaskId> = domain.tasks.iter().map(|seen| seen.task).collect();
+        let tasks: Vec<TaskId> = domain.tasks.iter().map(|sample| sample.task).collect();
         let from: Vec<(TaskId, Option<TaskModel>)> =
             tasks.iter().map(|task| (*task, self.known.get(task).cloned())).collect();
         if from == self.formed_from {
@@ -327,7 +327,7 @@ impl CacheRotation {
                 numbers: vec![("partial_cache_misses_per_100_refs".to_string(), 100.0 * known.ratio)],
             });
         }
-        self.gangs = groups.iter().map(|group| group.iter().map(|&at| tasks[at]).collect()).collect();
+        self.gangs = groups.iter().map(|group| group.iter().map(|&index| tasks[index]).collect()).collect();
     }
 }
 

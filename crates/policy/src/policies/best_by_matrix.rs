@@ -111,7 +111,7 @@ impl MatrixPolicy {
 fn stay(view: &View<'_>, tasks: &[TaskId], seats: &[placement::CacheSeats], seating: &mut Seating) {
     let node = |cpu: CpuId| view.topology.cpus.iter().find(|other| other.id == cpu).map(|cpu| cpu.memory_node);
     let now: Vec<Option<CpuId>> =
-        tasks.iter().map(|task| view.observation.tasks.iter().find(|seen| seen.task == *task)?.cpu).collect();
+        tasks.iter().map(|task| view.observation.tasks.iter().find(|sample| sample.task == *task)?.cpu).collect();
     // Staying on a node counts more than staying on any of its caches.
     let worth = |group: &[Vec<usize>], cache: &placement::CacheSeats| -> u32 {
         let one = |&member: &usize| {
@@ -193,7 +193,7 @@ mod tests {
                 cpu: Some(CpuId(cpu)),
                 ..TaskSample::new(TaskId(id), ProcessId(id))
             };
-            let seen = Observation {
+            let observation = Observation {
                 window: 0,
                 span: TimeSpan { start_ns: 0, elapsed_ns: 1, elapsed_cycles: None },
                 end_reason: WindowEnd::Elapsed,
@@ -205,7 +205,7 @@ mod tests {
             let view = View {
                 topology: &topology,
                 capabilities: &cachemate_core::test_support::capabilities(&[]),
-                observation: &seen,
+                observation: &observation,
                 profiles: &Profiles::new(),
                 previous_plan: &Plan::idle(WindowLength::Time { ns: 1 }),
                 predictor: &ReferencePredictor { miss_penalty_cycles: 150.0 },

@@ -130,7 +130,7 @@ impl Policy for CacheSizing {
             plan.shares.extend(shares);
             plan.probes.extend(self.probes_of(view, &domain));
         }
-        self.probes.retain(|task, _| view.observation.tasks.iter().any(|seen| seen.task == *task));
+        self.probes.retain(|task, _| view.observation.tasks.iter().any(|sample| sample.task == *task));
         Decision { verification: self.verification(&why), ..Decision::new(plan, why) }
     }
 }
@@ -364,7 +364,7 @@ fn wanted_shares(
     let moving: PageMigration = parameters.page_migration.into();
     let share = |(group, units): (&crate::partition::allocate::PartitionGroup, IndexSet)| CacheShare {
         group: id(group),
-        members: group.members.iter().map(|&at| ShareMember::Process(domain.present[at].process)).collect(),
+        members: group.members.iter().map(|&index| ShareMember::Process(domain.present[index].process)).collect(),
         cache: domain.cache.id,
         units: in_units(units, &domain.divided, moving),
     };
@@ -378,18 +378,18 @@ fn explain_allocation(
     why: &mut Vec<Reason>,
 ) {
     let task = |at: usize| domain.present[at].tasks[0].task;
-    for &at in &allocation.lowered_floors {
-        let limit = claimants[at].max_slowdown.unwrap_or(0.0);
+    for &index in &allocation.lowered_floors {
+        let limit = claimants[index].max_slowdown.unwrap_or(0.0);
         let text = "{0} cannot meet its goal: the goals together do not fit in one cache".to_string();
         why.push(Reason {
             kind: ReasonKind::Explanation,
-            tasks: vec![task(at)],
+            tasks: vec![task(index)],
             text,
             numbers: vec![("max_slowdown".to_string(), limit)],
         });
     }
     if let Some(cost) = allocation.floors_cost {
-        let tasks = (0..claimants.len()).filter(|&at| claimants[at].max_slowdown.is_some()).map(task).collect();
+        let tasks = (0..claimants.len()).filter(|&index| claimants[index].max_slowdown.is_some()).map(task).collect();
         let text = "goals slow the other programs on this cache down, by the objective".to_string();
         why.push(Reason {
             kind: ReasonKind::Explanation,

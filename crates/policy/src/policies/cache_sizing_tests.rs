@@ -85,7 +85,7 @@ impl World {
 
     fn window(&mut self) -> Decision {
         let span = TimeSpan { start_ns: self.window * 1000, elapsed_ns: 1000, elapsed_cycles: None };
-        let seen = Observation {
+        let observation = Observation {
             window: self.window,
             span,
             end_reason: WindowEnd::Elapsed,
@@ -98,7 +98,7 @@ impl World {
         let view = View {
             topology: &self.topology,
             capabilities: &self.capabilities,
-            observation: &seen,
+            observation: &observation,
             profiles: &self.profiles,
             previous_plan: &self.before,
             predictor: &ReferencePredictor { miss_penalty_cycles: 150.0 },

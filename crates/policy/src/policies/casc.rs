@@ -152,9 +152,9 @@ fn spread_over_cores(cores: &BTreeMap<u32, u32>, domain: &LlcTasks<'_>, paramete
     let sibling = |at: usize| cpus[..at].iter().filter(|(_, core)| *core == cpus[at].1).count();
     let mut order: Vec<usize> = (0..cpus.len()).collect();
     if parameters.is_better_form() {
-        order.sort_by_key(|&at| sibling(at));
+        order.sort_by_key(|&index| sibling(index));
     }
-    order.into_iter().map(|at| cpus[at].0).collect()
+    order.into_iter().map(|index| cpus[index].0).collect()
 }
 
 /// State of one cache and its tasks.
@@ -205,12 +205,12 @@ struct MissRateMonitor {
 impl CascCache {
     /// Takes over the profiles' estimates, and forgets tasks that exited.
     fn learn(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, parameters: &Parameters) {
-        let here = |task: &TaskId| domain.tasks.iter().any(|seen| seen.task == *task);
+        let here = |task: &TaskId| domain.tasks.iter().any(|sample| sample.task == *task);
         self.known.retain(|task, _| here(task));
         self.stale.retain(here);
-        for seen in &domain.tasks {
-            let Some(profile) = view.profiles.get(&seen.task) else { continue };
-            let old = self.known.get_mut(&seen.task);
+        for sample in &domain.tasks {
+            let Some(profile) = view.profiles.get(&sample.task) else { continue };
+            let old = self.known.get_mut(&sample.task);
             let rates = &profile.rates;
             let Some(pcmr) = rates.pcmr.map(|fact| fact.estimate()).filter(|pcmr| pcmr.value.is_finite()) else {
                 if let Some(old) = old {
@@ -225,7 +225,7 @@ impl CascCache {
             // A reference rate changes all the time; it counts from when the PCMR was measured.
             let same = old.filter(|old| old.pcmr == pcmr.value && old.refs_rate.is_some());
             let refs_rate = same.map_or(refs_rate, |old| old.refs_rate);
-            self.known.insert(seen.task, TaskRate { pcmr: pcmr.value, error, refs_rate, current: true });
+            self.known.insert(sample.task, TaskRate { pcmr: pcmr.value, error, refs_rate, current: true });
         }
         self.take_turns(view, domain, parameters);
     }
@@ -246,12 +246,12 @@ impl CascCache {
     }
 
     fn unmeasured(&self, domain: &LlcTasks<'_>) -> Vec<TaskId> {
-        domain.tasks.iter().map(|seen| seen.task).filter(|&task| !self.is_current(task)).collect()
+        domain.tasks.iter().map(|sample| sample.task).filter(|&task| !self.is_current(task)).collect()
     }
 
     /// Ends measurements that are over, and requests the next.
     fn advance_probes(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, parameters: &Parameters, next: &mut u32) {
-        let here = |task: &TaskId| domain.tasks.iter().any(|seen| seen.task == *task);
+        let here = |task: &TaskId| domain.tasks.iter().any(|sample| sample.task == *task);
         let refused = |id: ProbeId| {
             let item = cachemate_core::PlanItem::Probe(id);
             view.observation.applied.refused.iter().any(|refused| refused.item == item)
@@ -309,10 +309,10 @@ impl CascCache {
         }
         let all = domain.cpus.count() as usize + 1;
         if !parameters.is_better_form() && self.known.is_empty() {
-            block = domain.tasks.iter().map(|seen| seen.task).collect();
+            block = domain.tasks.iter().map(|sample| sample.task).collect();
         }
         let others: Vec<TaskId> =
-            domain.tasks.iter().map(|seen| seen.task).filter(|task| !block.contains(task)).collect();
+            domain.tasks.iter().map(|sample| sample.task).filter(|task| !block.contains(task)).collect();
         block.extend(others);
         block.truncate(all);
         self.rows_ns = self.rows_ns.max(parameters.row_ns);
@@ -334,7 +334,7 @@ impl CascCache {
     /// Every newcomer beside all known threads; requested anew when more are known.
     fn request_newcomer_rows(&mut self, domain: &LlcTasks<'_>, parameters: &Parameters, next: &mut u32) {
         let current: Vec<TaskId> =
-            domain.tasks.iter().map(|seen| seen.task).filter(|&task| self.is_current(task)).collect();
+            domain.tasks.iter().map(|sample| sample.task).filter(|&task| self.is_current(task)).collect();
         let of = |asked: &OpenProbe| match &asked.probe.kind {
             ProbeKind::PairedRows { task, peers, .. } => Some((*task, peers.clone())),
             _ => None,
@@ -364,9 +364,9 @@ impl CascCache {
     }
 
     fn threads(&self, domain: &LlcTasks<'_>) -> Vec<(TaskId, Option<BucketThread>)> {
-        let thread = |seen: &&TaskSample| {
-            let known = self.known.get(&seen.task);
-            (seen.task, known.map(|known| BucketThread { pcmr: known.pcmr, refs_rate: known.refs_rate }))
+        let thread = |sample: &&TaskSample| {
+            let known = self.known.get(&sample.task);
+            (sample.task, known.map(|known| BucketThread { pcmr: known.pcmr, refs_rate: known.refs_rate }))
         };
         domain.tasks.iter().map(thread).collect()
     }
@@ -450,7 +450,7 @@ impl CascCache {
         self.rate_monitor.off_windows = if departs { self.rate_monitor.off_windows + 1 } else { 0 };
         if self.rate_monitor.off_windows >= parameters.drift_windows {
             self.rate_monitor = MissRateMonitor::default();
-            self.stale = domain.tasks.iter().map(|seen| seen.task).collect();
+            self.stale = domain.tasks.iter().map(|sample| sample.task).collect();
         }
     }
 
@@ -465,12 +465,12 @@ impl CascCache {
     /// The expected miss rate, from the tasks' run times in this window.
     fn expected(&self, domain: &LlcTasks<'_>, parameters: &Parameters) -> Option<f64> {
         let (mut sum, mut weights) = (0.0, 0.0);
-        for seen in &domain.tasks {
-            let ran = seen.ran_ns();
+        for sample in &domain.tasks {
+            let ran = sample.ran_ns();
             if ran == 0 {
                 continue;
             }
-            let known = self.known.get(&seen.task)?;
+            let known = self.known.get(&sample.task)?;
             let rate = known.refs_rate.filter(|_| parameters.is_better_form()).unwrap_or(1.0);
             sum += ran as f64 * rate * known.pcmr;
             weights += ran as f64 * rate;
@@ -484,8 +484,8 @@ impl CascCache {
         // Newcomers wait on the first CPU once enough known threads are there for their measurement (CASC 4.2.2.2).
         let secondary =
             !parameters.is_better_form() && self.known.len() + 1 >= cpus.len() && domain.tasks.len() > cpus.len();
-        for seen in &domain.tasks {
-            let allowed = match (self.known.get(&seen.task), &self.assigned) {
+        for sample in &domain.tasks {
+            let allowed = match (self.known.get(&sample.task), &self.assigned) {
                 (Some(known), Some(assigned)) => {
                     let takes = |cpu: &usize| assigned.buckets.admits(*cpu, known.pcmr);
                     (0..cpus.len()).filter(takes).map(|cpu| cpus[cpu]).collect()
@@ -496,7 +496,7 @@ impl CascCache {
             // The largest PCMR may have grown since the literal form last assigned: the CPUs with the highest rate
             // accept it.
             let allowed = if allowed.is_empty() { self.most_taking(cpus) } else { allowed };
-            plan.affinity.insert(seen.task, allowed);
+            plan.affinity.insert(sample.task, allowed);
         }
         plan.probes.extend(self.open_probes.iter().map(|asked| asked.probe.clone()));
     }

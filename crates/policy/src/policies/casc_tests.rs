@@ -59,7 +59,7 @@ impl CascFixture {
             complete: true,
             cost_ns: Vec::new(),
         };
-        let seen = Observation {
+        let observation = Observation {
             window: self.window,
             span: TimeSpan { start_ns: self.window * 10_000_000, elapsed_ns: 10_000_000, elapsed_cycles: None },
             end_reason: WindowEnd::Elapsed,
@@ -72,7 +72,7 @@ impl CascFixture {
         let view = View {
             topology: &self.topology,
             capabilities: &capabilities,
-            observation: &seen,
+            observation: &observation,
             profiles: &self.profiles,
             previous_plan: &self.before,
             predictor: &cachemate_core::test_support::NullPredictor,

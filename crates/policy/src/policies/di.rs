@@ -32,14 +32,14 @@ impl Policy for Di {
 /// Misses per thousand instructions of the tasks alone, from their profiles, all on the same size of cache.
 pub(super) fn recorded_rates(view: &View<'_>, on: RecordedCache) -> BTreeMap<TaskId, f64> {
     let Some(cache) = contended(view.topology) else { return BTreeMap::new() };
-    let of = |parts: u32| -> BTreeMap<TaskId, f64> {
+    let misses_on_share = |parts: u32| -> BTreeMap<TaskId, f64> {
         let one = |task: TaskId| misses_on_share_per_mega_instr(view.profiles.get(&task)?, &cache, parts);
         let tasks = view.observation.tasks.iter().filter(|task| !task.exited).map(|task| task.task);
         tasks.filter_map(|task| Some((task, one(task)? / 1000.0))).collect()
     };
-    let whole = of(1);
+    let whole = misses_on_share(1);
     let parts = if on == RecordedCache::Share { sharers(view) } else { 1 };
-    let part = if parts > 1 { of(parts) } else { BTreeMap::new() };
+    let part = if parts > 1 { misses_on_share(parts) } else { BTreeMap::new() };
     if part.len() == whole.len() { part } else { whole }
 }
 

@@ -210,7 +210,7 @@ impl IntensityGangs {
             self.asked.take_if(answered);
             self.pinging.retain(|probe| !answer.complete || probe.id != answer.probe);
         }
-        let there = |task: &TaskId| view.movable().any(|seen| seen.task == *task);
+        let there = |task: &TaskId| view.movable().any(|sample| sample.task == *task);
         self.sensitivity_asked.retain(|task, _| there(task));
         self.intensity_asked.retain(|task, _| there(task));
         let refused = |probe: &mut ProbeRequest| {

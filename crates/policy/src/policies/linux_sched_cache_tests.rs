@@ -31,14 +31,14 @@ impl SchedCacheFixture {
     }
 
     fn decide(&mut self, tasks: Vec<TaskSample>) -> Vec<Option<u32>> {
-        let mut seen = Observation { tasks, ..observation(self.window, 0) };
-        (seen.span.start_ns, seen.span.elapsed_ns) = (self.window * WINDOW_NS, WINDOW_NS);
+        let mut observation = Observation { tasks, ..observation(self.window, 0) };
+        (observation.span.start_ns, observation.span.elapsed_ns) = (self.window * WINDOW_NS, WINDOW_NS);
         self.window += 1;
         let capabilities = capabilities(&[Ability::Affinity]);
         let view = View {
             topology: &self.topology,
             capabilities: &capabilities,
-            observation: &seen,
+            observation: &observation,
             profiles: &Profiles::new(),
             previous_plan: &self.before,
             predictor: &NullPredictor,
@@ -47,7 +47,7 @@ impl SchedCacheFixture {
         self.before = self.policy.decide(&view).plan;
         let cache_of =
             |cpus: &CpuSet| self.topology.caches.iter().find(|cache| cache.cpus == *cpus).map(|cache| cache.id.0);
-        seen.tasks.iter().map(|task| self.before.affinity.get(&task.task).and_then(cache_of)).collect()
+        observation.tasks.iter().map(|task| self.before.affinity.get(&task.task).and_then(cache_of)).collect()
     }
 }
 

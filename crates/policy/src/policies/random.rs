@@ -35,8 +35,8 @@ impl Policy for RandomPolicy {
                 let tasks = drawn.values().filter(|&&other| other == domain).count();
                 tasks as f64 / f64::from(domains[domain].count())
             };
-            let least = (0..domains.len()).map(load).fold(f64::INFINITY, f64::min);
-            let emptiest: Vec<usize> = (0..domains.len()).filter(|&domain| load(domain) == least).collect();
+            let minimum = (0..domains.len()).map(load).fold(f64::INFINITY, f64::min);
+            let emptiest: Vec<usize> = (0..domains.len()).filter(|&domain| load(domain) == minimum).collect();
             let domain = emptiest[self.generator.below(emptiest.len() as u64) as usize];
             drawn.insert(task.task, domain);
             let text =

@@ -120,15 +120,15 @@ impl ServiceLevel {
         divided: &PartitionUnits,
         why: &mut Vec<Reason>,
     ) {
-        let least = divided.min_units();
-        self.units = self.units.clamp(least, divided.units());
+        let minimum = divided.min_units();
+        self.units = self.units.clamp(minimum, divided.units());
         let moving = |item: &PlanItem| matches!(item, PlanItem::Share(..));
         let unsettled = view.observation.applied.pending.iter().any(|pending| moving(&pending.item));
         // A window counts only if the share was in force.
         let in_force = view.previous_plan.shares.iter().any(|share| share.group == OWN);
         let measured = tasks.iter().all(|task| !task.counts.0.is_empty());
         let Some(served) = served(view, tasks).filter(|_| !unsettled && in_force && measured) else { return };
-        let serves = self.serves.entry(served.clients).or_insert(least);
+        let serves = self.serves.entry(served.clients).or_insert(minimum);
         let before = self.units;
         if served.rate_per_s < level {
             *serves = (*serves).max((self.units + 1).min(divided.units()));
@@ -239,7 +239,7 @@ mod tests {
                 goal: promised.map(|rate| Goal { min_rate: Some(rate), ..Goal::default() }),
                 ..TaskSample::new(TaskId(index as u32), ProcessId(0))
             };
-            let seen = Observation {
+            let observation = Observation {
                 window: window as u64,
                 span: TimeSpan { start_ns: 0, elapsed_ns: 1_000_000_000, elapsed_cycles: None },
                 end_reason: WindowEnd::Elapsed,
@@ -252,7 +252,7 @@ mod tests {
             let view = View {
                 topology: &topology,
                 capabilities: &capabilities,
-                observation: &seen,
+                observation: &observation,
                 profiles: &Profiles::new(),
                 previous_plan: &before,
                 predictor: &predictor,

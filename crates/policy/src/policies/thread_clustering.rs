@@ -182,7 +182,8 @@ impl Policy for ThreadClustering {
         let mut why = Vec::new();
         let here: Vec<TaskId> = view.movable().map(|task| task.task).collect();
         self.placed.retain(|task, _| here.contains(task));
-        self.clusters.retain(|task, _| view.observation.tasks.iter().any(|seen| seen.task == *task && !seen.exited));
+        self.clusters
+            .retain(|task, _| view.observation.tasks.iter().any(|sample| sample.task == *task && !sample.exited));
         if let Some(round) = self.round.take() {
             self.continue_round(round, view, &mut why);
         } else if self.wait > 0 {
@@ -479,7 +480,7 @@ impl ThreadClustering {
         });
         let (mut of, mut count) = (vec![None; threads.len()], 0);
         for own in filters {
-            let members: Vec<usize> = (0..threads.len()).filter(|&at| filter(threads[at]) == own).collect();
+            let members: Vec<usize> = (0..threads.len()).filter(|&index| filter(threads[index]) == own).collect();
             let map = |&at: &usize| {
                 let task = threads[at].task;
                 let map = view.profiles.get(&task).and_then(|profile| profile.sharing_map());
@@ -551,8 +552,8 @@ impl ClusterAssignmentInput {
             tasks: threads.iter().map(|task| task.task).collect(),
             threads: threads.iter().map(|task| Movable { on: on(task), stays: task.unmovable }).collect(),
             clusters: members,
-            unclustered: (0..threads.len()).filter(|&at| clusters[at].is_none()).collect(),
-            chips: (0..domains.len()).map(|at| Chip { cpus: domains[at].count(), fixed: fixed(at) }).collect(),
+            unclustered: (0..threads.len()).filter(|&index| clusters[index].is_none()).collect(),
+            chips: (0..domains.len()).map(|index| Chip { cpus: domains[index].count(), fixed: fixed(index) }).collect(),
         }
     }
 
@@ -585,20 +586,20 @@ impl ClusterAssignmentInput {
     /// the share of its partners that it joins.
     fn removed_share(&self, assignment: &Assignment, view: &View<'_>, hit_cycles: f64) -> f64 {
         let stalls = |at: usize| {
-            let seen = view.observation.tasks.iter().find(|seen| seen.task == self.tasks[at])?;
-            remote_share(view, seen.process, hit_cycles)
+            let sample = view.observation.tasks.iter().find(|sample| sample.task == self.tasks[at])?;
+            remote_share(view, sample.process, hit_cycles)
         };
         let mut removed = 0.0;
         for members in &self.clusters {
-            for &at in members {
-                let partners = members.iter().filter(|&&other| other != at);
+            for &index in members {
+                let partners = members.iter().filter(|&&other| other != index);
                 let brought = |other: &&usize| {
-                    self.threads[**other].on != self.threads[at].on
+                    self.threads[**other].on != self.threads[index].on
                         && assignment.chip_of[**other].is_some()
-                        && assignment.chip_of[**other] == assignment.chip_of[at]
+                        && assignment.chip_of[**other] == assignment.chip_of[index]
                 };
                 let share = partners.filter(brought).count() as f64 / (members.len() - 1).max(1) as f64;
-                removed += share * stalls(at).unwrap_or(0.0);
+                removed += share * stalls(index).unwrap_or(0.0);
             }
         }
         removed / self.tasks.len().max(1) as f64
@@ -617,7 +618,7 @@ impl ClusterAssignmentInput {
             ("sampling_cost_ns".to_string(), round.cost_ns as f64),
             ("remote_stall_percent".to_string(), 100.0 * round.remote_share),
         ];
-        let names = |members: &[usize]| members.iter().map(|&at| self.tasks[at]).collect::<Vec<_>>();
+        let names = |members: &[usize]| members.iter().map(|&index| self.tasks[index]).collect::<Vec<_>>();
         let list = |count: usize| (0..count).map(|at| format!("{{{at}}}")).collect::<Vec<_>>().join(", ");
         let mut reasons = Vec::new();
         for (members, chip) in self.clusters.iter().zip(&assignment.chip_of_cluster) {

@@ -80,7 +80,7 @@ impl ClusteringFixture {
         let answers = sampled.iter().map(|&probe| samples(probe)).chain(self.answer.take()).collect();
         let span = TimeSpan { start_ns: self.window * 1_000_000_000, elapsed_ns: 1_000_000_000, elapsed_cycles: None };
         let (ended, in_force) = (WindowEnd::Elapsed, AppliedPlan::default());
-        let seen = Observation {
+        let observation = Observation {
             window: self.window,
             span,
             end_reason: ended,
@@ -104,7 +104,7 @@ impl ClusteringFixture {
         let view = View {
             topology: &topology,
             capabilities: &capabilities,
-            observation: &seen,
+            observation: &observation,
             profiles: &profiles,
             previous_plan: &self.before,
             predictor: &ReferencePredictor { miss_penalty_cycles: 200.0 },

@@ -94,10 +94,10 @@ pub(crate) fn gather<'a, T>(
     scheme: &dyn Scheme,
     members: &[&'a Profile],
     what: &'static str,
-    of: impl Fn(&'a Profile) -> Option<T>,
+    metric: impl Fn(&'a Profile) -> Option<T>,
 ) -> Result<Vec<T>, MissingEvidence> {
     let missing = |program| MissingEvidence { scheme: scheme.name(), program, what };
-    members.iter().enumerate().map(|(index, profile)| of(profile).ok_or_else(|| missing(index))).collect()
+    members.iter().enumerate().map(|(index, profile)| metric(profile).ok_or_else(|| missing(index))).collect()
 }
 
 /// All schemes, in the order of their names.

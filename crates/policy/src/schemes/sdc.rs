@@ -31,14 +31,14 @@ pub fn effective_ways(profiles: &[&[f64]], ways: u32) -> Vec<f64> {
         let hits: Vec<f64> =
             profiles.iter().zip(&won).map(|(p, &at)| if at < ways as usize { p[at] } else { f64::MIN }).collect();
         let most = hits.iter().copied().fold(f64::MIN, f64::max);
-        let winners: Vec<usize> = (0..hits.len()).filter(|&at| hits[at] == most).collect();
+        let winners: Vec<usize> = (0..hits.len()).filter(|&index| hits[index] == most).collect();
         if winners.len() > left {
-            winners.iter().for_each(|&at| ways_by_program[at] += left as f64 / winners.len() as f64);
+            winners.iter().for_each(|&index| ways_by_program[index] += left as f64 / winners.len() as f64);
             break;
         }
-        for at in winners {
-            won[at] += 1;
-            ways_by_program[at] += 1.0;
+        for index in winners {
+            won[index] += 1;
+            ways_by_program[index] += 1.0;
             left -= 1;
         }
     }

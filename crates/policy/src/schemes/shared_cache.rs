@@ -215,10 +215,10 @@ mod tests {
     fn hits_beyond_a_part_are_misses() {
         let cache = SharedCache::new(1 << 20, 4, 64, 100.0);
         let positions = with_positions(&[8.0, 4.0, 2.0, 1.0, 0.5]);
-        let of = |parts: u32| misses_on_share_per_mega_instr(&positions, &cache, parts);
-        assert_eq!([1, 2, 4, 9].map(of), [Some(0.5), Some(3.5), Some(7.5), Some(7.5)]);
+        let misses_on_share = |parts: u32| misses_on_share_per_mega_instr(&positions, &cache, parts);
+        assert_eq!([1, 2, 4, 9].map(misses_on_share), [Some(0.5), Some(3.5), Some(7.5), Some(7.5)]);
         let curve = profile(10_000.0, &[(1 << 19, 3.0), (1 << 20, 2.0)]);
-        let of = |parts: u32| misses_on_share_per_mega_instr(&curve, &cache, parts);
-        assert_eq!([1, 2, 4].map(of), [Some(2000.0), Some(3000.0), None]);
+        let misses_on_share = |parts: u32| misses_on_share_per_mega_instr(&curve, &cache, parts);
+        assert_eq!([1, 2, 4].map(misses_on_share), [Some(2000.0), Some(3000.0), None]);
     }
 }

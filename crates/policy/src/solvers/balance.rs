@@ -43,7 +43,7 @@ impl GroupModel {
     /// Misses per access of the group together.
     pub fn ratio(&self, group: &[usize]) -> f64 {
         match self {
-            GroupModel::Average(ratios) => group.iter().map(|&at| ratios[at]).sum::<f64>() / group.len() as f64,
+            GroupModel::Average(ratios) => group.iter().map(|&index| ratios[index]).sum::<f64>() / group.len() as f64,
             GroupModel::Composed(composed) => composed.ratio(group),
         }
     }
@@ -111,7 +111,7 @@ impl ComposedModel {
 
     fn ratio(&self, group: &[usize]) -> f64 {
         let sum = |of: fn(&ComposedMember) -> &Vec<f64>, point: usize| {
-            group.iter().map(|&at| of(&self.members[at])[point]).sum::<f64>()
+            group.iter().map(|&index| of(&self.members[index])[point]).sum::<f64>()
         };
         // Positive below the solution, negative above.
         let over = |point: usize| match self.lines {
@@ -126,7 +126,7 @@ impl ComposedModel {
         let (below, above) = (over(low), over(high));
         let along = if below > above { (below / (below - above)).clamp(0.0, 1.0) } else { 0.0 };
         let misses = |point: usize| sum(|member| &member.misses, point);
-        let rates: f64 = group.iter().map(|&at| self.members[at].rate).sum();
+        let rates: f64 = group.iter().map(|&index| self.members[index].rate).sum();
         (misses(low) + along * (misses(high) - misses(low))) / rates
     }
 }
@@ -171,7 +171,7 @@ fn best_group(model: &GroupModel, thread: usize, size: usize) -> Vec<usize> {
         order
     };
     let composed = match model {
-        GroupModel::Average(ratios) => return from_order(&ascending(&|at| ratios[at])),
+        GroupModel::Average(ratios) => return from_order(&ascending(&|index| ratios[index])),
         GroupModel::Composed(composed) => composed,
     };
     // Starts: threads with the lowest ratio, misses per time, and misses for their rate, at several points of the grid.
@@ -179,9 +179,9 @@ fn best_group(model: &GroupModel, thread: usize, size: usize) -> Vec<usize> {
     for point in [POINTS / 4, POINTS / 2, 3 * POINTS / 4] {
         let misses = |at: usize| composed.members[at].misses[point];
         starts.push(from_order(&ascending(&misses)));
-        starts.push(from_order(&ascending(&|at| misses(at) / composed.members[at].rate)));
+        starts.push(from_order(&ascending(&|index| misses(index) / composed.members[index].rate)));
     }
-    starts.push(from_order(&ascending(&|at| -composed.members[at].rate)));
+    starts.push(from_order(&ascending(&|index| -composed.members[index].rate)));
     let mut best: Option<(f64, Vec<usize>)> = None;
     for start in starts {
         let (ratio, group) = exchanged(model, start);
@@ -393,8 +393,8 @@ mod tests {
         let turns = |ratios: &[f64], size: usize| {
             let model = GroupModel::Average(ratios.to_vec());
             let groups = rotation(&model, &best_groups(&model, size), RotationRule::Fair);
-            let of = |thread: usize| groups.iter().filter(|group| group.contains(&thread)).count();
-            (0..ratios.len()).map(of).collect::<Vec<usize>>()
+            let entry = |thread: usize| groups.iter().filter(|group| group.contains(&thread)).count();
+            (0..ratios.len()).map(entry).collect::<Vec<usize>>()
         };
         assert_eq!(turns(&[0.2; 6], 3), [3; 6]);
         let greedy = turns(&[0.9, 0.9, 0.1, 0.1, 0.1, 0.1], 3);

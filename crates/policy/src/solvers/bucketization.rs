@@ -141,8 +141,8 @@ impl<'a> BucketSearch<'a> {
     /// Expected misses per 100 references.
     fn rate(&self) -> f64 {
         let weight = |level: u32| {
-            let at = self.weights.partition_point(|weight| weight.0 <= level);
-            at.checked_sub(1).map_or(1.0, |at| self.weights[at].1)
+            let index = self.weights.partition_point(|weight| weight.0 <= level);
+            index.checked_sub(1).map_or(1.0, |index| self.weights[index].1)
         };
         let (mut sum, mut weights) = (0.0, 0.0);
         for &level in &self.max_pcmr {
@@ -202,10 +202,10 @@ impl<'a> BucketSearch<'a> {
         ascending.sort_unstable();
         let (threads, cpus) = (self.levels.len(), max_pcmr.len());
         // All others may run threads that this CPU accepts, so one more must be waiting.
-        let least = if self.rules.better && threads > cpus { cpus } else { 0 };
+        let minimum = if self.rules.better && threads > cpus { cpus } else { 0 };
         let enough = |(at, &level): (usize, &u32)| {
             let wanted = (at + 1) * self.rules.runnable_per_cpu as usize;
-            self.threads_up_to(level) >= wanted.max(least).min(threads)
+            self.threads_up_to(level) >= wanted.max(minimum).min(threads)
         };
         ascending.iter().enumerate().all(enough)
     }

@@ -210,17 +210,17 @@ fn members(set: ProgramSet) -> impl Iterator<Item = usize> {
 }
 
 /// Every subset of `of` with `size` members, in a fixed order.
-fn for_each_subset(of: ProgramSet, size: usize, visit: &mut impl FnMut(ProgramSet)) {
-    fn go(of: ProgramSet, size: usize, chosen: ProgramSet, visit: &mut impl FnMut(ProgramSet)) {
+fn for_each_subset(set: ProgramSet, size: usize, visit: &mut impl FnMut(ProgramSet)) {
+    fn go(set: ProgramSet, size: usize, chosen: ProgramSet, visit: &mut impl FnMut(ProgramSet)) {
         if size == 0 {
             return visit(chosen);
         }
-        let mut left = of;
+        let mut left = set;
         while left.count_ones() as usize >= size {
             let first = left & left.wrapping_neg();
             left &= !first;
             go(left, size - 1, chosen | first, visit);
         }
     }
-    go(of, size, 0, visit);
+    go(set, size, 0, visit);
 }

@@ -36,8 +36,8 @@ pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
         climb.run(seats);
         Seating { by_cache: climb.by_cache }
     });
-    let least = ends.map(|end| (end.total(costs), end)).reduce(|a, b| if b.0 < a.0 { b } else { a });
-    least.expect("there is at least the greedy start").1
+    let minimum = ends.map(|end| (end.total(costs), end)).reduce(|a, b| if b.0 < a.0 { b } else { a });
+    minimum.expect("there is at least the greedy start").1
 }
 
 /// Heaviest programs first, each to the CPU with the least cost; loads stay even.

@@ -92,8 +92,8 @@ impl Seating {
         kinds.sort_unstable();
         kinds.dedup();
         for kind in kinds {
-            let places: Vec<usize> = (0..shapes.len()).filter(|&at| shapes[at] == kind).collect();
-            let mut caches: Vec<_> = places.iter().map(|&at| std::mem::take(&mut self.by_cache[at])).collect();
+            let places: Vec<usize> = (0..shapes.len()).filter(|&index| shapes[index] == kind).collect();
+            let mut caches: Vec<_> = places.iter().map(|&index| std::mem::take(&mut self.by_cache[index])).collect();
             caches.sort_by_key(|cache| cache.first().map_or(usize::MAX, |cpu| first(cpu)));
             places.into_iter().zip(caches).for_each(|(at, cache)| self.by_cache[at] = cache);
         }

@@ -73,9 +73,9 @@ proptest! {
         let (best, worst) = (best(&matrix, &seats), worst(&matrix, &seats));
         check_seating(&best.seating, programs, &seats);
         check_seating(&worst.seating, programs, &seats);
-        let least = totals.iter().copied().fold(f64::INFINITY, f64::min);
+        let minimum = totals.iter().copied().fold(f64::INFINITY, f64::min);
         let most = totals.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        prop_assert!((best.total - least).abs() < 1e-9, "{} {least} {:?}", best.total, best.method);
+        prop_assert!((best.total - minimum).abs() < 1e-9, "{} {minimum} {:?}", best.total, best.method);
         prop_assert!((worst.total - most).abs() < 1e-9, "{} {most}", worst.total);
     }
 

@@ -89,11 +89,11 @@ fn floor(sides: &[Vec<&ProcessSpeed>; 2], change: &ProcessChange, log_limit: f64
 }
 
 /// The sum of the rates promised to a process's threads, as a logarithm, and the work that they count.
-fn log_rate_promised(process: ProcessId, seen: &[TaskSample]) -> Option<(WorkMetric, f64)> {
+fn log_rate_promised(process: ProcessId, samples: &[TaskSample]) -> Option<(WorkMetric, f64)> {
     let (mut sum, mut counted) = (0.0, None);
-    for task in seen.iter().filter(|task| task.process == process && !task.exited && task.ran()) {
+    for task in samples.iter().filter(|task| task.process == process && !task.exited && task.ran()) {
         let Some(least) = task.goal.and_then(|goal| goal.min_rate) else { continue };
-        let Some(work) = promised_work(task, seen) else { continue };
+        let Some(work) = promised_work(task, samples) else { continue };
         sum += least;
         counted = Some(work);
     }

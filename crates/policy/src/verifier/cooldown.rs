@@ -33,7 +33,7 @@ struct FailedPlan {
 
 impl FailedPlan {
     /// Are both plans the same for the live tasks?
-    fn is(&self, plan: &Plan, present: &LiveTasks) -> bool {
+    fn matches(&self, plan: &Plan, present: &LiveTasks) -> bool {
         same_placement(&self.plan, plan, &self.knew.common(present))
     }
 
@@ -73,7 +73,7 @@ impl PlanCooldown {
         self.failed.retain(|failed| window < failed.remembered_until);
         let images = self.failed.iter().filter(|failed| failed.is_mirror(plan, present, topology));
         let times = images.map(|failed| failed.times).max().unwrap_or(0) + 1;
-        self.failed.retain(|failed| !failed.is(plan, present));
+        self.failed.retain(|failed| !failed.matches(plan, present));
         let windows = cooldown_windows.saturating_mul(1 << (times - 1).min(MAX_DOUBLINGS));
         let until = window.saturating_add(windows);
         let remembered_until = until.saturating_add(windows.saturating_mul(REMEMBERED_COOLDOWNS));
@@ -124,7 +124,7 @@ impl PlanCooldown {
         // If both are the same for the remaining tasks, refusing has no effect. The plan in its place may itself be a
         // mirror image; then only the failed plan itself is refused.
         let differs = |failed: &&FailedPlan| {
-            let exactly = failed.is(plan, present) && !failed.is(instead, present);
+            let exactly = failed.matches(plan, present) && !failed.matches(instead, present);
             let mirrored =
                 || failed.is_mirror(plan, present, topology) && !failed.is_mirror(instead, present, topology);
             exactly || mirrored()

@@ -148,11 +148,11 @@ impl History {
     }
 
     /// Has the machine applied the plan, and have caches and queues settled? They get one window.
-    fn settle(&mut self, seen: &Observation, compared: usize) -> bool {
+    fn settle(&mut self, observation: &Observation, compared: usize) -> bool {
         let Some(windows) = &mut self.settling else { return true };
         *windows += 1;
         let acts = |item: &PlanItem| !matches!(item, PlanItem::Probe(_) | PlanItem::Window);
-        let pending = seen.applied.pending.iter().any(|pending| acts(&pending.item));
+        let pending = observation.applied.pending.iter().any(|pending| acts(&pending.item));
         if *windows > 1 && (!pending || *windows > MAX_PENDING * compared) {
             self.settling = None;
         }

@@ -19,7 +19,7 @@ pub type HomeCpus = BTreeMap<TaskId, CpuSet>;
 /// Records where tasks ran in a window, and forgets tasks that exited.
 pub fn record_homes(homes: &mut HomeCpus, view: &View<'_>) {
     let domains = view.topology.last_level_domains();
-    homes.retain(|task, _| view.observation.tasks.iter().any(|seen| seen.task == *task && !seen.exited));
+    homes.retain(|task, _| view.observation.tasks.iter().any(|sample| sample.task == *task && !sample.exited));
     for task in view.observation.tasks.iter().filter(|task| !task.exited) {
         // The first of the caches with the longest run time.
         let most = domains.iter().rev().max_by_key(|cpus| task.ran_on_ns(cpus));
@@ -43,7 +43,7 @@ impl HomeRestorer {
             return None;
         }
         let free = |task: &TaskId| failed.affinity.contains_key(task) && !plan.affinity.contains_key(task);
-        let movable = |task: &TaskId| view.movable().any(|seen| seen.task == *task);
+        let movable = |task: &TaskId| view.movable().any(|sample| sample.task == *task);
         let leads = homes.iter().filter(|(task, _)| free(task) && movable(task));
         let affinity: BTreeMap<TaskId, CpuSet> = leads.map(|(task, cpus)| (*task, cpus.clone())).collect();
         (!affinity.is_empty()).then(|| HomeRestorer { affinity, until: view.observation.window + WINDOWS })

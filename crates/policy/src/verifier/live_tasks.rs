@@ -13,19 +13,19 @@ pub struct LiveTasks {
 
 impl LiveTasks {
     /// Tasks that have not exited.
-    pub fn of(seen: &[TaskSample]) -> Self {
-        LiveTasks::among(seen, |task| !task.exited)
+    pub fn of(samples: &[TaskSample]) -> Self {
+        LiveTasks::filtered(samples, |task| !task.exited)
     }
 
     /// Tasks that may be changed.
-    fn movable(seen: &[TaskSample]) -> Self {
-        let mut present = LiveTasks::among(seen, |task| !task.exited && !task.unmovable);
-        present.processes = LiveTasks::of(seen).processes;
+    fn movable(samples: &[TaskSample]) -> Self {
+        let mut present = LiveTasks::filtered(samples, |task| !task.exited && !task.unmovable);
+        present.processes = LiveTasks::of(samples).processes;
         present
     }
 
-    fn among(seen: &[TaskSample], counts: impl Fn(&TaskSample) -> bool) -> Self {
-        let those = || seen.iter().filter(|task| counts(task));
+    fn filtered(samples: &[TaskSample], counts: impl Fn(&TaskSample) -> bool) -> Self {
+        let those = || samples.iter().filter(|task| counts(task));
         LiveTasks {
             tasks: those().map(|task| task.task).collect(),
             processes: those().map(|task| task.process).collect(),
@@ -50,18 +50,21 @@ impl LiveTasks {
 
 /// Are two plans the same for these tasks? Windows, probes, advice to dispatchers and numbers of groups are not
 /// compared.
-pub fn same_placement(a: &Plan, b: &Plan, of: &LiveTasks) -> bool {
+pub fn same_placement(a: &Plan, b: &Plan, live_tasks: &LiveTasks) -> bool {
     let weight = |plan: &Plan, task: &TaskId| plan.weights.get(task).copied().unwrap_or(1.0);
-    of.tasks.iter().all(|task| a.affinity.get(task) == b.affinity.get(task) && weight(a, task) == weight(b, task))
-        && gangs_of(&a.gangs, of) == gangs_of(&b.gangs, of)
-        && same_shares(&a.shares, &b.shares, of)
+    live_tasks
+        .tasks
+        .iter()
+        .all(|task| a.affinity.get(task) == b.affinity.get(task) && weight(a, task) == weight(b, task))
+        && gangs_of(&a.gangs, live_tasks) == gangs_of(&b.gangs, live_tasks)
+        && same_shares(&a.shares, &b.shares, live_tasks)
 }
 
 /// Gangs with these tasks as members; empty ones are left out.
-pub fn gangs_of(schedules: &[GangSchedule], of: &LiveTasks) -> Vec<GangSchedule> {
+pub fn gangs_of(schedules: &[GangSchedule], live_tasks: &LiveTasks) -> Vec<GangSchedule> {
     let mut schedules = schedules.to_vec();
     for schedule in &mut schedules {
-        schedule.gangs.iter_mut().for_each(|gang| gang.members.retain(|(task, _)| of.tasks.contains(task)));
+        schedule.gangs.iter_mut().for_each(|gang| gang.members.retain(|(task, _)| live_tasks.tasks.contains(task)));
         schedule.gangs.retain(|gang| !gang.members.is_empty());
     }
     schedules.retain(|schedule| !schedule.gangs.is_empty());
@@ -69,22 +72,22 @@ pub fn gangs_of(schedules: &[GangSchedule], of: &LiveTasks) -> Vec<GangSchedule>
 }
 
 /// Shares with these tasks as members; empty ones are left out.
-pub fn shares_of(shares: &[CacheShare], of: &LiveTasks) -> Vec<CacheShare> {
+pub fn shares_of(shares: &[CacheShare], live_tasks: &LiveTasks) -> Vec<CacheShare> {
     let mut shares = shares.to_vec();
-    shares.iter_mut().for_each(|share| share.members.retain(|member| of.has(member)));
+    shares.iter_mut().for_each(|share| share.members.retain(|member| live_tasks.has(member)));
     shares.retain(|share| !share.members.is_empty());
     shares
 }
 
-fn same_shares(a: &[CacheShare], b: &[CacheShare], of: &LiveTasks) -> bool {
-    let (a, mut b) = (shares_of(a, of), shares_of(b, of));
+fn same_shares(a: &[CacheShare], b: &[CacheShare], live_tasks: &LiveTasks) -> bool {
+    let (a, mut b) = (shares_of(a, live_tasks), shares_of(b, live_tasks));
     let same = |one: &CacheShare, other: &CacheShare| {
         let members = |share: &CacheShare| share.members.iter().copied().collect::<BTreeSet<ShareMember>>();
         one.cache == other.cache && one.units == other.units && members(one) == members(other)
     };
     let all = a.iter().all(|share| {
         let position = b.iter().position(|other| same(share, other));
-        position.map(|at| b.swap_remove(at)).is_some()
+        position.map(|index| b.swap_remove(index)).is_some()
     });
     all && b.is_empty()
 }
@@ -126,16 +129,16 @@ fn no_task_starves(
 }
 
 /// Does `to` differ from `from` only by fewer partitions, members of partitions and turns?
-pub fn only_releases(from: &Plan, to: &Plan, of: &LiveTasks) -> bool {
+pub fn only_releases(from: &Plan, to: &Plan, live_tasks: &LiveTasks) -> bool {
     let without = |plan: &Plan| Plan { gangs: Vec::new(), shares: Vec::new(), ..plan.clone() };
-    let (gangs, shares) = (gangs_of(&from.gangs, of), shares_of(&from.shares, of));
+    let (gangs, shares) = (gangs_of(&from.gangs, live_tasks), shares_of(&from.shares, live_tasks));
     let is_part = |share: &CacheShare| {
         shares.iter().any(|whole| {
             (whole.cache, &whole.units) == (share.cache, &share.units)
                 && share.members.iter().all(|member| whole.members.contains(member))
         })
     };
-    same_placement(&without(from), &without(to), of)
-        && gangs_of(&to.gangs, of).iter().all(|schedule| gangs.contains(schedule))
-        && shares_of(&to.shares, of).iter().all(is_part)
+    same_placement(&without(from), &without(to), live_tasks)
+        && gangs_of(&to.gangs, live_tasks).iter().all(|schedule| gangs.contains(schedule))
+        && shares_of(&to.shares, live_tasks).iter().all(is_part)
 }

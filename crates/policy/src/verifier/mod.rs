@@ -224,8 +224,8 @@ impl<P> Verifier<P> {
             self.end_open_change(verdict, view);
             return;
         }
-        let said = open.trial.as_mut().and_then(|trial| trial.add(view.observation, &open.terms));
-        let Some(said) = said else { return };
+        let message = open.trial.as_mut().and_then(|trial| trial.add(view.observation, &open.terms));
+        let Some(said) = message else { return };
         let is_faster = said == SequentialVerdict::Faster;
         let outcome = if is_faster { VerificationOutcome::Faster } else { VerificationOutcome::NotFaster };
         let verdict = open.verdict(outcome, is_faster);

@@ -89,17 +89,17 @@ pub struct CanonicalPlan {
 }
 
 /// Are two plans the same for these tasks, up to an exchange of like caches?
-pub fn is_mirror(a: &Plan, b: &Plan, of: &LiveTasks, topology: &Topology) -> bool {
+pub fn is_mirror(a: &Plan, b: &Plan, live_tasks: &LiveTasks, topology: &Topology) -> bool {
     let allowed_cpus = |plan: &Plan, task: &TaskId| plan.affinity.get(task).map(IndexSet::count);
     // A cheap test that distinguishes most plans.
-    of.tasks.iter().all(|task| allowed_cpus(a, task) == allowed_cpus(b, task))
-        && CanonicalPlan::of(a, of, topology) == CanonicalPlan::of(b, of, topology)
+    live_tasks.tasks.iter().all(|task| allowed_cpus(a, task) == allowed_cpus(b, task))
+        && CanonicalPlan::of(a, live_tasks, topology) == CanonicalPlan::of(b, live_tasks, topology)
 }
 
 impl CanonicalPlan {
     /// The canonical form of a plan for these tasks.
-    pub fn of(plan: &Plan, of: &LiveTasks, topology: &Topology) -> Self {
-        let by_cpu = PlanByCpu::of(plan, of, topology);
+    pub fn of(plan: &Plan, live_tasks: &LiveTasks, topology: &Topology) -> Self {
+        let by_cpu = PlanByCpu::of(plan, live_tasks, topology);
         let mut caches: Vec<&Cache> = topology.caches.iter().collect();
         // From the outside to the inside; the contended level first, whatever its number.
         caches.sort_by_key(|cache| (std::cmp::Reverse((cache.last_level, cache.level)), cache.id));
@@ -119,8 +119,13 @@ impl CanonicalPlan {
         CanonicalPlan {
             nodes: nodes.into_iter().map(|(node, found)| (node, found.without_numbers())).collect(),
             // A weight of one is the default.
-            weights: of.tasks.iter().filter_map(weight).filter(|(_, weight)| *weight != 1.0f64.to_bits()).collect(),
-            pinned: of.tasks.iter().filter_map(cpu_count).collect(),
+            weights: live_tasks
+                .tasks
+                .iter()
+                .filter_map(weight)
+                .filter(|(_, weight)| *weight != 1.0f64.to_bits())
+                .collect(),
+            pinned: live_tasks.tasks.iter().filter_map(cpu_count).collect(),
             colors: in_order(by_cpu.colors),
         }
     }
@@ -147,16 +152,16 @@ struct PlanByCpu {
 }
 
 impl PlanByCpu {
-    fn of(plan: &Plan, of: &LiveTasks, topology: &Topology) -> Self {
+    fn of(plan: &Plan, live_tasks: &LiveTasks, topology: &Topology) -> Self {
         let mut by_cpu = PlanByCpu::default();
         // Tasks are sorted, and so are those of each CPU.
-        for task in &of.tasks {
+        for task in &live_tasks.tasks {
             for cpu in plan.affinity.get(task).into_iter().flat_map(IndexSet::iter) {
                 by_cpu.allowed.entry(cpu).or_default().push(*task);
             }
         }
-        gangs_of(&plan.gangs, of).iter().for_each(|schedule| by_cpu.take_turns(schedule));
-        for share in shares_of(&plan.shares, of) {
+        gangs_of(&plan.gangs, live_tasks).iter().for_each(|schedule| by_cpu.take_turns(schedule));
+        for share in shares_of(&plan.shares, live_tasks) {
             let cache = topology.cache(share.cache);
             let members = in_order(share.members);
             match &share.units {

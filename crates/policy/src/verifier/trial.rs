@@ -21,13 +21,13 @@ struct WorkTotals {
 
 impl WorkTotals {
     /// Takes a window in.
-    fn add(&mut self, seen: &Observation) {
-        for task in seen.tasks.iter().filter(|task| !task.exited) {
-            for (work, count) in metrics_of(task, seen.span.elapsed_ns) {
+    fn add(&mut self, observation: &Observation) {
+        for task in observation.tasks.iter().filter(|task| !task.exited) {
+            for (work, count) in metrics_of(task, observation.span.elapsed_ns) {
                 *self.work.entry((task.process, work)).or_insert(0.0) += count;
             }
         }
-        self.elapsed_ns += seen.span.elapsed_ns as f64;
+        self.elapsed_ns += observation.span.elapsed_ns as f64;
     }
 
     /// Speed of a process over that on another side, by the best measure that both have.
@@ -106,7 +106,7 @@ impl Trial {
     }
 
     /// Takes in a window under the present leg's plan; `None` = the trial goes on.
-    pub fn add(&mut self, seen: &Observation, change: &ProposedChange) -> Option<SequentialVerdict> {
+    pub fn add(&mut self, observation: &Observation, change: &ProposedChange) -> Option<SequentialVerdict> {
         self.windows += 1;
         if self.windows > MAX_TRIAL_WINDOWS {
             return Some(SequentialVerdict::Undecided);
@@ -116,7 +116,7 @@ impl Trial {
             return None;
         }
         let before = self.blocks.is_new();
-        self.sides[usize::from(before)].add(seen);
+        self.sides[usize::from(before)].add(observation);
         self.in_leg += 1;
         if self.in_leg < self.leg_windows {
             return None;

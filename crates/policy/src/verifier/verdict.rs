@@ -83,8 +83,8 @@ impl GuardVerdict {
     pub fn of(changes: &[ProcessChange], objective: GuardObjective, min_loss: f64) -> Self {
         let (mean_log_ratio, standard_error, degrees) = noisy_mean(changes);
         let bound = student_bound(FALSE_ALARMS, degrees) * standard_error;
-        let least = libm::log1p(-min_loss.min(0.99));
-        let all_slower = mean_log_ratio < -bound && mean_log_ratio < least;
+        let minimum = libm::log1p(-min_loss.min(0.99));
+        let all_slower = mean_log_ratio < -bound && mean_log_ratio < minimum;
         let lost =
             |than: f64| changes.iter().filter(move |change| change.log_ratio < than && change.is_sure(changes.len()));
         let lost_most = lost(libm::log1p(-HARMED_FROM))
@@ -97,7 +97,7 @@ impl GuardVerdict {
             is_harmful,
             mean_log_ratio,
             standard_error,
-            any_process_lost: lost(least).next().is_some(),
+            any_process_lost: lost(minimum).next().is_some(),
             harmed: lost_most.map(|change| (change.process, change.log_ratio)),
             floors_broken,
             proxies: proxies(changes),

@@ -163,8 +163,12 @@ impl Chart {
             svg.text("t", (12.0, 24.0), Anchor::Start, &self.title);
             top = 38.0;
         }
-        let entries: Vec<(&str, usize, bool)> =
-            self.series.iter().enumerate().map(|(at, s)| (s.name.as_str(), s.color.unwrap_or(at), s.dashed)).collect();
+        let entries: Vec<(&str, usize, bool)> = self
+            .series
+            .iter()
+            .enumerate()
+            .map(|(index, s)| (s.name.as_str(), s.color.unwrap_or(index), s.dashed))
+            .collect();
         if entries.len() > 1 {
             top = legend(&mut svg, &entries, top, width);
         }

@@ -241,8 +241,8 @@ impl MixGenerator<'_> {
                 for number in 0..processes {
                     jobs.push(self.sharers(number as u32, threads as u32));
                 }
-                for at in first + processes * threads..tasks {
-                    jobs.push(job(&format!("quiet-{at}"), self.quiet()));
+                for index in first + processes * threads..tasks {
+                    jobs.push(job(&format!("quiet-{index}"), self.quiet()));
                 }
                 jobs
             }

@@ -135,7 +135,7 @@ fn judged(jobs: &[IntervalJob], alone: &[SoloCourse], outcome: &ContenderRun, le
     let rates = outcome.instr_per_s.iter().zip(jobs);
     let over_alone: Vec<f64> = rates.zip(alone).map(|((rate, job), alone)| alone.speed(*rate, seconds(job))).collect();
     let promised: Vec<(usize, f64)> =
-        jobs.iter().enumerate().filter_map(|(at, job)| Some((at, job.goal?.max_slowdown?))).collect();
+        jobs.iter().enumerate().filter_map(|(index, job)| Some((index, job.goal?.max_slowdown?))).collect();
     let kept =
         |window: &&Vec<f64>| promised.iter().all(|&(at, limit)| window[at] * (1.0 + limit) >= alone[at].instr_per_s);
     let windows = outcome.windows.len().max(1) as f64;
@@ -165,7 +165,7 @@ pub fn run_all(
             for nth in 0..mixes {
                 let seed = context.seeds[0] * 1_000 + u64::from(nth);
                 let Some(jobs) = mix(machine, family, seed, length_ns) else { continue };
-                context.tell(&format!("{}, {} {seed}", machine.name, family.name()));
+                context.report_progress(&format!("{}, {} {seed}", machine.name, family.name()));
                 let alone = context.run_all(&jobs, |job| alone(machine, job, length_ns))?;
                 let runs: Vec<(u64, &AutoContender)> =
                     (1..=MACHINE_SEEDS).flat_map(|seed| contenders.iter().map(move |one| (seed, one))).collect();

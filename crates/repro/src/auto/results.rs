@@ -58,7 +58,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
 /// All findings.
 fn findings(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Result<Vec<Finding>, ReproError> {
     let all: Vec<&AutoMix> = mixes.iter().collect();
-    let of = |family: Family| mixes.iter().filter(|mix| mix.family == family).collect::<Vec<&AutoMix>>();
+    let family_mixes = |family: Family| mixes.iter().filter(|mix| mix.family == family).collect::<Vec<&AutoMix>>();
     let best = |mix: &AutoMix| gain(mix, mix.best_single());
     let mut findings = vec![
         finding(
@@ -84,7 +84,7 @@ fn findings(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Result<Vec<Fi
             "the same on crossed mixes",
             "%",
             at_least(2.0),
-            low(&over(&of(Family::Crossed), best)),
+            low(&over(&family_mixes(Family::Crossed), best)),
             context,
         ),
         below_default(context, mixes),
@@ -93,23 +93,23 @@ fn findings(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Result<Vec<Fi
             "where nothing is to be gained, over the default: lower 95 % bound",
             "%",
             at_least(-0.5),
-            low(&over(&of(Family::Null), |mix| gain(mix, 0))),
+            low(&over(&family_mixes(Family::Null), |mix| gain(mix, 0))),
             context,
         ),
     ];
-    findings.push(floors(context, &of(Family::Floors)));
+    findings.push(floors(context, &family_mixes(Family::Floors)));
     findings.push(behind(context, "worst slowdown over the default's, largest over mixes", &all));
-    findings.extend(FAMILIES.iter().flat_map(|&family| of_family(context, family, &of(family))));
+    findings.extend(FAMILIES.iter().flat_map(|&family| of_family(context, family, &family_mixes(family))));
     findings.extend(baselines(context, &all));
     Ok(findings)
 }
 
 /// Points by which the worst-off job is slower than under the default.
-fn behind(context: &ExperimentContext<'_>, what: &str, mixes: &[&AutoMix]) -> Finding {
+fn behind(context: &ExperimentContext<'_>, subject: &str, mixes: &[&AutoMix]) -> Finding {
     let auto = contenders().len() - 1;
     let points = |mix: &AutoMix| mean(&mix.gains_by(ScoreKind::WorstSlowdown, auto, 0));
     let most = over(mixes, points).into_iter().fold(f64::NEG_INFINITY, f64::max);
-    finding("AUTO-7", what, "points", ResultTarget::AtMost { target: 2.0, paper_best: None }, most, context)
+    finding("AUTO-7", subject, "points", ResultTarget::AtMost { target: 2.0, paper_best: None }, most, context)
 }
 
 /// The findings of one family, by kind: against the best single mechanism in hindsight, and against the default.
@@ -121,20 +121,27 @@ fn of_family(context: &ExperimentContext<'_>, family: Family, mixes: &[&AutoMix]
     let against_best = |kind: ScoreKind| low(&over(mixes, |mix| mean(&mix.gains_by(kind, auto, mix.best_single()))));
     let against_default = |kind: ScoreKind| low(&over(mixes, |mix| mean(&mix.gains_by(kind, auto, 0))));
     let target = if family == Family::Crossed { 2.0 } else { -1.0 };
-    let of = |what: &str| format!("{name}: {what}: lower 95 % bound");
-    let weighted = of("weighted speed-up against the best single mechanism in hindsight");
+    let label = |what: &str| format!("{name}: {what}: lower 95 % bound");
+    let weighted = label("weighted speed-up against the best single mechanism in hindsight");
     let mut findings = vec![
         finding("AUTO-8", &weighted, "%", at_least(target), against_best(ScoreKind::WeightedSpeedup), context),
         behind(context, &format!("{name}: worst slowdown over the default's, largest over mixes"), mixes),
     ];
-    let least = if family == Family::Null { -0.5 } else { -1.0 };
-    let what = of("weighted speed-up over the default");
-    findings.push(finding("AUTO-8", &what, "%", at_least(least), against_default(ScoreKind::WeightedSpeedup), context));
+    let minimum = if family == Family::Null { -0.5 } else { -1.0 };
+    let what = label("weighted speed-up over the default");
+    findings.push(finding(
+        "AUTO-8",
+        &what,
+        "%",
+        at_least(minimum),
+        against_default(ScoreKind::WeightedSpeedup),
+        context,
+    ));
     for (kind, metric) in [(ScoreKind::HarmonicMean, "harmonic mean of speeds"), (ScoreKind::Throughput, "throughput")]
     {
-        let what = of(&format!("{metric} over the default"));
+        let what = label(&format!("{metric} over the default"));
         findings.push(finding("AUTO-9", &what, "%", ResultTarget::Shown, against_default(kind), context));
-        let what = of(&format!("{metric} against the best single mechanism in hindsight"));
+        let what = label(&format!("{metric} against the best single mechanism in hindsight"));
         findings.push(finding("AUTO-9", &what, "%", ResultTarget::Shown, against_best(kind), context));
     }
     findings
@@ -216,7 +223,7 @@ fn figure(mixes: &[AutoMix]) -> ResultFigure {
     let drawing = BarChart {
         title: "Weighted speed-up over the default, by family".to_string(),
         y: Axis::linear("gain (%)"),
-        series: shown.iter().map(|&at| contenders()[at].title.to_string()).collect(),
+        series: shown.iter().map(|&index| contenders()[index].title.to_string()).collect(),
         groups: FAMILIES.iter().map(group).collect(),
         size: Some((1100.0, 400.0)),
         ..BarChart::default()

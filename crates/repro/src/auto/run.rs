@@ -107,10 +107,10 @@ impl InstructionTotals {
         }
     }
 
-    fn add(&mut self, seen: &Observation, length_ns: u64) {
+    fn add(&mut self, observation: &Observation, length_ns: u64) {
         self.records += 1;
         let mut here = vec![0.0; self.names.len()];
-        for task in &seen.tasks {
+        for task in &observation.tasks {
             if !self.taken.contains(&task.task) {
                 self.taken.push(task.task);
             }
@@ -121,10 +121,10 @@ impl InstructionTotals {
             here[job] += task.counts.get(CounterEvent::Instructions).unwrap_or(0.0);
         }
         self.instructions.iter_mut().zip(&here).for_each(|(sum, more)| *sum += more);
-        let end_ns = seen.span.start_ns + seen.span.elapsed_ns;
+        let end_ns = observation.span.start_ns + observation.span.elapsed_ns;
         self.course.push((end_ns as f64 / 1e9, self.instructions.iter().sum()));
-        if seen.span.start_ns > length_ns / 2 {
-            let seconds = seen.span.elapsed_ns.max(1) as f64 / 1e9;
+        if observation.span.start_ns > length_ns / 2 {
+            let seconds = observation.span.elapsed_ns.max(1) as f64 / 1e9;
             self.windows.push(here.into_iter().map(|instructions| instructions / seconds).collect());
         }
     }

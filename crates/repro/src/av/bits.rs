@@ -58,8 +58,8 @@ fn vectors(activity: &TaskActivity, above: impl Fn(usize) -> ActivityThreshold) 
     std::array::from_fn(|cell| activity_vector(&activity[cell / 2], of(cell), above(cell)))
 }
 
-fn events(count: &SuperSetCount, of: activity::ActivityKind) -> u64 {
-    match of {
+fn events(count: &SuperSetCount, kind: activity::ActivityKind) -> u64 {
+    match kind {
         activity::ActivityKind::Use => count.accesses,
         activity::ActivityKind::Miss => count.misses,
     }

@@ -129,10 +129,12 @@ fn all_mixes(
     let mut mixes = Vec::new();
     for &seed in seeds {
         let items: Vec<usize> = (0..MIXES.len()).step_by(length.every).collect();
-        context.tell(&format!("{} mixes of four jobs, seed {seed}, scale 1/{}", items.len(), length.scale));
+        context.report_progress(&format!("{} mixes of four jobs, seed {seed}, scale 1/{}", items.len(), length.scale));
         // A job's input depends on its position in the mix.
-        let mut jobs: Vec<(&str, usize)> =
-            items.iter().flat_map(|&nth| MIXES[nth].0.into_iter().enumerate().map(|(at, name)| (name, at))).collect();
+        let mut jobs: Vec<(&str, usize)> = items
+            .iter()
+            .flat_map(|&nth| MIXES[nth].0.into_iter().enumerate().map(|(index, name)| (name, index)))
+            .collect();
         jobs.sort_unstable();
         jobs.dedup();
         let alone = context.run_all(&jobs, |&(program, at)| {
@@ -154,8 +156,8 @@ fn all_mixes(
     Ok(mixes)
 }
 
-fn job(program: &str, at: usize, seed: u64) -> WorkloadJob {
-    WorkloadJob::new(program, 10 * seed + at as u64)
+fn job(program: &str, index: usize, seed: u64) -> WorkloadJob {
+    WorkloadJob::new(program, 10 * seed + index as u64)
 }
 
 fn workload(programs: &[&str], seed: u64, length: &SampleLength) -> Result<Workload, ReproError> {
@@ -351,15 +353,15 @@ fn measured(mixes: &[FourJobMix]) -> impl Iterator<Item = usize> + '_ {
     (0..MIXES.len()).filter(|nth| mixes.iter().any(|mix| mix.nth == *nth))
 }
 
-fn of_mix(mixes: &[FourJobMix], nth: usize, of: impl Fn(&FourJobMix) -> f64) -> Vec<f64> {
-    mixes.iter().filter(|mix| mix.nth == nth).map(of).collect()
+fn of_mix(mixes: &[FourJobMix], nth: usize, metric: impl Fn(&FourJobMix) -> f64) -> Vec<f64> {
+    mixes.iter().filter(|mix| mix.nth == nth).map(metric).collect()
 }
 
 fn name_of(nth: usize) -> String {
     format!("{}: {}", nth + 1, MIXES[nth].0.join("."))
 }
 
-fn points(mixes: &[FourJobMix], name: &str, of: impl Fn(&FourJobMix) -> RoundRobinGains) -> Vec<DataPoint> {
+fn points(mixes: &[FourJobMix], name: &str, metric: impl Fn(&FourJobMix) -> RoundRobinGains) -> Vec<DataPoint> {
     let series: [(&str, fn(&RoundRobinGains) -> f64); 8] = [
         ("IPC gain, %", |run| run.ipc_gain),
         ("kick-outs saved, %", |run| run.kick_outs_saved),
@@ -373,7 +375,7 @@ fn points(mixes: &[FourJobMix], name: &str, of: impl Fn(&FourJobMix) -> RoundRob
     let mut points = Vec::new();
     for nth in measured(mixes) {
         for (series, get) in series {
-            let values = of_mix(mixes, nth, |mix| get(&of(mix)));
+            let values = of_mix(mixes, nth, |mix| get(&metric(mix)));
             points.push(DataPoint::over(format!("{series}: {name}"), name_of(nth), &values));
         }
     }

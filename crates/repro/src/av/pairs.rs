@@ -87,7 +87,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     );
     let mut pairs = Vec::new();
     for &seed in &context.seeds {
-        context.tell(&format!("45 pairs of programs, seed {seed}"));
+        context.report_progress(&format!("45 pairs of programs, seed {seed}"));
         let thresholds = thresholds(context, &length, seed)?;
         let items: Vec<(usize, usize)> =
             (0..PROGRAMS.len()).flat_map(|a| (a..PROGRAMS.len()).map(move |b| (a, b))).collect();
@@ -184,10 +184,10 @@ fn averaged(
     context: &ExperimentContext<'_>,
     pairs: &[PairRun],
     line: impl Fn(&PairRun) -> Option<FittedLine>,
-    of: fn(&FittedLine) -> f64,
+    metric: fn(&FittedLine) -> f64,
 ) -> Vec<f64> {
     let lines = |seed| of_seed(pairs, seed).filter_map(&line).collect::<Vec<FittedLine>>();
-    context.seeds.iter().map(|&seed| mean(&lines(seed).iter().map(of).collect::<Vec<f64>>())).collect()
+    context.seeds.iter().map(|&seed| mean(&lines(seed).iter().map(metric).collect::<Vec<f64>>())).collect()
 }
 
 /// Mean slope of all pairs, seed by seed, if an overlap that never changed counts as slope 0: another reading, which is
@@ -201,11 +201,11 @@ fn over_all(context: &ExperimentContext<'_>, pairs: &[PairRun], cell: usize) -> 
 fn through_means(
     context: &ExperimentContext<'_>,
     pairs: &[PairRun],
-    of: impl Fn(&PairRun) -> f64,
+    metric: impl Fn(&PairRun) -> f64,
     get: fn(&FittedLine) -> f64,
 ) -> Vec<f64> {
     let line = |&seed: &u64| {
-        let means: Vec<(f64, f64)> = of_seed(pairs, seed).map(|pair| (of(pair), pair.instr_per_cycle)).collect();
+        let means: Vec<(f64, f64)> = of_seed(pairs, seed).map(|pair| (metric(pair), pair.instr_per_cycle)).collect();
         FittedLine::fit(&means).as_ref().map_or(f64::NAN, get)
     };
     context.seeds.iter().map(line).collect()

@@ -98,11 +98,11 @@ fn sampled_in(
     }
     let mut samples = Vec::new();
     let mut nth = 0;
-    while let Some(seen) = machine.observe().map_err(failed("sampled run"))? {
+    while let Some(observation) = machine.observe().map_err(failed("sampled run"))? {
         nth += 1;
         // The end of the run may cut the last window short.
-        if nth > warm_up && seen.span.elapsed_cycles.is_some_and(|elapsed| elapsed * 10 >= cycles * 9) {
-            samples.push(sample(&seen, jobs, super_sets));
+        if nth > warm_up && observation.span.elapsed_cycles.is_some_and(|elapsed| elapsed * 10 >= cycles * 9) {
+            samples.push(sample(&observation, jobs, super_sets));
         }
     }
     Ok((samples, machine.results()))
@@ -113,18 +113,18 @@ fn probe(id: u32, level: CacheLevel, tasks: &[TaskId], super_sets: u32) -> Probe
     ProbeRequest { id: ProbeId(id), kind: what, budget_ns: u64::MAX / 4 }
 }
 
-fn sample(seen: &Observation, jobs: usize, super_sets: [u32; 3]) -> ActivitySample {
+fn sample(observation: &Observation, jobs: usize, super_sets: [u32; 3]) -> ActivitySample {
     // A watched task without a sample made no access at that level, because it ran on its context all the time.
     let none = || super_sets.map(|count| vec![SuperSetCount { accesses: 0, misses: 0 }; count as usize]);
     let mut tasks: Vec<TaskActivity> = (0..jobs).map(|_| none()).collect();
-    for answer in &seen.probe_results {
+    for answer in &observation.probe_results {
         if let ProbeEvidence::Activity { task, level, super_sets, .. } = &answer.evidence
             && let Some(at) = LEVELS.iter().position(|other| other == level)
         {
             tasks[task.0 as usize][at].clone_from(super_sets);
         }
     }
-    let on_cpus = seen.shared_counts.iter().filter(|(place, _)| matches!(place, CounterScope::Cpu(_)));
+    let on_cpus = observation.shared_counts.iter().filter(|(place, _)| matches!(place, CounterScope::Cpu(_)));
     let instructions: f64 = on_cpus.filter_map(|(_, counts)| counts.get(CounterEvent::Instructions)).sum();
-    ActivitySample { instr_per_cycle: instructions / seen.span.elapsed_cycles.unwrap_or(1).max(1) as f64, tasks }
+    ActivitySample { instr_per_cycle: instructions / observation.span.elapsed_cycles.unwrap_or(1).max(1) as f64, tasks }
 }

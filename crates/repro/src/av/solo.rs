@@ -35,7 +35,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let (scale, long_samples) = context.pick((200, 10), (50, 16));
     let items: Vec<(u64, &'static str)> =
         context.seeds.iter().flat_map(|&seed| PROGRAMS.map(|program| (seed, program))).collect();
-    context.tell("9 programs alone");
+    context.report_progress("9 programs alone");
     let runs = context.run_all_stored(
         module_path!(),
         &items,
@@ -154,8 +154,8 @@ fn activity_over_time(context: &ExperimentContext<'_>, runs: &[SoloSamples]) -> 
         &per_seed,
     );
     for program in PROGRAMS {
-        let of = runs.iter().filter(|run| run.program.0 == program);
-        let shares: Vec<f64> = of.filter_map(concentration).collect();
+        let program_runs = runs.iter().filter(|run| run.program.0 == program);
+        let shares: Vec<f64> = program_runs.filter_map(concentration).collect();
         finding.points.push(DataPoint::over("share of the busiest quarter, %", program, &shares));
     }
     for run in pictured().filter(|run| run.seed == context.seeds[0]) {

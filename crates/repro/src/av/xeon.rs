@@ -100,7 +100,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     programs.dedup();
     let mut ran = Vec::new();
     for &seed in &context.seeds {
-        context.tell(&format!("eight jobs on two contexts, seed {seed}"));
+        context.report_progress(&format!("eight jobs on two contexts, seed {seed}"));
         let recorded = context.run_all_stored(
             module_path!(),
             &programs,
@@ -163,22 +163,22 @@ fn compare(
     // Far beyond the end, because the run is over when the last job ends.
     let workload = workload.lasting(0, 1_000 * alone as u64);
     let profiles: Vec<Profile> = of.iter().map(|recorded| profile(recorded)).collect();
-    let by_default = managed(&workload, "default", "", Vec::new())?;
-    let vectors = managed(&workload, "activity-vector", "form = \"advice\"\n", profiles.clone())?;
+    let by_default = run_managed(&workload, "default", "", Vec::new())?;
+    let vectors = run_managed(&workload, "activity-vector", "form = \"advice\"\n", profiles.clone())?;
     let bounded = |&bound: &&'static str| {
         let own = format!("form = \"advice\"\nmax_lag_samples = {bound}\n");
-        Ok((Name(bound), finished(&managed(&workload, "activity-vector", &own, profiles.clone())?)?))
+        Ok((Name(bound), summarize_run(&run_managed(&workload, "activity-vector", &own, profiles.clone())?)?))
     };
     let bounded = length.bounds.iter().map(bounded).collect::<Result<_, ReproError>>()?;
-    let counters = managed(&workload, "counter-driven", "form = \"advice\"\n", profiles.clone())?;
+    let counters = run_managed(&workload, "counter-driven", "form = \"advice\"\n", profiles.clone())?;
     let bits: Vec<_> = of.iter().map(|recorded| thresholds.vectors(&recorded.activity)[L2_MISS].clone()).collect();
     let choices = choices(&by_default, |a, b| overlap(&bits[a], &bits[b]));
     Ok(XeonRun {
         seed,
         workload: index,
-        by_default: finished(&by_default)?,
-        vectors: finished(&vectors)?,
-        counters: finished(&counters)?,
+        by_default: summarize_run(&by_default)?,
+        vectors: summarize_run(&vectors)?,
+        counters: summarize_run(&counters)?,
         bounded,
         choices,
     })
@@ -193,7 +193,7 @@ fn profile(recorded: &ProgramRecord) -> Profile {
     profile
 }
 
-fn managed(workload: &Workload, policy: &str, own: &str, profiles: Vec<Profile>) -> Result<ManagedRun, ReproError> {
+fn run_managed(workload: &Workload, policy: &str, own: &str, profiles: Vec<Profile>) -> Result<ManagedRun, ReproError> {
     let ns = workload.machine.os.time_slice_ns;
     let oracle = ProfilerConfig::Oracle { profiles };
     let config =
@@ -201,7 +201,7 @@ fn managed(workload: &Workload, policy: &str, own: &str, profiles: Vec<Profile>)
     workload.managed(built(config)?)
 }
 
-fn finished(run: &ManagedRun) -> Result<WorkloadRun, ReproError> {
+fn summarize_run(run: &ManagedRun) -> Result<WorkloadRun, ReproError> {
     let mut ends = vec![None; run.results.tasks.len()];
     let mut now = 0;
     for record in &run.records {
@@ -245,23 +245,23 @@ fn choices(run: &ManagedRun, shared: impl Fn(usize, usize) -> u32) -> PairingCou
     counts
 }
 
-fn per_seed(context: &ExperimentContext<'_>, ran: &[XeonRun], of: impl Fn(&XeonRun) -> f64) -> Vec<(u64, f64)> {
+fn per_seed(context: &ExperimentContext<'_>, runs: &[XeonRun], metric: impl Fn(&XeonRun) -> f64) -> Vec<(u64, f64)> {
     let of_seed = |seed: u64| {
-        let values = ran.iter().filter(|ran| ran.seed == seed).map(&of).filter(|value| value.is_finite());
+        let values = runs.iter().filter(|ran| ran.seed == seed).map(&metric).filter(|value| value.is_finite());
         mean(&values.collect::<Vec<f64>>())
     };
     context.per_seed(of_seed)
 }
 
-fn over_workloads(ran: &[XeonRun], series: &str, of: impl Fn(&XeonRun) -> f64) -> Vec<DataPoint> {
+fn over_workloads(runs: &[XeonRun], series: &str, metric: impl Fn(&XeonRun) -> f64) -> Vec<DataPoint> {
     let point = |index: usize| {
-        let values: Vec<f64> = ran.iter().filter(|ran| ran.workload == index).map(&of).collect();
+        let values: Vec<f64> = runs.iter().filter(|ran| ran.workload == index).map(&metric).collect();
         DataPoint::over(series, format!("WL{index}"), &values)
     };
     (0..WORKLOADS.len()).map(point).collect()
 }
 
-fn opportunities(context: &ExperimentContext<'_>, ran: &[XeonRun]) -> Vec<Finding> {
+fn opportunities(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Finding> {
     let all = |choices: &PairingCounts| f64::from(choices.good + choices.moderate + choices.bad);
     let bad = move |ran: &XeonRun| 100.0 * f64::from(ran.choices.bad) / all(&ran.choices);
     let good = move |ran: &XeonRun| 100.0 * f64::from(ran.choices.good) / all(&ran.choices);
@@ -274,7 +274,7 @@ fn opportunities(context: &ExperimentContext<'_>, ran: &[XeonRun]) -> Vec<Findin
         "30 to 40 %",
         "%",
         ResultTarget::Shown,
-        &per_seed(context, ran, bad),
+        &per_seed(context, runs, bad),
     );
     let better = Finding::new(
         "AV-4",
@@ -282,7 +282,7 @@ fn opportunities(context: &ExperimentContext<'_>, ran: &[XeonRun]) -> Vec<Findin
         "about 85 %",
         "%",
         ResultTarget::Shown,
-        &per_seed(context, ran, with_better),
+        &per_seed(context, runs, with_better),
     );
     let calls = Finding::new(
         "AV-9",
@@ -290,17 +290,18 @@ fn opportunities(context: &ExperimentContext<'_>, ran: &[XeonRun]) -> Vec<Findin
         "more than 45 %",
         "%",
         ResultTarget::AtLeast { target: 45.0, paper_best: None },
-        &per_seed(context, ran, choice),
+        &per_seed(context, runs, choice),
     );
-    let points = [over_workloads(ran, "bad, %", bad), over_workloads(ran, "good, %", good)].concat();
-    let more = [over_workloads(ran, "with a better one, %", with_better), over_workloads(ran, "better ones", how_many)];
+    let points = [over_workloads(runs, "bad, %", bad), over_workloads(runs, "good, %", good)].concat();
+    let more =
+        [over_workloads(runs, "with a better one, %", with_better), over_workloads(runs, "better ones", how_many)];
     vec![
         bad_picks.points(points).note(
             "Bad is above 16 of 32 shared bits, good below 8; the paper does not state its limits. Looked at once a slice, \
              from the side of either context.",
         ),
         better.points(more.concat()),
-        calls.points(over_workloads(ran, "calls with a choice, %", choice)).note(
+        calls.points(over_workloads(runs, "calls with a choice, %", choice)).note(
             "There are no system tasks here, which made up the rest of the paper's calls: what is left are calls after jobs have ended.",
         ),
     ]
@@ -323,15 +324,15 @@ fn late(delays: &[f64]) -> f64 {
     delays[delays.len() - 1]
 }
 
-fn finish_times(context: &ExperimentContext<'_>, ran: &[XeonRun]) -> Vec<Finding> {
-    let of = |ran: &XeonRun, get: fn(&[f64]) -> f64| get(&delays(&ran.vectors, &ran.by_default));
+fn finish_times(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Finding> {
+    let metric = |ran: &XeonRun, get: fn(&[f64]) -> f64| get(&delays(&ran.vectors, &ran.by_default));
     let worst = Finding::new(
         "AV-5",
         "worst delay of a job's finish time by the vectors' advice, mean of 6 workloads",
         "12 %",
         "%",
         ResultTarget::AtMost { target: 12.0, paper_best: None },
-        &per_seed(context, ran, |ran| of(ran, late)),
+        &per_seed(context, runs, |ran| metric(ran, late)),
     );
     let speed = |ran: &XeonRun| 100.0 * (ran.by_default.cycles / ran.vectors.cycles - 1.0);
     let misses = |ran: &XeonRun| 100.0 * (1.0 - ran.vectors.l2_misses / ran.by_default.l2_misses);
@@ -341,16 +342,18 @@ fn finish_times(context: &ExperimentContext<'_>, ran: &[XeonRun]) -> Vec<Finding
         "2 to 6 % better, L2 misses too",
         "%",
         ResultTarget::Shown,
-        &per_seed(context, ran, speed),
+        &per_seed(context, runs, speed),
     );
     let series: [(&str, fn(&[f64]) -> f64); 3] = [("early", early), ("median", median), ("late", late)];
     let points: Vec<DataPoint> = series
         .iter()
-        .flat_map(|(name, get)| over_workloads(ran, &format!("{name} finish time, % of change"), |ran| of(ran, *get)))
+        .flat_map(|(name, get)| {
+            over_workloads(runs, &format!("{name} finish time, % of change"), |ran| metric(ran, *get))
+        })
         .collect();
-    let points = [points, other_bounds(ran)].concat();
+    let points = [points, other_bounds(runs)].concat();
     let bar = |index: usize, get: fn(&[f64]) -> f64| {
-        let values: Vec<f64> = ran.iter().filter(|ran| ran.workload == index).map(|ran| of(ran, get)).collect();
+        let values: Vec<f64> = runs.iter().filter(|ran| ran.workload == index).map(|ran| metric(ran, get)).collect();
         let point = DataPoint::over("", "", &values);
         FigureBar { value: point.value, interval: point.low.zip(point.high) }
     };
@@ -366,19 +369,19 @@ fn finish_times(context: &ExperimentContext<'_>, ran: &[XeonRun]) -> Vec<Finding
         ..BarChart::default()
     };
     let figure = ResultFigure::bars("av-5-finish-times", &bars);
-    let more = [over_workloads(ran, "IPC gain, %", speed), over_workloads(ran, "L2 misses saved, %", misses)];
+    let more = [over_workloads(runs, "IPC gain, %", speed), over_workloads(runs, "L2 misses saved, %", misses)];
     let note = "Advice changes the order of turns and no job's share of time: a job may be taken before another as long as it is \
                 at most a slice ahead of it, and no job that is a sample behind the others is passed over.";
     vec![worst.points(points).figure(figure), gain.points(more.concat()).note(note)]
 }
 
 /// Late finish times and IPC gains under other bounds, over all workloads and seeds.
-fn other_bounds(ran: &[XeonRun]) -> Vec<DataPoint> {
-    let bounds = ran.first().map_or(&[][..], |ran| &ran.bounded);
+fn other_bounds(runs: &[XeonRun]) -> Vec<DataPoint> {
+    let bounds = runs.first().map_or(&[][..], |ran| &ran.bounded);
     let of = |(nth, (bound, _)): (usize, &(Name, WorkloadRun))| {
         let over = |of: &dyn Fn(&XeonRun, &WorkloadRun) -> f64| {
             let value = |ran: &XeonRun| of(ran, &ran.bounded[nth].1);
-            mean(&ran.iter().map(value).collect::<Vec<f64>>())
+            mean(&runs.iter().map(value).collect::<Vec<f64>>())
         };
         let delay = over(&|ran, finished| late(&delays(finished, &ran.by_default)));
         let speed = over(&|ran, finished| 100.0 * (ran.by_default.cycles / finished.cycles - 1.0));
@@ -389,8 +392,8 @@ fn other_bounds(ran: &[XeonRun]) -> Vec<DataPoint> {
     bounds.iter().enumerate().flat_map(of).collect()
 }
 
-fn counters(context: &ExperimentContext<'_>, ran: &[XeonRun]) -> Vec<Finding> {
-    let of = |ran: &XeonRun| 100.0 * (ran.counters.cycles / ran.vectors.cycles - 1.0);
+fn counters(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Finding> {
+    let metric = |ran: &XeonRun| 100.0 * (ran.counters.cycles / ran.vectors.cycles - 1.0);
     let against_default = |ran: &XeonRun| 100.0 * (ran.by_default.cycles / ran.counters.cycles - 1.0);
     let finding = Finding::new(
         "AV-8",
@@ -398,11 +401,11 @@ fn counters(context: &ExperimentContext<'_>, ran: &[XeonRun]) -> Vec<Finding> {
         "mapped closely",
         "%",
         ResultTarget::Shown,
-        &per_seed(context, ran, of),
+        &per_seed(context, runs, metric),
     );
     let points = [
-        over_workloads(ran, "counters over vectors, %", of),
-        over_workloads(ran, "IPC gain of counters, %", against_default),
+        over_workloads(runs, "counters over vectors, %", metric),
+        over_workloads(runs, "IPC gain of counters, %", against_default),
     ];
     vec![finding.points(points.concat())]
 }

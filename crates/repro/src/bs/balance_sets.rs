@@ -42,11 +42,11 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     }
     let mut sensitivity = Vec::new();
     for &kb in &defaults {
-        let of = |value: fn(&(u64, f64, f64)) -> f64| -> Vec<f64> {
+        let values = |value: fn(&(u64, f64, f64)) -> f64| -> Vec<f64> {
             by_size.iter().filter(|p| p.0 == kb).map(value).collect()
         };
-        sensitivity.push(DataPoint::over("IPC", format!("{kb} KB"), &of(|point| point.1)));
-        sensitivity.push(DataPoint::over("L2 miss ratio", format!("{kb} KB"), &of(|point| point.2)));
+        sensitivity.push(DataPoint::over("IPC", format!("{kb} KB"), &values(|point| point.1)));
+        sensitivity.push(DataPoint::over("L2 miss ratio", format!("{kb} KB"), &values(|point| point.2)));
     }
     let series = ["IPC", "L2 miss ratio"];
     let bs_2 = Finding::new(
@@ -85,7 +85,7 @@ fn papers() -> NiagaraPolicy {
 }
 
 /// BS-3 and BS-4 for one form.
-fn throughput_and_misses(form: &str, of: &[Cell], sizes: &[u64], all: &[DataPoint]) -> [Finding; 2] {
+fn throughput_and_misses(form: &str, cells: &[Cell], sizes: &[u64], all: &[DataPoint]) -> [Finding; 2] {
     let (gain, misses) = (METRICS[0].1, METRICS[7].1);
     let series = ["throughput gain %", "of which mix %", "of which contention %"].map(|part| format!("{form}: {part}"));
     let series: Vec<&str> = series.iter().map(String::as_str).collect();
@@ -96,10 +96,14 @@ fn throughput_and_misses(form: &str, of: &[Cell], sizes: &[u64], all: &[DataPoin
         "+27 % (384 KB) to +45 % (48 KB)",
         "%",
         ResultTarget::AtLeast { target: 27.0, paper_best: Some(45.0) },
-        &worst_per_seed(of, gain, f64::min),
+        &worst_per_seed(cells, gain, f64::min),
     )
     .every_seed()
-    .note(format!("{} {}.", shortfall(means(of, sizes, gain).into_iter(), |value| value >= 27.0), splits(of, sizes)))
+    .note(format!(
+        "{} {}.",
+        shortfall(means(cells, sizes, gain).into_iter(), |value| value >= 27.0),
+        splits(cells, sizes)
+    ))
     .figure(size_chart(name, "Gain of balance sets and what it is made of", "%", all, &series))
     .points(all.to_vec())
     .time_scale(SCALE as f64);
@@ -109,10 +113,10 @@ fn throughput_and_misses(form: &str, of: &[Cell], sizes: &[u64], all: &[DataPoin
         "-25 to -37 %",
         "%",
         ResultTarget::AtMost { target: -25.0, paper_best: Some(-37.0) },
-        &worst_per_seed(of, misses, f64::max),
+        &worst_per_seed(cells, misses, f64::max),
     )
     .every_seed()
-    .note(shortfall(means(of, sizes, misses).into_iter(), |value| value <= -25.0))
+    .note(shortfall(means(cells, sizes, misses).into_iter(), |value| value <= -25.0))
     .points(all.to_vec())
     .time_scale(SCALE as f64);
     [bs_3, bs_4]
@@ -131,14 +135,18 @@ fn doubled(context: &ExperimentContext<'_>, sizes: &[u64], who: &NiagaraPolicy) 
         per_seed.push((seed, gains.iter().copied().fold(f64::INFINITY, f64::min)));
         ahead.extend(sizes.iter().copied().zip(gains));
     }
-    let of = |kb: u64| ahead.iter().filter(|(at, _)| *at == kb).map(|(_, gain)| *gain).collect::<Vec<f64>>();
+    let values = |kb: u64| ahead.iter().filter(|(at, _)| *at == kb).map(|(_, gain)| *gain).collect::<Vec<f64>>();
     let points: Vec<DataPoint> = sizes
         .iter()
         .map(|&kb| {
-            DataPoint::over("IPC of balance sets over the default's on twice the cache, %", format!("{kb} KB"), &of(kb))
+            DataPoint::over(
+                "IPC of balance sets over the default's on twice the cache, %",
+                format!("{kb} KB"),
+                &values(kb),
+            )
         })
         .collect();
-    let note = shortfall(sizes.iter().map(|&kb| (kb, mean(&of(kb)))), |value| value >= 0.0);
+    let note = shortfall(sizes.iter().map(|&kb| (kb, mean(&values(kb)))), |value| value >= 0.0);
     Ok(Finding::new(
         "BS-6",
         "IPC with balance sets against the default scheduler's on twice the cache, worst size",

@@ -17,7 +17,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         .flat_map(|(kb, seed)| programs.iter().map(move |&program| (kb, seed, program)))
         .collect();
     let runs = context.run_all(&settings, |&(kb, seed, program)| {
-        context.tell(&format!("four copies of {program}, {kb} KB L1D"));
+        context.report_progress(&format!("four copies of {program}, {kb} KB L1D"));
         let setting = NiagaraSetting { l2_kb: 3072, ..NiagaraSetting::new(768, seed, context) };
         let mut workload = setting.workload(WorkloadJob::copies(program, 4, seed))?.lasting(2_000_000, 4_000_000);
         workload.machine.cores_per_package = 1;

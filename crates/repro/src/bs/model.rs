@@ -76,7 +76,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         &cases,
         |case| format!("{case:?}"),
         |case| {
-            context.tell(&format!("groups at {} KB, {:?}, seed {}", case.kb, case.replacement, case.seed));
+            context.report_progress(&format!("groups at {} KB, {:?}, seed {}", case.kb, case.replacement, case.seed));
             let mut pairs = alone(context, case)?;
             if !context.quick {
                 pairs.extend(beforehand(context, case)?);

@@ -65,7 +65,7 @@ impl Quarter {
     fn new(lines: usize) -> Self {
         Quarter { sets: vec![[u64::MAX; 4]; lines / 4], random: SplitMix64::new(1) }
     }
-    fn has(&mut self, line: u64, fill: bool) -> bool {
+    fn access(&mut self, line: u64, fill: bool) -> bool {
         let count = self.sets.len() as u64;
         let set = &mut self.sets[(line % count) as usize];
         let is_hit = set.contains(&line);
@@ -115,7 +115,7 @@ impl StretchReader {
             let line = self.next_code / CODE_LINE_BYTES;
             if line != self.fetched {
                 self.fetched = line;
-                let passes = !self.l1_code.has(line, true);
+                let passes = !self.l1_code.access(line, true);
                 self.touch(self.next_code / LINE_BYTES, false, passes, measured);
             }
             let here = (CODE_LINE_BYTES - self.next_code % CODE_LINE_BYTES).div_ceil(INSTRUCTION_BYTES).min(left);
@@ -126,7 +126,7 @@ impl StretchReader {
         // Lines of 16 bytes; stores write through and bring nothing in.
         match access.kind() {
             AccessKind::Load => {
-                let passes = !self.l1_data.has(access.address() / 16, true);
+                let passes = !self.l1_data.access(access.address() / 16, true);
                 self.touch(line, true, passes, measured);
             }
             AccessKind::Store => self.touch(line, true, true, measured),

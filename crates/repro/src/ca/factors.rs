@@ -40,7 +40,7 @@ fn sweep(context: &ExperimentContext<'_>, memory: &MemorySpec, names: &[&str]) -
     let (seed, (warm_up, measured)) = (context.seeds[0], lengths(context));
     let mut points = Vec::new();
     for (what, part) in SWEEP {
-        context.tell(&format!("{what}, seed {seed}"));
+        context.report_progress(&format!("{what}, seed {seed}"));
         let bench = CoRunBench::on(&narrowed(memory, part), seed, warm_up, measured)?;
         let cpus = caches(&bench.machine.topology())?[0].clone();
         let suffers = context.run_all(names, |name| {
@@ -81,7 +81,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         let bench = CoRunBench::on(MACHINE, seed, warm_up, measured)?;
         let mut of_seed = Vec::new();
         for name in names {
-            context.tell(&format!("{name}, seed {seed}"));
+            context.report_progress(&format!("{name}, seed {seed}"));
             of_seed.push(decompose(
                 context,
                 &bench,

@@ -169,7 +169,7 @@ fn coscheduled(jobs: &[WorkloadJob], caches: &[Vec<CpuId>], tasks: &[TaskResults
     let ran = |task: &TaskResults, cpus: &[CpuId]| -> u64 {
         task.on_cpu_cycles.iter().filter(|(cpu, _)| cpus.contains(cpu)).map(|(_, cycles)| cycles).sum()
     };
-    let home = |task: &TaskResults| (0..caches.len()).max_by_key(|&at| ran(task, &caches[at]));
+    let home = |task: &TaskResults| (0..caches.len()).max_by_key(|&index| ran(task, &caches[index]));
     let below = |at: usize| {
         let here = jobs.iter().zip(tasks).filter(|(_, task)| home(task) == Some(at));
         here.map(|(job, _)| job.kernel.as_str()).collect::<Vec<&str>>().join(" + ")
@@ -212,11 +212,11 @@ fn number(workload: usize) -> String {
 pub(super) fn four_cores(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     // A quick run of all eight takes three minutes, more than half of the budget of all quick runs together.
     let workloads: Vec<usize> = context.pick_of_three(vec![0], vec![0, 1], (0..8).collect());
-    context.tell(&format!("{} workloads, every schedule and two policies", workloads.len()));
+    context.report_progress(&format!("{} workloads, every schedule and two policies", workloads.len()));
     let outcomes = at_scale(context, SCALE.of(context), &workloads, &context.seeds)?;
     let mut findings = on_four_cores(context, &workloads, &outcomes);
     if !context.quick {
-        context.tell(&format!("the same at a time scale of 1/{SECOND_SCALE}, first seed"));
+        context.report_progress(&format!("the same at a time scale of 1/{SECOND_SCALE}, first seed"));
         let again = at_scale(context, SECOND_SCALE, &workloads, &context.seeds[..1])?;
         for &workload in &workloads {
             for (name, pick) in SERIES {
@@ -391,7 +391,7 @@ pub(super) fn eight_cores(context: &ExperimentContext<'_>) -> Result<Vec<Finding
     for (index, machine) in machines.iter().enumerate() {
         let room = Testbed::on(context, machine, SCALE.of(context))?;
         for &workload in &workloads {
-            context.tell(&format!("{machine}, {}", number(workload)));
+            context.report_progress(&format!("{machine}, {}", number(workload)));
             let programs = jobs(workload, 2, 1);
             // Both copies of a program share one row; running beside the other copy costs the same as beside itself.
             let matrix = CoRunMatrix::measure(context, &room.bench, &jobs(workload, 1, 1), true)?;
@@ -450,7 +450,7 @@ fn on_eight_cores(
         |by: PlacementSource| all.clone().flat_map(move |at| workloads.iter().map(move |&workload| (at, by, workload)));
     let means: Vec<f64> = online.iter().flat_map(|&by| each(by)).map(|(at, by, w)| mean_of(at, by, w)).collect();
     let best = means.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let least = means.iter().copied().fold(f64::INFINITY, f64::min);
+    let minimum = means.iter().copied().fold(f64::INFINITY, f64::min);
     let ratios: Vec<f64> = all
         .clone()
         .map(|at| {
@@ -464,9 +464,9 @@ fn on_eight_cores(
     points.extend(machines.iter().zip(&ratios).map(|(machine, &ratio)| {
         DataPoint::over("the lesser of DI's and DIO's mean gain over the optimal's, %", *machine, &[ratio])
     }));
-    points.extend(machines.iter().enumerate().map(|(at, machine)| {
+    points.extend(machines.iter().enumerate().map(|(index, machine)| {
         let of_seed: Vec<f64> =
-            (0..context.seeds.len()).map(|seed| mean(&of(seed, at, PlacementSource::Optimal))).collect();
+            (0..context.seeds.len()).map(|seed| mean(&of(seed, index, PlacementSource::Optimal))).collect();
         DataPoint::over("the optimal's mean gain over workloads, %", *machine, &of_seed)
     }));
     let ratio = ratios.into_iter().fold(f64::INFINITY, f64::min);
@@ -494,7 +494,7 @@ fn on_eight_cores(
             at_least(50.0),
             ratio,
         ),
-        finding("workload with the least gain", "-4 % at worst", "%", at_least(-1.0), least),
+        finding("workload with the least gain", "-4 % at worst", "%", at_least(-1.0), minimum),
     ]
 }
 
@@ -510,7 +510,7 @@ pub(super) fn run_to_run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>
     );
     let mut times: BTreeMap<(usize, String, PlacementSource), Vec<f64>> = BTreeMap::new();
     for &workload in &workloads {
-        context.tell(&format!("{}, {orders} orders of arrival", number(workload)));
+        context.report_progress(&format!("{}, {orders} orders of arrival", number(workload)));
         let programs = jobs(workload, 2, 1);
         let asked: Vec<(u64, PlacementSource)> =
             seeds.iter().flat_map(|&seed| policies.iter().map(move |&by| (seed, by))).collect();

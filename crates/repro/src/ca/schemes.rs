@@ -32,7 +32,7 @@ fn gather(context: &ExperimentContext<'_>) -> Result<Vec<SchemeInputs>, ReproErr
             context.pick_of_three((2_000_000, 1_000_000), (12_000_000, 6_000_000), (25_000_000, 15_000_000));
         let bench = CoRunBench::on("pairs-04", seed, warm_up, measured)?;
         let jobs = programs(names(context), seed);
-        context.tell(&format!("pairs of {} programs, seed {seed}", jobs.len()));
+        context.report_progress(&format!("pairs of {} programs, seed {seed}", jobs.len()));
         let matrix = CoRunMatrix::measure(context, &bench, &jobs, true)?;
         let accesses = context.pick(2_000_000, 6_000_000);
         // Also of those of the ten that a quick run leaves out: what is intensive is so against the mean of all.
@@ -316,7 +316,7 @@ pub(super) fn published(_context: &ExperimentContext<'_>) -> Result<Vec<Finding>
 }
 
 fn named(cache: &[Vec<usize>], names: &[String]) -> String {
-    cache.iter().flatten().map(|&at| names[at].as_str()).collect::<Vec<_>>().join(" + ")
+    cache.iter().flatten().map(|&index| names[index].as_str()).collect::<Vec<_>>().join(" + ")
 }
 
 #[cfg(test)]

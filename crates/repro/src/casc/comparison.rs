@@ -44,7 +44,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
 const LITERAL: &str = "casc as the paper has it";
 
 /// CASC-1 and CASC-2 for one form.
-fn misses_and_throughput(form: &str, of: &[Cell], sizes: &[u64], all: &[DataPoint], bound: &str) -> [Finding; 2] {
+fn misses_and_throughput(form: &str, cells: &[Cell], sizes: &[u64], all: &[DataPoint], bound: &str) -> [Finding; 2] {
     let (misses, gain) = (METRICS[7].1, METRICS[0].1);
     let series = |parts: &[&str]| parts.iter().map(|part| format!("{form}: {part}")).collect::<Vec<String>>();
     let chart = |name: &str, title: &str, y: &str, parts: &[&str]| {
@@ -59,10 +59,10 @@ fn misses_and_throughput(form: &str, of: &[Cell], sizes: &[u64], all: &[DataPoin
         "-15 to -46 %",
         "%",
         ResultTarget::AtMost { target: -15.0, paper_best: Some(-46.0) },
-        &worst_per_seed(of, misses, f64::max),
+        &worst_per_seed(cells, misses, f64::max),
     )
     .every_seed()
-    .note(shortfall(means(of, sizes, misses).into_iter(), |value| value <= -15.0))
+    .note(shortfall(means(cells, sizes, misses).into_iter(), |value| value <= -15.0))
     .figure(chart(
         "casc-1-miss-ratio",
         "L2 miss ratio, default scheduler and CASC",
@@ -71,17 +71,17 @@ fn misses_and_throughput(form: &str, of: &[Cell], sizes: &[u64], all: &[DataPoin
     ))
     .points(all.to_vec())
     .time_scale(SCALE as f64);
-    let short = shortfall(means(of, sizes, gain).into_iter(), |value| value >= 28.0);
+    let short = shortfall(means(cells, sizes, gain).into_iter(), |value| value >= 28.0);
     let casc_2 = Finding::new(
         "CASC-2",
         &format!("{form}: instructions per second against the default scheduler, at the size where they grow least"),
         "+28 to +50 %",
         "%",
         ResultTarget::AtLeast { target: 28.0, paper_best: Some(50.0) },
-        &worst_per_seed(of, gain, f64::min),
+        &worst_per_seed(cells, gain, f64::min),
     )
     .every_seed()
-    .note(format!("{short} {}. {bound}.", splits(of, sizes)))
+    .note(format!("{short} {}. {bound}.", splits(cells, sizes)))
     .figure(chart(
         "casc-2-throughput",
         "Throughput gain of CASC and what it is made of",
@@ -99,13 +99,13 @@ fn sweep(context: &ExperimentContext<'_>) -> Result<Vec<DataPoint>, ReproError> 
     let settings = [112, 200, 300]
         .map(|cycles| (format!("memory {cycles} cycles"), NiagaraSetting { memory_cycles: Some(cycles), ..base }));
     let measured = context.run_all(&settings, |(name, setting)| {
-        context.tell(&format!("sweep, {name}"));
+        context.report_progress(&format!("sweep, {name}"));
         measure(setting, &NiagaraPolicy::better(""))
     })?;
     let mut points = Vec::new();
     for ((name, _), measured) in settings.iter().zip(&measured) {
-        for (metric, of) in METRICS {
-            points.push(DataPoint::over(format!("sweep at 192 KB: {metric}"), name.clone(), &[of(measured)]));
+        for (metric, value) in METRICS {
+            points.push(DataPoint::over(format!("sweep at 192 KB: {metric}"), name.clone(), &[value(measured)]));
         }
     }
     Ok(points)
@@ -114,7 +114,7 @@ fn sweep(context: &ExperimentContext<'_>) -> Result<Vec<DataPoint>, ReproError> 
 /// CASC-3: hit rate compared with that of the default on a cache of twice the size.
 fn twice_the_cache(context: &ExperimentContext<'_>, sizes: &[u64], better: &[Cell]) -> Result<Finding, ReproError> {
     let on_twice = context.run_all(better, |cell| {
-        context.tell(&format!("default at {} KB, seed {}", 2 * cell.l2_kb, cell.seed));
+        context.report_progress(&format!("default at {} KB, seed {}", 2 * cell.l2_kb, cell.seed));
         let default = run_mix(&NiagaraSetting::new(2 * cell.l2_kb, cell.seed, context), &NiagaraPolicy::Default)?;
         ratio(&default).ok_or_else(|| failed("default")("no references"))
     })?;
@@ -127,8 +127,8 @@ fn twice_the_cache(context: &ExperimentContext<'_>, sizes: &[u64], better: &[Cel
         .seeds
         .iter()
         .map(|&seed| {
-            let least = ahead.iter().filter(|(_, of, _)| *of == seed).map(|(_, _, points)| *points);
-            (seed, least.fold(f64::INFINITY, f64::min))
+            let minimum = ahead.iter().filter(|(_, of, _)| *of == seed).map(|(_, _, points)| *points);
+            (seed, minimum.fold(f64::INFINITY, f64::min))
         })
         .collect();
     let point = |&size: &u64| {
@@ -157,7 +157,7 @@ fn bounded_at(context: &ExperimentContext<'_>, sizes: &[u64]) -> Result<Vec<Cell
     let all: Vec<(u64, u64)> =
         sizes.iter().flat_map(|&l2_kb| context.seeds.iter().map(move |&seed| (l2_kb, seed))).collect();
     context.run_all(&all, |&(l2_kb, seed)| {
-        context.tell(&format!("spread bound to the default's at {l2_kb} KB, seed {seed}"));
+        context.report_progress(&format!("spread bound to the default's at {l2_kb} KB, seed {seed}"));
         let setting = NiagaraSetting::new(l2_kb, seed, context);
         let default = measure(&setting, &NiagaraPolicy::Default)?.default_variation;
         let who = NiagaraPolicy::better(&format!("max_run_time_variation = {default}"));
@@ -168,7 +168,7 @@ fn bounded_at(context: &ExperimentContext<'_>, sizes: &[u64]) -> Result<Vec<Cell
 /// CASC-6: the spread of run times, and gain against fairness.
 fn fairness(context: &ExperimentContext<'_>, sizes: &[u64], better: &[Cell]) -> Result<Vec<Finding>, ReproError> {
     let variation = METRICS[12].1;
-    let least = better.iter().map(|cell| cell.measured.least_share).fold(f64::INFINITY, f64::min);
+    let minimum = better.iter().map(|cell| cell.measured.least_share).fold(f64::INFINITY, f64::min);
     let spread = Finding::new(
         "CASC-6",
         "standard deviation of run times over their mean, at the worst size",
@@ -178,7 +178,7 @@ fn fairness(context: &ExperimentContext<'_>, sizes: &[u64], better: &[Cell]) -> 
         &worst_per_seed(better, variation, f64::max),
     )
     .every_seed()
-    .note(format!("The thread with the least CPU time has {:.2} of the mean.", least))
+    .note(format!("The thread with the least CPU time has {:.2} of the mean.", minimum))
     .points(points("casc", better, sizes))
     .time_scale(SCALE as f64);
     let size = *sizes.last().unwrap_or(&768);
@@ -197,10 +197,10 @@ fn fairness(context: &ExperimentContext<'_>, sizes: &[u64], better: &[Cell]) -> 
     curve.extend(here.map(|cell| ("the default's".to_string(), cell.measured)));
     let mut names: Vec<String> = curve.iter().map(|(name, _)| name.clone()).collect();
     names.dedup();
-    for (metric, of) in METRICS {
+    for (metric, value) in METRICS {
         for name in &names {
             let values: Vec<f64> =
-                curve.iter().filter(|(of, _)| of == name).map(|(_, measured)| of(measured)).collect();
+                curve.iter().filter(|(of, _)| of == name).map(|(_, measured)| value(measured)).collect();
             points.push(DataPoint::over(format!("bound on the spread: {metric}"), name.clone(), &values));
         }
     }

@@ -38,8 +38,8 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         &settings,
         |item| format!("{item:?}"),
         |&(size, seed)| {
-            context.tell(&format!("rows and groups at {size} KB, seed {seed}"));
-            tell(context, &NiagaraSetting::new(size, seed, context))
+            context.report_progress(&format!("rows and groups at {size} KB, seed {seed}"));
+            measure_errors(context, &NiagaraSetting::new(size, seed, context))
         },
     )?;
     let at = |size: u64| settings.iter().zip(&told).filter(move |((of, _), _)| *of == size).map(|(_, told)| told);
@@ -118,8 +118,8 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
 /// Index of the literal form among the forms.
 const LITERAL: usize = 4;
 
-fn tell(context: &ExperimentContext<'_>, setting: &NiagaraSetting) -> Result<EstimateErrors, ReproError> {
-    let records = of_rows(context, setting, LONGEST_ROW_NS)?;
+fn measure_errors(context: &ExperimentContext<'_>, setting: &NiagaraSetting) -> Result<EstimateErrors, ReproError> {
+    let records = measure_rows(context, setting, LONGEST_ROW_NS)?;
     let (own, solved) = (measured(&records, true)?, measured(&records, false)?);
     let truth = solo_ratios(setting)?;
     let ids: Vec<TaskId> = own.keys().copied().collect();
@@ -127,7 +127,7 @@ fn tell(context: &ExperimentContext<'_>, setting: &NiagaraSetting) -> Result<Est
     let right = [rate(&own), rate(&solved)].map(|rates| same_side(&rates, &truth));
     let mut told = errors(&records, &own, &solved)?;
     for (name, rows_ns) in OTHER_ROWS {
-        let records = of_rows(context, setting, rows_ns)?;
+        let records = measure_rows(context, setting, rows_ns)?;
         let (own, solved) = (measured(&records, true)?, measured(&records, false)?);
         let better = errors(&records, &own, &solved)?.into_iter().next();
         told.extend(better.map(|(_, worst, mean)| (Name(name), worst, mean)));
@@ -135,7 +135,7 @@ fn tell(context: &ExperimentContext<'_>, setting: &NiagaraSetting) -> Result<Est
     Ok(EstimateErrors { errors: told, right })
 }
 
-fn of_rows(
+fn measure_rows(
     context: &ExperimentContext<'_>,
     setting: &NiagaraSetting,
     rows_ns: u64,
@@ -159,9 +159,9 @@ fn measured(records: &[WindowRecord], own_counts: bool) -> Result<BTreeMap<TaskI
     let parameters = CoRunRowParameters { uses_task_counts: own_counts, ..CoRunRowParameters::default() };
     let mut profiler = OfflineProfiler::new(&[ProfilerConfig::CoRunRows { level: CacheLevel::L2, parameters }]);
     for record in records {
-        let mut seen = record.observation.clone();
-        seen.probe_results.retain(|answer| answer.probe != GROUPS);
-        profiler.update(&seen);
+        let mut observation = record.observation.clone();
+        observation.probe_results.retain(|answer| answer.probe != GROUPS);
+        profiler.update(&observation);
     }
     let unknown = |task: &TaskId| failed("rows")(format!("the rate of {task:?} was not measured"));
     let profiles = profiler.profiles().iter();

@@ -133,7 +133,7 @@ fn study(context: &ExperimentContext<'_>, l3: bool, pace: RunScale) -> Result<Sp
         &runs,
         |item| format!("{item:?} {l3} {pace:?} {entries} {windows}"),
         |&(seed, pair)| {
-            context.tell(&format!("{} online, seed {seed}", name(pair)));
+            context.report_progress(&format!("{} online, seed {seed}", name(pair)));
             chosen_online(&pair_on_chip(pair, l3, pace, seed, 0)?, entries, pace, windows)
         },
     )?;

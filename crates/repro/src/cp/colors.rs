@@ -4,7 +4,7 @@ use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
 use cachemate_sim::kernels;
 use cachemate_sim::machine::RunLimit;
 
-use super::{COLORS, RunScale, job, on_chip, told};
+use super::{COLORS, RunScale, fixed_plan, job, on_chip};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
 /// Minimum rise of the run time with more colors that counts, if the seeds' ranges do not overlap either.
@@ -21,8 +21,8 @@ struct ColorCurve {
 }
 
 impl ColorCurve {
-    fn over_seeds(&self, at: usize) -> Vec<f64> {
-        self.by_seed.iter().map(|row| row[at]).collect()
+    fn over_seeds(&self, index: usize) -> Vec<f64> {
+        self.by_seed.iter().map(|row| row[index]).collect()
     }
     /// Numbers of colors with which it runs slower than with fewer, beyond noise.
     fn rises(&self) -> Vec<(u32, f64)> {
@@ -49,7 +49,7 @@ pub(super) fn cycles_for(
     let mut workload = on_chip(vec![job(program, 1)], 2, true, RunScale { scale, warm_up_cycles: 0 }, seed)?;
     workload.options.warm_up = Some(RunLimit::Instructions(WARM_UP_INSTRUCTIONS));
     workload.options.ends = Some(RunLimit::Instructions(instructions));
-    let results = workload.planned(&told(&workload, &[format!("0-{}", colors - 1)])?)?;
+    let results = workload.planned(&fixed_plan(&workload, &[format!("0-{}", colors - 1)])?)?;
     let done: u64 = results.tasks.iter().map(|task| task.instructions).sum();
     Ok(results.elapsed_cycles as f64 * instructions as f64 / done.max(1) as f64)
 }
@@ -70,7 +70,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         }
     }
     let cycles = context.run_all(&runs, |&(program, seed, count)| {
-        context.tell(&format!("{program} with {count} colors, seed {seed}"));
+        context.report_progress(&format!("{program} with {count} colors, seed {seed}"));
         cycles_for(program, count, INSTRUCTIONS / scale, scale, seed)
     })?;
     let mut rows = cycles.chunks(colors.len()).map(|row| {

@@ -71,7 +71,7 @@ fn slowed(
         None => run_request::together(&workload, &work, None)?.rates,
         Some(config) => steered::together_under(&workload, &work, config)?.rates,
     };
-    Ok([0, 1].map(|at| 100.0 * (alone[at].rate / rates[at].instr_per_cycle - 1.0)))
+    Ok([0, 1].map(|index| 100.0 * (alone[index].rate / rates[index].instr_per_cycle - 1.0)))
 }
 
 /// The same machine with cache allocation in the L2 instead of a kernel that colors.
@@ -96,7 +96,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         let runs: Vec<(usize, CacheMode)> =
             (0..pairs.len()).flat_map(|at| WAYS.iter().map(move |&(_, way)| (at, way))).collect();
         by_seed.push(context.run_all(&runs, |&(at, way)| {
-            context.tell(&format!("{}+{}, {way:?}, seed {seed}", pairs[at].0, pairs[at].1));
+            context.report_progress(&format!("{}+{}, {way:?}, seed {seed}", pairs[at].0, pairs[at].1));
             slowed(pairs[at], [solos[2 * at], solos[2 * at + 1]], way, pace, seed)
         })?);
     }
@@ -109,24 +109,24 @@ fn finding(
     by_seed: &[Vec<[f64; 2]>],
     pace: RunScale,
 ) -> Finding {
-    let of = |seed: &[[f64; 2]], at: usize, way: usize| seed[at * WAYS.len() + way];
+    let measured = |seed: &[[f64; 2]], at: usize, way: usize| seed[at * WAYS.len() + way];
     let floors = || WAYS.iter().enumerate().filter(|(_, (_, way))| matches!(way, CacheMode::Sized { floor: true, .. }));
     let worst = |seed: &[[f64; 2]]| {
-        let all = floors().flat_map(|(way, _)| (0..pairs.len()).map(move |at| of(seed, at, way)[0]));
+        let all = floors().flat_map(|(way, _)| (0..pairs.len()).map(move |at| measured(seed, at, way)[0]));
         all.fold(f64::NEG_INFINITY, f64::max)
     };
     let per_seed: Vec<(u64, f64)> = context.seeds.iter().zip(by_seed).map(|(&seed, all)| (seed, worst(all))).collect();
     let (mut points, mut groups, mut costs) = (Vec::new(), Vec::new(), Vec::new());
     for (at, pair) in pairs.iter().enumerate() {
         for (way, (name, _)) in WAYS.iter().enumerate() {
-            let over = |which: usize| by_seed.iter().map(|seed| of(seed, at, way)[which]).collect::<Vec<f64>>();
+            let over = |which: usize| by_seed.iter().map(|seed| measured(seed, at, way)[which]).collect::<Vec<f64>>();
             points.push(DataPoint::over(format!("{} (has the floor), % slower than alone", pair.0), *name, &over(0)));
             points.push(DataPoint::over(format!("{} beside it", pair.1), *name, &over(1)));
             let bars = vec![mean(&over(0)).into(), mean(&over(1)).into()];
             groups.push(BarGroup { name: format!("{}+{}: {name}", pair.0, pair.1), bars });
         }
         for (way, (name, _)) in floors() {
-            let beside = |way: usize| mean(&by_seed.iter().map(|seed| of(seed, at, way)[1]).collect::<Vec<_>>());
+            let beside = |way: usize| mean(&by_seed.iter().map(|seed| measured(seed, at, way)[1]).collect::<Vec<_>>());
             costs.push(format!("{} {:+.1} points ({name})", pair.1, beside(way) - beside(0)));
         }
     }

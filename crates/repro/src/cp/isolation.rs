@@ -24,8 +24,8 @@ fn gain_points(by_seed: &[Vec<MeasuredPair>]) -> Vec<DataPoint> {
                     .iter()
                     .map(|seed| percent(seed[index].gains(&seed[index].splits[place].1)[which]))
                     .collect();
-                let of = [pair.pair.0, pair.pair.1][which];
-                let series = format!("{}: {of}", name(pair.pair));
+                let program = [pair.pair.0, pair.pair.1][which];
+                let series = format!("{}: {program}", name(pair.pair));
                 points.push(DataPoint::over(series, format!("{first}:{}", COLORS - first), &values));
             }
         }
@@ -75,12 +75,12 @@ pub(super) fn best_sum(context: &ExperimentContext<'_>, by_seed: &[Vec<MeasuredP
     finding
 }
 
-fn pair_figure(by_seed: &[Vec<MeasuredPair>], at: usize) -> ResultFigure {
-    let pair = &by_seed[0][at];
+fn pair_figure(by_seed: &[Vec<MeasuredPair>], index: usize) -> ResultFigure {
+    let pair = &by_seed[0][index];
     let series = |which: usize| {
         let point = |(place, (first, _)): (usize, &(u32, [f64; 2]))| {
             let values: Vec<f64> =
-                by_seed.iter().map(|seed| percent(seed[at].gains(&seed[at].splits[place].1)[which])).collect();
+                by_seed.iter().map(|seed| percent(seed[index].gains(&seed[index].splits[place].1)[which])).collect();
             let low = values.iter().copied().fold(f64::INFINITY, f64::min);
             let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             ChartPoint { interval: Some((low, high)), ..ChartPoint::new(f64::from(*first), mean(&values)) }
@@ -113,8 +113,9 @@ pub(super) fn chosen_sum(
     };
     let per_seed: Vec<(u64, f64)> =
         context.seeds.iter().zip(by_seed.iter().zip(chosen).map(worst)).map(|(&seed, worst)| (seed, worst)).collect();
-    let points = by_seed[0].iter().zip(&chosen[0]).enumerate().map(|(at, (pair, &first))| {
-        let values: Vec<f64> = by_seed.iter().zip(chosen).map(|(seed, chosen)| sum(&seed[at], chosen[at])).collect();
+    let points = by_seed[0].iter().zip(&chosen[0]).enumerate().map(|(index, (pair, &first))| {
+        let values: Vec<f64> =
+            by_seed.iter().zip(chosen).map(|(seed, chosen)| sum(&seed[index], chosen[index])).collect();
         let at = first.map_or("shared".to_string(), |first| format!("{first}:{}", COLORS - first));
         DataPoint::over(name(pair.pair), at, &values)
     });
@@ -272,14 +273,14 @@ pub(super) fn controls_unaffected(
     let (mut points, mut noise, mut affected): (Vec<DataPoint>, f64, Vec<String>) = (Vec::new(), 0.0, Vec::new());
     for (index, pair) in by_seed[0].iter().enumerate() {
         for which in 0..2 {
-            let of = [pair.pair.0, pair.pair.1][which];
+            let program = [pair.pair.0, pair.pair.1][which];
             let over =
                 |runs: &[Vec<MeasuredPair>]| runs.iter().map(|seed| slowed(&seed[index], which)).collect::<Vec<f64>>();
             let (values, again) = (over(by_seed), over(other_frames));
             noise = values.iter().zip(&again).map(|(a, b)| (a - b).abs()).fold(noise, f64::max);
-            let label = format!("{}: {of}", name(pair.pair));
+            let label = format!("{}: {program}", name(pair.pair));
             if mean(&values).abs() > 1.0 {
-                affected.push(format!("{of} beside {} {:.1} %", [pair.pair.1, pair.pair.0][which], mean(&values)));
+                affected.push(format!("{program} beside {} {:.1} %", [pair.pair.1, pair.pair.0][which], mean(&values)));
             }
             points.push(DataPoint::over("slowed by sharing, %", label.clone(), &values));
             points.push(DataPoint::over("the same in other frames, %", label, &again));

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::choices::{WINDOW_CYCLES, sizing};
 use super::pairs::{ColorCurves, ProgramInput, SoloWork, alone_by_colors, solos};
-use super::{COLORS, RunScale, job, on_chip, told};
+use super::{COLORS, RunScale, fixed_plan, job, on_chip};
 use crate::run_request;
 use crate::steered;
 use crate::work::{InstructionRange, WorkRun};
@@ -44,7 +44,7 @@ impl SizedMix {
         100.0 * (1.0 - self.online / self.offline.max(self.shared))
     }
     fn name(&self) -> String {
-        self.programs.iter().map(|&at| PROGRAMS[at]).collect::<Vec<_>>().join("+")
+        self.programs.iter().map(|&index| PROGRAMS[index]).collect::<Vec<_>>().join("+")
     }
 }
 
@@ -79,9 +79,9 @@ fn run_mix(
     pace: RunScale,
     seed: u64,
 ) -> Result<SizedMix, ReproError> {
-    let jobs = programs.iter().map(|&at| job(PROGRAMS[at], 1)).collect();
+    let jobs = programs.iter().map(|&index| job(PROGRAMS[index], 1)).collect();
     let workload = on_chip(jobs, programs.len() as u32, true, pace, seed)?;
-    let of: Vec<&(SoloWork, ColorCurves)> = programs.iter().map(|at| &alone[at]).collect();
+    let of: Vec<&(SoloWork, ColorCurves)> = programs.iter().map(|index| &alone[index]).collect();
     let solo: Vec<f64> = of.iter().map(|(solo, _)| solo.rate).collect();
     let work: Vec<InstructionRange> = of.iter().map(|(solo, _)| solo.work).collect();
     let curves: Vec<&ColorCurves> = of.iter().map(|(_, alone)| alone).collect();
@@ -90,7 +90,7 @@ fn run_mix(
         weighted_speedup(&rates, &solo).unwrap_or(f64::NAN)
     };
     let shared = run_request::together(&workload, &work, None)?;
-    let offline = run_request::together(&workload, &work, Some(&told(&workload, &best_shares(&curves))?))?;
+    let offline = run_request::together(&workload, &work, Some(&fixed_plan(&workload, &best_shares(&curves))?))?;
     let config = sizing(&workload, TRACE_ENTRIES, DECIDES_FROM, WINDOW_CYCLES, "");
     let online = steered::together_under(&workload, &work, config)?;
     let shares =
@@ -127,8 +127,8 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         }
     }
     let needed: Vec<usize> =
-        (0..PROGRAMS.len()).filter(|at| mixes.iter().any(|(_, programs)| programs.contains(at))).collect();
-    let programs: Vec<ProgramInput> = needed.iter().map(|&at| (PROGRAMS[at], 1)).collect();
+        (0..PROGRAMS.len()).filter(|index| mixes.iter().any(|(_, programs)| programs.contains(index))).collect();
+    let programs: Vec<ProgramInput> = needed.iter().map(|&index| (PROGRAMS[index], 1)).collect();
     let seed = context.seeds[0];
     let solos = solos(context, &programs, true, pace, seed)?;
     let both: Vec<(ProgramInput, SoloWork)> = programs.iter().copied().zip(solos.iter().copied()).collect();
@@ -136,7 +136,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let alone: BTreeMap<usize, (SoloWork, ColorCurves)> =
         needed.into_iter().zip(solos.into_iter().zip(curves)).collect();
     let all = context.run_all(&mixes, |(seed, programs)| {
-        context.tell(&format!("{} programs, seed {}", programs.len(), *seed));
+        context.report_progress(&format!("{} programs, seed {}", programs.len(), *seed));
         run_mix(programs, &alone, pace, *seed)
     })?;
     Ok(findings(context, &mixes, &all, pace))

@@ -126,7 +126,7 @@ pub(crate) fn job(name: &str, seed: u64) -> WorkloadJob {
 const TOLD_CYCLES: u64 = 50_000;
 
 /// A policy that gives each program its colors, in order, from the start on.
-pub(crate) fn told(workload: &Workload, shares: &[String]) -> Result<FixedPlan, ReproError> {
+pub(crate) fn fixed_plan(workload: &Workload, shares: &[String]) -> Result<FixedPlan, ReproError> {
     let topology = workload.machine.topology();
     let shared = topology.last_level_caches().next().ok_or_else(|| failed(CHIP)("no cache to share"))?;
     let mut plan = Plan::idle(WindowLength::Time { ns: nominal_ns(workload, TOLD_CYCLES) });
@@ -178,7 +178,7 @@ mod tests {
         let pace = RunScale { scale: 60_000, warm_up_cycles: 300_000 };
         let workload = on_chip(vec![job("mcf", 1), job("art", 2)], 2, true, pace, 1).unwrap();
         let works = [InstructionRange { from_instr: 40_000.0, to_instr: 200_000.0 }; 2];
-        let plan = told(&workload, &split(4)).unwrap();
+        let plan = fixed_plan(&workload, &split(4)).unwrap();
         let fixed = work::together(&workload, &works, Some(&plan)).unwrap();
         let window_ns = nominal_ns(&workload, TOLD_CYCLES);
         let parameters = format!("window_ns = {window_ns}\nsteps = [{{ shares = ['0-3', '4-15'] }}]");

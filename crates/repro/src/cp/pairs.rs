@@ -9,7 +9,7 @@ use cachemate_policy::partition::demand_curve::DemandCurve;
 use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, exact};
 use serde::{Deserialize, Serialize};
 
-use super::{COLORS, RunScale, job, on_chip, split, told};
+use super::{COLORS, RunScale, fixed_plan, job, on_chip, split};
 use crate::run_request;
 use crate::setup::Workload;
 use crate::work::InstructionRange;
@@ -105,7 +105,7 @@ pub(crate) fn solos(
     seed: u64,
 ) -> Result<Vec<SoloWork>, ReproError> {
     context.run_all(programs, |&(program, input)| {
-        context.tell(&format!("{program} alone, seed {seed}"));
+        context.report_progress(&format!("{program} alone, seed {seed}"));
         let (work, rates) = run_request::alone(&on_chip(vec![job(program, input)], 2, l3, pace, seed)?)?;
         Ok(SoloWork { rate: rates.instr_per_cycle, work })
     })
@@ -121,7 +121,7 @@ enum PairMode {
 fn run_one(workload: &Workload, run: PairMode, solos: [SoloWork; 2]) -> Result<[f64; 2], ReproError> {
     let plan = match run {
         PairMode::Shared => None,
-        PairMode::Split(first) => Some(told(workload, &split(first))?),
+        PairMode::Split(first) => Some(fixed_plan(workload, &split(first))?),
     };
     let rates = run_request::together(workload, &solos.map(|solo| solo.work), plan.as_ref())?.rates;
     Ok([rates[0].instr_per_cycle, rates[1].instr_per_cycle])
@@ -151,7 +151,7 @@ pub(crate) fn measure_pairs(
     let runs: Vec<(&PairRequest, PairMode)> =
         asked.iter().flat_map(|asked| of(asked).into_iter().map(move |run| (asked, run))).collect();
     let answers = context.run_all(&runs, |&(asked, run)| {
-        context.tell(&format!("{}+{} {run:?}, seed {}", asked.pair.0, asked.pair.1, asked.seed));
+        context.report_progress(&format!("{}+{} {run:?}, seed {}", asked.pair.0, asked.pair.1, asked.seed));
         run_one(&pair_on_chip(asked.pair, l3, pace, asked.seed, asked.other_frames)?, run, asked.alone)
     })?;
     let mut answers = answers.into_iter();
@@ -195,9 +195,9 @@ pub(crate) fn alone_by_colors(
     let runs: Vec<((ProgramInput, SoloWork), u32)> =
         programs.iter().flat_map(|&program| colors.iter().map(move |&colors| (program, colors))).collect();
     let answers = context.run_all(&runs, |&(((program, input), solo), colors)| {
-        context.tell(&format!("{program} alone with {colors} colors, seed {seed}"));
+        context.report_progress(&format!("{program} alone with {colors} colors, seed {seed}"));
         let workload = on_chip(vec![job(program, input)], 2, l3, pace, seed)?;
-        let plan = told(&workload, &[format!("0-{}", colors - 1)])?;
+        let plan = fixed_plan(&workload, &[format!("0-{}", colors - 1)])?;
         let rates = run_request::together(&workload, &[solo.work], Some(&plan))?.rates[0];
         Ok([rates.misses_per_kilo_instr, 1.0 / rates.instr_per_cycle, rates.data_stalls_per_kilo_instr])
     })?;

@@ -113,7 +113,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         &runs,
         |item| format!("{item:?} {footprint_bytes}"),
         |&(seed, interval)| {
-            context.tell(&format!("swapping every {interval} cycles, seed {seed}"));
+            context.report_progress(&format!("swapping every {interval} cycles, seed {seed}"));
             lost(&workload(footprint_bytes, interval, seed)?, interval)
         },
     )?;

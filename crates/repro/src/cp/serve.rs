@@ -92,7 +92,7 @@ pub(crate) struct ServiceWindow {
     pub moving: bool,
 }
 
-pub(crate) fn seen(record: &WindowRecord) -> Option<ServiceWindow> {
+pub(crate) fn service_window(record: &WindowRecord) -> Option<ServiceWindow> {
     let ran = |cpus: &[(CpuId, u64)]| cpus.iter().any(|(_, ns)| *ns > 0);
     let work: Vec<f64> =
         record.observation.tasks.iter().filter(|task| ran(&task.on_cpu_ns)).filter_map(|task| task.progress).collect();
@@ -117,7 +117,7 @@ fn windows(machine: SimMachine, by: PipelineConfig, from_window: u64) -> Result<
     })
     .map_err(failed("windows"))?;
     // The first record belongs to the short window before the first plan.
-    Ok(all.iter().skip(1 + from_window as usize).filter_map(seen).collect())
+    Ok(all.iter().skip(1 + from_window as usize).filter_map(service_window).collect())
 }
 
 fn window_ns(workload: &Workload, lengths: ServiceLengths) -> u64 {
@@ -197,7 +197,7 @@ impl ServiceRun {
             let found_out = self.managed.get(at + 1).is_some_and(|next| next.colors > self.managed[at].colors);
             found_out || self.managed[at].moving
         };
-        (0..missed.len()).filter(|&at| missed[at] && !excused(at)).count()
+        (0..missed.len()).filter(|&index| missed[index] && !excused(index)).count()
     }
     /// Mean rate with four clients relative to the level, minus one, in percent.
     pub fn off_level(&self, windows: &[ServiceWindow]) -> f64 {
@@ -217,7 +217,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         &context.seeds,
         |seed| format!("{seed} {lengths:?} {sizes:?}"),
         |&seed| {
-            context.tell(&format!("clients 2 to 4, seed {seed}"));
+            context.report_progress(&format!("clients 2 to 4, seed {seed}"));
             story(seed, lengths, &sizes)
         },
     )?;

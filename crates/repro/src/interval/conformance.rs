@@ -49,7 +49,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let mut all = Vec::new();
     for entry in policies::ENTRIES {
         context.go_on()?;
-        context.tell(&format!("INTERVAL-1: {}, {windows} windows", entry.name));
+        context.report_progress(&format!("INTERVAL-1: {}, {windows} windows", entry.name));
         all.push(behaved(entry.name, windows, seed, &|| context.go_on().is_ok())?);
         context.go_on()?;
     }
@@ -152,10 +152,10 @@ struct WaitMonitor {
 }
 
 impl WaitMonitor {
-    fn see(&mut self, seen: &cachemate_core::Observation, cpus: u32) {
-        let elapsed = seen.span.elapsed_ns;
-        let fair = (f64::from(cpus) / seen.tasks.len().max(1) as f64).min(1.0);
-        for task in &seen.tasks {
+    fn see(&mut self, observation: &cachemate_core::Observation, cpus: u32) {
+        let elapsed = observation.span.elapsed_ns;
+        let fair = (f64::from(cpus) / observation.tasks.len().max(1) as f64).min(1.0);
+        for task in &observation.tasks {
             let entry = self.tasks.entry(task.task).or_default();
             let ran = task.ran_ns();
             entry.0 = if ran > 0 { 0 } else { entry.0 + elapsed };
@@ -243,9 +243,9 @@ mod tests {
         };
         let mut watch = WaitMonitor::default();
         for _ in 0..40 {
-            let mut seen = cachemate_core::Machine::observe(&mut machine).unwrap().unwrap();
-            seen.tasks[0].on_cpu_ns.clear();
-            watch.see(&seen, 4);
+            let mut observation = cachemate_core::Machine::observe(&mut machine).unwrap().unwrap();
+            observation.tasks[0].on_cpu_ns.clear();
+            watch.see(&observation, 4);
         }
         assert!((39_000_000_000..=40_000_000_000).contains(&watch.longest_ns), "{}", watch.longest_ns);
         assert_eq!(watch.least_share(), 0.0);

@@ -169,10 +169,10 @@ pub fn measured(context: &ExperimentContext<'_>, setup: &MachineSetup, seed: u64
     names.truncate(setup.programs);
     let jobs: Vec<WorkloadJob> =
         names.iter().enumerate().map(|(index, name)| WorkloadJob::new(name, seed * 1_000 + index as u64)).collect();
-    context.tell(&format!("{}: {} programs alone", setup.machine, jobs.len()));
+    context.report_progress(&format!("{}: {} programs alone", setup.machine, jobs.len()));
     let programs = context.run_all(&jobs, |job| profiled(job, &machine, setup))?;
     let run = |wanted: &[CoRun]| {
-        context.tell(&format!("{}: {} co-runs", setup.machine, wanted.len()));
+        context.report_progress(&format!("{}: {} co-runs", setup.machine, wanted.len()));
         context.run_all(wanted, |run| together(run, &jobs, &programs, &machine, setup))
     };
     let mut runs = half_losing(pairs(&mut generator, setup, &machine), setup.pairs, run, |run| loses(run, &programs))?;

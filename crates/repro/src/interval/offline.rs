@@ -121,13 +121,13 @@ pub fn offline(context: &ExperimentContext<'_>, recordings: &[(String, PathBuf)]
             WorkloadJob::recorded(&recordings[index].0, recordings[index].1.clone(), seed + index as u64)
         };
         let timed = context.run_here(&used, |&index| {
-            context.tell(&format!("{name}: {} alone", recordings[index].0));
+            context.report_progress(&format!("{name}: {} alone", recordings[index].0));
             TimedProgram::measured(&job(index), &bench.machine)
         })?;
         let timed_of = |index: usize| &timed[used.iter().position(|&known| known == index).unwrap_or(0)];
         let truth = context.run_all(&sets, |set| {
             let names: Vec<&str> = set.iter().map(|&index| recordings[index].0.as_str()).collect();
-            context.tell(&format!("{name}: {} together", names.join(", ")));
+            context.report_progress(&format!("{name}: {} together", names.join(", ")));
             let jobs: Vec<(WorkloadJob, CpuId)> =
                 set.iter().map(|&index| job(index)).zip(cpus.iter().copied()).collect();
             let alone: Vec<ProgramRates> =

@@ -27,7 +27,7 @@ pub fn cells(
     let settings: Vec<(u64, u64)> =
         sizes.iter().flat_map(|&l2_kb| context.seeds.iter().map(move |&seed| (l2_kb, seed))).collect();
     context.run_all(&settings, |&(l2_kb, seed)| {
-        context.tell(&format!("{who:?} at {l2_kb} KB, seed {seed}"));
+        context.report_progress(&format!("{who:?} at {l2_kb} KB, seed {seed}"));
         Ok(Cell {
             l2_kb,
             seed,
@@ -95,7 +95,7 @@ pub fn over_bandwidth(
     let all: Vec<(f64, u64)> =
         BANDWIDTHS.iter().flat_map(|&bytes| context.seeds.iter().map(move |&seed| (bytes, seed))).collect();
     let measured = context.run_all(&all, |&(bytes, seed)| {
-        context.tell(&format!("{name}, memory {bytes} bytes a cycle, seed {seed}"));
+        context.report_progress(&format!("{name}, memory {bytes} bytes a cycle, seed {seed}"));
         measure(&NiagaraSetting { mix, bytes_per_cycle: Some(bytes), ..NiagaraSetting::new(192, seed, context) }, who)
     })?;
     let mut points = Vec::new();

@@ -18,7 +18,7 @@ pub fn bound(context: &ExperimentContext<'_>, sizes: &[u64]) -> Result<(Vec<Data
         .map(|(kb, seed)| NiagaraSetting::new(kb, seed, context))
         .collect();
     let gains = context.run_all(&settings, |setting| {
-        context.tell(&format!("without the greedy program at {} KB, seed {}", setting.l2_kb, setting.seed));
+        context.report_progress(&format!("without the greedy program at {} KB, seed {}", setting.l2_kb, setting.seed));
         Ok(100.0 * without_greedy(setting)?)
     })?;
     let of = |kb: u64| -> Vec<f64> {
@@ -65,7 +65,7 @@ pub fn variations(
         all.extend(more.iter().map(|(name, who)| same((*name).to_string(), who, base)));
     }
     let measured = context.run_all(&all, |variation| {
-        context.tell(&format!("{}, seed {}", variation.name, variation.on.seed));
+        context.report_progress(&format!("{}, seed {}", variation.name, variation.on.seed));
         if variation.on == variation.against {
             measure(&variation.on, &variation.who)
         } else {

@@ -144,7 +144,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         &items,
         |item| format!("{item:?} {lengths:?} {colors:?}"),
         |&(program, seed)| {
-            context.tell(&format!("RM-1: {program}, seed {seed}"));
+            context.report_progress(&format!("RM-1: {program}, seed {seed}"));
             study(program, seed, lengths, &colors)
         },
     )?;

@@ -11,7 +11,7 @@ use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, exact};
 use serde::{Deserialize, Serialize};
 
 use super::accuracy::{LogLengths, log, profiled, real_curve, size_bytes, workload};
-use crate::cp::{COLORS, RunScale, on_chip, split, told};
+use crate::cp::{COLORS, RunScale, fixed_plan, on_chip, split};
 use crate::run_request;
 use crate::setup::{Workload, WorkloadJob, failed};
 use crate::work::FixedPlan;
@@ -49,7 +49,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         &items,
         |item| format!("{item:?} {lengths:?} {pace:?}"),
         |&(seed, row)| {
-            context.tell(&format!("RM-4: {} beside {} x {}, seed {seed}", row.0, row.2, row.1));
+            context.report_progress(&format!("RM-4: {} beside {} x {}, seed {seed}", row.0, row.2, row.1));
             measure(row, seed, lengths, pace)
         },
     )?;
@@ -123,8 +123,8 @@ fn measure(row: PublishedRow, seed: u64, lengths: LogLengths, pace: RunScale) ->
         let divided = speeds(Some(&divided(&workload, colors)?))?;
         *gains = [0, 1].map(|of| 100.0 * (divided[of] / shared[of] - 1.0));
     }
-    let of = |index: usize| gains.map(|gains| gains[index]);
-    Ok(RowGains { colors_of_first, gains_percent: of(0), first_gains_percent: of(1) })
+    let value = |index: usize| gains.map(|gains| gains[index]);
+    Ok(RowGains { colors_of_first, gains_percent: value(0), first_gains_percent: value(1) })
 }
 
 /// Misses per thousand instructions with 1 to 16 colors: from a log, and from running the program with each.
@@ -143,7 +143,7 @@ fn curves_of(program: &str, seed: u64, lengths: LogLengths) -> Result<[Vec<f64>;
 
 /// So many colors for the first program, the rest for all others together.
 fn divided(workload: &Workload, first: u32) -> Result<FixedPlan, ReproError> {
-    let mut fixed = told(workload, &split(first))?;
+    let mut fixed = fixed_plan(workload, &split(first))?;
     let others = (1..workload.jobs.len() as u32).map(|process| ShareMember::Process(ProcessId(process)));
     fixed.plan.shares[1].members = others.collect();
     Ok(fixed)

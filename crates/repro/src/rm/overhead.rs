@@ -97,7 +97,7 @@ pub(super) fn findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, 
         &items,
         |(seed, cost)| format!("{} {} {seed} {warm_up} {colors:?}", cost.program, cost.entries()),
         |&(seed, cost)| {
-            context.tell(&format!("RM-5: {} from {:.0} entries, seed {seed}", cost.program, cost.entries()));
+            context.report_progress(&format!("RM-5: {} from {:.0} entries, seed {seed}", cost.program, cost.entries()));
             distance_of_cut(cost, seed, warm_up, &colors)
         },
     )?;

@@ -113,7 +113,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         &items,
         |item| format!("{item:?} {phases}"),
         |&(pair, seed, colors)| {
-            context.tell(&format!("RM-5: {} then {}, {colors} colors, seed {seed}", pair[0], pair[1]));
+            context.report_progress(&format!("RM-5: {} then {}, {colors} colors, seed {seed}", pair[0], pair[1]));
             run_pair(pair, seed, colors, phases)
         },
     )?;

@@ -100,7 +100,7 @@ pub(super) fn finding(context: &ExperimentContext<'_>) -> Result<Finding, ReproE
         &items,
         |&(seed, at)| format!("{:?} {seed} {phases}", runs[at]),
         |&(seed, at)| {
-            context.tell(&format!(
+            context.report_progress(&format!(
                 "RM-5: {} then {} beside {}, managed, seed {seed}",
                 runs[at].0[0], runs[at].0[1], runs[at].1
             ));

@@ -159,7 +159,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         &items,
         |item| format!("{item:?} {lengths:?} {colors:?}"),
         |&(program, seed)| {
-            context.tell(&format!("RM-2, RM-3: {program}, seed {seed}"));
+            context.report_progress(&format!("RM-2, RM-3: {program}, seed {seed}"));
             curves(program, seed, lengths, &colors)
         },
     )?;

@@ -140,7 +140,7 @@ fn agreement(context: &ExperimentContext<'_>, cases: &[ClusterCase], what: &str)
         &items,
         |&(case, seed)| format!("{:?} {seed}", cases[case]),
         |&(case, seed)| {
-            context.tell(&format!("TC-2 {} seed {seed}", cases[case].name));
+            context.report_progress(&format!("TC-2 {} seed {seed}", cases[case].name));
             outcome(context, &cases[case], seed)
         },
     )?;

@@ -34,7 +34,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         &items,
         |&(case, seed)| format!("{:?} {seed}", cases[case]),
         |&(case, seed)| {
-            context.tell(&format!("TC controls {} seed {seed}", cases[case].name));
+            context.report_progress(&format!("TC controls {} seed {seed}", cases[case].name));
             control(context, &cases[case], seed)
         },
     )?;

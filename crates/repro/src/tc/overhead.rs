@@ -96,7 +96,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         &items,
         |item| format!("{item:?}"),
         |&(rate, seed)| {
-            context.tell(&format!("TC-5 one in {rate} seed {seed}"));
+            context.report_progress(&format!("TC-5 one in {rate} seed {seed}"));
             at_rate(context, seed, rate)
         },
     )?;

@@ -103,7 +103,7 @@ impl PlacementRuns {
                 &items,
                 |item| format!("{item:?} {machine} {scale}"),
                 |(case, by, seed)| {
-                    context.tell(&format!("{machine} {} {} seed {seed}", case.name, by.name()));
+                    context.report_progress(&format!("{machine} {} {} seed {seed}", case.name, by.name()));
                     measure(context, machine, case, *seed, by, scale)
                 },
             )?

@@ -245,7 +245,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         &items,
         |item| format!("{item:?} {content}"),
         |&(method, seed)| {
-            context.tell(&format!("TC-2 recorded server, {method}, seed {seed}"));
+            context.report_progress(&format!("TC-2 recorded server, {method}, seed {seed}"));
             outcome(context, seed, method)
         },
     )?;

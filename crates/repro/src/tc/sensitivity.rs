@@ -130,7 +130,7 @@ pub(super) fn sizes(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Rep
         &items,
         |&(case, seed)| format!("TC-6 {:?} {seed}", cases[case]),
         |&(case, seed)| {
-            context.tell(&format!("TC-6 {} seed {seed}", cases[case].name));
+            context.report_progress(&format!("TC-6 {} seed {seed}", cases[case].name));
             sensitivity(context, &cases[case], seed)
         },
     )?;
@@ -237,7 +237,7 @@ pub(super) fn phases(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Re
         &items,
         |&(case, seed)| format!("TC-7 {:?} {seed}", cases[case]),
         |&(case, seed)| {
-            context.tell(&format!("TC-7 {} seed {seed}", cases[case].name));
+            context.report_progress(&format!("TC-7 {} seed {seed}", cases[case].name));
             advantage(context, &cases[case], seed)
         },
     )?;

@@ -132,7 +132,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         &items,
         |&(case, variant, seed)| format!("{:?} {variant} {seed}", cases[case]),
         |&(case, variant, seed)| {
-            context.tell(&format!("TC-2 variants, {} seed {seed}", cases[case].name));
+            context.report_progress(&format!("TC-2 variants, {} seed {seed}", cases[case].name));
             match VARIANTS.get(variant) {
                 Some(variant) => agreement(context, variant, &cases[case], seed),
                 None => across_agreement(context, &cases[case], seed),

@@ -62,11 +62,11 @@ impl PendingFills {
     }
     /// Is the line's data there at tick `at`?
     #[inline]
-    pub fn is_back(&self, line: u64, at: u64) -> bool {
-        self.until(line).is_none_or(|(done, _)| done <= at)
+    pub fn is_back(&self, line: u64, tick: u64) -> bool {
+        self.pending_fill(line).is_none_or(|(done, _)| done <= tick)
     }
     #[inline]
-    pub fn until(&self, line: u64) -> Option<(u64, DataOrigin)> {
+    pub fn pending_fill(&self, line: u64) -> Option<(u64, DataOrigin)> {
         if self.bits & 1 << (line % 64) == 0 {
             return None;
         }
@@ -259,9 +259,9 @@ impl CacheUnit {
 
     /// Ticks to queue for passing `bytes` towards the core.
     #[inline]
-    pub fn pass_out(&mut self, at: u64, bytes: u64) -> u64 {
+    pub fn pass_out(&mut self, tick: u64, bytes: u64) -> u64 {
         self.counters.bytes_out += bytes;
-        let queue = self.out.as_mut().map_or(0, |server| server.transfer(at, bytes));
+        let queue = self.out.as_mut().map_or(0, |server| server.transfer(tick, bytes));
         self.counters.queue_ticks += queue;
         queue
     }

@@ -129,13 +129,15 @@ impl Caches {
             }
         }
         // Known before the first request: whose second level is its own, and predictable in what it drops.
-        for at in 0..units.len() {
-            let Some(behind) = units.get(units[at].parent) else { continue };
+        for index in 0..units.len() {
+            let Some(behind) = units.get(units[index].parent) else { continue };
             let alone = behind.level == CacheLevel::L2 && behind.cores == 1 && behind.write == WritePolicy::Back;
-            let plain = !behind.is_victim() && units[at].prefetcher.is_none() && units[at].write == WritePolicy::Back;
-            units[at].owns_next = units[at].level == CacheLevel::L1Data && alone && plain && units[at].store.is_lru();
+            let plain =
+                !behind.is_victim() && units[index].prefetcher.is_none() && units[index].write == WritePolicy::Back;
+            units[index].owns_next =
+                units[index].level == CacheLevel::L1Data && alone && plain && units[index].store.is_lru();
         }
-        let roots: Vec<usize> = (0..units.len()).filter(|&at| units[at].parent == ROOT).collect();
+        let roots: Vec<usize> = (0..units.len()).filter(|&index| units[index].parent == ROOT).collect();
         let mut root_number = vec![0; units.len()];
         roots.iter().enumerate().for_each(|(number, &root)| root_number[root] = number);
         let data = machine.caches.iter().filter(|cache| cache.inclusion != cachemate_core::Inclusion::Victim);
@@ -171,16 +173,16 @@ impl Caches {
     }
 
     /// Looks for copies of the bytes `address` .. + 2^span in a cache and all before it, and acts on them.
-    pub fn snoop(&mut self, at: usize, address: u64, asked: u32, action: SnoopAction) -> SnoopResult {
+    pub fn snoop(&mut self, index: usize, address: u64, asked: u32, action: SnoopAction) -> SnoopResult {
         let mut held = SnoopResult::default();
         let mut sharers = 0;
-        let unit = &mut self.units[at];
+        let unit = &mut self.units[index];
         let span = asked.max(unit.line_shift);
         let first = address >> span << (span - unit.line_shift);
         let victim = unit.is_victim();
         // Of a victim cache's line, the sectors that overlap.
-        let wanted = if victim { self.sectors(at, address, asked) } else { 0 };
-        let unit = &mut self.units[at];
+        let wanted = if victim { self.sectors(index, address, asked) } else { 0 };
+        let unit = &mut self.units[index];
         for line in first..first + (1 << (span - unit.line_shift)) {
             let Some(place) = unit.store.find(line) else { continue };
             let meta = unit.store.meta(place);
@@ -212,8 +214,8 @@ impl Caches {
         if victim || !held.any {
             sharers = !0;
         }
-        for nth in 0..self.units[at].children.len() {
-            let child = self.units[at].children[nth];
+        for nth in 0..self.units[index].children.len() {
+            let child = self.units[index].children[nth];
             if sharers & self.units[child].bit != 0 {
                 held = held.and(self.snoop(child, address, asked, action), None);
             }
@@ -222,8 +224,8 @@ impl Caches {
     }
 
     /// Sectors of a victim cache's line that overlap the bytes `address` .. + 2^span.
-    fn sectors(&self, at: usize, address: u64, span: u32) -> u32 {
-        let (unit, below) = (&self.units[at], self.below_shift(at));
+    fn sectors(&self, index: usize, address: u64, span: u32) -> u32 {
+        let (unit, below) = (&self.units[index], self.below_shift(index));
         let start = address >> span << span;
         let sectors = 1u64 << span.clamp(below, unit.line_shift) >> below;
         (0..sectors).fold(0, |wanted, nth| wanted | unit.sector(start + (nth << below), below))
@@ -311,24 +313,24 @@ impl Caches {
     }
 
     /// Puts a line into a cache; what has to leave goes its way.
-    pub fn fill(&mut self, at: usize, meta: LineMeta, ask: &CacheRequest, counters: &mut TaskCounters) {
-        let unit = &mut self.units[at];
+    pub fn fill(&mut self, index: usize, meta: LineMeta, ask: &CacheRequest, counters: &mut TaskCounters) {
+        let unit = &mut self.units[index];
         let mask = unit.mask_of(ask.class);
         let evicted = unit.store.insert(ask.address >> unit.line_shift, meta, mask);
         unit.arrived(meta.owner());
         if let Some(evicted) = evicted {
-            self.evict(at, evicted, ask, counters);
+            self.evict(index, evicted, ask, counters);
         }
     }
 
-    pub fn evict(&mut self, at: usize, evicted: EvictedLine, ask: &CacheRequest, counters: &mut TaskCounters) {
-        let unit = &mut self.units[at];
+    pub fn evict(&mut self, index: usize, evicted: EvictedLine, ask: &CacheRequest, counters: &mut TaskCounters) {
+        let unit = &mut self.units[index];
         unit.record_eviction(evicted.line, evicted.meta, Some(ask.task));
         let (address, span, parent) = (evicted.line << unit.line_shift, unit.line_shift, unit.parent);
         let mut state = evicted.meta.state();
         if unit.inclusion == cachemate_core::Inclusion::Inclusive && evicted.meta.sharers() != 0 {
             let gone = CacheRequest { address, ..*ask };
-            let held = self.siblings(at, ROOT, evicted.meta.sharers(), &gone, span, SnoopAction::Drop(ask.task));
+            let held = self.siblings(index, ROOT, evicted.meta.sharers(), &gone, span, SnoopAction::Drop(ask.task));
             state = if held.dirty { MODIFIED } else { state };
         }
         let leaving = CacheRequest { address, ..*ask };
@@ -336,10 +338,10 @@ impl Caches {
             let meta = LineMeta::new(state, 0, evicted.meta.owner());
             self.insert_victim(parent, span, meta, &leaving, counters);
         } else if state == MODIFIED {
-            self.units[at].counters.writebacks += 1;
-            let bytes = if self.units[at].is_victim() {
+            self.units[index].counters.writebacks += 1;
+            let bytes = if self.units[index].is_victim() {
                 // Only the sectors that are there.
-                u64::from(evicted.meta.sharers().count_ones()) << self.below_shift(at)
+                u64::from(evicted.meta.sharers().count_ones()) << self.below_shift(index)
             } else {
                 1 << span
             };
@@ -348,8 +350,8 @@ impl Caches {
     }
 
     /// Line length of the caches before, as a shift; of a victim cache: its sectors.
-    pub fn below_shift(&self, at: usize) -> u32 {
-        self.units[at].children.first().map_or(self.units[at].line_shift, |&child| self.units[child].line_shift)
+    pub fn below_shift(&self, index: usize) -> u32 {
+        self.units[index].children.first().map_or(self.units[index].line_shift, |&child| self.units[child].line_shift)
     }
 
     /// A dirty line goes outwards, to the first cache that has it, or to memory.
@@ -400,7 +402,7 @@ impl Caches {
     /// costs. Without this the cost would be charged twice: its measurement (CP 4.6.5) left the lines cached.
     pub fn copied_in(&mut self, l1: usize, first_address: u64, bytes: u64, task: u16, now: u64) {
         let parent = |at: usize| Some(self.units[at].parent).filter(|&parent| parent != ROOT);
-        let path: Vec<usize> = std::iter::successors(parent(l1), |&at| parent(at)).collect();
+        let path: Vec<usize> = std::iter::successors(parent(l1), |&index| parent(index)).collect();
         let Some(&into) = path.iter().rev().find(|&&at| !self.units[at].is_victim()) else { return };
         let root = path[path.len() - 1];
         let (shift, package) = (self.units[into].line_shift, self.units[into].package);

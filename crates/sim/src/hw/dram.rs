@@ -26,14 +26,14 @@ struct InFlightWindow {
 
 impl InFlightWindow {
     /// The place to take, and ticks until it is free.
-    fn first_free(&self, at: u64) -> (usize, u64) {
+    fn first_free(&self, tick: u64) -> (usize, u64) {
         let first = self.back_at.iter().enumerate().min_by_key(|&(_, &back)| back);
-        first.map_or((0, 0), |(place, &back)| (place, back.saturating_sub(at)))
+        first.map_or((0, 0), |(place, &back)| (place, back.saturating_sub(tick)))
     }
 
     /// Share that is taken, in thousandths.
-    fn taken(&self, at: u64) -> u64 {
-        let taken = self.back_at.iter().filter(|&&back| back > at).count() as u64;
+    fn taken(&self, tick: u64) -> u64 {
+        let taken = self.back_at.iter().filter(|&&back| back > tick).count() as u64;
         taken * 1000 / self.back_at.len().max(1) as u64
     }
 }
@@ -99,7 +99,7 @@ impl Dram {
     }
 
     /// Passes `bytes` between a package and the address' node; ticks queued at the bus and at the controller.
-    fn pass(&mut self, address: u64, package: u32, bytes: u64, at: u64, purpose: Purpose) -> u64 {
+    fn pass(&mut self, address: u64, package: u32, bytes: u64, tick: u64, purpose: Purpose) -> u64 {
         let first_come = !self.scheduling.demand_priority;
         // Reads that hold a place are in order. Demand has its priority before: prefetches take no place when none is free.
         let in_order = !self.windows.is_empty();
@@ -111,14 +111,14 @@ impl Dram {
         };
         let mut queued = 0;
         if let Some((bus, counters)) = self.buses.get_mut(package as usize) {
-            queued = queue(bus, at);
+            queued = queue(bus, tick);
             counters.bytes += bytes;
             counters.busy_ticks += bus.busy_ticks(bytes);
             counters.queue_ticks += queued;
         }
         let node = self.node_of(address);
         let (controller, counters) = &mut self.controllers[node];
-        let waited = queue(controller, at + queued);
+        let waited = queue(controller, tick + queued);
         counters.busy_ticks += controller.busy_ticks(bytes);
         counters.queue_ticks += waited;
         if purpose == Purpose::Write {
@@ -139,17 +139,24 @@ impl Dram {
     }
 
     /// Latency without and with queueing apart, and whether it was local.
-    pub fn read(&mut self, address: u64, package: u32, bytes: u64, at: u64, prefetch: bool) -> (u64, u64, DataOrigin) {
+    pub fn read(
+        &mut self,
+        address: u64,
+        package: u32,
+        bytes: u64,
+        tick: u64,
+        prefetch: bool,
+    ) -> (u64, u64, DataOrigin) {
         let window = self.window_of(address, package);
-        let (place, held) = self.windows.get(window).map_or((0, 0), |window| window.first_free(at));
+        let (place, held) = self.windows.get(window).map_or((0, 0), |window| window.first_free(tick));
         let purpose = if prefetch { Purpose::Prefetch } else { Purpose::Demand };
-        let queued = held + self.pass(address, package, bytes, at + held, purpose);
+        let queued = held + self.pass(address, package, bytes, tick + held, purpose);
         let (latency, served) = match self.is_local(address, package) {
             true => (self.local, DataOrigin::LocalMemory),
             false => (self.remote, DataOrigin::RemoteMemory),
         };
         if let Some(window) = self.windows.get_mut(window) {
-            window.back_at[place] = at + queued + latency;
+            window.back_at[place] = tick + queued + latency;
         }
         if held > 0
             && let Some((_, counters)) = self.buses.get_mut(package as usize)
@@ -159,8 +166,8 @@ impl Dram {
         (latency, queued, served)
     }
 
-    pub fn write(&mut self, address: u64, package: u32, bytes: u64, at: u64) {
-        self.pass(address, package, bytes, at, Purpose::Write);
+    pub fn write(&mut self, address: u64, package: u32, bytes: u64, tick: u64) {
+        self.pass(address, package, bytes, tick, Purpose::Write);
     }
 
     pub fn is_local(&self, address: u64, package: u32) -> bool {
@@ -173,15 +180,15 @@ impl Dram {
 
     /// How much of the way there is free for prefetches, in thousandths: 1000 with nothing waiting or on its way, 0 where
     /// more waits than one access takes, or all requests are out. First come, first served, it is all or nothing.
-    pub fn room(&self, address: u64, package: u32, at: u64) -> u64 {
+    pub fn room(&self, address: u64, package: u32, tick: u64) -> u64 {
         let (controller, _) = &self.controllers[self.node_of(address)];
-        let bus = self.buses.get(package as usize).map_or(0, |(bus, _)| bus.backlog(at));
-        let backlog = controller.backlog(at).max(bus);
+        let bus = self.buses.get(package as usize).map_or(0, |(bus, _)| bus.backlog(tick));
+        let backlog = controller.backlog(tick).max(bus);
         if !self.scheduling.demand_priority {
             return if backlog > self.local { 0 } else { 1000 };
         }
         let waiting = (backlog * 1000 / self.local.max(1)).min(1000);
-        let taken = self.windows.get(self.window_of(address, package)).map_or(0, |window| window.taken(at));
+        let taken = self.windows.get(self.window_of(address, package)).map_or(0, |window| window.taken(tick));
         1000 - waiting.max(taken)
     }
 

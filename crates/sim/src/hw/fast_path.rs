@@ -184,7 +184,7 @@ impl CoreFrontEnd {
             let meta = unit.store.meta(place);
             let asks_others = store & ((unit.write == WritePolicy::Through) | (meta.state() == SHARED));
             if !asks_others & (meta.0 & SPECIAL == PENDING) {
-                if let Some((done, served)) = unit.pending.until(line).filter(|&(done, _)| done > nearest) {
+                if let Some((done, served)) = unit.pending.pending_fill(line).filter(|&(done, _)| done > nearest) {
                     return self.hit_on_its_way(burst, thread, around, (line, place), (done, served));
                 }
                 // It is a plain hit by now.
@@ -274,10 +274,10 @@ impl CacheUnit {
     /// The line is at `place` and was being filled when it was last checked: has it arrived, so that the access is a
     /// plain hit?
     #[inline(never)]
-    fn hits_filled_line(&mut self, line: u64, place: usize, store: bool, at: u64) -> bool {
+    fn hits_filled_line(&mut self, line: u64, place: usize, store: bool, tick: u64) -> bool {
         let meta = self.store.meta(place);
         let back = LineMeta(meta.0 & !PENDING);
-        if back.refuses(store, self.write == WritePolicy::Through) || !self.pending.is_back(line, at + self.latency) {
+        if back.refuses(store, self.write == WritePolicy::Through) || !self.pending.is_back(line, tick + self.latency) {
             return false;
         }
         self.store.set_meta(place, back.stored(store));

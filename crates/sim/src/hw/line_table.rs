@@ -51,14 +51,14 @@ impl LineTable {
     fn slot(&self, key: u32) -> usize {
         let block = (u64::from(key) / BLOCK).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.slot_shift;
         // Colors leave frames of equal low bits only: each block has an order of its own.
-        let mut at = (block * BLOCK + (u64::from(key) ^ block) % BLOCK) as usize;
+        let mut index = (block * BLOCK + (u64::from(key) ^ block) % BLOCK) as usize;
         loop {
-            let occupant = self.slots[at].key;
+            let occupant = self.slots[index].key;
             if occupant == key || occupant == 0 {
-                return at;
+                return index;
             }
             // Odd, so that it comes by every slot.
-            at = (at + BLOCK as usize + 1) & (self.slots.len() - 1);
+            index = (index + BLOCK as usize + 1) & (self.slots.len() - 1);
         }
     }
 

@@ -67,14 +67,14 @@ impl PageIndex {
         if self.page_bits == 0 {
             return frame;
         }
-        let at = frame as usize;
-        if at >= self.given.len() {
-            self.given.resize(at + 1, 0);
+        let index = frame as usize;
+        if index >= self.given.len() {
+            self.given.resize(index + 1, 0);
         }
-        if self.given[at] == 0 {
-            self.given[at] = (page & ((1 << self.page_bits) - 1)) as u8 + 1;
+        if self.given[index] == 0 {
+            self.given[index] = (page & ((1 << self.page_bits) - 1)) as u8 + 1;
         }
-        u64::from(self.given[at] - 1) << self.frame_bits | frame
+        u64::from(self.given[index] - 1) << self.frame_bits | frame
     }
 
     /// The name that a frame has had until now.

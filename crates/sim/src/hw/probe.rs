@@ -93,14 +93,14 @@ pub struct ActivityProbe {
 
 impl WatchProbe {
     /// `elapsed_ns` turns the ticks since a watch was set into time.
-    pub(crate) fn touch(&mut self, line: u64, at: u64, elapsed_ns: impl Fn(u64) -> u64) {
+    pub(crate) fn touch(&mut self, line: u64, tick: u64, elapsed_ns: impl Fn(u64) -> u64) {
         if let Some(found) = self.open.iter().position(|open| open.0 == line) {
             let (_, accesses, begun) = self.open.swap_remove(found);
             let accesses = Some(self.accesses - accesses - 1);
-            self.samples.push(ReuseSample { accesses, elapsed_ns: elapsed_ns(at - begun), reused: true });
+            self.samples.push(ReuseSample { accesses, elapsed_ns: elapsed_ns(tick - begun), reused: true });
         }
         if self.accesses >= self.next_at && self.begun < self.locations {
-            self.open.push((line, self.accesses, at));
+            self.open.push((line, self.accesses, tick));
             self.begun += 1;
             self.next_at = self.accesses + jitter(self.one_in, u64::from(self.begun) ^ self.accesses << 20);
         }

@@ -124,7 +124,7 @@ impl Caches {
             return answer;
         }
         if meta.0 & PENDING != 0 {
-            match unit.pending.until(line) {
+            match unit.pending.pending_fill(line) {
                 Some((done, served)) if done > answer.ready_tick => (answer.ready_tick, answer.served) = (done, served),
                 _ => meta.0 &= !PENDING,
             }
@@ -143,12 +143,12 @@ impl Caches {
     }
 
     /// `child` lacks the line (or writes through) and asks the cache behind it.
-    fn fetch(&mut self, at: usize, child: usize, ask: &CacheRequest, counters: &mut TaskCounters) -> CacheResponse {
-        if at == ROOT {
+    fn fetch(&mut self, index: usize, child: usize, ask: &CacheRequest, counters: &mut TaskCounters) -> CacheResponse {
+        if index == ROOT {
             return self.access_memory(child, ask, counters);
         }
         let below = self.units[child].line_shift;
-        let unit = &mut self.units[at];
+        let unit = &mut self.units[index];
         let line = ask.address >> unit.line_shift;
         if !ask.prefetch {
             counters.levels[unit.level as usize].references += 1;
@@ -157,16 +157,16 @@ impl Caches {
         let victim = unit.is_victim();
         let place = unit.store.find(line);
         if let Some(place) = place
-            && let Some(answer) = self.plain_hit(at, child, line, place, ask)
+            && let Some(answer) = self.plain_hit(index, child, line, place, ask)
         {
             return answer;
         }
-        let unit = &self.units[at];
+        let unit = &self.units[index];
         let sector = unit.sector(ask.address, below);
         match place.filter(|&place| !victim || unit.store.meta(place).sharers() & sector != 0) {
-            Some(place) if victim => self.hit_victim(at, child, place, ask, counters),
-            Some(place) => self.hit(at, child, line, place, ask, counters),
-            None => self.miss(at, child, line, ask, counters),
+            Some(place) if victim => self.hit_victim(index, child, place, ask, counters),
+            Some(place) => self.hit(index, child, line, place, ask, counters),
+            None => self.miss(index, child, line, ask, counters),
         }
     }
 
@@ -254,27 +254,27 @@ impl Caches {
     }
 
     /// A store goes on from a cache that writes through.
-    fn pass_store(&mut self, at: usize, ask: &CacheRequest, counters: &mut TaskCounters) -> CacheResponse {
-        let parent = self.units[at].parent;
+    fn pass_store(&mut self, index: usize, ask: &CacheRequest, counters: &mut TaskCounters) -> CacheResponse {
+        let parent = self.units[index].parent;
         if parent != ROOT {
-            return self.fetch(parent, at, ask, counters);
+            return self.fetch(parent, index, ask, counters);
         }
-        let held = self.other_roots(at, ask, SnoopAction::Take);
+        let held = self.other_roots(index, ask, SnoopAction::Take);
         counters.memory_write_bytes += STORE_BYTES;
         self.dram.write(ask.address, ask.package, STORE_BYTES, ask.at);
-        let latency = if held.any { self.remote_latency(ask, held) } else { self.units[at].latency };
+        let latency = if held.any { self.remote_latency(ask, held) } else { self.units[index].latency };
         CacheResponse {
             ready_tick: ask.at + latency,
             queue: 0,
-            served: DataOrigin::Hit(self.units[at].level),
+            served: DataOrigin::Hit(self.units[index].level),
             exclusive: true,
             dirty: false,
         }
     }
 
     /// Takes a sector out of a victim cache; the state it had, 0 where it was not there.
-    fn withdraw(&mut self, at: usize, ask: &CacheRequest, below: u32) -> u32 {
-        let unit = &mut self.units[at];
+    fn withdraw(&mut self, index: usize, ask: &CacheRequest, below: u32) -> u32 {
+        let unit = &mut self.units[index];
         let (line, sector) = (ask.address >> unit.line_shift, unit.sector(ask.address, below));
         let Some(place) = unit.store.find(line) else { return 0 };
         let meta = unit.store.meta(place);
@@ -430,10 +430,10 @@ impl Caches {
     }
 
     /// A demand miss, or the first hit on a prefetched line: notes what the prefetchers expect next.
-    fn note_prefetches(&mut self, at: usize, line: u64, ask: &CacheRequest) {
-        if let Some(fetcher) = &mut self.units[at].prefetcher {
+    fn note_prefetches(&mut self, index: usize, line: u64, ask: &CacheRequest) {
+        if let Some(fetcher) = &mut self.units[index].prefetcher {
             let room = if fetcher.adapts() { self.dram.room(ask.address, ask.package, ask.at) } else { 1000 };
-            fetcher.on_demand(line, room, |line| self.due.push((at, line)));
+            fetcher.on_demand(line, room, |line| self.due.push((index, line)));
         }
     }
 

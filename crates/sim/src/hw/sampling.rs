@@ -69,19 +69,19 @@ impl Probes {
     }
 
     /// Any data access, by virtual line.
-    pub(crate) fn on_access(&mut self, line: u64, at: u64, set: u64, sets: u64, sampling: SamplingUnit) {
+    pub(crate) fn on_access(&mut self, line: u64, tick: u64, set: u64, sets: u64, sampling: SamplingUnit) {
         if let Some(activity) = self.activity_at(CacheLevel::L1Data) {
             activity.count(set, sets, false);
         }
         if let Some(watch) = &mut self.watch {
-            watch.touch(line >> watch.coarser, at, |ticks| sampling.ns(ticks));
+            watch.touch(line >> watch.coarser, tick, |ticks| sampling.ns(ticks));
         }
     }
 
     /// Any line of code that is fetched, by virtual line.
-    pub(crate) fn on_code(&mut self, line: u64, at: u64, sampling: SamplingUnit) {
+    pub(crate) fn on_code(&mut self, line: u64, tick: u64, sampling: SamplingUnit) {
         if let Some(watch) = &mut self.watch {
-            watch.touch(line >> watch.coarser_code, at, |ticks| sampling.ns(ticks));
+            watch.touch(line >> watch.coarser_code, tick, |ticks| sampling.ns(ticks));
         }
     }
 

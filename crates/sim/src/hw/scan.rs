@@ -61,8 +61,8 @@ fn least(ages: &[u32]) -> usize {
     for four in fours {
         lanes.iter_mut().zip(four).for_each(|(lane, &age)| *lane = age.min(*lane));
     }
-    let least = lanes.iter().chain(rest).fold(u32::MAX, |least, &age| age.min(least));
-    position(ages, least).unwrap_or(0)
+    let minimum = lanes.iter().chain(rest).fold(u32::MAX, |least, &age| age.min(least));
+    position(ages, minimum).unwrap_or(0)
 }
 
 /// The same with AVX2's instructions, and without a loop for the usual numbers of ways.
@@ -87,10 +87,10 @@ fn least_of_8(ages: &[[u32; 8]]) -> usize {
     let all = ages.iter().map(load).fold(_mm256_set1_epi32(-1), |a, b| _mm256_min_epu32(a, b));
     let halves = _mm_min_epu32(_mm256_castsi256_si128(all), _mm256_extracti128_si256::<1>(all));
     let pairs = _mm_min_epu32(halves, _mm_shuffle_epi32::<0b01_00_11_10>(halves));
-    let least = _mm_min_epu32(pairs, _mm_shuffle_epi32::<0b10_11_00_01>(pairs));
-    let least = _mm256_broadcastd_epi32(least);
+    let minimum = _mm_min_epu32(pairs, _mm_shuffle_epi32::<0b10_11_00_01>(pairs));
+    let minimum = _mm256_broadcastd_epi32(minimum);
     let equal =
-        |eight: &[u32; 8]| _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(load(eight), least))) as u32;
+        |eight: &[u32; 8]| _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(load(eight), minimum))) as u32;
     let least_ways = ages.iter().zip(0..).fold(0, |ways, (eight, nth)| ways | equal(eight) << (8 * nth));
     least_ways.trailing_zeros() as usize
 }

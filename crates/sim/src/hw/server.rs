@@ -31,8 +31,8 @@ impl BandwidthServer {
 
     /// Passes `bytes` that arrive at tick `at`; ticks they wait before their turn.
     #[inline]
-    pub fn transfer(&mut self, at: u64, bytes: u64) -> u64 {
-        let arrives = at << POINT;
+    pub fn transfer(&mut self, tick: u64, bytes: u64) -> u64 {
+        let arrives = tick << POINT;
         let starts = self.free_at.max(arrives);
         self.free_at = starts + bytes * self.ticks_per_byte;
         (starts - arrives) >> POINT
@@ -46,8 +46,8 @@ impl BandwidthServer {
     }
 
     /// As [`BandwidthServer::transfer`], before everything of the second class that is not in service.
-    pub fn transfer_priority(&mut self, at: u64, bytes: u64) -> u64 {
-        let (arrives, work) = (at << POINT, bytes * self.ticks_per_byte);
+    pub fn transfer_priority(&mut self, tick: u64, bytes: u64) -> u64 {
+        let (arrives, work) = (tick << POINT, bytes * self.ticks_per_byte);
         self.settle(arrives);
         let idle = self.free_at <= arrives;
         // What is in service, and what can stand back no longer.
@@ -61,8 +61,8 @@ impl BandwidthServer {
 
     /// As [`BandwidthServer::transfer`], after all other requests. Later arrivals of the first class still overtake it;
     /// the returned ticks do not include them.
-    pub fn transfer_background(&mut self, at: u64, bytes: u64) -> u64 {
-        let arrives = at << POINT;
+    pub fn transfer_background(&mut self, tick: u64, bytes: u64) -> u64 {
+        let arrives = tick << POINT;
         self.settle(arrives);
         let starts = self.free_at.max(arrives) + self.backlog;
         self.backlog += bytes * self.ticks_per_byte;
@@ -75,8 +75,8 @@ impl BandwidthServer {
     }
 
     /// Ticks that a request at `at` would wait after all others.
-    pub fn backlog(&self, at: u64) -> u64 {
-        let arrives = at << POINT;
+    pub fn backlog(&self, tick: u64) -> u64 {
+        let arrives = tick << POINT;
         let idle = arrives.saturating_sub(self.free_at.max(self.settled));
         (self.free_at.saturating_sub(arrives) + self.backlog.saturating_sub(idle)) >> POINT
     }

@@ -60,11 +60,11 @@ impl CoreFrontEnd {
 
     /// Does a miss of the context bring this line already? Loads and stores to it wait in the miss's own register, as in
     /// the line fill buffers of Intel's cores (Optimization Reference Manual). A store buffer has a place for each store.
-    pub(super) fn joins(&self, nth: usize, physical: u64, at: u64, caches: &Caches) -> bool {
+    pub(super) fn joins(&self, nth: usize, physical: u64, tick: u64, caches: &Caches) -> bool {
         let unit = &caches.units[self.l1d];
         let line = physical >> unit.line_shift;
-        let Some((done, _)) = unit.pending.until(line).filter(|_| !self.in_order) else { return false };
-        done > at + unit.latency && unit.store.find(line).is_some() && self.contexts[nth].has_miss_for(done)
+        let Some((done, _)) = unit.pending.pending_fill(line).filter(|_| !self.in_order) else { return false };
+        done > tick + unit.latency && unit.store.find(line).is_some() && self.contexts[nth].has_miss_for(done)
     }
 
     /// The access goes to the L1 and beyond at the burst's tick. `frame` is the address of its frame.

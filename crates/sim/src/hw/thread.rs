@@ -84,8 +84,8 @@ impl HwThread {
     }
 
     /// Shows the line that was fetched last to whoever watches locations.
-    pub(crate) fn watch_code(&mut self, line_shift: u32, at: u64, sampling: SamplingUnit) {
-        self.probes.on_code((self.next_code - 1) >> line_shift, at, sampling);
+    pub(crate) fn watch_code(&mut self, line_shift: u32, tick: u64, sampling: SamplingUnit) {
+        self.probes.on_code((self.next_code - 1) >> line_shift, tick, sampling);
     }
 
     /// Number in the caches' books. Tasks from 65 533 on share one.

@@ -399,7 +399,7 @@ impl Gauge {
         let routine = &mut self.routines[self.running];
         routine.next = (routine.next + 1) % routine.sweeps.len();
         let used = |routine: &Routine| routine.accesses * 100 / routine.share;
-        let next = (0..self.routines.len()).min_by_key(|&at| used(&self.routines[at]));
+        let next = (0..self.routines.len()).min_by_key(|&index| used(&self.routines[index]));
         self.running = next.unwrap_or_default();
         let routine = &self.routines[self.running];
         let sweep = &routine.sweeps[routine.next];

@@ -175,8 +175,8 @@ impl Simplex {
         self.nodes.at(u64::from(node), self.version.node_bytes)
     }
 
-    fn pointer(&self, at: usize) -> u64 {
-        self.pointers.at(at as u64, 8)
+    fn pointer(&self, index: usize) -> u64 {
+        self.pointers.at(index as u64, 8)
     }
 
     fn entry(&self, slot: u64) -> u64 {

@@ -118,10 +118,10 @@ fn check(spec: &'static KernelSpec, options: &Options) -> Result<(), ProgramErro
     if options.regroup_after == Some(0) {
         return refuse("regroup_after", "0".into(), "at least 1 operation".into());
     }
-    let least = (64 << 10) * (threads + u64::from(options.background_threads.unwrap_or(0)));
+    let minimum = (64 << 10) * (threads + u64::from(options.background_threads.unwrap_or(0)));
     match options.footprint_bytes {
-        Some(bytes) if bytes < least || bytes > 1 << 40 => {
-            refuse("footprint_bytes", bytes.to_string(), format!("{least} (64 KiB a thread) to 2^40"))
+        Some(bytes) if bytes < minimum || bytes > 1 << 40 => {
+            refuse("footprint_bytes", bytes.to_string(), format!("{minimum} (64 KiB a thread) to 2^40"))
         }
         _ => Ok(()),
     }

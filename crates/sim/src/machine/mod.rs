@@ -214,16 +214,16 @@ impl SimMachine {
     fn admit_arrivals(&mut self) -> bool {
         let now = self.system.now();
         let due: Vec<usize> = (0..self.programs.len())
-            .filter(|&at| self.programs[at].arrives_cycle.is_some_and(|cycle| cycle <= now))
+            .filter(|&index| self.programs[index].arrives_cycle.is_some_and(|cycle| cycle <= now))
             .collect();
-        due.iter().for_each(|&at| self.start_program(at));
+        due.iter().for_each(|&index| self.start_program(index));
         !due.is_empty()
     }
 
-    fn start_program(&mut self, at: usize) {
+    fn start_program(&mut self, index: usize) {
         let process = self.system.add_process();
         let page_bytes = self.spec.pages.page_bytes;
-        let running = &mut self.programs[at];
+        let running = &mut self.programs[index];
         running.arrives_cycle = None;
         let sources = (running.program.maker)(running.runs);
         running.runs += 1;
@@ -247,7 +247,7 @@ impl SimMachine {
             self.task_of_slot.insert(slot, task);
             self.known.push(SimTask {
                 slot,
-                program: at,
+                program: index,
                 name: name.clone(),
                 goal,
                 fixed: pinned.is_some(),

@@ -34,8 +34,8 @@ impl SimMachine {
         };
         self.system.dispatcher.account_to(self.system.now());
         self.read_counters();
-        let unreported: Vec<usize> = (0..self.known.len()).filter(|&at| !self.known[at].reported_exit).collect();
-        let tasks = unreported.into_iter().map(|at| self.task_seen(at)).collect();
+        let unreported: Vec<usize> = (0..self.known.len()).filter(|&index| !self.known[index].reported_exit).collect();
+        let tasks = unreported.into_iter().map(|index| self.task_seen(index)).collect();
         let places = self.places_seen();
         let (answers, stopped) = self.answers();
         let mut in_force = self.read_back();
@@ -51,8 +51,8 @@ impl SimMachine {
         }
     }
 
-    fn task_seen(&mut self, at: usize) -> TaskSample {
-        let slot = self.known[at].slot;
+    fn task_seen(&mut self, index: usize) -> TaskSample {
+        let slot = self.known[index].slot;
         let state = self.system.dispatcher.task(slot);
         let cpu = match state.state {
             RunState::Running(cpu) => Some(CpuId(cpu)),
@@ -67,7 +67,7 @@ impl SimMachine {
         let pages_per_color = colored.then(|| self.system.memory.pages_per_color(process).to_vec());
         let pages_per_node = (self.spec.memory.nodes > 1).then(|| self.system.memory.pages_per_node(process).to_vec());
         let process_id = self.process_id(process);
-        let known = &mut self.known[at];
+        let known = &mut self.known[index];
         let on_cpu_ns = on_cpu.iter().zip(&known.seen_on_cpu_cycles).enumerate().filter(|(_, (now, seen))| now > seen);
         let on_cpu_ns =
             on_cpu_ns.map(|(cpu, (now, seen))| (CpuId(cpu as u32), self.clock.nominal_ns(now - seen))).collect();
@@ -78,7 +78,7 @@ impl SimMachine {
         known.seen_progress = progress.unwrap_or(0.0);
         known.reported_exit = exited;
         TaskSample {
-            task: TaskId(at as u32),
+            task: TaskId(index as u32),
             process: process_id,
             user: None,
             name: known.name.clone(),

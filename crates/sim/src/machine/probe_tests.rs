@@ -23,9 +23,9 @@ fn answers(machine: &mut SimMachine, plan: &Plan, most: usize) -> (Vec<ProbeResu
     assert_eq!(applied.refused, []);
     let (mut found, mut windows) = (Vec::new(), Vec::new());
     for _ in 0..most {
-        let seen = machine.observe().unwrap().unwrap();
-        found.extend(seen.probe_results.clone());
-        windows.push(seen);
+        let observation = machine.observe().unwrap().unwrap();
+        found.extend(observation.probe_results.clone());
+        windows.push(observation);
         if found.iter().any(|answer: &ProbeResult| answer.complete) {
             break;
         }
@@ -34,11 +34,11 @@ fn answers(machine: &mut SimMachine, plan: &Plan, most: usize) -> (Vec<ProbeResu
 }
 
 fn rows(answers: &[ProbeResult]) -> Vec<RowInterval> {
-    let of = |answer: &ProbeResult| match &answer.evidence {
+    let evidence = |answer: &ProbeResult| match &answer.evidence {
         ProbeEvidence::Rows(rows) => rows.clone(),
         _ => Vec::new(),
     };
-    answers.iter().flat_map(of).collect()
+    answers.iter().flat_map(evidence).collect()
 }
 
 /// Does a row run alone below its cache for as long as was asked, with counts that are its own?

@@ -141,8 +141,8 @@ fn exclusive_ways_keep_the_neighbor_out() {
         }
         let applied = machine.apply(&plan).unwrap();
         assert_eq!((applied.refused.len(), applied.shares.len()), (0, plan.shares.len()));
-        let seen = machine.observe().unwrap().unwrap();
-        if let Some(held) = seen.applied.shares.get(1) {
+        let observation = machine.observe().unwrap().unwrap();
+        if let Some(held) = observation.applied.shares.get(1) {
             assert!(held.occupancy_bytes.unwrap() <= 128 << 10);
         }
         machine.results().tasks[0].levels.last().unwrap().inter_task

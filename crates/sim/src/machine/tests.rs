@@ -90,8 +90,8 @@ pub(crate) fn plan(ms: u64) -> Plan {
     Plan::idle(WindowLength::Time { ns: ms * MS })
 }
 
-fn on_cpu(seen: &Observation, task: usize) -> Vec<(u32, u64)> {
-    seen.tasks[task].on_cpu_ns.iter().map(|(cpu, ns)| (cpu.0, *ns)).collect()
+fn on_cpu(observation: &Observation, task: usize) -> Vec<(u32, u64)> {
+    observation.tasks[task].on_cpu_ns.iter().map(|(cpu, ns)| (cpu.0, *ns)).collect()
 }
 
 fn window(machine: &mut SimMachine, plan: &Plan) -> Observation {
@@ -106,14 +106,14 @@ fn affinity_is_obeyed_exactly_and_windows_have_their_length() {
     let mut plan = plan(20);
     let only = |cpu: u32| -> CpuSet { [cpu].into_iter().collect() };
     plan.affinity = [(TaskId(0), only(2)), (TaskId(1), only(2)), (TaskId(2), only(3))].into_iter().collect();
-    let seen = window(&mut machine, &plan);
-    assert_eq!((seen.span.elapsed_ns, seen.end_reason), (20 * MS, WindowEnd::Elapsed));
-    assert_eq!(on_cpu(&seen, 2), [(3, 20 * MS)]);
-    let shares: Vec<u64> = (0..2).map(|task| on_cpu(&seen, task)[0].1).collect();
+    let observation = window(&mut machine, &plan);
+    assert_eq!((observation.span.elapsed_ns, observation.end_reason), (20 * MS, WindowEnd::Elapsed));
+    assert_eq!(on_cpu(&observation, 2), [(3, 20 * MS)]);
+    let shares: Vec<u64> = (0..2).map(|task| on_cpu(&observation, task)[0].1).collect();
     assert_eq!(shares.iter().sum::<u64>(), 20 * MS);
     assert!(shares.iter().all(|&ns| ns.abs_diff(10 * MS) <= MS), "{shares:?}");
-    assert_eq!(seen.tasks[0].run_queue_wait_ns, Some(20 * MS - shares[0]));
-    assert_eq!(seen.applied.affinity, plan.affinity);
+    assert_eq!(observation.tasks[0].run_queue_wait_ns, Some(20 * MS - shares[0]));
+    assert_eq!(observation.applied.affinity, plan.affinity);
 }
 
 /// Do gangs take unequal turns on their CPUs, together and alone, as the schedule says?
@@ -124,13 +124,13 @@ fn gangs_take_their_turns_to_the_cycle() {
     let gang = |tasks: &[u32], slices| Gang { members: tasks.iter().map(|&t| (TaskId(t), None)).collect(), slices };
     let gangs = vec![gang(&[0, 1], 2), gang(&[2], 1)];
     plan.gangs = vec![GangSchedule { cpus: [0, 1].into_iter().collect(), slice_ns: 2 * MS, gangs }];
-    let seen = window(&mut machine, &plan);
-    let total = |task| on_cpu(&seen, task).iter().map(|(_, ns)| ns).sum::<u64>();
+    let observation = window(&mut machine, &plan);
+    let total = |task| on_cpu(&observation, task).iter().map(|(_, ns)| ns).sum::<u64>();
     assert_eq!((total(0), total(1), total(2)), (40 * MS, 40 * MS, 20 * MS));
     assert_eq!((total(3), total(4)), (60 * MS, 60 * MS));
-    assert!((0..3).all(|task| on_cpu(&seen, task).iter().all(|(cpu, _)| *cpu < 2)));
-    assert!((3..5).all(|task| on_cpu(&seen, task).iter().all(|(cpu, _)| *cpu >= 2)));
-    assert_eq!(seen.applied.gangs, plan.gangs);
+    assert!((0..3).all(|task| on_cpu(&observation, task).iter().all(|(cpu, _)| *cpu < 2)));
+    assert!((3..5).all(|task| on_cpu(&observation, task).iter().all(|(cpu, _)| *cpu >= 2)));
+    assert_eq!(observation.applied.gangs, plan.gangs);
     // Idempotent: the same plan again does not restart the turn.
     let next = window(&mut machine, &plan);
     let total = |task| on_cpu(&next, task).iter().map(|(_, ns)| ns).sum::<u64>();
@@ -165,9 +165,9 @@ fn the_time_scale_divides_cycles_and_not_nominal_time() {
         let options = SimOptions { scale, ..SimOptions::default() };
         let programs = (0..6).map(|_| program("sweep", 4096)).collect();
         let mut machine = SimMachine::new(&spec(), &options, programs).unwrap();
-        let seen = window(&mut machine, &plan(60));
-        let run = seen.tasks.iter().flat_map(|task| &task.on_cpu_ns).map(|(_, ns)| ns).sum::<u64>();
-        (seen.span.elapsed_ns, run, seen.span.elapsed_cycles.unwrap())
+        let observation = window(&mut machine, &plan(60));
+        let run = observation.tasks.iter().flat_map(|task| &task.on_cpu_ns).map(|(_, ns)| ns).sum::<u64>();
+        (observation.span.elapsed_ns, run, observation.span.elapsed_cycles.unwrap())
     };
     let (whole, tenth) = (run(1), run(10));
     assert_eq!((whole.0, tenth.0), (60 * MS, 60 * MS));
@@ -179,10 +179,10 @@ fn the_time_scale_divides_cycles_and_not_nominal_time() {
 #[test]
 fn colors_hold_and_move_under_a_running_program() {
     let mut machine = machine(vec![program("a", 400 << 10), program("b", 400 << 10)]);
-    let pages = |seen: &Observation, task: usize| seen.tasks[task].pages_per_color.clone().unwrap();
-    let seen = window(&mut machine, &plan(20));
-    assert_eq!(pages(&seen, 0).iter().sum::<u64>(), 100);
-    assert!(pages(&seen, 0).iter().all(|&pages| pages > 0));
+    let pages = |observation: &Observation, task: usize| observation.tasks[task].pages_per_color.clone().unwrap();
+    let observation = window(&mut machine, &plan(20));
+    assert_eq!(pages(&observation, 0).iter().sum::<u64>(), 100);
+    assert!(pages(&observation, 0).iter().all(|&pages| pages > 0));
     let color = |colors: &[u32]| -> IndexSet { colors.iter().copied().collect() };
     let mut colored = plan(20);
     let cache = machine.topology().last_level_caches().next().unwrap().id;
@@ -194,16 +194,16 @@ fn colors_hold_and_move_under_a_running_program() {
     }];
     let applied = machine.apply(&colored).unwrap();
     assert_eq!(applied.pending.len(), 1);
-    let mut seen = machine.observe().unwrap().unwrap();
+    let mut observation = machine.observe().unwrap().unwrap();
     for _ in 0..3 {
-        seen = machine.observe().unwrap().unwrap();
+        observation = machine.observe().unwrap().unwrap();
     }
-    assert_eq!(pages(&seen, 0), [0, 100, 0, 0]);
-    assert_eq!(pages(&seen, 1).iter().sum::<u64>(), 100);
-    assert_eq!(seen.applied.pending, []);
-    assert_eq!(seen.applied.shares[0].pages_in_share, Some(1.0));
+    assert_eq!(pages(&observation, 0), [0, 100, 0, 0]);
+    assert_eq!(pages(&observation, 1).iter().sum::<u64>(), 100);
+    assert_eq!(observation.applied.pending, []);
+    assert_eq!(observation.applied.shares[0].pages_in_share, Some(1.0));
     // About 75 pages of 11 051 cycles at 100 MHz each, and nobody else pays for copying.
-    let moved_ns = seen.applied.cost_ns as f64 / 110_510.0;
+    let moved_ns = observation.applied.cost_ns as f64 / 110_510.0;
     assert!((60.0..90.0).contains(&moved_ns), "{moved_ns}");
 }
 
@@ -217,14 +217,14 @@ fn sleepers_leave_the_processor_and_progress_is_reported_per_window() {
     let mut pinned = SimProgram::new("sleeper", Box::new(move |_| vec![sleeper()]));
     pinned.pinned = Some([0].into_iter().collect());
     let mut machine = machine(vec![pinned]);
-    let seen = window(&mut machine, &plan(50));
-    assert!(seen.tasks[0].unmovable);
-    let ran: u64 = on_cpu(&seen, 0).iter().map(|(_, ns)| ns).sum();
+    let observation = window(&mut machine, &plan(50));
+    assert!(observation.tasks[0].unmovable);
+    let ran: u64 = on_cpu(&observation, 0).iter().map(|(_, ns)| ns).sum();
     assert!(ran > 0 && ran < 10 * MS, "{ran}");
-    let first = seen.tasks[0].progress.unwrap();
+    let first = observation.tasks[0].progress.unwrap();
     let second = window(&mut machine, &plan(50)).tasks[0].progress.unwrap();
     assert!(first > 10_000.0 && (second / first - 1.0).abs() < 0.1, "{first} {second}");
-    assert!(seen.tasks[0].counts.get(CounterEvent::SystemCalls).unwrap() > 40.0);
+    assert!(observation.tasks[0].counts.get(CounterEvent::SystemCalls).unwrap() > 40.0);
 }
 
 /// Do the same seed and programs give the same bits, run after run?
@@ -245,6 +245,6 @@ fn seats_name_their_cpu() {
     let members = vec![(TaskId(0), Some(CpuId(3))), (TaskId(1), None)];
     let gangs = vec![Gang { members, slices: 1 }];
     plan.gangs = vec![GangSchedule { cpus: [2, 3].into_iter().collect(), slice_ns: MS, gangs }];
-    let seen = window(&mut machine, &plan);
-    assert_eq!((on_cpu(&seen, 0), on_cpu(&seen, 1)), (vec![(3, 10 * MS)], vec![(2, 10 * MS)]));
+    let observation = window(&mut machine, &plan);
+    assert_eq!((on_cpu(&observation, 0), on_cpu(&observation, 1)), (vec![(3, 10 * MS)], vec![(2, 10 * MS)]));
 }

@@ -295,7 +295,7 @@ impl Dispatcher {
         match task.state {
             RunState::Running(cpu) => {
                 task.on_cpu_cycles[cpu as usize] += passed;
-                self.scheduler.ran(slot, passed, task.weight);
+                self.scheduler.charge(slot, passed, task.weight);
             }
             RunState::Queued(_) | RunState::Parked => task.wait_cycles += passed,
             RunState::Blocked | RunState::Gone => {}
@@ -333,7 +333,7 @@ impl Dispatcher {
         self.tasks[slot].state = RunState::Queued(cpu);
         self.tasks[slot].queued_at = self.arrivals;
         self.arrivals += 1;
-        self.scheduler.queued(slot, cpu, why, &sight!(self));
+        self.scheduler.enqueue(slot, cpu, why, &sight!(self));
         self.cpus[cpu as usize].queue.push(slot);
         match self.cpus[cpu as usize].running {
             _ if self.cpus[cpu as usize].seat != Seat::Open => {}
@@ -399,7 +399,7 @@ impl Dispatcher {
         self.deschedule(slot);
         if from != cpu {
             // It changes queues: its virtual time is put right for the new one.
-            self.scheduler.queued(slot, cpu, EnqueueReason::Balanced, &sight!(self));
+            self.scheduler.enqueue(slot, cpu, EnqueueReason::Balanced, &sight!(self));
         }
         let slice = self.scheduler.slice_cycles(slot, cpu, &sight!(self));
         self.start(slot, cpu, self.now.saturating_add(slice));
@@ -418,8 +418,8 @@ impl Dispatcher {
         };
         let open =
             choices.iter().take(CHOICES_AT_MOST).copied().filter(|&slot| self.scheduler.may_overtake(slot, first));
-        let least = open.min_by(|&a, &b| penalty(a).total_cmp(&penalty(b)));
-        let choice = least.filter(|&slot| penalty(slot) < penalty(first)).unwrap_or(first);
+        let minimum = open.min_by(|&a, &b| penalty(a).total_cmp(&penalty(b)));
+        let choice = minimum.filter(|&slot| penalty(slot) < penalty(first)).unwrap_or(first);
         if choice != first {
             self.picks.overridden_by_penalty += 1;
             self.tasks[first].times_passed_over += 1;

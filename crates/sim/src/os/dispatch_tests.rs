@@ -111,9 +111,9 @@ fn equal_weights_get_equal_shares_within_one_percent() {
 #[test]
 fn restricted_tasks_share_their_cpus_evenly() {
     let mut dispatcher = dispatcher(SchedulerKind::Linux, 8);
-    let of = |cpus: std::ops::Range<u32>| cpus.collect::<CpuSet>();
+    let cpu_set = |cpus: std::ops::Range<u32>| cpus.collect::<CpuSet>();
     // Max-min fair: a third of a CPU for the first two kinds, half of one for the third.
-    for (tasks, allowed) in [(3, of(7..8)), (3, of(6..8)), (12, of(0..8))] {
+    for (tasks, allowed) in [(3, cpu_set(7..8)), (3, cpu_set(6..8)), (12, cpu_set(0..8))] {
         (0..tasks).for_each(|_| _ = dispatcher.arrive(0, allowed.clone(), 1.0, false));
     }
     let end = 120_000 * MS;
@@ -261,8 +261,8 @@ fn penalties_steer_the_choice_and_starve_nobody() {
                 at = next;
             }
             dispatcher.account_to(end);
-            let least = (0..6).map(|slot| ran(&dispatcher, slot)).min().unwrap();
-            assert!(least > end / 6, "{kind:?}: {least} of {end}");
+            let minimum = (0..6).map(|slot| ran(&dispatcher, slot)).min().unwrap();
+            assert!(minimum > end / 6, "{kind:?}: {minimum} of {end}");
             (beside as f64 / end as f64, dispatcher.picks)
         };
         let (free, picks) = together(false);

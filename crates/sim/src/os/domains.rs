@@ -36,15 +36,15 @@ impl Domains {
     pub fn group(&self, level: usize, cpu: u32) -> u32 {
         self.levels[level][cpu as usize]
     }
-    pub fn same(&self, level: usize, a: u32, b: u32) -> bool {
+    pub fn share_group(&self, level: usize, a: u32, b: u32) -> bool {
         self.group(level, a) == self.group(level, b)
     }
     /// CPUs of the group that `cpu` is in, ascending.
     pub fn members(&self, level: usize, cpu: u32) -> impl Iterator<Item = u32> + '_ {
-        (0..self.cpus()).filter(move |&other| self.same(level, cpu, other))
+        (0..self.cpus()).filter(move |&other| self.share_group(level, cpu, other))
     }
     /// Nearest level at which the two meet: 0 = same core.
     pub fn distance(&self, a: u32, b: u32) -> usize {
-        (0..self.levels.len()).find(|&level| self.same(level, a, b)).unwrap_or(self.levels.len())
+        (0..self.levels.len()).find(|&level| self.share_group(level, a, b)).unwrap_or(self.levels.len())
     }
 }

@@ -244,7 +244,7 @@ impl FrameAllocator {
         self.nodes_from(home).find_map(|node| {
             let lists = (node * colors) as usize..((node + 1) * colors) as usize;
             self.cpus.iter_mut().find_map(|cpu| {
-                let longest = lists.clone().rev().max_by_key(|&at| cpu.by_color[at].len())?;
+                let longest = lists.clone().rev().max_by_key(|&index| cpu.by_color[index].len())?;
                 cpu.by_color[longest].pop().or_else(|| cpu.batch.pop())
             })
         })

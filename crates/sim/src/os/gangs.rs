@@ -59,7 +59,7 @@ impl SlotRotation {
             return;
         }
         let gangs = self.gangs.len();
-        let next = (1..=gangs).map(|step| (self.turn + step) % gangs).find(|&at| runnable(&self.gangs[at]));
+        let next = (1..=gangs).map(|step| (self.turn + step) % gangs).find(|&index| runnable(&self.gangs[index]));
         let over = self.turn_ends <= now;
         if let Some(next) = next {
             self.turn = next;

@@ -106,13 +106,13 @@ impl Hq {
         self.spawn(worker, "worker")
     }
 
-    fn spawn(&mut self, mut command: Command, what: &str) -> Result<(), EngineError> {
+    fn spawn(&mut self, mut command: Command, subject: &str) -> Result<(), EngineError> {
         let failed = |error: std::io::Error| EngineError {
             engine: NAME,
             is_permanent: error.kind() == std::io::ErrorKind::NotFound,
             what: format!("{}: {error}; --hq names HyperQueue's command", self.options.program.display()),
         };
-        let log = cachemate_files::create(&self.folder().join(format!("{what}.log")), true).map_err(failed)?;
+        let log = cachemate_files::create(&self.folder().join(format!("{subject}.log")), true).map_err(failed)?;
         let log_too = log.try_clone().map_err(failed)?;
         command.stdin(Stdio::null()).stdout(log).stderr(log_too).process_group(0);
         let child = command.spawn().map_err(failed)?;

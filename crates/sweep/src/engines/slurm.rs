@@ -54,8 +54,8 @@ impl Slurm {
 
     fn max_array(&self) -> Result<usize, EngineError> {
         let output = call_ok(self.client("scontrol").args(["show", "config"]), DEADLINE);
-        let said = output.map_err(|error| EngineError::of(NAME, error))?;
-        let line = said.lines().find_map(|line| line.trim().strip_prefix("MaxArraySize"));
+        let message = output.map_err(|error| EngineError::of(NAME, error))?;
+        let line = message.lines().find_map(|line| line.trim().strip_prefix("MaxArraySize"));
         Ok(line.and_then(|rest| rest.split('=').nth(1)?.trim().parse().ok()).unwrap_or(ARRAY_AT_MOST).max(2))
     }
 
@@ -68,10 +68,10 @@ impl Slurm {
         )
     }
 
-    fn submit_chunk(&self, at: usize, tasks: &[SweepTask]) -> Result<(), EngineError> {
+    fn submit_chunk(&self, index: usize, tasks: &[SweepTask]) -> Result<(), EngineError> {
         let failed = |what: String| EngineError { engine: NAME, what, is_permanent: false };
         let folder = self.folder();
-        let chunk = format!("{}-{}-{at}", std::process::id(), self.rounds);
+        let chunk = format!("{}-{}-{index}", std::process::id(), self.rounds);
         let ids = write_ids(&folder, &chunk, tasks).map_err(|error| failed(error.to_string()))?;
         let script = folder.join(format!("{chunk}.sh"));
         cachemate_files::replace(&script, self.script(&ids).as_bytes()).map_err(|error| failed(error.to_string()))?;

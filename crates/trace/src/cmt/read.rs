@@ -320,7 +320,7 @@ impl<R: Read + Seek> CmtReader<R> {
     pub fn seek_near(&mut self, record: u64) -> Result<u64, TraceError> {
         let after = self.index.partition_point(|entry| entry.first_record <= record);
         let start = IndexEntry { offset: self.data_start, first_record: 0, block: 0 };
-        let entry = after.checked_sub(1).map_or(start, |at| self.index[at]);
+        let entry = after.checked_sub(1).map_or(start, |index| self.index[index]);
         self.go_to(entry)?;
         Ok(entry.first_record)
     }

@@ -133,7 +133,7 @@ fn a_truncated_file_gives_its_whole_blocks_and_names_the_broken_one() {
     let records = records(2 * BLOCK_RECORDS + 100);
     let bytes = written(&records, TraceTotals::default());
     let starts: Vec<usize> =
-        bytes.windows(4).enumerate().filter(|(_, four)| *four == b"CMTB").map(|(at, _)| at).collect();
+        bytes.windows(4).enumerate().filter(|(_, four)| *four == b"CMTB").map(|(index, _)| index).collect();
     assert_eq!(starts.len(), 3);
     for (cut, whole) in [(starts[1], 1), (starts[1] + 3, 1), (starts[2] - 1, 1), (starts[2] + 40, 2)] {
         let mut reader = CmtReader::new(&bytes[..cut], "cut.cmt").unwrap();
@@ -200,7 +200,7 @@ fn headers_that_no_machine_has_are_refused() {
         spoil(&mut header);
         let writer = CmtWriter::new(Vec::new(), "x.cmt", &header, 1).unwrap();
         let bytes = writer.finish(TraceTotals::default()).unwrap().0;
-        let said = CmtReader::new(&bytes[..], "x.cmt").err().unwrap().to_string();
-        assert!(said.contains(found) && said.contains("byte 16"), "{said}");
+        let message = CmtReader::new(&bytes[..], "x.cmt").err().unwrap().to_string();
+        assert!(message.contains(found) && message.contains("byte 16"), "{message}");
     }
 }

@@ -45,11 +45,11 @@ struct ChunkHeader {
     os_thread: u32,
 }
 
-fn u32_of(bytes: &[u8], at: usize) -> u32 {
-    bytes[at..at + 4].iter().rev().fold(0, |sum, &byte| sum << 8 | u32::from(byte))
+fn u32_of(bytes: &[u8], index: usize) -> u32 {
+    bytes[index..index + 4].iter().rev().fold(0, |sum, &byte| sum << 8 | u32::from(byte))
 }
-fn u64_of(bytes: &[u8], at: usize) -> u64 {
-    u64::from(u32_of(bytes, at + 4)) << 32 | u64::from(u32_of(bytes, at))
+fn u64_of(bytes: &[u8], index: usize) -> u64 {
+    u64::from(u32_of(bytes, index + 4)) << 32 | u64::from(u32_of(bytes, index))
 }
 
 impl ChunkDecoder {

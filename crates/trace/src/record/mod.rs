@@ -424,8 +424,8 @@ const MAX_LOG_BYTES: u64 = 16 << 20;
 fn valgrind_failed(program: &str, log: &Path) -> TraceError {
     let log_text = cachemate_files::read_text_limited(log, MAX_LOG_BYTES).unwrap_or_default();
     let lines: Vec<&str> = log_text.lines().filter(|line| !line.trim().is_empty()).take(6).collect();
-    let said = if lines.is_empty() { "it said nothing".to_string() } else { lines.join(" / ") };
-    TraceError::Recorder { why: format!("valgrind could not run '{program}': {said}"), remedy: None }
+    let message = if lines.is_empty() { "it said nothing".to_string() } else { lines.join(" / ") };
+    TraceError::Recorder { why: format!("valgrind could not run '{program}': {message}"), remedy: None }
 }
 
 /// The file being written: `FILE.part` until it is complete, or the thing itself where it is no regular file

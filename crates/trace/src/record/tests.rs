@@ -208,8 +208,8 @@ fn children_are_left_or_followed_as_processes_of_their_own() {
     let commands: Vec<&str> = totals.processes.iter().map(|process| process.command[0].as_str()).collect();
     assert!(commands.len() >= 3 && commands.iter().any(|name| name.ends_with("ls")), "{commands:?}");
     for thread in &totals.threads {
-        let of = |record: &&AccessRecord| record.thread == thread.thread;
-        assert!(records.iter().filter(of).all(|record| recorded.header.process_of(record) == thread.process));
+        let is_of_thread = |record: &&AccessRecord| record.thread == thread.thread;
+        assert!(records.iter().filter(is_of_thread).all(|record| recorded.header.process_of(record) == thread.process));
     }
 }
 

@@ -46,7 +46,8 @@ fn a_truncated_log_gives_what_was_before_and_the_line() {
     let path = dir.path().join("run.jsonl");
     let records = recorded(&path);
     let bytes = std::fs::read(&path).unwrap();
-    let ends: Vec<usize> = bytes.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at + 1).collect();
+    let ends: Vec<usize> =
+        bytes.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(index, _)| index + 1).collect();
     for (cut, whole) in [(ends[2], 2), (ends[2] + 5, 2), (ends[3] - 1, 2), (ends[6], 6)] {
         let log = RunLogReader::new(Box::new(std::io::Cursor::new(bytes[..cut].to_vec())), "run.jsonl").unwrap();
         let (back, error) = read_all(log);

@@ -101,8 +101,8 @@ impl LabRunArgs {
         self.write_job(job.path(), &config)?;
         session.note("booting the modeled machine; each second of the guest takes ten seconds or more");
         let binary = std::env::current_exe().context("this command's own file")?;
-        let ran = Command::new(&script).arg(job.path()).arg(&binary).stdout(std::process::Stdio::null()).output();
-        let ran = ran.with_context(|| format!("{}: cannot be started", script.display()))?;
+        let output = Command::new(&script).arg(job.path()).arg(&binary).stdout(std::process::Stdio::null()).output();
+        let ran = output.with_context(|| format!("{}: cannot be started", script.display()))?;
         let results = job.path().join("results.tsv");
         let Ok(text) = cachemate_files::read_text_limited(&results, MAX_RESULTS_BYTES) else {
             let stderr = String::from_utf8_lossy(&ran.stderr);

@@ -79,7 +79,7 @@ pub fn text(name: &str, topology: &Topology, told: HostFacts) -> anyhow::Result<
 /// As [`text`].
 pub fn machine(name: &str, topology: &Topology, told: HostFacts) -> anyhow::Result<MachineSpec> {
     let cpus: Vec<&Cpu> = topology.cpus.iter().filter(|cpu| cpu.online).collect();
-    let contexts = same(&cpus, "CPUs of a core", |cpu| (cpu.package, cpu.core))?;
+    let contexts = uniform_group_size(&cpus, "CPUs of a core", |cpu| (cpu.package, cpu.core))?;
     let cores: BTreeSet<(u32, u32)> = cpus.iter().map(|cpu| (cpu.package, cpu.core)).collect();
     let packages: BTreeSet<u32> = cpus.iter().map(|cpu| cpu.package).collect();
     let per_package = cores.len() / packages.len().max(1);
@@ -146,14 +146,18 @@ pub fn machine(name: &str, topology: &Topology, told: HostFacts) -> anyhow::Resu
 }
 
 /// How many CPUs each group has.
-fn same<K: Ord + std::fmt::Debug>(cpus: &[&Cpu], what: &str, key: impl Fn(&Cpu) -> K) -> anyhow::Result<u32> {
+fn uniform_group_size<K: Ord + std::fmt::Debug>(
+    cpus: &[&Cpu],
+    subject: &str,
+    key: impl Fn(&Cpu) -> K,
+) -> anyhow::Result<u32> {
     let mut sizes = std::collections::BTreeMap::<K, u32>::new();
     cpus.iter().for_each(|cpu| *sizes.entry(key(cpu)).or_default() += 1);
     let counts: BTreeSet<u32> = sizes.into_values().collect();
     match counts.iter().copied().collect::<Vec<u32>>()[..] {
         [one] => Ok(one),
         _ => bail!(
-            "{what}: found {counts:?} on one host, expected the same everywhere: a description has one kind of core"
+            "{subject}: found {counts:?} on one host, expected the same everywhere: a description has one kind of core"
         ),
     }
 }

@@ -24,8 +24,8 @@ fn write(object: JournalObject, state: ObjectState) -> ObjectChange {
     ObjectChange { object, state, write: true }
 }
 
-fn bad(what: String) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidInput, what)
+fn bad(subject: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, subject)
 }
 
 /// The steps of a change, in order.

@@ -74,7 +74,7 @@ const SLOWER: f64 = 1.3;
 /// ascend; one outlier in the middle does not make a knee.
 pub fn knee_bytes(curve: &[ChaseComparison]) -> Option<u64> {
     let slower = |point: &ChaseComparison| point.colored_ns > SLOWER * point.ordinary_ns;
-    let at = (0..curve.len()).find(|&at| slower(&curve[at]) && curve.get(at + 1).is_none_or(slower))?;
+    let at = (0..curve.len()).find(|&index| slower(&curve[index]) && curve.get(index + 1).is_none_or(slower))?;
     Some(curve[at].size_bytes)
 }
 

@@ -193,7 +193,7 @@ fn calibrate(pool: &Pool, draw: &mut DiscoveryRng) -> Calibration {
                 let others: Vec<*const u8> = (0..pages)
                     .map(|_| draw.below(pool.pages()))
                     .filter(|at| *at != target)
-                    .map(|at| pool.page(at).cast_const())
+                    .map(|index| pool.page(index).cast_const())
                     .collect();
                 // SAFETY: pages of the pool.
                 unsafe { reload_cycles(pool.page(target), others.iter().copied(), line) }
@@ -293,13 +293,13 @@ fn compare(
     for &size_bytes in sizes {
         let count = (size_bytes / PAGE_BYTES as u64) as usize;
         let Some(class) = most.filter(|class| class.len() >= count && count > 0) else { break };
-        let colored: Vec<*mut u8> = class[..count].iter().map(|&at| pool.page(at)).collect();
+        let colored: Vec<*mut u8> = class[..count].iter().map(|&index| pool.page(index)).collect();
         // Equally many frames of each color: a random choice would fill some colors twice as much as others.
         let mut ordinary = Vec::with_capacity(count);
         for round in 0.. {
             let of_round = by_color.iter().filter_map(|class| class.get(round));
             let before = ordinary.len();
-            ordinary.extend(of_round.take(count - before).map(|&at| pool.page(at)));
+            ordinary.extend(of_round.take(count - before).map(|&index| pool.page(index)));
             if ordinary.len() == count || ordinary.len() == before {
                 break;
             }
@@ -388,8 +388,8 @@ mod tests {
     #[test]
     fn a_refusal_says_what_was_tried() {
         let reasons: Vec<String> = (0..9).map(|index| format!("reason {index}")).collect();
-        let said = refusal(&reasons, Duration::from_secs(60));
-        assert_eq!(said, "9 tries in 60 s, all refused: the last of them: reason 6; reason 7; reason 8");
+        let message = refusal(&reasons, Duration::from_secs(60));
+        assert_eq!(message, "9 tries in 60 s, all refused: the last of them: reason 6; reason 7; reason 8");
         assert_eq!(refusal(&reasons[..1], Duration::from_secs(5)), "1 tries in 5 s, all refused: reason 0");
     }
 

@@ -259,12 +259,12 @@ pub(crate) mod tests {
     fn damaged_maps_are_refused_with_the_place() {
         let good = map(vec![FrameRun { first_frame: 7, colors: "001f--".into() }]).to_text();
         assert!(ColorMap::parse(&good).is_ok());
-        let said = |from: &str, to: &str| ColorMap::parse(&good.replace(from, to)).unwrap_err();
-        assert_eq!(said("\"format\": 1", "\"format\": 2"), "found format 2, expected 1");
-        assert!(said("001f--", "0020--").starts_with("frames[0].colors: found '20'"));
-        assert!(said("001f--", "001f-").starts_with("frames[0].colors"));
-        assert!(said("001f--", "00+f--").starts_with("frames[0].colors"));
-        assert_eq!(said("\"colors\": 32", "\"colors\": 65"), "colors: found 65, expected 2 to 64");
+        let message = |from: &str, to: &str| ColorMap::parse(&good.replace(from, to)).unwrap_err();
+        assert_eq!(message("\"format\": 1", "\"format\": 2"), "found format 2, expected 1");
+        assert!(message("001f--", "0020--").starts_with("frames[0].colors: found '20'"));
+        assert!(message("001f--", "001f-").starts_with("frames[0].colors"));
+        assert!(message("001f--", "00+f--").starts_with("frames[0].colors"));
+        assert_eq!(message("\"colors\": 32", "\"colors\": 65"), "colors: found 65, expected 2 to 64");
         assert!(ColorMap::parse("").is_err());
     }
 }

@@ -134,8 +134,8 @@ mod tests {
         command.arg(std::env::current_exe().unwrap());
         command.args(["--exact", "act::colors::migration::tests::moving_works_or_says_why_not", "--nocapture"]);
         let out = command.output().unwrap();
-        let said = String::from_utf8_lossy(&out.stdout);
-        assert!(out.status.success() && said.contains("1 passed"), "{said}");
-        assert!(!said.contains("not shown here"), "{said}");
+        let message = String::from_utf8_lossy(&out.stdout);
+        assert!(out.status.success() && message.contains("1 passed"), "{message}");
+        assert!(!message.contains("not shown here"), "{message}");
     }
 }

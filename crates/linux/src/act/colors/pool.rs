@@ -50,10 +50,10 @@ impl Pool {
     ///
     /// # Panics
     /// There is no page `at`.
-    pub fn page(&self, at: usize) -> *mut u8 {
-        assert!(at < self.pages, "page {at} of {}", self.pages);
+    pub fn page(&self, index: usize) -> *mut u8 {
+        assert!(index < self.pages, "page {index} of {}", self.pages);
         // SAFETY: inside the mapping, as just asserted.
-        unsafe { self.start.add(at * PAGE_BYTES) }
+        unsafe { self.start.add(index * PAGE_BYTES) }
     }
 
     /// Frame numbers, if this process may read them.

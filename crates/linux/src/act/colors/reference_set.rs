@@ -192,17 +192,17 @@ pub fn make(base: &Path, ways: usize, id: u64, classes: &mut Classes<'_>) -> Res
     let mapped = MappedFile::new(&file, pages * PAGE_BYTES, true).map_err(io)?;
     let mut table = vec![Vec::new(); colors];
     let mut unused = Vec::new();
-    for at in ReferenceSetHeader::PAGES..pages {
+    for index in ReferenceSetHeader::PAGES..pages {
         // SAFETY: inside the mapping. Written, so that the page has a frame.
-        let page = unsafe { mapped.start().add(at * PAGE_BYTES) };
+        let page = unsafe { mapped.start().add(index * PAGE_BYTES) };
         // SAFETY: as above.
         unsafe { page.write_volatile(1) };
         if Instant::now() > classes.until {
             return Err(ColorError::Noisy("the time was over before every color had its frames".to_string()));
         }
         match classes.only_class_of(page).filter(|&color| table[color].len() < per_color + SPARE) {
-            Some(color) => table[color].push(at as u32),
-            None => unused.push(at),
+            Some(color) => table[color].push(index as u32),
+            None => unused.push(index),
         }
     }
     let page = |at: usize| mapped.start().wrapping_add(at * PAGE_BYTES).cast_const();
@@ -215,8 +215,8 @@ pub fn make(base: &Path, ways: usize, id: u64, classes: &mut Classes<'_>) -> Res
             short.len()
         )));
     }
-    for at in unused {
-        let (offset, length) = ((at * PAGE_BYTES) as libc::off_t, PAGE_BYTES as libc::off_t);
+    for index in unused {
+        let (offset, length) = ((index * PAGE_BYTES) as libc::off_t, PAGE_BYTES as libc::off_t);
         // SAFETY: no memory is passed; a hole gives the frame back.
         unsafe {
             libc::fallocate(file.as_raw_fd(), libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, offset, length)
@@ -239,10 +239,10 @@ fn keep_best(test: &mut impl EvictionOracle, table: &mut [Vec<u32>], per_color: 
     for (color, members) in table.iter_mut().enumerate() {
         let next = &sets[(color + 1) % sets.len()];
         let mut held: Vec<(usize, u32)> = Vec::with_capacity(members.len());
-        for &at in members.iter() {
-            let own: Vec<usize> = sets[color].iter().copied().filter(|&other| other != at as usize).collect();
-            let holds = |_: &usize| test.evicts(at as usize, &own) && !test.evicts(at as usize, next);
-            held.push(((0..ROUNDS).filter(holds).count(), at));
+        for &index in members.iter() {
+            let own: Vec<usize> = sets[color].iter().copied().filter(|&other| other != index as usize).collect();
+            let holds = |_: &usize| test.evicts(index as usize, &own) && !test.evicts(index as usize, next);
+            held.push(((0..ROUNDS).filter(holds).count(), index));
         }
         // A stable sort keeps the first among equals.
         held.sort_by_key(|(rounds, _)| std::cmp::Reverse(*rounds));

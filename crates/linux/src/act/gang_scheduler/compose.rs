@@ -67,10 +67,10 @@ pub(crate) fn part(
     if rotation.gangs.len() > GANGS_AT_MOST {
         return Err(format!("found {} gangs, expected at most {GANGS_AT_MOST}", rotation.gangs.len()));
     }
-    let mut seen = BTreeSet::new();
+    let mut visited = BTreeSet::new();
     let mut gangs = Vec::new();
     for (members, slices) in &rotation.gangs {
-        if let Some((twice, _)) = members.iter().find(|(thread, _)| !seen.insert(*thread)) {
+        if let Some((twice, _)) = members.iter().find(|(thread, _)| !visited.insert(*thread)) {
             return Err(format!("thread {} is in several gangs", twice.tid));
         }
         if let Some((flagged, _)) = members.iter().find(|(_, original)| original.flags != 0) {

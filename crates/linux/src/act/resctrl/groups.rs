@@ -71,8 +71,8 @@ pub fn group_from_proc(kernel: &dyn Kernel, mount: &Path, tid: i32) -> io::Resul
 /// The message of resctrl about the last command, if the command failed.
 pub fn last_status(kernel: &dyn Kernel, mount: &Path) -> Option<String> {
     let status = kernel.read(&mount.join("info/last_cmd_status")).ok()?;
-    let said = status.trim();
-    (!said.is_empty() && said != "ok").then(|| said.to_string())
+    let message = status.trim();
+    (!message.is_empty() && message != "ok").then(|| message.to_string())
 }
 
 /// A group of ours whose owner has ended.

@@ -452,8 +452,9 @@ fn occupancy_and_traffic_are_read() {
     counted("cachemate-77-5-0", 0, 5 << 20, 140, &bench.cat);
     let places = bench.ways.places(&bench.cat);
     let group = CounterScope::Group(GroupId(1), CacheId(0));
-    let of = |place: CounterScope| places.iter().find(|(at, _)| *at == place).unwrap().1.get(CounterEvent::MemoryBytes);
-    assert_eq!((of(group), of(CounterScope::Cache(CacheId(0)))), (Some(40.0), Some(140.0)));
+    let bytes =
+        |place: CounterScope| places.iter().find(|(at, _)| *at == place).unwrap().1.get(CounterEvent::MemoryBytes);
+    assert_eq!((bytes(group), bytes(CounterScope::Cache(CacheId(0)))), (Some(40.0), Some(140.0)));
     let held = bench.ways.read_back(&bench.cat, &plan, &bench.tasks.all());
     assert_eq!(held[0].occupancy_bytes, Some(5 << 20));
     let why = bench.ways.explain(&bench.cat, &held[0]);

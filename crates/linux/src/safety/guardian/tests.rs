@@ -31,8 +31,8 @@ fn damage_is_told_and_the_journal_put_aside() {
         let host = left_behind(dir.path());
         let path = dir.path().join(Journal::FILE_NAME);
         let mut bytes = std::fs::read(&path).unwrap();
-        let starts: Vec<usize> = (0..bytes.len()).filter(|&at| bytes[at] == b'\n').collect();
-        [starts[1] + 30, starts[2] + 40].into_iter().for_each(|at| bytes[at] ^= 1);
+        let starts: Vec<usize> = (0..bytes.len()).filter(|&index| bytes[index] == b'\n').collect();
+        [starts[1] + 30, starts[2] + 40].into_iter().for_each(|index| bytes[index] ^= 1);
         std::fs::write(&path, &bytes).unwrap();
         let left = restore_left_behind(&host, dir.path()).unwrap();
         let damage = left.damage.unwrap();
@@ -219,16 +219,16 @@ fn a_journal_of_another_pid_namespace_is_kept() {
     elsewhere.args(["--pid", "--fork", "--mount-proc"]).arg(std::env::current_exe().unwrap()).env(FOLDER, dir.path());
     let part = "safety::guardian::tests::part_of_a_restore_in_another_pid_namespace";
     let output = elsewhere.args(["--exact", part, "--ignored", "--nocapture"]).output();
-    let said = output.map_or_else(
+    let message = output.map_or_else(
         |error| error.to_string(),
         |output| format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr)),
     );
-    if said.contains("running 1 test") {
-        assert!(said.contains("1 passed"), "{said}");
+    if message.contains("running 1 test") {
+        assert!(message.contains("1 passed"), "{message}");
         assert!(dir.path().join(Journal::FILE_NAME).exists());
         assert_eq!(host.affinity(tid).unwrap(), narrow);
     } else {
-        crate::skip_test::not_shown("a restore in another PID namespace", said);
+        crate::skip_test::not_shown("a restore in another PID namespace", message);
     }
     let left = restore_left_behind(&host, dir.path()).unwrap();
     let after = host.affinity(tid).unwrap();

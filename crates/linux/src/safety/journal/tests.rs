@@ -22,7 +22,7 @@ fn only_the_original_is_an_original() {
         recovered.held[&affinity(1)],
         JournalEntry { original: cpus(0), our_values: vec![cpus(1), cpus(3)], since_ticks: 70, follows_cpuset: false }
     );
-    assert_eq!(&recovered.held, journal.held());
+    assert_eq!(&recovered.held, journal.entries());
     assert_eq!((recovered.boot_id.as_deref(), recovered.torn), (Some("boot"), false));
     assert!(Journal::create(dir.path(), "boot", 70).is_err(), "a journal left behind must not be overwritten");
     journal.remove().unwrap();
@@ -58,7 +58,7 @@ fn a_journal_cut_anywhere_keeps_all_whole_lines() {
         fs::write(&path, &bytes[..cut]).unwrap();
         let recovered = recover(dir.path()).unwrap().unwrap();
         // A line that lacks only its newline is complete.
-        let whole = (0..=cut).filter(|&at| bytes[at] == b'\n').count();
+        let whole = (0..=cut).filter(|&index| bytes[index] == b'\n').count();
         assert_eq!(recovered.held.len(), whole.saturating_sub(1), "cut at {cut}");
         assert!(recovered.damaged_lines.is_empty());
     }
@@ -93,10 +93,10 @@ fn one_flipped_bit_costs_one_line_and_is_told() {
         fs::write(&path, &bytes).unwrap();
         let Ok(recovered) = recover(dir.path()) else { continue };
         let recovered = recovered.unwrap();
-        let whole = recovered.boot_id.is_some() && &recovered.held == journal.held();
+        let whole = recovered.boot_id.is_some() && &recovered.held == journal.entries();
         assert!(whole || !recovered.damaged_lines.is_empty(), "bit {bit}: {recovered:?}");
         // A damaged newline also costs the next line.
-        assert!(recovered.held.len() + 2 >= journal.held().len(), "bit {bit}");
+        assert!(recovered.held.len() + 2 >= journal.entries().len(), "bit {bit}");
     }
 }
 
@@ -182,22 +182,22 @@ fn a_short_write_refuses_the_batch_and_hides_nothing() {
             let dir = tempfile::tempdir().unwrap();
             let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
             journal.before(&[change(1, 0, 1)]).unwrap();
-            let before = journal.held().clone();
+            let before = journal.entries().clone();
             let room_bytes = (room <= text.len()).then_some(room);
             journal.disk.fails = Fails { room_bytes, sync: room_bytes.is_none(), cut };
             assert!(journal.before(&batch).is_err(), "{room} bytes taken");
-            assert_eq!(journal.held(), &before, "{room} bytes taken, cut {cut}");
+            assert_eq!(journal.entries(), &before, "{room} bytes taken, cut {cut}");
             // Another process changes the object that we could not change: its new state is now the original.
             journal.before(&[change(2, 5, 1), change(4, 0, 1)]).unwrap();
             journal.disk.fails = Fails::default();
             journal.before(&[change(1, 1, 2)]).unwrap();
             let recovered = recover(dir.path()).unwrap().unwrap();
-            for (object, held) in journal.held() {
+            for (object, held) in journal.entries() {
                 assert_eq!(recovered.held[object].original, held.original, "{room} bytes taken, cut fails: {cut}");
                 assert!(held.our_values.iter().all(|state| recovered.held[object].our_values.contains(state)));
             }
             // An object of the failed batch may be in it, in its original state: restoring that changes nothing.
-            let extra = recovered.held.keys().filter(|object| !journal.held().contains_key(object));
+            let extra = recovered.held.keys().filter(|object| !journal.entries().contains_key(object));
             assert!(extra.clone().count() <= usize::from(cut) && recovered.damaged_lines.is_empty());
             assert!(!cut || extra.clone().all(|object| *object == affinity(3)));
         }
@@ -213,7 +213,7 @@ fn a_full_disk_refuses_the_change_and_keeps_the_journal() {
     let good = std::mem::replace(&mut journal.disk.file, OpenOptions::new().write(true).open("/dev/full").unwrap());
     for _ in 0..3 {
         assert!(journal.before(&[change(2, 0, 1)]).is_err());
-        assert!(!journal.held().contains_key(&affinity(2)));
+        assert!(!journal.entries().contains_key(&affinity(2)));
     }
     journal.disk.file = good;
     journal.before(&[change(3, 0, 1)]).unwrap();

@@ -80,12 +80,12 @@ mod tests {
             let mut memory = vec![0u64; lines * WORDS_PER_LINE];
             one_cycle(&mut memory, lines);
             let mut at = 0;
-            let mut seen = vec![false; lines];
+            let mut visited = vec![false; lines];
             for _ in 0..lines {
-                seen[at / WORDS_PER_LINE] = true;
+                visited[at / WORDS_PER_LINE] = true;
                 at = memory[at] as usize;
             }
-            assert!(at == 0 && seen.iter().all(|seen| *seen), "{lines}");
+            assert!(at == 0 && visited.iter().all(|seen| *seen), "{lines}");
         }
     }
 

@@ -156,9 +156,9 @@ mod tests {
     #[test]
     fn what_is_unclear_is_not_guessed() {
         let bounds = RoundTripBounds::default();
-        let said = [60.0, 180.0, 330.0, 5_000.0].map(|ns| bounds.classify(ns));
+        let message = [60.0, 180.0, 330.0, 5_000.0].map(|ns| bounds.classify(ns));
         assert_eq!(
-            said,
+            message,
             [SharingVerdict::Shared, SharingVerdict::Unclear, SharingVerdict::Split, SharingVerdict::Unclear]
         );
     }

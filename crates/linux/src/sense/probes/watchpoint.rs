@@ -256,12 +256,12 @@ mod tests {
     fn sampling_ends_in_time() {
         let host = LinuxHost::new("/");
         let soon = || Instant::now() + Duration::from_millis(20);
-        let of = |pid: i32, locations: usize| {
+        let watch = |pid: i32, locations: usize| {
             let (patience, deadline) = (Duration::from_millis(2), soon());
             let words = &mut WatchCandidates::default();
             reuses(&host, WatchTarget { pid, tid: pid, words, locations, patience, deadline, seed: 1 })
         };
-        assert!(of(i32::MAX, 4).is_err());
+        assert!(watch(i32::MAX, 4).is_err());
         let pid = std::process::id() as i32;
         if self_test().is_ok() {
             // A thread has four watch points, and tests beside this one may hold them for a moment.
@@ -269,7 +269,7 @@ mod tests {
             let give_up = Instant::now() + Duration::from_secs(20);
             let (took, sampled) = loop {
                 let start = Instant::now();
-                match of(pid, 1000) {
+                match watch(pid, 1000) {
                     Err(error) if taken(&error) && Instant::now() < give_up => {
                         std::thread::sleep(Duration::from_millis(20));
                     }

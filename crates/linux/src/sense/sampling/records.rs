@@ -84,8 +84,8 @@ fn next_record(bytes: &[u8]) -> Option<(u32, u16, &[u8])> {
     Some((kind, misc, bytes.get(..size).filter(|_| size >= 8)?))
 }
 
-fn word(record: &[u8], at: usize) -> u64 {
-    u64::from_ne_bytes(record[at..at + 8].try_into().expect("checked: the record is that long"))
+fn word(record: &[u8], index: usize) -> u64 {
+    u64::from_ne_bytes(record[index..index + 8].try_into().expect("checked: the record is that long"))
 }
 
 fn sample(misc: u16, record: &[u8], into: &mut RingContents) {

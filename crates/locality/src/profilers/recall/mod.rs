@@ -44,18 +44,19 @@ impl PhaseCurveRecall {
 }
 
 impl ProfileRecall for PhaseCurveRecall {
-    fn recall(&mut self, seen: &Observation, measured: &Profiles) -> Option<Profiles> {
-        let present: BTreeSet<TaskId> = seen.tasks.iter().filter(|task| !task.exited).map(|task| task.task).collect();
+    fn recall(&mut self, observation: &Observation, measured: &Profiles) -> Option<Profiles> {
+        let present: BTreeSet<TaskId> =
+            observation.tasks.iter().filter(|task| !task.exited).map(|task| task.task).collect();
         self.curves.retain(|(task, _), _| present.contains(task));
         if let Some(averages) = &mut self.averages {
-            averages.observe(seen.window, measured);
+            averages.observe(observation.window, measured);
         }
         let mut recalled: Option<Profiles> = None;
         for (&task, profile) in measured.iter().filter(|(task, _)| present.contains(task)) {
             if let Some((number, curves)) = self.averages.as_ref().and_then(|averages| averages.averaged(task)) {
                 if let Some(profile) = profile_mut(&mut recalled, measured, task) {
                     profile.phase_number = number;
-                    profile.phase.kind = Some(Fact::new(AVERAGED, FactSource::PhaseDetector, seen.window));
+                    profile.phase.kind = Some(Fact::new(AVERAGED, FactSource::PhaseDetector, observation.window));
                     profile.locality.misses_per_kilo_instr = curves;
                 }
                 continue;

@@ -12,7 +12,7 @@ use super::model::score::{ForecastSpeed, speeds};
 
 /// A search for a better plan, and its result.
 pub struct SearchReport<'a> {
-    pub scene: &'a PlanningProblem,
+    pub problem: &'a PlanningProblem,
     pub candidates: &'a [CandidatePlan],
     pub best: &'a CandidatePlan,
     pub held: &'a SiteLayout,
@@ -54,8 +54,8 @@ impl ReportedForecasts {
         !is_unchanged
     }
 
-    fn retain(&mut self, scene: &PlanningProblem) {
-        let here: BTreeSet<TaskId> = scene.tasks.iter().map(|scene_task| scene_task.task).collect();
+    fn retain(&mut self, problem: &PlanningProblem) {
+        let here: BTreeSet<TaskId> = problem.tasks.iter().map(|scene_task| scene_task.task).collect();
         self.tasks.retain(|task, _| here.contains(task));
     }
 }
@@ -79,7 +79,7 @@ impl SearchReport<'_> {
                 .extend(error.map(|error| number(format!("error_of_{}_percent", mechanism.describe()), 100.0 * error)));
         }
         numbers.push(number("probing_percent_of_processor_time", 100.0 * probe_planner.spent_share()));
-        let tasks: Vec<TaskId> = self.scene.known().map(|at| self.scene.tasks[at].task).collect();
+        let tasks: Vec<TaskId> = self.problem.known().map(|index| self.problem.tasks[index].task).collect();
         Reason { kind: ReasonKind::Explanation, tasks, text, numbers }
     }
 
@@ -99,20 +99,20 @@ impl SearchReport<'_> {
             self.by_mechanism(),
             self.placed_names()
         );
-        reported.retain(self.scene);
+        reported.retain(self.problem);
         let reason = self.score_reason(probe_planner, text);
         let unchanged = (reason.text.clone(), reason.tasks.clone());
         let mut news = Vec::new();
-        let now = speeds(self.scene, &self.reported_layout());
-        for at in self.scene.known() {
-            let Some(now) = now[at] else { continue };
-            let (task, place) = (self.scene.tasks[at].task, self.place(self.held, at));
+        let now = speeds(self.problem, &self.reported_layout());
+        for index in self.problem.known() {
+            let Some(now) = now[index] else { continue };
+            let (task, place) = (self.problem.tasks[index].task, self.place(self.held, index));
             if !reported.has_changed(task, now.over_alone, &place) {
                 continue;
             }
             let text = format!("{{0}} stays: {:.0} % of its solo speed{place}", 100.0 * now.over_alone);
             let mut numbers = vec![number("speed_over_alone", now.over_alone), number("held_bytes", now.held_bytes)];
-            numbers.extend(self.known(at));
+            numbers.extend(self.known(index));
             news.push(Reason { kind: ReasonKind::Explanation, tasks: vec![task], text, numbers });
         }
         // The search comes before the forecasts that follow from it, even if it has not changed.
@@ -126,8 +126,8 @@ impl SearchReport<'_> {
     /// The plan in force on the caches that are reported: if only newcomers were placed, on their caches.
     fn reported_layout(&self) -> SiteLayout {
         let mut layout = self.held.clone();
-        if let Some(newcomers) = self.newcomers.filter(|_| self.scene.bus.is_none()) {
-            let sites: BTreeSet<usize> = newcomers.iter().filter_map(|&at| layout.site_of[at]).collect();
+        if let Some(newcomers) = self.newcomers.filter(|_| self.problem.bus.is_none()) {
+            let sites: BTreeSet<usize> = newcomers.iter().filter_map(|&index| layout.site_of[index]).collect();
             layout.site_of.iter_mut().for_each(|home| *home = home.filter(|site| sites.contains(site)));
         }
         layout
@@ -151,26 +151,26 @@ impl SearchReport<'_> {
         );
         *reported = ReportedForecasts::default();
         why.push(self.score_reason(probe_planner, text));
-        let (before, after) = (speeds(self.scene, self.held), speeds(self.scene, &self.best.layout));
-        for at in self.scene.known() {
-            if let (Some(old), Some(new)) = (before[at], after[at]) {
-                why.push(self.task_reason(at, old, new));
+        let (before, after) = (speeds(self.problem, self.held), speeds(self.problem, &self.best.layout));
+        for index in self.problem.known() {
+            if let (Some(old), Some(new)) = (before[index], after[index]) {
+                why.push(self.task_reason(index, old, new));
             }
         }
     }
 
-    fn task_reason(&self, at: usize, old: ForecastSpeed, new: ForecastSpeed) -> Reason {
+    fn task_reason(&self, index: usize, old: ForecastSpeed, new: ForecastSpeed) -> Reason {
         let mut text =
             format!("{{0}}: {:.0} % of its solo speed, {:.0} % before", 100.0 * new.over_alone, 100.0 * old.over_alone);
-        text += &self.place(&self.best.layout, at);
+        text += &self.place(&self.best.layout, index);
         let mut numbers = vec![
             number("speed_over_alone", new.over_alone),
             number("speed_over_alone_before", old.over_alone),
             number("held_bytes", new.held_bytes),
             number("held_bytes_before", old.held_bytes),
         ];
-        numbers.extend(self.known(at));
-        Reason { kind: ReasonKind::Explanation, tasks: vec![self.scene.tasks[at].task], text, numbers }
+        numbers.extend(self.known(index));
+        Reason { kind: ReasonKind::Explanation, tasks: vec![self.problem.tasks[index].task], text, numbers }
     }
 
     /// The best plan of every mechanism by itself.
@@ -183,19 +183,19 @@ impl SearchReport<'_> {
     }
 
     fn placed_names(&self) -> String {
-        let of = |newcomers: &[usize]| match newcomers.len() {
+        let phrase = |newcomers: &[usize]| match newcomers.len() {
             1 => "; one newcomer was placed; the next search covers all tasks".to_string(),
             count => format!("; {count} newcomers were placed; the next search covers all tasks"),
         };
-        self.newcomers.map_or_else(String::new, of)
+        self.newcomers.map_or_else(String::new, phrase)
     }
 
     /// The data behind the forecast.
-    fn known(&self, at: usize) -> Vec<(String, f64)> {
-        let Some(program) = &self.scene.tasks[at].program else { return Vec::new() };
-        let bytes = self.scene.sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
+    fn known(&self, index: usize) -> Vec<(String, f64)> {
+        let Some(program) = &self.problem.tasks[index].program else { return Vec::new() };
+        let bytes = self.problem.sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
         let misses = |share: f64| 1000.0 * program.misses(share * bytes);
-        let site = self.scene.tasks[at].last_site.map(|site| self.scene.sites[site].memory_node);
+        let site = self.problem.tasks[index].last_site.map(|site| self.problem.sites[site].memory_node);
         let farther = site.map_or(0.0, |node| program.far_cycles(node));
         let farther = (farther > 0.0).then(|| number("cycles_per_miss_for_far_memory", farther));
         let mut known = vec![
@@ -210,26 +210,26 @@ impl SearchReport<'_> {
         known
     }
 
-    fn place(&self, layout: &SiteLayout, at: usize) -> String {
-        let Some(site) = layout.site_of[at] else { return String::new() };
+    fn place(&self, layout: &SiteLayout, index: usize) -> String {
+        let Some(site) = layout.site_of[index] else { return String::new() };
         let mut text = String::new();
-        if layout.pinned[at] {
-            text += &format!(", on cache {}", self.scene.sites[site].cache.0);
+        if layout.pinned[index] {
+            text += &format!(", on cache {}", self.problem.sites[site].cache.0);
         }
-        if let Some(group) = layout.partitions[site].iter().find(|group| group.members.contains(&at)) {
-            let units = self.scene.sites[site].divided.map_or(0, |divided| divided.units());
+        if let Some(group) = layout.partitions[site].iter().find(|group| group.members.contains(&index)) {
+            let units = self.problem.sites[site].divided.map_or(0, |divided| divided.units());
             text += &format!(", with {} of its {units} units", group.units);
             if group.members.len() > 1 {
                 text += &format!(" shared with {} more", group.members.len() - 1);
             }
         }
         if let Some(turns) = &layout.rotations[site]
-            && let Some(gang) = turns.gangs.iter().find(|gang| gang.contains(&at))
+            && let Some(gang) = turns.gangs.iter().find(|gang| gang.contains(&index))
         {
             let ms = turns.slice_ns / 1_000_000;
             text += &format!(", ganged with {} more in time slices of {ms} ms", gang.len() - 1);
         }
-        if self.scene.tasks[at].cluster.is_some() {
+        if self.problem.tasks[index].cluster.is_some() {
             text += ", beside tasks that share its data";
         }
         text
@@ -245,18 +245,18 @@ mod tests {
     use super::super::model::score_cache::tests::{site, task};
     use super::*;
 
-    fn scene(parts: &[f64]) -> PlanningProblem {
+    fn problem(parts: &[f64]) -> PlanningProblem {
         let tasks = parts.iter().enumerate().map(|(id, &part)| task(id as u32, 0, part)).collect();
         PlanningProblem::undisturbed(vec![site(0, 4)], tasks)
     }
 
-    fn explain_unchanged(scene: &PlanningProblem, reported: &mut ReportedForecasts) -> Vec<Reason> {
-        let held = SiteLayout::default_of(scene, &BTreeMap::new());
+    fn explain_unchanged(problem: &PlanningProblem, reported: &mut ReportedForecasts) -> Vec<Reason> {
+        let held = SiteLayout::default_of(problem, &BTreeMap::new());
         let best = CandidatePlan {
             label: "space",
             mechanism: Some(Mechanism::Space),
             layout: held.clone(),
-            score: score(scene, &held, &ScoreCache::default()),
+            score: score(problem, &held, &ScoreCache::default()),
         };
         let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
         let singles = [MechanismGain { mechanism: Mechanism::Space, gain: 0.002, error: Some(0.021) }];
@@ -264,7 +264,7 @@ mod tests {
         let (best, held, newcomers) = (&best, &held, None);
         let (gain, probability, singles) = (0.002, 0.3, &singles);
         let chosen =
-            SearchReport { scene, candidates: &candidates, best, held, judge, gain, probability, newcomers, singles };
+            SearchReport { problem, candidates: &candidates, best, held, judge, gain, probability, newcomers, singles };
         let mut why = Vec::new();
         chosen.explain_unchanged(&ProbePlanner::default(), reported, &mut why);
         why
@@ -274,7 +274,7 @@ mod tests {
     #[test]
     fn an_unchanged_plan_is_explained_once() {
         let mut reported = ReportedForecasts::default();
-        let why = explain_unchanged(&scene(&[0.5, 1.2, 0.4]), &mut reported);
+        let why = explain_unchanged(&problem(&[0.5, 1.2, 0.4]), &mut reported);
         assert_eq!(why.len(), 4);
         assert!(
             why[0].text.contains("+0.2 % forecast, pays off with 30 % probability; space +0.2 ± 2.1 %"),
@@ -284,8 +284,8 @@ mod tests {
         assert!(why[1].text.starts_with("{0} stays: ") && why[1].tasks == [TaskId(0)], "{}", why[1].text);
         let of = |name: &str| why[1].numbers.iter().any(|(number, _)| number == name);
         assert!(of("speed_over_alone") && of("cycles_per_miss") && of("misses_per_kilo_instr_on_half"));
-        assert_eq!(explain_unchanged(&scene(&[0.5, 1.2, 0.4]), &mut reported), [], "nothing is new");
-        let why = explain_unchanged(&scene(&[0.5, 1.2, 0.4, 1.4]), &mut reported);
+        assert_eq!(explain_unchanged(&problem(&[0.5, 1.2, 0.4]), &mut reported), [], "nothing is new");
+        let why = explain_unchanged(&problem(&[0.5, 1.2, 0.4, 1.4]), &mut reported);
         assert!(why.iter().any(|reason| reason.tasks == [TaskId(3)]), "a newcomer is reported");
     }
 }

@@ -64,14 +64,14 @@ pub struct PlanFinder<'a, 'v> {
 impl PlanFinder<'_, '_> {
     /// Searches for the best plan, and forecasts it and the plan in force.
     pub fn find(&self, input: &SearchInput, reported: &mut ReportedForecasts, why: &mut Vec<Reason>) -> SearchResult {
-        let held = SiteLayout::of(&self.in_force.0, &input.scene);
-        let in_force = self.forecast(&input.scene, &held);
+        let held = SiteLayout::from_plan(&self.in_force.0, &input.problem);
+        let in_force = self.forecast(&input.problem, &held);
         SearchResult { in_force, proposal: self.propose(input, held, reported, why) }
     }
 
-    fn forecast(&self, scene: &PlanningProblem, layout: &SiteLayout) -> Forecast {
+    fn forecast(&self, problem: &PlanningProblem, layout: &SiteLayout) -> Forecast {
         let references = |task: TaskId| self.evidence.speeds.of(task, 64.0)?.references_per_instr;
-        forecast(scene, layout, references, self.seed)
+        forecast(problem, layout, references, self.seed)
     }
 
     fn propose(
@@ -81,15 +81,15 @@ impl PlanFinder<'_, '_> {
         reported: &mut ReportedForecasts,
         why: &mut Vec<Reason>,
     ) -> Option<Proposal> {
-        let (scene, memo) = (&input.scene, &input.memo);
+        let (problem, memo) = (&input.problem, &input.memo);
         let (mut candidates, judge) = self.candidates(input, &held);
-        candidates.retain(|candidate| candidate.layout == held || self.is_allowed(&candidate.layout, scene));
-        let best = self.best(&candidates, &judge, scene)?.clone();
-        let now = score(scene, &held, memo);
+        candidates.retain(|candidate| candidate.layout == held || self.is_allowed(&candidate.layout, problem));
+        let best = self.best(&candidates, &judge, problem)?.clone();
+        let now = score(problem, &held, memo);
         let gain = self.gain(input, &judge, &held, &best.layout);
         let probability = gain.probability(self.parameters.min_gain);
-        unmet_goals::explain_unmet(scene, &candidates[0].layout, &best.layout, why);
-        let new = self.plan_of(scene, &best.layout);
+        unmet_goals::explain_unmet(problem, &candidates[0].layout, &best.layout, why);
+        let new = self.plan_of(problem, &best.layout);
         let choice = decide(
             &Prospect {
                 is_in_force: best.layout == held || new.is_same(&self.in_force.0),
@@ -101,7 +101,7 @@ impl PlanFinder<'_, '_> {
             self.parameters.min_gain,
         );
         let report = SearchReport {
-            scene,
+            problem,
             candidates: &candidates,
             best: &best,
             held: &held,
@@ -121,9 +121,10 @@ impl PlanFinder<'_, '_> {
         };
         report.explain_change(how, &self.evidence.probe_planner, reported, why);
         let mut pinned = held.clone();
-        pinned.pinned = scene.tasks.iter().map(|one| one.movable && one.program.is_some()).collect();
-        let (old, speeds) = (self.plan_of(scene, &pinned), weighted_speeds(scene, &held, self.parameters.objective));
-        let forecast = self.forecast(scene, &best.layout);
+        pinned.pinned = problem.tasks.iter().map(|one| one.movable && one.program.is_some()).collect();
+        let (old, speeds) =
+            (self.plan_of(problem, &pinned), weighted_speeds(problem, &held, self.parameters.objective));
+        let forecast = self.forecast(problem, &best.layout);
         Some(Proposal { choice, new, old, speeds, gain: gain.middle, forecast })
     }
 
@@ -131,7 +132,7 @@ impl PlanFinder<'_, '_> {
     fn candidates(&self, input: &SearchInput, held: &SiteLayout) -> (Vec<CandidatePlan>, PlanComparator) {
         let effort = self.parameters.max_evaluations / if input.newcomers.is_some() { BRIEF_SHARE } else { 1 };
         let mut search = PlanSearch {
-            scene: &input.scene,
+            problem: &input.problem,
             memo: &input.memo,
             allowed: self.parameters.allowed_mechanisms(self.view),
             judge: PlanComparator { objective: self.parameters.objective, min_speed: 0.0 },
@@ -150,37 +151,37 @@ impl PlanFinder<'_, '_> {
         &self,
         candidates: &'c [CandidatePlan],
         judge: &PlanComparator,
-        scene: &PlanningProblem,
+        problem: &PlanningProblem,
     ) -> Option<&'c CandidatePlan> {
         let cost =
-            |candidate: &CandidatePlan| self.copying_ns(scene, &candidate.layout) / self.parameters.payback_ns as f64;
+            |candidate: &CandidatePlan| self.copying_ns(problem, &candidate.layout) / self.parameters.payback_ns as f64;
         let keyed = candidates.iter().map(|candidate| (judge.key(candidate.score) - cost(candidate), candidate));
         keyed.reduce(|a, b| if b.0 > a.0 { b } else { a }).map(|(_, best)| best)
     }
 
     /// Gain over the plan in force, drawn within the errors of curves and costs.
     fn gain(&self, input: &SearchInput, judge: &PlanComparator, held: &SiteLayout, best: &SiteLayout) -> Gain {
-        let (scene, memo) = (&input.scene, &input.memo);
+        let (problem, memo) = (&input.problem, &input.memo);
         let over = |best: LayoutScore, held: LayoutScore| {
             best.value(judge.objective) / held.value(judge.objective).max(1e-9) - 1.0
         };
-        let (of_best, of_held) = (LayoutScorer::of(scene, best), LayoutScorer::of(scene, held));
+        let (of_best, of_held) = (LayoutScorer::of(problem, best), LayoutScorer::of(problem, held));
         let by_site = |draw: &ErrorDraw| {
             let held = of_held.scores(draw, memo);
             over(sum(&of_best.scores_beside(&of_held, &held, draw, memo)), sum(&held))
         };
         // If sites wait for one another, scores of single sites are not cached.
-        let waiting = |scene: &PlanningProblem| {
+        let waiting = |problem: &PlanningProblem| {
             let memo = ScoreCache::default();
-            over(score(scene, best, &memo), score(scene, held, &memo))
+            over(score(problem, best, &memo), score(problem, held, &memo))
         };
-        let waits = scene.bus.is_some();
-        let middle = if waits { waiting(scene) } else { by_site(&ErrorDraw::default()) };
+        let waits = problem.bus.is_some();
+        let middle = if waits { waiting(problem) } else { by_site(&ErrorDraw::default()) };
         let drawn = |draw: u64| {
-            let draw = scene.draw(self.seed ^ draw);
-            if waits { waiting(&scene.drawn(&draw)) } else { by_site(&draw) }
+            let draw = problem.draw(self.seed ^ draw);
+            if waits { waiting(&problem.with_errors(&draw)) } else { by_site(&draw) }
         };
-        let draws = (DRAWN_SITES / scene.sites.len().max(1)).clamp(MIN_DRAWS, MAX_DRAWS) as u64;
+        let draws = (DRAWN_SITES / problem.sites.len().max(1)).clamp(MIN_DRAWS, MAX_DRAWS) as u64;
         Gain::of(middle, &(0..draws).map(drawn).collect::<Vec<f64>>(), self.record.bias())
     }
 
@@ -192,48 +193,48 @@ impl PlanFinder<'_, '_> {
         held: &SiteLayout,
         candidates: &[CandidatePlan],
     ) -> Vec<MechanismGain> {
-        let now = score(&input.scene, held, &input.memo).value(judge.objective).max(1e-9);
+        let now = score(&input.problem, held, &input.memo).value(judge.objective).max(1e-9);
         let of = |mechanism: Mechanism| {
             let own = candidates.iter().filter(|candidate| candidate.mechanism == Some(mechanism));
             let best = own.reduce(|a, b| if judge.key(b.score) > judge.key(a.score) { b } else { a })?;
             let gain = best.score.value(judge.objective) / now - 1.0;
-            let is_drawn = input.scene.tasks.len() <= MAX_DRAWN_TASKS;
+            let is_drawn = input.problem.tasks.len() <= MAX_DRAWN_TASKS;
             let error = is_drawn.then(|| self.gain(input, judge, held, &best.layout).error);
             Some(MechanismGain { mechanism, gain, error })
         };
         Mechanism::ALL.into_iter().filter_map(of).collect()
     }
 
-    fn plan_of(&self, scene: &PlanningProblem, layout: &SiteLayout) -> DecidedPlan {
+    fn plan_of(&self, problem: &PlanningProblem, layout: &SiteLayout) -> DecidedPlan {
         let mut plan = Plan::idle(self.view.previous_plan.window);
-        layout.write_to(scene, self.view.previous_plan, self.parameters.page_migration.into(), &mut plan);
+        layout.write_to(problem, self.view.previous_plan, self.parameters.page_migration.into(), &mut plan);
         DecidedPlan(plan)
     }
 
     /// Excludes layouts that no plan can express, because their forecast would be of another plan, and failed plans.
-    fn is_allowed(&self, layout: &SiteLayout, scene: &PlanningProblem) -> bool {
+    fn is_allowed(&self, layout: &SiteLayout, problem: &PlanningProblem) -> bool {
         if layout.is_undivided() && !self.view.verdicts.has_failed_plans() {
             return true;
         }
-        let plan = self.plan_of(scene, layout);
-        layout.is_expressed_by(&plan.0, scene) && !self.view.verdicts.excludes(&plan.0, &self.in_force.0, self.view)
+        let plan = self.plan_of(problem, layout);
+        layout.is_expressed_by(&plan.0, problem) && !self.view.verdicts.excludes(&plan.0, &self.in_force.0, self.view)
     }
 
     /// Processor time of copying pages to other colors.
-    fn copying_ns(&self, scene: &PlanningProblem, layout: &SiteLayout) -> f64 {
+    fn copying_ns(&self, problem: &PlanningProblem, layout: &SiteLayout) -> f64 {
         if layout.partitions.iter().all(Vec::is_empty) {
             return 0.0;
         }
-        let plan = self.plan_of(scene, layout).0;
+        let plan = self.plan_of(problem, layout).0;
         let mut pages_ns = 0.0;
         for share in &plan.shares {
             let Units::Colors { allowed, .. } = &share.units else { continue };
-            let site = scene.sites.iter().find(|site| site.cache == share.cache);
+            let site = problem.sites.iter().find(|site| site.cache == share.cache);
             let Some(PartitionUnits::Colors { move_page_ns, .. }) = site.and_then(|site| site.divided) else {
                 continue;
             };
             let members =
-                self.view.live_tasks().filter(|seen| share.members.contains(&ShareMember::Process(seen.process)));
+                self.view.live_tasks().filter(|sample| share.members.contains(&ShareMember::Process(sample.process)));
             let pages = members.filter_map(|seen| seen.pages_per_color.as_deref()).next();
             pages_ns += pages.map_or(0.0, |pages| pages_to_move(pages, allowed) as f64 * move_page_ns);
         }
@@ -242,9 +243,9 @@ impl PlanFinder<'_, '_> {
 }
 
 /// Processes in the objective, with their speeds relative to solo under a layout, weighted as the objective does.
-fn weighted_speeds(scene: &PlanningProblem, layout: &SiteLayout, objective: PlanObjective) -> Vec<(ProcessId, f64)> {
+fn weighted_speeds(problem: &PlanningProblem, layout: &SiteLayout, objective: PlanObjective) -> Vec<(ProcessId, f64)> {
     let mut weighted: Vec<(ProcessId, f64, f64)> = Vec::new();
-    for (scene_task, speed) in scene.tasks.iter().zip(speeds(scene, layout)) {
+    for (scene_task, speed) in problem.tasks.iter().zip(speeds(problem, layout)) {
         let (Some(program), Some(speed)) = (&scene_task.program, speed) else { continue };
         match weighted.iter_mut().find(|(process, ..)| *process == scene_task.process) {
             // Threads of a process count as often as there are.

@@ -85,7 +85,7 @@ impl ProbedHost {
     fn step(&mut self) -> Decision {
         let probes = self.before.probes.clone();
         let answers = probes.iter().map(|probe| self.answer(probe)).collect();
-        let seen = Observation {
+        let observation = Observation {
             window: self.window,
             span: TimeSpan { start_ns: self.window * 1_000_000_000, elapsed_ns: 1_000_000_000, elapsed_cycles: None },
             end_reason: WindowEnd::Elapsed,
@@ -100,7 +100,7 @@ impl ProbedHost {
         let view = View {
             topology: &topology,
             capabilities: &capabilities,
-            observation: &seen,
+            observation: &observation,
             profiles: &profiles,
             previous_plan: &self.before,
             predictor: &ReferencePredictor { miss_penalty_cycles: self.penalty_cycles },

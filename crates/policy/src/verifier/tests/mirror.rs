@@ -80,7 +80,7 @@ fn orders(places: usize) -> Vec<Vec<usize>> {
     if places == 0 {
         return vec![Vec::new()];
     }
-    let put = |rest: Vec<usize>| (0..places).map(move |at| [&rest[..at], &[places - 1], &rest[at..]].concat());
+    let put = |rest: Vec<usize>| (0..places).map(move |index| [&rest[..index], &[places - 1], &rest[index..]].concat());
     orders(places - 1).into_iter().flat_map(put).collect()
 }
 

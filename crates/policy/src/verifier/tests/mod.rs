@@ -77,7 +77,7 @@ pub fn run_with_profiles(
         let (tasks, profiles) = machine(window, &before);
         let span = TimeSpan { start_ns: window * SECOND_NS, elapsed_ns: SECOND_NS, elapsed_cycles: None };
         let (ended, in_force) = (WindowEnd::Elapsed, AppliedPlan::default());
-        let seen = Observation {
+        let observation = Observation {
             window,
             span,
             end_reason: ended,
@@ -89,7 +89,7 @@ pub fn run_with_profiles(
         let view = View {
             topology: &topology,
             capabilities: &capabilities,
-            observation: &seen,
+            observation: &observation,
             profiles: &profiles,
             previous_plan: &before,
             predictor: &SilentPolicy,

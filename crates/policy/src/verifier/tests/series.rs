@@ -31,7 +31,7 @@ fn modeled_lab(plan: &Plan) -> (Vec<TaskSample>, Profiles) {
 
 /// Windows in which a victim ran beside a stream.
 fn harmed(decisions: &[Decision]) -> Vec<usize> {
-    let rate = |seen: &TaskSample| seen.counts.get(CounterEvent::Instructions).unwrap();
+    let rate = |sample: &TaskSample| sample.counts.get(CounterEvent::Instructions).unwrap();
     let slow = |decision: &Decision| modeled_lab(&decision.plan).0[..2].iter().any(|victim| rate(victim) < 1e8);
     (0..decisions.len()).filter(|&window| slow(&decisions[window])).collect()
 }

@@ -37,9 +37,9 @@ fn a_rolled_back_placement_is_undone_where_threads_stay() {
     let mut kernel = StickyKernel::new();
     let mut places = Vec::new();
     let decisions = run(policy, GuardConfig::default(), 60, |_, plan| {
-        let seen = kernel.window(plan);
+        let observation = kernel.window(plan);
         places.push(kernel.cpus.clone());
-        seen
+        observation
     });
     let rolled_back = verdicts(&decisions)[0];
     let cache_of = |places: &BTreeMap<u32, u32>| places.values().map(|cpu| cpu / 2).collect::<Vec<u32>>();

@@ -48,7 +48,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         (0..pairs.len()).flat_map(|pair| (0..WAYS.len()).map(move |way| (pair, way))).collect();
     let slowed = context.run_all(&runs, |&(pair, way)| {
         let ((a, b), (name, by, floor, ways)) = (pairs[pair], WAYS[way]);
-        context.tell(&format!("INTERVAL-5: {a} + {b}, {name}"));
+        context.report_progress(&format!("INTERVAL-5: {a} + {b}, {name}"));
         let mut jobs = vec![job(&programs, a, None)?, job(&programs, b, None)?];
         jobs[0].goal = floor.then_some(Goal { max_slowdown: Some(FLOOR), ..Goal::default() });
         let machine = if ways { &in_ways } else { &in_colors };

@@ -164,7 +164,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let costs = context
         .run_here(&measured, |(name, _)| Ok((*name, alone(context, &one, &job(&measured, name, None)?, seed)?)))?;
     let all = context.run_all(&mixes, |picked| {
-        context.tell(&format!("INTERVAL-4: {} programs", picked.len()));
+        context.report_progress(&format!("INTERVAL-4: {} programs", picked.len()));
         run_mix(context, &measured, &costs, picked, seed)
     })?;
     Ok((0..ONLINE.len()).flat_map(|policy| findings(&all, policy, seed)).collect())

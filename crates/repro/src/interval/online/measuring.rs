@@ -25,7 +25,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let asked = WhatIfQuery { length_ns, explicit: true, ..question(context, &machine, jobs, seed) };
     let both = ["default", MEASURES_ONLY];
     let runs = context.run_all(&both, |by| {
-        context.tell(&format!("INTERVAL-6: {}", by.split(':').next().unwrap_or(by)));
+        context.report_progress(&format!("INTERVAL-6: {}", by.split(':').next().unwrap_or(by)));
         let run = outcome(context, &asked, by)?;
         let of = run.programs.iter().map(|program| program.slowdown_on_cpu);
         let on_cpu: Vec<f64> = of.collect::<Option<_>>().ok_or_else(|| failed(by)("a thread never ran"))?;

@@ -102,7 +102,7 @@ fn programs(
     let mut names = names.to_vec();
     names.sort_unstable();
     names.dedup();
-    context.tell(&format!("{}: {} programs alone, seed {seed}", machine.name, names.len()));
+    context.report_progress(&format!("{}: {} programs alone, seed {seed}", machine.name, names.len()));
     context.run_here(&names, |&name| {
         Ok((name, Arc::new(measured(&crate::setup::WorkloadJob::new(name, seed), machine, STRETCH)?)))
     })

@@ -27,7 +27,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let names: Vec<&'static str> = fours.iter().flatten().copied().collect();
     let programs = programs(context, &names, &machine, seed)?;
     let by_four = context.run_all(&fours, |four| {
-        context.tell(&format!("INTERVAL-3: {}", four.join(" + ")));
+        context.report_progress(&format!("INTERVAL-3: {}", four.join(" + ")));
         let on = |cpus: [Option<u32>; 4], policy: &str| {
             let jobs = four.iter().zip(cpus).map(|(name, cpu)| job(&programs, name, cpu)).collect::<Result<_, _>>()?;
             let asked = question(context, &machine, jobs, seed);

@@ -2,7 +2,7 @@
 //! time).
 
 use super::*;
-use crate::cp::serve::{CLIENTS, FIRST_CLIENTS, LEVEL, ServiceRun, ServiceWindow, figure, seen};
+use crate::cp::serve::{CLIENTS, FIRST_CLIENTS, LEVEL, ServiceRun, ServiceWindow, figure, service_window};
 use crate::{DataPoint, Finding, ResultTarget};
 
 /// Work that counts as one operation of a client.
@@ -25,7 +25,7 @@ fn windows(
     let (machine, by) = crate::interval::whatif::started(asked, policy)?;
     let (mut all, mut moves_ns) = (Vec::new(), 0);
     by.run(machine, |_, record| {
-        all.extend(seen(&record));
+        all.extend(service_window(&record));
         moves_ns = record.applied.cost_ns;
         !context.stop.load(std::sync::atomic::Ordering::Relaxed)
     })
@@ -45,7 +45,7 @@ fn fixed(colors: u32) -> String {
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let seed = context.seeds.first().copied().unwrap_or(1);
     let machine = chip(CLIENTS as u32)?;
-    context.tell("INTERVAL-7: a client alone");
+    context.report_progress("INTERVAL-7: a client alone");
     let measured = measured(&crate::cp::job("warehouses", seed), &machine, STRETCH)?;
     let client = Arc::new(PhasedProgram { progress_per_instr: Some(1.0 / INSTRUCTIONS_OF_AN_OPERATION), ..measured });
     let half_ns = context.pick(30_000_000_000, 120_000_000_000);

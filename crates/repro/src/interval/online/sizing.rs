@@ -39,7 +39,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let names: Vec<&'static str> = pairs.iter().flat_map(|&(a, b)| [a, b]).collect();
     let programs = programs(context, &names, &machine, seed)?;
     let all = context.run_all(pairs, |&(a, b)| {
-        context.tell(&format!("INTERVAL-2: {a} + {b}"));
+        context.report_progress(&format!("INTERVAL-2: {a} + {b}"));
         let jobs = vec![job(&programs, a, None)?, job(&programs, b, None)?];
         let asked = question(context, &machine, jobs, seed);
         let shared = speedup(&outcome(context, &asked, "default")?).settled;

@@ -45,9 +45,9 @@ fn on_path(hw: &Hardware, from: usize, to: usize) -> bool {
 }
 
 /// Byte ranges a unit holds, with state; a victim cache's sectors one by one.
-fn held(hw: &Hardware, at: usize) -> Vec<(u64, u64, u32)> {
-    let unit = &hw.caches.units[at];
-    let below = hw.caches.below_shift(at);
+fn held(hw: &Hardware, index: usize) -> Vec<(u64, u64, u32)> {
+    let unit = &hw.caches.units[index];
+    let below = hw.caches.below_shift(index);
     let mut ranges = Vec::new();
     for (line, meta) in unit.store.lines() {
         let start = line << unit.line_shift;

@@ -45,9 +45,9 @@ fn fully_associative_lru_misses_equal_the_stack_distance_curve_at_every_size() {
     let mut stack: Vec<u64> = Vec::new();
     let mut distances = vec![0u64; 66];
     for &line in &lines {
-        let at = stack.iter().position(|&other| other == line);
-        at.map(|at| stack.remove(at));
-        distances[at.unwrap_or(65)] += 1;
+        let index = stack.iter().position(|&other| other == line);
+        index.map(|index| stack.remove(index));
+        distances[index.unwrap_or(65)] += 1;
         stack.insert(0, line);
     }
     for ways in 1..=64u32 {

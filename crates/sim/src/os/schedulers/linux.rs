@@ -40,62 +40,61 @@ impl LinuxLike {
         LinuxLike { times, tasks: Vec::new(), least_virtual: Vec::new(), next_balance: vec![0] }
     }
 
-    fn least(&mut self, cpu: u32, sight: &SchedulerView<'_>) -> i64 {
+    fn least(&mut self, cpu: u32, view: &SchedulerView<'_>) -> i64 {
         let tasks = &self.tasks;
         let virtual_of = |slot: Slot| tasks.get(slot).map(|task| task.virtual_cycles);
-        let now = sight.queue(cpu).iter().copied().chain(sight.running(cpu)).filter_map(virtual_of).min();
-        let least = entry(&mut self.least_virtual, cpu as usize);
-        *least = (*least).max(now.unwrap_or(*least));
-        *least
+        let now = view.queue(cpu).iter().copied().chain(view.running(cpu)).filter_map(virtual_of).min();
+        let minimum = entry(&mut self.least_virtual, cpu as usize);
+        *minimum = (*minimum).max(now.unwrap_or(*minimum));
+        *minimum
     }
 
-    fn wake_place(&self, slot: Slot, last: u32, sight: &SchedulerView<'_>) -> u32 {
-        let domains = sight.domains();
-        let idle = |cpu: &u32| sight.is_idle(*cpu) && sight.may_run(slot, *cpu);
+    fn wake_place(&self, slot: Slot, last: u32, view: &SchedulerView<'_>) -> u32 {
+        let domains = view.domains();
+        let idle = |cpu: &u32| view.is_idle(*cpu) && view.may_run(slot, *cpu);
         if idle(&last) {
             return last;
         }
-        let core_idle = |cpu: &u32| domains.members(CORE, *cpu).all(|sibling| sight.is_idle(sibling));
+        let core_idle = |cpu: &u32| domains.members(CORE, *cpu).all(|sibling| view.is_idle(sibling));
         let near = || domains.members(SHARED_CACHE, last);
         near()
             .find(|cpu| idle(cpu) && core_idle(cpu))
             .or_else(|| near().find(idle))
             .or_else(|| (0..domains.cpus()).find(|cpu| idle(cpu) && core_idle(cpu)))
             .or_else(|| (0..domains.cpus()).find(idle))
-            .or_else(|| Some(last).filter(|&last| sight.may_run(slot, last) && sight.is_open(last)))
-            .unwrap_or_else(|| sight.best_cpu(slot, |cpu| (domains.distance(last, cpu), sight.load_milli(cpu), cpu)))
+            .or_else(|| Some(last).filter(|&last| view.may_run(slot, last) && view.is_open(last)))
+            .unwrap_or_else(|| view.best_cpu(slot, |cpu| (domains.distance(last, cpu), view.load_milli(cpu), cpu)))
     }
 
     /// Top down: the least loaded group of every domain.
-    fn new_place(&self, slot: Slot, sight: &SchedulerView<'_>) -> u32 {
-        let domains = sight.domains();
+    fn new_place(&self, slot: Slot, view: &SchedulerView<'_>) -> u32 {
+        let domains = view.domains();
         let load = |level: usize, cpu: u32| {
-            let (sum, cpus) = domains
-                .members(level, cpu)
-                .fold((0, 0), |(sum, cpus), other| (sum + sight.load_milli(other), cpus + 1));
+            let (sum, cpus) =
+                domains.members(level, cpu).fold((0, 0), |(sum, cpus), other| (sum + view.load_milli(other), cpus + 1));
             sum / cpus
         };
-        sight.best_cpu(slot, |cpu| {
+        view.best_cpu(slot, |cpu| {
             let loads: Vec<u64> = (0..domains.levels()).rev().map(|level| load(level, cpu)).collect();
-            (!sight.is_idle(cpu), loads, sight.load_milli(cpu), cpu)
+            (!view.is_idle(cpu), loads, view.load_milli(cpu), cpu)
         })
     }
 
     /// Moves within every group of one level, from its busiest part to its least busy one: as many as it takes to even out,
     /// and where a swap is all that can be done, one.
-    fn balance_level(&self, level: usize, sight: &SchedulerView<'_>, moves: &mut Vec<(Slot, u32)>) {
-        let domains = sight.domains();
+    fn balance_level(&self, level: usize, view: &SchedulerView<'_>, moves: &mut Vec<(Slot, u32)>) {
+        let domains = view.domains();
         let part = |cpu: u32| if level == 0 { cpu } else { domains.group(level - 1, cpu) };
         let mut groups: Vec<u32> = (0..domains.cpus()).map(|cpu| domains.group(level, cpu)).collect();
         groups.sort_unstable();
         groups.dedup();
         for group in groups {
             let cpus: Vec<u32> =
-                (0..domains.cpus()).filter(|&cpu| domains.group(level, cpu) == group && sight.is_open(cpu)).collect();
+                (0..domains.cpus()).filter(|&cpu| domains.group(level, cpu) == group && view.is_open(cpu)).collect();
             // Where affinity keeps tasks to a part, equal sums may hide unequal queues (Linux marks such a group as
             // imbalanced): CPU is compared with CPU.
-            let here = |cpu: u32| sight.queue(cpu).iter().copied().chain(sight.running(cpu));
-            let barred = |slot: Slot| cpus.iter().any(|&cpu| !sight.may_run(slot, cpu));
+            let here = |cpu: u32| view.queue(cpu).iter().copied().chain(view.running(cpu));
+            let barred = |slot: Slot| cpus.iter().any(|&cpu| !view.may_run(slot, cpu));
             let restricted = cpus.iter().any(|&cpu| here(cpu).any(barred));
             let mut parts: Vec<Vec<u32>> = Vec::new();
             for &cpu in &cpus {
@@ -105,7 +104,7 @@ impl LinuxLike {
                     None => parts.push(vec![cpu]),
                 }
             }
-            let mut queues = Queues { scheduler: self, sight, loads: loads(sight), moves, least_gain: 0.5 };
+            let mut queues = Queues { scheduler: self, view, loads: loads(view), moves, least_gain: 0.5 };
             while queues.even_out(&parts) {
                 queues.least_gain = 1.0;
             }
@@ -122,14 +121,14 @@ enum Pull {
     Nothing,
 }
 
-fn loads(sight: &SchedulerView<'_>) -> Vec<f64> {
-    (0..sight.domains().cpus()).map(|cpu| sight.load(cpu)).collect()
+fn loads(view: &SchedulerView<'_>) -> Vec<f64> {
+    (0..view.domains().cpus()).map(|cpu| view.load(cpu)).collect()
 }
 
 /// Queues while they are evened out.
 struct Queues<'a> {
     scheduler: &'a LinuxLike,
-    sight: &'a SchedulerView<'a>,
+    view: &'a SchedulerView<'a>,
     /// Load of each CPU, with the moves of this round.
     loads: Vec<f64>,
     moves: &'a mut Vec<(Slot, u32)>,
@@ -162,7 +161,7 @@ impl Queues<'_> {
                     Pull::Barred => {}
                     Pull::Nothing => return false,
                     Pull::Moves(slot, source, target) => {
-                        let weight = self.sight.weight(slot);
+                        let weight = self.view.weight(slot);
                         self.loads[source as usize] -= weight;
                         self.loads[target as usize] += weight;
                         self.moves.push((slot, target));
@@ -176,24 +175,24 @@ impl Queues<'_> {
 
     /// A pull from the busiest CPU of one part to the least busy one of another that may take something.
     fn pull(&self, from: &[u32], to: &[u32], imbalance: f64) -> Pull {
-        let sight = self.sight;
+        let view = self.view;
         // Where a swap is all that can be done, the one that ran most is moved: it is those that stay behind who
         // gain, and those that it joins who lose.
         let ran = |slot: Slot| self.scheduler.tasks.get(slot).map_or(0, |task| task.ran_cycles);
-        let ran_there = |cpu: u32| sight.queue(cpu).iter().copied().chain(sight.running(cpu)).map(ran).max();
+        let ran_there = |cpu: u32| view.queue(cpu).iter().copied().chain(view.running(cpu)).map(ran).max();
         let load = |cpu: u32| self.loads[cpu as usize];
-        let least = |a: &u32, b: &u32| load(*a).total_cmp(&load(*b)).then(ran_there(*b).cmp(&ran_there(*a)));
+        let minimum = |a: &u32, b: &u32| load(*a).total_cmp(&load(*b)).then(ran_there(*b).cmp(&ran_there(*a)));
         let (mut targets, mut sources) = (to.to_vec(), from.to_vec());
-        targets.sort_by(least);
+        targets.sort_by(minimum);
         // The last among equals first.
         sources.reverse();
-        sources.sort_by(|a, b| least(b, a));
+        sources.sort_by(|a, b| minimum(b, a));
         let moving = |slot: &Slot| self.moves.iter().any(|(other, _)| other == slot);
         let mut barred = false;
         for &source in &sources {
-            let queued: Vec<Slot> = sight.queue(source).iter().copied().filter(|slot| !moving(slot)).collect();
+            let queued: Vec<Slot> = view.queue(source).iter().copied().filter(|slot| !moving(slot)).collect();
             // A queue gives up one task at a time, unless it takes more to even out.
-            if self.least_gain < 1.0 && queued.len() < sight.waiting(source) {
+            if self.least_gain < 1.0 && queued.len() < view.waiting(source) {
                 return Pull::Nothing;
             }
             for &target in &targets {
@@ -201,12 +200,12 @@ impl Queues<'_> {
                     break;
                 }
                 let fits = |slot: &Slot| {
-                    sight.may_run(*slot, target) && sight.weight(*slot) * self.least_gain <= imbalance + 1e-9
+                    view.may_run(*slot, target) && view.weight(*slot) * self.least_gain <= imbalance + 1e-9
                 };
                 if let Some(slot) = queued.iter().copied().filter(fits).max_by_key(|&slot| (ran(slot), slot)) {
                     return Pull::Moves(slot, source, target);
                 }
-                if queued.iter().all(|&slot| sight.may_run(slot, target)) {
+                if queued.iter().all(|&slot| view.may_run(slot, target)) {
                     return if barred { Pull::Barred } else { Pull::Nothing };
                 }
                 barred = true;
@@ -217,18 +216,18 @@ impl Queues<'_> {
 }
 
 impl CpuScheduler for LinuxLike {
-    fn place(&mut self, slot: Slot, why: EnqueueReason, sight: &SchedulerView<'_>) -> u32 {
-        match (why, sight.last_cpu(slot)) {
-            (EnqueueReason::New, _) | (_, None) => self.new_place(slot, sight),
-            (EnqueueReason::Expired, Some(last)) if sight.may_run(slot, last) => last,
-            (_, Some(last)) => self.wake_place(slot, last, sight),
+    fn place(&mut self, slot: Slot, why: EnqueueReason, view: &SchedulerView<'_>) -> u32 {
+        match (why, view.last_cpu(slot)) {
+            (EnqueueReason::New, _) | (_, None) => self.new_place(slot, view),
+            (EnqueueReason::Expired, Some(last)) if view.may_run(slot, last) => last,
+            (_, Some(last)) => self.wake_place(slot, last, view),
         }
     }
 
-    fn queued(&mut self, slot: Slot, cpu: u32, why: EnqueueReason, sight: &SchedulerView<'_>) {
-        let least_here = self.least(cpu, sight);
+    fn enqueue(&mut self, slot: Slot, cpu: u32, why: EnqueueReason, view: &SchedulerView<'_>) {
+        let least_here = self.least(cpu, view);
         let home = entry(&mut self.tasks, slot).home;
-        let least_there = home.filter(|&from| from != cpu).map(|from| self.least(from, sight));
+        let least_there = home.filter(|&from| from != cpu).map(|from| self.least(from, view));
         let slice = self.times.slice_cycles as i64;
         let task = entry(&mut self.tasks, slot);
         task.home = Some(cpu);
@@ -250,15 +249,15 @@ impl CpuScheduler for LinuxLike {
         self.key(slot) - self.key(first) <= self.times.slice_cycles as i64
     }
 
-    fn slice_cycles(&self, slot: Slot, cpu: u32, sight: &SchedulerView<'_>) -> u64 {
-        let others = sight.queue(cpu);
-        let sum: f64 = others.iter().map(|&other| sight.weight(other)).sum::<f64>() + sight.weight(slot);
-        let share = sight.weight(slot) * (others.len() + 1) as f64 / sum;
+    fn slice_cycles(&self, slot: Slot, cpu: u32, view: &SchedulerView<'_>) -> u64 {
+        let others = view.queue(cpu);
+        let sum: f64 = others.iter().map(|&other| view.weight(other)).sum::<f64>() + view.weight(slot);
+        let share = view.weight(slot) * (others.len() + 1) as f64 / sum;
         let slice = self.times.slice_cycles as f64;
         ((slice * share).max(slice / 4.0) as u64).max(1)
     }
 
-    fn ran(&mut self, slot: Slot, cycles: u64, weight: f64) {
+    fn charge(&mut self, slot: Slot, cycles: u64, weight: f64) {
         let task = entry(&mut self.tasks, slot);
         task.ran_cycles += cycles;
         task.virtual_cycles += (cycles as f64 / weight) as i64;
@@ -273,28 +272,28 @@ impl CpuScheduler for LinuxLike {
         self.next_balance.iter().copied().min().unwrap_or(u64::MAX)
     }
 
-    fn balance(&mut self, sight: &SchedulerView<'_>) -> Vec<(Slot, u32)> {
-        let domains = sight.domains();
+    fn balance(&mut self, view: &SchedulerView<'_>) -> Vec<(Slot, u32)> {
+        let domains = view.domains();
         self.next_balance.resize(domains.levels(), 0);
         let mut moves = Vec::new();
         // Wide domains first: a queue gives up one task at a time, and near moves come round more often anyway.
         for level in (0..domains.levels()).rev() {
-            if self.next_balance[level] <= sight.now_cycles() {
+            if self.next_balance[level] <= view.now_cycles() {
                 // Linux: as many milliseconds as the domain has CPUs, and longer while they are busy.
                 let span = domains.members(level, 0).count() as u64 * BUSY_FACTOR * self.times.millisecond_cycles;
-                self.next_balance[level] = sight.now_cycles() + span.max(1);
-                self.balance_level(level, sight, &mut moves);
+                self.next_balance[level] = view.now_cycles() + span.max(1);
+                self.balance_level(level, view, &mut moves);
             }
         }
         moves
     }
 
-    fn steal(&mut self, cpu: u32, sight: &SchedulerView<'_>) -> Option<Slot> {
-        let domains = sight.domains();
-        let from = (0..domains.cpus()).filter(|&other| other != cpu && sight.waiting_for(other, cpu) > 0);
-        let nearest_busiest = |&other: &u32| (domains.distance(cpu, other), std::cmp::Reverse(sight.load_milli(other)));
+    fn steal(&mut self, cpu: u32, view: &SchedulerView<'_>) -> Option<Slot> {
+        let domains = view.domains();
+        let from = (0..domains.cpus()).filter(|&other| other != cpu && view.waiting_for(other, cpu) > 0);
+        let nearest_busiest = |&other: &u32| (domains.distance(cpu, other), std::cmp::Reverse(view.load_milli(other)));
         let source = from.min_by_key(nearest_busiest)?;
         let hungry = |slot: &Slot| (self.tasks.get(*slot).map_or(0, |task| task.ran_cycles), *slot);
-        sight.queue(source).iter().copied().filter(|&slot| sight.may_run(slot, cpu)).min_by_key(hungry)
+        view.queue(source).iter().copied().filter(|&slot| view.may_run(slot, cpu)).min_by_key(hungry)
     }
 }

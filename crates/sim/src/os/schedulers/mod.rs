@@ -53,15 +53,15 @@ pub(crate) enum EnqueueReason {
 /// The rules of one default scheduler.
 pub(crate) trait CpuScheduler: Send {
     /// Chooses the CPU on whose queue the task waits; must be a CPU that the task may use.
-    fn place(&mut self, slot: Slot, why: EnqueueReason, sight: &SchedulerView<'_>) -> u32;
+    fn place(&mut self, slot: Slot, why: EnqueueReason, view: &SchedulerView<'_>) -> u32;
     /// Records that the task has joined the queue of `cpu`, or is about to run there from another queue.
-    fn queued(&mut self, slot: Slot, cpu: u32, why: EnqueueReason, sight: &SchedulerView<'_>);
+    fn enqueue(&mut self, slot: Slot, cpu: u32, why: EnqueueReason, view: &SchedulerView<'_>);
     /// Order within a queue: smaller first, then first come first served.
     fn key(&self, slot: Slot) -> i64;
     /// How long it may run now.
-    fn slice_cycles(&self, slot: Slot, cpu: u32, sight: &SchedulerView<'_>) -> u64;
+    fn slice_cycles(&self, slot: Slot, cpu: u32, view: &SchedulerView<'_>) -> u64;
     /// Charges the task for `cycles` that it ran at this weight.
-    fn ran(&mut self, slot: Slot, cycles: u64, weight: f64);
+    fn charge(&mut self, slot: Slot, cycles: u64, weight: f64);
     /// Does the newcomer to a queue take the CPU at once?
     fn preempts(&self, newcomer: Slot, running: Slot) -> bool;
     /// May a waiting task be picked for its co-runners although `first` is next? If shares are kept, yes while it is at
@@ -83,7 +83,7 @@ pub(crate) trait CpuScheduler: Send {
         Vec::new()
     }
     /// A queued task for a CPU that has nothing to do, from another queue.
-    fn steal(&mut self, cpu: u32, sight: &SchedulerView<'_>) -> Option<Slot>;
+    fn steal(&mut self, cpu: u32, view: &SchedulerView<'_>) -> Option<Slot>;
 }
 
 /// A scheduler at its start.

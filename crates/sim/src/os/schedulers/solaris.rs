@@ -86,44 +86,44 @@ impl SolarisTimeSharing {
     }
 
     /// Waiting threads of the level or better.
-    fn waiting_at(&self, cpu: u32, level: u8, sight: &SchedulerView<'_>) -> usize {
-        sight.queue(cpu).iter().filter(|&&slot| self.level(slot) >= level).count()
+    fn waiting_at(&self, cpu: u32, level: u8, view: &SchedulerView<'_>) -> usize {
+        view.queue(cpu).iter().filter(|&&slot| self.level(slot) >= level).count()
     }
 
     /// An idle CPU, or else the one that runs the lowest level.
-    fn lowest_level_cpu(&self, slot: Slot, sight: &SchedulerView<'_>) -> u32 {
-        let domains = sight.domains();
-        let last = sight.last_cpu(slot).unwrap_or(0);
-        sight.best_cpu(slot, |cpu| {
-            let running = sight.running(cpu).map(|running| self.level(running) + 1).unwrap_or(0);
-            let busy = !sight.is_idle(cpu);
-            let siblings = domains.members(0, cpu).filter(|&sibling| !sight.is_idle(sibling)).count();
-            (busy, if busy { 0 } else { siblings }, sight.waiting(cpu), running, domains.distance(last, cpu), cpu)
+    fn lowest_level_cpu(&self, slot: Slot, view: &SchedulerView<'_>) -> u32 {
+        let domains = view.domains();
+        let last = view.last_cpu(slot).unwrap_or(0);
+        view.best_cpu(slot, |cpu| {
+            let running = view.running(cpu).map(|running| self.level(running) + 1).unwrap_or(0);
+            let busy = !view.is_idle(cpu);
+            let siblings = domains.members(0, cpu).filter(|&sibling| !view.is_idle(sibling)).count();
+            (busy, if busy { 0 } else { siblings }, view.waiting(cpu), running, domains.distance(last, cpu), cpu)
         })
     }
 }
 
 impl CpuScheduler for SolarisTimeSharing {
-    fn place(&mut self, slot: Slot, why: EnqueueReason, sight: &SchedulerView<'_>) -> u32 {
-        let home = match sight.last_cpu(slot) {
-            Some(last) if sight.may_run(slot, last) && sight.is_open(last) => last,
-            _ => return self.lowest_level_cpu(slot, sight),
+    fn place(&mut self, slot: Slot, why: EnqueueReason, view: &SchedulerView<'_>) -> u32 {
+        let home = match view.last_cpu(slot) {
+            Some(last) if view.may_run(slot, last) && view.is_open(last) => last,
+            _ => return self.lowest_level_cpu(slot, view),
         };
         if why == EnqueueReason::Woken || why == EnqueueReason::New {
-            return if sight.is_idle(home) { home } else { self.lowest_level_cpu(slot, sight) };
+            return if view.is_idle(home) { home } else { self.lowest_level_cpu(slot, view) };
         }
         // setbackdq: compare the queue with that of the next CPU of the partition.
         let level = self.level(slot);
-        let cpus = sight.domains().cpus();
+        let cpus = view.domains().cpus();
         let next = (1..=cpus).map(|step| (home + step) % cpus);
-        let next = next.into_iter().find(|&cpu| sight.is_open(cpu) && sight.may_run(slot, cpu)).unwrap_or(home);
+        let next = next.into_iter().find(|&cpu| view.is_open(cpu) && view.may_run(slot, cpu)).unwrap_or(home);
         let allowance = if level >= MATCH_LEVEL { 1 } else { 2 };
-        let here = self.waiting_at(home, level, sight).saturating_sub(allowance);
-        if here > 0 && self.waiting_at(next, level, sight) < here { next } else { home }
+        let here = self.waiting_at(home, level, view).saturating_sub(allowance);
+        if here > 0 && self.waiting_at(next, level, view) < here { next } else { home }
     }
 
-    fn queued(&mut self, slot: Slot, _cpu: u32, why: EnqueueReason, sight: &SchedulerView<'_>) {
-        let weight = sight.weight(slot);
+    fn enqueue(&mut self, slot: Slot, _cpu: u32, why: EnqueueReason, view: &SchedulerView<'_>) {
+        let weight = view.weight(slot);
         let (mut level, begun) = (self.level(slot), entry(&mut self.tasks, slot).begun);
         match why {
             EnqueueReason::Expired => level = line(level).expired,
@@ -141,12 +141,12 @@ impl CpuScheduler for SolarisTimeSharing {
         -i64::from(self.level(slot))
     }
 
-    fn slice_cycles(&self, slot: Slot, _cpu: u32, sight: &SchedulerView<'_>) -> u64 {
+    fn slice_cycles(&self, slot: Slot, _cpu: u32, view: &SchedulerView<'_>) -> u64 {
         let left = self.tasks.get(slot).map_or(0, |task| task.left_cycles);
-        if left > 0 { left } else { self.quantum(self.level(slot), sight.weight(slot)) }
+        if left > 0 { left } else { self.quantum(self.level(slot), view.weight(slot)) }
     }
 
-    fn ran(&mut self, slot: Slot, cycles: u64, _weight: f64) {
+    fn charge(&mut self, slot: Slot, cycles: u64, _weight: f64) {
         let task = entry(&mut self.tasks, slot);
         task.left_cycles = task.left_cycles.saturating_sub(cycles);
     }
@@ -160,10 +160,10 @@ impl CpuScheduler for SolarisTimeSharing {
     }
 
     /// `ts_update`: once a second, lifts those that have not used up a quantum for too long.
-    fn balance(&mut self, sight: &SchedulerView<'_>) -> Vec<(Slot, u32)> {
-        self.next_lift = sight.now_cycles() + LIFT_MS * self.times.millisecond_cycles;
+    fn balance(&mut self, view: &SchedulerView<'_>) -> Vec<(Slot, u32)> {
+        self.next_lift = view.now_cycles() + LIFT_MS * self.times.millisecond_cycles;
         for slot in 0..self.tasks.len() {
-            let (level, weight) = (self.tasks[slot].level, sight.weight(slot));
+            let (level, weight) = (self.tasks[slot].level, view.weight(slot));
             self.tasks[slot].waited_s += 1;
             if self.tasks[slot].begun && self.tasks[slot].waited_s > line(level).max_wait_s {
                 let lifted = line(level).lifted;
@@ -174,9 +174,9 @@ impl CpuScheduler for SolarisTimeSharing {
         Vec::new()
     }
 
-    fn steal(&mut self, cpu: u32, sight: &SchedulerView<'_>) -> Option<Slot> {
-        let best = |&slot: &Slot| (std::cmp::Reverse(self.level(slot)), sight.queued_at(slot));
-        sight.all_queued().filter(|&slot| sight.may_run(slot, cpu)).min_by_key(best)
+    fn steal(&mut self, cpu: u32, view: &SchedulerView<'_>) -> Option<Slot> {
+        let best = |&slot: &Slot| (std::cmp::Reverse(self.level(slot)), view.queued_at(slot));
+        view.all_queued().filter(|&slot| view.may_run(slot, cpu)).min_by_key(best)
     }
 }
 

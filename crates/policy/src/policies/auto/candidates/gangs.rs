@@ -24,9 +24,9 @@ impl SiteTasks<'_> {
     /// The best gangs; `None` = none are better than single tasks in turn. In a hurry, only the most promising are
     /// tried.
     pub fn best_turns(&self, judge: &PlanComparator, cut: &[PartitionMembers], hurry: bool) -> Option<GangRotation> {
-        let cpus = self.scene.sites[self.site].cpus.count() as usize;
-        let program = |&at: &usize| self.scene.tasks[at].program.as_ref();
-        let fit = self.members.iter().all(|&at| self.scene.tasks[at].movable)
+        let cpus = self.problem.sites[self.site].cpus.count() as usize;
+        let program = |&at: &usize| self.problem.tasks[at].program.as_ref();
+        let fit = self.members.iter().all(|&index| self.problem.tasks[index].movable)
             && self.members.iter().filter_map(program).all(|program| program.cpu_demand >= MIN_GANG_DEMAND);
         if self.members.len() <= cpus || !fit || cpus < 2 {
             return None;
@@ -34,7 +34,7 @@ impl SiteTasks<'_> {
         let mut best = (judge.key(self.score(cut, None)), None);
         let kinds = if hurry { 2 } else { usize::MAX };
         for slice_ns in TURNS_MS.map(|ms| ms * 1_000_000).into_iter().filter(|ns| !hurry || *ns == HURRIED_NS) {
-            if self.scene.shortest_slice_ns.is_none_or(|shortest| shortest > slice_ns) {
+            if self.problem.shortest_slice_ns.is_none_or(|shortest| shortest > slice_ns) {
                 continue;
             }
             for gangs in self.gangs(cpus).into_iter().take(kinds) {
@@ -57,13 +57,13 @@ impl SiteTasks<'_> {
 
     /// Groups similar tasks, by pressure and by space, each filled up or evened out.
     fn gangs(&self, cpus: usize) -> Vec<Vec<Vec<usize>>> {
-        let bytes = self.scene.sites[self.site].bytes;
+        let bytes = self.problem.sites[self.site].bytes;
         let by = |of: &dyn Fn(usize) -> f64| {
             let mut order = self.members.to_vec();
             order.sort_by(|&a, &b| of(a).total_cmp(&of(b)).then(a.cmp(&b)));
             order
         };
-        let program = |at: usize| self.scene.tasks[at].program.as_ref();
+        let program = |at: usize| self.problem.tasks[at].program.as_ref();
         let pressure = |at: usize| program(at).map_or(0.0, |one| one.misses(bytes) / one.alone(bytes));
         let keeps = |at: usize| program(at).map_or(0.0, |one| one.cycles(bytes / 8.0, 0.0, 0.0) / one.alone(bytes));
         let filled = |order: &[usize]| order.chunks(cpus).map(<[usize]>::to_vec).collect::<Vec<_>>();

@@ -46,12 +46,12 @@ impl PlanSearch<'_> {
                 (home[at], home[other]) = (Some(site), Some(here));
             }
         }
-        (home != default.site_of).then(|| SiteLayout::at(self.scene, home, true))
+        (home != default.site_of).then(|| SiteLayout::unpartitioned(self.problem, home, true))
     }
 
     /// Share of its cycles that it loses on this site, running alone, against the site nearest to its memory.
-    fn remote_memory_share(&self, at: usize, site: usize) -> f64 {
-        let (site, program) = (&self.scene.sites[site], self.scene.tasks[at].program.as_ref());
+    fn remote_memory_share(&self, index: usize, site: usize) -> f64 {
+        let (site, program) = (&self.problem.sites[site], self.problem.tasks[index].program.as_ref());
         let far = |program: &ProgramModel| {
             program.cpu_demand * program.misses(site.bytes) * program.far_cycles(site.memory_node)
                 / program.alone(site.bytes)
@@ -76,7 +76,7 @@ mod tests {
     use cachemate_core::SplitMix64;
 
     /// Streams with a site each: `memory` is the node of each one's pages, `on` its site.
-    fn scene(memory: &[(usize, usize)]) -> PlanningProblem {
+    fn problem(memory: &[(usize, usize)]) -> PlanningProblem {
         let tasks = memory.iter().enumerate().map(|(id, &(node, on))| {
             let factors = if node == 0 { vec![1.0, 2.0] } else { vec![2.0, 1.0] };
             let mut one = task(id as u32, on, 1.5);
@@ -88,21 +88,21 @@ mod tests {
         PlanningProblem::undisturbed(sites, tasks.collect())
     }
 
-    fn search<'a>(scene: &'a PlanningProblem, memo: &'a ScoreCache, memory_nodes: bool) -> PlanSearch<'a> {
+    fn search<'a>(problem: &'a PlanningProblem, memo: &'a ScoreCache, memory_nodes: bool) -> PlanSearch<'a> {
         let allowed = AllowedMechanisms::filtered(|one| match one {
             Mechanism::MemoryNodes => memory_nodes,
             Mechanism::Placement | Mechanism::Sharing => true,
             Mechanism::Space | Mechanism::Gangs => false,
         });
         let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
-        PlanSearch { scene, memo, allowed, judge, effort: Cell::new(500), generator: SplitMix64::new(1) }
+        PlanSearch { problem, memo, allowed, judge, effort: Cell::new(500), generator: SplitMix64::new(1) }
     }
 
     /// Do two tasks that are far from their memory change places, by this mechanism alone and in the joint search, and
     /// do all tasks whose memory is near stay?
     #[test]
     fn tasks_move_to_their_memory() {
-        let scene_of = |memory: &[(usize, usize)]| scene(memory);
+        let scene_of = |memory: &[(usize, usize)]| problem(memory);
         let crossed = scene_of(&[(1, 0), (0, 1), (0, 0), (1, 1)]);
         let memo = ScoreCache::of(&crossed);
         let default = SiteLayout::default_of(&crossed, &BTreeMap::new());
@@ -127,7 +127,7 @@ mod tests {
     /// If there is room elsewhere, does no task change places, and is no site filled beyond its room?
     #[test]
     fn room_is_used_before_places_are_changed() {
-        let crossed = scene(&[(1, 0), (1, 0), (1, 1)]);
+        let crossed = problem(&[(1, 0), (1, 0), (1, 1)]);
         let memo = ScoreCache::of(&crossed);
         let default = SiteLayout::default_of(&crossed, &BTreeMap::new());
         let moved = search(&crossed, &memo, true).layout_near_memory(&default).unwrap();

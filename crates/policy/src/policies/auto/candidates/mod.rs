@@ -106,7 +106,7 @@ const JOINT_TASKS: usize = 24;
 
 /// A search with its remaining evaluations.
 pub struct PlanSearch<'a> {
-    pub scene: &'a PlanningProblem,
+    pub problem: &'a PlanningProblem,
     pub memo: &'a ScoreCache,
     pub allowed: AllowedMechanisms,
     pub judge: PlanComparator,
@@ -119,14 +119,14 @@ impl PlanSearch<'_> {
     /// The default, which sets the lowest speed of the comparator. Tasks stay where they were put, so once another plan
     /// is in force, the default has to pin them to their sites.
     pub(super) fn default(&mut self, lived_on: &BTreeMap<TaskId, usize>, held: Option<&SiteLayout>) -> CandidatePlan {
-        let mut layout = SiteLayout::default_of(self.scene, lived_on);
+        let mut layout = SiteLayout::default_of(self.problem, lived_on);
         if let Some(held) = held {
             if held.pinned.contains(&true) {
-                layout = SiteLayout::at(self.scene, layout.site_of, true);
+                layout = SiteLayout::unpartitioned(self.problem, layout.site_of, true);
             }
-            layout = self.scene.with_closed(layout, held);
+            layout = self.problem.with_closed(layout, held);
         }
-        let score = score(self.scene, &layout, self.memo);
+        let score = score(self.problem, &layout, self.memo);
         if self.judge.objective != PlanObjective::WorstSlowdown {
             self.judge.min_speed = score.worst() - MAX_WORST_LOSS;
         }
@@ -135,24 +135,25 @@ impl PlanSearch<'_> {
 
     /// All candidates, the default first.
     pub fn candidates(&mut self, lived_on: &BTreeMap<TaskId, usize>, held: Option<SiteLayout>) -> Vec<CandidatePlan> {
-        let (scene, memo) = (self.scene, self.memo);
+        let (problem, memo) = (self.problem, self.memo);
         let first = self.default(lived_on, held.as_ref());
         let default = first.layout.clone();
         let mut all = vec![first];
         let mut add = |label: &'static str, mechanism: Option<Mechanism>, layout: SiteLayout| {
             let layout = match &held {
-                Some(held) => scene.with_closed(layout, held),
+                Some(held) => problem.with_closed(layout, held),
                 None => layout,
             };
-            add(&mut all, scene, memo, (label, mechanism), layout);
+            add(&mut all, problem, memo, (label, mechanism), layout);
         };
         let mut homes = vec![("joint from the default", default.clone())];
         if let Some(held) = &held {
             add("held", None, held.clone());
-            homes.push(("joint from the plan in force", SiteLayout::at(scene, held.site_of.clone(), true)));
+            homes
+                .push(("joint from the plan in force", SiteLayout::unpartitioned(problem, held.site_of.clone(), true)));
         }
         let shares_data =
-            self.allowed.has(Mechanism::Sharing) && scene.tasks.iter().any(|scene_task| scene_task.cluster.is_some());
+            self.allowed.has(Mechanism::Sharing) && problem.tasks.iter().any(|scene_task| scene_task.cluster.is_some());
         if self.allowed.has(Mechanism::Space) {
             add("space", Some(Mechanism::Space), self.with_budget_share(8, |search| search.with_cuts(&default)));
         }
@@ -169,7 +170,7 @@ impl PlanSearch<'_> {
         {
             add("memory nodes", Some(Mechanism::MemoryNodes), layout);
         }
-        if self.allowed.has(Mechanism::Placement) && scene.sites.len() > 1 {
+        if self.allowed.has(Mechanism::Placement) && problem.sites.len() > 1 {
             let (even, separated) = (self.balanced(&default), self.separated(&default));
             let mut placed_from = |from: SiteLayout| self.with_budget_share(8, |search| search.placed(from, false));
             let apart = placed_from(separated);
@@ -182,8 +183,8 @@ impl PlanSearch<'_> {
         }
         let last = homes.len();
         for (nth, (label, home)) in homes.into_iter().enumerate() {
-            let places = self.allowed.has(Mechanism::Placement) && scene.sites.len() > 1;
-            let joint = scene.tasks.len() <= JOINT_TASKS;
+            let places = self.allowed.has(Mechanism::Placement) && problem.sites.len() > 1;
+            let joint = problem.tasks.len() <= JOINT_TASKS;
             let layout = self.with_budget_share(last - nth, |search| {
                 // The same layout again still gets its partitions and rotation.
                 let layout =
@@ -205,21 +206,21 @@ impl PlanSearch<'_> {
     }
 
     pub(super) fn movable(&self) -> Vec<usize> {
-        self.scene.known().filter(|&at| self.scene.can_move(at)).collect()
+        self.problem.known().filter(|&index| self.problem.can_move(index)).collect()
     }
 
     /// Number of known tasks that fit on each open site: by cores while those suffice, else in proportion to CPUs.
     pub(super) fn free_seats(&self) -> Vec<usize> {
-        let tasks = self.scene.known().count();
-        let cores: usize = self.scene.sites.iter().map(|site| site.cores).sum();
-        let cpus: u32 = self.scene.sites.iter().map(|site| site.cpus.count()).sum();
+        let tasks = self.problem.known().count();
+        let cores: usize = self.problem.sites.iter().map(|site| site.cores).sum();
+        let cpus: u32 = self.problem.sites.iter().map(|site| site.cpus.count()).sum();
         let fair = |cpus_here: u32| (tasks * cpus_here as usize).div_ceil(cpus.max(1) as usize);
-        let room = |(at, site): (usize, &CacheSite)| match self.scene.is_closed(at) {
+        let room = |(at, site): (usize, &CacheSite)| match self.problem.is_closed(at) {
             true => 0,
             false if tasks <= cores => site.cores,
             false => fair(site.cpus.count()).max(site.cores),
         };
-        self.scene.sites.iter().enumerate().map(room).collect()
+        self.problem.sites.iter().enumerate().map(room).collect()
     }
 
     /// Score of a site with these members, without partitions or with its best partitions and rotation.
@@ -227,8 +228,9 @@ impl PlanSearch<'_> {
         if members.is_empty() {
             return LayoutScore::EMPTY;
         }
-        let apart = split_shares(self.scene, home, members, site);
-        let here = SiteTasks { scene: self.scene, site, members, apart: &apart, effort: &self.effort, memo: self.memo };
+        let apart = split_shares(self.problem, home, members, site);
+        let here =
+            SiteTasks { problem: self.problem, site, members, apart: &apart, effort: &self.effort, memo: self.memo };
         let (cut, turns) = if joint { self.best_of(&here, true) } else { (Vec::new(), None) };
         here.score(&cut, turns.as_ref())
     }
@@ -251,7 +253,7 @@ impl PlanSearch<'_> {
     }
 
     fn each_site(&self, layout: &SiteLayout, change: impl Fn(&Self, &SiteTasks<'_>, &mut SiteLayout)) -> SiteLayout {
-        self.on_each(layout, 0..self.scene.sites.len(), change)
+        self.on_each(layout, 0..self.problem.sites.len(), change)
     }
 
     /// A layout with these sites changed one by one.
@@ -262,11 +264,11 @@ impl PlanSearch<'_> {
         change: impl Fn(&Self, &SiteTasks<'_>, &mut SiteLayout),
     ) -> SiteLayout {
         let mut changed = layout.clone();
-        for site in sites.into_iter().filter(|&site| !self.scene.is_closed(site)) {
-            let members = layout.on(self.scene, site);
-            let apart = split_shares(self.scene, &layout.site_of, &members, site);
+        for site in sites.into_iter().filter(|&site| !self.problem.is_closed(site)) {
+            let members = layout.known_tasks_on(self.problem, site);
+            let apart = split_shares(self.problem, &layout.site_of, &members, site);
             let here = SiteTasks {
-                scene: self.scene,
+                problem: self.problem,
                 site,
                 members: &members,
                 apart: &apart,
@@ -276,8 +278,8 @@ impl PlanSearch<'_> {
             change(self, &here, &mut changed);
             // Partitions and rotations are for tasks that stay on the site.
             if !changed.partitions[site].is_empty() || changed.rotations[site].is_some() {
-                for &at in members.iter().filter(|&&at| self.scene.tasks[at].movable) {
-                    changed.pinned[at] = true;
+                for &index in members.iter().filter(|&&at| self.problem.tasks[at].movable) {
+                    changed.pinned[index] = true;
                 }
             }
         }
@@ -294,13 +296,13 @@ impl PlanSearch<'_> {
 /// Scores a layout that differs from all earlier ones.
 pub(super) fn add(
     all: &mut Vec<CandidatePlan>,
-    scene: &PlanningProblem,
+    problem: &PlanningProblem,
     memo: &ScoreCache,
     (label, mechanism): (&'static str, Option<Mechanism>),
     layout: SiteLayout,
 ) {
     if all.iter().all(|other| other.layout != layout) {
-        let score = score(scene, &layout, memo);
+        let score = score(problem, &layout, memo);
         all.push(CandidatePlan { label, mechanism, layout, score });
     }
 }
@@ -320,7 +322,7 @@ mod tests {
     use crate::policies::auto::model::score_cache;
     use cachemate_core::ProcessId;
 
-    fn scene(sites: u32, cpus: u32, tasks: u32) -> PlanningProblem {
+    fn problem(sites: u32, cpus: u32, tasks: u32) -> PlanningProblem {
         let site = |id| CacheSite { divided: None, ..score_cache::tests::site(id, cpus) };
         let (keeps, stream) = (uniform(0.22 * CACHE, 0.002), program(|_| 0.01));
         let scene_task = |id: u32| ProblemTask {
@@ -336,11 +338,11 @@ mod tests {
         PlanningProblem::undisturbed(sites, tasks)
     }
 
-    fn best(scene: &PlanningProblem, allowed: AllowedMechanisms, effort: usize) -> (LayoutScore, LayoutScore, usize) {
+    fn best(problem: &PlanningProblem, allowed: AllowedMechanisms, effort: usize) -> (LayoutScore, LayoutScore, usize) {
         let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
         let (effort, generator) = (Cell::new(effort), SplitMix64::new(1));
-        let memo = ScoreCache::of(scene);
-        let mut search = PlanSearch { scene, memo: &memo, allowed, judge, effort, generator };
+        let memo = ScoreCache::of(problem);
+        let mut search = PlanSearch { problem, memo: &memo, allowed, judge, effort, generator };
         let all = search.candidates(&BTreeMap::new(), None);
         let judge = search.judge;
         let best = all.iter().map(|one| one.score).reduce(|a, b| if judge.key(b) > judge.key(a) { b } else { a });
@@ -354,51 +356,52 @@ mod tests {
     /// Are streams and programs that keep data separated if the machine's own scheduler has mixed them?
     #[test]
     fn streams_are_separated_from_programs_that_keep_data() {
-        let mut scene = scene(2, 4, 8);
-        scene.tasks.iter_mut().enumerate().for_each(|(index, scene_task)| scene_task.last_site = Some(index / 4));
-        let (default, found, _) = best(&scene, all(), 2_000);
+        let mut problem = problem(2, 4, 8);
+        problem.tasks.iter_mut().enumerate().for_each(|(index, scene_task)| scene_task.last_site = Some(index / 4));
+        let (default, found, _) = best(&problem, all(), 2_000);
         let value = |score: LayoutScore| score.value(PlanObjective::WeightedSpeedup);
         assert!(value(found) > 1.01 * value(default) && value(found) > 0.98, "{default:?} {found:?}");
         let nothing = AllowedMechanisms::default();
-        let (default, found, _) = best(&scene, nothing, 2_000);
+        let (default, found, _) = best(&problem, nothing, 2_000);
         assert_eq!(value(default), value(found), "all mechanisms are disabled");
     }
 
     /// Do threads that have never run on different caches stay together, and are they split if they have?
     #[test]
     fn threads_that_never_ran_on_different_caches_stay_together() {
-        let mut scene = scene(2, 4, 8);
+        let mut problem = problem(2, 4, 8);
         // Two tasks that keep data are of one process, on the cache of the streams.
-        for (at, scene_task) in scene.tasks.iter_mut().enumerate() {
+        for (at, scene_task) in problem.tasks.iter_mut().enumerate() {
             scene_task.last_site = Some(at / 4);
         }
         let pair = [0, 2];
-        let parted = |scene: &PlanningProblem| {
+        let parted = |problem: &PlanningProblem| {
             let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
             let (effort, generator) = (Cell::new(2_000), SplitMix64::new(1));
-            let memo = ScoreCache::of(scene);
-            let mut search = PlanSearch { scene, memo: &memo, allowed: all(), judge, effort, generator };
+            let memo = ScoreCache::of(problem);
+            let mut search = PlanSearch { problem, memo: &memo, allowed: all(), judge, effort, generator };
             let all = search.candidates(&BTreeMap::new(), None);
-            all.iter().filter(|one| pair.iter().any(|&at| one.layout.site_of[at] != Some(0))).count()
+            all.iter().filter(|one| pair.iter().any(|&index| one.layout.site_of[index] != Some(0))).count()
         };
-        assert!(parted(&scene) > 0, "some plan moves them");
-        pair.iter().for_each(|&at| scene.tasks[at].keep_in_place = true);
-        assert_eq!(parted(&scene), 0);
+        assert!(parted(&problem) > 0, "some plan moves them");
+        pair.iter().for_each(|&index| problem.tasks[index].keep_in_place = true);
+        assert_eq!(parted(&problem), 0);
     }
 
     /// If a task on the first cache is not known for the moment, is that cache the same in every plan, with no task
     /// joining?
     #[test]
     fn a_site_with_an_unknown_task_is_left_alone() {
-        let mut scene = scene(2, 4, 8);
-        scene.tasks.iter_mut().enumerate().for_each(|(index, scene_task)| scene_task.last_site = Some(index / 4));
-        scene.tasks[1].program = None;
-        let count_same = |scene: &PlanningProblem| {
-            let mut held = SiteLayout::at(scene, scene.tasks.iter().map(|one| one.last_site).collect(), false);
+        let mut problem = problem(2, 4, 8);
+        problem.tasks.iter_mut().enumerate().for_each(|(index, scene_task)| scene_task.last_site = Some(index / 4));
+        problem.tasks[1].program = None;
+        let count_same = |problem: &PlanningProblem| {
+            let mut held =
+                SiteLayout::unpartitioned(problem, problem.tasks.iter().map(|one| one.last_site).collect(), false);
             held.partitions[0] = vec![PartitionMembers { members: vec![0], units: 5 }];
             let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
-            let (effort, generator, memo) = (Cell::new(2_000), SplitMix64::new(1), ScoreCache::of(scene));
-            let mut search = PlanSearch { scene, memo: &memo, allowed: all(), judge, effort, generator };
+            let (effort, generator, memo) = (Cell::new(2_000), SplitMix64::new(1), ScoreCache::of(problem));
+            let mut search = PlanSearch { problem, memo: &memo, allowed: all(), judge, effort, generator };
             let all = search.candidates(&BTreeMap::new(), Some(held.clone()));
             let on_first = |layout: &SiteLayout| layout.site_of.iter().map(|home| *home == Some(0)).collect::<Vec<_>>();
             let same = |one: &&CandidatePlan| {
@@ -406,22 +409,22 @@ mod tests {
             };
             (all.iter().filter(same).count(), all.len())
         };
-        let (same, all) = count_same(&scene);
+        let (same, all) = count_same(&problem);
         assert!(same < all, "{same} of {all}");
-        scene.close(|task| task == TaskId(1));
-        assert!(scene.is_closed(0) && !scene.is_closed(1));
-        let (same, all) = count_same(&scene);
+        problem.close(|task| task == TaskId(1));
+        assert!(problem.is_closed(0) && !problem.is_closed(1));
+        let (same, all) = count_same(&problem);
         assert_eq!(same, all);
-        scene.frozen_sites.clear();
-        scene.close(|_| false);
-        assert!(!scene.is_closed(0), "searches no longer wait for it");
+        problem.frozen_sites.clear();
+        problem.close(|_| false);
+        assert!(!problem.is_closed(0), "searches no longer wait for it");
     }
 
     /// Does the search of a large machine end within its evaluations, with a plan at least as good as the default?
     #[test]
     fn large_machines_are_searched_within_the_effort() {
-        let scene = scene(64, 16, 1_000);
-        let (default, found, left) = best(&scene, all(), 400);
+        let problem = problem(64, 16, 1_000);
+        let (default, found, left) = best(&problem, all(), 400);
         let value = |score: LayoutScore| score.value(PlanObjective::WeightedSpeedup);
         assert!(value(found) >= value(default) && left <= 400, "{default:?} {found:?}");
     }

@@ -28,13 +28,13 @@ impl PlanSearch<'_> {
     ) -> Vec<CandidatePlan> {
         let mut all = vec![self.default(lived_on, Some(held))];
         let mut add =
-            |label: &'static str, layout: SiteLayout| add(&mut all, self.scene, self.memo, (label, None), layout);
+            |label: &'static str, layout: SiteLayout| add(&mut all, self.problem, self.memo, (label, None), layout);
         add("held", held.clone());
-        let mut changed: BTreeSet<usize> = newcomers.iter().filter_map(|&at| held.site_of[at]).collect();
+        let mut changed: BTreeSet<usize> = newcomers.iter().filter_map(|&index| held.site_of[index]).collect();
         let mut placed = held.clone();
-        if self.allowed.has(Mechanism::Placement) && self.scene.sites.len() > 1 {
-            for &at in newcomers.iter().filter(|&&at| self.scene.can_move(at)) {
-                changed.extend(self.settled(at, &mut placed));
+        if self.allowed.has(Mechanism::Placement) && self.problem.sites.len() > 1 {
+            for &index in newcomers.iter().filter(|&&at| self.problem.can_move(at)) {
+                changed.extend(self.settled(index, &mut placed));
             }
             add("newcomers placed", placed.clone());
         }
@@ -45,8 +45,8 @@ impl PlanSearch<'_> {
     }
 
     /// Puts a newcomer on the best site; returns the sites that this changes.
-    fn settled(&self, at: usize, layout: &mut SiteLayout) -> Vec<usize> {
-        let Some(here) = layout.site_of[at] else { return Vec::new() };
+    fn settled(&self, index: usize, layout: &mut SiteLayout) -> Vec<usize> {
+        let Some(here) = layout.site_of[index] else { return Vec::new() };
         let room = self.free_seats();
         let mut around = ArrivalSearch::of(self, layout);
         let others: Vec<usize> =
@@ -55,7 +55,7 @@ impl PlanSearch<'_> {
         let mut tried: Vec<(usize, f64)> = Vec::with_capacity(others.len());
         for site in others {
             if self.effort.get() > 0 {
-                tried.push((site, around.key(TaskMove { at, here, site, partner: None })));
+                tried.push((site, around.key(TaskMove { at: index, here, site, partner: None })));
             }
         }
         tried.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
@@ -66,12 +66,12 @@ impl PlanSearch<'_> {
             }
         };
         for &(site, key) in tried.iter().filter(|(site, _)| around.members[*site].len() < room[*site]) {
-            consider(key, TaskMove { at, here, site, partner: None });
+            consider(key, TaskMove { at: index, here, site, partner: None });
         }
         for &(site, _) in tried.iter().take(EXCHANGED_WITH) {
-            let partners = around.members[site].clone().into_iter().filter(|&other| self.scene.can_move(other));
+            let partners = around.members[site].clone().into_iter().filter(|&other| self.problem.can_move(other));
             for partner in partners.take(EXCHANGES).take_while(|_| self.effort.get() > 0) {
-                let exchange = TaskMove { at, here, site, partner: Some(partner) };
+                let exchange = TaskMove { at: index, here, site, partner: Some(partner) };
                 consider(around.key(exchange), exchange);
             }
         }
@@ -140,7 +140,7 @@ struct ArrivalSearch<'a, 'b> {
 
 impl<'a, 'b> ArrivalSearch<'a, 'b> {
     fn of(search: &'a PlanSearch<'b>, layout: &'a SiteLayout) -> Self {
-        let sites = LayoutScorer::of(search.scene, layout);
+        let sites = LayoutScorer::of(search.problem, layout);
         let scores = sites.scores(&ErrorDraw::default(), search.memo);
         ArrivalSearch { search, layout, home: layout.site_of.clone(), members: sites.members, scores }
     }
@@ -149,9 +149,9 @@ impl<'a, 'b> ArrivalSearch<'a, 'b> {
         if members.is_empty() {
             return LayoutScore::EMPTY;
         }
-        let PlanSearch { scene, memo, effort, .. } = self.search;
-        let apart = &split_shares(scene, &self.home, members, site);
-        SiteTasks { scene, site, members, apart, effort, memo }.score(cut, None)
+        let PlanSearch { problem, memo, effort, .. } = self.search;
+        let apart = &split_shares(problem, &self.home, members, site);
+        SiteTasks { problem, site, members, apart, effort, memo }.score(cut, None)
     }
 
     fn total(&self) -> LayoutScore {
@@ -189,39 +189,39 @@ mod tests {
     use cachemate_core::SplitMix64;
     use proptest::prelude::*;
 
-    fn scene(tasks: &[(usize, f64)], sites: u32) -> PlanningProblem {
+    fn problem(tasks: &[(usize, f64)], sites: u32) -> PlanningProblem {
         let tasks = tasks.iter().enumerate().map(|(id, &(on, part))| task(id as u32, on, part)).collect();
         let sites = (0..sites).map(|id| site(id, 3)).collect();
         PlanningProblem::undisturbed(sites, tasks)
     }
 
     /// All candidates for the last task and for all tasks, and the comparator of both.
-    fn both(scene: &PlanningProblem) -> ([Vec<CandidatePlan>; 2], PlanComparator) {
-        let memo = ScoreCache::of(scene);
+    fn both(problem: &PlanningProblem) -> ([Vec<CandidatePlan>; 2], PlanComparator) {
+        let memo = ScoreCache::of(problem);
         let allowed = AllowedMechanisms::filtered(|one| !matches!(one, Mechanism::Space | Mechanism::Gangs));
         let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
         let search = || {
             let (effort, generator) = (Cell::new(400), SplitMix64::new(1));
-            PlanSearch { scene, memo: &memo, allowed, judge, effort, generator }
+            PlanSearch { problem, memo: &memo, allowed, judge, effort, generator }
         };
-        let held = SiteLayout::default_of(scene, &BTreeMap::new());
+        let held = SiteLayout::default_of(problem, &BTreeMap::new());
         let (mut one, mut all) = (search(), search());
         let candidates = [
-            one.for_newcomers(&BTreeMap::new(), &held, &[scene.tasks.len() - 1]),
+            one.for_newcomers(&BTreeMap::new(), &held, &[problem.tasks.len() - 1]),
             all.candidates(&BTreeMap::new(), Some(held)),
         ];
         (candidates, one.judge)
     }
 
-    fn best<'a>(of: &'a [CandidatePlan], judge: &PlanComparator) -> &'a CandidatePlan {
-        of.iter().reduce(|a, b| if judge.key(b.score) > judge.key(a.score) { b } else { a }).unwrap()
+    fn best<'a>(plans: &'a [CandidatePlan], judge: &PlanComparator) -> &'a CandidatePlan {
+        plans.iter().reduce(|a, b| if judge.key(b.score) > judge.key(a.score) { b } else { a }).unwrap()
     }
 
     /// Is a newly arrived stream placed with the other streams, rather than with tasks that keep their data?
     #[test]
     fn a_stream_goes_to_the_streams() {
-        let scene = scene(&[(0, 0.4), (0, 0.3), (1, 1.2), (1, 1.3), (0, 1.4)], 2);
-        let ([brief, _], judge) = both(&scene);
+        let problem = problem(&[(0, 0.4), (0, 0.3), (1, 1.2), (1, 1.3), (0, 1.4)], 2);
+        let ([brief, _], judge) = both(&problem);
         assert_eq!(best(&brief, &judge).layout.site_of[4], Some(1));
     }
 
@@ -232,12 +232,12 @@ mod tests {
         fn only_newcomers_and_their_exchange_partners_move(
             tasks in prop::collection::vec((0usize..4, 0.0f64..1.6), 4..11),
         ) {
-            let scene = scene(&tasks, 4);
-            let ([brief, _], judge) = both(&scene);
-            let held = SiteLayout::default_of(&scene, &BTreeMap::new());
+            let problem = problem(&tasks, 4);
+            let ([brief, _], judge) = both(&problem);
+            let held = SiteLayout::default_of(&problem, &BTreeMap::new());
             let chosen = best(&brief, &judge);
             let moved: Vec<usize> =
-                (0..tasks.len()).filter(|&at| chosen.layout.site_of[at] != held.site_of[at]).collect();
+                (0..tasks.len()).filter(|&index| chosen.layout.site_of[index] != held.site_of[index]).collect();
             prop_assert!(moved.is_empty() || moved.len() <= 2 && moved.contains(&(tasks.len() - 1)), "{moved:?}");
             let before = brief.iter().find(|one| one.layout.site_of == held.site_of).unwrap();
             prop_assert!(judge.key(chosen.score) >= judge.key(before.score));

@@ -9,22 +9,22 @@ impl PlanSearch<'_> {
     /// other only.
     pub(super) fn separated(&self, default: &SiteLayout) -> SiteLayout {
         let mut movable = self.movable();
-        let bytes = self.scene.sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
+        let bytes = self.problem.sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
         let weight = |at: usize| {
-            let program = self.scene.tasks[at].program.as_ref();
+            let program = self.problem.tasks[at].program.as_ref();
             program.map_or(0.0, |one| one.cpu_demand * one.misses(bytes) / one.alone(bytes))
         };
         movable.sort_by(|&a, &b| weight(b).total_cmp(&weight(a)).then(a.cmp(&b)));
         // As many tasks on each site as there are now.
-        let mut room = vec![0; self.scene.sites.len()];
-        for &at in &movable {
-            if let Some(site) = default.site_of[at] {
+        let mut room = vec![0; self.problem.sites.len()];
+        for &index in &movable {
+            if let Some(site) = default.site_of[index] {
                 room[site] += 1;
             }
         }
         let mut home = default.site_of.clone();
         let mut site = 0;
-        for at in movable.into_iter().filter(|&at| default.site_of[at].is_some()) {
+        for index in movable.into_iter().filter(|&index| default.site_of[index].is_some()) {
             while site < room.len() && room[site] == 0 {
                 site += 1;
             }
@@ -32,50 +32,50 @@ impl PlanSearch<'_> {
                 break;
             }
             room[site] -= 1;
-            home[at] = Some(site);
+            home[index] = Some(site);
         }
-        SiteLayout::at(self.scene, home, true)
+        SiteLayout::unpartitioned(self.problem, home, true)
     }
 
     /// Evens out misses over the sites (DI), heaviest task first to the lightest site.
     pub(super) fn balanced(&self, default: &SiteLayout) -> SiteLayout {
         let mut movable = self.movable();
         let weight = |at: usize| {
-            let scene_task = &self.scene.tasks[at];
-            let bytes = self.scene.sites[0].bytes;
+            let scene_task = &self.problem.tasks[at];
+            let bytes = self.problem.sites[0].bytes;
             scene_task.program.as_ref().map_or(0.0, |one| one.cpu_demand * one.misses(0.5 * bytes) / one.alone(bytes))
         };
         movable.sort_by(|&a, &b| weight(b).total_cmp(&weight(a)).then(a.cmp(&b)));
         let mut free = self.free_seats();
         let mut load = vec![0.0; free.len()];
-        for at in self.scene.known().filter(|&at| !self.scene.can_move(at)) {
-            if let Some(site) = default.site_of[at] {
+        for index in self.problem.known().filter(|&index| !self.problem.can_move(index)) {
+            if let Some(site) = default.site_of[index] {
                 free[site] = free[site].saturating_sub(1);
-                load[site] += weight(at);
+                load[site] += weight(index);
             }
         }
         let mut home = default.site_of.clone();
-        for at in movable {
+        for index in movable {
             let open = (0..free.len()).filter(|&site| free[site] > 0);
-            let per_cpu = |site: usize| load[site] / f64::from(self.scene.sites[site].cpus.count().max(1));
+            let per_cpu = |site: usize| load[site] / f64::from(self.problem.sites[site].cpus.count().max(1));
             if let Some(site) = open.reduce(|a, b| if per_cpu(b) < per_cpu(a) { b } else { a }) {
                 free[site] -= 1;
-                load[site] += weight(at);
-                home[at] = Some(site);
+                load[site] += weight(index);
+                home[index] = Some(site);
             }
         }
-        SiteLayout::at(self.scene, home, true)
+        SiteLayout::unpartitioned(self.problem, home, true)
     }
 
     /// Local search of the placement by moves and exchanges of tasks.
     pub(super) fn placed(&mut self, from: SiteLayout, joint: bool) -> SiteLayout {
         let movable = self.movable();
         let room = self.free_seats();
-        let sites = self.scene.sites.len();
+        let sites = self.problem.sites.len();
         let mut homes = HomeAssignment { home: from.site_of, on: vec![Vec::new(); sites], scores: Vec::new() };
-        for at in self.scene.known() {
-            if let Some(site) = homes.home[at] {
-                homes.on[site].push(at);
+        for index in self.problem.known() {
+            if let Some(site) = homes.home[index] {
+                homes.on[site].push(index);
             }
         }
         homes.scores = (0..sites).map(|site| self.site_key(&homes.home, site, &homes.on[site], joint)).collect();
@@ -84,19 +84,19 @@ impl PlanSearch<'_> {
             improved = false;
             let mut order = movable.clone();
             self.generator.shuffle(&mut order);
-            for &at in &order {
+            for &index in &order {
                 if self.effort.get() == 0 {
                     break;
                 }
-                improved |= self.improve(at, &room, &mut homes, joint);
+                improved |= self.improve(index, &room, &mut homes, joint);
             }
         }
-        SiteLayout::at(self.scene, homes.home, true)
+        SiteLayout::unpartitioned(self.problem, homes.home, true)
     }
 
     /// Applies the first move or exchange of one task that is better; returns whether there was one.
-    fn improve(&self, at: usize, room: &[usize], homes: &mut HomeAssignment, joint: bool) -> bool {
-        let Some(here) = homes.home[at] else { return false };
+    fn improve(&self, index: usize, room: &[usize], homes: &mut HomeAssignment, joint: bool) -> bool {
+        let Some(here) = homes.home[index] else { return false };
         let total = |scores: &[LayoutScore]| scores.iter().copied().fold(LayoutScore::EMPTY, LayoutScore::plus);
         let before = self.judge.key(total(&homes.scores));
         for site in (0..homes.scores.len()).filter(|&site| site != here) {
@@ -104,14 +104,14 @@ impl PlanSearch<'_> {
             if homes.on[site].len() < room[site] {
                 partners.push(None);
             }
-            let there = homes.on[site].iter().copied().filter(|&other| self.scene.can_move(other));
+            let there = homes.on[site].iter().copied().filter(|&other| self.problem.can_move(other));
             partners.extend(there.take(EXCHANGES).map(Some));
             for partner in partners {
-                let touched = self.clusters_of([Some(at), partner]);
-                homes.exchange(at, here, site, partner);
+                let touched = self.clusters_of([Some(index), partner]);
+                homes.exchange(index, here, site, partner);
                 // A move also affects partners of a sharing cluster on other sites.
                 let feels = |on: &Vec<usize>| {
-                    on.iter().any(|&other| self.scene.tasks[other].cluster.is_some_and(|one| touched.contains(&one)))
+                    on.iter().any(|&other| self.problem.tasks[other].cluster.is_some_and(|one| touched.contains(&one)))
                 };
                 let again =
                     |other: &usize| *other == here || *other == site || !touched.is_empty() && feels(&homes.on[*other]);
@@ -125,14 +125,14 @@ impl PlanSearch<'_> {
                     return true;
                 }
                 changed.into_iter().for_each(|(other, score)| homes.scores[other] = score);
-                homes.exchange(at, site, here, partner);
+                homes.exchange(index, site, here, partner);
             }
         }
         false
     }
 
     fn clusters_of(&self, tasks: [Option<usize>; 2]) -> Vec<usize> {
-        tasks.into_iter().flatten().filter_map(|at| self.scene.tasks[at].cluster).collect()
+        tasks.into_iter().flatten().filter_map(|index| self.problem.tasks[index].cluster).collect()
     }
 }
 
@@ -145,19 +145,19 @@ struct HomeAssignment {
 }
 
 impl HomeAssignment {
-    fn set(&mut self, at: usize, from: usize, to: usize) {
-        if let Ok(place) = self.on[from].binary_search(&at) {
+    fn set(&mut self, index: usize, from: usize, to: usize) {
+        if let Ok(place) = self.on[from].binary_search(&index) {
             self.on[from].remove(place);
         }
-        if let Err(place) = self.on[to].binary_search(&at) {
-            self.on[to].insert(place, at);
+        if let Err(place) = self.on[to].binary_search(&index) {
+            self.on[to].insert(place, index);
         }
-        self.home[at] = Some(to);
+        self.home[index] = Some(to);
     }
 
     /// Moves one task to another site, and its partner to the first one's site.
-    fn exchange(&mut self, at: usize, from: usize, to: usize, partner: Option<usize>) {
-        self.set(at, from, to);
+    fn exchange(&mut self, index: usize, from: usize, to: usize, partner: Option<usize>) {
+        self.set(index, from, to);
         if let Some(partner) = partner {
             self.set(partner, to, from);
         }

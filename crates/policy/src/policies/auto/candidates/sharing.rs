@@ -10,17 +10,17 @@ impl PlanSearch<'_> {
     pub(super) fn clustered(&self, default: &SiteLayout) -> SiteLayout {
         let movable = self.movable();
         let mut clusters: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
-        for &at in &movable {
-            if let Some(cluster) = self.scene.tasks[at].cluster {
-                clusters.entry(cluster).or_default().push(at);
+        for &index in &movable {
+            if let Some(cluster) = self.problem.tasks[index].cluster {
+                clusters.entry(cluster).or_default().push(index);
             }
         }
         let mut order: Vec<Vec<usize>> = clusters.into_values().collect();
         order.sort_by_key(|members| std::cmp::Reverse(members.len()));
         let mut free = self.free_seats();
         let mut home = default.site_of.clone();
-        for at in self.scene.known().filter(|at| !movable.contains(at)) {
-            if let Some(site) = home[at] {
+        for index in self.problem.known().filter(|index| !movable.contains(index)) {
+            if let Some(site) = home[index] {
                 free[site] = free[site].saturating_sub(1);
             }
         }
@@ -29,22 +29,22 @@ impl PlanSearch<'_> {
             let fits = |site: usize| free[site].min(members.len());
             let best = (0..free.len()).reduce(|a, b| if (fits(b), near(b)) > (fits(a), near(a)) { b } else { a });
             let Some(site) = best else { continue };
-            for &at in members {
+            for &index in members {
                 let to = if free[site] > 0 { Some(site) } else { (0..free.len()).find(|&other| free[other] > 0) };
                 if let Some(to) = to {
                     free[to] -= 1;
-                    home[at] = Some(to);
+                    home[index] = Some(to);
                 }
             }
         }
-        for at in movable.into_iter().filter(|&at| self.scene.tasks[at].cluster.is_none()) {
-            let stays = home[at].filter(|&site| free[site] > 0);
+        for index in movable.into_iter().filter(|&index| self.problem.tasks[index].cluster.is_none()) {
+            let stays = home[index].filter(|&site| free[site] > 0);
             let most = (0..free.len()).reduce(|a, b| if free[b] > free[a] { b } else { a });
             if let Some(site) = stays.or(most) {
                 free[site] = free[site].saturating_sub(1);
-                home[at] = Some(site);
+                home[index] = Some(site);
             }
         }
-        SiteLayout::at(self.scene, home, true)
+        SiteLayout::unpartitioned(self.problem, home, true)
     }
 }

@@ -10,7 +10,7 @@ use crate::policies::auto::model::score_cache::{ErrorDraw, ScoreCache};
 
 /// Tasks of one site, for which partitions and a rotation are searched.
 pub struct SiteTasks<'a> {
-    pub scene: &'a PlanningProblem,
+    pub problem: &'a PlanningProblem,
     pub site: usize,
     pub members: &'a [usize],
     pub apart: &'a [f64],
@@ -27,7 +27,7 @@ impl SiteTasks<'_> {
         let cost = if turns.is_some() { TURNS_COST } else { 1 };
         let cost = cost * (1 + self.members.len() / TASKS_OF_ONE);
         self.effort.set(self.effort.get().saturating_sub(cost));
-        let (scene, site, members, apart) = (self.scene, self.site, self.members, self.apart);
-        SiteScorer { scene, site, members, apart, cut, turns }.score(&ErrorDraw::default(), self.memo)
+        let (problem, site, members, apart) = (self.problem, self.site, self.members, self.apart);
+        SiteScorer { problem, site, members, apart, cut, turns }.score(&ErrorDraw::default(), self.memo)
     }
 }

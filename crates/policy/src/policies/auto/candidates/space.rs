@@ -25,8 +25,8 @@ impl PlanSearch<'_> {
 impl SiteTasks<'_> {
     /// The best partitions of this cache; empty = none is better than sharing all of it.
     pub fn best_cut(&self, judge: &PlanComparator, turns: Option<&GangRotation>) -> Vec<PartitionMembers> {
-        let Some(divided) = self.scene.sites[self.site].divided else { return Vec::new() };
-        let own = processes(self.scene, self.members);
+        let Some(divided) = self.problem.sites[self.site].divided else { return Vec::new() };
+        let own = processes(self.problem, self.members);
         if own.len() < 2 || self.effort.get() == 0 {
             return Vec::new();
         }
@@ -49,12 +49,12 @@ impl SiteTasks<'_> {
 
     /// Processes by their slowdown with the least share over all of the cache; smallest first.
     fn by_need(&self, divided: &PartitionUnits, own: &[(cachemate_core::ProcessId, Vec<usize>)]) -> Vec<usize> {
-        let bytes = self.scene.sites[self.site].bytes;
-        let least = bytes * f64::from(divided.min_units()) / f64::from(divided.units());
+        let bytes = self.problem.sites[self.site].bytes;
+        let minimum = bytes * f64::from(divided.min_units()) / f64::from(divided.units());
         let need = |tasks: &[usize]| {
             let one = |&at: &usize| {
-                let program = self.scene.tasks[at].program.as_ref()?;
-                Some(program.cycles(least, 0.0, 0.0) / program.cycles(bytes, 0.0, 0.0))
+                let program = self.problem.tasks[at].program.as_ref()?;
+                Some(program.cycles(minimum, 0.0, 0.0) / program.cycles(bytes, 0.0, 0.0))
             };
             tasks.iter().filter_map(one).fold(0.0, f64::max)
         };
@@ -80,7 +80,7 @@ impl SiteTasks<'_> {
         sizes.sort_unstable();
         sizes.dedup();
         let group = |of: &[usize], units: u32| {
-            let mut members: Vec<usize> = of.iter().flat_map(|&at| own[at].1.iter().copied()).collect();
+            let mut members: Vec<usize> = of.iter().flat_map(|&index| own[index].1.iter().copied()).collect();
             members.sort_unstable();
             PartitionMembers { members, units }
         };
@@ -101,11 +101,11 @@ impl SiteTasks<'_> {
         if units > MAX_EXACT_UNITS {
             return Vec::new();
         }
-        let bytes = self.scene.sites[self.site].bytes;
+        let bytes = self.problem.sites[self.site].bytes;
         let cost = |tasks: &[usize], held: u32| -> f64 {
             let space = bytes * f64::from(held) / f64::from(units) / tasks.len().max(1) as f64;
             let one = |&at: &usize| {
-                let program = self.scene.tasks[at].program.as_ref()?;
+                let program = self.problem.tasks[at].program.as_ref()?;
                 Some(
                     -program.goal.priority * program.cpu_demand * program.alone(bytes)
                         / program.cycles(space, 0.0, 0.0),
@@ -117,10 +117,10 @@ impl SiteTasks<'_> {
         let mut candidates = Vec::new();
         for pooled in 0..own.len().saturating_sub(1) {
             let (pool, rest) = order.split_at(pooled);
-            let mut groups: Vec<Vec<usize>> = rest.iter().map(|&at| own[at].1.clone()).collect();
+            let mut groups: Vec<Vec<usize>> = rest.iter().map(|&index| own[index].1.clone()).collect();
             groups.sort_by_key(|members| members[0]);
             if !pool.is_empty() {
-                groups.push(pool.iter().flat_map(|&at| own[at].1.iter().copied()).collect());
+                groups.push(pool.iter().flat_map(|&index| own[index].1.iter().copied()).collect());
             }
             let count = groups.len() as u32;
             if count > divided.max_groups() || count * least > units {

@@ -29,7 +29,7 @@ fn measured_at(profile: &Profile) -> Option<u64> {
 impl CurveChecks {
     /// Begins a window.
     pub fn observe(&mut self, view: &View<'_>) {
-        let live: BTreeSet<TaskId> = view.live_tasks().map(|seen| seen.task).collect();
+        let live: BTreeSet<TaskId> = view.live_tasks().map(|sample| sample.task).collect();
         self.agreed.retain(|task, _| live.contains(task));
         self.contradicted.retain(|task, _| live.contains(task));
         let is_contradicted = |task: &TaskId| {

@@ -48,11 +48,11 @@ impl TaskEvidence {
 
     /// Records the sites of tasks that no plan pins.
     fn record_homes(&mut self, view: &View<'_>, seats: &CpuSites) {
-        let present: BTreeSet<TaskId> = view.live_tasks().map(|seen| seen.task).collect();
+        let present: BTreeSet<TaskId> = view.live_tasks().map(|sample| sample.task).collect();
         self.default_site.retain(|task, _| present.contains(task));
-        for seen in view.live_tasks().filter(|seen| !view.previous_plan.affinity.contains_key(&seen.task)) {
-            if let Some(site) = seats.of_task(seen) {
-                self.default_site.insert(seen.task, site);
+        for sample in view.live_tasks().filter(|sample| !view.previous_plan.affinity.contains_key(&sample.task)) {
+            if let Some(site) = seats.of_task(sample) {
+                self.default_site.insert(sample.task, site);
             }
         }
     }
@@ -60,16 +60,17 @@ impl TaskEvidence {
     /// Records tasks that run on another cache than threads of their process and whose waits for shared data would
     /// show.
     fn record_split_processes(&mut self, view: &View<'_>, seats: &CpuSites) {
-        let present: BTreeSet<TaskId> = view.live_tasks().map(|seen| seen.task).collect();
+        let present: BTreeSet<TaskId> = view.live_tasks().map(|sample| sample.task).collect();
         self.split_processes.retain(|task| present.contains(task));
         // One cache of each process, and whether it has run on others as well.
         let mut on: BTreeMap<ProcessId, (usize, bool)> = BTreeMap::new();
-        let ran = || view.live_tasks().filter_map(|seen| Some((seen, seats.of_task(seen)?)));
+        let ran = || view.live_tasks().filter_map(|sample| Some((sample, seats.of_task(sample)?)));
         for (seen, site) in ran() {
             let (first, others) = on.entry(seen.process).or_insert((site, false));
             *others |= *first != site;
         }
-        let counted = |seen: &TaskSample| seen.counts.get(CounterEvent::StallCycles(StallCause::RemoteCache)).is_some();
+        let counted =
+            |sample: &TaskSample| sample.counts.get(CounterEvent::StallCycles(StallCause::RemoteCache)).is_some();
         let is_split = |(seen, _): &(&TaskSample, usize)| on[&seen.process].1 && counted(seen);
         self.split_processes.extend(ran().filter(is_split).map(|(seen, _)| seen.task));
     }

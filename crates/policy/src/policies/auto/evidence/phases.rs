@@ -16,7 +16,7 @@ pub fn current_phase(view: &View<'_>, task: TaskId) -> CurrentPhase {
 
 /// Are the kinds of all phases known? Until then a window may span two phases.
 pub fn are_kinds_known(view: &View<'_>) -> bool {
-    view.live_tasks().all(|seen| current_phase(view, seen.task).1.is_some())
+    view.live_tasks().all(|sample| current_phase(view, sample.task).1.is_some())
 }
 
 /// Takes tasks out of their partitions, and drops the gangs they are in. Their CPUs stay.

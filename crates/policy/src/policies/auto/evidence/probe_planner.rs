@@ -116,8 +116,8 @@ impl ProbePlanner {
                 self.entry_ns = Some(cost_ns as f64 / lines.len().max(1) as f64);
             }
         }
-        for seen in view.live_tasks() {
-            *self.ran_ns.entry(seen.task).or_insert(0) += seen.ran_ns();
+        for sample in view.live_tasks() {
+            *self.ran_ns.entry(sample.task).or_insert(0) += sample.ran_ns();
         }
     }
 
@@ -131,7 +131,7 @@ impl ProbePlanner {
         share: bool,
     ) -> Vec<ProbeRequest> {
         self.book(view);
-        let present: BTreeSet<TaskId> = view.live_tasks().map(|seen| seen.task).collect();
+        let present: BTreeSet<TaskId> = view.live_tasks().map(|sample| sample.task).collect();
         self.by_task.retain(|task, _| present.contains(task));
         self.clusters.retain(|task, _| present.contains(task));
         self.ran_ns.retain(|task, _| present.contains(task));
@@ -169,7 +169,7 @@ impl ProbePlanner {
         if !view.capabilities.can(Ability::CountPerCache) {
             return None;
         }
-        self.solo_requested.retain(|task, _| view.live_tasks().any(|seen| seen.task == *task));
+        self.solo_requested.retain(|task, _| view.live_tasks().any(|sample| sample.task == *task));
         if let Some((probe, since_ns)) = self.solo.take() {
             let answered = view.observation.probe_results.iter().any(|answer| answer.probe == probe.id);
             let refused = view.observation.applied.refused.iter().any(|no| no.item == PlanItem::Probe(probe.id));
@@ -282,7 +282,7 @@ impl ProbePlanner {
 
     /// Is a probe of the task outstanding, or still to be requested?
     pub fn has_open_probe(&self, view: &View<'_>, task: TaskId) -> bool {
-        can_measure_curves(view) && self.is_open(task) && view.movable().any(|seen| seen.task == task)
+        can_measure_curves(view) && self.is_open(task) && view.movable().any(|sample| sample.task == task)
     }
 
     /// Is its probe neither answered nor given up?
@@ -295,7 +295,7 @@ impl ProbePlanner {
         let can = can_measure_curves(view);
         let done = |task: TaskId| curves.has_curve(view, task) || !can || !self.is_open(task);
         let ran = |seen: &cachemate_core::TaskSample| seen.ran();
-        self.sharing.is_none() && view.movable().filter(|seen| ran(seen)).all(|seen| done(seen.task))
+        self.sharing.is_none() && view.movable().filter(|sample| ran(sample)).all(|sample| done(sample.task))
     }
 
     fn of_sharing(
@@ -330,7 +330,7 @@ impl ProbePlanner {
             }
         }
         let threads: Vec<TaskId> =
-            view.live_tasks().filter(|seen| processes.contains(&seen.process)).map(|seen| seen.task).collect();
+            view.live_tasks().filter(|sample| processes.contains(&sample.process)).map(|sample| sample.task).collect();
         if let Some((last, wait)) = &mut self.sampled_tasks {
             *wait = wait.saturating_sub(1);
             if *last == threads && *wait > 0 {
@@ -355,7 +355,7 @@ impl ProbePlanner {
     fn cluster(&mut self, view: &View<'_>, probe: &ProbeRequest) {
         let ProbeKind::AccessSamples { processes, .. } = &probe.kind else { return };
         let threads: Vec<&cachemate_core::TaskSample> =
-            view.live_tasks().filter(|seen| processes.contains(&seen.process)).collect();
+            view.live_tasks().filter(|sample| processes.contains(&sample.process)).collect();
         let map = |seen: &cachemate_core::TaskSample| view.profiles.get(&seen.task).and_then(|one| one.sharing_map());
         let mut filters: Vec<Option<ProcessId>> = Vec::new();
         let filter = |seen: &cachemate_core::TaskSample| {
@@ -471,7 +471,7 @@ fn is_uncertain_at(curve: &SizeCurve, bytes: f64) -> bool {
 pub fn probes_leave_speeds_unchanged(view: &View<'_>) -> bool {
     let runs = |task: TaskId| {
         let least_ns = IDLE_BELOW * view.observation.span.elapsed_ns as f64;
-        view.live_tasks().any(|seen| seen.task == task && seen.ran_ns() as f64 >= least_ns)
+        view.live_tasks().any(|sample| sample.task == task && sample.ran_ns() as f64 >= least_ns)
     };
     let disturbs = |probe: &ProbeRequest| match probe.kind {
         ProbeKind::ReuseTimes { task, .. } => runs(task),
@@ -510,10 +510,10 @@ fn partners(view: &View<'_>, members: &[&&cachemate_core::TaskSample], of: &mut 
 fn one_in(view: &View<'_>, processes: &[ProcessId], share: f64) -> u32 {
     let rate = |process: &ProcessId| {
         let (mut hits, mut ran) = (0.0, 0.0);
-        for seen in view.live_tasks().filter(|seen| seen.process == *process) {
-            if let Some(count) = seen.counts.get(cachemate_core::CounterEvent::RemoteCacheHits) {
+        for sample in view.live_tasks().filter(|sample| sample.process == *process) {
+            if let Some(count) = sample.counts.get(cachemate_core::CounterEvent::RemoteCacheHits) {
                 hits += count;
-                ran += seen.on_cpu_ns.iter().map(|(_, ns)| *ns as f64).sum::<f64>();
+                ran += sample.on_cpu_ns.iter().map(|(_, ns)| *ns as f64).sum::<f64>();
             }
         }
         if ran > 0.0 { hits / ran } else { 0.0 }

@@ -106,12 +106,13 @@ impl SpeedTracker {
     /// Takes in a window, and forgets tasks that exited and counts of earlier phases.
     pub fn observe(
         &mut self,
-        seen: &Observation,
+        observation: &Observation,
         before: &Plan,
         level: CacheLevel,
         phase: impl Fn(TaskId) -> CurrentPhase,
     ) {
-        let present: BTreeSet<TaskId> = seen.tasks.iter().filter(|task| !task.exited).map(|task| task.task).collect();
+        let present: BTreeSet<TaskId> =
+            observation.tasks.iter().filter(|task| !task.exited).map(|task| task.task).collect();
         self.now.retain(|task, _| present.contains(task));
         self.of_kinds.retain(|(task, _), _| present.contains(task));
         // A solo interval is another company for its task, and a pause for the others.
@@ -124,7 +125,7 @@ impl SpeedTracker {
                 .iter()
                 .any(|probe| matches!(probe.kind, ProbeKind::MissTrace { task: one, .. } if one == task))
         };
-        for task in seen.tasks.iter().filter(|task| !task.exited && !traced(task.task)) {
+        for task in observation.tasks.iter().filter(|task| !task.exited && !traced(task.task)) {
             let counted = task.counts.get(CounterEvent::Instructions).zip(task.counts.get(CounterEvent::Cycles));
             let Some((instructions, cycles)) = counted.filter(|(i, c)| *i > 0.0 && *c > 0.0) else { continue };
             let sums = self.now.entry(task.task).or_default();
@@ -148,9 +149,9 @@ impl SpeedTracker {
             fade(&mut sums.cycles, cycles);
             fade(&mut sums.wanted_ns, wanted_ns);
             fade(&mut sums.ran_ns, ran_ns as f64);
-            fade(&mut sums.elapsed_ns, seen.span.elapsed_ns as f64);
+            fade(&mut sums.elapsed_ns, observation.span.elapsed_ns as f64);
             fade(&mut sums.reported, task.progress.unwrap_or(0.0));
-            fade(&mut sums.reported_ns, task.progress.map_or(0.0, |_| seen.span.elapsed_ns as f64));
+            fade(&mut sums.reported_ns, task.progress.map_or(0.0, |_| observation.span.elapsed_ns as f64));
             sums.misses.add(task.counts.get(CounterEvent::Misses(level)), instructions, decay);
             sums.references.add(task.counts.get(CounterEvent::References(level)), instructions, decay);
             sums.stalls.add(stalls(task), instructions, decay);

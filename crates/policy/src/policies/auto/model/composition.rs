@@ -135,7 +135,7 @@ fn co_run(
 ) {
     let FootprintCursor { rates, held, .. } = window;
     rates.iter_mut().zip(present.iter().zip(cycles)).for_each(|(rate, (one, cycles))| *rate = one.share / cycles);
-    let mut least = 0.0;
+    let mut minimum = 0.0;
     for step in 0..=MAX_STEPS {
         let (mut sum, mut slope) = (0.0, 0.0);
         for (index, one) in present.iter().enumerate() {
@@ -150,11 +150,11 @@ fn co_run(
             break;
         }
         if missing > 0.0 {
-            least = window.cycles;
+            minimum = window.cycles;
         }
         let next = window.cycles + missing / slope;
         // A step from the right may go too far back; the next one then comes from the left.
-        window.cycles = if next > least { next.min(LONGEST_CYCLES) } else { least };
+        window.cycles = if next > minimum { next.min(LONGEST_CYCLES) } else { minimum };
     }
     fares.clear();
     fares.extend(present.iter().zip(held).map(|(one, held)| performance(one, *held, cache_bytes)));
@@ -183,9 +183,9 @@ impl WindowGuess {
         progress: impl Fn(usize, f64) -> f64,
     ) -> Vec<f64> {
         let window = |exponent: f64| libm::exp(exponent * std::f64::consts::LN_10);
-        let of = |index: usize, exponent: f64| present[index].footprint(progress(index, window(exponent)));
-        let beyond = |exponent: f64| (0..present.len()).map(|index| of(index, exponent)).sum::<f64>() - cache_bytes;
-        let all = |exponent: f64| (0..present.len()).map(|index| of(index, exponent)).collect::<Vec<f64>>();
+        let value = |index: usize, exponent: f64| present[index].footprint(progress(index, window(exponent)));
+        let beyond = |exponent: f64| (0..present.len()).map(|index| value(index, exponent)).sum::<f64>() - cache_bytes;
+        let all = |exponent: f64| (0..present.len()).map(|index| value(index, exponent)).collect::<Vec<f64>>();
         let (mut low, mut high) = (self.0, self.0);
         let mut below = beyond(low);
         let mut above = below;

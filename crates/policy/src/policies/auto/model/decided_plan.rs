@@ -16,8 +16,8 @@ impl DecidedPlan {
         let online = view.online();
         plan.affinity = before.affinity.clone();
         plan.affinity.retain(|task, cpus| here.contains(task) && cpus.intersects(&online));
-        let tasks: BTreeSet<TaskId> = view.observation.tasks.iter().map(|seen| seen.task).collect();
-        let processes: BTreeSet<ProcessId> = view.observation.tasks.iter().map(|seen| seen.process).collect();
+        let tasks: BTreeSet<TaskId> = view.observation.tasks.iter().map(|sample| sample.task).collect();
+        let processes: BTreeSet<ProcessId> = view.observation.tasks.iter().map(|sample| sample.process).collect();
         for schedule in &before.gangs {
             let mut schedule = schedule.clone();
             for gang in &mut schedule.gangs {
@@ -28,11 +28,11 @@ impl DecidedPlan {
                 plan.gangs.push(schedule);
             }
         }
-        let may = |seen: &TaskSample| match seen.unmovable {
-            true => seen.on_cpu_ns.iter().map(|(cpu, _)| cpu.0).collect(),
-            false => plan.affinity.get(&seen.task).unwrap_or(&online).intersection(&online),
+        let may = |sample: &TaskSample| match sample.unmovable {
+            true => sample.on_cpu_ns.iter().map(|(cpu, _)| cpu.0).collect(),
+            false => plan.affinity.get(&sample.task).unwrap_or(&online).intersection(&online),
         };
-        drop_starving_schedules(&mut plan.gangs, view.live_tasks().map(|seen| (seen.task, may(seen))));
+        drop_starving_schedules(&mut plan.gangs, view.live_tasks().map(|sample| (sample.task, may(sample))));
         for share in &before.shares {
             let mut share = share.clone();
             share.members.retain(|member| match member {

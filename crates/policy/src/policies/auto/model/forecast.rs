@@ -13,17 +13,18 @@ const DRAWS: u64 = 4;
 
 /// Forecast of every task under a layout. `references` gives accesses to the last level per instruction.
 pub fn forecast(
-    scene: &PlanningProblem,
+    problem: &PlanningProblem,
     layout: &SiteLayout,
     references: impl Fn(TaskId) -> Option<f64>,
     seed: u64,
 ) -> Forecast {
-    let middle = speeds(scene, layout);
-    let drawn: Vec<_> = (0..DRAWS).map(|draw| speeds(&scene.drawn(&scene.draw(seed ^ draw)), layout)).collect();
+    let middle = speeds(problem, layout);
+    let drawn: Vec<_> =
+        (0..DRAWS).map(|draw| speeds(&problem.with_errors(&problem.draw(seed ^ draw)), layout)).collect();
     let mut forecast = Forecast { model: ForecastModel::Policy, ..Forecast::default() };
     // Misses and references of each site; `None` = those of a task are unknown.
     let mut counts: BTreeMap<usize, Option<(f64, f64)>> = BTreeMap::new();
-    for (at, scene_task) in scene.tasks.iter().enumerate() {
+    for (at, scene_task) in problem.tasks.iter().enumerate() {
         let (Some(program), Some(speed)) = (&scene_task.program, middle[at]) else {
             forecast.unknown.push(scene_task.task);
             if let Some(site) = scene_task.last_site {
@@ -52,7 +53,7 @@ pub fn forecast(
     }
     for (site, counts) in counts {
         let ratio = counts.and_then(|(misses, references)| interval(misses / references, std::iter::empty()));
-        forecast.cache_miss_ratio.extend(ratio.map(|ratio| (scene.sites[site].cache, ratio)));
+        forecast.cache_miss_ratio.extend(ratio.map(|ratio| (problem.sites[site].cache, ratio)));
     }
     forecast
 }
@@ -71,27 +72,27 @@ mod tests {
     use super::*;
     use cachemate_core::CacheId;
 
-    fn scene(parts: &[f64]) -> PlanningProblem {
+    fn problem(parts: &[f64]) -> PlanningProblem {
         PlanningProblem::undisturbed(
             vec![site(0, 4)],
             parts.iter().enumerate().map(|(id, &part)| task(id as u32, 0, part)).collect(),
         )
     }
 
-    fn of(scene: &PlanningProblem, references: Option<f64>) -> Forecast {
-        let layout = SiteLayout::at(scene, vec![Some(0); scene.tasks.len()], true);
-        forecast(scene, &layout, |_| references, 1)
+    fn of(problem: &PlanningProblem, references: Option<f64>) -> Forecast {
+        let layout = SiteLayout::unpartitioned(problem, vec![Some(0); problem.tasks.len()], true);
+        forecast(problem, &layout, |_| references, 1)
     }
 
     /// Is a task alone forecast at its solo speed, and one beside others slower, within its interval?
     #[test]
     fn a_forecast_is_that_of_the_score() {
-        let alone = of(&scene(&[0.4]), None);
+        let alone = of(&problem(&[0.4]), None);
         let slowdown = alone.tasks[&TaskId(0)].degradation.unwrap();
         assert!(slowdown.value.abs() < 1e-9 && alone.model == ForecastModel::Policy, "{slowdown:?}");
-        let crowded = of(&scene(&[0.4, 0.9, 1.5]), None);
-        let said = &crowded.tasks[&TaskId(0)];
-        let slower = said.degradation.unwrap();
+        let crowded = of(&problem(&[0.4, 0.9, 1.5]), None);
+        let message = &crowded.tasks[&TaskId(0)];
+        let slower = message.degradation.unwrap();
         assert!(slower.value > 0.01 && slower.low <= slower.value && slower.value <= slower.high, "{slower:?}");
         let [now, before] = [&crowded, &alone].map(|one| one.tasks[&TaskId(0)].instr_per_cycle.unwrap().value);
         assert!((now / before * (1.0 + slower.value) - 1.0).abs() < 1e-9, "each has a CPU of its own");
@@ -101,17 +102,17 @@ mod tests {
     /// Is the cache's miss ratio that of all its tasks together, and unknown with one of them?
     #[test]
     fn the_miss_ratio_is_that_of_all_tasks() {
-        let mut scene = scene(&[0.4, 0.9]);
-        let said = of(&scene, Some(0.02));
+        let mut problem = problem(&[0.4, 0.9]);
+        let message = of(&problem, Some(0.02));
         let rates = |id: u32| {
-            let task = &said.tasks[&TaskId(id)];
+            let task = &message.tasks[&TaskId(id)];
             let speed = task.instr_per_cycle.unwrap().value * task.cpu_share.unwrap().value;
             (speed * task.misses_per_kilo_instr.unwrap().value / 1000.0, speed * 0.02)
         };
         let expected = (rates(0).0 + rates(1).0) / (rates(0).1 + rates(1).1);
-        assert!((said.cache_miss_ratio[&CacheId(0)].value / expected - 1.0).abs() < 1e-9);
-        scene.tasks[1].program = None;
-        let said = of(&scene, Some(0.02));
-        assert!(said.cache_miss_ratio.is_empty() && said.unknown == [TaskId(1)]);
+        assert!((message.cache_miss_ratio[&CacheId(0)].value / expected - 1.0).abs() < 1e-9);
+        problem.tasks[1].program = None;
+        let message = of(&problem, Some(0.02));
+        assert!(message.cache_miss_ratio.is_empty() && message.unknown == [TaskId(1)]);
     }
 }

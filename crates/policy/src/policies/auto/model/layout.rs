@@ -39,54 +39,56 @@ pub struct SiteLayout {
 
 impl SiteLayout {
     /// All tasks on the sites that the machine's own scheduler chose, without partitions.
-    pub fn default_of(scene: &PlanningProblem, lived_on: &BTreeMap<TaskId, usize>) -> Self {
-        let home = scene
+    pub fn default_of(problem: &PlanningProblem, lived_on: &BTreeMap<TaskId, usize>) -> Self {
+        let home = problem
             .tasks
             .iter()
             .map(|scene_task| lived_on.get(&scene_task.task).copied().or(scene_task.last_site))
             .collect();
-        SiteLayout::at(scene, home, false)
+        SiteLayout::unpartitioned(problem, home, false)
     }
 
     /// These sites, without partitions.
-    pub fn at(scene: &PlanningProblem, site_of: Vec<Option<usize>>, held: bool) -> Self {
+    pub fn unpartitioned(problem: &PlanningProblem, site_of: Vec<Option<usize>>, held: bool) -> Self {
         let pinned =
-            scene.tasks.iter().map(|scene_task| held && scene_task.movable && scene_task.program.is_some()).collect();
+            problem.tasks.iter().map(|scene_task| held && scene_task.movable && scene_task.program.is_some()).collect();
         SiteLayout {
             site_of,
             pinned,
-            partitions: vec![Vec::new(); scene.sites.len()],
-            rotations: vec![None; scene.sites.len()],
+            partitions: vec![Vec::new(); problem.sites.len()],
+            rotations: vec![None; problem.sites.len()],
         }
     }
 
     /// The layout of a plan; tasks that the plan does not mention are on the sites on which they were observed.
-    pub fn of(plan: &Plan, scene: &PlanningProblem) -> Self {
-        let seats = CpuSites::of(&scene.sites);
+    pub fn from_plan(plan: &Plan, problem: &PlanningProblem) -> Self {
+        let seats = CpuSites::of(&problem.sites);
         let held_on = |task: &TaskId| {
             let cpus = plan.affinity.get(task)?;
-            seats.of_cpu(cpus.iter().next()?).filter(|&site| cpus.is_subset(&scene.sites[site].cpus))
+            seats.of_cpu(cpus.iter().next()?).filter(|&site| cpus.is_subset(&problem.sites[site].cpus))
         };
-        let place = scene.places();
-        let mut layout = SiteLayout::at(scene, Vec::new(), false);
-        let on: Vec<Option<usize>> = scene.tasks.iter().map(|scene_task| held_on(&scene_task.task)).collect();
-        layout.site_of = scene.tasks.iter().zip(&on).map(|(scene_task, on)| on.or(scene_task.last_site)).collect();
+        let place = problem.places();
+        let mut layout = SiteLayout::unpartitioned(problem, Vec::new(), false);
+        let on: Vec<Option<usize>> = problem.tasks.iter().map(|scene_task| held_on(&scene_task.task)).collect();
+        layout.site_of = problem.tasks.iter().zip(&on).map(|(scene_task, on)| on.or(scene_task.last_site)).collect();
         layout.pinned = on.iter().map(Option::is_some).collect();
         for schedule in &plan.gangs {
-            let Some(site) = scene.sites.iter().position(|site| schedule.cpus.is_subset(&site.cpus)) else { continue };
+            let Some(site) = problem.sites.iter().position(|site| schedule.cpus.is_subset(&site.cpus)) else {
+                continue;
+            };
             let members = |gang: &Gang| gang.members.iter().filter_map(|(task, _)| place.get(task).copied()).collect();
             let gangs = schedule.gangs.iter().map(members).collect();
             layout.rotations[site] = Some(GangRotation { slice_ns: schedule.slice_ns, gangs });
         }
         for share in &plan.shares {
-            let Some(site) = scene.sites.iter().position(|site| site.cache == share.cache) else { continue };
+            let Some(site) = problem.sites.iter().position(|site| site.cache == share.cache) else { continue };
             let is_member = |at: &usize| {
-                let scene_task = &scene.tasks[*at];
+                let scene_task = &problem.tasks[*at];
                 let named = share.members.contains(&ShareMember::Task(scene_task.task))
                     || share.members.contains(&ShareMember::Process(scene_task.process));
                 named && layout.site_of[*at] == Some(site)
             };
-            let members = (0..scene.tasks.len()).filter(is_member).collect();
+            let members = (0..problem.tasks.len()).filter(is_member).collect();
             let units = match &share.units {
                 Units::Colors { allowed, .. } => allowed.count(),
                 Units::Ways { mask } => mask.count(),
@@ -97,38 +99,38 @@ impl SiteLayout {
     }
 
     /// Known tasks of a site.
-    pub fn on(&self, scene: &PlanningProblem, site: usize) -> Vec<usize> {
-        scene.known().filter(|&at| self.site_of[at] == Some(site)).collect()
+    pub fn known_tasks_on(&self, problem: &PlanningProblem, site: usize) -> Vec<usize> {
+        problem.known().filter(|&index| self.site_of[index] == Some(site)).collect()
     }
 
     /// Writes the layout into a plan; units stay the same as in `before` as far as possible.
-    pub fn write_to(&self, scene: &PlanningProblem, before: &Plan, moving: PageMigration, plan: &mut Plan) {
-        for (index, scene_task) in scene.tasks.iter().enumerate().filter(|(index, _)| self.pinned[*index]) {
+    pub fn write_to(&self, problem: &PlanningProblem, before: &Plan, moving: PageMigration, plan: &mut Plan) {
+        for (index, scene_task) in problem.tasks.iter().enumerate().filter(|(index, _)| self.pinned[*index]) {
             if let Some(site) = self.site_of[index].filter(|_| scene_task.movable) {
-                plan.affinity.insert(scene_task.task, scene.sites[site].cpus.clone());
+                plan.affinity.insert(scene_task.task, problem.sites[site].cpus.clone());
             }
         }
-        let online: CpuSet = scene.sites.iter().flat_map(|site| site.cpus.iter()).collect();
+        let online: CpuSet = problem.sites.iter().flat_map(|site| site.cpus.iter()).collect();
         let may = |scene_task: &ProblemTask| match (scene_task.movable, scene_task.last_site) {
             (true, _) => plan.affinity.get(&scene_task.task).unwrap_or(&online).intersection(&online),
-            (false, Some(site)) => scene.sites[site].cpus.clone(),
+            (false, Some(site)) => problem.sites[site].cpus.clone(),
             (false, None) => CpuSet::default(),
         };
-        plan.gangs.extend((0..scene.sites.len()).filter_map(|site| self.schedule(scene, site)));
+        plan.gangs.extend((0..problem.sites.len()).filter_map(|site| self.schedule(problem, site)));
         drop_starving_schedules(
             &mut plan.gangs,
-            scene.tasks.iter().map(|scene_task| (scene_task.task, may(scene_task))),
+            problem.tasks.iter().map(|scene_task| (scene_task.task, may(scene_task))),
         );
-        for site in 0..scene.sites.len() {
-            self.share(scene, site, before, moving, plan);
+        for site in 0..problem.sites.len() {
+            self.share(problem, site, before, moving, plan);
         }
     }
 
-    fn schedule(&self, scene: &PlanningProblem, site: usize) -> Option<GangSchedule> {
+    fn schedule(&self, problem: &PlanningProblem, site: usize) -> Option<GangSchedule> {
         let turns = self.rotations[site].as_ref()?;
-        let cpus = &scene.sites[site].cpus;
+        let cpus = &problem.sites[site].cpus;
         let gang = |members: &Vec<usize>| Gang {
-            members: members.iter().map(|&at| (scene.tasks[at].task, None)).collect(),
+            members: members.iter().map(|&index| (problem.tasks[index].task, None)).collect(),
             slices: 1,
         };
         let fits = turns.gangs.iter().all(|gang| !gang.is_empty() && gang.len() <= cpus.count() as usize);
@@ -139,14 +141,14 @@ impl SiteLayout {
         Some(GangSchedule { cpus: cpus.clone(), slice_ns: turns.slice_ns, gangs })
     }
 
-    fn share(&self, scene: &PlanningProblem, site: usize, before: &Plan, moving: PageMigration, plan: &mut Plan) {
-        let (cut, found) = (&self.partitions[site], &scene.sites[site]);
+    fn share(&self, problem: &PlanningProblem, site: usize, before: &Plan, moving: PageMigration, plan: &mut Plan) {
+        let (cut, found) = (&self.partitions[site], &problem.sites[site]);
         let Some(divided) = found.divided.filter(|_| !cut.is_empty()) else { return };
         let colors = matches!(divided, PartitionUnits::Colors { .. });
         let mut shares: Vec<(GroupId, Vec<ShareMember>, u32)> = Vec::new();
         for group in cut.iter().filter(|group| !group.members.is_empty()) {
-            let members = self.members(scene, group, colors);
-            let id = GroupId(scene.tasks[group.members[0]].process.0.wrapping_mul(64) + group.members[0] as u32 % 64);
+            let members = self.members(problem, group, colors);
+            let id = GroupId(problem.tasks[group.members[0]].process.0.wrapping_mul(64) + group.members[0] as u32 % 64);
             shares.push((id, members, group.units));
         }
         shares.retain(|(_, members, _)| !members.is_empty());
@@ -173,14 +175,14 @@ impl SiteLayout {
 
     /// Does a plan into which the layout was written carry all of it? A partition or a turn is left out for a task that
     /// may not be moved, or that belongs to a process in two groups.
-    pub fn is_expressed_by(&self, plan: &Plan, scene: &PlanningProblem) -> bool {
+    pub fn is_expressed_by(&self, plan: &Plan, problem: &PlanningProblem) -> bool {
         let carries = |(at, site): (usize, &super::problem::CacheSite)| {
             let groups = self.partitions[at].iter().filter(|group| !group.members.is_empty()).count();
             let shares = plan.shares.iter().filter(|share| share.cache == site.cache).count();
             let has_turns = plan.gangs.iter().any(|schedule| schedule.cpus == site.cpus);
             groups == shares && self.rotations[at].is_some() == has_turns
         };
-        scene.sites.iter().enumerate().all(carries)
+        problem.sites.iter().enumerate().all(carries)
     }
 
     /// Is it without partitions and rotations?
@@ -190,20 +192,20 @@ impl SiteLayout {
 
     /// Whole processes if all their tasks are in the group; single tasks only if units are ways. Memory belongs to a
     /// process, so if units are colors, threads without a profile go with the others.
-    fn members(&self, scene: &PlanningProblem, group: &PartitionMembers, colors: bool) -> Vec<ShareMember> {
+    fn members(&self, problem: &PlanningProblem, group: &PartitionMembers, colors: bool) -> Vec<ShareMember> {
         let mut members: Vec<ShareMember> = Vec::new();
-        for &at in &group.members {
-            let process = scene.tasks[at].process;
+        for &index in &group.members {
+            let process = problem.tasks[index].process;
             let whole = |(other, scene_task): (usize, &ProblemTask)| {
                 let goes_along = group.members.contains(&other) || colors && scene_task.program.is_none();
                 scene_task.process != process || scene_task.movable && goes_along
             };
-            let member = if scene.tasks.iter().enumerate().all(whole) {
+            let member = if problem.tasks.iter().enumerate().all(whole) {
                 ShareMember::Process(process)
-            } else if colors || !scene.tasks[at].movable {
+            } else if colors || !problem.tasks[index].movable {
                 continue;
             } else {
-                ShareMember::Task(scene.tasks[at].task)
+                ShareMember::Task(problem.tasks[index].task)
             };
             if !members.contains(&member) {
                 members.push(member);
@@ -214,13 +216,13 @@ impl SiteLayout {
 }
 
 /// Tasks grouped by process, for partitions by color.
-pub fn processes(scene: &PlanningProblem, members: &[usize]) -> Vec<(ProcessId, Vec<usize>)> {
+pub fn processes(problem: &PlanningProblem, members: &[usize]) -> Vec<(ProcessId, Vec<usize>)> {
     let mut by_process: Vec<(ProcessId, Vec<usize>)> = Vec::new();
-    for &at in members {
-        let process = scene.tasks[at].process;
+    for &index in members {
+        let process = problem.tasks[index].process;
         match by_process.iter_mut().find(|(other, _)| *other == process) {
-            Some((_, tasks)) => tasks.push(at),
-            None => by_process.push((process, vec![at])),
+            Some((_, tasks)) => tasks.push(index),
+            None => by_process.push((process, vec![index])),
         }
     }
     by_process
@@ -233,7 +235,7 @@ mod tests {
     use cachemate_core::WindowLength;
 
     /// Two programs on one cache of eight colors, a thread of the first one's process beside them.
-    fn scene(knows_thread: bool) -> PlanningProblem {
+    fn problem(knows_thread: bool) -> PlanningProblem {
         let divided = Some(PartitionUnits::Colors { units: 8, page_bytes: 4096, move_page_ns: 1.0 });
         let mut tasks = vec![task(0, 0, 0.5), task(1, 0, 1.2), task(2, 0, 0.1)];
         tasks[2].process = ProcessId(0);
@@ -244,27 +246,29 @@ mod tests {
         PlanningProblem::undisturbed(sites, tasks)
     }
 
-    fn write_to(scene: &PlanningProblem, cut: &[(&[usize], u32)]) -> (SiteLayout, Plan) {
-        let mut layout = SiteLayout::at(scene, vec![Some(0); 3], true);
+    fn write_to(problem: &PlanningProblem, cut: &[(&[usize], u32)]) -> (SiteLayout, Plan) {
+        let mut layout = SiteLayout::unpartitioned(problem, vec![Some(0); 3], true);
         let group = |&(members, units): &(&[usize], u32)| PartitionMembers { members: members.to_vec(), units };
         layout.partitions[0] = cut.iter().map(group).collect();
         let idle = Plan::idle(WindowLength::Time { ns: 1 });
         let mut plan = idle.clone();
-        layout.write_to(scene, &idle, PageMigration::All, &mut plan);
+        layout.write_to(problem, &idle, PageMigration::All, &mut plan);
         (layout, plan)
     }
 
     /// If a process has a thread without a profile, as agents have, do its pages still get their colors?
     #[test]
     fn colors_are_of_a_process_whatever_its_idle_threads_do() {
-        let scene = scene(false);
-        let (layout, plan) = write_to(&scene, &[(&[0], 6), (&[1], 2)]);
+        let problem = problem(false);
+        let (layout, plan) = write_to(&problem, &[(&[0], 6), (&[1], 2)]);
         let members: Vec<_> = plan.shares.iter().flat_map(|share| share.members.clone()).collect();
         assert_eq!(members, [ShareMember::Process(ProcessId(0)), ShareMember::Process(ProcessId(1))]);
-        assert!(layout.is_expressed_by(&plan, &scene) && !layout.is_undivided());
+        assert!(layout.is_expressed_by(&plan, &problem) && !layout.is_undivided());
         // Apart from tasks without a profile, the layout reads back as it was.
-        let mut read = SiteLayout::of(&plan, &scene);
-        read.partitions[0].iter_mut().for_each(|group| group.members.retain(|&at| scene.tasks[at].program.is_some()));
+        let mut read = SiteLayout::from_plan(&plan, &problem);
+        read.partitions[0]
+            .iter_mut()
+            .for_each(|group| group.members.retain(|&index| problem.tasks[index].program.is_some()));
         assert_eq!(read.partitions, layout.partitions);
     }
 
@@ -272,10 +276,10 @@ mod tests {
     #[test]
     fn a_plan_that_cannot_express_a_layout_is_noticed() {
         // The thread has a profile and is in the other group: colors cannot split a process.
-        let parted = scene(true);
+        let parted = problem(true);
         let (layout, plan) = write_to(&parted, &[(&[0], 6), (&[1, 2], 2)]);
         assert!(!layout.is_expressed_by(&plan, &parted), "{plan:?}");
-        let mut layout = SiteLayout::at(&parted, vec![Some(0); 3], true);
+        let mut layout = SiteLayout::unpartitioned(&parted, vec![Some(0); 3], true);
         layout.rotations[0] = Some(GangRotation { slice_ns: 1, gangs: vec![vec![0], Vec::new()] });
         assert!(!layout.is_expressed_by(&Plan::idle(WindowLength::Time { ns: 1 }), &parted), "an empty gang");
     }

@@ -66,7 +66,7 @@ pub fn sites(view: &View<'_>) -> Vec<CacheSite> {
     let online = view.online();
     let caches = view.topology.last_level_caches().filter(|cache| cache.cpus.intersects(&online));
     let all = &view.topology.cpus;
-    let cpu = |id: u32| all.binary_search_by_key(&id, |cpu| cpu.id.0).ok().map(|at| &all[at]);
+    let cpu = |id: u32| all.binary_search_by_key(&id, |cpu| cpu.id.0).ok().map(|index| &all[index]);
     let site = |cache: &cachemate_core::Cache| {
         let cpus = cache.cpus.intersection(&online);
         let mut cores: Vec<u32> = cpus.iter().filter_map(cpu).map(|cpu| cpu.core).collect();
@@ -246,21 +246,21 @@ impl PlanningProblem {
     }
 
     /// Bytes of a task's partition; `None` = its site is unknown, or it takes turns.
-    fn part_bytes(&self, held: &SiteLayout, at: usize) -> Option<f64> {
-        let site = held.site_of[at].filter(|&site| held.rotations[site].is_none())?;
-        let part = held.partitions[site].iter().find(|group| group.members.contains(&at));
+    fn part_bytes(&self, held: &SiteLayout, index: usize) -> Option<f64> {
+        let site = held.site_of[index].filter(|&site| held.rotations[site].is_none())?;
+        let part = held.partitions[site].iter().find(|group| group.members.contains(&index));
         let units = self.sites[site].divided.map_or(1, |divided| divided.units());
         Some(self.sites[site].bytes * part.map_or(1.0, |group| f64::from(group.units) / f64::from(units)))
     }
 
     /// Tasks whose misses were measured under this layout, and whether the measurement contradicts their curves.
     pub fn contradicted(&self, held: &SiteLayout, measured: impl Fn(TaskId) -> Option<f64>) -> Vec<(TaskId, bool)> {
-        let of = |index: usize| {
+        let value = |index: usize| {
             let scene_task = &self.tasks[index];
             let (bytes, misses) = self.part_bytes(held, index).zip(measured(scene_task.task))?;
             Some((scene_task.task, scene_task.program.as_ref()?.is_contradicted(bytes, misses)))
         };
-        (0..self.tasks.len()).filter_map(of).collect()
+        (0..self.tasks.len()).filter_map(value).collect()
     }
 
     /// Drops the model of a task.
@@ -305,8 +305,8 @@ impl PlanningProblem {
 
     /// May it be moved? Threads that may share data are not split on a guess: absent evidence is no evidence of
     /// absence.
-    pub fn can_move(&self, at: usize) -> bool {
-        self.tasks[at].movable && !self.tasks[at].keep_in_place
+    pub fn can_move(&self, index: usize) -> bool {
+        self.tasks[index].movable && !self.tasks[index].keep_in_place
     }
 
     /// Positions of all tasks.
@@ -316,7 +316,7 @@ impl PlanningProblem {
 
     /// Positions of the tasks that have a forecast.
     pub fn known(&self) -> impl Iterator<Item = usize> + '_ {
-        (0..self.tasks.len()).filter(|&at| self.tasks[at].program.is_some())
+        (0..self.tasks.len()).filter(|&index| self.tasks[index].program.is_some())
     }
 
     /// One draw of factors for curves and costs, within their errors.
@@ -335,10 +335,10 @@ impl PlanningProblem {
 
     /// The programs with the factors of a draw.
     #[must_use]
-    pub fn drawn(&self, draw: &ErrorDraw) -> Self {
+    pub fn with_errors(&self, draw: &ErrorDraw) -> Self {
         let mut drawn = self.clone();
         for (index, scene_task) in drawn.tasks.iter_mut().enumerate() {
-            if let Some((program, (misses, cost))) = scene_task.program.as_mut().zip(draw.of(index)) {
+            if let Some((program, (misses, cost))) = scene_task.program.as_mut().zip(draw.factors(index)) {
                 *program = program.scaled(misses, cost);
             }
         }

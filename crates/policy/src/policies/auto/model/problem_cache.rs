@@ -24,7 +24,7 @@ pub type TaskStamp = Vec<(TaskId, u32, bool)>;
 
 /// See the module's documentation.
 pub struct ProblemCache {
-    pub scene: PlanningProblem,
+    pub problem: PlanningProblem,
     pub memo: ScoreCache,
     pub stamp: TaskStamp,
     /// Window of the last full search.
@@ -33,7 +33,7 @@ pub struct ProblemCache {
 
 /// A problem to decide, with the newcomers if only they are placed.
 pub struct SearchInput {
-    pub scene: PlanningProblem,
+    pub problem: PlanningProblem,
     pub memo: ScoreCache,
     pub newcomers: Option<Vec<usize>>,
     /// Window of the last full search, which may be this one.
@@ -64,15 +64,15 @@ const REUSED_FOR: u64 = 2 * LOOK_AGAIN_AFTER;
 impl ProblemCache {
     /// Tasks that arrived since, if nothing else has changed.
     fn newcomers(&self, view: &View<'_>, stamp: &TaskStamp, speeds: &SpeedTracker) -> Option<BTreeSet<TaskId>> {
-        let large = self.scene.tasks.len() >= BRIEF_FROM_TASKS && self.scene.bus.is_none();
-        if !large || view.observation.window >= self.whole_at + REUSED_FOR || sites(view) != self.scene.sites {
+        let large = self.problem.tasks.len() >= BRIEF_FROM_TASKS && self.problem.bus.is_none();
+        if !large || view.observation.window >= self.whole_at + REUSED_FOR || sites(view) != self.problem.sites {
             return None;
         }
         let then: BTreeMap<TaskId, (u32, bool)> =
             self.stamp.iter().map(|&(task, phase, known)| (task, (phase, known))).collect();
         let here = stamp.iter().filter_map(|&(task, phase, known)| Some((then.get(&task)?, (phase, known))));
         let goals: BTreeMap<TaskId, _> =
-            self.scene.tasks.iter().filter_map(|one| Some((one.task, one.program.as_ref()?.goal))).collect();
+            self.problem.tasks.iter().filter_map(|one| Some((one.task, one.program.as_ref()?.goal))).collect();
         let has_goal = |seen: &cachemate_core::TaskSample| {
             goals.get(&seen.task).is_some_and(|goal| *goal != seen.goal.unwrap_or_default())
         };
@@ -92,8 +92,8 @@ impl ProblemCache {
 
 /// The live tasks, their phases, and whether their curves are known.
 pub fn stamp(view: &View<'_>, curves: &CurveChecks) -> TaskStamp {
-    let of = |task: TaskId| (task, current_phase(view, task).0, curves.has_curve(view, task));
-    view.live_tasks().map(|seen| of(seen.task)).collect()
+    let state = |task: TaskId| (task, current_phase(view, task).0, curves.has_curve(view, task));
+    view.live_tasks().map(|sample| state(sample.task)).collect()
 }
 
 impl SearchHistory {
@@ -110,19 +110,19 @@ impl SearchHistory {
 
     /// Stores what the next search can use again. After a brief search, the full search comes at its usual time.
     pub fn finish(&mut self, input: SearchInput) {
-        let SearchInput { scene, memo, whole_at, .. } = input;
+        let SearchInput { problem, memo, whole_at, .. } = input;
         let stamp = self.searched_at.as_ref().map_or_else(Vec::new, |(stamp, _)| stamp.clone());
         if let Some((_, when)) = &mut self.searched_at {
             *when = whole_at;
         }
-        self.last = Some(ProblemCache { scene, memo, stamp, whole_at });
+        self.last = Some(ProblemCache { problem, memo, stamp, whole_at });
     }
 
     /// Has a live task changed phase since the last search?
     pub fn has_phase_changed(&self, view: &View<'_>) -> bool {
         let Some((last, _)) = &self.searched_at else { return false };
         let changed = |(task, then, _): &(TaskId, u32, bool)| {
-            current_phase(view, *task).0 != *then && view.live_tasks().any(|seen| seen.task == *task)
+            current_phase(view, *task).0 != *then && view.live_tasks().any(|sample| sample.task == *task)
         };
         last.iter().any(changed)
     }
@@ -136,7 +136,8 @@ impl SearchHistory {
             let phase = current_phase(view, *task).0;
             if *then != phase {
                 (*then, *known) = (phase, false);
-                changed.push((*task, view.live_tasks().find(|seen| seen.task == *task).map(|seen| seen.process)));
+                changed
+                    .push((*task, view.live_tasks().find(|sample| sample.task == *task).map(|sample| sample.process)));
             }
         }
         changed
@@ -187,35 +188,35 @@ impl InputBuilder<'_, '_> {
     }
 
     /// Shifts the curves of these tasks to the measurements, and scales promised rates to them.
-    fn calibrate(&self, scene: &mut PlanningProblem, held: &SiteLayout, of: impl Fn(TaskId) -> bool) {
-        scene.calibrate(held, |task| self.counted_now(task).filter(|_| of(task))?.misses_per_instr);
-        scene.anchor(held, |task| {
+    fn calibrate(&self, problem: &mut PlanningProblem, held: &SiteLayout, metric: impl Fn(TaskId) -> bool) {
+        problem.calibrate(held, |task| self.counted_now(task).filter(|_| metric(task))?.misses_per_instr);
+        problem.anchor(held, |task| {
             self.counted_now(task)?;
-            let seen = self.view.live_tasks().find(|seen| seen.task == task)?;
+            let seen = self.view.live_tasks().find(|sample| sample.task == task)?;
             let work = promised_work(seen, &self.view.observation.tasks)?;
             Some((work, self.evidence.speeds.rate(task, work)?))
         });
     }
 
     /// Closes sites with a task that is not known yet, after a change of phase or before its initial profiling.
-    fn close(&mut self, scene: &mut PlanningProblem) {
+    fn close(&mut self, problem: &mut PlanningProblem) {
         let window = self.view.observation.window;
         let surveys = self.evidence.arrivals.steady_windows(window) < SURVEYED_WITHIN_WINDOWS;
-        let is_unknown = |task: &TaskId| scene.tasks.iter().any(|one| one.task == *task && one.program.is_none());
+        let is_unknown = |task: &TaskId| problem.tasks.iter().any(|one| one.task == *task && one.program.is_none());
         self.evidence.phase_changed_at.retain(|task, at| window < *at + PATIENCE_WINDOWS && is_unknown(task));
         let runs =
             |task: TaskId| self.evidence.speeds.of(task, 64.0).is_none_or(|speed| speed.cpu_demand >= IDLE_BELOW);
         let is_asked = |task: TaskId| surveys && self.evidence.probe_planner.has_open_probe(self.view, task);
-        scene.close(|task| (self.evidence.phase_changed_at.contains_key(&task) || is_asked(task)) && runs(task));
+        problem.close(|task| (self.evidence.phase_changed_at.contains_key(&task) || is_asked(task)) && runs(task));
     }
 
     /// Drops curves that measurements under the plan in force contradict, and requests new ones.
-    fn drop_contradicted_curves(&mut self, scene: &mut PlanningProblem) {
+    fn drop_contradicted_curves(&mut self, problem: &mut PlanningProblem) {
         let measured = |task: TaskId| self.counted_now(task)?.misses_per_instr;
-        for (task, contradicted) in scene.contradicted(&SiteLayout::of(self.in_force, scene), measured) {
+        for (task, contradicted) in problem.contradicted(&SiteLayout::from_plan(self.in_force, problem), measured) {
             let profile = self.view.profiles.get(&task);
             if profile.is_some_and(|profile| self.evidence.curves.check(task, profile, contradicted)) {
-                scene.forget(task);
+                problem.forget(task);
                 self.evidence.probe_planner.forget(task);
                 self.evidence.phase_changed_at.insert(task, self.view.observation.window);
             }
@@ -223,47 +224,47 @@ impl InputBuilder<'_, '_> {
     }
 
     fn rebuild(&mut self, last: Option<ProblemCache>) -> Option<SearchInput> {
-        let mut scene = PlanningProblem::of(self.view, &self.earlier(), |_| None)?;
-        self.drop_contradicted_curves(&mut scene);
-        self.close(&mut scene);
-        scene.known().next()?;
-        let held = SiteLayout::of(self.in_force, &scene);
-        self.calibrate(&mut scene, &held, |_| true);
-        let (then, memo) = last.map_or((None, ScoreCache::default()), |last| (Some(last.scene), last.memo));
+        let mut problem = PlanningProblem::of(self.view, &self.earlier(), |_| None)?;
+        self.drop_contradicted_curves(&mut problem);
+        self.close(&mut problem);
+        problem.known().next()?;
+        let held = SiteLayout::from_plan(self.in_force, &problem);
+        self.calibrate(&mut problem, &held, |_| true);
+        let (then, memo) = last.map_or((None, ScoreCache::default()), |last| (Some(last.problem), last.memo));
         let places = then.as_ref().map_or_else(BTreeMap::new, PlanningProblem::places);
         let unchanged = |index: usize| {
-            let place = *places.get(&scene.tasks[index].task)?;
-            (then.as_ref()?.tasks[place].program == scene.tasks[index].program).then_some(place)
+            let place = *places.get(&problem.tasks[index].task)?;
+            (then.as_ref()?.tasks[place].program == problem.tasks[index].program).then_some(place)
         };
-        let memo = memo.after(&scene, unchanged);
-        Some(SearchInput { scene, memo, newcomers: None, whole_at: self.view.observation.window })
+        let memo = memo.carry_over(&problem, unchanged);
+        Some(SearchInput { problem, memo, newcomers: None, whole_at: self.view.observation.window })
     }
 
     fn with_newcomers(&mut self, last: ProblemCache, new: &BTreeSet<TaskId>) -> Option<SearchInput> {
         let whole_at = last.whole_at;
-        let places = last.scene.places();
+        let places = last.problem.places();
         let mut before: BTreeMap<TaskId, Option<ProgramModel>> =
-            last.scene.tasks.into_iter().map(|one| (one.task, one.program)).collect();
+            last.problem.tasks.into_iter().map(|one| (one.task, one.program)).collect();
         let previous_model = |task: TaskId| before.get_mut(&task)?.take();
-        let mut scene = PlanningProblem::of(self.view, &self.earlier(), previous_model)?;
-        self.close(&mut scene);
-        let newcomers: Vec<usize> = scene.known().filter(|&at| new.contains(&scene.tasks[at].task)).collect();
+        let mut problem = PlanningProblem::of(self.view, &self.earlier(), previous_model)?;
+        self.close(&mut problem);
+        let newcomers: Vec<usize> = problem.known().filter(|&index| new.contains(&problem.tasks[index].task)).collect();
         // Only their caches are composed.
-        let mut held = SiteLayout::of(self.in_force, &scene);
-        let homes: BTreeSet<usize> = newcomers.iter().filter_map(|&at| held.site_of[at]).collect();
+        let mut held = SiteLayout::from_plan(self.in_force, &problem);
+        let homes: BTreeSet<usize> = newcomers.iter().filter_map(|&index| held.site_of[index]).collect();
         held.site_of.iter_mut().for_each(|home| *home = home.filter(|site| homes.contains(site)));
         let rates: Vec<_> =
-            scene.tasks.iter().map(|one| one.program.as_ref().and_then(|program| program.rate)).collect();
-        self.calibrate(&mut scene, &held, |task| new.contains(&task));
-        for (at, scene_task) in scene.tasks.iter_mut().enumerate().filter(|(at, _)| !newcomers.contains(at)) {
+            problem.tasks.iter().map(|one| one.program.as_ref().and_then(|program| program.rate)).collect();
+        self.calibrate(&mut problem, &held, |task| new.contains(&task));
+        for (at, scene_task) in problem.tasks.iter_mut().enumerate().filter(|(index, _)| !newcomers.contains(index)) {
             if let Some(program) = &mut scene_task.program {
                 program.rate = rates[at];
             }
         }
         let is_new = |at: usize| newcomers.contains(&at);
-        let unchanged = |at: usize| places.get(&scene.tasks[at].task).copied().filter(|_| !is_new(at));
-        let memo = last.memo.after(&scene, unchanged);
-        Some(SearchInput { scene, memo, newcomers: Some(newcomers), whole_at })
+        let unchanged = |at: usize| places.get(&problem.tasks[at].task).copied().filter(|_| !is_new(at));
+        let memo = last.memo.carry_over(&problem, unchanged);
+        Some(SearchInput { problem, memo, newcomers: Some(newcomers), whole_at })
     }
 }
 

@@ -154,11 +154,11 @@ fn cpu_shares(wants: &[f64], cpus: f64) -> Vec<f64> {
 }
 
 /// Share of each task's partners that are on other sites than this.
-fn split_share(scene: &PlanningProblem, home: &[Option<usize>], at: usize, site: usize) -> f64 {
-    let Some(cluster) = scene.tasks[at].cluster else { return 1.0 };
+fn split_share(problem: &PlanningProblem, home: &[Option<usize>], index: usize, site: usize) -> f64 {
+    let Some(cluster) = problem.tasks[index].cluster else { return 1.0 };
     let (mut all, mut elsewhere) = (0.0, 0.0);
-    for (other, scene_task) in scene.tasks.iter().enumerate() {
-        if other != at && scene_task.cluster == Some(cluster) {
+    for (other, scene_task) in problem.tasks.iter().enumerate() {
+        if other != index && scene_task.cluster == Some(cluster) {
             all += 1.0;
             elsewhere += if home[other] == Some(site) { 0.0 } else { 1.0 };
         }
@@ -167,8 +167,8 @@ fn split_share(scene: &PlanningProblem, home: &[Option<usize>], at: usize, site:
 }
 
 /// The same for all members of a site.
-pub fn split_shares(scene: &PlanningProblem, home: &[Option<usize>], members: &[usize], site: usize) -> Vec<f64> {
-    members.iter().map(|&at| split_share(scene, home, at, site)).collect()
+pub fn split_shares(problem: &PlanningProblem, home: &[Option<usize>], members: &[usize], site: usize) -> Vec<f64> {
+    members.iter().map(|&at| split_share(problem, home, at, site)).collect()
 }
 
 /// State of one site under a layout.
@@ -193,7 +193,7 @@ impl SiteState<'_> {
         let gang_of = |at: usize| {
             self.turns.map_or(0, |turns| turns.gangs.iter().position(|gang| gang.contains(&at)).unwrap_or(0))
         };
-        let gangs: Vec<usize> = self.members.iter().map(|&at| gang_of(at)).collect();
+        let gangs: Vec<usize> = self.members.iter().map(|&index| gang_of(index)).collect();
         let count = self.turns.map_or(1, |turns| turns.gangs.len().max(1));
         let wants: Vec<f64> = programs.iter().map(|program| program.cpu_demand).collect();
         let cpus = self.site.cpus.count() as f64;
@@ -301,7 +301,7 @@ impl SiteState<'_> {
 
 /// One layout that is scored many times, with different programs each time.
 pub struct LayoutScorer<'a> {
-    scene: &'a PlanningProblem,
+    problem: &'a PlanningProblem,
     layout: &'a SiteLayout,
     /// Known tasks by site.
     pub members: Vec<Vec<usize>>,
@@ -309,10 +309,10 @@ pub struct LayoutScorer<'a> {
 }
 
 impl<'a> LayoutScorer<'a> {
-    pub fn of(scene: &'a PlanningProblem, layout: &'a SiteLayout) -> Self {
-        let members = on_sites(scene, layout);
-        let split_shares = split_shares_by_site(scene, layout, &members);
-        LayoutScorer { scene, layout, members, split_shares }
+    pub fn of(problem: &'a PlanningProblem, layout: &'a SiteLayout) -> Self {
+        let members = on_sites(problem, layout);
+        let split_shares = split_shares_by_site(problem, layout, &members);
+        LayoutScorer { problem, layout, members, split_shares }
     }
 
     /// By site, each by itself.
@@ -343,31 +343,31 @@ impl<'a> LayoutScorer<'a> {
     }
 
     fn score(&self, site: usize, draw: &ErrorDraw, memo: &ScoreCache) -> LayoutScore {
-        let (scene, members, apart) = (self.scene, &self.members[site], &self.split_shares[site]);
+        let (problem, members, apart) = (self.problem, &self.members[site], &self.split_shares[site]);
         if members.is_empty() {
             return LayoutScore::EMPTY;
         }
         let (cut, turns) = (&self.layout.partitions[site], self.layout.rotations[site].as_ref());
-        SiteScorer { scene, site, members, apart, cut, turns }.score(draw, memo)
+        SiteScorer { problem, site, members, apart, cut, turns }.score(draw, memo)
     }
 }
 
-fn split_shares_by_site(scene: &PlanningProblem, layout: &SiteLayout, members: &[Vec<usize>]) -> Vec<Vec<f64>> {
-    let of = |(site, members): (usize, &Vec<usize>)| split_shares(scene, &layout.site_of, members, site);
+fn split_shares_by_site(problem: &PlanningProblem, layout: &SiteLayout, members: &[Vec<usize>]) -> Vec<Vec<f64>> {
+    let of = |(site, members): (usize, &Vec<usize>)| split_shares(problem, &layout.site_of, members, site);
     members.iter().enumerate().map(of).collect()
 }
 
 /// All sites, with the waits of their packages for memory.
-pub fn score(scene: &PlanningProblem, layout: &SiteLayout, memo: &ScoreCache) -> LayoutScore {
-    score_drawn(scene, layout, &ErrorDraw::default(), memo)
+pub fn score(problem: &PlanningProblem, layout: &SiteLayout, memo: &ScoreCache) -> LayoutScore {
+    score_drawn(problem, layout, &ErrorDraw::default(), memo)
 }
 
 /// The same with drawn programs, if no site is affected by another's traffic.
-pub fn score_drawn(scene: &PlanningProblem, layout: &SiteLayout, draw: &ErrorDraw, memo: &ScoreCache) -> LayoutScore {
-    if scene.bus.is_some() {
-        return whole(scene, layout).into_iter().map(|(score, ..)| score).fold(LayoutScore::EMPTY, LayoutScore::plus);
+pub fn score_drawn(problem: &PlanningProblem, layout: &SiteLayout, draw: &ErrorDraw, memo: &ScoreCache) -> LayoutScore {
+    if problem.bus.is_some() {
+        return whole(problem, layout).into_iter().map(|(score, ..)| score).fold(LayoutScore::EMPTY, LayoutScore::plus);
     }
-    sum(&LayoutScorer::of(scene, layout).scores(draw, memo))
+    sum(&LayoutScorer::of(problem, layout).scores(draw, memo))
 }
 
 /// All sites together.
@@ -376,11 +376,11 @@ pub fn sum(scores: &[LayoutScore]) -> LayoutScore {
 }
 
 /// Known tasks by site.
-pub fn on_sites(scene: &PlanningProblem, layout: &SiteLayout) -> Vec<Vec<usize>> {
-    let mut members: Vec<Vec<usize>> = vec![Vec::new(); scene.sites.len()];
-    for at in scene.known() {
-        if let Some(site) = layout.site_of[at] {
-            members[site].push(at);
+pub fn on_sites(problem: &PlanningProblem, layout: &SiteLayout) -> Vec<Vec<usize>> {
+    let mut members: Vec<Vec<usize>> = vec![Vec::new(); problem.sites.len()];
+    for index in problem.known() {
+        if let Some(site) = layout.site_of[index] {
+            members[site].push(index);
         }
     }
     members
@@ -388,7 +388,7 @@ pub fn on_sites(scene: &PlanningProblem, layout: &SiteLayout) -> Vec<Vec<usize>>
 
 /// All inputs of the score of one site, as long as waits for memory are those measured.
 pub struct SiteScorer<'a> {
-    pub scene: &'a PlanningProblem,
+    pub problem: &'a PlanningProblem,
     pub site: usize,
     pub members: &'a [usize],
     pub apart: &'a [f64],
@@ -404,22 +404,22 @@ impl SiteScorer<'_> {
 
     fn compute(&self, draw: &ErrorDraw) -> LayoutScore {
         let mut programs: Vec<&ProgramModel> = Vec::with_capacity(self.members.len());
-        programs.extend(self.members.iter().filter_map(|&at| self.scene.tasks[at].program.as_ref()));
+        programs.extend(self.members.iter().filter_map(|&index| self.problem.tasks[index].program.as_ref()));
         let mut drawn: Vec<ProgramModel> = Vec::with_capacity(if draw.0.is_empty() { 0 } else { programs.len() });
         let scaled = |(&at, program): (&usize, &&ProgramModel)| {
-            let (misses, cost) = draw.of(at)?;
+            let (misses, cost) = draw.factors(at)?;
             Some(program.scaled(misses, cost))
         };
         drawn.extend(self.members.iter().zip(&programs).filter_map(scaled));
         if !drawn.is_empty() {
             programs = drawn.iter().collect();
         }
-        let (site, programs) = (&self.scene.sites[self.site], &programs);
+        let (site, programs) = (&self.problem.sites[self.site], &programs);
         let here = SiteState {
             site,
             members: self.members,
             programs,
-            cycles_per_ns: self.scene.cycles_per_ns,
+            cycles_per_ns: self.problem.cycles_per_ns,
             apart: self.apart,
             waits: &remote_cycles(site, programs),
             cut: self.cut,
@@ -435,9 +435,9 @@ fn remote_cycles(site: &CacheSite, programs: &[&ProgramModel]) -> Vec<f64> {
 }
 
 /// Speeds of all known tasks.
-pub fn speeds(scene: &PlanningProblem, layout: &SiteLayout) -> Vec<Option<ForecastSpeed>> {
-    let mut all = vec![None; scene.tasks.len()];
-    for (_, members, speeds) in whole(scene, layout) {
+pub fn speeds(problem: &PlanningProblem, layout: &SiteLayout) -> Vec<Option<ForecastSpeed>> {
+    let mut all = vec![None; problem.tasks.len()];
+    for (_, members, speeds) in whole(problem, layout) {
         for (at, speed) in members.into_iter().zip(speeds) {
             all[at] = Some(speed);
         }
@@ -449,11 +449,11 @@ pub fn speeds(scene: &PlanningProblem, layout: &SiteLayout) -> Vec<Option<Foreca
 const BUS_ROUNDS: usize = 4;
 
 /// By site: score, members, their speeds.
-fn whole(scene: &PlanningProblem, layout: &SiteLayout) -> Vec<(LayoutScore, Vec<usize>, Vec<ForecastSpeed>)> {
-    let members = on_sites(scene, layout);
-    let aparts = split_shares_by_site(scene, layout, &members);
+fn whole(problem: &PlanningProblem, layout: &SiteLayout) -> Vec<(LayoutScore, Vec<usize>, Vec<ForecastSpeed>)> {
+    let members = on_sites(problem, layout);
+    let aparts = split_shares_by_site(problem, layout, &members);
     let mut queues: Vec<Vec<f64>> = members.iter().map(|members| vec![0.0; members.len()]).collect();
-    let rounds = if scene.bus.is_some() { BUS_ROUNDS } else { 1 };
+    let rounds = if problem.bus.is_some() { BUS_ROUNDS } else { 1 };
     let mut site_scores = Vec::new();
     for _ in 0..rounds {
         site_scores.clear();
@@ -462,22 +462,22 @@ fn whole(scene: &PlanningProblem, layout: &SiteLayout) -> Vec<(LayoutScore, Vec<
             let (cut, turns) = (&layout.partitions[site], layout.rotations[site].as_ref());
             let apart = &aparts[site];
             let programs: Vec<&ProgramModel> =
-                members.iter().filter_map(|&at| scene.tasks[at].program.as_ref()).collect();
-            let (site_here, cycles_per_ns) = (&scene.sites[site], scene.cycles_per_ns);
+                members.iter().filter_map(|&index| problem.tasks[index].program.as_ref()).collect();
+            let (site_here, cycles_per_ns) = (&problem.sites[site], problem.cycles_per_ns);
             let far = remote_cycles(site_here, &programs);
             let waits = &far.iter().zip(&queues[site]).map(|(far, queue)| far + queue).collect::<Vec<f64>>();
             let here =
                 SiteState { site: site_here, members, programs: &programs, cycles_per_ns, apart, waits, cut, turns };
             let speeds = here.speeds();
             let sum: f64 = speeds.iter().map(|speed| speed.lines_per_cycle).sum();
-            *traffic.entry(scene.sites[site].package).or_insert(0.0) += sum;
+            *traffic.entry(problem.sites[site].package).or_insert(0.0) += sum;
             site_scores.push((here.score_of(&speeds), members.clone(), speeds));
         }
-        let Some(bus) = &scene.bus else { break };
+        let Some(bus) = &problem.bus else { break };
         for (site, members) in members.iter().enumerate() {
-            let here = traffic.get(&scene.sites[site].package).copied().unwrap_or(0.0);
+            let here = traffic.get(&problem.sites[site].package).copied().unwrap_or(0.0);
             for (queue, &at) in queues[site].iter_mut().zip(members) {
-                let measured_on = scene.tasks[at].last_site.map_or(0, |on| scene.sites[on].package);
+                let measured_on = problem.tasks[at].last_site.map_or(0, |on| problem.sites[on].package);
                 *queue = 0.5 * (*queue + bus.longer(here, measured_on));
             }
         }

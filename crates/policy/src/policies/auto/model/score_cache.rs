@@ -18,8 +18,8 @@ pub struct ErrorDraw(pub Vec<Option<(f64, f64)>>);
 
 impl ErrorDraw {
     /// Factors of the task at this position.
-    pub fn of(&self, at: usize) -> Option<(f64, f64)> {
-        self.0.get(at).copied().flatten()
+    pub fn factors(&self, index: usize) -> Option<(f64, f64)> {
+        self.0.get(index).copied().flatten()
     }
 }
 
@@ -40,13 +40,13 @@ pub struct ScoreCache {
 impl ScoreCache {
     /// For a first problem.
     #[cfg(test)]
-    pub fn of(scene: &PlanningProblem) -> Self {
-        ScoreCache::default().after(scene, |_| None)
+    pub fn of(problem: &PlanningProblem) -> Self {
+        ScoreCache::default().carry_over(problem, |_| None)
     }
 
     /// For the next problem. `unchanged` gives the position before of a task whose program has not changed.
     #[must_use]
-    pub fn after(self, scene: &PlanningProblem, unchanged: impl Fn(usize) -> Option<usize>) -> Self {
+    pub fn carry_over(self, problem: &PlanningProblem, unchanged: impl Fn(usize) -> Option<usize>) -> Self {
         let mut next = self.next;
         let number = |index: usize| {
             let known = unchanged(index).and_then(|then| self.numbers.as_ref()?.get(then).copied());
@@ -55,14 +55,14 @@ impl ScoreCache {
                 next
             })
         };
-        let numbers = (0..scene.tasks.len()).map(number).collect();
-        let before = if self.sites == scene.sites { self.now.into_inner() } else { Scores::new() };
-        ScoreCache { numbers: Some(numbers), next, sites: scene.sites.clone(), before, now: RefCell::default() }
+        let numbers = (0..problem.tasks.len()).map(number).collect();
+        let before = if self.sites == problem.sites { self.now.into_inner() } else { Scores::new() };
+        ScoreCache { numbers: Some(numbers), next, sites: problem.sites.clone(), before, now: RefCell::default() }
     }
 
     /// The stored score of a site, or a new one.
-    pub fn score(&self, of: &SiteScorer<'_>, draw: &ErrorDraw, made: impl FnOnce() -> LayoutScore) -> LayoutScore {
-        let Some(key) = self.key(of, draw) else { return made() };
+    pub fn score(&self, scorer: &SiteScorer<'_>, draw: &ErrorDraw, made: impl FnOnce() -> LayoutScore) -> LayoutScore {
+        let Some(key) = self.key(scorer, draw) else { return made() };
         if let Some(score) = self.now.borrow().get(&key) {
             return *score;
         }
@@ -72,25 +72,25 @@ impl ScoreCache {
     }
 
     /// All inputs, each list preceded by its length.
-    fn key(&self, of: &SiteScorer<'_>, draw: &ErrorDraw) -> Option<Vec<u64>> {
+    fn key(&self, scorer: &SiteScorer<'_>, draw: &ErrorDraw) -> Option<Vec<u64>> {
         let numbers = self.numbers.as_ref()?;
-        let mut key = Vec::with_capacity(4 + 4 * of.members.len());
-        key.extend([of.site as u64, of.members.len() as u64]);
-        for (&at, apart) in of.members.iter().zip(of.apart) {
-            let (misses, cost) = draw.of(at).unwrap_or((1.0, 1.0));
+        let mut key = Vec::with_capacity(4 + 4 * scorer.members.len());
+        key.extend([scorer.site as u64, scorer.members.len() as u64]);
+        for (&at, apart) in scorer.members.iter().zip(scorer.apart) {
+            let (misses, cost) = draw.factors(at).unwrap_or((1.0, 1.0));
             key.extend([numbers[at], apart.to_bits(), misses.to_bits(), cost.to_bits()]);
         }
         let list = |key: &mut Vec<u64>, members: &[usize]| {
             key.push(members.len() as u64);
-            key.extend(members.iter().map(|&at| numbers[at]));
+            key.extend(members.iter().map(|&index| numbers[index]));
         };
-        key.push(of.cut.len() as u64);
-        for group in of.cut {
+        key.push(scorer.cut.len() as u64);
+        for group in scorer.cut {
             key.push(group.units.into());
             list(&mut key, &group.members);
         }
-        if let Some(turns) = of.turns {
-            key.extend([turns.slice_ns, of.scene.cycles_per_ns.to_bits()]);
+        if let Some(turns) = scorer.turns {
+            key.extend([turns.slice_ns, scorer.problem.cycles_per_ns.to_bits()]);
             turns.gangs.iter().for_each(|gang| list(&mut key, gang));
         }
         Some(key)
@@ -144,18 +144,18 @@ pub mod tests {
 
     /// Layouts and scores of all candidates, and their scores in a draw.
     fn decided(
-        scene: &PlanningProblem,
+        problem: &PlanningProblem,
         memo: &ScoreCache,
     ) -> Vec<(super::super::layout::SiteLayout, [LayoutScore; 2])> {
         let allowed = AllowedMechanisms::filtered(|_| true);
         let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
         let (effort, generator) = (Cell::new(150), SplitMix64::new(1));
-        let mut search = PlanSearch { scene, memo, allowed, judge, effort, generator };
+        let mut search = PlanSearch { problem, memo, allowed, judge, effort, generator };
         let all = search.candidates(&BTreeMap::new(), None);
-        let draw = scene.draw(7);
+        let draw = problem.draw(7);
         all.into_iter()
             .map(|one| {
-                let drawn = score_drawn(scene, &one.layout, &draw, memo);
+                let drawn = score_drawn(problem, &one.layout, &draw, memo);
                 (one.layout, [one.score, drawn])
             })
             .collect()
@@ -174,28 +174,28 @@ pub mod tests {
             let mut next = tasks.len() as u32;
             let (mut memo, mut before): (ScoreCache, Option<PlanningProblem>) = (ScoreCache::default(), None);
             for (what, at, part) in std::iter::once((9, 0, 0.0)).chain(then) {
-                let at = at % tasks.len();
+                let index = at % tasks.len();
                 match what {
-                    0 if tasks.len() > 2 => { tasks.remove(at); }
-                    1 => tasks[at].program = Some(kind(part)),
-                    2 => tasks[at].last_site = Some(at % 3),
-                    3 => { tasks.push(task(next, at % 3, part)); next += 1; }
+                    0 if tasks.len() > 2 => { tasks.remove(index); }
+                    1 => tasks[index].program = Some(kind(part)),
+                    2 => tasks[index].last_site = Some(index % 3),
+                    3 => { tasks.push(task(next, index % 3, part)); next += 1; }
                     _ => {}
                 }
                 let sites = (0..3).map(|id| site(id, 2)).collect();
-                let scene = PlanningProblem { sites, tasks: tasks.clone(), cycles_per_ns: 2.0, bus: None, shortest_slice_ns: Some(1), frozen_sites: Vec::new() };
+                let problem = PlanningProblem { sites, tasks: tasks.clone(), cycles_per_ns: 2.0, bus: None, shortest_slice_ns: Some(1), frozen_sites: Vec::new() };
                 let places = before.as_ref().map(PlanningProblem::places).unwrap_or_default();
-                memo = memo.after(&scene, |at| {
-                    let place = *places.get(&scene.tasks[at].task)?;
-                    (before.as_ref()?.tasks[place].program == scene.tasks[at].program).then_some(place)
+                memo = memo.carry_over(&problem, |at| {
+                    let place = *places.get(&problem.tasks[at].task)?;
+                    (before.as_ref()?.tasks[place].program == problem.tasks[at].program).then_some(place)
                 });
-                let (with, without) = (decided(&scene, &memo), decided(&scene, &ScoreCache::default()));
+                let (with, without) = (decided(&problem, &memo), decided(&problem, &ScoreCache::default()));
                 prop_assert_eq!(with.len(), without.len());
                 for (with, without) in with.iter().zip(&without) {
                     prop_assert_eq!(&with.0, &without.0);
                     prop_assert_eq!(with.1.map(LayoutScore::bits), without.1.map(LayoutScore::bits));
                 }
-                before = Some(scene);
+                before = Some(problem);
             }
         }
     }
@@ -203,11 +203,11 @@ pub mod tests {
     /// Is a score computed once while successive searches use it, and dropped after one that does not?
     #[test]
     fn a_score_is_computed_once_and_dropped_in_time() {
-        let scene = |tasks: Vec<ProblemTask>| PlanningProblem::undisturbed(vec![site(0, 2)], tasks);
-        let (one, other) = (scene(vec![task(0, 0, 0.5)]), scene(vec![task(0, 0, 0.9)]));
+        let problem = |tasks: Vec<ProblemTask>| PlanningProblem::undisturbed(vec![site(0, 2)], tasks);
+        let (one, other) = (problem(vec![task(0, 0, 0.5)]), problem(vec![task(0, 0, 0.9)]));
         let made = Cell::new(0);
-        let ask = |scene: &PlanningProblem, memo: &ScoreCache| {
-            let of = SiteScorer { scene, site: 0, members: &[0], apart: &[1.0], cut: &[], turns: None };
+        let ask = |problem: &PlanningProblem, memo: &ScoreCache| {
+            let of = SiteScorer { problem, site: 0, members: &[0], apart: &[1.0], cut: &[], turns: None };
             memo.score(&of, &ErrorDraw::default(), || {
                 made.set(made.get() + 1);
                 LayoutScore::EMPTY
@@ -215,13 +215,13 @@ pub mod tests {
         };
         let memo = ScoreCache::of(&one);
         (0..3).for_each(|_| ask(&one, &memo));
-        let memo = memo.after(&one, Some);
+        let memo = memo.carry_over(&one, Some);
         ask(&one, &memo);
         assert_eq!(made.get(), 1);
-        let memo = memo.after(&other, |_| None);
+        let memo = memo.carry_over(&other, |_| None);
         ask(&other, &memo);
         assert_eq!(made.get(), 2, "another program");
-        let memo = memo.after(&other, Some);
+        let memo = memo.carry_over(&other, Some);
         assert_eq!((memo.before.len(), memo.now.borrow().len()), (1, 0));
     }
 }

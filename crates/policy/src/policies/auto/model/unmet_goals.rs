@@ -51,30 +51,33 @@ enum GoalTarget {
 }
 
 /// Explains the goals that the best plan does not meet, and names the programs that pay for those that it meets.
-pub fn explain_unmet(scene: &PlanningProblem, default: &SiteLayout, best: &SiteLayout, why: &mut Vec<Reason>) {
-    let promised = |&at: &usize| scene.tasks[at].program.as_ref().is_some_and(|program| program.goal.is_promised());
-    if !scene.known().any(|at| promised(&at)) {
+pub fn explain_unmet(problem: &PlanningProblem, default: &SiteLayout, best: &SiteLayout, why: &mut Vec<Reason>) {
+    let promised = |&at: &usize| problem.tasks[at].program.as_ref().is_some_and(|program| program.goal.is_promised());
+    if !problem.known().any(|at| promised(&at)) {
         return;
     }
-    let best_speeds = speeds(scene, best);
-    let payers = payers(scene, &speeds(scene, default), &best_speeds);
-    for (nth, short) in all_short(scene, &best_speeds).iter().enumerate() {
-        let room =
-            if nth < ROOM_SOUGHT_FOR && short.met_alone { Some(programs_to_remove(scene, best, short)) } else { None };
-        why.push(short.reason(scene, (best, &best_speeds), room, &payers));
+    let best_speeds = speeds(problem, best);
+    let payers = payers(problem, &speeds(problem, default), &best_speeds);
+    for (nth, short) in all_short(problem, &best_speeds).iter().enumerate() {
+        let room = if nth < ROOM_SOUGHT_FOR && short.met_alone {
+            Some(programs_to_remove(problem, best, short))
+        } else {
+            None
+        };
+        why.push(short.reason(problem, (best, &best_speeds), room, &payers));
     }
     if !payers.is_empty() {
         let mut tasks = Vec::new();
-        let text = format!("goals are met at the cost of {}", named(scene, &payers, &mut tasks));
+        let text = format!("goals are met at the cost of {}", named(problem, &payers, &mut tasks));
         let most = payers.iter().map(|(_, loss)| *loss).fold(0.0, f64::max);
         let numbers = vec![("largest_loss_percent".to_string(), 100.0 * most)];
         why.push(Reason { kind: ReasonKind::Explanation, tasks, text, numbers });
     }
 }
 
-fn all_short(scene: &PlanningProblem, found: &[Option<ForecastSpeed>]) -> Vec<UnmetGoal> {
+fn all_short(problem: &PlanningProblem, found: &[Option<ForecastSpeed>]) -> Vec<UnmetGoal> {
     let mut all = Vec::new();
-    for (at, scene_task) in scene.tasks.iter().enumerate() {
+    for (at, scene_task) in problem.tasks.iter().enumerate() {
         let Some((program, speed)) = scene_task.program.as_ref().zip(found[at]) else { continue };
         if let Some(max) = program.goal.max_slowdown
             && 1.0 / speed.over_alone - 1.0 > max + MET_WITHIN
@@ -95,22 +98,22 @@ fn all_short(scene: &PlanningProblem, found: &[Option<ForecastSpeed>]) -> Vec<Un
 /// Tasks without an unmet goal of their own that are slower than by default, most first, with their losses as shares of
 /// the solo speed.
 fn payers(
-    scene: &PlanningProblem,
+    problem: &PlanningProblem,
     before: &[Option<ForecastSpeed>],
     after: &[Option<ForecastSpeed>],
 ) -> Vec<(usize, f64)> {
     let loss = |at: usize| Some(before[at]?.over_alone - after[at]?.over_alone);
-    let mut all: Vec<(usize, f64)> = scene.known().filter_map(|at| Some((at, loss(at)?))).collect();
+    let mut all: Vec<(usize, f64)> = problem.known().filter_map(|index| Some((index, loss(index)?))).collect();
     all.retain(|(_, loss)| *loss > PAYS_FROM);
     all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     all
 }
 
 /// Programs without which a goal would be met under the same plan; `None` = removing so few does not suffice.
-fn programs_to_remove(scene: &PlanningProblem, layout: &SiteLayout, short: &UnmetGoal) -> Option<Vec<usize>> {
-    let mut less = scene.clone();
+fn programs_to_remove(problem: &PlanningProblem, layout: &SiteLayout, short: &UnmetGoal) -> Option<Vec<usize>> {
+    let mut less = problem.clone();
     let mut left_out = Vec::new();
-    let process = scene.tasks[short.at].process;
+    let process = problem.tasks[short.at].process;
     let missing = |less: &PlanningProblem| {
         let program = less.tasks[short.at].program.as_ref()?;
         Some(speeds(less, layout)[short.at]?.missing(program))
@@ -118,10 +121,10 @@ fn programs_to_remove(scene: &PlanningProblem, layout: &SiteLayout, short: &Unme
     while left_out.len() < MAX_REMOVED {
         let beside = |at: &usize| {
             layout.site_of[*at] == layout.site_of[short.at]
-                && scene.tasks[*at].process != process
+                && problem.tasks[*at].process != process
                 && !left_out.contains(at)
         };
-        let presses = |at: usize| scene.tasks[at].program.as_ref().map_or(0.0, |one| one.cpu_demand * one.misses[0]);
+        let presses = |at: usize| problem.tasks[at].program.as_ref().map_or(0.0, |one| one.cpu_demand * one.misses[0]);
         let mut others: Vec<usize> = less.known().filter(beside).collect();
         others.sort_by(|&a, &b| presses(b).total_cmp(&presses(a)).then(a.cmp(&b)));
         let without = |&at: &usize| {
@@ -141,11 +144,11 @@ fn programs_to_remove(scene: &PlanningProblem, layout: &SiteLayout, short: &Unme
 }
 
 /// Names some of them, and adds their tasks to those of the reason.
-fn named(scene: &PlanningProblem, payers: &[(usize, f64)], tasks: &mut Vec<TaskId>) -> String {
+fn named(problem: &PlanningProblem, payers: &[(usize, f64)], tasks: &mut Vec<TaskId>) -> String {
     let mut parts = Vec::new();
     for (at, loss) in payers.iter().take(PAYERS_NAMED) {
         parts.push(format!("{{{}}} (-{:.0} % of its solo speed)", tasks.len(), 100.0 * loss));
-        tasks.push(scene.tasks[*at].task);
+        tasks.push(problem.tasks[*at].task);
     }
     let more = payers.len().saturating_sub(PAYERS_NAMED);
     parts.join(", ") + &if more > 0 { format!(" and {more} more") } else { String::new() }
@@ -154,21 +157,21 @@ fn named(scene: &PlanningProblem, payers: &[(usize, f64)], tasks: &mut Vec<TaskI
 impl UnmetGoal {
     fn reason(
         &self,
-        scene: &PlanningProblem,
+        problem: &PlanningProblem,
         (best, best_speeds): (&SiteLayout, &[Option<ForecastSpeed>]),
         removal: Option<Option<Vec<usize>>>,
         payers: &[(usize, f64)],
     ) -> Reason {
-        let mut tasks = vec![scene.tasks[self.at].task];
+        let mut tasks = vec![problem.tasks[self.at].task];
         let (mut text, mut numbers) = self.describe();
         text += &self.cause();
         match removal {
             Some(Some(left_out)) => {
                 numbers.push(("must_leave".to_string(), left_out.len() as f64));
                 let mut names = Vec::new();
-                for at in left_out {
+                for index in left_out {
                     names.push(format!("{{{}}}", tasks.len()));
-                    tasks.push(scene.tasks[at].task);
+                    tasks.push(problem.tasks[index].task);
                 }
                 text += &format!("; without {} it would be met", names.join(" and "));
             }
@@ -176,10 +179,10 @@ impl UnmetGoal {
             None if self.met_alone => text += "; it needs fewer programs on the machine",
             None => text += "; only a lower goal can be met",
         }
-        text += &self.outranked_by(scene, best, best_speeds, &mut tasks);
+        text += &self.outranked_by(problem, best, best_speeds, &mut tasks);
         text += match &self.target {
             _ if payers.is_empty() => ", and no program is slowed for it".to_string(),
-            _ => format!(", and {} is slowed for the speed that it has", named(scene, payers, &mut tasks)),
+            _ => format!(", and {} is slowed for the speed that it has", named(problem, payers, &mut tasks)),
         }
         .as_str();
         Reason { kind: ReasonKind::InfeasibleGoal, tasks, text, numbers }
@@ -188,22 +191,23 @@ impl UnmetGoal {
     /// The task of the same cache whose promise is met instead, because its priority is not lower.
     fn outranked_by(
         &self,
-        scene: &PlanningProblem,
+        problem: &PlanningProblem,
         layout: &SiteLayout,
         speeds: &[Option<ForecastSpeed>],
         tasks: &mut Vec<TaskId>,
     ) -> String {
-        let priority = |at: usize| scene.tasks[at].program.as_ref().map_or(1.0, |program| program.goal.priority);
+        let priority = |at: usize| problem.tasks[at].program.as_ref().map_or(1.0, |program| program.goal.priority);
         let is_met = |at: usize| {
-            let known = scene.tasks[at].program.as_ref().zip(speeds[at]);
+            let known = problem.tasks[at].program.as_ref().zip(speeds[at]);
             known.is_some_and(|(program, speed)| program.goal.is_promised() && speed.missing(program) <= MET_WITHIN)
         };
         let site = layout.site_of[self.at];
-        let rivals = scene.known().filter(|&at| at != self.at && layout.site_of[at] == site && is_met(at));
+        let rivals =
+            problem.known().filter(|&index| index != self.at && layout.site_of[index] == site && is_met(index));
         let Some(rival) = rivals.reduce(|a, b| if priority(b) > priority(a) { b } else { a }) else {
             return String::new();
         };
-        tasks.push(scene.tasks[rival].task);
+        tasks.push(problem.tasks[rival].task);
         format!(
             "; the promise to {{{}}} on the same cache is kept instead (priority {} against {})",
             tasks.len() - 1,
@@ -272,7 +276,7 @@ mod tests {
     use proptest::prelude::*;
 
     /// Two caches of two CPUs; for each task its footprint as a share of a cache, 0 = a stream, and its goal.
-    fn scene(tasks: &[(f64, Option<Goal>)]) -> PlanningProblem {
+    fn problem(tasks: &[(f64, Option<Goal>)]) -> PlanningProblem {
         let site = |id: u32| CacheSite {
             cache: CacheId(id),
             cpus: (2 * id..2 * id + 2).collect(),
@@ -304,12 +308,12 @@ mod tests {
     }
 
     /// All candidates, and the position of the best.
-    fn searched(scene: &PlanningProblem) -> (Vec<CandidatePlan>, usize) {
+    fn searched(problem: &PlanningProblem) -> (Vec<CandidatePlan>, usize) {
         let allowed = AllowedMechanisms::filtered(|mechanism| mechanism != Mechanism::Space);
         let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
         let (effort, generator) = (Cell::new(2_000), SplitMix64::new(1));
-        let memo = ScoreCache::of(scene);
-        let mut search = PlanSearch { scene, memo: &memo, allowed, judge, effort, generator };
+        let memo = ScoreCache::of(problem);
+        let mut search = PlanSearch { problem, memo: &memo, allowed, judge, effort, generator };
         let all = search.candidates(&BTreeMap::new(), None);
         let judge = search.judge;
         let better = |a: usize, b: usize| if judge.key(all[b].score) > judge.key(all[a].score) { b } else { a };
@@ -333,10 +337,11 @@ mod tests {
     /// a goal, and does the reason name the task that pays?
     #[test]
     fn a_goal_is_met_and_the_paying_task_is_named() {
-        let tasks = |goal| scene(&[(0.9, goal), (0.0, None), (0.9, None)]);
+        let tasks = |goal| problem(&[(0.9, goal), (0.0, None), (0.9, None)]);
         let free = tasks(None);
         let alone = 1e3 / free.tasks[0].program.as_ref().unwrap().alone(CACHE);
-        let over_alone = |scene: &PlanningProblem, layout: &SiteLayout| speeds(scene, layout)[0].unwrap().over_alone;
+        let over_alone =
+            |problem: &PlanningProblem, layout: &SiteLayout| speeds(problem, layout)[0].unwrap().over_alone;
         let (all, best) = searched(&free);
         assert!(over_alone(&free, &all[best].layout) < 0.9, "without a goal, it stays beside the stream");
         let asked = tasks(rate(0.97 * alone));
@@ -352,7 +357,8 @@ mod tests {
     /// goal?
     #[test]
     fn a_goal_out_of_reach_slows_no_task() {
-        let [asked, free] = [rate(1e9), None].map(|goal| scene(&[(0.9, goal), (0.0, None), (0.5, None), (0.5, None)]));
+        let [asked, free] =
+            [rate(1e9), None].map(|goal| problem(&[(0.9, goal), (0.0, None), (0.5, None), (0.5, None)]));
         let (all, best) = searched(&asked);
         let (free_all, free_best) = searched(&free);
         assert_eq!(all[best].layout, free_all[free_best].layout);
@@ -381,15 +387,15 @@ mod tests {
                 };
                 (share, goal)
             };
-            let scene = scene(&tasks.iter().map(of).collect::<Vec<_>>());
-            let (all, best) = searched(&scene);
+            let problem = problem(&tasks.iter().map(of).collect::<Vec<_>>());
+            let (all, best) = searched(&problem);
             let broken = all[best].score.unmet_goals;
             prop_assert!(all.iter().all(|other| other.score.unmet_goals >= broken - 0.02), "others meet more");
-            prop_assert!((score(&scene, &all[best].layout, &ScoreCache::default()).unmet_goals - broken).abs() < 1e-9);
+            prop_assert!((score(&problem, &all[best].layout, &ScoreCache::default()).unmet_goals - broken).abs() < 1e-9);
             let mut why = Vec::new();
-            explain_unmet(&scene, &all[0].layout, &all[best].layout, &mut why);
-            let plan_speeds = speeds(&scene, &all[best].layout);
-            for (at, scene_task) in scene.tasks.iter().enumerate() {
+            explain_unmet(&problem, &all[0].layout, &all[best].layout, &mut why);
+            let plan_speeds = speeds(&problem, &all[best].layout);
+            for (at, scene_task) in problem.tasks.iter().enumerate() {
                 let (program, speed) = (scene_task.program.as_ref().unwrap(), plan_speeds[at].unwrap());
                 let rate = program.goal.min_rate.zip(speed.rates(program));
                 let below = rate.is_some_and(|(least, (rate, _))| rate < least * (1.0 - MET_WITHIN));
@@ -402,12 +408,12 @@ mod tests {
                 prop_assert_eq!(says("min_rate"), below, "{:?}", why);
                 prop_assert_eq!(says("max_slowdown"), slower, "{:?}", why);
             }
-            for short in all_short(&scene, &plan_speeds).iter().filter(|short| short.met_alone) {
-                let Some(left_out) = programs_to_remove(&scene, &all[best].layout, short) else { continue };
+            for short in all_short(&problem, &plan_speeds).iter().filter(|short| short.met_alone) {
+                let Some(left_out) = programs_to_remove(&problem, &all[best].layout, short) else { continue };
                 prop_assert!(!left_out.is_empty() && !left_out.contains(&short.at));
-                let mut fewer = scene.clone();
-                left_out.iter().for_each(|&at| fewer.tasks[at].program = None);
-                let program = scene.tasks[short.at].program.as_ref().unwrap();
+                let mut fewer = problem.clone();
+                left_out.iter().for_each(|&index| fewer.tasks[index].program = None);
+                let program = problem.tasks[short.at].program.as_ref().unwrap();
                 let now = speeds(&fewer, &all[best].layout)[short.at].unwrap();
                 prop_assert!(now.missing(program) <= MET_WITHIN);
             }

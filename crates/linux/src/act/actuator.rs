@@ -81,7 +81,7 @@ impl Actuator {
 
     /// The journal's entry of an object that was changed, or is about to be.
     pub(crate) fn journaled(&self, object: &JournalObject) -> Option<&JournalEntry> {
-        self.armed.as_ref().and_then(|(journal, _)| journal.held().get(object))
+        self.armed.as_ref().and_then(|(journal, _)| journal.entries().get(object))
     }
 
     /// The object's state when it was last read back.

@@ -32,7 +32,7 @@ const FAMILIES: [(&str, &[&str]); 15] = [
     ("stencil", &["swim", "mgrid"]),
 ];
 
-const SKIP_AT_MOST: u64 = 64_000_000;
+const MAX_SKIP: u64 = 64_000_000;
 const SIZES_KIB: [u64; 6] = [256, 512, 1024, 2048, 4096, 8192];
 
 /// Curve and intensity of one side.
@@ -71,7 +71,7 @@ fn recorded(name: &str) -> Result<(CurveSide, u64, u64, L1Filter), Box<dyn Error
         filtered: passed as f64 * 1000.0 / instructions as f64,
         code: None,
     };
-    Ok((side, header.skip_accesses.min(SKIP_AT_MOST), accesses, filter))
+    Ok((side, header.skip_accesses.min(MAX_SKIP), accesses, filter))
 }
 
 /// A program's data lines and fetched lines of code, batch by batch.

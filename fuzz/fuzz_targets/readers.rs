@@ -3,7 +3,7 @@
 
 use std::sync::OnceLock;
 
-use cachemate_fuzzing::{FuzzTarget, INPUT_BYTES_AT_MOST, TARGETS, target};
+use cachemate_fuzzing::{FuzzTarget, MAX_INPUT_BYTES, TARGETS, target};
 use libfuzzer_sys::fuzz_target;
 
 fn chosen() -> &'static FuzzTarget {
@@ -15,4 +15,4 @@ fn chosen() -> &'static FuzzTarget {
     })
 }
 
-fuzz_target!(|data: &[u8]| (chosen().run)(&data[..data.len().min(INPUT_BYTES_AT_MOST)]));
+fuzz_target!(|data: &[u8]| (chosen().run)(&data[..data.len().min(MAX_INPUT_BYTES)]));

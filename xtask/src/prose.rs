@@ -8,13 +8,13 @@ use std::path::Path;
 use crate::links;
 
 /// Mean words of a page's sentences, and of the claims in a file's doc comments.
-const MEAN_WORDS_AT_MOST: f64 = 20.0;
+const MAX_MEAN_WORDS: f64 = 20.0;
 /// A mean of fewer sentences says nothing.
 const SENTENCES_FOR_A_MEAN: usize = 5;
 /// Words of one claim on a page: of a sentence, or of a part of it between semicolons.
-const PAGE_WORDS_AT_MOST: usize = 30;
+const MAX_PAGE_WORDS: usize = 30;
 /// The same in a doc comment, where a sentence may carry a source.
-const COMMENT_WORDS_AT_MOST: usize = 40;
+const MAX_COMMENT_WORDS: usize = 40;
 
 /// Pages that order others.
 const INDEXES: [&str; 2] = ["docs/index.md", "docs/results/index.md"];
@@ -27,7 +27,7 @@ const COMMON: &[&str] = &[
     "KB", "MB", "README", "RFC", "SIGHUP", "STYLE", "SVG", "TOML", "UTC",
 ];
 /// Longer words in capitals are no abbreviations.
-const ABBREVIATION_LETTERS_AT_MOST: usize = 6;
+const MAX_ABBREVIATION_LETTERS: usize = 6;
 
 /// One paragraph, list item or table cell, with the line where it begins.
 struct Paragraph {
@@ -41,7 +41,7 @@ pub fn check_page(shown: &str, text: &str, complaints: &mut Vec<String>) {
     let all = paragraphs(text.lines().enumerate());
     // Tables of results are made from data: what a result is called stands there.
     let measured = |paragraph: &&Paragraph| !(paragraph.is_cell && shown.starts_with("docs/results/"));
-    check_claims(shown, all.iter().filter(measured), PAGE_WORDS_AT_MOST, complaints);
+    check_claims(shown, all.iter().filter(measured), MAX_PAGE_WORDS, complaints);
     check_mean(shown, &all, &SENTENCE_ENDS, complaints);
 }
 
@@ -57,7 +57,7 @@ pub fn check_comments(shown: &str, source: &str, is_test: bool, complaints: &mut
             None => all.extend(paragraphs(block.drain(..))),
         }
     }
-    check_claims(shown, all.iter(), COMMENT_WORDS_AT_MOST, complaints);
+    check_claims(shown, all.iter(), MAX_COMMENT_WORDS, complaints);
     if !is_test {
         check_mean(shown, &all, &CLAIM_ENDS, complaints);
     }
@@ -90,8 +90,8 @@ fn check_mean(shown: &str, paragraphs: &[Paragraph], ends: &[char], complaints: 
     let counts: Vec<usize> = counts.filter(|&count| count > 0).collect();
     let (words, sentences) = (counts.iter().sum::<usize>(), counts.len());
     let mean = words as f64 / sentences.max(1) as f64;
-    if sentences >= SENTENCES_FOR_A_MEAN && mean > MEAN_WORDS_AT_MOST {
-        complaints.push(format!("{shown}: {mean:.1} words a sentence in the mean, at most {MEAN_WORDS_AT_MOST}"));
+    if sentences >= SENTENCES_FOR_A_MEAN && mean > MAX_MEAN_WORDS {
+        complaints.push(format!("{shown}: {mean:.1} words a sentence in the mean, at most {MAX_MEAN_WORDS}"));
     }
 }
 
@@ -177,7 +177,7 @@ pub fn check_abbreviations(root: &Path, shown: &str, text: &str, complaints: &mu
     let mut told = BTreeSet::new();
     for Paragraph { line, text, .. } in paragraphs(text.lines().enumerate()) {
         for word in words_of(&text).map(|word| word.strip_suffix('s').unwrap_or(word)) {
-            let letters = 2..=ABBREVIATION_LETTERS_AT_MOST;
+            let letters = 2..=MAX_ABBREVIATION_LETTERS;
             let is_short = letters.contains(&word.len()) && word.bytes().all(|byte| byte.is_ascii_uppercase());
             if is_short && !known.contains(word) && told.insert(word.to_string()) {
                 complaints.push(format!("{shown}:{}: '{word}' is not in {GLOSSARY}", line + 1));

@@ -58,8 +58,8 @@ const UNFINISHED: &[&str] = &["todo!(", "unimplemented!(", "TODO", "FIXME", "XXX
 const PIPELINE_PARTS: &[&str] = &["Profiler::new(", "Profiler::default()", "Verifier::new(", "ReferencePredictor {"];
 /// Crates that define them, and the one that builds them.
 const PIPELINE_CRATES: &[&str] = &["pipeline", "locality", "policy"];
-const LINES_AT_MOST: usize = 700;
-const FUNCTION_LINES_AT_MOST: usize = 100;
+const MAX_LINES: usize = 700;
+const MAX_FUNCTION_LINES: usize = 100;
 /// The loop that nearly all simulated accesses pass through: in pieces it was slower.
 const MAY_BE_LONGER: &[&str] = &["fn quick<const WATCHED: bool>"];
 const POLICY_PAGE: &[&str] = &["## Problem", "## Method", "## Properties", "## Cost", "## Source"];
@@ -193,11 +193,11 @@ fn check_source(crate_name: &str, root: &Path, path: &Path, complaints: &mut Vec
     let text = fs::read_to_string(path)?;
     let shown = path.strip_prefix(root).unwrap_or(path).display().to_string();
     let lines = text.lines().count();
-    if lines > LINES_AT_MOST {
-        complaints.push(format!("{shown}: {lines} lines, at most {LINES_AT_MOST}"));
+    if lines > MAX_LINES {
+        complaints.push(format!("{shown}: {lines} lines, at most {MAX_LINES}"));
     }
     for (at, long) in long_functions(&text) {
-        complaints.push(format!("{shown}:{at}: a function of {long} lines, at most {FUNCTION_LINES_AT_MOST}"));
+        complaints.push(format!("{shown}:{at}: a function of {long} lines, at most {MAX_FUNCTION_LINES}"));
     }
     let mut in_tests = is_test_file(path.strip_prefix(root).unwrap_or(path));
     let pure = PURE.contains(&crate_name);
@@ -245,7 +245,7 @@ fn long_functions(text: &str) -> Vec<(usize, usize)> {
         let end = format!("{}}}", &line[..line.len() - line.trim_start().len()]);
         Some((at + 1, lines[at..].iter().position(|line| line.starts_with(&end))? + 1))
     });
-    measured.filter(|(_, lines)| *lines > FUNCTION_LINES_AT_MOST).collect()
+    measured.filter(|(_, lines)| *lines > MAX_FUNCTION_LINES).collect()
 }
 
 /// Names that are gone: in code, pages, machines and scenarios.

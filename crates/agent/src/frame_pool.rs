@@ -4,10 +4,10 @@
 //! is in exactly one list, or in none while it is being used; lists are chained through one array. Properties: every
 //! operation takes constant time, and the frames held never exceed the slots.
 
-use crate::layout::COLORS_AT_MOST;
+use crate::layout::MAX_COLORS;
 
 const NONE: u32 = u32::MAX;
-const COLORS: usize = COLORS_AT_MOST as usize;
+const COLORS: usize = MAX_COLORS as usize;
 
 /// The list of a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -100,7 +100,7 @@ impl<'a> FramePool<'a> {
 
     /// Frames of allowed colors.
     pub fn allowed(&self, mask: u64) -> u32 {
-        (0..COLORS_AT_MOST).filter(|color| mask >> color & 1 == 1).map(|color| self.count(FreeList::Color(color))).sum()
+        (0..MAX_COLORS).filter(|color| mask >> color & 1 == 1).map(|color| self.count(FreeList::Color(color))).sum()
     }
 
     /// All frames held.
@@ -110,8 +110,8 @@ impl<'a> FramePool<'a> {
 
     /// A frame of an allowed color; colors take turns, so that a program's pages spread over all of its sets.
     pub fn take(&mut self, mask: u64) -> Option<(u32, u32)> {
-        for step in 1..=COLORS_AT_MOST {
-            let color = (self.turn + step) % COLORS_AT_MOST;
+        for step in 1..=MAX_COLORS {
+            let color = (self.turn + step) % MAX_COLORS;
             if mask >> color & 1 == 1
                 && let Some(slot) = self.pop(FreeList::Color(color))
             {

@@ -23,7 +23,7 @@ const READY_AT_START: u32 = 64;
 /// Frames that one fault may have fetched and told apart before it is given any.
 const FETCHED_FOR_A_FAULT: u32 = 2048;
 /// Pages that follow one another are given ahead, at most that many.
-const AHEAD_AT_MOST: u64 = 16;
+const MAX_AHEAD: u64 = 16;
 /// Time that background work takes before faults are looked for again.
 const SLICE_NS: u64 = 200_000;
 /// Between two counts of all resident pages: at least this, and so long that counting takes at most a fiftieth.
@@ -310,7 +310,7 @@ impl Agent {
         self.account.faults += 1;
         self.scan_every_ns = SCAN_SOON_NS;
         let given = self.supply_page(page);
-        self.ahead = if page == self.last_fault + PAGE { (2 * self.ahead).clamp(1, AHEAD_AT_MOST) } else { 0 };
+        self.ahead = if page == self.last_fault + PAGE { (2 * self.ahead).clamp(1, MAX_AHEAD) } else { 0 };
         self.last_fault = page;
         if given {
             for _ in 0..self.ahead {

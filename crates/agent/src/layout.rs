@@ -13,7 +13,7 @@
 /// Bytes of a page; other page sizes are refused when colors are discovered.
 pub const PAGE_BYTES: usize = 4096;
 /// Colors that a mask of 64 bits can hold; more are refused when they are discovered.
-pub const COLORS_AT_MOST: u32 = 64;
+pub const MAX_COLORS: u32 = 64;
 /// First eight bytes of the reference set.
 pub const KIT_MAGIC: u64 = u64::from_le_bytes(*b"cmcolor1");
 /// The folder's path, for programs that are started colored.
@@ -30,7 +30,7 @@ pub const TICK_MS: u64 = 10;
 /// Beginning of the file of the reference set; all little-endian words.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReferenceSetHeader {
-    /// Colors that this host tells apart, 2 to [`COLORS_AT_MOST`].
+    /// Colors that this host tells apart, 2 to [`MAX_COLORS`].
     pub colors: u32,
     /// Frames of each color in the reference set, 4 to 256.
     pub per_color: u32,
@@ -62,7 +62,7 @@ impl ReferenceSetHeader {
             per_color: u32::try_from(word(2)?).ok()?,
             id: word(3)?,
         };
-        let sound = (2..=COLORS_AT_MOST).contains(&header.colors) && (4..=256).contains(&header.per_color);
+        let sound = (2..=MAX_COLORS).contains(&header.colors) && (4..=256).contains(&header.per_color);
         (word(0)? == KIT_MAGIC && sound).then_some(header)
     }
 

@@ -96,9 +96,9 @@ unsafe fn reload_each(
 /// the same core takes one that should have stayed (1 to 5 of 100). So one slow reload weighs as much as three fast
 /// ones.
 pub fn is_slow(mut slow: impl FnMut() -> bool) -> bool {
-    const ASKED_AT_MOST: u32 = 24;
+    const MAX_ASKED: u32 = 24;
     let mut score = 0;
-    for _ in 0..ASKED_AT_MOST {
+    for _ in 0..MAX_ASKED {
         score += if slow() { 3 } else { -1 };
         if score >= 8 || score <= -5 {
             break;
@@ -112,7 +112,7 @@ pub const TOGETHER: usize = 64;
 /// Questions for each side of each bit, at most; most pages need three or four.
 const ROUNDS: usize = 8;
 /// Bits of a color's number.
-const BITS: usize = crate::layout::COLORS_AT_MOST.ilog2() as usize;
+const BITS: usize = crate::layout::MAX_COLORS.ilog2() as usize;
 
 /// For each bit of one page's color, what speaks for it and what against; as [`is_slow`] weighs them.
 #[derive(Clone, Copy, Default, Debug)]
@@ -202,7 +202,7 @@ impl ReferenceSet {
         self.per_color
     }
 
-    /// 2 to [`crate::layout::COLORS_AT_MOST`].
+    /// 2 to [`crate::layout::MAX_COLORS`].
     pub fn colors(&self) -> u32 {
         self.colors
     }

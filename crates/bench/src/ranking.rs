@@ -20,7 +20,7 @@ const INSTR_PER_NS: f64 = 2.0;
 /// The positive control, and the share of evicted lines that it must add; if the probe misses even this one, the ranking of
 /// the other programs is meaningless.
 const CONTROL: &str = "own-stream";
-const CONTROL_AT_LEAST: f64 = 0.05;
+const MIN_CONTROL: f64 = 0.05;
 /// Maximum time for one program.
 const PATIENCE: Duration = Duration::from_secs(25);
 
@@ -204,7 +204,7 @@ fn rows(found: &[RankedProgram]) -> Vec<BenchRow> {
     }
     let control = found.iter().find(|program| program.name == CONTROL);
     if let Some((seen, without)) = control.and_then(|stream| Some((stream.shared?, stream.gone_without?)))
-        && seen < CONTROL_AT_LEAST
+        && seen < MIN_CONTROL
     {
         let why = format!(
             "a stream over three times the cache adds {seen:.3} to what is gone without it ({without:.3}): other tenants of the \

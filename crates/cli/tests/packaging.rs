@@ -14,13 +14,13 @@ use common::{ChildGuard, MANAGE, acting, command, run};
 use managed::{kill, signals, within};
 
 /// Exposure of the unit by systemd's own count, in tenths; 0 is best, 100 worst.
-const EXPOSURE_AT_MOST: &str = "30";
+const MAX_EXPOSURE: &str = "30";
 
 /// Does systemd count the unit's exposure as no more than is stated?
 #[test]
 fn the_unit_is_as_tight_as_stated() {
     let unit = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/cachemate.service");
-    let threshold = format!("--threshold={EXPOSURE_AT_MOST}");
+    let threshold = format!("--threshold={MAX_EXPOSURE}");
     let output = Command::new("systemd-analyze").args(["security", "--offline=true", &threshold]).arg(&unit).output();
     let Ok(out) = output else {
         not_shown("the unit's exposure", "no systemd-analyze");

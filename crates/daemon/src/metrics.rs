@@ -28,7 +28,7 @@ use crate::socket::SharedStatus;
 use crate::status::{ContentionClass, DaemonStatus};
 
 /// Series with a program's name.
-const NAMED_AT_MOST: usize = 10;
+const MAX_NAMED: usize = 10;
 /// Services with series of their own; those that lose most come first.
 const MAX_SERVICES: usize = 100;
 /// Causes of each service's loss.
@@ -206,7 +206,7 @@ pub fn page(status: &DaemonStatus) -> String {
     }
     let mut rows: Vec<((String, u32), f64)> = by_name.into_iter().collect();
     rows.sort_by(|a, b| b.1.total_cmp(&a.1));
-    rows.truncate(NAMED_AT_MOST);
+    rows.truncate(MAX_NAMED);
     let named = rows
         .into_iter()
         .map(|((name, id), value)| ([&[label("name", &name)], &cache(id)[..]].concat(), value))

@@ -13,7 +13,7 @@ use rustix::fs::{Access, AtFlags, CWD};
 use crate::{host, paths};
 
 /// Longest path of a socket: `sun_path` of unix(7), with its end.
-const SOCKET_PATH_AT_MOST: usize = 107;
+const MAX_SOCKET_PATH: usize = 107;
 
 /// Finds the first place that a daemon could not use.
 ///
@@ -82,8 +82,8 @@ fn parent(path: &Path) -> anyhow::Result<&Path> {
 fn socket(path: &Path) -> anyhow::Result<()> {
     folder(parent(path)?)?;
     let bytes = path.as_os_str().len();
-    if bytes > SOCKET_PATH_AT_MOST {
-        bail!("found {bytes} bytes, expected {SOCKET_PATH_AT_MOST} at most");
+    if bytes > MAX_SOCKET_PATH {
+        bail!("found {bytes} bytes, expected {MAX_SOCKET_PATH} at most");
     }
     match path.symlink_metadata() {
         Ok(found) if !found.file_type().is_socket() => bail!("is there, and no socket"),

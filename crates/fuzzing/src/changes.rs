@@ -36,7 +36,7 @@ const ODD: &[&str] = &[
     "\u{feff}",
 ];
 const CHANGES_AT_MOST: u64 = 6;
-const NESTING_AT_MOST: u64 = 4_000;
+const MAX_NESTING: u64 = 4_000;
 
 /// A changed copy of `seed`, of `at_most` bytes at most; `other` lends pieces.
 pub fn change(generator: &mut SplitMix64, seed: &[u8], other: &[u8], at_most: usize) -> Vec<u8> {
@@ -68,7 +68,7 @@ fn mutate_once(generator: &mut SplitMix64, bytes: &mut Vec<u8>, other: &[u8]) {
         7 => number(generator, bytes, odd),
         _ => {
             let opening = [b'[', b'{', b'(', b'"', b' ', b'\n'][place(generator, 6)];
-            let count = generator.below(NESTING_AT_MOST) as usize;
+            let count = generator.below(MAX_NESTING) as usize;
             bytes.splice(at..at, std::iter::repeat_n(opening, count));
         }
     }

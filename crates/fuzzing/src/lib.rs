@@ -16,4 +16,4 @@ mod targets;
 
 pub use changes::change;
 pub use memory::CountingAllocator;
-pub use targets::{FuzzTarget, INPUT_BYTES_AT_MOST, TARGETS, corpus, target};
+pub use targets::{FuzzTarget, MAX_INPUT_BYTES, TARGETS, corpus, target};

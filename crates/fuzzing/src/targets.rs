@@ -23,7 +23,7 @@ use cachemate_trace::{CmtReader, Format, ProfileFile, RunLogReader, TraceReader,
 use crate::host::InputHost;
 
 /// Longer inputs are truncated: no reader here keeps more of its input than it has read.
-pub const INPUT_BYTES_AT_MOST: usize = 64 << 10;
+pub const MAX_INPUT_BYTES: usize = 64 << 10;
 const MIB: usize = 1 << 20;
 
 /// One reader.
@@ -32,7 +32,7 @@ pub struct FuzzTarget {
     pub name: &'static str,
     /// Reads an input and drops what it read.
     pub run: fn(&[u8]),
-    /// Most memory in use at once, for an input of [`INPUT_BYTES_AT_MOST`]; the unpacker's own is not counted.
+    /// Most memory in use at once, for an input of [`MAX_INPUT_BYTES`]; the unpacker's own is not counted.
     pub memory_at_most_bytes: usize,
     /// Files of the project that are inputs as they are, beside the corpus: a folder or a file.
     pub beside: &'static str,
@@ -78,7 +78,7 @@ pub fn corpus(target: &FuzzTarget) -> io::Result<Vec<Vec<u8>>> {
     }
     let cut = |file: PathBuf| {
         let mut bytes = Vec::new();
-        cachemate_files::open_plain(&file)?.take(INPUT_BYTES_AT_MOST as u64).read_to_end(&mut bytes)?;
+        cachemate_files::open_plain(&file)?.take(MAX_INPUT_BYTES as u64).read_to_end(&mut bytes)?;
         Ok(bytes)
     };
     files.into_iter().map(cut).collect()
@@ -101,7 +101,7 @@ fn input(bytes: &[u8]) -> Box<dyn Read + Send> {
 }
 
 /// Number of batches that are read: a compressed input may have millions, of which only one is in memory.
-const BATCHES_AT_MOST: usize = 64;
+const MAX_BATCHES: usize = 64;
 
 /// The first byte chooses the format; beyond the last format, name and content determine it.
 fn trace(bytes: &[u8]) {
@@ -109,14 +109,14 @@ fn trace(bytes: &[u8]) {
     let format = Format::ALL.get(usize::from(choice)).copied();
     let mut batch = Vec::new();
     if let Ok(mut reader) = open_input(input(bytes), "fuzzed", format) {
-        for _ in 0..BATCHES_AT_MOST {
+        for _ in 0..MAX_BATCHES {
             let Ok(true) = reader.read_batch(&mut batch) else { break };
             assert!(!batch.is_empty(), "no batch before the end is empty");
         }
     }
     if let Ok(mut reader) = CmtReader::new(bytes, "fuzzed") {
         reader.salvage();
-        for _ in 0..BATCHES_AT_MOST {
+        for _ in 0..MAX_BATCHES {
             if !reader.read_batch(&mut batch).expect("a salvaging reader does not fail on bytes in memory") {
                 break;
             }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use cachemate_core::SplitMix64;
-use cachemate_fuzzing::{CountingAllocator, FuzzTarget, INPUT_BYTES_AT_MOST, TARGETS, change, corpus};
+use cachemate_fuzzing::{CountingAllocator, FuzzTarget, MAX_INPUT_BYTES, TARGETS, change, corpus};
 
 const CHANGED: u64 = 1_500;
 /// No input is worth more time; nothing is expected to come near.
@@ -89,7 +89,7 @@ fn no_input_harms_a_reader() {
         while seconds.map_or(runs < CHANGED, |seconds| start.elapsed().as_secs() < seconds) {
             let seed = &corpus[generator.below(corpus.len() as u64) as usize];
             let other = &corpus[generator.below(corpus.len() as u64) as usize];
-            let bytes = change(&mut generator, seed, other, INPUT_BYTES_AT_MOST);
+            let bytes = change(&mut generator, seed, other, MAX_INPUT_BYTES);
             most = most.max(watched.run(target, &bytes));
             runs += 1;
         }

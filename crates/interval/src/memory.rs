@@ -26,7 +26,7 @@ const WRITE_BATCH: f32 = 16.0;
 const BUSIEST: f32 = 0.9999;
 /// Maximum load that one task alone causes. It is lower, so that two such tasks still slow each other down.
 const BUSIEST_ALONE: f32 = 0.99;
-const ITERATIONS_AT_MOST: u32 = 24;
+const MAX_ITERATIONS: u32 = 24;
 /// Tolerance of `rho`.
 const CLOSE_ENOUGH: f32 = 2e-4;
 
@@ -412,7 +412,7 @@ fn root_by(server: &QueueServer, asks: &mut dyn FnMut(&mut dyn FnMut(f32, &mut M
         return BUSIEST;
     }
     let mut side = 0i8;
-    for _ in 0..ITERATIONS_AT_MOST {
+    for _ in 0..MAX_ITERATIONS {
         at = (low * over_high - high * over_low) / (over_high - over_low);
         over = traffic(at) - at;
         if over.abs() <= CLOSE_ENOUGH || high - low <= CLOSE_ENOUGH {

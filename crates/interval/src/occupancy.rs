@@ -76,7 +76,7 @@ impl PastPhase {
 }
 
 /// Maximum number of domains of a cache.
-pub const PARTS_AT_MOST: usize = 64;
+pub const MAX_PARTS: usize = 64;
 
 /// One cache and its users, as parallel arrays with an entry per user.
 #[derive(Clone, Debug)]
@@ -113,7 +113,7 @@ pub struct OccupancyModel {
 
 /// Tolerance between the sum of occupancies and the capacity, as a share of it.
 const CLOSE_ENOUGH: f32 = 1e-4;
-const ITERATIONS_AT_MOST: u32 = 40;
+const MAX_ITERATIONS: u32 = 40;
 /// A cache that is filled to less than this share of its capacity evicts no line.
 const NOT_FULL: f32 = 0.99;
 
@@ -338,7 +338,7 @@ impl OccupancyModel {
         let start = of_set.map(|(_, domain)| domain.cutoff).fold(f64::INFINITY, f64::min).min(now);
         let (mut low, mut high) = (start, now);
         let mut at = start;
-        for _ in 0..ITERATIONS_AT_MOST {
+        for _ in 0..MAX_ITERATIONS {
             let (sum, loss_per_cycle) = self.sum_at(domains, at, curves);
             let over = sum - capacity;
             if over <= CLOSE_ENOUGH * capacity && (at == start || over >= -CLOSE_ENOUGH * capacity) {

@@ -20,7 +20,7 @@ use crate::window_view::{RenderedReason, TaskNames, TaskView, WindowTracker, mem
 use cachemate_policy::service_losses::{ServiceLoss, ServiceReport};
 
 /// Points of a curve that are shown.
-const POINTS_AT_MOST: usize = 32;
+const MAX_POINTS: usize = 32;
 /// Services that are shown; those that lose most come first.
 const MAX_SERVICES: usize = 32;
 /// Causes of each service's loss that are shown.
@@ -327,7 +327,7 @@ impl SnapshotBuilder {
         let mut new = Vec::new();
         for (&program, profile) in busiest {
             let Some((level, fact)) = profile.locality.misses_per_kilo_instr.iter().next_back() else { continue };
-            let step = fact.value.len().div_ceil(POINTS_AT_MOST).max(1);
+            let step = fact.value.len().div_ceil(MAX_POINTS).max(1);
             let last = fact.value.len().saturating_sub(1);
             let points = fact.value.iter().enumerate().filter(|(index, _)| index % step == 0 || *index == last);
             let point = |&(bytes, misses): &(u64, cachemate_core::Estimate)| {

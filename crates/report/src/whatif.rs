@@ -97,9 +97,9 @@ pub struct ReportedDecision {
 }
 
 /// More decisions than this are not written out on the page.
-const DECISIONS_AT_MOST: usize = 40;
+const MAX_DECISIONS: usize = 40;
 /// More programs than this are not drawn one by one, but the most slowed ones.
-const LINES_AT_MOST: usize = 12;
+const MAX_LINES: usize = 12;
 
 impl WhatIfResult {
     /// The page.
@@ -198,7 +198,7 @@ impl WhatIfResult {
         };
         let mut all: Vec<usize> = (0..count).collect();
         all.sort_by(|a, b| worst(*b).total_cmp(&worst(*a)).then(a.cmp(b)));
-        all.truncate(LINES_AT_MOST);
+        all.truncate(MAX_LINES);
         all.sort_unstable();
         all
     }
@@ -263,12 +263,12 @@ impl WhatIfResult {
             @for outcome in &self.policies {
                 details open[outcome.decisions.len() <= 12] {
                     summary { (outcome.policy) ": " (outcome.decisions.len()) " plans that changed something" }
-                    dl.how { @for told in outcome.decisions.iter().take(DECISIONS_AT_MOST) {
+                    dl.how { @for told in outcome.decisions.iter().take(MAX_DECISIONS) {
                         dt { (number(told.seconds)) " s" }
                         dd { (told.reason) }
                     } }
-                    @if outcome.decisions.len() > DECISIONS_AT_MOST {
-                        p.soft { "and " (outcome.decisions.len() - DECISIONS_AT_MOST) " more" }
+                    @if outcome.decisions.len() > MAX_DECISIONS {
+                        p.soft { "and " (outcome.decisions.len() - MAX_DECISIONS) " more" }
                     }
                 }
             }
@@ -457,7 +457,7 @@ mod tests {
             outcome.programs = (0..30).map(named).collect();
         }
         let drawn = page.drawn();
-        assert_eq!(drawn.len(), LINES_AT_MOST);
+        assert_eq!(drawn.len(), MAX_LINES);
         assert!(drawn.is_sorted() && drawn.iter().all(|at| at % 7 >= 4), "{drawn:?}");
     }
 }

@@ -28,7 +28,7 @@ pub struct ProfilingLengths {
 }
 
 /// Maximum cycles per instruction, beyond which the run with a smaller cache is abandoned.
-const CYCLES_PER_INSTR_AT_MOST: u64 = 60;
+const MAX_CYCLES_PER_INSTR: u64 = 60;
 
 /// Cumulative counts of a program at one moment, since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -200,7 +200,7 @@ fn books(
         options: options.clone(),
         jobs: vec![job.clone().on_cpus(pinned)],
         warm_up_cycles: 0,
-        measured_cycles: lengths.until_instr * CYCLES_PER_INSTR_AT_MOST,
+        measured_cycles: lengths.until_instr * MAX_CYCLES_PER_INSTR,
     };
     let recordings = recordings_of(&workload);
     let sources = sources_of(module_path!(), &recordings);

@@ -14,7 +14,7 @@ use crate::owner::ClaimOwner;
 use crate::store::{Store, link};
 
 /// A task whose workers died so often is given up: it may be what killed them.
-pub const DEATHS_AT_MOST: usize = 5;
+pub const MAX_DEATHS: usize = 5;
 
 /// Outcome of claiming a task.
 pub enum ClaimOutcome<'a> {
@@ -147,5 +147,5 @@ impl Store {
 
 /// Deaths are as many as were noted, and one more where a dead owner's claim still stands.
 pub(crate) fn too_many_deaths(attempts: &[FailedAttempt]) -> bool {
-    attempts.iter().filter(|attempt| attempt.ending == FailureKind::Death).count() >= DEATHS_AT_MOST
+    attempts.iter().filter(|attempt| attempt.ending == FailureKind::Death).count() >= MAX_DEATHS
 }

@@ -113,7 +113,7 @@ pub struct SweepDefinition {
 /// Scenarios, machines and sweep files are written by hand.
 pub(crate) const INPUT_BYTES_LIMIT: u64 = 16 << 20;
 /// More points than this are a slip of the pen.
-pub const POINTS_AT_MOST: usize = 10_000_000;
+pub const MAX_POINTS: usize = 10_000_000;
 /// Parameters of a curve.
 const CURVE_PARAMETERS: [&str; 3] = ["line_bytes", "sizes", "sample"];
 
@@ -221,8 +221,8 @@ fn check_axes(axes: &[SweepAxis], located: &Located<'_>) -> Result<(), SpecError
             return Err(located.at(&field, format!("{} twice", twice[0]), "every value once"));
         }
         points = points.saturating_mul(axis.values.len());
-        if points > POINTS_AT_MOST {
-            return Err(located.at(&field, format!("{points} points and more"), format!("at most {POINTS_AT_MOST}")));
+        if points > MAX_POINTS {
+            return Err(located.at(&field, format!("{points} points and more"), format!("at most {MAX_POINTS}")));
         }
     }
     Ok(())
@@ -258,7 +258,7 @@ fn seeds(given: Option<&toml::Value>, located: &Located<'_>) -> Result<Option<Ve
         _ => {
             let range: SeedRange =
                 table.clone().try_into().map_err(|error: toml::de::Error| bad(error.message().into()))?;
-            let last = range.first.checked_add(range.count).filter(|_| range.count <= POINTS_AT_MOST as u64);
+            let last = range.first.checked_add(range.count).filter(|_| range.count <= MAX_POINTS as u64);
             (range.first..last.ok_or_else(|| bad(format!("{} seeds", range.count)))?).collect()
         }
     };

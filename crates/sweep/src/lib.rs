@@ -29,7 +29,7 @@ mod status;
 mod store;
 mod worker;
 
-pub use claims::DEATHS_AT_MOST;
+pub use claims::MAX_DEATHS;
 pub use client::CallError;
 pub use drive::{DriveOptions, SweepProgress, SweepSummary, drive};
 pub use engine::{EngineError, EngineStatus, TaskEngine, WorkerCommand};

@@ -85,8 +85,8 @@ struct PointResults {
 }
 
 /// More groups than this are no picture.
-const GROUPS_AT_MOST: usize = 24;
-const SERIES_AT_MOST: usize = 12;
+const MAX_GROUPS: usize = 24;
+const MAX_SERIES: usize = 12;
 
 /// Gathers the results that a store has so far; damaged ones are left out and named.
 ///
@@ -173,7 +173,7 @@ fn pictures(axes: &[String], rows: &[ReportRow]) -> Vec<Picture> {
     let labels = labelled(rows);
     let curves: Vec<&ReportRow> = rows.iter().filter(|row| !row.curve.is_empty()).collect();
     let mut pictures: Vec<Picture> =
-        curves.chunks(SERIES_AT_MOST).enumerate().map(|(index, rows)| curve_picture(index, rows, &labels)).collect();
+        curves.chunks(MAX_SERIES).enumerate().map(|(index, rows)| curve_picture(index, rows, &labels)).collect();
     let by = axes.iter().position(|axis| axis == "policy").or_else(|| axes.len().checked_sub(1));
     let (Some(by), true) = (by, curves.is_empty()) else { return pictures };
     pictures.extend(figure_names(rows).iter().filter_map(|name| bars_picture(by, rows, name, &labels)));
@@ -223,7 +223,7 @@ fn bars_picture(by: usize, rows: &[ReportRow], name: &str, labels: &[usize]) -> 
             groups.push(group_of(row));
         }
     }
-    if groups.len() > GROUPS_AT_MOST || series.len() > SERIES_AT_MOST {
+    if groups.len() > MAX_GROUPS || series.len() > MAX_SERIES {
         return None;
     }
     let bar = |group: &String, one: &String| {

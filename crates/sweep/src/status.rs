@@ -52,7 +52,7 @@ pub struct Failure {
 
 /// Number of newest results that the rate is computed from.
 const NEWEST: usize = 200;
-const FAILURES_AT_MOST: usize = 10;
+const MAX_FAILURES: usize = 10;
 
 /// Counts the files of a store against its manifest.
 ///
@@ -74,7 +74,7 @@ pub fn status(store: &Store) -> Result<SweepStatus, SweepError> {
     let finished_per_s = if running.is_empty() { None } else { rate(store, finished.iter().copied()) };
     let left = waiting + running.len();
     let mut failures = Vec::new();
-    for &id in failed.iter().take(FAILURES_AT_MOST) {
+    for &id in failed.iter().take(MAX_FAILURES) {
         let attempts = store.attempts(id)?;
         let point = tasks.iter().find(|task| task.id == id).and_then(|task| serde_json::from_str(&task.point).ok());
         failures.push(Failure {

@@ -253,7 +253,7 @@ impl ProfileFile {
             for (of, point) in curve.points.iter().enumerate() {
                 within(&format!("{place}[{of}].miss_ratio"), Some(point.miss_ratio), 0.0, 1.0)?;
                 let rate = point.misses_per_kilo_instr;
-                within(&format!("{place}[{of}].misses_per_kilo_instr"), rate, 0.0, PER_KILO_AT_MOST)?;
+                within(&format!("{place}[{of}].misses_per_kilo_instr"), rate, 0.0, MAX_PER_KILO)?;
             }
         }
         for (index, histogram) in self.histograms.iter().enumerate() {
@@ -272,7 +272,7 @@ impl ProfileFile {
                 let place = format!("profile.locality.{name}.{level:?}");
                 ascending(&place, "sizes", &curve.value, |point| point.0)?;
                 for (index, (_, rate)) in curve.value.iter().enumerate() {
-                    within(&format!("{place}[{index}]"), Some(*rate), 0.0, PER_KILO_AT_MOST)?;
+                    within(&format!("{place}[{index}]"), Some(*rate), 0.0, MAX_PER_KILO)?;
                 }
             }
         }
@@ -280,20 +280,15 @@ impl ProfileFile {
             number(&format!("profile.locality.reuse_times.value[{index}]"), *weight, 0.0, 1.0)?;
         }
         for (index, count) in locality.stack_positions.iter().flat_map(|counts| &counts.value).enumerate() {
-            number(&format!("profile.locality.stack_positions.value[{index}]"), *count, 0.0, PER_MEGA_AT_MOST)?;
+            number(&format!("profile.locality.stack_positions.value[{index}]"), *count, 0.0, MAX_PER_MEGA)?;
         }
         // A slowdown may be measured as a small gain.
         for (name, fact, least, most) in [
-            ("rates.solo_instr_per_cycle", &rates.solo_instr_per_cycle, 0.0, PER_CYCLE_AT_MOST),
-            ("rates.llc_refs_per_mega_instr", &rates.llc_refs_per_mega_instr, 0.0, PER_MEGA_AT_MOST),
-            ("rates.observed_misses_per_kilo_instr", &rates.observed_misses_per_kilo_instr, 0.0, PER_KILO_AT_MOST),
-            (
-                "rates.observed_read_bytes_per_kilo_instr",
-                &rates.observed_read_bytes_per_kilo_instr,
-                0.0,
-                PER_MEGA_AT_MOST,
-            ),
-            ("rates.observed_instr_per_cycle", &rates.observed_instr_per_cycle, 0.0, PER_CYCLE_AT_MOST),
+            ("rates.solo_instr_per_cycle", &rates.solo_instr_per_cycle, 0.0, MAX_PER_CYCLE),
+            ("rates.llc_refs_per_mega_instr", &rates.llc_refs_per_mega_instr, 0.0, MAX_PER_MEGA),
+            ("rates.observed_misses_per_kilo_instr", &rates.observed_misses_per_kilo_instr, 0.0, MAX_PER_KILO),
+            ("rates.observed_read_bytes_per_kilo_instr", &rates.observed_read_bytes_per_kilo_instr, 0.0, MAX_PER_MEGA),
+            ("rates.observed_instr_per_cycle", &rates.observed_instr_per_cycle, 0.0, MAX_PER_CYCLE),
             ("rates.pcmr", &rates.pcmr, 0.0, 100.0),
             ("rates.remote_stall_share", &rates.remote_stall_share, 0.0, 1.0),
             ("contention.intensity", &contention.intensity, 0.0, SLOWDOWN_AT_MOST),
@@ -311,9 +306,9 @@ impl ProfileFile {
 
 /// Bounds that no program exceeds: 10^6 misses or stalled cycles per thousand instructions; 10^9 references per million
 /// instructions, or bytes per thousand; a thousand instructions per cycle; a slowdown by a factor of a million.
-const PER_KILO_AT_MOST: f64 = 1e6;
-const PER_MEGA_AT_MOST: f64 = 1e9;
-const PER_CYCLE_AT_MOST: f64 = 1e3;
+const MAX_PER_KILO: f64 = 1e6;
+const MAX_PER_MEGA: f64 = 1e9;
+const MAX_PER_CYCLE: f64 = 1e3;
 const SLOWDOWN_AT_MOST: f64 = 1e6;
 
 /// A value outside of its range: its field, the value found and the values expected.

@@ -15,13 +15,13 @@ pub struct StarvationGuard {
 }
 
 /// So many windows in a row may be begun anew: one second, well before the watchdog.
-const PUT_OFF_AT_MOST: u32 = 5;
+const MAX_PUT_OFF: u32 = 5;
 
 impl StarvationGuard {
     /// Threads became ours in the middle of a window: their earlier time in it does not count as an unmanaged task's.
     /// True: the window begins anew. Adopting threads all the time does not defer the guard for good.
     pub fn begin_anew(&mut self, taken_ns: &[u64]) -> bool {
-        let may = self.put_off < PUT_OFF_AT_MOST;
+        let may = self.put_off < MAX_PUT_OFF;
         if may {
             self.put_off += 1;
             self.before_ns = taken_ns.to_vec();

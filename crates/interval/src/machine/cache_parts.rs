@@ -25,9 +25,9 @@ pub fn parts(units: u32, masks: &[IndexSet], shared: bool) -> Parts {
             known.push(mask.clone());
             known.len() - 1
         });
-        of.push(index.min(crate::occupancy::PARTS_AT_MOST - 1) as u8);
+        of.push(index.min(crate::occupancy::MAX_PARTS - 1) as u8);
     }
-    known.truncate(crate::occupancy::PARTS_AT_MOST);
+    known.truncate(crate::occupancy::MAX_PARTS);
     // Parts that overlap, directly or through others, are in one group. The first one is empty unless some tasks may
     // use it.
     let mut group: Vec<usize> = (0..known.len()).collect();

@@ -14,7 +14,7 @@ const STRETCH: Duration = Duration::from_millis(150);
 /// Time between two reads of the rings.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(25);
 /// If there are more threads, they are sampled by CPU, which needs one event per CPU whatever their number.
-const THREADS_AT_MOST: usize = 64;
+const MAX_THREADS: usize = 64;
 
 /// The threads that are sampled, and the method.
 pub(crate) struct SampledThreads<'a> {
@@ -51,7 +51,7 @@ pub(crate) fn stretch(
 }
 
 fn open(facility: &Facility, subjects: &SampledThreads<'_>, period: u64) -> io::Result<Vec<PerfSampler>> {
-    if subjects.threads.len() <= THREADS_AT_MOST {
+    if subjects.threads.len() <= MAX_THREADS {
         let opened =
             subjects.threads.keys().map(|&tid| PerfSampler::open(facility, SamplingTarget::Thread(tid), period));
         // Threads that have exited meanwhile make no accesses.

@@ -64,7 +64,7 @@ pub enum EventUnavailable {
 
 /// Minimum share of the must-miss loop's lines that must be counted as missed. An event that counts fewer counts
 /// something else.
-const MISSES_AT_LEAST: f64 = 0.25;
+const MIN_MISSES: f64 = 0.25;
 
 /// Tests every event of this host's processor by the open call and the must-miss loop.
 pub fn survey(kernel: &dyn Kernel, last_level: CacheLevel) -> Vec<EventSurvey> {
@@ -110,7 +110,7 @@ fn implausible(event: CounterEvent, count: u64, counted_share: f64, fetched: u64
         return (!remote).then_some(EventUnavailable::HardZero);
     }
     let scaled = count as f64 / counted_share;
-    let as_misses = scaled >= MISSES_AT_LEAST * fetched as f64;
+    let as_misses = scaled >= MIN_MISSES * fetched as f64;
     ((remote && as_misses) || (matches!(event, CounterEvent::Misses(_)) && !as_misses))
         .then(|| EventUnavailable::WrongEvent { scaled: scaled.round() as u64, fetched })
 }

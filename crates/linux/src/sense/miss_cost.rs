@@ -19,15 +19,15 @@ use super::probes::thread_time_ns;
 /// Lines of a chase if the topology has no size of the caches before the last; each is visited once per round.
 const CHASED_LINES: usize = 30_000;
 /// Bounds of the number of lines: fewer are timed too coarsely, and more take too long.
-const LINES_AT_LEAST: usize = 4_096;
-const LINES_AT_MOST: usize = 65_536;
+const MIN_LINES: usize = 4_096;
+const MAX_LINES: usize = 65_536;
 const LINE_BYTES: usize = 64;
 const ROUNDS: usize = 5;
 /// Rounds of hits after each round of misses: a turn on the CPU lasts for several rounds, and other programs fill the
 /// cache between turns.
 const HIT_ROUNDS: usize = 4;
 /// Maximum size that is chased; for larger caches the difference in latency is the same.
-const CACHE_BYTES_AT_MOST: u64 = 64 << 20;
+const MAX_CACHE_BYTES: u64 = 64 << 20;
 const MULTIPLICATIONS: u32 = 2_000_000;
 const MULTIPLY_CYCLES: f64 = 3.0;
 /// Assumed if the topology has no size: a usual size of today's servers for a few cores.
@@ -48,7 +48,7 @@ pub fn measure(topology: &Topology) -> PredictorConfig {
 
 fn measure_here(topology: &Topology) -> PredictorConfig {
     let size_bytes = topology.last_level_caches().find_map(|cache| cache.size_bytes).unwrap_or(UNKNOWN_CACHE_BYTES);
-    let lines = (size_bytes.clamp(1 << 20, CACHE_BYTES_AT_MOST) / LINE_BYTES as u64) as usize;
+    let lines = (size_bytes.clamp(1 << 20, MAX_CACHE_BYTES) / LINE_BYTES as u64) as usize;
     let mut chase = PointerChase::new(lines, chased_lines(topology));
     let (mut hits_ns, mut misses_ns): (Vec<f64>, Vec<f64>) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
@@ -75,7 +75,7 @@ fn chased_lines(topology: &Topology) -> usize {
         topology.caches.iter().filter(|cache| !cache.last_level && cache.level != CacheLevel::L1Instruction);
     let largest = before_last.filter_map(|cache| cache.size_bytes).max();
     let twice = |bytes: u64| (2 * bytes.min(1 << 30)) as usize / LINE_BYTES;
-    largest.map_or(CHASED_LINES, twice).clamp(LINES_AT_LEAST, LINES_AT_MOST)
+    largest.map_or(CHASED_LINES, twice).clamp(MIN_LINES, MAX_LINES)
 }
 
 /// A cycle of links through some lines of a buffer that is large enough to evict them from the cache.
@@ -178,7 +178,7 @@ mod tests {
             chased_lines(&topology)
         };
         assert_eq!(with_l2(Some(512 << 10)), 2 * (512 << 10) / 64);
-        assert_eq!([Some(1 << 10), Some(1 << 40), None].map(with_l2), [LINES_AT_LEAST, LINES_AT_MOST, CHASED_LINES]);
+        assert_eq!([Some(1 << 10), Some(1 << 40), None].map(with_l2), [MIN_LINES, MAX_LINES, CHASED_LINES]);
     }
 
     /// Does a chase count only its own time, whatever else runs on its CPU?

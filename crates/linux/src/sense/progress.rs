@@ -153,9 +153,9 @@ const KINDS: [Option<CounterEvent>; 5] = [
 /// Minimum number of events alone; the noise of 200 is 7 %.
 const EVENTS_AT_LEAST: f64 = 200.0;
 /// Minimum agreement of the phases alone: their smaller rate divided by the larger one.
-const AGREE_AT_LEAST: f64 = 0.75;
+const MIN_AGREE: f64 = 0.75;
 /// A task that runs for less than this share of the phases alone is paced by something other than the processor.
-const BUSY_AT_LEAST: f64 = 0.5;
+const MIN_BUSY: f64 = 0.5;
 
 /// All counts that may show a thread's progress, at one moment.
 #[derive(Clone, Copy, Debug)]
@@ -221,8 +221,8 @@ impl BracketRates {
         let rates = || self.alone.iter().filter_map(|phase| Some(phase.counts[kind]? as f64 / phase.seconds));
         let (low, high) =
             rates().fold((f64::MAX, 0.0), |(low, high): (f64, f64), rate| (low.min(rate), high.max(rate)));
-        let busy = self.alone.iter().all(|phase| phase.ran_share.is_some_and(|share| share >= BUSY_AT_LEAST));
-        busy && events as f64 >= EVENTS_AT_LEAST && low >= AGREE_AT_LEAST * high
+        let busy = self.alone.iter().all(|phase| phase.ran_share.is_some_and(|share| share >= MIN_BUSY));
+        busy && events as f64 >= EVENTS_AT_LEAST && low >= MIN_AGREE * high
     }
 }
 

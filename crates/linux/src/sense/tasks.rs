@@ -27,7 +27,7 @@ const YOUNG_REFRESHES: u32 = 10;
 /// Number of refreshes in which an older process is matched once.
 const MATCH_PERIOD: u32 = 10;
 /// Maximum number of files that stay open, because descriptors are few (1024 by default), and counters need some.
-const KEPT_AT_MOST: usize = 400;
+const MAX_OPEN_FILES: usize = 400;
 /// Number of older processes whose control groups are read in one refresh, if there are too many to read all of them in
 /// every second refresh.
 const GROUPS_PER_REFRESH: usize = 125;
@@ -119,7 +119,7 @@ pub struct TaskTable {
     refreshes: u32,
     /// Whether calls are counted as well, which costs one more small file for every thread that ran.
     calls: bool,
-    /// Open `schedstat` files of threads, at most [`KEPT_AT_MOST`].
+    /// Open `schedstat` files of threads, at most [`MAX_OPEN_FILES`].
     kept: BTreeMap<ThreadKey, CachedFile>,
     /// Times that [`TaskTable::forget_reused`] has read for the next refresh.
     times: BTreeMap<ThreadKey, SchedstatTimes>,
@@ -366,7 +366,7 @@ impl TaskTable {
         task.cpu = task.last_cpu.filter(|_| stat.state == 'R');
         let before = task.usage;
         let times = self.times.remove(&stat.key);
-        if times.is_none() && before.ran_ns.is_none() && self.kept.len() < KEPT_AT_MOST {
+        if times.is_none() && before.ran_ns.is_none() && self.kept.len() < MAX_OPEN_FILES {
             // If the thread has exited or descriptors have run out, its file is read by its path, if at all.
             self.kept.extend(kernel.open_cached(&schedstat_path(pid, stat.key.tid)).ok().map(|kept| (stat.key, kept)));
         }

@@ -27,7 +27,7 @@ pub use corun_slowdown::CoRunSlowdownProfiler;
 pub use counters::CountersProfiler;
 pub use pcmr::PcmrProfiler;
 pub use phases::PhaseProfiler;
-pub use prime_probe::{EVICTED_SAMPLES_AT_LEAST, PrimeProbeProfiler};
+pub use prime_probe::{MIN_EVICTED_SAMPLES, PrimeProbeProfiler};
 pub use rapidmrc::{CurveForm, RapidMrcProfiler};
 pub use recall::{AVERAGED, PhaseCurveRecall};
 pub use reuses::ReuseProfiler;

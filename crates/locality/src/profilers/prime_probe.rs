@@ -28,7 +28,7 @@ struct EvictedShares {
 }
 
 /// Fewest samples on either side for an intensity.
-pub const EVICTED_SAMPLES_AT_LEAST: usize = 4;
+pub const MIN_EVICTED_SAMPLES: usize = 4;
 /// Older samples make room.
 const REMEMBERED: usize = 200;
 
@@ -66,7 +66,7 @@ impl Profiler for PrimeProbeProfiler {
                     side.remove(0);
                 }
             }
-            if shares.beside.len().min(shares.away.len()) >= EVICTED_SAMPLES_AT_LEAST {
+            if shares.beside.len().min(shares.away.len()) >= MIN_EVICTED_SAMPLES {
                 let difference = difference(&shares.beside, &shares.away);
                 shares.intensity =
                     difference.map(|share| Fact::measured(share, FactSource::PrimeProbe, observation.window));

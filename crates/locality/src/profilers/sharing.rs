@@ -15,7 +15,7 @@ use super::{retain_live, task_sample};
 use crate::shmap::ShMaps;
 
 /// Lines followed in a round; samples of further lines are counted without an owner.
-const LINES_AT_MOST: usize = 1 << 16;
+const MAX_LINES: usize = 1 << 16;
 
 /// Tasks that touched each sampled line in a round.
 #[derive(Clone, Debug, Default)]
@@ -28,7 +28,7 @@ struct LineUsers {
 impl LineUsers {
     fn touch(&mut self, filter: Option<ProcessId>, line: u64, task: TaskId) {
         *self.of_task.entry(task).or_default() += 1;
-        let room = self.of_line.len() < LINES_AT_MOST;
+        let room = self.of_line.len() < MAX_LINES;
         if room || self.of_line.contains_key(&(filter, line)) {
             *self.of_line.entry((filter, line)).or_default().entry(task).or_default() += 1;
         }

@@ -17,7 +17,7 @@ use cachemate_core::{
 use super::{PerTask, RunningStats, has_exclusive_units, share_bytes, shares_of};
 
 /// Fewest sizes that determine a curve's form.
-const SIZES_AT_LEAST: usize = 3;
+const MIN_SIZES: usize = 3;
 /// Windows until lines have come and gone as a new share has it. In the simulator one window of 4 ms is too short for 1
 /// MiB that is filled beside a stream: its lines are younger than those of the program, and go last.
 const SETTLING_WINDOWS: u32 = 2;
@@ -100,7 +100,7 @@ impl Profiler for SizeSweepProfiler {
             sizes.points.entry(size_bytes).or_default().add(rate);
             let known = &mut profile.locality.misses_per_kilo_instr;
             let finer = known.get(&self.cache.level).is_some_and(|fact| fact.source != FactSource::Counters);
-            if sizes.points.len() >= SIZES_AT_LEAST && !finer {
+            if sizes.points.len() >= MIN_SIZES && !finer {
                 let points = sizes.points.iter();
                 let curve: SizeCurve = points.filter_map(|(&size, mean)| Some((size, mean.estimate()?))).collect();
                 known.insert(self.cache.level, Fact::new(curve, FactSource::Counters, observation.window));

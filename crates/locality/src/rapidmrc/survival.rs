@@ -28,9 +28,9 @@ use crate::curve::MissRateCurve;
 /// Depths are counted in so many steps, up to the largest size.
 const STEPS: usize = 960;
 /// With a smaller share of the accesses known to get so deep, the estimate is too uncertain: reuses are clustered.
-const AT_RISK_AT_LEAST: f64 = 0.1;
+const MIN_AT_RISK: f64 = 0.1;
 /// Lost beside each logged entry in the worst case (thesis 5.6.5: none 59 %, one 36 %, two 4 %, three to ten 1 %).
-const LOST_AT_MOST: f64 = 0.5;
+const MAX_LOST: f64 = 0.5;
 
 /// Counts of the time in which the log was taken.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -64,7 +64,7 @@ pub fn survival_curve_with_reach(
     let logged = survival.accesses * per_kilo;
     let known = trace.lost.map(|lost| 1.0 + lost as f64 * per_kilo / logged);
     let excess = counted.logged_level_misses.map_or(0.0, |misses| (misses * per_kilo / logged - 1.0).max(0.0));
-    let guessed = 1.0 + excess.min(LOST_AT_MOST).min((2.0 * LOST_AT_MOST - excess).max(0.0));
+    let guessed = 1.0 + excess.min(MAX_LOST).min((2.0 * MAX_LOST - excess).max(0.0));
     let (least, most) = known.map_or((1.0, guessed), |known| (known, known));
     let lines_of = |size_bytes: u64| size_bytes as f64 / line_bytes as f64;
     let fit = match counted.point {
@@ -148,7 +148,7 @@ impl SurvivalCurve {
         let (mut at_risk, mut surviving) = (accesses, 1.0);
         let mut at_step = vec![1.0];
         for step in 0..steps {
-            if at_risk < AT_RISK_AT_LEAST * accesses {
+            if at_risk < MIN_AT_RISK * accesses {
                 break;
             }
             // Those censored within a step were at risk for about half of it.

@@ -23,7 +23,7 @@ use cachemate_core::{
     CpuId, CpuSet, Decision, Fact, Neighbor, Plan, Policy, ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, Reason,
     ReasonKind, TaskId, TaskSample, View, WindowLength,
 };
-use cachemate_locality::profilers::EVICTED_SAMPLES_AT_LEAST;
+use cachemate_locality::profilers::MIN_EVICTED_SAMPLES;
 use serde::Deserialize;
 
 use self::gangs::OvercommittedCache;
@@ -441,8 +441,8 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Par
     let slice_ns = parameters.slice_ns.unwrap_or(1) as f64;
     ParameterRange::OneOrMore.check([("window_ns", parameters.window_ns as f64), ("slice_ns", slice_ns)])?;
     // With fewer samples no intensity would ever be known.
-    if (parameters.samples as usize) < EVICTED_SAMPLES_AT_LEAST {
-        let expected = format!("{EVICTED_SAMPLES_AT_LEAST} or more");
+    if (parameters.samples as usize) < MIN_EVICTED_SAMPLES {
+        let expected = format!("{MIN_EVICTED_SAMPLES} or more");
         return Err(ParameterError::value("samples", parameters.samples, expected));
     }
     ParameterRange::UpTo(1.0).check([("max_probe_share", parameters.max_probe_share)])?;

@@ -119,7 +119,7 @@ pub struct Chart {
 }
 
 /// Dots are drawn, and shown to the pointer, up to this many points in a series.
-const DOTS_AT_MOST: usize = 200;
+const MAX_DOTS: usize = 200;
 
 struct ChartLayout<'a> {
     svg: Svg,
@@ -306,7 +306,7 @@ impl ChartLayout<'_> {
             }
         }
         let drawn = series.points.iter().filter(|p| p.x.is_finite() && p.y.is_finite());
-        let dense = series.points.len() > DOTS_AT_MOST;
+        let dense = series.points.len() > MAX_DOTS;
         for point in drawn {
             let at = (self.x.at(point.x), self.y.at(point.y));
             let title = || point.title.clone().unwrap_or_else(|| title_of(&series.name, point));

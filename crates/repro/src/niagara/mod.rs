@@ -48,10 +48,10 @@ pub const CONTEXTS: usize = 8;
 /// Maximum progress of a program when a run begins. It exceeds art's longest period, a window's relaxation and scans,
 /// so that six copies are in all its phases. If all copies started together, they would scan while rates are measured
 /// and relax afterwards.
-const UNDER_WAY_INSTR_AT_MOST: u64 = 8_000_000;
+const MAX_UNDER_WAY_INSTR: u64 = 8_000_000;
 
 fn under_way(job: WorkloadJob) -> WorkloadJob {
-    let under_way_instructions = SplitMix64::new(job.seed).below(UNDER_WAY_INSTR_AT_MOST);
+    let under_way_instructions = SplitMix64::new(job.seed).below(MAX_UNDER_WAY_INSTR);
     WorkloadJob { under_way_instructions, ..job }
 }
 

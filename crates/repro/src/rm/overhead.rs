@@ -33,7 +33,7 @@ const PHASES: [(&str, f64); 19] = [
     ("omnetpp", 1704.0),
 ];
 /// Maximum share of a phase for tracing and computing.
-const SHARE_AT_MOST: f64 = 0.02;
+const MAX_SHARE: f64 = 0.02;
 /// Cycles per entry to compute a curve on one core at the machine's 1.5 GHz: bench group `curve` promises 5 ms for a
 /// full log.
 const COMPUTING_CYCLES_PER_ENTRY: f64 = 5e-3 * 1.5e9 / LOG_ENTRIES;
@@ -53,7 +53,7 @@ impl Cost {
     }
     /// Number of entries that fit into the maximum share.
     fn entries(&self) -> f64 {
-        LOG_ENTRIES.min((SHARE_AT_MOST * self.phase_cycles / self.cycles_per_entry).floor())
+        LOG_ENTRIES.min((MAX_SHARE * self.phase_cycles / self.cycles_per_entry).floor())
     }
     fn is_cut(&self) -> bool {
         self.entries() < LOG_ENTRIES
@@ -121,7 +121,7 @@ fn costs_finding(costs: &[Cost], seed: u64) -> Finding {
         "tracing and computing, of the time of a phase, worst program; logs as long as 2 % of the phase allow",
         "full logs: under 2 % for all but apsi (8.7) and mcf (3.1)",
         "%",
-        ResultTarget::AtMost { target: 100.0 * SHARE_AT_MOST, paper_best: None },
+        ResultTarget::AtMost { target: 100.0 * MAX_SHARE, paper_best: None },
         &[(seed, worst)],
     )
     .points(points)

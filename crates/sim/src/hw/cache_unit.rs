@@ -32,7 +32,7 @@ pub(crate) struct PendingFills {
 }
 
 const PENDING_AT_MOST: usize = 64;
-const SWEEP_AT_LEAST: usize = 12;
+const MIN_SWEEP: usize = 12;
 
 impl PendingFills {
     /// The line is being filled (again): what is known of an earlier fill does not matter any more.
@@ -58,7 +58,7 @@ impl PendingFills {
             self.fills.remove(0);
         }
         self.bits = self.fills.iter().fold(0, |bits, entry| bits | 1 << (entry.0 % 64));
-        self.sweep_at = (2 * self.fills.len()).clamp(SWEEP_AT_LEAST, PENDING_AT_MOST);
+        self.sweep_at = (2 * self.fills.len()).clamp(MIN_SWEEP, PENDING_AT_MOST);
     }
     /// Is the line's data there at tick `at`?
     #[inline]

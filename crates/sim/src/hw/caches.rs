@@ -464,7 +464,7 @@ fn check(machine: &MachineSpec) -> Result<(), MachineSpecError> {
     }
     for (at, cache) in machine.caches.iter().enumerate() {
         let field = |name: &str| format!("caches[{at}].{name}");
-        if PageIndex::page_bits(machine) > PageIndex::PAGE_BITS_AT_MOST {
+        if PageIndex::page_bits(machine) > PageIndex::MAX_PAGE_BITS {
             return fail(field("index"), format!("{:?}", cache.index), "at most 128 pages in a way of an L1");
         }
         // Frames have longer names where an L1's sets go by virtual addresses.

@@ -16,7 +16,7 @@ use super::pipeline::{CoreEnvironment, CoreFrontEnd};
 use super::thread::HwThread;
 
 /// Accesses that a context puts aside at most; a reservation station's size (Core microarchitecture: 32 entries).
-const PARKED_AT_MOST: usize = 32;
+const MAX_PARKED: usize = 32;
 
 #[derive(Clone, Copy)]
 pub(crate) struct DeferredAccess {
@@ -32,7 +32,7 @@ impl HwContext {
     /// Can the access that depends on the last load be put aside?
     fn can_park(&self) -> bool {
         let near = self.value_at < u64::MAX && self.value_from == DataOrigin::Hit(CacheLevel::L1Data);
-        !near && self.parked.len() < PARKED_AT_MOST
+        !near && self.parked.len() < MAX_PARKED
     }
 
     /// Puts the access that was just given an issue slot aside.

@@ -47,7 +47,7 @@ impl SetBits {
 
 impl PageIndex {
     /// A byte of `given` holds no more.
-    pub const PAGE_BITS_AT_MOST: u32 = 7;
+    pub const MAX_PAGE_BITS: u32 = 7;
 
     /// Bits by which names are longer than frames.
     pub fn page_bits(machine: &MachineSpec) -> u32 {

@@ -37,8 +37,8 @@ pub struct Picks {
 }
 
 /// Candidates looked at for better company, and how often in a row the first of them may be passed over.
-const CHOICES_AT_MOST: usize = 8;
-const PASSED_OVER_AT_MOST: u8 = 4;
+const MAX_CHOICES: usize = 8;
+const MAX_PASSED_OVER: u8 = 4;
 
 /// All CPUs and all tasks.
 pub struct Dispatcher {
@@ -408,7 +408,7 @@ impl Dispatcher {
     /// AV's Linux form: the scheduler's choice, unless another waiting task has a lower penalty with those that run
     /// below the same cache, may overtake it, and the first has not been passed over too often.
     fn least_penalized(&mut self, first: Slot, choices: &[Slot], cpu: u32) -> Slot {
-        if self.penalties.is_empty() || self.tasks[first].times_passed_over >= PASSED_OVER_AT_MOST {
+        if self.penalties.is_empty() || self.tasks[first].times_passed_over >= MAX_PASSED_OVER {
             return first;
         }
         let beside: Vec<Slot> = self.domains.members(SHARED_CACHE, cpu).filter_map(|cpu| self.running(cpu)).collect();
@@ -416,8 +416,7 @@ impl Dispatcher {
             let bad = self.penalties.iter().filter(|(a, b, _)| *a == slot && beside.contains(b));
             bad.map(|(_, _, penalty)| penalty).sum()
         };
-        let open =
-            choices.iter().take(CHOICES_AT_MOST).copied().filter(|&slot| self.scheduler.may_overtake(slot, first));
+        let open = choices.iter().take(MAX_CHOICES).copied().filter(|&slot| self.scheduler.may_overtake(slot, first));
         let minimum = open.min_by(|&a, &b| penalty(a).total_cmp(&penalty(b)));
         let choice = minimum.filter(|&slot| penalty(slot) < penalty(first)).unwrap_or(first);
         if choice != first {

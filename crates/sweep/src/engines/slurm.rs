@@ -18,7 +18,7 @@ const NAME: &str = "slurm";
 /// `squeue` hangs with the controller dead.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Slurm's default, used if the controller does not report its own.
-const ARRAY_AT_MOST: usize = 1000;
+const MAX_ARRAY: usize = 1000;
 
 /// The engine. Its submitted jobs are known to Slurm by name.
 pub struct Slurm {
@@ -56,7 +56,7 @@ impl Slurm {
         let output = call_ok(self.client("scontrol").args(["show", "config"]), DEADLINE);
         let message = output.map_err(|error| EngineError::of(NAME, error))?;
         let line = message.lines().find_map(|line| line.trim().strip_prefix("MaxArraySize"));
-        Ok(line.and_then(|rest| rest.split('=').nth(1)?.trim().parse().ok()).unwrap_or(ARRAY_AT_MOST).max(2))
+        Ok(line.and_then(|rest| rest.split('=').nth(1)?.trim().parse().ok()).unwrap_or(MAX_ARRAY).max(2))
     }
 
     /// The script of one array: job number `$SLURM_ARRAY_TASK_ID` runs its own ids.

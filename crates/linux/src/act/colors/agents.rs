@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use cachemate_agent::layout::{COLORS_AT_MOST, PAGE_BYTES, format_target};
+use cachemate_agent::layout::{MAX_COLORS, PAGE_BYTES, format_target};
 use cachemate_agent::maps::MappingFilter;
 use cachemate_core::IndexSet;
 use cachemate_files::{DirAccess, TrustedDir};
@@ -86,8 +86,8 @@ pub fn folder_of(kernel: &dyn Kernel, pid: i32) -> Option<PathBuf> {
 
 /// The mask of a set of colors; `None` = the set is empty, or a color does not fit into a mask.
 pub fn mask_of(colors: &IndexSet) -> Option<u64> {
-    let fits = colors.iter().all(|color| color < COLORS_AT_MOST);
-    let mask = colors.iter().fold(0u64, |mask, color| mask | 1 << (color % COLORS_AT_MOST));
+    let fits = colors.iter().all(|color| color < MAX_COLORS);
+    let mask = colors.iter().fold(0u64, |mask, color| mask | 1 << (color % MAX_COLORS));
     (fits && mask != 0).then_some(mask)
 }
 

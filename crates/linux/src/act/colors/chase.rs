@@ -13,7 +13,7 @@ use super::pool::DiscoveryRng;
 
 /// Rounds whose median is the result: interruptions only add time, but a neighbor may come and go.
 const ROUNDS: usize = 5;
-const STEPS_AT_LEAST: usize = 20_000;
+const MIN_STEPS: usize = 20_000;
 
 /// Nanoseconds per load of a chase that visits every line of these pages once per round, in an order drawn by `draw`.
 ///
@@ -33,7 +33,7 @@ pub unsafe fn load_ns(pages: &[*mut u8], draw: &mut DiscoveryRng) -> f64 {
         // SAFETY: lines begin at multiples of 64 bytes in pages that the caller owns.
         unsafe { line.cast::<*mut u8>().write(lines[(at + 1) % lines.len()]) };
     }
-    let steps = lines.len().max(STEPS_AT_LEAST);
+    let steps = lines.len().max(MIN_STEPS);
     // SAFETY: the cycle just written.
     let mut at = unsafe { follow(lines[0], 2 * lines.len()) };
     let mut rounds = [0.0; ROUNDS];

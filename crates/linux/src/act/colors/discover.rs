@@ -11,7 +11,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use cachemate_agent::layout::{COLORS_AT_MOST, PAGE_BYTES};
+use cachemate_agent::layout::{MAX_COLORS, PAGE_BYTES};
 use cachemate_agent::timing::{Calibration, SUPPORTED, reload_cycles};
 use cachemate_core::{Cache, CacheLevel, CpuId, Topology};
 
@@ -62,7 +62,7 @@ pub struct TargetCache {
     pub size_bytes: u64,
     /// More than one.
     pub ways: u32,
-    /// Size over ways and page size: 2 to [`COLORS_AT_MOST`].
+    /// Size over ways and page size: 2 to [`MAX_COLORS`].
     pub colors: u32,
     /// Size of the last level behind it; `None` = there is none, or the kernel does not report it.
     pub last_level_bytes: Option<u64>,
@@ -81,9 +81,9 @@ pub fn target(topology: &Topology, cpu: CpuId) -> Result<TargetCache, ColorError
         return Err(none("the kernel does not say how large the second-level cache is, or how many ways it has"));
     };
     let colors = u32::try_from(size_bytes / u64::from(ways) / PAGE_BYTES as u64).unwrap_or(u32::MAX);
-    if !(2..=COLORS_AT_MOST).contains(&colors) {
+    if !(2..=MAX_COLORS).contains(&colors) {
         return Err(none(&format!(
-            "a second-level cache of {size_bytes} bytes and {ways} ways has {colors} colors of {PAGE_BYTES} bytes; 2 to {COLORS_AT_MOST} can be told"
+            "a second-level cache of {size_bytes} bytes and {ways} ways has {colors} colors of {PAGE_BYTES} bytes; 2 to {MAX_COLORS} can be told"
         )));
     }
     let last = topology.caches.iter().filter(mine).find(|cache| cache.last_level && cache.level != CacheLevel::L2);

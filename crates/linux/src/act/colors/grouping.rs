@@ -45,7 +45,7 @@ pub struct GroupingParameters {
 }
 
 /// After this many targets in a row without a class, the rest is noise.
-const FRUITLESS_AT_MOST: u32 = 24;
+const MAX_FRUITLESS: u32 = 24;
 
 /// Groups `items`.
 pub fn group(test: &mut impl EvictionOracle, items: &[usize], search: &GroupingParameters) -> EvictionClasses {
@@ -53,7 +53,7 @@ pub fn group(test: &mut impl EvictionOracle, items: &[usize], search: &GroupingP
     let mut grouped = EvictionClasses::default();
     let mut fruitless = 0;
     while grouped.classes.len() < search.max_classes
-        && fruitless < FRUITLESS_AT_MOST
+        && fruitless < MAX_FRUITLESS
         && left.len() > search.ways
         && !test.is_exhausted()
     {

@@ -179,7 +179,7 @@ impl ColorMap {
             return Err(format!("found format {format}, expected {}", Self::FORMAT));
         }
         let map: ColorMap = serde_json::from_str(text).map_err(|error| error.to_string())?;
-        let most = cachemate_agent::layout::COLORS_AT_MOST;
+        let most = cachemate_agent::layout::MAX_COLORS;
         if !(2..=most).contains(&map.colors) {
             return Err(format!("colors: found {}, expected 2 to {most}", map.colors));
         }

@@ -17,9 +17,9 @@ use super::ColorError;
 /// Maximum time that a proof waits for quiet moments.
 const PATIENCE: Duration = Duration::from_secs(4);
 const BETWEEN_ROUNDS: Duration = Duration::from_millis(25);
-/// Frames of each color that are tested in one round; at least [`RIGHT_AT_LEAST`] of them must have their color.
+/// Frames of each color that are tested in one round; at least [`MIN_RIGHT`] of them must have their color.
 const ASKED: u32 = 8;
-const RIGHT_AT_LEAST: u32 = 5;
+const MIN_RIGHT: u32 = 5;
 /// Number of rounds in which a color's frames must behave like moved ones to count as moved.
 const MOVED_ROUNDS: u32 = 4;
 
@@ -58,8 +58,8 @@ struct ColorProof {
 impl ColorProof {
     /// Adds a round: the numbers of frames, out of [`ASKED`], that held and that moved.
     fn add(&mut self, holds: u32, moved: u32) {
-        self.holds |= holds >= RIGHT_AT_LEAST;
-        self.moved_rounds += u32::from(moved >= RIGHT_AT_LEAST);
+        self.holds |= holds >= MIN_RIGHT;
+        self.moved_rounds += u32::from(moved >= MIN_RIGHT);
     }
     fn settled(&self) -> bool {
         self.holds || self.moved_rounds >= MOVED_ROUNDS
@@ -147,7 +147,7 @@ pub struct ColorVerification {
 impl ColorVerification {
     /// Do enough of its frames hold for a proof?
     pub fn is_usable(&self) -> bool {
-        self.frames_hold * u64::from(ASKED) >= self.frames * u64::from(RIGHT_AT_LEAST)
+        self.frames_hold * u64::from(ASKED) >= self.frames * u64::from(MIN_RIGHT)
     }
 }
 
@@ -196,9 +196,9 @@ mod tests {
         (0..MOVED_ROUNDS - 1).for_each(|_| color.add(0, ASKED));
         assert!(!color.settled());
         let mut held = color;
-        held.add(RIGHT_AT_LEAST, 0);
+        held.add(MIN_RIGHT, 0);
         assert!(held.settled() && held.holds);
-        color.add(0, RIGHT_AT_LEAST);
+        color.add(0, MIN_RIGHT);
         assert!(color.settled() && !color.holds);
         let watched = |frames_hold| ColorVerification { frames: 32, frames_hold, ..ColorVerification::default() };
         assert!(watched(20).is_usable() && !watched(19).is_usable());

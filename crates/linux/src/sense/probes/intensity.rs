@@ -32,7 +32,7 @@ const RELOADS: usize = 4096;
 const CALIBRATED_BYTES: usize = 8 << 20;
 
 /// Time limit for fitting; half a second is usual for the largest caches.
-const FITTED_AT_MOST: Duration = Duration::from_secs(8);
+const MAX_FITTED: Duration = Duration::from_secs(8);
 
 /// Smallest buffer; smaller ones might fit into private caches.
 const SMALLEST_BYTES: usize = 4 << 20;
@@ -96,7 +96,7 @@ impl PrimeProber {
         let (start, mut bytes) = (Instant::now(), buffer_bytes(cache_bytes));
         loop {
             let mut prober = PrimeProber::new(bytes, seed)?;
-            if start.elapsed() > FITTED_AT_MOST {
+            if start.elapsed() > MAX_FITTED {
                 let (seconds, mib) = (start.elapsed().as_secs_f64(), bytes >> 20);
                 let what =
                     format!("calibrating took {seconds:.1} s and was at {mib} MiB: too slow a machine to probe on");

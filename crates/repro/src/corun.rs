@@ -216,7 +216,7 @@ mod tests {
     fn heavy_programs_hurt_each_other_and_quiet_ones_do_not() {
         let stop = AtomicBool::new(false);
         let context = ExperimentContext { quick: true, ..ExperimentContext::of_seed(1, &stop) };
-        let bench = CoRunBench::on("xeon-x5365-4", 1, 500_000, 1_000_000).unwrap();
+        let bench = CoRunBench::on("xeon-x5365-4", 1, 4_000_000, 4_000_000).unwrap();
         let programs = ["milc", "lbm", "gamess"].map(|name| WorkloadJob::new(name, 1));
         let matrix = CoRunMatrix::measure(&context, &bench, &programs, true).unwrap();
         // Short runs show contention for the bus, but not for the caches, which take longer to fill.

@@ -236,8 +236,9 @@ impl ProgramModel {
         cache_bytes * self.occupancy_odds * share / (1.0 - share + self.occupancy_odds * share)
     }
 
-    /// Shifts the curve towards the misses measured at a composed occupancy. All points move by the same share of their
-    /// errors. A log that was too short is wrong where it could not reach.
+    /// Shifts the curve towards the misses measured at a composed occupancy, where a log that was too short could not
+    /// reach. Points move by the same share of their errors. If the count is above the curve, points of less space rise
+    /// only to the count: it bounds them from below, and a stream, whose log ends early, misses as often with any space.
     fn shift_within_error(&mut self, composed: f64, misses: f64) {
         let off = misses - self.misses(composed);
         let side = |&(below, above): &(f64, f64)| if off < 0.0 { below } else { above };
@@ -249,8 +250,10 @@ impl ProgramModel {
             return;
         }
         let part = (off / error).clamp(-1.0, 1.0);
-        for (rate, error) in self.misses.iter_mut().zip(&self.errors) {
-            *rate = (*rate + part * side(error)).max(0.0);
+        let counted = self.misses(composed) + part * error;
+        for (step, (rate, error)) in self.misses.iter_mut().zip(&self.errors).enumerate() {
+            let shifted = (*rate + part * side(error)).max(0.0);
+            *rate = if off > 0.0 && step <= low { rate.max(counted.min(shifted)) } else { shifted };
         }
         for step in (0..STEPS).rev() {
             self.misses[step] = self.misses[step].max(self.misses[step + 1]);
@@ -504,6 +507,27 @@ pub mod tests {
         assert!((calibrated.misses(composed) - truth.misses(composed)).abs() < 1e-6);
         assert!(calibrated.misses(0.5 * CACHE) < 0.2 * logged(0.5 * CACHE), "{}", calibrated.misses(0.5 * CACHE));
         assert!((calibrated.misses(0.25 * CACHE) / truth.misses(0.25 * CACHE) - 1.0).abs() < 0.02);
+        assert_eq!(calibrated.occupancy_odds, 1.0);
+    }
+
+    /// If more misses are counted than a curve beyond the reach of its log says, is less space forecast to miss as often
+    /// as counted, rather than more often?
+    #[test]
+    fn a_stream_misses_as_often_with_less_space() {
+        let reach = 0.1 * CACHE;
+        let logged = |held: f64| if held <= reach { 0.06 } else { 0.06 * reach / held * reach / held };
+        let mut calibrated = program(logged);
+        for step in 0..=STEPS {
+            if step as f64 * calibrated.step_bytes > reach {
+                calibrated.errors[step] = (calibrated.misses[step], 0.06 - calibrated.misses[step]);
+            }
+        }
+        calibrated.calibrate(0.6 * CACHE, CACHE, 0.013);
+        for share in [0.3, 0.4, 0.6] {
+            let misses = calibrated.misses(share * CACHE);
+            assert!((misses / 0.013 - 1.0).abs() < 0.05, "{share}: {misses}");
+        }
+        assert!(calibrated.misses(0.05 * CACHE) > 0.059, "what the log reached stays");
         assert_eq!(calibrated.occupancy_odds, 1.0);
     }
 

@@ -15,7 +15,7 @@
 //! prefetchers. Properties: without co-runners, speeds are those of the profile; traffic never exceeds a server's
 //! bandwidth.
 
-use cachemate_core::{MachineSpec, PrefetcherSpec};
+use cachemate_core::{CoreModel, MachineSpec, PrefetcherSpec};
 
 /// Number of waiting lines that a demand read passes; lines beyond it go first (write queues have this length, and are
 /// drained when full).
@@ -27,6 +27,8 @@ const BUSIEST: f32 = 0.9999;
 /// Maximum load that one task alone causes. It is lower, so that two such tasks still slow each other down.
 const BUSIEST_ALONE: f32 = 0.99;
 const MAX_ITERATIONS: u32 = 24;
+/// Number of misses that an in-order core overlaps: its stores, as on the cycle-level machine.
+const STORE_BUFFER: f32 = 8.0;
 /// Tolerance of `rho`.
 const CLOSE_ENOUGH: f32 = 2e-4;
 
@@ -178,6 +180,8 @@ pub struct MemorySystem {
     pub farther_cycles: f32,
     /// Distance of a prefetcher in lines, if it adapts to the free entries.
     ahead_lines: Option<f32>,
+    /// Maximum number of misses that a core overlaps.
+    max_overlap: f32,
 }
 
 impl MemorySystem {
@@ -207,6 +211,10 @@ impl MemorySystem {
             latency_cycles,
             farther_cycles: memory.remote_latency_cycles as f32 - latency_cycles,
             ahead_lines: ahead.filter(|_| rules.demand_priority),
+            max_overlap: match spec.pipeline {
+                CoreModel::InOrder { .. } => STORE_BUFFER,
+                CoreModel::OutOfOrder { mshrs, .. } => mshrs as f32,
+            },
         }
     }
 
@@ -262,12 +270,13 @@ impl MemorySystem {
     }
 
     /// Number of lines that arrive at once if the task's misses overlap: misses that are waited for once arrive
-    /// together, all other lines one by one. If slots are limited, lines arrive as slots become free.
+    /// together, but not more than a core overlaps; all other lines arrive one by one. If slots are limited, lines
+    /// arrive as slots become free.
     pub fn burst(&self, ask: &MemoryDemand) -> f32 {
         if !self.windows.is_empty() || ask.waits <= 0.0 || ask.lines <= 0.0 {
             return 1.0;
         }
-        1.0 + ((ask.first / ask.waits).max(1.0) - 1.0) * (ask.first / ask.lines).min(1.0)
+        1.0 + ((ask.first / ask.waits).clamp(1.0, self.max_overlap) - 1.0) * (ask.first / ask.lines).min(1.0)
     }
 
     /// Does a prefetcher run less far ahead if fewer entries are free?
@@ -448,6 +457,7 @@ mod tests {
             latency_cycles: 200.0,
             farther_cycles: 0.0,
             ahead_lines: None,
+            max_overlap: 8.0,
         }
     }
 

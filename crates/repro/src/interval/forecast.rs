@@ -278,4 +278,17 @@ mod tests {
         assert!((uncertain.value - 0.33).abs() < 1e-9 && uncertain.low < 0.1 && uncertain.high > 0.6, "{uncertain:?}");
         assert!((certain.high - certain.low) < (uncertain.high - uncertain.low));
     }
+
+    /// After a moment that crowds the memory controller, do programs that hardly use memory run on at their speed?
+    #[test]
+    fn a_crowded_moment_passes() {
+        let machine = cachemate_spec::load_machine("opteron-2350").unwrap();
+        let timed = |name: &str, seed| {
+            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../recordings/{name}.cmt"));
+            TimedProgram::measured(&WorkloadJob::recorded(name, path, seed), &machine).unwrap()
+        };
+        let members = together(&machine, &[&timed("sort", 4), &timed("cc1", 7)]).unwrap();
+        let slowdowns: Vec<f64> = members.iter().map(|member| member.slowdown.value).collect();
+        assert!(slowdowns.iter().all(|slowdown| *slowdown < 0.5), "{slowdowns:?}");
+    }
 }

@@ -20,7 +20,7 @@ def _axes(ax: Axes | None) -> Axes:
     return pyplot.subplots()[1]
 
 
-def _size(size: float, _position: int | None = None) -> str:
+def _size(size: float, _position: float = 0) -> str:
     for unit, factor in (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)):
         if size >= factor:
             return f"{size / factor:g}{unit}"

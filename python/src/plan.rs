@@ -156,7 +156,7 @@ fn interval_pairs(
 
 /// Predicts how much programs slow each other down on the shared cache of a machine.
 #[pyfunction]
-#[pyo3(signature = (programs, machine, *, model = INTERVAL_MODEL, timing = "solo-run"))]
+#[pyo3(signature = (programs, machine, *, model = "interval", timing = "solo-run"))]
 pub fn predict(
     py: Python<'_>,
     programs: Vec<PyRef<'_, Profile>>,
@@ -245,7 +245,7 @@ fn escaped(text: &str) -> String {
 
 /// Plans which programs share a cache on a machine.
 #[pyfunction]
-#[pyo3(signature = (programs, machine, *, model = INTERVAL_MODEL, timing = "solo-run", seed = 0))]
+#[pyo3(signature = (programs, machine, *, model = "interval", timing = "solo-run", seed = 0))]
 pub fn plan(
     py: Python<'_>,
     programs: Vec<PyRef<'_, Profile>>,

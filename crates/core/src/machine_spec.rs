@@ -72,6 +72,19 @@ pub enum CoreModel {
     },
 }
 
+/// Stores in flight per context of an in-order core.
+const STORE_BUFFER: u32 = 8;
+
+impl CoreModel {
+    /// Maximum number of misses in flight: of a core's miss registers, or of an in-order context's stores.
+    pub fn max_misses_in_flight(self) -> u32 {
+        match self {
+            CoreModel::InOrder { .. } => STORE_BUFFER,
+            CoreModel::OutOfOrder { mshrs, .. } => mshrs,
+        }
+    }
+}
+
 /// One cache of the hierarchy, as often as its sharers make it.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -15,7 +15,7 @@
 //! prefetchers. Properties: without co-runners, speeds are those of the profile; traffic never exceeds a server's
 //! bandwidth.
 
-use cachemate_core::{CoreModel, MachineSpec, PrefetcherSpec};
+use cachemate_core::{MachineSpec, PrefetcherSpec};
 
 /// Number of waiting lines that a demand read passes; lines beyond it go first (write queues have this length, and are
 /// drained when full).
@@ -27,8 +27,6 @@ const BUSIEST: f32 = 0.9999;
 /// Maximum load that one task alone causes. It is lower, so that two such tasks still slow each other down.
 const BUSIEST_ALONE: f32 = 0.99;
 const MAX_ITERATIONS: u32 = 24;
-/// Number of misses that an in-order core overlaps: its stores, as on the cycle-level machine.
-const STORE_BUFFER: f32 = 8.0;
 /// Tolerance of `rho`.
 const CLOSE_ENOUGH: f32 = 2e-4;
 
@@ -211,10 +209,7 @@ impl MemorySystem {
             latency_cycles,
             farther_cycles: memory.remote_latency_cycles as f32 - latency_cycles,
             ahead_lines: ahead.filter(|_| rules.demand_priority),
-            max_overlap: match spec.pipeline {
-                CoreModel::InOrder { .. } => STORE_BUFFER,
-                CoreModel::OutOfOrder { mshrs, .. } => mshrs as f32,
-            },
+            max_overlap: spec.pipeline.max_misses_in_flight() as f32,
         }
     }
 

@@ -22,8 +22,6 @@ pub(crate) const RUN_AHEAD_CYCLES: u64 = 400;
 const TURN_CYCLES: u64 = 32;
 /// Cores whose caches' state the host's second cache mostly holds.
 const CORES_WITHOUT_HINTS: u32 = 8;
-/// Stores in flight per context of an in-order core.
-const STORE_BUFFER: usize = 8;
 
 /// The environment of a core.
 pub(crate) struct CoreEnvironment<'a> {
@@ -95,11 +93,9 @@ impl Core {
     pub fn new(machine: &MachineSpec, number: u32, l1d: usize, l1i: Option<usize>) -> Self {
         let first = number * machine.contexts_per_core;
         let cpus = first..first + machine.contexts_per_core;
-        let (in_order, window, mshrs, loads_pass) = match machine.pipeline {
-            CoreModel::InOrder { .. } => (true, u64::MAX, STORE_BUFFER, false),
-            CoreModel::OutOfOrder { window, mshrs, loads_pass, .. } => {
-                (false, u64::from(window), mshrs as usize, loads_pass)
-            }
+        let (in_order, window, loads_pass) = match machine.pipeline {
+            CoreModel::InOrder { .. } => (true, u64::MAX, false),
+            CoreModel::OutOfOrder { window, loads_pass, .. } => (false, u64::from(window), loads_pass),
         };
         let nearest = DataOrigin::Hit(CacheLevel::L1Data);
         let contexts: Vec<HwContext> = cpus.map(|cpu| HwContext::new(CpuId(cpu), nearest)).collect();
@@ -122,7 +118,7 @@ impl Core {
             hints: machine.cores() > CORES_WITHOUT_HINTS,
             window,
             window_share: window,
-            mshrs,
+            mshrs: machine.pipeline.max_misses_in_flight() as usize,
         };
         Core { front, ready, now: 0, turn: (0, 0), burst: Burst::default(), next: u64::MAX }
     }

@@ -1,7 +1,8 @@
 //! The cost of CI: CPU and wall seconds of each stage and of the slowest tests, compared with an earlier record.
 //!
 //! Stages append to `target/ci-time.jsonl`. `ci-time report` prints them beside `.ci/times.json`, the record of an
-//! earlier run that is kept in the tree, and fails only if a stage has grown by half: hosts differ, and are shared.
+//! earlier run that is kept in the tree, and fails only if a stage has grown by half beyond the growth of the median
+//! stage: a host that is slower, or that other tenants share, slows all stages alike.
 
 use std::fs;
 use std::io::Write;
@@ -13,8 +14,12 @@ use serde::{Deserialize, Serialize};
 
 const CURRENT: &str = "target/ci-time.jsonl";
 const RECORD: &str = ".ci/times.json";
-/// A stage that costs this many times its record fails the report.
+/// A stage that costs this many times its record, on a host as fast as the record's, fails the report.
 const MAX_GROWTH: f64 = 1.5;
+/// A host's slowdown is the growth of its median stage, of at least this many stages.
+const MIN_STAGES_OF_HOST: usize = 3;
+/// Beyond this factor, growth of all stages is a failure and no longer a property of the host.
+const MAX_HOST_SLOWDOWN: f64 = 2.0;
 /// Stages below this many CPU seconds vary too much to be judged.
 const MIN_JUDGED_CPU_S: f64 = 20.0;
 /// Slowest tests that a report names.
@@ -81,7 +86,9 @@ pub fn report(root: &Path) -> Result<(), String> {
     let current = read_current(root)?;
     let record = read_record(root)?;
     print!("{}", render(&current, &record));
-    let grown: Vec<String> = current.iter().filter_map(|cost| growth(cost, &record)).collect();
+    let slowdown = host_slowdown(&current, &record);
+    println!("this host, by its median stage: {slowdown:.2} times the CPU seconds on record");
+    let grown: Vec<String> = current.iter().filter_map(|cost| growth(cost, &record, slowdown)).collect();
     if grown.is_empty() { Ok(()) } else { Err(format!("ci-time: {}", grown.join("; "))) }
 }
 
@@ -111,9 +118,23 @@ fn recorded<'a>(name: &str, record: &'a [StageCost]) -> Option<&'a StageCost> {
     record.iter().find(|cost| cost.name == name)
 }
 
-fn growth(cost: &StageCost, record: &[StageCost]) -> Option<String> {
-    let before = recorded(&cost.name, record)?;
-    let is_gross = before.cpu_s >= MIN_JUDGED_CPU_S && cost.cpu_s > MAX_GROWTH * before.cpu_s;
+/// A stage of the record that is long enough to be judged.
+fn judged<'a>(name: &str, record: &'a [StageCost]) -> Option<&'a StageCost> {
+    recorded(name, record).filter(|before| before.cpu_s >= MIN_JUDGED_CPU_S)
+}
+
+/// Growth of the median stage, within 1 and [`MAX_HOST_SLOWDOWN`]; 1 while too few stages can be compared.
+fn host_slowdown(current: &[StageCost], record: &[StageCost]) -> f64 {
+    let ratio = |cost: &StageCost| judged(&cost.name, record).map(|before| cost.cpu_s / before.cpu_s);
+    let mut ratios: Vec<f64> = current.iter().filter_map(ratio).collect();
+    ratios.sort_by(f64::total_cmp);
+    if ratios.len() < MIN_STAGES_OF_HOST { 1.0 } else { ratios[ratios.len() / 2].clamp(1.0, MAX_HOST_SLOWDOWN) }
+}
+
+/// What to report of a stage that has grown grossly on a host that needs `slowdown` times the record's CPU seconds.
+fn growth(cost: &StageCost, record: &[StageCost], slowdown: f64) -> Option<String> {
+    let before = judged(&cost.name, record)?;
+    let is_gross = cost.cpu_s > MAX_GROWTH * slowdown * before.cpu_s;
     is_gross.then(|| format!("'{}' takes {:.0} CPU s, {:.0} on record", cost.name, cost.cpu_s, before.cpu_s))
 }
 
@@ -146,10 +167,27 @@ mod tests {
     #[test]
     fn only_gross_growth_fails() {
         let record = [cost("build", 100.0), cost("short", 2.0)];
-        assert_eq!(growth(&cost("build", 149.0), &record), None);
-        assert!(growth(&cost("build", 151.0), &record).is_some_and(|text| text.contains("151 CPU s, 100 on record")));
-        assert_eq!(growth(&cost("short", 9.0), &record), None);
-        assert_eq!(growth(&cost("new", 900.0), &record), None);
+        assert_eq!(growth(&cost("build", 149.0), &record, 1.0), None);
+        let message = growth(&cost("build", 151.0), &record, 1.0);
+        assert!(message.is_some_and(|text| text.contains("151 CPU s, 100 on record")));
+        assert_eq!(growth(&cost("build", 190.0), &record, 1.3), None);
+        assert_eq!(growth(&cost("short", 9.0), &record, 1.0), None);
+        assert_eq!(growth(&cost("new", 900.0), &record, 1.0), None);
+    }
+
+    /// Is the host's slowdown that of the median stage, so that one stage alone that has grown still fails?
+    #[test]
+    fn a_slow_host_slows_the_median_stage_and_hides_no_growth() {
+        let record = [cost("lint", 100.0), cost("tests", 100.0), cost("build", 100.0), cost("short", 2.0)];
+        let slow = [cost("lint", 130.0), cost("tests", 120.0), cost("build", 250.0), cost("short", 20.0)];
+        let slowdown = host_slowdown(&slow, &record);
+        assert_eq!(slowdown, 1.3);
+        let grown: Vec<bool> = slow.iter().map(|cost| growth(cost, &record, slowdown).is_some()).collect();
+        assert_eq!(grown, [false, false, true, false]);
+        let doubled: Vec<StageCost> = record.iter().map(|before| cost(&before.name, 3.1 * before.cpu_s)).collect();
+        assert_eq!(host_slowdown(&doubled, &record), MAX_HOST_SLOWDOWN);
+        assert!(growth(&doubled[0], &record, MAX_HOST_SLOWDOWN).is_some(), "threefold growth is no property of a host");
+        assert_eq!(host_slowdown(&slow[..2], &record), 1.0);
     }
 
     /// Does a stage that runs a command record its cost and pass its failure on?

@@ -36,7 +36,7 @@ impl TraceKind {
         let lines: Vec<u64> = match self {
             TraceKind::Zipf => zipf(len),
             TraceKind::Scan => (0..300_000).cycle().take(len).collect(),
-            TraceKind::Mixed => mixed(len),
+            TraceKind::Mixed => draw_mixed_lines(len),
         };
         if len == FULL_LEN {
             assert_eq!(checksum(&lines), self.checksums().1, "{}: not the known trace", self.name());
@@ -87,7 +87,7 @@ fn zipf(len: usize) -> Vec<u64> {
         .collect();
     let mut place: Vec<u32> = (0..RANKS as u32).collect();
     for index in (1..RANKS).rev() {
-        place.swap(index, random.below(index as u64 + 1) as usize);
+        place.swap(index, random.draw_below(index as u64 + 1) as usize);
     }
     (0..len)
         .map(|_| {
@@ -98,12 +98,12 @@ fn zipf(len: usize) -> Vec<u64> {
         .collect()
 }
 
-fn mixed(len: usize) -> Vec<u64> {
+fn draw_mixed_lines(len: usize) -> Vec<u64> {
     const LINES: u64 = 1_562_500;
     const HOT: u64 = 468_750;
     let mut random = SplitMix64::new(3);
     (0..len)
-        .map(|_| if unit(&mut random) < 0.8 { random.below(HOT) } else { HOT + random.below(LINES - HOT) })
+        .map(|_| if unit(&mut random) < 0.8 { random.draw_below(HOT) } else { HOT + random.draw_below(LINES - HOT) })
         .collect()
 }
 

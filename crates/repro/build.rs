@@ -88,7 +88,7 @@ fn code_of(src: &Path) -> BTreeMap<PathBuf, TokenStream> {
     for file in rust_files(src) {
         let text = fs::read_to_string(&file).expect("a source file can be read");
         let tokens: TokenStream = text.parse().unwrap_or_else(|error| panic!("{}: {error}", file.display()));
-        let (code, test_modules) = without_tests(tokens);
+        let (code, test_modules) = strip_tests(tokens);
         let stem = file.file_stem().expect("a file has a name");
         let parent = file.parent().expect("a file lies in a folder");
         let below =
@@ -105,7 +105,7 @@ fn code_of(src: &Path) -> BTreeMap<PathBuf, TokenStream> {
 }
 
 /// Removes documentation attributes and test-only items; returns the names or paths of the files of removed modules.
-fn without_tests(tokens: TokenStream) -> (TokenStream, Vec<String>) {
+fn strip_tests(tokens: TokenStream) -> (TokenStream, Vec<String>) {
     let (mut code, mut files): (Vec<TokenTree>, Vec<String>) = (Vec::new(), Vec::new());
     let is_mark = |token: Option<&TokenTree>, mark: char| matches!(token, Some(TokenTree::Punct(found)) if found.as_char() == mark);
     let mut tokens = tokens.into_iter();
@@ -123,7 +123,7 @@ fn without_tests(tokens: TokenStream) -> (TokenStream, Vec<String>) {
         if text == "cfg(test)" {
             files.extend(skip_item(&mut tokens));
         } else if !text.starts_with("doc=") {
-            let (inner, below) = without_tests(group.stream());
+            let (inner, below) = strip_tests(group.stream());
             files.extend(below);
             code.push(TokenTree::Group(proc_macro2::Group::new(group.delimiter(), inner)));
         }
@@ -252,7 +252,7 @@ impl Workspace {
         };
         let codes = manifests.keys().filter(|name| *name != "cachemate-repro").map(code).collect();
         let lock = fs::read_to_string(root.join("Cargo.lock")).unwrap_or_default();
-        Workspace { codes, manifests, locked: locked(&lock) }
+        Workspace { codes, manifests, locked: read_lock(&lock) }
     }
 
     /// Crates and packages that these names reach.
@@ -283,7 +283,7 @@ fn dependencies(manifest: &str) -> Vec<String> {
     names.filter(|name| !name.is_empty() && !name.starts_with('#')).map(str::to_string).collect()
 }
 
-fn locked(lock: &str) -> BTreeMap<String, BTreeSet<(String, Vec<String>)>> {
+fn read_lock(lock: &str) -> BTreeMap<String, BTreeSet<(String, Vec<String>)>> {
     let mut packages: BTreeMap<String, BTreeSet<(String, Vec<String>)>> = BTreeMap::new();
     for package in lock.split("[[package]]").skip(1) {
         let field = |name: &str| {

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use cachemate_fuzzing::{FuzzTarget, MAX_INPUT_BYTES, TARGETS, target};
 use libfuzzer_sys::fuzz_target;
 
-fn chosen() -> &'static FuzzTarget {
+fn chosen_target() -> &'static FuzzTarget {
     static CHOSEN: OnceLock<&'static FuzzTarget> = OnceLock::new();
     CHOSEN.get_or_init(|| {
         let name = std::env::var("CACHEMATE_TARGET").unwrap_or_default();
@@ -15,4 +15,4 @@ fn chosen() -> &'static FuzzTarget {
     })
 }
 
-fuzz_target!(|data: &[u8]| (chosen().run)(&data[..data.len().min(MAX_INPUT_BYTES)]));
+fuzz_target!(|data: &[u8]| (chosen_target().run)(&data[..data.len().min(MAX_INPUT_BYTES)]));

@@ -11,8 +11,8 @@ use numpy::PyArray1;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use crate::failed;
 use crate::trace::Trace;
+use crate::value_error;
 
 /// Miss rates of fully associative LRU caches of these sizes.
 #[pyclass(frozen, module = "cachemate")]
@@ -143,7 +143,7 @@ pub fn mrc(
     let mut engine = match sample {
         Some(rate) => {
             check_rate(rate).map_err(in_field("sample"))?;
-            CurveEngine::Sampled(Box::new(FixedRateSampler::new(rate, seed).map_err(failed)?))
+            CurveEngine::Sampled(Box::new(FixedRateSampler::new(rate, seed).map_err(value_error)?))
         }
         None => CurveEngine::Exact(DistanceEngine::new(threads, reading.expected())),
     };
@@ -157,9 +157,9 @@ pub fn mrc(
                 CurveEngine::Sampled(engine) => engine.push(&batch).map_err(|error| error.to_string()),
             }
         })
-        .map_err(failed)?;
+        .map_err(value_error)?;
     }
-    let known = PartTotals::of_all(reading.totals().as_ref(), reading.header().instructions_known);
+    let known = PartTotals::from_totals(reading.totals().as_ref(), reading.header().instructions_known);
     let counted = py.detach(|| match engine {
         CurveEngine::Exact(engine) => {
             let histogram = engine.finish().map_err(|error| error.to_string())?;
@@ -170,9 +170,9 @@ pub fn mrc(
             Ok(counted_from_sample(&curve, known, &sizes, line_bytes))
         }
     });
-    let counted = counted.map_err(failed)?;
+    let counted = counted.map_err(value_error)?;
     if counted.accesses == 0 {
-        return Err(failed(format!("{}: found no accesses, expected at least one", trace.name)));
+        return Err(value_error(format!("{}: found no accesses, expected at least one", trace.name)));
     }
     Ok(Curve { name: trace.name.clone(), counted })
 }

@@ -5,11 +5,11 @@ use pyo3::types::{PyAnyMethods, PyDict};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::failed;
+use crate::value_error;
 
 /// The value as dictionaries, lists, numbers and strings.
 pub fn to_python<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Bound<'py, PyAny>> {
-    from_text(py, &serde_json::to_string(value).map_err(failed)?)
+    from_text(py, &serde_json::to_string(value).map_err(value_error)?)
 }
 
 /// The same value from its JSON text.
@@ -23,6 +23,6 @@ pub fn from_python<T: DeserializeOwned>(value: &Bound<'_, PyAny>, subject: &str)
     let options = PyDict::new(py);
     options.set_item("default", py.import("operator")?.call_method1("methodcaller", ("tolist",))?)?;
     let text = py.import("json")?.call_method("dumps", (value,), Some(&options));
-    let text: String = text.map_err(|error| failed(format!("{subject}: {error}")))?.extract()?;
-    serde_json::from_str(&text).map_err(|error| failed(format!("{subject}: {error}")))
+    let text: String = text.map_err(|error| value_error(format!("{subject}: {error}")))?.extract()?;
+    serde_json::from_str(&text).map_err(|error| value_error(format!("{subject}: {error}")))
 }

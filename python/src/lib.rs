@@ -20,7 +20,7 @@ use pyo3::prelude::*;
 create_exception!(cachemate, CachemateError, PyException, "What went wrong, with the place: file, line or field.");
 
 /// An error of the libraries as a Python exception.
-fn failed(error: impl std::fmt::Display) -> PyErr {
+fn value_error(error: impl std::fmt::Display) -> PyErr {
     CachemateError::new_err(error.to_string())
 }
 

@@ -9,14 +9,14 @@ use cachemate_policy::schemes::{self as models, SharedCache};
 use cachemate_report::PlanResult;
 use cachemate_report::text::{fixed, number, or_dash, printable};
 use cachemate_repro::interval::forecast::{self, TimedProgram};
-use cachemate_study::{ProfileTarget, matrix_of, on_target, pair_costs, plan_picture, unit_of};
+use cachemate_study::{ProfileTarget, matrix_of, pair_costs, plan_picture, profile_for_target, unit_of};
 use numpy::PyArray2;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use crate::failed;
 use crate::json::to_python;
 use crate::profile::Profile;
+use crate::value_error;
 
 /// The default model of `cachemate predict`.
 const INTERVAL_MODEL: &str = "interval";
@@ -37,7 +37,7 @@ impl Matrix {
             let row = |row: &Vec<Estimate>| row.iter().map(|one| 100.0 * end(one)).collect();
             rows.iter().map(row).collect::<Vec<Vec<f64>>>()
         });
-        rows.map(|rows| PyArray2::from_vec2(py, &rows).map_err(failed)).transpose()
+        rows.map(|rows| PyArray2::from_vec2(py, &rows).map_err(value_error)).transpose()
     }
 }
 
@@ -54,7 +54,7 @@ impl Matrix {
         let table = matrix_of(&self.names, &self.model, &self.costs);
         let rows: Vec<Vec<f64>> =
             table.values.iter().map(|row| row.iter().map(|value| value.unwrap_or(f64::NAN)).collect()).collect();
-        PyArray2::from_vec2(py, &rows).map_err(failed)
+        PyArray2::from_vec2(py, &rows).map_err(value_error)
     }
 
     /// Lower ends of the 90 % intervals; `None` for a model without intervals.
@@ -107,7 +107,7 @@ fn costs_of(
     model: &str,
     timing: &str,
 ) -> PyResult<(MachineSpec, Matrix)> {
-    let machine = cachemate_spec::load_machine(machine).map_err(failed)?;
+    let machine = cachemate_spec::load_machine(machine).map_err(value_error)?;
     let names: Vec<String> = programs.iter().map(|program| printable(&program.file.program)).collect();
     let by_prior = match timing {
         "solo-run" => false,
@@ -119,18 +119,19 @@ fn costs_of(
         let costs = forecast::costs_of(&intervals);
         return Ok((machine, Matrix { names, model: model.to_string(), costs, intervals: Some(intervals) }));
     }
-    let target = ProfileTarget::of(&machine).map_err(failed)?;
-    let none = || failed(format!("machine '{}': found no data cache to share", machine.name));
-    let cache = SharedCache::of_machine(&machine).ok_or_else(none)?;
-    let profiles = programs.iter().map(|program| on_target(&program.file, target)).collect::<Result<Vec<_>, _>>();
-    let profiles = profiles.map_err(failed)?;
+    let target = ProfileTarget::from_machine(&machine).map_err(value_error)?;
+    let none = || value_error(format!("machine '{}': found no data cache to share", machine.name));
+    let cache = SharedCache::from_machine(&machine).ok_or_else(none)?;
+    let profiles =
+        programs.iter().map(|program| profile_for_target(&program.file, target)).collect::<Result<Vec<_>, _>>();
+    let profiles = profiles.map_err(value_error)?;
     let costs = py.detach(|| {
         // Built here, because a model cannot be sent to another thread.
-        let own_model = models::by_name(model).map_err(|error| error.to_string())?;
+        let own_model = models::find_scheme(model).map_err(|error| error.to_string())?;
         let profiles: Vec<_> = profiles.iter().collect();
         pair_costs(own_model.as_ref(), &names, &profiles, &cache).map_err(|error| error.to_string())
     });
-    let costs = costs.map_err(failed)?;
+    let costs = costs.map_err(value_error)?;
     Ok((machine, Matrix { names, model: model.to_string(), costs, intervals: None }))
 }
 
@@ -146,12 +147,12 @@ fn interval_pairs(
         py.check_signals()?;
         let (file, recording) = (&program.file, program.recording.as_deref().filter(|_| !by_prior));
         let one = py.detach(|| match recording {
-            Some(path) => TimedProgram::of_recording(path, file, machine),
-            None => TimedProgram::of_profile(file, machine),
+            Some(path) => TimedProgram::from_recording(path, file, machine),
+            None => TimedProgram::from_profile(file, machine),
         });
-        timed.push(one.map_err(failed)?);
+        timed.push(one.map_err(value_error)?);
     }
-    py.detach(|| forecast::pairs(machine, &timed.iter().collect::<Vec<_>>())).map_err(failed)
+    py.detach(|| forecast::pairs(machine, &timed.iter().collect::<Vec<_>>())).map_err(value_error)
 }
 
 /// Predicts how much programs slow each other down on the shared cache of a machine.
@@ -224,7 +225,7 @@ impl Plan {
             for program in &cache.programs {
                 let cpu = or_dash(program.cpu.map(|cpu| cpu.to_string()));
                 let slowdown = or_dash(program.slowdown.map(cost));
-                let cells = [&cache.cache, &cpu, &program.name, &slowdown, &program.reason].map(|text| escaped(text));
+                let cells = [&cache.cache, &cpu, &program.name, &slowdown, &program.reason].map(|text| escape(text));
                 rows.push_str(&format!("<tr><td>{}</td></tr>", cells.join("</td><td>")));
             }
         }
@@ -239,7 +240,7 @@ impl Plan {
     }
 }
 
-fn escaped(text: &str) -> String {
+fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
@@ -257,7 +258,7 @@ pub fn plan(
     let (machine, matrix) = costs_of(py, &programs, machine, model, timing)?;
     let topology = machine.topology();
     let placed = py.detach(|| place(&matrix.names, &matrix.costs, &matrix.costs, &topology, seed));
-    let placement = placed.map_err(failed)?;
+    let placement = placed.map_err(value_error)?;
     let shown = plan_picture(&placement, &machine.name, model, matrix.costs.kind);
     Ok(Plan { placement, shown })
 }

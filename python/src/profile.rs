@@ -8,9 +8,9 @@ use cachemate_trace::ProfileFile;
 use pyo3::prelude::*;
 
 use crate::curve::Curve;
-use crate::failed;
 use crate::json::to_python;
 use crate::trace::Trace;
+use crate::value_error;
 
 /// The cache use of one program: the content of a profile file.
 #[pyclass(frozen, module = "cachemate")]
@@ -25,13 +25,13 @@ impl Profile {
     /// Reads a profile file, as `cachemate profile` writes it.
     #[staticmethod]
     fn read(path: PathBuf) -> PyResult<Self> {
-        Ok(Profile { file: ProfileFile::read(path).map_err(failed)?, recording: None })
+        Ok(Profile { file: ProfileFile::read(path).map_err(value_error)?, recording: None })
     }
 
     /// Writes a profile file; an existing one is replaced only with `force`.
     #[pyo3(signature = (path, *, force = false))]
     fn write(&self, path: PathBuf, force: bool) -> PyResult<()> {
-        self.file.write(path, force).map_err(failed)
+        self.file.write(path, force).map_err(value_error)
     }
 
     #[getter]
@@ -79,17 +79,17 @@ impl Profile {
 #[pyfunction]
 #[pyo3(signature = (trace, machine = None, *, name = None))]
 pub fn profile(py: Python<'_>, trace: &Trace, machine: Option<&str>, name: Option<&str>) -> PyResult<Profile> {
-    let machine = machine.map(cachemate_spec::load_machine).transpose().map_err(failed)?;
-    let target = machine.as_ref().map(ProfileTarget::of).transpose().map_err(failed)?;
+    let machine = machine.map(cachemate_spec::load_machine).transpose().map_err(value_error)?;
+    let target = machine.as_ref().map(ProfileTarget::from_machine).transpose().map_err(value_error)?;
     let mut reading = trace.read()?;
     let instructions_known = reading.header().instructions_known;
-    let mut profiling = ProfilePass::new(target, instructions_known, reading.expected()).map_err(failed)?;
+    let mut profiling = ProfilePass::new(target, instructions_known, reading.expected()).map_err(value_error)?;
     let mut records = Vec::new();
     while reading.records(py, &mut records)? {
-        py.detach(|| profiling.push(&records)).map_err(failed)?;
+        py.detach(|| profiling.push(&records)).map_err(value_error)?;
     }
     let (header, totals) = (reading.header(), reading.totals());
     let name = name.unwrap_or(&trace.name);
     let profile = py.detach(|| profiling.finish(name, trace.from(), &header, totals.as_ref()));
-    Ok(Profile { file: profile.map_err(failed)?, recording: trace.file() })
+    Ok(Profile { file: profile.map_err(value_error)?, recording: trace.file() })
 }

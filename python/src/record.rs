@@ -7,8 +7,8 @@ use cachemate_trace::{ChildProcesses, L1Filter, Recorder, RecordingEnd};
 use pyo3::exceptions::{PyRuntimeWarning, PyValueError};
 use pyo3::prelude::*;
 
-use crate::failed;
 use crate::trace::Trace;
+use crate::value_error;
 
 /// Runs a program under Valgrind and records its data accesses into `output`, like `cachemate record`. The program keeps its
 /// standard output and error. Returns the recording; Ctrl-C ends the program and keeps the recorded part.
@@ -46,10 +46,10 @@ pub fn record(
             }
         })
     });
-    let recorded = recorded.map_err(failed)?;
+    let recorded = recorded.map_err(value_error)?;
     let warning = py.get_type::<PyRuntimeWarning>();
     let warn = |text: String| -> PyResult<()> {
-        let text = std::ffi::CString::new(text).map_err(failed)?;
+        let text = std::ffi::CString::new(text).map_err(value_error)?;
         PyErr::warn(py, &warning, &text, 1)
     };
     if let Some(note) = recorded.note {

@@ -19,8 +19,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use serde::Serialize;
 
-use crate::failed;
 use crate::json::{from_python, from_text, to_python};
+use crate::value_error;
 
 /// Time between two checks for Ctrl-C.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -87,7 +87,9 @@ fn ask(py: Python<'_>, callable: &Py<PyAny>, view: &str, window: WindowLength) -
         } else {
             let known: Vec<String> = whole.keys().extract()?;
             let known = known.join(", ");
-            return Err(failed(format!("the policy's answer: found the field '{name}', expected {known} or reasons")));
+            return Err(value_error(format!(
+                "the policy's answer: found the field '{name}', expected {known} or reasons"
+            )));
         }
     }
     Ok(Some(Decision::new(from_python(whole.as_any(), "the policy's plan")?, reasons)))
@@ -202,7 +204,7 @@ pub fn simulate<'py>(
     force: bool,
 ) -> PyResult<Bound<'py, PyAny>> {
     let file = scenario.display().to_string();
-    let (mut scenario, spec) = cachemate_spec::load_scenario(&file).map_err(failed)?;
+    let (mut scenario, spec) = cachemate_spec::load_scenario(&file).map_err(value_error)?;
     scenario.seed = seed.unwrap_or(scenario.seed);
     if policy.is_some() {
         // The window length suits the scenario's own policy; a callable gets the default.
@@ -225,7 +227,7 @@ pub fn simulate<'py>(
         (followed, py.detach(|| running.join()))
     });
     followed?;
-    let (results, windows) = ran.unwrap_or_else(|panic| std::panic::resume_unwind(panic)).map_err(failed)?;
+    let (results, windows) = ran.unwrap_or_else(|panic| std::panic::resume_unwind(panic)).map_err(value_error)?;
     let answer = to_python(py, &results)?;
     answer.cast::<PyDict>()?.set_item("windows", windows)?;
     Ok(answer)

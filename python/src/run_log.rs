@@ -8,8 +8,8 @@ use cachemate_trace::RunLogReader;
 use pyo3::prelude::*;
 use serde::Serialize;
 
-use crate::failed;
 use crate::json::to_python;
+use crate::value_error;
 
 /// The services of one window.
 #[derive(Serialize)]
@@ -29,19 +29,19 @@ pub struct RunLog {
 impl RunLog {
     #[new]
     fn new(path: PathBuf) -> PyResult<Self> {
-        RunLogReader::open(&path).map_err(failed)?;
+        RunLogReader::open(&path).map_err(value_error)?;
         Ok(RunLog { path })
     }
 
     /// Topology, capabilities and pipeline.
     #[getter]
     fn header<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        to_python(py, RunLogReader::open(&self.path).map_err(failed)?.header())
+        to_python(py, RunLogReader::open(&self.path).map_err(value_error)?.header())
     }
 
     /// Iterates over the windows from the first one on.
     fn __iter__(&self) -> PyResult<RunLogWindows> {
-        Ok(RunLogWindows { reader: Mutex::new(RunLogReader::open(&self.path).map_err(failed)?) })
+        Ok(RunLogWindows { reader: Mutex::new(RunLogReader::open(&self.path).map_err(value_error)?) })
     }
 
     /// The services of each window with their slowdowns and causes: dictionaries with `window`, `at_s` and `services`.
@@ -55,7 +55,7 @@ impl RunLog {
             };
             Ok::<_, String>(run.snapshots.into_iter().map(window).collect::<Vec<_>>())
         });
-        to_python(py, &windows.map_err(failed)?)
+        to_python(py, &windows.map_err(value_error)?)
     }
 
     /// The dashboard that plays the run back, as one HTML file.
@@ -66,7 +66,7 @@ impl RunLog {
             let run = recording(log, &name).map_err(|error| error.to_string())?;
             html(Some(&run)).map_err(|error| error.to_string())
         });
-        plan.map_err(failed)
+        plan.map_err(value_error)
     }
 
     fn __repr__(&self) -> String {
@@ -88,6 +88,6 @@ impl RunLogWindows {
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let record = py.detach(|| self.reader.lock().unwrap_or_else(PoisonError::into_inner).next_record());
-        record.map_err(failed)?.map(|record| to_python(py, &record)).transpose()
+        record.map_err(value_error)?.map(|record| to_python(py, &record)).transpose()
     }
 }

@@ -7,8 +7,8 @@ use cachemate_sweep::{Store, report, status};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
-use crate::failed;
 use crate::json::{from_text, to_python};
+use crate::value_error;
 
 /// A sweep's directory. Every call rereads it, because other processes may work there meanwhile.
 #[pyclass(frozen, module = "cachemate")]
@@ -18,7 +18,7 @@ pub struct Sweep {
 
 impl Sweep {
     fn store(&self) -> PyResult<Store> {
-        Store::open_to_read(&self.folder).map_err(failed)
+        Store::open_to_read(&self.folder).map_err(value_error)
     }
 }
 
@@ -27,29 +27,29 @@ impl Sweep {
     #[new]
     fn new(folder: PathBuf) -> PyResult<Self> {
         let sweep = Sweep { folder };
-        sweep.store()?.manifest().map_err(failed)?;
+        sweep.store()?.manifest().map_err(value_error)?;
         Ok(sweep)
     }
 
     /// The progress, as `cachemate sweep status --json` prints it.
     #[getter]
     fn status<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        to_python(py, &status(&self.store()?).map_err(failed)?)
+        to_python(py, &status(&self.store()?).map_err(value_error)?)
     }
 
     /// Figures over the seeds, as `cachemate sweep report --json` prints them.
     #[getter]
     fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        to_python(py, &report(&self.store()?).map_err(failed)?)
+        to_python(py, &report(&self.store()?).map_err(value_error)?)
     }
 
     /// A dictionary with `id`, `point` and `result` for each finished task, in the order of the manifest.
     fn results<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let store = self.store()?;
         let rows = PyList::empty(py);
-        for task in store.manifest().map_err(failed)?.tasks {
+        for task in store.manifest().map_err(value_error)?.tasks {
             py.check_signals()?;
-            if let Some(one) = store.read(task.id).map_err(failed)? {
+            if let Some(one) = store.read(task.id).map_err(value_error)? {
                 let (id, point, result) = (task.id, &task.point, one.result.get());
                 rows.append(from_text(py, &format!("{{\"id\":\"{id}\",\"point\":{point},\"result\":{result}}}"))?)?;
             }
@@ -63,7 +63,7 @@ impl Sweep {
 
     /// The pictures of the report.
     fn _repr_html_(&self) -> PyResult<String> {
-        let report = report(&self.store()?).map_err(failed)?;
+        let report = report(&self.store()?).map_err(value_error)?;
         let pictures: String = report.pictures.into_iter().map(|picture| picture.inline).collect();
         Ok(format!("<style>{STYLE}</style>{pictures}"))
     }

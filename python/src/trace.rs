@@ -8,7 +8,7 @@ use numpy::{PyArray1, PyArrayDescrMethods, PyArrayMethods, PyUntypedArray, PyUnt
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
-use crate::failed;
+use crate::value_error;
 
 /// Values that are copied at once: 512 KiB, which the second-level cache of most hosts holds.
 const PIECE: usize = 1 << 16;
@@ -51,9 +51,10 @@ impl Trace {
     #[staticmethod]
     #[pyo3(signature = (path, *, format = None, name = None))]
     pub fn open(path: PathBuf, format: Option<&str>, name: Option<String>) -> PyResult<Self> {
-        let format = format.map(|name| name.parse::<Format>().map_err(failed)).transpose()?;
-        let shown = path.to_str().ok_or_else(|| failed(format!("{}: expected a name in UTF-8", path.display())))?;
-        let reader = cachemate_trace::open(shown, format).map_err(failed)?;
+        let format = format.map(|name| name.parse::<Format>().map_err(value_error)).transpose()?;
+        let shown =
+            path.to_str().ok_or_else(|| value_error(format!("{}: expected a name in UTF-8", path.display())))?;
+        let reader = cachemate_trace::open(shown, format).map_err(value_error)?;
         let accesses = reader.totals().map(|totals| totals.records);
         let last = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         let first_part = || last.split('.').next().filter(|part| !part.is_empty()).unwrap_or(&last).to_string();
@@ -127,7 +128,9 @@ impl Trace {
     pub fn read(&self) -> PyResult<TracePass<'_>> {
         let (reader, instructions) = match &self.source {
             TraceSource::Array { instructions, .. } => (None, instructions.as_ref().map(|_| 0)),
-            TraceSource::File { path, format } => (Some(cachemate_trace::open(path, *format).map_err(failed)?), None),
+            TraceSource::File { path, format } => {
+                (Some(cachemate_trace::open(path, *format).map_err(value_error)?), None)
+            }
         };
         Ok(TracePass { trace: self, at: 0, reader, instructions })
     }
@@ -154,7 +157,7 @@ impl TracePass<'_> {
     pub fn addresses(&mut self, py: Python<'_>, batch: &mut Vec<u64>) -> PyResult<bool> {
         py.check_signals()?;
         if let Some(reader) = &mut self.reader {
-            return py.detach(|| reader.read_addresses(batch)).map_err(failed);
+            return py.detach(|| reader.read_addresses(batch)).map_err(value_error);
         }
         let TraceSource::Array { addresses, instructions } = &self.trace.source else { return Ok(false) };
         batch.clear();
@@ -168,7 +171,7 @@ impl TracePass<'_> {
     pub fn records(&mut self, py: Python<'_>, batch: &mut Vec<AccessRecord>) -> PyResult<bool> {
         py.check_signals()?;
         if let Some(reader) = &mut self.reader {
-            return py.detach(|| reader.read_batch(batch)).map_err(failed);
+            return py.detach(|| reader.read_batch(batch)).map_err(value_error);
         }
         let TraceSource::Array { addresses, instructions } = &self.trace.source else { return Ok(false) };
         batch.clear();
@@ -215,7 +218,7 @@ type ArrayChunk<'a> = numpy::ndarray::iter::Iter<'a, u64, numpy::ndarray::Ix1>;
 
 /// One piece, with the interpreter's lock held.
 fn piece(array: &Bound<'_, PyArray1<u64>>, from: usize, with: impl FnOnce(ArrayChunk<'_>)) -> PyResult<()> {
-    let borrowed = array.try_readonly().map_err(failed)?;
+    let borrowed = array.try_readonly().map_err(value_error)?;
     let all = borrowed.as_array();
     // An array may have become shorter since.
     let end = all.len().min(from.saturating_add(PIECE));

@@ -119,13 +119,13 @@ fn recorded<'a>(name: &str, record: &'a [StageCost]) -> Option<&'a StageCost> {
 }
 
 /// A stage of the record that is long enough to be judged.
-fn judged<'a>(name: &str, record: &'a [StageCost]) -> Option<&'a StageCost> {
+fn judged_record<'a>(name: &str, record: &'a [StageCost]) -> Option<&'a StageCost> {
     recorded(name, record).filter(|before| before.cpu_s >= MIN_JUDGED_CPU_S)
 }
 
 /// Growth of the median stage, within 1 and [`MAX_HOST_SLOWDOWN`]; 1 while too few stages can be compared.
 fn host_slowdown(current: &[StageCost], record: &[StageCost]) -> f64 {
-    let ratio = |cost: &StageCost| judged(&cost.name, record).map(|before| cost.cpu_s / before.cpu_s);
+    let ratio = |cost: &StageCost| judged_record(&cost.name, record).map(|before| cost.cpu_s / before.cpu_s);
     let mut ratios: Vec<f64> = current.iter().filter_map(ratio).collect();
     ratios.sort_by(f64::total_cmp);
     if ratios.len() < MIN_STAGES_OF_HOST { 1.0 } else { ratios[ratios.len() / 2].clamp(1.0, MAX_HOST_SLOWDOWN) }
@@ -133,7 +133,7 @@ fn host_slowdown(current: &[StageCost], record: &[StageCost]) -> f64 {
 
 /// What to report of a stage that has grown grossly on a host that needs `slowdown` times the record's CPU seconds.
 fn growth(cost: &StageCost, record: &[StageCost], slowdown: f64) -> Option<String> {
-    let before = judged(&cost.name, record)?;
+    let before = judged_record(&cost.name, record)?;
     let is_gross = cost.cpu_s > MAX_GROWTH * slowdown * before.cpu_s;
     is_gross.then(|| format!("'{}' takes {:.0} CPU s, {:.0} on record", cost.name, cost.cpu_s, before.cpu_s))
 }
@@ -145,7 +145,7 @@ fn render(current: &[StageCost], record: &[StageCost]) -> String {
     };
     let mut text = format!("{:>8} {:>8} {:>10}  stage\n", "CPU s", "wall s", "recorded");
     current.iter().for_each(|cost| text += &row(cost, record));
-    let sum = |of: fn(&StageCost) -> f64| current.iter().map(of).sum::<f64>();
+    let sum = |value: fn(&StageCost) -> f64| current.iter().map(value).sum::<f64>();
     text += &format!("{:>8.1} {:>8.1} {:>10}  in all\n", sum(|cost| cost.cpu_s), sum(|cost| cost.wall_s), "");
     for stage in current.iter().filter(|cost| !cost.tests.is_empty()) {
         let before = recorded(&stage.name, record).map_or(&[][..], |before| &before.tests);

@@ -73,7 +73,7 @@ fn rows(graph: &CrateGraph) -> BTreeMap<&str, usize> {
 }
 
 /// The graph without edges that a longer path implies.
-fn reduced(graph: &CrateGraph) -> CrateGraph {
+fn reduce(graph: &CrateGraph) -> CrateGraph {
     let reach = |from: &str| {
         let (mut seen, mut left) = (BTreeSet::new(), vec![from.to_string()]);
         while let Some(name) = left.pop() {
@@ -93,7 +93,7 @@ fn reduced(graph: &CrateGraph) -> CrateGraph {
 }
 
 fn draw(graph: &CrateGraph) -> String {
-    let (rows, edges) = (rows(graph), reduced(graph));
+    let (rows, edges) = (rows(graph), reduce(graph));
     let mut levels: Vec<Vec<&str>> = vec![Vec::new(); rows.values().max().map_or(0, |row| row + 1)];
     rows.iter().for_each(|(name, &row)| levels[row].push(name));
     let columns = levels.iter().map(Vec::len).max().unwrap_or(0);
@@ -159,7 +159,7 @@ mod tests {
     fn crates_stand_below_what_they_use() {
         let graph = graph(&[("core", &[]), ("spec", &["core"]), ("cli", &["core", "spec"])]);
         assert_eq!(rows(&graph), BTreeMap::from([("core", 0), ("spec", 1), ("cli", 2)]));
-        assert_eq!(reduced(&graph)["cli"], BTreeSet::from(["spec".to_string()]));
+        assert_eq!(reduce(&graph)["cli"], BTreeSet::from(["spec".to_string()]));
         assert_eq!(draw(&graph).matches("marker-end").count(), 2);
     }
 

@@ -116,7 +116,7 @@ fn paragraphs<'a>(lines: impl Iterator<Item = (usize, &'a str)>) -> Vec<Paragrap
             open = false;
             continue;
         }
-        let item = after_bullet(text);
+        let item = strip_bullet(text);
         match all.last_mut().filter(|_| open && item.is_none()) {
             Some(paragraph) => paragraph.text = format!("{} {text}", paragraph.text),
             None => all.push(Paragraph { line, text: item.unwrap_or(text).to_string(), is_cell: false }),
@@ -129,7 +129,7 @@ fn paragraphs<'a>(lines: impl Iterator<Item = (usize, &'a str)>) -> Vec<Paragrap
 }
 
 /// The text of a list item behind its bullet or number.
-fn after_bullet(text: &str) -> Option<&str> {
+fn strip_bullet(text: &str) -> Option<&str> {
     let numbered = text.trim_start_matches(|c: char| c.is_ascii_digit()).strip_prefix(". ");
     let numbered = numbered.filter(|_| text.starts_with(|c: char| c.is_ascii_digit()));
     text.strip_prefix("- ").or_else(|| text.strip_prefix("* ")).or(numbered)

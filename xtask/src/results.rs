@@ -95,10 +95,10 @@ pub fn write(root: &Path) -> Result<(), String> {
     let pages = pages(root)?;
     for path in pages_there(root)? {
         if !pages.iter().any(|(page, _)| *page == path) {
-            fs::remove_file(&path).map_err(in_file(&path))?;
+            fs::remove_file(&path).map_err(error_in_file(&path))?;
         }
     }
-    pages.iter().try_for_each(|(path, text)| fs::write(path, text).map_err(in_file(path)))
+    pages.iter().try_for_each(|(path, text)| fs::write(path, text).map_err(error_in_file(path)))
 }
 
 /// Pages that differ from those that the data gives.
@@ -123,9 +123,9 @@ pub fn check(root: &Path) -> Result<Vec<String>, String> {
 /// # Errors
 /// A file that cannot be read or written, or that `repro` did not write.
 pub fn import(root: &Path, json: &Path, name: &str) -> Result<(), String> {
-    let text = fs::read_to_string(json).map_err(in_file(json))?;
+    let text = fs::read_to_string(json).map_err(error_in_file(json))?;
     let MeasuredResults { command, version, date, quick, results } =
-        serde_json::from_str(&text).map_err(in_file(json))?;
+        serde_json::from_str(&text).map_err(error_in_file(json))?;
     let mut lines = String::new();
     // A result without a value is no figure: its recording is missing here, or its form lacks the workload.
     for result in results.into_iter().filter(|result| result.measured.is_some()) {
@@ -133,19 +133,19 @@ pub fn import(root: &Path, json: &Path, name: &str) -> Result<(), String> {
         let (command, version, date) = (command.clone(), version.clone(), date.clone());
         let figure =
             ResultRecord { id, title, target, verdict, measured, spread, unit, seeds, quick, date, version, command };
-        lines.push_str(&serde_json::to_string(&figure).map_err(in_file(json))?);
+        lines.push_str(&serde_json::to_string(&figure).map_err(error_in_file(json))?);
         lines.push('\n');
     }
     let path = root.join(FOLDER).join("data").join(format!("{name}.jsonl"));
-    fs::write(&path, lines).map_err(in_file(&path))
+    fs::write(&path, lines).map_err(error_in_file(&path))
 }
 
-fn in_file<E: std::fmt::Display>(path: &Path) -> impl Fn(E) -> String + '_ {
+fn error_in_file<E: std::fmt::Display>(path: &Path) -> impl Fn(E) -> String + '_ {
     move |error| format!("{}: {error}", path.display())
 }
 
-fn listed(folder: &Path, ending: &str) -> Result<Vec<PathBuf>, String> {
-    let entries = fs::read_dir(folder).map_err(in_file(folder))?;
+fn list_files(folder: &Path, ending: &str) -> Result<Vec<PathBuf>, String> {
+    let entries = fs::read_dir(folder).map_err(error_in_file(folder))?;
     let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     paths.retain(|path| path.extension().is_some_and(|found| found == ending));
     paths.sort();
@@ -153,14 +153,14 @@ fn listed(folder: &Path, ending: &str) -> Result<Vec<PathBuf>, String> {
 }
 
 fn pages_there(root: &Path) -> Result<Vec<PathBuf>, String> {
-    listed(&root.join(FOLDER), "md")
+    list_files(&root.join(FOLDER), "md")
 }
 
 /// All figures, those of a file in its order.
 fn figures(root: &Path) -> Result<Vec<ResultRecord>, String> {
     let mut all = Vec::new();
-    for path in listed(&root.join(FOLDER).join("data"), "jsonl")? {
-        let text = fs::read_to_string(&path).map_err(in_file(&path))?;
+    for path in list_files(&root.join(FOLDER).join("data"), "jsonl")? {
+        let text = fs::read_to_string(&path).map_err(error_in_file(&path))?;
         for (index, line) in text.lines().enumerate() {
             let figure = serde_json::from_str(line);
             all.push(figure.map_err(|error| format!("{}:{}: {error}", path.display(), index + 1))?);
@@ -172,8 +172,8 @@ fn figures(root: &Path) -> Result<Vec<ResultRecord>, String> {
 /// Every page with its text.
 fn pages(root: &Path) -> Result<Vec<(PathBuf, String)>, String> {
     let path = root.join(FOLDER).join("findings.toml");
-    let text = fs::read_to_string(&path).map_err(in_file(&path))?;
-    let text: ResultText = toml::from_str(&text).map_err(in_file(&path))?;
+    let text = fs::read_to_string(&path).map_err(error_in_file(&path))?;
+    let text: ResultText = toml::from_str(&text).map_err(error_in_file(&path))?;
     let figures = figures(root)?;
     if let Some(stray) = figures.iter().find(|figure| !text.paper.iter().any(|paper| paper.has(&figure.id))) {
         return Err(format!("{}: no paper has the id '{}'", path.display(), stray.id));
@@ -285,7 +285,7 @@ struct FigureOrigin<'a> {
 }
 
 impl<'a> FigureOrigin<'a> {
-    fn of(figure: &'a ResultRecord) -> Self {
+    fn from_record(figure: &'a ResultRecord) -> Self {
         let ResultRecord { seeds, quick, date, version, command, .. } = figure;
         FigureOrigin { seeds, quick: *quick, date, version, command }
     }
@@ -294,7 +294,7 @@ impl<'a> FigureOrigin<'a> {
 /// The runs that measured these figures, in the figures' order.
 fn origins<'a>(figures: &[&'a ResultRecord]) -> Vec<FigureOrigin<'a>> {
     let mut all = Vec::new();
-    for origin in figures.iter().map(|figure| FigureOrigin::of(figure)) {
+    for origin in figures.iter().map(|figure| FigureOrigin::from_record(figure)) {
         if !all.contains(&origin) {
             all.push(origin);
         }
@@ -305,7 +305,8 @@ fn origins<'a>(figures: &[&'a ResultRecord]) -> Vec<FigureOrigin<'a>> {
 /// A figure with its verdict, and with the number of its run if the page has several.
 fn cell(figure: &ResultRecord, origins: &[FigureOrigin<'_>]) -> String {
     let verdict = if is_missed(figure) { "**missed**" } else { figure.verdict.as_deref().unwrap_or("–") };
-    let run = origins.iter().position(|origin| *origin == FigureOrigin::of(figure)).filter(|_| origins.len() > 1);
+    let run =
+        origins.iter().position(|origin| *origin == FigureOrigin::from_record(figure)).filter(|_| origins.len() > 1);
     let run = run.map_or(String::new(), |at| format!(" ({})", at + 1));
     format!("{}, {verdict}{run}", value(figure))
 }
@@ -368,8 +369,8 @@ fn comparisons<'a>(figures: &[&'a ResultRecord]) -> (Vec<FigureComparison<'a>>, 
     for &figure in figures {
         let Some((variant, measure)) = split_title(&figure.title) else { continue };
         let is_same = |group: &&mut (&str, String, Vec<(&str, &ResultRecord)>)| {
-            let origin = FigureOrigin::of(group.2[0].1);
-            group.0 == figure.id && group.1 == measure && origin == FigureOrigin::of(figure)
+            let origin = FigureOrigin::from_record(group.2[0].1);
+            group.0 == figure.id && group.1 == measure && origin == FigureOrigin::from_record(figure)
         };
         match groups.iter_mut().find(is_same) {
             Some((.., all)) => all.push((variant, figure)),

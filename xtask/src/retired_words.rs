@@ -79,7 +79,7 @@ const WORDS: &[(&str, &[&str])] = &[
 pub fn check_words(tree: &SourceTree) -> Vec<Complaint> {
     let mut complaints = Vec::new();
     for (file, line, text) in tree.files.iter().flat_map(readable_lines) {
-        let lower = without_code(&text).to_lowercase();
+        let lower = strip_code(&text).to_lowercase();
         for (word, retired) in WORDS {
             if let Some(old) = retired.iter().find(|old| has_word(&lower, old)) {
                 complaints.push(Complaint::new(file, line, format!("'{old}': write {word}")));
@@ -90,7 +90,7 @@ pub fn check_words(tree: &SourceTree) -> Vec<Complaint> {
 }
 
 /// The text without code and names of files, whose names are checked where they are defined.
-fn without_code(text: &str) -> String {
+fn strip_code(text: &str) -> String {
     let prose: String = text.split('`').step_by(2).collect::<Vec<_>>().join(" x ");
     let is_file = |word: &&str| {
         let inner = word.trim_matches(|c: char| !c.is_alphanumeric());

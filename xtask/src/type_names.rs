@@ -217,7 +217,7 @@ fn declarations(tree: &SourceTree) -> Vec<TypeDeclaration<'_>> {
             if block.is_some_and(|open| indent == open && line.code.trim_start().starts_with('}')) {
                 block = None;
             }
-            if let Some((keyword, name)) = declared(line)
+            if let Some((keyword, name)) = declared_type(line)
                 && !(keyword == "type" && block.is_some())
             {
                 all.push(TypeDeclaration { name, file: &file.path, line: index + 1 });
@@ -233,7 +233,7 @@ fn declarations(tree: &SourceTree) -> Vec<TypeDeclaration<'_>> {
 }
 
 /// The keyword and the name of a line that declares a type.
-fn declared(line: &RustLine) -> Option<(&str, String)> {
+fn declared_type(line: &RustLine) -> Option<(&str, String)> {
     let mut words = words_behind_visibility(&line.code);
     let keyword = words.next().filter(|word| matches!(*word, "struct" | "enum" | "trait" | "union" | "type"))?;
     let name: String = words.next()?.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();

@@ -35,7 +35,7 @@ fn maps(entries: usize) -> Vec<Vec<u8>> {
             maps.touch(TaskId(thread), region * 128, THREADS as usize);
         }
     }
-    (0..THREADS).map(|thread| maps.of(TaskId(thread)).map_or(vec![0; entries], <[u8]>::to_vec)).collect()
+    (0..THREADS).map(|thread| maps.map_of(TaskId(thread)).map_or(vec![0; entries], <[u8]>::to_vec)).collect()
 }
 
 /// Clusters of which the filter kept a region: of a cluster without one, nothing can be known.

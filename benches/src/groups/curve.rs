@@ -24,11 +24,11 @@ const LOGS: usize = 4;
 
 fn log(seed: u64) -> Vec<u64> {
     let mut generator = SplitMix64::new(seed);
-    let line = |at: usize| match generator.below(4) {
+    let line = |at: usize| match generator.draw_below(4) {
         0 => at as u64 % 3_000,
         1 => (1 << 20) | (at as u64 % 14_000),
         2 => 1 << 21 | at as u64,
-        _ => 1 << 22 | generator.below(20_000),
+        _ => 1 << 22 | generator.draw_below(20_000),
     };
     (0..ENTRIES).map(line).collect()
 }

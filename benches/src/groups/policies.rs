@@ -79,9 +79,10 @@ fn host(HostSize { tasks, caches, cpus_per_cache }: HostSize) -> SyntheticHost {
     };
     let mut profile = || {
         let mut reuse = ReuseTimes::new();
-        (0..200).for_each(|_| reuse.add(Some(1 << generator.below(24))));
+        (0..200).for_each(|_| reuse.add(Some(1 << generator.draw_below(24))));
         let exact = |value: f64| Some(Fact::oracle(value));
-        let mut super_set = || SuperSetCount { accesses: generator.below(20_000), misses: generator.below(2_000) };
+        let mut super_set =
+            || SuperSetCount { accesses: generator.draw_below(20_000), misses: generator.draw_below(2_000) };
         let super_sets: Vec<SuperSetCount> = (0..32).map(|_| super_set()).collect();
         let curve = (1..=16).map(|mb| (mb << 20, Estimate::exact(40.0 / mb as f64))).collect();
         let rates = RateFacts {
@@ -161,7 +162,7 @@ fn counted(size: HostSize) -> SyntheticHost {
     let mut host = host(size);
     let mut generator = SplitMix64::new(2);
     for profile in host.profiles.values_mut() {
-        *profile = curved(&mut generator);
+        *profile = phased_profile(&mut generator);
     }
     let mut draws = SplitMix64::new(3);
     host.observation.tasks.iter_mut().for_each(|task| task.counts = counts(&mut draws));
@@ -169,15 +170,15 @@ fn counted(size: HostSize) -> SyntheticHost {
 }
 
 /// Misses fall at one size, to a floor.
-fn curved(generator: &mut SplitMix64) -> Profile {
-    let (knee, floor, height) = (1 + generator.below(15), generator.unit(), 2.0 + 30.0 * generator.unit());
+fn phased_profile(generator: &mut SplitMix64) -> Profile {
+    let (knee, floor, height) = (1 + generator.draw_below(15), generator.unit(), 2.0 + 30.0 * generator.unit());
     let misses = |mb: u64| if mb < knee { height * (1.0 - 0.5 * mb as f64 / knee as f64) } else { floor };
     let curve = (1..=16).map(|mb| (mb << 20, Estimate::exact(misses(mb)))).collect();
     Profile::default().with_misses(CacheLevel::L3, curve, FactSource::Oracle)
 }
 
 fn counts(draws: &mut SplitMix64) -> EventCounts {
-    let (instructions, misses) = (1_000_000_000, 1_000_000 + draws.below(10_000_000));
+    let (instructions, misses) = (1_000_000_000, 1_000_000 + draws.draw_below(10_000_000));
     let counted = [
         (CounterEvent::Instructions, instructions),
         (CounterEvent::Cycles, instructions + 100 * misses),
@@ -195,7 +196,7 @@ impl SyntheticHost {
         let task =
             TaskSample { name: format!("task-{id}"), on_cpu_ns: on, ..TaskSample::new(TaskId(id), ProcessId(id)) };
         let mut draws = SplitMix64::new(4);
-        self.profiles.insert(TaskId(id), curved(&mut draws));
+        self.profiles.insert(TaskId(id), phased_profile(&mut draws));
         self.observation.tasks.push(TaskSample { counts: counts(&mut draws), ..task });
     }
 

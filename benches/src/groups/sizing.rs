@@ -19,7 +19,7 @@ fn claims(seed: u64) -> Vec<UnitClaim> {
     let mut generator = SplitMix64::new(seed);
     let claim = |_| {
         let top = 5.0 + 60.0 * generator.unit();
-        let (cliff, kind) = (1 + generator.below(u64::from(UNITS)) as u32, generator.below(3));
+        let (cliff, kind) = (1 + generator.draw_below(u64::from(UNITS)) as u32, generator.draw_below(3));
         let cost = |held: u32| match kind {
             0 => top,
             1 => top / (1.0 + f64::from(held) / 16.0),

@@ -23,7 +23,7 @@ fn bar(simd: Simd) -> Option<f64> {
 
 /// A number that stands for a histogram: equal ones only for equal histograms, but for one chance in 2^64.
 pub fn fingerprint(histogram: &DistanceHistogram) -> u64 {
-    let mut words = vec![histogram.cold()];
+    let mut words = vec![histogram.cold_count()];
     words.extend(histogram.counts().iter().flat_map(|&(distance, count)| [distance, count]));
     crate::traces::checksum(&words)
 }

@@ -12,7 +12,7 @@ pub const GROUP: BenchGroup = BenchGroup {
     run,
 };
 
-fn on_threads(threads: usize, lines: &[u64]) -> DistanceHistogram {
+fn count_on_threads(threads: usize, lines: &[u64]) -> DistanceHistogram {
     let mut engine = ParallelStackDistances::new(threads);
     engine.push(lines).and_then(|()| engine.finish()).expect("the traces have fewer lines than the limit")
 }
@@ -23,7 +23,7 @@ fn run(options: &Options) -> Vec<ResultRow> {
         let lines = &kind.lines(options.accesses);
         let contenders = vec![
             Contender::new("1 thread", || fingerprint(&exact(Simd::best(), lines))),
-            Contender::new("2 threads", || fingerprint(&on_threads(2, lines)))
+            Contender::new("2 threads", || fingerprint(&count_on_threads(2, lines)))
                 .against(0, Some(1.5))
                 .most_bytes(80_000_000),
         ];
@@ -40,7 +40,7 @@ fn report_balance(input: &str, lines: &[u64]) {
     exact(Simd::best(), lines);
     let one_s = BenchClock::Thread.now_s() - start;
     let (caller, process) = (BenchClock::Thread.now_s(), BenchClock::Process.now_s());
-    on_threads(2, lines);
+    count_on_threads(2, lines);
     let (find_s, both_s) = (BenchClock::Thread.now_s() - caller, BenchClock::Process.now_s() - process);
     let count_s = both_s - find_s;
     eprintln!(

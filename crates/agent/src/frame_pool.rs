@@ -104,7 +104,7 @@ impl<'a> FramePool<'a> {
     }
 
     /// All frames held.
-    pub fn held(&self) -> u32 {
+    pub fn held_count(&self) -> u32 {
         self.count[..=COLORS + 1].iter().sum()
     }
 
@@ -174,7 +174,7 @@ mod tests {
             assert!(out.iter().all(|&slot| slot < 300));
             let listed = stock.count(FreeList::Empty) + stock.count(FreeList::EmptyInFlight);
             let empty = listed + 150 - stock.first_unused[0] + 300 - stock.first_unused[1];
-            assert_eq!(out.len() as u32 + stock.held() + empty, 300);
+            assert_eq!(out.len() as u32 + stock.held_count() + empty, 300);
         }
     }
 

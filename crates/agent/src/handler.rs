@@ -285,14 +285,14 @@ impl Agent {
             fault::EVENT_REMAP => self.track_remap(message[1], message[2], message[3]),
             fault::EVENT_REMOVE => {
                 self.removed.note(message[1], message[2], self.account.turn);
-                self.dropped(message[1], message[2]);
+                self.note_unmapped(message[1], message[2]);
             }
-            fault::EVENT_UNMAP => self.dropped(message[1], message[2]),
+            fault::EVENT_UNMAP => self.note_unmapped(message[1], message[2]),
             _ => {}
         }
     }
 
-    fn dropped(&mut self, start: u64, end: u64) {
+    fn note_unmapped(&mut self, start: u64, end: u64) {
         if let Some(out) = self.in_flight.as_mut().filter(|out| (start..end).contains(&out.at)) {
             out.dropped = true;
         }
@@ -408,9 +408,9 @@ impl Agent {
         }
         let mut more = false;
         if self.stock.allowed(self.account.mask) < READY_FRAMES {
-            let before = self.stock.held();
+            let before = self.stock.held_count();
             self.fetch(READY_FRAMES, TOGETHER as u32);
-            more = self.stock.held() > before;
+            more = self.stock.held_count() > before;
         }
         if self.pass.running {
             self.continue_scan();
@@ -639,7 +639,7 @@ impl Agent {
     }
 
     fn write_status(&mut self) {
-        self.account.held_frames = u64::from(self.stock.held());
+        self.account.held_frames = u64::from(self.stock.held_count());
         let (mut at, mut text) = (0, [0u8; 20]);
         let turn = [("turn", self.account.turn)];
         for (name, value) in self.account.lines().iter().chain(&turn) {

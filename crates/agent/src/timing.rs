@@ -127,7 +127,7 @@ impl Votes {
         self.0[bit] += if set { weight } else { -weight };
     }
 
-    fn settled(&self, bits: usize) -> bool {
+    fn is_settled(&self, bits: usize) -> bool {
         self.0[..bits].iter().all(|votes| votes.abs() >= Self::ENOUGH)
     }
 
@@ -258,7 +258,7 @@ impl ReferenceSet {
     }
 
     /// Does the page lose its lines to frames of these colors?
-    unsafe fn evicted_by(&mut self, page: *const u8, colors: core::ops::Range<u32>) -> bool {
+    unsafe fn evicts(&mut self, page: *const u8, colors: core::ops::Range<u32>) -> bool {
         let (kit, mut turn) = (*self, self.turn);
         let answer = is_slow(|| {
             turn = turn.wrapping_add(13);
@@ -276,7 +276,7 @@ impl ReferenceSet {
     /// The page is mapped and readable, and stays present meanwhile.
     pub unsafe fn has_color(&mut self, page: *const u8, color: u32) -> bool {
         // SAFETY: the caller's promise.
-        unsafe { self.evicted_by(page, color..color + 1) }
+        unsafe { self.evicts(page, color..color + 1) }
     }
 
     /// The page's color: by halving, then verified against the remaining color and against its neighbor, which must
@@ -291,7 +291,7 @@ impl ReferenceSet {
             while high - low > 1 {
                 let middle = low.midpoint(high);
                 // SAFETY: the caller's promise.
-                if unsafe { self.evicted_by(page, low..middle) } {
+                if unsafe { self.evicts(page, low..middle) } {
                     high = middle;
                 } else {
                     low = middle;
@@ -336,12 +336,12 @@ impl ReferenceSet {
                 unsafe { self.test_bit(pages, bit, set, votes) };
             }
             // The few who are left cost less alone.
-            if votes.iter().filter(|votes| !votes.settled(bits)).count() <= pages.len() / 16 {
+            if votes.iter().filter(|votes| !votes.is_settled(bits)).count() <= pages.len() / 16 {
                 break;
             }
         }
         for ((page, votes), told) in pages.iter().zip(votes).zip(told) {
-            let color = Some(votes.color(bits)).filter(|color| votes.settled(bits) && *color < self.colors);
+            let color = Some(votes.color(bits)).filter(|color| votes.is_settled(bits) && *color < self.colors);
             // SAFETY: as above.
             *told = color.or_else(|| unsafe { self.classify(*page) });
         }
@@ -405,9 +405,9 @@ mod tests {
                     stray.count(bit, set, chance(3));
                 }
             }
-            settled += u32::from(votes.settled(5));
-            wrong += u32::from(votes.settled(5) && votes.color(5) != color);
-            strays += u32::from(stray.settled(5));
+            settled += u32::from(votes.is_settled(5));
+            wrong += u32::from(votes.is_settled(5) && votes.color(5) != color);
+            strays += u32::from(stray.is_settled(5));
         }
         assert!(settled > 9_500 && wrong < 10 && strays == 0, "{settled} settled, {wrong} wrong, {strays} strays");
     }

@@ -7,7 +7,7 @@ use cachemate_core::CpuSet;
 use cachemate_linux::kernel::{Kernel, LinuxHost};
 
 use crate::bench_host::{BenchHost, BenchRow, median};
-use crate::overhead::{BenchDaemon, paired, ratio_text};
+use crate::overhead::{BenchDaemon, measure_pairs, ratio_text};
 use crate::programs::Actor;
 
 /// Windows before the comparison, in which `auto` profiles the programs and searches for a plan.
@@ -35,14 +35,14 @@ pub fn show(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
         .context("the daemon's configuration cannot be written")?;
     let before = states(&actors);
     let daemon = BenchDaemon::start(place, "spared", "spared", &[])?;
-    daemon.until_started(place);
+    daemon.wait_until_started(place);
     place.sleep(FIRST);
-    let (managed, control) = paired(place, &actors, &daemon);
+    let (managed, control) = measure_pairs(place, &actors, &daemon);
     let after = states(&actors);
     drop(daemon);
     let changed = before.iter().zip(&after).filter(|(before, after)| before != after).count();
     let cost = match median(&managed).zip(median(&control)) {
-        None => BenchRow::skipped("h", COST, "no round came to its end".to_string()),
+        None => BenchRow::not_shown("h", COST, "no round came to its end".to_string()),
         Some((ratio, _)) => {
             // A higher ratio is caused by the host, not by the policy.
             let measured = ratio_text(&managed, &control);

@@ -40,12 +40,12 @@ impl BenchRow {
     pub fn new(part: &'static str, subject: &str, target: &str, measured: String, verdict: BenchVerdict) -> Self {
         BenchRow { part, what: subject.to_string(), target: target.to_string(), measured, verdict }
     }
-    pub fn skipped(part: &'static str, subject: &str, reason: String) -> Self {
+    pub fn not_shown(part: &'static str, subject: &str, reason: String) -> Self {
         BenchRow::new(part, subject, "", reason, BenchVerdict::Skipped)
     }
     /// Rows of a part; an error becomes a skipped row, and the other parts continue.
-    pub fn of_part(part: &'static str, subject: &str, shown: anyhow::Result<Vec<BenchRow>>) -> Vec<BenchRow> {
-        shown.unwrap_or_else(|error| vec![BenchRow::skipped(part, subject, format!("failed: {error:#}"))])
+    pub fn part_rows(part: &'static str, subject: &str, shown: anyhow::Result<Vec<BenchRow>>) -> Vec<BenchRow> {
+        shown.unwrap_or_else(|error| vec![BenchRow::not_shown(part, subject, format!("failed: {error:#}"))])
     }
     /// A row with the verdict `met` or `missed`.
     pub fn row(part: &'static str, subject: &str, target: &str, measured: String, met: bool) -> Self {
@@ -71,7 +71,7 @@ pub struct BenchHost {
 
 impl BenchHost {
     /// Has the bench been interrupted, or the deadline passed?
-    pub fn stopped(&self) -> bool {
+    pub fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed) || Instant::now() >= self.until
     }
 
@@ -87,7 +87,7 @@ impl BenchHost {
     }
 
     /// Runs `sample` between two ping-pongs; `None` if they differ or are unclear.
-    pub fn gated<T>(&self, sample: impl FnOnce() -> T) -> (Option<bool>, T) {
+    pub fn gate<T>(&self, sample: impl FnOnce() -> T) -> (Option<bool>, T) {
         let before = self.shared();
         let outcome = sample();
         let after = self.shared();
@@ -97,7 +97,7 @@ impl BenchHost {
     /// Sleeps until then, or until the bench is interrupted.
     pub fn sleep(&self, how_long: Duration) {
         let until = Instant::now() + how_long;
-        while Instant::now() < until && !self.stopped() {
+        while Instant::now() < until && !self.is_stopped() {
             std::thread::sleep(Duration::from_millis(20).min(until.saturating_duration_since(Instant::now())));
         }
     }
@@ -107,7 +107,7 @@ impl BenchHost {
 ///
 /// # Errors
 /// The command cannot be started, or fails.
-pub fn answered(command: &Path, args: &[&str]) -> anyhow::Result<String> {
+pub fn run_and_read(command: &Path, args: &[&str]) -> anyhow::Result<String> {
     let shown = command.display();
     let output = Command::new(command).args(args).stdin(Stdio::null()).output();
     let ran = output.with_context(|| format!("{shown}: cannot be started (--cachemate names another place)"))?;

@@ -21,7 +21,7 @@ use cachemate_linux::kernel::{Kernel, LinuxHost};
 use cachemate_linux::sense::progress::VARIABLE;
 use rustix::process::Signal;
 
-use crate::bench_host::{BenchHost, BenchRow, BenchVerdict, answered, median};
+use crate::bench_host::{BenchHost, BenchRow, BenchVerdict, median, run_and_read};
 use crate::programs::Actor;
 use crate::ranking::{inputs, is_installed, recorded_curve};
 
@@ -37,7 +37,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// # Errors
 /// A program cannot be started, or inputs cannot be written.
 pub fn show(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
-    let skipped = |why: String| Ok(vec![BenchRow::skipped("d-g", "page colors", why)]);
+    let skipped = |why: String| Ok(vec![BenchRow::not_shown("d-g", "page colors", why)]);
     if let Err(unusable) = migration::page_ns_with_frames() {
         return skipped(format!("{} (remedy: {})", unusable.why, unusable.remedy));
     }
@@ -49,18 +49,18 @@ pub fn show(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
     let half = (1u64 << (colors / 2)) - 1;
     let other = half << (colors / 2);
     let mut rows = vec![coverage()];
-    rows.extend(BenchRow::of_part("d", "a partition beside a stream", partition(place, half, other)));
-    rows.push(verified());
-    rows.extend(BenchRow::of_part("e", "re-coloring while it runs", recoloring(place, half, other)));
-    rows.extend(BenchRow::of_part("f", "real programs, colored", real_programs(place, half)));
-    rows.extend(BenchRow::of_part("g", "time against colors", curve(place, colors)));
+    rows.extend(BenchRow::part_rows("d", "a partition beside a stream", partition(place, half, other)));
+    rows.push(verification_row());
+    rows.extend(BenchRow::part_rows("e", "re-coloring while it runs", recoloring(place, half, other)));
+    rows.extend(BenchRow::part_rows("f", "real programs, colored", real_programs(place, half)));
+    rows.extend(BenchRow::part_rows("g", "time against colors", curve(place, colors)));
     Ok(rows)
 }
 
 /// Number of colors of the reference set; without a usable one, the shipped command discovers the colors now.
 fn known_colors(place: &BenchHost) -> anyhow::Result<u32> {
     if let Err(ColorError::NoKit(_) | ColorError::BadKit(..)) = reference_set::open(Path::new(BASE)) {
-        answered(&place.command, &["--quiet", "page-color", "discover", "--memory", "64M"])?;
+        run_and_read(&place.command, &["--quiet", "page-color", "discover", "--memory", "64M"])?;
     }
     Ok(reference_set::open(Path::new(BASE))?.kit.colors())
 }
@@ -68,7 +68,7 @@ fn known_colors(place: &BenchHost) -> anyhow::Result<u32> {
 /// The effect that page colors can have on this host.
 fn coverage() -> BenchRow {
     const WHAT: &str = "what colors confine on this host";
-    let words = ColorMap::of_host(Path::new(BASE)).map(|map| {
+    let words = ColorMap::open_of_host(Path::new(BASE)).map(|map| {
         let says = |confines: Option<bool>| match confines {
             Some(true) => "yes",
             Some(false) => "no",
@@ -81,7 +81,7 @@ fn coverage() -> BenchRow {
 }
 
 /// Do the reference frames still have one color each after their use?
-fn verified() -> BenchRow {
+fn verification_row() -> BenchRow {
     let message = reference_set::open(Path::new(BASE));
     let measured = message.as_ref().map_or_else(ToString::to_string, |kit| {
         format!("hit {} cycles, miss {}", kit.calibration.hit_cycles, kit.calibration.miss_cycles)
@@ -158,7 +158,7 @@ fn partition(place: &BenchHost, half: u64, other: u64) -> anyhow::Result<Vec<Ben
         for (name, actor) in [("victim", &mut colored), ("stream", &mut colored_stream)] {
             let what = format!("resident frames of the {name} in allowed classes, {} MiB victim", bytes >> 20);
             rows.push(match actor.program.read_resident().and_then(|found| Some((found, found.inside()?))) {
-                None => BenchRow::skipped("d", &what, "its page map cannot be read".to_string()),
+                None => BenchRow::not_shown("d", &what, "its page map cannot be read".to_string()),
                 Some((found, share)) => {
                     let measured = format!(
                         "{:.2} % of the {} pages of its anonymous mappings ({} of them cannot be colored); {:.2} % of all that are its own, with {} copied from files, which cannot be moved; beside them {} held, {} of files",
@@ -181,7 +181,7 @@ fn partition(place: &BenchHost, half: u64, other: u64) -> anyhow::Result<Vec<Ben
 /// Waits until every program has allocated its memory and reports work.
 fn warm(place: &BenchHost, works: &[&dyn Fn() -> u64]) {
     let start = Instant::now();
-    while works.iter().any(|work| work() == 0) && start.elapsed() < PATIENCE && !place.stopped() {
+    while works.iter().any(|work| work() == 0) && start.elapsed() < PATIENCE && !place.is_stopped() {
         place.sleep(Duration::from_millis(50));
     }
 }
@@ -197,7 +197,7 @@ fn sampled(place: &BenchHost, victims: (&Actor, &ColoredRun), streams: (&Actor, 
         [victims.1, streams.1].into_iter().for_each(|colored| colored.runs(runs));
     };
     for turn in 0..4 * SAMPLES + SAMPLES {
-        if place.stopped() || arms.iter().all(|arm| arm.len() >= SAMPLES) {
+        if place.is_stopped() || arms.iter().all(|arm| arm.len() >= SAMPLES) {
             break;
         }
         for arm in [turn % 4, (turn + 2) % 4] {
@@ -230,11 +230,11 @@ fn partition_rows(bytes: u64, min_solo: f64, max_ordinary: f64, sampled: &(Color
     let minimum = arms.iter().map(Vec::len).min().unwrap_or(0);
     let middles: Vec<f64> = arms.iter().filter_map(|arm| median(arm)).filter(|rate| *rate > 0.0).collect();
     let [ordinary_alone, colored_alone, ordinary, colored] = middles[..] else {
-        return vec![BenchRow::skipped("d", &what, format!("no samples while the CPUs shared; {dropped} dropped"))];
+        return vec![BenchRow::not_shown("d", &what, format!("no samples while the CPUs shared; {dropped} dropped"))];
     };
     if minimum < SAMPLES {
         let why = format!("{minimum} samples of {SAMPLES} while the CPUs shared; {dropped} dropped");
-        return vec![BenchRow::skipped("d", &what, why)];
+        return vec![BenchRow::not_shown("d", &what, why)];
     }
     let hurt = ordinary / ordinary_alone;
     // The first target is relative to the best speed on this host, the second to the victim on its half of the cache.
@@ -268,7 +268,7 @@ fn recoloring(place: &BenchHost, half: u64, other: u64) -> anyhow::Result<Vec<Be
     let stop = AtomicBool::new(false);
     let start = Instant::now();
     while LinuxHost::new("/").stat(counting.program.pid()).is_ok_and(|stat| stat.state != 'Z') {
-        if start.elapsed() > 2 * PATIENCE || place.stopped() {
+        if start.elapsed() > 2 * PATIENCE || place.is_stopped() {
             break;
         }
         now = if now == half { other } else { half };
@@ -280,8 +280,12 @@ fn recoloring(place: &BenchHost, half: u64, other: u64) -> anyhow::Result<Vec<Be
         place.sleep(Duration::from_millis(150));
         last = counting.program.agent().or(last);
     }
-    if place.stopped() || start.elapsed() > 2 * PATIENCE {
-        return Ok(vec![BenchRow::skipped("e", "re-coloring a running program", "it did not end in time".to_string())]);
+    if place.is_stopped() || start.elapsed() > 2 * PATIENCE {
+        return Ok(vec![BenchRow::not_shown(
+            "e",
+            "re-coloring a running program",
+            "it did not end in time".to_string(),
+        )]);
     }
     let code = counting.program.wait(&stop, PATIENCE)?;
     let figure = |name: &str| last.as_ref().and_then(|agent| agent.counter(name)).unwrap_or(0);
@@ -343,11 +347,11 @@ fn real_programs(place: &BenchHost, mask: u64) -> anyhow::Result<Vec<BenchRow>> 
     for (name, words) in REAL {
         let what = format!("{name}: the same output, colored");
         if !is_installed(words[0]) {
-            rows.push(BenchRow::skipped("f", &what, format!("{} is not installed", words[0])));
+            rows.push(BenchRow::not_shown("f", &what, format!("{} is not installed", words[0])));
             continue;
         }
-        if place.stopped() {
-            rows.push(BenchRow::skipped("f", &what, NO_TIME.to_string()));
+        if place.is_stopped() {
+            rows.push(BenchRow::not_shown("f", &what, NO_TIME.to_string()));
             continue;
         }
         let folder = place.folder.display().to_string();
@@ -398,9 +402,9 @@ fn inside_by_agents(agents: &[(i32, AgentReport)]) -> Option<f64> {
 fn curve(place: &BenchHost, colors: u32) -> anyhow::Result<Vec<BenchRow>> {
     const WHAT: &str = "gzip: time against colors, and recorded misses of the private cache's share";
     if !is_installed("gzip") {
-        return Ok(vec![BenchRow::skipped("g", WHAT, "gzip is not installed".to_string())]);
+        return Ok(vec![BenchRow::not_shown("g", WHAT, "gzip is not installed".to_string())]);
     }
-    let private = ColorMap::of_host(Path::new(BASE)).map_or(0, |map| map.private.share_bytes);
+    let private = ColorMap::open_of_host(Path::new(BASE)).map_or(0, |map| map.private.share_bytes);
     let points = recorded_curve(place, "gzip")?;
     let command: Vec<String> = ["gzip", "-9", "-c"]
         .map(String::from)
@@ -411,7 +415,7 @@ fn curve(place: &BenchHost, colors: u32) -> anyhow::Result<Vec<BenchRow>> {
     for allowed in
         [colors, colors / 2, colors / 4, colors / 8, colors / 16, 1].into_iter().filter(|allowed| *allowed > 0)
     {
-        if place.stopped() {
+        if place.is_stopped() {
             words.push(format!("{allowed}: {NO_TIME}"));
             continue;
         }

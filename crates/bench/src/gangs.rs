@@ -71,7 +71,7 @@ pub fn show(place: &BenchHost, found: &HostSurvey) -> anyhow::Result<Vec<BenchRo
     let mut arms = GangArms::default();
     let mut expected = (None, None);
     let mut managed_turn = true;
-    while !place.stopped() && !complete(&arms) {
+    while !place.is_stopped() && !complete(&arms) {
         if managed_turn {
             managed_block(place, &mut live, &actors, &mut arms, &mut expected)?;
         } else {
@@ -92,7 +92,9 @@ fn complete(arms: &GangArms) -> bool {
 /// Programs allocate their memory before work is counted.
 fn wait_until_working(place: &BenchHost, actors: &[Actor]) {
     let start = Instant::now();
-    while actors.iter().any(|actor| actor.work() == 0) && start.elapsed() < Duration::from_secs(60) && !place.stopped()
+    while actors.iter().any(|actor| actor.work() == 0)
+        && start.elapsed() < Duration::from_secs(60)
+        && !place.is_stopped()
     {
         place.sleep(Duration::from_millis(100));
     }
@@ -106,7 +108,7 @@ fn solo(place: &BenchHost, actors: &[Actor]) -> Vec<Option<f64>> {
         place.sleep(Duration::from_millis(300));
         let mut rates = Vec::new();
         for _ in 0..8 {
-            let (gate, rate) = place.gated(|| rate(place, std::slice::from_ref(actor), Duration::from_millis(400))[0]);
+            let (gate, rate) = place.gate(|| rate(place, std::slice::from_ref(actor), Duration::from_millis(400))[0]);
             rates.extend(gate.map(|_| rate));
         }
         solo.push(median(&rates));
@@ -150,7 +152,7 @@ fn open(place: &BenchHost, found: &HostSurvey, actors: &[Actor]) -> anyhow::Resu
 /// Runs until every program has been probed; returns the time, or `None` if that did not happen.
 fn wait_until_probed(place: &BenchHost, live: &mut LiveLoop) -> anyhow::Result<Option<Duration>> {
     let start = Instant::now();
-    while start.elapsed() < LEARNING && !place.stopped() {
+    while start.elapsed() < LEARNING && !place.is_stopped() {
         if live.step()?.is_none() {
             return Ok(None);
         }
@@ -174,7 +176,7 @@ fn sampled<T>(
     arms: &mut GangArms,
     step: impl FnOnce() -> T,
 ) -> (Option<bool>, [f64; 4], T) {
-    let (gate, (rates, out)) = place.gated(|| {
+    let (gate, (rates, out)) = place.gate(|| {
         let (before, start) = (four(actors), Instant::now());
         let out = step();
         let (after, seconds) = (four(actors), start.elapsed().as_secs_f64());
@@ -245,9 +247,9 @@ fn rows(
             "{with} managed and {without} other samples while the CPUs shared, of {SAMPLES} each ({} unclear)",
             arms.unclear
         );
-        rows.push(BenchRow::skipped("b", "gangs while shared", why));
+        rows.push(BenchRow::not_shown("b", "gangs while shared", why));
     } else if let Some(why) = relative(arms, solo, 1).and_then(|all| nothing_to_gain(&all.1)) {
-        rows.push(BenchRow::skipped("b", "gangs while shared", why));
+        rows.push(BenchRow::not_shown("b", "gangs while shared", why));
     } else if let Some(all) = relative(arms, solo, 1) {
         let of = |arm: &[f64; 4], who: [usize; 2]| (arm[who[0]] + arm[who[1]]) / 2.0 * 2.0;
         let faster = of(&all.0, VICTIMS) / of(&all.1, VICTIMS);
@@ -273,7 +275,7 @@ fn rows(
     }
     let (with, without) = counts(0);
     rows.push(match relative(arms, solo, 0).filter(|_| with >= 8 && without >= 8) {
-        None => BenchRow::skipped(
+        None => BenchRow::not_shown(
             "b",
             "no harm while split",
             format!("{with} managed and {without} other samples while split, of 8 each"),

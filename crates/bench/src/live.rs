@@ -72,11 +72,11 @@ impl LiveBench {
         let mut rows = Vec::new();
         let mut place = match two_cpus(&host.topology) {
             Err(why) => {
-                rows.push(BenchRow::skipped("a-h", "everything", why));
+                rows.push(BenchRow::not_shown("a-h", "everything", why));
                 None
             }
             Ok(_) if !paths::is_root() => {
-                rows.push(BenchRow::skipped(
+                rows.push(BenchRow::not_shown(
                     "a-h",
                     "everything",
                     "needs root: programs are moved and given turns".to_string(),
@@ -102,26 +102,26 @@ impl LiveBench {
         if let Some(place) = &mut place {
             if wants(BenchPart::Overhead) {
                 note("(c) overhead ...");
-                rows.extend(BenchRow::of_part("c", "overhead", overhead::show(place)));
+                rows.extend(BenchRow::part_rows("c", "overhead", overhead::show(place)));
             }
             if wants(BenchPart::Auto) {
                 note("(h) auto where there is nothing to gain ...");
-                rows.extend(BenchRow::of_part("h", "auto", auto::show(place)));
+                rows.extend(BenchRow::part_rows("h", "auto", auto::show(place)));
             }
             if wants(BenchPart::Ranking) {
                 note("(a) intensity ...");
                 place.until = start + all.mul_f64(0.4);
-                rows.extend(BenchRow::of_part("a", "intensity", ranking::show(place)));
+                rows.extend(BenchRow::part_rows("a", "intensity", ranking::show(place)));
             }
             if wants(BenchPart::Colors) {
                 note("(d-g) page colors ...");
                 place.until = start + all.mul_f64(if wants(BenchPart::Gangs) { 0.75 } else { 1.0 });
-                rows.extend(BenchRow::of_part("d-g", "page colors", colors::show(place)));
+                rows.extend(BenchRow::part_rows("d-g", "page colors", colors::show(place)));
             }
             if wants(BenchPart::Gangs) {
                 note("(b) gangs ...");
                 place.until = start + all;
-                rows.extend(BenchRow::of_part("b", "gangs", gangs::show(place, &host)));
+                rows.extend(BenchRow::part_rows("b", "gangs", gangs::show(place, &host)));
             }
         }
         rows.sort_by_key(|row| row.part);
@@ -165,7 +165,7 @@ fn measured_cache(place: &BenchHost, rows: &mut Vec<BenchRow>) -> Option<u64> {
     let fitted = PinnedThread::to(place.cpus.0).and_then(|_here| PrimeProber::fitting(Some(place.cache_bytes), 1));
     match fitted {
         Err(error) => {
-            rows.push(BenchRow::skipped("a-b", WHAT, error.to_string()));
+            rows.push(BenchRow::not_shown("a-b", WHAT, error.to_string()));
             None
         }
         Ok(reloader) => {

@@ -38,7 +38,7 @@ pub fn show(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
         .context("the daemon's configuration cannot be written")?;
     let what = format!("daemon's share of a CPU at {TASKS} tasks, 1 s windows");
     let row = |what: &str, used: Option<f64>| match used {
-        None => BenchRow::skipped("c", what, "the daemon ended".to_string()),
+        None => BenchRow::not_shown("c", what, "the daemon ended".to_string()),
         Some(share) => BenchRow::row("c", what, "0.5 %", format!("{:.3} %", 100.0 * share), share < 0.005),
     };
     let mut rows = vec![row(&what, share(place, false)?)];
@@ -55,7 +55,7 @@ fn share(place: &BenchHost, page: bool) -> anyhow::Result<Option<f64>> {
     let shown = socket.to_string_lossy();
     let with_page = ["--dashboard", &*shown];
     let daemon = BenchDaemon::start(place, "overhead", "overhead", if page { &with_page } else { &[] })?;
-    daemon.until_started(place);
+    daemon.wait_until_started(place);
     let viewers: Vec<_> = (0..if page { VIEWERS } else { 0 }).filter_map(|_| viewer(&socket)).collect();
     let (before, start) = (daemon.ran_ns(), Instant::now());
     place.sleep(Duration::from_secs(COUNTED));
@@ -81,7 +81,7 @@ fn page(place: &BenchHost) -> anyhow::Result<BenchRow> {
         BenchDaemon::start(place, "overhead", name, page)
     };
     let daemons = [daemon("plain", false)?, daemon("unseen", true)?, daemon("seen", true)?];
-    daemons.iter().for_each(|daemon| daemon.until_started(place));
+    daemons.iter().for_each(|daemon| daemon.wait_until_started(place));
     let socket = place.folder.join("seen.page");
     let taken: Vec<_> = (0..VIEWERS).filter_map(|_| viewer(&socket)).collect();
     let before: Vec<_> = daemons.iter().map(BenchDaemon::ran_ns).collect();
@@ -97,10 +97,10 @@ fn page(place: &BenchHost) -> anyhow::Result<BenchRow> {
     // Streams end with the daemon.
     let bytes: Vec<usize> = taken.into_iter().filter_map(|viewer| viewer.join().ok()).collect();
     let [plain, unseen, seen] = shares[..] else {
-        return Ok(BenchRow::skipped("c", &what, "a daemon ended".to_string()));
+        return Ok(BenchRow::not_shown("c", &what, "a daemon ended".to_string()));
     };
     if bytes.len() < VIEWERS || bytes.contains(&0) {
-        return Ok(BenchRow::skipped("c", &what, format!("{} of {VIEWERS} viewers were told anything", bytes.len())));
+        return Ok(BenchRow::not_shown("c", &what, format!("{} of {VIEWERS} viewers were told anything", bytes.len())));
     }
     let kibibytes = bytes.iter().sum::<usize>() as f64 / VIEWERS as f64 / seconds / 1024.0;
     let measured = format!(
@@ -136,10 +136,10 @@ fn neutral(place: &BenchHost) -> anyhow::Result<BenchRow> {
         actor.set_affinity(&[cpu])?;
     }
     let daemon = BenchDaemon::start(place, "overhead", "overhead", &[])?;
-    daemon.until_started(place);
-    let (managed, control) = paired(place, &actors, &daemon);
+    daemon.wait_until_started(place);
+    let (managed, control) = measure_pairs(place, &actors, &daemon);
     Ok(match median(&managed) {
-        None => BenchRow::skipped("c", WHAT, "no round came to its end".to_string()),
+        None => BenchRow::not_shown("c", WHAT, "no round came to its end".to_string()),
         Some(ratio) => {
             let measured = ratio_text(&managed, &control);
             BenchRow::row("c", WHAT, "within 1 %", measured, (0.99..=1.01).contains(&ratio))
@@ -148,7 +148,7 @@ fn neutral(place: &BenchHost) -> anyhow::Result<BenchRow> {
 }
 
 /// For each round, the programs' work with the daemon over that without it, and the control ratio of two blocks without it.
-pub fn paired(place: &BenchHost, actors: &[Actor], daemon: &BenchDaemon) -> (Vec<f64>, Vec<f64>) {
+pub fn measure_pairs(place: &BenchHost, actors: &[Actor], daemon: &BenchDaemon) -> (Vec<f64>, Vec<f64>) {
     let (mut managed, mut control) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
         let mut done = [0.0; 3];
@@ -162,7 +162,7 @@ pub fn paired(place: &BenchHost, actors: &[Actor], daemon: &BenchDaemon) -> (Vec
             let work = actors.iter().map(Actor::work).sum::<u64>().saturating_sub(before) as f64;
             done[which] = work / start.elapsed().as_secs_f64();
         }
-        if place.stopped() {
+        if place.is_stopped() {
             break;
         }
         managed.push(done[0] / done[1].max(1.0));
@@ -245,10 +245,10 @@ impl BenchDaemon {
     }
 
     /// Waits until the work of the start is over.
-    pub fn until_started(&self, place: &BenchHost) {
+    pub fn wait_until_started(&self, place: &BenchHost) {
         let start = Instant::now();
         let mut before = self.ran_ns();
-        while start.elapsed() < STARTED_WITHIN && !place.stopped() {
+        while start.elapsed() < STARTED_WITHIN && !place.is_stopped() {
             place.sleep(Duration::from_millis(1500));
             let now = self.ran_ns();
             if now.zip(before).is_none_or(|(now, before)| now.saturating_sub(before) <= 20_000_000) {

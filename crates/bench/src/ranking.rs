@@ -6,7 +6,7 @@ use cachemate_linux::sense::probes::PinnedThread;
 use cachemate_linux::sense::probes::intensity::{PrimeProber, buffer_bytes, wait};
 use cachemate_trace::{ProfileFile, bundled_recordings};
 
-use crate::bench_host::{BenchHost, BenchRow, BenchVerdict, answered, median};
+use crate::bench_host::{BenchHost, BenchRow, BenchVerdict, median, run_and_read};
 use crate::programs::Actor;
 
 const SAMPLES: usize = 20;
@@ -61,14 +61,14 @@ pub fn show(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
     let here = PinnedThread::to(place.cpus.0)?;
     let mut reloader = match PrimeProber::new(buffer_bytes(Some(place.cache_bytes)), 1) {
         Ok(reloader) => reloader,
-        Err(error) => return Ok(vec![BenchRow::skipped("a", WHAT, error.to_string())]),
+        Err(error) => return Ok(vec![BenchRow::not_shown("a", WHAT, error.to_string())]),
     };
     drop(here);
     inputs(place)?;
     let mut ranked = Vec::new();
     for (name, line) in PROGRAMS {
         let tool = line.split(' ').next().unwrap_or(name);
-        if place.stopped() || !is_installed(tool) || !bundled_recordings().iter().any(|(known, _)| known == name) {
+        if place.is_stopped() || !is_installed(tool) || !bundled_recordings().iter().any(|(known, _)| known == name) {
             continue;
         }
         let actor = Actor::shell(place, name, line)?;
@@ -82,7 +82,7 @@ pub fn show(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
         ("own-quiet", "quiet", 0, 0.0),
     ];
     for (name, kind, bytes, millions) in own {
-        if !place.stopped() {
+        if !place.is_stopped() {
             let actor = Actor::start_own(place, name, kind, bytes)?;
             ranked.push(measure(place, &mut reloader, &actor, millions * 1e6)?);
         }
@@ -120,7 +120,7 @@ pub fn inputs(place: &BenchHost) -> anyhow::Result<()> {
 /// The shipped command does not make it.
 pub fn recorded_curve(place: &BenchHost, name: &str) -> anyhow::Result<Vec<(u64, Option<f64>)>> {
     let path = place.folder.join(format!("{name}.profile.json"));
-    answered(&place.command, &["--quiet", "profile", name, "--force", "-o", &path.to_string_lossy()])?;
+    run_and_read(&place.command, &["--quiet", "profile", name, "--force", "-o", &path.to_string_lossy()])?;
     let file = ProfileFile::read(&path)?;
     let all_threads = file.curves.iter().find(|curve| curve.thread.is_none() && curve.policy == "lru");
     let points = all_threads.map(|curve| curve.points.as_slice()).unwrap_or_default();
@@ -146,8 +146,8 @@ fn measure(
     place.sleep(Duration::from_millis(700));
     let start = Instant::now();
     let mut sides: [[Vec<f64>; 2]; 2] = Default::default(); // [shared][beside]
-    while sides[1][1].len() < SAMPLES && start.elapsed() < PATIENCE && !place.stopped() {
-        let (gate, samples) = place.gated(|| {
+    while sides[1][1].len() < SAMPLES && start.elapsed() < PATIENCE && !place.is_stopped() {
+        let (gate, samples) = place.gate(|| {
             let Ok(_here) = PinnedThread::to(place.cpus.0) else { return Vec::new() };
             let mut samples = Vec::new();
             for (beside, counts) in
@@ -168,19 +168,19 @@ fn measure(
             }
         }
     }
-    let difference = |side: &[Vec<f64>; 2]| Some(trimmed(&side[1])? - trimmed(&side[0])?);
+    let difference = |side: &[Vec<f64>; 2]| Some(trimmed_mean(&side[1])? - trimmed_mean(&side[0])?);
     Ok(RankedProgram {
         name: actor.name.clone(),
         misses_per_second,
         shared: difference(&sides[1]).filter(|_| sides[1][1].len() >= SAMPLES / 2),
-        gone_without: trimmed(&sides[1][0]),
+        gone_without: trimmed_mean(&sides[1][0]),
         split: difference(&sides[0]).filter(|_| sides[0][1].len() >= 4),
         samples: sides[1][1].len(),
     })
 }
 
 /// Mean without the lowest and highest fifth.
-fn trimmed(values: &[f64]) -> Option<f64> {
+fn trimmed_mean(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let cut = sorted.len() / 5;
@@ -210,12 +210,12 @@ fn rows(found: &[RankedProgram]) -> Vec<BenchRow> {
             "a stream over three times the cache adds {seen:.3} to what is gone without it ({without:.3}): other tenants of the \
              host empty the cache first, or the CPUs do not share what they seem to share"
         );
-        rows.push(BenchRow::skipped("a", "programs in order of their misses", why));
+        rows.push(BenchRow::not_shown("a", "programs in order of their misses", why));
         return rows;
     }
     let ranked: Vec<(f64, f64)> = found.iter().filter_map(|p| Some((p.misses_per_second, p.shared?))).collect();
     rows.push(if ranked.len() < 10 {
-        BenchRow::skipped(
+        BenchRow::not_shown(
             "a",
             "rank correlation",
             format!("{} programs had enough samples while sharing, of 10", ranked.len()),
@@ -237,7 +237,9 @@ fn rows(found: &[RankedProgram]) -> Vec<BenchRow> {
         .map(|(many, few)| many.1 > few.1)
         .collect();
     rows.push(match far.len() {
-        0 => BenchRow::skipped("a", "pairs far apart", "no program misses that often on this host's cache".to_string()),
+        0 => {
+            BenchRow::not_shown("a", "pairs far apart", "no program misses that often on this host's cache".to_string())
+        }
         pairs => {
             let share = far.iter().filter(|right| **right).count() as f64 / pairs as f64;
             let measured = format!("{:.0} % of {pairs} pairs", 100.0 * share);
@@ -246,7 +248,7 @@ fn rows(found: &[RankedProgram]) -> Vec<BenchRow> {
     });
     let split: Vec<f64> = found.iter().filter_map(|program| Some(program.split?.abs())).collect();
     rows.push(match median(&split) {
-        None => BenchRow::skipped("a", "near zero while split", "the CPUs were never seen apart".to_string()),
+        None => BenchRow::not_shown("a", "near zero while split", "the CPUs were never seen apart".to_string()),
         Some(middle) => {
             BenchRow::row("a", "near zero while split (median)", "0.05", format!("{middle:.3}"), middle <= 0.05)
         }

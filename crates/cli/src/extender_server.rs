@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use cachemate_fleet::extender::{ClusterKnowledge, ExtenderRequest, PlacementLedger, filter, prioritize};
-use cachemate_page::serve::connection_limit::{ConnectionLimit, Deadlines, accepted};
+use cachemate_page::serve::connection_limit::{ConnectionLimit, Deadlines, accept};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::server::conn::http1;
@@ -105,7 +105,7 @@ pub async fn listen(
         let deadlines = Deadlines { stranger: CONNECTION_DEADLINE, admitted: CONNECTION_DEADLINE };
         let mut limit = ConnectionLimit::new(CONNECTIONS, deadlines);
         loop {
-            let Some((stream, peer)) = accepted(listener.accept().await).await else { continue };
+            let Some((stream, peer)) = accept(listener.accept().await).await else { continue };
             let state = Arc::clone(&state);
             // Small answers go out at once.
             let _ = stream.set_nodelay(true);

@@ -87,7 +87,7 @@ pub fn goal_plan(
         }
         own.for_each(|(_, job)| job.goal = Some(Goal { max_slowdown: Some(goal.max_slowdown), ..Goal::default() }));
     }
-    let best = PlanTruth::of(machine, &jobs)?;
+    let best = PlanTruth::new(machine, &jobs)?;
     let (units, best) = (best.parts, best.search(seed)?);
     let must_leave = if best.keeps_all { Vec::new() } else { programs_to_remove(machine, names, &jobs, seed)? };
     Ok(answer(names, &jobs, &best, units, must_leave))
@@ -108,7 +108,7 @@ fn programs_to_remove(
         if fewer.is_empty() {
             bail!("'{}': its promise cannot be kept even alone", printable(&names[index]));
         }
-        if PlanTruth::of(machine, &fewer)?.search(seed)?.keeps_all {
+        if PlanTruth::new(machine, &fewer)?.search(seed)?.keeps_all {
             return Ok(vec![names[index].clone()]);
         }
     }

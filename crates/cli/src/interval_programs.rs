@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use cachemate_core::MachineSpec;
 use cachemate_interval::{IntervalJob, PhasedProgram};
-use cachemate_repro::interval::nominal::{from_file, measured};
+use cachemate_repro::interval::nominal::{from_file, measure};
 use cachemate_repro::setup;
 use cachemate_sim::kernels::{self, Options};
 use cachemate_trace::{ProfileFile, bundled_recording};
@@ -45,7 +45,7 @@ pub fn load(
             Some(known) => Arc::clone(&programs[known]),
             None => {
                 bar.set_message(each.program.clone());
-                let program = one(session, each, machine, seed.wrapping_add(index as u64), stretch)?;
+                let program = load_program(session, each, machine, seed.wrapping_add(index as u64), stretch)?;
                 Arc::new(program)
             }
         };
@@ -97,7 +97,7 @@ fn counted(given: &str) -> anyhow::Result<(ProgramRequest, u32)> {
     Ok((ProgramRequest { program: name.to_string(), parameters: toml::Table::new() }, count))
 }
 
-fn one(
+fn load_program(
     session: &Session,
     wanted: &ProgramRequest,
     machine: &MachineSpec,
@@ -106,7 +106,7 @@ fn one(
 ) -> anyhow::Result<PhasedProgram> {
     let name = &wanted.program;
     if name.ends_with(".toml") || name.ends_with(".json") {
-        return of_file(session, name, machine);
+        return load_program_file(session, name, machine);
     }
     // Neither programs of the cycle-level machine nor bundled recordings have a dot or a slash in their names.
     if name.contains(['.', '/']) && !name.ends_with(".cmt") {
@@ -128,7 +128,7 @@ fn one(
             "'{name}': found {threads} threads, expected one: programs with several threads cannot be measured alone"
         );
     }
-    Ok(measured(&job, machine, stretch)?)
+    Ok(measure(&job, machine, stretch)?)
 }
 
 fn recording(name: &str) -> anyhow::Result<std::path::PathBuf> {
@@ -138,7 +138,7 @@ fn recording(name: &str) -> anyhow::Result<std::path::PathBuf> {
     })
 }
 
-fn of_file(session: &Session, path: &str, machine: &MachineSpec) -> anyhow::Result<PhasedProgram> {
+fn load_program_file(session: &Session, path: &str, machine: &MachineSpec) -> anyhow::Result<PhasedProgram> {
     let size = std::fs::metadata(path).with_context(|| format!("{path}: cannot be read"))?.len();
     if size > MAX_FILE_BYTES {
         bail!("{path}: found {size} bytes, expected a program of at most {MAX_FILE_BYTES}");

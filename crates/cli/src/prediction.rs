@@ -87,13 +87,13 @@ impl Prediction {
         timing: TimingSource,
     ) -> anyhow::Result<Self> {
         let machine = cachemate_spec::load_machine(machine)?;
-        let scheme = if model == INTERVAL_MODEL { None } else { Some(schemes::by_name(model)?) };
-        let target = ProfileTarget::of(&machine)?;
-        let cache = SharedCache::of_machine(&machine).context("the machine has no cache to share")?;
+        let scheme = if model == INTERVAL_MODEL { None } else { Some(schemes::find_scheme(model)?) };
+        let target = ProfileTarget::from_machine(&machine)?;
+        let cache = SharedCache::from_machine(&machine).context("the machine has no cache to share")?;
         let inputs = load_all(session, programs, target)?;
         let names: Vec<String> = inputs.iter().map(|program| program.name.clone()).collect();
         let Some(scheme) = scheme else {
-            let timed = timed(session, programs, &inputs, &machine, timing)?;
+            let timed = run_timed(session, programs, &inputs, &machine, timing)?;
             let intervals = pairs(&machine, &timed.iter().map(Arc::as_ref).collect::<Vec<_>>())?;
             let costs = costs_of(&intervals);
             let model = SlowdownModel::Interval(timed);
@@ -163,7 +163,7 @@ impl Prediction {
         let (method, costs) = match own.filter(|costs| costs.group_miss_ratio.is_some()) {
             Some(costs) => (self.model.name(), costs),
             None => {
-                let usual = schemes::by_name(USUAL_SCHEME)?;
+                let usual = schemes::find_scheme(USUAL_SCHEME)?;
                 let Ok(costs) = usual.group_costs(&profiles, &self.cache) else { return Ok(None) };
                 (USUAL_SCHEME, costs)
             }
@@ -207,13 +207,13 @@ impl Prediction {
 /// # Errors
 /// A profile without instruction counts.
 pub fn prior_costs(inputs: &[ProfiledInput], machine: &MachineSpec) -> anyhow::Result<PairCosts> {
-    let timed = inputs.iter().map(|input| Ok(TimedProgram::of_profile(&input.file, machine)?));
+    let timed = inputs.iter().map(|input| Ok(TimedProgram::from_profile(&input.file, machine)?));
     let timed: Vec<TimedProgram> = timed.collect::<anyhow::Result<_>>()?;
     Ok(costs_of(&pairs(machine, &timed.iter().collect::<Vec<_>>())?))
 }
 
 /// The programs with their timing; equal inputs are timed once.
-fn timed(
+fn run_timed(
     session: &Session,
     given: &[String],
     inputs: &[ProfiledInput],
@@ -222,14 +222,14 @@ fn timed(
 ) -> anyhow::Result<Vec<Arc<TimedProgram>>> {
     let first = |index: usize| given.iter().position(|other| *other == given[index]).unwrap_or(index);
     let stop = session.interrupt_flag();
-    let context = ExperimentContext::of_seed(1, &stop);
+    let context = ExperimentContext::for_seed(1, &stop);
     let bar = session.progress("programs alone", Some(given.len() as u64));
     let firsts: Vec<usize> = (0..given.len()).filter(|&index| first(index) == index).collect();
     let programs = context.run_here(&firsts, |&index| {
         let file = &inputs[index].file;
         let timed = match recording_path(&given[index]) {
-            Ok(path) if timing == TimingSource::SoloRun => TimedProgram::of_recording(&path, file, machine),
-            _ => TimedProgram::of_profile(file, machine),
+            Ok(path) if timing == TimingSource::SoloRun => TimedProgram::from_recording(&path, file, machine),
+            _ => TimedProgram::from_profile(file, machine),
         };
         bar.inc(1);
         Ok(Arc::new(timed?))

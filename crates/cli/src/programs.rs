@@ -8,7 +8,7 @@ use cachemate_core::Profile;
 use cachemate_locality::animal::{AnimalThresholds, classify};
 use cachemate_report::text::printable;
 use cachemate_report::{CurvePoint, ProgramSummary};
-use cachemate_study::{ProfilePass, ProfileTarget, on_target, whole_curve};
+use cachemate_study::{ProfilePass, ProfileTarget, profile_for_target, whole_curve};
 use cachemate_trace::{ProfileFile, TraceReader};
 
 use crate::session::Session;
@@ -54,7 +54,7 @@ pub fn load_partial(
         (file, trace.check_whole())
     };
     let profile = match target {
-        Some(target) => on_target(&file, target)?,
+        Some(target) => profile_for_target(&file, target)?,
         None => file.profile.clone(),
     };
     Ok((ProfiledInput { name: printable(&file.program), file, profile }, whole))

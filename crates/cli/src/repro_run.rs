@@ -53,14 +53,20 @@ impl FormArgs {
     ) -> ExperimentContext<'a> {
         let seeds = (self.seed..self.seed.saturating_add(seeds as u64)).collect();
         let quick = self.quick || self.sample;
-        ExperimentContext { quick, sample: self.sample, seeds, progress, ..ExperimentContext::of_seed(self.seed, stop) }
+        ExperimentContext {
+            quick,
+            sample: self.sample,
+            seeds,
+            progress,
+            ..ExperimentContext::for_seed(self.seed, stop)
+        }
     }
 
     /// Processor seconds from an empty store: as last measured, or as declared for full runs; `None` if neither is known.
     fn cost(&self, experiment: &Experiment, seeds: usize) -> Option<f64> {
         let measured = store::folder().and_then(|folder| folder.cost(experiment.ids, self.form()));
         let declared = || (self.form() == "full").then(|| 3600.0 * processor_hours([experiment], seeds));
-        measured.map(|cost| cost.of_seeds(seeds)).or_else(declared)
+        measured.map(|cost| cost.cost_of_seeds(seeds)).or_else(declared)
     }
 }
 
@@ -91,14 +97,14 @@ impl CostMeter {
     }
 
     /// Processor seconds spent since the start.
-    pub fn spent(&self) -> f64 {
+    pub fn cpu_seconds(&self) -> f64 {
         cpu_seconds() - self.cpu_seconds
     }
 
     /// Stores what the experiment costs from an empty store.
     pub fn finish(&self, experiment: &Experiment, form: &str, seeds: usize) {
         let reused = store::counts().reused_cpu_seconds - self.reused_cpu_seconds;
-        let cost = ExperimentCost { seeds, cpu_seconds: self.spent() + reused };
+        let cost = ExperimentCost { seeds, cpu_seconds: self.cpu_seconds() + reused };
         // Without the figure, the next plan shows the declared one.
         let _ = store::folder().map(|folder| folder.write_cost(experiment.ids, form, cost));
     }
@@ -307,7 +313,7 @@ impl ReproRun {
         let (stop, meter) = (session.interrupt_flag(), CostMeter::start());
         let bar = session.progress("repro", None);
         while !stop.load(Ordering::Relaxed) {
-            let left = self.budget.map(|hours| 3600.0 * hours - meter.spent());
+            let left = self.budget.map(|hours| 3600.0 * hours - meter.cpu_seconds());
             let Some((index, seeds)) = self.next(&mut all, left) else { break };
             let ids = all[index].experiment.ids.join(", ");
             let progress = |run: &str| bar.set_message(format!("{ids}, {seeds} seeds: {run}"));
@@ -315,7 +321,7 @@ impl ReproRun {
         }
         bar.finish_and_clear();
         self.store.end(session);
-        let account = self.account(&all, meter.spent());
+        let account = self.account(&all, meter.cpu_seconds());
         session.answer(self.form.json.json, &account, || account.describe())?;
         if stop.load(Ordering::Relaxed) {
             return Err(InterruptedError("what was measured is stored".to_string()).into());
@@ -347,7 +353,7 @@ impl ReproRun {
     fn advance(&self, one: &mut ExperimentProgress, seeds: usize, stop: &AtomicBool, progress: &(dyn Fn(&str) + Sync)) {
         let meter = CostMeter::start();
         let outcome = (one.experiment.run)(&self.form.context(seeds, stop, progress));
-        one.spent_seconds += meter.spent();
+        one.spent_seconds += meter.cpu_seconds();
         match outcome {
             Ok(findings) => {
                 // The earlier seeds' runs come out of memory, whose cost is that of the first time.

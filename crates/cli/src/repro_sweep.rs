@@ -76,12 +76,12 @@ pub fn make(folder: &Path, asked: &Value, run: &str, stop: &AtomicBool) -> Resul
     let store = Store::open(folder).map_err(|error| failed(error.to_string()))?;
     use_store_dir(&store.folder().join(KEPT));
     let find = request.stored_answers(&store, nth);
-    let split = Split::one(name, &find).map_err(|error| failed(error.to_string()))?;
+    let split = Split::find_answer(name, &find).map_err(|error| failed(error.to_string()))?;
     match (experiment.run)(&request.context(&split, stop)) {
         Err(ReproError::Interrupted) => Err(RunError::Stopped),
         Err(ReproError::Elsewhere) | Ok(_) => {
             let answer =
-                split.made().ok_or_else(|| failed("an earlier run that it needs has no answer".to_string()))?;
+                split.into_answer().ok_or_else(|| failed("an earlier run that it needs has no answer".to_string()))?;
             Ok(JobResult { detail: Some(json!({ ANSWER: digits(&answer) })), ..JobResult::default() })
         }
         Err(error) => Err(failed(error.to_string())),
@@ -185,7 +185,7 @@ impl Waves {
     }
 
     /// Runs that were given up, with the reasons.
-    pub fn failed(&mut self, failed: &[(SweepTaskId, String)]) {
+    pub fn report_failures(&mut self, failed: &[(SweepTaskId, String)]) {
         self.given_up.extend(failed.iter().cloned());
     }
 

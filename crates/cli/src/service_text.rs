@@ -7,17 +7,17 @@ use cachemate_report::{Align, Table};
 /// Losses that are listed above the table.
 const MAX_LOSSES: usize = 8;
 
-fn signed(percent: f64) -> String {
+fn signed_percent(percent: f64) -> String {
     format!("{}{} %", if percent < 0.0 { "" } else { "+" }, fixed(percent, 0))
 }
 
 fn range((low, high): (f64, f64)) -> String {
-    format!("{} to {}", signed(low), signed(high))
+    format!("{} to {}", signed_percent(low), signed_percent(high))
 }
 
 fn evidence(cause: &SlowdownCause) -> String {
     let forecast = cause.forecast_percent.filter(|_| cause.source != "forecast");
-    let forecast = forecast.map_or(String::new(), |percent| format!(", forecast {}", signed(percent)));
+    let forecast = forecast.map_or(String::new(), |percent| format!(", forecast {}", signed_percent(percent)));
     let windows = match cause.source.as_str() {
         "measured" => format!(" in {} windows together", cause.windows),
         _ => String::new(),
@@ -41,7 +41,7 @@ pub fn losses(services: &[ServiceStatus]) -> String {
         };
     }
     let line = |(service, cause): &(&ServiceStatus, &SlowdownCause)| {
-        let (percent, range) = (signed(cause.percent), range(cause.range_percent));
+        let (percent, range) = (signed_percent(cause.percent), range(cause.range_percent));
         let (cause_name, name) = (printable(&cause.service), printable(&service.name));
         format!("  {cause_name} slows {name} by {percent} ({range}; {})\n", evidence(cause))
     };
@@ -73,15 +73,15 @@ pub fn table(services: &[ServiceStatus], most: usize) -> String {
             .slowdown_by
             .iter()
             .take(3)
-            .map(|cause| format!("{} {} {}", printable(&cause.service), signed(cause.percent), cause.source))
+            .map(|cause| format!("{} {} {}", printable(&cause.service), signed_percent(cause.percent), cause.source))
             .collect();
         table.row([
             printable(&service.name),
             service.kind.to_string(),
             service.tasks.to_string(),
             fixed(service.cpu_share, 2),
-            or_dash(service.slowdown_percent.map(signed)),
-            or_dash(service.max_slowdown_percent.map(signed)),
+            or_dash(service.slowdown_percent.map(signed_percent)),
+            or_dash(service.max_slowdown_percent.map(signed_percent)),
             service.slowdown_source.clone().unwrap_or_else(|| "-".into()),
             match (causes.as_slice(), &service.reason) {
                 ([], Some(reason)) => format!("- ({reason})"),

@@ -19,7 +19,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Paragraph};
 
 use crate::service_text::services_text;
-use crate::status_text::{COLUMNS, by_cache, decisions, gangs, head, problems, row, shares};
+use crate::status_text::{COLUMNS, decisions, gangs, head, problems, row, shares, tasks_by_cache};
 use cachemate_daemon::socket;
 use cachemate_daemon::status::{ContentionClass, DaemonStatus, TaskStatus};
 
@@ -127,7 +127,7 @@ impl ScreenState {
     fn draw(&mut self, frame: &mut Frame<'_>, status: &DaemonStatus) {
         let top: Vec<Line<'_>> =
             EscapedText::output(&head(status)).as_str().lines().map(|line| Line::from(line.to_string())).collect();
-        let below = self.below(status);
+        let below = self.detail_lines(status);
         let lower = if below.is_empty() { 0 } else { below.len() as u16 + 1 };
         let heights = [top.len() as u16, 1, 0, lower, 1]
             .map(Constraint::Length)
@@ -155,7 +155,7 @@ impl ScreenState {
     }
 
     /// Gang turns and cache partitions, the decisions, and refused changes.
-    fn below(&self, status: &DaemonStatus) -> Vec<Line<'static>> {
+    fn detail_lines(&self, status: &DaemonStatus) -> Vec<Line<'static>> {
         let styled = |text: String, style: Style| {
             let text = EscapedText::output(&text);
             text.as_str().lines().map(|line| Line::styled(line.to_string(), style)).collect::<Vec<_>>()
@@ -170,7 +170,7 @@ impl ScreenState {
 
     /// The line of column names, and each cache with its programs.
     fn programs(&self, status: &DaemonStatus) -> (Line<'static>, Vec<Line<'static>>) {
-        let groups = by_cache(status);
+        let groups = tasks_by_cache(status);
         let names: Vec<String> = COLUMNS.iter().map(|(name, _)| name.to_string()).collect();
         let rows: Vec<Vec<String>> = status.tasks.iter().map(row).collect();
         let width =

@@ -113,7 +113,7 @@ pub fn row(task: &TaskStatus) -> Vec<String> {
 }
 
 /// Each last-level cache with its tasks, the busiest first; then the tasks whose cache is unknown.
-pub fn by_cache(status: &DaemonStatus) -> Vec<(String, Vec<&TaskStatus>)> {
+pub fn tasks_by_cache(status: &DaemonStatus) -> Vec<(String, Vec<&TaskStatus>)> {
     let of = |cache: Option<u32>| {
         let mut tasks: Vec<&TaskStatus> = status.tasks.iter().filter(|task| task.cache == cache).collect();
         tasks.sort_by(|a, b| b.cpu_share.unwrap_or(0.0).total_cmp(&a.cpu_share.unwrap_or(0.0)));
@@ -129,7 +129,7 @@ pub fn by_cache(status: &DaemonStatus) -> Vec<(String, Vec<&TaskStatus>)> {
 
 fn tables(status: &DaemonStatus, most: usize) -> String {
     let mut text = String::new();
-    for (title, tasks) in by_cache(status) {
+    for (title, tasks) in tasks_by_cache(status) {
         let mut table = Table::new(COLUMNS);
         for task in tasks.iter().take(most) {
             table.row(row(task));
@@ -210,7 +210,7 @@ fn promises(promises: &[PromiseStatus]) -> String {
     promises.iter().map(|promise| format!("promise: {}\n", printable(&promise.text))).collect()
 }
 
-fn in_force(status: &DaemonStatus) -> String {
+fn describe_plan(status: &DaemonStatus) -> String {
     format!("{}{}{}{}", promises(&status.promises), gangs(status), shares(status), problems(status))
 }
 
@@ -220,7 +220,7 @@ pub fn status_text(status: &DaemonStatus, with_threads: bool) -> String {
     let last = if last.is_empty() { String::new() } else { format!("\nlast decisions\n{last}") };
     let services = services_text(&status.services, usize::MAX);
     let threads = if with_threads { tables(status, usize::MAX) } else { summary(status) };
-    format!("{}{services}{threads}\n{}{last}", head(status), in_force(status))
+    format!("{}{services}{threads}\n{}{last}", head(status), describe_plan(status))
 }
 
 /// The part of the status that fits a screen; lines are truncated at `columns`, if given.
@@ -229,7 +229,7 @@ pub fn top_text(status: &DaemonStatus, with_threads: bool, columns: Option<usize
     let last = if last.is_empty() { String::new() } else { format!("\nlast decisions\n{last}") };
     let services = services_text(&status.services, 20);
     let threads = if with_threads { tables(status, 15) } else { summary(status) };
-    let text = format!("{}{services}{threads}\n{}{last}", head(status), in_force(status));
+    let text = format!("{}{services}{threads}\n{}{last}", head(status), describe_plan(status));
     let columns = columns.unwrap_or(usize::MAX);
     text.lines().map(|line| line.chars().take(columns).collect::<String>() + "\n").collect()
 }

@@ -61,7 +61,7 @@ impl LeftPrograms {
                 change(JournalObject::Nice { pid, thread }, ObjectState::Nice(0), ObjectState::Nice(3)),
                 change(JournalObject::Policy { pid, thread }, ObjectState::Policy(0), ObjectState::Policy(5)),
             ];
-            journal.before(&changes).unwrap();
+            journal.journal_changes(&changes).unwrap();
         }
         let journal = std::fs::read(folder.path().join("state").join(Journal::FILE_NAME)).unwrap();
         LeftPrograms { folder, programs, journal, one, whole }
@@ -249,7 +249,7 @@ fn a_daemon_with_a_fault_at_any_call_loses_nothing() {
         assert!(calls > 0 || rare, "no {call} in a daemon's life");
         for turn in 0..if every { 24 } else { 1 } {
             // Of one thread: most positions lie in its first calls.
-            let nth = 1 + generator.below(calls.max(1)).min(generator.below(calls.max(1)));
+            let nth = 1 + generator.draw_below(calls.max(1)).min(generator.draw_below(calls.max(1)));
             let error = errors[(turn + shown as usize) % errors.len()];
             let inject = format!("--inject={call}:error={error}:when={nth}");
             let message = life(

@@ -42,7 +42,7 @@ fn send(seed: u64, corpus: &[&[u8]], at_most: usize, mut one: impl FnMut(&[u8]))
     let mut generator = SplitMix64::new(seed);
     let (start, mut sent) = (Instant::now(), 0);
     while seconds.map_or(sent < REQUESTS, |seconds: u64| start.elapsed().as_secs() < seconds) {
-        let pick = |generator: &mut SplitMix64| corpus[generator.below(corpus.len() as u64) as usize];
+        let pick = |generator: &mut SplitMix64| corpus[generator.draw_below(corpus.len() as u64) as usize];
         let (request, other) = (pick(&mut generator), pick(&mut generator));
         one(&change(&mut generator, request, other, at_most));
         sent += 1;

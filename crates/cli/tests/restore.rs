@@ -32,7 +32,7 @@ fn moved_by_one_who_died(folder: &Path, programs: &[ChildGuard]) {
         let one: CpuSet = affinity(program.pid()).first().into_iter().collect();
         let (now, wanted) = (ObjectState::Cpus(affinity(program.pid())), ObjectState::Cpus(one.clone()));
         let change = IntendedChange { object, now, wanted, follows: false };
-        journal.before(&[change]).unwrap();
+        journal.journal_changes(&[change]).unwrap();
         host.set_affinity(program.pid(), &one).unwrap();
     }
 }
@@ -194,7 +194,12 @@ fn what_a_made_up_journal_asks_for_is_not_done() {
         Journal::create(&folder.path().join("state"), &LinuxHost::new("/").boot_id().unwrap(), 0).unwrap();
     let (now, wanted) = (ObjectState::Text("another's".into()), ObjectState::Text("one's own".into()));
     made_up
-        .before(&[IntendedChange { object: JournalObject::File { path: secret.clone() }, now, wanted, follows: false }])
+        .journal_changes(&[IntendedChange {
+            object: JournalObject::File { path: secret.clone() },
+            now,
+            wanted,
+            follows: false,
+        }])
         .unwrap();
     let outcome = run(folder.path(), &RESTORE);
     assert!(outcome.code == Some(1) && outcome.out.contains("not restored"), "{}{}", outcome.out, outcome.err);

@@ -71,14 +71,14 @@ impl<T> Fact<T> {
 
 impl Fact<f64> {
     /// A number with its interval.
-    pub fn measured(estimate: Estimate, source: FactSource, window: u64) -> Self {
+    pub fn from_measurement(estimate: Estimate, source: FactSource, window: u64) -> Self {
         let error = Some(ConfidenceInterval { low: estimate.low, high: estimate.high });
         Fact { value: estimate.value, error, source, window }
     }
 
     /// Known without doubt, before anything ran.
     pub fn oracle(value: f64) -> Self {
-        Fact::measured(Estimate::exact(value), FactSource::Oracle, 0)
+        Fact::from_measurement(Estimate::exact(value), FactSource::Oracle, 0)
     }
 
     /// The number with its interval; without one, without doubt.

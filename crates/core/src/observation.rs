@@ -157,7 +157,7 @@ impl TaskSample {
     }
 
     /// Was it on any CPU within the window?
-    pub fn ran(&self) -> bool {
+    pub fn has_run(&self) -> bool {
         self.on_cpu_ns.iter().any(|(_, ns)| *ns > 0)
     }
 

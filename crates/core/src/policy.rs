@@ -278,8 +278,8 @@ impl Goal {
     /// Both together: the highest priority and the strictest of each promise.
     #[must_use]
     pub fn with(self, other: Goal) -> Goal {
-        let strictest = |a: Option<f64>, b: Option<f64>, of: fn(f64, f64) -> f64| match (a, b) {
-            (Some(a), Some(b)) => Some(of(a, b)),
+        let strictest = |a: Option<f64>, b: Option<f64>, value: fn(f64, f64) -> f64| match (a, b) {
+            (Some(a), Some(b)) => Some(value(a, b)),
             (a, b) => a.or(b),
         };
         Goal {

@@ -407,7 +407,7 @@ fn slowdown(
     let (mut wanted, mut alone, mut basis) = (0.0, Estimate::exact(0.0), None);
     for task in threads.iter().filter(|task| wanted_ns(task) >= min_wanted_ns) {
         wanted += wanted_ns(task);
-        if !task.ran() {
+        if !task.has_run() {
             continue;
         }
         let count = |event| task.counts.get(event).filter(|count| *count > 0.0);
@@ -481,13 +481,13 @@ impl PromiseHistory {
         }
     }
 
-    fn judged(&self) -> impl Iterator<Item = &JudgedWindow> {
+    fn judged_windows(&self) -> impl Iterator<Item = &JudgedWindow> {
         self.windows.iter().flatten()
     }
 
     /// Enough windows, and at least half of all, so that a promise is not judged by the part of the work that is known.
     fn is_enough(&self) -> bool {
-        let judged = self.judged().count();
+        let judged = self.judged_windows().count();
         judged >= MIN_WINDOWS && 2 * judged >= self.windows.len()
     }
 
@@ -511,16 +511,16 @@ impl PromiseHistory {
     }
 
     /// The ratio over all windows with its 95 % interval: the spread of the windows, and the error of the solo speed.
-    fn measured(&self, term: PromiseTerm) -> Option<Estimate> {
-        let count = self.judged().count() as f64;
-        let sum = |part: fn(&JudgedWindow) -> f64| self.judged().map(part).sum::<f64>();
+    fn measured_value(&self, term: PromiseTerm) -> Option<Estimate> {
+        let count = self.judged_windows().count() as f64;
+        let sum = |part: fn(&JudgedWindow) -> f64| self.judged_windows().map(part).sum::<f64>();
         let (amount, reference) = (sum(|window| window.amount), sum(|window| window.reference.value));
         if reference <= 0.0 {
             return None;
         }
         let ratio = amount / reference;
         let excess = |window: &JudgedWindow| (window.amount - ratio * window.reference.value) * count / reference;
-        let spread = self.judged().map(|window| excess(window) * excess(window)).sum::<f64>();
+        let spread = self.judged_windows().map(|window| excess(window) * excess(window)).sum::<f64>();
         // Two standard errors; windows depend on one another, so half of them count.
         let error: f64 = if count < 2.0 { 0.0 } else { 2.0 * (spread / (count - 1.0) / (0.5 * count)).sqrt() };
         let (offset, scale) = match term {
@@ -541,7 +541,7 @@ impl PromiseHistory {
     }
 
     fn report(&mut self, process: ProcessId, task: TaskId, term: PromiseTerm) -> PromiseReport {
-        let measured = self.measured(term);
+        let measured = self.measured_value(term);
         let by_measurement = self.state(measured, term);
         if matches!(by_measurement, PromiseState::Kept | PromiseState::Likely) {
             self.infeasible = None;

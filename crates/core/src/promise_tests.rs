@@ -29,7 +29,7 @@ fn window(number: u64, cycles_per_instr: f64, counted: bool) -> Observation {
 
 fn profiles(solo: Option<Estimate>) -> Profiles {
     let mut profile = Profile::default();
-    profile.rates.solo_instr_per_cycle = solo.map(|solo| Fact::measured(solo, FactSource::CoRunRows, 0));
+    profile.rates.solo_instr_per_cycle = solo.map(|solo| Fact::from_measurement(solo, FactSource::CoRunRows, 0));
     Profiles::from([(TaskId(0), profile)])
 }
 

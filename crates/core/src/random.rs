@@ -34,7 +34,7 @@ impl SplitMix64 {
     /// Uniform in `0..limit` without bias (Lemire 2019: a multiplication, and rejection of what would be too many).
     /// 0 for an empty range.
     #[inline]
-    pub fn below(&mut self, limit: u64) -> u64 {
+    pub fn draw_below(&mut self, limit: u64) -> u64 {
         loop {
             let product = u128::from(self.next_u64()) * u128::from(limit);
             let low = product as u64;
@@ -54,7 +54,7 @@ impl SplitMix64 {
     /// Puts the items into a random order, each with the same probability (Fisher and Yates).
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
-            items.swap(last, self.below(last as u64 + 1) as usize);
+            items.swap(last, self.draw_below(last as u64 + 1) as usize);
         }
     }
 }
@@ -77,7 +77,7 @@ mod tests {
     #[test]
     fn what_a_seed_gives_is_pinned() {
         let mut generator = SplitMix64::new(42);
-        let drawn: Vec<u64> = [6, 1000, 1 << 20, 1 << 40, u64::MAX].map(|limit| generator.below(limit)).into();
+        let drawn: Vec<u64> = [6, 1000, 1 << 20, 1 << 40, u64::MAX].map(|limit| generator.draw_below(limit)).into();
         assert_eq!(drawn, [4, 159, 292134, 378441694990, 701532786141963249]);
         assert_eq!([generator.unit(), generator.unit()], [0.8682280765465323, 0.21840519371218436]);
         let mut order: Vec<u32> = (0..8).collect();
@@ -90,9 +90,9 @@ mod tests {
     fn small_ranges_are_even() {
         let mut generator = SplitMix64::new(7);
         let mut seen = [0u32; 6];
-        (0..6000).for_each(|_| seen[generator.below(6) as usize] += 1);
+        (0..6000).for_each(|_| seen[generator.draw_below(6) as usize] += 1);
         assert!(seen.iter().all(|&count| (850..1150).contains(&count)), "{seen:?}");
-        assert_eq!(generator.below(0), 0);
+        assert_eq!(generator.draw_below(0), 0);
     }
 
     /// Is a range of three quarters of all words even, where multiplication alone gives every third value twice?
@@ -101,7 +101,7 @@ mod tests {
         let mut generator = SplitMix64::new(3);
         let limit = 3 << 62;
         let mut rests = [0u32; 3];
-        (0..6000).for_each(|_| rests[(generator.below(limit) % 3) as usize] += 1);
+        (0..6000).for_each(|_| rests[(generator.draw_below(limit) % 3) as usize] += 1);
         assert!(rests.iter().all(|&count| (1850..2150).contains(&count)), "{rests:?}");
     }
 }

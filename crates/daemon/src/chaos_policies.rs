@@ -46,7 +46,7 @@ impl ShakePolicy {
         let processes: std::collections::BTreeSet<ProcessId> = view.movable().map(|task| task.process).collect();
         let mut shares = Vec::new();
         for process in processes {
-            let half = match self.generator.below(3) {
+            let half = match self.generator.draw_below(3) {
                 0 => 0..colors / 2,
                 1 => colors / 2..colors,
                 _ => continue,
@@ -64,11 +64,11 @@ impl ShakePolicy {
         for (cache, partition) in &view.capabilities.partitions {
             let PartitionSupport::Ways { ways, min_ways: at_least, .. } = *partition else { continue };
             for &task in tasks {
-                if self.generator.below(3) > 0 {
+                if self.generator.draw_below(3) > 0 {
                     continue;
                 }
-                let width = at_least + self.generator.below(u64::from(ways - at_least) + 1) as u32;
-                let first = self.generator.below(u64::from(ways - width) + 1) as u32;
+                let width = at_least + self.generator.draw_below(u64::from(ways - at_least) + 1) as u32;
+                let first = self.generator.draw_below(u64::from(ways - width) + 1) as u32;
                 let units = Units::Ways { mask: (first..first + width).collect() };
                 shares.push(CacheShare {
                     group: GroupId(task.0),
@@ -88,15 +88,15 @@ impl Policy for ShakePolicy {
         let online: Vec<u32> = view.topology.online().iter().collect();
         let tasks: Vec<_> = view.movable().map(|task| task.task).collect();
         for &task in &tasks {
-            if self.generator.below(4) > 0 && !online.is_empty() {
-                let cpu = online[self.generator.below(online.len() as u64) as usize];
+            if self.generator.draw_below(4) > 0 && !online.is_empty() {
+                let cpu = online[self.generator.draw_below(online.len() as u64) as usize];
                 plan.affinity.insert(task, [cpu].into_iter().collect());
             }
-            if self.generator.below(3) == 0 {
-                plan.weights.insert(task, [0.25, 0.5, 2.0, 4.0][self.generator.below(4) as usize]);
+            if self.generator.draw_below(3) == 0 {
+                plan.weights.insert(task, [0.25, 0.5, 2.0, 4.0][self.generator.draw_below(4) as usize]);
             }
         }
-        if self.generator.below(2) == 0 && !tasks.is_empty() && !online.is_empty() {
+        if self.generator.draw_below(2) == 0 && !tasks.is_empty() && !online.is_empty() {
             let gangs = tasks
                 .chunks(online.len())
                 .map(|members| Gang { members: members.iter().map(|&task| (task, None)).collect(), slices: 1 });

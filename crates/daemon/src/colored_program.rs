@@ -62,7 +62,7 @@ impl ColoredProgram {
         let name = start.command.first().context("no command")?;
         let path = std::env::var("PATH").ok();
         let file = preloadable::find(name, path.as_deref()).with_context(|| format!("{name}: not found"))?;
-        if let Some(why) = preloadable::refused(&file).with_context(|| format!("{}: cannot be read", file.display()))? {
+        if let Some(why) = preloadable::refusal(&file).with_context(|| format!("{}: cannot be read", file.display()))? {
             bail!("{why}");
         }
         let (host, base) = (LinuxHost::new("/"), Path::new(BASE));

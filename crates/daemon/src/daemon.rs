@@ -132,7 +132,7 @@ pub fn run(source: &ConfigSource, switches: &ControlFlags, say: &dyn Fn(&str)) -
     publish(&shared, &watcher);
     let socket_path = wish.config.socket.clone().unwrap_or_else(paths::socket);
     let _server = socket::serve(&socket_path, shared.clone())?;
-    let metrics_address = MetricsAddress::of_config(&wish.config)?;
+    let metrics_address = MetricsAddress::from_config(&wish.config)?;
     if let Some(path) = &wish.config.metrics_textfile {
         metrics::write_textfile(path, shared.clone())?;
     }
@@ -273,7 +273,7 @@ fn turns(
         }
         if watcher.status.mode == ManageMode::Act && !live.machine.is_acting() {
             say("root's cachemate has begun to act: this one has restored everything and now only observes");
-            report_restored(&live.machine.overruled(), say);
+            report_restored(&live.machine.restore_overruled(), say);
         }
         watcher.status.mode = if live.machine.is_acting() { ManageMode::Act } else { ManageMode::Observe };
         watcher.status.running_ns = started.elapsed().as_nanos() as u64;
@@ -406,7 +406,7 @@ pub(crate) fn report_damage(left: &RecoveryReport, say: &dyn Fn(&str)) {
 ///
 /// # Errors
 /// The handler cannot be set.
-pub fn on_hangup(switches: &ControlFlags) -> anyhow::Result<()> {
+pub fn handle_hangup(switches: &ControlFlags) -> anyhow::Result<()> {
     for flag in [&switches.reload, &switches.wake] {
         signal_hook::flag::register(signal_hook::consts::SIGHUP, Arc::clone(flag)).context("cannot handle SIGHUP")?;
     }

@@ -121,7 +121,7 @@ pub fn manage(source: &ConfigSource, switches: &ControlFlags, windows: u64) -> a
     let host = host::survey_host(false)?;
     let wish = LiveRunOptions {
         rules: host::rules(&config.rules),
-        progress: progress_place(&config).map_or_else(ProgressFiles::default, ProgressFiles::of_others),
+        progress: progress_place(&config).map_or_else(ProgressFiles::default, ProgressFiles::for_other_users),
         state_dir: state_dir.clone(),
         learned: Default::default(),
         runtime: None,

@@ -146,7 +146,7 @@ pub fn open(found: &HostSurvey, wish: &LiveRunOptions) -> anyhow::Result<LiveRun
     let partitions = found.resctrl.as_ref().map(Resctrl::partitions).unwrap_or_default();
     let mut capabilities: Capabilities = capabilities(&found.capability_survey, partitions, window.as_nanos() as u64);
     let (colors, divided) = match colors::partitions(&found.topology) {
-        Ok(divided) => (Support::Yes { note: Some(colors::in_words(&divided)) }, divided),
+        Ok(divided) => (Support::Yes { note: Some(colors::describe_units(&divided)) }, divided),
         Err(missing) => (Support::No { reason: missing.why, remedy: Some(missing.remedy) }, Vec::new()),
     };
     capabilities.abilities.insert(Ability::Colors, colors);
@@ -259,7 +259,7 @@ pub fn decider(config: &ManageConfig) -> anyhow::Result<VerifiedPolicy> {
         Some(chaos) => chaos,
         None => policies::build(&policy.name, &policy.parameters, policy.seed)?,
     };
-    Ok(cachemate_pipeline::verified(inner, config.rollback.guard_config()))
+    Ok(cachemate_pipeline::verify(inner, config.rollback.guard_config()))
 }
 
 /// Rules as the machine wants them.

@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use cachemate_page::serve::connection_limit::{ConnectionLimit, Deadlines, accepted, in_own_thread};
+use cachemate_page::serve::connection_limit::{ConnectionLimit, Deadlines, accept, serve_in_own_thread};
 use cachemate_page::serve::page::constant_time_eq;
-use cachemate_page::serve::{is_this_host, one_answer};
+use cachemate_page::serve::{is_this_host, one_answer_server};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue, WWW_AUTHENTICATE};
@@ -40,7 +40,7 @@ pub fn serve(address: &str, token: Option<String>, pages: impl PageRoutes) -> an
     let listener = TcpListener::bind(address).with_context(cannot)?;
     let bound = listener.local_addr().with_context(cannot)?;
     let started = listener.set_nonblocking(true).and_then(|()| {
-        in_own_thread("cachemate-http", || {
+        serve_in_own_thread("cachemate-http", || {
             Ok(listen(tokio::net::TcpListener::from_std(listener)?, Arc::new((token, pages))))
         })
     });
@@ -51,14 +51,14 @@ pub fn serve(address: &str, token: Option<String>, pages: impl PageRoutes) -> an
 async fn listen(listener: tokio::net::TcpListener, guarded: Arc<(Option<String>, impl PageRoutes)>) {
     let mut limit = ConnectionLimit::new(PLACES, Deadlines { stranger: PATIENCE, admitted: PATIENCE });
     loop {
-        let Some((stream, peer)) = accepted(listener.accept().await).await else { continue };
+        let Some((stream, peer)) = accept(listener.accept().await).await else { continue };
         let guarded = Arc::clone(&guarded);
         limit.serve(peer.ip(), |_| async move {
             let (token, pages) = &*guarded;
             let respond = |request| std::future::ready(Ok::<_, Infallible>(answer(&request, token.as_deref(), pages)));
             let service = service_fn(respond);
             // A peer that says nothing sensible, or goes away, needs no more.
-            let _ = one_answer().serve_connection(TokioIo::new(stream), service).await;
+            let _ = one_answer_server().serve_connection(TokioIo::new(stream), service).await;
         });
     }
 }

@@ -65,7 +65,7 @@ fn label(name: &'static str, value: &str) -> (&'static str, LabelValue) {
 pub fn serve(at: &MetricsAddress, shared: SharedStatus) -> anyhow::Result<SocketAddr> {
     let pages = Arc::new(MetricsPage { shared, last: Mutex::default() });
     http::serve(&at.address, at.token.clone(), move |path| match path {
-        "/metrics" => Some((OPEN_METRICS, pages.now())),
+        "/metrics" => Some((OPEN_METRICS, pages.render())),
         _ => None,
     })
 }
@@ -85,7 +85,7 @@ impl MetricsAddress {
     ///
     /// # Errors
     /// The token's file cannot be read, may be read by every user, or holds no token.
-    pub fn of_config(config: &ManageConfig) -> anyhow::Result<Option<Self>> {
+    pub fn from_config(config: &ManageConfig) -> anyhow::Result<Option<Self>> {
         let Some(address) = config.metrics_address.clone() else { return Ok(None) };
         let token = config.metrics_token_file.as_deref().map(read_token).transpose()?;
         Ok(Some(MetricsAddress { address, token }))
@@ -142,7 +142,7 @@ struct MetricsPage {
 }
 
 impl MetricsPage {
-    fn now(&self) -> String {
+    fn render(&self) -> String {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         match &*last {
             Some((made, text)) if made.elapsed() < FRESH => text.clone(),
@@ -336,7 +336,7 @@ mod tests {
         let read = |text: &str, mode: u32| {
             std::fs::write(&path, text).unwrap();
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
-            MetricsAddress::of_config(&config).map(|at| at.unwrap().token.unwrap()).map_err(|error| error.to_string())
+            MetricsAddress::from_config(&config).map(|at| at.unwrap().token.unwrap()).map_err(|error| error.to_string())
         };
         assert_eq!(read("0123456789abcdef\n", 0o640), Ok("0123456789abcdef".to_string()));
         for (text, mode, why) in
@@ -346,8 +346,8 @@ mod tests {
             assert!(refusal.contains(why), "{refusal}");
         }
         std::fs::remove_file(&path).unwrap();
-        assert!(MetricsAddress::of_config(&config).is_err());
-        assert!(MetricsAddress::of_config(&ManageConfig::default()).unwrap().is_none());
+        assert!(MetricsAddress::from_config(&config).is_err());
+        assert!(MetricsAddress::from_config(&ManageConfig::default()).unwrap().is_none());
     }
 
     /// Does a promise have one series per state, of which one is 1, and its measured and promised slowdowns?

@@ -94,7 +94,7 @@ impl ProgramGroup {
     }
 
     /// How each ended, in their order.
-    pub fn ended(self) -> Vec<ProgramExit> {
+    pub fn into_exits(self) -> Vec<ProgramExit> {
         self.waiter.join().unwrap_or_default()
     }
 }

@@ -25,7 +25,7 @@ pub struct PromiseStatus {
 }
 
 /// The promises of a window; those of exited processes are left out.
-pub fn of_window(
+pub fn from_window(
     reports: &[PromiseReport],
     pid: impl Fn(TaskId) -> Option<i32>,
     names: &BTreeMap<TaskId, String>,

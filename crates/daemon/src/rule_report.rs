@@ -35,7 +35,7 @@ pub fn rule_report(config: &ManageConfig) -> anyhow::Result<RuleReport> {
     for (index, (rule, matched)) in config.rules.iter().zip(&matches).enumerate() {
         report.lines.push(format!("rules[{index}] ({}): {}", conditions(rule), describe(matched)));
     }
-    report.warnings = unmatched(&config.rules, &matches);
+    report.warnings = unmatched_rules(&config.rules, &matches);
     Ok(report)
 }
 
@@ -62,7 +62,7 @@ impl RuleCheck {
         }
         self.last = Instant::now();
         let matches = rule_matches(&LinuxHost::new("/"), &host::rules(&self.rules), directory).ok()?;
-        let unmatched = unmatched(&self.rules, &matches);
+        let unmatched = unmatched_rules(&self.rules, &matches);
         unmatched.iter().filter(|text| !self.warnings.contains(text)).for_each(|text| say(text));
         self.warnings.clone_from(&unmatched);
         Some(unmatched)
@@ -70,7 +70,7 @@ impl RuleCheck {
 }
 
 /// Rules that match no process, in sentences.
-fn unmatched(rules: &[RuleConfig], matches: &[RuleMatch]) -> Vec<String> {
+fn unmatched_rules(rules: &[RuleConfig], matches: &[RuleMatch]) -> Vec<String> {
     let rules = rules.iter().zip(matches).enumerate();
     let rules = rules.filter(|(_, (_, matched))| matched.decided.is_empty());
     let describe = |(index, (rule, matched)): (usize, (&RuleConfig, &RuleMatch))| {

@@ -73,7 +73,7 @@ impl ServiceWatch {
     ) {
         self.floors.observe(seen, &mut status.services);
         let (machine, profiles) = live.machine_and_profiles();
-        self.store.observe(machine.learn(profiles), machine.learned(), say);
+        self.store.observe(machine.learn(profiles), machine.learned_profiles(), say);
         if let Some(unmatched) = self.rules.poll(&self.directory, say) {
             status.unmatched_rules = unmatched;
         }
@@ -88,6 +88,6 @@ impl ServiceWatch {
 
     /// Stores whatever was learned.
     pub(crate) fn end(&mut self, live: &LiveLoop, say: &dyn Fn(&str)) {
-        self.store.write(live.machine.learned(), say);
+        self.store.write(live.machine.learned_profiles(), say);
     }
 }

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use cachemate_page::serve::connection_limit::{ConnectionLimit, Deadlines, accepted, in_own_thread};
+use cachemate_page::serve::connection_limit::{ConnectionLimit, Deadlines, accept, serve_in_own_thread};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -101,7 +101,7 @@ fn listen_at(path: &Path, mode: u32, shared: SharedStatus) -> anyhow::Result<()>
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
         .with_context(|| format!("{shown}: cannot set its mode"))?;
     let started = listener.set_nonblocking(true).and_then(|()| {
-        in_own_thread("cachemate-socket", || Ok(listen(tokio::net::UnixListener::from_std(listener)?, shared)))
+        serve_in_own_thread("cachemate-socket", || Ok(listen(tokio::net::UnixListener::from_std(listener)?, shared)))
     });
     started.with_context(|| format!("{shown}: the socket's thread cannot be started"))
 }
@@ -121,7 +121,7 @@ async fn listen(listener: tokio::net::UnixListener, shared: SharedStatus) {
     // Slots of root and the own user, of users that the configuration allows, and of strangers.
     let (mut owners, mut friends, mut strangers) = (new(PLACES), new(4 * PLACES), new(PLACES));
     loop {
-        let Some((stream, _)) = accepted(listener.accept().await).await else { continue };
+        let Some((stream, _)) = accept(listener.accept().await).await else { continue };
         let Ok(user) = stream.peer_cred().map(|peer| peer.uid()) else { continue };
         let owner = user == 0 || user == own;
         let allowed = owner || shared.allow_users.lock().unwrap_or_else(PoisonError::into_inner).contains(&user);

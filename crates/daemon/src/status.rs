@@ -393,7 +393,7 @@ impl Watcher {
         let view = self.tracker.observe(record, topology, profiles, &names);
         self.remember(record.observation.window, &view.reasons);
         let ids: BTreeMap<TaskId, Ids> = machine
-            .managed()
+            .managed_threads()
             .iter()
             .map(|task| (task.task, Ids { pid: task.pid, tid: task.thread.tid, last_cpu: task.last_cpu }))
             .collect();
@@ -416,11 +416,11 @@ impl Watcher {
         self.status.refused = view.refused.into_iter().take(20).collect();
         self.status.overridden = view.overridden;
         self.status.overridden.extend(machine.group_overrides().map(override_text));
-        let confined = machine.confined().iter();
+        let confined = machine.confined_groups().iter();
         self.status.cpusets =
             confined.map(|group| CpusetStatus { cgroup: group.cgroup.clone(), cpus: group.cpus.to_string() }).collect();
         let pid = |task: TaskId| ids.get(&task).map(|ids| ids.pid);
-        self.status.promises = promise_status::of_window(&record.promises, pid, &names);
+        self.status.promises = promise_status::from_window(&record.promises, pid, &names);
         self.status.gangs = record.applied.gangs.iter().map(gang).collect();
         let shares = record.applied.shares.iter();
         self.status.shares = shares.map(|held| share(held, &record.observation.tasks, machine)).collect();
@@ -470,7 +470,7 @@ impl Watcher {
     fn observe_waits(&mut self, record: &WindowRecord) {
         let mut waiting = BTreeMap::new();
         for task in record.observation.tasks.iter().filter(|task| !task.exited) {
-            let ran = task.ran();
+            let ran = task.has_run();
             let before = self.waiting_ns.get(&task.task).copied().unwrap_or(0);
             let going_on = if task.cpu.is_some() && !ran { before + record.observation.span.elapsed_ns } else { 0 };
             if going_on > 0 {
@@ -553,7 +553,7 @@ impl Watcher {
 
 fn names(record: &WindowRecord, machine: &LiveMachine<LinuxHost>) -> TaskNames {
     let mut names: TaskNames = record.observation.tasks.iter().map(|task| (task.task, printable(&task.name))).collect();
-    names.extend(machine.managed().iter().map(|task| (task.task, thread_text(&task.name, task.thread.tid))));
+    names.extend(machine.managed_threads().iter().map(|task| (task.task, thread_text(&task.name, task.thread.tid))));
     names
 }
 

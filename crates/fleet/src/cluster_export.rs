@@ -136,7 +136,7 @@ pub fn cluster_services(list: &PodList, known: &[FleetService]) -> Result<Cluste
     let mut cluster = ClusterServices { kinds: Vec::new(), pods: Vec::new(), unprofiled: 0 };
     let mut numbers: BTreeMap<String, u16> = BTreeMap::new();
     for (index, pod) in list.items.iter().enumerate() {
-        let kind = pod_kind(pod, known).map_err(|error| error.below(&format!("items[{index}]")))?;
+        let kind = pod_kind(pod, known).map_err(|error| error.with_path_prefix(&format!("items[{index}]")))?;
         cluster.unprofiled += usize::from(kind.profile.is_none());
         let identity = format!("{} {} {} {:?}", kind.name, kind.cpus, kind.memory_bytes, kind.max_slowdown_percent);
         let next = cluster.kinds.len();

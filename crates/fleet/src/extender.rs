@@ -104,7 +104,7 @@ impl ClusterKnowledge {
     }
 
     /// A request that cannot be read as a quantity is unknown, and so is a limit: neither stops a pod.
-    fn scored<'a>(&'a self, pod: &ExportedPod) -> ScoredPod<'a> {
+    fn score<'a>(&'a self, pod: &ExportedPod) -> ScoredPod<'a> {
         let limit = pod_mark(&pod.metadata, "cachemate.io/max-slowdown").and_then(|text| limit_percent(text).ok());
         let demand = ServiceDemand {
             profile: self.profile(pod),
@@ -136,7 +136,7 @@ impl ClusterKnowledge {
         let forecast = |name: &String| {
             let state = self.fresh_state(name, now)?;
             let state = match guessed.contains(name.as_str()) {
-                true => ledger.adjusted(name, state, &pod.identity),
+                true => ledger.adjust(name, state, &pod.identity),
                 false => Cow::Borrowed(state),
             };
             forecaster.node_forecast(&state).map(|(_, forecast)| forecast)
@@ -167,7 +167,7 @@ impl PlacementLedger {
     }
 
     /// A node's state with the placements in flight, except for those of the pod itself.
-    fn adjusted<'a>(&self, name: &str, state: &'a NodeCacheState, pod: &str) -> Cow<'a, NodeCacheState> {
+    fn adjust<'a>(&self, name: &str, state: &'a NodeCacheState, pod: &str) -> Cow<'a, NodeCacheState> {
         let mut adjusted = Cow::Borrowed(state);
         for guess in self.guesses.iter().filter(|guess| guess.node == name && guess.pod != pod) {
             if let Some(cache) = adjusted.to_mut().caches.get_mut(guess.cache) {
@@ -187,7 +187,7 @@ impl PlacementLedger {
         let Some(profile) = pod.demand.profile else { return };
         let Some(best) = answer.iter().rev().max_by_key(|one| one.score) else { return };
         let Some(state) = knowledge.fresh_state(&best.host, now) else { return };
-        let adjusted = self.adjusted(&best.host, state, &pod.identity);
+        let adjusted = self.adjust(&best.host, state, &pod.identity);
         let Some((cache, _)) = ServiceForecaster::new(&pod.demand).node_forecast(&adjusted) else { return };
         if self.guesses.len() >= MAX_GUESSES {
             self.guesses.remove(0);
@@ -237,7 +237,7 @@ pub fn filter(
 ) -> Result<FilterAnswer, FleetFieldError> {
     let names = names(request)?;
     ledger.expire(now);
-    let pod = knowledge.scored(&request.pod);
+    let pod = knowledge.score(&request.pod);
     let kept = keeps_limits(&knowledge.forecasts(&pod, names, ledger, now));
     let mut answer = FilterAnswer::default();
     for (name, kept) in names.iter().zip(kept) {
@@ -262,7 +262,7 @@ pub fn prioritize(
 ) -> Result<Vec<NodeScore>, FleetFieldError> {
     let names = names(request)?;
     ledger.expire(now);
-    let pod = knowledge.scored(&request.pod);
+    let pod = knowledge.score(&request.pod);
     let known = knowledge.forecasts(&pod, names, ledger, now);
     let ranks =
         if known.iter().all(Option::is_none) { vec![NEUTRAL_SCORE; names.len()] } else { scores(&pod.demand, &known) };

@@ -119,8 +119,8 @@ impl FleetResult {
         };
         Chart {
             title: variant.name.clone(),
-            x: Axis::linear("slowdown, %").within(0.0, most),
-            y: Axis::linear("samples, %").within(0.0, 100.0),
+            x: Axis::linear("slowdown, %").with_range(0.0, most),
+            y: Axis::linear("samples, %").with_range(0.0, 100.0),
             series: vec![Series {
                 points: (0..=SHOWN_POINTS).filter_map(point).collect(),
                 color: Some(0),

@@ -69,7 +69,7 @@ impl FleetFieldError {
 
     /// The same error, with the field below `path`.
     #[must_use]
-    pub fn below(self, path: &str) -> Self {
+    pub fn with_path_prefix(self, path: &str) -> Self {
         FleetFieldError { field: format!("{path}.{}", self.field), ..self }
     }
 }

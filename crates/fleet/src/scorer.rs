@@ -99,7 +99,7 @@ impl NodeCacheState {
             return Err(FleetFieldError::new("caches", self.caches.len(), &expected));
         }
         for (index, cache) in self.caches.iter().enumerate() {
-            cache.check().map_err(|error| error.below(&format!("caches[{index}]")))?;
+            cache.check().map_err(|error| error.with_path_prefix(&format!("caches[{index}]")))?;
         }
         Ok(())
     }

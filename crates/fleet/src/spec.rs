@@ -291,10 +291,10 @@ impl FleetSpec {
             return Err(FleetFieldError::new("services", "none", "[[services]], [draw] or cluster"));
         }
         for (index, service) in self.services.iter().enumerate() {
-            service.check().map_err(|error| error.below(&format!("services[{index}]")))?;
+            service.check().map_err(|error| error.with_path_prefix(&format!("services[{index}]")))?;
         }
         if let Some(draw) = &self.draw {
-            draw.check().map_err(|error| error.below("draw"))?;
+            draw.check().map_err(|error| error.with_path_prefix("draw"))?;
         }
         check_range("moves.seconds", self.moves.seconds, 0.0, 86_400.0)?;
         let power = &self.power;
@@ -340,10 +340,10 @@ impl ServiceSpec {
             ));
         }
         if let Some(profile) = &self.profile {
-            profile.check().map_err(|error| error.below("profile"))?;
+            profile.check().map_err(|error| error.with_path_prefix("profile"))?;
         }
         if let Some(references) = &self.references {
-            references.check().map_err(|error| error.below("references"))?;
+            references.check().map_err(|error| error.with_path_prefix("references"))?;
         }
         Ok(())
     }

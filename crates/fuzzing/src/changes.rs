@@ -41,7 +41,7 @@ const MAX_NESTING: u64 = 4_000;
 /// A changed copy of `seed`, of `at_most` bytes at most; `other` lends pieces.
 pub fn change(generator: &mut SplitMix64, seed: &[u8], other: &[u8], at_most: usize) -> Vec<u8> {
     let mut bytes = seed.to_vec();
-    for _ in 0..=generator.below(CHANGES_AT_MOST) {
+    for _ in 0..=generator.draw_below(CHANGES_AT_MOST) {
         mutate_once(generator, &mut bytes, other);
         bytes.truncate(at_most);
     }
@@ -51,8 +51,8 @@ pub fn change(generator: &mut SplitMix64, seed: &[u8], other: &[u8], at_most: us
 fn mutate_once(generator: &mut SplitMix64, bytes: &mut Vec<u8>, other: &[u8]) {
     let at = place(generator, bytes.len() + 1);
     let odd = ODD[place(generator, ODD.len())].as_bytes();
-    match generator.below(9) {
-        0 => bytes.iter_mut().skip(at).take(1).for_each(|byte| *byte ^= 1 << generator.below(8)),
+    match generator.draw_below(9) {
+        0 => bytes.iter_mut().skip(at).take(1).for_each(|byte| *byte ^= 1 << generator.draw_below(8)),
         1 => bytes.iter_mut().skip(at).take(1).for_each(|byte| *byte = generator.next_u64() as u8),
         2 => bytes.truncate(at),
         3 => drop(bytes.drain(at..at + place(generator, bytes.len() - at + 1))),
@@ -68,7 +68,7 @@ fn mutate_once(generator: &mut SplitMix64, bytes: &mut Vec<u8>, other: &[u8]) {
         7 => number(generator, bytes, odd),
         _ => {
             let opening = [b'[', b'{', b'(', b'"', b' ', b'\n'][place(generator, 6)];
-            let count = generator.below(MAX_NESTING) as usize;
+            let count = generator.draw_below(MAX_NESTING) as usize;
             bytes.splice(at..at, std::iter::repeat_n(opening, count));
         }
     }
@@ -93,5 +93,5 @@ fn piece(generator: &mut SplitMix64, from: &[u8]) -> Vec<u8> {
 }
 
 fn place(generator: &mut SplitMix64, below: usize) -> usize {
-    generator.below(below as u64) as usize
+    generator.draw_below(below as u64) as usize
 }

@@ -229,7 +229,7 @@ fn texts(bytes: &[u8]) {
     events::Processor::parse(&text);
     Schemata::parse(&text).ok();
     if let Ok(map) = ColorMap::parse(&text) {
-        map.known().count();
+        map.known_colors().count();
     }
     text.parse::<cachemate_core::CpuSet>().ok();
     cachemate_core::service_of_cgroups(&text);

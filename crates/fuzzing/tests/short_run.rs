@@ -87,8 +87,8 @@ fn no_input_harms_a_reader() {
         let mut generator = SplitMix64::new(number("CACHEMATE_FUZZ_SEED").unwrap_or(15) + index as u64);
         let (start, mut runs) = (Instant::now(), 0);
         while seconds.map_or(runs < CHANGED, |seconds| start.elapsed().as_secs() < seconds) {
-            let seed = &corpus[generator.below(corpus.len() as u64) as usize];
-            let other = &corpus[generator.below(corpus.len() as u64) as usize];
+            let seed = &corpus[generator.draw_below(corpus.len() as u64) as usize];
+            let other = &corpus[generator.draw_below(corpus.len() as u64) as usize];
             let bytes = change(&mut generator, seed, other, MAX_INPUT_BYTES);
             most = most.max(watched.run(target, &bytes));
             runs += 1;

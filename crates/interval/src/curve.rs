@@ -103,12 +103,12 @@ impl PhaseCurves {
         // A program whose whole footprint is resident misses as often as with the whole cache.
         let whole = lines >= ALL_OF_IT * self.footprint_lines[curve as usize];
         let lines = if whole { self.capacity_lines() } else { lines };
-        let aided = self.between(&self.aided[first..first + NODES], lines);
+        let aided = self.interpolate(&self.aided[first..first + NODES], lines);
         if dropped <= 0.0 || !self.throttles[curve as usize] {
             return aided;
         }
-        let unaided = self.between(&self.unaided[first..first + NODES], lines);
-        mixed(&aided, &unaided, dropped)
+        let unaided = self.interpolate(&self.unaided[first..first + NODES], lines);
+        interpolate(&aided, &unaided, dropped)
     }
 
     /// Cycles with and without prefetchers at one size.
@@ -134,10 +134,10 @@ impl PhaseCurves {
     }
 
     #[inline]
-    fn between(&self, nodes: &[SizeRates], lines: f32) -> SizeRates {
+    fn interpolate(&self, nodes: &[SizeRates], lines: f32) -> SizeRates {
         let place = (lines * self.steps_per_line).clamp(0.0, STEPS as f32);
         let low = (place as usize).min(STEPS - 1);
-        mixed(&nodes[low], &nodes[low + 1], place - low as f32)
+        interpolate(&nodes[low], &nodes[low + 1], place - low as f32)
     }
 
     /// Lines touched in a window of this many own instructions, and how many more each further instruction touches.
@@ -166,7 +166,7 @@ impl PhaseCurves {
 
     /// Lines touched by the end of a window before which `start` lines had been touched.
     #[inline]
-    pub fn grown(&self, curve: u32, start: f32, window_instr: f64, near: &mut u8) -> f32 {
+    pub fn grow(&self, curve: u32, start: f32, window_instr: f64, near: &mut u8) -> f32 {
         let to_start = self.window_instr(curve, start);
         if to_start >= HARDLY_GROWS_INSTR {
             start
@@ -190,12 +190,12 @@ impl PhaseCurves {
     /// Own instructions in which `lines` lines are touched; the inverse of [`PhaseCurves::footprint`].
     pub fn window_instr(&self, curve: u32, lines: f32) -> f64 {
         let nodes = &self.aided[curve as usize * NODES..(curve as usize + 1) * NODES];
-        f64::from(self.between(nodes, lines).window_instr).min(f64::from(NEVER_INSTR))
+        f64::from(self.interpolate(nodes, lines).window_instr).min(f64::from(NEVER_INSTR))
     }
 }
 
 #[inline]
-fn mixed(low: &SizeRates, high: &SizeRates, share: f32) -> SizeRates {
+fn interpolate(low: &SizeRates, high: &SizeRates, share: f32) -> SizeRates {
     let mix = |low: f32, high: f32| low + share * (high - low);
     SizeRates {
         cycles_per_instr: mix(low.cycles_per_instr, high.cycles_per_instr),
@@ -273,7 +273,7 @@ impl JoinedCurve {
     fn rates(&self, size_bytes: f64) -> SizeRates {
         let last = self.rates.len() - 1;
         if size_bytes <= self.sizes_bytes[0] {
-            return mixed(&self.nothing, &self.rates[0], (size_bytes / self.sizes_bytes[0]) as f32);
+            return interpolate(&self.nothing, &self.rates[0], (size_bytes / self.sizes_bytes[0]) as f32);
         }
         if size_bytes >= self.sizes_bytes[last] {
             return self.rates[last];

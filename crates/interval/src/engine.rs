@@ -461,7 +461,7 @@ impl IntervalEngine {
     }
     /// The distance below which this share of the task's references falls; false = they miss in any cache of this size.
     pub(crate) fn distance_at(&self, slot: u32, share: f64) -> (bool, f32) {
-        let hits = self.hits_by_lines(slot).at(share);
+        let hits = self.hits_by_lines(slot).value_at(share);
         (hits.is_some(), hits.map_or(self.capacity_lines(), |lines| lines as f32))
     }
     /// Instructions in which the task touches this many lines.

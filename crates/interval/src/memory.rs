@@ -136,7 +136,7 @@ impl QueueServer {
 
     /// Cycles per instruction that a task queues here at this load and with these waits.
     #[inline]
-    fn queued(&self, busy: f32, waits: Waits, ask: &MemoryDemand) -> f32 {
+    fn queue_wait(&self, busy: f32, waits: Waits, ask: &MemoryDemand) -> f32 {
         let others = match self.places > 0.0 {
             true => self.saturation(busy) - self.saturation(self.alone(ask)),
             false => self.burst * busy - ask.burst * self.alone(ask),
@@ -219,7 +219,7 @@ impl MemorySystem {
 
     /// The share of its prefetches that a task loses because of others, beyond the loss when alone. It is the share of
     /// prefetches that find no free slot, or the share of the speed that later prefetches cost, whichever is larger.
-    pub fn dropped(&self, node: usize, package: u32, ask: &MemoryDemand, prefetch: &Prefetch) -> f32 {
+    pub fn dropped_share(&self, node: usize, package: u32, ask: &MemoryDemand, prefetch: &Prefetch) -> f32 {
         let mut dropped = 0.0f32;
         let mut lose = |now: f32, alone: f32| dropped = dropped.max((now - alone) / (1.0 - alone));
         for server in self.path(node, package) {
@@ -316,7 +316,7 @@ impl MemorySystem {
             }
         }
         let memory = &*self;
-        asks(&mut |package, ask| ask.queued = memory.queued(node, package, ask));
+        asks(&mut |package, ask| ask.queued = memory.queue_wait(node, package, ask));
     }
 
     /// Solves for the load of one server while the other servers on its users' paths stay unchanged.
@@ -344,7 +344,7 @@ impl MemorySystem {
         let lonely = self.buses.is_empty() && self.windows.is_empty();
         let elsewhere = |package: u32, ask: &MemoryDemand| match lonely {
             true => 0.0,
-            false => (memory.queued(node, package, ask) - before.queued(before.busy, before.now, ask)).max(0.0),
+            false => (memory.queue_wait(node, package, ask) - before.queue_wait(before.busy, before.now, ask)).max(0.0),
         };
         let busy = root_by(&server, &mut |each| {
             asks(&mut |package, ask| {
@@ -370,12 +370,12 @@ impl MemorySystem {
 
     /// Computes how long one task waits at the servers' present load.
     pub fn queue(&self, node: usize, package: u32, ask: &mut MemoryDemand) {
-        ask.queued = self.queued(node, package, ask);
+        ask.queued = self.queue_wait(node, package, ask);
     }
 
     #[inline]
-    fn queued(&self, node: usize, package: u32, ask: &MemoryDemand) -> f32 {
-        let at = |server: &QueueServer| server.queued(server.busy, server.now, ask);
+    fn queue_wait(&self, node: usize, package: u32, ask: &MemoryDemand) -> f32 {
+        let at = |server: &QueueServer| server.queue_wait(server.busy, server.now, ask);
         self.path(node, package).chain(self.window(node, package)).map(at).sum()
     }
 }
@@ -393,7 +393,7 @@ fn root_by(server: &QueueServer, asks: &mut dyn FnMut(&mut dyn FnMut(f32, &mut M
     let mut traffic = |busy: f32| {
         let (mut sum, waits) = (0.0, server.waits(busy));
         asks(&mut |elsewhere, ask| {
-            let queued = server.queued(busy, waits, ask) + elsewhere;
+            let queued = server.queue_wait(busy, waits, ask) + elsewhere;
             sum += server.lines(ask) * ask.share / (ask.cycles + queued);
         });
         sum * server.cycles_per_line
@@ -526,9 +526,9 @@ mod tests {
         let mut memory = memory(2.0, None);
         let ask = stream(1.0, 0.001, 0.01);
         memory.controllers[0].busy = 0.32;
-        assert_eq!(memory.dropped(0, 0, &ask, &Prefetch::default()), 0.0);
+        assert_eq!(memory.dropped_share(0, 0, &ask, &Prefetch::default()), 0.0);
         memory.controllers[0].busy = 0.97;
-        assert!(memory.dropped(0, 0, &ask, &Prefetch::default()) > 0.3);
+        assert!(memory.dropped_share(0, 0, &ask, &Prefetch::default()) > 0.3);
     }
 
     /// With demand priority, does a miss wait as in Cobham's formula, and a late line as long as without priority?
@@ -592,7 +592,7 @@ mod tests {
         let ask = stream(40.0, 0.0, 1.0);
         let prefetch = Prefetch { aided_cycles: 40.0, unaided_cycles: 200.0, late_share: 1.0 };
         memory.windows[0].busy = memory.windows[0].alone(&ask);
-        assert_eq!(memory.dropped(0, 0, &ask, &prefetch), 0.0, "alone");
+        assert_eq!(memory.dropped_share(0, 0, &ask, &prefetch), 0.0, "alone");
         memory.windows[0].busy = 0.7;
         let others = (0.7 - 5.0 / 12.0) * 12.0 / std::f32::consts::PI;
         let ahead = 8.0 * (0.3 + others.sqrt() / 12.0) + 0.5;
@@ -601,7 +601,7 @@ mod tests {
         assert!((found / expected - 1.0).abs() < 0.02, "{found} {expected}");
         let slow = Prefetch { aided_cycles: 400.0, unaided_cycles: 500.0, ..prefetch };
         assert_eq!(memory.starts_later(0, 0, &stream(400.0, 0.0, 1.0), &slow, 8.0), 0.0);
-        let without_room = memory.dropped(0, 0, &stream(400.0, 0.0, 1.0), &slow);
+        let without_room = memory.dropped_share(0, 0, &stream(400.0, 0.0, 1.0), &slow);
         assert!(without_room > 0.1, "{without_room}");
     }
 }

@@ -369,7 +369,7 @@ impl OccupancyModel {
             }
             if cutoff < self.past[index].until {
                 let (start, start_loss) = self.past[index].lines(cutoff, curves);
-                sum += curves.grown(self.curve[index], start, window, &mut self.near[index]);
+                sum += curves.grow(self.curve[index], start, window, &mut self.near[index]);
                 loss += start_loss;
                 continue;
             }
@@ -409,7 +409,7 @@ impl OccupancyModel {
                 curves.footprint(self.curve[index], self.window_instr[index], &mut self.near[index]);
             if self.past[index].until > 0.0 {
                 let (start, _) = self.past[index].lines(cutoff, curves);
-                lines = curves.grown(self.curve[index], start, self.window_instr[index], &mut self.near[index]);
+                lines = curves.grow(self.curve[index], start, self.window_instr[index], &mut self.near[index]);
             }
             let lines = lines.min(self.domains[usize::from(self.domain[index])].capacity_lines);
             change = change.max((lines - self.lines[index]).abs());

@@ -323,7 +323,7 @@ impl RunQueues {
             }
         }
         for cpu in 0..self.queues.len() {
-            if self.ganged(cpu as u32) {
+            if self.runs_in_gang(cpu as u32) {
                 continue;
             }
             if !self.explicit {
@@ -337,7 +337,7 @@ impl RunQueues {
         }
     }
 
-    fn ganged(&self, cpu: u32) -> bool {
+    fn runs_in_gang(&self, cpu: u32) -> bool {
         self.rotations.iter().any(|rotation| rotation.cpus.contains(cpu))
     }
 

@@ -125,7 +125,7 @@ impl IntervalEngine {
                 true => self.curves.aid(state.curve[entry], size, ask.late / (ask.late + ask.waits)),
                 false => Prefetch::default(),
             };
-            let crowd = self.memory.dropped(node, package, ask, &aid);
+            let crowd = self.memory.dropped_share(node, package, ask, &aid);
             slots.dropped[at] = dropped + 0.5 * (crowd - dropped);
             let booked = &mut slots.per_instr[at];
             booked[DEMAND] = rates.demand_per_instr;

@@ -13,7 +13,7 @@ pub struct DistanceDistribution {
 impl DistanceDistribution {
     /// The distance below which a share `at` of all accesses falls, interpolated linearly between bounds; `None` = the
     /// access misses.
-    pub fn at(&self, at: f64) -> Option<f64> {
+    pub fn value_at(&self, at: f64) -> Option<f64> {
         let next = self.up_to.partition_point(|&(_, share)| f64::from(share) <= at);
         let bound = |&(lines, share): &(f32, f32)| (f64::from(lines), f64::from(share));
         let high = self.up_to.get(next).map(bound)?;
@@ -111,7 +111,7 @@ pub fn addresses(
     let (mut count, mut next_line) = (first, first);
     let mut addresses = Vec::with_capacity(entries as usize);
     for _ in 0..entries {
-        let distance = distances.at(uniform()).map(|lines| lines as u32);
+        let distance = distances.value_at(uniform()).map(|lines| lines as u32);
         let line = match distance.filter(|distance| *distance < count.min(most)) {
             Some(distance) => {
                 count -= 1;

@@ -277,7 +277,7 @@ fn one_of_each() -> (FakeHost, Vec<DesiredState>) {
 fn make(actuator: &mut Actuator, host: &dyn Kernel, wanted: &[DesiredState]) -> (Vec<RefusedItem>, usize) {
     let look = |want: &DesiredState| actuator.read_current(host, &want.object, &want.state).ok();
     let changes: Vec<IntendedChange> = wanted.iter().filter_map(look).collect();
-    if let Err(error) = actuator.before(host, &changes) {
+    if let Err(error) = actuator.journal_changes(host, &changes) {
         let because = RefusalReason::NoCapacity;
         let refuse = |want: &DesiredState| RefusedItem {
             item: want.item.clone(),
@@ -408,7 +408,7 @@ fn root_is_not_kept_waiting_for_the_end_of_a_window() {
     let (sender, ended) = std::sync::mpsc::channel();
     let looks = std::thread::spawn(move || {
         machine.observe().unwrap().unwrap();
-        let account = machine.overruled();
+        let account = machine.restore_overruled();
         sender.send((machine.is_acting(), machine.with_kernel(states), account)).unwrap();
     });
     std::thread::sleep(Duration::from_millis(50));

@@ -318,7 +318,7 @@ impl LinuxHost {
         }
     }
     /// The path below the root.
-    pub(crate) fn below(&self, path: &Path) -> PathBuf {
+    pub(crate) fn path_below(&self, path: &Path) -> PathBuf {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
     /// A file in the directory of colors counts only if no other user can have put it there.
@@ -327,10 +327,10 @@ impl LinuxHost {
             Ok(rest) => {
                 let is_written = flags.intersects(OFlags::WRONLY | OFlags::RDWR);
                 let access = if is_written { DirAccess::ReadWrite } else { DirAccess::ReadOnly };
-                TrustedDir::open_anchored(&self.below(Path::new(BASE)), access)?.file(rest, flags)
+                TrustedDir::open_anchored(&self.path_below(Path::new(BASE)), access)?.file(rest, flags)
             }
             Err(_) => {
-                let open = || rustix::fs::open(self.below(path), flags | OFlags::CLOEXEC, Mode::empty());
+                let open = || rustix::fs::open(self.path_below(path), flags | OFlags::CLOEXEC, Mode::empty());
                 Ok(rustix::io::retry_on_intr(open)?.into())
             }
         }
@@ -369,20 +369,20 @@ impl Kernel for LinuxHost {
     }
     fn make_dir(&self, path: &Path) -> io::Result<()> {
         self.check_fence()?;
-        fs::create_dir(self.below(path))
+        fs::create_dir(self.path_below(path))
     }
     fn remove_dir(&self, path: &Path) -> io::Result<()> {
         self.check_fence()?;
-        fs::remove_dir(self.below(path))
+        fs::remove_dir(self.path_below(path))
     }
     fn list(&self, path: &Path) -> io::Result<Vec<String>> {
         if let Ok(rest) = path.strip_prefix(BASE) {
-            let base = TrustedDir::open_anchored(&self.below(Path::new(BASE)), DirAccess::ReadOnly)?;
+            let base = TrustedDir::open_anchored(&self.path_below(Path::new(BASE)), DirAccess::ReadOnly)?;
             let mut names = base.dir(rest)?.names()?;
             names.sort_unstable();
             return Ok(names);
         }
-        let entries = fs::read_dir(self.below(path))?;
+        let entries = fs::read_dir(self.path_below(path))?;
         let mut names = Vec::new();
         for entry in entries {
             names.push(entry?.file_name().to_string_lossy().into_owned());
@@ -392,7 +392,7 @@ impl Kernel for LinuxHost {
     }
     fn lock_dir(&self, path: &Path, patience: Duration) -> io::Result<DirLock> {
         // Closed on exec, so that a guardian or a program that we start does not keep the lock.
-        let file = fs::File::open(self.below(path))?;
+        let file = fs::File::open(self.path_below(path))?;
         let until = Instant::now() + patience;
         loop {
             match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
@@ -409,7 +409,7 @@ impl Kernel for LinuxHost {
         }
     }
     fn exists(&self, path: &Path) -> io::Result<bool> {
-        match fs::symlink_metadata(self.below(path)) {
+        match fs::symlink_metadata(self.path_below(path)) {
             Ok(_) => Ok(true),
             Err(error) if is_gone(&error) || error.kind() == io::ErrorKind::NotADirectory => Ok(false),
             Err(error) => Err(error),

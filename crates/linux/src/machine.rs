@@ -186,7 +186,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             overrides: GroupOverrides::default(),
             in_force: AppliedPlan::default(),
             overruled: Vec::new(),
-            suspend_clock: SuspendClock::now(),
+            suspend_clock: SuspendClock::read_clocks(),
             looked_ticks: (None, None),
             started: now,
             window_start: now,
@@ -222,7 +222,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     }
 
     /// Confined groups, with their CPUs in force.
-    pub fn confined(&self) -> &[CpusetGroup] {
+    pub fn confined_groups(&self) -> &[CpusetGroup] {
         &self.confined
     }
 
@@ -256,12 +256,12 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     }
 
     /// Profiles of services' programs, of this run and of earlier ones.
-    pub fn learned(&self) -> &ServiceProfiles {
+    pub fn learned_profiles(&self) -> &ServiceProfiles {
         &self.options.learned
     }
 
     /// The managed threads, in order of arrival.
-    pub fn managed(&self) -> Vec<&ManagedThread> {
+    pub fn managed_threads(&self) -> Vec<&ManagedThread> {
         self.tasks.all()
     }
 
@@ -503,10 +503,10 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             // If a thread was born in this window, its whole total belongs to the window; for an older thread that was
             // not observed before, the window's part of the total is unknown.
             let born_now = self.looked_ticks.0.is_some_and(|then| task.thread.start_ticks >= then);
-            let since = |of: fn(&ThreadUsage) -> Option<u64>| {
-                let now = of(&task.usage)?;
+            let since = |value: fn(&ThreadUsage) -> Option<u64>| {
+                let now = value(&task.usage)?;
                 match &before {
-                    Some(before) => Some(now.saturating_sub(of(before)?)),
+                    Some(before) => Some(now.saturating_sub(value(before)?)),
                     None => born_now.then_some(now),
                 }
             };
@@ -533,7 +533,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                 counts: EventCounts(counts),
                 progress: progress.get(&task.thread).copied(),
                 pages_per_color: None,
-                pages_per_node: self.memory_nodes.of(task.process),
+                pages_per_node: self.memory_nodes.node_pages(task.process),
             });
         }
         self.usage_before = self.tasks.all().iter().map(|task| (task.thread, task.usage)).collect();
@@ -597,7 +597,7 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
     fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
         let Some(mut ended) = self.wait_for_window_end() else { return Ok(None) };
         let cpus_changed = refresh_online(&*lock(&self.kernel), &mut self.topology);
-        if self.suspend_clock.advance(SuspendClock::now()) || cpus_changed {
+        if self.suspend_clock.advance(SuspendClock::read_clocks()) || cpus_changed {
             ended = WindowEnd::HostChanged;
         }
         self.refresh_tasks()?;
@@ -649,7 +649,7 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
         let (reading, derived, resctrl_lock) = self.derive(plan);
         self.planned.clone_from(&derived.changes);
         if !self.options.act {
-            self.in_force = self.observed(reading, derived);
+            self.in_force = self.refresh_applied(reading, derived);
             return Ok(self.in_force.clone());
         }
         let report = self.execute(&reading, derived, &mut applied);

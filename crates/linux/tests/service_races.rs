@@ -84,7 +84,7 @@ fn every_program_keeps_the_right_service() {
     while start.elapsed() < Duration::from_secs(seconds) {
         rounds += 1;
         for _ in 0..3 {
-            match random.below(5) {
+            match random.draw_below(5) {
                 0 if groups.len() < GROUPS as usize => {
                     made += 1;
                     groups.push(format!("g{made}.service"));
@@ -92,7 +92,7 @@ fn every_program_keeps_the_right_service() {
                 }
                 1 if !groups.is_empty() => {
                     made += 1;
-                    let index = random.below(groups.len() as u64) as usize;
+                    let index = random.draw_below(groups.len() as u64) as usize;
                     let name = format!("r{made}.service");
                     // Control groups of version 2 cannot be renamed.
                     if std::fs::rename(tree.0.join(&groups[index]), tree.0.join(&name)).is_ok() {
@@ -102,7 +102,7 @@ fn every_program_keeps_the_right_service() {
                     }
                 }
                 2 if !groups.is_empty() => {
-                    let index = random.below(groups.len() as u64) as usize;
+                    let index = random.draw_below(groups.len() as u64) as usize;
                     if !members.values().any(|group| group.as_ref() == Some(&groups[index]))
                         && std::fs::remove_dir(tree.0.join(&groups[index])).is_ok()
                     {
@@ -110,13 +110,13 @@ fn every_program_keeps_the_right_service() {
                     }
                 }
                 3 => {
-                    let index = random.below(PROGRAMS as u64) as usize;
+                    let index = random.draw_below(PROGRAMS as u64) as usize;
                     members.remove(&programs[index].pid());
                     programs[index] = Program::start();
                 }
                 _ => {
-                    let pid = programs[random.below(PROGRAMS as u64) as usize].pid();
-                    let index = random.below(groups.len() as u64 + 1) as usize;
+                    let pid = programs[random.draw_below(PROGRAMS as u64) as usize].pid();
+                    let index = random.draw_below(groups.len() as u64 + 1) as usize;
                     let group = groups.get(index).cloned();
                     tree.join(group.as_deref(), pid);
                     members.insert(pid, group);

@@ -123,7 +123,7 @@ impl MissRateCurve {
     }
 
     /// Misses per thousand instructions at a size; `None` outside the measured sizes.
-    pub fn at(&self, size_bytes: u64) -> Option<f64> {
+    pub fn ratio_at(&self, size_bytes: u64) -> Option<f64> {
         let next = self.points.partition_point(|&(size, _)| size < size_bytes);
         let (high, rate_high) = *self.points.get(next)?;
         if high == size_bytes {
@@ -136,8 +136,8 @@ impl MissRateCurve {
 
     /// Moved up or down as a whole, so that it passes through a measured point (thesis 5.3.2); never below 0. Also by
     /// how much it was moved. `None` where the point lies outside the curve's sizes.
-    pub fn shifted_through(&self, size_bytes: u64, measured: f64) -> Option<(Self, f64)> {
-        let by = measured - self.at(size_bytes)?;
+    pub fn shift_through(&self, size_bytes: u64, measured: f64) -> Option<(Self, f64)> {
+        let by = measured - self.ratio_at(size_bytes)?;
         let points = self.points.iter().map(|&(size, rate)| (size, (rate + by).max(0.0))).collect();
         Some((Self::new(points).ok()?, by))
     }
@@ -145,7 +145,7 @@ impl MissRateCurve {
     /// RapidMRC's accuracy: the mean |difference| in misses per thousand instructions over this curve's sizes (thesis
     /// 5.6.1). `None` where the other does not cover them.
     pub fn distance(&self, other: &Self) -> Option<f64> {
-        let off = |&(size, rate): &(u64, f64)| Some((other.at(size)? - rate).abs());
+        let off = |&(size, rate): &(u64, f64)| Some((other.ratio_at(size)? - rate).abs());
         let all: Option<Vec<f64>> = self.points.iter().map(off).collect();
         Some(all?.iter().sum::<f64>() / self.points.len() as f64)
     }
@@ -176,7 +176,7 @@ pub fn fold_to_ways(histogram: &DistanceHistogram, sets: u64, ways: u32, folding
     }
     let ways = ways as usize;
     let mut positions = vec![0.0; ways + 1];
-    positions[ways] = histogram.cold() as f64;
+    positions[ways] = histogram.cold_count() as f64;
     for &(distance, count) in histogram.counts() {
         if folding == Folding::Even || sets == 1 {
             positions[((distance / sets) as usize).min(ways)] += count as f64;
@@ -228,10 +228,10 @@ mod tests {
     #[test]
     fn between_points_a_line_and_beyond_them_nothing() {
         let curve = curve(&[(100, 8.0), (300, 4.0), (400, 4.0)]);
-        assert_eq!(curve.at(100), Some(8.0));
-        assert_eq!(curve.at(150), Some(7.0));
-        assert_eq!(curve.at(400), Some(4.0));
-        assert_eq!((curve.at(99), curve.at(401)), (None, None));
+        assert_eq!(curve.ratio_at(100), Some(8.0));
+        assert_eq!(curve.ratio_at(150), Some(7.0));
+        assert_eq!(curve.ratio_at(400), Some(4.0));
+        assert_eq!((curve.ratio_at(99), curve.ratio_at(401)), (None, None));
         assert_eq!(curve.gain(), 4.0);
     }
 
@@ -271,8 +271,8 @@ mod tests {
         fn a_shift_passes_through_the_point(rates in prop::collection::vec(0.0f64..50.0, 2..16), to in 0.0f64..80.0) {
             let points: Vec<_> = rates.iter().enumerate().map(|(index, &rate)| (index as u64 * 64 + 64, rate)).collect();
             let before = curve(&points);
-            let (after, by) = before.shifted_through(128, to).unwrap();
-            prop_assert!((after.at(128).unwrap() - to).abs() < 1e-9);
+            let (after, by) = before.shift_through(128, to).unwrap();
+            prop_assert!((after.ratio_at(128).unwrap() - to).abs() < 1e-9);
             for (old, new) in before.points().iter().zip(after.points()) {
                 prop_assert!((new.1 - (old.1 + by).max(0.0)).abs() < 1e-12);
             }
@@ -304,7 +304,7 @@ mod tests {
     fn hashed_folding_agrees_with_an_exact_set_associative_cache() {
         let mut random = cachemate_core::SplitMix64::new(5);
         let (sets, ways) = (32usize, 8u32);
-        let lines: Vec<u64> = (0..120_000).map(|_| random.below(600) * random.below(600) / 600).collect();
+        let lines: Vec<u64> = (0..120_000).map(|_| random.draw_below(600) * random.draw_below(600) / 600).collect();
         let mut stack: Vec<u64> = Vec::new();
         let mut held: Vec<Vec<u64>> = vec![Vec::new(); sets];
         let mut counts = std::collections::BTreeMap::new();

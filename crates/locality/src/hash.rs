@@ -57,7 +57,7 @@ mod tests {
     fn wide_mix_is_undone() {
         let mut random = SplitMix64::new(1);
         for _ in 0..1000 {
-            let key = random.below(1 << 41);
+            let key = random.draw_below(1 << 41);
             assert_eq!(unmix_bits(mix_bits(key, 41), 41), key);
         }
     }

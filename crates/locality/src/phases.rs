@@ -292,7 +292,7 @@ mod tests {
             let (size, working_set) = (if interval < 6 { 300 } else { 60 }, if interval < 12 { 200 } else { 600 });
             let mut misses = 0;
             for _ in 0..10_000 {
-                let line = random.below(working_set);
+                let line = random.draw_below(working_set);
                 sampler.touch(line);
                 let position = held.iter().rposition(|&held| held == line);
                 misses += u32::from(position.is_none());

@@ -295,7 +295,7 @@ impl ProfileBuilder {
                 ..LocalityFacts::default()
             },
             rates: RateFacts {
-                llc_refs_per_mega_instr: references.map(|rate| Fact::measured(rate, FactSource::ExactTrace, 0)),
+                llc_refs_per_mega_instr: references.map(|rate| Fact::from_measurement(rate, FactSource::ExactTrace, 0)),
                 ..RateFacts::default()
             },
             ..Profile::default()
@@ -308,7 +308,7 @@ impl ProfileBuilder {
             stores: self.stores,
             threads: self.threads,
             instructions,
-            footprint_lines: histogram.cold(),
+            footprint_lines: histogram.cold_count(),
             miss_ratios: sizes.into_iter().zip(ratios).collect(),
             phases: find_phases(&self.intervals, self.settings.phases),
             animal: per_mega.and_then(|positions| classify(&positions, &self.settings.animals)),
@@ -379,7 +379,7 @@ mod tests {
     /// Half of the run in 100 lines, half in a cycle of 400.
     fn two_phases() -> Vec<u64> {
         let mut random = SplitMix64::new(3);
-        let first: Vec<u64> = (0..100_000).map(|_| random.below(100)).collect();
+        let first: Vec<u64> = (0..100_000).map(|_| random.draw_below(100)).collect();
         first.into_iter().chain((0..100_000).map(|index| 1000 + index % 400)).collect()
     }
 

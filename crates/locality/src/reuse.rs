@@ -313,7 +313,7 @@ mod tests {
     #[test]
     fn one_in_a_hundred_sees_the_same_distribution() {
         let mut random = SplitMix64::new(7);
-        let lines: Vec<u64> = (0..400_000).map(|_| random.below(1000).min(random.below(1000))).collect();
+        let lines: Vec<u64> = (0..400_000).map(|_| random.draw_below(1000).min(random.draw_below(1000))).collect();
         let watch = |one_in| {
             let mut sampler = ReuseSampler::new(one_in, 3);
             lines.iter().for_each(|&line| sampler.touch(line));

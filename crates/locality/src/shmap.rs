@@ -61,7 +61,7 @@ impl ShMaps {
     }
 
     /// A thread's counters; `None` if none of its accesses passed the filter.
-    pub fn of(&self, thread: TaskId) -> Option<&[u8]> {
+    pub fn map_of(&self, thread: TaskId) -> Option<&[u8]> {
         self.counters.get(&thread).map(Vec::as_slice)
     }
 
@@ -131,7 +131,7 @@ mod tests {
         assert!(!maps.touch(TaskId(1), 5000, THREADS));
         assert!(maps.touch(TaskId(1), 1023, THREADS));
         (0..300).for_each(|_| assert!(maps.touch(TaskId(0), 1000, THREADS)));
-        assert_eq!((maps.of(TaskId(0)), maps.of(TaskId(1))), (Some(&[255][..]), Some(&[1][..])));
+        assert_eq!((maps.map_of(TaskId(0)), maps.map_of(TaskId(1))), (Some(&[255][..]), Some(&[1][..])));
     }
 
     /// Can a greedy thread take more than its share of the filter?
@@ -141,7 +141,7 @@ mod tests {
         (0..100_000).for_each(|region| {
             maps.touch(TaskId(0), region * 128, THREADS);
         });
-        let claimed = maps.of(TaskId(0)).unwrap().iter().filter(|&&counter| counter > 0).count();
+        let claimed = maps.map_of(TaskId(0)).unwrap().iter().filter(|&&counter| counter > 0).count();
         assert_eq!(claimed, 256 / THREADS);
         assert!((0..100_000).any(|region| maps.touch(TaskId(1), (1 << 40) | (region * 128), THREADS)));
     }
@@ -157,7 +157,7 @@ mod tests {
                 maps.touch(TaskId(thread), 1 << 40, THREADS);
             }
         }
-        let all: Vec<&[u8]> = (0..4).map(|thread| maps.of(TaskId(thread)).unwrap()).collect();
+        let all: Vec<&[u8]> = (0..4).map(|thread| maps.map_of(TaskId(thread)).unwrap()).collect();
         let sharing = SharingCriteria::default();
         let global = global_entries(&all, &sharing);
         assert_eq!(global.iter().filter(|&&global| global).count(), 1);

@@ -88,7 +88,7 @@ pub(crate) trait Lanes {
     /// Counts by lane, in registers where there are some.
     type Hits: Copy;
     unsafe fn no_hits() -> Self::Hits;
-    unsafe fn by_lane(hits: Self::Hits) -> [u32; 16];
+    unsafe fn count_by_lane(hits: Self::Hits) -> [u32; 16];
     /// Appends to `kept` from `kept_len` on the lines whose `scatter(line ^ salt) >> 40` is below `threshold` (1 to
     /// 2^24); the new length. `kept` has room for all.
     unsafe fn filter(lines: &[u64], salt: u64, threshold: u64, kept: &mut [u64], kept_len: usize) -> usize;
@@ -222,7 +222,7 @@ impl Lanes for Portable {
         [0; 16]
     }
     #[inline(always)]
-    unsafe fn by_lane(hits: [u32; 16]) -> [u32; 16] {
+    unsafe fn count_by_lane(hits: [u32; 16]) -> [u32; 16] {
         hits
     }
     #[inline(always)]
@@ -303,7 +303,7 @@ mod x86 {
             unsafe { _mm512_setzero_si512() }
         }
         #[inline(always)]
-        unsafe fn by_lane(hits: __m512i) -> [u32; 16] {
+        unsafe fn count_by_lane(hits: __m512i) -> [u32; 16] {
             // SAFETY: any 64 bytes are sixteen numbers.
             unsafe { std::mem::transmute(hits) }
         }
@@ -444,7 +444,7 @@ mod x86 {
             unsafe { (_mm256_setzero_si256(), _mm256_setzero_si256()) }
         }
         #[inline(always)]
-        unsafe fn by_lane(hits: (__m256i, __m256i)) -> [u32; 16] {
+        unsafe fn count_by_lane(hits: (__m256i, __m256i)) -> [u32; 16] {
             let mut lanes = [0; 16];
             // SAFETY: two halves of eight numbers.
             unsafe {
@@ -471,11 +471,11 @@ mod tests {
     fn all_move_to_the_front_alike() {
         let mut random = SplitMix64::new(5);
         for _ in 0..4000 {
-            let ways = (1u32 << (1 + random.below(16))) - 1;
+            let ways = (1u32 << (1 + random.draw_below(16))) - 1;
             let mut tags: Vec<u32> = (1..=24).collect();
-            (1..24).for_each(|at| tags.swap(at, random.below(at as u64 + 1) as usize));
+            (1..24).for_each(|at| tags.swap(at, random.draw_below(at as u64 + 1) as usize));
             let before = U32x16(std::array::from_fn(|index| tags[index]));
-            let tag = 1 + random.below(24) as u32;
+            let tag = 1 + random.draw_below(24) as u32;
             let mut expected = before;
             let found = to_front(&mut expected, tag, ways);
             let kept = ways.count_ones() as usize;
@@ -499,7 +499,7 @@ mod tests {
         unsafe {
             let mut hits = L::no_hits();
             L::move_to_front(lanes, tag, ways, &mut hits);
-            L::by_lane(hits)
+            L::count_by_lane(hits)
         }
     }
 }

@@ -110,7 +110,7 @@ mod tests {
             if held.len() < size {
                 held.push(line);
             } else {
-                held[random.below(size as u64) as usize] = line;
+                held[random.draw_below(size as u64) as usize] = line;
             }
         }
         misses as f64 / (lines.len() - warm) as f64
@@ -121,9 +121,9 @@ mod tests {
     fn agrees_with_simulated_random_replacement() {
         let mut random = SplitMix64::new(11);
         let cyclic: Vec<u64> = (0..60_000).map(|at| at % 150).collect();
-        let skewed: Vec<u64> = (0..60_000).map(|_| random.below(400) * random.below(400) / 400).collect();
+        let skewed: Vec<u64> = (0..60_000).map(|_| random.draw_below(400) * random.draw_below(400) / 400).collect();
         let mixed: Vec<u64> = (0..60_000u64)
-            .map(|at| if at.is_multiple_of(3) { 1000 + at / 3 % 200 } else { random.below(60) })
+            .map(|at| if at.is_multiple_of(3) { 1000 + at / 3 % 200 } else { random.draw_below(60) })
             .collect();
         for (name, stream) in [("cyclic", cyclic), ("skewed", skewed), ("mixed", mixed)] {
             let reuse = all_reuses(&stream);

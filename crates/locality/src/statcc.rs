@@ -63,7 +63,7 @@ pub type MeasuredMissRatios<'a> = &'a [(f64, f64)];
 
 /// Between two measured sizes the miss ratio goes from the one to the other as the model's does (on a straight line
 /// where the model sees no difference): no line at all misses always, beyond the largest size nothing changes.
-fn measured_at(measured: MeasuredMissRatios<'_>, model: &StackModel, lines: f64) -> f64 {
+fn measured_or_modeled(measured: MeasuredMissRatios<'_>, model: &StackModel, lines: f64) -> f64 {
     let next = measured.partition_point(|&(size, _)| size < lines);
     let (low, ratio_low) = next.checked_sub(1).map_or((0.0, 1.0), |before| measured[before]);
     let Some(&(high, ratio_high)) = measured.get(next) else { return ratio_low };
@@ -90,7 +90,7 @@ fn lru_shared(
         match measured.get(at) {
             Some(measured) if !measured.is_empty() => {
                 let held = fill.map_or(lines as f64, |_| model.lines_in(accesses).min(lines as f64));
-                measured_at(measured, model, held)
+                measured_or_modeled(measured, model, held)
             }
             _ => model.later_than(accesses),
         }
@@ -179,7 +179,7 @@ pub fn solve_co_run(programs: &[CoRunner<'_>], lines: u64, composition: Replacem
     let alone = |(program, model): (&CoRunner<'_>, &StackModel)| {
         let ratio = match composition {
             ReplacementModel::Lru if !program.measured.is_empty() => {
-                Some(measured_at(program.measured, model, lines as f64))
+                Some(measured_or_modeled(program.measured, model, lines as f64))
             }
             ReplacementModel::Lru => Some(model.miss_ratio(lines)),
             ReplacementModel::Random => statcache::miss_ratio(program.reuse, lines),
@@ -262,8 +262,8 @@ mod tests {
             self.at += 1;
             match self.pattern {
                 AccessPattern::Cycle(lines) => self.at % lines,
-                AccessPattern::Skewed(lines) => self.random.below(lines) * self.random.below(lines) / lines,
-                AccessPattern::HotAndStream(lines) if self.at.is_multiple_of(2) => self.random.below(lines),
+                AccessPattern::Skewed(lines) => self.random.draw_below(lines) * self.random.draw_below(lines) / lines,
+                AccessPattern::HotAndStream(lines) if self.at.is_multiple_of(2) => self.random.draw_below(lines),
                 AccessPattern::HotAndStream(_) => 1_000_000 + self.at,
             }
         }
@@ -286,7 +286,7 @@ mod tests {
             match (&mut self.random, position) {
                 (Some(_), Some(_)) => {}
                 (Some(random), None) if self.held.len() == self.lines => {
-                    self.held[random.below(self.lines as u64) as usize] = line;
+                    self.held[random.draw_below(self.lines as u64) as usize] = line;
                 }
                 (Some(_), None) => self.held.push(line),
                 (None, _) => {
@@ -427,7 +427,7 @@ mod tests {
         let mut reuse = ReuseTimes::new();
         reuse.add_weighted(Some(11), 100.0); // a cycle through 12 lines
         let model = StackModel::new(&reuse).unwrap();
-        let read = |lines| measured_at(&measured, &model, lines);
+        let read = |lines| measured_or_modeled(&measured, &model, lines);
         for (lines, expected) in [(0.0, 1.0), (11.0, 1.0), (12.0, 0.5), (100.0, 0.5), (150.0, 0.3), (900.0, 0.1)] {
             assert!((read(lines) - expected).abs() < 1e-12, "{lines}: {}, expected {expected}", read(lines));
         }

@@ -177,11 +177,11 @@ mod tests {
     #[test]
     fn agrees_with_exact_stack_distances() {
         let mut random = SplitMix64::new(23);
-        let skewed: Vec<u64> = (0..40_000).map(|_| random.below(400) * random.below(400) / 400).collect();
-        let uniform: Vec<u64> = (0..40_000).map(|_| random.below(150)).collect();
+        let skewed: Vec<u64> = (0..40_000).map(|_| random.draw_below(400) * random.draw_below(400) / 400).collect();
+        let uniform: Vec<u64> = (0..40_000).map(|_| random.draw_below(150)).collect();
         let chase: Vec<u64> = (0..40_000).map(|at| (at * 37) % 301).collect();
         let hot_and_stream: Vec<u64> =
-            (0..40_000u64).map(|at| if at.is_multiple_of(4) { 1000 + at } else { random.below(60) }).collect();
+            (0..40_000u64).map(|at| if at.is_multiple_of(4) { 1000 + at } else { random.draw_below(60) }).collect();
         for (name, stream) in
             [("skewed", skewed), ("uniform", uniform), ("chase", chase), ("hot and stream", hot_and_stream)]
         {

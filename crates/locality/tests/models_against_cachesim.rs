@@ -26,11 +26,11 @@ impl Mixture {
         let next = |index: usize| {
             let which = random.unit();
             if which < self.hot_share {
-                random.below(self.hot_lines)
+                random.draw_below(self.hot_lines)
             } else if which < self.hot_share + self.stream_share {
                 (1 << 40) + index as u64
             } else {
-                (1 << 30) + random.below(self.warm_lines)
+                (1 << 30) + random.draw_below(self.warm_lines)
             }
         };
         (0..ACCESSES).map(next).collect()

@@ -37,7 +37,7 @@ pub struct RecordedRun {
 /// The log cannot be read, or has no window at all.
 pub fn recording(mut log: RunLogReader, source: &str) -> Result<RecordedRun, TraceError> {
     let header = log.header().clone();
-    let mut profiler = OfflineProfiler::of_pipeline(&header.pipeline);
+    let mut profiler = OfflineProfiler::from_pipeline(&header.pipeline);
     let mut teller = SnapshotBuilder::new(&header);
     let mut snapshots = Vec::new();
     let mut head = teller.head(source);

@@ -34,7 +34,7 @@ pub fn missing_evidence(
     capabilities: &Capabilities,
 ) -> Vec<UnavailableEvidence> {
     let needs: Needs = policies::needs(policy);
-    let refusal = |kind: &EvidenceKind| refused(*kind, capabilities);
+    let refusal = |kind: &EvidenceKind| refusal(*kind, capabilities);
     let of_policy = needs.iter().filter_map(|any| {
         let refusals: Option<Vec<(String, Option<String>)>> = any.iter().map(refusal).collect();
         let (why, remedy) = refusals?.into_iter().next()?;
@@ -55,7 +55,7 @@ pub fn missing_evidence(
 }
 
 /// The reason why a machine does not provide this evidence; `None` if it does.
-fn refused(kind: EvidenceKind, capabilities: &Capabilities) -> Option<(String, Option<String>)> {
+fn refusal(kind: EvidenceKind, capabilities: &Capabilities) -> Option<(String, Option<String>)> {
     let ability = match kind {
         EvidenceKind::TaskCounters | EvidenceKind::StallCounters => Ability::CountPerTask,
         EvidenceKind::CoRunRows => Ability::CountPerCache,

@@ -55,7 +55,7 @@ impl OfflineProfiler {
     }
 
     /// The profiles that a pipeline's policy saw.
-    pub fn of_pipeline(config: &PipelineConfig) -> Self {
+    pub fn from_pipeline(config: &PipelineConfig) -> Self {
         OfflineProfiler { recall: policies::recall(&config.policy.name), ..OfflineProfiler::new(&config.profilers) }
     }
 
@@ -86,7 +86,7 @@ pub struct Pipeline {
 }
 
 /// A policy under its verifier, for a pipeline that continues while its policy is replaced.
-pub fn verified(policy: Box<dyn Policy>, guard: Option<GuardConfig>) -> VerifiedPolicy {
+pub fn verify(policy: Box<dyn Policy>, guard: Option<GuardConfig>) -> VerifiedPolicy {
     Verifier::new(policy, guard)
 }
 
@@ -103,7 +103,7 @@ impl Pipeline {
 
     /// The same around a policy that is not in the registry, such as an experiment's own.
     pub fn with_policy(config: PipelineConfig, policy: Box<dyn Policy>) -> Self {
-        let decider = verified(policy, config.guard);
+        let decider = verify(policy, config.guard);
         let profilers = config.profilers.iter().map(profilers::build).collect();
         Pipeline { config, decider, profilers }
     }

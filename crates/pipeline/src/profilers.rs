@@ -32,7 +32,7 @@ pub(crate) fn build(config: &ProfilerConfig) -> Box<dyn Profiler> {
         }
         ProfilerConfig::Reuse { level, replacement, line_bytes, sizes_bytes, includes_code: of_code_too } => {
             let profiler = ReuseProfiler::new(level, replacement, line_bytes, sizes_bytes);
-            Box::new(if of_code_too { profiler.of_code_too() } else { profiler })
+            Box::new(if of_code_too { profiler.with_code() } else { profiler })
         }
         ProfilerConfig::Stalls { cache } => Box::new(StallProfiler::new(cache)),
         ProfilerConfig::SizeSweep { cache, min_instructions } => {

@@ -25,7 +25,7 @@ impl RunningMean {
         self.samples = (self.samples + 1.0).min(HISTORY);
         self.value += (value - self.value) / self.samples;
     }
-    fn known(&self) -> Option<f64> {
+    fn known_cost(&self) -> Option<f64> {
         (self.samples > 0.0).then_some(self.value)
     }
 }
@@ -64,18 +64,18 @@ impl ReloadCosts {
     /// Misses that bringing the task in adds; `None` until measured.
     pub fn misses(&self, task: TaskId) -> Option<f64> {
         let stays = self.0.get(&task)?;
-        Some((stays.first.known()? - stays.later.known()?).max(0.0))
+        Some((stays.first.known_cost()? - stays.later.known_cost()?).max(0.0))
     }
 
     /// Misses in a sample while the task stays; `None` until it stayed.
     pub fn misses_per_sample(&self, task: TaskId) -> Option<f64> {
-        self.0.get(&task)?.later.known()
+        self.0.get(&task)?.later.known_cost()
     }
 
     /// Has the task only been measured in the first sample of a stay, which has just ended?
     pub fn needs_second_sample(&self, task: TaskId) -> bool {
         self.0.get(&task).is_some_and(|stays| {
-            stays.samples_in_a_row == 1 && stays.first.known().is_some() && stays.later.known().is_none()
+            stays.samples_in_a_row == 1 && stays.first.known_cost().is_some() && stays.later.known_cost().is_none()
         })
     }
 }

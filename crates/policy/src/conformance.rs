@@ -72,10 +72,10 @@ impl ObservationScript {
         for window in 0..WINDOWS as u64 {
             tasks.retain(|task| !task.exited);
             for task in &mut tasks {
-                task.exited = generator.below(12) == 0;
+                task.exited = generator.draw_below(12) == 0;
             }
             // The first machine has no tasks in its first windows, every eighth none at all.
-            let arrivals = if seed % 8 == 7 || (seed == 0 && window < 2) { 0 } else { generator.below(5) };
+            let arrivals = if seed % 8 == 7 || (seed == 0 && window < 2) { 0 } else { generator.draw_below(5) };
             for _ in 0..arrivals {
                 tasks.push(arrival(&mut generator, next, window));
                 next += 1;
@@ -86,11 +86,11 @@ impl ObservationScript {
             let mut answers = Vec::new();
             known.retain(|id, _| tasks.iter().any(|task| task.task == *id));
             for task in &tasks {
-                if generator.below(3) == 0 {
+                if generator.draw_below(3) == 0 {
                     let profile = profile(&mut generator, task.process);
                     known.insert(task.task, profile.clone());
                     let evidence = ProbeEvidence::StoredProfile { task: task.task, profile: Box::new(profile) };
-                    let probe = ProbeId(generator.below(4) as u32);
+                    let probe = ProbeId(generator.draw_below(4) as u32);
                     answers.push(ProbeResult { probe, evidence, complete: true, cost_ns: Vec::new() });
                 }
             }
@@ -98,7 +98,7 @@ impl ObservationScript {
                 answers.push(answer);
             }
             let span = TimeSpan { start_ns: window * 1_000_000, elapsed_ns: 1_000_000, elapsed_cycles: None };
-            let ended = if generator.below(2) == 0 { WindowEnd::Elapsed } else { WindowEnd::TasksChanged };
+            let ended = if generator.draw_below(2) == 0 { WindowEnd::Elapsed } else { WindowEnd::TasksChanged };
             let in_force = AppliedPlan::default();
             let observation = Observation {
                 window,
@@ -233,8 +233,8 @@ impl Profiler for RecognizedProfiler {
 
 fn topology(generator: &mut SplitMix64, seed: u64) -> Topology {
     // Every sixth machine reports no caches.
-    let caches = if seed % 6 == 5 { 0 } else { 1 + generator.below(4) as u32 };
-    let per_cache = 1 + generator.below(4) as u32;
+    let caches = if seed % 6 == 5 { 0 } else { 1 + generator.draw_below(4) as u32 };
+    let per_cache = 1 + generator.draw_below(4) as u32;
     let cpus = caches.max(1) * per_cache;
     let cpu = |id: u32, online| Cpu {
         id: CpuId(id),
@@ -244,7 +244,7 @@ fn topology(generator: &mut SplitMix64, seed: u64) -> Topology {
         online,
         hertz: Some(1_000_000_000),
     };
-    let cpus: Vec<Cpu> = (0..cpus).map(|id| cpu(id, id == 0 || generator.below(6) > 0)).collect();
+    let cpus: Vec<Cpu> = (0..cpus).map(|id| cpu(id, id == 0 || generator.draw_below(6) > 0)).collect();
     let cache = |id: u32| Cache {
         id: CacheId(id),
         level: CacheLevel::L3,
@@ -260,51 +260,51 @@ fn topology(generator: &mut SplitMix64, seed: u64) -> Topology {
 fn capabilities(generator: &mut SplitMix64, topology: &Topology) -> Capabilities {
     let ways = PartitionSupport::Ways { ways: 16, min_ways: 1, contiguous: true, max_groups: 16 };
     let colors = PartitionSupport::Colors { colors: 16, page_bytes: 4096, page_migration_ns: 7_000.0 };
-    let partition = [Some(ways), Some(colors), None][generator.below(3) as usize].clone();
+    let partition = [Some(ways), Some(colors), None][generator.draw_below(3) as usize].clone();
     let partitions = topology.caches.iter().filter_map(|cache| Some((cache.id, partition.clone()?))).collect();
     let support = |yes: bool| match yes {
         true => Support::Yes { note: None },
         false => Support::No { reason: "not on this machine".to_string(), remedy: None },
     };
-    let abilities = Ability::ALL.into_iter().map(|ability| (ability, support(generator.below(5) > 0))).collect();
+    let abilities = Ability::ALL.into_iter().map(|ability| (ability, support(generator.draw_below(5) > 0))).collect();
     Capabilities { abilities, partitions, min_window_ns: 1_000, min_slice_ns: Some(1_000) }
 }
 
 fn arrival(generator: &mut SplitMix64, next: u32, window: u64) -> TaskSample {
     let goal = Goal { priority: 1.0 + generator.unit(), max_slowdown: Some(0.1), min_rate: Some(1e9) };
     TaskSample {
-        name: format!("program-{}", generator.below(5)),
+        name: format!("program-{}", generator.draw_below(5)),
         arrival_ns: window * 1_000_000,
-        unmovable: generator.below(8) == 0,
-        goal: (generator.below(6) == 0).then_some(goal),
+        unmovable: generator.draw_below(8) == 0,
+        goal: (generator.draw_below(6) == 0).then_some(goal),
         ..TaskSample::new(TaskId(next), ProcessId(next / 2))
     }
 }
 
 /// Sampled remote accesses of the tasks, as the answer to one of a policy's first probes.
 fn samples(generator: &mut SplitMix64, tasks: &[TaskSample]) -> Option<ProbeResult> {
-    if tasks.is_empty() || generator.below(2) == 0 {
+    if tasks.is_empty() || generator.draw_below(2) == 0 {
         return None;
     }
     let sample = |generator: &mut SplitMix64| AccessSample {
-        task: tasks[generator.below(tasks.len() as u64) as usize].task,
-        virtual_line: generator.below(32),
+        task: tasks[generator.draw_below(tasks.len() as u64) as usize].task,
+        virtual_line: generator.draw_below(32),
         physical_line: None,
         source: DataSource::RemoteCache,
         latency_cycles: None,
         at_ns: 0,
     };
-    let samples = (0..generator.below(100)).map(|_| sample(generator)).collect();
+    let samples = (0..generator.draw_below(100)).map(|_| sample(generator)).collect();
     let evidence = ProbeEvidence::Samples { sample_period: 1, events: 100, line_bytes: 128, samples };
-    let (probe, complete) = (ProbeId(generator.below(3) as u32), generator.below(2) == 0);
-    Some(ProbeResult { probe, evidence, complete, cost_ns: vec![(None, generator.below(1000))] })
+    let (probe, complete) = (ProbeId(generator.draw_below(3) as u32), generator.draw_below(2) == 0);
+    Some(ProbeResult { probe, evidence, complete, cost_ns: vec![(None, generator.draw_below(1000))] })
 }
 
 /// Readings with gaps: multiplexed, never counted, absent.
 fn random_sample(generator: &mut SplitMix64, task: &mut TaskSample, topology: &Topology) {
     let online: Vec<CpuId> = topology.cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.id).collect();
-    task.cpu = (generator.below(4) > 0).then(|| online[generator.below(online.len() as u64) as usize]);
-    task.on_cpu_ns = task.cpu.map(|cpu| (cpu, 1 + generator.below(1_000_000))).into_iter().collect();
+    task.cpu = (generator.draw_below(4) > 0).then(|| online[generator.draw_below(online.len() as u64) as usize]);
+    task.on_cpu_ns = task.cpu.map(|cpu| (cpu, 1 + generator.draw_below(1_000_000))).into_iter().collect();
     let stalls = CounterEvent::StallCycles(StallCause::RemoteCache);
     let events = [
         CounterEvent::Instructions,
@@ -314,9 +314,12 @@ fn random_sample(generator: &mut SplitMix64, task: &mut TaskSample, topology: &T
         stalls,
     ];
     let readings = events.into_iter().filter_map(|event| {
-        let reading =
-            EventCount { event, count: generator.below(1 << 20), enabled_share: generator.below(3) as f64 / 2.0 };
-        (generator.below(4) > 0).then_some(reading)
+        let reading = EventCount {
+            event,
+            count: generator.draw_below(1 << 20),
+            enabled_share: generator.draw_below(3) as f64 / 2.0,
+        };
+        (generator.draw_below(4) > 0).then_some(reading)
     });
     task.counts = EventCounts(readings.collect());
 }
@@ -325,7 +328,7 @@ fn random_sample(generator: &mut SplitMix64, task: &mut TaskSample, topology: &T
 fn profile(generator: &mut SplitMix64, process: ProcessId) -> Profile {
     let mut maybe = |low: f64, high: f64| {
         let value = low + (high - low) * generator.unit();
-        (generator.below(4) > 0).then_some(Estimate { value, low: value * 0.9, high: value * 1.1 })
+        (generator.draw_below(4) > 0).then_some(Estimate { value, low: value * 0.9, high: value * 1.1 })
     };
     let curve = maybe(1.0, 40.0).map(|top| {
         let at = |size: u64| {
@@ -343,10 +346,10 @@ fn profile(generator: &mut SplitMix64, process: ProcessId) -> Profile {
     let observed = maybe(0.0, 30.0);
     let (pcmr, intensity, sensitivity) = (maybe(-5.0, 60.0), maybe(0.0, 1.0), maybe(0.0, 1.0));
     let (refs, solo) = (maybe(1e3, 5e4), maybe(0.1, 2.0));
-    let counted = generator.below(4) > 0;
-    let mut count = |_| SuperSetCount { accesses: generator.below(1000), misses: generator.below(100) };
+    let counted = generator.draw_below(4) > 0;
+    let mut count = |_| SuperSetCount { accesses: generator.draw_below(1000), misses: generator.draw_below(100) };
     let activity = counted.then(|| (CacheLevel::L3, drawn((0..8).map(&mut count).collect())));
-    let fact = |estimate: Option<Estimate>| estimate.map(|value| Fact::measured(value, FactSource::Oracle, 0));
+    let fact = |estimate: Option<Estimate>| estimate.map(|value| Fact::from_measurement(value, FactSource::Oracle, 0));
     Profile {
         process: Some(process),
         locality: LocalityFacts {

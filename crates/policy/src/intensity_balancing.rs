@@ -135,7 +135,7 @@ impl IntensityBalancer {
             return Decision::new(plan, Vec::new());
         }
         let mean = known.iter().sum::<f64>() / known.len() as f64;
-        let seated = self.seated(view, &rates, mean, &domains);
+        let seated = self.seat_tasks(view, &rates, mean, &domains);
         let pieces: Vec<TaskLoad> = seated.iter().map(|seated| seated.piece).collect();
         let places: Vec<Bin> = domains.iter().map(|domain| domain.place).collect();
         let at = self.even_out(&places, pieces.clone());
@@ -163,7 +163,7 @@ impl IntensityBalancer {
         pieces.into_iter().map(|piece| piece.at.unwrap_or(0)).collect()
     }
 
-    fn seated(&self, view: &View<'_>, rates: &[Option<f64>], mean: f64, domains: &[CacheBin]) -> Vec<SeatedTask> {
+    fn seat_tasks(&self, view: &View<'_>, rates: &[Option<f64>], mean: f64, domains: &[CacheBin]) -> Vec<SeatedTask> {
         let mut seated = Vec::new();
         for (task, rate) in view.observation.tasks.iter().zip(rates).filter(|(task, _)| !task.exited) {
             let previous = view.previous_plan.affinity.get(&task.task).filter(|_| !task.unmovable);

@@ -152,7 +152,7 @@ impl MeasuredMatrix {
     ///
     /// # Errors
     /// A name without a row (with the nearest), or two copies with an empty diagonal.
-    pub fn of(&self, wanted: &[String]) -> Result<PairCosts, MatrixLookupError> {
+    pub fn pair_costs(&self, wanted: &[String]) -> Result<PairCosts, MatrixLookupError> {
         let place = |name: &String| {
             self.names.iter().position(|known| known == name).ok_or_else(|| MatrixLookupError::Unknown {
                 name: name.as_str().into(),
@@ -200,10 +200,10 @@ namd,1.48%,3.45%,-1.19%,-0.93%
         lines.swap(1, 4);
         let other = lines.join("\r\n").replace('%', "").replace(',', "; ");
         assert_eq!(parse("t", &other).unwrap(), table);
-        let two = table.of(&["namd".to_string(), "mcf".to_string(), "mcf".to_string()]).unwrap();
+        let two = table.pair_costs(&["namd".to_string(), "mcf".to_string(), "mcf".to_string()]).unwrap();
         let near = |(a, b): (&f64, f64)| (a - b).abs() < 1e-12;
         assert!(two.cost[1].iter().zip([0.0211, 0.4801, 0.4801]).all(near), "{two:?}");
-        assert!(table.of(&["mfc".to_string()]).unwrap_err().to_string().contains("did you mean 'mcf'"));
+        assert!(table.pair_costs(&["mfc".to_string()]).unwrap_err().to_string().contains("did you mean 'mcf'"));
     }
 
     /// Is every wrong file refused with line and field?
@@ -227,7 +227,7 @@ namd,1.48%,3.45%,-1.19%,-0.93%
             "m.csv:5:1: found the end, expected a row for 'gamess'"
         );
         assert!(parse("m.csv", "mcf").is_err());
-        let twice = parse("m.csv", ",a\na,").unwrap().of(&["a".to_string(), "a".to_string()]);
+        let twice = parse("m.csv", ",a\na,").unwrap().pair_costs(&["a".to_string(), "a".to_string()]);
         assert!(twice.unwrap_err().to_string().contains("given twice"));
     }
 }

@@ -175,7 +175,7 @@ pub fn place(
             return fail("an entry that is not finite in a matrix");
         }
     }
-    let names = numbered(names);
+    let names = number_names(names);
     let places = seats(topology, names.len())?;
     let shape = Seats { cpus_per_cache: places.iter().map(|cache| cache.cpus.len() as u32).collect() };
     let solved = solvers::best(&decide_by.cost, &shape);
@@ -199,7 +199,7 @@ pub fn place(
 }
 
 /// The second program of the same name gets `#2`.
-fn numbered(names: &[String]) -> Vec<String> {
+fn number_names(names: &[String]) -> Vec<String> {
     let copy = |nth: usize| names[..nth].iter().filter(|other| **other == names[nth]).count() + 1;
     let label = |nth: usize| if copy(nth) == 1 { names[nth].clone() } else { format!("{}#{}", names[nth], copy(nth)) };
     (0..names.len()).map(label).collect()

@@ -138,7 +138,7 @@ impl Neighborhood<'_> {
     /// Its co-runner is no better than the programs that it avoids: the reason is the cost of an exchange.
     fn for_the_others(&self, seating: &Seating, companion: usize, mut numbers: Vec<(String, f64)>) -> Reason {
         let total = seating.total(&self.costs.cost);
-        let exchanges = self.away.iter().map(|&other| (exchanged(seating, self.program, other), other));
+        let exchanges = self.away.iter().map(|&other| (exchange(seating, self.program, other), other));
         let costs = exchanges.map(|(seating, other)| (seating.total(&self.costs.cost) - total, other));
         let cheapest = costs.reduce(|a, b| if b.0 < a.0 { b } else { a });
         let (more, other) = cheapest.unwrap_or((0.0, companion));
@@ -169,7 +169,7 @@ impl Neighborhood<'_> {
     }
 }
 
-fn exchanged(seating: &Seating, a: usize, b: usize) -> Seating {
+fn exchange(seating: &Seating, a: usize, b: usize) -> Seating {
     let mut changed = seating.clone();
     for member in changed.by_cache.iter_mut().flatten().flatten() {
         *member = match *member {

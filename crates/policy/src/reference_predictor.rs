@@ -45,11 +45,13 @@ impl Predictor for ReferencePredictor {
     fn forecast(&self, view: &View<'_>, under: &Plan) -> Forecast {
         let (topology, profiles) = (view.topology, view.profiles);
         let tasks: Vec<TaskId> = profiles.keys().copied().collect();
-        let known: BTreeMap<TaskId, TaskCurve<'_>> =
-            profiles.iter().filter_map(|(&task, profile)| Some((task, TaskCurve::of(profile, topology)?))).collect();
+        let known: BTreeMap<TaskId, TaskCurve<'_>> = profiles
+            .iter()
+            .filter_map(|(&task, profile)| Some((task, TaskCurve::from_profile(profile, topology)?)))
+            .collect();
         // Co-residency is computed for known tasks only, because all pairs of hundreds of tasks would take long.
         let known_tasks: Vec<TaskId> = known.keys().copied().collect();
-        let presence = CoResidency::of(topology, &tasks, &known_tasks, under);
+        let presence = CoResidency::new(topology, &tasks, &known_tasks, under);
         let mut forecast = Forecast::default();
         for &task in &tasks {
             let mut task_forecast = TaskForecast {
@@ -166,7 +168,7 @@ struct TaskCurve<'a> {
 }
 
 impl<'a> TaskCurve<'a> {
-    fn of(profile: &'a Profile, topology: &Topology) -> Option<Self> {
+    fn from_profile(profile: &'a Profile, topology: &Topology) -> Option<Self> {
         let instr_per_cycle = profile.rates.solo_instr_per_cycle?.value;
         if !(instr_per_cycle.is_finite() && instr_per_cycle > 0.0) {
             return None;
@@ -177,13 +179,13 @@ impl<'a> TaskCurve<'a> {
     }
 
     fn misses(&self, bytes: f64) -> Estimate {
-        at(&self.curve, bytes)
+        value_at(&self.curve, bytes)
     }
 
     /// Stalled cycles per thousand instructions, if measured.
     fn stalls(&self, bytes: f64) -> Option<f64> {
         let curve = self.profile.stalls_per_kilo_instr().filter(|curve| !curve.is_empty())?;
-        Some(at(curve, bytes).value)
+        Some(value_at(curve, bytes).value)
     }
 }
 
@@ -204,7 +206,7 @@ fn curve_of_reuses(profile: &Profile, topology: &Topology) -> Option<Vec<(u64, E
 }
 
 /// Linear between points, flat beyond the ends.
-fn at(curve: &[(u64, Estimate)], bytes: f64) -> Estimate {
+fn value_at(curve: &[(u64, Estimate)], bytes: f64) -> Estimate {
     let next = curve.partition_point(|(size, _)| (*size as f64) < bytes);
     if next == 0 || next == curve.len() {
         return curve[next.min(curve.len() - 1)].1;
@@ -273,7 +275,7 @@ struct CoResidency {
 }
 
 impl CoResidency {
-    fn of(topology: &Topology, tasks: &[TaskId], asked: &[TaskId], under: &Plan) -> Self {
+    fn new(topology: &Topology, tasks: &[TaskId], asked: &[TaskId], under: &Plan) -> Self {
         let mut presence = CoResidency { cpu: BTreeMap::new(), share: BTreeMap::new(), meets: BTreeMap::new() };
         let mut in_gangs: BTreeMap<TaskId, (usize, BTreeMap<usize, f64>)> = BTreeMap::new();
         let mut taken = CpuSet::default();

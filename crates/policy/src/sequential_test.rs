@@ -115,7 +115,7 @@ impl BlockDesign {
     /// The first block's order is drawn too.
     pub fn new(seed: u64) -> Self {
         let mut generator = SplitMix64::new(seed);
-        let new_first = generator.below(2) == 1;
+        let new_first = generator.draw_below(2) == 1;
         BlockDesign { generator, new_first, leg: 0 }
     }
 
@@ -128,7 +128,7 @@ impl BlockDesign {
     pub fn next_leg(&mut self) -> bool {
         self.leg = (self.leg + 1) % 4;
         if self.leg == 0 {
-            self.new_first = self.generator.below(2) == 1;
+            self.new_first = self.generator.draw_below(2) == 1;
         }
         self.leg == 0
     }

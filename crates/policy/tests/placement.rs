@@ -24,7 +24,7 @@ fn names(text: &str) -> Vec<String> {
 
 fn plan(programs: &str, machine: &str) -> Placement {
     let names = names(programs);
-    let costs = measured().of(&names).unwrap();
+    let costs = measured().pair_costs(&names).unwrap();
     place(&names, &costs, &costs, &load_topology(machine).unwrap(), 1).unwrap()
 }
 

@@ -21,16 +21,16 @@ struct EndlessProgram {
 
 const PROGRAMS: [EndlessProgram; 4] = [
     // Skewed over 3000 lines.
-    EndlessProgram { pattern: |_, random| random.below(3000) * random.below(3000) / 3000, instructions: 20 },
+    EndlessProgram { pattern: |_, random| random.draw_below(3000) * random.draw_below(3000) / 3000, instructions: 20 },
     // 500 hot lines, and a stream.
     EndlessProgram {
-        pattern: |at, random| if at % 3 == 0 { 100_000 + at } else { random.below(500) },
+        pattern: |at, random| if at % 3 == 0 { 100_000 + at } else { random.draw_below(500) },
         instructions: 12,
     },
     // Loops of 100 to 1300 lines, one after the other.
     EndlessProgram { pattern: |at, _| at % (100 + 300 * (at / 5000 % 5)), instructions: 30 },
     // Fits beside anything.
-    EndlessProgram { pattern: |_, random| random.below(60), instructions: 25 },
+    EndlessProgram { pattern: |_, random| random.draw_below(60), instructions: 25 },
 ];
 
 fn profile(program: &EndlessProgram) -> Profile {

@@ -204,7 +204,7 @@ fn spread_axis(label: &str, series: &[Series]) -> Axis {
     if most <= 8.0 * middle || middle <= 0.0 {
         return Axis::linear(label);
     }
-    Axis::log(label).within(most / 1e5, most * 1.3)
+    Axis::log(label).with_range(most / 1e5, most * 1.3)
 }
 
 fn cost(value: Option<f64>, unit: &str) -> String {

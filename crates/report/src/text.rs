@@ -11,7 +11,7 @@ pub fn size_text(bytes: u64) -> String {
         let eighths = bytes % (1 << shift) * 8;
         let has_decimals = !bytes.is_multiple_of(1 << shift);
         if eighths.is_multiple_of(1 << shift) && !(whole >= 1000 && has_decimals) {
-            return format!("{}{unit}", trimmed(format!("{:.3}", whole as f64 + (eighths >> shift) as f64 / 8.0)));
+            return format!("{}{unit}", trim_lines(format!("{:.3}", whole as f64 + (eighths >> shift) as f64 / 8.0)));
         }
     }
     // Not a multiple of an eighth: two decimals of the largest unit, so that columns stay narrow.
@@ -149,11 +149,11 @@ pub fn number(value: f64) -> String {
         return format!("{value:.2e}");
     }
     let decimals = (2.0 - magnitude).clamp(0.0, 7.0) as usize;
-    trimmed(format!("{value:.decimals$}"))
+    trim_lines(format!("{value:.decimals$}"))
 }
 
 /// Without trailing zeros after the point, and without a minus before zero.
-pub(crate) fn trimmed(text: String) -> String {
+pub(crate) fn trim_lines(text: String) -> String {
     let cut = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
     if cut == "-0" { "0".to_string() } else { cut.to_string() }
 }

@@ -206,7 +206,7 @@ impl WhatIfResult {
     fn lines_section(&self) -> Markup {
         let drawn = self.drawn();
         let count = self.policies.first().map_or(0, |outcome| outcome.programs.len());
-        let unit = TimeUnit::of(self.hours);
+        let unit = TimeUnit::from_hours(self.hours);
         let slowdowns = |outcome: &PolicyOutcome| outcome.series.slowdown.clone();
         let megabytes = |outcome: &PolicyOutcome| -> Vec<Vec<Option<f64>>> {
             let row = |row: &Vec<Option<f64>>| row.iter().map(|bytes| bytes.map(|bytes| bytes / 1048576.0)).collect();
@@ -245,7 +245,7 @@ impl WhatIfResult {
             Chart {
                 title: outcome.policy.clone(),
                 x: Axis::linear(unit.label),
-                y: Axis::linear(label).within(0.0, top),
+                y: Axis::linear(label).with_range(0.0, top),
                 series: drawn.iter().filter_map(|&index| Some(outcome.series(index, rows.get(index)?, unit))).collect(),
                 size: Some((860.0, 300.0)),
                 ..Chart::default()
@@ -315,7 +315,7 @@ struct TimeUnit {
 }
 
 impl TimeUnit {
-    fn of(hours: f64) -> Self {
+    fn from_hours(hours: f64) -> Self {
         match hours {
             hours if hours > 3.0 => TimeUnit { label: "hours", seconds: 3600.0 },
             hours if hours > 0.05 => TimeUnit { label: "minutes", seconds: 60.0 },
@@ -342,7 +342,7 @@ impl PolicyOutcome {
         Chart {
             title: format!("{}: at most {} of what memory passes", self.policy, percent_text(busiest, 0)),
             x: Axis::linear(unit.label),
-            y: Axis::linear("busy, %").within(0.0, 100.0),
+            y: Axis::linear("busy, %").with_range(0.0, 100.0),
             series: self.series.memory_busy_share.iter().enumerate().map(series).collect(),
             size: Some((860.0, 220.0)),
             ..Chart::default()

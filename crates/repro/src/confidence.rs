@@ -32,7 +32,7 @@ pub struct LineConfidence {
 impl LineConfidence {
     /// Computes the interval; `None` for fewer than two values, or for values that are not numbers. `bounds` are those
     /// of the target.
-    pub fn of(values: &[f64], bounds: &[f64]) -> Option<Self> {
+    pub fn estimate(values: &[f64], bounds: &[f64]) -> Option<Self> {
         let count = values.len();
         if count < MIN_SEEDS || values.iter().any(|value| !value.is_finite()) {
             return None;
@@ -71,7 +71,7 @@ mod tests {
     /// Is the interval that of a textbook: do 9, 10, 11 have mean 10, spread 1, and a half width of 4.303 / √3?
     #[test]
     fn the_interval_is_students() {
-        let interval = LineConfidence::of(&[9.0, 10.0, 11.0], &[12.0]).unwrap();
+        let interval = LineConfidence::estimate(&[9.0, 10.0, 11.0], &[12.0]).unwrap();
         assert!(
             (interval.high - 10.0 - 4.303 / 3.0_f64.sqrt()).abs() < 1e-12
                 && (interval.low + interval.high - 20.0).abs() < 1e-12
@@ -88,15 +88,16 @@ mod tests {
     /// Is a line decided once its interval lies on one side of every bound of the target, and never by one value?
     #[test]
     fn a_line_is_decided_on_one_side_of_its_target() {
-        let decided =
-            |values: &[f64], bounds: &[f64]| LineConfidence::of(values, bounds).map(|interval| interval.is_decided);
+        let decided = |values: &[f64], bounds: &[f64]| {
+            LineConfidence::estimate(values, bounds).map(|interval| interval.is_decided)
+        };
         assert_eq!(decided(&[10.0, 10.1, 9.9], &[9.0]), Some(true));
         assert_eq!(decided(&[10.0, 10.1, 9.9], &[10.0]), Some(false));
         assert_eq!(decided(&[10.0, 10.1, 9.9], &[9.0, 11.0]), Some(true));
         assert_eq!(decided(&[10.0, 10.1, 9.9], &[9.0, 10.2]), Some(false));
         assert_eq!(decided(&[7.0, 7.0], &[7.0]), Some(true), "without spread, the mean is the value");
         assert_eq!((decided(&[10.0], &[9.0]), decided(&[10.0, f64::NAN], &[9.0])), (None, None));
-        let open = LineConfidence::of(&[-1.0, 1.0], &[0.0]).unwrap();
+        let open = LineConfidence::estimate(&[-1.0, 1.0], &[0.0]).unwrap();
         assert_eq!((open.is_decided, open.seeds_to_decide, open.next_seeds(8)), (false, None, 16));
     }
 }

@@ -30,7 +30,7 @@ pub struct CoRunBench {
 impl CoRunBench {
     /// # Errors
     /// There is no such machine.
-    pub fn on(machine: &str, seed: u64, warm_up_cycles: u64, measured_cycles: u64) -> Result<Self, ReproError> {
+    pub fn load(machine: &str, seed: u64, warm_up_cycles: u64, measured_cycles: u64) -> Result<Self, ReproError> {
         let Workload { machine, mut options, .. } = Workload::on(machine, Vec::new(), seed)?;
         // Slowdowns of programs that have run for minutes: in a run of milliseconds first touches would be up to half of
         // a program's time alone, and hide what a co-runner costs.
@@ -61,7 +61,7 @@ impl CoRunBench {
         options: SimOptions,
         jobs: &[(WorkloadJob, CpuId)],
     ) -> Result<Vec<ProgramRates>, ReproError> {
-        let rates = self.run_as_far_as_it_goes(options, jobs)?;
+        let rates = self.run_until_stopped(options, jobs)?;
         match jobs.iter().zip(&rates).find(|(_, rates)| !rates.finished) {
             None => Ok(rates),
             Some(((job, _), _)) => Err(failed(&job.name)(format!(
@@ -71,14 +71,14 @@ impl CoRunBench {
         }
     }
 
-    fn run_as_far_as_it_goes(
+    fn run_until_stopped(
         &self,
         options: SimOptions,
         jobs: &[(WorkloadJob, CpuId)],
     ) -> Result<Vec<ProgramRates>, ReproError> {
         let all: Vec<WorkloadJob> = jobs.iter().map(|(job, _)| job.clone()).collect();
         let work = self.work(&all)?;
-        let workload = self.workload(options, jobs.iter().map(pinned).collect());
+        let workload = self.workload(options, jobs.iter().map(pin_job).collect());
         Ok(run_request::together(&workload, &work, None)?.rates)
     }
 
@@ -99,7 +99,7 @@ impl CoRunBench {
     }
 
     fn work_alone(&self, job: &WorkloadJob) -> Result<(InstructionRange, ProgramRates), ReproError> {
-        run_request::alone(&self.workload(self.options.clone(), vec![pinned(&(job.clone(), self.pair_of_cpus()?[0]))]))
+        run_request::alone(&self.workload(self.options.clone(), vec![pin_job(&(job.clone(), self.pair_of_cpus()?[0]))]))
     }
 
     /// Two cores of one last-level cache.
@@ -110,8 +110,8 @@ impl CoRunBench {
     }
 }
 
-fn pinned((job, cpu): &(WorkloadJob, CpuId)) -> WorkloadJob {
-    job.clone().on_cpus([cpu.0].into_iter().collect::<CpuSet>())
+fn pin_job((job, cpu): &(WorkloadJob, CpuId)) -> WorkloadJob {
+    job.clone().with_cpus([cpu.0].into_iter().collect::<CpuSet>())
 }
 
 /// CPUs by last-level cache, one of every core.
@@ -158,7 +158,7 @@ impl CoRunMatrix {
             let mut second = programs[j].clone();
             // A copy has another input.
             second.seed += if i == j { 1_000_003 } else { 0 };
-            bench.run_as_far_as_it_goes(bench.options.clone(), &[(programs[i].clone(), cpus[0]), (second, cpus[1])])
+            bench.run_until_stopped(bench.options.clone(), &[(programs[i].clone(), cpus[0]), (second, cpus[1])])
         })?;
         let alone: Vec<ProgramRates> = runs[..count].iter().map(|rates| rates[0]).collect();
         let mut beside: Vec<Vec<ProgramRates>> = alone.iter().map(|&rates| vec![rates; count]).collect();
@@ -215,8 +215,8 @@ mod tests {
     #[test]
     fn heavy_programs_hurt_each_other_and_quiet_ones_do_not() {
         let stop = AtomicBool::new(false);
-        let context = ExperimentContext { quick: true, ..ExperimentContext::of_seed(1, &stop) };
-        let bench = CoRunBench::on("xeon-x5365-4", 1, 4_000_000, 4_000_000).unwrap();
+        let context = ExperimentContext { quick: true, ..ExperimentContext::for_seed(1, &stop) };
+        let bench = CoRunBench::load("xeon-x5365-4", 1, 4_000_000, 4_000_000).unwrap();
         let programs = ["milc", "lbm", "gamess"].map(|name| WorkloadJob::new(name, 1));
         let matrix = CoRunMatrix::measure(&context, &bench, &programs, true).unwrap();
         // Short runs show contention for the bus, but not for the caches, which take longer to fill.
@@ -230,7 +230,7 @@ mod tests {
     /// Is a machine without a shared cache refused by name?
     #[test]
     fn a_machine_without_a_shared_cache_is_refused() {
-        let mut bench = CoRunBench::on("xeon-x5365-4", 1, 0, 1_000).unwrap();
+        let mut bench = CoRunBench::load("xeon-x5365-4", 1, 0, 1_000).unwrap();
         bench.machine.caches.iter_mut().for_each(|cache| cache.shared_by_cores = 1);
         assert!(bench.alone(&WorkloadJob::new("mcf", 1)).unwrap_err().to_string().contains("share"));
     }

@@ -216,8 +216,8 @@ mod tests {
     #[test]
     fn a_slowdown_is_attributed_to_its_causes() {
         let stop = AtomicBool::new(false);
-        let context = ExperimentContext { quick: true, ..ExperimentContext::of_seed(1, &stop) };
-        let bench = CoRunBench::on("xeon-x5365", 1, 4_000_000, 4_000_000).unwrap();
+        let context = ExperimentContext { quick: true, ..ExperimentContext::for_seed(1, &stop) };
+        let bench = CoRunBench::load("xeon-x5365", 1, 4_000_000, 4_000_000).unwrap();
         let whole = decompose(&context, &bench, &WorkloadJob::new("milc", 1), &WorkloadJob::new("lbm", 1)).unwrap();
         assert_eq!((whole.runs.len(), whole.unavailable.len(), whole.parts.len()), (8, 0, 4));
         let sum: f64 = whole.parts.iter().map(|part| part.slowdown_percent).sum();

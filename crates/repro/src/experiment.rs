@@ -170,7 +170,7 @@ pub struct DataPoint {
 impl DataPoint {
     /// Creates a point from one value per seed, with mean, smallest and largest. Without values, the point is marked as
     /// not measured.
-    pub fn over(series: impl Into<String>, at: impl Into<String>, values: &[f64]) -> Self {
+    pub fn over_values(series: impl Into<String>, at: impl Into<String>, values: &[f64]) -> Self {
         let some = |value: f64| value.is_finite().then_some(value);
         DataPoint {
             series: series.into(),
@@ -299,7 +299,7 @@ impl Finding {
             measured,
             spread,
             standard_error,
-            confidence: LineConfidence::of(&values, &target.bounds()),
+            confidence: LineConfidence::estimate(&values, &target.bounds()),
             rule: SeedRule::Mean,
             unit: unit.to_string(),
             target,
@@ -365,7 +365,7 @@ pub struct ExperimentContext<'a> {
 
 impl<'a> ExperimentContext<'a> {
     /// Context of a full run with one seed in this process, without progress reports.
-    pub fn of_seed(seed: u64, stop: &'a AtomicBool) -> Self {
+    pub fn for_seed(seed: u64, stop: &'a AtomicBool) -> Self {
         let seeds = vec![seed];
         ExperimentContext {
             quick: false,
@@ -586,7 +586,7 @@ mod tests {
     fn nothing_measured_is_null() {
         let finding = Finding::new("X-1", "x", "y", "%", ResultTarget::AtMost { target: 1.0, paper_best: None }, &[]);
         assert_eq!((finding.measured, finding.verdict), (None, Some(ResultVerdict::Missed)));
-        let point = DataPoint::over("s", "1", &[]);
+        let point = DataPoint::over_values("s", "1", &[]);
         assert_eq!((point.value, point.low, point.high), (None, None, None));
     }
 
@@ -594,7 +594,7 @@ mod tests {
     #[test]
     fn runs_answer_in_order_and_stop_when_told() {
         let stop = AtomicBool::new(false);
-        let context = ExperimentContext { quick: true, ..ExperimentContext::of_seed(1, &stop) };
+        let context = ExperimentContext { quick: true, ..ExperimentContext::for_seed(1, &stop) };
         let items: Vec<u64> = (0..100).collect();
         assert_eq!(context.run_all(&items, |&item| Ok(item * 2)).unwrap()[99], 198);
         stop.store(true, Ordering::Relaxed);

@@ -47,7 +47,7 @@ fn table(findings: &Findings) -> Markup {
                         td { (finding.title) }
                         td { (finding.paper) }
                         td { (finding.target.describe()) }
-                        td.number { (measured(finding)) }
+                        td.number { (describe_finding(finding)) }
                         td { (verdict(finding)) }
                     }
                 }
@@ -61,7 +61,7 @@ fn section(index: usize, finding: &Finding) -> Markup {
     html! {
         section {
             h2 id={ "f" (index) } { (finding.id) ": " (finding.title) }
-            p { "Measured " b { (measured(finding)) } ", target: " (finding.target.describe()) ", paper: " (finding.paper) " — " (verdict(finding)) }
+            p { "Measured " b { (describe_finding(finding)) } ", target: " (finding.target.describe()) ", paper: " (finding.paper) " — " (verdict(finding)) }
             @if !finding.note.is_empty() { p { (finding.note) } }
             @for figure in &finding.figures {
                 figure { (PreEscaped(&figure.inline)) figcaption.faint { (figure.title) } }
@@ -87,7 +87,7 @@ fn section(index: usize, finding: &Finding) -> Markup {
     }
 }
 
-fn measured(finding: &Finding) -> String {
+fn describe_finding(finding: &Finding) -> String {
     let spread = finding.spread.map(|spread| format!(" ± {}", number(Some(spread)))).unwrap_or_default();
     format!("{}{spread} {}", number(finding.measured), finding.unit)
 }

@@ -117,7 +117,7 @@ pub struct RandomMixes {
 pub fn run(context: &ExperimentContext<'_>, draw: &MixOptions<'_>) -> Result<RandomMixes, ReproError> {
     let (refill, measured) = context.pick((10_000_000, 5_000_000), (25_000_000, 15_000_000));
     let seed = context.seeds[0];
-    let mut bench = CoRunBench::on(draw.machine, seed, WINDOW_CYCLES / SCALE + refill, measured)?;
+    let mut bench = CoRunBench::load(draw.machine, seed, WINDOW_CYCLES / SCALE + refill, measured)?;
     bench.options.scale = SCALE;
     let cores = caches(&bench.machine.topology())?.iter().map(Vec::len).sum();
     let mut generator = SplitMix64::new(seed);
@@ -185,7 +185,8 @@ fn score(context: &ExperimentContext<'_>, bench: &CoRunBench, jobs: &[WorkloadJo
     let (default, by_matrix) = (of("default")?, of("best-by-matrix")?);
     let judge = |run: &[ProgramRates], name: &str| {
         let speeds: Vec<f64> = run.iter().map(|rates| rates.instr_per_cycle).collect();
-        SpeedupScores::of(&speeds, &alone).ok_or_else(|| failed(name)("a program never ran in the measured part"))
+        SpeedupScores::from_rates(&speeds, &alone)
+            .ok_or_else(|| failed(name)("a program never ran in the measured part"))
     };
     let (before, best) = (judge(default, "default")?, judge(by_matrix, "best-by-matrix")?);
     let mut mix = RandomMix {
@@ -196,10 +197,10 @@ fn score(context: &ExperimentContext<'_>, bench: &CoRunBench, jobs: &[WorkloadJo
     };
     for (name, run) in names.iter().zip(&runs) {
         let score = run.as_ref().map_err(ToString::to_string).and_then(|run| {
-            let gain = Comparison::of_rates(run, default).ok_or("a program never ran")?;
+            let gain = Comparison::compare_rates(run, default).ok_or("a program never ran")?;
             let scores = judge(run, name).map_err(|error| error.to_string())?;
             let unfinished = unfinished(jobs, run, &alone);
-            let score = scored(name, &scores, &gain, before.weighted_speedup, best.weighted_speedup);
+            let score = score_policy(name, &scores, &gain, before.weighted_speedup, best.weighted_speedup);
             Ok(PolicyScore { unfinished, ..score })
         });
         match score {
@@ -218,7 +219,7 @@ fn unfinished(jobs: &[WorkloadJob], run: &[ProgramRates], alone: &[f64]) -> Vec<
     jobs.iter().zip(run).zip(alone).filter_map(slow).collect()
 }
 
-fn scored(name: &str, scores: &SpeedupScores, gain: &Comparison, default: f64, by_matrix: f64) -> PolicyScore {
+fn score_policy(name: &str, scores: &SpeedupScores, gain: &Comparison, default: f64, by_matrix: f64) -> PolicyScore {
     PolicyScore {
         policy: name.to_string(),
         throughput_gain_percent: 100.0 * gain.throughput_gain,
@@ -241,7 +242,7 @@ fn mean_of(mixes: &[RandomMix]) -> Vec<PolicyScore> {
 fn mean_of_policy(name: &str, mixes: &[RandomMix]) -> Option<PolicyScore> {
     let all: Vec<&PolicyScore> =
         mixes.iter().flat_map(|mix| &mix.policies).filter(|score| score.policy == name).collect();
-    let over = |of: fn(&PolicyScore) -> f64| mean(&all.iter().map(|score| of(score)).collect::<Vec<f64>>());
+    let over = |value: fn(&PolicyScore) -> f64| mean(&all.iter().map(|score| value(score)).collect::<Vec<f64>>());
     (!all.is_empty()).then(|| PolicyScore {
         policy: name.to_string(),
         throughput_gain_percent: over(|s| s.throughput_gain_percent),
@@ -288,7 +289,10 @@ mod tests {
         let gain = Comparison { throughput_gain: 0.1, mix_gain: 0.1, contention_gain: 0.0, busy_gain: 0.0 };
         let mix = |policies: &[(&str, f64)]| RandomMix {
             programs: Vec::new(),
-            policies: policies.iter().map(|(name, default)| scored(name, &scores, &gain, *default, 4.0)).collect(),
+            policies: policies
+                .iter()
+                .map(|(name, default)| score_policy(name, &scores, &gain, *default, 4.0))
+                .collect(),
             failed: Vec::new(),
             unfinished_pairs: Vec::new(),
         };

@@ -58,7 +58,7 @@ pub fn instructions_in(
     cycles: u64,
 ) -> Result<u64, ReproError> {
     let pinned: CpuSet = [0].into_iter().collect();
-    let jobs = vec![job.clone().on_cpus(pinned)];
+    let jobs = vec![job.clone().with_cpus(pinned)];
     let (machine, options) = (machine.clone(), options.clone());
     let workload = Workload { machine, options, jobs, warm_up_cycles: 0, measured_cycles: cycles };
     let results = workload.unmanaged()?;
@@ -92,7 +92,7 @@ pub fn profile(
     let way_bytes = last.size_bytes / u64::from(last.ways);
     let run = |ways: u32, prefetch: bool| {
         let options = SimOptions { prefetch, ..options.clone() };
-        Ok::<_, ReproError>(stretches(&books(job, &narrowed(machine, ways), &options, lengths)?, lengths))
+        Ok::<_, ReproError>(stretches(&books(job, &narrow_machine(machine, ways), &options, lengths)?, lengths))
     };
     let aided: Vec<Vec<RunningSums>> = sizes.iter().map(|&ways| run(ways, true)).collect::<Result<_, _>>()?;
     // Prefetchers are also disabled at the smallest size, a quarter and the whole cache.
@@ -112,7 +112,7 @@ pub fn profile(
             let (small, large) = (&bare[low], &bare[low + 1]);
             let doublings = |ways: u32| (f64::from(ways) / f64::from(sizes[bare_at[low]])).log2();
             let share = doublings(sizes[at]) / doublings(sizes[bare_at[low + 1]]).max(1e-9);
-            between(&small[phase.min(small.len() - 1)], &large[phase.min(large.len() - 1)], share)
+            interpolate(&small[phase.min(small.len() - 1)], &large[phase.min(large.len() - 1)], share)
         });
         point_of((u64::from(sizes[at]) * way_bytes) as f64, &aided[at][phase], unaided)
     };
@@ -144,7 +144,7 @@ pub fn profile(
     })
 }
 
-fn between(small: &RunningSums, large: &RunningSums, share: f64) -> RunningSums {
+fn interpolate(small: &RunningSums, large: &RunningSums, share: f64) -> RunningSums {
     let mut sums = RunningSums { instructions: 1.0, ..RunningSums::default() };
     for (sum, (low, high)) in sums.sums.iter_mut().zip(small.sums.iter().zip(&large.sums)) {
         *sum = low / small.instructions + share * (high / large.instructions - low / small.instructions);
@@ -172,7 +172,7 @@ fn point_of(size_bytes: f64, aided: &RunningSums, unaided: Option<RunningSums>) 
 }
 
 /// The machine with fewer ways but the same number of sets in its contended cache.
-fn narrowed(machine: &MachineSpec, ways: u32) -> MachineSpec {
+fn narrow_machine(machine: &MachineSpec, ways: u32) -> MachineSpec {
     let mut machine = machine.clone();
     let level = machine.last_level().map(|cache| cache.level);
     for cache in machine.caches.iter_mut().filter(|cache| Some(cache.level) == level) {
@@ -198,7 +198,7 @@ fn books(
     let workload = Workload {
         machine: machine.clone(),
         options: options.clone(),
-        jobs: vec![job.clone().on_cpus(pinned)],
+        jobs: vec![job.clone().with_cpus(pinned)],
         warm_up_cycles: 0,
         measured_cycles: lengths.until_instr * MAX_CYCLES_PER_INSTR,
     };

@@ -123,15 +123,15 @@ fn mixes(machine: &'static str, count: u32, seed: u64, length_ns: u64) -> Result
     for index in 0..u64::from(count) {
         let seed = seed.wrapping_mul(1_000_003).wrapping_add(index);
         let mut generator = SplitMix64::new(seed ^ 0x970);
-        let family = families[generator.below(families.len() as u64) as usize];
+        let family = families[generator.draw_below(families.len() as u64) as usize];
         let drawn = draw::mix(&spec, family, seed, length_ns);
         let Some(mut jobs) = drawn.or_else(|| draw::mix(&spec, Family::Contention, seed, length_ns)) else { continue };
         let mut order: Vec<usize> = (0..jobs.len()).collect();
         generator.shuffle(&mut order);
-        let promises = 1 + generator.below(3) as usize;
+        let promises = 1 + generator.draw_below(3) as usize;
         for &job in order.iter().take(promises) {
-            let max_slowdown = Some(MAX_SLOWDOWNS[generator.below(MAX_SLOWDOWNS.len() as u64) as usize]);
-            let priority = [1.0, 2.0][generator.below(2) as usize];
+            let max_slowdown = Some(MAX_SLOWDOWNS[generator.draw_below(MAX_SLOWDOWNS.len() as u64) as usize]);
+            let priority = [1.0, 2.0][generator.draw_below(2) as usize];
             jobs[job].goal = Some(Goal { priority, max_slowdown, min_rate: None });
         }
         all.push(PromiseMix { machine, seed, jobs });
@@ -165,7 +165,7 @@ const TRUTH_WINDOWS: usize = 64;
 
 fn run_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome, ReproError> {
     let spec = load(mix.machine)?;
-    let truth = PlanTruth::of(&spec, &mix.jobs)?;
+    let truth = PlanTruth::new(&spec, &mix.jobs)?;
     let options = Options { seed: mix.seed, length_ns: Some(length_ns), ..Options::default() };
     let mut machine = IntervalMachine::new(&spec, options, mix.jobs.clone()).map_err(failed(mix.machine))?;
     let policy = PolicyConfig { name: "auto".to_string(), parameters: String::new(), seed: mix.seed };
@@ -283,7 +283,11 @@ fn findings(seed: u64, outcomes: &[MixOutcome]) -> Vec<Finding> {
     times.sort_by(f64::total_cmp);
     let point = |outcome: &MixOutcome| {
         let series = if outcome.feasible { "feasible" } else { "no known plan keeps all" };
-        DataPoint::over(series, format!("{} seed {}", outcome.machine, outcome.seed), &[100.0 * outcome.kept_share])
+        DataPoint::over_values(
+            series,
+            format!("{} seed {}", outcome.machine, outcome.seed),
+            &[100.0 * outcome.kept_share],
+        )
     };
     vec![
         finding(

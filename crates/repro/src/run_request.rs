@@ -11,7 +11,7 @@ use crate::error::{ReproError, failed};
 use crate::rates::ProgramRates;
 use crate::recordings;
 use crate::sources::digest_of;
-use crate::split_runs::written;
+use crate::split_runs::encode_answer;
 use crate::store::{self, RunName, StoredEntry};
 use crate::work::{self, FixedPlan, InstructionRange, WorkRun};
 use crate::workload::Workload;
@@ -147,12 +147,12 @@ pub fn is_reproducible(entry: &StoredEntry) -> Result<Option<bool>, ReproError> 
         return Ok(None);
     }
     let answer = match &inputs.request {
-        RunRequest::Unmanaged(workload) => written(&name.label, &run_unmanaged(workload)?)?,
-        RunRequest::Alone(workload) => written(&name.label, &work::alone(workload)?)?,
+        RunRequest::Unmanaged(workload) => encode_answer(&name.label, &run_unmanaged(workload)?)?,
+        RunRequest::Alone(workload) => encode_answer(&name.label, &work::alone(workload)?)?,
         RunRequest::Together(workload, work, plan) => {
-            written(&name.label, &work::together(workload, work, plan.as_ref())?)?
+            encode_answer(&name.label, &work::together(workload, work, plan.as_ref())?)?
         }
-        RunRequest::Planned(workload, plan) => written(&name.label, &run_planned(workload, plan)?)?,
+        RunRequest::Planned(workload, plan) => encode_answer(&name.label, &run_planned(workload, plan)?)?,
     };
     Ok(Some(answer == entry.answer))
 }

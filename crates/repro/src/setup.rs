@@ -28,7 +28,7 @@ impl Workload {
     ///
     /// # Errors
     /// As [`Workload::simulated`], and a plan that the loop rejects.
-    pub fn managed(&self, by: Pipeline) -> Result<ManagedRun, ReproError> {
+    pub fn run_managed(&self, by: Pipeline) -> Result<ManagedRun, ReproError> {
         let what = by.config().policy.name.clone();
         let mut records = Vec::new();
         let each = |_: &mut SimMachine, record| {
@@ -99,7 +99,7 @@ impl Comparison {
     /// new shares at old speeds. Shares are processor time over elapsed time, speeds are instructions per cycle on a
     /// processor; idle time affects the shares and `busy_gain`. `None` if a task never ran in either run, so that it
     /// has no speed.
-    pub fn of(new: &RunResults, baseline: &RunResults) -> Option<Self> {
+    pub fn compare(new: &RunResults, baseline: &RunResults) -> Option<Self> {
         let mut at_old_speeds = 0.0;
         for (now, before) in new.tasks.iter().zip(&baseline.tasks) {
             at_old_speeds += now.run_time_share * speed(before)?;
@@ -114,8 +114,8 @@ impl Comparison {
     }
 
     /// Compares runs over equal work ([`crate::work`]) in the same way; `None` if a program never ran.
-    pub fn of_rates(new: &[ProgramRates], baseline: &[ProgramRates]) -> Option<Self> {
-        let sum = |rates: &[ProgramRates], of: fn(&ProgramRates) -> f64| rates.iter().map(of).sum::<f64>();
+    pub fn compare_rates(new: &[ProgramRates], baseline: &[ProgramRates]) -> Option<Self> {
+        let sum = |rates: &[ProgramRates], value: fn(&ProgramRates) -> f64| rates.iter().map(value).sum::<f64>();
         let (now, before) = (sum(new, |rates| rates.instr_per_cycle), sum(baseline, |rates| rates.instr_per_cycle));
         let at_old_speed = |(now, before): (&ProgramRates, &ProgramRates)| {
             (before.run_time_share > 0.0).then(|| now.run_time_share * before.instr_per_cycle / before.run_time_share)
@@ -154,12 +154,12 @@ pub struct SpeedupScores {
 pub fn scores(run: &RunResults, solo: &[f64]) -> Option<SpeedupScores> {
     let elapsed = run.elapsed_cycles as f64;
     let rates: Vec<f64> = run.tasks.iter().map(|task| task.instructions as f64 / elapsed).collect();
-    SpeedupScores::of(&rates, solo)
+    SpeedupScores::from_rates(&rates, solo)
 }
 
 impl SpeedupScores {
     /// Scores from instructions per elapsed cycle together and alone; `None` if a task never ran.
-    pub fn of(rates: &[f64], solo: &[f64]) -> Option<Self> {
+    pub fn from_rates(rates: &[f64], solo: &[f64]) -> Option<Self> {
         Some(SpeedupScores {
             weighted_speedup: metrics::weighted_speedup(rates, solo)?,
             harmonic_mean: metrics::harmonic_mean(rates, solo)?,
@@ -195,9 +195,9 @@ mod tests {
         let workload = workload(&["mcf", "swim"]);
         let window = cachemate_core::WindowLength::Cycles { cycles: 200_000 };
         let by = built(workload.pipeline("default", "", Vec::new(), window)).unwrap();
-        let managed = workload.managed(by).unwrap().results;
+        let managed = workload.run_managed(by).unwrap().results;
         let unmanaged = workload.unmanaged().unwrap();
-        let gain = Comparison::of(&managed, &unmanaged).unwrap();
+        let gain = Comparison::compare(&managed, &unmanaged).unwrap();
         assert!(gain.throughput_gain.abs() < 0.01, "{gain:?}");
     }
 
@@ -206,7 +206,7 @@ mod tests {
     fn mix_times_contention_is_the_gain() {
         let both = workload(&["mcf", "swim"]).unmanaged().unwrap();
         let other = Workload { options: SimOptions { seed: 2, ..SimOptions::default() }, ..workload(&["mcf", "swim"]) };
-        let gain = Comparison::of(&other.unmanaged().unwrap(), &both).unwrap();
+        let gain = Comparison::compare(&other.unmanaged().unwrap(), &both).unwrap();
         let product = (1.0 + gain.mix_gain) * (1.0 + gain.contention_gain);
         assert!((product - 1.0 - gain.throughput_gain).abs() < 1e-9);
     }

@@ -76,7 +76,7 @@ fn measure(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Result<Pr
     let positions: Vec<f64> = counts(&shared).iter().zip(&filled).map(|(now, then)| per_mega(now - then)).collect();
     let references = Estimate::exact(positions.iter().sum());
     let mut profile = Profile::default();
-    profile.rates.llc_refs_per_mega_instr = Some(Fact::measured(references, FactSource::ExactTrace, 0));
+    profile.rates.llc_refs_per_mega_instr = Some(Fact::from_measurement(references, FactSource::ExactTrace, 0));
     profile.locality.stack_positions = Some(Fact::new(positions, FactSource::ExactTrace, 0));
     profile.locality.reuse_times = reuse.finish().to_profile().map(|times| Fact::new(times, FactSource::ExactTrace, 0));
     Ok(profile)

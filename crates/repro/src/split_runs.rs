@@ -48,7 +48,7 @@ impl<'a> Split<'a> {
     ///
     /// # Errors
     /// `run` is not the name of a run.
-    pub fn one(run: &str, find: AnswerLookup<'a>) -> Result<Self, ReproError> {
+    pub fn find_answer(run: &str, find: AnswerLookup<'a>) -> Result<Self, ReproError> {
         let bad = || ReproError::Failed(run.to_string(), "expected a run's name such as 2.17".to_string());
         let (call, item) = run.split_once('.').ok_or_else(bad)?;
         let wanted = Some((call.parse().map_err(|_| bad())?, item.parse().map_err(|_| bad())?));
@@ -56,7 +56,7 @@ impl<'a> Split<'a> {
     }
 
     /// The result of the requested run, once it was made.
-    pub fn made(&self) -> Option<Vec<u8>> {
+    pub fn into_answer(&self) -> Option<Vec<u8>> {
         self.made.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
@@ -75,7 +75,7 @@ impl<'a> Split<'a> {
         if let Some((_, item)) = self.wanted.filter(|(wanted, _)| *wanted == call) {
             let name = format!("{call}.{item}");
             let asked = items.get(item).ok_or_else(|| ReproError::Failed(name.clone(), "no such run".to_string()))?;
-            let bytes = written(&name, &within(|| run(asked))?)?;
+            let bytes = encode_answer(&name, &record_within(|| run(asked))?)?;
             *self.made.lock().unwrap_or_else(PoisonError::into_inner) = Some(bytes);
             return Err(ReproError::Elsewhere);
         }
@@ -97,7 +97,7 @@ pub(crate) fn is_within() -> bool {
 }
 
 /// Makes a run; nested runs that it requests are part of it.
-fn within<R>(run: impl FnOnce() -> R) -> R {
+fn record_within<R>(run: impl FnOnce() -> R) -> R {
     let before = WITHIN.replace(true);
     let answer = run();
     WITHIN.set(before);
@@ -105,7 +105,7 @@ fn within<R>(run: impl FnOnce() -> R) -> R {
 }
 
 /// Serializes a result; an error if it does not read back as the same value.
-pub(crate) fn written<R: Serialize + DeserializeOwned>(name: &str, answer: &R) -> Result<Vec<u8>, ReproError> {
+pub(crate) fn encode_answer<R: Serialize + DeserializeOwned>(name: &str, answer: &R) -> Result<Vec<u8>, ReproError> {
     let failed = |what: String| ReproError::Failed(name.to_string(), format!("its answer: {what}"));
     let bytes = rmp_serde::to_vec_named(answer).map_err(|error| failed(error.to_string()))?;
     let again = rmp_serde::to_vec_named(&read::<R>(name, &bytes)?).map_err(|error| failed(error.to_string()))?;
@@ -189,7 +189,7 @@ mod tests {
     }
 
     fn context<'a>(split: Option<&'a Split<'a>>, stop: &'a AtomicBool) -> ExperimentContext<'a> {
-        ExperimentContext { quick: true, split, ..ExperimentContext::of_seed(1, stop) }
+        ExperimentContext { quick: true, split, ..ExperimentContext::for_seed(1, stop) }
     }
 
     /// Do runs made one at a time, in any order, give the same bits as the whole study?
@@ -210,9 +210,9 @@ mod tests {
             let missing = listing.missing();
             let mut fresh = Vec::new();
             for run in missing.iter().rev() {
-                let split = Split::one(run, &find).unwrap();
+                let split = Split::find_answer(run, &find).unwrap();
                 assert!(matches!(study(&context(Some(&split), &stop)), Err(ReproError::Elsewhere)));
-                fresh.push((run.clone(), split.made().unwrap()));
+                fresh.push((run.clone(), split.into_answer().unwrap()));
             }
             kept.extend(fresh);
             waves.push(missing);
@@ -225,8 +225,8 @@ mod tests {
     #[test]
     fn what_cannot_be_a_run_or_an_answer_is_told() {
         let stop = AtomicBool::new(false);
-        assert!(Split::one("x", &|_| None).is_err());
-        let beyond = Split::one("0.9", &|_| None).unwrap();
+        assert!(Split::find_answer("x", &|_| None).is_err());
+        let beyond = Split::find_answer("0.9", &|_| None).unwrap();
         assert!(study(&context(Some(&beyond), &stop)).unwrap_err().to_string().contains("no such run"));
     }
 
@@ -234,7 +234,7 @@ mod tests {
     #[test]
     fn answers_keep_every_bit() {
         let answer = (f64::NAN.to_bits(), f64::NAN, -0.0, f64::INFINITY, Name("a"), None::<f64>);
-        let bytes = written("0.0", &answer).unwrap();
+        let bytes = encode_answer("0.0", &answer).unwrap();
         let again: (u64, f64, f64, f64, Name, Option<f64>) = read("0.0", &bytes).unwrap();
         assert!(again.1.to_bits() == answer.0 && again.2.is_sign_negative() && again.3 == f64::INFINITY);
         assert_eq!((again.4, again.5), (Name("a"), None));

@@ -44,7 +44,7 @@ pub fn together_under(
 /// # Errors
 /// As [`together_under`].
 pub fn run_together(workload: &Workload, work: &[InstructionRange], by: Pipeline) -> Result<WorkRun, ReproError> {
-    let machine = work::timed_together(workload, work)?;
+    let machine = work::machine_timed_together(workload, work)?;
     let name = by.config().policy.name.clone();
     let (mut decisions, mut trail): (Vec<Decision>, Vec<ProgressSample>) = (Vec::new(), Vec::new());
     let results = run_under(machine, by, |machine, record| {

@@ -75,7 +75,7 @@ pub struct WorkRun {
 /// As [`Workload::simulated`]; a machine without a data cache; a job that does nothing.
 pub(crate) fn alone(workload: &Workload) -> Result<(InstructionRange, ProgramRates), ReproError> {
     let (from, to) = (workload.warm_up_cycles, workload.warm_up_cycles + workload.measured_cycles);
-    let mut machine = timed(workload, to, Vec::new())?;
+    let mut machine = timed_machine(workload, to, Vec::new())?;
     run_alone(&mut machine).map_err(failed("run alone"))?;
     let at = |cycle: u64| place(machine.trail(), 0, |step, _| step.cycle as f64, cycle as f64);
     let name = &workload.jobs[0].name;
@@ -94,7 +94,7 @@ pub(crate) fn together(
     work: &[InstructionRange],
     plan: Option<&FixedPlan>,
 ) -> Result<WorkRun, ReproError> {
-    let mut machine = timed_together(workload, work)?;
+    let mut machine = machine_timed_together(workload, work)?;
     let results = match plan {
         None => run_alone(&mut machine).map_err(failed("unmanaged run"))?,
         Some(plan) => plan.run(&mut machine)?,
@@ -103,10 +103,10 @@ pub(crate) fn together(
 }
 
 /// A machine at its start that ends once every job has finished its work.
-pub(crate) fn timed_together(workload: &Workload, work: &[InstructionRange]) -> Result<SimMachine, ReproError> {
+pub(crate) fn machine_timed_together(workload: &Workload, work: &[InstructionRange]) -> Result<SimMachine, ReproError> {
     let alone_cycles = workload.warm_up_cycles + workload.measured_cycles;
     let until = work.iter().map(|work| work.to_instr as u64 + 1).collect();
-    timed(workload, GIVES_UP_AFTER_TIMES * alone_cycles, until)
+    timed_machine(workload, GIVES_UP_AFTER_TIMES * alone_cycles, until)
 }
 
 /// The run that this trail describes.
@@ -118,13 +118,13 @@ pub(crate) fn work_run(
     decisions: Vec<Decision>,
 ) -> Result<WorkRun, ReproError> {
     let of = |(task, work): (usize, &InstructionRange)| {
-        over_work(trail, task, work).ok_or_else(|| failed(&workload.jobs[task].name)("it never ran"))
+        rates_over_work(trail, task, work).ok_or_else(|| failed(&workload.jobs[task].name)("it never ran"))
     };
     Ok(WorkRun { rates: work.iter().enumerate().map(of).collect::<Result<_, _>>()?, results, decisions })
 }
 
 /// Rates over the work; `None` for a job that executed nothing.
-fn over_work(trail: &[ProgressSample], task: usize, work: &InstructionRange) -> Option<ProgramRates> {
+fn rates_over_work(trail: &[ProgressSample], task: usize, work: &InstructionRange) -> Option<ProgramRates> {
     let at = |instr: f64| place(trail, task, |_, task| task.instructions as f64, instr);
     let begin = at(work.from_instr);
     if let Some((begin, end)) = begin.zip(at(work.to_instr)) {
@@ -137,7 +137,7 @@ fn over_work(trail: &[ProgressSample], task: usize, work: &InstructionRange) -> 
     rates(&begin.unwrap_or(start), &end, false)
 }
 
-fn timed(workload: &Workload, ends_cycles: u64, until: Vec<u64>) -> Result<SimMachine, ReproError> {
+fn timed_machine(workload: &Workload, ends_cycles: u64, until: Vec<u64>) -> Result<SimMachine, ReproError> {
     if workload.machine.last_level().map(|cache| cache.level).is_none_or(|level| level == CacheLevel::L1Instruction) {
         return Err(failed(&workload.machine.name)("no data cache to share"));
     }
@@ -256,7 +256,7 @@ mod tests {
         let step = |cycle: u64, done: u64| ProgressSample { cycle, tasks: vec![task(done), task(0)] };
         let trail = [step(0, 0), step(100, 100), step(200, 150)];
         let of = |task: usize, from_instr: f64, to_instr: f64| {
-            over_work(&trail, task, &InstructionRange { from_instr, to_instr })
+            rates_over_work(&trail, task, &InstructionRange { from_instr, to_instr })
                 .map(|rates| (rates.instr_per_cycle, rates.finished))
         };
         assert_eq!(of(0, 50.0, 100.0), Some((1.0, true)));

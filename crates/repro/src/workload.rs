@@ -69,7 +69,7 @@ fn ending(source: Box<dyn AccessSource>, left: u64) -> Box<dyn AccessSource> {
 }
 
 /// Advances the source by this many instructions, or to where it first waits for something.
-fn under_way(mut source: Box<dyn AccessSource>, instructions: u64) -> Box<dyn AccessSource> {
+fn start_under_way(mut source: Box<dyn AccessSource>, instructions: u64) -> Box<dyn AccessSource> {
     let (mut past, mut batch) = (0, Vec::new());
     while past < instructions {
         batch.clear();
@@ -115,7 +115,7 @@ impl WorkloadJob {
 
     /// Pins the job to these CPUs.
     #[must_use]
-    pub fn on_cpus(self, cpus: CpuSet) -> Self {
+    pub fn with_cpus(self, cpus: CpuSet) -> Self {
         WorkloadJob { pinned: Some(cpus), ..self }
     }
 
@@ -132,7 +132,7 @@ impl WorkloadJob {
             }
             Some(path) => vec![recordings::source(&self.name, path, seed)?],
         };
-        let begun = |source| under_way(source, self.under_way_instructions);
+        let begun = |source| start_under_way(source, self.under_way_instructions);
         let sources: Vec<Box<dyn AccessSource>> = sources.into_iter().map(begun).collect();
         Ok(match self.instructions {
             None => sources,

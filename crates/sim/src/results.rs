@@ -234,7 +234,7 @@ impl SimMachine {
         let known = &self.known[index];
         let slot = known.slot;
         let before = self.baseline.tasks.get(index).cloned().unwrap_or_default();
-        let counters = self.system.counters(slot).since(&before.counters);
+        let counters = self.system.counters(slot).difference(&before.counters);
         let state = self.system.dispatcher.task(slot);
         let on_cpu =
             state.on_cpu_cycles.iter().enumerate().map(|(cpu, &cycles)| {
@@ -320,10 +320,10 @@ fn misses_by(level: CacheLevel, counts: &LevelCounts) -> MissBreakdown {
         level,
         references: counts.references,
         misses: counts.all_misses(),
-        cold: counts.caused(MissCause::Cold),
-        own: counts.caused(MissCause::Own),
-        inter_task: counts.caused(MissCause::InterTask),
-        coherence: counts.caused(MissCause::Coherence),
+        cold: counts.misses_from(MissCause::Cold),
+        own: counts.misses_from(MissCause::Own),
+        inter_task: counts.misses_from(MissCause::InterTask),
+        coherence: counts.misses_from(MissCause::Coherence),
         prefetch_hits: counts.prefetch_hits,
     }
 }

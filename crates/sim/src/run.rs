@@ -32,7 +32,7 @@ pub fn run_alone(machine: &mut SimMachine) -> Result<RunResults, cachemate_core:
 
 /// The jobs' results in the jobs' order, on all host cores. Runs share nothing, so their results do not depend on how
 /// many cores there are.
-pub fn in_parallel<I: Send, T: Send>(jobs: Vec<I>, run: impl Fn(I) -> T + Sync + Send) -> Vec<T> {
+pub fn run_in_parallel<I: Send, T: Send>(jobs: Vec<I>, run: impl Fn(I) -> T + Sync + Send) -> Vec<T> {
     jobs.into_par_iter().map(run).collect()
 }
 

@@ -50,15 +50,15 @@ impl<'a> Located<'a> {
     /// # Errors
     /// An unknown, missing or ill-typed field, with its place.
     pub fn value<T: DeserializeOwned>(&self) -> Result<T, SpecError> {
-        self.changed(|_| Ok(()))
+        self.change(|_| Ok(()))
     }
 
     pub(crate) fn read<T: DeserializeOwned>(&self, overrides: &[Override]) -> Result<T, SpecError> {
-        self.changed(|table| overrides.iter().try_for_each(|change| apply(table, change)))
+        self.change(|table| overrides.iter().try_for_each(|change| apply(table, change)))
     }
 
     /// The text as a `T` after changes to the values.
-    pub(crate) fn changed<T: DeserializeOwned>(
+    pub(crate) fn change<T: DeserializeOwned>(
         &self,
         change: impl FnOnce(&mut toml::Table) -> Result<(), SpecError>,
     ) -> Result<T, SpecError> {

@@ -40,7 +40,7 @@ pub fn parse_percent_matrix(file: &str, text: &str) -> Result<PercentMatrix, Spe
     let (mut columns, mut rows) = (None, Vec::new());
     for record in reader.records() {
         let record = record.map_err(|error| SpecError::of_file(file, error.to_string(), "CSV"))?;
-        let line = lines.of(&record);
+        let line = lines.index_of(&record);
         let first = record.get(0).unwrap_or_default();
         if first.starts_with('#') || (first.is_empty() && record.len() == 1) {
             continue;
@@ -50,7 +50,7 @@ pub fn parse_percent_matrix(file: &str, text: &str) -> Result<PercentMatrix, Spe
             continue;
         }
         let value = |(at, field): (usize, &str)| {
-            percent(field).map_err(|()| at_field(file, line, at + 1, field, "per cent, such as 24.75% or -1.2"))
+            percent(field).map_err(|()| field_error(file, line, at + 1, field, "per cent, such as 24.75% or -1.2"))
         };
         let values_percent = record.iter().enumerate().skip(1).map(value).collect::<Result<_, _>>()?;
         rows.push(PercentRow { line, name: first.to_string(), values_percent });
@@ -73,7 +73,7 @@ fn percent(field: &str) -> Result<Option<f64>, ()> {
     value.ok().filter(|value| value.is_finite()).map(Some).ok_or(())
 }
 
-fn at_field(file: &str, line: u32, field: usize, found: &str, expected: &str) -> SpecError {
+fn field_error(file: &str, line: u32, field: usize, found: &str, expected: &str) -> SpecError {
     SpecError {
         line_column: Some((line, field as u32)),
         ..SpecError::of_file(file, format!("'{found}'"), expected.to_string())
@@ -93,7 +93,7 @@ struct LineCounter<'a> {
 }
 
 impl LineCounter<'_> {
-    fn of(&mut self, record: &StringRecord) -> u32 {
+    fn index_of(&mut self, record: &StringRecord) -> u32 {
         let start = record.position().map_or(self.at, |position| position.byte() as usize);
         while let Some(line) = self.text.get(self.at..).and_then(|rest| rest.split_inclusive('\n').next()) {
             if self.at >= start && !is_skipped(line) {

@@ -172,7 +172,7 @@ pub fn vary_scenario(
 ) -> Result<(Scenario, MachineSpec), SpecError> {
     let located = Located::parse(file, text)?.in_scope(SpellingScope::Scenario);
     let set_all = |table: &mut toml::Table| changes.iter().try_for_each(|(field, value)| set(table, field, value));
-    let scenario: Scenario = located.changed(set_all)?;
+    let scenario: Scenario = located.change(set_all)?;
     let machine = load_machine(&scenario.machine).map_err(|inner| SpecError {
         nearest: inner.nearest.clone(),
         ..located.at("machine", SpecError { nearest: None, ..inner }.to_string(), "a usable machine")

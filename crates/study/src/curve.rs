@@ -114,7 +114,7 @@ pub struct PartTotals {
 
 impl PartTotals {
     /// Totals of a whole trace.
-    pub fn of_all(totals: Option<&TraceTotals>, instructions_known: bool) -> Self {
+    pub fn from_totals(totals: Option<&TraceTotals>, instructions_known: bool) -> Self {
         let instructions = totals.and_then(|totals| totals.instructions).filter(|_| instructions_known);
         PartTotals { program_accesses: totals.and_then(|totals| totals.program_accesses), instructions }
     }
@@ -159,7 +159,7 @@ pub fn counted(histogram: &DistanceHistogram, known: PartTotals, sizes: &[u64], 
         accesses,
         program_accesses: known.program_accesses,
         instructions: known.instructions,
-        cold: Some(histogram.cold()),
+        cold: Some(histogram.cold_count()),
         curve: sizes.iter().zip(ratios).map(point).collect(),
     }
 }

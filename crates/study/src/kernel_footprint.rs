@@ -38,11 +38,11 @@ pub struct KernelFootprint {
 
 impl KernelFootprint {
     /// `None` if the file has no curve of all threads or no stack distances.
-    pub fn of(file: &ProfileFile, cache_bytes: u64) -> Option<Self> {
+    pub fn from_profile(file: &ProfileFile, cache_bytes: u64) -> Option<Self> {
         let histogram = file.histograms.iter().find(|histogram| histogram.kind == "stack-distance")?;
         let touched_bytes = histogram.cold * u64::from(histogram.line_bytes);
         let curve = file.curves.iter().find(|curve| curve.thread.is_none() && curve.points.len() >= 2)?;
-        let used_again_bytes = used_again(curve)?;
+        let used_again_bytes = reused_bytes(curve)?;
         let passes_test = touched_bytes <= cache_bytes;
         let [low, _, high] = used_again_bytes;
         let fits = match (low <= cache_bytes, high <= cache_bytes) {
@@ -60,7 +60,7 @@ impl KernelFootprint {
     }
 
     /// Does the kernel's test disagree with the curve?
-    pub fn misjudged(&self) -> bool {
+    pub fn is_misjudged(&self) -> bool {
         self.fits.is_some_and(|fits| fits != self.passes_test)
     }
 }
@@ -72,12 +72,12 @@ fn smallest_that_passes(touched_bytes: u64, cache_bytes: u64) -> Option<u32> {
 }
 
 /// The size at which the curve has fallen, with the sizes for the ends of its error interval.
-fn used_again(curve: &StoredCurve) -> Option<[u64; 3]> {
+fn reused_bytes(curve: &StoredCurve) -> Option<[u64; 3]> {
     let (first, last) = (curve.points.first()?.miss_ratio.value, curve.points.last()?.miss_ratio.value);
     let Some(enough) = plateau_rate(first, last) else { return Some([0; 3]) };
     let end = curve.points.last()?.size_bytes;
-    let fallen = |of: fn(&Estimate) -> f64| {
-        curve.points.iter().find(|point| of(&point.miss_ratio) <= enough).map_or(end, |point| point.size_bytes)
+    let fallen = |value: fn(&Estimate) -> f64| {
+        curve.points.iter().find(|point| value(&point.miss_ratio) <= enough).map_or(end, |point| point.size_bytes)
     };
     Some([fallen(|rate| rate.low), fallen(|rate| rate.value), fallen(|rate| rate.high)])
 }
@@ -98,7 +98,7 @@ impl std::fmt::Display for KernelFootprint {
         }
         let passes = if self.passes_test { "passes" } else { "fails" };
         write!(f, ": it {passes} the kernel's footprint test for {cache}")?;
-        match (self.fits, self.misjudged(), self.tolerance) {
+        match (self.fits, self.is_misjudged(), self.tolerance) {
             (None, ..) => write!(f, "; its curve does not tell whether that is right"),
             (Some(true), true, Some(tolerance)) => {
                 write!(f, ", though the cache holds what it uses again; tolerance {tolerance} would let it pass")
@@ -144,18 +144,18 @@ mod tests {
     /// Is a large process with a small reused part distinguished from one that the cache cannot hold?
     #[test]
     fn a_large_process_that_uses_little_again_is_misjudged() {
-        let judged = |touched, knee, cache| KernelFootprint::of(&process(touched, knee, 0.0), cache).unwrap();
+        let judged = |touched, knee, cache| KernelFootprint::from_profile(&process(touched, knee, 0.0), cache).unwrap();
         let large = judged(512 * MIB, 4 * MIB, 32 * MIB);
-        assert_eq!((large.passes_test, large.fits, large.misjudged()), (false, Some(true), true));
+        assert_eq!((large.passes_test, large.fits, large.is_misjudged()), (false, Some(true), true));
         assert_eq!((large.used_again_bytes, large.tolerance), ([4 * MIB; 3], Some(2)));
         let small = judged(16 * MIB, 8 * MIB, 32 * MIB);
         assert_eq!(
-            (small.passes_test, small.fits, small.misjudged(), small.tolerance),
+            (small.passes_test, small.fits, small.is_misjudged(), small.tolerance),
             (true, Some(true), false, Some(1))
         );
         let wide = judged(512 * MIB, 256 * MIB, 32 * MIB);
         assert_eq!(
-            (wide.passes_test, wide.fits, wide.misjudged(), wide.tolerance),
+            (wide.passes_test, wide.fits, wide.is_misjudged(), wide.tolerance),
             (false, Some(false), false, Some(1))
         );
     }
@@ -176,12 +176,12 @@ mod tests {
     /// Is there no verdict if the curve's error spans the cache, and no reused memory for a stream?
     #[test]
     fn an_error_that_spans_the_cache_is_said() {
-        let unsure = KernelFootprint::of(&process(512 * MIB, 32 * MIB, 0.9), 32 * MIB).unwrap();
-        assert_eq!((unsure.fits, unsure.misjudged(), unsure.tolerance), (None, false, None), "{unsure:?}");
-        let stream = KernelFootprint::of(&process(512 * MIB, u64::MAX, 0.0), 32 * MIB).unwrap();
-        assert_eq!((stream.used_again_bytes, stream.fits, stream.misjudged()), ([0; 3], None, false));
+        let unsure = KernelFootprint::from_profile(&process(512 * MIB, 32 * MIB, 0.9), 32 * MIB).unwrap();
+        assert_eq!((unsure.fits, unsure.is_misjudged(), unsure.tolerance), (None, false, None), "{unsure:?}");
+        let stream = KernelFootprint::from_profile(&process(512 * MIB, u64::MAX, 0.0), 32 * MIB).unwrap();
+        assert_eq!((stream.used_again_bytes, stream.fits, stream.is_misjudged()), ([0; 3], None, false));
         assert_eq!(
-            KernelFootprint::of(&ProfileFile::new("p", ProfileSource::default()), MIB),
+            KernelFootprint::from_profile(&ProfileFile::new("p", ProfileSource::default()), MIB),
             None,
             "nothing was measured"
         );

@@ -17,7 +17,7 @@ pub use curve::{
 };
 pub use kernel_footprint::KernelFootprint;
 pub use prediction::{USUAL_SCHEME, cache_summary, matrix_of, pair_costs, plan_picture, unit_of};
-pub use profiling::{ProfilePass, ProfileTarget, on_target};
+pub use profiling::{ProfilePass, ProfileTarget, profile_for_target};
 
 use cachemate_locality::cachesim::GeometryError;
 use cachemate_locality::stack::StackError;

@@ -40,7 +40,7 @@ impl ProfileTarget {
     ///
     /// # Errors
     /// A machine without data caches.
-    pub fn of(machine: &MachineSpec) -> Result<Self, StudyError> {
+    pub fn from_machine(machine: &MachineSpec) -> Result<Self, StudyError> {
         let cache = machine.last_level().ok_or_else(|| StudyError::NoSharedCache(machine.name.clone()))?;
         Ok(ProfileTarget {
             level: cache.level,
@@ -141,7 +141,7 @@ impl ProfilePass {
     ) -> Result<ProfileFile, StudyError> {
         let target = self.target;
         let histogram = self.distances.finish()?;
-        let known = PartTotals::of_all(totals, header.instructions_known);
+        let known = PartTotals::from_totals(totals, header.instructions_known);
         let tool = concat!("cachemate ", env!("CARGO_PKG_VERSION")).to_string();
         let source =
             ProfileSource { tool, kind: "trace".to_string(), from: Some(from.to_string()), filter: header.filter };
@@ -151,7 +151,7 @@ impl ProfilePass {
         file.records = Some(histogram.accesses());
         file.instructions = known.instructions;
         file.curves = vec![curve(&histogram, known, target.line_bytes)];
-        file.histograms = vec![bucketed(&histogram, target.line_bytes)];
+        file.histograms = vec![bucket(&histogram, target.line_bytes)];
         let positions = self.cache.positions().unwrap_or_default();
         file.stack_positions = vec![StackPositions {
             size_bytes: target.size_bytes,
@@ -160,7 +160,7 @@ impl ProfilePass {
             misses: positions.misses,
         }];
         let times = self.reuse.finish().to_profile();
-        file.profile.locality.reuse_times = times.map(of_trace);
+        file.profile.locality.reuse_times = times.map(trace_fact);
         if !self.intervals.is_empty() {
             let every = with_phases(self.intervals);
             let phase = every.last().map_or(0, |interval| interval.phase);
@@ -190,7 +190,7 @@ fn curve(histogram: &DistanceHistogram, known: PartTotals, line_bytes: u32) -> S
 }
 
 /// Distances in buckets of at most 1/32 of their size: exact below 64 lines, small enough for a file.
-fn bucketed(histogram: &DistanceHistogram, line_bytes: u32) -> FileHistogram {
+fn bucket(histogram: &DistanceHistogram, line_bytes: u32) -> FileHistogram {
     let mut buckets: Vec<(u64, u64)> = Vec::new();
     for &(distance, count) in histogram.counts() {
         let step = 1u64 << (63 - (distance | 63).leading_zeros()).saturating_sub(5);
@@ -200,7 +200,7 @@ fn bucketed(histogram: &DistanceHistogram, line_bytes: u32) -> FileHistogram {
             _ => buckets.push((upper, count)),
         }
     }
-    FileHistogram { kind: "stack-distance".to_string(), line_bytes, cold: histogram.cold(), buckets }
+    FileHistogram { kind: "stack-distance".to_string(), line_bytes, cold: histogram.cold_count(), buckets }
 }
 
 /// Numbers the phases: raised by one at each change of the miss rate (thesis 5.6.2).
@@ -225,15 +225,16 @@ fn fill_rates(file: &mut ProfileFile, level: CacheLevel, positions: &PositionPro
         points.filter_map(|point| Some((point.size_bytes, point.misses_per_kilo_instr?))).collect()
     });
     let references = file.records.map(|records| Estimate::exact(per_mega(records)));
-    file.profile.rates.llc_refs_per_mega_instr = references.map(|rate| Fact::measured(rate, FactSource::ExactTrace, 0));
+    file.profile.rates.llc_refs_per_mega_instr =
+        references.map(|rate| Fact::from_measurement(rate, FactSource::ExactTrace, 0));
     let locality = &mut file.profile.locality;
-    locality.misses_per_kilo_instr = curve.map(|points| (level, of_trace(points))).into_iter().collect();
+    locality.misses_per_kilo_instr = curve.map(|points| (level, trace_fact(points))).into_iter().collect();
     let counts = positions.hits.iter().chain([&positions.misses]);
-    locality.stack_positions = Some(of_trace(counts.map(|count| per_mega(*count)).collect()));
+    locality.stack_positions = Some(trace_fact(counts.map(|count| per_mega(*count)).collect()));
 }
 
 /// A fact that holds for a whole recording.
-fn of_trace<T>(value: T) -> Fact<T> {
+fn trace_fact<T>(value: T) -> Fact<T> {
     Fact::new(value, FactSource::ExactTrace, 0)
 }
 
@@ -242,7 +243,7 @@ fn of_trace<T>(value: T) -> Fact<T> {
 ///
 /// # Errors
 /// The file was made for another line size, or has no stack distances.
-pub fn on_target(file: &ProfileFile, target: ProfileTarget) -> Result<Profile, StudyError> {
+pub fn profile_for_target(file: &ProfileFile, target: ProfileTarget) -> Result<Profile, StudyError> {
     let mut profile = file.profile.clone();
     let Some(instructions) = file.instructions.filter(|count| *count > 0) else { return Ok(profile) };
     let per_mega = |count: f64| count * 1e6 / instructions as f64;
@@ -252,7 +253,7 @@ pub fn on_target(file: &ProfileFile, target: ProfileTarget) -> Result<Profile, S
     };
     if let Some(positions) = file.stack_positions.iter().find(fits) {
         let counts = positions.hits.iter().chain([&positions.misses]);
-        profile.locality.stack_positions = Some(of_trace(counts.map(|count| per_mega(*count as f64)).collect()));
+        profile.locality.stack_positions = Some(trace_fact(counts.map(|count| per_mega(*count as f64)).collect()));
         return Ok(profile);
     }
     let with_line = |h: &&FileHistogram| h.kind == "stack-distance" && h.line_bytes == target.line_bytes;
@@ -264,6 +265,6 @@ pub fn on_target(file: &ProfileFile, target: ProfileTarget) -> Result<Profile, S
     let histogram = DistanceHistogram::new(histogram.cold, histogram.buckets.iter().copied());
     let sets = target.size_bytes / u64::from(target.line_bytes) / u64::from(target.ways);
     let folded = fold_to_ways(&histogram, sets, target.ways, Folding::Hashed);
-    profile.locality.stack_positions = folded.map(|counts| of_trace(counts.into_iter().map(per_mega).collect()));
+    profile.locality.stack_positions = folded.map(|counts| trace_fact(counts.into_iter().map(per_mega).collect()));
     Ok(profile)
 }

@@ -87,22 +87,22 @@ impl Store {
 
     /// The live owner of the task's claim, for display; `None` if there is none.
     pub(crate) fn living(&self, id: SweepTaskId) -> Option<String> {
-        let touched = self.changed(&claim_rest(id))?;
+        let touched = self.modified_time(&claim_rest(id))?;
         let owner = self.owner_of(id);
         let dead = owner.as_ref().and_then(|owner| owner.is_alive(&self.owner)) == Some(false);
-        let now = self.now().unwrap_or(touched);
+        let now = self.server_time().unwrap_or(touched);
         let stale = now.duration_since(touched).is_ok_and(|age| age > self.stale_after);
         let words = owner.map_or("another worker".to_string(), |owner| owner.to_string());
         (!dead && !stale).then_some(words)
     }
 
     /// Time by the clock of the machine that keeps the files; a command that only reports has its own host's.
-    fn now(&self) -> Option<std::time::SystemTime> {
+    fn server_time(&self) -> Option<std::time::SystemTime> {
         if self.is_read_only() {
             return Some(std::time::SystemTime::now());
         }
         let (partial, clock) = self.write_partial("clock", b"").ok()?;
-        let now = self.changed(&format!("partial/{clock}"));
+        let now = self.modified_time(&format!("partial/{clock}"));
         let _ = partial.remove(&clock);
         now
     }
@@ -119,18 +119,18 @@ impl Store {
         let _ = partial.remove(&dead);
         let who = owner.map_or("its worker".to_string(), |owner| owner.to_string());
         let what = format!("{who} died or froze while it ran the task");
-        self.record_attempt(id, &FailedAttempt::now(FailureKind::Death, what, &self.owner))
+        self.record_attempt(id, &FailedAttempt::record_now(FailureKind::Death, what, &self.owner))
     }
 
     /// Ids with a claim, whether its owner lives or not.
-    pub(crate) fn claimed(&self) -> Result<Vec<SweepTaskId>, SweepError> {
+    pub(crate) fn claimed_tasks(&self) -> Result<Vec<SweepTaskId>, SweepError> {
         Ok(self.names(CLAIMS)?.into_iter().filter_map(|name| name.parse().ok()).collect())
     }
 
     /// Removes claims on finished tasks: a worker that was killed after its result leaves one, and a finished task is
     /// never claimed again. Another worker that still runs the task compares its result without a claim.
     pub(crate) fn remove_claims_on(&self, finished: &BTreeSet<SweepTaskId>) -> Result<(), SweepError> {
-        for id in self.claimed()?.into_iter().filter(|id| finished.contains(id)) {
+        for id in self.claimed_tasks()?.into_iter().filter(|id| finished.contains(id)) {
             let _ = self.remove_claim(id);
         }
         Ok(())
@@ -141,7 +141,7 @@ impl Store {
     /// # Errors
     /// The folder of claims cannot be read.
     pub fn running(&self) -> Result<Vec<(SweepTaskId, String)>, SweepError> {
-        Ok(self.claimed()?.into_iter().filter_map(|id| Some((id, self.living(id)?))).collect())
+        Ok(self.claimed_tasks()?.into_iter().filter_map(|id| Some((id, self.living(id)?))).collect())
     }
 }
 

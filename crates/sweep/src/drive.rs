@@ -141,7 +141,7 @@ impl<'a> SweepDriver<'a> {
     fn refresh(&mut self) -> Result<(), SweepError> {
         self.results.update(self.store)?;
         let mut attempts = 0;
-        for id in self.store.failed()? {
+        for id in self.store.failed_tasks()? {
             if !self.scope.contains(&id) || self.results.finished.contains(&id) || self.given_up.contains_key(&id) {
                 continue;
             }
@@ -313,7 +313,7 @@ impl FinishedTasks {
                 continue;
             }
             let is_settled = SystemTime::now().duration_since(changed).is_ok_and(|age| age > STEP);
-            self.finished.extend(store.finished_in(&folder)?);
+            self.finished.extend(store.finished_tasks_in(&folder)?);
             if is_settled {
                 self.read_at.insert(folder, changed);
             }

@@ -35,14 +35,14 @@ pub struct FailedAttempt {
 }
 
 impl FailedAttempt {
-    pub(crate) fn now(ending: FailureKind, subject: String, owner: &ClaimOwner) -> Self {
+    pub(crate) fn record_now(ending: FailureKind, subject: String, owner: &ClaimOwner) -> Self {
         FailedAttempt { ending, what: subject, host: owner.host.clone(), pid: owner.pid, unix_ms: unix_ms() }
     }
 }
 
 impl Store {
     pub(crate) fn record_attempt(&self, id: SweepTaskId, attempt: &FailedAttempt) -> Result<(), SweepError> {
-        let rest = failed_rest(id);
+        let rest = failure_path(id);
         let line = serde_json::to_string(attempt).expect("texts and numbers can be written");
         self.root().append_line(Path::new(&rest), &line).map_err(self.io_error(&rest))
     }
@@ -52,7 +52,7 @@ impl Store {
     /// # Errors
     /// The file is there and cannot be read.
     pub fn attempts(&self, id: SweepTaskId) -> Result<Vec<FailedAttempt>, SweepError> {
-        let rest = failed_rest(id);
+        let rest = failure_path(id);
         let read = self.root().read_text(Path::new(&rest), FAILURES_BYTES_LIMIT).map_err(self.io_error(&rest))?;
         let Some(text) = read else { return Ok(Vec::new()) };
         let damaged = || FailedAttempt {
@@ -78,6 +78,6 @@ const FAILED: &str = "failed";
 /// Every attempt adds a line, and a task is abandoned after a few.
 const FAILURES_BYTES_LIMIT: u64 = 16 << 20;
 
-fn failed_rest(id: SweepTaskId) -> String {
+fn failure_path(id: SweepTaskId) -> String {
     format!("{FAILED}/{id}.jsonl")
 }

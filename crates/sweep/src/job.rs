@@ -191,7 +191,8 @@ impl Inputs {
                 let mut recordings = BTreeMap::new();
                 for program in &scenario.programs {
                     if let Some(manifest_entry) = self.recordings.get(&program.program) {
-                        recordings.insert(program.program.clone(), self.verified(&program.program, manifest_entry)?);
+                        recordings
+                            .insert(program.program.clone(), self.verify_recording(&program.program, manifest_entry)?);
                     }
                 }
                 Ok(SweepJob::Scenario(Box::new(ScenarioJob { scenario, machine, recordings, detail: self.detail })))
@@ -211,7 +212,7 @@ impl Inputs {
                 };
                 let seed = axis_value("seed").map_or(Ok(0), |value| whole("seed", value))?;
                 let sample = axis_value("sample").map(number).transpose()?;
-                let (recording, sizes) = (self.verified(name, manifest_entry)?, axis_value("sizes").map(text));
+                let (recording, sizes) = (self.verify_recording(name, manifest_entry)?, axis_value("sizes").map(text));
                 Ok(SweepJob::Curve(CurveJob { recording, line_bytes, sizes, sample, seed }))
             }
             SweepKind::Repro => {
@@ -222,7 +223,7 @@ impl Inputs {
     }
 
     /// The recording's file, if it is still what it was when the manifest was made.
-    fn verified(&self, name: &str, recording: &RecordingRef) -> Result<PathBuf, String> {
+    fn verify_recording(&self, name: &str, recording: &RecordingRef) -> Result<PathBuf, String> {
         let verified = || self.verified.lock().unwrap_or_else(PoisonError::into_inner);
         let known = verified().iter().any(|known| known == name);
         if !known {

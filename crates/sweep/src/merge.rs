@@ -54,7 +54,7 @@ pub fn merge(stores: &[Store], out: &Path) -> Result<MergeSummary, SweepError> {
         merged.conflicting.extend(store.differing()?);
     }
     for task in &manifest.tasks {
-        let Some(stored_result) = merged.one(stores, task) else {
+        let Some(stored_result) = merged.merge_task(stores, task) else {
             merged.missing.push(task.id.to_string());
             continue;
         };
@@ -68,7 +68,7 @@ pub fn merge(stores: &[Store], out: &Path) -> Result<MergeSummary, SweepError> {
 
 impl MergeSummary {
     /// The task's result, the same in all folders that have it.
-    fn one(&mut self, stores: &[Store], task: &SweepTask) -> Option<StoredResult> {
+    fn merge_task(&mut self, stores: &[Store], task: &SweepTask) -> Option<StoredResult> {
         let mut result: Option<StoredResult> = None;
         for store in stores {
             match store.read(task.id) {

@@ -170,7 +170,7 @@ fn figure_names(rows: &[ReportRow]) -> Vec<String> {
 }
 
 fn pictures(axes: &[String], rows: &[ReportRow]) -> Vec<Picture> {
-    let labels = labelled(rows);
+    let labels = labeled_columns(rows);
     let curves: Vec<&ReportRow> = rows.iter().filter(|row| !row.curve.is_empty()).collect();
     let mut pictures: Vec<Picture> =
         curves.chunks(MAX_SERIES).enumerate().map(|(index, rows)| curve_picture(index, rows, &labels)).collect();
@@ -181,7 +181,7 @@ fn pictures(axes: &[String], rows: &[ReportRow]) -> Vec<Picture> {
 }
 
 /// Axes that tell rows apart: a label of all axes would leave no room for the picture.
-fn labelled(rows: &[ReportRow]) -> Vec<usize> {
+fn labeled_columns(rows: &[ReportRow]) -> Vec<usize> {
     let axes = rows.first().map_or(0, |row| row.point.len());
     let varies = |at: &usize| rows.iter().any(|row| row.point[*at] != rows[0].point[*at]);
     (0..axes).filter(varies).collect()

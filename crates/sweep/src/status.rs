@@ -63,10 +63,10 @@ pub fn status(store: &Store) -> Result<SweepStatus, SweepError> {
     let mut ids: Vec<SweepTaskId> = tasks.iter().map(|task| task.id).collect();
     ids.sort_unstable();
     ids.dedup();
-    let finished = store.finished()?;
+    let finished = store.finished_tasks()?;
     let running = store.running()?;
     let is_open = |id: &SweepTaskId| ids.binary_search(id).is_ok() && !finished.contains(id);
-    let failed: Vec<SweepTaskId> = store.failed()?.into_iter().filter(is_open).collect();
+    let failed: Vec<SweepTaskId> = store.failed_tasks()?.into_iter().filter(is_open).collect();
     let running: Vec<SweepTaskId> = running.into_iter().map(|(id, _)| id).filter(is_open).collect();
     let done = ids.iter().filter(|id| finished.contains(id)).count();
     let busy = running.iter().filter(|id| failed.binary_search(id).is_err()).count();

@@ -292,10 +292,10 @@ impl Store {
     ///
     /// # Errors
     /// The folder cannot be read.
-    pub fn finished(&self) -> Result<BTreeSet<SweepTaskId>, SweepError> {
+    pub fn finished_tasks(&self) -> Result<BTreeSet<SweepTaskId>, SweepError> {
         let mut finished = BTreeSet::new();
         for (folder, _) in self.result_folders()? {
-            finished.extend(self.finished_in(&folder)?);
+            finished.extend(self.finished_tasks_in(&folder)?);
         }
         Ok(finished)
     }
@@ -303,10 +303,10 @@ impl Store {
     /// Folders of results, and the time of each one's last change.
     pub(crate) fn result_folders(&self) -> Result<Vec<(String, SystemTime)>, SweepError> {
         let folders = self.names(RESULTS)?.into_iter().map(|name| format!("{RESULTS}/{name}"));
-        Ok(folders.filter_map(|folder| Some((folder.clone(), self.changed(&folder)?))).collect())
+        Ok(folders.filter_map(|folder| Some((folder.clone(), self.modified_time(&folder)?))).collect())
     }
 
-    pub(crate) fn finished_in(&self, folder: &str) -> Result<Vec<SweepTaskId>, SweepError> {
+    pub(crate) fn finished_tasks_in(&self, folder: &str) -> Result<Vec<SweepTaskId>, SweepError> {
         let names = self.names(folder)?.into_iter();
         Ok(names.filter_map(|name| name.strip_suffix(".json")?.parse().ok()).collect())
     }
@@ -321,7 +321,7 @@ impl Store {
     }
 
     /// Time of the last change of a file or folder; `None` if it is missing.
-    pub(crate) fn changed(&self, rest: &str) -> Option<SystemTime> {
+    pub(crate) fn modified_time(&self, rest: &str) -> Option<SystemTime> {
         let stat = self.root.stat(Path::new(rest)).ok()??;
         let since = Duration::from_secs(u64::try_from(stat.st_mtime).ok()?) + Duration::from_nanos(stat.st_mtime_nsec);
         SystemTime::UNIX_EPOCH.checked_add(since)
@@ -331,7 +331,7 @@ impl Store {
     ///
     /// # Errors
     /// The folder cannot be read.
-    pub fn failed(&self) -> Result<BTreeSet<SweepTaskId>, SweepError> {
+    pub fn failed_tasks(&self) -> Result<BTreeSet<SweepTaskId>, SweepError> {
         let failed = self.names("failed")?.into_iter();
         Ok(failed.filter_map(|name| name.strip_suffix(".jsonl")?.parse().ok()).collect())
     }
@@ -346,7 +346,7 @@ impl Store {
 
     /// When results appeared, of at most so many of the newest; for how fast a sweep goes.
     pub(crate) fn newest(&self, ids: impl Iterator<Item = SweepTaskId>, most: usize) -> Vec<SystemTime> {
-        let time = |id: SweepTaskId| self.changed(&result_rest(id));
+        let time = |id: SweepTaskId| self.modified_time(&result_rest(id));
         let mut times: Vec<SystemTime> = ids.filter_map(time).collect();
         times.sort_unstable_by(|a, b| b.cmp(a));
         times.truncate(most);

@@ -49,7 +49,7 @@ pub fn attempt(
     retries: u32,
     stop: &AtomicBool,
 ) -> Result<AttemptOutcome, SweepError> {
-    if let Some(before) = finished_before(store, task)? {
+    if let Some(before) = find_finished(store, task)? {
         return Ok(before);
     }
     let held = match store.claim(task.id)? {
@@ -57,7 +57,7 @@ pub fn attempt(
         ClaimOutcome::HeldByOther(who) => return Ok(AttemptOutcome::RunningElsewhere(who)),
     };
     // Between the look and the claim another may have finished it, and a dead owner was noted.
-    if let Some(before) = finished_before(store, task)? {
+    if let Some(before) = find_finished(store, task)? {
         return Ok(before);
     }
     let attempts = store.attempts(task.id)?;
@@ -80,7 +80,8 @@ pub fn attempt(
         }
         Err(RunError::Stopped) => AttemptOutcome::Stopped,
         Err(RunError::Failed(what)) => {
-            store.record_attempt(task.id, &FailedAttempt::now(FailureKind::Error, what.clone(), &store.owner))?;
+            store
+                .record_attempt(task.id, &FailedAttempt::record_now(FailureKind::Error, what.clone(), &store.owner))?;
             AttemptOutcome::Failed(what)
         }
     };
@@ -89,7 +90,7 @@ pub fn attempt(
 }
 
 /// A damaged result is set aside, and the task run again.
-fn finished_before(store: &Store, task: &SweepTask) -> Result<Option<AttemptOutcome>, SweepError> {
+fn find_finished(store: &Store, task: &SweepTask) -> Result<Option<AttemptOutcome>, SweepError> {
     match store.read(task.id) {
         Ok(found) => Ok(found.map(|_| AttemptOutcome::AlreadyFinished)),
         Err(_) => store.quarantine(task.id).map(|()| None),

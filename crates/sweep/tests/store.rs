@@ -315,7 +315,7 @@ fn claims_on_finished_tasks_are_removed() {
     assert_eq!(claims(), 0, "of the same sweep");
     claim_of(folder.path(), manifest.tasks[0].id, "far", "elsewhere", 1, Duration::ZERO);
     assert_eq!(driven(&store, &manifest, &mut engine, 0).skipped, 3);
-    assert_eq!((claims(), store.failed().unwrap().len()), (0, 0), "of an earlier one");
+    assert_eq!((claims(), store.failed_tasks().unwrap().len()), (0, 0), "of an earlier one");
 }
 
 /// A task that is interrupted.

@@ -251,9 +251,9 @@ impl ProfileFile {
             let place = format!("curves[{index}].points");
             ascending(&place, "sizes", &curve.points, |point| point.size_bytes)?;
             for (of, point) in curve.points.iter().enumerate() {
-                within(&format!("{place}[{of}].miss_ratio"), Some(point.miss_ratio), 0.0, 1.0)?;
+                check_range(&format!("{place}[{of}].miss_ratio"), Some(point.miss_ratio), 0.0, 1.0)?;
                 let rate = point.misses_per_kilo_instr;
-                within(&format!("{place}[{of}].misses_per_kilo_instr"), rate, 0.0, MAX_PER_KILO)?;
+                check_range(&format!("{place}[{of}].misses_per_kilo_instr"), rate, 0.0, MAX_PER_KILO)?;
             }
         }
         for (index, histogram) in self.histograms.iter().enumerate() {
@@ -272,7 +272,7 @@ impl ProfileFile {
                 let place = format!("profile.locality.{name}.{level:?}");
                 ascending(&place, "sizes", &curve.value, |point| point.0)?;
                 for (index, (_, rate)) in curve.value.iter().enumerate() {
-                    within(&format!("{place}[{index}]"), Some(*rate), 0.0, MAX_PER_KILO)?;
+                    check_range(&format!("{place}[{index}]"), Some(*rate), 0.0, MAX_PER_KILO)?;
                 }
             }
         }
@@ -295,10 +295,10 @@ impl ProfileFile {
             ("contention.sensitivity", &contention.sensitivity, -1.0, SLOWDOWN_AT_MOST),
             ("contention.neighbor_slowdown", &contention.neighbor_slowdown, -1.0, SLOWDOWN_AT_MOST),
         ] {
-            within(&format!("profile.{name}"), fact.as_ref().map(Fact::estimate), least, most)?;
+            check_range(&format!("profile.{name}"), fact.as_ref().map(Fact::estimate), least, most)?;
         }
         for (task, share) in &self.profile.sharing.with {
-            within(&format!("profile.sharing.with.{}", task.0), Some(share.estimate()), 0.0, 1.0)?;
+            check_range(&format!("profile.sharing.with.{}", task.0), Some(share.estimate()), 0.0, 1.0)?;
         }
         Ok(())
     }
@@ -326,7 +326,7 @@ fn number(field: &str, found: f64, least: f64, most: f64) -> Result<(), FieldErr
 }
 
 /// The value within its range, between the ends of its interval, which may lie outside of it and are finite.
-fn within(field: &str, estimate: Option<Estimate>, least: f64, most: f64) -> Result<(), FieldError> {
+fn check_range(field: &str, estimate: Option<Estimate>, least: f64, most: f64) -> Result<(), FieldError> {
     let Some(Estimate { value, low, high }) = estimate else { return Ok(()) };
     number(&format!("{field}.value"), value, least, most)?;
     if low.is_finite() && high.is_finite() && low <= value && value <= high {
@@ -386,7 +386,7 @@ mod tests {
         let times = vec![(Some(1), 0.1), (None, 1e-300)];
         file.profile.locality.reuse_times = Some(Fact::new(times, FactSource::ExactTrace, 0));
         file.profile.locality.activity.insert(CacheLevel::L1Data, Fact::new(super_sets, FactSource::SuperSets, 3));
-        file.profile.rates.pcmr = Some(Fact::measured(third, FactSource::CoRunRows, 7));
+        file.profile.rates.pcmr = Some(Fact::from_measurement(third, FactSource::CoRunRows, 7));
         file
     }
 
@@ -454,12 +454,12 @@ mod tests {
             ),
             (
                 "profile.rates.solo_instr_per_cycle.value",
-                |f, e| f.profile.rates.solo_instr_per_cycle = Some(Fact::measured(e, FactSource::Counters, 0)),
+                |f, e| f.profile.rates.solo_instr_per_cycle = Some(Fact::from_measurement(e, FactSource::Counters, 0)),
                 estimate(f64::NAN),
             ),
             (
                 "profile.contention.sensitivity.value",
-                |f, e| f.profile.contention.sensitivity = Some(Fact::measured(e, FactSource::Neighbor, 0)),
+                |f, e| f.profile.contention.sensitivity = Some(Fact::from_measurement(e, FactSource::Neighbor, 0)),
                 estimate(-1.5),
             ),
         ];
@@ -471,7 +471,7 @@ mod tests {
         }
         full().check("p.json").unwrap();
         let mut file = full();
-        file.profile.contention.sensitivity = Some(Fact::measured(estimate(-0.02), FactSource::Neighbor, 0));
+        file.profile.contention.sensitivity = Some(Fact::from_measurement(estimate(-0.02), FactSource::Neighbor, 0));
         file.check("p.json").unwrap();
     }
 }

@@ -125,7 +125,7 @@ impl PlanMessage {
                     turn.gang, turn.cache
                 ));
             }
-            within(turn.turn_us, TURN_US, &format!("{place}.turn_us"))?;
+            check_range(turn.turn_us, TURN_US, &format!("{place}.turn_us"))?;
             let mut may_fill = 0;
             for (at, filler) in turn.may_fill.iter().enumerate() {
                 let place = format!("{place}.may_fill[{at}]");
@@ -168,13 +168,13 @@ impl PlanMessage {
             };
             let (TaskKey::Process(id) | TaskKey::Thread(id)) = who;
             // A number of the kernel's is positive and no longer than an int.
-            within(
+            check_range(
                 u64::from(id),
                 (1, i32::MAX as u64),
                 &format!("{place}.{}", if task.process.is_some() { "process" } else { "thread" }),
             )?;
             gang(task.gang, &format!("{place}.gang"))?;
-            within(u64::from(task.weight), (WEIGHT.0.into(), WEIGHT.1.into()), &format!("{place}.weight"))?;
+            check_range(u64::from(task.weight), (WEIGHT.0.into(), WEIGHT.1.into()), &format!("{place}.weight"))?;
             let caches = caches_of(task, rotations, &place)?;
             let task_place = TaskPlace { gang: task.gang, caches, weight: task.weight, children: task.children };
             if places.insert(who, task_place).is_some() {
@@ -216,7 +216,7 @@ fn gang(found: u32, place: &str) -> Result<(), String> {
     }
 }
 
-fn within(found: u64, (least, most): (u64, u64), place: &str) -> Result<(), String> {
+fn check_range(found: u64, (least, most): (u64, u64), place: &str) -> Result<(), String> {
     if (least..=most).contains(&found) {
         Ok(())
     } else {

@@ -118,7 +118,7 @@ impl BpfScheduler {
     }
 
     /// Kind and code, when the kernel has ended the scheduler.
-    pub fn ended(&self) -> Result<Option<(u32, i64)>, String> {
+    pub fn read_exit(&self) -> Result<Option<(u32, i64)>, String> {
         let exit = maps::exit_of(&read(&self.maps, "machine", ONLY)?).ok_or("machine: too short")?;
         Ok((exit.0 != 0).then_some(exit))
     }

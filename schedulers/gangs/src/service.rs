@@ -199,7 +199,7 @@ impl Service {
             let (rotations, counts) = (scheduler.rotations()?, scheduler.counts()?);
             let read = rotations.into_iter().zip(counts).zip(&self.machine.cpus_of_cache).enumerate();
             for (cache, ((turns, counts), cpus)) in read {
-                let turns = turns.iter().map(|turn| told(cache as u32, turn)).collect();
+                let turns = turns.iter().map(|turn| turn_message(cache as u32, turn)).collect();
                 caches.push(ServiceCacheState { cpus: cpus.clone(), turns, counts });
             }
         }
@@ -208,7 +208,7 @@ impl Service {
             kernel: machine::state(),
             guarded: self.again.as_ref().map(|(_, why)| why.clone()),
             places: self.scheduler.as_ref().map_or(Ok(0), BpfScheduler::places)?,
-            held: self.tasks.held(),
+            held: self.tasks.held_count(),
             caches,
         };
         serde_json::to_value(state).map_err(|error| error.to_string())
@@ -220,7 +220,7 @@ impl Service {
             return if Instant::now() >= *at { self.attach_again() } else { Ok(()) };
         }
         let Some(scheduler) = &self.scheduler else { return Ok(()) };
-        if let Some((kind, code)) = scheduler.ended()? {
+        if let Some((kind, code)) = scheduler.read_exit()? {
             if kind == EXIT_UNREG_KERN && self.restarts < RESTARTS {
                 self.restarts += 1;
                 return self.detach("the kernel asks for a restart (hotplug)".to_owned(), 1);
@@ -273,7 +273,7 @@ impl Service {
     }
 }
 
-fn told(cache: u32, turn: &MapTurn) -> TurnMessage {
+fn turn_message(cache: u32, turn: &MapTurn) -> TurnMessage {
     let may_fill = (0..u32::BITS).filter(|gang| turn.may_fill & (1 << gang) != 0).collect();
     TurnMessage { cache, gang: turn.gang, turn_us: turn.length_ns / 1000, may_fill }
 }

@@ -169,7 +169,7 @@ impl PolicyJournal {
     }
 
     /// Threads that are ours by the journal and by the kernel.
-    pub fn held(&self) -> usize {
+    pub fn held_count(&self) -> usize {
         let ours = |entry: &&Entry| {
             stat_of(entry.thread).is_some_and(|(policy, start, _)| policy == POLICY_EXT && start == entry.start_ticks)
         };

@@ -12,14 +12,14 @@ impl Agent {
     pub(super) fn fetch(&mut self, wanted: u32, at_most: u32) -> bool {
         let (mask, mut left) = (self.account.mask, at_most as usize);
         while left > 0 && self.stock.allowed(mask) < wanted {
-            let room = self.account.max_hold.saturating_sub(u64::from(self.stock.held()));
+            let room = self.account.max_hold.saturating_sub(u64::from(self.stock.held_count()));
             let fetched = self.fetch_batch(left.min(TOGETHER).min(room as usize));
             if fetched == 0 {
                 break;
             }
             left -= fetched;
         }
-        self.account.held_frames = u64::from(self.stock.held());
+        self.account.held_frames = u64::from(self.stock.held_count());
         self.account.max_held = self.account.max_held.max(self.account.held_frames);
         self.stock.allowed(mask) > 0
     }
@@ -40,7 +40,7 @@ impl Agent {
             // SAFETY: a page of the region's first half, which is not registered. It is written because a page that
             // was only read would be the kernel's page of zeros.
             unsafe { self.slot(slot).write_volatile(0) };
-            match self.proven(self.slot(slot)) {
+            match self.proven_color(self.slot(slot)) {
                 Some(color) => self.stock.push(FreeList::Color(color), slot),
                 None => {
                     slots[strangers] = slot;
@@ -57,7 +57,7 @@ impl Agent {
     }
 
     /// The ledger's color of the frame of one of our own pages; verified first if the frame is to be used.
-    fn proven(&mut self, page: *mut u8) -> Option<u32> {
+    fn proven_color(&mut self, page: *mut u8) -> Option<u32> {
         let color = self.frame_at(page as u64).and_then(|frame| self.recorded_color(frame))?;
         self.account.proven += 1;
         // SAFETY: a page of the region that holds a frame, and is only ours.

@@ -106,12 +106,12 @@ impl Advise {
                     assumed.push(format!("model {model}, because this host has no machine description: {error:#}"));
                 }
                 let profiles: Vec<_> = programs.iter().map(|program| &program.profile).collect();
-                (model, pair_costs(schemes::by_name(model)?.as_ref(), &names, &profiles, &cache)?)
+                (model, pair_costs(schemes::find_scheme(model)?.as_ref(), &names, &profiles, &cache)?)
             }
         };
         let placement = place(&names, &costs, &costs, &host.topology, 0)?;
         assumed.extend(host.warnings);
-        let judged = |program: &ProfiledInput| KernelFootprint::of(&program.file, cache.size_bytes);
+        let judged = |program: &ProfiledInput| KernelFootprint::from_profile(&program.file, cache.size_bytes);
         let footprint =
             |program: &ProfiledInput| Some(FootprintJson { program: program.name.clone(), judged: judged(program)? });
         let kernel = sched_cache::read(&LinuxHost::new("/"));
@@ -129,7 +129,7 @@ impl Advise {
             result.assumed.iter().for_each(|what| text.push_str(&format!("assumed: {what}\n")));
             text.push_str(&format!("the kernel's cache-aware scheduling: {}\n", result.kernel));
             for footprint in
-                result.footprints.iter().filter(|footprint| kernel.aggregates() || footprint.judged.misjudged())
+                result.footprints.iter().filter(|footprint| kernel.aggregates() || footprint.judged.is_misjudged())
             {
                 text.push_str(&format!("{} {}\n", footprint.program, footprint.judged));
             }

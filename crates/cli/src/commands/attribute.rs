@@ -55,8 +55,8 @@ impl AttributeArgs {
         let stop = session.interrupt_flag();
         let bar = session.progress("attribute", None);
         bar.set_message("eight runs");
-        let context = ExperimentContext::of_seed(self.seed, &stop);
-        let bench = CoRunBench::on(&self.machine, self.seed, self.warm_up * 1_000_000, self.cycles * 1_000_000)?;
+        let context = ExperimentContext::for_seed(self.seed, &stop);
+        let bench = CoRunBench::load(&self.machine, self.seed, self.warm_up * 1_000_000, self.cycles * 1_000_000)?;
         let decomposition = decompose(&context, &bench, &program, &with)?;
         bar.finish_and_clear();
         self.runs.end(session);

@@ -83,7 +83,7 @@ impl CompareArgs {
         };
         let stop = session.interrupt_flag();
         let bar = session.progress("compare", Some(self.policies.len() as u64));
-        let context = ExperimentContext::of_seed(self.seed, &stop);
+        let context = ExperimentContext::for_seed(self.seed, &stop);
         let mut outcomes = Vec::new();
         for policy in &self.policies {
             bar.set_message(policy.clone());

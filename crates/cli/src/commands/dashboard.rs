@@ -86,10 +86,11 @@ fn truth(path: &std::path::Path, run: &RecordedRun) -> anyhow::Result<GroundTrut
 
 /// All threads of one program together.
 fn true_program(program: u32, threads: &[&TaskResults]) -> ProgramTruth {
-    let sum = |of: &dyn Fn(&TaskResults) -> u64| threads.iter().map(|task| of(task)).sum::<u64>() as f64;
+    let sum = |value: &dyn Fn(&TaskResults) -> u64| threads.iter().map(|task| value(task)).sum::<u64>() as f64;
     let instructions = sum(&|task| task.instructions);
     let cycles = sum(&|task| task.cycles);
-    let last = |of: fn(&cachemate_sim::results::MissBreakdown) -> u64| sum(&|task| task.levels.last().map_or(0, of));
+    let last =
+        |value: fn(&cachemate_sim::results::MissBreakdown) -> u64| sum(&|task| task.levels.last().map_or(0, value));
     let misses = last(|level| level.misses);
     ProgramTruth {
         program,

@@ -6,7 +6,7 @@ use cachemate_page::serve::page::PageAddress;
 use clap::Args;
 
 use crate::session::Session;
-use cachemate_daemon::daemon::{ConfigSource, ControlFlags, on_hangup, run};
+use cachemate_daemon::daemon::{ConfigSource, ControlFlags, handle_hangup, run};
 use cachemate_daemon::dry_run;
 use cachemate_daemon::path_checks;
 use cachemate_daemon::rule_report::rule_report;
@@ -89,7 +89,7 @@ impl Manage {
             let answer = dry_run::manage(&source, &switches, self.max_windows)?;
             return session.answer(self.json, &answer, || answer.words());
         }
-        on_hangup(&switches)?;
+        handle_hangup(&switches)?;
         run(&source, &switches, &|message| session.log(message))
     }
 }

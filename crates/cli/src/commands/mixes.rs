@@ -16,7 +16,7 @@ pub fn mixes(session: &Session, quick: bool, seed: u64, count: u32, machine: &st
     let stop = session.interrupt_flag();
     let bar = session.progress("mixes", None);
     let progress = |what: &str| bar.set_message(what.to_string());
-    let context = ExperimentContext { quick, progress: &progress, ..ExperimentContext::of_seed(seed, &stop) };
+    let context = ExperimentContext { quick, progress: &progress, ..ExperimentContext::for_seed(seed, &stop) };
     let draw = MixOptions { machine, mixes: count, recordings: bundled_recordings() };
     let mixes = run(&context, &draw)?;
     bar.finish_and_clear();

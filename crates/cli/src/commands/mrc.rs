@@ -173,7 +173,7 @@ impl Mrc {
             sample.push(&addresses)?;
         }
         let totals = trace.finish(session);
-        let known = PartTotals::of_all(totals.as_ref(), trace.header().instructions_known);
+        let known = PartTotals::from_totals(totals.as_ref(), trace.header().instructions_known);
         let curve = sample.finish()?;
         let all = counted_from_sample(&curve, known, sizes, self.line_bytes);
         let errors = all.curve.iter().map(|point| point.miss_ratio_error);
@@ -219,7 +219,7 @@ impl Mrc {
             let counted = counted(&engine.finish()?, known, sizes, self.line_bytes);
             parts.push(MrcPart { process: Some(process), thread, counted });
         }
-        let known = PartTotals::of_all(totals.as_ref(), known);
+        let known = PartTotals::from_totals(totals.as_ref(), known);
         Ok(MrcResult {
             file: self.file.clone(),
             line_bytes: self.line_bytes,

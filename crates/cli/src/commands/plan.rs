@@ -218,7 +218,7 @@ impl PlanArgs {
         let measured = self.slowdowns.as_deref().map(read_measured).transpose()?;
         if let (Some(measured), None) = (&measured, &self.model) {
             let names = if self.programs.is_empty() { measured.names.clone() } else { self.programs.clone() };
-            let costs = measured.of(&names)?;
+            let costs = measured.pair_costs(&names)?;
             let scheme = "measured".to_string();
             return Ok(PlanCosts { names, scheme, decide: costs.clone(), judge: costs, prediction: None });
         }
@@ -229,7 +229,7 @@ impl PlanArgs {
         let prediction = Prediction::new(session, &self.programs, &self.machine.machine, scheme, self.timing.timing)?;
         let names = prediction.names();
         let judge = match &measured {
-            Some(measured) => measured.of(&names)?,
+            Some(measured) => measured.pair_costs(&names)?,
             None => prediction.costs.clone(),
         };
         Ok(PlanCosts {

@@ -47,7 +47,7 @@ pub struct ProfileArgs {
 impl ProfileArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let machine = self.machine.as_deref().map(cachemate_spec::load_machine).transpose()?;
-        let target = machine.as_ref().map(ProfileTarget::of).transpose()?;
+        let target = machine.as_ref().map(ProfileTarget::from_machine).transpose()?;
         let (program, whole) = match &self.file {
             Some(file) => {
                 self.refuse(&name_of(file))?;
@@ -141,8 +141,8 @@ fn render(program: &ProfiledInput, cache_bytes: Option<u64>, output: Option<&Pat
             or_dash(summary.lost_hits_share.map(|share| percent_text(share, 1)))
         ));
     }
-    let judged = cache_bytes.and_then(|bytes| KernelFootprint::of(file, bytes));
-    if let Some(judged) = judged.filter(KernelFootprint::misjudged) {
+    let judged = cache_bytes.and_then(|bytes| KernelFootprint::from_profile(file, bytes));
+    if let Some(judged) = judged.filter(KernelFootprint::is_misjudged) {
         text.push_str(&format!("on Linux 7.2 and later it {judged}\n"));
     }
     if let Some(intervals) = &file.intervals {

@@ -115,7 +115,7 @@ impl Repro {
             Some(_) => self.run_swept(session, &experiments)?,
         };
         self.runs.end(session);
-        let measured = self.measured(if self.sample { findings.without_targets() } else { findings })?;
+        let measured = self.to_json(if self.sample { findings.without_targets() } else { findings })?;
         if let Some(folder) = self.output.as_deref() {
             write_all(folder, &measured)?;
             session.note(&format!("wrote {}", folder.join("index.html").display()));
@@ -138,7 +138,7 @@ impl Repro {
         (self.seed..self.seed.saturating_add(count)).collect()
     }
 
-    fn measured(&self, findings: Findings) -> anyhow::Result<ReproJson> {
+    fn to_json(&self, findings: Findings) -> anyhow::Result<ReproJson> {
         let date = OffsetDateTime::now_utc().replace_nanosecond(0)?.format(&Rfc3339)?;
         Ok(ReproJson {
             command: self.command(),
@@ -207,7 +207,7 @@ impl Repro {
             let missing = ended.missing.len();
             let engine = self.engines.name();
             anyhow::ensure!(ended.interrupted || missing == 0, "{engine} brought {missing} runs no answer");
-            waves.failed(&ended.failed);
+            waves.report_failures(&ended.failed);
         }
     }
 

@@ -122,7 +122,7 @@ impl RestoreJson {
         }
         let already_listed =
             |path: &PathBuf| self.damaged.iter().any(|line| line.starts_with(&path.display().to_string()));
-        match journal::quarantined(dir) {
+        match journal::find_quarantined(dir) {
             Ok(quarantined) => {
                 let old: Vec<PathBuf> = quarantined.into_iter().filter(|path| !already_listed(path)).collect();
                 self.damaged.extend(old.iter().map(|path| format!("{}: quarantined earlier", path.display())));

@@ -140,7 +140,7 @@ impl RunArgs {
                 (true, false) => &[true, false],
             };
             for &under in order {
-                let outcome = self.once(session, &commands, under.then_some((&host, &config)), &folder.0)?;
+                let outcome = self.run_once(session, &commands, under.then_some((&host, &config)), &folder.0)?;
                 if under {
                     managed.push(outcome.ended.clone());
                     last = Some(outcome);
@@ -172,7 +172,7 @@ impl RunArgs {
     }
 
     /// One run of all programs, under management or not.
-    fn once(
+    fn run_once(
         &self,
         session: &Session,
         commands: &[Vec<String>],
@@ -230,7 +230,7 @@ impl RunArgs {
             refused = watcher.status.refused_plan.iter().chain(&watcher.status.refused).cloned().collect();
         }
         programs.release();
-        let ended = programs.ended();
+        let ended = programs.into_exits();
         if stop.load(Ordering::Relaxed) {
             return Err(InterruptedError("the programs were killed and the host was restored".into()).into());
         }

@@ -100,8 +100,8 @@ fn render(result: &TopologyResult, topology: &MachineTopology) -> String {
         ]);
     }
     let online = topology.online().count() as usize;
-    let distinct = |of: fn(&cachemate_core::Cpu) -> (u32, u32)| {
-        let mut all: Vec<_> = topology.cpus.iter().map(of).collect();
+    let distinct = |value: fn(&cachemate_core::Cpu) -> (u32, u32)| {
+        let mut all: Vec<_> = topology.cpus.iter().map(value).collect();
         all.sort_unstable();
         all.dedup();
         all.len() as u64

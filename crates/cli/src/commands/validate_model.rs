@@ -92,7 +92,7 @@ impl ValidateModel {
         let context = ExperimentContext {
             quick: self.quick,
             progress: &progress,
-            ..ExperimentContext::of_seed(self.seed, &stop)
+            ..ExperimentContext::for_seed(self.seed, &stop)
         };
         let known = match self.truth.as_ref().filter(|path| cachemate_files::exists(path)) {
             Some(path) => {
@@ -147,7 +147,7 @@ impl ValidateModel {
         let context = ExperimentContext {
             quick: self.quick,
             progress: &progress,
-            ..ExperimentContext::of_seed(self.seed, &stop)
+            ..ExperimentContext::for_seed(self.seed, &stop)
         };
         let score = offline(&context, &recordings)?;
         bar.finish_and_clear();

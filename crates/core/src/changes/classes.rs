@@ -107,7 +107,7 @@ pub(super) fn classes(
             refuse(RefusalReason::Busy, message);
         }
     }
-    let mut classes = by_row(&rows);
+    let mut classes = classes_by_row(&rows);
     if let Some(most) = state.limits.max_classes {
         for class in classes.split_off((most as usize).min(classes.len())) {
             let message = format!("more combinations of masks than the {most} classes of service");
@@ -118,7 +118,7 @@ pub(super) fn classes(
     (classes, refused)
 }
 
-fn by_row(rows: &[(TaskId, BTreeMap<CacheId, (GroupId, IndexSet)>)]) -> Vec<ServiceClass> {
+fn classes_by_row(rows: &[(TaskId, BTreeMap<CacheId, (GroupId, IndexSet)>)]) -> Vec<ServiceClass> {
     let mut classes: Vec<ServiceClass> = Vec::new();
     for (task, row) in rows.iter().filter(|(_, row)| !row.is_empty()) {
         let masks: WayMasks = row.iter().map(|(&cache, (_, mask))| (cache, mask.clone())).collect();

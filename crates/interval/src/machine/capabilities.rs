@@ -4,31 +4,31 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{Ability, Capabilities, MachineSpec, PartitionSupport, Support, Topology};
 
-fn yes(note: &str) -> Support {
+fn supported(note: &str) -> Support {
     Support::Yes { note: (!note.is_empty()).then(|| note.to_string()) }
 }
-fn no(why: &str) -> Support {
+fn unsupported(why: &str) -> Support {
     Support::No { reason: why.to_string(), remedy: None }
 }
 
 /// Truthful capabilities: this model has no sets, no single addresses and no penalties.
 pub fn capabilities(spec: &MachineSpec, topology: &Topology) -> Capabilities {
     let ways = spec.caches.iter().any(|cache| cache.way_partitions.is_some());
-    let only_if = |has: bool, why: &str| if has { yes("") } else { no(why) };
+    let only_if = |has: bool, why: &str| if has { supported("") } else { unsupported(why) };
     let counters = format!("{} at once", spec.counters.count);
     let abilities = BTreeMap::from([
-        (Ability::CountPerTask, yes(&counters)),
-        (Ability::CountPerCache, yes("")),
+        (Ability::CountPerTask, supported(&counters)),
+        (Ability::CountPerCache, supported("")),
         (Ability::CacheOccupancy, only_if(ways, "no cache of this machine has monitoring")),
-        (Ability::TraceAddresses, yes("addresses are drawn from the program's curve")),
-        (Ability::SampleAccesses, yes("of shared regions")),
-        (Ability::SampleReuses, yes("")),
-        (Ability::CountSuperSets, no("the interval machine has no sets")),
-        (Ability::ProbeFromOutside, yes("")),
-        (Ability::Affinity, yes("")),
-        (Ability::Weights, yes("")),
-        (Ability::Gangs, yes("")),
-        (Ability::Penalties, no("time sharing is averaged, so no task is picked individually")),
+        (Ability::TraceAddresses, supported("addresses are drawn from the program's curve")),
+        (Ability::SampleAccesses, supported("of shared regions")),
+        (Ability::SampleReuses, supported("")),
+        (Ability::CountSuperSets, unsupported("the interval machine has no sets")),
+        (Ability::ProbeFromOutside, supported("")),
+        (Ability::Affinity, supported("")),
+        (Ability::Weights, supported("")),
+        (Ability::Gangs, supported("")),
+        (Ability::Penalties, unsupported("time sharing is averaged, so no task is picked individually")),
         (Ability::Colors, only_if(spec.pages.colors.is_some(), "this machine's kernel does not color pages")),
         (Ability::Ways, only_if(ways, "no cache of this machine can be divided by ways")),
     ]);

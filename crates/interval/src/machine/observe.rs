@@ -35,7 +35,7 @@ impl CounterPlaces {
 }
 
 /// The difference between the totals `now` and `before`.
-pub(super) fn since(now: &TaskTotals, before: &TaskTotals) -> TaskTotals {
+pub(super) fn difference(now: &TaskTotals, before: &TaskTotals) -> TaskTotals {
     let mut totals = TaskTotals {
         instructions: now.instructions - before.instructions,
         cycles: now.cycles - before.cycles,
@@ -57,9 +57,9 @@ impl IntervalMachine {
         let elapsed_cycles = Some(self.cycles_of(elapsed_ns) as u64);
         let span = TimeSpan { start_ns, elapsed_ns, elapsed_cycles };
         let truths: Vec<TaskTotals> =
-            self.known.iter().map(|known| since(self.engine.done(known.slot), &known.seen)).collect();
+            self.known.iter().map(|known| difference(self.engine.done(known.slot), &known.seen)).collect();
         let places = self.places_seen(&truths);
-        let skewed = self.skewed(&truths);
+        let skewed = self.skew(&truths);
         let mut tasks = Vec::with_capacity(self.known.len());
         for (index, done) in truths.iter().enumerate() {
             let seen = self.task_seen(index, done, &skewed[index], elapsed_ns);
@@ -74,7 +74,7 @@ impl IntervalMachine {
             *sum += counts.0.iter().map(|reading| reading.count as f64).sum::<f64>();
         }
         for known in self.known.iter().filter(|known| known.exited) {
-            self.jobs[known.job].book.add(&since(self.engine.done(known.slot), &known.measured_from));
+            self.jobs[known.job].book.add(&difference(self.engine.done(known.slot), &known.measured_from));
         }
         let gone: Vec<u32> = self.known.iter().filter(|known| known.exited).map(|known| known.slot).collect();
         self.known.retain(|known| !known.exited);
@@ -93,7 +93,7 @@ impl IntervalMachine {
     }
 
     /// Events as booked with skew: a share of each task's events goes to the next task on its CPU.
-    fn skewed(&self, truths: &[TaskTotals]) -> Vec<TaskTotals> {
+    fn skew(&self, truths: &[TaskTotals]) -> Vec<TaskTotals> {
         let mut booked = truths.to_vec();
         let skew = self.options.defects.skew;
         if skew <= 0.0 {

@@ -26,7 +26,7 @@ pub struct OngoingProbe {
 
 impl OngoingProbe {
     /// The task whose accesses are logged, if any.
-    fn logged(&self) -> Option<TaskId> {
+    fn logging_task(&self) -> Option<TaskId> {
         match self.probe.kind {
             ProbeKind::MissTrace { task, .. } => Some(task),
             _ => None,
@@ -64,7 +64,7 @@ enum ProbeState {
 /// Approximate number of times that a log is checked before it is full.
 const STEPS_OF_LOG: u64 = 16;
 
-fn refused(probe: &ProbeRequest, because: RefusalReason, said: &str) -> RefusedItem {
+fn refusal(probe: &ProbeRequest, because: RefusalReason, said: &str) -> RefusedItem {
     RefusedItem { item: PlanItem::Probe(probe.id), reason: because, message: said.to_string() }
 }
 
@@ -76,7 +76,7 @@ impl IntervalMachine {
         let (continuing, dropped): (Vec<OngoingProbe>, Vec<OngoingProbe>) =
             std::mem::take(&mut self.probes).into_iter().partition(wanted);
         self.probes = continuing;
-        dropped.iter().filter_map(OngoingProbe::logged).for_each(|task| self.charge_overhead(task));
+        dropped.iter().filter_map(OngoingProbe::logging_task).for_each(|task| self.charge_overhead(task));
         self.answered.retain(|id| plan.probes.iter().any(|probe| probe.id == *id));
         if held {
             self.release();
@@ -88,11 +88,11 @@ impl IntervalMachine {
             }
             match &probe.kind {
                 ProbeKind::SuperSets { .. } => {
-                    refusals.push(refused(probe, RefusalReason::NotSupported, "the interval machine has no sets"));
+                    refusals.push(refusal(probe, RefusalReason::NotSupported, "the interval machine has no sets"));
                 }
                 ProbeKind::Neighbor { .. } | ProbeKind::PrimeProbe { .. } => {
                     let message = "neighbors are told from profiles here: read counters or trace";
-                    refusals.push(refused(probe, RefusalReason::NotSupported, message));
+                    refusals.push(refusal(probe, RefusalReason::NotSupported, message));
                 }
                 _ => self.probes.push(OngoingProbe {
                     probe: probe.clone(),
@@ -131,7 +131,7 @@ impl IntervalMachine {
                 ProbeState::Row { until_ns, .. } if until_ns <= self.now_ns => self.next_row(&active),
                 ProbeState::Until { ns, before, .. } if ns <= self.now_ns => match self.more_of(&active, &before) {
                     Some((ns, taken_share)) => ProbeState::Until { ns, before, taken_share },
-                    None => self.collected(&active.probe, &before),
+                    None => self.finish_count(&active.probe, &before),
                 },
                 other => other,
             };
@@ -141,7 +141,7 @@ impl IntervalMachine {
                 self.probes[index].cost_ns = self.cost_of(&active.probe, self.now_ns - started);
             }
             self.probes[index].state = next;
-            if let Some(task) = self.probes[index].logged() {
+            if let Some(task) = self.probes[index].logging_task() {
                 self.charge_overhead(task);
             }
         }
@@ -151,7 +151,7 @@ impl IntervalMachine {
     /// Share of a task's time that the interrupts of a log take.
     pub(super) fn logging_share(&self, task: TaskId) -> f64 {
         let share = |active: &OngoingProbe| match active.state {
-            ProbeState::Until { taken_share, .. } if active.logged() == Some(task) => Some(taken_share),
+            ProbeState::Until { taken_share, .. } if active.logging_task() == Some(task) => Some(taken_share),
             _ => None,
         };
         self.probes.iter().find_map(share).unwrap_or(0.0)
@@ -384,7 +384,7 @@ impl IntervalMachine {
         Some((self.now_ns + self.step_of_log(pace_ns, entries).min(left_ns), taken_share))
     }
 
-    fn collected(&mut self, probe: &ProbeRequest, before: &TaskTotals) -> ProbeState {
+    fn finish_count(&mut self, probe: &ProbeRequest, before: &TaskTotals) -> ProbeState {
         let evidence = match &probe.kind {
             ProbeKind::MissTrace { task, entries, .. } => self.trace(*task, *entries, before),
             ProbeKind::ReuseTimes { task, locations } => self.reuses(*task, *locations, before),

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::IntervalMachine;
-use super::observe::since;
+use super::observe::difference;
 use crate::engine::{ALONE_CYCLES, DEMAND, FILLS, QUEUE_CYCLES, REFERENCES, REMOTE_HITS, TaskTotals, WRITEBACKS};
 
 /// The totals of one job since the start of the measurement, over all its threads and runs.
@@ -110,7 +110,7 @@ impl IntervalMachine {
         let (hertz, line) = (self.spec.hertz as f64, self.engine.line_bytes());
         let mut books: Vec<JobTotals> = self.jobs.iter().map(|running| running.book).collect();
         for known in &self.known {
-            books[known.job].add(&since(self.engine.done(known.slot), &known.measured_from));
+            books[known.job].add(&difference(self.engine.done(known.slot), &known.measured_from));
         }
         let seconds = (self.now_ns - self.measured_from_ns) as f64 / 1e9;
         let rate = |bytes: &f64| if seconds > 0.0 { bytes / seconds } else { 0.0 };

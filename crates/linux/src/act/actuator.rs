@@ -1,7 +1,7 @@
 //! The gate for every change on the host: journal and guardian first.
 //!
 //! The core defines which changes exist (`cachemate_core::changes`), and [`crate::act::changes`] applies them through
-//! the [`Actuator`]: [`Actuator::before`] journals the originals (one synced batch) and makes sure that the guardian
+//! the [`Actuator`]: [`Actuator::journal_changes`] journals the originals (one synced batch) and makes sure that the guardian
 //! runs.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use cachemate_core::{PlanItem, RefusedItem};
 
-use crate::act::desired_state::{DesiredState, refused};
+use crate::act::desired_state::{DesiredState, refusal};
 use crate::kernel::{Kernel, ThreadKey, is_gone};
 use crate::safety::actuation_lock::ActuationLock;
 use crate::safety::guardian::{Guardian, GuardianStatus};
@@ -99,8 +99,8 @@ impl Actuator {
     ///
     /// # Errors
     /// There is no journal or no guardian, so nothing may be changed.
-    pub fn before(&mut self, kernel: &dyn Kernel, changes: &[IntendedChange]) -> Result<(), JournalError> {
-        if changes.is_empty() { Ok(()) } else { self.arm(kernel)?.before(changes) }
+    pub fn journal_changes(&mut self, kernel: &dyn Kernel, changes: &[IntendedChange]) -> Result<(), JournalError> {
+        if changes.is_empty() { Ok(()) } else { self.arm(kernel)?.journal_changes(changes) }
     }
 
     /// Process id of the guardian, once there is one.
@@ -157,7 +157,7 @@ impl Actuator {
             _ => {}
         }
         let done = self.write(kernel, object, wanted);
-        done.map(|now| (now, true)).map_err(|error| refused(kernel, item, object, &error))
+        done.map(|now| (now, true)).map_err(|error| refusal(kernel, item, object, &error))
     }
 
     /// Writes an object that is already in the journal, and reads it back.
@@ -189,7 +189,7 @@ impl Actuator {
                 Err(source) => return Err(JournalError::Original { object: format!("{:?}", want.object), source }),
             }
         }
-        self.arm(kernel)?.before(&changes)
+        self.arm(kernel)?.journal_changes(&changes)
     }
 
     /// Sends the guardian a heartbeat, and restarts it if necessary, provided that anything has been changed; the
@@ -294,7 +294,7 @@ impl Actuator {
         }
         let mut estates: BTreeMap<i32, Vec<(JournalObject, JournalEntry)>> = BTreeMap::new();
         for (ancestor, held) in journal.entries() {
-            if let Some(pid) = ancestor.inherited() {
+            if let Some(pid) = ancestor.inherited_fd() {
                 estates.entry(pid).or_default().push((ancestor.clone(), held.clone()));
             }
         }
@@ -318,7 +318,7 @@ impl Actuator {
                 };
                 let (original, follows) = (held.original.clone(), held.follows_cpuset);
                 let change = IntendedChange { object: object.clone(), now: original, wanted: now, follows };
-                if journal.before(&[change]).is_err() {
+                if journal.journal_changes(&[change]).is_err() {
                     // The disk is full: an object whose original cannot be journaled is not changed, and is read again
                     // in the next window.
                     self.unread_threads.insert(task.thread);

@@ -17,7 +17,7 @@ use std::path::{Component, Path, PathBuf};
 pub use cachemate_core::CpusetGroup;
 use cachemate_core::{CpuSet, PlanItem, RefusalReason, RefusedItem, Tracked};
 
-use crate::act::desired_state::{DesiredState, refused};
+use crate::act::desired_state::{DesiredState, refusal};
 use crate::kernel::group_dirs::{CPUSET_FILE, all_members};
 use crate::kernel::systemd_units::is_run_by_systemd;
 use crate::kernel::{Kernel, if_exists};
@@ -118,7 +118,7 @@ impl CpusetGroups {
             Ok(Some(now)) => now,
             Ok(None) => return false,
             Err(error) => {
-                self.refused.push(refused(kernel, &PlanItem::Plan, &object, error));
+                self.refused.push(refusal(kernel, &PlanItem::Plan, &object, error));
                 return false;
             }
         };

@@ -6,7 +6,7 @@ use cachemate_core::{PlanItem, RefusalReason, RefusedItem};
 
 use crate::kernel::Kernel;
 use crate::safety::journal::{JournalObject, ObjectState};
-use crate::safety::object_state::in_words;
+use crate::safety::object_state::describe_failure;
 
 /// An object and a state that it may get, with the line of the plan that it concerns.
 #[derive(Clone, PartialEq, Debug)]
@@ -19,7 +19,7 @@ pub struct DesiredState {
     pub state: ObjectState,
 }
 
-pub(crate) fn refused(kernel: &dyn Kernel, item: &PlanItem, object: &JournalObject, error: &io::Error) -> RefusedItem {
+pub(crate) fn refusal(kernel: &dyn Kernel, item: &PlanItem, object: &JournalObject, error: &io::Error) -> RefusedItem {
     let because = match error.raw_os_error() {
         Some(libc::ESRCH) | Some(libc::ENOENT) => RefusalReason::NotFound,
         Some(libc::EPERM) | Some(libc::EACCES) | Some(libc::EROFS) => RefusalReason::NoPermission,
@@ -30,6 +30,6 @@ pub(crate) fn refused(kernel: &dyn Kernel, item: &PlanItem, object: &JournalObje
     RefusedItem {
         item: item.clone(),
         reason: because,
-        message: format!("{object:?}: {}", in_words(kernel, object, error)),
+        message: format!("{object:?}: {}", describe_failure(kernel, object, error)),
     }
 }

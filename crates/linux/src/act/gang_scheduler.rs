@@ -163,7 +163,7 @@ impl KernelGangScheduler {
             self.client.state().map_err(|error| format!("the gang scheduler does not answer ({error})"));
         let answers = scheduler_state.as_ref().ok().map(|state| state.generation);
         let attached_state = scheduler_state.and_then(|state| {
-            self.in_force(&state)?;
+            self.check_state(&state)?;
             let caches =
                 state.caches().map_err(|error| format!("the gang scheduler's state cannot be read: {error}"))?;
             Ok((caches, state.generation))
@@ -194,7 +194,7 @@ impl KernelGangScheduler {
     }
 
     /// Whether the plan that was sent is in force, by the state that the scheduler reads back from the kernel.
-    fn in_force(&self, state: &SchedulerState) -> Result<(), String> {
+    fn check_state(&self, state: &SchedulerState) -> Result<(), String> {
         if state.kernel != "enabled" {
             let guarded = state.guarded.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
             return Err(format!("the gang scheduler is detached{guarded}"));
@@ -281,7 +281,7 @@ impl KernelGangScheduler {
         self.told = Some(SubmittedPlan { generation, turns: message.turns_by_cache(), threads });
         let taken = self.client.plan(message).and_then(|complaints| {
             self.complaints = complaints;
-            self.in_force(&self.client.state()?).map_err(io::Error::other)
+            self.check_state(&self.client.state()?).map_err(io::Error::other)
         });
         match taken {
             Ok(()) => self.generation = generation,

@@ -44,7 +44,7 @@ impl GroupOwners {
     fn container(&self, group: &str) -> Option<(String, &ContainerUpdates)> {
         let (directory, updates) = self.runtime.as_ref().filter(|(_, updates)| updates.is_connected())?;
         let named = cachemate_core::service_of_cgroup(group).and_then(|service| service.identity.container);
-        let known = named.filter(|id| directory.by_id(id).is_some());
+        let known = named.filter(|id| directory.find_by_id(id).is_some());
         let id = known.or_else(|| directory.id_of_cgroup(group))?;
         Some((id, updates))
     }
@@ -68,7 +68,7 @@ impl GroupOwner for GroupOwners {
         }
         let unit = unit_of(&group).filter(|_| matches!(hierarchy, Cpusets::V2(_)));
         let Some(unit) = unit.filter(|_| is_run_by_systemd(host)) else { return Ok(false) };
-        set_property(&host.below(Path::new(SYSTEMCTL)), unit, cpus)?;
+        set_property(&host.path_below(Path::new(SYSTEMCTL)), unit, cpus)?;
         if !cpus.is_empty() {
             await_cpus(host, file, cpus)?;
         }

@@ -14,7 +14,7 @@ use crate::act::boundaries::cut_to_boundaries;
 use crate::act::changes::{AppliedHistory, ApplyContext, Execution, GangController, HostSnapshot, rotation};
 use crate::act::cpusets;
 use crate::act::desired_state::DesiredState;
-use crate::act::gang_scheduler::advisory_gangs::advised;
+use crate::act::gang_scheduler::advisory_gangs::advised_gangs;
 use crate::act::gang_scheduler::compose::GangMember;
 use crate::kernel::scheduling::EXT;
 use crate::kernel::{DirLock, Kernel, ThreadKey};
@@ -59,7 +59,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let mut members = Vec::new();
         if plan.gangs.is_empty() && !penalties.is_empty() {
             members = movable(&*lock(&kernel), &tasks, &originals);
-            let wanted: Vec<DesiredState> = members.iter().map(|(object, _)| given_away(object)).collect();
+            let wanted: Vec<DesiredState> = members.iter().map(|(object, _)| released_state(object)).collect();
             // Before the scheduler gets the plan, the originals are in the journal and the guardian runs.
             let journalled = self.actuator.journal_originals(&*lock(&kernel), &wanted);
             if let Err(error) = journalled {
@@ -68,7 +68,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             }
         }
         let members: Vec<GangMember> = members.into_iter().map(|(_, member)| member).collect();
-        self.gangs.set_advice(weights, clashes, |caches| advised(&members, &penalties, caches));
+        self.gangs.set_advice(weights, clashes, |caches| advised_gangs(&members, &penalties, caches));
     }
 
     /// Sets the kernel's tolerance as configured: journaled, and restored like every change.
@@ -121,7 +121,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     }
 
     /// The plan's outcome without any change: one refusal for each line that requires a change.
-    pub(super) fn observed(&mut self, reading: HostSnapshot, derived: ChangeList) -> AppliedPlan {
+    pub(super) fn refresh_applied(&mut self, reading: HostSnapshot, derived: ChangeList) -> AppliedPlan {
         let items: BTreeSet<PlanItem> = derived.changes.iter().flat_map(|change| change.items.clone()).collect();
         let because = RefusalReason::NoPermission;
         let refuse = |item| RefusedItem { item, reason: because.clone(), message: OBSERVING.to_string() };
@@ -186,6 +186,6 @@ fn movable(
     tasks.iter().filter(|task| !task.fixed && !task.exited).filter_map(member).collect()
 }
 
-fn given_away(object: &JournalObject) -> DesiredState {
+fn released_state(object: &JournalObject) -> DesiredState {
     DesiredState { item: PlanItem::Plan, object: object.clone(), state: ObjectState::Policy(EXT) }
 }

@@ -17,7 +17,7 @@ use crate::safety::journal::JournalError;
 use crate::safety::restore::RestoredObject;
 use crate::sense::tasks::ManagedThread;
 
-fn failed(error: JournalError) -> MachineError {
+fn journal_failure(error: JournalError) -> MachineError {
     MachineError(error.to_string())
 }
 
@@ -57,7 +57,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         if let Some(ways) = &mut self.ways {
             ways.forget();
         }
-        account.map_err(failed)
+        account.map_err(journal_failure)
     }
 
     /// New rules (SIGHUP): programs are examined again, and those that are no longer managed are restored at once; if
@@ -96,7 +96,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let left = |pid: &i32| self.tasks.all().iter().any(|task| task.pid == *pid && !task.exited);
         let pids: BTreeSet<i32> = released.iter().map(|task| task.pid).filter(|pid| !left(pid)).collect();
         let colors = |path: &Path| color_pid(path).is_some_and(|pid| pids.contains(&pid));
-        self.actuator.release(&*kernel, &threads, &colors).map_err(failed)
+        self.actuator.release(&*kernel, &threads, &colors).map_err(journal_failure)
     }
 
     /// Does root act now, so that this daemon may not? Always false for root's own daemon.
@@ -106,7 +106,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     }
 
     /// Takes the objects that were restored when root began to act.
-    pub fn overruled(&mut self) -> Vec<RestoredObject> {
+    pub fn restore_overruled(&mut self) -> Vec<RestoredObject> {
         std::mem::take(&mut self.overruled)
     }
 
@@ -116,7 +116,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let kernel = self.kernel();
         if self.actuator.is_fenced() {
             self.gangs.stop_all();
-            self.actuator.rejoin(&*lock(&kernel)).map_err(failed)?;
+            self.actuator.rejoin(&*lock(&kernel)).map_err(journal_failure)?;
             self.ways.iter_mut().for_each(WayController::forget);
             self.in_force = AppliedPlan::default();
         }
@@ -124,6 +124,6 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             self.options.act = false;
             self.overruled = self.undo()?;
         }
-        self.actuator.heartbeat(&*lock(&kernel), self.window).map_err(failed)
+        self.actuator.heartbeat(&*lock(&kernel), self.window).map_err(journal_failure)
     }
 }

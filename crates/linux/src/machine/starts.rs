@@ -74,7 +74,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     }
 
     fn try_place(&mut self, start: &StartRequest) -> Option<()> {
-        let record = self.options.directory.by_id(&start.id)?;
+        let record = self.options.directory.find_by_id(&start.id)?;
         let series = ContainerSeries::new(&record.identity(&start.id), record.image.as_deref())?;
         let placement = self.placements.0.get(&series).filter(|placement| **placement != StartPlacement::default())?;
         let kernel = self.kernel();

@@ -51,10 +51,10 @@ fn containers_come_and_go() {
     ask("Synchronize", &part.number(3, 1).build());
     assert!(directory.is_empty(), "more parts follow");
     ask("Synchronize", &MessageBuilder::default().bytes(2, &container("c2", "p1", "web")).build());
-    let name = |id: &str| directory.by_id(id).map(|record| record.identity(id).to_string());
+    let name = |id: &str| directory.find_by_id(id).map(|record| record.identity(id).to_string());
     assert_eq!(name("c1").as_deref(), Some("pod/shop/cart-1/redis"));
     assert_eq!(name("c2").as_deref(), Some("pod/shop/cart-1/web"));
-    let record = directory.by_id("c1").unwrap();
+    let record = directory.find_by_id("c1").unwrap();
     assert_eq!((record.image.as_deref(), record.labels["app"].as_str()), (Some("sha256:1"), "cart"));
     ask("StateChange", &change(6, &pod("p2", "cart-2"), &container("c3", "p2", "redis")));
     assert_eq!(name("c3").as_deref(), Some("pod/shop/cart-2/redis"));
@@ -113,14 +113,14 @@ fn a_restart_of_the_runtime_is_survived() {
     let plugin = NriThread::start(options, channels).unwrap();
     let mut connection = serve(&listener);
     wait(|| plugin.state().runtime.as_deref() == Some("test"));
-    assert!(directory.by_id("c1").is_some() && !wake.load(Ordering::Relaxed));
+    assert!(directory.find_by_id("c1").is_some() && !wake.load(Ordering::Relaxed));
     let started = change(6, &pod("p1", "cart"), &container("c2", "p1", "web"));
     connection.write_all(&request(5, "StateChange", &started).encode()).unwrap();
-    wait(|| directory.by_id("c2").is_some() && wake.load(Ordering::Relaxed));
+    wait(|| directory.find_by_id("c2").is_some() && wake.load(Ordering::Relaxed));
     drop(connection);
     wait(|| plugin.state().error.is_some_and(|error| error.contains("closed the connection")));
     let mut broken = serve(&listener);
-    wait(|| plugin.state().registrations == 2 && directory.by_id("c2").is_none());
+    wait(|| plugin.state().registrations == 2 && directory.find_by_id("c2").is_none());
     broken.write_all(&[0xff; 64]).unwrap();
     wait(|| plugin.state().error.is_some_and(|error| error.contains("expected connection 1 or 2")));
 }

@@ -35,7 +35,7 @@ impl Fence {
     ///
     /// # Errors
     /// The variable does not name a daemon's page of memory.
-    pub fn inherited() -> io::Result<Option<Self>> {
+    pub fn inherit() -> io::Result<Option<Self>> {
         let Some(text) = std::env::var_os(VARIABLE) else { return Ok(None) };
         let wrong = || io::Error::new(io::ErrorKind::InvalidInput, format!("{VARIABLE}: found {text:?}"));
         let number: RawFd = text.to_str().and_then(|text| text.parse().ok()).filter(|fd| *fd > 2).ok_or_else(wrong)?;

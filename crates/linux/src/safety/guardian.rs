@@ -227,7 +227,7 @@ pub fn watch(kernel: &dyn Kernel, state_dir: &Path) -> Result<RecoveryReport, Jo
 
 fn watch_daemon(kernel: &dyn Kernel, state_dir: &Path) -> Result<RecoveryReport, JournalError> {
     let io = |source| JournalError::Io { path: state_dir.to_path_buf(), source };
-    let fence = Fence::inherited().map_err(io)?;
+    let fence = Fence::inherit().map_err(io)?;
     let mut stdout = io::stdout();
     let _ = stdout.write_all(b"ready\n").and_then(|()| stdout.flush());
     match listen(io::stdin(), SILENCE) {

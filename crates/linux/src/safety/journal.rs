@@ -23,7 +23,7 @@ use crate::kernel::scheduling::SchedParams;
 use crate::kernel::{ThreadKey, pid_namespace};
 
 mod left_behind;
-pub use left_behind::{quarantine, quarantined, remove_left_behind, retain_left_behind};
+pub use left_behind::{find_quarantined, quarantine, remove_left_behind, retain_left_behind};
 
 /// An object on the host that can be changed and restored.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
@@ -89,7 +89,7 @@ impl JournalObject {
     }
 
     /// The process whose threads and children inherit it when they are born; `None` = it is not a thread's property.
-    pub fn inherited(&self) -> Option<i32> {
+    pub fn inherited_fd(&self) -> Option<i32> {
         match self {
             JournalObject::Affinity { pid, .. }
             | JournalObject::Nice { pid, .. }
@@ -414,7 +414,7 @@ impl Journal {
     ///
     /// # Errors
     /// The disk is full or failing: none of the changes may be made. The journal stays usable.
-    pub fn before(&mut self, changes: &[IntendedChange]) -> Result<(), JournalError> {
+    pub fn journal_changes(&mut self, changes: &[IntendedChange]) -> Result<(), JournalError> {
         let mut lines = Vec::new();
         let mut fresh = false;
         let mut next: BTreeMap<JournalObject, JournalEntry> = BTreeMap::new();

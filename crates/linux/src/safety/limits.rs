@@ -13,7 +13,7 @@ use cachemate_core::CpuSet;
 
 use crate::act::colors::reference_set;
 use crate::act::cpusets;
-use crate::act::resctrl::{Schemata, groups, mounted};
+use crate::act::resctrl::{Schemata, groups, mount_point};
 use crate::kernel::Kernel;
 use crate::kernel::group_dirs::CPUSET_FILE;
 use crate::safety::journal::{JournalEntry, JournalObject, ObjectState};
@@ -110,7 +110,7 @@ fn check(kernel: &dyn Kernel, object: &JournalObject, original: &ObjectState) ->
 }
 
 fn resctrl(kernel: &dyn Kernel) -> Option<PathBuf> {
-    mounted(kernel).ok()
+    mount_point(kernel).ok()
 }
 
 fn cpuset(kernel: &dyn Kernel) -> Option<PathBuf> {

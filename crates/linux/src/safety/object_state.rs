@@ -115,7 +115,7 @@ pub(crate) fn check_thread(kernel: &dyn Kernel, object: &JournalObject) -> io::R
 }
 
 /// The error as a sentence, with resctrl's own message if there is one.
-pub(crate) fn in_words(kernel: &dyn Kernel, object: &JournalObject, error: &io::Error) -> String {
+pub(crate) fn describe_failure(kernel: &dyn Kernel, object: &JournalObject, error: &io::Error) -> String {
     if let JournalObject::File { path } = object
         && is_cpuset(path)
         && let Some(parent) = path.parent().and_then(Path::parent)

@@ -19,7 +19,7 @@ use crate::act::cpusets::effective_cpus;
 use crate::kernel::group_dirs::remove_group;
 use crate::kernel::{Kernel, ThreadKey, if_exists, is_gone};
 use crate::safety::journal::{JournalEntry, JournalObject, ObjectState};
-use crate::safety::object_state::{in_words, is_cpuset, partition_kind, read_state, write_cpuset, write_state};
+use crate::safety::object_state::{describe_failure, is_cpuset, partition_kind, read_state, write_cpuset, write_state};
 
 /// Maximum time that a restore waits for resctrl's lock.
 const RESCTRL_PATIENCE: Duration = Duration::from_secs(2);
@@ -125,7 +125,7 @@ fn restore_object(kernel: &dyn Kernel, object: &JournalObject, held: &JournalEnt
             Ok(outcome) => return outcome,
             Err(error) if is_gone(&error) && !still_exists(kernel, object, &error) => return RestoreOutcome::Gone,
             Err(error) if is_gone(&error) && tries < TRIES => std::thread::sleep(BETWEEN_TRIES),
-            Err(error) => return RestoreOutcome::Failed(in_words(kernel, object, &error)),
+            Err(error) => return RestoreOutcome::Failed(describe_failure(kernel, object, &error)),
         }
     }
 }
@@ -233,14 +233,14 @@ type InheritedObjects<'a> = BTreeMap<i32, Vec<(&'a JournalObject, JournalEntry)>
 
 /// Every inherited property by process, with the process's first original and all states that we set. Processes whose
 /// existence is unknown are entered in the account.
-fn inherited_by_process<'a>(
+fn find_inherited<'a>(
     kernel: &dyn Kernel,
     held: &'a BTreeMap<JournalObject, JournalEntry>,
     account: &mut Vec<RestoredObject>,
 ) -> InheritedObjects<'a> {
     let mut estates: InheritedObjects<'a> = BTreeMap::new();
     for (object, held) in held {
-        let (Some(pid), Some(thread)) = (object.inherited(), object.thread()) else { continue };
+        let (Some(pid), Some(thread)) = (object.inherited_fd(), object.thread()) else { continue };
         // A process id may have been reused: it is still the journalled process only if a journalled thread lives.
         match kernel.alive(thread) {
             Ok(true) => {}
@@ -273,7 +273,7 @@ fn unknown_children(of: &JournalObject, error: &io::Error) -> RestoredObject {
 /// ours.
 fn restore_inherited(kernel: &dyn Kernel, held: &BTreeMap<JournalObject, JournalEntry>) -> Vec<RestoredObject> {
     let mut account = Vec::new();
-    let estates = inherited_by_process(kernel, held, &mut account);
+    let estates = find_inherited(kernel, held, &mut account);
     let Some((first, _)) = estates.values().flatten().next() else { return account };
     let parents = match parents(kernel) {
         Ok(parents) => parents,

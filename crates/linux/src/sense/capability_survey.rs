@@ -155,7 +155,7 @@ fn ways(resctrl: &Result<Resctrl, ResctrlUnavailable>) -> CapabilityCheck {
 /// Page colors as a daemon would see them, with its rights, which may be fewer than those of the user of `doctor`.
 fn page_colors(topology: &Topology) -> CapabilityCheck {
     let tried = match colors::partitions(topology) {
-        Ok(divided) => Ok(colors::in_words(&divided)),
+        Ok(divided) => Ok(colors::describe_units(&divided)),
         Err(missing) => Err((missing.why, Some(missing.remedy))),
     };
     capability("page colors", tried, "caches are divided by ways or not at all")
@@ -169,7 +169,7 @@ fn probe(topology: &Topology, deep: bool) -> CapabilityCheck {
             Some("cachemate topology --probe measures it".to_string()),
         )),
         Some(_) if !deep => Ok("not calibrated (doctor without --quick does)".to_string()),
-        Some(cache) => calibrated(cache.size_bytes)
+        Some(cache) => calibrated_prober(cache.size_bytes)
             .map(|probe| {
                 let (cycles, mib) = (probe.miss_from_cycles(), probe.cache_bytes() >> 20);
                 format!("calibrated: a load of {cycles} cycles and more missed; about {mib} MiB of the cache hold ours")
@@ -184,7 +184,7 @@ fn probe(topology: &Topology, deep: bool) -> CapabilityCheck {
 }
 
 /// Tries up to three times, because busy neighbors blur a single calibration.
-fn calibrated(cache_bytes: Option<u64>) -> std::io::Result<intensity::PrimeProber> {
+fn calibrated_prober(cache_bytes: Option<u64>) -> std::io::Result<intensity::PrimeProber> {
     let tried = |seed| intensity::PrimeProber::fitting(cache_bytes, seed);
     let blurred = |error: &std::io::Error| error.kind() != std::io::ErrorKind::TimedOut;
     let mut probe = tried(1);

@@ -64,7 +64,7 @@ fn number(level: CacheLevel) -> &'static str {
 pub(crate) struct SuspendClock(Duration);
 
 impl SuspendClock {
-    pub(crate) fn now() -> Self {
+    pub(crate) fn read_clocks() -> Self {
         let read = |clock| {
             let time = clock_gettime(clock);
             Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
@@ -163,6 +163,6 @@ mod tests {
         assert!(clock.advance(SuspendClock(Duration::from_secs(35))));
         assert!(!clock.advance(SuspendClock(Duration::from_secs(35))));
         assert!(!clock.advance(SuspendClock(Duration::from_secs(34))), "clocks are not read at once");
-        assert!(!SuspendClock::now().advance(SuspendClock::now()));
+        assert!(!SuspendClock::read_clocks().advance(SuspendClock::read_clocks()));
     }
 }

@@ -182,7 +182,7 @@ impl RunningTotal {
     }
 
     /// The count so far, scaled by the share of the time in which it had a counter; `None` = it has had none yet.
-    pub(crate) fn now(&mut self) -> Option<u64> {
+    pub(crate) fn read_value(&mut self) -> Option<u64> {
         let total = self.0.total().ok()?;
         match total.enabled_ns {
             0 => Some(0), // the thread has not run yet
@@ -299,9 +299,9 @@ mod tests {
             return;
         };
         let mut total = RunningTotal::start(0, code).unwrap();
-        let before = total.now().unwrap();
+        let before = total.read_value().unwrap();
         let loads = must_miss();
-        assert!(total.now().unwrap() >= before + loads);
+        assert!(total.read_value().unwrap() >= before + loads);
     }
 
     /// Is a counter of a thread that does not exist an error?

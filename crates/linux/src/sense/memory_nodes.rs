@@ -55,7 +55,7 @@ impl MemoryNodes {
     }
 
     /// Pages by node at the last read.
-    pub fn of(&self, process: ProcessId) -> Option<Vec<u64>> {
+    pub fn node_pages(&self, process: ProcessId) -> Option<Vec<u64>> {
         self.pages.get(&process)?.1.clone()
     }
 }
@@ -116,7 +116,7 @@ mod tests {
             (Topology::default(), Topology { memory_latency: vec![vec![1.0, 2.0]; 2], ..Topology::default() });
         let mut nodes = MemoryNodes::default();
         nodes.look(&kernel, &one, || processes.clone());
-        assert_eq!((nodes.reads, nodes.of(ProcessId(0))), (0, None));
+        assert_eq!((nodes.reads, nodes.node_pages(ProcessId(0))), (0, None));
         nodes.look(&kernel, &two, || processes.clone());
         nodes.look(&kernel, &two, || processes.clone());
         assert_eq!(nodes.reads, 1, "at once is too soon");
@@ -124,7 +124,7 @@ mod tests {
             nodes.not_before = None;
             nodes.look(&kernel, &two, || processes.clone());
         }
-        assert_eq!([0, 1, 2].map(|id| nodes.of(ProcessId(id))), [Some(vec![1]), Some(vec![2]), None]);
+        assert_eq!([0, 1, 2].map(|id| nodes.node_pages(ProcessId(id))), [Some(vec![1]), Some(vec![2]), None]);
         nodes.look(&kernel, &two, || [(ProcessId(1), 11)].into());
         assert_eq!(nodes.pages.len(), 1, "who is gone is forgotten");
     }

@@ -182,7 +182,7 @@ impl ProbeRunner {
                 let evidence = ProbeEvidence::PingPong { cpus, round_trip_ns: found.round_trip_ns };
                 self.answer(probe, evidence, true, vec![(None, found.cost_ns)]);
             }
-            Err(error) => self.failed(probe, &error),
+            Err(error) => self.record_failure(probe, &error),
         }
     }
 
@@ -201,11 +201,11 @@ impl ProbeRunner {
             _ => Ok(()),
         };
         if let Err(error) = done {
-            self.failed(probe, &error);
+            self.record_failure(probe, &error);
         }
     }
 
-    fn failed(&mut self, probe: &ProbeRequest, error: &std::io::Error) {
+    fn record_failure(&mut self, probe: &ProbeRequest, error: &std::io::Error) {
         let Some(running) = self.asked.iter_mut().find(|asked| asked.probe == *probe) else { return };
         running.failures += 1;
         if running.failures >= TRIES {
@@ -290,7 +290,7 @@ impl ProbeRunner {
         let (pid, thread) = (session.placement.target.pid, session.placement.target.thread);
         let mut counter = self.instructions.and_then(|code| RunningTotal::start(thread.tid, code));
         let mut total = || {
-            let instructions = counter.as_mut().and_then(RunningTotal::now);
+            let instructions = counter.as_mut().and_then(RunningTotal::read_value);
             ProgressTotals::of(&*session.lock(), progress, pid, thread, instructions)
         };
         let ((rates, _gate), ours_ns, off_ns) = session.run(|switch| {
@@ -353,7 +353,7 @@ impl ProbeRunner {
         let reuses = watchpoint::reuses(&*guard, subject);
         drop(guard);
         match reuses {
-            Err(error) => self.failed(probe, &error),
+            Err(error) => self.record_failure(probe, &error),
             Ok(samples) => {
                 running.reuses.extend(samples);
                 running.cost_ns += start.elapsed().as_nanos() as u64;
@@ -385,7 +385,7 @@ impl ProbeRunner {
         let off = (running.events ^ u64::from(probe.id.0)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54;
         let period = facility.period(u64::from(one_in) * (3_584 + off) / 4_096);
         match stretch(facility, subjects, period, remote_only) {
-            Err(error) => self.failed(probe, &error),
+            Err(error) => self.record_failure(probe, &error),
             Ok((samples, events)) => {
                 running.accesses.extend(samples);
                 running.events += events;

@@ -113,8 +113,8 @@ impl PropertyReader<'_> {
         let id = service.as_ref().and_then(|service| service.identity.container.clone());
         let reported = match (&id, self.directory.is_empty()) {
             (_, true) => None,
-            (Some(id), false) => self.directory.by_id(id).map(|record| (id.clone(), record)),
-            (None, false) => properties.cgroups.iter().find_map(|path| self.directory.by_cgroup(path)),
+            (Some(id), false) => self.directory.find_by_id(id).map(|record| (id.clone(), record)),
+            (None, false) => properties.cgroups.iter().find_map(|path| self.directory.find_by_cgroup(path)),
         };
         if let Some((id, record)) = reported {
             let is_helper = record.is_helper || service.is_some_and(|service| service.is_helper);

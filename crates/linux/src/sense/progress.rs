@@ -46,7 +46,7 @@ impl ProgressFiles {
     }
 
     /// Reports in a directory that another process maintains: they are read, and no file is removed.
-    pub fn of_others(dir: PathBuf) -> Self {
+    pub fn for_other_users(dir: PathBuf) -> Self {
         ProgressFiles { dir: Some(dir), is_others: true }
     }
 

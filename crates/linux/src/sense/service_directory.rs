@@ -47,12 +47,12 @@ pub struct ServiceDirectory(Arc<RwLock<BTreeMap<String, ContainerRecord>>>);
 
 impl ServiceDirectory {
     /// The container with this id.
-    pub fn by_id(&self, id: &str) -> Option<ContainerRecord> {
+    pub fn find_by_id(&self, id: &str) -> Option<ContainerRecord> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
     }
 
     /// The container whose control group is this path or contains it, with its id.
-    pub fn by_cgroup(&self, path: &str) -> Option<(String, ContainerRecord)> {
+    pub fn find_by_cgroup(&self, path: &str) -> Option<(String, ContainerRecord)> {
         let contains = |record: &ContainerRecord| {
             let group = record.cgroup.trim_end_matches('/');
             let rest = path.strip_prefix(group).filter(|_| group.starts_with('/') && group.len() > 1);
@@ -64,7 +64,7 @@ impl ServiceDirectory {
 
     /// The id of the container that has exactly this control group.
     pub fn id_of_cgroup(&self, path: &str) -> Option<String> {
-        let (id, record) = self.by_cgroup(path)?;
+        let (id, record) = self.find_by_cgroup(path)?;
         (record.cgroup.trim_end_matches('/') == path.trim_end_matches('/')).then_some(id)
     }
 
@@ -109,8 +109,8 @@ mod tests {
             ..ContainerRecord::default()
         };
         directory.insert("abc", record.clone());
-        assert_eq!(directory.by_id("abc"), Some(record));
-        let named = |path: &str| directory.by_cgroup(path).map(|(id, record)| record.identity(&id).to_string());
+        assert_eq!(directory.find_by_id("abc"), Some(record));
+        let named = |path: &str| directory.find_by_cgroup(path).map(|(id, record)| record.identity(&id).to_string());
         assert_eq!(named("/fleet/redis/x").as_deref(), Some("pod/shop/cart-1/redis"));
         assert_eq!(named("/fleet/redis").as_deref(), Some("pod/shop/cart-1/redis"));
         assert_eq!((named("/fleet/redis2"), named("/")), (None, None));

@@ -45,7 +45,7 @@ pub struct TopologyError {
 /// There is no `sys/devices/system/cpu` below `root`, or a file in it cannot be understood; the error names the file.
 pub fn read_topology(root: &Path) -> Result<HostTopology, TopologyError> {
     let mut host = SysfsReader { cpus: root.join("sys/devices/system/cpu"), warnings: Vec::new() };
-    let present = host.present()?;
+    let present = host.present_cpus()?;
     let online = host.online(&present)?;
     if online.is_empty() {
         return Err(wrong(&host.cpus, "no online CPU", "at least one"));
@@ -77,7 +77,7 @@ struct CacheDescription {
 
 impl SysfsReader {
     /// CPUs with a folder, except those that the kernel only reserves.
-    fn present(&self) -> Result<Vec<u32>, TopologyError> {
+    fn present_cpus(&self) -> Result<Vec<u32>, TopologyError> {
         let list = list_file(&self.cpus.join("present"))?;
         let number = |name: String| name.strip_prefix("cpu").and_then(|digits| digits.parse::<u32>().ok());
         let mut cpus: Vec<u32> = names(&self.cpus)?.into_iter().filter_map(number).collect();

@@ -108,7 +108,7 @@ unsafe fn narrow<L: Lanes>(
         for ((&set, tag), missed) in places.sets.iter().zip(&tags).zip(missed) {
             *missed = !L::move_to_front(&mut sets[set as usize], tag, ways, &mut counts);
         }
-        L::by_lane(counts)
+        L::count_by_lane(counts)
     };
     hits.iter_mut().zip(counts).for_each(|(hits, count)| *hits += u64::from(count));
     Some(lines.len() as u64 - u64::from(counts.iter().sum::<u32>()))

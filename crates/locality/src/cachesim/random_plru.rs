@@ -71,7 +71,7 @@ impl RandomReplacement {
     pub(super) fn run(&mut self, index: &SetIndex, lines: &[u64], on_miss: &mut impl FnMut(u64)) -> u64 {
         let RandomReplacement { ways, random } = self;
         let count = ways.ways as u64;
-        for_each(index, lines, on_miss, |set, tag| ways.touch(set, tag, || random.below(count) as usize).1)
+        for_each(index, lines, on_miss, |set, tag| ways.touch(set, tag, || random.draw_below(count) as usize).1)
     }
 }
 
@@ -92,7 +92,7 @@ impl TreePlru {
         let count = ways.ways;
         for_each(index, lines, on_miss, |set, tag| {
             let tree = &mut trees[set];
-            let (way, hit) = ways.touch(set, tag, || pointed_at(*tree, count));
+            let (way, hit) = ways.touch(set, tag, || victim_way(*tree, count));
             *tree = point_away(*tree, way, count);
             hit
         })
@@ -100,7 +100,7 @@ impl TreePlru {
 }
 
 /// The way that the tree's bits lead to.
-fn pointed_at(tree: u64, ways: usize) -> usize {
+fn victim_way(tree: u64, ways: usize) -> usize {
     let mut node = 1;
     while node < ways {
         node = node * 2 + (tree >> node & 1) as usize;

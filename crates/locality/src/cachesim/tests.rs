@@ -107,12 +107,12 @@ fn any_lines() -> impl Strategy<Value = Vec<u64>> {
     (any::<u64>(), 0usize..2000, 1u64..2000, any::<bool>()).prop_map(|(seed, len, footprint, widens)| {
         let mut random = SplitMix64::new(seed);
         let narrow = |random: &mut SplitMix64| {
-            let range = if random.below(2) == 0 { footprint } else { footprint / 10 + 1 };
-            random.below(range)
+            let range = if random.draw_below(2) == 0 { footprint } else { footprint / 10 + 1 };
+            random.draw_below(range)
         };
         let line = |at: usize| {
             let line = narrow(&mut random);
-            if widens && at > len / 2 && random.below(3) == 0 { u64::MAX - line } else { line }
+            if widens && at > len / 2 && random.draw_below(3) == 0 { u64::MAX - line } else { line }
         };
         (0..len).map(line).collect()
     })

@@ -36,8 +36,8 @@ impl Profiler for CoRunSlowdownProfiler {
             else {
                 continue;
             };
-            let stamp = |estimate| Fact::measured(estimate, FactSource::Neighbor, observation.window);
-            let Some(((harm, sensitivity), profile)) = self.tasks.of(*task, profiles) else { continue };
+            let stamp = |estimate| Fact::from_measurement(estimate, FactSource::Neighbor, observation.window);
+            let Some(((harm, sensitivity), profile)) = self.tasks.find_profile(*task, profiles) else { continue };
             let slowdown = |slow: f64, fast: f64| (fast > 0.0 && slow.is_finite()).then(|| slow / fast - 1.0);
             if let Some(suffered) = slowdown(*neighbor_beside_ns, *neighbor_alone_ns) {
                 harm.add(suffered);

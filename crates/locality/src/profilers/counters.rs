@@ -87,7 +87,7 @@ impl Profiler for CountersProfiler {
         self.tasks.retain_current(observation, profiles);
         for task in &observation.tasks {
             let Some(instructions) = task.counts.get(CounterEvent::Instructions) else { continue };
-            let Some((state, profile)) = self.tasks.of(task.task, profiles) else { continue };
+            let Some((state, profile)) = self.tasks.find_profile(task.task, profiles) else { continue };
             state.open.add(task, self.level, instructions);
             if state.open.instructions < self.min_instructions || state.open.instructions <= 0.0 {
                 continue;
@@ -96,7 +96,8 @@ impl Profiler for CountersProfiler {
             let cycles = open.cycles.filter(|&cycles| cycles > 0.0);
             let fold = |mean: &mut RunningStats, reading: Option<f64>| {
                 reading.iter().for_each(|&reading| mean.add(reading));
-                mean.estimate().map(|estimate| Fact::measured(estimate, FactSource::Counters, observation.window))
+                mean.estimate()
+                    .map(|estimate| Fact::from_measurement(estimate, FactSource::Counters, observation.window))
             };
             let per_instr = |count: Option<f64>, scale: f64| count.map(|count| scale * count / open.instructions);
             let rates = &mut profile.rates;

@@ -74,7 +74,7 @@ impl<S: Default> PerTask<S> {
     }
 
     /// State and profile of a task; `None` if the task is not live.
-    pub(crate) fn of<'a>(
+    pub(crate) fn find_profile<'a>(
         &'a mut self,
         task: TaskId,
         profiles: &'a mut Profiles,
@@ -155,7 +155,7 @@ pub(crate) fn has_exclusive_units(observation: &Observation, task: &TaskSample) 
         };
         observation.applied.shares.iter().position(|held| held.share.members.iter().any(is_member))
     };
-    let ran = |other: &&TaskSample| other.process != task.process && other.ran();
+    let ran = |other: &&TaskSample| other.process != task.process && other.has_run();
     let mine = share_of(task);
     observation
         .tasks

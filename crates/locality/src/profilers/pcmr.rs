@@ -67,7 +67,7 @@ impl WeightedStats {
 fn rate_fact(value: f64, variance: f64, window: u64) -> Fact<f64> {
     let error = 2.0 * variance.max(0.0).sqrt();
     let estimate = Estimate { value, low: value - error, high: value + error };
-    Fact::measured(estimate, FactSource::CoRunRows, window)
+    Fact::from_measurement(estimate, FactSource::CoRunRows, window)
 }
 
 /// A member's own counts.
@@ -123,7 +123,7 @@ impl PcmrProfiler {
         let Some(all) = all.filter(|all| all.len() == interval.tasks.len()) else { return false };
         let enough = self.parameters.min_total_ns * self.parameters.scale;
         for (&task, (misses, references)) in interval.tasks.iter().zip(all) {
-            let Some((own, profile)) = self.own.of(task, profiles) else { continue };
+            let Some((own, profile)) = self.own.find_profile(task, profiles) else { continue };
             if own.probe != Some(probe) {
                 *own = OwnCounts { probe: Some(probe), ..OwnCounts::default() };
             }
@@ -155,7 +155,7 @@ impl PcmrProfiler {
             Some(&newcomer) if known.len() + 1 == members.len() && !known.is_empty() => {
                 let value = members.len() as f64 * rate - known.iter().sum::<f64>();
                 let enough = self.parameters.min_total_ns * self.parameters.scale;
-                if let Some((sum, profile)) = self.newcomers.of(newcomer, profiles) {
+                if let Some((sum, profile)) = self.newcomers.find_profile(newcomer, profiles) {
                     sum.add(value, ns);
                     if sum.ns >= enough {
                         profile.rates.pcmr = Some(rate_fact(sum.mean(), sum.variance(), self.window));

@@ -175,14 +175,14 @@ impl Profiler for PhaseProfiler {
         let mut tasks = std::mem::take(&mut self.tasks);
         tasks.states.retain(|task, _| profiles.contains_key(task));
         for task in &observation.tasks {
-            let Some((state, _)) = tasks.of(task.task, profiles) else { continue };
+            let Some((state, _)) = tasks.find_profile(task.task, profiles) else { continue };
             if self.interval_changed(state, &task.counts, allocation_changed) {
                 changed.push(task.task);
             }
         }
         for evidence in evidence(observation) {
             let ProbeEvidence::Reuses { task, samples } = evidence else { continue };
-            let Some((state, profile)) = tasks.of(*task, profiles) else { continue };
+            let Some((state, profile)) = tasks.find_profile(*task, profiles) else { continue };
             let Some(refs) = profile.rates.llc_refs_per_mega_instr else { continue };
             let times = ReuseTimes::from_samples(samples, None);
             let Some(signature) = locality_signature(&times, refs.value / 1000.0) else { continue };

@@ -57,7 +57,7 @@ impl Profiler for PrimeProbeProfiler {
         for evidence in evidence(observation) {
             let ProbeEvidence::PrimeProbe { task, samples, .. } = evidence else { continue };
             let good: Vec<&PrimeProbeSample> = samples.iter().filter(|sample| self.counts(sample)).collect();
-            let Some((shares, _)) = self.tasks.of(*task, profiles) else { continue };
+            let Some((shares, _)) = self.tasks.find_profile(*task, profiles) else { continue };
             for sample in good {
                 let share = f64::from(sample.evicted) / f64::from(sample.reloads);
                 let side = if sample.target_running { &mut shares.beside } else { &mut shares.away };
@@ -69,7 +69,7 @@ impl Profiler for PrimeProbeProfiler {
             if shares.beside.len().min(shares.away.len()) >= MIN_EVICTED_SAMPLES {
                 let difference = difference(&shares.beside, &shares.away);
                 shares.intensity =
-                    difference.map(|share| Fact::measured(share, FactSource::PrimeProbe, observation.window));
+                    difference.map(|share| Fact::from_measurement(share, FactSource::PrimeProbe, observation.window));
             }
         }
         for (task, (_, shares)) in &self.tasks.states {
@@ -81,7 +81,7 @@ impl Profiler for PrimeProbeProfiler {
 }
 
 fn difference(beside: &[f64], away: &[f64]) -> Option<Estimate> {
-    let (beside, away) = (trimmed(beside)?, trimmed(away)?);
+    let (beside, away) = (trimmed_estimate(beside)?, trimmed_estimate(away)?);
     let value = beside.value - away.value;
     let (up, down) = (beside.high - beside.value, away.high - away.value);
     let error = libm::sqrt(up * up + down * down);
@@ -89,7 +89,7 @@ fn difference(beside: &[f64], away: &[f64]) -> Option<Estimate> {
 }
 
 /// Mean without the lowest and highest fifth.
-fn trimmed(values: &[f64]) -> Option<Estimate> {
+fn trimmed_estimate(values: &[f64]) -> Option<Estimate> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let cut = sorted.len() / 5;

@@ -61,7 +61,7 @@ impl RapidMrcProfiler {
                 let lines = data_only(trace);
                 let curve =
                     trace_curve(&MissLog { lines: &lines, code: &[], ..*trace }, &sizes, warmup, correct_repeats)?;
-                let shifted = counted.point.and_then(|(size, rate)| curve.shifted_through(size, rate));
+                let shifted = counted.point.and_then(|(size, rate)| curve.shift_through(size, rate));
                 Some((shifted.map_or(curve, |(shifted, _)| shifted), self.cache.size_bytes))
             }
         }

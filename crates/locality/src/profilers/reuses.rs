@@ -4,7 +4,7 @@
 //! times are taken for the L1's hits and left out, and the others are counted in references behind it. What is left has
 //! the same footprint, P(T > t) being larger and t being shorter by the same factor.
 //!
-//! Code shares the cache with data. A machine that watches fetched lines too ([`ReuseProfiler::of_code_too`]) shows its
+//! Code shares the cache with data. A machine that watches fetched lines too ([`ReuseProfiler::with_code`]) shows its
 //! occupancy and misses; if only data is watched, the code's references are left out of the count as hits.
 
 use cachemate_core::{
@@ -84,7 +84,7 @@ impl ReuseProfiler {
 
     /// The same for machines whose watch points see fetched lines of code as well as data.
     #[must_use]
-    pub fn of_code_too(self) -> Self {
+    pub fn with_code(self) -> Self {
         ReuseProfiler { of_code_too: true, ..self }
     }
 
@@ -121,7 +121,7 @@ impl Profiler for ReuseProfiler {
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         self.tasks.retain_current(observation, profiles);
         for task in observation.tasks.iter().filter(|_| self.level > CacheLevel::L1Data) {
-            let Some((watched, _)) = self.tasks.of(task.task, profiles) else { continue };
+            let Some((watched, _)) = self.tasks.find_profile(task.task, profiles) else { continue };
             watched.data_accesses.add(task, CounterEvent::References(CacheLevel::L1Data));
             watched.fetches.add(task, CounterEvent::References(CacheLevel::L1Instruction));
             watched.references.add(task, CounterEvent::References(self.level));
@@ -130,7 +130,7 @@ impl Profiler for ReuseProfiler {
         for evidence in evidence(observation) {
             let ProbeEvidence::Reuses { task, samples } = evidence else { continue };
             let per_ns = self.references_per_ns(task_sample(observation, *task));
-            if let Some((watched, profile)) = self.tasks.of(*task, profiles) {
+            if let Some((watched, profile)) = self.tasks.find_profile(*task, profiles) {
                 watched.raw.merge(&ReuseTimes::from_samples(samples, per_ns));
                 watched.times = watched.raw.behind(watched.passing_share(self.of_code_too));
                 let times = watched.times.to_profile();
@@ -225,7 +225,7 @@ mod tests {
         };
         let profiler = || ReuseProfiler::new(LLC, ReplacementModel::Lru, 64, vec![4096]);
         // 250 of 1000 accesses pass where code is watched; else 120 of 600 data accesses.
-        assert!((longest(profiler().of_code_too()) - 100.0).abs() < 4.0, "{}", longest(profiler().of_code_too()));
+        assert!((longest(profiler().with_code()) - 100.0).abs() < 4.0, "{}", longest(profiler().with_code()));
         assert!((longest(profiler()) - 80.0).abs() < 4.0, "{}", longest(profiler()));
     }
 

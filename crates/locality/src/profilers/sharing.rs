@@ -56,7 +56,7 @@ impl LineUsers {
         let fact = |share: f64| {
             let off = 1.96 * (share * (1.0 - share).max(0.0) / own).sqrt();
             let estimate = Estimate { value: share, low: (share - off).max(0.0), high: (share + off).min(1.0) };
-            Fact::measured(estimate, FactSource::AccessSamples, window)
+            Fact::from_measurement(estimate, FactSource::AccessSamples, window)
         };
         self.shares(task).into_iter().map(|(other, share)| (other, fact(share))).collect()
     }
@@ -143,7 +143,7 @@ impl Profiler for SharingProfiler {
         let alive = |process: &ProcessId| threads.get(process).is_some_and(|&count| count > 0);
         self.filters.retain(|filter, _| filter.as_ref().is_none_or(alive));
         for task in &observation.tasks {
-            let counters = |filter| self.filters.get(&filter).and_then(|maps: &ShMaps| maps.of(task.task));
+            let counters = |filter| self.filters.get(&filter).and_then(|maps: &ShMaps| maps.map_of(task.task));
             let (machine, process) = (counters(None), counters(Some(task.process)));
             if let (Some(counters), Some(profile)) = (machine.or(process), profiles.get_mut(&task.task)) {
                 let map = SharingMap { counters: counters.to_vec(), machine_wide: machine.is_some() };

@@ -70,7 +70,7 @@ fn disjoint(observation: &Observation) -> bool {
 }
 
 /// Does the task have the same fraction of every cache in which it has a share?
-fn of_one_size(observation: &Observation, task: &TaskSample) -> bool {
+fn sweep_of_one_size(observation: &Observation, task: &TaskSample) -> bool {
     let mut counts = shares_of(observation, task).map(|share| units(share).count());
     let first = counts.next();
     counts.all(|count| Some(count) == first)
@@ -88,9 +88,9 @@ impl Profiler for SizeSweepProfiler {
         let disjoint = disjoint(observation);
         for task in &observation.tasks {
             let rate = self.rate(task);
-            let alone = disjoint && of_one_size(observation, task) && has_exclusive_units(observation, task);
+            let alone = disjoint && sweep_of_one_size(observation, task) && has_exclusive_units(observation, task);
             let size_bytes = alone.then(|| share_bytes(observation, task, &self.cache));
-            let Some((sizes, profile)) = self.tasks.of(task.task, profiles) else { continue };
+            let Some((sizes, profile)) = self.tasks.find_profile(task.task, profiles) else { continue };
             let windows = |(before, windows): (u64, u32)| if Some(before) == size_bytes { windows } else { 0 };
             let before = sizes.held.map_or(0, windows);
             sizes.held = size_bytes.map(|bytes| (bytes, before.saturating_add(1)));

@@ -155,7 +155,7 @@ impl SoloSums {
     }
 
     fn write_to(&self, profile: &mut Profile, window: u64) {
-        let fact = |estimate| Some(Fact::measured(estimate, FactSource::CoRunRows, window));
+        let fact = |estimate| Some(Fact::from_measurement(estimate, FactSource::CoRunRows, window));
         profile.rates.solo_instr_per_cycle = fact(self.speed());
         if let Some(misses) = self.misses {
             profile.rates.solo_misses_per_kilo_instr = fact(Estimate::exact(1000.0 * misses / self.instructions));

@@ -58,7 +58,7 @@ impl Profiler for StallProfiler {
         for task in &observation.tasks {
             let Some(rate) = stall_rate(task) else { continue };
             let size_bytes = share_bytes(observation, task, &self.cache);
-            let Some((sizes, profile)) = self.tasks.of(task.task, profiles) else { continue };
+            let Some((sizes, profile)) = self.tasks.find_profile(task.task, profiles) else { continue };
             sizes.entry(size_bytes).or_default().add(rate);
             let curve = sizes.iter().filter_map(|(&size, mean)| Some((size, mean.estimate()?))).collect();
             let fact = Fact::new(curve, FactSource::StallCounters, observation.window);

@@ -119,7 +119,7 @@ mod tests {
         #[test]
         fn distances_are_depths_in_a_stack(seed in any::<u64>(), spread in 1u64..400, entries in 0usize..6000) {
             let mut random = SplitMix64::new(seed);
-            let lines: Vec<u64> = (0..entries).map(|_| random.below(spread)).collect();
+            let lines: Vec<u64> = (0..entries).map(|_| random.draw_below(spread)).collect();
             prop_assert_eq!(log_distances(&lines), plainest(&lines));
         }
     }

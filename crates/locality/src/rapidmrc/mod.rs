@@ -4,7 +4,7 @@
 //! first-level misses for a short while (the thesis: 163 840, about ten times the lines of the cache). Correct what the
 //! prefetcher left: a run of equal values becomes ascending lines. Simulate one LRU stack that is no deeper than the
 //! cache, warm it up, and count the accesses by depth (Mattson). The result is right in shape and off by a constant,
-//! which one measured point removes ([`crate::curve::MissRateCurve::shifted_through`]). [`trace_curve`] is this, to the
+//! which one measured point removes ([`crate::curve::MissRateCurve::shift_through`]). [`trace_curve`] is this, to the
 //! letter; [`survival_curve`] is the form to use.
 //!
 //! Properties: an access deeper than the largest size misses at every size, so the bounded stack gives the same curve
@@ -47,14 +47,14 @@ pub struct MissLog<'a> {
 /// Runs of equal values, as a prefetcher leaves them in a sampled-address register, become ascending lines; also how
 /// many entries were changed (thesis 5.3.1).
 pub fn correct_repeats(lines: &[u64]) -> (Vec<u64>, usize) {
-    let (corrected, demanded) = corrected_and_demanded(lines, &[]);
+    let (corrected, demanded) = correct_and_demand(lines, &[]);
     let changed = demanded.iter().filter(|&&demanded| !demanded).count();
     (corrected, changed)
 }
 
 /// The same, and of every entry whether the program asked for it: the others are prefetches. The register that they
 /// leave as it was is that of data: a fetch of code between two of its values does not end a run of them.
-fn corrected_and_demanded(lines: &[u64], code: &[u32]) -> (Vec<u64>, Vec<bool>) {
+fn correct_and_demand(lines: &[u64], code: &[u32]) -> (Vec<u64>, Vec<bool>) {
     let (mut repeats, mut register) = (0, None);
     let mut code = code.iter().peekable();
     let corrected = lines.iter().enumerate().map(|(index, &line)| {
@@ -133,7 +133,7 @@ mod tests {
     /// Does a fetch of code neither end nor begin a run of the data register?
     #[test]
     fn code_stands_aside_of_repeats() {
-        let (lines, demanded) = corrected_and_demanded(&[5, 90, 5, 90, 90, 7], &[1, 3, 4]);
+        let (lines, demanded) = correct_and_demand(&[5, 90, 5, 90, 90, 7], &[1, 3, 4]);
         assert_eq!(lines, [5, 90, 6, 90, 90, 7]);
         assert_eq!(demanded, [true, true, false, true, true, true]);
     }
@@ -161,7 +161,7 @@ mod tests {
             seed in any::<u64>(), spread in 1u64..60, largest in 1u64..40, entries in 2usize..400,
         ) {
             let mut random = SplitMix64::new(seed);
-            let lines: Vec<u64> = (0..entries).map(|_| random.below(spread)).collect();
+            let lines: Vec<u64> = (0..entries).map(|_| random.draw_below(spread)).collect();
             let sizes: Vec<u64> = (1..=largest).collect();
             for warmup in [Warmup::Automatic, Warmup::Half, Warmup::Nothing] {
                 let warm = warmup_entries(&lines, largest, warmup);
@@ -190,7 +190,7 @@ mod tests {
         let lines: Vec<u64> = (0..100).collect();
         let at = |lost| {
             let trace = MissLog { lines: &lines, code: &[], line_bytes: 64, instructions: 10_000.0, lost };
-            trace_curve(&trace, &[640], Warmup::Nothing, false).unwrap().at(640).unwrap()
+            trace_curve(&trace, &[640], Warmup::Nothing, false).unwrap().ratio_at(640).unwrap()
         };
         assert!((at(None) - 10.0).abs() < 1e-9);
         assert!((at(Some(50)) - 15.0).abs() < 1e-9);

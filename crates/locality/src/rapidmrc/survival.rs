@@ -22,7 +22,7 @@
 //! Properties: pure, linear in the log; passes through the measured point; never increasing, never negative; a log that
 //! holds everything and was taken cold gives the exact curve of an LRU stack.
 
-use super::{FIRST, MissLog, corrected_and_demanded, log_distances};
+use super::{FIRST, MissLog, correct_and_demand, log_distances};
 use crate::curve::MissRateCurve;
 
 /// Depths are counted in so many steps, up to the largest size.
@@ -58,7 +58,7 @@ pub fn survival_curve_with_reach(
     if !(trace.instructions.is_finite() && trace.instructions > 0.0) {
         return None;
     }
-    let (lines, demanded) = corrected_and_demanded(trace.lines, trace.code);
+    let (lines, demanded) = correct_and_demand(trace.lines, trace.code);
     let survival = SurvivalCurve::new(&log_distances(&lines), &demanded, largest_lines)?;
     let per_kilo = 1000.0 / trace.instructions;
     let logged = survival.accesses * per_kilo;
@@ -71,7 +71,7 @@ pub fn survival_curve_with_reach(
         None => Fit { rate: logged * least, stretch: 1.0, shift: 0.0 },
         Some((size, rate)) => Fit::through(&survival, logged, least, most, lines_of(size), rate),
     };
-    let point = |&size: &u64| (size, fit.at(&survival, lines_of(size)));
+    let point = |&size: &u64| (size, fit.hits_within(&survival, lines_of(size)));
     let curve = MissRateCurve::new(sizes_bytes.iter().map(point).collect()).ok()?;
     Some((curve, (survival.known_lines * fit.stretch * line_bytes as f64) as u64))
 }
@@ -87,27 +87,27 @@ struct Fit {
 impl Fit {
     fn through(survival: &SurvivalCurve, logged: f64, least: f64, most: f64, lines: f64, measured: f64) -> Self {
         let mut fit = Fit { rate: logged * least, stretch: 1.0, shift: 0.0 };
-        let surviving = survival.at(lines);
+        let surviving = survival.survival_at(lines);
         if surviving > 0.0 {
             fit.rate = (measured / surviving).clamp(logged * least, logged * most);
         } else {
             fit.rate = logged * most;
         }
-        if fit.at(survival, lines) < measured {
+        if fit.hits_within(survival, lines) < measured {
             let (mut low, mut high) = (1.0, most);
             for _ in 0..30 {
                 let middle = 0.5 * (low + high);
-                let below = Fit { stretch: middle, ..fit }.at(survival, lines) < measured;
+                let below = Fit { stretch: middle, ..fit }.hits_within(survival, lines) < measured;
                 if below { low = middle } else { high = middle }
             }
             fit.stretch = low;
         }
-        fit.shift = measured - fit.at(survival, lines);
+        fit.shift = measured - fit.hits_within(survival, lines);
         fit
     }
 
-    fn at(&self, survival: &SurvivalCurve, lines: f64) -> f64 {
-        (self.rate * survival.at(lines / self.stretch) + self.shift).max(0.0)
+    fn hits_within(&self, survival: &SurvivalCurve, lines: f64) -> f64 {
+        (self.rate * survival.survival_at(lines / self.stretch) + self.shift).max(0.0)
     }
 }
 
@@ -165,7 +165,7 @@ impl SurvivalCurve {
         Some(SurvivalCurve { lines_per_step, at_step, accesses, known_lines })
     }
 
-    fn at(&self, lines: f64) -> f64 {
+    fn survival_at(&self, lines: f64) -> f64 {
         let steps = lines / self.lines_per_step;
         let low = (steps as usize).min(self.at_step.len() - 1);
         let high = (low + 1).min(self.at_step.len() - 1);
@@ -203,7 +203,7 @@ mod tests {
     /// Uniform over `spread` lines: of an LRU cache of s lines, 1 - s / spread misses.
     fn uniform(entries: usize, spread: u64, seed: u64) -> Vec<u64> {
         let mut random = SplitMix64::new(seed);
-        (0..entries).map(|_| 10 * random.below(spread)).collect()
+        (0..entries).map(|_| 10 * random.draw_below(spread)).collect()
     }
     fn worst(curve: &MissRateCurve, truth: impl Fn(f64) -> f64) -> f64 {
         curve.points().iter().map(|&(size, rate)| (rate - truth(size as f64)).abs()).fold(0.0, f64::max)
@@ -265,7 +265,7 @@ mod tests {
         for (misses, rate) in [(None, 3.0), (Some(4000.0), 31.0), (Some(9000.0), 80.0), (Some(3000.0), 0.0)] {
             let counted = LogCounts { logged_level_misses: misses, point: Some((300, rate)) };
             let curve = survival_curve(&trace(&lines), &counted, &SIZES).unwrap();
-            assert!((curve.at(300).unwrap() - rate).abs() < 1e-6, "{:?}", rates(&curve));
+            assert!((curve.ratio_at(300).unwrap() - rate).abs() < 1e-6, "{:?}", rates(&curve));
             assert!(rates(&curve).windows(2).all(|pair| pair[0] >= pair[1] - 1e-12));
         }
     }
@@ -283,7 +283,7 @@ mod tests {
         assert_eq!(reach(60_000, 900).1, 800);
         // Beyond it the curve may be far off: 400 lines that all fit.
         let (curve, known) = reach(1_000, 400);
-        assert!(known < 400 && curve.at(500).unwrap() > 1.0, "{known} {:?}", rates(&curve));
+        assert!(known < 400 && curve.ratio_at(500).unwrap() > 1.0, "{known} {:?}", rates(&curve));
     }
 
     /// Is there no curve without accesses or instructions?

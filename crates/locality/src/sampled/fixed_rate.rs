@@ -86,24 +86,24 @@ impl FixedRateSampler {
             group.push(lines)?;
             groups.push(group.finish()?);
         }
-        if groups.iter().any(|group| group.cold() == 0) {
+        if groups.iter().any(|group| group.cold_count() == 0) {
             groups.clear();
         }
         Ok(SampledCurve {
             accesses: self.accesses,
             sampled_accesses: whole.accesses(),
-            sampled_lines: whole.cold(),
+            sampled_lines: whole.cold_count(),
             rate,
-            groups: groups.iter().map(|group| scaled(group, rate / GROUPS as f64)).collect(),
-            whole: scaled(&whole, rate),
+            groups: groups.iter().map(|group| scale(group, rate / GROUPS as f64)).collect(),
+            whole: scale(&whole, rate),
         })
     }
 }
 
 /// A sample's histogram, scaled up.
-fn scaled(histogram: &DistanceHistogram, rate: f64) -> CurveEstimate {
+fn scale(histogram: &DistanceHistogram, rate: f64) -> CurveEstimate {
     let counts = histogram.counts().iter().map(|&(distance, count)| (distance as f64 / rate, count as f64 / rate));
-    CurveEstimate::new(histogram.cold() as f64 / rate, counts)
+    CurveEstimate::new(histogram.cold_count() as f64 / rate, counts)
 }
 
 #[inline(always)]

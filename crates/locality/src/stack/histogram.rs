@@ -37,7 +37,7 @@ impl DistanceHistogram {
     }
 
     /// First touches: as many as there were distinct lines.
-    pub fn cold(&self) -> u64 {
+    pub fn cold_count(&self) -> u64 {
         self.cold
     }
 

@@ -124,7 +124,7 @@ impl ParallelStackDistances {
             let counted = owner.join();
             // The usual one owner's counts are taken as they are.
             if histogram.counts().is_empty() {
-                histogram = counted.with_cold(histogram.cold());
+                histogram = counted.with_cold(histogram.cold_count());
             } else {
                 histogram.merge(&counted);
             }

@@ -53,10 +53,10 @@ fn any_trace() -> impl Strategy<Value = Vec<u64>> {
         let mut random = SplitMix64::new(seed);
         (0..len as u64)
             .map(|index| {
-                let line = match random.below(4) {
+                let line = match random.draw_below(4) {
                     0 => index % footprint,
-                    1 => random.below(footprint / 8 + 1),
-                    _ => random.below(footprint),
+                    1 => random.draw_below(footprint / 8 + 1),
+                    _ => random.draw_below(footprint),
                 };
                 match kind {
                     0 => line,
@@ -102,7 +102,7 @@ proptest! {
 #[test]
 fn threads_agree_on_a_long_trace() {
     let mut random = SplitMix64::new(9);
-    let lines: Vec<u64> = (0..600_000).map(|index| random.below(1 + index % 50_000) * 3).collect();
+    let lines: Vec<u64> = (0..600_000).map(|index| random.draw_below(1 + index % 50_000) * 3).collect();
     let mut one = StackDistances::new();
     one.push(&lines).unwrap();
     let expected = one.finish().unwrap();

@@ -108,7 +108,7 @@ impl<Peer: PartialEq> ConnectionLimit<Peer> {
 
 /// The result of accept(2). A failure (no descriptors left) is followed by a pause, because it would fail again at
 /// once.
-pub async fn accepted<T>(result: io::Result<T>) -> Option<T> {
+pub async fn accept<T>(result: io::Result<T>) -> Option<T> {
     // A closed connection releases its descriptor before the next one is served, however many wait.
     tokio::task::yield_now().await;
     if result.is_err() {
@@ -121,7 +121,7 @@ pub async fn accepted<T>(result: io::Result<T>) -> Option<T> {
 ///
 /// # Errors
 /// Those of `make`, or the thread cannot be started.
-pub fn in_own_thread<S>(name: &str, make: impl FnOnce() -> io::Result<S>) -> io::Result<()>
+pub fn serve_in_own_thread<S>(name: &str, make: impl FnOnce() -> io::Result<S>) -> io::Result<()>
 where
     S: Future<Output = ()> + Send + 'static,
 {

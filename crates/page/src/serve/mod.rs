@@ -17,7 +17,7 @@ const LONGEST_HEAD_BYTES: usize = 8192;
 const HEAD_LINES: usize = 64;
 
 /// A connection that reads one head of a few kilobytes within some seconds, answers, and ends.
-pub fn one_answer() -> http1::Builder {
+pub fn one_answer_server() -> http1::Builder {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEAD_PATIENCE).keep_alive(false);
     http.max_buf_size(LONGEST_HEAD_BYTES).max_headers(HEAD_LINES);

@@ -28,8 +28,8 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{mpsc, watch};
 
-use super::connection_limit::{ConnectionLimit, ConnectionSlot, Deadlines, accepted, in_own_thread};
-use super::{is_this_host, one_answer};
+use super::connection_limit::{ConnectionLimit, ConnectionSlot, Deadlines, accept, serve_in_own_thread};
+use super::{is_this_host, one_answer_server};
 use crate::{
     CurveSnapshot, DaemonState, MatrixSnapshot, POLICY_HEADER, Snapshot, SnapshotBuilder, content_policy, html, slim,
 };
@@ -151,12 +151,12 @@ impl PageBuffer {
             });
             events.push(Bytes::from(format!("event: so-far\ndata: {so_far}\n\n")));
         }
-        events.extend(self.after(seen).1);
+        events.extend(self.events_after(seen).1);
         Ok(events)
     }
 
     /// Windows after `seen`, and the last one's number.
-    fn after(&self, seen: Option<u64>) -> (Option<u64>, Vec<Bytes>) {
+    fn events_after(&self, seen: Option<u64>) -> (Option<u64>, Vec<Bytes>) {
         let new = self.windows.iter().filter(|kept| seen.is_none_or(|seen| kept.window > seen));
         (self.windows.back().map(|kept| kept.window).or(seen), new.map(|kept| kept.event.clone()).collect())
     }
@@ -233,7 +233,7 @@ fn serve_at(place: &PageAddress, header: &RunHeader, deadlines: Deadlines) -> io
             }
         }
     })?;
-    in_own_thread("cachemate-http", || bound.listen(server, deadlines))?;
+    serve_in_own_thread("cachemate-http", || bound.listen(server, deadlines))?;
     Ok(PageFeed { turns, at })
 }
 
@@ -291,7 +291,7 @@ impl BoundListener {
                 Box::pin(async move {
                     let mut limit = ConnectionLimit::new(PLACES, deadlines);
                     loop {
-                        let Some((stream, peer)) = accepted(listener.accept().await).await else { continue };
+                        let Some((stream, peer)) = accept(listener.accept().await).await else { continue };
                         shrink_buffer(&stream);
                         limit.serve(peer.ip(), |slot| connection(stream, slot, Arc::clone(&server)));
                     }
@@ -302,7 +302,7 @@ impl BoundListener {
                 Box::pin(async move {
                     let mut limit = ConnectionLimit::new(PLACES, deadlines);
                     loop {
-                        let Some((stream, _)) = accepted(listener.accept().await).await else { continue };
+                        let Some((stream, _)) = accept(listener.accept().await).await else { continue };
                         let Ok(user) = stream.peer_cred().map(|peer| peer.uid()) else { continue };
                         shrink_buffer(&stream);
                         limit.serve(user, |slot| connection(stream, slot, Arc::clone(&server)));
@@ -321,7 +321,7 @@ fn shrink_buffer(stream: &impl std::os::fd::AsFd) {
 async fn connection(stream: impl AsyncRead + AsyncWrite + Unpin, slot: ConnectionSlot, server: Arc<PageServer>) {
     let service = service_fn(|request| std::future::ready(Ok::<_, Infallible>(answer(&request, &slot, &server))));
     // A peer that says nothing sensible, or goes away, needs no more.
-    let _ = one_answer().serve_connection(TokioIo::new(stream), service).await;
+    let _ = one_answer_server().serve_connection(TokioIo::new(stream), service).await;
 }
 
 type PageResponse = Response<Either<Full<Bytes>, Events>>;
@@ -338,7 +338,7 @@ fn refuse(status: StatusCode, text: &str) -> PageResponse {
 }
 
 fn answer(request: &Request<Incoming>, slot: &ConnectionSlot, server: &Arc<PageServer>) -> PageResponse {
-    let mut answer = routed(request, slot, server);
+    let mut answer = route(request, slot, server);
     let fixed = [
         ("x-content-type-options", "nosniff"),
         ("referrer-policy", "no-referrer"),
@@ -354,7 +354,7 @@ fn answer(request: &Request<Incoming>, slot: &ConnectionSlot, server: &Arc<PageS
     answer
 }
 
-fn routed(request: &Request<Incoming>, slot: &ConnectionSlot, server: &Arc<PageServer>) -> PageResponse {
+fn route(request: &Request<Incoming>, slot: &ConnectionSlot, server: &Arc<PageServer>) -> PageResponse {
     let headers = request.headers();
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
     let Some(host) = text(HOST.as_str()).filter(|host| is_this_host(host)) else {
@@ -469,7 +469,7 @@ async fn stream_to_viewer(server: Arc<PageServer>, send: mpsc::Sender<Bytes>, mu
     let (mut events, last) = {
         let board = server.board();
         let Ok(greeting) = board.greeting(seen) else { return ViewerEnd::Disconnected };
-        (greeting, board.after(seen).0)
+        (greeting, board.events_after(seen).0)
     };
     seen = last;
     loop {
@@ -481,7 +481,7 @@ async fn stream_to_viewer(server: Arc<PageServer>, send: mpsc::Sender<Bytes>, mu
             }
         }
         match tokio::time::timeout(HEARTBEAT, newest.changed()).await {
-            Ok(Ok(())) => (seen, events) = server.board().after(seen),
+            Ok(Ok(())) => (seen, events) = server.board().events_after(seen),
             Ok(Err(_)) => return ViewerEnd::Disconnected,
             Err(_) => events = vec![Bytes::from_static(b":\n\n")],
         }

@@ -47,7 +47,7 @@ struct GraphSide {
 }
 
 impl GraphSide {
-    fn of(&self, node: usize) -> &[Edge] {
+    fn edges_of(&self, node: usize) -> &[Edge] {
         &self.edges[self.first[node]..self.first[node + 1]]
     }
 
@@ -78,7 +78,7 @@ struct SharingMatrix {
 }
 
 impl SharingMatrix {
-    fn of(threads: &[ThreadMap<'_>], floor: u8, threshold: u64) -> Self {
+    fn from_threads(threads: &[ThreadMap<'_>], floor: u8, threshold: u64) -> Self {
         let (entries, columns) = entries_and_columns(threads);
         let together = u32::from(together_weight(threshold));
         let (mut first, mut edges, mut sums) = (vec![0], Vec::new(), vec![0u64; columns]);
@@ -119,7 +119,7 @@ struct Graph {
 
 impl Graph {
     /// Columns that only one thread touches, or none, are no evidence of sharing.
-    fn of(seen: &SharingMatrix, kept: &[bool]) -> Self {
+    fn from_matrix(seen: &SharingMatrix, kept: &[bool]) -> Self {
         let mut touching = vec![0usize; seen.columns];
         seen.touched.edges.iter().for_each(|edge| touching[edge.to as usize] += 1);
         let stays = |edge: &&Edge| kept[edge.to as usize] && touching[edge.to as usize] > 1;
@@ -129,7 +129,7 @@ impl Graph {
             first.push(edges.len());
         }
         let threads = GraphSide::new(first, edges);
-        let columns = transposed(&threads, seen.columns);
+        let columns = transpose(&threads, seen.columns);
         Graph { threads, columns }
     }
 
@@ -140,7 +140,7 @@ impl Graph {
 }
 
 /// The same edges from the other side's nodes.
-fn transposed(side: &GraphSide, others: usize) -> GraphSide {
+fn transpose(side: &GraphSide, others: usize) -> GraphSide {
     let mut first = vec![0usize; others + 1];
     side.edges.iter().for_each(|edge| first[edge.to as usize + 1] += 1);
     (0..others).for_each(|index| first[index + 1] += first[index]);
@@ -157,7 +157,7 @@ fn transposed(side: &GraphSide, others: usize) -> GraphSide {
 }
 
 /// Sum of the nodes' degrees by label.
-fn by_label(labels: &[usize], degrees: &[f64], count: usize) -> Vec<f64> {
+fn mean_by_label(labels: &[usize], degrees: &[f64], count: usize) -> Vec<f64> {
     let mut sums = vec![0.0; count];
     labels.iter().zip(degrees).for_each(|(&label, degree)| sums[label] += degree);
     sums
@@ -203,9 +203,9 @@ fn join(own: &mut [usize], side: &GraphSide, other: &[usize], expected: &[f64], 
 fn propagate(graph: &Graph, labels: &mut Labels, all: f64) {
     let count = graph.labels();
     for _ in 0..MAX_PASSES {
-        let expected = by_label(&labels.columns, &graph.columns.degrees, count);
+        let expected = mean_by_label(&labels.columns, &graph.columns.degrees, count);
         join(&mut labels.threads, &graph.threads, &labels.columns, &expected, all);
-        let expected = by_label(&labels.threads, &graph.threads.degrees, count);
+        let expected = mean_by_label(&labels.threads, &graph.threads.degrees, count);
         // Threads chose by the columns' labels, so while these stay, they would choose the same again.
         if !join(&mut labels.columns, &graph.columns, &labels.threads, &expected, all) {
             return;
@@ -216,8 +216,8 @@ fn propagate(graph: &Graph, labels: &mut Labels, all: f64) {
 /// Merges communities that are each other's best partner and whose union raises modularity. True if any were merged.
 fn merge(graph: &Graph, labels: &mut Labels, all: f64) -> bool {
     let count = graph.labels();
-    let of_threads = by_label(&labels.threads, &graph.threads.degrees, count);
-    let of_columns = by_label(&labels.columns, &graph.columns.degrees, count);
+    let of_threads = mean_by_label(&labels.threads, &graph.threads.degrees, count);
+    let of_columns = mean_by_label(&labels.columns, &graph.columns.degrees, count);
     let used: Vec<usize> = (0..count).filter(|&label| of_threads[label] > 0.0 || of_columns[label] > 0.0).collect();
     let place = places(&used, count);
     let mut across = vec![0.0; used.len() * used.len()];
@@ -353,27 +353,27 @@ fn owned(threads: &[ThreadMap<'_>], seen: &SharingMatrix, labels: &Labels) -> Ve
 }
 
 pub(super) fn find(threads: &[ThreadMap<'_>], sharing: &SharingCriteria, threshold: u64) -> Clusters {
-    let seen = SharingMatrix::of(threads, sharing.floor, threshold);
+    let seen = SharingMatrix::from_threads(threads, sharing.floor, threshold);
     let mut selected = vec![true; seen.columns];
-    let (mut graph, mut labels) = (Graph::of(&seen, &selected), None);
+    let (mut graph, mut labels) = (Graph::from_matrix(&seen, &selected), None);
     for _ in 0..MAX_ROUNDS {
         let mut community_labels = communities(&graph);
         unite(&graph, &mut community_labels, threshold.max(1));
         let own = owned(threads, &seen, &community_labels);
-        let dropped = |column: &usize| !graph.columns.of(*column).is_empty() && !own[*column];
+        let dropped = |column: &usize| !graph.columns.edges_of(*column).is_empty() && !own[*column];
         let dropped: Vec<usize> = (0..seen.columns).filter(dropped).collect();
         labels = Some(community_labels);
         if dropped.is_empty() {
             break;
         }
         dropped.into_iter().for_each(|column| selected[column] = false);
-        graph = Graph::of(&seen, &selected);
+        graph = Graph::from_matrix(&seen, &selected);
     }
     let global = (0..seen.entries).map(|entry| !selected[entry]).collect();
-    let Some(labels) = labels else { return Clusters::of_labels(&vec![None; threads.len()], global) };
+    let Some(labels) = labels else { return Clusters::from_labels(&vec![None; threads.len()], global) };
     let mut cluster_of = members(&graph, &labels, seen.entries, threshold);
     keep_silent_threads(threads, sharing.floor, &mut cluster_of);
-    Clusters::of_labels(&cluster_of, global)
+    Clusters::from_labels(&cluster_of, global)
 }
 
 /// Threads on one chip leave no trace of their sharing, so a thread without any traces stays with most of its former
@@ -400,7 +400,7 @@ fn members(graph: &Graph, labels: &Labels, earlier: usize, threshold: u64) -> Ve
     let mut sizes = vec![0.0; graph.labels()];
     labels.threads.iter().for_each(|&label| sizes[label] += 1.0);
     let within = |column: usize| -> f64 {
-        let inside = graph.columns.of(column).iter();
+        let inside = graph.columns.edges_of(column).iter();
         let inside = inside.filter(|edge| labels.threads[edge.to as usize] == labels.columns[column]);
         inside.map(|edge| f64::from(edge.weight)).sum()
     };

@@ -62,7 +62,7 @@ impl Clusters {
     }
 
     /// Renumbers labels in the order of first threads; a label of one thread, or of all threads, is no cluster.
-    fn of_labels(labels: &[Option<usize>], global: Vec<bool>) -> Self {
+    fn from_labels(labels: &[Option<usize>], global: Vec<bool>) -> Self {
         let labels_end = labels.iter().flatten().max().map_or(0, |last| last + 1);
         let mut sizes = vec![0; labels_end];
         labels.iter().flatten().for_each(|&label| sizes[label] += 1);
@@ -127,7 +127,7 @@ struct CounterWeights {
 }
 
 impl CounterWeights {
-    fn of(threads: &[ThreadMap<'_>], floor: u8, threshold: u64) -> Self {
+    fn from_threads(threads: &[ThreadMap<'_>], floor: u8, threshold: u64) -> Self {
         let (entries, columns) = entries_and_columns(threads);
         let mut rows = vec![0; columns * threads.len()];
         let together = together_weight(threshold) as i16;

@@ -22,7 +22,7 @@ fn dot(a: &[i16], b: &[i16]) -> u64 {
 pub(super) fn find(threads: &[ThreadMap<'_>], sharing: &SharingCriteria, threshold: u64) -> Clusters {
     let maps: Vec<&[u8]> = threads.iter().map(|thread| thread.counters).collect();
     let global = global_entries(&maps, sharing);
-    let mut weights = CounterWeights::of(threads, sharing.floor, threshold);
+    let mut weights = CounterWeights::from_threads(threads, sharing.floor, threshold);
     (0..global.len()).filter(|&entry| global[entry]).for_each(|entry| weights.clear_column(entry));
     let masks: Vec<Vec<u64>> = (0..threads.len()).map(|thread| mask(weights.row(thread))).collect();
     let mut representatives: Vec<usize> = Vec::new();
@@ -48,5 +48,5 @@ pub(super) fn find(threads: &[ThreadMap<'_>], sharing: &SharingCriteria, thresho
             }
         });
     }
-    Clusters::of_labels(&labels, global)
+    Clusters::from_labels(&labels, global)
 }

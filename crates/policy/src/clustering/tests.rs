@@ -26,15 +26,15 @@ fn sampled(pattern: &SharingPattern<'_>, seed: u64) -> (Vec<Vec<u8>>, Vec<usize>
     let mut maps = ShMaps::new(ShMapParameters::default());
     for _ in 0..pattern.accesses {
         for (thread, &group) in truth.iter().enumerate() {
-            let region = match generator.below(4) {
-                0 if pattern.global > 0 => (1 << 30) + generator.below(pattern.global),
-                1 => (1 << 40) + ((thread as u64) << 20) + generator.below(64),
-                _ => ((group as u64 + 1) << 20) + generator.below(pattern.regions),
+            let region = match generator.draw_below(4) {
+                0 if pattern.global > 0 => (1 << 30) + generator.draw_below(pattern.global),
+                1 => (1 << 40) + ((thread as u64) << 20) + generator.draw_below(64),
+                _ => ((group as u64 + 1) << 20) + generator.draw_below(pattern.regions),
             };
             maps.touch(TaskId(thread as u32), region * 128, truth.len());
         }
     }
-    let entry = |thread: usize| maps.of(TaskId(thread as u32)).map_or(vec![0; 256], <[u8]>::to_vec);
+    let entry = |thread: usize| maps.map_of(TaskId(thread as u32)).map_or(vec![0; 256], <[u8]>::to_vec);
     ((0..truth.len()).map(entry).collect(), truth)
 }
 
@@ -84,8 +84,8 @@ fn a_group_that_shares_by_parts_is_found_whole() {
             let group = usize::from(entry >= 55);
             let mut members: Vec<usize> = (0..truth.len()).filter(|&thread| truth[thread] == group).collect();
             generator.shuffle(&mut members);
-            let touching = 2 + generator.below(4) as usize;
-            members.iter().take(touching).for_each(|&thread| maps[thread][entry] = 3 + generator.below(4) as u8);
+            let touching = 2 + generator.draw_below(4) as usize;
+            members.iter().take(touching).for_each(|&thread| maps[thread][entry] = 3 + generator.draw_below(4) as u8);
         });
         let clusters = cluster(ClusteringMethod::CoClusters, &maps);
         assert!(is_partition(&clusters, &truth), "seed {seed}: {clusters:?}");

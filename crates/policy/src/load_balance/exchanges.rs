@@ -102,7 +102,7 @@ impl PairwiseExchange<'_> {
         }
         let free = |side: usize| self.sides[side].1.iter().copied().filter(|&nth| !self.pieces[nth].stuck);
         let seat_free = counts[from] > self.rule.least * self.places[from].seats
-            && counts[to] < self.at_most(to)
+            && counts[to] < self.max_threads(to)
             && self.rule.least == 0;
         let weight = |nth: usize| self.pieces[nth].weight;
         let moves = free(heavy).filter(|_| seat_free).map(|i| (weight(i), i, None));
@@ -121,7 +121,7 @@ impl PairwiseExchange<'_> {
         }
     }
 
-    fn at_most(&self, place: usize) -> usize {
+    fn max_threads(&self, place: usize) -> usize {
         (self.rule.least + usize::from(self.rule.more > 0)) * self.places[place].seats
     }
 
@@ -129,7 +129,7 @@ impl PairwiseExchange<'_> {
     fn levels_load(&mut self, a: usize, b: usize, counts: &mut [usize]) -> bool {
         let minimum = |place: usize| self.rule.least * self.places[place].seats;
         let gives = |from: usize, to: usize| {
-            (counts[from] > self.at_most(from) && counts[to] < self.at_most(to))
+            (counts[from] > self.max_threads(from) && counts[to] < self.max_threads(to))
                 || (counts[to] < minimum(to) && counts[from] > minimum(from))
         };
         let Some(from) = [(a, b), (b, a)].into_iter().find(|&(from, to)| gives(from, to)).map(|(from, _)| from) else {

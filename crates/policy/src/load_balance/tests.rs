@@ -140,7 +140,7 @@ proptest! {
         let mut generator = cachemate_core::SplitMix64::new(start);
         let mut pieces = newcomers(&weights);
         for piece in &mut pieces {
-            piece.at = (generator.below(2) == 0).then(|| generator.below(places.len() as u64) as usize);
+            piece.at = (generator.draw_below(2) == 0).then(|| generator.draw_below(places.len() as u64) as usize);
         }
         let rule = SeatQuota::of(&places, pieces.len());
         for index in [central(&places, &pieces, 0.05), exchanged_to_the_end(&places, pieces.clone(), 0.05).0] {

@@ -13,7 +13,7 @@
 use serde::Deserialize;
 
 use super::demand_curve::DemandCurve;
-use crate::solvers::sizing::{ClaimError, CostAggregate, UnitClaim, exact, lookahead, pooled};
+use crate::solvers::sizing::{ClaimError, CostAggregate, UnitClaim, exact, lookahead, pool_costs};
 
 /// The objective of sizing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
@@ -75,7 +75,7 @@ impl SizingObjective {
     pub fn score(self, claimants: &[Claimant], outlook: &[(f64, f64)]) -> f64 {
         let costs =
             claimants.iter().zip(outlook).map(|(claimant, &(misses, cycles))| claimant.cost(self, misses, cycles));
-        self.total().of(costs)
+        self.total().aggregate(costs)
     }
 }
 
@@ -131,7 +131,7 @@ const SATED: f64 = 0.05;
 /// # Errors
 /// There are no claimants, or the machine allows no group.
 pub fn allocate(claimants: &[Claimant], terms: &AllocationLimits) -> Result<Allocation, ClaimError> {
-    let mut groups = grouped(claimants, terms);
+    let mut groups = group_claimants(claimants, terms);
     let mut claims: Vec<UnitClaim> = groups.iter().map(|group| claim(claimants, group, terms)).collect();
     let lowered = fit_floors(claimants, &groups, &mut claims, terms);
     let sizes = solve(&claims, terms)?;
@@ -141,7 +141,7 @@ pub fn allocate(claimants: &[Claimant], terms: &AllocationLimits) -> Result<Allo
 }
 
 /// Pool first, then lanes of all others, each in order of arrival.
-fn grouped(claimants: &[Claimant], terms: &AllocationLimits) -> Vec<PartitionGroup> {
+fn group_claimants(claimants: &[Claimant], terms: &AllocationLimits) -> Vec<PartitionGroup> {
     let has_floor = |at: &usize| claimants[*at].max_slowdown.is_some();
     let all = || 0..claimants.len();
     let mut pool: Vec<usize> = all()
@@ -189,12 +189,12 @@ fn claim(claimants: &[Claimant], group: &PartitionGroup, terms: &AllocationLimit
         PartitionKind::Own => costs.into_iter().next().unwrap_or_default(),
         PartitionKind::Pool => {
             let costs: Vec<&[f64]> = costs.iter().map(Vec::as_slice).collect();
-            pooled(&costs, terms.units, terms.objective.total())
+            pool_costs(&costs, terms.units, terms.objective.total())
         }
         // Each member has all units in its turn.
         PartitionKind::TimeShare => {
             let total = terms.objective.total();
-            (0..terms.units as usize).map(|held| total.of(costs.iter().map(|costs| costs[held]))).collect()
+            (0..terms.units as usize).map(|held| total.aggregate(costs.iter().map(|costs| costs[held]))).collect()
         }
     };
     let floor = group.members.iter().map(|&index| claimants[index].floor()).max().unwrap_or(1);

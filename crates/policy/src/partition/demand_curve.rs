@@ -5,7 +5,7 @@
 //! cycles beyond the cache divided by the misses, as measured for this program, which includes memory-level parallelism
 //! and a cache behind (thesis 4.6.3). If a measured stall curve spans the sizes, cycles move along that. A log does not
 //! hold all accesses (stores that write through, for one), so a measured rate that is higher or lower than any size
-//! explains shifts the whole curve, and measurements under a share bound it ([`DemandCurve::bounded`]). Properties:
+//! explains shifts the whole curve, and measurements under a share bound it ([`DemandCurve::bound`]). Properties:
 //! more space never costs more (rises in a curve of an LRU cache are noise); without a curve and a speed there is no
 //! demand curve.
 
@@ -42,7 +42,7 @@ impl DemandCurve {
     ) -> Option<Self> {
         let size = |held: u32| cache_bytes as f64 * f64::from(held) / f64::from(units);
         let curve = profile.misses_per_kilo_instr().filter(|curve| !curve.is_empty())?;
-        let mut misses = isotonic_decreasing((1..=units).map(|held| at(curve, size(held))).collect());
+        let mut misses = isotonic_decreasing((1..=units).map(|held| value_at(curve, size(held))).collect());
         let measured = speed.and_then(|speed| speed.misses_per_kilo_instr);
         let (most, least) = (misses[0], misses[units as usize - 1]);
         let unexplained = measured.map_or(0.0, |rate| (rate - most).max(0.0) - (least - rate).max(0.0));
@@ -74,7 +74,7 @@ impl DemandCurve {
     /// Bounds the curve by a measurement with so many units: as many or more units of its own cost at most as much, and
     /// if no other program used them, fewer cost at least as much.
     #[must_use]
-    pub fn bounded(mut self, units: u32, measured: MeasuredSpeed, own: bool) -> Self {
+    pub fn bound(mut self, units: u32, measured: MeasuredSpeed, own: bool) -> Self {
         let bound = |values: &mut [f64], measured: f64| {
             for (index, value) in values.iter_mut().enumerate() {
                 let held = index as u32 + 1;
@@ -140,11 +140,11 @@ fn stalls_by_units(profile: &Profile, size: &impl Fn(u32) -> f64, units: u32) ->
     let curve = profile.stalls_per_kilo_instr()?;
     let (first, last) = (curve.first()?.0 as f64, curve.last()?.0 as f64);
     let spans = curve.len() >= 3 && first <= size(2.min(units)) && last >= size(units) * 0.99;
-    spans.then(|| isotonic_decreasing((1..=units).map(|held| at(curve, size(held))).collect()))
+    spans.then(|| isotonic_decreasing((1..=units).map(|held| value_at(curve, size(held))).collect()))
 }
 
 /// Linear between points, flat beyond the ends.
-fn at(curve: &[(u64, Estimate)], bytes: f64) -> f64 {
+fn value_at(curve: &[(u64, Estimate)], bytes: f64) -> f64 {
     let next = curve.partition_point(|(size, _)| (*size as f64) < bytes);
     if next == 0 || next == curve.len() {
         return curve[next.min(curve.len() - 1)].1.value;
@@ -225,9 +225,9 @@ mod tests {
             misses_per_kilo_instr: None,
             stall_cycles_per_miss: None,
         };
-        assert_eq!(flat.clone().bounded(2, measured(3.0), true).cycles_per_instr, [3.0, 3.0, 1.2, 1.1]);
-        assert_eq!(flat.clone().bounded(2, measured(1.15), true).cycles_per_instr, [2.0, 1.15, 1.15, 1.1]);
-        let shared = |cycles| flat.clone().bounded(2, measured(cycles), false).cycles_per_instr;
+        assert_eq!(flat.clone().bound(2, measured(3.0), true).cycles_per_instr, [3.0, 3.0, 1.2, 1.1]);
+        assert_eq!(flat.clone().bound(2, measured(1.15), true).cycles_per_instr, [2.0, 1.15, 1.15, 1.1]);
+        let shared = |cycles| flat.clone().bound(2, measured(cycles), false).cycles_per_instr;
         assert_eq!(shared(1.15), [2.0, 1.15, 1.15, 1.1], "alone in these units, it would be no slower");
         assert_eq!(shared(3.0), [2.0, 1.5, 1.2, 1.1], "others used the units: fewer are not bounded");
     }

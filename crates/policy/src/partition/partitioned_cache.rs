@@ -50,7 +50,7 @@ pub struct PartitionedCache<'a> {
 
 impl<'a> PartitionedCache<'a> {
     /// Without processes so far.
-    pub fn of(cache: &'a Cache, divided: PartitionUnits, topology: &'a Topology) -> Self {
+    pub fn new(cache: &'a Cache, divided: PartitionUnits, topology: &'a Topology) -> Self {
         let further =
             topology.caches.iter().filter(|other| other.level > cache.level && cache.cpus.is_subset(&other.cpus));
         let behind = further.max_by_key(|other| other.size_bytes);

@@ -10,7 +10,7 @@
 //!   trial without a change doubles the wait; a change, another phase or a drop of speed ends that.
 //! - Hysteresis: shares are adopted if they are faster by the smallest gain and not by chance, and removed if sharing
 //!   is as fast.
-//! - The measured performance of a process with its units bounds its curve from then on ([`DemandCurve::bounded`]), so
+//! - The measured performance of a process with its units bounds its curve from then on ([`DemandCurve::bound`]), so
 //!   that shares that failed are not proposed again.
 //!
 //! Properties: trials cost at most the stated share of the time, except the first with new co-runners; a change of
@@ -266,9 +266,9 @@ impl ShareController {
     }
 
     /// Bounds a curve by the measurements of its process.
-    pub fn bounded(&self, process: ProcessId, space: DemandCurve) -> DemandCurve {
+    pub fn bound(&self, process: ProcessId, space: DemandCurve) -> DemandCurve {
         let mine = self.bounds.iter().filter(|bound| bound.process == process);
-        mine.fold(space, |space, bound| space.bounded(bound.units, bound.speed, bound.own))
+        mine.fold(space, |space, bound| space.bound(bound.units, bound.speed, bound.own))
     }
 
     /// Effect of a window on a trial; `None` if no trial runs.

@@ -69,7 +69,7 @@ fn incoming_rates(counts: &EventCounts, level: CacheLevel) -> Option<[f64; 3]> {
 }
 
 impl SpeedSample {
-    fn of(task: &TaskSample, level: CacheLevel) -> Option<Self> {
+    fn from_sample(task: &TaskSample, level: CacheLevel) -> Option<Self> {
         let counted = task.counts.get(CounterEvent::Instructions).zip(task.counts.get(CounterEvent::Cycles));
         let (instructions, cycles) = counted.filter(|(_, cycles)| *cycles > 0.0)?;
         let stalls = stalls_beyond(level).filter_map(|cause| task.counts.get(CounterEvent::StallCycles(cause)));
@@ -121,7 +121,7 @@ impl SpeedRecord {
     pub fn observe(&mut self, observation: &Observation, level: CacheLevel) -> bool {
         let mut window: BTreeMap<ProcessId, SpeedSample> = BTreeMap::new();
         for task in &observation.tasks {
-            if let Some(sample) = SpeedSample::of(task, level) {
+            if let Some(sample) = SpeedSample::from_sample(task, level) {
                 let all = window.get(&task.process).map_or(sample, |before| before.plus(sample));
                 window.insert(task.process, all);
             }
@@ -434,7 +434,7 @@ pub(super) mod tests {
         let mut record = |windows: u32| {
             let mut record = SpeedRecord::default();
             for _ in 0..windows {
-                record.add(&window_of(1000, 2000 + generator.below(1000), 10), CacheLevel::L2, &[]);
+                record.add(&window_of(1000, 2000 + generator.draw_below(1000), 10), CacheLevel::L2, &[]);
             }
             record
         };

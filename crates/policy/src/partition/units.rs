@@ -35,7 +35,7 @@ pub enum PartitionUnits {
 
 impl PartitionUnits {
     /// Ways before colors, because they need no copying.
-    pub fn of<'a>(partitions: impl Iterator<Item = &'a PartitionSupport>) -> Option<Self> {
+    pub fn common_units<'a>(partitions: impl Iterator<Item = &'a PartitionSupport>) -> Option<Self> {
         let divided = partitions.map(|partition| match *partition {
             PartitionSupport::Colors { colors, page_bytes, page_migration_ns: move_page_ns } => {
                 PartitionUnits::Colors { units: colors, page_bytes, move_page_ns }
@@ -127,7 +127,7 @@ pub fn dividable(view: &View<'_>) -> Vec<(CacheId, PartitionUnits)> {
     let mut caches: Vec<(CacheId, PartitionUnits)> = Vec::new();
     for cache in view.topology.last_level_caches() {
         let partitions = view.capabilities.partitions.iter().filter(|(id, _)| *id == cache.id);
-        let Some(divided) = PartitionUnits::of(partitions.map(|(_, partition)| partition)) else { continue };
+        let Some(divided) = PartitionUnits::common_units(partitions.map(|(_, partition)| partition)) else { continue };
         if !caches.iter().any(|(_, other)| {
             matches!((other, divided), (PartitionUnits::Colors { .. }, PartitionUnits::Colors { .. }))
         }) {

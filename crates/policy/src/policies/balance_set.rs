@@ -344,7 +344,7 @@ fn model_of(profile: &Profile, domain: &LlcTasks<'_>, parameters: &Parameters) -
     let by_curve = || {
         let curve = MissRateCurve::from_profile(profile.misses_per_kilo_instr()?).ok()?;
         let refs = profile.rates.llc_refs_per_mega_instr.map(|refs| refs.value / 1000.0).filter(|refs| *refs > 0.0)?;
-        Some((curve.at(part_bytes)? / refs).clamp(0.0, 1.0))
+        Some((curve.ratio_at(part_bytes)? / refs).clamp(0.0, 1.0))
     };
     let ratio = by_reuse.or_else(by_curve).filter(|ratio| ratio.is_finite())?;
     let shared = (parameters.group_model == GroupRatioModel::Composed).then(|| {

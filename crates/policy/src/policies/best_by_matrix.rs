@@ -149,7 +149,7 @@ fn cpus_of(seating: &Seating, seats: &[placement::CacheSeats], one_cpu: bool) ->
     all
 }
 
-pub(super) fn by_matrix(
+pub(super) fn plan_by_matrix(
     parameters: &str,
     solve: fn(&solvers::CostMatrix, &Seats) -> Solution,
 ) -> Result<Box<dyn Policy>, ParameterError> {
@@ -159,7 +159,7 @@ pub(super) fn by_matrix(
 
 /// See the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
-    by_matrix(parameters, solvers::best)
+    plan_by_matrix(parameters, solvers::best)
 }
 
 #[cfg(test)]

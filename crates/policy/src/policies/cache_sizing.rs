@@ -25,7 +25,7 @@ use cachemate_core::{
 };
 use serde::Deserialize;
 
-use super::static_partition::{MigrationMode, in_units};
+use super::static_partition::{MigrationMode, to_units};
 use super::{ParameterError, ParameterRange, parameters};
 use crate::partition::ab_test::AbTest;
 use crate::partition::allocate::{Allocation, AllocationLimits, Claimant, PartitionKind, SizingObjective, allocate};
@@ -125,7 +125,7 @@ impl Policy for CacheSizing {
         for domain in self.domains(view) {
             let remembered = self.caches.entry(domain.cache.id).or_default();
             let held = remembered.observe(view, &domain, self.parameters.trial_terms(&domain));
-            let shares = self.sized(view, &domain, held, &mut why);
+            let shares = self.size_caches(view, &domain, held, &mut why);
             plan.penalties.extend(penalties(view, &domain, &shares));
             plan.shares.extend(shares);
             plan.probes.extend(self.probes_of(view, &domain));
@@ -170,12 +170,12 @@ impl CacheSizing {
             .filter(|cache| cache.last_level && cache.size_bytes.is_some())
             .filter_map(|cache| {
                 let partitions = view.capabilities.partitions.iter().filter(|(id, _)| *id == cache.id);
-                Some((cache, PartitionUnits::of(partitions.map(|(_, partition)| partition))?))
+                Some((cache, PartitionUnits::common_units(partitions.map(|(_, partition)| partition))?))
             })
             .collect();
         self.home.retain(|process, _| processes.iter().any(|present| present.process == *process));
         let mut domains: Vec<PartitionedCache<'a>> =
-            caches.iter().map(|&(cache, divided)| PartitionedCache::of(cache, divided, view.topology)).collect();
+            caches.iter().map(|&(cache, divided)| PartitionedCache::new(cache, divided, view.topology)).collect();
         for present in processes {
             if let Some(cache) = present.home_cache(&caches) {
                 self.home.insert(present.process, cache);
@@ -189,7 +189,7 @@ impl CacheSizing {
     }
 
     /// The shares for the next window.
-    fn sized(
+    fn size_caches(
         &mut self,
         view: &View<'_>,
         domain: &PartitionedCache<'_>,
@@ -319,7 +319,7 @@ fn claimant(
     let goal = present.goal();
     let priority = if goal.priority.is_finite() && goal.priority > 0.0 { goal.priority } else { 1.0 };
     let min_units = remembered.insufficient_units.get(&present.process).map_or(1, |units| units + 1);
-    let space = remembered.bounded(present.process, DemandCurve::mean(&threads)?);
+    let space = remembered.bound(present.process, DemandCurve::mean(&threads)?);
     Some(Claimant { space, priority, max_slowdown: goal.max_slowdown, min_units })
 }
 
@@ -366,7 +366,7 @@ fn wanted_shares(
         group: id(group),
         members: group.members.iter().map(|&index| ShareMember::Process(domain.present[index].process)).collect(),
         cache: domain.cache.id,
-        units: in_units(units, &domain.divided, moving),
+        units: to_units(units, &domain.divided, moving),
     };
     Some(allocation.groups.iter().zip(units).map(share).collect())
 }
@@ -414,7 +414,7 @@ struct SizingForecast<'a> {
 impl SizingForecast<'_> {
     /// Performance under the present shares, measured as far as possible.
     fn current(&self, held: &[CacheShare]) -> Option<Vec<(f64, f64)>> {
-        let forecast = self.under(held)?;
+        let forecast = self.speeds_under(held)?;
         let measured = |(present, said): (&CacheProcess<'_>, (f64, f64))| match self.speeds.speed(present.process) {
             Some(speed) => (speed.misses_per_kilo_instr.unwrap_or(said.0), speed.cycles_per_instr),
             None => said,
@@ -424,7 +424,7 @@ impl SizingForecast<'_> {
 
     /// Misses per thousand instructions and cycles per instruction of each claimant under these shares, all on this
     /// cache's CPUs. Tasks are renamed by order of arrival, so that no tie breaks by an id.
-    fn under(&self, shares: &[CacheShare]) -> Option<Vec<(f64, f64)>> {
+    fn speeds_under(&self, shares: &[CacheShare]) -> Option<Vec<(f64, f64)>> {
         let bytes = self.domain.cache.size_bytes?;
         let mut profiles = Profiles::new();
         let mut plan = Plan::idle(self.view.previous_plan.window);
@@ -466,7 +466,7 @@ impl SizingForecast<'_> {
         if objective != SizingObjective::LeastSpace && !self.domain.is_undivided(held) {
             candidates.push(self.domain.undivided(parameters.page_migration.into()));
         }
-        let outlooks: Option<Vec<_>> = candidates.iter().map(|shares| self.under(shares)).collect();
+        let outlooks: Option<Vec<_>> = candidates.iter().map(|shares| self.speeds_under(shares)).collect();
         let outlooks = outlooks?;
         let best = (0..candidates.len()).reduce(|a, b| {
             let key = |index: usize| (self.broken_promises(&outlooks[index]), score(&outlooks[index]));

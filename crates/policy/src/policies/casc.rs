@@ -436,7 +436,7 @@ impl CascCache {
             self.rate_monitor = MissRateMonitor::default();
             return;
         }
-        let Some((observed, expected)) = self.observed(view, domain).zip(self.expected(domain, parameters)) else {
+        let Some((observed, expected)) = self.observed_rate(view, domain).zip(self.expected(domain, parameters)) else {
             return;
         };
         let off = libm::log((observed + 1.0) / (expected.max(0.0) + 1.0));
@@ -454,7 +454,7 @@ impl CascCache {
         }
     }
 
-    fn observed(&self, view: &View<'_>, domain: &LlcTasks<'_>) -> Option<f64> {
+    fn observed_rate(&self, view: &View<'_>, domain: &LlcTasks<'_>) -> Option<f64> {
         let level = view.topology.caches.iter().find(|cache| cache.id == domain.cache)?.level;
         let (_, counts) =
             view.observation.shared_counts.iter().find(|(place, _)| *place == CounterScope::Cache(domain.cache))?;

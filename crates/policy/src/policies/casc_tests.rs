@@ -178,7 +178,7 @@ fn uncertain_estimates_are_measured_for_longer() {
         bench.answer = Some(id);
         for profile in bench.profiles.values_mut() {
             let wide = Estimate { value: 10.0, low: -10.0, high: 30.0 };
-            profile.rates.pcmr = Some(Fact::measured(wide, FactSource::CoRunRows, 1));
+            profile.rates.pcmr = Some(Fact::from_measurement(wide, FactSource::CoRunRows, 1));
         }
     }
     assert_eq!(lengths, [2_500_000, 5_000_000, 10_000_000]);

@@ -31,7 +31,7 @@ impl Policy for Di {
 
 /// Misses per thousand instructions of the tasks alone, from their profiles, all on the same size of cache.
 pub(super) fn recorded_rates(view: &View<'_>, on: RecordedCache) -> BTreeMap<TaskId, f64> {
-    let Some(cache) = contended(view.topology) else { return BTreeMap::new() };
+    let Some(cache) = most_contended_cache(view.topology) else { return BTreeMap::new() };
     let misses_on_share = |parts: u32| -> BTreeMap<TaskId, f64> {
         let one = |task: TaskId| misses_on_share_per_mega_instr(view.profiles.get(&task)?, &cache, parts);
         let tasks = view.observation.tasks.iter().filter(|task| !task.exited).map(|task| task.task);
@@ -53,7 +53,7 @@ fn sharers(view: &View<'_>) -> u32 {
 }
 
 /// The first last-level cache of known size: on known machines, caches of one level are alike.
-fn contended(topology: &Topology) -> Option<SharedCache> {
+fn most_contended_cache(topology: &Topology) -> Option<SharedCache> {
     let cache = topology.caches.iter().find(|cache| cache.last_level && cache.size_bytes.is_some())?;
     // Only the geometry matters for a miss rate, not the cost of a miss.
     Some(SharedCache::new(cache.size_bytes?, cache.ways.unwrap_or(16), cache.line_bytes.unwrap_or(64), 0.0))

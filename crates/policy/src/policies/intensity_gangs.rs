@@ -345,7 +345,8 @@ impl IntensityGangs {
             let evicted = |task| ProbeKind::PrimeProbe { task, samples: self.parameters.samples };
             // Beside the strongest aggressor; scaled by the measured intensity of the other tasks.
             let stream = |task| ProbeKind::Neighbor { task, neighbor: Neighbor::Stream };
-            let has = |task: &TaskId, of: fn(&cachemate_core::Profile) -> bool| view.profiles.get(task).is_some_and(of);
+            let has =
+                |task: &TaskId, value: fn(&cachemate_core::Profile) -> bool| view.profiles.get(task).is_some_and(value);
             let without_intensity = active.iter().find(|task| {
                 due(self.intensity_asked.get(task))
                     && (again > 0 || !has(task, |profile| profile.contention.intensity.is_some()))
@@ -396,15 +397,17 @@ impl IntensityGangs {
             let cpus = &plan.affinity[task];
             let numbers = vec![("expected_degradation".to_string(), suffered[index])];
             let percent = 100.0 * suffered[index];
-            let text =
-                format!("{{0}} goes to CPUs {cpus}: {percent:.0} % slower there, by the probes{}", known(view, *task));
+            let text = format!(
+                "{{0}} goes to CPUs {cpus}: {percent:.0} % slower there, by the probes{}",
+                describe_known_rate(view, *task)
+            );
             why.push(reason(&[*task], text, numbers));
         }
     }
 }
 
 /// The probed values of a task, in brackets.
-fn known(view: &View<'_>, task: TaskId) -> String {
+fn describe_known_rate(view: &View<'_>, task: TaskId) -> String {
     let profile = view.profiles.get(&task);
     let intensity = profile.and_then(|profile| profile.contention.intensity);
     let sensitivity = profile.and_then(|profile| profile.contention.sensitivity);

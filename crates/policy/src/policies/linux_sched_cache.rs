@@ -98,7 +98,7 @@ impl Policy for SchedCachePolicy {
         if caches.len() < 2 {
             return Decision::new(plan, why);
         }
-        let mut load = CacheLoads::of(view, &caches);
+        let mut load = CacheLoads::new(view, &caches);
         for process in &processes {
             let Some(cache) = self.target_cache(process, view.topology, &caches) else { continue };
             let here = online(view.topology, cache);
@@ -200,7 +200,7 @@ struct CacheLoads {
 }
 
 impl CacheLoads {
-    fn of(view: &View<'_>, caches: &[&Cache]) -> Self {
+    fn new(view: &View<'_>, caches: &[&Cache]) -> Self {
         let elapsed_ns = view.observation.span.elapsed_ns.max(1) as f64;
         let ran =
             |cache: &Cache| view.observation.tasks.iter().map(|task| task.ran_on_ns(&cache.cpus)).sum::<u64>() as f64;

@@ -37,7 +37,7 @@ impl Policy for RandomPolicy {
             };
             let minimum = (0..domains.len()).map(load).fold(f64::INFINITY, f64::min);
             let emptiest: Vec<usize> = (0..domains.len()).filter(|&domain| load(domain) == minimum).collect();
-            let domain = emptiest[self.generator.below(emptiest.len() as u64) as usize];
+            let domain = emptiest[self.generator.draw_below(emptiest.len() as u64) as usize];
             drawn.insert(task.task, domain);
             let text =
                 format!("{{0}} drew the CPUs {} among {} equally loaded caches", domains[domain], emptiest.len());

@@ -18,7 +18,7 @@ use cachemate_core::{
 };
 use serde::Deserialize;
 
-use super::static_partition::{MigrationMode, in_units};
+use super::static_partition::{MigrationMode, to_units};
 use super::{ParameterError, ParameterRange, parameters};
 use crate::partition::units::dividable;
 use crate::partition::units::{PartitionUnits, assign};
@@ -96,7 +96,7 @@ fn served(view: &View<'_>, tasks: &[&TaskSample]) -> Option<ServiceRate> {
         WorkMetric::Reported => task.progress,
         _ => task.counts.get(CounterEvent::Instructions),
     };
-    let work: Vec<f64> = tasks.iter().filter(|task| task.ran()).filter_map(|task| done(&task)).collect();
+    let work: Vec<f64> = tasks.iter().filter(|task| task.has_run()).filter_map(|task| done(&task)).collect();
     let seconds = view.observation.span.elapsed_ns as f64 / 1e9;
     let clients = work.len();
     let rate_per_s = work.iter().sum::<f64>() / clients as f64 / seconds;
@@ -177,7 +177,7 @@ impl ServiceLevel {
             group,
             members,
             cache,
-            units: in_units(units, divided, self.parameters.page_migration.into()),
+            units: to_units(units, divided, self.parameters.page_migration.into()),
         };
         groups.into_iter().zip(units).map(share).collect()
     }

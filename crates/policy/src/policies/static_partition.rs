@@ -77,7 +77,7 @@ impl Parameters {
     }
 
     /// The step in force at a time.
-    fn at(&self, now_ns: u64) -> Option<&PartitionStep> {
+    fn step_at(&self, now_ns: u64) -> Option<&PartitionStep> {
         let within = if self.period_ns > 0 { now_ns % self.period_ns } else { now_ns };
         self.steps.iter().rev().find(|step| step.from_ns <= within)
     }
@@ -99,7 +99,7 @@ impl Policy for StaticPartition {
         }
         let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
         let mut why = Vec::new();
-        let Some(step) = self.parameters.at(now_ns) else { return Decision::new(plan, why) };
+        let Some(step) = self.parameters.step_at(now_ns) else { return Decision::new(plan, why) };
         for (cache, divided) in partitionable_caches(view) {
             for (number, units) in step.shares.iter().enumerate() {
                 let Some(&process) = self.processes.get(number) else { break };
@@ -116,7 +116,7 @@ impl Policy for StaticPartition {
                     group: GroupId(number as u32),
                     members: vec![ShareMember::Process(process)],
                     cache,
-                    units: in_units(units, &divided, self.parameters.page_migration.into()),
+                    units: to_units(units, &divided, self.parameters.page_migration.into()),
                 });
             }
         }
@@ -134,13 +134,13 @@ fn partitionable_caches(view: &View<'_>) -> Vec<(CacheId, PartitionUnits)> {
     let colors = |(_, partition): &&(CacheId, PartitionSupport)| matches!(partition, PartitionSupport::Colors { .. });
     let private = view.capabilities.partitions.iter().find(colors);
     private
-        .and_then(|(cache, partition)| Some((*cache, PartitionUnits::of(std::iter::once(partition))?)))
+        .and_then(|(cache, partition)| Some((*cache, PartitionUnits::common_units(std::iter::once(partition))?)))
         .into_iter()
         .collect()
 }
 
 /// A set of units in the machine's terms.
-pub(super) fn in_units(units: IndexSet, divided: &PartitionUnits, moving: PageMigration) -> Units {
+pub(super) fn to_units(units: IndexSet, divided: &PartitionUnits, moving: PageMigration) -> Units {
     match divided {
         PartitionUnits::Colors { .. } => Units::Colors { allowed: units, migration: moving },
         PartitionUnits::Ways { .. } => Units::Ways { mask: units },
@@ -163,12 +163,12 @@ mod tests {
     #[test]
     fn steps_hold_from_their_time_and_repeat() {
         let parameters = Parameters::parse(&format!("period_ns = 5000000\n{STEPS}")).unwrap();
-        let first = |now_ns: u64| parameters.at(now_ns).map(|step| step.shares[0].to_string());
+        let first = |now_ns: u64| parameters.step_at(now_ns).map(|step| step.shares[0].to_string());
         assert_eq!(first(0), Some("0-7".to_string()));
         assert_eq!(first(2_999_999), Some("0-7".to_string()));
         assert_eq!(first(3_000_000), Some(String::new()));
         assert_eq!(first(5_000_000), Some("0-7".to_string()));
-        assert_eq!(Parameters::default().at(7), None);
+        assert_eq!(Parameters::default().step_at(7), None);
     }
 
     /// Does the policy conform with shares that change, that are empty, and that the machine does not have?

@@ -285,7 +285,7 @@ impl ThreadClustering {
             return;
         }
         let processes: Vec<ProcessId> = shares.iter().map(|(process, _, _)| *process).collect();
-        let one_in = self.one_in(view, &processes);
+        let one_in = self.sampling_interval(view, &processes);
         why.extend(shares.iter().map(|&(_, share, task)| Reason {
             kind: ReasonKind::Explanation,
             tasks: vec![task],
@@ -317,7 +317,7 @@ impl ThreadClustering {
     }
 
     /// Temporal sampling (3.4.2): as dense as the overhead allows at the rate of remote accesses.
-    fn one_in(&self, view: &View<'_>, processes: &[ProcessId]) -> u32 {
+    fn sampling_interval(&self, view: &View<'_>, processes: &[ProcessId]) -> u32 {
         if self.parameters.one_in > 0 {
             return self.parameters.one_in;
         }
@@ -571,7 +571,7 @@ impl ClusterAssignmentInput {
     ) -> Vec<Option<CpuSet>> {
         let mut dealt = vec![0; domains.len()];
         // One CPU of every core first: contexts of a core share its pipeline and its first-level caches.
-        let seats: Vec<Vec<u32>> = domains.iter().map(|domain| by_core(domain, view)).collect();
+        let seats: Vec<Vec<u32>> = domains.iter().map(|domain| cores_of(domain, view)).collect();
         let cpus = |chip: usize, dealt: &mut Vec<usize>| match within_chip {
             ChipPlacement::Free => domains[chip].clone(),
             ChipPlacement::Spread => {
@@ -639,7 +639,7 @@ impl ClusterAssignmentInput {
 }
 
 /// CPUs of a chip: the first of every core, then the second ones.
-fn by_core(domain: &CpuSet, view: &View<'_>) -> Vec<u32> {
+fn cores_of(domain: &CpuSet, view: &View<'_>) -> Vec<u32> {
     let core = |cpu: u32| view.topology.cpus.iter().find(|other| other.id.0 == cpu).map(|cpu| cpu.core);
     let cpus: Vec<u32> = domain.iter().collect();
     let rank = |index: usize| cpus[..index].iter().filter(|&&other| core(other) == core(cpus[index])).count();

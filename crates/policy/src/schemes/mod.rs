@@ -133,7 +133,7 @@ pub struct UnknownScheme {
 ///
 /// # Errors
 /// An unknown name, with the known ones and the nearest.
-pub fn by_name(name: &str) -> Result<Box<dyn Scheme>, UnknownScheme> {
+pub fn find_scheme(name: &str) -> Result<Box<dyn Scheme>, UnknownScheme> {
     let schemes = all();
     let known: Vec<&str> = schemes.iter().map(|scheme| scheme.name()).collect();
     let meant =
@@ -154,8 +154,8 @@ mod tests {
     fn schemes_are_found_by_name() {
         let names: Vec<&str> = all().iter().map(|scheme| scheme.name()).collect();
         assert!(names.is_sorted());
-        names.iter().for_each(|name| assert_eq!(by_name(name).map(|scheme| scheme.name()).ok(), Some(*name)));
-        let error = by_name("pane").err().map(|error| error.to_string()).unwrap();
+        names.iter().for_each(|name| assert_eq!(find_scheme(name).map(|scheme| scheme.name()).ok(), Some(*name)));
+        let error = find_scheme("pane").err().map(|error| error.to_string()).unwrap();
         assert!(error.starts_with("no scheme 'pane'; there are access-rate, animal,"), "{error}");
         assert!(error.ends_with("(did you mean 'pain'?)"), "{error}");
     }

@@ -47,7 +47,7 @@ impl RateScheme {
         }
     }
 
-    fn of(&self, profile: &Profile, cache: &SharedCache) -> Option<f64> {
+    fn rate_of(&self, profile: &Profile, cache: &SharedCache) -> Option<f64> {
         match self.rate {
             RateKind::Miss => miss_rate(profile, cache),
             RateKind::Access => refs_per_mega_instr(profile).map(|refs| refs / 1000.0),
@@ -78,7 +78,7 @@ impl Scheme for RateScheme {
     }
 
     fn group_costs(&self, members: &[&Profile], cache: &SharedCache) -> Result<GroupCosts, MissingEvidence> {
-        let rates = gather(self, members, self.needs(), |profile| self.of(profile, cache))?;
+        let rates = gather(self, members, self.needs(), |profile| self.rate_of(profile, cache))?;
         let suffers = |i: usize, j: usize| if self.sum { rates[j] } else { 0.5 * rates[i] * rates[j] };
         let mut costs = GroupCosts::sum_of_pairs(CostKind::Weight, members.len(), suffers);
         if self.rate == RateKind::Pcmr && !rates.is_empty() {

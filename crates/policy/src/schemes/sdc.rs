@@ -59,7 +59,7 @@ impl Scheme for Sdc {
         let what = "stack positions of a cache with as many ways";
         let positions = gather(self, members, what, |profile| positions_of(profile, cache))?;
         let what = "references per instruction";
-        let solos = gather(self, members, what, |profile| SoloRates::of(profile, cache))?;
+        let solos = gather(self, members, what, |profile| SoloRates::from_profile(profile, cache))?;
         let ways = cache.ways as usize;
         let effective = effective_ways(&positions, cache.ways);
         let lost = positions.iter().zip(&effective).map(|(positions, &kept)| lost_hits(&positions[..ways], kept));

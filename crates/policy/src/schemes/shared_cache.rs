@@ -50,7 +50,7 @@ impl SharedCache {
     }
 
     /// The contended cache of a machine; `None` without a data cache. A window is shared by the contexts of a core.
-    pub fn of_machine(machine: &MachineSpec) -> Option<Self> {
+    pub fn from_machine(machine: &MachineSpec) -> Option<Self> {
         let cache = machine.last_level()?;
         let contexts = f64::from(machine.contexts_per_core.max(1));
         let (width, window, at_once) = match machine.pipeline {
@@ -108,7 +108,7 @@ pub struct SoloRates {
 
 impl SoloRates {
     /// `None` if the profile has no references per instruction, or no misses at this cache.
-    pub fn of(profile: &Profile, cache: &SharedCache) -> Option<Self> {
+    pub fn from_profile(profile: &Profile, cache: &SharedCache) -> Option<Self> {
         let refs_per_instr = refs_per_mega_instr(profile)? * 1e-6;
         let misses_per_instr = solo_misses_per_mega_instr(profile, cache)? * 1e-6;
         Some(Self::from_rates(profile, cache, refs_per_instr, misses_per_instr))
@@ -159,7 +159,7 @@ pub fn misses_on_share_per_mega_instr(profile: &Profile, cache: &SharedCache, pa
         return Some(positions[ways.min(positions.len() - 1)..].iter().sum());
     }
     let curve = MissRateCurve::from_profile(profile.misses_per_kilo_instr()?).ok()?;
-    Some(1000.0 * curve.at(cache.size_bytes / u64::from(parts))?)
+    Some(1000.0 * curve.ratio_at(cache.size_bytes / u64::from(parts))?)
 }
 
 #[cfg(test)]
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn in_order_nothing_is_hidden() {
         let cache = SharedCache { hit_latency_cycles: 20.0, ..SharedCache::new(1 << 20, 16, 64, 100.0) };
-        let solo = SoloRates::of(&profile(10_000.0, &[(1 << 20, 2.0)]), &cache).unwrap();
+        let solo = SoloRates::from_profile(&profile(10_000.0, &[(1 << 20, 2.0)]), &cache).unwrap();
         assert!((solo.cycles_per_instr - (1.0 + 0.01 * 20.0 + 0.002 * 100.0)).abs() < 1e-12);
         assert!((solo.slowdown(0.001) - 0.1 / 1.4).abs() < 1e-12);
         assert!((solo.base_cycles_per_instr(&cache) - 1.2).abs() < 1e-12);
@@ -206,8 +206,8 @@ mod tests {
         let cache = SharedCache::new(1 << 20, 16, 64, 100.0);
         let mut known = profile(10_000.0, &[(1 << 20, 2.0)]);
         known.rates.solo_instr_per_cycle = Some(Fact::oracle(0.5));
-        assert_eq!(SoloRates::of(&known, &cache).unwrap().cycles_per_instr, 2.0);
-        assert_eq!(SoloRates::of(&profile(10_000.0, &[(1 << 19, 2.0)]), &cache), None);
+        assert_eq!(SoloRates::from_profile(&known, &cache).unwrap().cycles_per_instr, 2.0);
+        assert_eq!(SoloRates::from_profile(&profile(10_000.0, &[(1 << 19, 2.0)]), &cache), None);
     }
 
     /// On a share of the cache, do hits beyond it miss, and is a curve read at the share's size and not below its end?

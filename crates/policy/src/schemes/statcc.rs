@@ -50,7 +50,7 @@ fn ratios_at(programs: &[(&ReuseTimes, f64)], cache: &SharedCache) -> Option<Sha
 /// it, or the cache does not replace by LRU, for which the curve is.
 fn measured_ratios(profile: &Profile, cache: &SharedCache, refs_per_instr: f64) -> Vec<(f64, f64)> {
     let curve = profile.misses_per_kilo_instr().and_then(|points| MissRateCurve::from_profile(points).ok());
-    let at_size = curve.as_ref().and_then(|curve| curve.at(cache.size_bytes));
+    let at_size = curve.as_ref().and_then(|curve| curve.ratio_at(cache.size_bytes));
     let (Some(curve), Some(at_size), ReplacementModel::Lru) = (curve, at_size, composition(cache)) else {
         return Vec::new();
     };
@@ -63,7 +63,7 @@ fn measured_ratios(profile: &Profile, cache: &SharedCache, refs_per_instr: f64) 
 }
 
 impl MemberModel {
-    fn of(profile: &Profile, cache: &SharedCache, with_curve: bool) -> Option<Self> {
+    fn from_profile(profile: &Profile, cache: &SharedCache, with_curve: bool) -> Option<Self> {
         let reuse = ReuseTimes::from_profile(profile.reuse_times()?)?;
         let refs_per_instr = refs_per_mega_instr(profile).filter(|&refs| refs > 0.0)? * 1e-6;
         let measured = if with_curve { measured_ratios(profile, cache, refs_per_instr) } else { Vec::new() };
@@ -87,7 +87,7 @@ impl MemberModel {
     }
 
     /// Reuse times, and accesses per cycle alone.
-    fn at_solo_rate(&self) -> (&ReuseTimes, f64) {
+    fn solo_reuses(&self) -> (&ReuseTimes, f64) {
         (&self.reuse, self.solo.refs_per_instr / self.solo.cycles_per_instr)
     }
 
@@ -104,7 +104,7 @@ impl StatCc {
             let joint = solve_co_run(&sharers, cache.lines(), composition(cache))?;
             return Some((joint.degradation, joint.shared));
         }
-        let rates: Vec<(&ReuseTimes, f64)> = known.iter().map(MemberModel::at_solo_rate).collect();
+        let rates: Vec<(&ReuseTimes, f64)> = known.iter().map(MemberModel::solo_reuses).collect();
         let shared = ratios_at(&rates, cache)?;
         let suffers = known.iter().zip(&shared.miss_ratios).map(|(known, &ratio)| known.slowdown_at(ratio));
         Some((suffers.collect(), shared))
@@ -118,7 +118,7 @@ impl Scheme for StatCc {
 
     fn group_costs(&self, members: &[&Profile], cache: &SharedCache) -> Result<GroupCosts, MissingEvidence> {
         let what = "reuse times and references per instruction";
-        let known = gather(self, members, what, |profile| MemberModel::of(profile, cache, self.jointly))?;
+        let known = gather(self, members, what, |profile| MemberModel::from_profile(profile, cache, self.jointly))?;
         if known.is_empty() {
             return Ok(GroupCosts::sum_of_pairs(CostKind::Degradation, 0, |_, _| 0.0));
         }

@@ -110,8 +110,8 @@ impl ComposedModel {
     }
 
     fn ratio(&self, group: &[usize]) -> f64 {
-        let sum = |of: fn(&ComposedMember) -> &Vec<f64>, point: usize| {
-            group.iter().map(|&index| of(&self.members[index])[point]).sum::<f64>()
+        let sum = |value: fn(&ComposedMember) -> &Vec<f64>, point: usize| {
+            group.iter().map(|&index| value(&self.members[index])[point]).sum::<f64>()
         };
         // Positive below the solution, negative above.
         let over = |point: usize| match self.lines {
@@ -184,7 +184,7 @@ fn best_group(model: &GroupModel, thread: usize, size: usize) -> Vec<usize> {
     starts.push(from_order(&ascending(&|index| -composed.members[index].rate)));
     let mut best: Option<(f64, Vec<usize>)> = None;
     for start in starts {
-        let (ratio, group) = exchanged(model, start);
+        let (ratio, group) = exchange(model, start);
         if best.as_ref().is_none_or(|best| ratio < best.0) {
             best = Some((ratio, group));
         }
@@ -193,7 +193,7 @@ fn best_group(model: &GroupModel, thread: usize, size: usize) -> Vec<usize> {
 }
 
 /// Exchanges one member (never the first) for another thread, the best exchange first, while that lowers the ratio.
-fn exchanged(model: &GroupModel, mut group: Vec<usize>) -> (f64, Vec<usize>) {
+fn exchange(model: &GroupModel, mut group: Vec<usize>) -> (f64, Vec<usize>) {
     let mut ratio = model.ratio(&group);
     loop {
         let mut best: Option<(f64, usize, usize)> = None;
@@ -267,8 +267,8 @@ fn walk(model: &GroupModel, best: &BestGroups, seed: u64) -> Vec<Vec<usize>> {
     let mut groups = Vec::new();
     for _ in 0..4 * threads {
         for _ in 0..8 * threads {
-            let seat = generator.below(group.len() as u64) as usize;
-            let other = generator.below(threads as u64) as usize;
+            let seat = generator.draw_below(group.len() as u64) as usize;
+            let other = generator.draw_below(threads as u64) as usize;
             if group.contains(&other) {
                 continue;
             }

@@ -55,7 +55,7 @@ fn greedy(costs: &CostMatrix, seats: &Seats) -> Seating {
                 if climb.by_cache[cache][cpu].len() > round {
                     continue;
                 }
-                let adds = climb.beside(program, cache, cpu, None);
+                let adds = climb.cost_beside(program, cache, cpu, None);
                 if least.is_none_or(|(best, ..)| adds < best) {
                     least = Some((adds, cache, cpu));
                 }
@@ -88,7 +88,7 @@ impl HillClimb<'_> {
     }
 
     /// Mutual costs of `program` and the others of the cache if it sits on that CPU; `but` is left out.
-    fn beside(&self, program: usize, cache: usize, cpu: usize, but: Option<usize>) -> f64 {
+    fn cost_beside(&self, program: usize, cache: usize, cpu: usize, but: Option<usize>) -> f64 {
         let here = &self.by_cache[cache];
         let own_load = here[cpu].len().max(1) as f64;
         let others = here.iter().enumerate().filter(|(other, _)| *other != cpu);
@@ -105,7 +105,7 @@ impl HillClimb<'_> {
         cpus.flat_map(|(cache, cpu)| (0..self.by_cache[cache][cpu].len()).map(move |at| (cache, cpu, at))).collect()
     }
 
-    fn at(&mut self, (cache, cpu, at): SeatPosition) -> &mut usize {
+    fn seat_mut(&mut self, (cache, cpu, at): SeatPosition) -> &mut usize {
         &mut self.by_cache[cache][cpu][at]
     }
 
@@ -118,19 +118,19 @@ impl HillClimb<'_> {
                 if (a.0, a.1) == (b.0, b.1) {
                     continue;
                 }
-                let (i, j) = (*self.at(a), *self.at(b));
+                let (i, j) = (*self.seat_mut(a), *self.seat_mut(b));
                 let gain = if a.0 == b.0 {
                     let before = self.cache_total(a.0);
-                    (*self.at(a), *self.at(b)) = (j, i);
+                    (*self.seat_mut(a), *self.seat_mut(b)) = (j, i);
                     let gain = before - self.cache_total(a.0);
-                    (*self.at(a), *self.at(b)) = (i, j);
+                    (*self.seat_mut(a), *self.seat_mut(b)) = (i, j);
                     gain
                 } else {
-                    let before = self.beside(i, a.0, a.1, None) + self.beside(j, b.0, b.1, None);
-                    before - self.beside(i, b.0, b.1, Some(j)) - self.beside(j, a.0, a.1, Some(i))
+                    let before = self.cost_beside(i, a.0, a.1, None) + self.cost_beside(j, b.0, b.1, None);
+                    before - self.cost_beside(i, b.0, b.1, Some(j)) - self.cost_beside(j, a.0, a.1, Some(i))
                 };
                 if gain > HELPS {
-                    (*self.at(a), *self.at(b)) = (j, i);
+                    (*self.seat_mut(a), *self.seat_mut(b)) = (j, i);
                     helped = true;
                 }
             }

@@ -213,12 +213,12 @@ pub fn lookahead(claims: &[UnitClaim], units: u32) -> Result<Vec<u32>, ClaimErro
 
 /// Total cost of an allocation.
 pub fn total_cost(claims: &[UnitClaim], deal: &[u32], total: CostAggregate) -> f64 {
-    total.of(claims.iter().zip(deal).map(|(claim, &units)| claim.cost(units)))
+    total.aggregate(claims.iter().zip(deal).map(|(claim, &units)| claim.cost(units)))
 }
 
 impl CostAggregate {
     /// The aggregate of several costs.
-    pub fn of(self, costs: impl Iterator<Item = f64>) -> f64 {
+    pub fn aggregate(self, costs: impl Iterator<Item = f64>) -> f64 {
         match self {
             CostAggregate::Sum => costs.sum(),
             CostAggregate::Worst => costs.fold(f64::NEG_INFINITY, f64::max),
@@ -233,7 +233,7 @@ pub fn fewest_units(costs: &[f64], at_most: f64) -> Option<u32> {
 
 /// Several claimants in one partition, each assumed to fill an equal share of it. Costs are summed, or the worst
 /// counts.
-pub fn pooled(costs: &[&[f64]], units: u32, total: CostAggregate) -> Vec<f64> {
+pub fn pool_costs(costs: &[&[f64]], units: u32, total: CostAggregate) -> Vec<f64> {
     let members = costs.len().max(1) as f64;
     let at = |costs: &[f64], held: f64| {
         // Below one unit as with one, because the cost of less is unknown.
@@ -241,7 +241,7 @@ pub fn pooled(costs: &[&[f64]], units: u32, total: CostAggregate) -> Vec<f64> {
         let (low, along) = (place as usize, place - libm::floor(place));
         costs[low] + along * (costs[(low + 1).min(costs.len() - 1)] - costs[low])
     };
-    (1..=units).map(|held| total.of(costs.iter().map(|costs| at(costs, f64::from(held) / members)))).collect()
+    (1..=units).map(|held| total.aggregate(costs.iter().map(|costs| at(costs, f64::from(held) / members)))).collect()
 }
 
 #[cfg(test)]
@@ -316,10 +316,10 @@ mod tests {
     #[test]
     fn a_pool_costs_what_equal_parts_cost() {
         let curve = [8.0, 6.0, 4.0, 2.0];
-        assert_eq!(pooled(&[&curve], 4, CostAggregate::Sum), curve);
-        assert_eq!(pooled(&[&curve, &curve], 4, CostAggregate::Sum), [16.0, 16.0, 14.0, 12.0]);
+        assert_eq!(pool_costs(&[&curve], 4, CostAggregate::Sum), curve);
+        assert_eq!(pool_costs(&[&curve, &curve], 4, CostAggregate::Sum), [16.0, 16.0, 14.0, 12.0]);
         assert_eq!(
-            pooled(&[&curve, &[1.0; 4]], 4, CostAggregate::Worst),
+            pool_costs(&[&curve, &[1.0; 4]], 4, CostAggregate::Worst),
             [8.0, 8.0, 7.0, 6.0],
             "the worst cost counts"
         );

@@ -91,7 +91,7 @@ fn floor(sides: &[Vec<&ProcessSpeed>; 2], change: &ProcessChange, log_limit: f64
 /// The sum of the rates promised to a process's threads, as a logarithm, and the work that they count.
 fn log_rate_promised(process: ProcessId, samples: &[TaskSample]) -> Option<(WorkMetric, f64)> {
     let (mut sum, mut counted) = (0.0, None);
-    for task in samples.iter().filter(|task| task.process == process && !task.exited && task.ran()) {
+    for task in samples.iter().filter(|task| task.process == process && !task.exited && task.has_run()) {
         let Some(least) = task.goal.and_then(|goal| goal.min_rate) else { continue };
         let Some(work) = promised_work(task, samples) else { continue };
         sum += least;
@@ -113,7 +113,7 @@ fn rate_floor(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric, log_rate: f64) 
 }
 
 /// The same changes counted from the baseline.
-pub fn in_total(changes: &[ProcessChange], totals: &BTreeMap<ProcessId, CumulativeSpeedup>) -> Vec<ProcessChange> {
+pub fn total_changes(changes: &[ProcessChange], totals: &BTreeMap<ProcessId, CumulativeSpeedup>) -> Vec<ProcessChange> {
     let summed = |change: &ProcessChange| {
         let total = totals.get(&change.process).copied().unwrap_or_default();
         let variance = change.standard_error * change.standard_error + total.variance;

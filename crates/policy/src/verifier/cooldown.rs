@@ -113,7 +113,7 @@ impl PlanCooldown {
     }
 
     /// Until when is this plan on cooldown? `instead` is the plan in its place.
-    pub fn excluded_until(
+    pub fn exclusion_end(
         &self,
         plan: &Plan,
         instead: &Plan,
@@ -142,7 +142,7 @@ impl PlanCooldown {
         topology: &Topology,
         window: u64,
     ) -> Option<CooldownReason> {
-        if let Some(until) = self.excluded_until(plan, instead, present, topology, window) {
+        if let Some(until) = self.exclusion_end(plan, instead, present, topology, window) {
             return Some(CooldownReason::Failed { until });
         }
         let changed = self.is_paused(window) && !same_placement(plan, instead, present);

@@ -97,7 +97,7 @@ fn proxy_note(worse: &Regression) -> String {
 }
 
 /// A plan that is not applied.
-pub fn held_back(text: String) -> Reason {
+pub fn hold_reason(text: String) -> Reason {
     Reason { kind: ReasonKind::CoolingDown, tasks: Vec::new(), text, numbers: Vec::new() }
 }
 

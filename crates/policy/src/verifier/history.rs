@@ -92,7 +92,7 @@ impl History {
     pub fn new(view: &View<'_>) -> Self {
         let reference = PlanRecord {
             plan: view.previous_plan.clone(),
-            tasks: LiveTasks::of(&view.observation.tasks),
+            tasks: LiveTasks::from_samples(&view.observation.tasks),
             windows: VecDeque::new(),
             homes: HomeCpus::new(),
         };
@@ -115,7 +115,7 @@ impl History {
     pub fn observe(&mut self, view: &View<'_>, compared: usize, comparison: PlanComparison) -> bool {
         self.observed_windows += 1;
         record_homes(&mut self.homes, view);
-        let present = LiveTasks::of(&view.observation.tasks);
+        let present = LiveTasks::from_samples(&view.observation.tasks);
         let stayed = present.common(&self.present);
         if !same_placement(view.previous_plan, &self.in_force, &stayed.common(&self.decided_for)) {
             self.settling = Some(0);
@@ -273,12 +273,12 @@ impl History {
     }
 
     /// The tasks for which the plan in force was decided.
-    pub fn decided_for(&self) -> &LiveTasks {
+    pub fn deciding_tasks(&self) -> &LiveTasks {
         &self.decided_for
     }
 
     /// Live tasks that the reference covers.
-    pub fn known(&self) -> LiveTasks {
+    pub fn known_tasks(&self) -> LiveTasks {
         self.reference.tasks.common(&self.present)
     }
 }

@@ -38,7 +38,7 @@ pub struct HomeRestorer {
 
 impl HomeRestorer {
     /// For the tasks that `failed` placed and that `plan`, which replaces it, does not pin; `None` = there are none.
-    pub fn after(failed: &Plan, plan: &Plan, homes: &HomeCpus, view: &View<'_>) -> Option<Self> {
+    pub fn after_failure(failed: &Plan, plan: &Plan, homes: &HomeCpus, view: &View<'_>) -> Option<Self> {
         if !plan.gangs.is_empty() || view.topology.last_level_domains().len() < 2 {
             return None;
         }
@@ -69,7 +69,7 @@ impl HomeRestorer {
     }
 
     /// A plan that was in force, without the temporary pins.
-    pub fn without(&self, plan: &Plan) -> Plan {
+    pub fn plan_without_homes(&self, plan: &Plan) -> Plan {
         let mut plan = plan.clone();
         plan.affinity.retain(|task, cpus| self.affinity.get(task) != Some(cpus));
         plan

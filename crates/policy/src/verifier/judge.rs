@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{GuardConfig, MeasuredLogRatio, ProcessId, ProposedChange, View};
 
-use super::comparison::{CumulativeSpeedup, changes, in_total};
+use super::comparison::{CumulativeSpeedup, changes, total_changes};
 use super::history::{History, PlanComparison, PlanRecord};
 use super::live_tasks::{LiveTasks, put_placement, same_placement};
 use super::trial::log_ratio;
@@ -49,7 +49,7 @@ impl Judge<'_> {
     }
 
     fn verdict_on(&self, changes: &[ProcessChange]) -> GuardVerdict {
-        GuardVerdict::of(changes, self.config.objective, self.config.min_loss)
+        GuardVerdict::from_changes(changes, self.config.objective, self.config.min_loss)
     }
 
     fn compare(&self, history: &mut History, view: &View<'_>) -> Judgement {
@@ -62,9 +62,9 @@ impl Judge<'_> {
             return Judgement::Open;
         }
         let of_reference = changes(view, history.reference.windows.iter(), &after, compared);
-        let of_baseline = in_total(&of_reference, &history.totals);
+        let of_baseline = total_changes(&of_reference, &history.totals);
         let (local, total) = (self.verdict_on(&of_reference), self.verdict_on(&of_baseline));
-        let measured = self.monitored.and_then(|change| measured(change, &of_reference));
+        let measured = self.monitored.and_then(|change| measured_log_ratio(change, &of_reference));
         let is_slower = measured.zip(self.monitored).is_some_and(|(measured, change)| {
             measured.log_ratio < -2.0 * measured.error && measured.log_ratio < -0.5 * change.min_gain
         });
@@ -107,7 +107,7 @@ impl Judge<'_> {
 }
 
 /// The objective of a proposed change, by the changes of its processes.
-fn measured(change: &ProposedChange, changes: &[ProcessChange]) -> Option<MeasuredLogRatio> {
+fn measured_log_ratio(change: &ProposedChange, changes: &[ProcessChange]) -> Option<MeasuredLogRatio> {
     let of = |process: ProcessId| changes.iter().find(|change| change.process == process);
     let shifted = |moved: Option<ProcessId>| {
         let ratio = |process: ProcessId| {
@@ -128,7 +128,7 @@ fn measured(change: &ProposedChange, changes: &[ProcessChange]) -> Option<Measur
 fn can_revert(state: &PlanRecord, view: &View<'_>) -> bool {
     let mut plan = view.previous_plan.clone();
     put_placement(&mut plan, &state.plan, &state.tasks, view);
-    !same_placement(&plan, view.previous_plan, &LiveTasks::of(&view.observation.tasks))
+    !same_placement(&plan, view.previous_plan, &LiveTasks::from_samples(&view.observation.tasks))
 }
 
 fn totals_of(changes: &[ProcessChange]) -> BTreeMap<ProcessId, CumulativeSpeedup> {

@@ -13,18 +13,18 @@ pub struct LiveTasks {
 
 impl LiveTasks {
     /// Tasks that have not exited.
-    pub fn of(samples: &[TaskSample]) -> Self {
-        LiveTasks::filtered(samples, |task| !task.exited)
+    pub fn from_samples(samples: &[TaskSample]) -> Self {
+        LiveTasks::select(samples, |task| !task.exited)
     }
 
     /// Tasks that may be changed.
     fn movable(samples: &[TaskSample]) -> Self {
-        let mut present = LiveTasks::filtered(samples, |task| !task.exited && !task.unmovable);
-        present.processes = LiveTasks::of(samples).processes;
+        let mut present = LiveTasks::select(samples, |task| !task.exited && !task.unmovable);
+        present.processes = LiveTasks::from_samples(samples).processes;
         present
     }
 
-    fn filtered(samples: &[TaskSample], counts: impl Fn(&TaskSample) -> bool) -> Self {
+    fn select(samples: &[TaskSample], counts: impl Fn(&TaskSample) -> bool) -> Self {
         let those = || samples.iter().filter(|task| counts(task));
         LiveTasks {
             tasks: those().map(|task| task.task).collect(),
@@ -106,7 +106,8 @@ pub fn put_placement(plan: &mut Plan, from: &Plan, knew: &LiveTasks, view: &View
     plan.gangs = gangs_of(&from.gangs, &there);
     let whole = |schedule: &GangSchedule| schedule.cpus.is_subset(&online) && seats_are_inside(schedule);
     plan.gangs.retain(|schedule| whole(schedule) && no_task_starves(schedule, &plan.affinity, &there, &online));
-    plan.shares = shares_of(&from.shares, &LiveTasks { tasks: LiveTasks::of(&view.observation.tasks).tasks, ..there });
+    plan.shares =
+        shares_of(&from.shares, &LiveTasks { tasks: LiveTasks::from_samples(&view.observation.tasks).tasks, ..there });
 }
 
 fn seats_are_inside(schedule: &GangSchedule) -> bool {

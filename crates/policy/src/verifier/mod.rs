@@ -130,8 +130,8 @@ impl Verdicts for PlanVerdicts {
     }
 
     fn excludes(&self, plan: &Plan, instead: &Plan, view: &View<'_>) -> bool {
-        let present = LiveTasks::of(&view.observation.tasks);
-        self.cooldown.excluded_until(plan, instead, &present, view.topology, view.observation.window).is_some()
+        let present = LiveTasks::from_samples(&view.observation.tasks);
+        self.cooldown.exclusion_end(plan, instead, &present, view.topology, view.observation.window).is_some()
     }
 
     fn is_paused(&self, window: u64) -> bool {
@@ -164,7 +164,7 @@ impl<P: Policy> Policy for Verifier<P> {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let restorer = self.home_restorer.take();
         // Temporary pins are no plan of a policy.
-        let unpinned = restorer.as_ref().map(|restorer| restorer.without(view.previous_plan));
+        let unpinned = restorer.as_ref().map(|restorer| restorer.plan_without_homes(view.previous_plan));
         let view = View { previous_plan: unpinned.as_ref().unwrap_or(view.previous_plan), ..*view };
         let mut reasons = Vec::new();
         let is_rolled_back = self.verify(&view, &mut reasons);
@@ -232,7 +232,7 @@ impl<P> Verifier<P> {
         let windows = open.trial.as_ref().map(|trial| trial.windows);
         reasons.extend(explain::verdict(&verdict, windows, view));
         if !is_faster {
-            let known = LiveTasks::of(&view.observation.tasks);
+            let known = LiveTasks::from_samples(&view.observation.tasks);
             let new = open.new.clone();
             self.record_failure(&new, &known, view);
         }
@@ -243,7 +243,8 @@ impl<P> Verifier<P> {
     fn end_open_change(&mut self, verdict: ChangeVerdict, view: &View<'_>) {
         let Some(open) = self.open.take() else { return };
         if open.trial.is_some() && verdict.outcome != VerificationOutcome::Faster {
-            self.home_restorer = HomeRestorer::after(&open.terms.old, &open.before, &open.terms.old.affinity, view);
+            self.home_restorer =
+                HomeRestorer::after_failure(&open.terms.old, &open.before, &open.terms.old.affinity, view);
         }
         self.verdicts.latest = Some(verdict);
     }
@@ -272,7 +273,7 @@ impl<P> Verifier<P> {
 
     /// Returns to the reference.
     fn roll_back(&mut self, worse: &Regression, view: &View<'_>, reasons: &mut Vec<Reason>) {
-        let known = self.history.as_ref().map(|history| history.decided_for().clone()).unwrap_or_default();
+        let known = self.history.as_ref().map(|history| history.deciding_tasks().clone()).unwrap_or_default();
         let cooldown_windows = self.record_failure(view.previous_plan, &known, view);
         let open = self.open.take();
         let Some(history) = &mut self.history else { return };
@@ -280,7 +281,7 @@ impl<P> Verifier<P> {
         let PlanRecord { plan: reference, tasks: knew, homes, .. } = &history.reference;
         let mut plan = view.previous_plan.clone();
         put_placement(&mut plan, reference, knew, view);
-        self.home_restorer = HomeRestorer::after(view.previous_plan, &plan, homes, view);
+        self.home_restorer = HomeRestorer::after_failure(view.previous_plan, &plan, homes, view);
         let mut reason = explain::rollback(worse, cooldown_windows, view);
         if self.home_restorer.is_some() {
             reason.text += "; tasks return to their earlier caches";
@@ -307,7 +308,7 @@ impl<P> Verifier<P> {
         is_rolled_back: bool,
     ) -> Decision {
         let asked = std::mem::take(&mut decision.verification);
-        let present = LiveTasks::of(&view.observation.tasks);
+        let present = LiveTasks::from_samples(&view.observation.tasks);
         if is_rolled_back || self.hold_back(&mut decision, &asked, &present, view) {
             if let Some(history) = self.history.as_ref().filter(|_| is_rolled_back) {
                 put_placement(&mut decision.plan, &history.reference.plan, &history.reference.tasks, view);
@@ -323,7 +324,7 @@ impl<P> Verifier<P> {
         };
         self.open = match asked {
             Verification::Proposed(terms) => Some(OpenChange {
-                trial: Trial::of(terms.method),
+                trial: Trial::from_method(terms.method),
                 terms,
                 before: verdict.as_ref().map_or(view.previous_plan, |verdict| &verdict.plan).clone(),
                 new: decision.plan.clone(),
@@ -372,7 +373,7 @@ impl<P> Verifier<P> {
         let PlanRecord { plan: reference, tasks: knew, .. } = &history.reference;
         let window = view.observation.window;
         let refusal =
-            || self.verdicts.cooldown.refuses(&decision.plan, reference, &history.known(), view.topology, window);
+            || self.verdicts.cooldown.refuses(&decision.plan, reference, &history.known_tasks(), view.topology, window);
         let (reason, plan, of) = if let Some(missing) = missing {
             let text = format!("no change yet: {missing} more measured windows are needed for a comparison");
             (text, view.previous_plan, present)
@@ -381,7 +382,7 @@ impl<P> Verifier<P> {
         } else {
             return false;
         };
-        decision.reasons = vec![explain::held_back(reason)];
+        decision.reasons = vec![explain::hold_reason(reason)];
         put_placement(&mut decision.plan, plan, of, view);
         self.verdicts.latest = Some(ChangeVerdict {
             outcome: VerificationOutcome::Refused,

@@ -28,7 +28,7 @@ pub struct ProcessPhase {
 }
 
 impl ProcessPhase {
-    fn of(threads: &[&TaskSample], view: &View<'_>) -> Self {
+    fn from_threads(threads: &[&TaskSample], view: &View<'_>) -> Self {
         let profiles = threads.iter().filter_map(|thread| view.profiles.get(&thread.task));
         let phase = |profile: &Profile| ProcessPhase {
             number: profile.phase_number,
@@ -69,7 +69,7 @@ pub fn speeds_of(view: &View<'_>) -> WindowSpeeds {
         return WindowSpeeds::new();
     }
     let speed = |threads: Vec<&TaskSample>| ProcessSpeed {
-        phase: ProcessPhase::of(&threads, view),
+        phase: ProcessPhase::from_threads(&threads, view),
         log_rates: log_rates(&threads, elapsed_ns),
         log_over_solo: log_over_solo(&threads, view),
     };
@@ -85,7 +85,7 @@ fn log_rates(threads: &[&TaskSample], elapsed_ns: u64) -> BTreeMap<WorkMetric, f
     }
     // With a thread that ran uncounted, the sum is only a part of the process's work, and no measure of its speed.
     let uncounted = |thread: &&&TaskSample| {
-        let ran = thread.ran();
+        let ran = thread.has_run();
         ran && !thread.exited && thread.counts.get(CounterEvent::Instructions).is_none()
     };
     if threads.iter().any(|thread| uncounted(&thread)) {

@@ -67,11 +67,11 @@ enum NodeKind {
 }
 
 impl NumberedNode {
-    fn without_numbers(self) -> CanonicalNode {
+    fn strip_numbers(self) -> CanonicalNode {
         CanonicalNode {
             like: self.like,
-            contexts: in_order(self.contexts),
-            inside: in_order(self.inside.into_values().map(NumberedNode::without_numbers)),
+            contexts: sort_items(self.contexts),
+            inside: sort_items(self.inside.into_values().map(NumberedNode::strip_numbers)),
         }
     }
 }
@@ -93,13 +93,13 @@ pub fn is_mirror(a: &Plan, b: &Plan, live_tasks: &LiveTasks, topology: &Topology
     let allowed_cpus = |plan: &Plan, task: &TaskId| plan.affinity.get(task).map(IndexSet::count);
     // A cheap test that distinguishes most plans.
     live_tasks.tasks.iter().all(|task| allowed_cpus(a, task) == allowed_cpus(b, task))
-        && CanonicalPlan::of(a, live_tasks, topology) == CanonicalPlan::of(b, live_tasks, topology)
+        && CanonicalPlan::new(a, live_tasks, topology) == CanonicalPlan::new(b, live_tasks, topology)
 }
 
 impl CanonicalPlan {
     /// The canonical form of a plan for these tasks.
-    pub fn of(plan: &Plan, live_tasks: &LiveTasks, topology: &Topology) -> Self {
-        let by_cpu = PlanByCpu::of(plan, live_tasks, topology);
+    pub fn new(plan: &Plan, live_tasks: &LiveTasks, topology: &Topology) -> Self {
+        let by_cpu = PlanByCpu::new(plan, live_tasks, topology);
         let mut caches: Vec<&Cache> = topology.caches.iter().collect();
         // From the outside to the inside; the contended level first, whatever its number.
         caches.sort_by_key(|cache| (std::cmp::Reverse((cache.last_level, cache.level)), cache.id));
@@ -117,7 +117,7 @@ impl CanonicalPlan {
         let weight = |task: &TaskId| plan.weights.get(task).map(|weight| (*task, weight.to_bits()));
         let cpu_count = |task: &TaskId| plan.affinity.get(task).map(|cpus| (*task, cpus.count()));
         CanonicalPlan {
-            nodes: nodes.into_iter().map(|(node, found)| (node, found.without_numbers())).collect(),
+            nodes: nodes.into_iter().map(|(node, found)| (node, found.strip_numbers())).collect(),
             // A weight of one is the default.
             weights: live_tasks
                 .tasks
@@ -126,12 +126,12 @@ impl CanonicalPlan {
                 .filter(|(_, weight)| *weight != 1.0f64.to_bits())
                 .collect(),
             pinned: live_tasks.tasks.iter().filter_map(cpu_count).collect(),
-            colors: in_order(by_cpu.colors),
+            colors: sort_items(by_cpu.colors),
         }
     }
 }
 
-fn in_order<T: Ord>(of: impl IntoIterator<Item = T>) -> Vec<T> {
+fn sort_items<T: Ord>(of: impl IntoIterator<Item = T>) -> Vec<T> {
     let mut all: Vec<T> = of.into_iter().collect();
     all.sort_unstable();
     all
@@ -152,7 +152,7 @@ struct PlanByCpu {
 }
 
 impl PlanByCpu {
-    fn of(plan: &Plan, live_tasks: &LiveTasks, topology: &Topology) -> Self {
+    fn new(plan: &Plan, live_tasks: &LiveTasks, topology: &Topology) -> Self {
         let mut by_cpu = PlanByCpu::default();
         // Tasks are sorted, and so are those of each CPU.
         for task in &live_tasks.tasks {
@@ -163,7 +163,7 @@ impl PlanByCpu {
         gangs_of(&plan.gangs, live_tasks).iter().for_each(|schedule| by_cpu.take_turns(schedule));
         for share in shares_of(&plan.shares, live_tasks) {
             let cache = topology.cache(share.cache);
-            let members = in_order(share.members);
+            let members = sort_items(share.members);
             match &share.units {
                 Units::Colors { allowed, migration: moving } => {
                     let moving = match moving {
@@ -194,7 +194,7 @@ impl PlanByCpu {
                     self.seats.entry(cpu.0).or_default().push((nth, *task));
                 }
             }
-            gangs.push((gang.slices, in_order(gang.members.iter().map(|(task, cpu)| (*task, cpu.is_some())))));
+            gangs.push((gang.slices, sort_items(gang.members.iter().map(|(task, cpu)| (*task, cpu.is_some())))));
         }
         for cpu in schedule.cpus.iter() {
             let turns = (schedule.cpus.count(), schedule.slice_ns, gangs.clone());
@@ -203,16 +203,16 @@ impl PlanByCpu {
     }
 
     fn context(&self, cpu: CpuId, online: bool, hertz: Option<u64>) -> CanonicalContext {
-        fn at_cpu<T: Clone + Ord>(of: &BTreeMap<u32, Vec<T>>, cpu: CpuId) -> Vec<T> {
-            in_order(of.get(&cpu.0).into_iter().flatten().cloned())
+        fn items_at_cpu<T: Clone + Ord>(of: &BTreeMap<u32, Vec<T>>, cpu: CpuId) -> Vec<T> {
+            sort_items(of.get(&cpu.0).into_iter().flatten().cloned())
         }
         CanonicalContext {
             online,
             hertz,
-            allowed: at_cpu(&self.allowed, cpu),
-            turns: at_cpu(&self.turns, cpu),
-            seats: at_cpu(&self.seats, cpu),
-            shares: at_cpu(&self.shares, cpu),
+            allowed: items_at_cpu(&self.allowed, cpu),
+            turns: items_at_cpu(&self.turns, cpu),
+            seats: items_at_cpu(&self.seats, cpu),
+            shares: items_at_cpu(&self.shares, cpu),
         }
     }
 }

@@ -81,7 +81,7 @@ const MAX_TRIAL_WINDOWS: u32 = 300;
 
 impl Trial {
     /// `None` = the change is monitored instead.
-    pub fn of(method: VerificationMethod) -> Option<Self> {
+    pub fn from_method(method: VerificationMethod) -> Option<Self> {
         let VerificationMethod::Trial { warmup_windows, leg_windows, seed } = method else { return None };
         Some(Trial {
             warmup_windows,
@@ -170,7 +170,7 @@ mod tests {
                 objective: SpeedObjective::Sum,
                 speeds: seen(1).tasks.iter().map(|task| (task.process, 0.5)).collect(),
             };
-            let mut trial = Trial::of(method).unwrap();
+            let mut trial = Trial::from_method(method).unwrap();
             (0..400).find_map(|window| {
                 let more = if trial.is_new() { gain } else { 0 };
                 trial.add(&seen(1_000_000 + 10_000 * more + 100 * (window * 7919 % 13)), &change)

@@ -80,7 +80,7 @@ pub struct GuardVerdict {
 
 impl GuardVerdict {
     /// The verdict by the stated goal; `min_loss` is the smallest loss of the mean worth acting on, as a share.
-    pub fn of(changes: &[ProcessChange], objective: GuardObjective, min_loss: f64) -> Self {
+    pub fn from_changes(changes: &[ProcessChange], objective: GuardObjective, min_loss: f64) -> Self {
         let (mean_log_ratio, standard_error, degrees) = noisy_mean(changes);
         let bound = student_bound(FALSE_ALARMS, degrees) * standard_error;
         let minimum = libm::log1p(-min_loss.min(0.99));

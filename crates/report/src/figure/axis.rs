@@ -41,7 +41,7 @@ impl Axis {
         Axis { label: label.to_string(), scale: AxisScale::LogBytes, ..Axis::default() }
     }
     /// The same axis, showing the values from `low` to `high`.
-    pub fn within(mut self, low: f64, high: f64) -> Self {
+    pub fn with_range(mut self, low: f64, high: f64) -> Self {
         self.range = Some((low, high));
         self
     }
@@ -80,7 +80,7 @@ impl<'a> AxisLayout<'a> {
     }
 
     /// Position of a value, clamped to the axis; a value that is not a number is at its low end.
-    pub fn at(&self, value: f64) -> f64 {
+    pub fn position(&self, value: f64) -> f64 {
         let share = match self.axis.scale {
             AxisScale::Linear => (value - self.low) / (self.high - self.low),
             _ if value <= 0.0 => 0.0,
@@ -196,7 +196,7 @@ mod tests {
                 let laid = AxisLayout::new(&axis, values.iter().copied(), (0.0, 100.0), true);
                 assert!(laid.ticks().len() < 80, "{scale:?} {values:?}");
                 for value in [0.0, -1.0, 1.0, 1e9] {
-                    assert!((0.0..=100.0).contains(&laid.at(value)), "{scale:?} {values:?} {value}");
+                    assert!((0.0..=100.0).contains(&laid.position(value)), "{scale:?} {values:?} {value}");
                 }
             }
         }

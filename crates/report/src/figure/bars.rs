@@ -99,8 +99,8 @@ impl BarChart {
         let widest = y.ticks().iter().map(|(_, label)| text_width(label)).fold(0.0, f64::max);
         let (left, right) = (14.0 + label_room + widest, width - 16.0);
         for (value, label) in y.ticks() {
-            svg.line("g", (left, y.at(value)), (right, y.at(value)));
-            svg.text("n m", (left - 7.0, y.at(value) + 4.0), Anchor::End, &label);
+            svg.line("g", (left, y.position(value)), (right, y.position(value)));
+            svg.text("n m", (left - 7.0, y.position(value) + 4.0), Anchor::End, &label);
         }
         if !self.y.label.is_empty() {
             svg.text_upwards("m", (16.0, (top + bottom) / 2.0), &self.y.label);
@@ -115,10 +115,10 @@ impl BarChart {
                 false => svg.text("n", (middle, bottom + 17.0), Anchor::Middle, &group.name),
             }
         }
-        svg.line("a", (left, y.at(0.0)), (right, y.at(0.0)));
+        svg.line("a", (left, y.position(0.0)), (right, y.position(0.0)));
         for (label, index) in &self.references {
-            svg.line("r", (left, y.at(*index)), (right, y.at(*index)));
-            svg.text("n m", (right - 4.0, y.at(*index) - 5.0), Anchor::End, label);
+            svg.line("r", (left, y.position(*index)), (right, y.position(*index)));
+            svg.text("n m", (right - 4.0, y.position(*index) - 5.0), Anchor::End, label);
         }
         svg
     }
@@ -140,15 +140,15 @@ impl BarChart {
                 below - value
             };
             let x = if self.stacked { start } else { start + index as f64 * wide };
-            let (high, low) = (y.at(base.max(base + value)), y.at(base.min(base + value)));
+            let (high, low) = (y.position(base.max(base + value)), y.position(base.min(base + value)));
             let name = self.series.get(index).map_or("", String::as_str);
             let title = [group.name.as_str(), name, &number(value)].join(" ").replace("  ", " ");
             svg.rect(&format!("f{}", index % COLORS), (x, high), ((wide - 1.0).max(1.0), low - high), None, &title);
             if let Some((low, high)) = bar.interval.filter(|_| !self.stacked) {
                 let middle = x + wide / 2.0;
-                svg.line("w", (middle, y.at(low)), (middle, y.at(high)));
+                svg.line("w", (middle, y.position(low)), (middle, y.position(high)));
                 for end in [low, high] {
-                    svg.line("w", (middle - 3.0, y.at(end)), (middle + 3.0, y.at(end)));
+                    svg.line("w", (middle - 3.0, y.position(end)), (middle + 3.0, y.position(end)));
                 }
             }
         }

@@ -212,13 +212,13 @@ pub(super) fn legend(svg: &mut Svg, entries: &[(&str, usize, bool)], top: f64, w
 impl ChartLayout<'_> {
     fn grid(&mut self, x_label: &str, y_label: &str) {
         for (value, label) in self.y.ticks() {
-            let y = self.y.at(value);
+            let y = self.y.position(value);
             self.svg.line("g", (self.left, y), (self.right, y));
             self.svg.text("n m", (self.left - 7.0, y + 4.0), Anchor::End, &label);
         }
         let mut free_from = f64::NEG_INFINITY;
         for (value, label) in self.x.ticks() {
-            let x = self.x.at(value);
+            let x = self.x.position(value);
             self.svg.line("g", (x, self.top), (x, self.bottom));
             // A label that would run into the last one is left out; its grid line stays.
             let half = text_width(&label) / 2.0;
@@ -241,32 +241,32 @@ impl ChartLayout<'_> {
     fn reference(&mut self, reference: &ReferenceLine) {
         match reference {
             ReferenceLine::Y { label, at } => {
-                let y = self.y.at(*at);
+                let y = self.y.position(*at);
                 self.svg.line("r", (self.left, y), (self.right, y));
                 self.svg.text("n m", (self.right - 4.0, y - 5.0), Anchor::End, label);
             }
             ReferenceLine::X { label, at } => {
                 if self.x.holds(*at) {
-                    let x = self.x.at(*at);
+                    let x = self.x.position(*at);
                     self.svg.line("r", (x, self.top), (x, self.bottom));
-                    self.beside(x, label);
+                    self.draw_beside(x, label);
                 }
             }
             ReferenceLine::YBand { label, from, to } => {
-                let (high, low) = (self.y.at(from.max(*to)), self.y.at(from.min(*to)));
+                let (high, low) = (self.y.position(from.max(*to)), self.y.position(from.min(*to)));
                 self.svg.rect("rb", (self.left, high), (self.right - self.left, low - high), None, label);
                 self.svg.text("n m", (self.right - 4.0, high + 14.0), Anchor::End, label);
             }
             ReferenceLine::XBand { label, from, to } => {
-                let (left, right) = (self.x.at(from.min(*to)), self.x.at(from.max(*to)));
+                let (left, right) = (self.x.position(from.min(*to)), self.x.position(from.max(*to)));
                 self.svg.rect("rb", (left, self.top), (right - left, self.bottom - self.top), None, label);
-                self.beside(left, label);
+                self.draw_beside(left, label);
             }
         }
     }
 
     /// A label at the top, on the side of `x` where there is room.
-    fn beside(&mut self, x: f64, label: &str) {
+    fn draw_beside(&mut self, x: f64, label: &str) {
         let fits = x + 6.0 + text_width(label) < self.right;
         let (at, anchor) = if fits { (x + 5.0, Anchor::Start) } else { (x - 5.0, Anchor::End) };
         self.svg.text("n m", (at, self.top + 12.0), anchor, label);
@@ -277,7 +277,9 @@ impl ChartLayout<'_> {
             .points
             .iter()
             .filter(|p| p.x.is_finite())
-            .filter_map(|p| p.interval.map(|(low, high)| (self.x.at(p.x), self.y.at(low), self.y.at(high))))
+            .filter_map(|p| {
+                p.interval.map(|(low, high)| (self.x.position(p.x), self.y.position(low), self.y.position(high)))
+            })
             .collect();
         let slot = color % COLORS;
         if series.spread == IntervalStyle::Whiskers || series.mark == Mark::Points {
@@ -308,7 +310,7 @@ impl ChartLayout<'_> {
         let drawn = series.points.iter().filter(|p| p.x.is_finite() && p.y.is_finite());
         let dense = series.points.len() > MAX_DOTS;
         for point in drawn {
-            let at = (self.x.at(point.x), self.y.at(point.y));
+            let at = (self.x.position(point.x), self.y.position(point.y));
             let title = || point.title.clone().unwrap_or_else(|| title_of(&series.name, point));
             if series.mark == Mark::Points {
                 self.svg.circle(&format!("f{slot}"), at, if dense { 2.0 } else { 4.0 }, &title());
@@ -324,7 +326,7 @@ impl ChartLayout<'_> {
     fn polyline(&self, run: &[ChartPoint], mark: Mark) -> Vec<(f64, f64)> {
         let mut line = Vec::with_capacity(run.len());
         for point in run {
-            let at = (self.x.at(point.x), self.y.at(point.y));
+            let at = (self.x.position(point.x), self.y.position(point.y));
             if let (Mark::Steps, Some(&(_, before))) = (mark, line.last()) {
                 line.push((at.0, before));
             }

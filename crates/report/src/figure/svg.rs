@@ -2,11 +2,11 @@
 
 use std::fmt::Write;
 
-use crate::text::trimmed;
+use crate::text::trim_lines;
 
 /// A coordinate, to a hundredth of a pixel.
 pub(super) fn px(value: f64) -> String {
-    trimmed(format!("{value:.2}"))
+    trim_lines(format!("{value:.2}"))
 }
 
 /// Text that may stand between tags and in attributes. Characters that XML does not allow at all are left out.
@@ -58,7 +58,7 @@ impl Svg {
         Svg { width, height, label: escape(label), body: String::new() }
     }
 
-    fn put(&mut self, arguments: std::fmt::Arguments<'_>) {
+    fn push(&mut self, arguments: std::fmt::Arguments<'_>) {
         // Writing into a String cannot fail.
         let _ = self.body.write_fmt(arguments);
         self.body.push('\n');
@@ -66,7 +66,7 @@ impl Svg {
 
     pub fn line(&mut self, class: &str, from: (f64, f64), to: (f64, f64)) {
         let (x1, y1, x2, y2) = (px(from.0), px(from.1), px(to.0), px(to.1));
-        self.put(format_args!(r#"<line class="{class}" x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}"/>"#));
+        self.push(format_args!(r#"<line class="{class}" x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}"/>"#));
     }
 
     /// A rectangle from its corner; negative extents are drawn as none. `title` shows when the pointer rests on it.
@@ -75,7 +75,7 @@ impl Svg {
         let (x, y) = (px(corner.0), px(corner.1));
         let (w, h) = (px(extent.0.max(0.0)), px(extent.1.max(0.0)));
         let inside = title_element(title);
-        self.put(format_args!(
+        self.push(format_args!(
             r#"<rect class="{class}" x="{x}" y="{y}" width="{w}" height="{h}"{opacity}>{inside}</rect>"#
         ));
     }
@@ -90,24 +90,24 @@ impl Svg {
             let _ = write!(d, "{}{} {}", if index == 0 { "M" } else { "L" }, px(*x), px(*y));
         }
         let close = if closed { "Z" } else { "" };
-        self.put(format_args!(r#"<path class="{class}" d="{d}{close}"/>"#));
+        self.push(format_args!(r#"<path class="{class}" d="{d}{close}"/>"#));
     }
 
     pub fn circle(&mut self, class: &str, centre: (f64, f64), radius: f64, title: &str) {
         let (x, y, r) = (px(centre.0), px(centre.1), px(radius));
         let inside = title_element(title);
-        self.put(format_args!(r#"<circle class="{class}" cx="{x}" cy="{y}" r="{r}">{inside}</circle>"#));
+        self.push(format_args!(r#"<circle class="{class}" cx="{x}" cy="{y}" r="{r}">{inside}</circle>"#));
     }
 
     pub fn text(&mut self, class: &str, at: (f64, f64), anchor: Anchor, text: &str) {
         let (x, y, anchor, text) = (px(at.0), px(at.1), anchor.attribute(), escape(text));
-        self.put(format_args!(r#"<text class="{class}" x="{x}" y="{y}"{anchor}>{text}</text>"#));
+        self.push(format_args!(r#"<text class="{class}" x="{x}" y="{y}"{anchor}>{text}</text>"#));
     }
 
     /// A text turned to read upwards, around its middle.
     pub fn text_upwards(&mut self, class: &str, at: (f64, f64), text: &str) {
         let (x, y, text) = (px(at.0), px(at.1), escape(text));
-        self.put(format_args!(
+        self.push(format_args!(
             r#"<text class="{class}" text-anchor="middle" transform="translate({x} {y}) rotate(-90)">{text}</text>"#
         ));
     }
@@ -115,7 +115,7 @@ impl Svg {
     /// A text that leans, for long names under columns; ends at its point.
     pub fn text_leaning(&mut self, class: &str, at: (f64, f64), text: &str) {
         let (x, y, text) = (px(at.0), px(at.1), escape(text));
-        self.put(format_args!(
+        self.push(format_args!(
             r#"<text class="{class}" text-anchor="end" transform="translate({x} {y}) rotate(-35)">{text}</text>"#
         ));
     }

@@ -74,15 +74,15 @@ impl TimelineChart {
         let ends = self.lanes.iter().flat_map(|lane| &lane.spans).flat_map(|span| [span.from, span.to]);
         let x = AxisLayout::new(&self.x, ends.chain(self.marks.iter().map(|(_, index)| *index)), (left, right), false);
         for (value, label) in x.ticks() {
-            svg.line("g", (x.at(value), top), (x.at(value), bottom));
-            svg.text("n m", (x.at(value), bottom + 17.0), Anchor::Middle, &label);
+            svg.line("g", (x.position(value), top), (x.position(value), bottom));
+            svg.text("n m", (x.position(value), bottom + 17.0), Anchor::Middle, &label);
         }
         svg.text("m", ((left + right) / 2.0, bottom + 37.0), Anchor::Middle, &self.x.label);
         for (index, lane) in self.lanes.iter().enumerate() {
             let y = top + index as f64 * LANE;
             svg.text("n", (left - 8.0, y + LANE / 2.0 + 4.0), Anchor::End, &lane.name);
             for span in &lane.spans {
-                let (from, to) = (x.at(span.from), x.at(span.to));
+                let (from, to) = (x.position(span.from), x.position(span.to));
                 let name = if span.title.is_empty() { self.kinds.get(span.kind) } else { Some(&span.title) };
                 let name = name.map_or("", String::as_str);
                 let title = format!("{}: {name}, {} to {}", lane.name, number(span.from), number(span.to));
@@ -91,8 +91,8 @@ impl TimelineChart {
             }
         }
         for (label, index) in &self.marks {
-            svg.line("r", (x.at(*index), top - 4.0), (x.at(*index), bottom));
-            svg.text("n m", (x.at(*index), top - 7.0), Anchor::Middle, label);
+            svg.line("r", (x.position(*index), top - 4.0), (x.position(*index), bottom));
+            svg.text("n m", (x.position(*index), top - 7.0), Anchor::Middle, label);
         }
         svg
     }

@@ -7,7 +7,7 @@ use crate::text::{fixed, number};
 
 /// Boxes side by side as far as the terminal is wide; then why, program by program; then the alternatives.
 pub fn plan_boxes(plan: &PlanResult, paint: Paint) -> String {
-    let boxes: Vec<Vec<String>> = plan.caches.iter().map(|cache| one_box(cache, &plan.unit, paint)).collect();
+    let boxes: Vec<Vec<String>> = plan.caches.iter().map(|cache| render_box(cache, &plan.unit, paint)).collect();
     let mut text = String::new();
     let mut rest = &boxes[..];
     while let Some(first) = rest.first() {
@@ -23,21 +23,21 @@ pub fn plan_boxes(plan: &PlanResult, paint: Paint) -> String {
     text.push_str(&paint.bold("why"));
     text.push('\n');
     for program in plan.caches.iter().flat_map(|cache| &cache.programs) {
-        text.push_str(&indented(&program.reason, paint.width));
+        text.push_str(&indent(&program.reason, paint.width));
     }
     text + &expectation(plan, paint)
 }
 
-fn shown(value: f64, unit: &str) -> String {
+fn format_value(value: f64, unit: &str) -> String {
     if unit == "percent" { format!("{} % slower", fixed(value, 1)) } else { format!("weight {}", number(value)) }
 }
 
-fn one_box(cache: &CacheAssignment, unit: &str, paint: Paint) -> Vec<String> {
+fn render_box(cache: &CacheAssignment, unit: &str, paint: Paint) -> Vec<String> {
     let head = format!("{} · CPUs {}", cache.cache, cache.cpus);
     let names = cache.programs.iter().map(|p| width(&p.name)).max().unwrap_or(0);
     let mut rows: Vec<(String, String)> = Vec::new();
     for program in &cache.programs {
-        let cost = program.slowdown.map_or("not known".to_string(), |value| shown(value, unit));
+        let cost = program.slowdown.map_or("not known".to_string(), |value| format_value(value, unit));
         rows.push((pad(&program.name, names, Align::Left), cost));
     }
     if rows.is_empty() {
@@ -69,7 +69,7 @@ fn side_by_side(boxes: &[Vec<String>]) -> String {
 }
 
 /// Words wrapped to the width, the first line further left than the rest.
-fn indented(words: &str, to: usize) -> String {
+fn indent(words: &str, to: usize) -> String {
     let mut text = String::new();
     let mut line = " ".to_string();
     for word in words.split_whitespace() {

@@ -17,7 +17,7 @@ pub fn matrix_picture(matrix: &CostTable, paint: Paint) -> String {
     let values = || matrix.values.iter().flatten().flatten().copied().filter(|value| value.is_finite());
     let most = values().fold(0.0, f64::max);
     let names = matrix.names.iter().map(|name| width(name)).max().unwrap_or(0);
-    let head = shortened(&matrix.names, 9);
+    let head = shorten_names(&matrix.names, 9);
     let cell = values().map(|v| shown(v).len() + 2).chain(head.iter().map(|n| width(n) + 1)).max().unwrap_or(4);
     let mut text = " ".repeat(names + 1);
     for name in &head {
@@ -31,7 +31,7 @@ pub fn matrix_picture(matrix: &CostTable, paint: Paint) -> String {
         text.push(' ');
         for column in 0..matrix.names.len() {
             let value = matrix.values.get(row).and_then(|values| values.get(column)).copied().flatten();
-            text.push_str(&one(value.filter(|v| v.is_finite()).map(|v| (shown(v), v / most)), cell, paint));
+            text.push_str(&render_cell(value.filter(|v| v.is_finite()).map(|v| (shown(v), v / most)), cell, paint));
         }
         text.truncate(text.trim_end_matches(' ').len());
         text.push('\n');
@@ -40,7 +40,7 @@ pub fn matrix_picture(matrix: &CostTable, paint: Paint) -> String {
     text + &paint.faint(&format!("row suffers from column: {unit} (scheme {})", matrix.model)) + "\n"
 }
 
-fn one(value: Option<(String, f64)>, cell: usize, paint: Paint) -> String {
+fn render_cell(value: Option<(String, f64)>, cell: usize, paint: Paint) -> String {
     let Some((shown, share)) = value else { return pad("– ", cell, Align::Right) };
     // By the square root, so that one very hot pair does not make all others look alike.
     let step = (share.clamp(0.0, 1.0).sqrt() * (HEAT.len() - 1) as f64 + 0.5) as usize;
@@ -56,7 +56,7 @@ fn one(value: Option<(String, f64)>, cell: usize, paint: Paint) -> String {
 }
 
 /// Names cut to `most` characters, where they stay different from each other.
-fn shortened(names: &[String], most: usize) -> Vec<String> {
+fn shorten_names(names: &[String], most: usize) -> Vec<String> {
     let cut: Vec<String> = names.iter().map(|name| name.chars().take(most).collect()).collect();
     let mut seen = cut.clone();
     seen.sort();

@@ -11,7 +11,7 @@ pub fn bounds(values: &[f64]) -> (f64, f64) {
     }
     let mut generator = SplitMix64::new(values.len() as u64);
     let mut drawn = || {
-        let sum: f64 = values.iter().map(|_| values[generator.below(values.len() as u64) as usize]).sum();
+        let sum: f64 = values.iter().map(|_| values[generator.draw_below(values.len() as u64) as usize]).sum();
         sum / values.len() as f64
     };
     let mut means: Vec<f64> = (0..DRAWS).map(|_| drawn()).collect();

@@ -72,7 +72,7 @@ struct Measures {
 }
 
 impl Measures {
-    fn of(machine: &MachineSpec) -> Option<Self> {
+    fn from_machine(machine: &MachineSpec) -> Option<Self> {
         let last = machine.last_level()?;
         let cores_per_cache = last.shared_by_cores.max(1) as usize;
         Some(Measures {
@@ -101,7 +101,7 @@ const SIZES: u32 = 64;
 const TASKS_AT_MOST: usize = 16;
 
 impl MixGenerator<'_> {
-    fn between(&mut self, low: f64, high: f64) -> f64 {
+    fn draw_between(&mut self, low: f64, high: f64) -> f64 {
         low + (high - low) * self.generator.unit()
     }
 
@@ -143,9 +143,9 @@ impl MixGenerator<'_> {
     /// share.
     fn keeper(&mut self, share: f64) -> ProgramPhase {
         let bytes = share * self.on.cache_bytes;
-        let (rate, hot) = (self.between(0.004, 0.02), self.between(0.1, 0.5));
-        let (part, base) = (self.between(0.0, 0.6), self.between(0.5, 1.2));
-        let overlap = self.between(0.4, 1.0);
+        let (rate, hot) = (self.draw_between(0.004, 0.02), self.draw_between(0.1, 0.5));
+        let (part, base) = (self.draw_between(0.0, 0.6), self.draw_between(0.5, 1.2));
+        let overlap = self.draw_between(0.4, 1.0);
         let missing = |held: f64, of: f64| (1.0 - held / of).max(0.0);
         let fills = move |held: f64| {
             let two = part * missing(held, hot * bytes) + (1.0 - part) * missing(held, bytes);
@@ -156,23 +156,24 @@ impl MixGenerator<'_> {
 
     /// A program that streams and reuses nothing.
     fn stream(&mut self) -> ProgramPhase {
-        let (rate, base, overlap) = (self.between(0.004, 0.012), self.between(0.4, 1.0), self.between(0.15, 0.4));
+        let (rate, base, overlap) =
+            (self.draw_between(0.004, 0.012), self.draw_between(0.4, 1.0), self.draw_between(0.15, 0.4));
         self.phase(move |_| rate, overlap, base)
     }
 
     /// A program that hardly uses the cache.
     fn quiet(&mut self) -> ProgramPhase {
-        let (rate, base) = (self.between(1e-5, 2e-4), self.between(0.4, 1.5));
+        let (rate, base) = (self.draw_between(1e-5, 2e-4), self.draw_between(0.4, 1.5));
         let bytes = 0.02 * self.on.cache_bytes;
         self.phase(move |held| rate * (1.0 - held / bytes).max(0.0) + 1e-7, 0.7, base)
     }
 
     /// A program of `threads` threads that read and write one region.
     fn sharers(&mut self, number: u32, threads: u32) -> IntervalJob {
-        let share = self.between(0.05, 0.2);
+        let share = self.draw_between(0.05, 0.2);
         let mut phase = self.keeper(share);
-        let (reads, writes) = (self.between(0.002, 0.006), self.between(0.0005, 0.002));
-        let bytes = self.between(0.02, 0.1) * self.on.cache_bytes;
+        let (reads, writes) = (self.draw_between(0.002, 0.006), self.draw_between(0.0005, 0.002));
+        let bytes = self.draw_between(0.02, 0.1) * self.on.cache_bytes;
         phase.sharing = vec![RegionUse { region: number, bytes, reads_per_instr: reads, writes_per_instr: writes }];
         IntervalJob { threads, ..job(&format!("sharers-{number}"), phase) }
     }
@@ -183,10 +184,10 @@ impl MixGenerator<'_> {
     }
 
     /// A mix of `keepers` programs that reuse data and `streams` streams.
-    fn of_both(&mut self, keepers: usize, share: (f64, f64), streams: usize) -> Vec<IntervalJob> {
+    fn draw_both(&mut self, keepers: usize, share: (f64, f64), streams: usize) -> Vec<IntervalJob> {
         let mut jobs = Vec::new();
         for index in 0..keepers {
-            let share = self.between(share.0, share.1);
+            let share = self.draw_between(share.0, share.1);
             let phase = self.keeper(share);
             jobs.push(job(&format!("keeper-{index}"), phase));
         }
@@ -203,28 +204,28 @@ impl MixGenerator<'_> {
         let each = on.cores_per_cache as f64;
         match family {
             Family::Null => {
-                let kind = self.generator.below(3);
+                let kind = self.generator.draw_below(3);
                 let make = |draw: &mut Self, at: usize| match kind {
                     0 => job(&format!("quiet-{at}"), draw.quiet()),
                     1 => job(&format!("stream-{at}"), draw.stream()),
                     _ => {
-                        let share = draw.between(0.2, 0.6) / each;
+                        let share = draw.draw_between(0.2, 0.6) / each;
                         job(&format!("keeper-{at}"), draw.keeper(share))
                     }
                 };
                 (0..tasks).map(|at| make(self, at)).collect()
             }
-            Family::Contention => self.of_both(tasks - tasks / 2, (0.3 / each, 1.6 / each), tasks / 2),
+            Family::Contention => self.draw_both(tasks - tasks / 2, (0.3 / each, 1.6 / each), tasks / 2),
             Family::Space => {
                 let streams = on.caches.min(tasks / 2).max(1);
-                self.of_both(tasks - streams, (0.4 / each, 1.2 / each), streams)
+                self.draw_both(tasks - streams, (0.4 / each, 1.2 / each), streams)
             }
             Family::Overcommitted => {
                 let cpus = on.cpus.min(TASKS_AT_MOST);
-                self.of_both(cpus, (0.5 / each, 0.95 / each), cpus)
+                self.draw_both(cpus, (0.5 / each, 0.95 / each), cpus)
             }
             Family::Floors => {
-                let mut jobs = self.of_both(tasks - tasks / 2, (0.3 / each, 1.2 / each), tasks / 2);
+                let mut jobs = self.draw_both(tasks - tasks / 2, (0.3 / each, 1.2 / each), tasks / 2);
                 let goal = Goal { max_slowdown: Some(0.15), ..Goal::default() };
                 if let Some(first) = jobs.iter_mut().find(|job| job.name.starts_with("keeper")) {
                     first.goal = Some(goal);
@@ -234,7 +235,7 @@ impl MixGenerator<'_> {
             Family::Sharing => {
                 // Quiet programs come first, so that the threads of a process do not happen to fill a cache exactly.
                 let threads = on.cores_per_cache.min(4);
-                let first = 1 + self.generator.below(on.cores_per_cache as u64 - 1) as usize;
+                let first = 1 + self.generator.draw_below(on.cores_per_cache as u64 - 1) as usize;
                 let processes = (tasks.saturating_sub(first) / threads).max(1);
                 let mut jobs: Vec<IntervalJob> =
                     (0..first).map(|at| job(&format!("quiet-{at}"), self.quiet())).collect();
@@ -251,20 +252,20 @@ impl MixGenerator<'_> {
                 let clusters = (tasks / 2 / threads as usize).max(1) as u32;
                 let rest = tasks.saturating_sub((clusters * threads) as usize);
                 let mut jobs: Vec<IntervalJob> = (0..clusters).map(|number| self.sharers(number, threads)).collect();
-                jobs.extend(self.of_both(rest - rest / 2, (0.3 / each, 1.2 / each), rest / 2));
+                jobs.extend(self.draw_both(rest - rest / 2, (0.3 / each, 1.2 / each), rest / 2));
                 self.shuffled(jobs)
             }
             Family::Phased => {
-                let mut jobs = self.of_both(tasks - tasks / 2, (0.3 / each, 1.6 / each), tasks / 2);
+                let mut jobs = self.draw_both(tasks - tasks / 2, (0.3 / each, 1.6 / each), tasks / 2);
                 for job in &mut jobs {
-                    self.phased(job, length_ns);
+                    self.add_phases(job, length_ns);
                 }
                 jobs
             }
             Family::Arrivals => {
-                let mut jobs = self.of_both(tasks - tasks / 2, (0.3 / each, 1.6 / each), tasks / 2);
+                let mut jobs = self.draw_both(tasks - tasks / 2, (0.3 / each, 1.6 / each), tasks / 2);
                 for job in jobs.iter_mut().skip(tasks / 2) {
-                    job.start_ns = self.generator.below(length_ns / 2);
+                    job.start_ns = self.generator.draw_below(length_ns / 2);
                 }
                 jobs
             }
@@ -272,12 +273,12 @@ impl MixGenerator<'_> {
     }
 
     /// Makes the job alternate between two behaviors.
-    fn phased(&mut self, job: &mut IntervalJob, length_ns: u64) {
+    fn add_phases(&mut self, job: &mut IntervalJob, length_ns: u64) {
         let other = if job.name.starts_with("stream") { self.quiet() } else { self.stream() };
         let instr_per_s = self.on.hertz;
         let first = job.program.phases[0].clone();
         let mut stretch = |phase: ProgramPhase| {
-            let seconds = self.between(0.1, 0.3) * length_ns as f64 / 1e9;
+            let seconds = self.draw_between(0.1, 0.3) * length_ns as f64 / 1e9;
             let cycles = phase.points.last().map_or(1.0, |point| point.cycles_per_instr);
             ProgramPhase { instructions: Some(seconds * instr_per_s / cycles), ..phase }
         };
@@ -301,7 +302,7 @@ fn job(name: &str, phase: ProgramPhase) -> IntervalJob {
 
 /// The programs of one mix; `None` if the machine has no data cache, or the family does not apply to it.
 pub fn mix(machine: &MachineSpec, family: Family, seed: u64, length_ns: u64) -> Option<Vec<IntervalJob>> {
-    let on = Measures::of(machine)?;
+    let on = Measures::from_machine(machine)?;
     let divides = machine.pages.colors.is_some() || machine.caches.iter().any(|cache| cache.way_partitions.is_some());
     let useless = match family {
         Family::Space => !divides,

@@ -130,7 +130,7 @@ fn alone(machine: &MachineSpec, job: &IntervalJob, length_ns: u64) -> Result<Sol
     Ok(SoloCourse { instr_per_s: outcome.instr_per_s[0], course })
 }
 
-fn judged(jobs: &[IntervalJob], alone: &[SoloCourse], outcome: &ContenderRun, length_ns: u64) -> ContenderScore {
+fn score_run(jobs: &[IntervalJob], alone: &[SoloCourse], outcome: &ContenderRun, length_ns: u64) -> ContenderScore {
     let seconds = |job: &IntervalJob| length_ns.saturating_sub(job.start_ns).max(1) as f64 / 1e9;
     let rates = outcome.instr_per_s.iter().zip(jobs);
     let over_alone: Vec<f64> = rates.zip(alone).map(|((rate, job), alone)| alone.speed(*rate, seconds(job))).collect();
@@ -171,7 +171,7 @@ pub fn run_all(
                     (1..=MACHINE_SEEDS).flat_map(|seed| contenders.iter().map(move |one| (seed, one))).collect();
                 let did = context.run_all(&runs, |(machine_seed, contender)| {
                     let outcome = run(machine, &jobs, contender, seed ^ machine_seed, length_ns, |_| ())?;
-                    Ok(judged(&jobs, &alone, &outcome, length_ns))
+                    Ok(score_run(&jobs, &alone, &outcome, length_ns))
                 })?;
                 let did = did.chunks(contenders.len()).map(<[ContenderScore]>::to_vec).collect();
                 all.push(AutoMix { family, machine: machine.name.clone(), seed, did });

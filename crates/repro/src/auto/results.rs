@@ -13,7 +13,7 @@ use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, Res
 
 const PAPER: &str = "none built it; the thesis asks for it (7.3)";
 
-fn over(mixes: &[&AutoMix], gain: impl Fn(&AutoMix) -> f64) -> Vec<f64> {
+fn gains_over(mixes: &[&AutoMix], gain: impl Fn(&AutoMix) -> f64) -> Vec<f64> {
     mixes.iter().map(|mix| gain(mix)).collect()
 }
 
@@ -39,7 +39,7 @@ fn low(percents: &[f64]) -> f64 {
     100.0 * bounds(&logs).0.exp_m1()
 }
 
-fn at_least(target: f64) -> ResultTarget {
+fn minimum_target(target: f64) -> ResultTarget {
     ResultTarget::AtLeast { target, paper_best: None }
 }
 
@@ -66,7 +66,7 @@ fn findings(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Result<Vec<Fi
             "weighted speed-up over the default, mean over all mixes",
             "%",
             ResultTarget::Shown,
-            mean(&over(&all, |mix| gain(mix, 0))),
+            mean(&gains_over(&all, |mix| gain(mix, 0))),
             context,
         )
         .points(points(mixes))
@@ -75,16 +75,16 @@ fn findings(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Result<Vec<Fi
             "AUTO-2",
             "against the best single mechanism of each mix in hindsight: lower 95 % bound",
             "%",
-            at_least(-1.0),
-            low(&over(&all, best)),
+            minimum_target(-1.0),
+            low(&gains_over(&all, best)),
             context,
         ),
         finding(
             "AUTO-3",
             "the same on crossed mixes",
             "%",
-            at_least(2.0),
-            low(&over(&family_mixes(Family::Crossed), best)),
+            minimum_target(2.0),
+            low(&gains_over(&family_mixes(Family::Crossed), best)),
             context,
         ),
         below_default(context, mixes),
@@ -92,14 +92,14 @@ fn findings(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Result<Vec<Fi
             "AUTO-5",
             "where nothing is to be gained, over the default: lower 95 % bound",
             "%",
-            at_least(-0.5),
-            low(&over(&family_mixes(Family::Null), |mix| gain(mix, 0))),
+            minimum_target(-0.5),
+            low(&gains_over(&family_mixes(Family::Null), |mix| gain(mix, 0))),
             context,
         ),
     ];
     findings.push(floors(context, &family_mixes(Family::Floors)));
     findings.push(behind(context, "worst slowdown over the default's, largest over mixes", &all));
-    findings.extend(FAMILIES.iter().flat_map(|&family| of_family(context, family, &family_mixes(family))));
+    findings.extend(FAMILIES.iter().flat_map(|&family| family_findings(context, family, &family_mixes(family))));
     findings.extend(baselines(context, &all));
     Ok(findings)
 }
@@ -108,23 +108,24 @@ fn findings(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Result<Vec<Fi
 fn behind(context: &ExperimentContext<'_>, subject: &str, mixes: &[&AutoMix]) -> Finding {
     let auto = contenders().len() - 1;
     let points = |mix: &AutoMix| mean(&mix.gains_by(ScoreKind::WorstSlowdown, auto, 0));
-    let most = over(mixes, points).into_iter().fold(f64::NEG_INFINITY, f64::max);
+    let most = gains_over(mixes, points).into_iter().fold(f64::NEG_INFINITY, f64::max);
     finding("AUTO-7", subject, "points", ResultTarget::AtMost { target: 2.0, paper_best: None }, most, context)
 }
 
 /// The findings of one family, by kind: against the best single mechanism in hindsight, and against the default.
-fn of_family(context: &ExperimentContext<'_>, family: Family, mixes: &[&AutoMix]) -> Vec<Finding> {
+fn family_findings(context: &ExperimentContext<'_>, family: Family, mixes: &[&AutoMix]) -> Vec<Finding> {
     if mixes.is_empty() {
         return Vec::new();
     }
     let (auto, name) = (contenders().len() - 1, family.name());
-    let against_best = |kind: ScoreKind| low(&over(mixes, |mix| mean(&mix.gains_by(kind, auto, mix.best_single()))));
-    let against_default = |kind: ScoreKind| low(&over(mixes, |mix| mean(&mix.gains_by(kind, auto, 0))));
+    let against_best =
+        |kind: ScoreKind| low(&gains_over(mixes, |mix| mean(&mix.gains_by(kind, auto, mix.best_single()))));
+    let against_default = |kind: ScoreKind| low(&gains_over(mixes, |mix| mean(&mix.gains_by(kind, auto, 0))));
     let target = if family == Family::Crossed { 2.0 } else { -1.0 };
     let label = |what: &str| format!("{name}: {what}: lower 95 % bound");
     let weighted = label("weighted speed-up against the best single mechanism in hindsight");
     let mut findings = vec![
-        finding("AUTO-8", &weighted, "%", at_least(target), against_best(ScoreKind::WeightedSpeedup), context),
+        finding("AUTO-8", &weighted, "%", minimum_target(target), against_best(ScoreKind::WeightedSpeedup), context),
         behind(context, &format!("{name}: worst slowdown over the default's, largest over mixes"), mixes),
     ];
     let minimum = if family == Family::Null { -0.5 } else { -1.0 };
@@ -133,7 +134,7 @@ fn of_family(context: &ExperimentContext<'_>, family: Family, mixes: &[&AutoMix]
         "AUTO-8",
         &what,
         "%",
-        at_least(minimum),
+        minimum_target(minimum),
         against_default(ScoreKind::WeightedSpeedup),
         context,
     ));
@@ -151,7 +152,7 @@ fn of_family(context: &ExperimentContext<'_>, family: Family, mixes: &[&AutoMix]
 fn baselines(context: &ExperimentContext<'_>, mixes: &[&AutoMix]) -> Vec<Finding> {
     let against = |(at, baseline): (usize, &AutoContender)| {
         let what = format!("weighted speed-up over '{}', all mixes: lower 95 % bound", baseline.title);
-        finding("AUTO-10", &what, "%", at_least(-1.0), low(&over(mixes, |mix| gain(mix, at))), context)
+        finding("AUTO-10", &what, "%", minimum_target(-1.0), low(&gains_over(mixes, |mix| gain(mix, at))), context)
     };
     let all = contenders();
     all[..all.len() - 1].iter().enumerate().map(against).collect()
@@ -182,7 +183,7 @@ fn floors(context: &ExperimentContext<'_>, mixes: &[&AutoMix]) -> Finding {
     let feasible: Vec<&&AutoMix> = mixes.iter().filter(|mix| (0..=auto).any(|at| kept(mix, at) >= 0.99)).collect();
     let values: Vec<f64> = feasible.iter().map(|mix| 100.0 * kept(mix, auto)).collect();
     let note = format!("{} of {} mixes have a contender that keeps the promise", feasible.len(), mixes.len());
-    finding("AUTO-6", "feasible promises kept, of settled windows", "%", at_least(99.0), mean(&values), context)
+    finding("AUTO-6", "feasible promises kept, of settled windows", "%", minimum_target(99.0), mean(&values), context)
         .note(note)
 }
 
@@ -193,15 +194,15 @@ fn points(mixes: &[AutoMix]) -> Vec<DataPoint> {
         for family in FAMILIES {
             let values: Vec<f64> =
                 mixes.iter().filter(|mix| mix.family == family).map(|mix| mean(&mix.gains(at, 0))).collect();
-            points.push(DataPoint::over(contender.title, family.name(), &values));
+            points.push(DataPoint::over_values(contender.title, family.name(), &values));
         }
     }
     let auto = contenders().len() - 1;
     for mix in mixes {
         let at = format!("{} {} on {}", mix.family.name(), mix.seed, mix.machine);
-        points.push(DataPoint::over("auto, each mix", at.clone(), &mix.gains(auto, 0)));
+        points.push(DataPoint::over_values("auto, each mix", at.clone(), &mix.gains(auto, 0)));
         let best = mix.best_single();
-        points.push(DataPoint::over("best single in hindsight, each mix", at, &mix.gains(best, 0)));
+        points.push(DataPoint::over_values("best single in hindsight, each mix", at, &mix.gains(best, 0)));
     }
     points
 }

@@ -14,7 +14,7 @@ use super::samples::{LEVELS, TaskActivity};
 pub(super) const CELLS: [&str; 6] =
     ["D-cache use", "D-cache miss", "I-cache use", "I-cache miss", "L2-cache use", "L2-cache miss"];
 
-fn of(cell: usize) -> activity::ActivityKind {
+fn activity_kind(cell: usize) -> activity::ActivityKind {
     if cell.is_multiple_of(2) { activity::ActivityKind::Use } else { activity::ActivityKind::Miss }
 }
 
@@ -29,7 +29,7 @@ impl Thresholds {
         for activity in samples {
             for (cell, (sum, count)) in sums.iter_mut().zip(&mut count).enumerate() {
                 for super_set in &activity[cell / 2] {
-                    *sum += events(super_set, of(cell)) as f64;
+                    *sum += events(super_set, activity_kind(cell)) as f64;
                     *count += 1.0;
                 }
             }
@@ -55,7 +55,7 @@ pub(super) fn own_vectors(activity: &TaskActivity) -> [IndexSet; 6] {
 }
 
 fn vectors(activity: &TaskActivity, above: impl Fn(usize) -> ActivityThreshold) -> [IndexSet; 6] {
-    std::array::from_fn(|cell| activity_vector(&activity[cell / 2], of(cell), above(cell)))
+    std::array::from_fn(|cell| activity_vector(&activity[cell / 2], activity_kind(cell), above(cell)))
 }
 
 fn events(count: &SuperSetCount, kind: activity::ActivityKind) -> u64 {
@@ -90,9 +90,10 @@ impl FittedLine {
     /// explains nothing (r² = 0).
     pub fn fit(points: &[(f64, f64)]) -> Option<Self> {
         let n = points.len() as f64;
-        let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / n;
+        let mean = |value: fn(&(f64, f64)) -> f64| points.iter().map(value).sum::<f64>() / n;
         let (x, y) = (mean(|point| point.0), mean(|point| point.1));
-        let sum = |of: &dyn Fn(f64, f64) -> f64| points.iter().map(|point| of(point.0 - x, point.1 - y)).sum::<f64>();
+        let sum =
+            |value: &dyn Fn(f64, f64) -> f64| points.iter().map(|point| value(point.0 - x, point.1 - y)).sum::<f64>();
         let (xx, xy, yy) = (sum(&|dx, _| dx * dx), sum(&|dx, dy| dx * dy), sum(&|_, dy| dy * dy));
         let r_squared = if yy > 0.0 { xy * xy / (xx * yy) } else { 0.0 };
         (xx > 0.0).then_some(FittedLine { slope: xy / xx, r_squared })

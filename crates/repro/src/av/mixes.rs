@@ -112,11 +112,11 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         for (index, (name, _, _)) in SCHEDULERS.iter().enumerate() {
             let gains: Vec<f64> = again.iter().map(|mix| mix.by[index].ipc_gain).collect();
             let series = format!("IPC gain, %, scale 1/{}: {name}", second.scale);
-            findings[0].points.push(DataPoint::over(series, &over, &[mean(&gains)]));
+            findings[0].points.push(DataPoint::over_values(series, &over, &[mean(&gains)]));
         }
         let best: Vec<f64> = again.iter().map(|mix| mix.oracle.ipc_gain).collect();
         let series = format!("IPC gain, %, scale 1/{}: best pairing", second.scale);
-        findings[0].points.push(DataPoint::over(series, &over, &[mean(&best)]));
+        findings[0].points.push(DataPoint::over_values(series, &over, &[mean(&best)]));
     }
     Ok(findings.into_iter().map(|finding| finding.time_scale(length.scale as f64)).collect())
 }
@@ -172,7 +172,7 @@ fn window_ns(workload: &Workload) -> u64 {
     (u128::from(SAMPLE_CYCLES) * 1_000_000_000 / u128::from(workload.machine.hertz)) as u64
 }
 
-fn managed(
+fn run_managed(
     workload: &Workload,
     work: &[InstructionRange],
     name: &str,
@@ -195,7 +195,7 @@ fn scheduled(
     let sets = if policy == "activity-vector" { format!("super_sets = {SUPER_SETS}\n") } else { String::new() };
     let parameters = format!("window_ns = {}\n{sets}{parameters}\n", window_ns(workload));
     let built = policies::build(policy, &parameters, workload.options.seed).map_err(failed(policy))?;
-    managed(workload, work, policy, built)
+    run_managed(workload, work, policy, built)
 }
 
 /// A policy that alternates two pairs forever.
@@ -234,7 +234,7 @@ fn mix(
         .collect::<Result<Vec<RoundRobinGains>, ReproError>>()?;
     let pairing = |pairs: [[u32; 2]; 2]| {
         let policy = Box::new(PairRotation { pairs, window_ns: window_ns(&workload) });
-        let run = against(&managed(&workload, &work, "pairs", policy)?, &base, &solo)?;
+        let run = against(&run_managed(&workload, &work, "pairs", policy)?, &base, &solo)?;
         Ok(RoundRobinGains { brought_in: 2.0 * PAIR_PARTS as f64 / f64::from(PAIR_TURN), ..run })
     };
     let pairings = PAIRINGS.into_iter().map(pairing).collect::<Result<Vec<RoundRobinGains>, ReproError>>()?;
@@ -251,8 +251,8 @@ fn against(run: &WorkRun, base: &WorkRun, solo: &[f64]) -> Result<RoundRobinGain
         return Err(starved());
     }
     let speeds = |worked: &WorkRun| worked.rates.iter().map(|rates| rates.instr_per_cycle).collect::<Vec<f64>>();
-    let gain = Comparison::of_rates(&run.rates, &base.rates).ok_or_else(starved)?;
-    let scored = |worked: &WorkRun| SpeedupScores::of(&speeds(worked), solo).ok_or_else(starved);
+    let gain = Comparison::compare_rates(&run.rates, &base.rates).ok_or_else(starved)?;
+    let scored = |worked: &WorkRun| SpeedupScores::from_rates(&speeds(worked), solo).ok_or_else(starved);
     let (new, old): (SpeedupScores, SpeedupScores) = (scored(run)?, scored(base)?);
     let kick_outs = |results: &RunResults| {
         let instructions: u64 = results.tasks.iter().map(|task| task.instructions).sum();
@@ -267,12 +267,12 @@ fn against(run: &WorkRun, base: &WorkRun, solo: &[f64]) -> Result<RoundRobinGain
         busy: percent(gain.busy_gain),
         weighted_speedup_gain: percent(new.weighted_speedup / old.weighted_speedup - 1.0),
         worst_slowdown: new.worst_slowdown / old.worst_slowdown,
-        brought_in: brought_in(&run.decisions),
+        brought_in: mean_moves(&run.decisions),
     })
 }
 
 /// Jobs per sample that did not run in the previous one, according to the plans' first gangs.
-fn brought_in(decisions: &[Decision]) -> f64 {
+fn mean_moves(decisions: &[Decision]) -> f64 {
     let running = |decision: &Decision| -> Vec<TaskId> {
         let gang = decision.plan.gangs.first().and_then(|schedule| schedule.gangs.first());
         gang.map_or_else(Vec::new, |gang| gang.members.iter().map(|(task, _)| *task).collect())
@@ -330,7 +330,7 @@ fn findings(context: &ExperimentContext<'_>, mixes: &[FourJobMix]) -> Vec<Findin
             continue;
         }
         // Averaged over seeds first, because a single seed's mix is noise.
-        let lowest = measured(mixes).map(|nth| of_mix(mixes, nth, |mix| mix.by[index].ipc_gain));
+        let lowest = measured_mixes(mixes).map(|nth| values_of(mixes, nth, |mix| mix.by[index].ipc_gain));
         let lowest = lowest.map(|gains| mean(&gains)).fold(f64::INFINITY, f64::min);
         let what = format!("lowest IPC gain of any mix, mean over seeds: {name}");
         let target = ResultTarget::AtLeast { target: -1.0, paper_best: Some(1.4) };
@@ -339,21 +339,21 @@ fn findings(context: &ExperimentContext<'_>, mixes: &[FourJobMix]) -> Vec<Findin
         findings.push(low);
     }
     findings[0].points.extend(points(mixes, "best pairing", |mix| mix.oracle));
-    findings[0].points.extend(measured(mixes).flat_map(|nth| {
+    findings[0].points.extend(measured_mixes(mixes).flat_map(|nth| {
         let (_, kick_outs, gain) = &MIXES[nth];
         [("IPC gain, %, paper", gain), ("kick-outs saved, %, paper", kick_outs)]
-            .map(|(series, value)| DataPoint::over(series, name_of(nth), &[*value]))
+            .map(|(series, value)| DataPoint::over_values(series, name_of(nth), &[*value]))
     }));
     findings[0].figures.push(figure(mixes));
     findings
 }
 
 /// The mixes that were run, in Table 4's order.
-fn measured(mixes: &[FourJobMix]) -> impl Iterator<Item = usize> + '_ {
+fn measured_mixes(mixes: &[FourJobMix]) -> impl Iterator<Item = usize> + '_ {
     (0..MIXES.len()).filter(|nth| mixes.iter().any(|mix| mix.nth == *nth))
 }
 
-fn of_mix(mixes: &[FourJobMix], nth: usize, metric: impl Fn(&FourJobMix) -> f64) -> Vec<f64> {
+fn values_of(mixes: &[FourJobMix], nth: usize, metric: impl Fn(&FourJobMix) -> f64) -> Vec<f64> {
     mixes.iter().filter(|mix| mix.nth == nth).map(metric).collect()
 }
 
@@ -373,10 +373,10 @@ fn points(mixes: &[FourJobMix], name: &str, metric: impl Fn(&FourJobMix) -> Roun
         ("jobs brought in per sample", |run| run.brought_in),
     ];
     let mut points = Vec::new();
-    for nth in measured(mixes) {
+    for nth in measured_mixes(mixes) {
         for (series, get) in series {
-            let values = of_mix(mixes, nth, |mix| get(&metric(mix)));
-            points.push(DataPoint::over(format!("{series}: {name}"), name_of(nth), &values));
+            let values = values_of(mixes, nth, |mix| get(&metric(mix)));
+            points.push(DataPoint::over_values(format!("{series}: {name}"), name_of(nth), &values));
         }
     }
     points
@@ -384,12 +384,12 @@ fn points(mixes: &[FourJobMix], name: &str, metric: impl Fn(&FourJobMix) -> Roun
 
 fn figure(mixes: &[FourJobMix]) -> ResultFigure {
     let bar = |values: Vec<f64>| {
-        let point = DataPoint::over("", "", &values);
+        let point = DataPoint::over_values("", "", &values);
         FigureBar { value: point.value, interval: point.low.zip(point.high) }
     };
     let group = |nth: usize| {
-        let by = |index: usize| bar(of_mix(mixes, nth, |mix| mix.by[index].ipc_gain));
-        let best = bar(of_mix(mixes, nth, |mix| mix.oracle.ipc_gain));
+        let by = |index: usize| bar(values_of(mixes, nth, |mix| mix.by[index].ipc_gain));
+        let best = bar(values_of(mixes, nth, |mix| mix.oracle.ipc_gain));
         let bars = (0..SCHEDULERS.len()).map(by).chain([best, FigureBar::from(MIXES[nth].2)]).collect();
         BarGroup { name: MIXES[nth].0.join("."), bars }
     };
@@ -398,7 +398,7 @@ fn figure(mixes: &[FourJobMix]) -> ResultFigure {
         title: "IPC gain over round robin, mixes of four jobs".to_string(),
         y: Axis::linear("%"),
         series: series.map(str::to_string).collect(),
-        groups: measured(mixes).map(group).collect(),
+        groups: measured_mixes(mixes).map(group).collect(),
         size: Some((1180.0, 460.0)),
         ..BarChart::default()
     };

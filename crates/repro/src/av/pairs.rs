@@ -72,10 +72,10 @@ fn other_readings() -> impl Iterator<Item = &'static str> {
 }
 
 /// Samples in one definition of super sets.
-fn formed(samples: &[ActivitySample], form: SuperSets) -> Vec<ActivitySample> {
+fn form_super_sets(samples: &[ActivitySample], form: SuperSets) -> Vec<ActivitySample> {
     let one = |sample: &ActivitySample| ActivitySample {
         instr_per_cycle: sample.instr_per_cycle,
-        tasks: sample.tasks.iter().map(|task| form.of(task)).collect(),
+        tasks: sample.tasks.iter().map(|task| form.fold_sets(task)).collect(),
     };
     samples.iter().map(one).collect()
 }
@@ -128,7 +128,7 @@ fn thresholds(context: &ExperimentContext<'_>, length: &PairLength, seed: u64) -
     )?;
     let of_form = |(_, form): &(&str, SuperSets)| {
         let alone: Vec<TaskActivity> =
-            runs.iter().flatten().map(|sample: &ActivitySample| form.of(&sample.tasks[0])).collect();
+            runs.iter().flatten().map(|sample: &ActivitySample| form.fold_sets(&sample.tasks[0])).collect();
         Thresholds::mean_of(alone.iter())
     };
     Ok(FORMS.iter().map(of_form).collect())
@@ -138,7 +138,7 @@ fn pair(length: &PairLength, seed: u64, a: usize, b: usize, of_forms: &[Threshol
     let name = format!("{}+{}", PROGRAMS[a], PROGRAMS[b]);
     let workload = workload(vec![job(a, seed, 0), job(b, seed, 1)], seed, length.scale)?;
     let by_set = sampled_by_set(workload.clone(), length.warm_up, length.kept)?.0;
-    let (samples, thresholds) = (formed(&by_set, FORMS[0].1), &of_forms[0]);
+    let (samples, thresholds) = (form_super_sets(&by_set, FORMS[0].1), &of_forms[0]);
     let results = workload.lasting(length.causes.0, length.causes.1).unmanaged()?;
     let l2 = results.level(CacheLevel::L2).ok_or_else(|| ReproError::Failed(name.clone(), "no L2".to_string()))?;
     let instr_per_cycle = mean(&samples.iter().map(|sample| sample.instr_per_cycle).collect::<Vec<f64>>());
@@ -148,7 +148,7 @@ fn pair(length: &PairLength, seed: u64, a: usize, b: usize, of_forms: &[Threshol
     };
     let mut otherwise: Vec<Cells> = OTHER_THRESHOLDS.iter().map(otherwise).collect();
     for ((_, form), thresholds) in FORMS.iter().zip(of_forms).skip(1) {
-        otherwise.push(cells(&formed(&by_set, *form), |activity| thresholds.vectors(activity)));
+        otherwise.push(cells(&form_super_sets(&by_set, *form), |activity| thresholds.vectors(activity)));
     }
     let moved = std::array::from_fn(|cell| {
         let bits = samples.iter().map(|sample| shared(sample, &|activity| thresholds.vectors(activity))[cell]);
@@ -175,26 +175,26 @@ fn cells(samples: &[ActivitySample], vectors: impl Fn(&TaskActivity) -> [IndexSe
     })
 }
 
-fn of_seed(pairs: &[PairRun], seed: u64) -> impl Iterator<Item = &PairRun> {
+fn pairs_of_seed(pairs: &[PairRun], seed: u64) -> impl Iterator<Item = &PairRun> {
     pairs.iter().filter(move |pair| pair.seed == seed)
 }
 
 /// Averages over the pairs with a line, seed by seed.
-fn averaged(
+fn average_over_seeds(
     context: &ExperimentContext<'_>,
     pairs: &[PairRun],
     line: impl Fn(&PairRun) -> Option<FittedLine>,
     metric: fn(&FittedLine) -> f64,
 ) -> Vec<f64> {
-    let lines = |seed| of_seed(pairs, seed).filter_map(&line).collect::<Vec<FittedLine>>();
+    let lines = |seed| pairs_of_seed(pairs, seed).filter_map(&line).collect::<Vec<FittedLine>>();
     context.seeds.iter().map(|&seed| mean(&lines(seed).iter().map(metric).collect::<Vec<f64>>())).collect()
 }
 
 /// Mean slope of all pairs, seed by seed, if an overlap that never changed counts as slope 0: another reading, which is
 /// only shown.
-fn over_all(context: &ExperimentContext<'_>, pairs: &[PairRun], cell: usize) -> Vec<f64> {
+fn values_over_pairs(context: &ExperimentContext<'_>, pairs: &[PairRun], cell: usize) -> Vec<f64> {
     let slope = |pair: &PairRun| pair.cells[cell].1.map_or(0.0, |line| line.slope);
-    context.seeds.iter().map(|&seed| mean(&of_seed(pairs, seed).map(slope).collect::<Vec<f64>>())).collect()
+    context.seeds.iter().map(|&seed| mean(&pairs_of_seed(pairs, seed).map(slope).collect::<Vec<f64>>())).collect()
 }
 
 /// The line of IPC over shared bits through the means of the pairs, seed by seed.
@@ -205,7 +205,8 @@ fn through_means(
     get: fn(&FittedLine) -> f64,
 ) -> Vec<f64> {
     let line = |&seed: &u64| {
-        let means: Vec<(f64, f64)> = of_seed(pairs, seed).map(|pair| (metric(pair), pair.instr_per_cycle)).collect();
+        let means: Vec<(f64, f64)> =
+            pairs_of_seed(pairs, seed).map(|pair| (metric(pair), pair.instr_per_cycle)).collect();
         FittedLine::fit(&means).as_ref().map_or(f64::NAN, get)
     };
     context.seeds.iter().map(line).collect()
@@ -224,8 +225,9 @@ fn steepness(slopes: &[Vec<f64>]) -> Vec<f64> {
 /// Slopes within pairs, as the paper describes them and as chosen before the first run; other readings are points.
 fn correlation(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> Vec<Finding> {
     let slope = |line: &FittedLine| line.slope;
-    let within: Vec<Vec<f64>> = (0..6).map(|cell| averaged(context, pairs, |pair| pair.cells[cell].1, slope)).collect();
-    let over_all: Vec<Vec<f64>> = (0..6).map(|cell| over_all(context, pairs, cell)).collect();
+    let within: Vec<Vec<f64>> =
+        (0..6).map(|cell| average_over_seeds(context, pairs, |pair| pair.cells[cell].1, slope)).collect();
+    let over_all: Vec<Vec<f64>> = (0..6).map(|cell| values_over_pairs(context, pairs, cell)).collect();
     let between: Vec<Vec<f64>> =
         (0..6).map(|cell| through_means(context, pairs, |pair| pair.cells[cell].0, slope)).collect();
     let down = ResultTarget::AtMost { target: 0.0, paper_best: Some(-0.151) };
@@ -239,16 +241,17 @@ fn correlation(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> Vec<Findin
     let paper = "1.39 (-0.151 against +0.109 of D-cache use)";
     let mut second = Finding::new("AV-1", what, paper, "x", steep, &with_seed(&steepness(&within)));
     first.points = table_points(context, pairs, &within, &between);
-    first.note = what_was_fitted(context, pairs);
+    first.note = describe_fit(context, pairs);
     first.figures = vec![slopes_figure(&within, &between), scatter(context, pairs)];
     let others =
         [("of all 45, no change of overlap counted as 0", &over_all), ("one line between the 45 pairs", &between)];
-    second.points = others.map(|(reading, slopes)| DataPoint::over("steepness", reading, &steepness(slopes))).into();
+    second.points =
+        others.map(|(reading, slopes)| DataPoint::over_values("steepness", reading, &steepness(slopes))).into();
     second.note = why_not_steepest(context, pairs);
     vec![first, second]
 }
 
-fn what_was_fitted(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> String {
+fn describe_fit(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> String {
     let with_line = |cell: usize| pairs.iter().filter(|pair| pair.cells[cell].1.is_some()).count();
     let lines: Vec<String> =
         (0..6).map(|cell| format!("{} {}", CELLS[cell], with_line(cell) / context.seeds.len().max(1))).collect();
@@ -266,7 +269,7 @@ fn what_was_fitted(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> String
 fn why_not_steepest(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> String {
     let spread = |cell: usize| {
         let within = mean(&pairs.iter().map(|pair| pair.moved[cell]).collect::<Vec<f64>>());
-        let means: Vec<f64> = of_seed(pairs, context.seeds[0]).map(|pair| pair.cells[cell].0).collect();
+        let means: Vec<f64> = pairs_of_seed(pairs, context.seeds[0]).map(|pair| pair.cells[cell].0).collect();
         let middle = mean(&means);
         let between = mean(&means.iter().map(|bits| (bits - middle) * (bits - middle)).collect::<Vec<f64>>()).sqrt();
         format!("{} {within:.2} and {between:.1}", CELLS[cell])
@@ -290,30 +293,30 @@ fn table_points(
         (|line| line.slope, |line| line.r_squared);
     let mut points = Vec::new();
     for (cell, name) in CELLS.iter().enumerate() {
-        let mut put = |series: &str, values: &[f64]| points.push(DataPoint::over(series, *name, values));
+        let mut put = |series: &str, values: &[f64]| points.push(DataPoint::over_values(series, *name, values));
         put("slope, paper", &[PAPER[cell].0]);
-        put("slope within pairs, all 45", &over_all(context, pairs, cell));
+        put("slope within pairs, all 45", &values_over_pairs(context, pairs, cell));
         put("slope within pairs", &within[cell]);
         put("slope between pairs", &between[cell]);
         put("r², paper", &[PAPER[cell].1]);
-        put("r² within pairs", &averaged(context, pairs, |pair| pair.cells[cell].1, r_squared));
+        put("r² within pairs", &average_over_seeds(context, pairs, |pair| pair.cells[cell].1, r_squared));
         put("r² between pairs", &through_means(context, pairs, |pair| pair.cells[cell].0, r_squared));
         let strong = |&seed: &u64| {
-            let lines = of_seed(pairs, seed).filter_map(|pair| pair.cells[cell].1);
+            let lines = pairs_of_seed(pairs, seed).filter_map(|pair| pair.cells[cell].1);
             lines.filter(|line| line.r_squared > 0.5).count() as f64
         };
         put("pairs with r² above 0.5", &context.seeds.iter().map(strong).collect::<Vec<f64>>());
         for (other, threshold) in other_readings().enumerate() {
-            let lines = averaged(context, pairs, |pair| pair.otherwise[other][cell].1, slope);
+            let lines = average_over_seeds(context, pairs, |pair| pair.otherwise[other][cell].1, slope);
             put(&format!("slope within pairs, {threshold}"), &lines);
             let line = through_means(context, pairs, |pair| pair.otherwise[other][cell].0, slope);
             put(&format!("slope between pairs, {threshold}"), &line);
         }
     }
-    for pair in of_seed(pairs, context.seeds[0]) {
+    for pair in pairs_of_seed(pairs, context.seeds[0]) {
         for (cell, name) in CELLS.iter().enumerate() {
             let slope: Vec<f64> = pair.cells[cell].1.iter().map(|line| line.slope).collect();
-            points.push(DataPoint::over(format!("slope of {}", pair.name), *name, &slope));
+            points.push(DataPoint::over_values(format!("slope of {}", pair.name), *name, &slope));
         }
     }
     points
@@ -321,7 +324,7 @@ fn table_points(
 
 fn slopes_figure(within: &[Vec<f64>], between: &[Vec<f64>]) -> ResultFigure {
     let bar = |slopes: &[f64]| {
-        let ends = DataPoint::over("", "", slopes);
+        let ends = DataPoint::over_values("", "", slopes);
         FigureBar { value: ends.value, interval: ends.low.zip(ends.high) }
     };
     let group = |(cell, name): (usize, &&str)| {
@@ -343,7 +346,7 @@ fn scatter(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> ResultFigure {
         title: Some(format!("{}: {:.1} bits, IPC {:.2}", pair.name, pair.cells[L2_MISS].0, pair.instr_per_cycle)),
         ..ChartPoint::new(pair.cells[L2_MISS].0, pair.instr_per_cycle)
     };
-    let points = of_seed(pairs, context.seeds[0]).map(point).collect();
+    let points = pairs_of_seed(pairs, context.seeds[0]).map(point).collect();
     let chart = Chart {
         title: "Shared bits of the L2 miss vectors and IPC, one point a pair".to_string(),
         x: Axis::linear("bits shared, mean over samples (of 32)"),
@@ -364,20 +367,24 @@ fn inter_thread(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> [Finding;
         &pairs.iter().map(|pair| 100.0 * pair.l2.cold as f64 / pair.l2.misses.max(1) as f64).collect::<Vec<f64>>(),
     );
     let again_per_seed = |&seed: &u64| {
-        let shares = of_seed(pairs, seed).map(not_cold).filter(|share| share.is_finite());
+        let shares = pairs_of_seed(pairs, seed).map(not_cold).filter(|share| share.is_finite());
         (seed, mean(&shares.collect::<Vec<f64>>()))
     };
     let again: Vec<(u64, f64)> = context.seeds.iter().map(again_per_seed).collect();
-    let per_seed = |&seed: &u64| (seed, mean(&of_seed(pairs, seed).map(share).collect::<Vec<f64>>()));
+    let per_seed = |&seed: &u64| (seed, mean(&pairs_of_seed(pairs, seed).map(share).collect::<Vec<f64>>()));
     let per_seed: Vec<(u64, f64)> = context.seeds.iter().map(per_seed).collect();
     let percent = |count: u64, pair: &PairRun| 100.0 * count as f64 / pair.l2.references.max(1) as f64;
     let (mut points, mut groups) = (Vec::new(), Vec::new());
-    for pair in of_seed(pairs, context.seeds[0]) {
+    for pair in pairs_of_seed(pairs, context.seeds[0]) {
         let of_name = || pairs.iter().filter(|other| other.name == pair.name);
-        let over = |of: &dyn Fn(&PairRun) -> f64| of_name().map(of).collect::<Vec<f64>>();
-        points.push(DataPoint::over("L2 miss ratio, %", &pair.name, &over(&|pair| percent(pair.l2.misses, pair))));
-        points.push(DataPoint::over("inter-thread share of misses, %", &pair.name, &over(&share)));
-        points.push(DataPoint::over("inter-thread share without cold misses, %", &pair.name, &over(&not_cold)));
+        let over = |value: &dyn Fn(&PairRun) -> f64| of_name().map(value).collect::<Vec<f64>>();
+        points.push(DataPoint::over_values(
+            "L2 miss ratio, %",
+            &pair.name,
+            &over(&|pair| percent(pair.l2.misses, pair)),
+        ));
+        points.push(DataPoint::over_values("inter-thread share of misses, %", &pair.name, &over(&share)));
+        points.push(DataPoint::over_values("inter-thread share without cold misses, %", &pair.name, &over(&not_cold)));
         let parts = [pair.l2.inter_task, pair.l2.own + pair.l2.coherence, pair.l2.cold];
         let bars = parts.map(|count| FigureBar::from(percent(count, pair))).to_vec();
         groups.push(BarGroup { name: pair.name.clone(), bars });

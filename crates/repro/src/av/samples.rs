@@ -33,7 +33,7 @@ pub(super) struct SuperSets {
 
 impl SuperSets {
     /// Combines counts by set into counts by super set.
-    pub fn of(self, sets: &TaskActivity) -> TaskActivity {
+    pub fn fold_sets(self, sets: &TaskActivity) -> TaskActivity {
         sets.each_ref().map(|sets| {
             let mut counts = vec![SuperSetCount { accesses: 0, misses: 0 }; self.super_sets];
             for (index, set) in sets.iter().enumerate() {

@@ -57,7 +57,7 @@ struct PredictionRates {
     zero: [Option<f64>; 6],
 }
 
-fn predicted(samples: &[ActivitySample], thresholds: Thresholds) -> PredictionRates {
+fn score_predictions(samples: &[ActivitySample], thresholds: Thresholds) -> PredictionRates {
     let thresholds = thresholds.times(SAMPLES_TOGETHER as f64);
     let mut last: [LastValue; 6] = Default::default();
     let (mut zeros, mut bits) = ([0u32; 6], 0u32);
@@ -85,34 +85,35 @@ fn predictability(context: &ExperimentContext<'_>, runs: &[SoloSamples]) -> Find
         let all = of_seed().flat_map(|run| &run.samples).map(|sample| &sample.tasks[0]);
         let thresholds = Thresholds::mean_of(all);
         let programs: Vec<(&str, PredictionRates)> =
-            of_seed().map(|run| (run.program.0, predicted(&run.samples, thresholds))).collect();
+            of_seed().map(|run| (run.program.0, score_predictions(&run.samples, thresholds))).collect();
         by_seed.push(std::array::from_fn(|cell| {
-            let over = |of: &dyn Fn(&PredictionRates) -> Option<f64>| {
-                mean(&programs.iter().filter_map(|(_, predicted)| of(predicted)).collect::<Vec<f64>>())
+            let over = |value: &dyn Fn(&PredictionRates) -> Option<f64>| {
+                mean(&programs.iter().filter_map(|(_, predicted)| value(predicted)).collect::<Vec<f64>>())
             };
             (over(&|predicted| predicted.by_last_value[cell]), over(&|predicted| predicted.zero[cell]))
         }));
         if seed == context.seeds[0] {
             for (program, predicted) in &programs {
                 let cells = CELLS.iter().zip(predicted.by_last_value);
-                points.extend(cells.map(|(cell, share)| DataPoint::over(*program, *cell, share.as_slice())));
+                points.extend(cells.map(|(cell, share)| DataPoint::over_values(*program, *cell, share.as_slice())));
             }
         }
     }
-    let cell_values =
-        |cell: usize, of: fn(&(f64, f64)) -> f64| by_seed.iter().map(|cells| of(&cells[cell])).collect::<Vec<f64>>();
+    let cell_values = |cell: usize, value: fn(&(f64, f64)) -> f64| {
+        by_seed.iter().map(|cells| value(&cells[cell])).collect::<Vec<f64>>()
+    };
     let mut groups = Vec::new();
     for (cell, name) in CELLS.iter().enumerate() {
         let (last, zero) = (cell_values(cell, |both| both.0), cell_values(cell, |both| both.1));
-        points.push(DataPoint::over("last value", *name, &last));
-        points.push(DataPoint::over("always zero", *name, &zero));
-        points.push(DataPoint::over("last value, paper", *name, &[PAPER[cell]]));
+        points.push(DataPoint::over_values("last value", *name, &last));
+        points.push(DataPoint::over_values("always zero", *name, &zero));
+        points.push(DataPoint::over_values("last value, paper", *name, &[PAPER[cell]]));
         let bars = [mean(&last), mean(&zero), PAPER[cell]].map(FigureBar::from).to_vec();
         groups.push(BarGroup { name: name.to_string(), bars });
     }
     let bars = BarChart {
         title: "Bits of the next vector predicted".to_string(),
-        y: Axis::linear("% of bits").within(0.0, 100.0),
+        y: Axis::linear("% of bits").with_range(0.0, 100.0),
         series: ["last value", "always zero", "paper"].map(str::to_string).to_vec(),
         groups,
         ..BarChart::default()
@@ -156,7 +157,7 @@ fn activity_over_time(context: &ExperimentContext<'_>, runs: &[SoloSamples]) -> 
     for program in PROGRAMS {
         let program_runs = runs.iter().filter(|run| run.program.0 == program);
         let shares: Vec<f64> = program_runs.filter_map(concentration).collect();
-        finding.points.push(DataPoint::over("share of the busiest quarter, %", program, &shares));
+        finding.points.push(DataPoint::over_values("share of the busiest quarter, %", program, &shares));
     }
     for run in pictured().filter(|run| run.seed == context.seeds[0]) {
         finding.figures.push(figure(run));

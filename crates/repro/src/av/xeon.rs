@@ -198,7 +198,7 @@ fn run_managed(workload: &Workload, policy: &str, own: &str, profiles: Vec<Profi
     let oracle = ProfilerConfig::Oracle { profiles };
     let config =
         workload.pipeline(policy, &format!("window_ns = {ns}\n{own}"), vec![oracle], WindowLength::Time { ns });
-    workload.managed(built(config)?)
+    workload.run_managed(built(config)?)
 }
 
 fn summarize_run(run: &ManagedRun) -> Result<WorkloadRun, ReproError> {
@@ -253,10 +253,10 @@ fn per_seed(context: &ExperimentContext<'_>, runs: &[XeonRun], metric: impl Fn(&
     context.per_seed(of_seed)
 }
 
-fn over_workloads(runs: &[XeonRun], series: &str, metric: impl Fn(&XeonRun) -> f64) -> Vec<DataPoint> {
+fn values_over_workloads(runs: &[XeonRun], series: &str, metric: impl Fn(&XeonRun) -> f64) -> Vec<DataPoint> {
     let point = |index: usize| {
         let values: Vec<f64> = runs.iter().filter(|ran| ran.workload == index).map(&metric).collect();
-        DataPoint::over(series, format!("WL{index}"), &values)
+        DataPoint::over_values(series, format!("WL{index}"), &values)
     };
     (0..WORKLOADS.len()).map(point).collect()
 }
@@ -292,16 +292,18 @@ fn opportunities(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Findi
         ResultTarget::AtLeast { target: 45.0, paper_best: None },
         &per_seed(context, runs, choice),
     );
-    let points = [over_workloads(runs, "bad, %", bad), over_workloads(runs, "good, %", good)].concat();
-    let more =
-        [over_workloads(runs, "with a better one, %", with_better), over_workloads(runs, "better ones", how_many)];
+    let points = [values_over_workloads(runs, "bad, %", bad), values_over_workloads(runs, "good, %", good)].concat();
+    let more = [
+        values_over_workloads(runs, "with a better one, %", with_better),
+        values_over_workloads(runs, "better ones", how_many),
+    ];
     vec![
         bad_picks.points(points).note(
             "Bad is above 16 of 32 shared bits, good below 8; the paper does not state its limits. Looked at once a slice, \
              from the side of either context.",
         ),
         better.points(more.concat()),
-        calls.points(over_workloads(runs, "calls with a choice, %", choice)).note(
+        calls.points(values_over_workloads(runs, "calls with a choice, %", choice)).note(
             "There are no system tasks here, which made up the rest of the paper's calls: what is left are calls after jobs have ended.",
         ),
     ]
@@ -348,13 +350,13 @@ fn finish_times(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Findin
     let points: Vec<DataPoint> = series
         .iter()
         .flat_map(|(name, get)| {
-            over_workloads(runs, &format!("{name} finish time, % of change"), |ran| metric(ran, *get))
+            values_over_workloads(runs, &format!("{name} finish time, % of change"), |ran| metric(ran, *get))
         })
         .collect();
     let points = [points, other_bounds(runs)].concat();
     let bar = |index: usize, get: fn(&[f64]) -> f64| {
         let values: Vec<f64> = runs.iter().filter(|ran| ran.workload == index).map(|ran| metric(ran, get)).collect();
-        let point = DataPoint::over("", "", &values);
+        let point = DataPoint::over_values("", "", &values);
         FigureBar { value: point.value, interval: point.low.zip(point.high) }
     };
     let group = |index: usize| BarGroup {
@@ -369,7 +371,8 @@ fn finish_times(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Findin
         ..BarChart::default()
     };
     let figure = ResultFigure::bars("av-5-finish-times", &bars);
-    let more = [over_workloads(runs, "IPC gain, %", speed), over_workloads(runs, "L2 misses saved, %", misses)];
+    let more =
+        [values_over_workloads(runs, "IPC gain, %", speed), values_over_workloads(runs, "L2 misses saved, %", misses)];
     let note = "Advice changes the order of turns and no job's share of time: a job may be taken before another as long as it is \
                 at most a slice ahead of it, and no job that is a sample behind the others is passed over.";
     vec![worst.points(points).figure(figure), gain.points(more.concat()).note(note)]
@@ -387,7 +390,7 @@ fn other_bounds(runs: &[XeonRun]) -> Vec<DataPoint> {
         let speed = over(&|ran, finished| 100.0 * (ran.by_default.cycles / finished.cycles - 1.0));
         let at = format!("{bound} samples");
         [("late finish time, %, by bound", delay), ("IPC gain, %, by bound", speed)]
-            .map(|(series, value)| DataPoint::over(series, &at, &[value]))
+            .map(|(series, value)| DataPoint::over_values(series, &at, &[value]))
     };
     bounds.iter().enumerate().flat_map(of).collect()
 }
@@ -404,8 +407,8 @@ fn counters(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Finding> {
         &per_seed(context, runs, metric),
     );
     let points = [
-        over_workloads(runs, "counters over vectors, %", metric),
-        over_workloads(runs, "IPC gain of counters, %", against_default),
+        values_over_workloads(runs, "counters over vectors, %", metric),
+        values_over_workloads(runs, "IPC gain of counters, %", against_default),
     ];
     vec![finding.points(points.concat())]
 }

@@ -1,7 +1,7 @@
 //! BS-2, -3, -4, -6: a mix on two cores at several sizes of the L2, under the default scheduler and balance sets.
 
 use crate::niagara::cells::{
-    Cell, METRICS, cells, means, over_bandwidth, points, shortfall, size_chart, splits, worst_per_seed,
+    Cell, METRICS, cells, means, points, shortfall, size_chart, splits, values_over_bandwidth, worst_per_seed,
 };
 use crate::niagara::{NiagaraPolicy, NiagaraSetting, SCALE, ThreadMix, ratio, run as run_mix, sensitivity};
 use crate::setup::failed;
@@ -24,7 +24,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         let other = cells(context, ThreadMix::Casc, &who, sizes)?;
         all.extend(points("balance sets on CASC's 18 threads", &other, sizes));
     }
-    let (swept, sweep) = over_bandwidth(context, ThreadMix::Spec2000, &who, "bs-3-bandwidth", NAME)?;
+    let (swept, sweep) = values_over_bandwidth(context, ThreadMix::Spec2000, &who, "bs-3-bandwidth", NAME)?;
     all.extend(swept);
     let scale = SCALE as f64;
     let defaults: Vec<u64> = context.pick(&[96, 384][..], &[48, 96, 192, 384, 768][..]).to_vec();
@@ -45,8 +45,8 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         let values = |value: fn(&(u64, f64, f64)) -> f64| -> Vec<f64> {
             by_size.iter().filter(|p| p.0 == kb).map(value).collect()
         };
-        sensitivity.push(DataPoint::over("IPC", format!("{kb} KB"), &values(|point| point.1)));
-        sensitivity.push(DataPoint::over("L2 miss ratio", format!("{kb} KB"), &values(|point| point.2)));
+        sensitivity.push(DataPoint::over_values("IPC", format!("{kb} KB"), &values(|point| point.1)));
+        sensitivity.push(DataPoint::over_values("L2 miss ratio", format!("{kb} KB"), &values(|point| point.2)));
     }
     let series = ["IPC", "L2 miss ratio"];
     let bs_2 = Finding::new(
@@ -139,7 +139,7 @@ fn doubled(context: &ExperimentContext<'_>, sizes: &[u64], who: &NiagaraPolicy) 
     let points: Vec<DataPoint> = sizes
         .iter()
         .map(|&kb| {
-            DataPoint::over(
+            DataPoint::over_values(
                 "IPC of balance sets over the default's on twice the cache, %",
                 format!("{kb} KB"),
                 &values(kb),

@@ -35,8 +35,8 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         |run| run.level(CacheLevel::L1Data)?.miss_ratio().map(|ratio| 100.0 * ratio);
     let mut points = Vec::new();
     for &kb in sizes {
-        points.push(DataPoint::over("IPC", format!("{kb} KB"), &values(ipc, kb, None)));
-        points.push(DataPoint::over("L1D miss ratio %", format!("{kb} KB"), &values(misses, kb, None)));
+        points.push(DataPoint::over_values("IPC", format!("{kb} KB"), &values(ipc, kb, None)));
+        points.push(DataPoint::over_values("L1D miss ratio %", format!("{kb} KB"), &values(misses, kb, None)));
     }
     let (small, large) = (sizes[0], sizes[sizes.len() - 1]);
     let change = |seed: u64| {

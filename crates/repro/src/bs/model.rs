@@ -21,7 +21,7 @@ use cachemate_sim::results::RunResults;
 use serde::{Deserialize, Serialize};
 
 use super::stretch::{InstructionSpan, Stretch, read};
-use crate::niagara::groups::{GROUPS, GroupRequest, MissSums, by_group, by_task, measure_groups};
+use crate::niagara::groups::{GROUPS, GroupRequest, MissSums, measure_groups, sums_by_group, sums_by_task};
 use crate::niagara::{CONTEXTS, NiagaraSetting, SCALE, jobs, ratio};
 use crate::setup::{Workload, WorkloadJob, failed};
 use crate::split_runs::Name;
@@ -109,8 +109,8 @@ fn finding(
             let per_seed = |of_pairs: fn(&[&RatioPair]) -> f64| {
                 context.seeds.iter().map(|&seed| of_pairs(&of(form, Some(seed), Some(kb)))).collect::<Vec<f64>>()
             };
-            points.push(DataPoint::over(format!("{form}: mean error %"), format!("{kb} KB"), &per_seed(error)));
-            points.push(DataPoint::over(format!("{form}: bias %"), format!("{kb} KB"), &per_seed(bias)));
+            points.push(DataPoint::over_values(format!("{form}: mean error %"), format!("{kb} KB"), &per_seed(error)));
+            points.push(DataPoint::over_values(format!("{form}: bias %"), format!("{kb} KB"), &per_seed(bias)));
         }
     }
     let per_seed: Vec<(u64, f64)> = context.per_seed(|seed| error(&of(WATCHED, Some(seed), None)));
@@ -217,11 +217,11 @@ fn judge(
     let all_refs: f64 = refs.iter().sum();
     let measured = 100.0 * ratio(ran).ok_or_else(|| failed("BS-5")("the cache had no references"))?;
     // Times are counted in accesses of their own kind, and so are rates; misses are relative to references of the L2.
-    let composed = |of: &dyn Fn(&Stretch) -> (&ReuseTimes, f64), as_fast: bool| -> Result<f64, ReproError> {
-        let accesses: Vec<f64> = did.iter().map(|stretch| of(stretch).1).collect();
+    let composed = |value: &dyn Fn(&Stretch) -> (&ReuseTimes, f64), as_fast: bool| -> Result<f64, ReproError> {
+        let accesses: Vec<f64> = did.iter().map(|stretch| value(stretch).1).collect();
         let rate = |index: usize| if as_fast { mean(&accesses) } else { accesses[index] };
         let at_rates: Vec<ReuseAtRate<'_>> =
-            did.iter().enumerate().map(|(index, stretch)| (of(stretch).0, rate(index))).collect();
+            did.iter().enumerate().map(|(index, stretch)| (value(stretch).0, rate(index))).collect();
         let ratios = shared(&at_rates, lines, case.by)?;
         Ok(100.0 * ratios.iter().zip(&accesses).map(|(ratio, accesses)| ratio * accesses).sum::<f64>() / all_refs)
     };
@@ -253,7 +253,7 @@ fn beforehand(context: &ExperimentContext<'_>, case: &ModelCase) -> Result<Vec<R
     let asked = GroupRequest { rows_ns: None, locations: Some(LOCATIONS), groups: 12, group_ns: 10_000_000 };
     let records = measure_groups(workload, asked)?;
     let reuse = reuse_times(&records, case)?;
-    let did = by_task(&records, true);
+    let did = sums_by_task(&records, true);
     let missing = || failed("BS-5")("a member was not measured");
     let pair = |(members, sum): (&Vec<TaskId>, &MissSums)| {
         let one = |task: &TaskId| Some((reuse.get(task)?, did.get(task).map(|sum| sum.references / sum.ns)?));
@@ -263,7 +263,7 @@ fn beforehand(context: &ExperimentContext<'_>, case: &ModelCase) -> Result<Vec<R
         let expected = 100.0 * misses / at_rates.iter().map(|(_, rate)| rate).sum::<f64>();
         Ok(RatioPair { form: Name(BEFORE), measured: sum.rate(), expected })
     };
-    by_group(&records).iter().map(pair).collect()
+    sums_by_group(&records).iter().map(pair).collect()
 }
 
 fn reuse_times(records: &[WindowRecord], case: &ModelCase) -> Result<BTreeMap<TaskId, ReuseTimes>, ReproError> {

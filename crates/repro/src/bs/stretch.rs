@@ -70,7 +70,7 @@ impl Quarter {
         let set = &mut self.sets[(line % count) as usize];
         let is_hit = set.contains(&line);
         if !is_hit && fill {
-            set[self.random.below(4) as usize] = line;
+            set[self.random.draw_below(4) as usize] = line;
         }
         is_hit
     }

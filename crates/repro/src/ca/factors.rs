@@ -24,7 +24,7 @@ const SWEEP: [(&str, f64); 3] =
     [("the machine as described", 1.0), ("two thirds of the bandwidth", 2.0 / 3.0), ("half of the bandwidth", 0.5)];
 
 /// The machine with this fraction of its bandwidth.
-fn narrowed(memory: &MemorySpec, part: f64) -> String {
+fn narrow_memory(memory: &MemorySpec, part: f64) -> String {
     let bus = memory
         .package_bus_bytes_per_cycle
         .map_or(String::new(), |bytes| format!("&memory.package_bus_bytes_per_cycle={}", bytes * part));
@@ -41,7 +41,7 @@ fn sweep(context: &ExperimentContext<'_>, memory: &MemorySpec, names: &[&str]) -
     let mut points = Vec::new();
     for (what, part) in SWEEP {
         context.report_progress(&format!("{what}, seed {seed}"));
-        let bench = CoRunBench::on(&narrowed(memory, part), seed, warm_up, measured)?;
+        let bench = CoRunBench::load(&narrow_memory(memory, part), seed, warm_up, measured)?;
         let cpus = caches(&bench.machine.topology())?[0].clone();
         let suffers = context.run_all(names, |name| {
             let (program, other) = (WorkloadJob::new(name, seed), WorkloadJob::new(interfering(name), seed + 50));
@@ -49,9 +49,10 @@ fn sweep(context: &ExperimentContext<'_>, memory: &MemorySpec, names: &[&str]) -
             Ok(100.0 * (bench.alone(&program)?.instr_per_cycle / beside - 1.0))
         })?;
         let at = |name: &&str| format!("{name}, {what}");
-        points.extend(names.iter().zip(&suffers).map(|(name, &lost)| DataPoint::over("total", at(name), &[lost])));
+        points
+            .extend(names.iter().zip(&suffers).map(|(name, &lost)| DataPoint::over_values("total", at(name), &[lost])));
         let losing = suffers.iter().filter(|lost| **lost >= LOSES_PERCENT).count() as f64;
-        points.push(DataPoint::over("programs that lose 45 % or more", what, &[losing]));
+        points.push(DataPoint::over_values("programs that lose 45 % or more", what, &[losing]));
     }
     Ok(points)
 }
@@ -60,7 +61,7 @@ fn sweep(context: &ExperimentContext<'_>, memory: &MemorySpec, names: &[&str]) -
 /// seed.
 fn demand_traffic(context: &ExperimentContext<'_>, names: &[&str]) -> Result<Vec<f64>, ReproError> {
     let (seed, (warm_up, measured)) = (context.seeds[0], lengths(context));
-    let bench = CoRunBench::on(MACHINE, seed, warm_up, measured)?;
+    let bench = CoRunBench::load(MACHINE, seed, warm_up, measured)?;
     let cpus = caches(&bench.machine.topology())?[0].clone();
     let line_bytes = bench.machine.last_level().map_or(0.0, |cache| f64::from(cache.line_bytes));
     let options = SimOptions { prefetch: false, ..bench.options.clone() };
@@ -78,7 +79,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let mut by_seed: Vec<Vec<Decomposition>> = Vec::new();
     for &seed in &context.seeds {
         let (warm_up, measured) = lengths(context);
-        let bench = CoRunBench::on(MACHINE, seed, warm_up, measured)?;
+        let bench = CoRunBench::load(MACHINE, seed, warm_up, measured)?;
         let mut of_seed = Vec::new();
         for name in names {
             context.report_progress(&format!("{name}, seed {seed}"));
@@ -94,11 +95,11 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let mut points = parts_of(names, &by_seed);
     let mut note = losers(names, &by_seed);
     if !context.quick {
-        let memory = CoRunBench::on(MACHINE, 1, 0, 1)?.machine.memory;
+        let memory = CoRunBench::load(MACHINE, 1, 0, 1)?.machine.memory;
         points.extend(sweep(context, &memory, names)?);
         let pairs = demand_traffic(context, names)?;
         let point =
-            |(name, &bytes): (&&str, &f64)| DataPoint::over("demand bytes a cycle of the pair", *name, &[bytes]);
+            |(name, &bytes): (&&str, &f64)| DataPoint::over_values("demand bytes a cycle of the pair", *name, &[bytes]);
         points.extend(names.iter().zip(&pairs).map(point));
         let most = pairs.iter().copied().fold(0.0, f64::max);
         let bus = memory.package_bus_bytes_per_cycle.unwrap_or(memory.bytes_per_cycle);
@@ -131,11 +132,11 @@ fn parts_of(names: &[&str], found: &[Vec<Decomposition>]) -> Vec<DataPoint> {
         let per_seed = |value: &dyn Fn(&Decomposition) -> Option<f64>| -> Vec<f64> {
             found.iter().filter_map(|seed| value(&seed[program])).collect()
         };
-        points.push(DataPoint::over("total", *name, &per_seed(&|d| Some(d.total_slowdown_percent))));
+        points.push(DataPoint::over_values("total", *name, &per_seed(&|d| Some(d.total_slowdown_percent))));
         for part in 0..found[0][program].parts.len() {
             let series = &found[0][program].parts[part].cause;
             let values = per_seed(&|d| d.parts.get(part).map(|part| part.slowdown_percent));
-            points.push(DataPoint::over(series, *name, &values));
+            points.push(DataPoint::over_values(series, *name, &values));
         }
     }
     points

@@ -29,7 +29,7 @@ struct TimeScale {
 }
 
 impl TimeScale {
-    fn of(&self, context: &ExperimentContext<'_>) -> u64 {
+    fn scale_of(&self, context: &ExperimentContext<'_>) -> u64 {
         context.pick(self.quick, self.full)
     }
 }
@@ -69,7 +69,7 @@ pub(crate) fn experiments() -> Vec<Experiment> {
             ids: &["CA-8"],
             title: "single programs' worst case and deviation over 20 orders of arrival",
             full_minutes: 4.0,
-            run: online::run_to_run,
+            run: online::run_to_run_findings,
         },
     ]
 }

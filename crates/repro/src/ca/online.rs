@@ -88,10 +88,10 @@ struct Testbed {
 }
 
 impl Testbed {
-    fn on(context: &ExperimentContext<'_>, machine: &str, scale: u64) -> Result<Self, ReproError> {
+    fn load(context: &ExperimentContext<'_>, machine: &str, scale: u64) -> Result<Self, ReproError> {
         let (refill, measured) =
             context.pick_of_three((2_000_000, 1_000_000), (10_000_000, 5_000_000), (REFILL_CYCLES, 25_000_000));
-        let mut bench = CoRunBench::on(machine, 1, WINDOW_CYCLES / scale + refill, measured)?;
+        let mut bench = CoRunBench::load(machine, 1, WINDOW_CYCLES / scale + refill, measured)?;
         bench.options.scale = scale;
         Ok(Testbed { bench, profile_accesses: context.pick(2_000_000, 6_000_000) })
     }
@@ -123,13 +123,17 @@ impl Testbed {
             );
             return Err(failed(&job.name)(why));
         }
-        let times = self.over_alone(jobs, done.rates.iter().map(|rates| rates.instr_per_cycle))?;
+        let times = self.speeds_over_alone(jobs, done.rates.iter().map(|rates| rates.instr_per_cycle))?;
         let moves = done.results.tasks.iter().map(|task| task.migrations).sum::<u64>() as f64;
         let cpus = caches(&workload.machine.topology())?;
         Ok(Slowdowns { times, moves, coscheduled: coscheduled(jobs, &cpus, &done.results.tasks) })
     }
 
-    fn over_alone(&self, jobs: &[WorkloadJob], together: impl Iterator<Item = f64>) -> Result<Vec<f64>, ReproError> {
+    fn speeds_over_alone(
+        &self,
+        jobs: &[WorkloadJob],
+        together: impl Iterator<Item = f64>,
+    ) -> Result<Vec<f64>, ReproError> {
         let one = |(job, speed): (&WorkloadJob, f64)| Ok(self.bench.alone(job)?.instr_per_cycle / speed);
         jobs.iter().zip(together).map(one).collect()
     }
@@ -194,7 +198,7 @@ fn arriving(jobs: &[WorkloadJob], seed: u64) -> Vec<WorkloadJob> {
 }
 
 /// The slowdowns of the jobs' programs, in the jobs' order.
-fn in_order(matrix: &CoRunMatrix, workload: usize, jobs: &[WorkloadJob]) -> Vec<Vec<f64>> {
+fn ordered_costs(matrix: &CoRunMatrix, workload: usize, jobs: &[WorkloadJob]) -> Vec<Vec<f64>> {
     let place = |job: &WorkloadJob| WORKLOADS[workload].iter().position(|name| *name == job.kernel).unwrap_or(0);
     let of = jobs.iter().map(place).collect::<Vec<usize>>();
     matrix.costs_of(&of).cost
@@ -213,20 +217,20 @@ pub(super) fn four_cores(context: &ExperimentContext<'_>) -> Result<Vec<Finding>
     // A quick run of all eight takes three minutes, more than half of the budget of all quick runs together.
     let workloads: Vec<usize> = context.pick_of_three(vec![0], vec![0, 1], (0..8).collect());
     context.report_progress(&format!("{} workloads, every schedule and two policies", workloads.len()));
-    let outcomes = at_scale(context, SCALE.of(context), &workloads, &context.seeds)?;
-    let mut findings = on_four_cores(context, &workloads, &outcomes);
+    let outcomes = findings_at_scale(context, SCALE.scale_of(context), &workloads, &context.seeds)?;
+    let mut findings = four_core_findings(context, &workloads, &outcomes);
     if !context.quick {
         context.report_progress(&format!("the same at a time scale of 1/{SECOND_SCALE}, first seed"));
-        let again = at_scale(context, SECOND_SCALE, &workloads, &context.seeds[..1])?;
+        let again = findings_at_scale(context, SECOND_SCALE, &workloads, &context.seeds[..1])?;
         for &workload in &workloads {
             for (name, pick) in SERIES {
-                let values = of_workload(&again, workload, pick);
+                let values = values_of_workload(&again, workload, pick);
                 let series = format!("{name}, scale 1/{SECOND_SCALE}");
-                findings[0].points.push(DataPoint::over(series, number(workload), &values));
+                findings[0].points.push(DataPoint::over_values(series, number(workload), &values));
             }
         }
     }
-    Ok(findings.into_iter().map(|finding| finding.time_scale(SCALE.of(context) as f64)).collect())
+    Ok(findings.into_iter().map(|finding| finding.time_scale(SCALE.scale_of(context) as f64)).collect())
 }
 
 /// One value of a workload's runs.
@@ -245,33 +249,33 @@ const SERIES: [(&str, FigureGetter); 8] = [
 /// Number of these series that are drawn, in percent above the optimum.
 const DRAWN: usize = 6;
 
-fn at_scale(
+fn findings_at_scale(
     context: &ExperimentContext<'_>,
     scale: u64,
     workloads: &[usize],
     seeds: &[u64],
 ) -> Result<Vec<(usize, WorkloadFigures)>, ReproError> {
-    let room = Testbed::on(context, FOUR_CORES, scale)?;
+    let room = Testbed::load(context, FOUR_CORES, scale)?;
     let asked: Vec<(usize, u64)> =
         workloads.iter().flat_map(|&workload| seeds.iter().map(move |&seed| (workload, seed))).collect();
     context.run_all(&asked, |&(workload, seed)| Ok((workload, one_of_four(&room, workload, seed)?)))
 }
 
-fn of_workload(found: &[(usize, WorkloadFigures)], workload: usize, pick: FigureGetter) -> Vec<f64> {
+fn values_of_workload(found: &[(usize, WorkloadFigures)], workload: usize, pick: FigureGetter) -> Vec<f64> {
     found.iter().filter(|(other, _)| *other == workload).map(|(_, four)| pick(four)).collect()
 }
 
-fn on_four_cores(
+fn four_core_findings(
     context: &ExperimentContext<'_>,
     workloads: &[usize],
     found: &[(usize, WorkloadFigures)],
 ) -> Vec<Finding> {
     let (mut points, mut groups) = (Vec::new(), Vec::new());
     for &workload in workloads {
-        let values = SERIES.map(|(name, pick)| (name, of_workload(found, workload, pick)));
+        let values = SERIES.map(|(name, pick)| (name, values_of_workload(found, workload, pick)));
         let bars = values[..DRAWN].iter().map(|(_, values)| mean(values).into()).collect();
         groups.push(BarGroup { name: number(workload), bars });
-        points.extend(values.iter().map(|(name, values)| DataPoint::over(*name, number(workload), values)));
+        points.extend(values.iter().map(|(name, values)| DataPoint::over_values(*name, number(workload), values)));
     }
     let figure = BarChart {
         title: "Mean run time above the best schedule's, four cores".into(),
@@ -294,7 +298,7 @@ fn on_four_cores(
     // The worst workload, seed by seed.
     let worst = |pick: FigureGetter| -> Vec<(u64, f64)> {
         let of_seed = |seed: usize| {
-            let values = workloads.iter().map(|&workload| of_workload(found, workload, pick)[seed]);
+            let values = workloads.iter().map(|&workload| values_of_workload(found, workload, pick)[seed]);
             values.fold(f64::NEG_INFINITY, f64::max)
         };
         context.seeds.iter().enumerate().map(|(index, &seed)| (seed, of_seed(index))).collect()
@@ -343,7 +347,7 @@ fn one_of_four(room: &Testbed, workload: usize, seed: u64) -> Result<WorkloadFig
         let speeds = room.bench.run_with(options.clone(), &pinned)?;
         let names: Vec<&str> = in_this_order.iter().map(|job| job.kernel.as_str()).collect();
         let pairs = format!("{} + {}, {} + {}", names[0], names[1], names[2], names[3]);
-        let times = room.over_alone(&in_this_order, speeds.iter().map(|rates| rates.instr_per_cycle))?;
+        let times = room.speeds_over_alone(&in_this_order, speeds.iter().map(|rates| rates.instr_per_cycle))?;
         schedules.push((mean(&times), pairs));
     }
     schedules.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -389,7 +393,7 @@ pub(super) fn eight_cores(context: &ExperimentContext<'_>) -> Result<Vec<Finding
     let policies = [PlacementSource::Default, PlacementSource::DiWhole, PlacementSource::Dio, PlacementSource::Optimal];
     let mut gains: BTreeMap<(usize, usize, PlacementSource), Vec<f64>> = BTreeMap::new();
     for (index, machine) in machines.iter().enumerate() {
-        let room = Testbed::on(context, machine, SCALE.of(context))?;
+        let room = Testbed::load(context, machine, SCALE.scale_of(context))?;
         for &workload in &workloads {
             context.report_progress(&format!("{machine}, {}", number(workload)));
             let programs = jobs(workload, 2, 1);
@@ -399,7 +403,7 @@ pub(super) fn eight_cores(context: &ExperimentContext<'_>) -> Result<Vec<Finding
                 context.seeds.iter().flat_map(|&seed| policies.map(|by| (seed, by))).collect();
             let times = context.run_all(&asked, |&(seed, by)| {
                 let jobs = arriving(&programs, seed);
-                let known = (by == PlacementSource::Optimal).then(|| in_order(&matrix, workload, &jobs));
+                let known = (by == PlacementSource::Optimal).then(|| ordered_costs(&matrix, workload, &jobs));
                 Ok(mean(&room.slowdowns(by, &jobs, known.as_deref(), seed)?.times))
             })?;
             for of_seed in times.chunks(policies.len()) {
@@ -409,10 +413,10 @@ pub(super) fn eight_cores(context: &ExperimentContext<'_>) -> Result<Vec<Finding
             }
         }
     }
-    Ok(on_eight_cores(context, machines, &workloads, &gains))
+    Ok(eight_core_findings(context, machines, &workloads, &gains))
 }
 
-fn on_eight_cores(
+fn eight_core_findings(
     context: &ExperimentContext<'_>,
     machines: &[&str],
     workloads: &[usize],
@@ -428,7 +432,7 @@ fn on_eight_cores(
             groups.push(BarGroup { name: number(workload), bars: values.iter().map(|v| mean(v).into()).collect() });
             let named = policies.iter().zip(&values);
             let place = format!("{machine}, {}", number(workload));
-            points.extend(named.map(|(by, values)| DataPoint::over(by.name(), place.clone(), values)));
+            points.extend(named.map(|(by, values)| DataPoint::over_values(by.name(), place.clone(), values)));
         }
         let figure = BarChart {
             title: format!("Mean speed-up over the default scheduler, {machine}"),
@@ -462,12 +466,12 @@ fn on_eight_cores(
         })
         .collect();
     points.extend(machines.iter().zip(&ratios).map(|(machine, &ratio)| {
-        DataPoint::over("the lesser of DI's and DIO's mean gain over the optimal's, %", *machine, &[ratio])
+        DataPoint::over_values("the lesser of DI's and DIO's mean gain over the optimal's, %", *machine, &[ratio])
     }));
     points.extend(machines.iter().enumerate().map(|(index, machine)| {
         let of_seed: Vec<f64> =
             (0..context.seeds.len()).map(|seed| mean(&of(seed, index, PlacementSource::Optimal))).collect();
-        DataPoint::over("the optimal's mean gain over workloads, %", *machine, &of_seed)
+        DataPoint::over_values("the optimal's mean gain over workloads, %", *machine, &of_seed)
     }));
     let ratio = ratios.into_iter().fold(f64::INFINITY, f64::min);
     let note = "Means over seeds (orders of arrival and frames) first, then the best and the least over workloads and \
@@ -475,7 +479,7 @@ fn on_eight_cores(
     let seeds: Vec<u64> = context.seeds.clone();
     let finding = |what: &str, paper: &str, unit: &str, target: ResultTarget, value: f64| {
         let mut finding = Finding::new("CA-7", what, paper, unit, target, &[(seeds[0], value)]);
-        finding.time_scale = SCALE.of(context) as f64;
+        finding.time_scale = SCALE.scale_of(context) as f64;
         finding.seeds = seeds.clone();
         finding
     };
@@ -499,11 +503,11 @@ fn on_eight_cores(
 }
 
 /// CA-8: the same programs with the same inputs, arriving in different orders.
-pub(super) fn run_to_run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run_to_run_findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let orders = context.pick_of_three(1, 3, 20.max(context.seeds.len() as u64));
     let seeds: Vec<u64> = (0..orders).map(|nth| context.seeds[0] + nth).collect();
     let workloads: Vec<usize> = context.pick(vec![1], (0..8).collect());
-    let room = Testbed::on(context, EIGHT_CORES[0], SCALE.of(context))?;
+    let room = Testbed::load(context, EIGHT_CORES[0], SCALE.scale_of(context))?;
     let policies = context.pick(
         vec![PlacementSource::Default, PlacementSource::Dio],
         vec![PlacementSource::Default, PlacementSource::DiWhole, PlacementSource::Dio],
@@ -525,8 +529,8 @@ pub(super) fn run_to_run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>
             }
         }
     }
-    let findings = by_program(&seeds, &policies[1..], &times);
-    Ok(findings.into_iter().map(|finding| finding.time_scale(SCALE.of(context) as f64)).collect())
+    let findings = findings_by_program(&seeds, &policies[1..], &times);
+    Ok(findings.into_iter().map(|finding| finding.time_scale(SCALE.scale_of(context) as f64)).collect())
 }
 
 fn deviation_percent(values: &[f64]) -> f64 {
@@ -534,7 +538,7 @@ fn deviation_percent(values: &[f64]) -> f64 {
     100.0 * (values.iter().map(|v| (v - mean) * (v - mean)).sum::<f64>() / values.len() as f64).sqrt() / mean
 }
 
-fn by_program(
+fn findings_by_program(
     seeds: &[u64],
     policies: &[PlacementSource],
     times: &BTreeMap<(usize, String, PlacementSource), Vec<f64>>,
@@ -547,14 +551,18 @@ fn by_program(
         let place = format!("{}, {name}", number(*workload));
         let deviation = deviation_percent(values);
         deviations.entry(*by).or_default().push(deviation);
-        points.push(DataPoint::over(format!("run time over alone, {}", by.name()), place.clone(), values));
-        points.push(DataPoint::over(format!("deviation, {}, %", by.name()), place.clone(), &[deviation]));
+        points.push(DataPoint::over_values(format!("run time over alone, {}", by.name()), place.clone(), values));
+        points.push(DataPoint::over_values(format!("deviation, {}, %", by.name()), place.clone(), &[deviation]));
         if *by != PlacementSource::Default {
             let default = &times[&(*workload, name.clone(), PlacementSource::Default)];
             let gain = percent_above(most(default), most(values));
             let best = better.entry(*by).or_insert(f64::NEG_INFINITY);
             *best = best.max(gain);
-            points.push(DataPoint::over(format!("worst case over the default's, {}, %", by.name()), place, &[gain]));
+            points.push(DataPoint::over_values(
+                format!("worst case over the default's, {}, %", by.name()),
+                place,
+                &[gain],
+            ));
         }
     }
     let ratio = |by: PlacementSource| 100.0 * mean(&deviations[&by]) / mean(&deviations[&PlacementSource::Default]);

@@ -30,7 +30,7 @@ fn gather(context: &ExperimentContext<'_>) -> Result<Vec<SchemeInputs>, ReproErr
     for &seed in &context.seeds {
         let (warm_up, measured) =
             context.pick_of_three((2_000_000, 1_000_000), (12_000_000, 6_000_000), (25_000_000, 15_000_000));
-        let bench = CoRunBench::on("pairs-04", seed, warm_up, measured)?;
+        let bench = CoRunBench::load("pairs-04", seed, warm_up, measured)?;
         let jobs = programs(names(context), seed);
         context.report_progress(&format!("pairs of {} programs, seed {seed}", jobs.len()));
         let matrix = CoRunMatrix::measure(context, &bench, &jobs, true)?;
@@ -46,7 +46,7 @@ fn gather(context: &ExperimentContext<'_>) -> Result<Vec<SchemeInputs>, ReproErr
             profile
         };
         let profiles = profiles.map(with_speed).collect();
-        let cache = SharedCache::of_machine(&bench.machine).ok_or_else(|| failed("pairs-04")("no shared cache"))?;
+        let cache = SharedCache::from_machine(&bench.machine).ok_or_else(|| failed("pairs-04")("no shared cache"))?;
         all.push(SchemeInputs { matrix, profiles, intensive, cache });
     }
     Ok(all)
@@ -113,7 +113,7 @@ fn against_optimal(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -
             if name == "pain" {
                 worst_pain.iter_mut().zip(&values).for_each(|(worst, &value)| *worst = worst.max(value));
             }
-            let point = DataPoint::over(name, cores.to_string(), &values);
+            let point = DataPoint::over_values(name, cores.to_string(), &values);
             if series.iter().all(|series| series.name != *name) {
                 series.push(Series { name: name.clone(), spread: IntervalStyle::Whiskers, ..Series::default() });
             }
@@ -175,7 +175,7 @@ fn gain_by_make_up(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -
     let mut points = Vec::new();
     for heavy in 0..5 {
         let all: Vec<f64> = gains.iter().flat_map(|seed| seed[heavy].clone()).collect();
-        points.push(DataPoint::over("mean, least and greatest gain", format!("{heavy} intensive of 4"), &all));
+        points.push(DataPoint::over_values("mean, least and greatest gain", format!("{heavy} intensive of 4"), &all));
     }
     let ratio = |seed: &Vec<Vec<f64>>| {
         // NaN if no workload has this number, which `max` ignores.
@@ -218,8 +218,8 @@ fn order(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -> Finding 
         matrix.beside[at].iter().map(|rates| rates.misses_per_kilo_instr).fold(alone(matrix, at), f64::max)
     };
     for (at, name) in names.iter().enumerate() {
-        points.push(DataPoint::over("alone", name, &rows(&alone, at)));
-        points.push(DataPoint::over("most beside any other", name, &rows(&most, at)));
+        points.push(DataPoint::over_values("alone", name, &rows(&alone, at)));
+        points.push(DataPoint::over_values("most beside any other", name, &rows(&most, at)));
     }
     let mut pairs: Vec<String> = Vec::new();
     for evidence in evidence {
@@ -296,18 +296,18 @@ pub(super) fn published(_context: &ExperimentContext<'_>) -> Result<Vec<Finding>
     let percent = |total: f64| 100.0 * total / 4.0;
     let (best, worst) = (solvers::best(cost, &seats), solvers::worst(cost, &seats));
     let mut points = vec![
-        DataPoint::over("solver", "best", &[percent(best.total)]),
-        DataPoint::over("solver", "worst", &[percent(worst.total)]),
-        DataPoint::over("solver", "random", &[percent(solvers::random(cost, &seats, 1).mean)]),
+        DataPoint::over_values("solver", "best", &[percent(best.total)]),
+        DataPoint::over_values("solver", "worst", &[percent(worst.total)]),
+        DataPoint::over_values("solver", "random", &[percent(solvers::random(cost, &seats, 1).mean)]),
     ];
     let mut off = (percent(best.total) - SCHEDULES[1].1).abs().max((percent(worst.total) - SCHEDULES[0].1).abs());
     for (index, (beside, published)) in SCHEDULES.into_iter().enumerate() {
         let others: Vec<usize> = (1..4).filter(|&other| other != index + 1).collect();
         let mean = percent(table.costs.mutual(0, index + 1) + table.costs.mutual(others[0], others[1]));
         off = off.max((mean - published).abs());
-        points.push(DataPoint::over("mean slowdown", format!("mcf beside {beside}"), &[mean]));
+        points.push(DataPoint::over_values("mean slowdown", format!("mcf beside {beside}"), &[mean]));
     }
-    let pairs: Vec<String> = best.seating.by_cache.iter().map(|cache| named(cache, &table.names)).collect();
+    let pairs: Vec<String> = best.seating.by_cache.iter().map(|cache| describe_cache(cache, &table.names)).collect();
     let target = ResultTarget::AtMost { target: 1e-9, paper_best: None };
     let what = "greatest difference between the published means of the three schedules and the solver's";
     let paper = "2.3075, 2.325 and 21.995 %; best mcf + gamess and milc + namd";
@@ -315,7 +315,7 @@ pub(super) fn published(_context: &ExperimentContext<'_>) -> Result<Vec<Finding>
     Ok(vec![finding.points(points).note(format!("Best: {}.", pairs.join(" and ")))])
 }
 
-fn named(cache: &[Vec<usize>], names: &[String]) -> String {
+fn describe_cache(cache: &[Vec<usize>], names: &[String]) -> String {
     cache.iter().flatten().map(|&index| names[index].as_str()).collect::<Vec<_>>().join(" + ")
 }
 
@@ -334,7 +334,7 @@ mod tests {
     #[test]
     fn the_published_table_gives_the_published_schedules() {
         let stop = AtomicBool::new(false);
-        let context = ExperimentContext { quick: true, ..ExperimentContext::of_seed(1, &stop) };
+        let context = ExperimentContext { quick: true, ..ExperimentContext::for_seed(1, &stop) };
         let findings = published(&context).unwrap();
         assert_eq!(findings[0].verdict, Some(crate::ResultVerdict::Met), "{findings:?}");
         assert_eq!(findings[0].note, "Best: mcf + gamess and milc + namd.");

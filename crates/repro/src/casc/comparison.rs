@@ -4,7 +4,7 @@ use cachemate_report::figure::{Axis, Chart, ChartPoint, Mark, Series};
 
 use crate::niagara::SIZES_KB;
 use crate::niagara::cells::{
-    Cell, METRICS, cells, means, over_bandwidth, points, shortfall, size_chart, splits, worst_per_seed,
+    Cell, METRICS, cells, means, points, shortfall, size_chart, splits, values_over_bandwidth, worst_per_seed,
 };
 use crate::niagara::{
     NiagaraPolicy, NiagaraResult, NiagaraSetting, SCALE, ThreadMix, measure, ratio, run as run_mix, sensitivity,
@@ -31,7 +31,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         all.extend(sweep(context)?);
     }
     let (swept, figure) =
-        over_bandwidth(context, ThreadMix::Casc, &NiagaraPolicy::better(""), "casc-2-bandwidth", "casc")?;
+        values_over_bandwidth(context, ThreadMix::Casc, &NiagaraPolicy::better(""), "casc-2-bandwidth", "casc")?;
     all.extend(swept);
     let mut findings = misses_and_throughput("casc", &better, sizes, &all, &bound_words).to_vec();
     findings[1].figures.push(figure);
@@ -105,7 +105,7 @@ fn sweep(context: &ExperimentContext<'_>) -> Result<Vec<DataPoint>, ReproError> 
     let mut points = Vec::new();
     for ((name, _), measured) in settings.iter().zip(&measured) {
         for (metric, value) in METRICS {
-            points.push(DataPoint::over(format!("sweep at 192 KB: {metric}"), name.clone(), &[value(measured)]));
+            points.push(DataPoint::over_values(format!("sweep at 192 KB: {metric}"), name.clone(), &[value(measured)]));
         }
     }
     Ok(points)
@@ -133,7 +133,11 @@ fn twice_the_cache(context: &ExperimentContext<'_>, sizes: &[u64], better: &[Cel
         .collect();
     let point = |&size: &u64| {
         let values: Vec<f64> = ahead.iter().filter(|(of, _, _)| *of == size).map(|(_, _, points)| *points).collect();
-        DataPoint::over("hit rate of CASC over the default's on twice the cache, points", format!("{size} KB"), &values)
+        DataPoint::over_values(
+            "hit rate of CASC over the default's on twice the cache, points",
+            format!("{size} KB"),
+            &values,
+        )
     };
     let points: Vec<DataPoint> = sizes.iter().map(point).collect();
     let of_size = points.iter().zip(sizes).map(|(point, &size)| (size, point.value.unwrap_or(f64::NAN)));
@@ -153,7 +157,7 @@ fn twice_the_cache(context: &ExperimentContext<'_>, sizes: &[u64], better: &[Cel
 }
 
 /// Every size, with the spread of run times limited to that of the default scheduler.
-fn bounded_at(context: &ExperimentContext<'_>, sizes: &[u64]) -> Result<Vec<Cell>, ReproError> {
+fn cells_bounded_at(context: &ExperimentContext<'_>, sizes: &[u64]) -> Result<Vec<Cell>, ReproError> {
     let all: Vec<(u64, u64)> =
         sizes.iter().flat_map(|&l2_kb| context.seeds.iter().map(move |&seed| (l2_kb, seed))).collect();
     context.run_all(&all, |&(l2_kb, seed)| {
@@ -182,7 +186,7 @@ fn fairness(context: &ExperimentContext<'_>, sizes: &[u64], better: &[Cell]) -> 
     .points(points("casc", better, sizes))
     .time_scale(SCALE as f64);
     let size = *sizes.last().unwrap_or(&768);
-    let of_sizes = bounded_at(context, sizes)?;
+    let of_sizes = cells_bounded_at(context, sizes)?;
     let bounds: &[f64] = context.pick(&[], &[0.1, 0.3, 0.5, 0.7, 0.9, 1.1]);
     let mut curve = Vec::new();
     for &bound in bounds {
@@ -201,7 +205,7 @@ fn fairness(context: &ExperimentContext<'_>, sizes: &[u64], better: &[Cell]) -> 
         for name in &names {
             let values: Vec<f64> =
                 curve.iter().filter(|(of, _)| of == name).map(|(_, measured)| value(measured)).collect();
-            points.push(DataPoint::over(format!("bound on the spread: {metric}"), name.clone(), &values));
+            points.push(DataPoint::over_values(format!("bound on the spread: {metric}"), name.clone(), &values));
         }
     }
     let chart_point = |(_, measured): &(String, NiagaraResult)| {

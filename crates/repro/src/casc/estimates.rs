@@ -12,7 +12,7 @@ use cachemate_core::{CacheLevel, CoRunRowParameters, ProfilerConfig, TaskId, Win
 use cachemate_pipeline::OfflineProfiler;
 use serde::{Deserialize, Serialize};
 
-use crate::niagara::groups::{GROUPS, GroupRequest, MissSums, by_group, by_task, measure_groups};
+use crate::niagara::groups::{GROUPS, GroupRequest, MissSums, measure_groups, sums_by_group, sums_by_task};
 use crate::niagara::{CONTEXTS, LONGEST_ROW_NS, NiagaraSetting, SCALE, SIZES_KB, jobs, ratio};
 use crate::setup::failed;
 use crate::split_runs::Name;
@@ -47,7 +47,11 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     for &size in sizes {
         for (form, name) in ["own counts", "linear solve"].iter().enumerate() {
             let values: Vec<f64> = at(size).map(|told| f64::from(told.right[form])).collect();
-            points.push(DataPoint::over(format!("threads on the right side, {name}"), format!("{size} KB"), &values));
+            points.push(DataPoint::over_values(
+                format!("threads on the right side, {name}"),
+                format!("{size} KB"),
+                &values,
+            ));
         }
     }
     let per_seed = |of: &dyn Fn(&EstimateErrors) -> f64, worse: fn(f64, f64) -> f64| {
@@ -80,8 +84,8 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         for (form, name) in forms.iter().enumerate() {
             let worst: Vec<f64> = at(size).map(|told| told.errors[form].1).collect();
             let means: Vec<f64> = at(size).map(|told| told.errors[form].2).collect();
-            errors.push(DataPoint::over(format!("{name}: worst error %"), format!("{size} KB"), &worst));
-            errors.push(DataPoint::over(format!("{name}: mean error %"), format!("{size} KB"), &means));
+            errors.push(DataPoint::over_values(format!("{name}: worst error %"), format!("{size} KB"), &worst));
+            errors.push(DataPoint::over_values(format!("{name}: mean error %"), format!("{size} KB"), &means));
         }
     }
     let casc_5 = |form: usize, what: &str, target: ResultTarget, of: &dyn Fn(&EstimateErrors, usize) -> f64| {
@@ -120,7 +124,7 @@ const LITERAL: usize = 4;
 
 fn measure_errors(context: &ExperimentContext<'_>, setting: &NiagaraSetting) -> Result<EstimateErrors, ReproError> {
     let records = measure_rows(context, setting, LONGEST_ROW_NS)?;
-    let (own, solved) = (measured(&records, true)?, measured(&records, false)?);
+    let (own, solved) = (measured_ratios(&records, true)?, measured_ratios(&records, false)?);
     let truth = solo_ratios(setting)?;
     let ids: Vec<TaskId> = own.keys().copied().collect();
     let rate = |of: &BTreeMap<TaskId, f64>| ids.iter().map(|task| of[task]).collect::<Vec<f64>>();
@@ -128,7 +132,7 @@ fn measure_errors(context: &ExperimentContext<'_>, setting: &NiagaraSetting) -> 
     let mut told = errors(&records, &own, &solved)?;
     for (name, rows_ns) in OTHER_ROWS {
         let records = measure_rows(context, setting, rows_ns)?;
-        let (own, solved) = (measured(&records, true)?, measured(&records, false)?);
+        let (own, solved) = (measured_ratios(&records, true)?, measured_ratios(&records, false)?);
         let better = errors(&records, &own, &solved)?.into_iter().next();
         told.extend(better.map(|(_, worst, mean)| (Name(name), worst, mean)));
     }
@@ -155,7 +159,7 @@ fn same_side(found: &[f64], truth: &[f64]) -> u32 {
 }
 
 /// PCMRs computed from the rows alone.
-fn measured(records: &[WindowRecord], own_counts: bool) -> Result<BTreeMap<TaskId, f64>, ReproError> {
+fn measured_ratios(records: &[WindowRecord], own_counts: bool) -> Result<BTreeMap<TaskId, f64>, ReproError> {
     let parameters = CoRunRowParameters { uses_task_counts: own_counts, ..CoRunRowParameters::default() };
     let mut profiler = OfflineProfiler::new(&[ProfilerConfig::CoRunRows { level: CacheLevel::L2, parameters }]);
     for record in records {
@@ -174,7 +178,8 @@ fn errors(
     own: &BTreeMap<TaskId, f64>,
     solved: &BTreeMap<TaskId, f64>,
 ) -> Result<Vec<(Name, f64, f64)>, ReproError> {
-    let (groups, in_rows, in_groups) = (by_group(records), by_task(records, false), by_task(records, true));
+    let (groups, in_rows, in_groups) =
+        (sums_by_group(records), sums_by_task(records, false), sums_by_task(records, true));
     if groups.is_empty() {
         return Err(failed("groups")("none was measured"));
     }

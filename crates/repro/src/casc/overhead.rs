@@ -12,7 +12,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let size = 192;
     let compare = |setting: &NiagaraSetting, who: &NiagaraPolicy, name: &str, jobs: &[WorkloadJob]| {
         let (new, old) = (run_jobs(setting, who, jobs)?, run_jobs(setting, &NiagaraPolicy::Default, jobs)?);
-        Comparison::of(&new, &old).ok_or_else(|| failed(name)("a thread never ran"))
+        Comparison::compare(&new, &old).ok_or_else(|| failed(name)("a thread never ran"))
     };
     // A threshold of 100 is always met, so no thread is restricted (CASC 5.3.4).
     let measuring = NiagaraPolicy::better("threshold = 1000.0\nremeasure_every_ns = 250000000");
@@ -39,7 +39,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         ];
         let point = |(part, of): (&str, fn(&Comparison) -> f64)| {
             let values: Vec<f64> = from.iter().map(|(_, gain)| 100.0 * of(gain)).collect();
-            DataPoint::over(format!("{name}: {part}"), format!("{size} KB"), &values)
+            DataPoint::over_values(format!("{name}: {part}"), format!("{size} KB"), &values)
         };
         parts.map(point).to_vec()
     };

@@ -14,7 +14,7 @@ use super::pairs::{
     CONTROLS, ColorCurves, MeasuredPair, PAIRS, PairForecast, PairRequest, ProgramPair, SoloWork, alone_by_colors,
     expected, inputs, measure_pairs, pair_on_chip, solos,
 };
-use super::{COLORS, RunScale, decided_by, nominal_ns};
+use super::{COLORS, RunScale, decision_by, nominal_ns};
 use crate::setup::{Workload, built, failed, run_under};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
@@ -121,7 +121,7 @@ fn study(context: &ExperimentContext<'_>, l3: bool, pace: RunScale) -> Result<Sp
         .collect();
     let now = measure_pairs(context, &now, l3, pace)?;
     let chosen =
-        |(said, now): (&Option<PairForecast>, &MeasuredPair)| said.and_then(|said| said.chosen(now.shared_speedup()));
+        |(said, now): (&Option<PairForecast>, &MeasuredPair)| said.and_then(|said| said.choose(now.shared_speedup()));
     let offline: Vec<Option<u32>> = expected.iter().zip(&now).map(chosen).collect();
     let runs: Vec<(u64, ProgramPair)> =
         context.seeds.iter().flat_map(|&seed| pairs.iter().map(move |&pair| (seed, pair))).collect();
@@ -134,7 +134,7 @@ fn study(context: &ExperimentContext<'_>, l3: bool, pace: RunScale) -> Result<Sp
         |item| format!("{item:?} {l3} {pace:?} {entries} {windows}"),
         |&(seed, pair)| {
             context.report_progress(&format!("{} online, seed {seed}", name(pair)));
-            chosen_online(&pair_on_chip(pair, l3, pace, seed, 0)?, entries, pace, windows)
+            choose_online(&pair_on_chip(pair, l3, pace, seed, 0)?, entries, pace, windows)
         },
     )?;
     let online: Vec<Vec<Option<u32>>> = chosen.chunks(pairs.len()).map(<[Option<u32>]>::to_vec).collect();
@@ -155,7 +155,7 @@ fn study(context: &ExperimentContext<'_>, l3: bool, pace: RunScale) -> Result<Sp
 
 /// Colors of the first program after this many windows; `None` = left shared. A split still on trial at the end does
 /// not count: the result is that of the last verdict, or the split at the end if there was no verdict.
-fn chosen_online(workload: &Workload, entries: u64, pace: RunScale, windows: u64) -> Result<Option<u32>, ReproError> {
+fn choose_online(workload: &Workload, entries: u64, pace: RunScale, windows: u64) -> Result<Option<u32>, ReproError> {
     let by = sizing(workload, entries, pace.warm_up_cycles, WINDOW_CYCLES, "");
     let lasting = workload.clone().lasting(0, pace.warm_up_cycles + windows * WINDOW_CYCLES);
     let (mut judged, mut shares) = (false, Vec::new());
@@ -194,7 +194,7 @@ pub(crate) fn sizing(
     let parameters =
         format!("window_ns = {window_ns}\ntrace_entries = {entries}\ntrace_budget_ns = {budget_ns}\n{parameters}");
     let window = WindowLength::Cycles { cycles: from_cycle.max(window_cycles) * workload.options.scale };
-    let mut by = decided_by(workload, "cache-sizing", &parameters, window);
+    let mut by = decision_by(workload, "cache-sizing", &parameters, window);
     let l2 = workload.machine.caches.iter().find(|cache| cache.level == CacheLevel::L2);
     let (size_bytes, ways) = l2.map_or((0, 0), |cache| (cache.size_bytes, cache.ways));
     let cache = TracedCache { level: CacheLevel::L2, size_bytes, colors: COLORS, ways, points: COLORS };
@@ -238,7 +238,11 @@ fn stalls_against_misses(context: &ExperimentContext<'_>, study: &SplitStudy, pa
             let values: Vec<f64> = study.by_seed.iter().map(|pairs| gain(&pairs[index], Some(first))).collect();
             by_seed.iter_mut().zip(&values).for_each(|(all, &value)| all.push(value));
             let split = format!("{first}:{}", COLORS - first);
-            points.push(DataPoint::over(kind, format!("{} {split}", name(study.by_seed[0][index].pair)), &values));
+            points.push(DataPoint::over_values(
+                kind,
+                format!("{} {split}", name(study.by_seed[0][index].pair)),
+                &values,
+            ));
         }
         by_kind.push(by_seed.iter().map(|values| mean(values)).collect());
     }
@@ -295,8 +299,8 @@ fn online_against_best(
         // 100 %.
         if offline > 0.0 { percent(online / offline) } else { percent(f64::from(u8::from(online >= offline))) }
     };
-    let per_seed = |of: &dyn Fn(usize) -> f64| -> Vec<(u64, f64)> {
-        context.seeds.iter().enumerate().map(|(index, &seed)| (seed, of(index))).collect()
+    let per_seed = |value: &dyn Fn(usize) -> f64| -> Vec<(u64, f64)> {
+        context.seeds.iter().enumerate().map(|(index, &seed)| (seed, value(index))).collect()
     };
     let count = study.by_seed[0].len() as f64;
     let asked = (count * 5.0 / 7.0).ceil();
@@ -340,14 +344,14 @@ fn choice_points(
     let mut points = Vec::new();
     let mut groups = Vec::new();
     for (index, pair) in study.by_seed[0].iter().enumerate() {
-        let over = |of: &dyn Fn(usize) -> f64| (0..study.by_seed.len()).map(of).collect::<Vec<f64>>();
+        let over = |value: &dyn Fn(usize) -> f64| (0..study.by_seed.len()).map(value).collect::<Vec<f64>>();
         let online = over(&|seed| gain(&study.by_seed[seed][index], study.online[seed][index]));
         let offline = over(&|seed| gain(&study.by_seed[seed][index], study.offline[index]));
         let all = over(&|seed| best(&study.by_seed[seed][index]));
         let name = name(pair.pair);
-        points.push(DataPoint::over("online", format!("{name} {}", split(study.online[0][index])), &online));
-        points.push(DataPoint::over("offline", format!("{name} {}", split(study.offline[index])), &offline));
-        points.push(DataPoint::over("best of all", name.clone(), &all));
+        points.push(DataPoint::over_values("online", format!("{name} {}", split(study.online[0][index])), &online));
+        points.push(DataPoint::over_values("offline", format!("{name} {}", split(study.offline[index])), &offline));
+        points.push(DataPoint::over_values("best of all", name.clone(), &all));
         groups.push(BarGroup { name, bars: vec![mean(&online).into(), mean(&offline).into(), mean(&all).into()] });
     }
     let bars = BarChart {

@@ -4,7 +4,7 @@ use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
 use cachemate_sim::kernels;
 use cachemate_sim::machine::RunLimit;
 
-use super::{COLORS, RunScale, fixed_plan, job, on_chip};
+use super::{COLORS, RunScale, chip_setup, fixed_plan, job};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
 /// Minimum rise of the run time with more colors that counts, if the seeds' ranges do not overlap either.
@@ -21,13 +21,13 @@ struct ColorCurve {
 }
 
 impl ColorCurve {
-    fn over_seeds(&self, index: usize) -> Vec<f64> {
+    fn values_over_seeds(&self, index: usize) -> Vec<f64> {
         self.by_seed.iter().map(|row| row[index]).collect()
     }
     /// Numbers of colors with which it runs slower than with fewer, beyond noise.
     fn rises(&self) -> Vec<(u32, f64)> {
         let rise = |index: usize| {
-            let (fewer, more) = (self.over_seeds(index - 1), self.over_seeds(index));
+            let (fewer, more) = (self.values_over_seeds(index - 1), self.values_over_seeds(index));
             let by = mean(&more) / mean(&fewer) - 1.0;
             let slowest_before = fewer.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let beyond = by > NOISE && more.iter().all(|&time| time > slowest_before);
@@ -46,7 +46,7 @@ pub(super) fn cycles_for(
     seed: u64,
 ) -> Result<f64, ReproError> {
     // All seeds run the same program; only its frames differ.
-    let mut workload = on_chip(vec![job(program, 1)], 2, true, RunScale { scale, warm_up_cycles: 0 }, seed)?;
+    let mut workload = chip_setup(vec![job(program, 1)], 2, true, RunScale { scale, warm_up_cycles: 0 }, seed)?;
     workload.options.warm_up = Some(RunLimit::Instructions(WARM_UP_INSTRUCTIONS));
     workload.options.ends = Some(RunLimit::Instructions(instructions));
     let results = workload.planned(&fixed_plan(&workload, &[format!("0-{}", colors - 1)])?)?;
@@ -95,8 +95,9 @@ fn finding(context: &ExperimentContext<'_>, scale: u64, curves: &[ColorCurve]) -
     let per_seed = context.per_seed(|_| count);
     let named = if rises.is_empty() { "none".to_string() } else { rises.join(", ") };
     let points = curves.iter().flat_map(|curve| {
-        let point =
-            |index: usize| DataPoint::over(curve.program, curve.colors[index].to_string(), &curve.over_seeds(index));
+        let point = |index: usize| {
+            DataPoint::over_values(curve.program, curve.colors[index].to_string(), &curve.values_over_seeds(index))
+        };
         (0..curve.colors.len()).map(point).collect::<Vec<_>>()
     });
     let note = format!(
@@ -122,11 +123,11 @@ fn finding(context: &ExperimentContext<'_>, scale: u64, curves: &[ColorCurve]) -
 fn figure(curves: &[ColorCurve]) -> ResultFigure {
     // Only programs that depend on colors; the others would all draw one flat line.
     let mut sensitive: Vec<&ColorCurve> = curves.iter().collect();
-    let top = |curve: &ColorCurve| mean(&curve.over_seeds(0));
+    let top = |curve: &ColorCurve| mean(&curve.values_over_seeds(0));
     sensitive.sort_by(|a, b| top(b).total_cmp(&top(a)));
     let series = sensitive.iter().take(8).map(|curve| {
         let point = |(at, &colors): (usize, &u32)| {
-            let values = curve.over_seeds(at);
+            let values = curve.values_over_seeds(at);
             let low = values.iter().copied().fold(f64::INFINITY, f64::min);
             let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             ChartPoint { interval: Some((low, high)), ..ChartPoint::new(f64::from(colors), mean(&values)) }

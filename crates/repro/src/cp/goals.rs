@@ -45,7 +45,7 @@ const WAYS: [(&str, CacheMode); 5] = [
 ];
 
 /// Slowdowns of both programs relative to running alone, in percent.
-fn slowed(
+fn slow_down(
     pair: ProgramPair,
     alone: [SoloWork; 2],
     way: CacheMode,
@@ -60,7 +60,7 @@ fn slowed(
                 workload.jobs[0].goal = Some(Goal { max_slowdown: Some(FLOOR), ..Goal::default() });
             }
             if ways {
-                in_ways(&mut workload);
+                divide_in_ways(&mut workload);
             }
             let parameters = format!("objective = '{objective}'\nmeasure_windows = 0");
             Some(sizing(&workload, TRACE_ENTRIES, DECIDES_FROM, DECISION_CYCLES, &parameters))
@@ -75,7 +75,7 @@ fn slowed(
 }
 
 /// The same machine with cache allocation in the L2 instead of a kernel that colors.
-fn in_ways(workload: &mut Workload) {
+fn divide_in_ways(workload: &mut Workload) {
     workload.machine.pages.colors = None;
     let l2 = workload.machine.caches.iter_mut().filter(|cache| cache.level == CacheLevel::L2);
     l2.for_each(|cache| {
@@ -97,7 +97,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             (0..pairs.len()).flat_map(|at| WAYS.iter().map(move |&(_, way)| (at, way))).collect();
         by_seed.push(context.run_all(&runs, |&(at, way)| {
             context.report_progress(&format!("{}+{}, {way:?}, seed {seed}", pairs[at].0, pairs[at].1));
-            slowed(pairs[at], [solos[2 * at], solos[2 * at + 1]], way, pace, seed)
+            slow_down(pairs[at], [solos[2 * at], solos[2 * at + 1]], way, pace, seed)
         })?);
     }
     Ok(vec![finding(context, pairs, &by_seed, pace)])
@@ -120,8 +120,12 @@ fn finding(
     for (at, pair) in pairs.iter().enumerate() {
         for (way, (name, _)) in WAYS.iter().enumerate() {
             let over = |which: usize| by_seed.iter().map(|seed| measured(seed, at, way)[which]).collect::<Vec<f64>>();
-            points.push(DataPoint::over(format!("{} (has the floor), % slower than alone", pair.0), *name, &over(0)));
-            points.push(DataPoint::over(format!("{} beside it", pair.1), *name, &over(1)));
+            points.push(DataPoint::over_values(
+                format!("{} (has the floor), % slower than alone", pair.0),
+                *name,
+                &over(0),
+            ));
+            points.push(DataPoint::over_values(format!("{} beside it", pair.1), *name, &over(1)));
             let bars = vec![mean(&over(0)).into(), mean(&over(1)).into()];
             groups.push(BarGroup { name: format!("{}+{}: {name}", pair.0, pair.1), bars });
         }
@@ -165,7 +169,7 @@ mod tests {
     fn the_machine_with_ways_can_be_built() {
         let pace = RunScale { scale: 60_000, warm_up_cycles: 0 };
         let mut workload = pair_on_chip(("vortex", "art"), true, pace, 1, 0).unwrap();
-        in_ways(&mut workload);
+        divide_in_ways(&mut workload);
         workload.machine.check().unwrap();
         let topology = workload.machine.topology();
         let machine = workload.lasting(0, 1_000).simulated().unwrap();

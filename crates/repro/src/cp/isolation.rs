@@ -26,7 +26,7 @@ fn gain_points(by_seed: &[Vec<MeasuredPair>]) -> Vec<DataPoint> {
                     .collect();
                 let program = [pair.pair.0, pair.pair.1][which];
                 let series = format!("{}: {program}", name(pair.pair));
-                points.push(DataPoint::over(series, format!("{first}:{}", COLORS - first), &values));
+                points.push(DataPoint::over_values(series, format!("{first}:{}", COLORS - first), &values));
             }
         }
     }
@@ -117,7 +117,7 @@ pub(super) fn chosen_sum(
         let values: Vec<f64> =
             by_seed.iter().zip(chosen).map(|(seed, chosen)| sum(&seed[index], chosen[index])).collect();
         let at = first.map_or("shared".to_string(), |first| format!("{first}:{}", COLORS - first));
-        DataPoint::over(name(pair.pair), at, &values)
+        DataPoint::over_values(name(pair.pair), at, &values)
     });
     Finding::new(
         "CP-2",
@@ -159,8 +159,8 @@ pub(super) fn recovered(context: &ExperimentContext<'_>, by_seed: &[Vec<Measured
                 name: format!("{of} ({})", name(pair.pair)),
                 bars: vec![mean(&shared).into(), mean(&best).into()],
             });
-            points.push(DataPoint::over("shared, over alone", format!("{}: {of}", name(pair.pair)), &shared));
-            points.push(DataPoint::over("best split, over alone", format!("{}: {of}", name(pair.pair)), &best));
+            points.push(DataPoint::over_values("shared, over alone", format!("{}: {of}", name(pair.pair)), &shared));
+            points.push(DataPoint::over_values("best split, over alone", format!("{}: {of}", name(pair.pair)), &best));
         }
     }
     let bars = BarChart {
@@ -213,7 +213,7 @@ pub(super) fn forecast_finding(
         for (which, series) in ["sharing", "best split by curves"].into_iter().enumerate() {
             let values: Vec<f64> = by_seed.iter().filter_map(|seed| off(&seed[index], said)[which]).collect();
             if !values.is_empty() {
-                points.push(DataPoint::over(
+                points.push(DataPoint::over_values(
                     format!("forecast over measured, {series}, %"),
                     name(by_seed[0][index].pair),
                     &values,
@@ -228,7 +228,7 @@ pub(super) fn forecast_finding(
             best / pair.weighted_speedup(&pair.shared) - 1.0
         };
         let best = mean(&by_seed.iter().map(gain_of).collect::<Vec<_>>());
-        let chosen = said.chosen(by_seed[0][index].shared_speedup());
+        let chosen = said.choose(by_seed[0][index].shared_speedup());
         wrong += usize::from(if chosen.is_none() { best > 0.01 } else { best < -0.01 });
     }
     let per_seed: Vec<(u64, f64)> = context
@@ -282,8 +282,8 @@ pub(super) fn controls_unaffected(
             if mean(&values).abs() > 1.0 {
                 affected.push(format!("{program} beside {} {:.1} %", [pair.pair.1, pair.pair.0][which], mean(&values)));
             }
-            points.push(DataPoint::over("slowed by sharing, %", label.clone(), &values));
-            points.push(DataPoint::over("the same in other frames, %", label, &again));
+            points.push(DataPoint::over_values("slowed by sharing, %", label.clone(), &values));
+            points.push(DataPoint::over_values("the same in other frames, %", label, &again));
         }
     }
     let affected = if affected.is_empty() { "none".to_string() } else { affected.join(", ") };

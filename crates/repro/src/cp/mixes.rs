@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::choices::{WINDOW_CYCLES, sizing};
 use super::pairs::{ColorCurves, ProgramInput, SoloWork, alone_by_colors, solos};
-use super::{COLORS, RunScale, fixed_plan, job, on_chip};
+use super::{COLORS, RunScale, chip_setup, fixed_plan, job};
 use crate::run_request;
 use crate::steered;
 use crate::work::{InstructionRange, WorkRun};
@@ -52,7 +52,7 @@ impl SizedMix {
 pub(crate) fn draw(generator: &mut SplitMix64, count: usize) -> Vec<usize> {
     let mut left: Vec<usize> = (0..PROGRAMS.len()).collect();
     let mut drawn: Vec<usize> =
-        (0..count).map(|_| left.swap_remove(generator.below(left.len() as u64) as usize)).collect();
+        (0..count).map(|_| left.swap_remove(generator.draw_below(left.len() as u64) as usize)).collect();
     drawn.sort_unstable();
     drawn
 }
@@ -80,7 +80,7 @@ fn run_mix(
     seed: u64,
 ) -> Result<SizedMix, ReproError> {
     let jobs = programs.iter().map(|&index| job(PROGRAMS[index], 1)).collect();
-    let workload = on_chip(jobs, programs.len() as u32, true, pace, seed)?;
+    let workload = chip_setup(jobs, programs.len() as u32, true, pace, seed)?;
     let of: Vec<&(SoloWork, ColorCurves)> = programs.iter().map(|index| &alone[index]).collect();
     let solo: Vec<f64> = of.iter().map(|(solo, _)| solo.rate).collect();
     let work: Vec<InstructionRange> = of.iter().map(|(solo, _)| solo.work).collect();
@@ -165,8 +165,8 @@ fn findings(
     let points = all.iter().flat_map(|mix| {
         let gain = |value: f64| [100.0 * (value / mix.shared - 1.0)];
         [
-            DataPoint::over("online", format!("{} [{}]", mix.name(), mix.online_shares), &gain(mix.online)),
-            DataPoint::over("offline", mix.name(), &gain(mix.offline)),
+            DataPoint::over_values("online", format!("{} [{}]", mix.name(), mix.online_shares), &gain(mix.online)),
+            DataPoint::over_values("offline", mix.name(), &gain(mix.offline)),
         ]
     });
     let points: Vec<DataPoint> = points.collect();

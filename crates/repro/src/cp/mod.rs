@@ -91,7 +91,7 @@ pub(crate) fn experiments() -> Vec<Experiment> {
 }
 
 /// A workload of programs on the chip. More `cores` than the thesis's two are for more programs on the same cache.
-pub(crate) fn on_chip(
+pub(crate) fn chip_setup(
     jobs: Vec<WorkloadJob>,
     cores: u32,
     l3: bool,
@@ -150,7 +150,7 @@ pub(crate) fn nominal_ns(workload: &Workload, cycles: u64) -> u64 {
 }
 
 /// Runs a policy under its own name.
-pub(crate) fn decided_by(
+pub(crate) fn decision_by(
     workload: &Workload,
     name: &str,
     parameters: &str,
@@ -176,13 +176,13 @@ mod tests {
     #[test]
     fn a_fixed_split_is_the_run_of_the_policy_that_states_it() {
         let pace = RunScale { scale: 60_000, warm_up_cycles: 300_000 };
-        let workload = on_chip(vec![job("mcf", 1), job("art", 2)], 2, true, pace, 1).unwrap();
+        let workload = chip_setup(vec![job("mcf", 1), job("art", 2)], 2, true, pace, 1).unwrap();
         let works = [InstructionRange { from_instr: 40_000.0, to_instr: 200_000.0 }; 2];
         let plan = fixed_plan(&workload, &split(4)).unwrap();
         let fixed = work::together(&workload, &works, Some(&plan)).unwrap();
         let window_ns = nominal_ns(&workload, TOLD_CYCLES);
         let parameters = format!("window_ns = {window_ns}\nsteps = [{{ shares = ['0-3', '4-15'] }}]");
-        let config = decided_by(&workload, "static-partition", &parameters, plan.first_window);
+        let config = decision_by(&workload, "static-partition", &parameters, plan.first_window);
         let stated = steered::run_together(&workload, &works, built(config).unwrap()).unwrap();
         assert_eq!((fixed.rates, fixed.results), (stated.rates, stated.results));
     }

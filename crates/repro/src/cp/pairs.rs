@@ -9,7 +9,7 @@ use cachemate_policy::partition::demand_curve::DemandCurve;
 use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, exact};
 use serde::{Deserialize, Serialize};
 
-use super::{COLORS, RunScale, fixed_plan, job, on_chip, split};
+use super::{COLORS, RunScale, chip_setup, fixed_plan, job, split};
 use crate::run_request;
 use crate::setup::Workload;
 use crate::work::InstructionRange;
@@ -106,7 +106,7 @@ pub(crate) fn solos(
 ) -> Result<Vec<SoloWork>, ReproError> {
     context.run_all(programs, |&(program, input)| {
         context.report_progress(&format!("{program} alone, seed {seed}"));
-        let (work, rates) = run_request::alone(&on_chip(vec![job(program, input)], 2, l3, pace, seed)?)?;
+        let (work, rates) = run_request::alone(&chip_setup(vec![job(program, input)], 2, l3, pace, seed)?)?;
         Ok(SoloWork { rate: rates.instr_per_cycle, work })
     })
 }
@@ -173,7 +173,7 @@ pub(crate) fn pair_on_chip(
     other_frames: u64,
 ) -> Result<Workload, ReproError> {
     let jobs = inputs(pair, seed).map(|(program, input)| job(program, input)).to_vec();
-    on_chip(jobs, 2, l3, pace, seed + other_frames)
+    chip_setup(jobs, 2, l3, pace, seed + other_frames)
 }
 
 /// A program alone with each number of colors.
@@ -196,16 +196,16 @@ pub(crate) fn alone_by_colors(
         programs.iter().flat_map(|&program| colors.iter().map(move |&colors| (program, colors))).collect();
     let answers = context.run_all(&runs, |&(((program, input), solo), colors)| {
         context.report_progress(&format!("{program} alone with {colors} colors, seed {seed}"));
-        let workload = on_chip(vec![job(program, input)], 2, l3, pace, seed)?;
+        let workload = chip_setup(vec![job(program, input)], 2, l3, pace, seed)?;
         let plan = fixed_plan(&workload, &[format!("0-{}", colors - 1)])?;
         let rates = run_request::together(&workload, &[solo.work], Some(&plan))?.rates[0];
         Ok([rates.misses_per_kilo_instr, 1.0 / rates.instr_per_cycle, rates.data_stalls_per_kilo_instr])
     })?;
-    Ok(answers.chunks(colors.len()).map(|row| filled_in(colors, row)).collect())
+    Ok(answers.chunks(colors.len()).map(|row| fill_in(colors, row)).collect())
 }
 
 /// Values for every number of colors, interpolated linearly between the measured ones.
-fn filled_in(colors: &[u32], row: &[[f64; 3]]) -> ColorCurves {
+fn fill_in(colors: &[u32], row: &[[f64; 3]]) -> ColorCurves {
     let at = |held: u32, which: usize| {
         let next = colors.partition_point(|&measured| measured < held).min(colors.len() - 1);
         let before = next.saturating_sub(usize::from(colors[next] > held));
@@ -230,7 +230,7 @@ impl PairForecast {
     /// An operator's choice for weighted speed-up: colors of the first program; `None` = leave the cache shared,
     /// because dividing it is expected to gain less than 1 %. Sharing is the present state, so its value (the sum of
     /// speeds relative to running alone) is measured in a run of the pair and not forecast.
-    pub fn chosen(&self, weighted_speedup_shared: f64) -> Option<u32> {
+    pub fn choose(&self, weighted_speedup_shared: f64) -> Option<u32> {
         let divided: f64 = self.split.iter().sum();
         (divided / weighted_speedup_shared - 1.0 >= 0.01).then_some(self.first)
     }
@@ -283,11 +283,11 @@ mod tests {
     /// Does the chosen split give space to programs that it speeds up, and leave the cache shared if it would not help?
     #[test]
     fn space_goes_to_whom_it_speeds_up() {
-        let workload = on_chip(Vec::new(), 2, true, RunScale { scale: 1_000, warm_up_cycles: 0 }, 1).unwrap();
-        let flat = filled_in(&[1, 16], &[[10.0, 2.0, 0.0]; 2]);
-        let steep = filled_in(&[1, 8, 16], &[[40.0, 6.0, 0.0], [2.0, 1.1, 0.0], [0.0, 1.0, 0.0]]);
+        let workload = chip_setup(Vec::new(), 2, true, RunScale { scale: 1_000, warm_up_cycles: 0 }, 1).unwrap();
+        let flat = fill_in(&[1, 16], &[[10.0, 2.0, 0.0]; 2]);
+        let steep = fill_in(&[1, 8, 16], &[[40.0, 6.0, 0.0], [2.0, 1.1, 0.0], [0.0, 1.0, 0.0]]);
         let chosen = |a: &ColorCurves, b: &ColorCurves, shared: f64| {
-            expected(&workload, [&a.space, &b.space]).unwrap().chosen(shared)
+            expected(&workload, [&a.space, &b.space]).unwrap().choose(shared)
         };
         assert_eq!(chosen(&steep, &flat, 1.6), Some(15));
         assert_eq!(chosen(&flat, &steep, 1.6), Some(1));
@@ -298,7 +298,7 @@ mod tests {
     /// Do lines between measured numbers of colors pass through the measured points?
     #[test]
     fn measured_points_are_kept() {
-        let alone = filled_in(&[1, 4, 16], &[[8.0, 2.0, 90.0], [2.0, 1.0, 0.0], [2.0, 1.0, 0.0]]);
+        let alone = fill_in(&[1, 4, 16], &[[8.0, 2.0, 90.0], [2.0, 1.0, 0.0], [2.0, 1.0, 0.0]]);
         assert_eq!(alone.space.misses_per_kilo_instr[..5], [8.0, 6.0, 4.0, 2.0, 2.0]);
         assert_eq!((alone.space.units(), alone.space.whole_cycles()), (16, 1.0));
         assert_eq!(alone.stalls_per_kilo_instr[..4], [90.0, 60.0, 30.0, 0.0]);

@@ -11,7 +11,7 @@ use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
 use cachemate_sim::results::RunResults;
 use serde::{Deserialize, Serialize};
 
-use super::{RunScale, decided_by, job, on_chip};
+use super::{RunScale, chip_setup, decision_by, job};
 use crate::setup::{Workload, built};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
@@ -33,7 +33,7 @@ fn workload(footprint_bytes: u64, interval_cycles: u64, seed: u64) -> Result<Wor
     let mut program = job("warehouses", seed);
     program.options.footprint_bytes = Some(footprint_bytes);
     // Two intervals to touch all pages.
-    Ok(on_chip(vec![program], 2, true, RunScale { scale: 1, warm_up_cycles: 0 }, seed)?
+    Ok(chip_setup(vec![program], 2, true, RunScale { scale: 1, warm_up_cycles: 0 }, seed)?
         .lasting(2 * interval_cycles, SWAPS * interval_cycles))
 }
 
@@ -58,8 +58,8 @@ fn swapped(
         ),
         None => format!("window_ns = {window_ns}\nsteps = [{{ shares = ['0-7'] }}]"),
     };
-    let by = built(decided_by(workload, "static-partition", &parameters, WindowLength::Cycles { cycles: 1_000 }))?;
-    let run = workload.managed(by)?;
+    let by = built(decision_by(workload, "static-partition", &parameters, WindowLength::Cycles { cycles: 1_000 }))?;
+    let run = workload.run_managed(by)?;
     Ok((run.results, run.records))
 }
 
@@ -90,7 +90,7 @@ fn pages_copied(records: &[WindowRecord], from_ns: u64) -> f64 {
     pages as f64
 }
 
-fn lost(workload: &Workload, interval_cycles: u64) -> Result<ResizeCost, ReproError> {
+fn measure_lost_work(workload: &Workload, interval_cycles: u64) -> Result<ResizeCost, ReproError> {
     let (still, _) = swapped(workload, interval_cycles, None)?;
     let (swapping, records) = swapped(workload, interval_cycles, Some("all"))?;
     let pages = pages_copied(&records, ns(workload, workload.warm_up_cycles));
@@ -114,7 +114,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         |item| format!("{item:?} {footprint_bytes}"),
         |&(seed, interval)| {
             context.report_progress(&format!("swapping every {interval} cycles, seed {seed}"));
-            lost(&workload(footprint_bytes, interval, seed)?, interval)
+            measure_lost_work(&workload(footprint_bytes, interval, seed)?, interval)
         },
     )?;
     let by_seed: Vec<&[ResizeCost]> = all.chunks(intervals.len()).collect();
@@ -147,7 +147,7 @@ fn against_computed(context: &ExperimentContext<'_>, intervals: &[u64], by_seed:
         let ms = interval as f64 / 1.5e6;
         let both = [values(index, |lost| lost.measured), values(index, |lost| lost.computed)];
         for (series, values) in series.iter_mut().zip(&both) {
-            points.push(DataPoint::over(series.name.clone(), format!("{ms:.0} ms"), values));
+            points.push(DataPoint::over_values(series.name.clone(), format!("{ms:.0} ms"), values));
             series.points.push(ChartPoint::new(ms, mean(values)));
         }
     }
@@ -199,7 +199,7 @@ fn ways_of_moving(footprint_bytes: u64, interval_cycles: u64, seed: u64) -> Resu
 fn ways_finding(context: &ExperimentContext<'_>, ways: &[Vec<f64>]) -> Finding {
     let points = WAYS.iter().enumerate().map(|(index, way)| {
         let values: Vec<f64> = ways.iter().map(|lost| 100.0 * lost[index]).collect();
-        DataPoint::over("throughput lost, %", *way, &values)
+        DataPoint::over_values("throughput lost, %", *way, &values)
     });
     let per_seed: Vec<(u64, f64)> =
         context.seeds.iter().zip(ways).map(|(&seed, lost)| (seed, 100.0 * (lost[0] - lost[2]))).collect();
@@ -231,7 +231,7 @@ mod tests {
         let (_, records) = swapped(&workload, interval, Some("all")).unwrap();
         let pages = pages_copied(&records, ns(&workload, workload.warm_up_cycles));
         assert!(pages >= 40.0 * SWAPS as f64, "{pages} pages in {SWAPS} swaps");
-        let lost = lost(&workload, interval).unwrap();
+        let lost = measure_lost_work(&workload, interval).unwrap();
         assert!(lost.measured > 0.0 && lost.computed > 0.05, "{lost:?}");
     }
 }

@@ -13,7 +13,7 @@ use cachemate_sim::kernels;
 use cachemate_sim::machine::{SimMachine, SimOptions, SimProgram};
 use serde::{Deserialize, Serialize};
 
-use super::{COLORS, RunScale, WAREHOUSE_BYTES, decided_by, job, on_chip};
+use super::{COLORS, RunScale, WAREHOUSE_BYTES, chip_setup, decision_by, job};
 use crate::setup::{Workload, built, failed, run_under};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
@@ -54,7 +54,8 @@ fn workload(seed: u64, lengths: ServiceLengths) -> Result<Workload, ReproError> 
     let mut served = job("warehouses", seed);
     (served.options.threads, served.options.groups) = (Some(1), Some(CLIENTS as u32));
     served.options.footprint_bytes = Some(CLIENTS as u64 * WAREHOUSE_BYTES);
-    let mut workload = on_chip(vec![served], CLIENTS as u32, true, RunScale { scale: SCALE, warm_up_cycles: 0 }, seed)?;
+    let mut workload =
+        chip_setup(vec![served], CLIENTS as u32, true, RunScale { scale: SCALE, warm_up_cycles: 0 }, seed)?;
     workload.warm_up_cycles = lengths.warm_up * lengths.window_cycles;
     workload.measured_cycles = 2 * lengths.each * lengths.window_cycles;
     Ok(workload)
@@ -134,7 +135,7 @@ fn static_rate(seed: u64, lengths: ServiceLengths, colors: u32, clients: usize) 
     let late = if clients == CLIENTS { 0 } else { u64::MAX >> 20 };
     let parameters =
         format!("window_ns = {}\nsteps = [{{ shares = ['0-{}'] }}]", window_ns(&workload, lengths), colors - 1);
-    let by = decided_by(&workload, "static-partition", &parameters, first_window());
+    let by = decision_by(&workload, "static-partition", &parameters, first_window());
     let seen = windows(machine(&workload, late)?, by, lengths.warm_up)?;
     Ok(mean(&seen.iter().map(|seen| seen.rate_per_s).collect::<Vec<_>>()))
 }
@@ -167,7 +168,7 @@ fn story(seed: u64, lengths: ServiceLengths, sizes: &[u32]) -> Result<ServiceRun
     let halfway = workload.warm_up_cycles + lengths.each * lengths.window_cycles;
     let window_ns = window_ns(&workload, lengths);
     let follow = |name: &str, parameters: &str| {
-        let by = decided_by(&workload, name, parameters, first_window());
+        let by = decision_by(&workload, name, parameters, first_window());
         windows(machine(&workload, halfway)?, by, lengths.warm_up)
     };
     let fixed = |colors: u32| {
@@ -191,7 +192,7 @@ impl ServiceRun {
     }
     /// Windows that miss the level, except those that detected the miss (the share grew right after) and those in which
     /// pages were still being copied.
-    pub fn unexcused(&self) -> usize {
+    pub fn unexcused_count(&self) -> usize {
         let missed = self.missed(&self.managed);
         let excused = |at: usize| {
             let found_out = self.managed.get(at + 1).is_some_and(|next| next.colors > self.managed[at].colors);
@@ -222,29 +223,29 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         },
     )?;
     let per_seed: Vec<(u64, f64)> =
-        context.seeds.iter().zip(&stories).map(|(&seed, story)| (seed, story.unexcused() as f64)).collect();
-    let over = |of: fn(&ServiceRun) -> f64| stories.iter().map(of).collect::<Vec<f64>>();
+        context.seeds.iter().zip(&stories).map(|(&seed, story)| (seed, story.unexcused_count() as f64)).collect();
+    let over = |value: fn(&ServiceRun) -> f64| stories.iter().map(value).collect::<Vec<f64>>();
     let count = |story: &ServiceRun| story.missed(&story.managed).iter().filter(|missed| **missed).count() as f64;
     let first = &stories[0];
     let points = vec![
-        DataPoint::over(
+        DataPoint::over_values(
             "rate of four clients over the level, %",
             format!("static {}", first.small),
             &over(|story| story.off_level(&story.static_small)),
         ),
-        DataPoint::over(
+        DataPoint::over_values(
             "rate of four clients over the level, %",
             "resized",
             &over(|story| story.off_level(&story.managed)),
         ),
-        DataPoint::over(
+        DataPoint::over_values(
             "rate of four clients over the level, %",
             format!("static {}", first.large),
             &over(|story| story.off_level(&story.static_large)),
         ),
-        DataPoint::over("colors", "static small", &over(|story| f64::from(story.small))),
-        DataPoint::over("colors", "static large", &over(|story| f64::from(story.large))),
-        DataPoint::over(
+        DataPoint::over_values("colors", "static small", &over(|story| f64::from(story.small))),
+        DataPoint::over_values("colors", "static large", &over(|story| f64::from(story.large))),
+        DataPoint::over_values(
             "colors, mean over the run",
             "resized",
             &over(|story| mean(&story.managed.iter().map(|seen| f64::from(seen.colors)).collect::<Vec<_>>())),
@@ -326,7 +327,7 @@ mod tests {
             static_small: Vec::new(),
             static_large: Vec::new(),
         };
-        assert_eq!(story.unexcused(), 1);
+        assert_eq!(story.unexcused_count(), 1);
     }
 
     /// Do the late clients arrive halfway, and not earlier?
@@ -334,7 +335,7 @@ mod tests {
     fn late_clients_come_halfway() {
         let lengths = ServiceLengths { window_cycles: 100_000, warm_up: 1, each: 2 };
         let workload = workload(1, lengths).unwrap();
-        let by = decided_by(
+        let by = decision_by(
             &workload,
             "static-partition",
             &format!("window_ns = {}\nsteps = [{{ shares = ['0-7'] }}]", window_ns(&workload, lengths)),

@@ -11,7 +11,7 @@ use cachemate_core::{MachineSpec, PolicyConfig, SplitMix64, TaskId};
 use cachemate_interval::{IntervalJob, IntervalMachine, Options, PhasedProgram, closed_form};
 use cachemate_policy::policies;
 
-use super::speed::on_cpu_seconds;
+use super::speed::cpu_seconds;
 use super::whatif::{differs, pipeline};
 use crate::setup::failed;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
@@ -50,7 +50,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     for entry in policies::ENTRIES {
         context.go_on()?;
         context.report_progress(&format!("INTERVAL-1: {}, {windows} windows", entry.name));
-        all.push(behaved(entry.name, windows, seed, &|| context.go_on().is_ok())?);
+        all.push(compare_behavior(entry.name, windows, seed, &|| context.go_on().is_ok())?);
         context.go_on()?;
     }
     Ok(findings(&all, seed))
@@ -59,7 +59,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
 fn findings(all: &[PolicyBehavior], seed: u64) -> Vec<Finding> {
     let most = |of: &dyn Fn(&PolicyBehavior) -> f64| all.iter().map(of).fold(0.0, f64::max);
     let points = |series: &str, of: &dyn Fn(&PolicyBehavior) -> f64| -> Vec<DataPoint> {
-        all.iter().map(|one| DataPoint::over(series, one.policy, &[of(one)])).collect()
+        all.iter().map(|one| DataPoint::over_values(series, one.policy, &[of(one)])).collect()
     };
     let waits = |one: &PolicyBehavior| one.longest_wait_seconds;
     let changes = |one: &PolicyBehavior| one.changes as f64 / one.hours;
@@ -103,7 +103,7 @@ fn findings(all: &[PolicyBehavior], seed: u64) -> Vec<Finding> {
     ]
 }
 
-fn behaved(
+fn compare_behavior(
     policy: &'static str,
     windows: u64,
     seed: u64,
@@ -117,7 +117,7 @@ fn behaved(
     machine.set_first_window(by.config().first_window);
     let mut watch = WaitMonitor::default();
     let (mut count, mut changes, mut before, mut resident) = (0, 0, None, None);
-    let began = on_cpu_seconds();
+    let began = cpu_seconds();
     let machine = by
         .run(machine, |_, record| {
             count += 1;
@@ -137,7 +137,7 @@ fn behaved(
         changes,
         longest_wait_seconds: watch.longest_ns as f64 / 1e9,
         least_share: watch.least_share(),
-        ms_per_window: began.zip(on_cpu_seconds()).map(|(began, now)| 1e3 * (now - began) / count.max(1) as f64),
+        ms_per_window: began.zip(cpu_seconds()).map(|(began, now)| 1e3 * (now - began) / count.max(1) as f64),
         grown_bytes: resident.zip(resident_bytes()).map(|(before, now)| now - before),
     })
 }
@@ -198,7 +198,7 @@ fn jobs(spec: &MachineSpec, seed: u64) -> Vec<IntervalJob> {
     let mut draws = SplitMix64::new(seed);
     let mut job = |index: usize| {
         let phases = (0..4).map(|_| {
-            let mut phase = match draws.below(4) {
+            let mut phase = match draws.draw_below(4) {
                 0 => closed_form::stream(line, cache, 0.002 + 0.02 * draws.unit()),
                 1 => closed_form::uniform(line, cache, cache * (0.05 + 0.2 * draws.unit()), 0.02),
                 _ => closed_form::uniform(line, cache, cache * (0.4 + draws.unit()), 0.01 + 0.01 * draws.unit()),
@@ -210,7 +210,7 @@ fn jobs(spec: &MachineSpec, seed: u64) -> Vec<IntervalJob> {
         let program = PhasedProgram {
             phases,
             repeats_from: Some(0),
-            ..PhasedProgram::steady(format!("p{index}"), one(line, cache))
+            ..PhasedProgram::steady(format!("p{index}"), phase(line, cache))
         };
         let ends = index % 3 == 2;
         IntervalJob {
@@ -223,7 +223,7 @@ fn jobs(spec: &MachineSpec, seed: u64) -> Vec<IntervalJob> {
 }
 
 /// The phase that [`PhasedProgram::steady`] takes, if its phases are replaced at once.
-fn one(line: f64, cache: f64) -> cachemate_interval::ProgramPhase {
+fn phase(line: f64, cache: f64) -> cachemate_interval::ProgramPhase {
     closed_form::stream(line, cache, 0.01)
 }
 
@@ -256,7 +256,7 @@ mod tests {
     #[test]
     fn a_run_is_counted_and_nobody_starves() {
         for policy in ["default", "round-robin"] {
-            let conduct = behaved(policy, 3, 1, &|| true).unwrap();
+            let conduct = compare_behavior(policy, 3, 1, &|| true).unwrap();
             assert_eq!(conduct.windows, 3, "{policy}");
             assert!(conduct.longest_wait_seconds < 10.0, "{conduct:?}");
         }

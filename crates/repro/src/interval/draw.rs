@@ -161,7 +161,7 @@ pub struct MachineTruth {
 ///
 /// # Errors
 /// An unknown machine, a run that fails, or the interruption.
-pub fn measured(context: &ExperimentContext<'_>, setup: &MachineSetup, seed: u64) -> Result<MachineTruth, ReproError> {
+pub fn measure(context: &ExperimentContext<'_>, setup: &MachineSetup, seed: u64) -> Result<MachineTruth, ReproError> {
     let machine = cachemate_spec::load_machine(setup.machine).map_err(failed(setup.machine))?;
     let mut generator = SplitMix64::new(seed ^ u64::from(machine.cores()) << 32 ^ machine.hertz);
     let mut names = POOL.to_vec();
@@ -170,7 +170,7 @@ pub fn measured(context: &ExperimentContext<'_>, setup: &MachineSetup, seed: u64
     let jobs: Vec<WorkloadJob> =
         names.iter().enumerate().map(|(index, name)| WorkloadJob::new(name, seed * 1_000 + index as u64)).collect();
     context.report_progress(&format!("{}: {} programs alone", setup.machine, jobs.len()));
-    let programs = context.run_all(&jobs, |job| profiled(job, &machine, setup))?;
+    let programs = context.run_all(&jobs, |job| profile_job(job, &machine, setup))?;
     let run = |wanted: &[CoRun]| {
         context.report_progress(&format!("{}: {} co-runs", setup.machine, wanted.len()));
         context.run_all(wanted, |run| together(run, &jobs, &programs, &machine, setup))
@@ -214,11 +214,11 @@ fn loses(run: &CoRun, programs: &[ProfiledProgram]) -> bool {
     run.jobs.iter().zip(&run.rates).any(slower)
 }
 
-fn profiled(job: &WorkloadJob, machine: &MachineSpec, setup: &MachineSetup) -> Result<ProfiledProgram, ReproError> {
+fn profile_job(job: &WorkloadJob, machine: &MachineSpec, setup: &MachineSetup) -> Result<ProfiledProgram, ReproError> {
     let mut workload = Workload {
         machine: machine.clone(),
         options: SimOptions::default(),
-        jobs: vec![job.clone().on_cpus([0].into_iter().collect())],
+        jobs: vec![job.clone().with_cpus([0].into_iter().collect())],
         warm_up_cycles: setup.warm_up_cycles,
         measured_cycles: setup.measured_cycles,
     };
@@ -249,7 +249,7 @@ fn to_run(kind: CoRunKind, jobs: Vec<(usize, u32)>, ways: Vec<u32>) -> CoRun {
 }
 
 /// Programs on the first cores of one cache.
-fn beside(programs: &[usize], machine: &MachineSpec) -> Vec<(usize, u32)> {
+fn programs_beside(programs: &[usize], machine: &MachineSpec) -> Vec<(usize, u32)> {
     programs.iter().enumerate().map(|(index, &program)| (program, index as u32 * machine.contexts_per_core)).collect()
 }
 
@@ -259,7 +259,7 @@ fn pairs(generator: &mut SplitMix64, setup: &MachineSetup, machine: &MachineSpec
     let mut all: Vec<[usize; 2]> = (0..setup.programs).flat_map(both).collect();
     generator.shuffle(&mut all);
     all.iter_mut().for_each(|pair| generator.shuffle(pair));
-    all.iter().map(|pair| to_run(CoRunKind::Pair, beside(pair, machine), Vec::new())).collect()
+    all.iter().map(|pair| to_run(CoRunKind::Pair, programs_beside(pair, machine), Vec::new())).collect()
 }
 
 /// Groups, pairings and partitions. Partitions are of pairs that lose by sharing, if there are enough.
@@ -280,7 +280,7 @@ fn larger(
         order
     };
     for _ in 0..setup.fours {
-        runs.push(to_run(CoRunKind::Four, beside(&some(4), machine), Vec::new()));
+        runs.push(to_run(CoRunKind::Four, programs_beside(&some(4), machine), Vec::new()));
     }
     for mix in 0..setup.pairings {
         let four = some(4);
@@ -293,7 +293,7 @@ fn larger(
     }
     let mut losing = losing.into_iter();
     for mix in 0..setup.partitions {
-        let jobs = losing.next().unwrap_or_else(|| beside(&some(2), machine));
+        let jobs = losing.next().unwrap_or_else(|| programs_beside(&some(2), machine));
         let number = (setup.pairings + mix) as u32;
         runs.push(to_run(CoRunKind::Plan(number), jobs.clone(), Vec::new()));
         for first in [ways / 8, ways / 2, ways - ways / 8] {

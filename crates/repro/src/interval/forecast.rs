@@ -67,22 +67,22 @@ impl TimedProgram {
     ///
     /// # Errors
     /// A job that cannot run alone.
-    pub fn measured(job: &WorkloadJob, machine: &MachineSpec) -> Result<Self, ReproError> {
-        Ok(TimedProgram { draws: vec![nominal::measured(job, machine, 1.0)?], basis: TimingBasis::SoloRun })
+    pub fn measure(job: &WorkloadJob, machine: &MachineSpec) -> Result<Self, ReproError> {
+        Ok(TimedProgram { draws: vec![nominal::measure(job, machine, 1.0)?], basis: TimingBasis::SoloRun })
     }
 
     /// Timing by a run alone if `recording` has one thread, else by the prior: of several threads, a run alone would time
     /// the first, and other formats than `.cmt` cannot be run.
     ///
     /// # Errors
-    /// As [`TimedProgram::measured`] and [`TimedProgram::of_profile`].
-    pub fn of_recording(recording: &Path, file: &ProfileFile, machine: &MachineSpec) -> Result<Self, ReproError> {
+    /// As [`TimedProgram::measure`] and [`TimedProgram::from_profile`].
+    pub fn from_recording(recording: &Path, file: &ProfileFile, machine: &MachineSpec) -> Result<Self, ReproError> {
         let threads = CmtReader::open(recording).ok().and_then(|reader| Some(reader.totals()?.threads.len()));
         match threads {
             Some(0 | 1) => {
-                TimedProgram::measured(&WorkloadJob::recorded(&file.program, recording.to_path_buf(), 1), machine)
+                TimedProgram::measure(&WorkloadJob::recorded(&file.program, recording.to_path_buf(), 1), machine)
             }
-            _ => TimedProgram::of_profile(file, machine),
+            _ => TimedProgram::from_profile(file, machine),
         }
     }
 
@@ -90,7 +90,7 @@ impl TimedProgram {
     ///
     /// # Errors
     /// A profile without a miss curve, or without references per instruction.
-    pub fn of_profile(file: &ProfileFile, machine: &MachineSpec) -> Result<Self, ReproError> {
+    pub fn from_profile(file: &ProfileFile, machine: &MachineSpec) -> Result<Self, ReproError> {
         let draw = |index: usize| nominal::from_file_with(file, machine, &TimingPrior::draw(index, DRAWS));
         Ok(TimedProgram { draws: (0..DRAWS).map(draw).collect::<Result<_, _>>()?, basis: TimingBasis::Prior })
     }
@@ -285,7 +285,7 @@ mod tests {
         let machine = cachemate_spec::load_machine("opteron-2350").unwrap();
         let timed = |name: &str, seed| {
             let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../recordings/{name}.cmt"));
-            TimedProgram::measured(&WorkloadJob::recorded(name, path, seed), &machine).unwrap()
+            TimedProgram::measure(&WorkloadJob::recorded(name, path, seed), &machine).unwrap()
         };
         let members = together(&machine, &[&timed("sort", 4), &timed("cc1", 7)]).unwrap();
         let slowdowns: Vec<f64> = members.iter().map(|member| member.slowdown.value).collect();

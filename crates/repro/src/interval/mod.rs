@@ -95,7 +95,7 @@ pub fn truth(
     let mut truth = known.unwrap_or(ValidationTruth { seed, quick: context.quick, benches: Vec::new() });
     for setup in draw::setups(truth.quick) {
         if truth.benches.iter().all(|bench| bench.machine != setup.machine) {
-            truth.benches.push(draw::measured(context, &setup, truth.seed)?);
+            truth.benches.push(draw::measure(context, &setup, truth.seed)?);
             each(&truth)?;
         }
     }

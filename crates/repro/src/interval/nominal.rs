@@ -19,7 +19,7 @@ const READING_CYCLES: u64 = 100_000;
 ///
 /// # Errors
 /// As [`crate::phased_profile::profile`].
-pub fn measured(job: &WorkloadJob, machine: &MachineSpec, stretch: f64) -> Result<PhasedProgram, ReproError> {
+pub fn measure(job: &WorkloadJob, machine: &MachineSpec, stretch: f64) -> Result<PhasedProgram, ReproError> {
     // Hours of nominal time repeat no first touches.
     let options = SimOptions { seed: job.seed, is_resident: true, ..SimOptions::default() };
     let until_instr = phased_profile::instructions_in(job, machine, &options, MEASURED_CYCLES)?;
@@ -54,17 +54,17 @@ const WRITTEN_BACK_SHARE: f64 = 0.3;
 impl TimingPrior {
     /// The geometric middle of both ranges.
     pub fn middle() -> Self {
-        TimingPrior::at(0.5, 0.5)
+        TimingPrior::new(0.5, 0.5)
     }
 
     /// Draw number `number` of `draws`, which cover both ranges evenly.
     pub fn draw(number: usize, draws: usize) -> Self {
         // The second coordinate of a lattice whose points never align with the first.
         let golden = (number as f64 + 0.5) * 0.618_033_988_749_895;
-        TimingPrior::at((number as f64 + 0.5) / draws as f64, golden - libm::floor(golden))
+        TimingPrior::new((number as f64 + 0.5) / draws as f64, golden - libm::floor(golden))
     }
 
-    fn at(overlap: f64, other: f64) -> Self {
+    fn new(overlap: f64, other: f64) -> Self {
         let between = |(low, high): (f64, f64), share: f64| low * libm::pow(high / low, share);
         TimingPrior {
             overlapping_misses: between(OVERLAPPING_MISSES, overlap),

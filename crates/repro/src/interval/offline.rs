@@ -109,7 +109,7 @@ pub fn offline(context: &ExperimentContext<'_>, recordings: &[(String, PathBuf)]
     let (warm_up, measured) = context.pick((12_000_000, 8_000_000), (25_000_000, 15_000_000));
     let (mut tasks, mut runs) = (Vec::new(), 0);
     for name in MACHINES {
-        let bench = CoRunBench::on(name, seed, warm_up, measured)?;
+        let bench = CoRunBench::load(name, seed, warm_up, measured)?;
         let cpus = caches(&bench.machine.topology())?;
         let cpus = cpus.into_iter().find(|cpus| cpus.len() > 1).ok_or_else(|| failed(name)("no shared cache"))?;
         let mut generator = SplitMix64::new(seed ^ 0x0ff1);
@@ -122,7 +122,7 @@ pub fn offline(context: &ExperimentContext<'_>, recordings: &[(String, PathBuf)]
         };
         let timed = context.run_here(&used, |&index| {
             context.report_progress(&format!("{name}: {} alone", recordings[index].0));
-            TimedProgram::measured(&job(index), &bench.machine)
+            TimedProgram::measure(&job(index), &bench.machine)
         })?;
         let timed_of = |index: usize| &timed[used.iter().position(|&known| known == index).unwrap_or(0)];
         let truth = context.run_all(&sets, |set| {

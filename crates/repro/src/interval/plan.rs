@@ -11,7 +11,7 @@ use cachemate_core::{
 use cachemate_interval::IntervalMachine;
 use serde::Serialize;
 
-use super::whatif::{WhatIfQuery, differs, in_words, started};
+use super::whatif::{WhatIfQuery, describe_reason, differs, started};
 use crate::setup::failed;
 use crate::{ExperimentContext, ReproError};
 
@@ -76,7 +76,7 @@ impl Log {
             .decision
             .reasons
             .iter()
-            .map(|reason| in_words(reason, |task| self.names.get(task).cloned()))
+            .map(|reason| describe_reason(reason, |task| self.names.get(task).cloned()))
             .collect();
         // Reasons that are the same in every window are not repeated.
         if changed || !reasons.is_empty() && self.decisions.last().is_none_or(|last| last.reasons != reasons) {
@@ -155,7 +155,7 @@ mod tests {
         ];
         let question = WhatIfQuery { machine, jobs, length_ns: 60_000_000_000, seed: 1, explicit: false, guard: false };
         let stop = AtomicBool::new(false);
-        let context = ExperimentContext { quick: true, ..ExperimentContext::of_seed(1, &stop) };
+        let context = ExperimentContext { quick: true, ..ExperimentContext::for_seed(1, &stop) };
         let plan = planned(&context, &question, "round-robin").unwrap();
         assert!(plan.changes.iter().any(|line| line.starts_with("move task 0 'stream' to CPUs")), "{plan:?}");
         let gave = |reason: &str| {

@@ -62,7 +62,7 @@ pub struct PlanTruth<'a> {
 impl<'a> PlanTruth<'a> {
     /// # Errors
     /// More programs than cores, or a machine without a data cache.
-    pub fn of(spec: &'a MachineSpec, jobs: &'a [IntervalJob]) -> Result<Self, ReproError> {
+    pub fn new(spec: &'a MachineSpec, jobs: &'a [IntervalJob]) -> Result<Self, ReproError> {
         let last = spec.last_level().ok_or_else(|| failed(&spec.name)("no data cache to share"))?;
         let parts = last.way_partitions.map(|_| last.ways).or(spec.pages.colors).unwrap_or(1);
         let contexts = spec.contexts_per_core;
@@ -128,8 +128,8 @@ impl<'a> PlanTruth<'a> {
     /// The plan with two CPUs exchanged, or with another partition for one job.
     fn neighbor(&self, plan: &StaticPlan, generator: &mut SplitMix64) -> StaticPlan {
         let mut next = plan.clone();
-        let job = generator.below(plan.cpu_of.len() as u64) as usize;
-        if self.parts > 1 && generator.below(2) == 0 {
+        let job = generator.draw_below(plan.cpu_of.len() as u64) as usize;
+        if self.parts > 1 && generator.draw_below(2) == 0 {
             let cache = |index: usize| next.cpu_of[index] / self.cpus_each;
             let taken: u32 = (0..plan.units.len())
                 .filter(|&index| index != job && cache(index) == cache(job))
@@ -137,10 +137,10 @@ impl<'a> PlanTruth<'a> {
                 .sum();
             // At least one unit remains shared.
             let left = self.parts.saturating_sub(taken + 1);
-            next.units[job] = generator.below(u64::from(left) + 1) as u32;
+            next.units[job] = generator.draw_below(u64::from(left) + 1) as u32;
             return next;
         }
-        let cpu = self.cpus[generator.below(self.cpus.len() as u64) as usize];
+        let cpu = self.cpus[generator.draw_below(self.cpus.len() as u64) as usize];
         if let Some(other) = plan.cpu_of.iter().position(|&taken| taken == cpu) {
             next.cpu_of[other] = plan.cpu_of[job];
         }
@@ -212,7 +212,7 @@ mod tests {
         let reuser = steady("reuser", cachemate_interval::closed_form::uniform(64.0, lines, 0.7 * lines, 0.02));
         let stream = steady("stream", cachemate_interval::closed_form::stream(64.0, lines, 0.02));
         let jobs = [reuser, stream];
-        let truth = PlanTruth::of(&spec, &jobs).unwrap();
+        let truth = PlanTruth::new(&spec, &jobs).unwrap();
         let slowdown = |cpus: [u32; 2], units: u32| {
             truth.solve(StaticPlan { cpu_of: cpus.to_vec(), units: vec![units, 0] }).unwrap().slowdowns[0]
         };
@@ -240,7 +240,7 @@ mod tests {
                 job("stream", 0.0, None),
                 job("small", 0.02, None),
             ];
-            PlanTruth::of(&spec, &jobs).unwrap().search(1).unwrap()
+            PlanTruth::new(&spec, &jobs).unwrap().search(1).unwrap()
         };
         let loose = search(0.6);
         assert!(loose.keeps_all && loose.plan.cpu_of[0] / 2 != loose.plan.cpu_of[1] / 2, "{loose:?}");

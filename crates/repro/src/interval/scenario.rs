@@ -53,12 +53,12 @@ fn options(scenario: &Scenario, spec: &MachineSpec) -> Options {
             skew: counters.skew,
         },
         length_ns: length_ns(scenario.length, spec).map(|length| length + warm_up),
-        events: table.events.iter().filter_map(event).collect(),
+        events: table.events.iter().filter_map(machine_event).collect(),
     }
 }
 
 /// Converts an event; `None` for one without a kind, which no checked scenario has.
-fn event(given: &EventSpec) -> Option<(u64, MachineEvent)> {
+fn machine_event(given: &EventSpec) -> Option<(u64, MachineEvent)> {
     let outside = given
         .external_traffic
         .map(|outside| MachineEvent::Outside { cache: outside.cache, lines_per_second: outside.lines_per_second });
@@ -102,7 +102,7 @@ pub fn jobs(scenario: &Scenario, programs: &ScenarioPrograms) -> Vec<IntervalJob
             if copy > 0 {
                 start_ns = start_ns.saturating_add(gap_ns(mix.interarrival_ns, &mut draws));
             }
-            let program = &programs[by_weight(&weights, &mut draws)];
+            let program = &programs[draw_by_weight(&weights, &mut draws)];
             jobs.push(IntervalJob {
                 instructions: mix.instructions.map(|length| drawn(length, &mut draws).max(1.0)),
                 start_ns,
@@ -135,7 +135,7 @@ fn drawn(distribution: Distribution, draws: &mut SplitMix64) -> f64 {
     }
 }
 
-fn by_weight(weights: &[f64], draws: &mut SplitMix64) -> usize {
+fn draw_by_weight(weights: &[f64], draws: &mut SplitMix64) -> usize {
     let mut left = uniform(draws) * weights.iter().sum::<f64>();
     for (index, weight) in weights.iter().enumerate() {
         left -= weight;

@@ -106,8 +106,9 @@ pub fn score(truth: &ValidationTruth) -> Result<ValidationScore, ReproError> {
             let rates = predict::rates(&machine, &bench.programs, run)?;
             let comparison = compare(bench, run, &rates, &alone);
             if let CoRunKind::Plan(mix) = run.kind {
-                let mean =
-                    |of: fn(&TaskComparison) -> f64| comparison.iter().map(of).sum::<f64>() / comparison.len() as f64;
+                let mean = |value: fn(&TaskComparison) -> f64| {
+                    comparison.iter().map(value).sum::<f64>() / comparison.len() as f64
+                };
                 let both = (mean(|task| task.measured_slowdown_percent), mean(|task| task.predicted_slowdown_percent));
                 plans.entry(mix).or_default().push(both);
             }
@@ -209,7 +210,7 @@ fn set(runs: &[Vec<TaskComparison>]) -> ErrorSummary {
     let relative: Vec<f64> = tasks.iter().map(|task| task.cycles_per_instr_error_percent.abs()).collect();
     let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
     let mean_of =
-        |of: &dyn Fn(&TaskComparison) -> f64| tasks.iter().map(|task| of(task)).sum::<f64>() / tasks.len() as f64;
+        |value: &dyn Fn(&TaskComparison) -> f64| tasks.iter().map(|task| value(task)).sum::<f64>() / tasks.len() as f64;
     let pairs: Vec<(f64, f64)> =
         tasks.iter().map(|task| (task.measured_slowdown_percent, task.predicted_slowdown_percent)).collect();
     let losing = runs.iter().filter(|run| run.iter().any(|task| task.measured_slowdown_percent >= 10.0));
@@ -253,8 +254,8 @@ pub fn figure(score: &ValidationScore) -> Chart {
     }
     Chart {
         title: format!("Slowdown of each task, seed {}", score.seed),
-        x: Axis::linear("measured on the cycle-level machine, %").within(low, high),
-        y: Axis::linear("predicted by the interval machine, %").within(low, high),
+        x: Axis::linear("measured on the cycle-level machine, %").with_range(low, high),
+        y: Axis::linear("predicted by the interval machine, %").with_range(low, high),
         series,
         size: Some((720.0, 560.0)),
         ..Chart::default()
@@ -271,11 +272,11 @@ pub(super) fn percentile(values: &[f64], share: f64) -> f64 {
 
 /// Kendall's rank correlation over pairs whose first values differ by at least `differ_by`; `None` without such pairs.
 pub(super) fn tau(both: &[(f64, f64)], differ_by: f64) -> Option<f64> {
-    let (agree, all) = agreement(both, differ_by);
+    let (agree, all) = agreeing_pairs(both, differ_by);
     (all > 0).then(|| (2 * agree - all) as f64 / all as f64)
 }
 
-fn agreement(both: &[(f64, f64)], differ_by: f64) -> (i64, i64) {
+fn agreeing_pairs(both: &[(f64, f64)], differ_by: f64) -> (i64, i64) {
     let (mut agree, mut all) = (0, 0);
     for (index, a) in both.iter().enumerate() {
         for b in &both[index + 1..] {
@@ -292,7 +293,7 @@ fn agreement(both: &[(f64, f64)], differ_by: f64) -> (i64, i64) {
 fn tau_within(mixes: &[Vec<(f64, f64)>]) -> Option<f64> {
     let (mut agree, mut all) = (0, 0);
     for mix in mixes {
-        let measures = agreement(mix, RANKED_POINTS);
+        let measures = agreeing_pairs(mix, RANKED_POINTS);
         (agree, all) = (agree + measures.0, all + measures.1);
     }
     (all > 0).then(|| (2 * agree - all) as f64 / all as f64)

@@ -21,15 +21,15 @@ pub fn times_real_time(explicit: bool, phase_seconds: f64, nominal_seconds: f64)
     let mut engine = host(explicit, phase_seconds)?;
     let hertz = engine.hertz;
     engine.run(2.0 * hertz);
-    let before = (on_cpu_seconds(), Instant::now());
+    let before = (cpu_seconds(), Instant::now());
     engine.run((2.0 + nominal_seconds) * hertz);
     let wall = before.1.elapsed().as_secs_f64();
-    let taken = before.0.zip(on_cpu_seconds()).map_or(wall, |(before, now)| now - before);
+    let taken = before.0.zip(cpu_seconds()).map_or(wall, |(before, now)| now - before);
     Ok(nominal_seconds / taken)
 }
 
 /// Processor time of this thread, which is independent of other load. `None` = the host does not report it.
-pub fn on_cpu_seconds() -> Option<f64> {
+pub fn cpu_seconds() -> Option<f64> {
     let text = cachemate_files::read_text_limited(std::path::Path::new("/proc/thread-self/schedstat"), 4096).ok()?;
     let ns: f64 = text.split_whitespace().next()?.parse().ok()?;
     Some(ns / 1e9)
@@ -47,7 +47,7 @@ pub fn host(explicit: bool, phase_seconds: f64) -> Result<IntervalEngine, ReproE
         IntervalEngine::new(&machine, explicit).ok_or_else(|| failed("epyc-7763")("no data cache to share"))?;
     let lines = f64::from(engine.capacity_lines());
     let mut generator = SplitMix64::new(1);
-    let mut uniform = || generator.below(1 << 20) as f64 / f64::from(1u32 << 20);
+    let mut uniform = || generator.draw_below(1 << 20) as f64 / f64::from(1u32 << 20);
     for task in 0..TASKS {
         let phases = (0..4).map(|_| phase(lines, engine.hertz, phase_seconds, &mut uniform)).collect();
         let program = PhasedProgram {

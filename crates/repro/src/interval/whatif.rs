@@ -262,7 +262,8 @@ pub fn differs(a: &Plan, b: &Plan) -> bool {
 /// The first reasons, with the programs to which they apply.
 fn why(record: &WindowRecord, names: &[String], machine: &IntervalMachine) -> String {
     let name = |task: &TaskId| machine.job_of(*task).map(|job| names[job].clone());
-    let told: Vec<String> = record.decision.reasons.iter().take(3).map(|reason| in_words(reason, name)).collect();
+    let told: Vec<String> =
+        record.decision.reasons.iter().take(3).map(|reason| describe_reason(reason, name)).collect();
     if told.is_empty() { "no reason given".to_string() } else { told.join("; ") }
 }
 
@@ -270,7 +271,7 @@ fn why(record: &WindowRecord, names: &[String], machine: &IntervalMachine) -> St
 const NAMED: usize = 4;
 
 /// A reason with its programs, in their places in the text or after it.
-pub fn in_words(reason: &Reason, name: impl Fn(&TaskId) -> Option<String>) -> String {
+pub fn describe_reason(reason: &Reason, name: impl Fn(&TaskId) -> Option<String>) -> String {
     let name = |task: &TaskId| name(task).unwrap_or_else(|| "a program that has ended".to_string());
     let text = reason.render(|task| name(&task));
     let mut of: Vec<String> = Vec::new();
@@ -310,7 +311,7 @@ mod tests {
 
     fn ran(policy: &str) -> PolicyOutcome {
         let stop = AtomicBool::new(false);
-        let context = ExperimentContext { quick: true, ..ExperimentContext::of_seed(1, &stop) };
+        let context = ExperimentContext { quick: true, ..ExperimentContext::for_seed(1, &stop) };
         outcome(&context, &question(), policy).unwrap()
     }
 
@@ -340,18 +341,18 @@ mod tests {
             text: text.to_string(),
             numbers: Vec::new(),
         };
-        assert_eq!(in_words(&reason("{1} beside {0}", 2), name), "p1 beside p0");
+        assert_eq!(describe_reason(&reason("{1} beside {0}", 2), name), "p1 beside p0");
         let braces = |task: &TaskId| Some(format!("{{{}}}", 1 - task.0));
-        assert_eq!(in_words(&reason("{0} beside {1}", 2), braces), "{1} beside {0}");
-        assert_eq!(in_words(&reason("apart", 2), name), "apart (p0, p1)");
-        assert_eq!(in_words(&reason("apart", 9), name), "apart (p0, p1, p2, p3 and 5 more)");
+        assert_eq!(describe_reason(&reason("{0} beside {1}", 2), braces), "{1} beside {0}");
+        assert_eq!(describe_reason(&reason("apart", 2), name), "apart (p0, p1)");
+        assert_eq!(describe_reason(&reason("apart", 9), name), "apart (p0, p1, p2, p3 and 5 more)");
     }
 
     /// Is an unknown policy an error with its name?
     #[test]
     fn an_unknown_policy_is_named() {
         let stop = AtomicBool::new(false);
-        let context = ExperimentContext { quick: true, ..ExperimentContext::of_seed(1, &stop) };
+        let context = ExperimentContext { quick: true, ..ExperimentContext::for_seed(1, &stop) };
         let error = outcome(&context, &question(), "dioo").unwrap_err().to_string();
         assert!(error.contains("dioo"), "{error}");
     }

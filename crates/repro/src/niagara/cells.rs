@@ -71,7 +71,7 @@ pub fn points(name: &str, cells: &[Cell], sizes: &[u64]) -> Vec<DataPoint> {
         for &size in sizes {
             let values: Vec<f64> =
                 cells.iter().filter(|cell| cell.l2_kb == size).map(|cell| of(&cell.measured)).collect();
-            points.push(DataPoint::over(format!("{name}: {metric}"), format!("{size} KB"), &values));
+            points.push(DataPoint::over_values(format!("{name}: {metric}"), format!("{size} KB"), &values));
         }
     }
     points
@@ -85,7 +85,7 @@ pub const BANDWIDTHS: [f64; 3] = [6.4, 3.2, 1.3];
 ///
 /// # Errors
 /// As [`measure`].
-pub fn over_bandwidth(
+pub fn values_over_bandwidth(
     context: &ExperimentContext<'_>,
     mix: ThreadMix,
     who: &NiagaraPolicy,
@@ -103,7 +103,11 @@ pub fn over_bandwidth(
         for bytes in BANDWIDTHS {
             let at = all.iter().zip(&measured).filter(|((at, _), _)| *at == bytes);
             let values: Vec<f64> = at.map(|(_, measured)| of(measured)).collect();
-            points.push(DataPoint::over(format!("{name} over bandwidth: {metric}"), format!("{bytes}"), &values));
+            points.push(DataPoint::over_values(
+                format!("{name} over bandwidth: {metric}"),
+                format!("{bytes}"),
+                &values,
+            ));
         }
     }
     let line = |metric: &str| {

@@ -146,7 +146,7 @@ fn intervals(records: &[WindowRecord], groups: bool) -> impl Iterator<Item = &Ro
 }
 
 /// Cache references and misses of every group.
-pub fn by_group(records: &[WindowRecord]) -> BTreeMap<Vec<TaskId>, MissSums> {
+pub fn sums_by_group(records: &[WindowRecord]) -> BTreeMap<Vec<TaskId>, MissSums> {
     let mut groups: BTreeMap<Vec<TaskId>, MissSums> = BTreeMap::new();
     for interval in intervals(records, true) {
         groups.entry(interval.tasks.clone()).or_default().add(&interval.cache_counts, interval.span.elapsed_ns);
@@ -155,7 +155,7 @@ pub fn by_group(records: &[WindowRecord]) -> BTreeMap<Vec<TaskId>, MissSums> {
 }
 
 /// Counts of every thread, in the groups or in the rows.
-pub fn by_task(records: &[WindowRecord], groups: bool) -> BTreeMap<TaskId, MissSums> {
+pub fn sums_by_task(records: &[WindowRecord], groups: bool) -> BTreeMap<TaskId, MissSums> {
     let mut tasks: BTreeMap<TaskId, MissSums> = BTreeMap::new();
     for interval in intervals(records, groups) {
         for (task, counts) in interval.tasks.iter().zip(&interval.task_counts) {

@@ -50,15 +50,15 @@ pub const CONTEXTS: usize = 8;
 /// and relax afterwards.
 const MAX_UNDER_WAY_INSTR: u64 = 8_000_000;
 
-fn under_way(job: WorkloadJob) -> WorkloadJob {
-    let under_way_instructions = SplitMix64::new(job.seed).below(MAX_UNDER_WAY_INSTR);
+fn start_job_under_way(job: WorkloadJob) -> WorkloadJob {
+    let under_way_instructions = SplitMix64::new(job.seed).draw_below(MAX_UNDER_WAY_INSTR);
     WorkloadJob { under_way_instructions, ..job }
 }
 
 /// CASC's 18 threads, in the order in which copies were started: one of each program after another.
 pub fn jobs(seed: u64) -> Vec<WorkloadJob> {
     let of = KERNELS.map(|kernel| {
-        WorkloadJob::copies(kernel, COPIES, seed).into_iter().map(under_way).collect::<Vec<WorkloadJob>>()
+        WorkloadJob::copies(kernel, COPIES, seed).into_iter().map(start_job_under_way).collect::<Vec<WorkloadJob>>()
     });
     (0..COPIES as usize).flat_map(|copy| of.iter().map(move |jobs| jobs[copy].clone())).collect()
 }
@@ -80,7 +80,9 @@ impl ThreadMix {
     pub fn jobs(self, seed: u64) -> Vec<WorkloadJob> {
         match self {
             ThreadMix::Casc => jobs(seed),
-            ThreadMix::Spec2000 => SPEC_2000.iter().map(|kernel| under_way(WorkloadJob::new(kernel, seed))).collect(),
+            ThreadMix::Spec2000 => {
+                SPEC_2000.iter().map(|kernel| start_job_under_way(WorkloadJob::new(kernel, seed))).collect()
+            }
         }
     }
 }
@@ -230,7 +232,7 @@ impl NiagaraPolicy {
 /// Runs the mix under one policy.
 ///
 /// # Errors
-/// As [`Workload::managed`].
+/// As [`Workload::run_managed`].
 pub fn run(setting: &NiagaraSetting, who: &NiagaraPolicy) -> Result<RunResults, ReproError> {
     run_jobs(setting, who, &setting.mix.jobs(setting.seed))
 }
@@ -251,7 +253,7 @@ pub fn run_jobs(setting: &NiagaraSetting, who: &NiagaraPolicy, jobs: &[WorkloadJ
     let label = format!("{} under {who:?}", label(&workload));
     let sources = digest_of(module_path!()).to_string();
     let name = RunName { kind: "steered", label, sources, inputs: format!("{workload:?} {who:?} {}", setting.l2_kb) };
-    store::remember(name, || Ok(workload.managed(who.pipeline(&workload, setting.l2_kb)?)?.results))
+    store::remember(name, || Ok(workload.run_managed(who.pipeline(&workload, setting.l2_kb)?)?.results))
 }
 
 /// Instructions per cycle of each thread alone on the machine, from one copy of each program, because copies differ
@@ -346,7 +348,7 @@ pub fn measure_against(
     let art = new.tasks.iter().filter(|task| task.name.starts_with(GREEDY));
     let (miss_ratio, default_miss_ratio) = (ratio(new).ok_or_else(none)?, ratio(old).ok_or_else(none)?);
     Ok(NiagaraResult {
-        gain: Comparison::of(new, old).unwrap_or(no_gain),
+        gain: Comparison::compare(new, old).unwrap_or(no_gain),
         scores: scores(new, &solo).unwrap_or(no_scores),
         default_scores: scores(old, &solo).unwrap_or(no_scores),
         never_ran,
@@ -367,7 +369,7 @@ pub fn measure_against(
 ///
 /// # Errors
 /// As [`run`].
-pub fn without_greedy(setting: &NiagaraSetting) -> Result<f64, ReproError> {
+pub fn gain_without_greedy(setting: &NiagaraSetting) -> Result<f64, ReproError> {
     let others: Vec<WorkloadJob> =
         setting.mix.jobs(setting.seed).into_iter().filter(|job| job.kernel != GREEDY).collect();
     let without = run_jobs(setting, &NiagaraPolicy::Default, &others)?;

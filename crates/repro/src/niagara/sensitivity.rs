@@ -1,7 +1,9 @@
 //! Sensitivity of a comparison on this machine: bounds, other baselines, other scales.
 
 use super::cells::METRICS;
-use super::{NiagaraPolicy, NiagaraSetting, SCALE, SOLARIS_SCALE, ThreadMix, measure, measure_against, without_greedy};
+use super::{
+    NiagaraPolicy, NiagaraSetting, SCALE, SOLARIS_SCALE, ThreadMix, gain_without_greedy, measure, measure_against,
+};
 use crate::{DataPoint, ExperimentContext, ReproError, mean};
 
 /// The L2 size at which sensitivity is tested.
@@ -10,7 +12,7 @@ pub const SIZE_KB: u64 = 192;
 /// At each size, the throughput gain of a schedule that never runs the greedy program, also as text.
 ///
 /// # Errors
-/// As [`without_greedy`].
+/// As [`gain_without_greedy`].
 pub fn bound(context: &ExperimentContext<'_>, sizes: &[u64]) -> Result<(Vec<DataPoint>, String), ReproError> {
     let settings: Vec<NiagaraSetting> = sizes
         .iter()
@@ -19,12 +21,13 @@ pub fn bound(context: &ExperimentContext<'_>, sizes: &[u64]) -> Result<(Vec<Data
         .collect();
     let gains = context.run_all(&settings, |setting| {
         context.report_progress(&format!("without the greedy program at {} KB, seed {}", setting.l2_kb, setting.seed));
-        Ok(100.0 * without_greedy(setting)?)
+        Ok(100.0 * gain_without_greedy(setting)?)
     })?;
     let of = |kb: u64| -> Vec<f64> {
         settings.iter().zip(&gains).filter(|(setting, _)| setting.l2_kb == kb).map(|(_, gain)| *gain).collect()
     };
-    let point = |&kb: &u64| DataPoint::over("throughput gain of never running art %", format!("{kb} KB"), &of(kb));
+    let point =
+        |&kb: &u64| DataPoint::over_values("throughput gain of never running art %", format!("{kb} KB"), &of(kb));
     let words: Vec<String> = sizes.iter().map(|&kb| format!("{:+.1} % at {kb} KB", mean(&of(kb)))).collect();
     let words = format!("A schedule that never ran art would gain {}", words.join(", "));
     Ok((sizes.iter().map(point).collect(), words))
@@ -83,7 +86,7 @@ pub fn variations(
         for &name in &names {
             let here = all.iter().zip(&measured).filter(|(variation, _)| variation.name == name);
             let values: Vec<f64> = here.map(|(_, measured)| of(measured)).collect();
-            points.push(DataPoint::over(format!("varied at {SIZE_KB} KB: {metric}"), name, &values));
+            points.push(DataPoint::over_values(format!("varied at {SIZE_KB} KB: {metric}"), name, &values));
         }
     }
     Ok(points)

@@ -66,7 +66,8 @@ mod tests {
         };
         let old = run(1, ["gzip", "gzip", "art", "art", "mcf", "gzip"]);
         let new = run(2, ["gzip", "gzip", "art", "art", "mcf", "gzip"]);
-        let (at, whole) = (contention_at(&new, &old).unwrap(), Comparison::of(&new, &old).unwrap().contention_gain);
+        let (at, whole) =
+            (contention_at(&new, &old).unwrap(), Comparison::compare(&new, &old).unwrap().contention_gain);
         let sum = at.issue + at.misses + at.queues + at.system;
         assert!((sum - whole).abs() < 0.002, "{at:?} {whole}");
         assert_eq!(contention_at(&old, &old), Some(ContentionBreakdown::default()));

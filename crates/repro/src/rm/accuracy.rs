@@ -96,7 +96,7 @@ pub fn real_curve(workload: &Workload, from: f64, to: f64, colors: &[u32]) -> Re
 }
 
 /// The curve that a profiler computes from a log, for all numbers of colors.
-pub fn profiled(as_in_the_thesis: bool, traced: &TraceCapture) -> Option<MissRateCurve> {
+pub fn profile_capture(as_in_the_thesis: bool, traced: &TraceCapture) -> Option<MissRateCurve> {
     let mut profiler =
         OfflineProfiler::new(&[ProfilerConfig::MissTrace { cache: traced_cache(), follows_thesis: as_in_the_thesis }]);
     MissRateCurve::from_profile(profiler.update(&traced.seen).get(&TaskId(0))?.misses_per_kilo_instr()?).ok()
@@ -116,9 +116,9 @@ const FORMS: [&str; 3] = ["survival", "survival, a quarter of the log", "thesis"
 impl CurveStudy {
     fn curve(&self, form: &str) -> Option<MissRateCurve> {
         match form {
-            "survival" => profiled(false, &self.traced),
-            "thesis" => profiled(true, &self.traced),
-            _ => profiled(false, &self.short),
+            "survival" => profile_capture(false, &self.traced),
+            "thesis" => profile_capture(true, &self.traced),
+            _ => profile_capture(false, &self.short),
         }
     }
 
@@ -186,7 +186,7 @@ fn points(studies: &[CurveStudy]) -> Vec<DataPoint> {
             distances.entry((form, study.program.0)).or_default().push(study.distance(form));
         }
     }
-    distances.into_iter().map(|((form, program), values)| DataPoint::over(form, program, &values)).collect()
+    distances.into_iter().map(|((form, program), values)| DataPoint::over_values(form, program, &values)).collect()
 }
 
 fn note(studies: &[CurveStudy], lengths: LogLengths) -> String {

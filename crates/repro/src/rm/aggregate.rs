@@ -10,8 +10,8 @@ use cachemate_locality::curve::MissRateCurve;
 use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, exact};
 use serde::{Deserialize, Serialize};
 
-use super::accuracy::{LogLengths, log, profiled, real_curve, size_bytes, workload};
-use crate::cp::{COLORS, RunScale, fixed_plan, on_chip, split};
+use super::accuracy::{LogLengths, log, profile_capture, real_curve, size_bytes, workload};
+use crate::cp::{COLORS, RunScale, chip_setup, fixed_plan, split};
 use crate::run_request;
 use crate::setup::{Workload, WorkloadJob, failed};
 use crate::work::FixedPlan;
@@ -67,15 +67,20 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         let series: [(&str, usize, f64); 2] = [("curves from logs", 0, row.4), ("real curves", 1, row.5)];
         for (series, kind, paper) in series {
             let at = format!("{}+{} {}:{}", row.0, row.1, first[kind], COLORS - first[kind]);
-            let over =
-                |of: fn(&RowGains) -> [f64; 2]| by_seed.iter().map(|rows| of(&rows[index])[kind]).collect::<Vec<f64>>();
-            points.push(DataPoint::over(format!("aggregate IPC, %: {series}"), &at, &over(|row| row.gains_percent)));
-            points.push(DataPoint::over(
+            let over = |value: fn(&RowGains) -> [f64; 2]| {
+                by_seed.iter().map(|rows| value(&rows[index])[kind]).collect::<Vec<f64>>()
+            };
+            points.push(DataPoint::over_values(
+                format!("aggregate IPC, %: {series}"),
+                &at,
+                &over(|row| row.gains_percent),
+            ));
+            points.push(DataPoint::over_values(
                 format!("IPC of the first, %: {series}"),
                 &at,
                 &over(|row| row.first_gains_percent),
             ));
-            points.push(DataPoint::over(format!("aggregate IPC, %, paper: {series}"), &at, &[paper]));
+            points.push(DataPoint::over_values(format!("aggregate IPC, %, paper: {series}"), &at, &[paper]));
         }
     }
     let finding = Finding::new(
@@ -109,7 +114,7 @@ fn measure(row: PublishedRow, seed: u64, lengths: LogLengths, pace: RunScale) ->
     let others = (0..instances).map(|copy| WorkloadJob::new(second, seed + 1_000 + copy));
     let jobs: Vec<WorkloadJob> = std::iter::once(WorkloadJob::new(first, seed)).chain(others).collect();
     let cores = jobs.len() as u32;
-    let chip = |jobs: Vec<WorkloadJob>| on_chip(jobs, cores, l3, pace, seed);
+    let chip = |jobs: Vec<WorkloadJob>| chip_setup(jobs, cores, l3, pace, seed);
     let work = jobs.iter().map(|job| Ok(run_request::alone(&chip(vec![job.clone()])?)?.0));
     let work = work.collect::<Result<Vec<_>, ReproError>>()?;
     let workload = chip(jobs)?;
@@ -132,10 +137,10 @@ fn curves_of(program: &str, seed: u64, lengths: LogLengths) -> Result<[Vec<f64>;
     let workload = workload(program, seed)?;
     let traced = log(&workload, lengths, 1.0)?;
     let colors: Vec<u32> = (1..=COLORS).collect();
-    let calculated = profiled(true, &traced).ok_or_else(|| failed(program)("its log gives no curve"))?;
+    let calculated = profile_capture(true, &traced).ok_or_else(|| failed(program)("its log gives no curve"))?;
     let real = real_curve(&workload, traced.from, traced.to, &colors)?;
     let rates = |curve: &MissRateCurve| {
-        let rates = colors.iter().map(|&colors| curve.at(size_bytes(colors))).collect::<Option<Vec<f64>>>();
+        let rates = colors.iter().map(|&colors| curve.ratio_at(size_bytes(colors))).collect::<Option<Vec<f64>>>();
         rates.ok_or_else(|| failed(program)("its curve does not reach all sizes"))
     };
     Ok([rates(&calculated)?, rates(&real)?])
@@ -159,7 +164,7 @@ mod tests {
     fn the_rest_is_of_all_others_together() {
         let jobs = ["ammp", "applu", "applu", "applu"].map(|name| WorkloadJob::new(name, 1)).to_vec();
         let pace = RunScale { scale: 60_000, warm_up_cycles: 0 };
-        let fixed = divided(&on_chip(jobs, 4, true, pace, 1).unwrap(), 13).unwrap();
+        let fixed = divided(&chip_setup(jobs, 4, true, pace, 1).unwrap(), 13).unwrap();
         let shares: Vec<(usize, IndexSet)> = fixed
             .plan
             .shares

@@ -38,7 +38,7 @@ impl AccessSource for Alternating {
             }
         }
         while let Some(access) = held.pop_front() {
-            batch.push(moved(access, offset));
+            batch.push(move_access(access, offset));
             self.left = self.left.saturating_sub(access.instructions());
             if self.left == 0 {
                 self.present = (self.present + 1) % self.programs.len();
@@ -50,7 +50,7 @@ impl AccessSource for Alternating {
     }
 }
 
-fn moved(access: Access, offset: u64) -> Access {
+fn move_access(access: Access, offset: u64) -> Access {
     match access.kind() {
         AccessKind::Compute => access,
         kind => Access::new(kind, access.address() + offset, access.gap(), access.is_dependent()),

@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::accuracy::{LOG_ENTRIES, LOGGED_AT, LogLengths, log, log_of, profiled, real_curve, workload};
+use super::accuracy::{LOG_ENTRIES, LOGGED_AT, LogLengths, log, log_of, profile_capture, real_curve, workload};
 use super::solo::COLORS;
 use crate::split_runs::Name;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
@@ -73,7 +73,7 @@ fn distance_of_cut(cost: &Cost, seed: u64, warm_up: f64, colors: &[u32]) -> Resu
     let workload = workload(cost.program.0, seed)?;
     let traced = log_of(&workload, warm_up, cost.entries() as u32)?;
     let real = real_curve(&workload, traced.from, traced.to, colors)?;
-    let curve = profiled(false, &traced);
+    let curve = profile_capture(false, &traced);
     let distance = curve.and_then(|curve| real.distance(&curve)).unwrap_or(f64::NAN);
     let top = real.points().iter().map(|&(_, rate)| rate).fold(0.0, f64::max);
     Ok([distance, distance / (0.05 * top).max(2.0)])
@@ -108,8 +108,12 @@ fn costs_finding(costs: &[Cost], seed: u64) -> Finding {
     let worst = costs.iter().map(|cost| cost.share(cost.entries())).fold(0.0, f64::max);
     let mut points = Vec::new();
     for cost in costs {
-        points.push(DataPoint::over("full log, %", cost.program.0, &[cost.share(LOG_ENTRIES)]));
-        points.push(DataPoint::over("log that the phase allows, %", cost.program.0, &[cost.share(cost.entries())]));
+        points.push(DataPoint::over_values("full log, %", cost.program.0, &[cost.share(LOG_ENTRIES)]));
+        points.push(DataPoint::over_values(
+            "log that the phase allows, %",
+            cost.program.0,
+            &[cost.share(cost.entries())],
+        ));
     }
     let over = costs.iter().filter(|cost| cost.is_cut());
     let over: Vec<String> = over
@@ -139,7 +143,7 @@ fn cut_finding(context: &ExperimentContext<'_>, cut: &[&Cost], distances: &[[f64
         context.seeds.iter().zip(&by_seed).map(|(&seed, of)| (seed, farthest(of))).collect();
     let point = |(at, cost): (usize, &&Cost)| {
         let values: Vec<f64> = by_seed.iter().map(|of| of[at][0]).collect();
-        DataPoint::over("distance, misses/1000 instructions", cost.program.0, &values)
+        DataPoint::over_values("distance, misses/1000 instructions", cost.program.0, &values)
     };
     Finding::new(
         "RM-5",

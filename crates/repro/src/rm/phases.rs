@@ -38,13 +38,13 @@ fn run_pair(pair: [&'static str; 2], seed: u64, colors: u32, phases: usize) -> R
     let options = SimOptions { seed, ends: Some(RunLimit::Cycles(u64::MAX / 8)), ..SimOptions::default() };
     let program = alternating(pair, seed, phase_instructions as u64)?;
     let machine = SimMachine::new(&workload.machine, &options, vec![program]).map_err(failed("machine"))?;
-    let mut alone = SoloMachine::of(machine, colors, WINDOW_CYCLES)?;
+    let mut alone = SoloMachine::measure(machine, colors, WINDOW_CYCLES)?;
     alone.run_to(phase_instructions * phases as f64 + INTERVAL_INSTRUCTIONS)?;
-    let (misses, first_level) = by_interval(&alone.timeline, phases * INTERVALS_A_PHASE);
+    let (misses, first_level) = rates_by_interval(&alone.timeline, phases * INTERVALS_A_PHASE);
     Ok(PhaseRun { pair: pair.map(Name), seed, colors, misses, first_level })
 }
 
-fn by_interval(timeline: &MissTimeline, intervals: usize) -> (Vec<f64>, Vec<[f64; 3]>) {
+fn rates_by_interval(timeline: &MissTimeline, intervals: usize) -> (Vec<f64>, Vec<[f64; 3]>) {
     let edge = |at: usize| at as f64 * INTERVAL_INSTRUCTIONS;
     let misses = (0..intervals).filter_map(|at| timeline.misses_per_kilo_instr(edge(at), edge(at + 1)));
     let first_level = (0..intervals).filter_map(|at| timeline.first_level_per_kilo_instr(edge(at), edge(at + 1)));
@@ -52,7 +52,7 @@ fn by_interval(timeline: &MissTimeline, intervals: usize) -> (Vec<f64>, Vec<[f64
 }
 
 /// Intervals in which the detector reported a change.
-fn told<S: AsRef<[f64]>>(signals: &[S]) -> Vec<usize> {
+fn detect_phases<S: AsRef<[f64]>>(signals: &[S]) -> Vec<usize> {
     let mut detector = PhaseDetector::new(PhaseParameters::default());
     let changed = |(at, signal): (usize, &S)| match detector.push(signal.as_ref()) {
         PhaseEvent::Changed { .. } => Some(at),
@@ -79,13 +79,13 @@ impl PhaseRun {
         (wanted.iter().filter(near).count(), wanted.len())
     }
 
-    fn by_miss_rate(&self) -> (usize, usize) {
+    fn detect_by_miss_rate(&self) -> (usize, usize) {
         let signals: Vec<[f64; 1]> = self.misses.iter().map(|&rate| [rate]).collect();
-        self.found(&told(&signals), |boundary| self.differ_by(boundary) > PhaseParameters::default().threshold)
+        self.found(&detect_phases(&signals), |boundary| self.differ_by(boundary) > PhaseParameters::default().threshold)
     }
 
-    fn by_first_level(&self) -> (usize, usize) {
-        self.found(&told(&self.first_level), |_| true)
+    fn detect_by_first_level(&self) -> (usize, usize) {
+        self.found(&detect_phases(&self.first_level), |_| true)
     }
 
     /// Changes reported more than one interval from any boundary, per boundary.
@@ -128,7 +128,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         paper,
         "%",
         ResultTarget::AtLeast { target: 90.0, paper_best: None },
-        &per_seed(PhaseRun::by_miss_rate),
+        &per_seed(PhaseRun::detect_by_miss_rate),
     )
     .points(points(&runs, colors))
     .time_scale(SCALE)
@@ -140,7 +140,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         "not tried",
         "%",
         ResultTarget::AtLeast { target: 100.0, paper_best: None },
-        &per_seed(PhaseRun::by_first_level),
+        &per_seed(PhaseRun::detect_by_first_level),
     )
     .time_scale(SCALE)
     .note("Misses of both first-level caches and references of the L2, per 1000 instructions: no allocation of the L2 changes them.");
@@ -154,8 +154,12 @@ fn points(runs: &[PhaseRun], colors: &[u32]) -> Vec<DataPoint> {
     for &colors in colors {
         let at: Vec<&PhaseRun> = runs.iter().filter(|run| run.colors == colors).collect();
         let label = format!("{colors} colors");
-        points.push(DataPoint::over("by miss rate, %", label.clone(), &[share(&at, PhaseRun::by_miss_rate)]));
-        points.push(DataPoint::over("by first level, %", label, &[share(&at, PhaseRun::by_first_level)]));
+        points.push(DataPoint::over_values(
+            "by miss rate, %",
+            label.clone(),
+            &[share(&at, PhaseRun::detect_by_miss_rate)],
+        ));
+        points.push(DataPoint::over_values("by first level, %", label, &[share(&at, PhaseRun::detect_by_first_level)]));
     }
     points
 }
@@ -163,10 +167,10 @@ fn points(runs: &[PhaseRun], colors: &[u32]) -> Vec<DataPoint> {
 fn note(runs: &[PhaseRun]) -> String {
     let rates: Vec<f64> = runs
         .iter()
-        .map(|run| run.false_alarms(&told(&run.misses.iter().map(|&rate| [rate]).collect::<Vec<_>>())))
+        .map(|run| run.false_alarms(&detect_phases(&run.misses.iter().map(|&rate| [rate]).collect::<Vec<_>>())))
         .collect();
-    let signals: Vec<f64> = runs.iter().map(|run| run.false_alarms(&told(&run.first_level))).collect();
-    let missed = runs.iter().filter(|run| run.by_miss_rate().0 < run.by_miss_rate().1);
+    let signals: Vec<f64> = runs.iter().map(|run| run.false_alarms(&detect_phases(&run.first_level))).collect();
+    let missed = runs.iter().filter(|run| run.detect_by_miss_rate().0 < run.detect_by_miss_rate().1);
     let missed: Vec<String> =
         missed.map(|run| format!("{}+{} at {} colors", run.pair[0], run.pair[1], run.colors)).collect();
     let missed = if missed.is_empty() { "none".to_string() } else { missed.join(", ") };

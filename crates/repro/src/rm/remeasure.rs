@@ -9,7 +9,7 @@ use cachemate_sim::machine::{RunLimit, SimMachine, SimOptions};
 use serde::{Deserialize, Serialize};
 
 use super::alternating::{INTERVAL_INSTRUCTIONS, INTERVALS_A_PHASE, SCALE, alternating};
-use crate::cp::{RunScale, job, on_chip, sizing};
+use crate::cp::{RunScale, chip_setup, job, sizing};
 use crate::setup::{built, failed, run_under};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget, mean};
 
@@ -49,7 +49,7 @@ fn traces_asked(records: &[WindowRecord]) -> Vec<f64> {
     asked
 }
 
-fn noticed(asked: &[f64], resized: usize, phases: usize) -> BoundaryCounts {
+fn count_noticed(asked: &[f64], resized: usize, phases: usize) -> BoundaryCounts {
     let phase = INTERVAL_INSTRUCTIONS * INTERVALS_A_PHASE as f64;
     let after = |at: f64, boundary: usize| (at - boundary as f64 * phase) / INTERVAL_INSTRUCTIONS;
     // An interval that began before the boundary may end after it, so one interval before counts too.
@@ -60,14 +60,14 @@ fn noticed(asked: &[f64], resized: usize, phases: usize) -> BoundaryCounts {
     BoundaryCounts { noticed: detected, boundaries: phases - 1, without_boundary: lonely, resized }
 }
 
-fn managed(
+fn run_managed(
     programs: ([&'static str; 2], &'static str),
     seed: u64,
     phases: usize,
 ) -> Result<BoundaryCounts, ReproError> {
     let phase = INTERVAL_INSTRUCTIONS * INTERVALS_A_PHASE as f64;
     let workload =
-        on_chip(vec![job(programs.1, seed)], 2, true, RunScale { scale: SCALE as u64, warm_up_cycles: 0 }, seed)?;
+        chip_setup(vec![job(programs.1, seed)], 2, true, RunScale { scale: SCALE as u64, warm_up_cycles: 0 }, seed)?;
     let changing = alternating(programs.0, seed, phase as u64)?;
     let options = SimOptions { ends: Some(RunLimit::Cycles(u64::MAX / 8)), warm_up: None, ..workload.options.clone() };
     let beside = workload.jobs[0].program()?;
@@ -87,7 +87,7 @@ fn managed(
     .map_err(failed("cache-sizing"))?;
     let shares = |record: &WindowRecord| record.decision.plan.shares.clone();
     let resized = records.windows(2).filter(|pair| shares(&pair[0]) != shares(&pair[1])).count();
-    Ok(noticed(&traces_asked(&records), resized, phases))
+    Ok(count_noticed(&traces_asked(&records), resized, phases))
 }
 
 pub(super) fn finding(context: &ExperimentContext<'_>) -> Result<Finding, ReproError> {
@@ -104,7 +104,7 @@ pub(super) fn finding(context: &ExperimentContext<'_>) -> Result<Finding, ReproE
                 "RM-5: {} then {} beside {}, managed, seed {seed}",
                 runs[at].0[0], runs[at].0[1], runs[at].1
             ));
-            managed(runs[at], seed, phases)
+            run_managed(runs[at], seed, phases)
         },
     )?;
     let by_seed: Vec<&[BoundaryCounts]> = all.chunks(runs.len()).collect();
@@ -117,13 +117,14 @@ pub(super) fn finding(context: &ExperimentContext<'_>) -> Result<Finding, ReproE
         context.seeds.iter().zip(&by_seed).map(|(&seed, found)| (seed, share(found))).collect();
     let mut points = Vec::new();
     for (at, (changing, beside)) in runs.iter().enumerate() {
-        let over = |of: fn(&BoundaryCounts) -> f64| by_seed.iter().map(|found| of(&found[at])).collect::<Vec<f64>>();
+        let over =
+            |value: fn(&BoundaryCounts) -> f64| by_seed.iter().map(|found| value(&found[at])).collect::<Vec<f64>>();
         let label = format!("{} then {}, beside {beside}", changing[0], changing[1]);
         let noticed = over(|one| 100.0 * one.noticed as f64 / one.boundaries as f64);
-        points.push(DataPoint::over("boundaries noticed, %", label.clone(), &noticed));
+        points.push(DataPoint::over_values("boundaries noticed, %", label.clone(), &noticed));
         let lonely = over(|one| one.without_boundary as f64 / one.boundaries as f64);
-        points.push(DataPoint::over("traces without a boundary, per boundary", label.clone(), &lonely));
-        points.push(DataPoint::over("changes of the shares", label, &over(|one| one.resized as f64)));
+        points.push(DataPoint::over_values("traces without a boundary, per boundary", label.clone(), &lonely));
+        points.push(DataPoint::over_values("changes of the shares", label, &over(|one| one.resized as f64)));
     }
     let lonely: Vec<f64> = all.iter().map(|one| one.without_boundary as f64 / one.boundaries as f64).collect();
     Ok(Finding::new(
@@ -153,6 +154,6 @@ mod tests {
         let phase = INTERVAL_INSTRUCTIONS * INTERVALS_A_PHASE as f64;
         let asked = [0.0, phase + INTERVAL_INSTRUCTIONS, 2.5 * phase];
         let expected = BoundaryCounts { noticed: 1, boundaries: 2, without_boundary: 1, resized: 4 };
-        assert_eq!(noticed(&asked, 4, 3), expected);
+        assert_eq!(count_noticed(&asked, 4, 3), expected);
     }
 }

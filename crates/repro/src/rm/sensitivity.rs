@@ -61,7 +61,7 @@ fn survival(lines: &[u64], instructions: f64) -> Option<MissRateCurve> {
 }
 
 /// The curve of a 10-way cache filled at random (Hill and Smith 1989), from the whole log without warm-up.
-fn in_sets(lines: &[u64], instructions: f64, folded: bool) -> Option<MissRateCurve> {
+fn curve_in_sets(lines: &[u64], instructions: f64, folded: bool) -> Option<MissRateCurve> {
     let mut stack = StackDistances::new();
     stack.push(&correct_repeats(lines).0).ok()?;
     let histogram: DistanceHistogram = stack.finish().ok()?;
@@ -101,7 +101,7 @@ fn rm_2(real: &MissRateCurve, traced: &TraceCapture) -> Option<Vec<(&'static str
     });
     let ways = [false, true].map(|folded| {
         let name = if folded { format!("{WAYS} ways") } else { "fully associative".to_string() };
-        named(name, in_sets(lines, instructions, folded))
+        named(name, curve_in_sets(lines, instructions, folded))
     });
     Some(vec![
         ("log size", with_real(log_size)?),
@@ -205,7 +205,7 @@ fn points(all: &[SensitivityCurves], study: &str) -> Vec<DataPoint> {
             for named in named {
                 let series = format!("{}, seed {}: {}", curves.program, curves.seed, named.name);
                 points.extend(named.curve.points().iter().map(|&(size, rate)| {
-                    DataPoint::over(series.clone(), format!("{:.0} colors", colors_of(size)), &[rate])
+                    DataPoint::over_values(series.clone(), format!("{:.0} colors", colors_of(size)), &[rate])
                 }));
             }
         }

@@ -36,16 +36,16 @@ pub struct MissTimeline(pub Vec<MissTotals>);
 
 impl MissTimeline {
     /// A total after this many instructions, interpolated linearly between windows; `None` beyond the end.
-    fn until(&self, instructions: f64, of: fn(&MissTotals) -> f64) -> Option<f64> {
+    fn work_until(&self, instructions: f64, value: fn(&MissTotals) -> f64) -> Option<f64> {
         let next = self.0.partition_point(|sums| sums.instructions < instructions);
         let high = self.0.get(next)?;
-        let Some(low) = next.checked_sub(1).map(|at| self.0[at]) else { return Some(of(high)) };
+        let Some(low) = next.checked_sub(1).map(|at| self.0[at]) else { return Some(value(high)) };
         let along = (instructions - low.instructions) / (high.instructions - low.instructions);
-        Some(of(&low) + along * (of(high) - of(&low)))
+        Some(value(&low) + along * (value(high) - value(&low)))
     }
 
-    fn per_kilo_instr(&self, from: f64, to: f64, of: fn(&MissTotals) -> f64) -> Option<f64> {
-        Some(1000.0 * (self.until(to, of)? - self.until(from, of)?) / (to - from))
+    fn per_kilo_instr(&self, from: f64, to: f64, value: fn(&MissTotals) -> f64) -> Option<f64> {
+        Some(1000.0 * (self.work_until(to, value)? - self.work_until(from, value)?) / (to - from))
     }
 
     /// Misses per thousand instructions in a stretch of the run; `None` if the run ended earlier.
@@ -78,14 +78,14 @@ impl SoloMachine {
     /// # Errors
     /// An invalid workload.
     pub fn start(workload: &Workload, colors: u32, window_cycles: u64) -> Result<Self, ReproError> {
-        Self::of(workload.simulated()?, colors, window_cycles)
+        Self::measure(workload.simulated()?, colors, window_cycles)
     }
 
     /// Starts a machine with one task.
     ///
     /// # Errors
     /// The machine's own.
-    pub fn of(mut machine: SimMachine, colors: u32, window_cycles: u64) -> Result<Self, ReproError> {
+    pub fn measure(mut machine: SimMachine, colors: u32, window_cycles: u64) -> Result<Self, ReproError> {
         let mut plan = Plan::idle(WindowLength::Cycles { cycles: window_cycles });
         plan.affinity.insert(TaskId(0), [0].into_iter().collect());
         plan.shares = vec![color_share(&machine, colors)];

@@ -18,7 +18,7 @@ pub struct ExperimentCost {
 
 impl ExperimentCost {
     /// The cost for another number of seeds, in proportion.
-    pub fn of_seeds(&self, seeds: usize) -> f64 {
+    pub fn cost_of_seeds(&self, seeds: usize) -> f64 {
         self.cpu_seconds * seeds as f64 / self.seeds.max(1) as f64
     }
 }
@@ -60,7 +60,7 @@ mod tests {
         assert_eq!(folder.cost(&["CA-1"], "full"), None);
         folder.write_cost(&["CA-1"], "full", ExperimentCost { seeds: 2, cpu_seconds: 8.0 }).unwrap();
         folder.write_cost(&["CA-1"], "full", ExperimentCost { seeds: 4, cpu_seconds: 12.0 }).unwrap();
-        assert_eq!(folder.cost(&["CA-1"], "full").map(|cost| cost.of_seeds(2)), Some(6.0));
+        assert_eq!(folder.cost(&["CA-1"], "full").map(|cost| cost.cost_of_seeds(2)), Some(6.0));
         assert_eq!((folder.cost(&["CA-1"], "quick"), folder.cost(&["CA-2"], "full")), (None, None));
     }
 }

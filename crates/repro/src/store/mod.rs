@@ -149,7 +149,7 @@ pub(crate) fn remember<T: Serialize + DeserializeOwned>(
     let begin = cpu_seconds();
     let value = make()?;
     let cpu_seconds = cpu_seconds() - begin;
-    let answer = split_runs::written(&name.label, &value)?;
+    let answer = split_runs::encode_answer(&name.label, &value)?;
     if let Some((folder, note)) = &folder {
         let RunName { kind, label, sources, inputs } = name;
         let kind = kind.to_string();

@@ -58,7 +58,7 @@ fn outcome(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Re
 fn insight_points<'a>(case: &ClusterCase, found: impl Iterator<Item = &'a ClusterRun>) -> Vec<DataPoint> {
     let all: Vec<&Insight> = found.filter_map(|found| found.insight.as_ref()).collect();
     let point = |what: &str, value: &dyn Fn(&Insight) -> f64| {
-        DataPoint::over(what, case.name, &all.iter().map(|insight| value(insight)).collect::<Vec<f64>>())
+        DataPoint::over_values(what, case.name, &all.iter().map(|insight| value(insight)).collect::<Vec<f64>>())
     };
     vec![
         point("first round: samples", &|insight| insight.samples as f64),
@@ -110,7 +110,7 @@ fn harder_cases(context: &ExperimentContext<'_>) -> Vec<ClusterCase> {
 
 pub(super) fn four_programs(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let what = "worst agreement of workers' clusters with the programs' own partition, four programs";
-    let finding = agreement(context, &four(), what)?;
+    let finding = agreement_finding(context, &four(), what)?;
     Ok(vec![finding.note(format!(
         "Activation at 2 % so that all four are sampled; {SAMPLES_PER_THREAD} samples a thread and round. \"One pass\" is the thesis's scan on the \
          same shMaps of the first round. Why so many samples: of the warehouses' about one in twenty passes the filter, as \
@@ -122,7 +122,7 @@ pub(super) fn four_programs(context: &ExperimentContext<'_>) -> Result<Vec<Findi
 pub(super) fn harder(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let what = "worst agreement with background threads, uneven clusters, another partition midway, 4 x 16 warehouses \
                 (quick: two of thirteen)";
-    let finding = agreement(context, &harder_cases(context), what)?;
+    let finding = agreement_finding(context, &harder_cases(context), what)?;
     Ok(vec![finding.note(
         "Judged by the last round that found clusters; where the partition changes midway, against the later one. A cluster of \
          more than half of the threads is global by the thesis's rule, so \"one pass\" does not find it where all of its data \
@@ -132,7 +132,11 @@ pub(super) fn harder(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Re
 }
 
 /// The worst case's agreement, with all cases and their shMaps.
-fn agreement(context: &ExperimentContext<'_>, cases: &[ClusterCase], what: &str) -> Result<Finding, ReproError> {
+fn agreement_finding(
+    context: &ExperimentContext<'_>,
+    cases: &[ClusterCase],
+    what: &str,
+) -> Result<Finding, ReproError> {
     let items: Vec<(usize, u64)> =
         (0..cases.len()).flat_map(|case| context.seeds.iter().map(move |&seed| (case, seed))).collect();
     let outcomes = context.run_all_stored(
@@ -150,13 +154,21 @@ fn agreement(context: &ExperimentContext<'_>, cases: &[ClusterCase], what: &str)
     let mut figures = Vec::new();
     for (index, case) in cases.iter().enumerate() {
         let values = |value: fn(&ClusterRun) -> f64| of(index).map(value).collect::<Vec<f64>>();
-        points.push(DataPoint::over("adjusted Rand index", case.name, &values(|found| found.agreement)));
-        points.push(DataPoint::over("clusters", case.name, &values(|found| found.clusters as f64)));
-        points.push(DataPoint::over("unclustered workers", case.name, &values(|found| found.unclustered as f64)));
-        points.push(DataPoint::over("rounds that found clusters", case.name, &values(|found| found.rounds as f64)));
+        points.push(DataPoint::over_values("adjusted Rand index", case.name, &values(|found| found.agreement)));
+        points.push(DataPoint::over_values("clusters", case.name, &values(|found| found.clusters as f64)));
+        points.push(DataPoint::over_values(
+            "unclustered workers",
+            case.name,
+            &values(|found| found.unclustered as f64),
+        ));
+        points.push(DataPoint::over_values(
+            "rounds that found clusters",
+            case.name,
+            &values(|found| found.rounds as f64),
+        ));
         points.extend(insight_points(case, of(index)));
         let by_scan = of(index).map(|found| one_pass_agreement(found, &case.truth(1).unwrap_or_default()));
-        points.push(DataPoint::over("adjusted Rand index, one pass", case.name, &by_scan.collect::<Vec<f64>>()));
+        points.push(DataPoint::over_values("adjusted Rand index, one pass", case.name, &by_scan.collect::<Vec<f64>>()));
         if let Some(round) = of(index).find_map(|found| found.first.as_ref().or(found.last.as_ref())) {
             figures.extend(shmap_figures(case.name, round));
         }

@@ -43,9 +43,9 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         let of = |value: fn(&Control) -> f64| -> Vec<f64> {
             items.iter().zip(&all).filter(|((number, _), _)| *number == index).map(|(_, found)| value(found)).collect()
         };
-        points.push(DataPoint::over("threads placed", case.name, &of(|found| found.moved)));
-        points.push(DataPoint::over("loss against the default, %", case.name, &of(|found| found.loss)));
-        points.push(DataPoint::over("cycles stalled on remote caches, %", case.name, &of(|found| found.remote)));
+        points.push(DataPoint::over_values("threads placed", case.name, &of(|found| found.moved)));
+        points.push(DataPoint::over_values("loss against the default, %", case.name, &of(|found| found.loss)));
+        points.push(DataPoint::over_values("cycles stalled on remote caches, %", case.name, &of(|found| found.remote)));
     }
     let worst = |seed: u64, value: fn(&Control) -> f64| {
         let of_seed = items.iter().zip(&all).filter(|((_, index), _)| *index == seed);

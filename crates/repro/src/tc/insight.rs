@@ -45,7 +45,7 @@ fn insight(window: u64, events: u64, samples: &[(TaskId, u64)], truth: &[Option<
     let mut maps = ShMaps::new(ShMapParameters { entries, ..ShMapParameters::default() });
     let passed = samples.iter().filter(|&&(task, address)| maps.touch(task, address, truth.len())).count();
     let none = vec![0u8; entries];
-    let rows: Vec<&[u8]> = (0..truth.len()).map(|index| maps.of(TaskId(index as u32)).unwrap_or(&none)).collect();
+    let rows: Vec<&[u8]> = (0..truth.len()).map(|index| maps.map_of(TaskId(index as u32)).unwrap_or(&none)).collect();
     let sharing = SharingCriteria::default();
     let global = global_entries(&rows, &sharing);
     let by_entry = |least: u8, threads: usize| {

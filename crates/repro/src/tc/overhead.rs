@@ -39,7 +39,7 @@ impl Policy for SamplingPolicy {
 }
 
 /// The share of processor time that sampling took in windows with a probe, and the number of samples per second.
-fn charged(records: &[WindowRecord]) -> (f64, f64) {
+fn charged_time(records: &[WindowRecord]) -> (f64, f64) {
     let (mut cost_ns, mut busy_ns, mut samples, mut elapsed_ns) = (0u64, 0u64, 0usize, 0u64);
     for record in records.iter().filter(|record| !record.observation.probe_results.is_empty()) {
         busy_ns += record.observation.tasks.iter().flat_map(|task| &task.on_cpu_ns).map(|(_, ns)| ns).sum::<u64>();
@@ -77,12 +77,12 @@ struct SamplingCost {
     per_second: f64,
 }
 
-fn at_rate(context: &ExperimentContext<'_>, seed: u64, one_in: u32) -> Result<SamplingCost, ReproError> {
+fn cost_at_rate(context: &ExperimentContext<'_>, seed: u64, one_in: u32) -> Result<SamplingCost, ReproError> {
     let (case, setting) = (warehouses(), setting(context, &warehouses(), seed));
     let truth = case.truth(seed)?;
     let without = setting.run_by(Box::new(SamplingPolicy(0)))?;
     let with = setting.run_by(Box::new(SamplingPolicy(one_in)))?;
-    let (charged, per_second) = charged(&with.records);
+    let (charged, per_second) = charged_time(&with.records);
     let slowdown = 1.0 - work_rate(&with.results, &truth) / work_rate(&without.results, &truth);
     Ok(SamplingCost { slowdown, charged, per_second })
 }
@@ -97,7 +97,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         |item| format!("{item:?}"),
         |&(rate, seed)| {
             context.report_progress(&format!("TC-5 one in {rate} seed {seed}"));
-            at_rate(context, seed, rate)
+            cost_at_rate(context, seed, rate)
         },
     )?;
     let of = |rate: u32, value: fn(&SamplingCost) -> f64| -> Vec<f64> {
@@ -106,12 +106,16 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let mut points = Vec::new();
     for &rate in rates {
         let at = format!("1 in {rate}");
-        points.push(DataPoint::over("slowdown, %", &at, &of(rate, |r| 100.0 * r.slowdown)));
-        points.push(DataPoint::over("charged, %", &at, &of(rate, |r| 100.0 * r.charged)));
-        points.push(DataPoint::over("seconds for 10^6 samples", &at, &of(rate, |r| 1e6 / r.per_second.max(1e-9))));
+        points.push(DataPoint::over_values("slowdown, %", &at, &of(rate, |r| 100.0 * r.slowdown)));
+        points.push(DataPoint::over_values("charged, %", &at, &of(rate, |r| 100.0 * r.charged)));
+        points.push(DataPoint::over_values(
+            "seconds for 10^6 samples",
+            &at,
+            &of(rate, |r| 1e6 / r.per_second.max(1e-9)),
+        ));
     }
     let turns = 100.0 * breakdown_share()?;
-    points.push(DataPoint::over("stall breakdown's own cost, % (one interrupt a turn)", "always", &[turns]));
+    points.push(DataPoint::over_values("stall breakdown's own cost, % (one interrupt a turn)", "always", &[turns]));
     let own = context.run_all_stored(
         module_path!(),
         &context.seeds,
@@ -119,7 +123,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         |&seed| own_rate(context, seed),
     )?;
     let own_points = |what: &str, value: fn(&ChosenRateCost) -> f64| {
-        DataPoint::over(what, "the policy's own rate", &own.iter().map(value).collect::<Vec<f64>>())
+        DataPoint::over_values(what, "the policy's own rate", &own.iter().map(value).collect::<Vec<f64>>())
     };
     points.push(own_points("charged while detecting, first window of sampling, %", |own| 100.0 * own.first));
     points.push(own_points("charged while detecting, costliest window, %", |own| 100.0 * own.most));
@@ -181,7 +185,7 @@ struct ChosenRateCost {
 fn breakdown_share() -> Result<f64, ReproError> {
     let spec = cachemate_spec::load_machine(SMALL).map_err(failed(SMALL))?;
     let clock = NominalClock::new(&spec, SCALE);
-    Ok(clock.scaled(TURN_CYCLES) as f64 / clock.cycles(COUNTER_TURN_NS) as f64)
+    Ok(clock.scale(TURN_CYCLES) as f64 / clock.cycles(COUNTER_TURN_NS) as f64)
 }
 
 fn own_rate(context: &ExperimentContext<'_>, seed: u64) -> Result<ChosenRateCost, ReproError> {
@@ -189,15 +193,15 @@ fn own_rate(context: &ExperimentContext<'_>, seed: u64) -> Result<ChosenRateCost
     // In nominal nanoseconds, a sample takes its cycles on a clock that is slower by the scale.
     let cost = format!("activation_share = 0.02\nsample_cost_ns = {}.0", 2_000 * SCALE);
     let sampled = unscaled.run(&ThreadPlacement::Automatic(cost))?.records;
-    let by_window = |record: &WindowRecord| charged(std::slice::from_ref(record)).0;
+    let by_window = |record: &WindowRecord| charged_time(std::slice::from_ref(record)).0;
     let windows: Vec<f64> = sampled.iter().filter(|r| !r.observation.probe_results.is_empty()).map(by_window).collect();
     let scaled = ClusterSetting::new(context, SMALL, &warehouses(), seed);
     let run = scaled.run(&ThreadPlacement::Automatic("activation_share = 0.02".to_string()))?;
-    let all = |of: fn(&WindowRecord) -> u64| run.records.iter().map(of).sum::<u64>() as f64;
+    let all = |value: fn(&WindowRecord) -> u64| run.records.iter().map(value).sum::<u64>() as f64;
     let cost = all(|r| r.observation.probe_results.iter().flat_map(|answer| &answer.cost_ns).map(|(_, ns)| ns).sum());
     let busy = all(|r| r.observation.tasks.iter().flat_map(|task| &task.on_cpu_ns).map(|(_, ns)| ns).sum());
     Ok(ChosenRateCost {
-        detecting: charged(&sampled).0,
+        detecting: charged_time(&sampled).0,
         first: windows.first().copied().unwrap_or(0.0),
         most: windows.iter().copied().fold(0.0, f64::max),
         windows: windows.len() as f64,

@@ -58,8 +58,8 @@ fn measure(
 /// Shares of all threads' cycles, as the simulator accounts for them; the remainder is execution.
 fn breakdown(results: &RunResults) -> Vec<(String, f64)> {
     let cycles: u64 = results.tasks.iter().map(|task| task.cycles).sum();
-    let sum = |of: fn(&cachemate_sim::results::StallCycles) -> f64| {
-        results.tasks.iter().map(|task| of(&task.stall_cycles)).sum::<f64>() / cycles.max(1) as f64
+    let sum = |value: fn(&cachemate_sim::results::StallCycles) -> f64| {
+        results.tasks.iter().map(|task| value(&task.stall_cycles)).sum::<f64>() / cycles.max(1) as f64
     };
     let hits = sum(|stalls| stalls.hit.iter().map(|(_, cycles)| cycles).sum());
     let mut parts = vec![
@@ -127,7 +127,7 @@ impl PlacementRuns {
 
     /// Worst gain, over the programs and seeds where manual placement gains at least 2 %.
     pub fn worst_gain_of_hand(&self, seed: usize) -> f64 {
-        let gains = |case: usize| mean(&self.over(|seed| self.gain(case, HAND, seed))) >= 0.02;
+        let gains = |case: usize| mean(&self.values_over(|seed| self.gain(case, HAND, seed))) >= 0.02;
         let ratio = |case| 100.0 * self.gain(case, AUTOMATIC, seed) / self.gain(case, HAND, seed);
         (0..self.cases.len()).filter(|&case| gains(case)).map(ratio).fold(f64::INFINITY, f64::min)
     }
@@ -136,7 +136,7 @@ impl PlacementRuns {
         self.measured[0][0].len()
     }
 
-    fn over(&self, value: impl Fn(usize) -> f64) -> Vec<f64> {
+    fn values_over(&self, value: impl Fn(usize) -> f64) -> Vec<f64> {
         (0..self.seeds()).map(value).collect()
     }
 
@@ -145,8 +145,8 @@ impl PlacementRuns {
         let mut points = Vec::new();
         for (case, of) in self.cases.iter().enumerate() {
             for (by, shown) in SHOWN.iter().take(self.measured[case].len()).enumerate() {
-                let values = self.over(|seed| value(self, case, by, seed));
-                points.push(DataPoint::over(
+                let values = self.values_over(|seed| value(self, case, by, seed));
+                points.push(DataPoint::over_values(
                     format!("{what}, {shown}"),
                     format!("{} ({})", of.name, self.machine),
                     &values,
@@ -166,7 +166,7 @@ impl PlacementRuns {
         let group = |case: usize| BarGroup {
             name: self.cases[case].name.to_string(),
             bars: (1..self.measured[case].len())
-                .map(|by| mean(&self.over(|seed| value(self, case, by, seed))).into())
+                .map(|by| mean(&self.values_over(|seed| value(self, case, by, seed))).into())
                 .collect(),
         };
         let bars = BarChart {
@@ -211,10 +211,10 @@ pub(super) fn per_seed(context: &ExperimentContext<'_>, value: impl Fn(usize) ->
 fn stalls(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Finding {
     let cases = || 0..runs.cases.len();
     let parts: Vec<String> = runs.measured[0][0][0].breakdown.iter().map(|(part, _)| part.clone()).collect();
-    let share = |case: usize, part: usize| runs.over(|seed| runs.measured[case][0][seed].breakdown[part].1);
+    let share = |case: usize, part: usize| runs.values_over(|seed| runs.measured[case][0][seed].breakdown[part].1);
     let points = cases().flat_map(|case| {
         let at = runs.cases[case].name;
-        parts.iter().enumerate().map(move |(part, name)| DataPoint::over(name, at, &share(case, part)))
+        parts.iter().enumerate().map(move |(part, name)| DataPoint::over_values(name, at, &share(case, part)))
     });
     let group = |case: usize| BarGroup {
         name: runs.cases[case].name.to_string(),

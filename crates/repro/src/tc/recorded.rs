@@ -84,7 +84,7 @@ fn databases(text: &str, name: &str) -> Result<BTreeMap<u32, u32>, ReproError> {
 }
 
 /// Threads with records, each with its database; every thread of the list must be among them.
-fn matched(
+fn match_placements(
     totals: &[ThreadTotals],
     served: &BTreeMap<u32, u32>,
     hertz: u64,
@@ -120,7 +120,7 @@ fn threads(path: &Path, hertz: u64) -> Result<Vec<RecordedThread>, ReproError> {
     let mut batch = Vec::new();
     while reader.read_batch(&mut batch).map_err(failed(NAME))? {}
     let totals = reader.totals().ok_or_else(|| wrong("found a recording without totals, expected a whole one"))?;
-    matched(&totals.threads, &served, hertz)
+    match_placements(&totals.threads, &served, hertz)
 }
 
 /// One round of a thread's records, repeated with a pause in between.
@@ -135,7 +135,7 @@ struct PacedSource {
 const TURN_ACCESSES: usize = 2048;
 
 impl PacedSource {
-    fn of(mut source: CmtSource, idle_ns: u64) -> Self {
+    fn from_source(mut source: CmtSource, idle_ns: u64) -> Self {
         let (mut round, mut records) = (Vec::new(), 0);
         let (mut batch, whole) = (Vec::new(), source.records_per_round());
         while records < whole && source.next_batch(&mut batch) == BatchEnd::More {
@@ -176,7 +176,7 @@ fn program(path: &Path, threads: &[RecordedThread]) -> Result<SimProgram, ReproE
     let maker = move |_| {
         let open = |of: &RecordedThread| -> Box<dyn AccessSource> {
             let source = CmtSource::open(&path, of.thread, 0, 0).expect("opened before");
-            if of.idle_ns == 0 { Box::new(source) } else { Box::new(PacedSource::of(source, of.idle_ns)) }
+            if of.idle_ns == 0 { Box::new(source) } else { Box::new(PacedSource::from_source(source, of.idle_ns)) }
         };
         threads.iter().map(open).collect()
     };
@@ -256,7 +256,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     for method in METHODS {
         let mut point = |what: &str, value: &dyn Fn(&RecordedRunResult) -> Option<f64>| {
             let values: Vec<f64> = of(method).into_iter().filter_map(value).collect();
-            points.push(DataPoint::over(what, method, &values));
+            points.push(DataPoint::over_values(what, method, &values));
         };
         point("adjusted Rand index", &|runs| Some(runs.agreement()));
         point("clusters", &|runs| Some(runs.last.as_ref()?.clusters as f64));
@@ -316,11 +316,11 @@ mod tests {
             ..ThreadTotals::default()
         };
         let totals = [of(0, 50, 400), of(1, 52, 3_000), of(2, 51, 1_000)];
-        let matches = matched(&totals, &[(51, 1), (52, 0)].into(), 1_000_000_000).unwrap();
+        let matches = match_placements(&totals, &[(51, 1), (52, 0)].into(), 1_000_000_000).unwrap();
         let own = RecordedThread { thread: 0, database: None, idle_ns: 1_600 };
         let connection = |thread, database| RecordedThread { thread, database: Some(database), idle_ns: 0 };
         assert_eq!(matches, [own, connection(1, 0), connection(2, 1)]);
-        let error = matched(&totals, &[(53, 1)].into(), 1).unwrap_err().to_string();
+        let error = match_placements(&totals, &[(53, 1)].into(), 1).unwrap_err().to_string();
         assert!(error.contains("expected 53 of the list among them"), "{error}");
     }
 }

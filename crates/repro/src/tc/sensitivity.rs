@@ -38,7 +38,7 @@ fn first_round(records: &[WindowRecord]) -> Vec<Observation> {
 }
 
 /// The same observations with only every `one_in`th sample of each window.
-fn thinned(round: &[Observation], one_in: usize) -> Vec<Observation> {
+fn thin_samples(round: &[Observation], one_in: usize) -> Vec<Observation> {
     let thin = |answer: &ProbeResult| {
         let mut answer = answer.clone();
         if let ProbeEvidence::Samples { samples, .. } = &mut answer.evidence {
@@ -100,7 +100,7 @@ fn sensitivity(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -
     let cluster_labels = |entries| labels(&clusters(&round, truth.len(), entries, ClusteringMethod::CoClusters));
     let of_rate = |one_in| {
         labels(&clusters(
-            &thinned(&round, one_in),
+            &thin_samples(&round, one_in),
             truth.len(),
             ShMapParameters::default().entries,
             ClusteringMethod::CoClusters,
@@ -141,15 +141,19 @@ pub(super) fn sizes(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Rep
     for (index, case) in cases.iter().enumerate() {
         for (size, entries) in SIZES.iter().enumerate() {
             let same = format!("{entries} entries, against 256");
-            points.push(DataPoint::over(same, case.name, &of(index, &|found| found.by_size[size])));
+            points.push(DataPoint::over_values(same, case.name, &of(index, &|found| found.by_size[size])));
             let own = format!("{entries} entries, against the program's partition");
-            points.push(DataPoint::over(own, case.name, &of(index, &|found| found.own_by_size[size])));
+            points.push(DataPoint::over_values(own, case.name, &of(index, &|found| found.own_by_size[size])));
         }
         for (rate, one_in) in RATES.iter().enumerate() {
             let own = format!("1 in {one_in}, against the program's partition");
-            points.push(DataPoint::over(own, case.name, &of(index, &|found| found.own_by_rate[rate])));
+            points.push(DataPoint::over_values(own, case.name, &of(index, &|found| found.own_by_rate[rate])));
         }
-        points.push(DataPoint::over("one pass, 256 entries", case.name, &of(index, &|found| found.own_one_pass)));
+        points.push(DataPoint::over_values(
+            "one pass, 256 entries",
+            case.name,
+            &of(index, &|found| found.own_one_pass),
+        ));
     }
     let worst = |seed: u64| {
         let of_seed = items.iter().zip(&all).filter(|((_, index), _)| *index == seed);
@@ -196,7 +200,7 @@ fn cumulative(records: &[WindowRecord]) -> Vec<(f64, f64)> {
     curve
 }
 
-fn at(curve: &[(f64, f64)], time: f64) -> Option<f64> {
+fn value_at(curve: &[(f64, f64)], time: f64) -> Option<f64> {
     let pair = curve.windows(2).find(|pair| pair[0].0 <= time && time <= pair[1].0)?;
     let (before, after) = (pair[0], pair[1]);
     let part = if after.0 > before.0 { (time - before.0) / (after.0 - before.0) } else { 0.0 };
@@ -215,7 +219,7 @@ fn advantage(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> 
     let with = cumulative(&setting.run_after(QUIET_WINDOWS, &automatic)?.records);
     let without = cumulative(&setting.run_after(QUIET_WINDOWS, &ThreadPlacement::Default)?.records);
     let Some(&(end, work)) = without.last().filter(|(_, work)| *work > 0.0) else { return Ok(Vec::new()) };
-    let lead = |&(time, done): &(f64, f64)| Some((time, (done - at(&without, time)?) / work * end));
+    let lead = |&(time, done): &(f64, f64)| Some((time, (done - value_at(&without, time)?) / work * end));
     Ok(with.iter().filter_map(lead).collect())
 }
 
@@ -246,8 +250,8 @@ pub(super) fn phases(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Re
     let mut series = Vec::new();
     for (number, case) in cases.iter().enumerate() {
         let seconds: Vec<f64> = of(number).filter_map(|lead| break_even(lead)).collect();
-        points.push(DataPoint::over("break-even, nominal seconds", case.name, &seconds));
-        points.push(DataPoint::over("runs that broke even", case.name, &[seconds.len() as f64]));
+        points.push(DataPoint::over_values("break-even, nominal seconds", case.name, &seconds));
+        points.push(DataPoint::over_values("runs that broke even", case.name, &[seconds.len() as f64]));
         if let Some(lead) = of(number).next() {
             let points = lead.iter().map(|&(time, lead)| ChartPoint::new(time, lead)).collect();
             series.push(Series { name: case.name.to_string(), points, ..Series::default() });

@@ -159,7 +159,7 @@ impl ClusterSetting {
         match placement {
             ThreadPlacement::Default => built("default", ""),
             ThreadPlacement::RoundRobin => built("round-robin", ""),
-            ThreadPlacement::Hand => Ok(Box::new(self.by_hand(&self.workload()?)?)),
+            ThreadPlacement::Hand => Ok(Box::new(self.place_by_hand(&self.workload()?)?)),
             ThreadPlacement::Automatic(more) => built("thread-clustering", &self.parameters(more)?),
         }
     }
@@ -174,11 +174,11 @@ impl ClusterSetting {
         let profilers = vec![shared_regions(self.entries)];
         let first = WindowLength::Cycles { cycles: WINDOW_CYCLES };
         let config = workload.pipeline("thread placement", "", profilers, first);
-        workload.managed(Pipeline::with_policy(config, policy))
+        workload.run_managed(Pipeline::with_policy(config, policy))
     }
 
     /// Places the program's own groups onto chips, as the policy would if it had found exactly these.
-    fn by_hand(&self, workload: &Workload) -> Result<HandPlacement, ReproError> {
+    fn place_by_hand(&self, workload: &Workload) -> Result<HandPlacement, ReproError> {
         let truth = self.case.truth(self.seed)?;
         let machine = workload.simulated()?;
         let domains = machine.topology().last_level_domains();

@@ -37,7 +37,7 @@ const VARIANTS: [Variant; 3] = [
 ];
 
 /// Agreement of the last round that placed threads; 0 if none did.
-fn agreement(
+fn agreement_finding(
     context: &ExperimentContext<'_>,
     variant: &Variant,
     case: &ClusterCase,
@@ -73,7 +73,7 @@ fn part(case: &ClusterCase, seed: u64, process: usize) -> Result<SimProgram, Rep
 }
 
 /// All records of one run with two processes, and the group of each thread in the order of arrival.
-fn across(
+fn agreement_across(
     context: &ExperimentContext<'_>,
     case: &ClusterCase,
     seed: u64,
@@ -105,7 +105,7 @@ fn across(
 }
 
 fn across_agreement(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Result<f64, ReproError> {
-    let (records, truth) = across(context, case, seed)?;
+    let (records, truth) = agreement_across(context, case, seed)?;
     let placement_rounds: Vec<PlacementRound> = rounds(&records, truth.len(), ShMapParameters::default().entries);
     Ok(placement_rounds.last().map_or(0.0, |round| round.agreement(&truth)))
 }
@@ -134,7 +134,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         |&(case, variant, seed)| {
             context.report_progress(&format!("TC-2 variants, {} seed {seed}", cases[case].name));
             match VARIANTS.get(variant) {
-                Some(variant) => agreement(context, variant, &cases[case], seed),
+                Some(variant) => agreement_finding(context, variant, &cases[case], seed),
                 None => across_agreement(context, &cases[case], seed),
             }
         },
@@ -146,7 +146,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let points = |variants: std::ops::RangeInclusive<usize>| -> Vec<DataPoint> {
         let name = |variant: usize| VARIANTS.get(variant).map_or("two processes", |variant| variant.name);
         let of = |case: usize| {
-            let of_variant = |variant| DataPoint::over(name(variant), cases[case].name, &values(case, variant));
+            let of_variant = |variant| DataPoint::over_values(name(variant), cases[case].name, &values(case, variant));
             variants.clone().filter(|&variant| asked(case, variant)).map(of_variant).collect::<Vec<_>>()
         };
         (0..cases.len()).flat_map(of).collect()

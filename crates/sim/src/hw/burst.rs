@@ -129,7 +129,7 @@ impl Burst {
     }
 
     /// The time is up, or the window is full (then the oldest load is waited for). `None` = neither.
-    fn out_of_budget(&self, context: &mut HwContext) -> Option<BurstOutcome> {
+    fn exceeds_budget(&self, context: &mut HwContext) -> Option<BurstOutcome> {
         context.ready = self.t;
         if self.t >= self.run.limit {
             return Some(BurstOutcome::Yield);
@@ -273,7 +273,7 @@ impl CoreFrontEnd {
         if context.next_parked <= burst.t && burst.t < burst.run.limit {
             return self.unpark::<WATCHED>(burst, thread, around);
         }
-        burst.out_of_budget(context)
+        burst.exceeds_budget(context)
     }
 
     fn compute<const WATCHED: bool>(
@@ -343,14 +343,14 @@ impl CoreFrontEnd {
         let answer = around.caches.first_level(l1i, place, &ask, &mut thread.counters);
         let mut traced = super::sampling::SampleEffect { ticks: 0, full: false };
         if let Some(before) = &before {
-            thread.probes.on_path(l1i, ask.address, before, &thread.counters.levels, around.caches);
+            thread.probes.observe_path(l1i, ask.address, before, &thread.counters.levels, around.caches);
             if thread.counters.levels[0].all_misses() > before[0].all_misses() {
                 let address = around.caches.dram.physical(ask.address);
                 let line = address >> around.caches.units[self.l1d].line_shift;
-                traced = thread.probes.on_code_miss(line, around.sampling);
+                traced = thread.probes.observe_code_miss(line, around.sampling);
             }
         }
-        thread.fetched(line_bytes);
+        thread.charge_fetch(line_bytes);
         if WATCHED {
             thread.watch_code(line_bytes.ilog2(), t, around.sampling);
         }
@@ -443,7 +443,7 @@ pub(super) fn translate(
     let named = around.caches.pages.name(framed.frame, page);
     thread.tlb.insert(page, named);
     if framed.copied {
-        around.caches.copied_in(l1d, named << around.page_shift, 1 << around.page_shift, thread.slot(), t);
+        around.caches.insert_copied(l1d, named << around.page_shift, 1 << around.page_shift, thread.slot(), t);
     }
     framed.cost_cycles * around.ticks_per_cycle
 }

@@ -162,7 +162,7 @@ impl CacheUnit {
             package: instance * spec.shared_by_cores / machine.cores_per_package,
             cores: spec.shared_by_cores,
             owns_next: false,
-            store: TagStore::new(spec, SetBits::of(machine, spec), seed),
+            store: TagStore::new(spec, SetBits::new(machine, spec), seed),
             pending: PendingFills::default(),
             out: spec.bandwidth_bytes_per_cycle.map(|bytes| BandwidthServer::new(bytes, ticks_per_cycle)),
             prefetcher: Prefetcher::new(fetchers, page_shift.saturating_sub(line_shift)),
@@ -213,7 +213,7 @@ impl CacheUnit {
     #[inline(always)]
     pub fn record_eviction(&mut self, line: u64, meta: LineMeta, evictor: Option<u16>) {
         self.occupancy[usize::from(meta.owner())] -= 1;
-        *self.history.at(line) = evictor.map_or(LOST_TO_STORE, |task| task + 2);
+        *self.history.count_mut(line) = evictor.map_or(LOST_TO_STORE, |task| task + 2);
         match evictor {
             Some(task) => {
                 self.counters.evictions += 1;
@@ -227,7 +227,7 @@ impl CacheUnit {
     /// `remember` whether the next miss on it still is one's own.
     pub fn record_removal(&mut self, line: u64, meta: LineMeta, remember: Option<u16>) {
         self.occupancy[usize::from(meta.owner())] -= 1;
-        *self.history.at(line) = remember.map_or(0, |task| task + 2);
+        *self.history.count_mut(line) = remember.map_or(0, |task| task + 2);
     }
 
     /// Tells the host that the line's history, and its set where asked, will be read.
@@ -240,11 +240,11 @@ impl CacheUnit {
     }
 
     pub fn forget(&mut self, line: u64) {
-        *self.history.at(line) = 0;
+        *self.history.count_mut(line) = 0;
     }
 
     #[inline]
-    pub fn arrived(&mut self, owner: u16) {
+    pub fn record_arrival(&mut self, owner: u16) {
         let at = usize::from(owner);
         if self.occupancy.len() <= at {
             self.occupancy.resize(at + 1, 0);

@@ -258,7 +258,7 @@ impl Caches {
         let number = self.root_number[asking];
         let own = 1u16 << (number % DIRECTORY_BITS);
         let line = ask.address >> self.directory_shift;
-        let word = directory.at(line);
+        let word = directory.count_mut(line);
         let mut may = *word;
         *word |= own;
         if self.roots.len() <= DIRECTORY_BITS {
@@ -277,7 +277,7 @@ impl Caches {
             }
         }
         if let Some(directory) = &mut self.directory {
-            *directory.at(line) = keep;
+            *directory.count_mut(line) = keep;
         }
         held
     }
@@ -317,7 +317,7 @@ impl Caches {
         let unit = &mut self.units[index];
         let mask = unit.mask_of(ask.class);
         let evicted = unit.store.insert(ask.address >> unit.line_shift, meta, mask);
-        unit.arrived(meta.owner());
+        unit.record_arrival(meta.owner());
         if let Some(evicted) = evicted {
             self.evict(index, evicted, ask, counters);
         }
@@ -400,7 +400,7 @@ impl Caches {
     /// A page has just been copied to these bytes on the core of this L1: all of its lines are in the last cache on the
     /// core's way to memory. They are held clean, as the traffic of copying is in what the machine says a copied page
     /// costs. Without this the cost would be charged twice: its measurement (CP 4.6.5) left the lines cached.
-    pub fn copied_in(&mut self, l1: usize, first_address: u64, bytes: u64, task: u16, now: u64) {
+    pub fn insert_copied(&mut self, l1: usize, first_address: u64, bytes: u64, task: u16, now: u64) {
         let parent = |at: usize| Some(self.units[at].parent).filter(|&parent| parent != ROOT);
         let path: Vec<usize> = std::iter::successors(parent(l1), |&index| parent(index)).collect();
         let Some(&into) = path.iter().rev().find(|&&at| !self.units[at].is_victim()) else { return };
@@ -474,7 +474,7 @@ fn check(machine: &MachineSpec) -> Result<(), MachineSpecError> {
         };
         let lines = bytes / u64::from(cache.line_bytes);
         let frames = bytes / machine.pages.page_bytes.max(cache.line_bytes.into());
-        if lines >> TagStore::tag_shift(cache, SetBits::of(machine, cache)) >= u64::from(u32::MAX)
+        if lines >> TagStore::tag_shift(cache, SetBits::new(machine, cache)) >= u64::from(u32::MAX)
             || frames >= u64::from(u32::MAX)
         {
             let found = machine.memory.size_bytes.to_string();

@@ -44,7 +44,7 @@ impl LevelCounts {
         self.misses.iter().sum()
     }
     /// Misses of one cause.
-    pub fn caused(&self, cause: MissCause) -> u64 {
+    pub fn misses_from(&self, cause: MissCause) -> u64 {
         self.misses[cause as usize]
     }
     pub(crate) fn add(&mut self, other: &Self, sign: i64) {
@@ -135,7 +135,7 @@ impl TaskCounters {
             CounterEvent::Cycles => self.cycles(),
             CounterEvent::References(level) => self.levels[level as usize].references,
             CounterEvent::Misses(level) => self.levels[level as usize].all_misses(),
-            CounterEvent::InterTaskMisses(level) => self.levels[level as usize].caused(MissCause::InterTask),
+            CounterEvent::InterTaskMisses(level) => self.levels[level as usize].misses_from(MissCause::InterTask),
             CounterEvent::RemoteCacheHits => self.remote_cache_hits,
             CounterEvent::MemoryReadBytes => self.memory_read_bytes,
             CounterEvent::MemoryWriteBytes => self.memory_write_bytes,
@@ -162,7 +162,7 @@ impl TaskCounters {
     }
 
     /// The counts since `earlier`, an older copy of these counters.
-    pub fn since(&self, earlier: &Self) -> Self {
+    pub fn difference(&self, earlier: &Self) -> Self {
         let mut levels = self.levels;
         levels.iter_mut().zip(&earlier.levels).for_each(|(now, then)| now.add(then, -1));
         let (now, then) = (&self.stalls, &earlier.stalls);

@@ -32,7 +32,7 @@ impl InFlightWindow {
     }
 
     /// Share that is taken, in thousandths.
-    fn taken(&self, tick: u64) -> u64 {
+    fn taken_slots(&self, tick: u64) -> u64 {
         let taken = self.back_at.iter().filter(|&&back| back > tick).count() as u64;
         taken * 1000 / self.back_at.len().max(1) as u64
     }
@@ -188,7 +188,7 @@ impl Dram {
             return if backlog > self.local { 0 } else { 1000 };
         }
         let waiting = (backlog * 1000 / self.local.max(1)).min(1000);
-        let taken = self.windows.get(self.window_of(address, package)).map_or(0, |window| window.taken(tick));
+        let taken = self.windows.get(self.window_of(address, package)).map_or(0, |window| window.taken_slots(tick));
         1000 - waiting.max(taken)
     }
 

@@ -127,7 +127,7 @@ impl CoreFrontEnd {
                 last_load = if store { last_load } else { issue };
                 if WATCHED {
                     let (set, sets) = (data.store.set_of(line), data.store.all_sets());
-                    thread.probes.on_access(address >> data.line_shift, issue, set, sets, around.sampling);
+                    thread.probes.observe_access(address >> data.line_shift, issue, set, sets, around.sampling);
                 }
                 began = issue + 1;
                 rest.next();
@@ -247,7 +247,7 @@ impl CoreFrontEnd {
         let unit = &mut around.caches.units[self.l1d];
         unit.store.touch(line, place);
         let meta = unit.store.meta(place);
-        unit.store.set_meta(place, meta.stored(store));
+        unit.store.set_meta(place, meta.as_store(store));
         let nearest = issue + unit.latency;
         burst.hits += 1;
         self.complete_access(burst, thread, done, StallSource { served, queue: 0, joined }, nearest)
@@ -280,7 +280,7 @@ impl CacheUnit {
         if back.refuses(store, self.write == WritePolicy::Through) || !self.pending.is_back(line, tick + self.latency) {
             return false;
         }
-        self.store.set_meta(place, back.stored(store));
+        self.store.set_meta(place, back.as_store(store));
         self.store.touch(line, place);
         true
     }
@@ -311,8 +311,8 @@ pub(super) fn quick_fetch<const WATCHED: bool, const SHAPE: usize>(
         code.store.touch(line, place);
     }
     if WATCHED {
-        thread.probes.on_fetch(code.store.set_of(line), code.store.all_sets());
+        thread.probes.observe_fetch(code.store.set_of(line), code.store.all_sets());
     }
-    thread.fetched(1 << code.line_shift);
+    thread.charge_fetch(1 << code.line_shift);
     true
 }

@@ -102,7 +102,7 @@ impl Caches {
             dirty: false,
         };
         if through {
-            second.store.set_meta(at, meta.stored(true));
+            second.store.set_meta(at, meta.as_store(true));
             if let Some(place) = place {
                 first.store.touch(line, place);
                 answer.ready_tick = answer.ready_tick.max(ask.at + first.latency);
@@ -122,7 +122,7 @@ impl Caches {
             };
             let filled = LineMeta(LineMeta::new(state, 0, ask.task).0 | PENDING);
             let evicted = first.store.insert(line, filled, first.mask_of(ask.class));
-            first.arrived(ask.task);
+            first.record_arrival(ask.task);
             first.pending.add(line, answer.ready_tick, answer.served, ask.at);
             if let Some(evicted) = evicted {
                 if evicted.meta.state() == MODIFIED {

@@ -25,7 +25,7 @@ pub(crate) const fn is_random(shape: usize) -> bool {
 }
 
 /// The shape of a cache of the machine. Low bits of lines and pages have to give its sets.
-pub(crate) fn of(machine: &MachineSpec, cache: &CacheSpec) -> usize {
+pub(crate) fn variant_of(machine: &MachineSpec, cache: &CacheSpec) -> usize {
     let bits_give_the_set = cache.slices == 1 && cache.sets_per_slice().is_power_of_two();
     let shape = match cache.replacement {
         ReplacementPolicy::Lru => cache.ways as usize,

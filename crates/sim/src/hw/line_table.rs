@@ -81,7 +81,7 @@ impl LineTable {
     }
 
     #[inline(always)]
-    pub fn at(&mut self, line: u64) -> &mut u16 {
+    pub fn count_mut(&mut self, line: u64) -> &mut u16 {
         let (key, in_page) = self.split(line);
         let mut slot = self.slot(key);
         if self.slots[slot].key == 0 {
@@ -133,7 +133,7 @@ mod tests {
                 );
                 table.bring(line);
                 let word = dice.below(1 << 16) as u16;
-                *table.at(line) = word;
+                *table.count_mut(line) = word;
                 map.insert(line, word);
             }
         }

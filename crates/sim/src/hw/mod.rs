@@ -342,12 +342,12 @@ impl Hardware {
         self.caches.flush(named << self.page_shift, 1 << self.page_shift);
     }
 
-    /// A virtual page has just been copied to a frame by this CPU, on a task's time: see [`Caches::copied_in`].
-    pub fn copied_in(&mut self, cpu: CpuId, page: u64, frame: u64, task: TaskId) {
+    /// A virtual page has just been copied to a frame by this CPU, on a task's time: see [`Caches::insert_copied`].
+    pub fn insert_copied(&mut self, cpu: CpuId, page: u64, frame: u64, task: TaskId) {
         let core = (cpu.0 / self.spec.contexts_per_core) as usize;
         let (l1d, address) = (self.cores[core].front.l1d, self.caches.pages.name(frame, page) << self.page_shift);
         let task = task.0.min(u32::from(u16::MAX) - 2) as u16;
-        self.caches.copied_in(l1d, address, 1 << self.page_shift, task, self.now);
+        self.caches.insert_copied(l1d, address, 1 << self.page_shift, task, self.now);
     }
 
     fn unit(&self, cache: CacheId) -> Result<&CacheUnit, RequestError> {

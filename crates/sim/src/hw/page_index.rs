@@ -38,7 +38,7 @@ pub(crate) struct SetBits {
 
 impl SetBits {
     /// `None` where the set lies within a page, or goes by physical addresses.
-    pub fn of(machine: &MachineSpec, cache: &CacheSpec) -> Option<Self> {
+    pub fn new(machine: &MachineSpec, cache: &CacheSpec) -> Option<Self> {
         let within_page = (machine.pages.page_bytes / u64::from(cache.line_bytes)).max(1).trailing_zeros();
         let wider = cache.index == SetIndexing::Virtual && cache.sets_per_slice() > 1 << within_page;
         wider.then(|| SetBits { within_page, shift: frame_bits(machine) })
@@ -52,7 +52,7 @@ impl PageIndex {
     /// Bits by which names are longer than frames.
     pub fn page_bits(machine: &MachineSpec) -> u32 {
         let bits = machine.caches.iter().filter_map(|cache| {
-            let within_page = SetBits::of(machine, cache)?.within_page;
+            let within_page = SetBits::new(machine, cache)?.within_page;
             Some(cache.sets_per_slice().trailing_zeros() - within_page)
         });
         bits.max().unwrap_or(0)

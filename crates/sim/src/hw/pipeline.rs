@@ -103,7 +103,7 @@ impl Core {
         let package = number / machine.cores_per_package;
         let shape = |level| {
             let cache = machine.caches.iter().find(|cache| cache.level == level);
-            cache.map_or(l1_variant::ANY, |cache| l1_variant::of(machine, cache))
+            cache.map_or(l1_variant::ANY, |cache| l1_variant::variant_of(machine, cache))
         };
         let front = CoreFrontEnd {
             contexts,

@@ -86,13 +86,13 @@ impl Prefetcher {
 
     /// Told of a demand miss, or of the first hit on a prefetched line, and of the room that bus and memory have in
     /// thousandths; names the lines to ask for.
-    pub fn on_demand(&mut self, line: u64, room: u64, mut wanted: impl FnMut(u64)) {
+    pub fn observe_demand(&mut self, line: u64, room: u64, mut wanted: impl FnMut(u64)) {
         if self.adjacent {
             wanted(line ^ 1);
         }
         self.clock += 1;
         if let Some(streamer) = &mut self.streamer {
-            streamer.on_demand(line, self.lines_per_page_shift, self.clock, room, &mut wanted);
+            streamer.observe_demand(line, self.lines_per_page_shift, self.clock, room, &mut wanted);
         }
         let page = (line >> self.lines_per_page_shift) + 1;
         let Some(at) = self.streams.iter().position(|stream| stream.page == page) else {
@@ -124,7 +124,7 @@ fn begin(walks: &mut [PageStream], walk: PageStream) {
 }
 
 impl Streamer {
-    fn on_demand(&mut self, line: u64, page_shift: u32, clock: u64, room: u64, wanted: &mut impl FnMut(u64)) {
+    fn observe_demand(&mut self, line: u64, page_shift: u32, clock: u64, room: u64, wanted: &mut impl FnMut(u64)) {
         let page = (line >> page_shift) + 1;
         // At full room all the way, at none not a line.
         let ahead = (self.ahead_lines * room).div_ceil(1000);
@@ -180,7 +180,7 @@ mod tests {
 
     fn asked(prefetcher: &mut Prefetcher, line: u64, room: u64) -> Vec<u64> {
         let mut lines = Vec::new();
-        prefetcher.on_demand(line, room, |line| lines.push(line));
+        prefetcher.observe_demand(line, room, |line| lines.push(line));
         lines
     }
 

@@ -433,7 +433,7 @@ impl Caches {
     fn note_prefetches(&mut self, index: usize, line: u64, ask: &CacheRequest) {
         if let Some(fetcher) = &mut self.units[index].prefetcher {
             let room = if fetcher.adapts() { self.dram.room(ask.address, ask.package, ask.at) } else { 1000 };
-            fetcher.on_demand(line, room, |line| self.due.push((index, line)));
+            fetcher.observe_demand(line, room, |line| self.due.push((index, line)));
         }
     }
 

@@ -69,7 +69,7 @@ impl Probes {
     }
 
     /// Any data access, by virtual line.
-    pub(crate) fn on_access(&mut self, line: u64, tick: u64, set: u64, sets: u64, sampling: SamplingUnit) {
+    pub(crate) fn observe_access(&mut self, line: u64, tick: u64, set: u64, sets: u64, sampling: SamplingUnit) {
         if let Some(activity) = self.activity_at(CacheLevel::L1Data) {
             activity.count(set, sets, false);
         }
@@ -79,7 +79,7 @@ impl Probes {
     }
 
     /// Any line of code that is fetched, by virtual line.
-    pub(crate) fn on_code(&mut self, line: u64, tick: u64, sampling: SamplingUnit) {
+    pub(crate) fn observe_code(&mut self, line: u64, tick: u64, sampling: SamplingUnit) {
         if let Some(watch) = &mut self.watch {
             watch.touch(line >> watch.coarser_code, tick, |ticks| sampling.ns(ticks));
         }
@@ -90,15 +90,15 @@ impl Probes {
     }
 
     /// A line of code that the L1 had.
-    pub(crate) fn on_fetch(&mut self, set: u64, sets: u64) {
+    pub(crate) fn observe_fetch(&mut self, set: u64, sets: u64) {
         if let Some(activity) = self.activity_at(CacheLevel::L1Instruction) {
             activity.count(set, sets, false);
         }
     }
 
     /// Counts a request that left the fast way, at every level whose counters it moved. `before` are the task's
-    /// counters before it; references to the L1 data cache are [`Probes::on_access`]'s.
-    pub(crate) fn on_path(
+    /// counters before it; references to the L1 data cache are [`Probes::observe_access`]'s.
+    pub(crate) fn observe_path(
         &mut self,
         l1: usize,
         address: u64,
@@ -125,7 +125,7 @@ impl Probes {
         }
     }
 
-    pub(crate) fn on_miss(&mut self, miss: &Miss, task: TaskId, sampling: SamplingUnit) -> SampleEffect {
+    pub(crate) fn observe_miss(&mut self, miss: &Miss, task: TaskId, sampling: SamplingUnit) -> SampleEffect {
         let mut off = SampleEffect { ticks: 0, full: false };
         if miss.traced {
             self.trace_miss(miss, sampling, &mut off);
@@ -155,7 +155,7 @@ impl Probes {
     }
 
     /// A fetch of code that missed the L1, by physical line of the data cache's size.
-    pub(crate) fn on_code_miss(&mut self, line: u64, sampling: SamplingUnit) -> SampleEffect {
+    pub(crate) fn observe_code_miss(&mut self, line: u64, sampling: SamplingUnit) -> SampleEffect {
         let mut off = SampleEffect { ticks: 0, full: false };
         let Some(trace) = self.trace.as_mut().filter(|trace| trace.code_too) else { return off };
         if trace.lines.len() < trace.max_entries as usize {
@@ -168,7 +168,7 @@ impl Probes {
     }
 
     /// Prefetches into the L1 that a first hit on a prefetched line gave rise to: a stream runs on without a miss.
-    pub(crate) fn on_prefetches(&mut self, prefetches: u32, sampling: SamplingUnit) -> SampleEffect {
+    pub(crate) fn observe_prefetches(&mut self, prefetches: u32, sampling: SamplingUnit) -> SampleEffect {
         let mut off = SampleEffect { ticks: 0, full: false };
         self.trace_prefetches(prefetches, sampling, &mut off);
         off

@@ -109,7 +109,7 @@ const WAYS_FOR_AVX2: usize = 8;
 impl MinAgeScan {
     /// The faster way for sets of so many ways.
     #[cfg_attr(not(target_arch = "x86_64"), expect(unused_variables))]
-    pub fn of(ways: usize) -> Self {
+    pub fn for_ways(ways: usize) -> Self {
         MinAgeScan {
             #[cfg(target_arch = "x86_64")]
             avx2: ways >= WAYS_FOR_AVX2 && is_x86_feature_detected!("avx2") && is_x86_feature_detected!("bmi1"),
@@ -141,7 +141,7 @@ mod tests {
                 let ages: Vec<u32> = (0..ways).map(|_| dice.below(range) as u32).collect();
                 let plain = (0..ages.len()).min_by_key(|&way| ages[way]).unwrap();
                 assert_eq!(least(&ages), plain, "{ages:?}");
-                assert_eq!(MinAgeScan::of(ages.len()).way(&ages), plain, "{ages:?}");
+                assert_eq!(MinAgeScan::for_ways(ages.len()).way(&ages), plain, "{ages:?}");
                 let first = ages.iter().position(|&age| age == ages[plain]);
                 assert_eq!(position(&ages, ages[plain]), first);
                 assert_eq!(position(&ages, ages[plain].wrapping_sub(1)), None);

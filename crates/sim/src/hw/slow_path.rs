@@ -90,7 +90,7 @@ impl CoreFrontEnd {
         if WATCHED {
             let line = ask.address >> unit.line_shift;
             let (set, sets) = (unit.store.set_of(line), unit.store.all_sets());
-            thread.probes.on_access(access.address() >> unit.line_shift, burst.t, set, sets, around.sampling);
+            thread.probes.observe_access(access.address() >> unit.line_shift, burst.t, set, sets, around.sampling);
         }
         let place = unit.store.find(ask.address >> unit.line_shift);
         let answer = around.caches.first_level(self.l1d, place, &ask, &mut thread.counters);
@@ -110,7 +110,7 @@ impl CoreFrontEnd {
         around: &mut CoreEnvironment<'_>,
     ) -> Option<BurstOutcome> {
         if let Some(before) = before {
-            thread.probes.on_path(self.l1d, seen.ask.address, before, &thread.counters.levels, around.caches);
+            thread.probes.observe_path(self.l1d, seen.ask.address, before, &thread.counters.levels, around.caches);
             let missed = thread.counters.levels[1].all_misses() > before[1].all_misses();
             if missed || around.caches.first_level_prefetches > 0 {
                 let effect = self.probe(access, &seen.ask, &seen.answer, missed, burst, thread, around);
@@ -151,9 +151,9 @@ impl CoreFrontEnd {
             prefetches,
         };
         let effect = if missed {
-            thread.probes.on_miss(&seen, thread.task, around.sampling)
+            thread.probes.observe_miss(&seen, thread.task, around.sampling)
         } else {
-            thread.probes.on_prefetches(prefetches, around.sampling)
+            thread.probes.observe_prefetches(prefetches, around.sampling)
         };
         thread.probes.cost_ticks += effect.ticks;
         burst.spent.interrupts += effect.ticks;

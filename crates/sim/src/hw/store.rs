@@ -50,7 +50,7 @@ impl LineMeta {
     }
     /// After a hit by a store or a load, without a branch: modified is all bits of the state.
     #[inline]
-    pub fn stored(self, store: bool) -> Self {
+    pub fn as_store(self, store: bool) -> Self {
         LineMeta(self.0 | (MODIFIED * u32::from(store)))
     }
     /// Is an access here more than the cache's own affair: a fill to wait for, a prefetch's first use, or a store to a
@@ -189,7 +189,7 @@ impl TagStore {
             layout: TagLayout { first, ..layout },
             replacement: spec.replacement,
             words,
-            least: MinAgeScan::of(layout.ways),
+            least: MinAgeScan::for_ways(layout.ways),
             clock: 0,
             random: SplitMix64::new(seed),
         }
@@ -227,7 +227,7 @@ impl TagStore {
         if meta.refuses(store, through) {
             return Err(Some(base + way));
         }
-        words[ways + way] = meta.stored(store).0;
+        words[ways + way] = meta.as_store(store).0;
         if lru {
             self.clock += 1;
             words[2 * ways + way] = self.clock;
@@ -241,7 +241,7 @@ impl TagStore {
         let Some(here) = place.filter(|&place| !self.meta(place).refuses(store, through)) else {
             return Err(place);
         };
-        self.set_meta(here, self.meta(here).stored(store));
+        self.set_meta(here, self.meta(here).as_store(store));
         self.touch(line, here);
         Ok(())
     }
@@ -378,7 +378,7 @@ impl TagStore {
 
     /// Uniform below `count`.
     fn throw(&mut self, count: u64) -> usize {
-        self.random.below(count) as usize
+        self.random.draw_below(count) as usize
     }
 
     /// Inserts an absent line as the most recent one, and returns the evicted line.

@@ -77,7 +77,7 @@ impl HwThread {
     }
 
     /// The line at `next_code` is here.
-    pub(crate) fn fetched(&mut self, line_bytes: u64) {
+    pub(crate) fn charge_fetch(&mut self, line_bytes: u64) {
         let end = (self.next_code & !(line_bytes - 1)) + line_bytes;
         self.fetch_left = (end - self.next_code).div_ceil(INSTRUCTION_BYTES);
         self.next_code = end;
@@ -85,7 +85,7 @@ impl HwThread {
 
     /// Shows the line that was fetched last to whoever watches locations.
     pub(crate) fn watch_code(&mut self, line_shift: u32, tick: u64, sampling: SamplingUnit) {
-        self.probes.on_code((self.next_code - 1) >> line_shift, tick, sampling);
+        self.probes.observe_code((self.next_code - 1) >> line_shift, tick, sampling);
     }
 
     /// Number in the caches' books. Tasks from 65 533 on share one.

@@ -120,7 +120,7 @@ impl Basis {
         basis.first_chains();
         basis.first_sizes();
         let mut at = 0;
-        while let Some(next) = basis.after(at, 0) {
+        while let Some(next) = basis.sibling_after(at, 0) {
             basis.set_potential(next);
             at = next;
         }
@@ -150,7 +150,7 @@ impl Basis {
     fn first_sizes(&mut self) {
         let mut order = vec![0];
         let mut at = 0;
-        while let Some(next) = self.after(at, 0) {
+        while let Some(next) = self.sibling_after(at, 0) {
             order.push(next);
             at = next;
         }
@@ -370,11 +370,11 @@ impl Basis {
     }
 
     /// The node after `node` in depth-first order, within the subtree of `root`.
-    pub fn after(&self, node: u32, root: u32) -> Option<u32> {
+    pub fn sibling_after(&self, node: u32, root: u32) -> Option<u32> {
         self.follow(node, root, |_, _| ())
     }
 
-    /// As [`Basis::after`]; `read` is told of every node whose links are looked at, and whether it is on the way up.
+    /// As [`Basis::sibling_after`]; `read` is told of every node whose links are looked at, and whether it is on the way up.
     pub fn follow(&self, mut node: u32, root: u32, mut read: impl FnMut(u32, bool)) -> Option<u32> {
         read(node, false);
         let record = &self.nodes[node as usize];
@@ -413,7 +413,7 @@ mod tests {
             let mut at = Some(pivot.cut);
             while let Some(node) = at {
                 basis.nodes[node as usize].potential += change;
-                at = basis.after(node, pivot.cut);
+                at = basis.sibling_after(node, pivot.cut);
             }
         }
         basis.exchange(&pivot, |_, _| ());
@@ -462,7 +462,7 @@ mod tests {
         assert!(excess.iter().all(|&node| node == 0));
         let mut sizes = vec![1; basis.nodes.len()];
         let mut order = vec![0];
-        while let Some(next) = basis.after(*order.last().expect("not empty"), 0) {
+        while let Some(next) = basis.sibling_after(*order.last().expect("not empty"), 0) {
             order.push(next);
             assert!(order.len() <= basis.nodes.len(), "no tree");
         }

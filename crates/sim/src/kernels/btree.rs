@@ -115,7 +115,7 @@ pub(super) fn copy_record(record: u64, write: bool, out: &mut AccessEmitter) {
 /// Draws from `0..limit` so that 80 % of the draws fall on 30 % of the values, scattered.
 pub(super) fn hot_draw(rng: &mut Rng, limit: u64) -> u64 {
     let hot = (limit * 3 / 10).max(1);
-    if rng.below(10) < 8 || hot == limit { rng.below(hot) } else { hot + rng.below(limit - hot) }
+    if rng.draw_below(10) < 8 || hot == limit { rng.draw_below(hot) } else { hot + rng.draw_below(limit - hot) }
 }
 
 struct Database {
@@ -146,7 +146,7 @@ impl Database {
         out.load(header);
         out.load(header + 16);
         out.store(header + 24);
-        let lock = self.environment.at(self.rng.skewed(lines), 64);
+        let lock = self.environment.at(self.rng.draw_skewed(lines), 64);
         out.load(lock);
         out.store(lock + 8);
     }
@@ -164,7 +164,7 @@ impl WorkloadKernel for Database {
         out.enter(self.rng.function(functions));
         let record = self.tree.descend(leaf, slot, out);
         out.enter(self.rng.function(functions));
-        let write = self.rng.below(5) == 0;
+        let write = self.rng.draw_below(5) == 0;
         copy_record(record, write, out);
         if write {
             for _ in 0..RECORD_BYTES / 8 {

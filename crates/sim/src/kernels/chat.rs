@@ -143,7 +143,7 @@ impl ChatConnection {
             Role::Reader => self.messages * u64::from(self.own.clients),
             Role::Writer => self.messages,
         };
-        self.rooms[self.membership.at(messages)]
+        self.rooms[self.membership.phase_at(messages)]
     }
 
     fn buffer_word(&mut self) -> u64 {
@@ -157,7 +157,7 @@ impl ChatConnection {
         for _ in 0..3 {
             out.enter(self.rng.function(functions));
             for _ in 0..6 {
-                let word = self.process.at(self.rng.skewed(self.process.bytes / 8), 8);
+                let word = self.process.at(self.rng.draw_skewed(self.process.bytes / 8), 8);
                 out.load(word);
             }
             for _ in 0..8 {

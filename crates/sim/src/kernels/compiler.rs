@@ -133,7 +133,7 @@ impl Compiler {
 
     fn read_function(&mut self) {
         const STEPS: u64 = 1 << 24;
-        let drawn = self.rng.below(STEPS) as f64 / STEPS as f64;
+        let drawn = self.rng.draw_below(STEPS) as f64 / STEPS as f64;
         let capacity = self.obstack.bytes / NODE_BYTES;
         self.nodes = ((code_bytes(drawn) * NODES_PER_CODE_BYTE) as u64).clamp(8, capacity);
     }
@@ -200,7 +200,7 @@ impl Compiler {
         }
         if index.is_multiple_of(4) {
             let buckets = self.symbols.bytes / 64;
-            let symbol = self.symbols.at(self.rng.skewed(buckets), 64);
+            let symbol = self.symbols.at(self.rng.draw_skewed(buckets), 64);
             out.load(symbol);
             out.load(symbol + 24);
             out.chase(symbol + 40);
@@ -294,7 +294,11 @@ impl LinkParser {
     /// Searches a word in the balanced tree, then copies its expression into the sentence's pool.
     fn look_up(&mut self, out: &mut AccessEmitter) {
         // Few words make most of a text; one in sixteen is any word.
-        let rank = if self.rng.below(16) == 0 { self.rng.below(self.words) } else { self.rng.skewed(self.words) };
+        let rank = if self.rng.draw_below(16) == 0 {
+            self.rng.draw_below(self.words)
+        } else {
+            self.rng.draw_skewed(self.words)
+        };
         let word = scatter(rank, self.words);
         let (mut low, mut high) = (0, self.words);
         while low < high {
@@ -309,7 +313,7 @@ impl LinkParser {
             if middle < word { low = middle + 1 } else { high = middle }
         }
         let blocks = self.expressions.bytes / 256;
-        let expression = self.expressions.at((word * blocks + self.rng.below(self.words)) / self.words, 256);
+        let expression = self.expressions.at((word * blocks + self.rng.draw_below(self.words)) / self.words, 256);
         for offset in (0..256).step_by(16) {
             out.load(expression + offset);
             self.pool = (self.pool + 16) % (self.expressions.bytes.min(64 << 10));
@@ -323,11 +327,11 @@ impl LinkParser {
         // spans that it has just entered again; one in 32 is any, as in the recorded parser of the same grammar.
         let used = ((self.table.bytes / 32) * self.length / 40).max(1);
         let recent = used.min(RECENT_SPANS);
-        let slot = match self.rng.below(32) {
-            0 => self.rng.below(used),
-            _ => self.sentences * RECENT_SPANS % (used - recent + 1) + self.rng.skewed(recent),
+        let slot = match self.rng.draw_below(32) {
+            0 => self.rng.draw_below(used),
+            _ => self.sentences * RECENT_SPANS % (used - recent + 1) + self.rng.draw_skewed(recent),
         };
-        for link in 0..1 + self.rng.below(3) {
+        for link in 0..1 + self.rng.draw_below(3) {
             let entry = self.table.at((slot + link * 97) % (self.table.bytes / 32), 32);
             if link == 0 {
                 out.load(entry)
@@ -337,7 +341,7 @@ impl LinkParser {
             out.load(entry + 8);
             out.load(entry + 16);
         }
-        if self.rng.below(4) == 0 {
+        if self.rng.draw_below(4) == 0 {
             out.store(self.table.at(slot, 32) + 24);
         }
     }
@@ -346,7 +350,7 @@ impl LinkParser {
 impl WorkloadKernel for LinkParser {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         if self.spans == 0 {
-            self.length = 4 + self.rng.below(37);
+            self.length = 4 + self.rng.draw_below(37);
             self.looked_up = self.length;
             // Pruned: as many to a word as leave the recorded program's share of look-ups.
             self.spans = self.length * self.length * self.length / 5;

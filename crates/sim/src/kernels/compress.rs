@@ -77,7 +77,7 @@ impl Deflate {
         let input = setup.region("input", rest * 2 / 3, RegionUsers::All);
         let output = setup.region("output", rest - rest * 2 / 3, RegionUsers::All);
         let salt = setup.rng.bits();
-        let first = window_bytes + setup.rng.below(1 << 24);
+        let first = window_bytes + setup.rng.draw_below(1 << 24);
         Deflate { input, output, window, head, chain, position: first, first, written: 0, salt, hashes, window_bytes }
     }
 
@@ -187,7 +187,7 @@ impl BlockSort {
     /// Bucket of the bytes at a place: text uses few pairs often.
     fn bucket(&mut self) -> u64 {
         let count = self.buckets.bytes / 4;
-        self.buckets.at(self.rng.skewed(count), 4)
+        self.buckets.at(self.rng.draw_skewed(count), 4)
     }
 
     fn read(&mut self, out: &mut AccessEmitter) {
@@ -213,11 +213,11 @@ impl BlockSort {
             let suffix = scale(mix(entry ^ self.start << 24), self.block.bytes - 16);
             out.chase(self.block.base + suffix);
             // Bytes already equal up to the bucket's depth are skipped; then a few are compared with the pivot's.
-            for byte in 1..1 + self.rng.below(6) {
+            for byte in 1..1 + self.rng.draw_below(6) {
                 out.load(self.block.base + suffix + byte);
             }
             // Repetitive text: the order found for later suffixes decides.
-            if self.rng.below(4) == 0 {
+            if self.rng.draw_below(4) == 0 {
                 out.load(self.quadrants.base + suffix * 2);
                 out.store(self.quadrants.base + suffix * 2);
             }
@@ -228,10 +228,10 @@ impl BlockSort {
     fn code(&mut self, out: &mut AccessEmitter) {
         for pointer in self.at..self.at + 32 {
             out.load(self.pointers.at(pointer, 4));
-            let suffix = self.rng.below(self.block.bytes);
+            let suffix = self.rng.draw_below(self.block.bytes);
             out.chase(self.block.base + suffix);
             // The move-to-front list: 256 bytes at the start of the buckets, most hits near its head.
-            let depth = self.rng.skewed(256);
+            let depth = self.rng.draw_skewed(256);
             out.load(self.buckets.base + depth);
             out.store(self.buckets.base);
             self.written += u64::from(pointer.is_multiple_of(4));

@@ -137,9 +137,9 @@ fn databases(setup: &mut KernelSetup, shape: &'static ServerShape) {
 
 /// Reads a word of shared bookkeeping and, two times in three, changes it.
 fn touch(region: Region, rng: &mut Rng, out: &mut AccessEmitter) {
-    let word = region.at(rng.skewed(region.bytes / 8), 8);
+    let word = region.at(rng.draw_skewed(region.bytes / 8), 8);
     out.load(word);
-    if rng.below(3) > 0 {
+    if rng.draw_below(3) > 0 {
         out.store(word);
     }
 }
@@ -147,7 +147,7 @@ fn touch(region: Region, rng: &mut Rng, out: &mut AccessEmitter) {
 impl WorkloadKernel for ServerConnection {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         let functions = u64::from(out.functions());
-        let group = self.groups[self.membership.at(self.operations)];
+        let group = self.groups[self.membership.phase_at(self.operations)];
         for descent in 0..self.shape.descents {
             out.enter(self.rng.function(functions));
             let leaf = hot_draw(&mut self.rng, group.tree.leaves());

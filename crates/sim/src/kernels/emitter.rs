@@ -99,7 +99,7 @@ impl AccessEmitter {
     }
 
     #[inline]
-    fn put(&mut self, kind: AccessKind, address: u64, dependent: bool) {
+    fn push(&mut self, kind: AccessKind, address: u64, dependent: bool) {
         self.gap_debt += self.gap_step;
         let gap = self.gap_debt >> 16;
         self.gap_debt &= ONE - 1;
@@ -126,7 +126,7 @@ impl AccessEmitter {
             let address = self.stack_base + stack_offset(self.stack_turn);
             // A third are stores (spills).
             let kind = if self.stack_turn.is_multiple_of(3) { AccessKind::Store } else { AccessKind::Load };
-            self.put(kind, address, false);
+            self.push(kind, address, false);
         }
     }
 
@@ -134,21 +134,21 @@ impl AccessEmitter {
     pub fn load(&mut self, address: u64) {
         self.pay_stack();
         self.stack_debt += self.stack_step;
-        self.put(AccessKind::Load, address, false);
+        self.push(AccessKind::Load, address, false);
     }
 
     /// A load whose address came from the load emitted just before.
     #[inline]
     pub fn chase(&mut self, address: u64) {
         self.stack_debt += self.stack_step;
-        self.put(AccessKind::Load, address, true);
+        self.push(AccessKind::Load, address, true);
     }
 
     #[inline]
     pub fn store(&mut self, address: u64) {
         self.pay_stack();
         self.stack_debt += self.stack_step;
-        self.put(AccessKind::Store, address, false);
+        self.push(AccessKind::Store, address, false);
     }
 
     /// Calls function `index` (taken modulo their number): what follows is fetched from there, in a loop.

@@ -56,10 +56,11 @@ impl Network {
         let modules = setup.region("modules", bytes - messages.bytes - heap.bytes, RegionUsers::All);
         let module_count = modules.bytes / MODULE_BYTES;
         let mut rng = setup.rng.clone();
-        let mut queue: Vec<(u64, u32)> = (0..scheduled as u32).map(|message| (rng.below(1 << 20), message)).collect();
+        let mut queue: Vec<(u64, u32)> =
+            (0..scheduled as u32).map(|message| (rng.draw_below(1 << 20), message)).collect();
         // Sorted is a heap.
         queue.sort_unstable();
-        let target = (0..message_count).map(|_| rng.below(module_count) as u32).collect();
+        let target = (0..message_count).map(|_| rng.draw_below(module_count) as u32).collect();
         let free = (scheduled as u32..message_count as u32).collect();
         Network { modules, messages, heap, module_count, queue, free, target, rng, events: 0 }
     }
@@ -129,7 +130,7 @@ impl Network {
         out.chase(base);
         out.load(base + 16);
         out.load(base + 64);
-        let part = 128 + self.rng.below(14) * 64;
+        let part = 128 + self.rng.draw_below(14) * 64;
         out.chase(base + part);
         out.load(base + part + 8);
         out.store(base + part + 16);
@@ -146,13 +147,13 @@ impl WorkloadKernel for Network {
         out.enter(1 + self.rng.function(functions - 1));
         self.handle(module, out);
         // Half of the events stay in the module (timers), the others go to a neighbor, few far away.
-        let to = match self.rng.below(8) {
+        let to = match self.rng.draw_below(8) {
             0..4 => module,
-            4..7 => (module + 1 + self.rng.below(8)) % self.module_count,
-            _ => self.rng.below(self.module_count),
+            4..7 => (module + 1 + self.rng.draw_below(8)) % self.module_count,
+            _ => self.rng.draw_below(self.module_count),
         };
         // The message is deleted, a new one taken from the other end of the free list.
-        let swap = self.rng.below(self.free.len() as u64) as usize;
+        let swap = self.rng.draw_below(self.free.len() as u64) as usize;
         let fresh = std::mem::replace(&mut self.free[swap], message);
         let object = self.message(fresh);
         for offset in [0, 8, 24, 64, 72, 128, 192] {
@@ -160,7 +161,7 @@ impl WorkloadKernel for Network {
         }
         self.target[fresh as usize] = to as u32;
         out.enter(1 + self.rng.function(functions - 1));
-        let later = time + 1 + self.rng.skewed(1 << 20);
+        let later = time + 1 + self.rng.draw_skewed(1 << 20);
         self.push((later, fresh), out);
         self.events += 1;
         BatchEnd::More

@@ -186,7 +186,7 @@ impl Gauge {
             let loops = routine.sweeps.len() as u64;
             for (nth, sweep) in (0..).zip(&mut routine.sweeps) {
                 // A loop stands in front of the one after it.
-                sweep.place = (setup.rng.below(sites) + (loops - nth) * sweep.count / loops) % sweep.count;
+                sweep.place = (setup.rng.draw_below(sites) + (loops - nth) * sweep.count / loops) % sweep.count;
             }
         }
         Gauge {
@@ -241,7 +241,7 @@ impl Gauge {
     }
 
     /// Reads `words` words through a gathered pointer.
-    fn gathered(&self, gather: u64, site: u64, target: u64, words: u64, out: &mut AccessEmitter) {
+    fn emit_gather(&self, gather: u64, site: u64, target: u64, words: u64, out: &mut AccessEmitter) {
         out.load(self.pointer(gather, site));
         out.chase(target);
         load(out, target + WORD, words - 1);
@@ -253,7 +253,7 @@ impl Gauge {
                 out.load(self.neighbors.at(gather * self.sites + site, INDEX));
                 out.store(self.pointer(gather, site));
             }
-            LoopBody::Back { source } => self.back(site, source, out),
+            LoopBody::Back { source } => self.emit_return(site, source, out),
             LoopBody::Forward { source } => self.forward(site, source, out),
             LoopBody::Subtract => self.subtract(site, out),
             LoopBody::Axpy(vectors) => {
@@ -264,7 +264,7 @@ impl Gauge {
             LoopBody::ShiftForward(direction) => {
                 load(out, self.link(site, direction), MATRIX_WORDS);
                 let from = self.force[0].at(self.neighbor(site, direction, 1), VECTOR);
-                self.gathered(0, site, from, VECTOR_WORDS, out);
+                self.emit_gather(0, site, from, VECTOR_WORDS, out);
                 store(out, self.force[1].at(site, VECTOR), VECTOR_WORDS);
             }
             LoopBody::ShiftBack(direction) => {
@@ -274,7 +274,7 @@ impl Gauge {
             }
             LoopBody::Fetch(direction) => {
                 let from = self.force[3].at(self.neighbor(site, direction + 4, 1), VECTOR);
-                self.gathered(0, site, from, VECTOR_WORDS, out);
+                self.emit_gather(0, site, from, VECTOR_WORDS, out);
                 store(out, self.force[4].at(site, VECTOR), VECTOR_WORDS);
             }
             LoopBody::AddForce(direction) => {
@@ -297,7 +297,7 @@ impl Gauge {
         match body {
             LoopBody::PathCopy(direction) => {
                 let from = self.part(self.neighbor(site, direction, 1), WORK);
-                self.gathered(0, site, from, MATRIX_WORDS, out);
+                self.emit_gather(0, site, from, MATRIX_WORDS, out);
                 store(out, self.part(site, STAPLE), MATRIX_WORDS);
             }
             LoopBody::PathMultiply(direction) => {
@@ -313,19 +313,19 @@ impl Gauge {
             }
             LoopBody::StapleUp(mu, nu) => {
                 load(out, self.link(site, nu), MATRIX_WORDS);
-                self.gathered(0, site, self.link(self.neighbor(site, nu, 1), mu), MATRIX_WORDS, out);
-                self.gathered(1, site, self.link(self.neighbor(site, mu, 1), nu), MATRIX_WORDS, out);
+                self.emit_gather(0, site, self.link(self.neighbor(site, nu, 1), mu), MATRIX_WORDS, out);
+                self.emit_gather(1, site, self.link(self.neighbor(site, mu, 1), nu), MATRIX_WORDS, out);
                 store(out, self.part(site, STAPLE), MATRIX_WORDS);
             }
             LoopBody::StapleDown(mu, nu) => {
                 load(out, self.link(site, nu), MATRIX_WORDS);
                 load(out, self.link(site, mu), MATRIX_WORDS);
-                self.gathered(1, site, self.link(self.neighbor(site, mu, 1), nu), MATRIX_WORDS, out);
+                self.emit_gather(1, site, self.link(self.neighbor(site, mu, 1), nu), MATRIX_WORDS, out);
                 store(out, self.part(site, WORK), MATRIX_WORDS);
             }
             LoopBody::StapleAdd(mu, nu) => {
                 let from = self.part(self.neighbor(site, nu + 4, 1), WORK);
-                self.gathered(2, site, from, MATRIX_WORDS, out);
+                self.emit_gather(2, site, from, MATRIX_WORDS, out);
                 load(out, self.part(site, STAPLE), MATRIX_WORDS);
                 store(out, self.part(site, STAPLE), MATRIX_WORDS);
                 debug_assert!(mu != nu);
@@ -357,7 +357,7 @@ impl Gauge {
         }
     }
 
-    fn back(&self, site: u64, source: usize, out: &mut AccessEmitter) {
+    fn emit_return(&self, site: u64, source: usize, out: &mut AccessEmitter) {
         for (links, first) in [(self.fat, 0), (self.long, 4)] {
             for direction in 0..4 {
                 load(out, links.at(4 * site + direction, MATRIX), MATRIX_WORDS);
@@ -373,7 +373,7 @@ impl Gauge {
             for direction in 0..4 {
                 load(out, links.at(4 * site + direction, MATRIX), MATRIX_WORDS);
                 let from = self.solver[source].at(self.neighbor(site, direction, hops), VECTOR);
-                self.gathered(first + direction, site, from, VECTOR_WORDS, out);
+                self.emit_gather(first + direction, site, from, VECTOR_WORDS, out);
             }
             store(out, sum.at(site, VECTOR), VECTOR_WORDS);
         }
@@ -385,7 +385,7 @@ impl Gauge {
             for direction in 0..4 {
                 let from = self.neighbor(site, direction + 4, hops);
                 let target = self.temporaries[(first + direction) as usize].at(from, VECTOR);
-                self.gathered(8 + first + direction, site, target, VECTOR_WORDS, out);
+                self.emit_gather(8 + first + direction, site, target, VECTOR_WORDS, out);
             }
             load(out, sum.at(site, VECTOR), VECTOR_WORDS);
             store(out, sum.at(site, VECTOR), VECTOR_WORDS);

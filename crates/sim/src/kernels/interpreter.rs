@@ -90,18 +90,19 @@ impl Interpreter {
     fn hash(&mut self, out: &mut AccessEmitter) {
         let records = self.entries.bytes / 128;
         // Programs' keys repeat: mostly drawn from a distribution skewed twice, one in eight from all.
-        let popular = self.rng.skewed(records);
-        let key = if self.rng.below(8) == 0 { self.rng.below(records) } else { self.rng.skewed(popular + 1) };
+        let popular = self.rng.draw_skewed(records);
+        let key =
+            if self.rng.draw_below(8) == 0 { self.rng.draw_below(records) } else { self.rng.draw_skewed(popular + 1) };
         let key = scatter(key, records);
         out.load(self.buckets.at(key * (self.buckets.bytes / 8) / records, 8));
-        for link in 0..1 + self.rng.below(2) {
+        for link in 0..1 + self.rng.draw_below(2) {
             let entry = self.entries.at((key + link) % records, 128);
             out.chase(entry);
             out.load(entry + 8);
             out.load(entry + 16);
         }
         out.chase(self.entries.at(key, 128) + 64);
-        if self.rng.below(3) == 0 {
+        if self.rng.draw_below(3) == 0 {
             out.store(self.entries.at(key, 128) + 72);
         }
     }
@@ -119,7 +120,7 @@ impl WorkloadKernel for Interpreter {
         let ops = self.ops.bytes / 64;
         for _ in 0..8 {
             // Straight runs of ops, loops back to hot ones.
-            self.op = if self.rng.below(12) == 0 { self.rng.skewed(ops) } else { (self.op + 1) % ops };
+            self.op = if self.rng.draw_below(12) == 0 { self.rng.draw_skewed(ops) } else { (self.op + 1) % ops };
             let op = self.ops.at(self.op, 64);
             out.chase(op);
             out.load(op + 16);
@@ -128,12 +129,12 @@ impl WorkloadKernel for Interpreter {
             let calls = mix(self.op ^ 7).is_multiple_of(8);
             out.enter(if calls { self.rng.function(functions) } else { (mix(self.op) % (functions / 8)) as u32 });
             for _ in 0..4 {
-                let slot = self.rng.skewed(self.pads.bytes / 8);
+                let slot = self.rng.draw_skewed(self.pads.bytes / 8);
                 out.load(self.pads.at(slot, 8));
             }
-            let slot = self.rng.skewed(self.pads.bytes / 8);
+            let slot = self.rng.draw_skewed(self.pads.bytes / 8);
             out.store(self.pads.at(slot, 8));
-            match self.rng.below(64) {
+            match self.rng.draw_below(64) {
                 0 => self.hash(out),
                 1 => self.append(out),
                 _ => {}
@@ -169,7 +170,7 @@ impl GapWorkspace {
         let mut used = 0;
         let live = (0..count)
             .map(|_| {
-                let words = 2 + rng.skewed(24) as u32;
+                let words = 2 + rng.draw_skewed(24) as u32;
                 let bag = (used, words);
                 used += u64::from(words) * 8 + 8;
                 bag
@@ -180,8 +181,8 @@ impl GapWorkspace {
 
     /// Reads the words of a live bag; which are used most is skewed.
     fn operand(&mut self, out: &mut AccessEmitter) -> u32 {
-        let popular = self.rng.skewed(self.live.len() as u64);
-        let bag = self.rng.skewed(popular + 1);
+        let popular = self.rng.draw_skewed(self.live.len() as u64);
+        let bag = self.rng.draw_skewed(popular + 1);
         let (offset, words) = self.live[bag as usize];
         out.load(self.masters.at(bag, 8));
         out.chase(self.workspace.base + offset);
@@ -194,7 +195,7 @@ impl GapWorkspace {
     fn operate(&mut self, out: &mut AccessEmitter) {
         let functions = u64::from(out.functions());
         out.enter(self.rng.function(functions));
-        let words = self.operand(out) + if self.rng.below(2) == 0 { self.operand(out) } else { 1 };
+        let words = self.operand(out) + if self.rng.draw_below(2) == 0 { self.operand(out) } else { 1 };
         let words = words.min(96);
         let bytes = u64::from(words) * 8 + 8;
         if self.used + bytes > self.workspace.bytes {
@@ -207,8 +208,8 @@ impl GapWorkspace {
             out.store(self.workspace.base + self.used + word * 8);
         }
         // One result in eight outlives its statement: it replaces an older value.
-        if self.rng.below(8) == 0 {
-            let bag = self.rng.below(self.live.len() as u64);
+        if self.rng.draw_below(8) == 0 {
+            let bag = self.rng.draw_below(self.live.len() as u64);
             self.live[bag as usize] = (self.used, words);
             out.store(self.masters.at(bag, 8));
         }
@@ -298,10 +299,10 @@ impl ObjectStore {
         let functions = u64::from(out.functions());
         // Most transactions stay with recently created and often used objects.
         let recent = self.transactions / 4 % self.count;
-        let object = match self.rng.below(64) {
-            0 => self.rng.below(self.count),
-            1..4 => self.rng.skewed(self.count),
-            _ => (recent + self.count - 1 - self.rng.skewed((self.count / 256).max(2)) % self.count) % self.count,
+        let object = match self.rng.draw_below(64) {
+            0 => self.rng.draw_below(self.count),
+            1..4 => self.rng.draw_skewed(self.count),
+            _ => (recent + self.count - 1 - self.rng.draw_skewed((self.count / 256).max(2)) % self.count) % self.count,
         };
         for part in 0..6 {
             out.enter(self.rng.function(functions));

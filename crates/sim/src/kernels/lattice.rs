@@ -85,7 +85,7 @@ impl Boltzmann {
         let grids = ["grid", "other grid"].map(|name| setup.region(name, cells * CELL_BYTES, RegionUsers::All));
         let cells = grids[0].bytes / CELL_BYTES;
         // 100 x 100 x 130 cells in the reference input: rows of a hundred.
-        Boltzmann { grids, cells, row: 100.min(cells / 64).max(1), cell: setup.rng.below(cells), steps: 0 }
+        Boltzmann { grids, cells, row: 100.min(cells / 64).max(1), cell: setup.rng.draw_below(cells), steps: 0 }
     }
 }
 
@@ -156,7 +156,7 @@ impl WorkloadKernel for Register {
             self.gates += 1;
             self.salt = self.rng.bits();
             // Shor's modular exponentiation is mostly Toffoli gates.
-            self.kind = [0, 0, 0, 0, 1, 1, 1, 2][self.rng.below(8) as usize];
+            self.kind = [0, 0, 0, 0, 1, 1, 1, 2][self.rng.draw_below(8) as usize];
             out.enter(self.kind);
         }
         BatchEnd::More

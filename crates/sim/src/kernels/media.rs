@@ -95,7 +95,7 @@ impl MotionSearch {
     fn compare(&mut self, reference: usize, x: u64, y: u64, out: &mut AccessEmitter) {
         let (columns, picture) = (self.width / 16, self.references[reference]);
         let (left, top) = (self.at % columns * 16, self.at / columns * 16);
-        let rows = 4 + self.rng.below(13);
+        let rows = 4 + self.rng.draw_below(13);
         for row in 0..rows.min(16) {
             let own = self.current.base + (top + row) * self.width + left;
             let sample = (y + row * 4) * self.width * 4 + x;
@@ -114,8 +114,8 @@ impl MotionSearch {
         for candidate in 0..64 {
             // Whole pixels in a spiral first, then quarter pixels around the best.
             let (span, align) = if candidate < 48 { (64, 4) } else { (4, 1) };
-            let x = (left + self.rng.below(2 * span)).saturating_sub(span).min(right_most) / align * align;
-            let y = (top + self.rng.below(2 * span)).saturating_sub(span).min(lowest) / align * align;
+            let x = (left + self.rng.draw_below(2 * span)).saturating_sub(span).min(right_most) / align * align;
+            let y = (top + self.rng.draw_below(2 * span)).saturating_sub(span).min(lowest) / align * align;
             out.enter(candidate % 24);
             self.compare(reference, x, y, out);
         }
@@ -209,7 +209,7 @@ impl WorkloadKernel for Rasteriser {
             out.load(vertex + word * 8);
         }
         out.store(vertex + 48);
-        let size = 4 + self.rng.below(8);
+        let size = 4 + self.rng.draw_below(8);
         let per_row = (self.side / 6).max(1);
         let (column, row) = (self.triangles % per_row, self.triangles / per_row * 6 % self.side);
         out.enter(48 + self.rng.function(48));
@@ -268,7 +268,7 @@ impl Recogniser {
     fn search(&mut self, out: &mut AccessEmitter) {
         let states = self.tree.bytes / STATE_BYTES;
         // Paths move to nearby states, now and then a word ends and another begins.
-        let jump = if self.at & 15 == 0 { self.rng.below(states) } else { self.rng.below(64) };
+        let jump = if self.at & 15 == 0 { self.rng.draw_below(states) } else { self.rng.draw_below(64) };
         let state = (self.at + jump) % states;
         self.at = self.at.wrapping_add(jump + 1);
         let record = self.tree.at(state, STATE_BYTES);

@@ -71,7 +71,7 @@ impl Art {
         let images = setup.region("images", neurons * IMAGE_BYTES, RegionUsers::All);
         let mut rng = setup.rng.clone();
         // Copies are scanning different windows: each starts at another column.
-        let stage = ArtStage::Column { j: rng.below(F2_NEURONS) };
+        let stage = ArtStage::Column { j: rng.draw_below(F2_NEURONS) };
         Art { f1, bottom_up, top_down, images, neurons, rng, stage, next: 0, winner: 0, windows: 0 }
     }
 
@@ -125,7 +125,7 @@ impl Art {
             ArtStage::Column { j } if j + 1 < F2_NEURONS => ArtStage::Column { j: j + 1 },
             ArtStage::Column { .. } => ArtStage::Learn,
             ArtStage::Learn => {
-                self.winner = self.rng.below(F2_NEURONS);
+                self.winner = self.rng.draw_below(F2_NEURONS);
                 self.windows += 1;
                 ArtStage::Read
             }

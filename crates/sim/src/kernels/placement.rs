@@ -151,7 +151,7 @@ impl Annealer {
     fn partner(&mut self, cell: u32) -> Option<u32> {
         let (x, y) = self.place(cell);
         let span = u64::from(2 * self.window + 1);
-        let mut shift = |from: u32| (from + self.rng.below(span) as u32).checked_sub(self.window);
+        let mut shift = |from: u32| (from + self.rng.draw_below(span) as u32).checked_sub(self.window);
         let (x, y) = (shift(x)?, shift(y)?);
         let slot = y * self.side + x;
         if x >= self.side { None } else { self.cell_at.get(slot as usize).copied().filter(|&other| other != cell) }
@@ -165,7 +165,7 @@ impl Annealer {
     }
 
     fn attempt(&mut self, out: &mut AccessEmitter) {
-        let cell = self.rng.below(self.slot_of.len() as u64) as u32;
+        let cell = self.rng.draw_below(self.slot_of.len() as u64) as u32;
         out.enter(mix(u64::from(cell)) as u32);
         out.load(self.cells.at(u64::from(cell), CELL_BYTES));
         let Some(other) = self.partner(cell) else { return };
@@ -264,7 +264,7 @@ fn netlist_of(count: u32, rng: &mut Rng) -> (Vec<u32>, Vec<u32>) {
         for start in (0..u64::from(count)).step_by(block as usize) {
             let len = block.min(u64::from(count) - start);
             for i in (1..len).rev() {
-                order.swap((start + i) as usize, (start + rng.below(i + 1)) as usize);
+                order.swap((start + i) as usize, (start + rng.draw_below(i + 1)) as usize);
             }
         }
         for (net, &cell) in order.iter().enumerate() {
@@ -297,10 +297,10 @@ impl Router {
 
     fn step(&mut self, rng: &mut Rng, out: &mut AccessEmitter) {
         if self.wave == 0 {
-            self.extent = 4 + rng.skewed(self.side / 8);
+            self.extent = 4 + rng.draw_skewed(self.side / 8);
             self.extent = self.extent.min(self.side);
             let span = self.side - self.extent + 1;
-            self.corner = (rng.below(span), rng.below(span));
+            self.corner = (rng.draw_below(span), rng.draw_below(span));
             // Wavefronts of one net, and of the nets beside it, expand a node several times.
             self.wave = (self.extent * self.extent * 4).min(16_384);
             self.nets_left -= 1;
@@ -309,8 +309,8 @@ impl Router {
         self.wave -= batch;
         for turn in 0..batch {
             out.enter(16 + turn as u32 % 16);
-            let x = self.corner.0 + rng.below(self.extent);
-            let y = self.corner.1 + rng.below(self.extent);
+            let x = self.corner.0 + rng.draw_below(self.extent);
+            let y = self.corner.1 + rng.draw_below(self.extent);
             let node = self.graph.at(y * self.side + x, NODE_BYTES);
             out.load(node);
             out.load(node + 48);

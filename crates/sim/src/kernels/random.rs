@@ -36,14 +36,14 @@ impl Rng {
 
     /// Uniform in `0..limit`.
     #[inline]
-    pub fn below(&mut self, limit: u64) -> u64 {
-        self.0.below(limit)
+    pub fn draw_below(&mut self, limit: u64) -> u64 {
+        self.0.draw_below(limit)
     }
 
     /// In `0..limit`, denser towards 0, as the product of two uniform numbers: the smallest fraction x of the values
     /// gets x·(1 − ln x) of the draws (a tenth of them a third, a hundredth 5.6 %).
     #[inline]
-    pub fn skewed(&mut self, limit: u64) -> u64 {
+    pub fn draw_skewed(&mut self, limit: u64) -> u64 {
         let bits = self.bits();
         scale((bits >> 32) * (bits & 0xffff_ffff), limit)
     }
@@ -51,7 +51,7 @@ impl Rng {
     /// A function to call, of `count`: profiles are steep, with a long flat tail (one call in 32 goes anywhere).
     #[inline]
     pub fn function(&mut self, count: u64) -> u32 {
-        let first = self.skewed(count);
-        if first & 31 == 31 { self.below(count) as u32 } else { self.skewed(first + 1) as u32 }
+        let first = self.draw_skewed(count);
+        if first & 31 == 31 { self.draw_below(count) as u32 } else { self.draw_skewed(first + 1) as u32 }
     }
 }

@@ -132,10 +132,10 @@ fn boards(setup: &mut KernelSetup, sharing: SharingMode) {
 
 impl WorkloadKernel for Worker {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
-        let board = self.boards[self.membership.at(self.rounds)];
+        let board = self.boards[self.membership.phase_at(self.rounds)];
         out.enter(0);
         for touch in 0..BOARD_TOUCHES {
-            let cell = board.at(self.rng.below(BOARD_BYTES / 8), 8);
+            let cell = board.at(self.rng.draw_below(BOARD_BYTES / 8), 8);
             out.load(cell);
             if touch.is_multiple_of(4) {
                 out.store(cell);
@@ -143,7 +143,7 @@ impl WorkloadKernel for Worker {
         }
         out.enter(1);
         for touch in 0..PRIVATE_TOUCHES {
-            let word = self.private.at(self.rng.below(self.private.bytes / 8), 8);
+            let word = self.private.at(self.rng.draw_below(self.private.bytes / 8), 8);
             out.load(word);
             if touch.is_multiple_of(4) {
                 out.store(word);

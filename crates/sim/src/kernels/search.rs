@@ -114,8 +114,8 @@ impl WorkloadKernel for GameSearch {
         let functions = u64::from(out.functions());
         let levels = self.boards.bytes / BOARD_BYTES;
         // Depth-first: down until a cut-off or the horizon, then back.
-        let up = self.rng.below(levels.min(16)) < self.depth;
-        self.depth = if up { self.depth.saturating_sub(1 + self.rng.below(2)) } else { self.depth + 1 };
+        let up = self.rng.draw_below(levels.min(16)) < self.depth;
+        self.depth = if up { self.depth.saturating_sub(1 + self.rng.draw_below(2)) } else { self.depth + 1 };
         let board = self.boards.at(self.depth.min(levels - 1), BOARD_BYTES);
         out.enter(self.rng.function(functions));
         for word in 0..12 {
@@ -123,7 +123,7 @@ impl WorkloadKernel for GameSearch {
             out.store(board + word * 40 / 8 * 8);
         }
         let entries = self.cache.bytes / 16;
-        let slot = self.cache.at(self.rng.below(entries), 16);
+        let slot = self.cache.at(self.rng.draw_below(entries), 16);
         out.load(slot);
         out.load(slot + 8);
         for read in 0..self.reads {
@@ -131,14 +131,14 @@ impl WorkloadKernel for GameSearch {
                 out.enter(self.rng.function(functions));
             }
             // A few tables serve every position, others only certain patterns.
-            let word = self.rng.skewed(self.tables.bytes / 8);
+            let word = self.rng.draw_skewed(self.tables.bytes / 8);
             let word = if read.is_multiple_of(self.seldom) { word } else { word / self.hot_divisor };
             out.load(self.tables.at(word, 8));
             if read.is_multiple_of(3) {
                 out.load(board + read * 8 % BOARD_BYTES);
             }
         }
-        if self.rng.below(3) == 0 {
+        if self.rng.draw_below(3) == 0 {
             out.store(slot + 8);
         }
         self.positions += 1;
@@ -190,7 +190,7 @@ impl Integrals {
         let mut rng = setup.rng.clone();
         let shells = (functions / SHELL).max(1);
         // The last shell's quartets are half of all, and each pair's go over the whole triangle.
-        let quartet = [shells - 1, rng.below(shells), 0, 0];
+        let quartet = [shells - 1, rng.draw_below(shells), 0, 0];
         Integrals { buffers, intermediates, density, fock, shells, quartet, terms: 0, quartets: 0, rng }
     }
 
@@ -208,7 +208,7 @@ impl Integrals {
                 out.enter(if recursion { call % RECURSIONS } else { contraction } as u32);
             }
             if term.is_multiple_of(TERMS_PER_INTERMEDIATE) {
-                out.load(self.intermediates.at(self.rng.skewed(intermediates), 8));
+                out.load(self.intermediates.at(self.rng.draw_skewed(intermediates), 8));
             }
             out.load(self.buffers.at((term * 5 + l) % words, 8));
             out.load(self.buffers.at((term * 11 + 3 * l) % words, 8));
@@ -291,7 +291,11 @@ impl WorkloadKernel for RayTracer {
         let boxes = self.hierarchy.bytes / BOX_BYTES;
         // Neighboring pixels hit neighboring shapes: the leaf drifts, secondary rays leave it.
         let drift = self.rays / 64 * 3 % boxes;
-        let leaf = if self.rng.below(48) == 0 { self.rng.skewed(boxes) } else { (drift + self.rng.below(4)) % boxes };
+        let leaf = if self.rng.draw_below(48) == 0 {
+            self.rng.draw_skewed(boxes)
+        } else {
+            (drift + self.rng.draw_below(4)) % boxes
+        };
         let mut node = 1;
         while node < boxes {
             let record = self.hierarchy.at(node, BOX_BYTES);
@@ -314,8 +318,8 @@ impl WorkloadKernel for RayTracer {
             out.load(shape + word * 8);
         }
         // Texture: some other part of the shapes' memory, seldom.
-        if self.rng.below(64) == 0 {
-            let other = self.rng.skewed(shapes);
+        if self.rng.draw_below(64) == 0 {
+            let other = self.rng.draw_skewed(shapes);
             for word in 0..8 {
                 out.load(self.shapes.at(other, SHAPE_BYTES) + word * 32);
             }

@@ -33,7 +33,7 @@ impl Membership {
     }
 
     /// The group after `operations` of the thread's own.
-    pub fn at(&self, operations: u64) -> usize {
+    pub fn phase_at(&self, operations: u64) -> usize {
         let moved = self.regroup_after.is_some_and(|after| operations >= after);
         (if moved { self.later } else { self.group }) as usize
     }

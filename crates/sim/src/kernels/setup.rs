@@ -176,7 +176,7 @@ impl<'a> KernelSetup<'a> {
     pub(super) fn new(spec: &'static KernelSpec, seed: u64, options: &'a Options) -> Self {
         let salt = spec.name.bytes().fold(0, |hash, byte| mix(hash ^ u64::from(byte)));
         let mut rng = Rng::new(seed ^ salt);
-        let next_base = DATA_BASE + rng.below(1 << 24) * PAGE_BYTES;
+        let next_base = DATA_BASE + rng.draw_below(1 << 24) * PAGE_BYTES;
         let footprint_bytes = options.footprint_bytes.unwrap_or(spec.footprint_bytes);
         let sizes = group_sizes(spec, options);
         let program =
@@ -203,7 +203,7 @@ impl<'a> KernelSetup<'a> {
     pub fn region(&mut self, name: &'static str, bytes: u64, users: RegionUsers) -> Region {
         let bytes = bytes.max(64).next_multiple_of(64);
         let base = self.next_base;
-        let gap_pages = 1 + self.rng.below(61);
+        let gap_pages = 1 + self.rng.draw_below(61);
         self.next_base = (base + bytes).next_multiple_of(PAGE_BYTES) + gap_pages * PAGE_BYTES;
         let region = Region { name, base, bytes, users };
         self.program.regions.push(region);

@@ -68,7 +68,7 @@ impl Earthquake {
         let matrix = setup.region("matrix", nodes * ROW_BLOCKS * BLOCK_BYTES, RegionUsers::All);
         let columns = setup.region("column indices", nodes * ROW_BLOCKS * 4, RegionUsers::All);
         let vectors = (0..6).map(|_| setup.region("vector", nodes * 24, RegionUsers::All)).collect();
-        let (salt, row) = (setup.rng.bits(), setup.rng.below(nodes));
+        let (salt, row) = (setup.rng.bits(), setup.rng.draw_below(nodes));
         Earthquake { matrix, columns, vectors, nodes, row, integrating: false, salt, steps: 0 }
     }
 
@@ -165,7 +165,7 @@ impl LinearProgram {
         let headers = setup.region("column headers", count * 32, RegionUsers::All);
         let dual = setup.region("dual vector", rows * 8, RegionUsers::All);
         let mut rng = setup.rng.clone();
-        let (next, salt) = (rng.below(count), rng.bits());
+        let (next, salt) = (rng.draw_below(count), rng.bits());
         let rows = dual.bytes / 8;
         LinearProgram { columns, headers, dual, factors, count, rows, next, solve_left: 0, rng, salt, iterations: 0 }
     }
@@ -189,12 +189,12 @@ impl LinearProgram {
 
     fn solve(&mut self, out: &mut AccessEmitter) {
         let vectors = self.factors.bytes / 64 - 2;
-        let at = self.factors.at(self.rng.below(vectors), 64);
+        let at = self.factors.at(self.rng.draw_below(vectors), 64);
         out.chase(at);
         for word in 1..24 {
             out.load(at + word * 8);
         }
-        let row = (self.next * self.rows / self.count + self.rng.below(2048)) % self.rows;
+        let row = (self.next * self.rows / self.count + self.rng.draw_below(2048)) % self.rows;
         out.chase(self.dual.at(row, 8));
         out.store(self.dual.at(row, 8));
     }

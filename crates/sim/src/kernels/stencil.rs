@@ -168,7 +168,7 @@ struct Stencil {
 impl Stencil {
     /// Starts at a place in the first nest that the seed chooses: copies of a program are not in step.
     fn new(setup: &mut KernelSetup, nests: Vec<Nest>) -> Self {
-        let at = nests[0].extent.map(|points| setup.rng.below(points));
+        let at = nests[0].extent.map(|points| setup.rng.draw_below(points));
         Stencil { nests, nest: 0, at, pass: 0, row: Vec::new(), cycles: 0 }
     }
 

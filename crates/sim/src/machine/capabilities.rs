@@ -10,11 +10,11 @@ use super::setup::NominalClock;
 const SHORTEST_WINDOW_CYCLES: u64 = 10_000;
 const SHORTEST_SLICE_CYCLES: u64 = 1_000;
 
-fn yes(note: impl Into<String>) -> Support {
+fn supported(note: impl Into<String>) -> Support {
     let note: String = note.into();
     Support::Yes { note: (!note.is_empty()).then_some(note) }
 }
-fn no(why: &str) -> Support {
+fn unsupported(why: &str) -> Support {
     Support::No { reason: why.to_string(), remedy: None }
 }
 
@@ -30,30 +30,40 @@ pub fn capabilities(spec: &MachineSpec, topology: &Topology, clock: NominalClock
         SamplerModel::Tagged => ("tagged accesses with source and latency", "accesses in flight together are lost"),
     };
     let abilities = BTreeMap::from([
-        (Ability::CountPerTask, yes(format!("{} at once", spec.counters.count))),
-        (Ability::CountPerCache, yes("")),
-        (Ability::CacheOccupancy, if ways { yes("") } else { no("no cache of this machine has monitoring") }),
-        (Ability::TraceAddresses, yes(tracing)),
-        (Ability::SampleAccesses, yes(sampling)),
-        (Ability::SampleReuses, yes("")),
+        (Ability::CountPerTask, supported(format!("{} at once", spec.counters.count))),
+        (Ability::CountPerCache, supported("")),
+        (
+            Ability::CacheOccupancy,
+            if ways { supported("") } else { unsupported("no cache of this machine has monitoring") },
+        ),
+        (Ability::TraceAddresses, supported(tracing)),
+        (Ability::SampleAccesses, supported(sampling)),
+        (Ability::SampleReuses, supported("")),
         (
             Ability::CountSuperSets,
             if sampler == SamplerModel::Ideal {
-                yes("")
+                supported("")
             } else {
-                no("this machine's counters do not count super sets")
+                unsupported("this machine's counters do not count super sets")
             },
         ),
-        (Ability::ProbeFromOutside, yes("")),
-        (Ability::Affinity, yes("")),
-        (Ability::Weights, yes("")),
-        (Ability::Gangs, yes("")),
-        (Ability::Penalties, yes("")),
+        (Ability::ProbeFromOutside, supported("")),
+        (Ability::Affinity, supported("")),
+        (Ability::Weights, supported("")),
+        (Ability::Gangs, supported("")),
+        (Ability::Penalties, supported("")),
         (
             Ability::Colors,
-            if spec.pages.colors.is_some() { yes("") } else { no("this machine's kernel does not color pages") },
+            if spec.pages.colors.is_some() {
+                supported("")
+            } else {
+                unsupported("this machine's kernel does not color pages")
+            },
         ),
-        (Ability::Ways, if ways { yes("") } else { no("no cache of this machine can be divided by ways") }),
+        (
+            Ability::Ways,
+            if ways { supported("") } else { unsupported("no cache of this machine can be divided by ways") },
+        ),
     ]);
     let partitions = topology.caches.iter().flat_map(|cache| partitions_of(spec, cache)).collect();
     Capabilities {

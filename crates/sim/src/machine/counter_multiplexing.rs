@@ -79,7 +79,7 @@ impl CounterMultiplexer {
         let (always, groups, active) = (self.always.clone(), self.groups.len(), self.meter(slot).active);
         let on: Vec<CounterEvent> = self.groups.get(active).cloned().unwrap_or_default();
         let meter = self.meter(slot);
-        let since = now.since(&meter.last);
+        let since = now.difference(&meter.last);
         meter.ran |= since.ticks > 0;
         meter.counts.resize(groups, Vec::new());
         meter.on_cycles.resize(groups, 0);

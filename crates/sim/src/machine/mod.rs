@@ -121,7 +121,7 @@ impl SimMachine {
         let clock = NominalClock::new(spec, options.scale);
         let topology = spec.topology();
         let mut scaled = spec.clone();
-        scaled.counters.interrupt_cycles = clock.scaled(spec.counters.interrupt_cycles);
+        scaled.counters.interrupt_cycles = clock.scale(spec.counters.interrupt_cycles);
         let &SimOptions { seed, prefetch, is_resident, .. } = options;
         let hw = Hardware::new(&scaled, HwOptions { seed, prefetch, is_resident })?;
         let times = SchedulerTimes {
@@ -139,10 +139,10 @@ impl SimMachine {
             seed: options.seed,
         });
         let costs = OsCosts {
-            context_switch_cycles: clock.scaled(spec.os.context_switch_cycles),
-            migration_cycles: clock.scaled(spec.os.migration_cycles),
-            fault_cycles: (!is_resident).then(|| clock.scaled(spec.pages.fault_cycles)),
-            move_page_cycles: clock.scaled(spec.pages.migration_cycles),
+            context_switch_cycles: clock.scale(spec.os.context_switch_cycles),
+            migration_cycles: clock.scale(spec.os.migration_cycles),
+            fault_cycles: (!is_resident).then(|| clock.scale(spec.pages.fault_cycles)),
+            move_page_cycles: clock.scale(spec.pages.migration_cycles),
             hertz: spec.hertz,
             move_burst_cycles: clock.cycles(PAGE_MOVE_BURST_NS),
             touch_watch_cycles: clock.cycles(TOUCH_WATCH_NS),
@@ -181,7 +181,7 @@ impl SimMachine {
             baseline: Baseline::default(),
             over: false,
             next_counter_turn: clock.cycles(COUNTER_TURN_NS),
-            counter_turn_cycles: clock.scaled(options.counter_turn_cycles),
+            counter_turn_cycles: clock.scale(options.counter_turn_cycles),
             windows: 0,
             probes: Vec::new(),
             holder: None,

@@ -9,7 +9,7 @@ use super::tests::{MS, cache, machine, plan, program, spec};
 use super::{RunLimit, SimMachine, SimOptions};
 use crate::os::schedulers::SchedulerKind;
 use crate::results::RunResults;
-use crate::run::{in_parallel, run_alone};
+use crate::run::{run_alone, run_in_parallel};
 
 fn run_for(ms: u64, scheduler: SchedulerKind, tasks: u64, seed: u64) -> RunResults {
     let options = SimOptions { seed, scheduler, ends: Some(RunLimit::Ns(ms * MS)), ..SimOptions::default() };
@@ -55,7 +55,7 @@ fn counters_add_up_under_every_scheduler() {
 fn runs_on_many_host_threads_are_the_same_bits() {
     let jobs = || vec![(SchedulerKind::Linux, 1), (SchedulerKind::Solaris, 1), (SchedulerKind::Linux, 2)];
     let one: Vec<RunResults> = jobs().into_iter().map(|(kind, seed)| run_for(10, kind, 6, seed)).collect();
-    assert_eq!(in_parallel(jobs(), |(kind, seed)| run_for(10, kind, 6, seed)), one);
+    assert_eq!(run_in_parallel(jobs(), |(kind, seed)| run_for(10, kind, 6, seed)), one);
     assert_ne!(one[0], one[2], "another seed is another run");
 }
 

@@ -132,7 +132,7 @@ impl NominalClock {
         (u128::from(ns) * u128::from(self.hertz) / 1_000_000_000) as u64
     }
     /// A cost or count that the specification or a plan names, at the run's scale: at least one, unless it was none.
-    pub fn scaled(&self, amount: u64) -> u64 {
+    pub fn scale(&self, amount: u64) -> u64 {
         amount.div_ceil(self.scale)
     }
 }

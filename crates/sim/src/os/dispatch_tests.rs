@@ -156,7 +156,7 @@ fn nobody_starves_beside_sleepers_and_no_cpu_idles_while_tasks_wait() {
         }
         // Half of the tasks sleep now and then.
         let mut timers: Vec<(u64, Slot, bool)> =
-            (0..tasks / 2).map(|slot| (random.below(50 * MS), slot, true)).collect();
+            (0..tasks / 2).map(|slot| (random.draw_below(50 * MS), slot, true)).collect();
         loop {
             timers.sort_unstable();
             let next = dispatcher.next_event_cycle().min(timers[0].0).min(end);
@@ -167,7 +167,7 @@ fn nobody_starves_beside_sleepers_and_no_cpu_idles_while_tasks_wait() {
                     true => dispatcher.block(next, slot),
                     false => dispatcher.wake(next, slot),
                 }
-                timers.push((next + 1 + random.below(30 * MS), slot, !asleep));
+                timers.push((next + 1 + random.draw_below(30 * MS), slot, !asleep));
                 timers.sort_unstable();
             }
             dispatcher.settle(next);

@@ -187,7 +187,7 @@ impl FrameAllocator {
             return;
         }
         let fits = first + (1 << order) <= end && order <= self.max_order;
-        if fits && (order == 0 || self.random.below(2) == 0) {
+        if fits && (order == 0 || self.random.draw_below(2) == 0) {
             pieces.push((first, 1 << order));
         } else {
             self.cut(first, order - 1, end, pieces);

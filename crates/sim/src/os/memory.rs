@@ -243,7 +243,7 @@ impl VirtualMemory {
             sampling: false,
         };
         if matches!(moving, PageMigration::All | PageMigration::HotFirst) {
-            coloring.to_move = self.misplaced(process, allowed);
+            coloring.to_move = self.misplaced_pages(process, allowed);
             coloring.to_move.reverse();
             coloring.total_pages = coloring.to_move.len() as u64;
             coloring.sampling = moving == PageMigration::HotFirst && !coloring.to_move.is_empty();
@@ -265,7 +265,7 @@ impl VirtualMemory {
     /// partition moves a part of its pages, shrinking all of the revoked ones), ascending. Those that may stay lie evenly
     /// among the pages of their color: neighbors are used together, and must not all end up on one side of the border
     /// that there was.
-    fn misplaced(&self, process: usize, allowed: &IndexSet) -> Vec<u64> {
+    fn misplaced_pages(&self, process: usize, allowed: &IndexSet) -> Vec<u64> {
         let space = &self.spaces[process];
         let max_each = space.table.resident_pages().div_ceil(u64::from(allowed.count().max(1)));
         let mut passed = vec![0; self.frames.colors() as usize];

@@ -105,7 +105,7 @@ impl SchedulerView<'_> {
     pub fn weight(&self, slot: Slot) -> f64 {
         self.tasks[slot].weight
     }
-    pub fn queued_at(&self, slot: Slot) -> u64 {
+    pub fn runnable_on(&self, slot: Slot) -> u64 {
         self.tasks[slot].queued_at
     }
     /// Weight of all that runs or waits there.

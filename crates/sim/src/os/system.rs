@@ -178,15 +178,15 @@ impl System {
     /// The thread, on a CPU or not; `None` once it is gone.
     pub fn thread(&self, slot: Slot) -> Option<&HwThread> {
         let aside = self.tasks[slot].aside.as_ref();
-        aside.or_else(|| self.loaded_on(slot).and_then(|cpu| self.hw.thread(CpuId(cpu))))
+        aside.or_else(|| self.load_of(slot).and_then(|cpu| self.hw.thread(CpuId(cpu))))
     }
     pub fn thread_mut(&mut self, slot: Slot) -> Option<&mut HwThread> {
-        match self.loaded_on(slot) {
+        match self.load_of(slot) {
             Some(cpu) => self.hw.thread_mut(CpuId(cpu)),
             None => self.tasks[slot].aside.as_mut(),
         }
     }
-    fn loaded_on(&self, slot: Slot) -> Option<u32> {
+    fn load_of(&self, slot: Slot) -> Option<u32> {
         let is = |cpu: &u32| self.hw.thread(CpuId(*cpu)).is_some_and(|thread| thread.task.0 as usize == slot);
         (0..self.dispatcher.cpus()).find(is)
     }
@@ -481,7 +481,7 @@ impl System {
         if let Some(slot) = self.dispatcher.running(cpu) {
             let task = TaskId(slot as u32);
             for (page, frame) in pages {
-                self.hw.copied_in(CpuId(cpu), page, u64::from(frame), task);
+                self.hw.insert_copied(CpuId(cpu), page, u64::from(frame), task);
             }
         }
         self.page_copy_cycles += moved * each;

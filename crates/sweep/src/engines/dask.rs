@@ -96,7 +96,7 @@ impl Dask {
                 for line in BufReader::new(out).lines().map_while(Result::ok) {
                     let mut heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
                     heard.at = Instant::now();
-                    heard.on_message(&line);
+                    heard.handle_message(&line);
                 }
             });
         }
@@ -105,7 +105,7 @@ impl Dask {
 }
 
 impl DaskReport {
-    fn on_message(&mut self, line: &str) {
+    fn handle_message(&mut self, line: &str) {
         let Ok(message) = serde_json::from_str::<Value>(line) else { return };
         let text = |name: &str| message.get(name).and_then(Value::as_str).unwrap_or_default().to_string();
         match message.get("event").and_then(Value::as_str) {

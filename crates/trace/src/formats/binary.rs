@@ -67,7 +67,7 @@ macro_rules! binary_reader {
                     totals: None,
                 }
             }
-            fn ended(&mut self) {
+            fn end_run(&mut self) {
                 self.totals = Some(TraceTotals {
                     records: self.records,
                     program_accesses: Some(self.records),
@@ -135,7 +135,7 @@ impl<R: Read + Send> TraceReader for RawU64Reader<R> {
         );
         self.records += batch.len() as u64;
         if batch.is_empty() {
-            self.ended();
+            self.end_run();
         }
         Ok(!batch.is_empty())
     }
@@ -144,7 +144,7 @@ impl<R: Read + Send> TraceReader for RawU64Reader<R> {
         batch.extend(self.entries.advance()?.iter().map(|&bytes| u64::from_le_bytes(bytes)));
         self.records += batch.len() as u64;
         if batch.is_empty() {
-            self.ended();
+            self.end_run();
         }
         Ok(!batch.is_empty())
     }
@@ -163,7 +163,7 @@ impl<R: Read + Send> TraceReader for ChampSimReader<R> {
         while batch.is_empty() {
             let entries = self.entries.advance()?;
             if entries.is_empty() {
-                self.ended();
+                self.end_run();
                 return Ok(false);
             }
             for entry in entries {

@@ -60,7 +60,7 @@ impl Format {
         }
     }
 
-    fn by_extension(file: &str) -> Option<Format> {
+    fn format_by_extension(file: &str) -> Option<Format> {
         let extension = uncompressed_name(file).rsplit_once('.')?.1.to_ascii_lowercase();
         match extension.as_str() {
             "cmt" => Some(Format::Cmt),
@@ -76,7 +76,7 @@ impl Format {
     }
 
     /// The format that the first bytes show: only what cannot be taken for something else.
-    fn by_content(start: &[u8]) -> Option<Format> {
+    fn format_by_content(start: &[u8]) -> Option<Format> {
         if start.starts_with(&FILE_MAGIC) {
             return Some(Format::Cmt);
         }
@@ -140,7 +140,8 @@ pub fn open_input(
         input = unpack(&start, chained).map_err(TraceError::io(file, "unpack"))?;
         start = read_start(&mut input, file)?;
     }
-    let chosen_format = format.or_else(|| Format::by_content(&start)).or_else(|| Format::by_extension(file));
+    let chosen_format =
+        format.or_else(|| Format::format_by_content(&start)).or_else(|| Format::format_by_extension(file));
     let Some(format) = chosen_format else {
         let shown = &start[..start.len().min(16)];
         let found = if shown.is_empty() { "nothing".to_string() } else { format!("'{}'", shown.escape_ascii()) };

@@ -185,8 +185,8 @@ impl ChunkDecoder {
 
     /// The sums so far; what has not arrived whole is not in them.
     pub(super) fn totals(&self) -> TraceTotals {
-        let sum = |of: fn(&ThreadTotals) -> Option<u64>| {
-            Some(self.threads.iter().filter_map(of).fold(0u64, u64::saturating_add))
+        let sum = |value: fn(&ThreadTotals) -> Option<u64>| {
+            Some(self.threads.iter().filter_map(value).fold(0u64, u64::saturating_add))
         };
         TraceTotals {
             program_accesses: sum(|thread| thread.accesses),

@@ -65,7 +65,7 @@ impl<'a> Fifo<'a> {
     }
 
     /// Was the program stopped, rather than ending by itself?
-    pub(super) fn stopped(&self) -> bool {
+    pub(super) fn is_stopped(&self) -> bool {
         self.asked.is_some()
     }
 

@@ -186,7 +186,7 @@ impl Recorder {
             RecorderTool::Tool { .. } => self.take_chunks(&mut fifo, &mut writer, &mut progress),
             RecorderTool::Lackey { .. } => self.take_lackey(&mut fifo, &mut writer, &mut progress),
         };
-        let stopped = fifo.stopped();
+        let stopped = fifo.is_stopped();
         let status = fifo.wait().map_err(TraceError::io("valgrind", "wait for"))?;
         let ended = match (stopped, fifo.enough, status.code()) {
             (true, true, _) => RecordingEnd::AtMax,

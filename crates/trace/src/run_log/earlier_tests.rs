@@ -63,7 +63,7 @@ fn profile() -> Profile {
     let mut profile = Profile { process: Some(ProcessId(1)), phase_number: 2, ..Profile::default() };
     let curve = vec![(1 << 20, Estimate { value: 0.3, low: 0.1, high: 1.0 / 3.0 })];
     profile.locality.misses_per_kilo_instr.insert(CacheLevel::L3, Fact::new(curve, FactSource::MissTrace, 1));
-    let measured = |value: f64| Some(Fact::measured(Estimate::exact(value), FactSource::Counters, 1));
+    let measured = |value: f64| Some(Fact::from_measurement(Estimate::exact(value), FactSource::Counters, 1));
     profile.rates.observed_misses_per_kilo_instr = measured(1.5);
     profile.rates.observed_read_bytes_per_kilo_instr = measured(2.5);
     profile.contention.sensitivity = measured(0.25);

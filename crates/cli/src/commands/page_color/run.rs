@@ -136,7 +136,7 @@ fn import_map(path: &Path, program: &ColoredProgram) -> anyhow::Result<()> {
             path.display()
         );
     }
-    for (frame, color) in map.known() {
+    for (frame, color) in map.known_colors() {
         program.ledger().record(frame, Some(color));
     }
     Ok(())

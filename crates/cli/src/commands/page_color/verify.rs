@@ -52,7 +52,7 @@ impl Verify {
         let mut kit = reference_set::open_unverified(Path::new(BASE))?;
         let at_most = Duration::from_secs_f64(self.seconds);
         let colors = watch(&mut kit.kit, at_most, &|| stop.load(Ordering::Relaxed));
-        let sum = |of: fn(&ColorVerification) -> u64| colors.iter().map(of).sum::<u64>();
+        let sum = |value: fn(&ColorVerification) -> u64| colors.iter().map(value).sum::<u64>();
         let calibration = kit.kit.calibrate();
         let result = VerifyJson {
             hit_cycles: calibration.hit_cycles,

@@ -13,7 +13,7 @@ use cachemate_core::{
 use super::object_changes::{ObjectChange, steps};
 use super::snapshot::HostSnapshot;
 use crate::act::actuator::{Actuator, ApplyReport};
-use crate::act::desired_state::refused;
+use crate::act::desired_state::refusal;
 use crate::act::resctrl::WayController;
 use crate::act::thread_rotation::ThreadRotation;
 use crate::kernel::{Kernel, ThreadKey, is_gone};
@@ -160,12 +160,12 @@ impl<'a, L: KernelLender> Execution<'a, L> {
                 }
                 Err(error) if later.id == change.id => {
                     let object = object_of(change, reading);
-                    return Err(host.kernel.with_kernel(|kernel| refused(kernel, &item, &object, &error)));
+                    return Err(host.kernel.with_kernel(|kernel| refusal(kernel, &item, &object, &error)));
                 }
                 Err(_) => {} // its turn comes
             }
         }
-        let written = host.kernel.with_kernel(|kernel| host.actuator.before(kernel, &batch));
+        let written = host.kernel.with_kernel(|kernel| host.actuator.journal_changes(kernel, &batch));
         written.map_err(|error| {
             self.journalled.clear();
             RefusedItem { item, reason: RefusalReason::NoCapacity, message: error.to_string() }

@@ -13,7 +13,7 @@ use cachemate_core::{
 use crate::act::actuator::Actuator;
 use crate::act::colors::agents::folder_of;
 use crate::act::cpusets::CpusetGroups;
-use crate::act::desired_state::{DesiredState, refused};
+use crate::act::desired_state::{DesiredState, refusal};
 use crate::kernel::scheduling::EXT;
 use crate::kernel::{Kernel, ThreadKey};
 use crate::safety::journal::{JournalObject, ObjectState};
@@ -138,7 +138,7 @@ impl HostSnapshot {
                 Some(now)
             }
             Err(error) => {
-                self.refused.push(refused(kernel, &item, object, &error));
+                self.refused.push(refusal(kernel, &item, object, &error));
                 None
             }
         }

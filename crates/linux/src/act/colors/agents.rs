@@ -13,7 +13,7 @@ use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
 use super::ColorError;
-use super::pool::present_at;
+use super::pool::present_pages;
 use super::reference_set::{BASE, FrameLedger};
 use crate::kernel::Kernel;
 
@@ -237,7 +237,7 @@ pub fn resident(pid: i32, ledger: &FrameLedger, mask: u64, agent: Option<&AgentR
             }
             let until = if at < own.start { end.min(own.start) } else { end };
             let pages = ((until - at) / PAGE_BYTES).min(1 << 16);
-            for page in present_at(&pagemap, at, pages).into_iter().flatten() {
+            for page in present_pages(&pagemap, at, pages).into_iter().flatten() {
                 let count = match ledger.color(page.frame) {
                     _ if page.of_file => &mut found.file_pages,
                     _ if !anonymous => &mut found.copied_pages,

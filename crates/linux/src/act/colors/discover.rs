@@ -115,7 +115,7 @@ pub fn discover(topology: &Topology, cpu: CpuId, wish: &mut DiscoveryOptions<'_>
             Ok(mut map) => {
                 map.seconds = start.elapsed().as_secs_f64();
                 map.failed_attempts = reasons;
-                reference_set::accept(wish.base)?;
+                reference_set::accept_base(wish.base)?;
                 reference_set::write_whole(wish.base, ColorMap::FILE_NAME, map.to_text().as_bytes())?;
                 return Ok(map);
             }
@@ -176,7 +176,7 @@ fn attempt(
         )));
     }
     (wish.progress)("keeping frames of each color", 0, 1);
-    let id = draw.below(usize::MAX) as u64;
+    let id = draw.draw_below(usize::MAX) as u64;
     let mut classes = Classes { page: &page, threshold_cycles, classes: &groups.classes, per_class, until };
     reference_set::make(wish.base, ways, id, &mut classes)?;
     drop(seed);
@@ -189,9 +189,9 @@ fn calibrate(pool: &Pool, draw: &mut DiscoveryRng) -> Calibration {
     let middle = |pages: usize, draw: &mut DiscoveryRng| {
         let mut taken: Vec<u64> = (0..CALIBRATIONS)
             .map(|line| {
-                let target = draw.below(pool.pages());
+                let target = draw.draw_below(pool.pages());
                 let others: Vec<*const u8> = (0..pages)
-                    .map(|_| draw.below(pool.pages()))
+                    .map(|_| draw.draw_below(pool.pages()))
                     .filter(|at| *at != target)
                     .map(|index| pool.page(index).cast_const())
                     .collect();
@@ -270,7 +270,7 @@ fn classified(
         classify_ns,
         pages: page_colors.len() as u64,
         pages_unclassified: none as u64,
-        private: ColorCoverage::of_share(share, &private, true),
+        private: ColorCoverage::from_share(share, &private, true),
         last_level: last,
         frame_numbers: frame_numbers(&frames, &page_colors, target.colors).to_string(),
         seconds: 0.0,
@@ -400,7 +400,7 @@ mod tests {
         let real: Vec<Option<u32>> = (0..320).map(|frame| Some((frame * 5 + 3) % 32)).collect();
         assert_eq!(frame_numbers(&frames, &real, 32), PFN_BITS_ARE_REAL);
         let mut draw = DiscoveryRng::new(1);
-        let sham: Vec<Option<u32>> = (0..320).map(|_| Some(draw.below(32) as u32)).collect();
+        let sham: Vec<Option<u32>> = (0..320).map(|_| Some(draw.draw_below(32) as u32)).collect();
         assert_eq!(frame_numbers(&frames, &sham, 32), PFN_BITS_ARE_SHAM);
         assert_eq!(frame_numbers(&vec![None; 320], &sham, 32), PFN_UNKNOWN);
     }

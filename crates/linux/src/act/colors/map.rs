@@ -38,7 +38,7 @@ pub struct ColorCoverage {
 
 impl ColorCoverage {
     /// Coverage of a cache with this share per color; `told` = the curve extends far enough beyond the share.
-    pub fn of_share(share_bytes: u64, curve: &[ChaseComparison], told: bool) -> Self {
+    pub fn from_share(share_bytes: u64, curve: &[ChaseComparison], told: bool) -> Self {
         let is_partitioned = told.then(|| confines(curve, share_bytes));
         ColorCoverage { share_bytes, is_partitioned, knee_bytes: knee_bytes(curve), curve: curve.to_vec() }
     }
@@ -125,7 +125,7 @@ impl ColorMap {
     }
 
     /// Frames of known color, with their colors.
-    pub fn known(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
+    pub fn known_colors(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
         self.frames.iter().flat_map(|run| {
             let pairs = run.colors.as_bytes().chunks_exact(2).enumerate();
             pairs.filter_map(|(index, digits)| {
@@ -146,7 +146,7 @@ impl ColorMap {
     ///
     /// # Errors
     /// As [`ColorMap::read`], or the folder cannot be trusted.
-    pub fn of_host(base: &Path) -> Result<Self, ColorError> {
+    pub fn open_of_host(base: &Path) -> Result<Self, ColorError> {
         let path = base.join(Self::FILE_NAME);
         let text = TrustedDir::open_anchored(base, DirAccess::ReadOnly)
             .and_then(|folder| folder.read_text(Path::new(Self::FILE_NAME), MAX_MAP_BYTES))
@@ -227,7 +227,7 @@ pub(crate) mod tests {
             classify_ns: 15_000.0,
             pages: 4,
             pages_unclassified: 1,
-            private: ColorCoverage::of_share(65536, &curve, true),
+            private: ColorCoverage::from_share(65536, &curve, true),
             last_level: None,
             frame_numbers: PFN_BITS_ARE_SHAM.into(),
             seconds: 2.5,
@@ -248,7 +248,7 @@ pub(crate) mod tests {
             told.push(Some(1));
             let back = ColorMap::parse(&map(ColorMap::runs(&frames, &told)).to_text()).unwrap();
             let expected: Vec<(u64, u32)> = found.iter().filter_map(|(frame, color)| Some((*frame, (*color)?))).collect();
-            prop_assert_eq!(back.known().collect::<Vec<_>>(), expected);
+            prop_assert_eq!(back.known_colors().collect::<Vec<_>>(), expected);
             let gaps = found.keys().zip(found.keys().skip(1)).filter(|(one, two)| **one + 1 != **two).count();
             prop_assert_eq!(back.frames.len(), if found.is_empty() { 0 } else { gaps + 1 });
         }

@@ -73,7 +73,7 @@ pub fn boot_id() -> String {
 pub fn partitions(topology: &Topology) -> Result<Vec<(CacheId, PartitionSupport)>, migration::MigrationUnavailable> {
     let unusable = |why: String, remedy: &str| migration::MigrationUnavailable { why, remedy: remedy.to_string() };
     let discover = "cachemate page-color discover";
-    let map = match map::ColorMap::of_host(Path::new(reference_set::BASE)) {
+    let map = match map::ColorMap::open_of_host(Path::new(reference_set::BASE)) {
         Err(ColorError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
             return Err(unusable("no colors are known on this host yet".into(), discover));
         }
@@ -100,7 +100,7 @@ pub fn partitions(topology: &Topology) -> Result<Vec<(CacheId, PartitionSupport)
 }
 
 /// The result of [`partitions`] as a sentence.
-pub fn in_words(divided: &[(CacheId, PartitionSupport)]) -> String {
+pub fn describe_units(divided: &[(CacheId, PartitionSupport)]) -> String {
     let of = |(_, partition): &(CacheId, PartitionSupport)| match partition {
         PartitionSupport::Colors { colors, page_migration_ns: move_page_ns, .. } => Some((*colors, *move_page_ns)),
         _ => None,

@@ -75,7 +75,7 @@ impl Drop for Pool {
 
 /// Frame numbers of `pages` pages from `address` on. Without CAP_SYS_ADMIN the kernel shows zeros: absent, not frame 0.
 pub fn frames_at(pagemap: &io::Result<File>, address: usize, pages: usize) -> Vec<Option<u64>> {
-    present_at(pagemap, address, pages).into_iter().map(|page| Some(page?.frame)).collect()
+    present_pages(pagemap, address, pages).into_iter().map(|page| Some(page?.frame)).collect()
 }
 
 /// A page that is in memory.
@@ -88,7 +88,7 @@ pub struct PresentPage {
 }
 
 /// As [`frames_at`], with the kind of each page.
-pub fn present_at(pagemap: &io::Result<File>, address: usize, pages: usize) -> Vec<Option<PresentPage>> {
+pub fn present_pages(pagemap: &io::Result<File>, address: usize, pages: usize) -> Vec<Option<PresentPage>> {
     let mut bytes = vec![0u8; pages * 8];
     let read =
         pagemap.as_ref().map_or(0, |file| file.read_at(&mut bytes, (address / PAGE_BYTES * 8) as u64).unwrap_or(0));
@@ -145,14 +145,14 @@ impl DiscoveryRng {
     }
 
     /// A number below `bound` by remainder, so that the sequence of a seed never changes.
-    pub fn below(&mut self, bound: usize) -> usize {
+    pub fn draw_below(&mut self, bound: usize) -> usize {
         (self.0.next_u64() % bound.max(1) as u64) as usize
     }
 
-    /// Shuffles the items by Fisher and Yates, with [`DiscoveryRng::below`].
+    /// Shuffles the items by Fisher and Yates, with [`DiscoveryRng::draw_below`].
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for index in (1..items.len()).rev() {
-            items.swap(index, self.below(index + 1));
+            items.swap(index, self.draw_below(index + 1));
         }
     }
 }

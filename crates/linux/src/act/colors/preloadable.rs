@@ -18,11 +18,11 @@ pub fn find(name: &str, path: Option<&str>) -> Option<PathBuf> {
 ///
 /// # Errors
 /// The file cannot be read.
-pub fn refused(file: &Path) -> io::Result<Option<String>> {
-    refused_at(file, 4)
+pub fn refusal(file: &Path) -> io::Result<Option<String>> {
+    refusal_within(file, 4)
 }
 
-fn refused_at(file: &Path, interpreters_left: u32) -> io::Result<Option<String>> {
+fn refusal_within(file: &Path, interpreters_left: u32) -> io::Result<Option<String>> {
     let shown = file.display();
     let open = cachemate_files::open_plain(file)?;
     let mode = open.metadata()?.mode();
@@ -46,7 +46,7 @@ fn refused_at(file: &Path, interpreters_left: u32) -> io::Result<Option<String>>
         let path = std::env::var("PATH").ok();
         let target = named.map_or_else(|| Some(PathBuf::from(interpreter)), |name| find(name, path.as_deref()));
         return match target {
-            Some(target) => refused_at(&target, interpreters_left - 1),
+            Some(target) => refusal_within(&target, interpreters_left - 1),
             None => Ok(Some(format!("{shown}: its interpreter '{line}' is not found"))),
         };
     }
@@ -115,7 +115,7 @@ mod tests {
 
     fn why(content: &[u8], mode: u32) -> Option<String> {
         let (_folder, path) = file(content, mode);
-        refused(&path).unwrap().map(|why| why.replace(&path.display().to_string(), "P"))
+        refusal(&path).unwrap().map(|why| why.replace(&path.display().to_string(), "P"))
     }
 
     /// Are static, foreign and set-user-id programs refused with the reason, and ordinary ones not?
@@ -132,11 +132,11 @@ mod tests {
     /// Does a script count as its interpreter, also through env, and does a cycle of scripts end?
     #[test]
     fn a_script_is_its_interpreter() {
-        assert_eq!(why(b"#!/bin/sh\necho\n", 0o755), refused(Path::new("/bin/sh")).unwrap());
-        assert_eq!(why(b"#!/usr/bin/env sh\n", 0o755), refused(Path::new("/bin/sh")).unwrap());
+        assert_eq!(why(b"#!/bin/sh\necho\n", 0o755), refusal(Path::new("/bin/sh")).unwrap());
+        assert_eq!(why(b"#!/usr/bin/env sh\n", 0o755), refusal(Path::new("/bin/sh")).unwrap());
         assert!(why(b"#!/usr/bin/env no-such-program-here\n", 0o755).unwrap().contains("not found"));
         let (_folder, path) = file(b"", 0o755);
         std::fs::write(&path, format!("#!{}\n", path.display())).unwrap();
-        assert!(refused(&path).unwrap().unwrap().contains("too deep"));
+        assert!(refusal(&path).unwrap().unwrap().contains("too deep"));
     }
 }

@@ -104,7 +104,7 @@ pub fn open_new(base: &Path) -> Result<LoadedReferenceSet, ColorError> {
 ///
 /// # Errors
 /// As the file system says.
-pub fn accept(base: &Path) -> Result<(), ColorError> {
+pub fn accept_base(base: &Path) -> Result<(), ColorError> {
     let renamed = open_base(base).and_then(|folder| folder.rename(NEW, KIT));
     renamed.map_err(|source| ColorError::io(&base.join(NEW), source))
 }

@@ -61,7 +61,7 @@ impl ColorProof {
         self.holds |= holds >= MIN_RIGHT;
         self.moved_rounds += u32::from(moved >= MIN_RIGHT);
     }
-    fn settled(&self) -> bool {
+    fn is_settled(&self) -> bool {
         self.holds || self.moved_rounds >= MOVED_ROUNDS
     }
 }
@@ -77,19 +77,19 @@ pub(super) fn prove(kit: &mut ReferenceSet, path: &Path) -> Result<Calibration, 
     let mut calibration = kit.calibrate();
     for round in 0.. {
         if calibration.threshold_cycles().is_some() {
-            for (index, color) in colors.iter_mut().enumerate().filter(|(_, color)| !color.settled()) {
+            for (index, color) in colors.iter_mut().enumerate().filter(|(_, color)| !color.is_settled()) {
                 let (holds, moved) = test_round(kit, index as u32, round);
                 color.add(holds, moved);
             }
         }
-        if colors.iter().all(ColorProof::settled) || start.elapsed() > PATIENCE {
+        if colors.iter().all(ColorProof::is_settled) || start.elapsed() > PATIENCE {
             break;
         }
         std::thread::sleep(BETWEEN_ROUNDS);
         calibration = kit.calibrate();
     }
-    let not_told = colors.iter().filter(|color| !color.settled()).count();
-    let moved = colors.iter().filter(|color| !color.holds && color.settled()).count();
+    let not_told = colors.iter().filter(|color| !color.is_settled()).count();
+    let moved = colors.iter().filter(|color| !color.holds && color.is_settled()).count();
     if not_told == 0 && moved == 0 {
         return Ok(calibration);
     }
@@ -192,14 +192,14 @@ mod tests {
     fn a_color_holds_by_one_round_and_has_moved_by_four() {
         let mut color = ColorProof::default();
         (0..100).for_each(|_| color.add(2, 2)); // the rest was disturbed
-        assert!(!color.settled());
+        assert!(!color.is_settled());
         (0..MOVED_ROUNDS - 1).for_each(|_| color.add(0, ASKED));
-        assert!(!color.settled());
+        assert!(!color.is_settled());
         let mut held = color;
         held.add(MIN_RIGHT, 0);
-        assert!(held.settled() && held.holds);
+        assert!(held.is_settled() && held.holds);
         color.add(0, MIN_RIGHT);
-        assert!(color.settled() && !color.holds);
+        assert!(color.is_settled() && !color.holds);
         let watched = |frames_hold| ColorVerification { frames: 32, frames_hold, ..ColorVerification::default() };
         assert!(watched(20).is_usable() && !watched(19).is_usable());
     }

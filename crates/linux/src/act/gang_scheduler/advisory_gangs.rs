@@ -17,7 +17,7 @@ use crate::kernel::ThreadKey;
 const TURN_US: u64 = 20_000;
 
 /// Gangs of `members` (in order of arrival) by their penalties. `None` if all fit at once, or no two of them clash.
-pub(crate) fn advised(
+pub(crate) fn advised_gangs(
     members: &[GangMember],
     penalties: &BTreeMap<(ThreadKey, ThreadKey), f64>,
     caches: &[NumberedCache],

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use cachemate_core::{Gang, GangSchedule, TaskId};
 
-use super::advisory_gangs::advised;
+use super::advisory_gangs::advised_gangs;
 use super::compose::{GangMember, message_of, part};
 use super::fake_tests::FakeScheduler;
 use super::message::{NumberedCache, ScheduledTurn, SchedulerReply};
@@ -236,16 +236,16 @@ fn advice_becomes_gangs() {
     let pair = |a, b| ((key(a), key(b)), 1.0);
     // Two times four streams that disturb four chases, in any order.
     let penalties: BTreeMap<_, _> = (0..4).flat_map(|a| (4..8).map(move |b| pair(a, b))).collect();
-    let advice = advised(&members, &penalties, &two_caches()).unwrap();
+    let advice = advised_gangs(&members, &penalties, &two_caches()).unwrap();
     let gang_of = |tid| advice.gangs.iter().position(|gang| gang.iter().any(|(one, _)| one.tid == tid)).unwrap();
     assert_eq!(advice.gangs.iter().map(Vec::len).collect::<Vec<_>>(), [4, 4]);
     assert!(penalties.keys().all(|(a, b)| gang_of(a.tid) != gang_of(b.tid)), "{advice:?}");
-    assert_eq!(advised(&members[..4], &penalties, &two_caches()), None);
-    assert_eq!(advised(&members, &BTreeMap::new(), &two_caches()), None);
+    assert_eq!(advised_gangs(&members[..4], &penalties, &two_caches()), None);
+    assert_eq!(advised_gangs(&members, &BTreeMap::new(), &two_caches()), None);
     // More clashes than gangs: the heavy one is kept apart.
     let mut all: BTreeMap<_, _> = (0..8).flat_map(|a| (a + 1..8).map(move |b| pair(a, b))).collect();
     all.insert((key(2), key(3)), 100.0);
-    let advice = advised(&members, &all, &two_caches()).unwrap();
+    let advice = advised_gangs(&members, &all, &two_caches()).unwrap();
     assert!(advice.gangs.iter().all(|gang| !gang.contains(&member(2)) || !gang.contains(&member(3))));
 }
 

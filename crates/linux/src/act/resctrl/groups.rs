@@ -10,7 +10,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::mount::mounted;
+use super::mount::mount_point;
 use crate::kernel::group_dirs::remove_group;
 use crate::kernel::{Kernel, ThreadKey, is_gone};
 
@@ -99,7 +99,7 @@ const ORPHAN_PATIENCE: Duration = Duration::from_millis(200);
 
 /// As [`sweep`], wherever resctrl is mounted, under its lock. If the lock is unavailable, no orphan is removed.
 pub fn sweep_mounted(kernel: &dyn Kernel) -> Vec<OrphanGroup> {
-    let Ok(mount) = mounted(kernel) else { return Vec::new() };
+    let Ok(mount) = mount_point(kernel) else { return Vec::new() };
     match kernel.lock_dir(&mount, Duration::from_secs(2)) {
         Ok(_lock) => sweep(kernel, &mount, NO_OWN),
         Err(error) => {

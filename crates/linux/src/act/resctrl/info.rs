@@ -15,7 +15,7 @@ use cachemate_core::{CacheId, CacheLevel, IndexSet, MaskConstraints, PartitionSu
 
 use super::groups;
 use super::masks::{Schemata, level_of, parse_mask};
-use super::mount::{ResctrlUnavailable, missing, mounted};
+use super::mount::{ResctrlUnavailable, missing, mount_point};
 use crate::kernel::Kernel;
 use crate::sense::topology::HostTopology;
 
@@ -74,7 +74,7 @@ pub struct Resctrl {
 /// Resctrl is unsupported, not mounted, mounted read-only, or has a file with unexpected content: the reason, with its
 /// remedy.
 pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, ResctrlUnavailable> {
-    let mount = mounted(kernel)?;
+    let mount = mount_point(kernel)?;
     let mut divided = Vec::new();
     let mut classes = None;
     let root = read(kernel, &mount.join("schemata"))?;
@@ -171,7 +171,7 @@ impl Resctrl {
     }
 
     /// The entry of a cache that can be divided.
-    pub fn of(&self, cache: CacheId) -> Option<&ResctrlCache> {
+    pub fn cache(&self, cache: CacheId) -> Option<&ResctrlCache> {
         self.divided.iter().find(|divided| divided.cache == cache)
     }
 

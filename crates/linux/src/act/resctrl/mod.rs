@@ -18,7 +18,7 @@ mod ways;
 pub use info::{MonitoredEvents, Resctrl, ResctrlCache, find};
 pub use masks::Schemata;
 pub use mount::ResctrlUnavailable;
-pub(crate) use mount::mounted;
+pub(crate) use mount::mount_point;
 pub use ways::WayController;
 
 #[cfg(test)]

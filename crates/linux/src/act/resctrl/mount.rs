@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::kernel::Kernel;
 
 /// The mount point of the whole file system (a bind mount may show one group only); writable mounts are preferred.
-pub(crate) fn mounted(kernel: &dyn Kernel) -> Result<PathBuf, ResctrlUnavailable> {
+pub(crate) fn mount_point(kernel: &dyn Kernel) -> Result<PathBuf, ResctrlUnavailable> {
     let mounts = kernel.read(Path::new("/proc/self/mountinfo")).unwrap_or_default();
     let mut mounts: Vec<(bool, PathBuf)> = mounts.lines().filter_map(mount_of_line).collect();
     mounts.sort_by_key(|(read_only, _)| *read_only);
@@ -36,11 +36,11 @@ fn mount_of_line(line: &str) -> Option<(bool, PathBuf)> {
     }
     let read_only = |options: &str| options.split(',').any(|option| option == "ro");
     let read_only = read_only(before.get(5)?) || after.nth(1).is_some_and(read_only);
-    Some((read_only, PathBuf::from(unescaped(before.get(4)?))))
+    Some((read_only, PathBuf::from(unescape(before.get(4)?))))
 }
 
 /// Decodes a path, in which the kernel writes blanks, tabs, newlines and backslashes as `\ooo`.
-fn unescaped(path: &str) -> String {
+fn unescape(path: &str) -> String {
     let escapes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
     escapes.iter().fold(path.to_string(), |path, (escape, plain)| path.replace(escape, plain))
 }

@@ -48,7 +48,7 @@ impl Traffic {
     }
 
     /// The traffic since `earlier`; `None` for a counter that was reset between the two.
-    pub fn since(self, earlier: Traffic) -> Traffic {
+    pub fn difference(self, earlier: Traffic) -> Traffic {
         let since = |now: Option<u64>, then: Option<u64>| now?.checked_sub(then?);
         Traffic {
             total_bytes: since(self.total_bytes, earlier.total_bytes),
@@ -141,9 +141,9 @@ mod tests {
         let now = Traffic::read(&host, group, 1, all);
         assert_eq!(now, Traffic { total_bytes: Some(500), local_bytes: None });
         let then = Traffic { total_bytes: Some(200), local_bytes: Some(100) };
-        assert_eq!(now.since(then).counts().get(CounterEvent::MemoryBytes), Some(300.0));
-        assert_eq!(now.since(then).counts().get(CounterEvent::LocalMemoryBytes), None);
-        assert_eq!(then.since(now), Traffic::default(), "a counter that began anew says nothing");
+        assert_eq!(now.difference(then).counts().get(CounterEvent::MemoryBytes), Some(300.0));
+        assert_eq!(now.difference(then).counts().get(CounterEvent::LocalMemoryBytes), None);
+        assert_eq!(then.difference(now), Traffic::default(), "a counter that began anew says nothing");
     }
 
     /// Are exclusive and locked ways found, in the kernel's order with the highest way first, also with separate code

@@ -146,7 +146,7 @@ fn an_epyc_with_sparse_ids_and_other_owners_is_read() {
     let ways = PartitionSupport::Ways { ways: 16, min_ways: 1, contiguous: false, max_groups: 14 };
     assert_eq!(epyc.partitions().len(), 4);
     assert_eq!(epyc.partitions()[2], (CacheId(2), ways));
-    assert_eq!(epyc.of(CacheId(2)).unwrap().domain, 8);
+    assert_eq!(epyc.cache(CacheId(2)).unwrap().domain, 8);
     assert_eq!(epyc.counted, super::MonitoredEvents::default());
 }
 

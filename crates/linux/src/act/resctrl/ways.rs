@@ -15,7 +15,7 @@ use super::info::{Resctrl, ResctrlCache};
 use super::masks::Schemata;
 use super::occupancy::{OtherGroupMasks, Traffic, exclusive_ways, explain, occupancy_bytes};
 use crate::act::changes::{HostSnapshot, item_of};
-use crate::act::desired_state::refused;
+use crate::act::desired_state::refusal;
 use crate::kernel::{DirLock, Kernel, ThreadKey};
 use crate::safety::journal::{JournalObject, ObjectState};
 use crate::safety::object_state::read_state;
@@ -173,7 +173,7 @@ impl WayController {
                 Ok(ObjectState::Group(group)) => group,
                 Ok(_) => continue,
                 Err(error) => {
-                    reading.refused.push(refused(kernel, &item, &object, &error));
+                    reading.refused.push(refusal(kernel, &item, &object, &error));
                     continue;
                 }
             };
@@ -236,7 +236,7 @@ impl WayController {
         let ObjectState::Text(plain) = plain else { return Err(io::ErrorKind::InvalidData.into()) };
         let mut schemata = Schemata::parse(&plain).map_err(|what| io::Error::new(io::ErrorKind::InvalidData, what))?;
         for (cache, mask) in masks {
-            if let Some(divided) = self.resctrl.of(*cache) {
+            if let Some(divided) = self.resctrl.cache(*cache) {
                 schemata.set(divided.level, divided.domain, mask);
             }
         }
@@ -272,7 +272,7 @@ impl WayController {
             let Ok(schemata) = Schemata::parse(&text) else { continue };
             let inside: BTreeSet<i32> = groups::members(kernel, &group.path).unwrap_or_default().into_iter().collect();
             for share in shares.iter().filter(|share| group.class.shares.contains(&(share.group, share.cache))) {
-                let Some(divided) = self.resctrl.of(share.cache) else { continue };
+                let Some(divided) = self.resctrl.cache(share.cache) else { continue };
                 let Some(mask) = schemata.mask(divided.level, divided.domain) else { continue };
                 let members = members_inside(share, &group.class, tasks, &inside);
                 if members.is_empty() {
@@ -300,7 +300,7 @@ impl WayController {
 
     /// The reasons why a share's lines differ from its mask.
     pub fn explain(&self, kernel: &dyn Kernel, held: &ActiveShare) -> Vec<String> {
-        let Some(divided) = self.resctrl.of(held.share.cache) else { return Vec::new() };
+        let Some(divided) = self.resctrl.cache(held.share.cache) else { return Vec::new() };
         let key: ShareKey = (held.share.group, held.share.cache);
         let own = self.groups.values().find(|group| group.class.shares.contains(&key));
         let mut others = OtherGroupMasks::new();
@@ -333,7 +333,7 @@ impl WayController {
                 let key = (name.to_string(), domain);
                 let read = Traffic::read(kernel, &self.resctrl.mount.join(name), domain, counted);
                 // A new group has no earlier reading, and without it this window's sum would miss the group's traffic.
-                let since = self.traffic.get(&key).map_or(Traffic::default(), |&then| read.since(then));
+                let since = self.traffic.get(&key).map_or(Traffic::default(), |&then| read.difference(then));
                 now.insert(key, read);
                 whole = Some(whole.map_or(since, |sum| sum.and(since)));
                 let own = self.groups.values().find(|group| group.path.ends_with(name) && !name.is_empty());

@@ -12,7 +12,9 @@ fn left_behind(dir: &Path) -> FakeHost {
     let mut journal = Journal::create(dir, "boot", 0).unwrap();
     for tid in 5..9 {
         let object = JournalObject::Affinity { pid: tid, thread: host.thread(tid, tid, 1, "0-3") };
-        journal.before(&[IntendedChange { object, now: cpus("0-3"), wanted: cpus("1"), follows: false }]).unwrap();
+        journal
+            .journal_changes(&[IntendedChange { object, now: cpus("0-3"), wanted: cpus("1"), follows: false }])
+            .unwrap();
         host.threads.borrow_mut().get_mut(&tid).unwrap().cpus = "1".parse().unwrap();
     }
     host
@@ -40,7 +42,7 @@ fn damage_is_told_and_the_journal_put_aside() {
         assert!(damage.to_string().contains("line 3, 4"), "{damage}");
         assert!(left.stays.is_none() && !path.exists());
         assert_eq!(std::fs::read(&damage.journal).unwrap(), bytes, "as it was");
-        assert_eq!(journal::quarantined(dir.path()).unwrap().len(), round);
+        assert_eq!(journal::find_quarantined(dir.path()).unwrap().len(), round);
     }
 }
 
@@ -212,7 +214,7 @@ fn a_journal_of_another_pid_namespace_is_kept() {
     let mut journal = Journal::create(dir.path(), &host.boot_id().unwrap(), 0).unwrap();
     let object = JournalObject::Affinity { pid: tid, thread: stat.key };
     let (now, wanted) = (ObjectState::Cpus(before.clone()), ObjectState::Cpus(narrow.clone()));
-    journal.before(&[IntendedChange { object, now, wanted, follows: false }]).unwrap();
+    journal.journal_changes(&[IntendedChange { object, now, wanted, follows: false }]).unwrap();
     host.set_affinity(tid, &narrow).unwrap();
     drop(journal);
     let mut elsewhere = Command::new("unshare");
@@ -265,10 +267,10 @@ fn a_cpuset_below_a_narrowed_parent_is_restored_later() {
     let recovered = journal::recover(dir.path()).unwrap().unwrap();
     journal::remove_left_behind(dir.path()).unwrap();
     let mut journal = Journal::create(dir.path(), "boot", 0).unwrap();
-    journal.before(&[IntendedChange { object: object.clone(), now, wanted, follows: false }]).unwrap();
+    journal.journal_changes(&[IntendedChange { object: object.clone(), now, wanted, follows: false }]).unwrap();
     for (object, entry) in recovered.held {
         let (now, wanted) = (entry.original, entry.our_values[0].clone());
-        journal.before(&[IntendedChange { object, now, wanted, follows: false }]).unwrap();
+        journal.journal_changes(&[IntendedChange { object, now, wanted, follows: false }]).unwrap();
     }
     *host.refused_file.borrow_mut() = Some((path.into(), libc::EACCES));
     for _ in 0..2 {

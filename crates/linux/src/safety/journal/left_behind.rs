@@ -26,7 +26,7 @@ pub fn quarantine(state_dir: &Path) -> Result<PathBuf, JournalError> {
 ///
 /// # Errors
 /// The folder cannot be listed.
-pub fn quarantined(state_dir: &Path) -> io::Result<Vec<PathBuf>> {
+pub fn find_quarantined(state_dir: &Path) -> io::Result<Vec<PathBuf>> {
     let is_aside =
         |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(Journal::ASIDE));
     Ok(cachemate_files::entries(state_dir)?.into_iter().filter(is_aside).collect())

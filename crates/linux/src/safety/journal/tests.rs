@@ -15,8 +15,8 @@ fn change(tid: i32, now: u32, wanted: u32) -> IntendedChange {
 fn only_the_original_is_an_original() {
     let dir = tempfile::tempdir().unwrap();
     let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
-    journal.before(&[change(1, 0, 1), change(2, 0, 2)]).unwrap();
-    journal.before(&[change(1, 1, 3)]).unwrap();
+    journal.journal_changes(&[change(1, 0, 1), change(2, 0, 2)]).unwrap();
+    journal.journal_changes(&[change(1, 1, 3)]).unwrap();
     let recovered = recover(dir.path()).unwrap().unwrap();
     assert_eq!(
         recovered.held[&affinity(1)],
@@ -51,7 +51,7 @@ fn a_journal_of_the_version_before_is_read() {
 fn a_journal_cut_anywhere_keeps_all_whole_lines() {
     let dir = tempfile::tempdir().unwrap();
     let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
-    (1..5).for_each(|tid| journal.before(&[change(tid, 0, 1)]).unwrap());
+    (1..5).for_each(|tid| journal.journal_changes(&[change(tid, 0, 1)]).unwrap());
     let path = dir.path().join(Journal::FILE_NAME);
     let bytes = fs::read(&path).unwrap();
     for cut in 0..bytes.len() {
@@ -69,7 +69,7 @@ fn a_journal_cut_anywhere_keeps_all_whole_lines() {
 fn a_damaged_line_is_named_and_the_others_are_read() {
     let dir = tempfile::tempdir().unwrap();
     let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
-    (1..4).for_each(|tid| journal.before(&[change(tid, 0, 1)]).unwrap());
+    (1..4).for_each(|tid| journal.journal_changes(&[change(tid, 0, 1)]).unwrap());
     let path = dir.path().join(Journal::FILE_NAME);
     let mut bytes = fs::read(&path).unwrap();
     let second = bytes.iter().position(|&byte| byte == b'\n').unwrap() + 40;
@@ -84,7 +84,7 @@ fn a_damaged_line_is_named_and_the_others_are_read() {
 fn one_flipped_bit_costs_one_line_and_is_told() {
     let dir = tempfile::tempdir().unwrap();
     let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
-    (1..4).for_each(|tid| journal.before(&[change(tid, 0, 1)]).unwrap());
+    (1..4).for_each(|tid| journal.journal_changes(&[change(tid, 0, 1)]).unwrap());
     let path = dir.path().join(Journal::FILE_NAME);
     let good = fs::read(&path).unwrap();
     for bit in 0..8 * good.len() {
@@ -105,15 +105,15 @@ fn one_flipped_bit_costs_one_line_and_is_told() {
 fn short_lived_threads_leave_no_trace() {
     let dir = tempfile::tempdir().unwrap();
     let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
-    journal.before(&[change(1, 0, 1)]).unwrap();
+    journal.journal_changes(&[change(1, 0, 1)]).unwrap();
     for batch in 0..100 {
         let changes: Vec<IntendedChange> = (0..100).map(|index| change(1_000 + batch * 100 + index, 0, 1)).collect();
-        journal.before(&changes).unwrap();
+        journal.journal_changes(&changes).unwrap();
         journal.retain(|object| *object == affinity(1)).unwrap();
     }
     assert!(fs::metadata(dir.path().join(Journal::FILE_NAME)).unwrap().len() < 2 * COMPACT_FROM_BYTES);
     journal.compact().unwrap();
-    journal.before(&[change(1, 1, 2)]).unwrap();
+    journal.journal_changes(&[change(1, 1, 2)]).unwrap();
     let recovered = recover(dir.path()).unwrap().unwrap();
     assert_eq!(recovered.held.len(), 1);
     assert_eq!(recovered.held[&affinity(1)].original, cpus(0));
@@ -144,7 +144,7 @@ fn a_disk_full_at_the_beginning_is_not_for_good() {
         NEXT.set(Fails { room_bytes: Some(room), ..Fails::default() });
         assert!(Journal::create(dir.path(), "boot", 70).is_err());
         let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
-        journal.before(&[change(1, 0, 1)]).unwrap();
+        journal.journal_changes(&[change(1, 0, 1)]).unwrap();
         drop(journal);
         assert!(Journal::create(dir.path(), "boot", 70).is_err(), "it holds something");
         // Even the remaining fragment could not be removed.
@@ -159,11 +159,11 @@ fn lines_after_a_compaction_are_found() {
     for sync in [false, true] {
         let dir = tempfile::tempdir().unwrap();
         let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
-        journal.before(&[change(1, 0, 1)]).unwrap();
+        journal.journal_changes(&[change(1, 0, 1)]).unwrap();
         NEXT.set(Fails { sync, ..Fails::default() });
         assert_eq!(journal.compact().is_err(), sync);
         NEXT.set(Fails::default());
-        journal.before(&[change(2, 0, 1)]).unwrap();
+        journal.journal_changes(&[change(2, 0, 1)]).unwrap();
         assert_eq!(recover(dir.path()).unwrap().unwrap().held.len(), 2);
     }
 }
@@ -181,16 +181,16 @@ fn a_short_write_refuses_the_batch_and_hides_nothing() {
         for cut in [false, true] {
             let dir = tempfile::tempdir().unwrap();
             let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
-            journal.before(&[change(1, 0, 1)]).unwrap();
+            journal.journal_changes(&[change(1, 0, 1)]).unwrap();
             let before = journal.entries().clone();
             let room_bytes = (room <= text.len()).then_some(room);
             journal.disk.fails = Fails { room_bytes, sync: room_bytes.is_none(), cut };
-            assert!(journal.before(&batch).is_err(), "{room} bytes taken");
+            assert!(journal.journal_changes(&batch).is_err(), "{room} bytes taken");
             assert_eq!(journal.entries(), &before, "{room} bytes taken, cut {cut}");
             // Another process changes the object that we could not change: its new state is now the original.
-            journal.before(&[change(2, 5, 1), change(4, 0, 1)]).unwrap();
+            journal.journal_changes(&[change(2, 5, 1), change(4, 0, 1)]).unwrap();
             journal.disk.fails = Fails::default();
-            journal.before(&[change(1, 1, 2)]).unwrap();
+            journal.journal_changes(&[change(1, 1, 2)]).unwrap();
             let recovered = recover(dir.path()).unwrap().unwrap();
             for (object, held) in journal.entries() {
                 assert_eq!(recovered.held[object].original, held.original, "{room} bytes taken, cut fails: {cut}");
@@ -209,13 +209,13 @@ fn a_short_write_refuses_the_batch_and_hides_nothing() {
 fn a_full_disk_refuses_the_change_and_keeps_the_journal() {
     let dir = tempfile::tempdir().unwrap();
     let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
-    journal.before(&[change(1, 0, 1)]).unwrap();
+    journal.journal_changes(&[change(1, 0, 1)]).unwrap();
     let good = std::mem::replace(&mut journal.disk.file, OpenOptions::new().write(true).open("/dev/full").unwrap());
     for _ in 0..3 {
-        assert!(journal.before(&[change(2, 0, 1)]).is_err());
+        assert!(journal.journal_changes(&[change(2, 0, 1)]).is_err());
         assert!(!journal.entries().contains_key(&affinity(2)));
     }
     journal.disk.file = good;
-    journal.before(&[change(3, 0, 1)]).unwrap();
+    journal.journal_changes(&[change(3, 0, 1)]).unwrap();
     assert_eq!(recover(dir.path()).unwrap().unwrap().held.len(), 2);
 }

@@ -59,7 +59,7 @@ pub struct PageMap(io::Result<File>);
 
 impl PageMap {
     /// The page map of this process. If it may not be read, no page is known to be resident.
-    pub fn of(pid: i32) -> Self {
+    pub fn read_maps(pid: i32) -> Self {
         PageMap(cachemate_files::open_plain(std::path::Path::new(&format!("/proc/{pid}/pagemap"))))
     }
 
@@ -99,7 +99,7 @@ impl WatchCandidates {
             let (first, bytes) = self.mapping(generator)?;
             let stats = self.found.entry(first).or_default();
             for _ in 0..DRAWS_OF_ONE {
-                let address = first + WORD_BYTES * generator.below(bytes / WORD_BYTES);
+                let address = first + WORD_BYTES * generator.draw_below(bytes / WORD_BYTES);
                 let there = has(address);
                 stats.drawn += 1;
                 stats.in_memory += u32::from(there != Some(false));
@@ -125,7 +125,7 @@ impl WatchCandidates {
     }
 
     /// Records whether the thread touched a watched word.
-    pub fn watched(&mut self, address: u64, touched: bool) {
+    pub fn record_watch(&mut self, address: u64, touched: bool) {
         let mapping = self.mappings.iter().find(|(first, bytes)| (*first..first + bytes).contains(&address));
         let Some((first, _)) = mapping else { return };
         let stats = self.found.entry(*first).or_default();
@@ -163,7 +163,7 @@ mod tests {
         let mut generator = SplitMix64::new(7);
         let mut draw = || {
             let address = words.draw(&mut generator, |address| Some(has(address)))?;
-            words.watched(address, touches(address));
+            words.record_watch(address, touches(address));
             Some(address)
         };
         (0..count).filter_map(|_| draw()).collect()
@@ -224,7 +224,7 @@ mod tests {
     /// Is a touched page of this process distinguished from an untouched one?
     #[test]
     fn a_touched_page_is_in_memory() {
-        let map = PageMap::of(std::process::id() as i32);
+        let map = PageMap::read_maps(std::process::id() as i32);
         let here = 7u64;
         if map.has(std::ptr::from_ref(&here) as u64) == Some(true) {
             let reserved: Vec<u8> = Vec::with_capacity(64 << 20);

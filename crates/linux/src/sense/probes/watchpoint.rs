@@ -159,7 +159,7 @@ pub struct WatchTarget<'a> {
 pub fn reuses(kernel: &dyn Kernel, subject: WatchTarget<'_>) -> io::Result<Vec<ReuseSample>> {
     let WatchTarget { pid, tid, words, locations, patience, deadline, seed } = subject;
     words.refresh(kernel, pid)?;
-    let pages = PageMap::of(pid);
+    let pages = PageMap::read_maps(pid);
     let mut generator = SplitMix64::new(seed);
     let mut samples = Vec::new();
     while samples.len() < locations && Instant::now() < deadline {
@@ -178,7 +178,7 @@ pub fn reuses(kernel: &dyn Kernel, subject: WatchTarget<'_>) -> io::Result<Vec<R
         let mut any_touched = false;
         for (address, watch) in &watches {
             let touches_ns = watch.touches_ns();
-            words.watched(*address, !touches_ns.is_empty());
+            words.record_watch(*address, !touches_ns.is_empty());
             any_touched |= !touches_ns.is_empty();
             samples.extend(sample(&touches_ns, watch.ran_ns()));
         }

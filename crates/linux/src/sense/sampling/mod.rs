@@ -184,9 +184,9 @@ impl PerfSampler {
     /// # Errors
     /// The kernel's error: `EINVAL` if the facility samples whole CPUs only, `EACCES` without the required right.
     pub fn open(facility: &Facility, whose: SamplingTarget, period: u64) -> io::Result<Self> {
-        let leader = facility.leader.map(|config| event(facility, config, None, whose, None)).transpose()?;
+        let leader = facility.leader.map(|config| sampling_event(facility, config, None, whose, None)).transpose()?;
         let group = leader.as_ref().map(AsRawFd::as_raw_fd);
-        let file = event(facility, facility.config, Some(period), whose, group)?;
+        let file = sampling_event(facility, facility.config, Some(period), whose, group)?;
         let (length, protection) = (PAGE * (1 + DATA_PAGES), libc::PROT_READ | libc::PROT_WRITE);
         // SAFETY: a fresh shared mapping of the event's own buffer: one control page and a power of two of data pages.
         let ring = unsafe { libc::mmap(ptr::null_mut(), length, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
@@ -230,7 +230,7 @@ impl Drop for PerfSampler {
 }
 
 /// Opens one event; without a `period` it only counts (a group's leader).
-fn event(
+fn sampling_event(
     facility: &Facility,
     config: Config,
     period: Option<u64>,

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use cachemate_core::{CacheLevel, Estimate, Fact, Profiles, SizeCurve, TaskId};
 
-use super::{LevelCurves, measured_at};
+use super::{LevelCurves, largest_measured_size};
 
 /// Kind of phase of a program with averaged phases.
 pub const AVERAGED: u32 = u32::MAX;
@@ -55,7 +55,7 @@ impl FastPhaseAverages {
     }
 
     /// Phase number and curves of a task with averaged phases.
-    pub fn averaged(&self, task: TaskId) -> Option<(u32, LevelCurves)> {
+    pub fn average_curves(&self, task: TaskId) -> Option<(u32, LevelCurves)> {
         let past = self.past.get(&task).filter(|past| past.is_averaged())?;
         Some((past.since?, mean(&past.curves)?))
     }
@@ -86,8 +86,8 @@ impl PhaseHistory {
     }
 
     fn note(&mut self, measured: &LevelCurves) {
-        let Some(at) = measured_at(measured) else { return };
-        if self.curves.back().and_then(measured_at) == Some(at) {
+        let Some(at) = largest_measured_size(measured) else { return };
+        if self.curves.back().and_then(largest_measured_size) == Some(at) {
             return;
         }
         // Curves at other sizes are of other caches: there is no mean of both.
@@ -161,7 +161,7 @@ mod tests {
         (0..length * phases).find_map(|window| {
             let measured = window.is_multiple_of(length).then_some((window / length % 2 * 8) as f64);
             observe(&mut averages, window, (window / length) as u32, measured);
-            averages.averaged(TASK).is_some().then(|| (window, averages.clone()))
+            averages.average_curves(TASK).is_some().then(|| (window, averages.clone()))
         })
     }
 
@@ -171,19 +171,19 @@ mod tests {
         assert!(first_whole(20, 9).is_none());
         let (window, mut averages) = first_whole(4, 9).unwrap();
         assert_eq!(window, 16, "four phases are over");
-        let (number, curves) = averages.averaged(TASK).unwrap();
+        let (number, curves) = averages.average_curves(TASK).unwrap();
         let point = curves[&CacheLevel::L3].value[0].1;
         // 0, 8, 0, 8, 0.
         assert_eq!((number, point.value), (4, 3.2));
         assert!(point.low < 0.1 && point.high > 6.0, "{point:?}");
         observe(&mut averages, 20, 5, None);
-        assert_eq!(averages.averaged(TASK).map(|(number, _)| number), Some(4), "the phase number is constant");
+        assert_eq!(averages.average_curves(TASK).map(|(number, _)| number), Some(4), "the phase number is constant");
         // It stays in one phase now.
         for window in 21..=44 {
-            assert!(averages.averaged(TASK).is_some(), "{window}");
+            assert!(averages.average_curves(TASK).is_some(), "{window}");
             observe(&mut averages, window, 5, None);
         }
-        assert!(averages.averaged(TASK).is_none());
+        assert!(averages.average_curves(TASK).is_none());
     }
 
     /// Does nothing change until enough curves are known?
@@ -193,8 +193,8 @@ mod tests {
         for window in 0..40 {
             observe(&mut averages, window, (window / 3) as u32, (window == 5 || window == 20).then_some(1.0));
         }
-        assert!(averages.averaged(TASK).is_none());
+        assert!(averages.average_curves(TASK).is_none());
         observe(&mut averages, 40, 14, Some(4.0));
-        assert_eq!(averages.averaged(TASK).unwrap().1[&CacheLevel::L3].value[0].1.value, 2.0);
+        assert_eq!(averages.average_curves(TASK).unwrap().1[&CacheLevel::L3].value[0].1.value, 2.0);
     }
 }

@@ -27,7 +27,7 @@ pub struct PhaseCurveRecall {
 }
 
 /// Time of the newest of these measurements.
-fn measured_at(curves: &LevelCurves) -> Option<u64> {
+fn largest_measured_size(curves: &LevelCurves) -> Option<u64> {
     curves.values().map(|fact| fact.window).max()
 }
 
@@ -53,7 +53,7 @@ impl ProfileRecall for PhaseCurveRecall {
         }
         let mut recalled: Option<Profiles> = None;
         for (&task, profile) in measured.iter().filter(|(task, _)| present.contains(task)) {
-            if let Some((number, curves)) = self.averages.as_ref().and_then(|averages| averages.averaged(task)) {
+            if let Some((number, curves)) = self.averages.as_ref().and_then(|averages| averages.average_curves(task)) {
                 if let Some(profile) = profile_mut(&mut recalled, measured, task) {
                     profile.phase_number = number;
                     profile.phase.kind = Some(Fact::new(AVERAGED, FactSource::PhaseDetector, observation.window));

@@ -22,7 +22,7 @@ pub struct Gain {
 impl Gain {
     /// The forecast gain with what draws within the errors of curves and costs make of it. `bias` is the variance of
     /// earlier forecasts' errors.
-    pub fn of(middle: f64, drawn: &[f64], bias: f64) -> Self {
+    pub fn from_draws(middle: f64, drawn: &[f64], bias: f64) -> Self {
         let draws = drawn.len() as f64;
         let mean = drawn.iter().sum::<f64>() / draws;
         let spread = drawn.iter().map(|one| (one - mean) * (one - mean)).sum::<f64>() / (draws - 1.0);
@@ -134,12 +134,12 @@ mod tests {
     #[test]
     fn wrong_forecasts_widen_the_error() {
         let mut record = ForecastRecord::default();
-        let fresh = Gain::of(0.05, &[0.05, 0.05], record.bias()).error;
+        let fresh = Gain::from_draws(0.05, &[0.05, 0.05], record.bias()).error;
         assert!((fresh - libm::sqrt(0.02 * 0.02 + 0.0125 * 0.0125)).abs() < 1e-12);
         (0..20).for_each(|_| record.record(0.05, libm::log1p(0.05)));
-        assert!(Gain::of(0.05, &[0.05, 0.05], record.bias()).error < fresh);
+        assert!(Gain::from_draws(0.05, &[0.05, 0.05], record.bias()).error < fresh);
         (0..20).for_each(|_| record.record(0.05, libm::log1p(-0.05)));
-        let wide = Gain::of(0.05, &[0.05, 0.05], record.bias()).error;
+        let wide = Gain::from_draws(0.05, &[0.05, 0.05], record.bias()).error;
         assert!(wide > 0.09, "the record holds the last {MAX_VERDICTS}: {wide}");
     }
 }

@@ -79,7 +79,7 @@ impl SearchReport<'_> {
                 .extend(error.map(|error| number(format!("error_of_{}_percent", mechanism.describe()), 100.0 * error)));
         }
         numbers.push(number("probing_percent_of_processor_time", 100.0 * probe_planner.spent_share()));
-        let tasks: Vec<TaskId> = self.problem.known().map(|index| self.problem.tasks[index].task).collect();
+        let tasks: Vec<TaskId> = self.problem.known_tasks().map(|index| self.problem.tasks[index].task).collect();
         Reason { kind: ReasonKind::Explanation, tasks, text, numbers }
     }
 
@@ -96,7 +96,7 @@ impl SearchReport<'_> {
             self.best.label,
             100.0 * self.gain,
             100.0 * self.probability,
-            self.by_mechanism(),
+            self.describe_mechanisms(),
             self.placed_names()
         );
         reported.retain(self.problem);
@@ -104,7 +104,7 @@ impl SearchReport<'_> {
         let unchanged = (reason.text.clone(), reason.tasks.clone());
         let mut news = Vec::new();
         let now = speeds(self.problem, &self.reported_layout());
-        for index in self.problem.known() {
+        for index in self.problem.known_tasks() {
             let Some(now) = now[index] else { continue };
             let (task, place) = (self.problem.tasks[index].task, self.place(self.held, index));
             if !reported.has_changed(task, now.over_alone, &place) {
@@ -112,7 +112,7 @@ impl SearchReport<'_> {
             }
             let text = format!("{{0}} stays: {:.0} % of its solo speed{place}", 100.0 * now.over_alone);
             let mut numbers = vec![number("speed_over_alone", now.over_alone), number("held_bytes", now.held_bytes)];
-            numbers.extend(self.known(index));
+            numbers.extend(self.known_forecasts(index));
             news.push(Reason { kind: ReasonKind::Explanation, tasks: vec![task], text, numbers });
         }
         // The search comes before the forecasts that follow from it, even if it has not changed.
@@ -152,7 +152,7 @@ impl SearchReport<'_> {
         *reported = ReportedForecasts::default();
         why.push(self.score_reason(probe_planner, text));
         let (before, after) = (speeds(self.problem, self.held), speeds(self.problem, &self.best.layout));
-        for index in self.problem.known() {
+        for index in self.problem.known_tasks() {
             if let (Some(old), Some(new)) = (before[index], after[index]) {
                 why.push(self.task_reason(index, old, new));
             }
@@ -169,12 +169,12 @@ impl SearchReport<'_> {
             number("held_bytes", new.held_bytes),
             number("held_bytes_before", old.held_bytes),
         ];
-        numbers.extend(self.known(index));
+        numbers.extend(self.known_forecasts(index));
         Reason { kind: ReasonKind::Explanation, tasks: vec![self.problem.tasks[index].task], text, numbers }
     }
 
     /// The best plan of every mechanism by itself.
-    fn by_mechanism(&self) -> String {
+    fn describe_mechanisms(&self) -> String {
         let one = |single: &MechanismGain| {
             let error = single.error.map_or_else(String::new, |error| format!(" ± {:.1}", 100.0 * error));
             format!("; {} {:+.1}{error} %", single.mechanism.describe(), 100.0 * single.gain)
@@ -191,7 +191,7 @@ impl SearchReport<'_> {
     }
 
     /// The data behind the forecast.
-    fn known(&self, index: usize) -> Vec<(String, f64)> {
+    fn known_forecasts(&self, index: usize) -> Vec<(String, f64)> {
         let Some(program) = &self.problem.tasks[index].program else { return Vec::new() };
         let bytes = self.problem.sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
         let misses = |share: f64| 1000.0 * program.misses(share * bytes);

@@ -214,7 +214,7 @@ impl Auto {
         if view.observation.applied.pending.is_empty() && probes_leave_speeds_unchanged(view) {
             self.lifecycle.measured.add();
         }
-        let event = self.event(view);
+        let event = self.lifecycle_event(view);
         self.lifecycle.advance(event);
         if event == LifecycleEvent::PhaseChanged {
             self.lifecycle.measured.restart(0);
@@ -236,7 +236,7 @@ impl Auto {
     }
 
     /// The event of a window, before any search.
-    fn event(&self, view: &View<'_>) -> LifecycleEvent {
+    fn lifecycle_event(&self, view: &View<'_>) -> LifecycleEvent {
         if !self.lifecycle.is_idle() {
             LifecycleEvent::Undecided
         } else if self.searches.has_phase_changed(view) {
@@ -255,7 +255,7 @@ impl Auto {
         let steady = self.evidence.arrivals.steady_windows(view.observation.window);
         steady >= KNOWN_WINDOWS
             && (self.lifecycle.measured.is_enough() || self.searches.phase_changed && phases::are_kinds_known(view))
-            && (self.evidence.probe_planner.surveyed(view, &self.evidence.curves) || steady >= PATIENCE_WINDOWS)
+            && (self.evidence.probe_planner.has_survey(view, &self.evidence.curves) || steady >= PATIENCE_WINDOWS)
     }
 
     /// Releases the partitions and turns of tasks whose phases have changed.

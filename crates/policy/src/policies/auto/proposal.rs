@@ -70,7 +70,7 @@ impl PlanFinder<'_, '_> {
     }
 
     fn forecast(&self, problem: &PlanningProblem, layout: &SiteLayout) -> Forecast {
-        let references = |task: TaskId| self.evidence.speeds.of(task, 64.0)?.references_per_instr;
+        let references = |task: TaskId| self.evidence.speeds.observed_speed(task, 64.0)?.references_per_instr;
         forecast(problem, layout, references, self.seed)
     }
 
@@ -165,7 +165,7 @@ impl PlanFinder<'_, '_> {
         let over = |best: LayoutScore, held: LayoutScore| {
             best.value(judge.objective) / held.value(judge.objective).max(1e-9) - 1.0
         };
-        let (of_best, of_held) = (LayoutScorer::of(problem, best), LayoutScorer::of(problem, held));
+        let (of_best, of_held) = (LayoutScorer::new(problem, best), LayoutScorer::new(problem, held));
         let by_site = |draw: &ErrorDraw| {
             let held = of_held.scores(draw, memo);
             over(sum(&of_best.scores_beside(&of_held, &held, draw, memo)), sum(&held))
@@ -182,7 +182,7 @@ impl PlanFinder<'_, '_> {
             if waits { waiting(&problem.with_errors(&draw)) } else { by_site(&draw) }
         };
         let draws = (DRAWN_SITES / problem.sites.len().max(1)).clamp(MIN_DRAWS, MAX_DRAWS) as u64;
-        Gain::of(middle, &(0..draws).map(drawn).collect::<Vec<f64>>(), self.record.bias())
+        Gain::from_draws(middle, &(0..draws).map(drawn).collect::<Vec<f64>>(), self.record.bias())
     }
 
     /// The best plan of every mechanism by itself. On large machines its gain is not drawn.

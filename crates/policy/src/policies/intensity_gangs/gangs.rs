@@ -2,7 +2,7 @@
 
 use cachemate_core::{CpuSet, Gang, GangSchedule, Plan, Reason, TaskId, TaskSample, View};
 
-use super::{Parameters, known, reason};
+use super::{Parameters, describe_known_rate, reason};
 use crate::gang_quantum::{self, GangCandidate};
 use crate::solvers::{CostMatrix, Seats, Solution, best};
 
@@ -54,7 +54,7 @@ impl OvercommittedCache<'_> {
         let seats = self.cpus.count() as usize;
         let turns = self.active.len().div_ceil(seats);
         let solved = best(self.costs, &Seats { cpus_per_cache: vec![self.cpus.count(); turns] });
-        let left_alone = self.left_alone();
+        let left_alone = self.unplaced_intensity();
         let means = |ganged| MeanSlowdowns { left_alone, ganged };
         let without_refills = means(solved.total / self.active.len() as f64);
         if left_alone - without_refills.ganged < parameters.min_gain {
@@ -78,8 +78,9 @@ impl OvercommittedCache<'_> {
         let slice_ns = slice_ns.max(self.view.capabilities.min_slice_ns.unwrap_or(0));
         let means = means(gang_quantum::mean_slowdown(&members, slice_ns as f64));
         for gang in &gangs {
-            let who: Vec<String> =
-                (0..gang.len()).map(|index| format!("{{{index}}}{}", known(self.view, gang[index]))).collect();
+            let who: Vec<String> = (0..gang.len())
+                .map(|index| format!("{{{index}}}{}", describe_known_rate(self.view, gang[index])))
+                .collect();
             let turns_ms = slice_ns as f64 / 1e6;
             let text = format!(
                 "{} run as a gang, in time slices of {turns_ms:.0} ms: on average {}",
@@ -96,7 +97,7 @@ impl OvercommittedCache<'_> {
 
     /// Mean slowdown of the active tasks without gangs: each meets each of the others equally often, on each of the
     /// other CPUs.
-    fn left_alone(&self) -> f64 {
+    fn unplaced_intensity(&self) -> f64 {
         let n = self.active.len();
         let all: f64 = (0..n).map(|i| (0..n).filter(|j| *j != i).map(|j| self.costs[i][j]).sum::<f64>()).sum();
         all * (self.cpus.count() - 1) as f64 / (n as f64 - 1.0) / n as f64

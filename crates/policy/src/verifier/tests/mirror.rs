@@ -12,12 +12,12 @@ const TASKS: u32 = 5;
 /// Caches of two sizes with one or two CPUs, on packages of one or two memory nodes.
 fn machine(generator: &mut SplitMix64) -> Topology {
     let mut topology = Topology::default();
-    let sizes = if generator.below(2) == 0 { [1 << 20, 1 << 20] } else { [1 << 20, 2 << 20] };
-    let nodes = 1 + generator.below(2) as u32;
+    let sizes = if generator.draw_below(2) == 0 { [1 << 20, 1 << 20] } else { [1 << 20, 2 << 20] };
+    let nodes = 1 + generator.draw_below(2) as u32;
     for package in 0..2 {
-        for _ in 0..1 + generator.below(2) {
+        for _ in 0..1 + generator.draw_below(2) {
             let first = topology.cpus.len() as u32;
-            let cpus = first..first + 1 + generator.below(2) as u32;
+            let cpus = first..first + 1 + generator.draw_below(2) as u32;
             let memory_node = if nodes == 1 { 0 } else { package };
             let cpu = |id| Cpu { id: CpuId(id), core: id, package, memory_node, online: true, hertz: None };
             topology.cpus.extend(cpus.clone().map(cpu));
@@ -25,7 +25,7 @@ fn machine(generator: &mut SplitMix64) -> Topology {
                 id: CacheId(topology.caches.len() as u32),
                 level: CacheLevel::L3,
                 cpus: cpus.collect(),
-                size_bytes: Some(sizes[generator.below(2) as usize]),
+                size_bytes: Some(sizes[generator.draw_below(2) as usize]),
                 line_bytes: Some(64),
                 ways: Some(16),
                 last_level: true,
@@ -42,10 +42,11 @@ fn set(of: impl IntoIterator<Item = u32>) -> IndexSet {
 /// Tasks on a CPU, on a cache, on two of them or free, some with gangs, ways and colors.
 fn plan(topology: &Topology, generator: &mut SplitMix64) -> Plan {
     let mut plan = idle();
-    let any = |generator: &mut SplitMix64| &topology.caches[generator.below(topology.caches.len() as u64) as usize];
+    let any =
+        |generator: &mut SplitMix64| &topology.caches[generator.draw_below(topology.caches.len() as u64) as usize];
     for task in 0..TASKS {
         let cache = any(generator);
-        let cpus = match generator.below(5) {
+        let cpus = match generator.draw_below(5) {
             0 => continue,
             1 => set(cache.cpus.first()),
             2 => cache.cpus.union(&any(generator).cpus),
@@ -56,15 +57,15 @@ fn plan(topology: &Topology, generator: &mut SplitMix64) -> Plan {
     for cache in &topology.caches {
         let inside: Vec<TaskId> =
             (0..TASKS).map(TaskId).filter(|task| plan.affinity.get(task) == Some(&cache.cpus)).collect();
-        if inside.len() > 1 && generator.below(3) == 0 {
-            let seat = |task| (task, (generator.below(3) == 0).then(|| CpuId(cache.cpus.first().unwrap())));
+        if inside.len() > 1 && generator.draw_below(3) == 0 {
+            let seat = |task| (task, (generator.draw_below(3) == 0).then(|| CpuId(cache.cpus.first().unwrap())));
             let gangs = inside.iter().copied().map(seat).map(|member| Gang { members: vec![member], slices: 1 });
             let gangs: Vec<Gang> = gangs.collect();
             plan.gangs.push(GangSchedule { cpus: cache.cpus.clone(), slice_ns: 1000, gangs });
         }
-        if !inside.is_empty() && generator.below(2) == 0 {
-            let units = match generator.below(2) {
-                0 => Units::Ways { mask: set(0..1 + generator.below(2) as u32) },
+        if !inside.is_empty() && generator.draw_below(2) == 0 {
+            let units = match generator.draw_below(2) {
+                0 => Units::Ways { mask: set(0..1 + generator.draw_below(2) as u32) },
                 _ => Units::Colors { allowed: set([3]), migration: PageMigration::All },
             };
             let members = inside.iter().map(|task| ShareMember::Task(*task)).collect();
@@ -144,7 +145,7 @@ fn colors_anywhere(plan: &Plan, topology: &Topology) -> Plan {
 
 fn all_tasks() -> LiveTasks {
     let tasks: Vec<TaskSample> = (0..TASKS).map(|task| program(task, None, 1.0)).collect();
-    LiveTasks::of(&tasks)
+    LiveTasks::from_samples(&tasks)
 }
 
 proptest! {
@@ -168,11 +169,11 @@ proptest! {
         }
         // Another plan, or this one with a task elsewhere, on a mirrored place or on another one.
         for _ in 0..8 {
-            let mut other = if generator.below(2) == 0 { plan(&topology, generator) } else { failed.clone() };
-            let (caches, cpus) = &exchanges[generator.below(exchanges.len() as u64) as usize];
+            let mut other = if generator.draw_below(2) == 0 { plan(&topology, generator) } else { failed.clone() };
+            let (caches, cpus) = &exchanges[generator.draw_below(exchanges.len() as u64) as usize];
             other = exchanged(&other, caches, cpus);
-            let task = TaskId(generator.below(TASKS.into()) as u32);
-            let place = &topology.caches[generator.below(topology.caches.len() as u64) as usize].cpus;
+            let task = TaskId(generator.draw_below(TASKS.into()) as u32);
+            let place = &topology.caches[generator.draw_below(topology.caches.len() as u64) as usize].cpus;
             other.affinity.insert(task, place.clone());
             let same = |(caches, cpus): &(Vec<usize>, Vec<u32>)| {
                 let image = colors_anywhere(&exchanged(&failed, caches, cpus), &topology);

@@ -16,7 +16,7 @@ const WAYS: [(&str, &str, bool, bool); 5] = [
 ];
 
 /// The chip with cache allocation in its L2 instead of a kernel that colors.
-fn in_ways() -> Result<MachineSpec, ReproError> {
+fn machine_in_ways() -> Result<MachineSpec, ReproError> {
     let mut machine = chip(2)?;
     machine.pages.colors = None;
     machine.caches.iter_mut().filter(|cache| cache.level == CacheLevel::L2).for_each(|cache| {
@@ -41,7 +41,7 @@ fn slowed_percent(outcome: &PolicyOutcome) -> [f64; 2] {
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let seed = context.seeds.first().copied().unwrap_or(1);
     let pairs = context.pick(&PAIRS[..1], &PAIRS);
-    let (in_colors, in_ways) = (chip(2)?, in_ways()?);
+    let (in_colors, in_ways) = (chip(2)?, machine_in_ways()?);
     let names: Vec<&'static str> = pairs.iter().flat_map(|&(a, b)| [a, b]).collect();
     let programs = programs(context, &names, &in_colors, seed)?;
     let runs: Vec<(usize, usize)> =
@@ -52,15 +52,15 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         let mut jobs = vec![job(&programs, a, None)?, job(&programs, b, None)?];
         jobs[0].goal = floor.then_some(Goal { max_slowdown: Some(FLOOR), ..Goal::default() });
         let machine = if ways { &in_ways } else { &in_colors };
-        Ok(slowed_percent(&outcome(context, &guarded(&question(context, machine, jobs, seed)), by)?))
+        Ok(slowed_percent(&outcome(context, &guard_query(&question(context, machine, jobs, seed)), by)?))
     })?;
     let worst = runs.iter().zip(&slowed).filter(|((_, way), _)| WAYS[*way].2).map(|(_, slowed)| slowed[0]);
     let worst = worst.fold(f64::NEG_INFINITY, f64::max);
     let points = runs.iter().zip(&slowed).flat_map(|(&(pair, way), slowed)| {
         let (a, b) = pairs[pair];
         [
-            DataPoint::over(format!("{a} (has the floor), % slower than alone"), WAYS[way].0, &[slowed[0]]),
-            DataPoint::over(format!("{b} beside it"), WAYS[way].0, &[slowed[1]]),
+            DataPoint::over_values(format!("{a} (has the floor), % slower than alone"), WAYS[way].0, &[slowed[0]]),
+            DataPoint::over_values(format!("{b} beside it"), WAYS[way].0, &[slowed[1]]),
         ]
     });
     let finding = Finding::new(

@@ -55,10 +55,7 @@ impl Division {
 }
 
 /// Climbs from `start`, each time to the best neighbor, and returns the best division.
-fn climbed(
-    start: Division,
-    mut worth: impl FnMut(&Division) -> Result<f64, ReproError>,
-) -> Result<Division, ReproError> {
+fn climb(start: Division, mut worth: impl FnMut(&Division) -> Result<f64, ReproError>) -> Result<Division, ReproError> {
     let (mut best, mut most) = (start.clone(), worth(&start)?);
     loop {
         let mut ahead = None;
@@ -132,9 +129,9 @@ fn run_mix(
     let claims: Vec<UnitClaim> = names.iter().map(claim).collect::<Result<_, ReproError>>()?;
     let sizes = exact(&claims, COLORS, CostAggregate::Sum).map_err(failed("exact sizes"))?;
     let start = Division(sizes.iter().enumerate().map(|(at, &colors)| (vec![at], colors)).collect());
-    let best = climbed(start, |division| settled(&trial, &held_to(&division.lists(names.len()))))?;
+    let best = climb(start, |division| settled(&trial, &held_to(&division.lists(names.len()))))?;
     let colors = best.lists(names.len());
-    let online = |policy: &&str| Ok(speedup(&outcome(context, &guarded(&asked), policy)?));
+    let online = |policy: &&str| Ok(speedup(&outcome(context, &guard_query(&asked), policy)?));
     Ok(OnlineMix {
         programs: picked.to_vec(),
         shared: settled(&asked, "default")?,
@@ -177,15 +174,15 @@ fn findings(all: &[OnlineMix], policy: usize, seed: u64) -> Vec<Finding> {
     let points = all.iter().flat_map(|mix| {
         let with = format!("{} [{}]", mix.name(), mix.colors.join(" "));
         [
-            DataPoint::over("best division known, % over shared", with, &[mix.gain_percent(mix.best())]),
-            DataPoint::over("online once settled, %", mix.name(), &[mix.gain_percent(online(mix).settled)]),
-            DataPoint::over("online over the whole run, %", mix.name(), &[mix.gain_percent(online(mix).whole)]),
+            DataPoint::over_values("best division known, % over shared", with, &[mix.gain_percent(mix.best())]),
+            DataPoint::over_values("online once settled, %", mix.name(), &[mix.gain_percent(online(mix).settled)]),
+            DataPoint::over_values("online over the whole run, %", mix.name(), &[mix.gain_percent(online(mix).whole)]),
         ]
     });
     let finding = |what: &str, unit: &str, target: ResultTarget, value: f64| {
         Finding::new(
             "INTERVAL-4",
-            &of_policy(ONLINE[policy], what),
+            &policy_title(ONLINE[policy], what),
             "MULTI at nominal time",
             unit,
             target,
@@ -226,7 +223,7 @@ mod tests {
     fn the_climb_reaches_a_lone_summit() {
         let start = Division(vec![(vec![0], 6), (vec![1], 5), (vec![2], 5)]);
         let summit = Division(vec![(vec![0, 2], 14), (vec![1], 2)]);
-        let best = climbed(start, |at| {
+        let best = climb(start, |at| {
             let together = at.0.iter().any(|(members, _)| members.len() == 2 && !members.contains(&1));
             let second = at.0.iter().find(|(members, _)| members.contains(&1)).map_or(0, |(_, colors)| *colors);
             Ok(f64::from(u8::from(together)) * 20.0 - f64::from(second.abs_diff(2)))

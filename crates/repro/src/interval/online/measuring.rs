@@ -32,7 +32,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         Ok((mean(&on_cpu), run.weighted_speedup.unwrap_or(f64::NAN), run.overhead_seconds))
     })?;
     let ((default, _, _), (measured, _, cost)) = (runs[0], runs[1]);
-    let point = |series: &str, at: &str, value: f64| DataPoint::over(series, at, &[value]);
+    let point = |series: &str, at: &str, value: f64| DataPoint::over_values(series, at, &[value]);
     let points = runs.iter().zip(["default", "measuring"]).flat_map(|((on_cpu, speedup, _), name)| {
         [point("time on a CPU over that alone, mean", name, *on_cpu), point("weighted speed-up", name, *speedup)]
     });

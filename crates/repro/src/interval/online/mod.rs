@@ -19,7 +19,7 @@ use cachemate_interval::{IntervalJob, PhasedProgram};
 use cachemate_report::PolicyOutcome;
 use serde::{Deserialize, Serialize};
 
-use super::nominal::measured;
+use super::nominal::measure;
 use super::whatif::{WhatIfQuery, outcome};
 use crate::setup::failed;
 use crate::{ExperimentContext, ReproError, mean};
@@ -34,7 +34,7 @@ const COLORS: u32 = 16;
 const ONLINE: [&str; 2] = ["cache-sizing", "auto"];
 
 /// The text of a finding for one of these policies.
-fn of_policy(policy: &str, what: &str) -> String {
+fn policy_title(policy: &str, what: &str) -> String {
     if policy == ONLINE[0] { what.to_string() } else { format!("{policy}: {what}") }
 }
 
@@ -88,7 +88,7 @@ fn question(context: &ExperimentContext<'_>, machine: &MachineSpec, jobs: Vec<In
 }
 
 /// The same query with the guard around the policy, as shipped.
-fn guarded(asked: &WhatIfQuery) -> WhatIfQuery {
+fn guard_query(asked: &WhatIfQuery) -> WhatIfQuery {
     WhatIfQuery { guard: true, ..asked.clone() }
 }
 
@@ -104,7 +104,7 @@ fn programs(
     names.dedup();
     context.report_progress(&format!("{}: {} programs alone, seed {seed}", machine.name, names.len()));
     context.run_here(&names, |&name| {
-        Ok((name, Arc::new(measured(&crate::setup::WorkloadJob::new(name, seed), machine, STRETCH)?)))
+        Ok((name, Arc::new(measure(&crate::setup::WorkloadJob::new(name, seed), machine, STRETCH)?)))
     })
 }
 

@@ -31,7 +31,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         let on = |cpus: [Option<u32>; 4], policy: &str| {
             let jobs = four.iter().zip(cpus).map(|(name, cpu)| job(&programs, name, cpu)).collect::<Result<_, _>>()?;
             let asked = question(context, &machine, jobs, seed);
-            outcome(context, &if policy == "default" { asked } else { guarded(&asked) }, policy)
+            outcome(context, &if policy == "default" { asked } else { guard_query(&asked) }, policy)
         };
         let mut pairings = Vec::new();
         for cpus in [[0, 1, 2, 3], [0, 2, 1, 3], [0, 2, 3, 1]] {
@@ -47,9 +47,13 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         by_four.iter().map(|(_, best, dio, _)| short(dio.whole, *best) - short(dio.settled, *best)).collect();
     let points = by_four.iter().flat_map(|(name, best, dio, changes)| {
         [
-            DataPoint::over("short of the best schedule once settled, %", name.clone(), &[short(dio.settled, *best)]),
-            DataPoint::over("over the whole run, %", name.clone(), &[short(dio.whole, *best)]),
-            DataPoint::over("changes an hour", name.clone(), &[*changes]),
+            DataPoint::over_values(
+                "short of the best schedule once settled, %",
+                name.clone(),
+                &[short(dio.settled, *best)],
+            ),
+            DataPoint::over_values("over the whole run, %", name.clone(), &[short(dio.whole, *best)]),
+            DataPoint::over_values("changes an hour", name.clone(), &[*changes]),
         ]
     });
     let target = ResultTarget::AtMost { target: 2.0, paper_best: None };

@@ -46,7 +46,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let seed = context.seeds.first().copied().unwrap_or(1);
     let machine = chip(CLIENTS as u32)?;
     context.report_progress("INTERVAL-7: a client alone");
-    let measured = measured(&crate::cp::job("warehouses", seed), &machine, STRETCH)?;
+    let measured = measure(&crate::cp::job("warehouses", seed), &machine, STRETCH)?;
     let client = Arc::new(PhasedProgram { progress_per_instr: Some(1.0 / INSTRUCTIONS_OF_AN_OPERATION), ..measured });
     let half_ns = context.pick(30_000_000_000, 120_000_000_000);
     let of =
@@ -65,7 +65,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     }
     let changing = of(server(&client, CLIENTS, Some((CLIENTS - FIRST_CLIENTS, half_ns))), 2 * half_ns);
     let by = format!("service-level:rate_per_s = {level:?}\nunits = {small}\nshrink_after = 4");
-    let (managed, moves_seconds) = windows(context, &guarded(&changing), &by)?;
+    let (managed, moves_seconds) = windows(context, &guard_query(&changing), &by)?;
     let story = ServiceRun {
         level,
         reachable: large.is_some(),
@@ -82,7 +82,7 @@ fn finding(story: &ServiceRun, moves_seconds: f64, seed: u64) -> Finding {
     let colors = mean(&story.managed.iter().map(|seen| f64::from(seen.colors)).collect::<Vec<f64>>());
     let missed = story.missed(&story.managed).iter().filter(|missed| **missed).count();
     let rate = "rate of four clients over the level, %";
-    let point = |series: &str, at: String, value: f64| DataPoint::over(series, at, &[value]);
+    let point = |series: &str, at: String, value: f64| DataPoint::over_values(series, at, &[value]);
     let points = vec![
         point(rate, format!("static {}", story.small), story.off_level(&story.static_small)),
         point(rate, "resized".to_string(), story.off_level(&story.managed)),
@@ -97,7 +97,7 @@ fn finding(story: &ServiceRun, moves_seconds: f64, seed: u64) -> Finding {
         "CP-5 at nominal time",
         "windows",
         ResultTarget::AtMost { target: 0.0, paper_best: None },
-        &[(seed, story.unexcused() as f64)],
+        &[(seed, story.unexcused_count() as f64)],
     )
     .points(points)
     .note(format!(

@@ -49,7 +49,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         };
         let splits = (1..COLORS).collect::<Vec<u32>>().iter().map(split).collect::<Result<_, ReproError>>()?;
         let online = |policy: &&str| {
-            let run = outcome(context, &guarded(&asked), policy)?;
+            let run = outcome(context, &guard_query(&asked), policy)?;
             Ok((speedup(&run), run.overhead_seconds))
         };
         let online = ONLINE.iter().map(online).collect::<Result<_, ReproError>>()?;
@@ -63,7 +63,7 @@ fn sizing_findings(all: &[SizedPair], policy: usize, seed: u64) -> Vec<Finding> 
     let online = |pair: &SizedPair| pair.online[policy].0;
     let near = all.iter().filter(|pair| online(pair).settled >= 0.99 * pair.best()).count() as f64;
     let point = |series: &str, of: &dyn Fn(&SizedPair) -> f64| -> Vec<DataPoint> {
-        all.iter().map(|pair| DataPoint::over(series, pair.name.clone(), &[of(pair)])).collect()
+        all.iter().map(|pair| DataPoint::over_values(series, pair.name.clone(), &[of(pair)])).collect()
     };
     let points = [
         point("best split, % over shared", &|pair| pair.percent(pair.best())),
@@ -77,7 +77,7 @@ fn sizing_findings(all: &[SizedPair], policy: usize, seed: u64) -> Vec<Finding> 
     let finding = |what: &str, unit: &str, target: ResultTarget, value: f64| {
         Finding::new(
             "INTERVAL-2",
-            &of_policy(ONLINE[policy], what),
+            &policy_title(ONLINE[policy], what),
             "RM-4 at nominal time",
             unit,
             target,

@@ -116,7 +116,7 @@ impl TestRng {
         TestRng(SplitMix64::new(seed))
     }
     pub(crate) fn below(&mut self, limit: u64) -> u64 {
-        self.0.below(limit)
+        self.0.draw_below(limit)
     }
     pub(crate) fn unit(&mut self) -> f64 {
         (self.below(1 << 53) as f64 + 0.5) / (1u64 << 53) as f64

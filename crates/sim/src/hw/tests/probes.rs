@@ -128,7 +128,7 @@ fn super_sets_and_overflows_agree_with_the_counters() {
     let done = probed(&spec, (0..5_000u64).flat_map(load).collect(), probes);
     for probe in &done.probes.activity {
         let counts = done.counters.levels[probe.level as usize];
-        let sum = |of: fn(&SuperSetCount) -> u64| probe.super_sets.iter().map(of).sum::<u64>();
+        let sum = |value: fn(&SuperSetCount) -> u64| probe.super_sets.iter().map(value).sum::<u64>();
         assert!(counts.all_misses() > 0, "{:?}", probe.level);
         assert_eq!(sum(|set| set.accesses), counts.references, "{:?}", probe.level);
         assert_eq!(sum(|set| set.misses), counts.all_misses(), "{:?}", probe.level);

@@ -77,8 +77,8 @@ fn set_associative_misses_equal_an_independent_model() {
         let mut distinct = first.clone();
         distinct.sort();
         distinct.dedup();
-        assert_eq!(l1.caused(MissCause::Cold), distinct.len() as u64, "cold misses are first touches");
-        assert_eq!(l1.caused(MissCause::Own), l1.all_misses() - distinct.len() as u64);
+        assert_eq!(l1.misses_from(MissCause::Cold), distinct.len() as u64, "cold misses are first touches");
+        assert_eq!(l1.misses_from(MissCause::Own), l1.all_misses() - distinct.len() as u64);
         assert_eq!(counters.memory_read_bytes, second.len() as u64 * 64);
     }
 }
@@ -183,7 +183,7 @@ fn exclusive_way_masks_make_hits_independent_of_the_neighbor() {
         let alone = beside(&spec, false, masks, &mut IdentityFrames);
         assert_eq!(alone, beside(&spec, true, masks, &mut IdentityFrames));
         let open = beside(&spec, true, |_| {}, &mut IdentityFrames);
-        assert!(open.caused(MissCause::InterTask) > 1_000 && open.all_misses() > alone.all_misses());
+        assert!(open.misses_from(MissCause::InterTask) > 1_000 && open.all_misses() > alone.all_misses());
     }
 }
 
@@ -210,7 +210,7 @@ fn disjoint_colors_make_hits_independent_of_the_neighbor() {
     assert_eq!(spec.colors_of(&spec.caches[1]), 2);
     let alone = beside(&spec, false, |_| {}, &mut ColoredFrames);
     assert_eq!(alone, beside(&spec, true, |_| {}, &mut ColoredFrames));
-    assert!(beside(&spec, true, |_| {}, &mut IdentityFrames).caused(MissCause::InterTask) > 0);
+    assert!(beside(&spec, true, |_| {}, &mut IdentityFrames).misses_from(MissCause::InterTask) > 0);
 }
 
 /// Are masks that the cache cannot have refused, with what was expected?
@@ -255,7 +255,7 @@ fn the_matrix_names_evictor_and_victim() {
 #[test]
 fn a_copied_page_is_cached() {
     let mut hw = hardware(&machine());
-    hw.copied_in(CpuId(0), 1, 1, TaskId(0));
+    hw.insert_copied(CpuId(0), 1, 1, TaskId(0));
     let page: Vec<Access> = (0..64).map(|line| Access::load(4096 + line * 64, 1)).collect();
     hw.load(CpuId(0), thread(0, 0, page, false), 0);
     let counters = finish(&mut hw, u64::MAX / 4).0.remove(0).counters;

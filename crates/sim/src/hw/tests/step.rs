@@ -67,7 +67,7 @@ impl CoreFrontEnd {
         if late || back.refuses(store, unit.write == WritePolicy::Through) {
             return false;
         }
-        unit.store.set_meta(place, back.stored(store));
+        unit.store.set_meta(place, back.as_store(store));
         unit.store.touch(line, place);
         let context = &mut self.contexts[burst.run.nth];
         if !store {

@@ -89,7 +89,7 @@ impl AttachedProbe {
     }
 
     fn attach(&mut self, slot: Slot, machine: &mut SimMachine) -> Result<(), ProbeRefusal> {
-        let one_in = machine.clock.scaled(WATCH_ONE_IN) as u32;
+        let one_in = machine.clock.scale(WATCH_ONE_IN) as u32;
         // The models are of the last level, so its lines are watched.
         let of_level = |level: CacheLevel| machine.spec.caches.iter().find(|cache| cache.level == level);
         let last = machine.spec.last_level();
@@ -205,7 +205,7 @@ impl AttachedProbe {
         let AttachedKind::Trace { before, .. } = &self.kind else { return None };
         let slot = *self.slots.first()?;
         let elapsed_ns = machine.clock.nominal_ns(machine.system.now() - self.begun);
-        let counts = machine.system.counters(slot).since(before).counts(&machine.levels);
+        let counts = machine.system.counters(slot).difference(before).counts(&machine.levels);
         let trace = machine.system.thread_mut(slot)?.probes.trace.take()?;
         let known = machine.spec.counters.sampler == SamplerModel::Ideal;
         let line_bytes = machine.spec.caches.iter().find(|cache| cache.level == CacheLevel::L1Data)?.line_bytes;

@@ -182,7 +182,7 @@ impl CoRunProbe {
             (CounterEvent::Misses(level), after.demand.all_misses() - cache_before.demand.all_misses()),
         ]);
         let of_task = |(slot, before): (&Slot, &TaskCounters)| {
-            machine.system.counters(*slot).since(before).counts(&machine.levels)
+            machine.system.counters(*slot).difference(before).counts(&machine.levels)
         };
         self.intervals.push(RowInterval {
             tasks: open.members.iter().filter_map(task).collect(),

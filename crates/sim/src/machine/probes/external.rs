@@ -83,7 +83,7 @@ impl ExternalProbe {
             ProbeKind::Neighbor { task, neighbor } => {
                 let gone = (RefusalReason::NotFound, format!("{task:?} has ended"));
                 let slot = machine.slot_of(*task).filter(|_| !machine.is_gone(*task)).ok_or(gone)?;
-                let held = shared_with(slot, machine)?;
+                let held = sharing_cpus(slot, machine)?;
                 let pattern = match neighbor {
                     Neighbor::Chase { footprint_bytes } => {
                         InjectedPattern::Chase { lines: (footprint_bytes / LINE_BYTES).max(1) }
@@ -236,7 +236,7 @@ impl ExternalProbe {
 }
 
 /// The CPUs below the last-level cache that the task uses: two at least are needed.
-fn shared_with(slot: Slot, machine: &SimMachine) -> Result<CpuSet, ProbeRefusal> {
+fn sharing_cpus(slot: Slot, machine: &SimMachine) -> Result<CpuSet, ProbeRefusal> {
     let state = machine.system.dispatcher.task(slot);
     let cpu = state.last_cpu.or_else(|| state.allowed.first()).unwrap_or(0);
     let shared = machine.topology.caches.iter().filter(|cache| cache.last_level && cache.cpus.contains(cpu));

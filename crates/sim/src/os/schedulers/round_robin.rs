@@ -34,6 +34,6 @@ impl CpuScheduler for RoundRobinScheduler {
         true
     }
     fn steal(&mut self, cpu: u32, view: &SchedulerView<'_>) -> Option<Slot> {
-        view.all_queued().filter(|&slot| view.may_run(slot, cpu)).min_by_key(|&slot| view.queued_at(slot))
+        view.all_queued().filter(|&slot| view.may_run(slot, cpu)).min_by_key(|&slot| view.runnable_on(slot))
     }
 }

@@ -175,7 +175,7 @@ impl CpuScheduler for SolarisTimeSharing {
     }
 
     fn steal(&mut self, cpu: u32, view: &SchedulerView<'_>) -> Option<Slot> {
-        let best = |&slot: &Slot| (std::cmp::Reverse(self.level(slot)), view.queued_at(slot));
+        let best = |&slot: &Slot| (std::cmp::Reverse(self.level(slot)), view.runnable_on(slot));
         view.all_queued().filter(|&slot| view.may_run(slot, cpu)).min_by_key(best)
     }
 }

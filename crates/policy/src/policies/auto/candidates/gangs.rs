@@ -58,9 +58,9 @@ impl SiteTasks<'_> {
     /// Groups similar tasks, by pressure and by space, each filled up or evened out.
     fn gangs(&self, cpus: usize) -> Vec<Vec<Vec<usize>>> {
         let bytes = self.problem.sites[self.site].bytes;
-        let by = |of: &dyn Fn(usize) -> f64| {
+        let by = |value: &dyn Fn(usize) -> f64| {
             let mut order = self.members.to_vec();
-            order.sort_by(|&a, &b| of(a).total_cmp(&of(b)).then(a.cmp(&b)));
+            order.sort_by(|&a, &b| value(a).total_cmp(&value(b)).then(a.cmp(&b)));
             order
         };
         let program = |at: usize| self.problem.tasks[at].program.as_ref();

@@ -104,7 +104,7 @@ mod tests {
     fn tasks_move_to_their_memory() {
         let scene_of = |memory: &[(usize, usize)]| problem(memory);
         let crossed = scene_of(&[(1, 0), (0, 1), (0, 0), (1, 1)]);
-        let memo = ScoreCache::of(&crossed);
+        let memo = ScoreCache::new(&crossed);
         let default = SiteLayout::default_of(&crossed, &BTreeMap::new());
         let moved = search(&crossed, &memo, true).layout_near_memory(&default).unwrap();
         assert_eq!(moved.site_of, [1, 0, 0, 1].map(Some));
@@ -117,9 +117,9 @@ mod tests {
         assert!((value("default") - 0.85).abs() < 1e-6 && (value("memory nodes") - 1.0).abs() < 1e-6);
         assert!(all.iter().all(|one| one.score.value(PlanObjective::WeightedSpeedup) <= value("memory nodes") + 1e-9));
         let near = scene_of(&[(0, 0), (1, 1), (0, 0)]);
-        let (memo, default) = (ScoreCache::of(&near), SiteLayout::default_of(&near, &BTreeMap::new()));
+        let (memo, default) = (ScoreCache::new(&near), SiteLayout::default_of(&near, &BTreeMap::new()));
         assert_eq!(search(&near, &memo, true).layout_near_memory(&default), None);
-        let memo = ScoreCache::of(&crossed);
+        let memo = ScoreCache::new(&crossed);
         let without = search(&crossed, &memo, false).candidates(&BTreeMap::new(), None);
         assert!(without.iter().all(|one| one.mechanism != Some(Mechanism::MemoryNodes)));
     }
@@ -128,7 +128,7 @@ mod tests {
     #[test]
     fn room_is_used_before_places_are_changed() {
         let crossed = problem(&[(1, 0), (1, 0), (1, 1)]);
-        let memo = ScoreCache::of(&crossed);
+        let memo = ScoreCache::new(&crossed);
         let default = SiteLayout::default_of(&crossed, &BTreeMap::new());
         let moved = search(&crossed, &memo, true).layout_near_memory(&default).unwrap();
         assert_eq!(moved.site_of.iter().filter(|home| **home == Some(1)).count(), 2);

@@ -161,7 +161,7 @@ impl PlanSearch<'_> {
             add("gangs", Some(Mechanism::Gangs), self.with_budget_share(2, |search| search.with_turns(&default)));
         }
         if shares_data {
-            let layout = self.clustered(&default);
+            let layout = self.cluster_sharers(&default);
             add("sharing", Some(Mechanism::Sharing), layout.clone());
             homes.push(("joint from sharing", layout));
         }
@@ -171,8 +171,8 @@ impl PlanSearch<'_> {
             add("memory nodes", Some(Mechanism::MemoryNodes), layout);
         }
         if self.allowed.has(Mechanism::Placement) && problem.sites.len() > 1 {
-            let (even, separated) = (self.balanced(&default), self.separated(&default));
-            let mut placed_from = |from: SiteLayout| self.with_budget_share(8, |search| search.placed(from, false));
+            let (even, separated) = (self.balance(&default), self.separate_streams(&default));
+            let mut placed_from = |from: SiteLayout| self.with_budget_share(8, |search| search.place(from, false));
             let apart = placed_from(separated);
             add("placement from separated misses", Some(Mechanism::Placement), apart.clone());
             homes.push(("joint from separated misses", apart));
@@ -188,8 +188,8 @@ impl PlanSearch<'_> {
             let layout = self.with_budget_share(last - nth, |search| {
                 // The same layout again still gets its partitions and rotation.
                 let layout =
-                    if places { search.with_budget_share(2, |search| search.placed(home, joint)) } else { home };
-                search.refined(&layout)
+                    if places { search.with_budget_share(2, |search| search.place(home, joint)) } else { home };
+                search.refine(&layout)
             });
             add(label, None, layout);
         }
@@ -206,12 +206,12 @@ impl PlanSearch<'_> {
     }
 
     pub(super) fn movable(&self) -> Vec<usize> {
-        self.problem.known().filter(|&index| self.problem.can_move(index)).collect()
+        self.problem.known_tasks().filter(|&index| self.problem.can_move(index)).collect()
     }
 
     /// Number of known tasks that fit on each open site: by cores while those suffice, else in proportion to CPUs.
     pub(super) fn free_seats(&self) -> Vec<usize> {
-        let tasks = self.problem.known().count();
+        let tasks = self.problem.known_tasks().count();
         let cores: usize = self.problem.sites.iter().map(|site| site.cores).sum();
         let cpus: u32 = self.problem.sites.iter().map(|site| site.cpus.count()).sum();
         let fair = |cpus_here: u32| (tasks * cpus_here as usize).div_ceil(cpus.max(1) as usize);
@@ -253,11 +253,11 @@ impl PlanSearch<'_> {
     }
 
     fn each_site(&self, layout: &SiteLayout, change: impl Fn(&Self, &SiteTasks<'_>, &mut SiteLayout)) -> SiteLayout {
-        self.on_each(layout, 0..self.problem.sites.len(), change)
+        self.refine_each_site(layout, 0..self.problem.sites.len(), change)
     }
 
     /// A layout with these sites changed one by one.
-    pub(super) fn on_each(
+    pub(super) fn refine_each_site(
         &self,
         layout: &SiteLayout,
         sites: impl IntoIterator<Item = usize>,
@@ -286,7 +286,7 @@ impl PlanSearch<'_> {
         changed
     }
 
-    fn refined(&self, layout: &SiteLayout) -> SiteLayout {
+    fn refine(&self, layout: &SiteLayout) -> SiteLayout {
         self.each_site(layout, |search, here, changed| {
             (changed.partitions[here.site], changed.rotations[here.site]) = search.best_of(here, false);
         })
@@ -341,7 +341,7 @@ mod tests {
     fn best(problem: &PlanningProblem, allowed: AllowedMechanisms, effort: usize) -> (LayoutScore, LayoutScore, usize) {
         let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
         let (effort, generator) = (Cell::new(effort), SplitMix64::new(1));
-        let memo = ScoreCache::of(problem);
+        let memo = ScoreCache::new(problem);
         let mut search = PlanSearch { problem, memo: &memo, allowed, judge, effort, generator };
         let all = search.candidates(&BTreeMap::new(), None);
         let judge = search.judge;
@@ -378,7 +378,7 @@ mod tests {
         let parted = |problem: &PlanningProblem| {
             let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
             let (effort, generator) = (Cell::new(2_000), SplitMix64::new(1));
-            let memo = ScoreCache::of(problem);
+            let memo = ScoreCache::new(problem);
             let mut search = PlanSearch { problem, memo: &memo, allowed: all(), judge, effort, generator };
             let all = search.candidates(&BTreeMap::new(), None);
             all.iter().filter(|one| pair.iter().any(|&index| one.layout.site_of[index] != Some(0))).count()
@@ -400,7 +400,7 @@ mod tests {
                 SiteLayout::unpartitioned(problem, problem.tasks.iter().map(|one| one.last_site).collect(), false);
             held.partitions[0] = vec![PartitionMembers { members: vec![0], units: 5 }];
             let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
-            let (effort, generator, memo) = (Cell::new(2_000), SplitMix64::new(1), ScoreCache::of(problem));
+            let (effort, generator, memo) = (Cell::new(2_000), SplitMix64::new(1), ScoreCache::new(problem));
             let mut search = PlanSearch { problem, memo: &memo, allowed: all(), judge, effort, generator };
             let all = search.candidates(&BTreeMap::new(), Some(held.clone()));
             let on_first = |layout: &SiteLayout| layout.site_of.iter().map(|home| *home == Some(0)).collect::<Vec<_>>();

@@ -34,21 +34,21 @@ impl PlanSearch<'_> {
         let mut placed = held.clone();
         if self.allowed.has(Mechanism::Placement) && self.problem.sites.len() > 1 {
             for &index in newcomers.iter().filter(|&&at| self.problem.can_move(at)) {
-                changed.extend(self.settled(index, &mut placed));
+                changed.extend(self.settle(index, &mut placed));
             }
             add("newcomers placed", placed.clone());
         }
         if self.allowed.has(Mechanism::Space) || self.allowed.has(Mechanism::Gangs) {
-            add("newcomers placed, with partitions and gangs", self.refined_on(&placed, &changed));
+            add("newcomers placed, with partitions and gangs", self.refine_sites(&placed, &changed));
         }
         all
     }
 
     /// Puts a newcomer on the best site; returns the sites that this changes.
-    fn settled(&self, index: usize, layout: &mut SiteLayout) -> Vec<usize> {
+    fn settle(&self, index: usize, layout: &mut SiteLayout) -> Vec<usize> {
         let Some(here) = layout.site_of[index] else { return Vec::new() };
         let room = self.free_seats();
-        let mut around = ArrivalSearch::of(self, layout);
+        let mut around = ArrivalSearch::new(self, layout);
         let others: Vec<usize> =
             (0..room.len()).filter(|&site| site != here && layout.rotations[site].is_none()).collect();
         // Scores of the newcomer beside all tasks of each site: exchanges begin with the best.
@@ -81,8 +81,8 @@ impl PlanSearch<'_> {
     }
 
     /// Searches the best partitions and rotations of these sites.
-    fn refined_on(&self, layout: &SiteLayout, sites: &BTreeSet<usize>) -> SiteLayout {
-        self.on_each(layout, sites.iter().copied(), |search, here, changed| {
+    fn refine_sites(&self, layout: &SiteLayout, sites: &BTreeSet<usize>) -> SiteLayout {
+        self.refine_each_site(layout, sites.iter().copied(), |search, here, changed| {
             (changed.partitions[here.site], changed.rotations[here.site]) = search.best_of(here, true);
         })
     }
@@ -107,7 +107,7 @@ impl TaskMove {
             (layout.site_of[task], layout.pinned[task]) = (Some(to), true);
         }
         for site in [self.here, self.site] {
-            layout.partitions[site] = without(&layout.partitions[site], self);
+            layout.partitions[site] = members_without(&layout.partitions[site], self);
         }
     }
 
@@ -122,7 +122,7 @@ impl TaskMove {
 }
 
 /// Partitions of the tasks that stay.
-fn without(cut: &[PartitionMembers], exchange: TaskMove) -> Vec<PartitionMembers> {
+fn members_without(cut: &[PartitionMembers], exchange: TaskMove) -> Vec<PartitionMembers> {
     let mut cut = cut.to_vec();
     cut.iter_mut().for_each(|group| group.members.retain(|&task| exchange.moves().all(|(moved, _)| moved != task)));
     cut.retain(|group| !group.members.is_empty());
@@ -139,8 +139,8 @@ struct ArrivalSearch<'a, 'b> {
 }
 
 impl<'a, 'b> ArrivalSearch<'a, 'b> {
-    fn of(search: &'a PlanSearch<'b>, layout: &'a SiteLayout) -> Self {
-        let sites = LayoutScorer::of(search.problem, layout);
+    fn new(search: &'a PlanSearch<'b>, layout: &'a SiteLayout) -> Self {
+        let sites = LayoutScorer::new(search.problem, layout);
         let scores = sites.scores(&ErrorDraw::default(), search.memo);
         ArrivalSearch { search, layout, home: layout.site_of.clone(), members: sites.members, scores }
     }
@@ -163,7 +163,7 @@ impl<'a, 'b> ArrivalSearch<'a, 'b> {
         exchange.moves().for_each(|(task, to)| self.home[task] = Some(to));
         let score = |site: usize| {
             let members = exchange.members(&self.members[site], site);
-            self.score(site, &members, &without(&self.layout.partitions[site], exchange))
+            self.score(site, &members, &members_without(&self.layout.partitions[site], exchange))
         };
         let (from, to) = (score(exchange.here), score(exchange.site));
         exchange.moves().for_each(|(task, _)| self.home[task] = self.layout.site_of[task]);
@@ -197,7 +197,7 @@ mod tests {
 
     /// All candidates for the last task and for all tasks, and the comparator of both.
     fn both(problem: &PlanningProblem) -> ([Vec<CandidatePlan>; 2], PlanComparator) {
-        let memo = ScoreCache::of(problem);
+        let memo = ScoreCache::new(problem);
         let allowed = AllowedMechanisms::filtered(|one| !matches!(one, Mechanism::Space | Mechanism::Gangs));
         let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
         let search = || {

@@ -7,7 +7,7 @@ use crate::policies::auto::model::score::LayoutScore;
 impl PlanSearch<'_> {
     /// Puts the tasks that miss most whatever their space onto as few sites as possible, so that they displace each
     /// other only.
-    pub(super) fn separated(&self, default: &SiteLayout) -> SiteLayout {
+    pub(super) fn separate_streams(&self, default: &SiteLayout) -> SiteLayout {
         let mut movable = self.movable();
         let bytes = self.problem.sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
         let weight = |at: usize| {
@@ -38,7 +38,7 @@ impl PlanSearch<'_> {
     }
 
     /// Evens out misses over the sites (DI), heaviest task first to the lightest site.
-    pub(super) fn balanced(&self, default: &SiteLayout) -> SiteLayout {
+    pub(super) fn balance(&self, default: &SiteLayout) -> SiteLayout {
         let mut movable = self.movable();
         let weight = |at: usize| {
             let scene_task = &self.problem.tasks[at];
@@ -48,7 +48,7 @@ impl PlanSearch<'_> {
         movable.sort_by(|&a, &b| weight(b).total_cmp(&weight(a)).then(a.cmp(&b)));
         let mut free = self.free_seats();
         let mut load = vec![0.0; free.len()];
-        for index in self.problem.known().filter(|&index| !self.problem.can_move(index)) {
+        for index in self.problem.known_tasks().filter(|&index| !self.problem.can_move(index)) {
             if let Some(site) = default.site_of[index] {
                 free[site] = free[site].saturating_sub(1);
                 load[site] += weight(index);
@@ -68,12 +68,12 @@ impl PlanSearch<'_> {
     }
 
     /// Local search of the placement by moves and exchanges of tasks.
-    pub(super) fn placed(&mut self, from: SiteLayout, joint: bool) -> SiteLayout {
+    pub(super) fn place(&mut self, from: SiteLayout, joint: bool) -> SiteLayout {
         let movable = self.movable();
         let room = self.free_seats();
         let sites = self.problem.sites.len();
         let mut homes = HomeAssignment { home: from.site_of, on: vec![Vec::new(); sites], scores: Vec::new() };
-        for index in self.problem.known() {
+        for index in self.problem.known_tasks() {
             if let Some(site) = homes.home[index] {
                 homes.on[site].push(index);
             }

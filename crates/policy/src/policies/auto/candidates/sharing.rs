@@ -7,7 +7,7 @@ use crate::policies::auto::model::layout::SiteLayout;
 
 impl PlanSearch<'_> {
     /// Puts each cluster onto one site as far as there is room, and all other tasks where room is left.
-    pub(super) fn clustered(&self, default: &SiteLayout) -> SiteLayout {
+    pub(super) fn cluster_sharers(&self, default: &SiteLayout) -> SiteLayout {
         let movable = self.movable();
         let mut clusters: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         for &index in &movable {
@@ -19,7 +19,7 @@ impl PlanSearch<'_> {
         order.sort_by_key(|members| std::cmp::Reverse(members.len()));
         let mut free = self.free_seats();
         let mut home = default.site_of.clone();
-        for index in self.problem.known().filter(|index| !movable.contains(index)) {
+        for index in self.problem.known_tasks().filter(|index| !movable.contains(index)) {
             if let Some(site) = home[index] {
                 free[site] = free[site].saturating_sub(1);
             }

@@ -48,7 +48,7 @@ impl SiteTasks<'_> {
     }
 
     /// Processes by their slowdown with the least share over all of the cache; smallest first.
-    fn by_need(&self, divided: &PartitionUnits, own: &[(cachemate_core::ProcessId, Vec<usize>)]) -> Vec<usize> {
+    fn order_by_need(&self, divided: &PartitionUnits, own: &[(cachemate_core::ProcessId, Vec<usize>)]) -> Vec<usize> {
         let bytes = self.problem.sites[self.site].bytes;
         let minimum = bytes * f64::from(divided.min_units()) / f64::from(divided.units());
         let need = |tasks: &[usize]| {
@@ -70,7 +70,7 @@ impl SiteTasks<'_> {
         divided: &PartitionUnits,
         own: &[(cachemate_core::ProcessId, Vec<usize>)],
     ) -> Vec<Vec<PartitionMembers>> {
-        let order = self.by_need(divided, own);
+        let order = self.order_by_need(divided, own);
         let (units, least) = (divided.units(), divided.min_units());
         if divided.max_groups() < 2 || units < 2 * least {
             return Vec::new();
@@ -113,7 +113,7 @@ impl SiteTasks<'_> {
             };
             tasks.iter().filter_map(one).sum()
         };
-        let order = self.by_need(divided, own);
+        let order = self.order_by_need(divided, own);
         let mut candidates = Vec::new();
         for pooled in 0..own.len().saturating_sub(1) {
             let (pool, rest) = order.split_at(pooled);

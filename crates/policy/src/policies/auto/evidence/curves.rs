@@ -20,7 +20,7 @@ pub struct CurveChecks {
 }
 
 /// The window in which the profile's curve was measured; `None` = it has none, or an average.
-fn measured_at(profile: &Profile) -> Option<u64> {
+fn largest_measured_size(profile: &Profile) -> Option<u64> {
     let is_average = profile.phase.kind.as_ref().is_some_and(|kind| kind.value == AVERAGED);
     let newest = profile.locality.misses_per_kilo_instr.values().map(|fact| fact.window).max();
     newest.filter(|_| !is_average)
@@ -33,7 +33,7 @@ impl CurveChecks {
         self.agreed.retain(|task, _| live.contains(task));
         self.contradicted.retain(|task, _| live.contains(task));
         let is_contradicted = |task: &TaskId| {
-            let window = view.profiles.get(task).and_then(measured_at);
+            let window = view.profiles.get(task).and_then(largest_measured_size);
             self.contradicted.get(task).zip(window).is_some_and(|(windows, window)| windows.contains(&window))
         };
         self.set_aside = self.contradicted.keys().copied().filter(is_contradicted).collect();
@@ -51,7 +51,7 @@ impl CurveChecks {
 
     /// Takes in whether counts contradict a task's curve; returns whether it is set aside, from the next window on.
     pub fn check(&mut self, task: TaskId, profile: &Profile, is_contradicted: bool) -> bool {
-        let Some(window) = measured_at(profile) else { return false };
+        let Some(window) = largest_measured_size(profile) else { return false };
         if !is_contradicted {
             self.agreed.insert(task, window);
             return false;

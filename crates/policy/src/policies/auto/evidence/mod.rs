@@ -40,7 +40,7 @@ impl TaskEvidence {
     /// Takes in a window in which events were counted; returns whether tasks arrived or exited.
     pub fn observe(&mut self, view: &View<'_>, level: CacheLevel) -> bool {
         self.speeds.observe(view.observation, view.previous_plan, level, |task| phases::current_phase(view, task));
-        let seats = CpuSites::of(&sites(view));
+        let seats = CpuSites::from_sites(&sites(view));
         self.record_homes(view, &seats);
         self.record_split_processes(view, &seats);
         self.arrivals.observe(view)
@@ -51,7 +51,7 @@ impl TaskEvidence {
         let present: BTreeSet<TaskId> = view.live_tasks().map(|sample| sample.task).collect();
         self.default_site.retain(|task, _| present.contains(task));
         for sample in view.live_tasks().filter(|sample| !view.previous_plan.affinity.contains_key(&sample.task)) {
-            if let Some(site) = seats.of_task(sample) {
+            if let Some(site) = seats.site_of_task(sample) {
                 self.default_site.insert(sample.task, site);
             }
         }
@@ -64,7 +64,7 @@ impl TaskEvidence {
         self.split_processes.retain(|task| present.contains(task));
         // One cache of each process, and whether it has run on others as well.
         let mut on: BTreeMap<ProcessId, (usize, bool)> = BTreeMap::new();
-        let ran = || view.live_tasks().filter_map(|sample| Some((sample, seats.of_task(sample)?)));
+        let ran = || view.live_tasks().filter_map(|sample| Some((sample, seats.site_of_task(sample)?)));
         for (seen, site) in ran() {
             let (first, others) = on.entry(seen.process).or_insert((site, false));
             *others |= *first != site;

@@ -146,20 +146,20 @@ impl ProbePlanner {
             asked.answered |= answered;
             asked.over |= answered || refused || late || known && is_first;
         }
-        if let Some(probe) = self.of_promises(view, sites, terms, now_ns) {
+        if let Some(probe) = self.promise_requests(view, sites, terms, now_ns) {
             // Its row keeps other tasks off their CPUs, so that no other probe would answer.
             return vec![probe];
         }
-        let mut probes = self.of_curves(view, sites, (speeds, curves), terms, now_ns);
+        let mut probes = self.curve_requests(view, sites, (speeds, curves), terms, now_ns);
         if share && sites.len() > 1 {
-            probes.extend(self.of_sharing(view, speeds, terms, now_ns));
+            probes.extend(self.sharing_requests(view, speeds, terms, now_ns));
         }
         probes
     }
 
     /// An interval in which a task with a promised slowdown has its cache for itself. The first one of a task comes at
     /// once; later ones follow a change of phase or some minutes, and wait until they are paid for.
-    fn of_promises(
+    fn promise_requests(
         &mut self,
         view: &View<'_>,
         sites: &[CacheSite],
@@ -178,7 +178,7 @@ impl ProbePlanner {
                 return Some(probe);
             }
         }
-        let seats = CpuSites::of(sites);
+        let seats = CpuSites::from_sites(sites);
         let paid = self.spent_share() <= terms.share;
         let is_due = |seen: &&cachemate_core::TaskSample| {
             let is_promised = seen.goal.is_some_and(|goal| goal.max_slowdown.is_some());
@@ -188,13 +188,13 @@ impl ProbePlanner {
                 let pause_ns = if is_known || measured == phase { SOLO_AGAIN_AFTER_NS } else { SOLO_PAUSE_NS };
                 paid && now_ns.saturating_sub(when_ns) >= pause_ns
             });
-            is_promised && due && seen.ran() && self.ran_ns.get(&seen.task).copied().unwrap_or(0) >= SOLO_ROW_NS
+            is_promised && due && seen.has_run() && self.ran_ns.get(&seen.task).copied().unwrap_or(0) >= SOLO_ROW_NS
         };
         let seen = view
             .movable()
             .filter(is_due)
             .min_by_key(|seen| self.solo_requested.get(&seen.task).map_or(0, |&(_, when_ns)| when_ns))?;
-        let (task, cache) = (seen.task, sites[seats.of_task(seen)?].cache);
+        let (task, cache) = (seen.task, sites[seats.site_of_task(seen)?].cache);
         let phase = view.profiles.get(&task).map_or(0, |profile| profile.phase_number);
         self.solo_requested.insert(task, (phase, now_ns));
         let kind = ProbeKind::CoRunRows {
@@ -209,7 +209,7 @@ impl ProbePlanner {
         Some(probe)
     }
 
-    fn of_curves(
+    fn curve_requests(
         &mut self,
         view: &View<'_>,
         sites: &[CacheSite],
@@ -225,14 +225,14 @@ impl ProbePlanner {
         }
         let paid = self.spent_share() <= terms.share;
         let largest_bytes = sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
-        let seats = CpuSites::of(sites);
+        let seats = CpuSites::from_sites(sites);
         let mut probes: Vec<ProbeRequest> = Vec::new();
         let mut stopped: Vec<Option<usize>> = Vec::new();
         for seen in view.movable() {
             let profile = view.profiles.get(&seen.task);
             let phase = profile.map_or(0, |profile| profile.phase_number);
-            let ran = seen.ran();
-            let on = seats.of_task(seen);
+            let ran = seen.has_run();
+            let on = seats.site_of_task(seen);
             let before = self.by_task.get(&seen.task);
             let known = curves.has_curve(view, seen.task);
             // The first probe is the initial profiling; later phases wait until it is paid for.
@@ -291,14 +291,14 @@ impl ProbePlanner {
     }
 
     /// Has every task that can be probed been probed, with or without an answer?
-    pub fn surveyed(&self, view: &View<'_>, curves: &CurveChecks) -> bool {
+    pub fn has_survey(&self, view: &View<'_>, curves: &CurveChecks) -> bool {
         let can = can_measure_curves(view);
         let done = |task: TaskId| curves.has_curve(view, task) || !can || !self.is_open(task);
-        let ran = |seen: &cachemate_core::TaskSample| seen.ran();
+        let ran = |seen: &cachemate_core::TaskSample| seen.has_run();
         self.sharing.is_none() && view.movable().filter(|sample| ran(sample)).all(|sample| done(sample.task))
     }
 
-    fn of_sharing(
+    fn sharing_requests(
         &mut self,
         view: &View<'_>,
         speeds: &SpeedTracker,
@@ -320,7 +320,7 @@ impl ProbePlanner {
             return Some(probe);
         }
         let waits = |seen: &cachemate_core::TaskSample| {
-            let speed = speeds.of(seen.task, 64.0)?;
+            let speed = speeds.observed_speed(seen.task, 64.0)?;
             Some(speed.remote_cycles_per_instr? / speed.cycles_per_instr)
         };
         let mut processes: Vec<ProcessId> = Vec::new();
@@ -342,7 +342,7 @@ impl ProbePlanner {
             return None;
         }
         let at_most = terms.samples_per_thread.saturating_mul(threads.len() as u32);
-        let one_in = one_in(view, &processes, terms.share);
+        let one_in = sampling_interval(view, &processes, terms.share);
         let what =
             ProbeKind::AccessSamples { processes, sample_period: one_in, remote_only: true, max_samples: at_most };
         let probe = self.probe(what, ANSWERED_WITHIN_NS / 2);
@@ -425,11 +425,11 @@ fn join_unclustered(mut of: Vec<Option<usize>>, maps: &[ThreadMap<'_>]) -> Vec<O
         next = next.max(cluster + 1);
         (of[index], of[other]) = (Some(cluster), Some(cluster));
     }
-    merged(of, maps)
+    merge_groups(of, maps)
 }
 
 /// Merges clusters whose threads use the same regions.
-fn merged(mut of: Vec<Option<usize>>, maps: &[ThreadMap<'_>]) -> Vec<Option<usize>> {
+fn merge_groups(mut of: Vec<Option<usize>>, maps: &[ThreadMap<'_>]) -> Vec<Option<usize>> {
     let count = of.iter().flatten().max().map_or(0, |last| last + 1);
     let sum = |of: &[Option<usize>], cluster: usize| {
         let mut sums: Vec<f64> = Vec::new();
@@ -482,7 +482,7 @@ pub fn probes_leave_speeds_unchanged(view: &View<'_>) -> bool {
 
 /// Share of its cycles that a task waits for memory, as counted.
 fn memory_stall_share(speeds: &SpeedTracker, task: TaskId) -> Option<f64> {
-    let speed = speeds.of(task, 64.0)?;
+    let speed = speeds.observed_speed(task, 64.0)?;
     Some(speed.misses_per_instr? * speed.stall_cycles_per_miss? / speed.cycles_per_instr)
 }
 
@@ -507,7 +507,7 @@ fn partners(view: &View<'_>, members: &[&&cachemate_core::TaskSample], of: &mut 
 
 /// Sampling interval (one access in so many) at which samples cost no more than this share of the busiest process's
 /// time.
-fn one_in(view: &View<'_>, processes: &[ProcessId], share: f64) -> u32 {
+fn sampling_interval(view: &View<'_>, processes: &[ProcessId], share: f64) -> u32 {
     let rate = |process: &ProcessId| {
         let (mut hits, mut ran) = (0.0, 0.0);
         for sample in view.live_tasks().filter(|sample| sample.process == *process) {

@@ -177,7 +177,7 @@ impl SpeedTracker {
     }
 
     /// `None` until it ran in a window in which it was counted.
-    pub fn of(&self, task: TaskId, line_bytes: f64) -> Option<ObservedSpeed> {
+    pub fn observed_speed(&self, task: TaskId, line_bytes: f64) -> Option<ObservedSpeed> {
         let sums = self.now.get(&task).filter(|sums| sums.instructions > 0.0)?;
         let misses = sums.misses.per_instr();
         let per_miss = |of: DecayingSum| of.per_instr().zip(misses.filter(|&rate| rate > 1e-7)).map(|(a, b)| a / b);
@@ -218,13 +218,13 @@ mod tests {
         let (mut speeds, plan) = (SpeedTracker::default(), Plan::idle(WindowLength::Time { ns: 1 }));
         speeds.observe(&seen, &plan, CacheLevel::L3, |_| (0, None));
         let (known, unknown) = (seen.tasks[0].task, seen.tasks[1].task);
-        let speed = speeds.of(known, 64.0).unwrap();
+        let speed = speeds.observed_speed(known, 64.0).unwrap();
         assert_eq!((speed.cycles_per_instr, speed.misses_per_instr), (3.0, Some(0.01)));
         assert_eq!((speed.stall_cycles_per_miss, speed.remote_cycles_per_instr), (Some(100.0), None));
-        assert_eq!(speeds.of(unknown, 64.0), None);
+        assert_eq!(speeds.observed_speed(unknown, 64.0), None);
         seen.tasks[0].counts.0[1].count = 9000;
         speeds.observe(&seen, &plan, CacheLevel::L3, |_| (1, None));
-        assert_eq!(speeds.of(known, 64.0).unwrap().cycles_per_instr, 9.0);
+        assert_eq!(speeds.observed_speed(known, 64.0).unwrap().cycles_per_instr, 9.0);
     }
 
     /// Does a phase of a known kind have its speed at once, marked as recalled until it was counted long enough?
@@ -238,7 +238,7 @@ mod tests {
             let reading = |(event, count): (CounterEvent, u64)| EventCount { event, count, enabled_share: 1.0 };
             seen.tasks[0].counts = EventCounts(counts.map(reading).to_vec());
             speeds.observe(&seen, &plan, CacheLevel::L3, |_| phase);
-            let speed = speeds.of(task, 64.0).unwrap();
+            let speed = speeds.observed_speed(task, 64.0).unwrap();
             (speed.cycles_per_instr, speed.is_current_phase)
         };
         (0..5).for_each(|_| assert_eq!(window(3000, (0, Some(0))).0, 3.0));

@@ -32,7 +32,7 @@ fn wait(line_cycles: f64, lines_per_cycle: f64) -> f64 {
 
 impl Bus {
     /// `None` if the queue was not counted or waits are too short.
-    pub fn of(
+    pub fn new(
         sites: &[CacheSite],
         tasks: &[ProblemTask],
         speed: impl Fn(TaskId) -> Option<ObservedSpeed>,

@@ -84,7 +84,7 @@ pub fn compose(present: &[CacheOccupant<'_>], cache_bytes: f64, turns: &[f64]) -
         if turns.len() <= 1 {
             co_run(present, cache_bytes, &cycles, &mut window, &mut fares);
         } else {
-            fares = in_turns(present, cache_bytes, turns, &cycles, &mut reach);
+            fares = shares_in_turns(present, cache_bytes, turns, &cycles, &mut reach);
         }
         let mut moved: f64 = 0.0;
         for (cycles, fare) in cycles.iter_mut().zip(&fares) {
@@ -253,7 +253,7 @@ fn turn_cycles(gang: usize, now: usize, into: f64, window: f64, turns: &[f64]) -
     had
 }
 
-fn in_turns(
+fn shares_in_turns(
     present: &[CacheOccupant<'_>],
     cache_bytes: f64,
     turns: &[f64],

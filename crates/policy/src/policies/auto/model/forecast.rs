@@ -33,7 +33,7 @@ pub fn forecast(
             continue;
         };
         let draws: Vec<ForecastSpeed> = drawn.iter().filter_map(|speeds| speeds[at]).collect();
-        let estimate = |of: &dyn Fn(&ForecastSpeed) -> f64| interval(of(&speed), draws.iter().map(of));
+        let estimate = |value: &dyn Fn(&ForecastSpeed) -> f64| interval(value(&speed), draws.iter().map(value));
         let cpu_share = |speed: &ForecastSpeed| speed.share_of_demand * program.cpu_demand;
         let misses = |speed: &ForecastSpeed| speed.lines_per_cycle / speed.instr_per_cycle / program.lines_per_miss;
         forecast.tasks.insert(

@@ -62,10 +62,10 @@ impl SiteLayout {
 
     /// The layout of a plan; tasks that the plan does not mention are on the sites on which they were observed.
     pub fn from_plan(plan: &Plan, problem: &PlanningProblem) -> Self {
-        let seats = CpuSites::of(&problem.sites);
+        let seats = CpuSites::from_sites(&problem.sites);
         let held_on = |task: &TaskId| {
             let cpus = plan.affinity.get(task)?;
-            seats.of_cpu(cpus.iter().next()?).filter(|&site| cpus.is_subset(&problem.sites[site].cpus))
+            seats.site_of_cpu(cpus.iter().next()?).filter(|&site| cpus.is_subset(&problem.sites[site].cpus))
         };
         let place = problem.places();
         let mut layout = SiteLayout::unpartitioned(problem, Vec::new(), false);
@@ -100,7 +100,7 @@ impl SiteLayout {
 
     /// Known tasks of a site.
     pub fn known_tasks_on(&self, problem: &PlanningProblem, site: usize) -> Vec<usize> {
-        problem.known().filter(|&index| self.site_of[index] == Some(site)).collect()
+        problem.known_tasks().filter(|&index| self.site_of[index] == Some(site)).collect()
     }
 
     /// Writes the layout into a plan; units stay the same as in `before` as far as possible.

@@ -79,7 +79,7 @@ pub fn sites(view: &View<'_>) -> Vec<CacheSite> {
             package: cache.cpus.iter().find_map(cpu).map_or(0, |cpu| cpu.package),
             memory_node: cache.cpus.iter().find_map(cpu).map_or(0, |cpu| cpu.memory_node),
             bytes: cache.size_bytes.filter(|&bytes| bytes > 0)? as f64,
-            divided: PartitionUnits::of(view.partitions_of(cache.id)),
+            divided: PartitionUnits::common_units(view.partitions_of(cache.id)),
         })
     };
     caches.map(site).collect::<Option<Vec<CacheSite>>>().unwrap_or_default()
@@ -91,7 +91,7 @@ pub struct CpuSites {
 }
 
 impl CpuSites {
-    pub fn of(sites: &[CacheSite]) -> Self {
+    pub fn from_sites(sites: &[CacheSite]) -> Self {
         let cpus = sites.iter().flat_map(|site| site.cpus.iter()).max().map_or(0, |last| last as usize + 1);
         let mut of_cpu = vec![None; cpus];
         for (index, site) in sites.iter().enumerate() {
@@ -101,15 +101,15 @@ impl CpuSites {
     }
 
     /// The site of an online CPU.
-    pub fn of_cpu(&self, cpu: u32) -> Option<usize> {
+    pub fn site_of_cpu(&self, cpu: u32) -> Option<usize> {
         self.sites.get(cpu as usize).copied().flatten()
     }
 
     /// The site on which a task spent most of its time; ties go to the first.
-    pub fn of_task(&self, task: &TaskSample) -> Option<usize> {
+    pub fn site_of_task(&self, task: &TaskSample) -> Option<usize> {
         let mut spent: Vec<(usize, u64)> = Vec::with_capacity(task.on_cpu_ns.len());
         for (cpu, ns) in task.on_cpu_ns.iter().filter(|(_, ns)| *ns > 0) {
-            let Some(site) = self.of_cpu(cpu.0) else { continue };
+            let Some(site) = self.site_of_cpu(cpu.0) else { continue };
             match spent.iter_mut().find(|(other, _)| *other == site) {
                 Some((_, sum)) => *sum += ns,
                 None => spent.push((site, *ns)),
@@ -144,17 +144,17 @@ impl PriorObservations<'_> {
 
 impl PlanningProblem {
     /// `before` gives the programs that need not be modeled anew.
-    pub fn of(
+    pub fn new(
         view: &View<'_>,
         earlier: &PriorObservations<'_>,
         mut before: impl FnMut(TaskId) -> Option<ProgramModel>,
     ) -> Option<Self> {
         let PriorObservations { speeds, clusters, lived_on, split_tasks, .. } = *earlier;
         let sites = sites(view);
-        let seats = CpuSites::of(&sites);
+        let seats = CpuSites::from_sites(&sites);
         let largest = sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
         let line = view.topology.last_level_caches().find_map(|cache| cache.line_bytes).unwrap_or(64);
-        let here = |task: &TaskSample| seats.of_task(task).or(lived_on.get(&task.task).copied());
+        let here = |task: &TaskSample| seats.site_of_task(task).or(lived_on.get(&task.task).copied());
         let partners_here = |task: &TaskSample| {
             let mine = clusters.get(&task.task)?;
             let partners: Vec<&TaskSample> = view
@@ -180,8 +180,10 @@ impl PlanningProblem {
                 line_bytes: f64::from(line),
                 partners_here: partners_here(task).unwrap_or(0.0),
             };
-            let known = || earlier.curves.profile(view, task.task).zip(speeds.of(task.task, f64::from(line)));
-            let build_model = || known().and_then(|(profile, speed)| ProgramModel::of(&inputs(profile, speed)));
+            let known =
+                || earlier.curves.profile(view, task.task).zip(speeds.observed_speed(task.task, f64::from(line)));
+            let build_model =
+                || known().and_then(|(profile, speed)| ProgramModel::from_inputs(&inputs(profile, speed)));
             ProblemTask {
                 task: task.task,
                 process: task.process,
@@ -197,7 +199,7 @@ impl PlanningProblem {
         let tasks: Vec<ProblemTask> = view.live_tasks().map(scene_task).collect();
         let cycles_per_ns = cycles_per_ns(view).unwrap_or(1.0);
         let shortest_slice_ns = view.capabilities.min_slice_ns;
-        let bus = Bus::of(&sites, &tasks, |task| speeds.of(task, f64::from(line)));
+        let bus = Bus::new(&sites, &tasks, |task| speeds.observed_speed(task, f64::from(line)));
         (!sites.is_empty() && !tasks.is_empty()).then_some(PlanningProblem {
             sites,
             tasks,
@@ -254,7 +256,11 @@ impl PlanningProblem {
     }
 
     /// Tasks whose misses were measured under this layout, and whether the measurement contradicts their curves.
-    pub fn contradicted(&self, held: &SiteLayout, measured: impl Fn(TaskId) -> Option<f64>) -> Vec<(TaskId, bool)> {
+    pub fn contradicted_forecasts(
+        &self,
+        held: &SiteLayout,
+        measured: impl Fn(TaskId) -> Option<f64>,
+    ) -> Vec<(TaskId, bool)> {
         let value = |index: usize| {
             let scene_task = &self.tasks[index];
             let (bytes, misses) = self.part_bytes(held, index).zip(measured(scene_task.task))?;
@@ -289,7 +295,7 @@ impl PlanningProblem {
     /// Scales promised rates to the rates measured under the layout in force: the model's bias is in both.
     pub fn anchor(&mut self, held: &SiteLayout, measured: impl Fn(TaskId) -> Option<(WorkMetric, f64)>) {
         let promised = |index: usize| self.tasks[index].program.as_ref().is_some_and(|one| one.goal.min_rate.is_some());
-        if !self.known().any(promised) {
+        if !self.known_tasks().any(promised) {
             return;
         }
         let forecast = speeds(self, held);
@@ -315,7 +321,7 @@ impl PlanningProblem {
     }
 
     /// Positions of the tasks that have a forecast.
-    pub fn known(&self) -> impl Iterator<Item = usize> + '_ {
+    pub fn known_tasks(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.tasks.len()).filter(|&index| self.tasks[index].program.is_some())
     }
 
@@ -339,7 +345,7 @@ impl PlanningProblem {
         let mut drawn = self.clone();
         for (index, scene_task) in drawn.tasks.iter_mut().enumerate() {
             if let Some((program, (misses, cost))) = scene_task.program.as_mut().zip(draw.factors(index)) {
-                *program = program.scaled(misses, cost);
+                *program = program.scale(misses, cost);
             }
         }
         drawn

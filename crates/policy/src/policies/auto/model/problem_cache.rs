@@ -79,7 +79,8 @@ impl ProblemCache {
         if here.into_iter().any(|(then, now)| *then != now) || view.live_tasks().any(has_goal) {
             return None;
         }
-        let can_be_known = |task: &TaskId| view.profiles.contains_key(task) && speeds.of(*task, 64.0).is_some();
+        let can_be_known =
+            |task: &TaskId| view.profiles.contains_key(task) && speeds.observed_speed(*task, 64.0).is_some();
         let new: BTreeSet<TaskId> = stamp
             .iter()
             .filter(|(task, _, known)| *known && !then.contains_key(task))
@@ -183,15 +184,15 @@ impl InputBuilder<'_, '_> {
     }
 
     /// A speed counted under the plan in force; a recalled speed was counted under another plan.
-    fn counted_now(&self, task: TaskId) -> Option<ObservedSpeed> {
-        self.evidence.speeds.of(task, 64.0).filter(|speed| speed.is_current_phase)
+    fn count_now(&self, task: TaskId) -> Option<ObservedSpeed> {
+        self.evidence.speeds.observed_speed(task, 64.0).filter(|speed| speed.is_current_phase)
     }
 
     /// Shifts the curves of these tasks to the measurements, and scales promised rates to them.
     fn calibrate(&self, problem: &mut PlanningProblem, held: &SiteLayout, metric: impl Fn(TaskId) -> bool) {
-        problem.calibrate(held, |task| self.counted_now(task).filter(|_| metric(task))?.misses_per_instr);
+        problem.calibrate(held, |task| self.count_now(task).filter(|_| metric(task))?.misses_per_instr);
         problem.anchor(held, |task| {
-            self.counted_now(task)?;
+            self.count_now(task)?;
             let seen = self.view.live_tasks().find(|sample| sample.task == task)?;
             let work = promised_work(seen, &self.view.observation.tasks)?;
             Some((work, self.evidence.speeds.rate(task, work)?))
@@ -204,16 +205,19 @@ impl InputBuilder<'_, '_> {
         let surveys = self.evidence.arrivals.steady_windows(window) < SURVEYED_WITHIN_WINDOWS;
         let is_unknown = |task: &TaskId| problem.tasks.iter().any(|one| one.task == *task && one.program.is_none());
         self.evidence.phase_changed_at.retain(|task, at| window < *at + PATIENCE_WINDOWS && is_unknown(task));
-        let runs =
-            |task: TaskId| self.evidence.speeds.of(task, 64.0).is_none_or(|speed| speed.cpu_demand >= IDLE_BELOW);
+        let runs = |task: TaskId| {
+            self.evidence.speeds.observed_speed(task, 64.0).is_none_or(|speed| speed.cpu_demand >= IDLE_BELOW)
+        };
         let is_asked = |task: TaskId| surveys && self.evidence.probe_planner.has_open_probe(self.view, task);
         problem.close(|task| (self.evidence.phase_changed_at.contains_key(&task) || is_asked(task)) && runs(task));
     }
 
     /// Drops curves that measurements under the plan in force contradict, and requests new ones.
     fn drop_contradicted_curves(&mut self, problem: &mut PlanningProblem) {
-        let measured = |task: TaskId| self.counted_now(task)?.misses_per_instr;
-        for (task, contradicted) in problem.contradicted(&SiteLayout::from_plan(self.in_force, problem), measured) {
+        let measured = |task: TaskId| self.count_now(task)?.misses_per_instr;
+        for (task, contradicted) in
+            problem.contradicted_forecasts(&SiteLayout::from_plan(self.in_force, problem), measured)
+        {
             let profile = self.view.profiles.get(&task);
             if profile.is_some_and(|profile| self.evidence.curves.check(task, profile, contradicted)) {
                 problem.forget(task);
@@ -224,10 +228,10 @@ impl InputBuilder<'_, '_> {
     }
 
     fn rebuild(&mut self, last: Option<ProblemCache>) -> Option<SearchInput> {
-        let mut problem = PlanningProblem::of(self.view, &self.earlier(), |_| None)?;
+        let mut problem = PlanningProblem::new(self.view, &self.earlier(), |_| None)?;
         self.drop_contradicted_curves(&mut problem);
         self.close(&mut problem);
-        problem.known().next()?;
+        problem.known_tasks().next()?;
         let held = SiteLayout::from_plan(self.in_force, &problem);
         self.calibrate(&mut problem, &held, |_| true);
         let (then, memo) = last.map_or((None, ScoreCache::default()), |last| (Some(last.problem), last.memo));
@@ -246,9 +250,10 @@ impl InputBuilder<'_, '_> {
         let mut before: BTreeMap<TaskId, Option<ProgramModel>> =
             last.problem.tasks.into_iter().map(|one| (one.task, one.program)).collect();
         let previous_model = |task: TaskId| before.get_mut(&task)?.take();
-        let mut problem = PlanningProblem::of(self.view, &self.earlier(), previous_model)?;
+        let mut problem = PlanningProblem::new(self.view, &self.earlier(), previous_model)?;
         self.close(&mut problem);
-        let newcomers: Vec<usize> = problem.known().filter(|&index| new.contains(&problem.tasks[index].task)).collect();
+        let newcomers: Vec<usize> =
+            problem.known_tasks().filter(|&index| new.contains(&problem.tasks[index].task)).collect();
         // Only their caches are composed.
         let mut held = SiteLayout::from_plan(self.in_force, &problem);
         let homes: BTreeSet<usize> = newcomers.iter().filter_map(|&index| held.site_of[index]).collect();

@@ -120,12 +120,12 @@ impl MemoryDistance {
 
 impl ProgramModel {
     /// `None` if the curve, the speed or the cost of a miss is missing.
-    pub fn of(inputs: &ModelInputs<'_>) -> Option<Self> {
+    pub fn from_inputs(inputs: &ModelInputs<'_>) -> Option<Self> {
         let curve = inputs.profile.misses_per_kilo_instr().filter(|curve| curve.len() >= 2)?;
         let speed = inputs.speed;
         let step_bytes = inputs.largest_cache_bytes / STEPS as f64;
         let mut next = 0;
-        let points = (0..=STEPS).map(|step| at_near(curve, step as f64 * step_bytes, &mut next));
+        let points = (0..=STEPS).map(|step| rates_near(curve, step as f64 * step_bytes, &mut next));
         let points: Vec<[f64; 3]> = points.collect();
         let mut misses: Vec<f64> = points.iter().map(|[rate, ..]| rate / 1000.0).collect();
         let error = |[rate, low, high]: &[f64; 3]| ((rate - low).max(0.0) / 1000.0, (high - rate).max(0.0) / 1000.0);
@@ -153,7 +153,7 @@ impl ProgramModel {
         let base_cycles =
             (speed.cycles_per_instr - now * cycles_per_miss - here).max(MIN_OWN_SHARE * speed.cycles_per_instr);
         let apart = 1.0 - inputs.partners_here.clamp(0.0, 0.9);
-        let [rate, low, high] = at(curve, inputs.largest_cache_bytes / 2.0);
+        let [rate, low, high] = rates_at(curve, inputs.largest_cache_bytes / 2.0);
         let curve_error = (0.5 * (high - low) / rate.max(1e-9) / 2.0).clamp(0.02, 0.5);
         let goal = inputs.goal.unwrap_or_default();
         let mut program = ProgramModel {
@@ -188,7 +188,7 @@ impl ProgramModel {
 
     /// The same with all misses scaled: one draw within the curve's error.
     #[must_use]
-    pub fn scaled(&self, misses: f64, cost: f64) -> Self {
+    pub fn scale(&self, misses: f64, cost: f64) -> Self {
         ProgramModel {
             misses: self.misses.iter().map(|rate| rate * misses).collect(),
             errors: self.errors.iter().map(|(below, above)| (below * misses, above * misses)).collect(),
@@ -374,12 +374,12 @@ impl ProgramModel {
 }
 
 /// Value and both ends of the interval; linear between points, flat beyond the ends.
-fn at(curve: &SizeCurve, bytes: f64) -> [f64; 3] {
-    at_near(curve, bytes, &mut 0)
+fn rates_at(curve: &SizeCurve, bytes: f64) -> [f64; 3] {
+    rates_near(curve, bytes, &mut 0)
 }
 
 /// The same for rising sizes: `next` is the point of the last call.
-fn at_near(curve: &SizeCurve, bytes: f64, next: &mut usize) -> [f64; 3] {
+fn rates_near(curve: &SizeCurve, bytes: f64, next: &mut usize) -> [f64; 3] {
     while curve.get(*next).is_some_and(|(size, _)| (*size as f64) < bytes) {
         *next += 1;
     }
@@ -440,7 +440,7 @@ pub mod tests {
             ..ObservedSpeed::default()
         };
         let inputs = inputs_of(&profile, speed, None, memory);
-        ProgramModel::of(&inputs).unwrap()
+        ProgramModel::from_inputs(&inputs).unwrap()
     }
 
     /// References to equally probability lines.
@@ -541,7 +541,7 @@ pub mod tests {
         let profile = Profile::default();
         let speed = ObservedSpeed::default();
         let inputs = inputs_of(&profile, speed, Some(100.0), MemoryDistance::default());
-        assert_eq!(ProgramModel::of(&inputs), None);
+        assert_eq!(ProgramModel::from_inputs(&inputs), None);
     }
 
     /// If stalls are not counted, does a pointer chase pay the stated cost, and a stream whose misses overlap no more
@@ -558,7 +558,7 @@ pub mod tests {
                 ..ObservedSpeed::default()
             };
             let inputs = inputs_of(&profile, speed, Some(200.0), MemoryDistance::default());
-            ProgramModel::of(&inputs).unwrap()
+            ProgramModel::from_inputs(&inputs).unwrap()
         };
         let (chase, stream) = (of(60.0, 0.2), of(6.0, 0.25));
         assert!((chase.cycles_per_miss - 200.0).abs() < 1e-9 && (chase.alone(CACHE) - 60.0).abs() < 1e-9);
@@ -580,6 +580,6 @@ pub mod tests {
         // On the node of the measurement, the cost is the measured one.
         let (near, far) = (of(&[1.0, 2.0], 0), of(&[1.0, 2.0], 1));
         assert!((far.cycles(CACHE, far.far_cycles(1), 0.0) - near.cycles(CACHE, 0.0, 0.0)).abs() < 1e-9);
-        assert!((far.scaled(1.0, 2.0).far_cycles(1) - 100.0).abs() < 1e-9);
+        assert!((far.scale(1.0, 2.0).far_cycles(1) - 100.0).abs() < 1e-9);
     }
 }

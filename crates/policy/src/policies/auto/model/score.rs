@@ -309,8 +309,8 @@ pub struct LayoutScorer<'a> {
 }
 
 impl<'a> LayoutScorer<'a> {
-    pub fn of(problem: &'a PlanningProblem, layout: &'a SiteLayout) -> Self {
-        let members = on_sites(problem, layout);
+    pub fn new(problem: &'a PlanningProblem, layout: &'a SiteLayout) -> Self {
+        let members = tasks_on_sites(problem, layout);
         let split_shares = split_shares_by_site(problem, layout, &members);
         LayoutScorer { problem, layout, members, split_shares }
     }
@@ -367,7 +367,7 @@ pub fn score_drawn(problem: &PlanningProblem, layout: &SiteLayout, draw: &ErrorD
     if problem.bus.is_some() {
         return whole(problem, layout).into_iter().map(|(score, ..)| score).fold(LayoutScore::EMPTY, LayoutScore::plus);
     }
-    sum(&LayoutScorer::of(problem, layout).scores(draw, memo))
+    sum(&LayoutScorer::new(problem, layout).scores(draw, memo))
 }
 
 /// All sites together.
@@ -376,9 +376,9 @@ pub fn sum(scores: &[LayoutScore]) -> LayoutScore {
 }
 
 /// Known tasks by site.
-pub fn on_sites(problem: &PlanningProblem, layout: &SiteLayout) -> Vec<Vec<usize>> {
+pub fn tasks_on_sites(problem: &PlanningProblem, layout: &SiteLayout) -> Vec<Vec<usize>> {
     let mut members: Vec<Vec<usize>> = vec![Vec::new(); problem.sites.len()];
-    for index in problem.known() {
+    for index in problem.known_tasks() {
         if let Some(site) = layout.site_of[index] {
             members[site].push(index);
         }
@@ -408,7 +408,7 @@ impl SiteScorer<'_> {
         let mut drawn: Vec<ProgramModel> = Vec::with_capacity(if draw.0.is_empty() { 0 } else { programs.len() });
         let scaled = |(&at, program): (&usize, &&ProgramModel)| {
             let (misses, cost) = draw.factors(at)?;
-            Some(program.scaled(misses, cost))
+            Some(program.scale(misses, cost))
         };
         drawn.extend(self.members.iter().zip(&programs).filter_map(scaled));
         if !drawn.is_empty() {
@@ -450,7 +450,7 @@ const BUS_ROUNDS: usize = 4;
 
 /// By site: score, members, their speeds.
 fn whole(problem: &PlanningProblem, layout: &SiteLayout) -> Vec<(LayoutScore, Vec<usize>, Vec<ForecastSpeed>)> {
-    let members = on_sites(problem, layout);
+    let members = tasks_on_sites(problem, layout);
     let aparts = split_shares_by_site(problem, layout, &members);
     let mut queues: Vec<Vec<f64>> = members.iter().map(|members| vec![0.0; members.len()]).collect();
     let rounds = if problem.bus.is_some() { BUS_ROUNDS } else { 1 };

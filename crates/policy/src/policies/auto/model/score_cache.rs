@@ -40,7 +40,7 @@ pub struct ScoreCache {
 impl ScoreCache {
     /// For a first problem.
     #[cfg(test)]
-    pub fn of(problem: &PlanningProblem) -> Self {
+    pub fn new(problem: &PlanningProblem) -> Self {
         ScoreCache::default().carry_over(problem, |_| None)
     }
 
@@ -213,7 +213,7 @@ pub mod tests {
                 LayoutScore::EMPTY
             });
         };
-        let memo = ScoreCache::of(&one);
+        let memo = ScoreCache::new(&one);
         (0..3).for_each(|_| ask(&one, &memo));
         let memo = memo.carry_over(&one, Some);
         ask(&one, &memo);

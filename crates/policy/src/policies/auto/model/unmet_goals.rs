@@ -53,7 +53,7 @@ enum GoalTarget {
 /// Explains the goals that the best plan does not meet, and names the programs that pay for those that it meets.
 pub fn explain_unmet(problem: &PlanningProblem, default: &SiteLayout, best: &SiteLayout, why: &mut Vec<Reason>) {
     let promised = |&at: &usize| problem.tasks[at].program.as_ref().is_some_and(|program| program.goal.is_promised());
-    if !problem.known().any(|at| promised(&at)) {
+    if !problem.known_tasks().any(|at| promised(&at)) {
         return;
     }
     let best_speeds = speeds(problem, best);
@@ -68,7 +68,7 @@ pub fn explain_unmet(problem: &PlanningProblem, default: &SiteLayout, best: &Sit
     }
     if !payers.is_empty() {
         let mut tasks = Vec::new();
-        let text = format!("goals are met at the cost of {}", named(problem, &payers, &mut tasks));
+        let text = format!("goals are met at the cost of {}", names_of(problem, &payers, &mut tasks));
         let most = payers.iter().map(|(_, loss)| *loss).fold(0.0, f64::max);
         let numbers = vec![("largest_loss_percent".to_string(), 100.0 * most)];
         why.push(Reason { kind: ReasonKind::Explanation, tasks, text, numbers });
@@ -103,7 +103,7 @@ fn payers(
     after: &[Option<ForecastSpeed>],
 ) -> Vec<(usize, f64)> {
     let loss = |at: usize| Some(before[at]?.over_alone - after[at]?.over_alone);
-    let mut all: Vec<(usize, f64)> = problem.known().filter_map(|index| Some((index, loss(index)?))).collect();
+    let mut all: Vec<(usize, f64)> = problem.known_tasks().filter_map(|index| Some((index, loss(index)?))).collect();
     all.retain(|(_, loss)| *loss > PAYS_FROM);
     all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     all
@@ -125,7 +125,7 @@ fn programs_to_remove(problem: &PlanningProblem, layout: &SiteLayout, short: &Un
                 && !left_out.contains(at)
         };
         let presses = |at: usize| problem.tasks[at].program.as_ref().map_or(0.0, |one| one.cpu_demand * one.misses[0]);
-        let mut others: Vec<usize> = less.known().filter(beside).collect();
+        let mut others: Vec<usize> = less.known_tasks().filter(beside).collect();
         others.sort_by(|&a, &b| presses(b).total_cmp(&presses(a)).then(a.cmp(&b)));
         let without = |&at: &usize| {
             let mut fewer = less.clone();
@@ -144,7 +144,7 @@ fn programs_to_remove(problem: &PlanningProblem, layout: &SiteLayout, short: &Un
 }
 
 /// Names some of them, and adds their tasks to those of the reason.
-fn named(problem: &PlanningProblem, payers: &[(usize, f64)], tasks: &mut Vec<TaskId>) -> String {
+fn names_of(problem: &PlanningProblem, payers: &[(usize, f64)], tasks: &mut Vec<TaskId>) -> String {
     let mut parts = Vec::new();
     for (at, loss) in payers.iter().take(PAYERS_NAMED) {
         parts.push(format!("{{{}}} (-{:.0} % of its solo speed)", tasks.len(), 100.0 * loss));
@@ -179,17 +179,17 @@ impl UnmetGoal {
             None if self.met_alone => text += "; it needs fewer programs on the machine",
             None => text += "; only a lower goal can be met",
         }
-        text += &self.outranked_by(problem, best, best_speeds, &mut tasks);
+        text += &self.find_outranking(problem, best, best_speeds, &mut tasks);
         text += match &self.target {
             _ if payers.is_empty() => ", and no program is slowed for it".to_string(),
-            _ => format!(", and {} is slowed for the speed that it has", named(problem, payers, &mut tasks)),
+            _ => format!(", and {} is slowed for the speed that it has", names_of(problem, payers, &mut tasks)),
         }
         .as_str();
         Reason { kind: ReasonKind::InfeasibleGoal, tasks, text, numbers }
     }
 
     /// The task of the same cache whose promise is met instead, because its priority is not lower.
-    fn outranked_by(
+    fn find_outranking(
         &self,
         problem: &PlanningProblem,
         layout: &SiteLayout,
@@ -203,7 +203,7 @@ impl UnmetGoal {
         };
         let site = layout.site_of[self.at];
         let rivals =
-            problem.known().filter(|&index| index != self.at && layout.site_of[index] == site && is_met(index));
+            problem.known_tasks().filter(|&index| index != self.at && layout.site_of[index] == site && is_met(index));
         let Some(rival) = rivals.reduce(|a, b| if priority(b) > priority(a) { b } else { a }) else {
             return String::new();
         };
@@ -312,7 +312,7 @@ mod tests {
         let allowed = AllowedMechanisms::filtered(|mechanism| mechanism != Mechanism::Space);
         let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
         let (effort, generator) = (Cell::new(2_000), SplitMix64::new(1));
-        let memo = ScoreCache::of(problem);
+        let memo = ScoreCache::new(problem);
         let mut search = PlanSearch { problem, memo: &memo, allowed, judge, effort, generator };
         let all = search.candidates(&BTreeMap::new(), None);
         let judge = search.judge;

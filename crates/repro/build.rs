@@ -38,8 +38,8 @@ fn main() {
 
 /// The digest of each module of this crate.
 pub fn digests(root: &Path, workspace: &Workspace) -> BTreeMap<String, String> {
-    let modules = own_modules(&source_folder(root, "cachemate-repro"));
-    let digest = |name: &String| digest_of(&reachable(name, &modules), &modules, workspace);
+    let modules = read_modules(&source_folder(root, "cachemate-repro"));
+    let digest = |name: &String| source_digest(&reachable_modules(name, &modules), &modules, workspace);
     modules.keys().map(|name| (name.clone(), digest(name))).collect()
 }
 
@@ -71,9 +71,9 @@ fn rust_files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-fn own_modules(src: &Path) -> BTreeMap<String, ModuleCode> {
+fn read_modules(src: &Path) -> BTreeMap<String, ModuleCode> {
     let mut modules: BTreeMap<String, ModuleCode> = BTreeMap::new();
-    for (file, code) in code_of(src) {
+    for (file, code) in parse_sources(src) {
         let below = file.strip_prefix(src).expect("a file below src").with_extension("");
         let first = below.iter().next().expect("a file has a name").to_string_lossy().into_owned();
         let module = modules.entry(first).or_default();
@@ -83,7 +83,7 @@ fn own_modules(src: &Path) -> BTreeMap<String, ModuleCode> {
 }
 
 /// The code of a crate's files without comments and tests, by file.
-fn code_of(src: &Path) -> BTreeMap<PathBuf, TokenStream> {
+fn parse_sources(src: &Path) -> BTreeMap<PathBuf, TokenStream> {
     let (mut codes, mut tests) = (BTreeMap::new(), BTreeSet::new());
     for file in rust_files(src) {
         let text = fs::read_to_string(&file).expect("a source file can be read");
@@ -152,7 +152,7 @@ fn skip_item(tokens: &mut impl Iterator<Item = TokenTree>) -> Option<String> {
 fn collect(code: TokenStream, module: &mut ModuleCode) {
     module.text.push_str(&code.to_string());
     let mut flat = Vec::new();
-    flatten(code, &mut flat);
+    flatten_into(code, &mut flat);
     for (index, word) in flat.iter().enumerate() {
         let before = |back: usize| index.checked_sub(back).map_or("", |at| flat[at].as_str());
         if ["struct", "enum", "trait", "type", "fn", "const", "static"].contains(&before(1)) {
@@ -183,7 +183,7 @@ fn heads(group: &[String]) -> Vec<String> {
     heads
 }
 
-fn flatten(code: TokenStream, into: &mut Vec<String>) {
+fn flatten_into(code: TokenStream, into: &mut Vec<String>) {
     for token in code {
         match token {
             TokenTree::Group(group) => {
@@ -194,7 +194,7 @@ fn flatten(code: TokenStream, into: &mut Vec<String>) {
                     Delimiter::None => ("", ""),
                 };
                 into.push(open.to_string());
-                flatten(group.stream(), into);
+                flatten_into(group.stream(), into);
                 into.push(close.to_string());
             }
             other => into.push(other.to_string()),
@@ -203,7 +203,7 @@ fn flatten(code: TokenStream, into: &mut Vec<String>) {
 }
 
 /// The modules that a module's code reaches, including itself. A name that no module declares reaches all modules.
-fn reachable(name: &str, modules: &BTreeMap<String, ModuleCode>) -> BTreeSet<String> {
+fn reachable_modules(name: &str, modules: &BTreeMap<String, ModuleCode>) -> BTreeSet<String> {
     let (mut reached, mut left) = (BTreeSet::new(), vec![name.to_string()]);
     while let Some(name) = left.pop() {
         if !reached.insert(name.clone()) {
@@ -247,7 +247,7 @@ impl Workspace {
             manifests.insert(name, dependencies);
         }
         let code = |name: &String| {
-            let code = code_of(&source_folder(root, name));
+            let code = parse_sources(&source_folder(root, name));
             (name.clone(), code.into_values().map(|tokens| tokens.to_string()).collect::<String>())
         };
         let codes = manifests.keys().filter(|name| *name != "cachemate-repro").map(code).collect();
@@ -298,7 +298,7 @@ fn read_lock(lock: &str) -> BTreeMap<String, BTreeSet<(String, Vec<String>)>> {
     packages
 }
 
-fn digest_of(reached: &BTreeSet<String>, modules: &BTreeMap<String, ModuleCode>, workspace: &Workspace) -> String {
+fn source_digest(reached: &BTreeSet<String>, modules: &BTreeMap<String, ModuleCode>, workspace: &Workspace) -> String {
     let mut digest = Sha256::new();
     let names = |name: &String| reached.iter().any(|module| modules[module].words.contains(&name.replace('-', "_")));
     let used = workspace.manifests["cachemate-repro"].iter().filter(|name| names(name)).cloned();

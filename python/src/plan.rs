@@ -7,7 +7,7 @@ use cachemate_policy::matrix::{CostKind, PairCosts};
 use cachemate_policy::placement::{Placement, place};
 use cachemate_policy::schemes::{self as models, SharedCache};
 use cachemate_report::PlanResult;
-use cachemate_report::text::{fixed, number, or_dash, printable};
+use cachemate_report::text::{format_fixed, number, value_or_dash, printable};
 use cachemate_repro::interval::forecast::{self, TimedProgram};
 use cachemate_study::{ProfileTarget, matrix_of, pair_costs, plan_picture, profile_for_target, unit_of};
 use numpy::PyArray2;
@@ -116,7 +116,7 @@ fn costs_of(
     };
     if model == INTERVAL_MODEL {
         let intervals = interval_pairs(py, programs, &machine, by_prior)?;
-        let costs = forecast::costs_of(&intervals);
+        let costs = forecast::costs_of_pairs(&intervals);
         return Ok((machine, Matrix { names, model: model.to_string(), costs, intervals: Some(intervals) }));
     }
     let target = ProfileTarget::from_machine(&machine).map_err(value_error)?;
@@ -219,12 +219,12 @@ impl Plan {
     /// The caches with their programs and the reasons.
     fn _repr_html_(&self) -> String {
         let percent = self.shown.unit == "percent";
-        let cost = |value: f64| if percent { format!("{} %", fixed(value, 1)) } else { number(value) };
+        let cost = |value: f64| if percent { format!("{} %", format_fixed(value, 1)) } else { number(value) };
         let mut rows = String::new();
         for cache in &self.shown.caches {
             for program in &cache.programs {
-                let cpu = or_dash(program.cpu.map(|cpu| cpu.to_string()));
-                let slowdown = or_dash(program.slowdown.map(cost));
+                let cpu = value_or_dash(program.cpu.map(|cpu| cpu.to_string()));
+                let slowdown = value_or_dash(program.slowdown.map(cost));
                 let cells = [&cache.cache, &cpu, &program.name, &slowdown, &program.reason].map(|text| escape(text));
                 rows.push_str(&format!("<tr><td>{}</td></tr>", cells.join("</td><td>")));
             }
@@ -232,7 +232,7 @@ impl Plan {
         let heads = ["cache", "CPU", "program", "slowdown", "reason"].join("</th><th>");
         let expected = &self.shown.expected;
         let [plan, random, worst] =
-            [expected.plan, expected.random, expected.worst].map(|mean| or_dash(mean.map(cost)));
+            [expected.plan, expected.random, expected.worst].map(|mean| value_or_dash(mean.map(cost)));
         format!(
             "<table><thead><tr><th>{heads}</th></tr></thead><tbody>{rows}</tbody></table>\
              <p>expected on average: {plan}; placed at random {random}; at worst {worst}</p>"

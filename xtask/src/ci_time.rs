@@ -114,13 +114,13 @@ fn read_record(root: &Path) -> Result<Vec<StageCost>, String> {
     }
 }
 
-fn recorded<'a>(name: &str, record: &'a [StageCost]) -> Option<&'a StageCost> {
+fn find_recorded<'a>(name: &str, record: &'a [StageCost]) -> Option<&'a StageCost> {
     record.iter().find(|cost| cost.name == name)
 }
 
 /// A stage of the record that is long enough to be judged.
 fn judged_record<'a>(name: &str, record: &'a [StageCost]) -> Option<&'a StageCost> {
-    recorded(name, record).filter(|before| before.cpu_s >= MIN_JUDGED_CPU_S)
+    find_recorded(name, record).filter(|before| before.cpu_s >= MIN_JUDGED_CPU_S)
 }
 
 /// Growth of the median stage, within 1 and [`MAX_HOST_SLOWDOWN`]; 1 while too few stages can be compared.
@@ -140,7 +140,7 @@ fn growth(cost: &StageCost, record: &[StageCost], slowdown: f64) -> Option<Strin
 
 fn render(current: &[StageCost], record: &[StageCost]) -> String {
     let row = |cost: &StageCost, record: &[StageCost]| {
-        let before = recorded(&cost.name, record).map_or("-".to_string(), |before| format!("{:.1}", before.cpu_s));
+        let before = find_recorded(&cost.name, record).map_or("-".to_string(), |before| format!("{:.1}", before.cpu_s));
         format!("{:>8.1} {:>8.1} {before:>10}  {}\n", cost.cpu_s, cost.wall_s, cost.name)
     };
     let mut text = format!("{:>8} {:>8} {:>10}  stage\n", "CPU s", "wall s", "recorded");
@@ -148,7 +148,7 @@ fn render(current: &[StageCost], record: &[StageCost]) -> String {
     let sum = |value: fn(&StageCost) -> f64| current.iter().map(value).sum::<f64>();
     text += &format!("{:>8.1} {:>8.1} {:>10}  in all\n", sum(|cost| cost.cpu_s), sum(|cost| cost.wall_s), "");
     for stage in current.iter().filter(|cost| !cost.tests.is_empty()) {
-        let before = recorded(&stage.name, record).map_or(&[][..], |before| &before.tests);
+        let before = find_recorded(&stage.name, record).map_or(&[][..], |before| &before.tests);
         text += &format!("slowest of '{}'\n", stage.name);
         stage.tests.iter().take(SLOWEST_TESTS).for_each(|test| text += &row(test, before));
     }

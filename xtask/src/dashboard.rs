@@ -23,7 +23,7 @@ pub fn check(root: &Path) -> io::Result<Vec<String>> {
     let mut complaints = Vec::new();
     for reader in READERS {
         let names = names(&fs::read_to_string(root.join(reader))?);
-        let unknown = names.iter().filter(|name| !registered.contains(bare(name)));
+        let unknown = names.iter().filter(|name| !registered.contains(bare_name(name)));
         complaints.extend(unknown.map(|name| format!("{reader}: '{name}' is registered nowhere in {METRICS}")));
         if names.is_empty() {
             complaints.push(format!("{reader}: no metric is asked for"));
@@ -40,7 +40,7 @@ fn names(dashboard: &str) -> BTreeSet<String> {
 }
 
 /// As it is registered.
-fn bare(name: &str) -> &str {
+fn bare_name(name: &str) -> &str {
     let name = name.strip_prefix("cachemate_").unwrap_or(name);
     let name = name.strip_suffix("_total").unwrap_or(name);
     name.strip_suffix("_seconds").unwrap_or(name)

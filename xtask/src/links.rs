@@ -60,7 +60,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
         is_in_code ^= line.trim_start().starts_with("```");
         let heading = line.trim_start_matches('#');
         if !is_in_code && heading.len() < line.len() && heading.starts_with(' ') {
-            let (name, mut count) = (anchor_of(heading), 0);
+            let (name, mut count) = (heading_anchor(heading), 0);
             let mut unique = name.clone();
             while !all.insert(unique) {
                 count += 1;
@@ -74,7 +74,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
 }
 
 /// Lower case, spaces as hyphens, punctuation left out; the text of a link without its target.
-fn anchor_of(heading: &str) -> String {
+fn heading_anchor(heading: &str) -> String {
     let mut text = String::new();
     for (index, piece) in heading.trim().split("](").enumerate() {
         text.push_str(if index == 0 { piece } else { piece.split_once(')').map_or("", |(_, rest)| rest) });

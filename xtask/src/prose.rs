@@ -173,10 +173,10 @@ fn count_words(text: &str) -> usize {
 /// Abbreviations on a page that the glossary does not have.
 pub fn check_abbreviations(root: &Path, shown: &str, text: &str, complaints: &mut Vec<String>) -> io::Result<()> {
     let Ok(glossary) = fs::read_to_string(root.join(GLOSSARY)) else { return Ok(()) };
-    let known: BTreeSet<&str> = words_of(&glossary).chain(COMMON.iter().copied()).collect();
+    let known: BTreeSet<&str> = split_words(&glossary).chain(COMMON.iter().copied()).collect();
     let mut told = BTreeSet::new();
     for Paragraph { line, text, .. } in paragraphs(text.lines().enumerate()) {
-        for word in words_of(&text).map(|word| word.strip_suffix('s').unwrap_or(word)) {
+        for word in split_words(&text).map(|word| word.strip_suffix('s').unwrap_or(word)) {
             let letters = 2..=MAX_ABBREVIATION_LETTERS;
             let is_short = letters.contains(&word.len()) && word.bytes().all(|byte| byte.is_ascii_uppercase());
             if is_short && !known.contains(word) && told.insert(word.to_string()) {
@@ -188,7 +188,7 @@ pub fn check_abbreviations(root: &Path, shown: &str, text: &str, complaints: &mu
 }
 
 /// Words, with their hyphens: a paper's result (`RM-1`) is no abbreviation.
-fn words_of(text: &str) -> impl Iterator<Item = &str> {
+fn split_words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !c.is_alphanumeric() && c != '_' && c != '-').filter(|word| !word.is_empty())
 }
 

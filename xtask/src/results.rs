@@ -203,10 +203,11 @@ fn pages(root: &Path) -> Result<Vec<(PathBuf, String)>, String> {
 fn current_figures<'a>(figures: impl Iterator<Item = &'a ResultRecord>) -> Vec<&'a ResultRecord> {
     let mut all: Vec<&ResultRecord> = figures.collect();
     let same = |a: &ResultRecord, b: &ResultRecord| (&a.id, &a.title, a.quick) == (&b.id, &b.title, b.quick);
-    let superseded = |one: &ResultRecord| {
-        all.iter().any(|other| same(one, other) && other.date > one.date && other.seeds.len() >= one.seeds.len())
+    let superseded = |record: &ResultRecord| {
+        all.iter()
+            .any(|other| same(record, other) && other.date > record.date && other.seeds.len() >= record.seeds.len())
     };
-    let superseded: Vec<bool> = all.iter().map(|one| superseded(one)).collect();
+    let superseded: Vec<bool> = all.iter().map(|record| superseded(record)).collect();
     let mut superseded = superseded.into_iter();
     all.retain(|_| !superseded.next().unwrap_or_default());
     let number = |figure: &ResultRecord| {
@@ -315,8 +316,9 @@ fn cell(figure: &ResultRecord, origins: &[FigureOrigin<'_>]) -> String {
 fn result_table(figures: &[&ResultRecord], origins: &[FigureOrigin<'_>]) -> String {
     let mut rows: Vec<(&ResultRecord, Vec<&ResultRecord>)> = Vec::new();
     for figure in figures {
-        let is_same =
-            |one: &ResultRecord| (&one.id, &one.title, &one.target) == (&figure.id, &figure.title, &figure.target);
+        let is_same = |record: &ResultRecord| {
+            (&record.id, &record.title, &record.target) == (&figure.id, &figure.title, &figure.target)
+        };
         match rows.iter_mut().find(|(first, _)| is_same(first)) {
             Some((_, all)) => all.push(figure),
             None => rows.push((figure, vec![figure])),
@@ -560,7 +562,10 @@ mod tests {
         assert_eq!(titles, ["a: loss", "b: loss", "gain over 'dio', all"]);
         let table = "\n| | X-1: gain (at least 1) |\n|---|---|\n| a | 1.00 %, met |\n| b | 2.00 %, met |\n\
                      | c | 3.00 %, met (at least 3) |\n";
-        assert_eq!(tables.iter().map(|one| comparison_table(one, &origins(&figures))).collect::<Vec<_>>(), [table]);
+        assert_eq!(
+            tables.iter().map(|comparison| comparison_table(comparison, &origins(&figures))).collect::<Vec<_>>(),
+            [table]
+        );
         assert_eq!(split_title("gain over 'dio', all"), Some(("dio", "gain over …, all".to_string())));
         assert_eq!(split_title("Pain's schedule above the optimal one's"), None);
     }

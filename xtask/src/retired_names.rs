@@ -71,7 +71,7 @@ pub fn check(shown: &str, text: &str, complaints: &mut Vec<String>) {
     for (index, line) in text.lines().enumerate() {
         let lower = line.to_lowercase();
         let spelled = SPELLINGS.iter().filter(|(gone, _)| lower.contains(gone));
-        let named = NAMES.iter().filter(|(gone, _)| holds(line, gone));
+        let named = NAMES.iter().filter(|(gone, _)| has_name(line, gone));
         for (gone, now) in spelled.chain(named) {
             complaints.push(format!("{shown}:{}: '{gone}' is '{now}' now", index + 1));
         }
@@ -79,7 +79,7 @@ pub fn check(shown: &str, text: &str, complaints: &mut Vec<String>) {
 }
 
 /// Is it there as a whole name, not as a part of a longer one?
-fn holds(line: &str, name: &str) -> bool {
+fn has_name(line: &str, name: &str) -> bool {
     let part = |c: char| c.is_alphanumeric() || c == '_';
     line.match_indices(name).any(|(at, _)| {
         let before = line[..at].chars().next_back().is_some_and(part);

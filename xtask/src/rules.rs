@@ -50,7 +50,8 @@ pub fn check(root: &Path, includes_pending: bool) -> io::Result<Vec<String>> {
     let mut complaints = Vec::new();
     for rule in RULES.iter().filter(|rule| rule.is_enforced || includes_pending) {
         let broken = (rule.check)(&tree);
-        complaints.extend(broken.iter().map(|one| format!("{}: {} ({})", one.place, one.text, rule.name)));
+        complaints
+            .extend(broken.iter().map(|complaint| format!("{}: {} ({})", complaint.place, complaint.text, rule.name)));
     }
     Ok(complaints)
 }
@@ -69,7 +70,7 @@ pub mod tests {
 
     /// Complaints as `file:line: text`.
     pub fn shown(complaints: Vec<Complaint>) -> Vec<String> {
-        complaints.iter().map(|one| format!("{}: {}", one.place, one.text)).collect()
+        complaints.iter().map(|complaint| format!("{}: {}", complaint.place, complaint.text)).collect()
     }
 
     /// Does this checkout keep the enforced rules?

@@ -222,7 +222,7 @@ fn declarations(tree: &SourceTree) -> Vec<TypeDeclaration<'_>> {
             {
                 all.push(TypeDeclaration { name, file: &file.path, line: index + 1 });
             }
-            let opens = words_behind_visibility(&line.code).next().is_some_and(|word| matches!(word, "impl" | "trait"))
+            let opens = words_after_visibility(&line.code).next().is_some_and(|word| matches!(word, "impl" | "trait"))
                 || line.code.trim_start().starts_with("impl<");
             if block.is_none() && opens && !line.code.trim_end().ends_with('}') {
                 block = Some(indent);
@@ -234,13 +234,13 @@ fn declarations(tree: &SourceTree) -> Vec<TypeDeclaration<'_>> {
 
 /// The keyword and the name of a line that declares a type.
 fn declared_type(line: &RustLine) -> Option<(&str, String)> {
-    let mut words = words_behind_visibility(&line.code);
+    let mut words = words_after_visibility(&line.code);
     let keyword = words.next().filter(|word| matches!(*word, "struct" | "enum" | "trait" | "union" | "type"))?;
     let name: String = words.next()?.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
     name.starts_with(char::is_uppercase).then_some((keyword, name))
 }
 
-fn words_behind_visibility(code: &str) -> impl Iterator<Item = &str> {
+fn words_after_visibility(code: &str) -> impl Iterator<Item = &str> {
     code.split_whitespace().skip_while(|word| word.starts_with("pub") || matches!(*word, "unsafe" | "in" | "crate)"))
 }
 

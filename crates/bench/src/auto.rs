@@ -25,7 +25,7 @@ fn states(actors: &[Actor]) -> Vec<(Option<CpuSet>, Option<u32>)> {
 
 /// # Errors
 /// A program or the daemon cannot be started.
-pub fn show(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
+pub fn bench_rows(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
     const COST: &str = "throughput of two programs that nothing can help, under 'auto' against unmanaged";
     const CHANGED: &str = "programs of which 'auto' changed CPUs or scheduling there";
     let actors = [Actor::start_own(place, "spared-1", "quiet", 0)?, Actor::start_own(place, "spared-2", "quiet", 0)?];

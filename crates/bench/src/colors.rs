@@ -36,7 +36,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// # Errors
 /// A program cannot be started, or inputs cannot be written.
-pub fn show(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
+pub fn bench_rows(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
     let skipped = |why: String| Ok(vec![BenchRow::not_shown("d-g", "page colors", why)]);
     if let Err(unusable) = migration::page_ns_with_frames() {
         return skipped(format!("{} (remedy: {})", unusable.why, unusable.remedy));
@@ -135,7 +135,7 @@ impl ColoredRun {
         self.program.signal(if runs { Signal::CONT } else { Signal::STOP });
     }
 
-    fn sit_on(&self, cpu: CpuId) -> std::io::Result<()> {
+    fn bind_to(&self, cpu: CpuId) -> std::io::Result<()> {
         LinuxHost::new("/").set_affinity(self.program.pid(), &[cpu.0].into_iter().collect())
     }
 }
@@ -145,15 +145,15 @@ fn partition(place: &BenchHost, half: u64, other: u64) -> anyhow::Result<Vec<Ben
     let stream = Actor::start_own(place, "stream", "stream", STREAM_BYTES)?;
     let mut colored_stream = ColoredRun::start(place, "stream", &["stream", &STREAM_BYTES.to_string()], other)?;
     stream.set_affinity(&[place.cpus.1])?;
-    colored_stream.sit_on(place.cpus.1)?;
+    colored_stream.bind_to(place.cpus.1)?;
     for (bytes, min_solo, max_ordinary) in [(4u64 << 20, 0.85, 0.30), (6 << 20, 0.80, 1.0)] {
         let text = bytes.to_string();
         let victim = Actor::start_own(place, "victim", "chase", bytes)?;
         let mut colored = ColoredRun::start(place, "victim", &["chase", &text], half)?;
         victim.set_affinity(&[place.cpus.0])?;
-        colored.sit_on(place.cpus.0)?;
+        colored.bind_to(place.cpus.0)?;
         warm(place, &[&|| victim.work(), &|| stream.work(), &|| colored.work(), &|| colored_stream.work()]);
-        let arms = sampled(place, (&victim, &colored), (&stream, &colored_stream));
+        let arms = sample_arms(place, (&victim, &colored), (&stream, &colored_stream));
         rows.extend(partition_rows(bytes, min_solo, max_ordinary, &arms));
         for (name, actor) in [("victim", &mut colored), ("stream", &mut colored_stream)] {
             let what = format!("resident frames of the {name} in allowed classes, {} MiB victim", bytes >> 20);
@@ -190,7 +190,11 @@ fn warm(place: &BenchHost, works: &[&dyn Fn() -> u64]) {
 /// during which the CPUs shared a last level.
 type ColorArms = [Vec<f64>; 4];
 
-fn sampled(place: &BenchHost, victims: (&Actor, &ColoredRun), streams: (&Actor, &ColoredRun)) -> (ColorArms, usize) {
+fn sample_arms(
+    place: &BenchHost,
+    victims: (&Actor, &ColoredRun),
+    streams: (&Actor, &ColoredRun),
+) -> (ColorArms, usize) {
     let (mut arms, mut dropped) = (ColorArms::default(), 0);
     let all = |runs: bool| {
         [victims.0, streams.0].into_iter().for_each(|ordinary| ordinary.runs(runs));
@@ -239,16 +243,16 @@ fn partition_rows(bytes: u64, min_solo: f64, max_ordinary: f64, sampled: &(Color
     let hurt = ordinary / ordinary_alone;
     // The first target is relative to the best speed on this host, the second to the victim on its half of the cache.
     let against = if bytes == 4 << 20 { ordinary_alone } else { colored_alone };
-    let kept = colored / against;
+    let kept_share = colored / against;
     let measured = format!(
         "{:.0} % ({:.0} % of its colored solo speed; colored alone {:.0} % of ordinary alone)",
-        100.0 * kept,
+        100.0 * kept_share,
         100.0 * colored / colored_alone,
         100.0 * colored_alone / ordinary_alone
     );
     let mut rows = Vec::new();
     let target = format!("{:.0} %", 100.0 * min_solo);
-    rows.push(BenchRow::row("d", &format!("{what}: colored halves"), &target, measured, kept >= min_solo));
+    rows.push(BenchRow::row("d", &format!("{what}: colored halves"), &target, measured, kept_share >= min_solo));
     let measured = format!("{:.0} % of solo, {} samples an arm, {dropped} dropped", 100.0 * hurt, minimum);
     if hurt <= max_ordinary {
         rows.push(BenchRow::new("d", &format!("{what}: ordinary frames"), "", measured, BenchVerdict::Reported));
@@ -374,7 +378,7 @@ fn real_programs(place: &BenchHost, mask: u64) -> anyhow::Result<Vec<BenchRow>> 
             same &= agents.iter().any(|(_, agent)| agent.account.is_ok());
             // From the kernel's page map if the program ran long enough, else from the agents' last counts.
             let outside = program.resident().and_then(|found| found.inside());
-            inside = outside.or_else(|| inside_by_agents(&agents)).or(inside);
+            inside = outside.or_else(|| allowed_page_share(&agents)).or(inside);
             held = held.max(agents.iter().filter_map(|(_, agent)| agent.counter("max_held")).max().unwrap_or(0));
         }
         let ratio = median(&colored).unwrap_or(0.0) / median(&ordinary).unwrap_or(f64::MAX);
@@ -391,7 +395,7 @@ fn real_programs(place: &BenchHost, mask: u64) -> anyhow::Result<Vec<BenchRow>> 
 }
 
 /// Share of the pages managed by the agents of a program and its children that have allowed colors.
-fn inside_by_agents(agents: &[(i32, AgentReport)]) -> Option<f64> {
+fn allowed_page_share(agents: &[(i32, AgentReport)]) -> Option<f64> {
     let sum = |name: &str| agents.iter().filter_map(|(_, agent)| agent.counter(name)).sum::<u64>();
     let inside = sum("allowed_pages");
     let all = inside + sum("other_pages") + sum("unknown_pages");

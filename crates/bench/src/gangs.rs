@@ -31,7 +31,7 @@ struct GangArm {
 }
 
 impl GangArm {
-    fn middle(&self, program: usize) -> Option<f64> {
+    fn median_value(&self, program: usize) -> Option<f64> {
         median(&self.rates.iter().map(|rates| rates[program]).collect::<Vec<_>>())
     }
 }
@@ -48,7 +48,7 @@ struct GangArms {
 
 /// # Errors
 /// A program cannot be started, or the host cannot be managed.
-pub fn show(place: &BenchHost, found: &HostSurvey) -> anyhow::Result<Vec<BenchRow>> {
+pub fn bench_rows(place: &BenchHost, found: &HostSurvey) -> anyhow::Result<Vec<BenchRow>> {
     let small = (place.cache_bytes / 8).max(2 * place.private_bytes).min(place.cache_bytes / 2);
     let large = place.cache_bytes * 3;
     let programs = [
@@ -170,7 +170,7 @@ fn four(actors: &[Actor]) -> [f64; 4] {
     std::array::from_fn(|index| actors[index].work() as f64)
 }
 
-fn sampled<T>(
+fn sample_programs<T>(
     place: &BenchHost,
     actors: &[Actor],
     arms: &mut GangArms,
@@ -194,7 +194,7 @@ fn managed_block(
     expected: &mut (Option<f64>, Option<f64>),
 ) -> anyhow::Result<()> {
     for at in 0..BLOCK {
-        let (gate, rates, record) = sampled(place, actors, arms, || live.step());
+        let (gate, rates, record) = sample_programs(place, actors, arms, || live.step());
         let Some(record) = record? else { return Ok(()) };
         for (name, value) in record.decision.reasons.iter().flat_map(|reason| &reason.numbers) {
             match name.as_str() {
@@ -215,7 +215,7 @@ fn managed_block(
 
 fn alone_block(place: &BenchHost, actors: &[Actor], arms: &mut GangArms) {
     for at in 0..BLOCK {
-        let (gate, rates, ()) = sampled(place, actors, arms, || place.sleep(Duration::from_secs(1)));
+        let (gate, rates, ()) = sample_programs(place, actors, arms, || place.sleep(Duration::from_secs(1)));
         if let Some(shared) = gate.filter(|_| at > 0) {
             arms.alone[usize::from(shared)].rates.push(rates);
         }
@@ -248,7 +248,7 @@ fn rows(
             arms.unclear
         );
         rows.push(BenchRow::not_shown("b", "gangs while shared", why));
-    } else if let Some(why) = relative(arms, solo, 1).and_then(|all| nothing_to_gain(&all.1)) {
+    } else if let Some(why) = relative(arms, solo, 1).and_then(|all| no_gain_reason(&all.1)) {
         rows.push(BenchRow::not_shown("b", "gangs while shared", why));
     } else if let Some(all) = relative(arms, solo, 1) {
         let of = |arm: &[f64; 4], who: [usize; 2]| (arm[who[0]] + arm[who[1]]) / 2.0 * 2.0;
@@ -289,7 +289,7 @@ fn rows(
 }
 
 /// If the streams do not slow the chases down under the default placement, no placement can speed them up.
-fn nothing_to_gain(left_alone: &[f64; 4]) -> Option<String> {
+fn no_gain_reason(left_alone: &[f64; 4]) -> Option<String> {
     // Two programs share a CPU, so each can reach at most half of its solo speed.
     let kept = VICTIMS.iter().map(|&at| left_alone[at] / 0.5).sum::<f64>() / VICTIMS.len() as f64;
     (kept > 0.8).then(|| {
@@ -305,8 +305,8 @@ fn relative(arms: &GangArms, solo: &[Option<f64>], side: usize) -> Option<([f64;
     let mut both = ([0.0; 4], [0.0; 4]);
     for program in 0..4 {
         let alone = solo.get(program).copied().flatten().filter(|rate| *rate > 0.0)?;
-        both.0[program] = arms.managed[side].middle(program)? / alone;
-        both.1[program] = arms.alone[side].middle(program)? / alone;
+        both.0[program] = arms.managed[side].median_value(program)? / alone;
+        both.1[program] = arms.alone[side].median_value(program)? / alone;
     }
     Some(both)
 }

@@ -102,26 +102,26 @@ impl LiveBench {
         if let Some(place) = &mut place {
             if wants(BenchPart::Overhead) {
                 note("(c) overhead ...");
-                rows.extend(BenchRow::part_rows("c", "overhead", overhead::show(place)));
+                rows.extend(BenchRow::part_rows("c", "overhead", overhead::bench_rows(place)));
             }
             if wants(BenchPart::Auto) {
                 note("(h) auto where there is nothing to gain ...");
-                rows.extend(BenchRow::part_rows("h", "auto", auto::show(place)));
+                rows.extend(BenchRow::part_rows("h", "auto", auto::bench_rows(place)));
             }
             if wants(BenchPart::Ranking) {
                 note("(a) intensity ...");
                 place.until = start + all.mul_f64(0.4);
-                rows.extend(BenchRow::part_rows("a", "intensity", ranking::show(place)));
+                rows.extend(BenchRow::part_rows("a", "intensity", ranking::bench_rows(place)));
             }
             if wants(BenchPart::Colors) {
                 note("(d-g) page colors ...");
                 place.until = start + all.mul_f64(if wants(BenchPart::Gangs) { 0.75 } else { 1.0 });
-                rows.extend(BenchRow::part_rows("d-g", "page colors", colors::show(place)));
+                rows.extend(BenchRow::part_rows("d-g", "page colors", colors::bench_rows(place)));
             }
             if wants(BenchPart::Gangs) {
                 note("(b) gangs ...");
                 place.until = start + all;
-                rows.extend(BenchRow::part_rows("b", "gangs", gangs::show(place, &host)));
+                rows.extend(BenchRow::part_rows("b", "gangs", gangs::bench_rows(place, &host)));
             }
         }
         rows.sort_by_key(|row| row.part);

@@ -28,7 +28,7 @@ const STARTED_WITHIN: Duration = Duration::from_secs(30);
 
 /// # Errors
 /// A program or the daemon cannot be started.
-pub fn show(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
+pub fn bench_rows(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
     let crowd = SleeperGroup::start(place)?;
     let config = format!(
         "mode = \"act\"\nwindow_ms = 1000\n[policy]\nname = \"round-robin\"\n[[rules]]\npid = {}\n",
@@ -57,10 +57,10 @@ fn share(place: &BenchHost, page: bool) -> anyhow::Result<Option<f64>> {
     let daemon = BenchDaemon::start(place, "overhead", "overhead", if page { &with_page } else { &[] })?;
     daemon.wait_until_started(place);
     let viewers: Vec<_> = (0..if page { VIEWERS } else { 0 }).filter_map(|_| viewer(&socket)).collect();
-    let (before, start) = (daemon.ran_ns(), Instant::now());
+    let (before, start) = (daemon.cpu_time_ns(), Instant::now());
     place.sleep(Duration::from_secs(COUNTED));
     let seconds = start.elapsed().as_secs_f64();
-    let after = daemon.ran_ns();
+    let after = daemon.cpu_time_ns();
     drop(daemon);
     // Streams end with the daemon.
     let told = viewers.into_iter().filter_map(|viewer| viewer.join().ok()).filter(|bytes| *bytes > 0).count();
@@ -84,14 +84,14 @@ fn page(place: &BenchHost) -> anyhow::Result<BenchRow> {
     daemons.iter().for_each(|daemon| daemon.wait_until_started(place));
     let socket = place.folder.join("seen.page");
     let taken: Vec<_> = (0..VIEWERS).filter_map(|_| viewer(&socket)).collect();
-    let before: Vec<_> = daemons.iter().map(BenchDaemon::ran_ns).collect();
+    let before: Vec<_> = daemons.iter().map(BenchDaemon::cpu_time_ns).collect();
     let start = Instant::now();
     place.sleep(Duration::from_secs(COUNTED));
     let seconds = start.elapsed().as_secs_f64();
     let shares: Vec<f64> = daemons
         .iter()
         .zip(before)
-        .filter_map(|(daemon, before)| Some(daemon.ran_ns()?.saturating_sub(before?) as f64 / 1e9 / seconds))
+        .filter_map(|(daemon, before)| Some(daemon.cpu_time_ns()?.saturating_sub(before?) as f64 / 1e9 / seconds))
         .collect();
     drop(daemons);
     // Streams end with the daemon.
@@ -235,7 +235,7 @@ impl BenchDaemon {
     }
 
     /// Processor time of all its threads, to the nanosecond: clock ticks are 0.03 % of what is counted.
-    fn ran_ns(&self) -> Option<u64> {
+    fn cpu_time_ns(&self) -> Option<u64> {
         let mut sum = 0;
         for task in std::fs::read_dir(format!("/proc/{}/task", self.0.id())).ok()? {
             let schedstat = std::fs::read_to_string(task.ok()?.path().join("schedstat")).ok()?;
@@ -247,10 +247,10 @@ impl BenchDaemon {
     /// Waits until the work of the start is over.
     pub fn wait_until_started(&self, place: &BenchHost) {
         let start = Instant::now();
-        let mut before = self.ran_ns();
+        let mut before = self.cpu_time_ns();
         while start.elapsed() < STARTED_WITHIN && !place.is_stopped() {
             place.sleep(Duration::from_millis(1500));
-            let now = self.ran_ns();
+            let now = self.cpu_time_ns();
             if now.zip(before).is_none_or(|(now, before)| now.saturating_sub(before) <= 20_000_000) {
                 break;
             }

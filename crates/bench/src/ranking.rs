@@ -56,7 +56,7 @@ struct RankedProgram {
 
 /// # Errors
 /// The inputs cannot be written, or a program cannot be started.
-pub fn show(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
+pub fn bench_rows(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
     const WHAT: &str = "intensity against recorded misses";
     let here = PinnedThread::to(place.cpus.0)?;
     let mut reloader = match PrimeProber::new(buffer_bytes(Some(place.cache_bytes)), 1) {
@@ -72,7 +72,7 @@ pub fn show(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
             continue;
         }
         let actor = Actor::shell(place, name, line)?;
-        let misses_per_second = recorded(place, name)?;
+        let misses_per_second = recorded_miss_rate(place, name)?;
         ranked.push(measure(place, &mut reloader, &actor, misses_per_second)?);
     }
     // A quarter of the cache, three times the cache, and nothing: their misses follow from their sizes.
@@ -128,7 +128,7 @@ pub fn recorded_curve(place: &BenchHost, name: &str) -> anyhow::Result<Vec<(u64,
 }
 
 /// Misses per second on a quarter of this host's cache: recorded misses per instruction times the rate that they allow.
-fn recorded(place: &BenchHost, name: &str) -> anyhow::Result<f64> {
+fn recorded_miss_rate(place: &BenchHost, name: &str) -> anyhow::Result<f64> {
     let quarter = place.cache_bytes / 4;
     let curve = recorded_curve(place, name)?;
     let nearest = curve.iter().min_by_key(|(bytes, _)| bytes.abs_diff(quarter));

@@ -59,12 +59,16 @@ impl FromStr for ByteSize {
             _ => return Err(bad()),
         };
         let plain = |number: &str| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
-        let (whole, rest) = number.split_once('.').unwrap_or((number, "0"));
-        if !plain(whole) || !plain(rest) || rest.len() > 9 || (shift == 0 && number.contains('.')) {
+        let (whole_digits, fraction_digits) = number.split_once('.').unwrap_or((number, "0"));
+        if !plain(whole_digits)
+            || !plain(fraction_digits)
+            || fraction_digits.len() > 9
+            || (shift == 0 && number.contains('.'))
+        {
             return Err(bad());
         }
-        let whole: u64 = whole.parse().map_err(|_| bad())?;
-        let rest: u128 = rest.parse::<u128>().map_err(|_| bad())? << shift;
+        let whole: u64 = whole_digits.parse().map_err(|_| bad())?;
+        let rest: u128 = fraction_digits.parse::<u128>().map_err(|_| bad())? << shift;
         let scale = 10u128.pow(number.split_once('.').map_or(1, |(_, rest)| rest.len() as u32));
         let bytes = (u128::from(whole) << shift) + rest / scale;
         match u64::try_from(bytes) {
@@ -83,7 +87,7 @@ const MAX_SIZES: usize = 10_000;
 
 impl SizeList {
     /// Half-doublings from 4K to 64M.
-    pub fn usual() -> Self {
+    pub fn with_defaults() -> Self {
         SizeList(usual_sizes())
     }
 }
@@ -144,8 +148,8 @@ mod tests {
         assert_eq!(sizes("1M,64K,1M"), Ok(vec![65536, 1 << 20]));
         assert_eq!(sizes("64K..1M:5"), Ok((16..21).map(|power| 1 << power).collect()));
         assert_eq!(sizes("64K..1M:9").unwrap().len(), 9);
-        assert_eq!(SizeList::usual().0.len(), 29);
-        assert!(SizeList::usual().0.contains(&(1 << 20)));
+        assert_eq!(SizeList::with_defaults().0.len(), 29);
+        assert!(SizeList::with_defaults().0.contains(&(1 << 20)));
         for text in ["1M..64K:3", "1K..2K", "1K..2K:1", "1K..2K:0", "1K..1G:99999999", "..", "1K,,2K", "1K..2K:x"] {
             assert!(sizes(text).is_err(), "{text}");
         }

@@ -19,7 +19,7 @@ impl OutputFile {
     /// The file exists and `force` is not set, or its directory is not writable.
     pub fn create(path: &Path, force: bool) -> anyhow::Result<Self> {
         refuse_existing(path, force)?;
-        let folder = directory_of(path);
+        let folder = parent_folder(path);
         let file = tempfile::Builder::new()
             .prefix(".cachemate-")
             .tempfile_in(folder)
@@ -67,18 +67,18 @@ pub fn refuse_existing(path: &Path, force: bool) -> anyhow::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(_) if !force => bail!("{}: the file exists; --force overwrites it", path.display()),
         Ok(metadata) if metadata.is_dir() => bail!("{}: found a directory, expected a file", path.display()),
-        _ if !directory_of(path).is_dir() => {
+        _ if !parent_folder(path).is_dir() => {
             bail!(
                 "{}: cannot be written, because the directory {} does not exist",
                 path.display(),
-                directory_of(path).display()
+                parent_folder(path).display()
             )
         }
         _ => Ok(()),
     }
 }
 
-fn directory_of(path: &Path) -> &Path {
+fn parent_folder(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 

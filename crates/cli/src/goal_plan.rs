@@ -18,9 +18,9 @@ pub struct RequestedGoal {
 }
 
 /// `NAME=MAX`, with MAX as `5%` or `0.05`.
-pub fn parse_goal(given: &str) -> Result<RequestedGoal, String> {
+pub fn parse_goal(text: &str) -> Result<RequestedGoal, String> {
     let expected = "expected PROGRAM=MAX, such as redis=5% or redis=0.05";
-    let Some((program, max)) = given.rsplit_once('=') else { return Err(format!("found '{given}', {expected}")) };
+    let Some((program, max)) = text.rsplit_once('=') else { return Err(format!("found '{text}', {expected}")) };
     let (digits, unit) = max.strip_suffix('%').map_or((max, 1.0), |digits| (digits.trim(), 100.0));
     let value: f64 = digits.parse().map_err(|_| format!("found '{max}', {expected}"))?;
     let max_slowdown = value / unit;
@@ -78,7 +78,8 @@ pub fn goal_plan(
     goals: &[RequestedGoal],
     seed: u64,
 ) -> anyhow::Result<GoalPlan> {
-    let mut jobs: Vec<IntervalJob> = timed.iter().map(|program| IntervalJob::new(program.middle().clone())).collect();
+    let mut jobs: Vec<IntervalJob> =
+        timed.iter().map(|program| IntervalJob::new(program.middle_program().clone())).collect();
     for goal in goals {
         let mut own = names.iter().zip(&mut jobs).filter(|(name, _)| **name == goal.program).peekable();
         if own.peek().is_none() {

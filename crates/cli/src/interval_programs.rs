@@ -74,7 +74,7 @@ pub fn jobs(
     stretch: f64,
 ) -> anyhow::Result<Vec<IntervalJob>> {
     let counted: Vec<(ProgramRequest, u32)> =
-        given.iter().map(|given| counted(given)).collect::<anyhow::Result<_>>()?;
+        given.iter().map(|given| parse_count(given)).collect::<anyhow::Result<_>>()?;
     let wanted: Vec<ProgramRequest> = counted.iter().map(|(wanted, _)| wanted.clone()).collect();
     let programs = load(session, &wanted, machine, seed, stretch)?;
     let copies = programs.iter().zip(&counted);
@@ -82,7 +82,7 @@ pub fn jobs(
 }
 
 /// `NAME*N`, or one copy.
-fn counted(given: &str) -> anyhow::Result<(ProgramRequest, u32)> {
+fn parse_count(given: &str) -> anyhow::Result<(ProgramRequest, u32)> {
     let (name, count) = match given.rsplit_once('*') {
         None => (given, 1),
         Some((name, count)) => {
@@ -120,7 +120,7 @@ fn load_program(
         setup::WorkloadJob { options, ..setup::WorkloadJob::new(name, seed) }
     } else {
         let path = if name.ends_with(".cmt") { name.into() } else { recording(name)? };
-        setup::WorkloadJob::recorded(name, path, seed)
+        setup::WorkloadJob::from_recording(name, path, seed)
     };
     let threads = job.threads(0)?.len();
     if threads != 1 {

@@ -9,7 +9,7 @@ use cachemate_policy::schemes::{self, Scheme, SharedCache};
 use cachemate_report::{CacheSummary, CostTable, GroupForecast, GroupMember, PercentRange};
 use cachemate_repro::ExperimentContext;
 use cachemate_repro::interval::forecast::{
-    MemberForecast, TimedProgram, TimingBasis, costs_of, group_miss_ratio, pairs, together,
+    MemberForecast, TimedProgram, TimingBasis, costs_of_pairs, forecast_together, group_miss_ratio, pairs,
 };
 use cachemate_study::{ProfileTarget, USUAL_SCHEME, cache_summary, matrix_of, pair_costs};
 use clap::{Args, ValueEnum};
@@ -95,7 +95,7 @@ impl Prediction {
         let Some(scheme) = scheme else {
             let timed = run_timed(session, programs, &inputs, &machine, timing)?;
             let intervals = pairs(&machine, &timed.iter().map(Arc::as_ref).collect::<Vec<_>>())?;
-            let costs = costs_of(&intervals);
+            let costs = costs_of_pairs(&intervals);
             let model = SlowdownModel::Interval(timed);
             return Ok(Prediction { machine, cache, programs: inputs, model, costs, intervals: Some(intervals) });
         };
@@ -108,12 +108,12 @@ impl Prediction {
     /// The matrix of costs, with intervals if the model has them.
     pub fn matrix(&self) -> CostTable {
         let ends = |end: fn(&Estimate) -> f64| {
-            let row = |row: &Vec<Estimate>| row.iter().map(|one| Some(100.0 * end(one))).collect();
+            let row = |row: &Vec<Estimate>| row.iter().map(|estimate| Some(100.0 * end(estimate))).collect();
             self.intervals.as_ref().map(|rows| rows.iter().map(row).collect())
         };
         CostTable {
-            low: ends(|one| one.low),
-            high: ends(|one| one.high),
+            low: ends(|estimate| estimate.low),
+            high: ends(|estimate| estimate.high),
             ..matrix_of(&self.names(), self.model.name(), &self.costs)
         }
     }
@@ -139,20 +139,20 @@ impl Prediction {
     /// # Errors
     /// The usual model does not exist (a bug); missing evidence gives `None`.
     pub fn group(&self) -> anyhow::Result<Option<GroupForecast>> {
-        self.group_of(&(0..self.programs.len()).collect::<Vec<_>>())
+        self.forecast_group(&(0..self.programs.len()).collect::<Vec<_>>())
     }
 
     /// Some of the programs together on one cache, by their indices in the list.
     ///
     /// # Errors
     /// As [`Self::group`].
-    pub fn group_of(&self, members: &[usize]) -> anyhow::Result<Option<GroupForecast>> {
+    pub fn forecast_group(&self, members: &[usize]) -> anyhow::Result<Option<GroupForecast>> {
         if members.len() < 2 {
             return Ok(None);
         }
         if let SlowdownModel::Interval(timed) = &self.model {
             let chosen: Vec<&TimedProgram> = members.iter().map(|&index| timed[index].as_ref()).collect();
-            return Ok(Some(self.interval_group(members, &together(&self.machine, &chosen)?)));
+            return Ok(Some(self.interval_group(members, &forecast_together(&self.machine, &chosen)?)));
         }
         let programs: Vec<&ProfiledInput> = members.iter().map(|&index| &self.programs[index]).collect();
         let profiles: Vec<_> = programs.iter().map(|program| &program.profile).collect();
@@ -209,7 +209,7 @@ impl Prediction {
 pub fn prior_costs(inputs: &[ProfiledInput], machine: &MachineSpec) -> anyhow::Result<PairCosts> {
     let timed = inputs.iter().map(|input| Ok(TimedProgram::from_profile(&input.file, machine)?));
     let timed: Vec<TimedProgram> = timed.collect::<anyhow::Result<_>>()?;
-    Ok(costs_of(&pairs(machine, &timed.iter().collect::<Vec<_>>())?))
+    Ok(costs_of_pairs(&pairs(machine, &timed.iter().collect::<Vec<_>>())?))
 }
 
 /// The programs with their timing; equal inputs are timed once.

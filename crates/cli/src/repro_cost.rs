@@ -17,13 +17,13 @@ pub fn processor_hours<'a>(experiments: impl IntoIterator<Item = &'a Experiment>
 }
 
 /// Renders a line for each experiment, and the cost of the missing runs. Nothing is run.
-pub fn render(asked: &ReproRequest, experiments: &[Experiment], store: Option<&Store>) -> String {
+pub fn render(request: &ReproRequest, experiments: &[Experiment], store: Option<&Store>) -> String {
     let columns = [("ids", Align::Left), ("what", Align::Left), ("runs", Align::Left), ("hours", Align::Right)];
-    let (mut table, mut left, seeds) = (Table::new(&columns), Vec::new(), asked.seeds.len());
+    let (mut table, mut left, seeds) = (Table::new(&columns), Vec::new(), request.seeds.len());
     let all = places(experiments);
     for (nth, experiment) in &all {
-        let runs = store.map_or(RunCounts::default(), |store| runs_of(asked, store, *nth, experiment));
-        let hours = match asked.quick {
+        let runs = store.map_or(RunCounts::default(), |store| run_counts(request, store, *nth, experiment));
+        let hours = match request.quick {
             true => "not timed".to_string(),
             false => format!("{:.2}", processor_hours([experiment], seeds)),
         };
@@ -33,7 +33,7 @@ pub fn render(asked: &ReproRequest, experiments: &[Experiment], store: Option<&S
         }
     }
     let (open, seeds_text) = (left.len(), counted_text(seeds as u64, "seed"));
-    let hours = match asked.quick {
+    let hours = match request.quick {
         true => "minutes in all".to_string(),
         false => format!("at most about {:.1} processor hours", processor_hours(left, seeds)),
     };
@@ -63,15 +63,15 @@ impl RunCounts {
 }
 
 /// Runs the experiment on the stored answers.
-fn runs_of(asked: &ReproRequest, store: &Store, nth: usize, experiment: &Experiment) -> RunCounts {
-    let (find, made, stop) = (asked.stored_answers(store, nth), AtomicUsize::new(0), AtomicBool::new(false));
+fn run_counts(request: &ReproRequest, store: &Store, nth: usize, experiment: &Experiment) -> RunCounts {
+    let (find, made, stop) = (request.stored_lookup(store, nth), AtomicUsize::new(0), AtomicBool::new(false));
     let counted = |run: &str| {
         let answer = find(run);
         made.fetch_add(usize::from(answer.is_some()), Ordering::Relaxed);
         answer
     };
     let split = Split::list(&counted);
-    let (finished, fails) = match (experiment.run)(&asked.context(&split, &stop)) {
+    let (finished, fails) = match (experiment.run)(&request.context(&split, &stop)) {
         Ok(_) => (true, None),
         Err(ReproError::Failed(what, why)) => (false, Some(format!("{what}: {why}"))),
         Err(ReproError::Elsewhere | ReproError::Interrupted) => (false, None),

@@ -199,16 +199,22 @@ impl CostPlan {
             [("ids", Align::Left), right("stored"), right("next"), right("hours in all"), right("hours left")];
         let mut table = Table::new(&columns);
         let hours = |hours: Option<f64>| hours.map_or("not known".to_string(), |hours| format!("{hours:.3}"));
-        for one in &self.experiments {
-            let ids = match &one.error {
-                None => one.ids.join(", "),
-                Some(error) => format!("{} (fails: {error})", one.ids.join(", ")),
+        for experiment in &self.experiments {
+            let ids = match &experiment.error {
+                None => experiment.ids.join(", "),
+                Some(error) => format!("{} (fails: {error})", experiment.ids.join(", ")),
             };
-            let next = if one.is_complete { "complete".to_string() } else { one.next_runs.to_string() };
-            table.row([ids, one.stored_runs.to_string(), next, hours(one.cpu_hours), hours(one.left_cpu_hours)]);
+            let next = if experiment.is_complete { "complete".to_string() } else { experiment.next_runs.to_string() };
+            table.row([
+                ids,
+                experiment.stored_runs.to_string(),
+                next,
+                hours(experiment.cpu_hours),
+                hours(experiment.left_cpu_hours),
+            ]);
         }
-        let left: f64 = self.experiments.iter().filter_map(|one| one.left_cpu_hours).sum();
-        let unknown = self.experiments.iter().filter(|one| one.left_cpu_hours.is_none()).count();
+        let left: f64 = self.experiments.iter().filter_map(|experiment| experiment.left_cpu_hours).sum();
+        let unknown = self.experiments.iter().filter(|experiment| experiment.left_cpu_hours.is_none()).count();
         let unknown = if unknown > 0 { format!(", and {unknown} experiments of unknown cost") } else { String::new() };
         let seeds = counted_text(self.seeds as u64, "seed");
         format!("{}\n{} form, {seeds}: {left:.2} processor hours left{unknown}\n", table.text(), self.form)
@@ -326,7 +332,7 @@ impl ReproRun {
         if stop.load(Ordering::Relaxed) {
             return Err(InterruptedError("what was measured is stored".to_string()).into());
         }
-        let failed: Vec<String> = all.iter().filter_map(|one| one.failed.clone()).collect();
+        let failed: Vec<String> = all.iter().filter_map(|experiment| experiment.failed.clone()).collect();
         anyhow::ensure!(failed.is_empty(), "experiments failed: {}", failed.join("; "));
         Ok(())
     }
@@ -334,15 +340,15 @@ impl ReproRun {
     /// The experiment with the most open results per expected processor second, and the seeds to run it with.
     fn next(&self, all: &mut [ExperimentProgress], left_seconds: Option<f64>) -> Option<(usize, usize)> {
         let mut best: Option<(f64, usize, usize)> = None;
-        for (index, one) in all.iter_mut().enumerate() {
-            let Some(seeds) = one.next_seeds(self.max_seeds) else { continue };
+        for (index, experiment) in all.iter_mut().enumerate() {
+            let Some(seeds) = experiment.next_seeds(self.max_seeds) else { continue };
             // Runs of earlier seeds are stored.
-            let cost = self.form.cost(&one.experiment, seeds - one.seeds);
+            let cost = self.form.cost(&experiment.experiment, seeds - experiment.seeds);
             if left_seconds.is_some_and(|left| cost.unwrap_or(0.0) > left) {
-                one.is_left = true;
+                experiment.is_left = true;
                 continue;
             }
-            let value = one.open_lines() as f64 / cost.unwrap_or(1.0).max(1e-3);
+            let value = experiment.open_lines() as f64 / cost.unwrap_or(1.0).max(1e-3);
             if best.is_none_or(|(most, ..)| value > most) {
                 best = Some((value, index, seeds));
             }
@@ -350,23 +356,29 @@ impl ReproRun {
         best.map(|(_, index, seeds)| (index, seeds))
     }
 
-    fn advance(&self, one: &mut ExperimentProgress, seeds: usize, stop: &AtomicBool, progress: &(dyn Fn(&str) + Sync)) {
+    fn advance(
+        &self,
+        experiment: &mut ExperimentProgress,
+        seeds: usize,
+        stop: &AtomicBool,
+        progress: &(dyn Fn(&str) + Sync),
+    ) {
         let meter = CostMeter::start();
-        let outcome = (one.experiment.run)(&self.form.context(seeds, stop, progress));
-        one.spent_seconds += meter.cpu_seconds();
+        let outcome = (experiment.experiment.run)(&self.form.context(seeds, stop, progress));
+        experiment.spent_seconds += meter.cpu_seconds();
         match outcome {
             Ok(findings) => {
                 // The earlier seeds' runs come out of memory, whose cost is that of the first time.
-                let known = store::folder().and_then(|folder| folder.cost(one.experiment.ids, self.form.form()));
-                if one.seeds == 0 || known.is_none() {
-                    meter.finish(&one.experiment, self.form.form(), seeds);
+                let known = store::folder().and_then(|folder| folder.cost(experiment.experiment.ids, self.form.form()));
+                if experiment.seeds == 0 || known.is_none() {
+                    meter.finish(&experiment.experiment, self.form.form(), seeds);
                 }
                 let findings = Findings { results: findings };
                 let findings = if self.form.sample { findings.without_targets() } else { findings };
-                (one.seeds, one.findings) = (seeds, findings.results);
+                (experiment.seeds, experiment.findings) = (seeds, findings.results);
             }
             Err(ReproError::Interrupted) => {}
-            Err(error) => one.failed = Some(format!("{}: {error}", one.experiment.ids.join(", "))),
+            Err(error) => experiment.failed = Some(format!("{}: {error}", experiment.experiment.ids.join(", "))),
         }
     }
 
@@ -417,7 +429,7 @@ impl RunAccount<'_> {
             };
             account.row([line.ids.join(", "), line.seeds.to_string(), format!("{:.4}", line.cpu_hours), state]);
         }
-        let tally = Findings::tally_of(self.results.iter().copied());
+        let tally = Findings::count_verdicts(self.results.iter().copied());
         let (met, exceeded, missed) = (tally["met"], tally["exceeded"], tally["missed"]);
         let hours = self.cpu_hours;
         format!(

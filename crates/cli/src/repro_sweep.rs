@@ -35,11 +35,11 @@ pub struct ReproRequest {
 impl ReproRequest {
     /// The id of a run, a hash of everything that its answer depends on.
     fn id(&self, run: &str) -> SweepTaskId {
-        SweepTaskId::of(&format!("{} repro {self:?} {run}", sources()))
+        SweepTaskId::from_text(&format!("{} repro {self:?} {run}", sources()))
     }
 
     /// An experiment's stored answers, by the names of its runs.
-    pub fn stored_answers<'a>(&'a self, store: &'a Store, nth: usize) -> impl Fn(&str) -> Option<Vec<u8>> + Sync + 'a {
+    pub fn stored_lookup<'a>(&'a self, store: &'a Store, nth: usize) -> impl Fn(&str) -> Option<Vec<u8>> + Sync + 'a {
         move |run: &str| {
             let stored = store.read(self.id(&format!("{nth}:{run}"))).ok()??;
             let answer: JobResult = serde_json::from_str(stored.result.get()).ok()?;
@@ -75,7 +75,7 @@ pub fn make(folder: &Path, asked: &Value, run: &str, stop: &AtomicBool) -> Resul
     let experiment = experiments.get(nth).ok_or_else(no_such)?;
     let store = Store::open(folder).map_err(|error| failed(error.to_string()))?;
     use_store_dir(&store.folder().join(KEPT));
-    let find = request.stored_answers(&store, nth);
+    let find = request.stored_lookup(&store, nth);
     let split = Split::find_answer(name, &find).map_err(|error| failed(error.to_string()))?;
     match (experiment.run)(&request.context(&split, stop)) {
         Err(ReproError::Interrupted) => Err(RunError::Stopped),
@@ -122,11 +122,11 @@ pub struct Waves {
 
 impl Waves {
     /// The runs of an earlier command that asked the same stay in the manifest.
-    pub fn new(asked: ReproRequest, experiments: &[Experiment], store: &Store) -> Self {
-        let same = |earlier: &Manifest| earlier.header.version == sources() && earlier.header.repro == json!(asked);
+    pub fn new(request: ReproRequest, experiments: &[Experiment], store: &Store) -> Self {
+        let same = |earlier: &Manifest| earlier.header.version == sources() && earlier.header.repro == json!(request);
         let tasks = store.manifest().ok().filter(same).map_or(Vec::new(), |earlier| earlier.tasks);
         let (open, found, broken) = (places(experiments), Vec::new(), Vec::new());
-        Waves { asked, open, found, broken, tasks, given_up: BTreeMap::new() }
+        Waves { asked: request, open, found, broken, tasks, given_up: BTreeMap::new() }
     }
 
     /// The runs that can be made now; none once every experiment has its findings or failed.
@@ -150,7 +150,7 @@ impl Waves {
     /// Records a failed experiment: its ids get no result, with the error as the reason.
     fn break_off(&mut self, nth: usize, experiment: &Experiment, why: &str) {
         let seeds = &self.asked.seeds;
-        let broken = |id: &&str| Finding::broken(id, experiment.title, seeds, why);
+        let broken = |id: &&str| Finding::from_failure(id, experiment.title, seeds, why);
         self.found.push((nth, experiment.ids.iter().map(broken).collect()));
         self.broken.push(format!("{}: {why}", experiment.ids.join(", ")));
     }
@@ -163,7 +163,7 @@ impl Waves {
         experiment: &Experiment,
         stop: &AtomicBool,
     ) -> Result<WaveStep, String> {
-        let find = self.asked.stored_answers(store, nth);
+        let find = self.asked.stored_lookup(store, nth);
         let split = Split::list(&find);
         match (experiment.run)(&self.asked.context(&split, stop)) {
             Ok(found) => return Ok(WaveStep::Found(found)),

@@ -10,11 +10,11 @@ use clap::{ArgAction, Command};
 pub fn refusal<A: AsRef<OsStr>>(cli: &Command, args: &[A], is_set: impl Fn(&'static str) -> bool) -> Option<String> {
     let variables = RETIRED_SPELLINGS.iter().filter(|row| row.scope == SpellingScope::Environment);
     let variable = variables.filter(|row| is_set(row.old)).map(|row| format!("`{}` is now `{}`", row.old, row.new));
-    variable.chain(refused_argument(cli, args)).next()
+    variable.chain(find_refused_argument(cli, args)).next()
 }
 
 /// Arguments behind `--`, and those of a program that the command starts, are not cachemate's.
-fn refused_argument<A: AsRef<OsStr>>(cli: &Command, args: &[A]) -> Option<String> {
+fn find_refused_argument<A: AsRef<OsStr>>(cli: &Command, args: &[A]) -> Option<String> {
     let (mut command, mut path) = (cli, Vec::new());
     let mut args = args.iter().map_while(|arg| arg.as_ref().to_str());
     while let Some(arg) = args.next() {

@@ -1,14 +1,14 @@
 //! Services as text: which slows which first, then a table.
 
 use cachemate_daemon::service_status::{ServiceStatus, SlowdownCause};
-use cachemate_report::text::{fixed, or_dash, printable};
+use cachemate_report::text::{format_fixed, printable, value_or_dash};
 use cachemate_report::{Align, Table};
 
 /// Losses that are listed above the table.
 const MAX_LOSSES: usize = 8;
 
 fn signed_percent(percent: f64) -> String {
-    format!("{}{} %", if percent < 0.0 { "" } else { "+" }, fixed(percent, 0))
+    format!("{}{} %", if percent < 0.0 { "" } else { "+" }, format_fixed(percent, 0))
 }
 
 fn range((low, high): (f64, f64)) -> String {
@@ -79,9 +79,9 @@ pub fn table(services: &[ServiceStatus], most: usize) -> String {
             printable(&service.name),
             service.kind.to_string(),
             service.tasks.to_string(),
-            fixed(service.cpu_share, 2),
-            or_dash(service.slowdown_percent.map(signed_percent)),
-            or_dash(service.max_slowdown_percent.map(signed_percent)),
+            format_fixed(service.cpu_share, 2),
+            value_or_dash(service.slowdown_percent.map(signed_percent)),
+            value_or_dash(service.max_slowdown_percent.map(signed_percent)),
             service.slowdown_source.clone().unwrap_or_else(|| "-".into()),
             match (causes.as_slice(), &service.reason) {
                 ([], Some(reason)) => format!("- ({reason})"),
@@ -101,11 +101,16 @@ fn floors(services: &[ServiceStatus]) -> String {
         let floor = service.floor.as_ref()?;
         let detail = match (&floor.measured, &floor.reason) {
             (Some(rate), _) => {
-                format!("{} a second ({} to {})", fixed(rate.value, 1), fixed(rate.low, 1), fixed(rate.high, 1))
+                format!(
+                    "{} a second ({} to {})",
+                    format_fixed(rate.value, 1),
+                    format_fixed(rate.low, 1),
+                    format_fixed(rate.high, 1)
+                )
             }
             (None, reason) => reason.clone().unwrap_or_default(),
         };
-        let (name, least) = (printable(&service.name), fixed(floor.min_rate, 1));
+        let (name, least) = (printable(&service.name), format_fixed(floor.min_rate, 1));
         Some(format!("floor of {name}: {least} a second, {}: {}\n", floor.state.describe(), printable(&detail)))
     };
     services.iter().filter_map(line).collect()

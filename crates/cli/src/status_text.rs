@@ -1,7 +1,7 @@
 //! The daemon's status as text and tables.
 
 use cachemate_core::Estimate;
-use cachemate_report::text::{fixed, number, or_dash, printable, size_text};
+use cachemate_report::text::{format_fixed, number, printable, size_text, value_or_dash};
 use cachemate_report::{Align, Table};
 use cachemate_spec::ManageMode;
 use serde::Serialize;
@@ -15,11 +15,13 @@ use cachemate_daemon::status::{
 use crate::service_text::services_text;
 
 fn percent(value: Option<f64>) -> String {
-    or_dash(value.map(|value| format!("{}{} %", if value < 0.0 { "" } else { "+" }, fixed(100.0 * value, 0))))
+    value_or_dash(
+        value.map(|value| format!("{}{} %", if value < 0.0 { "" } else { "+" }, format_fixed(100.0 * value, 0))),
+    )
 }
 
-fn two(value: Option<Estimate>) -> String {
-    or_dash(value.map(|value| fixed(value.value, 2)))
+fn format_estimate(value: Option<Estimate>) -> String {
+    value_or_dash(value.map(|value| format_fixed(value.value, 2)))
 }
 
 pub fn head(status: &DaemonStatus) -> String {
@@ -97,15 +99,15 @@ pub fn row(task: &TaskStatus) -> Vec<String> {
         task.pid.to_string(),
         task.tid.to_string(),
         format!("{}{}", printable(&task.name), if task.observed_only { " (observed)" } else { "" }),
-        or_dash(task.cpu.map(|cpu| cpu.to_string())),
+        value_or_dash(task.cpu.map(|cpu| cpu.to_string())),
         task.allowed.clone().unwrap_or_else(|| "any".into()),
-        or_dash(task.cpu_share.map(|share| format!("{:.0} %", 100.0 * share))),
-        two(task.intensity),
-        two(task.sensitivity),
+        value_or_dash(task.cpu_share.map(|share| format!("{:.0} %", 100.0 * share))),
+        format_estimate(task.intensity),
+        format_estimate(task.sensitivity),
         task.class.map_or("-", ContentionClass::text).to_string(),
         percent(task.forecast_slowdown),
         percent(task.measured_slowdown),
-        or_dash(task.progress_per_second.map(|rate| match task.progress_unit.as_deref() {
+        value_or_dash(task.progress_per_second.map(|rate| match task.progress_unit.as_deref() {
             Some("work reported") | None => number(rate),
             Some(unit) => format!("{} {unit}", number(rate)),
         })),
@@ -280,7 +282,7 @@ pub fn explain_text(explained: &ExplainJson) -> String {
     for decision in decisions.iter().take(5) {
         text.push_str(&format!("  window {}: {}\n", decision.window, decision.reason));
         for (name, value) in &decision.numbers {
-            text.push_str(&format!("  window {}: {name} = {}\n", decision.window, fixed(*value, 4)));
+            text.push_str(&format!("  window {}: {name} = {}\n", decision.window, format_fixed(*value, 4)));
         }
     }
     refused.iter().for_each(|line| text.push_str(&format!("refused: {line}\n")));

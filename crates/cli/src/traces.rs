@@ -74,8 +74,8 @@ impl TraceInput {
     }
 
     /// Accounts for one batch: `false` at the end, at tolerated damage, and after Ctrl-C.
-    fn step(&mut self, given: Result<bool, TraceError>, records: usize) -> Result<bool, TraceError> {
-        let more = match given {
+    fn step(&mut self, result: Result<bool, TraceError>, records: usize) -> Result<bool, TraceError> {
+        let more = match result {
             // An interrupted input may end anywhere.
             Err(_) if self.stop.load(Ordering::Relaxed) => false,
             Err(error) if self.salvage => {
@@ -160,10 +160,10 @@ impl TraceInput {
 ///
 /// # Errors
 /// The name is neither that of a file nor of a bundled recording.
-pub fn recording_path(given: &str) -> anyhow::Result<PathBuf> {
-    let path = Path::new(given);
-    let is_path = cachemate_files::exists(path) || given.contains(['/', '.']);
-    Ok(if is_path { path.to_path_buf() } else { bundled_recording(given)? })
+pub fn recording_path(name: &str) -> anyhow::Result<PathBuf> {
+    let path = Path::new(name);
+    let is_path = cachemate_files::exists(path) || name.contains(['/', '.']);
+    Ok(if is_path { path.to_path_buf() } else { bundled_recording(name)? })
 }
 
 /// For code that takes any reader (conversion).

@@ -1,8 +1,8 @@
 //! A study as one page and as CSV.
 
 use cachemate_report::figure::{Axis, BarChart, BarGroup, Chart, ChartPoint, STYLE, Series};
-use cachemate_report::text::{number, or_dash, percent_text};
-use cachemate_report::{PAGE_STYLE, Table, whole_page};
+use cachemate_report::text::{number, percent_text, value_or_dash};
+use cachemate_report::{PAGE_STYLE, Table, render_page};
 use maud::{Markup, PreEscaped, html};
 
 use crate::outcome::SlowdownHistogram;
@@ -36,7 +36,7 @@ impl FleetResult {
                 (self.method(spec, cpu_seconds))
             }
         };
-        whole_page(&spec.name, &[STYLE, PAGE_STYLE], &body)
+        render_page(&spec.name, &[STYLE, PAGE_STYLE], &body)
     }
 
     fn lead(&self, spec: &FleetSpec) -> String {
@@ -57,7 +57,7 @@ impl FleetResult {
                 "{head} To keep {} of the limits, '{}' needs the fewest hosts: {}.",
                 percent_text(promise, 1),
                 fewest.name,
-                or_dash(fewest.hosts_needed.map(|hosts| hosts.to_string()))
+                value_or_dash(fewest.hosts_needed.map(|hosts| hosts.to_string()))
             ),
             _ => head,
         }
@@ -145,7 +145,7 @@ impl FleetResult {
         html! {
             dl.how {
                 dt { "seed" } dd { (spec.seed) }
-                dt { "promise" } dd { (or_dash(self.promise.map(|promise| percent_text(promise, 1)))) " of the limits" }
+                dt { "promise" } dd { (value_or_dash(self.promise.map(|promise| percent_text(promise, 1)))) " of the limits" }
                 dt { "searched" } dd { "the first cell, of " (self.searched_hosts) " hosts; hosts needed are scaled to the fleet" }
                 dt { "speeds" } dd { "the interval machine" }
                 dt { "power" } dd {
@@ -213,14 +213,15 @@ impl FleetResult {
 
 fn cells(variant: &VariantOutcome) -> Vec<String> {
     let total = &variant.total;
-    let percentile = |share: f64| or_dash(total.slowdowns.percentile(share).map(|percent| format!("{percent:.1} %")));
+    let percentile =
+        |share: f64| value_or_dash(total.slowdowns.percentile(share).map(|percent| format!("{percent:.1} %")));
     vec![
         variant.name.clone(),
-        or_dash(total.kept_share().map(|share| percent_text(share, 1))),
+        value_or_dash(total.kept_share().map(|share| percent_text(share, 1))),
         percentile(0.5),
         percentile(0.95),
         percentile(0.99),
-        or_dash(variant.hosts_needed.map(|hosts| hosts.to_string())),
+        value_or_dash(variant.hosts_needed.map(|hosts| hosts.to_string())),
         total.moves.to_string(),
         total.node_moves.to_string(),
         total.waiting_samples.to_string(),

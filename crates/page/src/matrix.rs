@@ -53,7 +53,7 @@ impl Matrices {
         };
         let of_pair = |row: &u32, column: &u32| self.measured.get(&(*row, *column)).filter(|_| row != column);
         let table = |row| members.iter().map(move |column| (row, column));
-        let mean = |mean: &SlowdownMean| short(mean.sum / f64::from(mean.windows));
+        let mean = |mean: &SlowdownMean| round_short(mean.sum / f64::from(mean.windows));
         let now = MatrixSnapshot {
             measured: members.iter().map(|r| table(r).map(|(r, c)| of_pair(r, c).map(mean)).collect()).collect(),
             windows: members
@@ -71,9 +71,9 @@ impl Matrices {
     }
 
     fn measure(&mut self, lasted_s: f64, programs: &[ProgramSnapshot]) {
-        let there: BTreeSet<u32> = programs.iter().map(|program| program.program).collect();
-        self.measured.retain(|(row, column), _| there.contains(row) && there.contains(column));
-        self.ran_s.retain(|program, _| there.contains(program));
+        let live_programs: BTreeSet<u32> = programs.iter().map(|program| program.program).collect();
+        self.measured.retain(|(row, column), _| live_programs.contains(row) && live_programs.contains(column));
+        self.ran_s.retain(|program, _| live_programs.contains(program));
         let mut on: BTreeMap<u32, Vec<&ProgramSnapshot>> = BTreeMap::new();
         for program in programs {
             *self.ran_s.entry(program.program).or_default() += program.cpu_share.unwrap_or(0.0) * lasted_s;
@@ -125,7 +125,7 @@ fn forecasts(
                 continue;
             };
             let pair = pair_forecast(topology, predictor, one, other);
-            let [one, other] = pair.map(|forecast| forecast.map(|slowdown| short(slowdown.value)));
+            let [one, other] = pair.map(|forecast| forecast.map(|slowdown| round_short(slowdown.value)));
             (table[row][column], table[column][row]) = (one, other);
         }
     }
@@ -133,6 +133,6 @@ fn forecasts(
 }
 
 /// With four significant digits, which suffice for display and keep the page small.
-pub fn short(value: f64) -> f64 {
+pub fn round_short(value: f64) -> f64 {
     format!("{value:.3e}").parse().unwrap_or(value)
 }

@@ -10,7 +10,7 @@ use cachemate_policy::work_metric::metrics_of;
 use cachemate_report::level_text;
 use cachemate_report::text::printable;
 
-use crate::matrix::{Matrices, short};
+use crate::matrix::{Matrices, round_short};
 use crate::snapshot::{
     CacheHeader, CacheSnapshot, CurveSnapshot, DaemonSnapshot, DecisionSnapshot, EstimateRange, GangSnapshot,
     JournalLine, PageHeader, ProbeSnapshot, ProgramSnapshot, PromiseSnapshot, SHAPE, ServiceLossSnapshot,
@@ -223,7 +223,7 @@ impl SnapshotBuilder {
             kind: kind_text(rendered.reason.kind),
             programs: processes(record, &rendered.reason.tasks),
             text: rendered.text.clone(),
-            numbers: rendered.reason.numbers.iter().map(|(name, value)| (name.clone(), short(*value))).collect(),
+            numbers: rendered.reason.numbers.iter().map(|(name, value)| (name.clone(), round_short(*value))).collect(),
         };
         let (journal, daemon) = live.map(|live| (live.journal, live.daemon)).unzip();
         Snapshot {
@@ -276,18 +276,18 @@ impl SnapshotBuilder {
             threads: program.threads.len() as u32,
             observed_only: program.threads.iter().all(|task| task.sample.unmovable),
             places: places.into_iter().collect(),
-            cpu_share: program.sum(|task| task.cpu_share).map(short),
-            speed_per_s: work.map(|count| short(count * 1e9 / elapsed_ns as f64)),
+            cpu_share: program.sum(|task| task.cpu_share).map(round_short),
+            speed_per_s: work.map(|count| round_short(count * 1e9 / elapsed_ns as f64)),
             speed_unit: unit.map(|unit| unit.describe()),
-            instr_per_cycle: program.mean(|task| task.instr_per_cycle).map(short),
-            mpki: misses.zip(instructions).map(|(misses, instructions)| short(1000.0 * misses / instructions)),
-            slowdown: program.mean(|task| task.slowdown).map(short),
+            instr_per_cycle: program.mean(|task| task.instr_per_cycle).map(round_short),
+            mpki: misses.zip(instructions).map(|(misses, instructions)| round_short(1000.0 * misses / instructions)),
+            slowdown: program.mean(|task| task.slowdown).map(round_short),
             forecast_slowdown: program.busiest(|task| task.forecast_slowdown).map(estimate),
-            intensity: program.busiest(|task| contention(task)?.intensity).map(|fact| short(fact.value)),
-            sensitivity: program.busiest(|task| contention(task)?.sensitivity).map(|fact| short(fact.value)),
+            intensity: program.busiest(|task| contention(task)?.intensity).map(|fact| round_short(fact.value)),
+            sensitivity: program.busiest(|task| contention(task)?.sensitivity).map(|fact| round_short(fact.value)),
             allowed: program.busiest(|task| task.allowed.map(ToString::to_string)),
             max_slowdown: first.goal.and_then(|goal| goal.max_slowdown),
-            min_rate: first.goal.and_then(|goal| goal.min_rate).map(short),
+            min_rate: first.goal.and_then(|goal| goal.min_rate).map(round_short),
             promises: promises(record, first),
         }
     }
@@ -317,7 +317,7 @@ impl SnapshotBuilder {
             unit_count,
             programs: processes(record, &members),
             occupancy_bytes: held.occupancy_bytes,
-            allowed_page_share: held.pages_in_share.map(short),
+            allowed_page_share: held.pages_in_share.map(round_short),
         }
     }
 
@@ -331,7 +331,7 @@ impl SnapshotBuilder {
             let last = fact.value.len().saturating_sub(1);
             let points = fact.value.iter().enumerate().filter(|(index, _)| index % step == 0 || *index == last);
             let point = |&(bytes, misses): &(u64, cachemate_core::Estimate)| {
-                (bytes, short(misses.value), short(misses.low), short(misses.high))
+                (bytes, round_short(misses.value), round_short(misses.low), round_short(misses.high))
             };
             let curve = CurveSnapshot {
                 program,
@@ -353,13 +353,13 @@ fn service(report: &ServiceReport) -> ServiceSnapshot {
         service: printable(&loss.by.name),
         loss: estimate(loss.loss),
         source: loss.source.text(),
-        forecast: loss.forecast.map(short),
+        forecast: loss.forecast.map(round_short),
     };
     ServiceSnapshot {
         kind: report.service.kind.text(),
         name: printable(&report.service.name),
         tasks: report.tasks,
-        cpu_share: short(report.cpu_share),
+        cpu_share: round_short(report.cpu_share),
         slowdown: report.slowdown.map(|(slowdown, _)| estimate(slowdown)),
         source: report.slowdown.map(|(_, source)| source.text()),
         slowed_by: report.losses.iter().take(MAX_LOSSES).map(loss).collect(),
@@ -368,7 +368,11 @@ fn service(report: &ServiceReport) -> ServiceSnapshot {
 }
 
 fn estimate(estimate: Estimate) -> EstimateRange {
-    EstimateRange { value: short(estimate.value), low: short(estimate.low), high: short(estimate.high) }
+    EstimateRange {
+        value: round_short(estimate.value),
+        low: round_short(estimate.low),
+        high: round_short(estimate.high),
+    }
 }
 
 fn cache_head(cache: &Cache, capabilities: &Capabilities) -> CacheHeader {
@@ -413,12 +417,12 @@ fn caches(topology: &Topology, record: &WindowRecord) -> Vec<CacheSnapshot> {
         let (_, counts) =
             record.observation.shared_counts.iter().find(|(place, _)| *place == CounterScope::Cache(cache.id))?;
         let references = counts.get(CounterEvent::References(cache.level)).filter(|count| *count > 0.0)?;
-        Some(short(counts.get(CounterEvent::Misses(cache.level))? / references))
+        Some(round_short(counts.get(CounterEvent::Misses(cache.level))? / references))
     };
     let snapshot = |cache: &Cache| CacheSnapshot {
         cache: cache.id.0,
         miss_ratio: counted(cache),
-        forecast_miss_ratio: record.forecast.cache_miss_ratio.get(&cache.id).map(|ratio| short(ratio.value)),
+        forecast_miss_ratio: record.forecast.cache_miss_ratio.get(&cache.id).map(|ratio| round_short(ratio.value)),
     };
     let all = topology.last_level_caches().map(snapshot);
     all.filter(|cache| cache.miss_ratio.is_some() || cache.forecast_miss_ratio.is_some()).collect()
@@ -451,7 +455,7 @@ fn probes(record: &WindowRecord) -> Vec<ProbeSnapshot> {
         };
         let cost_ns: u64 = answer.cost_ns.iter().map(|(_, ns)| ns).sum();
         let program = task.and_then(|task| processes(record, &[task]).first().copied());
-        ProbeSnapshot { kind, cost_s: short(cost_ns as f64 / 1e9), program }
+        ProbeSnapshot { kind, cost_s: round_short(cost_ns as f64 / 1e9), program }
     };
     record.observation.probe_results.iter().map(answer).collect()
 }

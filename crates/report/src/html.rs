@@ -6,9 +6,9 @@
 use maud::{Markup, PreEscaped, html};
 
 use crate::figure::{Axis, Chart, ChartPoint, HeatMap, STYLE, Series};
-use crate::html_page::whole_page;
+use crate::html_page::render_page;
 use crate::results::{CacheSummary, CostTable, CurvePoint, PlanResult, ProgramSummary};
-use crate::text::{count_text, number, or_dash, percent_text, size_text};
+use crate::text::{count_text, number, percent_text, size_text, value_or_dash};
 
 /// Contents of the page; empty parts are left out.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -65,7 +65,7 @@ impl StudyPage {
                 (self.method_section())
             }
         };
-        whole_page(&self.title, &[STYLE, crate::PAGE_STYLE], &body)
+        render_page(&self.title, &[STYLE, crate::PAGE_STYLE], &body)
     }
 
     fn matrix_section(&self) -> Markup {
@@ -102,11 +102,11 @@ impl StudyPage {
                 tbody { @for program in &self.programs { tr {
                     td { (program.name) }
                     td.l { @if let Some(class) = &program.class { span.tag.(class.to_lowercase()) { (class) } } @else { "–" } }
-                    td { (or_dash(program.solo_mpki.map(number))) }
-                    td { (or_dash(program.accesses_per_kilo_instr.map(number))) }
-                    td { (or_dash(program.half_cache_mpki.map(number))) }
-                    td { (or_dash(program.lost_hits_share.map(|share| percent_text(share, 1)))) }
-                    td { (or_dash(program.instructions.map(count_text))) }
+                    td { (value_or_dash(program.solo_mpki.map(number))) }
+                    td { (value_or_dash(program.accesses_per_kilo_instr.map(number))) }
+                    td { (value_or_dash(program.half_cache_mpki.map(number))) }
+                    td { (value_or_dash(program.lost_hits_share.map(|share| percent_text(share, 1)))) }
+                    td { (value_or_dash(program.instructions.map(count_text))) }
                 } } }
             } }
         }
@@ -207,7 +207,7 @@ fn spread_axis(label: &str, series: &[Series]) -> Axis {
     Axis::log(label).with_range(most / 1e5, most * 1.3)
 }
 
-fn cost(value: Option<f64>, unit: &str) -> String {
+fn render_cost(value: Option<f64>, unit: &str) -> String {
     match (value, unit) {
         (None, _) => "not known".to_string(),
         (Some(value), "percent") => format!("{value:.1} %"),
@@ -224,13 +224,13 @@ fn plan_section(plan: &PlanResult) -> Markup {
     };
     html! {
         h2 { "The plan" }
-        p.soft { (words_on_proof(plan)) }
+        p.soft { (proof_text(plan)) }
         div.cards { @for cache in &plan.caches { div.card {
             h3 { (cache.cache) " " span { "CPUs " (cache.cpus) } }
             @if cache.programs.is_empty() { p.soft { "idle" } }
             @for program in &cache.programs { div.row {
                 b { (program.name) }
-                span.cost { span.bar style=(bar(program.slowdown)) {} (cost(program.slowdown, &plan.unit)) }
+                span.cost { span.bar style=(bar(program.slowdown)) {} (render_cost(program.slowdown, &plan.unit)) }
             } }
         } } }
         h2 { "Why" }
@@ -240,14 +240,14 @@ fn plan_section(plan: &PlanResult) -> Markup {
     }
 }
 
-fn words_on_proof(plan: &PlanResult) -> String {
+fn proof_text(plan: &PlanResult) -> String {
     match (plan.optimal, plan.gap) {
         (true, _) => format!("The best assignment there is by scheme {}, proven ({}).", plan.model, plan.solver),
         (false, Some(gap)) => {
             format!(
                 "By scheme {}; at most {} above the best ({}).",
                 plan.model,
-                cost(Some(gap), &plan.unit),
+                render_cost(Some(gap), &plan.unit),
                 plan.solver
             )
         }
@@ -274,7 +274,7 @@ fn alternatives(plan: &PlanResult) -> Markup {
             thead { tr { th { "assignment" } th { "expected " (what) } th.l {} } }
             tbody { @for (name, value) in rows { tr {
                 td { (name) }
-                td { (cost(value, &plan.unit)) }
+                td { (render_cost(value, &plan.unit)) }
                 td.l { span.bar style=(width(value)) {} }
             } } }
         } }

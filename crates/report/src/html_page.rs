@@ -3,7 +3,7 @@
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 /// A whole page. `styles` are trusted CSS, in order.
-pub fn whole_page(title: &str, styles: &[&str], body: &Markup) -> String {
+pub fn render_page(title: &str, styles: &[&str], body: &Markup) -> String {
     let page = html! {
         (DOCTYPE)
         html lang="en" {

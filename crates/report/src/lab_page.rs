@@ -4,7 +4,7 @@ use maud::{Markup, PreEscaped, html};
 use serde::{Deserialize, Serialize};
 
 use crate::figure::{Axis, Chart, ChartPoint, Mark, STYLE, Series};
-use crate::html_page::whole_page;
+use crate::html_page::render_page;
 use crate::text::counted_text;
 
 /// The results of a lab run, as the lab's scripts write them (`result.json`).
@@ -72,15 +72,15 @@ impl LabResult {
         let body = html! {
             main {
                 h1 { (title) }
-                p.lead { (self.lead()) }
+                p.lead { (self.lead_text()) }
                 (self.pairs_section())
                 @for scenario in self.scenarios() { (self.scenario_section(scenario)) }
             }
         };
-        whole_page(title, &[STYLE, crate::PAGE_STYLE], &body)
+        render_page(title, &[STYLE, crate::PAGE_STYLE], &body)
     }
 
-    fn lead(&self) -> String {
+    fn lead_text(&self) -> String {
         if !self.ran {
             return format!("Nothing was run: {}.", self.reason.as_deref().unwrap_or("no reason was recorded"));
         }

@@ -16,7 +16,7 @@ pub mod text;
 mod whatif;
 
 pub use html::StudyPage;
-pub use html_page::whole_page;
+pub use html_page::render_page;
 pub use lab_page::{LabLine, LabResult};
 /// Styles of a page of results: headings, tables and small figures.
 pub const PAGE_STYLE: &str = include_str!("page.css");

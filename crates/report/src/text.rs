@@ -45,12 +45,12 @@ pub fn counted_text(count: u64, one: &str) -> String {
 pub fn percent_text(fraction: f64, decimals: usize) -> String {
     let shown = fraction * 100.0;
     let zero = if shown.abs() * libm::pow(10.0, decimals as f64) < 0.5 { 0.0 } else { shown };
-    format!("{} %", fixed(zero, decimals))
+    format!("{} %", format_fixed(zero, decimals))
 }
 
 /// A number with so many decimals. One of more than nine digits is written by its power of ten, because three hundred
 /// digits are unreadable.
-pub fn fixed(value: f64, decimals: usize) -> String {
+pub fn format_fixed(value: f64, decimals: usize) -> String {
     match value {
         _ if !value.is_finite() => "–".to_string(),
         _ if value.abs() >= 1e9 => format!("{value:.2e}"),
@@ -159,7 +159,7 @@ pub(crate) fn trim_lines(text: String) -> String {
 }
 
 /// The value, or a dash where there is none.
-pub fn or_dash(value: Option<String>) -> String {
+pub fn value_or_dash(value: Option<String>) -> String {
     value.unwrap_or_else(|| "–".to_string())
 }
 
@@ -242,8 +242,14 @@ mod tests {
     /// Is a number of hundreds of digits told by its power of ten?
     #[test]
     fn huge_numbers_stay_short() {
-        assert_eq!([fixed(1e308, 1), fixed(-1e9, 0), fixed(f64::INFINITY, 2)], ["1.00e308", "-1.00e9", "–"]);
-        assert_eq!([fixed(12.345, 1), fixed(999_999_999.0, 0), fixed(0.0, 2)], ["12.3", "999999999", "0.00"]);
+        assert_eq!(
+            [format_fixed(1e308, 1), format_fixed(-1e9, 0), format_fixed(f64::INFINITY, 2)],
+            ["1.00e308", "-1.00e9", "–"]
+        );
+        assert_eq!(
+            [format_fixed(12.345, 1), format_fixed(999_999_999.0, 0), format_fixed(0.0, 2)],
+            ["12.3", "999999999", "0.00"]
+        );
         assert_eq!(percent_text(1e300, 1), "1.00e302 %");
     }
 

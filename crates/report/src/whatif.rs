@@ -7,9 +7,9 @@ use maud::{Markup, PreEscaped, html};
 use serde::Serialize;
 
 use crate::figure::{Axis, Chart, ChartPoint, Lane, Mark, STYLE, Series, TimelineChart, TimelineSpan};
-use crate::html_page::whole_page;
+use crate::html_page::render_page;
 use crate::results::CacheSummary;
-use crate::text::{number, or_dash, percent_text};
+use crate::text::{number, percent_text, value_or_dash};
 
 /// `cachemate compare --json`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -107,7 +107,7 @@ impl WhatIfResult {
         let body = html! {
             main {
                 h1 { (title) }
-                p.lead { (self.lead()) }
+                p.lead { (self.lead_text()) }
                 (self.policies_section())
                 (self.programs_section())
                 (self.lines_section())
@@ -115,10 +115,10 @@ impl WhatIfResult {
                 (self.method_section())
             }
         };
-        whole_page(title, &[STYLE, crate::PAGE_STYLE], &body)
+        render_page(title, &[STYLE, crate::PAGE_STYLE], &body)
     }
 
-    fn lead(&self) -> String {
+    fn lead_text(&self) -> String {
         let count = self.policies.first().map_or(0, |outcome| outcome.programs.len());
         let head = format!("{count} programs on {} for {} simulated hours.", self.machine, number(self.hours));
         let by_mean = |a: &&PolicyOutcome, b: &&PolicyOutcome| {
@@ -135,7 +135,7 @@ impl WhatIfResult {
                      most.",
                     number(mean),
                     best.policy,
-                    or_dash(worst.mean_slowdown.map(number)),
+                    value_or_dash(worst.mean_slowdown.map(number)),
                     worst.policy
                 )
             }
@@ -156,9 +156,9 @@ impl WhatIfResult {
                 } }
                 tbody { @for outcome in &self.policies { tr {
                     td { (outcome.policy) @if !outcome.complete { " (stopped)" } }
-                    td { (or_dash(outcome.mean_slowdown.map(number))) }
-                    td { (or_dash(outcome.worst_slowdown.map(number))) }
-                    td { (or_dash(outcome.weighted_speedup.map(number))) }
+                    td { (value_or_dash(outcome.mean_slowdown.map(number))) }
+                    td { (value_or_dash(outcome.worst_slowdown.map(number))) }
+                    td { (value_or_dash(outcome.weighted_speedup.map(number))) }
                     td { (number(outcome.instructions_per_second / 1e9)) }
                     td { (number(outcome.memory_bytes_per_second / 1e9)) }
                     td { (number(outcome.changes_per_hour)) }
@@ -182,7 +182,7 @@ impl WhatIfResult {
                 tbody { @for index in 0..first.programs.len() { tr {
                     td { (first.programs[index].name) }
                     @for outcome in &self.policies {
-                        td { (or_dash(outcome.programs.get(index).and_then(|program| program.slowdown).map(number))) }
+                        td { (value_or_dash(outcome.programs.get(index).and_then(|program| program.slowdown).map(number))) }
                     }
                 } } }
             } }
@@ -190,7 +190,7 @@ impl WhatIfResult {
     }
 
     /// Programs that are drawn: all, or those that any policy slows most, in their order.
-    fn drawn(&self) -> Vec<usize> {
+    fn drawn_programs(&self) -> Vec<usize> {
         let count = self.policies.first().map_or(0, |outcome| outcome.programs.len());
         let worst = |index: usize| {
             let slowdown = |outcome: &PolicyOutcome| outcome.programs.get(index).and_then(|program| program.slowdown);
@@ -204,7 +204,7 @@ impl WhatIfResult {
     }
 
     fn lines_section(&self) -> Markup {
-        let drawn = self.drawn();
+        let drawn = self.drawn_programs();
         let count = self.policies.first().map_or(0, |outcome| outcome.programs.len());
         let unit = TimeUnit::from_hours(self.hours);
         let slowdowns = |outcome: &PolicyOutcome| outcome.series.slowdown.clone();
@@ -456,7 +456,7 @@ mod tests {
             let named = |at: usize| ProgramOutcome { slowdown: Some(1.0 + (at % 7) as f64), ..program.clone() };
             outcome.programs = (0..30).map(named).collect();
         }
-        let drawn = page.drawn();
+        let drawn = page.drawn_programs();
         assert_eq!(drawn.len(), MAX_LINES);
         assert!(drawn.is_sorted() && drawn.iter().all(|at| at % 7 >= 4), "{drawn:?}");
     }

@@ -31,7 +31,7 @@ impl CoRunBench {
     /// # Errors
     /// There is no such machine.
     pub fn load(machine: &str, seed: u64, warm_up_cycles: u64, measured_cycles: u64) -> Result<Self, ReproError> {
-        let Workload { machine, mut options, .. } = Workload::on(machine, Vec::new(), seed)?;
+        let Workload { machine, mut options, .. } = Workload::from_machine_name(machine, Vec::new(), seed)?;
         // Slowdowns of programs that have run for minutes: in a run of milliseconds first touches would be up to half of
         // a program's time alone, and hide what a co-runner costs.
         options.is_resident = true;
@@ -44,10 +44,10 @@ impl CoRunBench {
         Workload { machine: self.machine.clone(), options, jobs, warm_up_cycles, measured_cycles }
     }
 
-    /// Runs the jobs together, each on its CPU and over the work that it does [alone](CoRunBench::alone).
+    /// Runs the jobs together, each on its CPU and over the work that it does [alone](CoRunBench::solo_rates).
     ///
     /// # Errors
-    /// As [`run_request::together`]; a job that does not finish its work.
+    /// As [`run_request::joint_run`]; a job that does not finish its work.
     pub fn run(&self, jobs: &[(WorkloadJob, CpuId)]) -> Result<Vec<ProgramRates>, ReproError> {
         self.run_with(self.options.clone(), jobs)
     }
@@ -79,14 +79,14 @@ impl CoRunBench {
         let all: Vec<WorkloadJob> = jobs.iter().map(|(job, _)| job.clone()).collect();
         let work = self.work(&all)?;
         let workload = self.workload(options, jobs.iter().map(pin_job).collect());
-        Ok(run_request::together(&workload, &work, None)?.rates)
+        Ok(run_request::joint_run(&workload, &work, None)?.rates)
     }
 
     /// Runs a job alone on the first core of the first last-level cache.
     ///
     /// # Errors
     /// As [`run_request::alone`].
-    pub fn alone(&self, job: &WorkloadJob) -> Result<ProgramRates, ReproError> {
+    pub fn solo_rates(&self, job: &WorkloadJob) -> Result<ProgramRates, ReproError> {
         Ok(self.work_alone(job)?.1)
     }
 
@@ -99,7 +99,9 @@ impl CoRunBench {
     }
 
     fn work_alone(&self, job: &WorkloadJob) -> Result<(InstructionRange, ProgramRates), ReproError> {
-        run_request::alone(&self.workload(self.options.clone(), vec![pin_job(&(job.clone(), self.pair_of_cpus()?[0]))]))
+        run_request::solo_run(
+            &self.workload(self.options.clone(), vec![pin_job(&(job.clone(), self.pair_of_cpus()?[0]))]),
+        )
     }
 
     /// Two cores of one last-level cache.
@@ -149,12 +151,12 @@ impl CoRunMatrix {
         let cpus = bench.pair_of_cpus()?;
         let count = programs.len();
         // Solo runs come first, because they define the work of the pairs.
-        context.run_all(programs, |job| bench.alone(job))?;
+        context.run_all(programs, |job| bench.solo_rates(job))?;
         let mut asked: Vec<(usize, Option<usize>)> = (0..count).map(|i| (i, None)).collect();
         let from = |i: usize| if copies { i } else { i + 1 };
         asked.extend((0..count).flat_map(|i| (from(i)..count).map(move |j| (i, Some(j)))));
         let runs = context.run_all(&asked, |&(i, other)| {
-            let Some(j) = other else { return Ok(vec![bench.alone(&programs[i])?]) };
+            let Some(j) = other else { return Ok(vec![bench.solo_rates(&programs[i])?]) };
             let mut second = programs[j].clone();
             // A copy has another input.
             second.seed += if i == j { 1_000_003 } else { 0 };
@@ -173,7 +175,7 @@ impl CoRunMatrix {
     }
 
     /// Programs that did not finish their work beside a co-runner, as text: their slowdown is a lower bound.
-    pub fn unfinished(&self) -> Vec<String> {
+    pub fn unfinished_programs(&self) -> Vec<String> {
         let (names, all) = (&self.names, 0..self.names.len());
         let of = |i: usize| all.clone().filter(move |&j| !self.beside[i][j].finished).map(move |j| (i, j));
         all.clone().flat_map(of).map(|(i, j)| format!("{} beside {}", names[i], names[j])).collect()
@@ -192,7 +194,7 @@ impl CoRunMatrix {
     }
 
     /// Costs of these programs only.
-    pub fn costs_of(&self, programs: &[usize]) -> PairCosts {
+    pub fn pair_costs(&self, programs: &[usize]) -> PairCosts {
         let row = |&i: &usize| programs.iter().map(|&j| self.degradation(i, j)).collect();
         PairCosts { kind: CostKind::Degradation, cost: programs.iter().map(row).collect() }
     }
@@ -232,6 +234,6 @@ mod tests {
     fn a_machine_without_a_shared_cache_is_refused() {
         let mut bench = CoRunBench::load("xeon-x5365-4", 1, 0, 1_000).unwrap();
         bench.machine.caches.iter_mut().for_each(|cache| cache.shared_by_cores = 1);
-        assert!(bench.alone(&WorkloadJob::new("mcf", 1)).unwrap_err().to_string().contains("share"));
+        assert!(bench.solo_rates(&WorkloadJob::new("mcf", 1)).unwrap_err().to_string().contains("share"));
     }
 }

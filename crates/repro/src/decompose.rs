@@ -115,7 +115,7 @@ pub fn decompose(
             cycles_per_instr: 1.0 / bench.run_with(options, &jobs)?[0].instr_per_cycle,
         })
     })?;
-    Ok(parts_of(&bench.machine.name, &program.name, &with.name, runs))
+    Ok(build_parts(&bench.machine.name, &program.name, &with.name, runs))
 }
 
 /// The program's CPU, and the co-runner's in every run that the machine supports, farthest first.
@@ -137,7 +137,7 @@ fn places(topology: &Topology) -> Result<(CpuId, Vec<(CoRunnerPlace, Option<CpuI
     Ok((own, places))
 }
 
-fn parts_of(machine: &str, victim: &str, aggressor: &str, runs: Vec<DecompositionRun>) -> Decomposition {
+fn build_parts(machine: &str, victim: &str, aggressor: &str, runs: Vec<DecompositionRun>) -> Decomposition {
     let time = |other: CoRunnerPlace, prefetching: bool| {
         runs.iter()
             .find(|run| (run.co_runner_location, run.prefetching) == (other, prefetching))
@@ -198,17 +198,17 @@ mod tests {
     fn parts_follow_the_equations_and_add_up() {
         use CoRunnerPlace::*;
         let told = [(None, 1.0, 2.0), (OtherPackage, 1.1, 2.2), (OtherCache, 1.3, 2.6), (SameCache, 1.6, 2.8)];
-        let whole = parts_of("m", "a", "b", runs(&told));
+        let whole = build_parts("m", "a", "b", runs(&told));
         let parts: Vec<(&str, i64)> =
             whole.parts.iter().map(|p| (p.cause.as_str(), p.slowdown_percent.round() as i64)).collect();
         assert_eq!(parts, [("memory controller", 10), ("bus", 20), ("cache", 10), ("prefetching", 20)]);
         assert_eq!(whole.total_slowdown_percent.round(), 60.0);
         assert_eq!(whole.not_cache_percent().map(|share| share.round()), Some(83.0));
         assert!(whole.unavailable.is_empty());
-        let one_package = parts_of("m", "a", "b", runs(&[told[0], told[2], told[3]]));
+        let one_package = build_parts("m", "a", "b", runs(&[told[0], told[2], told[3]]));
         assert_eq!(one_package.unavailable, [OtherPackage]);
         assert_eq!(one_package.parts[0].cause, "memory controller and bus");
-        let nothing = parts_of("m", "a", "b", runs(&[(None, 1.0, 1.0), (SameCache, 1.0, 1.0)]));
+        let nothing = build_parts("m", "a", "b", runs(&[(None, 1.0, 1.0), (SameCache, 1.0, 1.0)]));
         assert_eq!(nothing.parts[0].share_percent, Option::None);
     }
 

@@ -94,7 +94,7 @@ impl ResultTarget {
 
     /// The verdict on a mean over seeds, which must reach the target by more than its standard error. A single seed has
     /// no error.
-    fn verdict_of_mean(&self, mean: Option<f64>, error: Option<f64>) -> Option<ResultVerdict> {
+    fn judge_mean(&self, mean: Option<f64>, error: Option<f64>) -> Option<ResultVerdict> {
         let error = error.unwrap_or(0.0);
         match *self {
             ResultTarget::Shown => None,
@@ -261,17 +261,18 @@ pub struct Finding {
 
 impl Finding {
     /// The finding of an experiment that failed: no measurement, a missed target, and the reason.
-    pub fn broken(id: &str, title: &str, seeds: &[u64], reason: &str) -> Self {
+    pub fn from_failure(id: &str, title: &str, seeds: &[u64], reason: &str) -> Self {
         Finding {
             seeds: seeds.to_vec(),
             verdict: Some(ResultVerdict::Missed),
-            ..Finding::new(id, title, "", "", ResultTarget::Shown, &[]).note(format!("the experiment failed: {reason}"))
+            ..Finding::new(id, title, "", "", ResultTarget::Shown, &[])
+                .with_note(format!("the experiment failed: {reason}"))
         }
     }
 
     /// Makes this a worst case, whose target must be met for every seed.
     #[must_use]
-    pub fn every_seed(mut self) -> Self {
+    pub fn require_every_seed(mut self) -> Self {
         self.rule = SeedRule::EverySeed;
         self.verdict = self.target.worst(self.values.iter().map(|&value| Some(value)));
         // A further seed could only make it worse.
@@ -303,7 +304,7 @@ impl Finding {
             rule: SeedRule::Mean,
             unit: unit.to_string(),
             target,
-            verdict: target.verdict_of_mean(measured, standard_error),
+            verdict: target.judge_mean(measured, standard_error),
             points: Vec::new(),
             seeds: per_seed.iter().map(|&(seed, _)| seed).collect(),
             time_scale: 1.0,
@@ -326,7 +327,7 @@ impl Finding {
     }
     /// Replaces the note.
     #[must_use]
-    pub fn note(mut self, note: impl Into<String>) -> Self {
+    pub fn with_note(mut self, note: impl Into<String>) -> Self {
         self.note = note.into();
         self
     }
@@ -383,7 +384,7 @@ impl<'a> ExperimentContext<'a> {
 impl ExperimentContext<'_> {
     /// # Errors
     /// [`ReproError::Interrupted`] once the user has requested a stop. To be called between runs.
-    pub fn go_on(&self) -> Result<(), ReproError> {
+    pub fn check_not_stopped(&self) -> Result<(), ReproError> {
         if self.stop.load(Ordering::Relaxed) { Err(ReproError::Interrupted) } else { Ok(()) }
     }
 
@@ -417,11 +418,11 @@ impl ExperimentContext<'_> {
         run: impl Fn(&T) -> Result<R, ReproError> + Sync,
     ) -> Result<Vec<R>, ReproError> {
         if let Some(split) = self.split.filter(|_| !split_runs::is_within()) {
-            return split.run_all(items, |item| self.go_on().and_then(|()| run(item)));
+            return split.run_all(items, |item| self.check_not_stopped().and_then(|()| run(item)));
         }
         if self.split.is_some() {
             // Nested in a run: its parts stay on this thread, which is marked as being within one.
-            return items.iter().map(|item| self.go_on().and_then(|()| run(item))).collect();
+            return items.iter().map(|item| self.check_not_stopped().and_then(|()| run(item))).collect();
         }
         self.run_here(items, run)
     }
@@ -460,7 +461,7 @@ impl ExperimentContext<'_> {
         let answers: Vec<Result<R, ReproError>> = items
             .par_iter()
             .map(|item| {
-                self.go_on()?;
+                self.check_not_stopped()?;
                 run(item)
             })
             .collect();
@@ -509,11 +510,11 @@ impl Findings {
 impl Findings {
     /// Number of findings with each verdict: `met`, `exceeded`, `missed`.
     pub fn tally(&self) -> BTreeMap<&'static str, usize> {
-        Findings::tally_of(&self.results)
+        Findings::count_verdicts(&self.results)
     }
 
     /// The same tally of any findings.
-    pub fn tally_of<'a>(findings: impl IntoIterator<Item = &'a Finding>) -> BTreeMap<&'static str, usize> {
+    pub fn count_verdicts<'a>(findings: impl IntoIterator<Item = &'a Finding>) -> BTreeMap<&'static str, usize> {
         let given: Vec<Option<ResultVerdict>> = findings.into_iter().map(|finding| finding.verdict).collect();
         let verdicts = [ResultVerdict::Met, ResultVerdict::Exceeded, ResultVerdict::Missed];
         let count = |verdict| given.iter().filter(|other| **other == Some(verdict)).count();
@@ -562,7 +563,7 @@ mod tests {
             [Some(ResultVerdict::Met), Some(ResultVerdict::Missed)]
         );
         assert_eq!(
-            [8.0, 8.1].map(|target| with(target).every_seed().verdict),
+            [8.0, 8.1].map(|target| with(target).require_every_seed().verdict),
             [Some(ResultVerdict::Met), Some(ResultVerdict::Missed)]
         );
         let below = |target| {
@@ -573,7 +574,7 @@ mod tests {
             [Some(ResultVerdict::Missed), Some(ResultVerdict::Exceeded)]
         );
         assert_eq!(
-            [11.9, 12.0].map(|target| below(target).every_seed().verdict),
+            [11.9, 12.0].map(|target| below(target).require_every_seed().verdict),
             [Some(ResultVerdict::Missed), Some(ResultVerdict::Met)]
         );
         let alone =

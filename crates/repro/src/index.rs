@@ -1,7 +1,7 @@
 //! The index page: paper and measured values side by side, with every figure below; missed targets are as visible as
 //! met ones.
 
-use cachemate_report::whole_page;
+use cachemate_report::render_page;
 use maud::{Markup, PreEscaped, html};
 
 use crate::{Finding, Findings};
@@ -33,7 +33,7 @@ pub fn index_html(findings: &Findings, command: &str, figure_style: &str) -> Str
         div.wide { (table(findings)) }
         @for (index, finding) in findings.results.iter().enumerate() { (section(index, finding)) }
     };
-    whole_page("cachemate: the papers' results, measured", &[STYLE, figure_style], &body)
+    render_page("cachemate: the papers' results, measured", &[STYLE, figure_style], &body)
 }
 
 fn table(findings: &Findings) -> Markup {

@@ -123,16 +123,16 @@ pub fn run(context: &ExperimentContext<'_>, draw: &MixOptions<'_>) -> Result<Ran
     let mut generator = SplitMix64::new(seed);
     let mut mixes = Vec::new();
     for nth in 0..draw.mixes {
-        let jobs = drawn(&mut generator, cores, &draw.recordings, seed * 1_000 + u64::from(nth))?;
+        let jobs = draw_mixes(&mut generator, cores, &draw.recordings, seed * 1_000 + u64::from(nth))?;
         let programs: Vec<String> = jobs.iter().map(|job| job.name.clone()).collect();
         context.report_progress(&format!("mix {} of {}: {}", nth + 1, draw.mixes, programs.join(", ")));
         mixes.push(score(context, &bench, &jobs)?);
     }
-    let mean = mean_of(&mixes);
+    let mean = mean_scores(&mixes);
     Ok(RandomMixes { machine: draw.machine.to_string(), seed, time_scale: SCALE, mixes, mean })
 }
 
-fn drawn(
+fn draw_mixes(
     generator: &mut SplitMix64,
     cores: usize,
     recordings: &[(String, PathBuf)],
@@ -140,7 +140,9 @@ fn drawn(
 ) -> Result<Vec<WorkloadJob>, ReproError> {
     let single = kernels::programs().filter(|program| program.threads == (1, 1));
     let mut all: Vec<WorkloadJob> = single.map(|program| WorkloadJob::new(program.name, seed)).collect();
-    all.extend(recordings.iter().map(|(name, path)| WorkloadJob::recorded(&format!("{name}.cmt"), path.clone(), seed)));
+    all.extend(
+        recordings.iter().map(|(name, path)| WorkloadJob::from_recording(&format!("{name}.cmt"), path.clone(), seed)),
+    );
     if all.len() < cores {
         return Err(failed("mixes")(format!("{} programs for {cores} cores", all.len())));
     }
@@ -159,7 +161,7 @@ fn score(context: &ExperimentContext<'_>, bench: &CoRunBench, jobs: &[WorkloadJo
         let workload = bench.workload(bench.options.clone(), jobs.to_vec());
         let of_pairs = name == "best-by-matrix" || name == "worst-by-matrix";
         let parameters = if of_pairs { format!("slowdowns = {:?}", matrix.costs().cost) } else { String::new() };
-        let machine = workload.simulated()?;
+        let machine = workload.build_machine()?;
         let standard = StandardPipeline {
             policy: PolicyConfig { name: name.to_string(), parameters, seed: bench.options.seed },
             guard: None,
@@ -171,7 +173,7 @@ fn score(context: &ExperimentContext<'_>, bench: &CoRunBench, jobs: &[WorkloadJo
         let mut config = standard.for_machine(machine.topology(), machine.capabilities());
         // Recorded profiles only fill gaps that the others leave, so they come last.
         config.profilers.push(ProfilerConfig::Oracle { profiles: profiles.clone() });
-        Ok(steered::together_under(&workload, &work, config)?.rates)
+        Ok(steered::run_together_under(&workload, &work, config)?.rates)
     };
     let runs = context.run_all(&names, |&name| match one_run(name) {
         Err(ReproError::Interrupted) => Err(ReproError::Interrupted),
@@ -193,13 +195,13 @@ fn score(context: &ExperimentContext<'_>, bench: &CoRunBench, jobs: &[WorkloadJo
         programs: jobs.iter().map(|job| job.name.clone()).collect(),
         policies: Vec::new(),
         failed: Vec::new(),
-        unfinished_pairs: matrix.unfinished(),
+        unfinished_pairs: matrix.unfinished_programs(),
     };
     for (name, run) in names.iter().zip(&runs) {
         let score = run.as_ref().map_err(ToString::to_string).and_then(|run| {
             let gain = Comparison::compare_rates(run, default).ok_or("a program never ran")?;
             let scores = judge(run, name).map_err(|error| error.to_string())?;
-            let unfinished = unfinished(jobs, run, &alone);
+            let unfinished = unfinished_jobs(jobs, run, &alone);
             let score = score_policy(name, &scores, &gain, before.weighted_speedup, best.weighted_speedup);
             Ok(PolicyScore { unfinished, ..score })
         });
@@ -211,7 +213,7 @@ fn score(context: &ExperimentContext<'_>, bench: &CoRunBench, jobs: &[WorkloadJo
     Ok(mix)
 }
 
-fn unfinished(jobs: &[WorkloadJob], run: &[ProgramRates], alone: &[f64]) -> Vec<String> {
+fn unfinished_jobs(jobs: &[WorkloadJob], run: &[ProgramRates], alone: &[f64]) -> Vec<String> {
     let slow = |((job, rates), alone): ((&WorkloadJob, &ProgramRates), &f64)| {
         (!rates.finished)
             .then(|| format!("{} ({:.1} times slower than alone)", job.name, alone / rates.instr_per_cycle))
@@ -234,7 +236,7 @@ fn score_policy(name: &str, scores: &SpeedupScores, gain: &Comparison, default: 
     }
 }
 
-fn mean_of(mixes: &[RandomMix]) -> Vec<PolicyScore> {
+fn mean_scores(mixes: &[RandomMix]) -> Vec<PolicyScore> {
     policies::ENTRIES.iter().filter_map(|entry| mean_of_policy(entry.name, mixes)).collect()
 }
 
@@ -267,7 +269,7 @@ mod tests {
         let recordings = vec![("sort".to_string(), PathBuf::from("sort.cmt"))];
         let names = |seed: u64| -> Vec<Vec<String>> {
             let mut generator = SplitMix64::new(seed);
-            let mut mix = || drawn(&mut generator, 8, &recordings, 1).unwrap();
+            let mut mix = || draw_mixes(&mut generator, 8, &recordings, 1).unwrap();
             (0..20).map(|_| mix().into_iter().map(|job| job.name).collect()).collect()
         };
         assert_eq!(names(1), names(1));
@@ -296,7 +298,7 @@ mod tests {
             failed: Vec::new(),
             unfinished_pairs: Vec::new(),
         };
-        let means = mean_of(&[mix(&[("di", 2.0), ("dio", 2.0)]), mix(&[("dio", 1.0)])]);
+        let means = mean_scores(&[mix(&[("di", 2.0), ("dio", 2.0)]), mix(&[("dio", 1.0)])]);
         let of = |index: usize| (means[index].policy.as_str(), means[index].weighted_speedup_gain_percent);
         assert_eq!((means.len(), of(0), of(1)), (2, ("di", 0.0), ("dio", 50.0)));
     }
@@ -312,7 +314,7 @@ mod tests {
             finished,
         };
         let jobs = [WorkloadJob::new("mcf", 1), WorkloadJob::new("art", 1)];
-        let names = unfinished(&jobs, &[rates(false), rates(true)], &[0.42, 0.42]);
+        let names = unfinished_jobs(&jobs, &[rates(false), rates(true)], &[0.42, 0.42]);
         assert_eq!(names, ["mcf (42.0 times slower than alone)"]);
     }
 }

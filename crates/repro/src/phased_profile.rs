@@ -61,7 +61,7 @@ pub fn instructions_in(
     let jobs = vec![job.clone().with_cpus(pinned)];
     let (machine, options) = (machine.clone(), options.clone());
     let workload = Workload { machine, options, jobs, warm_up_cycles: 0, measured_cycles: cycles };
-    let results = workload.unmanaged()?;
+    let results = workload.unmanaged_run()?;
     let done = results.tasks.first().map_or(0, |task| task.instructions);
     if done == 0 { Err(failed(&job.name)("it ran no instruction alone")) } else { Ok(done) }
 }
@@ -114,7 +114,7 @@ pub fn profile(
             let share = doublings(sizes[at]) / doublings(sizes[bare_at[low + 1]]).max(1e-9);
             interpolate(&small[phase.min(small.len() - 1)], &large[phase.min(large.len() - 1)], share)
         });
-        point_of((u64::from(sizes[at]) * way_bytes) as f64, &aided[at][phase], unaided)
+        size_point((u64::from(sizes[at]) * way_bytes) as f64, &aided[at][phase], unaided)
     };
     let phase = |number: usize| {
         let whole = &aided[aided.len() - 1][number];
@@ -152,7 +152,7 @@ fn interpolate(small: &RunningSums, large: &RunningSums, share: f64) -> RunningS
     sums
 }
 
-fn point_of(size_bytes: f64, aided: &RunningSums, unaided: Option<RunningSums>) -> SizePoint {
+fn size_point(size_bytes: f64, aided: &RunningSums, unaided: Option<RunningSums>) -> SizePoint {
     let per_instr = |books: &RunningSums, sum: usize| books.sums[sum] / books.instructions;
     let demand = per_instr(aided, MISSES).min(per_instr(aided, READ));
     SizePoint {
@@ -213,7 +213,7 @@ fn books(
 fn read_books(workload: &Workload, lengths: ProfilingLengths) -> Result<Vec<RunningSums>, ReproError> {
     let (machine, options, job) = (&workload.machine, &workload.options, &workload.jobs[0]);
     let ends = Some(RunLimit::Cycles(workload.measured_cycles));
-    let mut simulated = workload.simulated_with(SimOptions { ends, warm_up: None, ..options.clone() })?;
+    let mut simulated = workload.build_machine_with(SimOptions { ends, warm_up: None, ..options.clone() })?;
     let window = lengths.reading_cycles * options.scale;
     simulated.set_first_window(WindowLength::Cycles { cycles: window });
     let line_bytes = machine.last_level().map_or(64, |cache| cache.line_bytes);
@@ -222,7 +222,7 @@ fn read_books(workload: &Workload, lengths: ProfilingLengths) -> Result<Vec<Runn
     while simulated.observe().map_err(failed(&job.name))?.is_some() {
         let results = simulated.results();
         let Some(task) = results.tasks.first() else { continue };
-        readings.push(read(task, level, f64::from(line_bytes)));
+        readings.push(running_sums(task, level, f64::from(line_bytes)));
         if task.instructions >= lengths.until_instr {
             break;
         }
@@ -230,7 +230,7 @@ fn read_books(workload: &Workload, lengths: ProfilingLengths) -> Result<Vec<Runn
     Ok(readings)
 }
 
-fn read(task: &TaskResults, last: Option<CacheLevel>, line_bytes: f64) -> RunningSums {
+fn running_sums(task: &TaskResults, last: Option<CacheLevel>, line_bytes: f64) -> RunningSums {
     let of = |level: Option<CacheLevel>| task.levels.iter().find(|found| Some(found.level) == level);
     let mut books = RunningSums { instructions: task.instructions as f64, ..RunningSums::default() };
     let sums = &mut books.sums;

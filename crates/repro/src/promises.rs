@@ -271,15 +271,15 @@ fn false_reports(outcomes: &[MixOutcome], reports: ReportCounts) -> String {
 
 fn findings(seed: u64, outcomes: &[MixOutcome]) -> Vec<Finding> {
     let feasible: Vec<&MixOutcome> = outcomes.iter().filter(|outcome| outcome.feasible).collect();
-    let kept: Vec<&&MixOutcome> = feasible.iter().filter(|outcome| outcome.kept_share >= KEPT_SHARE).collect();
+    let kept_outcomes: Vec<&&MixOutcome> = feasible.iter().filter(|outcome| outcome.kept_share >= KEPT_SHARE).collect();
     let reports = outcomes.iter().map(|outcome| outcome.reports).fold(ReportCounts::default(), ReportCounts::plus);
     let finding = |id: &str, title: &str, unit: &str, target: ResultTarget, value: f64| {
         Finding::new(id, title, "an operator's promise", unit, target, &[(seed, value)])
     };
     let at_most = |target: f64| ResultTarget::AtMost { target, paper_best: None };
-    let work: Vec<f64> = kept.iter().filter_map(|outcome| outcome.work_over_best).collect();
+    let work: Vec<f64> = kept_outcomes.iter().filter_map(|outcome| outcome.work_over_best).collect();
     let lost: Vec<f64> = work.iter().map(|share| 100.0 * (1.0 - share)).collect();
-    let mut times: Vec<f64> = kept.iter().filter_map(|outcome| outcome.converged_s).collect();
+    let mut times: Vec<f64> = kept_outcomes.iter().filter_map(|outcome| outcome.converged_s).collect();
     times.sort_by(f64::total_cmp);
     let point = |outcome: &MixOutcome| {
         let series = if outcome.feasible { "feasible" } else { "no known plan keeps all" };
@@ -296,10 +296,10 @@ fn findings(seed: u64, outcomes: &[MixOutcome]) -> Vec<Finding> {
              that keeps them",
             "%",
             ResultTarget::AtLeast { target: 98.0, paper_best: None },
-            percent(kept.len() as u32, feasible.len() as u32),
+            percent(kept_outcomes.len() as u32, feasible.len() as u32),
         )
         .points(outcomes.iter().map(point).collect())
-        .note(format!("{} of {} mixes have a known plan that keeps all promises", feasible.len(), outcomes.len())),
+        .with_note(format!("{} of {} mixes have a known plan that keeps all promises", feasible.len(), outcomes.len())),
         finding(
             "PROMISES-2",
             "reports that a promise is kept while it is broken by more than 2 points",
@@ -307,7 +307,7 @@ fn findings(seed: u64, outcomes: &[MixOutcome]) -> Vec<Finding> {
             at_most(0.0),
             f64::from(reports.kept_falsely),
         )
-        .note(false_reports(outcomes, reports)),
+        .with_note(false_reports(outcomes, reports)),
         finding(
             "PROMISES-3",
             "reports that a promise is broken while it is kept, of all reports",
@@ -315,7 +315,7 @@ fn findings(seed: u64, outcomes: &[MixOutcome]) -> Vec<Finding> {
             at_most(2.0),
             percent(reports.broken_falsely, reports.all),
         )
-        .note(format!("{} reports say that a promise is broken", reports.broken)),
+        .with_note(format!("{} reports say that a promise is broken", reports.broken)),
         finding(
             "PROMISES-4",
             "work of all programs below that of the best known plan that keeps all promises, mean over kept mixes",

@@ -85,52 +85,52 @@ pub(crate) fn label(workload: &Workload) -> String {
 /// The work of the workload's only job alone in the measured cycles after the warm-up, and its speed.
 ///
 /// # Errors
-/// As [`Workload::simulated`]; a machine without a data cache; a job that does nothing.
-pub fn alone(workload: &Workload) -> Result<(InstructionRange, ProgramRates), ReproError> {
-    store::remember(RunRequest::Alone(workload.clone()).name()?, || work::alone(workload))
+/// As [`Workload::build_machine`]; a machine without a data cache; a job that does nothing.
+pub fn solo_run(workload: &Workload) -> Result<(InstructionRange, ProgramRates), ReproError> {
+    store::remember(RunRequest::Alone(workload.clone()).name()?, || work::measure_solo(workload))
 }
 
 /// Runs all jobs together, the n-th over the n-th work, under the machine's scheduler or one plan. A job that does not
 /// finish its work in [`work::GIVES_UP_AFTER_TIMES`] the solo time of all is marked in its rates.
 ///
 /// # Errors
-/// As [`Workload::simulated`], and the machine's own; a job that never runs.
-pub fn together(
+/// As [`Workload::build_machine`], and the machine's own; a job that never runs.
+pub fn joint_run(
     workload: &Workload,
     work: &[InstructionRange],
     plan: Option<&FixedPlan>,
 ) -> Result<WorkRun, ReproError> {
     let request = RunRequest::Together(workload.clone(), work.to_vec(), plan.cloned());
-    store::remember(request.name()?, || work::together(workload, work, plan))
+    store::remember(request.name()?, || work::measure_joint(workload, work, plan))
 }
 
 impl Workload {
     /// Runs the workload under the machine's own scheduler.
     ///
     /// # Errors
-    /// As [`Workload::simulated`], and the machine's own.
-    pub fn unmanaged(&self) -> Result<RunResults, ReproError> {
+    /// As [`Workload::build_machine`], and the machine's own.
+    pub fn unmanaged_run(&self) -> Result<RunResults, ReproError> {
         store::remember(RunRequest::Unmanaged(self.clone()).name()?, || run_unmanaged(self))
     }
 
     /// Runs the workload under one plan, for the lengths in its options if these state any.
     ///
     /// # Errors
-    /// As [`Workload::unmanaged`], or a plan that the machine refuses.
-    pub fn planned(&self, plan: &FixedPlan) -> Result<RunResults, ReproError> {
+    /// As [`Workload::unmanaged_run`], or a plan that the machine refuses.
+    pub fn planned_run(&self, plan: &FixedPlan) -> Result<RunResults, ReproError> {
         let request = RunRequest::Planned(self.clone(), plan.clone());
         store::remember(request.name()?, || run_planned(self, plan))
     }
 }
 
 fn run_unmanaged(workload: &Workload) -> Result<RunResults, ReproError> {
-    run_alone(&mut workload.simulated()?).map_err(failed("unmanaged run"))
+    run_alone(&mut workload.build_machine()?).map_err(failed("unmanaged run"))
 }
 
 fn run_planned(workload: &Workload, plan: &FixedPlan) -> Result<RunResults, ReproError> {
     let mut machine = match workload.options.ends {
-        Some(_) => workload.simulated_with(workload.options.clone())?,
-        None => workload.simulated()?,
+        Some(_) => workload.build_machine_with(workload.options.clone())?,
+        None => workload.build_machine()?,
     };
     plan.run(&mut machine)
 }
@@ -148,9 +148,9 @@ pub fn is_reproducible(entry: &StoredEntry) -> Result<Option<bool>, ReproError> 
     }
     let answer = match &inputs.request {
         RunRequest::Unmanaged(workload) => encode_answer(&name.label, &run_unmanaged(workload)?)?,
-        RunRequest::Alone(workload) => encode_answer(&name.label, &work::alone(workload)?)?,
+        RunRequest::Alone(workload) => encode_answer(&name.label, &work::measure_solo(workload)?)?,
         RunRequest::Together(workload, work, plan) => {
-            encode_answer(&name.label, &work::together(workload, work, plan.as_ref())?)?
+            encode_answer(&name.label, &work::measure_joint(workload, work, plan.as_ref())?)?
         }
         RunRequest::Planned(workload, plan) => encode_answer(&name.label, &run_planned(workload, plan)?)?,
     };

@@ -27,7 +27,7 @@ impl Workload {
     /// Runs the workload under a policy, from the start of the warm-up on.
     ///
     /// # Errors
-    /// As [`Workload::simulated`], and a plan that the loop rejects.
+    /// As [`Workload::build_machine`], and a plan that the loop rejects.
     pub fn run_managed(&self, by: Pipeline) -> Result<ManagedRun, ReproError> {
         let what = by.config().policy.name.clone();
         let mut records = Vec::new();
@@ -35,7 +35,7 @@ impl Workload {
             records.push(record);
             true
         };
-        let results = run_under(self.simulated()?, by, each).map_err(failed(&what))?;
+        let results = run_under(self.build_machine()?, by, each).map_err(failed(&what))?;
         Ok(ManagedRun { results, records })
     }
 
@@ -63,7 +63,7 @@ impl Workload {
 ///
 /// # Errors
 /// An unknown policy, or parameters that it does not take.
-pub fn built(config: PipelineConfig) -> Result<Pipeline, ReproError> {
+pub fn build_pipeline(config: PipelineConfig) -> Result<Pipeline, ReproError> {
     let name = config.policy.name.clone();
     Pipeline::build(config).map_err(failed(&name))
 }
@@ -176,15 +176,15 @@ mod tests {
 
     fn workload(kernels: &[&str]) -> Workload {
         let jobs = kernels.iter().enumerate().map(|(index, kernel)| WorkloadJob::new(kernel, index as u64)).collect();
-        Workload::on("xeon-x5365-4", jobs, 1).unwrap().lasting(200_000, 2_000_000)
+        Workload::from_machine_name("xeon-x5365-4", jobs, 1).unwrap().with_length(200_000, 2_000_000)
     }
 
     /// Does a repeated run give the same bits, and does it cover only the measured span?
     #[test]
     fn runs_are_repeatable_and_cover_the_measured_span() {
         let workload = workload(&["mcf", "swim"]);
-        let first = workload.unmanaged().unwrap();
-        assert_eq!(first, workload.unmanaged().unwrap());
+        let first = workload.unmanaged_run().unwrap();
+        assert_eq!(first, workload.unmanaged_run().unwrap());
         let off = first.elapsed_cycles.abs_diff(2_000_000) as f64;
         assert!(off < 20_000.0, "measured {} cycles", first.elapsed_cycles);
     }
@@ -194,9 +194,9 @@ mod tests {
     fn managing_nothing_changes_nothing() {
         let workload = workload(&["mcf", "swim"]);
         let window = cachemate_core::WindowLength::Cycles { cycles: 200_000 };
-        let by = built(workload.pipeline("default", "", Vec::new(), window)).unwrap();
-        let managed = workload.run_managed(by).unwrap().results;
-        let unmanaged = workload.unmanaged().unwrap();
+        let pipeline = build_pipeline(workload.pipeline("default", "", Vec::new(), window)).unwrap();
+        let managed = workload.run_managed(pipeline).unwrap().results;
+        let unmanaged = workload.unmanaged_run().unwrap();
         let gain = Comparison::compare(&managed, &unmanaged).unwrap();
         assert!(gain.throughput_gain.abs() < 0.01, "{gain:?}");
     }
@@ -204,9 +204,9 @@ mod tests {
     /// Is a gain split without a remainder?
     #[test]
     fn mix_times_contention_is_the_gain() {
-        let both = workload(&["mcf", "swim"]).unmanaged().unwrap();
+        let both = workload(&["mcf", "swim"]).unmanaged_run().unwrap();
         let other = Workload { options: SimOptions { seed: 2, ..SimOptions::default() }, ..workload(&["mcf", "swim"]) };
-        let gain = Comparison::compare(&other.unmanaged().unwrap(), &both).unwrap();
+        let gain = Comparison::compare(&other.unmanaged_run().unwrap(), &both).unwrap();
         let product = (1.0 + gain.mix_gain) * (1.0 + gain.contention_gain);
         assert!((product - 1.0 - gain.throughput_gain).abs() < 1e-9);
     }

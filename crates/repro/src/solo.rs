@@ -41,8 +41,8 @@ fn measure(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Result<Pr
     let last = machine.last_level().ok_or_else(|| failed(&machine.name)("no data cache to share"))?;
     let before = machine.caches.iter().take_while(|cache| cache.level != last.level);
     let private = before.filter(|cache| cache.level != CacheLevel::L1Instruction).last();
-    let mut private = private.map(simulated).transpose()?;
-    let mut shared = simulated(last)?;
+    let mut private = private.map(build_cache_sim).transpose()?;
+    let mut shared = build_cache_sim(last)?;
     let mut reuse = ReuseSampler::new(REUSE_ONE_IN, job.seed);
     let shift = last.line_bytes.trailing_zeros();
     let (mut batch, mut lines, mut missed): (Vec<Access>, Vec<u64>, Vec<u64>) = Default::default();
@@ -88,7 +88,7 @@ fn counts(cache: &CacheSim) -> Vec<u64> {
     positions.hits.iter().copied().chain([positions.misses]).collect()
 }
 
-fn simulated(cache: &CacheSpec) -> Result<CacheSim, ReproError> {
+fn build_cache_sim(cache: &CacheSpec) -> Result<CacheSim, ReproError> {
     let what = failed("cache");
     let shape = CacheGeometry::from_bytes(cache.size_bytes, u64::from(cache.line_bytes), cache.ways, cache.slices);
     CacheSim::new(shape.map_err(&what)?, Replacement::Lru).map_err(&what)

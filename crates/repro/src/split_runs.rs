@@ -74,8 +74,9 @@ impl<'a> Split<'a> {
         let call = self.calls.fetch_add(1, Ordering::Relaxed);
         if let Some((_, item)) = self.wanted.filter(|(wanted, _)| *wanted == call) {
             let name = format!("{call}.{item}");
-            let asked = items.get(item).ok_or_else(|| ReproError::Failed(name.clone(), "no such run".to_string()))?;
-            let bytes = encode_answer(&name, &record_within(|| run(asked))?)?;
+            let requested_item =
+                items.get(item).ok_or_else(|| ReproError::Failed(name.clone(), "no such run".to_string()))?;
+            let bytes = encode_answer(&name, &record_within(|| run(requested_item))?)?;
             *self.made.lock().unwrap_or_else(PoisonError::into_inner) = Some(bytes);
             return Err(ReproError::Elsewhere);
         }

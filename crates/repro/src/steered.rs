@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::error::{ReproError, failed};
 use crate::run_request::{label, recordings_of, sources_of};
-use crate::setup::{built, run_under};
+use crate::setup::{build_pipeline, run_under};
 use crate::store::{self, RunName};
 use crate::work::{self, InstructionRange, WorkRun};
 use crate::workload::Workload;
@@ -25,7 +25,7 @@ struct SteeredInputs<'a> {
 ///
 /// # Errors
 /// As [`crate::run_request::together`], an unknown policy, and a plan that the loop rejects.
-pub fn together_under(
+pub fn run_together_under(
     workload: &Workload,
     work: &[InstructionRange],
     config: PipelineConfig,
@@ -36,18 +36,18 @@ pub fn together_under(
     let inputs = inputs.map_err(failed("steered run"))?;
     let label = format!("{}, under {}", label(workload), config.policy.name);
     let name = RunName { kind: "steered", label, sources, inputs };
-    store::remember(name, || run_together(workload, work, built(config)?))
+    store::remember(name, || run_together(workload, work, build_pipeline(config)?))
 }
 
-/// Like [`together_under`] for any pipeline, without storing the result.
+/// Like [`run_together_under`] for any pipeline, without storing the result.
 ///
 /// # Errors
-/// As [`together_under`].
-pub fn run_together(workload: &Workload, work: &[InstructionRange], by: Pipeline) -> Result<WorkRun, ReproError> {
+/// As [`run_together_under`].
+pub fn run_together(workload: &Workload, work: &[InstructionRange], pipeline: Pipeline) -> Result<WorkRun, ReproError> {
     let machine = work::machine_timed_together(workload, work)?;
-    let name = by.config().policy.name.clone();
+    let name = pipeline.config().policy.name.clone();
     let (mut decisions, mut trail): (Vec<Decision>, Vec<ProgressSample>) = (Vec::new(), Vec::new());
-    let results = run_under(machine, by, |machine, record| {
+    let results = run_under(machine, pipeline, |machine, record| {
         trail.extend_from_slice(&machine.trail()[trail.len()..]);
         decisions.push(record.decision);
         true

@@ -72,8 +72,8 @@ pub struct WorkRun {
 /// The work of the workload's only job alone in the measured cycles after the warm-up, and its speed.
 ///
 /// # Errors
-/// As [`Workload::simulated`]; a machine without a data cache; a job that does nothing.
-pub(crate) fn alone(workload: &Workload) -> Result<(InstructionRange, ProgramRates), ReproError> {
+/// As [`Workload::build_machine`]; a machine without a data cache; a job that does nothing.
+pub(crate) fn measure_solo(workload: &Workload) -> Result<(InstructionRange, ProgramRates), ReproError> {
     let (from, to) = (workload.warm_up_cycles, workload.warm_up_cycles + workload.measured_cycles);
     let mut machine = timed_machine(workload, to, Vec::new())?;
     run_alone(&mut machine).map_err(failed("run alone"))?;
@@ -88,8 +88,8 @@ pub(crate) fn alone(workload: &Workload) -> Result<(InstructionRange, ProgramRat
 /// finish its work in [`GIVES_UP_AFTER_TIMES`] the solo time of all is marked in its rates.
 ///
 /// # Errors
-/// As [`Workload::simulated`], and the machine's own; a job that never runs.
-pub(crate) fn together(
+/// As [`Workload::build_machine`], and the machine's own; a job that never runs.
+pub(crate) fn measure_joint(
     workload: &Workload,
     work: &[InstructionRange],
     plan: Option<&FixedPlan>,
@@ -131,7 +131,7 @@ fn rates_over_work(trail: &[ProgressSample], task: usize, work: &InstructionRang
         return rates(&begin, &end, true);
     }
     let last = trail.last().filter(|step| task < step.tasks.len())?;
-    let end = moment(last, &last.tasks[task]);
+    let end = progress_point(last, &last.tasks[task]);
     let start =
         ProgressPoint { cycle: 0.0, instructions: 0.0, misses: 0.0, on_cpu_cycles: 0.0, data_stall_cycles: 0.0 };
     rates(&begin.unwrap_or(start), &end, false)
@@ -142,7 +142,7 @@ fn timed_machine(workload: &Workload, ends_cycles: u64, until: Vec<u64>) -> Resu
         return Err(failed(&workload.machine.name)("no data cache to share"));
     }
     let ends = Some(RunLimit::Cycles(ends_cycles));
-    let mut machine = workload.simulated_with(SimOptions { warm_up: None, ends, ..workload.options.clone() })?;
+    let mut machine = workload.build_machine_with(SimOptions { warm_up: None, ends, ..workload.options.clone() })?;
     machine.log_progress(STEP_CYCLES, until);
     Ok(machine)
 }
@@ -157,7 +157,7 @@ struct ProgressPoint {
     data_stall_cycles: f64,
 }
 
-fn moment(step: &ProgressSample, task: &TaskProgress) -> ProgressPoint {
+fn progress_point(step: &ProgressSample, task: &TaskProgress) -> ProgressPoint {
     ProgressPoint {
         cycle: step.cycle as f64,
         instructions: task.instructions as f64,
@@ -180,7 +180,7 @@ fn place(
     let low = after.checked_sub(1).and_then(|before| steps().nth(before)).unwrap_or(high);
     let (below, above) = (of(low.0, low.1), of(high.0, high.1));
     let share = if above > below { (value - below) / (above - below) } else { 1.0 };
-    let (low, high) = (moment(low.0, low.1), moment(high.0, high.1));
+    let (low, high) = (progress_point(low.0, low.1), progress_point(high.0, high.1));
     let between = |low: f64, high: f64| low + share * (high - low);
     Some(ProgressPoint {
         cycle: between(low.cycle, high.cycle),
@@ -214,12 +214,12 @@ mod tests {
     fn equal_work_is_the_same_instructions() {
         let of = |jobs: &[&str]| {
             let jobs = jobs.iter().map(|name| WorkloadJob::new(name, 1)).collect();
-            Workload::on("xeon-x5365-4", jobs, 1).unwrap().lasting(1_000_000, 1_500_000)
+            Workload::from_machine_name("xeon-x5365-4", jobs, 1).unwrap().with_length(1_000_000, 1_500_000)
         };
-        let (work, speed) = alone(&of(&["mcf-2006"])).unwrap();
+        let (work, speed) = measure_solo(&of(&["mcf-2006"])).unwrap();
         assert!(work.from_instr > 0.0 && work.to_instr > work.from_instr);
-        let (quiet, _) = alone(&of(&["gamess"])).unwrap();
-        let run = together(&of(&["mcf-2006", "gamess"]), &[work, quiet], None).unwrap();
+        let (quiet, _) = measure_solo(&of(&["gamess"])).unwrap();
+        let run = measure_joint(&of(&["mcf-2006", "gamess"]), &[work, quiet], None).unwrap();
         let ratio = run.rates[0].instr_per_cycle / speed.instr_per_cycle;
         assert!((0.9..1.05).contains(&ratio), "{ratio}");
         assert!((run.rates[0].run_time_share - 1.0).abs() < 0.02, "{:?}", run.rates);

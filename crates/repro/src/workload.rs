@@ -64,7 +64,7 @@ impl AccessSource for LimitedSource {
     }
 }
 
-fn ending(source: Box<dyn AccessSource>, left: u64) -> Box<dyn AccessSource> {
+fn limit_source(source: Box<dyn AccessSource>, left: u64) -> Box<dyn AccessSource> {
     Box::new(LimitedSource { source, left })
 }
 
@@ -99,7 +99,7 @@ impl WorkloadJob {
     }
 
     /// A recorded program.
-    pub fn recorded(name: &str, path: PathBuf, seed: u64) -> Self {
+    pub fn from_recording(name: &str, path: PathBuf, seed: u64) -> Self {
         WorkloadJob { recording: Some(path), ..WorkloadJob::new(name, seed) }
     }
 
@@ -136,7 +136,7 @@ impl WorkloadJob {
         let sources: Vec<Box<dyn AccessSource>> = sources.into_iter().map(begun).collect();
         Ok(match self.instructions {
             None => sources,
-            Some(left) => sources.into_iter().map(|source| ending(source, left)).collect(),
+            Some(left) => sources.into_iter().map(|source| limit_source(source, left)).collect(),
         })
     }
 
@@ -164,7 +164,7 @@ impl WorkloadJob {
 pub struct Workload {
     /// The machine on which it runs.
     pub machine: MachineSpec,
-    /// Seed, scale and scheduler. [`Workload::simulated`] replaces its lengths.
+    /// Seed, scale and scheduler. [`Workload::build_machine`] replaces its lengths.
     pub options: SimOptions,
     /// Jobs in the order in which they arrive.
     pub jobs: Vec<WorkloadJob>,
@@ -179,7 +179,7 @@ impl Workload {
     ///
     /// # Errors
     /// An unknown machine.
-    pub fn on(machine: &str, jobs: Vec<WorkloadJob>, seed: u64) -> Result<Self, ReproError> {
+    pub fn from_machine_name(machine: &str, jobs: Vec<WorkloadJob>, seed: u64) -> Result<Self, ReproError> {
         let spec = cachemate_spec::load_machine(machine)
             .map_err(|error| ReproError::Failed(machine.to_string(), error.to_string()))?;
         let options = SimOptions { seed, ..SimOptions::default() };
@@ -188,7 +188,7 @@ impl Workload {
 
     /// The same workload with this length.
     #[must_use]
-    pub fn lasting(mut self, warm_up_cycles: u64, measured_cycles: u64) -> Self {
+    pub fn with_length(mut self, warm_up_cycles: u64, measured_cycles: u64) -> Self {
         (self.warm_up_cycles, self.measured_cycles) = (warm_up_cycles, measured_cycles);
         self
     }
@@ -197,17 +197,17 @@ impl Workload {
     ///
     /// # Errors
     /// An invalid program or machine.
-    pub fn simulated(&self) -> Result<SimMachine, ReproError> {
+    pub fn build_machine(&self) -> Result<SimMachine, ReproError> {
         let warm_up = (self.warm_up_cycles > 0).then_some(RunLimit::Cycles(self.warm_up_cycles));
         let ends = Some(RunLimit::Cycles(self.measured_cycles));
-        self.simulated_with(SimOptions { warm_up, ends, ..self.options.clone() })
+        self.build_machine_with(SimOptions { warm_up, ends, ..self.options.clone() })
     }
 
     /// Creates the machine with the lengths in `options`, for equal work instead of equal time.
     ///
     /// # Errors
-    /// As [`Workload::simulated`]; [`ReproError::Elsewhere`] in [`crate::store::StoreMode::Peek`].
-    pub fn simulated_with(&self, options: SimOptions) -> Result<SimMachine, ReproError> {
+    /// As [`Workload::build_machine`]; [`ReproError::Elsewhere`] in [`crate::store::StoreMode::Peek`].
+    pub fn build_machine_with(&self, options: SimOptions) -> Result<SimMachine, ReproError> {
         store::allow_simulation()?;
         let programs = self.jobs.iter().map(WorkloadJob::program).collect::<Result<Vec<_>, _>>()?;
         SimMachine::new(&self.machine, &options, programs).map_err(failed("machine"))
@@ -223,8 +223,8 @@ mod tests {
     fn a_job_with_an_end_ends() {
         let mut job = WorkloadJob::new("mcf", 1);
         job.instructions = Some(100_000);
-        let workload = Workload::on("xeon-x5365-4", vec![job], 1).unwrap().lasting(0, 1_000_000_000);
-        let results = workload.unmanaged().unwrap();
+        let workload = Workload::from_machine_name("xeon-x5365-4", vec![job], 1).unwrap().with_length(0, 1_000_000_000);
+        let results = workload.unmanaged_run().unwrap();
         assert!(results.tasks[0].exited);
         let off = results.tasks[0].instructions.abs_diff(100_000);
         assert!(off < 100, "{} instructions", results.tasks[0].instructions);
@@ -254,8 +254,8 @@ mod tests {
     /// Is an unknown kernel an error with its name?
     #[test]
     fn an_unknown_kernel_is_named() {
-        let workload = Workload::on("xeon-x5365-4", vec![WorkloadJob::new("mfc", 1)], 1).unwrap();
-        let error = workload.simulated().err().unwrap().to_string();
+        let workload = Workload::from_machine_name("xeon-x5365-4", vec![WorkloadJob::new("mfc", 1)], 1).unwrap();
+        let error = workload.build_machine().err().unwrap().to_string();
         assert!(error.contains("'mfc'") && error.contains("did you mean 'mcf'"), "{error}");
     }
 }

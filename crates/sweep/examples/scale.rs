@@ -79,7 +79,9 @@ fn manifest(tasks: usize) -> Manifest {
     };
     Manifest {
         header,
-        tasks: (0..tasks).map(|index| SweepTask { id: SweepTaskId::of(&point(index)), point: point(index) }).collect(),
+        tasks: (0..tasks)
+            .map(|index| SweepTask { id: SweepTaskId::from_text(&point(index)), point: point(index) })
+            .collect(),
     }
 }
 

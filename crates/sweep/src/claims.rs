@@ -34,7 +34,7 @@ impl Drop for ClaimGuard<'_> {
     fn drop(&mut self) {
         self.store.heart.release(&claim_rest(self.id));
         // It may have been taken over while this process was frozen; then it is not ours to remove.
-        if self.store.owner_of(self.id).is_some_and(|owner| owner == self.store.owner) {
+        if self.store.claim_owner(self.id).is_some_and(|owner| owner == self.store.owner) {
             let _ = self.store.remove_claim(self.id);
         }
     }
@@ -49,7 +49,7 @@ fn claim_rest(id: SweepTaskId) -> String {
 }
 
 impl Store {
-    fn owner_of(&self, id: SweepTaskId) -> Option<ClaimOwner> {
+    fn claim_owner(&self, id: SweepTaskId) -> Option<ClaimOwner> {
         let text = self.root().read_text(Path::new(&claim_rest(id)), CLAIM_BYTES_LIMIT).ok()??;
         serde_json::from_str(&text).ok()
     }
@@ -69,7 +69,7 @@ impl Store {
                 let _ = partial.remove(&fresh);
                 return Ok(ClaimOutcome::HeldByOther(living));
             }
-            self.bury(id)?;
+            self.quarantine_claim(id)?;
             claimed = link(&partial, &fresh, &claims, &name);
         }
         let _ = partial.remove(&fresh);
@@ -88,7 +88,7 @@ impl Store {
     /// The live owner of the task's claim, for display; `None` if there is none.
     pub(crate) fn living(&self, id: SweepTaskId) -> Option<String> {
         let touched = self.modified_time(&claim_rest(id))?;
-        let owner = self.owner_of(id);
+        let owner = self.claim_owner(id);
         let dead = owner.as_ref().and_then(|owner| owner.is_alive(&self.owner)) == Some(false);
         let now = self.server_time().unwrap_or(touched);
         let stale = now.duration_since(touched).is_ok_and(|age| age > self.stale_after);
@@ -108,8 +108,8 @@ impl Store {
     }
 
     /// Takes a dead owner's claim away and notes the death.
-    fn bury(&self, id: SweepTaskId) -> Result<(), SweepError> {
-        let owner = self.owner_of(id);
+    fn quarantine_claim(&self, id: SweepTaskId) -> Result<(), SweepError> {
+        let owner = self.claim_owner(id);
         let partial = self.dir("partial")?;
         let (host, pid) = (&self.owner.host, self.owner.pid);
         let dead = format!("{id}-dead.{host}.{pid}.0");

@@ -110,7 +110,7 @@ pub fn kill_group(child: &mut Child) {
 }
 
 /// Text for `sh`, whatever is in it.
-pub fn quoted(text: &OsStr) -> String {
+pub fn quote_argument(text: &OsStr) -> String {
     format!("'{}'", text.to_string_lossy().replace('\'', "'\\''"))
 }
 
@@ -138,6 +138,6 @@ mod tests {
         assert!(matches!(missing, Err(CallError::Missing(_))), "{missing:?}");
         let long = call_ok(Command::new("sh").args(["-c", "yes | head -c 1000000"]), Duration::from_secs(60));
         assert_eq!(long.unwrap().len(), 1_000_000, "more than a pipe holds");
-        assert_eq!(quoted(OsStr::new("it's")), "'it'\\''s'");
+        assert_eq!(quote_argument(OsStr::new("it's")), "'it'\\''s'");
     }
 }

@@ -282,8 +282,8 @@ const STEP_OF_WAIT: Duration = Duration::from_millis(100);
 fn wait(engine: &mut dyn TaskEngine, time: Duration, stop: &AtomicBool) {
     let start = Instant::now();
     while !stop.load(Ordering::Relaxed) {
-        let left = time.saturating_sub(start.elapsed());
-        if left.is_zero() || engine.wait(left.min(STEP_OF_WAIT)) {
+        let left_time = time.saturating_sub(start.elapsed());
+        if left_time.is_zero() || engine.wait(left_time.min(STEP_OF_WAIT)) {
             return;
         }
     }

@@ -21,7 +21,7 @@ pub struct EngineError {
 
 impl EngineError {
     /// The error of calling one of the engine's programs: a program that is missing is missing for ever.
-    pub fn of(engine: &'static str, error: CallError) -> Self {
+    pub fn from_call(engine: &'static str, error: CallError) -> Self {
         EngineError { engine, is_permanent: matches!(error, CallError::Missing(_)), what: error.to_string() }
     }
 }
@@ -101,7 +101,7 @@ impl WorkerCommand {
     /// A line for `sh` that runs the tasks whose ids are the shell words `ids`.
     pub fn shell_line(&self, ids: &str) -> String {
         let words = std::iter::once(self.program.clone().into_os_string()).chain(self.args());
-        let words: Vec<String> = words.map(|word| crate::client::quoted(&word)).collect();
+        let words: Vec<String> = words.map(|word| crate::client::quote_argument(&word)).collect();
         format!("exec {} {ids}", words.join(" "))
     }
 }

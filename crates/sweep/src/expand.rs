@@ -9,7 +9,7 @@ use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::file::{INPUT_BYTES_LIMIT, SweepDefinition, SweepKind};
-use crate::job::{Inputs, JobRunner, SweepJob, whole_file};
+use crate::job::{Inputs, JobRunner, SweepJob, whole_file_error};
 use crate::manifest::{FORMAT, Manifest, ManifestHeader, RecordingRef, SweepTask, SweepTaskId, checksum_of};
 use crate::points::Point;
 use crate::{Store, SweepError};
@@ -57,13 +57,13 @@ pub fn expand(sweep: &SweepDefinition, work: &dyn JobRunner) -> Result<ExpandedS
                 (content, own)
             }
         };
-        let id = SweepTaskId::of(&format!("{content:016x} {}", seed.unwrap_or(own_seed)));
+        let id = SweepTaskId::from_text(&format!("{content:016x} {}", seed.unwrap_or(own_seed)));
         let values: BTreeMap<&str, &Value> = point.into_iter().collect();
         let text = serde_json::to_string(&values).map_err(|error| SweepError::Refused(error.to_string()))?;
         tasks.push(SweepTask { id, point: text.into() });
     }
     if tasks.is_empty() {
-        return Err(whole_file(&sweep.path, "no point that the filters leave").into());
+        return Err(whole_file_error(&sweep.path, "no point that the filters leave").into());
     }
     Ok(making.finish(sweep, tasks))
 }
@@ -97,20 +97,20 @@ impl<'a> ManifestBuilder<'a> {
         for name in &sweep.file.axes.scenario {
             let path = folder.join(name);
             let text = read_text_limited(&path, INPUT_BYTES_LIMIT).map_err(|error| SweepError::file(&path, error))?;
-            making.scenarios.insert(name.clone(), making.kept("scenario", &text));
+            making.scenarios.insert(name.clone(), making.input_path("scenario", &text));
             making.inputs.scenarios.insert(name.clone(), (path.display().to_string(), text));
         }
         Ok(making)
     }
 
     /// Keeps a text among the inputs, named by its content.
-    fn keep(&mut self, subject: &str, text: String) -> String {
-        let name = self.kept(subject, &text);
+    fn store_input(&mut self, subject: &str, text: String) -> String {
+        let name = self.input_path(subject, &text);
         self.files.insert(name.clone(), text);
         name
     }
 
-    fn kept(&self, subject: &str, text: &str) -> String {
+    fn input_path(&self, subject: &str, text: &str) -> String {
         format!("inputs/{subject}-{:016x}.toml", xxh3_64(text.as_bytes()))
     }
 
@@ -164,14 +164,14 @@ impl<'a> ManifestBuilder<'a> {
     }
 
     /// Machines that are files are kept; the scenario's copy of the path may have been moved there already.
-    fn machine_file(&mut self, given: &str) -> Result<(), SweepError> {
-        let name = given.split('?').next().unwrap_or_default().to_string();
+    fn machine_file(&mut self, machine_name: &str) -> Result<(), SweepError> {
+        let name = machine_name.split('?').next().unwrap_or_default().to_string();
         if machine_names().contains(&name.as_str()) || self.machines.contains_key(&name) {
             return Ok(());
         }
         let text = read_text_limited(Path::new(&name), INPUT_BYTES_LIMIT)
             .map_err(|error| SweepError::file(Path::new(&name), error))?;
-        let path = self.keep("machine", text);
+        let path = self.store_input("machine", text);
         self.machines.insert(name, path);
         Ok(())
     }
@@ -216,7 +216,7 @@ impl<'a> ManifestBuilder<'a> {
 
     fn finish(mut self, sweep: &SweepDefinition, tasks: Vec<SweepTask>) -> ExpandedSweep {
         let texts: Vec<String> = self.inputs.scenarios.values().map(|(_, text)| text.clone()).collect();
-        texts.into_iter().for_each(|text| _ = self.keep("scenario", text));
+        texts.into_iter().for_each(|text| _ = self.store_input("scenario", text));
         let header = ManifestHeader {
             format: FORMAT,
             name: sweep.file.name.clone(),

@@ -143,14 +143,14 @@ pub fn parse_sweep(path: &Path, text: &str, bundled: &[String]) -> Result<SweepD
         }
         file.axes.recording = bundled.to_vec();
     }
-    let axes = axes_of(&file, &located)?;
+    let axes = parse_axes(&file, &located)?;
     let filters = |field: &str, tables: &[toml::Table]| filters(field, tables, &axes, &located);
     let (skip, only) = (filters("skip", &file.skip)?, filters("only", &file.only)?);
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     Ok(SweepDefinition { folder: folder.to_path_buf(), skip, only, axes, file, path: name })
 }
 
-fn axes_of(file: &SweepFile, located: &Located<'_>) -> Result<Vec<SweepAxis>, SpecError> {
+fn parse_axes(file: &SweepFile, located: &Located<'_>) -> Result<Vec<SweepAxis>, SpecError> {
     if file.name.is_empty() {
         return Err(located.at("name", "an empty name", "a short name"));
     }
@@ -229,7 +229,7 @@ fn check_axes(axes: &[SweepAxis], located: &Located<'_>) -> Result<(), SpecError
 }
 
 /// A policy is its name where it has no parameters, so that the same one is written in one way only.
-fn policies(given: &[toml::Value], located: &Located<'_>) -> Result<Vec<Value>, SpecError> {
+fn policies(entries: &[toml::Value], located: &Located<'_>) -> Result<Vec<Value>, SpecError> {
     let one = |(at, value): (usize, &toml::Value)| {
         let field = format!("axes.policy[{at}]");
         if let toml::Value::String(name) = value {
@@ -243,14 +243,14 @@ fn policies(given: &[toml::Value], located: &Located<'_>) -> Result<Vec<Value>, 
         }
         plain(value, &field, located)
     };
-    given.iter().enumerate().map(one).collect()
+    entries.iter().enumerate().map(one).collect()
 }
 
-fn seeds(given: Option<&toml::Value>, located: &Located<'_>) -> Result<Option<Vec<Value>>, SpecError> {
+fn seeds(value: Option<&toml::Value>, located: &Located<'_>) -> Result<Option<Vec<Value>>, SpecError> {
     let bad = |found: String| {
         located.at("axes.seed", found, "whole numbers, 0 or more, or a table such as { first = 1, count = 3 }")
     };
-    let Some(table) = given else { return Ok(None) };
+    let Some(table) = value else { return Ok(None) };
     let seeds: Vec<u64> = match table {
         toml::Value::Array(_) => {
             table.clone().try_into().map_err(|error: toml::de::Error| bad(error.message().into()))?

@@ -156,14 +156,14 @@ impl Inputs {
         let axis_value = |name: &str| point.iter().find(|(axis, _)| *axis == name).map(|(_, value)| *value);
         let scenario = axis_value("scenario").and_then(Value::as_str).unwrap_or_default();
         let (label, text) =
-            self.scenarios.get(scenario).ok_or_else(|| whole_file(scenario, "no such scenario in the sweep"))?;
+            self.scenarios.get(scenario).ok_or_else(|| whole_file_error(scenario, "no such scenario in the sweep"))?;
         let mut changes: Vec<(String, toml::Value)> = Vec::new();
         for (axis, value) in point.iter().filter(|(axis, _)| *axis != "scenario") {
             let value = match (*axis, *value) {
                 ("policy", Value::String(name)) => {
                     toml::Table::from_iter([("name".to_string(), name.clone().into())]).into()
                 }
-                _ => toml::Value::try_from(value).map_err(|error| whole_file(label, &error.to_string()))?,
+                _ => toml::Value::try_from(value).map_err(|error| whole_file_error(label, &error.to_string()))?,
             };
             changes.push((axis.to_string(), value));
         }
@@ -252,7 +252,7 @@ fn read_input(store: &Store, rest: &str) -> Result<String, String> {
 }
 
 /// An error about a file as a whole.
-pub(crate) fn whole_file(file: &str, found: &str) -> SpecError {
+pub(crate) fn whole_file_error(file: &str, found: &str) -> SpecError {
     SpecError {
         file: file.into(),
         line_column: None,

@@ -28,7 +28,7 @@ pub struct SweepTaskId(pub u64);
 
 impl SweepTaskId {
     /// The id of a text that says everything a task's answer depends on.
-    pub fn of(text: &str) -> Self {
+    pub fn from_text(text: &str) -> Self {
         SweepTaskId(xxh3_64(text.as_bytes()))
     }
 }

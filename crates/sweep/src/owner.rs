@@ -27,7 +27,7 @@ pub struct ClaimOwner {
 
 impl ClaimOwner {
     /// This process.
-    pub fn me() -> Self {
+    pub fn this_process() -> Self {
         let read = |path: &str| {
             cachemate_files::read_text_limited(Path::new(path), 4096)
                 .map_or(String::new(), |text| text.trim().to_string())
@@ -83,12 +83,12 @@ impl Heartbeat {
         Heartbeat { folder, state: Arc::default() }
     }
 
-    fn with<T>(&self, change: impl FnOnce(&mut HeartbeatState) -> T) -> T {
+    fn with_state<T>(&self, change: impl FnOnce(&mut HeartbeatState) -> T) -> T {
         change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     pub(crate) fn hold(&self, claim: &str) {
-        let is_first = self.with(|state| {
+        let is_first = self.with_state(|state| {
             state.claims.insert(claim.to_string());
             !std::mem::replace(&mut state.is_running, true)
         });
@@ -106,7 +106,7 @@ impl Heartbeat {
     }
 
     pub(crate) fn release(&self, claim: &str) {
-        self.with(|state| state.claims.remove(claim));
+        self.with_state(|state| state.claims.remove(claim));
     }
 }
 

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use cachemate_report::figure::{Axis, BarChart, BarGroup, Chart, ChartBar, ChartPoint, STYLE, Series};
-use cachemate_report::text::{number, or_dash, printable};
-use cachemate_report::whole_page;
+use cachemate_report::render_page;
+use cachemate_report::text::{number, printable, value_or_dash};
 use cachemate_report::{Align, Table};
 use maud::{Markup, PreEscaped, html};
 use serde::Serialize;
@@ -98,7 +98,7 @@ pub fn report(store: &Store) -> Result<SweepReport, SweepError> {
     let (mut order, mut gathered, mut damaged) = (Vec::new(), BTreeMap::<Vec<String>, PointResults>::new(), Vec::new());
     for task in &tasks {
         let values = task.values().map_err(SweepError::Refused)?;
-        let point: Vec<String> = axes.iter().map(|axis| values.get(axis).map_or(String::new(), words)).collect();
+        let point: Vec<String> = axes.iter().map(|axis| values.get(axis).map_or(String::new(), value_text)).collect();
         if !gathered.contains_key(&point) {
             order.push(point.clone());
         }
@@ -122,12 +122,12 @@ pub fn report(store: &Store) -> Result<SweepReport, SweepError> {
 }
 
 /// A value as people write it.
-fn words(value: &Value) -> String {
+fn value_text(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         Value::Object(fields) if fields.contains_key("name") => {
             let parameters = fields.get("parameters").map_or(String::new(), Value::to_string);
-            format!("{} {parameters}", words(&fields["name"]))
+            format!("{} {parameters}", value_text(&fields["name"]))
         }
         other => other.to_string(),
     }
@@ -256,13 +256,14 @@ impl SweepReport {
         header.extend(titles.iter().map(|title| (title.as_str(), Align::Right)));
         let mut table = Table::new(&header);
         for row in &self.rows {
-            let figures = names.iter().map(|name| or_dash(row.figures.get(name).and_then(|f| f.mean).map(number)));
+            let figures =
+                names.iter().map(|name| value_or_dash(row.figures.get(name).and_then(|f| f.mean).map(number)));
             table.row(row.point.iter().cloned().chain([row.seeds()]).chain(figures));
         }
-        format!("{}\n\n{}", self.lead(), table.text())
+        format!("{}\n\n{}", self.lead_text(), table.text())
     }
 
-    fn lead(&self) -> String {
+    fn lead_text(&self) -> String {
         let damaged = match self.damaged.len() {
             0 => String::new(),
             many => format!("; {many} results are damaged: 'sweep run' makes them again"),
@@ -275,14 +276,14 @@ impl SweepReport {
         let body = html! {
             h1 { (self.name) }
             p { (self.description) }
-            p { (self.lead()) ". Version " code { (self.version) } "." }
+            p { (self.lead_text()) ". Version " code { (self.version) } "." }
             @for what in &self.damaged { p.bad { (what) } }
             @for picture in &self.pictures {
                 figure { (PreEscaped(&picture.inline)) figcaption { (picture.title) } }
             }
             (self.table())
         };
-        whole_page(&format!("cachemate sweep: {}", self.name), &[STYLE, include_str!("report.css")], &body)
+        render_page(&format!("cachemate sweep: {}", self.name), &[STYLE, include_str!("report.css")], &body)
     }
 
     fn table(&self) -> Markup {
@@ -316,9 +317,9 @@ impl ReportRow {
     }
 
     fn cell(&self, name: &str) -> String {
-        let Some(figure) = self.figures.get(name) else { return or_dash(None) };
+        let Some(figure) = self.figures.get(name) else { return value_or_dash(None) };
         let spread = figure.low.zip(figure.high).filter(|(low, high)| low < high);
         let spread = spread.map(|(low, high)| format!(" ({} to {})", number(low), number(high)));
-        or_dash(figure.mean.map(number)) + &spread.unwrap_or_default()
+        value_or_dash(figure.mean.map(number)) + &spread.unwrap_or_default()
     }
 }

@@ -102,7 +102,7 @@ pub fn status(store: &Store) -> Result<SweepStatus, SweepError> {
 
 /// Results a second, of the newest; `None` where they tell nothing.
 fn rate(store: &Store, finished: impl Iterator<Item = SweepTaskId>) -> Option<f64> {
-    let times = store.newest(finished, NEWEST);
+    let times = store.newest_times(finished, NEWEST);
     let (last, first) = (times.first()?, times.last()?);
     let took = last.duration_since(*first).unwrap_or(Duration::ZERO).as_secs_f64();
     (took > 0.0).then(|| (times.len() - 1) as f64 / took)

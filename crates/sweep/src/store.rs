@@ -138,7 +138,7 @@ impl Store {
         let root = Arc::new(TrustedDir::open(folder, access).map_err(failed)?);
         let heart = Heartbeat::new(Arc::clone(&root));
         let folder = folder.canonicalize().map_err(failed)?;
-        Ok(Store { folder, root, owner: ClaimOwner::me(), heart, stale_after: STALE_AFTER })
+        Ok(Store { folder, root, owner: ClaimOwner::this_process(), heart, stale_after: STALE_AFTER })
     }
 
     /// The sweep's folder, open.
@@ -151,8 +151,8 @@ impl Store {
     }
 
     /// An error about a file below the folder.
-    pub(crate) fn io_error<'a>(&'a self, rest: &'a str) -> impl Fn(io::Error) -> SweepError + 'a {
-        move |error| SweepError::io(&self.folder.join(rest))(error)
+    pub(crate) fn io_error<'a>(&'a self, path: &'a str) -> impl Fn(io::Error) -> SweepError + 'a {
+        move |error| SweepError::io(&self.folder.join(path))(error)
     }
 
     pub(crate) fn dir(&self, name: &str) -> Result<TrustedDir, SweepError> {
@@ -196,9 +196,9 @@ impl Store {
     }
 
     /// Puts one of the inputs into its place.
-    pub(crate) fn write_input(&self, rest: &str, content: &str) -> Result<(), SweepError> {
-        let name = plain_input(rest).map_err(|what| SweepError::file(&self.folder.join(rest), what))?;
-        self.dir(INPUTS)?.replace(name, content.as_bytes()).map_err(self.io_error(rest))
+    pub(crate) fn write_input(&self, path: &str, content: &str) -> Result<(), SweepError> {
+        let name = plain_input(path).map_err(|what| SweepError::file(&self.folder.join(path), what))?;
+        self.dir(INPUTS)?.replace(name, content.as_bytes()).map_err(self.io_error(path))
     }
 
     /// Writes a file under way in `partial`, under a name that no other process can have chosen; the folder and the name.
@@ -259,7 +259,7 @@ impl Store {
     /// # Errors
     /// The damage of the file.
     pub fn read(&self, id: SweepTaskId) -> Result<Option<StoredResult>, String> {
-        let place = result_rest(id);
+        let place = result_path(id);
         let bad = |what: String| format!("{}: damaged: {what}", self.folder.join(&place).display());
         let read = self.root.read_text(Path::new(&place), RESULT_BYTES_LIMIT);
         let Some(text) = read.map_err(|error| bad(error.to_string()))? else { return Ok(None) };
@@ -345,8 +345,8 @@ impl Store {
     }
 
     /// When results appeared, of at most so many of the newest; for how fast a sweep goes.
-    pub(crate) fn newest(&self, ids: impl Iterator<Item = SweepTaskId>, most: usize) -> Vec<SystemTime> {
-        let time = |id: SweepTaskId| self.modified_time(&result_rest(id));
+    pub(crate) fn newest_times(&self, ids: impl Iterator<Item = SweepTaskId>, most: usize) -> Vec<SystemTime> {
+        let time = |id: SweepTaskId| self.modified_time(&result_path(id));
         let mut times: Vec<SystemTime> = ids.filter_map(time).collect();
         times.sort_unstable_by(|a, b| b.cmp(a));
         times.truncate(most);
@@ -374,9 +374,9 @@ impl Store {
 ///
 /// # Errors
 /// It is no plain name below `inputs/`: such a manifest could name any file of the host.
-pub(crate) fn plain_input(rest: &str) -> Result<&str, String> {
-    let name = rest.strip_prefix("inputs/").filter(|name| !name.is_empty() && !name.contains('/'));
-    name.filter(|name| !name.starts_with('.')).ok_or_else(|| format!("found '{rest}', expected a name below inputs/"))
+pub(crate) fn plain_input(path: &str) -> Result<&str, String> {
+    let name = path.strip_prefix("inputs/").filter(|name| !name.is_empty() && !name.contains('/'));
+    name.filter(|name| !name.starts_with('.')).ok_or_else(|| format!("found '{path}', expected a name below inputs/"))
 }
 
 /// The folder below `results` and the name of a task's result.
@@ -385,7 +385,7 @@ fn result_place(id: SweepTaskId) -> (String, String) {
     (name[..2].to_string(), format!("{name}.json"))
 }
 
-fn result_rest(id: SweepTaskId) -> String {
+fn result_path(id: SweepTaskId) -> String {
     let (folder, name) = result_place(id);
     format!("{RESULTS}/{folder}/{name}")
 }

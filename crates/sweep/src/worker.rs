@@ -66,7 +66,8 @@ pub fn attempt(
     }
     let (started, started_unix_ms) = (Instant::now(), unix_ms());
     let answer = catch_unwind(AssertUnwindSafe(|| run(runner, inputs, task, stop)));
-    let answer = answer.unwrap_or_else(|panic| Err(RunError::Failed(format!("it panicked: {}", words(&*panic)))));
+    let answer =
+        answer.unwrap_or_else(|panic| Err(RunError::Failed(format!("it panicked: {}", panic_message(&*panic)))));
     let ended = match answer {
         Ok(result) => {
             let note = RunNote {
@@ -110,7 +111,7 @@ fn run(
     to_raw_value(&answer).map_err(|error| RunError::Failed(format!("the answer cannot be written: {error}")))
 }
 
-fn words(panic: &(dyn std::any::Any + Send)) -> String {
+fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_string());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a word".to_string())
 }

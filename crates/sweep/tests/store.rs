@@ -47,7 +47,8 @@ impl JobRunner for Numbers {
 
 fn manifest(count: usize) -> Manifest {
     let point = |index: usize| format!("{{\"run\":\"run-{index}\"}}").into_boxed_str();
-    let tasks = (0..count).map(|index| SweepTask { id: SweepTaskId::of(&point(index)), point: point(index) }).collect();
+    let tasks =
+        (0..count).map(|index| SweepTask { id: SweepTaskId::from_text(&point(index)), point: point(index) }).collect();
     let header = ManifestHeader {
         format: 1,
         name: "numbers".to_string(),

@@ -71,10 +71,10 @@ fn job(given: &str, seed: u64) -> anyhow::Result<WorkloadJob> {
         return Ok(WorkloadJob::new(given, seed));
     }
     if given.ends_with(".cmt") || given.contains('/') {
-        return Ok(WorkloadJob::recorded(given, given.into(), seed));
+        return Ok(WorkloadJob::from_recording(given, given.into(), seed));
     }
     match bundled_recording(given) {
-        Ok(path) => Ok(WorkloadJob::recorded(given, path, seed)),
+        Ok(path) => Ok(WorkloadJob::from_recording(given, path, seed)),
         Err(_) => {
             let bundled: Vec<String> = bundled_recordings().into_iter().map(|(name, _)| name).collect();
             let known: Vec<&str> =

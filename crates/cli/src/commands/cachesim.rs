@@ -76,7 +76,7 @@ impl Cachesim {
         shape.and_then(|shape| CacheSim::new(shape, replacement)).map_err(|error| UsageError(error.to_string()))
     }
 
-    fn front(&self) -> Result<Option<CacheSim>, UsageError> {
+    fn first_level(&self) -> Result<Option<CacheSim>, UsageError> {
         let Some(text) = &self.l1 else { return Ok(None) };
         let bad = || UsageError(format!("--l1: found '{text}', expected SIZE:WAYS such as 32K:8"));
         let (size, ways) = text.split_once(':').ok_or_else(bad)?;
@@ -88,7 +88,7 @@ impl Cachesim {
     }
 
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let (mut cache, mut front) = (self.cache()?, self.front()?);
+        let (mut cache, mut front) = (self.cache()?, self.first_level()?);
         let shift = self.line_bytes.trailing_zeros();
         let mut trace = TraceInput::open(session, &self.file, &self.trace, "simulating")?;
         let (mut lines, mut missed) = (Vec::new(), Vec::new());

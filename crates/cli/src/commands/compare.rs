@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use cachemate_report::text::{number, or_dash};
+use cachemate_report::text::{number, value_or_dash};
 use cachemate_report::{Align, Table, WhatIfResult as Outcomes};
 use cachemate_repro::ExperimentContext;
 use cachemate_repro::interval::whatif::{WhatIfQuery, outcome};
@@ -131,9 +131,9 @@ fn render(answer: &Outcomes, page: Option<&PathBuf>) -> String {
     for outcome in &answer.policies {
         table.row([
             outcome.policy.clone(),
-            or_dash(outcome.mean_slowdown.map(number)),
-            or_dash(outcome.worst_slowdown.map(number)),
-            or_dash(outcome.weighted_speedup.map(number)),
+            value_or_dash(outcome.mean_slowdown.map(number)),
+            value_or_dash(outcome.worst_slowdown.map(number)),
+            value_or_dash(outcome.weighted_speedup.map(number)),
             number(outcome.instructions_per_second / 1e9),
             number(outcome.memory_bytes_per_second / 1e9),
             number(outcome.changes_per_hour),
@@ -147,7 +147,7 @@ fn render(answer: &Outcomes, page: Option<&PathBuf>) -> String {
     let count = answer.policies.first().map_or(0, |outcome| outcome.programs.len());
     for index in 0..count {
         let name = answer.policies.first().map_or_else(String::new, |outcome| outcome.programs[index].name.clone());
-        let cells = answer.policies.iter().map(|outcome| or_dash(outcome.programs[index].slowdown.map(number)));
+        let cells = answer.policies.iter().map(|outcome| value_or_dash(outcome.programs[index].slowdown.map(number)));
         programs.row(std::iter::once(name).chain(cells));
     }
     let wrote = page.map_or(String::new(), |path| format!("\nwrote {}\n", path.display()));

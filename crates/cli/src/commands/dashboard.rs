@@ -39,7 +39,7 @@ impl DashboardArgs {
         let name = std::path::Path::new(&self.log).file_name().map(|name| name.to_string_lossy().into_owned());
         let mut run = recording(RunLogReader::open(&self.log)?, &name.unwrap_or_else(|| self.log.clone()))?;
         if let Some(path) = &self.truth {
-            run.head.truth = Some(truth(path, &run)?);
+            run.head.truth = Some(ground_truth(path, &run)?);
         }
         if let Some(cut_off) = &run.head.cut_off {
             session.note(&format!("the recording is truncated: {cut_off}"));
@@ -58,7 +58,7 @@ struct RecordedTruth {
     results: RunResults,
 }
 
-fn truth(path: &std::path::Path, run: &RecordedRun) -> anyhow::Result<GroundTruth> {
+fn ground_truth(path: &std::path::Path, run: &RecordedRun) -> anyhow::Result<GroundTruth> {
     let shown = path.display();
     let text = cachemate_files::read_text_limited(path, MAX_ANSWER_BYTES)
         .with_context(|| format!("{shown}: cannot be read"))?;

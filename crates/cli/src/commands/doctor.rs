@@ -69,12 +69,12 @@ fn render(result: &DoctorJson) -> String {
         [("measuring, best first", &result.capability_survey.measures), ("acting", &result.capability_survey.enforces)]
     {
         text.push_str(&format!("\n{title}\n"));
-        capabilities.iter().for_each(|capability| text.push_str(&lines(capability)));
+        capabilities.iter().for_each(|capability| text.push_str(&capability_lines(capability)));
     }
     text
 }
 
-fn lines(capability: &CapabilityCheck) -> String {
+fn capability_lines(capability: &CapabilityCheck) -> String {
     let mark = if capability.works { "yes" } else { "no " };
     let mut text = format!("  {mark}  {}: {}\n", capability.name, capability.detail);
     if !capability.works {

@@ -43,7 +43,7 @@ fn is_named(task: &TaskStatus, program: &str) -> bool {
 }
 
 /// The reason why no managed task is meant.
-fn absence(program: &str, tasks: &[TaskStatus], services: &[ServiceStatus]) -> anyhow::Error {
+fn no_data_error(program: &str, tasks: &[TaskStatus], services: &[ServiceStatus]) -> anyhow::Error {
     if program.parse::<i32>().is_err() {
         let programs = tasks.iter().map(|task| task.name.as_str());
         let names: BTreeSet<&str> = programs.chain(services.iter().map(|service| service.name.as_str())).collect();
@@ -69,7 +69,7 @@ impl Explain {
         let mine = |task: &TaskStatus| is_named(task, &self.program) || of_service(task);
         let tasks: Vec<TaskStatus> = status.tasks.iter().filter(|task| mine(task)).cloned().collect();
         if tasks.is_empty() && named.is_empty() {
-            return Err(absence(&self.program, &status.tasks, &status.services));
+            return Err(no_data_error(&self.program, &status.tasks, &status.services));
         }
         let pids: BTreeSet<i32> = tasks.iter().map(|task| task.pid).collect();
         let only = if let [pid] = pids.iter().copied().collect::<Vec<i32>>()[..] { Some(pid) } else { None };
@@ -127,7 +127,7 @@ mod tests {
         }
         assert!(!is_named(&redis, "redis"));
         assert!(is_named(&task(1, 1, "a-very-long-com"), "a-very-long-command"));
-        let message = absence("redis-sever", &[redis], &[]).to_string();
+        let message = no_data_error("redis-sever", &[redis], &[]).to_string();
         assert!(message.contains("did you mean 'redis-server'"), "{message}");
     }
 }

@@ -161,8 +161,8 @@ impl FleetArgs {
             let elapsed = started.elapsed();
             let due = (elapsed.as_secs() / PROGRESS_INTERVAL.as_secs()) as usize;
             if bar.is_hidden() && due > reported.fetch_max(due, Ordering::Relaxed) && done > 0 {
-                let left = elapsed.as_secs_f64() * (all - done) as f64 / done as f64;
-                session.log(&format!("{done} of {all} parts, about {} s left", number(left.ceil())));
+                let left_seconds = elapsed.as_secs_f64() * (all - done) as f64 / done as f64;
+                session.log(&format!("{done} of {all} parts, about {} s left", number(left_seconds.ceil())));
             }
         };
         let control = RunControl {

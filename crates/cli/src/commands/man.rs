@@ -61,22 +61,22 @@ fn config_page() -> String {
 /// Markdown without code marks and links, for roff.
 fn plain_text(cell: &str) -> String {
     let mut text = String::new();
-    let mut rest = cell;
-    while let Some((before, link)) = rest.split_once('[') {
+    let mut rest_text = cell;
+    while let Some((before, link)) = rest_text.split_once('[') {
         text += before;
         match link.split_once("](").and_then(|(label, target)| Some((label, target.split_once(')')?.1))) {
             Some((label, after)) => {
                 text += label;
-                rest = after;
+                rest_text = after;
             }
             // A table of the configuration, such as [[rules]].
             None => {
                 text.push('[');
-                rest = link;
+                rest_text = link;
             }
         }
     }
-    (text + rest).replace('`', "").replace('\\', "\\e").replace('-', "\\-")
+    (text + rest_text).replace('`', "").replace('\\', "\\e").replace('-', "\\-")
 }
 
 fn page(command: clap::Command) -> anyhow::Result<Vec<u8>> {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use cachemate_locality::sampled::FixedRateSampler;
 use cachemate_locality::stack::StackDistances;
 use cachemate_report::terminal::{CurveLine, curve_picture};
-use cachemate_report::text::{count_text, number, or_dash, percent_text, size_text};
+use cachemate_report::text::{count_text, number, percent_text, size_text, value_or_dash};
 use cachemate_report::{Align, CurveCounts, MrcPart, MrcResult, SamplingSummary, Table};
 use cachemate_study::{DistanceEngine, PartTotals, check_line_bytes, check_rate, counted, counted_from_sample};
 use cachemate_trace::{AccessRecord, ThreadTotals, TraceReader};
@@ -79,7 +79,7 @@ struct Engines {
 }
 
 impl Engines {
-    fn whole(&mut self, trace: &mut TraceInput) -> anyhow::Result<()> {
+    fn push_all(&mut self, trace: &mut TraceInput) -> anyhow::Result<()> {
         let mut addresses = Vec::new();
         while trace.addresses(&mut addresses)? {
             addresses.iter_mut().for_each(|address| *address >>= self.shift);
@@ -133,11 +133,11 @@ impl Mrc {
     /// # Errors
     /// The trace cannot be read or is damaged, or the command was interrupted.
     pub fn measure(&self, session: &Session) -> anyhow::Result<MrcResult> {
-        let sizes = self.sizes.clone().unwrap_or_else(SizeList::usual).0;
+        let sizes = self.sizes.clone().unwrap_or_else(SizeList::with_defaults).0;
         let mut trace = TraceInput::open(session, &self.file, &self.trace, "reading")?;
         let result = match self.sample_rate {
-            Some(rate) => self.sampled(session, &mut trace, rate, &sizes)?,
-            None => self.exact(session, &mut trace, &sizes)?,
+            Some(rate) => self.sampled_curve(session, &mut trace, rate, &sizes)?,
+            None => self.exact_curve(session, &mut trace, &sizes)?,
         };
         trace.check_whole()?;
         Ok(result)
@@ -148,17 +148,17 @@ impl Mrc {
         if let Some(path) = &self.histogram {
             crate::files::refuse_existing(path, self.force)?;
         }
-        let sizes = self.sizes.clone().unwrap_or_else(SizeList::usual).0;
+        let sizes = self.sizes.clone().unwrap_or_else(SizeList::with_defaults).0;
         let mut trace = TraceInput::open(session, &self.file, &self.trace, "reading")?;
         let result = match self.sample_rate {
-            Some(rate) => self.sampled(session, &mut trace, rate, &sizes)?,
-            None => self.exact(session, &mut trace, &sizes)?,
+            Some(rate) => self.sampled_curve(session, &mut trace, rate, &sizes)?,
+            None => self.exact_curve(session, &mut trace, &sizes)?,
         };
         session.answer(self.json.json, &result, || render(&result, session))?;
         trace.check_whole()
     }
 
-    fn sampled(
+    fn sampled_curve(
         &self,
         session: &Session,
         trace: &mut TraceInput,
@@ -193,7 +193,7 @@ impl Mrc {
         })
     }
 
-    fn exact(&self, session: &Session, trace: &mut TraceInput, sizes: &[u64]) -> anyhow::Result<MrcResult> {
+    fn exact_curve(&self, session: &Session, trace: &mut TraceInput, sizes: &[u64]) -> anyhow::Result<MrcResult> {
         let mut engines = Engines {
             shift: self.line_bytes.trailing_zeros(),
             by: self.by,
@@ -201,7 +201,7 @@ impl Mrc {
             parts: BTreeMap::new(),
         };
         if self.by == CurveScope::All {
-            engines.whole(trace)?
+            engines.push_all(trace)?
         } else {
             engines.split(trace)?
         }
@@ -292,7 +292,7 @@ fn table(counted: &CurveCounts) -> String {
             size_text(point.bytes),
             percent_text(point.miss_ratio, 3),
             point.miss_ratio_error.map(|error| percent_text(error, 3)).unwrap_or_default(),
-            or_dash(point.mpki.map(number)),
+            value_or_dash(point.mpki.map(number)),
         ]);
     }
     table.text()

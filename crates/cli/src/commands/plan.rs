@@ -10,7 +10,7 @@ use cachemate_report::GroupForecast;
 use cachemate_report::terminal::plan_boxes;
 use cachemate_report::text::number;
 use cachemate_repro::ExperimentContext;
-use cachemate_repro::interval::plan::{PlannedRun, planned};
+use cachemate_repro::interval::plan::{PlannedRun, plan_query};
 use cachemate_repro::interval::whatif::WhatIfQuery;
 use cachemate_study::plan_picture;
 use clap::Args;
@@ -98,7 +98,7 @@ fn groups(prediction: &Prediction, placement: &Placement) -> anyhow::Result<Vec<
         if placed.iter().any(|program| !program.shares_cpu_with.is_empty()) {
             continue;
         }
-        groups.extend(prediction.group_of(&members)?.map(|group| CacheGroup { cache, group }));
+        groups.extend(prediction.forecast_group(&members)?.map(|group| CacheGroup { cache, group }));
     }
     Ok(groups)
 }
@@ -209,7 +209,7 @@ impl PlanArgs {
             progress: &|_| (),
             split: None,
         };
-        let planned_run = planned(&context, &question, policy)?;
+        let planned_run = plan_query(&context, &question, policy)?;
         let result = PolicyPlanJson { machine: &name, planned: &planned_run };
         session.answer(self.json.json, &result, || render_policy_plan(&result))
     }

@@ -1,7 +1,7 @@
 //! `cachemate predict`: slowdowns of programs that share a cache.
 
 use cachemate_report::terminal::{Paint, matrix_picture, sparkline};
-use cachemate_report::text::{number, or_dash, percent_text, size_text};
+use cachemate_report::text::{number, percent_text, size_text, value_or_dash};
 use cachemate_report::{
     Align, CostTable, GroupForecast, GroupMember, PercentRange, PredictResult, ProgramSummary, Table,
 };
@@ -106,12 +106,12 @@ pub fn class_table(programs: &[ProgramSummary], prediction: &Prediction) -> Stri
         let most = values.iter().flatten().fold(0.0, |most: f64, value| most.max(*value));
         table.row([
             summary.name.clone(),
-            or_dash(summary.class.clone()),
+            value_or_dash(summary.class.clone()),
             sparkline(&values, most),
-            or_dash(values.first().copied().flatten().map(number)),
-            or_dash(summary.solo_mpki.map(number)),
-            or_dash(summary.half_cache_mpki.map(number)),
-            or_dash(summary.lost_hits_share.map(|share| percent_text(share, 1))),
+            value_or_dash(values.first().copied().flatten().map(number)),
+            value_or_dash(summary.solo_mpki.map(number)),
+            value_or_dash(summary.half_cache_mpki.map(number)),
+            value_or_dash(summary.lost_hits_share.map(|share| percent_text(share, 1))),
         ]);
     }
     table.text()
@@ -135,10 +135,10 @@ fn group_table(group: &GroupForecast) -> String {
     for member in &group.members {
         table.row([
             member.name.clone(),
-            or_dash(member.miss_ratio.map(|ratio| percent_text(ratio, 2))),
-            or_dash(member.solo_mpki.map(number)),
-            or_dash(member.mpki.map(number)),
-            or_dash(member.slowdown_percent.map(|percent| format!("{percent:.1} %{}", range_text(member)))),
+            value_or_dash(member.miss_ratio.map(|ratio| percent_text(ratio, 2))),
+            value_or_dash(member.solo_mpki.map(number)),
+            value_or_dash(member.mpki.map(number)),
+            value_or_dash(member.slowdown_percent.map(|percent| format!("{percent:.1} %{}", range_text(member)))),
         ]);
     }
     format!("all of them on one cache ({}){ratio}\n{}", group.method, table.text())

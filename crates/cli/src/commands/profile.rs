@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use cachemate_report::terminal::{CurveLine, curve_picture};
-use cachemate_report::text::{count_text, counted_text, number, or_dash, percent_text, size_text};
+use cachemate_report::text::{count_text, counted_text, number, percent_text, size_text, value_or_dash};
 use cachemate_study::{KernelFootprint, ProfileTarget};
 use cachemate_trace::RecordingEnd;
 use clap::Args;
@@ -50,7 +50,7 @@ impl ProfileArgs {
         let target = machine.as_ref().map(ProfileTarget::from_machine).transpose()?;
         let (program, whole) = match &self.file {
             Some(file) => {
-                self.refuse(&name_of(file))?;
+                self.refuse(&profile_name(file))?;
                 load_partial(session, file, target)?
             }
             None => self.record_and_load(session, target)?,
@@ -90,7 +90,7 @@ impl ProfileArgs {
         session: &Session,
         target: Option<ProfileTarget>,
     ) -> anyhow::Result<(ProfiledInput, anyhow::Result<()>)> {
-        let name = name_of(&self.command[0]);
+        let name = profile_name(&self.command[0]);
         self.refuse(&name)?;
         let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
         let recording = folder.path().join(format!("{name}.cmt"));
@@ -111,8 +111,8 @@ impl ProfileArgs {
 }
 
 /// `gzip` of `/usr/bin/gzip` and of `gzip.cmt`.
-fn name_of(given: &str) -> String {
-    let last = Path::new(given).file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+fn profile_name(program: &str) -> String {
+    let last = Path::new(program).file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     last.split('.').next().filter(|name| !name.is_empty()).unwrap_or("program").to_string()
 }
 
@@ -122,9 +122,9 @@ fn render(program: &ProfiledInput, cache_bytes: Option<u64>, output: Option<&Pat
     let mut text = format!(
         "{}: {} accesses that reached the cache{}, {} instructions\n",
         program.name,
-        or_dash(file.records.map(count_text)),
+        value_or_dash(file.records.map(count_text)),
         file.accesses.map(|n| format!(" of {} by the program", count_text(n))).unwrap_or_default(),
-        or_dash(file.instructions.map(count_text)),
+        value_or_dash(file.instructions.map(count_text)),
     );
     let curve = program.curve();
     let mpki = curve.iter().all(|point| point.mpki.is_some());
@@ -137,8 +137,8 @@ fn render(program: &ProfiledInput, cache_bytes: Option<u64>, output: Option<&Pat
             size_text(positions.size_bytes),
             positions.hits.len(),
             summary.class.map(|class| format!("a {class}, ")).unwrap_or_default(),
-            or_dash(summary.solo_mpki.map(number)),
-            or_dash(summary.lost_hits_share.map(|share| percent_text(share, 1)))
+            value_or_dash(summary.solo_mpki.map(number)),
+            value_or_dash(summary.lost_hits_share.map(|share| percent_text(share, 1)))
         ));
     }
     let judged = cache_bytes.and_then(|bytes| KernelFootprint::from_profile(file, bytes));

@@ -43,7 +43,7 @@ impl ReportArgs {
         let plan = plan_picture(&placement, &prediction.machine.name, &self.model, prediction.costs.kind);
         let page = StudyPage {
             title: self.title.clone(),
-            lead: lead(&prediction, &plan),
+            lead: lead_text(&prediction, &plan),
             machine: prediction.machine.name.clone(),
             cache: prediction.cache_summary(),
             programs: prediction.programs.iter().map(|program| program.summary()).collect(),
@@ -57,7 +57,7 @@ impl ReportArgs {
     }
 }
 
-fn lead(prediction: &Prediction, plan: &cachemate_report::PlanResult) -> String {
+fn lead_text(prediction: &Prediction, plan: &cachemate_report::PlanResult) -> String {
     let head = format!(
         "{} programs on {} ({}).",
         prediction.programs.len(),

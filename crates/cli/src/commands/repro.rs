@@ -104,7 +104,7 @@ impl Repro {
         }
         let experiments = select(&self.ids).map_err(|unknown| UsageError(unknown.to_string()))?;
         if self.dry_run {
-            return session.print(&self.cost(&experiments)?);
+            return session.print(&self.describe_cost(&experiments)?);
         }
         if let Some(folder) = self.output.as_deref().filter(|folder| !cachemate_files::exists(&folder.join(SWEEP))) {
             refuse_full(folder, self.force)?;
@@ -165,7 +165,7 @@ impl Repro {
     }
 
     /// The work to be done, in words.
-    fn cost(&self, experiments: &[Experiment]) -> anyhow::Result<String> {
+    fn describe_cost(&self, experiments: &[Experiment]) -> anyhow::Result<String> {
         let folder =
             self.output.as_deref().map(|folder| folder.join(SWEEP)).filter(|folder| cachemate_files::exists(folder));
         let store = folder.map(|folder| Store::open_to_read(&folder)).transpose()?;
@@ -184,7 +184,11 @@ impl Repro {
     }
 
     /// The same findings from runs that an engine makes; see [`crate::repro_sweep`].
-    fn run_swept(&self, session: &Session, asked: &[Experiment]) -> anyhow::Result<(Findings, Vec<String>, bool)> {
+    fn run_swept(
+        &self,
+        session: &Session,
+        experiments: &[Experiment],
+    ) -> anyhow::Result<(Findings, Vec<String>, bool)> {
         let folder =
             self.output.as_deref().ok_or_else(|| UsageError("--engine keeps its runs in -o DIR".to_string()))?;
         let what = self.request()?;
@@ -192,7 +196,7 @@ impl Repro {
         use_store_dir(&store.folder().join(KEPT));
         let work: Arc<dyn JobRunner> = Arc::new(LocalJobRunner::new(session, store.folder()));
         let stop = session.interrupt_flag();
-        let mut waves = Waves::new(what, asked, &store);
+        let mut waves = Waves::new(what, experiments, &store);
         loop {
             let tasks = waves.next(&store, &stop);
             if tasks.is_empty() || stop.load(Ordering::Relaxed) {
@@ -251,7 +255,8 @@ impl Repro {
                 Err(ReproError::Interrupted) => return Ok((findings, failed, true)),
                 Err(error) => {
                     failed.push(format!("{}: {error}", experiment.ids.join(", ")));
-                    let broken = |id: &&str| Finding::broken(id, experiment.title, &context.seeds, &error.to_string());
+                    let broken =
+                        |id: &&str| Finding::from_failure(id, experiment.title, &context.seeds, &error.to_string());
                     findings.results.extend(experiment.ids.iter().map(broken));
                 }
             }

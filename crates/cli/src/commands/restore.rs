@@ -50,10 +50,10 @@ struct RestoreJson {
 }
 
 impl RestoreJson {
-    fn add_left(&mut self, left: &RecoveryReport) {
-        self.add(&left.account);
-        self.kept.extend(left.stays.as_ref().map(ToString::to_string));
-        self.damaged.extend(left.damage.as_ref().map(ToString::to_string));
+    fn add_report(&mut self, report: &RecoveryReport) {
+        self.add(&report.account);
+        self.kept.extend(report.stays.as_ref().map(ToString::to_string));
+        self.damaged.extend(report.damage.as_ref().map(ToString::to_string));
     }
 
     fn add(&mut self, account: &[RestoredObject]) {
@@ -117,7 +117,7 @@ impl RestoreJson {
     /// Restores from one locked directory. An unusable journal does not keep the others from being restored.
     fn restore(&mut self, dir: &Path) {
         match restore_left_behind(&LinuxHost::new("/").with_owners(GroupOwners::default()), dir) {
-            Ok(left) => self.add_left(&left),
+            Ok(left) => self.add_report(&left),
             Err(error) => self.failed.push(error.to_string()),
         }
         let already_listed =

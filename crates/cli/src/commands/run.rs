@@ -10,7 +10,7 @@ use cachemate_core::ControlLoopError;
 use cachemate_linux::act::rules::{ManageAction, ManageRule};
 use cachemate_linux::safety::guardian::Lock;
 use cachemate_linux::sense::progress::ProgressFiles;
-use cachemate_report::text::or_dash;
+use cachemate_report::text::value_or_dash;
 use cachemate_report::{Align, Table};
 use cachemate_spec::{ManageConfig, ManageMode, PolicyChoice};
 use clap::Args;
@@ -331,12 +331,12 @@ impl RunArgs {
             ("quartiles", Align::Left),
             ("speed ratio", Align::Right),
         ]);
-        let number = |value: Option<f64>| or_dash(value.map(cachemate_report::text::number));
+        let number = |value: Option<f64>| value_or_dash(value.map(cachemate_report::text::number));
         let spread = |spread: Option<(f64, f64)>| {
             let text = |(low, high)| {
                 format!("{}..{}", cachemate_report::text::number(low), cachemate_report::text::number(high))
             };
-            or_dash(spread.map(text))
+            value_or_dash(spread.map(text))
         };
         for program in &result.programs {
             table.row([
@@ -348,7 +348,7 @@ impl RunArgs {
                 spread(program.unmanaged_spread),
                 match program.too_short_to_compare {
                     true => "too short".to_string(),
-                    false => or_dash(program.speed_ratio.map(|ratio| format!("{ratio:.2}"))),
+                    false => value_or_dash(program.speed_ratio.map(|ratio| format!("{ratio:.2}"))),
                 },
             ]);
         }

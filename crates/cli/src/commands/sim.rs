@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Context;
 use cachemate_core::{AppliedPlan, Machine, MachineSpec, PipelineConfig, WindowLength};
 use cachemate_pipeline::Pipeline;
-use cachemate_report::text::{count_text, number, or_dash, percent_text};
+use cachemate_report::text::{count_text, number, percent_text, value_or_dash};
 use cachemate_report::{Align, Table};
 use cachemate_scenario::{build, pipeline};
 use cachemate_sim::machine::SimMachine;
@@ -143,7 +143,7 @@ impl Sim {
             log.finish()?;
         }
         if !changed && scenario.policy.name != "default" && !self.json.json {
-            session.warn(&nothing_changed(&scenario.policy.name, windows));
+            session.warn(&unchanged_message(&scenario.policy.name, windows));
         }
         Ok(SimJson {
             scenario: scenario.name.clone(),
@@ -180,7 +180,7 @@ fn changes_something(in_force: &AppliedPlan) -> bool {
 }
 
 /// Warning for a run in which the policy had no effect, so that only the machine's own scheduler was measured.
-fn nothing_changed(policy: &str, windows: u64) -> String {
+fn unchanged_message(policy: &str, windows: u64) -> String {
     let why = match windows {
         0..3 => "the run has too few windows; lengthen it or increase the scale",
         _ => "the run log (-o) and 'cachemate dashboard' show the reasons",
@@ -247,18 +247,19 @@ fn tasks_table(results: &RunResults) -> String {
         let last = task.levels.last();
         let of_misses = |count: u64| {
             let misses = last.map_or(0, |level| level.misses);
-            or_dash((misses > 0).then(|| percent_text(count as f64 / misses as f64, 0)))
+            value_or_dash((misses > 0).then(|| percent_text(count as f64 / misses as f64, 0)))
         };
-        let stall = |cycles: f64| or_dash((task.cycles > 0).then(|| percent_text(cycles / task.cycles as f64, 0)));
+        let stall =
+            |cycles: f64| value_or_dash((task.cycles > 0).then(|| percent_text(cycles / task.cycles as f64, 0)));
         let stalls = &task.stall_cycles;
         table.row([
             task.task.0.to_string(),
             task.name.clone(),
             percent_text(task.run_time_share, 1),
             count_text(task.instructions),
-            or_dash(task.instructions_per_cycle.map(number)),
-            or_dash(last.map(|level| count_text(level.references))),
-            or_dash(last.and_then(|level| level.miss_ratio()).map(|ratio| percent_text(ratio, 1))),
+            value_or_dash(task.instructions_per_cycle.map(number)),
+            value_or_dash(last.map(|level| count_text(level.references))),
+            value_or_dash(last.and_then(|level| level.miss_ratio()).map(|ratio| percent_text(ratio, 1))),
             of_misses(last.map_or(0, |level| level.cold)),
             of_misses(last.map_or(0, |level| level.own)),
             of_misses(last.map_or(0, |level| level.inter_task)),
@@ -284,14 +285,15 @@ fn caches_table(results: &RunResults) -> String {
     ]);
     for cache in &results.caches {
         let others = (cache.demand.misses > 0).then(|| cache.demand.inter_task as f64 / cache.demand.misses as f64);
-        let worst = cache.evictions_by_pair.iter().filter(|(by, of, _)| by != of).max_by_key(|(_, _, lines)| *lines);
+        let worst =
+            cache.evictions_by_pair.iter().filter(|(evictor, of, _)| evictor != of).max_by_key(|(_, _, lines)| *lines);
         table.row([
             format!("{:?} {}", cache.level, cache.cache.0),
             count_text(cache.demand.references),
-            or_dash(cache.demand.miss_ratio().map(|ratio| percent_text(ratio, 2))),
-            or_dash(others.map(|share| percent_text(share, 0))),
+            value_or_dash(cache.demand.miss_ratio().map(|ratio| percent_text(ratio, 2))),
+            value_or_dash(others.map(|share| percent_text(share, 0))),
             number(cache.bytes_per_cycle),
-            or_dash(worst.map(|(by, of, lines)| format!("{} > {}: {} lines", by.0, of.0, count_text(*lines)))),
+            value_or_dash(worst.map(|(by, of, lines)| format!("{} > {}: {} lines", by.0, of.0, count_text(*lines)))),
         ]);
     }
     table.text()

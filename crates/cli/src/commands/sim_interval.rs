@@ -3,7 +3,7 @@
 use anyhow::Context;
 use cachemate_core::{MachineSpec, WindowLength};
 use cachemate_interval::{IntervalMachine, IntervalResults};
-use cachemate_report::text::{number, or_dash, percent_text};
+use cachemate_report::text::{number, percent_text, value_or_dash};
 use cachemate_report::{Align, Table};
 use cachemate_repro::interval::scenario::{self, ScenarioPrograms};
 use cachemate_scenario::pipeline;
@@ -98,11 +98,11 @@ fn render(answer: &SimJson<IntervalResults>, machine: &str) -> String {
             job.tasks.to_string(),
             job.completions.to_string(),
             number(job.cpu_seconds),
-            or_dash(job.instr_per_cycle.map(number)),
-            or_dash(job.references_per_kilo_instr.map(number)),
-            or_dash(job.mpki.map(number)),
-            or_dash(job.slowdown.map(number)),
-            or_dash(job.slowdown_on_cpu.map(number)),
+            value_or_dash(job.instr_per_cycle.map(number)),
+            value_or_dash(job.references_per_kilo_instr.map(number)),
+            value_or_dash(job.mpki.map(number)),
+            value_or_dash(job.slowdown.map(number)),
+            value_or_dash(job.slowdown_on_cpu.map(number)),
         ]);
     }
     let mut out = format!(

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use cachemate_core::Topology as MachineTopology;
-use cachemate_report::text::{counted_text, or_dash, size_text};
+use cachemate_report::text::{counted_text, size_text, value_or_dash};
 use cachemate_report::{Align, Table, TopologyResult};
 use clap::Args;
 
@@ -93,9 +93,9 @@ fn render(result: &TopologyResult, topology: &MachineTopology) -> String {
         table.row([
             cache.level.clone(),
             cache.cpus.clone(),
-            or_dash(cache.size_bytes.map(size_text)),
-            or_dash(cache.ways.map(|ways| ways.to_string())),
-            or_dash(cache.line_bytes.map(|bytes| bytes.to_string())),
+            value_or_dash(cache.size_bytes.map(size_text)),
+            value_or_dash(cache.ways.map(|ways| ways.to_string())),
+            value_or_dash(cache.line_bytes.map(|bytes| bytes.to_string())),
             if cache.last_level { "shared last level".to_string() } else { String::new() },
         ]);
     }

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
-use cachemate_report::text::{number, or_dash};
+use cachemate_report::text::{number, value_or_dash};
 use cachemate_report::{Align, Table};
 use cachemate_repro::ExperimentContext;
 use cachemate_repro::interval::offline::{OfflineScore, offline};
 use cachemate_repro::interval::score::{ErrorSummary, ValidationScore, figure, score};
-use cachemate_repro::interval::{ValidationTruth, speed, truth};
+use cachemate_repro::interval::{ValidationTruth, measure_truth, speed};
 use cachemate_repro::setup::failed;
 use cachemate_trace::bundled_recordings;
 use clap::Args;
@@ -113,7 +113,7 @@ impl ValidateModel {
             let text = serde_json::to_string(measured).map_err(failed("the measured runs as JSON"))?;
             cachemate_files::replace(path, text.as_bytes()).map_err(failed(&path.display().to_string()))
         };
-        let measured = truth(&context, known, keep)?;
+        let measured = measure_truth(&context, known, keep)?;
         self.runs.end(session);
         let scored = score(&measured)?;
         if let Some(path) = &self.figure {
@@ -170,7 +170,7 @@ fn render_offline(score: &OfflineScore) -> String {
     row("90th percentile, points", number(score.p90_error_points), "12");
     row("mean signed error, points", number(score.mean_signed_error_points), "-");
     row("error of predicting nothing, points", number(score.error_of_predicting_nothing_points), "-");
-    row("Kendall's tau", or_dash(score.kendall_tau.map(number)), "0.8");
+    row("Kendall's tau", value_or_dash(score.kendall_tau.map(number)), "0.8");
     row("90 % intervals that hold the truth, %", number(score.coverage_percent), "85 to 95");
     row("error by composition, points", number(score.error_by_cause_points.composition), "-");
     row("error by the cost of a miss, points", number(score.error_by_cause_points.cost), "-");
@@ -224,7 +224,7 @@ fn render(answer: &Validation) -> String {
         ("bandwidth", Align::Right),
         ("overlap", Align::Right),
     ]);
-    let or = |value: Option<f64>| or_dash(value.map(number));
+    let or = |value: Option<f64>| value_or_dash(value.map(number));
     for (name, set) in &answer.sets {
         table.row([
             name.clone(),

@@ -402,8 +402,8 @@ fn is_authorized(headers: &HeaderMap, given: Option<&str>, server: &PageServer) 
 }
 
 /// Takes as long wherever they differ.
-pub fn constant_time_eq(given: &[u8], token: &[u8]) -> bool {
-    given.len() == token.len() && given.iter().zip(token).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
+pub fn constant_time_eq(secret: &[u8], token: &[u8]) -> bool {
+    secret.len() == token.len() && secret.iter().zip(token).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
 }
 
 /// A stream of events as a response body; a viewer keeps its place for as long as it lasts.

@@ -91,7 +91,7 @@ impl<'a> AxisLayout<'a> {
         from + share.clamp(0.0, 1.0) * (to - from)
     }
 
-    pub fn holds(&self, value: f64) -> bool {
+    pub fn contains(&self, value: f64) -> bool {
         let slack = (self.high - self.low).abs() * 1e-9;
         value >= self.low - slack && value <= self.high + slack
     }
@@ -99,7 +99,7 @@ impl<'a> AxisLayout<'a> {
     /// Places and labels of the ticks, ascending.
     pub fn ticks(&self) -> Vec<(f64, String)> {
         if !self.axis.names.is_empty() {
-            return self.axis.names.iter().filter(|(at, _)| self.holds(*at)).cloned().collect();
+            return self.axis.names.iter().filter(|(at, _)| self.contains(*at)).cloned().collect();
         }
         match self.axis.scale {
             AxisScale::Linear => self.linear_ticks(),
@@ -130,7 +130,7 @@ impl<'a> AxisLayout<'a> {
         for decade in (first..=last).step_by(stride as usize) {
             for step in steps {
                 let tick = step * libm::pow(10.0, f64::from(decade));
-                if self.holds(tick) {
+                if self.contains(tick) {
                     ticks.push((tick, number(tick)));
                 }
             }

@@ -103,15 +103,15 @@ impl BarChart {
             svg.text("n m", (left - 7.0, y.position(value) + 4.0), Anchor::End, &label);
         }
         if !self.y.label.is_empty() {
-            svg.text_upwards("m", (16.0, (top + bottom) / 2.0), &self.y.label);
+            svg.draw_text_upwards("m", (16.0, (top + bottom) / 2.0), &self.y.label);
         }
-        let each = (right - left) / self.groups.len().max(1) as f64;
+        let group_width = (right - left) / self.groups.len().max(1) as f64;
         for (index, group) in self.groups.iter().enumerate() {
-            let from = left + index as f64 * each;
-            self.group(&mut svg, &y, group, from, each);
-            let middle = from + each / 2.0;
+            let from = left + index as f64 * group_width;
+            self.group(&mut svg, &y, group, from, group_width);
+            let middle = from + group_width / 2.0;
             match leaning {
-                true => svg.text_leaning("n", (middle + 5.0, bottom + 15.0), &group.name),
+                true => svg.draw_text_leaning("n", (middle + 5.0, bottom + 15.0), &group.name),
                 false => svg.text("n", (middle, bottom + 17.0), Anchor::Middle, &group.name),
             }
         }
@@ -123,9 +123,9 @@ impl BarChart {
         svg
     }
 
-    fn group(&self, svg: &mut Svg, y: &AxisLayout<'_>, group: &BarGroup, from: f64, each: f64) {
-        let inner = (each * 0.78).min(90.0);
-        let start = from + (each - inner) / 2.0;
+    fn group(&self, svg: &mut Svg, y: &AxisLayout<'_>, group: &BarGroup, from: f64, group_width: f64) {
+        let inner = (group_width * 0.78).min(90.0);
+        let start = from + (group_width - inner) / 2.0;
         let wide = if self.stacked { inner } else { inner / group.bars.len().max(1) as f64 };
         let (mut above, mut below) = (0.0, 0.0);
         for (index, bar) in group.bars.iter().enumerate() {

@@ -234,7 +234,7 @@ impl ChartLayout<'_> {
         }
         if !y_label.is_empty() {
             let middle = (self.top + self.bottom) / 2.0;
-            self.svg.text_upwards("m", (16.0, middle), y_label);
+            self.svg.draw_text_upwards("m", (16.0, middle), y_label);
         }
     }
 
@@ -246,7 +246,7 @@ impl ChartLayout<'_> {
                 self.svg.text("n m", (self.right - 4.0, y - 5.0), Anchor::End, label);
             }
             ReferenceLine::X { label, at } => {
-                if self.x.holds(*at) {
+                if self.x.contains(*at) {
                     let x = self.x.position(*at);
                     self.svg.line("r", (x, self.top), (x, self.bottom));
                     self.draw_beside(x, label);
@@ -311,7 +311,7 @@ impl ChartLayout<'_> {
         let dense = series.points.len() > MAX_DOTS;
         for point in drawn {
             let at = (self.x.position(point.x), self.y.position(point.y));
-            let title = || point.title.clone().unwrap_or_else(|| title_of(&series.name, point));
+            let title = || point.title.clone().unwrap_or_else(|| point_title(&series.name, point));
             if series.mark == Mark::Points {
                 self.svg.circle(&format!("f{slot}"), at, if dense { 2.0 } else { 4.0 }, &title());
             } else if !dense {
@@ -336,7 +336,7 @@ impl ChartLayout<'_> {
     }
 }
 
-fn title_of(name: &str, point: &ChartPoint) -> String {
+fn point_title(name: &str, point: &ChartPoint) -> String {
     let interval = point.interval.map(|(low, high)| format!(" ({} to {})", number(low), number(high)));
     format!("{name}: {} at {}{}", number(point.y), number(point.x), interval.unwrap_or_default())
 }

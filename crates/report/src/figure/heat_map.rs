@@ -80,7 +80,7 @@ impl HeatMap {
         let mut svg = Svg::new(width, bottom + names_below + label_room, &self.title);
         svg.text("t", (12.0, 22.0), Anchor::Start, &self.title);
         if !self.row_label.is_empty() {
-            svg.text_upwards("m", (16.0, title + rows * high / 2.0), &self.row_label);
+            svg.draw_text_upwards("m", (16.0, title + rows * high / 2.0), &self.row_label);
         }
         if named_rows {
             for (index, name) in self.rows.iter().enumerate() {
@@ -91,7 +91,7 @@ impl HeatMap {
             for (index, name) in self.columns.iter().enumerate() {
                 let x = left + (index as f64 + 0.5) * wide;
                 match leaning {
-                    true => svg.text_leaning("", (x + 5.0, bottom + 15.0), name),
+                    true => svg.draw_text_leaning("", (x + 5.0, bottom + 15.0), name),
                     false => svg.text("", (x, bottom + 17.0), Anchor::Middle, name),
                 }
             }

@@ -105,7 +105,7 @@ impl Svg {
     }
 
     /// A text turned to read upwards, around its middle.
-    pub fn text_upwards(&mut self, class: &str, at: (f64, f64), text: &str) {
+    pub fn draw_text_upwards(&mut self, class: &str, at: (f64, f64), text: &str) {
         let (x, y, text) = (px(at.0), px(at.1), escape(text));
         self.push(format_args!(
             r#"<text class="{class}" text-anchor="middle" transform="translate({x} {y}) rotate(-90)">{text}</text>"#
@@ -113,7 +113,7 @@ impl Svg {
     }
 
     /// A text that leans, for long names under columns; ends at its point.
-    pub fn text_leaning(&mut self, class: &str, at: (f64, f64), text: &str) {
+    pub fn draw_text_leaning(&mut self, class: &str, at: (f64, f64), text: &str) {
         let (x, y, text) = (px(at.0), px(at.1), escape(text));
         self.push(format_args!(
             r#"<text class="{class}" text-anchor="end" transform="translate({x} {y}) rotate(-35)">{text}</text>"#

@@ -3,7 +3,7 @@
 use super::Paint;
 use crate::results::{CacheAssignment, PlanResult};
 use crate::table::{Align, pad, width};
-use crate::text::{fixed, number};
+use crate::text::{format_fixed, number};
 
 /// Boxes side by side as far as the terminal is wide; then why, program by program; then the alternatives.
 pub fn plan_boxes(plan: &PlanResult, paint: Paint) -> String {
@@ -17,10 +17,10 @@ pub fn plan_boxes(plan: &PlanResult, paint: Paint) -> String {
             used += 2 + next;
             taken += 1;
         }
-        text.push_str(&side_by_side(&rest[..taken]));
+        text.push_str(&join_side_by_side(&rest[..taken]));
         rest = &rest[taken..];
     }
-    text.push_str(&paint.bold("why"));
+    text.push_str(&paint.style_bold("why"));
     text.push('\n');
     for program in plan.caches.iter().flat_map(|cache| &cache.programs) {
         text.push_str(&indent(&program.reason, paint.width));
@@ -29,7 +29,7 @@ pub fn plan_boxes(plan: &PlanResult, paint: Paint) -> String {
 }
 
 fn format_value(value: f64, unit: &str) -> String {
-    if unit == "percent" { format!("{} % slower", fixed(value, 1)) } else { format!("weight {}", number(value)) }
+    if unit == "percent" { format!("{} % slower", format_fixed(value, 1)) } else { format!("weight {}", number(value)) }
 }
 
 fn render_box(cache: &CacheAssignment, unit: &str, paint: Paint) -> Vec<String> {
@@ -45,16 +45,16 @@ fn render_box(cache: &CacheAssignment, unit: &str, paint: Paint) -> Vec<String> 
     }
     let plain = |row: &(String, String)| width(&row.0) + 2 + width(&row.1);
     let inner = rows.iter().map(plain).max().unwrap_or(0).max(width(&head) + 2);
-    let mut lines = vec![format!("╭─ {} {}╮", paint.bold(&head), "─".repeat(inner - width(&head) - 1))];
+    let mut lines = vec![format!("╭─ {} {}╮", paint.style_bold(&head), "─".repeat(inner - width(&head) - 1))];
     for (name, cost) in &rows {
         let blank = " ".repeat(inner - width(name) - width(cost));
-        lines.push(format!("│ {name}{blank}{} │", paint.faint(cost)));
+        lines.push(format!("│ {name}{blank}{} │", paint.style_faint(cost)));
     }
     lines.push(format!("╰{}╯", "─".repeat(inner + 2)));
     lines
 }
 
-fn side_by_side(boxes: &[Vec<String>]) -> String {
+fn join_side_by_side(boxes: &[Vec<String>]) -> String {
     let rows = boxes.iter().map(Vec::len).max().unwrap_or(0);
     let mut text = String::new();
     for row in 0..rows {
@@ -94,7 +94,7 @@ fn expectation(plan: &PlanResult, paint: Paint) -> String {
     let what = if plan.unit == "percent" { "expected mean slowdown" } else { "expected mean weight" };
     let mut text = format!(
         "{}  this plan {}, best {}, random {}, worst {}\n",
-        paint.bold(what),
+        paint.style_bold(what),
         value(expected.plan),
         value(expected.best),
         value(expected.random),
@@ -105,7 +105,7 @@ fn expectation(plan: &PlanResult, paint: Paint) -> String {
         (false, Some(gap)) => format!("at most {} above the best ({})", value(Some(gap)), plan.solver),
         (false, None) => format!("not proven to be the best ({})", plan.solver),
     };
-    text.push_str(&paint.faint(&proof));
+    text.push_str(&paint.style_faint(&proof));
     text + "\n"
 }
 

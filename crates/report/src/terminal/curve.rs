@@ -51,16 +51,16 @@ pub fn curve_picture(lines: &[CurveLine], y_label: &str, paint: Paint) -> String
     for (series, line) in lines.iter().enumerate() {
         draw(&mut canvas, series, line, &place, most);
     }
-    let mut text = format!("{}\n", paint.faint(y_label));
+    let mut text = format!("{}\n", paint.style_faint(y_label));
     for row in 0..ROWS {
         let from_top = ROWS - row;
         let label = if row == 0 || from_top.is_multiple_of(4) { labels[from_top / 4].as_str() } else { "" };
         let tick = if label.is_empty() { '│' } else { '┤' };
-        text.push_str(&paint.faint(&format!("{} {tick}", pad(label, gutter - 1, Align::Right))));
+        text.push_str(&paint.style_faint(&format!("{} {tick}", pad(label, gutter - 1, Align::Right))));
         text.push_str(canvas_row(&canvas, row, lines.len() > 1, paint).trim_end());
         text.push('\n');
     }
-    text.push_str(&paint.faint(&size_axis(gutter, columns, low, high, &place)));
+    text.push_str(&paint.style_faint(&size_axis(gutter, columns, low, high, &place)));
     if lines.len() > 1 {
         let names =
             lines.iter().enumerate().map(|(index, line)| series_color(paint, index, &format!("━ {}", line.name)));

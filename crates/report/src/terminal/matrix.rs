@@ -21,13 +21,13 @@ pub fn matrix_picture(matrix: &CostTable, paint: Paint) -> String {
     let cell = values().map(|v| shown(v).len() + 2).chain(head.iter().map(|n| width(n) + 1)).max().unwrap_or(4);
     let mut text = " ".repeat(names + 1);
     for name in &head {
-        text.push_str(&paint.bold(&pad(name, cell - 1, Align::Right)));
+        text.push_str(&paint.style_bold(&pad(name, cell - 1, Align::Right)));
         text.push(' ');
     }
     text.truncate(text.trim_end().len());
     text.push('\n');
     for (row, name) in matrix.names.iter().enumerate() {
-        text.push_str(&paint.bold(&pad(name, names, Align::Left)));
+        text.push_str(&paint.style_bold(&pad(name, names, Align::Left)));
         text.push(' ');
         for column in 0..matrix.names.len() {
             let value = matrix.values.get(row).and_then(|values| values.get(column)).copied().flatten();
@@ -37,7 +37,7 @@ pub fn matrix_picture(matrix: &CostTable, paint: Paint) -> String {
         text.push('\n');
     }
     let unit = if percent { "per cent of its solo run time lost" } else { "weight" };
-    text + &paint.faint(&format!("row suffers from column: {unit} (scheme {})", matrix.model)) + "\n"
+    text + &paint.style_faint(&format!("row suffers from column: {unit} (scheme {})", matrix.model)) + "\n"
 }
 
 fn render_cell(value: Option<(String, f64)>, cell: usize, paint: Paint) -> String {

@@ -29,11 +29,11 @@ impl Paint {
         if self.color { format!("\u{1b}[{code}m{text}\u{1b}[0m") } else { text.to_string() }
     }
     /// The text in bold where color is wanted.
-    pub fn bold(&self, text: &str) -> String {
+    pub fn style_bold(&self, text: &str) -> String {
         self.sgr("1", text)
     }
     /// The text in faint where color is wanted.
-    pub fn faint(&self, text: &str) -> String {
+    pub fn style_faint(&self, text: &str) -> String {
         self.sgr("2", text)
     }
 }

@@ -141,7 +141,7 @@ impl MixGenerator<'_> {
 
     /// A program that reuses a working set of this share of the cache, or two of them, and slows down with a smaller
     /// share.
-    fn keeper(&mut self, share: f64) -> ProgramPhase {
+    fn draw_keeper(&mut self, share: f64) -> ProgramPhase {
         let bytes = share * self.on.cache_bytes;
         let (rate, hot) = (self.draw_between(0.004, 0.02), self.draw_between(0.1, 0.5));
         let (part, base) = (self.draw_between(0.0, 0.6), self.draw_between(0.5, 1.2));
@@ -162,7 +162,7 @@ impl MixGenerator<'_> {
     }
 
     /// A program that hardly uses the cache.
-    fn quiet(&mut self) -> ProgramPhase {
+    fn draw_quiet(&mut self) -> ProgramPhase {
         let (rate, base) = (self.draw_between(1e-5, 2e-4), self.draw_between(0.4, 1.5));
         let bytes = 0.02 * self.on.cache_bytes;
         self.phase(move |held| rate * (1.0 - held / bytes).max(0.0) + 1e-7, 0.7, base)
@@ -171,14 +171,14 @@ impl MixGenerator<'_> {
     /// A program of `threads` threads that read and write one region.
     fn sharers(&mut self, number: u32, threads: u32) -> IntervalJob {
         let share = self.draw_between(0.05, 0.2);
-        let mut phase = self.keeper(share);
+        let mut phase = self.draw_keeper(share);
         let (reads, writes) = (self.draw_between(0.002, 0.006), self.draw_between(0.0005, 0.002));
         let bytes = self.draw_between(0.02, 0.1) * self.on.cache_bytes;
         phase.sharing = vec![RegionUse { region: number, bytes, reads_per_instr: reads, writes_per_instr: writes }];
         IntervalJob { threads, ..job(&format!("sharers-{number}"), phase) }
     }
 
-    fn shuffled(&mut self, mut jobs: Vec<IntervalJob>) -> Vec<IntervalJob> {
+    fn shuffle_jobs(&mut self, mut jobs: Vec<IntervalJob>) -> Vec<IntervalJob> {
         self.generator.shuffle(&mut jobs);
         jobs
     }
@@ -188,44 +188,44 @@ impl MixGenerator<'_> {
         let mut jobs = Vec::new();
         for index in 0..keepers {
             let share = self.draw_between(share.0, share.1);
-            let phase = self.keeper(share);
+            let phase = self.draw_keeper(share);
             jobs.push(job(&format!("keeper-{index}"), phase));
         }
         for index in 0..streams {
             let phase = self.stream();
             jobs.push(job(&format!("stream-{index}"), phase));
         }
-        self.shuffled(jobs)
+        self.shuffle_jobs(jobs)
     }
 
     fn mix(&mut self, family: Family, length_ns: u64) -> Vec<IntervalJob> {
         let on = self.on;
         let tasks = on.cores().min(TASKS_AT_MOST);
-        let each = on.cores_per_cache as f64;
+        let cores = on.cores_per_cache as f64;
         match family {
             Family::Null => {
                 let kind = self.generator.draw_below(3);
                 let make = |draw: &mut Self, at: usize| match kind {
-                    0 => job(&format!("quiet-{at}"), draw.quiet()),
+                    0 => job(&format!("quiet-{at}"), draw.draw_quiet()),
                     1 => job(&format!("stream-{at}"), draw.stream()),
                     _ => {
-                        let share = draw.draw_between(0.2, 0.6) / each;
-                        job(&format!("keeper-{at}"), draw.keeper(share))
+                        let share = draw.draw_between(0.2, 0.6) / cores;
+                        job(&format!("keeper-{at}"), draw.draw_keeper(share))
                     }
                 };
                 (0..tasks).map(|at| make(self, at)).collect()
             }
-            Family::Contention => self.draw_both(tasks - tasks / 2, (0.3 / each, 1.6 / each), tasks / 2),
+            Family::Contention => self.draw_both(tasks - tasks / 2, (0.3 / cores, 1.6 / cores), tasks / 2),
             Family::Space => {
                 let streams = on.caches.min(tasks / 2).max(1);
-                self.draw_both(tasks - streams, (0.4 / each, 1.2 / each), streams)
+                self.draw_both(tasks - streams, (0.4 / cores, 1.2 / cores), streams)
             }
             Family::Overcommitted => {
                 let cpus = on.cpus.min(TASKS_AT_MOST);
-                self.draw_both(cpus, (0.5 / each, 0.95 / each), cpus)
+                self.draw_both(cpus, (0.5 / cores, 0.95 / cores), cpus)
             }
             Family::Floors => {
-                let mut jobs = self.draw_both(tasks - tasks / 2, (0.3 / each, 1.2 / each), tasks / 2);
+                let mut jobs = self.draw_both(tasks - tasks / 2, (0.3 / cores, 1.2 / cores), tasks / 2);
                 let goal = Goal { max_slowdown: Some(0.15), ..Goal::default() };
                 if let Some(first) = jobs.iter_mut().find(|job| job.name.starts_with("keeper")) {
                     first.goal = Some(goal);
@@ -238,32 +238,36 @@ impl MixGenerator<'_> {
                 let first = 1 + self.generator.draw_below(on.cores_per_cache as u64 - 1) as usize;
                 let processes = (tasks.saturating_sub(first) / threads).max(1);
                 let mut jobs: Vec<IntervalJob> =
-                    (0..first).map(|at| job(&format!("quiet-{at}"), self.quiet())).collect();
+                    (0..first).map(|at| job(&format!("quiet-{at}"), self.draw_quiet())).collect();
                 for number in 0..processes {
                     jobs.push(self.sharers(number as u32, threads as u32));
                 }
                 for index in first + processes * threads..tasks {
-                    jobs.push(job(&format!("quiet-{index}"), self.quiet()));
+                    jobs.push(job(&format!("quiet-{index}"), self.draw_quiet()));
                 }
                 jobs
             }
             Family::Crossed => {
                 let threads = on.cores_per_cache.clamp(2, 3) as u32;
                 let clusters = (tasks / 2 / threads as usize).max(1) as u32;
-                let rest = tasks.saturating_sub((clusters * threads) as usize);
+                let rest_threads = tasks.saturating_sub((clusters * threads) as usize);
                 let mut jobs: Vec<IntervalJob> = (0..clusters).map(|number| self.sharers(number, threads)).collect();
-                jobs.extend(self.draw_both(rest - rest / 2, (0.3 / each, 1.2 / each), rest / 2));
-                self.shuffled(jobs)
+                jobs.extend(self.draw_both(
+                    rest_threads - rest_threads / 2,
+                    (0.3 / cores, 1.2 / cores),
+                    rest_threads / 2,
+                ));
+                self.shuffle_jobs(jobs)
             }
             Family::Phased => {
-                let mut jobs = self.draw_both(tasks - tasks / 2, (0.3 / each, 1.6 / each), tasks / 2);
+                let mut jobs = self.draw_both(tasks - tasks / 2, (0.3 / cores, 1.6 / cores), tasks / 2);
                 for job in &mut jobs {
                     self.add_phases(job, length_ns);
                 }
                 jobs
             }
             Family::Arrivals => {
-                let mut jobs = self.draw_both(tasks - tasks / 2, (0.3 / each, 1.6 / each), tasks / 2);
+                let mut jobs = self.draw_both(tasks - tasks / 2, (0.3 / cores, 1.6 / cores), tasks / 2);
                 for job in jobs.iter_mut().skip(tasks / 2) {
                     job.start_ns = self.generator.draw_below(length_ns / 2);
                 }
@@ -274,7 +278,7 @@ impl MixGenerator<'_> {
 
     /// Makes the job alternate between two behaviors.
     fn add_phases(&mut self, job: &mut IntervalJob, length_ns: u64) {
-        let other = if job.name.starts_with("stream") { self.quiet() } else { self.stream() };
+        let other = if job.name.starts_with("stream") { self.draw_quiet() } else { self.stream() };
         let instr_per_s = self.on.hertz;
         let first = job.program.phases[0].clone();
         let mut stretch = |phase: ProgramPhase| {

@@ -12,7 +12,7 @@ use crate::{ExperimentContext, ReproError};
 const MACHINE_SEEDS: u64 = 3;
 
 /// The compared policies, the default first and `auto` last.
-pub fn contenders() -> Vec<AutoContender> {
+pub fn contender_list() -> Vec<AutoContender> {
     let only =
         |what: &'static str, mechanisms: &str| AutoContender::new(what, "auto", &format!("disable = [{mechanisms}]"));
     vec![
@@ -29,9 +29,9 @@ pub fn contenders() -> Vec<AutoContender> {
     ]
 }
 
-/// The rows of [`contenders`] that are single mechanisms.
+/// The rows of [`contender_list`] that are single mechanisms.
 pub fn singles() -> std::ops::Range<usize> {
-    1..contenders().len() - 1
+    1..contender_list().len() - 1
 }
 
 /// The scores of one contender on one machine seed.
@@ -120,11 +120,11 @@ impl SoloCourse {
     }
 }
 
-fn alone(machine: &MachineSpec, job: &IntervalJob, length_ns: u64) -> Result<SoloCourse, ReproError> {
+fn solo_course(machine: &MachineSpec, job: &IntervalJob, length_ns: u64) -> Result<SoloCourse, ReproError> {
     let phased = job.program.phases.len() > 1;
     let length_ns = if phased { length_ns } else { ALONE_NS };
     let job = IntervalJob { start_ns: 0, ..job.clone() };
-    let default = &contenders()[0];
+    let default = &contender_list()[0];
     let outcome = run(machine, &[job], default, 1, length_ns, |_| ())?;
     let course = if phased { outcome.course } else { Vec::new() };
     Ok(SoloCourse { instr_per_s: outcome.instr_per_s[0], course })
@@ -158,7 +158,7 @@ pub fn run_all(
     mixes: u32,
     length_ns: u64,
 ) -> Result<Vec<AutoMix>, ReproError> {
-    let contenders = contenders();
+    let contenders = contender_list();
     let mut all = Vec::new();
     for machine in machines {
         for family in FAMILIES {
@@ -166,7 +166,7 @@ pub fn run_all(
                 let seed = context.seeds[0] * 1_000 + u64::from(nth);
                 let Some(jobs) = mix(machine, family, seed, length_ns) else { continue };
                 context.report_progress(&format!("{}, {} {seed}", machine.name, family.name()));
-                let alone = context.run_all(&jobs, |job| alone(machine, job, length_ns))?;
+                let alone = context.run_all(&jobs, |job| solo_course(machine, job, length_ns))?;
                 let runs: Vec<(u64, &AutoContender)> =
                     (1..=MACHINE_SEEDS).flat_map(|seed| contenders.iter().map(move |one| (seed, one))).collect();
                 let did = context.run_all(&runs, |(machine_seed, contender)| {

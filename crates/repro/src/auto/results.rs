@@ -6,7 +6,7 @@ use cachemate_report::figure::{Axis, BarChart, BarGroup};
 use super::MACHINES;
 use super::bounds::bounds;
 use super::draw::{FAMILIES, Family};
-use super::families::{AutoMix, ScoreKind, contenders, run_all, singles};
+use super::families::{AutoMix, ScoreKind, contender_list, run_all, singles};
 use super::run::AutoContender;
 use crate::setup::failed;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
@@ -30,11 +30,11 @@ fn finding(
 
 /// Mean over the machine seeds that score.
 fn gain(mix: &AutoMix, over: usize) -> f64 {
-    mean(&mix.gains(contenders().len() - 1, over))
+    mean(&mix.gains(contender_list().len() - 1, over))
 }
 
 /// Lower bound of the geometric mean of gains in percent.
-fn low(percents: &[f64]) -> f64 {
+fn lower_bound(percents: &[f64]) -> f64 {
     let logs: Vec<f64> = percents.iter().map(|percent| (percent / 100.0).max(-0.999).ln_1p()).collect();
     100.0 * bounds(&logs).0.exp_m1()
 }
@@ -76,7 +76,7 @@ fn findings(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Result<Vec<Fi
             "against the best single mechanism of each mix in hindsight: lower 95 % bound",
             "%",
             minimum_target(-1.0),
-            low(&gains_over(&all, best)),
+            lower_bound(&gains_over(&all, best)),
             context,
         ),
         finding(
@@ -84,7 +84,7 @@ fn findings(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Result<Vec<Fi
             "the same on crossed mixes",
             "%",
             minimum_target(2.0),
-            low(&gains_over(&family_mixes(Family::Crossed), best)),
+            lower_bound(&gains_over(&family_mixes(Family::Crossed), best)),
             context,
         ),
         below_default(context, mixes),
@@ -93,20 +93,20 @@ fn findings(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Result<Vec<Fi
             "where nothing is to be gained, over the default: lower 95 % bound",
             "%",
             minimum_target(-0.5),
-            low(&gains_over(&family_mixes(Family::Null), |mix| gain(mix, 0))),
+            lower_bound(&gains_over(&family_mixes(Family::Null), |mix| gain(mix, 0))),
             context,
         ),
     ];
     findings.push(floors(context, &family_mixes(Family::Floors)));
-    findings.push(behind(context, "worst slowdown over the default's, largest over mixes", &all));
+    findings.push(behind_finding(context, "worst slowdown over the default's, largest over mixes", &all));
     findings.extend(FAMILIES.iter().flat_map(|&family| family_findings(context, family, &family_mixes(family))));
     findings.extend(baselines(context, &all));
     Ok(findings)
 }
 
 /// Points by which the worst-off job is slower than under the default.
-fn behind(context: &ExperimentContext<'_>, subject: &str, mixes: &[&AutoMix]) -> Finding {
-    let auto = contenders().len() - 1;
+fn behind_finding(context: &ExperimentContext<'_>, subject: &str, mixes: &[&AutoMix]) -> Finding {
+    let auto = contender_list().len() - 1;
     let points = |mix: &AutoMix| mean(&mix.gains_by(ScoreKind::WorstSlowdown, auto, 0));
     let most = gains_over(mixes, points).into_iter().fold(f64::NEG_INFINITY, f64::max);
     finding("AUTO-7", subject, "points", ResultTarget::AtMost { target: 2.0, paper_best: None }, most, context)
@@ -117,16 +117,16 @@ fn family_findings(context: &ExperimentContext<'_>, family: Family, mixes: &[&Au
     if mixes.is_empty() {
         return Vec::new();
     }
-    let (auto, name) = (contenders().len() - 1, family.name());
+    let (auto, name) = (contender_list().len() - 1, family.name());
     let against_best =
-        |kind: ScoreKind| low(&gains_over(mixes, |mix| mean(&mix.gains_by(kind, auto, mix.best_single()))));
-    let against_default = |kind: ScoreKind| low(&gains_over(mixes, |mix| mean(&mix.gains_by(kind, auto, 0))));
+        |kind: ScoreKind| lower_bound(&gains_over(mixes, |mix| mean(&mix.gains_by(kind, auto, mix.best_single()))));
+    let against_default = |kind: ScoreKind| lower_bound(&gains_over(mixes, |mix| mean(&mix.gains_by(kind, auto, 0))));
     let target = if family == Family::Crossed { 2.0 } else { -1.0 };
     let label = |what: &str| format!("{name}: {what}: lower 95 % bound");
     let weighted = label("weighted speed-up against the best single mechanism in hindsight");
     let mut findings = vec![
         finding("AUTO-8", &weighted, "%", minimum_target(target), against_best(ScoreKind::WeightedSpeedup), context),
-        behind(context, &format!("{name}: worst slowdown over the default's, largest over mixes"), mixes),
+        behind_finding(context, &format!("{name}: worst slowdown over the default's, largest over mixes"), mixes),
     ];
     let minimum = if family == Family::Null { -0.5 } else { -1.0 };
     let what = label("weighted speed-up over the default");
@@ -152,15 +152,22 @@ fn family_findings(context: &ExperimentContext<'_>, family: Family, mixes: &[&Au
 fn baselines(context: &ExperimentContext<'_>, mixes: &[&AutoMix]) -> Vec<Finding> {
     let against = |(at, baseline): (usize, &AutoContender)| {
         let what = format!("weighted speed-up over '{}', all mixes: lower 95 % bound", baseline.title);
-        finding("AUTO-10", &what, "%", minimum_target(-1.0), low(&gains_over(mixes, |mix| gain(mix, at))), context)
+        finding(
+            "AUTO-10",
+            &what,
+            "%",
+            minimum_target(-1.0),
+            lower_bound(&gains_over(mixes, |mix| gain(mix, at))),
+            context,
+        )
     };
-    let all = contenders();
+    let all = contender_list();
     all[..all.len() - 1].iter().enumerate().map(against).collect()
 }
 
 /// A mix fails if its one-sided upper bound is below -1 %.
 fn below_default(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Finding {
-    let auto = contenders().len() - 1;
+    let auto = contender_list().len() - 1;
     let fails = |mix: &&AutoMix| bounds(&mix.gains(auto, 0)).1 < -1.0;
     let failing: Vec<&AutoMix> = mixes.iter().filter(fails).collect();
     let names: Vec<String> = failing
@@ -170,12 +177,12 @@ fn below_default(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Finding 
     let target = ResultTarget::AtMost { target: 0.0, paper_best: None };
     let note = if names.is_empty() { String::new() } else { format!("below: {}", names.join("; ")) };
     finding("AUTO-4", "mixes below the default by more than 1 %", "mixes", target, failing.len() as f64, context)
-        .note(note)
+        .with_note(note)
 }
 
 /// A promise is feasible if some contender keeps it in 99 % of windows.
 fn floors(context: &ExperimentContext<'_>, mixes: &[&AutoMix]) -> Finding {
-    let auto = contenders().len() - 1;
+    let auto = contender_list().len() - 1;
     let kept = |mix: &AutoMix, at: usize| {
         let all: Vec<f64> = mix.did.iter().skip(1).filter_map(|did| did[at].floors_kept).collect();
         mean(&all)
@@ -184,20 +191,20 @@ fn floors(context: &ExperimentContext<'_>, mixes: &[&AutoMix]) -> Finding {
     let values: Vec<f64> = feasible.iter().map(|mix| 100.0 * kept(mix, auto)).collect();
     let note = format!("{} of {} mixes have a contender that keeps the promise", feasible.len(), mixes.len());
     finding("AUTO-6", "feasible promises kept, of settled windows", "%", minimum_target(99.0), mean(&values), context)
-        .note(note)
+        .with_note(note)
 }
 
 /// Every contender relative to the default, by family.
 fn points(mixes: &[AutoMix]) -> Vec<DataPoint> {
     let mut points = Vec::new();
-    for (at, contender) in contenders().iter().enumerate().skip(1) {
+    for (at, contender) in contender_list().iter().enumerate().skip(1) {
         for family in FAMILIES {
             let values: Vec<f64> =
                 mixes.iter().filter(|mix| mix.family == family).map(|mix| mean(&mix.gains(at, 0))).collect();
             points.push(DataPoint::over_values(contender.title, family.name(), &values));
         }
     }
-    let auto = contenders().len() - 1;
+    let auto = contender_list().len() - 1;
     for mix in mixes {
         let at = format!("{} {} on {}", mix.family.name(), mix.seed, mix.machine);
         points.push(DataPoint::over_values("auto, each mix", at.clone(), &mix.gains(auto, 0)));
@@ -216,7 +223,7 @@ fn figure(mixes: &[AutoMix]) -> ResultFigure {
             interval: (!values.is_empty()).then(|| bounds(&values)),
         }
     };
-    let shown: Vec<usize> = singles().chain([contenders().len() - 1]).collect();
+    let shown: Vec<usize> = singles().chain([contender_list().len() - 1]).collect();
     let group = |family: &Family| BarGroup {
         name: family.name().to_string(),
         bars: shown.iter().map(|&at| of(at, family)).collect(),
@@ -224,7 +231,7 @@ fn figure(mixes: &[AutoMix]) -> ResultFigure {
     let drawing = BarChart {
         title: "Weighted speed-up over the default, by family".to_string(),
         y: Axis::linear("gain (%)"),
-        series: shown.iter().map(|&index| contenders()[index].title.to_string()).collect(),
+        series: shown.iter().map(|&index| contender_list()[index].title.to_string()).collect(),
         groups: FAMILIES.iter().map(group).collect(),
         size: Some((1100.0, 400.0)),
         ..BarChart::default()

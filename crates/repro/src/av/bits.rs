@@ -50,7 +50,7 @@ impl Thresholds {
 }
 
 /// The six vectors with thresholds relative to the task's own mean: the other reading of the paper.
-pub(super) fn own_vectors(activity: &TaskActivity) -> [IndexSet; 6] {
+pub(super) fn own_mean_vectors(activity: &TaskActivity) -> [IndexSet; 6] {
     vectors(activity, |_| ActivityThreshold::MeanTimes(1.0))
 }
 
@@ -66,7 +66,7 @@ fn events(count: &SuperSetCount, kind: activity::ActivityKind) -> u64 {
 }
 
 /// Combines several consecutive samples into one.
-pub(super) fn together<'a>(samples: impl IntoIterator<Item = &'a TaskActivity>) -> Option<TaskActivity> {
+pub(super) fn combine_samples<'a>(samples: impl IntoIterator<Item = &'a TaskActivity>) -> Option<TaskActivity> {
     samples.into_iter().cloned().reduce(|mut sum, more| {
         for level in 0..LEVELS.len() {
             for (sum, more) in sum[level].iter_mut().zip(&more[level]) {
@@ -122,7 +122,7 @@ mod tests {
         let expected = ["2-3", "2-3", "2-3", "2-3", "2-3", "2-3"];
         assert_eq!(bits(thresholds.vectors(&samples[1])), expected);
         assert_eq!(bits(thresholds.vectors(&samples[0])), ["", "2-3", "", "2-3", "", "2-3"]);
-        let double = together([&samples[1], &samples[1]]).unwrap();
+        let double = combine_samples([&samples[1], &samples[1]]).unwrap();
         assert_eq!(bits(thresholds.times(2.0).vectors(&double)), expected);
     }
 

@@ -138,7 +138,7 @@ fn all_mixes(
         jobs.sort_unstable();
         jobs.dedup();
         let alone = context.run_all(&jobs, |&(program, at)| {
-            run_request::alone(&Workload { jobs: vec![job(program, at, seed)], ..workload(&[], seed, length)? })
+            run_request::solo_run(&Workload { jobs: vec![job(program, at, seed)], ..workload(&[], seed, length)? })
         })?;
         let of =
             |(at, program): (usize, &&str)| jobs.iter().position(|other| *other == (*program, at)).map(|n| alone[n]);
@@ -162,10 +162,10 @@ fn job(program: &str, index: usize, seed: u64) -> WorkloadJob {
 
 fn workload(programs: &[&str], seed: u64, length: &SampleLength) -> Result<Workload, ReproError> {
     let jobs = programs.iter().enumerate().map(|(index, program)| job(program, index, seed)).collect();
-    let mut workload = Workload::on(MACHINE, jobs, seed)?;
+    let mut workload = Workload::from_machine_name(MACHINE, jobs, seed)?;
     workload.options.scale = length.scale;
     let cycles = SAMPLE_CYCLES / length.scale;
-    Ok(workload.lasting(length.warm_up * cycles, length.kept * cycles))
+    Ok(workload.with_length(length.warm_up * cycles, length.kept * cycles))
 }
 
 fn window_ns(workload: &Workload) -> u64 {
@@ -186,7 +186,7 @@ fn run_managed(
     steered::run_together(workload, work, Pipeline::with_policy(config, policy))
 }
 
-fn scheduled(
+fn run_scheduled(
     workload: &Workload,
     work: &[InstructionRange],
     policy: &str,
@@ -227,14 +227,16 @@ fn mix(
     let workload = workload(&MIXES[nth].0, seed, length)?;
     let work: Vec<InstructionRange> = alone.iter().map(|(work, _)| *work).collect();
     let solo: Vec<f64> = alone.iter().map(|(_, rates)| rates.instr_per_cycle).collect();
-    let base = scheduled(&workload, &work, ROUND_ROBIN.0, ROUND_ROBIN.1)?;
+    let base = run_scheduled(&workload, &work, ROUND_ROBIN.0, ROUND_ROBIN.1)?;
     let by = SCHEDULERS
         .iter()
-        .map(|(_, policy, parameters)| against(&scheduled(&workload, &work, policy, parameters)?, &base, &solo))
+        .map(|(_, policy, parameters)| {
+            gains_against(&run_scheduled(&workload, &work, policy, parameters)?, &base, &solo)
+        })
         .collect::<Result<Vec<RoundRobinGains>, ReproError>>()?;
     let pairing = |pairs: [[u32; 2]; 2]| {
         let policy = Box::new(PairRotation { pairs, window_ns: window_ns(&workload) });
-        let run = against(&run_managed(&workload, &work, "pairs", policy)?, &base, &solo)?;
+        let run = gains_against(&run_managed(&workload, &work, "pairs", policy)?, &base, &solo)?;
         Ok(RoundRobinGains { brought_in: 2.0 * PAIR_PARTS as f64 / f64::from(PAIR_TURN), ..run })
     };
     let pairings = PAIRINGS.into_iter().map(pairing).collect::<Result<Vec<RoundRobinGains>, ReproError>>()?;
@@ -245,7 +247,7 @@ fn mix(
     Ok(FourJobMix { seed, nth, by, oracle, worst_pairing_gain: worst.ipc_gain })
 }
 
-fn against(run: &WorkRun, base: &WorkRun, solo: &[f64]) -> Result<RoundRobinGains, ReproError> {
+fn gains_against(run: &WorkRun, base: &WorkRun, solo: &[f64]) -> Result<RoundRobinGains, ReproError> {
     let starved = || ReproError::Failed("AV-3".to_string(), "a job did not finish its work".to_string());
     if run.rates.iter().chain(&base.rates).any(|rates| !rates.finished) {
         return Err(starved());
@@ -324,7 +326,7 @@ fn findings(context: &ExperimentContext<'_>, mixes: &[FourJobMix]) -> Vec<Findin
         let shown = index == REFERENCE;
         let (paper, target) = if shown { ("", ResultTarget::Shown) } else { ("+4.4 % (1.4 to 12.1)", target) };
         let finding =
-            Finding::new("AV-3", &what, paper, "%", target, &per_seed(&|mix| mix.by[index].ipc_gain)).note(note);
+            Finding::new("AV-3", &what, paper, "%", target, &per_seed(&|mix| mix.by[index].ipc_gain)).with_note(note);
         findings.push(finding.points(points(mixes, name, |mix| mix.by[index])));
         if shown {
             continue;
@@ -342,7 +344,7 @@ fn findings(context: &ExperimentContext<'_>, mixes: &[FourJobMix]) -> Vec<Findin
     findings[0].points.extend(measured_mixes(mixes).flat_map(|nth| {
         let (_, kick_outs, gain) = &MIXES[nth];
         [("IPC gain, %, paper", gain), ("kick-outs saved, %, paper", kick_outs)]
-            .map(|(series, value)| DataPoint::over_values(series, name_of(nth), &[*value]))
+            .map(|(series, value)| DataPoint::over_values(series, mix_name(nth), &[*value]))
     }));
     findings[0].figures.push(figure(mixes));
     findings
@@ -357,7 +359,7 @@ fn values_of(mixes: &[FourJobMix], nth: usize, metric: impl Fn(&FourJobMix) -> f
     mixes.iter().filter(|mix| mix.nth == nth).map(metric).collect()
 }
 
-fn name_of(nth: usize) -> String {
+fn mix_name(nth: usize) -> String {
     format!("{}: {}", nth + 1, MIXES[nth].0.join("."))
 }
 
@@ -376,7 +378,7 @@ fn points(mixes: &[FourJobMix], name: &str, metric: impl Fn(&FourJobMix) -> Roun
     for nth in measured_mixes(mixes) {
         for (series, get) in series {
             let values = values_of(mixes, nth, |mix| get(&metric(mix)));
-            points.push(DataPoint::over_values(format!("{series}: {name}"), name_of(nth), &values));
+            points.push(DataPoint::over_values(format!("{series}: {name}"), mix_name(nth), &values));
         }
     }
     points

@@ -11,8 +11,8 @@ use cachemate_report::figure::{Axis, BarChart, BarGroup, Chart, ChartBar as Figu
 use cachemate_sim::results::MissBreakdown;
 use serde::{Deserialize, Serialize};
 
-use super::bits::{CELLS, FittedLine, Thresholds, own_vectors};
-use super::samples::{ActivitySample, SuperSets, TaskActivity, sampled_by_set};
+use super::bits::{CELLS, FittedLine, Thresholds, own_mean_vectors};
+use super::samples::{ActivitySample, SuperSets, TaskActivity, sample_by_set};
 use super::{MACHINE, PROGRAMS};
 use crate::setup::{Workload, WorkloadJob};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
@@ -109,7 +109,7 @@ fn job(program: usize, seed: u64, copy: u64) -> WorkloadJob {
 }
 
 fn workload(jobs: Vec<WorkloadJob>, seed: u64, scale: u64) -> Result<Workload, ReproError> {
-    let mut workload = Workload::on(MACHINE, jobs, seed)?;
+    let mut workload = Workload::from_machine_name(MACHINE, jobs, seed)?;
     workload.options.scale = scale;
     Ok(workload)
 }
@@ -123,7 +123,7 @@ fn thresholds(context: &ExperimentContext<'_>, length: &PairLength, seed: u64) -
         |program| format!("alone {program} {seed} {length:?}"),
         |&program| {
             let workload = workload(vec![job(program, seed, 0)], seed, length.scale)?;
-            Ok(sampled_by_set(workload, length.warm_up, length.kept)?.0)
+            Ok(sample_by_set(workload, length.warm_up, length.kept)?.0)
         },
     )?;
     let of_form = |(_, form): &(&str, SuperSets)| {
@@ -137,21 +137,21 @@ fn thresholds(context: &ExperimentContext<'_>, length: &PairLength, seed: u64) -
 fn pair(length: &PairLength, seed: u64, a: usize, b: usize, of_forms: &[Thresholds]) -> Result<PairRun, ReproError> {
     let name = format!("{}+{}", PROGRAMS[a], PROGRAMS[b]);
     let workload = workload(vec![job(a, seed, 0), job(b, seed, 1)], seed, length.scale)?;
-    let by_set = sampled_by_set(workload.clone(), length.warm_up, length.kept)?.0;
+    let by_set = sample_by_set(workload.clone(), length.warm_up, length.kept)?.0;
     let (samples, thresholds) = (form_super_sets(&by_set, FORMS[0].1), &of_forms[0]);
-    let results = workload.lasting(length.causes.0, length.causes.1).unmanaged()?;
+    let results = workload.with_length(length.causes.0, length.causes.1).unmanaged_run()?;
     let l2 = results.level(CacheLevel::L2).ok_or_else(|| ReproError::Failed(name.clone(), "no L2".to_string()))?;
     let instr_per_cycle = mean(&samples.iter().map(|sample| sample.instr_per_cycle).collect::<Vec<f64>>());
     let otherwise = |(_, times): &(&str, Option<f64>)| match times {
         Some(times) => cells(&samples, |activity| thresholds.times(*times).vectors(activity)),
-        None => cells(&samples, own_vectors),
+        None => cells(&samples, own_mean_vectors),
     };
     let mut otherwise: Vec<Cells> = OTHER_THRESHOLDS.iter().map(otherwise).collect();
     for ((_, form), thresholds) in FORMS.iter().zip(of_forms).skip(1) {
         otherwise.push(cells(&form_super_sets(&by_set, *form), |activity| thresholds.vectors(activity)));
     }
     let moved = std::array::from_fn(|cell| {
-        let bits = samples.iter().map(|sample| shared(sample, &|activity| thresholds.vectors(activity))[cell]);
+        let bits = samples.iter().map(|sample| shared_bits(sample, &|activity| thresholds.vectors(activity))[cell]);
         let bits: Vec<f64> = bits.collect();
         let middle = mean(&bits);
         mean(&bits.iter().map(|bits| (bits - middle) * (bits - middle)).collect::<Vec<f64>>()).sqrt()
@@ -161,14 +161,14 @@ fn pair(length: &PairLength, seed: u64, a: usize, b: usize, of_forms: &[Threshol
 }
 
 /// Bits that are set in the vectors of both tasks.
-fn shared(sample: &ActivitySample, vectors: &dyn Fn(&TaskActivity) -> [IndexSet; 6]) -> [f64; 6] {
+fn shared_bits(sample: &ActivitySample, vectors: &dyn Fn(&TaskActivity) -> [IndexSet; 6]) -> [f64; 6] {
     let (one, other) = (vectors(&sample.tasks[0]), vectors(&sample.tasks[1]));
     std::array::from_fn(|cell| f64::from(overlap(&one[cell], &other[cell])))
 }
 
 fn cells(samples: &[ActivitySample], vectors: impl Fn(&TaskActivity) -> [IndexSet; 6]) -> Cells {
     let points: Vec<([f64; 6], f64)> =
-        samples.iter().map(|sample| (shared(sample, &vectors), sample.instr_per_cycle)).collect();
+        samples.iter().map(|sample| (shared_bits(sample, &vectors), sample.instr_per_cycle)).collect();
     std::array::from_fn(|cell| {
         let of_cell: Vec<(f64, f64)> = points.iter().map(|(bits, ipc)| (bits[cell], *ipc)).collect();
         (mean(&of_cell.iter().map(|point| point.0).collect::<Vec<f64>>()), FittedLine::fit(&of_cell))
@@ -198,7 +198,7 @@ fn values_over_pairs(context: &ExperimentContext<'_>, pairs: &[PairRun], cell: u
 }
 
 /// The line of IPC over shared bits through the means of the pairs, seed by seed.
-fn through_means(
+fn correlate_means(
     context: &ExperimentContext<'_>,
     pairs: &[PairRun],
     metric: impl Fn(&PairRun) -> f64,
@@ -229,7 +229,7 @@ fn correlation(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> Vec<Findin
         (0..6).map(|cell| average_over_seeds(context, pairs, |pair| pair.cells[cell].1, slope)).collect();
     let over_all: Vec<Vec<f64>> = (0..6).map(|cell| values_over_pairs(context, pairs, cell)).collect();
     let between: Vec<Vec<f64>> =
-        (0..6).map(|cell| through_means(context, pairs, |pair| pair.cells[cell].0, slope)).collect();
+        (0..6).map(|cell| correlate_means(context, pairs, |pair| pair.cells[cell].0, slope)).collect();
     let down = ResultTarget::AtMost { target: 0.0, paper_best: Some(-0.151) };
     let steep = ResultTarget::AtLeast { target: 1.0, paper_best: Some(1.39) };
     let with_seed =
@@ -247,7 +247,7 @@ fn correlation(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> Vec<Findin
         [("of all 45, no change of overlap counted as 0", &over_all), ("one line between the 45 pairs", &between)];
     second.points =
         others.map(|(reading, slopes)| DataPoint::over_values("steepness", reading, &steepness(slopes))).into();
-    second.note = why_not_steepest(context, pairs);
+    second.note = missed_steepest_reason(context, pairs);
     vec![first, second]
 }
 
@@ -266,7 +266,7 @@ fn describe_fit(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> String {
 }
 
 /// Variation of the overlap within a pair and between pairs, per level: the possible source of a slope.
-fn why_not_steepest(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> String {
+fn missed_steepest_reason(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> String {
     let spread = |cell: usize| {
         let within = mean(&pairs.iter().map(|pair| pair.moved[cell]).collect::<Vec<f64>>());
         let means: Vec<f64> = pairs_of_seed(pairs, context.seeds[0]).map(|pair| pair.cells[cell].0).collect();
@@ -300,7 +300,7 @@ fn table_points(
         put("slope between pairs", &between[cell]);
         put("r², paper", &[PAPER[cell].1]);
         put("r² within pairs", &average_over_seeds(context, pairs, |pair| pair.cells[cell].1, r_squared));
-        put("r² between pairs", &through_means(context, pairs, |pair| pair.cells[cell].0, r_squared));
+        put("r² between pairs", &correlate_means(context, pairs, |pair| pair.cells[cell].0, r_squared));
         let strong = |&seed: &u64| {
             let lines = pairs_of_seed(pairs, seed).filter_map(|pair| pair.cells[cell].1);
             lines.filter(|line| line.r_squared > 0.5).count() as f64
@@ -309,7 +309,7 @@ fn table_points(
         for (other, threshold) in other_readings().enumerate() {
             let lines = average_over_seeds(context, pairs, |pair| pair.otherwise[other][cell].1, slope);
             put(&format!("slope within pairs, {threshold}"), &lines);
-            let line = through_means(context, pairs, |pair| pair.otherwise[other][cell].0, slope);
+            let line = correlate_means(context, pairs, |pair| pair.otherwise[other][cell].0, slope);
             put(&format!("slope between pairs, {threshold}"), &line);
         }
     }
@@ -408,7 +408,7 @@ fn inter_thread(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> [Finding;
         &again,
     )
     .points(points)
-    .note(format!(
+    .with_note(format!(
         "Which pairs the paper's Figure 1 shows is not stated: all 45 are taken. {cold:.1} % of the misses are cold ones (no \
          line had been there before), whose cause is not known: in the paper's 10^9 instructions of a pair few are, but \
          programs whose data are many times the cache touch little of it twice in the 240 million cycles of the full form, \

@@ -46,8 +46,8 @@ impl SuperSets {
     }
 }
 
-/// Like [`sampled`], with a count for every set of every level.
-pub(super) fn sampled_by_set(
+/// Like [`sample_workload`], with a count for every set of every level.
+pub(super) fn sample_by_set(
     workload: Workload,
     warm_up: u64,
     kept: u64,
@@ -65,20 +65,20 @@ pub(super) fn sampled_by_set(
     for (count, level) in counts.iter_mut().zip(LEVELS) {
         *count = sets(level).ok_or_else(missing)? as u32;
     }
-    sampled_in(workload, warm_up, kept, counts)
+    sample_with_options(workload, warm_up, kept, counts)
 }
 
 /// Runs a workload with one single-threaded job per context for `warm_up` samples that are dropped and `kept` that are
 /// returned. Every level is watched all the time.
-pub(super) fn sampled(
+pub(super) fn sample_workload(
     workload: Workload,
     warm_up: u64,
     kept: u64,
 ) -> Result<(Vec<ActivitySample>, RunResults), ReproError> {
-    sampled_in(workload, warm_up, kept, [SUPER_SETS; 3])
+    sample_with_options(workload, warm_up, kept, [SUPER_SETS; 3])
 }
 
-fn sampled_in(
+fn sample_with_options(
     workload: Workload,
     warm_up: u64,
     kept: u64,
@@ -86,8 +86,8 @@ fn sampled_in(
 ) -> Result<(Vec<ActivitySample>, RunResults), ReproError> {
     let cycles = SAMPLE_CYCLES / workload.options.scale;
     let jobs = workload.jobs.len();
-    let workload = workload.lasting(warm_up * cycles, kept * cycles);
-    let mut machine = workload.simulated()?;
+    let workload = workload.with_length(warm_up * cycles, kept * cycles);
+    let mut machine = workload.build_machine()?;
     let tasks: Vec<TaskId> = (0..jobs as u32).map(TaskId).collect();
     let mut plan = Plan::idle(WindowLength::Cycles { cycles: SAMPLE_CYCLES });
     plan.probes =

@@ -7,8 +7,8 @@ use cachemate_locality::activity::LastValue;
 use cachemate_report::figure::{Axis, BarChart, BarGroup, ChartBar as FigureBar, HeatMap, Shade};
 use serde::{Deserialize, Serialize};
 
-use super::bits::{CELLS, Thresholds, together};
-use super::samples::{ActivitySample, sampled};
+use super::bits::{CELLS, Thresholds, combine_samples};
+use super::samples::{ActivitySample, sample_workload};
 use super::{MACHINE, PROGRAMS, SUPER_SETS};
 use crate::setup::{Workload, WorkloadJob};
 use crate::split_runs::Name;
@@ -41,13 +41,14 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         &items,
         |item| format!("{item:?} {scale} {long_samples}"),
         |&(seed, program)| {
-            let mut workload = Workload::on(MACHINE, vec![WorkloadJob::new(program, 10 * seed)], seed)?;
+            let mut workload = Workload::from_machine_name(MACHINE, vec![WorkloadJob::new(program, 10 * seed)], seed)?;
             workload.options.scale = scale;
-            let (samples, _) = sampled(workload, SAMPLES_TOGETHER as u64, SAMPLES_TOGETHER as u64 * long_samples)?;
+            let (samples, _) =
+                sample_workload(workload, SAMPLES_TOGETHER as u64, SAMPLES_TOGETHER as u64 * long_samples)?;
             Ok(SoloSamples { seed, program: Name(program), samples })
         },
     )?;
-    let findings = [predictability(context, &runs), activity_over_time(context, &runs)];
+    let findings = [predictability(context, &runs), activity_finding(context, &runs)];
     Ok(findings.into_iter().map(|finding| finding.time_scale(scale as f64)).collect())
 }
 
@@ -62,7 +63,7 @@ fn score_predictions(samples: &[ActivitySample], thresholds: Thresholds) -> Pred
     let mut last: [LastValue; 6] = Default::default();
     let (mut zeros, mut bits) = ([0u32; 6], 0u32);
     for (nth, long) in samples.chunks_exact(SAMPLES_TOGETHER).enumerate() {
-        let Some(activity) = together(long.iter().map(|sample| &sample.tasks[0])) else { continue };
+        let Some(activity) = combine_samples(long.iter().map(|sample| &sample.tasks[0])) else { continue };
         for (cell, vector) in thresholds.vectors(&activity).into_iter().enumerate() {
             // The first vector has no predecessor, so neither prediction counts it.
             zeros[cell] += if nth > 0 { SUPER_SETS - vector.count() } else { 0 };
@@ -131,14 +132,14 @@ fn predictability(context: &ExperimentContext<'_>, runs: &[SoloSamples]) -> Find
         &per_seed,
     )
     .points(points)
-    .note(format!(
+    .with_note(format!(
         "Always predicting zero is right for {zero:.1} % in the mean; every cell stands beside it in the figure. Thresholds as \
          in AV-1: the mean count over the nine programs."
     ))
     .figure(figure)
 }
 
-fn activity_over_time(context: &ExperimentContext<'_>, runs: &[SoloSamples]) -> Finding {
+fn activity_finding(context: &ExperimentContext<'_>, runs: &[SoloSamples]) -> Finding {
     let pictured = || runs.iter().filter(|run| PICTURED.contains(&run.program.0));
     let concentration = |run: &SoloSamples| concentration(run.samples.iter().map(|sample| &sample.tasks[0][0]));
     let per_seed = |&seed: &u64| {
@@ -162,7 +163,7 @@ fn activity_over_time(context: &ExperimentContext<'_>, runs: &[SoloSamples]) -> 
     for run in pictured().filter(|run| run.seed == context.seeds[0]) {
         finding.figures.push(figure(run));
     }
-    finding.note("Dark is high activity here, light low (the paper's colors are the other way round).")
+    finding.with_note("Dark is high activity here, light low (the paper's colors are the other way round).")
 }
 
 /// Percent of all accesses in the busiest quarter of the super sets, averaged over samples.

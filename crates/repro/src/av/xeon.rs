@@ -12,9 +12,9 @@ use cachemate_locality::activity::overlap;
 use cachemate_report::figure::{Axis, BarChart, BarGroup, ChartBar as FigureBar};
 use serde::{Deserialize, Serialize};
 
-use super::bits::{Thresholds, together};
-use super::samples::{LEVELS, TaskActivity, sampled};
-use crate::setup::{ManagedRun, Workload, WorkloadJob, built};
+use super::bits::{Thresholds, combine_samples};
+use super::samples::{LEVELS, TaskActivity, sample_workload};
+use crate::setup::{ManagedRun, Workload, WorkloadJob, build_pipeline};
 use crate::split_runs::Name;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
@@ -127,13 +127,13 @@ fn slice_cycles(workload: &Workload) -> u64 {
 }
 
 fn record(program: &'static str, seed: u64, length: &WorkloadLength) -> Result<ProgramRecord, ReproError> {
-    let mut workload = Workload::on(MACHINE, vec![WorkloadJob::new(program, 10 * seed)], seed)?;
+    let mut workload = Workload::from_machine_name(MACHINE, vec![WorkloadJob::new(program, 10 * seed)], seed)?;
     workload.options.scale = length.scale;
     // After two slices of warm-up, the rest is the profile, in samples of 5 M cycles at the papers' scale.
     let samples = slice_cycles(&workload) * length.scale / super::SAMPLE_CYCLES;
-    let (samples, results) = sampled(workload, 2 * samples, length.slices * samples)?;
+    let (samples, results) = sample_workload(workload, 2 * samples, length.slices * samples)?;
     let nothing = || ReproError::Failed(program.to_string(), "no sample".to_string());
-    let activity = together(samples.iter().map(|sample| &sample.tasks[0])).ok_or_else(nothing)?;
+    let activity = combine_samples(samples.iter().map(|sample| &sample.tasks[0])).ok_or_else(nothing)?;
     let misses = results.level(LEVELS[2]).map_or(0.0, |l2| l2.misses as f64);
     let instructions = results.tasks.first().map_or(0, |task| task.instructions).max(1) as f64;
     let (instr_per_cycle, misses_per_kilo_instr) = (results.instructions_per_cycle(), 1000.0 * misses / instructions);
@@ -151,7 +151,7 @@ fn compare(
         .iter()
         .filter_map(|name| recorded.iter().find(|recorded| recorded.program.0 == *name))
         .collect();
-    let mut workload = Workload::on(CANNOT_COUNT, Vec::new(), seed)?;
+    let mut workload = Workload::from_machine_name(CANNOT_COUNT, Vec::new(), seed)?;
     workload.options.scale = length.scale;
     let alone = (length.slices * slice_cycles(&workload)) as f64;
     let job = |(nth, recorded): (usize, &&ProgramRecord)| {
@@ -161,7 +161,7 @@ fn compare(
     };
     workload.jobs = of.iter().enumerate().map(job).collect();
     // Far beyond the end, because the run is over when the last job ends.
-    let workload = workload.lasting(0, 1_000 * alone as u64);
+    let workload = workload.with_length(0, 1_000 * alone as u64);
     let profiles: Vec<Profile> = of.iter().map(|recorded| profile(recorded)).collect();
     let by_default = run_managed(&workload, "default", "", Vec::new())?;
     let vectors = run_managed(&workload, "activity-vector", "form = \"advice\"\n", profiles.clone())?;
@@ -198,7 +198,7 @@ fn run_managed(workload: &Workload, policy: &str, own: &str, profiles: Vec<Profi
     let oracle = ProfilerConfig::Oracle { profiles };
     let config =
         workload.pipeline(policy, &format!("window_ns = {ns}\n{own}"), vec![oracle], WindowLength::Time { ns });
-    workload.run_managed(built(config)?)
+    workload.run_managed(build_pipeline(config)?)
 }
 
 fn summarize_run(run: &ManagedRun) -> Result<WorkloadRun, ReproError> {
@@ -298,12 +298,12 @@ fn opportunities(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Findi
         values_over_workloads(runs, "better ones", how_many),
     ];
     vec![
-        bad_picks.points(points).note(
+        bad_picks.points(points).with_note(
             "Bad is above 16 of 32 shared bits, good below 8; the paper does not state its limits. Looked at once a slice, \
              from the side of either context.",
         ),
         better.points(more.concat()),
-        calls.points(values_over_workloads(runs, "calls with a choice, %", choice)).note(
+        calls.points(values_over_workloads(runs, "calls with a choice, %", choice)).with_note(
             "There are no system tasks here, which made up the rest of the paper's calls: what is left are calls after jobs have ended.",
         ),
     ]
@@ -316,13 +316,13 @@ fn delays(new: &WorkloadRun, old: &WorkloadRun) -> Vec<f64> {
     delays
 }
 
-fn early(delays: &[f64]) -> f64 {
+fn first_delay(delays: &[f64]) -> f64 {
     delays[0]
 }
 fn median(delays: &[f64]) -> f64 {
     (delays[(delays.len() - 1) / 2] + delays[delays.len() / 2]) / 2.0
 }
-fn late(delays: &[f64]) -> f64 {
+fn last_delay(delays: &[f64]) -> f64 {
     delays[delays.len() - 1]
 }
 
@@ -334,7 +334,7 @@ fn finish_times(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Findin
         "12 %",
         "%",
         ResultTarget::AtMost { target: 12.0, paper_best: None },
-        &per_seed(context, runs, |ran| metric(ran, late)),
+        &per_seed(context, runs, |ran| metric(ran, last_delay)),
     );
     let speed = |ran: &XeonRun| 100.0 * (ran.by_default.cycles / ran.vectors.cycles - 1.0);
     let misses = |ran: &XeonRun| 100.0 * (1.0 - ran.vectors.l2_misses / ran.by_default.l2_misses);
@@ -346,7 +346,7 @@ fn finish_times(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Findin
         ResultTarget::Shown,
         &per_seed(context, runs, speed),
     );
-    let series: [(&str, fn(&[f64]) -> f64); 3] = [("early", early), ("median", median), ("late", late)];
+    let series: [(&str, fn(&[f64]) -> f64); 3] = [("early", first_delay), ("median", median), ("late", last_delay)];
     let points: Vec<DataPoint> = series
         .iter()
         .flat_map(|(name, get)| {
@@ -375,7 +375,7 @@ fn finish_times(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Findin
         [values_over_workloads(runs, "IPC gain, %", speed), values_over_workloads(runs, "L2 misses saved, %", misses)];
     let note = "Advice changes the order of turns and no job's share of time: a job may be taken before another as long as it is \
                 at most a slice ahead of it, and no job that is a sample behind the others is passed over.";
-    vec![worst.points(points).figure(figure), gain.points(more.concat()).note(note)]
+    vec![worst.points(points).figure(figure), gain.points(more.concat()).with_note(note)]
 }
 
 /// Late finish times and IPC gains under other bounds, over all workloads and seeds.
@@ -386,7 +386,7 @@ fn other_bounds(runs: &[XeonRun]) -> Vec<DataPoint> {
             let value = |ran: &XeonRun| of(ran, &ran.bounded[nth].1);
             mean(&runs.iter().map(value).collect::<Vec<f64>>())
         };
-        let delay = over(&|ran, finished| late(&delays(finished, &ran.by_default)));
+        let delay = over(&|ran, finished| last_delay(&delays(finished, &ran.by_default)));
         let speed = over(&|ran, finished| 100.0 * (ran.by_default.cycles / finished.cycles - 1.0));
         let at = format!("{bound} samples");
         [("late finish time, %, by bound", delay), ("IPC gain, %, by bound", speed)]

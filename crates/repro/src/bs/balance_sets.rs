@@ -1,7 +1,7 @@
 //! BS-2, -3, -4, -6: a mix on two cores at several sizes of the L2, under the default scheduler and balance sets.
 
 use crate::niagara::cells::{
-    Cell, METRICS, cells, means, points, shortfall, size_chart, splits, values_over_bandwidth, worst_per_seed,
+    Cell, METRICS, cells, means, points, shortfall, size_chart, splits, values_over_bandwidth, worst_by_seed,
 };
 use crate::niagara::{NiagaraPolicy, NiagaraSetting, SCALE, ThreadMix, ratio, run as run_mix, sensitivity};
 use crate::setup::failed;
@@ -71,7 +71,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         findings.extend(throughput_and_misses(form, of, sizes, &all));
     }
     findings[1].figures.push(sweep);
-    findings.push(doubled(context, sizes, &who)?);
+    findings.push(doubled_cache_finding(context, sizes, &who)?);
     Ok(findings)
 }
 
@@ -96,10 +96,10 @@ fn throughput_and_misses(form: &str, cells: &[Cell], sizes: &[u64], all: &[DataP
         "+27 % (384 KB) to +45 % (48 KB)",
         "%",
         ResultTarget::AtLeast { target: 27.0, paper_best: Some(45.0) },
-        &worst_per_seed(cells, gain, f64::min),
+        &worst_by_seed(cells, gain, f64::min),
     )
-    .every_seed()
-    .note(format!(
+    .require_every_seed()
+    .with_note(format!(
         "{} {}.",
         shortfall(means(cells, sizes, gain).into_iter(), |value| value >= 27.0),
         splits(cells, sizes)
@@ -113,17 +113,21 @@ fn throughput_and_misses(form: &str, cells: &[Cell], sizes: &[u64], all: &[DataP
         "-25 to -37 %",
         "%",
         ResultTarget::AtMost { target: -25.0, paper_best: Some(-37.0) },
-        &worst_per_seed(cells, misses, f64::max),
+        &worst_by_seed(cells, misses, f64::max),
     )
-    .every_seed()
-    .note(shortfall(means(cells, sizes, misses).into_iter(), |value| value <= -25.0))
+    .require_every_seed()
+    .with_note(shortfall(means(cells, sizes, misses).into_iter(), |value| value <= -25.0))
     .points(all.to_vec())
     .time_scale(SCALE as f64);
     [bs_3, bs_4]
 }
 
 /// BS-6: against the default on twice the cache.
-fn doubled(context: &ExperimentContext<'_>, sizes: &[u64], who: &NiagaraPolicy) -> Result<Finding, ReproError> {
+fn doubled_cache_finding(
+    context: &ExperimentContext<'_>,
+    sizes: &[u64],
+    who: &NiagaraPolicy,
+) -> Result<Finding, ReproError> {
     let mut per_seed = Vec::new();
     let mut ahead: Vec<(u64, f64)> = Vec::new();
     for &seed in &context.seeds {
@@ -155,8 +159,8 @@ fn doubled(context: &ExperimentContext<'_>, sizes: &[u64], who: &NiagaraPolicy) 
         ResultTarget::AtLeast { target: 0.0, paper_best: None },
         &per_seed,
     )
-    .every_seed()
+    .require_every_seed()
     .points(points)
-    .note(note)
+    .with_note(note)
     .time_scale(SCALE as f64))
 }

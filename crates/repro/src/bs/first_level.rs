@@ -19,12 +19,12 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let runs = context.run_all(&settings, |&(kb, seed, program)| {
         context.report_progress(&format!("four copies of {program}, {kb} KB L1D"));
         let setting = NiagaraSetting { l2_kb: 3072, ..NiagaraSetting::new(768, seed, context) };
-        let mut workload = setting.workload(WorkloadJob::copies(program, 4, seed))?.lasting(2_000_000, 4_000_000);
+        let mut workload = setting.workload(WorkloadJob::copies(program, 4, seed))?.with_length(2_000_000, 4_000_000);
         workload.machine.cores_per_package = 1;
         workload.machine.caches.iter_mut().for_each(|cache| cache.shared_by_cores = 1);
         let l1 = workload.machine.caches.iter_mut().find(|cache| cache.level == CacheLevel::L1Data);
         l1.ok_or_else(|| failed("BS-1")("no L1 data cache"))?.size_bytes = kb << 10;
-        workload.unmanaged()
+        workload.unmanaged_run()
     })?;
     let values = |of: fn(&RunResults) -> Option<f64>, kb: u64, seed: Option<u64>| -> Vec<f64> {
         let wanted = |(at, by, _): &(u64, u64, &str)| *at == kb && seed.is_none_or(|seed| seed == *by);
@@ -63,7 +63,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         )
         .points(points)
         .figure(figure)
-        .note(note)
+        .with_note(note)
         .time_scale(SCALE as f64),
     ])
 }

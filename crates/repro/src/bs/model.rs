@@ -77,9 +77,9 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         |case| format!("{case:?}"),
         |case| {
             context.report_progress(&format!("groups at {} KB, {:?}, seed {}", case.kb, case.replacement, case.seed));
-            let mut pairs = alone(context, case)?;
+            let mut pairs = isolated_group_ratios(context, case)?;
             if !context.quick {
-                pairs.extend(beforehand(context, case)?);
+                pairs.extend(time_shared_ratios(context, case)?);
             }
             Ok(pairs)
         },
@@ -138,7 +138,7 @@ fn finding(
         [WATCHED, EXACT, AVERAGE].map(|form| (form.to_string(), series(form))).into_iter().collect(),
     ))
     .time_scale(SCALE as f64)
-    .note(note)
+    .with_note(note)
 }
 
 fn error(pairs: &[&RatioPair]) -> f64 {
@@ -149,7 +149,7 @@ fn bias(pairs: &[&RatioPair]) -> f64 {
     mean(&pairs.iter().map(|pair| 100.0 * (pair.expected / pair.measured - 1.0)).collect::<Vec<f64>>())
 }
 
-fn shared(at_rates: &[ReuseAtRate<'_>], lines: u64, by: ReplacementModel) -> Result<Vec<f64>, ReproError> {
+fn shared_ratios(at_rates: &[ReuseAtRate<'_>], lines: u64, by: ReplacementModel) -> Result<Vec<f64>, ReproError> {
     let shared = match by {
         ReplacementModel::Random => random_at_rates(at_rates, lines),
         ReplacementModel::Lru => lru_at_rates(at_rates, lines),
@@ -157,7 +157,7 @@ fn shared(at_rates: &[ReuseAtRate<'_>], lines: u64, by: ReplacementModel) -> Res
     Ok(shared.ok_or_else(|| failed("BS-5")("a member made no accesses"))?.miss_ratios)
 }
 
-fn alone_on(times: &ReuseTimes, lines: u64, by: ReplacementModel) -> Result<f64, ReproError> {
+fn solo_ratio(times: &ReuseTimes, lines: u64, by: ReplacementModel) -> Result<f64, ReproError> {
     let ratio = match by {
         ReplacementModel::Random => statcache::miss_ratio(times, lines),
         ReplacementModel::Lru => statstack::miss_ratio(times, lines),
@@ -166,11 +166,11 @@ fn alone_on(times: &ReuseTimes, lines: u64, by: ReplacementModel) -> Result<f64,
 }
 
 /// Random groups that run without other threads.
-fn alone(context: &ExperimentContext<'_>, case: &ModelCase) -> Result<Vec<RatioPair>, ReproError> {
+fn isolated_group_ratios(context: &ExperimentContext<'_>, case: &ModelCase) -> Result<Vec<RatioPair>, ReproError> {
     let mut generator = SplitMix64::new(case.seed);
     let mut pairs = Vec::new();
     for _ in 0..context.pick(4, 12) {
-        context.go_on()?;
+        context.check_not_stopped()?;
         let mut members = jobs(case.seed);
         generator.shuffle(&mut members);
         members.truncate(CONTEXTS);
@@ -186,11 +186,11 @@ fn group(
 ) -> Result<Vec<RatioPair>, ReproError> {
     let mut workload = NiagaraSetting::new(case.kb, case.seed, context).workload(members)?;
     workload.machine.caches.last_mut().ok_or_else(|| failed("BS-5")("no cache"))?.replacement = case.replacement;
-    let warm = workload.clone().lasting(WARM_UP_CYCLES, MEASURED_CYCLES).unmanaged()?;
+    let warm = workload.clone().with_length(WARM_UP_CYCLES, MEASURED_CYCLES).unmanaged_run()?;
     let mut pairs = judge(case, &workload, &warm, (WARM_UP_CYCLES, MEASURED_CYCLES))?;
     // As long as a probe's rows settle and are measured.
     let short = (100_000, 2_000_000);
-    let cold = workload.clone().lasting(short.0, short.1).unmanaged()?;
+    let cold = workload.clone().with_length(short.0, short.1).unmanaged_run()?;
     let of_cold = judge(case, &workload, &cold, short)?;
     pairs.extend(
         of_cold.into_iter().filter(|pair| pair.form.0 == EXACT).map(|pair| RatioPair { form: Name(COLD), ..pair }),
@@ -222,12 +222,12 @@ fn judge(
         let rate = |index: usize| if as_fast { mean(&accesses) } else { accesses[index] };
         let at_rates: Vec<ReuseAtRate<'_>> =
             did.iter().enumerate().map(|(index, stretch)| (value(stretch).0, rate(index))).collect();
-        let ratios = shared(&at_rates, lines, case.by)?;
+        let ratios = shared_ratios(&at_rates, lines, case.by)?;
         Ok(100.0 * ratios.iter().zip(&accesses).map(|(ratio, accesses)| ratio * accesses).sum::<f64>() / all_refs)
     };
     let part = (lines / CONTEXTS as u64).max(1);
     let on_part = |(stretch, refs): (&Stretch, &f64)| {
-        Ok(100.0 * alone_on(&stretch.watched, part, case.by)? * stretch.all.accesses / refs)
+        Ok(100.0 * solo_ratio(&stretch.watched, part, case.by)? * stretch.all.accesses / refs)
     };
     let average = did.iter().zip(&refs).map(on_part).collect::<Result<Vec<f64>, ReproError>>()?;
     let pair = |form, expected| RatioPair { form: Name(form), measured, expected };
@@ -247,7 +247,7 @@ fn references(task: &cachemate_sim::results::TaskResults) -> Option<f64> {
 }
 
 /// The policy's method: all threads are watched under time sharing, and groups run together afterwards.
-fn beforehand(context: &ExperimentContext<'_>, case: &ModelCase) -> Result<Vec<RatioPair>, ReproError> {
+fn time_shared_ratios(context: &ExperimentContext<'_>, case: &ModelCase) -> Result<Vec<RatioPair>, ReproError> {
     let mut workload = NiagaraSetting::new(case.kb, case.seed, context).workload(jobs(case.seed))?;
     workload.machine.caches.last_mut().ok_or_else(|| failed("BS-5")("no cache"))?.replacement = case.replacement;
     let asked = GroupRequest { rows_ns: None, locations: Some(LOCATIONS), groups: 12, group_ns: 10_000_000 };
@@ -258,7 +258,7 @@ fn beforehand(context: &ExperimentContext<'_>, case: &ModelCase) -> Result<Vec<R
     let pair = |(members, sum): (&Vec<TaskId>, &MissSums)| {
         let one = |task: &TaskId| Some((reuse.get(task)?, did.get(task).map(|sum| sum.references / sum.ns)?));
         let at_rates: Vec<ReuseAtRate<'_>> = members.iter().map(one).collect::<Option<_>>().ok_or_else(missing)?;
-        let ratios = shared(&at_rates, (case.kb << 10) / LINE_BYTES, case.by)?;
+        let ratios = shared_ratios(&at_rates, (case.kb << 10) / LINE_BYTES, case.by)?;
         let misses: f64 = ratios.iter().zip(&at_rates).map(|(ratio, (_, rate))| ratio * rate).sum();
         let expected = 100.0 * misses / at_rates.iter().map(|(_, rate)| rate).sum::<f64>();
         Ok(RatioPair { form: Name(BEFORE), measured: sum.rate(), expected })

@@ -46,7 +46,7 @@ fn sweep(context: &ExperimentContext<'_>, memory: &MemorySpec, names: &[&str]) -
         let suffers = context.run_all(names, |name| {
             let (program, other) = (WorkloadJob::new(name, seed), WorkloadJob::new(interfering(name), seed + 50));
             let beside = bench.run(&[(program.clone(), cpus[0]), (other, cpus[1])])?[0].instr_per_cycle;
-            Ok(100.0 * (bench.alone(&program)?.instr_per_cycle / beside - 1.0))
+            Ok(100.0 * (bench.solo_rates(&program)?.instr_per_cycle / beside - 1.0))
         })?;
         let at = |name: &&str| format!("{name}, {what}");
         points
@@ -92,8 +92,8 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         }
         by_seed.push(of_seed);
     }
-    let mut points = parts_of(names, &by_seed);
-    let mut note = losers(names, &by_seed);
+    let mut points = part_points(names, &by_seed);
+    let mut note = describe_losers(names, &by_seed);
     if !context.quick {
         let memory = CoRunBench::load(MACHINE, 1, 0, 1)?.machine.memory;
         points.extend(sweep(context, &memory, names)?);
@@ -115,18 +115,18 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         let of_seed = by_seed.iter().map(|seed| seed.iter().filter(loses).count() as f64);
         context.seeds.iter().copied().zip(of_seed).collect()
     };
-    let figure = ResultFigure::bars("ca-2-factors", &drawn(names, &by_seed));
+    let figure = ResultFigure::bars("ca-2-factors", &draw_parts(names, &by_seed));
     let target = ResultTarget::AtLeast { target: 6.0, paper_best: None };
     let what = "programs that lose 45 % or more beside milc (milc beside sphinx) and are taken apart";
     let first = Finding::new("CA-2", what, "6 of 10", "programs", target, &counted(&|_| true));
     let what = "of those, programs where factors other than cache space make up more than half";
     let not_cache = |d: &Decomposition| d.not_cache_percent().is_some_and(|share| share > 50.0);
     let second = Finding::new("CA-2", what, "5 of 6", "programs", ResultTarget::Shown, &counted(&not_cache));
-    Ok(vec![first.points(points).note(note).figure(figure), second])
+    Ok(vec![first.points(points).with_note(note).figure(figure), second])
 }
 
 /// The slowdown of every program and its parts, over seeds.
-fn parts_of(names: &[&str], found: &[Vec<Decomposition>]) -> Vec<DataPoint> {
+fn part_points(names: &[&str], found: &[Vec<Decomposition>]) -> Vec<DataPoint> {
     let mut points = Vec::new();
     for (program, name) in names.iter().enumerate() {
         let per_seed = |value: &dyn Fn(&Decomposition) -> Option<f64>| -> Vec<f64> {
@@ -142,7 +142,7 @@ fn parts_of(names: &[&str], found: &[Vec<Decomposition>]) -> Vec<DataPoint> {
     points
 }
 
-fn losers(names: &[&str], found: &[Vec<Decomposition>]) -> String {
+fn describe_losers(names: &[&str], found: &[Vec<Decomposition>]) -> String {
     let total = |program: usize| -> f64 {
         found.iter().map(|seed| seed[program].total_slowdown_percent).sum::<f64>() / found.len() as f64
     };
@@ -156,7 +156,7 @@ fn losers(names: &[&str], found: &[Vec<Decomposition>]) -> String {
     )
 }
 
-fn drawn(names: &[&str], found: &[Vec<Decomposition>]) -> BarChart {
+fn draw_parts(names: &[&str], found: &[Vec<Decomposition>]) -> BarChart {
     let part = |program: usize, at: usize| {
         let values = found.iter().filter_map(|seed| seed[program].parts.get(at).map(|part| part.slowdown_percent));
         values.sum::<f64>() / found.len() as f64

@@ -51,7 +51,7 @@ pub(crate) fn experiments() -> Vec<Experiment> {
             ids: &["CA-3"],
             title: "the published slowdowns through the solvers",
             full_minutes: 0.01,
-            run: schemes::published,
+            run: schemes::published_findings,
         },
         Experiment {
             ids: &["CA-6"],

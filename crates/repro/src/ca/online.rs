@@ -108,12 +108,12 @@ impl Testbed {
         let workload = self.bench.workload(options, jobs.to_vec());
         let deciding = match by {
             PlacementSource::Default => None,
-            _ => Some(self.deciding(by, &workload, matrix)?),
+            _ => Some(self.run_deciding(by, &workload, matrix)?),
         };
         let work = self.bench.work(jobs)?;
         let done = match deciding {
-            None => run_request::together(&workload, &work, None)?,
-            Some(config) => steered::together_under(&workload, &work, config)?,
+            None => run_request::joint_run(&workload, &work, None)?,
+            Some(config) => steered::run_together_under(&workload, &work, config)?,
         };
         if let Some((job, _)) = jobs.iter().zip(&done.rates).find(|(_, rates)| !rates.finished) {
             let why = format!(
@@ -134,11 +134,11 @@ impl Testbed {
         jobs: &[WorkloadJob],
         together: impl Iterator<Item = f64>,
     ) -> Result<Vec<f64>, ReproError> {
-        let one = |(job, speed): (&WorkloadJob, f64)| Ok(self.bench.alone(job)?.instr_per_cycle / speed);
+        let one = |(job, speed): (&WorkloadJob, f64)| Ok(self.bench.solo_rates(job)?.instr_per_cycle / speed);
         jobs.iter().zip(together).map(one).collect()
     }
 
-    fn deciding(
+    fn run_deciding(
         &self,
         by: PlacementSource,
         workload: &Workload,
@@ -191,7 +191,7 @@ fn jobs(workload: usize, copies: u64, inputs: u64) -> Vec<WorkloadJob> {
 }
 
 /// The same jobs in another order of arrival.
-fn arriving(jobs: &[WorkloadJob], seed: u64) -> Vec<WorkloadJob> {
+fn shuffle_arrivals(jobs: &[WorkloadJob], seed: u64) -> Vec<WorkloadJob> {
     let mut jobs = jobs.to_vec();
     SplitMix64::new(seed).shuffle(&mut jobs);
     jobs
@@ -201,7 +201,7 @@ fn arriving(jobs: &[WorkloadJob], seed: u64) -> Vec<WorkloadJob> {
 fn ordered_costs(matrix: &CoRunMatrix, workload: usize, jobs: &[WorkloadJob]) -> Vec<Vec<f64>> {
     let place = |job: &WorkloadJob| WORKLOADS[workload].iter().position(|name| *name == job.kernel).unwrap_or(0);
     let of = jobs.iter().map(place).collect::<Vec<usize>>();
-    matrix.costs_of(&of).cost
+    matrix.pair_costs(&of).cost
 }
 
 fn percent_above(time: f64, of: f64) -> f64 {
@@ -258,7 +258,7 @@ fn findings_at_scale(
     let room = Testbed::load(context, FOUR_CORES, scale)?;
     let asked: Vec<(usize, u64)> =
         workloads.iter().flat_map(|&workload| seeds.iter().map(move |&seed| (workload, seed))).collect();
-    context.run_all(&asked, |&(workload, seed)| Ok((workload, one_of_four(&room, workload, seed)?)))
+    context.run_all(&asked, |&(workload, seed)| Ok((workload, workload_figures(&room, workload, seed)?)))
 }
 
 fn values_of_workload(found: &[(usize, WorkloadFigures)], workload: usize, pick: FigureGetter) -> Vec<f64> {
@@ -306,10 +306,12 @@ fn four_core_findings(
     let finding = |name: &str, pick: FigureGetter| {
         let what = format!("{name} above optimal on four cores, on the workload where it is farthest");
         let target = ResultTarget::AtMost { target: 2.0, paper_best: None };
-        Finding::new("CA-6", &what, "within 2 %", "%", target, &worst(pick)).every_seed()
+        Finding::new("CA-6", &what, "within 2 %", "%", target, &worst(pick)).require_every_seed()
     };
-    let first =
-        finding("DI", SERIES[0].1).points(points).note(note).figure(ResultFigure::bars("ca-6-four-cores", &figure));
+    let first = finding("DI", SERIES[0].1)
+        .points(points)
+        .with_note(note)
+        .figure(ResultFigure::bars("ca-6-four-cores", &figure));
     vec![
         first,
         finding("DI by rates on a share of the cache", |four| four.di),
@@ -333,8 +335,8 @@ struct WorkloadFigures {
     words: String,
 }
 
-fn one_of_four(room: &Testbed, workload: usize, seed: u64) -> Result<WorkloadFigures, ReproError> {
-    let jobs = arriving(&jobs(workload, 1, seed), seed);
+fn workload_figures(room: &Testbed, workload: usize, seed: u64) -> Result<WorkloadFigures, ReproError> {
+    let jobs = shuffle_arrivals(&jobs(workload, 1, seed), seed);
     let cpus: Vec<CpuId> = caches(&room.bench.machine.topology())?.into_iter().flatten().collect();
     let options = SimOptions { seed, ..room.bench.options.clone() };
     let mut schedules: Vec<(f64, String)> = Vec::new();
@@ -402,7 +404,7 @@ pub(super) fn eight_cores(context: &ExperimentContext<'_>) -> Result<Vec<Finding
             let asked: Vec<(u64, PlacementSource)> =
                 context.seeds.iter().flat_map(|&seed| policies.map(|by| (seed, by))).collect();
             let times = context.run_all(&asked, |&(seed, by)| {
-                let jobs = arriving(&programs, seed);
+                let jobs = shuffle_arrivals(&programs, seed);
                 let known = (by == PlacementSource::Optimal).then(|| ordered_costs(&matrix, workload, &jobs));
                 Ok(mean(&room.slowdowns(by, &jobs, known.as_deref(), seed)?.times))
             })?;
@@ -487,7 +489,7 @@ fn eight_core_findings(
     let mut first =
         finding("best workload over the default scheduler, eight cores", "up to 13 %", "%", at_least(10.0), best)
             .points(points)
-            .note(note);
+            .with_note(note);
     first.figures = figures;
     vec![
         first,
@@ -519,7 +521,7 @@ pub(super) fn run_to_run_findings(context: &ExperimentContext<'_>) -> Result<Vec
         let asked: Vec<(u64, PlacementSource)> =
             seeds.iter().flat_map(|&seed| policies.iter().map(move |&by| (seed, by))).collect();
         let by_run = context.run_all(&asked, |&(seed, by)| {
-            let jobs = arriving(&programs, seed);
+            let jobs = shuffle_arrivals(&programs, seed);
             let slowdowns = room.slowdowns(by, &jobs, None, seed)?.times;
             Ok(jobs.into_iter().map(|job| job.name).zip(slowdowns).collect::<Vec<(String, f64)>>())
         })?;
@@ -598,7 +600,7 @@ mod tests {
     fn orders_of_arrival_hold_everybody_once() {
         let programs = jobs(1, 2, 1);
         let names = |jobs: &[WorkloadJob]| jobs.iter().map(|job| job.name.clone()).collect::<Vec<String>>();
-        let (one, other) = (names(&arriving(&programs, 1)), names(&arriving(&programs, 2)));
+        let (one, other) = (names(&shuffle_arrivals(&programs, 1)), names(&shuffle_arrivals(&programs, 2)));
         assert_ne!(one, other);
         let sorted = |mut names: Vec<String>| {
             names.sort();

@@ -55,7 +55,7 @@ fn gather(context: &ExperimentContext<'_>) -> Result<Vec<SchemeInputs>, ReproErr
 /// CA-1, CA-4 and CA-5.
 pub(super) fn compare(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let evidence = gather(context)?;
-    let mut findings = vec![against_optimal(context, &evidence)?];
+    let mut findings = vec![optimal_finding(context, &evidence)?];
     findings.extend(gain_by_make_up(context, &evidence));
     findings.push(order(context, &evidence));
     Ok(findings)
@@ -73,7 +73,7 @@ fn part(costs: &PairCosts, of: &[usize]) -> Vec<Vec<f64>> {
 
 /// Mean slowdown of every scheme's best schedule in percent above the optimal one, over all workloads of this many
 /// programs; the last two rows are the random mean and the worst schedule.
-fn above_optimal(evidence: &SchemeInputs, cores: usize) -> Result<Vec<(String, f64)>, ReproError> {
+fn excess_over_optimal(evidence: &SchemeInputs, cores: usize) -> Result<Vec<(String, f64)>, ReproError> {
     let profiles: Vec<&Profile> = evidence.profiles.iter().collect();
     let mut by_scheme = Vec::new();
     for scheme in schemes::all() {
@@ -100,14 +100,14 @@ fn above_optimal(evidence: &SchemeInputs, cores: usize) -> Result<Vec<(String, f
     Ok(names.zip(above).map(|(name, values)| (name, mean(&values))).collect())
 }
 
-fn against_optimal(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -> Result<Finding, ReproError> {
+fn optimal_finding(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -> Result<Finding, ReproError> {
     let sizes: Vec<usize> = CORES.into_iter().filter(|&cores| cores <= evidence[0].profiles.len()).collect();
     let mut points = Vec::new();
     let mut worst_pain = vec![f64::NEG_INFINITY; evidence.len()];
     let mut series: Vec<Series> = Vec::new();
     for &cores in &sizes {
         let per_seed: Vec<Vec<(String, f64)>> =
-            evidence.iter().map(|evidence| above_optimal(evidence, cores)).collect::<Result<_, _>>()?;
+            evidence.iter().map(|evidence| excess_over_optimal(evidence, cores)).collect::<Result<_, _>>()?;
         for (row, (name, _)) in per_seed[0].iter().enumerate() {
             let values: Vec<f64> = per_seed.iter().map(|seed| seed[row].1).collect();
             if name == "pain" {
@@ -144,7 +144,7 @@ fn against_optimal(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -
     );
     Ok(Finding::new("CA-1", what, "within 1 % on every size", "percentage points", target, &per_seed)
         .points(points)
-        .note(note)
+        .with_note(note)
         .figure(ResultFigure::chart("ca-1-schemes", &figure)))
 }
 
@@ -200,7 +200,9 @@ fn gain_by_make_up(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -
     let target = ResultTarget::AtLeast { target: 1.0, paper_best: None };
     let first = Finding::new("CA-4", what, "two and two gain most", "ratio", target, &ratios)
         .points(points)
-        .note("Intensive = misses more than the mean of all programs, by stack-distance profiles, as in the paper.")
+        .with_note(
+            "Intensive = misses more than the mean of all programs, by stack-distance profiles, as in the paper.",
+        )
         .figure(ResultFigure::bars("ca-4-make-up", &figure));
     let what = "greatest gain of the optimal over the worst schedule of four programs";
     vec![first, Finding::new("CA-4", what, "25 %; least below 1 %", "%", ResultTarget::Shown, &most)]
@@ -271,7 +273,7 @@ fn order(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -> Finding 
     let target = ResultTarget::AtMost { target: 2.0, paper_best: None };
     Finding::new("CA-5", what, "two pairs of 45 may exchange places", "pairs", target, &per_seed)
         .points(points)
-        .note(note)
+        .with_note(note)
         .figure(ResultFigure::bars("ca-5-order", &figure))
         .figure(ResultFigure::heat_map("ca-1-slowdowns", &heat))
 }
@@ -288,7 +290,7 @@ namd,1.48%,3.45%,-1.19%,-0.93%
 const SCHEDULES: [(&str, f64); 3] = [("milc", 21.995), ("gamess", 2.3075), ("namd", 2.325)];
 
 /// CA-3: is the published best schedule found, with the published mean?
-pub(super) fn published(_context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn published_findings(_context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let table = parse_percent_matrix("CA Table 1", TABLE_1).map_err(failed("CA-3"))?;
     let table = MeasuredMatrix::try_from(&table).map_err(failed("CA-3"))?;
     let cost = &table.costs.cost;
@@ -312,7 +314,7 @@ pub(super) fn published(_context: &ExperimentContext<'_>) -> Result<Vec<Finding>
     let what = "greatest difference between the published means of the three schedules and the solver's";
     let paper = "2.3075, 2.325 and 21.995 %; best mcf + gamess and milc + namd";
     let finding = Finding::new("CA-3", what, paper, "percentage points", target, &[(0, off)]);
-    Ok(vec![finding.points(points).note(format!("Best: {}.", pairs.join(" and ")))])
+    Ok(vec![finding.points(points).with_note(format!("Best: {}.", pairs.join(" and ")))])
 }
 
 fn describe_cache(cache: &[Vec<usize>], names: &[String]) -> String {
@@ -335,7 +337,7 @@ mod tests {
     fn the_published_table_gives_the_published_schedules() {
         let stop = AtomicBool::new(false);
         let context = ExperimentContext { quick: true, ..ExperimentContext::for_seed(1, &stop) };
-        let findings = published(&context).unwrap();
+        let findings = published_findings(&context).unwrap();
         assert_eq!(findings[0].verdict, Some(crate::ResultVerdict::Met), "{findings:?}");
         assert_eq!(findings[0].note, "Best: mcf + gamess and milc + namd.");
     }

@@ -4,7 +4,7 @@ use cachemate_report::figure::{Axis, Chart, ChartPoint, Mark, Series};
 
 use crate::niagara::SIZES_KB;
 use crate::niagara::cells::{
-    Cell, METRICS, cells, means, points, shortfall, size_chart, splits, values_over_bandwidth, worst_per_seed,
+    Cell, METRICS, cells, means, points, shortfall, size_chart, splits, values_over_bandwidth, worst_by_seed,
 };
 use crate::niagara::{
     NiagaraPolicy, NiagaraResult, NiagaraSetting, SCALE, ThreadMix, measure, ratio, run as run_mix, sensitivity,
@@ -14,7 +14,7 @@ use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, Res
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let sizes: &[u64] = context.pick(&[192], &SIZES_KB);
-    let better = cells(context, ThreadMix::Casc, &NiagaraPolicy::better(""), sizes)?;
+    let better = cells(context, ThreadMix::Casc, &NiagaraPolicy::better_policy(""), sizes)?;
     let literal = cells(context, ThreadMix::Casc, &NiagaraPolicy::literal(), sizes)?;
     let mut all = points("casc", &better, sizes);
     all.extend(points(LITERAL, &literal, sizes));
@@ -22,7 +22,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     all.extend(bound);
     if !context.quick {
         let phases = [("following phases", NiagaraPolicy::following_phases())];
-        all.extend(sensitivity::variations(context, ThreadMix::Casc, &NiagaraPolicy::better(""), &phases)?);
+        all.extend(sensitivity::variations(context, ThreadMix::Casc, &NiagaraPolicy::better_policy(""), &phases)?);
         all.extend(points(
             "one greedy thread at a time",
             &cells(context, ThreadMix::Casc, &NiagaraPolicy::OneGreedy, sizes)?,
@@ -31,12 +31,12 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         all.extend(sweep(context)?);
     }
     let (swept, figure) =
-        values_over_bandwidth(context, ThreadMix::Casc, &NiagaraPolicy::better(""), "casc-2-bandwidth", "casc")?;
+        values_over_bandwidth(context, ThreadMix::Casc, &NiagaraPolicy::better_policy(""), "casc-2-bandwidth", "casc")?;
     all.extend(swept);
     let mut findings = misses_and_throughput("casc", &better, sizes, &all, &bound_words).to_vec();
     findings[1].figures.push(figure);
     findings.extend(misses_and_throughput(LITERAL, &literal, sizes, &all, &bound_words));
-    findings.push(twice_the_cache(context, sizes, &better)?);
+    findings.push(twice_cache_finding(context, sizes, &better)?);
     findings.extend(fairness(context, sizes, &better)?);
     Ok(findings)
 }
@@ -59,10 +59,10 @@ fn misses_and_throughput(form: &str, cells: &[Cell], sizes: &[u64], all: &[DataP
         "-15 to -46 %",
         "%",
         ResultTarget::AtMost { target: -15.0, paper_best: Some(-46.0) },
-        &worst_per_seed(cells, misses, f64::max),
+        &worst_by_seed(cells, misses, f64::max),
     )
-    .every_seed()
-    .note(shortfall(means(cells, sizes, misses).into_iter(), |value| value <= -15.0))
+    .require_every_seed()
+    .with_note(shortfall(means(cells, sizes, misses).into_iter(), |value| value <= -15.0))
     .figure(chart(
         "casc-1-miss-ratio",
         "L2 miss ratio, default scheduler and CASC",
@@ -78,10 +78,10 @@ fn misses_and_throughput(form: &str, cells: &[Cell], sizes: &[u64], all: &[DataP
         "+28 to +50 %",
         "%",
         ResultTarget::AtLeast { target: 28.0, paper_best: Some(50.0) },
-        &worst_per_seed(cells, gain, f64::min),
+        &worst_by_seed(cells, gain, f64::min),
     )
-    .every_seed()
-    .note(format!("{short} {}. {bound}.", splits(cells, sizes)))
+    .require_every_seed()
+    .with_note(format!("{short} {}. {bound}.", splits(cells, sizes)))
     .figure(chart(
         "casc-2-throughput",
         "Throughput gain of CASC and what it is made of",
@@ -100,7 +100,7 @@ fn sweep(context: &ExperimentContext<'_>) -> Result<Vec<DataPoint>, ReproError> 
         .map(|cycles| (format!("memory {cycles} cycles"), NiagaraSetting { memory_cycles: Some(cycles), ..base }));
     let measured = context.run_all(&settings, |(name, setting)| {
         context.report_progress(&format!("sweep, {name}"));
-        measure(setting, &NiagaraPolicy::better(""))
+        measure(setting, &NiagaraPolicy::better_policy(""))
     })?;
     let mut points = Vec::new();
     for ((name, _), measured) in settings.iter().zip(&measured) {
@@ -112,7 +112,7 @@ fn sweep(context: &ExperimentContext<'_>) -> Result<Vec<DataPoint>, ReproError> 
 }
 
 /// CASC-3: hit rate compared with that of the default on a cache of twice the size.
-fn twice_the_cache(context: &ExperimentContext<'_>, sizes: &[u64], better: &[Cell]) -> Result<Finding, ReproError> {
+fn twice_cache_finding(context: &ExperimentContext<'_>, sizes: &[u64], better: &[Cell]) -> Result<Finding, ReproError> {
     let on_twice = context.run_all(better, |cell| {
         context.report_progress(&format!("default at {} KB, seed {}", 2 * cell.l2_kb, cell.seed));
         let default = run_mix(&NiagaraSetting::new(2 * cell.l2_kb, cell.seed, context), &NiagaraPolicy::Default)?;
@@ -150,9 +150,9 @@ fn twice_the_cache(context: &ExperimentContext<'_>, sizes: &[u64], better: &[Cel
         ResultTarget::AtLeast { target: 0.0, paper_best: None },
         &per_seed,
     )
-    .every_seed()
+    .require_every_seed()
     .points(points)
-    .note(note)
+    .with_note(note)
     .time_scale(SCALE as f64))
 }
 
@@ -164,7 +164,7 @@ fn cells_bounded_at(context: &ExperimentContext<'_>, sizes: &[u64]) -> Result<Ve
         context.report_progress(&format!("spread bound to the default's at {l2_kb} KB, seed {seed}"));
         let setting = NiagaraSetting::new(l2_kb, seed, context);
         let default = measure(&setting, &NiagaraPolicy::Default)?.default_variation;
-        let who = NiagaraPolicy::better(&format!("max_run_time_variation = {default}"));
+        let who = NiagaraPolicy::better_policy(&format!("max_run_time_variation = {default}"));
         Ok(Cell { l2_kb, seed, measured: measure(&setting, &who)? })
     })
 }
@@ -179,10 +179,10 @@ fn fairness(context: &ExperimentContext<'_>, sizes: &[u64], better: &[Cell]) -> 
         "90 % with CASC, 43 % with the default scheduler; no thread starved",
         "%",
         ResultTarget::AtMost { target: 90.0, paper_best: None },
-        &worst_per_seed(better, variation, f64::max),
+        &worst_by_seed(better, variation, f64::max),
     )
-    .every_seed()
-    .note(format!("The thread with the least CPU time has {:.2} of the mean.", minimum))
+    .require_every_seed()
+    .with_note(format!("The thread with the least CPU time has {:.2} of the mean.", minimum))
     .points(points("casc", better, sizes))
     .time_scale(SCALE as f64);
     let size = *sizes.last().unwrap_or(&768);
@@ -190,12 +190,12 @@ fn fairness(context: &ExperimentContext<'_>, sizes: &[u64], better: &[Cell]) -> 
     let bounds: &[f64] = context.pick(&[], &[0.1, 0.3, 0.5, 0.7, 0.9, 1.1]);
     let mut curve = Vec::new();
     for &bound in bounds {
-        let who = NiagaraPolicy::better(&format!("max_run_time_variation = {bound}"));
+        let who = NiagaraPolicy::better_policy(&format!("max_run_time_variation = {bound}"));
         for cell in cells(context, ThreadMix::Casc, &who, &[size])? {
             curve.push((format!("{bound}"), cell.measured));
         }
     }
-    let at_defaults = worst_per_seed(&of_sizes, METRICS[8].1, f64::min);
+    let at_defaults = worst_by_seed(&of_sizes, METRICS[8].1, f64::min);
     let mut points = points("bound to the default's spread", &of_sizes, sizes);
     let here = of_sizes.into_iter().filter(|cell| cell.l2_kb == size);
     curve.extend(here.map(|cell| ("the default's".to_string(), cell.measured)));
@@ -243,10 +243,10 @@ fn fairness(context: &ExperimentContext<'_>, sizes: &[u64], better: &[Cell]) -> 
         ResultTarget::AtLeast { target: 0.0, paper_best: None },
         &at_defaults,
     )
-    .every_seed()
+    .require_every_seed()
     .points(points)
     .figure(figure)
-    .note("The bound holds for the shares that the assignment leads one to expect; points show the spread that was measured.")
+    .with_note("The bound holds for the shares that the assignment leads one to expect; points show the spread that was measured.")
     .time_scale(SCALE as f64);
     Ok(vec![spread, bounded])
 }

@@ -70,13 +70,13 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             ResultTarget::AtLeast { target: [17.0, 12.0][form], paper_best: Some(16.0) },
             &per_seed(&|told| f64::from(told.right[form]), f64::min),
         )
-        .every_seed()
+        .require_every_seed()
         .points(points.clone())
         .time_scale(SCALE as f64)
     };
     let mut findings = vec![
         casc_4(1, "linear solve, as in the paper"),
-        casc_4(0, "members' own counts").note("What counters of each thread add, which the paper did not have."),
+        casc_4(0, "members' own counts").with_note("What counters of each thread add, which the paper did not have."),
     ];
     let mut errors = Vec::new();
     for &size in sizes {
@@ -97,10 +97,10 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             target,
             &per_seed(&|told| of(told, form), f64::max),
         )
-        .every_seed()
+        .require_every_seed()
         .points(errors.clone())
         .time_scale(SCALE as f64)
-        .note(format!(
+        .with_note(format!(
             "Better form: members' own rates weighted by their references, from rows of {} ms. Literal form: the mean of solved rates. Both \
              forms' linearity error, and the better one's with rates or references from the groups and with other rows are in the points.",
             LONGEST_ROW_NS / 1_000_000
@@ -128,12 +128,12 @@ fn measure_errors(context: &ExperimentContext<'_>, setting: &NiagaraSetting) -> 
     let truth = solo_ratios(setting)?;
     let ids: Vec<TaskId> = own.keys().copied().collect();
     let rate = |of: &BTreeMap<TaskId, f64>| ids.iter().map(|task| of[task]).collect::<Vec<f64>>();
-    let right = [rate(&own), rate(&solved)].map(|rates| same_side(&rates, &truth));
-    let mut told = errors(&records, &own, &solved)?;
+    let right = [rate(&own), rate(&solved)].map(|rates| same_side_count(&rates, &truth));
+    let mut told = form_errors(&records, &own, &solved)?;
     for (name, rows_ns) in OTHER_ROWS {
         let records = measure_rows(context, setting, rows_ns)?;
         let (own, solved) = (measured_ratios(&records, true)?, measured_ratios(&records, false)?);
-        let better = errors(&records, &own, &solved)?.into_iter().next();
+        let better = form_errors(&records, &own, &solved)?.into_iter().next();
         told.extend(better.map(|(_, worst, mean)| (Name(name), worst, mean)));
     }
     Ok(EstimateErrors { errors: told, right })
@@ -153,7 +153,7 @@ fn measure_rows(
     measure_groups(setting.workload(jobs(setting.seed))?, asked)
 }
 
-fn same_side(found: &[f64], truth: &[f64]) -> u32 {
+fn same_side_count(found: &[f64], truth: &[f64]) -> u32 {
     let (a, b) = (mean(found), mean(truth));
     found.iter().zip(truth).filter(|&(found, truth)| (*found > a) == (*truth > b)).count() as u32
 }
@@ -173,7 +173,7 @@ fn measured_ratios(records: &[WindowRecord], own_counts: bool) -> Result<BTreeMa
 }
 
 /// Worst and mean error of each form over the groups.
-fn errors(
+fn form_errors(
     records: &[WindowRecord],
     own: &BTreeMap<TaskId, f64>,
     solved: &BTreeMap<TaskId, f64>,
@@ -220,10 +220,10 @@ fn errors(
 fn solo_ratios(setting: &NiagaraSetting) -> Result<Vec<f64>, ReproError> {
     let eighth = NiagaraSetting { quick: true, ..*setting };
     let one = |(at, job): (usize, crate::setup::WorkloadJob)| {
-        let mut workload = eighth.workload(vec![job])?.lasting(4_000_000, 8_000_000);
+        let mut workload = eighth.workload(vec![job])?.with_length(4_000_000, 8_000_000);
         let cache = workload.machine.caches.last_mut().ok_or_else(|| failed("eighth")("no cache"))?;
         cache.size_bytes /= CONTEXTS as u64;
-        let results = workload.unmanaged()?;
+        let results = workload.unmanaged_run()?;
         ratio(&results).ok_or_else(|| failed("eighth")(format!("thread {at} made no references")))
     };
     jobs(setting.seed).into_iter().enumerate().map(one).collect()

@@ -15,7 +15,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         Comparison::compare(&new, &old).ok_or_else(|| failed(name)("a thread never ran"))
     };
     // A threshold of 100 is always met, so no thread is restricted (CASC 5.3.4).
-    let measuring = NiagaraPolicy::better("threshold = 1000.0\nremeasure_every_ns = 250000000");
+    let measuring = NiagaraPolicy::better_policy("threshold = 1000.0\nremeasure_every_ns = 250000000");
     let (mut costs, mut same) = (Vec::new(), Vec::new());
     for &seed in &context.seeds {
         let setting = NiagaraSetting::new(size, seed, context);
@@ -24,9 +24,9 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         let identical: Vec<WorkloadJob> = (0..18)
             .map(|index| WorkloadJob { name: format!("twolf-{index}"), ..WorkloadJob::new("twolf", 1_000 * seed) })
             .collect();
-        same.push((seed, compare(&setting, &NiagaraPolicy::better(""), "identical", &identical)?));
+        same.push((seed, compare(&setting, &NiagaraPolicy::better_policy(""), "identical", &identical)?));
     }
-    context.go_on()?;
+    context.check_not_stopped()?;
     let values = |of: fn(&Comparison) -> f64, from: &[(u64, Comparison)]| {
         from.iter().map(|(seed, gain)| (*seed, 100.0 * of(gain))).collect::<Vec<_>>()
     };
@@ -52,7 +52,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         &values(|gain| -gain.contention_gain, &costs),
     )
     .points(split("measuring", &costs))
-    .note(format!(
+    .with_note(format!(
         "Rows bring {CONTEXTS} threads together at a time and so change who runs how long while they last (mix); what they cost is \
          what threads lose at equal time. Deciding is not simulated: the bench group 'policies' has its time."
     ))

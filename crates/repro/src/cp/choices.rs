@@ -9,13 +9,13 @@ use cachemate_core::{
 use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, exact};
 use cachemate_report::figure::{Axis, BarChart, BarGroup};
 
-use super::isolation::{best_sum, chosen_sum, controls_unaffected, forecast_finding, name, percent, recovered};
+use super::isolation::{best_sum, chosen_sum, controls_unaffected, forecast_finding, name, percent, recovery_finding};
 use super::pairs::{
     CONTROLS, ColorCurves, MeasuredPair, PAIRS, PairForecast, PairRequest, ProgramPair, SoloWork, alone_by_colors,
     expected, inputs, measure_pairs, pair_on_chip, solos,
 };
 use super::{COLORS, RunScale, decision_by, nominal_ns};
-use crate::setup::{Workload, built, failed, run_under};
+use crate::setup::{Workload, build_pipeline, failed, run_under};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
 /// Pairs on one machine, with or without its L3.
@@ -48,17 +48,17 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         chosen_sum(context, &with.by_seed, &with.online, "online", pace),
         chosen_sum(context, &with.by_seed, &vec![with.offline.clone(); context.seeds.len()], "offline", pace),
         forecast_finding(context, &with.by_seed, &with.expected, pace),
-        recovered(context, &with.by_seed, pace),
+        recovery_finding(context, &with.by_seed, pace),
         controls_unaffected(context, &once, &again, pace),
         stalls_against_misses(context, &with, pace),
     ];
-    findings.extend(online_against_best(context, &with, "L3 on", pace));
-    findings.extend(online_against_best(context, &without, "L3 off", pace));
+    findings.extend(online_finding(context, &with, "L3 on", pace));
+    findings.extend(online_finding(context, &without, "L3 off", pace));
     Ok(findings)
 }
 
 /// Solo runs of both programs of each pair.
-fn solos_of_pairs(
+fn run_pair_solos(
     context: &ExperimentContext<'_>,
     pairs: &[ProgramPair],
     l3: bool,
@@ -78,7 +78,7 @@ fn controls_twice(
 ) -> Result<[Vec<Vec<MeasuredPair>>; 2], ReproError> {
     let mut twice = [Vec::new(), Vec::new()];
     for &seed in &context.seeds {
-        let alone = solos_of_pairs(context, pairs, true, pace, seed)?;
+        let alone = run_pair_solos(context, pairs, true, pace, seed)?;
         for (other_frames, into) in [0, 500].into_iter().zip(&mut twice) {
             let asked = |(&pair, &alone): (&ProgramPair, &[SoloWork; 2])| PairRequest {
                 pair,
@@ -103,7 +103,7 @@ fn study(context: &ExperimentContext<'_>, l3: bool, pace: RunScale) -> Result<Sp
     let solos: Vec<Vec<[SoloWork; 2]>> = context
         .seeds
         .iter()
-        .map(|&seed| solos_of_pairs(context, pairs, l3, pace, seed))
+        .map(|&seed| run_pair_solos(context, pairs, l3, pace, seed))
         .collect::<Result<_, ReproError>>()?;
     let seed = context.seeds[0];
     let programs: Vec<_> =
@@ -157,9 +157,9 @@ fn study(context: &ExperimentContext<'_>, l3: bool, pace: RunScale) -> Result<Sp
 /// not count: the result is that of the last verdict, or the split at the end if there was no verdict.
 fn choose_online(workload: &Workload, entries: u64, pace: RunScale, windows: u64) -> Result<Option<u32>, ReproError> {
     let by = sizing(workload, entries, pace.warm_up_cycles, WINDOW_CYCLES, "");
-    let lasting = workload.clone().lasting(0, pace.warm_up_cycles + windows * WINDOW_CYCLES);
+    let lasting = workload.clone().with_length(0, pace.warm_up_cycles + windows * WINDOW_CYCLES);
     let (mut judged, mut shares) = (false, Vec::new());
-    run_under(lasting.simulated()?, built(by)?, |_, record| {
+    run_under(lasting.build_machine()?, build_pipeline(by)?, |_, record| {
         let verdict = record.decision.reasons.iter().any(|reason| reason.kind == ReasonKind::TrialVerdict);
         if verdict || !judged {
             shares = record.decision.plan.shares;
@@ -267,16 +267,11 @@ fn stalls_against_misses(context: &ExperimentContext<'_>, study: &SplitStudy, pa
     )
     .points(points)
     .time_scale(pace.scale as f64)
-    .note(note)
+    .with_note(note)
 }
 
 /// RM-4: the distance of the online choice from the best one, and the share of the offline gain that it reaches.
-fn online_against_best(
-    context: &ExperimentContext<'_>,
-    study: &SplitStudy,
-    where_: &str,
-    pace: RunScale,
-) -> Vec<Finding> {
+fn online_finding(context: &ExperimentContext<'_>, study: &SplitStudy, where_: &str, pace: RunScale) -> Vec<Finding> {
     let best = |pair: &MeasuredPair| {
         let splits = pair.splits.iter().map(|(first, _)| gain(pair, Some(*first)));
         // Leaving the cache shared is a choice too, which gains and loses nothing.
@@ -316,7 +311,7 @@ fn online_against_best(
         )
         .points(points)
         .time_scale(pace.scale as f64)
-        .note(
+        .with_note(
             "Objective everywhere: the sum of speeds over those alone. Online: traced while the pair shares the cache, sized \
              by the policy, cycles by the stall per miss measured meanwhile; judged by the measured runs at that split. \
              Leaving the cache shared is among the choices of all three.",
@@ -331,7 +326,7 @@ fn online_against_best(
             &per_seed(&share),
         )
         .time_scale(pace.scale as f64)
-        .note("Where the offline choices lose in the mean: 100 if the online ones lose no more, else 0."),
+        .with_note("Where the offline choices lose in the mean: 100 if the online ones lose no more, else 0."),
     ]
 }
 

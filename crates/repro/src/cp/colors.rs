@@ -49,7 +49,7 @@ pub(super) fn cycles_for(
     let mut workload = chip_setup(vec![job(program, 1)], 2, true, RunScale { scale, warm_up_cycles: 0 }, seed)?;
     workload.options.warm_up = Some(RunLimit::Instructions(WARM_UP_INSTRUCTIONS));
     workload.options.ends = Some(RunLimit::Instructions(instructions));
-    let results = workload.planned(&fixed_plan(&workload, &[format!("0-{}", colors - 1)])?)?;
+    let results = workload.planned_run(&fixed_plan(&workload, &[format!("0-{}", colors - 1)])?)?;
     let done: u64 = results.tasks.iter().map(|task| task.instructions).sum();
     Ok(results.elapsed_cycles as f64 * instructions as f64 / done.max(1) as f64)
 }
@@ -116,7 +116,7 @@ fn finding(context: &ExperimentContext<'_>, scale: u64, curves: &[ColorCurve]) -
     )
     .points(points.collect())
     .time_scale(scale as f64)
-    .note(note)
+    .with_note(note)
     .figure(figure(curves))
 }
 

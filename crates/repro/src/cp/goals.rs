@@ -68,8 +68,8 @@ fn slow_down(
     };
     let work = alone.map(|solo| solo.work);
     let rates = match config {
-        None => run_request::together(&workload, &work, None)?.rates,
-        Some(config) => steered::together_under(&workload, &work, config)?.rates,
+        None => run_request::joint_run(&workload, &work, None)?.rates,
+        Some(config) => steered::run_together_under(&workload, &work, config)?.rates,
     };
     Ok([0, 1].map(|index| 100.0 * (alone[index].rate / rates[index].instr_per_cycle - 1.0)))
 }
@@ -152,7 +152,7 @@ fn finding(
     )
     .points(points)
     .time_scale(pace.scale as f64)
-    .note(format!(
+    .with_note(format!(
         "Sized online from traces. What the floors cost those beside them, against sharing: {}. Logs hold fetches of code: vortex' data \
          hardly asks for space, its code does (alone: 19 % slower with 4 of 16 colors, 4 % with 8).",
         costs.join(", "),
@@ -172,7 +172,7 @@ mod tests {
         divide_in_ways(&mut workload);
         workload.machine.check().unwrap();
         let topology = workload.machine.topology();
-        let machine = workload.lasting(0, 1_000).simulated().unwrap();
+        let machine = workload.with_length(0, 1_000).build_machine().unwrap();
         let capabilities = cachemate_core::Machine::capabilities(&machine);
         let last = topology.last_level_caches().next().unwrap().id;
         let ways = |(cache, partition): &(_, _)| {

@@ -68,7 +68,7 @@ pub(super) fn best_sum(context: &ExperimentContext<'_>, by_seed: &[Vec<MeasuredP
     )
     .points(gain_points(by_seed))
     .time_scale(pace.scale as f64)
-    .note(note);
+    .with_note(note);
     for pair in 0..by_seed[0].len() {
         finding = finding.figure(pair_figure(by_seed, pair));
     }
@@ -129,7 +129,7 @@ pub(super) fn chosen_sum(
     )
     .points(points.collect())
     .time_scale(pace.scale as f64)
-    .note(
+    .with_note(
         "For weighted speed-up; a pair stays shared (0) where less than 1 % is expected of dividing. Offline: by the exact \
          solver from curves of each program alone under the first seed, against a measured run of the pair sharing; judged \
          under all seeds. Online: by the policy, from traces (code among them) taken while the pair ran, tried and kept \
@@ -138,14 +138,19 @@ pub(super) fn chosen_sum(
     )
 }
 
-pub(super) fn recovered(context: &ExperimentContext<'_>, by_seed: &[Vec<MeasuredPair>], pace: RunScale) -> Finding {
+pub(super) fn recovery_finding(
+    context: &ExperimentContext<'_>,
+    by_seed: &[Vec<MeasuredPair>],
+    pace: RunScale,
+) -> Finding {
     let best = |pairs: &[MeasuredPair]| {
-        let all = pairs.iter().flat_map(MeasuredPair::recovered);
+        let all = pairs.iter().flat_map(MeasuredPair::recovered_shares);
         all.map(|(_, _, share)| percent(share)).fold(f64::NEG_INFINITY, f64::max)
     };
     let per_seed: Vec<(u64, f64)> =
         context.seeds.iter().zip(by_seed).map(|(&seed, pairs)| (seed, best(pairs))).collect();
-    let all: Vec<f64> = by_seed.iter().flatten().flat_map(MeasuredPair::recovered).map(|(_, _, share)| share).collect();
+    let all: Vec<f64> =
+        by_seed.iter().flatten().flat_map(MeasuredPair::recovered_shares).map(|(_, _, share)| share).collect();
     let mut points = Vec::new();
     let mut groups = Vec::new();
     for (index, pair) in by_seed[0].iter().enumerate() {
@@ -188,7 +193,7 @@ pub(super) fn recovered(context: &ExperimentContext<'_>, by_seed: &[Vec<Measured
     )
     .points(points)
     .time_scale(pace.scale as f64)
-    .note(note)
+    .with_note(note)
     .figure(figure)
 }
 
@@ -250,7 +255,7 @@ pub(super) fn forecast_finding(
     )
     .points(points)
     .time_scale(pace.scale as f64)
-    .note(format!(
+    .with_note(format!(
         "From curves of each program alone under the first seed. Of {} pairs {wrong} were divided where every split is worse \
          than sharing by more than 1 %, or left shared where one is better by more.",
         expected.iter().flatten().count(),
@@ -297,7 +302,7 @@ pub(super) fn controls_unaffected(
     )
     .points(points)
     .time_scale(pace.scale as f64)
-    .note(format!(
+    .with_note(format!(
         "Slowed by more than 1 %: {affected}. The same programs in other frames differ by {noise:.1} points at most, so \
          that more is no noise of placement. It is space (docs/results/index.md, CP-3): these programs are no negative controls, as \
          the thesis's are."

@@ -89,10 +89,10 @@ fn run_mix(
         let rates: Vec<f64> = worked.rates.iter().map(|rates| rates.instr_per_cycle).collect();
         weighted_speedup(&rates, &solo).unwrap_or(f64::NAN)
     };
-    let shared = run_request::together(&workload, &work, None)?;
-    let offline = run_request::together(&workload, &work, Some(&fixed_plan(&workload, &best_shares(&curves))?))?;
+    let shared = run_request::joint_run(&workload, &work, None)?;
+    let offline = run_request::joint_run(&workload, &work, Some(&fixed_plan(&workload, &best_shares(&curves))?))?;
     let config = sizing(&workload, TRACE_ENTRIES, DECIDES_FROM, WINDOW_CYCLES, "");
-    let online = steered::together_under(&workload, &work, config)?;
+    let online = steered::run_together_under(&workload, &work, config)?;
     let shares =
         online.decisions.last().into_iter().flat_map(|last| &last.plan.shares).map(|share| match &share.units {
             Units::Colors { allowed, .. } => format!("{} for {}", allowed.count(), share.members.len()),
@@ -189,7 +189,7 @@ fn findings(
                 &per_seed(&|own| mean_of(own, SizedMix::short_of_best)),
             )
             .points(points)
-            .note(note)
+            .with_note(note)
             .figure(figure(all)),
         ),
         scaled(Finding::new(

@@ -98,7 +98,8 @@ pub(crate) fn chip_setup(
     pace: RunScale,
     seed: u64,
 ) -> Result<Workload, ReproError> {
-    let mut workload = Workload::on(CHIP, jobs, seed)?.lasting(pace.warm_up_cycles, pace.measured_cycles());
+    let mut workload =
+        Workload::from_machine_name(CHIP, jobs, seed)?.with_length(pace.warm_up_cycles, pace.measured_cycles());
     workload.options = SimOptions { scale: pace.scale, ..workload.options };
     let spec = &mut workload.machine;
     spec.cores_per_package = cores;
@@ -167,7 +168,7 @@ pub(crate) fn split(first: u32) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::setup::built;
+    use crate::setup::build_pipeline;
     use crate::work::InstructionRange;
     use crate::{steered, work};
 
@@ -179,11 +180,11 @@ mod tests {
         let workload = chip_setup(vec![job("mcf", 1), job("art", 2)], 2, true, pace, 1).unwrap();
         let works = [InstructionRange { from_instr: 40_000.0, to_instr: 200_000.0 }; 2];
         let plan = fixed_plan(&workload, &split(4)).unwrap();
-        let fixed = work::together(&workload, &works, Some(&plan)).unwrap();
+        let fixed = work::measure_joint(&workload, &works, Some(&plan)).unwrap();
         let window_ns = nominal_ns(&workload, TOLD_CYCLES);
         let parameters = format!("window_ns = {window_ns}\nsteps = [{{ shares = ['0-3', '4-15'] }}]");
         let config = decision_by(&workload, "static-partition", &parameters, plan.first_window);
-        let stated = steered::run_together(&workload, &works, built(config).unwrap()).unwrap();
+        let stated = steered::run_together(&workload, &works, build_pipeline(config).unwrap()).unwrap();
         assert_eq!((fixed.rates, fixed.results), (stated.rates, stated.results));
     }
 }

@@ -69,7 +69,7 @@ impl MeasuredPair {
         best.expect("every pair is measured at one split at least")
     }
     /// Slowdown from sharing, and the share of it that the best split recovers, for the programs that were slowed.
-    pub fn recovered(&self) -> Vec<(&'static str, f64, f64)> {
+    pub fn recovered_shares(&self) -> Vec<(&'static str, f64, f64)> {
         let best = self.best().1;
         let names = [self.pair.0, self.pair.1];
         let one = |index: usize| {
@@ -106,7 +106,7 @@ pub(crate) fn solos(
 ) -> Result<Vec<SoloWork>, ReproError> {
     context.run_all(programs, |&(program, input)| {
         context.report_progress(&format!("{program} alone, seed {seed}"));
-        let (work, rates) = run_request::alone(&chip_setup(vec![job(program, input)], 2, l3, pace, seed)?)?;
+        let (work, rates) = run_request::solo_run(&chip_setup(vec![job(program, input)], 2, l3, pace, seed)?)?;
         Ok(SoloWork { rate: rates.instr_per_cycle, work })
     })
 }
@@ -123,7 +123,7 @@ fn run_one(workload: &Workload, run: PairMode, solos: [SoloWork; 2]) -> Result<[
         PairMode::Shared => None,
         PairMode::Split(first) => Some(fixed_plan(workload, &split(first))?),
     };
-    let rates = run_request::together(workload, &solos.map(|solo| solo.work), plan.as_ref())?.rates;
+    let rates = run_request::joint_run(workload, &solos.map(|solo| solo.work), plan.as_ref())?.rates;
     Ok([rates[0].instr_per_cycle, rates[1].instr_per_cycle])
 }
 
@@ -198,7 +198,7 @@ pub(crate) fn alone_by_colors(
         context.report_progress(&format!("{program} alone with {colors} colors, seed {seed}"));
         let workload = chip_setup(vec![job(program, input)], 2, l3, pace, seed)?;
         let plan = fixed_plan(&workload, &[format!("0-{}", colors - 1)])?;
-        let rates = run_request::together(&workload, &[solo.work], Some(&plan))?.rates[0];
+        let rates = run_request::joint_run(&workload, &[solo.work], Some(&plan))?.rates[0];
         Ok([rates.misses_per_kilo_instr, 1.0 / rates.instr_per_cycle, rates.data_stalls_per_kilo_instr])
     })?;
     Ok(answers.chunks(colors.len()).map(|row| fill_in(colors, row)).collect())
@@ -275,7 +275,7 @@ mod tests {
         assert_eq!(pair.best().0, 12);
         let gains = pair.gains(&pair.best().1);
         assert!((gains[0] - 0.2).abs() < 1e-12 && (gains[1] + 0.02).abs() < 1e-12);
-        let recovered = pair.recovered();
+        let recovered = pair.recovered_shares();
         assert_eq!(recovered.len(), 1, "b was not slowed");
         assert!((recovered[0].1 - 0.2).abs() < 1e-12 && (recovered[0].2 - 0.8).abs() < 1e-12);
     }

@@ -12,7 +12,7 @@ use cachemate_sim::results::RunResults;
 use serde::{Deserialize, Serialize};
 
 use super::{RunScale, chip_setup, decision_by, job};
-use crate::setup::{Workload, built};
+use crate::setup::{Workload, build_pipeline};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
 /// Swaps in the measured part.
@@ -34,7 +34,7 @@ fn workload(footprint_bytes: u64, interval_cycles: u64, seed: u64) -> Result<Wor
     program.options.footprint_bytes = Some(footprint_bytes);
     // Two intervals to touch all pages.
     Ok(chip_setup(vec![program], 2, true, RunScale { scale: 1, warm_up_cycles: 0 }, seed)?
-        .lasting(2 * interval_cycles, SWAPS * interval_cycles))
+        .with_length(2 * interval_cycles, SWAPS * interval_cycles))
 }
 
 fn ns(workload: &Workload, cycles: u64) -> u64 {
@@ -43,7 +43,7 @@ fn ns(workload: &Workload, cycles: u64) -> u64 {
 
 /// A run that swaps between the halves every interval; `moving` is the policy's parameter, `None` = stays in the first
 /// half.
-fn swapped(
+fn run_swapping(
     workload: &Workload,
     interval_cycles: u64,
     moving: Option<&str>,
@@ -58,7 +58,8 @@ fn swapped(
         ),
         None => format!("window_ns = {window_ns}\nsteps = [{{ shares = ['0-7'] }}]"),
     };
-    let by = built(decision_by(workload, "static-partition", &parameters, WindowLength::Cycles { cycles: 1_000 }))?;
+    let by =
+        build_pipeline(decision_by(workload, "static-partition", &parameters, WindowLength::Cycles { cycles: 1_000 }))?;
     let run = workload.run_managed(by)?;
     Ok((run.results, run.records))
 }
@@ -91,8 +92,8 @@ fn pages_copied(records: &[WindowRecord], from_ns: u64) -> f64 {
 }
 
 fn measure_lost_work(workload: &Workload, interval_cycles: u64) -> Result<ResizeCost, ReproError> {
-    let (still, _) = swapped(workload, interval_cycles, None)?;
-    let (swapping, records) = swapped(workload, interval_cycles, Some("all"))?;
+    let (still, _) = run_swapping(workload, interval_cycles, None)?;
+    let (swapping, records) = run_swapping(workload, interval_cycles, Some("all"))?;
     let pages = pages_copied(&records, ns(workload, workload.warm_up_cycles));
     let copying = pages * workload.machine.pages.migration_cycles as f64;
     Ok(ResizeCost {
@@ -124,10 +125,10 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         |seed| format!("ways of moving {footprint_bytes} {} {seed}", intervals[0]),
         |&seed| ways_of_moving(footprint_bytes, intervals[0], seed),
     )?;
-    Ok(vec![against_computed(context, &intervals, &by_seed), ways_finding(context, &ways)])
+    Ok(vec![computed_finding(context, &intervals, &by_seed), ways_finding(context, &ways)])
 }
 
-fn against_computed(context: &ExperimentContext<'_>, intervals: &[u64], by_seed: &[&[ResizeCost]]) -> Finding {
+fn computed_finding(context: &ExperimentContext<'_>, intervals: &[u64], by_seed: &[&[ResizeCost]]) -> Finding {
     let off = |lost: &ResizeCost| 100.0 * (lost.measured / lost.computed - 1.0).abs();
     let per_seed: Vec<(u64, f64)> = context
         .seeds
@@ -183,7 +184,7 @@ fn against_computed(context: &ExperimentContext<'_>, intervals: &[u64], by_seed:
         &per_seed,
     )
     .points(points)
-    .note(note)
+    .with_note(note)
     .figure(figure)
 }
 
@@ -192,8 +193,8 @@ const WAYS: [&str; 4] = ["all", "hot-first", "lazy", "never"];
 /// Throughput lost for each method of moving pages.
 fn ways_of_moving(footprint_bytes: u64, interval_cycles: u64, seed: u64) -> Result<Vec<f64>, ReproError> {
     let workload = workload(footprint_bytes, interval_cycles, seed)?;
-    let still = work(&swapped(&workload, interval_cycles, None)?.0);
-    WAYS.iter().map(|way| Ok(1.0 - work(&swapped(&workload, interval_cycles, Some(way))?.0) / still)).collect()
+    let still = work(&run_swapping(&workload, interval_cycles, None)?.0);
+    WAYS.iter().map(|way| Ok(1.0 - work(&run_swapping(&workload, interval_cycles, Some(way))?.0) / still)).collect()
 }
 
 fn ways_finding(context: &ExperimentContext<'_>, ways: &[Vec<f64>]) -> Finding {
@@ -212,7 +213,7 @@ fn ways_finding(context: &ExperimentContext<'_>, ways: &[Vec<f64>]) -> Finding {
         &per_seed,
     )
     .points(points.collect())
-    .note(
+    .with_note(
         "'never' leaves pages in the old colors: it costs nothing and isolates no program. 'hot-first' watches touches for \
          10 ms before it moves anything, which at intervals of a few milliseconds overtakes most of the moving.",
     )
@@ -228,7 +229,7 @@ mod tests {
         let footprint = 256 << 10;
         let interval = footprint / 4096 * 11_051 * 4;
         let workload = workload(footprint, interval, 1).unwrap();
-        let (_, records) = swapped(&workload, interval, Some("all")).unwrap();
+        let (_, records) = run_swapping(&workload, interval, Some("all")).unwrap();
         let pages = pages_copied(&records, ns(&workload, workload.warm_up_cycles));
         assert!(pages >= 40.0 * SWAPS as f64, "{pages} pages in {SWAPS} swaps");
         let lost = measure_lost_work(&workload, interval).unwrap();

@@ -14,7 +14,7 @@ use cachemate_sim::machine::{SimMachine, SimOptions, SimProgram};
 use serde::{Deserialize, Serialize};
 
 use super::{COLORS, RunScale, WAREHOUSE_BYTES, chip_setup, decision_by, job};
-use crate::setup::{Workload, built, failed, run_under};
+use crate::setup::{Workload, build_pipeline, failed, run_under};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
 /// Time scale relative to the thesis's four minutes.
@@ -112,7 +112,7 @@ pub(crate) fn service_window(record: &WindowRecord) -> Option<ServiceWindow> {
 
 fn windows(machine: SimMachine, by: PipelineConfig, from_window: u64) -> Result<Vec<ServiceWindow>, ReproError> {
     let mut all = Vec::new();
-    run_under(machine, built(by)?, |_, record| {
+    run_under(machine, build_pipeline(by)?, |_, record| {
         all.push(record);
         true
     })
@@ -187,13 +187,13 @@ fn story(seed: u64, lengths: ServiceLengths, sizes: &[u32]) -> Result<ServiceRun
 }
 
 impl ServiceRun {
-    pub fn missed(&self, windows: &[ServiceWindow]) -> Vec<bool> {
+    pub fn missed_windows(&self, windows: &[ServiceWindow]) -> Vec<bool> {
         windows.iter().map(|seen| seen.rate_per_s < self.level).collect()
     }
     /// Windows that miss the level, except those that detected the miss (the share grew right after) and those in which
     /// pages were still being copied.
     pub fn unexcused_count(&self) -> usize {
-        let missed = self.missed(&self.managed);
+        let missed = self.missed_windows(&self.managed);
         let excused = |at: usize| {
             let found_out = self.managed.get(at + 1).is_some_and(|next| next.colors > self.managed[at].colors);
             found_out || self.managed[at].moving
@@ -225,7 +225,8 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let per_seed: Vec<(u64, f64)> =
         context.seeds.iter().zip(&stories).map(|(&seed, story)| (seed, story.unexcused_count() as f64)).collect();
     let over = |value: fn(&ServiceRun) -> f64| stories.iter().map(value).collect::<Vec<f64>>();
-    let count = |story: &ServiceRun| story.missed(&story.managed).iter().filter(|missed| **missed).count() as f64;
+    let count =
+        |story: &ServiceRun| story.missed_windows(&story.managed).iter().filter(|missed| **missed).count() as f64;
     let first = &stories[0];
     let points = vec![
         DataPoint::over_values(
@@ -273,7 +274,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         )
         .points(points)
         .time_scale(SCALE as f64)
-        .note(note)
+        .with_note(note)
         .figure(figure(first, "cp-5-service")),
     ])
 }

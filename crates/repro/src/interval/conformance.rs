@@ -48,10 +48,10 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     // One after another, because memory is measured for the whole process.
     let mut all = Vec::new();
     for entry in policies::ENTRIES {
-        context.go_on()?;
+        context.check_not_stopped()?;
         context.report_progress(&format!("INTERVAL-1: {}, {windows} windows", entry.name));
-        all.push(compare_behavior(entry.name, windows, seed, &|| context.go_on().is_ok())?);
-        context.go_on()?;
+        all.push(compare_behavior(entry.name, windows, seed, &|| context.check_not_stopped().is_ok())?);
+        context.check_not_stopped()?;
     }
     Ok(findings(&all, seed))
 }
@@ -80,7 +80,7 @@ fn findings(all: &[PolicyBehavior], seed: u64) -> Vec<Finding> {
             most(&waits),
         )
         .points([points("longest wait", &waits), points("least share", &|one| one.least_share)].concat())
-        .note(note.clone()),
+        .with_note(note.clone()),
         finding(
             "plans that change something, of all windows, worst policy",
             "%",
@@ -88,7 +88,7 @@ fn findings(all: &[PolicyBehavior], seed: u64) -> Vec<Finding> {
             most(&per_window),
         )
         .points([points("changes an hour", &changes), points("changes, % of windows", &per_window)].concat())
-        .note(note.clone()),
+        .with_note(note.clone()),
         finding(
             "resident memory gained after the first fifth of the windows, worst policy",
             "MiB",
@@ -96,10 +96,10 @@ fn findings(all: &[PolicyBehavior], seed: u64) -> Vec<Finding> {
             most(&grown),
         )
         .points(points("gained", &grown))
-        .note(note.clone()),
+        .with_note(note.clone()),
         finding("processor time of a window, machine included, worst policy", "ms", ResultTarget::Shown, most(&cost))
             .points(points("a window", &cost))
-            .note(note),
+            .with_note(note),
     ]
 }
 
@@ -121,7 +121,7 @@ fn compare_behavior(
     let machine = by
         .run(machine, |_, record| {
             count += 1;
-            watch.see(&record.observation, spec.cpus());
+            watch.observe(&record.observation, spec.cpus());
             changes += u64::from(before.as_ref().is_some_and(|before| differs(before, &record.decision.plan)));
             before = Some(record.decision.plan);
             if count == windows / 5 {
@@ -152,7 +152,7 @@ struct WaitMonitor {
 }
 
 impl WaitMonitor {
-    fn see(&mut self, observation: &cachemate_core::Observation, cpus: u32) {
+    fn observe(&mut self, observation: &cachemate_core::Observation, cpus: u32) {
         let elapsed = observation.span.elapsed_ns;
         let fair = (f64::from(cpus) / observation.tasks.len().max(1) as f64).min(1.0);
         for task in &observation.tasks {
@@ -245,7 +245,7 @@ mod tests {
         for _ in 0..40 {
             let mut observation = cachemate_core::Machine::observe(&mut machine).unwrap().unwrap();
             observation.tasks[0].on_cpu_ns.clear();
-            watch.see(&observation, 4);
+            watch.observe(&observation, 4);
         }
         assert!((39_000_000_000..=40_000_000_000).contains(&watch.longest_ns), "{}", watch.longest_ns);
         assert_eq!(watch.least_share(), 0.0);

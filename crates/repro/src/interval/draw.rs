@@ -173,10 +173,11 @@ pub fn measure(context: &ExperimentContext<'_>, setup: &MachineSetup, seed: u64)
     let programs = context.run_all(&jobs, |job| profile_job(job, &machine, setup))?;
     let run = |wanted: &[CoRun]| {
         context.report_progress(&format!("{}: {} co-runs", setup.machine, wanted.len()));
-        context.run_all(wanted, |run| together(run, &jobs, &programs, &machine, setup))
+        context.run_all(wanted, |run| measure_together(run, &jobs, &programs, &machine, setup))
     };
-    let mut runs = half_losing(pairs(&mut generator, setup, &machine), setup.pairs, run, |run| loses(run, &programs))?;
-    let losing = runs.iter().filter(|run| loses(run, &programs)).map(|run| run.jobs.clone()).collect();
+    let mut runs =
+        half_losing(pairs(&mut generator, setup, &machine), setup.pairs, run, |run| has_loser(run, &programs))?;
+    let losing = runs.iter().filter(|run| has_loser(run, &programs)).map(|run| run.jobs.clone()).collect();
     runs.extend(run(&larger(&mut generator, setup, &machine, losing))?);
     Ok(MachineTruth { machine: setup.machine.to_string(), programs, runs })
 }
@@ -207,7 +208,7 @@ fn half_losing(
 /// Minimum slowdown, as a share, for a run to count as losing.
 const LOSS: f64 = 0.1;
 
-fn loses(run: &CoRun, programs: &[ProfiledProgram]) -> bool {
+fn has_loser(run: &CoRun, programs: &[ProfiledProgram]) -> bool {
     let slower = |(&(program, _), rate): (&(usize, u32), &ProgramRate)| {
         programs[program].alone.instr_per_cycle >= (1.0 + LOSS) * rate.instr_per_cycle
     };
@@ -223,8 +224,8 @@ fn profile_job(job: &WorkloadJob, machine: &MachineSpec, setup: &MachineSetup) -
         measured_cycles: setup.measured_cycles,
     };
     workload.options.seed = job.seed;
-    let (work, rates) = run_request::alone(&workload)?;
-    let measured = run_request::together(&workload, &[work], None)?;
+    let (work, rates) = run_request::solo_run(&workload)?;
+    let measured = run_request::joint_run(&workload, &[work], None)?;
     let alone =
         ProgramRate { instr_per_cycle: rates.instr_per_cycle, ..rate(&measured.rates[0], &measured.results.tasks[0]) };
     // A neighbor may take twice as long, while this program keeps running.
@@ -244,7 +245,7 @@ fn rate(over_work: &ProgramRates, whole: &TaskResults) -> ProgramRate {
     }
 }
 
-fn to_run(kind: CoRunKind, jobs: Vec<(usize, u32)>, ways: Vec<u32>) -> CoRun {
+fn build_co_run(kind: CoRunKind, jobs: Vec<(usize, u32)>, ways: Vec<u32>) -> CoRun {
     CoRun { kind, jobs, ways, busy_share: 0.0, rates: Vec::new(), finished: false }
 }
 
@@ -259,7 +260,7 @@ fn pairs(generator: &mut SplitMix64, setup: &MachineSetup, machine: &MachineSpec
     let mut all: Vec<[usize; 2]> = (0..setup.programs).flat_map(both).collect();
     generator.shuffle(&mut all);
     all.iter_mut().for_each(|pair| generator.shuffle(pair));
-    all.iter().map(|pair| to_run(CoRunKind::Pair, programs_beside(pair, machine), Vec::new())).collect()
+    all.iter().map(|pair| build_co_run(CoRunKind::Pair, programs_beside(pair, machine), Vec::new())).collect()
 }
 
 /// Groups, pairings and partitions. Partitions are of pairs that lose by sharing, if there are enough.
@@ -280,7 +281,7 @@ fn larger(
         order
     };
     for _ in 0..setup.fours {
-        runs.push(to_run(CoRunKind::Four, programs_beside(&some(4), machine), Vec::new()));
+        runs.push(build_co_run(CoRunKind::Four, programs_beside(&some(4), machine), Vec::new()));
     }
     for mix in 0..setup.pairings {
         let four = some(4);
@@ -288,23 +289,23 @@ fn larger(
         for pairing in [[0, 1, 2, 3], [0, 2, 1, 3], [0, 3, 1, 2]] {
             let cpus = [0, contexts, second, second + contexts];
             let jobs = pairing.iter().zip(cpus).map(|(&at, cpu)| (four[at], cpu)).collect();
-            runs.push(to_run(CoRunKind::Plan(mix as u32), jobs, Vec::new()));
+            runs.push(build_co_run(CoRunKind::Plan(mix as u32), jobs, Vec::new()));
         }
     }
     let mut losing = losing.into_iter();
     for mix in 0..setup.partitions {
         let jobs = losing.next().unwrap_or_else(|| programs_beside(&some(2), machine));
         let number = (setup.pairings + mix) as u32;
-        runs.push(to_run(CoRunKind::Plan(number), jobs.clone(), Vec::new()));
+        runs.push(build_co_run(CoRunKind::Plan(number), jobs.clone(), Vec::new()));
         for first in [ways / 8, ways / 2, ways - ways / 8] {
-            runs.push(to_run(CoRunKind::Plan(number), jobs.clone(), vec![first, ways - first]));
+            runs.push(build_co_run(CoRunKind::Plan(number), jobs.clone(), vec![first, ways - first]));
         }
     }
     runs
 }
 
 /// A plan with each task's ways of the first contended cache, from the lowest on, and its CPU.
-fn divided(machine: &MachineSpec, run: &CoRun) -> Plan {
+fn ways_plan(machine: &MachineSpec, run: &CoRun) -> Plan {
     let cache = machine.topology().caches.iter().find(|cache| cache.last_level).map_or(CacheId(0), |cache| cache.id);
     let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000_000 });
     let mut first = 0;
@@ -321,7 +322,7 @@ fn divided(machine: &MachineSpec, run: &CoRun) -> Plan {
     plan
 }
 
-fn together(
+fn measure_together(
     run: &CoRun,
     jobs: &[WorkloadJob],
     programs: &[ProfiledProgram],
@@ -343,8 +344,8 @@ fn together(
     };
     let work: Vec<InstructionRange> = run.jobs.iter().map(|&(program, _)| programs[program].work).collect();
     let plan = divides
-        .then(|| FixedPlan { plan: divided(machine, run), first_window: WindowLength::Cycles { cycles: 10_000 } });
-    let measured = run_request::together(&workload, &work, plan.as_ref())?;
+        .then(|| FixedPlan { plan: ways_plan(machine, run), first_window: WindowLength::Cycles { cycles: 10_000 } });
+    let measured = run_request::joint_run(&workload, &work, plan.as_ref())?;
     let narrowest = |node: f64| match machine.memory.package_bus_bytes_per_cycle {
         Some(bus) => (bus * f64::from(machine.packages) / f64::from(machine.memory.nodes)).min(node),
         None => node,
@@ -366,7 +367,7 @@ mod tests {
     /// Do half of the runs lose whatever is drawn first, and is no unnecessary run measured?
     #[test]
     fn at_least_half_of_the_runs_lose() {
-        let run = |number: u32| to_run(CoRunKind::Plan(number), Vec::new(), Vec::new());
+        let run = |number: u32| build_co_run(CoRunKind::Plan(number), Vec::new(), Vec::new());
         let number = |run: &CoRun| if let CoRunKind::Plan(number) = run.kind { number } else { u32::MAX };
         let drawn = |losing: fn(u32) -> bool| {
             let mut measured = 0;

@@ -80,7 +80,7 @@ impl TimedProgram {
         let threads = CmtReader::open(recording).ok().and_then(|reader| Some(reader.totals()?.threads.len()));
         match threads {
             Some(0 | 1) => {
-                TimedProgram::measure(&WorkloadJob::recorded(&file.program, recording.to_path_buf(), 1), machine)
+                TimedProgram::measure(&WorkloadJob::from_recording(&file.program, recording.to_path_buf(), 1), machine)
             }
             _ => TimedProgram::from_profile(file, machine),
         }
@@ -96,7 +96,7 @@ impl TimedProgram {
     }
 
     /// The program with its middle timing.
-    pub fn middle(&self) -> &PhasedProgram {
+    pub fn middle_program(&self) -> &PhasedProgram {
         &self.draws[self.draws.len() / 2]
     }
 
@@ -132,7 +132,7 @@ pub fn group_miss_ratio(members: &[MemberForecast]) -> Option<f64> {
 ///
 /// # Errors
 /// A machine without a data cache.
-pub fn together(machine: &MachineSpec, programs: &[&TimedProgram]) -> Result<Vec<MemberForecast>, ReproError> {
+pub fn forecast_together(machine: &MachineSpec, programs: &[&TimedProgram]) -> Result<Vec<MemberForecast>, ReproError> {
     let machine = with_cores(machine, programs.len() as u32);
     let draws = programs.iter().map(|program| program.draws.len()).max().unwrap_or(1);
     let runs: Vec<Vec<[f64; 4]>> = (0..draws).map(|draw| solve(&machine, programs, draw)).collect::<Result<_, _>>()?;
@@ -158,13 +158,13 @@ pub fn together(machine: &MachineSpec, programs: &[&TimedProgram]) -> Result<Vec
 /// The forecast for each program beside each other one, and beside a copy of itself on the diagonal.
 ///
 /// # Errors
-/// As [`together`].
+/// As [`forecast_together`].
 pub fn pairs(machine: &MachineSpec, programs: &[&TimedProgram]) -> Result<Vec<Vec<Estimate>>, ReproError> {
     let count = programs.len();
     let mut rows = vec![vec![Estimate::exact(0.0); count]; count];
     for i in 0..count {
         for j in i..count {
-            let pair = together(machine, &[programs[i], programs[j]])?;
+            let pair = forecast_together(machine, &[programs[i], programs[j]])?;
             rows[i][j] = pair[0].slowdown;
             if i != j {
                 rows[j][i] = pair[1].slowdown;
@@ -175,7 +175,7 @@ pub fn pairs(machine: &MachineSpec, programs: &[&TimedProgram]) -> Result<Vec<Ve
 }
 
 /// The forecasts' values as costs.
-pub fn costs_of(pairs: &[Vec<Estimate>]) -> PairCosts {
+pub fn costs_of_pairs(pairs: &[Vec<Estimate>]) -> PairCosts {
     let cost = pairs.iter().map(|row| row.iter().map(|one| one.value).collect()).collect();
     PairCosts { kind: CostKind::Degradation, cost }
 }
@@ -261,11 +261,11 @@ mod tests {
         let small = steady("small", closed_form::uniform(64.0, lines, 0.2 * lines, 0.02));
         let large = steady("large", closed_form::uniform(64.0, lines, 0.8 * lines, 0.02));
         let stream = steady("stream", closed_form::stream(64.0, lines, 0.02));
-        let pair = |a: &TimedProgram, b: &TimedProgram| together(&machine, &[a, b]).unwrap();
+        let pair = |a: &TimedProgram, b: &TimedProgram| forecast_together(&machine, &[a, b]).unwrap();
         assert!(pair(&small, &small)[0].slowdown.value < 0.01);
         let slowed = pair(&large, &stream)[0].slowdown;
         assert!(slowed.value > 0.2 && slowed.low < slowed.value && slowed.high > slowed.value, "{slowed:?}");
-        let three = together(&machine, &[&large, &stream, &stream]).unwrap();
+        let three = forecast_together(&machine, &[&large, &stream, &stream]).unwrap();
         assert!(three[0].slowdown.value > slowed.value, "a cache with fewer cores counts as if it had as many");
     }
 
@@ -285,9 +285,9 @@ mod tests {
         let machine = cachemate_spec::load_machine("opteron-2350").unwrap();
         let timed = |name: &str, seed| {
             let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../recordings/{name}.cmt"));
-            TimedProgram::measure(&WorkloadJob::recorded(name, path, seed), &machine).unwrap()
+            TimedProgram::measure(&WorkloadJob::from_recording(name, path, seed), &machine).unwrap()
         };
-        let members = together(&machine, &[&timed("sort", 4), &timed("cc1", 7)]).unwrap();
+        let members = forecast_together(&machine, &[&timed("sort", 4), &timed("cc1", 7)]).unwrap();
         let slowdowns: Vec<f64> = members.iter().map(|member| member.slowdown.value).collect();
         assert!(slowdowns.iter().all(|slowdown| *slowdown < 0.5), "{slowdowns:?}");
     }

@@ -86,7 +86,7 @@ pub struct ValidationTruth {
 ///
 /// # Errors
 /// A run that fails, an error of `each`, or the interruption.
-pub fn truth(
+pub fn measure_truth(
     context: &ExperimentContext<'_>,
     known: Option<ValidationTruth>,
     mut each: impl FnMut(&ValidationTruth) -> Result<(), ReproError>,

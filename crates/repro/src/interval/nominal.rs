@@ -53,7 +53,7 @@ const WRITTEN_BACK_SHARE: f64 = 0.3;
 
 impl TimingPrior {
     /// The geometric middle of both ranges.
-    pub fn middle() -> Self {
+    pub fn midpoint() -> Self {
         TimingPrior::new(0.5, 0.5)
     }
 
@@ -80,7 +80,7 @@ impl TimingPrior {
 /// # Errors
 /// A file without a curve of misses per instruction, or without references.
 pub fn from_file(file: &ProfileFile, machine: &MachineSpec) -> Result<PhasedProgram, ReproError> {
-    from_file_with(file, machine, &TimingPrior::middle())
+    from_file_with(file, machine, &TimingPrior::midpoint())
 }
 
 /// Like [`from_file`], with a given timing.

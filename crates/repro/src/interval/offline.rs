@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use cachemate_core::{CpuId, SplitMix64};
 use serde::{Deserialize, Serialize};
 
-use super::forecast::{TimedProgram, together};
+use super::forecast::{TimedProgram, forecast_together};
 use super::score::{percentile, tau};
 use crate::corun::{CoRunBench, ProgramRates, caches};
 use crate::setup::{WorkloadJob, failed};
@@ -81,7 +81,13 @@ pub struct OfflineScore {
 }
 
 /// Runs on one machine, each as the positions of two or four recordings.
-fn drawn(generator: &mut SplitMix64, programs: usize, pairs: usize, groups: usize, cores: usize) -> Vec<Vec<usize>> {
+fn draw_groups(
+    generator: &mut SplitMix64,
+    programs: usize,
+    pairs: usize,
+    groups: usize,
+    cores: usize,
+) -> Vec<Vec<usize>> {
     let mut all: Vec<Vec<usize>> = (0..programs).flat_map(|a| (a + 1..programs).map(move |b| vec![a, b])).collect();
     generator.shuffle(&mut all);
     all.truncate(pairs);
@@ -113,12 +119,13 @@ pub fn offline(context: &ExperimentContext<'_>, recordings: &[(String, PathBuf)]
         let cpus = caches(&bench.machine.topology())?;
         let cpus = cpus.into_iter().find(|cpus| cpus.len() > 1).ok_or_else(|| failed(name)("no shared cache"))?;
         let mut generator = SplitMix64::new(seed ^ 0x0ff1);
-        let sets = drawn(&mut generator, recordings.len(), pairs, if cpus.len() > 2 { groups } else { 0 }, cpus.len());
+        let sets =
+            draw_groups(&mut generator, recordings.len(), pairs, if cpus.len() > 2 { groups } else { 0 }, cpus.len());
         let mut used: Vec<usize> = sets.iter().flatten().copied().collect();
         used.sort_unstable();
         used.dedup();
         let job = |index: usize| {
-            WorkloadJob::recorded(&recordings[index].0, recordings[index].1.clone(), seed + index as u64)
+            WorkloadJob::from_recording(&recordings[index].0, recordings[index].1.clone(), seed + index as u64)
         };
         let timed = context.run_here(&used, |&index| {
             context.report_progress(&format!("{name}: {} alone", recordings[index].0));
@@ -131,16 +138,16 @@ pub fn offline(context: &ExperimentContext<'_>, recordings: &[(String, PathBuf)]
             let jobs: Vec<(WorkloadJob, CpuId)> =
                 set.iter().map(|&index| job(index)).zip(cpus.iter().copied()).collect();
             let alone: Vec<ProgramRates> =
-                jobs.iter().map(|(job, _)| bench.alone(job)).collect::<Result<_, ReproError>>()?;
+                jobs.iter().map(|(job, _)| bench.solo_rates(job)).collect::<Result<_, ReproError>>()?;
             Ok((alone, bench.run(&jobs)?))
         })?;
         for (set, (alone, beside)) in sets.iter().zip(truth) {
             runs += 1;
             let programs: Vec<&TimedProgram> = set.iter().map(|&index| timed_of(index)).collect();
-            let forecasts = together(&bench.machine, &programs)?;
+            let forecasts = forecast_together(&bench.machine, &programs)?;
             let solos: Vec<f64> = programs
                 .iter()
-                .map(|program| Ok(together(&bench.machine, &[program])?[0].mpki))
+                .map(|program| Ok(forecast_together(&bench.machine, &[program])?[0].mpki))
                 .collect::<Result<_, ReproError>>()?;
             for (index, forecast) in forecasts.iter().enumerate() {
                 let others = set.iter().enumerate().filter(|(other, _)| *other != index);
@@ -228,7 +235,7 @@ mod tests {
     /// Are pairs different from one another, and groups made of different programs?
     #[test]
     fn runs_are_drawn_without_repetition() {
-        let sets = drawn(&mut SplitMix64::new(3), 5, 7, 2, 4);
+        let sets = draw_groups(&mut SplitMix64::new(3), 5, 7, 2, 4);
         assert_eq!(sets.iter().filter(|set| set.len() == 2).count(), 7);
         assert_eq!(sets.iter().filter(|set| set.len() == 4).count(), 2);
         for (index, set) in sets.iter().enumerate() {

@@ -11,7 +11,7 @@ use cachemate_core::{
 use cachemate_interval::IntervalMachine;
 use serde::Serialize;
 
-use super::whatif::{WhatIfQuery, describe_reason, differs, started};
+use super::whatif::{WhatIfQuery, describe_reason, differs, start_query};
 use crate::setup::failed;
 use crate::{ExperimentContext, ReproError};
 
@@ -45,8 +45,12 @@ pub struct PlannedRun {
 ///
 /// # Errors
 /// As [`super::whatif::outcome`].
-pub fn planned(context: &ExperimentContext<'_>, question: &WhatIfQuery, name: &str) -> Result<PlannedRun, ReproError> {
-    let (machine, by) = started(question, name)?;
+pub fn plan_query(
+    context: &ExperimentContext<'_>,
+    question: &WhatIfQuery,
+    name: &str,
+) -> Result<PlannedRun, ReproError> {
+    let (machine, by) = start_query(question, name)?;
     let mut log = Log::default();
     let machine = by
         .run(machine, |machine, record| {
@@ -54,8 +58,8 @@ pub fn planned(context: &ExperimentContext<'_>, question: &WhatIfQuery, name: &s
             !context.stop.load(Ordering::Relaxed)
         })
         .map_err(failed(name))?;
-    context.go_on()?;
-    Ok(log.planned(name, &machine))
+    context.check_not_stopped()?;
+    Ok(log.into_planned_run(name, &machine))
 }
 
 #[derive(Default)]
@@ -85,9 +89,9 @@ impl Log {
         self.last = Some((record.observation, plan));
     }
 
-    fn planned(self, policy: &str, machine: &IntervalMachine) -> PlannedRun {
+    fn into_planned_run(self, policy: &str, machine: &IntervalMachine) -> PlannedRun {
         let decision = self.last.as_ref().map(|(seen, plan)| {
-            derive_changes(plan, &[], &untouched(seen, machine), machine.topology(), machine.capabilities())
+            derive_changes(plan, &[], &initial_state(seen, machine), machine.topology(), machine.capabilities())
         });
         let decision = decision.unwrap_or_default();
         PlannedRun {
@@ -101,7 +105,7 @@ impl Log {
 }
 
 /// The machine with these tasks, before any change.
-fn untouched(seen: &Observation, machine: &IntervalMachine) -> MachineState {
+fn initial_state(seen: &Observation, machine: &IntervalMachine) -> MachineState {
     let online = machine.topology().online();
     let here = || seen.tasks.iter().filter(|task| !task.exited);
     let task = |task: &cachemate_core::TaskSample| TaskState {
@@ -156,13 +160,13 @@ mod tests {
         let question = WhatIfQuery { machine, jobs, length_ns: 60_000_000_000, seed: 1, explicit: false, guard: false };
         let stop = AtomicBool::new(false);
         let context = ExperimentContext { quick: true, ..ExperimentContext::for_seed(1, &stop) };
-        let plan = planned(&context, &question, "round-robin").unwrap();
+        let plan = plan_query(&context, &question, "round-robin").unwrap();
         assert!(plan.changes.iter().any(|line| line.starts_with("move task 0 'stream' to CPUs")), "{plan:?}");
         let gave = |reason: &str| {
             plan.decisions.iter().flat_map(|decision| &decision.reasons).any(|given| given.starts_with(reason))
         };
         assert!(gave("stream goes to CPUs") && gave("reuser goes to CPUs"), "{plan:?}");
-        let idle = planned(&context, &question, "default").unwrap();
+        let idle = plan_query(&context, &question, "default").unwrap();
         assert!(idle.changes.is_empty() && idle.decisions.is_empty(), "{idle:?}");
     }
 }

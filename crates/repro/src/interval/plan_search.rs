@@ -117,7 +117,7 @@ impl<'a> PlanTruth<'a> {
         let jobs = self.jobs.len();
         let mut current = self.solve(StaticPlan { cpu_of: cpus[..jobs].to_vec(), units: vec![0; jobs] })?;
         for _ in 0..TRIED {
-            let next = self.solve(self.neighbor(&current.plan, generator))?;
+            let next = self.solve(self.draw_neighbor(&current.plan, generator))?;
             if is_better(&next, &current) {
                 current = next;
             }
@@ -126,7 +126,7 @@ impl<'a> PlanTruth<'a> {
     }
 
     /// The plan with two CPUs exchanged, or with another partition for one job.
-    fn neighbor(&self, plan: &StaticPlan, generator: &mut SplitMix64) -> StaticPlan {
+    fn draw_neighbor(&self, plan: &StaticPlan, generator: &mut SplitMix64) -> StaticPlan {
         let mut next = plan.clone();
         let job = generator.draw_below(plan.cpu_of.len() as u64) as usize;
         if self.parts > 1 && generator.draw_below(2) == 0 {

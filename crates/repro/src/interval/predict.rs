@@ -36,7 +36,7 @@ pub fn rates(machine: &MachineSpec, programs: &[ProfiledProgram], run: &CoRun) -
         engine.run(now + LOOK_CYCLES);
         for (index, &slot) in slots.iter().enumerate() {
             let after = *engine.done(slot);
-            let when = |instr: f64| moment(now, &before[index], &after, instr);
+            let when = |instr: f64| interpolate_moment(now, &before[index], &after, instr);
             moments[index].0 = moments[index].0.or_else(|| when(works[index].from_instr));
             moments[index].1 = moments[index].1.or_else(|| when(works[index].to_instr));
             before[index] = after;
@@ -65,7 +65,7 @@ struct JobMoment {
 }
 
 /// The moment between two readings, interpolated linearly; `None` = not reached yet, or earlier.
-fn moment(now: f64, before: &TaskTotals, after: &TaskTotals, instr: f64) -> Option<JobMoment> {
+fn interpolate_moment(now: f64, before: &TaskTotals, after: &TaskTotals, instr: f64) -> Option<JobMoment> {
     let done = after.instructions - before.instructions;
     if instr > after.instructions || done <= 0.0 {
         return None;

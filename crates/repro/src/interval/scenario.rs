@@ -84,7 +84,7 @@ pub fn jobs(scenario: &Scenario, programs: &ScenarioPrograms) -> Vec<IntervalJob
             }
             jobs.push(IntervalJob {
                 threads: given.threads.unwrap_or(1),
-                instructions: given.instructions.map(|length| drawn(length, &mut draws).max(1.0)),
+                instructions: given.instructions.map(|length| draw_sample(length, &mut draws).max(1.0)),
                 start_ns,
                 restart: given.restart,
                 pinned: given.cpus.clone(),
@@ -104,7 +104,7 @@ pub fn jobs(scenario: &Scenario, programs: &ScenarioPrograms) -> Vec<IntervalJob
             }
             let program = &programs[draw_by_weight(&weights, &mut draws)];
             jobs.push(IntervalJob {
-                instructions: mix.instructions.map(|length| drawn(length, &mut draws).max(1.0)),
+                instructions: mix.instructions.map(|length| draw_sample(length, &mut draws).max(1.0)),
                 start_ns,
                 ..IntervalJob::new(Arc::clone(program))
             });
@@ -114,7 +114,7 @@ pub fn jobs(scenario: &Scenario, programs: &ScenarioPrograms) -> Vec<IntervalJob
 }
 
 fn gap_ns(gap: Option<Distribution>, draws: &mut SplitMix64) -> u64 {
-    gap.map_or(0, |gap| drawn(gap, draws) as u64)
+    gap.map_or(0, |gap| draw_sample(gap, draws) as u64)
 }
 
 /// A uniform random number above 0 and at most 1.
@@ -122,7 +122,7 @@ fn uniform(draws: &mut SplitMix64) -> f64 {
     1.0 - draws.unit()
 }
 
-fn drawn(distribution: Distribution, draws: &mut SplitMix64) -> f64 {
+fn draw_sample(distribution: Distribution, draws: &mut SplitMix64) -> f64 {
     match distribution {
         Distribution::Fixed(value) => value,
         Distribution::Exponential(mean) => -mean * libm::log(uniform(draws)),

@@ -100,7 +100,7 @@ pub fn score(truth: &ValidationTruth) -> Result<ValidationScore, ReproError> {
     let mut mixes: Vec<Vec<(f64, f64)>> = Vec::new();
     for bench in &truth.benches {
         let machine = cachemate_spec::load_machine(&bench.machine).map_err(failed(&bench.machine))?;
-        let alone = alone(&machine, bench)?;
+        let alone = measure_solo_rates(&machine, bench)?;
         let mut plans: BTreeMap<u32, Vec<(f64, f64)>> = BTreeMap::new();
         for run in bench.runs.iter().filter(|run| run.finished) {
             let rates = predict::rates(&machine, &bench.programs, run)?;
@@ -112,7 +112,7 @@ pub fn score(truth: &ValidationTruth) -> Result<ValidationScore, ReproError> {
                 let both = (mean(|task| task.measured_slowdown_percent), mean(|task| task.predicted_slowdown_percent));
                 plans.entry(mix).or_default().push(both);
             }
-            tasks.entry(set_of(run).to_string()).or_default().push(comparison);
+            tasks.entry(set_name(run).to_string()).or_default().push(comparison);
         }
         mixes.extend(plans.into_values());
     }
@@ -125,7 +125,7 @@ pub fn score(truth: &ValidationTruth) -> Result<ValidationScore, ReproError> {
 }
 
 /// The interval machine's forecast of each program alone over its work.
-fn alone(machine: &MachineSpec, bench: &MachineTruth) -> Result<Vec<ProgramRate>, ReproError> {
+fn measure_solo_rates(machine: &MachineSpec, bench: &MachineTruth) -> Result<Vec<ProgramRate>, ReproError> {
     let run = |program: usize| CoRun {
         kind: CoRunKind::Pair,
         jobs: vec![(program, 0)],
@@ -140,7 +140,7 @@ fn alone(machine: &MachineSpec, bench: &MachineTruth) -> Result<Vec<ProgramRate>
 
 /// The name of a run's set. Plans form one set, so that they can be ranked; of the other runs, those that are
 /// bandwidth-bound form a separate set.
-fn set_of(run: &CoRun) -> &'static str {
+fn set_name(run: &CoRun) -> &'static str {
     match run.kind {
         CoRunKind::Plan(_) => "plans",
         _ if run.busy_share >= BANDWIDTH_BOUND => "bandwidth-bound",

@@ -41,14 +41,14 @@ pub fn pipeline(
     guard: bool,
 ) -> Result<Pipeline, ReproError> {
     let standard = StandardPipeline::simulated(policy, guard, spec, INTERVAL_COUNTED_INSTRUCTIONS);
-    crate::setup::built(standard.for_machine(machine.topology(), machine.capabilities()))
+    crate::setup::build_pipeline(standard.for_machine(machine.topology(), machine.capabilities()))
 }
 
 /// The query's machine at its start, and the policy around it. `name` may carry parameters.
 ///
 /// # Errors
 /// An invalid machine, program or policy.
-pub fn started(question: &WhatIfQuery, name: &str) -> Result<(IntervalMachine, Pipeline), ReproError> {
+pub fn start_query(question: &WhatIfQuery, name: &str) -> Result<(IntervalMachine, Pipeline), ReproError> {
     let (policy, parameters) = name.split_once(':').unwrap_or((name, ""));
     let config = PolicyConfig { name: policy.to_string(), parameters: parameters.to_string(), seed: question.seed };
     let options = Options {
@@ -73,7 +73,7 @@ pub fn outcome(
     question: &WhatIfQuery,
     name: &str,
 ) -> Result<PolicyOutcome, ReproError> {
-    let (machine, by) = started(question, name)?;
+    let (machine, by) = start_query(question, name)?;
     let mut lines = TimeSeriesRecorder::new(question);
     let mut complete = true;
     let machine = by
@@ -173,7 +173,7 @@ impl TimeSeriesRecorder {
         let changed = self.before.as_ref().is_some_and(|before| differs(before, &record.decision.plan));
         if changed {
             let seconds = machine.now_ns() as f64 / 1e9;
-            self.decisions.push(ReportedDecision { seconds, reason: why(record, &self.names, machine) });
+            self.decisions.push(ReportedDecision { seconds, reason: describe_reasons(record, &self.names, machine) });
         }
         self.before = Some(record.decision.plan.clone());
         if machine.now_ns() >= self.ends_ns {
@@ -260,7 +260,7 @@ pub fn differs(a: &Plan, b: &Plan) -> bool {
 }
 
 /// The first reasons, with the programs to which they apply.
-fn why(record: &WindowRecord, names: &[String], machine: &IntervalMachine) -> String {
+fn describe_reasons(record: &WindowRecord, names: &[String], machine: &IntervalMachine) -> String {
     let name = |task: &TaskId| machine.job_of(*task).map(|job| names[job].clone());
     let told: Vec<String> =
         record.decision.reasons.iter().take(3).map(|reason| describe_reason(reason, name)).collect();

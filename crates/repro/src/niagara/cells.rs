@@ -132,7 +132,7 @@ pub fn values_over_bandwidth(
 }
 
 /// One value per seed: the worst over all sizes.
-pub fn worst_per_seed(cells: &[Cell], of: Metric, worse: fn(f64, f64) -> f64) -> Vec<(u64, f64)> {
+pub fn worst_by_seed(cells: &[Cell], of: Metric, worse: fn(f64, f64) -> f64) -> Vec<(u64, f64)> {
     let mut seeds: Vec<u64> = cells.iter().map(|cell| cell.seed).collect();
     seeds.sort_unstable();
     seeds.dedup();

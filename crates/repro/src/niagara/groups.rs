@@ -37,14 +37,14 @@ pub fn measure_groups(mut workload: Workload, asked: GroupRequest) -> Result<Vec
     let policy =
         GroupProbePolicy { asked, cache, seed: workload.options.seed, first: Vec::new(), open: Vec::new(), then: None };
     let config = workload.pipeline("first-then-groups", "", Vec::new(), WindowLength::Time { ns: 100_000_000 });
-    let by = Pipeline::with_policy(config, Box::new(policy));
+    let pipeline = Pipeline::with_policy(config, Box::new(policy));
     let mut records = Vec::new();
     let each = |_: &mut _, record: WindowRecord| {
         let over = record.observation.probe_results.iter().any(|answer| answer.probe == GROUPS && answer.complete);
         records.push(record);
         !over
     };
-    run_under(workload.simulated()?, by, each).map_err(failed("groups"))?;
+    run_under(workload.build_machine()?, pipeline, each).map_err(failed("groups"))?;
     Ok(records)
 }
 

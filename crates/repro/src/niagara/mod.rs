@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 
 use self::stalls::{ContentionBreakdown, contention_at};
 use crate::run_request::label;
-use crate::setup::{Comparison, SpeedupScores, Workload, WorkloadJob, built, failed, scores};
+use crate::setup::{Comparison, SpeedupScores, Workload, WorkloadJob, build_pipeline, failed, scores};
 use crate::sources::digest_of;
 use crate::store::{self, RunName};
 use crate::{ExperimentContext, ReproError, mean};
@@ -119,7 +119,7 @@ impl NiagaraSetting {
     /// Selects the paper's baseline. A round of 18 threads with quanta of 200 ms and the lift once a second would not
     /// fit into a run at the scale of the others; the effect of a time slice on the caches is over long before either
     /// ends.
-    pub fn under_solaris(self) -> Self {
+    pub fn with_solaris(self) -> Self {
         NiagaraSetting { scheduler: SchedulerKind::Solaris, scale: SOLARIS_SCALE, ..self }
     }
 
@@ -133,7 +133,8 @@ impl NiagaraSetting {
             // Every qualifying group gets a turn: 76 turns of 10 ms each are 151 M cycles at this scale.
             (false, ThreadMix::Spec2000) => (60_000_000, 160_000_000),
         };
-        let mut workload = Workload::on("niagara-2core", jobs, self.seed)?.lasting(warm_up, measured);
+        let mut workload =
+            Workload::from_machine_name("niagara-2core", jobs, self.seed)?.with_length(warm_up, measured);
         workload.options.scale = self.scale;
         workload.options.scheduler = self.scheduler;
         let last = workload.machine.caches.last_mut().ok_or_else(|| failed("niagara-2core")("no cache"))?;
@@ -175,12 +176,12 @@ impl NiagaraPolicy {
     pub fn literal() -> Self {
         NiagaraPolicy::Casc { parameters: "form = \"literal\"\n".to_string(), own_counts: false, phases: false }
     }
-    pub fn better(more: &str) -> Self {
+    pub fn better_policy(more: &str) -> Self {
         let parameters = format!("form = \"better\"\nmax_row_ns = {LONGEST_ROW_NS}\n{more}");
         NiagaraPolicy::Casc { parameters, own_counts: true, phases: false }
     }
     pub fn following_phases() -> Self {
-        match NiagaraPolicy::better("") {
+        match NiagaraPolicy::better_policy("") {
             NiagaraPolicy::Casc { parameters, own_counts, .. } => {
                 NiagaraPolicy::Casc { parameters, own_counts, phases: true }
             }
@@ -218,13 +219,13 @@ impl NiagaraPolicy {
             workload.pipeline(name, parameters, self.profilers(l2_kb), WindowLength::Time { ns: WINDOW_NS })
         };
         match self {
-            NiagaraPolicy::Default => built(config("default", "")),
+            NiagaraPolicy::Default => build_pipeline(config("default", "")),
             NiagaraPolicy::OneGreedy => {
                 let policy = Box::new(OneArtPerGang { gangs: Vec::new() });
                 Ok(Pipeline::with_policy(config("one-greedy", ""), policy))
             }
-            NiagaraPolicy::Casc { parameters, .. } => built(config("casc", parameters)),
-            NiagaraPolicy::BalanceSet(parameters) => built(config("balance-set", parameters)),
+            NiagaraPolicy::Casc { parameters, .. } => build_pipeline(config("casc", parameters)),
+            NiagaraPolicy::BalanceSet(parameters) => build_pipeline(config("balance-set", parameters)),
         }
     }
 }
@@ -245,10 +246,10 @@ pub fn run_jobs(setting: &NiagaraSetting, who: &NiagaraPolicy, jobs: &[WorkloadJ
     let mut workload = setting.workload(jobs.to_vec())?;
     if jobs.len() == 1 {
         // A single thread is fast enough to simulate whole periods of art.
-        workload = workload.lasting(4_000_000, 40_000_000);
+        workload = workload.with_length(4_000_000, 40_000_000);
     }
     if *who == NiagaraPolicy::Default {
-        return workload.unmanaged();
+        return workload.unmanaged_run();
     }
     let label = format!("{} under {who:?}", label(&workload));
     let sources = digest_of(module_path!()).to_string();

@@ -64,7 +64,7 @@ pub fn variations(
         all.push(same(format!("scale {SCALE}"), who, base));
         all.push(same(format!("scale {}", 2 * SCALE), who, NiagaraSetting { scale: 2 * SCALE, ..base }));
         let name = format!("against Solaris' time sharing, scale {SOLARIS_SCALE}");
-        all.push(Variation { name, who: who.clone(), on: base, against: base.under_solaris() });
+        all.push(Variation { name, who: who.clone(), on: base, against: base.with_solaris() });
         all.extend(more.iter().map(|(name, who)| same((*name).to_string(), who, base)));
     }
     let measured = context.run_all(&all, |variation| {

@@ -58,11 +58,12 @@ mod tests {
     fn the_parts_are_the_whole() {
         let run = |seed: u64, kernels: [&str; 6]| {
             let jobs = kernels.iter().map(|kernel| WorkloadJob::new(kernel, seed)).collect();
-            let mut workload = Workload::on("niagara-2core", jobs, seed).unwrap().lasting(400_000, 2_000_000);
+            let mut workload =
+                Workload::from_machine_name("niagara-2core", jobs, seed).unwrap().with_length(400_000, 2_000_000);
             workload.machine.cores_per_package = 1;
             workload.machine.caches.iter_mut().for_each(|cache| cache.shared_by_cores = 1);
             workload.options.scale = 200;
-            workload.unmanaged().unwrap()
+            workload.unmanaged_run().unwrap()
         };
         let old = run(1, ["gzip", "gzip", "art", "art", "mcf", "gzip"]);
         let new = run(2, ["gzip", "gzip", "art", "art", "mcf", "gzip"]);

@@ -61,13 +61,13 @@ pub fn size_bytes(colors: u32) -> u64 {
 }
 
 pub fn workload(program: &str, seed: u64) -> Result<Workload, ReproError> {
-    let mut workload = Workload::on(MACHINE, vec![WorkloadJob::new(program, seed)], seed)?;
+    let mut workload = Workload::from_machine_name(MACHINE, vec![WorkloadJob::new(program, seed)], seed)?;
     workload.measured_cycles = u64::MAX / 8;
     Ok(workload)
 }
 
 /// Logs this many entries after the warm-up.
-pub fn log_of(workload: &Workload, warm_up: f64, entries: u32) -> Result<TraceCapture, ReproError> {
+pub fn capture_log(workload: &Workload, warm_up: f64, entries: u32) -> Result<TraceCapture, ReproError> {
     let mut program = SoloMachine::start(workload, LOGGED_AT, WINDOW_CYCLES)?;
     program.run_to(warm_up)?;
     program.trace(entries)
@@ -166,7 +166,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let first =
         Finding::new("RM-1", &what("survival"), "1.02", "misses/1000 instructions", target, &distance("survival"))
             .points(points(&studies))
-            .note(note(&studies, lengths));
+            .with_note(note(&studies, lengths));
     let first = figures(&studies, context.seeds[0]).into_iter().fold(first, Finding::figure);
     let worst = Finding::new(
         "RM-1",
@@ -213,7 +213,7 @@ fn figures(studies: &[CurveStudy], seed: u64) -> Vec<ResultFigure> {
 fn figure(study: &CurveStudy) -> ResultFigure {
     let line = |name: &str, curve: &MissRateCurve, dashed| Series {
         name: name.to_string(),
-        points: curve.points().iter().map(|&(size, rate)| ChartPoint::new(colors_of(size), rate)).collect(),
+        points: curve.points().iter().map(|&(size, rate)| ChartPoint::new(color_count(size), rate)).collect(),
         dashed,
         ..Series::default()
     };
@@ -231,6 +231,6 @@ fn figure(study: &CurveStudy) -> ResultFigure {
     ResultFigure::chart(name, &chart)
 }
 
-pub fn colors_of(size: u64) -> f64 {
+pub fn color_count(size: u64) -> f64 {
     size as f64 / size_bytes(1) as f64
 }

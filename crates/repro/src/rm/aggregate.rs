@@ -93,7 +93,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     )
     .points(points)
     .time_scale(pace.scale as f64)
-    .note(
+    .with_note(
         "Curves of each program alone, the split with the least sum of misses, the sum of IPC against uncontrolled sharing, \
          and the published rows: a row beside the project's own target of 90 %, which asks for the sum of speeds over those \
          alone on all pairs. A quick run has the first two rows; the target is the published share of the rows that were run.",
@@ -115,17 +115,17 @@ fn measure(row: PublishedRow, seed: u64, lengths: LogLengths, pace: RunScale) ->
     let jobs: Vec<WorkloadJob> = std::iter::once(WorkloadJob::new(first, seed)).chain(others).collect();
     let cores = jobs.len() as u32;
     let chip = |jobs: Vec<WorkloadJob>| chip_setup(jobs, cores, l3, pace, seed);
-    let work = jobs.iter().map(|job| Ok(run_request::alone(&chip(vec![job.clone()])?)?.0));
+    let work = jobs.iter().map(|job| Ok(run_request::solo_run(&chip(vec![job.clone()])?)?.0));
     let work = work.collect::<Result<Vec<_>, ReproError>>()?;
     let workload = chip(jobs)?;
     let speeds = |plan: Option<&FixedPlan>| -> Result<[f64; 2], ReproError> {
-        let rates = run_request::together(&workload, &work, plan)?.rates;
+        let rates = run_request::joint_run(&workload, &work, plan)?.rates;
         Ok([rates.iter().map(|rates| rates.instr_per_cycle).sum(), rates[0].instr_per_cycle])
     };
     let shared = speeds(None)?;
     let mut gains = [[0.0; 2]; 2];
     for (gains, colors) in gains.iter_mut().zip(colors_of_first) {
-        let divided = speeds(Some(&divided(&workload, colors)?))?;
+        let divided = speeds(Some(&colors_plan(&workload, colors)?))?;
         *gains = [0, 1].map(|of| 100.0 * (divided[of] / shared[of] - 1.0));
     }
     let value = |index: usize| gains.map(|gains| gains[index]);
@@ -147,7 +147,7 @@ fn curves_of(program: &str, seed: u64, lengths: LogLengths) -> Result<[Vec<f64>;
 }
 
 /// So many colors for the first program, the rest for all others together.
-fn divided(workload: &Workload, first: u32) -> Result<FixedPlan, ReproError> {
+fn colors_plan(workload: &Workload, first: u32) -> Result<FixedPlan, ReproError> {
     let mut fixed = fixed_plan(workload, &split(first))?;
     let others = (1..workload.jobs.len() as u32).map(|process| ShareMember::Process(ProcessId(process)));
     fixed.plan.shares[1].members = others.collect();
@@ -164,7 +164,7 @@ mod tests {
     fn the_rest_is_of_all_others_together() {
         let jobs = ["ammp", "applu", "applu", "applu"].map(|name| WorkloadJob::new(name, 1)).to_vec();
         let pace = RunScale { scale: 60_000, warm_up_cycles: 0 };
-        let fixed = divided(&chip_setup(jobs, 4, true, pace, 1).unwrap(), 13).unwrap();
+        let fixed = colors_plan(&chip_setup(jobs, 4, true, pace, 1).unwrap(), 13).unwrap();
         let shares: Vec<(usize, IndexSet)> = fixed
             .plan
             .shares

@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::accuracy::{LOG_ENTRIES, LOGGED_AT, LogLengths, log, log_of, profile_capture, real_curve, workload};
+use super::accuracy::{LOG_ENTRIES, LOGGED_AT, LogLengths, capture_log, log, profile_capture, real_curve, workload};
 use super::solo::COLORS;
 use crate::split_runs::Name;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
@@ -69,9 +69,9 @@ fn cost(program: &'static str, giga_cycles: f64, seed: u64) -> Result<Cost, Repr
 }
 
 /// Distance of the curve from a cut log to the real one, relative to its allowance (2, or 5 % of its maximum).
-fn distance_of_cut(cost: &Cost, seed: u64, warm_up: f64, colors: &[u32]) -> Result<[f64; 2], ReproError> {
+fn cut_log_distance(cost: &Cost, seed: u64, warm_up: f64, colors: &[u32]) -> Result<[f64; 2], ReproError> {
     let workload = workload(cost.program.0, seed)?;
-    let traced = log_of(&workload, warm_up, cost.entries() as u32)?;
+    let traced = capture_log(&workload, warm_up, cost.entries() as u32)?;
     let real = real_curve(&workload, traced.from, traced.to, colors)?;
     let curve = profile_capture(false, &traced);
     let distance = curve.and_then(|curve| real.distance(&curve)).unwrap_or(f64::NAN);
@@ -98,7 +98,7 @@ pub(super) fn findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, 
         |(seed, cost)| format!("{} {} {seed} {warm_up} {colors:?}", cost.program, cost.entries()),
         |&(seed, cost)| {
             context.report_progress(&format!("RM-5: {} from {:.0} entries, seed {seed}", cost.program, cost.entries()));
-            distance_of_cut(cost, seed, warm_up, &colors)
+            cut_log_distance(cost, seed, warm_up, &colors)
         },
     )?;
     Ok(vec![costs_finding(&costs, seed), cut_finding(context, &cut, &distances)])
@@ -129,7 +129,7 @@ fn costs_finding(costs: &[Cost], seed: u64) -> Finding {
         &[(seed, worst)],
     )
     .points(points)
-    .note(format!(
+    .with_note(format!(
         "Interrupt cost of the machine's description, {LOGGED_AT} colors; phase lengths are the thesis's (Table 5.5 d), \
          since the simulated programs' phases are scaled. A full log has 163 840 entries; of the phase it would take more \
          than 2 % for: {over}. What the shorter logs are worth is the next result."

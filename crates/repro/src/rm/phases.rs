@@ -34,7 +34,7 @@ struct PhaseRun {
 
 fn run_pair(pair: [&'static str; 2], seed: u64, colors: u32, phases: usize) -> Result<PhaseRun, ReproError> {
     let phase_instructions = INTERVAL_INSTRUCTIONS * INTERVALS_A_PHASE as f64;
-    let workload = Workload::on(MACHINE, Vec::new(), seed)?;
+    let workload = Workload::from_machine_name(MACHINE, Vec::new(), seed)?;
     let options = SimOptions { seed, ends: Some(RunLimit::Cycles(u64::MAX / 8)), ..SimOptions::default() };
     let program = alternating(pair, seed, phase_instructions as u64)?;
     let machine = SimMachine::new(&workload.machine, &options, vec![program]).map_err(failed("machine"))?;
@@ -73,7 +73,7 @@ impl PhaseRun {
     }
 
     /// Number of boundaries found, and number of boundaries that had to be found.
-    fn found(&self, told: &[usize], to_find: impl Fn(usize) -> bool) -> (usize, usize) {
+    fn boundary_counts(&self, told: &[usize], to_find: impl Fn(usize) -> bool) -> (usize, usize) {
         let wanted: Vec<usize> = self.boundaries().filter(|&boundary| to_find(boundary)).collect();
         let near = |boundary: &&usize| told.iter().any(|&at| at.abs_diff(**boundary) <= 1);
         (wanted.iter().filter(near).count(), wanted.len())
@@ -81,11 +81,13 @@ impl PhaseRun {
 
     fn detect_by_miss_rate(&self) -> (usize, usize) {
         let signals: Vec<[f64; 1]> = self.misses.iter().map(|&rate| [rate]).collect();
-        self.found(&detect_phases(&signals), |boundary| self.differ_by(boundary) > PhaseParameters::default().threshold)
+        self.boundary_counts(&detect_phases(&signals), |boundary| {
+            self.differ_by(boundary) > PhaseParameters::default().threshold
+        })
     }
 
     fn detect_by_first_level(&self) -> (usize, usize) {
-        self.found(&detect_phases(&self.first_level), |_| true)
+        self.boundary_counts(&detect_phases(&self.first_level), |_| true)
     }
 
     /// Changes reported more than one interval from any boundary, per boundary.
@@ -132,7 +134,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     )
     .points(points(&runs, colors))
     .time_scale(SCALE)
-    .note(note(&runs))
+    .with_note(note(&runs))
     .figure(figure(&runs, colors));
     let insensitive = Finding::new(
         "RM-5",
@@ -143,7 +145,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         &per_seed(PhaseRun::detect_by_first_level),
     )
     .time_scale(SCALE)
-    .note("Misses of both first-level caches and references of the L2, per 1000 instructions: no allocation of the L2 changes them.");
+    .with_note("Misses of both first-level caches and references of the L2, per 1000 instructions: no allocation of the L2 changes them.");
     let mut findings = vec![rates, insensitive, super::remeasure::finding(context)?];
     findings.extend(super::overhead::findings(context)?);
     Ok(findings)

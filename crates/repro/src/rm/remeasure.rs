@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::alternating::{INTERVAL_INSTRUCTIONS, INTERVALS_A_PHASE, SCALE, alternating};
 use crate::cp::{RunScale, chip_setup, job, sizing};
-use crate::setup::{built, failed, run_under};
+use crate::setup::{build_pipeline, failed, run_under};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget, mean};
 
 /// The program that changes, and its co-runner.
@@ -72,13 +72,13 @@ fn run_managed(
     let options = SimOptions { ends: Some(RunLimit::Cycles(u64::MAX / 8)), warm_up: None, ..workload.options.clone() };
     let beside = workload.jobs[0].program()?;
     let machine = SimMachine::new(&workload.machine, &options, vec![changing, beside]).map_err(failed("machine"))?;
-    let mut by = sizing(&workload, ENTRIES, 0, DECISION_CYCLES, "measure_windows = 0");
+    let mut pipeline = sizing(&workload, ENTRIES, 0, DECISION_CYCLES, "measure_windows = 0");
     let parameters = PhaseParameters::default();
     let detector =
         ProfilerConfig::Phases { level: CacheLevel::L2, parameters, interval_instructions: INTERVAL_INSTRUCTIONS };
-    by.profilers.insert(0, detector);
+    pipeline.profilers.insert(0, detector);
     let (mut records, mut done): (Vec<WindowRecord>, f64) = (Vec::new(), 0.0);
-    run_under(machine, built(by)?, |_, record| {
+    run_under(machine, build_pipeline(pipeline)?, |_, record| {
         let task = record.observation.tasks.iter().find(|task| task.task == TaskId(0));
         done += task.and_then(|task| task.counts.get(CounterEvent::Instructions)).unwrap_or(0.0);
         records.push(record);
@@ -137,7 +137,7 @@ pub(super) fn finding(context: &ExperimentContext<'_>) -> Result<Finding, ReproE
     )
     .points(points)
     .time_scale(SCALE)
-    .note(format!(
+    .with_note(format!(
         "Sizing policy behind the phase detector (miss rate, and what comes from the first level), beside another program. \
          Traces asked for without a boundary: {:.2} per boundary; the programs' own phases are among them.",
         mean(&lonely),

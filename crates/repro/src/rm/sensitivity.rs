@@ -11,7 +11,7 @@ use cachemate_locality::stack::{DistanceHistogram, StackDistances};
 use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
 use serde::{Deserialize, Serialize};
 
-use super::accuracy::{LogLengths, colors_of, log, real_curve, size_bytes, workload};
+use super::accuracy::{LogLengths, color_count, log, real_curve, size_bytes, workload};
 use super::solo::{COLORS, TraceCapture};
 use crate::setup::{Workload, failed};
 use crate::split_runs::{self, Name};
@@ -55,7 +55,7 @@ fn thesis(lines: &[u64], instructions: f64, warmup: Warmup, correct: bool) -> Op
     )
 }
 
-fn survival(lines: &[u64], instructions: f64) -> Option<MissRateCurve> {
+fn log_survival_curve(lines: &[u64], instructions: f64) -> Option<MissRateCurve> {
     let trace = MissLog { lines, code: &[], line_bytes: LINE_BYTES, instructions, lost: None };
     survival_curve(&trace, &LogCounts::default(), &sizes())
 }
@@ -90,14 +90,14 @@ fn rm_2(real: &MissRateCurve, traced: &TraceCapture) -> Option<Vec<(&'static str
         let (lines, instructions) = part(by);
         let name = |form: &str| format!("{form}, {} entries", lines.len());
         log_size.push(named(name("thesis"), thesis(lines, instructions, Warmup::Automatic, true)));
-        log_size.push(named(name("survival"), survival(lines, instructions)));
+        log_size.push(named(name("survival"), log_survival_curve(lines, instructions)));
     }
     let warm = |name: &str, warmup| named(name.to_string(), thesis(lines, instructions, warmup, true));
     let warmups =
         vec![warm("until full", Warmup::Automatic), warm("half", Warmup::Half), warm("none", Warmup::Nothing)];
     let dropped = [1, 2, 4, 10].map(|nth| {
-        let kept: Vec<u64> = lines.iter().copied().step_by(nth).collect();
-        named(format!("every {nth}. entry"), thesis(&kept, instructions, Warmup::Automatic, true))
+        let sampled_lines: Vec<u64> = lines.iter().copied().step_by(nth).collect();
+        named(format!("every {nth}. entry"), thesis(&sampled_lines, instructions, Warmup::Automatic, true))
     });
     let ways = [false, true].map(|folded| {
         let name = if folded { format!("{WAYS} ways") } else { "fully associative".to_string() };
@@ -193,7 +193,9 @@ fn finding(all: &[SensitivityCurves], study: &str, context: &ExperimentContext<'
     let what = format!("{study}: mean distance of the calculated curves that lie farthest apart");
     let finding = Finding::new(id, &what, paper, "misses/1000 instructions", ResultTarget::Shown, &per_seed)
         .points(points(all, study))
-        .note("Curves are not shifted; of the real curve only the sizes that were run. Programs: as in the points.");
+        .with_note(
+            "Curves are not shifted; of the real curve only the sizes that were run. Programs: as in the points.",
+        );
     let shown = all.iter().filter(|curves| curves.seed == context.seeds[0]);
     shown.filter_map(|curves| picture(curves, study, id)).fold(finding, Finding::figure)
 }
@@ -205,7 +207,7 @@ fn points(all: &[SensitivityCurves], study: &str) -> Vec<DataPoint> {
             for named in named {
                 let series = format!("{}, seed {}: {}", curves.program, curves.seed, named.name);
                 points.extend(named.curve.points().iter().map(|&(size, rate)| {
-                    DataPoint::over_values(series.clone(), format!("{:.0} colors", colors_of(size)), &[rate])
+                    DataPoint::over_values(series.clone(), format!("{:.0} colors", color_count(size)), &[rate])
                 }));
             }
         }
@@ -217,7 +219,7 @@ fn picture(curves: &SensitivityCurves, study: &str, id: &str) -> Option<ResultFi
     let (_, named) = curves.studies.iter().find(|(name, _)| name.0 == study)?;
     let series = named.iter().map(|named| Series {
         name: named.name.clone(),
-        points: named.curve.points().iter().map(|&(size, rate)| ChartPoint::new(colors_of(size), rate)).collect(),
+        points: named.curve.points().iter().map(|&(size, rate)| ChartPoint::new(color_count(size), rate)).collect(),
         dashed: !named.name.starts_with("real"),
         ..Series::default()
     });

@@ -78,7 +78,7 @@ impl SoloMachine {
     /// # Errors
     /// An invalid workload.
     pub fn start(workload: &Workload, colors: u32, window_cycles: u64) -> Result<Self, ReproError> {
-        Self::measure(workload.simulated()?, colors, window_cycles)
+        Self::measure(workload.build_machine()?, colors, window_cycles)
     }
 
     /// Starts a machine with one task.

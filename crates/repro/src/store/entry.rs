@@ -43,7 +43,7 @@ pub enum EntryError {
 }
 
 /// The file name of a value: a hash over everything that it depends on.
-pub(super) fn name_of(kind: &str, sources: &str, inputs: &str) -> String {
+pub(super) fn entry_name(kind: &str, sources: &str, inputs: &str) -> String {
     let mut digest = Sha256::new();
     for part in [kind, sources, inputs] {
         digest.update((part.len() as u64).to_le_bytes());
@@ -58,7 +58,7 @@ fn digits(bytes: &[u8]) -> String {
 
 impl StoredEntry {
     pub(super) fn name(&self) -> String {
-        name_of(&self.kind, &self.sources, &self.inputs)
+        entry_name(&self.kind, &self.sources, &self.inputs)
     }
 
     pub(super) fn to_bytes(&self) -> Result<Vec<u8>, EntryError> {
@@ -126,8 +126,8 @@ mod tests {
     /// Do inputs with the same concatenation have different names?
     #[test]
     fn parts_of_a_name_do_not_run_together() {
-        assert_ne!(name_of("a", "bc", "d"), name_of("ab", "c", "d"));
-        assert_ne!(name_of("a", "b", "c"), name_of("a", "b", "d"));
-        assert_eq!(entry().name(), name_of("alone", "abc", "{}"));
+        assert_ne!(entry_name("a", "bc", "d"), entry_name("ab", "c", "d"));
+        assert_ne!(entry_name("a", "b", "c"), entry_name("a", "b", "d"));
+        assert_eq!(entry().name(), entry_name("alone", "abc", "{}"));
     }
 }

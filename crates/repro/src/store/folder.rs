@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use super::entry::{EntryError, MAX_ENTRY_BYTES, StoredEntry, name_of};
+use super::entry::{EntryError, MAX_ENTRY_BYTES, StoredEntry, entry_name};
 
 /// Default size of a folder beyond which files are removed.
 pub const MAX_FOLDER_BYTES: u64 = 2 << 30;
@@ -63,14 +63,14 @@ impl RunFolder {
         &self.path
     }
 
-    fn path_of(&self, name: &str) -> PathBuf {
+    fn entry_path(&self, name: &str) -> PathBuf {
         let (folder, file) = name.split_at(2);
         self.path.join(folder).join(file).with_extension(EXTENSION)
     }
 
     /// Looks up the value that was made from exactly these inputs by these sources.
     pub fn read(&self, kind: &str, sources: &str, inputs: &str) -> StoredLookup {
-        let path = self.path_of(&name_of(kind, sources, inputs));
+        let path = self.entry_path(&entry_name(kind, sources, inputs));
         let unusable = |why: &dyn std::fmt::Display| StoredLookup::Unusable(format!("{}: {why}", path.display()));
         match read_file(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => StoredLookup::Miss,
@@ -96,7 +96,7 @@ impl RunFolder {
         if length > MAX_ENTRY_BYTES {
             return Ok(());
         }
-        let path = self.path_of(&entry.name());
+        let path = self.entry_path(&entry.name());
         path.parent().map_or(Ok(()), fs::create_dir_all)?;
         cachemate_files::replace(&path, &bytes)?;
         if self.written_bytes.fetch_add(length, Ordering::Relaxed) + length > self.max_bytes / 16 {
@@ -257,7 +257,7 @@ mod tests {
         };
         for number in 0..6 {
             folder.write(&entry(number, 5_000)).unwrap();
-            age(&folder.path_of(&entry(number, 0).name()), number);
+            age(&folder.entry_path(&entry(number, 0).name()), number);
         }
         assert!(matches!(read(&folder, 0), StoredLookup::Hit(_)), "a use is marked");
         let left = place.path().join("ab");

@@ -36,10 +36,10 @@ fn outcome(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Re
     let short = ClusterSetting::new(context, SMALL, case, seed);
     let warm_up_windows = short.warm_up_windows * if changes { 2 } else { 1 };
     let setting = ClusterSetting { warm_up_windows, measured_windows: 1, ..short };
-    let truth = case.truth_later(seed)?;
+    let truth = case.true_groups_later(seed)?;
     let run = setting.run(&ThreadPlacement::Automatic(LOW.to_string()))?;
     let mut placement_rounds = rounds(&run.records, truth.len(), setting.entries);
-    let insight = insights(&run.records, &case.truth(seed)?, setting.entries).into_iter().next();
+    let insight = insights(&run.records, &case.true_groups(seed)?, setting.entries).into_iter().next();
     let workers = truth.iter().flatten().count();
     let count = placement_rounds.len();
     let last = placement_rounds.pop();
@@ -111,7 +111,7 @@ fn harder_cases(context: &ExperimentContext<'_>) -> Vec<ClusterCase> {
 pub(super) fn four_programs(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let what = "worst agreement of workers' clusters with the programs' own partition, four programs";
     let finding = agreement_finding(context, &four(), what)?;
-    Ok(vec![finding.note(format!(
+    Ok(vec![finding.with_note(format!(
         "Activation at 2 % so that all four are sampled; {SAMPLES_PER_THREAD} samples a thread and round. \"One pass\" is the thesis's scan on the \
          same shMaps of the first round. Why so many samples: of the warehouses' about one in twenty passes the filter, as \
          nine sampled lines in ten are tree pages that a single thread fetched once from the other chip; with 20 000 samples \
@@ -119,11 +119,11 @@ pub(super) fn four_programs(context: &ExperimentContext<'_>) -> Result<Vec<Findi
     ))])
 }
 
-pub(super) fn harder(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn harder_findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let what = "worst agreement with background threads, uneven clusters, another partition midway, 4 x 16 warehouses \
                 (quick: two of thirteen)";
     let finding = agreement_finding(context, &harder_cases(context), what)?;
-    Ok(vec![finding.note(
+    Ok(vec![finding.with_note(
         "Judged by the last round that found clusters; where the partition changes midway, against the later one. A cluster of \
          more than half of the threads is global by the thesis's rule, so \"one pass\" does not find it where all of its data \
          is touched by all of it. Clusters of 10 + 6 and 20 + 12 are found and not placed, as one chip would have over 25 % \
@@ -167,7 +167,7 @@ fn agreement_finding(
             &values(|found| found.rounds as f64),
         ));
         points.extend(insight_points(case, of(index)));
-        let by_scan = of(index).map(|found| one_pass_agreement(found, &case.truth(1).unwrap_or_default()));
+        let by_scan = of(index).map(|found| one_pass_agreement(found, &case.true_groups(1).unwrap_or_default()));
         points.push(DataPoint::over_values("adjusted Rand index, one pass", case.name, &by_scan.collect::<Vec<f64>>()));
         if let Some(round) = of(index).find_map(|found| found.first.as_ref().or(found.last.as_ref())) {
             figures.extend(shmap_figures(case.name, round));

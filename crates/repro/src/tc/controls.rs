@@ -16,7 +16,7 @@ struct Control {
 fn control(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Result<Control, ReproError> {
     let short = ClusterSetting::new(context, SMALL, case, seed);
     let setting = ClusterSetting { warm_up_windows: context.pick(3, 12), ..short };
-    let truth = case.truth(seed)?;
+    let truth = case.true_groups(seed)?;
     let alone = setting.run(&ThreadPlacement::Default)?.results;
     let with = setting.run(&ThreadPlacement::Automatic("activation_share = 0.02".to_string()))?;
     let moved = with.records.iter().map(|record| record.decision.plan.affinity.len()).max().unwrap_or(0);

@@ -50,7 +50,7 @@ pub(crate) fn experiments() -> Vec<Experiment> {
             ids: &["TC-2", "TC-HARDER"],
             title: "the same with background threads, uneven clusters, another partition midway, and 4 x 16 warehouses",
             full_minutes: 4.0,
-            run: clusters::harder,
+            run: clusters::harder_findings,
         },
         Experiment {
             ids: &["TC-2", "TC-VARIANTS"],

@@ -16,7 +16,7 @@ fn eight() -> Vec<ClusterCase> {
 }
 
 /// Clusters that cannot, or only just, be kept whole while the chips are balanced.
-fn uneven() -> Vec<ClusterCase> {
+fn uneven_cases() -> Vec<ClusterCase> {
     let of = |name, kernel, sizes: &[u32]| {
         ClusterCase::new(name, kernel, Options { group_sizes: sizes.to_vec(), ..Options::default() })
     };
@@ -58,12 +58,12 @@ pub(super) fn eight_chips(context: &ExperimentContext<'_>) -> Result<Vec<Finding
             "hand placement of SPECjbb gains 14 % on eight chips; the policy was not run",
             "% of hand's",
             ResultTarget::AtLeast { target: 95.0, paper_best: None },
-            &per_seed(context, |seed| large.worst_gain_of_hand(seed)),
+            &per_seed(context, |seed| large.worst_hand_gain(seed)),
         )
         .points(points)
         .time_scale(scale as f64)
         .figure(large.bars("tc-4-eight-chips", "Eight chips: performance over the default scheduler", GAIN_LABEL, gain))
-        .note("A quick run has twice the time scale, windows of half as many cycles: 64 threads on 32 CPUs cost most here."),
+        .with_note("A quick run has twice the time scale, windows of half as many cycles: 64 threads on 32 CPUs cost most here."),
         Finding::new(
             "TC-4",
             "eight chips with eight clusters: the policy's gain less its gain on two chips, worst of two programs (quick: one)",
@@ -77,15 +77,15 @@ pub(super) fn eight_chips(context: &ExperimentContext<'_>) -> Result<Vec<Finding
 }
 
 pub(super) fn uneven_clusters(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
-    let mut cases = uneven();
+    let mut cases = uneven_cases();
     if context.quick {
         cases.truncate(1);
     }
-    Ok(vec![unevenly(context, &PlacementRuns::make(context, SMALL, cases, three(context), SCALE)?)])
+    Ok(vec![uneven_finding(context, &PlacementRuns::make(context, SMALL, cases, three(context), SCALE)?)])
 }
 
 /// Uneven clusters, compared with the program's own ones under the same balance limit.
-fn unevenly(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Finding {
+fn uneven_finding(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Finding {
     let behind = |case: usize, seed: usize| gain(runs, case, HAND, seed) - gain(runs, case, AUTOMATIC, seed);
     let worst = |seed: usize| (0..runs.cases.len()).map(|case| behind(case, seed)).fold(f64::NEG_INFINITY, f64::max);
     let mut points = runs.points("gain, %", gain);

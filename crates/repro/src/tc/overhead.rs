@@ -79,7 +79,7 @@ struct SamplingCost {
 
 fn cost_at_rate(context: &ExperimentContext<'_>, seed: u64, one_in: u32) -> Result<SamplingCost, ReproError> {
     let (case, setting) = (warehouses(), setting(context, &warehouses(), seed));
-    let truth = case.truth(seed)?;
+    let truth = case.true_groups(seed)?;
     let without = setting.run_by(Box::new(SamplingPolicy(0)))?;
     let with = setting.run_by(Box::new(SamplingPolicy(one_in)))?;
     let (charged, per_second) = charged_time(&with.records);
@@ -120,7 +120,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         module_path!(),
         &context.seeds,
         |seed| format!("own rate {seed}"),
-        |&seed| own_rate(context, seed),
+        |&seed| own_rate_cost(context, seed),
     )?;
     let own_points = |what: &str, value: fn(&ChosenRateCost) -> f64| {
         DataPoint::over_values(what, "the policy's own rate", &own.iter().map(value).collect::<Vec<f64>>())
@@ -147,7 +147,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         )
         .points(points)
         .time_scale(SCALE as f64)
-        .note(format!(
+        .with_note(format!(
             "Costs of samples unscaled. The breakdown's own cost, {turns:.2} %, is one interrupt per counter turn and busy \
              CPU, charged in the same runs and added here. The policy's limit of 4 % is for both: sampling is aimed at 90 % of \
              what the breakdown leaves, and compensates in later windows for excess that a rising rate of remote accesses caused."
@@ -161,7 +161,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             &over_run,
         )
         .time_scale(SCALE as f64)
-        .note("Of all windows of an automatic run at the one time scale: warm-up, detection, migration, measured span."),
+        .with_note("Of all windows of an automatic run at the one time scale: warm-up, detection, migration, measured span."),
     ];
     // A single rate gives no curve.
     if rates.len() > 1 {
@@ -188,7 +188,7 @@ fn breakdown_share() -> Result<f64, ReproError> {
     Ok(clock.scale(TURN_CYCLES) as f64 / clock.cycles(COUNTER_TURN_NS) as f64)
 }
 
-fn own_rate(context: &ExperimentContext<'_>, seed: u64) -> Result<ChosenRateCost, ReproError> {
+fn own_rate_cost(context: &ExperimentContext<'_>, seed: u64) -> Result<ChosenRateCost, ReproError> {
     let unscaled = setting(context, &warehouses(), seed);
     // In nominal nanoseconds, a sample takes its cycles on a clock that is slower by the scale.
     let cost = format!("activation_share = 0.02\nsample_cost_ns = {}.0", 2_000 * SCALE);

@@ -46,7 +46,7 @@ fn measure(
     scale: u64,
 ) -> Result<PlacementResult, ReproError> {
     let results = ClusterSetting { scale, ..ClusterSetting::new(context, machine, case, seed) }.run(by)?.results;
-    let truth = case.truth(seed)?;
+    let truth = case.true_groups(seed)?;
     Ok(PlacementResult {
         remote_per_instr: remote_per_instr(&results),
         remote_share: remote_share(&results),
@@ -93,8 +93,8 @@ impl PlacementRuns {
     ) -> Result<Self, ReproError> {
         let mut items = Vec::new();
         for case in &cases {
-            for by in &placements {
-                items.extend(context.seeds.iter().map(|&seed| (case.clone(), by.clone(), seed)));
+            for placement in &placements {
+                items.extend(context.seeds.iter().map(|&seed| (case.clone(), placement.clone(), seed)));
             }
         }
         let mut all = context
@@ -126,7 +126,7 @@ impl PlacementRuns {
     }
 
     /// Worst gain, over the programs and seeds where manual placement gains at least 2 %.
-    pub fn worst_gain_of_hand(&self, seed: usize) -> f64 {
+    pub fn worst_hand_gain(&self, seed: usize) -> f64 {
         let gains = |case: usize| mean(&self.values_over(|seed| self.gain(case, HAND, seed))) >= 0.02;
         let ratio = |case| 100.0 * self.gain(case, AUTOMATIC, seed) / self.gain(case, HAND, seed);
         (0..self.cases.len()).filter(|&case| gains(case)).map(ratio).fold(f64::INFINITY, f64::min)
@@ -272,7 +272,7 @@ fn remote(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Vec<Finding>
         .points(points)
         .time_scale(SCALE as f64)
         .figure(figure)
-        .note(note),
+        .with_note(note),
         Finding::new(
             "TC-3",
             "best program: remote-cache stalls taken away by the policy",
@@ -292,11 +292,11 @@ fn performance(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Finding
         "up to +7 % (Figure 3.7), less than the manual placement",
         "% of hand's",
         ResultTarget::AtLeast { target: 95.0, paper_best: None },
-        &per_seed(context, |seed| runs.worst_gain_of_hand(seed)),
+        &per_seed(context, |seed| runs.worst_hand_gain(seed)),
     )
     .points(runs.points("gain, %", gain))
     .time_scale(SCALE as f64)
-    .note(
+    .with_note(
         "The policy's placement is younger than the hand's by the windows that its first round took, and caches are still \
          warming up when they are compared. Warehouses, seed 1: 93 % of the hand's gain after twelve windows of warm-up, \
          97 % after 24; memory stalls under the hand placement fall from 6.9 to 3.5 % of cycles in between.",

@@ -22,7 +22,7 @@ use super::figures::figures as shmap_figures;
 use super::insight::{Insight, insights};
 use super::setup::{PlacementRound, SCALE, SMALL, TURN_CYCLES, WINDOW_CYCLES, rounds};
 use crate::recordings;
-use crate::setup::{built, failed, run_under};
+use crate::setup::{build_pipeline, failed, run_under};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
 
 /// Samples of one round.
@@ -42,7 +42,7 @@ struct RecordedThread {
     idle_ns: u64,
 }
 
-fn wrong(what: impl Into<String>) -> ReproError {
+fn recording_error(what: impl Into<String>) -> ReproError {
     ReproError::Failed(NAME.to_string(), what.into())
 }
 
@@ -51,7 +51,7 @@ fn recording() -> Result<PathBuf, ReproError> {
     let places = recording_dirs();
     let recording = places.iter().map(|place| place.join("servers/mariadb.cmt")).find(|path| path.is_file());
     recording.ok_or_else(|| {
-        wrong(
+        recording_error(
             "found no servers/mariadb.cmt among the bundled recordings; CACHEMATE_RECORDINGS may name their directory",
         )
     })
@@ -70,14 +70,17 @@ fn databases(text: &str, name: &str) -> Result<BTreeMap<u32, u32>, ReproError> {
         };
         let Some((thread, database)) = pair else {
             let expected = "expected a thread's number and the name of a database";
-            return Err(wrong(format!("{name}, line {}: found '{line}', {expected}", index + 1)));
+            return Err(recording_error(format!("{name}, line {}: found '{line}', {expected}", index + 1)));
         };
         let number = names.iter().position(|&known| known == database).unwrap_or_else(|| {
             names.push(database);
             names.len() - 1
         });
         if databases.insert(thread, number as u32).is_some() {
-            return Err(wrong(format!("{name}, line {}: found thread {thread} again, expected it once", index + 1)));
+            return Err(recording_error(format!(
+                "{name}, line {}: found thread {thread} again, expected it once",
+                index + 1
+            )));
         }
     }
     Ok(databases)
@@ -94,7 +97,10 @@ fn match_placements(
     let has = |id: &u32| recorded.iter().any(|of| of.os_thread == Some(*id));
     if let Some(id) = served.keys().find(|id| !has(id)) {
         let os_threads: Vec<String> = recorded.iter().map(|of| format!("{:?}", of.os_thread)).collect();
-        return Err(wrong(format!("found threads {}, expected {id} of the list among them", os_threads.join(", "))));
+        return Err(recording_error(format!(
+            "found threads {}, expected {id} of the list among them",
+            os_threads.join(", ")
+        )));
     }
     let instructions = |of: &ThreadTotals| of.instructions.unwrap_or(0);
     let connections: Vec<u64> =
@@ -119,7 +125,8 @@ fn threads(path: &Path, hertz: u64) -> Result<Vec<RecordedThread>, ReproError> {
     let mut reader = CmtReader::open(path).map_err(failed(NAME))?;
     let mut batch = Vec::new();
     while reader.read_batch(&mut batch).map_err(failed(NAME))? {}
-    let totals = reader.totals().ok_or_else(|| wrong("found a recording without totals, expected a whole one"))?;
+    let totals =
+        reader.totals().ok_or_else(|| recording_error("found a recording without totals, expected a whole one"))?;
     match_placements(&totals.threads, &served, hertz)
 }
 
@@ -228,7 +235,7 @@ fn outcome(context: &ExperimentContext<'_>, seed: u64, method: &str) -> Result<R
         records.push(record);
         true
     };
-    run_under(machine, built(config)?, each).map_err(failed(NAME))?;
+    run_under(machine, build_pipeline(config)?, each).map_err(failed(NAME))?;
     let truth: Vec<Option<u32>> = threads.iter().map(|of| of.database).collect();
     let entries = ShMapParameters::default().entries;
     let insight = insights(&records, &truth, entries).into_iter().next();
@@ -281,7 +288,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     )
     .points(points)
     .time_scale(SCALE as f64)
-    .note(
+    .with_note(
         "Recorded with the project's recorder; threads are serialised there, so the interleaving is the simulated \
          machine's, not the server's. Activation at 1 %. Which thread served which database is the server's own word, taken \
          while it ran.",

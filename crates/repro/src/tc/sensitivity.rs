@@ -96,7 +96,7 @@ fn sensitivity(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -
         ClusterSetting { samples_per_thread: 2 * SAMPLES_PER_THREAD, warm_up_windows: 6, measured_windows: 1, ..short };
     let round = first_round(&setting.run(&ThreadPlacement::Automatic(LOW.to_string()))?.records);
     let truth: Vec<usize> =
-        case.truth(seed)?.into_iter().map(|group| group.map_or(usize::MAX, |g| g as usize)).collect();
+        case.true_groups(seed)?.into_iter().map(|group| group.map_or(usize::MAX, |g| g as usize)).collect();
     let cluster_labels = |entries| labels(&clusters(&round, truth.len(), entries, ClusteringMethod::CoClusters));
     let of_rate = |one_in| {
         labels(&clusters(
@@ -171,7 +171,7 @@ pub(super) fn sizes(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Rep
         )
         .points(points)
         .time_scale(SCALE as f64)
-        .note(
+        .with_note(
             format!(
                 "One recorded round of {} samples a thread, or as many as six windows bring, per program and seed, its raw samples fed to shMaps of each size: twice \
                  the other experiments' number, as half the entries hold half of what passes the filter; with {SAMPLES_PER_THREAD} the \
@@ -282,6 +282,6 @@ pub(super) fn phases(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Re
         .points(points)
         .time_scale(SCALE as f64)
         .figure(figure)
-        .note("Both runs are the same up to where the policy begins; a program without a number did not break even in the run."),
+        .with_note("Both runs are the same up to where the policy begins; a program without a number did not break even in the run."),
     ])
 }

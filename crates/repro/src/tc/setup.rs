@@ -49,12 +49,12 @@ impl ClusterCase {
     }
 
     /// Group of each thread; `None` = a background thread.
-    pub fn truth(&self, seed: u64) -> Result<Vec<Option<u32>>, ReproError> {
+    pub fn true_groups(&self, seed: u64) -> Result<Vec<Option<u32>>, ReproError> {
         Ok(kernels::build(self.kernel, seed, &self.options).map_err(failed(self.name))?.groups)
     }
 
     /// The partition at the end of the run, if a change of phase alters it midway.
-    pub fn truth_later(&self, seed: u64) -> Result<Vec<Option<u32>>, ReproError> {
+    pub fn true_groups_later(&self, seed: u64) -> Result<Vec<Option<u32>>, ReproError> {
         Ok(kernels::build(self.kernel, seed, &self.options).map_err(failed(self.name))?.groups_later)
     }
 }
@@ -131,25 +131,25 @@ impl ClusterSetting {
 
     fn workload(&self) -> Result<Workload, ReproError> {
         let job = WorkloadJob { options: self.case.options.clone(), ..WorkloadJob::new(self.case.kernel, self.seed) };
-        let mut workload = Workload::on(&self.machine, vec![job], self.seed)?;
+        let mut workload = Workload::from_machine_name(&self.machine, vec![job], self.seed)?;
         let counter_turn_cycles = self.counter_turn_cycles;
         workload.options = SimOptions { scale: self.scale, counter_turn_cycles, ..workload.options };
         let cycles = |windows| windows * self.window_cycles();
-        Ok(workload.lasting(cycles(self.warm_up_windows), cycles(self.measured_windows)))
+        Ok(workload.with_length(cycles(self.warm_up_windows), cycles(self.measured_windows)))
     }
 
     /// Parameters of every automatic run, before those of the placement.
     pub fn parameters(&self, more: &str) -> Result<String, ReproError> {
-        let samples = self.samples_per_thread * self.case.truth(self.seed)?.len() as u64;
+        let samples = self.samples_per_thread * self.case.true_groups(self.seed)?.len() as u64;
         Ok(format!("window_cycles = {WINDOW_CYCLES}\nsamples = {samples}\n{more}"))
     }
 
     pub fn run(&self, placement: &ThreadPlacement) -> Result<ManagedRun, ReproError> {
-        self.paying(placement).run_by(self.policy(placement)?)
+        self.with_counter_cost(placement).run_by(self.policy(placement)?)
     }
 
     /// The setting with the cost of counters, if the placement decides by them.
-    fn paying(&self, placement: &ThreadPlacement) -> Self {
+    fn with_counter_cost(&self, placement: &ThreadPlacement) -> Self {
         let reads = matches!(placement, ThreadPlacement::Automatic(_));
         ClusterSetting { counter_turn_cycles: if reads { TURN_CYCLES } else { 0 }, ..self.clone() }
     }
@@ -166,7 +166,7 @@ impl ClusterSetting {
 
     /// Runs without a policy in the first windows.
     pub fn run_after(&self, windows: u64, placement: &ThreadPlacement) -> Result<ManagedRun, ReproError> {
-        self.paying(placement).run_by(Box::new(DelayedPolicy { windows, policy: self.policy(placement)? }))
+        self.with_counter_cost(placement).run_by(Box::new(DelayedPolicy { windows, policy: self.policy(placement)? }))
     }
 
     pub fn run_by(&self, policy: Box<dyn Policy>) -> Result<ManagedRun, ReproError> {
@@ -179,8 +179,8 @@ impl ClusterSetting {
 
     /// Places the program's own groups onto chips, as the policy would if it had found exactly these.
     fn place_by_hand(&self, workload: &Workload) -> Result<HandPlacement, ReproError> {
-        let truth = self.case.truth(self.seed)?;
-        let machine = workload.simulated()?;
+        let truth = self.case.true_groups(self.seed)?;
+        let machine = workload.build_machine()?;
         let domains = machine.topology().last_level_domains();
         let groups = truth.iter().flatten().max().map_or(0, |last| last + 1);
         let members = |group| (0..truth.len()).filter(|&thread| truth[thread] == Some(group)).collect();

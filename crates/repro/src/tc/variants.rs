@@ -16,7 +16,7 @@ use super::setup::{
     ClusterCase, ClusterSetting, PlacementRound, SCALE, SMALL, TURN_CYCLES, ThreadPlacement, WINDOW_CYCLES, four,
     rounds,
 };
-use crate::setup::{built, failed, run_under};
+use crate::setup::{build_pipeline, failed, run_under};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
 
 const LOW: &str = "activation_share = 0.02";
@@ -48,7 +48,7 @@ fn agreement_finding(
         measured_windows: 1,
         ..ClusterSetting::new(context, variant.machine, case, seed)
     };
-    let truth = case.truth(seed)?;
+    let truth = case.true_groups(seed)?;
     let run = setting.run(&ThreadPlacement::Automatic(LOW.to_string()))?;
     Ok(rounds(&run.records, truth.len(), setting.entries).last().map_or(0.0, |round| round.agreement(&truth)))
 }
@@ -79,7 +79,7 @@ fn agreement_across(
     seed: u64,
 ) -> Result<(Vec<WindowRecord>, Vec<Option<u32>>), ReproError> {
     let setting = ClusterSetting { measured_windows: 1, ..ClusterSetting::new(context, TAGGED, case, seed) };
-    let groups = case.truth(seed)?;
+    let groups = case.true_groups(seed)?;
     let truth = (0..PROCESSES).flat_map(|process| groups.iter().skip(process).step_by(PROCESSES)).copied().collect();
     let spec = cachemate_spec::load_machine(TAGGED).map_err(failed(TAGGED))?;
     let windows = setting.warm_up_windows + setting.measured_windows;
@@ -100,7 +100,7 @@ fn agreement_across(
         records.push(record);
         true
     };
-    run_under(machine, built(config)?, each).map_err(failed(POLICY))?;
+    run_under(machine, build_pipeline(config)?, each).map_err(failed(POLICY))?;
     Ok((records, truth))
 }
 
@@ -173,7 +173,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             &per_seed(&|variant| variant == variants),
         )
         .points(points(variants..=variants))
-        .note(
+        .with_note(
             "Samples with physical lines, one filter for the machine. The processes split every group in two. Without chat \
              rooms: a reader there waits for its writer on a channel, and channels do not reach beyond a process in the \
              simulator, so that the two halves would wait for ever.",

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::{ids_of_job, write_ids};
+use super::{job_ids_text, write_ids};
 use crate::client::{CallError, call_ok, kill_group};
 use crate::engine::{EngineError, EngineStatus, TaskEngine, WorkerCommand};
 use crate::manifest::{SweepTask, SweepTaskId};
@@ -50,7 +50,7 @@ pub struct Hq {
 impl Hq {
     /// An engine that has started nothing yet.
     pub fn new(command: WorkerCommand, options: HqOptions) -> Self {
-        let name = format!("cachemate-{}", SweepTaskId::of(&command.folder.to_string_lossy()));
+        let name = format!("cachemate-{}", SweepTaskId::from_text(&command.folder.to_string_lossy()));
         Hq { command, options, name, own: Vec::new(), rounds: 0 }
     }
 
@@ -156,14 +156,15 @@ impl TaskEngine for Hq {
         self.rounds += 1;
         let name = format!("{}-{}", std::process::id(), self.rounds);
         let ids = write_ids(&self.folder(), &name, tasks).map_err(|error| failed(error.to_string()))?;
-        let line = format!("set -- \"$HQ_TASK_ID\"; {}", self.command.shell_line(&ids_of_job(&ids, self.batch_size())));
+        let line =
+            format!("set -- \"$HQ_TASK_ID\"; {}", self.command.shell_line(&job_ids_text(&ids, self.batch_size())));
         let last = tasks.len().div_ceil(self.batch_size()) - 1;
         let array = format!("0-{last}");
         let mut command = self.client();
         command.args(["submit", "--name", &self.name, "--array", &array, "--crash-limit", CRASHES]);
         command.args(["--stdout", "none", "--stderr", "none", "--cwd"]).arg(self.folder());
         command.args(["--", "sh", "-c", &line]);
-        call_ok(&mut command, DEADLINE).map(|_| ()).map_err(|error| EngineError::of(NAME, error))
+        call_ok(&mut command, DEADLINE).map(|_| ()).map_err(|error| EngineError::from_call(NAME, error))
     }
 
     fn poll(&mut self) -> EngineStatus {
@@ -171,7 +172,7 @@ impl TaskEngine for Hq {
             Ok((0, 0)) => EngineStatus::Done,
             Ok((waiting, running)) => EngineStatus::Working { waiting: Some(waiting), running: Some(running) },
             // A server of our own that died took its workers along; what it had in hand is handed over again.
-            Err(_) if self.options.server_dir.is_none() && !self.own_server_lives() => EngineStatus::Done,
+            Err(_) if self.options.server_dir.is_none() && !self.is_own_server_alive() => EngineStatus::Done,
             Err(error) => EngineStatus::Unresponsive(format!("hq does not answer ({error}); running tasks go on")),
         }
     }
@@ -195,7 +196,7 @@ impl Hq {
         self.options.batch_size.max(1)
     }
 
-    fn own_server_lives(&mut self) -> bool {
+    fn is_own_server_alive(&mut self) -> bool {
         self.own.first_mut().is_some_and(|server| matches!(server.try_wait(), Ok(None)))
     }
 }

@@ -19,7 +19,7 @@ fn write_ids(folder: &Path, name: &str, tasks: &[SweepTask]) -> std::io::Result<
 }
 
 /// `sh` for "the ids on the lines of `file` that belong to job number `$1`", `batch_size` to a job.
-fn ids_of_job(file: &Path, batch_size: usize) -> String {
-    let file = crate::client::quoted(file.as_os_str());
+fn job_ids_text(file: &Path, batch_size: usize) -> String {
+    let file = crate::client::quote_argument(file.as_os_str());
     format!("$(sed -n \"$(($1 * {batch_size} + 1)),$((($1 + 1) * {batch_size}))p\" {file})")
 }

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use super::{ids_of_job, write_ids};
+use super::{job_ids_text, write_ids};
 use crate::client::{call, call_ok};
 use crate::engine::{EngineError, EngineStatus, TaskEngine, WorkerCommand};
 use crate::manifest::{SweepTask, SweepTaskId};
@@ -35,7 +35,7 @@ pub struct Slurm {
 impl Slurm {
     /// An engine that has submitted nothing yet. `batch_size` tasks go to a job; `submit_args` go to `sbatch` as they are.
     pub fn new(command: WorkerCommand, batch_size: usize, submit_args: Vec<String>) -> Self {
-        let name = format!("cachemate-{}", SweepTaskId::of(&command.folder.to_string_lossy()));
+        let name = format!("cachemate-{}", SweepTaskId::from_text(&command.folder.to_string_lossy()));
         Slurm { command, batch_size: batch_size.max(1), submit_args, name, rounds: 0 }
     }
 
@@ -54,7 +54,7 @@ impl Slurm {
 
     fn max_array(&self) -> Result<usize, EngineError> {
         let output = call_ok(self.client("scontrol").args(["show", "config"]), DEADLINE);
-        let message = output.map_err(|error| EngineError::of(NAME, error))?;
+        let message = output.map_err(|error| EngineError::from_call(NAME, error))?;
         let line = message.lines().find_map(|line| line.trim().strip_prefix("MaxArraySize"));
         Ok(line.and_then(|rest| rest.split('=').nth(1)?.trim().parse().ok()).unwrap_or(MAX_ARRAY).max(2))
     }
@@ -63,7 +63,7 @@ impl Slurm {
     fn script(&self, ids: &std::path::Path) -> String {
         format!(
             "#!/bin/sh\nset -- \"$SLURM_ARRAY_TASK_ID\"\nids={}\n[ -n \"$ids\" ] || exit 0\n{}\n",
-            ids_of_job(ids, self.batch_size),
+            job_ids_text(ids, self.batch_size),
             self.command.shell_line("$ids")
         )
     }
@@ -81,7 +81,7 @@ impl Slurm {
         let log = folder.join("logs/%A-%a.log");
         command.arg(format!("--output={}", log.display())).arg(format!("--chdir={}", folder.display()));
         command.args(&self.submit_args).arg(&script);
-        call_ok(&mut command, DEADLINE).map(|_| ()).map_err(|error| EngineError::of(NAME, error))
+        call_ok(&mut command, DEADLINE).map(|_| ()).map_err(|error| EngineError::from_call(NAME, error))
     }
 
     /// State and reason of each of our jobs that is not over.

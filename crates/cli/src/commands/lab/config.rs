@@ -155,7 +155,7 @@ pub fn text(machine: &MachineSpec, options: ProcessorOptions) -> anyhow::Result<
         ("same_l3_cycles", beyond_l1(same)),
         ("other_l3_cycles", beyond_l1(other)),
         ("memory_cycles_per_line", per_line),
-        ("memory_per_l3", own_memories(machine).into()),
+        ("memory_per_l3", has_own_memories(machine).into()),
         ("classes", classes.into()),
         ("monitors", 2 * u64::from(classes)),
         ("counters", counters.into()),
@@ -166,14 +166,14 @@ pub fn text(machine: &MachineSpec, options: ProcessorOptions) -> anyhow::Result<
         let rates = [("sample_cycles", options.sample_cycles), ("load_tag_interval", options.load_tag_interval)];
         settings.extend(rates.into_iter().filter_map(|(name, value)| Some((name, value?.into()))));
     }
-    if own_memories(machine) {
+    if has_own_memories(machine) {
         settings.push(("remote_memory_cycles", beyond_l1(machine.memory.remote_latency_cycles)));
     }
     let mut text = format!("# A modeled machine: {}\nname {}\n", machine.description, machine.name);
     for missing in not_modeled(machine, streamer.is_some()) {
         let _ = writeln!(text, "# not modeled: {missing}");
     }
-    if own_memories(machine) {
+    if has_own_memories(machine) {
         let _ = writeln!(text, "# qemu {}", memory_nodes(machine));
     }
     if options.samples {
@@ -186,7 +186,7 @@ pub fn text(machine: &MachineSpec, options: ProcessorOptions) -> anyhow::Result<
 }
 
 /// A node for each package, and so for each L3 of the lab's machine.
-fn own_memories(machine: &MachineSpec) -> bool {
+fn has_own_memories(machine: &MachineSpec) -> bool {
     machine.memory.nodes > 1 && machine.memory.nodes == machine.packages
 }
 
@@ -212,7 +212,7 @@ fn not_modeled(machine: &MachineSpec, streamer: bool) -> Vec<String> {
     if prefetchers > 0 {
         missing.push(format!("{prefetchers} of its prefetchers: only a stride prefetcher at a private L2 is"));
     }
-    if machine.memory.nodes > 1 && !own_memories(machine) {
+    if machine.memory.nodes > 1 && !has_own_memories(machine) {
         missing.push("memory nodes: all memory is local, and all L3s share the bandwidth of one node".to_string());
     }
     missing

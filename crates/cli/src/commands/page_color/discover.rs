@@ -135,15 +135,15 @@ fn render(map: &ColorMap) -> String {
         100.0 * map.pages_unclassified as f64 / map.pages.max(1) as f64
     ));
     text.push_str(&format!("frame numbers: {}\n", map.frame_numbers));
-    text.push_str(&covers("private cache", &map.private));
+    text.push_str(&describe_coverage("private cache", &map.private));
     match &map.last_level {
-        Some(found) => text.push_str(&covers("last level", found)),
+        Some(found) => text.push_str(&describe_coverage("last level", found)),
         None => text.push_str("last level: the kernel reports none of known size\n"),
     }
     text
 }
 
-fn covers(name: &str, found: &ColorCoverage) -> String {
+fn describe_coverage(name: &str, found: &ColorCoverage) -> String {
     let says = match found.is_partitioned {
         Some(true) => "confined",
         Some(false) => "NOT confined",

@@ -26,7 +26,7 @@ fn machine_in_ways() -> Result<MachineSpec, ReproError> {
 }
 
 /// Slowdown of both programs relative to running alone, once settled, in percent.
-fn slowed_percent(outcome: &PolicyOutcome) -> [f64; 2] {
+fn slowdown_percents(outcome: &PolicyOutcome) -> [f64; 2] {
     let from = outcome.series.seconds.len() * 3 / 4;
     [0, 1].map(|at| {
         let row = outcome.series.slowdown.get(at).map_or(&[][..], |row| &row[from.min(row.len())..]);
@@ -52,7 +52,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         let mut jobs = vec![job(&programs, a, None)?, job(&programs, b, None)?];
         jobs[0].goal = floor.then_some(Goal { max_slowdown: Some(FLOOR), ..Goal::default() });
         let machine = if ways { &in_ways } else { &in_colors };
-        Ok(slowed_percent(&outcome(context, &guard_query(&question(context, machine, jobs, seed)), by)?))
+        Ok(slowdown_percents(&outcome(context, &guard_query(&question(context, machine, jobs, seed)), by)?))
     })?;
     let worst = runs.iter().zip(&slowed).filter(|((_, way), _)| WAYS[*way].2).map(|(_, slowed)| slowed[0]);
     let worst = worst.fold(f64::NEG_INFINITY, f64::max);
@@ -74,6 +74,6 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     Ok(vec![
         finding
             .points(points.collect())
-            .note("L3 off, the interval machine; sized online from what the machine counts."),
+            .with_note("L3 off, the interval machine; sized online from what the machine counts."),
     ])
 }

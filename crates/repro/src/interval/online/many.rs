@@ -98,14 +98,16 @@ impl OnlineMix {
 }
 
 /// Solo speeds with 1, 2, ... colors, as costs.
-fn alone(
+fn measure_alone(
     context: &ExperimentContext<'_>,
     machine: &MachineSpec,
     job: &IntervalJob,
     seed: u64,
 ) -> Result<Vec<f64>, ReproError> {
     let asked = WhatIfQuery { length_ns: TRIAL_NS, ..question(context, machine, vec![job.clone()], seed) };
-    let cost = |colors: u32| Ok(-speedup(&outcome(context, &asked, &held_to(&[format!("0-{}", colors - 1)]))?).settled);
+    let cost = |colors: u32| {
+        Ok(-speedup(&outcome(context, &asked, &confining_policy(&[format!("0-{}", colors - 1)]))?).settled)
+    };
     (1..=COLORS).map(cost).collect()
 }
 
@@ -129,13 +131,13 @@ fn run_mix(
     let claims: Vec<UnitClaim> = names.iter().map(claim).collect::<Result<_, ReproError>>()?;
     let sizes = exact(&claims, COLORS, CostAggregate::Sum).map_err(failed("exact sizes"))?;
     let start = Division(sizes.iter().enumerate().map(|(at, &colors)| (vec![at], colors)).collect());
-    let best = climb(start, |division| settled(&trial, &held_to(&division.lists(names.len()))))?;
+    let best = climb(start, |division| settled(&trial, &confining_policy(&division.lists(names.len()))))?;
     let colors = best.lists(names.len());
     let online = |policy: &&str| Ok(speedup(&outcome(context, &guard_query(&asked), policy)?));
     Ok(OnlineMix {
         programs: picked.to_vec(),
         shared: settled(&asked, "default")?,
-        divided: settled(&asked, &held_to(&colors))?,
+        divided: settled(&asked, &confining_policy(&colors))?,
         colors,
         online: ONLINE.iter().map(online).collect::<Result<_, ReproError>>()?,
     })
@@ -158,8 +160,9 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let needed: Vec<&'static str> = mixes.iter().flatten().map(|&at| PROGRAMS[at]).collect();
     let one = chip(2)?;
     let measured = programs(context, &needed, &one, seed)?;
-    let costs = context
-        .run_here(&measured, |(name, _)| Ok((*name, alone(context, &one, &job(&measured, name, None)?, seed)?)))?;
+    let costs = context.run_here(&measured, |(name, _)| {
+        Ok((*name, measure_alone(context, &one, &job(&measured, name, None)?, seed)?))
+    })?;
     let all = context.run_all(&mixes, |picked| {
         context.report_progress(&format!("INTERVAL-4: {} programs", picked.len()));
         run_mix(context, &measured, &costs, picked, seed)
@@ -199,7 +202,7 @@ fn findings(all: &[OnlineMix], policy: usize, seed: u64) -> Vec<Finding> {
             mean(&over(&|mix| mix.short_percent(policy))),
         )
         .points(points.collect())
-        .note(format!(
+        .with_note(format!(
             "{} mixes on one L2 of 16 colors, L3 off, the interval machine. The best division is the better of sharing and of a \
              climb from the exact sizes, clusters among its steps.",
             all.len()

@@ -46,7 +46,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             &[(seed, 100.0 * (measured / default - 1.0))],
         )
         .points(points.collect())
-        .note(format!(
+        .with_note(format!(
             "192 KiB, the interval machine, turns one by one, windows as long as the policy asks for. Probes took {cost:.2} s of \
              the threads' time in {} s.",
             length_ns / 1_000_000_000

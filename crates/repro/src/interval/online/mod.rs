@@ -52,7 +52,7 @@ fn chip(cores: u32) -> Result<MachineSpec, ReproError> {
 }
 
 /// The policy that confines each program, in order of arrival, to the colors of its list.
-fn held_to(lists: &[String]) -> String {
+fn confining_policy(lists: &[String]) -> String {
     let lists: Vec<String> = lists.iter().map(|list| format!("'{list}'")).collect();
     format!("static-partition:window_ns = 1_000_000_000\nsteps = [{{ shares = [{}] }}]", lists.join(", "))
 }

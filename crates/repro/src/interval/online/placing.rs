@@ -63,7 +63,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     Ok(vec![
         finding("DIO short of the best schedule of four programs, worst mix", "%", target, most)
             .points(points.collect())
-            .note("Weighted speed-up on the interval machine, windows of 10^9 cycles."),
+            .with_note("Weighted speed-up on the interval machine, windows of 10^9 cycles."),
         finding("price of the search, mean", "points", ResultTarget::Shown, mean(&price)),
     ])
 }

@@ -22,7 +22,7 @@ fn windows(
     asked: &WhatIfQuery,
     policy: &str,
 ) -> Result<(Vec<ServiceWindow>, f64), ReproError> {
-    let (machine, by) = crate::interval::whatif::started(asked, policy)?;
+    let (machine, by) = crate::interval::whatif::start_query(asked, policy)?;
     let (mut all, mut moves_ns) = (Vec::new(), 0);
     by.run(machine, |_, record| {
         all.extend(service_window(&record));
@@ -30,11 +30,11 @@ fn windows(
         !context.stop.load(std::sync::atomic::Ordering::Relaxed)
     })
     .map_err(failed(policy))?;
-    context.go_on()?;
+    context.check_not_stopped()?;
     Ok((all.split_off(START_WINDOWS.min(all.len())), moves_ns as f64 / 1e9))
 }
 
-fn fixed(colors: u32) -> String {
+fn fixed_policy(colors: u32) -> String {
     format!("static-partition:window_ns = 100_000_000\nsteps = [{{ shares = ['0-{}'] }}]", colors - 1)
 }
 
@@ -52,7 +52,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let of =
         |job: IntervalJob, length_ns: u64| WhatIfQuery { length_ns, ..question(context, &machine, vec![job], seed) };
     let rate = |colors: u32, clients: usize| {
-        let (windows, _) = windows(context, &of(server(&client, clients, None), half_ns), &fixed(colors))?;
+        let (windows, _) = windows(context, &of(server(&client, clients, None), half_ns), &fixed_policy(colors))?;
         Ok::<_, ReproError>(mean(&windows.iter().map(|seen| seen.rate_per_s).collect::<Vec<f64>>()))
     };
     let small = 1;
@@ -72,15 +72,15 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         small,
         large: large.unwrap_or(COLORS),
         managed,
-        static_small: windows(context, &changing, &fixed(small))?.0,
-        static_large: windows(context, &changing, &fixed(large.unwrap_or(COLORS)))?.0,
+        static_small: windows(context, &changing, &fixed_policy(small))?.0,
+        static_large: windows(context, &changing, &fixed_policy(large.unwrap_or(COLORS)))?.0,
     };
     Ok(vec![finding(&story, moves_seconds, seed)])
 }
 
 fn finding(story: &ServiceRun, moves_seconds: f64, seed: u64) -> Finding {
     let colors = mean(&story.managed.iter().map(|seen| f64::from(seen.colors)).collect::<Vec<f64>>());
-    let missed = story.missed(&story.managed).iter().filter(|missed| **missed).count();
+    let missed = story.missed_windows(&story.managed).iter().filter(|missed| **missed).count();
     let rate = "rate of four clients over the level, %";
     let point = |series: &str, at: String, value: f64| DataPoint::over_values(series, at, &[value]);
     let points = vec![
@@ -100,7 +100,7 @@ fn finding(story: &ServiceRun, moves_seconds: f64, seed: u64) -> Finding {
         &[(seed, story.unexcused_count() as f64)],
     )
     .points(points)
-    .note(format!(
+    .with_note(format!(
         "L3 off, the interval machine, windows of 100 ms, {} of them. With {} colors four clients reach the level{}.",
         story.managed.len(),
         story.large,

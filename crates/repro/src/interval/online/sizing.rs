@@ -44,7 +44,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         let asked = question(context, &machine, jobs, seed);
         let shared = speedup(&outcome(context, &asked, "default")?).settled;
         let split = |first: &u32| {
-            let by = held_to(&[format!("0-{}", first - 1), format!("{first}-{}", COLORS - 1)]);
+            let by = confining_policy(&[format!("0-{}", first - 1), format!("{first}-{}", COLORS - 1)]);
             Ok(speedup(&outcome(context, &asked, &by)?).settled)
         };
         let splits = (1..COLORS).collect::<Vec<u32>>().iter().map(split).collect::<Result<_, ReproError>>()?;
@@ -89,7 +89,7 @@ fn sizing_findings(all: &[SizedPair], policy: usize, seed: u64) -> Vec<Finding> 
     // The same fraction as five of RM-4's seven.
     let most = (5.0 * all.len() as f64 / 7.0).ceil();
     vec![
-        finding("pairs whose online split is within 1 % of the best", &of, target(most), near).points(points.concat()).note(
+        finding("pairs whose online split is within 1 % of the best", &of, target(most), near).points(points.concat()).with_note(
             "L3 off, the interval machine, which has one contended cache; one pair of RM-4 is left out, as its program has \
              several threads. Gains are of weighted speed-up.",
         ),

@@ -51,7 +51,7 @@ fn curve(stack: StackDistances, instructions: u64) -> Result<Vec<f64>, Box<dyn E
 }
 
 /// The recorded program; accesses passed over, accesses in the window, its filter.
-fn recorded(name: &str) -> Result<(CurveSide, u64, u64, L1Filter), Box<dyn Error>> {
+fn recorded_curve(name: &str) -> Result<(CurveSide, u64, u64, L1Filter), Box<dyn Error>> {
     let mut reader = CmtReader::open(bundled_recording(name)?)?;
     let (mut stack, mut lines, mut batch, mut passed) = (StackDistances::new(), Vec::new(), Vec::new(), 0);
     while reader.read_addresses(&mut batch)? {
@@ -110,7 +110,7 @@ impl ProgramLines {
     }
 }
 
-fn simulated(name: &str, skip: u64, accesses: u64, filter: L1Filter) -> Result<CurveSide, Box<dyn Error>> {
+fn simulated_curve(name: &str, skip: u64, accesses: u64, filter: L1Filter) -> Result<CurveSide, Box<dyn Error>> {
     let shape = |size, ways| CacheGeometry::from_bytes(size, 64, ways, 1);
     let mut first = CacheSim::new(shape(filter.size_bytes, filter.ways)?, Replacement::Lru)?;
     let mut code = CacheSim::new(shape(16 << 10, 4)?, Replacement::Lru)?;
@@ -165,17 +165,17 @@ fn main() -> Result<(), Box<dyn Error>> {
         if !family.iter().any(|name| wanted(name)) {
             continue;
         }
-        let (side, skip, accesses, filter) = recorded(recording)?;
+        let (side, skip, accesses, filter) = recorded_curve(recording)?;
         print(&format!("*{recording}*, recorded"), &side);
         for name in family.iter().filter(|name| wanted(name)) {
             assert!(programs().any(|spec| spec.name == *name), "a shipped program");
-            print(&format!("`{name}`"), &simulated(name, skip, accesses, filter)?);
+            print(&format!("`{name}`"), &simulated_curve(name, skip, accesses, filter)?);
         }
     }
     // No recorded relative: alone, over a window of usual length.
     let related = |name: &str| FAMILIES.iter().any(|(_, family)| family.contains(&name));
     for spec in programs().filter(|spec| !related(spec.name) && wanted(spec.name)) {
-        print(&format!("`{}`", spec.name), &simulated(spec.name, 30_000_000, 30_000_000, L1Filter::default())?);
+        print(&format!("`{}`", spec.name), &simulated_curve(spec.name, 30_000_000, 30_000_000, L1Filter::default())?);
     }
     Ok(())
 }

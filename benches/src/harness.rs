@@ -44,15 +44,15 @@ impl<'a> Contender<'a> {
     pub fn new(name: impl Into<String>, work: impl FnMut() -> u64 + 'a) -> Self {
         Contender { name: name.into(), work: Box::new(work), against: None, most_bytes: None, least_millions: None }
     }
-    pub fn against(mut self, other: usize, at_least: Option<f64>) -> Self {
+    pub fn compare_with(mut self, other: usize, at_least: Option<f64>) -> Self {
         self.against = Some((other, at_least));
         self
     }
-    pub fn least_millions(mut self, millions: Option<f64>) -> Self {
+    pub fn with_min_millions(mut self, millions: Option<f64>) -> Self {
         self.least_millions = millions;
         self
     }
-    pub fn most_bytes(mut self, bytes: u64) -> Self {
+    pub fn with_max_bytes(mut self, bytes: u64) -> Self {
         self.most_bytes = Some(bytes);
         self
     }

@@ -71,7 +71,7 @@ pub fn checksum(lines: &[u64]) -> u64 {
     hasher.finish()
 }
 
-fn unit(random: &mut SplitMix64) -> f64 {
+fn draw_unit(random: &mut SplitMix64) -> f64 {
     (random.next_u64() >> 11) as f64 / (1u64 << 53) as f64
 }
 
@@ -91,7 +91,7 @@ fn zipf(len: usize) -> Vec<u64> {
     }
     (0..len)
         .map(|_| {
-            let wanted = unit(&mut random) * sum;
+            let wanted = draw_unit(&mut random) * sum;
             let rank = cumulative[..RANKS - 1].partition_point(|&upto| upto < wanted);
             u64::from(place[rank])
         })
@@ -103,7 +103,11 @@ fn draw_mixed_lines(len: usize) -> Vec<u64> {
     const HOT: u64 = 468_750;
     let mut random = SplitMix64::new(3);
     (0..len)
-        .map(|_| if unit(&mut random) < 0.8 { random.draw_below(HOT) } else { HOT + random.draw_below(LINES - HOT) })
+        .map(
+            |_| {
+                if draw_unit(&mut random) < 0.8 { random.draw_below(HOT) } else { HOT + random.draw_below(LINES - HOT) }
+            },
+        )
         .collect()
 }
 

@@ -7,7 +7,7 @@ use cachemate_policy::matrix::{CostKind, PairCosts};
 use cachemate_policy::placement::{Placement, place};
 use cachemate_policy::schemes::{self as models, SharedCache};
 use cachemate_report::PlanResult;
-use cachemate_report::text::{format_fixed, number, value_or_dash, printable};
+use cachemate_report::text::{format_fixed, number, printable, value_or_dash};
 use cachemate_repro::interval::forecast::{self, TimedProgram};
 use cachemate_study::{ProfileTarget, matrix_of, pair_costs, plan_picture, profile_for_target, unit_of};
 use numpy::PyArray2;

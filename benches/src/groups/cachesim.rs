@@ -48,12 +48,17 @@ fn run(options: &Options) -> Vec<ResultRow> {
     for kind in &options.traces {
         let lines = &kind.lines(options.accesses);
         if lines.len() == FULL_LEN {
-            assert_eq!(simulate(Simd::best(), lines), kind.full_misses_2_mib_16_way(), "misses on {}", kind.name());
+            assert_eq!(
+                simulate(Simd::detect_best(), lines),
+                kind.full_misses_2_mib_16_way(),
+                "misses on {}",
+                kind.name()
+            );
         }
         let mut contenders = vec![Contender::new("move to front", || move_to_front(lines))];
         for simd in Simd::available() {
-            let bar = (simd == Simd::best()).then_some(1.0);
-            contenders.push(Contender::new(simd.name(), move || simulate(simd, lines)).against(0, bar));
+            let bar = (simd == Simd::detect_best()).then_some(1.0);
+            contenders.push(Contender::new(simd.name(), move || simulate(simd, lines)).compare_with(0, bar));
         }
         rows.extend(compare(
             "cachesim",

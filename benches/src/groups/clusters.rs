@@ -39,7 +39,7 @@ fn maps(entries: usize) -> Vec<Vec<u8>> {
 }
 
 /// Clusters of which the filter kept a region: of a cluster without one, nothing can be known.
-fn visible(maps: &[Vec<u8>], entries: usize) -> usize {
+fn count_visible_clusters(maps: &[Vec<u8>], entries: usize) -> usize {
     let cluster = |thread: usize| thread as u32 % CLUSTERS;
     let owner = |entry: usize| {
         let mut touching = (0..maps.len()).filter(|&thread| maps[thread][entry] > 0).map(cluster);
@@ -57,7 +57,7 @@ fn run(options: &Options) -> Vec<ResultRow> {
         let clusters = |method| find(method, &threads, &SharingCriteria::default(), THRESHOLD).count as u64;
         let contenders = vec![
             Contender::new("one pass", || clusters(ClusteringMethod::OnePass)),
-            Contender::new("co-clusters", || clusters(ClusteringMethod::CoClusters)).against(0, None),
+            Contender::new("co-clusters", || clusters(ClusteringMethod::CoClusters)).compare_with(0, None),
         ];
         let input = format!("{entries} entries");
         let cluster_rows =
@@ -66,7 +66,7 @@ fn run(options: &Options) -> Vec<ResultRow> {
             let ms = f64::from(THREADS) / row.millions_per_s / 1e3;
             eprintln!("clusters {input} {}: {ms:.1} ms for {THREADS} threads, bar 50 ms", row.contender);
         }
-        let visible = visible(&maps, entries);
+        let visible = count_visible_clusters(&maps, entries);
         for method in [ClusteringMethod::OnePass, ClusteringMethod::CoClusters] {
             let cluster_count = clusters(method);
             eprintln!("clusters {input} {method:?}: {cluster_count} found of {visible} with an entry, of {CLUSTERS}");

@@ -29,16 +29,16 @@ struct MachineCase {
     least_millions: Option<f64>,
 }
 
-const fn case(machine: &'static str, contexts: u32) -> MachineCase {
+const fn machine_case(machine: &'static str, contexts: u32) -> MachineCase {
     MachineCase { machine, contexts, least_ratio: None, least_millions: None }
 }
 
 const CASES: [MachineCase; 5] = [
-    MachineCase { least_ratio: Some(0.125), least_millions: Some(15.0), ..case("niagara-2core", 8) },
-    MachineCase { least_millions: Some(8.0), ..case("power5-2x2x2", 8) },
-    MachineCase { least_millions: Some(8.0), ..case("opteron-2350", 8) },
-    case("xeon-x5365", 2),
-    case("epyc-7742", 64),
+    MachineCase { least_ratio: Some(0.125), least_millions: Some(15.0), ..machine_case("niagara-2core", 8) },
+    MachineCase { least_millions: Some(8.0), ..machine_case("power5-2x2x2", 8) },
+    MachineCase { least_millions: Some(8.0), ..machine_case("opteron-2350", 8) },
+    machine_case("xeon-x5365", 2),
+    machine_case("epyc-7742", 64),
 ];
 
 /// The largest shipped machines, with a program on every CPU.
@@ -127,8 +127,8 @@ fn run(options: &Options) -> Vec<ResultRow> {
             }
         }
         let machine = Contender::new("machine", || simulate(&spec, contexts, &programs, wanted as u64))
-            .against(0, case.least_ratio)
-            .least_millions(case.least_millions);
+            .compare_with(0, case.least_ratio)
+            .with_min_millions(case.least_millions);
         let contenders = vec![Contender::new("move to front", || move_to_front(&lines)), machine];
         rows.extend(compare("machine", name, made, options.rounds, BenchClock::Thread, false, contenders));
     }
@@ -155,7 +155,7 @@ fn whole_run(name: &str, options: &Options) -> Vec<ResultRow> {
     // Millions of accesses on machines of this size, enough for every program to have touched what it keeps touching.
     let cycles = options.accesses as u64 / 20;
     let made = run_whole(&spec, cycles) as usize;
-    let whole = Contender::new("whole run, all CPUs", || run_whole(&spec, cycles)).most_bytes(WHOLE_MOST_BYTES);
+    let whole = Contender::new("whole run, all CPUs", || run_whole(&spec, cycles)).with_max_bytes(WHOLE_MOST_BYTES);
     compare("machine", name, made, options.rounds.min(2), BenchClock::Thread, false, vec![whole])
 }
 
@@ -168,7 +168,7 @@ fn flatness(programs: &[std::sync::Arc<Vec<Access>>], wanted: usize, options: &O
     let run = |cpus: u32| simulate(&spec, cpus, &programs[..2], of_every_cpu * u64::from(cpus));
     let times = cpus[1] / cpus[0];
     let few = Contender::new(format!("flat cost: {} CPUs", cpus[0]), || (0..times).map(|_| run(cpus[0])).sum());
-    let many = Contender::new(format!("flat cost: {} CPUs", cpus[1]), || run(cpus[1])).against(0, Some(0.5));
+    let many = Contender::new(format!("flat cost: {} CPUs", cpus[1]), || run(cpus[1])).compare_with(0, Some(0.5));
     let made = (of_every_cpu * u64::from(cpus[1])) as usize;
     compare("machine", name, made, options.rounds.min(3), BenchClock::Thread, false, vec![few, many])
 }

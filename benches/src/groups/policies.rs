@@ -242,7 +242,7 @@ fn decisions(size: HostSize, options: &Options) -> Vec<ResultRow> {
         Contender::new(label, move || decide(name, parameters))
     };
     let promised = |name: &'static str, parameters: &'static str, label: &str| {
-        contender(name, parameters, label).least_millions((size.tasks == SIZES[0].tasks).then_some(LEAST_MILLIONS))
+        contender(name, parameters, label).with_min_millions((size.tasks == SIZES[0].tasks).then_some(LEAST_MILLIONS))
     };
     let contenders = vec![
         contender("default", "", "default"),

@@ -11,7 +11,7 @@ pub const GROUP: BenchGroup =
 const LEAST: f64 = 60.0;
 
 /// Makes `wanted` accesses and more; a number that stands for the last of them.
-fn make(program: &str, wanted: usize) -> u64 {
+fn generate_accesses(program: &str, wanted: usize) -> u64 {
     let mut threads = kernels::program(program, 1, &kernels::Options::default()).expect("a shipped program");
     let (mut batch, mut made, mut last) = (Vec::new(), 0, 0);
     while made < wanted {
@@ -28,8 +28,8 @@ fn make(program: &str, wanted: usize) -> u64 {
 fn run(options: &Options) -> Vec<ResultRow> {
     let wanted = options.accesses;
     let one = |program: &kernels::KernelSpec| {
-        let work = move || make(program.name, wanted);
-        let contenders = vec![Contender::new("accesses made", work).least_millions(Some(LEAST))];
+        let work = move || generate_accesses(program.name, wanted);
+        let contenders = vec![Contender::new("accesses made", work).with_min_millions(Some(LEAST))];
         compare("programs", program.name, wanted, options.rounds, BenchClock::Thread, false, contenders)
     };
     kernels::programs().flat_map(one).collect()

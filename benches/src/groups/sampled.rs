@@ -16,7 +16,7 @@ fn sizes() -> Vec<u64> {
     (40..84).map(|index| libm::exp2(f64::from(index) / 4.0) as u64).collect()
 }
 
-fn one_percent(lines: &[u64]) -> SampledCurve {
+fn sampled_curve(lines: &[u64]) -> SampledCurve {
     let mut sample = FixedRateSampler::new(0.01, 1).expect("a valid rate");
     sample.push(lines).and_then(|()| sample.finish()).expect("the traces have fewer lines than the limit")
 }
@@ -33,8 +33,8 @@ fn run(options: &Options) -> Vec<ResultRow> {
         let lines = &kind.lines(options.accesses);
         let contenders = vec![
             Contender::new("olken", || olken(lines).accesses()),
-            Contender::new("1 % sampled", || one_percent(lines).sampled_accesses()).against(0, Some(60.0)),
-            Contender::new("8192 lines sampled", || fixed_size(lines).sampled_accesses()).against(0, None),
+            Contender::new("1 % sampled", || sampled_curve(lines).sampled_accesses()).compare_with(0, Some(60.0)),
+            Contender::new("8192 lines sampled", || fixed_size(lines).sampled_accesses()).compare_with(0, None),
         ];
         rows.extend(compare(
             "sampled",
@@ -46,10 +46,10 @@ fn run(options: &Options) -> Vec<ResultRow> {
             contenders,
         ));
         let truth = olken(lines);
-        for (name, curve) in [("1 %", one_percent(lines)), ("8192 lines", fixed_size(lines))] {
+        for (name, curve) in [("1 %", sampled_curve(lines)), ("8192 lines", fixed_size(lines))] {
             let errors = sizes().into_iter().filter_map(|size| {
                 let exact = truth.misses_at(size) as f64 / truth.accesses() as f64;
-                Some((curve.at(size)?.miss_ratio - exact).abs())
+                Some((curve.find_point(size)?.miss_ratio - exact).abs())
             });
             let errors: Vec<f64> = errors.collect();
             let bar = curve.error_bar(&sizes()).map_or("none".into(), |bar| format!("{:.4}", bar.mean_half_width));

@@ -15,7 +15,7 @@ const PROGRAMS: usize = 32;
 const UNITS: u32 = 256;
 const DEALS: usize = 20;
 
-fn claims(seed: u64) -> Vec<UnitClaim> {
+fn random_claims(seed: u64) -> Vec<UnitClaim> {
     let mut generator = SplitMix64::new(seed);
     let claim = |_| {
         let top = 5.0 + 60.0 * generator.unit();
@@ -33,7 +33,7 @@ fn claims(seed: u64) -> Vec<UnitClaim> {
 }
 
 fn run(options: &Options) -> Vec<ResultRow> {
-    let all: Vec<Vec<UnitClaim>> = (0..DEALS as u64).map(claims).collect();
+    let all: Vec<Vec<UnitClaim>> = (0..DEALS as u64).map(random_claims).collect();
     let sum =
         |deal: Vec<u32>| u64::from(deal.iter().enumerate().map(|(index, units)| index as u32 * units).sum::<u32>());
     let by = |solve: fn(&[UnitClaim]) -> Vec<u32>| {
@@ -42,7 +42,8 @@ fn run(options: &Options) -> Vec<ResultRow> {
     };
     let contenders = vec![
         Contender::new("exact", by(|claims| exact(claims, UNITS, CostAggregate::Sum).expect("floors of one fit"))),
-        Contender::new("lookahead", by(|claims| lookahead(claims, UNITS).expect("floors of one fit"))).against(0, None),
+        Contender::new("lookahead", by(|claims| lookahead(claims, UNITS).expect("floors of one fit")))
+            .compare_with(0, None),
     ];
     compare("sizing", "32 programs, 256 colors", DEALS, options.rounds, BenchClock::Thread, false, contenders)
 }

@@ -12,7 +12,7 @@ pub const GROUP: BenchGroup =
     BenchGroup { name: "solvers", about: "matching and local search for 64 to 200 programs", run };
 
 /// Programs that suffer and hurt by characters of their own, and by chance.
-fn costs(programs: usize) -> Vec<Vec<f64>> {
+fn random_costs(programs: usize) -> Vec<Vec<f64>> {
     let mut generator = SplitMix64::new(1);
     let mut character = || (0..programs).map(|_| generator.unit() * generator.unit()).collect::<Vec<f64>>();
     let (suffers, hurts) = (character(), character());
@@ -24,7 +24,7 @@ fn run(options: &Options) -> Vec<ResultRow> {
     let cases = [(200, vec![2; 100], 1.0), (64, vec![8; 8], 1.0), (128, vec![16; 8], 2.0), (200, vec![16; 8], 5.0)];
     let mut rows = Vec::new();
     for (programs, cpus_per_cache, seconds_at_most) in cases {
-        let (costs, seats) = (costs(programs), Seats { cpus_per_cache });
+        let (costs, seats) = (random_costs(programs), Seats { cpus_per_cache });
         let solved = solvers::best(&costs, &seats);
         let name = format!("{:?}, {} caches of {}", solved.method, seats.cpus_per_cache.len(), seats.cpus_per_cache[0]);
         let work = || (solvers::best(&costs, &seats).total * 1e6) as u64;

@@ -1,6 +1,6 @@
 //! Exact stack distances where hardly any page of 64 lines has two lines in use.
 
-use super::stack::{exact, fingerprint, olken};
+use super::stack::{exact_histogram, fingerprint, olken};
 use super::{BenchGroup, Options};
 use crate::harness::{BenchClock, Contender, ResultRow, compare};
 use cachemate_locality::hash::mix_bits;
@@ -18,9 +18,9 @@ fn run(options: &Options) -> Vec<ResultRow> {
         let lines: &Vec<u64> = &kind.lines(options.accesses).iter().map(|&line| mix_bits(line, 40)).collect();
         let mut contenders = vec![Contender::new("olken", || fingerprint(&olken(lines)))];
         for simd in Simd::available() {
-            let bar = (simd == Simd::best()).then_some(6.0);
-            let work = move || fingerprint(&exact(simd, lines));
-            contenders.push(Contender::new(simd.name(), work).against(0, bar).most_bytes(80_000_000));
+            let bar = (simd == Simd::detect_best()).then_some(6.0);
+            let work = move || fingerprint(&exact_histogram(simd, lines));
+            contenders.push(Contender::new(simd.name(), work).compare_with(0, bar).with_max_bytes(80_000_000));
         }
         rows.extend(compare("sparse", kind.name(), lines.len(), options.rounds, BenchClock::Thread, true, contenders));
     }

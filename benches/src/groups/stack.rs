@@ -13,7 +13,7 @@ pub const GROUP: BenchGroup = BenchGroup {
 };
 
 /// The target of an instruction set, against the baseline.
-fn bar(simd: Simd) -> Option<f64> {
+fn target_speedup(simd: Simd) -> Option<f64> {
     match simd.name() {
         "avx512" => Some(10.0),
         "avx2" => Some(8.0),
@@ -34,7 +34,7 @@ pub fn olken(lines: &[u64]) -> DistanceHistogram {
     engine.finish()
 }
 
-pub fn exact(simd: Simd, lines: &[u64]) -> DistanceHistogram {
+pub fn exact_histogram(simd: Simd, lines: &[u64]) -> DistanceHistogram {
     let mut engine = StackDistances::with_simd(simd);
     engine.push(lines).and_then(|()| engine.finish()).expect("the traces have fewer lines than the limit")
 }
@@ -46,8 +46,10 @@ fn run(options: &Options) -> Vec<ResultRow> {
         let mut contenders = vec![Contender::new("olken", || fingerprint(&olken(&lines)))];
         for simd in Simd::available() {
             let lines = &lines;
-            let work = move || fingerprint(&exact(simd, lines));
-            contenders.push(Contender::new(simd.name(), work).against(0, bar(simd)).most_bytes(80_000_000));
+            let work = move || fingerprint(&exact_histogram(simd, lines));
+            contenders.push(
+                Contender::new(simd.name(), work).compare_with(0, target_speedup(simd)).with_max_bytes(80_000_000),
+            );
         }
         rows.extend(compare("stack", kind.name(), lines.len(), options.rounds, BenchClock::Thread, true, contenders));
     }

@@ -1,6 +1,6 @@
 //! Exact stack distances on two threads against one, by the clock on the wall: needs two free cores to mean something.
 
-use super::stack::{exact, fingerprint};
+use super::stack::{exact_histogram, fingerprint};
 use super::{BenchGroup, Options};
 use crate::harness::{BenchClock, Contender, ResultRow, compare};
 use cachemate_locality::simd::Simd;
@@ -22,10 +22,10 @@ fn run(options: &Options) -> Vec<ResultRow> {
     for kind in &options.traces {
         let lines = &kind.lines(options.accesses);
         let contenders = vec![
-            Contender::new("1 thread", || fingerprint(&exact(Simd::best(), lines))),
+            Contender::new("1 thread", || fingerprint(&exact_histogram(Simd::detect_best(), lines))),
             Contender::new("2 threads", || fingerprint(&count_on_threads(2, lines)))
-                .against(0, Some(1.5))
-                .most_bytes(80_000_000),
+                .compare_with(0, Some(1.5))
+                .with_max_bytes(80_000_000),
         ];
         rows.extend(compare("threads", kind.name(), lines.len(), options.rounds, BenchClock::Wall, true, contenders));
         report_balance(kind.name(), lines);
@@ -37,7 +37,7 @@ fn run(options: &Options) -> Vec<ResultRow> {
 /// could not do better than one thread's time over the busier thread's.
 fn report_balance(input: &str, lines: &[u64]) {
     let start = BenchClock::Thread.now_s();
-    exact(Simd::best(), lines);
+    exact_histogram(Simd::detect_best(), lines);
     let one_s = BenchClock::Thread.now_s() - start;
     let (caller, process) = (BenchClock::Thread.now_s(), BenchClock::Process.now_s());
     count_on_threads(2, lines);

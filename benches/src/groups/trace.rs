@@ -28,8 +28,8 @@ fn run(options: &Options) -> Vec<ResultRow> {
         let copy = || checksum(&lines.iter().map(|line| line * 64).collect::<Vec<u64>>());
         let contenders = vec![
             Contender::new("copy", copy),
-            Contender::new("cmt records", || read_records(&path)).against(0, None).least_millions(Some(50.0)),
-            Contender::new("cmt addresses", || read_addresses(&path)).against(0, None),
+            Contender::new("cmt records", || read_records(&path)).compare_with(0, None).with_min_millions(Some(50.0)),
+            Contender::new("cmt addresses", || read_addresses(&path)).compare_with(0, None),
         ];
         rows.extend(compare("trace", kind.name(), lines.len(), options.rounds, BenchClock::Thread, false, contenders));
     }
@@ -97,7 +97,9 @@ fn recording(dir: &Path, options: &Options) -> Vec<ResultRow> {
         let recorded = recorder.run_with(&tool, &AtomicBool::new(false), |_| {});
         u64::from(recorded.is_ok())
     };
-    let contenders =
-        vec![Contender::new("gzip", native), Contender::new("gzip recorded", recorded).against(0, Some(1.0 / 30.0))];
+    let contenders = vec![
+        Contender::new("gzip", native),
+        Contender::new("gzip recorded", recorded).compare_with(0, Some(1.0 / 30.0)),
+    ];
     compare("trace", "gzip (bytes)", text.len(), options.rounds, BenchClock::Wall, true, contenders)
 }

@@ -208,11 +208,11 @@ impl CoRunSolver {
         }
         let second = engine.hertz;
         engine.run(SETTLING_SECONDS * second);
-        let start: Vec<_> = slots.iter().map(|&(_, slot)| *engine.done(slot)).collect();
+        let start: Vec<_> = slots.iter().map(|&(_, slot)| *engine.task_totals(slot)).collect();
         engine.run((SETTLING_SECONDS + MEASURED_SECONDS) * second);
         let mut sums = vec![(0.0, 0.0, 0.0); key.members.len()];
         for (&(member, slot), before) in slots.iter().zip(&start) {
-            let now = engine.done(slot);
+            let now = engine.task_totals(slot);
             let lines = |index: usize| now.counts[index] - before.counts[index];
             let sum = &mut sums[member];
             sum.0 += now.cycles - before.cycles;

@@ -112,7 +112,7 @@ impl PhaseCurves {
     }
 
     /// Cycles with and without prefetchers at one size.
-    pub fn aid(&self, curve: u32, lines: f32, late_share: f32) -> Prefetch {
+    pub fn prefetch_benefit(&self, curve: u32, lines: f32, late_share: f32) -> Prefetch {
         let cycles = |dropped: f32| self.rates(curve, lines, dropped).cycles_per_instr;
         Prefetch { aided_cycles: cycles(0.0), unaided_cycles: cycles(1.0), late_share }
     }

@@ -173,7 +173,7 @@ impl IntervalEngine {
         Self::with_spares(spec, explicit, 0)
     }
 
-    /// Like [`IntervalEngine::new`], with spare caches for [`IntervalEngine::separate`].
+    /// Like [`IntervalEngine::new`], with spare caches for [`IntervalEngine::move_to_spare_cache`].
     pub(crate) fn with_spares(spec: &MachineSpec, explicit: bool, spare_flows: usize) -> Option<Self> {
         let last = spec.last_level()?;
         let (known, hertz) = (spec.instances(last) as usize, spec.hertz as f64);
@@ -272,7 +272,7 @@ impl IntervalEngine {
     }
 
     /// Moves these CPUs of one cache to another, empty cache of the same size. False = no spare cache is left.
-    pub(crate) fn separate(&mut self, cpus: &CpuSet) -> bool {
+    pub(crate) fn move_to_spare_cache(&mut self, cpus: &CpuSet) -> bool {
         let Some(first) = cpus.first().filter(|_| self.spare_flows > 0) else { return false };
         let before = self.turns.cache_of(first) as usize;
         let flow = self.flows.len() - self.spare_flows;
@@ -365,7 +365,7 @@ impl IntervalEngine {
         self.now
     }
     /// The totals of a task since its arrival, complete up to the last call of [`IntervalEngine::run`].
-    pub fn done(&self, slot: u32) -> &TaskTotals {
+    pub fn task_totals(&self, slot: u32) -> &TaskTotals {
         &self.slots.done[slot as usize]
     }
     /// The number of the task's present phase.
@@ -381,15 +381,15 @@ impl IntervalEngine {
         let flow = self.slots.flow[slot as usize];
         (flow != NOWHERE).then(|| self.home_of_flow[flow as usize])
     }
-    fn flows_of(&self, cache: usize) -> impl Iterator<Item = &OccupancyModel> {
+    fn occupancy_models(&self, cache: usize) -> impl Iterator<Item = &OccupancyModel> {
         self.flows.iter().zip(&self.home_of_flow).filter(move |(_, home)| **home == cache).map(|(flow, _)| flow)
     }
     /// Bytes that the task occupies in a cache.
-    pub(crate) fn held_bytes(&self, slot: u32, cache: usize) -> f64 {
+    pub(crate) fn occupied_bytes(&self, slot: u32, cache: usize) -> f64 {
         let lines = |flow: &OccupancyModel| -> f64 {
             (0..flow.len()).filter(|&index| flow.task[index] == slot).map(|index| f64::from(flow.lines[index])).sum()
         };
-        self.flows_of(cache).map(lines).sum::<f64>() * self.line_bytes
+        self.occupancy_models(cache).map(lines).sum::<f64>() * self.line_bytes
     }
     pub(crate) fn line_bytes(&self) -> f64 {
         self.line_bytes
@@ -551,7 +551,7 @@ impl IntervalEngine {
             self.slots.fresh[index] = false;
             self.integrate_to_now(before as usize);
             self.unregister_rate(index);
-            self.flows[before as usize].leave(self.slots.entry[index] as usize);
+            self.flows[before as usize].remove_entry(self.slots.entry[index] as usize);
         }
         self.slots.flow[index] = flow;
         if flow != NOWHERE {

@@ -59,15 +59,15 @@ fn a_program_alone_runs_as_its_profile_says() {
     let program = engine.add_program(PhasedProgram::steady("one", phase));
     let slot = engine.start(program, on(&[0]));
     engine.run(4e9);
-    let before = *engine.done(slot);
+    let before = *engine.task_totals(slot);
     engine.run(8e9);
-    let done = engine.done(slot);
+    let done = engine.task_totals(slot);
     let instructions = done.instructions - before.instructions;
     let cycles = 4e9 / instructions;
     assert!((cycles / last.cycles_per_instr - 1.0).abs() < 2e-3, "{cycles} {}", last.cycles_per_instr);
     let misses = (done.counts[DEMAND] - before.counts[DEMAND]) / instructions;
     assert!((misses / last.demand_fills_per_instr - 1.0).abs() < 2e-3, "{misses}");
-    assert!((engine.held_bytes(slot, 0) / (LINES * 64.0) - 1.0).abs() < 1e-3);
+    assert!((engine.occupied_bytes(slot, 0) / (LINES * 64.0) - 1.0).abs() < 1e-3);
 }
 
 /// Do two programs in one cache slow each other down, but not those in the other cache?
@@ -78,9 +78,9 @@ fn neighbors_in_a_cache_slow_each_other() {
         let program = engine.add_program(PhasedProgram::steady("fits", uniform(50_000.0, 0.02)));
         let slots: Vec<u32> = cpus.iter().map(|&cpu| engine.start(program, on(&[cpu]))).collect();
         engine.run(4e9);
-        let before = engine.done(slots[0]).instructions;
+        let before = engine.task_totals(slots[0]).instructions;
         engine.run(8e9);
-        engine.done(slots[0]).instructions - before
+        engine.task_totals(slots[0]).instructions - before
     };
     let (alone, apart, together) = (speed(&[0]), speed(&[0, 2]), speed(&[0, 1]));
     assert!((apart / alone - 1.0).abs() < 0.01, "{apart} {alone}");
@@ -101,7 +101,7 @@ fn phases_follow_at_their_instructions() {
     engine.run(1.001e9);
     assert_eq!(engine.phase(slot), 1);
     engine.run(round_cycles * 10.0);
-    let instructions = engine.done(slot).instructions;
+    let instructions = engine.task_totals(slot).instructions;
     assert!((instructions / 2e10 - 1.0).abs() < 1e-3, "{instructions}");
 }
 
@@ -119,9 +119,9 @@ fn who_comes_back_to_old_lines_is_in_its_present_phase() {
     engine.run(1e10);
     assert_eq!(engine.phase(slot), 1);
     let speed = |engine: &mut IntervalEngine| {
-        let (before, now) = (engine.done(slot).instructions, engine.now_cycles());
+        let (before, now) = (engine.task_totals(slot).instructions, engine.now_cycles());
         engine.run(now + 1e9);
-        engine.done(slot).instructions - before
+        engine.task_totals(slot).instructions - before
     };
     let there = speed(&mut engine);
     engine.turns.allow(slot, on(&[0]));
@@ -154,9 +154,9 @@ fn streams_in_different_caches_meet_at_the_controller() {
     let program = engine.add_program(PhasedProgram::steady("stream", phase));
     let slots: Vec<u32> = (0..4).map(|cpu| engine.start(program, on(&[cpu]))).collect();
     engine.run(4e9);
-    let before: Vec<f64> = slots.iter().map(|&slot| engine.done(slot).instructions).collect();
+    let before: Vec<f64> = slots.iter().map(|&slot| engine.task_totals(slot).instructions).collect();
     engine.run(8e9);
-    let lines = |(slot, before): (&u32, &f64)| 0.05 * (engine.done(*slot).instructions - before) / 4e9;
+    let lines = |(slot, before): (&u32, &f64)| 0.05 * (engine.task_totals(*slot).instructions - before) / 4e9;
     let bytes: f64 = slots.iter().zip(&before).map(lines).sum::<f64>() * 64.0;
     assert!((3.6..=4.02).contains(&bytes), "{bytes} bytes a cycle of 4");
 }
@@ -172,9 +172,10 @@ fn short_turns_are_as_good_as_averaged() {
         let b = engine.add_program(PhasedProgram::steady("b", uniform(90_000.0, 0.005)));
         let slots: Vec<u32> = [a, b, a, b, a].iter().map(|&program| engine.start(program, on(&[0, 1]))).collect();
         engine.run(2e9);
-        let before: Vec<f64> = slots.iter().map(|&slot| engine.done(slot).instructions).collect();
+        let before: Vec<f64> = slots.iter().map(|&slot| engine.task_totals(slot).instructions).collect();
         engine.run(6e9);
-        let total: f64 = slots.iter().zip(&before).map(|(&slot, before)| engine.done(slot).instructions - before).sum();
+        let total: f64 =
+            slots.iter().zip(&before).map(|(&slot, before)| engine.task_totals(slot).instructions - before).sum();
         total
     };
     let (explicit, averaged) = (run(true), run(false));
@@ -188,18 +189,18 @@ fn a_migration_costs_the_refill_and_nothing_else() {
     let program = engine.add_program(PhasedProgram::steady("mover", uniform(40_000.0, 0.02)));
     let slot = engine.start(program, on(&[0]));
     engine.run(2e9);
-    let before = engine.done(slot).instructions;
+    let before = engine.task_totals(slot).instructions;
     engine.run(3e9);
-    let speed = (engine.done(slot).instructions - before) / 1e9;
+    let speed = (engine.task_totals(slot).instructions - before) / 1e9;
     engine.turns.allow(slot, on(&[2]));
-    let before = engine.done(slot).instructions;
+    let before = engine.task_totals(slot).instructions;
     engine.run(4e9);
-    let lost = speed * 1e9 - (engine.done(slot).instructions - before);
+    let lost = speed * 1e9 - (engine.task_totals(slot).instructions - before);
     // It misses each of its lines once more, and each miss waits 100 cycles; at its usual speed it does this much work.
     let expected = 40_000.0 * 100.0 * speed;
     assert!(engine.steps < 300, "{} steps", engine.steps);
     assert!((lost / expected - 1.0).abs() < 0.08, "{lost} {expected}");
-    assert!(engine.held_bytes(slot, 0) > 0.9 * 40_000.0 * 64.0, "its old lines stay while nobody needs the room");
+    assert!(engine.occupied_bytes(slot, 0) > 0.9 * 40_000.0 * 64.0, "its old lines stay while nobody needs the room");
 }
 
 /// Do writers of a region in different caches slow each other down, and those in one cache not?
@@ -212,7 +213,7 @@ fn sharing_across_caches_costs_and_within_one_does_not() {
         let program = engine.add_program(PhasedProgram::steady("talks", phase));
         let slots = cpus.map(|cpu| engine.start(program, on(&[cpu])));
         engine.run(2e9);
-        (engine.done(slots[0]).instructions, engine.done(slots[0]).counts[REMOTE_HITS])
+        (engine.task_totals(slots[0]).instructions, engine.task_totals(slots[0]).counts[REMOTE_HITS])
     };
     let (together, apart) = (run([0, 1]), run([0, 2]));
     assert_eq!(together.1, 0.0);
@@ -232,7 +233,7 @@ fn first_touches_that_are_in_the_profile_are_not_counted_twice() {
         let program = engine.add_program(program);
         let slot = engine.start(program, on(&[0]));
         engine.run(2e6);
-        2e6 / engine.done(slot).instructions
+        2e6 / engine.task_totals(slot).instructions
     };
     assert!((cycles(true) - 1.0).abs() < 0.01, "{}", cycles(true));
     assert!(cycles(false) > 1.5, "{}", cycles(false));
@@ -249,7 +250,7 @@ fn contexts_share_their_core() {
         let program = engine.add_program(PhasedProgram::steady("quick", quick));
         let slots: Vec<u32> = (0..count).map(|cpu| engine.start(program, on(&[cpu]))).collect();
         engine.run(1e9);
-        let total: f64 = slots.iter().map(|&slot| engine.done(slot).instructions).sum();
+        let total: f64 = slots.iter().map(|&slot| engine.task_totals(slot).instructions).sum();
         total / 1e9
     };
     let (one, two) = (run(1), run(2));
@@ -265,7 +266,7 @@ fn the_same_calls_give_the_same_bits() {
         let program = engine.add_program(PhasedProgram::steady("a", uniform(90_000.0, 0.02)));
         let slots: Vec<u32> = (0..6).map(|_| engine.start(program, on(&[0, 1, 2, 3]))).collect();
         engine.run(3e9);
-        slots.iter().map(|&slot| engine.done(slot).instructions.to_bits()).collect::<Vec<_>>()
+        slots.iter().map(|&slot| engine.task_totals(slot).instructions.to_bits()).collect::<Vec<_>>()
     };
     assert_eq!(run(), run());
 }

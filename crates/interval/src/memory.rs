@@ -111,7 +111,7 @@ impl QueueServer {
 
     /// The waits at a load of `busy`.
     #[inline]
-    fn waits(&self, busy: f32) -> Waits {
+    fn waits_at_load(&self, busy: f32) -> Waits {
         let busy = busy.min(BUSIEST);
         let behind = self.cycles_per_line / (2.0 * (1.0 - busy));
         if !self.first {
@@ -130,7 +130,7 @@ impl QueueServer {
 
     /// The load that the task would cause without queueing, as in its profile.
     #[inline]
-    fn alone(&self, ask: &MemoryDemand) -> f32 {
+    fn unqueued_load(&self, ask: &MemoryDemand) -> f32 {
         (self.lines(ask) * ask.share * self.cycles_per_line / ask.cycles).min(BUSIEST_ALONE)
     }
 
@@ -138,8 +138,8 @@ impl QueueServer {
     #[inline]
     fn queue_wait(&self, busy: f32, waits: Waits, ask: &MemoryDemand) -> f32 {
         let others = match self.places > 0.0 {
-            true => self.saturation(busy) - self.saturation(self.alone(ask)),
-            false => self.burst * busy - ask.burst * self.alone(ask),
+            true => self.saturation(busy) - self.saturation(self.unqueued_load(ask)),
+            false => self.burst * busy - ask.burst * self.unqueued_load(ask),
         };
         (ask.waits * waits.demand + ask.late * waits.other) * others.max(0.0)
     }
@@ -159,7 +159,7 @@ impl QueueServer {
 
     fn settle(&mut self, busy: f32) {
         self.busy = busy;
-        self.now = self.waits(busy);
+        self.now = self.waits_at_load(busy);
     }
 }
 
@@ -222,17 +222,17 @@ impl MemorySystem {
     pub fn dropped_share(&self, node: usize, package: u32, ask: &MemoryDemand, prefetch: &Prefetch) -> f32 {
         let mut dropped = 0.0f32;
         let mut lose = |now: f32, alone: f32| dropped = dropped.max((now - alone) / (1.0 - alone));
-        for server in self.path(node, package) {
+        for server in self.servers_on_path(node, package) {
             let crowded =
                 |busy: f32| busy * server.tail_probability(busy, self.latency_cycles / server.cycles_per_line);
-            lose(crowded(server.busy.min(BUSIEST)), crowded(server.alone(ask)));
+            lose(crowded(server.busy.min(BUSIEST)), crowded(server.unqueued_load(ask)));
         }
         if let Some(window) = self.window(node, package) {
-            lose(window.saturation(window.busy), window.saturation(window.alone(ask)));
+            lose(window.saturation(window.busy), window.saturation(window.unqueued_load(ask)));
         }
         match self.ahead_lines {
             Some(lines) if prefetch.late_share > 0.0 => {
-                dropped.max(self.starts_later(node, package, ask, prefetch, lines))
+                dropped.max(self.lost_prefetch_share(node, package, ask, prefetch, lines))
             }
             _ => dropped,
         }
@@ -243,21 +243,29 @@ impl MemorySystem {
     /// ago. It is the larger of two samples, between which the outstanding requests of others change (Poisson; mean of
     /// the larger of two normal numbers). The loss is relative to the range from aided to unaided cycles, and weighted
     /// by the share of the stall that is due to late lines.
-    fn starts_later(&self, node: usize, package: u32, ask: &MemoryDemand, prefetch: &Prefetch, lines: f32) -> f32 {
+    fn lost_prefetch_share(
+        &self,
+        node: usize,
+        package: u32,
+        ask: &MemoryDemand,
+        prefetch: &Prefetch,
+        lines: f32,
+    ) -> f32 {
         let window = self.window(node, package);
         let room = |busy: &dyn Fn(&QueueServer) -> f32| {
             let backlog = |server: &QueueServer| {
-                server.waits(busy(server)).other * server.burst * busy(server) / self.latency_cycles
+                server.waits_at_load(busy(server)).other * server.burst * busy(server) / self.latency_cycles
             };
-            1.0 - self.path(node, package).map(backlog).fold(window.map_or(0.0, busy), f32::max)
+            1.0 - self.servers_on_path(node, package).map(backlog).fold(window.map_or(0.0, busy), f32::max)
         };
         let spread = window.map_or(0.0, |window| {
-            libm::sqrtf((window.busy - window.alone(ask)).max(0.0) * window.places / core::f32::consts::PI)
+            libm::sqrtf((window.busy - window.unqueued_load(ask)).max(0.0) * window.places / core::f32::consts::PI)
                 / window.places
         });
         // Whole lines, rounded up on average.
         let ahead = |room: f32| lines * room.clamp(0.0, 1.0) + 0.5;
-        let (now, alone) = (ahead(room(&|server| server.busy) + spread), ahead(room(&|server| server.alone(ask))));
+        let (now, alone) =
+            (ahead(room(&|server| server.busy) + spread), ahead(room(&|server| server.unqueued_load(ask))));
         let fills = (ask.lines - ask.written) * self.latency_cycles;
         let more = fills / now - prefetch.aided_cycles.max(fills / alone);
         let most = prefetch.unaided_cycles - prefetch.aided_cycles;
@@ -275,11 +283,11 @@ impl MemorySystem {
     }
 
     /// Does a prefetcher run less far ahead if fewer entries are free?
-    pub fn throttles_prefetch(&self) -> bool {
+    pub fn can_throttle_prefetch(&self) -> bool {
         self.ahead_lines.is_some()
     }
 
-    fn path(&self, node: usize, package: u32) -> impl Iterator<Item = &QueueServer> {
+    fn servers_on_path(&self, node: usize, package: u32) -> impl Iterator<Item = &QueueServer> {
         self.buses.get(package as usize).into_iter().chain(self.controllers.get(node))
     }
 
@@ -309,7 +317,7 @@ impl MemorySystem {
                     let share = server.demand_share;
                     server.burst * server.busy * (share * server.now.demand + (1.0 - share) * server.now.other)
                 };
-                let held = self.latency_cycles + self.path(node, package).map(behind).sum::<f32>();
+                let held = self.latency_cycles + self.servers_on_path(node, package).map(behind).sum::<f32>();
                 let of = if self.buses.is_empty() { node } else { package as usize };
                 self.windows[of].cycles_per_line = held / self.windows[of].places;
                 self.solve_one(node, (!self.buses.is_empty()).then_some(package), ServerKind::Window, asks);
@@ -327,7 +335,7 @@ impl MemorySystem {
         part: ServerKind,
         asks: &mut dyn FnMut(&mut dyn FnMut(u32, &mut MemoryDemand)),
     ) {
-        let Some(server) = self.part(node, only, part).copied() else { return };
+        let Some(server) = self.server_mut(node, only, part).copied() else { return };
         let (mut demand, mut all, mut bursts) = (0.0, 0.0, 0.0);
         asks(&mut |package, ask| {
             if only.is_none_or(|only| only == package) && ask.cycles > 0.0 {
@@ -346,7 +354,7 @@ impl MemorySystem {
             true => 0.0,
             false => (memory.queue_wait(node, package, ask) - before.queue_wait(before.busy, before.now, ask)).max(0.0),
         };
-        let busy = root_by(&server, &mut |each| {
+        let busy = solve_load(&server, &mut |each| {
             asks(&mut |package, ask| {
                 if only.is_none_or(|only| only == package) {
                     each(elsewhere(package, ask), ask);
@@ -354,12 +362,12 @@ impl MemorySystem {
             });
         });
         server.settle(busy);
-        if let Some(place) = self.part(node, only, part) {
+        if let Some(place) = self.server_mut(node, only, part) {
             *place = server;
         }
     }
 
-    fn part(&mut self, node: usize, package: Option<u32>, part: ServerKind) -> Option<&mut QueueServer> {
+    fn server_mut(&mut self, node: usize, package: Option<u32>, part: ServerKind) -> Option<&mut QueueServer> {
         let of = package.map_or(node, |package| package as usize);
         match part {
             ServerKind::Bus => self.buses.get_mut(of),
@@ -376,7 +384,7 @@ impl MemorySystem {
     #[inline]
     fn queue_wait(&self, node: usize, package: u32, ask: &MemoryDemand) -> f32 {
         let at = |server: &QueueServer| server.queue_wait(server.busy, server.now, ask);
-        self.path(node, package).chain(self.window(node, package)).map(at).sum()
+        self.servers_on_path(node, package).chain(self.window(node, package)).map(at).sum()
     }
 }
 
@@ -389,9 +397,9 @@ enum ServerKind {
 }
 
 /// The load at which the tasks' traffic, slowed by this server and all others on their paths, causes exactly that load.
-fn root_by(server: &QueueServer, asks: &mut dyn FnMut(&mut dyn FnMut(f32, &mut MemoryDemand))) -> f32 {
+fn solve_load(server: &QueueServer, asks: &mut dyn FnMut(&mut dyn FnMut(f32, &mut MemoryDemand))) -> f32 {
     let mut traffic = |busy: f32| {
-        let (mut sum, waits) = (0.0, server.waits(busy));
+        let (mut sum, waits) = (0.0, server.waits_at_load(busy));
         asks(&mut |elsewhere, ask| {
             let queued = server.queue_wait(busy, waits, ask) + elsewhere;
             sum += server.lines(ask) * ask.share / (ask.cycles + queued);
@@ -591,16 +599,16 @@ mod tests {
         // 8 x (1 - 5/12) + 0.5 lines ahead when alone: five outstanding, one every 40 cycles.
         let ask = stream(40.0, 0.0, 1.0);
         let prefetch = Prefetch { aided_cycles: 40.0, unaided_cycles: 200.0, late_share: 1.0 };
-        memory.windows[0].busy = memory.windows[0].alone(&ask);
+        memory.windows[0].busy = memory.windows[0].unqueued_load(&ask);
         assert_eq!(memory.dropped_share(0, 0, &ask, &prefetch), 0.0, "alone");
         memory.windows[0].busy = 0.7;
         let others = (0.7 - 5.0 / 12.0) * 12.0 / std::f32::consts::PI;
         let ahead = 8.0 * (0.3 + others.sqrt() / 12.0) + 0.5;
         let expected = (200.0 / ahead - 40.0) / 160.0;
-        let found = memory.starts_later(0, 0, &ask, &prefetch, 8.0);
+        let found = memory.lost_prefetch_share(0, 0, &ask, &prefetch, 8.0);
         assert!((found / expected - 1.0).abs() < 0.02, "{found} {expected}");
         let slow = Prefetch { aided_cycles: 400.0, unaided_cycles: 500.0, ..prefetch };
-        assert_eq!(memory.starts_later(0, 0, &stream(400.0, 0.0, 1.0), &slow, 8.0), 0.0);
+        assert_eq!(memory.lost_prefetch_share(0, 0, &stream(400.0, 0.0, 1.0), &slow, 8.0), 0.0);
         let without_room = memory.dropped_share(0, 0, &stream(400.0, 0.0, 1.0), &slow);
         assert!(without_room > 0.1, "{without_room}");
     }

@@ -170,7 +170,7 @@ impl OccupancyModel {
     }
 
     /// Stops a task here; its lines stay until others need the space.
-    pub fn leave(&mut self, entry: usize) {
+    pub fn remove_entry(&mut self, entry: usize) {
         self.is_running[entry] = false;
         self.rate[entry] = 0.0;
     }
@@ -220,7 +220,7 @@ impl OccupancyModel {
     pub fn is_intact(&self, entry: usize) -> bool {
         let domain = &self.domains[usize::from(self.domain[entry])];
         if self.random {
-            self.held_lines() < NOT_FULL * domain.capacity_lines
+            self.occupied_lines() < NOT_FULL * domain.capacity_lines
         } else {
             domain.cutoff <= self.entered[entry]
         }
@@ -460,7 +460,7 @@ impl OccupancyModel {
     }
 
     /// Total resident lines.
-    pub fn held_lines(&self) -> f32 {
+    pub fn occupied_lines(&self) -> f32 {
         self.lines.iter().sum()
     }
 }

@@ -50,7 +50,7 @@ impl QueueRotation {
     }
 
     /// A rotation of one gang with these tasks.
-    pub fn alone(cpus: CpuSet, slice_cycles: f64, members: Vec<(u32, Option<u32>)>) -> Self {
+    pub fn single_gang(cpus: CpuSet, slice_cycles: f64, members: Vec<(u32, Option<u32>)>) -> Self {
         QueueRotation { only: true, ..QueueRotation::new(cpus, slice_cycles, vec![(members, 1)]) }
     }
 }

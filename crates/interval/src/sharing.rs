@@ -60,7 +60,12 @@ impl Regions {
     }
 
     /// The present cost of accesses from one cache. `same_package` marks the near caches.
-    pub fn remote(&self, place: usize, cache: usize, same_package: impl Fn(usize) -> bool) -> RemoteTransfers {
+    pub fn remote_transfers(
+        &self,
+        place: usize,
+        cache: usize,
+        same_package: impl Fn(usize) -> bool,
+    ) -> RemoteTransfers {
         let all = &self.rates[place * self.caches..(place + 1) * self.caches];
         let (mut reads, mut writes, mut near) = (0.0, 0.0, 0.0);
         for (index, rates) in all.iter().enumerate().filter(|(index, _)| *index != cache) {
@@ -90,7 +95,7 @@ mod tests {
         let place = regions.place(7);
         regions.add(place, 0, own.0, own.1);
         regions.add(place, 1, other.0, other.1);
-        let expected = regions.remote(place, 0, |_| true);
+        let expected = regions.remote_transfers(place, 0, |_| true);
         // One line: the events since cache 0 last touched it, and since it last wrote it.
         let mut state = 88_172_645_463_325_252u64;
         let mut next = || {
@@ -127,10 +132,10 @@ mod tests {
         let mut regions = Regions::new(2);
         let place = regions.place(1);
         regions.add(place, 0, 5.0, 2.0);
-        assert_eq!(regions.remote(place, 0, |_| true), RemoteTransfers::default());
+        assert_eq!(regions.remote_transfers(place, 0, |_| true), RemoteTransfers::default());
         let read_only = regions.place(2);
         regions.add(read_only, 0, 5.0, 0.0);
         regions.add(read_only, 1, 5.0, 0.0);
-        assert_eq!(regions.remote(read_only, 0, |_| true).per_read, 0.0);
+        assert_eq!(regions.remote_transfers(read_only, 0, |_| true).per_read, 0.0);
     }
 }

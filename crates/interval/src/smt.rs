@@ -13,7 +13,7 @@ const HALVINGS: u32 = 14;
 
 /// Cycles per instruction that each context waits for slots. Each pair holds the cycles of an instruction without the
 /// others and the context's share of elapsed time.
-pub fn waits(slot_cycles: f32, contexts: &[(f32, f32)], waits: &mut [f32]) {
+pub fn compute_slot_waits(slot_cycles: f32, contexts: &[(f32, f32)], waits: &mut [f32]) {
     let wait_at = |busy: f32, &(cycles, share): &(f32, f32)| {
         slot_cycles / (2.0 * (1.0 - busy)) * (busy - (slot_cycles * share / cycles).min(BUSIEST_ALONE)).max(0.0)
     };
@@ -39,11 +39,11 @@ mod tests {
     #[test]
     fn slots_are_shared_and_never_used_twice() {
         let mut waiting = [9.0; 1];
-        waits(1.0, &[(1.25, 1.0)], &mut waiting);
+        compute_slot_waits(1.0, &[(1.25, 1.0)], &mut waiting);
         assert_eq!(waiting[0], 0.0);
         let contexts = [(1.1, 1.0); 4];
         let mut waiting = [0.0; 4];
-        waits(1.0, &contexts, &mut waiting);
+        compute_slot_waits(1.0, &contexts, &mut waiting);
         let total: f32 = waiting.iter().map(|wait| 1.0 / (1.1 + wait)).sum();
         assert!((0.93..=1.001).contains(&total), "{total}");
     }
@@ -52,7 +52,7 @@ mod tests {
     #[test]
     fn waiting_contexts_hardly_disturb() {
         let mut waiting = [0.0; 4];
-        waits(1.0, &[(12.0, 1.0); 4], &mut waiting);
+        compute_slot_waits(1.0, &[(12.0, 1.0); 4], &mut waiting);
         assert!(waiting.iter().all(|wait| *wait < 0.25), "{waiting:?}");
     }
 }

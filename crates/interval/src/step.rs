@@ -4,7 +4,7 @@ use super::*;
 
 /// Ratio of the next step's length to that of a step in which occupancies changed by this share of the capacity: steps
 /// aim at changes of a few percent each.
-fn growth(change: f32) -> f64 {
+fn step_growth(change: f32) -> f64 {
     if change < STEADY { STEADY_GROWTH } else { (f64::from(CHANGE_AIMED_AT) / f64::from(change)).clamp(0.5, 2.0) }
 }
 
@@ -14,12 +14,12 @@ impl IntervalEngine {
         let change = self.integrate_to_now(flow);
         let new_phase = self.end_phases(flow);
         let fresh = std::mem::replace(&mut self.fresh[flow], 0.0);
-        let growth = if fresh > 0.0 || new_phase { 0.0 } else { growth(change) };
-        self.price(flow, 0.5 * growth.min(2.0) as f32);
+        let growth = if fresh > 0.0 || new_phase { 0.0 } else { step_growth(change) };
+        self.compute_demand(flow, 0.5 * growth.min(2.0) as f32);
         let node = self.node_of_flow[flow];
         let before = self.traffic[flow];
         let controller = &mut self.memory.controllers[node];
-        let now = traffic_of(&self.flows[flow], &self.slots, controller);
+        let now = memory_traffic(&self.flows[flow], &self.slots, controller);
         self.traffic[flow] = now;
         let shift = (now - before) * controller.cycles_per_line;
         controller.busy = (controller.busy + shift).clamp(0.0, 1.0);
@@ -27,7 +27,7 @@ impl IntervalEngine {
         if change > LOAD_CHANGE_TOLD * (1.0 - controller.busy).max(0.05) * 4.0 || !self.memory.buses.is_empty() {
             self.settle_node(node, flow);
         } else {
-            self.queue_here(node, flow);
+            self.update_cache_waits(node, flow);
         }
         self.set_speeds(flow);
         self.next_step(flow, growth, fresh);
@@ -88,7 +88,7 @@ impl IntervalEngine {
 
     /// Computes the memory demand of every task of the cache. Occupancies keep changing during the step; rates are
     /// those at its middle, which is `ahead` steps of the last length away.
-    fn price(&mut self, flow: usize, ahead: f32) {
+    fn compute_demand(&mut self, flow: usize, ahead: f32) {
         let node = self.node_of_flow[flow];
         let package = self.package_of_flow[flow];
         let state = &mut self.flows[flow];
@@ -121,8 +121,8 @@ impl IntervalEngine {
             if slots.external_rate[at] > 0.0 {
                 ask.share = slots.external_rate[at] as f32 * (ask.cycles + ask.queued);
             }
-            let aid = match self.memory.throttles_prefetch() && ask.late > 0.0 {
-                true => self.curves.aid(state.curve[entry], size, ask.late / (ask.late + ask.waits)),
+            let aid = match self.memory.can_throttle_prefetch() && ask.late > 0.0 {
+                true => self.curves.prefetch_benefit(state.curve[entry], size, ask.late / (ask.late + ask.waits)),
                 false => Prefetch::default(),
             };
             let crowd = self.memory.dropped_share(node, package, ask, &aid);
@@ -159,7 +159,7 @@ impl IntervalEngine {
             if halved > 0.0 {
                 let core = cpu / self.contexts_per_core * self.contexts_per_core;
                 let others = (core..core + self.contexts_per_core).filter(|other| *other != cpu);
-                let busy: f32 = others.map(|other| busy_on(&self.turns, &self.slots, other)).sum();
+                let busy: f32 = others.map(|other| cpu_load(&self.turns, &self.slots, other)).sum();
                 extra += halved * busy.min(1.0);
             }
         }
@@ -167,7 +167,7 @@ impl IntervalEngine {
         for &(place, reads, writes) in &compiled.regions[phase] {
             let package = self.package_of_flow[flow];
             let near = |cache: usize| self.package_of_flow[cache] == package;
-            let remote = self.regions.remote(place, flow, near);
+            let remote = self.regions.remote_transfers(place, flow, near);
             let transfers = reads * remote.per_read + writes * remote.per_write;
             let near = remote.from_same_package;
             hits += transfers;
@@ -213,17 +213,17 @@ impl IntervalEngine {
                     count += 1;
                 }
             }
-            smt::waits(self.slot_cycles, &contexts[..count], &mut waits[..count]);
+            smt::compute_slot_waits(self.slot_cycles, &contexts[..count], &mut waits[..count]);
             let mut next = waits[..count].iter();
             for cpu in core..core + per_core {
-                let busy = busy_on(&self.turns, &self.slots, cpu) > 0.0;
+                let busy = cpu_load(&self.turns, &self.slots, cpu) > 0.0;
                 self.core_waits[cpu as usize] = if busy { next.next().copied().unwrap_or(0.0) } else { 0.0 };
             }
         }
     }
 
     /// Updates the waits of this cache's tasks only, because the node's load has hardly changed.
-    fn queue_here(&mut self, node: usize, flow: usize) {
+    fn update_cache_waits(&mut self, node: usize, flow: usize) {
         let package = self.package_of_flow[flow];
         let state = &self.flows[flow];
         for entry in 0..state.len() {
@@ -243,7 +243,7 @@ impl IntervalEngine {
                 if self.end_phases(other) {
                     self.due[other] = self.now;
                 }
-                self.price(other, 0.0);
+                self.compute_demand(other, 0.0);
             }
         }
         let (flows, slots) = (&self.flows, &mut self.slots);
@@ -268,7 +268,7 @@ impl IntervalEngine {
             if self.node_of_flow[other] != node {
                 continue;
             }
-            self.traffic[other] = traffic_of(&self.flows[other], &self.slots, &self.memory.controllers[node]);
+            self.traffic[other] = memory_traffic(&self.flows[other], &self.slots, &self.memory.controllers[node]);
             if other != but {
                 self.set_speeds(other);
                 if much {
@@ -343,12 +343,12 @@ impl IntervalEngine {
     }
 }
 
-fn busy_on(turns: &RunQueues, slots: &Slots, cpu: u32) -> f32 {
+fn cpu_load(turns: &RunQueues, slots: &Slots, cpu: u32) -> f32 {
     turns.queue(cpu).iter().map(|&slot| slots.ask[slot as usize].share).sum()
 }
 
 /// Lines per cycle between a cache's tasks and memory, at their present speeds.
-fn traffic_of(flow: &OccupancyModel, slots: &Slots, controller: &QueueServer) -> f32 {
+fn memory_traffic(flow: &OccupancyModel, slots: &Slots, controller: &QueueServer) -> f32 {
     let mut sum = 0.0;
     for entry in 0..flow.len() {
         if flow.is_running[entry] {

@@ -64,7 +64,7 @@ impl LastUses {
     }
 
     /// Removes and returns the slot of the last use that has `nth` more recent ones; at least that many must exist.
-    fn take(&mut self, mut nth: u32) -> usize {
+    fn remove_nth(&mut self, mut nth: u32) -> usize {
         // Returns the last position whose count, added to those behind it, exceeds `nth`; subtracts those behind it
         // from `nth`.
         let mut last = |counts: &[u32]| {
@@ -115,7 +115,7 @@ pub fn addresses(
         let line = match distance.filter(|distance| *distance < count.min(most)) {
             Some(distance) => {
                 count -= 1;
-                line_at[live.take(distance)]
+                line_at[live.remove_nth(distance)]
             }
             None => {
                 next_line += 1;
@@ -146,7 +146,7 @@ mod tests {
             // Mostly near the end, where regions fill and empty.
             let nth = (state >> 33) as usize % if step % 3 == 0 { list.len() } else { 100 };
             let expected = list.remove(list.len() - 1 - nth);
-            assert_eq!(live.take(nth as u32), expected, "step {step}");
+            assert_eq!(live.remove_nth(nth as u32), expected, "step {step}");
             live.push();
             list.push(slots / 2 + step);
         }

@@ -80,7 +80,7 @@ pub struct LastValue {
 
 impl LastValue {
     /// The expected next vector; `None` before the first.
-    pub fn expected(&self) -> Option<&IndexSet> {
+    pub fn predicted_set(&self) -> Option<&IndexSet> {
         self.last.as_ref()
     }
 
@@ -153,11 +153,11 @@ mod tests {
     #[test]
     fn last_value_counts_the_bits_that_stayed() {
         let mut last = LastValue::default();
-        assert_eq!((last.expected(), last.predictability()), (None, None));
+        assert_eq!((last.predicted_set(), last.predictability()), (None, None));
         last.push([0, 1].into_iter().collect(), 4);
         assert_eq!(last.predictability(), None);
         last.push([1, 2].into_iter().collect(), 4);
         assert_eq!(last.predictability(), Some(0.5));
-        assert_eq!(last.expected().map(ToString::to_string), Some("1-2".to_string()));
+        assert_eq!(last.predicted_set().map(ToString::to_string), Some("1-2".to_string()));
     }
 }

@@ -181,14 +181,14 @@ pub fn fold_to_ways(histogram: &DistanceHistogram, sets: u64, ways: u32, folding
         if folding == Folding::Even || sets == 1 {
             positions[((distance / sets) as usize).min(ways)] += count as f64;
         } else {
-            spread(distance, count as f64, 1.0 / sets as f64, &mut positions);
+            add_binomial(distance, count as f64, 1.0 / sets as f64, &mut positions);
         }
     }
     Some(positions)
 }
 
 /// Adds `count` to positions by Binomial(distance, p), all beyond the last way to the misses.
-fn spread(distance: u64, count: f64, p: f64, positions: &mut [f64]) {
+fn add_binomial(distance: u64, count: f64, p: f64, positions: &mut [f64]) {
     let ways = positions.len() - 1;
     let trials = distance as f64;
     let mut logarithm = trials * libm::log1p(-p);

@@ -283,14 +283,14 @@ impl ProfileBuilder {
         let level = self.settings.level;
         let curve = instructions
             .and_then(|count| MissRateCurve::from_histogram(&histogram, count, self.settings.line_bytes, &sizes))
-            .map(|curve| (level, exact(curve.to_profile(0.0))));
-        let activity = (!super_sets.is_empty()).then(|| (level, exact(super_sets)));
+            .map(|curve| (level, exact_fact(curve.to_profile(0.0))));
+        let activity = (!super_sets.is_empty()).then(|| (level, exact_fact(super_sets)));
         let references = mega_instr.map(|mega| Estimate::exact(self.accesses as f64 / mega));
         let profile = Profile {
             locality: LocalityFacts {
                 misses_per_kilo_instr: curve.into_iter().collect(),
-                reuse_times: self.reuse.to_profile().map(exact),
-                stack_positions: per_mega.clone().map(exact),
+                reuse_times: self.reuse.to_profile().map(exact_fact),
+                stack_positions: per_mega.clone().map(exact_fact),
                 activity: activity.into_iter().collect(),
                 ..LocalityFacts::default()
             },
@@ -348,7 +348,7 @@ fn find_phases(intervals: &[ProfiledInterval], parameters: PhaseParameters) -> V
 }
 
 /// A fact of a whole recording.
-fn exact<T>(value: T) -> Fact<T> {
+fn exact_fact<T>(value: T) -> Fact<T> {
     Fact::new(value, FactSource::ExactTrace, 0)
 }
 

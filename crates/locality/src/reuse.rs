@@ -48,7 +48,7 @@ pub struct ReuseBucket {
 
 impl ReuseBucket {
     /// The mean of the shortest and the longest time, in accesses.
-    pub fn middle(&self) -> f64 {
+    pub fn midpoint(&self) -> f64 {
         0.5 * (self.low as f64 + self.high as f64)
     }
 }
@@ -118,7 +118,7 @@ impl ReuseTimes {
     /// The same behind a cache that passes this share of the accesses on: the shortest times are its hits, and the
     /// others shrink by the share.
     #[must_use]
-    pub fn behind(&self, passing: f64) -> Self {
+    pub fn filtered_by_cache(&self, passing: f64) -> Self {
         if !(0.0..1.0).contains(&passing) {
             return self.clone();
         }
@@ -128,7 +128,7 @@ impl ReuseTimes {
             let hit = bucket.weight.min(hits);
             hits -= hit;
             if bucket.weight > hit {
-                behind.add_weighted(Some((bucket.middle() * passing) as u64), bucket.weight - hit);
+                behind.add_weighted(Some((bucket.midpoint() * passing) as u64), bucket.weight - hit);
             }
         }
         behind.add_weighted(None, self.never);
@@ -168,7 +168,7 @@ impl ReuseTimes {
     }
 
     /// Samples never touched again.
-    pub fn never(&self) -> f64 {
+    pub fn unreused_samples(&self) -> f64 {
         self.never
     }
 
@@ -301,7 +301,7 @@ mod tests {
             times.iter().for_each(|&time| before.add(time));
             let after = ReuseTimes::from_profile(&before.to_profile().unwrap()).unwrap();
             let scale = before.samples();
-            prop_assert!((after.never() * scale - before.never()).abs() < 1e-6);
+            prop_assert!((after.unreused_samples() * scale - before.unreused_samples()).abs() < 1e-6);
             for (a, b) in after.buckets().zip(before.buckets()) {
                 prop_assert_eq!((a.low, a.high), (b.low, b.high));
                 prop_assert!((a.weight * scale - b.weight).abs() < 1e-6);
@@ -337,7 +337,7 @@ mod tests {
         let samples = [sample(None, 100, true), sample(Some(5), 9, true), sample(None, 1000, false)];
         assert_eq!(ReuseTimes::from_samples(&samples, None).samples(), 2.0);
         let dated = ReuseTimes::from_samples(&samples, Some(0.1));
-        assert_eq!((dated.samples(), dated.never()), (3.0, 1.0));
+        assert_eq!((dated.samples(), dated.unreused_samples()), (3.0, 1.0));
         assert!(dated.buckets().any(|bucket| bucket.low == 10));
     }
 

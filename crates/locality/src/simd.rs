@@ -20,7 +20,7 @@ pub(crate) enum SimdLevel {
 
 impl Simd {
     /// The widest this processor has.
-    pub fn best() -> Simd {
+    pub fn detect_best() -> Simd {
         Simd::available()[0]
     }
 
@@ -87,7 +87,7 @@ pub(crate) trait Lanes {
     unsafe fn move_to_front(lanes: &mut U32x16, tag: &u32, ways: u32, hits: &mut Self::Hits) -> bool;
     /// Counts by lane, in registers where there are some.
     type Hits: Copy;
-    unsafe fn no_hits() -> Self::Hits;
+    unsafe fn empty_hits() -> Self::Hits;
     unsafe fn count_by_lane(hits: Self::Hits) -> [u32; 16];
     /// Appends to `kept` from `kept_len` on the lines whose `scatter(line ^ salt) >> 40` is below `threshold` (1 to
     /// 2^24); the new length. `kept` has room for all.
@@ -171,7 +171,7 @@ static ABOVE: [u32; 32] = {
 /// Moves `tag` to lane 0; the lane it was found in as a bit, none if it was not. Without an early end: where a line is
 /// found cannot be foreseen.
 #[cfg(any(test, not(target_arch = "x86_64")))]
-fn to_front(lanes: &mut U32x16, tag: u32, ways: u32) -> u32 {
+fn move_tag_to_front(lanes: &mut U32x16, tag: u32, ways: u32) -> u32 {
     let old = lanes.0;
     let same = |(at, lane): (usize, &u32)| u32::from(*lane == tag) << at;
     let matches = old.iter().enumerate().map(same).sum::<u32>() & ways;
@@ -212,13 +212,13 @@ impl Lanes for Portable {
         // SAFETY: every x86-64 has SSE2.
         let matches = unsafe { x86::to_front_sse2(lanes, *tag, ways) };
         #[cfg(not(target_arch = "x86_64"))]
-        let matches = to_front(lanes, *tag, ways);
+        let matches = move_tag_to_front(lanes, *tag, ways);
         hits[matches.trailing_zeros() as usize & 15] += u32::from(matches != 0);
         matches != 0
     }
     type Hits = [u32; 16];
     #[inline(always)]
-    unsafe fn no_hits() -> [u32; 16] {
+    unsafe fn empty_hits() -> [u32; 16] {
         [0; 16]
     }
     #[inline(always)]
@@ -298,7 +298,7 @@ mod x86 {
         }
         type Hits = __m512i;
         #[inline(always)]
-        unsafe fn no_hits() -> __m512i {
+        unsafe fn empty_hits() -> __m512i {
             // SAFETY: the processor has the instructions (the caller's promise).
             unsafe { _mm512_setzero_si512() }
         }
@@ -338,7 +338,7 @@ mod x86 {
         }
     }
 
-    /// As [`super::to_front`], four lanes at a time.
+    /// As [`super::move_tag_to_front`], four lanes at a time.
     #[inline(always)]
     pub(super) unsafe fn to_front_sse2(lanes: &mut U32x16, tag: u32, ways: u32) -> u32 {
         // SAFETY: every x86-64 has SSE2; the lanes are aligned to 64 bytes, and the window into `ABOVE` begins at 0
@@ -439,7 +439,7 @@ mod x86 {
         }
         type Hits = (__m256i, __m256i);
         #[inline(always)]
-        unsafe fn no_hits() -> (__m256i, __m256i) {
+        unsafe fn empty_hits() -> (__m256i, __m256i) {
             // SAFETY: the processor has the instructions (the caller's promise).
             unsafe { (_mm256_setzero_si256(), _mm256_setzero_si256()) }
         }
@@ -477,7 +477,7 @@ mod tests {
             let before = U32x16(std::array::from_fn(|index| tags[index]));
             let tag = 1 + random.draw_below(24) as u32;
             let mut expected = before;
-            let found = to_front(&mut expected, tag, ways);
+            let found = move_tag_to_front(&mut expected, tag, ways);
             let kept = ways.count_ones() as usize;
             let mut list: Vec<u32> = before.0[..kept].iter().copied().filter(|&other| other != tag).collect();
             list.insert(0, tag);
@@ -497,7 +497,7 @@ mod tests {
     unsafe fn hits_of<L: Lanes>(lanes: &mut U32x16, tag: &u32, ways: u32) -> [u32; 16] {
         // SAFETY: the caller vouches for `L`.
         unsafe {
-            let mut hits = L::no_hits();
+            let mut hits = L::empty_hits();
             L::move_to_front(lanes, tag, ways, &mut hits);
             L::count_by_lane(hits)
         }

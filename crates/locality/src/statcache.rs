@@ -26,18 +26,18 @@ pub(crate) struct CacheSharer<'a> {
 /// Miss ratio (0 to 1, of the sampled accesses) of a program alone on a cache of `lines` with random replacement.
 /// `None` without samples or lines.
 pub fn miss_ratio(reuse: &ReuseTimes, lines: u64) -> Option<f64> {
-    overall(&[CacheSharer { reuse, share: 1.0, stretch: 1.0 }], lines)
+    total_miss_ratio(&[CacheSharer { reuse, share: 1.0, stretch: 1.0 }], lines)
 }
 
 /// Miss ratio of a program beside others on a cache that misses so often, all programs together, for each of its own
 /// accesses. `None` without samples or lines.
-pub fn miss_ratio_beside(reuse: &ReuseTimes, cache_misses_per_access: f64, lines: u64) -> Option<f64> {
+pub fn co_run_miss_ratio(reuse: &ReuseTimes, cache_misses_per_access: f64, lines: u64) -> Option<f64> {
     let part = CacheSharer { reuse, share: 1.0, stretch: 1.0 };
     (lines > 0 && reuse.samples() > 0.0).then(|| misses_at(&part, cache_misses_per_access, lines).0)
 }
 
 /// The miss ratio M of all programs together; see [`crate::statcc`].
-pub(crate) fn overall(parts: &[CacheSharer<'_>], lines: u64) -> Option<f64> {
+pub(crate) fn total_miss_ratio(parts: &[CacheSharer<'_>], lines: u64) -> Option<f64> {
     if lines == 0 || parts.is_empty() || parts.iter().any(|part| part.reuse.samples() <= 0.0) {
         return None;
     }
@@ -67,11 +67,11 @@ pub(crate) fn overall(parts: &[CacheSharer<'_>], lines: u64) -> Option<f64> {
 /// Misses per access of one program, where a share `ratio` of all accesses misses; and its slope in `ratio`.
 pub(crate) fn misses_at(part: &CacheSharer<'_>, ratio: f64, lines: u64) -> (f64, f64) {
     let samples = part.reuse.samples();
-    let (mut misses, mut slope) = (part.reuse.never(), 0.0);
+    let (mut misses, mut slope) = (part.reuse.unreused_samples(), 0.0);
     // −ln(1 − 1/L); infinite for one line, which the first miss replaces for certain.
     let decay = -libm::log1p(-1.0 / lines as f64);
     for bucket in part.reuse.buckets() {
-        let accesses = bucket.middle() * part.stretch;
+        let accesses = bucket.midpoint() * part.stretch;
         if accesses <= 0.0 || ratio <= 0.0 {
             slope += bucket.weight * if lines == 1 { 0.0 } else { accesses * decay };
             continue;

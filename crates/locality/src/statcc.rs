@@ -45,7 +45,7 @@ pub fn random_at_rates(programs: &[ReuseAtRate<'_>], lines: u64) -> Option<Share
     let all = total_rate(programs)?;
     let parts: Vec<CacheSharer<'_>> =
         programs.iter().map(|&(reuse, rate)| CacheSharer { reuse, share: rate / all, stretch: all / rate }).collect();
-    let group_miss_ratio = statcache::overall(&parts, lines)?;
+    let group_miss_ratio = statcache::total_miss_ratio(&parts, lines)?;
     let of_one = |part| statcache::misses_at(part, group_miss_ratio, lines).0;
     Some(SharedMissRatios { miss_ratios: parts.iter().map(of_one).collect(), group_miss_ratio })
 }
@@ -92,7 +92,7 @@ fn lru_shared(
                 let held = fill.map_or(lines as f64, |_| model.lines_in(accesses).min(lines as f64));
                 measured_or_modeled(measured, model, held)
             }
-            _ => model.later_than(accesses),
+            _ => model.late_reuse_fraction(accesses),
         }
     };
     let miss_ratios: Vec<f64> = models.iter().enumerate().map(of_one).collect();
@@ -110,11 +110,11 @@ fn time_to_fill(models: &[StackModel], rates: &[f64], lines: f64) -> Option<f64>
     // Alone each would take at least as long, so the fastest bounds the answer; without one, double until enough.
     let alone = |(model, rate): (&StackModel, &f64)| Some(model.accesses_to_touch(lines)? / rate);
     let fastest = models.iter().zip(rates).filter_map(alone).min_by(f64::total_cmp);
-    let all_they_have = models.iter().map(|model| model.most_lines()).sum::<f64>();
+    let all_they_have = models.iter().map(|model| model.max_lines()).sum::<f64>();
     if fastest.is_none() && all_they_have < lines - 1e-9 * (1.0 + lines) {
         return None;
     }
-    let slowest_end = models.iter().zip(rates).map(|(model, rate)| model.longest() / rate).fold(0.0, f64::max);
+    let slowest_end = models.iter().zip(rates).map(|(model, rate)| model.max_reuse_time() / rate).fold(0.0, f64::max);
     Some(bisect(0.0, fastest.unwrap_or(slowest_end), |time| touched(time) < lines))
 }
 
@@ -220,7 +220,8 @@ fn filling_cycles_per_instr(programs: &[CoRunner<'_>], models: &[StackModel], li
         (0..models.len()).map(lines_of).sum::<f64>()
     };
     // By then the one that needs longest to show all its reuses has done so; programs that fit never fill it.
-    let longest = (0..models.len()).map(|index| cycles(index, models[index].longest() + lines)).fold(1.0, f64::max);
+    let longest =
+        (0..models.len()).map(|index| cycles(index, models[index].max_reuse_time() + lines)).fold(1.0, f64::max);
     let filled = bisect(0.0, longest, |time| touched(time) < lines);
     let of_one = |(at, program): (usize, &CoRunner<'_>)| filled * program.refs_per_instr / accesses_within(at, filled);
     programs.iter().enumerate().map(of_one).collect()

@@ -30,7 +30,7 @@ struct SurvivalSegment {
 }
 
 impl SurvivalSegment {
-    fn lines_after(&self, within: f64) -> f64 {
+    fn expected_lines(&self, within: f64) -> f64 {
         self.lines + within * self.surviving - 0.5 * self.ending / self.length * within * (within + 1.0)
     }
 }
@@ -58,12 +58,12 @@ impl StackModel {
             let length = (bucket.high - bucket.low) as f64 + 1.0;
             let segment =
                 SurvivalSegment { start: bucket.low as f64, length, surviving, ending: bucket.weight / samples, lines };
-            lines = segment.lines_after(length);
+            lines = segment.expected_lines(length);
             surviving = (surviving - segment.ending).max(0.0);
             end = segment.start + length;
             segments.push(segment);
         }
-        Some(StackModel { segments, end, lines_at_end: lines, never: reuse.never() / samples })
+        Some(StackModel { segments, end, lines_at_end: lines, never: reuse.unreused_samples() / samples })
     }
 
     /// Distinct lines that a window of `accesses` holds, in expectation.
@@ -72,7 +72,7 @@ impl StackModel {
             return self.lines_at_end + (accesses - self.end) * self.never;
         }
         let index = self.segments.partition_point(|segment| segment.start <= accesses) - 1;
-        self.segments[index].lines_after(accesses - self.segments[index].start)
+        self.segments[index].expected_lines(accesses - self.segments[index].start)
     }
 
     /// Accesses until that many distinct lines were touched; `None` = the program never touches so many.
@@ -93,17 +93,17 @@ impl StackModel {
     }
 
     /// Distinct lines the program ever touches, as far as the samples tell; infinite where some never came back.
-    pub fn most_lines(&self) -> f64 {
+    pub fn max_lines(&self) -> f64 {
         if self.never > 0.0 { f64::INFINITY } else { self.lines_at_end }
     }
 
     /// No sample came back later than this many accesses.
-    pub fn longest(&self) -> f64 {
+    pub fn max_reuse_time(&self) -> f64 {
         self.end
     }
 
     /// Fraction of accesses whose line comes back only after `accesses` others or more, or never.
-    pub fn later_than(&self, accesses: f64) -> f64 {
+    pub fn late_reuse_fraction(&self, accesses: f64) -> f64 {
         // Times are whole numbers: the first one not below `accesses`, save for rounding in the sums before.
         let first = (accesses * (1.0 - 1e-12) - 1e-9).ceil().max(0.0);
         if first >= self.end {
@@ -121,7 +121,7 @@ impl StackModel {
 
     /// The same for part of a line, as shares in expectation are.
     pub fn miss_ratio_at(&self, lines: f64) -> f64 {
-        self.accesses_to_touch(lines).map_or(self.never, |fill| self.later_than(fill))
+        self.accesses_to_touch(lines).map_or(self.never, |fill| self.late_reuse_fraction(fill))
     }
 }
 

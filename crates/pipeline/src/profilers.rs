@@ -21,14 +21,14 @@ pub(crate) fn build(config: &ProfilerConfig) -> Box<dyn Profiler> {
         ProfilerConfig::SoloIntervals { level } => Box::new(SoloIntervalProfiler::new(level)),
         ProfilerConfig::Sharing { parameters, machine_wide: across_processes } => {
             let profiler = SharingProfiler::new(parameters);
-            Box::new(if across_processes { profiler.across_processes() } else { profiler })
+            Box::new(if across_processes { profiler.with_cross_process_pages() } else { profiler })
         }
         ProfilerConfig::Activity => Box::new(ActivityProfiler),
         ProfilerConfig::CoRunSlowdown => Box::new(CoRunSlowdownProfiler::default()),
         ProfilerConfig::PrimeProbe => Box::new(PrimeProbeProfiler::default()),
         ProfilerConfig::MissTrace { cache, follows_thesis: false } => Box::new(RapidMrcProfiler::new(cache)),
         ProfilerConfig::MissTrace { cache, follows_thesis: true } => {
-            Box::new(RapidMrcProfiler::as_in_the_thesis(cache))
+            Box::new(RapidMrcProfiler::with_thesis_defaults(cache))
         }
         ProfilerConfig::Reuse { level, replacement, line_bytes, sizes_bytes, includes_code: of_code_too } => {
             let profiler = ReuseProfiler::new(level, replacement, line_bytes, sizes_bytes);

@@ -48,7 +48,7 @@ pub fn run_together(workload: &Workload, work: &[InstructionRange], pipeline: Pi
     let name = pipeline.config().policy.name.clone();
     let (mut decisions, mut trail): (Vec<Decision>, Vec<ProgressSample>) = (Vec::new(), Vec::new());
     let results = run_under(machine, pipeline, |machine, record| {
-        trail.extend_from_slice(&machine.trail()[trail.len()..]);
+        trail.extend_from_slice(&machine.progress_samples()[trail.len()..]);
         decisions.push(record.decision);
         true
     });

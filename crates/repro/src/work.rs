@@ -77,7 +77,7 @@ pub(crate) fn measure_solo(workload: &Workload) -> Result<(InstructionRange, Pro
     let (from, to) = (workload.warm_up_cycles, workload.warm_up_cycles + workload.measured_cycles);
     let mut machine = timed_machine(workload, to, Vec::new())?;
     run_alone(&mut machine).map_err(failed("run alone"))?;
-    let at = |cycle: u64| place(machine.trail(), 0, |step, _| step.cycle as f64, cycle as f64);
+    let at = |cycle: u64| place(machine.progress_samples(), 0, |step, _| step.cycle as f64, cycle as f64);
     let name = &workload.jobs[0].name;
     let (begin, end) = at(from).zip(at(to)).ok_or_else(|| failed(name)("it ended alone before it was measured"))?;
     let work = InstructionRange { from_instr: begin.instructions, to_instr: end.instructions };
@@ -99,7 +99,7 @@ pub(crate) fn measure_joint(
         None => run_alone(&mut machine).map_err(failed("unmanaged run"))?,
         Some(plan) => plan.run(&mut machine)?,
     };
-    work_run(workload, work, machine.trail(), results, Vec::new())
+    work_run(workload, work, machine.progress_samples(), results, Vec::new())
 }
 
 /// A machine at its start that ends once every job has finished its work.

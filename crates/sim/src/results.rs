@@ -234,7 +234,7 @@ impl SimMachine {
         let known = &self.known[index];
         let slot = known.slot;
         let before = self.baseline.tasks.get(index).cloned().unwrap_or_default();
-        let counters = self.system.counters(slot).difference(&before.counters);
+        let counters = self.system.counters(slot).subtract_earlier(&before.counters);
         let state = self.system.dispatcher.task(slot);
         let on_cpu =
             state.on_cpu_cycles.iter().enumerate().map(|(cpu, &cycles)| {

@@ -21,7 +21,7 @@ fn run(machine: &MachineSpec, names: &[&str], prefetch: bool) -> Result<TaskCoun
     hw.run(WARM_CYCLES, &mut frames);
     let before = first(&hw);
     hw.run(WARM_CYCLES + CYCLES, &mut frames);
-    Ok(first(&hw).difference(&before))
+    Ok(first(&hw).subtract_earlier(&before))
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -169,7 +169,7 @@ pub fn counted_from_sample(curve: &SampledCurve, known: PartTotals, sizes: &[u64
     let accesses = curve.accesses();
     let per_kilo = known.per_kilo_instr(accesses);
     let point = |bytes: &u64| {
-        let estimate = curve.at(bytes / u64::from(line_bytes))?;
+        let estimate = curve.find_point(bytes / u64::from(line_bytes))?;
         Some(CurvePoint {
             bytes: *bytes,
             miss_ratio: estimate.miss_ratio,

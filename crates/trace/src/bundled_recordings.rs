@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::{TraceError, unknown_name};
+use crate::{TraceError, unknown_name_error};
 
 /// The directories in which recordings may lie, in the order of the search.
 pub fn recording_dirs() -> Vec<PathBuf> {
@@ -49,7 +49,7 @@ fn find(programs: Vec<(String, PathBuf)>, name: &str) -> Result<PathBuf, TraceEr
     }
     match programs.iter().find(|(known, _)| known == name) {
         Some((_, path)) => Ok(path.clone()),
-        None => Err(unknown_name("bundled recording", name, programs.into_iter().map(|(known, _)| known))),
+        None => Err(unknown_name_error("bundled recording", name, programs.into_iter().map(|(known, _)| known))),
     }
 }
 

@@ -115,7 +115,7 @@ impl TraceError {
         let file = file.to_string();
         move |source| TraceError::Io { file, what, source }
     }
-    pub(crate) fn bad(
+    pub(crate) fn format_error(
         file: &str,
         place: FilePosition,
         found: impl Into<String>,

@@ -25,7 +25,7 @@ pub use error::{FilePosition, TraceError};
 pub use formats::{
     ChampSimReader, DinReader, Format, LackeyReader, OracleGeneralReader, RawU64Reader, open, open_input,
 };
-pub use names::unknown_name;
+pub use names::unknown_name_error;
 pub use output::create_output;
 pub use profile_file::{
     ActivityVector, PROFILE_VERSION, ProfileFile, ProfileSource, StackPositions, StoredCurve, StoredCurvePoint,

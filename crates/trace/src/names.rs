@@ -5,7 +5,7 @@ use cachemate_core::nearest;
 use crate::TraceError;
 
 /// The error for `name` among `known`, with the nearest where one is near.
-pub fn unknown_name(what: &'static str, name: &str, known: impl IntoIterator<Item = String>) -> TraceError {
+pub fn unknown_name_error(what: &'static str, name: &str, known: impl IntoIterator<Item = String>) -> TraceError {
     let known: Vec<String> = known.into_iter().collect();
     let nearest = nearest(name, known.iter().map(String::as_str)).map(str::to_string);
     TraceError::Unknown { what, name: name.to_string(), nearest, known }
@@ -19,9 +19,9 @@ mod tests {
     #[test]
     fn a_misspelt_name_gets_the_nearest_and_nonsense_gets_the_list() {
         let known = || ["gzip", "bzip2", "sqlite3"].map(String::from);
-        let near = unknown_name("program", "gzpi", known()).to_string();
+        let near = unknown_name_error("program", "gzpi", known()).to_string();
         assert_eq!(near, "no program is named 'gzpi' (did you mean 'gzip'?); there are: gzip, bzip2, sqlite3");
-        let far = unknown_name("program", "quake", known()).to_string();
+        let far = unknown_name_error("program", "quake", known()).to_string();
         assert_eq!(far, "no program is named 'quake'; there are: gzip, bzip2, sqlite3");
     }
 }

@@ -193,7 +193,7 @@ impl ProfileFile {
         if metadata.len() > PROFILE_BYTES_LIMIT {
             let found = format!("{} bytes", metadata.len());
             let expected = "a profile of at most 256 MiB";
-            return Err(TraceError::bad(&name, FilePosition::File, found, expected));
+            return Err(TraceError::format_error(&name, FilePosition::File, found, expected));
         }
         let bytes =
             cachemate_files::read_limited(path.as_ref(), PROFILE_BYTES_LIMIT).map_err(TraceError::io(&name, "read"))?;
@@ -211,14 +211,14 @@ impl ProfileFile {
         }
         let bad = |error: serde_json::Error| {
             let place = FilePosition::Line(error.line() as u64);
-            TraceError::bad(file, place, error.to_string(), "a cachemate profile in JSON (docs/formats.md)")
+            TraceError::format_error(file, place, error.to_string(), "a cachemate profile in JSON (docs/formats.md)")
         };
         // The version first: another version's fields would only give a misleading error.
         let version: ProfileVersion = serde_json::from_slice(bytes).map_err(bad)?;
         if version.format != PROFILE_VERSION {
             let found = format!("profile format {}", version.format);
             let expected = format!("format {PROFILE_VERSION}");
-            return Err(TraceError::bad(file, FilePosition::File, found, expected));
+            return Err(TraceError::format_error(file, FilePosition::File, found, expected));
         }
         let profile: ProfileFile = serde_json::from_slice(bytes).map_err(bad)?;
         profile.check(file)?;
@@ -233,7 +233,7 @@ impl ProfileFile {
         let name = path.as_ref().display().to_string();
         self.check(&name)?;
         let mut text = serde_json::to_vec_pretty(self).map_err(|error| {
-            TraceError::bad(&name, FilePosition::File, error.to_string(), "values that JSON can hold")
+            TraceError::format_error(&name, FilePosition::File, error.to_string(), "values that JSON can hold")
         })?;
         text.push(b'\n');
         let mut out = crate::create_output(path.as_ref(), force)?;
@@ -242,7 +242,7 @@ impl ProfileFile {
 
     fn check(&self, file: &str) -> Result<(), TraceError> {
         self.check_fields().map_err(|FieldError { field, found, expected }| {
-            TraceError::bad(file, FilePosition::File, format!("{field} = {found}"), expected)
+            TraceError::format_error(file, FilePosition::File, format!("{field} = {found}"), expected)
         })
     }
 
@@ -277,10 +277,10 @@ impl ProfileFile {
             }
         }
         for (index, (_, weight)) in locality.reuse_times.iter().flat_map(|times| &times.value).enumerate() {
-            number(&format!("profile.locality.reuse_times.value[{index}]"), *weight, 0.0, 1.0)?;
+            check_number(&format!("profile.locality.reuse_times.value[{index}]"), *weight, 0.0, 1.0)?;
         }
         for (index, count) in locality.stack_positions.iter().flat_map(|counts| &counts.value).enumerate() {
-            number(&format!("profile.locality.stack_positions.value[{index}]"), *count, 0.0, MAX_PER_MEGA)?;
+            check_number(&format!("profile.locality.stack_positions.value[{index}]"), *count, 0.0, MAX_PER_MEGA)?;
         }
         // A slowdown may be measured as a small gain.
         for (name, fact, least, most) in [
@@ -318,7 +318,7 @@ struct FieldError {
     expected: String,
 }
 
-fn number(field: &str, found: f64, least: f64, most: f64) -> Result<(), FieldError> {
+fn check_number(field: &str, found: f64, least: f64, most: f64) -> Result<(), FieldError> {
     if (least..=most).contains(&found) {
         return Ok(());
     }
@@ -328,7 +328,7 @@ fn number(field: &str, found: f64, least: f64, most: f64) -> Result<(), FieldErr
 /// The value within its range, between the ends of its interval, which may lie outside of it and are finite.
 fn check_range(field: &str, estimate: Option<Estimate>, least: f64, most: f64) -> Result<(), FieldError> {
     let Some(Estimate { value, low, high }) = estimate else { return Ok(()) };
-    number(&format!("{field}.value"), value, least, most)?;
+    check_number(&format!("{field}.value"), value, least, most)?;
     if low.is_finite() && high.is_finite() && low <= value && value <= high {
         return Ok(());
     }

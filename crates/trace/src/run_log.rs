@@ -85,7 +85,7 @@ impl RunLogWriter {
 
     fn line<T: Serialize + DeserializeOwned + PartialEq>(&mut self, value: &T) -> Result<(), TraceError> {
         let place = FilePosition::Line(self.records + 2);
-        let refuse = || TraceError::bad(&self.file, place, "a value that JSON cannot hold", "finite numbers");
+        let refuse = || TraceError::format_error(&self.file, place, "a value that JSON cannot hold", "finite numbers");
         let mut text = serde_json::to_vec(value).map_err(|_| refuse())?;
         // Infinite numbers become null without an error, and an optional one would be lost: read the line back.
         if !serde_json::from_slice::<T>(&text).is_ok_and(|back| back == *value) {
@@ -149,7 +149,7 @@ impl RunLogReader {
         if !(OLDEST_VERSION..=RUN_LOG_VERSION).contains(&version.format) {
             let found = format!("run log format {}", version.format);
             let expected = format!("format {OLDEST_VERSION} to {RUN_LOG_VERSION}");
-            return Err(reader.bad(found, &expected));
+            return Err(reader.log_error(found, &expected));
         }
         reader.header = reader.parse("a run log's header")?;
         Ok(reader)
@@ -179,15 +179,15 @@ impl RunLogReader {
             let end: End = self.parse("the closing line")?;
             let records = self.number - 2;
             if end.end != records {
-                return Err(self.bad(format!("an end after {} records", end.end), &format!("after {records}")));
+                return Err(self.log_error(format!("an end after {} records", end.end), &format!("after {records}")));
             }
             return Ok(None);
         }
         self.parse("a record of a run").map(Some)
     }
 
-    fn bad(&self, found: String, expected: &str) -> TraceError {
-        TraceError::bad(&self.file, FilePosition::Line(self.number), found, expected)
+    fn log_error(&self, found: String, expected: &str) -> TraceError {
+        TraceError::format_error(&self.file, FilePosition::Line(self.number), found, expected)
     }
 
     fn parse<T: DeserializeOwned>(&self, expected: &str) -> Result<T, TraceError> {
@@ -195,7 +195,7 @@ impl RunLogReader {
             // The line's number stands in front; serde's own is always 1.
             let (text, column) = (error.to_string(), error.column());
             let what = text.rsplit_once(" at line ").map_or(text.as_str(), |(what, _)| what);
-            self.bad(format!("{what} at column {column}"), expected)
+            self.log_error(format!("{what} at column {column}"), expected)
         })
     }
 
@@ -206,7 +206,7 @@ impl RunLogReader {
         let read = self.input.by_ref().take(LINE_BYTES_LIMIT).read_until(b'\n', &mut self.line);
         if let Err(error) = read {
             if self.number > 1 || error.kind() == std::io::ErrorKind::UnexpectedEof {
-                return Err(self.bad(format!("bytes that do not unpack ({error})"), "a whole line"));
+                return Err(self.log_error(format!("bytes that do not unpack ({error})"), "a whole line"));
             }
             return Err(TraceError::io(&self.file, "read")(error));
         }
@@ -218,7 +218,7 @@ impl RunLogReader {
             _ if self.line.is_empty() => "the end of the file".to_string(),
             bytes => format!("the end of the file after {bytes} bytes of the line"),
         };
-        Err(self.bad(found, "a whole line (is the log truncated?)"))
+        Err(self.log_error(found, "a whole line (is the log truncated?)"))
     }
 }
 

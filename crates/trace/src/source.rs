@@ -57,7 +57,7 @@ impl CmtSource {
             let threads = totals.map_or(0, |totals| totals.threads.iter().filter(|thread| thread.records > 0).count());
             let found = format!("no record of thread {thread}");
             let expected = format!("a thread among the {threads} it has");
-            return Err(TraceError::bad(&name, FilePosition::File, found, expected));
+            return Err(TraceError::format_error(&name, FilePosition::File, found, expected));
         }
         let of_thread = reader.totals().and_then(|totals| totals.threads.iter().find(|totals| totals.thread == thread));
         let instructions = of_thread.and_then(|totals| totals.instructions).unwrap_or(gaps);
@@ -111,7 +111,7 @@ impl CmtSource {
                     let name = self.path.display().to_string();
                     let found = format!("no record of thread {} any more", self.thread);
                     let expected = "the file as it was opened";
-                    return Err(TraceError::bad(&name, FilePosition::File, found, expected));
+                    return Err(TraceError::format_error(&name, FilePosition::File, found, expected));
                 }
                 self.reader.rewind()?;
                 self.rounds += 1;

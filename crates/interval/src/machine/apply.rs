@@ -31,7 +31,7 @@ fn moved_share(was: &IndexSet, allowed: &IndexSet) -> f64 {
     was.iter().map(left).sum()
 }
 
-fn not_made(change: &Change, why: &str) -> RefusedItem {
+fn refused_item(change: &Change, why: &str) -> RefusedItem {
     let item = change.items.first().cloned().unwrap_or(PlanItem::Plan);
     RefusedItem { item, reason: RefusalReason::Failed, message: why.to_string() }
 }
@@ -46,7 +46,7 @@ impl IntervalMachine {
         let gangs =
             |change: &Change| matches!(change.kind, ChangeKind::StartGangs { .. } | ChangeKind::StopGangs { .. });
         // While a probe holds CPUs, gangs wait until the probe has ended.
-        if derived.changes.iter().any(gangs) && !self.probe_holds_cpus() {
+        if derived.changes.iter().any(gangs) && !self.has_probe_with_cpus() {
             self.seat_gangs();
         }
         if !derived.changes.is_empty() {
@@ -64,7 +64,7 @@ impl IntervalMachine {
         applied
     }
 
-    fn live(&self) -> impl Iterator<Item = &IntervalTask> {
+    fn live_tasks(&self) -> impl Iterator<Item = &IntervalTask> {
         self.known.iter().filter(|known| !known.exited)
     }
 
@@ -93,9 +93,9 @@ impl IntervalMachine {
         let colored = self.spec.pages.colors.is_some();
         let groups = self.spec.caches.iter().filter_map(|cache| Some(cache.way_partitions?.groups)).min().unwrap_or(1);
         MachineState {
-            tasks: self.live().map(task).collect(),
+            tasks: self.live_tasks().map(task).collect(),
             classes: self.classes.clone(),
-            colors: if colored { self.live().map(colors).collect() } else { BTreeMap::new() },
+            colors: if colored { self.live_tasks().map(colors).collect() } else { BTreeMap::new() },
             gangs: self.gangs.clone(),
             // Class 0 of the hardware is the default class of all tasks.
             limits: ActuationLimits { max_classes: Some(groups.max(1) - 1), ..ActuationLimits::default() },
@@ -104,7 +104,7 @@ impl IntervalMachine {
     }
 
     fn apply_change(&mut self, change: &Change) -> Result<(), RefusedItem> {
-        let gone = || not_made(change, "the task has ended");
+        let gone = || refused_item(change, "the task has ended");
         match &change.kind {
             ChangeKind::Affinity { task, to, .. } => {
                 let slot = self.slot_of(*task).ok_or_else(gone)?;
@@ -136,7 +136,7 @@ impl IntervalMachine {
                 let index = self.gangs.partition_point(|running| running.cpus < schedule.cpus);
                 self.gangs.insert(index, schedule.clone());
             }
-            ChangeKind::Cpuset { .. } => return Err(not_made(change, "this machine has no groups")),
+            ChangeKind::Cpuset { .. } => return Err(refused_item(change, "this machine has no groups")),
         }
         Ok(())
     }
@@ -219,7 +219,7 @@ impl IntervalMachine {
             let mut masks: Vec<IndexSet> = Vec::new();
             let mut members: Vec<(u32, usize)> = Vec::new();
             let mut units = level_ways;
-            for known in self.live() {
+            for known in self.live_tasks() {
                 let ways = || Some((self.classes.get(&known.class?)?.get(cache)?.clone(), level_ways));
                 // A frame has the same color in every cache.
                 let colors = || Some((self.colors.get(&known.process)?.allowed.clone(), self.spec.pages.colors?));
@@ -230,9 +230,9 @@ impl IntervalMachine {
                     masks.push(mask);
                 }
             }
-            let live = self.live().count();
+            let live = self.live_tasks().count();
             let shared = members.len() < live || self.outside.contains_key(&(at as u32));
-            let parts = cache_parts::parts(units, &masks, shared);
+            let parts = cache_parts::divide_cache(units, &masks, shared);
             let shrunk = self.shrunk.get(&(at as u32)).copied().unwrap_or(1.0);
             let lines = |share: f64| (f64::from(self.engine.capacity_lines()) * share * shrunk) as f32;
             let domains: Vec<(f32, u8)> = parts.parts.iter().map(|&(share, group)| (lines(share), group)).collect();
@@ -246,7 +246,7 @@ impl IntervalMachine {
     pub(super) fn read_back(&self) -> AppliedPlan {
         let all: CpuSet = (0..self.spec.cpus()).collect();
         let mut applied = AppliedPlan { gangs: self.gangs.clone(), ..AppliedPlan::default() };
-        for known in self.live() {
+        for known in self.live_tasks() {
             let (task, sched) = (known.task, &self.engine.turns.tasks[known.slot as usize]);
             if sched.allowed != all || self.plan.affinity.contains_key(&task) {
                 applied.affinity.insert(task, sched.allowed.clone());
@@ -289,7 +289,7 @@ impl IntervalMachine {
             share.members.contains(&ShareMember::Task(known.task))
                 || share.members.contains(&ShareMember::Process(known.process))
         });
-        Some(named.map(|known| self.engine.held_bytes(known.slot, index)).sum::<f64>() as u64)
+        Some(named.map(|known| self.engine.occupied_bytes(known.slot, index)).sum::<f64>() as u64)
     }
 }
 

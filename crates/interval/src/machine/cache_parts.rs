@@ -15,7 +15,7 @@ pub struct Parts {
 }
 
 /// Divides a cache of `units` units; with `shared`, some tasks may use all of it.
-pub fn parts(units: u32, masks: &[IndexSet], shared: bool) -> Parts {
+pub fn divide_cache(units: u32, masks: &[IndexSet], shared: bool) -> Parts {
     let all: IndexSet = (0..units).collect();
     let mut known: Vec<IndexSet> = vec![all.clone()];
     let mut of = Vec::new();
@@ -46,7 +46,7 @@ pub fn parts(units: u32, masks: &[IndexSet], shared: bool) -> Parts {
     let number = |at: usize| numbers.iter().position(|known| *known == group[at]).unwrap_or(0) as u8;
     let share = |set: &IndexSet| f64::from(set.count()) / f64::from(units.max(1));
     let whole = |number: u8| {
-        let members = (0..known.len()).filter(|&index| self::same(&numbers, group[index], number));
+        let members = (0..known.len()).filter(|&index| self::is_same_group(&numbers, group[index], number));
         share(&members.map(|index| known[index].clone()).reduce(|a, b| a.union(&b)).unwrap_or_default())
     };
     Parts {
@@ -56,7 +56,7 @@ pub fn parts(units: u32, masks: &[IndexSet], shared: bool) -> Parts {
     }
 }
 
-fn same(numbers: &[usize], group: usize, number: u8) -> bool {
+fn is_same_group(numbers: &[usize], group: usize, number: u8) -> bool {
     numbers[usize::from(number)] == group
 }
 
@@ -71,14 +71,14 @@ mod tests {
     /// Does each disjoint part have its own group, and do overlapping parts share one with all their units?
     #[test]
     fn overlapping_parts_are_of_one_group() {
-        let cut = parts(16, &[set("0-3"), set("4-15"), set("0-3")], false);
+        let cut = divide_cache(16, &[set("0-3"), set("4-15"), set("0-3")], false);
         assert_eq!(cut.of, [1, 2, 1]);
         assert_eq!(cut.parts[1].0, 0.25);
         assert!(cut.parts[1].1 != cut.parts[2].1);
-        let cut = parts(16, &[set("0-3"), set("2-7"), set("12-15")], false);
+        let cut = divide_cache(16, &[set("0-3"), set("2-7"), set("12-15")], false);
         assert_eq!(cut.parts[1].1, cut.parts[2].1);
         assert_eq!(cut.groups[usize::from(cut.parts[1].1)], 0.5);
-        let cut = parts(16, &[set("0-3")], true);
+        let cut = divide_cache(16, &[set("0-3")], true);
         assert_eq!((cut.groups.len(), cut.groups[0]), (1, 1.0));
     }
 }

@@ -313,9 +313,11 @@ impl IntervalMachine {
         self.known.iter().find(|known| known.task == task).map(|known| known.job)
     }
     /// Bytes that a task occupies in each contended cache.
-    pub fn held_bytes(&self, task: TaskId) -> Vec<f64> {
+    pub fn occupied_bytes(&self, task: TaskId) -> Vec<f64> {
         let slot = self.slot_of(task);
-        (0..self.engine.caches()).map(|index| slot.map_or(0.0, |slot| self.engine.held_bytes(slot, index))).collect()
+        (0..self.engine.caches())
+            .map(|index| slot.map_or(0.0, |slot| self.engine.occupied_bytes(slot, index)))
+            .collect()
     }
 
     fn cycles_of(&self, ns: u64) -> f64 {
@@ -409,7 +411,7 @@ impl IntervalMachine {
                 }
             }
             MachineEvent::Separate { ref cpus } => {
-                self.engine.separate(cpus);
+                self.engine.move_to_spare_cache(cpus);
             }
             MachineEvent::Shrink { cache, to_share } => {
                 self.shrunk.insert(cache, to_share);

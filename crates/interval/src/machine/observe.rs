@@ -35,7 +35,7 @@ impl CounterPlaces {
 }
 
 /// The difference between the totals `now` and `before`.
-pub(super) fn difference(now: &TaskTotals, before: &TaskTotals) -> TaskTotals {
+pub(super) fn subtract_totals(now: &TaskTotals, before: &TaskTotals) -> TaskTotals {
     let mut totals = TaskTotals {
         instructions: now.instructions - before.instructions,
         cycles: now.cycles - before.cycles,
@@ -57,13 +57,13 @@ impl IntervalMachine {
         let elapsed_cycles = Some(self.cycles_of(elapsed_ns) as u64);
         let span = TimeSpan { start_ns, elapsed_ns, elapsed_cycles };
         let truths: Vec<TaskTotals> =
-            self.known.iter().map(|known| difference(self.engine.done(known.slot), &known.seen)).collect();
-        let places = self.places_seen(&truths);
+            self.known.iter().map(|known| subtract_totals(self.engine.task_totals(known.slot), &known.seen)).collect();
+        let places = self.scope_counts(&truths);
         let skewed = self.skew(&truths);
         let mut tasks = Vec::with_capacity(self.known.len());
         for (index, done) in truths.iter().enumerate() {
-            let seen = self.task_seen(index, done, &skewed[index], elapsed_ns);
-            self.known[index].seen = *self.engine.done(self.known[index].slot);
+            let seen = self.sample_task(index, done, &skewed[index], elapsed_ns);
+            self.known[index].seen = *self.engine.task_totals(self.known[index].slot);
             self.known[index].slowdown = Self::slowdown_of(done);
             tasks.push(seen);
         }
@@ -74,7 +74,7 @@ impl IntervalMachine {
             *sum += counts.0.iter().map(|reading| reading.count as f64).sum::<f64>();
         }
         for known in self.known.iter().filter(|known| known.exited) {
-            self.jobs[known.job].book.add(&difference(self.engine.done(known.slot), &known.measured_from));
+            self.jobs[known.job].book.add(&subtract_totals(self.engine.task_totals(known.slot), &known.measured_from));
         }
         let gone: Vec<u32> = self.known.iter().filter(|known| known.exited).map(|known| known.slot).collect();
         self.known.retain(|known| !known.exited);
@@ -116,7 +116,7 @@ impl IntervalMachine {
         booked
     }
 
-    fn truth(&self, known: &IntervalTask, done: &TaskTotals) -> Vec<(CounterEvent, f64)> {
+    fn exact_counts(&self, known: &IntervalTask, done: &TaskTotals) -> Vec<(CounterEvent, f64)> {
         let (line, level) = (self.engine.line_bytes(), self.places.level);
         let counts = &done.counts;
         let mut truth = vec![
@@ -143,9 +143,9 @@ impl IntervalMachine {
         truth
     }
 
-    fn task_seen(&mut self, index: usize, done: &TaskTotals, booked: &TaskTotals, elapsed_ns: u64) -> TaskSample {
+    fn sample_task(&mut self, index: usize, done: &TaskTotals, booked: &TaskTotals, elapsed_ns: u64) -> TaskSample {
         let booked = TaskTotals { counts: booked.counts, ..*done };
-        let truth = self.truth(&self.known[index], &booked);
+        let truth = self.exact_counts(&self.known[index], &booked);
         let (at_once, defects) = (self.spec.counters.count, self.options.defects);
         let known = &mut self.known[index];
         let counts = readings(&truth, at_once, elapsed_ns as f64, defects, &mut known.noise);
@@ -195,7 +195,7 @@ impl IntervalMachine {
         (0..colors).map(|color| if on(color) { (pages / f64::from(count)) as u64 } else { 0 }).collect()
     }
 
-    fn places_seen(&self, truths: &[TaskTotals]) -> Vec<(CounterScope, EventCounts)> {
+    fn scope_counts(&self, truths: &[TaskTotals]) -> Vec<(CounterScope, EventCounts)> {
         let line = self.engine.line_bytes();
         let mut cpus: BTreeMap<u32, f64> = BTreeMap::new();
         let mut caches = vec![(0.0, 0.0); self.places.caches.len()];

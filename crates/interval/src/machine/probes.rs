@@ -105,7 +105,7 @@ impl IntervalMachine {
     }
 
     pub(super) fn probes_due(&self) -> u64 {
-        let held = self.probe_holds_cpus();
+        let held = self.has_probe_with_cpus();
         let due = |active: &OngoingProbe| match active.state {
             // The probe begins when the one before it has ended, which is an event of its own.
             ProbeState::Waiting if held && active.holds_cpus() => u64::MAX,
@@ -117,8 +117,8 @@ impl IntervalMachine {
         self.probes.iter().map(due).min().unwrap_or(u64::MAX)
     }
 
-    fn done_of(&self, task: TaskId) -> TaskTotals {
-        self.slot_of(task).map_or_else(TaskTotals::default, |slot| *self.engine.done(slot))
+    fn totals_of_task(&self, task: TaskId) -> TaskTotals {
+        self.slot_of(task).map_or_else(TaskTotals::default, |slot| *self.engine.task_totals(slot))
     }
 
     /// Advances every probe to the present; true if one has its result.
@@ -127,12 +127,14 @@ impl IntervalMachine {
         for index in 0..self.probes.len() {
             let active = self.probes[index].clone();
             let next = match active.state {
-                ProbeState::Waiting => self.begin(&active.probe),
+                ProbeState::Waiting => self.start_probe(&active.probe),
                 ProbeState::Row { until_ns, .. } if until_ns <= self.now_ns => self.next_row(&active),
-                ProbeState::Until { ns, before, .. } if ns <= self.now_ns => match self.more_of(&active, &before) {
-                    Some((ns, taken_share)) => ProbeState::Until { ns, before, taken_share },
-                    None => self.finish_count(&active.probe, &before),
-                },
+                ProbeState::Until { ns, before, .. } if ns <= self.now_ns => {
+                    match self.remaining_log_time(&active, &before) {
+                        Some((ns, taken_share)) => ProbeState::Until { ns, before, taken_share },
+                        None => self.finish_count(&active.probe, &before),
+                    }
+                }
                 other => other,
             };
             any |= matches!(next, ProbeState::Ready(_));
@@ -180,11 +182,11 @@ impl IntervalMachine {
         entries * self.spec.counters.interrupt_cycles as f64 * 1e9 / self.spec.hertz as f64
     }
 
-    fn begin(&mut self, probe: &ProbeRequest) -> ProbeState {
+    fn start_probe(&mut self, probe: &ProbeRequest) -> ProbeState {
         match &probe.kind {
             ProbeKind::CoRunRows { cache, rows, settle_ns, .. } => {
                 // One probe at a time may hold CPUs.
-                if self.probe_holds_cpus() {
+                if self.has_probe_with_cpus() {
                     return ProbeState::Waiting;
                 }
                 self.reserve_cpus(*cache, rows.first().map_or(&[], Vec::as_slice));
@@ -192,7 +194,7 @@ impl IntervalMachine {
                 ProbeState::Row { at: 0, settled: false, until_ns, before: Vec::new(), found: Vec::new() }
             }
             ProbeKind::PairedRows { cache, task, peers, .. } => {
-                if self.probe_holds_cpus() {
+                if self.has_probe_with_cpus() {
                     return ProbeState::Waiting;
                 }
                 let row: Vec<TaskId> = std::iter::once(*task).chain(peers.iter().copied()).collect();
@@ -207,13 +209,13 @@ impl IntervalMachine {
             }
             ProbeKind::MissTrace { task, entries, .. } => {
                 let (pace_ns, taken_share) = self.log_pace(*task, f64::from(*entries));
-                let ns = self.now_ns + self.step_of_log(pace_ns, *entries).min(probe.budget_ns.max(1));
-                let before = self.done_of(*task);
+                let ns = self.now_ns + self.next_log_step_ns(pace_ns, *entries).min(probe.budget_ns.max(1));
+                let before = self.totals_of_task(*task);
                 ProbeState::Until { ns, before, taken_share }
             }
             ProbeKind::ReuseTimes { task, .. } => {
                 let ns = self.now_ns + probe.budget_ns.clamp(1, 100_000_000);
-                ProbeState::Until { ns, before: self.done_of(*task), taken_share: 0.0 }
+                ProbeState::Until { ns, before: self.totals_of_task(*task), taken_share: 0.0 }
             }
             ProbeKind::AccessSamples { .. } => {
                 let ns = self.now_ns + probe.budget_ns.clamp(1, 1_000_000_000);
@@ -250,11 +252,11 @@ impl IntervalMachine {
         let members: Vec<(u32, Option<u32>)> =
             slots.into_iter().take(cpus.count() as usize).map(|slot| (slot, None)).collect();
         let forever = self.cycles_of(1 << 50);
-        self.engine.turns.set_rotations(vec![QueueRotation::alone(cpus, forever, members)]);
+        self.engine.turns.set_rotations(vec![QueueRotation::single_gang(cpus, forever, members)]);
     }
 
     /// Does a probe keep tasks off CPUs?
-    pub(super) fn probe_holds_cpus(&self) -> bool {
+    pub(super) fn has_probe_with_cpus(&self) -> bool {
         self.probes.iter().any(|active| matches!(active.state, ProbeState::Row { .. }))
     }
 
@@ -283,7 +285,7 @@ impl IntervalMachine {
             return ProbeState::Ready(Box::new(ProbeEvidence::Rows(found)));
         };
         if !settled {
-            let before = row.iter().map(|task| self.done_of(*task)).collect();
+            let before = row.iter().map(|task| self.totals_of_task(*task)).collect();
             return ProbeState::Row { at, settled: true, until_ns: self.now_ns + total_ns.max(1), before, found };
         }
         found.push(self.interval(cache, row, &before, total_ns));
@@ -316,7 +318,7 @@ impl IntervalMachine {
         let mut sums = [0.0; 4];
         let mut task_counts = Vec::new();
         for (task, before) in row.iter().zip(before) {
-            let now = self.done_of(*task);
+            let now = self.totals_of_task(*task);
             let own = [
                 now.instructions - before.instructions,
                 now.cycles - before.cycles,
@@ -365,23 +367,23 @@ impl IntervalMachine {
     }
 
     /// The next step of a log: because a traced task loses lines in the cache, its entries slow down.
-    fn step_of_log(&self, left_ns: u64, entries: u32) -> u64 {
+    fn next_log_step_ns(&self, left_ns: u64, entries: u32) -> u64 {
         let shortest_ns = self.interrupts_ns(f64::from(entries)) as u64 / STEPS_OF_LOG + 1;
         (left_ns / STEPS_OF_LOG).max(shortest_ns).min(left_ns)
     }
 
     /// The time until which an incomplete log continues within its budget, and the share of time that it takes.
-    fn more_of(&self, active: &OngoingProbe, before: &TaskTotals) -> Option<(u64, f64)> {
+    fn remaining_log_time(&self, active: &OngoingProbe, before: &TaskTotals) -> Option<(u64, f64)> {
         let ProbeKind::MissTrace { task, entries, .. } = active.probe.kind else { return None };
         self.slot_of(task)?;
         let left_ns = active.probe.budget_ns.checked_sub(self.now_ns - active.started_ns).filter(|&ns| ns > 0)?;
-        let instructions = self.done_of(task).instructions - before.instructions;
+        let instructions = self.totals_of_task(task).instructions - before.instructions;
         let misses = instructions * self.misses_per_instr(task);
         if misses + 0.5 >= f64::from(entries) {
             return None;
         }
         let (pace_ns, taken_share) = self.log_pace(task, f64::from(entries) - misses.max(0.0));
-        Some((self.now_ns + self.step_of_log(pace_ns, entries).min(left_ns), taken_share))
+        Some((self.now_ns + self.next_log_step_ns(pace_ns, entries).min(left_ns), taken_share))
     }
 
     fn finish_count(&mut self, probe: &ProbeRequest, before: &TaskTotals) -> ProbeState {
@@ -400,7 +402,7 @@ impl IntervalMachine {
     /// LRU stack distances drawn from the curve: at distance `d` with the probability that a cache of `d` lines hits and
     /// one of `d - 1` does not.
     fn trace(&mut self, task: TaskId, entries: u32, before: &TaskTotals) -> ProbeEvidence {
-        let now = self.done_of(task);
+        let now = self.totals_of_task(task);
         let mut noise = NoiseState::new(self.options.seed ^ self.windows, task.0);
         // A log is no longer than the task's work: beside others the task is slower than when the log began.
         let misses = (now.instructions - before.instructions) * self.misses_per_instr(task);
@@ -437,7 +439,7 @@ impl IntervalMachine {
     /// line's distance. Watchpoints see all data accesses; if the profile states how many hit the first level, those
     /// are reused at once.
     fn reuses(&mut self, task: TaskId, locations: u32, before: &TaskTotals) -> ProbeEvidence {
-        let now = self.done_of(task);
+        let now = self.totals_of_task(task);
         let mut noise = NoiseState::new(self.options.seed ^ self.windows ^ 0x5eed, task.0);
         let (watched, speed) = (now.instructions - before.instructions, self.speed_of(task).max(1e-9));
         let Some(slot) = self.slot_of(task) else { return ProbeEvidence::Reuses { task, samples: Vec::new() } };

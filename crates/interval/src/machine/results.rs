@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::IntervalMachine;
-use super::observe::difference;
+use super::observe::subtract_totals;
 use crate::engine::{ALONE_CYCLES, DEMAND, FILLS, QUEUE_CYCLES, REFERENCES, REMOTE_HITS, TaskTotals, WRITEBACKS};
 
 /// The totals of one job since the start of the measurement, over all its threads and runs.
@@ -99,7 +99,7 @@ impl IntervalMachine {
             running.book = JobTotals { tasks: u64::from(running.alive), ..JobTotals::default() };
         }
         for known in &mut self.known {
-            known.measured_from = *self.engine.done(known.slot);
+            known.measured_from = *self.engine.task_totals(known.slot);
         }
         self.measured_from_ns = self.now_ns;
         self.node_bytes.iter_mut().for_each(|bytes| *bytes = 0.0);
@@ -110,7 +110,7 @@ impl IntervalMachine {
         let (hertz, line) = (self.spec.hertz as f64, self.engine.line_bytes());
         let mut books: Vec<JobTotals> = self.jobs.iter().map(|running| running.book).collect();
         for known in &self.known {
-            books[known.job].add(&difference(self.engine.done(known.slot), &known.measured_from));
+            books[known.job].add(&subtract_totals(self.engine.task_totals(known.slot), &known.measured_from));
         }
         let seconds = (self.now_ns - self.measured_from_ns) as f64 / 1e9;
         let rate = |bytes: &f64| if seconds > 0.0 { bytes / seconds } else { 0.0 };

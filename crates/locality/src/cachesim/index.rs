@@ -34,7 +34,7 @@ impl SetIndex {
     /// Writes set and tag of each line; the bits that are set in any tag. Sets are numbered through all slices; a tag
     /// tells the lines of a set apart. The slice is the upper half of `scatter(line) * slices`.
     #[inline(always)]
-    pub(super) fn locate(&self, lines: &[u64], places: &mut SetTagBatch) -> u64 {
+    pub(super) fn compute_places(&self, lines: &[u64], places: &mut SetTagBatch) -> u64 {
         let (sets, tags) = (&mut places.sets[..lines.len()], &mut places.tags[..lines.len()]);
         let places = sets.iter_mut().zip(tags.iter_mut()).zip(lines);
         if let Some(shift) = self.shift {

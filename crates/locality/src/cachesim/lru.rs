@@ -55,7 +55,7 @@ impl Lru {
     fn narrow_batch(&mut self, index: &SetIndex, batch: &[u64], missed: &mut [bool]) -> Option<u64> {
         let Lists::Narrow(sets) = &mut self.lists else { return None };
         let (simd, ways, hits) = (self.simd, ((1u32 << self.ways) - 1), &mut self.hits);
-        dispatch!(simd, narrow(
+        dispatch!(simd, run_narrow_sets(
             sets: &mut [U32x16], ways: u32, hits: &mut [u64], index: &SetIndex, batch: &[u64], missed: &mut [bool]
         ) -> Option<u64>)
     }
@@ -64,8 +64,8 @@ impl Lru {
         self.widen();
         let Lists::Wide { tags, filled } = &mut self.lists else { unreachable!("widened") };
         let mut places = SetTagBatch::new();
-        index.locate(batch, &mut places);
-        wide(tags, filled, self.ways, &mut self.hits, &places, missed)
+        index.compute_places(batch, &mut places);
+        run_wide_sets(tags, filled, self.ways, &mut self.hits, &places, missed)
     }
 
     /// Takes 64-bit tags from here on.
@@ -81,7 +81,7 @@ impl Lru {
 }
 
 #[inline(always)]
-unsafe fn narrow<L: Lanes>(
+unsafe fn run_narrow_sets<L: Lanes>(
     sets: &mut [U32x16],
     ways: u32,
     hits: &mut [u64],
@@ -90,7 +90,7 @@ unsafe fn narrow<L: Lanes>(
     missed: &mut [bool],
 ) -> Option<u64> {
     let mut places = SetTagBatch::new();
-    if index.locate(lines, &mut places) >= u64::from(u32::MAX) {
+    if index.compute_places(lines, &mut places) >= u64::from(u32::MAX) {
         return None;
     }
     let mut tags = [0; BATCH];
@@ -104,7 +104,7 @@ unsafe fn narrow<L: Lanes>(
     }
     // SAFETY: the caller vouches for `L`.
     let counts = unsafe {
-        let mut counts = L::no_hits();
+        let mut counts = L::empty_hits();
         for ((&set, tag), missed) in places.sets.iter().zip(&tags).zip(missed) {
             *missed = !L::move_to_front(&mut sets[set as usize], tag, ways, &mut counts);
         }
@@ -114,7 +114,7 @@ unsafe fn narrow<L: Lanes>(
     Some(lines.len() as u64 - u64::from(counts.iter().sum::<u32>()))
 }
 
-fn wide(
+fn run_wide_sets(
     tags: &mut [u64],
     filled: &mut [u32],
     ways: usize,

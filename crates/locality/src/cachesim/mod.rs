@@ -79,7 +79,7 @@ impl CacheSim {
     /// # Errors
     /// The shape's own, or tree-PLRU with a number of ways that is no power of two or above 64.
     pub fn new(shape: CacheGeometry, replacement: Replacement) -> Result<Self, GeometryError> {
-        CacheSim::with_simd(shape, replacement, Simd::best())
+        CacheSim::with_simd(shape, replacement, Simd::detect_best())
     }
 
     /// With chosen vector instructions; the result is the same.

@@ -46,7 +46,7 @@ fn for_each(
     let mut places = SetTagBatch::new();
     let mut misses = 0;
     for batch in lines.chunks(BATCH) {
-        index.locate(batch, &mut places);
+        index.compute_places(batch, &mut places);
         for (at, &line) in batch.iter().enumerate() {
             if !touch(places.sets[at] as usize, places.tags[at]) {
                 misses += 1;
@@ -93,7 +93,7 @@ impl TreePlru {
         for_each(index, lines, on_miss, |set, tag| {
             let tree = &mut trees[set];
             let (way, hit) = ways.touch(set, tag, || victim_way(*tree, count));
-            *tree = point_away(*tree, way, count);
+            *tree = flip_tree_path(*tree, way, count);
             hit
         })
     }
@@ -109,7 +109,7 @@ fn victim_way(tree: u64, ways: usize) -> usize {
 }
 
 /// The tree with every node on the path to `way` pointing to its other half.
-fn point_away(mut tree: u64, way: usize, ways: usize) -> u64 {
+fn flip_tree_path(mut tree: u64, way: usize, ways: usize) -> u64 {
     let mut node = way + ways;
     while node > 1 {
         let upper = (node & 1) as u64;

@@ -5,7 +5,7 @@ use cachemate_core::{
     CacheLevel, EvidenceKind, Fact, FactSource, Observation, ProbeEvidence, Profiler, Profiles, SuperSetCount, TaskId,
 };
 
-use super::{evidence, retain_live};
+use super::{probe_evidence, retain_live};
 
 /// Fills `activity`, a level at a time.
 #[derive(Clone, Debug, Default)]
@@ -22,7 +22,7 @@ impl Profiler for ActivityProfiler {
         retain_live(observation, profiles);
         // A task that ran on several CPUs has an answer for each context: together they are its sample.
         let mut samples: Vec<(TaskId, CacheLevel, Vec<SuperSetCount>)> = Vec::new();
-        for evidence in evidence(observation) {
+        for evidence in probe_evidence(observation) {
             let ProbeEvidence::Activity { task, level, super_sets, .. } = evidence else { continue };
             match samples.iter_mut().find(|(other, at, _)| (other, at) == (task, level)) {
                 Some((_, _, sum)) if sum.len() == super_sets.len() => {

@@ -6,7 +6,7 @@
 
 use cachemate_core::{EvidenceKind, Fact, FactSource, Observation, ProbeEvidence, Profiler, Profiles};
 
-use super::{PerTask, RunningStats, evidence};
+use super::{PerTask, RunningStats, probe_evidence};
 
 /// Fills `intensity` (the neighbor's run time over its run time alone, minus one) and `sensitivity` (the same of the
 /// task), each averaged over the answers of the present phase.
@@ -24,7 +24,7 @@ impl Profiler for CoRunSlowdownProfiler {
     }
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         self.tasks.retain_current(observation, profiles);
-        for evidence in evidence(observation) {
+        for evidence in probe_evidence(observation) {
             let ProbeEvidence::NeighborSlowdown {
                 task,
                 neighbor_alone_ns,

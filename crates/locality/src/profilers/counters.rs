@@ -134,7 +134,7 @@ mod tests {
             (CounterEvent::Misses(LLC), misses),
             (CounterEvent::MemoryReadBytes, 128 * misses),
         ];
-        observation.tasks = vec![task_seen(0, &readings)];
+        observation.tasks = vec![synthetic_sample(0, &readings)];
         observation
     }
 
@@ -170,7 +170,7 @@ mod tests {
         let (mut profiler, mut profiles) = (CountersProfiler::new(LLC, 2000.0), Profiles::new());
         profiler.update(&with_misses(0, 4), &mut profiles);
         let mut without = window(1, &[]);
-        without.tasks = vec![task_seen(0, &[(CounterEvent::Instructions, 1000)])];
+        without.tasks = vec![synthetic_sample(0, &[(CounterEvent::Instructions, 1000)])];
         profiler.update(&without, &mut profiles);
         assert_eq!(profiles[&TaskId(0)].rates.observed_misses_per_kilo_instr, None);
     }

@@ -86,7 +86,7 @@ impl<S: Default> PerTask<S> {
 }
 
 /// Evidence of the window, in order.
-pub(crate) fn evidence(observation: &Observation) -> impl Iterator<Item = &ProbeEvidence> {
+pub(crate) fn probe_evidence(observation: &Observation) -> impl Iterator<Item = &ProbeEvidence> {
     observation.probe_results.iter().map(|answer| &answer.evidence)
 }
 

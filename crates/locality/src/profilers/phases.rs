@@ -14,7 +14,7 @@ use cachemate_core::{
 };
 
 use super::phase_kinds::PhaseKinds;
-use super::{PerTask, evidence, retain_live};
+use super::{PerTask, probe_evidence, retain_live};
 use crate::intervals::locality_signature;
 use crate::phases::{PhaseDetector, PhaseEvent};
 use crate::reuse::ReuseTimes;
@@ -101,7 +101,7 @@ impl PhaseProfiler {
         }
         state.instructions += instructions;
         state.misses += misses;
-        let comes = self.incoming_rates(counts);
+        let comes = self.next_level_rates(counts);
         state.before = [0, 1, 2].map(|index| state.before[index].zip(comes[index]).map(|(sum, more)| sum + more));
         state.own_cycles = state.own_cycles.zip(compute_cycles(counts)).map(|(sum, more)| sum + more);
         if state.instructions < self.interval_instructions || state.instructions <= 0.0 {
@@ -142,7 +142,7 @@ impl PhaseProfiler {
     }
 
     /// Rates of incoming accesses, which no allocation of the cache changes.
-    fn incoming_rates(&self, counts: &EventCounts) -> [Option<f64>; 3] {
+    fn next_level_rates(&self, counts: &EventCounts) -> [Option<f64>; 3] {
         let misses = |level| counts.get(CounterEvent::Misses(level));
         [
             counts.get(CounterEvent::References(self.level)),
@@ -180,7 +180,7 @@ impl Profiler for PhaseProfiler {
                 changed.push(task.task);
             }
         }
-        for evidence in evidence(observation) {
+        for evidence in probe_evidence(observation) {
             let ProbeEvidence::Reuses { task, samples } = evidence else { continue };
             let Some((state, profile)) = tasks.find_profile(*task, profiles) else { continue };
             let Some(refs) = profile.rates.llc_refs_per_mega_instr else { continue };
@@ -223,7 +223,7 @@ mod tests {
     fn with_rate(number: u64, misses: u64) -> Observation {
         let mut observation = window(number, &[]);
         observation.tasks =
-            vec![task_seen(0, &[(CounterEvent::Instructions, 1000), (CounterEvent::Misses(LLC), misses)])];
+            vec![synthetic_sample(0, &[(CounterEvent::Instructions, 1000), (CounterEvent::Misses(LLC), misses)])];
         observation
     }
 
@@ -275,7 +275,7 @@ mod tests {
                 (CounterEvent::Misses(LLC), 4),
                 (CounterEvent::References(LLC), references),
             ];
-            observation.tasks = vec![task_seen(0, &counts)];
+            observation.tasks = vec![synthetic_sample(0, &counts)];
             profiler.update(&observation, &mut profiles);
             let profile = &profiles[&TaskId(0)];
             phases.push((profile.phase_number, profile.phase.kind.as_ref().map(|fact| fact.value)));
@@ -311,7 +311,7 @@ mod tests {
             ];
             let mut readings = vec![(CounterEvent::Instructions, 1000), (CounterEvent::Misses(LLC), misses)];
             readings.extend(first.map(|event| (event, first_level)));
-            observation.tasks = vec![task_seen(0, &readings)];
+            observation.tasks = vec![synthetic_sample(0, &readings)];
             profiler.update(&with_colors(observation, colors), &mut profiles);
             assert_eq!(profiles[&TaskId(0)].phase_number, u32::from(number >= 4), "window {number}");
         }

@@ -9,7 +9,7 @@ use cachemate_core::{
     Estimate, EvidenceKind, Fact, FactSource, Observation, PrimeProbeSample, ProbeEvidence, Profiler, Profiles,
 };
 
-use super::{PerTask, RunningStats, evidence};
+use super::{PerTask, RunningStats, probe_evidence};
 
 /// Fills `intensity`: the share of the probe's lines that the task evicts in one wait, 0 to 1.
 #[derive(Clone, Debug)]
@@ -54,7 +54,7 @@ impl Profiler for PrimeProbeProfiler {
     }
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         self.tasks.retain_current(observation, profiles);
-        for evidence in evidence(observation) {
+        for evidence in probe_evidence(observation) {
             let ProbeEvidence::PrimeProbe { task, samples, .. } = evidence else { continue };
             let good: Vec<&PrimeProbeSample> = samples.iter().filter(|sample| self.counts(sample)).collect();
             let Some((shares, _)) = self.tasks.find_profile(*task, profiles) else { continue };
@@ -67,7 +67,7 @@ impl Profiler for PrimeProbeProfiler {
                 }
             }
             if shares.beside.len().min(shares.away.len()) >= MIN_EVICTED_SAMPLES {
-                let difference = difference(&shares.beside, &shares.away);
+                let difference = estimate_difference(&shares.beside, &shares.away);
                 shares.intensity =
                     difference.map(|share| Fact::from_measurement(share, FactSource::PrimeProbe, observation.window));
             }
@@ -80,7 +80,7 @@ impl Profiler for PrimeProbeProfiler {
     }
 }
 
-fn difference(beside: &[f64], away: &[f64]) -> Option<Estimate> {
+fn estimate_difference(beside: &[f64], away: &[f64]) -> Option<Estimate> {
     let (beside, away) = (trimmed_estimate(beside)?, trimmed_estimate(away)?);
     let value = beside.value - away.value;
     let (up, down) = (beside.high - beside.value, away.high - away.value);

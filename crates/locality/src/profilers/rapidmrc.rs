@@ -5,7 +5,7 @@ use cachemate_core::{
     Profiles, TracedCache,
 };
 
-use super::{evidence, has_exclusive_units, retain_live, share_bytes, task_sample};
+use super::{has_exclusive_units, probe_evidence, retain_live, share_bytes, task_sample};
 use crate::curve::MissRateCurve;
 use crate::rapidmrc::{LogCounts, MissLog, Warmup, survival_curve_with_reach, trace_curve};
 
@@ -40,7 +40,7 @@ impl RapidMrcProfiler {
 
     /// The thesis's settings: automatic warm-up, repeats corrected, curves good to 1.02 misses per thousand
     /// instructions.
-    pub fn as_in_the_thesis(cache: TracedCache) -> Self {
+    pub fn with_thesis_defaults(cache: TracedCache) -> Self {
         let form = CurveForm::Thesis { warmup: Warmup::Automatic, correct_repeats: true };
         RapidMrcProfiler { cache, form, plus_minus: 1.02 }
     }
@@ -90,7 +90,7 @@ impl Profiler for RapidMrcProfiler {
     }
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         retain_live(observation, profiles);
-        for evidence in evidence(observation) {
+        for evidence in probe_evidence(observation) {
             let ProbeEvidence::Trace { task, line_bytes, lines, code_positions: code, lost, counts, .. } = evidence
             else {
                 continue;
@@ -187,7 +187,7 @@ mod tests {
     fn a_rate_beside_others_is_no_point() {
         let counts = counts(&[(CounterEvent::Instructions, 60_000), (CounterEvent::Misses(CacheLevel::L2), 180)]);
         let mut observation = traced(looped(), counts);
-        observation.tasks.push(task_seen(1, &[]));
+        observation.tasks.push(synthetic_sample(1, &[]));
         assert_close(&curve_of(&observation).unwrap(), &[vec![50.0; 7], vec![0.0; 9]].concat());
         let mut observation = with_colors(observation, 10);
         let mut theirs = observation.applied.shares[0].clone();
@@ -201,7 +201,7 @@ mod tests {
     fn the_thesis_form_steps_too() {
         let counts = counts(&[(CounterEvent::Instructions, 60_000), (CounterEvent::Misses(CacheLevel::L2), 180)]);
         let mut profiles = Profiles::new();
-        RapidMrcProfiler::as_in_the_thesis(CACHE).update(&with_colors(traced(looped(), counts), 10), &mut profiles);
+        RapidMrcProfiler::with_thesis_defaults(CACHE).update(&with_colors(traced(looped(), counts), 10), &mut profiles);
         let curve = profiles[&TaskId(0)].misses_per_kilo_instr().unwrap().clone();
         let rates: Vec<f64> = curve.iter().map(|(_, rate)| rate.value).collect();
         assert_eq!(rates, [vec![53.0; 7], vec![3.0; 9]].concat());
@@ -223,7 +223,7 @@ mod tests {
         *code = (0..3000).map(|at| 2 * at + 1).collect();
         assert_close(&curve_of(&observation).unwrap(), &[vec![50.0; 7], vec![0.0; 9]].concat());
         let mut profiles = Profiles::new();
-        RapidMrcProfiler::as_in_the_thesis(CACHE).update(&observation, &mut profiles);
+        RapidMrcProfiler::with_thesis_defaults(CACHE).update(&observation, &mut profiles);
         let thesis = profiles[&TaskId(0)].misses_per_kilo_instr().unwrap().clone();
         assert!(thesis.iter().all(|(_, rate)| rate.value < 0.1), "{thesis:?}");
     }

@@ -12,7 +12,7 @@ use cachemate_core::{
     ReplacementModel, TaskSample,
 };
 
-use super::{PerTask, evidence, task_sample};
+use super::{PerTask, probe_evidence, task_sample};
 use crate::reuse::ReuseTimes;
 use crate::{statcache, statstack};
 
@@ -54,19 +54,20 @@ impl PerInstrRate {
             self.instructions += instructions;
         }
     }
-    fn value(&self) -> Option<f64> {
+    fn mean_rate(&self) -> Option<f64> {
         (self.instructions > 0.0).then(|| self.count / self.instructions)
     }
 }
 
 impl TaskReuses {
     /// References behind the L1 over the accesses that are watched, at most 1; 1 if not counted.
-    fn passing_share(&self, of_code_too: bool) -> f64 {
+    fn l1_miss_share(&self, of_code_too: bool) -> f64 {
         let share = || {
-            let (fetches, code) = (self.fetches.value().unwrap_or(0.0), self.code_misses.value().unwrap_or(0.0));
+            let (fetches, code) =
+                (self.fetches.mean_rate().unwrap_or(0.0), self.code_misses.mean_rate().unwrap_or(0.0));
             let (watched, elsewhere) = if of_code_too { (fetches, 0.0) } else { (0.0, code) };
-            let all = Some(self.data_accesses.value()? + watched).filter(|&all| all > 0.0)?;
-            Some(((self.references.value()? - elsewhere) / all).clamp(0.0, 1.0))
+            let all = Some(self.data_accesses.mean_rate()? + watched).filter(|&all| all > 0.0)?;
+            Some(((self.references.mean_rate()? - elsewhere) / all).clamp(0.0, 1.0))
         };
         share().filter(|&share| share > 0.0).unwrap_or(1.0)
     }
@@ -127,12 +128,12 @@ impl Profiler for ReuseProfiler {
             watched.references.add(task, CounterEvent::References(self.level));
             watched.code_misses.add(task, CounterEvent::Misses(CacheLevel::L1Instruction));
         }
-        for evidence in evidence(observation) {
+        for evidence in probe_evidence(observation) {
             let ProbeEvidence::Reuses { task, samples } = evidence else { continue };
             let per_ns = self.references_per_ns(task_sample(observation, *task));
             if let Some((watched, profile)) = self.tasks.find_profile(*task, profiles) {
                 watched.raw.merge(&ReuseTimes::from_samples(samples, per_ns));
-                watched.times = watched.raw.behind(watched.passing_share(self.of_code_too));
+                watched.times = watched.raw.filtered_by_cache(watched.l1_miss_share(self.of_code_too));
                 let times = watched.times.to_profile();
                 profile.locality.reuse_times =
                     times.map(|times| Fact::new(times, FactSource::ReuseSamples, observation.window));
@@ -191,7 +192,7 @@ mod tests {
             (CounterEvent::References(CacheLevel::L1Data), 1000),
             (CounterEvent::References(LLC), 250),
         ];
-        observation.tasks = vec![task_seen(0, &counts)];
+        observation.tasks = vec![synthetic_sample(0, &counts)];
         // Every fourth access goes through 100 lines in turn, the others repeat.
         let mut samples = vec![sample(Some(0), 1, true); 300];
         samples.extend(vec![sample(Some(399), 1, true); 100]);
@@ -213,7 +214,7 @@ mod tests {
             (CounterEvent::Misses(CacheLevel::L1Instruction), 130),
             (CounterEvent::References(LLC), 250),
         ];
-        observation.tasks = vec![task_seen(0, &counts)];
+        observation.tasks = vec![synthetic_sample(0, &counts)];
         let mut samples = vec![sample(Some(0), 1, true); 300];
         samples.extend(vec![sample(Some(400), 1, true); 100]);
         observation.probe_results = vec![answer(0, ProbeEvidence::Reuses { task: TaskId(0), samples })];
@@ -221,7 +222,7 @@ mod tests {
             let (mut profiler, mut profiles) = (profiler, Profiles::new());
             profiler.update(&observation, &mut profiles);
             let times = ReuseTimes::from_profile(profiles[&TaskId(0)].reuse_times().unwrap()).unwrap();
-            times.buckets().last().unwrap().middle()
+            times.buckets().last().unwrap().midpoint()
         };
         let profiler = || ReuseProfiler::new(LLC, ReplacementModel::Lru, 64, vec![4096]);
         // 250 of 1000 accesses pass where code is watched; else 120 of 600 data accesses.
@@ -235,7 +236,7 @@ mod tests {
         let mut profiler = ReuseProfiler::new(LLC, ReplacementModel::Random, 64, vec![4096]);
         let mut profiles = Profiles::new();
         let mut observation = window(0, &[0]);
-        observation.tasks = vec![task_seen(0, &[(CounterEvent::References(LLC), 100_000_000)])];
+        observation.tasks = vec![synthetic_sample(0, &[(CounterEvent::References(LLC), 100_000_000)])];
         observation.probe_results = vec![answer(
             0,
             ProbeEvidence::Reuses { task: TaskId(0), samples: vec![sample(None, 100, true), sample(None, 7, false)] },

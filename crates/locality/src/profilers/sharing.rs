@@ -1,7 +1,7 @@
 //! Sampled remote accesses to shMaps (thesis 3.4.2); one filter per process, cleared for every new round of detection.
 //!
 //! Processes that share memory see it at different virtual addresses. If samples carry the physical line, all
-//! processes can have one filter over physical regions instead ([`SharingProfiler::across_processes`]), and threads of
+//! processes can have one filter over physical regions instead ([`SharingProfiler::with_cross_process_pages`]), and threads of
 //! different processes are compared like those of one.
 
 use std::collections::BTreeMap;
@@ -36,7 +36,7 @@ impl LineUsers {
 
     /// Share of a task's remote accesses that go to lines of each other task. A line's accesses are divided among its
     /// other users by how often these touched it: samples do not show which one wrote it last.
-    fn shares(&self, task: TaskId) -> BTreeMap<TaskId, f64> {
+    fn partner_shares(&self, task: TaskId) -> BTreeMap<TaskId, f64> {
         let mut sums: BTreeMap<TaskId, f64> = BTreeMap::new();
         let own = f64::from(self.of_task.get(&task).copied().unwrap_or_default());
         for users in self.of_line.values() {
@@ -58,7 +58,7 @@ impl LineUsers {
             let estimate = Estimate { value: share, low: (share - off).max(0.0), high: (share + off).min(1.0) };
             Fact::from_measurement(estimate, FactSource::AccessSamples, window)
         };
-        self.shares(task).into_iter().map(|(other, share)| (other, fact(share))).collect()
+        self.partner_shares(task).into_iter().map(|(other, share)| (other, fact(share))).collect()
     }
 }
 
@@ -88,13 +88,13 @@ impl SharingProfiler {
 
     /// The same with one filter for all processes, as far as samples have the physical line.
     #[must_use]
-    pub fn across_processes(mut self) -> Self {
+    pub fn with_cross_process_pages(mut self) -> Self {
         self.across_processes = true;
         self
     }
 
     /// A new probe, or the next answers of one that was complete, is a new round: nothing of the old one counts.
-    fn begin(&mut self, probe: ProbeId, complete: bool, profiles: &mut Profiles) {
+    fn start_probe(&mut self, probe: ProbeId, complete: bool, profiles: &mut Profiles) {
         if self.round.is_none_or(|(other, done)| other != probe || done) {
             self.filters.clear();
             self.users = LineUsers::default();
@@ -125,7 +125,7 @@ impl Profiler for SharingProfiler {
         for answer in &observation.probe_results {
             let ProbeEvidence::Samples { line_bytes, samples, .. } = &answer.evidence else { continue };
             if began != Some(answer.probe) {
-                self.begin(answer.probe, answer.complete, profiles);
+                self.start_probe(answer.probe, answer.complete, profiles);
                 began = Some(answer.probe);
             }
             for sample in samples.iter().filter(|sample| sample.source == DataSource::RemoteCache) {

@@ -60,7 +60,7 @@ fn units(share: &CacheShare) -> &IndexSet {
 }
 
 /// Do no two shares of one cache have ways or colors in common?
-fn disjoint(observation: &Observation) -> bool {
+fn has_disjoint_shares(observation: &Observation) -> bool {
     let shares = &observation.applied.shares;
     let overlap = |(at, held): (usize, &ActiveShare)| {
         let mut before = shares[..at].iter().map(|other| &other.share);
@@ -85,7 +85,7 @@ impl Profiler for SizeSweepProfiler {
     }
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         self.tasks.retain_current(observation, profiles);
-        let disjoint = disjoint(observation);
+        let disjoint = has_disjoint_shares(observation);
         for task in &observation.tasks {
             let rate = self.rate(task);
             let alone = disjoint && sweep_of_one_size(observation, task) && has_exclusive_units(observation, task);
@@ -120,8 +120,10 @@ mod tests {
 
     fn missing(number: u64, misses: u64) -> Observation {
         let mut observation = window(number, &[]);
-        observation.tasks =
-            vec![task_seen(0, &[(CounterEvent::Instructions, 10_000), (CounterEvent::Misses(CacheLevel::L3), misses)])];
+        observation.tasks = vec![synthetic_sample(
+            0,
+            &[(CounterEvent::Instructions, 10_000), (CounterEvent::Misses(CacheLevel::L3), misses)],
+        )];
         observation
     }
     fn profiler() -> SizeSweepProfiler {
@@ -159,7 +161,7 @@ mod tests {
         let (mut profiler, mut profiles) = (profiler(), Profiles::new());
         for (number, mib) in [12, 12, 12, 8, 8, 8, 2, 2, 2].into_iter().enumerate() {
             let mut observation = with_colors(missing(number as u64, 10), mib);
-            observation.tasks.push(task_seen(1, &[(CounterEvent::Instructions, 10_000)]));
+            observation.tasks.push(synthetic_sample(1, &[(CounterEvent::Instructions, 10_000)]));
             profiler.update(&observation, &mut profiles);
         }
         assert_eq!(profiles[&TaskId(0)].misses_per_kilo_instr(), None, "task 1 is in no share");
@@ -176,7 +178,7 @@ mod tests {
         let (mut profiler, mut profiles) = (profiler(), Profiles::new());
         for (number, mib) in [12, 12, 12, 8, 8, 8, 2, 2, 2].into_iter().enumerate() {
             let mut observation = with_colors(missing(number as u64, 10), mib);
-            observation.tasks.push(task_seen(1, &[(CounterEvent::Instructions, 10_000)]));
+            observation.tasks.push(synthetic_sample(1, &[(CounterEvent::Instructions, 10_000)]));
             let mut other = observation.applied.shares[0].clone();
             other.share.members = vec![ShareMember::Task(TaskId(1))];
             other.share.group = GroupId(1);

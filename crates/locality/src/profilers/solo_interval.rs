@@ -93,7 +93,7 @@ impl SoloIntervalProfiler {
 
     /// Takes in the intervals of one answer. Of intervals in a row only the last counts, because the cache fills during
     /// the earlier ones.
-    fn take(&mut self, intervals: &[RowInterval], observation: &Observation, profiles: &Profiles) {
+    fn record_intervals(&mut self, intervals: &[RowInterval], observation: &Observation, profiles: &Profiles) {
         for (index, interval) in intervals.iter().enumerate() {
             let Some(solo) = self.solo_interval(interval) else { continue };
             if intervals[index + 1..].iter().any(|later| later.tasks == interval.tasks) {
@@ -106,7 +106,7 @@ impl SoloIntervalProfiler {
             let references = solo.references.map(|references| references / solo.instructions);
             let phase_number = profiles.get(&solo.task).map_or(0, |profile| profile.phase_number);
             let kinds = self.tasks.entry(solo.task).or_default();
-            let known = kinds.iter().position(|kind| kind.is_of(references, phase_number));
+            let known = kinds.iter().position(|kind| kind.is_same_kind(references, phase_number));
             let place = known.unwrap_or_else(|| {
                 if kinds.len() == MAX_KINDS {
                     kinds.remove(0);
@@ -121,7 +121,7 @@ impl SoloIntervalProfiler {
 
 impl SoloSums {
     /// Is work with so many references per instruction, or else in this phase, of this kind?
-    fn is_of(&self, references_per_instr: Option<f64>, phase_number: u32) -> bool {
+    fn is_same_kind(&self, references_per_instr: Option<f64>, phase_number: u32) -> bool {
         match self.references_per_instr.zip(references_per_instr) {
             Some((own, other)) => (own - other).abs() <= SAME_WORK * own.max(1e-6),
             None => self.phase_number == phase_number,
@@ -175,14 +175,14 @@ impl Profiler for SoloIntervalProfiler {
         self.tasks.retain(|task, _| profiles.contains_key(task));
         for answer in &observation.probe_results {
             if let ProbeEvidence::Rows(intervals) = &answer.evidence {
-                self.take(intervals, observation, profiles);
+                self.record_intervals(intervals, observation, profiles);
             }
         }
         for (task, kinds) in &self.tasks {
             let Some(profile) = profiles.get_mut(task) else { continue };
             let sample = observation.tasks.iter().find(|sample| sample.task == *task);
             let references = sample.and_then(|sample| self.references_per_instr(sample));
-            match kinds.iter().find(|kind| kind.is_of(references, profile.phase_number)) {
+            match kinds.iter().find(|kind| kind.is_same_kind(references, profile.phase_number)) {
                 Some(kind) => kind.write_to(profile, observation.window),
                 None => {
                     let rates = &mut profile.rates;

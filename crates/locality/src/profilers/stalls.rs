@@ -84,7 +84,7 @@ mod tests {
             (CounterEvent::StallCycles(StallCause::Hit(CacheLevel::L3)), cycles),
             (CounterEvent::StallCycles(StallCause::LocalMemory), cycles),
         ];
-        observation.tasks = vec![task_seen(0, &readings)];
+        observation.tasks = vec![synthetic_sample(0, &readings)];
         observation
     }
 
@@ -106,7 +106,7 @@ mod tests {
     fn without_stall_counters_there_is_no_curve() {
         let (mut profiler, mut profiles) = (StallProfiler::new(CACHE), Profiles::new());
         let mut observation = window(0, &[]);
-        observation.tasks = vec![task_seen(0, &[(CounterEvent::Instructions, 1000)])];
+        observation.tasks = vec![synthetic_sample(0, &[(CounterEvent::Instructions, 1000)])];
         profiler.update(&observation, &mut profiles);
         assert_eq!(profiles[&TaskId(0)].stalls_per_kilo_instr(), None);
     }

@@ -9,7 +9,7 @@ use cachemate_core::{
     EvidenceKind, FactSource, Facts, Observation, ProbeEvidence, Profile, Profiler, Profiles, TaskId,
 };
 
-use super::{evidence, retain_live};
+use super::{probe_evidence, retain_live};
 
 /// Fills whatever nothing has measured.
 #[derive(Clone, Debug, Default)]
@@ -26,7 +26,7 @@ impl Profiler for StoredProfileProfiler {
     }
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         retain_live(observation, profiles);
-        for evidence in evidence(observation) {
+        for evidence in probe_evidence(observation) {
             if let ProbeEvidence::StoredProfile { task, profile } = evidence {
                 let mut stored = profile.as_ref().clone();
                 stored.restamp(FactSource::StoredProfile, observation.window);

@@ -8,7 +8,7 @@ pub(crate) fn window(number: u64, tasks: &[u32]) -> Observation {
         window: number,
         span: span(1_000_000_000),
         end_reason: WindowEnd::Elapsed,
-        tasks: tasks.iter().map(|&task| task_seen(task, &[])).collect(),
+        tasks: tasks.iter().map(|&task| synthetic_sample(task, &[])).collect(),
         shared_counts: Vec::new(),
         probe_results: Vec::new(),
         applied: AppliedPlan::default(),
@@ -27,7 +27,7 @@ pub(crate) fn counts(readings: &[(CounterEvent, u64)]) -> EventCounts {
 }
 
 /// A task (of the process with the same number) with these counts, on CPU 0 for the whole second.
-pub(crate) fn task_seen(task: u32, readings: &[(CounterEvent, u64)]) -> TaskSample {
+pub(crate) fn synthetic_sample(task: u32, readings: &[(CounterEvent, u64)]) -> TaskSample {
     TaskSample {
         name: format!("task{task}"),
         cpu: Some(CpuId(0)),

@@ -23,7 +23,7 @@ const AHEAD: usize = 16;
 pub fn log_distances(lines: &[u64]) -> Vec<u32> {
     let lines = &lines[..lines.len().min(u32::MAX as usize - 1)];
     let mut stack_distances = Vec::with_capacity(lines.len());
-    let (simd, distances) = (Simd::best(), &mut stack_distances);
+    let (simd, distances) = (Simd::detect_best(), &mut stack_distances);
     dispatch!(simd, distances_of(lines: &[u64], distances: &mut Vec<u32>));
     stack_distances
 }

@@ -69,7 +69,7 @@ pub fn survival_curve_with_reach(
     let lines_of = |size_bytes: u64| size_bytes as f64 / line_bytes as f64;
     let fit = match counted.point {
         None => Fit { rate: logged * least, stretch: 1.0, shift: 0.0 },
-        Some((size, rate)) => Fit::through(&survival, logged, least, most, lines_of(size), rate),
+        Some((size, rate)) => Fit::fit_through(&survival, logged, least, most, lines_of(size), rate),
     };
     let point = |&size: &u64| (size, fit.hits_within(&survival, lines_of(size)));
     let curve = MissRateCurve::new(sizes_bytes.iter().map(point).collect()).ok()?;
@@ -85,7 +85,7 @@ struct Fit {
 }
 
 impl Fit {
-    fn through(survival: &SurvivalCurve, logged: f64, least: f64, most: f64, lines: f64, measured: f64) -> Self {
+    fn fit_through(survival: &SurvivalCurve, logged: f64, least: f64, most: f64, lines: f64, measured: f64) -> Self {
         let mut fit = Fit { rate: logged * least, stretch: 1.0, shift: 0.0 };
         let surviving = survival.survival_at(lines);
         if surviving > 0.0 {

@@ -26,7 +26,7 @@ impl FixedRateSampler {
     /// # Errors
     /// A rate outside 2^-24 to 1.
     pub fn new(rate: f64, seed: u64) -> Result<Self, SampleError> {
-        FixedRateSampler::with_simd(rate, seed, Simd::best())
+        FixedRateSampler::with_simd(rate, seed, Simd::detect_best())
     }
 
     /// With chosen vector instructions; the result is the same.

@@ -140,7 +140,7 @@ impl SampleGroup {
 
     fn estimate(&self) -> CurveEstimate {
         let counts = self.counts.iter().enumerate().filter(|(_, count)| **count > 0.0);
-        CurveEstimate::new(self.cold, counts.map(|(bucket, &count)| (middle_of(bucket), count)))
+        CurveEstimate::new(self.cold, counts.map(|(bucket, &count)| (bucket_midpoint(bucket), count)))
     }
 }
 
@@ -151,7 +151,7 @@ pub(super) fn bucket_of(distance: u64) -> usize {
 }
 
 /// The middle of the distances in a bucket.
-pub(super) fn middle_of(bucket: usize) -> f64 {
+pub(super) fn bucket_midpoint(bucket: usize) -> f64 {
     let shift = (bucket >> BUCKET_BITS).saturating_sub(1) as u32;
     let first = (bucket - ((shift as usize) << BUCKET_BITS)) as u64;
     ((first << shift) as f64) + ((1u64 << shift) - 1) as f64 / 2.0

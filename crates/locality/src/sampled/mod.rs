@@ -130,7 +130,7 @@ impl SampledCurve {
     }
 
     /// The point at one size; `None` if no access was sampled.
-    pub fn at(&self, lines: u64) -> Option<SampledPoint> {
+    pub fn find_point(&self, lines: u64) -> Option<SampledPoint> {
         if self.sampled_accesses == 0 {
             return None;
         }
@@ -147,7 +147,7 @@ impl SampledCurve {
 
     /// One error bar for the curve: the mean and the greatest half-width over the given sizes. `None` if there is none.
     pub fn error_bar(&self, sizes_lines: &[u64]) -> Option<ErrorBar> {
-        let widths: Option<Vec<f64>> = sizes_lines.iter().map(|&size| self.at(size)?.half_width).collect();
+        let widths: Option<Vec<f64>> = sizes_lines.iter().map(|&size| self.find_point(size)?.half_width).collect();
         let widths = widths.filter(|widths| !widths.is_empty())?;
         let greatest_half_width = widths.iter().copied().fold(0.0, f64::max);
         Some(ErrorBar { mean_half_width: widths.iter().sum::<f64>() / widths.len() as f64, greatest_half_width })

@@ -1,6 +1,6 @@
 //! Sampled curves against exact ones.
 
-use super::fixed_size::{bucket_of, middle_of};
+use super::fixed_size::{bucket_midpoint, bucket_of};
 use super::*;
 use crate::simd::Simd;
 use crate::stack::{DistanceHistogram, StackDistances};
@@ -47,7 +47,7 @@ fn coverage(exact: &DistanceHistogram, curves: impl Iterator<Item = SampledCurve
     for curve in curves {
         for size in SIZES {
             let truth = exact.misses_at(size) as f64 / exact.accesses() as f64;
-            let point = curve.at(size).unwrap();
+            let point = curve.find_point(size).unwrap();
             let (error, width) = (point.miss_ratio - truth, point.half_width.unwrap());
             covered += f64::from(u8::from(error.abs() <= width));
             widths += width * width;
@@ -79,7 +79,7 @@ fn hot_line_does_not_matter() {
     let has_line_0 = |seed| scatter(salt_of(seed)) >> 40 < 1 << 20;
     let (with, without): (Vec<u64>, Vec<u64>) = (0..100).partition(|&seed| has_line_0(seed));
     for seed in with.iter().take(2).chain(without.iter().take(6)) {
-        let error = fixed_rate(1.0 / 16.0, *seed, &lines).at(2000).unwrap().miss_ratio - truth;
+        let error = fixed_rate(1.0 / 16.0, *seed, &lines).find_point(2000).unwrap().miss_ratio - truth;
         assert!(error.abs() < 0.03, "seed {seed}: {error}");
     }
 }
@@ -92,16 +92,16 @@ fn fixed_size_stays_in_its_limit() {
     assert!(curve.sampled_lines() <= 2000 && curve.rate() < 0.03, "{} {}", curve.sampled_lines(), curve.rate());
     assert!((90_000.0..110_000.0).contains(&curve.lines()), "{}", curve.lines());
     // All or nothing at the cliff.
-    assert!(curve.at(80_000).unwrap().miss_ratio > 0.95 && curve.at(125_000).unwrap().miss_ratio < 0.4);
+    assert!(curve.find_point(80_000).unwrap().miss_ratio > 0.95 && curve.find_point(125_000).unwrap().miss_ratio < 0.4);
 }
 
 /// Is nothing said where nothing was seen?
 #[test]
 fn absent_evidence_is_none() {
-    assert_eq!(fixed_rate(0.5, 1, &[]).at(10), None);
-    assert_eq!(fixed_size(8, 1, &[]).at(10), None);
+    assert_eq!(fixed_rate(0.5, 1, &[]).find_point(10), None);
+    assert_eq!(fixed_size(8, 1, &[]).find_point(10), None);
     let few = fixed_rate(1.0, 1, &[1, 2, 1]);
-    assert_eq!(few.at(10), Some(SampledPoint { miss_ratio: 2.0 / 3.0, half_width: None }));
+    assert_eq!(few.find_point(10), Some(SampledPoint { miss_ratio: 2.0 / 3.0, half_width: None }));
     assert_eq!(few.error_bar(&[10]), None);
 }
 
@@ -119,7 +119,7 @@ fn impossible_samples_name_the_field() {
 fn buckets_are_fine() {
     let mut last = None;
     for distance in (0..5000).chain((13..40).map(|bits| 1 << bits)) {
-        let middle = middle_of(bucket_of(distance));
+        let middle = bucket_midpoint(bucket_of(distance));
         let error = (middle - distance as f64).abs();
         assert!(if distance < 512 { error == 0.0 } else { error <= distance as f64 / 256.0 }, "{distance}: {middle}");
         assert!(last <= Some(bucket_of(distance)));
@@ -138,7 +138,7 @@ proptest! {
         let (rate, size) = (fixed_rate(1.0, seed, &trace), fixed_size(1000, seed, &trace));
         for index in [1, 2, 10, 100, 400] {
             let miss_ratio = truth.misses_at(index) as f64 / len as f64;
-            for point in [rate.at(index), size.at(index)] {
+            for point in [rate.find_point(index), size.find_point(index)] {
                 let point = point.unwrap();
                 prop_assert!((point.miss_ratio - miss_ratio).abs() < 1e-12);
                 prop_assert!(point.half_width.is_none_or(|width| width == 0.0));

@@ -23,7 +23,7 @@ impl Pairs {
     }
     /// Keeps the pair unless `old` is 0, without a branch.
     #[inline(always)]
-    pub(super) fn push_if_found(&mut self, old: u32, new: u32) {
+    pub(super) fn push_known(&mut self, old: u32, new: u32) {
         let at = self.len % BATCH;
         (self.old[at], self.new[at]) = (old, new);
         self.len += usize::from(old != 0);

@@ -42,14 +42,14 @@ impl DeadSlotCounter {
     }
 
     /// The dead bits, slot 0 lowest.
-    pub(super) fn dead(&self) -> &[u64] {
+    pub(super) fn dead_slots(&self) -> &[u64] {
         &self.dead
     }
 
     /// Kills the old slot of each access (old, new) in turn, at most [`BATCH`](super::batch::BATCH) of them, and gives
     /// their distances to `tally`, which has room for them.
     #[inline(always)]
-    pub(super) unsafe fn kill<L: Lanes>(&mut self, old: &[u32], new: &[u32], tally: &mut Tally) {
+    pub(super) unsafe fn mark_dead<L: Lanes>(&mut self, old: &[u32], new: &[u32], tally: &mut Tally) {
         let new = &new[..old.len()];
         for &slot in &old[..old.len().min(PREFETCH_AHEAD)] {
             self.prefetch(slot);

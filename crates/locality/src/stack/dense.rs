@@ -48,7 +48,7 @@ impl DenseFinder {
         }
         for (new, &cell) in (first_slot..).zip(cells.iter()) {
             let old = std::mem::replace(&mut self.leaves[cell], new);
-            pairs.push_if_found(old, new);
+            pairs.push_known(old, new);
         }
     }
 

@@ -77,7 +77,7 @@ impl Default for StackDistances {
 impl StackDistances {
     /// An engine with the widest vector instructions that this processor has.
     pub fn new() -> Self {
-        StackDistances::with_simd(Simd::best())
+        StackDistances::with_simd(Simd::detect_best())
     }
 
     /// An engine with chosen vector instructions; the result is the same.
@@ -151,14 +151,14 @@ fn run_batches(
     mut lines: &[u64],
 ) -> Result<(), StackError> {
     loop {
-        let done = dispatch!(simd, run(
+        let done = dispatch!(simd, run_batch(
             side: &mut SlotAllocator, counter: &mut DeadSlotCounter, tally: &mut Tally, pairs: &mut Pairs, space: u32, lines: &[u64]
         ) -> usize);
         lines = &lines[done..];
         if lines.is_empty() {
             return Ok(());
         }
-        side.compact(Some(counter.dead()))?;
+        side.compact(Some(counter.dead_slots()))?;
         *counter = DeadSlotCounter::default();
         *counter = DeadSlotCounter::new(side.slots());
     }
@@ -166,7 +166,7 @@ fn run_batches(
 
 /// Runs batches until all is done or the slots run out; how many accesses were done.
 #[inline(always)]
-unsafe fn run<L: Lanes>(
+unsafe fn run_batch<L: Lanes>(
     side: &mut SlotAllocator,
     counter: &mut DeadSlotCounter,
     tally: &mut Tally,
@@ -184,7 +184,7 @@ unsafe fn run<L: Lanes>(
             side.find::<L>(space, batch, pairs);
             tally.reserve(side.lines());
             let (old, new) = pairs.get();
-            counter.kill::<L>(old, new, tally);
+            counter.mark_dead::<L>(old, new, tally);
         }
         done += batch.len();
     }

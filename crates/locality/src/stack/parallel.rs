@@ -62,7 +62,7 @@ struct SlotBatch {
 impl ParallelStackDistances {
     /// An engine with the widest vector instructions that this processor has. Fewer than two threads are two.
     pub fn new(threads: usize) -> Self {
-        ParallelStackDistances::with_simd(threads, Simd::best())
+        ParallelStackDistances::with_simd(threads, Simd::detect_best())
     }
 
     /// An engine with chosen vector instructions; the result is the same.
@@ -161,7 +161,7 @@ impl ParallelStackDistances {
 
     /// Hands the batch's pairs to the owners of their old slots.
     #[inline(always)]
-    fn hand_out(&mut self) {
+    fn send_chunk(&mut self) {
         let (old, new) = self.pairs.get();
         let lines = self.side.lines();
         if let [owner] = &mut self.owners[..] {
@@ -194,7 +194,7 @@ unsafe fn find_all<L: Lanes>(this: &mut ParallelStackDistances, space: u32, line
         }
         // SAFETY: the caller vouches for `L`.
         unsafe { this.side.find::<L>(space, batch, &mut this.pairs) };
-        this.hand_out();
+        this.send_chunk();
         done += batch.len();
     }
     done
@@ -257,6 +257,6 @@ unsafe fn count<L: Lanes>(counter: &mut DeadSlotCounter, tally: &mut Tally, full
     for (old, new) in full.old.chunks(BATCH).zip(full.new.chunks(BATCH)) {
         tally.reserve(full.lines);
         // SAFETY: the caller vouches for `L`.
-        unsafe { counter.kill::<L>(old, new, tally) };
+        unsafe { counter.mark_dead::<L>(old, new, tally) };
     }
 }

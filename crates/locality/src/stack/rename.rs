@@ -43,26 +43,26 @@ impl Renamer {
             self.grow();
         }
         for &line in lines {
-            prefetch(self.table.as_ptr().wrapping_add(self.home(space, line / LINES_PER_PAGE)));
+            prefetch(self.table.as_ptr().wrapping_add(self.home_slot(space, line / LINES_PER_PAGE)));
         }
         for (to, &line) in renamed.iter_mut().zip(lines) {
             *to = if space == 0 && line < NARROW_LIMIT {
                 line
             } else {
-                let number = self.number(space, line / LINES_PER_PAGE);
+                let number = self.page_number(space, line / LINES_PER_PAGE);
                 NARROW_LIMIT + u64::from(number) * LINES_PER_PAGE + line % LINES_PER_PAGE
             };
         }
     }
 
-    fn home(&self, space: u32, page: u64) -> usize {
+    fn home_slot(&self, space: u32, page: u64) -> usize {
         let key = if space == 0 { page } else { page ^ scatter(space.into()) };
         (mix(key) >> (64 - self.table.len().trailing_zeros())) as usize
     }
 
     /// Number of a page, the next one if it is new.
-    fn number(&mut self, space: u32, page: u64) -> u32 {
-        let (mask, mut at) = (self.table.len() - 1, self.home(space, page));
+    fn page_number(&mut self, space: u32, page: u64) -> u32 {
+        let (mask, mut at) = (self.table.len() - 1, self.home_slot(space, page));
         loop {
             let entry = &mut self.table[at & mask];
             if entry.number == 0 {
@@ -81,7 +81,7 @@ impl Renamer {
         let len = (self.table.len() * 2).max(4 * BATCH);
         let old = std::mem::replace(&mut self.table, vec![RenamedPage::default(); len]);
         for entry in old.into_iter().filter(|entry| entry.number != 0) {
-            let mut at = self.home(entry.space, entry.page);
+            let mut at = self.home_slot(entry.space, entry.page);
             while self.table[at & (len - 1)].number != 0 {
                 at += 1;
             }

@@ -90,7 +90,7 @@ impl SlotAllocator {
         let dead = match dead {
             Some(dead) => dead,
             None => {
-                own = self.dead_from_finder();
+                own = self.rebuild_dead_slots();
                 &own
             }
         };
@@ -103,7 +103,7 @@ impl SlotAllocator {
         Ok(())
     }
 
-    fn dead_from_finder(&mut self) -> Vec<u64> {
+    fn rebuild_dead_slots(&mut self) -> Vec<u64> {
         let mut dead = vec![!0; self.slots.div_ceil(64)];
         // Free places clear the bit of slot 0, which is never dead.
         self.finder.for_each_slot(|slot| dead[*slot as usize / 64] &= !(1 << (*slot % 64)));

@@ -85,7 +85,7 @@ impl SparseFinder {
                 Some(old) => old,
                 None => self.grow_and_insert(lines[at], new),
             };
-            pairs.push_if_found(old, new);
+            pairs.push_known(old, new);
         }
     }
 

@@ -92,7 +92,7 @@ proptest! {
     /// Do two and more threads give the oracle's distances?
     #[test]
     fn threads_change_nothing(lines in any_trace(), threads in 0usize..6) {
-        let mut engine = ParallelStackDistances::with_sizes(threads, Simd::best(), small(FinderKind::default()));
+        let mut engine = ParallelStackDistances::with_sizes(threads, Simd::detect_best(), small(FinderKind::default()));
         lines.chunks(700).for_each(|lines| engine.push(lines).unwrap());
         prop_assert_eq!(engine.finish().unwrap(), oracle(lines.iter().copied()));
     }
@@ -129,7 +129,7 @@ fn form_follows_density() {
         min_slots: 1 << 12,
         ..FinderLimits::default()
     };
-    let mut engine = StackDistances::with_sizes(Simd::best(), sizes);
+    let mut engine = StackDistances::with_sizes(Simd::detect_best(), sizes);
     // One line a page, twice: sparse. Then all lines of those pages: dense again at the next compaction.
     let scattered: Vec<u64> = (0..20_000).map(|at| at % 10_000 * 64).collect();
     engine.push(&scattered).unwrap();
@@ -148,7 +148,7 @@ fn form_follows_density() {
 #[test]
 fn too_many_lines_are_refused() {
     let sizes = FinderLimits { lines_limit: 1000, ..small(FinderKind::default()) };
-    let mut engine = StackDistances::with_sizes(Simd::best(), sizes);
+    let mut engine = StackDistances::with_sizes(Simd::detect_best(), sizes);
     let lines: Vec<u64> = (0..5000).collect();
     let error = engine.push(&lines).unwrap_err();
     assert_eq!(error.to_string(), "stack distances: found more than 1000 distinct lines, expected at most that many");

@@ -184,7 +184,7 @@ pub const ENTRIES: &[PolicyEntry] = &[
 /// followed. `None` = the policy takes the profiles as measured.
 pub fn recall(name: &str) -> Option<Box<dyn ProfileRecall>> {
     match name {
-        "auto" => Some(Box::new(PhaseCurveRecall::averaging_fast_phases())),
+        "auto" => Some(Box::new(PhaseCurveRecall::with_fast_phase_average())),
         "cache-sizing" => Some(Box::new(PhaseCurveRecall::default())),
         _ => None,
     }

@@ -83,7 +83,8 @@ impl ComposedModel {
         let (low, high) = match by {
             ReplacementModel::Random => (fastest * 1e-7, fastest * 1.001),
             ReplacementModel::Lru => {
-                let longest = models.iter().zip(threads).map(|(model, &(_, rate))| (model.longest() + 2.0) / rate);
+                let longest =
+                    models.iter().zip(threads).map(|(model, &(_, rate))| (model.max_reuse_time() + 2.0) / rate);
                 let low = 0.9 * lines as f64 / fastest;
                 (low, longest.fold(2.0 * low, f64::max))
             }
@@ -94,8 +95,8 @@ impl ComposedModel {
             let misses: Option<Vec<f64>> = grid
                 .iter()
                 .map(|&common| match by {
-                    ReplacementModel::Random => Some(rate * statcache::miss_ratio_beside(reuse, common / rate, lines)?),
-                    ReplacementModel::Lru => Some(rate * model.later_than(common * rate)),
+                    ReplacementModel::Random => Some(rate * statcache::co_run_miss_ratio(reuse, common / rate, lines)?),
+                    ReplacementModel::Lru => Some(rate * model.late_reuse_fraction(common * rate)),
                 })
                 .collect();
             let misses = misses?;

@@ -230,10 +230,10 @@ fn solve(machine: &MachineSpec, programs: &[&TimedProgram], draw: usize) -> Resu
         slots.push(engine.start(number, [cpu].into_iter().collect()));
     }
     engine.run(START_CYCLES);
-    let before: Vec<TaskTotals> = slots.iter().map(|&slot| *engine.done(slot)).collect();
+    let before: Vec<TaskTotals> = slots.iter().map(|&slot| *engine.task_totals(slot)).collect();
     engine.run(START_CYCLES + READ_CYCLES);
     let rates = |(&slot, before): (&u32, &TaskTotals)| {
-        let now = engine.done(slot);
+        let now = engine.task_totals(slot);
         let count = |part: usize| now.counts[part] - before.counts[part];
         let instructions = (now.instructions - before.instructions).max(1.0);
         let cycles = (now.cycles - before.cycles).max(1.0);

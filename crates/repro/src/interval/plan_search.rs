@@ -183,10 +183,10 @@ impl<'a> PlanTruth<'a> {
             engine.divide(cache as usize, &domains, &sizes, members_of);
         }
         engine.run(SETTLED_CYCLES);
-        let before: Vec<TaskTotals> = slots.iter().map(|&slot| *engine.done(slot)).collect();
+        let before: Vec<TaskTotals> = slots.iter().map(|&slot| *engine.task_totals(slot)).collect();
         engine.run(SETTLED_CYCLES + READ_CYCLES);
         let slowdown = |(&slot, before): (&u32, &TaskTotals)| {
-            let now = engine.done(slot);
+            let now = engine.task_totals(slot);
             (now.cycles - before.cycles) / (now.counts[ALONE_CYCLES] - before.counts[ALONE_CYCLES]).max(1.0) - 1.0
         };
         Ok(slots.iter().zip(&before).map(slowdown).collect())

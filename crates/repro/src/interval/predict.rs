@@ -35,7 +35,7 @@ pub fn rates(machine: &MachineSpec, programs: &[ProfiledProgram], run: &CoRun) -
     while moments.iter().any(|(_, end)| end.is_none()) && now < longest {
         engine.run(now + LOOK_CYCLES);
         for (index, &slot) in slots.iter().enumerate() {
-            let after = *engine.done(slot);
+            let after = *engine.task_totals(slot);
             let when = |instr: f64| interpolate_moment(now, &before[index], &after, instr);
             moments[index].0 = moments[index].0.or_else(|| when(works[index].from_instr));
             moments[index].1 = moments[index].1.or_else(|| when(works[index].to_instr));

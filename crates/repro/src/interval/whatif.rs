@@ -160,7 +160,7 @@ impl TimeSeriesRecorder {
                 sums.alone_ns += elapsed / slowdown;
                 sums.ns += elapsed;
             }
-            sums.held_bytes += machine.held_bytes(seen.task).iter().sum::<f64>();
+            sums.held_bytes += machine.occupied_bytes(seen.task).iter().sum::<f64>();
             sums.seen += 1;
             let slot = machine.slot_of(seen.task);
             if let Some(cache) = slot.and_then(|slot| machine.engine().cache_of(slot)) {

@@ -79,10 +79,10 @@ pub(crate) struct Burst {
 
 impl Burst {
     #[inline]
-    pub fn begin(&mut self, run: ContextRun, thread: Box<HwThread>, window: u64, room: usize) {
+    pub fn start_burst(&mut self, run: ContextRun, thread: Box<HwThread>, window: u64, room: usize) {
         (self.run, self.t, self.window, self.room) = (run, run.start, window, room);
         (self.skip, self.probed) = (thread.skip, !thread.probes.is_empty());
-        self.watched = self.probed && thread.probes.watches_all();
+        self.watched = self.probed && thread.probes.is_watching_all();
         (self.page, self.hits, self.fetches, self.was_early) = (u64::MAX, 0, 0, false);
         self.spent = UnattributedTicks::default();
         self.thread = Some(thread);
@@ -90,7 +90,7 @@ impl Burst {
 
     /// Are interrupts wanted that every stop must look for?
     #[inline]
-    pub fn counts_overflows(&self) -> bool {
+    pub fn has_overflow_count(&self) -> bool {
         self.probed && self.thread.as_ref().is_some_and(|thread| !thread.probes.overflows.is_empty())
     }
 
@@ -113,17 +113,17 @@ impl Burst {
 
     /// The tick until which time and window allow to issue.
     #[inline]
-    pub fn bound(&self, in_order: bool, t: u64, context: &mut HwContext) -> u64 {
+    pub fn issue_limit(&self, in_order: bool, t: u64, context: &mut HwContext) -> u64 {
         if in_order {
             return self.run.limit;
         }
-        let issue = t.saturating_add(context.window_left(self.window, t));
+        let issue = t.saturating_add(context.remaining_window(self.window, t));
         self.run.limit.min(issue).min(context.next_parked.max(t))
     }
 
     /// Must what is due at this tick wait for cores behind?
     #[inline]
-    pub fn is_held(&self, context: &mut HwContext) -> bool {
+    pub fn must_wait(&self, context: &mut HwContext) -> bool {
         context.ready = self.t;
         self.t > self.run.shared
     }
@@ -135,7 +135,7 @@ impl Burst {
             return Some(BurstOutcome::Yield);
         }
         // The bound was that of a load which is back by now.
-        if context.window_left(self.window, self.t) > 0 && context.next_parked > self.t {
+        if context.remaining_window(self.window, self.t) > 0 && context.next_parked > self.t {
             return None;
         }
         let oldest = context.outstanding.iter().find(|miss| miss.instruction.is_some() && miss.done > self.t);
@@ -159,7 +159,7 @@ impl CoreFrontEnd {
     ) -> BurstOutcome {
         let Some(mut thread) = burst.thread.take() else { return BurstOutcome::Yield };
         let outcome = loop {
-            let event = self.quick::<WATCHED>(burst, &mut thread, around);
+            let event = self.run_fast_path::<WATCHED>(burst, &mut thread, around);
             if event == SlowPathCause::Waits {
                 break BurstOutcome::Blocked;
             }
@@ -190,7 +190,7 @@ impl CoreFrontEnd {
             caches.units[l1i].counters.demand.references += burst.fetches;
         }
         let start = burst.run.start;
-        self.contexts[burst.run.nth].spent(&mut thread.counters, burst.t - start, burst.t, burst.spent);
+        self.contexts[burst.run.nth].account_run(&mut thread.counters, burst.t - start, burst.t, burst.spent);
         thread
     }
 
@@ -216,15 +216,15 @@ impl CoreFrontEnd {
             SlowPathCause::Beyond => None,
             SlowPathCause::Budget => self.wait_or_unpark::<WATCHED>(burst, thread, around),
             SlowPathCause::Fetch => self.fetch::<WATCHED>(burst, thread, around),
-            SlowPathCause::Jump => self.jump::<WATCHED>(access, burst, thread, around),
+            SlowPathCause::Jump => self.handle_jump::<WATCHED>(access, burst, thread, around),
             SlowPathCause::Compute => self.compute::<WATCHED>(access, burst, thread, around),
             SlowPathCause::BatchEnd if thread.turn != BatchEnd::More && !context.parked.is_empty() => {
                 self.drain::<WATCHED>(burst, thread, around)
             }
             SlowPathCause::BatchEnd => batch_end(burst, thread, context),
-            SlowPathCause::Depends => self.depend::<WATCHED>(access, burst, thread, around),
+            SlowPathCause::Depends => self.defer_access::<WATCHED>(access, burst, thread, around),
             SlowPathCause::Translate => {
-                if burst.is_held(context) {
+                if burst.must_wait(context) {
                     return Some(BurstOutcome::Held);
                 }
                 let store = access.kind() == AccessKind::Store;
@@ -237,7 +237,7 @@ impl CoreFrontEnd {
         }
     }
 
-    fn jump<const WATCHED: bool>(
+    fn handle_jump<const WATCHED: bool>(
         &mut self,
         access: Access,
         burst: &mut Burst,
@@ -252,7 +252,7 @@ impl CoreFrontEnd {
             burst.skip = 0;
             thread.position += 1;
             if let Some(l1i) = self.l1i {
-                thread.jump(access.address(), 1 << around.caches.units[l1i].line_shift);
+                thread.jump_to(access.address(), 1 << around.caches.units[l1i].line_shift);
             }
             None
         } else if thread.fetch_left == 0 {
@@ -284,7 +284,7 @@ impl CoreFrontEnd {
         around: &mut CoreEnvironment<'_>,
     ) -> Option<BurstOutcome> {
         let context = &mut self.contexts[burst.run.nth];
-        let room = burst.bound(self.in_order, burst.t, context) - burst.t;
+        let room = burst.issue_limit(self.in_order, burst.t, context) - burst.t;
         let left = access.instructions() - burst.skip;
         let done = left.min(room);
         burst.t += done;
@@ -313,11 +313,11 @@ impl CoreFrontEnd {
         if quick_fetch::<WATCHED, ANY>(unit, thread, page_shift, t) {
             burst.fetches += 1;
             if WATCHED {
-                thread.watch_code(unit.line_shift, t, around.sampling);
+                thread.report_code_line(unit.line_shift, t, around.sampling);
             }
             return None;
         }
-        if burst.is_held(context) {
+        if burst.must_wait(context) {
             return Some(BurstOutcome::Held);
         }
         let Some(frame) = thread.tlb.find(address >> page_shift) else {
@@ -352,7 +352,7 @@ impl CoreFrontEnd {
         }
         thread.charge_fetch(line_bytes);
         if WATCHED {
-            thread.watch_code(line_bytes.ilog2(), t, around.sampling);
+            thread.report_code_line(line_bytes.ilog2(), t, around.sampling);
         }
         if answer.ready_tick <= late {
             return None;
@@ -410,17 +410,21 @@ fn batch_end(burst: &mut Burst, thread: &mut HwThread, context: &mut HwContext) 
     thread.refill();
     if thread.batch.is_empty() && thread.turn == BatchEnd::More {
         // A source that says "more" and gives nothing must not stop time.
-        HwContext::wait_in_place(&mut thread.counters, 1, context.value_wait());
+        HwContext::count_stall(&mut thread.counters, 1, context.value_wait());
         (burst.spent.in_place, burst.t) = (burst.spent.in_place + 1, burst.t + 1);
     }
     None
 }
 
 /// The value of the load before is needed: the context waits in place if no other one could use the time.
-pub(super) fn depends(burst: &mut Burst, thread: &mut HwThread, context: &mut HwContext) -> Option<BurstOutcome> {
+pub(super) fn wait_for_value(
+    burst: &mut Burst,
+    thread: &mut HwThread,
+    context: &mut HwContext,
+) -> Option<BurstOutcome> {
     let until = context.value_at;
     if until < burst.run.other && until <= burst.run.limit {
-        HwContext::wait_in_place(&mut thread.counters, until - burst.t, context.value_wait());
+        HwContext::count_stall(&mut thread.counters, until - burst.t, context.value_wait());
         (burst.spent.in_place, burst.t) = (burst.spent.in_place + until - burst.t, until);
         return None;
     }
@@ -439,7 +443,7 @@ pub(super) fn translate(
     l1d: usize,
     t: u64,
 ) -> u64 {
-    let framed = around.frames.frame(thread.process, page, context.cpu, store);
+    let framed = around.frames.find_frame(thread.process, page, context.cpu, store);
     let named = around.caches.pages.name(framed.frame, page);
     thread.tlb.insert(page, named);
     if framed.copied {

@@ -62,7 +62,7 @@ impl PendingFills {
     }
     /// Is the line's data there at tick `at`?
     #[inline]
-    pub fn is_back(&self, line: u64, tick: u64) -> bool {
+    pub fn has_arrived(&self, line: u64, tick: u64) -> bool {
         self.pending_fill(line).is_none_or(|(done, _)| done <= tick)
     }
     #[inline]
@@ -192,7 +192,7 @@ impl CacheUnit {
 
     /// Why is the line not here for this task?
     #[inline]
-    pub fn cause(&self, line: u64, task: u16) -> MissCause {
+    pub fn miss_cause(&self, line: u64, task: u16) -> MissCause {
         match self.history.get(line) {
             0 => self.first_miss,
             LOST_TO_STORE => MissCause::Coherence,
@@ -204,7 +204,7 @@ impl CacheUnit {
     /// A demand miss of a task: counted with its cause, for both.
     #[inline(always)]
     pub fn miss(&mut self, line: u64, task: u16, counters: &mut TaskCounters) {
-        let cause = self.cause(line, task) as usize;
+        let cause = self.miss_cause(line, task) as usize;
         counters.levels[self.level as usize].misses[cause] += 1;
         self.counters.demand.misses[cause] += 1;
     }
@@ -232,10 +232,10 @@ impl CacheUnit {
 
     /// Tells the host that the line's history, and its set where asked, will be read.
     #[inline(always)]
-    pub fn bring(&self, line: u64, set: bool) {
-        self.history.bring(line);
+    pub fn prefetch_host_line(&self, line: u64, set: bool) {
+        self.history.prefetch_host_entry(line);
         if set {
-            self.store.bring(line);
+            self.store.prefetch_host_set(line);
         }
     }
 
@@ -259,7 +259,7 @@ impl CacheUnit {
 
     /// Ticks to queue for passing `bytes` towards the core.
     #[inline]
-    pub fn pass_out(&mut self, tick: u64, bytes: u64) -> u64 {
+    pub fn transfer_out(&mut self, tick: u64, bytes: u64) -> u64 {
         self.counters.bytes_out += bytes;
         let queue = self.out.as_mut().map_or(0, |server| server.transfer(tick, bytes));
         self.counters.queue_ticks += queue;

@@ -217,7 +217,7 @@ impl Caches {
         for nth in 0..self.units[index].children.len() {
             let child = self.units[index].children[nth];
             if sharers & self.units[child].bit != 0 {
-                held = held.and(self.snoop(child, address, asked, action), None);
+                held = held.merge_with(self.snoop(child, address, asked, action), None);
             }
         }
         held
@@ -245,7 +245,7 @@ impl Caches {
         for nth in 0..self.units[at].children.len() {
             let child = self.units[at].children[nth];
             if child != asking && sharers & self.units[child].bit != 0 {
-                held = held.and(self.snoop(child, ask.address, span, action), Some(ask.package));
+                held = held.merge_with(self.snoop(child, ask.address, span, action), Some(ask.package));
             }
         }
         held
@@ -270,7 +270,7 @@ impl Caches {
             may &= may - 1;
             for nth in (bit..self.roots.len()).step_by(DIRECTORY_BITS).filter(|&nth| nth != number) {
                 let snoop = self.snoop(self.roots[nth], ask.address, self.directory_shift, action);
-                held = held.and(snoop, Some(ask.package));
+                held = held.merge_with(snoop, Some(ask.package));
                 if snoop.any && action == SnoopAction::Share {
                     keep |= 1 << bit;
                 }
@@ -437,7 +437,7 @@ impl Caches {
 }
 
 impl SnoopResult {
-    fn and(self, other: SnoopResult, prefer: Option<u32>) -> SnoopResult {
+    fn merge_with(self, other: SnoopResult, prefer: Option<u32>) -> SnoopResult {
         let package = match (self.package, other.package) {
             (Some(mine), Some(others)) => Some(if prefer == Some(others) { others } else { mine }),
             (mine, others) => mine.or(others),

@@ -129,7 +129,7 @@ impl HwContext {
     }
 
     /// `ticks` of the operating system, from now on; everything else is put off by as much.
-    pub fn charge(&mut self, now: u64, ticks: u64, what: Charge) {
+    pub fn charge_ticks(&mut self, now: u64, ticks: u64, what: Charge) {
         self.counters.charged_ticks[what as usize] += ticks;
         self.account(now);
         if let Some(thread) = &mut self.thread {
@@ -144,7 +144,7 @@ impl HwContext {
     }
 
     /// A run of `ticks` ended at `now`: all but what was `spent` otherwise were instructions.
-    pub fn spent(&mut self, counters: &mut TaskCounters, ticks: u64, now: u64, spent: UnattributedTicks) {
+    pub fn account_run(&mut self, counters: &mut TaskCounters, ticks: u64, now: u64, spent: UnattributedTicks) {
         let instructions = ticks - spent.in_place;
         let system = spent.faults + spent.interrupts;
         counters.instructions += instructions;
@@ -164,7 +164,7 @@ impl HwContext {
     }
 
     /// `ticks` spent waiting without giving up the issue slot.
-    pub fn wait_in_place(counters: &mut TaskCounters, ticks: u64, wait: StallSource) {
+    pub fn count_stall(counters: &mut TaskCounters, ticks: u64, wait: StallSource) {
         let queued = ticks.min(wait.queue);
         counters.stalls.queue += queued;
         *owner(&mut counters.stalls, wait.served) += ticks - queued;
@@ -203,7 +203,7 @@ impl HwContext {
 
     /// Instructions that still fit into a window of so many, which the oldest load in flight keeps from moving on.
     #[inline(always)]
-    pub fn window_left(&mut self, window: u64, t: u64) -> u64 {
+    pub fn remaining_window(&mut self, window: u64, t: u64) -> u64 {
         if self.oldest.0 <= t {
             let loads = self.outstanding.iter().filter(|miss| miss.done > t);
             self.oldest = loads.filter_map(|miss| Some((miss.done, miss.instruction?))).next().unwrap_or(NONE);

@@ -76,7 +76,7 @@ pub struct Stalls {
 
 impl Stalls {
     /// Stalls for data from beyond the first level, queues included.
-    pub fn data(&self) -> u64 {
+    pub fn data_stalls(&self) -> u64 {
         let hits: u64 = self.hit[CacheLevel::L2 as usize..].iter().sum();
         hits + self.remote_cache + self.local_memory + self.remote_memory + self.queue
     }
@@ -162,7 +162,7 @@ impl TaskCounters {
     }
 
     /// The counts since `earlier`, an older copy of these counters.
-    pub fn difference(&self, earlier: &Self) -> Self {
+    pub fn subtract_earlier(&self, earlier: &Self) -> Self {
         let mut levels = self.levels;
         levels.iter_mut().zip(&earlier.levels).for_each(|(now, then)| now.add(then, -1));
         let (now, then) = (&self.stalls, &earlier.stalls);

@@ -9,7 +9,7 @@
 
 use cachemate_core::{Access, AccessKind, CacheLevel};
 
-use super::burst::{Burst, BurstOutcome, depends, translate};
+use super::burst::{Burst, BurstOutcome, translate, wait_for_value};
 use super::cache_unit::DataOrigin;
 use super::context::{HwContext, OutstandingMiss, StallSource};
 use super::pipeline::{CoreEnvironment, CoreFrontEnd};
@@ -56,7 +56,7 @@ impl HwContext {
     }
 
     /// The first that is due.
-    fn due(&self, t: u64) -> Option<usize> {
+    fn first_due(&self, t: u64) -> Option<usize> {
         self.parked.iter().position(|parked| parked.ready <= t)
     }
 
@@ -79,7 +79,7 @@ impl HwContext {
 
 impl CoreFrontEnd {
     /// The value of a load is needed that is not there: the access is put aside, or waited for where that cannot be.
-    pub fn depend<const WATCHED: bool>(
+    pub fn defer_access<const WATCHED: bool>(
         &mut self,
         access: Access,
         burst: &mut Burst,
@@ -88,7 +88,7 @@ impl CoreFrontEnd {
     ) -> Option<BurstOutcome> {
         let context = &mut self.contexts[burst.run.nth];
         if !self.loads_pass {
-            return depends(burst, thread, context);
+            return wait_for_value(burst, thread, context);
         }
         if context.can_park() {
             burst.skip_one(thread, context);
@@ -96,7 +96,7 @@ impl CoreFrontEnd {
             return None;
         }
         if context.value_at < u64::MAX && context.next_parked >= context.value_at {
-            return depends(burst, thread, context);
+            return wait_for_value(burst, thread, context);
         }
         if context.next_parked <= burst.t {
             return self.unpark::<WATCHED>(burst, thread, around);
@@ -126,8 +126,8 @@ impl CoreFrontEnd {
         around: &mut CoreEnvironment<'_>,
     ) -> Option<BurstOutcome> {
         let (nth, t) = (burst.run.nth, burst.t);
-        let at = self.contexts[nth].due(t)?;
-        if burst.is_held(&mut self.contexts[nth]) {
+        let at = self.contexts[nth].first_due(t)?;
+        if burst.must_wait(&mut self.contexts[nth]) {
             return Some(BurstOutcome::Held);
         }
         let parked = self.contexts[nth].parked[at];
@@ -142,10 +142,10 @@ impl CoreFrontEnd {
         };
         let frame = frame << around.page_shift;
         let physical = frame | parked.access.address() & ((1 << around.page_shift) - 1);
-        let joined = self.joins(nth, physical, t, around.caches);
+        let joined = self.can_join_miss(nth, physical, t, around.caches);
         if !joined
             && self.contexts[nth].mshrs_in_use >= burst.room
-            && let Some(first) = self.no_room(nth, t)
+            && let Some(first) = self.first_blocking_miss(nth, t)
         {
             let context = &mut self.contexts[nth];
             context.parked[at].ready = first.done;
@@ -156,9 +156,9 @@ impl CoreFrontEnd {
         self.contexts[nth].parked.remove(at);
         let nearest = t + around.caches.units[self.l1d].latency;
         let before = burst.probed.then_some(thread.counters.levels);
-        let seen = self.reach::<WATCHED>(parked.access, frame, burst, thread, around);
+        let seen = self.access_caches::<WATCHED>(parked.access, frame, burst, thread, around);
         let wait = StallSource { served: seen.answer.served, queue: seen.answer.queue, joined };
         self.contexts[nth].wake_dependents(parked, seen.answer.ready_tick, seen.answer.ready_tick > nearest, wait);
-        self.show(parked.access, &seen, &before, false, burst, thread, around)
+        self.report_access(parked.access, &seen, &before, false, burst, thread, around)
     }
 }

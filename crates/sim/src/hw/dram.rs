@@ -180,7 +180,7 @@ impl Dram {
 
     /// How much of the way there is free for prefetches, in thousandths: 1000 with nothing waiting or on its way, 0 where
     /// more waits than one access takes, or all requests are out. First come, first served, it is all or nothing.
-    pub fn room(&self, address: u64, package: u32, tick: u64) -> u64 {
+    pub fn free_room_permille(&self, address: u64, package: u32, tick: u64) -> u64 {
         let (controller, _) = &self.controllers[self.node_of(address)];
         let bus = self.buses.get(package as usize).map_or(0, |(bus, _)| bus.backlog(tick));
         let backlog = controller.backlog(tick).max(bus);

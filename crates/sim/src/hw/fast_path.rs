@@ -23,7 +23,7 @@ const NEVER: u64 = u64::MAX;
 impl CoreFrontEnd {
     /// Goes on while nothing but time, window, L1 hits, code at hand and (in its turn) the cache behind is needed.
     #[inline]
-    pub fn quick<const WATCHED: bool>(
+    pub fn run_fast_path<const WATCHED: bool>(
         &mut self,
         burst: &mut Burst,
         thread: &mut HwThread,
@@ -51,7 +51,7 @@ impl CoreFrontEnd {
                     return event;
                 }
                 if burst.place.is_none() && burst.t > burst.run.shared && !self.owns_next {
-                    return self.early(burst, thread, around);
+                    return self.classify_early_exit(burst, thread, around);
                 }
             }
             if let Some(event) = self.leave_fast_path::<WATCHED>(burst, thread, around) {
@@ -61,9 +61,9 @@ impl CoreFrontEnd {
     }
 
     /// The access at hand is not the L1's alone, and cores behind come first.
-    fn early(&self, burst: &mut Burst, thread: &HwThread, around: &CoreEnvironment<'_>) -> SlowPathCause {
+    fn classify_early_exit(&self, burst: &mut Burst, thread: &HwThread, around: &CoreEnvironment<'_>) -> SlowPathCause {
         if self.hints {
-            around.caches.bring_path(self.l1d, self.address(burst, thread, around));
+            around.caches.prefetch_host_path(self.l1d, self.address(burst, thread, around));
         }
         burst.was_early = true;
         SlowPathCause::Early
@@ -79,7 +79,7 @@ impl CoreFrontEnd {
         around: &mut CoreEnvironment<'_>,
     ) -> SlowPathCause {
         let context = &mut self.contexts[burst.run.nth];
-        let stop = burst.bound(self.in_order, burst.t, context);
+        let stop = burst.issue_limit(self.in_order, burst.t, context);
         burst.stop = stop;
         let page_shift = if SHAPE == ANY { around.page_shift } else { PLAIN_PAGE_SHIFT };
         // The tick at which the code at hand is used up, and the one at which the record at hand would have begun.
@@ -111,7 +111,7 @@ impl CoreFrontEnd {
                 // Which page comes next cannot be foreseen: both answers are looked up.
                 let (address, store) = (access.address(), access.is_store());
                 let wanted = address >> page_shift;
-                let (known, found) = thread.tlb.look(wanted);
+                let (known, found) = thread.tlb.probe_entry(wanted);
                 if wanted != burst.page && !known {
                     break (SlowPathCause::Translate, issue);
                 }
@@ -119,7 +119,7 @@ impl CoreFrontEnd {
                 (burst.page, burst.frame) = (wanted, frame);
                 let line = (frame | address & ((1 << page_shift) - 1)) >> data.line_shift;
                 if let Err(place) = data.store.hit::<SHAPE>(line, store, data.write == WritePolicy::Through)
-                    && (WATCHED || !place.is_some_and(|place| data.hits_filled_line(line, place, store, issue)))
+                    && (WATCHED || !place.is_some_and(|place| data.is_filled_line_hit(line, place, store, issue)))
                 {
                     burst.place = place;
                     break (SlowPathCause::Beyond, issue);
@@ -150,7 +150,7 @@ impl CoreFrontEnd {
             }
             burst.fetches += 1;
             if WATCHED {
-                thread.watch_code(code.line_shift, t, around.sampling);
+                thread.report_code_line(code.line_shift, t, around.sampling);
             }
             code_end = t + thread.fetch_left;
         };
@@ -185,7 +185,7 @@ impl CoreFrontEnd {
             let asks_others = store & ((unit.write == WritePolicy::Through) | (meta.state() == SHARED));
             if !asks_others & (meta.0 & SPECIAL == PENDING) {
                 if let Some((done, served)) = unit.pending.pending_fill(line).filter(|&(done, _)| done > nearest) {
-                    return self.hit_on_its_way(burst, thread, around, (line, place), (done, served));
+                    return self.hit_arriving_line(burst, thread, around, (line, place), (done, served));
                 }
                 // It is a plain hit by now.
                 unit.store.set_meta(place, LineMeta(meta.0 & !PENDING));
@@ -193,7 +193,7 @@ impl CoreFrontEnd {
             }
         }
         if issue > burst.run.shared && !around.caches.is_own(self.l1d, place, address, store) {
-            return Some(self.early(burst, thread, around));
+            return Some(self.classify_early_exit(burst, thread, around));
         }
         // Probes are shown what goes beyond the L1, which only the slow way does.
         if burst.probed {
@@ -201,7 +201,7 @@ impl CoreFrontEnd {
         }
         let mut joined = false;
         if self.contexts[burst.run.nth].mshrs_in_use >= burst.room {
-            joined = self.joins(burst.run.nth, address, issue, around.caches);
+            joined = self.can_join_miss(burst.run.nth, address, issue, around.caches);
             if !joined && !self.reclaim_mshrs(burst.run.nth, issue) {
                 return Some(SlowPathCause::Memory);
             }
@@ -230,7 +230,7 @@ impl CoreFrontEnd {
 
     /// A hit that waits for the rest of a fill; it takes up room if no miss before it does.
     #[inline(always)]
-    fn hit_on_its_way(
+    fn hit_arriving_line(
         &mut self,
         burst: &mut Burst,
         thread: &mut HwThread,
@@ -274,10 +274,12 @@ impl CacheUnit {
     /// The line is at `place` and was being filled when it was last checked: has it arrived, so that the access is a
     /// plain hit?
     #[inline(never)]
-    fn hits_filled_line(&mut self, line: u64, place: usize, store: bool, tick: u64) -> bool {
+    fn is_filled_line_hit(&mut self, line: u64, place: usize, store: bool, tick: u64) -> bool {
         let meta = self.store.meta(place);
         let back = LineMeta(meta.0 & !PENDING);
-        if back.refuses(store, self.write == WritePolicy::Through) || !self.pending.is_back(line, tick + self.latency) {
+        if back.needs_permission(store, self.write == WritePolicy::Through)
+            || !self.pending.has_arrived(line, tick + self.latency)
+        {
             return false;
         }
         self.store.set_meta(place, back.as_store(store));
@@ -296,7 +298,7 @@ pub(super) fn quick_fetch<const WATCHED: bool, const SHAPE: usize>(
 ) -> bool {
     let page_shift = if SHAPE == ANY { page_shift } else { PLAIN_PAGE_SHIFT };
     let address = thread.next_code;
-    let (known, frame) = thread.tlb.look(address >> page_shift);
+    let (known, frame) = thread.tlb.probe_entry(address >> page_shift);
     if !known {
         return false;
     }
@@ -304,7 +306,7 @@ pub(super) fn quick_fetch<const WATCHED: bool, const SHAPE: usize>(
     if let Err(place) = code.store.hit::<SHAPE>(line, false, false) {
         let Some(place) = place else { return false };
         let meta = code.store.meta(place);
-        if meta.0 & PREFETCHED != 0 || !code.pending.is_back(line, t + code.latency) {
+        if meta.0 & PREFETCHED != 0 || !code.pending.has_arrived(line, t + code.latency) {
             return false;
         }
         code.store.set_meta(place, LineMeta(meta.0 & !PENDING));

@@ -13,7 +13,7 @@ pub struct FirstTouchFrames {
 }
 
 impl FrameProvider for FirstTouchFrames {
-    fn frame(&mut self, process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> FrameLookup {
+    fn find_frame(&mut self, process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> FrameLookup {
         let next = self.frames.len() as u64;
         FrameLookup { frame: *self.frames.entry((process, page)).or_insert(next), cost_cycles: 0, copied: false }
     }

@@ -15,12 +15,12 @@ pub(crate) const HOST_LINE_WORDS: usize = HOST_LINE_BYTES / size_of::<u32>();
 pub(crate) fn prefetch<T>(words: &[T]) {
     let bytes = size_of_val(words);
     for offset in (0..bytes).step_by(HOST_LINE_BYTES) {
-        bring_one(words.as_ptr().cast::<u8>().wrapping_add(offset));
+        prefetch_place(words.as_ptr().cast::<u8>().wrapping_add(offset));
     }
 }
 
 #[inline(always)]
-fn bring_one(place: *const u8) {
+fn prefetch_place(place: *const u8) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: every x86-64 has SSE, and a hint reads nothing: any address is good.
     unsafe {

@@ -25,15 +25,15 @@ impl CacheUnit {
 impl Caches {
     /// The request at this address of an L1 is held: brings near what it will read on its way to memory.
     #[inline(never)]
-    pub fn bring_path(&self, l1: usize, address: u64) {
+    pub fn prefetch_host_path(&self, l1: usize, address: u64) {
         let mut at = l1;
         while at != ROOT {
             let unit = &self.units[at];
-            unit.bring(address >> unit.line_shift, at != l1);
+            unit.prefetch_host_line(address >> unit.line_shift, at != l1);
             at = unit.parent;
         }
         if let Some(directory) = &self.directory {
-            directory.bring(address >> self.directory_shift);
+            directory.prefetch_host_entry(address >> self.directory_shift);
         }
     }
 
@@ -111,7 +111,7 @@ impl Caches {
             first.miss(line, ask.task, counters);
         } else {
             first.miss(line, ask.task, counters);
-            answer.queue = second.pass_out(ask.at, 1 << first.line_shift);
+            answer.queue = second.transfer_out(ask.at, 1 << first.line_shift);
             answer.ready_tick += answer.queue;
             second.store.set_meta(at, meta.with_sharers(meta.sharers() | first.bit));
             let state = match () {

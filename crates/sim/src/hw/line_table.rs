@@ -64,7 +64,7 @@ impl LineTable {
 
     /// Tells the host that the line's word will be read.
     #[inline(always)]
-    pub fn bring(&self, line: u64) {
+    pub fn prefetch_host_entry(&self, line: u64) {
         let (key, in_page) = self.split(line);
         let PageSlot { key: found, page } = self.slots[self.slot(key)];
         let at = ((page as usize) << self.lines_per_page_shift) + in_page;
@@ -131,7 +131,7 @@ mod tests {
                     map.get(&line).copied().unwrap_or(0),
                     "kind {kind}, step {step}, line {line}"
                 );
-                table.bring(line);
+                table.prefetch_host_entry(line);
                 let word = dice.below(1 << 16) as u16;
                 *table.count_mut(line) = word;
                 map.insert(line, word);

@@ -76,7 +76,7 @@ pub struct FrameLookup {
 /// Asked when a thread's translation is not at hand; the operating system allocates, colors and charges.
 pub trait FrameProvider {
     /// `page` is a virtual page number; code pages are asked for like data pages, as loads.
-    fn frame(&mut self, process: ProcessId, page: u64, cpu: CpuId, store: bool) -> FrameLookup;
+    fn find_frame(&mut self, process: ProcessId, page: u64, cpu: CpuId, store: bool) -> FrameLookup;
 }
 
 /// Why [`Hardware::run`] came back.
@@ -220,18 +220,18 @@ impl Hardware {
         self.now / self.ticks_per_cycle
     }
 
-    fn context(&self, cpu: CpuId) -> (usize, usize) {
+    fn context_index(&self, cpu: CpuId) -> (usize, usize) {
         let per_core = self.spec.contexts_per_core as usize;
         (cpu.0 as usize / per_core, cpu.0 as usize % per_core)
     }
 
     fn context_mut(&mut self, cpu: CpuId) -> &mut HwContext {
-        let (core, at) = self.context(cpu);
+        let (core, at) = self.context_index(cpu);
         &mut self.cores[core].front.contexts[at]
     }
 
     fn renew_key(&mut self, cpu: CpuId) {
-        let (core, _) = self.context(cpu);
+        let (core, _) = self.context_index(cpu);
         self.cores[core].renew();
         self.next.set(core, self.cores[core].next_tick());
     }
@@ -268,7 +268,7 @@ impl Hardware {
 
     /// Its counters are complete up to the last stop of [`Hardware::run`] for time, or for this CPU.
     pub fn thread(&self, cpu: CpuId) -> Option<&HwThread> {
-        let (core, at) = self.context(cpu);
+        let (core, at) = self.context_index(cpu);
         self.cores[core].front.contexts[at].thread.as_deref()
     }
 
@@ -279,9 +279,9 @@ impl Hardware {
 
     /// The operating system works on this CPU for so long; a thread on it waits, and the time is its `system` time.
     /// Other contexts of the core are not slowed by it.
-    pub fn charge(&mut self, cpu: CpuId, cycles: u64, what: Charge) {
+    pub fn charge_cycles(&mut self, cpu: CpuId, cycles: u64, what: Charge) {
         let (now, ticks) = (self.now, cycles * self.ticks_per_cycle);
-        self.context_mut(cpu).charge(now, ticks, what);
+        self.context_mut(cpu).charge_ticks(now, ticks, what);
         self.renew_key(cpu);
     }
 
@@ -308,7 +308,7 @@ impl Hardware {
             sampling: self.sampling,
         };
         loop {
-            let ((key, at), next) = self.next.first_two();
+            let ((key, at), next) = self.next.two_earliest();
             if key >= end {
                 return StopReason::Time;
             }
@@ -350,7 +350,7 @@ impl Hardware {
         self.caches.insert_copied(l1d, address, 1 << self.page_shift, task, self.now);
     }
 
-    fn unit(&self, cache: CacheId) -> Result<&CacheUnit, RequestError> {
+    fn find_cache_unit(&self, cache: CacheId) -> Result<&CacheUnit, RequestError> {
         let caches = self.caches.units.len();
         self.caches.units.get(cache.0 as usize).ok_or_else(|| RequestError {
             what: "cache".to_string(),
@@ -366,7 +366,7 @@ impl Hardware {
     pub fn set_way_mask(&mut self, cache: CacheId, class: u8, mask: &IndexSet) -> Result<(), RequestError> {
         let bad =
             |what: &str, found: String, expected: String| RequestError { what: what.to_string(), found, expected };
-        let level = self.unit(cache)?.level;
+        let level = self.find_cache_unit(cache)?.level;
         let spec = self.spec.caches.iter().find(|spec| spec.level == level);
         let Some((ways, parts)) = spec.and_then(|spec| Some((spec.ways, spec.way_partitions?))) else {
             return Err(bad("cache", format!("{level:?}"), "a cache with way_partitions".to_string()));
@@ -397,12 +397,12 @@ impl Hardware {
 
     /// Counters of one hardware context, since the start.
     pub fn cpu_counters(&self, cpu: CpuId) -> CpuCounters {
-        let (core, at) = self.context(cpu);
+        let (core, at) = self.context_index(cpu);
         self.cores[core].front.contexts[at].counters
     }
     /// Counters of a cache of this machine; another id has counted nothing.
     pub fn cache_counters(&self, cache: CacheId) -> CacheCounters {
-        self.unit(cache).map(|unit| unit.counters).unwrap_or_default()
+        self.find_cache_unit(cache).map(|unit| unit.counters).unwrap_or_default()
     }
     /// Counters of a node of this machine; another number has counted nothing.
     pub fn memory_counters(&self, node: u32) -> MemoryCounters {
@@ -415,7 +415,7 @@ impl Hardware {
 
     /// Lines of the cache that each task brought and that are still there, in bytes; ascending tasks, none with zero.
     pub fn occupancy_bytes(&self, cache: CacheId) -> Vec<(TaskId, u64)> {
-        let Ok(unit) = self.unit(cache) else { return Vec::new() };
+        let Ok(unit) = self.find_cache_unit(cache) else { return Vec::new() };
         let lines = unit.occupancy.iter().enumerate().filter(|(_, lines)| **lines > 0);
         lines.map(|(task, &lines)| (TaskId(task as u32), u64::from(lines) << unit.line_shift)).collect()
     }
@@ -429,7 +429,7 @@ impl Hardware {
 
     /// Evictions in one cache: (evictor, victim, lines), ascending, without zeros, including a task's own.
     pub fn evictions(&self, cache: CacheId) -> Vec<(TaskId, TaskId, u64)> {
-        let Ok(unit) = self.unit(cache) else { return Vec::new() };
+        let Ok(unit) = self.find_cache_unit(cache) else { return Vec::new() };
         let task = |slot: u16| TaskId(u32::from(slot));
         unit.matrix.nonzero().map(|(evictor, owner, lines)| (task(evictor), task(owner), lines)).collect()
     }

@@ -173,7 +173,7 @@ impl Core {
                     self.next = self.now;
                     return None;
                 }
-            } else if !self.begin(bounds, around.ticks_per_cycle) {
+            } else if !self.start_run(bounds, around.ticks_per_cycle) {
                 return None;
             }
             self.burst.run.limit = bounds.end.min(self.turn.1.max(self.burst.run.other));
@@ -184,7 +184,7 @@ impl Core {
             };
             self.now = self.burst.t;
             let held = matches!(outcome, BurstOutcome::Held);
-            if held && !self.burst.counts_overflows() {
+            if held && !self.burst.has_overflow_count() {
                 self.next = self.now;
                 return None;
             }
@@ -198,7 +198,7 @@ impl Core {
 
     /// Begins the run of the context that is next. False = none is ready in time.
     #[inline]
-    fn begin(&mut self, bounds: RunBounds, ticks_per_cycle: u64) -> bool {
+    fn start_run(&mut self, bounds: RunBounds, ticks_per_cycle: u64) -> bool {
         debug_assert!(
             self.ready.iter().zip(&self.front.contexts).all(|(&ready, context)| ready == context.ready_tick())
         );
@@ -219,7 +219,7 @@ impl Core {
         let context = &mut front.contexts[nth];
         context.account(start);
         let Some(thread) = context.thread.take() else { return false };
-        self.burst.begin(ContextRun { nth, start, limit: start, other, shared: 0 }, thread, window, room);
+        self.burst.start_burst(ContextRun { nth, start, limit: start, other, shared: 0 }, thread, window, room);
         true
     }
 
@@ -227,17 +227,17 @@ impl Core {
     #[inline]
     fn end(&mut self, outcome: BurstOutcome, around: &mut CoreEnvironment<'_>) -> Option<StopReason> {
         let (nth, now) = (self.burst.run.nth, self.burst.t);
-        let overflows = self.burst.counts_overflows();
+        let overflows = self.burst.has_overflow_count();
         self.end_run(around.caches);
         let context = &mut self.front.contexts[nth];
         let (cpu, at_cycle) = (context.cpu, || now / around.ticks_per_cycle);
         let overflowed =
-            overflows && context.thread.as_mut().is_some_and(|thread| thread.probes.overflowed(&thread.counters));
+            overflows && context.thread.as_mut().is_some_and(|thread| thread.probes.has_overflowed(&thread.counters));
         match outcome {
             BurstOutcome::Turn(turn) => Some(StopReason::Turn { cpu, turn, at_cycle: at_cycle() }),
             BurstOutcome::Interrupt => Some(StopReason::Interrupt { cpu, task: context.task()?, at_cycle: at_cycle() }),
             _ if overflowed => {
-                context.charge(now, around.sampling.interrupt_ticks, Charge::Interrupt);
+                context.charge_ticks(now, around.sampling.interrupt_ticks, Charge::Interrupt);
                 self.ready[nth] = context.ready_tick();
                 Some(StopReason::Interrupt { cpu, task: context.task()?, at_cycle: at_cycle() })
             }
@@ -260,7 +260,7 @@ impl Core {
 
 impl CoreFrontEnd {
     /// Is there a miss register (or a place in the store buffer) for another miss? If not, the first to be back.
-    pub fn no_room(&mut self, nth: usize, t: u64) -> Option<OutstandingMiss> {
+    pub fn first_blocking_miss(&mut self, nth: usize, t: u64) -> Option<OutstandingMiss> {
         if self.reclaim_mshrs(nth, t) {
             return None;
         }

@@ -80,7 +80,7 @@ impl Prefetcher {
     }
 
     /// Does what it asks for depend on the room there is?
-    pub fn adapts(&self) -> bool {
+    pub fn is_adaptive(&self) -> bool {
         self.streamer.is_some()
     }
 
@@ -117,7 +117,7 @@ impl Prefetcher {
 }
 
 /// A page's first access, or the second that turned its direction.
-fn begin(walks: &mut [PageStream], walk: PageStream) {
+fn start_stream(walks: &mut [PageStream], walk: PageStream) {
     if let Some(idle) = walks.iter_mut().min_by_key(|walk| walk.used_at) {
         *idle = walk;
     }
@@ -133,13 +133,16 @@ impl Streamer {
             return walk.descend(line, page_shift, ahead, wanted);
         }
         let Some(at) = self.up.iter().position(|walk| walk.page == page) else {
-            return begin(&mut self.up, PageStream { page, last: line, sent: line, confirmed: false, used_at: clock });
+            return start_stream(
+                &mut self.up,
+                PageStream { page, last: line, sent: line, confirmed: false, used_at: clock },
+            );
         };
         let walk = &mut self.up[at];
         if line < walk.last && !walk.confirmed {
             let mut turned = PageStream { confirmed: true, used_at: clock, ..std::mem::take(walk) };
             turned.descend(line, page_shift, ahead, wanted);
-            return begin(&mut self.down, turned);
+            return start_stream(&mut self.down, turned);
         }
         walk.used_at = clock;
         walk.climb(line, page_shift, ahead, wanted);

@@ -127,7 +127,7 @@ impl ActivityProbe {
         }
     }
     /// An access that was counted already turned out a miss.
-    pub(crate) fn missed(&mut self, set: u64, sets: u64) {
+    pub(crate) fn record_miss(&mut self, set: u64, sets: u64) {
         if let Some(counts) = self.super_set(set, sets) {
             counts.misses += 1;
         }

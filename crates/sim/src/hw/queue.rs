@@ -28,7 +28,7 @@ impl CoreQueue {
 
     /// The first, and the first of the others (`u64::MAX` without any).
     #[inline]
-    pub fn first_two(&self) -> ((u64, usize), (u64, usize)) {
+    pub fn two_earliest(&self) -> ((u64, usize), (u64, usize)) {
         let first = self.winners[1];
         let mut second = (u64::MAX, usize::MAX);
         let mut node = self.winners.len() / 2 + first.1;

@@ -157,7 +157,7 @@ impl Caches {
         let victim = unit.is_victim();
         let place = unit.store.find(line);
         if let Some(place) = place
-            && let Some(answer) = self.plain_hit(index, child, line, place, ask)
+            && let Some(answer) = self.serve_plain_hit(index, child, line, place, ask)
         {
             return answer;
         }
@@ -172,7 +172,7 @@ impl Caches {
 
     /// A hit that concerns no other cache before this one: what most are. `None` = another kind; nothing was done.
     #[inline]
-    fn plain_hit(
+    fn serve_plain_hit(
         &mut self,
         at: usize,
         child: usize,
@@ -191,7 +191,7 @@ impl Caches {
         if ask.through {
             unit.store.set_meta(place, meta.with_state(MODIFIED));
         } else {
-            queue = unit.pass_out(ask.at, 1 << below);
+            queue = unit.transfer_out(ask.at, 1 << below);
             unit.store.set_meta(place, meta.with_sharers(meta.sharers() | bit));
         }
         Some(CacheResponse {
@@ -217,7 +217,7 @@ impl Caches {
         let mut answer = self.wait_for_fill(at, line, place, ask, counters);
         let mut meta = self.units[at].store.meta(place);
         if !ask.through {
-            answer.queue = self.units[at].pass_out(ask.at, 1 << below);
+            answer.queue = self.units[at].transfer_out(ask.at, 1 << below);
             answer.ready_tick += answer.queue;
         }
         let unit = &self.units[at];
@@ -305,7 +305,7 @@ impl Caches {
         let meta = unit.store.meta(place);
         self.withdraw(at, ask, self.units[child].line_shift);
         let unit = &mut self.units[at];
-        let queue = unit.pass_out(ask.at, bytes);
+        let queue = unit.transfer_out(ask.at, bytes);
         let mut answer = CacheResponse {
             ready_tick: ask.at + unit.latency + queue,
             queue,
@@ -395,7 +395,7 @@ impl Caches {
             self.units[at].pending.add(line, answer.ready_tick, answer.served, ask.at);
         }
         if !ask.through {
-            let queue = self.units[at].pass_out(ask.at + answer.queue, 1 << below);
+            let queue = self.units[at].transfer_out(ask.at + answer.queue, 1 << below);
             answer.queue += queue;
             answer.ready_tick += queue;
         }
@@ -432,7 +432,11 @@ impl Caches {
     /// A demand miss, or the first hit on a prefetched line: notes what the prefetchers expect next.
     fn note_prefetches(&mut self, index: usize, line: u64, ask: &CacheRequest) {
         if let Some(fetcher) = &mut self.units[index].prefetcher {
-            let room = if fetcher.adapts() { self.dram.room(ask.address, ask.package, ask.at) } else { 1000 };
+            let room = if fetcher.is_adaptive() {
+                self.dram.free_room_permille(ask.address, ask.package, ask.at)
+            } else {
+                1000
+            };
             fetcher.observe_demand(line, room, |line| self.due.push((index, line)));
         }
     }
@@ -444,7 +448,7 @@ impl Caches {
             let unit = &self.units[at];
             let address = line << unit.line_shift;
             let next = CacheRequest { address, store: false, through: false, prefetch: true, ..*ask };
-            if unit.store.find(line).is_some() || self.dram.room(address, ask.package, ask.at) == 0 {
+            if unit.store.find(line).is_some() || self.dram.free_room_permille(address, ask.package, ask.at) == 0 {
                 continue;
             }
             let answer = self.fetch(unit.parent, at, &next, counters);

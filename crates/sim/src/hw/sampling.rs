@@ -63,7 +63,7 @@ pub(crate) struct SampleEffect {
 
 impl Probes {
     /// Does every single access or fetched line matter?
-    pub(crate) fn watches_all(&self) -> bool {
+    pub(crate) fn is_watching_all(&self) -> bool {
         let first_level = |level: CacheLevel| level == CacheLevel::L1Data || level == CacheLevel::L1Instruction;
         self.watch.is_some() || self.activity.iter().any(|activity| first_level(activity.level))
     }
@@ -115,7 +115,7 @@ impl Probes {
             if let Some(activity) = self.activity_at(unit.level) {
                 if unit.level == CacheLevel::L1Data {
                     if missed {
-                        activity.missed(set, sets);
+                        activity.record_miss(set, sets);
                     }
                 } else if after.references > before.references {
                     activity.count(set, sets, missed);
@@ -142,9 +142,9 @@ impl Probes {
         }
         let line = miss.physical_address >> miss.line_shift;
         let last_address = sampling.sampler == SamplerModel::LastAddress;
-        let near = trace.register.is_some() && follows(miss.instruction, trace.last_instruction, sampling.shadow);
+        let near = trace.register.is_some() && is_in_shadow(miss.instruction, trace.last_instruction, sampling.shadow);
         if last_address && near && !miss.dependent {
-            trace.lose();
+            trace.count_lost_entry();
         } else {
             trace.log(line);
             (trace.register, trace.last_instruction) = (Some(line), miss.instruction);
@@ -194,7 +194,7 @@ impl Probes {
         let last_address = sampling.sampler == SamplerModel::LastAddress;
         // The register goes on being written until the exception is taken.
         if let Some(armed) = sample.armed_at.take().filter(|_| last_address)
-            && follows(miss.instruction, armed, sampling.shadow)
+            && is_in_shadow(miss.instruction, armed, sampling.shadow)
             && let Some(last) = sample.samples.last_mut()
         {
             last.virtual_line = virtual_line;
@@ -232,10 +232,10 @@ impl Probes {
     }
 
     /// Has a count passed its next threshold? Sets the next ones.
-    pub(crate) fn overflowed(&mut self, counters: &TaskCounters) -> bool {
+    pub(crate) fn has_overflowed(&mut self, counters: &TaskCounters) -> bool {
         let mut any = false;
         for overflow in &mut self.overflows {
-            any |= counters.count(overflow.event).is_some_and(|count| overflow.passed(count));
+            any |= counters.count(overflow.event).is_some_and(|count| overflow.has_passed(count));
         }
         any
     }
@@ -248,7 +248,7 @@ impl super::probe::TraceProbe {
         self.lost_after[0] += 1;
     }
 
-    fn lose(&mut self) {
+    fn count_lost_entry(&mut self) {
         self.lost += 1;
         let most = self.lost_after.len() - 1;
         if self.lost_since < most {
@@ -260,7 +260,7 @@ impl super::probe::TraceProbe {
 }
 
 impl Overflow {
-    fn passed(&mut self, count: u64) -> bool {
+    fn has_passed(&mut self, count: u64) -> bool {
         let period = self.period.max(1);
         if self.next_at == 0 {
             self.next_at = count + period;
@@ -276,7 +276,7 @@ impl Overflow {
 
 /// Is the instruction at most `shadow` behind the earlier one? Numbers are of a context, and the thread may have changed
 /// its context since: a smaller one is another context's.
-fn follows(instruction: u64, earlier: u64, shadow: u64) -> bool {
+fn is_in_shadow(instruction: u64, earlier: u64, shadow: u64) -> bool {
     instruction.checked_sub(earlier).is_some_and(|behind| behind <= shadow)
 }
 
@@ -287,7 +287,7 @@ mod tests {
     /// Is a miss in the shadow of the one before it only on the same context's numbers?
     #[test]
     fn a_smaller_number_is_another_contexts() {
-        assert!(follows(105, 100, 5) && follows(100, 100, 0));
-        assert!(!follows(106, 100, 5) && !follows(7, 100, 5));
+        assert!(is_in_shadow(105, 100, 5) && is_in_shadow(100, 100, 0));
+        assert!(!is_in_shadow(106, 100, 5) && !is_in_shadow(7, 100, 5));
     }
 }

@@ -23,7 +23,7 @@ pub(crate) fn equal_4(words: &[u32; 4], tag: u32) -> u32 {
 
 /// Which of the words equal `tag`, as bits. Without a loop where their number is known.
 #[inline(always)]
-pub(crate) fn equal(words: &[u32], tag: u32) -> u32 {
+pub(crate) fn equal_mask(words: &[u32], tag: u32) -> u32 {
     let (fours, rest) = words.as_chunks::<4>();
     let mask = fours.iter().zip(0..).fold(0, |found, (four, nth)| found | equal_4(four, tag) << (4 * nth));
     rest.iter().zip(4 * fours.len()..).fold(mask, |found, (&word, way)| found | u32::from(word == tag) << way)
@@ -55,7 +55,7 @@ pub(crate) fn position(words: &[u32], tag: u32) -> Option<usize> {
 
 /// The first of the least. Minima of unsigned words take a single instruction from SSE4.1 on, and seven before.
 #[inline(always)]
-fn least(ages: &[u32]) -> usize {
+fn index_of_oldest(ages: &[u32]) -> usize {
     let (fours, rest) = ages.as_chunks::<4>();
     let mut lanes = [u32::MAX; 4];
     for four in fours {
@@ -72,7 +72,7 @@ fn least_avx2(ages: &[u32]) -> usize {
     match ages.len() {
         8 => least_of_8(ages.as_chunks().0),
         16 => least_of_8(ages.as_chunks().0),
-        _ => least(ages),
+        _ => index_of_oldest(ages),
     }
 }
 
@@ -124,7 +124,7 @@ impl MinAgeScan {
             // SAFETY: the processor was asked for both.
             return unsafe { least_avx2(ages) };
         }
-        least(ages)
+        index_of_oldest(ages)
     }
 }
 
@@ -140,7 +140,7 @@ mod tests {
             for range in [2, 5, 1 << 32] {
                 let ages: Vec<u32> = (0..ways).map(|_| dice.below(range) as u32).collect();
                 let plain = (0..ages.len()).min_by_key(|&way| ages[way]).unwrap();
-                assert_eq!(least(&ages), plain, "{ages:?}");
+                assert_eq!(index_of_oldest(&ages), plain, "{ages:?}");
                 assert_eq!(MinAgeScan::for_ways(ages.len()).way(&ages), plain, "{ages:?}");
                 let first = ages.iter().position(|&age| age == ages[plain]);
                 assert_eq!(position(&ages, ages[plain]), first);

@@ -39,7 +39,7 @@ impl BandwidthServer {
     }
 
     /// The second class gets what the first left idle until now.
-    fn settle(&mut self, now: u64) {
+    fn advance_to(&mut self, now: u64) {
         let idle = now.saturating_sub(self.free_at.max(self.settled));
         self.backlog -= self.backlog.min(idle);
         self.settled = self.settled.max(now);
@@ -48,7 +48,7 @@ impl BandwidthServer {
     /// As [`BandwidthServer::transfer`], before everything of the second class that is not in service.
     pub fn transfer_priority(&mut self, tick: u64, bytes: u64) -> u64 {
         let (arrives, work) = (tick << POINT, bytes * self.ticks_per_byte);
-        self.settle(arrives);
+        self.advance_to(arrives);
         let idle = self.free_at <= arrives;
         // What is in service, and what can stand back no longer.
         let in_service = if idle && work > 0 { self.backlog % work } else { 0 };
@@ -63,7 +63,7 @@ impl BandwidthServer {
     /// the returned ticks do not include them.
     pub fn transfer_background(&mut self, tick: u64, bytes: u64) -> u64 {
         let arrives = tick << POINT;
-        self.settle(arrives);
+        self.advance_to(arrives);
         let starts = self.free_at.max(arrives) + self.backlog;
         self.backlog += bytes * self.ticks_per_byte;
         (starts - arrives) >> POINT

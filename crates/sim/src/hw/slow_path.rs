@@ -32,14 +32,14 @@ impl CoreFrontEnd {
         let nth = burst.run.nth;
         self.contexts[nth].ready = burst.t;
         let physical = burst.frame | access.address() & ((1 << around.page_shift) - 1);
-        let joined = self.joins(nth, physical, burst.t, around.caches);
+        let joined = self.can_join_miss(nth, physical, burst.t, around.caches);
         if !joined
             && self.contexts[nth].mshrs_in_use >= burst.room
-            && let Some(first) = self.no_room(nth, burst.t)
+            && let Some(first) = self.first_blocking_miss(nth, burst.t)
         {
             let context = &mut self.contexts[nth];
             if first.done < burst.run.other && first.done <= burst.run.limit {
-                HwContext::wait_in_place(&mut thread.counters, first.done - burst.t, first.wait);
+                HwContext::count_stall(&mut thread.counters, first.done - burst.t, first.wait);
                 (burst.spent.in_place, burst.t) = (burst.spent.in_place + first.done - burst.t, first.done);
                 return None;
             }
@@ -49,18 +49,18 @@ impl CoreFrontEnd {
         burst.room = self.free_mshrs(nth);
         let nearest = burst.t + around.caches.units[self.l1d].latency;
         let before = burst.probed.then_some(thread.counters.levels);
-        let seen = self.reach::<WATCHED>(access, burst.frame, burst, thread, around);
+        let seen = self.access_caches::<WATCHED>(access, burst.frame, burst, thread, around);
         let context = &mut self.contexts[nth];
         burst.skip_one(thread, context);
         let wait = StallSource { served: seen.answer.served, queue: seen.answer.queue, joined };
         let store = access.kind() == AccessKind::Store;
         let blocked = context.issued_miss(seen.answer.ready_tick, wait, nearest, burst.t, store, self.in_order);
-        self.show(access, &seen, &before, blocked, burst, thread, around)
+        self.report_access(access, &seen, &before, blocked, burst, thread, around)
     }
 
     /// Does a miss of the context bring this line already? Loads and stores to it wait in the miss's own register, as in
     /// the line fill buffers of Intel's cores (Optimization Reference Manual). A store buffer has a place for each store.
-    pub(super) fn joins(&self, nth: usize, physical: u64, tick: u64, caches: &Caches) -> bool {
+    pub(super) fn can_join_miss(&self, nth: usize, physical: u64, tick: u64, caches: &Caches) -> bool {
         let unit = &caches.units[self.l1d];
         let line = physical >> unit.line_shift;
         let Some((done, _)) = unit.pending.pending_fill(line).filter(|_| !self.in_order) else { return false };
@@ -68,7 +68,7 @@ impl CoreFrontEnd {
     }
 
     /// The access goes to the L1 and beyond at the burst's tick. `frame` is the address of its frame.
-    pub(super) fn reach<const WATCHED: bool>(
+    pub(super) fn access_caches<const WATCHED: bool>(
         &mut self,
         access: Access,
         frame: u64,
@@ -99,7 +99,7 @@ impl CoreFrontEnd {
 
     /// Shows what became of an access to the probes. `Some` = the run ends.
     #[allow(clippy::too_many_arguments)]
-    pub(super) fn show(
+    pub(super) fn report_access(
         &mut self,
         access: Access,
         seen: &SlowAccess,

@@ -14,7 +14,7 @@ use cachemate_core::{CacheSpec, ReplacementPolicy, SplitMix64};
 use super::host_prefetch::{HOST_LINE_WORDS, prefetch};
 use super::l1_variant;
 use super::page_index::SetBits;
-use super::scan::{MinAgeScan, equal, equal_4, position};
+use super::scan::{MinAgeScan, equal_4, equal_mask, position};
 
 /// MESI. Invalid lines are absent.
 pub(crate) const SHARED: u32 = 1;
@@ -56,7 +56,7 @@ impl LineMeta {
     /// Is an access here more than the cache's own affair: a fill to wait for, a prefetch's first use, or a store to a
     /// line that others may have?
     #[inline]
-    pub fn refuses(self, store: bool, through: bool) -> bool {
+    pub fn needs_permission(self, store: bool, through: bool) -> bool {
         (self.0 & SPECIAL != 0) | (store & (through | (self.state() == SHARED)))
     }
     pub fn sharers(self) -> u32 {
@@ -133,7 +133,7 @@ impl TagLayout {
     }
 
     #[inline(always)]
-    fn base(&self, line: u64) -> usize {
+    fn set_start(&self, line: u64) -> usize {
         self.first + self.set_of(line) as usize * self.words_per_set
     }
 
@@ -153,14 +153,14 @@ impl TagLayout {
 
     #[inline(always)]
     fn find(&self, words: &[u32], line: u64) -> Option<usize> {
-        let base = self.base(line);
+        let base = self.set_start(line);
         self.way_of(words, base, self.tag(line)).map(|way| base + way)
     }
 
     /// Tree bits stand where the ages would: node 1 is the root, children of n are 2n and 2n+1; a bit says which half
     /// was *not* used last.
     fn point_tree_away(&self, words: &mut [u32], line: u64, place: usize) {
-        let base = self.base(line);
+        let base = self.set_start(line);
         let mut node = place - base + self.ways;
         while node > 1 {
             words[base + 2 * self.ways + node / 2] = u32::from(node & 1 == 0);
@@ -211,20 +211,20 @@ impl TagStore {
     pub fn hit<const SHAPE: usize>(&mut self, line: u64, store: bool, through: bool) -> Result<(), Option<usize>> {
         let lru = !l1_variant::is_random(SHAPE);
         if SHAPE == l1_variant::ANY || (lru && self.clock == u32::MAX) {
-            return self.any_hit(line, store, through);
+            return self.try_hit(line, store, through);
         }
         let (layout, ways) = (&self.layout, l1_variant::ways(SHAPE));
         let words_per_set = if lru { 3 * ways } else { 2 * ways };
         let set = (line & layout.low | line >> layout.shift & layout.high) as usize;
         let base = layout.first + set * words_per_set;
         let words = &mut self.words[base..base + words_per_set];
-        let mask = equal(&words[..ways], layout.tag(line));
+        let mask = equal_mask(&words[..ways], layout.tag(line));
         if mask == 0 {
             return Err(None);
         }
         let way = mask.trailing_zeros() as usize % ways;
         let meta = LineMeta(words[ways + way]);
-        if meta.refuses(store, through) {
+        if meta.needs_permission(store, through) {
             return Err(Some(base + way));
         }
         words[ways + way] = meta.as_store(store).0;
@@ -236,9 +236,9 @@ impl TagStore {
     }
 
     #[inline(never)]
-    fn any_hit(&mut self, line: u64, store: bool, through: bool) -> Result<(), Option<usize>> {
+    fn try_hit(&mut self, line: u64, store: bool, through: bool) -> Result<(), Option<usize>> {
         let place = self.find(line);
-        let Some(here) = place.filter(|&place| !self.meta(place).refuses(store, through)) else {
+        let Some(here) = place.filter(|&place| !self.meta(place).needs_permission(store, through)) else {
             return Err(place);
         };
         self.set_meta(here, self.meta(here).as_store(store));
@@ -271,8 +271,8 @@ impl TagStore {
 
     /// Tells the host that the line's set will be read.
     #[inline(always)]
-    pub fn bring(&self, line: u64) {
-        let base = self.layout.base(line);
+    pub fn prefetch_host_set(&self, line: u64) {
+        let base = self.layout.set_start(line);
         prefetch(&self.words[base..base + self.layout.words_per_set]);
     }
 
@@ -350,7 +350,7 @@ impl TagStore {
             return empty;
         }
         match self.replacement {
-            ReplacementPolicy::Random => self.throw(self.layout.ways as u64),
+            ReplacementPolicy::Random => self.draw_below(self.layout.ways as u64),
             _ => self.tree_victim(base, |_| true),
         }
     }
@@ -369,7 +369,7 @@ impl TagStore {
         }
         match self.replacement {
             ReplacementPolicy::Random => {
-                let nth = self.throw((0..self.layout.ways).filter(allowed).count() as u64);
+                let nth = self.draw_below((0..self.layout.ways).filter(allowed).count() as u64);
                 (0..self.layout.ways).filter(allowed).nth(nth).unwrap_or(0)
             }
             _ => self.tree_victim(base, |way| allowed(&way)),
@@ -377,14 +377,14 @@ impl TagStore {
     }
 
     /// Uniform below `count`.
-    fn throw(&mut self, count: u64) -> usize {
+    fn draw_below(&mut self, count: u64) -> usize {
         self.random.draw_below(count) as usize
     }
 
     /// Inserts an absent line as the most recent one, and returns the evicted line.
     #[inline]
     pub fn insert(&mut self, line: u64, meta: LineMeta, mask: Option<u64>) -> Option<EvictedLine> {
-        let base = self.layout.base(line);
+        let base = self.layout.set_start(line);
         let way = self.victim(base, mask);
         let place = base + way;
         let old = self.words[place];
@@ -402,7 +402,7 @@ impl TagStore {
 
     /// The line that would leave for this one, under LRU and without masks. `None` = nothing.
     pub fn next_victim(&self, line: u64) -> Option<EvictedLine> {
-        let base = self.layout.base(line);
+        let base = self.layout.set_start(line);
         let place = base + self.oldest(base);
         let tag = self.words[place];
         (tag != 0).then(|| EvictedLine { line: self.line_of(tag, line), meta: self.meta(place) })

@@ -67,7 +67,7 @@ impl HwThread {
     }
 
     /// Control goes to `target`. Within the line that is being fetched no new fetch is needed (a loop buffer).
-    pub(crate) fn jump(&mut self, target: u64, line_bytes: u64) {
+    pub(crate) fn jump_to(&mut self, target: u64, line_bytes: u64) {
         let start = target & !(line_bytes - 1);
         if self.fetch_left != u64::MAX && start + line_bytes == self.next_code {
             self.fetch_left = (self.next_code - target).div_ceil(INSTRUCTION_BYTES);
@@ -84,7 +84,7 @@ impl HwThread {
     }
 
     /// Shows the line that was fetched last to whoever watches locations.
-    pub(crate) fn watch_code(&mut self, line_shift: u32, tick: u64, sampling: SamplingUnit) {
+    pub(crate) fn report_code_line(&mut self, line_shift: u32, tick: u64, sampling: SamplingUnit) {
         self.probes.observe_code((self.next_code - 1) >> line_shift, tick, sampling);
     }
 
@@ -121,12 +121,12 @@ impl Tlb {
     }
     #[inline]
     pub(crate) fn find(&self, page: u64) -> Option<u64> {
-        let (known, frame) = self.look(page);
+        let (known, frame) = self.probe_entry(page);
         known.then_some(frame)
     }
     /// Is the page here, and the frame that stands in its place.
     #[inline(always)]
-    pub(crate) fn look(&self, page: u64) -> (bool, u64) {
+    pub(crate) fn probe_entry(&self, page: u64) -> (bool, u64) {
         let entry = self.entries[page as usize % TLB_ENTRIES];
         (entry >> 32 == Self::tag(page), entry & u64::from(u32::MAX))
     }

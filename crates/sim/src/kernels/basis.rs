@@ -66,7 +66,7 @@ pub(super) struct Pivot {
 
 impl Pivot {
     /// The end of the entering arc within the subtree that is cut off, and the other one.
-    pub fn inside_outside(&self) -> (u32, u32) {
+    pub fn ends_by_subtree(&self) -> (u32, u32) {
         if self.cut_is_from { (self.from, self.to) } else { (self.to, self.from) }
     }
 }
@@ -86,18 +86,18 @@ pub(super) struct Basis {
 impl Basis {
     /// Trips whose arcs fill `arcs`: of 429.mcf's test input, the arcs generated are 13.4 % of all pairs of its trips
     /// (2 393 292 of 5 985^2 / 2).
-    pub fn trips_of(arcs: u64) -> u64 {
+    pub fn trip_count(arcs: u64) -> u64 {
         let trips = libm::sqrt(2.0 * arcs as f64 / 0.134) as u64;
         trips.min(arcs / (2 * (TRIP_ARCS + GIVEN_ARCS))).max(8)
     }
 
     pub fn nodes_of(arcs: u64) -> u64 {
-        2 * Self::trips_of(arcs) + 2
+        2 * Self::trip_count(arcs) + 2
     }
 
     /// A feasible basis: each trip is followed by the first of its given dead-head trips whose end is still free.
     pub fn new(arcs: u64, salt: u64) -> Self {
-        let trips = Self::trips_of(arcs);
+        let trips = Self::trip_count(arcs);
         let blank = BasisNode {
             parent: NONE,
             child: NONE,
@@ -222,7 +222,7 @@ impl Basis {
     }
 
     /// Would pushing flow over a nonbasic arc of this reduced cost gain anything?
-    pub fn violates(&self, arc: u64, reduced_cost: i64) -> bool {
+    pub fn is_violating(&self, arc: u64, reduced_cost: i64) -> bool {
         if reduced_cost < 0 { !self.is_upper(arc) } else { reduced_cost > 0 && self.is_upper(arc) }
     }
 
@@ -263,7 +263,7 @@ impl Basis {
 
     /// The change of the potentials in the subtree that is cut off.
     pub fn potential_change(&self, pivot: &Pivot) -> i64 {
-        let inside = pivot.inside_outside().0;
+        let inside = pivot.ends_by_subtree().0;
         if inside == self.arc(pivot.entering).0 { pivot.reduced_cost } else { -pivot.reduced_cost }
     }
 
@@ -275,7 +275,9 @@ impl Basis {
         }
         if pivot.cut == NONE {
             self.flip_upper(pivot.entering);
-            [pivot.from, pivot.to].into_iter().for_each(|end| self.up_to(end, pivot.apex, |_, at| seen(at, false)));
+            [pivot.from, pivot.to]
+                .into_iter()
+                .for_each(|end| self.update_path(end, pivot.apex, |_, at| seen(at, false)));
             return;
         }
         let leaving = self.nodes[pivot.cut as usize];
@@ -286,21 +288,21 @@ impl Basis {
         if was_upper {
             self.flip_upper(pivot.entering);
         }
-        let (inside, outside) = pivot.inside_outside();
+        let (inside, outside) = pivot.ends_by_subtree();
         let up = inside == self.arc(pivot.entering).0;
         let cut_size = leaving.size;
-        self.turn(inside, outside, pivot.cut, (pivot.entering, up, was_upper != pivot.push), &mut seen);
-        self.up_to(leaving.parent, pivot.apex, |record, at| {
+        self.reverse_path(inside, outside, pivot.cut, (pivot.entering, up, was_upper != pivot.push), &mut seen);
+        self.update_path(leaving.parent, pivot.apex, |record, at| {
             record.size -= cut_size;
             seen(at, false);
         });
-        self.up_to(outside, pivot.apex, |record, at| {
+        self.update_path(outside, pivot.apex, |record, at| {
             record.size += cut_size;
             seen(at, false);
         });
     }
 
-    fn up_to(&mut self, mut at: u32, apex: u32, mut change: impl FnMut(&mut BasisNode, u32)) {
+    fn update_path(&mut self, mut at: u32, apex: u32, mut change: impl FnMut(&mut BasisNode, u32)) {
         while at != apex {
             let record = &mut self.nodes[at as usize];
             change(record, at);
@@ -309,12 +311,12 @@ impl Basis {
     }
 
     fn push_flow(&mut self, pivot: &Pivot) {
-        self.up_to(pivot.from, pivot.apex, |record, _| record.flow = !record.up);
-        self.up_to(pivot.to, pivot.apex, |record, _| record.flow = record.up);
+        self.update_path(pivot.from, pivot.apex, |record, _| record.flow = !record.up);
+        self.update_path(pivot.to, pivot.apex, |record, _| record.flow = record.up);
     }
 
     /// Reverses the path from `node` up to `cut`, hanging `node` under `above` by the arc given.
-    fn turn(
+    fn reverse_path(
         &mut self,
         mut node: u32,
         mut above: u32,
@@ -371,11 +373,11 @@ impl Basis {
 
     /// The node after `node` in depth-first order, within the subtree of `root`.
     pub fn sibling_after(&self, node: u32, root: u32) -> Option<u32> {
-        self.follow(node, root, |_, _| ())
+        self.next_in_subtree(node, root, |_, _| ())
     }
 
     /// As [`Basis::sibling_after`]; `read` is told of every node whose links are looked at, and whether it is on the way up.
-    pub fn follow(&self, mut node: u32, root: u32, mut read: impl FnMut(u32, bool)) -> Option<u32> {
+    pub fn next_in_subtree(&self, mut node: u32, root: u32, mut read: impl FnMut(u32, bool)) -> Option<u32> {
         read(node, false);
         let record = &self.nodes[node as usize];
         if record.child != NONE {
@@ -404,7 +406,9 @@ mod tests {
             (!basis.is_basic(arc, tail, head)).then(|| basis.reduced_cost(tail, head, cost))
         };
         let best = (0..basis.arcs)
-            .filter_map(|arc| cost(basis, arc).filter(|&cost| basis.violates(arc, cost)).map(|cost| (cost.abs(), arc)))
+            .filter_map(|arc| {
+                cost(basis, arc).filter(|&cost| basis.is_violating(arc, cost)).map(|cost| (cost.abs(), arc))
+            })
             .max();
         let Some((_, arc)) = best else { return false };
         let pivot = basis.pivot(arc, |_| ());

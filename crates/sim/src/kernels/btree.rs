@@ -25,7 +25,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[KernelSpec {
     phases: "none",
     unit: "operations",
     threads: (1, 1),
-    make: |setup| setup.single(Database::new),
+    make: |setup| setup.add_single_kernel(Database::new),
 }];
 
 pub(super) const PAGE_BYTES: u64 = 8192;
@@ -67,7 +67,7 @@ impl BTree {
 
     /// Address of leaf `index`.
     pub fn leaf(&self, index: u64) -> u64 {
-        self.pages.at(Self::internal_pages(self.leaves) + index, PAGE_BYTES)
+        self.pages.element_address(Self::internal_pages(self.leaves) + index, PAGE_BYTES)
     }
 
     /// Binary search among a page's slots: the slot array sits behind the header, keys where they were inserted.
@@ -94,7 +94,7 @@ impl BTree {
         }
         let (mut first, mut span) = (0, FANOUT.pow(depth as u32));
         for level in (0..depth).rev() {
-            let page = self.pages.at(first + index / span, PAGE_BYTES);
+            let page = self.pages.element_address(first + index / span, PAGE_BYTES);
             Self::search(page, FANOUT, index % span * FANOUT / span, out);
             first += levels[level];
             span /= FANOUT;
@@ -113,7 +113,7 @@ pub(super) fn copy_record(record: u64, write: bool, out: &mut AccessEmitter) {
 }
 
 /// Draws from `0..limit` so that 80 % of the draws fall on 30 % of the values, scattered.
-pub(super) fn hot_draw(rng: &mut Rng, limit: u64) -> u64 {
+pub(super) fn draw_hot(rng: &mut Rng, limit: u64) -> u64 {
     let hot = (limit * 3 / 10).max(1);
     if rng.draw_below(10) < 8 || hot == limit { rng.draw_below(hot) } else { hot + rng.draw_below(limit - hot) }
 }
@@ -142,11 +142,11 @@ impl Database {
     /// Finds and pins a page: buffer-hash bucket, header, lock.
     fn pin(&mut self, page: u64, out: &mut AccessEmitter) {
         let lines = self.environment.bytes / 64;
-        let header = self.environment.at(mix(page) % lines, 64);
+        let header = self.environment.element_address(mix(page) % lines, 64);
         out.load(header);
         out.load(header + 16);
         out.store(header + 24);
-        let lock = self.environment.at(self.rng.draw_skewed(lines), 64);
+        let lock = self.environment.element_address(self.rng.draw_skewed(lines), 64);
         out.load(lock);
         out.store(lock + 8);
     }
@@ -155,7 +155,7 @@ impl Database {
 impl WorkloadKernel for Database {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         let functions = u64::from(out.functions());
-        let leaf = hot_draw(&mut self.rng, self.tree.leaves());
+        let leaf = draw_hot(&mut self.rng, self.tree.leaves());
         let slot = self.rng.bits();
         for part in 0..6 {
             out.enter(self.rng.function(functions));

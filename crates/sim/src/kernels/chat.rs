@@ -28,7 +28,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[KernelSpec {
     phases: "optional change of rooms midway; collector threads",
     unit: "messages",
     threads: (8, 2),
-    make: rooms,
+    make: set_up_rooms,
 }];
 
 const MESSAGE_BYTES: u64 = 256;
@@ -54,11 +54,11 @@ impl ChatRoom {
     }
 
     fn message(&self, number: u64) -> u64 {
-        self.messages.at(number % (self.messages.bytes / MESSAGE_BYTES), MESSAGE_BYTES)
+        self.messages.element_address(number % (self.messages.bytes / MESSAGE_BYTES), MESSAGE_BYTES)
     }
 }
 
-fn rooms(setup: &mut KernelSetup) {
+fn set_up_rooms(setup: &mut KernelSetup) {
     let members = members(setup);
     let groups = setup.sizes.len() as u64;
     let data = setup.data_bytes();
@@ -157,7 +157,7 @@ impl ChatConnection {
         for _ in 0..3 {
             out.enter(self.rng.function(functions));
             for _ in 0..6 {
-                let word = self.process.at(self.rng.draw_skewed(self.process.bytes / 8), 8);
+                let word = self.process.element_address(self.rng.draw_skewed(self.process.bytes / 8), 8);
                 out.load(word);
             }
             for _ in 0..8 {
@@ -172,7 +172,7 @@ impl ChatConnection {
     }
 
     /// Takes the room's lock and reads or appends the newest message.
-    fn work(&mut self, out: &mut AccessEmitter) {
+    fn process_message(&mut self, out: &mut AccessEmitter) {
         let room = self.room();
         self.serve(out);
         out.load(room.state.base);
@@ -205,7 +205,7 @@ impl WorkloadKernel for ChatConnection {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         match (self.role, self.stage) {
             (Role::Reader, ChatStage::Work) => {
-                self.work(out);
+                self.process_message(out);
                 self.stage = ChatStage::Post(0);
                 BatchEnd::More
             }
@@ -223,7 +223,7 @@ impl WorkloadKernel for ChatConnection {
                 BatchEnd::Wait { channel: self.own.writer_channel(self.place) }
             }
             (Role::Writer, ChatStage::Wait) => {
-                self.work(out);
+                self.process_message(out);
                 self.stage = ChatStage::Work;
                 // One in as many messages as there are clients is the client's own.
                 if self.messages.is_multiple_of(u64::from(self.own.clients)) {

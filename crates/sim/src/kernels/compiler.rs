@@ -30,7 +30,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
         phases: "passes over one function, then the next; large functions now and then (sizes as in real programs)",
         unit: "functions compiled",
         threads: (1, 1),
-        make: |setup| setup.single(Compiler::new),
+        make: |setup| setup.add_single_kernel(Compiler::new),
     },
     KernelSpec {
         name: "parser",
@@ -45,7 +45,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
         phases: "dictionary look-ups, then matching, sentence by sentence",
         unit: "sentences",
         threads: (1, 1),
-        make: |setup| setup.single(LinkParser::new),
+        make: |setup| setup.add_single_kernel(LinkParser::new),
     },
 ];
 
@@ -146,7 +146,7 @@ impl Compiler {
     }
 
     /// Registers alive at the end of a block are those at the start of its successors; some more or less are at its own.
-    fn live(&mut self, out: &mut AccessEmitter) {
+    fn emit_liveness(&mut self, out: &mut AccessEmitter) {
         let (bytes, blocks) = self.register_sets();
         let sets = self.obstack.base + self.nodes * NODE_BYTES;
         let block = (self.blocks_left - 1) % blocks;
@@ -189,7 +189,7 @@ impl Compiler {
     }
 
     fn node(&self, index: u64) -> u64 {
-        self.obstack.at(index, NODE_BYTES)
+        self.obstack.element_address(index, NODE_BYTES)
     }
 
     /// Reading: the node is allocated and filled, its name looked up.
@@ -200,7 +200,7 @@ impl Compiler {
         }
         if index.is_multiple_of(4) {
             let buckets = self.symbols.bytes / 64;
-            let symbol = self.symbols.at(self.rng.draw_skewed(buckets), 64);
+            let symbol = self.symbols.element_address(self.rng.draw_skewed(buckets), 64);
             out.load(symbol);
             out.load(symbol + 24);
             out.chase(symbol + 40);
@@ -228,7 +228,7 @@ impl WorkloadKernel for Compiler {
         let own = out.functions() / PASSES;
         if self.blocks_left > 0 {
             out.enter(self.pass * own);
-            self.live(out);
+            self.emit_liveness(out);
             return BatchEnd::More;
         }
         let end = (self.next + 32).min(self.nodes);
@@ -304,7 +304,7 @@ impl LinkParser {
         while low < high {
             let middle = (low + high) / 2;
             // Tree nodes lie in the order the dictionary was read, scattered against the alphabet.
-            let node = self.dictionary.at(scatter(middle, self.words), WORD_BYTES);
+            let node = self.dictionary.element_address(scatter(middle, self.words), WORD_BYTES);
             out.chase(node);
             out.load(node + 16);
             if middle == word {
@@ -313,7 +313,8 @@ impl LinkParser {
             if middle < word { low = middle + 1 } else { high = middle }
         }
         let blocks = self.expressions.bytes / 256;
-        let expression = self.expressions.at((word * blocks + self.rng.draw_below(self.words)) / self.words, 256);
+        let expression =
+            self.expressions.element_address((word * blocks + self.rng.draw_below(self.words)) / self.words, 256);
         for offset in (0..256).step_by(16) {
             out.load(expression + offset);
             self.pool = (self.pool + 16) % (self.expressions.bytes.min(64 << 10));
@@ -332,7 +333,7 @@ impl LinkParser {
             _ => self.sentences * RECENT_SPANS % (used - recent + 1) + self.rng.draw_skewed(recent),
         };
         for link in 0..1 + self.rng.draw_below(3) {
-            let entry = self.table.at((slot + link * 97) % (self.table.bytes / 32), 32);
+            let entry = self.table.element_address((slot + link * 97) % (self.table.bytes / 32), 32);
             if link == 0 {
                 out.load(entry)
             } else {
@@ -342,7 +343,7 @@ impl LinkParser {
             out.load(entry + 16);
         }
         if self.rng.draw_below(4) == 0 {
-            out.store(self.table.at(slot, 32) + 24);
+            out.store(self.table.element_address(slot, 32) + 24);
         }
     }
 }

@@ -27,7 +27,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
         phases: "none beyond the input's own",
         unit: "bytes compressed",
         threads: (1, 1),
-        make: |setup| setup.single(Deflate::new),
+        make: |setup| setup.add_single_kernel(Deflate::new),
     },
     KernelSpec {
         name: "bzip2",
@@ -42,7 +42,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
         phases: "reading, sorting, coding of each block",
         unit: "bytes compressed",
         threads: (1, 1),
-        make: |setup| setup.single(BlockSort::new),
+        make: |setup| setup.add_single_kernel(BlockSort::new),
     },
 ];
 
@@ -101,9 +101,9 @@ impl WorkloadKernel for Deflate {
             }
             let bucket = scale(mix((position / 3) ^ self.salt << 1), self.hashes);
             out.load(self.window_at(position + 2));
-            out.load(self.head.at(bucket, 2));
+            out.load(self.head.element_address(bucket, 2));
             out.store(self.chain.base + position * 2 % self.chain.bytes);
-            out.store(self.head.at(bucket, 2));
+            out.store(self.head.element_address(bucket, 2));
         }
         // Follow the chain: up to eight candidates, later ones further back.
         let links = 1 + (hash >> 16) % 8;
@@ -187,7 +187,7 @@ impl BlockSort {
     /// Bucket of the bytes at a place: text uses few pairs often.
     fn bucket(&mut self) -> u64 {
         let count = self.buckets.bytes / 4;
-        self.buckets.at(self.rng.draw_skewed(count), 4)
+        self.buckets.element_address(self.rng.draw_skewed(count), 4)
     }
 
     fn read(&mut self, out: &mut AccessEmitter) {
@@ -204,10 +204,10 @@ impl BlockSort {
 
     /// One partition step of the pointer sort within a bucket: compares suffixes at random places of the block. A
     /// stretch of pointers has the same suffixes in every pass, in another order.
-    fn sort(&mut self, stretch: u64, pass: u64, out: &mut AccessEmitter) {
+    fn emit_sort_step(&mut self, stretch: u64, pass: u64, out: &mut AccessEmitter) {
         let moved = scale(mix(pass ^ self.start), stretch);
         for pointer in self.at..self.at + 32 {
-            let word = self.pointers.at(pointer, 4);
+            let word = self.pointers.element_address(pointer, 4);
             out.load(word);
             let entry = pointer / stretch * stretch + (pointer + moved) % stretch;
             let suffix = scale(mix(entry ^ self.start << 24), self.block.bytes - 16);
@@ -225,9 +225,9 @@ impl BlockSort {
         }
     }
 
-    fn code(&mut self, out: &mut AccessEmitter) {
+    fn emit_coding_step(&mut self, out: &mut AccessEmitter) {
         for pointer in self.at..self.at + 32 {
-            out.load(self.pointers.at(pointer, 4));
+            out.load(self.pointers.element_address(pointer, 4));
             let suffix = self.rng.draw_below(self.block.bytes);
             out.chase(self.block.base + suffix);
             // The move-to-front list: 256 bytes at the start of the buckets, most hits near its head.
@@ -261,10 +261,10 @@ impl WorkloadKernel for BlockSort {
                 let stretch = 1024.min(block);
                 let (part, within) = (at / (stretch * SORT_PASSES), at % stretch);
                 self.at = (part * stretch + within).min(block - 32);
-                self.sort(stretch, at / stretch % SORT_PASSES, out);
+                self.emit_sort_step(stretch, at / stretch % SORT_PASSES, out);
                 self.at = at;
             }
-            BlockSortStage::Code => self.code(out),
+            BlockSortStage::Code => self.emit_coding_step(out),
         }
         self.at += 32;
         if self.at >= end {

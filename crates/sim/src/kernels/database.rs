@@ -7,7 +7,7 @@
 
 use cachemate_core::BatchEnd;
 
-use super::btree::{BTree, PAGE_BYTES, copy_record, hot_draw};
+use super::btree::{BTree, PAGE_BYTES, copy_record, draw_hot};
 use super::emitter::AccessEmitter;
 use super::random::{Rng, mix};
 use super::servers::{Membership, add_collectors, group_users, members};
@@ -32,7 +32,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
         phases: "optional change of warehouses midway; collector threads",
         unit: "orders",
         threads: (8, 2),
-        make: |setup| databases(setup, &WAREHOUSE),
+        make: |setup| set_up_databases(setup, &WAREHOUSE),
     },
     KernelSpec {
         name: "rubis",
@@ -47,7 +47,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
         phases: "optional change of databases midway; background threads",
         unit: "transactions",
         threads: (16, 2),
-        make: |setup| databases(setup, &RUBIS),
+        make: |setup| set_up_databases(setup, &RUBIS),
     },
 ];
 
@@ -103,7 +103,7 @@ struct ServerConnection {
 
 const HOT_BYTES: u64 = 64 << 10;
 
-fn databases(setup: &mut KernelSetup, shape: &'static ServerShape) {
+fn set_up_databases(setup: &mut KernelSetup, shape: &'static ServerShape) {
     let members = members(setup);
     let groups = setup.sizes.len() as u64;
     let (part, whole) = (shape.private_part)(members.len() as u64, groups);
@@ -137,7 +137,7 @@ fn databases(setup: &mut KernelSetup, shape: &'static ServerShape) {
 
 /// Reads a word of shared bookkeeping and, two times in three, changes it.
 fn touch(region: Region, rng: &mut Rng, out: &mut AccessEmitter) {
-    let word = region.at(rng.draw_skewed(region.bytes / 8), 8);
+    let word = region.element_address(rng.draw_skewed(region.bytes / 8), 8);
     out.load(word);
     if rng.draw_below(3) > 0 {
         out.store(word);
@@ -150,8 +150,8 @@ impl WorkloadKernel for ServerConnection {
         let group = self.groups[self.membership.phase_at(self.operations)];
         for descent in 0..self.shape.descents {
             out.enter(self.rng.function(functions));
-            let leaf = hot_draw(&mut self.rng, group.tree.leaves());
-            let header = group.hot.at(mix(leaf) % (group.hot.bytes / 64), 64);
+            let leaf = draw_hot(&mut self.rng, group.tree.leaves());
+            let header = group.hot.element_address(mix(leaf) % (group.hot.bytes / 64), 64);
             out.load(header);
             out.store(header + 8);
             out.enter(self.rng.function(functions));

@@ -105,13 +105,13 @@ impl AccessEmitter {
         self.gap_debt &= ONE - 1;
         self.left_instr -= gap as i32 + 1;
         if self.left_instr < 0 {
-            self.loop_back(gap);
+            self.emit_loop_back(gap);
         }
         self.batch.push(Access::new(kind, address, gap, dependent));
     }
 
     /// Jumps to the head of the running function, in front of an access with this gap.
-    fn loop_back(&mut self, gap: u32) {
+    fn emit_loop_back(&mut self, gap: u32) {
         self.batch.push(Access::jump(self.block_start, 0));
         self.left_instr = self.code.function_instr as i32 - gap as i32 - 1;
         debug_assert!(self.left_instr >= 0, "a function is shorter than one gap");

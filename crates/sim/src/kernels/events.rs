@@ -25,7 +25,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[KernelSpec {
     phases: "none after start",
     unit: "events",
     threads: (1, 1),
-    make: |setup| setup.single(Network::new),
+    make: |setup| setup.add_single_kernel(Network::new),
 }];
 
 const MODULE_BYTES: u64 = 1024;
@@ -66,11 +66,11 @@ impl Network {
     }
 
     fn message(&self, message: u32) -> u64 {
-        self.messages.at(u64::from(message), MESSAGE_BYTES)
+        self.messages.element_address(u64::from(message), MESSAGE_BYTES)
     }
 
     fn read_entry(&self, place: usize, out: &mut AccessEmitter) {
-        out.load(self.heap.at(place as u64, 8));
+        out.load(self.heap.element_address(place as u64, 8));
         out.chase(self.message(self.queue[place].1) + 24);
     }
 
@@ -99,11 +99,11 @@ impl Network {
                 break;
             }
             self.queue[place] = self.queue[child];
-            out.store(self.heap.at(place as u64, 8));
+            out.store(self.heap.element_address(place as u64, 8));
             place = child;
         }
         self.queue[place] = last;
-        out.store(self.heap.at(place as u64, 8));
+        out.store(self.heap.element_address(place as u64, 8));
         top
     }
 
@@ -117,16 +117,16 @@ impl Network {
                 break;
             }
             self.queue[place] = self.queue[parent];
-            out.store(self.heap.at(place as u64, 8));
+            out.store(self.heap.element_address(place as u64, 8));
             place = parent;
         }
         self.queue[place] = event;
-        out.store(self.heap.at(place as u64, 8));
+        out.store(self.heap.element_address(place as u64, 8));
     }
 
     /// The module handles the message: its state, one of its gates, a queue or statistic further on in its object.
     fn handle(&mut self, module: u64, out: &mut AccessEmitter) {
-        let base = self.modules.at(module, MODULE_BYTES);
+        let base = self.modules.element_address(module, MODULE_BYTES);
         out.chase(base);
         out.load(base + 16);
         out.load(base + 64);

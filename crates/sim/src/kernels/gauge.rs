@@ -31,7 +31,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[KernelSpec {
              of time in Shi, Gottlieb, Kindratenko, \"MILC on GPUs\")",
     unit: "passes over the lattice's sites",
     threads: (1, 1),
-    make: |setup| setup.single(Gauge::new),
+    make: |setup| setup.add_single_kernel(Gauge::new),
 }];
 
 const WORD: u64 = 8;
@@ -119,7 +119,7 @@ impl LoopBody {
     }
 
     /// Sites that give some hundred accesses.
-    fn sites_a_step(self) -> u64 {
+    fn sites_per_step(self) -> u64 {
         match self {
             LoopBody::Point(_) => 64,
             LoopBody::Axpy(_) | LoopBody::ForceAxpy | LoopBody::Fetch(_) => 16,
@@ -224,20 +224,20 @@ impl Gauge {
         (at[0] + side * (at[1] + side * (at[2] + side * at[3]))) / 2 + odd * half
     }
 
-    fn part(&self, site: u64, offset: u64) -> u64 {
-        self.lattice.at(site, SITE) + offset
+    fn site_part(&self, site: u64, offset: u64) -> u64 {
+        self.lattice.element_address(site, SITE) + offset
     }
 
     fn link(&self, site: u64, direction: u64) -> u64 {
-        self.part(site, LINK + direction % 4 * MATRIX)
+        self.site_part(site, LINK + direction % 4 * MATRIX)
     }
 
     fn momentum(&self, site: u64, direction: u64) -> u64 {
-        self.part(site, MOMENTUM + direction % 4 * MOMENTUM_WORDS * WORD)
+        self.site_part(site, MOMENTUM + direction % 4 * MOMENTUM_WORDS * WORD)
     }
 
     fn pointer(&self, gather: u64, site: u64) -> u64 {
-        self.pointers.at(gather * self.sites + site, POINTER)
+        self.pointers.element_address(gather * self.sites + site, POINTER)
     }
 
     /// Reads `words` words through a gathered pointer.
@@ -250,43 +250,45 @@ impl Gauge {
     fn visit(&self, body: LoopBody, site: u64, out: &mut AccessEmitter) {
         match body {
             LoopBody::Point(gather) => {
-                out.load(self.neighbors.at(gather * self.sites + site, INDEX));
+                out.load(self.neighbors.element_address(gather * self.sites + site, INDEX));
                 out.store(self.pointer(gather, site));
             }
             LoopBody::Back { source } => self.emit_return(site, source, out),
             LoopBody::Forward { source } => self.forward(site, source, out),
             LoopBody::Subtract => self.subtract(site, out),
             LoopBody::Axpy(vectors) => {
-                vectors.iter().for_each(|&vector| load(out, self.solver[vector].at(site, VECTOR), VECTOR_WORDS));
+                vectors
+                    .iter()
+                    .for_each(|&vector| load(out, self.solver[vector].element_address(site, VECTOR), VECTOR_WORDS));
                 let last = vectors.last().map_or(0, |&last| last);
-                store(out, self.solver[last].at(site, VECTOR), VECTOR_WORDS);
+                store(out, self.solver[last].element_address(site, VECTOR), VECTOR_WORDS);
             }
             LoopBody::ShiftForward(direction) => {
                 load(out, self.link(site, direction), MATRIX_WORDS);
-                let from = self.force[0].at(self.neighbor(site, direction, 1), VECTOR);
+                let from = self.force[0].element_address(self.neighbor(site, direction, 1), VECTOR);
                 self.emit_gather(0, site, from, VECTOR_WORDS, out);
-                store(out, self.force[1].at(site, VECTOR), VECTOR_WORDS);
+                store(out, self.force[1].element_address(site, VECTOR), VECTOR_WORDS);
             }
             LoopBody::ShiftBack(direction) => {
                 load(out, self.link(site, direction), MATRIX_WORDS);
-                load(out, self.force[2].at(site, VECTOR), VECTOR_WORDS);
-                store(out, self.force[3].at(site, VECTOR), VECTOR_WORDS);
+                load(out, self.force[2].element_address(site, VECTOR), VECTOR_WORDS);
+                store(out, self.force[3].element_address(site, VECTOR), VECTOR_WORDS);
             }
             LoopBody::Fetch(direction) => {
-                let from = self.force[3].at(self.neighbor(site, direction + 4, 1), VECTOR);
+                let from = self.force[3].element_address(self.neighbor(site, direction + 4, 1), VECTOR);
                 self.emit_gather(0, site, from, VECTOR_WORDS, out);
-                store(out, self.force[4].at(site, VECTOR), VECTOR_WORDS);
+                store(out, self.force[4].element_address(site, VECTOR), VECTOR_WORDS);
             }
             LoopBody::AddForce(direction) => {
-                load(out, self.force[5].at(site, VECTOR), VECTOR_WORDS);
-                load(out, self.force[6].at(site, VECTOR), VECTOR_WORDS);
+                load(out, self.force[5].element_address(site, VECTOR), VECTOR_WORDS);
+                load(out, self.force[6].element_address(site, VECTOR), VECTOR_WORDS);
                 load(out, self.momentum(site, direction), MOMENTUM_WORDS);
                 store(out, self.momentum(site, direction), MOMENTUM_WORDS);
             }
             LoopBody::ForceAxpy => {
-                load(out, self.force[7].at(site, VECTOR), VECTOR_WORDS);
-                load(out, self.force[1].at(site, VECTOR), VECTOR_WORDS);
-                store(out, self.force[7].at(site, VECTOR), VECTOR_WORDS);
+                load(out, self.force[7].element_address(site, VECTOR), VECTOR_WORDS);
+                load(out, self.force[1].element_address(site, VECTOR), VECTOR_WORDS);
+                store(out, self.force[7].element_address(site, VECTOR), VECTOR_WORDS);
             }
             _ => self.visit_whole_site(body, site, out),
         }
@@ -296,17 +298,17 @@ impl Gauge {
     fn visit_whole_site(&self, body: LoopBody, site: u64, out: &mut AccessEmitter) {
         match body {
             LoopBody::PathCopy(direction) => {
-                let from = self.part(self.neighbor(site, direction, 1), WORK);
+                let from = self.site_part(self.neighbor(site, direction, 1), WORK);
                 self.emit_gather(0, site, from, MATRIX_WORDS, out);
-                store(out, self.part(site, STAPLE), MATRIX_WORDS);
+                store(out, self.site_part(site, STAPLE), MATRIX_WORDS);
             }
             LoopBody::PathMultiply(direction) => {
-                load(out, self.part(site, STAPLE), MATRIX_WORDS);
+                load(out, self.site_part(site, STAPLE), MATRIX_WORDS);
                 load(out, self.link(site, direction), MATRIX_WORDS);
-                store(out, self.part(site, WORK), MATRIX_WORDS);
+                store(out, self.site_part(site, WORK), MATRIX_WORDS);
             }
             LoopBody::PathForce(direction) => {
-                load(out, self.part(site, WORK), MATRIX_WORDS);
+                load(out, self.site_part(site, WORK), MATRIX_WORDS);
                 load(out, self.link(site, direction), MATRIX_WORDS);
                 load(out, self.momentum(site, direction), MOMENTUM_WORDS);
                 store(out, self.momentum(site, direction), MOMENTUM_WORDS);
@@ -315,44 +317,44 @@ impl Gauge {
                 load(out, self.link(site, nu), MATRIX_WORDS);
                 self.emit_gather(0, site, self.link(self.neighbor(site, nu, 1), mu), MATRIX_WORDS, out);
                 self.emit_gather(1, site, self.link(self.neighbor(site, mu, 1), nu), MATRIX_WORDS, out);
-                store(out, self.part(site, STAPLE), MATRIX_WORDS);
+                store(out, self.site_part(site, STAPLE), MATRIX_WORDS);
             }
             LoopBody::StapleDown(mu, nu) => {
                 load(out, self.link(site, nu), MATRIX_WORDS);
                 load(out, self.link(site, mu), MATRIX_WORDS);
                 self.emit_gather(1, site, self.link(self.neighbor(site, mu, 1), nu), MATRIX_WORDS, out);
-                store(out, self.part(site, WORK), MATRIX_WORDS);
+                store(out, self.site_part(site, WORK), MATRIX_WORDS);
             }
             LoopBody::StapleAdd(mu, nu) => {
-                let from = self.part(self.neighbor(site, nu + 4, 1), WORK);
+                let from = self.site_part(self.neighbor(site, nu + 4, 1), WORK);
                 self.emit_gather(2, site, from, MATRIX_WORDS, out);
-                load(out, self.part(site, STAPLE), MATRIX_WORDS);
-                store(out, self.part(site, STAPLE), MATRIX_WORDS);
+                load(out, self.site_part(site, STAPLE), MATRIX_WORDS);
+                store(out, self.site_part(site, STAPLE), MATRIX_WORDS);
                 debug_assert!(mu != nu);
             }
             LoopBody::Fatten(mu) => {
-                load(out, self.part(site, STAPLE), MATRIX_WORDS);
-                load(out, self.fat.at(4 * site + mu, MATRIX), MATRIX_WORDS);
-                store(out, self.fat.at(4 * site + mu, MATRIX), MATRIX_WORDS);
+                load(out, self.site_part(site, STAPLE), MATRIX_WORDS);
+                load(out, self.fat.element_address(4 * site + mu, MATRIX), MATRIX_WORDS);
+                store(out, self.fat.element_address(4 * site + mu, MATRIX), MATRIX_WORDS);
             }
             LoopBody::Refresh => {
-                load(out, self.part(site, PRNG), 11);
-                store(out, self.part(site, PRNG), 11);
-                store(out, self.part(site, MOMENTUM), 4 * MOMENTUM_WORDS);
+                load(out, self.site_part(site, PRNG), 11);
+                store(out, self.site_part(site, PRNG), 11);
+                store(out, self.site_part(site, MOMENTUM), 4 * MOMENTUM_WORDS);
             }
             LoopBody::CopyIn => {
-                load(out, self.part(site, FIELDS), FIELD_VECTORS * VECTOR_WORDS);
-                store(out, self.force[8].at(site, VECTOR), VECTOR_WORDS);
+                load(out, self.site_part(site, FIELDS), FIELD_VECTORS * VECTOR_WORDS);
+                store(out, self.force[8].element_address(site, VECTOR), VECTOR_WORDS);
             }
             LoopBody::Rephase => {
-                load(out, self.part(site, PHASE), 4);
-                load(out, self.part(site, LINK), 4 * MATRIX_WORDS);
-                store(out, self.part(site, LINK), 4 * MATRIX_WORDS);
+                load(out, self.site_part(site, PHASE), 4);
+                load(out, self.site_part(site, LINK), 4 * MATRIX_WORDS);
+                store(out, self.site_part(site, LINK), 4 * MATRIX_WORDS);
             }
             _ => {
-                load(out, self.part(site, MOMENTUM), 4 * MOMENTUM_WORDS);
-                load(out, self.part(site, LINK), 4 * MATRIX_WORDS);
-                store(out, self.part(site, LINK), 4 * MATRIX_WORDS);
+                load(out, self.site_part(site, MOMENTUM), 4 * MOMENTUM_WORDS);
+                load(out, self.site_part(site, LINK), 4 * MATRIX_WORDS);
+                store(out, self.site_part(site, LINK), 4 * MATRIX_WORDS);
             }
         }
     }
@@ -360,9 +362,9 @@ impl Gauge {
     fn emit_return(&self, site: u64, source: usize, out: &mut AccessEmitter) {
         for (links, first) in [(self.fat, 0), (self.long, 4)] {
             for direction in 0..4 {
-                load(out, links.at(4 * site + direction, MATRIX), MATRIX_WORDS);
-                load(out, self.solver[source].at(site, VECTOR), VECTOR_WORDS);
-                store(out, self.temporaries[first + direction as usize].at(site, VECTOR), VECTOR_WORDS);
+                load(out, links.element_address(4 * site + direction, MATRIX), MATRIX_WORDS);
+                load(out, self.solver[source].element_address(site, VECTOR), VECTOR_WORDS);
+                store(out, self.temporaries[first + direction as usize].element_address(site, VECTOR), VECTOR_WORDS);
             }
         }
     }
@@ -371,11 +373,11 @@ impl Gauge {
         let sums = [self.solver[0], self.temporaries[8]];
         for ((links, hops, first), sum) in [(self.fat, 1, 0), (self.long, 3, 4)].into_iter().zip(sums) {
             for direction in 0..4 {
-                load(out, links.at(4 * site + direction, MATRIX), MATRIX_WORDS);
-                let from = self.solver[source].at(self.neighbor(site, direction, hops), VECTOR);
+                load(out, links.element_address(4 * site + direction, MATRIX), MATRIX_WORDS);
+                let from = self.solver[source].element_address(self.neighbor(site, direction, hops), VECTOR);
                 self.emit_gather(first + direction, site, from, VECTOR_WORDS, out);
             }
-            store(out, sum.at(site, VECTOR), VECTOR_WORDS);
+            store(out, sum.element_address(site, VECTOR), VECTOR_WORDS);
         }
     }
 
@@ -384,18 +386,18 @@ impl Gauge {
         for ((hops, first), sum) in [(1, 0), (3, 4)].into_iter().zip(sums) {
             for direction in 0..4 {
                 let from = self.neighbor(site, direction + 4, hops);
-                let target = self.temporaries[(first + direction) as usize].at(from, VECTOR);
+                let target = self.temporaries[(first + direction) as usize].element_address(from, VECTOR);
                 self.emit_gather(8 + first + direction, site, target, VECTOR_WORDS, out);
             }
-            load(out, sum.at(site, VECTOR), VECTOR_WORDS);
-            store(out, sum.at(site, VECTOR), VECTOR_WORDS);
+            load(out, sum.element_address(site, VECTOR), VECTOR_WORDS);
+            store(out, sum.element_address(site, VECTOR), VECTOR_WORDS);
         }
-        sums.iter().for_each(|sum| load(out, sum.at(site, VECTOR), VECTOR_WORDS));
-        store(out, self.solver[0].at(site, VECTOR), VECTOR_WORDS);
+        sums.iter().for_each(|sum| load(out, sum.element_address(site, VECTOR), VECTOR_WORDS));
+        store(out, self.solver[0].element_address(site, VECTOR), VECTOR_WORDS);
     }
 
     /// The slice under way is done: its routine's next loop comes when its share is the least used.
-    fn turn_over(&mut self, out: &mut AccessEmitter) {
+    fn start_next_loop(&mut self, out: &mut AccessEmitter) {
         let routine = &mut self.routines[self.running];
         routine.next = (routine.next + 1) % routine.sweeps.len();
         let used = |routine: &Routine| routine.accesses * 100 / routine.share;
@@ -412,13 +414,13 @@ impl Gauge {
 impl WorkloadKernel for Gauge {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         if self.left == 0 {
-            self.turn_over(out);
+            self.start_next_loop(out);
         }
         let before = out.len();
         let routine = &self.routines[self.running];
         let sweep = &routine.sweeps[routine.next];
         let (body, first, start) = (sweep.body, sweep.first, sweep.place);
-        let sites = body.sites_a_step().min(self.left).min(sweep.count - start);
+        let sites = body.sites_per_step().min(self.left).min(sweep.count - start);
         (start..start + sites).for_each(|nth| self.visit(body, first + nth, out));
         let routine = &mut self.routines[self.running];
         let sweep = &mut routine.sweeps[routine.next];

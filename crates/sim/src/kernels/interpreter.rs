@@ -27,7 +27,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
         phases: "none",
         unit: "ops",
         threads: (1, 1),
-        make: |setup| setup.single(Interpreter::new),
+        make: |setup| setup.add_single_kernel(Interpreter::new),
     },
     KernelSpec {
         name: "gap",
@@ -42,7 +42,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
         phases: "arithmetic, then a collection when the workspace is full",
         unit: "operations",
         threads: (1, 1),
-        make: |setup| setup.single(GapWorkspace::new),
+        make: |setup| setup.add_single_kernel(GapWorkspace::new),
     },
     KernelSpec {
         name: "vortex",
@@ -57,7 +57,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
         phases: "transactions of one kind after the other",
         unit: "transactions",
         threads: (1, 1),
-        make: |setup| setup.single(ObjectStore::new),
+        make: |setup| setup.add_single_kernel(ObjectStore::new),
     },
 ];
 
@@ -94,16 +94,16 @@ impl Interpreter {
         let key =
             if self.rng.draw_below(8) == 0 { self.rng.draw_below(records) } else { self.rng.draw_skewed(popular + 1) };
         let key = scatter(key, records);
-        out.load(self.buckets.at(key * (self.buckets.bytes / 8) / records, 8));
+        out.load(self.buckets.element_address(key * (self.buckets.bytes / 8) / records, 8));
         for link in 0..1 + self.rng.draw_below(2) {
-            let entry = self.entries.at((key + link) % records, 128);
+            let entry = self.entries.element_address((key + link) % records, 128);
             out.chase(entry);
             out.load(entry + 8);
             out.load(entry + 16);
         }
-        out.chase(self.entries.at(key, 128) + 64);
+        out.chase(self.entries.element_address(key, 128) + 64);
         if self.rng.draw_below(3) == 0 {
-            out.store(self.entries.at(key, 128) + 72);
+            out.store(self.entries.element_address(key, 128) + 72);
         }
     }
 
@@ -121,7 +121,7 @@ impl WorkloadKernel for Interpreter {
         for _ in 0..8 {
             // Straight runs of ops, loops back to hot ones.
             self.op = if self.rng.draw_below(12) == 0 { self.rng.draw_skewed(ops) } else { (self.op + 1) % ops };
-            let op = self.ops.at(self.op, 64);
+            let op = self.ops.element_address(self.op, 64);
             out.chase(op);
             out.load(op + 16);
             let functions = u64::from(out.functions());
@@ -130,10 +130,10 @@ impl WorkloadKernel for Interpreter {
             out.enter(if calls { self.rng.function(functions) } else { (mix(self.op) % (functions / 8)) as u32 });
             for _ in 0..4 {
                 let slot = self.rng.draw_skewed(self.pads.bytes / 8);
-                out.load(self.pads.at(slot, 8));
+                out.load(self.pads.element_address(slot, 8));
             }
             let slot = self.rng.draw_skewed(self.pads.bytes / 8);
-            out.store(self.pads.at(slot, 8));
+            out.store(self.pads.element_address(slot, 8));
             match self.rng.draw_below(64) {
                 0 => self.hash(out),
                 1 => self.append(out),
@@ -184,7 +184,7 @@ impl GapWorkspace {
         let popular = self.rng.draw_skewed(self.live.len() as u64);
         let bag = self.rng.draw_skewed(popular + 1);
         let (offset, words) = self.live[bag as usize];
-        out.load(self.masters.at(bag, 8));
+        out.load(self.masters.element_address(bag, 8));
         out.chase(self.workspace.base + offset);
         for word in 1..u64::from(words) {
             out.load(self.workspace.base + offset + word * 8);
@@ -211,7 +211,7 @@ impl GapWorkspace {
         if self.rng.draw_below(8) == 0 {
             let bag = self.rng.draw_below(self.live.len() as u64);
             self.live[bag as usize] = (self.used, words);
-            out.store(self.masters.at(bag, 8));
+            out.store(self.masters.element_address(bag, 8));
         }
         self.used += bytes;
         self.operations += 1;
@@ -220,14 +220,14 @@ impl GapWorkspace {
     /// Moves one live bag down; bags are in the order of their masters afterwards.
     fn collect(&mut self, bag: usize, out: &mut AccessEmitter) {
         let (offset, words) = self.live[bag];
-        out.load(self.masters.at(bag as u64, 8));
+        out.load(self.masters.element_address(bag as u64, 8));
         for word in 0..u64::from(words) {
             out.load(self.workspace.base + offset + word * 8);
             out.store(self.workspace.base + self.used + word * 8);
         }
         self.live[bag].0 = self.used;
         self.used += u64::from(words) * 8 + 8;
-        out.store(self.masters.at(bag as u64, 8));
+        out.store(self.masters.element_address(bag as u64, 8));
         self.collecting = (bag + 1 < self.live.len()).then_some(bag + 1);
     }
 }
@@ -276,21 +276,21 @@ impl ObjectStore {
         let mut level = 1;
         while level < nodes {
             let node = (level + object * level / self.count).min(nodes - 1);
-            let record = self.index.at(node, 128);
+            let record = self.index.element_address(node, 128);
             out.chase(record);
             out.load(record + 32);
             out.load(record + 8 * (object % INDEX_FANOUT));
             level *= INDEX_FANOUT;
         }
-        let leaf = self.index.at(object * nodes / self.count, 128);
+        let leaf = self.index.element_address(object * nodes / self.count, 128);
         out.chase(leaf);
         out.load(leaf + 8 * (object % INDEX_FANOUT));
     }
 
     fn fetch(&mut self, object: u64, out: &mut AccessEmitter) -> u64 {
         let entries = self.chunks.bytes / 8;
-        out.chase(self.chunks.at(object * entries / self.count, 8));
-        let record = self.objects.at(object, OBJECT_BYTES);
+        out.chase(self.chunks.element_address(object * entries / self.count, 8));
+        let record = self.objects.element_address(object, OBJECT_BYTES);
         out.chase(record);
         record
     }
@@ -325,11 +325,11 @@ impl ObjectStore {
         }
         if self.kind == 2 {
             // An insert fills a new object and its index entry.
-            let record = self.objects.at(recent, OBJECT_BYTES);
+            let record = self.objects.element_address(recent, OBJECT_BYTES);
             for word in 0..OBJECT_BYTES / 8 {
                 out.store(record + word * 8);
             }
-            out.store(self.index.at(recent * (self.index.bytes / 8) / self.count, 8));
+            out.store(self.index.element_address(recent * (self.index.bytes / 8) / self.count, 8));
         }
     }
 }

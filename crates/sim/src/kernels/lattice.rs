@@ -25,7 +25,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
         phases: "none",
         unit: "time steps",
         threads: (1, 1),
-        make: |setup| setup.single(Boltzmann::new),
+        make: |setup| setup.add_single_kernel(Boltzmann::new),
     },
     KernelSpec {
         name: "libquantum",
@@ -40,7 +40,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
         phases: "one gate after the other, all alike to a cache",
         unit: "gates",
         threads: (1, 1),
-        make: |setup| setup.single(Register::new),
+        make: |setup| setup.add_single_kernel(Register::new),
     },
 ];
 
@@ -95,7 +95,7 @@ impl WorkloadKernel for Boltzmann {
         let plane = (self.row * self.row).min(self.cells / 4);
         let end = (self.cell + 8).min(self.cells);
         for cell in self.cell..end {
-            let from = source.at(cell, CELL_BYTES);
+            let from = source.element_address(cell, CELL_BYTES);
             for word in 0..20 {
                 out.load(from + word * 8);
             }
@@ -103,7 +103,7 @@ impl WorkloadKernel for Boltzmann {
             for (word, [dx, dy, dz]) in (0..).zip(DIRECTIONS) {
                 let offset = dx + dy * self.row as i64 + dz * plane as i64;
                 let shifted = (cell as i64 + offset).rem_euclid(self.cells as i64) as u64;
-                out.store(target.at(shifted, CELL_BYTES) + word * 8);
+                out.store(target.element_address(shifted, CELL_BYTES) + word * 8);
             }
         }
         self.cell = end;
@@ -144,7 +144,7 @@ impl WorkloadKernel for Register {
         let mask = [one | one << (1 + self.salt / 16 % 5), one, 0][self.kind as usize];
         let end = (self.next + 128).min(self.count);
         for state in self.next..end {
-            let address = self.states.at(state, 16) + 8;
+            let address = self.states.element_address(state, 16) + 8;
             out.load(address);
             if state & mask == mask {
                 out.store(address);

@@ -27,7 +27,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
         phases: "search and coding of each macroblock; pictures rotate through the buffers",
         unit: "macroblocks",
         threads: (1, 1),
-        make: |setup| setup.single(MotionSearch::new),
+        make: |setup| setup.add_single_kernel(MotionSearch::new),
     },
     KernelSpec {
         name: "mesa",
@@ -42,7 +42,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
         phases: "vertices of a strip, then its spans",
         unit: "triangles",
         threads: (1, 1),
-        make: |setup| setup.single(Rasteriser::new),
+        make: |setup| setup.add_single_kernel(Rasteriser::new),
     },
     KernelSpec {
         name: "sphinx",
@@ -57,7 +57,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
         phases: "scoring (stream) and search (chase) alternate each frame",
         unit: "frames",
         threads: (1, 1),
-        make: |setup| setup.single(Recogniser::new),
+        make: |setup| setup.add_single_kernel(Recogniser::new),
     },
 ];
 
@@ -122,7 +122,7 @@ impl MotionSearch {
     }
 
     /// Transforms and writes the residual, and this macroblock's part of the next reference picture.
-    fn code(&mut self, out: &mut AccessEmitter) {
+    fn emit_coding(&mut self, out: &mut AccessEmitter) {
         let columns = self.width / 16;
         let target = self.references[(self.macroblocks / (columns * (self.height / 16)) % REFERENCES) as usize];
         let (left, top) = (self.at % columns * 64, self.at / columns * 64);
@@ -144,7 +144,7 @@ impl WorkloadKernel for MotionSearch {
         for reference in 0..REFERENCES as usize {
             self.search(reference, out);
         }
-        self.code(out);
+        self.emit_coding(out);
         self.at = (self.at + 1) % (self.width / 16 * (self.height / 16));
         self.macroblocks += 1;
         BatchEnd::More
@@ -203,7 +203,7 @@ impl Rasteriser {
 impl WorkloadKernel for Rasteriser {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         // The mesh covers the screen strip by strip; vertices stream by, transformed by code of their own.
-        let vertex = self.vertices.at(self.triangles % (self.vertices.bytes / 64), 64);
+        let vertex = self.vertices.element_address(self.triangles % (self.vertices.bytes / 64), 64);
         out.enter(self.triangles as u32 % 48);
         for word in 0..8 {
             out.load(vertex + word * 8);
@@ -257,7 +257,7 @@ impl Recogniser {
     }
 
     fn score(&self, senone: u64, out: &mut AccessEmitter) {
-        let base = self.senones.at(senone, SENONE_BYTES);
+        let base = self.senones.element_address(senone, SENONE_BYTES);
         for offset in (0..SENONE_BYTES).step_by(8) {
             out.load(base + offset);
             out.load(base + offset + 4);
@@ -271,7 +271,7 @@ impl Recogniser {
         let jump = if self.at & 15 == 0 { self.rng.draw_below(states) } else { self.rng.draw_below(64) };
         let state = (self.at + jump) % states;
         self.at = self.at.wrapping_add(jump + 1);
-        let record = self.tree.at(state, STATE_BYTES);
+        let record = self.tree.element_address(state, STATE_BYTES);
         out.chase(record);
         out.load(record + 8);
         out.load(record + 16);
@@ -297,7 +297,7 @@ impl WorkloadKernel for Recogniser {
             out.enter(self.next as u32 % 16);
             self.score(self.next, out);
         } else {
-            out.load(self.senones.at(self.next, SENONE_BYTES));
+            out.load(self.senones.element_address(self.next, SENONE_BYTES));
         }
         self.next += 1;
         if self.next == self.senone_count {

@@ -26,7 +26,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
         phases: "forces over neighbor lists; every 20 steps all lists are rebuilt",
         unit: "time steps",
         threads: (1, 1),
-        make: |setup| setup.single(|setup| Molecules::new(setup, 2048, 120)),
+        make: |setup| setup.add_single_kernel(|setup| Molecules::new(setup, 2048, 120)),
     },
     KernelSpec {
         name: "namd",
@@ -41,7 +41,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
         phases: "pair forces; every 20 steps all lists are rebuilt",
         unit: "time steps",
         threads: (1, 1),
-        make: |setup| setup.single(|setup| Molecules::new(setup, 128, 160)),
+        make: |setup| setup.add_single_kernel(|setup| Molecules::new(setup, 128, 160)),
     },
 ];
 
@@ -80,16 +80,16 @@ impl Molecules {
         (atom + shift + scale(hash, 2 * row + 1)) % self.count
     }
 
-    fn forces(&self, atom: u64, out: &mut AccessEmitter) {
-        let own = self.atoms.at(atom, self.atom_bytes);
+    fn emit_forces(&self, atom: u64, out: &mut AccessEmitter) {
+        let own = self.atoms.element_address(atom, self.atom_bytes);
         for word in 0..4 {
             out.load(own + word * 8);
         }
         for slot in 0..self.neighbors {
             if slot.is_multiple_of(2) {
-                out.load(self.lists.at(atom * self.neighbors + slot, 4));
+                out.load(self.lists.element_address(atom * self.neighbors + slot, 4));
             }
-            let other = self.atoms.at(self.neighbor(atom, slot), self.atom_bytes);
+            let other = self.atoms.element_address(self.neighbor(atom, slot), self.atom_bytes);
             out.chase(other);
             out.load(other + 8);
             out.load(other + 16);
@@ -108,11 +108,11 @@ impl Molecules {
     fn rebuild(&self, atom: u64, out: &mut AccessEmitter) {
         // Multipoles, bonds and old coordinates, further on in the record, are only used here.
         for offset in (0..self.atom_bytes).step_by(64) {
-            out.load(self.atoms.at(atom, self.atom_bytes) + offset);
+            out.load(self.atoms.element_address(atom, self.atom_bytes) + offset);
         }
         for slot in 0..self.neighbors {
-            out.load(self.atoms.at(self.neighbor(atom, slot), self.atom_bytes));
-            out.store(self.lists.at(atom * self.neighbors + slot, 4));
+            out.load(self.atoms.element_address(self.neighbor(atom, slot), self.atom_bytes));
+            out.store(self.lists.element_address(atom * self.neighbors + slot, 4));
         }
     }
 }
@@ -125,7 +125,7 @@ impl WorkloadKernel for Molecules {
         if self.rebuilding {
             self.rebuild(self.next, out)
         } else {
-            self.forces(self.next, out)
+            self.emit_forces(self.next, out)
         }
         self.next += 1;
         if self.next == self.count {

@@ -35,7 +35,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
         phases: "pricing (stream and gather) and refresh (pointer chase) alternate; papers RM Fig. 5.2 shows two levels",
         unit: "pivots",
         threads: (1, 1),
-        make: |setup| setup.single(|setup| Simplex::new(setup, &MCF_2000)),
+        make: |setup| setup.add_single_kernel(|setup| Simplex::new(setup, &MCF_2000)),
     },
     KernelSpec {
         name: "mcf-2006",
@@ -50,7 +50,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
         phases: "as mcf",
         unit: "pivots",
         threads: (1, 1),
-        make: |setup| setup.single(|setup| Simplex::new(setup, &MCF_2006)),
+        make: |setup| setup.add_single_kernel(|setup| Simplex::new(setup, &MCF_2006)),
     },
 ];
 
@@ -172,22 +172,22 @@ impl Simplex {
 
     #[inline]
     fn node(&self, node: u32) -> u64 {
-        self.nodes.at(u64::from(node), self.version.node_bytes)
+        self.nodes.element_address(u64::from(node), self.version.node_bytes)
     }
 
     fn pointer(&self, index: usize) -> u64 {
-        self.pointers.at(index as u64, 8)
+        self.pointers.element_address(index as u64, 8)
     }
 
     fn entry(&self, slot: u64) -> u64 {
-        self.entries.at(slot, BASKET_ENTRY_BYTES)
+        self.entries.element_address(slot, BASKET_ENTRY_BYTES)
     }
 
     /// Prices one arc: its reduced cost if it violates optimality.
     #[inline]
     fn price_arc(&self, arc: u64, out: &mut AccessEmitter) -> Option<i64> {
         let version = self.version;
-        let record = self.arcs.at(arc, ARC_BYTES);
+        let record = self.arcs.element_address(arc, ARC_BYTES);
         let (tail, head, cost) = self.basis.arc(arc);
         out.load(record + version.ident);
         if self.basis.is_basic(arc, tail, head) {
@@ -199,11 +199,11 @@ impl Simplex {
         out.load(record + version.head);
         out.chase(self.node(head) + version.potential);
         let reduced_cost = self.basis.reduced_cost(tail, head, cost);
-        self.basis.violates(arc, reduced_cost).then_some(reduced_cost)
+        self.basis.is_violating(arc, reduced_cost).then_some(reduced_cost)
     }
 
     /// Puts a candidate into the next entry.
-    fn keep(&mut self, arc: u64, reduced_cost: i64, out: &mut AccessEmitter) {
+    fn add_candidate(&mut self, arc: u64, reduced_cost: i64, out: &mut AccessEmitter) {
         let at = self.basket.len();
         let slot = at as u64;
         out.load(self.pointer(at));
@@ -219,21 +219,21 @@ impl Simplex {
             out.load(self.pointer(index));
             out.chase(self.entry(candidate.slot));
             if let Some(reduced_cost) = self.price_arc(candidate.arc, out) {
-                self.keep(candidate.arc, reduced_cost, out);
+                self.add_candidate(candidate.arc, reduced_cost, out);
             }
         }
         self.first_group = self.group;
         self.stage = SimplexStage::Price { arc: self.group };
     }
 
-    fn price(&mut self, mut arc: u64, out: &mut AccessEmitter) {
+    fn price_block(&mut self, mut arc: u64, out: &mut AccessEmitter) {
         let groups = self.groups();
         for _ in 0..64 {
             if arc >= self.basis.arcs {
                 return self.end_group(out);
             }
             if let Some(reduced_cost) = self.price_arc(arc, out) {
-                self.keep(arc, reduced_cost, out);
+                self.add_candidate(arc, reduced_cost, out);
             }
             arc += groups;
         }
@@ -255,7 +255,7 @@ impl Simplex {
 
     /// Sorts the basket by the size of the reduced costs as far as the entries that are kept: quicksort that leaves
     /// out what lies behind them.
-    fn sort(&mut self, low: isize, high: isize, out: &mut AccessEmitter) {
+    fn sort_candidates(&mut self, low: isize, high: isize, out: &mut AccessEmitter) {
         let cost = |simplex: &Self, at: isize, out: &mut AccessEmitter| {
             out.load(simplex.pointer(at as usize));
             let candidate = simplex.basket[at as usize];
@@ -282,16 +282,16 @@ impl Simplex {
             }
         }
         if low < right {
-            self.sort(low, right, out);
+            self.sort_candidates(low, right, out);
         }
         if left < high && left < self.version.basket as isize {
-            self.sort(left, high, out);
+            self.sort_candidates(left, high, out);
         }
     }
 
     /// The first of the basket enters: the cycle that it closes, and the subtree that is cut off.
     fn pivot(&mut self, out: &mut AccessEmitter) {
-        self.sort(0, self.basket.len() as isize - 1, out);
+        self.sort_candidates(0, self.basket.len() as isize - 1, out);
         out.enter(1);
         let version = self.version;
         let pivot = self.basis.pivot(self.basket[0].arc, |node| {
@@ -310,9 +310,9 @@ impl Simplex {
 
     /// Follows the tree's links from one node to the next in depth-first order.
     #[inline]
-    fn follow(&self, node: u32, root: u32, out: &mut AccessEmitter) -> Option<u32> {
+    fn next_in_subtree(&self, node: u32, root: u32, out: &mut AccessEmitter) -> Option<u32> {
         let version = self.version;
-        self.basis.follow(node, root, |node, upwards| {
+        self.basis.next_in_subtree(node, root, |node, upwards| {
             let record = self.node(node);
             if upwards {
                 out.load(record + version.sibling);
@@ -329,7 +329,7 @@ impl Simplex {
             out.chase(record + self.version.potential);
             out.store(record + self.version.potential);
             self.basis.nodes[at as usize].potential += change;
-            match self.follow(at, pivot.cut, out) {
+            match self.next_in_subtree(at, pivot.cut, out) {
                 Some(next) => at = next,
                 None => return self.exchange(&pivot, out),
             }
@@ -342,7 +342,7 @@ impl Simplex {
         let McfVersion { child, orientation, basic_arc, .. } = *self.version;
         let nodes = self.nodes;
         self.basis.exchange(pivot, |node, turned| {
-            let record = nodes.at(u64::from(node), node_bytes);
+            let record = nodes.element_address(u64::from(node), node_bytes);
             if turned {
                 [parent, sibling, sibling_before, child].into_iter().for_each(|field| out.load(record + field));
                 [parent, sibling, sibling_before, orientation, flow, basic_arc, size]
@@ -354,7 +354,7 @@ impl Simplex {
                 out.load(record + parent);
             }
         });
-        out.store(self.arcs.at(pivot.entering, ARC_BYTES) + self.version.ident);
+        out.store(self.arcs.element_address(pivot.entering, ARC_BYTES) + self.version.ident);
         self.pivots += 1;
         if self.pivots % self.version.pivots_per_refresh == 1 {
             self.stage = self.start_refresh(out);
@@ -371,20 +371,20 @@ impl Simplex {
     fn clear_marks(&mut self, first: u64, mark: u64, out: &mut AccessEmitter) {
         let nodes = self.basis.nodes.len() as u64;
         let end = (first + 256).min(nodes);
-        (first..end).for_each(|node| out.store(self.nodes.at(node, self.version.node_bytes) + mark));
+        (first..end).for_each(|node| out.store(self.nodes.element_address(node, self.version.node_bytes) + mark));
         self.stage = if end == nodes { SimplexStage::Refresh { at: 0 } } else { SimplexStage::ClearMarks { at: end } };
     }
 
     fn refresh(&mut self, mut at: u32, out: &mut AccessEmitter) {
         let version = self.version;
         for _ in 0..64 {
-            let Some(next) = self.follow(at, 0, out) else { return self.start_pricing(out) };
+            let Some(next) = self.next_in_subtree(at, 0, out) else { return self.start_pricing(out) };
             self.basis.set_potential(next);
             let (record, node) = (self.node(next), self.basis.nodes[next as usize]);
             out.chase(record + version.orientation);
             out.load(record + version.basic_arc);
             if node.arc != ARTIFICIAL {
-                out.chase(self.arcs.at(node.arc, ARC_BYTES) + version.cost);
+                out.chase(self.arcs.element_address(node.arc, ARC_BYTES) + version.cost);
             }
             out.load(record + version.parent);
             out.chase(self.node(node.parent) + version.potential);
@@ -398,7 +398,7 @@ impl Simplex {
 impl WorkloadKernel for Simplex {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         match self.stage {
-            SimplexStage::Price { arc } => self.price(arc, out),
+            SimplexStage::Price { arc } => self.price_block(arc, out),
             SimplexStage::Sort => self.pivot(out),
             SimplexStage::Update { pivot, at, change } => self.update(pivot, at, change, out),
             SimplexStage::ClearMarks { at } => self.clear_marks(at, self.version.mark.unwrap_or(0), out),

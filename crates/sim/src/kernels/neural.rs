@@ -26,7 +26,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[KernelSpec {
     phases: "relaxation passes (F1 only) and column scans (all weights) alternate",
     unit: "windows matched",
     threads: (1, 1),
-    make: |setup| setup.single(Art::new),
+    make: |setup| setup.add_single_kernel(Art::new),
 }];
 
 /// Bytes of one F1 neuron: eight doubles (I, W, X, V, U, P, Q, R).
@@ -77,7 +77,7 @@ impl Art {
 
     /// One neuron in one of the loops of a pass: which fields are read and written.
     fn relax(&self, i: u64, pass: u32, out: &mut AccessEmitter) {
-        let neuron = self.f1.at(i, NEURON_BYTES);
+        let neuron = self.f1.element_address(i, NEURON_BYTES);
         let (read, also, written) = match pass % LOOPS {
             0 => (0, 32, 8),
             1 => (8, 8, 56),
@@ -90,7 +90,7 @@ impl Art {
         out.load(neuron + read);
         out.load(neuron + also);
         if pass % LOOPS == 5 {
-            out.load(self.top_down.at(i, ROW_BYTES) + self.winner * 8);
+            out.load(self.top_down.element_address(i, ROW_BYTES) + self.winner * 8);
         }
         out.store(neuron + written);
     }
@@ -99,19 +99,19 @@ impl Art {
         match self.stage {
             ArtStage::Read => {
                 let words = self.images.bytes / 8;
-                out.load(self.images.at((i + self.windows * 617) % words, 8));
-                out.store(self.f1.at(i, NEURON_BYTES));
+                out.load(self.images.element_address((i + self.windows * 617) % words, 8));
+                out.store(self.f1.element_address(i, NEURON_BYTES));
             }
             ArtStage::Relax { pass } => self.relax(i, pass, out),
             ArtStage::Column { j } => {
                 // The row's pointer is part of the row here; the sum is kept in memory, on the stack's lines.
-                out.load(self.f1.at(i, NEURON_BYTES) + 40);
-                out.load(self.bottom_up.at(i, ROW_BYTES) + j * 8);
+                out.load(self.f1.element_address(i, NEURON_BYTES) + 40);
+                out.load(self.bottom_up.element_address(i, ROW_BYTES) + j * 8);
             }
             ArtStage::Learn => {
-                out.load(self.f1.at(i, NEURON_BYTES) + 32);
-                out.store(self.bottom_up.at(i, ROW_BYTES) + self.winner * 8);
-                out.store(self.top_down.at(i, ROW_BYTES) + self.winner * 8);
+                out.load(self.f1.element_address(i, NEURON_BYTES) + 32);
+                out.store(self.bottom_up.element_address(i, ROW_BYTES) + self.winner * 8);
+                out.store(self.top_down.element_address(i, ROW_BYTES) + self.winner * 8);
             }
         }
     }

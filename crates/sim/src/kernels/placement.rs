@@ -30,7 +30,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
         phases: "moves at one temperature, then a sweep over the routing tables",
         unit: "moves tried",
         threads: (1, 1),
-        make: |setup| setup.single(|setup| Annealer::new(setup, 55, false)),
+        make: |setup| setup.add_single_kernel(|setup| Annealer::new(setup, 55, false)),
     },
     KernelSpec {
         name: "vpr",
@@ -45,7 +45,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
         phases: "placement at one temperature, then routing of as many nets",
         unit: "moves tried and nets routed",
         threads: (1, 1),
-        make: |setup| setup.single(|setup| Annealer::new(setup, 4, true)),
+        make: |setup| setup.add_single_kernel(|setup| Annealer::new(setup, 4, true)),
     },
 ];
 
@@ -123,14 +123,14 @@ impl Annealer {
     /// Walks one net as the cost function does; returns its half perimeter.
     fn net_cost(&self, cell: u32, pin: usize, out: &mut AccessEmitter) -> u32 {
         let index = cell as usize * PINS + pin;
-        out.load(self.pins.at(index as u64, PIN_BYTES));
+        out.load(self.pins.element_address(index as u64, PIN_BYTES));
         let net = self.cell_nets[index];
-        let record = self.nets.at(u64::from(net), NET_BYTES);
+        let record = self.nets.element_address(u64::from(net), NET_BYTES);
         out.chase(record);
         out.load(record + 16);
         let (mut low, mut high) = ((u32::MAX, u32::MAX), (0, 0));
         for terminal in 0..PINS as u64 {
-            let record = self.terminals.at(u64::from(net) * PINS as u64 + terminal, TERMINAL_BYTES);
+            let record = self.terminals.element_address(u64::from(net) * PINS as u64 + terminal, TERMINAL_BYTES);
             out.chase(record);
             out.load(record + 8);
             out.load(record + 16);
@@ -142,8 +142,8 @@ impl Annealer {
         high.0 - low.0 + high.1 - low.1
     }
 
-    fn cost(&self, cell: u32, out: &mut AccessEmitter) -> u32 {
-        out.load(self.cells.at(u64::from(cell), CELL_BYTES) + 64);
+    fn net_cost_of_cell(&self, cell: u32, out: &mut AccessEmitter) -> u32 {
+        out.load(self.cells.element_address(u64::from(cell), CELL_BYTES) + 64);
         (0..PINS).map(|pin| self.net_cost(cell, pin, out)).sum()
     }
 
@@ -167,10 +167,10 @@ impl Annealer {
     fn attempt(&mut self, out: &mut AccessEmitter) {
         let cell = self.rng.draw_below(self.slot_of.len() as u64) as u32;
         out.enter(mix(u64::from(cell)) as u32);
-        out.load(self.cells.at(u64::from(cell), CELL_BYTES));
+        out.load(self.cells.element_address(u64::from(cell), CELL_BYTES));
         let Some(other) = self.partner(cell) else { return };
-        out.load(self.cells.at(u64::from(other), CELL_BYTES));
-        let before = self.cost(cell, out) + self.cost(other, out);
+        out.load(self.cells.element_address(u64::from(other), CELL_BYTES));
+        let before = self.net_cost_of_cell(cell, out) + self.net_cost_of_cell(other, out);
         self.swap(cell, other);
         out.enter(mix(u64::from(other)) as u32);
         // The new cost reads the same records again; they are in the first-level cache by now.
@@ -187,12 +187,12 @@ impl Annealer {
             return;
         }
         for moved in [cell, other] {
-            let record = self.cells.at(u64::from(moved), CELL_BYTES);
+            let record = self.cells.element_address(u64::from(moved), CELL_BYTES);
             out.store(record + 8);
             out.store(record + 72);
             for pin in 0..PINS {
                 let index = moved as usize * PINS + pin;
-                out.store(self.pins.at(index as u64, PIN_BYTES) + 8);
+                out.store(self.pins.element_address(index as u64, PIN_BYTES) + 8);
             }
         }
     }
@@ -311,14 +311,14 @@ impl Router {
             out.enter(16 + turn as u32 % 16);
             let x = self.corner.0 + rng.draw_below(self.extent);
             let y = self.corner.1 + rng.draw_below(self.extent);
-            let node = self.graph.at(y * self.side + x, NODE_BYTES);
+            let node = self.graph.element_address(y * self.side + x, NODE_BYTES);
             out.load(node);
             out.load(node + 48);
             // The four neighbors' costs, relaxed where they improve.
             for (dx, dy) in [(1, 0), (0, 1), (2, 0), (0, 2)] {
                 let (x, y) = ((x + dx).min(self.side - 1), (y + dy).min(self.side - 1));
                 out.load(node + 64 + dx * 4 + dy * 8);
-                let neighbor = self.graph.at(y * self.side + x, NODE_BYTES);
+                let neighbor = self.graph.element_address(y * self.side + x, NODE_BYTES);
                 out.chase(neighbor);
                 out.load(neighbor + 48);
                 out.load(neighbor + 56);

@@ -33,7 +33,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
         phases: "optional change of boards midway",
         unit: "rounds",
         threads: (4, 4),
-        make: |setup| boards(setup, SharingMode::Groups),
+        make: |setup| set_up_boards(setup, SharingMode::Groups),
     },
     KernelSpec {
         name: "share-nothing",
@@ -48,7 +48,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
         phases: "none",
         unit: "rounds",
         threads: (16, 1),
-        make: |setup| boards(setup, SharingMode::Nothing),
+        make: |setup| set_up_boards(setup, SharingMode::Nothing),
     },
     KernelSpec {
         name: "share-everything",
@@ -63,7 +63,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
         phases: "none",
         unit: "rounds",
         threads: (16, 1),
-        make: |setup| boards(setup, SharingMode::Everything),
+        make: |setup| set_up_boards(setup, SharingMode::Everything),
     },
 ];
 
@@ -87,7 +87,7 @@ struct Worker {
     rng: Rng,
 }
 
-fn boards(setup: &mut KernelSetup, sharing: SharingMode) {
+fn set_up_boards(setup: &mut KernelSetup, sharing: SharingMode) {
     let members = members(setup);
     let count = if sharing == SharingMode::Groups { setup.sizes.len() } else { 1 };
     let board_users = |setup: &KernelSetup, group| {
@@ -115,7 +115,7 @@ fn boards(setup: &mut KernelSetup, sharing: SharingMode) {
         }
         let mut membership = Membership::new(group, place, setup);
         if boards.len() == 1 {
-            membership = Membership::only();
+            membership = Membership::single_member();
         }
         let rng = Rng::new(setup.rng.bits());
         setup.member(group, place, Worker { boards, membership, private, rounds: 0, rng });
@@ -135,7 +135,7 @@ impl WorkloadKernel for Worker {
         let board = self.boards[self.membership.phase_at(self.rounds)];
         out.enter(0);
         for touch in 0..BOARD_TOUCHES {
-            let cell = board.at(self.rng.draw_below(BOARD_BYTES / 8), 8);
+            let cell = board.element_address(self.rng.draw_below(BOARD_BYTES / 8), 8);
             out.load(cell);
             if touch.is_multiple_of(4) {
                 out.store(cell);
@@ -143,7 +143,7 @@ impl WorkloadKernel for Worker {
         }
         out.enter(1);
         for touch in 0..PRIVATE_TOUCHES {
-            let word = self.private.at(self.rng.draw_below(self.private.bytes / 8), 8);
+            let word = self.private.element_address(self.rng.draw_below(self.private.bytes / 8), 8);
             out.load(word);
             if touch.is_multiple_of(4) {
                 out.store(word);

@@ -28,7 +28,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
         phases: "none",
         unit: "positions",
         threads: (1, 1),
-        make: |setup| setup.single(|setup| GameSearch::new(setup, 120, 12, 48)),
+        make: |setup| setup.add_single_kernel(|setup| GameSearch::new(setup, 120, 12, 48)),
     },
     KernelSpec {
         name: "gobmk",
@@ -43,7 +43,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
         phases: "none",
         unit: "positions",
         threads: (1, 1),
-        make: |setup| setup.single(|setup| GameSearch::new(setup, 240, 48, 240)),
+        make: |setup| setup.add_single_kernel(|setup| GameSearch::new(setup, 240, 48, 240)),
     },
     KernelSpec {
         name: "gamess",
@@ -58,7 +58,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
         phases: "none",
         unit: "shell quartets",
         threads: (1, 1),
-        make: |setup| setup.single(Integrals::new),
+        make: |setup| setup.add_single_kernel(Integrals::new),
     },
     KernelSpec {
         name: "povray",
@@ -73,7 +73,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
         phases: "none",
         unit: "rays",
         threads: (1, 1),
-        make: |setup| setup.single(RayTracer::new),
+        make: |setup| setup.add_single_kernel(RayTracer::new),
     },
 ];
 
@@ -85,7 +85,7 @@ struct GameSearch {
     reads: u64,
     /// The reads of these in a loop of one routine.
     reads_per_call: u64,
-    /// Every so manieth read goes anywhere in the tables, the others to [their hot part](Self::hot_divisor). gobmk's: once a
+    /// Every so manieth read goes anywhere in the tables, the others to [their hot site_part](Self::hot_divisor). gobmk's: once a
     /// position, with which it misses from 256 KB on about as often as recorded GNU Go does.
     seldom: u64,
     /// Attack tables and common patterns are this fraction of the tables.
@@ -116,14 +116,14 @@ impl WorkloadKernel for GameSearch {
         // Depth-first: down until a cut-off or the horizon, then back.
         let up = self.rng.draw_below(levels.min(16)) < self.depth;
         self.depth = if up { self.depth.saturating_sub(1 + self.rng.draw_below(2)) } else { self.depth + 1 };
-        let board = self.boards.at(self.depth.min(levels - 1), BOARD_BYTES);
+        let board = self.boards.element_address(self.depth.min(levels - 1), BOARD_BYTES);
         out.enter(self.rng.function(functions));
         for word in 0..12 {
             out.load(board + word * 8);
             out.store(board + word * 40 / 8 * 8);
         }
         let entries = self.cache.bytes / 16;
-        let slot = self.cache.at(self.rng.draw_below(entries), 16);
+        let slot = self.cache.element_address(self.rng.draw_below(entries), 16);
         out.load(slot);
         out.load(slot + 8);
         for read in 0..self.reads {
@@ -133,7 +133,7 @@ impl WorkloadKernel for GameSearch {
             // A few tables serve every position, others only certain patterns.
             let word = self.rng.draw_skewed(self.tables.bytes / 8);
             let word = if read.is_multiple_of(self.seldom) { word } else { word / self.hot_divisor };
-            out.load(self.tables.at(word, 8));
+            out.load(self.tables.element_address(word, 8));
             if read.is_multiple_of(3) {
                 out.load(board + read * 8 % BOARD_BYTES);
             }
@@ -208,11 +208,11 @@ impl Integrals {
                 out.enter(if recursion { call % RECURSIONS } else { contraction } as u32);
             }
             if term.is_multiple_of(TERMS_PER_INTERMEDIATE) {
-                out.load(self.intermediates.at(self.rng.draw_skewed(intermediates), 8));
+                out.load(self.intermediates.element_address(self.rng.draw_skewed(intermediates), 8));
             }
-            out.load(self.buffers.at((term * 5 + l) % words, 8));
-            out.load(self.buffers.at((term * 11 + 3 * l) % words, 8));
-            out.store(self.buffers.at((term + l) % words, 8));
+            out.load(self.buffers.element_address((term * 5 + l) % words, 8));
+            out.load(self.buffers.element_address((term * 11 + 3 * l) % words, 8));
+            out.store(self.buffers.element_address((term + l) % words, 8));
         }
     }
 
@@ -222,9 +222,9 @@ impl Integrals {
         for row in high * SHELL..(high + 1) * SHELL {
             for column in (low * SHELL..(low + 1) * SHELL).filter(|column| *column <= row) {
                 let word = row * (row + 1) / 2 + column;
-                out.load(self.density.at(word, 8));
-                out.load(self.fock.at(word, 8));
-                out.store(self.fock.at(word, 8));
+                out.load(self.density.element_address(word, 8));
+                out.load(self.fock.element_address(word, 8));
+                out.store(self.fock.element_address(word, 8));
             }
         }
     }
@@ -298,7 +298,7 @@ impl WorkloadKernel for RayTracer {
         };
         let mut node = 1;
         while node < boxes {
-            let record = self.hierarchy.at(node, BOX_BYTES);
+            let record = self.hierarchy.element_address(node, BOX_BYTES);
             out.chase(record);
             for word in 1..6 {
                 out.load(record + word * 8);
@@ -306,10 +306,11 @@ impl WorkloadKernel for RayTracer {
             node = 2 * node + (leaf * node.next_power_of_two() * 2 / boxes) % 2;
         }
         out.enter(self.rng.function(functions));
-        let record = self.hierarchy.at(leaf, BOX_BYTES);
+        let record = self.hierarchy.element_address(leaf, BOX_BYTES);
         out.load(record);
         let shapes = self.shapes.bytes / SHAPE_BYTES;
-        let shape = self.shapes.at((leaf * shapes + self.rays % boxes) / boxes, SHAPE_BYTES) + self.rays % 2 * 64;
+        let shape =
+            self.shapes.element_address((leaf * shapes + self.rays % boxes) / boxes, SHAPE_BYTES) + self.rays % 2 * 64;
         out.chase(shape);
         for word in 0..24u64 {
             if word.is_multiple_of(8) {
@@ -321,10 +322,10 @@ impl WorkloadKernel for RayTracer {
         if self.rng.draw_below(64) == 0 {
             let other = self.rng.draw_skewed(shapes);
             for word in 0..8 {
-                out.load(self.shapes.at(other, SHAPE_BYTES) + word * 32);
+                out.load(self.shapes.element_address(other, SHAPE_BYTES) + word * 32);
             }
         }
-        out.store(self.image.at(self.rays / 4 % (self.image.bytes / 8), 8));
+        out.store(self.image.element_address(self.rays / 4 % (self.image.bytes / 8), 8));
         self.rays += 1;
         BatchEnd::More
     }

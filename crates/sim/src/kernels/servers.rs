@@ -28,7 +28,7 @@ impl Membership {
     }
 
     /// The parts of a thread that has one set of data to work on, whatever its group.
-    pub fn only() -> Self {
+    pub fn single_member() -> Self {
         Membership { group: 0, later: 0, regroup_after: None }
     }
 
@@ -70,7 +70,7 @@ const SLEEP_NS: u64 = 1_500_000;
 pub(super) fn add_collectors(setup: &mut KernelSetup, heap: &[Region], marks: Region) {
     for _ in 0..setup.options.background_threads.unwrap_or(0) {
         let rng = Rng::new(setup.rng.bits());
-        setup.background(Collector { heap: heap.to_vec(), marks, left: 0, at: 0, rounds: 0, rng });
+        setup.add_background(Collector { heap: heap.to_vec(), marks, left: 0, at: 0, rounds: 0, rng });
     }
 }
 
@@ -86,9 +86,9 @@ impl WorkloadKernel for Collector {
         for _ in 0..64 {
             let region = self.heap[(self.at % self.heap.len() as u64) as usize];
             let object = self.at / 64 % (region.bytes / 64);
-            out.chase(region.at(object, 64));
-            out.load(region.at(object, 64) + 8);
-            out.store(self.marks.at(object % (self.marks.bytes / 8), 8));
+            out.chase(region.element_address(object, 64));
+            out.load(region.element_address(object, 64) + 8);
+            out.store(self.marks.element_address(object % (self.marks.bytes / 8), 8));
             self.at = self.at.wrapping_add(1);
         }
         self.left -= 64;

@@ -115,7 +115,7 @@ impl Region {
 
     /// Address of element `index` of `size` bytes.
     #[inline]
-    pub(crate) fn at(&self, index: u64, size: u64) -> u64 {
+    pub(crate) fn element_address(&self, index: u64, size: u64) -> u64 {
         debug_assert!((index + 1) * size <= self.bytes, "{self:?}: element {index} of {size} bytes lies outside");
         self.base + index * size
     }
@@ -216,7 +216,7 @@ impl<'a> KernelSetup<'a> {
     }
 
     /// A program of one thread.
-    pub fn single<K: WorkloadKernel + 'static>(&mut self, new: fn(&mut Self) -> K) {
+    pub fn add_single_kernel<K: WorkloadKernel + 'static>(&mut self, new: fn(&mut Self) -> K) {
         let kernel = new(self);
         self.member(0, 0, kernel);
     }
@@ -231,7 +231,7 @@ impl<'a> KernelSetup<'a> {
     }
 
     /// Adds a thread that belongs to no group.
-    pub fn background(&mut self, kernel: impl WorkloadKernel + 'static) {
+    pub fn add_background(&mut self, kernel: impl WorkloadKernel + 'static) {
         self.thread((None, None), kernel);
     }
 

@@ -27,7 +27,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
         phases: "product and integration alternate within each time step",
         unit: "time steps",
         threads: (1, 1),
-        make: |setup| setup.single(Earthquake::new),
+        make: |setup| setup.add_single_kernel(Earthquake::new),
     },
     KernelSpec {
         name: "soplex",
@@ -42,7 +42,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
         phases: "pricing (stream and gather) and solves (short chases) alternate",
         unit: "simplex iterations",
         threads: (1, 1),
-        make: |setup| setup.single(LinearProgram::new),
+        make: |setup| setup.add_single_kernel(LinearProgram::new),
     },
 ];
 
@@ -76,40 +76,40 @@ impl Earthquake {
     fn product(&self, row: u64, out: &mut AccessEmitter) {
         let (source, target) = (self.vectors[0], self.vectors[1]);
         for word in 0..3 {
-            out.load(source.at(row, 24) + word * 8);
+            out.load(source.element_address(row, 24) + word * 8);
         }
         for nonzero in row * ROW_BLOCKS..(row + 1) * ROW_BLOCKS {
-            out.load(self.columns.at(nonzero, 4));
+            out.load(self.columns.element_address(nonzero, 4));
             // A mesh numbered by regions: most neighbors are close, some far.
             let hash = mix(nonzero ^ self.salt);
             let span = if hash & 7 == 0 { self.nodes / 8 } else { 512 };
             let column = (row + 1 + scale(hash, span.max(1))) % self.nodes;
             for word in 0..3 {
-                out.chase(source.at(column, 24) + word * 8);
+                out.chase(source.element_address(column, 24) + word * 8);
             }
-            let block = self.matrix.at(nonzero, BLOCK_BYTES);
+            let block = self.matrix.element_address(nonzero, BLOCK_BYTES);
             for word in 0..9 {
                 out.load(block + word * 8);
             }
             for word in 0..3 {
-                out.load(target.at(column, 24) + word * 8);
-                out.store(target.at(column, 24) + word * 8);
+                out.load(target.element_address(column, 24) + word * 8);
+                out.store(target.element_address(column, 24) + word * 8);
             }
         }
         for word in 0..3 {
-            out.store(target.at(row, 24) + word * 8);
+            out.store(target.element_address(row, 24) + word * 8);
         }
     }
 
     fn integrate(&self, row: u64, out: &mut AccessEmitter) {
         for vector in &self.vectors[..5] {
             for word in 0..3 {
-                out.load(vector.at(row, 24) + word * 8);
+                out.load(vector.element_address(row, 24) + word * 8);
             }
         }
         for word in 0..3 {
-            out.store(self.vectors[0].at(row, 24) + word * 8);
-            out.store(self.vectors[5].at(row, 24) + word * 8);
+            out.store(self.vectors[0].element_address(row, 24) + word * 8);
+            out.store(self.vectors[5].element_address(row, 24) + word * 8);
         }
     }
 }
@@ -170,18 +170,18 @@ impl LinearProgram {
         LinearProgram { columns, headers, dual, factors, count, rows, next, solve_left: 0, rng, salt, iterations: 0 }
     }
 
-    fn price(&self, column: u64, out: &mut AccessEmitter) {
-        let header = self.headers.at(column, 32);
+    fn price_column(&self, column: u64, out: &mut AccessEmitter) {
+        let header = self.headers.element_address(column, 32);
         out.load(header);
         out.load(header + 8);
         // Columns are ordered by commodity, as are the rows they meet.
         let base = (scale(self.salt, self.rows) + column * self.rows / self.count) % self.rows;
         for nonzero in 0..COLUMN_NONZEROS {
-            let entry = self.columns.at(column, COLUMN_BYTES) + nonzero * 16;
+            let entry = self.columns.element_address(column, COLUMN_BYTES) + nonzero * 16;
             out.load(entry);
             // Network rows of one commodity lie together.
             let row = (base + scale(mix(column * 8 + nonzero), 2048.min(self.rows))) % self.rows;
-            out.chase(self.dual.at(row, 8));
+            out.chase(self.dual.element_address(row, 8));
             out.load(entry + 8);
         }
         out.store(header + 16);
@@ -189,14 +189,14 @@ impl LinearProgram {
 
     fn solve(&mut self, out: &mut AccessEmitter) {
         let vectors = self.factors.bytes / 64 - 2;
-        let at = self.factors.at(self.rng.draw_below(vectors), 64);
+        let at = self.factors.element_address(self.rng.draw_below(vectors), 64);
         out.chase(at);
         for word in 1..24 {
             out.load(at + word * 8);
         }
         let row = (self.next * self.rows / self.count + self.rng.draw_below(2048)) % self.rows;
-        out.chase(self.dual.at(row, 8));
-        out.store(self.dual.at(row, 8));
+        out.chase(self.dual.element_address(row, 8));
+        out.store(self.dual.element_address(row, 8));
     }
 }
 
@@ -216,7 +216,7 @@ impl WorkloadKernel for LinearProgram {
         }
         out.enter((self.next / 8) as u32 % 12);
         for _ in 0..8 {
-            self.price(self.next, out);
+            self.price_column(self.next, out);
             self.next = (self.next + 1) % self.count;
         }
         if self.next % PRICED < 8 {

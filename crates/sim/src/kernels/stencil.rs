@@ -29,7 +29,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
         phases: "three nests per time step",
         unit: "time steps",
         threads: (1, 1),
-        make: |setup| setup.single(swim),
+        make: |setup| setup.add_single_kernel(swim),
     },
     KernelSpec {
         name: "mgrid",
@@ -44,7 +44,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
         phases: "levels of the V cycle, coarse ones cached",
         unit: "V cycles",
         threads: (1, 1),
-        make: |setup| setup.single(mgrid),
+        make: |setup| setup.add_single_kernel(mgrid),
     },
     KernelSpec {
         name: "applu",
@@ -59,7 +59,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
         phases: "flux computation and block sweeps alternate",
         unit: "iterations",
         threads: (1, 1),
-        make: |setup| setup.single(applu),
+        make: |setup| setup.add_single_kernel(applu),
     },
     KernelSpec {
         name: "apsi",
@@ -74,7 +74,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
         phases: "one solver after the other, short (papers RM: the shortest phases of 30 programs)",
         unit: "time steps",
         threads: (1, 1),
-        make: |setup| setup.single(apsi),
+        make: |setup| setup.add_single_kernel(apsi),
     },
 ];
 
@@ -133,7 +133,7 @@ impl Grid {
     }
 
     /// Boundary conditions: every line of every face is set once a cycle.
-    fn faces(&self) -> Vec<Nest> {
+    fn face_nests(&self) -> Vec<Nest> {
         let strides = self.strides();
         let mut nests = Vec::new();
         for axis in (0..3).filter(|&axis| self.side[axis] > 1) {
@@ -279,13 +279,13 @@ fn swim(setup: &mut KernelSetup) -> Stencil {
     let nest = |touches, function| Nest { extent: u.interior(), touches, passes: 1, function };
     let mut nests = vec![nest(fluxes, 0), nest(update, 1), nest(smooth, 2)];
     for grid in [u, v, p, unew, vnew, pnew, uold, vold, pold, cu, cv, z, h] {
-        nests.extend(grid.faces());
+        nests.extend(grid.face_nests());
     }
     Stencil::new(setup, nests)
 }
 
 /// The loads of a 27-point stencil as compiled: the sums along the row of the point before stay in registers.
-fn twenty_seven(grid: &Grid, step: u64) -> Vec<Touch> {
+fn touches_of_27_points(grid: &Grid, step: u64) -> Vec<Touch> {
     let mut touches = Vec::new();
     for dk in -1..=1 {
         for dj in -1..=1 {
@@ -313,7 +313,7 @@ fn mgrid(setup: &mut KernelSetup) -> Stencil {
     let mut nests = Vec::new();
     for pair in levels.windows(2) {
         // rprj3: the coarse residual from the fine one.
-        let mut touches = twenty_seven(&pair[0][1], 2);
+        let mut touches = touches_of_27_points(&pair[0][1], 2);
         touches.push(pair[1][1].store());
         let extent = pair[1][1].interior().map(|n| n.min((pair[0][1].side[0] - 2) / 2));
         nests.push(Nest { extent, touches, passes: 1, function: 0 });
@@ -331,16 +331,16 @@ fn mgrid(setup: &mut KernelSetup) -> Stencil {
             nests.push(Nest { extent, touches, passes: 1, function: 1 });
         }
         // resid, then psinv.
-        let mut residual = twenty_seven(&u, 1);
+        let mut residual = touches_of_27_points(&u, 1);
         residual.push(if level == 0 { v.load(HERE) } else { r.load(HERE) });
         residual.push(r.store());
         nests.push(Nest { extent: u.interior(), touches: residual, passes: 1, function: 2 });
-        let mut smooth = twenty_seven(&r, 1);
+        let mut smooth = touches_of_27_points(&r, 1);
         smooth.extend([u.load(HERE), u.store()]);
         nests.push(Nest { extent: u.interior(), touches: smooth, passes: 1, function: 3 });
     }
     for grid in levels.iter().flatten().chain([&v]) {
-        nests.extend(grid.faces());
+        nests.extend(grid.face_nests());
     }
     Stencil::new(setup, nests)
 }
@@ -393,7 +393,7 @@ fn applu(setup: &mut KernelSetup) -> Stencil {
     add.extend(words(&u, HERE, 5, true));
     nests.push(Nest { extent: interior, touches: add, passes: 1, function: 0 });
     for grid in [&u, &rsd, &frct].into_iter().chain(&blocks) {
-        nests.extend(grid.faces());
+        nests.extend(grid.face_nests());
     }
     Stencil::new(setup, nests)
 }
@@ -420,7 +420,7 @@ fn apsi(setup: &mut KernelSetup) -> Stencil {
     let touches = fields.iter().map(|field| field.load(HERE)).chain([fields[0].store()]).collect();
     nests.push(Nest { extent: fields[0].interior(), touches, passes: 1, function: 5 });
     for grid in &fields {
-        nests.extend(grid.faces());
+        nests.extend(grid.face_nests());
     }
     Stencil::new(setup, nests)
 }

@@ -17,7 +17,7 @@ fn hardware_class(class: Option<ServiceClassId>) -> u8 {
     class.map_or(0, |class| class.0 as u8 + 1)
 }
 
-fn not_made(change: &Change, why: &impl std::fmt::Display) -> RefusedItem {
+fn refused_item(change: &Change, why: &impl std::fmt::Display) -> RefusedItem {
     let item = change.items.first().cloned().unwrap_or(PlanItem::Plan);
     RefusedItem { item, reason: RefusalReason::Failed, message: why.to_string() }
 }
@@ -44,14 +44,14 @@ impl SimMachine {
         applied
     }
 
-    fn live(&self) -> Vec<(TaskId, Slot)> {
+    fn live_tasks(&self) -> Vec<(TaskId, Slot)> {
         let live = (0..self.known.len() as u32).map(TaskId).filter(|&task| !self.is_gone(task));
         live.map(|task| (task, self.known[task.0 as usize].slot)).collect()
     }
 
     /// The state in force, object by object.
     fn state(&self) -> MachineState {
-        let live = self.live();
+        let live = self.live_tasks();
         let all = self.topology.online();
         let task = |&(id, slot): &(TaskId, Slot)| {
             let (known, task) = (&self.known[id.0 as usize], self.system.dispatcher.task(slot));
@@ -100,11 +100,11 @@ impl SimMachine {
                 self.system.dispatcher.set_weight(now, slot, *to);
             }
             ChangeKind::CreateClass { class, masks } | ChangeKind::Schemata { class, to: masks, .. } => {
-                self.set_masks(*class, masks).map_err(|error| not_made(change, &error))?;
+                self.set_masks(*class, masks).map_err(|error| refused_item(change, &error))?;
                 self.classes.insert(*class, masks.clone());
             }
             ChangeKind::RemoveClass { class, .. } => {
-                self.set_masks(*class, &WayMasks::new()).map_err(|error| not_made(change, &error))?;
+                self.set_masks(*class, &WayMasks::new()).map_err(|error| refused_item(change, &error))?;
                 self.classes.remove(class);
             }
             ChangeKind::Member { task, to, .. } => {
@@ -127,7 +127,7 @@ impl SimMachine {
                 let index = self.gangs.partition_point(|running| running.cpus < schedule.cpus);
                 self.gangs.insert(index, schedule.clone());
             }
-            ChangeKind::Cpuset { .. } => return Err(not_made(change, &"this machine has no groups")),
+            ChangeKind::Cpuset { .. } => return Err(refused_item(change, &"this machine has no groups")),
         }
         Ok(())
     }
@@ -155,7 +155,7 @@ impl SimMachine {
         share.members.iter().filter_map(process).filter(|&process| self.has_process(process)).collect()
     }
     fn has_process(&self, process: usize) -> bool {
-        self.live().iter().any(|&(_, slot)| self.system.task(slot).process == process)
+        self.live_tasks().iter().any(|&(_, slot)| self.system.task(slot).process == process)
     }
 
     /// Gives a class its ways in every cache that can be divided; all of them where the masks say nothing.
@@ -174,7 +174,7 @@ impl SimMachine {
     pub(crate) fn read_back(&mut self) -> AppliedPlan {
         let all: CpuSet = (0..self.spec.cpus()).collect();
         let mut applied = AppliedPlan { penalties: self.penalties.clone(), ..AppliedPlan::default() };
-        for (task, slot) in self.live() {
+        for (task, slot) in self.live_tasks() {
             let state = self.system.dispatcher.task(slot);
             if state.allowed != all || self.plan.affinity.contains_key(&task) {
                 applied.affinity.insert(task, state.allowed.clone());

@@ -63,7 +63,7 @@ impl CounterMultiplexer {
     }
 
     /// Do groups take turns at all?
-    pub fn takes_turns(&self) -> bool {
+    pub fn is_multiplexed(&self) -> bool {
         self.groups.len() > 1
     }
 
@@ -79,7 +79,7 @@ impl CounterMultiplexer {
         let (always, groups, active) = (self.always.clone(), self.groups.len(), self.meter(slot).active);
         let on: Vec<CounterEvent> = self.groups.get(active).cloned().unwrap_or_default();
         let meter = self.meter(slot);
-        let since = now.difference(&meter.last);
+        let since = now.subtract_earlier(&meter.last);
         meter.ran |= since.ticks > 0;
         meter.counts.resize(groups, Vec::new());
         meter.on_cycles.resize(groups, 0);
@@ -107,7 +107,7 @@ impl CounterMultiplexer {
     }
 
     /// The task's readings of this window, which ends here. Events whose group never was on are left out.
-    pub fn take(&mut self, slot: Slot) -> EventCounts {
+    pub fn take_counts(&mut self, slot: Slot) -> EventCounts {
         let (always, groups) = (self.always.clone(), self.groups.clone());
         let meter = self.meter(slot);
         let mut readings: Vec<EventCount> = always
@@ -150,7 +150,7 @@ mod tests {
                 counting.read(0, counters(step * 1000, step * 7));
                 counting.rotate_group();
             }
-            let counts = counting.take(0);
+            let counts = counting.take_counts(0);
             let misses = counts.get(CounterEvent::Misses(CacheLevel::L2)).unwrap();
             assert!((misses / 7000.0 - 1.0).abs() < 0.02, "{at_once}: {misses}");
             assert_eq!(counts.get(CounterEvent::Instructions), Some(1e6));
@@ -176,7 +176,7 @@ mod tests {
             counting.rotate_group();
         }
         let events = counting.always.len() + counting.groups.iter().map(Vec::len).sum::<usize>();
-        let counts = counting.take(0);
+        let counts = counting.take_counts(0);
         assert_eq!(counts.0.len(), events);
         assert!((counts.get(CounterEvent::Misses(CacheLevel::L2)).unwrap() / 3500.0 - 1.0).abs() < 0.02);
     }
@@ -186,7 +186,7 @@ mod tests {
     fn what_was_not_counted_is_absent() {
         let mut counting = CounterMultiplexer::new(&[CacheLevel::L2], 3, SamplerModel::Tagged);
         counting.read(0, counters(1000, 7));
-        let counts = counting.take(0);
+        let counts = counting.take_counts(0);
         assert_eq!(counts.0.iter().filter(|reading| !is_software_event(&reading.event)).count(), 3);
         assert_eq!(counts.get(CounterEvent::InterTaskMisses(CacheLevel::L2)), None);
     }

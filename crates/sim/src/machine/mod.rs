@@ -369,12 +369,12 @@ impl SimMachine {
     }
 
     fn turn_counters(&mut self) {
-        if self.counting.takes_turns() {
+        if self.counting.is_multiplexed() {
             self.read_counters();
             self.counting.rotate_group();
             for cpu in (0..self.spec.cpus()).map(CpuId) {
                 if self.counter_turn_cycles > 0 && self.system.hw.thread(cpu).is_some() {
-                    self.system.hw.charge(cpu, self.counter_turn_cycles, Charge::Interrupt);
+                    self.system.hw.charge_cycles(cpu, self.counter_turn_cycles, Charge::Interrupt);
                 }
             }
         }

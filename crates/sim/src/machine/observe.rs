@@ -17,7 +17,7 @@ pub struct LastSharedCounts {
     cpus: Vec<CpuCounters>,
 }
 
-pub(crate) fn counted(readings: &[(CounterEvent, u64)]) -> EventCounts {
+pub(crate) fn event_counts(readings: &[(CounterEvent, u64)]) -> EventCounts {
     let mut readings: Vec<EventCount> =
         readings.iter().map(|&(event, count)| EventCount { event, count, enabled_share: 1.0 }).collect();
     readings.sort_by_key(|reading| reading.event);
@@ -35,8 +35,8 @@ impl SimMachine {
         self.system.dispatcher.account_to(self.system.now());
         self.read_counters();
         let unreported: Vec<usize> = (0..self.known.len()).filter(|&index| !self.known[index].reported_exit).collect();
-        let tasks = unreported.into_iter().map(|index| self.task_seen(index)).collect();
-        let places = self.places_seen();
+        let tasks = unreported.into_iter().map(|index| self.sample_task(index)).collect();
+        let places = self.scope_counts();
         let (answers, stopped) = self.answers();
         let mut in_force = self.read_back();
         in_force.refused.extend(stopped);
@@ -51,7 +51,7 @@ impl SimMachine {
         }
     }
 
-    fn task_seen(&mut self, index: usize) -> TaskSample {
+    fn sample_task(&mut self, index: usize) -> TaskSample {
         let slot = self.known[index].slot;
         let state = self.system.dispatcher.task(slot);
         let cpu = match state.state {
@@ -62,7 +62,7 @@ impl SimMachine {
         let task = self.system.task(slot);
         let (process, exited, arrived) = (task.process, task.exited_cycle.is_some(), task.arrived_cycle);
         let progress = self.system.thread(slot).and_then(|thread| thread.progress());
-        let counts = self.counting.take(slot);
+        let counts = self.counting.take_counts(slot);
         let colored = self.spec.pages.colors.is_some();
         let pages_per_color = colored.then(|| self.system.memory.pages_per_color(process).to_vec());
         let pages_per_node = (self.spec.memory.nodes > 1).then(|| self.system.memory.pages_per_node(process).to_vec());
@@ -98,7 +98,7 @@ impl SimMachine {
     }
 
     /// The counts of caches, memory controllers and CPUs in the window.
-    fn places_seen(&mut self) -> Vec<(CounterScope, EventCounts)> {
+    fn scope_counts(&mut self) -> Vec<(CounterScope, EventCounts)> {
         let now = LastSharedCounts {
             caches: self.topology.caches.iter().map(|cache| self.cache_counters(cache.id)).collect(),
             nodes: (0..self.spec.memory.nodes).map(|node| self.system.hw.memory_counters(node)).collect(),
@@ -108,13 +108,13 @@ impl SimMachine {
         let mut places = Vec::new();
         for (index, cpu) in now.cpus.iter().enumerate() {
             let seen = before.cpus.get(index).copied().unwrap_or_default();
-            let counts = counted(&[(CounterEvent::Instructions, cpu.instructions - seen.instructions)]);
+            let counts = event_counts(&[(CounterEvent::Instructions, cpu.instructions - seen.instructions)]);
             places.push((CounterScope::Cpu(CpuId(index as u32)), counts));
         }
         for (index, cache) in now.caches.iter().enumerate() {
             let seen = before.caches.get(index).copied().unwrap_or_default();
             let level = self.topology.caches[index].level;
-            let counts = counted(&[
+            let counts = event_counts(&[
                 (CounterEvent::References(level), cache.demand.references - seen.demand.references),
                 (CounterEvent::Misses(level), cache.demand.all_misses() - seen.demand.all_misses()),
             ]);
@@ -122,7 +122,7 @@ impl SimMachine {
         }
         for (index, node) in now.nodes.iter().enumerate() {
             let seen = before.nodes.get(index).copied().unwrap_or_default();
-            let counts = counted(&[
+            let counts = event_counts(&[
                 (CounterEvent::MemoryReadBytes, node.read_bytes - seen.read_bytes),
                 (CounterEvent::MemoryWriteBytes, node.write_bytes - seen.write_bytes),
             ]);

@@ -48,7 +48,7 @@ impl SimMachine {
     }
 
     /// The recorded samples in order of time; empty without [`SimMachine::log_progress`].
-    pub fn trail(&self) -> &[ProgressSample] {
+    pub fn progress_samples(&self) -> &[ProgressSample] {
         self.trail.as_ref().map_or(&[], |trail| &trail.steps)
     }
 
@@ -70,7 +70,7 @@ impl SimMachine {
                 instructions: counters.instructions,
                 misses: last_level.map_or(0, |level| counters.levels[level as usize].all_misses()),
                 on_cpu_cycles: self.system.dispatcher.task(known.slot).on_cpu_cycles.iter().sum(),
-                data_stall_cycles: counters.stalls.data() as f64 / counters.ticks_per_cycle.max(1) as f64,
+                data_stall_cycles: counters.stalls.data_stalls() as f64 / counters.ticks_per_cycle.max(1) as f64,
             }
         };
         let tasks: Vec<TaskProgress> = self.known.iter().map(task).collect();
@@ -106,7 +106,7 @@ mod tests {
         let mut watched = machine(1_000_000);
         watched.log_progress(50_000, Vec::new());
         let with = run_alone(&mut watched).unwrap();
-        let steps = watched.trail();
+        let steps = watched.progress_samples();
         assert!(steps.windows(2).all(|two| two[0].cycle < two[1].cycle), "{steps:?}");
         let last = steps.last().unwrap();
         for (task, results) in last.tasks.iter().zip(&with.tasks) {
@@ -124,7 +124,7 @@ mod tests {
         let mut machine = machine(1_000_000_000);
         machine.log_progress(10_000, vec![200_000, 300_000]);
         run_alone(&mut machine).unwrap();
-        let steps = machine.trail();
+        let steps = machine.progress_samples();
         let done = |step: &super::ProgressSample| {
             step.tasks[0].instructions >= 200_000 && step.tasks[1].instructions >= 300_000
         };

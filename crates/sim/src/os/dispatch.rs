@@ -4,7 +4,7 @@
 //! hardware needs one choice per CPU, and no task may be lost between them.
 //!
 //! Method: a CPU is *open* (the default scheduler fills it from the queues) or *held* (it is assigned to one task, or
-//! to none). Events only flag CPUs; [`Dispatcher::settle`] then fills the flagged ones, held before open, and passes
+//! to none). Events only flag CPUs; [`Dispatcher::settle_switches`] then fills the flagged ones, held before open, and passes
 //! the difference to the hardware. Runnable tasks of a gang schedule wait *parked* for their assigned CPU.
 //!
 //! Properties: a task is on at most one CPU and, except for assignments, only on allowed ones; an open CPU idles only
@@ -77,7 +77,7 @@ impl Dispatcher {
         self.cpus[cpu as usize].running
     }
     #[cfg(test)]
-    pub(crate) fn seat(&self, cpu: u32) -> Seat {
+    pub(crate) fn seat_of_cpu(&self, cpu: u32) -> Seat {
         self.cpus[cpu as usize].seat
     }
     pub fn is_runnable(&self, slot: Slot) -> bool {
@@ -93,7 +93,7 @@ impl Dispatcher {
     }
 
     /// Adds a task, which is runnable at once, and returns its slot. A seated task runs only on CPUs assigned to it.
-    pub fn arrive(&mut self, now: u64, allowed: CpuSet, weight: f64, seated: bool) -> Slot {
+    pub fn add_task(&mut self, now: u64, allowed: CpuSet, weight: f64, seated: bool) -> Slot {
         self.now = self.now.max(now);
         let slot = self.tasks.len();
         self.tasks.push(DispatchTask {
@@ -123,13 +123,13 @@ impl Dispatcher {
     }
 
     pub fn block(&mut self, now: u64, slot: Slot) {
-        self.leave(now, slot, RunState::Blocked);
+        self.remove_from_cpu(now, slot, RunState::Blocked);
     }
     pub fn exit(&mut self, now: u64, slot: Slot) {
-        self.leave(now, slot, RunState::Gone);
+        self.remove_from_cpu(now, slot, RunState::Gone);
     }
 
-    fn leave(&mut self, now: u64, slot: Slot, to: RunState) {
+    fn remove_from_cpu(&mut self, now: u64, slot: Slot, to: RunState) {
         self.now = self.now.max(now);
         self.deschedule(slot);
         self.tasks[slot].state = to;
@@ -164,7 +164,7 @@ impl Dispatcher {
     /// After its rights changed: off its queue or CPU if it may not be there, and to where it may.
     fn requeue(&mut self, slot: Slot) {
         match self.tasks[slot].state {
-            RunState::Running(cpu) => self.flag(cpu),
+            RunState::Running(cpu) => self.mark_changed(cpu),
             RunState::Queued(_) | RunState::Parked => {
                 self.deschedule(slot);
                 self.make_runnable(slot, EnqueueReason::Displaced);
@@ -172,7 +172,7 @@ impl Dispatcher {
             RunState::Blocked | RunState::Gone => {}
         }
         let idle = (0..self.cpus()).filter(|&cpu| self.cpus[cpu as usize].running.is_none());
-        idle.collect::<Vec<_>>().into_iter().for_each(|cpu| self.flag(cpu));
+        idle.collect::<Vec<_>>().into_iter().for_each(|cpu| self.mark_changed(cpu));
     }
 
     /// Sets the assigned tasks of all CPUs at once. They override affinity, because rows are measured regardless of
@@ -182,7 +182,7 @@ impl Dispatcher {
         for (cpu, &seat) in seats.iter().enumerate() {
             if self.cpus[cpu].seat != seat {
                 self.cpus[cpu].seat = seat;
-                self.flag(cpu as u32);
+                self.mark_changed(cpu as u32);
             }
         }
         // Tasks that wait for held CPUs, or waited for a seat that is gone, may find an open CPU now.
@@ -220,7 +220,7 @@ impl Dispatcher {
             let state = &mut self.cpus[cpu];
             if state.seat == Seat::Open && state.running.is_some() && state.slice_end <= self.now {
                 state.expired = true;
-                self.flag(cpu as u32);
+                self.mark_changed(cpu as u32);
             }
         }
         if self.scheduler.next_balance_cycle() <= self.now {
@@ -234,7 +234,7 @@ impl Dispatcher {
     }
 
     /// Fills the flagged CPUs and returns what the hardware has to change, ascending CPUs.
-    pub fn settle(&mut self, now: u64) -> Vec<ContextSwitch> {
+    pub fn settle_switches(&mut self, now: u64) -> Vec<ContextSwitch> {
         self.now = self.now.max(now);
         loop {
             let flagged: Vec<u32> = (0..self.cpus()).filter(|&cpu| self.cpus[cpu as usize].flagged).collect();
@@ -257,7 +257,7 @@ impl Dispatcher {
                 break;
             }
         }
-        self.difference()
+        self.collect_switches()
     }
 
     fn is_vacant(&self, cpu: u32) -> bool {
@@ -265,7 +265,7 @@ impl Dispatcher {
         state.seat == Seat::Open && state.running.is_none()
     }
 
-    fn difference(&mut self) -> Vec<ContextSwitch> {
+    fn collect_switches(&mut self) -> Vec<ContextSwitch> {
         let mut switches = Vec::new();
         for (cpu, state) in self.cpus.iter_mut().enumerate() {
             if state.loaded != state.running {
@@ -284,7 +284,7 @@ impl Dispatcher {
         switches
     }
 
-    fn flag(&mut self, cpu: u32) {
+    fn mark_changed(&mut self, cpu: u32) {
         self.cpus[cpu as usize].flagged = true;
     }
 
@@ -295,7 +295,7 @@ impl Dispatcher {
         match task.state {
             RunState::Running(cpu) => {
                 task.on_cpu_cycles[cpu as usize] += passed;
-                self.scheduler.charge(slot, passed, task.weight);
+                self.scheduler.charge_cycles(slot, passed, task.weight);
             }
             RunState::Queued(_) | RunState::Parked => task.wait_cycles += passed,
             RunState::Blocked | RunState::Gone => {}
@@ -310,7 +310,7 @@ impl Dispatcher {
             RunState::Running(cpu) => {
                 self.cpus[cpu as usize].running = None;
                 self.cpus[cpu as usize].expired = false;
-                self.flag(cpu);
+                self.mark_changed(cpu);
             }
             RunState::Queued(cpu) => self.cpus[cpu as usize].queue.retain(|&other| other != slot),
             RunState::Parked | RunState::Blocked | RunState::Gone => {}
@@ -321,7 +321,7 @@ impl Dispatcher {
         let seat = (0..self.cpus()).find(|&cpu| self.cpus[cpu as usize].seat == Seat::Held(Some(slot)));
         if self.tasks[slot].seated || seat.is_some() {
             self.tasks[slot].state = RunState::Parked;
-            seat.into_iter().for_each(|cpu| self.flag(cpu));
+            seat.into_iter().for_each(|cpu| self.mark_changed(cpu));
             return;
         }
         let cpu = self.scheduler.place(slot, why, &sight!(self));
@@ -337,11 +337,11 @@ impl Dispatcher {
         self.cpus[cpu as usize].queue.push(slot);
         match self.cpus[cpu as usize].running {
             _ if self.cpus[cpu as usize].seat != Seat::Open => {}
-            None => self.flag(cpu),
+            None => self.mark_changed(cpu),
             Some(running) => {
                 self.account(running);
-                if self.scheduler.preempts(slot, running) {
-                    self.flag(cpu);
+                if self.scheduler.should_preempt(slot, running) {
+                    self.mark_changed(cpu);
                 }
             }
         }
@@ -381,7 +381,7 @@ impl Dispatcher {
     }
 
     fn pick(&mut self, cpu: u32) {
-        let mut choices: Vec<Slot> = if self.scheduler.one_queue() {
+        let mut choices: Vec<Slot> = if self.scheduler.has_single_queue() {
             self.cpus.iter().flat_map(|state| state.queue.iter().copied()).collect()
         } else {
             self.cpus[cpu as usize].queue.clone()

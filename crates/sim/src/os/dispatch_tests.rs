@@ -55,11 +55,13 @@ fn check(dispatcher: &Dispatcher, slots: usize) {
                 assert!(task.allowed.contains(cpu), "{slot} on {cpu}, allowed {}", task.allowed);
             }
             RunState::Queued(_) => {
-                let idle = (0..cpus).filter(|&cpu| dispatcher.seat(cpu) == Seat::Open);
+                let idle = (0..cpus).filter(|&cpu| dispatcher.seat_of_cpu(cpu) == Seat::Open);
                 let idle = idle.filter(|&cpu| dispatcher.running(cpu).is_none() && task.allowed.contains(cpu));
                 assert_eq!(idle.count(), 0, "an allowed CPU idles while {slot} waits");
             }
-            RunState::Parked => assert!(task.seated || (0..cpus).any(|c| dispatcher.seat(c) == Seat::Held(Some(slot)))),
+            RunState::Parked => {
+                assert!(task.seated || (0..cpus).any(|c| dispatcher.seat_of_cpu(c) == Seat::Held(Some(slot))))
+            }
             RunState::Blocked | RunState::Gone => {}
         }
     }
@@ -67,11 +69,11 @@ fn check(dispatcher: &Dispatcher, slots: usize) {
 
 /// Runs to `end`; tasks never sleep.
 fn run(dispatcher: &mut Dispatcher, slots: usize, end: u64) {
-    dispatcher.settle(0);
+    dispatcher.settle_switches(0);
     loop {
         let next = dispatcher.next_event_cycle().min(end);
         dispatcher.advance(next);
-        dispatcher.settle(next);
+        dispatcher.settle_switches(next);
         check(dispatcher, slots);
         if next == end {
             break;
@@ -92,7 +94,7 @@ fn equal_weights_get_equal_shares_within_one_percent() {
     for kind in ALL {
         for (cpus, tasks) in [(1, 5), (4, 8), (8, 18), (8, 11)] {
             let mut dispatcher = dispatcher(kind, cpus);
-            (0..tasks).for_each(|_| _ = dispatcher.arrive(0, all(cpus), 1.0, false));
+            (0..tasks).for_each(|_| _ = dispatcher.add_task(0, all(cpus), 1.0, false));
             let end = 600_000 * MS;
             run(&mut dispatcher, tasks, end);
             let fair = (end * u64::from(cpus)) as f64 / tasks as f64;
@@ -114,7 +116,7 @@ fn restricted_tasks_share_their_cpus_evenly() {
     let cpu_set = |cpus: std::ops::Range<u32>| cpus.collect::<CpuSet>();
     // Max-min fair: a third of a CPU for the first two kinds, half of one for the third.
     for (tasks, allowed) in [(3, cpu_set(7..8)), (3, cpu_set(6..8)), (12, cpu_set(0..8))] {
-        (0..tasks).for_each(|_| _ = dispatcher.arrive(0, allowed.clone(), 1.0, false));
+        (0..tasks).for_each(|_| _ = dispatcher.add_task(0, allowed.clone(), 1.0, false));
     }
     let end = 120_000 * MS;
     run(&mut dispatcher, 18, end);
@@ -131,7 +133,7 @@ fn weights_are_shares() {
     for kind in ALL {
         let mut dispatcher = dispatcher(kind, 1);
         let weights = [1.0, 2.0, 4.0, 1.0];
-        weights.iter().for_each(|&weight| _ = dispatcher.arrive(0, all(1), weight, false));
+        weights.iter().for_each(|&weight| _ = dispatcher.add_task(0, all(1), weight, false));
         let end = 400_000 * MS;
         run(&mut dispatcher, 4, end);
         for (slot, weight) in weights.iter().enumerate() {
@@ -152,7 +154,7 @@ fn nobody_starves_beside_sleepers_and_no_cpu_idles_while_tasks_wait() {
         // The last two may run on one CPU only.
         for slot in 0..tasks {
             let allowed = if slot >= tasks - 2 { [3].into_iter().collect() } else { all(cpus) };
-            dispatcher.arrive(0, allowed, 1.0, false);
+            dispatcher.add_task(0, allowed, 1.0, false);
         }
         // Half of the tasks sleep now and then.
         let mut timers: Vec<(u64, Slot, bool)> =
@@ -170,7 +172,7 @@ fn nobody_starves_beside_sleepers_and_no_cpu_idles_while_tasks_wait() {
                 timers.push((next + 1 + random.draw_below(30 * MS), slot, !asleep));
                 timers.sort_unstable();
             }
-            dispatcher.settle(next);
+            dispatcher.settle_switches(next);
             check(&dispatcher, tasks);
             if next == end {
                 break;
@@ -195,7 +197,7 @@ fn nobody_starves_beside_sleepers_and_no_cpu_idles_while_tasks_wait() {
 fn held_cpus_run_their_task_or_nobody() {
     for kind in ALL {
         let mut dispatcher = dispatcher(kind, 4);
-        (0..6).for_each(|_| _ = dispatcher.arrive(0, all(4), 1.0, false));
+        (0..6).for_each(|_| _ = dispatcher.add_task(0, all(4), 1.0, false));
         run(&mut dispatcher, 6, 50 * MS);
         let seats = [Seat::Held(Some(5)), Seat::Held(None), Seat::Open, Seat::Open];
         dispatcher.set_seats(50 * MS, &seats);
@@ -208,10 +210,10 @@ fn held_cpus_run_their_task_or_nobody() {
         run(&mut dispatcher, 6, 260 * MS);
         assert_eq!(dispatcher.running(0), None, "the seat stays its task's while that sleeps");
         dispatcher.wake(260 * MS, 5);
-        dispatcher.settle(260 * MS);
+        dispatcher.settle_switches(260 * MS);
         assert_eq!(dispatcher.running(0), Some(5));
         dispatcher.block(260 * MS, 5);
-        dispatcher.settle(260 * MS);
+        dispatcher.settle_switches(260 * MS);
         dispatcher.wake(261 * MS, 5);
         dispatcher.set_seats(261 * MS, &[Seat::Open; 4]);
         run(&mut dispatcher, 6, 400 * MS);
@@ -224,7 +226,7 @@ fn held_cpus_run_their_task_or_nobody() {
 fn affinity_holds_from_the_moment_it_is_set() {
     for kind in ALL {
         let mut dispatcher = dispatcher(kind, 4);
-        (0..4).for_each(|_| _ = dispatcher.arrive(0, all(4), 1.0, false));
+        (0..4).for_each(|_| _ = dispatcher.add_task(0, all(4), 1.0, false));
         run(&mut dispatcher, 4, 30 * MS);
         for slot in 0..4 {
             dispatcher.set_allowed(30 * MS, slot, [slot as u32 / 2].into_iter().collect());
@@ -245,19 +247,19 @@ fn penalties_steer_the_choice_and_starve_nobody() {
     for kind in ALL {
         let together = |penalty: bool| {
             let mut dispatcher = dispatcher(kind, 2);
-            (0..6).for_each(|_| _ = dispatcher.arrive(0, all(2), 1.0, false));
+            (0..6).for_each(|_| _ = dispatcher.add_task(0, all(2), 1.0, false));
             if penalty {
                 let penalties = [CoRunPenalty { tasks: (TaskId(0), TaskId(1)), penalty: 1.0 }];
                 dispatcher.set_penalties(&penalties, |task| Some(task.0 as Slot));
             }
             let (mut at, mut beside, end) = (0, 0, 60_000 * MS);
-            dispatcher.settle(0);
+            dispatcher.settle_switches(0);
             while at < end {
                 let next = dispatcher.next_event_cycle().min(end);
                 let on = |slot| matches!(dispatcher.task(slot).state, RunState::Running(_));
                 beside += if on(0) && on(1) { next - at } else { 0 };
                 dispatcher.advance(next);
-                dispatcher.settle(next);
+                dispatcher.settle_switches(next);
                 at = next;
             }
             dispatcher.account_to(end);
@@ -286,7 +288,7 @@ proptest! {
             now += wait * MS;
             dispatcher.advance(now);
             match what {
-                0 if slots < 10 => slots = dispatcher.arrive(now, all(4), 1.0 + f64::from(cpu), false) + 1,
+                0 if slots < 10 => slots = dispatcher.add_task(now, all(4), 1.0 + f64::from(cpu), false) + 1,
                 1 if slot < slots => dispatcher.block(now, slot),
                 2 | 3 if slot < slots => dispatcher.wake(now, slot),
                 4 if slot < slots => dispatcher.set_allowed(now, slot, [cpu, (cpu + 1) % 4].into_iter().collect()),
@@ -306,7 +308,7 @@ proptest! {
             if what == 4 {
                 dispatcher.set_seats(now, &[Seat::Open; 4]);
             }
-            dispatcher.settle(now);
+            dispatcher.settle_switches(now);
             check(&dispatcher, slots);
         }
     }

@@ -105,7 +105,7 @@ impl FrameAllocator {
         frame / self.frames_per_node
     }
     #[cfg(test)]
-    pub(crate) fn free(&self) -> u64 {
+    pub(crate) fn free_frames(&self) -> u64 {
         self.free
     }
 
@@ -114,7 +114,7 @@ impl FrameAllocator {
         let home = self.node_of_cpu[cpu as usize];
         if self.cpus[cpu as usize].batch.is_empty() {
             let drawn = self.nodes_from(home).find_map(|node| {
-                let batch = self.draw(node, BATCH_FRAMES);
+                let batch = self.draw_frames(node, BATCH_FRAMES);
                 (!batch.is_empty()).then_some(batch)
             });
             self.cpus[cpu as usize].batch = drawn.unwrap_or_default();
@@ -145,13 +145,13 @@ impl FrameAllocator {
     pub fn take_run(&mut self, cpu: u32, pages: u32, allowed: Option<&IndexSet>) -> Option<u32> {
         debug_assert!(pages.is_power_of_two() && pages <= BLOCK_FRAMES);
         let home = self.node_of_cpu[cpu as usize];
-        let run = self.nodes_from(home).find_map(|node| self.run_of(node, pages, allowed));
+        let run = self.nodes_from(home).find_map(|node| self.allocate_run(node, pages, allowed));
         self.free -= u64::from(if run.is_some() { pages } else { 0 });
         run
     }
 
     /// Back to the lists of the CPU that frees it.
-    pub fn give_back(&mut self, cpu: u32, frame: u32) {
+    pub fn release_frame(&mut self, cpu: u32, frame: u32) {
         let at = self.list_of(self.node_of(frame), self.color_of(frame));
         self.cpus[cpu as usize].by_color[at].push(frame);
         self.free += 1;
@@ -175,14 +175,14 @@ impl FrameAllocator {
         let blocks = self.nodes[node as usize].blocks.split_off(from);
         let mut pieces = Vec::new();
         for block in blocks {
-            self.cut(block, BLOCK_ORDER, end, &mut pieces);
+            self.split_block(block, BLOCK_ORDER, end, &mut pieces);
         }
         self.random.shuffle(&mut pieces);
         self.nodes[node as usize].pieces = pieces;
         !self.nodes[node as usize].pieces.is_empty()
     }
 
-    fn cut(&mut self, first: u32, order: u32, end: u32, pieces: &mut Vec<(u32, u32)>) {
+    fn split_block(&mut self, first: u32, order: u32, end: u32, pieces: &mut Vec<(u32, u32)>) {
         if first >= end {
             return;
         }
@@ -190,13 +190,13 @@ impl FrameAllocator {
         if fits && (order == 0 || self.random.draw_below(2) == 0) {
             pieces.push((first, 1 << order));
         } else {
-            self.cut(first, order - 1, end, pieces);
-            self.cut(first + (1 << (order - 1)), order - 1, end, pieces);
+            self.split_block(first, order - 1, end, pieces);
+            self.split_block(first + (1 << (order - 1)), order - 1, end, pieces);
         }
     }
 
     /// Up to `most` frames of a node's buddy lists, in ascending order within a piece.
-    fn draw(&mut self, node: u32, most: usize) -> Vec<u32> {
+    fn draw_frames(&mut self, node: u32, most: usize) -> Vec<u32> {
         let mut drawn = Vec::new();
         while drawn.len() < most && self.refill(node) {
             let pieces = &mut self.nodes[node as usize].pieces;
@@ -217,7 +217,7 @@ impl FrameAllocator {
             if let Some(frame) = self.cpus[cpu as usize].by_color[at].pop() {
                 return Some(frame);
             }
-            let drawn = self.draw(node, BATCH_FRAMES);
+            let drawn = self.draw_frames(node, BATCH_FRAMES);
             if drawn.is_empty() {
                 break;
             }
@@ -250,7 +250,7 @@ impl FrameAllocator {
         })
     }
 
-    fn run_of(&mut self, node: u32, pages: u32, allowed: Option<&IndexSet>) -> Option<u32> {
+    fn allocate_run(&mut self, node: u32, pages: u32, allowed: Option<&IndexSet>) -> Option<u32> {
         let colors = self.colors;
         let fits = |first: u32| {
             first.is_multiple_of(pages)
@@ -310,10 +310,10 @@ mod tests {
         assert!(taken.iter().all(|frame| allowed.contains(frame % 16)));
         // Local memory first: CPU 1 lives on node 1.
         assert!(taken[..256].iter().all(|&frame| frames.node_of(frame) == 1));
-        assert_eq!(frames.free(), 4096 - 512);
+        assert_eq!(frames.free_frames(), 4096 - 512);
         let rest: Vec<u32> = std::iter::from_fn(|| frames.take_any(2)).collect();
         assert_eq!(rest.len(), 4096 - 512);
-        assert_eq!(frames.free(), 0);
+        assert_eq!(frames.free_frames(), 0);
     }
 
     /// Are contiguous requests served with adjacent allowed colors only?
@@ -325,7 +325,7 @@ mod tests {
         assert_eq!(run % 16, 4);
         // No aligned run of eight has only these four colors.
         assert_eq!(frames.take_run(0, 8, Some(&allowed)), None);
-        assert_eq!(frames.free(), (1 << 14) - 4);
+        assert_eq!(frames.free_frames(), (1 << 14) - 4);
     }
 
     /// Is the default order neither sequential nor without runs (an aged buddy allocator has both)?
@@ -356,7 +356,7 @@ mod tests {
                         let back: Vec<u32> = held.iter().copied().step_by(2).collect();
                         for frame in back {
                             held.remove(&frame);
-                            frames.give_back(cpu, frame);
+                            frames.release_frame(cpu, frame);
                         }
                         Vec::new()
                     }
@@ -364,7 +364,7 @@ mod tests {
                 for frame in got {
                     prop_assert!(frame < 3000 && held.insert(frame));
                 }
-                prop_assert_eq!(frames.free(), 3000 - held.len() as u64);
+                prop_assert_eq!(frames.free_frames(), 3000 - held.len() as u64);
             }
             while let Some(frame) = frames.take_any(0) {
                 prop_assert!(held.insert(frame));

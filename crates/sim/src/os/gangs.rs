@@ -39,16 +39,16 @@ impl SlotRotation {
     }
 
     /// The same schedule, wherever its turn is.
-    pub fn same_as(&self, other: &Self) -> bool {
+    pub fn is_same_schedule(&self, other: &Self) -> bool {
         (&self.cpus, self.slice_cycles, &self.gangs) == (&other.cpus, other.slice_cycles, &other.gangs)
     }
 
-    pub fn turn_ends(&self) -> u64 {
+    pub fn turn_end_cycle(&self) -> u64 {
         if self.gangs.len() > 1 { self.turn_ends } else { u64::MAX }
     }
 
     /// The gang whose turn it is: index into `gangs`.
-    pub fn turn(&self) -> usize {
+    pub fn active_gang(&self) -> usize {
         self.turn
     }
 
@@ -72,18 +72,18 @@ impl SlotRotation {
     }
 
     /// CPU assignments of the gang whose turn it is: (CPU, member).
-    pub fn seats(&self, dispatcher: &Dispatcher) -> Vec<(u32, Slot)> {
-        self.gangs.get(self.turn).map_or_else(Vec::new, |gang| seat(&gang.members, &self.cpus, dispatcher))
+    pub fn active_seats(&self, dispatcher: &Dispatcher) -> Vec<(u32, Slot)> {
+        self.gangs.get(self.turn).map_or_else(Vec::new, |gang| assign_seats(&gang.members, &self.cpus, dispatcher))
     }
 }
 
 /// Gives each member a CPU of its own among `cpus`, named ones first, allowed ones only, the last one if it can be.
-pub fn seat(members: &[(Slot, Option<u32>)], cpus: &CpuSet, dispatcher: &Dispatcher) -> Vec<(u32, Slot)> {
-    seat_where(members, cpus, dispatcher, &|slot| dispatcher.task(slot).allowed.clone())
+pub fn assign_seats(members: &[(Slot, Option<u32>)], cpus: &CpuSet, dispatcher: &Dispatcher) -> Vec<(u32, Slot)> {
+    assign_seats_with(members, cpus, dispatcher, &|slot| dispatcher.task(slot).allowed.clone())
 }
 
 /// The same for members that may sit on other CPUs than the dispatcher would give them.
-pub fn seat_where(
+pub fn assign_seats_with(
     members: &[(Slot, Option<u32>)],
     cpus: &CpuSet,
     dispatcher: &Dispatcher,

@@ -125,7 +125,7 @@ impl VirtualMemory {
             return self.look_up_shared(process, segment, page, cpu);
         }
         if let Some(frame) = self.spaces[process].table.touch(page) {
-            return match self.lazy_move(process, page, frame, cpu) {
+            return match self.move_page_lazily(process, page, frame, cpu) {
                 Some(fresh) => PageLookup::Moved(fresh, frame),
                 None => PageLookup::Resident(frame),
             };
@@ -180,7 +180,7 @@ impl VirtualMemory {
         })
     }
 
-    fn lazy_move(&mut self, process: usize, page: u64, frame: u32, cpu: u32) -> Option<u32> {
+    fn move_page_lazily(&mut self, process: usize, page: u64, frame: u32, cpu: u32) -> Option<u32> {
         let coloring = self.spaces[process].coloring.as_ref()?;
         let wrong = !coloring.allowed.contains(self.frames.color_of(frame));
         if coloring.moving != PageMigration::Lazy || !wrong {
@@ -221,7 +221,7 @@ impl VirtualMemory {
     /// dropped and lines flushed before a task runs again.
     pub fn take_moved(&mut self, cpu: u32) -> Vec<MovedPage> {
         let moved = std::mem::take(&mut self.left);
-        moved.iter().for_each(|moved| self.frames.give_back(cpu, moved.old_frame));
+        moved.iter().for_each(|moved| self.frames.release_frame(cpu, moved.old_frame));
         moved
     }
 
@@ -360,7 +360,7 @@ impl VirtualMemory {
         let gone = std::mem::replace(&mut self.spaces[process], empty);
         let freed: Vec<u32> = gone.table.iter().map(|(_, frame, _)| frame).collect();
         for &frame in &freed {
-            self.frames.give_back(cpu, frame);
+            self.frames.release_frame(cpu, frame);
         }
         freed
     }
@@ -523,7 +523,7 @@ mod tests {
                     pages.iter().for_each(|(_, frame)| by_node[(frame / (600 / nodes)) as usize] += 1);
                     prop_assert_eq!(memory.pages_per_node(*process), by_node);
                 }
-                prop_assert_eq!(memory.frames.free(), 600 - frames.len() as u64);
+                prop_assert_eq!(memory.frames.free_frames(), 600 - frames.len() as u64);
             }
         }
     }

@@ -78,11 +78,11 @@ impl SchedulerView<'_> {
     pub fn queue(&self, cpu: u32) -> &[Slot] {
         &self.cpus[cpu as usize].queue
     }
-    pub fn waiting(&self, cpu: u32) -> usize {
+    pub fn count_waiting(&self, cpu: u32) -> usize {
         self.queue(cpu).len()
     }
     /// Waiting on `from` and allowed on `cpu`.
-    pub fn waiting_for(&self, from: u32, cpu: u32) -> usize {
+    pub fn count_waiting_for(&self, from: u32, cpu: u32) -> usize {
         self.queue(from).iter().filter(|&&slot| self.may_run(slot, cpu)).count()
     }
     pub fn all_queued(&self) -> impl Iterator<Item = Slot> + '_ {

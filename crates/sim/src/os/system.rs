@@ -105,7 +105,7 @@ struct PageFaultHandler<'a> {
 }
 
 impl FrameProvider for PageFaultHandler<'_> {
-    fn frame(&mut self, process: ProcessId, page: u64, cpu: CpuId, _store: bool) -> FrameLookup {
+    fn find_frame(&mut self, process: ProcessId, page: u64, cpu: CpuId, _store: bool) -> FrameLookup {
         let (frame, cost_cycles, copied) = match self.memory.look_up(process.0 as usize, page, cpu.0) {
             PageLookup::Resident(frame) => (frame, 0, false),
             PageLookup::Fault(frame) => {
@@ -170,7 +170,7 @@ impl System {
             system_calls: 0,
         });
         self.processes[process].tasks.push(slot);
-        let dispatcher_slot = self.dispatcher.arrive(self.now, allowed, weight, seated);
+        let dispatcher_slot = self.dispatcher.add_task(self.now, allowed, weight, seated);
         debug_assert_eq!(dispatcher_slot, slot);
         slot
     }
@@ -204,7 +204,7 @@ impl System {
     /// Other gang schedules from now on; one that stays keeps its turn.
     pub fn set_rotations(&mut self, mut rotations: Vec<SlotRotation>) {
         for fresh in &mut rotations {
-            if let Some(same) = self.rotations.iter().find(|running| running.same_as(fresh)) {
+            if let Some(same) = self.rotations.iter().find(|running| running.is_same_schedule(fresh)) {
                 *fresh = same.clone();
             }
         }
@@ -237,7 +237,7 @@ impl System {
 
     /// Ends a task that is the operating system's own.
     pub fn kill(&mut self, slot: Slot) {
-        self.exit(slot, self.now);
+        self.end_task(slot, self.now);
     }
 
     /// New colors for a process; moving its pages begins.
@@ -264,7 +264,7 @@ impl System {
     /// `None` = memory is exhausted.
     pub fn run(&mut self, end: u64, watch_switches: bool) -> Option<SystemEvent> {
         loop {
-            let switches = self.settle();
+            let switches = self.settle_switches();
             if watch_switches && !switches.is_empty() {
                 return Some(SystemEvent::Switched(switches));
             }
@@ -281,7 +281,7 @@ impl System {
                 match stop {
                     StopReason::Time => self.now = due,
                     StopReason::Turn { cpu, turn, at_cycle } => {
-                        if let Some(slot) = self.turn(cpu, turn, at_cycle) {
+                        if let Some(slot) = self.handle_batch_end(cpu, turn, at_cycle) {
                             return Some(SystemEvent::Exited(slot));
                         }
                         continue;
@@ -295,7 +295,7 @@ impl System {
             self.fire_timers();
             self.dispatcher.advance(self.now);
             if self.now >= end {
-                let switches = self.settle();
+                let switches = self.settle_switches();
                 if watch_switches && !switches.is_empty() {
                     return Some(SystemEvent::Switched(switches));
                 }
@@ -307,7 +307,7 @@ impl System {
 
     fn next_due(&self) -> u64 {
         let timer = self.timers.peek().map_or(u64::MAX, |Reverse((cycle, _, _))| *cycle);
-        let turns = self.rotations.iter().map(SlotRotation::turn_ends).min().unwrap_or(u64::MAX);
+        let turns = self.rotations.iter().map(SlotRotation::turn_end_cycle).min().unwrap_or(u64::MAX);
         timer.min(turns).min(self.dispatcher.next_event_cycle())
     }
 
@@ -334,17 +334,17 @@ impl System {
     }
 
     /// Updates turns of gangs, then CPU assignments, then the dispatcher, and finally the hardware.
-    fn settle(&mut self) -> Vec<ContextSwitch> {
+    fn settle_switches(&mut self) -> Vec<ContextSwitch> {
         for rotation in &mut self.rotations {
-            let before = rotation.turn();
+            let before = rotation.active_gang();
             rotation.advance(self.now, &self.dispatcher);
-            self.seats_changed |= rotation.turn() != before;
+            self.seats_changed |= rotation.active_gang() != before;
         }
         if std::mem::take(&mut self.seats_changed) {
-            let seats = self.seats();
+            let seats = self.dispatcher_seats();
             self.dispatcher.set_seats(self.now, &seats);
         }
-        let switches = self.dispatcher.settle(self.now);
+        let switches = self.dispatcher.settle_switches(self.now);
         for switch in &switches {
             if let Some(thread) = self.hw.unload(CpuId(switch.cpu)) {
                 let slot = thread.task.0 as usize;
@@ -355,19 +355,19 @@ impl System {
             let Some(thread) = switch.into.and_then(|slot| self.tasks[slot].aside.take()) else { continue };
             let cpu = CpuId(switch.cpu);
             self.hw.load(cpu, thread, self.now);
-            self.hw.charge(cpu, self.costs.context_switch_cycles, Charge::Switch);
+            self.hw.charge_cycles(cpu, self.costs.context_switch_cycles, Charge::Switch);
             if switch.migrated {
-                self.hw.charge(cpu, self.costs.migration_cycles, Charge::Migration);
+                self.hw.charge_cycles(cpu, self.costs.migration_cycles, Charge::Migration);
             }
         }
         switches
     }
 
-    fn seats(&self) -> Vec<Seat> {
+    fn dispatcher_seats(&self) -> Vec<Seat> {
         let mut seats = vec![Seat::Open; self.dispatcher.cpus() as usize];
         for rotation in &self.rotations {
             rotation.cpus.iter().for_each(|cpu| seats[cpu as usize] = Seat::Held(None));
-            for (cpu, slot) in rotation.seats(&self.dispatcher) {
+            for (cpu, slot) in rotation.active_seats(&self.dispatcher) {
                 seats[cpu as usize] = Seat::Held(Some(slot));
             }
         }
@@ -382,7 +382,7 @@ impl System {
     }
 
     /// Handles a thread's request at the end of a batch; an exit is reported to the caller.
-    fn turn(&mut self, cpu: CpuId, turn: BatchEnd, at_cycle: u64) -> Option<Slot> {
+    fn handle_batch_end(&mut self, cpu: CpuId, turn: BatchEnd, at_cycle: u64) -> Option<Slot> {
         self.now = self.now.max(at_cycle);
         let slot = self.hw.thread(cpu)?.task.0 as usize;
         let process = self.tasks[slot].process;
@@ -411,17 +411,17 @@ impl System {
                 }
             }
             BatchEnd::Exit => {
-                self.exit(slot, self.now);
+                self.end_task(slot, self.now);
                 return Some(slot);
             }
         }
         None
     }
 
-    fn exit(&mut self, slot: Slot, now: u64) {
+    fn end_task(&mut self, slot: Slot, now: u64) {
         self.dispatcher.exit(now, slot);
         self.tasks[slot].exited_cycle = Some(now);
-        self.settle();
+        self.settle_switches();
         let process = self.tasks[slot].process;
         let all_gone = self.processes[process].tasks.iter().all(|&slot| self.tasks[slot].exited_cycle.is_some());
         if all_gone {
@@ -486,7 +486,7 @@ impl System {
         }
         self.page_copy_cycles += moved * each;
         if moved > 0 {
-            self.hw.charge(CpuId(cpu), moved * each, Charge::PageCopy);
+            self.hw.charge_cycles(CpuId(cpu), moved * each, Charge::PageCopy);
         }
         let more = self.memory.coloring(process).is_some_and(|coloring| coloring.pending_pages() > 0);
         self.processes[process].moving = more;

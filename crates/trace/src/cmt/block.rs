@@ -90,7 +90,7 @@ impl Columns {
     }
 
     /// Lays the columns out in `raw` and empties them.
-    pub(super) fn take(&mut self, raw: &mut Vec<u8>) {
+    pub(super) fn take_columns(&mut self, raw: &mut Vec<u8>) {
         raw.clear();
         let counts = [self.threads.len(), self.runs.len(), self.wide.len() / 2, self.gaps.len(), self.addresses.len()];
         counts.iter().for_each(|&count| raw.extend_from_slice(&(count as u32).to_le_bytes()));

@@ -16,7 +16,7 @@ use crate::{AccessRecord, FilePosition, TraceError, TraceHeader, TraceReader, Tr
 /// Reads a `.cmt` block by block.
 ///
 /// A damaged or truncated file gives its whole blocks first and then one [`TraceError::Bad`] that names the block;
-/// after [`CmtReader::salvage`] the data just ends there and [`CmtReader::damage`] has the error.
+/// after [`CmtReader::salvage`] the data just ends there and [`CmtReader::first_damage`] has the error.
 pub struct CmtReader<R> {
     input: R,
     file: String,
@@ -68,7 +68,7 @@ impl<R: Read> CmtReader<R> {
         read_whole(&mut input, &mut bytes, &file, FilePosition::Byte(0), "the 16 bytes a .cmt file begins with")?;
         if bytes[..8] != FILE_MAGIC {
             let found = format!("'{}'", bytes[..8].escape_ascii());
-            return Err(TraceError::bad(
+            return Err(TraceError::format_error(
                 &file,
                 FilePosition::Byte(0),
                 found,
@@ -78,13 +78,13 @@ impl<R: Read> CmtReader<R> {
         let version = u32_at(&bytes, 8);
         if version != CMT_VERSION {
             let (found, expected) = (format!("format version {version}"), format!("version {CMT_VERSION}"));
-            return Err(TraceError::bad(&file, FilePosition::Byte(8), found, expected));
+            return Err(TraceError::format_error(&file, FilePosition::Byte(8), found, expected));
         }
         let json_bytes = u32_at(&bytes, 12) as usize;
         if json_bytes > HEADER_JSON_LIMIT {
             let found = format!("a header of {json_bytes} bytes");
             let expected = format!("at most {HEADER_JSON_LIMIT}");
-            return Err(TraceError::bad(&file, FilePosition::Byte(12), found, expected));
+            return Err(TraceError::format_error(&file, FilePosition::Byte(12), found, expected));
         }
         bytes.resize(16 + json_bytes + 8, 0);
         read_whole(&mut input, &mut bytes[16..], &file, FilePosition::Byte(16), "the header")?;
@@ -92,9 +92,11 @@ impl<R: Read> CmtReader<R> {
         let place = FilePosition::Byte(checksum_at as u64);
         check_sum(&file, place, u64_at(&bytes, checksum_at), xxhash_rust::xxh3::xxh3_64(&bytes[..checksum_at]))?;
         let header: TraceHeader = serde_json::from_slice(&bytes[16..checksum_at]).map_err(|error| {
-            TraceError::bad(&file, FilePosition::Byte(16), error.to_string(), "a trace header in JSON")
+            TraceError::format_error(&file, FilePosition::Byte(16), error.to_string(), "a trace header in JSON")
         })?;
-        header.check().map_err(|(found, expected)| TraceError::bad(&file, FilePosition::Byte(16), found, expected))?;
+        header
+            .check()
+            .map_err(|(found, expected)| TraceError::format_error(&file, FilePosition::Byte(16), found, expected))?;
         let decompressor = zstd::bulk::Decompressor::new().map_err(TraceError::io(&file, "start zstd for"))?;
         Ok(CmtReader {
             input,
@@ -120,7 +122,7 @@ impl<R: Read> CmtReader<R> {
         self.salvage = true;
     }
     /// The damage that ended the data early, after [`CmtReader::salvage`].
-    pub fn damage(&self) -> Option<&TraceError> {
+    pub fn first_damage(&self) -> Option<&TraceError> {
         self.damage.as_ref()
     }
     /// Number of the next record that will be read.
@@ -128,13 +130,13 @@ impl<R: Read> CmtReader<R> {
         self.next_record
     }
 
-    fn bad<T>(
+    fn format_error<T>(
         &self,
         place: FilePosition,
         found: impl Into<String>,
         expected: impl Into<String>,
     ) -> Result<T, TraceError> {
-        Err(TraceError::bad(&self.file, place, found, expected))
+        Err(TraceError::format_error(&self.file, place, found, expected))
     }
 
     /// The next part's first four bytes and the rest of its header; checks what can be checked before allocating.
@@ -146,7 +148,7 @@ impl<R: Read> CmtReader<R> {
         let (packed_bytes, raw_bytes) = (u32_at(&head, 8) as usize, u32_at(&head, 12) as usize);
         let is_block = head[..4] == BLOCK_MAGIC;
         if !is_block && head[..4] != FOOTER_MAGIC {
-            return self.bad(block_place, format!("'{}'", head[..4].escape_ascii()), "'CMTB' or 'CMTE'");
+            return self.format_error(block_place, format!("'{}'", head[..4].escape_ascii()), "'CMTB' or 'CMTE'");
         }
         let (place, limit, head_bytes, summed) = if is_block {
             read_whole(&mut self.input, &mut head[24..], &self.file, block_place, "the rest of its header")?;
@@ -157,7 +159,7 @@ impl<R: Read> CmtReader<R> {
         if raw_bytes > limit || packed_bytes > zstd::zstd_safe::compress_bound(limit) {
             let found = format!("lengths of {packed_bytes} packed and {raw_bytes} unpacked bytes");
             let expected = format!("at most {limit} unpacked");
-            return self.bad(place, found, expected);
+            return self.format_error(place, found, expected);
         }
         self.packed.clear();
         let read = self.input.by_ref().take(packed_bytes as u64).read_to_end(&mut self.packed);
@@ -165,7 +167,7 @@ impl<R: Read> CmtReader<R> {
         if self.packed.len() != packed_bytes {
             let found = format!("the end of the file after {} of its {packed_bytes} bytes", self.packed.len());
             let expected = "the whole of it";
-            return self.bad(place, found, expected);
+            return self.format_error(place, found, expected);
         }
         let mut hash = Xxh3::new();
         hash.update(&head[..summed]);
@@ -180,7 +182,7 @@ impl<R: Read> CmtReader<R> {
         if !(1..=BLOCK_RECORDS).contains(&records) || first != self.next_record {
             let found = format!("{records} records from number {first}");
             let expected = format!("1-{BLOCK_RECORDS} from number {}", self.next_record);
-            return self.bad(place, found, expected);
+            return self.format_error(place, found, expected);
         }
         Ok((SectionKind::Block { records }, place))
     }
@@ -194,8 +196,8 @@ impl<R: Read> CmtReader<R> {
                 self.raw.resize(raw_bytes + PADDING_BYTES, 0);
                 Ok(())
             }
-            Ok(length) => self.bad(place, format!("{length} unpacked bytes"), format!("{raw_bytes}")),
-            Err(error) => self.bad(place, format!("bytes that do not unpack ({error})"), "a zstd frame"),
+            Ok(length) => self.format_error(place, format!("{length} unpacked bytes"), format!("{raw_bytes}")),
+            Err(error) => self.format_error(place, format!("bytes that do not unpack ({error})"), "a zstd frame"),
         }
     }
 
@@ -203,13 +205,17 @@ impl<R: Read> CmtReader<R> {
         let raw = &self.raw[..self.raw.len() - PADDING_BYTES];
         let json_bytes = if raw.len() >= 4 { u32_at(raw, 0) as usize } else { usize::MAX };
         let Some((json, index)) = raw.get(4..).and_then(|rest| rest.split_at_checked(json_bytes)) else {
-            return self.bad(place, "totals longer than the footer", "totals and index");
+            return self.format_error(place, "totals longer than the footer", "totals and index");
         };
         if !index.len().is_multiple_of(24) || index.len() / 24 > INDEX_ENTRIES_LIMIT {
-            return self.bad(place, format!("an index of {} bytes", index.len()), "entries of 24 bytes, 2^20 at most");
+            return self.format_error(
+                place,
+                format!("an index of {} bytes", index.len()),
+                "entries of 24 bytes, 2^20 at most",
+            );
         }
         let totals: TraceTotals = serde_json::from_slice(json)
-            .map_err(|error| TraceError::bad(&self.file, place, error.to_string(), "totals in JSON"))?;
+            .map_err(|error| TraceError::format_error(&self.file, place, error.to_string(), "totals in JSON"))?;
         self.index = index
             .chunks_exact(24)
             .map(|entry| IndexEntry {
@@ -237,14 +243,14 @@ impl<R: Read> CmtReader<R> {
                 if records != Some(self.next_record) {
                     let found = format!("totals of {} records", records.unwrap_or(0));
                     let expected = format!("{}, as many as were read", self.next_record);
-                    return self.bad(place, found, expected);
+                    return self.format_error(place, found, expected);
                 }
                 let mut trailer = [0u8; TRAILER_BYTES];
                 read_whole(&mut self.input, &mut trailer, &self.file, place, "the trailer behind it")?;
                 if trailer[8..] != END_MAGIC {
                     let found = format!("'{}' behind it", trailer[8..].escape_ascii());
                     let expected = "'CMTREND\\x00'";
-                    return self.bad(place, found, expected);
+                    return self.format_error(place, found, expected);
                 }
                 Ok(None)
             }
@@ -263,7 +269,7 @@ impl<R: Read> CmtReader<R> {
             }
             Ok(Some(records)) => Block::check(&self.raw, records)
                 .map(|block| decode(&block))
-                .map_err(|(found, expected)| TraceError::bad(&self.file, place, found, expected)),
+                .map_err(|(found, expected)| TraceError::format_error(&self.file, place, found, expected)),
             Err(error) => Err(error),
         };
         let Err(error) = result else { return Ok(true) };
@@ -287,17 +293,17 @@ impl<R: Read + Seek> CmtReader<R> {
         read_whole(&mut self.input, &mut trailer, &file, place, "the trailer")?;
         let offset = u64_at(&trailer, 0);
         if trailer[8..] != END_MAGIC || offset < self.data_start || offset >= end {
-            return self.bad(place, "no trailer", "the footer's offset and 'CMTREND\\x00'");
+            return self.format_error(place, "no trailer", "the footer's offset and 'CMTREND\\x00'");
         }
         self.input.seek(SeekFrom::Start(offset)).map_err(io())?;
         self.offset = offset;
         match self.read_part()? {
             (SectionKind::Footer, place) => self.take_footer(place),
-            (SectionKind::Block { .. }, place) => self.bad(place, "a block", "the footer"),
+            (SectionKind::Block { .. }, place) => self.format_error(place, "a block", "the footer"),
         }
     }
 
-    fn go_to(&mut self, entry: IndexEntry) -> Result<(), TraceError> {
+    fn seek_to_block(&mut self, entry: IndexEntry) -> Result<(), TraceError> {
         self.input.seek(SeekFrom::Start(entry.offset)).map_err(TraceError::io(&self.file, "seek in"))?;
         (self.offset, self.block, self.next_record) = (entry.offset, entry.block, entry.first_record);
         (self.ended, self.damage) = (false, None);
@@ -309,7 +315,7 @@ impl<R: Read + Seek> CmtReader<R> {
     /// # Errors
     /// [`TraceError::Io`].
     pub fn rewind(&mut self) -> Result<(), TraceError> {
-        self.go_to(IndexEntry { offset: self.data_start, first_record: 0, block: 0 })
+        self.seek_to_block(IndexEntry { offset: self.data_start, first_record: 0, block: 0 })
     }
 
     /// Goes to the last indexed block that begins at or before `record` and returns its first record's number;
@@ -321,7 +327,7 @@ impl<R: Read + Seek> CmtReader<R> {
         let after = self.index.partition_point(|entry| entry.first_record <= record);
         let start = IndexEntry { offset: self.data_start, first_record: 0, block: 0 };
         let entry = after.checked_sub(1).map_or(start, |index| self.index[index]);
-        self.go_to(entry)?;
+        self.seek_to_block(entry)?;
         Ok(entry.first_record)
     }
 }
@@ -356,7 +362,7 @@ fn read_whole(
         match input.read(&mut into[got..]) {
             Ok(0) => {
                 let found = format!("the end of the file after {got} bytes");
-                return Err(TraceError::bad(file, place, found, expected));
+                return Err(TraceError::format_error(file, place, found, expected));
             }
             Ok(read) => got += read,
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
@@ -370,5 +376,10 @@ fn check_sum(file: &str, place: FilePosition, stored: u64, computed: u64) -> Res
     if stored == computed {
         return Ok(());
     }
-    Err(TraceError::bad(file, place, format!("checksum {stored:016x}"), format!("{computed:016x} by its content")))
+    Err(TraceError::format_error(
+        file,
+        place,
+        format!("checksum {stored:016x}"),
+        format!("{computed:016x} by its content"),
+    ))
 }

@@ -38,12 +38,12 @@ impl<W: Write> CmtWriter<W> {
     pub fn new(mut out: W, file: impl Into<String>, header: &TraceHeader, level: i32) -> Result<Self, TraceError> {
         let file = file.into();
         let json = serde_json::to_vec(header).map_err(|error| {
-            TraceError::bad(&file, FilePosition::File, error.to_string(), "a header that JSON can hold")
+            TraceError::format_error(&file, FilePosition::File, error.to_string(), "a header that JSON can hold")
         })?;
         if json.len() > HEADER_JSON_LIMIT {
             let found = format!("a header of {} bytes", json.len());
             let expected = format!("at most {HEADER_JSON_LIMIT}");
-            return Err(TraceError::bad(&file, FilePosition::File, found, expected));
+            return Err(TraceError::format_error(&file, FilePosition::File, found, expected));
         }
         let mut bytes = FILE_MAGIC.to_vec();
         bytes.extend_from_slice(&CMT_VERSION.to_le_bytes());
@@ -109,7 +109,7 @@ impl<W: Write> CmtWriter<W> {
         for (thread, count) in self.columns.records_per_thread() {
             *self.per_thread_records.entry(thread).or_default() += count;
         }
-        self.columns.take(&mut self.raw);
+        self.columns.take_columns(&mut self.raw);
         self.pack()?;
         let mut head = [0u8; BLOCK_HEADER_BYTES];
         head[..4].copy_from_slice(&BLOCK_MAGIC);
@@ -172,7 +172,7 @@ impl<W: Write> CmtWriter<W> {
         }
         totals.threads.sort_by_key(|totals| totals.thread);
         let json = serde_json::to_vec(&totals).map_err(|error| {
-            TraceError::bad(&self.file, FilePosition::File, error.to_string(), "totals that JSON can hold")
+            TraceError::format_error(&self.file, FilePosition::File, error.to_string(), "totals that JSON can hold")
         })?;
         self.raw.clear();
         self.raw.extend_from_slice(&(json.len() as u32).to_le_bytes());
@@ -185,7 +185,7 @@ impl<W: Write> CmtWriter<W> {
         if self.raw.len() > FOOTER_LIMIT {
             let found = format!("totals and index of {} bytes", self.raw.len());
             let expected = format!("at most {FOOTER_LIMIT}");
-            return Err(TraceError::bad(&self.file, FilePosition::File, found, expected));
+            return Err(TraceError::format_error(&self.file, FilePosition::File, found, expected));
         }
         self.pack()?;
         let footer_offset = self.offset;

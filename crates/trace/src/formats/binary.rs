@@ -32,7 +32,7 @@ impl<R: Read, const N: usize> Entries<R, N> {
             let place = FilePosition::Byte(self.offset + (N * entries.len()) as u64);
             let found = format!("{} bytes before the end", rest.len());
             let expected = format!("entries of {N} bytes");
-            return Err(TraceError::bad(&self.file, place, found, expected));
+            return Err(TraceError::format_error(&self.file, place, found, expected));
         }
         self.offset += self.buffer.len() as u64;
         Ok(entries)
@@ -90,7 +90,7 @@ binary_reader!(
 );
 /// libCacheSim's oracleGeneral: 24-byte requests (u32 time, u64 object, u32 size, i64 next access). An object counts as
 /// one line: its id, cut to 58 bits, is the line number. A curve over lines is wrong if sizes differ, so such a trace is
-/// refused, unless the reader is made by [`OracleGeneralReader::of_any_size`].
+/// refused, unless the reader is made by [`OracleGeneralReader::with_any_object_size`].
 pub struct OracleGeneralReader<R> {
     entries: Entries<R, 24>,
     file: String,
@@ -118,7 +118,7 @@ impl<R: Read> OracleGeneralReader<R> {
     }
 
     /// Counts an object of any size as one line.
-    pub fn of_any_size(input: R, file: impl Into<String>) -> Self {
+    pub fn with_any_object_size(input: R, file: impl Into<String>) -> Self {
         OracleGeneralReader { requires_one_size: false, ..Self::new(input, file) }
     }
 }
@@ -204,7 +204,7 @@ impl<R: Read + Send> TraceReader for OracleGeneralReader<R> {
                     let found = format!("an object of {bytes} bytes after one of {first}");
                     let expected = "objects of one size, because each counts as one line; the format \
                                     'oracle-general-unit' ignores sizes";
-                    return Err(TraceError::bad(&self.file, place, found, expected));
+                    return Err(TraceError::format_error(&self.file, place, found, expected));
                 }
             }
         }

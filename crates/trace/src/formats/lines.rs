@@ -31,7 +31,7 @@ impl<R: Read> LineReader<R> {
         if self.line.last() == Some(&b'\n') {
             self.line.pop();
         } else if self.line.len() > LINE_BYTES_LIMIT {
-            return Err(self.bad(format!("a line of at most {LINE_BYTES_LIMIT} bytes")));
+            return Err(self.line_error(format!("a line of at most {LINE_BYTES_LIMIT} bytes")));
         }
         if self.line.last() == Some(&b'\r') {
             self.line.pop();
@@ -44,10 +44,10 @@ impl<R: Read> LineReader<R> {
     }
 
     /// The error for the current line.
-    pub(super) fn bad(&self, expected: impl Into<String>) -> TraceError {
+    pub(super) fn line_error(&self, expected: impl Into<String>) -> TraceError {
         let shown = &self.line[..self.line.len().min(60)];
         let dots = if self.line.len() > shown.len() { "..." } else { "" };
-        TraceError::bad(
+        TraceError::format_error(
             &self.file,
             FilePosition::Line(self.number),
             format!("'{}{dots}'", shown.escape_ascii()),

@@ -101,8 +101,9 @@ impl FromStr for Format {
         let lower = name.to_ascii_lowercase().replace('_', "-");
         let lower = if lower == "oraclegeneral" { "oracle-general".to_string() } else { lower };
         let named_format = Format::ALL.into_iter().find(|format| format.name() == lower);
-        named_format
-            .ok_or_else(|| crate::unknown_name("format", name, Format::ALL.map(|format| format.name().to_string())))
+        named_format.ok_or_else(|| {
+            crate::unknown_name_error("format", name, Format::ALL.map(|format| format.name().to_string()))
+        })
     }
 }
 
@@ -146,7 +147,7 @@ pub fn open_input(
         let shown = &start[..start.len().min(16)];
         let found = if shown.is_empty() { "nothing".to_string() } else { format!("'{}'", shown.escape_ascii()) };
         let expected = format!("a known format; name one of {}", Format::ALL.map(Format::name).join(", "));
-        return Err(TraceError::bad(file, FilePosition::Byte(0), found, expected));
+        return Err(TraceError::format_error(file, FilePosition::Byte(0), found, expected));
     };
     let input = std::io::Cursor::new(start).chain(input);
     let file = file.to_string();
@@ -159,7 +160,7 @@ pub fn open_input(
         Format::U64 => Box::new(RawU64Reader::new(input, file)),
         Format::ChampSim => Box::new(ChampSimReader::new(input, file)),
         Format::OracleGeneral => Box::new(OracleGeneralReader::new(input, file)),
-        Format::OracleGeneralUnit => Box::new(OracleGeneralReader::of_any_size(input, file)),
+        Format::OracleGeneralUnit => Box::new(OracleGeneralReader::with_any_object_size(input, file)),
     })
 }
 

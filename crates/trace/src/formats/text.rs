@@ -25,7 +25,7 @@ struct TextCounts {
 }
 
 impl TextCounts {
-    fn take(&mut self, said: LineOutcome, batch: &mut Vec<AccessRecord>) {
+    fn record_outcome(&mut self, said: LineOutcome, batch: &mut Vec<AccessRecord>) {
         match said {
             LineOutcome::Nothing => {}
             LineOutcome::Instruction => {
@@ -64,10 +64,10 @@ fn fill<R: Read>(
             break;
         }
         match parse(lines.line()) {
-            Ok(said) => counts.take(said, batch),
+            Ok(said) => counts.record_outcome(said, batch),
             Err(expected) => {
                 counts.ended = true;
-                return Err(lines.bad(expected));
+                return Err(lines.line_error(expected));
             }
         }
     }

@@ -58,8 +58,8 @@ impl ChunkDecoder {
         ChunkDecoder { several, ..Default::default() }
     }
 
-    fn bad<T>(&self, found: String, expected: &str) -> Result<T, TraceError> {
-        Err(TraceError::bad("the recorder's stream", FilePosition::Byte(self.offset), found, expected))
+    fn chunk_error<T>(&self, found: String, expected: &str) -> Result<T, TraceError> {
+        Err(TraceError::format_error("the recorder's stream", FilePosition::Byte(self.offset), found, expected))
     }
 
     /// Appends the records of every whole chunk in `bytes` and what was left before.
@@ -68,7 +68,7 @@ impl ChunkDecoder {
         let pending = std::mem::take(&mut self.pending);
         let mut at = 0;
         while pending.len() - at >= HEAD_BYTES {
-            let head = self.head(&pending[at..at + HEAD_BYTES])?;
+            let head = self.parse_header(&pending[at..at + HEAD_BYTES])?;
             let end = at + HEAD_BYTES + head.payload_bytes;
             let Some(payload) = pending.get(at + HEAD_BYTES..end) else { break };
             self.chunk(&head, payload, into)?;
@@ -80,9 +80,9 @@ impl ChunkDecoder {
         Ok(())
     }
 
-    fn head(&self, bytes: &[u8]) -> Result<ChunkHeader, TraceError> {
+    fn parse_header(&self, bytes: &[u8]) -> Result<ChunkHeader, TraceError> {
         if u32_of(bytes, 0) != MAGIC {
-            return self.bad(format!("'{}'", bytes[..4].escape_ascii()), "'CMK1', a chunk");
+            return self.chunk_error(format!("'{}'", bytes[..4].escape_ascii()), "'CMK1', a chunk");
         }
         let head = ChunkHeader {
             payload_bytes: u32_of(bytes, 4) as usize,
@@ -97,7 +97,7 @@ impl ChunkDecoder {
         if head.payload_bytes > PAYLOAD_LIMIT || head.records as usize * 2 > head.payload_bytes {
             let found = format!("{} records in {} bytes", head.records, head.payload_bytes);
             let expected = "at most 4048 bytes, two or more a record";
-            return self.bad(found, expected);
+            return self.chunk_error(found, expected);
         }
         Ok(head)
     }
@@ -109,7 +109,7 @@ impl ChunkDecoder {
         self.max_reached |= head.flags & FLAG_MAX != 0;
         self.end_seen |= head.flags & FLAG_END != 0;
         let Some(&process) = self.process_of_pid.get(&head.pid) else {
-            return self.bad(format!("a chunk of process {}", head.pid), "a process that has started");
+            return self.chunk_error(format!("a chunk of process {}", head.pid), "a process that has started");
         };
         if head.thread == NO_THREAD {
             return Ok(());
@@ -123,7 +123,7 @@ impl ChunkDecoder {
 
     fn start(&mut self, pid: u32, payload: &[u8]) -> Result<(), TraceError> {
         if self.processes.len() == PROCESSES_LIMIT {
-            return self.bad("one process more".into(), "at most 65536 processes in one recording");
+            return self.chunk_error("one process more".into(), "at most 65536 processes in one recording");
         }
         let process = self.processes.len() as u32;
         let words = payload.strip_suffix(&[0]).unwrap_or(payload).split(|&byte| byte == 0);
@@ -139,7 +139,7 @@ impl ChunkDecoder {
             return Ok(found);
         }
         if next as usize == THREADS_LIMIT {
-            return self.bad("one thread more".into(), "at most 1048576 threads in one recording");
+            return self.chunk_error("one thread more".into(), "at most 1048576 threads in one recording");
         }
         self.thread_of.insert((process, thread), next);
         self.threads.push(ThreadTotals { thread: next, process, created: Some(thread), ..Default::default() });
@@ -172,10 +172,14 @@ impl ChunkDecoder {
             })();
             match record {
                 Some(record) => into.push(record),
-                None => return self.bad("a record that its chunk cuts off".into(), "whole records"),
+                None => return self.chunk_error("a record that its chunk cuts off".into(), "whole records"),
             }
         }
-        if rest.is_empty() { Ok(()) } else { self.bad(format!("{} bytes behind the records", rest.len()), "none") }
+        if rest.is_empty() {
+            Ok(())
+        } else {
+            self.chunk_error(format!("{} bytes behind the records", rest.len()), "none")
+        }
     }
 
     /// Data accesses of all threads so far.

@@ -37,7 +37,7 @@ pub(super) struct Fifo<'a> {
 
 impl<'a> Fifo<'a> {
     /// Opens the reading end without blocking; it has to exist before the child starts.
-    pub(super) fn make(path: &Path) -> Result<File, TraceError> {
+    pub(super) fn make_fifo(path: &Path) -> Result<File, TraceError> {
         let name = path.display().to_string();
         let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
         rustix::fs::mkfifoat(rustix::fs::CWD, path, mode)

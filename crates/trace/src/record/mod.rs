@@ -170,12 +170,12 @@ impl Recorder {
             return Err(TraceError::Recorder { why, remedy: None });
         }
         check_program(self.command.first().map(String::as_str).unwrap_or(""))?;
-        let output = RecordingFile::begin(&self.output, self.force)?;
+        let output = RecordingFile::create(&self.output, self.force)?;
         let work = tempfile::Builder::new().prefix("cachemate-record-").tempdir();
         let work = work.map_err(TraceError::io("the temporary directory", "write in"))?;
         let fifo_path = work.path().join("accesses");
         let log_path = work.path().join("valgrind.log");
-        let input = Fifo::make(&fifo_path)?;
+        let input = Fifo::make_fifo(&fifo_path)?;
         let child = self.command_line(recording, &fifo_path, &log_path).spawn();
         let child = child.map_err(TraceError::io("valgrind", "start"))?;
         let mut fifo = Fifo::new(input, child, interrupt, self.children == ChildProcesses::Follow);
@@ -437,7 +437,7 @@ struct RecordingFile {
 }
 
 impl RecordingFile {
-    fn begin(path: &Path, force: bool) -> Result<RecordingFile, TraceError> {
+    fn create(path: &Path, force: bool) -> Result<RecordingFile, TraceError> {
         let path = path.to_path_buf();
         if cachemate_files::exists(&path) && !path.is_file() {
             return Ok(RecordingFile { file: create_output(&path, true)?, path, part: None });

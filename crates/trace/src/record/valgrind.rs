@@ -64,7 +64,7 @@ pub fn find_recording() -> Result<RecorderTool, TraceError> {
         }
         return Ok(RecorderTool::Tool { valgrind, library });
     }
-    match built(&valgrind) {
+    match build_tool(&valgrind) {
         Ok(library) => Ok(RecorderTool::Tool { valgrind, library }),
         Err(because) => Ok(RecorderTool::Lackey { valgrind, because: because.to_string() }),
     }
@@ -79,7 +79,7 @@ fn cache_dir() -> Result<PathBuf, TraceError> {
 }
 
 /// The directory with the tool for this source and this Valgrind.
-fn built(valgrind: &str) -> Result<PathBuf, TraceError> {
+fn build_tool(valgrind: &str) -> Result<PathBuf, TraceError> {
     let key = xxhash_rust::xxh3::xxh3_64([SOURCE, MAKEFILE, valgrind].join("\0").as_bytes());
     let cache = cache_dir()?;
     let library = cache.join(format!("recorder-{key:016x}"));

@@ -49,8 +49,8 @@ impl FastPhaseAverages {
         for (&task, profile) in measured {
             let fresh = || PhaseHistory { phase: (profile.phase_number, window), ..PhaseHistory::default() };
             let past = self.past.entry(task).or_insert_with(fresh);
-            past.turn(profile.phase_number, window);
-            past.note(&profile.locality.misses_per_kilo_instr);
+            past.enter_phase(profile.phase_number, window);
+            past.record_curves(&profile.locality.misses_per_kilo_instr);
         }
     }
 
@@ -66,7 +66,7 @@ impl PhaseHistory {
         self.since.is_some() && self.curves.len() >= MIN_CURVES
     }
 
-    fn turn(&mut self, number: u32, window: u64) {
+    fn enter_phase(&mut self, number: u32, window: u64) {
         let (phase, since) = self.phase;
         let length = window.saturating_sub(since);
         if phase != number {
@@ -85,7 +85,7 @@ impl PhaseHistory {
         }
     }
 
-    fn note(&mut self, measured: &LevelCurves) {
+    fn record_curves(&mut self, measured: &LevelCurves) {
         let Some(at) = largest_measured_size(measured) else { return };
         if self.curves.back().and_then(largest_measured_size) == Some(at) {
             return;
@@ -117,15 +117,16 @@ fn mean(curves: &VecDeque<LevelCurves>) -> Option<LevelCurves> {
     let last = curves.back()?;
     let of = |(&level, fact): (&CacheLevel, &Fact<SizeCurve>)| {
         let all: Vec<&SizeCurve> = curves.iter().filter_map(|one| one.get(&level).map(|fact| &fact.value)).collect();
-        let point =
-            |index: usize| (fact.value[index].0, mean_of(&all.iter().map(|curve| curve[index].1).collect::<Vec<_>>()));
+        let point = |index: usize| {
+            (fact.value[index].0, mean_estimate(&all.iter().map(|curve| curve[index].1).collect::<Vec<_>>()))
+        };
         (level, Fact { value: (0..fact.value.len()).map(point).collect(), ..fact.clone() })
     };
     Some(last.iter().map(of).collect())
 }
 
 /// Mean of measurements; its interval is the mean of theirs, or two standard errors if those reach further.
-fn mean_of(all: &[Estimate]) -> Estimate {
+fn mean_estimate(all: &[Estimate]) -> Estimate {
     let count = all.len() as f64;
     let mean = |of: &dyn Fn(&Estimate) -> f64| all.iter().map(of).sum::<f64>() / count;
     let value = mean(&|one| one.value);

@@ -38,7 +38,7 @@ fn profile_mut<'a>(recalled: &'a mut Option<Profiles>, measured: &Profiles, task
 
 impl PhaseCurveRecall {
     /// Averages programs whose phases are too short.
-    pub fn averaging_fast_phases() -> Self {
+    pub fn with_fast_phase_average() -> Self {
         PhaseCurveRecall { averages: Some(FastPhaseAverages::default()), ..PhaseCurveRecall::default() }
     }
 }

@@ -134,7 +134,7 @@ fn kinds() -> impl Strategy<Value = MachineSpec> {
 struct AliasedFrames;
 
 impl FrameProvider for AliasedFrames {
-    fn frame(&mut self, _process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> FrameLookup {
+    fn find_frame(&mut self, _process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> FrameLookup {
         FrameLookup { frame: page / 2, cost_cycles: 0, copied: false }
     }
 }

@@ -67,7 +67,7 @@ impl AccessSource for AccessScript {
 pub(crate) struct IdentityFrames;
 
 impl FrameProvider for IdentityFrames {
-    fn frame(&mut self, process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> FrameLookup {
+    fn find_frame(&mut self, process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> FrameLookup {
         FrameLookup { frame: page + 4096 * u64::from(process.0), cost_cycles: 0, copied: false }
     }
 }

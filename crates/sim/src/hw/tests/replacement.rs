@@ -191,7 +191,7 @@ fn exclusive_way_masks_make_hits_independent_of_the_neighbor() {
 struct ColoredFrames;
 
 impl FrameProvider for ColoredFrames {
-    fn frame(&mut self, process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> FrameLookup {
+    fn find_frame(&mut self, process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> FrameLookup {
         FrameLookup {
             frame: 2 * (page + 4096 * u64::from(process.0)) + u64::from(process.0 % 2),
             cost_cycles: 0,
@@ -305,7 +305,7 @@ fn a_flushed_frame_takes_the_index_of_its_next_page() {
 struct OneFrame;
 
 impl FrameProvider for OneFrame {
-    fn frame(&mut self, _process: ProcessId, _page: u64, _cpu: CpuId, _store: bool) -> FrameLookup {
+    fn find_frame(&mut self, _process: ProcessId, _page: u64, _cpu: CpuId, _store: bool) -> FrameLookup {
         FrameLookup { frame: 3, cost_cycles: 0, copied: false }
     }
 }

@@ -9,7 +9,7 @@ use crate::hw::pipeline::{CoreEnvironment, CoreFrontEnd};
 use crate::hw::store::{LineMeta, PENDING};
 
 impl CoreFrontEnd {
-    /// The same as [`CoreFrontEnd::quick`], for caches of any shape.
+    /// The same as [`CoreFrontEnd::run_fast_path`], for caches of any shape.
     pub(in crate::hw) fn step(
         &mut self,
         burst: &mut Burst,
@@ -19,7 +19,7 @@ impl CoreFrontEnd {
         loop {
             let nth = burst.run.nth;
             let Some(&access) = thread.batch.get(thread.position) else { return SlowPathCause::BatchEnd };
-            burst.stop = burst.bound(self.in_order, burst.t, &mut self.contexts[nth]);
+            burst.stop = burst.issue_limit(self.in_order, burst.t, &mut self.contexts[nth]);
             match access.kind() {
                 AccessKind::Jump => return SlowPathCause::Jump,
                 AccessKind::Compute => return SlowPathCause::Compute,
@@ -63,8 +63,8 @@ impl CoreFrontEnd {
         let Some(place) = burst.place else { return false };
         let store = access.kind() == AccessKind::Store;
         let back = LineMeta(unit.store.meta(place).0 & !PENDING);
-        let late = unit.store.meta(place) != back && !unit.pending.is_back(line, burst.t + unit.latency);
-        if late || back.refuses(store, unit.write == WritePolicy::Through) {
+        let late = unit.store.meta(place) != back && !unit.pending.has_arrived(line, burst.t + unit.latency);
+        if late || back.needs_permission(store, unit.write == WritePolicy::Through) {
             return false;
         }
         unit.store.set_meta(place, back.as_store(store));

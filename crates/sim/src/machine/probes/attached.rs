@@ -122,7 +122,7 @@ impl AttachedProbe {
                 let watch = WatchProbe { locations, one_in, coarser, coarser_code, ..WatchProbe::default() };
                 probes.watch = Some(watch);
             }
-            AttachedKind::Activity { level, super_sets } => probes.activity.push(activity(*level, *super_sets)),
+            AttachedKind::Activity { level, super_sets } => probes.activity.push(activity_probe(*level, *super_sets)),
         }
         self.ticks_before.push(probes.cost_ticks);
         self.slots.push(slot);
@@ -191,7 +191,7 @@ impl AttachedProbe {
     }
 
     /// The evidence at the end of a window.
-    pub fn take(&mut self, machine: &mut SimMachine, complete: bool) -> Vec<ProbeEvidence> {
+    pub fn take_evidence(&mut self, machine: &mut SimMachine, complete: bool) -> Vec<ProbeEvidence> {
         match &self.kind {
             AttachedKind::Trace { .. } if complete => self.take_trace(machine).into_iter().collect(),
             AttachedKind::Trace { .. } => Vec::new(),
@@ -205,7 +205,7 @@ impl AttachedProbe {
         let AttachedKind::Trace { before, .. } = &self.kind else { return None };
         let slot = *self.slots.first()?;
         let elapsed_ns = machine.clock.nominal_ns(machine.system.now() - self.begun);
-        let counts = machine.system.counters(slot).difference(before).counts(&machine.levels);
+        let counts = machine.system.counters(slot).subtract_earlier(before).counts(&machine.levels);
         let trace = machine.system.thread_mut(slot)?.probes.trace.take()?;
         let known = machine.spec.counters.sampler == SamplerModel::Ideal;
         let line_bytes = machine.spec.caches.iter().find(|cache| cache.level == CacheLevel::L1Data)?.line_bytes;
@@ -278,7 +278,7 @@ impl AttachedProbe {
             let (task, cpu) = (machine.task_of_slot.get(slot).copied(), machine.system.dispatcher.task(*slot).last_cpu);
             let Some(thread) = machine.system.thread_mut(*slot) else { continue };
             let probe = thread.probes.activity.iter_mut().find(|probe| probe.level == level);
-            let counts = probe.map(|probe| std::mem::replace(probe, activity(level, super_sets)));
+            let counts = probe.map(|probe| std::mem::replace(probe, activity_probe(level, super_sets)));
             if let (Some(task), Some(cpu), Some(counts)) = (task, cpu, counts)
                 && counts.super_sets.iter().any(|count| count.accesses > 0)
             {
@@ -302,7 +302,7 @@ impl AttachedProbe {
 }
 
 /// Super sets by low set bits (AV indexes them so; its other passage, contiguous ranges, is the probe's other form).
-fn activity(level: CacheLevel, super_sets: u32) -> ActivityProbe {
+fn activity_probe(level: CacheLevel, super_sets: u32) -> ActivityProbe {
     ActivityProbe {
         level,
         contiguous: false,

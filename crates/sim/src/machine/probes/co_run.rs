@@ -12,10 +12,10 @@ use cachemate_core::{
 };
 
 use super::super::SimMachine;
-use super::super::observe::counted;
+use super::super::observe::event_counts;
 use super::ProbeRefusal;
 use crate::hw::{CacheCounters, TaskCounters};
-use crate::os::gangs::seat_where;
+use crate::os::gangs::assign_seats_with;
 use crate::os::queues::Slot;
 use crate::os::system::SeatHold;
 
@@ -90,7 +90,7 @@ impl CoRunProbe {
         };
         for row in &rows {
             let tasks = slots(row)?;
-            if boost && together.seats(&tasks, machine).len() < tasks.len() {
+            if boost && together.assign_cpus(&tasks, machine).len() < tasks.len() {
                 let message = format!("the CPUs below {cache:?} do not allow a row of {} tasks", tasks.len());
                 return Err((RefusalReason::NoCapacity, message));
             }
@@ -99,13 +99,13 @@ impl CoRunProbe {
         Ok(together)
     }
 
-    fn seats(&self, tasks: &[Slot], machine: &SimMachine) -> Vec<(u32, Slot)> {
+    fn assign_cpus(&self, tasks: &[Slot], machine: &SimMachine) -> Vec<(u32, Slot)> {
         let members: Vec<(Slot, Option<u32>)> = tasks.iter().map(|&slot| (slot, None)).collect();
         let held = |slot: Slot| {
             let fixed = machine.task_of_slot.get(&slot).is_some_and(|task| machine.known[task.0 as usize].fixed);
             if fixed { machine.system.dispatcher.task(slot).allowed.clone() } else { self.cpus.clone() }
         };
-        seat_where(&members, &self.cpus, &machine.system.dispatcher, &held)
+        assign_seats_with(&members, &self.cpus, &machine.system.dispatcher, &held)
     }
 
     fn is_done(&self, row: usize) -> bool {
@@ -177,12 +177,12 @@ impl CoRunProbe {
         let task = |slot: &Slot| machine.task_of_slot.get(slot).copied();
         let after = machine.cache_counters(self.cache);
         let level = self.level;
-        let cache_counts: EventCounts = counted(&[
+        let cache_counts: EventCounts = event_counts(&[
             (CounterEvent::References(level), after.demand.references - cache_before.demand.references),
             (CounterEvent::Misses(level), after.demand.all_misses() - cache_before.demand.all_misses()),
         ]);
         let of_task = |(slot, before): (&Slot, &TaskCounters)| {
-            machine.system.counters(*slot).difference(before).counts(&machine.levels)
+            machine.system.counters(*slot).subtract_earlier(before).counts(&machine.levels)
         };
         self.intervals.push(RowInterval {
             tasks: open.members.iter().filter_map(task).collect(),
@@ -212,13 +212,13 @@ impl CoRunProbe {
         let hold = next.map(|row| {
             let tasks = &self.rows[row].tasks;
             self.held_since = Some((now, u64::from(self.cpus.count()) - tasks.len() as u64));
-            SeatHold { cpus: self.cpus.clone(), seats: self.seats(tasks, machine) }
+            SeatHold { cpus: self.cpus.clone(), seats: self.assign_cpus(tasks, machine) }
         });
         machine.system.set_hold(hold);
     }
 
     /// The intervals of the window that ends; the running one is cut there and goes on.
-    pub fn take(&mut self, machine: &mut SimMachine) -> Option<ProbeEvidence> {
+    pub fn take_evidence(&mut self, machine: &mut SimMachine) -> Option<ProbeEvidence> {
         let cut = self.open.as_ref().filter(|open| open.begun.is_some());
         if let Some((members, row)) = cut.map(|open| (open.members.clone(), open.row)) {
             self.close(machine, None);

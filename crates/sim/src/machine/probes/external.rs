@@ -5,7 +5,7 @@ use cachemate_core::{CpuId, CpuSet, Neighbor, ProbeEvidence, ProbeId, ProbeKind,
 use super::super::{PROBE_PROCESS, SimMachine};
 use super::ProbeRefusal;
 use super::injected::{InjectedPattern, InjectedSource};
-use crate::os::gangs::seat;
+use crate::os::gangs::assign_seats;
 use crate::os::queues::Slot;
 use crate::os::system::SeatHold;
 
@@ -155,11 +155,11 @@ impl ExternalProbe {
             if !self.half {
                 self.half = true;
                 self.due = now + self.phase_cycles / 2 + 1;
-                self.from = self.done(machine);
+                self.from = self.measured_work(machine);
                 continue;
             }
             let elapsed_ns = machine.clock.nominal_ns(self.phase_cycles / 2 + 1 + now - self.due).max(1) as f64;
-            let done = self.done(machine);
+            let done = self.measured_work(machine);
             self.rates.push(((done.0 - self.from.0) / elapsed_ns, (done.1 - self.from.1) / elapsed_ns));
             self.held_cycles += self.phase_cycles * u64::from(self.held.count());
             self.phase += 1;
@@ -186,15 +186,15 @@ impl ExternalProbe {
         for &slot in &self.own {
             machine.system.set_asleep(slot, !own.contains(&slot));
         }
-        let mut seats = seat(&members, &self.held, &machine.system.dispatcher);
-        apart(&mut seats, &self.own, machine, &self.held);
+        let mut seats = assign_seats(&members, &self.held, &machine.system.dispatcher);
+        separate_seats(&mut seats, &self.own, machine, &self.held);
         machine.system.set_hold(Some(SeatHold { cpus: self.held.clone(), seats }));
         self.half = false;
         self.due = machine.system.now() + self.phase_cycles / 2;
     }
 
     /// The task's instructions, the own threads' accesses.
-    fn done(&self, machine: &SimMachine) -> (f64, f64) {
+    fn measured_work(&self, machine: &SimMachine) -> (f64, f64) {
         let task = match self.kind {
             ExternalProbeKind::Neighbor { slot, .. } => machine.system.counters(slot).instructions as f64,
             ExternalProbeKind::PingPong { .. } => 0.0,
@@ -203,7 +203,7 @@ impl ExternalProbe {
         (task, self.own.iter().filter_map(progress).sum())
     }
 
-    pub fn take(&mut self, complete: bool) -> Option<ProbeEvidence> {
+    pub fn take_evidence(&mut self, complete: bool) -> Option<ProbeEvidence> {
         // Own threads that got nowhere measured nothing.
         let own_moved = |(phase, rates): (&MeasurementPhase, &(f64, f64))| phase.own.is_none() || rates.1 > 0.0;
         if !complete || self.rates.len() < self.phases.len() || !self.phases.iter().zip(&self.rates).all(own_moved) {
@@ -247,7 +247,7 @@ fn sharing_cpus(slot: Slot, machine: &SimMachine) -> Result<CpuSet, ProbeRefusal
 }
 
 /// An own thread goes to another core than the task where one is free: contexts of one core share more than the cache.
-fn apart(seats: &mut [(u32, Slot)], own: &[Slot], machine: &SimMachine, held: &CpuSet) {
+fn separate_seats(seats: &mut [(u32, Slot)], own: &[Slot], machine: &SimMachine, held: &CpuSet) {
     let core = |cpu: u32| machine.topology.cpus[cpu as usize].core;
     let Some(task_cpu) = seats.iter().find(|(_, slot)| !own.contains(slot)).map(|&(cpu, _)| cpu) else { return };
     let taken: Vec<u32> = seats.iter().map(|&(cpu, _)| cpu).collect();

@@ -93,7 +93,7 @@ impl SimMachine {
     pub(crate) fn poll_probes(&mut self) -> bool {
         let mut probes = std::mem::take(&mut self.probes);
         for active in probes.iter_mut().filter(|active| active.stage == ProbeStage::Working) {
-            active.tend(self);
+            active.poll_probe(self);
         }
         let answered = probes.iter().any(|active| matches!(active.stage, ProbeStage::Complete | ProbeStage::Stopped));
         self.probes = probes;
@@ -148,7 +148,7 @@ impl SimMachine {
 }
 
 impl ActiveProbe {
-    fn tend(&mut self, machine: &mut SimMachine) {
+    fn poll_probe(&mut self, machine: &mut SimMachine) {
         let complete = match &mut self.work {
             ProbeWork::Together(together) => together.poll(machine),
             ProbeWork::Attached(attached) => attached.poll(machine),
@@ -178,9 +178,9 @@ impl ActiveProbe {
         let new = cost.iter().map(|(who, cycles)| (*who, machine.clock.nominal_ns(cycles - reported_cycles(who))));
         let mut cost_ns: Vec<(Option<TaskId>, u64)> = new.filter(|(_, ns)| *ns > 0).collect();
         let evidence: Vec<ProbeEvidence> = match &mut self.work {
-            ProbeWork::Together(together) => together.take(machine).into_iter().collect(),
-            ProbeWork::Attached(attached) => attached.take(machine, complete),
-            ProbeWork::Outside(outside) => outside.take(complete).into_iter().collect(),
+            ProbeWork::Together(together) => together.take_evidence(machine).into_iter().collect(),
+            ProbeWork::Attached(attached) => attached.take_evidence(machine, complete),
+            ProbeWork::Outside(outside) => outside.take_evidence(complete).into_iter().collect(),
         };
         if !evidence.is_empty() {
             self.told_cost_cycles = cost;

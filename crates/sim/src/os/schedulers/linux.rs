@@ -40,7 +40,7 @@ impl LinuxLike {
         LinuxLike { times, tasks: Vec::new(), least_virtual: Vec::new(), next_balance: vec![0] }
     }
 
-    fn least(&mut self, cpu: u32, view: &SchedulerView<'_>) -> i64 {
+    fn min_virtual_cycles(&mut self, cpu: u32, view: &SchedulerView<'_>) -> i64 {
         let tasks = &self.tasks;
         let virtual_of = |slot: Slot| tasks.get(slot).map(|task| task.virtual_cycles);
         let now = view.queue(cpu).iter().copied().chain(view.running(cpu)).filter_map(virtual_of).min();
@@ -67,7 +67,7 @@ impl LinuxLike {
     }
 
     /// Top down: the least loaded group of every domain.
-    fn new_place(&self, slot: Slot, view: &SchedulerView<'_>) -> u32 {
+    fn choose_cpu(&self, slot: Slot, view: &SchedulerView<'_>) -> u32 {
         let domains = view.domains();
         let load = |level: usize, cpu: u32| {
             let (sum, cpus) =
@@ -157,7 +157,7 @@ impl Queues<'_> {
                 }
                 let average = (from.1 + to.1) / (from.2 + to.2);
                 let imbalance = ((from.0 - average) * from.2).min((average - to.0) * to.2);
-                match self.pull(&parts[busiest], &parts[idlest], imbalance) {
+                match self.plan_pull(&parts[busiest], &parts[idlest], imbalance) {
                     Pull::Barred => {}
                     Pull::Nothing => return false,
                     Pull::Moves(slot, source, target) => {
@@ -174,7 +174,7 @@ impl Queues<'_> {
     }
 
     /// A pull from the busiest CPU of one part to the least busy one of another that may take something.
-    fn pull(&self, from: &[u32], to: &[u32], imbalance: f64) -> Pull {
+    fn plan_pull(&self, from: &[u32], to: &[u32], imbalance: f64) -> Pull {
         let view = self.view;
         // Where a swap is all that can be done, the one that ran most is moved: it is those that stay behind who
         // gain, and those that it joins who lose.
@@ -192,7 +192,7 @@ impl Queues<'_> {
         for &source in &sources {
             let queued: Vec<Slot> = view.queue(source).iter().copied().filter(|slot| !moving(slot)).collect();
             // A queue gives up one task at a time, unless it takes more to even out.
-            if self.least_gain < 1.0 && queued.len() < view.waiting(source) {
+            if self.least_gain < 1.0 && queued.len() < view.count_waiting(source) {
                 return Pull::Nothing;
             }
             for &target in &targets {
@@ -218,16 +218,16 @@ impl Queues<'_> {
 impl CpuScheduler for LinuxLike {
     fn place(&mut self, slot: Slot, why: EnqueueReason, view: &SchedulerView<'_>) -> u32 {
         match (why, view.last_cpu(slot)) {
-            (EnqueueReason::New, _) | (_, None) => self.new_place(slot, view),
+            (EnqueueReason::New, _) | (_, None) => self.choose_cpu(slot, view),
             (EnqueueReason::Expired, Some(last)) if view.may_run(slot, last) => last,
             (_, Some(last)) => self.wake_place(slot, last, view),
         }
     }
 
     fn enqueue(&mut self, slot: Slot, cpu: u32, why: EnqueueReason, view: &SchedulerView<'_>) {
-        let least_here = self.least(cpu, view);
+        let least_here = self.min_virtual_cycles(cpu, view);
         let home = entry(&mut self.tasks, slot).home;
-        let least_there = home.filter(|&from| from != cpu).map(|from| self.least(from, view));
+        let least_there = home.filter(|&from| from != cpu).map(|from| self.min_virtual_cycles(from, view));
         let slice = self.times.slice_cycles as i64;
         let task = entry(&mut self.tasks, slot);
         task.home = Some(cpu);
@@ -257,13 +257,13 @@ impl CpuScheduler for LinuxLike {
         ((slice * share).max(slice / 4.0) as u64).max(1)
     }
 
-    fn charge(&mut self, slot: Slot, cycles: u64, weight: f64) {
+    fn charge_cycles(&mut self, slot: Slot, cycles: u64, weight: f64) {
         let task = entry(&mut self.tasks, slot);
         task.ran_cycles += cycles;
         task.virtual_cycles += (cycles as f64 / weight) as i64;
     }
 
-    fn preempts(&self, newcomer: Slot, running: Slot) -> bool {
+    fn should_preempt(&self, newcomer: Slot, running: Slot) -> bool {
         let granularity = self.times.millisecond_cycles.min(self.times.slice_cycles / 2) as i64;
         self.key(newcomer) + granularity < self.key(running)
     }
@@ -290,7 +290,7 @@ impl CpuScheduler for LinuxLike {
 
     fn steal(&mut self, cpu: u32, view: &SchedulerView<'_>) -> Option<Slot> {
         let domains = view.domains();
-        let from = (0..domains.cpus()).filter(|&other| other != cpu && view.waiting_for(other, cpu) > 0);
+        let from = (0..domains.cpus()).filter(|&other| other != cpu && view.count_waiting_for(other, cpu) > 0);
         let nearest_busiest = |&other: &u32| (domains.distance(cpu, other), std::cmp::Reverse(view.load_milli(other)));
         let source = from.min_by_key(nearest_busiest)?;
         let hungry = |slot: &Slot| (self.tasks.get(*slot).map_or(0, |task| task.ran_cycles), *slot);

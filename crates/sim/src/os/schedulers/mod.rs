@@ -61,9 +61,9 @@ pub(crate) trait CpuScheduler: Send {
     /// How long it may run now.
     fn slice_cycles(&self, slot: Slot, cpu: u32, view: &SchedulerView<'_>) -> u64;
     /// Charges the task for `cycles` that it ran at this weight.
-    fn charge(&mut self, slot: Slot, cycles: u64, weight: f64);
+    fn charge_cycles(&mut self, slot: Slot, cycles: u64, weight: f64);
     /// Does the newcomer to a queue take the CPU at once?
-    fn preempts(&self, newcomer: Slot, running: Slot) -> bool;
+    fn should_preempt(&self, newcomer: Slot, running: Slot) -> bool;
     /// May a waiting task be picked for its co-runners although `first` is next? If shares are kept, yes while it is at
     /// most a slice ahead: the order of turns changes but no share does, because no task gets further ahead. AV's Linux
     /// 2.6 is similar: every task had its turn before the next round began.
@@ -71,7 +71,7 @@ pub(crate) trait CpuScheduler: Send {
         true
     }
     /// One queue for all CPUs.
-    fn one_queue(&self) -> bool {
+    fn has_single_queue(&self) -> bool {
         false
     }
     /// When [`CpuScheduler::balance`] is due.

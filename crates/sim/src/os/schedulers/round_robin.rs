@@ -17,7 +17,7 @@ impl CpuScheduler for RoundRobinScheduler {
     fn place(&mut self, slot: Slot, _why: EnqueueReason, view: &SchedulerView<'_>) -> u32 {
         view.last_cpu(slot)
             .filter(|&cpu| view.is_idle(cpu) && view.may_run(slot, cpu))
-            .unwrap_or_else(|| view.best_cpu(slot, |cpu| (!view.is_idle(cpu), view.waiting(cpu), cpu)))
+            .unwrap_or_else(|| view.best_cpu(slot, |cpu| (!view.is_idle(cpu), view.count_waiting(cpu), cpu)))
     }
     fn enqueue(&mut self, _slot: Slot, _cpu: u32, _why: EnqueueReason, _sight: &SchedulerView<'_>) {}
     fn key(&self, _slot: Slot) -> i64 {
@@ -26,11 +26,11 @@ impl CpuScheduler for RoundRobinScheduler {
     fn slice_cycles(&self, slot: Slot, _cpu: u32, view: &SchedulerView<'_>) -> u64 {
         ((self.times.slice_cycles as f64 * view.weight(slot)) as u64).max(1)
     }
-    fn charge(&mut self, _slot: Slot, _cycles: u64, _weight: f64) {}
-    fn preempts(&self, _newcomer: Slot, _running: Slot) -> bool {
+    fn charge_cycles(&mut self, _slot: Slot, _cycles: u64, _weight: f64) {}
+    fn should_preempt(&self, _newcomer: Slot, _running: Slot) -> bool {
         false
     }
-    fn one_queue(&self) -> bool {
+    fn has_single_queue(&self) -> bool {
         true
     }
     fn steal(&mut self, cpu: u32, view: &SchedulerView<'_>) -> Option<Slot> {

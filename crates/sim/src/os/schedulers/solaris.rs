@@ -86,7 +86,7 @@ impl SolarisTimeSharing {
     }
 
     /// Waiting threads of the level or better.
-    fn waiting_at(&self, cpu: u32, level: u8, view: &SchedulerView<'_>) -> usize {
+    fn count_waiting_at(&self, cpu: u32, level: u8, view: &SchedulerView<'_>) -> usize {
         view.queue(cpu).iter().filter(|&&slot| self.level(slot) >= level).count()
     }
 
@@ -98,7 +98,7 @@ impl SolarisTimeSharing {
             let running = view.running(cpu).map(|running| self.level(running) + 1).unwrap_or(0);
             let busy = !view.is_idle(cpu);
             let siblings = domains.members(0, cpu).filter(|&sibling| !view.is_idle(sibling)).count();
-            (busy, if busy { 0 } else { siblings }, view.waiting(cpu), running, domains.distance(last, cpu), cpu)
+            (busy, if busy { 0 } else { siblings }, view.count_waiting(cpu), running, domains.distance(last, cpu), cpu)
         })
     }
 }
@@ -118,8 +118,8 @@ impl CpuScheduler for SolarisTimeSharing {
         let next = (1..=cpus).map(|step| (home + step) % cpus);
         let next = next.into_iter().find(|&cpu| view.is_open(cpu) && view.may_run(slot, cpu)).unwrap_or(home);
         let allowance = if level >= MATCH_LEVEL { 1 } else { 2 };
-        let here = self.waiting_at(home, level, view).saturating_sub(allowance);
-        if here > 0 && self.waiting_at(next, level, view) < here { next } else { home }
+        let here = self.count_waiting_at(home, level, view).saturating_sub(allowance);
+        if here > 0 && self.count_waiting_at(next, level, view) < here { next } else { home }
     }
 
     fn enqueue(&mut self, slot: Slot, _cpu: u32, why: EnqueueReason, view: &SchedulerView<'_>) {
@@ -146,12 +146,12 @@ impl CpuScheduler for SolarisTimeSharing {
         if left > 0 { left } else { self.quantum(self.level(slot), view.weight(slot)) }
     }
 
-    fn charge(&mut self, slot: Slot, cycles: u64, _weight: f64) {
+    fn charge_cycles(&mut self, slot: Slot, cycles: u64, _weight: f64) {
         let task = entry(&mut self.tasks, slot);
         task.left_cycles = task.left_cycles.saturating_sub(cycles);
     }
 
-    fn preempts(&self, newcomer: Slot, running: Slot) -> bool {
+    fn should_preempt(&self, newcomer: Slot, running: Slot) -> bool {
         self.level(newcomer) > self.level(running)
     }
 

@@ -5,7 +5,7 @@ use cachemate_report::CurveCounts;
 use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
 use cachemate_report::text::{number, size_text};
 use cachemate_study::{
-    DistanceEngine, PartTotals, check_line_bytes, check_rate, counted, counted_from_sample, usual_sizes,
+    DistanceEngine, PartTotals, check_line_bytes, check_rate, curve_counts, curve_counts_from_sample, usual_sizes,
 };
 use numpy::PyArray1;
 use pyo3::exceptions::PyValueError;
@@ -163,11 +163,11 @@ pub fn mrc(
     let counted = py.detach(|| match engine {
         CurveEngine::Exact(engine) => {
             let histogram = engine.finish().map_err(|error| error.to_string())?;
-            Ok::<_, String>(counted(&histogram, known, &sizes, line_bytes))
+            Ok::<_, String>(curve_counts(&histogram, known, &sizes, line_bytes))
         }
         CurveEngine::Sampled(engine) => {
             let curve = engine.finish().map_err(|error| error.to_string())?;
-            Ok(counted_from_sample(&curve, known, &sizes, line_bytes))
+            Ok(curve_counts_from_sample(&curve, known, &sizes, line_bytes))
         }
     });
     let counted = counted.map_err(value_error)?;

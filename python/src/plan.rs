@@ -9,7 +9,7 @@ use cachemate_policy::schemes::{self as models, SharedCache};
 use cachemate_report::PlanResult;
 use cachemate_report::text::{format_fixed, number, printable, value_or_dash};
 use cachemate_repro::interval::forecast::{self, TimedProgram};
-use cachemate_study::{ProfileTarget, matrix_of, pair_costs, plan_picture, profile_for_target, unit_of};
+use cachemate_study::{ProfileTarget, cost_table, cost_unit, pair_costs, plan_result, profile_for_target};
 use numpy::PyArray2;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -51,7 +51,7 @@ impl Matrix {
     /// Square; 28 = 28 % slower if the unit is `percent`.
     #[getter]
     fn values<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<f64>>> {
-        let table = matrix_of(&self.names, &self.model, &self.costs);
+        let table = cost_table(&self.names, &self.model, &self.costs);
         let rows: Vec<Vec<f64>> =
             table.values.iter().map(|row| row.iter().map(|value| value.unwrap_or(f64::NAN)).collect()).collect();
         PyArray2::from_vec2(py, &rows).map_err(value_error)
@@ -72,7 +72,7 @@ impl Matrix {
     /// `percent`, or `weight`: a cost without a unit, larger is worse.
     #[getter]
     fn unit(&self) -> &'static str {
-        unit_of(self.costs.kind)
+        cost_unit(self.costs.kind)
     }
 
     #[getter]
@@ -93,7 +93,7 @@ impl Matrix {
     /// The picture of the reports.
     fn _repr_svg_(&self) -> String {
         let unit = if self.costs.kind == CostKind::Degradation { "slowdown in %" } else { "weight" };
-        let mut picture = matrix_of(&self.names, &self.model, &self.costs).heat_map();
+        let mut picture = cost_table(&self.names, &self.model, &self.costs).heat_map();
         picture.title = format!("{unit}, by {}", self.model);
         picture.svg()
     }
@@ -259,6 +259,6 @@ pub fn plan(
     let topology = machine.topology();
     let placed = py.detach(|| place(&matrix.names, &matrix.costs, &matrix.costs, &topology, seed));
     let placement = placed.map_err(value_error)?;
-    let shown = plan_picture(&placement, &machine.name, model, matrix.costs.kind);
+    let shown = plan_result(&placement, &machine.name, model, matrix.costs.kind);
     Ok(Plan { placement, shown })
 }

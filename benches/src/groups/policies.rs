@@ -86,11 +86,11 @@ fn host(HostSize { tasks, caches, cpus_per_cache }: HostSize) -> SyntheticHost {
         let super_sets: Vec<SuperSetCount> = (0..32).map(|_| super_set()).collect();
         let curve = (1..=16).map(|mb| (mb << 20, Estimate::exact(40.0 / mb as f64))).collect();
         let rates = RateFacts {
-            llc_refs_per_mega_instr: exact(1_000.0 + 30_000.0 * generator.unit()),
-            solo_instr_per_cycle: exact(0.3 + generator.unit()),
-            observed_instr_per_cycle: exact(0.3 + generator.unit()),
-            observed_misses_per_kilo_instr: exact(40.0 * generator.unit()),
-            pcmr: exact(80.0 * generator.unit()),
+            llc_refs_per_mega_instr: exact(1_000.0 + 30_000.0 * generator.draw_unit()),
+            solo_instr_per_cycle: exact(0.3 + generator.draw_unit()),
+            observed_instr_per_cycle: exact(0.3 + generator.draw_unit()),
+            observed_misses_per_kilo_instr: exact(40.0 * generator.draw_unit()),
+            pcmr: exact(80.0 * generator.draw_unit()),
             ..RateFacts::default()
         };
         let mut profile = Profile::default().with_misses(CacheLevel::L3, curve, FactSource::Oracle).with_rates(rates);
@@ -171,7 +171,8 @@ fn counted(size: HostSize) -> SyntheticHost {
 
 /// Misses fall at one size, to a floor.
 fn phased_profile(generator: &mut SplitMix64) -> Profile {
-    let (knee, floor, height) = (1 + generator.draw_below(15), generator.unit(), 2.0 + 30.0 * generator.unit());
+    let (knee, floor, height) =
+        (1 + generator.draw_below(15), generator.draw_unit(), 2.0 + 30.0 * generator.draw_unit());
     let misses = |mb: u64| if mb < knee { height * (1.0 - 0.5 * mb as f64 / knee as f64) } else { floor };
     let curve = (1..=16).map(|mb| (mb << 20, Estimate::exact(misses(mb)))).collect();
     Profile::default().with_misses(CacheLevel::L3, curve, FactSource::Oracle)

@@ -6,7 +6,7 @@
 use super::{BenchGroup, Options};
 use crate::harness::{BenchClock, Contender, ResultRow, compare};
 use cachemate_core::SplitMix64;
-use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, exact, lookahead};
+use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly, lookahead};
 
 pub const GROUP: BenchGroup =
     BenchGroup { name: "sizing", about: "dealing 256 colors to 32 programs: exact against lookahead", run };
@@ -18,7 +18,7 @@ const DEALS: usize = 20;
 fn random_claims(seed: u64) -> Vec<UnitClaim> {
     let mut generator = SplitMix64::new(seed);
     let claim = |_| {
-        let top = 5.0 + 60.0 * generator.unit();
+        let top = 5.0 + 60.0 * generator.draw_unit();
         let (cliff, kind) = (1 + generator.draw_below(u64::from(UNITS)) as u32, generator.draw_below(3));
         let cost = |held: u32| match kind {
             0 => top,
@@ -26,7 +26,7 @@ fn random_claims(seed: u64) -> Vec<UnitClaim> {
             _ if held < cliff => top,
             _ => 0.1 * top,
         };
-        let costs = (1..=UNITS).map(|held| cost(held) + 0.01 * generator.unit()).collect();
+        let costs = (1..=UNITS).map(|held| cost(held) + 0.01 * generator.draw_unit()).collect();
         UnitClaim { costs, min_units: 1 }
     };
     (0..PROGRAMS).map(claim).collect()
@@ -41,7 +41,10 @@ fn run(options: &Options) -> Vec<ResultRow> {
         move || all.iter().map(|claims| sum(solve(claims))).sum()
     };
     let contenders = vec![
-        Contender::new("exact", by(|claims| exact(claims, UNITS, CostAggregate::Sum).expect("floors of one fit"))),
+        Contender::new(
+            "exact",
+            by(|claims| allocate_exactly(claims, UNITS, CostAggregate::Sum).expect("floors of one fit")),
+        ),
         Contender::new("lookahead", by(|claims| lookahead(claims, UNITS).expect("floors of one fit")))
             .compare_with(0, None),
     ];

@@ -14,9 +14,9 @@ pub const GROUP: BenchGroup =
 /// Programs that suffer and hurt by characters of their own, and by chance.
 fn random_costs(programs: usize) -> Vec<Vec<f64>> {
     let mut generator = SplitMix64::new(1);
-    let mut character = || (0..programs).map(|_| generator.unit() * generator.unit()).collect::<Vec<f64>>();
+    let mut character = || (0..programs).map(|_| generator.draw_unit() * generator.draw_unit()).collect::<Vec<f64>>();
     let (suffers, hurts) = (character(), character());
-    suffers.iter().map(|s| hurts.iter().map(|h| s * h * (0.7 + 0.6 * generator.unit())).collect()).collect()
+    suffers.iter().map(|s| hurts.iter().map(|h| s * h * (0.7 + 0.6 * generator.draw_unit())).collect()).collect()
 }
 
 fn run(options: &Options) -> Vec<ResultRow> {

@@ -11,7 +11,7 @@ use cachemate_repro::ExperimentContext;
 use cachemate_repro::interval::forecast::{
     MemberForecast, TimedProgram, TimingBasis, costs_of_pairs, forecast_together, group_miss_ratio, pairs,
 };
-use cachemate_study::{ProfileTarget, USUAL_SCHEME, cache_summary, matrix_of, pair_costs};
+use cachemate_study::{ProfileTarget, USUAL_SCHEME, cache_summary, cost_table, pair_costs};
 use clap::{Args, ValueEnum};
 
 use crate::programs::{ProfiledInput, load_all};
@@ -114,7 +114,7 @@ impl Prediction {
         CostTable {
             low: ends(|estimate| estimate.low),
             high: ends(|estimate| estimate.high),
-            ..matrix_of(&self.names(), self.model.name(), &self.costs)
+            ..cost_table(&self.names(), self.model.name(), &self.costs)
         }
     }
 

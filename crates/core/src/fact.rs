@@ -99,7 +99,7 @@ pub trait Facts {
     fn push_provenance(&self, name: &'static str, into: &mut Vec<Provenance>);
     /// Takes over facts that were measured no earlier than the ones here, or that are absent here. A fact from a stored
     /// profile is no measurement, so it gives way to one and only fills a gap.
-    fn take_newer(&mut self, from: &Self);
+    fn merge_newer(&mut self, from: &Self);
     /// Says of every fact in what window it was measured, and from what source.
     fn restamp(&mut self, source: FactSource, window: u64);
 }
@@ -120,7 +120,7 @@ impl<T: Clone> Facts for Option<Fact<T>> {
     fn push_provenance(&self, name: &'static str, into: &mut Vec<Provenance>) {
         into.extend(self.iter().map(|fact| (name, fact.source, fact.window)));
     }
-    fn take_newer(&mut self, from: &Self) {
+    fn merge_newer(&mut self, from: &Self) {
         match (&mut *self, from) {
             (Some(old), Some(new)) if new.is_newer_than(old) => old.clone_from(new),
             (None, Some(new)) => *self = Some(new.clone()),
@@ -143,7 +143,7 @@ impl<K: Ord + Clone, T: Clone> Facts for BTreeMap<K, Fact<T>> {
     fn push_provenance(&self, name: &'static str, into: &mut Vec<Provenance>) {
         into.extend(self.values().map(|fact| (name, fact.source, fact.window)));
     }
-    fn take_newer(&mut self, from: &Self) {
+    fn merge_newer(&mut self, from: &Self) {
         for (key, new) in from {
             match self.get_mut(key) {
                 Some(old) if !new.is_newer_than(old) => {}
@@ -171,8 +171,8 @@ macro_rules! facts {
             fn push_provenance(&self, _: &'static str, into: &mut Vec<$crate::Provenance>) {
                 $($crate::Facts::push_provenance(&self.$field, stringify!($field), into);)*
             }
-            fn take_newer(&mut self, from: &Self) {
-                $($crate::Facts::take_newer(&mut self.$field, &from.$field);)*
+            fn merge_newer(&mut self, from: &Self) {
+                $($crate::Facts::merge_newer(&mut self.$field, &from.$field);)*
             }
             fn restamp(&mut self, source: $crate::FactSource, window: u64) {
                 $($crate::Facts::restamp(&mut self.$field, source, window);)*

@@ -73,8 +73,8 @@ impl IndexSet {
         self.0.iter().zip(&other.0).any(|(a, b)| a & b != 0)
     }
     /// Whether every index is in `of`, too.
-    pub fn is_subset(&self, of: &Self) -> bool {
-        self.0.iter().enumerate().all(|(i, word)| word & !of.0.get(i).copied().unwrap_or(0) == 0)
+    pub fn is_subset(&self, superset: &Self) -> bool {
+        self.0.iter().enumerate().all(|(i, word)| word & !superset.0.get(i).copied().unwrap_or(0) == 0)
     }
     /// Indices that are in one or both.
     pub fn union(&self, other: &Self) -> Self {
@@ -95,10 +95,10 @@ impl IndexSet {
     /// Indices, ascending.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         self.0.iter().enumerate().flat_map(|(i, &word)| {
-            let mut left = word;
+            let mut remaining = word;
             std::iter::from_fn(move || {
-                let bit = (left != 0).then(|| left.trailing_zeros())?;
-                left &= left - 1;
+                let bit = (remaining != 0).then(|| remaining.trailing_zeros())?;
+                remaining &= remaining - 1;
                 Some(64 * i as u32 + bit)
             })
         })

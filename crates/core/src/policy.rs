@@ -326,7 +326,7 @@ impl<'a> View<'a> {
     }
 
     /// Tasks that may be given other places and shares, in order of arrival.
-    pub fn movable(&self) -> impl Iterator<Item = &'a TaskSample> {
+    pub fn movable_tasks(&self) -> impl Iterator<Item = &'a TaskSample> {
         self.live_tasks().filter(|task| !task.unmovable)
     }
 

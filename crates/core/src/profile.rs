@@ -132,12 +132,12 @@ impl Facts for Profile {
         self.sharing.push_provenance(name, into);
         self.phase.push_provenance(name, into);
     }
-    fn take_newer(&mut self, from: &Self) {
-        self.locality.take_newer(&from.locality);
-        self.rates.take_newer(&from.rates);
-        self.contention.take_newer(&from.contention);
-        self.sharing.take_newer(&from.sharing);
-        self.phase.take_newer(&from.phase);
+    fn merge_newer(&mut self, from: &Self) {
+        self.locality.merge_newer(&from.locality);
+        self.rates.merge_newer(&from.rates);
+        self.contention.merge_newer(&from.contention);
+        self.sharing.merge_newer(&from.sharing);
+        self.phase.merge_newer(&from.phase);
     }
     fn restamp(&mut self, source: FactSource, window: u64) {
         self.locality.restamp(source, window);
@@ -151,12 +151,12 @@ impl Facts for Profile {
 impl Profile {
     /// The curve of misses at the level nearest to memory.
     pub fn misses_per_kilo_instr(&self) -> Option<&SizeCurve> {
-        outermost(&self.locality.misses_per_kilo_instr)
+        outermost_curve(&self.locality.misses_per_kilo_instr)
     }
 
     /// The curve of stalls at the level nearest to memory.
     pub fn stalls_per_kilo_instr(&self) -> Option<&SizeCurve> {
-        outermost(&self.locality.stalls_per_kilo_instr)
+        outermost_curve(&self.locality.stalls_per_kilo_instr)
     }
 
     /// Reuse times of what reaches the last level.
@@ -203,7 +203,7 @@ impl Profile {
     }
 }
 
-fn outermost(curves: &BTreeMap<CacheLevel, Fact<SizeCurve>>) -> Option<&SizeCurve> {
+fn outermost_curve(curves: &BTreeMap<CacheLevel, Fact<SizeCurve>>) -> Option<&SizeCurve> {
     curves.values().next_back().map(|fact| &fact.value)
 }
 

@@ -245,14 +245,14 @@ pub struct SoloCycles {
 /// The best known solo speed of a task; `None` if neither a fact nor the counters tell.
 pub fn solo_cycles(task: &TaskSample, profile: &Profile, last: Option<(CacheLevel, u64)>) -> Option<SoloCycles> {
     if let Some(fact) = profile.rates.solo_instr_per_cycle.filter(|fact| fact.value > 0.0) {
-        return Some(SoloCycles { cycles_per_instr: inverse(&fact), basis: basis_of(fact.source) });
+        return Some(SoloCycles { cycles_per_instr: inverse(&fact), basis: solo_basis(fact.source) });
     }
     let (level, bytes) = last?;
     let cycles_per_instr = modeled_solo_cycles(task, profile, level, bytes)?;
     Some(SoloCycles { cycles_per_instr, basis: SoloBasis::Model })
 }
 
-fn basis_of(source: FactSource) -> SoloBasis {
+fn solo_basis(source: FactSource) -> SoloBasis {
     match source {
         FactSource::StoredProfile | FactSource::Oracle | FactSource::ExactTrace => SoloBasis::SoloProfile,
         _ => SoloBasis::SoloInterval,

@@ -47,7 +47,7 @@ impl SplitMix64 {
 
     /// Uniform in 0 (included) to 1 (excluded), 53 bits.
     #[inline]
-    pub fn unit(&mut self) -> f64 {
+    pub fn draw_unit(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
@@ -79,7 +79,7 @@ mod tests {
         let mut generator = SplitMix64::new(42);
         let drawn: Vec<u64> = [6, 1000, 1 << 20, 1 << 40, u64::MAX].map(|limit| generator.draw_below(limit)).into();
         assert_eq!(drawn, [4, 159, 292134, 378441694990, 701532786141963249]);
-        assert_eq!([generator.unit(), generator.unit()], [0.8682280765465323, 0.21840519371218436]);
+        assert_eq!([generator.draw_unit(), generator.draw_unit()], [0.8682280765465323, 0.21840519371218436]);
         let mut order: Vec<u32> = (0..8).collect();
         generator.shuffle(&mut order);
         assert_eq!(order, [0, 7, 5, 4, 1, 3, 2, 6]);

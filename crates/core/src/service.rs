@@ -99,7 +99,7 @@ impl ServiceIdentity {
     }
 
     /// A container of a pod; without one, the pod as a whole.
-    pub fn pod(pod: &str, container: Option<&str>) -> Self {
+    pub fn from_pod(pod: &str, container: Option<&str>) -> Self {
         let name = container.map_or_else(|| pod.to_string(), |id| format!("{pod}/{}", short_id(id)));
         ServiceIdentity {
             kind: ServiceKind::Pod,
@@ -170,7 +170,11 @@ fn rank(kind: ServiceKind) -> u32 {
 /// The service that one path names; `None` if it names none.
 pub fn service_of_cgroup(path: &str) -> Option<CgroupService> {
     let names: Vec<&str> = path.split('/').filter(|name| !name.is_empty()).collect();
-    pod(&names).or_else(|| container(&names)).or_else(|| guest(&names)).or_else(|| job(&names)).or_else(|| unit(&names))
+    pod_service(&names)
+        .or_else(|| container(&names))
+        .or_else(|| guest(&names))
+        .or_else(|| job_service(&names))
+        .or_else(|| unit_service(&names))
 }
 
 fn program(identity: ServiceIdentity) -> CgroupService {
@@ -178,7 +182,7 @@ fn program(identity: ServiceIdentity) -> CgroupService {
 }
 
 /// `/kubepods/burstable/podUID/ID` and `/kubepods.slice/.../kubepods-burstable-podUID.slice/cri-containerd-ID.scope`.
-fn pod(names: &[&str]) -> Option<CgroupService> {
+fn pod_service(names: &[&str]) -> Option<CgroupService> {
     let uid_of = |name: &&str| {
         let uid = match name.strip_suffix(".slice") {
             Some(slice) => slice.rsplit_once("-pod").map(|(_, uid)| uid.replace('_', "-")),
@@ -192,7 +196,7 @@ fn pod(names: &[&str]) -> Option<CgroupService> {
     let container = below.and_then(container_id);
     // CRI-O and Podman keep their monitor in a group of its own, beside the containers.
     let is_helper = below.is_some_and(|name| name.contains("conmon"));
-    Some(CgroupService { identity: ServiceIdentity::pod(&uid, container), is_helper })
+    Some(CgroupService { identity: ServiceIdentity::from_pod(&uid, container), is_helper })
 }
 
 /// A UUID, or the 32 hex digits of a static pod.
@@ -246,7 +250,7 @@ fn guest(names: &[&str]) -> Option<CgroupService> {
 }
 
 /// `/slurm_NODE/uid_U/job_J/step_S/task_T` and `/system.slice/slurmstepd.scope/job_J/step_S/user/task_T`.
-fn job(names: &[&str]) -> Option<CgroupService> {
+fn job_service(names: &[&str]) -> Option<CgroupService> {
     let is_slurm = |name: &&str| name.starts_with("slurm") || name.ends_with("slurmstepd.scope");
     let index = names.iter().position(is_slurm)?;
     let below = &names[index + 1..];
@@ -260,7 +264,7 @@ fn job(names: &[&str]) -> Option<CgroupService> {
 }
 
 /// Units and sessions: `/system.slice/NAME.service`, `user@UID.service/app.slice/NAME`, `session-N.scope`.
-fn unit(names: &[&str]) -> Option<CgroupService> {
+fn unit_service(names: &[&str]) -> Option<CgroupService> {
     let suffix = |name: &str| name.rsplit_once('.').is_some_and(|(_, suffix)| UNIT_SUFFIXES.contains(&suffix));
     let manager = names.iter().position(|name| name.starts_with("user@") && name.ends_with(".service"));
     if let Some(manager) = manager {
@@ -402,7 +406,7 @@ mod tests {
         let unit = ServiceIdentity::new(ServiceKind::Unit, "redis.service");
         assert!(["redis", "redis.service", "unit/redis"].iter().all(|word| unit.is_named(word)));
         assert!(["redi", "job/redis", "service", "unit"].iter().all(|word| !unit.is_named(word)));
-        let named = ServiceIdentity::pod("shop/cart-1", Some("redis"));
+        let named = ServiceIdentity::from_pod("shop/cart-1", Some("redis"));
         assert!(named.is_named("pod/shop/cart-1") && named.is_named("shop/cart-1/redis"));
     }
 

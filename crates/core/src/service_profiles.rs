@@ -99,7 +99,7 @@ impl ServiceProfiles {
         });
         entry.last_use = last_use;
         let before = entry.profile.clone();
-        entry.profile.take_newer(&learned);
+        entry.profile.merge_newer(&learned);
         let is_new = entry.profile != before;
         self.drop_oldest();
         is_new
@@ -173,7 +173,7 @@ mod tests {
     /// Does a key survive a restart of its service, and separate services, programs, images and users?
     #[test]
     fn a_key_survives_a_restart() {
-        let pod = |pod: &str| ProfileKey::new(&ServiceIdentity::pod(pod, Some("redis")), "redis", None, None);
+        let pod = |pod: &str| ProfileKey::new(&ServiceIdentity::from_pod(pod, Some("redis")), "redis", None, None);
         assert_eq!(pod("shop/cart-1"), pod("shop/cart-2"));
         assert_ne!(pod("shop/cart-1"), pod("test/cart-1"));
         let id = "0123456789abcdef".repeat(4);

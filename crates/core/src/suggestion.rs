@@ -2,14 +2,15 @@
 
 /// The candidate with the smallest edit distance to `name`, the first of equals; `None` where none is close enough to
 /// have been meant (more than a third of the letters differ, and neither begins with the other).
-pub fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let wanted = name.to_lowercase();
+pub fn nearest_name<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let lowercase_name = name.to_lowercase();
     let mut best: Option<(usize, &str)> = None;
     for candidate in candidates {
         let known = candidate.to_lowercase();
-        let begins = !wanted.is_empty() && (known.starts_with(&wanted) || wanted.starts_with(&known));
-        let distance = if begins { 1 } else { strsim::osa_distance(&wanted, &known) };
-        let allowed = wanted.chars().count().max(known.chars().count()).div_ceil(3);
+        let begins =
+            !lowercase_name.is_empty() && (known.starts_with(&lowercase_name) || lowercase_name.starts_with(&known));
+        let distance = if begins { 1 } else { strsim::osa_distance(&lowercase_name, &known) };
+        let allowed = lowercase_name.chars().count().max(known.chars().count()).div_ceil(3);
         if distance <= allowed && best.is_none_or(|(least, _)| distance < least) {
             best = Some((distance, candidate));
         }
@@ -25,13 +26,13 @@ mod tests {
     #[test]
     fn the_nearest_name_is_the_one_that_was_meant() {
         let known = ["xeon-x5365", "opteron-2350", "power5-2x2x2", "smt-av"];
-        assert_eq!(nearest("xeon-x5356", known), Some("xeon-x5365"));
-        assert_eq!(nearest("Opteron", known), Some("opteron-2350"));
-        assert_eq!(nearest("smtav", known), Some("smt-av"));
-        assert_eq!(nearest("quantum", known), None);
-        assert_eq!(nearest("", known), None);
+        assert_eq!(nearest_name("xeon-x5356", known), Some("xeon-x5365"));
+        assert_eq!(nearest_name("Opteron", known), Some("opteron-2350"));
+        assert_eq!(nearest_name("smtav", known), Some("smt-av"));
+        assert_eq!(nearest_name("quantum", known), None);
+        assert_eq!(nearest_name("", known), None);
         // Two letters that changed places count once, and capitals count nothing.
-        assert_eq!(nearest("STAITC", ["static", "random"]), Some("static"));
-        assert_eq!(nearest("kitten", ["sitting", "mitten"]), Some("mitten"));
+        assert_eq!(nearest_name("STAITC", ["static", "random"]), Some("static"));
+        assert_eq!(nearest_name("kitten", ["sitting", "mitten"]), Some("mitten"));
     }
 }

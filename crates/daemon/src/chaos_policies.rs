@@ -43,7 +43,7 @@ impl ShakePolicy {
             PartitionSupport::Ways { .. } => None,
         });
         let Some((cache, colors)) = divided else { return Vec::new() };
-        let processes: std::collections::BTreeSet<ProcessId> = view.movable().map(|task| task.process).collect();
+        let processes: std::collections::BTreeSet<ProcessId> = view.movable_tasks().map(|task| task.process).collect();
         let mut shares = Vec::new();
         for process in processes {
             let half = match self.generator.draw_below(3) {
@@ -86,7 +86,7 @@ impl Policy for ShakePolicy {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
         let online: Vec<u32> = view.topology.online().iter().collect();
-        let tasks: Vec<_> = view.movable().map(|task| task.task).collect();
+        let tasks: Vec<_> = view.movable_tasks().map(|task| task.task).collect();
         for &task in &tasks {
             if self.generator.draw_below(4) > 0 && !online.is_empty() {
                 let cpu = online[self.generator.draw_below(online.len() as u64) as usize];
@@ -124,7 +124,7 @@ impl Policy for SqueezePolicy {
         if view.observation.window >= Self::FROM_WINDOW
             && let Some(first) = first
         {
-            plan.affinity.extend(view.movable().map(|task| (task.task, [first].into_iter().collect())));
+            plan.affinity.extend(view.movable_tasks().map(|task| (task.task, [first].into_iter().collect())));
             let tasks: Vec<_> = plan.affinity.keys().copied().collect();
             why.push(Reason {
                 kind: ReasonKind::Explanation,
@@ -150,7 +150,7 @@ impl Policy for MisplacingPolicy {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
         let first = view.topology.cpus.iter().find(|cpu| cpu.online).map(|cpu| cpu.id.0);
-        let tasks: Vec<_> = view.movable().map(|task| task.task).collect();
+        let tasks: Vec<_> = view.movable_tasks().map(|task| task.task).collect();
         if view.observation.window < Self::FROM_WINDOW {
             plan.affinity.extend(
                 first.into_iter().flat_map(|cpu| tasks.iter().map(move |&task| (task, [cpu].into_iter().collect()))),

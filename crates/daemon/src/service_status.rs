@@ -204,7 +204,7 @@ mod tests {
         let estimate = Estimate { value: 0.1234, low: 0.1, high: 0.2 };
         report.slowdown = Some((estimate, LossSource::Measured));
         report.losses = vec![ServiceLoss {
-            by: ServiceIdentity::pod("shop/cart", Some("xz")),
+            by: ServiceIdentity::from_pod("shop/cart", Some("xz")),
             loss: estimate,
             source: LossSource::Measured,
             forecast: None,

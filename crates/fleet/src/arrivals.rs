@@ -26,7 +26,7 @@ pub fn draw_kinds(draw: &DrawSpec, seed: u64) -> Vec<FleetService> {
 }
 
 fn draw_kind(draw: &DrawSpec, number: u16, random: &mut SplitMix64) -> FleetService {
-    let mut even = |(low, high): (f64, f64)| low + (high - low) * random.unit();
+    let mut even = |(low, high): (f64, f64)| low + (high - low) * random.draw_unit();
     let cpus = libm::floor(even((draw.cpus.0, draw.cpus.1 + 1.0 - 1e-9)));
     let memory_bytes = cpus * even(draw.memory_bytes_per_cpu);
     let busy_cpus = cpus * even(draw.load);
@@ -94,11 +94,11 @@ pub fn draw_lives(kinds: &[FleetService], running: f64, hours: f64, seed: u64, c
 }
 
 fn exponential(mean: f64, random: &mut SplitMix64) -> f64 {
-    -mean * libm::log(1.0 - random.unit())
+    -mean * libm::log(1.0 - random.draw_unit())
 }
 
 fn pick(weights: &[f64], random: &mut SplitMix64) -> u16 {
-    let mut left = random.unit() * weights.iter().sum::<f64>();
+    let mut left = random.draw_unit() * weights.iter().sum::<f64>();
     for (index, weight) in weights.iter().enumerate() {
         left -= weight;
         if left < 0.0 {

@@ -260,7 +260,7 @@ impl ReuseSampler {
             return 1;
         }
         let stay = libm::log1p(-1.0 / f64::from(self.one_in));
-        1 + (libm::log(1.0 - self.random.unit()) / stay) as u64
+        1 + (libm::log(1.0 - self.random.draw_unit()) / stay) as u64
     }
 }
 

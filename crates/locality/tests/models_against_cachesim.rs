@@ -24,7 +24,7 @@ impl Mixture {
     fn lines(&self) -> Vec<u64> {
         let mut random = SplitMix64::new(self.seed);
         let next = |index: usize| {
-            let which = random.unit();
+            let which = random.draw_unit();
             if which < self.hot_share {
                 random.draw_below(self.hot_lines)
             } else if which < self.hot_share + self.stream_share {

@@ -33,16 +33,16 @@ pub fn missing_evidence(
     profilers: &[Box<dyn Profiler>],
     capabilities: &Capabilities,
 ) -> Vec<UnavailableEvidence> {
-    let needs: Needs = policies::needs(policy);
+    let needs: Needs = policies::needs_by_name(policy);
     let refusal = |kind: &EvidenceKind| refusal(*kind, capabilities);
     let of_policy = needs.iter().filter_map(|any| {
         let refusals: Option<Vec<(String, Option<String>)>> = any.iter().map(refusal).collect();
         let (why, remedy) = refusals?.into_iter().next()?;
         Some(UnavailableEvidence { consumer: format!("policy '{policy}'"), evidence: any.to_vec(), why, remedy })
     });
-    let wanted = |kind: &EvidenceKind| needs.iter().any(|any| any.contains(kind));
+    let is_needed = |kind: &EvidenceKind| needs.iter().any(|any| any.contains(kind));
     let of_profilers = profilers.iter().filter_map(|profiler| {
-        let kind = profiler.needs().iter().find(|kind| wanted(kind) && refusal(kind).is_some())?;
+        let kind = profiler.needs().iter().find(|kind| is_needed(kind) && refusal(kind).is_some())?;
         let (why, remedy) = refusal(kind)?;
         Some(UnavailableEvidence {
             consumer: format!("profiler '{}'", profiler.name()),

@@ -13,7 +13,7 @@ use cachemate_policy::reference_predictor::ReferencePredictor;
 pub fn pair_forecast(
     topology: &Topology,
     config: &PredictorConfig,
-    one: &Profile,
+    profile: &Profile,
     other: &Profile,
 ) -> [Option<Estimate>; 2] {
     let Some(cpus) = topology.last_level_domains().into_iter().find(|cpus| cpus.count() >= 2) else {
@@ -22,7 +22,7 @@ pub fn pair_forecast(
     let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
     let seats = cpus.iter().take(2).map(|cpu| std::iter::once(cpu).collect());
     plan.affinity = [TaskId(0), TaskId(1)].into_iter().zip(seats).collect();
-    let profiles = Profiles::from([(TaskId(0), one.clone()), (TaskId(1), other.clone())]);
+    let profiles = Profiles::from([(TaskId(0), profile.clone()), (TaskId(1), other.clone())]);
     let forecast = forecast_of(topology, &profiles, config, &plan);
     [TaskId(0), TaskId(1)].map(|task| forecast.tasks.get(&task)?.degradation)
 }

@@ -56,7 +56,10 @@ impl OfflineProfiler {
 
     /// The profiles that a pipeline's policy saw.
     pub fn from_pipeline(config: &PipelineConfig) -> Self {
-        OfflineProfiler { recall: policies::recall(&config.policy.name), ..OfflineProfiler::new(&config.profilers) }
+        OfflineProfiler {
+            recall: policies::profile_recall_by_name(&config.policy.name),
+            ..OfflineProfiler::new(&config.profilers)
+        }
     }
 
     /// Takes in one more window, and returns the profiles after it.
@@ -74,7 +77,7 @@ impl OfflineProfiler {
 
 /// Replaces the policy of a running loop, with the recall that it takes.
 pub fn replace_policy<M>(live: &mut PipelineLoop<M>, name: String, policy: VerifiedPolicy) {
-    live.recall = policies::recall(&name);
+    live.recall = policies::profile_recall_by_name(&name);
     (live.policy, live.policy_name) = (policy, name);
 }
 
@@ -132,7 +135,7 @@ impl Pipeline {
     pub fn start<M: Machine>(self, machine: M) -> PipelineLoop<M> {
         let Pipeline { config, decider, profilers } = self;
         let predictor = Box::new(ReferencePredictor { miss_penalty_cycles: config.predictor.miss_penalty_cycles });
-        let recall = policies::recall(&config.policy.name);
+        let recall = policies::profile_recall_by_name(&config.policy.name);
         let mut fresh =
             ControlLoop::new(machine, profilers, predictor, config.policy.name, decider, config.first_window);
         fresh.recall = recall;

@@ -29,9 +29,9 @@ impl Profiler for OracleProfiler {
                 self.arrived.push(task.task);
             }
         }
-        let here = |task: &TaskId| observation.tasks.iter().any(|other| other.task == *task && !other.exited);
-        profiles.retain(|task, _| here(task));
-        for (task, oracle) in self.arrived.iter().zip(&self.profiles).filter(|(task, _)| here(task)) {
+        let is_live = |task: &TaskId| observation.tasks.iter().any(|other| other.task == *task && !other.exited);
+        profiles.retain(|task, _| is_live(task));
+        for (task, oracle) in self.arrived.iter().zip(&self.profiles).filter(|(task, _)| is_live(task)) {
             profiles.entry(*task).or_default().fill_missing(oracle);
         }
     }

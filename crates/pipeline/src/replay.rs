@@ -69,15 +69,15 @@ impl Machine for Replay {
 }
 
 /// The first part in which two plans differ, as text.
-fn first_difference(recorded: &Plan, asked: &Plan) -> String {
+fn first_difference(recorded: &Plan, replayed: &Plan) -> String {
     let parts = [
-        ("allowed", format!("{:?}", recorded.affinity), format!("{:?}", asked.affinity)),
-        ("weights", format!("{:?}", recorded.weights), format!("{:?}", asked.weights)),
-        ("gangs", format!("{:?}", recorded.gangs), format!("{:?}", asked.gangs)),
-        ("shares", format!("{:?}", recorded.shares), format!("{:?}", asked.shares)),
-        ("penalties", format!("{:?}", recorded.penalties), format!("{:?}", asked.penalties)),
-        ("probes", format!("{:?}", recorded.probes), format!("{:?}", asked.probes)),
-        ("window", format!("{:?}", recorded.window), format!("{:?}", asked.window)),
+        ("allowed", format!("{:?}", recorded.affinity), format!("{:?}", replayed.affinity)),
+        ("weights", format!("{:?}", recorded.weights), format!("{:?}", replayed.weights)),
+        ("gangs", format!("{:?}", recorded.gangs), format!("{:?}", replayed.gangs)),
+        ("shares", format!("{:?}", recorded.shares), format!("{:?}", replayed.shares)),
+        ("penalties", format!("{:?}", recorded.penalties), format!("{:?}", replayed.penalties)),
+        ("probes", format!("{:?}", recorded.probes), format!("{:?}", replayed.probes)),
+        ("window", format!("{:?}", recorded.window), format!("{:?}", replayed.window)),
     ];
     match parts.into_iter().find(|(_, recorded, asked)| recorded != asked) {
         Some((part, recorded, asked)) => format!("{part}: recorded {recorded}, requested {asked}"),
@@ -180,7 +180,8 @@ fn difference(recorded: &WindowRecord, now: &WindowRecord, in_full: bool) -> Opt
     if recorded.decision.plan != now.decision.plan {
         return Some(first_difference(&recorded.decision.plan, &now.decision.plan));
     }
-    let both = |what: &str, recorded: String, now: String| Some(format!("{what}: recorded {recorded}, now {now}"));
+    let both =
+        |subject: &str, recorded: String, now: String| Some(format!("{subject}: recorded {recorded}, now {now}"));
     if in_full && recorded.decision.reasons != now.decision.reasons {
         return both("reasons", format!("{:?}", recorded.decision.reasons), format!("{:?}", now.decision.reasons));
     }

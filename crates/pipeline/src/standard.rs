@@ -42,7 +42,7 @@ pub const INTERVAL_COUNTED_INSTRUCTIONS: f64 = 1e8;
 
 impl StandardPipeline {
     /// Common settings of all simulated machines.
-    pub fn simulated(policy: PolicyConfig, guarded: bool, spec: &MachineSpec, counted_instructions: f64) -> Self {
+    pub fn for_simulation(policy: PolicyConfig, guarded: bool, spec: &MachineSpec, counted_instructions: f64) -> Self {
         StandardPipeline {
             policy,
             guard: guarded.then(GuardConfig::default),

@@ -40,14 +40,14 @@ pub fn check_policy(make: PolicyFactory<'_>, machines: u64) -> Result<(), RuleVi
         let script = ObservationScript::generate(seed);
         let decisions = script.run(make, |task| task)?;
         let again = script.run(make, |task| task)?;
-        script.same("same input, same output", &decisions, &again)?;
+        script.check_same("same input, same output", &decisions, &again)?;
         // Larger, in reversed order of value, which reveals policies that break ties by the id's value.
         let rename = |task: TaskId| TaskId(1000 - task.0);
         let renamed = script.run(make, rename)?;
         let expected: Vec<Decision> = decisions.iter().map(|decision| rename_decision(decision, &rename)).collect();
-        script.same("renaming tasks renames the plan", &expected, &renamed)?;
+        script.check_same("renaming tasks renames the plan", &expected, &renamed)?;
         script.check_keeps_plan_without_evidence(make)?;
-        script.replays(make)?;
+        script.check_replay(make)?;
     }
     Ok(())
 }
@@ -153,14 +153,14 @@ impl ObservationScript {
         let decision = policy.decide(&view);
         check_plan(&decision.plan, &view)
             .map_err(|bad| self.violation("the plan is always valid", at, bad.to_string()))?;
-        let gone = |task: &TaskId| observation.tasks.iter().all(|sample| sample.task != *task);
-        if let Some(reason) = decision.reasons.iter().find(|reason| reason.tasks.iter().any(gone)) {
+        let is_gone = |task: &TaskId| observation.tasks.iter().all(|sample| sample.task != *task);
+        if let Some(reason) = decision.reasons.iter().find(|reason| reason.tasks.iter().any(is_gone)) {
             return Err(self.violation("reasons name tasks of this window", at, format!("{reason:?}")));
         }
         Ok(decision)
     }
 
-    fn same(&self, rule: &'static str, expected: &[Decision], found: &[Decision]) -> Result<(), RuleViolation> {
+    fn check_same(&self, rule: &'static str, expected: &[Decision], found: &[Decision]) -> Result<(), RuleViolation> {
         match expected.iter().zip(found).position(|(a, b)| a != b) {
             None => Ok(()),
             Some(at) => Err(self.violation(rule, at, format!("expected {:?}, found {:?}", expected[at], found[at]))),
@@ -188,7 +188,7 @@ impl ObservationScript {
     }
 
     /// Records through the loop and JSON: a fresh policy makes the same decisions from the record.
-    fn replays(&self, make: PolicyFactory<'_>) -> Result<(), RuleViolation> {
+    fn check_replay(&self, make: PolicyFactory<'_>) -> Result<(), RuleViolation> {
         let record = |windows: Vec<Observation>| -> Result<Vec<WindowRecord>, RuleViolation> {
             let machine = ScriptedMachine::new(self.topology.clone(), self.capabilities.clone(), windows);
             let profilers: Vec<Box<dyn Profiler>> = vec![Box::new(RecognizedProfiler)];
@@ -207,7 +207,7 @@ impl ObservationScript {
         let recorded = record(self.windows.iter().map(|(seen, _)| seen.clone()).collect())?;
         let replayed = record(recorded.iter().map(|record| record.observation.clone()).collect())?;
         let decisions = |records: Vec<WindowRecord>| records.into_iter().map(|r| r.decision).collect::<Vec<_>>();
-        self.same("record -> replay gives the same decisions", &decisions(recorded), &decisions(replayed))
+        self.check_same("record -> replay gives the same decisions", &decisions(recorded), &decisions(replayed))
     }
 }
 
@@ -262,7 +262,7 @@ fn capabilities(generator: &mut SplitMix64, topology: &Topology) -> Capabilities
     let colors = PartitionSupport::Colors { colors: 16, page_bytes: 4096, page_migration_ns: 7_000.0 };
     let partition = [Some(ways), Some(colors), None][generator.draw_below(3) as usize].clone();
     let partitions = topology.caches.iter().filter_map(|cache| Some((cache.id, partition.clone()?))).collect();
-    let support = |yes: bool| match yes {
+    let support = |is_supported: bool| match is_supported {
         true => Support::Yes { note: None },
         false => Support::No { reason: "not on this machine".to_string(), remedy: None },
     };
@@ -271,7 +271,7 @@ fn capabilities(generator: &mut SplitMix64, topology: &Topology) -> Capabilities
 }
 
 fn arrival(generator: &mut SplitMix64, next: u32, window: u64) -> TaskSample {
-    let goal = Goal { priority: 1.0 + generator.unit(), max_slowdown: Some(0.1), min_rate: Some(1e9) };
+    let goal = Goal { priority: 1.0 + generator.draw_unit(), max_slowdown: Some(0.1), min_rate: Some(1e9) };
     TaskSample {
         name: format!("program-{}", generator.draw_below(5)),
         arrival_ns: window * 1_000_000,
@@ -327,7 +327,7 @@ fn random_sample(generator: &mut SplitMix64, task: &mut TaskSample, topology: &T
 /// Every part may be absent.
 fn profile(generator: &mut SplitMix64, process: ProcessId) -> Profile {
     let mut maybe = |low: f64, high: f64| {
-        let value = low + (high - low) * generator.unit();
+        let value = low + (high - low) * generator.draw_unit();
         (generator.draw_below(4) > 0).then_some(Estimate { value, low: value * 0.9, high: value * 1.1 })
     };
     let curve = maybe(1.0, 40.0).map(|top| {

@@ -110,7 +110,7 @@ impl CoScheduler {
         let mut plan = Plan::idle(WindowLength::Time { ns: self.window_ns });
         let mut why = Vec::new();
         let domains = view.last_level_domains();
-        let tasks: Vec<&TaskSample> = view.movable().collect();
+        let tasks: Vec<&TaskSample> = view.movable_tasks().collect();
         if domains.is_empty() || tasks.is_empty() {
             return Decision::new(plan, why);
         }
@@ -175,8 +175,8 @@ impl CoScheduler {
         costs: &dyn CoRunCost,
         why: &mut Vec<Reason>,
     ) -> Option<GangSchedule> {
-        let taken = |cpu: u32| self.others_cpus.values().any(|cpus| cpus.contains(cpu));
-        let cpus: CpuSet = domain.iter().filter(|&cpu| !taken(cpu)).collect();
+        let is_taken = |cpu: u32| self.others_cpus.values().any(|cpus| cpus.contains(cpu));
+        let cpus: CpuSet = domain.iter().filter(|&cpu| !is_taken(cpu)).collect();
         let places = cpus.count() as usize;
         if places == 0 || members.len() <= places {
             return None;
@@ -194,7 +194,7 @@ impl CoScheduler {
         if !members.iter().any(|task| costs.has_evidence(task.task)) {
             // Without evidence the gangs stay, and newcomers get a turn.
             let before = before?;
-            let chosen = if now.is_empty() { self.seats(&cpus, members, &[], &[]) } else { now };
+            let chosen = if now.is_empty() { self.seat_members(&cpus, members, &[], &[]) } else { now };
             return Some(self.gangs(&cpus, before.slice_ns, members, chosen));
         }
         let running: Vec<TaskId> = now.iter().map(|(task, _)| *task).collect();
@@ -203,12 +203,12 @@ impl CoScheduler {
             _ => self.replace_one(places, members, &running, costs),
         };
         explain(&running, &chosen, why);
-        let seats = self.seats(&cpus, members, &chosen, &now);
+        let seats = self.seat_members(&cpus, members, &chosen, &now);
         Some(self.gangs(&cpus, self.window_ns, members, seats))
     }
 
-    fn score(&self, task: TaskId, beside: &[TaskId], costs: &dyn CoRunCost) -> f64 {
-        let penalties = beside.iter().filter(|&&other| other != task).map(|&other| costs.penalty(task, other));
+    fn score(&self, task: TaskId, co_runners: &[TaskId], costs: &dyn CoRunCost) -> f64 {
+        let penalties = co_runners.iter().filter(|&&other| other != task).map(|&other| costs.penalty(task, other));
         penalties.sum::<f64>() + self.sample_weight * self.samples[&task] + costs.solo_cost(task)
     }
 
@@ -217,16 +217,16 @@ impl CoScheduler {
         &self,
         among: &[&TaskSample],
         not: &[TaskId],
-        beside: &[TaskId],
+        co_runners: &[TaskId],
         costs: &dyn CoRunCost,
     ) -> Option<(TaskId, f64)> {
         let waiting = among.iter().map(|task| task.task).filter(|task| !not.contains(task));
-        let scored = waiting.map(|task| (task, self.score(task, beside, costs)));
+        let scored = waiting.map(|task| (task, self.score(task, co_runners, costs)));
         scored.reduce(|best, next| if next.1 < best.1 { next } else { best })
     }
 
     /// Adds the task that goes best with those chosen, until no CPU or no task is left.
-    fn fill(&self, places: usize, members: &[&TaskSample], chosen: &mut Vec<TaskId>, costs: &dyn CoRunCost) {
+    fn fill_seats(&self, places: usize, members: &[&TaskSample], chosen: &mut Vec<TaskId>, costs: &dyn CoRunCost) {
         while chosen.len() < places
             && let Some((task, _)) = self.lowest(members, chosen, chosen, costs)
         {
@@ -258,7 +258,7 @@ impl CoScheduler {
             }
             return chosen;
         }
-        self.fill(places, members, &mut chosen, costs);
+        self.fill_seats(places, members, &mut chosen, costs);
         chosen
     }
 
@@ -279,14 +279,14 @@ impl CoScheduler {
         let minimum =
             minimum.reduce(|least, next| if self.samples[&next] < self.samples[&least] { next } else { least });
         chosen.extend(minimum);
-        self.fill(places, members, &mut chosen, costs);
+        self.fill_seats(places, members, &mut chosen, costs);
         // Every penalty counts from both sides, in either set.
         let total = |set: &[TaskId]| set.iter().map(|&task| self.score(task, set, costs)).sum::<f64>();
         if running.len() == places && total(running) <= total(&chosen) { running.to_vec() } else { chosen }
     }
 
     /// A task that ran stays on its CPU; the others take the free ones, in ascending order.
-    fn seats(
+    fn seat_members(
         &self,
         cpus: &CpuSet,
         members: &[&TaskSample],
@@ -301,7 +301,7 @@ impl CoScheduler {
             chosen
         };
         let stays: Vec<(TaskId, CpuId)> = now.iter().copied().filter(|(task, _)| chosen.contains(task)).collect();
-        let mut free = cpus.iter().filter(|cpu| stays.iter().all(|(_, taken)| taken.0 != *cpu));
+        let mut free = cpus.iter().filter(|cpu| stays.iter().all(|(_, taken_cpu)| taken_cpu.0 != *cpu));
         let newcomers = chosen.iter().filter(|task| stays.iter().all(|(other, _)| other != *task));
         let seated: Vec<(TaskId, CpuId)> = newcomers.filter_map(|&task| Some((task, CpuId(free.next()?)))).collect();
         let mut seats: Vec<(TaskId, CpuId)> = stays.iter().copied().chain(seated).collect();
@@ -338,26 +338,26 @@ impl CoScheduler {
         // With one cache, every waiting task will run below it, wherever it was observed.
         let places: Vec<Option<usize>> =
             tasks.iter().map(|task| if domains.len() == 1 { Some(0) } else { domain(task) }).collect();
-        let mut ran = vec![(0.0, 0.0); domains.len()];
+        let mut run_times = vec![(0.0, 0.0); domains.len()];
         for (task, place) in tasks.iter().zip(&places) {
             if let Some(place) = *place {
-                ran[place] = (ran[place].0 + self.samples[&task.task], ran[place].1 + 1.0);
+                run_times[place] = (run_times[place].0 + self.samples[&task.task], run_times[place].1 + 1.0);
             }
         }
         let too_far_behind = |index: usize| {
-            let mean = places[index].map(|place| ran[place].0 / ran[place].1);
+            let mean = places[index].map(|place| run_times[place].0 / run_times[place].1);
             mean.is_none_or(|mean| mean - self.samples[&tasks[index].task] > self.max_lag_samples)
         };
         let left_alone: Vec<bool> = (0..tasks.len()).map(too_far_behind).collect();
         let mut penalties = Vec::new();
-        for (index, one) in tasks.iter().enumerate() {
+        for (index, sample) in tasks.iter().enumerate() {
             for (other_at, other) in tasks.iter().enumerate().skip(index + 1) {
                 if places[index] != places[other_at] || left_alone[index] || left_alone[other_at] {
                     continue;
                 }
-                let penalty = costs.penalty(one.task, other.task);
+                let penalty = costs.penalty(sample.task, other.task);
                 if penalty > 0.0 {
-                    penalties.push(CoRunPenalty { tasks: (one.task, other.task), penalty });
+                    penalties.push(CoRunPenalty { tasks: (sample.task, other.task), penalty });
                 }
             }
         }
@@ -366,9 +366,9 @@ impl CoScheduler {
 }
 
 fn explain(running: &[TaskId], chosen: &[TaskId], why: &mut Vec<Reason>) {
-    let gone = running.iter().filter(|task| !chosen.contains(task));
+    let replaced = running.iter().filter(|task| !chosen.contains(task));
     let come = chosen.iter().filter(|task| !running.contains(task));
-    for (&out, &into) in gone.zip(come) {
+    for (&out, &into) in replaced.zip(come) {
         let stay: Vec<TaskId> = chosen.iter().copied().filter(|&task| task != into).take(1).collect();
         let text = match stay.is_empty() {
             true => "{1} runs instead of {0}: its score is lower",

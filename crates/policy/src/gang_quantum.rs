@@ -85,11 +85,11 @@ impl std::fmt::Display for QuantumTooLong {
 
 /// Mean slowdown of all tasks with turns of this length.
 pub(crate) fn mean_slowdown(tasks: &[GangCandidate], turn_ns: f64) -> f64 {
-    let one = |task: &GangCandidate| {
+    let candidate_quantum = |task: &GangCandidate| {
         let lost = task.refill_ns.unwrap_or(0.0) / turn_ns;
         if lost < 1.0 { (1.0 + task.slowdown) / (1.0 - lost) - 1.0 } else { f64::INFINITY }
     };
-    tasks.iter().map(one).sum::<f64>() / tasks.len().max(1) as f64
+    tasks.iter().map(candidate_quantum).sum::<f64>() / tasks.len().max(1) as f64
 }
 
 /// The turn of `gangs` gangs in ns: four times the longest refill, within [`TYPICAL_NS`], lengthened until the mean

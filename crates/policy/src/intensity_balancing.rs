@@ -7,7 +7,7 @@
 use cachemate_core::{CpuSet, Decision, Plan, Reason, ReasonKind, TaskId, View, WindowLength};
 use serde::Deserialize;
 
-use crate::load_balance::{Bin, TaskLoad, central, exchange};
+use crate::load_balance::{Bin, TaskLoad, balance_centrally, exchange};
 use crate::placement;
 use crate::policies::{ParameterError, ParameterRange};
 
@@ -117,7 +117,7 @@ impl IntensityBalancer {
     /// `rate` is a task's miss rate, in one unit for all; a task with `None` stays in place and counts as the mean.
     pub fn decide(&mut self, view: &View<'_>, rate: impl Fn(TaskId) -> Option<f64>) -> Decision {
         let mut plan = Plan::idle(WindowLength::Cycles { cycles: self.parameters.window_cycles });
-        let present: Vec<TaskId> = view.movable().map(|task| task.task).collect();
+        let present: Vec<TaskId> = view.movable_tasks().map(|task| task.task).collect();
         plan.affinity = view.previous_plan.affinity.clone();
         plan.affinity.retain(|task, _| present.binary_search(task).is_ok() || present.contains(task));
         let domains = domains(view);
@@ -138,12 +138,12 @@ impl IntensityBalancer {
         let seated = self.seat_tasks(view, &rates, mean, &domains);
         let pieces: Vec<TaskLoad> = seated.iter().map(|seated| seated.piece).collect();
         let places: Vec<Bin> = domains.iter().map(|domain| domain.place).collect();
-        let at = self.even_out(&places, pieces.clone());
+        let bins = self.even_out(&places, pieces.clone());
         let mut why = Vec::new();
         for (nth, seated) in seated.iter().enumerate().filter(|(_, seated)| seated.movable) {
-            let cpus = &domains[at[nth]].cpus;
+            let cpus = &domains[bins[nth]].cpus;
             if view.previous_plan.affinity.get(&seated.task) != Some(cpus) {
-                why.push(reason(nth, &pieces, &at, seated.task, cpus));
+                why.push(reason(nth, &pieces, &bins, seated.task, cpus));
             }
             plan.affinity.insert(seated.task, cpus.clone());
         }
@@ -153,11 +153,11 @@ impl IntensityBalancer {
     fn even_out(&mut self, places: &[Bin], mut pieces: Vec<TaskLoad>) -> Vec<usize> {
         let worth_moving = self.parameters.worth_moving;
         if self.parameters.form == BalancingForm::Central {
-            return central(places, &pieces, worth_moving);
+            return balance_centrally(places, &pieces, worth_moving);
         }
         for _ in 0..self.parameters.rounds_per_window {
-            let at = exchange(places, &pieces, self.round, worth_moving);
-            pieces.iter_mut().zip(&at).for_each(|(piece, &at)| piece.at = Some(at));
+            let bins = exchange(places, &pieces, self.round, worth_moving);
+            pieces.iter_mut().zip(&bins).for_each(|(piece, &at)| piece.at = Some(at));
             self.round += 1;
         }
         pieces.into_iter().map(|piece| piece.at.unwrap_or(0)).collect()
@@ -187,7 +187,7 @@ impl IntensityBalancer {
 fn domains(view: &View<'_>) -> Vec<CacheBin> {
     let online = view.topology.online();
     let tasks = view.observation.tasks.iter().filter(|task| !task.exited).count();
-    let Ok(seats) = placement::seats(view.topology, tasks) else { return Vec::new() };
+    let Ok(seats) = placement::cache_seats(view.topology, tasks) else { return Vec::new() };
     let domain = |seats: &placement::CacheSeats| {
         let cache = view.topology.caches.iter().find(|cache| Some(cache.id) == seats.cache)?;
         let first = seats.cpus.first()?;

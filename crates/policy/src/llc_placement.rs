@@ -44,7 +44,7 @@ impl StickyPlacement {
         let mut load = vec![0u32; domains.len()];
         let old = |task: TaskId| self.places.get(&task).copied();
         let index = |cache: CacheId| domains.iter().position(|domain| domain.cache == cache);
-        let mut places: Vec<Option<usize>> = view.movable().map(|task| old(task.task).and_then(index)).collect();
+        let mut places: Vec<Option<usize>> = view.movable_tasks().map(|task| old(task.task).and_then(index)).collect();
         places.iter().flatten().for_each(|&place| load[place] += 1);
         // Counted once, because a thousand newcomers consider every cache.
         let cpus: Vec<f64> = domains.iter().map(|domain| f64::from(domain.cpus.count())).collect();
@@ -55,7 +55,7 @@ impl StickyPlacement {
             *place = Some(emptiest);
         }
         self.places.clear();
-        for (task, place) in view.movable().zip(places) {
+        for (task, place) in view.movable_tasks().zip(places) {
             let Some(place) = place else { continue };
             self.places.insert(task.task, domains[place].cache);
             domains[place].tasks.push(task);

@@ -32,7 +32,7 @@ impl PairCosts {
         self.cost.is_empty()
     }
     /// Sum of both costs: the edge weight of a matching (CA 2.1.1).
-    pub fn mutual(&self, a: usize, b: usize) -> f64 {
+    pub fn mutual_cost(&self, a: usize, b: usize) -> f64 {
         self.cost[a][b] + self.cost[b][a]
     }
 }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{PercentMatrix, PercentRow, nearest};
+use cachemate_core::{PercentMatrix, PercentRow, nearest_name};
 
 use crate::matrix::{CostKind, PairCosts};
 
@@ -93,12 +93,12 @@ fn bad(matrix: &PercentMatrix, line: u32, column: usize, found: String, expected
 
 /// The values of the row of `program` as fractions, and whether it has one beside its copy.
 fn values(matrix: &PercentMatrix, row: &PercentRow, program: usize) -> Result<(Vec<f64>, bool), MatrixError> {
-    let (given, wanted) = (row.values_percent.len(), matrix.columns.len());
-    if given != wanted {
-        let column = given.min(wanted) + 2;
-        return Err(bad(matrix, row.line, column, format!("{given} values"), &wanted.to_string()));
+    let (value_count, column_count) = (row.values_percent.len(), matrix.columns.len());
+    if value_count != column_count {
+        let column = value_count.min(column_count) + 2;
+        return Err(bad(matrix, row.line, column, format!("{value_count} values"), &column_count.to_string()));
     }
-    let mut values = Vec::with_capacity(wanted);
+    let mut values = Vec::with_capacity(column_count);
     for (column, &percent) in row.values_percent.iter().enumerate() {
         match percent {
             Some(percent) if percent > -100.0 => values.push(percent / 100.0),
@@ -129,7 +129,7 @@ impl TryFrom<&PercentMatrix> for MeasuredMatrix {
         let mut rows: Vec<Option<(Vec<f64>, bool)>> = vec![None; names.len()];
         for row in &matrix.rows {
             let Some(&program) = place.get(row.name.as_str()) else {
-                let meant = hint(nearest(&row.name, names.iter().map(String::as_str)));
+                let meant = hint(nearest_name(&row.name, names.iter().map(String::as_str)));
                 let expected = format!("one of the columns: {}{meant}", names.join(", "));
                 return Err(bad(matrix, row.line, 1, format!("'{}'", row.name), &expected));
             };
@@ -152,15 +152,15 @@ impl MeasuredMatrix {
     ///
     /// # Errors
     /// A name without a row (with the nearest), or two copies with an empty diagonal.
-    pub fn pair_costs(&self, wanted: &[String]) -> Result<PairCosts, MatrixLookupError> {
+    pub fn pair_costs(&self, programs: &[String]) -> Result<PairCosts, MatrixLookupError> {
         let place = |name: &String| {
             self.names.iter().position(|known| known == name).ok_or_else(|| MatrixLookupError::Unknown {
                 name: name.as_str().into(),
                 known: self.names.join(", ").into(),
-                meant: nearest(name, self.names.iter().map(String::as_str)).map(Box::from),
+                meant: nearest_name(name, self.names.iter().map(String::as_str)).map(Box::from),
             })
         };
-        let places: Vec<usize> = wanted.iter().map(place).collect::<Result<_, _>>()?;
+        let places: Vec<usize> = programs.iter().map(place).collect::<Result<_, _>>()?;
         for (nth, &at) in places.iter().enumerate() {
             if places[..nth].contains(&at) && !self.beside_a_copy[at] {
                 return Err(MatrixLookupError::NotBesideACopy { name: self.names[at].as_str().into() });
@@ -195,7 +195,7 @@ namd,1.48%,3.45%,-1.19%,-0.93%
         let table = parse("t", TABLE_1).unwrap();
         assert_eq!(table.names, ["mcf", "milc", "gamess", "namd"]);
         assert_eq!(table.costs.cost[0][1], 0.6563);
-        assert!((table.costs.mutual(0, 1) - 0.9038).abs() < 1e-12);
+        assert!((table.costs.mutual_cost(0, 1) - 0.9038).abs() < 1e-12);
         let mut lines: Vec<&str> = TABLE_1.lines().collect();
         lines.swap(1, 4);
         let other = lines.join("\r\n").replace('%', "").replace(',', "; ");

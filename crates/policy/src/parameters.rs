@@ -40,7 +40,7 @@ impl ParameterError {
     }
 
     /// Names the successor if `text` sets a parameter of `policy` under a retired name; other errors stay as they are.
-    pub(crate) fn naming_successor(self, policy: &str, text: &str) -> Self {
+    pub(crate) fn with_successor(self, policy: &str, text: &str) -> Self {
         let ParameterError::Toml(error) = &self else { return self };
         let key = error.span().filter(|_| error.message().starts_with("unknown field")).and_then(|span| text.get(span));
         let Some(old) = key.map(|key| format!("{policy}.{key}")) else { return self };

@@ -47,7 +47,7 @@ pub enum PlacementError {
 ///
 /// # Errors
 /// A machine without online CPUs.
-pub fn seats(topology: &Topology, programs: usize) -> Result<Vec<CacheSeats>, PlacementError> {
+pub fn cache_seats(topology: &Topology, programs: usize) -> Result<Vec<CacheSeats>, PlacementError> {
     let mut online: Vec<_> = topology.cpus.iter().filter(|cpu| cpu.online).collect();
     online.sort_by_key(|cpu| cpu.id);
     if online.is_empty() {
@@ -176,11 +176,12 @@ pub fn place(
         }
     }
     let names = number_names(names);
-    let places = seats(topology, names.len())?;
+    let places = cache_seats(topology, names.len())?;
     let shape = Seats { cpus_per_cache: places.iter().map(|cache| cache.cpus.len() as u32).collect() };
     let solved = solvers::best(&decide_by.cost, &shape);
     let reasons = explain(&solved.seating, decide_by);
-    let judged = |total: f64, by: &PairCosts| outcome(total / names.len().max(1) as f64, by.kind);
+    let judged =
+        |total: f64, pair_costs: &PairCosts| placement_cost(total / names.len().max(1) as f64, pair_costs.kind);
     let random = solvers::random(&judge_by.cost, &shape, seed);
     Ok(Placement {
         programs: programs_of(&names, &places, &solved.seating, judge_by, &reasons),
@@ -206,7 +207,7 @@ fn number_names(names: &[String]) -> Vec<String> {
 }
 
 /// Rounded to 10 decimals, so that sums of printed per cents print as they were.
-fn outcome(value: f64, kind: CostKind) -> PlacementCost {
+fn placement_cost(value: f64, kind: CostKind) -> PlacementCost {
     let round = |value: f64| libm::round(value * 1e10) / 1e10;
     match kind {
         CostKind::Degradation => PlacementCost { mean_slowdown_percent: Some(round(100.0 * value)), mean_weight: None },
@@ -236,9 +237,9 @@ fn programs_of(
             co_runners.sort_unstable();
             for &program in members {
                 let turns: Vec<usize> = members.iter().copied().filter(|&other| other != program).collect();
-                let own = |reason: &&Reason| reason.tasks.first() == Some(&TaskId(program as u32));
-                let why: Vec<String> = reasons.iter().filter(own).map(|reason| render(reason, names)).collect();
-                let each = outcome(costs[program], judge_by.kind);
+                let is_own = |reason: &&Reason| reason.tasks.first() == Some(&TaskId(program as u32));
+                let why: Vec<String> = reasons.iter().filter(is_own).map(|reason| render(reason, names)).collect();
+                let each = placement_cost(costs[program], judge_by.kind);
                 placed.push((
                     program,
                     PlacedProgram {
@@ -260,15 +261,15 @@ fn programs_of(
 }
 
 fn caches_of(names: &[String], places: &[CacheSeats], seating: &Seating, topology: &Topology) -> Vec<PlacedCache> {
-    let of = |(place, cpus): (&CacheSeats, &Vec<Vec<usize>>)| {
+    let placed_cache = |(place, cpus): (&CacheSeats, &Vec<Vec<usize>>)| {
         let cache = topology.caches.iter().find(|cache| Some(cache.id) == place.cache);
-        let on = |members: &Vec<usize>| members.iter().map(|&member| names[member].clone()).collect();
+        let member_names = |members: &Vec<usize>| members.iter().map(|&member| names[member].clone()).collect();
         PlacedCache {
             cache: place.cache,
             level: cache.map(|cache| cache.level),
             size_bytes: cache.and_then(|cache| cache.size_bytes),
-            cpus: place.cpus.iter().copied().zip(cpus.iter().map(on)).collect(),
+            cpus: place.cpus.iter().copied().zip(cpus.iter().map(member_names)).collect(),
         }
     };
-    places.iter().zip(&seating.by_cache).map(of).collect()
+    places.iter().zip(&seating.by_cache).map(placed_cache).collect()
 }

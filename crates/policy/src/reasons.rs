@@ -18,13 +18,13 @@ pub fn explain(seating: &Seating, costs: &PairCosts) -> Vec<Reason> {
         let Some((cache, cpu)) = find(seating, program) else { continue };
         let turns: Vec<usize> =
             seating.by_cache[cache][cpu].iter().copied().filter(|&other| other != program).collect();
-        let beside: Vec<usize> = members_but(&seating.by_cache[cache], cpu);
+        let beside: Vec<usize> = members_except(&seating.by_cache[cache], cpu);
         let away: Vec<usize> = (0..costs.len())
             .filter(|other| *other != program && !turns.contains(other) && !beside.contains(other))
             .collect();
         let who = Neighborhood { costs, program, beside: &beside, away: &away };
         reasons.push(who.reason(seating));
-        reasons.extend(who.turns(&turns));
+        reasons.extend(who.explain_turns(&turns));
     }
     reasons
 }
@@ -40,7 +40,7 @@ fn find(seating: &Seating, program: usize) -> Option<(usize, usize)> {
     places.find(|(_, _, on)| on.contains(&program)).map(|(cache, cpu, _)| (cache, cpu))
 }
 
-fn members_but(cache: &[Vec<usize>], cpu: usize) -> Vec<usize> {
+fn members_except(cache: &[Vec<usize>], cpu: usize) -> Vec<usize> {
     let mut members: Vec<usize> =
         cache.iter().enumerate().filter(|(other, _)| *other != cpu).flat_map(|(_, on)| on).copied().collect();
     members.sort_unstable();
@@ -56,8 +56,8 @@ struct Neighborhood<'a> {
 
 impl Neighborhood<'_> {
     /// The first with the largest mutual cost (or the smallest, by `sign`).
-    fn extreme(&self, among: &[usize], sign: f64) -> Option<usize> {
-        let cost_of = |other: usize| sign * self.costs.mutual(self.program, other);
+    fn extreme_member(&self, among: &[usize], sign: f64) -> Option<usize> {
+        let cost_of = |other: usize| sign * self.costs.mutual_cost(self.program, other);
         among.iter().copied().reduce(|best, other| if cost_of(other) > cost_of(best) { other } else { best })
     }
 
@@ -68,7 +68,7 @@ impl Neighborhood<'_> {
         }
     }
 
-    fn number(&self, subject: &str, value: f64) -> (String, f64) {
+    fn named_number(&self, subject: &str, value: f64) -> (String, f64) {
         match self.costs.kind {
             CostKind::Degradation => (format!("{subject}_slowdown_percent"), 100.0 * value),
             CostKind::Weight => (format!("{subject}_weight"), value),
@@ -83,8 +83,10 @@ impl Neighborhood<'_> {
     fn reason(&self, seating: &Seating) -> Reason {
         let cost = &self.costs.cost;
         let me = self.program;
-        let (Some(kept_from), Some(companion)) = (self.extreme(self.away, 1.0), self.extreme(self.beside, 1.0)) else {
-            return self.without_choice();
+        let (Some(kept_from), Some(companion)) =
+            (self.extreme_member(self.away, 1.0), self.extreme_member(self.beside, 1.0))
+        else {
+            return self.explain_no_choice();
         };
         let others = (0..cost.len()).filter(|&other| other != me);
         let most = others.map(|other| cost[me][other].abs().max(cost[other][me].abs())).fold(0.0, f64::max);
@@ -93,16 +95,16 @@ impl Neighborhood<'_> {
                 "{{0}} and the others barely affect each other (at most {}), so any CPU will do",
                 self.describe(most)
             );
-            return self.build(&[], text, vec![self.number("at_most", most)]);
+            return self.build(&[], text, vec![self.named_number("at_most", most)]);
         }
         let numbers = vec![
-            self.number("beside_avoided", cost[me][kept_from]),
-            self.number("avoided_beside_it", cost[kept_from][me]),
-            self.number("beside_companion", cost[me][companion]),
-            self.number("companion_beside_it", cost[companion][me]),
+            self.named_number("beside_avoided", cost[me][kept_from]),
+            self.named_number("avoided_beside_it", cost[kept_from][me]),
+            self.named_number("beside_companion", cost[me][companion]),
+            self.named_number("companion_beside_it", cost[companion][me]),
         ];
-        if self.costs.mutual(me, kept_from) <= self.costs.mutual(me, companion) {
-            return self.for_the_others(seating, companion, numbers);
+        if self.costs.mutual_cost(me, kept_from) <= self.costs.mutual_cost(me, companion) {
+            return self.explain_for_others(seating, companion, numbers);
         }
         let (own, theirs) = (cost[me][kept_from], cost[kept_from][me]);
         let text = if own >= theirs {
@@ -116,12 +118,12 @@ impl Neighborhood<'_> {
         self.build(&[kept_from, companion], text, numbers)
     }
 
-    fn without_choice(&self) -> Reason {
-        match (self.extreme(self.away, 1.0), self.extreme(self.beside, 1.0)) {
+    fn explain_no_choice(&self) -> Reason {
+        match (self.extreme_member(self.away, 1.0), self.extreme_member(self.beside, 1.0)) {
             (Some(other), None) => {
                 let own = self.costs.cost[self.program][other];
                 let text = format!("{{0}} has a cache for itself: beside {{1}} {}", self.describe(own));
-                self.build(&[other], text, vec![self.number("beside_avoided", own)])
+                self.build(&[other], text, vec![self.named_number("beside_avoided", own)])
             }
             (None, Some(other)) => {
                 let own = self.costs.cost[self.program][other];
@@ -129,21 +131,21 @@ impl Neighborhood<'_> {
                     "{{0}} has no choice, because all programs share one cache; {{1}} costs it most, {}",
                     self.describe(own)
                 );
-                self.build(&[other], text, vec![self.number("beside_companion", own)])
+                self.build(&[other], text, vec![self.named_number("beside_companion", own)])
             }
             _ => self.build(&[], "{0} shares its cache with no other program".to_string(), Vec::new()),
         }
     }
 
     /// Its co-runner is no better than the programs that it avoids: the reason is the cost of an exchange.
-    fn for_the_others(&self, seating: &Seating, companion: usize, mut numbers: Vec<(String, f64)>) -> Reason {
+    fn explain_for_others(&self, seating: &Seating, companion: usize, mut numbers: Vec<(String, f64)>) -> Reason {
         let total = seating.total(&self.costs.cost);
         let exchanges = self.away.iter().map(|&other| (exchange(seating, self.program, other), other));
         let costs = exchanges.map(|(seating, other)| (seating.total(&self.costs.cost) - total, other));
         let cheapest = costs.reduce(|a, b| if b.0 < a.0 { b } else { a });
         let (more, other) = cheapest.unwrap_or((0.0, companion));
         let now = self.describe(self.costs.cost[self.program][companion]);
-        numbers.push(self.number("cheapest_exchange_costs_all", more));
+        numbers.push(self.named_number("cheapest_exchange_costs_all", more));
         let scale = self.costs.cost.iter().flatten().fold(0.0f64, |most, cost| most.max(cost.abs()));
         let text = if more > 1e-9 * scale {
             let more = self.describe(more);
@@ -156,15 +158,15 @@ impl Neighborhood<'_> {
         self.build(&[companion, other], text, numbers)
     }
 
-    fn turns(&self, turns: &[usize]) -> Option<Reason> {
-        let other = self.extreme(turns, 1.0)?;
+    fn explain_turns(&self, turns: &[usize]) -> Option<Reason> {
+        let other = self.extreme_member(turns, 1.0)?;
         let (own, theirs) = (self.costs.cost[self.program][other], self.costs.cost[other][self.program]);
         let text = format!(
             "{{0}} takes turns with {{1}} on one CPU, so they never run at once: side by side {}, and {{1}} {}",
             self.describe(own),
             self.describe(theirs)
         );
-        let numbers = vec![self.number("side_by_side", own), self.number("other_side_by_side", theirs)];
+        let numbers = vec![self.named_number("side_by_side", own), self.named_number("other_side_by_side", theirs)];
         Some(self.build(&[other], text, numbers))
     }
 }

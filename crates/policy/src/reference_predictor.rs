@@ -278,9 +278,9 @@ impl CoResidency {
     fn new(topology: &Topology, tasks: &[TaskId], asked: &[TaskId], under: &Plan) -> Self {
         let mut presence = CoResidency { cpu: BTreeMap::new(), share: BTreeMap::new(), meets: BTreeMap::new() };
         let mut in_gangs: BTreeMap<TaskId, (usize, BTreeMap<usize, f64>)> = BTreeMap::new();
-        let mut taken = CpuSet::default();
+        let mut taken_cpus = CpuSet::default();
         for (nth, schedule) in under.gangs.iter().enumerate() {
-            taken = taken.union(&schedule.cpus);
+            taken_cpus = taken_cpus.union(&schedule.cpus);
             let turn: f64 = schedule.gangs.iter().map(|gang| f64::from(gang.slices)).sum();
             for (index, gang) in schedule.gangs.iter().enumerate() {
                 let seated: CpuSet = gang.members.iter().filter_map(|(_, cpu)| cpu.map(|cpu| cpu.0)).collect();
@@ -294,7 +294,7 @@ impl CoResidency {
                 }
             }
         }
-        presence.spread(topology, tasks, under, &taken);
+        presence.spread(topology, tasks, under, &taken_cpus);
         presence.count_meetings(topology, tasks, asked, &in_gangs);
         presence
     }

@@ -81,13 +81,13 @@ impl SequentialTest {
     /// May be called after any block; `min_gain` is the smallest worthwhile gain, as a share.
     pub fn verdict(&self, min_gain: f64) -> SequentialVerdict {
         let Some((mean, _)) = self.mean() else { return SequentialVerdict::Undecided };
-        let wanted = libm::log1p(min_gain);
+        let log_min_gain = libm::log1p(min_gain);
         if self.factor(0.0) >= SURE {
             if mean < 0.0 {
                 return SequentialVerdict::Slower;
             }
             // There is certainly an effect, and most likely a sufficient one.
-            if mean >= wanted {
+            if mean >= log_min_gain {
                 return if self.blocks.len() >= MIN_BLOCKS {
                     SequentialVerdict::Faster
                 } else {
@@ -95,7 +95,7 @@ impl SequentialTest {
                 };
             }
         }
-        if mean < wanted && self.factor(wanted) >= SURE {
+        if mean < log_min_gain && self.factor(log_min_gain) >= SURE {
             SequentialVerdict::Negligible
         } else {
             SequentialVerdict::Undecided
@@ -143,8 +143,8 @@ mod tests {
 
     impl AutocorrelatedNoise {
         fn next(&mut self) -> f64 {
-            let radius = libm::sqrt(-2.0 * libm::log(1.0 - self.0.unit()));
-            let fresh = radius * libm::cos(std::f64::consts::TAU * self.0.unit());
+            let radius = libm::sqrt(-2.0 * libm::log(1.0 - self.0.draw_unit()));
+            let fresh = radius * libm::cos(std::f64::consts::TAU * self.0.draw_unit());
             self.2 = self.1 * self.2 + libm::sqrt(1.0 - self.1 * self.1) * fresh;
             self.2
         }

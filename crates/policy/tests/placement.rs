@@ -2,7 +2,7 @@
 
 use cachemate_core::{CpuId, Topology};
 use cachemate_policy::measured_matrix::MeasuredMatrix;
-use cachemate_policy::placement::{Placement, place, seats};
+use cachemate_policy::placement::{Placement, cache_seats, place};
 use cachemate_policy::solvers::SolverMethod;
 use cachemate_spec::{load_topology, parse_percent_matrix};
 
@@ -80,18 +80,18 @@ fn odd_counts_copies_and_other_machines_are_placed() {
 #[test]
 fn seats_are_cores_first() {
     let topology = load_topology("power5-2x2x2").unwrap();
-    let few = seats(&topology, 4).unwrap();
+    let few = cache_seats(&topology, 4).unwrap();
     assert_eq!(few.iter().map(|cache| cache.cpus.len()).collect::<Vec<_>>(), [2, 2]);
     assert_eq!(few[1].cpus, [CpuId(4), CpuId(6)]);
-    let many = seats(&topology, 5).unwrap();
+    let many = cache_seats(&topology, 5).unwrap();
     assert_eq!(many[0].cpus, [CpuId(0), CpuId(2), CpuId(1), CpuId(3)]);
     let mut offline = topology.clone();
     offline.cpus[4].online = false;
-    assert_eq!(seats(&offline, 4).unwrap()[1].cpus, [CpuId(5), CpuId(6)]);
+    assert_eq!(cache_seats(&offline, 4).unwrap()[1].cpus, [CpuId(5), CpuId(6)]);
     let mut bare = topology.clone();
     bare.caches.clear();
-    assert_eq!(seats(&bare, 1).unwrap().len(), 4);
-    assert!(seats(&Topology::default(), 1).is_err());
+    assert_eq!(cache_seats(&bare, 1).unwrap().len(), 4);
+    assert!(cache_seats(&Topology::default(), 1).is_err());
 }
 
 /// Is a matrix of the wrong shape refused?

@@ -121,7 +121,7 @@ fn pin_job((job, cpu): &(WorkloadJob, CpuId)) -> WorkloadJob {
 /// # Errors
 /// A machine without a last-level cache.
 pub fn caches(topology: &Topology) -> Result<Vec<Vec<CpuId>>, ReproError> {
-    let seats = placement::seats(topology, 1).map_err(failed("machine"))?;
+    let seats = placement::cache_seats(topology, 1).map_err(failed("machine"))?;
     Ok(seats.into_iter().map(|cache| cache.cpus).collect())
 }
 

@@ -62,12 +62,12 @@ pub fn pipeline(scenario: &Scenario, spec: &MachineSpec, machine: &impl Machine)
         SimModel::Cycle => CYCLE_COUNTED_INSTRUCTIONS,
         SimModel::Interval => INTERVAL_COUNTED_INSTRUCTIONS,
     };
-    let standard = StandardPipeline::simulated(policy, scenario.guard, spec, counted_instructions);
+    let standard = StandardPipeline::for_simulation(policy, scenario.guard, spec, counted_instructions);
     standard.for_machine(machine.topology(), machine.capabilities())
 }
 
-fn length(given: cachemate_spec::RunLength) -> RunLimit {
-    match given {
+fn length(run_length: cachemate_spec::RunLength) -> RunLimit {
+    match run_length {
         cachemate_spec::RunLength::Cycles(n) => RunLimit::Cycles(n),
         cachemate_spec::RunLength::Ns(n) => RunLimit::Ns(n),
         cachemate_spec::RunLength::Instructions(n) => RunLimit::Instructions(n),
@@ -103,31 +103,32 @@ pub fn build(scenario: &Scenario, spec: &MachineSpec) -> Result<SimMachine, Scen
         ..defaults
     };
     let mut programs = Vec::new();
-    for (at, given) in scenario.programs.iter().enumerate() {
-        for _ in 0..given.count {
+    for (index, declared) in scenario.programs.iter().enumerate() {
+        for _ in 0..declared.count {
             let seed = scenario.seed.wrapping_mul(1_000_003).wrapping_add(programs.len() as u64);
-            programs.push(program(given, seed).map_err(|what| ScenarioError::Program { at, what })?);
+            programs
+                .push(program(declared, seed).map_err(|problem| ScenarioError::Program { at: index, what: problem })?);
         }
     }
     Ok(SimMachine::new(spec, &options, programs)?)
 }
 
-fn program(given: &ScenarioProgram, seed: u64) -> Result<SimProgram, String> {
+fn program(declared: &ScenarioProgram, seed: u64) -> Result<SimProgram, String> {
     let mut options: Options =
-        given.parameters.clone().try_into().map_err(|error: toml::de::Error| format!("parameters: {error}"))?;
-    options.threads = given.threads.or(options.threads);
-    let kernel = kernels::programs().any(|known| known.name == given.program);
+        declared.parameters.clone().try_into().map_err(|error: toml::de::Error| format!("parameters: {error}"))?;
+    options.threads = declared.threads.or(options.threads);
+    let kernel = kernels::programs().any(|known| known.name == declared.program);
     let maker: Maker = if kernel {
-        let name = given.program.clone();
+        let name = declared.program.clone();
         // Built once here, so that an invalid option is reported before the run.
         kernels::program(&name, seed, &options).map_err(|error| error.to_string())?;
         Box::new(move |run| {
             kernels::program(&name, seed.wrapping_add(u64::from(run) << 32), &options).unwrap_or_default()
         })
     } else {
-        let path = match given.program.ends_with(".cmt") {
-            true => given.program.clone().into(),
-            false => recording(&given.program)?,
+        let path = match declared.program.ends_with(".cmt") {
+            true => declared.program.clone().into(),
+            false => find_recording(&declared.program)?,
         };
         let damaged = |error: TraceError| error.to_string();
         let threads = recorded_threads(&path).map_err(damaged)?;
@@ -135,15 +136,15 @@ fn program(given: &ScenarioProgram, seed: u64) -> Result<SimProgram, String> {
         Box::new(move |_| first.take().or_else(|| open_threads(&path, &threads, seed).ok()).unwrap_or_default())
     };
     Ok(SimProgram {
-        start_ns: given.start_ns,
-        restart: given.restart,
-        pinned: given.cpus.clone(),
-        goal: given.goal,
-        ..SimProgram::new(given.program.clone(), maker)
+        start_ns: declared.start_ns,
+        restart: declared.restart,
+        pinned: declared.cpus.clone(),
+        goal: declared.goal,
+        ..SimProgram::new(declared.program.clone(), maker)
     })
 }
 
-fn recording(name: &str) -> Result<PathBuf, String> {
+fn find_recording(name: &str) -> Result<PathBuf, String> {
     bundled_recording(name).map_err(|missing| match kernels::program(name, 1, &Options::default()) {
         Ok(_) => missing.to_string(),
         Err(unknown) => format!("{unknown}; nor is it in the bundled recordings: {missing}"),

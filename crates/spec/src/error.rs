@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use cachemate_core::nearest;
+use cachemate_core::nearest_name;
 
 /// Something in a file (or in an override on the command line) that cannot be used.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -47,7 +47,7 @@ impl fmt::Display for SpecError {
 
 impl SpecError {
     /// An error about a whole file: it cannot be read, or there is none by that name.
-    pub(crate) fn of_file(file: &str, found: impl Into<Box<str>>, expected: impl Into<Box<str>>) -> Self {
+    pub(crate) fn for_file(file: &str, found: impl Into<Box<str>>, expected: impl Into<Box<str>>) -> Self {
         SpecError {
             file: file.into(),
             line_column: None,
@@ -62,8 +62,8 @@ impl SpecError {
     /// A name that is not among the known ones: says which there are, and the nearest.
     pub(crate) fn unknown_name(subject: &str, name: &str, known: &[&str]) -> Self {
         SpecError {
-            nearest: nearest(name, known.iter().copied()).map(Box::from),
-            ..Self::of_file(subject, format!("'{name}'"), format!("a file, or one of {}", known.join(", ")))
+            nearest: nearest_name(name, known.iter().copied()).map(Box::from),
+            ..Self::for_file(subject, format!("'{name}'"), format!("a file, or one of {}", known.join(", ")))
         }
     }
 }

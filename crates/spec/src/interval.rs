@@ -180,7 +180,7 @@ const COPIES_AT_MOST: u32 = 100_000;
 impl IntervalSpec {
     pub(crate) fn check(&self, located: &Located<'_>, machine: &MachineSpec) -> Result<(), SpecError> {
         if !(self.phase_scale.is_finite() && self.phase_scale >= 1.0) {
-            return Err(located.at("interval.phase_scale", self.phase_scale.to_string(), "1 or more"));
+            return Err(located.error_at("interval.phase_scale", self.phase_scale.to_string(), "1 or more"));
         }
         let counters = &self.counters;
         let shares = [
@@ -192,7 +192,7 @@ impl IntervalSpec {
         for (field, share, most) in shares {
             if !(0.0..=most).contains(&share) {
                 let field = format!("interval.counters.{field}");
-                return Err(located.at(&field, share.to_string(), format!("0 to {most}")));
+                return Err(located.error_at(&field, share.to_string(), format!("0 to {most}")));
             }
         }
         for (index, event) in self.events.iter().enumerate() {
@@ -206,9 +206,10 @@ impl IntervalSpec {
 }
 
 impl EventSpec {
-    fn check(&self, at: &str, located: &Located<'_>, machine: &MachineSpec) -> Result<(), SpecError> {
-        let fail =
-            |field: &str, found: String, expected: String| Err(located.at(&format!("{at}.{field}"), found, expected));
+    fn check(&self, field_path: &str, located: &Located<'_>, machine: &MachineSpec) -> Result<(), SpecError> {
+        let fail = |field: &str, found: String, expected: String| {
+            Err(located.error_at(&format!("{field_path}.{field}"), found, expected))
+        };
         let kinds = [
             self.external_traffic.is_some(),
             self.resize_cache.is_some(),
@@ -219,12 +220,12 @@ impl EventSpec {
         let given = kinds.iter().filter(|given| **given).count();
         if given != 1 {
             let expected = "exactly one of 'external_traffic', 'resize_cache', 'split_cpus', 'offline', 'online'";
-            return Err(located.at(at, format!("{given} kinds of event"), expected));
+            return Err(located.error_at(field_path, format!("{given} kinds of event"), expected));
         }
         let caches = machine.last_level().map_or(0, |cache| machine.instances(cache));
         let cpus = machine.cpus();
         for (field, cache) in [
-            ("external_traffic.cache", self.external_traffic.map(|outside| outside.cache)),
+            ("external_traffic.cache", self.external_traffic.map(|traffic| traffic.cache)),
             ("resize_cache.cache", self.resize_cache.map(|shrink| shrink.cache)),
         ] {
             if let Some(cache) = cache.filter(|cache| *cache >= caches) {
@@ -237,7 +238,7 @@ impl EventSpec {
                 return fail(field, cpu.to_string(), format!("0 to {}, a CPU of {}", cpus - 1, machine.name));
             }
         }
-        if let Some(lines) = self.external_traffic.map(|outside| outside.lines_per_second)
+        if let Some(lines) = self.external_traffic.map(|traffic| traffic.lines_per_second)
             && !(lines.is_finite() && lines >= 0.0)
         {
             return fail("external_traffic.lines_per_second", lines.to_string(), "0 or more".to_string());
@@ -259,22 +260,22 @@ impl EventSpec {
 }
 
 impl MixSpec {
-    fn check(&self, at: &str, located: &Located<'_>) -> Result<(), SpecError> {
+    fn check(&self, field_path: &str, located: &Located<'_>) -> Result<(), SpecError> {
         if !(1..=COPIES_AT_MOST).contains(&self.count) {
             let expected = format!("1 to {COPIES_AT_MOST}");
-            return Err(located.at(&format!("{at}.count"), self.count.to_string(), expected));
+            return Err(located.error_at(&format!("{field_path}.count"), self.count.to_string(), expected));
         }
         if self.programs.is_empty() {
-            return Err(located.at(&format!("{at}.programs"), "none", "one program or more"));
+            return Err(located.error_at(&format!("{field_path}.programs"), "none", "one program or more"));
         }
         for (number, part) in self.programs.iter().enumerate() {
             if !(part.weight.is_finite() && part.weight > 0.0) {
-                let field = format!("{at}.programs[{number}].weight");
-                return Err(located.at(&field, part.weight.to_string(), "a positive number"));
+                let field = format!("{field_path}.programs[{number}].weight");
+                return Err(located.error_at(&field, part.weight.to_string(), "a positive number"));
             }
         }
-        check_distribution(self.interarrival_ns, &format!("{at}.interarrival_ns"), 0.0, located)?;
-        check_distribution(self.instructions, &format!("{at}.instructions"), 1.0, located)
+        check_distribution(self.interarrival_ns, &format!("{field_path}.interarrival_ns"), 0.0, located)?;
+        check_distribution(self.instructions, &format!("{field_path}.instructions"), 1.0, located)
     }
 }
 
@@ -298,5 +299,5 @@ pub(crate) fn check_distribution(
         }
     };
     let expected = format!("numbers of {least} or more, ascending; a deviation of the logarithm of 0 to 10");
-    if fits { Ok(()) } else { Err(located.at(field, found, expected)) }
+    if fits { Ok(()) } else { Err(located.error_at(field, found, expected)) }
 }

@@ -37,18 +37,18 @@ const LARGEST_FILE_BYTES: u64 = 16 << 20;
 
 pub(crate) fn read_text(path: &str) -> Result<String, SpecError> {
     let size =
-        std::fs::metadata(path).map_err(|error| SpecError::of_file(path, error.to_string(), "a readable file"))?;
+        std::fs::metadata(path).map_err(|error| SpecError::for_file(path, error.to_string(), "a readable file"))?;
     if size.len() > LARGEST_FILE_BYTES {
-        return Err(SpecError::of_file(path, format!("{} bytes", size.len()), "a file of at most 16 MiB"));
+        return Err(SpecError::for_file(path, format!("{} bytes", size.len()), "a file of at most 16 MiB"));
     }
-    cachemate_files::read_text_limited(path.as_ref(), LARGEST_FILE_BYTES).map_err(|error| unreadable(path, &error))
+    cachemate_files::read_text_limited(path.as_ref(), LARGEST_FILE_BYTES).map_err(|error| read_error(path, &error))
 }
 
 /// An error in this crate's words: a refusal names the path, the kind of file found, and the one expected.
-fn unreadable(path: &str, error: &std::io::Error) -> SpecError {
+fn read_error(path: &str, error: &std::io::Error) -> SpecError {
     let text = error.to_string();
     match text.strip_prefix(&format!("{path}: found ")).and_then(|rest| rest.split_once(", expected ")) {
-        Some((found, expected)) => SpecError::of_file(path, found, expected),
-        None => SpecError::of_file(path, text, "a readable text file"),
+        Some((found, expected)) => SpecError::for_file(path, found, expected),
+        None => SpecError::for_file(path, text, "a readable text file"),
     }
 }

@@ -4,7 +4,7 @@
 //! is parsed once into a tree with spans, the values are taken out of it (and overridden, where the caller asks), and
 //! whatever is wrong later names a *path*, which is looked up in the tree.
 
-use cachemate_core::{SpellingScope, key_successor, nearest};
+use cachemate_core::{SpellingScope, key_successor, nearest_name};
 use serde::de::DeserializeOwned;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -34,14 +34,14 @@ impl<'a> Located<'a> {
     pub fn parse(file: &'a str, text: &'a str) -> Result<Self, SpecError> {
         let tree = DeTable::parse(text).map_err(|error| SpecError {
             line_column: error.span().map(|span| line_column(text, span.start)),
-            ..SpecError::of_file(file, first_line(error.message()), "TOML")
+            ..SpecError::for_file(file, first_line(error.message()), "TOML")
         })?;
         Ok(Located { file, text, tree, scope: None })
     }
 
     /// The same text, in which the retired keys and values of this kind of file are refused with their successors.
     #[must_use]
-    pub fn in_scope(self, scope: SpellingScope) -> Self {
+    pub fn with_scope(self, scope: SpellingScope) -> Self {
         Located { scope: Some(scope), ..self }
     }
 
@@ -50,22 +50,22 @@ impl<'a> Located<'a> {
     /// # Errors
     /// An unknown, missing or ill-typed field, with its place.
     pub fn value<T: DeserializeOwned>(&self) -> Result<T, SpecError> {
-        self.change(|_| Ok(()))
+        self.apply_change(|_| Ok(()))
     }
 
     pub(crate) fn read<T: DeserializeOwned>(&self, overrides: &[Override]) -> Result<T, SpecError> {
-        self.change(|table| overrides.iter().try_for_each(|change| apply(table, change)))
+        self.apply_change(|table| overrides.iter().try_for_each(|change| apply(table, change)))
     }
 
     /// The text as a `T` after changes to the values.
-    pub(crate) fn change<T: DeserializeOwned>(
+    pub(crate) fn apply_change<T: DeserializeOwned>(
         &self,
         change: impl FnOnce(&mut toml::Table) -> Result<(), SpecError>,
     ) -> Result<T, SpecError> {
         // The tree above was parsed from the same text, so only a number out of range can still fail here.
         let mut table: toml::Table = toml::from_str(self.text).map_err(|error| SpecError {
             line_column: error.span().map(|span| line_column(self.text, span.start)),
-            ..SpecError::of_file(self.file, first_line(error.message()), "TOML")
+            ..SpecError::for_file(self.file, first_line(error.message()), "TOML")
         })?;
         change(&mut table).map_err(|error| SpecError { file: self.file.into(), ..error })?;
         if let Some(scope) = self.scope {
@@ -106,7 +106,7 @@ impl<'a> Located<'a> {
                 if let Some(new) = key_successor(scope, &old) {
                     let line_column = Some(self.place(&place));
                     let (field, successor) = (Some(old.into()), Some(new.into()));
-                    return Err(SpecError { line_column, field, successor, ..SpecError::of_file(self.file, "", "") });
+                    return Err(SpecError { line_column, field, successor, ..SpecError::for_file(self.file, "", "") });
                 }
             }
         }
@@ -114,11 +114,11 @@ impl<'a> Located<'a> {
     }
 
     /// An error at a field that was found out after reading.
-    pub fn at(&self, field: &str, found: impl Into<Box<str>>, expected: impl Into<Box<str>>) -> SpecError {
+    pub fn error_at(&self, field: &str, found: impl Into<Box<str>>, expected: impl Into<Box<str>>) -> SpecError {
         SpecError {
             line_column: Some(self.place(field)),
             field: Some(field.into()),
-            ..SpecError::of_file(self.file, found, expected)
+            ..SpecError::for_file(self.file, found, expected)
         }
     }
 
@@ -126,34 +126,34 @@ impl<'a> Located<'a> {
     fn explain(&self, path: &str, message: &str) -> SpecError {
         let message = first_line(message);
         let quoted = || message.split('`').nth(1).unwrap_or_default().to_string();
-        let inside = |name: &str| {
+        let quoted_after = |name: &str| {
             let ends = path == name || path.ends_with(&format!(".{name}"));
             if path.is_empty() || ends { name_or(path, name) } else { format!("{path}.{name}") }
         };
         let expected_of = || message.split_once(", expected ").map_or("something else", |(_, rest)| rest).to_string();
         if message.starts_with("missing field") {
-            return self.at(&inside(&quoted()), "nothing", "this field");
+            return self.error_at(&quoted_after(&quoted()), "nothing", "this field");
         }
         if message.starts_with("unknown field") || message.starts_with("unknown variant") {
-            let field = if message.starts_with("unknown field") { inside(&quoted()) } else { path.to_string() };
+            let field = if message.starts_with("unknown field") { quoted_after(&quoted()) } else { path.to_string() };
             let known: Vec<&str> = message.split('`').skip(3).step_by(2).collect();
-            let meant = nearest(&quoted(), known.iter().copied()).map(Box::from);
+            let meant = nearest_name(&quoted(), known.iter().copied()).map(Box::from);
             let found = format!("'{}'", quoted());
-            return SpecError { nearest: meant, ..self.at(&field, found, expected_of().replace('`', "'")) };
+            return SpecError { nearest: meant, ..self.error_at(&field, found, expected_of().replace('`', "'")) };
         }
         let invalid = message.strip_prefix("invalid type: ").or_else(|| message.strip_prefix("invalid value: "));
         match invalid.and_then(|rest| rest.split_once(", expected ")) {
-            Some((found, expected)) => self.at(path, found.replace('`', ""), plain_type(expected)),
-            None => self.at(path, message, "a usable value"),
+            Some((found, expected)) => self.error_at(path, found.replace('`', ""), plain_type(expected)),
+            None => self.error_at(path, message, "a usable value"),
         }
     }
 
     /// Line and column of the longest part of `path` that stands in the text.
     fn place(&self, path: &str) -> (u32, u32) {
         let mut span = self.tree.span();
-        let mut here: Option<&DeValue<'_>> = None;
-        for step in steps(path) {
-            let next = match (step, here) {
+        let mut node: Option<&DeValue<'_>> = None;
+        for step in path_segments(path) {
+            let next = match (step, node) {
                 (PathSegment::Key(key), None) => self.tree.get_ref().get(key),
                 (PathSegment::Key(key), Some(DeValue::Table(table))) => table.get(key),
                 (PathSegment::Index(index), Some(DeValue::Array(array))) => array.get(index),
@@ -161,7 +161,7 @@ impl<'a> Located<'a> {
             };
             let Some(next) = next else { break };
             span = next.span();
-            here = Some(next.get_ref());
+            node = Some(next.get_ref());
         }
         line_column(self.text, span.start)
     }
@@ -200,7 +200,7 @@ enum PathSegment<'a> {
 }
 
 /// `caches[2].ways` into its steps.
-fn steps(path: &str) -> Vec<PathSegment<'_>> {
+fn path_segments(path: &str) -> Vec<PathSegment<'_>> {
     let parts = path.split(['.', '[', ']']).filter(|part| !part.is_empty());
     parts.map(|part| part.parse().map_or(PathSegment::Key(part), PathSegment::Index)).collect()
 }

@@ -55,8 +55,8 @@ pub fn built_in_machine_text(name: &str) -> Option<&'static str> {
 /// # Errors
 /// An unknown name (with the known ones and the nearest), an unreadable file, broken TOML, an ill-typed or unknown
 /// field, a machine that cannot be: each with file, line, column, field, what was found and what was expected.
-pub fn load_machine(given: &str) -> Result<MachineSpec, SpecError> {
-    let (name, overrides) = split(given)?;
+pub fn load_machine(name_or_path: &str) -> Result<MachineSpec, SpecError> {
+    let (name, overrides) = split(name_or_path)?;
     let is_path = name.contains('/') || name.ends_with(".toml");
     let text = match built_in_machine_text(name) {
         Some(text) => text.to_string(),
@@ -75,9 +75,9 @@ pub fn parse_machine(file: &str, text: &str) -> Result<MachineSpec, SpecError> {
 }
 
 fn read_machine(file: &str, text: &str, overrides: &[Override]) -> Result<MachineSpec, SpecError> {
-    let located = Located::parse(file, text)?.in_scope(SpellingScope::Machine);
+    let located = Located::parse(file, text)?.with_scope(SpellingScope::Machine);
     let machine: MachineSpec = located.read(overrides)?;
-    machine.check().map_err(|bad| located.at(&bad.field, bad.found, bad.expected))?;
+    machine.check().map_err(|bad| located.error_at(&bad.field, bad.found, bad.expected))?;
     Ok(machine)
 }
 
@@ -85,6 +85,6 @@ fn read_machine(file: &str, text: &str, overrides: &[Override]) -> Result<Machin
 ///
 /// # Errors
 /// As [`load_machine`].
-pub fn load_topology(given: &str) -> Result<Topology, SpecError> {
-    load_machine(given).map(|machine| machine.topology())
+pub fn load_topology(name_or_path: &str) -> Result<Topology, SpecError> {
+    load_machine(name_or_path).map(|machine| machine.topology())
 }

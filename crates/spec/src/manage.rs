@@ -191,7 +191,7 @@ pub fn parse_manage_config(
     text: &str,
     user_id: &dyn Fn(&str) -> Option<u32>,
 ) -> Result<ManageConfig, SpecError> {
-    let located = Located::parse(file, text)?.in_scope(SpellingScope::Configuration);
+    let located = Located::parse(file, text)?.with_scope(SpellingScope::Configuration);
     let mut config: ManageConfig = located.read(&[])?;
     let resolve = |field: String, user: &mut User| match user {
         User::Id(_) => Ok(()),
@@ -200,7 +200,7 @@ pub fn parse_manage_config(
                 *user = User::Id(id);
                 Ok(())
             }
-            None => Err(located.at(&field, format!("'{name}'"), "a user of this host, by name or number")),
+            None => Err(located.error_at(&field, format!("'{name}'"), "a user of this host, by name or number")),
         },
     };
     for (index, user) in config.allow_users.iter_mut().enumerate() {
@@ -218,10 +218,10 @@ pub fn parse_manage_config(
 impl ManageConfig {
     fn check(&self, located: &Located<'_>) -> Result<(), SpecError> {
         if self.window_ms == Some(0) {
-            return Err(located.at("window_ms", "0", "1 or more"));
+            return Err(located.error_at("window_ms", "0", "1 or more"));
         }
         if let Some(tolerance) = self.kernel_cache_tolerance.filter(|tolerance| *tolerance > 100) {
-            return Err(located.at("kernel_cache_tolerance", tolerance.to_string(), "0 to 100"));
+            return Err(located.error_at("kernel_cache_tolerance", tolerance.to_string(), "0 to 100"));
         }
         let paths = [
             ("state_dir", &self.state_dir),
@@ -235,7 +235,7 @@ impl ManageConfig {
         let named = paths.into_iter().filter_map(|(field, path)| Some((field.to_string(), path.as_ref()?)));
         for (field, path) in named.chain(profiles) {
             if path.as_os_str().is_empty() {
-                return Err(located.at(&field, "''", "a path"));
+                return Err(located.error_at(&field, "''", "a path"));
             }
         }
         if let Some(address) = &self.metrics_address {
@@ -244,21 +244,21 @@ impl ManageConfig {
             if parsed.is_none_or(|address| !address.ip().is_loopback() && !is_guarded) {
                 let expected =
                     "a loopback address and port, such as 127.0.0.1:9753, or with metrics_token_file another";
-                return Err(located.at("metrics_address", format!("'{address}'"), expected));
+                return Err(located.error_at("metrics_address", format!("'{address}'"), expected));
             }
         }
         let RollbackSection { trial_windows, min_loss, .. } = self.rollback;
         if trial_windows < 2 {
-            return Err(located.at("rollback.trial_windows", trial_windows.to_string(), "2 or more"));
+            return Err(located.error_at("rollback.trial_windows", trial_windows.to_string(), "2 or more"));
         }
         if !(0.0..1.0).contains(&min_loss) {
-            return Err(located.at("rollback.min_loss", min_loss.to_string(), "0 to 1"));
+            return Err(located.error_at("rollback.min_loss", min_loss.to_string(), "0 to 1"));
         }
         self.rules.iter().enumerate().try_for_each(|(index, rule)| rule.check(index, located))?;
         self.check_cpusets(located)?;
         for (index, floor) in self.service_floors.iter().enumerate() {
             let fail = |field: &str, found: String, expected: &str| {
-                Err(located.at(&format!("service_floors[{index}].{field}"), found, expected))
+                Err(located.error_at(&format!("service_floors[{index}].{field}"), found, expected))
             };
             if floor.service.is_empty() || floor.service.starts_with('/') {
                 return fail("service", format!("'{}'", floor.service), "a name, such as 'redis' or 'unit/redis*'");
@@ -280,17 +280,21 @@ impl ManageConfig {
             let below_root = path.starts_with('/') && !names.is_empty();
             if !below_root || names.iter().any(|name| matches!(*name, "" | "." | "..")) {
                 let expected = "a path below the root such as '/system.slice/backup.service'";
-                return Err(located.at(&format!("{field}.cgroup"), format!("'{path}'"), expected));
+                return Err(located.error_at(&format!("{field}.cgroup"), format!("'{path}'"), expected));
             }
             if path.contains(['*', '?']) {
                 let expected = "one cgroup, because wildcards work in rules only";
-                return Err(located.at(&format!("{field}.cgroup"), format!("'{path}'"), expected));
+                return Err(located.error_at(&format!("{field}.cgroup"), format!("'{path}'"), expected));
             }
             if cpuset.cpus.is_empty() {
-                return Err(located.at(&format!("{field}.cpus"), "no CPU", "at least one, such as '0-3'"));
+                return Err(located.error_at(&format!("{field}.cpus"), "no CPU", "at least one, such as '0-3'"));
             }
             if self.cpusets[..index].iter().any(|other| other.cgroup == *path) {
-                return Err(located.at(&format!("{field}.cgroup"), format!("'{path}' again"), "each cgroup once"));
+                return Err(located.error_at(
+                    &format!("{field}.cgroup"),
+                    format!("'{path}' again"),
+                    "each cgroup once",
+                ));
             }
         }
         Ok(())
@@ -298,9 +302,9 @@ impl ManageConfig {
 }
 
 impl RuleConfig {
-    fn check(&self, at: usize, located: &Located<'_>) -> Result<(), SpecError> {
+    fn check(&self, index: usize, located: &Located<'_>) -> Result<(), SpecError> {
         let fail = |field: &str, found: String, expected: &str| {
-            Err(located.at(&format!("rules[{at}].{field}"), found, expected))
+            Err(located.error_at(&format!("rules[{index}].{field}"), found, expected))
         };
         if let Some(command) = self.command.as_ref().filter(|command| command.is_empty() || command.len() > 15) {
             // The kernel cuts names at 15 bytes: a longer pattern without a star would never match.

@@ -39,7 +39,7 @@ pub fn parse_percent_matrix(file: &str, text: &str) -> Result<PercentMatrix, Spe
     let mut lines = LineCounter { text, at: 0, line: 1 };
     let (mut columns, mut rows) = (None, Vec::new());
     for record in reader.records() {
-        let record = record.map_err(|error| SpecError::of_file(file, error.to_string(), "CSV"))?;
+        let record = record.map_err(|error| SpecError::for_file(file, error.to_string(), "CSV"))?;
         let line = lines.index_of(&record);
         let first = record.get(0).unwrap_or_default();
         if first.starts_with('#') || (first.is_empty() && record.len() == 1) {
@@ -59,7 +59,7 @@ pub fn parse_percent_matrix(file: &str, text: &str) -> Result<PercentMatrix, Spe
         Some((header_line, columns)) => Ok(PercentMatrix { file: file.into(), header_line, columns, rows }),
         None => Err(SpecError {
             line_column: Some((1, 1)),
-            ..SpecError::of_file(file, "an empty file", "a first line with the columns' names")
+            ..SpecError::for_file(file, "an empty file", "a first line with the columns' names")
         }),
     }
 }
@@ -76,7 +76,7 @@ fn percent(field: &str) -> Result<Option<f64>, ()> {
 fn field_error(file: &str, line: u32, field: usize, found: &str, expected: &str) -> SpecError {
     SpecError {
         line_column: Some((line, field as u32)),
-        ..SpecError::of_file(file, format!("'{found}'"), expected.to_string())
+        ..SpecError::for_file(file, format!("'{found}'"), expected.to_string())
     }
 }
 

@@ -22,7 +22,7 @@ pub(crate) fn split(given: &str) -> Result<(&str, Vec<Override>), SpecError> {
     let parts = changes.split('&').filter(|part| !part.trim().is_empty());
     let cut = parts.map(|part| match part.split_once('=') {
         Some((field, value)) => Ok(Override { field: field.trim().to_string(), value: value.trim().to_string() }),
-        None => Err(SpecError::of_file(given, format!("'{part}' after the '?'"), "field=value")),
+        None => Err(SpecError::for_file(given, format!("'{part}' after the '?'"), "field=value")),
     });
     Ok((name, cut.collect::<Result<_, _>>()?))
 }
@@ -30,19 +30,19 @@ pub(crate) fn split(given: &str) -> Result<(&str, Vec<Override>), SpecError> {
 const UNITS: [&str; 4] = ["_bytes", "_cycles", "_ns", "_bytes_per_cycle"];
 
 /// Finds what a field's path names: the table it stands in, and its name with its unit.
-fn place<'t>(table: &'t mut Table, field: &str) -> Result<(&'t mut Table, String), SpecError> {
+fn locate_entry<'t>(table: &'t mut Table, field: &str) -> Result<(&'t mut Table, String), SpecError> {
     let wrong = |found: String, expected: &str| SpecError {
         field: Some(field.into()),
-        ..SpecError::of_file("", format!("{found} in an override"), expected)
+        ..SpecError::for_file("", format!("{found} in an override"), expected)
     };
     let mut steps: Vec<&str> = field.split('.').collect();
     let last = steps.pop().filter(|last| !last.is_empty()).ok_or_else(|| wrong("no field".to_string(), "a field"))?;
-    let mut here = table;
+    let mut current_table = table;
     let mut at = 0;
     while at < steps.len() {
         let step = steps[at];
-        let entry = here.entry(step).or_insert_with(|| Value::Table(Table::new()));
-        here = match entry {
+        let entry = current_table.entry(step).or_insert_with(|| Value::Table(Table::new()));
+        current_table = match entry {
             Value::Table(inside) => inside,
             Value::Array(entries) => {
                 at += 1;
@@ -57,37 +57,38 @@ fn place<'t>(table: &'t mut Table, field: &str) -> Result<(&'t mut Table, String
         };
         at += 1;
     }
-    let with_unit = UNITS.iter().map(|unit| format!("{last}{unit}")).find(|name| here.contains_key(name));
-    let name = if here.contains_key(last) { last.to_string() } else { with_unit.unwrap_or_else(|| last.to_string()) };
-    Ok((here, name))
+    let with_unit = UNITS.iter().map(|unit| format!("{last}{unit}")).find(|name| current_table.contains_key(name));
+    let name =
+        if current_table.contains_key(last) { last.to_string() } else { with_unit.unwrap_or_else(|| last.to_string()) };
+    Ok((current_table, name))
 }
 
 pub(crate) fn apply(table: &mut Table, change: &Override) -> Result<(), SpecError> {
-    let (here, name) = place(table, &change.field)?;
+    let (here, name) = locate_entry(table, &change.field)?;
     if change.value == "none" {
         here.remove(&name);
         return Ok(());
     }
     let kilo = if name == "hertz" { 1000 } else { 1024 };
-    here.insert(name, value_of(&change.value, kilo));
+    here.insert(name, parse_value(&change.value, kilo));
     Ok(())
 }
 
 /// Puts a value in the place of a field, whatever stands there.
 pub(crate) fn set(table: &mut Table, field: &str, value: &Value) -> Result<(), SpecError> {
-    let (here, name) = place(table, field)?;
+    let (here, name) = locate_entry(table, field)?;
     here.insert(name, value.clone());
     Ok(())
 }
 
-fn is_entry(entry: &Value, index: usize, wanted: &str) -> bool {
+fn is_entry(entry: &Value, index: usize, selector: &str) -> bool {
     let level = entry.get("level").and_then(Value::as_str).unwrap_or_default().to_lowercase();
-    let wanted = wanted.to_lowercase();
+    let wanted = selector.to_lowercase();
     let short = level.replace("instruction", "i").replace("data", "d");
     wanted == level || wanted == short || wanted == index.to_string()
 }
 
-fn value_of(text: &str, kilo: i64) -> Value {
+fn parse_value(text: &str, kilo: i64) -> Value {
     let scales = [("K", kilo), ("M", kilo * kilo), ("G", kilo * kilo * kilo)];
     let scaled = scales.iter().find_map(|&(letter, scale)| {
         let number = text.strip_suffix(letter)?.parse::<i64>().ok()?;

@@ -170,12 +170,12 @@ pub fn vary_scenario(
     text: &str,
     changes: &[(String, toml::Value)],
 ) -> Result<(Scenario, MachineSpec), SpecError> {
-    let located = Located::parse(file, text)?.in_scope(SpellingScope::Scenario);
+    let located = Located::parse(file, text)?.with_scope(SpellingScope::Scenario);
     let set_all = |table: &mut toml::Table| changes.iter().try_for_each(|(field, value)| set(table, field, value));
-    let scenario: Scenario = located.change(set_all)?;
+    let scenario: Scenario = located.apply_change(set_all)?;
     let machine = load_machine(&scenario.machine).map_err(|inner| SpecError {
         nearest: inner.nearest.clone(),
-        ..located.at("machine", SpecError { nearest: None, ..inner }.to_string(), "a usable machine")
+        ..located.error_at("machine", SpecError { nearest: None, ..inner }.to_string(), "a usable machine")
     })?;
     scenario.check(&located, &machine)?;
     Ok((scenario, machine))
@@ -184,19 +184,19 @@ pub fn vary_scenario(
 impl Scenario {
     fn check(&self, located: &Located<'_>, machine: &MachineSpec) -> Result<(), SpecError> {
         if self.name.is_empty() {
-            return Err(located.at("name", "an empty name", "a short name"));
+            return Err(located.error_at("name", "an empty name", "a short name"));
         }
         if self.scale == 0 {
-            return Err(located.at("scale", "0", "1 or more"));
+            return Err(located.error_at("scale", "0", "1 or more"));
         }
         for (field, length) in [("length", Some(self.length)), ("warm_up", self.warm_up)] {
             if length.is_some_and(|length| length.amount() == 0) {
-                return Err(located.at(field, "0", "1 or more"));
+                return Err(located.error_at(field, "0", "1 or more"));
             }
         }
         let mixes = self.interval.as_ref().map_or(0, |interval| interval.mixes.len());
         if self.programs.is_empty() && mixes == 0 {
-            return Err(located.at("programs", "none", "one program or more"));
+            return Err(located.error_at("programs", "none", "one program or more"));
         }
         self.check_model(located, machine)?;
         self.programs.iter().enumerate().try_for_each(|(index, program)| program.check(index, located, machine))
@@ -209,7 +209,7 @@ impl Scenario {
         let interval = self.simulator == SimModel::Interval;
         if let Some(table) = &self.interval {
             if !interval {
-                return Err(located.at("interval", "a table", "none, as simulator is \"cycle\""));
+                return Err(located.error_at("interval", "a table", "none, as simulator is \"cycle\""));
             }
             table.check(located, machine)?;
         }
@@ -221,16 +221,16 @@ impl Scenario {
             ];
             if let Some((field, _)) = given.iter().find(|(_, given)| *given && !interval) {
                 let field = format!("programs[{index}].{field}");
-                return Err(located.at(&field, "a value", "none, as simulator is \"cycle\""));
+                return Err(located.error_at(&field, "a value", "none, as simulator is \"cycle\""));
             }
         }
         if interval && self.scale != 1 {
-            return Err(located.at("scale", self.scale.to_string(), "1: the interval machine runs nominal time"));
+            return Err(located.error_at("scale", self.scale.to_string(), "1: the interval machine runs nominal time"));
         }
         for (field, length) in [("length", Some(self.length)), ("warm_up", self.warm_up)] {
             let timed = matches!(length, None | Some(RunLength::Ns(_) | RunLength::Cycles(_)));
             if interval && !timed {
-                return Err(located.at(field, "no time", "ns or cycles, as simulator is \"interval\""));
+                return Err(located.error_at(field, "no time", "ns or cycles, as simulator is \"interval\""));
             }
         }
         Ok(())
@@ -240,7 +240,7 @@ impl Scenario {
 impl ScenarioProgram {
     fn check(&self, index: usize, located: &Located<'_>, machine: &MachineSpec) -> Result<(), SpecError> {
         let fail = |field: &str, found: String, expected: String| {
-            Err(located.at(&format!("programs[{index}].{field}"), found, expected))
+            Err(located.error_at(&format!("programs[{index}].{field}"), found, expected))
         };
         for (field, count) in [("count", self.count), ("threads", self.threads.unwrap_or(1))] {
             if !(1..=COPIES_AT_MOST).contains(&count) {
@@ -248,8 +248,8 @@ impl ScenarioProgram {
             }
         }
         if let Some(cpus) = &self.cpus {
-            let there: BTreeSet<u32> = (0..machine.cpus()).collect();
-            if cpus.is_empty() || cpus.iter().any(|cpu| !there.contains(&cpu)) {
+            let machine_cpus: BTreeSet<u32> = (0..machine.cpus()).collect();
+            if cpus.is_empty() || cpus.iter().any(|cpu| !machine_cpus.contains(&cpu)) {
                 let expected = format!("some of the CPUs 0-{} of {}", machine.cpus() - 1, machine.name);
                 return fail("cpus", format!("'{cpus}'"), expected);
             }

@@ -120,13 +120,13 @@ impl PartTotals {
     }
 
     /// Totals of the threads that `mine` selects; a sum is known only if every term is.
-    pub fn of_part(
+    pub fn for_part(
         totals: Option<&TraceTotals>,
         instructions_known: bool,
-        mine: impl Fn(&ThreadTotals) -> bool,
+        is_in_part: impl Fn(&ThreadTotals) -> bool,
     ) -> Self {
         let Some(totals) = totals else { return PartTotals::default() };
-        let threads: Vec<&ThreadTotals> = totals.threads.iter().filter(|thread| mine(thread)).collect();
+        let threads: Vec<&ThreadTotals> = totals.threads.iter().filter(|thread| is_in_part(thread)).collect();
         if threads.is_empty() {
             return PartTotals::default();
         }
@@ -143,7 +143,7 @@ impl PartTotals {
 }
 
 /// The curve of exact distances, at these sizes in bytes; without accesses it has no points.
-pub fn counted(histogram: &DistanceHistogram, known: PartTotals, sizes: &[u64], line_bytes: u32) -> CurveCounts {
+pub fn curve_counts(histogram: &DistanceHistogram, known: PartTotals, sizes: &[u64], line_bytes: u32) -> CurveCounts {
     let lines: Vec<u64> = sizes.iter().map(|bytes| bytes / u64::from(line_bytes)).collect();
     // Without accesses there is no miss ratio, and so no curve.
     let ratios = histogram.miss_ratio_curve(&lines).unwrap_or_default();
@@ -164,8 +164,13 @@ pub fn counted(histogram: &DistanceHistogram, known: PartTotals, sizes: &[u64], 
     }
 }
 
-/// As [`counted`], from a sample: every point with its error bar.
-pub fn counted_from_sample(curve: &SampledCurve, known: PartTotals, sizes: &[u64], line_bytes: u32) -> CurveCounts {
+/// As [`curve_counts`], from a sample: every point with its error bar.
+pub fn curve_counts_from_sample(
+    curve: &SampledCurve,
+    known: PartTotals,
+    sizes: &[u64],
+    line_bytes: u32,
+) -> CurveCounts {
     let accesses = curve.accesses();
     let per_kilo = known.per_kilo_instr(accesses);
     let point = |bytes: &u64| {
@@ -207,11 +212,11 @@ mod tests {
             let mut distances = DistanceEngine::new(threads, 1000);
             distances.push(&sweep).unwrap();
             let histogram = distances.finish().unwrap();
-            let whole = counted(&histogram, PartTotals::default(), &[99 * 64, 100 * 64], 64);
+            let whole = curve_counts(&histogram, PartTotals::default(), &[99 * 64, 100 * 64], 64);
             let ratios: Vec<f64> = whole.curve.iter().map(|point| point.miss_ratio).collect();
             assert_eq!((ratios, whole.cold, whole.curve[0].mpki), (vec![1.0, 0.1], Some(100), None));
             let known = PartTotals { instructions: Some(4000), ..PartTotals::default() };
-            assert_eq!(counted(&histogram, known, &[99 * 64], 64).curve[0].mpki, Some(250.0));
+            assert_eq!(curve_counts(&histogram, known, &[99 * 64], 64).curve[0].mpki, Some(250.0));
         }
     }
 

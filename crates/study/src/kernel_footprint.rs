@@ -124,12 +124,12 @@ mod tests {
 
     /// A process with this touched memory, whose miss ratio falls from 1 to 0.1 at `knee_bytes`, within `error`.
     fn process(touched_bytes: u64, knee_bytes: u64, error: f64) -> ProfileFile {
-        let at = |size_bytes: u64| {
+        let footprint_at = |size_bytes: u64| {
             let value = if size_bytes < knee_bytes { 1.0 } else { 0.1 };
             let miss_ratio = Estimate { value, low: value - error, high: value + error };
             StoredCurvePoint { size_bytes, miss_ratio, misses_per_kilo_instr: None }
         };
-        let points = (0..10).map(|power| at(MIB << power)).collect();
+        let points = (0..10).map(|power| footprint_at(MIB << power)).collect();
         let curve =
             StoredCurve { policy: "lru".into(), method: "sampled".into(), line_bytes: 64, thread: None, points };
         let cold = touched_bytes / 64;

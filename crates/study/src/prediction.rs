@@ -43,7 +43,7 @@ pub fn cache_summary(machine: &MachineSpec) -> CacheSummary {
 }
 
 /// The unit's name in results.
-pub fn unit_of(kind: CostKind) -> &'static str {
+pub fn cost_unit(kind: CostKind) -> &'static str {
     match kind {
         CostKind::Degradation => "percent",
         CostKind::Weight => "weight",
@@ -51,12 +51,12 @@ pub fn unit_of(kind: CostKind) -> &'static str {
 }
 
 /// Costs in the unit of results: percent, or weights unchanged.
-pub fn matrix_of(names: &[String], scheme: &str, costs: &PairCosts) -> CostTable {
+pub fn cost_table(names: &[String], scheme: &str, costs: &PairCosts) -> CostTable {
     let scale = if costs.kind == CostKind::Degradation { 100.0 } else { 1.0 };
     let values = costs.cost.iter().map(|row| row.iter().map(|cost| Some(cost * scale)).collect()).collect();
     CostTable {
         model: scheme.to_string(),
-        unit: unit_of(costs.kind).to_string(),
+        unit: cost_unit(costs.kind).to_string(),
         names: names.to_vec(),
         values,
         ..CostTable::default()
@@ -68,7 +68,7 @@ fn mean(outcome: &PlacementCost) -> Option<f64> {
 }
 
 /// A placement as pictures and pages show it.
-pub fn plan_picture(placement: &Placement, machine: &str, scheme: &str, kind: CostKind) -> PlanResult {
+pub fn plan_result(placement: &Placement, machine: &str, scheme: &str, kind: CostKind) -> PlanResult {
     let mut seen = Vec::new();
     let mut caches = Vec::new();
     for cache in &placement.caches {
@@ -93,7 +93,7 @@ pub fn plan_picture(placement: &Placement, machine: &str, scheme: &str, kind: Co
     PlanResult {
         machine: machine.to_string(),
         model: scheme.to_string(),
-        unit: unit_of(kind).to_string(),
+        unit: cost_unit(kind).to_string(),
         solver: match placement.method {
             SolverMethod::Matching => "minimum-weight matching".to_string(),
             SolverMethod::DynamicProgramming => "dynamic programming".to_string(),

@@ -11,7 +11,7 @@ use cachemate_trace::{
     StoredHistogram as FileHistogram, StoredInterval, StoredIntervals, TraceHeader, TraceTotals,
 };
 
-use crate::{PartTotals, StudyError, counted, usual_sizes};
+use crate::{PartTotals, StudyError, curve_counts, usual_sizes};
 
 /// Watches one access in this many: enough samples from a million accesses, cheap on a billion.
 const REUSE_ONE_IN: u32 = 64;
@@ -174,7 +174,7 @@ impl ProfilePass {
 }
 
 fn curve(histogram: &DistanceHistogram, known: PartTotals, line_bytes: u32) -> StoredCurve {
-    let counts = counted(histogram, known, &usual_sizes(), line_bytes);
+    let counts = curve_counts(histogram, known, &usual_sizes(), line_bytes);
     let points = counts.curve.iter().map(|point| StoredCurvePoint {
         size_bytes: point.bytes,
         miss_ratio: Estimate::exact(point.miss_ratio),
@@ -259,8 +259,12 @@ pub fn profile_for_target(file: &ProfileFile, target: ProfileTarget) -> Result<P
     let with_line = |h: &&FileHistogram| h.kind == "stack-distance" && h.line_bytes == target.line_bytes;
     let Some(histogram) = file.histograms.iter().find(with_line) else {
         let line_sizes: Vec<String> = file.histograms.iter().map(|h| h.line_bytes.to_string()).collect();
-        let made = if line_sizes.is_empty() { "none".to_string() } else { line_sizes.join(", ") };
-        return Err(StudyError::OtherLines { program: file.program.clone(), found: made, expected: target.line_bytes });
+        let line_size_list = if line_sizes.is_empty() { "none".to_string() } else { line_sizes.join(", ") };
+        return Err(StudyError::OtherLines {
+            program: file.program.clone(),
+            found: line_size_list,
+            expected: target.line_bytes,
+        });
     };
     let histogram = DistanceHistogram::new(histogram.cold, histogram.buckets.iter().copied());
     let sets = target.size_bytes / u64::from(target.line_bytes) / u64::from(target.ways);

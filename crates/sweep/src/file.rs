@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use cachemate_core::nearest;
+use cachemate_core::nearest_name;
 use cachemate_files::read_text_limited;
 use cachemate_spec::{Located, PolicyChoice, SpecError};
 use serde::{Deserialize, Serialize};
@@ -138,7 +138,7 @@ pub fn parse_sweep(path: &Path, text: &str, bundled: &[String]) -> Result<SweepD
     if file.axes.recording == ["all"] {
         if bundled.is_empty() {
             return Err(located
-                .at("axes.recording", "no bundled recordings", "recordings by path, or bundled ones")
+                .error_at("axes.recording", "no bundled recordings", "recordings by path, or bundled ones")
                 .into());
         }
         file.axes.recording = bundled.to_vec();
@@ -152,7 +152,7 @@ pub fn parse_sweep(path: &Path, text: &str, bundled: &[String]) -> Result<SweepD
 
 fn parse_axes(file: &SweepFile, located: &Located<'_>) -> Result<Vec<SweepAxis>, SpecError> {
     if file.name.is_empty() {
-        return Err(located.at("name", "an empty name", "a short name"));
+        return Err(located.error_at("name", "an empty name", "a short name"));
     }
     let strings = |values: &[String]| values.iter().cloned().map(Value::String).collect();
     let axis = |name: &str, values: Vec<Value>| SweepAxis { name: name.to_string(), values };
@@ -164,12 +164,12 @@ fn parse_axes(file: &SweepFile, located: &Located<'_>) -> Result<Vec<SweepAxis>,
             ("recording", &[("scenario", empty[0]), ("machine", empty[1]), ("policy", empty[2])])
         }
         SweepKind::Repro => {
-            return Err(located.at("kind", "'repro'", "'scenario' or 'curve': 'cachemate repro' makes these"));
+            return Err(located.error_at("kind", "'repro'", "'scenario' or 'curve': 'cachemate repro' makes these"));
         }
     };
     if let Some((name, _)) = not_here.iter().find(|(_, empty)| !empty) {
         let expected = format!("no such axis where kind is '{}'", kind_name(file.kind));
-        return Err(located.at(&format!("axes.{name}"), "an axis", expected));
+        return Err(located.error_at(&format!("axes.{name}"), "an axis", expected));
     }
     let mut axes = vec![
         axis("scenario", strings(&file_axes.scenario)),
@@ -178,20 +178,20 @@ fn parse_axes(file: &SweepFile, located: &Located<'_>) -> Result<Vec<SweepAxis>,
         axis("recording", strings(&file_axes.recording)),
     ];
     if axes.iter().all(|axis| axis.name != needed || axis.values.is_empty()) {
-        return Err(located.at(&format!("axes.{needed}"), "no value", "one value or more"));
+        return Err(located.error_at(&format!("axes.{needed}"), "no value", "one value or more"));
     }
     axes.retain(|axis| !axis.values.is_empty());
     for (name, values) in &file_axes.parameters {
         let field = format!("axes.parameters.{name}");
         if file.kind == SweepKind::Curve && !CURVE_PARAMETERS.contains(&name.as_str()) {
             let expected = format!("one of {}", CURVE_PARAMETERS.join(", "));
-            return Err(located.at(&field, format!("'{name}'"), expected));
+            return Err(located.error_at(&field, format!("'{name}'"), expected));
         }
         if axes.iter().any(|axis| axis.name == *name) || name == "seed" {
-            return Err(located.at(&field, "an axis of its own", "a field that no axis sets"));
+            return Err(located.error_at(&field, "an axis of its own", "a field that no axis sets"));
         }
         if values.is_empty() {
-            return Err(located.at(&field, "no value", "one value or more"));
+            return Err(located.error_at(&field, "no value", "one value or more"));
         }
         let values = values.iter().map(|value| plain(value, &field, located));
         axes.push(axis(name, values.collect::<Result<_, _>>()?));
@@ -218,11 +218,11 @@ fn check_axes(axes: &[SweepAxis], located: &Located<'_>) -> Result<(), SpecError
         let mut texts: Vec<String> = axis.values.iter().map(Value::to_string).collect();
         texts.sort();
         if let Some(twice) = texts.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(located.at(&field, format!("{} twice", twice[0]), "every value once"));
+            return Err(located.error_at(&field, format!("{} twice", twice[0]), "every value once"));
         }
         points = points.saturating_mul(axis.values.len());
         if points > MAX_POINTS {
-            return Err(located.at(&field, format!("{points} points and more"), format!("at most {MAX_POINTS}")));
+            return Err(located.error_at(&field, format!("{points} points and more"), format!("at most {MAX_POINTS}")));
         }
     }
     Ok(())
@@ -236,7 +236,7 @@ fn policies(entries: &[toml::Value], located: &Located<'_>) -> Result<Vec<Value>
             return Ok(Value::String(name.clone()));
         }
         let choice: PolicyChoice = value.clone().try_into().map_err(|error: toml::de::Error| {
-            located.at(&field, error.message(), "a name, or a table of name and parameters")
+            located.error_at(&field, error.message(), "a name, or a table of name and parameters")
         })?;
         if choice.parameters.is_empty() {
             return Ok(Value::String(choice.name));
@@ -248,7 +248,7 @@ fn policies(entries: &[toml::Value], located: &Located<'_>) -> Result<Vec<Value>
 
 fn seeds(value: Option<&toml::Value>, located: &Located<'_>) -> Result<Option<Vec<Value>>, SpecError> {
     let bad = |found: String| {
-        located.at("axes.seed", found, "whole numbers, 0 or more, or a table such as { first = 1, count = 3 }")
+        located.error_at("axes.seed", found, "whole numbers, 0 or more, or a table such as { first = 1, count = 3 }")
     };
     let Some(table) = value else { return Ok(None) };
     let seeds: Vec<u64> = match table {
@@ -270,7 +270,8 @@ fn seeds(value: Option<&toml::Value>, located: &Located<'_>) -> Result<Option<Ve
 
 /// TOML's values that JSON has too.
 fn plain(value: &toml::Value, field: &str, located: &Located<'_>) -> Result<Value, SpecError> {
-    let bad = |found: &str| located.at(field, found, "a text, a number, true or false, a list or a table of these");
+    let bad =
+        |found: &str| located.error_at(field, found, "a text, a number, true or false, a list or a table of these");
     match value {
         toml::Value::Datetime(_) => Err(bad("a date")),
         toml::Value::Float(number) if !number.is_finite() => Err(bad("a number that is none")),
@@ -291,8 +292,8 @@ fn filters(
             let here = format!("{field}[{at}].{name}");
             if !names().any(|known| known == name) {
                 let expected = format!("one of the axes {}", names().collect::<Vec<_>>().join(", "));
-                let meant = nearest(name, names()).map(Box::from);
-                return Err(SpecError { nearest: meant, ..located.at(&here, format!("'{name}'"), expected) });
+                let meant = nearest_name(name, names()).map(Box::from);
+                return Err(SpecError { nearest: meant, ..located.error_at(&here, format!("'{name}'"), expected) });
             }
             let values = match value {
                 toml::Value::Array(values) => values.iter().map(|value| plain(value, &here, located)).collect(),
@@ -302,12 +303,12 @@ fn filters(
                 axes.iter().any(|a| a.name == *name && a.values.iter().any(|v| matches_value(v, wanted)))
             };
             if let Some(unknown) = values.iter().find(|wanted| !known(wanted)) {
-                return Err(located.at(&here, unknown.to_string(), "values of that axis"));
+                return Err(located.error_at(&here, unknown.to_string(), "values of that axis"));
             }
             filter.insert(name.clone(), values);
         }
         if filter.is_empty() {
-            return Err(located.at(&format!("{field}[{at}]"), "nothing", "axes with values"));
+            return Err(located.error_at(&format!("{field}[{at}]"), "nothing", "axes with values"));
         }
         Ok(filter)
     };

@@ -1,13 +1,13 @@
 //! The answer to a name that is not known: what there is, and the nearest.
 
-use cachemate_core::nearest;
+use cachemate_core::nearest_name;
 
 use crate::TraceError;
 
 /// The error for `name` among `known`, with the nearest where one is near.
 pub fn unknown_name_error(what: &'static str, name: &str, known: impl IntoIterator<Item = String>) -> TraceError {
     let known: Vec<String> = known.into_iter().collect();
-    let nearest = nearest(name, known.iter().map(String::as_str)).map(str::to_string);
+    let nearest = nearest_name(name, known.iter().map(String::as_str)).map(str::to_string);
     TraceError::Unknown { what, name: name.to_string(), nearest, known }
 }
 

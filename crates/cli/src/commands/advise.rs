@@ -7,7 +7,7 @@ use cachemate_linux::sense::sched_cache;
 use cachemate_policy::placement::{Placement, place};
 use cachemate_policy::schemes::{self, SharedCache};
 use cachemate_report::terminal::plan_boxes;
-use cachemate_study::{KernelFootprint, ProfileTarget, USUAL_SCHEME, pair_costs, plan_picture};
+use cachemate_study::{KernelFootprint, ProfileTarget, USUAL_SCHEME, pair_costs, plan_result};
 use clap::Args;
 use serde::Serialize;
 
@@ -125,7 +125,7 @@ impl Advise {
             placement: &placement,
         };
         session.answer(self.json.json, &result, || {
-            let mut text = plan_boxes(&plan_picture(&placement, "this host", model, costs.kind), session.paint());
+            let mut text = plan_boxes(&plan_result(&placement, "this host", model, costs.kind), session.paint());
             result.assumed.iter().for_each(|what| text.push_str(&format!("assumed: {what}\n")));
             text.push_str(&format!("the kernel's cache-aware scheduling: {}\n", result.kernel));
             for footprint in

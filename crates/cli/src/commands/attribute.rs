@@ -1,6 +1,6 @@
 //! `cachemate attribute`: the causes of a slowdown.
 
-use cachemate_core::nearest;
+use cachemate_core::nearest_name;
 use cachemate_report::text::number;
 use cachemate_report::{Align, Table};
 use cachemate_repro::ExperimentContext;
@@ -79,7 +79,7 @@ fn job(given: &str, seed: u64) -> anyhow::Result<WorkloadJob> {
             let bundled: Vec<String> = bundled_recordings().into_iter().map(|(name, _)| name).collect();
             let known: Vec<&str> =
                 kernels::programs().map(|known| known.name).chain(bundled.iter().map(String::as_str)).collect();
-            let meant = nearest(given, known.iter().copied());
+            let meant = nearest_name(given, known.iter().copied());
             let meant = meant.map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"));
             Err(UsageError(format!("no program is named '{given}'{meant}; there are {}", known.join(", "))).into())
         }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::anyhow;
-use cachemate_core::nearest;
+use cachemate_core::nearest_name;
 use cachemate_report::text::printable;
 use clap::Args;
 
@@ -47,7 +47,7 @@ fn no_data_error(program: &str, tasks: &[TaskStatus], services: &[ServiceStatus]
     if program.parse::<i32>().is_err() {
         let programs = tasks.iter().map(|task| task.name.as_str());
         let names: BTreeSet<&str> = programs.chain(services.iter().map(|service| service.name.as_str())).collect();
-        let hint = match nearest(program, names.iter().copied()) {
+        let hint = match nearest_name(program, names.iter().copied()) {
             Some(name) => format!(" (did you mean '{}'?)", printable(name)),
             None => String::new(),
         };

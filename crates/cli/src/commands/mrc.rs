@@ -8,7 +8,9 @@ use cachemate_locality::stack::StackDistances;
 use cachemate_report::terminal::{CurveLine, curve_picture};
 use cachemate_report::text::{count_text, number, percent_text, size_text, value_or_dash};
 use cachemate_report::{Align, CurveCounts, MrcPart, MrcResult, SamplingSummary, Table};
-use cachemate_study::{DistanceEngine, PartTotals, check_line_bytes, check_rate, counted, counted_from_sample};
+use cachemate_study::{
+    DistanceEngine, PartTotals, check_line_bytes, check_rate, curve_counts, curve_counts_from_sample,
+};
 use cachemate_trace::{AccessRecord, ThreadTotals, TraceReader};
 use clap::{Args, ValueEnum};
 
@@ -175,7 +177,7 @@ impl Mrc {
         let totals = trace.finish(session);
         let known = PartTotals::from_totals(totals.as_ref(), trace.header().instructions_known);
         let curve = sample.finish()?;
-        let all = counted_from_sample(&curve, known, sizes, self.line_bytes);
+        let all = curve_counts_from_sample(&curve, known, sizes, self.line_bytes);
         let errors = all.curve.iter().map(|point| point.miss_ratio_error);
         let error = errors.collect::<Option<Vec<f64>>>().map(|all| all.into_iter().fold(0.0, f64::max));
         let sampled = SamplingSummary {
@@ -215,15 +217,15 @@ impl Mrc {
         for ((process, thread), engine) in engines.parts {
             let thread = (self.by == CurveScope::Thread).then_some(thread);
             let mine = |t: &ThreadTotals| t.process == process && thread.is_none_or(|thread| t.thread == thread);
-            let known = PartTotals::of_part(totals.as_ref(), known, mine);
-            let counted = counted(&engine.finish()?, known, sizes, self.line_bytes);
+            let known = PartTotals::for_part(totals.as_ref(), known, mine);
+            let counted = curve_counts(&engine.finish()?, known, sizes, self.line_bytes);
             parts.push(MrcPart { process: Some(process), thread, counted });
         }
         let known = PartTotals::from_totals(totals.as_ref(), known);
         Ok(MrcResult {
             file: self.file.clone(),
             line_bytes: self.line_bytes,
-            all: counted(&all, known, sizes, self.line_bytes),
+            all: curve_counts(&all, known, sizes, self.line_bytes),
             sampled: None,
             parts,
         })

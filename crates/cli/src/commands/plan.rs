@@ -12,7 +12,7 @@ use cachemate_report::text::number;
 use cachemate_repro::ExperimentContext;
 use cachemate_repro::interval::plan::{PlannedRun, plan_query};
 use cachemate_repro::interval::whatif::WhatIfQuery;
-use cachemate_study::plan_picture;
+use cachemate_study::plan_result;
 use clap::Args;
 use serde::Serialize;
 
@@ -169,7 +169,7 @@ impl PlanArgs {
         let result =
             PlanJson { machine: &machine.name, model: &scheme, evaluated_with, placement: &placement, groups, goals };
         let shown = || {
-            let picture = plan_picture(&placement, &machine.name, &scheme, judge.kind);
+            let picture = plan_result(&placement, &machine.name, &scheme, judge.kind);
             plan_boxes(&picture, session.paint())
                 + &interval_lines(&result.groups)
                 + &result.goals.as_ref().map_or(String::new(), GoalPlan::describe)

@@ -3,7 +3,7 @@
 use cachemate_policy::placement::place;
 use cachemate_report::StudyPage;
 use cachemate_report::text::{count_text, size_text};
-use cachemate_study::plan_picture;
+use cachemate_study::plan_result;
 use clap::Args;
 
 use crate::args::OutputArgs;
@@ -40,7 +40,7 @@ impl ReportArgs {
         let prediction = Prediction::new(session, &self.programs, machine, &self.model, self.timing.timing)?;
         let names = prediction.names();
         let placement = place(&names, &prediction.costs, &prediction.costs, &prediction.machine.topology(), 0)?;
-        let plan = plan_picture(&placement, &prediction.machine.name, &self.model, prediction.costs.kind);
+        let plan = plan_result(&placement, &prediction.machine.name, &self.model, prediction.costs.kind);
         let page = StudyPage {
             title: self.title.clone(),
             lead: lead_text(&prediction, &plan),

@@ -67,11 +67,11 @@ pub(super) fn classes(
         state.tasks.iter().map(|task| (task.task, BTreeMap::new())).collect();
     for share in &plan.shares {
         let Units::Ways { mask } = &share.units else { continue };
-        let mut refuse = |because, said: String| {
+        let mut refuse = |because, refusal_text: String| {
             refused.push(RefusedItem {
                 item: PlanItem::Share(share.group, share.cache),
                 reason: because,
-                message: said,
+                message: refusal_text,
             });
         };
         let Some(limits) = limits_of(share.cache, state, capabilities) else {
@@ -84,7 +84,7 @@ pub(super) fn classes(
                 continue;
             }
             Ok((mask, changed)) => {
-                changed.into_iter().for_each(|said| refuse(RefusalReason::NotSupported, said));
+                changed.into_iter().for_each(|refusal_text| refuse(RefusalReason::NotSupported, refusal_text));
                 mask
             }
         };
@@ -136,7 +136,7 @@ fn classes_by_row(rows: &[(TaskId, BTreeMap<CacheId, (GroupId, IndexSet)>)]) -> 
 }
 
 /// Which id each class gets: that of the place where most of its members are, one that is left, a new one.
-pub fn seats(classes: &[ServiceClass], state: &MachineState) -> Vec<ServiceClassId> {
+pub fn assign_class_ids(classes: &[ServiceClass], state: &MachineState) -> Vec<ServiceClassId> {
     let mut together: BTreeMap<(usize, ServiceClassId), u32> = BTreeMap::new();
     for (index, class) in classes.iter().enumerate() {
         let places = class.members.iter().filter_map(|task| state.task(*task)?.class);
@@ -146,15 +146,15 @@ pub fn seats(classes: &[ServiceClass], state: &MachineState) -> Vec<ServiceClass
     let mut wishes: Vec<((usize, ServiceClassId), u32)> = together.into_iter().collect();
     wishes.sort_by_key(|&(wish, members)| (std::cmp::Reverse(members), wish));
     let mut seats: Vec<Option<ServiceClassId>> = vec![None; classes.len()];
-    let mut left: Vec<ServiceClassId> = state.classes.keys().copied().collect();
+    let mut unassigned: Vec<ServiceClassId> = state.classes.keys().copied().collect();
     for ((index, place), _) in wishes {
         if seats[index].is_none()
-            && let Some(free) = left.iter().position(|other| *other == place)
+            && let Some(free) = unassigned.iter().position(|other| *other == place)
         {
-            seats[index] = Some(left.remove(free));
+            seats[index] = Some(unassigned.remove(free));
         }
     }
-    let mut left = left.into_iter();
+    let mut left = unassigned.into_iter();
     let mut new = (0..).map(ServiceClassId).filter(|class| !state.classes.contains_key(class));
     let seat = |seat: Option<ServiceClassId>| seat.or_else(|| left.next()).or_else(|| new.next());
     seats.into_iter().filter_map(seat).collect()

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::classes::{ServiceClass, classes, seats};
+use super::classes::{ServiceClass, assign_class_ids, classes};
 use super::state::{TaskState, is_below};
 use super::{Change, ChangeId, ChangeKind, ColorAssignment, CpusetGroup, MachineState, ServiceClassId, WayMasks};
 use crate::{
@@ -65,12 +65,12 @@ impl ChangeListBuilder<'_> {
         id
     }
 
-    fn refuse(&mut self, item: PlanItem, because: RefusalReason, said: impl Into<String>) {
-        self.list.refused.push(RefusedItem { item, reason: because, message: said.into() });
+    fn refuse(&mut self, item: PlanItem, because: RefusalReason, message: impl Into<String>) {
+        self.list.refused.push(RefusedItem { item, reason: because, message: message.into() });
     }
 
     /// Why this machine cannot do it, where it says so.
-    fn lacks(&self, ability: Ability) -> Option<String> {
+    fn unsupported_reason(&self, ability: Ability) -> Option<String> {
         match self.capabilities.abilities.get(&ability) {
             Some(Support::No { reason: why, .. }) => Some(why.clone()),
             _ => None,
@@ -80,15 +80,15 @@ impl ChangeListBuilder<'_> {
     /// The plan's schedules with their places in it, as far as they can run: without members that have ended.
     fn schedules(&mut self) -> Vec<(usize, GangSchedule)> {
         let mut all = Vec::new();
-        let lacking = self.lacks(Ability::Gangs);
+        let lacking = self.unsupported_reason(Ability::Gangs);
         for (index, schedule) in self.plan.gangs.iter().enumerate() {
             if let Some(why) = &lacking {
                 self.refuse(PlanItem::Gangs(index), RefusalReason::NoPermission, why);
                 continue;
             }
-            let mut here = schedule.clone();
+            let mut site_schedule = schedule.clone();
             let mut refused: BTreeMap<TaskId, (RefusalReason, String)> = BTreeMap::new();
-            for gang in &mut here.gangs {
+            for gang in &mut site_schedule.gangs {
                 gang.members.retain(|(task, _)| {
                     let why = match self.state.task(*task) {
                         None => (RefusalReason::NotFound, "a member has ended; the others keep their turn".to_string()),
@@ -99,12 +99,12 @@ impl ChangeListBuilder<'_> {
                     false
                 });
             }
-            for (because, said) in refused.into_values() {
-                self.refuse(PlanItem::Gangs(index), because, said);
+            for (because, message) in refused.into_values() {
+                self.refuse(PlanItem::Gangs(index), because, message);
             }
-            here.gangs.retain(|gang| !gang.members.is_empty());
-            if !here.gangs.is_empty() {
-                all.push((index, here));
+            site_schedule.gangs.retain(|gang| !gang.members.is_empty());
+            if !site_schedule.gangs.is_empty() {
+                all.push((index, site_schedule));
             }
         }
         all
@@ -118,7 +118,7 @@ impl ChangeListBuilder<'_> {
             }
             // One on the same CPUs takes its place; else the plan has none there any more.
             let instead = wanted.iter().filter(|(_, schedule)| schedule.cpus.intersects(&running.cpus));
-            let items = or_whole_plan(instead.map(|(at, _)| PlanItem::Gangs(*at)).collect());
+            let items = items_or_whole_plan(instead.map(|(at, _)| PlanItem::Gangs(*at)).collect());
             let id = self.push(items, [], ChangeKind::StopGangs { schedule: running.clone() });
             stops.push((id, running.clone()));
         }
@@ -221,7 +221,7 @@ impl ChangeListBuilder<'_> {
     }
 
     fn set_weights(&mut self) {
-        let lacking = self.lacks(Ability::Weights);
+        let lacking = self.unsupported_reason(Ability::Weights);
         for &task in self.plan.weights.keys() {
             if let Some(why) = &lacking {
                 self.refuse(PlanItem::Weight(task), RefusalReason::NoPermission, why);
@@ -244,7 +244,7 @@ impl ChangeListBuilder<'_> {
     fn divide_ways(&mut self) {
         let (classes, refused) = classes(self.plan, self.state, self.capabilities);
         self.list.refused.extend(refused);
-        let ids = seats(&classes, self.state);
+        let ids = assign_class_ids(&classes, self.state);
         let seated: BTreeMap<ServiceClassId, ServiceClass> = ids.into_iter().zip(classes).collect();
         let mut created: BTreeMap<ServiceClassId, ChangeId> = BTreeMap::new();
         for (&class, content) in seated.iter().filter(|(class, _)| !self.state.classes.contains_key(class)) {
@@ -362,13 +362,13 @@ impl ChangeListBuilder<'_> {
 
 /// How many colors there are; `None` = it cannot be colored.
 fn colors_of_cache(capabilities: &Capabilities, cache: CacheId) -> Option<u32> {
-    capabilities.partitions.iter().find_map(|(of, partition)| match partition {
-        PartitionSupport::Colors { colors, .. } if *of == cache => Some(*colors),
+    capabilities.partitions.iter().find_map(|(partitioned_cache, partition)| match partition {
+        PartitionSupport::Colors { colors, .. } if *partitioned_cache == cache => Some(*colors),
         _ => None,
     })
 }
 
-fn or_whole_plan(items: Vec<PlanItem>) -> Vec<PlanItem> {
+fn items_or_whole_plan(items: Vec<PlanItem>) -> Vec<PlanItem> {
     if items.is_empty() { vec![PlanItem::Plan] } else { items }
 }
 

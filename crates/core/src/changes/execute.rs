@@ -45,14 +45,14 @@ pub fn run<E>(list: &[Change], mut make: impl FnMut(&Change) -> Result<(), E>) -
 
 /// Refused lines of the plan: for each line, the first of its changes that failed, or the failed change that one of
 /// them depends on. Each line occurs once.
-pub fn refused_items(list: &[Change], made: &[ChangeOutcome<RefusedItem>]) -> Vec<RefusedItem> {
+pub fn refused_items(list: &[Change], outcomes: &[ChangeOutcome<RefusedItem>]) -> Vec<RefusedItem> {
     let mut reported: BTreeSet<PlanItem> = BTreeSet::new();
     let mut lines = Vec::new();
-    for (change, outcome) in list.iter().zip(made) {
+    for (change, outcome) in list.iter().zip(outcomes) {
         let why = match outcome {
             ChangeOutcome::Done => continue,
             ChangeOutcome::Failed(why) => why,
-            ChangeOutcome::Skipped(because) => match made.get(because.0 as usize) {
+            ChangeOutcome::Skipped(because) => match outcomes.get(because.0 as usize) {
                 Some(ChangeOutcome::Failed(why)) => why,
                 _ => continue,
             },
@@ -65,10 +65,10 @@ pub fn refused_items(list: &[Change], made: &[ChangeOutcome<RefusedItem>]) -> Ve
 
 /// The list that undoes the changes of `made`, which are some or all of one list: the inverses, the last one first. What
 /// depended on a change is undone before the change is.
-pub fn undo(made: &[Change]) -> Vec<Change> {
-    let mut undone: Vec<Change> = Vec::with_capacity(made.len());
-    for (index, change) in made.iter().rev().enumerate() {
-        let dependents = made.iter().rev().take(index).enumerate();
+pub fn undo(applied: &[Change]) -> Vec<Change> {
+    let mut undone: Vec<Change> = Vec::with_capacity(applied.len());
+    for (index, change) in applied.iter().rev().enumerate() {
+        let dependents = applied.iter().rev().take(index).enumerate();
         let dependents = dependents.filter(|(_, later)| later.depends_on.contains(&change.id));
         let after = dependents.map(|(place, _)| ChangeId(place as u32)).collect();
         let (id, items) = (ChangeId(index as u32), change.items.clone());

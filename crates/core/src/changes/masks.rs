@@ -36,26 +36,29 @@ pub struct UnsupportedMask {
 ///
 /// # Errors
 /// No mask at all can be had.
-pub fn nearest_mask(asked: &IndexSet, limits: &MaskConstraints) -> Result<(IndexSet, Option<String>), UnsupportedMask> {
+pub fn nearest_mask(
+    requested: &IndexSet,
+    limits: &MaskConstraints,
+) -> Result<(IndexSet, Option<String>), UnsupportedMask> {
     let free = |way: u32| way < limits.ways && !limits.reserved_ways.contains(way);
-    let had: IndexSet = asked.iter().filter(|&way| free(way)).collect();
-    let mut mask = if limits.contiguous { longest_run(&had) } else { had.clone() };
+    let available: IndexSet = requested.iter().filter(|&way| free(way)).collect();
+    let mut mask = if limits.contiguous { longest_run(&available) } else { available.clone() };
     if !mask.is_empty() {
         while mask.count() < limits.min_ways {
-            let beside = |way: u32| mask.contains(way + 1) || (way > 0 && mask.contains(way - 1));
+            let is_adjacent = |way: u32| mask.contains(way + 1) || (way > 0 && mask.contains(way - 1));
             let near = (0..limits.ways).filter(|&way| free(way) && !mask.contains(way));
-            let next = near.clone().rev().find(|&way| beside(way) && way > mask.first().unwrap_or(0));
-            let next = next.or_else(|| near.clone().find(|&way| beside(way)));
+            let next = near.clone().rev().find(|&way| is_adjacent(way) && way > mask.first().unwrap_or(0));
+            let next = next.or_else(|| near.clone().find(|&way| is_adjacent(way)));
             let next = next.or_else(|| near.clone().next().filter(|_| !limits.contiguous));
             let Some(way) = next else { break };
             mask.insert(way);
         }
     }
     if mask.count() < limits.min_ways.max(1) {
-        return Err(UnsupportedMask { requested: asked.clone(), supported: limits.describe() });
+        return Err(UnsupportedMask { requested: requested.clone(), supported: limits.describe() });
     }
-    let changed = mask != *asked;
-    Ok((mask.clone(), changed.then(|| format!("ways {asked} became {mask}: {}", limits.describe()))))
+    let changed = mask != *requested;
+    Ok((mask.clone(), changed.then(|| format!("ways {requested} became {mask}: {}", limits.describe()))))
 }
 
 impl MaskConstraints {

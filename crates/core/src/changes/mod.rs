@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{CacheId, CpuSet, GangSchedule, IndexSet, PageMigration, PlanItem, ProcessId, TaskId};
 
-pub use classes::{ServiceClass, ShareKey, seats};
+pub use classes::{ServiceClass, ShareKey, assign_class_ids};
 pub use derive::{ChangeList, derive_changes};
 pub use execute::{ChangeOutcome, StaleChange, refused_items, run, undo};
 pub use masks::{MaskConstraints, UnsupportedMask, nearest_mask};

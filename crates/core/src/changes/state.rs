@@ -96,21 +96,21 @@ impl MachineState {
     /// # Errors
     /// The state is not the one that the change starts from, or the change would break a rule of every machine.
     pub fn apply(&mut self, kind: &ChangeKind) -> Result<(), StaleChange> {
-        let done = self.try_apply(kind);
-        done.map_err(|why| StaleChange { change: kind.to_string(), mismatch: why })
+        let result = self.try_apply(kind);
+        result.map_err(|why| StaleChange { change: kind.to_string(), mismatch: why })
     }
 
     fn try_apply(&mut self, kind: &ChangeKind) -> Result<(), &'static str> {
         match kind {
             ChangeKind::Affinity { task, from, to, .. } => {
-                let tracked = self.movable(*task)?.affinity.as_mut().ok_or("the affinity is not known")?;
+                let tracked = self.movable_task(*task)?.affinity.as_mut().ok_or("the affinity is not known")?;
                 if to.is_empty() {
                     return Err("no CPU to run on");
                 }
                 swap(&mut tracked.current, from, to)
             }
             ChangeKind::Weight { task, from, to, .. } => {
-                let tracked = self.movable(*task)?.weight.as_mut().ok_or("the weight is not known")?;
+                let tracked = self.movable_task(*task)?.weight.as_mut().ok_or("the weight is not known")?;
                 swap(&mut tracked.current, from, to)
             }
             ChangeKind::Cpuset { group, from, to } => self.confine(group, from, to),
@@ -125,7 +125,7 @@ impl MachineState {
                 if to.is_some_and(|class| !self.classes.contains_key(&class)) {
                     return Err("there is no such class");
                 }
-                swap(&mut self.movable(*task)?.class, from, to)
+                swap(&mut self.movable_task(*task)?.class, from, to)
             }
             ChangeKind::RemoveClass { class, masks } => {
                 if self.tasks.iter().any(|task| task.class == Some(*class)) {
@@ -156,7 +156,7 @@ impl MachineState {
         }
     }
 
-    fn movable(&mut self, task: TaskId) -> Result<&mut TaskState, &'static str> {
+    fn movable_task(&mut self, task: TaskId) -> Result<&mut TaskState, &'static str> {
         let task = self.tasks.iter_mut().find(|state| state.task == task).ok_or("the task has ended")?;
         if task.movable { Ok(task) } else { Err("the task is fixed") }
     }
@@ -182,10 +182,10 @@ pub(super) fn is_below(group: &str, above: &str) -> bool {
     group.strip_prefix(above).is_some_and(|rest| rest.len() > 1 && rest.starts_with('/'))
 }
 
-fn swap<T: PartialEq + Clone>(now: &mut T, from: &T, to: &T) -> Result<(), &'static str> {
-    if now != from {
+fn swap<T: PartialEq + Clone>(current: &mut T, from: &T, to: &T) -> Result<(), &'static str> {
+    if current != from {
         return Err("it is not as the change says that it was");
     }
-    now.clone_from(to);
+    current.clone_from(to);
     Ok(())
 }

@@ -407,7 +407,9 @@ fn classes_keep_their_places_then_take_over_then_are_new() {
         members: members.iter().map(|&id| TaskId(id)).collect(),
         ..ServiceClass::default()
     };
-    let ids = |classes: &[ServiceClass]| seats(classes, &state).into_iter().map(|class| class.0).collect::<Vec<_>>();
+    let ids = |classes: &[ServiceClass]| {
+        assign_class_ids(classes, &state).into_iter().map(|class| class.0).collect::<Vec<_>>()
+    };
     assert_eq!(ids(&[class(&[3]), class(&[0, 1]), class(&[2]), class(&[4])]), [0, 4, 1, 2]);
     assert_eq!(ids(&[]), [0; 0]);
 }

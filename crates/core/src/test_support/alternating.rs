@@ -13,10 +13,14 @@ pub const WINDOWS: u64 = 6;
 /// Two tasks on two CPUs of one cache, whose speed follows the window.
 pub fn host() -> ScriptedMachine {
     let machine = capabilities(&[Ability::Affinity, Ability::CountPerTask]);
-    ScriptedMachine::new(last_level_caches(1, 2, CacheLevel::L3, 1 << 20), machine, (0..WINDOWS).map(seen).collect())
+    ScriptedMachine::new(
+        last_level_caches(1, 2, CacheLevel::L3, 1 << 20),
+        machine,
+        (0..WINDOWS).map(observation_at).collect(),
+    )
 }
 
-fn seen(window: u64) -> Observation {
+fn observation_at(window: u64) -> Observation {
     let mut seen = observation(window, 2);
     for (task, cpu) in seen.tasks.iter_mut().zip(0..) {
         task.goal = Some(Goal { priority: 0.1 + 0.2, ..Goal::default() });
@@ -69,7 +73,7 @@ pub fn config() -> PipelineConfig {
 }
 
 /// The whole run under [`AlternatingPolicy`] of one window, as a recording has it.
-pub fn recorded() -> (RunHeader, Vec<WindowRecord>) {
+pub fn recorded_run() -> (RunHeader, Vec<WindowRecord>) {
     let host = host();
     let header = run_header(host.topology.clone(), host.capabilities.clone(), config());
     let mut turns = ControlLoop::new(

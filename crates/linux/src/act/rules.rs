@@ -181,7 +181,7 @@ mod tests {
     #[test]
     fn services_match_by_kind_name_and_report() {
         let unit = ServiceIdentity::new(ServiceKind::Unit, "db.service");
-        let pod = ServiceIdentity::pod("shop/cart-1", Some("redis"));
+        let pod = ServiceIdentity::from_pod("shop/cart-1", Some("redis"));
         let record = ContainerRecord {
             namespace: "shop".into(),
             labels: [("app".to_string(), "cart".to_string())].into(),

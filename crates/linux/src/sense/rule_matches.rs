@@ -65,7 +65,7 @@ fn nearest(rule: &ManageRule, commands: &BTreeSet<String>, cgroups: &BTreeSet<St
         return nearest_cgroups(pattern, cgroups);
     }
     let command = rule.command.as_ref().map(|pattern| pattern.replace(['*', '?'], ""));
-    let name = command.and_then(|name| cachemate_core::nearest(&name, commands.iter().map(String::as_str)));
+    let name = command.and_then(|name| cachemate_core::nearest_name(&name, commands.iter().map(String::as_str)));
     name.map(str::to_string).into_iter().collect()
 }
 
@@ -89,7 +89,7 @@ fn nearest_cgroups(pattern: &str, cgroups: &BTreeSet<String>) -> Vec<String> {
         .into_iter()
         .collect();
     let wanted = names.get(depth).map_or(String::new(), |name| name.replace(['*', '?'], ""));
-    let best = cachemate_core::nearest(&wanted, below.iter().filter_map(|path| path.rsplit('/').next()));
+    let best = cachemate_core::nearest_name(&wanted, below.iter().filter_map(|path| path.rsplit('/').next()));
     let best = best.map(str::to_string);
     // A stable sort: the nearest name first, the others by path.
     below.sort_by_key(|path| path.rsplit('/').next() != best.as_deref());

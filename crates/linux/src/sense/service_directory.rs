@@ -36,7 +36,7 @@ impl ContainerRecord {
         let name = if self.name.is_empty() { id } else { &self.name };
         match self.pod.is_empty() {
             true => ServiceIdentity::container(name),
-            false => ServiceIdentity::pod(&format!("{}/{}", self.namespace, self.pod), Some(name)),
+            false => ServiceIdentity::from_pod(&format!("{}/{}", self.namespace, self.pod), Some(name)),
         }
     }
 }

@@ -73,7 +73,7 @@ impl ChipLoads<'_> {
 
     /// Can `size` more threads, spread evenly over `onto`, be balanced by the `rest` still to come? A difference of one
     /// thread always can.
-    fn balances(&self, onto: &[usize], size: usize, rest: usize, limit: f64) -> bool {
+    fn is_balanced(&self, onto: &[usize], size: usize, rest: usize, limit: f64) -> bool {
         let each = size.div_ceil(onto.len().max(1));
         let most = onto.iter().map(|&chip| self.per_cpu(chip, each)).fold(0.0, f64::max);
         let below = most - self.level(onto, rest);
@@ -129,10 +129,10 @@ fn chips_for(
     };
     let order = loads.order(|chip| count(chip, false));
     let bound = (0..loads.chips.len()).filter(|&chip| count(chip, true) > 0).max_by_key(|&chip| count(chip, true));
-    if let Some(chip) = bound.filter(|&chip| loads.balances(&[chip], size, rest, limit)) {
+    if let Some(chip) = bound.filter(|&chip| loads.is_balanced(&[chip], size, rest, limit)) {
         return vec![chip];
     }
-    let fits = |&chips: &usize| chips == order.len() || loads.balances(&order[..chips], size, rest, limit);
+    let fits = |&chips: &usize| chips == order.len() || loads.is_balanced(&order[..chips], size, rest, limit);
     let chips = (1..=order.len()).find(fits).unwrap_or(order.len());
     order[..chips].to_vec()
 }

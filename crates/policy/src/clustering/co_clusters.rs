@@ -102,7 +102,7 @@ impl SharingMatrix {
     }
 
     /// Raw counters, noise included.
-    fn raw(&self, thread: &ThreadMap<'_>, column: usize) -> u64 {
+    fn raw_count(&self, thread: &ThreadMap<'_>, column: usize) -> u64 {
         match column.checked_sub(self.entries) {
             None => thread.counters.get(column).map_or(0, |&counter| u64::from(counter)),
             Some(cluster) if thread.together == Some(cluster) => u64::from(self.together),
@@ -119,17 +119,17 @@ struct Graph {
 
 impl Graph {
     /// Columns that only one thread touches, or none, are no evidence of sharing.
-    fn from_matrix(seen: &SharingMatrix, kept: &[bool]) -> Self {
-        let mut touching = vec![0usize; seen.columns];
-        seen.touched.edges.iter().for_each(|edge| touching[edge.to as usize] += 1);
-        let stays = |edge: &&Edge| kept[edge.to as usize] && touching[edge.to as usize] > 1;
-        let (mut first, mut edges) = (vec![0], Vec::with_capacity(seen.touched.edges.len()));
-        for of_thread in seen.touched.nodes() {
+    fn from_matrix(matrix: &SharingMatrix, is_kept: &[bool]) -> Self {
+        let mut touching = vec![0usize; matrix.columns];
+        matrix.touched.edges.iter().for_each(|edge| touching[edge.to as usize] += 1);
+        let stays = |edge: &&Edge| is_kept[edge.to as usize] && touching[edge.to as usize] > 1;
+        let (mut first, mut edges) = (vec![0], Vec::with_capacity(matrix.touched.edges.len()));
+        for of_thread in matrix.touched.nodes() {
             edges.extend(of_thread.iter().filter(stays));
             first.push(edges.len());
         }
         let threads = GraphSide::new(first, edges);
-        let columns = transpose(&threads, seen.columns);
+        let columns = transpose(&threads, matrix.columns);
         Graph { threads, columns }
     }
 
@@ -172,11 +172,11 @@ struct Labels {
 
 /// Moves every node of one side to the community of the other side to which its ties exceed chance most. True if any
 /// moved.
-fn join(own: &mut [usize], side: &GraphSide, other: &[usize], expected: &[f64], all: f64) -> bool {
+fn join(labels: &mut [usize], side: &GraphSide, other: &[usize], expected: &[f64], all: f64) -> bool {
     let mut tied = vec![0u64; expected.len()];
     let mut seen: Vec<usize> = Vec::new();
     let mut moved = false;
-    for ((label, edges), &degree) in own.iter_mut().zip(side.nodes()).zip(&side.degrees) {
+    for ((label, edges), &degree) in labels.iter_mut().zip(side.nodes()).zip(&side.degrees) {
         for edge in edges {
             let to = other[edge.to as usize];
             if tied[to] == 0 {
@@ -340,7 +340,7 @@ fn owned(threads: &[ThreadMap<'_>], seen: &SharingMatrix, labels: &Labels) -> Ve
     let mut within = vec![0u64; seen.columns];
     for (thread, &label) in threads.iter().zip(&labels.threads) {
         sizes[label] += 1;
-        columns[label].iter().for_each(|&column| within[column] += seen.raw(thread, column));
+        columns[label].iter().for_each(|&column| within[column] += seen.raw_count(thread, column));
     }
     let owns = |column: usize| {
         let size = sizes[labels.columns[column]];
@@ -359,8 +359,8 @@ pub(super) fn find(threads: &[ThreadMap<'_>], sharing: &SharingCriteria, thresho
     for _ in 0..MAX_ROUNDS {
         let mut community_labels = communities(&graph);
         unite(&graph, &mut community_labels, threshold.max(1));
-        let own = owned(threads, &seen, &community_labels);
-        let dropped = |column: &usize| !graph.columns.edges_of(*column).is_empty() && !own[*column];
+        let owned_columns = owned(threads, &seen, &community_labels);
+        let dropped = |column: &usize| !graph.columns.edges_of(*column).is_empty() && !owned_columns[*column];
         let dropped: Vec<usize> = (0..seen.columns).filter(dropped).collect();
         labels = Some(community_labels);
         if dropped.is_empty() {

@@ -68,14 +68,14 @@ impl Clusters {
         labels.iter().flatten().for_each(|&label| sizes[label] += 1);
         let mut numbers: Vec<Option<usize>> = vec![None; labels_end];
         let mut count = 0;
-        let of = labels.iter().map(|label| {
+        let cluster_of = labels.iter().map(|label| {
             let label = label.filter(|&label| sizes[label] > 1 && sizes[label] < labels.len())?;
             Some(*numbers[label].get_or_insert_with(|| {
                 count += 1;
                 count - 1
             }))
         });
-        let of = of.collect();
+        let of = cluster_of.collect();
         Clusters { of, count, global }
     }
 }

@@ -13,7 +13,7 @@ fn mask(row: &[i16]) -> Vec<u64> {
     row.chunks(64).map(|word| word.iter().rev().fold(0, |bits, &weight| bits << 1 | u64::from(weight != 0))).collect()
 }
 
-fn dot(a: &[i16], b: &[i16]) -> u64 {
+fn dot_product(a: &[i16], b: &[i16]) -> u64 {
     // At most 255² per entry and 32767² for the one column of an earlier cluster: far below an overflow.
     let sum: i32 = a.iter().zip(b).map(|(&a, &b)| i32::from(a) * i32::from(b)).sum();
     sum as u64
@@ -33,7 +33,7 @@ pub(super) fn find(threads: &[ThreadMap<'_>], sharing: &SharingCriteria, thresho
             if masks[thread].iter().zip(&masks[other]).all(|(a, b)| a & b == 0) {
                 continue;
             }
-            let similarity = dot(weights.row(thread), weights.row(other));
+            let similarity = dot_product(weights.row(thread), weights.row(other));
             if similarity >= threshold.max(1) && best.is_none_or(|(most, _)| similarity > most) {
                 best = Some((similarity, cluster));
             }

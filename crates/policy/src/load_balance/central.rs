@@ -4,12 +4,12 @@ use super::{Bin, BinLoads, SeatQuota, TaskLoad, package_sums, unevenness};
 
 /// A bin for every task. The present assignment stays, with newcomers on the lightest bins with a free CPU, unless a new
 /// one lowers the [`unevenness`] by more than `worth_moving`, or loads per CPU have become uneven.
-pub fn central(places: &[Bin], pieces: &[TaskLoad], worth_moving: f64) -> Vec<usize> {
+pub fn balance_centrally(places: &[Bin], pieces: &[TaskLoad], worth_moving: f64) -> Vec<usize> {
     if places.is_empty() {
         return Vec::new();
     }
-    let balanced = match_bins(places, pieces, &heaviest_first(places, pieces, |piece| piece.stuck));
-    let stays = heaviest_first(places, pieces, |piece| piece.at.is_some());
+    let balanced = match_bins(places, pieces, &place_heaviest_first(places, pieces, |piece| piece.stuck));
+    let stays = place_heaviest_first(places, pieces, |piece| piece.at.is_some());
     let rule = SeatQuota::of(places, pieces.len());
     let even = rule.is_within_quota(places, &BinLoads::of(places, pieces, &stays).counts);
     let better = unevenness(places, pieces, &stays) - unevenness(places, pieces, &balanced);
@@ -17,15 +17,15 @@ pub fn central(places: &[Bin], pieces: &[TaskLoad], worth_moving: f64) -> Vec<us
 }
 
 /// Tasks that keep their bin come first, then the others, heaviest first, each to the lightest bin with room.
-fn heaviest_first(places: &[Bin], pieces: &[TaskLoad], keeps: impl Fn(&TaskLoad) -> bool) -> Vec<usize> {
+fn place_heaviest_first(places: &[Bin], pieces: &[TaskLoad], keeps: impl Fn(&TaskLoad) -> bool) -> Vec<usize> {
     let rule = SeatQuota::of(places, pieces.len());
     let mut loads = BinLoads::empty(places);
     let current_bin = |piece: &TaskLoad| piece.at.filter(|_| keeps(piece));
-    let mut at: Vec<Option<usize>> = pieces.iter().map(current_bin).collect();
-    for (piece, place) in pieces.iter().zip(&at) {
+    let mut bins: Vec<Option<usize>> = pieces.iter().map(current_bin).collect();
+    for (piece, place) in pieces.iter().zip(&bins) {
         place.iter().for_each(|&place| loads.add(place, piece.weight));
     }
-    let mut order: Vec<usize> = (0..pieces.len()).filter(|&nth| at[nth].is_none()).collect();
+    let mut order: Vec<usize> = (0..pieces.len()).filter(|&nth| bins[nth].is_none()).collect();
     order.sort_by(|&a, &b| pieces[b].weight.total_cmp(&pieces[a].weight));
     let mut more_taken = rule.more_taken(places, &loads.counts);
     for nth in order {
@@ -38,9 +38,9 @@ fn heaviest_first(places: &[Bin], pieces: &[TaskLoad], keeps: impl Fn(&TaskLoad)
         let place = open.min_by(lighter).or_else(|| (0..places.len()).min_by(lighter)).unwrap_or(0);
         more_taken += usize::from(loads.counts[place] >= rule.least * places[place].seats);
         loads.add(place, pieces[nth].weight);
-        at[nth] = Some(place);
+        bins[nth] = Some(place);
     }
-    at.into_iter().map(|place| place.unwrap_or(0)).collect()
+    bins.into_iter().map(|place| place.unwrap_or(0)).collect()
 }
 
 /// The same groups, on the bins that hold most of their members: heaviest group first, to the package with the least
@@ -50,7 +50,7 @@ fn match_bins(places: &[Bin], pieces: &[TaskLoad], groups: &[usize]) -> Vec<usiz
     let loads = BinLoads::of(places, pieces, groups);
     let stuck = |group: usize| pieces.iter().zip(groups).any(|(piece, &of)| of == group && piece.stuck);
     let mut named: Vec<Option<usize>> = (0..places.len()).map(|group| stuck(group).then_some(group)).collect();
-    let mut taken: Vec<bool> = named.iter().map(Option::is_some).collect();
+    let mut is_taken: Vec<bool> = named.iter().map(Option::is_some).collect();
     let mut overlap = vec![vec![0usize; places.len()]; places.len()];
     for (piece, &group) in pieces.iter().zip(groups) {
         piece.at.iter().for_each(|&place| overlap[group][place] += 1);
@@ -65,13 +65,13 @@ fn match_bins(places: &[Bin], pieces: &[TaskLoad], groups: &[usize]) -> Vec<usiz
             let same = |other: &usize| places[*other].package == places[place].package;
             if by_package { (0..places.len()).filter(same).map(|other| sums[other]).sum() } else { 0.0 }
         };
-        let fits = |place: &usize| !taken[*place] && places[*place].seats == places[group].seats;
+        let fits = |place: &usize| !is_taken[*place] && places[*place].seats == places[group].seats;
         let nearer = |&a: &usize, &b: &usize| {
             package_sum(a).total_cmp(&package_sum(b)).then(overlap[group][b].cmp(&overlap[group][a]))
         };
         // There is always one: as many bins of these seats as groups made for them.
         let place = (0..places.len()).filter(fits).min_by(nearer).unwrap_or(group);
-        (taken[place], sums[place], named[group]) = (true, loads.sums[group], Some(place));
+        (is_taken[place], sums[place], named[group]) = (true, loads.sums[group], Some(place));
     }
     groups.iter().map(|&group| named[group].unwrap_or(group)).collect()
 }

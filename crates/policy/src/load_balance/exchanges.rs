@@ -10,7 +10,7 @@ use super::{Bin, BinLoads, SeatQuota, TaskLoad};
 
 /// The pairs of a round, by the circle method: all pairs meet once in `places - 1` rounds (`places` if odd, with one
 /// bin pausing).
-pub(super) fn tournament(places: usize, round: u64) -> Vec<(usize, usize)> {
+pub(super) fn tournament_pairs(places: usize, round: u64) -> Vec<(usize, usize)> {
     if places < 2 {
         return Vec::new();
     }
@@ -29,11 +29,11 @@ pub(super) fn tournament(places: usize, round: u64) -> Vec<(usize, usize)> {
 /// One round: a bin for every task. An exchange is made if it lowers the difference of the two sums by more than
 /// `worth_moving` times their mean. Newcomers go to the lightest bin with a free CPU.
 pub fn exchange(places: &[Bin], pieces: &[TaskLoad], round: u64, worth_moving: f64) -> Vec<usize> {
-    let mut at = settle(places, pieces);
+    let mut bins = settle(places, pieces);
     let rule = SeatQuota::of(places, pieces.len());
-    let mut counts = BinLoads::of(places, pieces, &at).counts;
-    for (a, b) in tournament(places.len(), round) {
-        let members = |place: usize| (0..pieces.len()).filter(|&nth| at[nth] == place).collect::<Vec<usize>>();
+    let mut counts = BinLoads::of(places, pieces, &bins).counts;
+    for (a, b) in tournament_pairs(places.len(), round) {
+        let members = |place: usize| (0..pieces.len()).filter(|&nth| bins[nth] == place).collect::<Vec<usize>>();
         let mut meeting = PairwiseExchange { places, pieces, rule, sides: [(a, members(a)), (b, members(b))] };
         // Every exchange brings at least one of the two closer to its end; more than this many are due to rounding.
         for _ in 0..2 * pieces.len() {
@@ -42,10 +42,10 @@ pub fn exchange(places: &[Bin], pieces: &[TaskLoad], round: u64, worth_moving: f
             }
         }
         for (place, members) in &meeting.sides {
-            members.iter().for_each(|&nth| at[nth] = *place);
+            members.iter().for_each(|&nth| bins[nth] = *place);
         }
     }
-    at
+    bins
 }
 
 /// Bound of the difference of any two bins with `tasks` tasks each, after all exchanges; `mean_sum` is the greatest
@@ -64,7 +64,7 @@ fn settle(places: &[Bin], pieces: &[TaskLoad]) -> Vec<usize> {
     for piece in pieces {
         piece.at.iter().for_each(|&place| loads.add(place, piece.weight));
     }
-    let mut at = Vec::with_capacity(pieces.len());
+    let mut bins = Vec::with_capacity(pieces.len());
     for piece in pieces {
         let newcomer = || {
             let more_taken = rule.more_taken(places, &loads.counts);
@@ -76,9 +76,9 @@ fn settle(places: &[Bin], pieces: &[TaskLoad]) -> Vec<usize> {
         if piece.at.is_none() {
             loads.add(place, piece.weight);
         }
-        at.push(place);
+        bins.push(place);
     }
-    at
+    bins
 }
 
 /// Two bins and their tasks, and the number of tasks for each CPU, but nothing else about the other bins.
@@ -108,10 +108,12 @@ impl PairwiseExchange<'_> {
         let moves = free(heavy).filter(|_| seat_free).map(|i| (weight(i), i, None));
         let (weight, light) = (&weight, 1 - heavy);
         let swaps = free(heavy).flat_map(|i| free(light).map(move |j| (weight(i) - weight(j), i, Some(j))));
-        let left = |gap: f64| (difference - 2.0 * gap).abs();
-        let best = moves.chain(swaps).reduce(|best, other| if left(other.0) < left(best.0) { other } else { best });
+        let remaining_gap = |gap: f64| (difference - 2.0 * gap).abs();
+        let best = moves
+            .chain(swaps)
+            .reduce(|best, other| if remaining_gap(other.0) < remaining_gap(best.0) { other } else { best });
         let margin = worth_moving * 0.5 * (sums[0] + sums[1]) + 1e-12 * difference;
-        match best.filter(|&(gap, ..)| difference - left(gap) > margin) {
+        match best.filter(|&(gap, ..)| difference - remaining_gap(gap) > margin) {
             None => false,
             Some((_, out, back)) => {
                 self.pass(heavy, out, counts);

@@ -3,7 +3,7 @@
 //! Problem: every task has a weight (its miss rate), every bin (a last-level cache) has CPUs; the sums per bin are to
 //! be as even as possible, so that no cache, bus or controller is stressed more than the others, with few moves.
 //! Method, one of two:
-//! - [`central`]: tasks are sorted by weight and placed from the heaviest down on the lightest bin with a free CPU;
+//! - [`balance_centrally`]: tasks are sorted by weight and placed from the heaviest down on the lightest bin with a free CPU;
 //!   groups go to the bins that hold most of their members; the present assignment stays unless the new sums are
 //!   clearly more even.
 //! - [`exchange`]: no sort and no global view. In every round, each bin meets one other, and the two exchange tasks as
@@ -19,7 +19,7 @@ mod exchanges;
 #[cfg(test)]
 mod tests;
 
-pub use central::central;
+pub use central::balance_centrally;
 pub use exchanges::exchange;
 
 /// A last-level cache: its number of usable CPUs (one per core as long as that suffices), and its package.
@@ -101,11 +101,11 @@ fn package_sums(places: &[Bin], sums: &[f64]) -> Option<Vec<f64>> {
     let mut packages: Vec<u32> = places.iter().map(|place| place.package).collect();
     packages.sort_unstable();
     packages.dedup();
-    let inside = |package: u32| {
+    let in_package = |package: u32| {
         places.iter().zip(sums).filter(move |(place, _)| place.package == package).map(|(_, sum)| sum).sum()
     };
     let tells = packages.len() > 1 && packages.len() < places.len();
-    tells.then(|| packages.into_iter().map(inside).collect())
+    tells.then(|| packages.into_iter().map(in_package).collect())
 }
 
 fn variation(sums: &[f64]) -> f64 {

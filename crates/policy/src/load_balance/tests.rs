@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::exchanges::{max_distance, tournament};
+use super::exchanges::{max_distance, tournament_pairs};
 use super::*;
 
 fn alike(places: usize, seats: usize) -> Vec<Bin> {
@@ -40,10 +40,10 @@ fn exchanged_to_the_end(places: &[Bin], mut pieces: Vec<TaskLoad>, worth_moving:
 fn pairs_are_folded_and_sockets_evened_out() {
     let places: Vec<Bin> = [0, 0, 1, 1].map(|package| Bin { seats: 2, package }).to_vec();
     let pieces = newcomers(&[8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]);
-    let at = central(&places, &pieces, 0.0);
+    let at = balance_centrally(&places, &pieces, 0.0);
     assert_eq!(sums(&places, &pieces, &at), vec![9.0; 4]);
     let uneven = newcomers(&[20.0, 6.0, 5.0, 4.0, 0.0, 0.0, 0.0, 0.0]);
-    let at = central(&places, &uneven, 0.0);
+    let at = balance_centrally(&places, &uneven, 0.0);
     let totals = sums(&places, &uneven, &at);
     assert_eq!(totals[0].max(totals[1]).max(totals[2]).max(totals[3]), 20.0);
     let packages = package_sums(&places, &totals).unwrap();
@@ -55,7 +55,7 @@ fn pairs_are_folded_and_sockets_evened_out() {
 fn free_seats_are_used_against_the_heaviest() {
     let places = alike(2, 4);
     let pieces = newcomers(&[100.0, 1.0, 1.0, 1.0, 1.0]);
-    assert_eq!(counts(&places, &central(&places, &pieces, 0.0)), [1, 4]);
+    assert_eq!(counts(&places, &balance_centrally(&places, &pieces, 0.0)), [1, 4]);
     let (at, _) = exchanged_to_the_end(&places, pieces, 0.0);
     assert!(counts(&places, &at) == [1, 4] || counts(&places, &at) == [4, 1]);
 }
@@ -66,7 +66,7 @@ fn small_gains_move_no_task() {
     let places = alike(2, 2);
     let at = |weights: [f64; 4], worth| {
         let pieces = moved(&newcomers(&weights), &[0, 0, 1, 1]);
-        central(&places, &pieces, worth)
+        balance_centrally(&places, &pieces, worth)
     };
     assert_eq!(at([5.0, 5.1, 5.0, 5.2], 0.05), [0, 0, 1, 1]);
     let split = at([9.0, 9.0, 1.0, 1.0], 0.05);
@@ -79,7 +79,7 @@ fn tasks_that_cannot_move_stay() {
     let places = alike(2, 2);
     let mut pieces = newcomers(&[9.0, 8.0, 1.0, 0.5]);
     pieces[0] = TaskLoad { weight: 9.0, at: Some(1), stuck: true };
-    let at = central(&places, &pieces, 0.0);
+    let at = balance_centrally(&places, &pieces, 0.0);
     assert_eq!((at[0], at[1]), (1, 0));
     let (at, _) = exchanged_to_the_end(&places, pieces, 0.0);
     assert_eq!((at[0], at[1]), (1, 0));
@@ -90,7 +90,8 @@ fn tasks_that_cannot_move_stay() {
 fn a_tournament_is_complete() {
     for places in 0..12usize {
         let rounds = if places % 2 == 0 { places.max(1) - 1 } else { places };
-        let mut met: Vec<(usize, usize)> = (0..rounds as u64).flat_map(|round| tournament(places, round)).collect();
+        let mut met: Vec<(usize, usize)> =
+            (0..rounds as u64).flat_map(|round| tournament_pairs(places, round)).collect();
         met.sort_unstable();
         let every: Vec<(usize, usize)> = (0..places).flat_map(|a| (a + 1..places).map(move |b| (a, b))).collect();
         assert_eq!(met, every, "{places}");
@@ -123,7 +124,7 @@ proptest! {
             }
         }
         let most = |sums: &[f64]| sums.iter().copied().fold(0.0, f64::max);
-        let sorted = sums(&places, &pieces, &central(&places, &pieces, 0.0));
+        let sorted = sums(&places, &pieces, &balance_centrally(&places, &pieces, 0.0));
         let bound = max_distance(&pieces, seats, most(&totals), worth_moving);
         prop_assert!(most(&totals) <= most(&sorted) + bound + 1e-9);
     }
@@ -143,7 +144,7 @@ proptest! {
             piece.at = (generator.draw_below(2) == 0).then(|| generator.draw_below(places.len() as u64) as usize);
         }
         let rule = SeatQuota::of(&places, pieces.len());
-        for index in [central(&places, &pieces, 0.05), exchanged_to_the_end(&places, pieces.clone(), 0.05).0] {
+        for index in [balance_centrally(&places, &pieces, 0.05), exchanged_to_the_end(&places, pieces.clone(), 0.05).0] {
             let counts = counts(&places, &index);
             prop_assert!(rule.is_within_quota(&places, &counts), "{counts:?} on {places:?}");
         }
@@ -162,7 +163,7 @@ proptest! {
                 minimum = minimum.min(greatest(&at));
             }
         }
-        prop_assert!(greatest(&central(&places, &pieces, 0.0)) <= minimum + 1e-9);
+        prop_assert!(greatest(&balance_centrally(&places, &pieces, 0.0)) <= minimum + 1e-9);
     }
 
     /// For pairs, does a higher priority never bring heavier co-runners?
@@ -174,7 +175,7 @@ proptest! {
     ) {
         let places = alike(4, 2);
         let neighbor = |pieces: &[TaskLoad]| {
-            let at = central(&places, pieces, 0.0);
+            let at = balance_centrally(&places, pieces, 0.0);
             (0..8).find(|&other| other != chosen && at[other] == at[chosen]).map_or(0.0, |other| weights[other])
         };
         let plain = newcomers(&weights);

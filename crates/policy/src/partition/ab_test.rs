@@ -99,7 +99,7 @@ impl SettlingPeriod {
         let turned_over = lengths.lines_behind.is_none_or(|lines| {
             self.misses.is_empty()
                 || self.misses.values().sum::<f64>() >= lines as f64
-                || self.windows >= lengths.settled_within()
+                || self.windows >= lengths.settle_windows()
         });
         self.over = enough && turned_over && observation.applied.pending.is_empty();
     }
@@ -107,7 +107,7 @@ impl SettlingPeriod {
 
 impl AbTestLengths {
     /// Windows after which the cache counts as settled.
-    fn settled_within(&self) -> u32 {
+    fn settle_windows(&self) -> u32 {
         let times = if self.lines_behind.is_some() { BEHIND_SETTLED_WITHIN } else { SETTLED_WITHIN };
         times * self.warmup_windows.max(1)
     }
@@ -141,14 +141,14 @@ impl AbTest {
     }
 
     /// Counts recent windows under the old shares.
-    pub fn after(self, held: &SpeedRecord) -> Self {
-        AbTest { before: held.latest(LIKE_WITHIN * self.lengths.measure_windows.max(1)), ..self }
+    pub fn with_baseline(self, baseline: &SpeedRecord) -> Self {
+        AbTest { before: baseline.latest_windows(LIKE_WITHIN * self.lengths.measure_windows.max(1)), ..self }
     }
 
     /// Speeds under the old shares, from equally long times before and after the new ones, so that a drift cancels.
     pub fn old_speeds(&self) -> SpeedRecord {
         let after = if self.arm == AbArm::OldAgain { &self.again } else { &self.new };
-        self.before.latest(after.windows.max(self.lengths.measure_windows).max(1)).plus(&self.again)
+        self.before.latest_windows(after.windows.max(self.lengths.measure_windows).max(1)).plus(&self.again)
     }
 
     pub fn arm(&self) -> AbArm {
@@ -166,7 +166,7 @@ impl AbTest {
         {
             self.away.observe(observation, level);
         }
-        if self.windows > VERDICT_WITHIN * self.unhindered() {
+        if self.windows > VERDICT_WITHIN * self.unhindered_windows() {
             return AbTestStatus::Nothing;
         }
         if let Some(settling) = self.settling.as_mut().filter(|settling| !settling.over) {
@@ -231,8 +231,8 @@ impl AbTest {
         (self.arm, self.arm_windows, self.settling) = (to, 0, Some(SettlingPeriod::default()));
     }
 
-    fn unhindered(&self) -> u32 {
-        4 * self.lengths.measure_windows.max(1) + 2 * self.lengths.settled_within()
+    fn unhindered_windows(&self) -> u32 {
+        4 * self.lengths.measure_windows.max(1) + 2 * self.lengths.settle_windows()
     }
 
     fn ratio(&self) -> Option<Ratio> {
@@ -336,7 +336,7 @@ mod tests {
                 let mut trial = AbTest::new(LENGTHS, vec![(ProcessId(0), 1.0)]);
                 let mut off = 0.0;
                 let message = (0..).find_map(|_| {
-                    let normal = (0..12).map(|_| generator.unit()).sum::<f64>() - 6.0;
+                    let normal = (0..12).map(|_| generator.draw_unit()).sum::<f64>() - 6.0;
                     off = alike * off + 0.05 * libm::sqrt(1.0 - alike * alike) * normal;
                     let cycles = (2e6 * (1.0 + off)) as u64;
                     match trial.add(&window_of(1_000_000, cycles, 1_000), CacheLevel::L2, &[]) {

@@ -13,7 +13,7 @@
 use serde::Deserialize;
 
 use super::demand_curve::DemandCurve;
-use crate::solvers::sizing::{ClaimError, CostAggregate, UnitClaim, exact, lookahead, pool_costs};
+use crate::solvers::sizing::{ClaimError, CostAggregate, UnitClaim, allocate_exactly, lookahead, pool_costs};
 
 /// The objective of sizing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
@@ -150,15 +150,15 @@ fn group_claimants(claimants: &[Claimant], terms: &AllocationLimits) -> Vec<Part
     if terms.objective == SizingObjective::LeastSpace {
         pool = all().filter(|index| !has_floor(index)).collect();
     }
-    let mut own: Vec<usize> = all().filter(|index| !pool.contains(index)).collect();
+    let mut own_claims: Vec<usize> = all().filter(|index| !pool.contains(index)).collect();
     let room = terms.max_groups.min(terms.units / terms.min_units.max(1)).max(1) as usize;
     // A pool of one program is an ordinary program with a small demand.
     let lanes = (terms.at_once.max(1) as usize).min(room - usize::from(!pool.is_empty() && room > 1));
     let mut groups: Vec<PartitionGroup> = Vec::new();
-    if own.len() > lanes.max(1) {
-        own.sort_by_key(|&index| std::cmp::Reverse(claimants[index].space.units_for(SATED)));
-        let each = own.len().div_ceil(lanes.max(1));
-        for group in own.chunks(each) {
+    if own_claims.len() > lanes.max(1) {
+        own_claims.sort_by_key(|&index| std::cmp::Reverse(claimants[index].space.units_for(SATED)));
+        let each = own_claims.len().div_ceil(lanes.max(1));
+        for group in own_claims.chunks(each) {
             let mut members = group.to_vec();
             members.sort_unstable();
             let kind = if members.len() > 1 { PartitionKind::TimeShare } else { PartitionKind::Own };
@@ -166,7 +166,7 @@ fn group_claimants(claimants: &[Claimant], terms: &AllocationLimits) -> Vec<Part
         }
         groups.sort_by_key(|group| group.members[0]);
     } else {
-        groups.extend(own.into_iter().map(|at| PartitionGroup {
+        groups.extend(own_claims.into_iter().map(|at| PartitionGroup {
             kind: PartitionKind::Own,
             members: vec![at],
             units: 0,
@@ -232,7 +232,7 @@ fn solve(claims: &[UnitClaim], terms: &AllocationLimits) -> Result<Vec<u32>, Cla
     let steps = claims.len() as u64 * u64::from(terms.units) * u64::from(terms.units);
     // Lookahead adds up savings, so the objective of the slowest program needs the exact solver.
     if steps <= MAX_EXACT_STEPS || terms.objective.total() == CostAggregate::Worst {
-        exact(claims, terms.units, terms.objective.total())
+        allocate_exactly(claims, terms.units, terms.objective.total())
     } else {
         lookahead(claims, terms.units)
     }

@@ -5,7 +5,7 @@
 //! cycles beyond the cache divided by the misses, as measured for this program, which includes memory-level parallelism
 //! and a cache behind (thesis 4.6.3). If a measured stall curve spans the sizes, cycles move along that. A log does not
 //! hold all accesses (stores that write through, for one), so a measured rate that is higher or lower than any size
-//! explains shifts the whole curve, and measurements under a share bound it ([`DemandCurve::bound`]). Properties:
+//! explains shifts the whole curve, and measurements under a share bound it ([`DemandCurve::apply_bound`]). Properties:
 //! more space never costs more (rises in a curve of an LRU cache are noise); without a curve and a speed there is no
 //! demand curve.
 
@@ -33,7 +33,7 @@ pub struct DemandCurve {
 
 impl DemandCurve {
     /// The demand curve of a profile; `speed` is used if the profile has no speed alone on the whole cache.
-    pub fn of(
+    pub fn from_profile(
         profile: &Profile,
         speed: Option<MeasuredSpeed>,
         miss_penalty_cycles: f64,
@@ -74,11 +74,11 @@ impl DemandCurve {
     /// Bounds the curve by a measurement with so many units: as many or more units of its own cost at most as much, and
     /// if no other program used them, fewer cost at least as much.
     #[must_use]
-    pub fn bound(mut self, units: u32, measured: MeasuredSpeed, own: bool) -> Self {
+    pub fn apply_bound(mut self, units: u32, measured: MeasuredSpeed, is_own: bool) -> Self {
         let bound = |values: &mut [f64], measured: f64| {
             for (index, value) in values.iter_mut().enumerate() {
                 let held = index as u32 + 1;
-                *value = if own && held <= units { value.max(measured) } else { *value };
+                *value = if is_own && held <= units { value.max(measured) } else { *value };
                 *value = if held >= units { value.min(measured) } else { *value };
             }
         };
@@ -93,8 +93,9 @@ impl DemandCurve {
     pub fn mean(curves: &[DemandCurve]) -> Option<Self> {
         let first = curves.first()?;
         let over = |values: fn(&DemandCurve) -> &[f64]| -> Vec<f64> {
-            let at = |held: usize| curves.iter().map(|space| values(space)[held]).sum::<f64>() / curves.len() as f64;
-            (0..values(first).len()).map(at).collect()
+            let mean_at =
+                |held: usize| curves.iter().map(|space| values(space)[held]).sum::<f64>() / curves.len() as f64;
+            (0..values(first).len()).map(mean_at).collect()
         };
         let misses = over(|space| &space.misses_per_kilo_instr);
         Some(DemandCurve { misses_per_kilo_instr: misses, cycles_per_instr: over(|space| &space.cycles_per_instr) })
@@ -194,7 +195,8 @@ mod tests {
             misses_per_kilo_instr: Some(20.0),
             stall_cycles_per_miss: Some(50.0),
         };
-        let space = DemandCurve::of(&profile(&[40.0, 20.0, 10.0, 10.0]), Some(speed), 300.0, CACHE, 4).unwrap();
+        let space =
+            DemandCurve::from_profile(&profile(&[40.0, 20.0, 10.0, 10.0]), Some(speed), 300.0, CACHE, 4).unwrap();
         assert_eq!(space.cycles_per_instr, [3.0, 2.0, 1.5, 1.5]);
         assert_eq!((space.sensitivity(), space.units_for(0.0), space.units_for(0.4)), (1.0, 3, 2));
     }
@@ -207,10 +209,13 @@ mod tests {
             misses_per_kilo_instr: Some(rate),
             stall_cycles_per_miss: Some(100.0),
         };
-        let of = |rate| DemandCurve::of(&profile(&[4.0, 1.0, 0.0, 0.0]), Some(speed(rate)), 300.0, CACHE, 4).unwrap();
+        let of = |rate| {
+            DemandCurve::from_profile(&profile(&[4.0, 1.0, 0.0, 0.0]), Some(speed(rate)), 300.0, CACHE, 4).unwrap()
+        };
         assert_eq!(of(3.0).misses_per_kilo_instr, [4.0, 1.0, 0.0, 0.0]);
         assert_eq!(of(7.0).misses_per_kilo_instr, [7.0, 4.0, 3.0, 3.0]);
-        let high = DemandCurve::of(&profile(&[4.0, 3.0, 3.0, 2.0]), Some(speed(1.5)), 300.0, CACHE, 4).unwrap();
+        let high =
+            DemandCurve::from_profile(&profile(&[4.0, 3.0, 3.0, 2.0]), Some(speed(1.5)), 300.0, CACHE, 4).unwrap();
         assert_eq!(high.misses_per_kilo_instr, [3.5, 2.5, 2.5, 1.5]);
         assert_eq!(of(7.0).cycles_per_instr[0], 2.0, "it is as fast as with the least space, at best");
     }
@@ -225,9 +230,9 @@ mod tests {
             misses_per_kilo_instr: None,
             stall_cycles_per_miss: None,
         };
-        assert_eq!(flat.clone().bound(2, measured(3.0), true).cycles_per_instr, [3.0, 3.0, 1.2, 1.1]);
-        assert_eq!(flat.clone().bound(2, measured(1.15), true).cycles_per_instr, [2.0, 1.15, 1.15, 1.1]);
-        let shared = |cycles| flat.clone().bound(2, measured(cycles), false).cycles_per_instr;
+        assert_eq!(flat.clone().apply_bound(2, measured(3.0), true).cycles_per_instr, [3.0, 3.0, 1.2, 1.1]);
+        assert_eq!(flat.clone().apply_bound(2, measured(1.15), true).cycles_per_instr, [2.0, 1.15, 1.15, 1.1]);
+        let shared = |cycles| flat.clone().apply_bound(2, measured(cycles), false).cycles_per_instr;
         assert_eq!(shared(1.15), [2.0, 1.15, 1.15, 1.1], "alone in these units, it would be no slower");
         assert_eq!(shared(3.0), [2.0, 1.5, 1.2, 1.1], "others used the units: fewer are not bounded");
     }
@@ -239,7 +244,8 @@ mod tests {
         let known = profile(&[40.0, 20.0, 10.0, 10.0]).with_rates(solo);
         let stalls = curve(&[500.0, 100.0, 100.0, 100.0]);
         let known = known.with_stalls(CacheLevel::L2, stalls.clone(), FactSource::StallCounters);
-        let cycles = |profile: &Profile| DemandCurve::of(profile, None, 100.0, CACHE, 4).unwrap().cycles_per_instr;
+        let cycles =
+            |profile: &Profile| DemandCurve::from_profile(profile, None, 100.0, CACHE, 4).unwrap().cycles_per_instr;
         assert_eq!(cycles(&known), [1.4, 1.0, 1.0, 1.0]);
         let short = known.with_stalls(CacheLevel::L2, stalls[2..].to_vec(), FactSource::StallCounters);
         assert_eq!(cycles(&short), [4.0, 2.0, 1.0, 1.0]);
@@ -248,9 +254,9 @@ mod tests {
     /// Is there no demand curve without a miss-rate curve or a speed?
     #[test]
     fn without_evidence_there_is_no_demand_curve() {
-        assert_eq!(DemandCurve::of(&profile(&[1.0]), None, 100.0, CACHE, 4), None);
+        assert_eq!(DemandCurve::from_profile(&profile(&[1.0]), None, 100.0, CACHE, 4), None);
         let speed = MeasuredSpeed { cycles_per_instr: 2.0, misses_per_kilo_instr: None, stall_cycles_per_miss: None };
-        assert_eq!(DemandCurve::of(&Profile::default(), Some(speed), 100.0, CACHE, 4), None);
+        assert_eq!(DemandCurve::from_profile(&Profile::default(), Some(speed), 100.0, CACHE, 4), None);
     }
 
     /// Are rises of a noisy curve averaged out?

@@ -23,11 +23,11 @@ pub struct CacheProcess<'a> {
 impl CacheProcess<'_> {
     /// The cache on which it spent most of this window; `None` if it did not run.
     pub fn home_cache(&self, caches: &[(&Cache, PartitionUnits)]) -> Option<CacheId> {
-        let spent = |cache: &Cache| -> u64 {
-            let on = self.tasks.iter().flat_map(|task| &task.on_cpu_ns);
-            on.filter(|(cpu, _)| cache.cpus.contains(cpu.0)).map(|(_, ns)| ns).sum()
+        let time_on_cache = |cache: &Cache| -> u64 {
+            let cpu_times = self.tasks.iter().flat_map(|task| &task.on_cpu_ns);
+            cpu_times.filter(|(cpu, _)| cache.cpus.contains(cpu.0)).map(|(_, ns)| ns).sum()
         };
-        let all = caches.iter().map(|(cache, _)| (spent(cache), cache.id));
+        let all = caches.iter().map(|(cache, _)| (time_on_cache(cache), cache.id));
         let most = all.reduce(|a, b| if b.0 > a.0 { b } else { a });
         most.filter(|(ns, _)| *ns > 0).map(|(_, cache)| cache)
     }
@@ -75,20 +75,20 @@ impl<'a> PartitionedCache<'a> {
 
     /// The shares of this cache, with the members that are still live.
     pub fn surviving_shares(&self, shares: &[CacheShare]) -> Vec<CacheShare> {
-        let here = |member: &ShareMember| match member {
+        let is_member = |member: &ShareMember| match member {
             ShareMember::Process(process) => self.present.iter().any(|present| present.process == *process),
             ShareMember::Task(_) => false,
         };
-        let mine = shares.iter().filter(|share| share.cache == self.cache.id);
-        let surviving = mine.map(|share| {
-            let members = share.members.iter().filter(|member| here(member)).copied().collect();
+        let cache_shares = shares.iter().filter(|share| share.cache == self.cache.id);
+        let surviving = cache_shares.map(|share| {
+            let members = share.members.iter().filter(|member| is_member(member)).copied().collect();
             CacheShare { members, ..share.clone() }
         });
         surviving.filter(|share| !share.members.is_empty()).collect()
     }
 
     /// Return from these shares, or from those on trial: all processes on all of the cache.
-    pub fn undivided(&self, moving: PageMigration) -> Vec<CacheShare> {
+    pub fn undivided_shares(&self, moving: PageMigration) -> Vec<CacheShare> {
         match self.divided {
             PartitionUnits::Ways { .. } => Vec::new(),
             PartitionUnits::Colors { units, .. } => vec![CacheShare {

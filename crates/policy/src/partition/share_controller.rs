@@ -10,7 +10,7 @@
 //!   trial without a change doubles the wait; a change, another phase or a drop of speed ends that.
 //! - Hysteresis: shares are adopted if they are faster by the smallest gain and not by chance, and removed if sharing
 //!   is as fast.
-//! - The measured performance of a process with its units bounds its curve from then on ([`DemandCurve::bound`]), so
+//! - The measured performance of a process with its units bounds its curve from then on ([`DemandCurve::apply_bound`]), so
 //!   that shares that failed are not proposed again.
 //!
 //! Properties: trials cost at most the stated share of the time, except the first with new co-runners; a change of
@@ -81,7 +81,7 @@ const MAX_DOUBLINGS: u32 = 6;
 
 impl TrialCooldown {
     /// Starts after a trial, the last of so many successive ones without a change.
-    fn after(trial: &AbTest, terms: TrialTerms, unchanged: u32, proof: bool) -> Self {
+    fn from_trial(trial: &AbTest, terms: TrialTerms, unchanged: u32, proof: bool) -> Self {
         let paid = libm::ceil(trial.lost_windows() / terms.trial_share).min(f64::from(u32::MAX)) as u32;
         TrialCooldown { windows: 0, paid_after: paid.max(trial.windows), unchanged, proof_next: !proof }
     }
@@ -102,7 +102,7 @@ struct PhaseStability {
 }
 
 impl PhaseStability {
-    fn changed(&mut self) {
+    fn record_change(&mut self) {
         let last = f64::from(std::mem::replace(&mut self.windows, 0));
         self.mean = Some(self.mean.map_or(last, |mean| mean + 0.25 * (last - mean)));
     }
@@ -158,19 +158,19 @@ pub struct ShareController {
 impl ShareController {
     /// Takes in a window, and returns the shares that stay in force.
     pub fn observe(&mut self, view: &View<'_>, domain: &PartitionedCache<'_>, terms: TrialTerms) -> Vec<CacheShare> {
-        let mut held = domain.surviving_shares(&view.previous_plan.shares);
+        let mut surviving = domain.surviving_shares(&view.previous_plan.shares);
         self.lasting.windows += 1;
         let co_runners: ProcessPhases = domain.present.iter().map(|present| (present.process, present.phase)).collect();
         if co_runners != self.co_runners {
             let judged = terms.lengths.measure_windows > 0 && !domain.has_goals();
-            self.lasting.changed();
+            self.lasting.record_change();
             let unchanged = self.rest.map_or(0, |rest| rest.unchanged);
             self.forget(co_runners, judged);
             // Shares without a verdict do not stay, but their trial is paid for all the same.
             if let Some(tried) = self.trial.take() {
-                self.rest = Some(TrialCooldown::after(&tried.trial, terms, unchanged + 1, tried.proof));
+                self.rest = Some(TrialCooldown::from_trial(&tried.trial, terms, unchanged + 1, tried.proof));
                 if tried.trial.arm() == AbArm::New {
-                    held = domain.surviving_shares(&tried.back);
+                    surviving = domain.surviving_shares(&tried.back);
                     self.settling = Some(SettlingPeriod::default());
                 }
             }
@@ -185,8 +185,8 @@ impl ShareController {
         if let Some(rest) = &mut self.rest {
             rest.windows = rest.windows.saturating_add(1);
         }
-        self.notice_a_fall(terms.lengths);
-        held
+        self.detect_slowdown(terms.lengths);
+        surviving
     }
 
     /// Speeds of an old phase or of other co-runners are no evidence for this one. The remaining processes still pay
@@ -208,13 +208,13 @@ impl ShareController {
         self.co_runners = co_runners;
     }
 
-    fn notice_a_fall(&mut self, lengths: AbTestLengths) {
+    fn detect_slowdown(&mut self, lengths: AbTestLengths) {
         let windows = 2 * lengths.measure_windows.max(1);
         let (Some(proof), Some(rest)) = (&self.proof, &mut self.rest) else { return };
         if self.trial.is_some() || self.speeds.windows < windows {
             return;
         }
-        let now = self.speeds.latest(windows).speed_over(&proof.record, &proof.weights);
+        let now = self.speeds.latest_windows(windows).speed_over(&proof.record, &proof.weights);
         if now.is_none_or(|now| now.ratio < 1.0 - CLEARLY && now.is_sure()) {
             (rest.unchanged, rest.proof_next) = (0, true);
         }
@@ -231,7 +231,7 @@ impl ShareController {
     }
 
     /// The shares change now, without a trial.
-    pub fn changed(&mut self) {
+    pub fn record_change(&mut self) {
         self.speeds.forget();
         self.settling = Some(SettlingPeriod::default());
         self.proof = None;
@@ -249,12 +249,12 @@ impl ShareController {
     }
 
     /// Does the next trial test the shares in force, rather than new ones?
-    pub fn proof_next(&self) -> bool {
+    pub fn is_proof_next(&self) -> bool {
         self.rest.is_some_and(|rest| rest.proof_next)
     }
 
     /// Puts the new shares on trial from the next window on; `old` is in force.
-    pub fn try_out(
+    pub fn start_trial(
         &mut self,
         old: Vec<CacheShare>,
         new: Vec<CacheShare>,
@@ -262,13 +262,13 @@ impl ShareController {
         trial: AbTest,
         proof: bool,
     ) {
-        self.trial = Some(ShareTrial { old, new, back, trial: trial.after(&self.speeds), proof });
+        self.trial = Some(ShareTrial { old, new, back, trial: trial.with_baseline(&self.speeds), proof });
     }
 
     /// Bounds a curve by the measurements of its process.
-    pub fn bound(&self, process: ProcessId, space: DemandCurve) -> DemandCurve {
-        let mine = self.bounds.iter().filter(|bound| bound.process == process);
-        mine.fold(space, |space, bound| space.bound(bound.units, bound.speed, bound.own))
+    pub fn apply_bounds(&self, process: ProcessId, space: DemandCurve) -> DemandCurve {
+        let process_bounds = self.bounds.iter().filter(|bound| bound.process == process);
+        process_bounds.fold(space, |space, bound| space.apply_bound(bound.units, bound.speed, bound.own))
     }
 
     /// Effect of a window on a trial; `None` if no trial runs.
@@ -282,7 +282,7 @@ impl ShareController {
         let tried = self.trial.as_mut()?;
         if tried.shares() != held {
             (self.trial, self.rolled_back_with) = (None, Some(self.co_runners.clone()));
-            self.changed();
+            self.record_change();
             return Some(TrialStatus::GoesOn(held.to_vec()));
         }
         let status = tried.trial.add(view.observation, domain.cache.level, &view.previous_plan.probes);
@@ -309,7 +309,7 @@ impl ShareController {
         let ShareTrial { back, new, trial, proof, .. } = tried;
         let lost_windows = trial.lost_windows();
         let unchanged = if adopted { 0 } else { self.rest.map_or(0, |rest| rest.unchanged) + 1 };
-        self.rest = Some(TrialCooldown::after(&trial, terms, unchanged, proof));
+        self.rest = Some(TrialCooldown::from_trial(&trial, terms, unchanged, proof));
         if ratio.is_some() {
             self.learn(domain, &new, &trial);
         }
@@ -324,7 +324,7 @@ impl ShareController {
     fn learn(&mut self, domain: &PartitionedCache<'_>, shares: &[CacheShare], trial: &AbTest) {
         let old = trial.old_speeds();
         for share in shares.iter().filter(|share| units_of(share).count() < domain.divided.units()) {
-            let (units, own) = (units_of(share).count(), share.members.len() == 1);
+            let (units, is_own) = (units_of(share).count(), share.members.len() == 1);
             for member in &share.members {
                 let ShareMember::Process(process) = *member else { continue };
                 let Some((speed, like)) = trial.new.speed(process).zip(trial.new.match_speeds(&old, process)) else {
@@ -332,7 +332,7 @@ impl ShareController {
                 };
                 self.bounds.retain(|bound| (bound.process, bound.units) != (process, units));
                 let speed = MeasuredSpeed { cycles_per_instr: like.cycles_per_instr[0], ..speed };
-                self.bounds.push(MeasuredBound { process, units, own, speed });
+                self.bounds.push(MeasuredBound { process, units, own: is_own, speed });
             }
         }
     }

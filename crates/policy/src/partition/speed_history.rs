@@ -18,8 +18,8 @@ use super::demand_curve::MeasuredSpeed;
 use crate::verifier::noise::student_bound;
 
 /// Does the probe stop, occupy or slow programs? Watch points and hardware contexts' own counters do not.
-fn disturbs(what: &ProbeKind) -> bool {
-    !matches!(what, ProbeKind::ReuseTimes { .. } | ProbeKind::SuperSets { .. })
+fn is_disturbing(kind: &ProbeKind) -> bool {
+    !matches!(kind, ProbeKind::ReuseTimes { .. } | ProbeKind::SuperSets { .. })
 }
 
 /// One process in one window.
@@ -97,7 +97,7 @@ impl SpeedSample {
     /// Do equally many accesses reach the cache?
     fn matches(&self, other: &SpeedSample) -> bool {
         let Some((mine, theirs)) = self.comes.zip(other.comes) else { return true };
-        let rate = |sums: f64, of: &SpeedSample| 1000.0 * sums / of.instructions.max(1.0);
+        let rate = |sums: f64, sample: &SpeedSample| 1000.0 * sums / sample.instructions.max(1.0);
         (0..3).all(|index| {
             let (a, b) = (rate(mine[index], self), rate(theirs[index], other));
             (a - b).abs() <= ALIKE_PER_KILO_INSTR + ALIKE_SHARE * a.max(b)
@@ -113,7 +113,7 @@ impl SpeedRecord {
         level: CacheLevel,
         probes: &[cachemate_core::ProbeRequest],
     ) -> bool {
-        let disturbed = probes.iter().any(|probe| disturbs(&probe.kind));
+        let disturbed = probes.iter().any(|probe| is_disturbing(&probe.kind));
         !disturbed && observation.applied.pending.is_empty() && self.observe(observation, level)
     }
 
@@ -144,7 +144,7 @@ impl SpeedRecord {
     }
 
     /// The last so many windows of each process.
-    pub fn latest(&self, windows: u32) -> SpeedRecord {
+    pub fn latest_windows(&self, windows: u32) -> SpeedRecord {
         let latest = |samples: &[SpeedSample]| samples[samples.len().saturating_sub(windows as usize)..].to_vec();
         let samples = self.samples.iter().map(|(&process, samples)| (process, latest(samples))).collect();
         SpeedRecord { samples, windows: self.windows.min(windows) }
@@ -174,16 +174,19 @@ impl SpeedRecord {
 
     /// The sum of weighted speeds of the processes that ran, without a comparison.
     pub fn weighted_speed(&self, weights: &[(ProcessId, f64)]) -> f64 {
-        let one = |(of, weight): &(ProcessId, f64)| Some(weight / self.speed(*of)?.cycles_per_instr);
-        weights.iter().filter_map(one).sum()
+        let weighted_speed =
+            |(process, weight): &(ProcessId, f64)| Some(weight / self.speed(*process)?.cycles_per_instr);
+        weights.iter().filter_map(weighted_speed).sum()
     }
 
     /// A process in this record and in another one, over the same work: this record's windows of each kind that both
     /// have; `None` if that is too little of it.
     pub fn match_speeds(&self, other: &SpeedRecord, process: ProcessId) -> Option<MatchedSpeeds> {
-        let (mine, theirs) = (self.samples.get(&process)?, other.samples.get(&process)?);
+        let (own_sample, other_sample) = (self.samples.get(&process)?, other.samples.get(&process)?);
         let mut kinds: Vec<MatchedWindows<'_>> = Vec::new();
-        for (side, sample) in mine.iter().map(|sample| (0, sample)).chain(theirs.iter().map(|sample| (1, sample))) {
+        for (side, sample) in
+            own_sample.iter().map(|sample| (0, sample)).chain(other_sample.iter().map(|sample| (1, sample)))
+        {
             match kinds
                 .iter_mut()
                 .find(|kind| kind[0].iter().chain(&kind[1]).next().is_some_and(|one| one.matches(sample)))
@@ -195,7 +198,7 @@ impl SpeedRecord {
                 }
             }
         }
-        let work: f64 = mine.iter().map(|sample| sample.instructions).sum();
+        let work: f64 = own_sample.iter().map(|sample| sample.instructions).sum();
         kinds.retain(|kind| kind.iter().all(|side| !side.is_empty()));
         let in_common: f64 = kinds.iter().map(|kind| instructions(&kind[0])).sum();
         if in_common <= 0.0 || in_common < IN_COMMON * work {

@@ -73,25 +73,29 @@ impl PartitionUnits {
 
 /// Units of each group. `held` are its present ones (empty: none yet), `wanted` is their new number; all numbers add up
 /// to at most the cache's units.
-pub fn assign(held: &[IndexSet], wanted: &[u32], divided: &PartitionUnits) -> Vec<IndexSet> {
-    debug_assert!(held.len() == wanted.len() && wanted.iter().sum::<u32>() <= divided.units());
-    if divided.contiguous() { side_by_side(held, wanted) } else { keeping(held, wanted, divided.units()) }
+pub fn assign(held: &[IndexSet], sizes: &[u32], divided: &PartitionUnits) -> Vec<IndexSet> {
+    debug_assert!(held.len() == sizes.len() && sizes.iter().sum::<u32>() <= divided.units());
+    if divided.contiguous() {
+        assign_side_by_side(held, sizes)
+    } else {
+        assign_keeping_held(held, sizes, divided.units())
+    }
 }
 
-fn side_by_side(held: &[IndexSet], wanted: &[u32]) -> Vec<IndexSet> {
+fn assign_side_by_side(held: &[IndexSet], sizes: &[u32]) -> Vec<IndexSet> {
     let mut order: Vec<usize> = (0..held.len()).collect();
     // Newcomers after the others.
     order.sort_by_key(|&group| held[group].first().unwrap_or(u32::MAX));
     let mut assigned = vec![IndexSet::default(); held.len()];
     let mut next = 0;
     for group in order {
-        assigned[group] = (next..next + wanted[group]).collect();
-        next += wanted[group];
+        assigned[group] = (next..next + sizes[group]).collect();
+        next += sizes[group];
     }
     assigned
 }
 
-fn keeping(held: &[IndexSet], wanted: &[u32], units: u32) -> Vec<IndexSet> {
+fn assign_keeping_held(held: &[IndexSet], wanted: &[u32], units: u32) -> Vec<IndexSet> {
     let mut free: IndexSet = (0..units).collect();
     let mut assigned: Vec<IndexSet> = Vec::with_capacity(held.len());
     for (held, &wanted) in held.iter().zip(wanted) {
@@ -101,8 +105,8 @@ fn keeping(held: &[IndexSet], wanted: &[u32], units: u32) -> Vec<IndexSet> {
     }
     for (given, &wanted) in assigned.iter_mut().zip(wanted) {
         while given.count() < wanted {
-            let beside = |unit: u32| given.contains(unit + 1) || (unit > 0 && given.contains(unit - 1));
-            let Some(unit) = free.iter().find(|&unit| beside(unit)).or_else(|| free.first()) else { break };
+            let is_adjacent = |unit: u32| given.contains(unit + 1) || (unit > 0 && given.contains(unit - 1));
+            let Some(unit) = free.iter().find(|&unit| is_adjacent(unit)).or_else(|| free.first()) else { break };
             free.remove(unit);
             given.insert(unit);
         }
@@ -123,7 +127,7 @@ pub fn pages_to_move(pages_per_color: &[u64], allowed: &IndexSet) -> u64 {
 
 /// Last-level caches that can be partitioned, with their units; colors apply to all caches of the level, so only the
 /// first.
-pub fn dividable(view: &View<'_>) -> Vec<(CacheId, PartitionUnits)> {
+pub fn dividable_caches(view: &View<'_>) -> Vec<(CacheId, PartitionUnits)> {
     let mut caches: Vec<(CacheId, PartitionUnits)> = Vec::new();
     for cache in view.topology.last_level_caches() {
         let partitions = view.capabilities.partitions.iter().filter(|(id, _)| *id == cache.id);

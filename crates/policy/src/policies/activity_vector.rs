@@ -273,11 +273,12 @@ impl ActivityVectors {
                 counted_levels.extend(level.filter(|level| !counted_levels.contains(level)));
             }
         }
-        let what = |level| ProbeKind::SuperSets { tasks: tasks.clone(), level, super_sets: self.parameters.super_sets };
+        let probe_kind =
+            |level| ProbeKind::SuperSets { tasks: tasks.clone(), level, super_sets: self.parameters.super_sets };
         // Counting costs no time, so the budget is never reached.
         let probe = |(id, level): (u32, CacheLevel)| ProbeRequest {
             id: ProbeId(id),
-            kind: what(level),
+            kind: probe_kind(level),
             budget_ns: u64::MAX / 4,
         };
         (0u32..).zip(counted_levels).map(probe).collect()
@@ -304,8 +305,8 @@ impl CoRunCost for Vectors {
     fn has_evidence(&self, task: TaskId) -> bool {
         !self.looks || self.tasks.contains_key(&task)
     }
-    fn penalty(&self, one: TaskId, other: TaskId) -> f64 {
-        let (Some(one), Some(other)) = (self.tasks.get(&one), self.tasks.get(&other)) else { return 0.0 };
+    fn penalty(&self, vector: TaskId, other: TaskId) -> f64 {
+        let (Some(one), Some(other)) = (self.tasks.get(&vector), self.tasks.get(&other)) else { return 0.0 };
         let cells = self.cells.iter().enumerate().filter(|(_, weight)| **weight != 0.0);
         cells.map(|(cell, weight)| weight * f64::from(one.bits[cell].common_count(&other.bits[cell]))).sum()
     }

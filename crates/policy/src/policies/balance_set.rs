@@ -170,7 +170,7 @@ impl Policy for BalanceSet {
                 plan.affinity.insert(task.task, domain.cpus.clone());
             }
             if !state.gangs.is_empty() {
-                match state.turn(view, &domain, &self.parameters) {
+                match state.advance_turn(view, &domain, &self.parameters) {
                     Ok(slice_ns) => plan.gangs.push(GangSchedule {
                         cpus: domain.cpus.clone(),
                         slice_ns: slice_ns.max(view.capabilities.min_slice_ns.unwrap_or(0)),
@@ -238,7 +238,12 @@ impl BalanceSet {
 impl CacheRotation {
     /// Length of a group's turn: as stated, else by the law of turns, else the default. Loss of evidence changes
     /// nothing.
-    fn turn(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, parameters: &Parameters) -> Result<u64, QuantumTooLong> {
+    fn advance_turn(
+        &mut self,
+        view: &View<'_>,
+        domain: &LlcTasks<'_>,
+        parameters: &Parameters,
+    ) -> Result<u64, QuantumTooLong> {
         if let Some(stated) = parameters.slice_ns {
             return Ok(stated);
         }

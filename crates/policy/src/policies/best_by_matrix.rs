@@ -70,7 +70,7 @@ impl Policy for MatrixPolicy {
             self.rows.entry(task.task).or_insert(next);
         }
         let tasks: Vec<TaskId> = view
-            .movable()
+            .movable_tasks()
             .map(|task| task.task)
             .filter(|task| self.rows.get(task).is_some_and(|&row| row < self.parameters.slowdowns.len()))
             .collect();
@@ -86,7 +86,7 @@ impl Policy for MatrixPolicy {
 impl MatrixPolicy {
     fn place(&mut self, view: &View<'_>, tasks: &[TaskId], why: &mut Vec<Reason>) {
         self.placed.clear();
-        let Ok(seats) = placement::seats(view.topology, tasks.len()) else { return };
+        let Ok(seats) = placement::cache_seats(view.topology, tasks.len()) else { return };
         if seats.iter().all(|cache| cache.cache.is_none()) {
             return;
         }
@@ -95,7 +95,7 @@ impl MatrixPolicy {
         let costs: Vec<Vec<f64>> = tasks.iter().map(|i| tasks.iter().map(|j| cost(i, j)).collect()).collect();
         let shape = Seats { cpus_per_cache: seats.iter().map(|cache| cache.cpus.len() as u32).collect() };
         let mut solved = (self.solve)(&costs, &shape);
-        stay(view, tasks, &seats, &mut solved.seating);
+        keep_seats(view, tasks, &seats, &mut solved.seating);
         let suffered = solved.seating.costs_by_program(&costs);
         let takes_turns = solved.seating.by_cache.iter().flatten().any(|cpu| cpu.len() > 1);
         for (nth, cpus) in cpus_of(&solved.seating, &seats, takes_turns) {
@@ -108,7 +108,7 @@ impl MatrixPolicy {
 }
 
 /// Exchanges whole groups between caches with equally many CPUs while more tasks stay on their memory node or cache.
-fn stay(view: &View<'_>, tasks: &[TaskId], seats: &[placement::CacheSeats], seating: &mut Seating) {
+fn keep_seats(view: &View<'_>, tasks: &[TaskId], seats: &[placement::CacheSeats], seating: &mut Seating) {
     let node = |cpu: CpuId| view.topology.cpus.iter().find(|other| other.id == cpu).map(|cpu| cpu.memory_node);
     let now: Vec<Option<CpuId>> =
         tasks.iter().map(|task| view.observation.tasks.iter().find(|sample| sample.task == *task)?.cpu).collect();

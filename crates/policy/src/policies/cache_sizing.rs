@@ -150,7 +150,7 @@ impl CacheSizing {
     /// Every last-level cache that can be partitioned, with its processes.
     fn domains<'a>(&mut self, view: &'a View<'a>) -> Vec<PartitionedCache<'a>> {
         let mut processes: Vec<CacheProcess<'a>> = Vec::new();
-        for task in view.movable() {
+        for task in view.movable_tasks() {
             // A process with a thread that may not be changed is left alone as a whole.
             let fixed = view.observation.tasks.iter().any(|other| other.process == task.process && other.unmovable);
             let phase = view.profiles.get(&task.task).map_or(0, |profile| profile.phase_number);
@@ -198,7 +198,7 @@ impl CacheSizing {
     ) -> Vec<CacheShare> {
         let parameters = &self.parameters;
         let Some(remembered) = self.caches.get_mut(&domain.cache.id) else { return held };
-        let undivided = || domain.undivided(parameters.page_migration.into());
+        let undivided = || domain.undivided_shares(parameters.page_migration.into());
         if !domain.needs_partition() {
             return if held.is_empty() { held } else { undivided() };
         }
@@ -223,8 +223,8 @@ impl CacheSizing {
         let outlook = SizingForecast { view, domain, claimants: &claimants, speeds: &remembered.speeds, payback_ns };
         let trial = outlook.trial(parameters);
         let unproven = trial.clone().filter(|_| !domain.is_undivided(&held));
-        if let Some(trial) = unproven.clone().filter(|_| remembered.proof_next()) {
-            remembered.try_out(held.clone(), undivided(), held.clone(), trial, true);
+        if let Some(trial) = unproven.clone().filter(|_| remembered.is_proof_next()) {
+            remembered.start_trial(held.clone(), undivided(), held.clone(), trial, true);
             return held;
         }
         let mut explained = Vec::new();
@@ -235,16 +235,16 @@ impl CacheSizing {
                 why.extend(explained);
                 let back = if held.is_empty() { undivided() } else { held.clone() };
                 let proof = domain.is_undivided(&chosen);
-                remembered.try_out(held.clone(), chosen, back, trial, proof);
+                remembered.start_trial(held.clone(), chosen, back, trial, proof);
                 held
             }
             (Some(chosen), None, _) => {
                 why.extend(explained);
-                remembered.changed();
+                remembered.record_change();
                 chosen
             }
             (None, _, Some(trial)) => {
-                remembered.try_out(held.clone(), undivided(), held.clone(), trial, true);
+                remembered.start_trial(held.clone(), undivided(), held.clone(), trial, true);
                 held
             }
             (None, _, None) => held,
@@ -313,13 +313,13 @@ fn claimant(
     let of = |task: &&TaskSample| {
         let profile = view.profiles.get(&task.task)?;
         let penalty = parameters.miss_penalty_cycles.or(view.predictor.miss_penalty_cycles())?;
-        DemandCurve::of(profile, speed, penalty, bytes, domain.divided.units())
+        DemandCurve::from_profile(profile, speed, penalty, bytes, domain.divided.units())
     };
     let threads: Vec<DemandCurve> = present.tasks.iter().filter_map(of).collect();
     let goal = present.goal();
     let priority = if goal.priority.is_finite() && goal.priority > 0.0 { goal.priority } else { 1.0 };
     let min_units = remembered.insufficient_units.get(&present.process).map_or(1, |units| units + 1);
-    let space = remembered.bound(present.process, DemandCurve::mean(&threads)?);
+    let space = remembered.apply_bounds(present.process, DemandCurve::mean(&threads)?);
     Some(Claimant { space, priority, max_slowdown: goal.max_slowdown, min_units })
 }
 
@@ -464,7 +464,7 @@ impl SizingForecast<'_> {
         let score = |outlook: &[(f64, f64)]| objective.score(self.claimants, outlook);
         let mut candidates = vec![wanted];
         if objective != SizingObjective::LeastSpace && !self.domain.is_undivided(held) {
-            candidates.push(self.domain.undivided(parameters.page_migration.into()));
+            candidates.push(self.domain.undivided_shares(parameters.page_migration.into()));
         }
         let outlooks: Option<Vec<_>> = candidates.iter().map(|shares| self.speeds_under(shares)).collect();
         let outlooks = outlooks?;

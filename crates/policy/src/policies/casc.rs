@@ -235,7 +235,7 @@ impl CascCache {
         let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
         let due =
             parameters.remeasure_every_ns.is_some_and(|every| now_ns >= self.last_in_turn_ns.saturating_add(every));
-        if due && self.open_probes.is_empty() && self.unmeasured(domain).is_empty() && !domain.tasks.is_empty() {
+        if due && self.open_probes.is_empty() && self.unmeasured_tasks(domain).is_empty() && !domain.tasks.is_empty() {
             self.stale.push(domain.tasks[self.turn % domain.tasks.len()].task);
             (self.turn, self.last_in_turn_ns) = (self.turn + 1, now_ns);
         }
@@ -245,7 +245,7 @@ impl CascCache {
         self.known.get(&task).is_some_and(|known| known.current) && !self.stale.contains(&task)
     }
 
-    fn unmeasured(&self, domain: &LlcTasks<'_>) -> Vec<TaskId> {
+    fn unmeasured_tasks(&self, domain: &LlcTasks<'_>) -> Vec<TaskId> {
         domain.tasks.iter().map(|sample| sample.task).filter(|&task| !self.is_current(task)).collect()
     }
 
@@ -303,7 +303,7 @@ impl CascCache {
 
     /// Rows that each leave out one of n + 1 threads: unmeasured ones, filled up with others.
     fn request_rows(&mut self, domain: &LlcTasks<'_>, parameters: &Parameters, next: &mut u32) {
-        let mut block = self.unmeasured(domain);
+        let mut block = self.unmeasured_tasks(domain);
         if block.is_empty() || !self.open_probes.is_empty() {
             return;
         }
@@ -339,7 +339,7 @@ impl CascCache {
             ProbeKind::PairedRows { task, peers, .. } => Some((*task, peers.clone())),
             _ => None,
         };
-        let newcomers = self.unmeasured(domain);
+        let newcomers = self.unmeasured_tasks(domain);
         self.open_probes
             .retain(|asked| of(asked).is_some_and(|(task, peers)| newcomers.contains(&task) && peers == current));
         if current.len() + 1 < domain.cpus.count() as usize {
@@ -395,9 +395,9 @@ impl CascCache {
         why.push(Reason { kind: ReasonKind::Explanation, tasks: Vec::new(), text, numbers });
         for (index, thread) in threads.iter().enumerate() {
             let Some(of) = thread.1 else { continue };
-            let taken = (0..cpus).filter(|&cpu| buckets.admits(cpu, of.pcmr)).count();
+            let taken = (0..cpus).filter(|&cpu| buckets.can_admit(cpu, of.pcmr)).count();
             let before =
-                self.assigned.as_ref().map(|old| (0..cpus).filter(|&cpu| old.buckets.admits(cpu, of.pcmr)).count());
+                self.assigned.as_ref().map(|old| (0..cpus).filter(|&cpu| old.buckets.can_admit(cpu, of.pcmr)).count());
             if taken < cpus && before != Some(taken) {
                 let text = format!(
                     "{{0}} is confined to {taken} of {cpus} CPUs, because it misses much on a share of the cache"
@@ -487,7 +487,7 @@ impl CascCache {
         for sample in &domain.tasks {
             let allowed = match (self.known.get(&sample.task), &self.assigned) {
                 (Some(known), Some(assigned)) => {
-                    let takes = |cpu: &usize| assigned.buckets.admits(*cpu, known.pcmr);
+                    let takes = |cpu: &usize| assigned.buckets.can_admit(*cpu, known.pcmr);
                     (0..cpus.len()).filter(takes).map(|cpu| cpus[cpu]).collect()
                 }
                 (None, _) if secondary => first.clone(),

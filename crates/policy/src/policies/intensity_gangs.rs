@@ -124,7 +124,7 @@ impl ProbeBudget {
     /// Is some of the share of all time since the start left? First requests may also spend the initial profiling's
     /// time of each task; repeated ones wait until that has been made up for.
     fn allows(&self, first: bool, view: &View<'_>, parameters: &Parameters) -> bool {
-        let tasks = if first { view.movable().count() as u64 } else { 0 };
+        let tasks = if first { view.movable_tasks().count() as u64 } else { 0 };
         let survey_ns = parameters.survey_ns.saturating_mul(tasks);
         let since_ns = now_ns(view).saturating_sub(self.started_ns.unwrap_or(0));
         let share_ns = parameters.max_probe_share * since_ns as f64 * f64::from(view.online().count());
@@ -156,7 +156,7 @@ impl Policy for IntensityGangs {
 }
 
 /// One program, or one cache with a CPU for each program: no evidence could change anything.
-fn nothing_to_choose(domains: &[CpuSet], shared: &[&CpuSet], active: &[TaskId]) -> bool {
+fn has_no_choice(domains: &[CpuSet], shared: &[&CpuSet], active: &[TaskId]) -> bool {
     match (domains, shared) {
         ([_], [cpus]) => active.len() <= cpus.count() as usize,
         _ => active.len() <= 1,
@@ -170,7 +170,7 @@ fn reason(tasks: &[TaskId], text: String, numbers: Vec<(String, f64)>) -> Reason
 impl IntensityGangs {
     /// Carries the plan in force over, without tasks that exited and gangs that lack a member.
     fn carry_over(&self, view: &View<'_>, plan: &mut Plan) {
-        let there: Vec<TaskId> = view.movable().map(|task| task.task).collect();
+        let there: Vec<TaskId> = view.movable_tasks().map(|task| task.task).collect();
         plan.affinity.retain(|task, _| there.contains(task));
         plan.weights.clear();
         plan.penalties.clear();
@@ -210,7 +210,7 @@ impl IntensityGangs {
             self.asked.take_if(answered);
             self.pinging.retain(|probe| !answer.complete || probe.id != answer.probe);
         }
-        let there = |task: &TaskId| view.movable().any(|sample| sample.task == *task);
+        let there = |task: &TaskId| view.movable_tasks().any(|sample| sample.task == *task);
         self.sensitivity_asked.retain(|task, _| there(task));
         self.intensity_asked.retain(|task, _| there(task));
         let refused = |probe: &mut ProbeRequest| {
@@ -246,10 +246,10 @@ impl IntensityGangs {
             return;
         }
         self.pinged_ns = Some(now_ns(view));
-        self.pinging = self.ping_pongs(view);
+        self.pinging = self.ping_pong_probes(view);
     }
 
-    fn ping_pongs(&mut self, view: &View<'_>) -> Vec<ProbeRequest> {
+    fn ping_pong_probes(&mut self, view: &View<'_>) -> Vec<ProbeRequest> {
         let mut wanted = Vec::new();
         for domain in view.last_level_domains() {
             let first = domain.first().unwrap_or(0);
@@ -296,10 +296,10 @@ impl IntensityGangs {
             plan.affinity.clear();
             return;
         }
-        let tasks: Vec<&TaskSample> = view.movable().collect();
+        let tasks: Vec<&TaskSample> = view.movable_tasks().collect();
         let active: Vec<TaskId> =
             tasks.iter().filter(|task| self.is_active(view, task)).map(|task| task.task).collect();
-        if nothing_to_choose(domains, &shared, &active) {
+        if has_no_choice(domains, &shared, &active) {
             let text =
                 "every active program has a CPU of the one shared cache, or there is one program: nothing to choose"
                     .to_string();

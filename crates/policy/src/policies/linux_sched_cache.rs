@@ -241,7 +241,7 @@ impl CacheLoads {
 /// Threads that may be moved, by process, in order of arrival.
 fn processes<'a>(view: &'a View<'_>) -> Vec<ProcessThreads<'a>> {
     let mut processes: Vec<ProcessThreads<'a>> = Vec::new();
-    for task in view.movable() {
+    for task in view.movable_tasks() {
         match processes.iter_mut().find(|process| process.id == task.process) {
             Some(process) => process.tasks.push(task),
             None => processes.push(ProcessThreads { id: task.process, tasks: vec![task] }),

@@ -3,7 +3,7 @@
 //! A new policy is one file here, one line in [`ENTRIES`], and one page in `docs/policies/`. The conformance tests
 //! ([`crate::conformance`]) apply to it at once.
 
-use cachemate_core::{EvidenceKind, Policy, ProfileRecall, nearest};
+use cachemate_core::{EvidenceKind, Policy, ProfileRecall, nearest_name};
 use cachemate_locality::profilers::PhaseCurveRecall;
 
 mod activity_vector;
@@ -182,7 +182,7 @@ pub const ENTRIES: &[PolicyEntry] = &[
 
 /// The last step of profiling for a policy: curves of recurring phases, and averages of phases that are too short to be
 /// followed. `None` = the policy takes the profiles as measured.
-pub fn recall(name: &str) -> Option<Box<dyn ProfileRecall>> {
+pub fn profile_recall_by_name(name: &str) -> Option<Box<dyn ProfileRecall>> {
     match name {
         "auto" => Some(Box::new(PhaseCurveRecall::with_fast_phase_average())),
         "cache-sizing" => Some(Box::new(PhaseCurveRecall::default())),
@@ -191,7 +191,7 @@ pub fn recall(name: &str) -> Option<Box<dyn ProfileRecall>> {
 }
 
 /// The evidence that the policy called `name` needs; empty for unknown names.
-pub fn needs(name: &str) -> Needs {
+pub fn needs_by_name(name: &str) -> Needs {
     ENTRIES.iter().find(|entry| entry.name == name).map_or(&[], |entry| entry.needs)
 }
 
@@ -225,12 +225,12 @@ pub enum PolicyError {
 pub fn build(name: &str, parameters: &str, seed: u64) -> Result<Box<dyn Policy>, PolicyError> {
     let Some(entry) = ENTRIES.iter().find(|entry| entry.name == name) else {
         let names: Vec<&str> = ENTRIES.iter().map(|entry| entry.name).collect();
-        let meant = nearest(name, names.iter().copied());
+        let meant = nearest_name(name, names.iter().copied());
         let meant = meant.map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"));
         return Err(PolicyError::Unknown { name: name.to_string(), known: names.join(", "), meant });
     };
     (entry.build)(parameters, seed).map_err(|error| {
-        let reason = error.naming_successor(name, parameters);
+        let reason = error.with_successor(name, parameters);
         PolicyError::Parameters { name: name.to_string(), reason }
     })
 }

@@ -25,8 +25,8 @@ impl Policy for RandomPolicy {
         }
         let old = |task: TaskId| self.drawn.get(&task).copied().filter(|&domain| domain < domains.len());
         let mut drawn: BTreeMap<TaskId, usize> =
-            view.movable().filter_map(|task| Some((task.task, old(task.task)?))).collect();
-        for task in view.movable() {
+            view.movable_tasks().filter_map(|task| Some((task.task, old(task.task)?))).collect();
+        for task in view.movable_tasks() {
             if drawn.contains_key(&task.task) {
                 continue;
             }

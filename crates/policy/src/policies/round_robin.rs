@@ -24,7 +24,7 @@ impl Policy for RoundRobinPolicy {
             return Decision::new(plan, why);
         }
         let mut dealt = BTreeMap::new();
-        for task in view.movable() {
+        for task in view.movable_tasks() {
             let old = self.dealt.get(&task.task).copied().filter(|&domain| domain < domains.len());
             let domain = old.unwrap_or_else(|| {
                 let domain = self.next % domains.len();

@@ -20,7 +20,7 @@ use serde::Deserialize;
 
 use super::static_partition::{MigrationMode, to_units};
 use super::{ParameterError, ParameterRange, parameters};
-use crate::partition::units::dividable;
+use crate::partition::units::dividable_caches;
 use crate::partition::units::{PartitionUnits, assign};
 use crate::work_metric::{WorkMetric, promised_work};
 
@@ -77,11 +77,11 @@ impl Policy for ServiceLevel {
         }
         let mut plan = Plan::idle(WindowLength::Time { ns: self.parameters.window_ns });
         let mut why = Vec::new();
-        let caches = dividable(view);
+        let caches = dividable_caches(view);
         let (Some(&(cache, divided)), Some((process, level))) = (caches.first(), self.floor(view)) else {
             return Decision::new(plan, why);
         };
-        let tasks: Vec<&TaskSample> = view.movable().filter(|task| task.process == process).collect();
+        let tasks: Vec<&TaskSample> = view.movable_tasks().filter(|task| task.process == process).collect();
         if tasks.is_empty() {
             return Decision::new(plan, why);
         }
@@ -91,7 +91,7 @@ impl Policy for ServiceLevel {
     }
 }
 
-fn served(view: &View<'_>, tasks: &[&TaskSample]) -> Option<ServiceRate> {
+fn service_rate(view: &View<'_>, tasks: &[&TaskSample]) -> Option<ServiceRate> {
     let done = |task: &&&TaskSample| match promised_work(task, &view.observation.tasks)? {
         WorkMetric::Reported => task.progress,
         _ => task.counts.get(CounterEvent::Instructions),
@@ -109,7 +109,7 @@ impl ServiceLevel {
         if self.parameters.rate_per_s > 0.0 {
             return Some((*self.processes.get(self.parameters.process as usize)?, self.parameters.rate_per_s));
         }
-        view.movable().find_map(|task| Some((task.process, task.goal?.min_rate?)))
+        view.movable_tasks().find_map(|task| Some((task.process, task.goal?.min_rate?)))
     }
 
     fn resize(
@@ -127,7 +127,7 @@ impl ServiceLevel {
         // A window counts only if the share was in force.
         let in_force = view.previous_plan.shares.iter().any(|share| share.group == OWN);
         let measured = tasks.iter().all(|task| !task.counts.0.is_empty());
-        let Some(served) = served(view, tasks).filter(|_| !unsettled && in_force && measured) else { return };
+        let Some(served) = service_rate(view, tasks).filter(|_| !unsettled && in_force && measured) else { return };
         let serves = self.serves.entry(served.clients).or_insert(minimum);
         let before = self.units;
         if served.rate_per_s < level {
@@ -156,7 +156,7 @@ impl ServiceLevel {
         let fixed =
             |process: ProcessId| view.observation.tasks.iter().any(|task| task.process == process && task.unmovable);
         let mut others: Vec<ShareMember> = Vec::new();
-        for task in view.movable().filter(|task| task.process != process && !fixed(task.process)) {
+        for task in view.movable_tasks().filter(|task| task.process != process && !fixed(task.process)) {
             if !others.contains(&ShareMember::Process(task.process)) {
                 others.push(ShareMember::Process(task.process));
             }

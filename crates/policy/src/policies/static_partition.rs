@@ -12,7 +12,7 @@ use serde::Deserialize;
 use super::default::Parameters as Common;
 use super::{ParameterError, ParameterRange};
 use crate::partition::units::PartitionUnits;
-use crate::partition::units::dividable;
+use crate::partition::units::dividable_caches;
 
 /// Migration of pages into their colors, as in [`PageMigration`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
@@ -104,7 +104,7 @@ impl Policy for StaticPartition {
             for (number, units) in step.shares.iter().enumerate() {
                 let Some(&process) = self.processes.get(number) else { break };
                 let members: Vec<TaskId> =
-                    view.movable().filter(|task| task.process == process).map(|task| task.task).collect();
+                    view.movable_tasks().filter(|task| task.process == process).map(|task| task.task).collect();
                 // Units that this machine does not have are left out; without any, there is no share.
                 let units: IndexSet = units.iter().filter(|&unit| unit < divided.units()).collect();
                 if members.is_empty() || units.count() < divided.min_units() {
@@ -127,7 +127,7 @@ impl Policy for StaticPartition {
 /// The last-level caches that can be partitioned; without any, private caches that colors partition, because stated
 /// partitions need no forecast. Colors apply to every cache of the level, so the first represents all.
 fn partitionable_caches(view: &View<'_>) -> Vec<(CacheId, PartitionUnits)> {
-    let last = dividable(view);
+    let last = dividable_caches(view);
     if !last.is_empty() {
         return last;
     }

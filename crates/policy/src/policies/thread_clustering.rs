@@ -180,7 +180,7 @@ const MAX_WAIT_WINDOWS: u32 = 64;
 impl Policy for ThreadClustering {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut why = Vec::new();
-        let here: Vec<TaskId> = view.movable().map(|task| task.task).collect();
+        let here: Vec<TaskId> = view.movable_tasks().map(|task| task.task).collect();
         self.placed.retain(|task, _| here.contains(task));
         self.clusters
             .retain(|task, _| view.observation.tasks.iter().any(|sample| sample.task == *task && !sample.exited));
@@ -261,12 +261,12 @@ impl ThreadClustering {
         }
         if let Some(why_not) = missing_sampling_reason(view) {
             let text = format!("no threads are clustered: accesses cannot be sampled, {why_not}");
-            let tasks = view.movable().map(|task| task.task).collect();
+            let tasks = view.movable_tasks().map(|task| task.task).collect();
             why.push(Reason { kind: ReasonKind::Explanation, tasks, text, numbers: Vec::new() });
             return;
         }
         let mut shares: Vec<(ProcessId, f64, TaskId)> = Vec::new();
-        for task in view.movable() {
+        for task in view.movable_tasks() {
             if shares.iter().all(|(process, _, _)| *process != task.process)
                 && let Some(share) = remote_share(view, task.process, self.parameters.remote_hit_cycles)
             {
@@ -275,7 +275,7 @@ impl ThreadClustering {
         }
         shares.retain(|(_, share, _)| *share >= self.parameters.activation_share);
         let Some(most) = shares.iter().map(|(_, share, _)| *share).reduce(f64::max) else { return };
-        let count = view.movable().count();
+        let count = view.movable_tasks().count();
         // The last round's obstacle has changed: more or fewer threads, or half as many stalls again.
         let changed = self.unchanged_at.is_some_and(|(threads, share)| count != threads || most > 1.5 * share);
         if changed {
@@ -393,7 +393,7 @@ impl ThreadClustering {
     fn back_off(&mut self, view: &View<'_>, remote_share: f64) {
         self.waited = (2 * self.waited).clamp(1, MAX_WAIT_WINDOWS);
         self.wait = self.waited;
-        self.unchanged_at = Some((view.movable().count(), remote_share));
+        self.unchanged_at = Some((view.movable_tasks().count(), remote_share));
     }
 
     /// Least similarity for a thread's number of samples (dot products grow with its square).
@@ -404,10 +404,10 @@ impl ThreadClustering {
 
     /// Phases 3 and 4. True if anything changed.
     fn place(&mut self, round: &SamplingRound, view: &View<'_>, why: &mut Vec<Reason>) -> bool {
-        let threads = self.sampled(round, view);
+        let threads = self.sampled_tasks(round, view);
         let clusters = self.cluster(&threads, round.taken, view);
         let domains = view.last_level_domains();
-        let placing = ClusterAssignmentInput::of(&threads, &clusters, &domains, &self.placed, view);
+        let placing = ClusterAssignmentInput::new(&threads, &clusters, &domains, &self.placed, view);
         let assignment = placing.assign(self.parameters.max_imbalance);
         if assignment.chip_of_cluster.iter().all(Option::is_none) {
             // No thread is moved, so unclustered threads even out nothing.
@@ -446,7 +446,7 @@ impl ThreadClustering {
     }
 
     /// Threads of the sampled processes that ran, in order of arrival; fixed ones too.
-    fn sampled<'a>(&self, round: &SamplingRound, view: &View<'a>) -> Vec<&'a TaskSample> {
+    fn sampled_tasks<'a>(&self, round: &SamplingRound, view: &View<'a>) -> Vec<&'a TaskSample> {
         let busy = |task: &&TaskSample| {
             let ran = task.ran_ns();
             let wanted = ran + task.run_queue_wait_ns.unwrap_or(0);
@@ -521,7 +521,7 @@ struct ClusterAssignmentInput {
 }
 
 impl ClusterAssignmentInput {
-    fn of(
+    fn new(
         threads: &[&TaskSample],
         clusters: &[Option<usize>],
         domains: &[CpuSet],

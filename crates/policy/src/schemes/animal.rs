@@ -94,6 +94,6 @@ mod tests {
         let devil = with_positions(&[1000.0, 500.0, 100.0, 100.0, 30_000.0]);
         let turtle = with_positions(&[10.0, 5.0, 1.0, 1.0, 3.0]);
         let costs = AnimalClasses::default().pair_costs(&[&devil, &devil, &turtle, &turtle], &cache).unwrap();
-        assert_eq!((costs.mutual(0, 1), costs.mutual(2, 3), costs.mutual(0, 2)), (8.0, 0.0, 2.0));
+        assert_eq!((costs.mutual_cost(0, 1), costs.mutual_cost(2, 3), costs.mutual_cost(0, 2)), (8.0, 0.0, 2.0));
     }
 }

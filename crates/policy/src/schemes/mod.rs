@@ -22,7 +22,7 @@ pub use shared_cache::{
 };
 pub use statcc::StatCc;
 
-use cachemate_core::{Profile, nearest};
+use cachemate_core::{Profile, nearest_name};
 
 use crate::matrix::{CostKind, PairCosts};
 
@@ -137,7 +137,7 @@ pub fn find_scheme(name: &str) -> Result<Box<dyn Scheme>, UnknownScheme> {
     let schemes = all();
     let known: Vec<&str> = schemes.iter().map(|scheme| scheme.name()).collect();
     let meant =
-        nearest(name, known.iter().copied()).map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"));
+        nearest_name(name, known.iter().copied()).map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"));
     let unknown = UnknownScheme { name: name.to_string(), known: known.join(", "), meant };
     schemes.into_iter().find(|scheme| scheme.name() == name).ok_or(unknown)
 }

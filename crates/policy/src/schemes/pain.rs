@@ -27,8 +27,8 @@ impl Scheme for Pain {
     }
 
     fn group_costs(&self, members: &[&Profile], cache: &SharedCache) -> Result<GroupCosts, MissingEvidence> {
-        let what = "stack positions of a cache with as many ways";
-        let positions = gather(self, members, what, |profile| positions_of(profile, cache))?;
+        let missing_fact = "stack positions of a cache with as many ways";
+        let positions = gather(self, members, missing_fact, |profile| positions_of(profile, cache))?;
         let intensities = gather(self, members, "references per instruction", refs_per_mega_instr)?;
         let sensitivities: Vec<f64> = positions.iter().map(|p| sensitivity(&p[..cache.ways as usize])).collect();
         let suffers = |i: usize, j: usize| sensitivities[i] * intensities[j] * 1e-6;
@@ -58,7 +58,7 @@ mod tests {
             let louder: Vec<f64> = b.iter().map(|hits| hits * more).collect();
             let (a, b, louder) = (with_positions(&a), with_positions(&b), with_positions(&louder));
             let costs = Pain.pair_costs(&[&a, &b, &louder], &cache).unwrap();
-            prop_assert!((costs.mutual(0, 1) - costs.mutual(1, 0)).abs() < 1e-9);
+            prop_assert!((costs.mutual_cost(0, 1) - costs.mutual_cost(1, 0)).abs() < 1e-9);
             prop_assert!(costs.cost[0][2] >= costs.cost[0][1] - 1e-9);
         }
     }

@@ -38,7 +38,7 @@ pub struct RateScheme {
 }
 
 impl RateScheme {
-    fn needs(&self) -> &'static str {
+    fn required_fact(&self) -> &'static str {
         match self.rate {
             RateKind::Miss => "a miss rate at the cache's size, or an observed one",
             RateKind::Access => "references per instruction",
@@ -78,7 +78,7 @@ impl Scheme for RateScheme {
     }
 
     fn group_costs(&self, members: &[&Profile], cache: &SharedCache) -> Result<GroupCosts, MissingEvidence> {
-        let rates = gather(self, members, self.needs(), |profile| self.rate_of(profile, cache))?;
+        let rates = gather(self, members, self.required_fact(), |profile| self.rate_of(profile, cache))?;
         let suffers = |i: usize, j: usize| if self.sum { rates[j] } else { 0.5 * rates[i] * rates[j] };
         let mut costs = GroupCosts::sum_of_pairs(CostKind::Weight, members.len(), suffers);
         if self.rate == RateKind::Pcmr && !rates.is_empty() {
@@ -143,7 +143,7 @@ mod tests {
             let costs = |sum| RateScheme { rate: RateKind::Pcmr, sum }.pair_costs(&members, &CACHE).unwrap();
             let matchings = [[(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0, 3), (1, 2)]];
             let (products, sums) = (costs(false), costs(true));
-            let weigh = |costs: &crate::matrix::PairCosts, m: &[(usize, usize); 2]| costs.mutual(m[0].0, m[0].1) + costs.mutual(m[1].0, m[1].1);
+            let weigh = |costs: &crate::matrix::PairCosts, m: &[(usize, usize); 2]| costs.mutual_cost(m[0].0, m[0].1) + costs.mutual_cost(m[1].0, m[1].1);
             let uneven = |m: &[(usize, usize); 2]| m.iter().map(|&(a, b)| (rates[a] + rates[b]) * (rates[a] + rates[b])).sum::<f64>();
             for m in &matchings {
                 for other in &matchings {

@@ -26,20 +26,20 @@ pub struct Sdc {
 pub fn effective_ways(profiles: &[&[f64]], ways: u32) -> Vec<f64> {
     let mut won = vec![0usize; profiles.len()];
     let mut ways_by_program = vec![0.0; profiles.len()];
-    let mut left = ways as usize;
-    while left > 0 && !profiles.is_empty() {
+    let mut remaining = ways as usize;
+    while remaining > 0 && !profiles.is_empty() {
         let hits: Vec<f64> =
             profiles.iter().zip(&won).map(|(p, &at)| if at < ways as usize { p[at] } else { f64::MIN }).collect();
         let most = hits.iter().copied().fold(f64::MIN, f64::max);
         let winners: Vec<usize> = (0..hits.len()).filter(|&index| hits[index] == most).collect();
-        if winners.len() > left {
-            winners.iter().for_each(|&index| ways_by_program[index] += left as f64 / winners.len() as f64);
+        if winners.len() > remaining {
+            winners.iter().for_each(|&index| ways_by_program[index] += remaining as f64 / winners.len() as f64);
             break;
         }
         for index in winners {
             won[index] += 1;
             ways_by_program[index] += 1.0;
-            left -= 1;
+            remaining -= 1;
         }
     }
     ways_by_program

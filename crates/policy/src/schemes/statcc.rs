@@ -76,7 +76,7 @@ impl MemberModel {
         Some(MemberModel { reuse, measured, solo, base_cycles_per_instr: solo.base_cycles_per_instr(cache) })
     }
 
-    fn sharer(&self) -> CoRunner<'_> {
+    fn as_co_runner(&self) -> CoRunner<'_> {
         CoRunner {
             reuse: &self.reuse,
             measured: &self.measured,
@@ -100,7 +100,7 @@ impl StatCc {
     /// Slowdowns and miss ratios of one or more programs; `None` if the cache holds no line.
     fn compose(&self, known: &[MemberModel], cache: &SharedCache) -> Option<(Vec<f64>, SharedMissRatios)> {
         if self.jointly {
-            let sharers: Vec<CoRunner<'_>> = known.iter().map(MemberModel::sharer).collect();
+            let sharers: Vec<CoRunner<'_>> = known.iter().map(MemberModel::as_co_runner).collect();
             let joint = solve_co_run(&sharers, cache.lines(), composition(cache))?;
             return Some((joint.degradation, joint.shared));
         }

@@ -237,13 +237,13 @@ impl ServiceLosses {
         report.losses = history.losses(solo);
         let measured = report.losses.iter().filter(|loss| loss.source == LossSource::Measured);
         let by_causes = measured.fold(None, |total: Option<Estimate>, loss| {
-            Some(total.map_or(loss.loss, |total| compound(total, loss.loss)))
+            Some(total.map_or(loss.loss, |total| compound_loss(total, loss.loss)))
         });
         report.slowdown = solo
             .map(|solo| (Estimate::exact(solo), LossSource::Measured))
             .or_else(|| by_causes.map(|total| (total, LossSource::Measured)))
             .or_else(|| {
-                let total = report.losses.iter().map(|loss| loss.loss).reduce(compound)?;
+                let total = report.losses.iter().map(|loss| loss.loss).reduce(compound_loss)?;
                 Some((total, LossSource::Forecast))
             });
         report.reason = history.reason(&report, window, topology);
@@ -263,9 +263,13 @@ impl ServiceLosses {
 }
 
 /// Two slowdowns one after the other.
-fn compound(a: Estimate, b: Estimate) -> Estimate {
-    let of = |a: f64, b: f64| (1.0 + a) * (1.0 + b) - 1.0;
-    Estimate { value: of(a.value, b.value), low: of(a.low, b.low), high: of(a.high, b.high) }
+fn compound_loss(a: Estimate, b: Estimate) -> Estimate {
+    let compound_value = |a: f64, b: f64| (1.0 + a) * (1.0 + b) - 1.0;
+    Estimate {
+        value: compound_value(a.value, b.value),
+        low: compound_value(a.low, b.low),
+        high: compound_value(a.high, b.high),
+    }
 }
 
 impl ServiceHistory {
@@ -283,9 +287,9 @@ impl ServiceHistory {
                 });
             }
         }
-        let of = |service: &ServiceIdentity| presence.get(service).copied().unwrap_or(0.0);
+        let presence_of = |service: &ServiceIdentity| presence.get(service).copied().unwrap_or(0.0);
         for co_runner in &mut self.co_runners {
-            let now = of(&co_runner.service);
+            let now = presence_of(&co_runner.service);
             co_runner.observe(now, elapsed_ns);
             co_runner.total_presence = 0.99 * co_runner.total_presence + now;
         }
@@ -305,12 +309,12 @@ impl ServiceHistory {
         self.metric = Some(metric);
         self.windows += 1;
         for co_runner in &mut self.co_runners {
-            match of(&co_runner.service) >= PRESENT_FROM {
+            match presence_of(&co_runner.service) >= PRESENT_FROM {
                 true => co_runner.windows_with += 1,
                 false => co_runner.windows_without += 1,
             }
         }
-        let row: Vec<f64> = self.co_runners.iter().map(|co_runner| of(&co_runner.service)).collect();
+        let row: Vec<f64> = self.co_runners.iter().map(|co_runner| presence_of(&co_runner.service)).collect();
         self.regression.observe(libm::log(speed), &row);
     }
 
@@ -374,7 +378,7 @@ impl ServiceHistory {
                 None => unexplained.push((co_runner, forecast, entry(Estimate::exact(0.0), LossSource::Forecast))),
             }
         }
-        let explained = losses.iter().map(|loss| loss.loss).reduce(compound).map_or(0.0, |total| total.value);
+        let explained = losses.iter().map(|loss| loss.loss).reduce(compound_loss).map_or(0.0, |total| total.value);
         let rest = solo.map(|solo| (1.0 + solo) / (1.0 + explained) - 1.0).filter(|rest| *rest > MIN_ATTRIBUTED);
         let all_forecast = unexplained.iter().all(|(_, forecast, _)| forecast.is_some());
         let weight = |co_runner: &CoRunnerHistory, forecast: Option<Estimate>| match forecast {
@@ -427,8 +431,8 @@ impl ServiceHistory {
 }
 
 /// Sensitivity is the slowdown beside a full stream, and intensity is the share of a stream's effect.
-fn contention_forecast(own: &Profile, other: &Profile) -> Option<Estimate> {
-    let sensitivity = own.contention.sensitivity?.estimate();
+fn contention_forecast(profile: &Profile, other: &Profile) -> Option<Estimate> {
+    let sensitivity = profile.contention.sensitivity?.estimate();
     let intensity = other.contention.intensity?.estimate();
     let clamp = |value: f64| value.clamp(0.0, 1.0);
     Some(Estimate {
@@ -462,18 +466,18 @@ fn presences<'w>(
     windows: &'w BTreeMap<ServiceIdentity, ServiceActivity<'_>>,
     elapsed_ns: u64,
 ) -> BTreeMap<&'w ServiceIdentity, f64> {
-    let own = &windows[service];
-    let total: u64 = own.on_cache_ns.values().sum();
+    let service_window = &windows[service];
+    let total: u64 = service_window.on_cache_ns.values().sum();
     if total == 0 {
         return BTreeMap::new();
     }
     let others = windows.iter().filter(|(other, _)| *other != service);
     let presence = |window: &ServiceActivity<'_>| -> f64 {
-        let on = |(cache, ns): (&CacheId, &u64)| {
-            let theirs = window.on_cache_ns.get(cache).copied().unwrap_or(0);
-            *ns as f64 / total as f64 * theirs as f64 / elapsed_ns as f64
+        let shared_time = |(cache, ns): (&CacheId, &u64)| {
+            let service_ns = window.on_cache_ns.get(cache).copied().unwrap_or(0);
+            *ns as f64 / total as f64 * service_ns as f64 / elapsed_ns as f64
         };
-        own.on_cache_ns.iter().map(on).sum()
+        service_window.on_cache_ns.iter().map(shared_time).sum()
     };
     others.map(|(other, window)| (other, presence(window))).filter(|(_, presence)| *presence > 0.0).collect()
 }

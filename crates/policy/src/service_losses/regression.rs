@@ -171,7 +171,7 @@ mod tests {
 
     /// Uniform between -1 and 1, with standard deviation 0.58.
     fn noise(random: &mut SplitMix64) -> f64 {
-        2.0 * random.unit() - 1.0
+        2.0 * random.draw_unit() - 1.0
     }
 
     /// Are effects of several co-runners recovered from noisy windows, within their errors?

@@ -53,7 +53,7 @@ fn the_cause_is_named_with_its_measured_share() {
     let mut reports = Vec::new();
     for number in 0..26 {
         let has_started = number >= 20;
-        let speed = if has_started { 1e9 / 1.5 } else { 1e9 } * (1.0 + 0.02 * random.unit());
+        let speed = if has_started { 1e9 / 1.5 } else { 1e9 } * (1.0 + 0.02 * random.draw_unit());
         let mut tasks = vec![task(0, &store, 0, Some(speed)), task(1, &quiet, 1, Some(1e9))];
         if has_started {
             tasks.push(TaskSample { exited: true, ..task(100 + number as u32, &batch, 2, Some(2e9)) });

@@ -73,14 +73,19 @@ struct ComposedMember {
 impl ComposedModel {
     /// Threads as reuse times (in references to the cache) and references per unit of time, for groups of so many.
     /// `None` without lines, samples or rates.
-    pub fn new(threads: &[(&ReuseTimes, f64)], group: usize, lines: u64, by: ReplacementModel) -> Option<Self> {
+    pub fn new(
+        threads: &[(&ReuseTimes, f64)],
+        group: usize,
+        lines: u64,
+        replacement: ReplacementModel,
+    ) -> Option<Self> {
         let fastest = threads.iter().map(|thread| thread.1).fold(0.0, f64::max) * group as f64;
         let sound = threads.iter().all(|&(_, rate)| rate.is_finite() && rate > 0.0);
         if lines == 0 || group == 0 || !sound || threads.is_empty() {
             return None;
         }
         let models: Vec<StackModel> = threads.iter().map(|thread| StackModel::new(thread.0)).collect::<Option<_>>()?;
-        let (low, high) = match by {
+        let (low, high) = match replacement {
             ReplacementModel::Random => (fastest * 1e-7, fastest * 1.001),
             ReplacementModel::Lru => {
                 let longest =
@@ -94,20 +99,20 @@ impl ComposedModel {
         let member = |(model, &(reuse, rate)): (&StackModel, &(&ReuseTimes, f64))| {
             let misses: Option<Vec<f64>> = grid
                 .iter()
-                .map(|&common| match by {
+                .map(|&common| match replacement {
                     ReplacementModel::Random => Some(rate * statcache::co_run_miss_ratio(reuse, common / rate, lines)?),
                     ReplacementModel::Lru => Some(rate * model.late_reuse_fraction(common * rate)),
                 })
                 .collect();
             let misses = misses?;
-            let takes = match by {
+            let takes = match replacement {
                 ReplacementModel::Random => misses.clone(),
                 ReplacementModel::Lru => grid.iter().map(|&common| model.lines_in(common * rate)).collect(),
             };
             Some(ComposedMember { rate, takes, misses })
         };
         let members = models.iter().zip(threads).map(member).collect::<Option<_>>()?;
-        Some(ComposedModel { members, grid, lines: (by == ReplacementModel::Lru).then_some(lines as f64) })
+        Some(ComposedModel { members, grid, lines: (replacement == ReplacementModel::Lru).then_some(lines as f64) })
     }
 
     fn ratio(&self, group: &[usize]) -> f64 {
@@ -218,10 +223,10 @@ fn exchange(model: &GroupModel, mut group: Vec<usize>) -> (f64, Vec<usize>) {
 /// The groups that take turns, at or below the threshold; every thread is in at least one.
 pub fn rotation(model: &GroupModel, best: &BestGroups, turns: RotationRule) -> Vec<Vec<usize>> {
     let threads = model.threads();
-    let mut taken = vec![0u32; threads];
+    let mut turn_counts = vec![0u32; threads];
     let mut groups = match turns {
         RotationRule::Fair => {
-            let turn = |_| fair_turn(model, best, &mut taken);
+            let turn = |_| fair_turn(model, best, &mut turn_counts);
             (0..threads).map(turn).collect::<Vec<_>>()
         }
         RotationRule::Uniform { seed } => walk(model, best, seed),
@@ -234,29 +239,30 @@ pub fn rotation(model: &GroupModel, best: &BestGroups, turns: RotationRule) -> V
     groups
 }
 
-fn qualifies(model: &GroupModel, best: &BestGroups, group: &[usize]) -> bool {
+fn is_qualified(model: &GroupModel, best: &BestGroups, group: &[usize]) -> bool {
     model.ratio(group) <= best.threshold * (1.0 + 1e-9)
 }
 
-fn fair_turn(model: &GroupModel, best: &BestGroups, taken: &mut [u32]) -> Vec<usize> {
-    let mut by_need: Vec<usize> = (0..taken.len()).collect();
-    by_need.sort_by_key(|&thread| taken[thread]);
+fn fair_turn(model: &GroupModel, best: &BestGroups, turn_counts: &mut [u32]) -> Vec<usize> {
+    let mut by_need: Vec<usize> = (0..turn_counts.len()).collect();
+    by_need.sort_by_key(|&thread| turn_counts[thread]);
     let mut group = best.groups[by_need[0]].clone();
     for &candidate in &by_need[1..] {
         if group.contains(&candidate) {
             continue;
         }
-        let mut seats: Vec<usize> = (1..group.len()).filter(|&seat| taken[group[seat]] > taken[candidate]).collect();
-        seats.sort_by_key(|&seat| std::cmp::Reverse(taken[group[seat]]));
+        let mut seats: Vec<usize> =
+            (1..group.len()).filter(|&seat| turn_counts[group[seat]] > turn_counts[candidate]).collect();
+        seats.sort_by_key(|&seat| std::cmp::Reverse(turn_counts[group[seat]]));
         for seat in seats {
             let old = std::mem::replace(&mut group[seat], candidate);
-            if qualifies(model, best, &group) {
+            if is_qualified(model, best, &group) {
                 break;
             }
             group[seat] = old;
         }
     }
-    group.iter().for_each(|&thread| taken[thread] += 1);
+    group.iter().for_each(|&thread| turn_counts[thread] += 1);
     group
 }
 
@@ -274,7 +280,7 @@ fn walk(model: &GroupModel, best: &BestGroups, seed: u64) -> Vec<Vec<usize>> {
                 continue;
             }
             let old = std::mem::replace(&mut group[seat], other);
-            if !qualifies(model, best, &group) {
+            if !is_qualified(model, best, &group) {
                 group[seat] = old;
             }
         }

@@ -53,7 +53,7 @@ pub struct Buckets {
 
 impl Buckets {
     /// May a thread of this PCMR run on that CPU?
-    pub fn admits(&self, cpu: usize, pcmr: f64) -> bool {
+    pub fn can_admit(&self, cpu: usize, pcmr: f64) -> bool {
         level(pcmr) <= self.max_pcmr[cpu]
     }
 }
@@ -133,7 +133,7 @@ impl<'a> BucketSearch<'a> {
         self.levels.partition_point(|&other| other <= level)
     }
 
-    fn newly_barred(&self, cpu: usize) -> usize {
+    fn newly_barred_count(&self, cpu: usize) -> usize {
         let level = self.max_pcmr[cpu];
         self.threads_up_to(level) - level.checked_sub(1).map_or(0, |below| self.threads_up_to(below))
     }
@@ -153,23 +153,23 @@ impl<'a> BucketSearch<'a> {
     }
 
     fn minimum_penalty(&self) -> Option<usize> {
-        let costs_nothing = |&cpu: &usize| self.max_pcmr[cpu] > 0 && self.newly_barred(cpu) == 0;
+        let costs_nothing = |&cpu: &usize| self.max_pcmr[cpu] > 0 && self.newly_barred_count(cpu) == 0;
         if let Some(cpu) = (0..self.max_pcmr.len()).find(costs_nothing) {
             return Some(cpu);
         }
         let mut by_penalty: Vec<(usize, usize)> =
-            (0..self.max_pcmr.len()).map(|cpu| (self.newly_barred(cpu), cpu)).collect();
+            (0..self.max_pcmr.len()).map(|cpu| (self.newly_barred_count(cpu), cpu)).collect();
         by_penalty.sort_unstable();
-        by_penalty.into_iter().map(|(_, cpu)| cpu).find(|&cpu| self.may_lower(cpu))
+        by_penalty.into_iter().map(|(_, cpu)| cpu).find(|&cpu| self.can_lower(cpu))
     }
 
-    fn may_lower(&self, cpu: usize) -> bool {
+    fn can_lower(&self, cpu: usize) -> bool {
         let level = self.max_pcmr[cpu];
         let elsewhere = || (0..self.max_pcmr.len()).any(|other| other != cpu && self.max_pcmr[other] >= level);
-        if level == 0 || (self.newly_barred(cpu) > 0 && !elsewhere()) {
+        if level == 0 || (self.newly_barred_count(cpu) > 0 && !elsewhere()) {
             return false;
         }
-        if !self.rules.better || self.newly_barred(cpu) == 0 {
+        if !self.rules.better || self.newly_barred_count(cpu) == 0 {
             return true;
         }
         let mut lowered = self.max_pcmr.clone();
@@ -181,7 +181,7 @@ impl<'a> BucketSearch<'a> {
     /// One step down, or as many as bar no further thread and are needed at once.
     fn lower(&mut self, cpu: usize, threshold: f64) {
         let level = self.max_pcmr[cpu];
-        if self.newly_barred(cpu) > 0 {
+        if self.newly_barred_count(cpu) > 0 {
             self.max_pcmr[cpu] = level - 1;
             return;
         }
@@ -204,8 +204,8 @@ impl<'a> BucketSearch<'a> {
         // All others may run threads that this CPU accepts, so one more must be waiting.
         let minimum = if self.rules.better && threads > cpus { cpus } else { 0 };
         let enough = |(at, &level): (usize, &u32)| {
-            let wanted = (at + 1) * self.rules.runnable_per_cpu as usize;
-            self.threads_up_to(level) >= wanted.max(minimum).min(threads)
+            let needed_threads = (at + 1) * self.rules.runnable_per_cpu as usize;
+            self.threads_up_to(level) >= needed_threads.max(minimum).min(threads)
         };
         ascending.iter().enumerate().all(enough)
     }
@@ -224,22 +224,22 @@ pub fn run_time_variation(levels: &[u32], max_pcmr: &[u32]) -> Option<f64> {
 /// accept them; a thread that cannot use its even share leaves the rest to the others.
 fn fair_shares(levels: &[u32], max_pcmr: &[u32]) -> Vec<f64> {
     let mut shares = vec![0.0; levels.len()];
-    let mut left = levels.len();
+    let mut remaining = levels.len();
     let mut taken = 0.0;
-    while left > 0 {
+    while remaining > 0 {
         // The highest k of the remaining threads have only the CPUs that accept the lowest of them.
         let ratio = |first: usize| {
             let cpus = max_pcmr.iter().filter(|&&max| max >= levels[first]).count() as f64;
-            (cpus - taken).max(0.0) / (left - first) as f64
+            (cpus - taken).max(0.0) / (remaining - first) as f64
         };
         let is_group_start = |&at: &usize| at == 0 || levels[at - 1] < levels[at];
-        let Some(first) = (0..left).filter(is_group_start).min_by(|&a, &b| ratio(a).total_cmp(&ratio(b))) else {
+        let Some(first) = (0..remaining).filter(is_group_start).min_by(|&a, &b| ratio(a).total_cmp(&ratio(b))) else {
             break;
         };
         let share = ratio(first).min(1.0);
-        shares[first..left].fill(share);
-        taken += share * (left - first) as f64;
-        left = first;
+        shares[first..remaining].fill(share);
+        taken += share * (remaining - first) as f64;
+        remaining = first;
     }
     shares
 }
@@ -317,10 +317,10 @@ mod tests {
             for rules in [LITERAL, BETTER] {
                 let buckets = bucketize(&threads, cpus, &rules);
                 for thread in &threads {
-                    prop_assert!((0..cpus).any(|cpu| buckets.admits(cpu, thread.pcmr)));
+                    prop_assert!((0..cpus).any(|cpu| buckets.can_admit(cpu, thread.pcmr)));
                 }
                 for set in 1u32..1 << cpus {
-                    let runs = |thread: &&BucketThread| (0..cpus).any(|cpu| set >> cpu & 1 == 1 && buckets.admits(cpu, thread.pcmr));
+                    let runs = |thread: &&BucketThread| (0..cpus).any(|cpu| set >> cpu & 1 == 1 && buckets.can_admit(cpu, thread.pcmr));
                     let runnable = threads.iter().filter(runs).count();
                     prop_assert!(runnable >= (set.count_ones() as usize).min(threads.len()), "{rules:?} {buckets:?}");
                     let others_may_run_them = rules.better && threads.len() > cpus;
@@ -372,8 +372,8 @@ mod tests {
         let rules = Rules { threshold: 8.5, ..BETTER };
         let buckets = bucketize(&threads(&figure_4), 4, &rules);
         assert!(buckets.rate <= 8.5, "{buckets:?}");
-        assert!((0..4).filter(|&cpu| buckets.admits(cpu, 16.0)).count() <= 2, "{buckets:?}");
-        assert!((0..4).all(|cpu| buckets.admits(cpu, 0.0)), "{buckets:?}");
+        assert!((0..4).filter(|&cpu| buckets.can_admit(cpu, 16.0)).count() <= 2, "{buckets:?}");
+        assert!((0..4).all(|cpu| buckets.can_admit(cpu, 0.0)), "{buckets:?}");
     }
 
     /// Does the weight of references lower the expected rate of a CPU whose greedy thread mostly waits?

@@ -26,12 +26,12 @@ const MAX_STEPS: f64 = 8e8;
 type ProgramSet = u32;
 
 /// Is this small enough to be solved exactly?
-pub fn fits(programs: usize, seats: &Seats) -> bool {
-    programs <= MAX_PROGRAMS && steps(programs, seats) <= MAX_STEPS
+pub fn can_solve(programs: usize, seats: &Seats) -> bool {
+    programs <= MAX_PROGRAMS && search_steps(programs, seats) <= MAX_STEPS
 }
 
 /// Steps of the search: sets a cache may get times ways to fill its CPUs, and set pairs of the outer table.
-fn steps(programs: usize, seats: &Seats) -> f64 {
+fn search_steps(programs: usize, seats: &Seats) -> f64 {
     let (least, more) = seats.loads(programs);
     let mut shapes = seats.cpus_per_cache.clone();
     shapes.sort_unstable();
@@ -41,7 +41,7 @@ fn steps(programs: usize, seats: &Seats) -> f64 {
         (0..=cpus.min(more)).map(move |extra| {
             let size = (cpus * least + extra).min(programs);
             choose(programs, size)
-                * if least == 0 || least + more == 1 { 1.0 } else { fillings(size, least, cpus, extra) }
+                * if least == 0 || least + more == 1 { 1.0 } else { count_fillings(size, least, cpus, extra) }
         })
     });
     let tables = libm::pow(3.0, programs as f64) * seats.cpus_per_cache.len().min(programs) as f64;
@@ -52,13 +52,13 @@ fn choose(n: usize, k: usize) -> f64 {
     (0..k.min(n)).map(|i| (n - i) as f64 / (i + 1) as f64).product()
 }
 
-fn fillings(size: usize, least: usize, cpus: usize, extra: usize) -> f64 {
+fn count_fillings(size: usize, least: usize, cpus: usize, extra: usize) -> f64 {
     let factorial = |n: usize| (1..=n).map(|i| i as f64).product::<f64>();
     let inside = libm::pow(factorial(least), (cpus - extra) as f64) * libm::pow(factorial(least + 1), extra as f64);
     factorial(size) / inside / factorial(cpus - extra) / factorial(extra)
 }
 
-/// An optimal seating; needs [`fits`].
+/// An optimal seating; needs [`can_solve`].
 pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
     let search = SubsetSearch::new(costs, seats);
     let shapes = &seats.cpus_per_cache;
@@ -75,23 +75,23 @@ pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
             costs_of_shape.push((cpus, table));
         }
         let table = &costs_of_shape.iter().find(|(shape, _)| *shape == cpus).expect("inserted above").1;
-        let (next, choice) = layer(&best[index], table, all_programs, alike);
+        let (next, choice) = solve_layer(&best[index], table, all_programs, alike);
         best.push(next);
         took.push(choice);
     }
-    let mut left = all_programs;
+    let mut remaining = all_programs;
     let mut by_cache = Vec::new();
     for (index, &cpus) in shapes.iter().enumerate().rev() {
-        let members = took[index + 1][left as usize];
+        let members = took[index + 1][remaining as usize];
         by_cache.push(search.fill(members, cpus).1);
-        left &= !members;
+        remaining &= !members;
     }
     by_cache.reverse();
     Seating { by_cache }
 }
 
 /// One cache more: for every set, the best split between this cache and the caches before it.
-fn layer(before: &[f64], table: &[f64], all_programs: ProgramSet, alike: bool) -> (Vec<f64>, Vec<ProgramSet>) {
+fn solve_layer(before: &[f64], table: &[f64], all_programs: ProgramSet, alike: bool) -> (Vec<f64>, Vec<ProgramSet>) {
     let mut best = before.iter().map(|&rest| rest + table[0]).collect::<Vec<f64>>();
     let mut took = vec![0; before.len()];
     for set in 1..=all_programs {
@@ -174,21 +174,21 @@ impl<'a> SubsetSearch<'a> {
     /// with the least load and with one more.
     fn branch(
         &self,
-        left: ProgramSet,
+        remaining: ProgramSet,
         open: (usize, usize),
         so_far: f64,
         felt: &[f64],
         filled: &mut Vec<ProgramSet>,
         best: &mut (f64, Vec<ProgramSet>),
     ) {
-        if left == 0 {
+        if remaining == 0 {
             if so_far < best.0 {
                 *best = (so_far, filled.clone());
             }
             return;
         }
-        let first = left & left.wrapping_neg();
-        let rest = left & !first;
+        let first = remaining & remaining.wrapping_neg();
+        let rest = remaining & !first;
         for (size, open) in [
             (self.least, open.0.checked_sub(1).map(|less| (less, open.1))),
             (self.least + 1, open.1.checked_sub(1).map(|less| (open.0, less))),
@@ -198,7 +198,7 @@ impl<'a> SubsetSearch<'a> {
                 let cpu = first | companions;
                 let seen = members(cpu).map(|j| felt[j]).sum::<f64>() - self.within[cpu as usize];
                 filled.push(cpu);
-                self.branch(left & !cpu, open, so_far + seen / size as f64, felt, filled, best);
+                self.branch(remaining & !cpu, open, so_far + seen / size as f64, felt, filled, best);
                 filled.pop();
             });
         }
@@ -211,16 +211,16 @@ fn members(set: ProgramSet) -> impl Iterator<Item = usize> {
 
 /// Every subset of `of` with `size` members, in a fixed order.
 fn for_each_subset(set: ProgramSet, size: usize, visit: &mut impl FnMut(ProgramSet)) {
-    fn go(set: ProgramSet, size: usize, chosen: ProgramSet, visit: &mut impl FnMut(ProgramSet)) {
+    fn visit_subsets(set: ProgramSet, size: usize, chosen: ProgramSet, visit: &mut impl FnMut(ProgramSet)) {
         if size == 0 {
             return visit(chosen);
         }
-        let mut left = set;
-        while left.count_ones() as usize >= size {
-            let first = left & left.wrapping_neg();
-            left &= !first;
-            go(left, size - 1, chosen | first, visit);
+        let mut remaining = set;
+        while remaining.count_ones() as usize >= size {
+            let first = remaining & remaining.wrapping_neg();
+            remaining &= !first;
+            visit_subsets(remaining, size - 1, chosen | first, visit);
         }
     }
-    go(set, size, 0, visit);
+    visit_subsets(set, size, 0, visit);
 }

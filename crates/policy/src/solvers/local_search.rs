@@ -89,9 +89,9 @@ impl HillClimb<'_> {
 
     /// Mutual costs of `program` and the others of the cache if it sits on that CPU; `but` is left out.
     fn cost_beside(&self, program: usize, cache: usize, cpu: usize, but: Option<usize>) -> f64 {
-        let here = &self.by_cache[cache];
-        let own_load = here[cpu].len().max(1) as f64;
-        let others = here.iter().enumerate().filter(|(other, _)| *other != cpu);
+        let cpu_groups = &self.by_cache[cache];
+        let own_load = cpu_groups[cpu].len().max(1) as f64;
+        let others = cpu_groups.iter().enumerate().filter(|(other, _)| *other != cpu);
         others
             .flat_map(|(_, members)| members.iter().map(move |&j| (j, members.len() as f64)))
             .filter(|&(j, _)| Some(j) != but && j != program)
@@ -192,8 +192,8 @@ impl HillClimb<'_> {
             others.map(|(_, on)| on.iter().map(|&j| self.costs[program][j]).sum::<f64>() / on.len() as f64).sum()
         };
         let all = |place: (usize, usize)| -> (f64, f64) {
-            let on = &self.by_cache[place.0][place.1];
-            (on.iter().map(|&j| seen(j, place)).sum(), on.len() as f64)
+            let seated = &self.by_cache[place.0][place.1];
+            (seated.iter().map(|&j| seen(j, place)).sum(), seated.len() as f64)
         };
         let shared = |sum: f64, load: f64| if load > 0.0 { sum / load } else { 0.0 };
         let ((here, load), (there, other_load)) = (all(from), all(to));
@@ -203,10 +203,10 @@ impl HillClimb<'_> {
     }
 
     fn cache_total(&self, cache: usize) -> f64 {
-        let here = &self.by_cache[cache];
+        let cpu_groups = &self.by_cache[cache];
         let mut total = 0.0;
-        for (cpu, members) in here.iter().enumerate() {
-            for (other, beside) in here.iter().enumerate().filter(|(_, beside)| !beside.is_empty()) {
+        for (cpu, members) in cpu_groups.iter().enumerate() {
+            for (other, beside) in cpu_groups.iter().enumerate().filter(|(_, beside)| !beside.is_empty()) {
                 if other != cpu {
                     let felt: f64 = members.iter().flat_map(|&i| beside.iter().map(move |&j| self.costs[i][j])).sum();
                     total += felt / beside.len() as f64;
@@ -275,7 +275,7 @@ fn degree_bound(programs: usize, seats: &Seats, most: usize, idle: usize, weight
     let mut shapes = seats.cpus_per_cache.clone();
     shapes.sort_unstable();
     shapes.dedup();
-    let own = |i: usize| {
+    let shape_cost = |i: usize| {
         let mut beside: Vec<f64> = (0..programs).filter(|&j| j != i).map(|j| weight(i, j)).collect();
         beside.sort_by(f64::total_cmp);
         let on_shape = |&cpus: &u32| {
@@ -286,7 +286,7 @@ fn degree_bound(programs: usize, seats: &Seats, most: usize, idle: usize, weight
         };
         shapes.iter().map(on_shape).fold(f64::INFINITY, f64::min) / 2.0
     };
-    (0..programs).map(own).sum()
+    (0..programs).map(shape_cost).sum()
 }
 
 #[cfg(test)]

@@ -15,12 +15,12 @@ const RESOLUTION: f64 = (1u64 << 40) as f64;
 const MAX_NODES: usize = 800;
 
 /// Is this a matching problem?
-pub fn fits(programs: usize, seats: &Seats) -> bool {
+pub fn can_solve(programs: usize, seats: &Seats) -> bool {
     let nodes = seats.cpus();
     seats.cpus_per_cache.iter().all(|&cpus| cpus == 2) && programs <= nodes && nodes <= MAX_NODES
 }
 
-/// An optimal seating; needs [`fits`].
+/// An optimal seating; needs [`can_solve`].
 pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
     let programs = costs.len();
     let weight = |a: usize, b: usize| match a.max(b) < programs {

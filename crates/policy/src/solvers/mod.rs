@@ -131,9 +131,9 @@ pub fn best(costs: &CostMatrix, seats: &Seats) -> Solution {
     let solved = if costs.is_empty() || seats.cpus() == 0 {
         let by_cache = seats.cpus_per_cache.iter().map(|&cpus| vec![Vec::new(); cpus as usize]).collect();
         (Seating { by_cache }, SolverMethod::Matching)
-    } else if matching::fits(costs.len(), seats) {
+    } else if matching::can_solve(costs.len(), seats) {
         (matching::solve(costs, seats), SolverMethod::Matching)
-    } else if exact::fits(costs.len(), seats) {
+    } else if exact::can_solve(costs.len(), seats) {
         (exact::solve(costs, seats), SolverMethod::DynamicProgramming)
     } else {
         (local_search::solve(costs, seats), SolverMethod::LocalSearch)

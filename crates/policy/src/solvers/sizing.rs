@@ -6,14 +6,14 @@
 //! hard for heuristics, but the units are few: dynamic programming over them is exact.
 //!
 //! Method:
-//! - [`exact`]: best[n][u] = the least total of the first n claimants on u units; for two claimants that is thesis
+//! - [`allocate_exactly`]: best[n][u] = the least total of the first n claimants on u units; for two claimants that is thesis
 //!   equation 5.3. O(claimants · units²).
 //! - [`lookahead`]: Qureshi and Patt's greedy rule (MICRO 2006; named in thesis 5.4). All claimants start at the floor;
 //!   the claimant with the largest saving per unit, over any number of further units, gets that many, repeatedly. It
 //!   looks across plateaus before a cliff. A claimant's best offer is stored until it wins or the rest gets too small
 //!   for it.
 //!
-//! Properties: deterministic; all units are allocated; floors are met; among equal totals [`exact`] takes the most even
+//! Properties: deterministic; all units are allocated; floors are met; among equal totals [`allocate_exactly`] takes the most even
 //! allocation, so that indifferent claimants share equally; if every curve is convex, [`lookahead`] is exact too.
 
 /// A claimant of units: a program, or several in one partition.
@@ -103,7 +103,7 @@ struct PartialDeal {
 }
 
 impl PartialDeal {
-    fn better(&self, than: &PartialDeal, total: CostAggregate, slack: f64) -> bool {
+    fn is_better_than(&self, than: &PartialDeal, total: CostAggregate, slack: f64) -> bool {
         let worse_by = self.worst - than.worst;
         let more_by = self.sum - than.sum;
         if total == CostAggregate::Worst && worse_by.abs() > slack {
@@ -120,7 +120,7 @@ impl PartialDeal {
 ///
 /// # Errors
 /// Invalid claims, or floors that do not fit.
-pub fn exact(claims: &[UnitClaim], units: u32, total: CostAggregate) -> Result<Vec<u32>, ClaimError> {
+pub fn allocate_exactly(claims: &[UnitClaim], units: u32, total: CostAggregate) -> Result<Vec<u32>, ClaimError> {
     check(claims, units)?;
     let all = units as usize;
     // Costs that differ by rounding only are equal, so that evenness decides and not the order of additions.
@@ -148,7 +148,7 @@ pub fn exact(claims: &[UnitClaim], units: u32, total: CostAggregate) -> Result<V
                     squares: rest.squares + u64::from(share) * u64::from(share),
                     given: share,
                 };
-                if best.as_ref().is_none_or(|best| candidate.better(best, total, slack)) {
+                if best.as_ref().is_none_or(|best| candidate.is_better_than(best, total, slack)) {
                     best = Some(candidate);
                 }
             }
@@ -158,11 +158,12 @@ pub fn exact(claims: &[UnitClaim], units: u32, total: CostAggregate) -> Result<V
     }
     rows.push(before);
     let mut deal = vec![0; claims.len()];
-    let mut left = all;
+    let mut remaining = all;
     for index in (0..claims.len()).rev() {
-        let best = rows[index + 1][left].expect("checked: the floors fit, so every prefix of the best deal exists");
+        let best =
+            rows[index + 1][remaining].expect("checked: the floors fit, so every prefix of the best deal exists");
         deal[index] = best.given;
-        left -= best.given as usize;
+        remaining -= best.given as usize;
     }
     Ok(deal)
 }
@@ -183,17 +184,18 @@ fn best_offer(claim: &UnitClaim, held: u32, most: u32) -> (u32, f64) {
 /// Qureshi and Patt's lookahead: all `units`, in the order of the claims.
 ///
 /// # Errors
-/// As [`exact`].
+/// As [`allocate_exactly`].
 pub fn lookahead(claims: &[UnitClaim], units: u32) -> Result<Vec<u32>, ClaimError> {
     check(claims, units)?;
     let mut deal: Vec<u32> = claims.iter().map(UnitClaim::floor).collect();
-    let mut left = units - deal.iter().sum::<u32>();
-    let mut offers: Vec<(u32, f64)> = claims.iter().zip(&deal).map(|(c, &held)| best_offer(c, held, left)).collect();
-    while left > 0 {
+    let mut remaining = units - deal.iter().sum::<u32>();
+    let mut offers: Vec<(u32, f64)> =
+        claims.iter().zip(&deal).map(|(c, &held)| best_offer(c, held, remaining)).collect();
+    while remaining > 0 {
         let mut winner = 0;
         for (index, claim) in claims.iter().enumerate() {
-            if offers[index].0 > left {
-                offers[index] = best_offer(claim, deal[index], left);
+            if offers[index].0 > remaining {
+                offers[index] = best_offer(claim, deal[index], remaining);
             }
             // With equal savings, the claimant with the fewest units, so that claimants without savings share the rest
             // equally.
@@ -205,8 +207,8 @@ pub fn lookahead(claims: &[UnitClaim], units: u32) -> Result<Vec<u32>, ClaimErro
         // Without any savings left, units go round one at a time.
         let share = if offers[winner].1 > 0.0 { offers[winner].0 } else { 1 };
         deal[winner] += share;
-        left -= share;
-        offers[winner] = best_offer(&claims[winner], deal[winner], left);
+        remaining -= share;
+        offers[winner] = best_offer(&claims[winner], deal[winner], remaining);
     }
     Ok(deal)
 }
@@ -235,13 +237,15 @@ pub fn fewest_units(costs: &[f64], at_most: f64) -> Option<u32> {
 /// counts.
 pub fn pool_costs(costs: &[&[f64]], units: u32, total: CostAggregate) -> Vec<f64> {
     let members = costs.len().max(1) as f64;
-    let at = |costs: &[f64], held: f64| {
+    let cost_at = |costs: &[f64], held: f64| {
         // Below one unit as with one, because the cost of less is unknown.
         let place = (held - 1.0).clamp(0.0, costs.len() as f64 - 1.0);
         let (low, along) = (place as usize, place - libm::floor(place));
         costs[low] + along * (costs[(low + 1).min(costs.len() - 1)] - costs[low])
     };
-    (1..=units).map(|held| total.aggregate(costs.iter().map(|costs| at(costs, f64::from(held) / members)))).collect()
+    (1..=units)
+        .map(|held| total.aggregate(costs.iter().map(|costs| cost_at(costs, f64::from(held) / members))))
+        .collect()
 }
 
 #[cfg(test)]
@@ -275,7 +279,7 @@ mod tests {
         let cliff = [10.0, 10.0, 10.0, 10.0, 1.0, 1.0, 1.0, 1.0];
         let slope = [8.0, 7.5, 7.0, 6.5, 6.0, 5.5, 5.0, 4.5];
         let both = claims(&[&cliff, &slope]);
-        assert_eq!(exact(&both, 8, CostAggregate::Sum), Ok(vec![5, 3]));
+        assert_eq!(allocate_exactly(&both, 8, CostAggregate::Sum), Ok(vec![5, 3]));
         assert_eq!(lookahead(&both, 8), Ok(vec![5, 3]));
     }
 
@@ -284,8 +288,8 @@ mod tests {
     fn indifferent_claimants_share_equally() {
         let flat = [3.0; 16];
         let all = claims(&[&flat, &flat, &flat, &flat]);
-        assert_eq!(exact(&all, 16, CostAggregate::Sum), Ok(vec![4; 4]));
-        assert_eq!(exact(&all, 16, CostAggregate::Worst), Ok(vec![4; 4]));
+        assert_eq!(allocate_exactly(&all, 16, CostAggregate::Sum), Ok(vec![4; 4]));
+        assert_eq!(allocate_exactly(&all, 16, CostAggregate::Worst), Ok(vec![4; 4]));
         assert_eq!(lookahead(&all, 16), Ok(vec![4; 4]));
     }
 
@@ -295,8 +299,8 @@ mod tests {
         let needy = [9.0, 8.0, 7.0, 6.0];
         let greedy = [5.0, 2.0, 1.0, 0.5];
         let both = claims(&[&needy, &greedy]);
-        assert_eq!(exact(&both, 4, CostAggregate::Sum), Ok(vec![2, 2]));
-        assert_eq!(exact(&both, 4, CostAggregate::Worst), Ok(vec![3, 1]));
+        assert_eq!(allocate_exactly(&both, 4, CostAggregate::Sum), Ok(vec![2, 2]));
+        assert_eq!(allocate_exactly(&both, 4, CostAggregate::Worst), Ok(vec![3, 1]));
     }
 
     /// Are claims that cannot be met refused by name?
@@ -304,11 +308,14 @@ mod tests {
     fn impossible_claims_are_refused() {
         let mut both = claims(&[&[1.0; 4], &[1.0; 4]]);
         both[1].min_units = 4;
-        assert_eq!(exact(&both, 4, CostAggregate::Sum), Err(ClaimError::Floors { floors: 5, units: 4 }));
+        assert_eq!(allocate_exactly(&both, 4, CostAggregate::Sum), Err(ClaimError::Floors { floors: 5, units: 4 }));
         both[1].costs[2] = f64::NAN;
         assert_eq!(lookahead(&both, 4), Err(ClaimError::NoNumber { claim: 1 }));
         both[0].costs.pop();
-        assert_eq!(exact(&both, 4, CostAggregate::Sum), Err(ClaimError::Costs { claim: 0, found: 3, expected: 4 }));
+        assert_eq!(
+            allocate_exactly(&both, 4, CostAggregate::Sum),
+            Err(ClaimError::Costs { claim: 0, found: 3, expected: 4 })
+        );
         assert_eq!(lookahead(&[], 4), Err(ClaimError::NoClaims));
     }
 
@@ -343,7 +350,7 @@ mod tests {
             let floors: u32 = claims.iter().map(UnitClaim::floor).sum();
             prop_assume!(floors <= units);
             for total in [CostAggregate::Sum, CostAggregate::Worst] {
-                let deal = exact(&claims, units, total).unwrap();
+                let deal = allocate_exactly(&claims, units, total).unwrap();
                 let best = all_deals(&claims, units).iter().map(|deal| total_cost(&claims, deal, total))
                     .fold(f64::INFINITY, f64::min);
                 prop_assert!(total_cost(&claims, &deal, total) <= best + 1e-9);
@@ -351,7 +358,7 @@ mod tests {
                 prop_assert!(deal.iter().zip(&claims).all(|(&given, claim)| given >= claim.floor()));
             }
             if let [a, b] = claims.as_slice() {
-                let deal = exact(&claims, units, CostAggregate::Sum).unwrap();
+                let deal = allocate_exactly(&claims, units, CostAggregate::Sum).unwrap();
                 if a.floor() == 1 && b.floor() == 1 {
                     let paper = size_selection(&a.costs, &b.costs, units as usize);
                     prop_assert!((total_cost(&claims, &deal, CostAggregate::Sum) - paper).abs() < 1e-9);
@@ -377,7 +384,7 @@ mod tests {
                 UnitClaim { costs, min_units: claim.min_units }
             }).collect();
             let fast = total_cost(&convex, &lookahead(&convex, units).unwrap(), CostAggregate::Sum);
-            let best = total_cost(&convex, &exact(&convex, units, CostAggregate::Sum).unwrap(), CostAggregate::Sum);
+            let best = total_cost(&convex, &allocate_exactly(&convex, units, CostAggregate::Sum).unwrap(), CostAggregate::Sum);
             prop_assert!((fast - best).abs() < 1e-9, "lookahead {fast}, exact {best}");
         }
     }

@@ -100,7 +100,7 @@ proptest! {
     fn sixteen_programs_always_fit_the_exact_solver(cpus in prop::collection::vec(1u32..=16, 1..=16), programs in 1usize..=16) {
         let seats = seats(&cpus);
         prop_assume!(seats.cpus() >= programs);
-        prop_assert!(exact::fits(programs, &seats), "{programs} on {cpus:?}");
+        prop_assert!(exact::can_solve(programs, &seats), "{programs} on {cpus:?}");
     }
 
     /// Is the minimum-weight perfect matching of twelve programs (and of odd counts) that of brute force?
@@ -163,7 +163,7 @@ fn the_random_mean_is_exact_on_two_pairs() {
 #[test]
 fn sixteen_programs_are_exact_and_the_local_search_agrees_within_its_gap() {
     let mut generator = SplitMix64::new(42);
-    let matrix: Vec<Vec<f64>> = (0..16).map(|_| (0..16).map(|_| generator.unit()).collect()).collect();
+    let matrix: Vec<Vec<f64>> = (0..16).map(|_| (0..16).map(|_| generator.draw_unit()).collect()).collect();
     for shape in [vec![4; 4], vec![8; 2], vec![8; 8]] {
         let seats = Seats { cpus_per_cache: shape };
         let exact = best(&matrix, &seats);
@@ -179,7 +179,7 @@ fn sixteen_programs_are_exact_and_the_local_search_agrees_within_its_gap() {
 #[test]
 fn forty_eight_programs_on_eight_caches_are_bounded() {
     let mut generator = SplitMix64::new(1);
-    let hurt: Vec<f64> = (0..48).map(|_| generator.unit()).collect();
+    let hurt: Vec<f64> = (0..48).map(|_| generator.draw_unit()).collect();
     let matrix: Vec<Vec<f64>> = hurt.iter().map(|a| hurt.iter().map(|b| a * b * b).collect()).collect();
     let seats = Seats { cpus_per_cache: vec![8; 8] };
     let solved = best(&matrix, &seats);

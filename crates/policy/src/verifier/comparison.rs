@@ -31,10 +31,10 @@ pub fn changes<'a>(
 ) -> Vec<ProcessChange> {
     let change = |process: ProcessId| {
         let phase = after.iter().rev().find_map(|window| window.get(&process))?.phase;
-        let of = |windows: &mut dyn Iterator<Item = &'a WindowSpeeds>| -> Vec<&'a ProcessSpeed> {
+        let process_speeds = |windows: &mut dyn Iterator<Item = &'a WindowSpeeds>| -> Vec<&'a ProcessSpeed> {
             windows.filter_map(|window| window.get(&process)).filter(|speed| speed.phase.is_like(phase)).collect()
         };
-        let sides = [of(&mut before.clone()), of(&mut after.iter())];
+        let sides = [process_speeds(&mut before.clone()), process_speeds(&mut after.iter())];
         let (work, before, after) = WorkMetric::BEST_FIRST.iter().find_map(|&work| common_metric(&sides, work))?;
         let difference = difference(&before, &after, compared)?;
         let goal = goal_of(process, &view.observation.tasks);
@@ -50,7 +50,7 @@ pub fn changes<'a>(
         };
         let limit = goal.max_slowdown.filter(|limit| limit.is_finite() && *limit >= 0.0);
         let slower = limit.map_or(Floor::default(), |limit| floor(&sides, &change, libm::log1p(limit)));
-        let rate = log_rate_promised(process, &view.observation.tasks);
+        let rate = promised_log_rate(process, &view.observation.tasks);
         let too_little = rate.map_or(Floor::default(), |(work, log_rate)| rate_floor(&sides, work, log_rate));
         Some(ProcessChange { floor: slower.or(too_little), ..change })
     };
@@ -60,11 +60,11 @@ pub fn changes<'a>(
 /// Logarithms of one kind of work on both sides, if it measures speed on both. Work that is counted only now and then
 /// does not, and a proxy has to be steady before the change.
 fn common_metric(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric) -> Option<(WorkMetric, Vec<f64>, Vec<f64>)> {
-    let of = |side: &Vec<&ProcessSpeed>| {
+    let steady_log_rates = |side: &Vec<&ProcessSpeed>| {
         let logs: Vec<f64> = side.iter().filter_map(|speed| speed.log_rates.get(&work).copied()).collect();
         (logs.len() >= 2 && 2 * logs.len() > side.len()).then_some(logs)
     };
-    let (before, after) = (of(&sides[0])?, of(&sides[1])?);
+    let (before, after) = (steady_log_rates(&sides[0])?, steady_log_rates(&sides[1])?);
     (!matches!(work, WorkMetric::Proxy(_)) || spread(&before) <= STEADY).then_some((work, before, after))
 }
 
@@ -89,7 +89,7 @@ fn floor(sides: &[Vec<&ProcessSpeed>; 2], change: &ProcessChange, log_limit: f64
 }
 
 /// The sum of the rates promised to a process's threads, as a logarithm, and the work that they count.
-fn log_rate_promised(process: ProcessId, samples: &[TaskSample]) -> Option<(WorkMetric, f64)> {
+fn promised_log_rate(process: ProcessId, samples: &[TaskSample]) -> Option<(WorkMetric, f64)> {
     let (mut sum, mut counted) = (0.0, None);
     for task in samples.iter().filter(|task| task.process == process && !task.exited && task.has_run()) {
         let Some(least) = task.goal.and_then(|goal| goal.min_rate) else { continue };

@@ -34,12 +34,12 @@ struct FailedPlan {
 impl FailedPlan {
     /// Are both plans the same for the live tasks?
     fn matches(&self, plan: &Plan, present: &LiveTasks) -> bool {
-        same_placement(&self.plan, plan, &self.knew.common(present))
+        same_placement(&self.plan, plan, &self.knew.common_tasks(present))
     }
 
     /// The same up to an exchange of like caches.
     fn is_mirror(&self, plan: &Plan, present: &LiveTasks, topology: &Topology) -> bool {
-        symmetry::is_mirror(&self.plan, plan, &self.knew.common(present), topology)
+        symmetry::is_mirror(&self.plan, plan, &self.knew.common_tasks(present), topology)
     }
 }
 

@@ -13,12 +13,12 @@ fn percent(log_ratio: f64) -> f64 {
     100.0 * libm::expm1(log_ratio)
 }
 
-fn number(name: &str, value: f64) -> (String, f64) {
+fn named_number(name: &str, value: f64) -> (String, f64) {
     (name.to_string(), value)
 }
 
 /// The measured effect of a proposed change. `trial_windows` is `None` if the change was monitored.
-pub fn verdict(verdict: &ChangeVerdict, trial_windows: Option<u32>, view: &View<'_>) -> Option<Reason> {
+pub fn explain_verdict(verdict: &ChangeVerdict, trial_windows: Option<u32>, view: &View<'_>) -> Option<Reason> {
     let forecast = verdict.forecast_gain?;
     let how =
         trial_windows.map_or_else(|| "monitored".to_string(), |windows| format!("on trial for {windows} windows"));
@@ -38,15 +38,15 @@ pub fn verdict(verdict: &ChangeVerdict, trial_windows: Option<u32>, view: &View<
         100.0 * forecast
     );
     let numbers = vec![
-        number("measured_percent", percent(measured.log_ratio)),
-        number("standard_error_percent", 100.0 * measured.error.min(1e6)),
-        number("forecast_percent", 100.0 * forecast),
+        named_number("measured_percent", percent(measured.log_ratio)),
+        named_number("standard_error_percent", 100.0 * measured.error.min(1e6)),
+        named_number("forecast_percent", 100.0 * forecast),
     ];
     Some(Reason { kind: ReasonKind::TrialVerdict, tasks: live_tasks(view), text, numbers })
 }
 
 /// The end of a measurement by a change of tasks or phases.
-pub fn interruption(cause: &str, is_trial: bool, view: &View<'_>) -> Reason {
+pub fn explain_interruption(cause: &str, is_trial: bool, view: &View<'_>) -> Reason {
     let fate = if is_trial { "the plan before is restored" } else { "the plan in force stays" };
     let text = format!("the change was not measured to the end: {cause}; {fate}");
     Reason { kind: ReasonKind::Explanation, tasks: live_tasks(view), text, numbers: Vec::new() }
@@ -58,8 +58,8 @@ pub fn rollback(worse: &Regression, cooldown_windows: u64, view: &View<'_>) -> R
     let since = if worse.in_total { "over the last decisions together" } else { "since the last decision" };
     let mut tasks: Vec<TaskId> = Vec::new();
     let mut numbers = vec![
-        number("change_percent", percent(judgement.mean_log_ratio)),
-        number("standard_error_percent", 100.0 * judgement.standard_error),
+        named_number("change_percent", percent(judgement.mean_log_ratio)),
+        named_number("standard_error_percent", 100.0 * judgement.standard_error),
     ];
     let mut text = format!(
         "{ROLLED_BACK} the programs run {:+.1} % {since}{}",
@@ -71,11 +71,11 @@ pub fn rollback(worse: &Regression, cooldown_windows: u64, view: &View<'_>) -> R
     if let Some((log_ratio, task)) = harmed {
         tasks.push(task.task);
         text += &format!(", {{0}} {:+.1} %", percent(log_ratio));
-        numbers.push(number("most_harmed_percent", percent(log_ratio)));
+        numbers.push(named_number("most_harmed_percent", percent(log_ratio)));
     }
     if judgement.floors_broken > 0 {
         text += &format!(", and {} more miss their goal", judgement.floors_broken);
-        numbers.push(number("goals_missed", judgement.floors_broken as f64));
+        numbers.push(named_number("goals_missed", judgement.floors_broken as f64));
     }
     text += &format!("; the plan is on cooldown for {cooldown_windows} windows");
     let moved = view.observation.tasks.iter().map(|task| task.task);

@@ -116,8 +116,8 @@ impl History {
         self.observed_windows += 1;
         record_homes(&mut self.homes, view);
         let present = LiveTasks::from_samples(&view.observation.tasks);
-        let stayed = present.common(&self.present);
-        if !same_placement(view.previous_plan, &self.in_force, &stayed.common(&self.decided_for)) {
+        let stayed = present.common_tasks(&self.present);
+        if !same_placement(view.previous_plan, &self.in_force, &stayed.common_tasks(&self.decided_for)) {
             self.settling = Some(0);
         }
         let settled = self.settle(view.observation, compared);
@@ -129,13 +129,13 @@ impl History {
             PlanComparison::Trial if settled && measured => self.record_leg(view.previous_plan, &stayed, &speeds),
             PlanComparison::Trial | PlanComparison::Measured => {}
         }
-        let known = stayed.common(&self.reference.tasks);
+        let known = stayed.common_tasks(&self.reference.tasks);
         let no_reference = self.trial.is_none() && self.reference.windows.len() < MIN_REFERENCE;
         if no_reference || same_placement(view.previous_plan, &self.reference.plan, &known) {
             // If the plan changes all the time from the start, that is the normal state.
             self.extend_trial(view, speeds, measured && (settled || no_reference), compared);
         } else {
-            self.try_out(view.previous_plan, &stayed.common(&self.decided_for), speeds, settled, measured);
+            self.try_out(view.previous_plan, &stayed.common_tasks(&self.decided_for), speeds, settled, measured);
         }
         self.in_force = view.previous_plan.clone();
         self.decided_for = std::mem::replace(&mut self.present, present);
@@ -213,12 +213,12 @@ impl History {
     /// The state on trial becomes the reference. `totals` covers all compared processes; without it, the state is no
     /// worse than the baseline, and becomes the next one.
     pub fn accept(&mut self, windows: Vec<WindowSpeeds>, totals: Option<BTreeMap<ProcessId, CumulativeSpeedup>>) {
-        let (plan, knew, homes) = (self.in_force.clone(), self.decided_for.clone(), self.homes.clone());
-        let state = PlanRecord { plan, tasks: knew, windows: windows.into(), homes };
-        let left = std::mem::replace(&mut self.reference, state);
+        let (plan, decided_for, homes) = (self.in_force.clone(), self.decided_for.clone(), self.homes.clone());
+        let state = PlanRecord { plan, tasks: decided_for, windows: windows.into(), homes };
+        let old_reference = std::mem::replace(&mut self.reference, state);
         match totals {
             Some(totals) => {
-                self.baseline.get_or_insert(left);
+                self.baseline.get_or_insert(old_reference);
                 self.totals = totals;
             }
             None => {
@@ -230,7 +230,7 @@ impl History {
     }
 
     fn record_leg(&mut self, plan: &Plan, stayed: &LiveTasks, speeds: &WindowSpeeds) {
-        match self.legs.iter_mut().find(|(of, _)| same_placement(of, plan, stayed)) {
+        match self.legs.iter_mut().find(|(leg_plan, _)| same_placement(leg_plan, plan, stayed)) {
             Some((_, windows)) => windows.push(speeds.clone()),
             None => self.legs.push((plan.clone(), vec![speeds.clone()])),
         }
@@ -265,7 +265,7 @@ impl History {
 
     /// Number of measured windows that are missing for a comparison; `None` = there are enough, or nothing has been
     /// measured for so long that nothing will be.
-    pub fn missing(&self, compared: usize) -> Option<usize> {
+    pub fn missing_windows(&self, compared: usize) -> Option<usize> {
         let measured = self.reference.windows.len();
         let hopeless = measured == 0 && self.observed_windows > SERIES * compared;
         let begun = self.trial.is_some() || measured >= MIN_REFERENCE || hopeless;
@@ -279,6 +279,6 @@ impl History {
 
     /// Live tasks that the reference covers.
     pub fn known_tasks(&self) -> LiveTasks {
-        self.reference.tasks.common(&self.present)
+        self.reference.tasks.common_tasks(&self.present)
     }
 }

@@ -43,7 +43,7 @@ impl HomeRestorer {
             return None;
         }
         let free = |task: &TaskId| failed.affinity.contains_key(task) && !plan.affinity.contains_key(task);
-        let movable = |task: &TaskId| view.movable().any(|sample| sample.task == *task);
+        let movable = |task: &TaskId| view.movable_tasks().any(|sample| sample.task == *task);
         let leads = homes.iter().filter(|(task, _)| free(task) && movable(task));
         let affinity: BTreeMap<TaskId, CpuSet> = leads.map(|(task, cpus)| (*task, cpus.clone())).collect();
         (!affinity.is_empty()).then(|| HomeRestorer { affinity, until: view.observation.window + WINDOWS })
@@ -60,7 +60,7 @@ impl HomeRestorer {
             return;
         }
         let online = view.topology.online();
-        for task in view.movable() {
+        for task in view.movable_tasks() {
             let home = self.affinity.get(&task.task).filter(|cpus| cpus.intersects(&online));
             if let Some(home) = home.filter(|_| !plan.affinity.contains_key(&task.task)) {
                 plan.affinity.insert(task.task, home.clone());

@@ -6,7 +6,7 @@ use cachemate_core::{GuardConfig, MeasuredLogRatio, ProcessId, ProposedChange, V
 
 use super::comparison::{CumulativeSpeedup, changes, total_changes};
 use super::history::{History, PlanComparison, PlanRecord};
-use super::live_tasks::{LiveTasks, put_placement, same_placement};
+use super::live_tasks::{LiveTasks, same_placement, set_placement};
 use super::trial::log_ratio;
 use super::verdict::{GuardVerdict, ProcessChange};
 
@@ -108,12 +108,12 @@ impl Judge<'_> {
 
 /// The objective of a proposed change, by the changes of its processes.
 fn measured_log_ratio(change: &ProposedChange, changes: &[ProcessChange]) -> Option<MeasuredLogRatio> {
-    let of = |process: ProcessId| changes.iter().find(|change| change.process == process);
+    let change_of = |process: ProcessId| changes.iter().find(|change| change.process == process);
     let shifted = |moved: Option<ProcessId>| {
         let ratio = |process: ProcessId| {
-            let one = of(process)?;
-            let by = if moved == Some(process) { one.standard_error } else { 0.0 };
-            Some(libm::exp(one.log_ratio + by))
+            let process_change = change_of(process)?;
+            let moved_error = if moved == Some(process) { process_change.standard_error } else { 0.0 };
+            Some(libm::exp(process_change.log_ratio + moved_error))
         };
         log_ratio(change, ratio)
     };
@@ -127,7 +127,7 @@ fn measured_log_ratio(change: &ProposedChange, changes: &[ProcessChange]) -> Opt
 /// Would a roll-back change anything for the remaining tasks?
 fn can_revert(state: &PlanRecord, view: &View<'_>) -> bool {
     let mut plan = view.previous_plan.clone();
-    put_placement(&mut plan, &state.plan, &state.tasks, view);
+    set_placement(&mut plan, &state.plan, &state.tasks, view);
     !same_placement(&plan, view.previous_plan, &LiveTasks::from_samples(&view.observation.tasks))
 }
 

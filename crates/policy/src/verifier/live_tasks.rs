@@ -18,7 +18,7 @@ impl LiveTasks {
     }
 
     /// Tasks that may be changed.
-    fn movable(samples: &[TaskSample]) -> Self {
+    fn from_movable(samples: &[TaskSample]) -> Self {
         let mut present = LiveTasks::select(samples, |task| !task.exited && !task.unmovable);
         present.processes = LiveTasks::from_samples(samples).processes;
         present
@@ -33,14 +33,14 @@ impl LiveTasks {
     }
 
     /// Tasks in both.
-    pub fn common(&self, other: &LiveTasks) -> LiveTasks {
+    pub fn common_tasks(&self, other: &LiveTasks) -> LiveTasks {
         LiveTasks {
             tasks: self.tasks.intersection(&other.tasks).copied().collect(),
             processes: self.processes.intersection(&other.processes).copied().collect(),
         }
     }
 
-    fn has(&self, member: &ShareMember) -> bool {
+    fn contains(&self, member: &ShareMember) -> bool {
         match member {
             ShareMember::Task(task) => self.tasks.contains(task),
             ShareMember::Process(process) => self.processes.contains(process),
@@ -74,7 +74,7 @@ pub fn gangs_of(schedules: &[GangSchedule], live_tasks: &LiveTasks) -> Vec<GangS
 /// Shares with these tasks as members; empty ones are left out.
 pub fn shares_of(shares: &[CacheShare], live_tasks: &LiveTasks) -> Vec<CacheShare> {
     let mut shares = shares.to_vec();
-    shares.iter_mut().for_each(|share| share.members.retain(|member| live_tasks.has(member)));
+    shares.iter_mut().for_each(|share| share.members.retain(|member| live_tasks.contains(member)));
     shares.retain(|share| !share.members.is_empty());
     shares
 }
@@ -94,25 +94,28 @@ fn same_shares(a: &[CacheShare], b: &[CacheShare], live_tasks: &LiveTasks) -> bo
 
 /// Writes a placement into a plan, for live tasks that may be changed and have an online CPU. For tasks that the
 /// placement did not cover, the plan's own settings stay, as far as the result is valid.
-pub fn put_placement(plan: &mut Plan, from: &Plan, knew: &LiveTasks, view: &View<'_>) {
-    let there = LiveTasks::movable(&view.observation.tasks);
+pub fn set_placement(plan: &mut Plan, from: &Plan, known_tasks: &LiveTasks, view: &View<'_>) {
+    let live_movable = LiveTasks::from_movable(&view.observation.tasks);
     let online = view.topology.online();
-    plan.affinity.retain(|task, _| !knew.tasks.contains(task));
-    plan.weights.retain(|task, _| !knew.tasks.contains(task));
-    let allowed = from.affinity.iter().filter(|(task, cpus)| there.tasks.contains(task) && cpus.intersects(&online));
+    plan.affinity.retain(|task, _| !known_tasks.tasks.contains(task));
+    plan.weights.retain(|task, _| !known_tasks.tasks.contains(task));
+    let allowed =
+        from.affinity.iter().filter(|(task, cpus)| live_movable.tasks.contains(task) && cpus.intersects(&online));
     plan.affinity.extend(allowed.map(|(task, cpus)| (*task, cpus.clone())));
-    let weights = from.weights.iter().filter(|(task, _)| there.tasks.contains(task));
+    let weights = from.weights.iter().filter(|(task, _)| live_movable.tasks.contains(task));
     plan.weights.extend(weights.map(|(task, weight)| (*task, *weight)));
-    plan.gangs = gangs_of(&from.gangs, &there);
+    plan.gangs = gangs_of(&from.gangs, &live_movable);
     let whole = |schedule: &GangSchedule| schedule.cpus.is_subset(&online) && seats_are_inside(schedule);
-    plan.gangs.retain(|schedule| whole(schedule) && no_task_starves(schedule, &plan.affinity, &there, &online));
-    plan.shares =
-        shares_of(&from.shares, &LiveTasks { tasks: LiveTasks::from_samples(&view.observation.tasks).tasks, ..there });
+    plan.gangs.retain(|schedule| whole(schedule) && no_task_starves(schedule, &plan.affinity, &live_movable, &online));
+    plan.shares = shares_of(
+        &from.shares,
+        &LiveTasks { tasks: LiveTasks::from_samples(&view.observation.tasks).tasks, ..live_movable },
+    );
 }
 
 fn seats_are_inside(schedule: &GangSchedule) -> bool {
-    let inside = |cpu: &Option<CpuId>| cpu.is_none_or(|cpu| schedule.cpus.contains(cpu.0));
-    schedule.gangs.iter().flat_map(|gang| &gang.members).all(|(_, cpu)| inside(cpu))
+    let is_inside = |cpu: &Option<CpuId>| cpu.is_none_or(|cpu| schedule.cpus.contains(cpu.0));
+    schedule.gangs.iter().flat_map(|gang| &gang.members).all(|(_, cpu)| is_inside(cpu))
 }
 
 /// Does every task that may run on the gangs' CPUs only have a turn in one of them?

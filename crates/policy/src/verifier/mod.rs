@@ -11,7 +11,7 @@
 //!   after, once the machine has settled, are compared with it process by process ([`comparison`]), by the policy's
 //!   terms.
 //! - A plan that it *only decides* is applied. If the guard is on, it is compared in the same way by the guard's terms
-//!   ([`verdict`]), which protect programs from every policy, proposed changes included.
+//!   ([`explain_verdict`]), which protect programs from every policy, proposed changes included.
 //!
 //! [`judge`] decides whether the state is worse; [`history`] chooses what to compare if changes follow each other closely
 //! or tasks arrive and exit. A worse plan is rolled back: the reference plan is in force again for the live tasks, and
@@ -54,7 +54,7 @@ use cooldown::PlanCooldown;
 use history::{History, PlanComparison, PlanRecord};
 use home_restore::HomeRestorer;
 use judge::{Judge, Judgement, Regression};
-use live_tasks::{LiveTasks, only_releases, put_placement, same_placement};
+use live_tasks::{LiveTasks, only_releases, same_placement, set_placement};
 use trial::Trial;
 
 /// A policy and the verifier of its decisions.
@@ -219,18 +219,18 @@ impl<P> Verifier<P> {
         let Some(open) = &mut self.open else { return };
         if let Some(cause) = open.interrupted_by(view) {
             let is_trial = open.trial.is_some();
-            reasons.push(explain::interruption(cause, is_trial, view));
+            reasons.push(explain::explain_interruption(cause, is_trial, view));
             let verdict = open.verdict(VerificationOutcome::Interrupted, !is_trial);
             self.end_open_change(verdict, view);
             return;
         }
         let message = open.trial.as_mut().and_then(|trial| trial.add(view.observation, &open.terms));
-        let Some(said) = message else { return };
-        let is_faster = said == SequentialVerdict::Faster;
+        let Some(text) = message else { return };
+        let is_faster = text == SequentialVerdict::Faster;
         let outcome = if is_faster { VerificationOutcome::Faster } else { VerificationOutcome::NotFaster };
         let verdict = open.verdict(outcome, is_faster);
         let windows = open.trial.as_ref().map(|trial| trial.windows);
-        reasons.extend(explain::verdict(&verdict, windows, view));
+        reasons.extend(explain::explain_verdict(&verdict, windows, view));
         if !is_faster {
             let known = LiveTasks::from_samples(&view.observation.tasks);
             let new = open.new.clone();
@@ -255,7 +255,7 @@ impl<P> Verifier<P> {
         let outcome =
             if measured.is_some() { VerificationOutcome::NotSlower } else { VerificationOutcome::NotMeasured };
         let verdict = ChangeVerdict { measured, ..open.verdict(outcome, true) };
-        reasons.extend(explain::verdict(&verdict, None, view));
+        reasons.extend(explain::explain_verdict(&verdict, None, view));
         self.verdicts.latest = Some(verdict);
     }
 
@@ -280,7 +280,7 @@ impl<P> Verifier<P> {
         history.revert(worse.in_total);
         let PlanRecord { plan: reference, tasks: knew, homes, .. } = &history.reference;
         let mut plan = view.previous_plan.clone();
-        put_placement(&mut plan, reference, knew, view);
+        set_placement(&mut plan, reference, knew, view);
         self.home_restorer = HomeRestorer::after_failure(view.previous_plan, &plan, homes, view);
         let mut reason = explain::rollback(worse, cooldown_windows, view);
         if self.home_restorer.is_some() {
@@ -295,7 +295,7 @@ impl<P> Verifier<P> {
             forecast_gain: open.map(|open| open.terms.forecast_gain),
             measured: worse.measured,
         };
-        reasons.extend(explain::verdict(&verdict, None, view));
+        reasons.extend(explain::explain_verdict(&verdict, None, view));
         self.verdicts.latest = Some(verdict);
     }
 
@@ -311,7 +311,7 @@ impl<P> Verifier<P> {
         let present = LiveTasks::from_samples(&view.observation.tasks);
         if is_rolled_back || self.hold_back(&mut decision, &asked, &present, view) {
             if let Some(history) = self.history.as_ref().filter(|_| is_rolled_back) {
-                put_placement(&mut decision.plan, &history.reference.plan, &history.reference.tasks, view);
+                set_placement(&mut decision.plan, &history.reference.plan, &history.reference.tasks, view);
             }
             decision.forecast = None;
             (self.open, self.comparison) = (None, PlanComparison::BeforeAndAfter);
@@ -337,7 +337,7 @@ impl<P> Verifier<P> {
             let [of_old, of_new] = &open.terms.forecasts;
             let (leg, forecast): (&Plan, &Forecast) =
                 if trial.is_new() { (&open.new, of_new) } else { (&open.terms.old, of_old) };
-            put_placement(&mut decision.plan, leg, &present, view);
+            set_placement(&mut decision.plan, leg, &present, view);
             decision.forecast = Some(forecast.clone());
             self.comparison = PlanComparison::Trial;
         }
@@ -368,7 +368,8 @@ impl<P> Verifier<P> {
         if *asked == Verification::Pending {
             return false;
         }
-        let missing = if config.waits_for_reference { history.missing(config.trial_windows as usize) } else { None };
+        let missing =
+            if config.waits_for_reference { history.missing_windows(config.trial_windows as usize) } else { None };
         let missing = missing.filter(|_| !same_placement(&decision.plan, view.previous_plan, present));
         let PlanRecord { plan: reference, tasks: knew, .. } = &history.reference;
         let window = view.observation.window;
@@ -383,7 +384,7 @@ impl<P> Verifier<P> {
             return false;
         };
         decision.reasons = vec![explain::hold_reason(reason)];
-        put_placement(&mut decision.plan, plan, of, view);
+        set_placement(&mut decision.plan, plan, of, view);
         self.verdicts.latest = Some(ChangeVerdict {
             outcome: VerificationOutcome::Refused,
             plan: decision.plan.clone(),

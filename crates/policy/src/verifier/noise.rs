@@ -125,7 +125,7 @@ mod tests {
             for _ in 0..2000 {
                 let mut last = 0.0;
                 let mut next = || {
-                    last = alike * last + generator.unit() - 0.5;
+                    last = alike * last + generator.draw_unit() - 0.5;
                     last
                 };
                 let series: Vec<f64> = (0..35).map(|_| next()).collect();

@@ -85,8 +85,8 @@ fn log_rates(threads: &[&TaskSample], elapsed_ns: u64) -> BTreeMap<WorkMetric, f
     }
     // With a thread that ran uncounted, the sum is only a part of the process's work, and no measure of its speed.
     let uncounted = |thread: &&&TaskSample| {
-        let ran = thread.has_run();
-        ran && !thread.exited && thread.counts.get(CounterEvent::Instructions).is_none()
+        let has_run = thread.has_run();
+        has_run && !thread.exited && thread.counts.get(CounterEvent::Instructions).is_none()
     };
     if threads.iter().any(|thread| uncounted(&thread)) {
         sums.remove(&WorkMetric::Instructions);

@@ -131,8 +131,8 @@ impl CanonicalPlan {
     }
 }
 
-fn sort_items<T: Ord>(of: impl IntoIterator<Item = T>) -> Vec<T> {
-    let mut all: Vec<T> = of.into_iter().collect();
+fn sort_items<T: Ord>(items: impl IntoIterator<Item = T>) -> Vec<T> {
+    let mut all: Vec<T> = items.into_iter().collect();
     all.sort_unstable();
     all
 }
@@ -203,8 +203,8 @@ impl PlanByCpu {
     }
 
     fn context(&self, cpu: CpuId, online: bool, hertz: Option<u64>) -> CanonicalContext {
-        fn items_at_cpu<T: Clone + Ord>(of: &BTreeMap<u32, Vec<T>>, cpu: CpuId) -> Vec<T> {
-            sort_items(of.get(&cpu.0).into_iter().flatten().cloned())
+        fn items_at_cpu<T: Clone + Ord>(items_by_cpu: &BTreeMap<u32, Vec<T>>, cpu: CpuId) -> Vec<T> {
+            sort_items(items_by_cpu.get(&cpu.0).into_iter().flatten().cloned())
         }
         CanonicalContext {
             online,

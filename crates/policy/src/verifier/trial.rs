@@ -33,8 +33,8 @@ impl WorkTotals {
     /// Speed of a process over that on another side, by the best measure that both have.
     fn relative_to(&self, other: &WorkTotals, process: ProcessId) -> Option<f64> {
         WorkMetric::BEST_FIRST.into_iter().find_map(|work| {
-            let (mine, theirs) = (self.work.get(&(process, work))?, other.work.get(&(process, work))?);
-            let ratio = (mine / self.elapsed_ns) / (theirs / other.elapsed_ns);
+            let (own_total, other_total) = (self.work.get(&(process, work))?, other.work.get(&(process, work))?);
+            let ratio = (own_total / self.elapsed_ns) / (other_total / other.elapsed_ns);
             (ratio.is_finite() && ratio > 0.0).then_some(ratio)
         })
     }
@@ -133,7 +133,7 @@ impl Trial {
         self.evidence.add(log_ratio(change, |process| new.relative_to(&old, process))?);
         match self.evidence.verdict(change.min_gain) {
             SequentialVerdict::Undecided if self.evidence.blocks() < MAX_BLOCKS => None,
-            said => Some(said),
+            status => Some(status),
         }
     }
 }

@@ -53,8 +53,8 @@ impl ProcessChange {
     }
 
     /// Does the change exceed noise, if so many processes are tested?
-    fn is_sure(&self, asked: usize) -> bool {
-        let bound = student_bound(FALSE_ALARMS / asked.max(1) as f64, self.degrees_of_freedom);
+    fn is_sure(&self, min_windows: usize) -> bool {
+        let bound = student_bound(FALSE_ALARMS / min_windows.max(1) as f64, self.degrees_of_freedom);
         self.log_ratio.abs() > bound * self.standard_error
     }
 }
@@ -156,12 +156,17 @@ fn weights(changes: &[ProcessChange], factor: impl Fn(&ProcessChange) -> f64) ->
     let mut weights: Vec<f64> = changes.iter().map(|change| change.priority * factor(change)).collect();
     let total: f64 = weights.iter().sum();
     for change in changes {
-        let mine = |other: &ProcessChange| other.user == change.user;
-        let own: f64 = changes.iter().zip(&weights).filter(|(other, _)| mine(other)).map(|(_, weight)| weight).sum();
+        let is_same_user = |other: &ProcessChange| other.user == change.user;
+        let user_weight: f64 =
+            changes.iter().zip(&weights).filter(|(other, _)| is_same_user(other)).map(|(_, weight)| weight).sum();
         // At most one user has more than half.
-        if own > total / 2.0 && own < total {
-            let fewer = (total - own) / own;
-            changes.iter().zip(&mut weights).filter(|(other, _)| mine(other)).for_each(|(_, weight)| *weight *= fewer);
+        if user_weight > total / 2.0 && user_weight < total {
+            let fewer = (total - user_weight) / user_weight;
+            changes
+                .iter()
+                .zip(&mut weights)
+                .filter(|(other, _)| is_same_user(other))
+                .for_each(|(_, weight)| *weight *= fewer);
             break;
         }
     }

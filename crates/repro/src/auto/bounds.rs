@@ -27,7 +27,7 @@ mod tests {
     #[test]
     fn bounds_are_as_wide_as_theory_says() {
         let mut generator = SplitMix64::new(1);
-        let values: Vec<f64> = (0..100).map(|_| (0..12).map(|_| generator.unit()).sum::<f64>() - 6.0).collect();
+        let values: Vec<f64> = (0..100).map(|_| (0..12).map(|_| generator.draw_unit()).sum::<f64>() - 6.0).collect();
         let mean = values.iter().sum::<f64>() / 100.0;
         let (low, high) = bounds(&values);
         // A standard deviation of 1, divided by ten, times 1.645.

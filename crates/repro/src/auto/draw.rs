@@ -102,7 +102,7 @@ const TASKS_AT_MOST: usize = 16;
 
 impl MixGenerator<'_> {
     fn draw_between(&mut self, low: f64, high: f64) -> f64 {
-        low + (high - low) * self.generator.unit()
+        low + (high - low) * self.generator.draw_unit()
     }
 
     /// A phase from its fills per instruction by resident bytes; `overlap` fills share one memory latency.

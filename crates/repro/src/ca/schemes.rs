@@ -305,7 +305,7 @@ pub(super) fn published_findings(_context: &ExperimentContext<'_>) -> Result<Vec
     let mut off = (percent(best.total) - SCHEDULES[1].1).abs().max((percent(worst.total) - SCHEDULES[0].1).abs());
     for (index, (beside, published)) in SCHEDULES.into_iter().enumerate() {
         let others: Vec<usize> = (1..4).filter(|&other| other != index + 1).collect();
-        let mean = percent(table.costs.mutual(0, index + 1) + table.costs.mutual(others[0], others[1]));
+        let mean = percent(table.costs.mutual_cost(0, index + 1) + table.costs.mutual_cost(others[0], others[1]));
         off = off.max((mean - published).abs());
         points.push(DataPoint::over_values("mean slowdown", format!("mcf beside {beside}"), &[mean]));
     }

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use cachemate_core::{
     CacheLevel, PipelineConfig, ProcessId, ProfilerConfig, ReasonKind, ShareMember, TracedCache, Units, WindowLength,
 };
-use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, exact};
+use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly};
 use cachemate_report::figure::{Axis, BarChart, BarGroup};
 
 use super::isolation::{best_sum, chosen_sum, controls_unaffected, forecast_finding, name, percent, recovery_finding};
@@ -205,7 +205,7 @@ pub(crate) fn sizing(
 /// The split with the least sum of two curves (thesis equation 5.3).
 fn least_sum(curves: [Vec<f64>; 2]) -> u32 {
     let claims = curves.map(|costs| UnitClaim { costs, min_units: 1 });
-    exact(&claims, COLORS, CostAggregate::Sum).expect("sixteen colors for two, and measured costs")[0]
+    allocate_exactly(&claims, COLORS, CostAggregate::Sum).expect("sixteen colors for two, and measured costs")[0]
 }
 
 fn per_cycle(per_kilo_instr: &[f64], alone: &ColorCurves) -> Vec<f64> {

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{SplitMix64, Units};
-use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, exact};
+use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly};
 use cachemate_report::figure::{Axis, Chart, ChartPoint, Mark, ReferenceLine, Series};
 use cachemate_sim::metrics::weighted_speedup;
 use serde::{Deserialize, Serialize};
@@ -64,7 +64,7 @@ fn best_shares(alone: &[&ColorCurves]) -> Vec<String> {
         UnitClaim { costs: alone.space.cycles_per_instr.iter().map(|cycles| -all / cycles).collect(), min_units: 1 }
     };
     let claims: Vec<UnitClaim> = alone.iter().map(claim).collect();
-    let deal = exact(&claims, COLORS, CostAggregate::Sum).expect("at most eight programs on sixteen colors");
+    let deal = allocate_exactly(&claims, COLORS, CostAggregate::Sum).expect("at most eight programs on sixteen colors");
     let mut next = 0;
     let share = |units: u32| {
         next += units;

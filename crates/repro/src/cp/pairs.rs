@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use cachemate_core::{Plan, Profiles, TaskId, WindowLength};
 use cachemate_pipeline::{forecast_of, miss_penalty_of_machine};
 use cachemate_policy::partition::demand_curve::DemandCurve;
-use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, exact};
+use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly};
 use serde::{Deserialize, Serialize};
 
 use super::{COLORS, RunScale, chip_setup, fixed_plan, job, split};
@@ -242,7 +242,8 @@ pub(super) fn expected(workload: &Workload, spaces: [&DemandCurve; 2]) -> Option
         costs: space.cycles_per_instr.iter().map(|cycles| -space.whole_cycles() / cycles).collect(),
         min_units: 1,
     });
-    let deal = exact(&claims, COLORS, CostAggregate::Sum).expect("sixteen colors for two, and measured costs");
+    let deal =
+        allocate_exactly(&claims, COLORS, CostAggregate::Sum).expect("sixteen colors for two, and measured costs");
     let topology = workload.machine.topology();
     let cache = topology.last_level_caches().next()?;
     let (level, bytes) = (cache.level, cache.size_bytes?);

@@ -199,11 +199,16 @@ fn jobs(spec: &MachineSpec, seed: u64) -> Vec<IntervalJob> {
     let mut job = |index: usize| {
         let phases = (0..4).map(|_| {
             let mut phase = match draws.draw_below(4) {
-                0 => closed_form::stream(line, cache, 0.002 + 0.02 * draws.unit()),
-                1 => closed_form::uniform(line, cache, cache * (0.05 + 0.2 * draws.unit()), 0.02),
-                _ => closed_form::uniform(line, cache, cache * (0.4 + draws.unit()), 0.01 + 0.01 * draws.unit()),
+                0 => closed_form::stream(line, cache, 0.002 + 0.02 * draws.draw_unit()),
+                1 => closed_form::uniform(line, cache, cache * (0.05 + 0.2 * draws.draw_unit()), 0.02),
+                _ => closed_form::uniform(
+                    line,
+                    cache,
+                    cache * (0.4 + draws.draw_unit()),
+                    0.01 + 0.01 * draws.draw_unit(),
+                ),
             };
-            phase.instructions = Some(spec.hertz as f64 * (60.0 + 180.0 * draws.unit()));
+            phase.instructions = Some(spec.hertz as f64 * (60.0 + 180.0 * draws.draw_unit()));
             phase
         });
         let phases = phases.collect();
@@ -214,7 +219,7 @@ fn jobs(spec: &MachineSpec, seed: u64) -> Vec<IntervalJob> {
         };
         let ends = index % 3 == 2;
         IntervalJob {
-            instructions: ends.then(|| spec.hertz as f64 * (20.0 + 100.0 * draws.unit())),
+            instructions: ends.then(|| spec.hertz as f64 * (20.0 + 100.0 * draws.draw_unit())),
             restart: ends,
             ..IntervalJob::new(program)
         }

@@ -119,7 +119,7 @@ fn gap_ns(gap: Option<Distribution>, draws: &mut SplitMix64) -> u64 {
 
 /// A uniform random number above 0 and at most 1.
 fn uniform(draws: &mut SplitMix64) -> f64 {
-    1.0 - draws.unit()
+    1.0 - draws.draw_unit()
 }
 
 fn draw_sample(distribution: Distribution, draws: &mut SplitMix64) -> f64 {

@@ -40,7 +40,7 @@ pub fn pipeline(
     policy: PolicyConfig,
     guard: bool,
 ) -> Result<Pipeline, ReproError> {
-    let standard = StandardPipeline::simulated(policy, guard, spec, INTERVAL_COUNTED_INSTRUCTIONS);
+    let standard = StandardPipeline::for_simulation(policy, guard, spec, INTERVAL_COUNTED_INSTRUCTIONS);
     crate::setup::build_pipeline(standard.for_machine(machine.topology(), machine.capabilities()))
 }
 

@@ -7,7 +7,7 @@
 
 use cachemate_core::{ProcessId, ShareMember};
 use cachemate_locality::curve::MissRateCurve;
-use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, exact};
+use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly};
 use serde::{Deserialize, Serialize};
 
 use super::accuracy::{LogLengths, log, profile_capture, real_curve, size_bytes, workload};
@@ -109,7 +109,7 @@ fn measure(row: PublishedRow, seed: u64, lengths: LogLengths, pace: RunScale) ->
     let colors_of_first = [0, 1].map(|kind| {
         let claims =
             [&first_curves, &second_curves].map(|curves| UnitClaim { costs: curves[kind].clone(), min_units: 1 });
-        exact(&claims, COLORS, CostAggregate::Sum).expect("sixteen colors for two, and measured costs")[0]
+        allocate_exactly(&claims, COLORS, CostAggregate::Sum).expect("sixteen colors for two, and measured costs")[0]
     });
     let others = (0..instances).map(|copy| WorkloadJob::new(second, seed + 1_000 + copy));
     let jobs: Vec<WorkloadJob> = std::iter::once(WorkloadJob::new(first, seed)).chain(others).collect();

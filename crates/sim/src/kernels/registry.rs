@@ -1,6 +1,6 @@
 //! The list of programs, and building one by name.
 
-use cachemate_core::{AccessSource, nearest};
+use cachemate_core::{AccessSource, nearest_name};
 
 use super::setup::{KernelProgram, KernelSetup, KernelSpec, Options, group_sizes};
 
@@ -72,8 +72,8 @@ pub fn program(name: &str, seed: u64, options: &Options) -> Result<Vec<Box<dyn A
 pub fn build(name: &str, seed: u64, options: &Options) -> Result<KernelProgram, ProgramError> {
     let Some(spec) = programs().find(|spec| spec.name == name) else {
         let known: Vec<&'static str> = programs().map(|spec| spec.name).collect();
-        let meant =
-            nearest(name, known.iter().copied()).map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"));
+        let meant = nearest_name(name, known.iter().copied())
+            .map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"));
         return Err(ProgramError::Unknown { name: name.into(), known: known.join(", "), meant });
     };
     check(spec, options)?;

@@ -5,7 +5,7 @@ use super::*;
 
 /// Writes the log of a run; the records as they were.
 fn recorded(path: &std::path::Path) -> Vec<WindowRecord> {
-    let (header, records) = alternating::recorded();
+    let (header, records) = alternating::recorded_run();
     let mut log = RunLogWriter::create(path, false, &header).unwrap();
     records.iter().for_each(|record| log.push(record).unwrap());
     log.finish().unwrap();

@@ -116,7 +116,7 @@ impl WatchCandidates {
     fn mapping(&self, generator: &mut SplitMix64) -> Option<(u64, u64)> {
         let worth =
             |&(first, bytes): &(u64, u64)| bytes as f64 * self.found.get(&first).copied().unwrap_or_default().weight();
-        let mut rest = generator.unit() * self.mappings.iter().map(worth).sum::<f64>();
+        let mut rest = generator.draw_unit() * self.mappings.iter().map(worth).sum::<f64>();
         let chosen = self.mappings.iter().find(|mapping| {
             rest -= worth(mapping);
             rest < 0.0

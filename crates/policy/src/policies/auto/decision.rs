@@ -25,7 +25,7 @@ impl Gain {
     pub fn from_draws(middle: f64, drawn: &[f64], bias: f64) -> Self {
         let draws = drawn.len() as f64;
         let mean = drawn.iter().sum::<f64>() / draws;
-        let spread = drawn.iter().map(|one| (one - mean) * (one - mean)).sum::<f64>() / (draws - 1.0);
+        let spread = drawn.iter().map(|draw| (draw - mean) * (draw - mean)).sum::<f64>() / (draws - 1.0);
         let of_gain = ERROR_OF_GAIN * ERROR_OF_GAIN * middle * middle;
         Gain { middle, mean, error: libm::sqrt(spread + bias + of_gain).max(1e-6) }
     }

@@ -55,12 +55,12 @@ impl ReportedForecasts {
     }
 
     fn retain(&mut self, problem: &PlanningProblem) {
-        let here: BTreeSet<TaskId> = problem.tasks.iter().map(|scene_task| scene_task.task).collect();
-        self.tasks.retain(|task, _| here.contains(task));
+        let problem_tasks: BTreeSet<TaskId> = problem.tasks.iter().map(|scene_task| scene_task.task).collect();
+        self.tasks.retain(|task, _| problem_tasks.contains(task));
     }
 }
 
-fn number(name: impl Into<String>, value: f64) -> (String, f64) {
+fn named_number(name: impl Into<String>, value: f64) -> (String, f64) {
     (name.into(), value)
 }
 
@@ -68,17 +68,18 @@ impl SearchReport<'_> {
     fn score_reason(&self, probe_planner: &ProbePlanner, text: String) -> Reason {
         let score_of = |one: &CandidatePlan| {
             let name = one.label.replace(", ", "_").replace(' ', "_");
-            number(format!("score_of_{name}"), one.score.value(self.judge.objective))
+            named_number(format!("score_of_{name}"), one.score.value(self.judge.objective))
         };
         let mut numbers: Vec<(String, f64)> = self.candidates.iter().map(score_of).collect();
-        numbers.push(number("gain_percent", 100.0 * self.gain));
-        numbers.push(number("likely_percent", 100.0 * self.probability));
+        numbers.push(named_number("gain_percent", 100.0 * self.gain));
+        numbers.push(named_number("likely_percent", 100.0 * self.probability));
         for MechanismGain { mechanism, gain, error } in self.singles {
-            numbers.push(number(format!("gain_of_{}_percent", mechanism.describe()), 100.0 * gain));
-            numbers
-                .extend(error.map(|error| number(format!("error_of_{}_percent", mechanism.describe()), 100.0 * error)));
+            numbers.push(named_number(format!("gain_of_{}_percent", mechanism.describe()), 100.0 * gain));
+            numbers.extend(
+                error.map(|error| named_number(format!("error_of_{}_percent", mechanism.describe()), 100.0 * error)),
+            );
         }
-        numbers.push(number("probing_percent_of_processor_time", 100.0 * probe_planner.spent_share()));
+        numbers.push(named_number("probing_percent_of_processor_time", 100.0 * probe_planner.spent_share()));
         let tasks: Vec<TaskId> = self.problem.known_tasks().map(|index| self.problem.tasks[index].task).collect();
         Reason { kind: ReasonKind::Explanation, tasks, text, numbers }
     }
@@ -106,12 +107,13 @@ impl SearchReport<'_> {
         let now = speeds(self.problem, &self.reported_layout());
         for index in self.problem.known_tasks() {
             let Some(now) = now[index] else { continue };
-            let (task, place) = (self.problem.tasks[index].task, self.place(self.held, index));
+            let (task, place) = (self.problem.tasks[index].task, self.describe_place(self.held, index));
             if !reported.has_changed(task, now.over_alone, &place) {
                 continue;
             }
             let text = format!("{{0}} stays: {:.0} % of its solo speed{place}", 100.0 * now.over_alone);
-            let mut numbers = vec![number("speed_over_alone", now.over_alone), number("held_bytes", now.held_bytes)];
+            let mut numbers =
+                vec![named_number("speed_over_alone", now.over_alone), named_number("held_bytes", now.held_bytes)];
             numbers.extend(self.known_forecasts(index));
             news.push(Reason { kind: ReasonKind::Explanation, tasks: vec![task], text, numbers });
         }
@@ -162,12 +164,12 @@ impl SearchReport<'_> {
     fn task_reason(&self, index: usize, old: ForecastSpeed, new: ForecastSpeed) -> Reason {
         let mut text =
             format!("{{0}}: {:.0} % of its solo speed, {:.0} % before", 100.0 * new.over_alone, 100.0 * old.over_alone);
-        text += &self.place(&self.best.layout, index);
+        text += &self.describe_place(&self.best.layout, index);
         let mut numbers = vec![
-            number("speed_over_alone", new.over_alone),
-            number("speed_over_alone_before", old.over_alone),
-            number("held_bytes", new.held_bytes),
-            number("held_bytes_before", old.held_bytes),
+            named_number("speed_over_alone", new.over_alone),
+            named_number("speed_over_alone_before", old.over_alone),
+            named_number("held_bytes", new.held_bytes),
+            named_number("held_bytes_before", old.held_bytes),
         ];
         numbers.extend(self.known_forecasts(index));
         Reason { kind: ReasonKind::Explanation, tasks: vec![self.problem.tasks[index].task], text, numbers }
@@ -175,11 +177,11 @@ impl SearchReport<'_> {
 
     /// The best plan of every mechanism by itself.
     fn describe_mechanisms(&self) -> String {
-        let one = |single: &MechanismGain| {
+        let describe_gain = |single: &MechanismGain| {
             let error = single.error.map_or_else(String::new, |error| format!(" ± {:.1}", 100.0 * error));
             format!("; {} {:+.1}{error} %", single.mechanism.describe(), 100.0 * single.gain)
         };
-        self.singles.iter().map(one).collect()
+        self.singles.iter().map(describe_gain).collect()
     }
 
     fn placed_names(&self) -> String {
@@ -197,20 +199,20 @@ impl SearchReport<'_> {
         let misses = |share: f64| 1000.0 * program.misses(share * bytes);
         let site = self.problem.tasks[index].last_site.map(|site| self.problem.sites[site].memory_node);
         let farther = site.map_or(0.0, |node| program.far_cycles(node));
-        let farther = (farther > 0.0).then(|| number("cycles_per_miss_for_far_memory", farther));
+        let farther = (farther > 0.0).then(|| named_number("cycles_per_miss_for_far_memory", farther));
         let mut known = vec![
-            number("misses_per_kilo_instr_alone", misses(1.0)),
-            number("misses_per_kilo_instr_on_half", misses(0.5)),
-            number("misses_per_kilo_instr_on_an_eighth", misses(0.125)),
-            number("cycles_per_miss", program.cycles_per_miss),
-            number("cycles_per_instr_without_misses", program.base_cycles),
-            number("holds_over_composed", program.occupancy_odds),
+            named_number("misses_per_kilo_instr_alone", misses(1.0)),
+            named_number("misses_per_kilo_instr_on_half", misses(0.5)),
+            named_number("misses_per_kilo_instr_on_an_eighth", misses(0.125)),
+            named_number("cycles_per_miss", program.cycles_per_miss),
+            named_number("cycles_per_instr_without_misses", program.base_cycles),
+            named_number("holds_over_composed", program.occupancy_odds),
         ];
         known.extend(farther);
         known
     }
 
-    fn place(&self, layout: &SiteLayout, index: usize) -> String {
+    fn describe_place(&self, layout: &SiteLayout, index: usize) -> String {
         let Some(site) = layout.site_of[index] else { return String::new() };
         let mut text = String::new();
         if layout.pinned[index] {
@@ -251,7 +253,7 @@ mod tests {
     }
 
     fn explain_unchanged(problem: &PlanningProblem, reported: &mut ReportedForecasts) -> Vec<Reason> {
-        let held = SiteLayout::default_of(problem, &BTreeMap::new());
+        let held = SiteLayout::from_default_sites(problem, &BTreeMap::new());
         let best = CandidatePlan {
             label: "space",
             mechanism: Some(Mechanism::Space),

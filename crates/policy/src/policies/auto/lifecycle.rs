@@ -66,7 +66,7 @@ const fn row(
     Transition { from, event, to, reason }
 }
 
-const fn verdict(outcome: VerificationOutcome, to: LifecycleState, reason: &'static str) -> Transition {
+const fn verdict_row(outcome: VerificationOutcome, to: LifecycleState, reason: &'static str) -> Transition {
     row(&[Proposed], LifecycleEvent::Verdict(outcome), to, reason)
 }
 
@@ -85,11 +85,11 @@ pub const TRANSITIONS: &[Transition] = &[
     row(&[Holding], LifecycleEvent::LikelyGain, Proposed, "gain more likely than not - trial"),
     row(&[Holding], LifecycleEvent::SureGain, Proposed, "gain at least 95 % likely - monitoring"),
     row(&[Proposed], LifecycleEvent::Undecided, Proposed, "no verdict yet"),
-    verdict(VerificationOutcome::Faster, Profiling, "faster - new plan"),
-    verdict(VerificationOutcome::NotSlower, Holding, "not slower - new plan"),
-    verdict(VerificationOutcome::NotMeasured, Holding, "no speeds to compare - new plan"),
-    verdict(VerificationOutcome::NotFaster, Cooldown, "not faster - old plan"),
-    verdict(VerificationOutcome::Interrupted, Profiling, "tasks or phases changed"),
+    verdict_row(VerificationOutcome::Faster, Profiling, "faster - new plan"),
+    verdict_row(VerificationOutcome::NotSlower, Holding, "not slower - new plan"),
+    verdict_row(VerificationOutcome::NotMeasured, Holding, "no speeds to compare - new plan"),
+    verdict_row(VerificationOutcome::NotFaster, Cooldown, "not faster - old plan"),
+    verdict_row(VerificationOutcome::Interrupted, Profiling, "tasks or phases changed"),
     row(ANY, LifecycleEvent::Verdict(VerificationOutcome::Slower), Cooldown, "slower - old plan"),
     row(ANY, LifecycleEvent::Verdict(VerificationOutcome::Refused), Profiling, "refused - old plan"),
 ];
@@ -176,12 +176,12 @@ mod tests {
     #[test]
     fn every_event_has_one_row() {
         for &state in ANY {
-            let own: &[&[Event]] = match state {
+            let state_events: &[&[Event]] = match state {
                 Profiling | Cooldown => &[EVENTS_OF_IDLE],
                 Holding => &[EVENTS_OF_IDLE, EVENTS_OF_SEARCH],
                 Proposed => &[EVENTS_OF_PROPOSED],
             };
-            let mut expected = [own.concat().as_slice(), EVENTS_OF_ANY].concat();
+            let mut expected = [state_events.concat().as_slice(), EVENTS_OF_ANY].concat();
             expected.sort_unstable();
             let mut rows: Vec<Event> =
                 TRANSITIONS.iter().filter(|row| row.from.contains(&state)).map(|row| row.event).collect();

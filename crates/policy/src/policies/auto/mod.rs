@@ -32,7 +32,7 @@ use self::evidence::{KNOWN_WINDOWS, PATIENCE_WINDOWS, TaskEvidence, phases};
 use self::explain::ReportedForecasts;
 use self::lifecycle::{Lifecycle, LifecycleEvent};
 use self::model::decided_plan::DecidedPlan;
-use self::model::problem::sites;
+use self::model::problem::cache_sites;
 use self::model::problem_cache::{SearchHistory, stamp};
 pub use self::model::score::PlanObjective;
 use self::proposal::{PlanFinder, Proposal, SearchResult};
@@ -105,7 +105,7 @@ impl Parameters {
 
     fn allowed_mechanisms(&self, view: &View<'_>) -> AllowedMechanisms {
         let can = |ability: Ability| view.capabilities.can(ability);
-        AllowedMechanisms::filtered(|mechanism| {
+        AllowedMechanisms::from_filter(|mechanism| {
             let is_possible = match mechanism {
                 Mechanism::Placement | Mechanism::MemoryNodes | Mechanism::Sharing => can(Ability::Affinity),
                 Mechanism::Space => can(Ability::Ways) || can(Ability::Colors),
@@ -157,7 +157,7 @@ impl Policy for Auto {
             let (limits, shares) = (self.parameters.probe_limits(), self.parameters.allowed_mechanisms(view));
             let TaskEvidence { probe_planner, speeds, curves, .. } = &mut self.evidence;
             plan.probes =
-                probe_planner.next(view, &sites(view), (speeds, curves), &limits, shares.has(Mechanism::Sharing));
+                probe_planner.next(view, &cache_sites(view), (speeds, curves), &limits, shares.has(Mechanism::Sharing));
         }
         let forecast = self.lifecycle.forecast.clone().filter(|_| is_counted);
         let verification = match proposed {
@@ -281,7 +281,7 @@ impl Auto {
         };
         let Parameters { warmup_windows, leg_windows, .. } = self.parameters;
         let trial_windows = shortest_trial(warmup_windows, leg_windows);
-        let has_time_for_trial = self.evidence.arrivals.leaves_time_for(trial_windows, view.observation.window);
+        let has_time_for_trial = self.evidence.arrivals.has_time_for(trial_windows, view.observation.window);
         let finder = PlanFinder {
             parameters: &self.parameters,
             seed: self.seed,

@@ -84,7 +84,7 @@ impl PlanFinder<'_, '_> {
         let (problem, memo) = (&input.problem, &input.memo);
         let (mut candidates, judge) = self.candidates(input, &held);
         candidates.retain(|candidate| candidate.layout == held || self.is_allowed(&candidate.layout, problem));
-        let best = self.best(&candidates, &judge, problem)?.clone();
+        let best = self.best_candidate(&candidates, &judge, problem)?.clone();
         let now = score(problem, &held, memo);
         let gain = self.gain(input, &judge, &held, &best.layout);
         let probability = gain.probability(self.parameters.min_gain);
@@ -93,7 +93,7 @@ impl PlanFinder<'_, '_> {
         let choice = decide(
             &Prospect {
                 is_in_force: best.layout == held || new.is_same(&self.in_force.0),
-                mends_goal: unmet_goals::mends(now.unmet_goals, best.score.unmet_goals),
+                mends_goal: unmet_goals::is_improvement(now.unmet_goals, best.score.unmet_goals),
                 gain: gain.middle,
                 probability,
                 has_time_for_trial: self.has_time_for_trial,
@@ -109,7 +109,7 @@ impl PlanFinder<'_, '_> {
             gain: gain.middle,
             probability,
             newcomers: input.newcomers.as_deref(),
-            singles: &self.singles(input, &judge, &held, &candidates),
+            singles: &self.single_gains(input, &judge, &held, &candidates),
         };
         let how = match choice {
             Choice::Keep => {
@@ -140,14 +140,14 @@ impl PlanFinder<'_, '_> {
             generator: SplitMix64::new(self.seed ^ 0xa070),
         };
         let candidates = match &input.newcomers {
-            Some(newcomers) => search.for_newcomers(&self.evidence.default_site, held, newcomers),
+            Some(newcomers) => search.newcomer_candidates(&self.evidence.default_site, held, newcomers),
             None => search.candidates(&self.evidence.default_site, Some(held.clone())),
         };
         (candidates, search.judge)
     }
 
     /// The candidate with the best score, after the cost of copying pages; the first of equal ones.
-    fn best<'c>(
+    fn best_candidate<'c>(
         &self,
         candidates: &'c [CandidatePlan],
         judge: &PlanComparator,
@@ -186,7 +186,7 @@ impl PlanFinder<'_, '_> {
     }
 
     /// The best plan of every mechanism by itself. On large machines its gain is not drawn.
-    fn singles(
+    fn single_gains(
         &self,
         input: &SearchInput,
         judge: &PlanComparator,

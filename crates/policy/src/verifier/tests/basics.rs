@@ -22,7 +22,7 @@ fn held(factor: f64, noise: f64, config: impl Into<Option<GuardConfig>>, windows
     let mut generator = SplitMix64::new(1);
     let machine = |_, plan: &Plan| {
         let speed = if plan.affinity.is_empty() { 100.0 } else { 100.0 * factor };
-        let mut noisy = || if factor == 0.0 { 0.0 } else { speed * (1.0 + noise * (generator.unit() - 0.5)) };
+        let mut noisy = || if factor == 0.0 { 0.0 } else { speed * (1.0 + noise * (generator.draw_unit() - 0.5)) };
         vec![program(0, None, noisy()), program(1, None, noisy())]
     };
     windows_with(&run(insists(), config, windows, machine), &pinned(&[(0, 1)]))

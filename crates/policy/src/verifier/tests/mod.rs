@@ -127,5 +127,5 @@ pub fn verdicts(decisions: &[Decision]) -> Vec<usize> {
 
 /// A normal deviate (sum of twelve uniform ones).
 pub fn normal(generator: &mut cachemate_core::SplitMix64) -> f64 {
-    (0..12).map(|_| generator.unit()).sum::<f64>() - 6.0
+    (0..12).map(|_| generator.draw_unit()).sum::<f64>() - 6.0
 }

@@ -120,7 +120,7 @@ fn small_losses_do_not_ratchet() {
             let speed = 0.98_f64.powi(loss_of(plan));
             worst = worst.min(speed);
             speeds.push(speed);
-            let mut noisy = || 100.0 * speed * (1.0 + 0.004 * (generator.unit() - 0.5));
+            let mut noisy = || 100.0 * speed * (1.0 + 0.004 * (generator.draw_unit() - 0.5));
             vec![program(0, None, noisy()), program(1, None, noisy()), program(9, None, noisy())]
         };
         let decisions = run(policy, GuardConfig::default(), 600, machine);

@@ -4,7 +4,7 @@
 //! solver computes from solo curves. A step moves one color between groups, or merges two groups.
 
 use cachemate_core::SplitMix64;
-use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, exact};
+use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly};
 
 use super::*;
 use crate::cp::mixes::{PROGRAMS, draw};
@@ -129,7 +129,7 @@ fn run_mix(
         Ok(UnitClaim { costs: entry.1.clone(), min_units: 1 })
     };
     let claims: Vec<UnitClaim> = names.iter().map(claim).collect::<Result<_, ReproError>>()?;
-    let sizes = exact(&claims, COLORS, CostAggregate::Sum).map_err(failed("exact sizes"))?;
+    let sizes = allocate_exactly(&claims, COLORS, CostAggregate::Sum).map_err(failed("exact sizes"))?;
     let start = Division(sizes.iter().enumerate().map(|(at, &colors)| (vec![at], colors)).collect());
     let best = climb(start, |division| settled(&trial, &confining_policy(&division.lists(names.len()))))?;
     let colors = best.lists(names.len());

@@ -14,8 +14,8 @@ const MIN_GANG_DEMAND: f64 = 0.8;
 
 impl PlanSearch<'_> {
     pub(super) fn with_turns(&self, layout: &SiteLayout) -> SiteLayout {
-        self.each_site(layout, |search, here, changed| {
-            changed.rotations[here.site] = here.best_turns(&search.judge, &[], false);
+        self.change_each_site(layout, |search, site_tasks, changed| {
+            changed.rotations[site_tasks.site] = site_tasks.best_turns(&search.judge, &[], false);
         })
     }
 }
@@ -52,20 +52,21 @@ impl SiteTasks<'_> {
             }
         }
         let (key, turns) = best;
-        turns.map(|turns| if hurry { turns } else { self.regang(judge, cut, key, turns) })
+        turns.map(|turns| if hurry { turns } else { self.reassign_gang(judge, cut, key, turns) })
     }
 
     /// Groups similar tasks, by pressure and by space, each filled up or evened out.
     fn gangs(&self, cpus: usize) -> Vec<Vec<Vec<usize>>> {
         let bytes = self.problem.sites[self.site].bytes;
-        let by = |value: &dyn Fn(usize) -> f64| {
+        let sorted_by = |value: &dyn Fn(usize) -> f64| {
             let mut order = self.members.to_vec();
             order.sort_by(|&a, &b| value(a).total_cmp(&value(b)).then(a.cmp(&b)));
             order
         };
         let program = |at: usize| self.problem.tasks[at].program.as_ref();
-        let pressure = |at: usize| program(at).map_or(0.0, |one| one.misses(bytes) / one.alone(bytes));
-        let keeps = |at: usize| program(at).map_or(0.0, |one| one.cycles(bytes / 8.0, 0.0, 0.0) / one.alone(bytes));
+        let pressure = |at: usize| program(at).map_or(0.0, |one| one.misses(bytes) / one.solo_cycles(bytes));
+        let keeps =
+            |at: usize| program(at).map_or(0.0, |one| one.cycles(bytes / 8.0, 0.0, 0.0) / one.solo_cycles(bytes));
         let filled = |order: &[usize]| order.chunks(cpus).map(<[usize]>::to_vec).collect::<Vec<_>>();
         let even = |order: &[usize]| {
             let gangs = order.len().div_ceil(cpus);
@@ -81,12 +82,12 @@ impl SiteTasks<'_> {
             }
             gangs
         };
-        let (pressing, keeping) = (by(&pressure), by(&keeps));
+        let (pressing, keeping) = (sorted_by(&pressure), sorted_by(&keeps));
         vec![filled(&pressing), filled(&keeping), even(&pressing), even(&keeping), dealt(&keeping), dealt(&pressing)]
     }
 
     /// Exchanges members of gangs as long as that helps.
-    fn regang(
+    fn reassign_gang(
         &self,
         judge: &PlanComparator,
         cut: &[PartitionMembers],

@@ -18,32 +18,33 @@ impl PlanSearch<'_> {
         for site in home.iter().flatten() {
             free[*site] = free[*site].saturating_sub(1);
         }
-        let movable = self.movable();
+        let movable = self.movable_tasks();
         let saved = |&at: &usize| Some((self.remote_memory_share(at, home[at]?), at)).filter(|(saved, _)| *saved > 0.0);
         let mut order: Vec<(f64, usize)> = movable.iter().filter_map(saved).collect();
         order.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         for (_, at) in order {
-            let Some(here) = home[at] else { continue };
-            let nearer =
-                (0..free.len()).filter(|&site| self.remote_memory_share(at, site) < self.remote_memory_share(at, here));
+            let Some(current_site) = home[at] else { continue };
+            let nearer = (0..free.len())
+                .filter(|&site| self.remote_memory_share(at, site) < self.remote_memory_share(at, current_site));
             let better = |a: usize, b: usize| {
                 let key = |site: usize| (self.remote_memory_share(at, site), usize::MAX - free[site]);
                 if key(b) < key(a) { b } else { a }
             };
             if let Some(site) = nearer.clone().filter(|&site| free[site] > 0).reduce(better) {
-                (free[site], free[here]) = (free[site] - 1, free[here] + 1);
+                (free[site], free[current_site]) = (free[site] - 1, free[current_site] + 1);
                 home[at] = Some(site);
                 continue;
             }
             let partner = |site: usize| {
-                let loses_nothing =
-                    |&other: &usize| self.remote_memory_share(other, here) <= self.remote_memory_share(other, site);
-                let mut there = movable.iter().copied().filter(|&other| home[other] == Some(site));
-                there.find(loses_nothing).map(|other| (site, other))
+                let loses_nothing = |&other: &usize| {
+                    self.remote_memory_share(other, current_site) <= self.remote_memory_share(other, site)
+                };
+                let mut site_residents = movable.iter().copied().filter(|&other| home[other] == Some(site));
+                site_residents.find(loses_nothing).map(|other| (site, other))
             };
             let exchange = nearer.clone().find_map(partner);
             if let Some((site, other)) = exchange {
-                (home[at], home[other]) = (Some(site), Some(here));
+                (home[at], home[other]) = (Some(site), Some(current_site));
             }
         }
         (home != default.site_of).then(|| SiteLayout::unpartitioned(self.problem, home, true))
@@ -54,7 +55,7 @@ impl PlanSearch<'_> {
         let (site, program) = (&self.problem.sites[site], self.problem.tasks[index].program.as_ref());
         let far = |program: &ProgramModel| {
             program.cpu_demand * program.misses(site.bytes) * program.far_cycles(site.memory_node)
-                / program.alone(site.bytes)
+                / program.solo_cycles(site.bytes)
         };
         program.map_or(0.0, far)
     }
@@ -89,7 +90,7 @@ mod tests {
     }
 
     fn search<'a>(problem: &'a PlanningProblem, memo: &'a ScoreCache, memory_nodes: bool) -> PlanSearch<'a> {
-        let allowed = AllowedMechanisms::filtered(|one| match one {
+        let allowed = AllowedMechanisms::from_filter(|one| match one {
             Mechanism::MemoryNodes => memory_nodes,
             Mechanism::Placement | Mechanism::Sharing => true,
             Mechanism::Space | Mechanism::Gangs => false,
@@ -105,7 +106,7 @@ mod tests {
         let scene_of = |memory: &[(usize, usize)]| problem(memory);
         let crossed = scene_of(&[(1, 0), (0, 1), (0, 0), (1, 1)]);
         let memo = ScoreCache::new(&crossed);
-        let default = SiteLayout::default_of(&crossed, &BTreeMap::new());
+        let default = SiteLayout::from_default_sites(&crossed, &BTreeMap::new());
         let moved = search(&crossed, &memo, true).layout_near_memory(&default).unwrap();
         assert_eq!(moved.site_of, [1, 0, 0, 1].map(Some));
         let all = search(&crossed, &memo, true).candidates(&BTreeMap::new(), None);
@@ -117,7 +118,7 @@ mod tests {
         assert!((value("default") - 0.85).abs() < 1e-6 && (value("memory nodes") - 1.0).abs() < 1e-6);
         assert!(all.iter().all(|one| one.score.value(PlanObjective::WeightedSpeedup) <= value("memory nodes") + 1e-9));
         let near = scene_of(&[(0, 0), (1, 1), (0, 0)]);
-        let (memo, default) = (ScoreCache::new(&near), SiteLayout::default_of(&near, &BTreeMap::new()));
+        let (memo, default) = (ScoreCache::new(&near), SiteLayout::from_default_sites(&near, &BTreeMap::new()));
         assert_eq!(search(&near, &memo, true).layout_near_memory(&default), None);
         let memo = ScoreCache::new(&crossed);
         let without = search(&crossed, &memo, false).candidates(&BTreeMap::new(), None);
@@ -129,7 +130,7 @@ mod tests {
     fn room_is_used_before_places_are_changed() {
         let crossed = problem(&[(1, 0), (1, 0), (1, 1)]);
         let memo = ScoreCache::new(&crossed);
-        let default = SiteLayout::default_of(&crossed, &BTreeMap::new());
+        let default = SiteLayout::from_default_sites(&crossed, &BTreeMap::new());
         let moved = search(&crossed, &memo, true).layout_near_memory(&default).unwrap();
         assert_eq!(moved.site_of.iter().filter(|home| **home == Some(1)).count(), 2);
     }

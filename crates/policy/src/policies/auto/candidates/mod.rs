@@ -62,13 +62,13 @@ pub struct AllowedMechanisms([bool; Mechanism::ALL.len()]);
 
 impl AllowedMechanisms {
     /// The mechanisms for which the answer is yes.
-    pub fn filtered(is_allowed: impl Fn(Mechanism) -> bool) -> Self {
+    pub fn from_filter(is_allowed: impl Fn(Mechanism) -> bool) -> Self {
         AllowedMechanisms(Mechanism::ALL.map(is_allowed))
     }
 
     /// May the search use it?
     pub fn has(self, mechanism: Mechanism) -> bool {
-        Mechanism::ALL.iter().zip(self.0).any(|(one, is_allowed)| *one == mechanism && is_allowed)
+        Mechanism::ALL.iter().zip(self.0).any(|(allowed, is_allowed)| *allowed == mechanism && is_allowed)
     }
 }
 
@@ -119,7 +119,7 @@ impl PlanSearch<'_> {
     /// The default, which sets the lowest speed of the comparator. Tasks stay where they were put, so once another plan
     /// is in force, the default has to pin them to their sites.
     pub(super) fn default(&mut self, lived_on: &BTreeMap<TaskId, usize>, held: Option<&SiteLayout>) -> CandidatePlan {
-        let mut layout = SiteLayout::default_of(self.problem, lived_on);
+        let mut layout = SiteLayout::from_default_sites(self.problem, lived_on);
         if let Some(held) = held {
             if held.pinned.contains(&true) {
                 layout = SiteLayout::unpartitioned(self.problem, layout.site_of, true);
@@ -173,9 +173,9 @@ impl PlanSearch<'_> {
         if self.allowed.has(Mechanism::Placement) && problem.sites.len() > 1 {
             let (even, separated) = (self.balance(&default), self.separate_streams(&default));
             let mut placed_from = |from: SiteLayout| self.with_budget_share(8, |search| search.place(from, false));
-            let apart = placed_from(separated);
-            add("placement from separated misses", Some(Mechanism::Placement), apart.clone());
-            homes.push(("joint from separated misses", apart));
+            let separated_plan = placed_from(separated);
+            add("placement from separated misses", Some(Mechanism::Placement), separated_plan.clone());
+            homes.push(("joint from separated misses", separated_plan));
             add("placement", Some(Mechanism::Placement), placed_from(default.clone()));
             let placed = placed_from(even);
             add("placement from balanced misses", Some(Mechanism::Placement), placed.clone());
@@ -205,7 +205,7 @@ impl PlanSearch<'_> {
         layout
     }
 
-    pub(super) fn movable(&self) -> Vec<usize> {
+    pub(super) fn movable_tasks(&self) -> Vec<usize> {
         self.problem.known_tasks().filter(|&index| self.problem.can_move(index)).collect()
     }
 
@@ -236,23 +236,35 @@ impl PlanSearch<'_> {
     }
 
     /// Partitions and rotation of one site, the better of the two first.
-    pub(super) fn best_of(&self, here: &SiteTasks<'_>, hurry: bool) -> (Vec<PartitionMembers>, Option<GangRotation>) {
-        if here.members.len() < 2 {
+    pub(super) fn best_of(
+        &self,
+        site_tasks: &SiteTasks<'_>,
+        hurry: bool,
+    ) -> (Vec<PartitionMembers>, Option<GangRotation>) {
+        if site_tasks.members.len() < 2 {
             return (Vec::new(), None);
         }
-        let turns = if self.allowed.has(Mechanism::Gangs) { here.best_turns(&self.judge, &[], hurry) } else { None };
-        let cut =
-            if self.allowed.has(Mechanism::Space) { here.best_cut(&self.judge, turns.as_ref()) } else { Vec::new() };
+        let turns =
+            if self.allowed.has(Mechanism::Gangs) { site_tasks.best_turns(&self.judge, &[], hurry) } else { None };
+        let cut = if self.allowed.has(Mechanism::Space) {
+            site_tasks.best_cut(&self.judge, turns.as_ref())
+        } else {
+            Vec::new()
+        };
         if turns.is_none() || !self.allowed.has(Mechanism::Space) {
             return (cut, turns);
         }
         // If partitions suffice, a rotation adds nothing.
-        let alone = here.best_cut(&self.judge, None);
-        let (with, without) = (here.score(&cut, turns.as_ref()), here.score(&alone, None));
+        let alone = site_tasks.best_cut(&self.judge, None);
+        let (with, without) = (site_tasks.score(&cut, turns.as_ref()), site_tasks.score(&alone, None));
         if self.judge.key(without) >= self.judge.key(with) - 1e-3 { (alone, None) } else { (cut, turns) }
     }
 
-    fn each_site(&self, layout: &SiteLayout, change: impl Fn(&Self, &SiteTasks<'_>, &mut SiteLayout)) -> SiteLayout {
+    fn change_each_site(
+        &self,
+        layout: &SiteLayout,
+        change: impl Fn(&Self, &SiteTasks<'_>, &mut SiteLayout),
+    ) -> SiteLayout {
         self.refine_each_site(layout, 0..self.problem.sites.len(), change)
     }
 
@@ -287,8 +299,9 @@ impl PlanSearch<'_> {
     }
 
     fn refine(&self, layout: &SiteLayout) -> SiteLayout {
-        self.each_site(layout, |search, here, changed| {
-            (changed.partitions[here.site], changed.rotations[here.site]) = search.best_of(here, false);
+        self.change_each_site(layout, |search, site_tasks, changed| {
+            (changed.partitions[site_tasks.site], changed.rotations[site_tasks.site]) =
+                search.best_of(site_tasks, false);
         })
     }
 }
@@ -350,7 +363,7 @@ mod tests {
     }
 
     fn all() -> AllowedMechanisms {
-        AllowedMechanisms::filtered(|_| true)
+        AllowedMechanisms::from_filter(|_| true)
     }
 
     /// Are streams and programs that keep data separated if the machine's own scheduler has mixed them?

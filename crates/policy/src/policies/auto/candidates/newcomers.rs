@@ -20,7 +20,7 @@ const EXCHANGED_WITH: usize = 3;
 
 impl PlanSearch<'_> {
     /// The default, the plan in force, and the plan in force with the newcomers placed.
-    pub fn for_newcomers(
+    pub fn newcomer_candidates(
         &mut self,
         lived_on: &BTreeMap<TaskId, usize>,
         held: &SiteLayout,
@@ -46,16 +46,16 @@ impl PlanSearch<'_> {
 
     /// Puts a newcomer on the best site; returns the sites that this changes.
     fn settle(&self, index: usize, layout: &mut SiteLayout) -> Vec<usize> {
-        let Some(here) = layout.site_of[index] else { return Vec::new() };
+        let Some(current_site) = layout.site_of[index] else { return Vec::new() };
         let room = self.free_seats();
         let mut around = ArrivalSearch::new(self, layout);
         let others: Vec<usize> =
-            (0..room.len()).filter(|&site| site != here && layout.rotations[site].is_none()).collect();
+            (0..room.len()).filter(|&site| site != current_site && layout.rotations[site].is_none()).collect();
         // Scores of the newcomer beside all tasks of each site: exchanges begin with the best.
         let mut tried: Vec<(usize, f64)> = Vec::with_capacity(others.len());
         for site in others {
             if self.effort.get() > 0 {
-                tried.push((site, around.key(TaskMove { at: index, here, site, partner: None })));
+                tried.push((site, around.key(TaskMove { at: index, here: current_site, site, partner: None })));
             }
         }
         tried.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
@@ -66,24 +66,25 @@ impl PlanSearch<'_> {
             }
         };
         for &(site, key) in tried.iter().filter(|(site, _)| around.members[*site].len() < room[*site]) {
-            consider(key, TaskMove { at: index, here, site, partner: None });
+            consider(key, TaskMove { at: index, here: current_site, site, partner: None });
         }
         for &(site, _) in tried.iter().take(EXCHANGED_WITH) {
             let partners = around.members[site].clone().into_iter().filter(|&other| self.problem.can_move(other));
             for partner in partners.take(EXCHANGES).take_while(|_| self.effort.get() > 0) {
-                let exchange = TaskMove { at: index, here, site, partner: Some(partner) };
+                let exchange = TaskMove { at: index, here: current_site, site, partner: Some(partner) };
                 consider(around.key(exchange), exchange);
             }
         }
         let Some(exchange) = best.1 else { return Vec::new() };
         exchange.apply(layout);
-        vec![here, exchange.site]
+        vec![current_site, exchange.site]
     }
 
     /// Searches the best partitions and rotations of these sites.
     fn refine_sites(&self, layout: &SiteLayout, sites: &BTreeSet<usize>) -> SiteLayout {
-        self.refine_each_site(layout, sites.iter().copied(), |search, here, changed| {
-            (changed.partitions[here.site], changed.rotations[here.site]) = search.best_of(here, true);
+        self.refine_each_site(layout, sites.iter().copied(), |search, site_tasks, changed| {
+            (changed.partitions[site_tasks.site], changed.rotations[site_tasks.site]) =
+                search.best_of(site_tasks, true);
         })
     }
 }
@@ -198,16 +199,16 @@ mod tests {
     /// All candidates for the last task and for all tasks, and the comparator of both.
     fn both(problem: &PlanningProblem) -> ([Vec<CandidatePlan>; 2], PlanComparator) {
         let memo = ScoreCache::new(problem);
-        let allowed = AllowedMechanisms::filtered(|one| !matches!(one, Mechanism::Space | Mechanism::Gangs));
+        let allowed = AllowedMechanisms::from_filter(|one| !matches!(one, Mechanism::Space | Mechanism::Gangs));
         let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
         let search = || {
             let (effort, generator) = (Cell::new(400), SplitMix64::new(1));
             PlanSearch { problem, memo: &memo, allowed, judge, effort, generator }
         };
-        let held = SiteLayout::default_of(problem, &BTreeMap::new());
+        let held = SiteLayout::from_default_sites(problem, &BTreeMap::new());
         let (mut one, mut all) = (search(), search());
         let candidates = [
-            one.for_newcomers(&BTreeMap::new(), &held, &[problem.tasks.len() - 1]),
+            one.newcomer_candidates(&BTreeMap::new(), &held, &[problem.tasks.len() - 1]),
             all.candidates(&BTreeMap::new(), Some(held)),
         ];
         (candidates, one.judge)
@@ -234,7 +235,7 @@ mod tests {
         ) {
             let problem = problem(&tasks, 4);
             let ([brief, _], judge) = both(&problem);
-            let held = SiteLayout::default_of(&problem, &BTreeMap::new());
+            let held = SiteLayout::from_default_sites(&problem, &BTreeMap::new());
             let chosen = best(&brief, &judge);
             let moved: Vec<usize> =
                 (0..tasks.len()).filter(|&index| chosen.layout.site_of[index] != held.site_of[index]).collect();

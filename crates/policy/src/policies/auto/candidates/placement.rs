@@ -8,11 +8,11 @@ impl PlanSearch<'_> {
     /// Puts the tasks that miss most whatever their space onto as few sites as possible, so that they displace each
     /// other only.
     pub(super) fn separate_streams(&self, default: &SiteLayout) -> SiteLayout {
-        let mut movable = self.movable();
+        let mut movable = self.movable_tasks();
         let bytes = self.problem.sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
         let weight = |at: usize| {
             let program = self.problem.tasks[at].program.as_ref();
-            program.map_or(0.0, |one| one.cpu_demand * one.misses(bytes) / one.alone(bytes))
+            program.map_or(0.0, |one| one.cpu_demand * one.misses(bytes) / one.solo_cycles(bytes))
         };
         movable.sort_by(|&a, &b| weight(b).total_cmp(&weight(a)).then(a.cmp(&b)));
         // As many tasks on each site as there are now.
@@ -39,11 +39,14 @@ impl PlanSearch<'_> {
 
     /// Evens out misses over the sites (DI), heaviest task first to the lightest site.
     pub(super) fn balance(&self, default: &SiteLayout) -> SiteLayout {
-        let mut movable = self.movable();
+        let mut movable = self.movable_tasks();
         let weight = |at: usize| {
             let scene_task = &self.problem.tasks[at];
             let bytes = self.problem.sites[0].bytes;
-            scene_task.program.as_ref().map_or(0.0, |one| one.cpu_demand * one.misses(0.5 * bytes) / one.alone(bytes))
+            scene_task
+                .program
+                .as_ref()
+                .map_or(0.0, |one| one.cpu_demand * one.misses(0.5 * bytes) / one.solo_cycles(bytes))
         };
         movable.sort_by(|&a, &b| weight(b).total_cmp(&weight(a)).then(a.cmp(&b)));
         let mut free = self.free_seats();
@@ -69,7 +72,7 @@ impl PlanSearch<'_> {
 
     /// Local search of the placement by moves and exchanges of tasks.
     pub(super) fn place(&mut self, from: SiteLayout, joint: bool) -> SiteLayout {
-        let movable = self.movable();
+        let movable = self.movable_tasks();
         let room = self.free_seats();
         let sites = self.problem.sites.len();
         let mut homes = HomeAssignment { home: from.site_of, on: vec![Vec::new(); sites], scores: Vec::new() };
@@ -96,25 +99,28 @@ impl PlanSearch<'_> {
 
     /// Applies the first move or exchange of one task that is better; returns whether there was one.
     fn improve(&self, index: usize, room: &[usize], homes: &mut HomeAssignment, joint: bool) -> bool {
-        let Some(here) = homes.home[index] else { return false };
+        let Some(current_site) = homes.home[index] else { return false };
         let total = |scores: &[LayoutScore]| scores.iter().copied().fold(LayoutScore::EMPTY, LayoutScore::plus);
         let before = self.judge.key(total(&homes.scores));
-        for site in (0..homes.scores.len()).filter(|&site| site != here) {
+        for site in (0..homes.scores.len()).filter(|&site| site != current_site) {
             let mut partners: Vec<Option<usize>> = Vec::new();
             if homes.on[site].len() < room[site] {
                 partners.push(None);
             }
-            let there = homes.on[site].iter().copied().filter(|&other| self.problem.can_move(other));
-            partners.extend(there.take(EXCHANGES).map(Some));
+            let site_residents = homes.on[site].iter().copied().filter(|&other| self.problem.can_move(other));
+            partners.extend(site_residents.take(EXCHANGES).map(Some));
             for partner in partners {
                 let touched = self.clusters_of([Some(index), partner]);
-                homes.exchange(index, here, site, partner);
+                homes.exchange(index, current_site, site, partner);
                 // A move also affects partners of a sharing cluster on other sites.
-                let feels = |on: &Vec<usize>| {
-                    on.iter().any(|&other| self.problem.tasks[other].cluster.is_some_and(|one| touched.contains(&one)))
+                let is_affected = |residents: &Vec<usize>| {
+                    residents
+                        .iter()
+                        .any(|&other| self.problem.tasks[other].cluster.is_some_and(|one| touched.contains(&one)))
                 };
-                let again =
-                    |other: &usize| *other == here || *other == site || !touched.is_empty() && feels(&homes.on[*other]);
+                let again = |other: &usize| {
+                    *other == current_site || *other == site || !touched.is_empty() && is_affected(&homes.on[*other])
+                };
                 let again: Vec<usize> = (0..homes.scores.len()).filter(again).collect();
                 let mut changed = Vec::with_capacity(again.len());
                 for other in again {
@@ -125,7 +131,7 @@ impl PlanSearch<'_> {
                     return true;
                 }
                 changed.into_iter().for_each(|(other, score)| homes.scores[other] = score);
-                homes.exchange(index, site, here, partner);
+                homes.exchange(index, site, current_site, partner);
             }
         }
         false

@@ -8,7 +8,7 @@ use crate::policies::auto::model::layout::SiteLayout;
 impl PlanSearch<'_> {
     /// Puts each cluster onto one site as far as there is room, and all other tasks where room is left.
     pub(super) fn cluster_sharers(&self, default: &SiteLayout) -> SiteLayout {
-        let movable = self.movable();
+        let movable = self.movable_tasks();
         let mut clusters: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         for &index in &movable {
             if let Some(cluster) = self.problem.tasks[index].cluster {

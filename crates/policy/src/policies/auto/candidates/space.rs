@@ -5,7 +5,7 @@ use super::PlanSearch;
 use super::site::SiteTasks;
 use crate::partition::units::PartitionUnits;
 use crate::policies::auto::model::layout::{GangRotation, PartitionMembers, SiteLayout, processes};
-use crate::solvers::sizing::{CostAggregate, UnitClaim, exact};
+use crate::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly};
 
 /// Largest number of sizes that are improved by moving single units.
 const CLIMBS: usize = 24;
@@ -16,8 +16,8 @@ const MAX_EXACT_UNITS: u32 = 64;
 
 impl PlanSearch<'_> {
     pub(super) fn with_cuts(&self, layout: &SiteLayout) -> SiteLayout {
-        self.each_site(layout, |search, here, changed| {
-            changed.partitions[here.site] = here.best_cut(&search.judge, None);
+        self.change_each_site(layout, |search, site_tasks, changed| {
+            changed.partitions[site_tasks.site] = site_tasks.best_cut(&search.judge, None);
         })
     }
 }
@@ -26,8 +26,8 @@ impl SiteTasks<'_> {
     /// The best partitions of this cache; empty = none is better than sharing all of it.
     pub fn best_cut(&self, judge: &PlanComparator, turns: Option<&GangRotation>) -> Vec<PartitionMembers> {
         let Some(divided) = self.problem.sites[self.site].divided else { return Vec::new() };
-        let own = processes(self.problem, self.members);
-        if own.len() < 2 || self.effort.get() == 0 {
+        let site_processes = processes(self.problem, self.members);
+        if site_processes.len() < 2 || self.effort.get() == 0 {
             return Vec::new();
         }
         let mut best = (judge.key(self.score(&[], turns)), Vec::new());
@@ -40,26 +40,30 @@ impl SiteTasks<'_> {
                 best = (key, cut);
             }
         };
-        self.pools(&divided, &own).into_iter().for_each(&mut consider);
-        if own.len() <= MAX_EXCLUSIVE {
-            self.exclusive(&divided, &own).into_iter().for_each(&mut consider);
+        self.pools(&divided, &site_processes).into_iter().for_each(&mut consider);
+        if site_processes.len() <= MAX_EXCLUSIVE {
+            self.exclusive(&divided, &site_processes).into_iter().for_each(&mut consider);
         }
         if best.1.is_empty() { best.1 } else { self.climb(judge, turns, &divided, best) }
     }
 
     /// Processes by their slowdown with the least share over all of the cache; smallest first.
-    fn order_by_need(&self, divided: &PartitionUnits, own: &[(cachemate_core::ProcessId, Vec<usize>)]) -> Vec<usize> {
+    fn order_by_need(
+        &self,
+        divided: &PartitionUnits,
+        processes: &[(cachemate_core::ProcessId, Vec<usize>)],
+    ) -> Vec<usize> {
         let bytes = self.problem.sites[self.site].bytes;
         let minimum = bytes * f64::from(divided.min_units()) / f64::from(divided.units());
         let need = |tasks: &[usize]| {
-            let one = |&at: &usize| {
+            let task_need = |&at: &usize| {
                 let program = self.problem.tasks[at].program.as_ref()?;
                 Some(program.cycles(minimum, 0.0, 0.0) / program.cycles(bytes, 0.0, 0.0))
             };
-            tasks.iter().filter_map(one).fold(0.0, f64::max)
+            tasks.iter().filter_map(task_need).fold(0.0, f64::max)
         };
-        let needs: Vec<f64> = own.iter().map(|(_, tasks)| need(tasks)).collect();
-        let mut order: Vec<usize> = (0..own.len()).collect();
+        let needs: Vec<f64> = processes.iter().map(|(_, tasks)| need(tasks)).collect();
+        let mut order: Vec<usize> = (0..processes.len()).collect();
         order.sort_by(|&a, &b| needs[a].total_cmp(&needs[b]).then(a.cmp(&b)));
         order
     }
@@ -68,9 +72,9 @@ impl SiteTasks<'_> {
     fn pools(
         &self,
         divided: &PartitionUnits,
-        own: &[(cachemate_core::ProcessId, Vec<usize>)],
+        processes: &[(cachemate_core::ProcessId, Vec<usize>)],
     ) -> Vec<Vec<PartitionMembers>> {
-        let order = self.order_by_need(divided, own);
+        let order = self.order_by_need(divided, processes);
         let (units, least) = (divided.units(), divided.min_units());
         if divided.max_groups() < 2 || units < 2 * least {
             return Vec::new();
@@ -79,8 +83,9 @@ impl SiteTasks<'_> {
         sizes.retain(|&size| size >= least && size + least <= units);
         sizes.sort_unstable();
         sizes.dedup();
-        let group = |of: &[usize], units: u32| {
-            let mut members: Vec<usize> = of.iter().flat_map(|&index| own[index].1.iter().copied()).collect();
+        let group = |group_tasks: &[usize], units: u32| {
+            let mut members: Vec<usize> =
+                group_tasks.iter().flat_map(|&index| processes[index].1.iter().copied()).collect();
             members.sort_unstable();
             PartitionMembers { members, units }
         };
@@ -88,14 +93,14 @@ impl SiteTasks<'_> {
             let (pool, rest) = order.split_at(count);
             sizes.iter().map(move |&size| vec![group(rest, units - size), group(pool, size)]).collect::<Vec<_>>()
         };
-        (1..own.len()).flat_map(with).collect()
+        (1..processes.len()).flat_map(with).collect()
     }
 
     /// A partition for each process, by the exact solver; and the same with insensitive processes pooled in one.
     fn exclusive(
         &self,
         divided: &PartitionUnits,
-        own: &[(cachemate_core::ProcessId, Vec<usize>)],
+        processes: &[(cachemate_core::ProcessId, Vec<usize>)],
     ) -> Vec<Vec<PartitionMembers>> {
         let (units, least) = (divided.units(), divided.min_units());
         if units > MAX_EXACT_UNITS {
@@ -104,23 +109,23 @@ impl SiteTasks<'_> {
         let bytes = self.problem.sites[self.site].bytes;
         let cost = |tasks: &[usize], held: u32| -> f64 {
             let space = bytes * f64::from(held) / f64::from(units) / tasks.len().max(1) as f64;
-            let one = |&at: &usize| {
+            let task_cost = |&at: &usize| {
                 let program = self.problem.tasks[at].program.as_ref()?;
                 Some(
-                    -program.goal.priority * program.cpu_demand * program.alone(bytes)
+                    -program.goal.priority * program.cpu_demand * program.solo_cycles(bytes)
                         / program.cycles(space, 0.0, 0.0),
                 )
             };
-            tasks.iter().filter_map(one).sum()
+            tasks.iter().filter_map(task_cost).sum()
         };
-        let order = self.order_by_need(divided, own);
+        let order = self.order_by_need(divided, processes);
         let mut candidates = Vec::new();
-        for pooled in 0..own.len().saturating_sub(1) {
+        for pooled in 0..processes.len().saturating_sub(1) {
             let (pool, rest) = order.split_at(pooled);
-            let mut groups: Vec<Vec<usize>> = rest.iter().map(|&index| own[index].1.clone()).collect();
+            let mut groups: Vec<Vec<usize>> = rest.iter().map(|&index| processes[index].1.clone()).collect();
             groups.sort_by_key(|members| members[0]);
             if !pool.is_empty() {
-                groups.push(pool.iter().flat_map(|&index| own[index].1.iter().copied()).collect());
+                groups.push(pool.iter().flat_map(|&index| processes[index].1.iter().copied()).collect());
             }
             let count = groups.len() as u32;
             if count > divided.max_groups() || count * least > units {
@@ -131,7 +136,7 @@ impl SiteTasks<'_> {
                 min_units: least,
             };
             let claims: Vec<UnitClaim> = groups.iter().map(claim).collect();
-            let Ok(sizes) = exact(&claims, units, CostAggregate::Sum) else { continue };
+            let Ok(sizes) = allocate_exactly(&claims, units, CostAggregate::Sum) else { continue };
             candidates.push(
                 groups.into_iter().zip(sizes).map(|(members, units)| PartitionMembers { members, units }).collect(),
             );

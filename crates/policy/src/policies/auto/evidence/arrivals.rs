@@ -41,7 +41,7 @@ impl TaskArrivals {
     }
 
     /// On average so far, are there at least this many windows between two changes?
-    pub fn leaves_time_for(&self, windows: u32, now: u64) -> bool {
+    pub fn has_time_for(&self, windows: u32, now: u64) -> bool {
         let elapsed = now.saturating_sub(self.first_window.unwrap_or(now));
         self.changes < MIN_CHANGES || elapsed >= self.changes * u64::from(windows)
     }
@@ -73,8 +73,8 @@ mod tests {
         assert!(observe(&mut arrivals, 1, 1) && !observe(&mut arrivals, 2, 1));
         assert!(observe(&mut arrivals, 5, 2));
         assert_eq!(arrivals.steady_windows(9), 4);
-        assert!(arrivals.leaves_time_for(100, 9), "one change is no rate");
+        assert!(arrivals.has_time_for(100, 9), "one change is no rate");
         assert!(observe(&mut arrivals, 11, 1));
-        assert!(arrivals.leaves_time_for(5, 11) && !arrivals.leaves_time_for(6, 11));
+        assert!(arrivals.has_time_for(5, 11) && !arrivals.has_time_for(6, 11));
     }
 }

@@ -14,7 +14,7 @@ use self::arrivals::TaskArrivals;
 use self::curves::CurveChecks;
 use self::probe_planner::ProbePlanner;
 use self::speeds::SpeedTracker;
-use super::model::problem::{CpuSites, sites};
+use super::model::problem::{CpuSites, cache_sites};
 
 /// Windows for which speeds must be known.
 pub const KNOWN_WINDOWS: u64 = 3;
@@ -40,7 +40,7 @@ impl TaskEvidence {
     /// Takes in a window in which events were counted; returns whether tasks arrived or exited.
     pub fn observe(&mut self, view: &View<'_>, level: CacheLevel) -> bool {
         self.speeds.observe(view.observation, view.previous_plan, level, |task| phases::current_phase(view, task));
-        let seats = CpuSites::from_sites(&sites(view));
+        let seats = CpuSites::from_sites(&cache_sites(view));
         self.record_homes(view, &seats);
         self.record_split_processes(view, &seats);
         self.arrivals.observe(view)
@@ -63,16 +63,16 @@ impl TaskEvidence {
         let present: BTreeSet<TaskId> = view.live_tasks().map(|sample| sample.task).collect();
         self.split_processes.retain(|task| present.contains(task));
         // One cache of each process, and whether it has run on others as well.
-        let mut on: BTreeMap<ProcessId, (usize, bool)> = BTreeMap::new();
-        let ran = || view.live_tasks().filter_map(|sample| Some((sample, seats.site_of_task(sample)?)));
-        for (seen, site) in ran() {
-            let (first, others) = on.entry(seen.process).or_insert((site, false));
+        let mut process_sites: BTreeMap<ProcessId, (usize, bool)> = BTreeMap::new();
+        let sited_samples = || view.live_tasks().filter_map(|sample| Some((sample, seats.site_of_task(sample)?)));
+        for (seen, site) in sited_samples() {
+            let (first, others) = process_sites.entry(seen.process).or_insert((site, false));
             *others |= *first != site;
         }
         let counted =
             |sample: &TaskSample| sample.counts.get(CounterEvent::StallCycles(StallCause::RemoteCache)).is_some();
-        let is_split = |(seen, _): &(&TaskSample, usize)| on[&seen.process].1 && counted(seen);
-        self.split_processes.extend(ran().filter(is_split).map(|(seen, _)| seen.task));
+        let is_split = |(seen, _): &(&TaskSample, usize)| process_sites[&seen.process].1 && counted(seen);
+        self.split_processes.extend(sited_samples().filter(is_split).map(|(seen, _)| seen.task));
     }
 }
 

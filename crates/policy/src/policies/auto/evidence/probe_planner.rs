@@ -136,15 +136,19 @@ impl ProbePlanner {
         self.clusters.retain(|task, _| present.contains(task));
         self.ran_ns.retain(|task, _| present.contains(task));
         let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
-        for (task, asked) in &mut self.by_task {
-            let answered =
-                view.observation.probe_results.iter().any(|answer| answer.probe == asked.probe.id && answer.complete);
-            let refused = view.observation.applied.refused.iter().any(|no| no.item == PlanItem::Probe(asked.probe.id));
-            let late = now_ns.saturating_sub(asked.since_ns) > ANSWERED_WITHIN_NS;
+        for (task, task_probe) in &mut self.by_task {
+            let answered = view
+                .observation
+                .probe_results
+                .iter()
+                .any(|answer| answer.probe == task_probe.probe.id && answer.complete);
+            let refused =
+                view.observation.applied.refused.iter().any(|no| no.item == PlanItem::Probe(task_probe.probe.id));
+            let late = now_ns.saturating_sub(task_probe.since_ns) > ANSWERED_WITHIN_NS;
             let known = curves.has_curve(view, *task);
-            let is_first = log_entries(&asked.probe).is_none_or(|entries| entries <= terms.trace_entries);
-            asked.answered |= answered;
-            asked.over |= answered || refused || late || known && is_first;
+            let is_first = log_entries(&task_probe.probe).is_none_or(|entries| entries <= terms.trace_entries);
+            task_probe.answered |= answered;
+            task_probe.over |= answered || refused || late || known && is_first;
         }
         if let Some(probe) = self.promise_requests(view, sites, terms, now_ns) {
             // Its row keeps other tasks off their CPUs, so that no other probe would answer.
@@ -191,7 +195,7 @@ impl ProbePlanner {
             is_promised && due && seen.has_run() && self.ran_ns.get(&seen.task).copied().unwrap_or(0) >= SOLO_ROW_NS
         };
         let seen = view
-            .movable()
+            .movable_tasks()
             .filter(is_due)
             .min_by_key(|seen| self.solo_requested.get(&seen.task).map_or(0, |&(_, when_ns)| when_ns))?;
         let (task, cache) = (seen.task, sites[seats.site_of_task(seen)?].cache);
@@ -228,17 +232,18 @@ impl ProbePlanner {
         let seats = CpuSites::from_sites(sites);
         let mut probes: Vec<ProbeRequest> = Vec::new();
         let mut stopped: Vec<Option<usize>> = Vec::new();
-        for seen in view.movable() {
+        for seen in view.movable_tasks() {
             let profile = view.profiles.get(&seen.task);
             let phase = profile.map_or(0, |profile| profile.phase_number);
-            let ran = seen.has_run();
-            let on = seats.site_of_task(seen);
+            let has_run = seen.has_run();
+            let current_site = seats.site_of_task(seen);
             let before = self.by_task.get(&seen.task);
             let known = curves.has_curve(view, seen.task);
             // The first probe is the initial profiling; later phases wait until it is paid for.
-            let may = before.is_none_or(|asked| asked.phase != phase && paid);
-            let goes_on = before.is_some_and(|asked| !asked.over && (asked.phase == phase || !known));
-            let free = if watch { probes.len() < WATCHED_AT_ONCE } else { !stopped.contains(&on) };
+            let can_request = before.is_none_or(|earlier_probe| earlier_probe.phase != phase && paid);
+            let goes_on =
+                before.is_some_and(|earlier_probe| !earlier_probe.over && (earlier_probe.phase == phase || !known));
+            let free = if watch { probes.len() < WATCHED_AT_ONCE } else { !stopped.contains(&current_site) };
             let is_short = |asked: &&TaskProbe| {
                 let first = log_entries(&asked.probe) == Some(terms.trace_entries);
                 trace && asked.answered && asked.phase == phase && first
@@ -254,35 +259,35 @@ impl ProbePlanner {
             let spent_ns = longer.map_or(0.0, |_| cost_ns / f64::from(ENTRIES_FACTOR));
             let has_run_ns = self.ran_ns.get(&seen.task).copied().unwrap_or(0) as f64;
             let earned = watch || has_run_ns * terms.share >= cost_ns + spent_ns;
-            let may = if known { longer.is_some() && paid } else { may };
-            if !free || !(goes_on || may && ran && earned) {
+            let may = if known { longer.is_some() && paid } else { can_request };
+            if !free || !(goes_on || may && has_run && earned) {
                 continue;
             }
             if !goes_on {
-                let what = if watch {
+                let probe_kind = if watch {
                     ProbeKind::ReuseTimes { task: seen.task, locations: terms.locations }
                 } else {
                     ProbeKind::MissTrace { task: seen.task, entries, includes_code: true }
                 };
                 // The task has to run between its interrupts, too.
-                let probe = self.probe(what, terms.budget_ns.max((4.0 * cost_ns) as u64));
+                let probe = self.probe(probe_kind, terms.budget_ns.max((4.0 * cost_ns) as u64));
                 let task_probe = TaskProbe { phase, probe, since_ns: now_ns, over: false, answered: false };
                 self.by_task.insert(seen.task, task_probe);
             }
-            stopped.push(on);
+            stopped.push(current_site);
             probes.extend(self.by_task.get(&seen.task).map(|asked| asked.probe.clone()));
         }
         probes
     }
 
-    fn probe(&mut self, what: ProbeKind, budget_ns: u64) -> ProbeRequest {
+    fn probe(&mut self, kind: ProbeKind, budget_ns: u64) -> ProbeRequest {
         self.next += 1;
-        ProbeRequest { id: ProbeId(self.next), kind: what, budget_ns }
+        ProbeRequest { id: ProbeId(self.next), kind, budget_ns }
     }
 
     /// Is a probe of the task outstanding, or still to be requested?
     pub fn has_open_probe(&self, view: &View<'_>, task: TaskId) -> bool {
-        can_measure_curves(view) && self.is_open(task) && view.movable().any(|sample| sample.task == task)
+        can_measure_curves(view) && self.is_open(task) && view.movable_tasks().any(|sample| sample.task == task)
     }
 
     /// Is its probe neither answered nor given up?
@@ -294,8 +299,8 @@ impl ProbePlanner {
     pub fn has_survey(&self, view: &View<'_>, curves: &CurveChecks) -> bool {
         let can = can_measure_curves(view);
         let done = |task: TaskId| curves.has_curve(view, task) || !can || !self.is_open(task);
-        let ran = |seen: &cachemate_core::TaskSample| seen.has_run();
-        self.sharing.is_none() && view.movable().filter(|sample| ran(sample)).all(|sample| done(sample.task))
+        let has_run = |seen: &cachemate_core::TaskSample| seen.has_run();
+        self.sharing.is_none() && view.movable_tasks().filter(|sample| has_run(sample)).all(|sample| done(sample.task))
     }
 
     fn sharing_requests(
@@ -324,7 +329,7 @@ impl ProbePlanner {
             Some(speed.remote_cycles_per_instr? / speed.cycles_per_instr)
         };
         let mut processes: Vec<ProcessId> = Vec::new();
-        for seen in view.movable() {
+        for seen in view.movable_tasks() {
             if waits(seen).is_some_and(|share| share >= REMOTE_FROM) && !processes.contains(&seen.process) {
                 processes.push(seen.process);
             }
@@ -343,9 +348,9 @@ impl ProbePlanner {
         }
         let at_most = terms.samples_per_thread.saturating_mul(threads.len() as u32);
         let one_in = sampling_interval(view, &processes, terms.share);
-        let what =
+        let probe_kind =
             ProbeKind::AccessSamples { processes, sample_period: one_in, remote_only: true, max_samples: at_most };
-        let probe = self.probe(what, ANSWERED_WITHIN_NS / 2);
+        let probe = self.probe(probe_kind, ANSWERED_WITHIN_NS / 2);
         self.sampled_tasks = Some((threads, SAMPLED_AGAIN_AFTER));
         self.sharing = Some((probe.clone(), now_ns));
         Some(probe)
@@ -368,8 +373,8 @@ impl ProbePlanner {
         }
         let mut clusters = BTreeMap::new();
         let mut count = 0;
-        for own in filters {
-            let members: Vec<_> = threads.iter().filter(|seen| filter(seen) == own).collect();
+        for own_filter in filters {
+            let members: Vec<_> = threads.iter().filter(|seen| filter(seen) == own_filter).collect();
             let maps: Vec<ThreadMap<'_>> = members
                 .iter()
                 .map(|seen| ThreadMap {
@@ -382,10 +387,10 @@ impl ProbePlanner {
             let filter = Filter::default();
             let co_clusters =
                 find(ClusteringMethod::CoClusters, &maps, &filter, scaled_threshold(THRESHOLD, each, filter.floor));
-            let mut of = join_unclustered(co_clusters.of, &maps);
-            partners(view, &members, &mut of);
-            let numbers = of.iter().flatten().max().map_or(0, |last| last + 1);
-            for (seen, cluster) in members.iter().zip(&of) {
+            let mut cluster_of = join_unclustered(co_clusters.of, &maps);
+            assign_partners(view, &members, &mut cluster_of);
+            let numbers = cluster_of.iter().flatten().max().map_or(0, |last| last + 1);
+            for (seen, cluster) in members.iter().zip(&cluster_of) {
                 clusters.extend(cluster.map(|cluster| (seen.task, count + cluster)));
             }
             count += numbers;
@@ -406,31 +411,31 @@ const ALIKE: f64 = 0.3;
 
 /// Adds each thread that is in no cluster to the thread whose regions are most similar. Threads that run beside their
 /// partners leave too few samples for a cluster of their own, and if all threads share alike, there are no clusters.
-fn join_unclustered(mut of: Vec<Option<usize>>, maps: &[ThreadMap<'_>]) -> Vec<Option<usize>> {
+fn join_unclustered(mut cluster_of: Vec<Option<usize>>, maps: &[ThreadMap<'_>]) -> Vec<Option<usize>> {
     let dot = |a: usize, b: usize| -> f64 {
         maps[a].counters.iter().zip(maps[b].counters).map(|(&x, &y)| f64::from(x) * f64::from(y)).sum()
     };
     let alike = |a: usize, b: usize| dot(a, b) / libm::sqrt(dot(a, a) * dot(b, b)).max(1e-9);
-    let mut next = of.iter().flatten().max().map_or(0, |last| last + 1);
-    for index in 0..of.len() {
-        if of[index].is_some() {
+    let mut next = cluster_of.iter().flatten().max().map_or(0, |last| last + 1);
+    for index in 0..cluster_of.len() {
+        if cluster_of[index].is_some() {
             continue;
         }
-        let others = (0..of.len()).filter(|&other| other != index).map(|other| (alike(index, other), other));
+        let others = (0..cluster_of.len()).filter(|&other| other != index).map(|other| (alike(index, other), other));
         let Some((most, other)) = others.reduce(|a, b| if b.0 > a.0 { b } else { a }) else { continue };
         if most < ALIKE {
             continue;
         }
-        let cluster = of[other].unwrap_or(next);
+        let cluster = cluster_of[other].unwrap_or(next);
         next = next.max(cluster + 1);
-        (of[index], of[other]) = (Some(cluster), Some(cluster));
+        (cluster_of[index], cluster_of[other]) = (Some(cluster), Some(cluster));
     }
-    merge_groups(of, maps)
+    merge_groups(cluster_of, maps)
 }
 
 /// Merges clusters whose threads use the same regions.
-fn merge_groups(mut of: Vec<Option<usize>>, maps: &[ThreadMap<'_>]) -> Vec<Option<usize>> {
-    let count = of.iter().flatten().max().map_or(0, |last| last + 1);
+fn merge_groups(mut cluster_of: Vec<Option<usize>>, maps: &[ThreadMap<'_>]) -> Vec<Option<usize>> {
+    let count = cluster_of.iter().flatten().max().map_or(0, |last| last + 1);
     let sum = |of: &[Option<usize>], cluster: usize| {
         let mut sums: Vec<f64> = Vec::new();
         for (_, map) in of.iter().zip(maps).filter(|(one, _)| **one == Some(cluster)) {
@@ -442,13 +447,13 @@ fn merge_groups(mut of: Vec<Option<usize>>, maps: &[ThreadMap<'_>]) -> Vec<Optio
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(x, y)| x * y).sum::<f64>();
     for a in 0..count {
         for b in a + 1..count {
-            let (one, other) = (sum(&of, a), sum(&of, b));
-            if dot(&one, &other) >= ALIKE * libm::sqrt(dot(&one, &one) * dot(&other, &other)).max(1e-9) {
-                of.iter_mut().filter(|cluster| **cluster == Some(b)).for_each(|cluster| *cluster = Some(a));
+            let (map_sum, other) = (sum(&cluster_of, a), sum(&cluster_of, b));
+            if dot(&map_sum, &other) >= ALIKE * libm::sqrt(dot(&map_sum, &map_sum) * dot(&other, &other)).max(1e-9) {
+                cluster_of.iter_mut().filter(|cluster| **cluster == Some(b)).for_each(|cluster| *cluster = Some(a));
             }
         }
     }
-    of
+    cluster_of
 }
 
 /// Entries of a log.
@@ -463,8 +468,8 @@ fn log_entries(probe: &ProbeRequest) -> Option<u32> {
 fn is_uncertain_at(curve: &SizeCurve, bytes: f64) -> bool {
     let width = |(_, rate): &(u64, Estimate)| rate.high - rate.low;
     let narrowest = curve.iter().map(width).fold(f64::INFINITY, f64::min);
-    let there = curve.iter().find(|(size, _)| *size as f64 >= bytes).or(curve.last());
-    there.is_some_and(|point| width(point) > 2.0 * narrowest)
+    let curve_point = curve.iter().find(|(size, _)| *size as f64 >= bytes).or(curve.last());
+    curve_point.is_some_and(|point| width(point) > 2.0 * narrowest)
 }
 
 /// Do the probes in force leave all speeds as they are? Watch points of an idle thread do, because they wait for it.
@@ -490,17 +495,19 @@ fn memory_stall_share(speeds: &SpeedTracker, task: TaskId) -> Option<f64> {
 const PARTNER: f64 = 0.1;
 
 /// Adds threads that are in no cluster to those whose lines they fetch most.
-fn partners(view: &View<'_>, members: &[&&cachemate_core::TaskSample], of: &mut [Option<usize>]) {
-    let mut next = of.iter().flatten().max().map_or(0, |last| last + 1);
+fn assign_partners(view: &View<'_>, members: &[&&cachemate_core::TaskSample], partner_of: &mut [Option<usize>]) {
+    let mut next = partner_of.iter().flatten().max().map_or(0, |last| last + 1);
     for index in 0..members.len() {
-        let Some(profile) = view.profiles.get(&members[index].task).filter(|_| of[index].is_none()) else { continue };
+        let Some(profile) = view.profiles.get(&members[index].task).filter(|_| partner_of[index].is_none()) else {
+            continue;
+        };
         let share = |other: usize| profile.sharing.with.get(&members[other].task).map_or(0.0, |fact| fact.value);
         let others = (0..members.len()).filter(|&other| other != index).map(|other| (share(other), other));
         let Some((most, other)) = others.reduce(|a, b| if b.0 > a.0 { b } else { a }) else { continue };
         if most >= PARTNER {
-            let cluster = of[other].unwrap_or(next);
+            let cluster = partner_of[other].unwrap_or(next);
             next = next.max(cluster + 1);
-            (of[index], of[other]) = (Some(cluster), Some(cluster));
+            (partner_of[index], partner_of[other]) = (Some(cluster), Some(cluster));
         }
     }
 }
@@ -509,14 +516,14 @@ fn partners(view: &View<'_>, members: &[&&cachemate_core::TaskSample], of: &mut 
 /// time.
 fn sampling_interval(view: &View<'_>, processes: &[ProcessId], share: f64) -> u32 {
     let rate = |process: &ProcessId| {
-        let (mut hits, mut ran) = (0.0, 0.0);
+        let (mut hits, mut run_time) = (0.0, 0.0);
         for sample in view.live_tasks().filter(|sample| sample.process == *process) {
             if let Some(count) = sample.counts.get(cachemate_core::CounterEvent::RemoteCacheHits) {
                 hits += count;
-                ran += sample.on_cpu_ns.iter().map(|(_, ns)| *ns as f64).sum::<f64>();
+                run_time += sample.on_cpu_ns.iter().map(|(_, ns)| *ns as f64).sum::<f64>();
             }
         }
-        if ran > 0.0 { hits / ran } else { 0.0 }
+        if run_time > 0.0 { hits / run_time } else { 0.0 }
     };
     let most = processes.iter().map(rate).fold(0.0, f64::max);
     libm::ceil(most * SAMPLE_COST_NS / share.max(1e-6)).clamp(1.0, 1e6) as u32

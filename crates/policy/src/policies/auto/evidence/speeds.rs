@@ -180,7 +180,7 @@ impl SpeedTracker {
     pub fn observed_speed(&self, task: TaskId, line_bytes: f64) -> Option<ObservedSpeed> {
         let sums = self.now.get(&task).filter(|sums| sums.instructions > 0.0)?;
         let misses = sums.misses.per_instr();
-        let per_miss = |of: DecayingSum| of.per_instr().zip(misses.filter(|&rate| rate > 1e-7)).map(|(a, b)| a / b);
+        let per_miss = |sum: DecayingSum| sum.per_instr().zip(misses.filter(|&rate| rate > 1e-7)).map(|(a, b)| a / b);
         Some(ObservedSpeed {
             cycles_per_instr: sums.cycles / sums.instructions,
             misses_per_instr: misses,

@@ -62,13 +62,13 @@ impl Bus {
     }
 
     /// Present wait of a miss on a package, in cycles.
-    pub fn wait_now(&self, package: u32) -> f64 {
+    pub fn current_wait(&self, package: u32) -> f64 {
         self.now.get(&package).copied().unwrap_or(0.0)
     }
 
     /// Additional wait of a miss on a package with this traffic, over the package on which it was measured.
-    pub fn longer(&self, lines_per_cycle: f64, measured_on: u32) -> f64 {
-        wait(self.line_cycles, lines_per_cycle) - self.wait_now(measured_on)
+    pub fn added_wait(&self, lines_per_cycle: f64, measured_on: u32) -> f64 {
+        wait(self.line_cycles, lines_per_cycle) - self.current_wait(measured_on)
     }
 }
 

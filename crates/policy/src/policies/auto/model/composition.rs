@@ -99,11 +99,12 @@ pub fn compose(present: &[CacheOccupant<'_>], cache_bytes: f64, turns: &[f64]) -
     fares
 }
 
-fn performance(one: &CacheOccupant<'_>, composed: f64, cache_bytes: f64) -> TaskPerformance {
-    let held = one.program.real_occupancy(composed / one.in_part_share, cache_bytes / one.in_part_share);
-    let misses_per_instr = one.program.misses(held);
+fn performance(occupant: &CacheOccupant<'_>, composed: f64, cache_bytes: f64) -> TaskPerformance {
+    let occupancy =
+        occupant.program.real_occupancy(composed / occupant.in_part_share, cache_bytes / occupant.in_part_share);
+    let misses_per_instr = occupant.program.misses(occupancy);
     TaskPerformance {
-        cycles_per_instr: one.program.cycles_at(misses_per_instr, one.wait_cycles, one.split_share),
+        cycles_per_instr: occupant.program.cycles_at(misses_per_instr, occupant.wait_cycles, occupant.split_share),
         misses_per_instr,
         held_bytes: composed,
     }
@@ -138,11 +139,12 @@ fn co_run(
     let mut minimum = 0.0;
     for step in 0..=MAX_STEPS {
         let (mut sum, mut slope) = (0.0, 0.0);
-        for (index, one) in present.iter().enumerate() {
-            let (bytes, per_instr) = one.program.footprint_near(window.cycles * rates[index], &mut window.steps[index]);
-            held[index] = one.in_part_share * bytes;
+        for (index, occupant) in present.iter().enumerate() {
+            let (bytes, per_instr) =
+                occupant.program.footprint_near(window.cycles * rates[index], &mut window.steps[index]);
+            held[index] = occupant.in_part_share * bytes;
             sum += held[index];
-            slope += one.in_part_share * per_instr * rates[index];
+            slope += occupant.in_part_share * per_instr * rates[index];
         }
         let missing = cache_bytes - sum;
         let all_held = missing >= 0.0 && (slope <= 0.0 || window.cycles >= LONGEST_CYCLES);
@@ -234,19 +236,19 @@ impl WindowGuess {
 fn turn_cycles(gang: usize, now: usize, into: f64, window: f64, turns: &[f64]) -> f64 {
     let rotation: f64 = turns.iter().sum();
     let whole = libm::floor(window / rotation);
-    let mut left = window - whole * rotation;
+    let mut remaining = window - whole * rotation;
     let mut had = whole * turns[gang];
     let (mut at, mut length) = (now, into);
     // The current turn also appears at the far end of the rotation, as far as it is still to come.
     for _ in 0..=turns.len() {
-        let part = left.min(length);
+        let part = remaining.min(length);
         if at == gang {
             had += part;
         }
-        left -= part;
+        remaining -= part;
         at = (at + turns.len() - 1) % turns.len();
         length = turns[at];
-        if left <= 0.0 {
+        if remaining <= 0.0 {
             break;
         }
     }
@@ -273,14 +275,14 @@ fn shares_in_turns(
             let middle = into + 0.5 * step;
             let progress = |index: usize, window: f64| {
                 let one = &present[index];
-                let ran = turn_cycles(one.gang, now, middle, window, turns);
+                let turn_length = turn_cycles(one.gang, now, middle, window, turns);
                 if one.gang != now {
-                    return ran * one.share / cycles[index];
+                    return turn_length * one.share / cycles[index];
                 }
                 // The current turn counts as it went, earlier ones at the mean speed.
-                let here = ran.min(middle);
+                let this_turn = turn_length.min(middle);
                 let so_far = done[index] + 0.5 * step * one.share / last[index];
-                so_far * here / middle + (ran - here) * one.share / cycles[index]
+                so_far * this_turn / middle + (turn_length - this_turn) * one.share / cycles[index]
             };
             let held = reach.occupancies(present, cache_bytes, progress);
             for (index, one) in present.iter().enumerate().filter(|(_, one)| one.gang == now) {
@@ -297,14 +299,14 @@ fn shares_in_turns(
             step *= NEXT_STEP;
         }
     }
-    let of = |(sums, one): (&[f64; 4], &CacheOccupant<'_>)| {
+    let mean_performance = |(sums, one): (&[f64; 4], &CacheOccupant<'_>)| {
         if sums[0] <= 0.0 {
             return performance(one, 0.0, cache_bytes);
         }
         let (misses_per_instr, held_bytes) = (sums[1] / sums[0], sums[3] / sums[2]);
         TaskPerformance { cycles_per_instr: sums[2] / sums[0], misses_per_instr, held_bytes }
     };
-    sums.iter().zip(present).map(of).collect()
+    sums.iter().zip(present).map(mean_performance).collect()
 }
 
 #[cfg(test)]
@@ -321,7 +323,7 @@ mod tests {
     fn alone_is_alone_and_like_fares_alike() {
         let one = uniform(3_000_000.0, 0.02);
         let alone = compose(&[present(&one, 0)], CACHE, &[1.0]);
-        assert!((alone[0].cycles_per_instr - one.alone(CACHE)).abs() < 1e-9);
+        assert!((alone[0].cycles_per_instr - one.solo_cycles(CACHE)).abs() < 1e-9);
         let both = compose(&[present(&one, 0), present(&one, 0)], CACHE, &[1.0]);
         assert_eq!(both[0], both[1]);
         // Each holds half of the cache, so about a third of its lines is missing.
@@ -334,8 +336,8 @@ mod tests {
     fn a_stream_displaces_a_program_that_fits() {
         let (keeps, stream) = (uniform(3_000_000.0, 0.02), program(|_| 0.05));
         let fares = compose(&[present(&keeps, 0), present(&stream, 0)], CACHE, &[1.0]);
-        assert!(fares[0].cycles_per_instr > 1.2 * keeps.alone(CACHE), "{fares:?}");
-        assert!((fares[1].cycles_per_instr / stream.alone(CACHE) - 1.0).abs() < 1e-6);
+        assert!(fares[0].cycles_per_instr > 1.2 * keeps.solo_cycles(CACHE), "{fares:?}");
+        assert!((fares[1].cycles_per_instr / stream.solo_cycles(CACHE) - 1.0).abs() < 1e-6);
     }
 
     /// Is the performance in each half of a cache, with half of the lines in it, the same as in the whole cache?
@@ -359,7 +361,7 @@ mod tests {
         let bytes = 2_097_152.0;
         let chase = program(|held| if held < bytes { 0.1 } else { 0.0 });
         let stream = program(|_| 0.1);
-        let (miss, hit) = (chase.cycles(0.0, 0.0, 0.0) / 0.1, chase.alone(CACHE) / 0.1);
+        let (miss, hit) = (chase.cycles(0.0, 0.0, 0.0) / 0.1, chase.solo_cycles(CACHE) / 0.1);
         let lines = bytes / 64.0;
         for turn in [0.5, 2.0, 4.0, 10.0].map(|times| times * lines * miss) {
             let found = compose(&[present(&chase, 0), present(&stream, 1)], CACHE, &[turn, turn]);

@@ -12,16 +12,16 @@ impl DecidedPlan {
     /// The part of a plan that still applies to the live tasks.
     pub fn from_previous(before: &Plan, view: &View<'_>) -> Self {
         let mut plan = Plan::idle(before.window);
-        let here: BTreeSet<TaskId> = view.movable().map(|task| task.task).collect();
+        let movable: BTreeSet<TaskId> = view.movable_tasks().map(|task| task.task).collect();
         let online = view.online();
         plan.affinity = before.affinity.clone();
-        plan.affinity.retain(|task, cpus| here.contains(task) && cpus.intersects(&online));
+        plan.affinity.retain(|task, cpus| movable.contains(task) && cpus.intersects(&online));
         let tasks: BTreeSet<TaskId> = view.observation.tasks.iter().map(|sample| sample.task).collect();
         let processes: BTreeSet<ProcessId> = view.observation.tasks.iter().map(|sample| sample.process).collect();
         for schedule in &before.gangs {
             let mut schedule = schedule.clone();
             for gang in &mut schedule.gangs {
-                gang.members.retain(|(task, _)| here.contains(task));
+                gang.members.retain(|(task, _)| movable.contains(task));
             }
             schedule.gangs.retain(|gang| !gang.members.is_empty());
             if !schedule.gangs.is_empty() && schedule.cpus.is_subset(&online) {

@@ -39,7 +39,7 @@ pub struct SiteLayout {
 
 impl SiteLayout {
     /// All tasks on the sites that the machine's own scheduler chose, without partitions.
-    pub fn default_of(problem: &PlanningProblem, lived_on: &BTreeMap<TaskId, usize>) -> Self {
+    pub fn from_default_sites(problem: &PlanningProblem, lived_on: &BTreeMap<TaskId, usize>) -> Self {
         let home = problem
             .tasks
             .iter()
@@ -69,9 +69,10 @@ impl SiteLayout {
         };
         let place = problem.places();
         let mut layout = SiteLayout::unpartitioned(problem, Vec::new(), false);
-        let on: Vec<Option<usize>> = problem.tasks.iter().map(|scene_task| held_on(&scene_task.task)).collect();
-        layout.site_of = problem.tasks.iter().zip(&on).map(|(scene_task, on)| on.or(scene_task.last_site)).collect();
-        layout.pinned = on.iter().map(Option::is_some).collect();
+        let held_sites: Vec<Option<usize>> = problem.tasks.iter().map(|scene_task| held_on(&scene_task.task)).collect();
+        layout.site_of =
+            problem.tasks.iter().zip(&held_sites).map(|(scene_task, on)| on.or(scene_task.last_site)).collect();
+        layout.pinned = held_sites.iter().map(Option::is_some).collect();
         for schedule in &plan.gangs {
             let Some(site) = problem.sites.iter().position(|site| schedule.cpus.is_subset(&site.cpus)) else {
                 continue;
@@ -152,14 +153,14 @@ impl SiteLayout {
             shares.push((id, members, group.units));
         }
         shares.retain(|(_, members, _)| !members.is_empty());
-        let held = |id: GroupId| {
+        let held_group = |id: GroupId| {
             let share = before.shares.iter().find(|share| share.group == id && share.cache == found.cache);
             share.map_or_else(IndexSet::default, |share| match &share.units {
                 Units::Colors { allowed, .. } => allowed.clone(),
                 Units::Ways { mask } => mask.clone(),
             })
         };
-        let now: Vec<IndexSet> = shares.iter().map(|(id, ..)| held(*id)).collect();
+        let now: Vec<IndexSet> = shares.iter().map(|(id, ..)| held_group(*id)).collect();
         let sizes: Vec<u32> = shares.iter().map(|(.., units)| *units).collect();
         if sizes.iter().sum::<u32>() > divided.units() {
             return;

@@ -62,7 +62,7 @@ pub struct PlanningProblem {
 }
 
 /// The sites of a machine; none if sizes are unknown.
-pub fn sites(view: &View<'_>) -> Vec<CacheSite> {
+pub fn cache_sites(view: &View<'_>) -> Vec<CacheSite> {
     let online = view.online();
     let caches = view.topology.last_level_caches().filter(|cache| cache.cpus.intersects(&online));
     let all = &view.topology.cpus;
@@ -107,15 +107,15 @@ impl CpuSites {
 
     /// The site on which a task spent most of its time; ties go to the first.
     pub fn site_of_task(&self, task: &TaskSample) -> Option<usize> {
-        let mut spent: Vec<(usize, u64)> = Vec::with_capacity(task.on_cpu_ns.len());
+        let mut site_times: Vec<(usize, u64)> = Vec::with_capacity(task.on_cpu_ns.len());
         for (cpu, ns) in task.on_cpu_ns.iter().filter(|(_, ns)| *ns > 0) {
             let Some(site) = self.site_of_cpu(cpu.0) else { continue };
-            match spent.iter_mut().find(|(other, _)| *other == site) {
+            match site_times.iter_mut().find(|(other, _)| *other == site) {
                 Some((_, sum)) => *sum += ns,
-                None => spent.push((site, *ns)),
+                None => site_times.push((site, *ns)),
             }
         }
-        let most = spent.into_iter().reduce(|a, b| if (b.1, a.0) > (a.1, b.0) { b } else { a })?;
+        let most = site_times.into_iter().reduce(|a, b| if (b.1, a.0) > (a.1, b.0) { b } else { a })?;
         Some(most.0)
     }
 }
@@ -150,26 +150,26 @@ impl PlanningProblem {
         mut before: impl FnMut(TaskId) -> Option<ProgramModel>,
     ) -> Option<Self> {
         let PriorObservations { speeds, clusters, lived_on, split_tasks, .. } = *earlier;
-        let sites = sites(view);
+        let sites = cache_sites(view);
         let seats = CpuSites::from_sites(&sites);
         let largest = sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
         let line = view.topology.last_level_caches().find_map(|cache| cache.line_bytes).unwrap_or(64);
-        let here = |task: &TaskSample| seats.site_of_task(task).or(lived_on.get(&task.task).copied());
+        let current_site = |task: &TaskSample| seats.site_of_task(task).or(lived_on.get(&task.task).copied());
         let partners_here = |task: &TaskSample| {
-            let mine = clusters.get(&task.task)?;
+            let own_cluster = clusters.get(&task.task)?;
             let partners: Vec<&TaskSample> = view
                 .live_tasks()
-                .filter(|other| other.task != task.task && clusters.get(&other.task) == Some(mine))
+                .filter(|other| other.task != task.task && clusters.get(&other.task) == Some(own_cluster))
                 .collect();
-            let near = partners.iter().filter(|other| here(other) == here(task)).count();
+            let near = partners.iter().filter(|other| current_site(other) == current_site(task)).count();
             Some(near as f64 / partners.len().max(1) as f64)
         };
         let mut threads_on: BTreeMap<(ProcessId, Option<usize>), usize> = BTreeMap::new();
         for task in view.live_tasks() {
-            *threads_on.entry((task.process, here(task))).or_default() += 1;
+            *threads_on.entry((task.process, current_site(task))).or_default() += 1;
         }
         let scene_task = |task: &TaskSample| {
-            let site = here(task);
+            let site = current_site(task);
             let inputs = |profile, speed| ModelInputs {
                 memory: earlier.memory(view, task, site.map(|site| &sites[site])),
                 profile,
@@ -286,7 +286,7 @@ impl PlanningProblem {
             }
             let site = held.site_of[index].map(|site| &self.sites[site]);
             if let Some((program, site)) = self.tasks[index].program.as_mut().zip(site) {
-                let queue = self.bus.as_ref().map_or(0.0, |bus| bus.wait_now(site.package));
+                let queue = self.bus.as_ref().map_or(0.0, |bus| bus.current_wait(site.package));
                 program.anchor_solo(composed.held_bytes, site.bytes, queue);
             }
         }
@@ -329,8 +329,8 @@ impl PlanningProblem {
     pub fn draw(&self, seed: u64) -> ErrorDraw {
         let mut generator = cachemate_core::SplitMix64::new(seed);
         let mut normal = || {
-            let radius = libm::sqrt(-2.0 * libm::log(1.0 - generator.unit()));
-            radius * libm::cos(std::f64::consts::TAU * generator.unit())
+            let radius = libm::sqrt(-2.0 * libm::log(1.0 - generator.draw_unit()));
+            radius * libm::cos(std::f64::consts::TAU * generator.draw_unit())
         };
         let factors = |scene_task: &ProblemTask| {
             let program = scene_task.program.as_ref()?;

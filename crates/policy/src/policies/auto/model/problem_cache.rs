@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use cachemate_core::{Plan, ProcessId, TaskId, View};
 
 use super::layout::SiteLayout;
-use super::problem::{PlanningProblem, PriorObservations, sites};
+use super::problem::{PlanningProblem, PriorObservations, cache_sites};
 use super::program_model::ProgramModel;
 use super::score_cache::ScoreCache;
 use crate::policies::auto::evidence::curves::CurveChecks;
@@ -65,18 +65,18 @@ impl ProblemCache {
     /// Tasks that arrived since, if nothing else has changed.
     fn newcomers(&self, view: &View<'_>, stamp: &TaskStamp, speeds: &SpeedTracker) -> Option<BTreeSet<TaskId>> {
         let large = self.problem.tasks.len() >= BRIEF_FROM_TASKS && self.problem.bus.is_none();
-        if !large || view.observation.window >= self.whole_at + REUSED_FOR || sites(view) != self.problem.sites {
+        if !large || view.observation.window >= self.whole_at + REUSED_FOR || cache_sites(view) != self.problem.sites {
             return None;
         }
         let then: BTreeMap<TaskId, (u32, bool)> =
             self.stamp.iter().map(|&(task, phase, known)| (task, (phase, known))).collect();
-        let here = stamp.iter().filter_map(|&(task, phase, known)| Some((then.get(&task)?, (phase, known))));
+        let known_stamps = stamp.iter().filter_map(|&(task, phase, known)| Some((then.get(&task)?, (phase, known))));
         let goals: BTreeMap<TaskId, _> =
             self.problem.tasks.iter().filter_map(|one| Some((one.task, one.program.as_ref()?.goal))).collect();
         let has_goal = |seen: &cachemate_core::TaskSample| {
             goals.get(&seen.task).is_some_and(|goal| *goal != seen.goal.unwrap_or_default())
         };
-        if here.into_iter().any(|(then, now)| *then != now) || view.live_tasks().any(has_goal) {
+        if known_stamps.into_iter().any(|(then, now)| *then != now) || view.live_tasks().any(has_goal) {
             return None;
         }
         let can_be_known =

@@ -149,9 +149,9 @@ impl ProgramModel {
         let cycles_per_miss = speed.stall_cycles_per_miss.or_else(stated_penalty)?.max(0.0);
         let queue_cycles = speed.stall_cycles_per_miss.and(speed.queue_cycles_per_miss).unwrap_or(0.0);
         let (nearest_cycles, far_cycles) = inputs.memory.split(cycles_per_miss, queue_cycles);
-        let here = speed.remote_cycles_per_instr.unwrap_or(0.0);
-        let base_cycles =
-            (speed.cycles_per_instr - now * cycles_per_miss - here).max(MIN_OWN_SHARE * speed.cycles_per_instr);
+        let remote_cycles = speed.remote_cycles_per_instr.unwrap_or(0.0);
+        let base_cycles = (speed.cycles_per_instr - now * cycles_per_miss - remote_cycles)
+            .max(MIN_OWN_SHARE * speed.cycles_per_instr);
         let apart = 1.0 - inputs.partners_here.clamp(0.0, 0.9);
         let [rate, low, high] = rates_at(curve, inputs.largest_cache_bytes / 2.0);
         let curve_error = (0.5 * (high - low) / rate.max(1e-9) / 2.0).clamp(0.02, 0.5);
@@ -167,7 +167,7 @@ impl ProgramModel {
             cycles_per_miss: nearest_cycles,
             far_cycles,
             lines_per_miss: speed.lines_per_miss.unwrap_or(1.0).clamp(0.5, 50.0),
-            remote_cycles: here / apart,
+            remote_cycles: remote_cycles / apart,
             cpu_demand: speed.cpu_demand,
             goal,
             rate: None,
@@ -289,7 +289,7 @@ impl ProgramModel {
 
     /// The same, with the bytes that another instruction adds.
     pub fn footprint_and_growth(&self, instructions: f64) -> (f64, f64) {
-        self.grown(self.growth.partition_point(|&after| after <= instructions), instructions)
+        self.grown_footprint(self.growth.partition_point(|&after| after <= instructions), instructions)
     }
 
     /// The same, searched from the position of the last call.
@@ -302,10 +302,10 @@ impl ProgramModel {
             next -= 1;
         }
         *found = next;
-        self.grown(next, instructions)
+        self.grown_footprint(next, instructions)
     }
 
-    fn grown(&self, next: usize, instructions: f64) -> (f64, f64) {
+    fn grown_footprint(&self, next: usize, instructions: f64) -> (f64, f64) {
         if next > STEPS {
             return (STEPS as f64 * self.step_bytes, 0.0);
         }
@@ -318,13 +318,13 @@ impl ProgramModel {
 
     /// Cycles per instruction with so many bytes, if each miss waits so many cycles longer and this share of its
     /// partners is elsewhere.
-    pub fn cycles(&self, bytes: f64, wait_cycles: f64, apart: f64) -> f64 {
-        self.cycles_at(self.misses(bytes), wait_cycles, apart)
+    pub fn cycles(&self, bytes: f64, wait_cycles: f64, split_share: f64) -> f64 {
+        self.cycles_at(self.misses(bytes), wait_cycles, split_share)
     }
 
     /// The same with so many misses per instruction.
-    pub fn cycles_at(&self, misses: f64, wait_cycles: f64, apart: f64) -> f64 {
-        self.base_cycles + misses * (self.cycles_per_miss + wait_cycles) + apart * self.remote_cycles
+    pub fn cycles_at(&self, misses: f64, wait_cycles: f64, split_share: f64) -> f64 {
+        self.base_cycles + misses * (self.cycles_per_miss + wait_cycles) + split_share * self.remote_cycles
     }
 
     /// Moves the curve above the present occupancy, and the split of cycles into waits and others, so that the forecast
@@ -339,12 +339,12 @@ impl ProgramModel {
             if bytes <= composed {
                 continue;
             }
-            let left = if now - whole > SAME_SHARE * now {
+            let remaining = if now - whole > SAME_SHARE * now {
                 ((self.misses[step] - whole) / (now - whole)).clamp(0.0, 1.0)
             } else {
                 ((cache_bytes - bytes) / (cache_bytes - composed).max(1.0)).clamp(0.0, 1.0)
             };
-            self.misses[step] = alone + left * (now - alone);
+            self.misses[step] = alone + remaining * (now - alone);
         }
         self.grow();
         let cycles_now = self.base_cycles + now * self.cycles_per_miss;
@@ -358,7 +358,7 @@ impl ProgramModel {
     }
 
     /// Cycles per instruction alone, on a cache of this size.
-    pub fn alone(&self, cache_bytes: f64) -> f64 {
+    pub fn solo_cycles(&self, cache_bytes: f64) -> f64 {
         if let Some(solo) = self.solo {
             return solo.cycles_per_instr;
         }
@@ -366,7 +366,7 @@ impl ProgramModel {
     }
 
     /// The same if its curve lies as low as its error allows.
-    pub fn alone_at_best(&self, cache_bytes: f64) -> f64 {
+    pub fn best_solo_cycles(&self, cache_bytes: f64) -> f64 {
         let place = (cache_bytes / self.step_bytes).clamp(0.0, STEPS as f64);
         let below = self.errors[(place as usize).min(STEPS)].0;
         self.base_cycles + (self.misses(cache_bytes) - below).max(0.0) * self.cycles_per_miss
@@ -535,7 +535,7 @@ pub mod tests {
     #[test]
     fn cycles_follow_from_what_was_measured() {
         let program = uniform(2_097_152.0, 0.02);
-        assert!((program.alone(CACHE) - 1.0).abs() < 1e-9);
+        assert!((program.solo_cycles(CACHE) - 1.0).abs() < 1e-9);
         assert!((program.cycles(1_048_576.0, 0.0, 0.0) - 2.0).abs() < 1e-6);
         assert!((program.cycles(1_048_576.0, 50.0, 0.0) - 2.5).abs() < 1e-6);
         let profile = Profile::default();
@@ -561,8 +561,8 @@ pub mod tests {
             ProgramModel::from_inputs(&inputs).unwrap()
         };
         let (chase, stream) = (of(60.0, 0.2), of(6.0, 0.25));
-        assert!((chase.cycles_per_miss - 200.0).abs() < 1e-9 && (chase.alone(CACHE) - 60.0).abs() < 1e-9);
-        assert!((stream.cycles_per_miss - 21.6).abs() < 1e-9 && (stream.alone(CACHE) - 6.0).abs() < 1e-9);
+        assert!((chase.cycles_per_miss - 200.0).abs() < 1e-9 && (chase.solo_cycles(CACHE) - 60.0).abs() < 1e-9);
+        assert!((stream.cycles_per_miss - 21.6).abs() < 1e-9 && (stream.solo_cycles(CACHE) - 6.0).abs() < 1e-9);
     }
 
     /// Is the cost of a miss split by node: less on the node of its memory, with the same queue on all nodes, and no

@@ -216,9 +216,9 @@ impl SiteState<'_> {
         // A task in several partitions has the mean of its performances, weighted by its share of lines in each.
         let mut fares = vec![TaskPerformance::NONE; present.len()];
         for (part, bytes) in self.parts() {
-            let inside: Vec<CacheOccupant<'_>> =
+            let occupants: Vec<CacheOccupant<'_>> =
                 part.iter().map(|&(at, inside)| CacheOccupant { in_part_share: inside, ..present[at] }).collect();
-            for (&(at, inside), fare) in part.iter().zip(compose(&inside, bytes, &lengths)) {
+            for (&(at, inside), fare) in part.iter().zip(compose(&occupants, bytes, &lengths)) {
                 fares[at].add(fare, inside);
             }
         }
@@ -226,14 +226,14 @@ impl SiteState<'_> {
             let cycles = if fares[at].cycles_per_instr > 0.0 { fares[at].cycles_per_instr } else { f64::INFINITY };
             let of_time = shares[at] / count as f64;
             let instr_per_cycle = of_time / cycles;
-            let alone = wants[at] / programs[at].alone(self.site.bytes);
+            let alone = wants[at] / programs[at].solo_cycles(self.site.bytes);
             let misses = fares[at].misses_per_instr;
             let lines_per_cycle = instr_per_cycle * misses * programs[at].lines_per_miss;
             let held_bytes = fares[at].held_bytes;
             let over_alone = instr_per_cycle / alone.max(1e-12);
             let of_wanted = of_time / wants[at].max(1e-12);
             let is_asked = programs[at].rate.is_some();
-            let alone_at_best = is_asked.then(|| wants[at] / programs[at].alone_at_best(self.site.bytes));
+            let alone_at_best = is_asked.then(|| wants[at] / programs[at].best_solo_cycles(self.site.bytes));
             ForecastSpeed {
                 over_alone,
                 instr_per_cycle,
@@ -264,9 +264,9 @@ impl SiteState<'_> {
         let of_group =
             |group: &PartitionMembers| part(all_members.clone().filter(|&at| is_in(group, at)).collect(), group.units);
         let mut parts: Vec<(Vec<(usize, f64)>, f64)> = self.cut.iter().map(of_group).collect();
-        let taken: u32 = self.cut.iter().map(|group| group.units).sum();
-        if taken < divided.units() {
-            parts.push(part(Vec::new(), divided.units() - taken));
+        let taken_units: u32 = self.cut.iter().map(|group| group.units).sum();
+        if taken_units < divided.units() {
+            parts.push(part(Vec::new(), divided.units() - taken_units));
         }
         parts.retain(|(inside, _)| !inside.is_empty());
         parts
@@ -293,8 +293,8 @@ impl SiteState<'_> {
             self.members.iter().zip(self.programs).any(has_goal)
         };
         let units = self.site.divided.map_or(1, |divided| divided.units());
-        let taken: u32 = self.cut.iter().filter(promised).map(|group| group.units).sum();
-        score.units_share = if self.cut.is_empty() { 1.0 } else { f64::from(taken) / f64::from(units) };
+        let promised_units: u32 = self.cut.iter().filter(promised).map(|group| group.units).sum();
+        score.units_share = if self.cut.is_empty() { 1.0 } else { f64::from(promised_units) / f64::from(units) };
         score
     }
 }
@@ -353,8 +353,9 @@ impl<'a> LayoutScorer<'a> {
 }
 
 fn split_shares_by_site(problem: &PlanningProblem, layout: &SiteLayout, members: &[Vec<usize>]) -> Vec<Vec<f64>> {
-    let of = |(site, members): (usize, &Vec<usize>)| split_shares(problem, &layout.site_of, members, site);
-    members.iter().enumerate().map(of).collect()
+    let site_split_shares =
+        |(site, members): (usize, &Vec<usize>)| split_shares(problem, &layout.site_of, members, site);
+    members.iter().enumerate().map(site_split_shares).collect()
 }
 
 /// All sites, with the waits of their packages for memory.
@@ -415,7 +416,7 @@ impl SiteScorer<'_> {
             programs = drawn.iter().collect();
         }
         let (site, programs) = (&self.problem.sites[self.site], &programs);
-        let here = SiteState {
+        let site_state = SiteState {
             site,
             members: self.members,
             programs,
@@ -425,7 +426,7 @@ impl SiteScorer<'_> {
             cut: self.cut,
             turns: self.turns,
         };
-        here.score()
+        site_state.score()
     }
 }
 
@@ -475,10 +476,10 @@ fn whole(problem: &PlanningProblem, layout: &SiteLayout) -> Vec<(LayoutScore, Ve
         }
         let Some(bus) = &problem.bus else { break };
         for (site, members) in members.iter().enumerate() {
-            let here = traffic.get(&problem.sites[site].package).copied().unwrap_or(0.0);
+            let package_traffic = traffic.get(&problem.sites[site].package).copied().unwrap_or(0.0);
             for (queue, &at) in queues[site].iter_mut().zip(members) {
                 let measured_on = problem.tasks[at].last_site.map_or(0, |on| problem.sites[on].package);
-                *queue = 0.5 * (*queue + bus.longer(here, measured_on));
+                *queue = 0.5 * (*queue + bus.added_wait(package_traffic, measured_on));
             }
         }
     }

@@ -147,7 +147,7 @@ pub mod tests {
         problem: &PlanningProblem,
         memo: &ScoreCache,
     ) -> Vec<(super::super::layout::SiteLayout, [LayoutScore; 2])> {
-        let allowed = AllowedMechanisms::filtered(|_| true);
+        let allowed = AllowedMechanisms::from_filter(|_| true);
         let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
         let (effort, generator) = (Cell::new(150), SplitMix64::new(1));
         let mut search = PlanSearch { problem, memo, allowed, judge, effort, generator };

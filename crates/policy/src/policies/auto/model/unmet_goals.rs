@@ -30,7 +30,7 @@ const FORECAST_WITHIN: f64 = 0.02;
 /// Is a plan better for the goals, whatever else it does? It is if all goals are met that were not, or if the shortfall
 /// shrinks by more than the forecast's error: of plans that miss a goal about alike, another one looks best in each
 /// search.
-pub fn mends(missing_now: f64, missing_then: f64) -> bool {
+pub fn is_improvement(missing_now: f64, missing_then: f64) -> bool {
     let becomes_met = missing_now > MET_WITHIN && missing_then <= MET_WITHIN;
     becomes_met || missing_now - missing_then > FORECAST_WITHIN
 }
@@ -68,7 +68,7 @@ pub fn explain_unmet(problem: &PlanningProblem, default: &SiteLayout, best: &Sit
     }
     if !payers.is_empty() {
         let mut tasks = Vec::new();
-        let text = format!("goals are met at the cost of {}", names_of(problem, &payers, &mut tasks));
+        let text = format!("goals are met at the cost of {}", payer_names(problem, &payers, &mut tasks));
         let most = payers.iter().map(|(_, loss)| *loss).fold(0.0, f64::max);
         let numbers = vec![("largest_loss_percent".to_string(), 100.0 * most)];
         why.push(Reason { kind: ReasonKind::Explanation, tasks, text, numbers });
@@ -144,7 +144,7 @@ fn programs_to_remove(problem: &PlanningProblem, layout: &SiteLayout, short: &Un
 }
 
 /// Names some of them, and adds their tasks to those of the reason.
-fn names_of(problem: &PlanningProblem, payers: &[(usize, f64)], tasks: &mut Vec<TaskId>) -> String {
+fn payer_names(problem: &PlanningProblem, payers: &[(usize, f64)], tasks: &mut Vec<TaskId>) -> String {
     let mut parts = Vec::new();
     for (at, loss) in payers.iter().take(PAYERS_NAMED) {
         parts.push(format!("{{{}}} (-{:.0} % of its solo speed)", tasks.len(), 100.0 * loss));
@@ -182,7 +182,7 @@ impl UnmetGoal {
         text += &self.find_outranking(problem, best, best_speeds, &mut tasks);
         text += match &self.target {
             _ if payers.is_empty() => ", and no program is slowed for it".to_string(),
-            _ => format!(", and {} is slowed for the speed that it has", names_of(problem, payers, &mut tasks)),
+            _ => format!(", and {} is slowed for the speed that it has", payer_names(problem, payers, &mut tasks)),
         }
         .as_str();
         Reason { kind: ReasonKind::InfeasibleGoal, tasks, text, numbers }
@@ -309,7 +309,7 @@ mod tests {
 
     /// All candidates, and the position of the best.
     fn searched(problem: &PlanningProblem) -> (Vec<CandidatePlan>, usize) {
-        let allowed = AllowedMechanisms::filtered(|mechanism| mechanism != Mechanism::Space);
+        let allowed = AllowedMechanisms::from_filter(|mechanism| mechanism != Mechanism::Space);
         let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
         let (effort, generator) = (Cell::new(2_000), SplitMix64::new(1));
         let memo = ScoreCache::new(problem);
@@ -329,8 +329,8 @@ mod tests {
     /// that meets it or misses it by much less?
     #[test]
     fn equal_breaches_mend_nothing() {
-        assert!(!mends(0.310, 0.305) && !mends(0.30, 0.31) && !mends(0.0005, 0.0));
-        assert!(mends(0.005, 0.0) && mends(0.30, 0.25));
+        assert!(!is_improvement(0.310, 0.305) && !is_improvement(0.30, 0.31) && !is_improvement(0.0005, 0.0));
+        assert!(is_improvement(0.005, 0.0) && is_improvement(0.30, 0.25));
     }
 
     /// A client runs beside a stream, and one like it has a cache for itself: do the two change places if the first has
@@ -339,7 +339,7 @@ mod tests {
     fn a_goal_is_met_and_the_paying_task_is_named() {
         let tasks = |goal| problem(&[(0.9, goal), (0.0, None), (0.9, None)]);
         let free = tasks(None);
-        let alone = 1e3 / free.tasks[0].program.as_ref().unwrap().alone(CACHE);
+        let alone = 1e3 / free.tasks[0].program.as_ref().unwrap().solo_cycles(CACHE);
         let over_alone =
             |problem: &PlanningProblem, layout: &SiteLayout| speeds(problem, layout)[0].unwrap().over_alone;
         let (all, best) = searched(&free);
@@ -379,7 +379,7 @@ mod tests {
         ) {
             let of = |&(share, kind, part): &(f64, u8, f64)| {
                 let share = if share < 0.3 { 0.0 } else { share };
-                let alone = if share > 0.0 { uniform(share * CACHE, 0.02).alone(CACHE) } else { 3.0 };
+                let alone = if share > 0.0 { uniform(share * CACHE, 0.02).solo_cycles(CACHE) } else { 3.0 };
                 let goal = match kind {
                     0 => rate(1e3 * part / alone),
                     1 => Some(Goal { max_slowdown: Some(1.2 - part), ..Goal::default() }),

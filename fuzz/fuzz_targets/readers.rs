@@ -3,7 +3,7 @@
 
 use std::sync::OnceLock;
 
-use cachemate_fuzzing::{FuzzTarget, MAX_INPUT_BYTES, TARGETS, target};
+use cachemate_fuzzing::{FuzzTarget, MAX_INPUT_BYTES, TARGETS, find_target};
 use libfuzzer_sys::fuzz_target;
 
 fn chosen_target() -> &'static FuzzTarget {
@@ -11,7 +11,8 @@ fn chosen_target() -> &'static FuzzTarget {
     CHOSEN.get_or_init(|| {
         let name = std::env::var("CACHEMATE_TARGET").unwrap_or_default();
         let known: Vec<&str> = TARGETS.iter().map(|target| target.name).collect();
-        target(&name).unwrap_or_else(|| panic!("CACHEMATE_TARGET is '{name}', expected one of {}", known.join(", ")))
+        find_target(&name)
+            .unwrap_or_else(|| panic!("CACHEMATE_TARGET is '{name}', expected one of {}", known.join(", ")))
     })
 }
 

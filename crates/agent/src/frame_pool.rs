@@ -27,7 +27,7 @@ pub enum FreeList {
 const LISTS: usize = COLORS + 4;
 
 impl FreeList {
-    fn at(self) -> usize {
+    fn index(self) -> usize {
         match self {
             FreeList::Color(color) => color as usize,
             FreeList::Unknown => COLORS,
@@ -57,14 +57,14 @@ impl<'a> FramePool<'a> {
     }
 
     /// Slots below are of the half that the kernel fills.
-    pub fn half(&self) -> u32 {
+    pub fn half_slots(&self) -> u32 {
         self.next.len() as u32 / 2
     }
 
     /// Puts a slot that is in no list at the front of one.
     /// Never for a fresh slot that [`FramePool::pop`] has not given yet.
     pub fn push(&mut self, list: FreeList, slot: u32) {
-        let at = list.at();
+        let at = list.index();
         self.next[slot as usize] = self.first[at];
         self.first[at] = slot;
         self.count[at] += 1;
@@ -73,7 +73,7 @@ impl<'a> FramePool<'a> {
     /// Takes a slot out of a list; `None` = the list is empty. The two empty lists give fresh slots when nothing else
     /// is left.
     pub fn pop(&mut self, list: FreeList) -> Option<u32> {
-        let at = list.at();
+        let at = list.index();
         let slot = self.first[at];
         if slot == NONE {
             let (fresh, end) = match list {
@@ -95,11 +95,11 @@ impl<'a> FramePool<'a> {
 
     /// Slots in the list; fresh slots are in none.
     pub fn count(&self, list: FreeList) -> u32 {
-        self.count[list.at()]
+        self.count[list.index()]
     }
 
     /// Frames of allowed colors.
-    pub fn allowed(&self, mask: u64) -> u32 {
+    pub fn allowed_count(&self, mask: u64) -> u32 {
         (0..MAX_COLORS).filter(|color| mask >> color & 1 == 1).map(|color| self.count(FreeList::Color(color))).sum()
     }
 
@@ -156,7 +156,7 @@ mod tests {
                         assert_eq!(color, which);
                         out.push(slot);
                     } else {
-                        assert_eq!(stock.allowed(mask), 0);
+                        assert_eq!(stock.allowed_count(mask), 0);
                     }
                 }
                 2 => out.extend(stock.take_any()),

@@ -237,7 +237,7 @@ impl Agent {
             sys::call(sys::READLINK, [exe.as_ptr() as usize, self.program.as_mut_ptr() as usize, room, 0, 0, 0]);
         }
         // The half that takes pages out must be a range whose missing pages are ours.
-        let (half, start) = (u64::from(self.stock.half()), self.region as u64);
+        let (half, start) = (u64::from(self.stock.half_slots()), self.region as u64);
         if fault::register(self.files.faults, start + half * PAGE, half * PAGE) < 0 || self.files.pagemap < 0 {
             return false;
         }
@@ -257,7 +257,7 @@ impl Agent {
             if ready > 0 && !self.read_messages() {
                 return;
             }
-            busy = self.background();
+            busy = self.run_background_work();
         }
     }
 
@@ -273,14 +273,14 @@ impl Agent {
         for message in &messages[..read as usize / 32] {
             match message[0] as u8 {
                 fault::EVENT_FAULT => self.serve_fault(message[2] & !(PAGE - 1)),
-                _ => self.layout_changed(message),
+                _ => self.track_layout_change(message),
             }
         }
         read > 0
     }
 
     /// A message that says where memory went or that it is gone; any other is of no concern.
-    fn layout_changed(&mut self, message: &[u64; 4]) {
+    fn track_layout_change(&mut self, message: &[u64; 4]) {
         match message[0] as u8 {
             fault::EVENT_REMAP => self.track_remap(message[1], message[2], message[3]),
             fault::EVENT_REMOVE => {
@@ -309,10 +309,10 @@ impl Agent {
         let start = sys::now_ns();
         self.account.faults += 1;
         self.scan_every_ns = SCAN_SOON_NS;
-        let given = self.supply_page(page);
+        let is_supplied = self.supply_page(page);
         self.ahead = if page == self.last_fault + PAGE { (2 * self.ahead).clamp(1, MAX_AHEAD) } else { 0 };
         self.last_fault = page;
-        if given {
+        if is_supplied {
             for _ in 0..self.ahead {
                 // Only what lies ready: the fault itself has its frame, and its thread runs again.
                 let next = self.last_fault + PAGE;
@@ -331,7 +331,7 @@ impl Agent {
     }
 
     fn release_slot(&mut self, slot: u32) {
-        let list = if slot < self.stock.half() { FreeList::Empty } else { FreeList::EmptyInFlight };
+        let list = if slot < self.stock.half_slots() { FreeList::Empty } else { FreeList::EmptyInFlight };
         self.stock.push(list, slot);
     }
 
@@ -390,7 +390,7 @@ impl Agent {
     }
 
     /// Deferrable work: orders, new ranges, the stock, the count; true = there is more to do at once.
-    fn background(&mut self) -> bool {
+    fn run_background_work(&mut self) -> bool {
         let now = sys::now_ns();
         if now >= self.next_tick_ns {
             self.next_tick_ns = now + TICK_MS * 1_000_000;
@@ -398,16 +398,16 @@ impl Agent {
             self.read_wanted(now);
             self.write_status();
         }
-        if now >= self.next_scan_ns || (handshake::ending() && !self.pass.running) {
+        if now >= self.next_scan_ns || (handshake::is_ending() && !self.pass.running) {
             self.scan();
             self.scan_every_ns = (2 * self.scan_every_ns).min(SCAN_LATE_NS);
             self.next_scan_ns = sys::now_ns() + self.scan_every_ns;
         }
-        if !self.pass.running && (now >= self.next_pass_ns || handshake::ending()) {
+        if !self.pass.running && (now >= self.next_pass_ns || handshake::is_ending()) {
             self.pass = ResidencyScan { running: true, ..ResidencyScan::default() };
         }
         let mut more = false;
-        if self.stock.allowed(self.account.mask) < READY_FRAMES {
+        if self.stock.allowed_count(self.account.mask) < READY_FRAMES {
             let before = self.stock.held_count();
             self.fetch(READY_FRAMES, TOGETHER as u32);
             more = self.stock.held_count() > before;
@@ -496,7 +496,7 @@ impl Agent {
                 self.pass.inside += 1;
                 continue;
             }
-            let moved = range.writable && self.move_all && !handshake::ending() && self.recolor(page);
+            let moved = range.writable && self.move_all && !handshake::is_ending() && self.recolor(page);
             if moved {
                 self.pass.inside += 1;
                 self.account.recolor_done += 1;
@@ -522,11 +522,11 @@ impl Agent {
         self.account.count_ns += self.pass.spent_ns;
         self.next_pass_ns = now + COUNT_EVERY_NS.max(self.pass.spent_ns * COUNT_SHARE);
         self.pass = ResidencyScan::default();
-        if handshake::ending() {
+        if handshake::is_ending() {
             // At the beginning: the program's first pages move right away.
             self.next_pass_ns = now;
             self.write_status();
-            handshake::final_count_done();
+            handshake::finish_final_count();
         }
     }
 
@@ -543,7 +543,7 @@ impl Agent {
 
     fn recolor_in_flight(&mut self, page: u64) -> bool {
         let mask = self.account.mask;
-        if self.stock.allowed(mask) == 0 && !self.fetch(READY_FRAMES / 4, FETCHED_FOR_A_FAULT) {
+        if self.stock.allowed_count(mask) == 0 && !self.fetch(READY_FRAMES / 4, FETCHED_FOR_A_FAULT) {
             return false;
         }
         let Some((fresh, color)) = self.stock.take(mask) else { return false };
@@ -634,7 +634,7 @@ impl Agent {
             fault::EVENT_FAULT => {
                 fault::wake(self.files.faults, message[2] & !(PAGE - 1));
             }
-            _ => self.layout_changed(&message),
+            _ => self.track_layout_change(&message),
         }
     }
 

@@ -10,12 +10,12 @@ static OUT: AtomicU32 = AtomicU32::new(0);
 static ENDING: AtomicBool = AtomicBool::new(false);
 
 /// Has the program asked for the last count?
-pub fn ending() -> bool {
+pub fn is_ending() -> bool {
     ENDING.load(Ordering::Acquire)
 }
 
 /// The last count stands in the status file; the waiting thread goes on.
-pub fn final_count_done() {
+pub fn finish_final_count() {
     ENDING.store(false, Ordering::Release);
 }
 

@@ -57,7 +57,7 @@ struct MapsLine<'a> {
     name: &'a [u8],
 }
 
-fn hexadecimal(digits: &[u8]) -> Option<u64> {
+fn parse_hexadecimal(digits: &[u8]) -> Option<u64> {
     if digits.is_empty() {
         return None;
     }
@@ -74,7 +74,7 @@ fn hexadecimal(digits: &[u8]) -> Option<u64> {
 fn parse(line: &[u8]) -> Option<MapsLine<'_>> {
     let mut words = line.split(|&byte| byte == b' ').filter(|word| !word.is_empty());
     let mut addresses = words.next()?.split(|&byte| byte == b'-');
-    let (start, end) = (hexadecimal(addresses.next()?)?, hexadecimal(addresses.next()?)?);
+    let (start, end) = (parse_hexadecimal(addresses.next()?)?, parse_hexadecimal(addresses.next()?)?);
     let modes = words.next()?;
     let (_offset, _device) = (words.next()?, words.next()?);
     let inode = words.next()?.iter().try_fold(0u64, |number, &digit| {
@@ -97,15 +97,15 @@ pub struct MappingFilter {
 
 impl MappingFilter {
     /// The range of the next line, if pages in it are colored; `program` = path of the program's file.
-    pub fn pick(&mut self, line: &[u8], program: &[u8]) -> Option<AddressRange> {
+    pub fn pick_range(&mut self, line: &[u8], program: &[u8]) -> Option<AddressRange> {
         let line = parse(line)?;
         if line.inode != 0 {
             self.file_ends = line.range.end;
             self.file_is_program = !program.is_empty() && line.name == program;
             return None;
         }
-        let named = line.name == b"[heap]" || line.name == b"[stack]" || line.name.starts_with(b"[anon:");
-        let anonymous = line.name.is_empty() || named;
+        let is_special = line.name == b"[heap]" || line.name == b"[stack]" || line.name.starts_with(b"[anon:");
+        let anonymous = line.name.is_empty() || is_special;
         let library_data = line.name.is_empty() && line.range.start == self.file_ends && !self.file_is_program;
         if library_data {
             self.file_ends = line.range.end; // a second piece of it may follow
@@ -134,7 +134,7 @@ pub fn read_ranges(ranges: &mut AddressRanges, excluded: &[(u64, u64)], program:
         filled += read as usize;
         let mut done = 0;
         while let Some(length) = buffer[done..filled].iter().position(|&byte| byte == b'\n') {
-            if let Some(range) = picker.pick(&buffer[done..done + length], program)
+            if let Some(range) = picker.pick_range(&buffer[done..done + length], program)
                 && !excluded.iter().any(|&(start, end)| range.start < end && start < range.end)
             {
                 ranges.push(range);
@@ -176,7 +176,7 @@ mod tests {
         ];
         let mut picker = MappingFilter::default();
         let picked: Vec<u64> =
-            text.iter().filter_map(|line| picker.pick(line, b"/usr/bin/prog")).map(|range| range.start).collect();
+            text.iter().filter_map(|line| picker.pick_range(line, b"/usr/bin/prog")).map(|range| range.start).collect();
         assert_eq!(picked, [0x65_2000, 0xe0_3000, 0x7f2_c66d_0000, 0x7f2_c66d_1000, 0x7ffe_0000_0000]);
     }
 

@@ -8,7 +8,7 @@ use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use crate::handler::{Agent, Files};
-use crate::handshake::{ending, release, request_final_count, try_acquire};
+use crate::handshake::{is_ending, release, request_final_count, try_acquire};
 use crate::layout::{
     FOLDER_VARIABLE, HOLD_VARIABLE, MASK_VARIABLE, PAGE_BYTES, ReferenceSetHeader, format_target, parse_target,
 };
@@ -54,21 +54,21 @@ const PRIVATE_ANONYMOUS: usize = 0x22;
 const NORESERVE: usize = 0x4000;
 
 /// Is the caller the process that the handler serves? A fork is not.
-pub fn served() -> bool {
+pub fn is_served_process() -> bool {
     let served = SERVED.load(Ordering::Acquire);
     // SAFETY: no memory is passed.
     served != 0 && unsafe { sys::call(sys::GETPID, [0; 6]) } == served as isize
 }
 
 extern "C" fn before_fork() {
-    while served() && !try_acquire() {
+    while is_served_process() && !try_acquire() {
         // SAFETY: no memory is passed.
         unsafe { sys::call(sys::SCHED_YIELD, [0; 6]) };
     }
 }
 
 extern "C" fn after_fork_in_parent() {
-    if served() {
+    if is_served_process() {
         release();
     }
 }
@@ -82,7 +82,7 @@ extern "C" fn after_fork_in_child() {
 /// handler registers the range later.
 pub fn register(start: usize, bytes: usize) {
     let file = REGISTRAR.load(Ordering::Relaxed);
-    if file >= 0 && served() {
+    if file >= 0 && is_served_process() {
         fault::register(file as isize, start as u64, bytes.next_multiple_of(PAGE_BYTES) as u64);
     }
 }
@@ -109,7 +109,7 @@ impl PathBuffer {
     }
 }
 
-fn variable(name: &str) -> Option<&'static [u8]> {
+fn environment_variable(name: &str) -> Option<&'static [u8]> {
     let mut text = [0u8; 32];
     text.get_mut(..name.len())?.copy_from_slice(name.as_bytes());
     // SAFETY: a name that ends with a zero; the result is a string of the environment, which does not change before
@@ -120,7 +120,7 @@ fn variable(name: &str) -> Option<&'static [u8]> {
     }
 }
 
-fn decimal(digits: &[u8]) -> Option<u64> {
+fn parse_decimal(digits: &[u8]) -> Option<u64> {
     digits.iter().try_fold(0u64, |number, &digit| {
         digit.is_ascii_digit().then(|| number.saturating_mul(10).saturating_add(u64::from(digit - b'0')))
     })
@@ -138,9 +138,9 @@ fn map_file(path: &PathBuffer, prot: usize, flags: usize) -> Option<(*mut u8, us
 
 /// Everything that can fail, before anything of the program is changed.
 fn prepare() -> Option<(&'static mut Agent, *mut u8)> {
-    let folder = variable(FOLDER_VARIABLE)?;
-    let (mask, all) = parse_target(variable(MASK_VARIABLE)?)?;
-    let hold_pages = decimal(variable(HOLD_VARIABLE)?)? as usize / PAGE_BYTES;
+    let folder = environment_variable(FOLDER_VARIABLE)?;
+    let (mask, all) = parse_target(environment_variable(MASK_VARIABLE)?)?;
+    let hold_pages = parse_decimal(environment_variable(HOLD_VARIABLE)?)? as usize / PAGE_BYTES;
     // SAFETY: no memory is passed.
     let pid = unsafe { sys::call(sys::GETPID, [0; 6]) };
     let mut text = [0; 20];
@@ -234,15 +234,15 @@ impl AgentMemory {
         // SAFETY: inside the mapping.
         unsafe { self.start.add(STACK_BYTES + Self::AGENT_BYTES) }
     }
-    fn region_at(&self) -> usize {
+    fn region_offset(&self) -> usize {
         STACK_BYTES + Self::AGENT_BYTES + (2 * self.hold_pages * 4).next_multiple_of(PAGE_BYTES)
     }
     fn region(&self) -> *mut u8 {
         // SAFETY: inside the mapping.
-        unsafe { self.start.add(self.region_at()) }
+        unsafe { self.start.add(self.region_offset()) }
     }
     fn bytes(&self) -> usize {
-        self.region_at() + 2 * self.hold_pages * PAGE_BYTES
+        self.region_offset() + 2 * self.hold_pages * PAGE_BYTES
     }
 }
 
@@ -311,7 +311,7 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
 pub extern "C" fn begin() {
     // A program without an agent runs as always; the reason stands in its status.
     let _ = start();
-    if served() {
+    if is_served_process() {
         // The heap has just grown: its new part is registered before the program touches it.
         request_final_count();
         wait_for_count(2_000);
@@ -320,7 +320,7 @@ pub extern "C" fn begin() {
 
 /// Called after `main`: resident pages are counted once more at the end.
 pub extern "C" fn end() {
-    if served() {
+    if is_served_process() {
         request_final_count();
         wait_for_count(250);
     }
@@ -328,7 +328,7 @@ pub extern "C" fn end() {
 
 fn wait_for_count(patience_ms: u32) {
     for _ in 0..patience_ms {
-        if !ending() || !served() {
+        if !is_ending() || !is_served_process() {
             return;
         }
         let time = [0u64, 1_000_000];

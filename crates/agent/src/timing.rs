@@ -312,18 +312,18 @@ impl ReferenceSet {
     ///
     /// # Safety
     /// As [`ReferenceSet::has_color`], for each page.
-    pub unsafe fn classify_all(&mut self, pages: &[*const u8], told: &mut [Option<u32>]) {
-        for (pages, told) in pages.chunks(TOGETHER).zip(told.chunks_mut(TOGETHER)) {
+    pub unsafe fn classify_all(&mut self, pages: &[*const u8], colors: &mut [Option<u32>]) {
+        for (pages, colors) in pages.chunks(TOGETHER).zip(colors.chunks_mut(TOGETHER)) {
             // SAFETY: the caller's promise.
-            unsafe { self.classify_batch(pages, told) };
+            unsafe { self.classify_batch(pages, colors) };
         }
     }
 
-    unsafe fn classify_batch(&mut self, pages: &[*const u8], told: &mut [Option<u32>]) {
+    unsafe fn classify_batch(&mut self, pages: &[*const u8], page_color: &mut [Option<u32>]) {
         // So few cost less one by one.
         if pages.len() < 4 {
             // SAFETY: the caller's promise.
-            pages.iter().zip(told).for_each(|(page, told)| *told = unsafe { self.classify(*page) });
+            pages.iter().zip(page_color).for_each(|(page, told)| *told = unsafe { self.classify(*page) });
             return;
         }
         let bits = (u32::BITS - (self.colors - 1).leading_zeros()) as usize;
@@ -340,7 +340,7 @@ impl ReferenceSet {
                 break;
             }
         }
-        for ((page, votes), told) in pages.iter().zip(votes).zip(told) {
+        for ((page, votes), told) in pages.iter().zip(votes).zip(page_color) {
             let color = Some(votes.color(bits)).filter(|color| votes.is_settled(bits) && *color < self.colors);
             // SAFETY: as above.
             *told = color.or_else(|| unsafe { self.classify(*page) });

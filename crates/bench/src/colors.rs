@@ -122,7 +122,7 @@ impl ColoredRun {
         command.extend(args.iter().map(ToString::to_string));
         let output = place.folder.join(format!("colored-{name}.out"));
         let mut program = start_colored(&command, mask, &output, &[(VARIABLE, report.as_path())])?;
-        program.ready(PATIENCE)?;
+        program.wait_until_ready(PATIENCE)?;
         Ok(ColoredRun { program, report })
     }
 
@@ -157,7 +157,7 @@ fn partition(place: &BenchHost, half: u64, other: u64) -> anyhow::Result<Vec<Ben
         rows.extend(partition_rows(bytes, min_solo, max_ordinary, &arms));
         for (name, actor) in [("victim", &mut colored), ("stream", &mut colored_stream)] {
             let what = format!("resident frames of the {name} in allowed classes, {} MiB victim", bytes >> 20);
-            rows.push(match actor.program.read_resident().and_then(|found| Some((found, found.inside()?))) {
+            rows.push(match actor.program.read_resident().and_then(|found| Some((found, found.allowed_anonymous_share()?))) {
                 None => BenchRow::not_shown("d", &what, "its page map cannot be read".to_string()),
                 Some((found, share)) => {
                     let measured = format!(
@@ -165,7 +165,7 @@ fn partition(place: &BenchHost, half: u64, other: u64) -> anyhow::Result<Vec<Ben
                         100.0 * share,
                         found.anonymous_pages(),
                         found.excluded_pages,
-                        100.0 * found.inside_of_own().unwrap_or(0.0),
+                        100.0 * found.allowed_own_share().unwrap_or(0.0),
                         found.copied_pages,
                         found.held_pages,
                         found.file_pages
@@ -282,7 +282,7 @@ fn recoloring(place: &BenchHost, half: u64, other: u64) -> anyhow::Result<Vec<Be
         }
         turns += 1;
         place.sleep(Duration::from_millis(150));
-        last = counting.program.agent().or(last);
+        last = counting.program.agent_report().or(last);
     }
     if place.is_stopped() || start.elapsed() > 2 * PATIENCE {
         return Ok(vec![BenchRow::not_shown(
@@ -374,10 +374,10 @@ fn real_programs(place: &BenchHost, mask: u64) -> anyhow::Result<Vec<BenchRow>> 
             let code = program.wait(&place.stop, Duration::from_millis(250))?;
             colored.push(start.elapsed().as_secs_f64());
             same &= ended.code() == Some(code) && std::fs::read(&plain)? == std::fs::read(&out)?;
-            let agents = program.agents();
+            let agents = program.agent_reports();
             same &= agents.iter().any(|(_, agent)| agent.account.is_ok());
             // From the kernel's page map if the program ran long enough, else from the agents' last counts.
-            let outside = program.resident().and_then(|found| found.inside());
+            let outside = program.resident().and_then(|found| found.allowed_anonymous_share());
             inside = outside.or_else(|| allowed_page_share(&agents)).or(inside);
             held = held.max(agents.iter().filter_map(|(_, agent)| agent.counter("max_held")).max().unwrap_or(0));
         }
@@ -428,7 +428,7 @@ fn curve(place: &BenchHost, colors: u32) -> anyhow::Result<Vec<BenchRow>> {
         for _ in 0..3 {
             let out = place.folder.join("curve.out");
             let mut program = start_colored(&command, mask, &out, &[])?;
-            program.ready(PATIENCE)?;
+            program.wait_until_ready(PATIENCE)?;
             let start = Instant::now();
             program.wait(&place.stop, Duration::from_secs(60))?;
             taken.push(start.elapsed().as_secs_f64());

@@ -162,7 +162,7 @@ fn private_bytes(topology: &Topology) -> u64 {
 /// reports.
 fn measured_cache(place: &BenchHost, rows: &mut Vec<BenchRow>) -> Option<u64> {
     const WHAT: &str = "last-level cache by measurement";
-    let fitted = PinnedThread::to(place.cpus.0).and_then(|_here| PrimeProber::fitting(Some(place.cache_bytes), 1));
+    let fitted = PinnedThread::new(place.cpus.0).and_then(|_here| PrimeProber::fitting(Some(place.cache_bytes), 1));
     match fitted {
         Err(error) => {
             rows.push(BenchRow::not_shown("a-b", WHAT, error.to_string()));

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use cachemate_daemon::ends_with_us;
+use cachemate_daemon::end_with_parent;
 use rustix::process::Signal;
 
 use crate::bench_host::{BenchHost, BenchRow, median};
@@ -204,7 +204,7 @@ impl SleeperGroup {
             format!("trap 'kill -9 0' TERM; i=0; while [ $i -lt {TASKS} ]; do sleep 10000 & i=$((i+1)); done; wait");
         let mut command = Command::new("sh");
         command.args(["-c", &line]).stdin(Stdio::null()).process_group(0).current_dir(&place.folder);
-        ends_with_us(&mut command, Signal::TERM);
+        end_with_parent(&mut command, Signal::TERM);
         Ok(SleeperGroup(command.spawn().context("sh cannot be started")?))
     }
 }
@@ -230,7 +230,7 @@ impl BenchDaemon {
         command.args(["--quiet", "manage", "--config"]).arg(folder.join(format!("{config}.toml")));
         command.arg("--state-dir").arg(folder.join(format!("{name}-state"))).args(more);
         command.arg("--socket").arg(folder.join(format!("{name}.sock"))).stdin(Stdio::null());
-        ends_with_us(&mut command, Signal::TERM);
+        end_with_parent(&mut command, Signal::TERM);
         Ok(BenchDaemon(command.spawn().context("the daemon cannot be started")?))
     }
 

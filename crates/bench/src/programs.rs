@@ -4,7 +4,7 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::Context;
 use cachemate_core::{CpuId, CpuSet};
-use cachemate_daemon::ends_with_us;
+use cachemate_daemon::end_with_parent;
 use cachemate_linux::kernel::{Kernel, LinuxHost};
 use cachemate_linux::sense::progress::VARIABLE;
 
@@ -48,7 +48,7 @@ impl Actor {
         std::fs::write(&report, 0u64.to_ne_bytes())
             .with_context(|| format!("{}: cannot be written", report.display()))?;
         command.env(VARIABLE, &report).stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
-        ends_with_us(&mut command, rustix::process::Signal::KILL);
+        end_with_parent(&mut command, rustix::process::Signal::KILL);
         let child = command.spawn().with_context(|| format!("'{name}' cannot be started"))?;
         let by_pid = dir.join(child.id().to_string());
         let _ = std::fs::remove_file(&by_pid);

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use cachemate_linux::sense::probes::PinnedThread;
-use cachemate_linux::sense::probes::intensity::{PrimeProber, buffer_bytes, wait};
+use cachemate_linux::sense::probes::intensity::{PrimeProber, buffer_bytes, wait_time};
 use cachemate_trace::{ProfileFile, bundled_recordings};
 
 use crate::bench_host::{BenchHost, BenchRow, BenchVerdict, median, run_and_read};
@@ -58,7 +58,7 @@ struct RankedProgram {
 /// The inputs cannot be written, or a program cannot be started.
 pub fn bench_rows(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
     const WHAT: &str = "intensity against recorded misses";
-    let here = PinnedThread::to(place.cpus.0)?;
+    let here = PinnedThread::new(place.cpus.0)?;
     let mut reloader = match PrimeProber::new(buffer_bytes(Some(place.cache_bytes)), 1) {
         Ok(reloader) => reloader,
         Err(error) => return Ok(vec![BenchRow::not_shown("a", WHAT, error.to_string())]),
@@ -148,13 +148,13 @@ fn measure(
     let mut sides: [[Vec<f64>; 2]; 2] = Default::default(); // [shared][beside]
     while sides[1][1].len() < SAMPLES && start.elapsed() < PATIENCE && !place.is_stopped() {
         let (gate, samples) = place.gate(|| {
-            let Ok(_here) = PinnedThread::to(place.cpus.0) else { return Vec::new() };
+            let Ok(_here) = PinnedThread::new(place.cpus.0) else { return Vec::new() };
             let mut samples = Vec::new();
             for (beside, counts) in
                 [(false, true), (false, true), (true, false), (true, true), (true, true), (false, true)]
             {
                 actor.runs(beside);
-                let sample = reloader.sample(wait(Some(place.cache_bytes)));
+                let sample = reloader.sample(wait_time(Some(place.cache_bytes)));
                 if counts {
                     samples.push((beside, f64::from(sample.missed) / f64::from(sample.reloads)));
                 }

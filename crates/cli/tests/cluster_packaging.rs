@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use cachemate_fleet::profile::{MissPoint, WorkloadProfile};
 use cachemate_fleet::scorer::{CacheState, NodeCacheState, ShareEffect};
-use common::not_shown::not_shown;
+use common::not_shown::report_unchecked;
 use common::run;
 use serde::Deserialize;
 use serde_json::Value;
@@ -27,7 +27,7 @@ fn documents(path: &Path) -> Vec<Value> {
 #[test]
 fn an_image_is_reproducible() {
     if Command::new("python3").arg("--version").stdout(Stdio::null()).status().is_err() {
-        not_shown("the image", "no python3");
+        report_unchecked("the image", "no python3");
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -129,7 +129,7 @@ fn the_chart_gives_the_manifests() {
     let chart = packaging().join("kubernetes/chart");
     let args = ["template", "cachemate", "--namespace", "cachemate", "--set", "extender.enabled=true"];
     let Ok(rendered) = Command::new("helm").args(args).arg(chart).output() else {
-        not_shown("the chart", "no helm");
+        report_unchecked("the chart", "no helm");
         return;
     };
     assert!(rendered.status.success(), "{}", String::from_utf8_lossy(&rendered.stderr));
@@ -190,7 +190,7 @@ fn the_submit_plugin_checks_comments() {
         .iter()
         .find_map(|lua| Command::new(lua).arg(folder.path().join("t.lua")).arg(&plugin).output().ok());
     let Some(ran) = lua else {
-        not_shown("the submit plugin", "no lua");
+        report_unchecked("the submit plugin", "no lua");
         return;
     };
     let lines = String::from_utf8(ran.stdout).unwrap();

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use browser::Browser;
 use browser::http::{ask, asked};
-use common::not_shown::not_shown;
+use common::not_shown::report_unchecked;
 use common::{ChildGuard, command, run, status_when};
 use serde_json::{Value, json};
 
@@ -113,7 +113,7 @@ fn a_daemons_page_is_shown_to_who_has_the_token() {
 #[test]
 fn a_browser_follows_a_daemon() {
     let Some(mut browser) = Browser::start() else {
-        not_shown("a daemon's page in a browser", "no Chromium");
+        report_unchecked("a daemon's page in a browser", "no Chromium");
         return;
     };
     let shown = PageFixture::start("127.0.0.1:0", &["--observe-only"]);
@@ -233,7 +233,7 @@ fn a_recording_becomes_a_page() {
     assert_eq!(run(folder.path(), &args).code, Some(1), "not over a file that exists");
     run(folder.path(), &[&args[..], &["--force"]].concat()).ok();
     let Some(mut browser) = Browser::start() else {
-        not_shown("playback in a browser", "no Chromium");
+        report_unchecked("playback in a browser", "no Chromium");
         return;
     };
     browser.open(&format!("file://{}", folder.path().join("run.html").display()));

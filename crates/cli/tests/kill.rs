@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use cachemate_core::CpuSet;
 use cachemate_linux::kernel::{Kernel, LinuxHost};
-use common::not_shown::not_shown;
+use common::not_shown::report_unchecked;
 use common::{ChildGuard, TestCgroup, acting, group, run};
 use managed::{TestDaemon, TestPrograms, journal_gone, kill, signals, state, within};
 
@@ -83,7 +83,7 @@ impl Confinement {
                 Confinement(Some((ChildGuard(sleeper), group, path)))
             }
             Err(why) => {
-                not_shown("kills while a real group is confined", why);
+                report_unchecked("kills while a real group is confined", why);
                 Confinement(None)
             }
         }

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use common::not_shown::not_shown;
+use common::not_shown::report_unchecked;
 use common::{ChildGuard, MANAGE, acting, command, run};
 use managed::{kill, signals, within};
 
@@ -23,12 +23,12 @@ fn the_unit_is_as_tight_as_stated() {
     let threshold = format!("--threshold={MAX_EXPOSURE}");
     let output = Command::new("systemd-analyze").args(["security", "--offline=true", &threshold]).arg(&unit).output();
     let Ok(out) = output else {
-        not_shown("the unit's exposure", "no systemd-analyze");
+        report_unchecked("the unit's exposure", "no systemd-analyze");
         return;
     };
     let (said, error) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
     if said.is_empty() {
-        not_shown("the unit's exposure", &error);
+        report_unchecked("the unit's exposure", &error);
         return;
     }
     let told = said.lines().last().unwrap_or_default();
@@ -75,7 +75,7 @@ fn the_units_filter_lets_through_what_is_called() {
     let allowed = let_through(&std::fs::read_to_string(unit).unwrap());
     let traced = Command::new("strace").args(["-qq", "-o", "/dev/null", "true"]).stderr(Stdio::null()).status();
     let (Some(allowed), true) = (allowed, traced.is_ok_and(|status| status.success())) else {
-        not_shown("calls beyond the unit's filter", "no strace or no systemd-analyze");
+        report_unchecked("calls beyond the unit's filter", "no strace or no systemd-analyze");
         return;
     };
     assert!(allowed.len() > 100 && !allowed.contains("mount") && !allowed.contains("add_key"), "{allowed:?}");
@@ -111,6 +111,6 @@ fn the_units_filter_lets_through_what_is_called() {
     }
     assert!(beyond.is_empty(), "called, and not let through: {beyond:?}");
     if !Path::new("/run/systemd/system").exists() {
-        not_shown("a daemon, its guardian and a colored run under the shipped unit", "no systemd runs here");
+        report_unchecked("a daemon, its guardian and a colored run under the shipped unit", "no systemd runs here");
     }
 }

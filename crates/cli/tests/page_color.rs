@@ -13,7 +13,7 @@ use cachemate_core::CpuSet;
 use cachemate_linux::act::colors::agents::AgentReport;
 use cachemate_linux::act::colors::migration;
 use cachemate_linux::kernel::{Kernel, LinuxHost};
-use common::not_shown::not_shown;
+use common::not_shown::report_unchecked;
 use common::{ChildGuard, acting, command, daemon, run, status_when};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -63,7 +63,7 @@ fn counting(marker: &str) -> [String; 4] {
 fn a_colored_program_does_what_it_does_otherwise() {
     let folder = tempfile::tempdir().unwrap();
     if let Some(why) = unusable() {
-        not_shown("a program in colors", why);
+        report_unchecked("a program in colors", why);
         return;
     }
     let numbers: String = (0..60_000u64).map(|index| format!("{}\n", index.wrapping_mul(7_919) % 100_003)).collect();
@@ -72,7 +72,7 @@ fn a_colored_program_does_what_it_does_otherwise() {
     let args = [&["page-color", "run", "--colors", "0-7", "--report", "r.json", "--"][..], &sort[..]].concat();
     let colored = run(folder.path(), &args);
     if colored.code == Some(1) && colored.err.contains(MOVED) {
-        not_shown("a program in colors", colored.err);
+        report_unchecked("a program in colors", colored.err);
         return;
     }
     let colored = colored.ok();
@@ -112,7 +112,7 @@ fn agent_of(marker: &str) -> Option<PathBuf> {
 fn a_program_whose_launcher_is_killed_while_it_is_recolored_ends_right() {
     let folder = tempfile::tempdir().unwrap();
     if let Some(why) = unusable() {
-        not_shown("a launcher that is killed", why);
+        report_unchecked("a launcher that is killed", why);
         return;
     }
     let each = format!("300{:05}", std::process::id() % 100_000); // tells our program from others
@@ -134,7 +134,7 @@ fn a_program_whose_launcher_is_killed_while_it_is_recolored_ends_right() {
         }
         // Refused before the program began: nothing to see.
         if turns == 0 && launcher.try_wait().unwrap().is_some_and(|status| !status.success()) && !result.exists() {
-            not_shown("a launcher that is killed", "the colors are no longer told apart");
+            report_unchecked("a launcher that is killed", "the colors are no longer told apart");
             return;
         }
         if turns == 2 && !killed {
@@ -244,12 +244,12 @@ impl RecoloredProgram {
 #[test]
 fn a_plan_recolors_a_running_program_whoever_is_killed() {
     if let Some(why) = unusable() {
-        not_shown("a plan in colors", why);
+        report_unchecked("a plan in colors", why);
         return;
     }
     for (index, case) in ["nobody", "daemon", "guardian", "both", "program"].into_iter().enumerate() {
         let Some(mut shown) = RecoloredProgram::start(index, case == "both") else {
-            not_shown("a plan in colors", "the colors are no longer told apart");
+            report_unchecked("a plan in colors", "the colors are no longer told apart");
             return;
         };
         let under_way = |status: &Value| status["pending"].as_array().is_some_and(|pending| !pending.is_empty());

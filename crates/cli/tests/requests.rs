@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use cachemate_core::SplitMix64;
-use cachemate_fuzzing::change;
+use cachemate_fuzzing::mutate;
 use common::{ChildGuard, acting, daemon, run, status_when};
 
 const REQUESTS: u64 = 1_500;
@@ -44,7 +44,7 @@ fn send(seed: u64, corpus: &[&[u8]], at_most: usize, mut one: impl FnMut(&[u8]))
     while seconds.map_or(sent < REQUESTS, |seconds: u64| start.elapsed().as_secs() < seconds) {
         let pick = |generator: &mut SplitMix64| corpus[generator.draw_below(corpus.len() as u64) as usize];
         let (request, other) = (pick(&mut generator), pick(&mut generator));
-        one(&change(&mut generator, request, other, at_most));
+        one(&mutate(&mut generator, request, other, at_most));
         sent += 1;
     }
     sent

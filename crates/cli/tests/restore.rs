@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use cachemate_core::CpuSet;
 use cachemate_linux::kernel::{Kernel, LinuxHost};
 use cachemate_linux::safety::journal::{IntendedChange, Journal, JournalObject, ObjectState};
-use common::not_shown::not_shown;
+use common::not_shown::report_unchecked;
 use common::{ChildGuard, MANAGE, acting, run};
 
 fn affinity(pid: i32) -> CpuSet {
@@ -84,7 +84,7 @@ impl Drop for ShellPrograms {
 fn out_of_descriptors_everything_comes_back() {
     let whole = affinity(std::process::id() as i32);
     if whole.count() < 2 {
-        not_shown("programs that are moved", "one CPU");
+        report_unchecked("programs that are moved", "one CPU");
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -151,7 +151,7 @@ fn a_read_only_state_folder_is_no_obstacle() {
         ran.is_ok_and(|status| status.success())
     };
     if !mount(&["--bind", state.to_str().unwrap()]) {
-        not_shown("a read-only state folder", "no right to mount");
+        report_unchecked("a read-only state folder", "no right to mount");
         return;
     }
     let read_only = mount(&["-o", "remount,bind,ro"]);

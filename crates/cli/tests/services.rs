@@ -5,7 +5,7 @@ mod common;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use common::not_shown::not_shown;
+use common::not_shown::report_unchecked;
 use common::{ChildGuard, daemon, run, status_when};
 use serde_json::Value;
 
@@ -55,7 +55,7 @@ fn sleeper() -> ChildGuard {
 fn a_unit_is_shown_with_its_threads() {
     let group = match UnitGroup::new("redis.service") {
         Ok(group) => group,
-        Err(error) => return not_shown("a daemon that shows a unit", error),
+        Err(error) => return report_unchecked("a daemon that shows a unit", error),
     };
     let folder = tempfile::tempdir().unwrap();
     let (first, second, other) = (sleeper(), sleeper(), sleeper());

@@ -7,7 +7,7 @@ use rustix::process::Signal;
 
 /// If this process ends, by kill -9 or otherwise, the child gets `signal`: a stream that is left behind would disturb
 /// all programs.
-pub fn ends_with_us(command: &mut Command, signal: Signal) {
+pub fn end_with_parent(command: &mut Command, signal: Signal) {
     // SAFETY: prctl(2) is async-signal-safe and touches no memory of ours.
     unsafe {
         command.pre_exec(move || Ok(rustix::process::set_parent_process_death_signal(Some(signal))?));

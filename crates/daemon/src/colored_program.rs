@@ -67,7 +67,7 @@ impl ColoredProgram {
         }
         let (host, base) = (LinuxHost::new("/"), Path::new(BASE));
         let kit_id = format!("{:016x}", reference_set::id(base)?);
-        agents::tidy(&host, base);
+        agents::remove_dead_sessions(&host, base);
         let ledger = FrameLedger::open(base)?;
         // Sessions of one launcher have folders of their own.
         static SESSIONS: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
@@ -94,7 +94,7 @@ impl ColoredProgram {
             command.pre_exec(|| Ok(rustix::thread::disable_transparent_huge_pages(true)?));
         }
         if start.ends_with_us {
-            crate::children::ends_with_us(&mut command, rustix::process::Signal::KILL);
+            crate::children::end_with_parent(&mut command, rustix::process::Signal::KILL);
         }
         let child = match command.spawn() {
             Ok(child) => child,
@@ -125,15 +125,15 @@ impl ColoredProgram {
     }
 
     /// The present report of the program's agent.
-    pub fn agent(&self) -> Option<AgentReport> {
+    pub fn agent_report(&self) -> Option<AgentReport> {
         AgentReport::read(&LinuxHost::new("/"), &self.agent_folder()).ok()
     }
 
     /// Waits until the agent is at work; its refusal, the program's end, or too long a time are errors.
-    pub fn ready(&mut self, patience: Duration) -> anyhow::Result<()> {
+    pub fn wait_until_ready(&mut self, patience: Duration) -> anyhow::Result<()> {
         let until = Instant::now() + patience;
         while Instant::now() < until {
-            match self.agent().map(|agent| agent.account) {
+            match self.agent_report().map(|agent| agent.account) {
                 Some(Ok(_)) => return Ok(()),
                 Some(Err(why)) => bail!("the agent could not start: {why}"),
                 None => {}
@@ -161,9 +161,9 @@ impl ColoredProgram {
     /// Counts the resident frames of the program and its descendants, from outside. A process without an active agent
     /// is not counted; one that has exited counts with its last value.
     pub fn read_resident(&mut self) -> Option<ResidentPages> {
-        for (pid, agent) in self.agents().into_iter().filter(|(_, agent)| agent.account.is_ok()) {
+        for (pid, agent) in self.agent_reports().into_iter().filter(|(_, agent)| agent.account.is_ok()) {
             if let Ok(resident) = resident(pid, &self.ledger, self.mask, Some(&agent))
-                && resident.inside().is_some()
+                && resident.allowed_anonymous_share().is_some()
             {
                 self.seen.insert(pid, resident);
             }
@@ -173,11 +173,11 @@ impl ColoredProgram {
 
     /// All its processes together, each as it was last seen.
     pub fn resident(&self) -> Option<ResidentPages> {
-        self.seen.values().copied().reduce(|all, found| all.plus(&found))
+        self.seen.values().copied().reduce(|all, found| all.sum(&found))
     }
 
     /// All agents of the session, the program's own and those of programs that it started.
-    pub fn agents(&self) -> Vec<(i32, AgentReport)> {
+    pub fn agent_reports(&self) -> Vec<(i32, AgentReport)> {
         let host = LinuxHost::new("/");
         let pids = agents::processes(&host, &self.folder);
         pids.into_iter()
@@ -191,20 +191,20 @@ impl ColoredProgram {
     /// It cannot be waited for.
     pub fn wait(&mut self, stop: &AtomicBool, look_every: Duration) -> anyhow::Result<i32> {
         // Soon at first: a short program is seen at least once, a long one is not looked at all the time.
-        let mut between = Duration::from_millis(15).min(look_every);
-        let (mut told, mut next) = (false, Instant::now() + between);
+        let mut poll_interval = Duration::from_millis(15).min(look_every);
+        let (mut is_reported, mut next) = (false, Instant::now() + poll_interval);
         loop {
             if let Some(status) = self.child.try_wait().context("cannot wait for the program")? {
                 return Ok(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)));
             }
-            if stop.load(Ordering::Relaxed) && !told {
-                told = true;
+            if stop.load(Ordering::Relaxed) && !is_reported {
+                is_reported = true;
                 self.signal(rustix::process::Signal::TERM);
             }
             if Instant::now() >= next {
                 self.read_resident();
-                between = (2 * between).min(look_every);
-                next = Instant::now() + between;
+                poll_interval = (2 * poll_interval).min(look_every);
+                next = Instant::now() + poll_interval;
             }
             std::thread::sleep(Duration::from_millis(2));
         }

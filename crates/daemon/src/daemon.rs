@@ -71,7 +71,7 @@ impl ConfigSource {
         }
         config.state_dir = self.state_dir.clone().or(config.state_dir).or_else(|| Some(paths::state_dir()));
         config.socket = self.socket.clone().or(config.socket).or_else(|| Some(paths::socket()));
-        host::decider(&config)?;
+        host::verified_policy(&config)?;
         Ok(config)
     }
 }
@@ -96,16 +96,16 @@ pub fn run(source: &ConfigSource, switches: &ControlFlags, say: &dyn Fn(&str)) -
     let config = source.read()?;
     let state_dir = config.state_dir.clone().unwrap_or_else(paths::state_dir);
     paths::make_private_dir(&state_dir)?;
-    let Some(_lock) = Lock::daemon_after(&state_dir, PATIENCE)? else {
+    let Some(_lock) = Lock::wait_for_daemon_lock(&state_dir, PATIENCE)? else {
         bail!("another daemon holds {}", state_dir.display());
     };
-    let left = restore_left_behind(&LinuxHost::new("/").with_owners(GroupOwners::default()), &state_dir)?;
-    report_damage(&left, say);
-    report_failures(&left.account, say)?;
+    let recovery = restore_left_behind(&LinuxHost::new("/").with_owners(GroupOwners::default()), &state_dir)?;
+    report_damage(&recovery, say);
+    report_failures(&recovery.account, say)?;
     let host = host::survey_host(false)?;
-    let progress = progress(&config, say);
+    let progress = make_progress_files(&config, say);
     let services = ServiceWatch::start(&state_dir, &config, source.nri.clone(), switches.wake.clone())?;
-    let wish = LiveRunOptions {
+    let options = LiveRunOptions {
         rules: host::rules(&config.rules),
         learned: services.stored_profiles(say),
         runtime: services.runtime(),
@@ -115,9 +115,9 @@ pub fn run(source: &ConfigSource, switches: &ControlFlags, say: &dyn Fn(&str)) -
         wake: switches.wake.clone(),
         config,
     };
-    let host::LiveRun { control_loop: mut live, header, missing } = host::open(&host, &wish)?;
+    let host::LiveRun { control_loop: mut live, header, missing } = host::open(&host, &options)?;
     missing.iter().for_each(|missing| say(&missing.to_string()));
-    let shared = share(&wish.config, switches);
+    let shared = new_shared_status(&options.config, switches);
     let mut watcher = Watcher::new(header.pipeline.predictor.clone());
     let file = source.file.clone().unwrap_or_else(paths::config_file);
     watcher.status.config = cachemate_files::exists(&file).then(|| file.display().to_string());
@@ -126,40 +126,40 @@ pub fn run(source: &ConfigSource, switches: &ControlFlags, say: &dyn Fn(&str)) -
     watcher.status.level = host.capability_survey.level;
     let calibrated = host::calibrated_level(&host);
     watcher.status.calibrated = calibrated.load(Ordering::Relaxed) != 0;
-    watcher.status.mode = wish.config.mode;
+    watcher.status.mode = options.config.mode;
     watcher.status.policy = live.policy_name.clone();
-    watcher.status.colors = Some(colors(&live));
+    watcher.status.colors = Some(describe_colors(&live));
     publish(&shared, &watcher);
-    let socket_path = wish.config.socket.clone().unwrap_or_else(paths::socket);
+    let socket_path = options.config.socket.clone().unwrap_or_else(paths::socket);
     let _server = socket::serve(&socket_path, shared.clone())?;
-    let metrics_address = MetricsAddress::from_config(&wish.config)?;
-    if let Some(path) = &wish.config.metrics_textfile {
+    let metrics_address = MetricsAddress::from_config(&options.config)?;
+    if let Some(path) = &options.config.metrics_textfile {
         metrics::write_textfile(path, shared.clone())?;
     }
     let endpoints = Endpoints::open(metrics_address, source.page.as_ref(), &shared, &header, say)?;
     watcher.status.unavailable.clone_from(&endpoints.unavailable);
     publish(&shared, &watcher);
-    let log = run_log(&wish.config, &header)?;
+    let log = create_run_log(&options.config, &header)?;
     // An error means that systemd did not start this process, so there is nothing to notify.
     let _ = sd_notify::notify(false, &[NotifyState::Ready]);
     say(&format!(
         "{} with policy '{}', {} (cachemate doctor); socket {}",
-        if wish.config.mode == ManageMode::Act { "managing" } else { "observing only" },
+        if options.config.mode == ManageMode::Act { "managing" } else { "observing only" },
         live.policy_name,
         evidence_text(host.capability_survey.level, calibrated.load(Ordering::Relaxed) != 0),
         socket_path.display()
     ));
     let sinks = WindowSinks { shared, log, endpoints, header, services };
     live.machine.set_heartbeat(|| _ = sd_notify::notify(false, &[NotifyState::Watchdog]));
-    let ran = turns(source, switches, &mut live, &mut watcher, sinks, &calibrated, say);
+    let outcome = run_windows(source, switches, &mut live, &mut watcher, sinks, &calibrated, say);
     let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
     let put_back = live.machine.restore_all()?;
     report_failures(&put_back, say)?;
-    ran
+    outcome
 }
 
 /// The daemon's own report, because its rights may be fewer than those of the user of `doctor`.
-fn colors(live: &LiveLoop) -> String {
+fn describe_colors(live: &LiveLoop) -> String {
     use cachemate_core::{Ability, Machine, Support};
     match live.machine.capabilities().abilities.get(&Ability::Colors) {
         Some(Support::Yes { note }) => note.clone().unwrap_or_default(),
@@ -170,34 +170,34 @@ fn colors(live: &LiveLoop) -> String {
 }
 
 /// Programs report their progress beside the socket.
-pub(crate) fn progress_place(config: &ManageConfig) -> Option<PathBuf> {
+pub(crate) fn progress_dir(config: &ManageConfig) -> Option<PathBuf> {
     Some(config.socket.as_ref()?.parent()?.join("progress"))
 }
 
 /// The place where programs report, made so that every user may.
-fn progress(config: &ManageConfig, say: &dyn Fn(&str)) -> ProgressFiles {
-    let Some((dir, beside)) = progress_place(config).and_then(|dir| Some((dir.clone(), dir.parent()?.to_path_buf())))
+fn make_progress_files(config: &ManageConfig, say: &dyn Fn(&str)) -> ProgressFiles {
+    let Some((dir, beside)) = progress_dir(config).and_then(|dir| Some((dir.clone(), dir.parent()?.to_path_buf())))
     else {
         return ProgressFiles::default();
     };
     // As everywhere: a directory that cannot be created is reported, and there are no progress reports.
-    let progress_dir = std::fs::create_dir_all(&beside).and_then(|()| ProgressFiles::make(&dir));
+    let progress_dir = std::fs::create_dir_all(&beside).and_then(|()| ProgressFiles::create(&dir));
     progress_dir.unwrap_or_else(|error| {
         say(&format!("{}: {error}: programs cannot report their progress", dir.display()));
         ProgressFiles::default()
     })
 }
 
-fn share(config: &ManageConfig, switches: &ControlFlags) -> SharedStatus {
+fn new_shared_status(config: &ManageConfig, switches: &ControlFlags) -> SharedStatus {
     SharedStatus {
         status: Arc::default(),
         reload: switches.reload.clone(),
         wake: switches.wake.clone(),
-        allow_users: Arc::new(Mutex::new(allowed(config))),
+        allow_users: Arc::new(Mutex::new(allowed_user_ids(config))),
     }
 }
 
-fn allowed(config: &ManageConfig) -> Vec<u32> {
+fn allowed_user_ids(config: &ManageConfig) -> Vec<u32> {
     let id = |user: &User| match user {
         User::Id(id) => Some(*id),
         User::Name(_) => None, // names became numbers when the file was read
@@ -205,7 +205,7 @@ fn allowed(config: &ManageConfig) -> Vec<u32> {
     config.allow_users.iter().filter_map(id).collect()
 }
 
-fn run_log(config: &ManageConfig, header: &RunHeader) -> anyhow::Result<Option<RunLogWriter>> {
+fn create_run_log(config: &ManageConfig, header: &RunHeader) -> anyhow::Result<Option<RunLogWriter>> {
     let Some(path) = &config.run_log else { return Ok(None) };
     Ok(Some(RunLogWriter::create(path, true, header)?))
 }
@@ -223,7 +223,7 @@ struct WindowSinks {
     services: ServiceWatch,
 }
 
-fn turns(
+fn run_windows(
     source: &ConfigSource,
     switches: &ControlFlags,
     live: &mut LiveLoop,
@@ -283,7 +283,7 @@ fn turns(
         }
         publish(&shared, watcher);
         if let Some(feed) = &endpoints.feed {
-            feed.push(&record, live.profiles(), || page::live_of(&live.machine, &watcher.status));
+            feed.push(&record, live.profiles(), || page::daemon_state(&live.machine, &watcher.status));
         }
         let _ = sd_notify::notify(false, &[NotifyState::Watchdog]);
     }
@@ -325,17 +325,17 @@ fn reload(
 ) -> bool {
     let _ = sd_notify::notify(false, &[NotifyState::Reloading]);
     let taken = source.read().and_then(|config| {
-        let policy = host::decider(&config)?;
-        let name = host::policy_of(&config).name;
+        let policy = host::verified_policy(&config)?;
+        let name = host::policy_config(&config).name;
         let acting = config.mode == ManageMode::Act;
         if acting && !live.machine.may_act() {
             let state_dir = config.state_dir.clone().unwrap_or_else(paths::state_dir);
-            live.machine.acquire(host::acting(&state_dir)?);
+            live.machine.acquire(host::acquire_actuation_lock(&state_dir)?);
         }
         let account = live.machine.set_rules(host::rules(&config.rules), host::cpusets(&config), acting)?;
         report_restored(&account, say);
         cachemate_pipeline::replace_policy(live, name, policy);
-        *shared.allow_users.lock().unwrap_or_else(PoisonError::into_inner) = allowed(&config);
+        *shared.allow_users.lock().unwrap_or_else(PoisonError::into_inner) = allowed_user_ids(&config);
         Ok(config)
     });
     let reloaded = taken.is_ok();
@@ -390,14 +390,14 @@ fn report_restored(account: &[RestoredObject], say: &dyn Fn(&str)) {
 }
 
 /// Says what of a journal that was left behind is lost, or lies there still.
-pub(crate) fn report_damage(left: &RecoveryReport, say: &dyn Fn(&str)) {
-    if let Some(damage) = &left.damage {
+pub(crate) fn report_damage(recovery: &RecoveryReport, say: &dyn Fn(&str)) {
+    if let Some(damage) = &recovery.damage {
         say(&damage.to_string());
     }
-    if let Some(silence) = left.silence {
+    if let Some(silence) = recovery.silence {
         say(&format!("no heartbeat from the daemon for {} s: the host is being restored", silence.as_secs()));
     }
-    if let Some(error) = &left.stays {
+    if let Some(error) = &recovery.stays {
         say(&format!("the journal lies there still: {error}"));
     }
 }

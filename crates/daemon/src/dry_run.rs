@@ -9,7 +9,7 @@ use cachemate_linux::sense::progress::ProgressFiles;
 use cachemate_spec::ManageMode;
 use serde::Serialize;
 
-use crate::daemon::{ConfigSource, ControlFlags, progress_place};
+use crate::daemon::{ConfigSource, ControlFlags, progress_dir};
 use crate::host::{self, LiveLoop, LiveRunOptions};
 use crate::paths;
 
@@ -49,7 +49,8 @@ impl DryRun {
     /// Takes in one window and the list that it led to; true = it is the one.
     pub fn observe(&mut self, record: &WindowRecord, list: &[Change]) -> bool {
         self.windows += 1;
-        let refused = record.applied.refused.iter().map(|refused| &refused.message).filter(|said| *said != OBSERVING);
+        let refused =
+            record.applied.refused.iter().map(|refused| &refused.message).filter(|message| *message != OBSERVING);
         for refusal in refused {
             self.refuse(refusal.clone());
         }
@@ -64,23 +65,24 @@ impl DryRun {
     }
 
     /// Something that cannot be had.
-    pub fn refuse(&mut self, said: String) {
-        if !self.refused.contains(&said) {
-            self.refused.push(said);
+    pub fn refuse(&mut self, message: String) {
+        if !self.refused.contains(&message) {
+            self.refused.push(message);
         }
     }
 
     /// As plain lines.
-    pub fn words(&self) -> String {
+    pub fn render(&self) -> String {
         let policy = &self.policy;
         let mut text = match self.window {
             None => format!("policy '{policy}': none in {} windows\n", self.windows),
             Some(window) => format!("policy '{policy}', window {window}: not made, as this is a dry run\n"),
         };
         for DryRunChange { line, change } in &self.changes {
-            let after: Vec<String> = change.depends_on.iter().map(|id| id.0.to_string()).collect();
-            let after = if after.is_empty() { String::new() } else { format!("; after {}", after.join(", ")) };
-            text.push_str(&format!("{:>4}  {line}{after}\n", change.id.0));
+            let dependencies: Vec<String> = change.depends_on.iter().map(|id| id.0.to_string()).collect();
+            let dependency_text =
+                if dependencies.is_empty() { String::new() } else { format!("; after {}", dependencies.join(", ")) };
+            text.push_str(&format!("{:>4}  {line}{dependency_text}\n", change.id.0));
         }
         self.reasons.iter().take(8).for_each(|reason| text.push_str(&format!("decided: {reason}\n")));
         self.refused.iter().take(5).for_each(|why| text.push_str(&format!("refused: {why}\n")));
@@ -93,7 +95,7 @@ impl DryRun {
         while self.windows < windows {
             match live.step() {
                 Ok(Some(record)) => {
-                    if self.observe(&record, live.machine.planned()) {
+                    if self.observe(&record, live.machine.planned_changes()) {
                         break;
                     }
                 }
@@ -119,9 +121,9 @@ pub fn manage(source: &ConfigSource, switches: &ControlFlags, windows: u64) -> a
     config.mode = ManageMode::Observe;
     let state_dir = config.state_dir.clone().unwrap_or_else(paths::state_dir);
     let host = host::survey_host(false)?;
-    let wish = LiveRunOptions {
+    let options = LiveRunOptions {
         rules: host::rules(&config.rules),
-        progress: progress_place(&config).map_or_else(ProgressFiles::default, ProgressFiles::for_other_users),
+        progress: progress_dir(&config).map_or_else(ProgressFiles::default, ProgressFiles::for_other_users),
         state_dir: state_dir.clone(),
         learned: Default::default(),
         runtime: None,
@@ -129,7 +131,7 @@ pub fn manage(source: &ConfigSource, switches: &ControlFlags, windows: u64) -> a
         wake: switches.wake.clone(),
         config,
     };
-    let host::LiveRun { control_loop: mut live, missing, .. } = host::open(&host, &wish)?;
+    let host::LiveRun { control_loop: mut live, missing, .. } = host::open(&host, &options)?;
     let mut answer = DryRun::new(&live.policy_name);
     answer.notes.extend(missing.iter().map(ToString::to_string));
     answer.notes.extend(active_daemon(&state_dir));

@@ -14,10 +14,10 @@ use crate::daemon::{report_damage, report_failures};
 /// # Errors
 /// The journal cannot be read, or one of its objects could not be restored.
 pub fn run(state_dir: &Path, say: &dyn Fn(&str)) -> anyhow::Result<()> {
-    let left = watch(&LinuxHost::new("/").with_owners(GroupOwners::default()), state_dir)?;
-    report_damage(&left, say);
-    report_failures(&left.account, say)?;
-    if left.damage.is_some() || left.stays.is_some() {
+    let recovery = watch(&LinuxHost::new("/").with_owners(GroupOwners::default()), state_dir)?;
+    report_damage(&recovery, say);
+    report_failures(&recovery.account, say)?;
+    if recovery.damage.is_some() || recovery.stays.is_some() {
         bail!("look at the restore journal: cachemate restore gives the reason");
     }
     Ok(())

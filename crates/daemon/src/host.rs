@@ -100,10 +100,10 @@ pub(crate) fn calibrated_level(found: &HostSurvey) -> Arc<AtomicU32> {
         return level;
     }
     let tell = level.clone();
-    let tried = std::thread::Builder::new().name("cachemate-calibr".into()).spawn(move || {
+    let spawned = std::thread::Builder::new().name("cachemate-calibr".into()).spawn(move || {
         tell.store(survey_host(true).map_or(PROBES, |found| found.capability_survey.level), Ordering::Relaxed);
     });
-    if tried.is_err() {
+    if spawned.is_err() {
         level.store(found.capability_survey.level, Ordering::Relaxed);
     }
     level
@@ -137,26 +137,28 @@ pub struct LiveRunOptions {
 ///
 /// # Errors
 /// An unknown policy or bad parameters, a profile that cannot be read, a state folder that cannot be made.
-pub fn open(found: &HostSurvey, wish: &LiveRunOptions) -> anyhow::Result<LiveRun> {
-    let is_acting = wish.config.mode == ManageMode::Act;
+pub fn open(found: &HostSurvey, run_options: &LiveRunOptions) -> anyhow::Result<LiveRun> {
+    let is_acting = run_options.config.mode == ManageMode::Act;
     if is_acting {
-        crate::paths::make_private_dir(&wish.state_dir)?;
+        crate::paths::make_private_dir(&run_options.state_dir)?;
     }
-    let window = window_of(&wish.config);
+    let window = window_length(&run_options.config);
     let partitions = found.resctrl.as_ref().map(Resctrl::partitions).unwrap_or_default();
     let mut capabilities: Capabilities = capabilities(&found.capability_survey, partitions, window.as_nanos() as u64);
-    let (colors, divided) = match colors::partitions(&found.topology) {
-        Ok(divided) => (Support::Yes { note: Some(colors::describe_units(&divided)) }, divided),
+    let (colors, color_partitions) = match colors::partitions(&found.topology) {
+        Ok(color_partitions) => {
+            (Support::Yes { note: Some(colors::describe_units(&color_partitions)) }, color_partitions)
+        }
         Err(missing) => (Support::No { reason: missing.why, remedy: Some(missing.remedy) }, Vec::new()),
     };
     capabilities.abilities.insert(Ability::Colors, colors);
-    capabilities.partitions.extend(divided);
-    let state = wish.state_dir.display().to_string();
+    capabilities.partitions.extend(color_partitions);
+    let state = run_options.state_dir.display().to_string();
     let options = LiveOptions {
-        rules: wish.rules.clone(),
-        cpusets: cpusets(&wish.config),
+        rules: run_options.rules.clone(),
+        cpusets: cpusets(&run_options.config),
         act: is_acting,
-        state_dir: wish.state_dir.clone(),
+        state_dir: run_options.state_dir.clone(),
         guardian: GuardianCommand {
             // Not the path it was started by: an upgrade may have replaced that file meanwhile.
             program: PathBuf::from("/proc/self/exe"),
@@ -164,22 +166,23 @@ pub fn open(found: &HostSurvey, wish: &LiveRunOptions) -> anyhow::Result<LiveRun
         },
         first_window: window.min(Duration::from_millis(100)),
         probe_share: 0.5,
-        progress: wish.progress.clone(),
+        progress: run_options.progress.clone(),
         resctrl: found.resctrl.clone(),
-        gang_scheduler_socket: gang_scheduler_socket(&wish.config),
-        kernel_tolerance: wish.config.kernel_cache_tolerance,
-        learned: wish.learned.clone(),
-        directory: wish.runtime.as_ref().map(|runtime| runtime.directory.clone()).unwrap_or_default(),
-        starts: wish.runtime.as_ref().map(|runtime| runtime.starts.clone()).unwrap_or_default(),
-        known: known_profiles(&wish.config.profiles)?,
-        acting: if is_acting { Some(acting(&wish.state_dir)?) } else { None },
-        stop: wish.stop.clone(),
-        wake: wish.wake.clone(),
+        gang_scheduler_socket: gang_scheduler_socket(&run_options.config),
+        kernel_tolerance: run_options.config.kernel_cache_tolerance,
+        learned: run_options.learned.clone(),
+        directory: run_options.runtime.as_ref().map(|runtime| runtime.directory.clone()).unwrap_or_default(),
+        starts: run_options.runtime.as_ref().map(|runtime| runtime.starts.clone()).unwrap_or_default(),
+        known: known_profiles(&run_options.config.profiles)?,
+        acting: if is_acting { Some(acquire_actuation_lock(&run_options.state_dir)?) } else { None },
+        stop: run_options.stop.clone(),
+        wake: run_options.wake.clone(),
     };
-    let owners = wish.runtime.clone().map(|runtime| GroupOwners::with_runtime(runtime.directory, runtime.updates));
+    let owners =
+        run_options.runtime.clone().map(|runtime| GroupOwners::with_runtime(runtime.directory, runtime.updates));
     let kernel = LinuxHost::new("/").with_owners(owners.unwrap_or_default());
     let machine = LiveMachine::new(kernel, found.topology.clone(), capabilities, found.events.clone(), options);
-    let pipeline = pipeline(&wish.config, &found.topology, machine.capabilities())?;
+    let pipeline = pipeline(&run_options.config, &found.topology, machine.capabilities())?;
     let (header, missing) = (pipeline.header(&machine), pipeline.missing_evidence(&machine));
     Ok(LiveRun { control_loop: pipeline.start(machine), header, missing })
 }
@@ -188,10 +191,10 @@ pub fn open(found: &HostSurvey, wish: &LiveRunOptions) -> anyhow::Result<LiveRun
 ///
 /// # Errors
 /// Another one acts, or died and left a journal.
-pub(crate) fn acting(state_dir: &Path) -> anyhow::Result<Arc<ActuationLock>> {
+pub(crate) fn acquire_actuation_lock(state_dir: &Path) -> anyhow::Result<Arc<ActuationLock>> {
     // As long as a guardian may need that is just putting things back.
     const PATIENCE: Duration = Duration::from_secs(10);
-    let places = crate::paths::acting()?;
+    let places = crate::paths::actuation_lock_paths()?;
     match ActuationLock::acquire(&LinuxHost::new("/"), &places, state_dir, PATIENCE)? {
         Some(acting) => Ok(Arc::new(acting)),
         None => bail!(
@@ -209,7 +212,7 @@ fn gang_scheduler_socket(config: &ManageConfig) -> Option<PathBuf> {
     }
 }
 
-fn window_of(config: &ManageConfig) -> Duration {
+fn window_length(config: &ManageConfig) -> Duration {
     Duration::from_millis(config.window_ms.unwrap_or(1000))
 }
 
@@ -219,12 +222,12 @@ fn window_of(config: &ManageConfig) -> Duration {
 /// An unknown policy, or parameters that it does not take.
 fn pipeline(config: &ManageConfig, topology: &Topology, capabilities: &Capabilities) -> anyhow::Result<Pipeline> {
     let standard = StandardPipeline {
-        policy: policy_of(config),
+        policy: policy_config(config),
         guard: config.rollback.guard_config(),
         counted_instructions: INSTRUCTIONS_OF_A_READING,
         predictor: miss_cost::measure(topology),
         watches_code: false,
-        first_window: WindowLength::Time { ns: window_of(config).as_nanos() as u64 },
+        first_window: WindowLength::Time { ns: window_length(config).as_nanos() as u64 },
     };
     let config = with_size_sweeps(standard.for_machine(topology, capabilities), INSTRUCTIONS_OF_A_WINDOW);
     Ok(match chaos_policy(&config.policy) {
@@ -237,7 +240,7 @@ fn pipeline(config: &ManageConfig, topology: &Topology, capabilities: &Capabilit
 const DEFAULT_POLICY: &str = "auto";
 
 /// The configured policy, or the default one.
-pub(crate) fn policy_of(config: &ManageConfig) -> PolicyConfig {
+pub(crate) fn policy_config(config: &ManageConfig) -> PolicyConfig {
     let choice =
         config.policy.clone().unwrap_or(PolicyChoice { name: DEFAULT_POLICY.into(), parameters: Default::default() });
     PolicyConfig { name: choice.name, parameters: choice.parameters.to_string(), seed: config.seed }
@@ -253,8 +256,8 @@ fn chaos_policy(_: &PolicyConfig) -> Option<Box<dyn cachemate_core::Policy>> {
 ///
 /// # Errors
 /// An unknown policy, or parameters that it does not take.
-pub fn decider(config: &ManageConfig) -> anyhow::Result<VerifiedPolicy> {
-    let policy = policy_of(config);
+pub fn verified_policy(config: &ManageConfig) -> anyhow::Result<VerifiedPolicy> {
+    let policy = policy_config(config);
     let inner = match chaos_policy(&policy) {
         Some(chaos) => chaos,
         None => policies::build(&policy.name, &policy.parameters, policy.seed)?,
@@ -325,7 +328,7 @@ mod tests {
         for name in ["shake", "squeeze", "astray"] {
             let choice = PolicyChoice { name: name.to_string(), parameters: Default::default() };
             let config = ManageConfig { policy: Some(choice), ..ManageConfig::default() };
-            let error = decider(&config).map(|_| ()).unwrap_err().to_string();
+            let error = verified_policy(&config).map(|_| ()).unwrap_err().to_string();
             assert!(error.contains(name), "{error}");
         }
     }

@@ -31,4 +31,4 @@ mod service_watch;
 pub mod socket;
 pub mod status;
 
-pub use children::ends_with_us;
+pub use children::end_with_parent;

@@ -12,7 +12,7 @@ use crate::status::DaemonStatus;
 const JOURNAL_LINES: usize = 200;
 
 /// The state that only the daemon has.
-pub fn live_of(machine: &LiveMachine<LinuxHost>, status: &DaemonStatus) -> DaemonState {
+pub fn daemon_state(machine: &LiveMachine<LinuxHost>, status: &DaemonStatus) -> DaemonState {
     let managed = machine.managed_threads();
     let name = |pid: i32| managed.iter().find(|task| task.pid == pid).map_or("", |task| task.name.as_str());
     let thread = |pid: i32, tid: i32| match tid == pid {

@@ -21,13 +21,13 @@ const MAX_SOCKET_PATH: usize = 107;
 /// It, with what is wrong.
 pub fn check(config: &ManageConfig) -> anyhow::Result<()> {
     let state_dir = config.state_dir.clone().unwrap_or_else(paths::state_dir);
-    folder(&state_dir).with_context(|| format!("state_dir: {}", state_dir.display()))?;
+    check_folder(&state_dir).with_context(|| format!("state_dir: {}", state_dir.display()))?;
     check_cpusets(config)?;
     let path = config.socket.clone().unwrap_or_else(paths::socket);
     socket(&path).with_context(|| format!("socket: {}", path.display()))?;
     host::known_profiles(&config.profiles).context("profiles")?;
     if let Some(path) = &config.run_log {
-        log_file(path).with_context(|| format!("run_log: {}", path.display()))?;
+        check_log_file(path).with_context(|| format!("run_log: {}", path.display()))?;
     }
     Ok(())
 }
@@ -48,21 +48,21 @@ fn check_cpusets(config: &ManageConfig) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn may_write(path: &Path) -> anyhow::Result<()> {
+fn check_write_access(path: &Path) -> anyhow::Result<()> {
     rustix::fs::accessat(CWD, path, Access::WRITE_OK, AtFlags::EACCESS)
         .map_err(io::Error::from)
         .with_context(|| format!("{} cannot be written in", path.display()))
 }
 
 /// A folder that is there, or can be made.
-fn folder(path: &Path) -> anyhow::Result<()> {
+fn check_folder(path: &Path) -> anyhow::Result<()> {
     if path.as_os_str().is_empty() {
         bail!("found an empty path, expected a folder");
     }
     let there = path.ancestors().map(|path| if path.as_os_str().is_empty() { Path::new(".") } else { path });
     for path in there {
         match path.metadata() {
-            Ok(found) if found.is_dir() => return may_write(path),
+            Ok(found) if found.is_dir() => return check_write_access(path),
             Ok(_) => bail!("{} is no folder", path.display()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error).with_context(|| format!("{}", path.display())),
@@ -80,7 +80,7 @@ fn parent(path: &Path) -> anyhow::Result<&Path> {
 }
 
 fn socket(path: &Path) -> anyhow::Result<()> {
-    folder(parent(path)?)?;
+    check_folder(parent(path)?)?;
     let bytes = path.as_os_str().len();
     if bytes > MAX_SOCKET_PATH {
         bail!("found {bytes} bytes, expected {MAX_SOCKET_PATH} at most");
@@ -91,12 +91,12 @@ fn socket(path: &Path) -> anyhow::Result<()> {
     }
 }
 
-fn log_file(path: &Path) -> anyhow::Result<()> {
+fn check_log_file(path: &Path) -> anyhow::Result<()> {
     let folder = parent(path)?;
     match path.metadata() {
         Ok(found) if found.is_dir() => bail!("is a folder"),
-        Ok(_) => may_write(path),
-        Err(_) if folder.is_dir() => may_write(folder),
+        Ok(_) => check_write_access(path),
+        Err(_) if folder.is_dir() => check_write_access(folder),
         Err(_) => bail!("{} is no folder", folder.display()),
     }
 }

@@ -7,7 +7,7 @@ use cachemate_linux::safety::actuation_lock::LockPaths;
 
 /// `CACHEMATE_*` variables win over the usual places; switches and the configuration win over both.
 pub(crate) fn config_file() -> PathBuf {
-    named("CACHEMATE_CONFIG").unwrap_or_else(|| match is_root() {
+    path_variable("CACHEMATE_CONFIG").unwrap_or_else(|| match is_root() {
         true => PathBuf::from("/etc/cachemate/cachemate.toml"),
         false => path_from_variable("XDG_CONFIG_HOME", ".config").join("cachemate/cachemate.toml"),
     })
@@ -15,7 +15,7 @@ pub(crate) fn config_file() -> PathBuf {
 
 /// Holds the restore journal and the locks. Survives a crash; need not survive a boot.
 pub fn state_dir() -> PathBuf {
-    named("CACHEMATE_STATE_DIR").unwrap_or_else(|| match is_root() {
+    path_variable("CACHEMATE_STATE_DIR").unwrap_or_else(|| match is_root() {
         true => PathBuf::from("/var/lib/cachemate"),
         false => path_from_variable("XDG_STATE_HOME", ".local/state").join("cachemate"),
     })
@@ -23,7 +23,7 @@ pub fn state_dir() -> PathBuf {
 
 /// Holds what can be measured again.
 pub fn cache_dir() -> PathBuf {
-    named("CACHEMATE_CACHE_DIR").unwrap_or_else(|| match is_root() {
+    path_variable("CACHEMATE_CACHE_DIR").unwrap_or_else(|| match is_root() {
         true => PathBuf::from("/var/cache/cachemate"),
         false => path_from_variable("XDG_CACHE_HOME", ".cache").join("cachemate"),
     })
@@ -31,7 +31,7 @@ pub fn cache_dir() -> PathBuf {
 
 /// The daemon's default socket.
 pub fn socket() -> PathBuf {
-    named("CACHEMATE_SOCKET").unwrap_or_else(|| match (is_root(), std::env::var_os("XDG_RUNTIME_DIR")) {
+    path_variable("CACHEMATE_SOCKET").unwrap_or_else(|| match (is_root(), std::env::var_os("XDG_RUNTIME_DIR")) {
         (true, _) => PathBuf::from("/run/cachemate/cachemate.sock"),
         (false, Some(dir)) => PathBuf::from(dir).join("cachemate.sock"),
         (false, None) => state_dir().join("cachemate.sock"),
@@ -43,26 +43,27 @@ pub fn socket() -> PathBuf {
 ///
 /// # Errors
 /// The directory is missing and cannot be created.
-pub(crate) fn acting() -> anyhow::Result<LockPaths> {
+pub(crate) fn actuation_lock_paths() -> anyhow::Result<LockPaths> {
     const ROOT: &str = "/run/cachemate";
     let user = rustix::process::geteuid().as_raw();
     let own = PathBuf::from(format!("/run/user/{user}"));
-    let dir = named("CACHEMATE_LOCK_DIR").unwrap_or_else(|| match is_root() {
+    let dir = path_variable("CACHEMATE_LOCK_DIR").unwrap_or_else(|| match is_root() {
         true => PathBuf::from(ROOT),
         false if own.is_dir() => own,
         false => self::path_from_variable("XDG_STATE_HOME", ".local/state").join("cachemate"),
     });
     std::fs::create_dir_all(&dir).with_context(|| format!("{}: the folder cannot be made", dir.display()))?;
-    let root_acts = named("CACHEMATE_LOCK_DIR").unwrap_or_else(|| PathBuf::from(ROOT)).join("root-acts");
+    let root_acts = path_variable("CACHEMATE_LOCK_DIR").unwrap_or_else(|| PathBuf::from(ROOT)).join("root-acts");
     Ok(LockPaths { lock: dir.join(format!("cachemate-acting-{user}.lock")), root_acts })
 }
 
-fn named(variable: &str) -> Option<PathBuf> {
+fn path_variable(variable: &str) -> Option<PathBuf> {
     std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
 fn path_from_variable(variable: &str, below_home: &str) -> PathBuf {
-    named(variable).unwrap_or_else(|| named("HOME").unwrap_or_else(|| PathBuf::from("/")).join(below_home))
+    path_variable(variable)
+        .unwrap_or_else(|| path_variable("HOME").unwrap_or_else(|| PathBuf::from("/")).join(below_home))
 }
 
 /// Effective user.

@@ -68,7 +68,7 @@ impl ProgramGroup {
                     running.push(program);
                 }
                 Err(error) => {
-                    end(&mut running);
+                    end_programs(&mut running);
                     return Err(error);
                 }
             }
@@ -141,7 +141,7 @@ fn wait(
     let results =
         results.map(|(program, ended)| ended.unwrap_or_else(|| result(start, &program.report, None, None))).collect();
     over.store(true, Ordering::Relaxed);
-    end(&mut running);
+    end_programs(&mut running);
     results
 }
 
@@ -160,7 +160,7 @@ fn signal_group(program: &RunningChild, signal: Signal) {
 }
 
 /// Asks politely, then ends; the whole process group.
-fn end(running: &mut [RunningChild]) {
+fn end_programs(running: &mut [RunningChild]) {
     let alive = |program: &mut RunningChild| matches!(program.child.try_wait(), Ok(None));
     running.iter_mut().filter_map(|p| alive(p).then_some(p)).for_each(|p| signal_group(p, Signal::TERM));
     let until = Instant::now() + GRACE;

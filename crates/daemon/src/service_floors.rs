@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use cachemate_core::{CounterEvent, Estimate, Observation, PromiseState, PromiseTerm, ServiceIdentity, TaskSample};
-use cachemate_linux::act::rules::names_service;
+use cachemate_linux::act::rules::matches_service_name;
 use cachemate_spec::ServiceFloorConfig;
 
 use crate::service_status::{FloorMeasure, FloorStatus, ServiceStatus};
@@ -44,18 +44,18 @@ impl ServiceFloors {
     }
 
     /// Takes in one window: every service gets the floor of the first entry that names it.
-    pub(crate) fn observe(&mut self, seen: &Observation, services: &mut [ServiceStatus]) {
-        let seconds = seen.span.elapsed_ns as f64 / 1e9;
+    pub(crate) fn observe(&mut self, observation: &Observation, services: &mut [ServiceStatus]) {
+        let seconds = observation.span.elapsed_ns as f64 / 1e9;
         for floor in &mut self.0 {
             let from_file = floor.config.progress_file.is_some().then(|| floor.file_work()).flatten();
             for service in services.iter_mut().filter(|service| service.floor.is_none()) {
                 let identity = service.identity();
-                if !names_service(&floor.config.service, &identity) {
+                if !matches_service_name(&floor.config.service, &identity) {
                     continue;
                 }
                 let work = match floor.config.progress_file {
                     Some(_) => from_file.map(|work| (FloorMeasure::File, work)),
-                    None => task_work(seen, &identity),
+                    None => task_work(observation, &identity),
                 };
                 let history = floor.rates.entry(identity).or_default();
                 history.observe(work.filter(|_| seconds > 0.0).map(|(measure, work)| (measure, work / seconds)));
@@ -111,8 +111,8 @@ impl RateHistory {
 }
 
 /// Work of all tasks of a service: what they report if one of them does, else their instructions.
-fn task_work(seen: &Observation, service: &ServiceIdentity) -> Option<(FloorMeasure, f64)> {
-    let own: Vec<&TaskSample> = seen.tasks.iter().filter(|task| task.service_or_command() == *service).collect();
+fn task_work(observation: &Observation, service: &ServiceIdentity) -> Option<(FloorMeasure, f64)> {
+    let own: Vec<&TaskSample> = observation.tasks.iter().filter(|task| task.service_or_command() == *service).collect();
     let sum = |work: fn(&TaskSample) -> Option<f64>| {
         own.iter().filter_map(|task| work(task)).fold(None, |sum: Option<f64>, work| Some(sum.unwrap_or(0.0) + work))
     };

@@ -67,11 +67,11 @@ impl ServiceWatch {
     pub(crate) fn observe(
         &mut self,
         live: &mut LiveLoop,
-        seen: &Observation,
+        observation: &Observation,
         status: &mut DaemonStatus,
         say: &dyn Fn(&str),
     ) {
-        self.floors.observe(seen, &mut status.services);
+        self.floors.observe(observation, &mut status.services);
         let (machine, profiles) = live.machine_and_profiles();
         self.store.observe(machine.learn(profiles), machine.learned_profiles(), say);
         if let Some(unmatched) = self.rules.poll(&self.directory, say) {

@@ -137,14 +137,14 @@ async fn listen(listener: tokio::net::UnixListener, shared: SharedStatus) {
 
 /// A peer that goes away needs no answer.
 async fn answer(mut stream: tokio::net::UnixStream, peer: Peer, shared: SharedStatus) {
-    let Ok(request) = request(&mut stream).await else { return };
-    if let Ok(text) = reply(&request, peer, &shared) {
+    let Ok(request) = read_request(&mut stream).await else { return };
+    if let Ok(text) = render_reply(&request, peer, &shared) {
         let _ = stream.write_all(text.as_bytes()).await;
     }
 }
 
 /// The first line, or as much of it as a request can have.
-async fn request(stream: &mut tokio::net::UnixStream) -> io::Result<String> {
+async fn read_request(stream: &mut tokio::net::UnixStream) -> io::Result<String> {
     let mut line = Vec::new();
     let mut some = [0u8; LONGEST_REQUEST];
     while line.len() < LONGEST_REQUEST && !line.contains(&b'\n') {
@@ -158,7 +158,7 @@ async fn request(stream: &mut tokio::net::UnixStream) -> io::Result<String> {
     Ok(text.lines().next().unwrap_or_default().trim().to_string())
 }
 
-fn reply(request: &str, peer: Peer, shared: &SharedStatus) -> serde_json::Result<String> {
+fn render_reply(request: &str, peer: Peer, shared: &SharedStatus) -> serde_json::Result<String> {
     let user = peer.user;
     let refuse = |error: String| serde_json::to_string(&SocketError { error });
     match request {

@@ -9,7 +9,7 @@ use cachemate_core::{
 };
 use cachemate_linux::kernel::{Kernel, LinuxHost};
 use cachemate_linux::machine::LiveMachine;
-use cachemate_linux::safety::guardian::cgroup::ends_with;
+use cachemate_linux::safety::guardian::cgroup::do_end_together;
 use cachemate_linux::sense::pressure::Pressure;
 use cachemate_linux::sense::sched_cache::{self, PlacedThread, SchedCacheStatus};
 use cachemate_page::window_view::{RenderedReason, TaskNames, TaskView, WindowTracker, members};
@@ -391,7 +391,7 @@ impl Watcher {
         }
         let names = names(record, machine);
         let view = self.tracker.observe(record, topology, profiles, &names);
-        self.remember(record.observation.window, &view.reasons);
+        self.record_reasons(record.observation.window, &view.reasons);
         let ids: BTreeMap<TaskId, Ids> = machine
             .managed_threads()
             .iter()
@@ -423,7 +423,7 @@ impl Watcher {
         self.status.promises = promise_status::from_window(&record.promises, pid, &names);
         self.status.gangs = record.applied.gangs.iter().map(gang).collect();
         let shares = record.applied.shares.iter();
-        self.status.shares = shares.map(|held| share(held, &record.observation.tasks, machine)).collect();
+        self.status.shares = shares.map(|active| share(active, &record.observation.tasks, machine)).collect();
         self.status.pending = record.applied.pending.iter().map(pending).collect();
     }
 
@@ -438,17 +438,17 @@ impl Watcher {
         let pids: BTreeSet<i32> = threads.iter().map(|thread| thread.pid).collect();
         let conflict_of = |pid: i32| {
             let detail = sched_cache::conflicts(&state, topology, pid, &threads);
-            detail.into_iter().map(move |said| ConflictStatus { pid, detail: said })
+            detail.into_iter().map(move |conflict| ConflictStatus { pid, detail: conflict })
         };
         self.status.kernel_conflicts =
-            if state.aggregates() { pids.into_iter().flat_map(conflict_of).collect() } else { Vec::new() };
+            if state.is_aggregating() { pids.into_iter().flat_map(conflict_of).collect() } else { Vec::new() };
         self.status.kernel_cache_scheduling = state;
     }
 
     fn observe_guardian(&mut self, pid: Option<u32>) {
         if self.status.guardian_pid != pid || self.status.guardian_isolated.is_none() {
             let own = std::process::id() as i32;
-            let together = pid.and_then(|pid| ends_with(&LinuxHost::new("/"), own, i32::try_from(pid).ok()?));
+            let together = pid.and_then(|pid| do_end_together(&LinuxHost::new("/"), own, i32::try_from(pid).ok()?));
             self.status.guardian_isolated = together.map(|together| !together);
         }
         self.status.guardian_pid = pid;
@@ -470,9 +470,9 @@ impl Watcher {
     fn observe_waits(&mut self, record: &WindowRecord) {
         let mut waiting = BTreeMap::new();
         for task in record.observation.tasks.iter().filter(|task| !task.exited) {
-            let ran = task.has_run();
+            let has_run = task.has_run();
             let before = self.waiting_ns.get(&task.task).copied().unwrap_or(0);
-            let going_on = if task.cpu.is_some() && !ran { before + record.observation.span.elapsed_ns } else { 0 };
+            let going_on = if task.cpu.is_some() && !has_run { before + record.observation.span.elapsed_ns } else { 0 };
             if going_on > 0 {
                 waiting.insert(task.task, going_on);
             }
@@ -494,7 +494,7 @@ impl Watcher {
     }
 
     /// A decision that says the same as the one before is not told again.
-    fn remember(&mut self, window: u64, reasons: &[RenderedReason<'_>]) {
+    fn record_reasons(&mut self, window: u64, reasons: &[RenderedReason<'_>]) {
         if !reasons.is_empty() {
             self.reasons.clear();
         }
@@ -566,21 +566,21 @@ fn gang(schedule: &cachemate_core::GangSchedule) -> GangStatus {
     }
 }
 
-fn share(held: &ActiveShare, tasks: &[TaskSample], machine: &LiveMachine<LinuxHost>) -> ShareStatus {
-    let (ways, colors) = match &held.share.units {
+fn share(active: &ActiveShare, tasks: &[TaskSample], machine: &LiveMachine<LinuxHost>) -> ShareStatus {
+    let (ways, colors) = match &active.share.units {
         Units::Ways { mask } => (Some(mask.to_string()), None),
         Units::Colors { allowed, .. } => (None, Some(allowed.to_string())),
     };
     ShareStatus {
-        group: held.share.group.0,
-        cache: held.share.cache.0,
-        notes: if ways.is_some() { machine.explain_share(held) } else { Vec::new() },
+        group: active.share.group.0,
+        cache: active.share.cache.0,
+        notes: if ways.is_some() { machine.explain_share(active) } else { Vec::new() },
         ways,
         colors,
-        tasks: members(&held.share, tasks).map(|task| task.0).collect(),
-        occupancy_bytes: held.occupancy_bytes,
-        allowed_page_share: held.pages_in_share,
-        fallback_pages: held.fallback_pages,
+        tasks: members(&active.share, tasks).map(|task| task.0).collect(),
+        occupancy_bytes: active.occupancy_bytes,
+        allowed_page_share: active.pages_in_share,
+        fallback_pages: active.fallback_pages,
     }
 }
 

@@ -17,11 +17,11 @@ pub fn open_plain(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::openat(CWD, path, flags, Mode::empty())?);
     let metadata = file.metadata()?;
-    if metadata.is_file() { Ok(file) } else { Err(refuse(path, kind_of(&metadata), "a plain file")) }
+    if metadata.is_file() { Ok(file) } else { Err(refuse(path, file_kind(&metadata), "a plain file")) }
 }
 
 /// The kind of a file, for people.
-pub(crate) fn kind_of(metadata: &Metadata) -> &'static str {
+pub(crate) fn file_kind(metadata: &Metadata) -> &'static str {
     use std::os::unix::fs::FileTypeExt;
     let kind = metadata.file_type();
     match () {
@@ -106,7 +106,7 @@ pub fn read_limited(path: &Path, limit_bytes: u64) -> io::Result<Vec<u8>> {
 /// # Errors
 /// As [`read_limited`], or the file is no text.
 pub fn read_text_limited(path: &Path, limit_bytes: u64) -> io::Result<String> {
-    text_of(path, read_limited(path, limit_bytes)?)
+    decode_text(path, read_limited(path, limit_bytes)?)
 }
 
 pub(crate) fn read_open(file: &File, path: &Path, limit_bytes: u64) -> io::Result<Vec<u8>> {
@@ -119,7 +119,7 @@ pub(crate) fn read_open(file: &File, path: &Path, limit_bytes: u64) -> io::Resul
     Ok(content)
 }
 
-pub(crate) fn text_of(path: &Path, content: Vec<u8>) -> io::Result<String> {
+pub(crate) fn decode_text(path: &Path, content: Vec<u8>) -> io::Result<String> {
     String::from_utf8(content).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
         let message = format!("{}: found a byte at {at} that is no UTF-8, expected text", path.display());
@@ -147,7 +147,7 @@ impl FreshFile {
             && !metadata.is_file()
             && !metadata.is_symlink()
         {
-            return Err(refuse(path, kind_of(&metadata), "a plain file or none"));
+            return Err(refuse(path, file_kind(&metadata), "a plain file or none"));
         }
         let fresh = path.with_file_name(unpredictable_name(&name.to_string_lossy())?);
         let file = File::options().write(true).create_new(true).open(&fresh)?;

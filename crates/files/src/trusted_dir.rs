@@ -9,7 +9,7 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
-use crate::plain::{kind_of, read_open, text_of};
+use crate::plain::{decode_text, file_kind, read_open};
 use crate::{refuse, unpredictable_name};
 
 /// Write permission for users other than the owner.
@@ -214,7 +214,7 @@ impl TrustedDir {
         let file = File::from(self.reach(rest, flags.difference(OFlags::TRUNC))?);
         let metadata = file.metadata()?;
         if !metadata.is_file() {
-            return Err(refuse(&path(), kind_of(&metadata), "a plain file (remove it)"));
+            return Err(refuse(&path(), file_kind(&metadata), "a plain file (remove it)"));
         }
         if !is_trusted(metadata.uid()) {
             return Err(refuse(&path(), format!("a file of user {}", metadata.uid()), "one of this user or of root"));
@@ -243,7 +243,7 @@ impl TrustedDir {
     /// As [`TrustedDir::read`], or the file is no text.
     pub fn read_text(&self, rest: &Path, limit_bytes: u64) -> io::Result<Option<String>> {
         let content = self.read(rest, limit_bytes)?;
-        content.map(|content| text_of(&self.path.join(rest), content)).transpose()
+        content.map(|content| decode_text(&self.path.join(rest), content)).transpose()
     }
 
     /// Metadata of a file inside, without opening it; `None` if nothing is there. A link is not followed.

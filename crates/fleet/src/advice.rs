@@ -72,12 +72,12 @@ fn member(kind: &FleetService, profile: u16, solver: &CoRunSolver) -> CoRunMembe
 }
 
 /// Slowdowns of two services on one cache, in their order, in percent.
-fn pair_slowdowns(solver: &CoRunSolver, one: CoRunMember, other: CoRunMember) -> (f64, f64) {
-    let is_swapped = other < one;
-    let members = if is_swapped { vec![other, one] } else { vec![one, other] };
+fn pair_slowdowns(solver: &CoRunSolver, member: CoRunMember, other: CoRunMember) -> (f64, f64) {
+    let is_swapped = other < member;
+    let members = if is_swapped { vec![other, member] } else { vec![member, other] };
     let speeds = solver.speeds(&CoRunKey { members: members.clone(), ..CoRunKey::default() });
     let percent = |index: usize| {
-        let alone = f64::from(solver.alone(members[index]));
+        let alone = f64::from(solver.solo_cycles_per_instr(members[index]));
         ((f64::from(speeds[index].cycles_per_instr) / alone - 1.0) * 100.0).max(0.0)
     };
     if is_swapped { (percent(1), percent(0)) } else { (percent(0), percent(1)) }
@@ -116,9 +116,10 @@ pub fn advise(solver: &CoRunSolver, services: &[AdvisedService]) -> FleetAdvice 
     let advice = |(index, service): (usize, &AdvisedService)| {
         let bad = || pairs.iter().filter(|pair| pair.3.is_bad);
         let (suffers, harms) = (bad().any(|pair| pair.1 == index), bad().any(|pair| pair.2 == index));
-        let company = bad().filter(|pair| pair.1 == index || pair.2 == index);
-        let keep_apart: Vec<String> =
-            company.map(|pair| services[if pair.1 == index { pair.2 } else { pair.1 }].kind.name.clone()).collect();
+        let bad_co_runners = bad().filter(|pair| pair.1 == index || pair.2 == index);
+        let keep_apart: Vec<String> = bad_co_runners
+            .map(|pair| services[if pair.1 == index { pair.2 } else { pair.1 }].kind.name.clone())
+            .collect();
         let wants_own_cache = suffers && 2 * keep_apart.len() > profiled.len().saturating_sub(1);
         let role = service.kind.profile.as_ref().map(|_| match (suffers, harms) {
             (true, true) => "both",

@@ -116,11 +116,11 @@ impl FleetCell<'_> {
             let Some(departure) = departures.pop() else { break };
             let service = &mut self.services[departure.service as usize];
             service.is_live = false;
-            self.take_off(departure.service);
+            self.remove_service(departure.service);
         }
     }
 
-    fn take_off(&mut self, number: u32) {
+    fn remove_service(&mut self, number: u32) {
         let service = &mut self.services[number as usize];
         let Some(host) = service.host.take() else { return };
         let kind = service.kind;
@@ -239,7 +239,7 @@ impl FleetCell<'_> {
             let load = self.setup.model.kinds[usize::from(kind)].load_level(hour);
             let host = self.choose(kind, load, Some(home as usize));
             let Some(host) = host.filter(|&host| self.may_move(kind, load, host)) else { continue };
-            self.take_off(number);
+            self.remove_service(number);
             self.place_on(host, number, load);
             self.outcome.moves += 1;
             self.services[number as usize].lost_seconds += self.setup.moves.seconds;

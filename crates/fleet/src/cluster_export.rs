@@ -79,7 +79,7 @@ pub fn pod_mark<'a>(metadata: &'a PodMetadata, name: &str) -> Option<&'a str> {
 }
 
 /// A Kubernetes quantity: `500m`, `2`, `1.5Gi`. `None` = not a quantity.
-pub fn quantity(text: &str) -> Option<f64> {
+pub fn parse_quantity(text: &str) -> Option<f64> {
     let digits = text.find(|letter: char| !(letter.is_ascii_digit() || letter == '.')).unwrap_or(text.len());
     let number: f64 = text[..digits].parse().ok()?;
     let scale = match &text[digits..] {
@@ -102,13 +102,13 @@ pub fn quantity(text: &str) -> Option<f64> {
 ///
 /// # Errors
 /// A quantity that is none.
-pub fn requested(pod: &ExportedPod, resource: &str) -> Result<f64, FleetFieldError> {
+pub fn requested_amount(pod: &ExportedPod, resource: &str) -> Result<f64, FleetFieldError> {
     let mut sum = 0.0;
     for (index, container) in pod.spec.containers.iter().enumerate() {
         if let Some(text) = container.resources.requests.get(resource) {
             let field = || format!("spec.containers[{index}].resources.requests.{resource}");
-            sum +=
-                quantity(text).ok_or_else(|| FleetFieldError::new(field(), text, "a quantity such as 500m or 2Gi"))?;
+            sum += parse_quantity(text)
+                .ok_or_else(|| FleetFieldError::new(field(), text, "a quantity such as 500m or 2Gi"))?;
         }
     }
     Ok(sum)
@@ -161,12 +161,12 @@ fn pod_kind(pod: &ExportedPod, known: &[FleetService]) -> Result<FleetService, F
         None => None,
         Some(name) => {
             let field = "metadata.annotations.cachemate.io/profile";
-            let one = known.iter().find(|kind| kind.name == name);
-            Some(one.ok_or_else(|| FleetFieldError::new(field, name, "the name of a [[services]] entry"))?)
+            let known_kind = known.iter().find(|kind| kind.name == name);
+            Some(known_kind.ok_or_else(|| FleetFieldError::new(field, name, "the name of a [[services]] entry"))?)
         }
     };
-    let cpus = requested(pod, "cpu")?.clamp(0.01, MAX_CPUS);
-    let memory_bytes = requested(pod, "memory")?;
+    let cpus = requested_amount(pod, "cpu")?.clamp(0.01, MAX_CPUS);
+    let memory_bytes = requested_amount(pod, "memory")?;
     let load = base.map_or(ASSUMED_LOAD, |base| base.busy_cpus / base.cpus);
     let name = base.map_or_else(|| format!("{}/{}", pod.metadata.namespace, owner(pod)), |base| base.name.clone());
     Ok(FleetService {
@@ -208,10 +208,10 @@ mod tests {
     #[test]
     fn quantities_are_those_of_kubernetes() {
         for (text, value) in [("500m", 0.5), ("2", 2.0), ("1.5", 1.5), ("1Gi", 1_073_741_824.0), ("3M", 3e6)] {
-            assert_eq!(quantity(text), Some(value), "{text}");
+            assert_eq!(parse_quantity(text), Some(value), "{text}");
         }
         for text in ["", "m", "-1", "1Q", "1e400", "Gi", "1 Gi"] {
-            assert_eq!(quantity(text), None, "{text}");
+            assert_eq!(parse_quantity(text), None, "{text}");
         }
         assert_eq!(limit_percent("10%").unwrap(), 10.0);
         assert!(limit_percent("ten").is_err() && limit_percent("-1").is_err() && limit_percent("NaN").is_err());

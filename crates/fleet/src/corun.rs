@@ -172,7 +172,7 @@ impl CoRunSolver {
     }
 
     /// Cycles per instruction of a service that has an idle host for itself.
-    pub fn alone(&self, member: CoRunMember) -> f32 {
+    pub fn solo_cycles_per_instr(&self, member: CoRunMember) -> f32 {
         let member = CoRunMember { is_confined: false, ..member };
         let key = CoRunKey { members: vec![member], ..CoRunKey::default() };
         self.speeds(&key)[0].cycles_per_instr

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::cluster_export::{ExportedPod, limit_percent, pod_mark, requested};
+use crate::cluster_export::{ExportedPod, limit_percent, pod_mark, requested_amount};
 use crate::profile::{FleetFieldError, WorkloadProfile};
 use crate::scorer::{
     MAX_CACHES, NEUTRAL_SCORE, NodeCacheState, PlacementForecast, ServiceDemand, ServiceForecaster, keeps_limits,
@@ -108,7 +108,7 @@ impl ClusterKnowledge {
         let limit = pod_mark(&pod.metadata, "cachemate.io/max-slowdown").and_then(|text| limit_percent(text).ok());
         let demand = ServiceDemand {
             profile: self.profile(pod),
-            busy_cpus: requested(pod, "cpu").unwrap_or(0.0).clamp(LEAST_CPUS, crate::spec::MAX_CPUS),
+            busy_cpus: requested_amount(pod, "cpu").unwrap_or(0.0).clamp(LEAST_CPUS, crate::spec::MAX_CPUS),
             max_slowdown_percent: limit,
         };
         let metadata = &pod.metadata;
@@ -185,7 +185,7 @@ impl PlacementLedger {
     fn record(&mut self, knowledge: &ClusterKnowledge, pod: &ScoredPod<'_>, answer: &[NodeScore], now: f64) {
         self.guesses.retain(|guess| guess.pod != pod.identity);
         let Some(profile) = pod.demand.profile else { return };
-        let Some(best) = answer.iter().rev().max_by_key(|one| one.score) else { return };
+        let Some(best) = answer.iter().rev().max_by_key(|node_score| node_score.score) else { return };
         let Some(state) = knowledge.fresh_state(&best.host, now) else { return };
         let adjusted = self.adjust(&best.host, state, &pod.identity);
         let Some((cache, _)) = ServiceForecaster::new(&pod.demand).node_forecast(&adjusted) else { return };
@@ -238,10 +238,10 @@ pub fn filter(
     let names = names(request)?;
     ledger.expire(now);
     let pod = knowledge.score(&request.pod);
-    let kept = keeps_limits(&knowledge.forecasts(&pod, names, ledger, now));
+    let limits_kept = keeps_limits(&knowledge.forecasts(&pod, names, ledger, now));
     let mut answer = FilterAnswer::default();
-    for (name, kept) in names.iter().zip(kept) {
-        if kept {
+    for (name, is_kept) in names.iter().zip(limits_kept) {
+        if is_kept {
             answer.nodenames.push(name.clone());
         } else {
             answer.failed_nodes.insert(name.clone(), "a slowdown limit would break on its cache".to_string());

@@ -171,7 +171,7 @@ impl FleetResult {
             let percentile = |share: f64| value(total.slowdowns.percentile(share));
             let row = [
                 format!("\"{}\"", variant.name.replace('"', "\"\"")),
-                value(total.kept_share()),
+                value(total.limit_kept_share()),
                 percentile(0.5),
                 percentile(0.95),
                 percentile(0.99),
@@ -217,7 +217,7 @@ fn cells(variant: &VariantOutcome) -> Vec<String> {
         |share: f64| value_or_dash(total.slowdowns.percentile(share).map(|percent| format!("{percent:.1} %")));
     vec![
         variant.name.clone(),
-        value_or_dash(total.kept_share().map(|share| percent_text(share, 1))),
+        value_or_dash(total.limit_kept_share().map(|share| percent_text(share, 1))),
         percentile(0.5),
         percentile(0.95),
         percentile(0.99),

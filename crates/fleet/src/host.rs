@@ -7,7 +7,7 @@
 
 use crate::corun::{CoRunKey, CoRunMember, CoRunSolver, LOAD_LEVELS, TRAFFIC_LEVELS};
 use crate::scorer::{
-    CacheState, NodeCacheState, NodePolicy, ServiceDemand, ServiceForecaster, ShareEffect, least_busy,
+    CacheState, NodeCacheState, NodePolicy, ServiceDemand, ServiceForecaster, ShareEffect, least_busy_cache,
 };
 use crate::spec::FleetService;
 
@@ -167,7 +167,7 @@ impl FleetHost {
         let service = demand(model, resident);
         match ServiceForecaster::new(&service).node_forecast(&self.state) {
             Some((cache, _)) => cache,
-            None => least_busy(&self.state).unwrap_or(0),
+            None => least_busy_cache(&self.state).unwrap_or(0),
         }
     }
 
@@ -265,7 +265,7 @@ impl FleetHost {
         let speeds = model.solver.speeds(&key);
         let part = |((member, speed), &index): ((&CoRunMember, &crate::corun::MemberSpeed), &usize)| {
             let resident = &self.residents[cache][index];
-            let ratio = f64::from(speed.cycles_per_instr) / f64::from(model.solver.alone(*member));
+            let ratio = f64::from(speed.cycles_per_instr) / f64::from(model.solver.solo_cycles_per_instr(*member));
             PartSlowdown { service: resident.service, threads: resident.threads, ratio }
         };
         key.members.iter().zip(speeds.iter()).zip(&order).map(part).collect()

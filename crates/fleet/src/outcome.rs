@@ -94,7 +94,7 @@ impl CellOutcome {
     }
 
     /// Share of kept limits; `None` if no service has one.
-    pub fn kept_share(&self) -> Option<f64> {
+    pub fn limit_kept_share(&self) -> Option<f64> {
         (self.limited_samples > 0).then(|| self.kept_samples as f64 / self.limited_samples as f64)
     }
 }

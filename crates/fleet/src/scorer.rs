@@ -128,7 +128,7 @@ impl CacheState {
     }
 
     /// Effect of a share on the residents, between the published ones.
-    fn effect(&self, share: f64) -> (f64, f64) {
+    fn share_effect(&self, share: f64) -> (f64, f64) {
         let below = self.effects.partition_point(|effect| effect.share > share);
         let value = |effect: &ShareEffect| (effect.slowdown_percent, effect.broken_limits);
         match (below.checked_sub(1).and_then(|index| self.effects.get(index)), self.effects.get(below)) {
@@ -206,7 +206,7 @@ impl ShareTable {
     }
 
     /// Space beside residents with so many fills.
-    fn space(&self, others: f64) -> f64 {
+    fn remaining_space(&self, others: f64) -> f64 {
         let step = self.pressure.partition_point(|pressure| *pressure >= others).clamp(1, SHARE_STEPS) - 1;
         if step == 0 {
             let all = self.fills[0] + others;
@@ -218,7 +218,7 @@ impl ShareTable {
         self.size_bytes * (step as f64 + part) / SHARE_STEPS as f64
     }
 
-    fn value(&self, values: &[f64; SHARE_STEPS + 1], bytes: f64) -> f64 {
+    fn interpolate(&self, values: &[f64; SHARE_STEPS + 1], bytes: f64) -> f64 {
         let place = (bytes / self.size_bytes * SHARE_STEPS as f64).clamp(0.0, SHARE_STEPS as f64);
         let low = (place as usize).min(SHARE_STEPS - 1);
         values[low] + (place - low as f64) * (values[low + 1] - values[low])
@@ -250,14 +250,14 @@ impl<'a> ServiceForecaster<'a> {
     /// The cache that the node would choose, and the forecast there. `None` = it has no cache, or the service no profile.
     pub fn node_forecast(&mut self, node: &NodeCacheState) -> Option<(usize, PlacementForecast)> {
         if node.policy == NodePolicy::Off {
-            let cache = least_busy(node)?;
+            let cache = least_busy_cache(node)?;
             return Some((cache, self.cache_forecast(node, &node.caches[cache])?));
         }
         let mut best: Option<(usize, PlacementForecast)> = None;
         for (index, cache) in node.caches.iter().enumerate() {
-            let one = self.cache_forecast(node, cache)?;
-            if best.as_ref().is_none_or(|(_, known)| is_better(&one, known)) {
-                best = Some((index, one));
+            let forecast = self.cache_forecast(node, cache)?;
+            if best.as_ref().is_none_or(|(_, known)| is_better(&forecast, known)) {
+                best = Some((index, forecast));
             }
         }
         best
@@ -272,17 +272,17 @@ fn table_forecast(
     cache: &CacheState,
 ) -> PlacementForecast {
     let free = (cache.size_bytes - cache.occupancy_bytes).max(0.0);
-    let bytes = table.space(cache.fill_bytes_per_second).max(free).min(table.footprint_bytes);
-    let wanted = table.value(&table.fills, bytes) * (1.0 + profile.write_share);
+    let bytes = table.remaining_space(cache.fill_bytes_per_second).max(free).min(table.footprint_bytes);
+    let wanted = table.interpolate(&table.fills, bytes) * (1.0 + profile.write_share);
     let used = (node.memory_bytes_per_second - cache.bandwidth_left_bytes_per_second).max(0.0) + wanted;
     let crowd = (used / (BUSY_MEMORY * node.memory_bytes_per_second)).max(1.0);
     // Waits for memory grow with the crowd; the share of its time that it waits for memory is known.
-    let here = table.value(&table.cycles, bytes) + table.value(&table.waits, bytes) * (crowd - 1.0);
+    let here = table.interpolate(&table.cycles, bytes) + table.interpolate(&table.waits, bytes) * (crowd - 1.0);
     let slowdown_percent = (here / table.cycles[SHARE_STEPS] - 1.0).max(0.0) * 100.0;
     let lost = (bytes - free).max(0.0);
     let left = if cache.occupancy_bytes > 0.0 { (1.0 - lost / cache.occupancy_bytes).clamp(0.0, 1.0) } else { 1.0 };
-    let (before, broken_before) = cache.effect(1.0);
-    let (after, broken_after) = cache.effect(left);
+    let (before, broken_before) = cache.share_effect(1.0);
+    let (after, broken_after) = cache.share_effect(left);
     let harm_cpu_percent = (after - before).max(0.0) * cache.busy_cpus;
     let own_broken = service.max_slowdown_percent.is_some_and(|limit| slowdown_percent > limit);
     let broken_limits = (broken_after - broken_before).max(0.0) + f64::from(u8::from(own_broken));
@@ -297,7 +297,7 @@ fn is_better(a: &PlacementForecast, b: &PlacementForecast) -> bool {
 }
 
 /// The least busy cache of a node, by its share of busy CPUs; the first of equals.
-pub fn least_busy(node: &NodeCacheState) -> Option<usize> {
+pub fn least_busy_cache(node: &NodeCacheState) -> Option<usize> {
     let load = |cache: &CacheState| cache.busy_cpus / cache.cpus.max(1.0);
     let indices = 0..node.caches.len();
     indices.min_by(|&a, &b| load(&node.caches[a]).total_cmp(&load(&node.caches[b])))

@@ -164,7 +164,7 @@ impl<'a> FleetStudy<'a> {
     }
 
     /// Cells of the fleet, by their hosts.
-    fn cells(&self) -> Vec<u32> {
+    fn hosts_by_cell(&self) -> Vec<u32> {
         let count = self.spec.hosts.div_ceil(self.spec.cell_hosts);
         (0..count).map(|cell| self.spec.hosts / count + u32::from(cell < self.spec.hosts % count)).collect()
     }
@@ -223,7 +223,7 @@ impl<'a> FleetStudy<'a> {
 
     /// Every part: the cells by variant, then the searches.
     pub fn parts(&self) -> Vec<FleetPart> {
-        let (cells, variants) = (self.cells().len(), self.variants.len());
+        let (cells, variants) = (self.hosts_by_cell().len(), self.variants.len());
         let runs = (0..variants).flat_map(|variant| (0..cells).map(move |cell| FleetPart::Cell { variant, cell }));
         runs.chain((0..variants).map(|variant| FleetPart::Search { variant })).collect()
     }
@@ -235,7 +235,7 @@ impl<'a> FleetStudy<'a> {
         known: &BTreeMap<FleetPart, FleetPartOutcome>,
         stop: &dyn Fn() -> bool,
     ) -> Option<FleetPartOutcome> {
-        let cells = self.cells();
+        let cells = self.hosts_by_cell();
         match part {
             FleetPart::Cell { variant, cell } => {
                 let variant = &self.variants[variant];
@@ -253,7 +253,7 @@ impl<'a> FleetStudy<'a> {
                 };
                 let promise = match self.spec.promise_percent {
                     Some(percent) => Some(percent / 100.0),
-                    None => first(self.reference())?.kept_share(),
+                    None => first(self.reference())?.limit_kept_share(),
                 };
                 let start = first(variant)?;
                 let search = self.search(&self.variants[variant], &self.lives(0, &cells), start, promise, stop)?;
@@ -287,7 +287,7 @@ impl<'a> FleetStudy<'a> {
 
     /// The result of all parts; `None` = one is missing.
     pub fn merge(&self, outcomes: &BTreeMap<FleetPart, FleetPartOutcome>) -> Option<FleetResult> {
-        let cells = self.cells();
+        let cells = self.hosts_by_cell();
         let cell_outcome = |variant: usize, cell: usize| match outcomes.get(&FleetPart::Cell { variant, cell })? {
             FleetPartOutcome::Cell(outcome) => Some(outcome),
             FleetPartOutcome::Search(_) => None,
@@ -313,7 +313,7 @@ impl<'a> FleetStudy<'a> {
         let variants = self.variants.iter().enumerate().map(merged).collect::<Option<_>>()?;
         let promise = match self.spec.promise_percent {
             Some(percent) => Some(percent / 100.0),
-            None => cell_outcome(self.reference(), 0)?.kept_share(),
+            None => cell_outcome(self.reference(), 0)?.limit_kept_share(),
         };
         Some(FleetResult { variants, promise, searched_hosts: cells[0] })
     }
@@ -331,8 +331,10 @@ impl<'a> FleetStudy<'a> {
         promise: Option<f64>,
         stop: &dyn Fn() -> bool,
     ) -> Option<HostSearch> {
-        let hosts = self.cells()[0];
-        let (Some(known), Some(promise)) = (start.kept_share(), promise) else { return Some(HostSearch::default()) };
+        let hosts = self.hosts_by_cell()[0];
+        let (Some(known), Some(promise)) = (start.limit_kept_share(), promise) else {
+            return Some(HostSearch::default());
+        };
         let mut shares = BTreeMap::from([(0, 0.0), (hosts, known)]);
         let run = |count: u32| cell::run(&self.setup(variant, count), lives, stop);
         // `high` keeps the promise, `low` does not.
@@ -342,7 +344,7 @@ impl<'a> FleetStudy<'a> {
             let mut step = hosts.div_ceil(8);
             while step < high && low == 0 {
                 let next = high - step;
-                let share = run(next)?.kept_share().unwrap_or(1.0);
+                let share = run(next)?.limit_kept_share().unwrap_or(1.0);
                 shares.insert(next, share);
                 if share >= promise { (high, step) = (next, step * 2) } else { low = next }
             }
@@ -354,7 +356,7 @@ impl<'a> FleetStudy<'a> {
                 break;
             }
             let outcome = run(high)?;
-            let share = outcome.kept_share().unwrap_or(1.0);
+            let share = outcome.limit_kept_share().unwrap_or(1.0);
             shares.insert(high, share);
             is_kept = share >= promise;
             // A policy that leaves further hosts empty gains nothing by still more of them.
@@ -371,7 +373,7 @@ impl<'a> FleetStudy<'a> {
             let ray = if below > 0.0 { f64::from(low) * promise / below } else { chord };
             let middle = if evaluations % 3 == 0 { 0.5 * f64::from(low + high) } else { 0.5 * (chord + ray) };
             let next = (libm::round(middle) as u32).clamp(low + 1, high - 1);
-            let share = run(next)?.kept_share().unwrap_or(1.0);
+            let share = run(next)?.limit_kept_share().unwrap_or(1.0);
             shares.insert(next, share);
             if share >= promise { high = next } else { low = next }
         }
@@ -385,7 +387,7 @@ impl FleetResult {
     pub fn outcome(&self, spec: &FleetSpec, cpu_seconds: f64) -> FleetOutcome {
         let row = |variant: &VariantOutcome| FleetPolicyRow {
             name: variant.name.clone(),
-            limits_kept_share: variant.total.kept_share(),
+            limits_kept_share: variant.total.limit_kept_share(),
             slowdown_p50_percent: variant.total.slowdowns.percentile(0.5),
             slowdown_p95_percent: variant.total.slowdowns.percentile(0.95),
             slowdown_p99_percent: variant.total.slowdowns.percentile(0.99),

@@ -119,7 +119,7 @@ fn one_service_per_host_has_no_slowdown() {
     let kinds = [kind("reuse", 20.0, &[(6.0 * MIB, 0.9)], Some(1.0)), kind("stream", 30.0, &[], Some(1.0))];
     for variant in run(&spec, &kinds, 1, &[]).variants {
         assert_eq!(variant.total.slowdowns.percentile(1.0), Some(0.0), "{}", variant.name);
-        assert_eq!(variant.total.kept_share(), Some(1.0));
+        assert_eq!(variant.total.limit_kept_share(), Some(1.0));
         assert_eq!((variant.total.services, variant.total.moves), (4, 0));
     }
 }
@@ -178,7 +178,7 @@ fn forecasts_separate_streams_from_reuse() {
     let result = run(&spec, &kinds, 1, &[FleetChange::Partition(false)]);
     let kept = |name: &str| {
         let variant = result.variants.iter().find(|variant| variant.name == name);
-        variant.unwrap_or_else(|| panic!("{name}")).total.kept_share().unwrap()
+        variant.unwrap_or_else(|| panic!("{name}")).total.limit_kept_share().unwrap()
     };
     assert!(kept("forecast+auto") > kept("requests"), "{} {}", kept("forecast+auto"), kept("requests"));
     assert!(kept("forecast+auto") >= kept("forecast+auto, unpartitioned"));
@@ -206,7 +206,7 @@ fn slowdowns_rise_with_company_and_traffic() {
     let traffic: Vec<f32> = [0, 4, 8, 12, 15].map(|level| cycles(level, 0, 1)).to_vec();
     assert!(traffic.is_sorted() && traffic[4] > traffic[0], "{traffic:?}");
     assert!(cycles(0, 2, 3) < company[3], "confined streams harm less");
-    assert_eq!(solver.alone(member(0)), company[0]);
+    assert_eq!(solver.solo_cycles_per_instr(member(0)), company[0]);
 }
 
 /// Does advice name the stream as the aggressor, its victim, and nothing against a service that fits?

@@ -39,7 +39,7 @@ const CHANGES_AT_MOST: u64 = 6;
 const MAX_NESTING: u64 = 4_000;
 
 /// A changed copy of `seed`, of `at_most` bytes at most; `other` lends pieces.
-pub fn change(generator: &mut SplitMix64, seed: &[u8], other: &[u8], at_most: usize) -> Vec<u8> {
+pub fn mutate(generator: &mut SplitMix64, seed: &[u8], other: &[u8], at_most: usize) -> Vec<u8> {
     let mut bytes = seed.to_vec();
     for _ in 0..=generator.draw_below(CHANGES_AT_MOST) {
         mutate_once(generator, &mut bytes, other);
@@ -49,25 +49,25 @@ pub fn change(generator: &mut SplitMix64, seed: &[u8], other: &[u8], at_most: us
 }
 
 fn mutate_once(generator: &mut SplitMix64, bytes: &mut Vec<u8>, other: &[u8]) {
-    let at = place(generator, bytes.len() + 1);
-    let odd = ODD[place(generator, ODD.len())].as_bytes();
+    let at = random_index(generator, bytes.len() + 1);
+    let odd = ODD[random_index(generator, ODD.len())].as_bytes();
     match generator.draw_below(9) {
         0 => bytes.iter_mut().skip(at).take(1).for_each(|byte| *byte ^= 1 << generator.draw_below(8)),
         1 => bytes.iter_mut().skip(at).take(1).for_each(|byte| *byte = generator.next_u64() as u8),
         2 => bytes.truncate(at),
-        3 => drop(bytes.drain(at..at + place(generator, bytes.len() - at + 1))),
+        3 => drop(bytes.drain(at..at + random_index(generator, bytes.len() - at + 1))),
         4 => {
-            let piece = piece(generator, bytes);
+            let piece = random_piece(generator, bytes);
             bytes.splice(at..at, piece);
         }
         5 => {
-            let piece = piece(generator, other);
+            let piece = random_piece(generator, other);
             bytes.splice(at..at, piece);
         }
         6 => drop(bytes.splice(at..at, odd.iter().copied())),
-        7 => number(generator, bytes, odd),
+        7 => insert_number(generator, bytes, odd),
         _ => {
-            let opening = [b'[', b'{', b'(', b'"', b' ', b'\n'][place(generator, 6)];
+            let opening = [b'[', b'{', b'(', b'"', b' ', b'\n'][random_index(generator, 6)];
             let count = generator.draw_below(MAX_NESTING) as usize;
             bytes.splice(at..at, std::iter::repeat_n(opening, count));
         }
@@ -75,23 +75,23 @@ fn mutate_once(generator: &mut SplitMix64, bytes: &mut Vec<u8>, other: &[u8]) {
 }
 
 /// Replaces one number of a text.
-fn number(generator: &mut SplitMix64, bytes: &mut Vec<u8>, odd: &[u8]) {
+fn insert_number(generator: &mut SplitMix64, bytes: &mut Vec<u8>, odd: &[u8]) {
     let begins = |at: &usize| bytes[*at].is_ascii_digit() && (*at == 0 || !bytes[*at - 1].is_ascii_digit());
     let numbers: Vec<usize> = (0..bytes.len()).filter(begins).collect();
     if numbers.is_empty() {
         return;
     }
-    let start = numbers[place(generator, numbers.len())];
+    let start = numbers[random_index(generator, numbers.len())];
     let end = start + bytes[start..].iter().take_while(|byte| byte.is_ascii_digit()).count();
     bytes.splice(start..end, odd.iter().copied());
 }
 
-fn piece(generator: &mut SplitMix64, from: &[u8]) -> Vec<u8> {
-    let start = place(generator, from.len() + 1);
-    let end = start + place(generator, from.len() - start + 1);
+fn random_piece(generator: &mut SplitMix64, from: &[u8]) -> Vec<u8> {
+    let start = random_index(generator, from.len() + 1);
+    let end = start + random_index(generator, from.len() - start + 1);
     from[start..end].to_vec()
 }
 
-fn place(generator: &mut SplitMix64, below: usize) -> usize {
+fn random_index(generator: &mut SplitMix64, below: usize) -> usize {
     generator.draw_below(below as u64) as usize
 }

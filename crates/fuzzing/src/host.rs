@@ -27,7 +27,7 @@ impl InputHost {
         for line in text.split_inclusive('\n') {
             let named = line.trim_end().strip_prefix("==> ").and_then(|line| line.strip_suffix(" <=="));
             match named {
-                Some(name) if files.len() < FILES_AT_MOST => path = plain(name),
+                Some(name) if files.len() < FILES_AT_MOST => path = plain_path(name),
                 Some(_) => path = None,
                 None => {
                     if let Some(path) = &path {
@@ -51,7 +51,7 @@ impl InputHost {
 }
 
 /// An absolute path without detours.
-fn plain(name: &str) -> Option<PathBuf> {
+fn plain_path(name: &str) -> Option<PathBuf> {
     let path = PathBuf::from(name);
     let names = path.components().skip(1).all(|part| matches!(part, Component::Normal(_)));
     (path.is_absolute() && names && !name.contains('\0')).then_some(path)

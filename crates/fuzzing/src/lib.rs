@@ -14,6 +14,6 @@ mod host;
 mod memory;
 mod targets;
 
-pub use changes::change;
+pub use changes::mutate;
 pub use memory::CountingAllocator;
-pub use targets::{FuzzTarget, MAX_INPUT_BYTES, TARGETS, corpus, target};
+pub use targets::{FuzzTarget, MAX_INPUT_BYTES, TARGETS, find_target, read_corpus};

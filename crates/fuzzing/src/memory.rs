@@ -29,7 +29,7 @@ impl CountingAllocator {
         self.peak_bytes.load(Ordering::Relaxed)
     }
 
-    fn more(&self, bytes: usize) {
+    fn add_bytes(&self, bytes: usize) {
         let now = self.now_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
         self.peak_bytes.fetch_max(now, Ordering::Relaxed);
     }
@@ -41,7 +41,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
         if layout.size() > self.piece_at_most_bytes {
             return std::ptr::null_mut();
         }
-        self.more(layout.size());
+        self.add_bytes(layout.size());
         // SAFETY: the caller keeps to the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
@@ -50,7 +50,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
         if layout.size() > self.piece_at_most_bytes {
             return std::ptr::null_mut();
         }
-        self.more(layout.size());
+        self.add_bytes(layout.size());
         // SAFETY: the caller keeps to the contract of `alloc_zeroed`.
         unsafe { System.alloc_zeroed(layout) }
     }

@@ -38,30 +38,35 @@ pub struct FuzzTarget {
     pub beside: &'static str,
 }
 
-const fn stated(name: &'static str, memory_at_most_mib: usize, run: fn(&[u8]), beside: &'static str) -> FuzzTarget {
-    FuzzTarget { name, run, memory_at_most_bytes: memory_at_most_mib * MIB, beside }
+const fn new_target(
+    name: &'static str,
+    memory_at_most_mib: usize,
+    run: fn(&[u8]),
+    corpus_dir: &'static str,
+) -> FuzzTarget {
+    FuzzTarget { name, run, memory_at_most_bytes: memory_at_most_mib * MIB, beside: corpus_dir }
 }
 
 /// Every reader of foreign input.
 pub const TARGETS: &[FuzzTarget] = &[
-    stated("trace", 32, trace, ""),
-    stated("profile", 32, profile, ""),
-    stated("run-log", 32, run_log, ""),
-    stated("configuration", 32, configuration, "packaging/cachemate.toml"),
-    stated("machine", 64, machine, "machines"),
-    stated("scenario", 64, scenario, "scenarios"),
-    stated("sweep", 64, sweep, "scenarios"),
-    stated("matrix", 32, matrix, ""),
-    stated("journal", 32, journal_lines, ""),
-    stated("host", 32, host, "crates/linux/src/act/resctrl/trees"),
-    stated("topology", 32, sysfs_topology, "crates/linux/src/act/resctrl/trees"),
-    stated("texts", 32, texts, ""),
-    stated("samples", 32, samples, ""),
-    stated("nri", 32, container_runtime, ""),
+    new_target("trace", 32, trace, ""),
+    new_target("profile", 32, profile, ""),
+    new_target("run-log", 32, run_log, ""),
+    new_target("configuration", 32, configuration, "packaging/cachemate.toml"),
+    new_target("machine", 64, machine, "machines"),
+    new_target("scenario", 64, scenario, "scenarios"),
+    new_target("sweep", 64, sweep, "scenarios"),
+    new_target("matrix", 32, matrix, ""),
+    new_target("journal", 32, journal_lines, ""),
+    new_target("host", 32, host, "crates/linux/src/act/resctrl/trees"),
+    new_target("topology", 32, sysfs_topology, "crates/linux/src/act/resctrl/trees"),
+    new_target("texts", 32, texts, ""),
+    new_target("samples", 32, samples, ""),
+    new_target("nri", 32, container_runtime, ""),
 ];
 
 /// The target of this name.
-pub fn target(name: &str) -> Option<&'static FuzzTarget> {
+pub fn find_target(name: &str) -> Option<&'static FuzzTarget> {
     TARGETS.iter().find(|target| target.name == name)
 }
 
@@ -69,12 +74,12 @@ pub fn target(name: &str) -> Option<&'static FuzzTarget> {
 ///
 /// # Errors
 /// A file of them cannot be read.
-pub fn corpus(target: &FuzzTarget) -> io::Result<Vec<Vec<u8>>> {
+pub fn read_corpus(target: &FuzzTarget) -> io::Result<Vec<Vec<u8>>> {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = own.join("corpus").join(target.name);
-    let mut files = if cachemate_files::exists(&folder) { files_of(&folder)? } else { Vec::new() };
+    let mut files = if cachemate_files::exists(&folder) { list_files(&folder)? } else { Vec::new() };
     if !target.beside.is_empty() {
-        files.extend(files_of(&own.join("../..").join(target.beside))?);
+        files.extend(list_files(&own.join("../..").join(target.beside))?);
     }
     let cut = |file: PathBuf| {
         let mut bytes = Vec::new();
@@ -85,7 +90,7 @@ pub fn corpus(target: &FuzzTarget) -> io::Result<Vec<Vec<u8>>> {
 }
 
 /// In order of their names; a file stands for itself.
-fn files_of(path: &Path) -> io::Result<Vec<PathBuf>> {
+fn list_files(path: &Path) -> io::Result<Vec<PathBuf>> {
     if path.is_file() {
         return Ok(vec![path.to_path_buf()]);
     }
@@ -197,7 +202,7 @@ fn host(bytes: &[u8]) {
     }
     fuzzed_host.ticks_since_boot().ok();
     pressure::read(&fuzzed_host);
-    sampling::find(&fuzzed_host).ok();
+    sampling::find_facility(&fuzzed_host).ok();
     if let Some(cpusets) = cpusets::find(&fuzzed_host) {
         cpusets.file("/a/b").ok();
     }
@@ -219,7 +224,7 @@ fn sysfs_topology(bytes: &[u8]) {
         && let Ok(resctrl) = resctrl::find(&fuzzed_host, &host)
     {
         resctrl.partitions();
-        resctrl.ways_in_words().ok();
+        resctrl.describe_ways().ok();
     }
 }
 
@@ -244,7 +249,7 @@ fn texts(bytes: &[u8]) {
 fn samples(bytes: &[u8]) {
     let mut read = records::RingContents::default();
     let (tail, head) = (bytes.len() as u64 / 3, bytes.len() as u64);
-    records::parse(&records::unrolled(bytes, tail, head), &mut read);
+    records::parse(&records::unroll(bytes, tail, head), &mut read);
     records::parse(bytes, &mut read);
     for sample in &read.samples {
         records::source(sample.data_source);

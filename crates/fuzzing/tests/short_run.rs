@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use cachemate_core::SplitMix64;
-use cachemate_fuzzing::{CountingAllocator, FuzzTarget, MAX_INPUT_BYTES, TARGETS, change, corpus};
+use cachemate_fuzzing::{CountingAllocator, FuzzTarget, MAX_INPUT_BYTES, TARGETS, mutate, read_corpus};
 
 const CHANGED: u64 = 1_500;
 /// No input is worth more time; nothing is expected to come near.
@@ -81,7 +81,7 @@ fn no_input_harms_a_reader() {
     let seconds = number("CACHEMATE_FUZZ_SECONDS");
     let watched = Watchdog::begin();
     for (index, target) in TARGETS.iter().enumerate() {
-        let corpus = corpus(target).unwrap();
+        let corpus = read_corpus(target).unwrap();
         assert!(!corpus.is_empty(), "{}: no corpus", target.name);
         let mut most = corpus.iter().map(|bytes| watched.run(target, bytes)).max().unwrap_or(0);
         let mut generator = SplitMix64::new(number("CACHEMATE_FUZZ_SEED").unwrap_or(15) + index as u64);
@@ -89,7 +89,7 @@ fn no_input_harms_a_reader() {
         while seconds.map_or(runs < CHANGED, |seconds| start.elapsed().as_secs() < seconds) {
             let seed = &corpus[generator.draw_below(corpus.len() as u64) as usize];
             let other = &corpus[generator.draw_below(corpus.len() as u64) as usize];
-            let bytes = change(&mut generator, seed, other, MAX_INPUT_BYTES);
+            let bytes = mutate(&mut generator, seed, other, MAX_INPUT_BYTES);
             most = most.max(watched.run(target, &bytes));
             runs += 1;
         }

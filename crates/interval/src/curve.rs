@@ -280,18 +280,18 @@ impl JoinedCurve {
         }
         let above = self.sizes_bytes.partition_point(|size| *size <= size_bytes);
         let log = libm::log(size_bytes);
-        let of = |value: fn(&SizeRates) -> f32| {
+        let interpolated = |value: fn(&SizeRates) -> f32| {
             let point = |index: usize| Some((*self.logs.get(index)?, f64::from(value(&self.rates[index]))));
             let before = above.checked_sub(2).and_then(point);
             let ends = point(above - 1).zip(point(above));
             ends.map_or(0.0, |ends| monotone(log, before, ends, point(above + 1)) as f32)
         };
         SizeRates {
-            cycles_per_instr: of(|rates| rates.cycles_per_instr),
-            stall_per_instr: of(|rates| rates.stall_per_instr),
-            demand_per_instr: of(|rates| rates.demand_per_instr),
-            fills_per_instr: of(|rates| rates.fills_per_instr),
-            writebacks_per_instr: of(|rates| rates.writebacks_per_instr),
+            cycles_per_instr: interpolated(|rates| rates.cycles_per_instr),
+            stall_per_instr: interpolated(|rates| rates.stall_per_instr),
+            demand_per_instr: interpolated(|rates| rates.demand_per_instr),
+            fills_per_instr: interpolated(|rates| rates.fills_per_instr),
+            writebacks_per_instr: interpolated(|rates| rates.writebacks_per_instr),
             ..SizeRates::default()
         }
     }

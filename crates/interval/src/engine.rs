@@ -280,9 +280,9 @@ impl IntervalEngine {
         let home = self.home_of_flow[before];
         self.home_of_flow[flow] = home;
         (self.package_of_flow[flow], self.node_of_flow[flow]) = (self.package_of_flow[home], self.node_of_flow[home]);
-        let gone = |core: &u32| cpus.contains(*core);
-        self.cores_of_flow[flow] = self.cores_of_flow[before].iter().copied().filter(gone).collect();
-        self.cores_of_flow[before].retain(|core| !gone(core));
+        let is_moved = |core: &u32| cpus.contains(*core);
+        self.cores_of_flow[flow] = self.cores_of_flow[before].iter().copied().filter(is_moved).collect();
+        self.cores_of_flow[before].retain(|core| !is_moved(core));
         self.integrate_to_now(before);
         self.flows[flow].since = self.now;
         let other = self.flows[before].clone();
@@ -551,7 +551,7 @@ impl IntervalEngine {
             self.slots.fresh[index] = false;
             self.integrate_to_now(before as usize);
             self.unregister_rate(index);
-            self.flows[before as usize].remove_entry(self.slots.entry[index] as usize);
+            self.flows[before as usize].stop_task(self.slots.entry[index] as usize);
         }
         self.slots.flow[index] = flow;
         if flow != NOWHERE {

@@ -132,7 +132,7 @@ fn a_refill_takes_as_long_as_the_footprint_grows() {
     for first_step in [1.0 / 256.0, 1.0 / 32.0] {
         let stream = closed_form::stream(64.0, LINES, 0.001);
         let (mut flow, curves) = with(&[stream, closed_form::uniform(64.0, LINES, own, references)]);
-        flow.remove_entry(1);
+        flow.stop_task(1);
         settle(&mut flow, &curves, &[1.0, 0.0]);
         assert!(flow.lines[1] < 1.0 && f64::from(flow.lines[0]) > 0.99 * LINES);
         flow.is_running[1] = true;
@@ -158,14 +158,14 @@ fn who_left_keeps_its_lines_until_others_need_the_room() {
         with(&[closed_form::uniform(64.0, LINES, 4000.0, 0.1), closed_form::stream(64.0, LINES, 0.01)]);
     settle(&mut flow, &curves, &[1.0, 0.1]);
     let before = flow.lines[0];
-    flow.remove_entry(0);
+    flow.stop_task(0);
     flow.rate[1] = 0.1;
     flow.advance(flow.since + 0.1 * LINES / 0.001, &curves);
     let kept = flow.lines[0];
     assert!(kept < before && kept > 0.5 * before, "{kept} of {before}");
     assert_eq!(flow.enter(0, 0, flow.since), 0);
     assert_eq!(flow.lines[0], kept);
-    flow.remove_entry(0);
+    flow.stop_task(0);
     settle(&mut flow, &curves, &[0.0, 0.1]);
     let mut moved = Vec::new();
     flow.sweep(|task, at| moved.push((task, at)));

@@ -170,7 +170,7 @@ impl OccupancyModel {
     }
 
     /// Stops a task here; its lines stay until others need the space.
-    pub fn remove_entry(&mut self, entry: usize) {
+    pub fn stop_task(&mut self, entry: usize) {
         self.is_running[entry] = false;
         self.rate[entry] = 0.0;
     }

@@ -212,12 +212,12 @@ impl RunQueues {
                 let mut free: IndexSet = rotation.cpus.clone();
                 members.iter().filter_map(|(_, seat)| *seat).for_each(|cpu| free.remove(cpu));
                 for &(slot, seat) in members {
-                    let here = self.tasks[slot as usize].cpu;
-                    let keeps = here.filter(|cpu| free.contains(*cpu) && self.may_run(slot, *cpu));
+                    let current_cpu = self.tasks[slot as usize].cpu;
+                    let keeps = current_cpu.filter(|cpu| free.contains(*cpu) && self.may_run(slot, *cpu));
                     let allowed = || free.iter().find(|&cpu| self.may_run(slot, cpu));
                     let Some(cpu) = seat.or(keeps).or_else(allowed).or(free.first()) else { continue };
                     free.remove(cpu);
-                    if here != Some(cpu) {
+                    if current_cpu != Some(cpu) {
                         self.unqueue(slot);
                         self.enqueue(slot, cpu);
                     }
@@ -238,18 +238,18 @@ impl RunQueues {
 
     fn core_load(&self, cpu: u32) -> f64 {
         let core = self.core_of_cpu[cpu as usize];
-        let here = |other: &u32| self.core_of_cpu[*other as usize] == core;
-        (0..self.queues.len() as u32).filter(here).map(|other| self.load(other)).sum()
+        let is_on_core = |other: &u32| self.core_of_cpu[*other as usize] == core;
+        (0..self.queues.len() as u32).filter(is_on_core).map(|other| self.load(other)).sum()
     }
 
     /// Moves a task to the least loaded CPU that it may use: CPUs with a turn for it first, then by load of the queue,
     /// load of the core, and distance from its previous CPU.
     fn place(&mut self, slot: u32) {
-        let was = self.tasks[slot as usize].cpu.map(|cpu| self.cache_of_cpu[cpu as usize]);
+        let previous_cache = self.tasks[slot as usize].cpu.map(|cpu| self.cache_of_cpu[cpu as usize]);
         let closed = if self.tasks[slot as usize].in_gang { CpuSet::default() } else { self.gang_only_cpus() };
         let mut best: Option<((bool, f64, f64, bool), u32)> = None;
         for cpu in (0..self.queues.len() as u32).filter(|&cpu| self.may_run(slot, cpu)) {
-            let far = was.is_some_and(|was| was != self.cache_of_cpu[cpu as usize]);
+            let far = previous_cache.is_some_and(|was| was != self.cache_of_cpu[cpu as usize]);
             let key = (closed.contains(cpu), self.load(cpu), self.core_load(cpu), far);
             if best.is_none_or(|(least, _)| key < least) {
                 best = Some((key, cpu));
@@ -263,8 +263,8 @@ impl RunQueues {
     }
 
     fn enqueue(&mut self, slot: u32, cpu: u32) {
-        let had = |other: &u32| self.tasks[*other as usize].had;
-        let minimum = self.queues[cpu as usize].tasks.iter().map(had).fold(f64::INFINITY, f64::min);
+        let virtual_time_of = |other: &u32| self.tasks[*other as usize].had;
+        let minimum = self.queues[cpu as usize].tasks.iter().map(virtual_time_of).fold(f64::INFINITY, f64::min);
         self.queues[cpu as usize].tasks.push(slot);
         let task = &mut self.tasks[slot as usize];
         (task.cpu, task.had) = (Some(cpu), if minimum.is_finite() { minimum } else { 0.0 });
@@ -396,9 +396,9 @@ impl RunQueues {
             }
         }
         let awake = |slot: &&u32| self.tasks[**slot as usize].asleep_until <= now;
-        let had = |slot: &u32| self.tasks[*slot as usize].had;
-        let minimum = tasks.iter().filter(awake).map(had).fold(f64::INFINITY, f64::min);
-        let next = tasks.iter().filter(awake).find(|slot| had(slot) <= minimum).copied();
+        let virtual_time_of = |slot: &u32| self.tasks[*slot as usize].had;
+        let minimum = tasks.iter().filter(awake).map(virtual_time_of).fold(f64::INFINITY, f64::min);
+        let next = tasks.iter().filter(awake).find(|slot| virtual_time_of(slot) <= minimum).copied();
         let next = next.filter(|_| self.queues[cpu].online);
         let asleep = tasks.iter().map(|&slot| self.tasks[slot as usize].asleep_until).filter(|until| *until > now);
         let mut ends = asleep.fold(f64::INFINITY, f64::min);

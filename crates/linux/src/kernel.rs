@@ -83,9 +83,9 @@ pub trait Kernel {
         Ok(CachedFile::Path(path.to_path_buf()))
     }
     /// Reads the current text, which has a few hundred bytes at most.
-    fn read_cached(&self, kept: &CachedFile) -> io::Result<String> {
+    fn read_cached(&self, cached: &CachedFile) -> io::Result<String> {
         use std::os::unix::fs::FileExt;
-        match kept {
+        match cached {
             CachedFile::Path(path) => self.read(path),
             CachedFile::File(file) => {
                 let mut bytes = [0u8; 512];
@@ -126,7 +126,7 @@ pub trait Kernel {
     fn set_scheduling(&self, tid: i32, wanted: &SchedParams) -> io::Result<()>;
     /// Sets a class without parameters (`SCHED_OTHER`, `SCHED_BATCH`, `SCHED_IDLE`).
     fn set_policy(&self, tid: i32, policy: u32) -> io::Result<()> {
-        self.set_scheduling(tid, &SchedParams::plain(policy))
+        self.set_scheduling(tid, &SchedParams::from_policy(policy))
     }
 
     /// Sets the fence, which must be open for any later change; `None` = there is no guardian.
@@ -142,30 +142,32 @@ pub trait Kernel {
         let path = Path::new("/proc/uptime");
         let text = self.read(path)?;
         let seconds = text.split_ascii_whitespace().next().and_then(|word| word.parse::<f64>().ok());
-        seconds.map(|seconds| (seconds * 100.0) as u64).ok_or_else(|| bad(path, "not the form of an uptime line"))
+        seconds
+            .map(|seconds| (seconds * 100.0) as u64)
+            .ok_or_else(|| invalid_file(path, "not the form of an uptime line"))
     }
     /// The affinity as it was set, including offline CPUs, which `sched_getaffinity` would hide.
     fn affinity(&self, tid: i32) -> io::Result<CpuSet> {
         let path = PathBuf::from(format!("/proc/{tid}/status"));
         let text = self.read(&path)?;
         let list = text.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-        let list = list.ok_or_else(|| bad(&path, "no line 'Cpus_allowed_list:'"))?;
-        list.parse().map_err(|error| bad(&path, format!("Cpus_allowed_list: {error}")))
+        let list = list.ok_or_else(|| invalid_file(&path, "no line 'Cpus_allowed_list:'"))?;
+        list.parse().map_err(|error| invalid_file(&path, format!("Cpus_allowed_list: {error}")))
     }
     /// Is the affinity still this one? Queried for every placed thread in every window, so a host may have a faster
     /// way.
-    fn affinity_is(&self, tid: i32, cpus: &CpuSet) -> io::Result<bool> {
+    fn has_affinity(&self, tid: i32, cpus: &CpuSet) -> io::Result<bool> {
         Ok(self.affinity(tid)? == *cpus)
     }
     /// Reads `/proc/TID/stat` of an existing thread, which may be a zombie.
     fn stat(&self, tid: i32) -> io::Result<ThreadStat> {
         let path = PathBuf::from(format!("/proc/{tid}/stat"));
-        parse_stat(&self.read(&path)?).ok_or_else(|| bad(&path, "not the form of a stat line"))
+        parse_stat(&self.read(&path)?).ok_or_else(|| invalid_file(&path, "not the form of a stat line"))
     }
     /// The class of a thread; by default only as far as its stat line shows it.
     fn scheduling(&self, tid: i32) -> io::Result<SchedParams> {
         let stat = self.stat(tid)?;
-        Ok(SchedParams { priority: stat.priority, ..SchedParams::plain(stat.policy) })
+        Ok(SchedParams { priority: stat.priority, ..SchedParams::from_policy(stat.policy) })
     }
     /// Threads of a process, ascending.
     fn threads(&self, pid: i32) -> io::Result<Vec<i32>> {
@@ -179,7 +181,7 @@ pub trait Kernel {
     ///
     /// # Errors
     /// The query failed (no descriptor left, no memory, ...): the thread's state is unknown, and it counts as alive.
-    fn alive(&self, thread: ThreadKey) -> io::Result<bool> {
+    fn is_alive(&self, thread: ThreadKey) -> io::Result<bool> {
         match self.stat(thread.tid) {
             Ok(stat) => Ok(stat.key == thread && !matches!(stat.state, 'Z' | 'X')),
             Err(error) if is_gone(&error) => Ok(false),
@@ -195,7 +197,7 @@ pub fn is_gone(error: &io::Error) -> bool {
 }
 
 /// The answer, or `None` if its object does not exist (any more).
-pub(crate) fn if_exists<T>(answer: io::Result<T>) -> io::Result<Option<T>> {
+pub(crate) fn none_if_missing<T>(answer: io::Result<T>) -> io::Result<Option<T>> {
     match answer {
         Ok(found) => Ok(Some(found)),
         Err(error) if is_gone(&error) => Ok(None),
@@ -216,7 +218,7 @@ fn numbers(names: Vec<String>) -> Vec<i32> {
     numbers
 }
 
-fn bad(path: &Path, what: impl std::fmt::Display) -> io::Error {
+fn invalid_file(path: &Path, what: impl std::fmt::Display) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("{}: {what}", path.display()))
 }
 
@@ -276,7 +278,7 @@ fn lock_holders(kernel: &dyn Kernel, file: &fs::Metadata) -> String {
 const MAX_NAMED_HOLDERS: usize = 4;
 
 /// Are descriptors running out? A new descriptor has the lowest free number, so a high number shows it.
-pub(crate) fn scarce(new: &fs::File) -> bool {
+pub(crate) fn is_descriptor_scarce(new: &fs::File) -> bool {
     use std::os::fd::AsRawFd;
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     limit.is_some_and(|limit| new.as_raw_fd() as u64 + SPARE_DESCRIPTORS > limit)
@@ -344,13 +346,16 @@ impl Kernel for LinuxHost {
         let mut bytes = Vec::with_capacity(2048);
         self.open(path, OFlags::RDONLY)?.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)?;
         if bytes.len() as u64 > MAX_FILE_BYTES {
-            return Err(bad(path, format!("found more than {MAX_FILE_BYTES} bytes, expected a file of the kernel")));
+            return Err(invalid_file(
+                path,
+                format!("found more than {MAX_FILE_BYTES} bytes, expected a file of the kernel"),
+            ));
         }
         Ok(String::from_utf8(bytes).unwrap_or_else(|odd| String::from_utf8_lossy(odd.as_bytes()).into_owned()))
     }
     fn open_cached(&self, path: &Path) -> io::Result<CachedFile> {
         let file = self.open(path, OFlags::RDONLY)?;
-        Ok(if scarce(&file) { CachedFile::Path(path.to_path_buf()) } else { CachedFile::File(file) })
+        Ok(if is_descriptor_scarce(&file) { CachedFile::Path(path.to_path_buf()) } else { CachedFile::File(file) })
     }
     fn write(&self, path: &Path, text: &str) -> io::Result<()> {
         use std::io::Write;
@@ -428,7 +433,7 @@ impl Kernel for LinuxHost {
         let answer = unsafe { libc::syscall(libc::SYS_sched_setaffinity, tid, words * 8, mask.as_ptr()) };
         if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
-    fn affinity_is(&self, tid: i32, cpus: &CpuSet) -> io::Result<bool> {
+    fn has_affinity(&self, tid: i32, cpus: &CpuSet) -> io::Result<bool> {
         // One call of a microsecond instead of a file of sixty lines. It hides offline CPUs, so the file decides if
         // the two differ.
         let mut mask = [0u64; 128];
@@ -480,11 +485,11 @@ mod tests {
         let host = LinuxHost::new("/");
         let tid = rustix::thread::gettid().as_raw_nonzero().get();
         let stat = host.stat(tid).unwrap();
-        assert!(host.alive(stat.key).unwrap());
+        assert!(host.is_alive(stat.key).unwrap());
         let before = host.affinity(tid).unwrap();
         host.set_affinity(tid, &before).unwrap();
         assert_eq!(host.affinity(tid).unwrap(), before);
-        assert!(host.affinity_is(tid, &before).unwrap() && !host.affinity_is(tid, &CpuSet::default()).unwrap());
-        assert!(!host.alive(ThreadKey { start_ticks: stat.key.start_ticks + 1, ..stat.key }).unwrap());
+        assert!(host.has_affinity(tid, &before).unwrap() && !host.has_affinity(tid, &CpuSet::default()).unwrap());
+        assert!(!host.is_alive(ThreadKey { start_ticks: stat.key.start_ticks + 1, ..stat.key }).unwrap());
     }
 }

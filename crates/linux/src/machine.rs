@@ -152,8 +152,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let pid = std::process::id() as i32;
         // If the start time cannot be read, only the names of our groups are less specific.
         let owner = kernel.stat(pid).map_or(ThreadKey { tid: pid, start_ticks: 0 }, |stat| stat.key);
-        let instructions = crate::sense::counters::working(&events, CounterEvent::Instructions);
-        let probing = ProbeRunner::new(crate::sense::sampling::find(&kernel), instructions);
+        let instructions = crate::sense::counters::working_event(&events, CounterEvent::Instructions);
+        let probing = ProbeRunner::new(crate::sense::sampling::find_facility(&kernel), instructions);
         let kernel = Arc::new(Mutex::new(kernel));
         let mut actuator = Actuator::new(&options.state_dir, options.guardian.clone());
         options.acting.iter().for_each(|acting| actuator.acquire(acting.clone()));
@@ -232,7 +232,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     }
 
     /// The changes that the last plan required, whether they were made or only observed.
-    pub fn planned(&self) -> &[Change] {
+    pub fn planned_changes(&self) -> &[Change] {
         &self.planned
     }
 
@@ -266,8 +266,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     }
 
     /// The reasons why the lines of a share differ from its mask.
-    pub fn explain_share(&self, held: &ActiveShare) -> Vec<String> {
-        self.ways.as_ref().map(|ways| ways.explain(&*lock(&self.kernel), held)).unwrap_or_default()
+    pub fn explain_share(&self, active: &ActiveShare) -> Vec<String> {
+        self.ways.as_ref().map(|ways| ways.explain(&*lock(&self.kernel), active)).unwrap_or_default()
     }
 
     /// Access to the underlying host, for tests.
@@ -346,7 +346,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             self.probing.abandon(&probe, RefusalReason::NoPermission, OBSERVING);
             return true;
         }
-        if let Some(why) = self.lacks(Ability::Gangs).map(str::to_string) {
+        if let Some(why) = self.missing_ability(Ability::Gangs).map(str::to_string) {
             self.probing.abandon(&probe, RefusalReason::NoPermission, &why);
             return true;
         }
@@ -365,12 +365,12 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             Ok(()) => self.probing.bracket(&kernel, &placement, &probe, &self.options.progress),
             Err(error) => self.probing.abandon(&probe, RefusalReason::NoCapacity, &error.to_string()),
         }
-        self.start_again(running);
+        self.restart_gangs(running);
         true
     }
 
     /// The reason why this host lacks an ability, if it was found at the start.
-    fn lacks(&self, ability: Ability) -> Option<&str> {
+    fn missing_ability(&self, ability: Ability) -> Option<&str> {
         match self.capabilities.abilities.get(&ability) {
             Some(Support::No { reason: why, .. }) => Some(why),
             _ => None,
@@ -457,7 +457,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                 self.counters.insert(task.thread, counters);
             }
         }
-        let renamed = self.tasks.renamed();
+        let renamed = self.tasks.renamed_tasks();
         let is_renamed = |task: &&ManagedThread| renamed.contains(&task.task) && !new.contains(task);
         let recognizable = new.iter().copied().chain(self.tasks.all().into_iter().filter(is_renamed));
         for task in recognizable {
@@ -496,7 +496,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let mut seen = Vec::new();
         let movable = |task: &&ManagedThread| !task.fixed && !task.exited;
         let processes = || self.tasks.all().into_iter().filter(movable).map(|task| (task.process, task.pid)).collect();
-        self.memory_nodes.look(&*lock(&self.kernel), &self.topology, processes);
+        self.memory_nodes.refresh(&*lock(&self.kernel), &self.topology, processes);
         let progress = self.progress();
         for task in self.tasks.all() {
             let before = self.usage_before.get(&task.thread).copied();
@@ -541,10 +541,10 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         seen
     }
 
-    fn record_confined(&mut self, made: &ApplyReport) {
+    fn record_confined(&mut self, report: &ApplyReport) {
         let holds = |group: &CpusetGroup| {
             let ends = Path::new(group.cgroup.trim_matches('/')).join(crate::kernel::group_dirs::CPUSET_FILE);
-            let state = made.in_force.iter().find_map(|(object, state)| match (object, state) {
+            let state = report.in_force.iter().find_map(|(object, state)| match (object, state) {
                 (JournalObject::File { path }, ObjectState::Text(text)) if path.ends_with(&ends) => text.parse().ok(),
                 _ => None,
             });
@@ -559,7 +559,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let kernel = lock(&self.kernel);
         let shares: Vec<CacheShare> = self.in_force.shares.iter().map(|held| held.share.clone()).collect();
         self.in_force.shares = ways.read_back(&*kernel, &shares, &self.tasks.all());
-        ways.places(&*kernel)
+        ways.traffic_counts(&*kernel)
     }
 
     /// Current progress of recoloring, which continues between two plans.
@@ -682,7 +682,7 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
         applied.shares.extend(held);
         applied.pending = pending;
         applied.gangs = self.gangs.schedules();
-        if self.gangs.keeps_clashes() {
+        if self.gangs.can_separate_clashes() {
             applied.penalties.clone_from(&plan.penalties);
         }
         applied.probes = self.probing.ids();

@@ -5,7 +5,7 @@ use std::io::Write;
 
 /// Prints the unchecked property and the reason, and appends them to the file that `CACHEMATE_NOT_SHOWN` names (`make
 /// test` counts its lines, because cargo hides the output of passing tests).
-pub fn not_shown(subject: &str, why: impl std::fmt::Display) {
+pub fn report_unchecked(subject: &str, why: impl std::fmt::Display) {
     let line = format!("{subject} ({why})").split_whitespace().collect::<Vec<_>>().join(" ");
     println!("not shown here: {line}");
     let Some(path) = std::env::var_os("CACHEMATE_NOT_SHOWN") else { return };

@@ -20,7 +20,7 @@ pub(crate) fn run(
     prepare: impl FnMut() -> io::Result<()> + Send + Sync + 'static,
 ) -> bool {
     if !rustix::process::geteuid().is_root() {
-        crate::skip_test::not_shown(part, "needs root to become another user");
+        crate::skip_test::report_unchecked(part, "needs root to become another user");
         return false;
     }
     // The user `nobody` may have no access to the test program's path, so it is copied, by another process: a file that
@@ -51,7 +51,7 @@ pub(crate) fn run(
             true
         }
         Err(error) => {
-            crate::skip_test::not_shown(part, error);
+            crate::skip_test::report_unchecked(part, error);
             false
         }
     }

@@ -14,7 +14,7 @@ use cachemate_linux::kernel::{Kernel, LinuxHost};
 use cachemate_linux::safety::journal::{JournalEntry, JournalObject, ObjectState};
 use cachemate_linux::safety::object_state::read_state;
 use cachemate_linux::safety::restore::{RestoreOutcome, restore};
-use common::not_shown::not_shown;
+use common::not_shown::report_unchecked;
 use common::{Program, idle, machine, own_cpus};
 
 /// Arguments of chrt(1) for each class.
@@ -36,7 +36,7 @@ fn start_in(class: &[&str]) -> Option<Program> {
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    not_shown(&format!("chrt {}", class.join(" ")), "refused by this host");
+    report_unchecked(&format!("chrt {}", class.join(" ")), "refused by this host");
     None
 }
 
@@ -116,7 +116,7 @@ fn a_member_that_becomes_real_time_is_left_alone() {
     let pid = programs[0].pid().to_string();
     let changed = Command::new("chrt").args(["--fifo", "-p", "12", &pid]).status().unwrap().success();
     if !changed {
-        not_shown("chrt --fifo", "refused by this host");
+        report_unchecked("chrt --fifo", "refused by this host");
         return;
     }
     let wish = class_of(&programs[0]);

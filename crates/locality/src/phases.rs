@@ -114,8 +114,8 @@ impl PhaseDetector {
 
     /// Further from each interval of the history than these are from each other, and than the threshold.
     fn is_outlier(&self, signal: &[f64]) -> bool {
-        let among = |a: &Vec<f64>| self.recent.iter().map(|b| signal_difference(a, b)).fold(0.0, f64::max);
-        let spread = self.recent.iter().map(among).fold(0.0, f64::max);
+        let max_difference = |a: &Vec<f64>| self.recent.iter().map(|b| signal_difference(a, b)).fold(0.0, f64::max);
+        let spread = self.recent.iter().map(max_difference).fold(0.0, f64::max);
         let nearest = self.recent.iter().map(|held| signal_difference(signal, held)).fold(f64::INFINITY, f64::min);
         nearest > spread.max(self.parameters.threshold)
     }

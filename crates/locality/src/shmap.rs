@@ -95,7 +95,7 @@ impl Default for SharingCriteria {
 }
 
 /// How many of the threads touch each entry: the thesis's histogram vector.
-pub fn find_sharing_tasks(maps: &[&[u8]], sharing: &SharingCriteria) -> Vec<usize> {
+pub fn count_sharers(maps: &[&[u8]], sharing: &SharingCriteria) -> Vec<usize> {
     let minimum = if sharing.floor_first { sharing.floor.max(1) } else { 1 };
     let entries = maps.iter().map(|map| map.len()).max().unwrap_or(0);
     let count = |entry: usize| maps.iter().filter(|map| map.get(entry).is_some_and(|&c| c >= minimum)).count();
@@ -106,7 +106,7 @@ pub fn find_sharing_tasks(maps: &[&[u8]], sharing: &SharingCriteria) -> Vec<usiz
 /// nothing would look global.)
 pub fn global_entries(maps: &[&[u8]], sharing: &SharingCriteria) -> Vec<bool> {
     let limit = sharing.global_share * maps.len() as f64;
-    find_sharing_tasks(maps, sharing).into_iter().map(|threads| threads as f64 > limit).collect()
+    count_sharers(maps, sharing).into_iter().map(|threads| threads as f64 > limit).collect()
 }
 
 /// Dot product of two shMaps (equation 3.1) over entries that are not global, counters below the floor as 0.

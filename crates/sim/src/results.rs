@@ -241,7 +241,7 @@ impl SimMachine {
                 (CpuId(cpu as u32), cycles - before.on_cpu_cycles.get(cpu).copied().unwrap_or(0))
             });
         let on_cpu_cycles: Vec<(CpuId, u64)> = on_cpu.filter(|(_, cycles)| *cycles > 0).collect();
-        let ran: u64 = on_cpu_cycles.iter().map(|(_, cycles)| cycles).sum();
+        let ran_cycles: u64 = on_cpu_cycles.iter().map(|(_, cycles)| cycles).sum();
         let cycles = counters.cycles();
         let progress = self.system.thread(slot).and_then(|thread| thread.progress());
         TaskResults {
@@ -252,7 +252,7 @@ impl SimMachine {
             instructions: counters.instructions,
             cycles,
             instructions_per_cycle: (cycles > 0).then(|| counters.instructions as f64 / cycles as f64),
-            run_time_share: ran as f64 / elapsed_cycles.max(1) as f64,
+            run_time_share: ran_cycles as f64 / elapsed_cycles.max(1) as f64,
             on_cpu_cycles,
             wait_cycles: state.wait_cycles - before.wait_cycles,
             context_switches: counters.context_switches,
@@ -277,7 +277,7 @@ impl SimMachine {
         let earlier = self.baseline.evictions.get(index);
         let since = |pair, lines| lines - earlier.and_then(|earlier| earlier.get(&pair)).copied().unwrap_or(0);
         let evictions = self.evictions(cache.id).into_iter();
-        let evictions = evictions.map(|((by, of), lines)| (by, of, since((by, of), lines)));
+        let evictions = evictions.map(|((evictor, victim), lines)| (evictor, victim, since((evictor, victim), lines)));
         let occupancy = self.system.hw.occupancy_bytes(cache.id).into_iter();
         CacheResults {
             cache: cache.id,
@@ -289,7 +289,7 @@ impl SimMachine {
             prefetches: now.prefetches - before.prefetches,
             bytes_per_cycle: (now.bytes_out - before.bytes_out) as f64 / elapsed_cycles.max(1) as f64,
             evictions_by_pair: evictions.filter(|(_, _, lines)| *lines > 0).collect(),
-            occupancy_bytes: occupancy.filter_map(|(of, bytes)| Some((task(of)?, bytes))).collect(),
+            occupancy_bytes: occupancy.filter_map(|(owner, bytes)| Some((task(owner)?, bytes))).collect(),
         }
     }
 
@@ -297,7 +297,7 @@ impl SimMachine {
     fn evictions(&self, cache: CacheId) -> BTreeMap<(TaskId, TaskId), u64> {
         let task = |task: TaskId| self.task_of_slot.get(&(task.0 as usize)).copied();
         let all = self.system.hw.evictions(cache).into_iter();
-        all.filter_map(|(by, of, lines)| Some(((task(by)?, task(of)?), lines))).collect()
+        all.filter_map(|(evictor, victim, lines)| Some(((task(evictor)?, task(victim)?), lines))).collect()
     }
 
     fn memory_results(&self, node: u32, elapsed_cycles: u64) -> MemoryResults {

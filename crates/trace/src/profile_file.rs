@@ -250,10 +250,10 @@ impl ProfileFile {
         for (index, curve) in self.curves.iter().enumerate() {
             let place = format!("curves[{index}].points");
             ascending(&place, "sizes", &curve.points, |point| point.size_bytes)?;
-            for (of, point) in curve.points.iter().enumerate() {
-                check_range(&format!("{place}[{of}].miss_ratio"), Some(point.miss_ratio), 0.0, 1.0)?;
+            for (point_index, point) in curve.points.iter().enumerate() {
+                check_range(&format!("{place}[{point_index}].miss_ratio"), Some(point.miss_ratio), 0.0, 1.0)?;
                 let rate = point.misses_per_kilo_instr;
-                check_range(&format!("{place}[{of}].misses_per_kilo_instr"), rate, 0.0, MAX_PER_KILO)?;
+                check_range(&format!("{place}[{point_index}].misses_per_kilo_instr"), rate, 0.0, MAX_PER_KILO)?;
             }
         }
         for (index, histogram) in self.histograms.iter().enumerate() {

@@ -194,8 +194,8 @@ impl RunLogReader {
         serde_json::from_slice(&self.line).map_err(|error| {
             // The line's number stands in front; serde's own is always 1.
             let (text, column) = (error.to_string(), error.column());
-            let what = text.rsplit_once(" at line ").map_or(text.as_str(), |(what, _)| what);
-            self.log_error(format!("{what} at column {column}"), expected)
+            let message = text.rsplit_once(" at line ").map_or(text.as_str(), |(what, _)| what);
+            self.log_error(format!("{message} at column {column}"), expected)
         })
     }
 

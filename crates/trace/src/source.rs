@@ -123,19 +123,19 @@ impl CmtSource {
 
     fn push(&mut self, record: AccessRecord, batch: &mut Vec<Access>) {
         let address = record.address.wrapping_add(self.load_at) & (Access::ADDRESS_LIMIT - 1);
-        let mut between = 0;
+        let mut accesses_between = 0;
         if self.instructions_known {
             // The access itself is one of the gap's instructions; without one it shares the last record's.
             match record.gap.checked_sub(1 + self.debt) {
-                Some(left) => (between, self.debt) = (left, 0),
+                Some(left) => (accesses_between, self.debt) = (left, 0),
                 None => self.debt = self.debt + 1 - record.gap,
             }
         }
-        if between >= u64::from(Access::GAP_LIMIT) {
-            batch.push(Access::compute(between.min(Access::ADDRESS_LIMIT - 1)));
-            between = 0;
+        if accesses_between >= u64::from(Access::GAP_LIMIT) {
+            batch.push(Access::compute(accesses_between.min(Access::ADDRESS_LIMIT - 1)));
+            accesses_between = 0;
         }
-        let gap = between as u32;
+        let gap = accesses_between as u32;
         batch.push(if record.store { Access::store(address, gap) } else { Access::load(address, gap) });
     }
 }

@@ -43,7 +43,7 @@ pub fn parse(text: &str) -> Result<Vec<Entry>, String> {
 
 /// The entries to keep after a restore: those that stay adopted, and all threads whose policy the kernel refused to restore,
 /// with the policy that they are owed; a later restore tries again.
-pub fn entries_left(entries: &[Entry], stays_adopted: impl Fn(&Entry) -> bool, refused: &[Entry]) -> Vec<Entry> {
+pub fn remaining_entries(entries: &[Entry], stays_adopted: impl Fn(&Entry) -> bool, refused: &[Entry]) -> Vec<Entry> {
     let is_refused =
         |entry: &Entry| refused.iter().any(|owed| owed.thread == entry.thread && owed.start_ticks == entry.start_ticks);
     let adopted = entries.iter().filter(|entry| stays_adopted(entry) && !is_refused(entry));
@@ -95,9 +95,9 @@ mod tests {
     fn what_could_not_be_restored_stays_in_the_journal() {
         let [restored, refused, adopted] = [1, 2, 3].map(|thread| Entry { thread, start_ticks: 100, policy: 0 });
         let inherited = Entry { thread: 4, start_ticks: 200, policy: 3 };
-        let left = entries_left(&[restored, refused, adopted], |entry| entry.thread == 3, &[refused, inherited]);
+        let left = remaining_entries(&[restored, refused, adopted], |entry| entry.thread == 3, &[refused, inherited]);
         assert_eq!(left, [adopted, refused, inherited]);
         assert_eq!(parse(&left.iter().map(line).collect::<String>()).unwrap(), left);
-        assert_eq!(entries_left(&left, |_| false, &[]), []);
+        assert_eq!(remaining_entries(&left, |_| false, &[]), []);
     }
 }

@@ -24,7 +24,7 @@ impl HostCaches {
             let cpu_list = last_level(cpu);
             let list = match cpu_list {
                 Some(list) => list,
-                None if online(cpu) => {
+                None if is_online(cpu) => {
                     return Err(format!("/sys/devices/system/cpu/cpu{cpu}/cache: the kernel reports no unified cache"));
                 }
                 None => {
@@ -66,12 +66,12 @@ fn last_level(cpu: usize) -> Option<String> {
         .map(|(_, list)| list)
 }
 
-fn online(cpu: usize) -> bool {
+fn is_online(cpu: usize) -> bool {
     fs::read_to_string(format!("/sys/devices/system/cpu/cpu{cpu}/online")).map_or(true, |text| text.trim() == "1")
 }
 
 /// Missing prerequisites: kernel, option, privilege. Empty if there are none.
-pub fn missing() -> Vec<String> {
+pub fn missing_prerequisites() -> Vec<String> {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let release = release.trim();
     let mut missing = Vec::new();
@@ -85,7 +85,7 @@ pub fn missing() -> Vec<String> {
     if unsafe { libc::geteuid() } != 0 {
         missing.push("the privileges CAP_BPF, CAP_PERFMON, CAP_SYS_NICE (run it as root)".to_owned());
     }
-    let state = state();
+    let state = sched_ext_state();
     if !matches!(state.as_str(), "disabled" | "") {
         missing.push(format!("another scheduler is attached (/sys/kernel/sched_ext/state: {state})"));
     }
@@ -93,6 +93,6 @@ pub fn missing() -> Vec<String> {
 }
 
 /// `enabled`, `disabled` or what else the kernel says of sched_ext; empty without it.
-pub fn state() -> String {
+pub fn sched_ext_state() -> String {
     fs::read_to_string("/sys/kernel/sched_ext/state").unwrap_or_default().trim().to_owned()
 }

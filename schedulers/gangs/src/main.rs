@@ -49,18 +49,18 @@ fn command(arguments: &[String]) -> Result<ExitCode, String> {
     let path = |option: &str, standard: &str| PathBuf::from(options.get(option).map_or(standard, String::as_str));
     match name.as_str() {
         "run" => run(&path("--socket", SOCKET), &path("--journal", JOURNAL), options.contains_key("--all")),
-        "send" => send(&path("--socket", SOCKET)),
+        "send" => send_requests(&path("--socket", SOCKET)),
         "reset" => {
             let (_, restored) = tasks::PolicyJournal::open(&path("--journal", JOURNAL))?;
             println!("{restored} threads restored");
             Ok(ExitCode::SUCCESS)
         }
         "check" => {
-            let missing = machine::missing();
-            missing.iter().for_each(|what| println!("missing: {what}"));
+            let missing = machine::missing_prerequisites();
+            missing.iter().for_each(|prerequisite| println!("missing: {prerequisite}"));
             Ok(if missing.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
-        _ => turn(&options),
+        _ => print_turn(&options),
     }
 }
 
@@ -88,7 +88,7 @@ fn run(socket: &Path, journal: &Path, all: bool) -> Result<ExitCode, String> {
 }
 
 /// One connection for each line. The exit code is 1 if an answer is an error.
-fn send(socket: &Path) -> Result<ExitCode, String> {
+fn send_requests(socket: &Path) -> Result<ExitCode, String> {
     let says = |error: std::io::Error| format!("{}: {error}", socket.display());
     let mut failed = false;
     for line in std::io::stdin().lines() {
@@ -103,7 +103,7 @@ fn send(socket: &Path) -> Result<ExitCode, String> {
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn turn(options: &HashMap<String, String>) -> Result<ExitCode, String> {
+fn print_turn(options: &HashMap<String, String>) -> Result<ExitCode, String> {
     let figure = |name: &str| -> Result<f64, String> {
         let text = options.get(name).ok_or_else(|| format!("{name}: expected, not found"))?;
         text.parse().map_err(|_| format!("{name}: found '{text}', expected a number"))
@@ -113,12 +113,12 @@ fn turn(options: &HashMap<String, String>) -> Result<ExitCode, String> {
         hit_ns: figure("--hit-ns")?,
         miss_ns: figure("--miss-ns")?,
     };
-    let wish = TurnRequirements {
+    let requirements = TurnRequirements {
         without_ns: figure("--without-ns")?,
         gangs: figure("--gangs")? as u32,
         longest_wait_ns: figure("--longest-wait-ms")? * 1e6,
     };
-    match turn_ns(&footprint, &wish) {
+    match turn_ns(&footprint, &requirements) {
         Ok(turn) => {
             println!("turn {:.1} ms, {:.1} ns an access", turn / 1e6, access_ns(&footprint, turn));
             return Ok(ExitCode::SUCCESS);

@@ -92,7 +92,7 @@ pub fn cpu_to_bytes(cache: u32) -> Vec<u8> {
 }
 
 /// ns for which a higher class had the CPU, until `now_ns` of the monotonic clock.
-pub fn taken_ns(cpu: &[u8], now_ns: u64) -> Option<u64> {
+pub fn stolen_time_ns(cpu: &[u8], now_ns: u64) -> Option<u64> {
     let since_ns = u64_at(cpu, 16)?;
     let open_ns = if since_ns > 0 { now_ns.saturating_sub(since_ns) } else { 0 };
     Some(u64_at(cpu, 24)? + open_ns)
@@ -106,7 +106,7 @@ pub fn machine_to_bytes(cpus: u32, caches: u32) -> Vec<u8> {
 }
 
 /// Kind and code with which the kernel ended the scheduler; kind 0: it runs.
-pub fn exit_of(machine: &[u8]) -> Option<(u32, i64)> {
+pub fn exit_state(machine: &[u8]) -> Option<(u32, i64)> {
     Some((u32_at(machine, 8)?, u64_at(machine, 16)? as i64))
 }
 
@@ -206,8 +206,8 @@ mod tests {
     fn an_open_interval_counts() {
         let mut cpu = cpu_to_bytes(3);
         cpu[24..32].copy_from_slice(&500u64.to_ne_bytes());
-        assert_eq!(taken_ns(&cpu, 10_000), Some(500));
+        assert_eq!(stolen_time_ns(&cpu, 10_000), Some(500));
         cpu[16..24].copy_from_slice(&9_000u64.to_ne_bytes());
-        assert_eq!(taken_ns(&cpu, 10_000), Some(1_500));
+        assert_eq!(stolen_time_ns(&cpu, 10_000), Some(1_500));
     }
 }

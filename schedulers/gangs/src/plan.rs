@@ -82,7 +82,7 @@ pub struct CheckedPlan {
 ///
 /// # Errors
 /// The line is no request.
-pub fn request(line: &str) -> Result<SocketRequest, String> {
+pub fn parse_request(line: &str) -> Result<SocketRequest, String> {
     if line.len() > MAX_BYTES {
         return Err(format!("message: found {} bytes, expected at most {MAX_BYTES}", line.len()));
     }
@@ -118,7 +118,7 @@ impl PlanMessage {
             let Some(rotation) = rotations.get_mut(turn.cache as usize) else {
                 return Err(format!("{place}.cache: found {}, expected below {caches}", turn.cache));
             };
-            gang(turn.gang, &format!("{place}.gang"))?;
+            check_gang(turn.gang, &format!("{place}.gang"))?;
             if rotation.iter().any(|known| known.gang == turn.gang) {
                 return Err(format!(
                     "{place}.gang: found {} again, expected one turn at cache {}",
@@ -129,7 +129,7 @@ impl PlanMessage {
             let mut may_fill = 0;
             for (at, filler) in turn.may_fill.iter().enumerate() {
                 let place = format!("{place}.may_fill[{at}]");
-                gang(*filler, &place)?;
+                check_gang(*filler, &place)?;
                 if *filler == turn.gang {
                     return Err(format!("{place}: found {filler}, expected another gang than the turn's own"));
                 }
@@ -173,9 +173,9 @@ impl PlanMessage {
                 (1, i32::MAX as u64),
                 &format!("{place}.{}", if task.process.is_some() { "process" } else { "thread" }),
             )?;
-            gang(task.gang, &format!("{place}.gang"))?;
+            check_gang(task.gang, &format!("{place}.gang"))?;
             check_range(u64::from(task.weight), (WEIGHT.0.into(), WEIGHT.1.into()), &format!("{place}.weight"))?;
-            let caches = caches_of(task, rotations, &place)?;
+            let caches = task_cache_mask(task, rotations, &place)?;
             let task_place = TaskPlace { gang: task.gang, caches, weight: task.weight, children: task.children };
             if places.insert(who, task_place).is_some() {
                 return Err(format!("{place}: found {who:?} again, expected each task once"));
@@ -186,7 +186,7 @@ impl PlanMessage {
 }
 
 /// The caches of a task, a bit each: a task without a turn at its cache would never run.
-fn caches_of(task: &TaskMessage, rotations: &[Vec<MapTurn>], place: &str) -> Result<u32, String> {
+fn task_cache_mask(task: &TaskMessage, rotations: &[Vec<MapTurn>], place: &str) -> Result<u32, String> {
     if task.caches.is_empty() {
         return Err(format!("{place}.caches: found none, expected at least one"));
     }
@@ -208,7 +208,7 @@ pub fn longest_wait_ns(rotation: &[MapTurn]) -> u64 {
     2 * rotation.iter().map(|turn| turn.length_ns).sum::<u64>() + WAIT_BEYOND_ROTATIONS_NS as u64
 }
 
-fn gang(found: u32, place: &str) -> Result<(), String> {
+fn check_gang(found: u32, place: &str) -> Result<(), String> {
     if (found as usize) < MAX_GANGS {
         Ok(())
     } else {

@@ -68,14 +68,15 @@ pub fn longest_turn_ns(gangs: u32, longest_wait_ns: f64) -> f64 {
 ///
 /// # Errors
 /// Why gangs are refused.
-pub fn turn_ns(footprint: &GangFootprint, wish: &TurnRequirements) -> Result<f64, QuantumRefusal> {
-    let figures = [footprint.lines, footprint.hit_ns, footprint.miss_ns, wish.without_ns, wish.longest_wait_ns];
+pub fn turn_ns(footprint: &GangFootprint, requirements: &TurnRequirements) -> Result<f64, QuantumRefusal> {
+    let figures =
+        [footprint.lines, footprint.hit_ns, footprint.miss_ns, requirements.without_ns, requirements.longest_wait_ns];
     if figures.iter().any(|figure| !figure.is_finite() || *figure <= 0.0) || footprint.miss_ns <= footprint.hit_ns {
         return Err(QuantumRefusal::NotMeasured);
     }
-    let paying_ns = (wish.without_ns * (1.0 - LEAST_GAIN)).min(footprint.miss_ns * (1.0 - LEAST_GAIN));
+    let paying_ns = (requirements.without_ns * (1.0 - LEAST_GAIN)).min(footprint.miss_ns * (1.0 - LEAST_GAIN));
     let pays_ns = turn_for_access_ns(footprint, paying_ns).ok_or(QuantumRefusal::NothingToGain)?;
-    let allowed_ns = longest_turn_ns(wish.gangs, wish.longest_wait_ns);
+    let allowed_ns = longest_turn_ns(requirements.gangs, requirements.longest_wait_ns);
     if pays_ns > allowed_ns {
         return Err(QuantumRefusal::WaitTooLong { pays_ns, allowed_ns });
     }

@@ -65,10 +65,10 @@ impl BpfScheduler {
         for key in places.keys().collect::<Vec<_>>() {
             places.delete(&key).map_err(|error| format!("places: {error}"))?;
         }
-        for (who, place) in &plan.places {
+        for (task_key, place) in &plan.places {
             places
-                .update(&who.to_bytes(), &place.to_bytes(), MapFlags::ANY)
-                .map_err(|error| format!("{who:?}: {error}"))?;
+                .update(&task_key.to_bytes(), &place.to_bytes(), MapFlags::ANY)
+                .map_err(|error| format!("{task_key:?}: {error}"))?;
         }
         for (cache, rotation) in plan.rotations.iter().enumerate() {
             let key = half as usize * MAX_CACHES + cache;
@@ -111,15 +111,16 @@ impl BpfScheduler {
     }
 
     /// ns for which a higher class had each CPU.
-    pub fn taken_ns(&self, now_ns: u64) -> Result<Vec<u64>, String> {
-        let one =
-            |cpu| maps::taken_ns(&read(&self.maps, "cpus", cpu)?, now_ns).ok_or_else(|| "cpus: too short".to_owned());
+    pub fn stolen_times_ns(&self, now_ns: u64) -> Result<Vec<u64>, String> {
+        let one = |cpu| {
+            maps::stolen_time_ns(&read(&self.maps, "cpus", cpu)?, now_ns).ok_or_else(|| "cpus: too short".to_owned())
+        };
         (0..self.cpus as u32).map(one).collect()
     }
 
     /// Kind and code, when the kernel has ended the scheduler.
     pub fn read_exit(&self) -> Result<Option<(u32, i64)>, String> {
-        let exit = maps::exit_of(&read(&self.maps, "machine", ONLY)?).ok_or("machine: too short")?;
+        let exit = maps::exit_state(&read(&self.maps, "machine", ONLY)?).ok_or("machine: too short")?;
         Ok((exit.0 != 0).then_some(exit))
     }
 }

@@ -5,7 +5,7 @@ use crate::machine::{self, HostCaches};
 use crate::scheduler::BpfScheduler;
 use crate::tasks::PolicyJournal;
 use gangs::maps::{CacheCounts, MapTurn, TaskKey};
-use gangs::plan::{CheckedPlan, MAX_BYTES, SocketRequest, TurnMessage, request};
+use gangs::plan::{CheckedPlan, MAX_BYTES, SocketRequest, TurnMessage, parse_request};
 use gangs::starvation_guard::{BackOff, StarvationGuard, WINDOW_NS};
 use serde::Serialize;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
@@ -59,7 +59,7 @@ impl Service {
     /// # Errors
     /// This host lacks a prerequisite, or the kernel refuses the scheduler.
     pub fn start(journal: &Path, all: bool) -> Result<Self, String> {
-        let missing = machine::missing();
+        let missing = machine::missing_prerequisites();
         if !missing.is_empty() {
             return Err(format!("missing here: {}", missing.join("; ")));
         }
@@ -130,7 +130,7 @@ impl Service {
         let mut line = String::new();
         let read = BufReader::new(Read::take(&client, MAX_BYTES as u64 + 2)).read_line(&mut line);
         let request = match read {
-            Ok(_) => request(line.trim_end()),
+            Ok(_) => parse_request(line.trim_end()),
             Err(error) => Err(format!("message: {error}")),
         };
         let stop = matches!(request, Ok(SocketRequest::Stop {}));
@@ -156,16 +156,16 @@ impl Service {
         if let Some(scheduler) = &self.scheduler {
             scheduler.load_plan(&plan)?;
         }
-        let mut complaints = if self.scheduler.is_some() { self.take_tasks(&plan) } else { Vec::new() };
+        let mut complaints = if self.scheduler.is_some() { self.adopt_tasks(&plan) } else { Vec::new() };
         let stays = |thread, process| {
             self.all
                 || plan.places.contains_key(&TaskKey::Thread(thread))
                 || plan.places.contains_key(&TaskKey::Process(process))
         };
         // Children of planned processes stand in no plan.
-        let heirs = |process| plan.places.get(&TaskKey::Process(process)).is_some_and(|place| place.children);
+        let adopts_children = |process| plan.places.get(&TaskKey::Process(process)).is_some_and(|place| place.children);
         // A thread that the kernel refuses stays in the journal: the plan holds all the same.
-        complaints.extend(self.tasks.restore(stays, heirs).err());
+        complaints.extend(self.tasks.restore(stays, adopts_children).err());
         let generation = plan.generation;
         self.plan = Some(plan);
         Ok(
@@ -173,20 +173,21 @@ impl Service {
         )
     }
 
-    fn take_tasks(&mut self, plan: &CheckedPlan) -> Vec<String> {
+    fn adopt_tasks(&mut self, plan: &CheckedPlan) -> Vec<String> {
         let mut complaints = Vec::new();
-        for who in plan.places.keys().filter(|_| !self.all) {
-            match who {
+        for task_key in plan.places.keys().filter(|_| !self.all) {
+            match task_key {
                 TaskKey::Process(process) => complaints.extend(self.tasks.adopt_process(*process)),
                 TaskKey::Thread(thread) => complaints.extend(self.tasks.adopt_thread(*thread).err()),
             }
         }
-        let heirs = |process| plan.places.get(&TaskKey::Process(process)).is_some_and(|place| place.children);
+        let adopts_children = |process| plan.places.get(&TaskKey::Process(process)).is_some_and(|place| place.children);
         if !self.all && plan.places.values().any(|place| place.children) {
-            self.tasks.adopt_children(heirs);
+            self.tasks.adopt_children(adopts_children);
         }
-        let taken_ns = self.scheduler.as_ref().and_then(|scheduler| scheduler.taken_ns(now_ns()).ok());
-        if self.tasks.newly_taken() > 0 && taken_ns.is_some_and(|taken_ns| self.guard.begin_anew(&taken_ns)) {
+        let taken_ns = self.scheduler.as_ref().and_then(|scheduler| scheduler.stolen_times_ns(now_ns()).ok());
+        if self.tasks.take_adopted_count() > 0 && taken_ns.is_some_and(|taken_ns| self.guard.restart_window(&taken_ns))
+        {
             self.looked = Instant::now();
         }
         complaints
@@ -205,7 +206,7 @@ impl Service {
         }
         let state = ServiceState {
             generation: self.generation(),
-            kernel: machine::state(),
+            kernel: machine::sched_ext_state(),
             guarded: self.again.as_ref().map(|(_, why)| why.clone()),
             places: self.scheduler.as_ref().map_or(Ok(0), BpfScheduler::places)?,
             held: self.tasks.held_count(),
@@ -217,7 +218,7 @@ impl Service {
     /// Looks at the kernel, the guard and the clock.
     fn watch(&mut self) -> Result<(), String> {
         if let Some((at, _)) = &self.again {
-            return if Instant::now() >= *at { self.attach_again() } else { Ok(()) };
+            return if Instant::now() >= *at { self.reattach() } else { Ok(()) };
         }
         let Some(scheduler) = &self.scheduler else { return Ok(()) };
         if let Some((kind, code)) = scheduler.read_exit()? {
@@ -232,9 +233,9 @@ impl Service {
             return Ok(());
         }
         self.looked = Instant::now();
-        let taken_ns = scheduler.taken_ns(now_ns())?;
+        let taken_ns = scheduler.stolen_times_ns(now_ns())?;
         if let Some((cpu, share)) = self.guard.observe(&taken_ns, window.as_nanos() as u64) {
-            let seconds = self.back_off.next_s(self.attached.elapsed().as_secs());
+            let seconds = self.back_off.next_delay_s(self.attached.elapsed().as_secs());
             let percent = share * 100.0;
             return self.detach(
                 format!("CPU {cpu}: unmanaged tasks had {percent:.0} % of {} ms", window.as_millis()),
@@ -254,7 +255,7 @@ impl Service {
         Ok(())
     }
 
-    fn attach_again(&mut self) -> Result<(), String> {
+    fn reattach(&mut self) -> Result<(), String> {
         self.again = None;
         self.machine = HostCaches::read()?;
         let scheduler = BpfScheduler::attach(&self.machine, self.all)?;
@@ -263,7 +264,7 @@ impl Service {
         if let Some(plan) = self.plan.take() {
             scheduler.load_plan(&plan)?;
             self.scheduler = Some(scheduler);
-            self.take_tasks(&plan).iter().for_each(|complaint| eprintln!("gangs: {complaint}"));
+            self.adopt_tasks(&plan).iter().for_each(|complaint| eprintln!("gangs: {complaint}"));
             self.plan = Some(plan);
         } else {
             self.scheduler = Some(scheduler);

@@ -20,7 +20,7 @@ const MAX_PUT_OFF: u32 = 5;
 impl StarvationGuard {
     /// Threads became ours in the middle of a window: their earlier time in it does not count as an unmanaged task's.
     /// True: the window begins anew. Adopting threads all the time does not defer the guard for good.
-    pub fn begin_anew(&mut self, taken_ns: &[u64]) -> bool {
+    pub fn restart_window(&mut self, taken_ns: &[u64]) -> bool {
         let may = self.put_off < MAX_PUT_OFF;
         if may {
             self.put_off += 1;
@@ -53,7 +53,7 @@ pub struct BackOff {
 
 impl BackOff {
     /// After `quiet_s` seconds that went well.
-    pub fn next_s(&mut self, quiet_s: u64) -> u64 {
+    pub fn next_delay_s(&mut self, quiet_s: u64) -> u64 {
         if quiet_s >= 600 {
             self.attempts = 0;
         }
@@ -82,9 +82,9 @@ mod tests {
     fn a_window_begins_anew_five_times_in_a_row() {
         let mut guard = StarvationGuard::default();
         assert_eq!(guard.observe(&[0], 100), None);
-        assert!(guard.begin_anew(&[90]));
+        assert!(guard.restart_window(&[90]));
         assert_eq!(guard.observe(&[95], 100), None);
-        assert_eq!((0..7).filter(|_| guard.begin_anew(&[95])).count(), 5);
+        assert_eq!((0..7).filter(|_| guard.restart_window(&[95])).count(), 5);
         assert_eq!(guard.observe(&[185], 100), Some((0, 0.9)));
     }
 
@@ -92,8 +92,8 @@ mod tests {
     #[test]
     fn attempts_back_off_and_are_forgiven() {
         let mut back_off = BackOff::default();
-        let waits: Vec<u64> = (0..9).map(|_| back_off.next_s(0)).collect();
+        let waits: Vec<u64> = (0..9).map(|_| back_off.next_delay_s(0)).collect();
         assert_eq!(waits, [1, 2, 4, 8, 16, 32, 64, 64, 64]);
-        assert_eq!(back_off.next_s(600), 1);
+        assert_eq!(back_off.next_delay_s(600), 1);
     }
 }

@@ -1,6 +1,6 @@
 //! The policy of threads: set to ours, and restored. Every change is journaled first.
 
-use gangs::journal::{Entry, POLICY_EXT, entries_left, line, parse, stat_fields};
+use gangs::journal::{Entry, POLICY_EXT, line, parse, remaining_entries, stat_fields};
 use std::collections::HashMap;
 use std::fs;
 use std::io::{self, Write};
@@ -38,7 +38,7 @@ impl PolicyJournal {
 
     /// Makes the threads of a process ours. Returns what could not be changed, and why.
     pub fn adopt_process(&mut self, process: u32) -> Vec<String> {
-        let threads = threads_of(process);
+        let threads = list_threads(process);
         if threads.is_empty() {
             return vec![format!("process {process}: gone")];
         }
@@ -47,9 +47,9 @@ impl PolicyJournal {
 
     /// Adopts the threads of all processes that descend from one that `heirs` names: later threads inherit the
     /// policy, existing ones do not. A thread that cannot be adopted stays as it is, and so do its children.
-    pub fn adopt_children(&mut self, heirs: impl Fn(u32) -> bool) {
+    pub fn adopt_children(&mut self, adopts_children: impl Fn(u32) -> bool) {
         let all = Listing::read();
-        let descends = |process: u32| all.line_of(process).skip(1).any(&heirs);
+        let descends = |process: u32| all.ancestors(process).skip(1).any(&adopts_children);
         let theirs = all.threads.iter().filter(|(_, seen)| seen.policy != POLICY_EXT && descends(seen.process));
         for thread in theirs.map(|(thread, _)| *thread).collect::<Vec<_>>() {
             let _ = self.adopt_thread(thread);
@@ -57,7 +57,7 @@ impl PolicyJournal {
     }
 
     /// Threads that were made ours since the last time this was asked.
-    pub fn newly_taken(&mut self) -> usize {
+    pub fn take_adopted_count(&mut self) -> usize {
         std::mem::take(&mut self.taken)
     }
 
@@ -66,7 +66,7 @@ impl PolicyJournal {
     /// # Errors
     /// It is gone, is a real-time task, or the kernel refuses.
     pub fn adopt_thread(&mut self, thread: u32) -> Result<(), String> {
-        let Some((policy, start_ticks, _)) = stat_of(thread) else { return Err(format!("thread {thread}: gone")) };
+        let Some((policy, start_ticks, _)) = read_stat(thread) else { return Err(format!("thread {thread}: gone")) };
         if policy == POLICY_EXT {
             return Ok(());
         }
@@ -93,17 +93,22 @@ impl PolicyJournal {
     ///
     /// # Errors
     /// The journal cannot be written, or the kernel refused a thread, whose entry stays; all others are restored.
-    pub fn restore(&mut self, stays: impl Fn(u32, u32) -> bool, heirs: impl Fn(u32) -> bool) -> Result<usize, String> {
+    pub fn restore(
+        &mut self,
+        stays: impl Fn(u32, u32) -> bool,
+        adopts_children: impl Fn(u32) -> bool,
+    ) -> Result<usize, String> {
         let all = Listing::read();
-        let stays_adopted =
-            |thread: u32, info: &ThreadInfo| stays(thread, info.process) || all.line_of(info.process).any(&heirs);
+        let stays_adopted = |thread: u32, info: &ThreadInfo| {
+            stays(thread, info.process) || all.ancestors(info.process).any(&adopts_children)
+        };
         let (mut restored, mut refused, mut errors) = (0, Vec::new(), Vec::new());
         for (thread, seen) in &all.threads {
             if seen.policy != POLICY_EXT || stays_adopted(*thread, seen) {
                 continue;
             }
             // A thread that began while its process was ours inherited the policy, and so did a child.
-            if let Some(policy) = self.policy_before(*thread, seen, &all) {
+            if let Some(policy) = self.original_policy(*thread, seen, &all) {
                 match set_policy(*thread, policy) {
                     Ok(()) => restored += 1,
                     Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
@@ -116,7 +121,7 @@ impl PolicyJournal {
         }
         let stays =
             |entry: &Entry| all.threads.get(&entry.thread).is_some_and(|seen| stays_adopted(entry.thread, seen));
-        self.entries = entries_left(&self.entries, stays, &refused);
+        self.entries = remaining_entries(&self.entries, stays, &refused);
         self.rewrite().map_err(|error| format!("{}: {error}", self.path.display()))?;
         if errors.is_empty() {
             return Ok(restored);
@@ -135,18 +140,18 @@ impl PolicyJournal {
     }
 
     /// The policy of the thread in the journal, else of its process, else of an ancestor; `None`: none of ours.
-    fn policy_before(&self, thread: u32, info: &ThreadInfo, all: &Listing) -> Option<i32> {
+    fn original_policy(&self, thread: u32, info: &ThreadInfo, all: &Listing) -> Option<i32> {
         let known =
             |id: u32, start: u64| self.entries.iter().find(|entry| entry.thread == id && entry.start_ticks == start);
         if let Some(entry) = known(thread, info.start_ticks) {
             return Some(entry.policy);
         }
-        all.line_of(info.process).find_map(|process| {
+        all.ancestors(info.process).find_map(|process| {
             let head = all.threads.get(&process)?;
             let member = self.entries.iter().find(|entry| {
                 all.threads
                     .get(&entry.thread)
-                    .is_some_and(|of| of.process == process && of.start_ticks == entry.start_ticks)
+                    .is_some_and(|parent| parent.process == process && parent.start_ticks == entry.start_ticks)
             });
             known(process, head.start_ticks).or(member).map(|entry| entry.policy)
         })
@@ -171,7 +176,7 @@ impl PolicyJournal {
     /// Threads that are ours by the journal and by the kernel.
     pub fn held_count(&self) -> usize {
         let ours = |entry: &&Entry| {
-            stat_of(entry.thread).is_some_and(|(policy, start, _)| policy == POLICY_EXT && start == entry.start_ticks)
+            read_stat(entry.thread).is_some_and(|(policy, start, _)| policy == POLICY_EXT && start == entry.start_ticks)
         };
         self.entries.iter().filter(ours).count()
     }
@@ -191,9 +196,9 @@ struct Listing {
 impl Listing {
     fn read() -> Self {
         let mut threads = HashMap::new();
-        for process in numbers_in("/proc") {
-            for thread in threads_of(process) {
-                if let Some((policy, start_ticks, parent)) = stat_of(thread) {
+        for process in list_numbers("/proc") {
+            for thread in list_threads(process) {
+                if let Some((policy, start_ticks, parent)) = read_stat(thread) {
                     threads.insert(thread, ThreadInfo { process, parent, policy, start_ticks });
                 }
             }
@@ -202,22 +207,22 @@ impl Listing {
     }
 
     /// A process and its ancestors, the nearest first.
-    fn line_of(&self, process: u32) -> impl Iterator<Item = u32> + '_ {
+    fn ancestors(&self, process: u32) -> impl Iterator<Item = u32> + '_ {
         std::iter::successors(Some(process), |process| self.threads.get(process).map(|seen| seen.parent))
             .take(ANCESTORS)
     }
 }
 
-fn numbers_in(folder: &str) -> Vec<u32> {
+fn list_numbers(folder: &str) -> Vec<u32> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
-fn threads_of(process: u32) -> Vec<u32> {
-    numbers_in(&format!("/proc/{process}/task"))
+fn list_threads(process: u32) -> Vec<u32> {
+    list_numbers(&format!("/proc/{process}/task"))
 }
 
-fn stat_of(thread: u32) -> Option<(i32, u64, u32)> {
+fn read_stat(thread: u32) -> Option<(i32, u64, u32)> {
     stat_fields(&fs::read_to_string(format!("/proc/{thread}/stat")).ok()?)
 }
 

@@ -1,6 +1,6 @@
 //! The message: accepted plans, and errors for bad input.
 use gangs::maps::{MapTurn, TaskKey, TaskPlace};
-use gangs::plan::{MAX_BYTES, PlanMessage, SocketRequest, request};
+use gangs::plan::{MAX_BYTES, PlanMessage, SocketRequest, parse_request};
 use serde_json::{Value, json};
 
 fn good() -> Value {
@@ -15,7 +15,7 @@ fn good() -> Value {
 }
 
 fn checked(plan: &Value) -> Result<gangs::plan::CheckedPlan, String> {
-    match request(&json!({ "plan": plan }).to_string())? {
+    match parse_request(&json!({ "plan": plan }).to_string())? {
         SocketRequest::Plan(message) => message.check(2, 4),
         other => panic!("{other:?}"),
     }
@@ -31,8 +31,8 @@ fn a_good_message_is_taken_in() {
     assert_eq!(plan.rotations[1].len(), 1);
     assert_eq!(plan.places[&TaskKey::Process(100)], TaskPlace { gang: 0, caches: 1, weight: 100, children: false });
     assert_eq!(plan.places[&TaskKey::Thread(100)], TaskPlace { gang: 1, caches: 1, weight: 200, children: true });
-    assert!(matches!(request(r#"{"state":{}}"#), Ok(SocketRequest::State {})));
-    assert!(matches!(request(r#"{"stop":{}}"#), Ok(SocketRequest::Stop {})));
+    assert!(matches!(parse_request(r#"{"state":{}}"#), Ok(SocketRequest::State {})));
+    assert!(matches!(parse_request(r#"{"stop":{}}"#), Ok(SocketRequest::Stop {})));
 }
 
 /// Is each bad field named with what was found and expected?
@@ -96,14 +96,14 @@ fn other_text_is_refused() {
         "{\"go\":{}}",
         "{\"state\":{\"x\":1}}",
     ] {
-        let message = request(text).unwrap_err();
+        let message = parse_request(text).unwrap_err();
         assert!(message.starts_with("message: "), "{text}: {message}");
     }
     let mut plan = good();
     plan["wieght"] = json!(1);
     assert!(checked(&plan).unwrap_err().contains("unknown field `wieght`"));
     let long = " ".repeat(MAX_BYTES + 1);
-    assert!(request(&long).unwrap_err().contains("expected at most"));
+    assert!(parse_request(&long).unwrap_err().contains("expected at most"));
 }
 
 /// Does any text, cut or changed at any place, end in an error or a plan, never in a panic?
@@ -112,11 +112,11 @@ fn cut_and_changed_messages_never_panic() {
     let text = json!({ "plan": good() }).to_string();
     let mut taken = 0;
     for index in 0..text.len() {
-        assert!(request(&text[..index]).is_err(), "cut at {index}");
+        assert!(parse_request(&text[..index]).is_err(), "cut at {index}");
         for with in ['9', '-', '"', '}', ' '] {
             let mut changed = text.clone();
             changed.replace_range(index..index + 1, &with.to_string());
-            if let Ok(SocketRequest::Plan(message)) = request(&changed) {
+            if let Ok(SocketRequest::Plan(message)) = parse_request(&changed) {
                 let message: PlanMessage = message;
                 taken += usize::from(message.check(2, 4).is_ok());
             }

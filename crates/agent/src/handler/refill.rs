@@ -11,7 +11,7 @@ impl Agent {
     /// Fetches frames until `wanted` of allowed colors are there, at most `at_most`; true = there is one at least.
     pub(super) fn fetch(&mut self, wanted: u32, at_most: u32) -> bool {
         let (mask, mut left) = (self.account.mask, at_most as usize);
-        while left > 0 && self.stock.allowed(mask) < wanted {
+        while left > 0 && self.stock.allowed_count(mask) < wanted {
             let room = self.account.max_hold.saturating_sub(u64::from(self.stock.held_count()));
             let fetched = self.fetch_batch(left.min(TOGETHER).min(room as usize));
             if fetched == 0 {
@@ -21,7 +21,7 @@ impl Agent {
         }
         self.account.held_frames = u64::from(self.stock.held_count());
         self.account.max_held = self.account.max_held.max(self.account.held_frames);
-        self.stock.allowed(mask) > 0
+        self.stock.allowed_count(mask) > 0
     }
 
     /// Fetches up to `count` frames, told apart together; how many there were.
@@ -48,9 +48,9 @@ impl Agent {
                 }
             }
         }
-        let mut told = [None; TOGETHER];
-        self.classify_by_timing(&slots[..strangers], &mut told[..strangers]);
-        for (slot, color) in slots[..strangers].iter().zip(told) {
+        let mut colors = [None; TOGETHER];
+        self.classify_by_timing(&slots[..strangers], &mut colors[..strangers]);
+        for (slot, color) in slots[..strangers].iter().zip(colors) {
             self.stock.push(color.map_or(FreeList::Unknown, FreeList::Color), *slot);
         }
         fetched
@@ -65,7 +65,7 @@ impl Agent {
     }
 
     /// Colors of frames of which the ledger knows nothing that is true.
-    fn classify_by_timing(&mut self, slots: &[u32], told: &mut [Option<u32>]) {
+    fn classify_by_timing(&mut self, slots: &[u32], colors: &mut [Option<u32>]) {
         if slots.is_empty() {
             return;
         }
@@ -73,8 +73,8 @@ impl Agent {
         let mut pages = [core::ptr::null::<u8>(); TOGETHER];
         slots.iter().zip(&mut pages).for_each(|(slot, page)| *page = self.slot(*slot));
         // SAFETY: pages of the region that hold frames, and are only ours.
-        unsafe { self.kit.classify_all(&pages[..slots.len()], told) };
-        for (page, color) in pages.iter().zip(&*told) {
+        unsafe { self.kit.classify_all(&pages[..slots.len()], colors) };
+        for (page, color) in pages.iter().zip(&*colors) {
             if let Some(frame) = self.frame_at(*page as u64) {
                 self.record_color(frame, *color);
             }

@@ -129,7 +129,7 @@ impl Advise {
             result.assumed.iter().for_each(|what| text.push_str(&format!("assumed: {what}\n")));
             text.push_str(&format!("the kernel's cache-aware scheduling: {}\n", result.kernel));
             for footprint in
-                result.footprints.iter().filter(|footprint| kernel.aggregates() || footprint.judged.is_misjudged())
+                result.footprints.iter().filter(|footprint| kernel.is_aggregating() || footprint.judged.is_misjudged())
             {
                 text.push_str(&format!("{} {}\n", footprint.program, footprint.judged));
             }

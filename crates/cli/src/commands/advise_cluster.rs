@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use cachemate_fleet::advice::{AdvisedService, FleetAdvice, MAX_ADVISED, advise};
-use cachemate_fleet::cluster_export::{PodContainer, PodMetadata, PodSpec, limit_percent, pod_mark, quantity};
+use cachemate_fleet::cluster_export::{PodContainer, PodMetadata, PodSpec, limit_percent, parse_quantity, pod_mark};
 use cachemate_fleet::corun::CoRunSolver;
 use cachemate_fleet::extender::ClusterKnowledge;
 use cachemate_fleet::spec::{FleetService, MAX_CPUS};
@@ -137,7 +137,7 @@ impl ManifestQuantity {
     fn value(&self) -> Option<f64> {
         match self {
             ManifestQuantity::Number(number) => Some(*number),
-            ManifestQuantity::Text(text) => quantity(text),
+            ManifestQuantity::Text(text) => parse_quantity(text),
         }
     }
 }

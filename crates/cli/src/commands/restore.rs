@@ -91,7 +91,7 @@ impl RestoreArgs {
         let state_dir = self.state_dir.clone().unwrap_or_else(paths::state_dir);
         let mut result = RestoreJson::default();
         for dir in folders(&state_dir)? {
-            match Lock::daemon_after(&dir, Duration::from_secs(10)) {
+            match Lock::wait_for_daemon_lock(&dir, Duration::from_secs(10)) {
                 Ok(Some(_lock)) => result.restore(&dir),
                 Ok(None) if dir == state_dir => {
                     bail!("a daemon holds {}: stop it, and it restores the host itself", dir.display());

@@ -125,7 +125,7 @@ impl RunArgs {
             window_ms: Some(self.window_ms),
             ..ManageConfig::default()
         };
-        host::decider(&config)?;
+        host::verified_policy(&config)?;
         if let Some(path) = &self.output {
             refuse_existing(path, self.force)?;
         }
@@ -208,7 +208,7 @@ impl RunArgs {
                     Ok(Some(record)) => {
                         watcher.observe(&record, &live.machine, &host.topology, live.profiles());
                         if let Some(dry_run) = &mut dry_run {
-                            dry_run.observe(&record, live.machine.planned());
+                            dry_run.observe(&record, live.machine.planned_changes());
                         }
                     }
                     Ok(None) => break Ok(()),
@@ -245,7 +245,9 @@ impl RunStateDir {
     fn new() -> anyhow::Result<Self> {
         let path = paths::state_dir().join(format!("run-{}", std::process::id()));
         paths::make_private_dir(&path)?;
-        let Some(lock) = Lock::daemon(&path)? else { bail!("{}: another process holds the lock", path.display()) };
+        let Some(lock) = Lock::acquire_daemon_lock(&path)? else {
+            bail!("{}: another process holds the lock", path.display())
+        };
         Ok(RunStateDir(path, lock))
     }
 }
@@ -353,7 +355,7 @@ impl RunArgs {
             ]);
         }
         if let Some(dry_run) = &result.dry_run {
-            return dry_run.words();
+            return dry_run.render();
         }
         let mut text = format!("policy {}\n{}", result.policy, table.text());
         if self.compare.is_none() {

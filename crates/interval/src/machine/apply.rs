@@ -25,10 +25,12 @@ const COPYING_SHARE: f64 = 0.5;
 
 /// Share of a process's pages that migrate if they are evenly spread over some colors before and over others
 /// afterwards.
-fn moved_share(was: &IndexSet, allowed: &IndexSet) -> f64 {
+fn moved_share(old_colors: &IndexSet, allowed: &IndexSet) -> f64 {
     let each = |colors: &IndexSet| 1.0 / f64::from(colors.count().max(1));
-    let left = |color: u32| if allowed.contains(color) { (each(was) - each(allowed)).max(0.0) } else { each(was) };
-    was.iter().map(left).sum()
+    let left = |color: u32| {
+        if allowed.contains(color) { (each(old_colors) - each(allowed)).max(0.0) } else { each(old_colors) }
+    };
+    old_colors.iter().map(left).sum()
 }
 
 fn refused_item(change: &Change, why: &str) -> RefusedItem {
@@ -104,14 +106,14 @@ impl IntervalMachine {
     }
 
     fn apply_change(&mut self, change: &Change) -> Result<(), RefusedItem> {
-        let gone = || refused_item(change, "the task has ended");
+        let refuse_exited = || refused_item(change, "the task has ended");
         match &change.kind {
             ChangeKind::Affinity { task, to, .. } => {
-                let slot = self.slot_of(*task).ok_or_else(gone)?;
+                let slot = self.slot_of(*task).ok_or_else(refuse_exited)?;
                 self.engine.turns.allow(slot, to.clone());
             }
             ChangeKind::Weight { task, to, .. } => {
-                let slot = self.slot_of(*task).ok_or_else(gone)?;
+                let slot = self.slot_of(*task).ok_or_else(refuse_exited)?;
                 self.engine.turns.set_weight(slot, *to);
             }
             ChangeKind::CreateClass { class, masks } | ChangeKind::Schemata { class, to: masks, .. } => {
@@ -121,7 +123,7 @@ impl IntervalMachine {
                 self.classes.remove(class);
             }
             ChangeKind::Member { task, to, .. } => {
-                let known = self.known.iter_mut().find(|known| known.task == *task).ok_or_else(gone)?;
+                let known = self.known.iter_mut().find(|known| known.task == *task).ok_or_else(refuse_exited)?;
                 known.class = *to;
             }
             ChangeKind::Colors { process, from, to: Some(to) } => {
@@ -157,8 +159,8 @@ impl IntervalMachine {
     /// takes time of the process, and the cached lines of these pages are lost.
     fn move_pages(&mut self, process: ProcessId, from: Option<&ColorAssignment>, to: &ColorAssignment) {
         let Some(colors) = self.spec.pages.colors else { return };
-        let was = from.map_or_else(|| (0..colors).collect::<IndexSet>(), |from| from.allowed.clone());
-        let share = moved_share(&was, &to.allowed);
+        let old_colors = from.map_or_else(|| (0..colors).collect::<IndexSet>(), |from| from.allowed.clone());
+        let share = moved_share(&old_colors, &to.allowed);
         let of_process = self.known.iter().filter(|known| known.process == process);
         let slots: Vec<u32> = of_process.map(|known| known.slot).collect();
         let pages = (share * self.pages_of(&slots)) as u64;
@@ -237,8 +239,8 @@ impl IntervalMachine {
             let lines = |share: f64| (f64::from(self.engine.capacity_lines()) * share * shrunk) as f32;
             let domains: Vec<(f32, u8)> = parts.parts.iter().map(|&(share, group)| (lines(share), group)).collect();
             let groups: Vec<f32> = parts.groups.iter().map(|&share| lines(share)).collect();
-            let of: Vec<(u32, u8)> = members.iter().map(|&(slot, mask)| (slot, parts.of[mask])).collect();
-            self.engine.divide_if_new(at, &domains, &groups, &of);
+            let slot_domains: Vec<(u32, u8)> = members.iter().map(|&(slot, mask)| (slot, parts.of[mask])).collect();
+            self.engine.divide_if_new(at, &domains, &groups, &slot_domains);
         }
     }
 

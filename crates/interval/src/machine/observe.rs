@@ -76,11 +76,11 @@ impl IntervalMachine {
         for known in self.known.iter().filter(|known| known.exited) {
             self.jobs[known.job].book.add(&subtract_totals(self.engine.task_totals(known.slot), &known.measured_from));
         }
-        let gone: Vec<u32> = self.known.iter().filter(|known| known.exited).map(|known| known.slot).collect();
+        let exited_slots: Vec<u32> = self.known.iter().filter(|known| known.exited).map(|known| known.slot).collect();
         self.known.retain(|known| !known.exited);
         let known = &self.known;
         self.colors.retain(|process, _| known.iter().any(|known| known.process == *process));
-        gone.into_iter().for_each(|slot| self.engine.stop(slot));
+        exited_slots.into_iter().for_each(|slot| self.engine.stop(slot));
         Observation {
             window,
             span,
@@ -183,16 +183,16 @@ impl IntervalMachine {
 
     fn pages_by_node(&self, known: &IntervalTask) -> Option<Vec<u64>> {
         let lies_on = self.engine.memory_node(known.slot)?;
-        let on = |node: usize| if node == lies_on { self.pages(known) as u64 } else { 0 };
-        Some((0..self.spec.memory.nodes as usize).map(on).collect())
+        let pages_on_node = |node: usize| if node == lies_on { self.pages(known) as u64 } else { 0 };
+        Some((0..self.spec.memory.nodes as usize).map(pages_on_node).collect())
     }
 
     fn pages_by_color(&self, known: &IntervalTask, colors: u32) -> Vec<u64> {
         let pages = self.pages(known);
         let share = self.colors.get(&known.process).map(|held| &held.allowed);
         let count = share.map_or(colors, |allowed| allowed.count()).max(1);
-        let on = |color: u32| share.is_none_or(|allowed| allowed.contains(color));
-        (0..colors).map(|color| if on(color) { (pages / f64::from(count)) as u64 } else { 0 }).collect()
+        let is_allowed = |color: u32| share.is_none_or(|allowed| allowed.contains(color));
+        (0..colors).map(|color| if is_allowed(color) { (pages / f64::from(count)) as u64 } else { 0 }).collect()
     }
 
     fn scope_counts(&self, truths: &[TaskTotals]) -> Vec<(CounterScope, EventCounts)> {
@@ -211,10 +211,10 @@ impl IntervalMachine {
             nodes[node].0 += done.counts[FILLS] * line;
             nodes[node].1 += done.counts[WRITEBACKS] * line;
         }
-        let exact = |of: &[(CounterEvent, f64)]| {
+        let exact = |event_values: &[(CounterEvent, f64)]| {
             let reading =
                 |&(event, count): &(CounterEvent, f64)| EventCount { event, count: count as u64, enabled_share: 1.0 };
-            EventCounts(of.iter().map(reading).collect())
+            EventCounts(event_values.iter().map(reading).collect())
         };
         let level = self.places.level;
         let cpu = |cpu: u32| {

@@ -64,8 +64,8 @@ enum ProbeState {
 /// Approximate number of times that a log is checked before it is full.
 const STEPS_OF_LOG: u64 = 16;
 
-fn refusal(probe: &ProbeRequest, because: RefusalReason, said: &str) -> RefusedItem {
-    RefusedItem { item: PlanItem::Probe(probe.id), reason: because, message: said.to_string() }
+fn refusal(probe: &ProbeRequest, because: RefusalReason, refusal_text: &str) -> RefusedItem {
+    RefusedItem { item: PlanItem::Probe(probe.id), reason: because, message: refusal_text.to_string() }
 }
 
 impl IntervalMachine {

@@ -85,12 +85,12 @@ impl Actuator {
     }
 
     /// The object's state when it was last read back.
-    pub fn last(&self, object: &JournalObject) -> Option<&ObjectState> {
+    pub fn last_state(&self, object: &JournalObject) -> Option<&ObjectState> {
         self.last.get(object)
     }
 
     /// Records the states that cachemate left behind, so that changes by other processes are noticed.
-    pub(crate) fn set_last(&mut self, last: BTreeMap<JournalObject, ObjectState>) {
+    pub(crate) fn set_last_states(&mut self, last: BTreeMap<JournalObject, ObjectState>) {
         self.last = last;
     }
 
@@ -100,7 +100,7 @@ impl Actuator {
     /// # Errors
     /// There is no journal or no guardian, so nothing may be changed.
     pub fn journal_changes(&mut self, kernel: &dyn Kernel, changes: &[IntendedChange]) -> Result<(), JournalError> {
-        if changes.is_empty() { Ok(()) } else { self.arm(kernel)?.journal_changes(changes) }
+        if changes.is_empty() { Ok(()) } else { self.arm_guardian(kernel)?.journal_changes(changes) }
     }
 
     /// Process id of the guardian, once there is one.
@@ -108,7 +108,7 @@ impl Actuator {
         self.armed.as_ref().map(|(_, guardian)| guardian.pid())
     }
 
-    fn arm(&mut self, kernel: &dyn Kernel) -> Result<&mut Journal, JournalError> {
+    fn arm_guardian(&mut self, kernel: &dyn Kernel) -> Result<&mut Journal, JournalError> {
         let io = |source| JournalError::Io { path: self.state_dir.clone(), source };
         let args: Vec<&str> = self.guardian_command.args.iter().map(String::as_str).collect();
         let start = || {
@@ -189,7 +189,7 @@ impl Actuator {
                 Err(source) => return Err(JournalError::Original { object: format!("{:?}", want.object), source }),
             }
         }
-        self.arm(kernel)?.journal_changes(&changes)
+        self.arm_guardian(kernel)?.journal_changes(&changes)
     }
 
     /// Sends the guardian a heartbeat, and restarts it if necessary, provided that anything has been changed; the
@@ -199,7 +199,7 @@ impl Actuator {
     /// The guardian had exited and no other could be started.
     pub fn heartbeat(&mut self, kernel: &dyn Kernel, window: Duration) -> Result<(), JournalError> {
         if self.armed.is_some() {
-            self.arm(kernel)?;
+            self.arm_guardian(kernel)?;
         }
         self.beat(window);
         Ok(())
@@ -226,7 +226,7 @@ impl Actuator {
     pub fn rejoin(&mut self, kernel: &dyn Kernel) -> Result<(), JournalError> {
         const PATIENCE: Duration = Duration::from_secs(10);
         let Some((mut journal, mut guardian)) = self.armed.take() else { return Ok(()) };
-        if !guardian.ends_within(PATIENCE) {
+        if !guardian.wait_for_end(PATIENCE) {
             self.armed = Some((journal, guardian));
             return Err(JournalError::Fenced);
         }
@@ -292,18 +292,18 @@ impl Actuator {
         if new.is_empty() && strangers.is_empty() {
             return Ok(());
         }
-        let mut estates: BTreeMap<i32, Vec<(JournalObject, JournalEntry)>> = BTreeMap::new();
+        let mut inherited_states: BTreeMap<i32, Vec<(JournalObject, JournalEntry)>> = BTreeMap::new();
         for (ancestor, held) in journal.entries() {
             if let Some(pid) = ancestor.inherited_fd() {
-                estates.entry(pid).or_default().push((ancestor.clone(), held.clone()));
+                inherited_states.entry(pid).or_default().push((ancestor.clone(), held.clone()));
             }
         }
-        let estate = |pids: [i32; 2]| {
-            pids.into_iter().flat_map(|pid| estates.get(&pid).into_iter().flatten()).collect::<Vec<_>>()
+        let inherited_from = |pids: [i32; 2]| {
+            pids.into_iter().flat_map(|pid| inherited_states.get(&pid).into_iter().flatten()).collect::<Vec<_>>()
         };
         for task in new {
-            for (of, held) in estate([task.pid, task.parent]) {
-                let object = of.for_thread(task.pid, task.thread);
+            for (ancestor_object, held) in inherited_from([task.pid, task.parent]) {
+                let object = ancestor_object.for_thread(task.pid, task.thread);
                 if journal.entries().contains_key(&object) || !held.may_be_inherited_by(task.thread) {
                     continue;
                 }
@@ -333,8 +333,8 @@ impl Actuator {
         for &(pid, parent) in strangers {
             for tid in kernel.threads(pid).unwrap_or_default() {
                 let Ok(stat) = kernel.stat(tid) else { continue };
-                for (of, held) in estate([parent, pid]) {
-                    restore_if_inherited(kernel, of.for_thread(pid, stat.key), held);
+                for (ancestor_object, held) in inherited_from([parent, pid]) {
+                    restore_if_inherited(kernel, ancestor_object.for_thread(pid, stat.key), held);
                 }
             }
         }
@@ -365,11 +365,11 @@ impl Actuator {
     }
 
     /// Drops the journal's entries of objects that have their original state: groups of ours that were removed.
-    pub fn forget(&mut self, gone: &[JournalObject]) {
+    pub fn forget(&mut self, exited: &[JournalObject]) {
         if let Some((journal, _)) = &mut self.armed {
             // If the file cannot be rewritten, the old one remains: a restore then finds these objects missing, which
             // is not a failure.
-            let _ = journal.retain(|object| !gone.contains(object));
+            let _ = journal.retain(|object| !exited.contains(object));
         }
     }
 
@@ -380,11 +380,11 @@ impl Actuator {
     pub fn forget_dead_threads(
         &mut self,
         kernel: &dyn Kernel,
-        seen: &dyn Fn(ThreadKey) -> bool,
+        is_live: &dyn Fn(ThreadKey) -> bool,
     ) -> Result<(), JournalError> {
         let Some((journal, _)) = &mut self.armed else { return Ok(()) };
         // If it is unknown whether a thread lives, its original is kept.
-        let there = |thread| seen(thread) || kernel.alive(thread).unwrap_or(true);
+        let there = |thread| is_live(thread) || kernel.is_alive(thread).unwrap_or(true);
         journal.retain(|object| object.thread().is_none_or(there))
     }
 

@@ -12,7 +12,7 @@ use cachemate_core::{CpuSet, Plan, PlanItem, RefusalReason, RefusedItem};
 
 use crate::act::actuator::Actuator;
 use crate::act::cpusets::effective_cpus;
-use crate::act::group_overrides::owner_of_kind;
+use crate::act::group_overrides::service_kind_owner;
 use crate::kernel::{Kernel, is_gone};
 use crate::safety::journal::{JournalObject, ObjectState};
 use crate::sense::tasks::ManagedThread;
@@ -66,11 +66,11 @@ fn cut(
     wanted: &CpuSet,
     actuator: &Actuator,
 ) -> io::Result<Option<BoundedCpus>> {
-    if kernel.affinity_is(task.thread.tid, wanted)? {
+    if kernel.has_affinity(task.thread.tid, wanted)? {
         return Ok(None);
     }
     let mut boundaries = Vec::new();
-    if let Some(owner) = task.service.as_ref().and_then(|service| owner_of_kind(service.kind)) {
+    if let Some(owner) = task.service.as_ref().and_then(|service| service_kind_owner(service.kind)) {
         let object = JournalObject::Affinity { pid: task.pid, thread: task.thread };
         let mask = match actuator.journaled(&object) {
             // As wide as its cpuset, whatever that becomes.

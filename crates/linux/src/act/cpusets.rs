@@ -20,7 +20,7 @@ use cachemate_core::{CpuSet, PlanItem, RefusalReason, RefusedItem, Tracked};
 use crate::act::desired_state::{DesiredState, refusal};
 use crate::kernel::group_dirs::{CPUSET_FILE, all_members};
 use crate::kernel::systemd_units::is_run_by_systemd;
-use crate::kernel::{Kernel, if_exists};
+use crate::kernel::{Kernel, none_if_missing};
 use crate::safety::journal::{JournalObject, ObjectState};
 use crate::safety::object_state::{partition_kind, read_state};
 
@@ -88,7 +88,7 @@ pub fn read_groups(
 }
 
 /// The CPUs in a group's control file.
-pub(crate) fn cpus_of(state: &ObjectState) -> Option<CpuSet> {
+pub(crate) fn cpus_in_state(state: &ObjectState) -> Option<CpuSet> {
     match state {
         ObjectState::Text(text) => text.trim().parse().ok(),
         _ => None,
@@ -114,7 +114,7 @@ impl CpusetGroups {
     ) -> bool {
         let object = JournalObject::File { path: file.clone() };
         let read = read_state(kernel, &object);
-        let now = match read.as_ref().map(cpus_of) {
+        let now = match read.as_ref().map(cpus_in_state) {
             Ok(Some(now)) => now,
             Ok(None) => return false,
             Err(error) => {
@@ -122,7 +122,7 @@ impl CpusetGroups {
                 return false;
             }
         };
-        let original = originals.get(&object).and_then(cpus_of).unwrap_or_else(|| now.clone());
+        let original = originals.get(&object).and_then(cpus_in_state).unwrap_or_else(|| now.clone());
         self.cpus.insert(name.clone(), Tracked { current: now, original });
         self.files.insert(name, file);
         true
@@ -139,7 +139,7 @@ impl CpusetGroups {
         let name = format!("/{}", group.cgroup.trim_matches('/'));
         let dir = file.parent().unwrap_or(Path::new("/")).to_path_buf();
         let cpus_in = |file: &Path| -> io::Result<Option<CpuSet>> {
-            let text = if_exists(kernel.read(file))?;
+            let text = none_if_missing(kernel.read(file))?;
             Ok(text.and_then(|text| text.trim().parse().ok()).filter(|cpus: &CpuSet| !cpus.is_empty()))
         };
         let effective = match cpus_in(&file)? {
@@ -153,7 +153,7 @@ impl CpusetGroups {
         let mut to_come = Vec::new();
         if let Some(effective) = effective.as_ref().filter(|_| first) {
             for &tid in &threads {
-                to_come.extend(states_to_come(kernel, tid, [&group.cpus, effective])?);
+                to_come.extend(future_states(kernel, tid, [&group.cpus, effective])?);
             }
         }
         if self.track(kernel, name.clone(), file, originals) {
@@ -166,9 +166,9 @@ impl CpusetGroups {
 }
 
 /// The states that the kernel may give a thread whose affinity is narrower than its group.
-fn states_to_come(kernel: &dyn Kernel, tid: i32, may_become: [&CpuSet; 2]) -> io::Result<Vec<DesiredState>> {
-    let read = || Ok((kernel.stat(tid)?.key, leader(kernel, tid)?, kernel.affinity(tid)?));
-    let Some((thread, pid, cpus)) = if_exists(read())? else { return Ok(Vec::new()) };
+fn future_states(kernel: &dyn Kernel, tid: i32, may_become: [&CpuSet; 2]) -> io::Result<Vec<DesiredState>> {
+    let read = || Ok((kernel.stat(tid)?.key, thread_group_leader(kernel, tid)?, kernel.affinity(tid)?));
+    let Some((thread, pid, cpus)) = none_if_missing(read())? else { return Ok(Vec::new()) };
     if cpus == *may_become[1] {
         return Ok(Vec::new());
     }
@@ -178,12 +178,12 @@ fn states_to_come(kernel: &dyn Kernel, tid: i32, may_become: [&CpuSet; 2]) -> io
         state: ObjectState::Cpus(cpus.clone()),
     };
     // If a parent and a child group both change, a group first gets the union of its old and its new CPUs.
-    let between = may_become[0].union(may_become[1]);
-    Ok(may_become.into_iter().chain([&between]).map(wanted).collect())
+    let cpus_meanwhile = may_become[0].union(may_become[1]);
+    Ok(may_become.into_iter().chain([&cpus_meanwhile]).map(wanted).collect())
 }
 
 /// Process of a thread.
-fn leader(kernel: &dyn Kernel, tid: i32) -> io::Result<i32> {
+fn thread_group_leader(kernel: &dyn Kernel, tid: i32) -> io::Result<i32> {
     let text = kernel.read(&PathBuf::from(format!("/proc/{tid}/status")))?;
     let field = text.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok());
     Ok(field.unwrap_or(tid))
@@ -219,7 +219,7 @@ pub fn find(kernel: &dyn Kernel) -> Option<Cpusets> {
 /// One of the files exists and cannot be read.
 pub(crate) fn effective_cpus(kernel: &dyn Kernel, tid: i32) -> io::Result<Option<CpuSet>> {
     let Some(cpusets) = try_find(kernel)? else { return Ok(None) };
-    let Some(group) = group_of(kernel, tid, &cpusets)? else { return Ok(None) };
+    let Some(group) = cpuset_group(kernel, tid, &cpusets)? else { return Ok(None) };
     let (mount, file) = match &cpusets {
         Cpusets::V1(mount) => (mount, "cpuset.effective_cpus"),
         Cpusets::V2(mount) => (mount, "cpuset.cpus.effective"),
@@ -230,7 +230,7 @@ pub(crate) fn effective_cpus(kernel: &dyn Kernel, tid: i32) -> io::Result<Option
     }
     // In v2 the controller may end above the group.
     for dir in inner.ancestors() {
-        if let Some(text) = if_exists(kernel.read(&mount.join(dir).join(file)))? {
+        if let Some(text) = none_if_missing(kernel.read(&mount.join(dir).join(file)))? {
             return Ok(text.trim().parse().ok());
         }
     }
@@ -238,11 +238,11 @@ pub(crate) fn effective_cpus(kernel: &dyn Kernel, tid: i32) -> io::Result<Option
 }
 
 /// The group of a thread in the hierarchy with the controller. Kernels without cgroup v1 have no `/proc/PID/cpuset`.
-fn group_of(kernel: &dyn Kernel, tid: i32, cpusets: &Cpusets) -> io::Result<Option<String>> {
-    if let Some(group) = if_exists(kernel.read(&PathBuf::from(format!("/proc/{tid}/cpuset"))))? {
+fn cpuset_group(kernel: &dyn Kernel, tid: i32, cpusets: &Cpusets) -> io::Result<Option<String>> {
+    if let Some(group) = none_if_missing(kernel.read(&PathBuf::from(format!("/proc/{tid}/cpuset"))))? {
         return Ok(Some(group));
     }
-    let groups = if_exists(kernel.read(&PathBuf::from(format!("/proc/{tid}/cgroup"))))?.unwrap_or_default();
+    let groups = none_if_missing(kernel.read(&PathBuf::from(format!("/proc/{tid}/cgroup"))))?.unwrap_or_default();
     let group = groups.lines().find_map(|line| {
         let (number, rest) = line.split_once(':')?;
         let (controllers, group) = rest.split_once(':')?;
@@ -256,7 +256,7 @@ fn group_of(kernel: &dyn Kernel, tid: i32, cpusets: &Cpusets) -> io::Result<Opti
 }
 
 fn try_find(kernel: &dyn Kernel) -> io::Result<Option<Cpusets>> {
-    let Some(mounts) = if_exists(kernel.read(Path::new("/proc/mounts")))? else { return Ok(None) };
+    let Some(mounts) = none_if_missing(kernel.read(Path::new("/proc/mounts")))? else { return Ok(None) };
     let mut old = None;
     for line in mounts.lines() {
         let fields: Vec<&str> = line.split_ascii_whitespace().collect();
@@ -266,7 +266,7 @@ fn try_find(kernel: &dyn Kernel) -> io::Result<Option<Cpusets>> {
         let mount = PathBuf::from(mount);
         if kind == "cgroup2" {
             let lists_cpuset = |file: &str| -> io::Result<bool> {
-                let controllers = if_exists(kernel.read(&mount.join(file)))?.unwrap_or_default();
+                let controllers = none_if_missing(kernel.read(&mount.join(file)))?.unwrap_or_default();
                 Ok(controllers.split_ascii_whitespace().any(|controller| controller == "cpuset"))
             };
             // systemd enables the controller for the first unit that gets CPUs.

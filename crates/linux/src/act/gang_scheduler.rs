@@ -23,7 +23,7 @@ pub mod advisory_gangs;
 pub mod compose;
 pub mod message;
 
-use compose::{AdvisoryGangs, CacheSchedule, message_of};
+use compose::{AdvisoryGangs, CacheSchedule, plan_message};
 use message::{NumberedCache, SchedulerReply, SchedulerRequest, SchedulerState};
 
 /// The scheduler's default socket.
@@ -50,16 +50,16 @@ impl SchedulerClient {
     /// # Errors
     /// There is no answer, or it cannot be understood.
     pub fn state(&self) -> io::Result<SchedulerState> {
-        match self.ask(&SchedulerRequest::State {})? {
+        match self.query(&SchedulerRequest::State {})? {
             SchedulerReply::State(state) => Ok(*state),
             other => Err(io::Error::other(format!("{}: found {other:?}, expected its state", self.socket.display()))),
         }
     }
 
     /// Sends a plan, and returns the scheduler's complaints.
-    fn plan(&self, message: message::SchedulerPlan) -> io::Result<Vec<String>> {
+    fn send_plan(&self, message: message::SchedulerPlan) -> io::Result<Vec<String>> {
         let expected = message.generation;
-        match self.ask(&SchedulerRequest::Plan(message))? {
+        match self.query(&SchedulerRequest::Plan(message))? {
             SchedulerReply::Taken { generation, .. } if generation != expected => {
                 let place = self.socket.display();
                 Err(io::Error::other(format!("{place}: found an answer to plan {generation}, expected to {expected}")))
@@ -73,7 +73,7 @@ impl SchedulerClient {
         }
     }
 
-    fn ask(&self, request: &SchedulerRequest) -> io::Result<SchedulerReply> {
+    fn query(&self, request: &SchedulerRequest) -> io::Result<SchedulerReply> {
         let with_path = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", self.socket.display()));
         let stream = UnixStream::connect(&self.socket).map_err(with_path)?;
         stream.set_write_timeout(Some(PATIENCE)).map_err(with_path)?;
@@ -174,11 +174,12 @@ impl KernelGangScheduler {
                 None
             }
             Err(lost) => {
-                let ours = self.told.as_ref().map(|told| told.generation);
+                let ours = self.told.as_ref().map(|submitted| submitted.generation);
                 if let Some(generation) = answers.filter(|_| answers == ours) {
                     // The scheduler may attach again by itself, and must not schedule our threads then. If this message
                     // fails, the next plan replaces the scheduler's current one.
-                    let _ = self.client.plan(message_of(generation + 1, &[], None, &self.weights, &self.clashes));
+                    let _ =
+                        self.client.send_plan(plan_message(generation + 1, &[], None, &self.weights, &self.clashes));
                 }
                 self.give_up();
                 self.told.is_some().then_some(lost)
@@ -220,7 +221,7 @@ impl KernelGangScheduler {
     }
 
     /// Can the scheduler take plans, by the last poll?
-    pub fn runs(&self) -> bool {
+    pub fn is_running(&self) -> bool {
         !self.caches.is_empty()
     }
 
@@ -233,7 +234,7 @@ impl KernelGangScheduler {
 
     /// Sets the tasks that should not run together, as gangs without a schedule; `None` = no such advice.
     pub fn advise(&mut self, advised: Option<AdvisoryGangs>) {
-        let advised = advised.filter(|_| self.runs());
+        let advised = advised.filter(|_| self.is_running());
         self.dirty |= self.advised != advised;
         self.advised = advised;
     }
@@ -248,7 +249,7 @@ impl KernelGangScheduler {
     /// The reason why idle turns must be used instead.
     pub fn start(&mut self, schedule: &GangSchedule, rotation: &ThreadRotation) -> Result<(), String> {
         let taken: Vec<u32> = self.wanted.iter().map(|(_, part)| part.cache).collect();
-        let part = compose::part(schedule, rotation, &self.caches, &taken)?;
+        let part = compose::build_schedule_part(schedule, rotation, &self.caches, &taken)?;
         self.wanted.push((schedule.clone(), part));
         self.dirty = true;
         Ok(())
@@ -267,19 +268,21 @@ impl KernelGangScheduler {
     /// # Errors
     /// The scheduler rejects the plan, or another plan is in force; the scheduler then has no threads of ours.
     pub fn submit(&mut self) -> io::Result<()> {
-        if !self.runs() || !std::mem::take(&mut self.dirty) {
+        if !self.is_running() || !std::mem::take(&mut self.dirty) {
             return Ok(());
         }
         let parts: Vec<&CacheSchedule> = self.wanted.iter().map(|(_, part)| part).collect();
         let generation = self.generation + 1;
-        let message = message_of(generation, &parts, self.advised.as_ref(), &self.weights, &self.clashes);
+        let message = plan_message(generation, &parts, self.advised.as_ref(), &self.weights, &self.clashes);
         let threads =
             parts.iter().flat_map(|part| part.threads()).chain(self.advised.iter().flat_map(AdvisoryGangs::threads));
         let mut threads: BTreeMap<ThreadKey, SchedParams> = threads.collect();
         // Threads of the previous plan are ours until they have been restored.
-        threads.extend(self.told.iter().flat_map(|told| told.threads.iter().map(|(key, original)| (*key, *original))));
+        threads.extend(
+            self.told.iter().flat_map(|submitted| submitted.threads.iter().map(|(key, original)| (*key, *original))),
+        );
         self.told = Some(SubmittedPlan { generation, turns: message.turns_by_cache(), threads });
-        let taken = self.client.plan(message).and_then(|complaints| {
+        let taken = self.client.send_plan(message).and_then(|complaints| {
             self.complaints = complaints;
             self.check_state(&self.client.state()?).map_err(io::Error::other)
         });
@@ -311,20 +314,20 @@ impl KernelGangScheduler {
 
     /// Are tasks that clash kept apart whenever there is a choice?
     pub fn honors_penalties(&self) -> bool {
-        self.runs() && !self.clashes.is_empty()
+        self.is_running() && !self.clashes.is_empty()
     }
 
     /// Restores threads that still have the scheduler's policy although the scheduler no longer keeps them. Its loader
     /// does this as well, unless it was killed. A thread that has chosen another policy meanwhile keeps it.
     pub fn reclaim<K: Kernel>(&mut self, kernel: &K) {
         let scheduled_threads = self.wanted.iter().flat_map(|(_, part)| part.threads());
-        let kept: BTreeSet<ThreadKey> = scheduled_threads
+        let scheduled: BTreeSet<ThreadKey> = scheduled_threads
             .chain(self.advised.iter().flat_map(AdvisoryGangs::threads))
             .map(|(thread, _)| thread)
             .collect();
         let Some(submitted) = &mut self.told else { return };
         submitted.threads.retain(|thread, original| {
-            if kept.contains(thread) {
+            if scheduled.contains(thread) {
                 return true;
             }
             let is_ours = kernel.stat(thread.tid).is_ok_and(|stat| stat.key == *thread)
@@ -332,7 +335,7 @@ impl KernelGangScheduler {
             // A failure is retried in the next window, and the original stays in the journal.
             is_ours && kernel.set_scheduling(thread.tid, original).is_err()
         });
-        if kept.is_empty() && submitted.threads.is_empty() {
+        if scheduled.is_empty() && submitted.threads.is_empty() {
             self.told = None;
         }
     }

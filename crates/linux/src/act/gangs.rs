@@ -90,19 +90,19 @@ impl<K: Kernel + Send + 'static> GangRunners<K> {
     /// functions.
     pub fn poll(&mut self) -> Option<String> {
         let scheduler = self.scheduler.as_mut()?;
-        let ran = scheduler.runs();
+        let was_running = scheduler.is_running();
         let lost = scheduler.poll();
         if lost.is_some() {
             scheduler.reclaim(&*lock(&self.kernel));
-        } else if !ran && scheduler.runs() {
+        } else if !was_running && scheduler.is_running() {
             self.running.clear();
         }
         lost
     }
 
     /// Did the gang scheduler run at the last poll?
-    pub fn scheduler_runs(&self) -> bool {
-        self.scheduler.as_ref().is_some_and(KernelGangScheduler::runs)
+    pub fn is_scheduler_running(&self) -> bool {
+        self.scheduler.as_ref().is_some_and(KernelGangScheduler::is_running)
     }
 
     /// Sets weights, and pairs that should not run together, for the gang scheduler, with advisory gangs if the plan
@@ -121,7 +121,7 @@ impl<K: Kernel + Send + 'static> GangRunners<K> {
     }
 
     /// Does the gang scheduler keep clashing tasks apart, in gangs of a schedule or in advisory ones?
-    pub fn keeps_clashes(&self) -> bool {
+    pub fn can_separate_clashes(&self) -> bool {
         self.scheduler.as_ref().is_some_and(KernelGangScheduler::honors_penalties)
     }
 
@@ -145,7 +145,7 @@ fn lock<K>(kernel: &Mutex<K>) -> MutexGuard<'_, K> {
 
 impl<K: Kernel + Send + 'static> GangController for GangRunners<K> {
     fn start(&mut self, schedule: &GangSchedule, rotation: ThreadRotation) -> std::io::Result<()> {
-        if let Some(scheduler) = self.scheduler.as_mut().filter(|scheduler| scheduler.runs()) {
+        if let Some(scheduler) = self.scheduler.as_mut().filter(|scheduler| scheduler.is_running()) {
             if scheduler.start(schedule, &rotation).is_ok() {
                 return Ok(());
             }

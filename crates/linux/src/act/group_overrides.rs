@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 use cachemate_core::{CpuSet, CpusetGroup, ServiceKind, service_of_cgroup};
 
 use crate::act::actuator::Actuator;
-use crate::act::cpusets::{CpusetGroups, cpus_of};
+use crate::act::cpusets::{CpusetGroups, cpus_in_state};
 use crate::safety::journal::JournalObject;
 
 /// Period in which a group is confined again at most [`MAX_CHANGES`] times.
@@ -72,7 +72,7 @@ impl GroupOverrides {
             known.current.clone_from(&cpus.current);
             return true;
         }
-        let last = actuator.last(&JournalObject::File { path: file.clone() }).and_then(cpus_of);
+        let last = actuator.last_state(&JournalObject::File { path: file.clone() }).and_then(cpus_in_state);
         let Some(last) = last.filter(|last| *last != cpus.current) else { return false };
         if cpus.current == cpus.original && last == group.cpus {
             let changes = self.changes_ns.entry(name.clone()).or_default();
@@ -86,7 +86,7 @@ impl GroupOverrides {
             cgroup: name.clone(),
             wanted: group.cpus.clone(),
             current: cpus.current.clone(),
-            owner: owner_of(name),
+            owner: cgroup_owner(name),
         };
         self.overridden.insert(name.clone(), entry);
         true
@@ -94,15 +94,15 @@ impl GroupOverrides {
 }
 
 /// The program that manages groups of this path; `None` = a plain group without a manager.
-pub fn owner_of(cgroup: &str) -> Option<&'static str> {
+pub fn cgroup_owner(cgroup: &str) -> Option<&'static str> {
     if cgroup.starts_with("/kubepods") {
         return Some("kubelet");
     }
-    owner_of_kind(service_of_cgroup(cgroup)?.identity.kind)
+    service_kind_owner(service_of_cgroup(cgroup)?.identity.kind)
 }
 
 /// The program that manages the CPUs of services of this kind.
-pub fn owner_of_kind(kind: ServiceKind) -> Option<&'static str> {
+pub fn service_kind_owner(kind: ServiceKind) -> Option<&'static str> {
     match kind {
         ServiceKind::Unit | ServiceKind::UserUnit | ServiceKind::Session => Some("systemd"),
         ServiceKind::Pod => Some("kubelet"),
@@ -140,7 +140,7 @@ mod tests {
         let guardian = GuardianCommand { program: "/bin/false".into(), args: Vec::new() };
         let mut actuator = Actuator::new(dir.path(), guardian);
         let object = JournalObject::File { path: FILE.into() };
-        actuator.set_last([(object, ObjectState::Text("0".into()))].into());
+        actuator.set_last_states([(object, ObjectState::Text("0".into()))].into());
         (dir, actuator)
     }
 
@@ -177,7 +177,7 @@ mod tests {
             groups.confined.len()
         };
         assert_eq!([confined(1), confined(2), confined(3), confined(30)], [1, 1, 0, 0]);
-        assert_eq!(owner_of("/fleet/redis"), None);
-        assert_eq!(owner_of("/kubepods"), Some("kubelet"));
+        assert_eq!(cgroup_owner("/fleet/redis"), None);
+        assert_eq!(cgroup_owner("/kubepods"), Some("kubelet"));
     }
 }

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use cachemate_core::CpuSet;
 
 use crate::act::cpusets::{self, Cpusets};
-use crate::kernel::systemd_units::{SYSTEMCTL, is_run_by_systemd, unit_of};
+use crate::kernel::systemd_units::{SYSTEMCTL, is_run_by_systemd, systemd_unit};
 use crate::kernel::{GroupOwner, Kernel, LinuxHost};
 use crate::nri::ContainerUpdates;
 use crate::sense::service_directory::ServiceDirectory;
@@ -66,7 +66,7 @@ impl GroupOwner for GroupOwners {
             await_cpus(host, file, &cpus)?;
             return Ok(true);
         }
-        let unit = unit_of(&group).filter(|_| matches!(hierarchy, Cpusets::V2(_)));
+        let unit = systemd_unit(&group).filter(|_| matches!(hierarchy, Cpusets::V2(_)));
         let Some(unit) = unit.filter(|_| is_run_by_systemd(host)) else { return Ok(false) };
         set_property(&host.path_below(Path::new(SYSTEMCTL)), unit, cpus)?;
         if !cpus.is_empty() {

@@ -66,7 +66,7 @@ pub struct RuleSubject<'a> {
 impl ManageRule {
     /// Whether the process meets all conditions.
     pub(crate) fn matches(&self, subject: &RuleSubject<'_>) -> bool {
-        let command = self.command.as_ref().is_none_or(|pattern| glob(pattern, subject.command));
+        let command = self.command.as_ref().is_none_or(|pattern| matches_glob(pattern, subject.command));
         let below = |above: &String| subject.cgroups.iter().any(|path| CgroupPattern(above).contains(path));
         let cgroup = self.cgroup.as_ref().is_none_or(below);
         let pid = self.pid.is_none_or(|pid| subject.lineage.contains(&pid));
@@ -77,15 +77,15 @@ impl ManageRule {
     fn matches_service(&self, subject: &RuleSubject<'_>) -> bool {
         let kind = subject.service.map_or(ServiceKind::Command, |service| service.kind);
         let named = |pattern: &String| match subject.service {
-            Some(service) => names_service(pattern, service),
-            None => names_service(pattern, &ServiceIdentity::command(subject.command)),
+            Some(service) => matches_service_name(pattern, service),
+            None => matches_service_name(pattern, &ServiceIdentity::command(subject.command)),
         };
         let of_container = |pattern: &str, value: fn(&ContainerRecord) -> &str| {
-            subject.container.is_some_and(|container| glob(pattern, value(container)))
+            subject.container.is_some_and(|container| matches_glob(pattern, value(container)))
         };
         let labelled = |(name, pattern): (&String, &String)| {
             let value = subject.container.and_then(|container| container.labels.get(name));
-            value.is_some_and(|value| glob(pattern, value))
+            value.is_some_and(|value| matches_glob(pattern, value))
         };
         self.kind.is_none_or(|wanted| wanted == kind)
             && self.service.as_ref().is_none_or(named)
@@ -102,14 +102,15 @@ impl ManageRule {
 
 /// `redis`, `redis.service`, `unit/redis*`, `pod/shop/*/redis`: a pattern with wildcards is tried on the name and on
 /// `kind/name`.
-pub fn names_service(pattern: &str, service: &ServiceIdentity) -> bool {
+pub fn matches_service_name(pattern: &str, service: &ServiceIdentity) -> bool {
     if !pattern.contains(['*', '?']) {
         return service.is_named(pattern);
     }
     let full = service.to_string();
     let matches = |text: &str| {
         let mut names = text.split('/');
-        pattern.split('/').all(|part| names.next().is_some_and(|name| glob(part, name))) && names.next().is_none()
+        pattern.split('/').all(|part| names.next().is_some_and(|name| matches_glob(part, name)))
+            && names.next().is_none()
     };
     matches(&full) || matches(&service.name)
 }
@@ -126,13 +127,16 @@ impl CgroupPattern<'_> {
     /// Whether `path` matches, or lies below a cgroup that does.
     pub(crate) fn contains(&self, path: &str) -> bool {
         let mut names = path.split('/');
-        self.0.trim_end_matches('/').split('/').all(|pattern| names.next().is_some_and(|name| glob(pattern, name)))
+        self.0
+            .trim_end_matches('/')
+            .split('/')
+            .all(|pattern| names.next().is_some_and(|name| matches_glob(pattern, name)))
     }
 }
 
 /// Whether `text` matches, where `*` stands for any number of characters and `?` for one. Backtracks only to the last
 /// star.
-fn glob(pattern: &str, text: &str) -> bool {
+fn matches_glob(pattern: &str, text: &str) -> bool {
     let (pattern, text): (Vec<char>, Vec<char>) = (pattern.chars().collect(), text.chars().collect());
     let (mut at, mut from, mut star) = (0, 0, None);
     while from < text.len() {
@@ -235,7 +239,7 @@ mod tests {
             ("*", "", true),
             ("?", "", false),
         ] {
-            assert_eq!(glob(pattern, text), want, "{pattern} {text}");
+            assert_eq!(matches_glob(pattern, text), want, "{pattern} {text}");
         }
     }
 

@@ -38,8 +38,8 @@ pub(crate) fn set_turn(kernel: &dyn Kernel, thread: ThreadKey, original: &SchedP
         return Err(io::Error::from_raw_os_error(libc::ESRCH));
     }
     let now = kernel.scheduling(thread.tid)?;
-    let wanted = if waits { original.waiting() } else { *original };
-    if !original.can_wait() || (now != *original && now != original.waiting()) {
+    let wanted = if waits { original.to_waiting() } else { *original };
+    if !original.can_wait() || (now != *original && now != original.to_waiting()) {
         return Err(io::Error::other(format!("thread {}: {now}: left alone", thread.tid)));
     }
     if now == wanted { Ok(()) } else { kernel.set_scheduling(thread.tid, &wanted) }

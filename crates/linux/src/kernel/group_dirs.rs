@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::{Kernel, if_exists, is_gone};
+use super::{Kernel, is_gone, none_if_missing};
 
 /// The control file in every cpuset.
 pub const CPUSET_FILE: &str = "cpuset.cpus";
@@ -11,11 +11,11 @@ pub const CPUSET_FILE: &str = "cpuset.cpus";
 /// The file that takes thread ids: `tasks` (cgroup v1, resctrl), `cgroup.threads` or `cgroup.procs` (v2).
 pub(crate) fn member_file(kernel: &dyn Kernel, group: &Path) -> io::Result<PathBuf> {
     let tasks = group.join("tasks");
-    if if_exists(kernel.read(&tasks))?.is_some() {
+    if none_if_missing(kernel.read(&tasks))?.is_some() {
         return Ok(tasks);
     }
     let threads = group.join("cgroup.threads");
-    match if_exists(kernel.read(&threads)) {
+    match none_if_missing(kernel.read(&threads)) {
         Ok(Some(_)) => Ok(threads),
         Ok(None) => Ok(group.join("cgroup.procs")),
         // cgroup.threads cannot be read in a domain group, where whole processes are moved instead.
@@ -48,10 +48,10 @@ pub(crate) fn all_members(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<i
 
 /// Child groups of a group; none if it was removed meanwhile.
 pub(crate) fn child_groups(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<PathBuf>> {
-    let names = if_exists(kernel.list(group))?.unwrap_or_default();
+    let names = none_if_missing(kernel.list(group))?.unwrap_or_default();
     let mut groups = Vec::new();
     for path in names.into_iter().map(|name| group.join(name)) {
-        match if_exists(kernel.list(&path)) {
+        match none_if_missing(kernel.list(&path)) {
             Ok(Some(_)) => groups.push(path),
             Ok(None) => {}
             Err(error) if error.kind() == io::ErrorKind::NotADirectory => {}

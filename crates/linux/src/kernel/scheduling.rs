@@ -52,7 +52,7 @@ pub struct SchedParams {
 
 impl SchedParams {
     /// A class without parameters or flags.
-    pub fn plain(policy: u32) -> Self {
+    pub fn from_policy(policy: u32) -> Self {
         SchedParams { policy, ..Self::default() }
     }
 
@@ -63,7 +63,7 @@ impl SchedParams {
 
     /// The parameters of the same thread while it waits.
     #[must_use]
-    pub fn waiting(&self) -> Self {
+    pub fn to_waiting(&self) -> Self {
         SchedParams { policy: IDLE, ..*self }
     }
 }
@@ -108,7 +108,7 @@ pub(crate) fn read(tid: i32) -> io::Result<SchedParams> {
         return Err(io::Error::last_os_error());
     }
     let (flags, priority) = (attributes.flags & FLAGS, attributes.priority);
-    let plain = SchedParams { flags, priority, ..SchedParams::plain(attributes.policy) };
+    let plain = SchedParams { flags, priority, ..SchedParams::from_policy(attributes.policy) };
     // In other classes the run time is the slice, which is kept when the class changes.
     if attributes.policy != DEADLINE {
         return Ok(plain);

@@ -18,7 +18,7 @@ pub(crate) fn is_run_by_systemd(host: &dyn Kernel) -> bool {
 }
 
 /// The unit of the host's service manager that has exactly this group. Groups below a unit are the unit's own affair.
-pub(crate) fn unit_of(group: &str) -> Option<&str> {
+pub(crate) fn systemd_unit(group: &str) -> Option<&str> {
     let mut above = group.trim_matches('/').split('/');
     let unit = above.next_back()?;
     let is_unit = UNIT_SUFFIXES.iter().any(|suffix| unit.len() > suffix.len() && unit.ends_with(suffix));
@@ -33,7 +33,7 @@ pub(crate) fn has_latent_cpuset(kernel: &dyn Kernel, cpus_file: &Path) -> bool {
     let Some(dir) = cpus_file.parent().filter(|dir| is_v2(dir)) else { return false };
     let root = dir.ancestors().take_while(|dir| is_v2(dir)).last();
     let group = root.and_then(|root| dir.strip_prefix(root).ok()).and_then(Path::to_str);
-    group.is_some_and(|group| unit_of(group).is_some()) && is_run_by_systemd(kernel)
+    group.is_some_and(|group| systemd_unit(group).is_some()) && is_run_by_systemd(kernel)
 }
 
 #[cfg(test)]
@@ -54,7 +54,7 @@ mod tests {
             ("/.service", None),
             ("/", None),
         ] {
-            assert_eq!(unit_of(group), unit, "{group}");
+            assert_eq!(systemd_unit(group), unit, "{group}");
         }
     }
 }

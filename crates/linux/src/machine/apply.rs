@@ -24,7 +24,7 @@ use crate::sense::tasks::ManagedThread;
 
 impl<K: Kernel + Send + 'static> LiveMachine<K> {
     /// Restarts the gangs that a probe stopped in order to decide which tasks run.
-    pub(super) fn start_again(&mut self, schedules: Vec<GangSchedule>) {
+    pub(super) fn restart_gangs(&mut self, schedules: Vec<GangSchedule>) {
         let tasks = self.tasks.all();
         let threads: BTreeMap<TaskId, (i32, ThreadKey)> =
             tasks.iter().map(|task| (task.task, (task.pid, task.thread))).collect();
@@ -44,7 +44,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             let message = format!("{lost}: its threads run under the fair class, gangs are idle turns");
             applied.refused.push(refuse(RefusalReason::NotFound, message));
         }
-        if !self.gangs.scheduler_runs() {
+        if !self.gangs.is_scheduler_running() {
             return;
         }
         let kernel = self.kernel();
@@ -58,7 +58,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let clashes = penalties.keys().copied().collect();
         let mut members = Vec::new();
         if plan.gangs.is_empty() && !penalties.is_empty() {
-            members = movable(&*lock(&kernel), &tasks, &originals);
+            members = movable_threads(&*lock(&kernel), &tasks, &originals);
             let wanted: Vec<DesiredState> = members.iter().map(|(object, _)| released_state(object)).collect();
             // Before the scheduler gets the plan, the originals are in the journal and the guardian runs.
             let journalled = self.actuator.journal_originals(&*lock(&kernel), &wanted);
@@ -106,7 +106,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         }
         let tasks = self.tasks.all();
         let gangs = self.gangs.schedules();
-        let by_scheduler = self.gangs.scheduler_runs();
+        let by_scheduler = self.gangs.is_scheduler_running();
         let before = AppliedHistory { actuator: &self.actuator, weights: &self.weights, gangs, by_scheduler };
         let mut plan = plan.clone();
         let outside = cut_to_boundaries(&*kernel, &mut plan, &tasks, &self.actuator);
@@ -172,7 +172,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
 }
 
 /// Threads that may be given to the gang scheduler, with their original scheduling parameters.
-fn movable(
+fn movable_threads(
     kernel: &dyn Kernel,
     tasks: &[&ManagedThread],
     originals: &BTreeMap<JournalObject, ObjectState>,

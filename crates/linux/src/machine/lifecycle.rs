@@ -7,7 +7,7 @@ use std::sync::Arc;
 use cachemate_core::{AppliedPlan, MachineError};
 
 use super::{LiveMachine, lock};
-use crate::act::changes::color_pid;
+use crate::act::changes::pid_of_color_file;
 use crate::act::cpusets::CpusetGroup;
 use crate::act::resctrl::WayController;
 use crate::act::rules::ManageRule;
@@ -95,7 +95,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let threads: Vec<ThreadKey> = released.iter().map(|task| task.thread).collect();
         let left = |pid: &i32| self.tasks.all().iter().any(|task| task.pid == *pid && !task.exited);
         let pids: BTreeSet<i32> = released.iter().map(|task| task.pid).filter(|pid| !left(pid)).collect();
-        let colors = |path: &Path| color_pid(path).is_some_and(|pid| pids.contains(&pid));
+        let colors = |path: &Path| pid_of_color_file(path).is_some_and(|pid| pids.contains(&pid));
         self.actuator.release(&*kernel, &threads, &colors).map_err(journal_failure)
     }
 

@@ -202,7 +202,9 @@ impl NriSession {
             for message in messages {
                 match calls.remove(&message.stream).filter(|_| message.kind == RESPONSE) {
                     // One that does not wait any more needs no answer.
-                    Some(call) => _ = call.try_send(updates::outcome(&message.body).map_err(|error| error.to_string())),
+                    Some(call) => {
+                        _ = call.try_send(updates::check_outcome(&message.body).map_err(|error| error.to_string()))
+                    }
                     None => self.answer(&mut socket, &mut plugin, message)?,
                 }
             }
@@ -212,7 +214,7 @@ impl NriSession {
 
     /// Waits for the runtime and for requests to it; says which there are.
     fn wait(&self, socket: &UnixStream) -> std::io::Result<(bool, bool)> {
-        let bell = self.channels.updates.bell();
+        let bell = self.channels.updates.wakeup_fd();
         let mut ready = [PollFd::new(socket, PollFlags::IN), PollFd::from_borrowed_fd(bell, PollFlags::IN)];
         let patience = Timespec { tv_sec: 0, tv_nsec: i64::from(POLL.subsec_nanos()) };
         match poll(&mut ready, Some(&patience)) {

@@ -78,7 +78,7 @@ impl ContainerUpdates {
     }
 
     /// Readable if requests wait.
-    pub(super) fn bell(&self) -> BorrowedFd<'_> {
+    pub(super) fn wakeup_fd(&self) -> BorrowedFd<'_> {
         self.bell.as_fd()
     }
 
@@ -116,7 +116,7 @@ impl UpdateRequest {
 }
 
 /// The runtime's answer to `UpdateContainers`: an error, or the updates that failed.
-pub(super) fn outcome(body: &[u8]) -> Result<(), WireError> {
+pub(super) fn check_outcome(body: &[u8]) -> Result<(), WireError> {
     refusal(body, "an updated container")?;
     for (_, payload) in fields(body)?.into_iter().filter(|(field, _)| *field == 2) {
         if fields(payload.bytes())?.iter().any(|(field, _)| *field == 1) {

@@ -166,8 +166,8 @@ pub fn fields(mut bytes: &[u8]) -> Result<Vec<(u64, FieldValue<'_>)>, WireError>
         let key = varint(&mut bytes)?;
         let value = match key & 7 {
             0 => FieldValue::Number(varint(&mut bytes)?),
-            1 => FieldValue::Number(u64::from_le_bytes(chunk(&mut bytes)?)),
-            5 => FieldValue::Number(u64::from(u32::from_le_bytes(chunk(&mut bytes)?))),
+            1 => FieldValue::Number(u64::from_le_bytes(take_chunk(&mut bytes)?)),
+            5 => FieldValue::Number(u64::from(u32::from_le_bytes(take_chunk(&mut bytes)?))),
             2 => {
                 let length = varint(&mut bytes)?;
                 let split = usize::try_from(length).ok().and_then(|length| bytes.split_at_checked(length));
@@ -184,7 +184,7 @@ pub fn fields(mut bytes: &[u8]) -> Result<Vec<(u64, FieldValue<'_>)>, WireError>
     Ok(fields)
 }
 
-fn chunk<const N: usize>(bytes: &mut &[u8]) -> Result<[u8; N], WireError> {
+fn take_chunk<const N: usize>(bytes: &mut &[u8]) -> Result<[u8; N], WireError> {
     let cut = || error(format!("{} bytes", bytes.len()), "a whole number");
     let (number, rest) = bytes.split_first_chunk::<N>().ok_or_else(cut)?;
     let number = *number;
@@ -195,7 +195,7 @@ fn chunk<const N: usize>(bytes: &mut &[u8]) -> Result<[u8; N], WireError> {
 fn varint(bytes: &mut &[u8]) -> Result<u64, WireError> {
     let mut number = 0u64;
     for shift in (0..64).step_by(7) {
-        let [byte] = chunk::<1>(bytes)?;
+        let [byte] = take_chunk::<1>(bytes)?;
         number |= u64::from(byte & 0x7f) << shift;
         if byte & 0x80 == 0 {
             return Ok(number);

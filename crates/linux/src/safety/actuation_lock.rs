@@ -120,7 +120,7 @@ impl ActuationLock {
         }
         let mut words = text.split_ascii_whitespace().map(str::parse::<u64>);
         let (Some(Ok(pid)), Some(Ok(start_ticks))) = (words.next(), words.next()) else { return true };
-        kernel.alive(ThreadKey { tid: pid as i32, start_ticks }).unwrap_or(true)
+        kernel.is_alive(ThreadKey { tid: pid as i32, start_ticks }).unwrap_or(true)
     }
 }
 
@@ -131,22 +131,22 @@ const MAX_ANNOUNCEMENT_BYTES: u64 = 64;
 /// unlocked. The lock belongs to the open file description: it ends with the last process that has it open.
 fn announce(path: &Path, own: ThreadKey) -> Result<File, JournalError> {
     let io = |source| JournalError::Io { path: path.to_path_buf(), source };
-    let beside = path.with_extension("new");
-    let _ = std::fs::remove_file(&beside);
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&beside).map_err(io)?;
+    let new_path = path.with_extension("new");
+    let _ = std::fs::remove_file(&new_path);
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&new_path).map_err(io)?;
     writeln!(file, "{} {}", own.tid, own.start_ticks).map_err(io)?;
-    let lock = whole_file(libc::F_WRLCK);
+    let lock = whole_file_lock(libc::F_WRLCK);
     // SAFETY: the kernel reads a live structure of the size that this command expects.
     if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } != 0 {
         return Err(io(io::Error::last_os_error()));
     }
     // A service's umask may hide it from the users that must read it.
     rustix::fs::fchmod(&file, rustix::fs::Mode::from_raw_mode(0o644)).map_err(|error| io(error.into()))?;
-    std::fs::rename(&beside, path).map_err(io)?;
+    std::fs::rename(&new_path, path).map_err(io)?;
     Ok(file)
 }
 
-fn whole_file(kind: i32) -> libc::flock {
+fn whole_file_lock(kind: i32) -> libc::flock {
     // SAFETY: all fields are numbers, for which zero is valid: from the start, to the end, of no process.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = kind as libc::c_short;
@@ -156,7 +156,7 @@ fn whole_file(kind: i32) -> libc::flock {
 
 /// Does any process hold a write lock on the file? A read lock, which every user may take, does not count.
 fn is_write_locked(file: &File) -> bool {
-    let mut lock = whole_file(libc::F_RDLCK);
+    let mut lock = whole_file_lock(libc::F_RDLCK);
     // SAFETY: the kernel writes into a live structure of the size that this command expects.
     let done = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) };
     done == 0 && i32::from(lock.l_type) == libc::F_WRLCK

@@ -123,7 +123,7 @@ impl Guardian {
     }
 
     /// Does the guardian, which may still be restoring, exit within `patience`?
-    pub fn ends_within(&mut self, patience: Duration) -> bool {
+    pub fn wait_for_end(&mut self, patience: Duration) -> bool {
         let until = Instant::now() + patience;
         loop {
             match self.child.try_wait() {
@@ -142,7 +142,7 @@ impl Guardian {
         let mut pipe = self.child.stdin.take().expect("standard input was piped, and is taken only here");
         let goodbye = pipe.write_all(ALL_RESTORED);
         drop(pipe);
-        if self.ends_within(LEAVING) { goodbye } else { Err(io::ErrorKind::TimedOut.into()) }
+        if self.wait_for_end(LEAVING) { goodbye } else { Err(io::ErrorKind::TimedOut.into()) }
     }
 }
 
@@ -177,7 +177,7 @@ fn listen(pipe: impl AsFd, shortest_silence: Duration) -> PipeEnd {
                 Ok(count) => {
                     heard = Instant::now();
                     line.extend_from_slice(&buffer[..count]);
-                    for message in lines(&mut line) {
+                    for message in take_lines(&mut line) {
                         match message.parse::<u64>() {
                             _ if message.as_bytes() == ALL_RESTORED.trim_ascii_end() => return PipeEnd::Goodbye,
                             Ok(ms) => {
@@ -203,7 +203,7 @@ fn listen(pipe: impl AsFd, shortest_silence: Duration) -> PipeEnd {
 const HOUR_MS: u64 = 3_600_000;
 
 /// Removes and returns the complete lines of the bytes read so far.
-fn lines(read: &mut Vec<u8>) -> Vec<String> {
+fn take_lines(read: &mut Vec<u8>) -> Vec<String> {
     let end = read.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);
     let whole: Vec<u8> = read.drain(..end).collect();
     String::from_utf8_lossy(&whole).lines().map(str::to_string).collect()
@@ -217,12 +217,12 @@ fn lines(read: &mut Vec<u8>) -> Vec<String> {
 pub fn watch(kernel: &dyn Kernel, state_dir: &Path) -> Result<RecoveryReport, JournalError> {
     ignore_terminal_signals();
     // Without such a group the guardian stays in the daemon's, and `status` reports it.
-    let apart = cgroup::GuardianCgroup::enter(kernel).ok().flatten();
-    let left = watch_daemon(kernel, state_dir);
-    if let Some(apart) = apart {
+    let guardian_cgroup = cgroup::GuardianCgroup::enter(kernel).ok().flatten();
+    let recovery = watch_daemon(kernel, state_dir);
+    if let Some(apart) = guardian_cgroup {
         apart.leave(kernel);
     }
-    left
+    recovery
 }
 
 fn watch_daemon(kernel: &dyn Kernel, state_dir: &Path) -> Result<RecoveryReport, JournalError> {
@@ -236,15 +236,15 @@ fn watch_daemon(kernel: &dyn Kernel, state_dir: &Path) -> Result<RecoveryReport,
             // The daemon holds the lock, but the fence keeps it from changing anything.
             let Some(fence) = fence else { return Ok(RecoveryReport::default()) };
             fence.raise().map_err(io)?;
-            let left = restore_left_behind(kernel, state_dir)?;
-            return Ok(RecoveryReport { silence: Some(silence), ..left });
+            let recovery = restore_left_behind(kernel, state_dir)?;
+            return Ok(RecoveryReport { silence: Some(silence), ..recovery });
         }
         PipeEnd::End => {}
     }
     // A daemon that has started since restores before it does anything else; the journal then is its own. The dead
     // daemon's lock may outlive its pipe by a moment.
     for _ in 0..20 {
-        if let Some(_lock) = Lock::daemon(state_dir)? {
+        if let Some(_lock) = Lock::acquire_daemon_lock(state_dir)? {
             return restore_left_behind(kernel, state_dir);
         }
         std::thread::sleep(Duration::from_millis(50));
@@ -270,7 +270,7 @@ impl Lock {
     ///
     /// # Errors
     /// The file cannot be opened or locked, or others may write to the folder.
-    pub fn daemon(state_dir: &Path) -> Result<Option<Self>, JournalError> {
+    pub fn acquire_daemon_lock(state_dir: &Path) -> Result<Option<Self>, JournalError> {
         let path = state_dir.join("daemon.lock");
         let folder = std::fs::metadata(state_dir).map_err(|source| JournalError::Io { path: path.clone(), source })?;
         journal::check_own(state_dir, &folder)?;
@@ -287,10 +287,10 @@ impl Lock {
     ///
     /// # Errors
     /// The file cannot be opened or locked.
-    pub fn daemon_after(state_dir: &Path, patience: Duration) -> Result<Option<Self>, JournalError> {
+    pub fn wait_for_daemon_lock(state_dir: &Path, patience: Duration) -> Result<Option<Self>, JournalError> {
         let until = Instant::now() + patience;
         loop {
-            let lock = Self::daemon(state_dir)?;
+            let lock = Self::acquire_daemon_lock(state_dir)?;
             if lock.is_some() || Instant::now() >= until {
                 return Ok(lock);
             }
@@ -357,12 +357,12 @@ pub fn restore_left_behind(kernel: &dyn Kernel, state_dir: &Path) -> Result<Reco
     let Some(recovered) = journal::recover(state_dir)? else {
         return Ok(RecoveryReport::default());
     };
-    let mut left = RecoveryReport::default();
+    let mut report = RecoveryReport::default();
     if let (Some(then), Ok(now)) = (&recovered.boot_id, kernel.boot_id())
         && *then != now
     {
-        left.stays = journal::remove_left_behind(state_dir).err();
-        return Ok(left);
+        report.stays = journal::remove_left_behind(state_dir).err();
+        return Ok(report);
     }
     // In this namespace the journal's thread ids name no threads or other ones, so a live program would count as
     // exited.
@@ -374,25 +374,25 @@ pub fn restore_left_behind(kernel: &dyn Kernel, state_dir: &Path) -> Result<Reco
     }
     let damaged_lines = recovered.damaged_lines.clone();
     let (held, refused) = limits::split(kernel, recovered.held.clone());
-    left.account = restore(kernel, &held);
-    left.account.extend(refused);
-    let failed = left.account.iter().any(|restored| matches!(restored.outcome, RestoreOutcome::Failed(_)));
+    report.account = restore(kernel, &held);
+    report.account.extend(refused);
+    let failed = report.account.iter().any(|restored| matches!(restored.outcome, RestoreOutcome::Failed(_)));
     if !damaged_lines.is_empty() {
         let mut journal = state_dir.join(Journal::FILE_NAME);
         if !failed {
             match journal::quarantine(state_dir) {
                 Ok(aside) => journal = aside,
-                Err(error) => left.stays = Some(error),
+                Err(error) => report.stays = Some(error),
             }
         }
-        left.damage = Some(Damage { lines: damaged_lines, journal });
+        report.damage = Some(Damage { lines: damaged_lines, journal });
     } else if failed {
         // If that fails, as on a disk that became read-only, the whole journal remains.
-        let _ = journal::retain_left_behind(state_dir, recovered, |object| is_left(&left.account, object));
+        let _ = journal::retain_left_behind(state_dir, recovered, |object| is_left(&report.account, object));
     } else {
-        left.stays = journal::remove_left_behind(state_dir).err();
+        report.stays = journal::remove_left_behind(state_dir).err();
     }
-    Ok(left)
+    Ok(report)
 }
 
 /// Does the next restore need this object? One that failed, one that was not tried (masks go with their group), and every

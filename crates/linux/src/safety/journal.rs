@@ -139,7 +139,7 @@ pub enum ObjectState {
 
 impl From<SchedParams> for ObjectState {
     fn from(scheduling: SchedParams) -> Self {
-        let plain = scheduling == SchedParams::plain(scheduling.policy);
+        let plain = scheduling == SchedParams::from_policy(scheduling.policy);
         if plain { ObjectState::Policy(scheduling.policy) } else { ObjectState::Scheduling(scheduling) }
     }
 }
@@ -148,7 +148,7 @@ impl ObjectState {
     /// The class of a thread, if this state is one.
     pub fn scheduling(&self) -> Option<SchedParams> {
         match self {
-            ObjectState::Policy(policy) => Some(SchedParams::plain(*policy)),
+            ObjectState::Policy(policy) => Some(SchedParams::from_policy(*policy)),
             ObjectState::Scheduling(scheduling) => Some(*scheduling),
             _ => None,
         }
@@ -378,7 +378,7 @@ impl Journal {
         let io = |source| JournalError::Io { path: path.clone(), source };
         let begin = || OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path);
         let file = match begin() {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && holds_nothing(state_dir) => {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && is_empty_journal(state_dir) => {
                 remove(&path)?;
                 begin()
             }
@@ -473,14 +473,14 @@ impl Journal {
             let (object, original, ours) = (object.clone(), held.original.clone(), held.our_values.clone());
             write_line(&mut text, &JournalRecord::Original { object, original, ours, follows: held.follows_cpuset });
         }
-        let beside = self.path.with_extension("journal.new");
+        let new_path = self.path.with_extension("journal.new");
         // The remains of a crash are not a journal. The file stays open under its new name, because opening it again
         // could fail.
-        let _ = fs::remove_file(&beside);
-        let file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&beside).map_err(io)?;
+        let _ = fs::remove_file(&new_path);
+        let file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&new_path).map_err(io)?;
         let mut disk = JournalFile::new(file);
         disk.append(&text).and_then(|()| disk.sync()).map_err(io)?;
-        fs::rename(&beside, &self.path).map_err(io)?;
+        fs::rename(&new_path, &self.path).map_err(io)?;
         self.disk = disk;
         (self.good_bytes, self.torn) = (text.len() as u64, false);
         self.live_bytes_after_compaction = self.good_bytes;
@@ -626,7 +626,7 @@ pub fn read(path: &Path, bytes: &[u8]) -> Result<RecoveredJournal, JournalError>
 }
 
 /// Does this journal name no object, so that nothing was changed after it was begun?
-fn holds_nothing(state_dir: &Path) -> bool {
+fn is_empty_journal(state_dir: &Path) -> bool {
     recover(state_dir)
         .is_ok_and(|found| found.is_some_and(|found| found.held.is_empty() && found.damaged_lines.is_empty()))
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::act::resctrl::{Schemata, groups};
 use crate::kernel::group_dirs::{CPUSET_FILE, child_groups, member_file, members, remove_group};
 use crate::kernel::systemd_units::has_latent_cpuset;
-use crate::kernel::{Kernel, ThreadKey, if_exists, is_gone};
+use crate::kernel::{Kernel, ThreadKey, is_gone, none_if_missing};
 use crate::safety::journal::{JournalObject, ObjectState};
 
 /// Reads the current state of an object.
@@ -19,7 +19,7 @@ pub fn read_state(kernel: &dyn Kernel, object: &JournalObject) -> io::Result<Obj
         JournalObject::Nice { thread, .. } => ObjectState::Nice(kernel.stat(thread.tid)?.nice),
         JournalObject::Policy { thread, .. } => kernel.scheduling(thread.tid)?.into(),
         JournalObject::Membership { hierarchy, thread, .. } => {
-            ObjectState::Group(group_of(kernel, hierarchy, *thread)?)
+            ObjectState::Group(find_group(kernel, hierarchy, *thread)?)
         }
         JournalObject::File { path } => match kernel.read(path) {
             Err(error) if is_gone(&error) && is_cpuset(path) && has_latent_cpuset(kernel, path) => {
@@ -88,7 +88,7 @@ fn as_parent(kernel: &dyn Kernel, path: &Path) -> io::Result<()> {
 
 /// Group of a thread in a hierarchy. Resctrl reports it for each thread; otherwise all groups are searched, which works
 /// for cgroup v1, v2 and old kernels' resctrl alike, and under an injected root.
-fn group_of(kernel: &dyn Kernel, hierarchy: &Path, thread: ThreadKey) -> io::Result<PathBuf> {
+fn find_group(kernel: &dyn Kernel, hierarchy: &Path, thread: ThreadKey) -> io::Result<PathBuf> {
     if let Some(group) = groups::group_from_proc(kernel, hierarchy, thread.tid)? {
         return Ok(group);
     }
@@ -109,7 +109,7 @@ fn group_of(kernel: &dyn Kernel, hierarchy: &Path, thread: ThreadKey) -> io::Res
 /// The thread has exited (`ESRCH`), or cannot be queried.
 pub(crate) fn check_thread(kernel: &dyn Kernel, object: &JournalObject) -> io::Result<()> {
     match object.thread() {
-        Some(thread) if !kernel.alive(thread)? => Err(io::Error::from_raw_os_error(libc::ESRCH)),
+        Some(thread) if !kernel.is_alive(thread)? => Err(io::Error::from_raw_os_error(libc::ESRCH)),
         _ => Ok(()),
     }
 }
@@ -138,7 +138,7 @@ pub(crate) fn describe_failure(kernel: &dyn Kernel, object: &JournalObject, erro
 /// The kind of a group that is a partition of cgroup v2 (`root`, `isolated`, or an invalid one); `None` = it is none.
 pub(crate) fn partition_kind(kernel: &dyn Kernel, cpus_file: &Path) -> io::Result<Option<String>> {
     let file = cpus_file.with_file_name("cpuset.cpus.partition");
-    let text = if_exists(kernel.read(&file))
+    let text = none_if_missing(kernel.read(&file))
         .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", file.display())))?;
     let kind = text.unwrap_or_default().trim().to_string();
     Ok(Some(kind).filter(|kind| !kind.is_empty() && kind != "member"))

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use crate::act::cpusets::effective_cpus;
 use crate::kernel::group_dirs::remove_group;
-use crate::kernel::{Kernel, ThreadKey, if_exists, is_gone};
+use crate::kernel::{Kernel, ThreadKey, is_gone, none_if_missing};
 use crate::safety::journal::{JournalEntry, JournalObject, ObjectState};
 use crate::safety::object_state::{describe_failure, is_cpuset, partition_kind, read_state, write_cpuset, write_state};
 
@@ -49,20 +49,20 @@ pub struct RestoredObject {
 }
 
 /// Restores everything. Objects that failed may be retried; all others are finished.
-pub fn restore(kernel: &dyn Kernel, held: &BTreeMap<JournalObject, JournalEntry>) -> Vec<RestoredObject> {
+pub fn restore(kernel: &dyn Kernel, entries: &BTreeMap<JournalObject, JournalEntry>) -> Vec<RestoredObject> {
     let mut account = Vec::new();
     // If another process holds resctrl's lock for longer than this, the host is restored without the lock.
-    let _lock = held.keys().find_map(resctrl_of).map(|mount| kernel.lock_dir(mount, RESCTRL_PATIENCE));
+    let _lock = entries.keys().find_map(resctrl_of).map(|mount| kernel.lock_dir(mount, RESCTRL_PATIENCE));
     for stage in 0..6 {
-        let mut objects: Vec<_> = held.iter().filter(|(object, _)| stage_of(object) == stage).collect();
+        let mut objects: Vec<_> = entries.iter().filter(|(object, _)| restore_stage(object) == stage).collect();
         if stage == 5 {
             objects.reverse(); // deepest directories first: a parent's path sorts before its children's
         }
-        for (object, held) in objects {
-            account.push(RestoredObject { object: object.clone(), outcome: restore_object(kernel, object, held) });
+        for (object, entry) in objects {
+            account.push(RestoredObject { object: object.clone(), outcome: restore_object(kernel, object, entry) });
         }
         if stage == 2 {
-            account.extend(restore_inherited_until_stable(kernel, held));
+            account.extend(restore_inherited_until_stable(kernel, entries));
         }
     }
     account
@@ -72,20 +72,20 @@ pub fn restore(kernel: &dyn Kernel, held: &BTreeMap<JournalObject, JournalEntry>
 /// mask already but is not yet visible. Passes are therefore repeated until two of them, a while apart, find none.
 fn restore_inherited_until_stable(
     kernel: &dyn Kernel,
-    held: &BTreeMap<JournalObject, JournalEntry>,
+    entries: &BTreeMap<JournalObject, JournalEntry>,
 ) -> Vec<RestoredObject> {
     const PASSES_AT_MOST: u32 = 32;
     const BETWEEN_BIRTH_AND_SIGHT: Duration = Duration::from_millis(20);
     let mut account = Vec::new();
     let mut clean_passes = 0;
     for _ in 0..PASSES_AT_MOST {
-        let inheritors = restore_inherited(kernel, held);
+        let inheritors = restore_inherited(kernel, entries);
         // A failure is retried by every pass; the last one counts.
         account.retain(|inheritor: &RestoredObject| !matches!(inheritor.outcome, RestoreOutcome::Failed(_)));
         let clean = inheritors.iter().all(|inheritor| inheritor.outcome != RestoreOutcome::Restored);
         account.extend(inheritors);
         clean_passes = if clean { clean_passes + 1 } else { 0 };
-        if clean_passes == 2 || held.is_empty() {
+        if clean_passes == 2 || entries.is_empty() {
             break;
         }
         if clean {
@@ -97,7 +97,7 @@ fn restore_inherited_until_stable(
 
 /// The stage in which an object is restored. Masks of our groups are removed with the group and have no stage of their
 /// own.
-fn stage_of(object: &JournalObject) -> u32 {
+fn restore_stage(object: &JournalObject) -> u32 {
     match object {
         JournalObject::Schemata { .. } => u32::MAX,
         JournalObject::File { path } if is_freezer(path) => 0,
@@ -115,13 +115,13 @@ fn is_freezer(path: &Path) -> bool {
 
 /// Restores one object. If a thread is exiting or being moved, calls report "no such process" although `/proc` still
 /// lists it. Its existence is checked again, and a thread that still exists counts as not restored.
-fn restore_object(kernel: &dyn Kernel, object: &JournalObject, held: &JournalEntry) -> RestoreOutcome {
+fn restore_object(kernel: &dyn Kernel, object: &JournalObject, entry: &JournalEntry) -> RestoreOutcome {
     const TRIES: u32 = 5;
     const BETWEEN_TRIES: Duration = Duration::from_millis(4);
     let mut tries = 0;
     loop {
         tries += 1;
-        match restore_one(kernel, object, held) {
+        match restore_one(kernel, object, entry) {
             Ok(outcome) => return outcome,
             Err(error) if is_gone(&error) && !still_exists(kernel, object, &error) => return RestoreOutcome::Gone,
             Err(error) if is_gone(&error) && tries < TRIES => std::thread::sleep(BETWEEN_TRIES),
@@ -133,13 +133,13 @@ fn restore_object(kernel: &dyn Kernel, object: &JournalObject, held: &JournalEnt
 /// Did the kernel report a thread as gone that exists, or whose existence is unknown? (A group or file that is
 /// missing is gone whether or not threads live.)
 fn still_exists(kernel: &dyn Kernel, object: &JournalObject, error: &io::Error) -> bool {
-    let lives = |thread| kernel.alive(thread).unwrap_or(true);
+    let lives = |thread| kernel.is_alive(thread).unwrap_or(true);
     error.raw_os_error() == Some(libc::ESRCH) && object.thread().is_none_or(lives)
 }
 
-fn restore_one(kernel: &dyn Kernel, object: &JournalObject, held: &JournalEntry) -> io::Result<RestoreOutcome> {
+fn restore_one(kernel: &dyn Kernel, object: &JournalObject, entry: &JournalEntry) -> io::Result<RestoreOutcome> {
     if let Some(thread) = object.thread()
-        && !kernel.alive(thread)?
+        && !kernel.is_alive(thread)?
     {
         return Ok(RestoreOutcome::Gone);
     }
@@ -154,14 +154,14 @@ fn restore_one(kernel: &dyn Kernel, object: &JournalObject, held: &JournalEntry)
         return Ok(RestoreOutcome::ChangedByOther(format!("a cpuset partition ({kind})")));
     }
     let now = read_state(kernel, object)?;
-    let as_before = now == held.original || held.follows_cpuset && spans_cpuset(kernel, object, &now)?;
-    if as_before && !held.follows_cpuset {
+    let as_before = now == entry.original || entry.follows_cpuset && spans_cpuset(kernel, object, &now)?;
+    if as_before && !entry.follows_cpuset {
         return Ok(RestoreOutcome::Unchanged);
     }
-    if !as_before && !is_our_value(kernel, object, &now, &held.our_values)? {
+    if !as_before && !is_our_value(kernel, object, &now, &entry.our_values)? {
         return Ok(RestoreOutcome::ChangedByOther(format!("{now:?}")));
     }
-    write_original(kernel, object, held)?;
+    write_original(kernel, object, entry)?;
     Ok(if as_before { RestoreOutcome::Unchanged } else { RestoreOutcome::Restored })
 }
 
@@ -200,19 +200,19 @@ fn is_our_value(
 ///
 /// # Errors
 /// As for [`write_state`].
-pub(crate) fn write_original(kernel: &dyn Kernel, object: &JournalObject, held: &JournalEntry) -> io::Result<()> {
+pub(crate) fn write_original(kernel: &dyn Kernel, object: &JournalObject, entry: &JournalEntry) -> io::Result<()> {
     match object {
-        JournalObject::Affinity { thread, .. } if held.follows_cpuset => {
+        JournalObject::Affinity { thread, .. } if entry.follows_cpuset => {
             kernel.set_affinity(thread.tid, &(0..MOST_CPUS).collect())
         }
         // If the owner does not answer, the host is restored all the same.
-        JournalObject::File { path } if is_cpuset(path) => match &held.original {
+        JournalObject::File { path } if is_cpuset(path) => match &entry.original {
             ObjectState::Text(text) if !matches!(kernel.set_cpus_by_owner(path, text), Ok(true)) => {
                 write_cpuset(kernel, path, text)
             }
             _ => Ok(()),
         },
-        _ => write_state(kernel, object, &held.original),
+        _ => write_state(kernel, object, &entry.original),
     }
 }
 
@@ -238,11 +238,11 @@ fn find_inherited<'a>(
     held: &'a BTreeMap<JournalObject, JournalEntry>,
     account: &mut Vec<RestoredObject>,
 ) -> InheritedObjects<'a> {
-    let mut estates: InheritedObjects<'a> = BTreeMap::new();
+    let mut inherited_objects: InheritedObjects<'a> = BTreeMap::new();
     for (object, held) in held {
         let (Some(pid), Some(thread)) = (object.inherited_fd(), object.thread()) else { continue };
         // A process id may have been reused: it is still the journalled process only if a journalled thread lives.
-        match kernel.alive(thread) {
+        match kernel.is_alive(thread) {
             Ok(true) => {}
             Ok(false) => continue,
             Err(error) => {
@@ -250,32 +250,32 @@ fn find_inherited<'a>(
                 continue;
             }
         }
-        let estate = estates.entry(pid).or_default();
+        let inherited_entries = inherited_objects.entry(pid).or_default();
         let of_first = |thread| object.for_thread(pid, thread);
         let same =
             |other: &&mut (&JournalObject, JournalEntry)| other.0.thread().map(of_first).as_ref() == Some(other.0);
-        match estate.iter_mut().find(same) {
+        match inherited_entries.iter_mut().find(same) {
             Some((_, first)) => first.our_values.extend(held.our_values.iter().cloned()),
-            None => estate.push((object, held.clone())),
+            None => inherited_entries.push((object, held.clone())),
         }
     }
-    estates
+    inherited_objects
 }
 
 /// The outcome for an object whose inheriting threads could not be listed.
-fn unknown_children(of: &JournalObject, error: &io::Error) -> RestoredObject {
+fn unknown_children(ancestor: &JournalObject, error: &io::Error) -> RestoredObject {
     let outcome =
         RestoreOutcome::Failed(format!("threads and children that may have inherited it cannot be seen: {error}"));
-    RestoredObject { object: of.clone(), outcome }
+    RestoredObject { object: ancestor.clone(), outcome }
 }
 
 /// Restores later threads of a journaled process or its descendants that inherited a mask, nice value or policy of
 /// ours.
-fn restore_inherited(kernel: &dyn Kernel, held: &BTreeMap<JournalObject, JournalEntry>) -> Vec<RestoredObject> {
+fn restore_inherited(kernel: &dyn Kernel, entries: &BTreeMap<JournalObject, JournalEntry>) -> Vec<RestoredObject> {
     let mut account = Vec::new();
-    let estates = find_inherited(kernel, held, &mut account);
-    let Some((first, _)) = estates.values().flatten().next() else { return account };
-    let parents = match parents(kernel) {
+    let inherited_objects = find_inherited(kernel, entries, &mut account);
+    let Some((first, _)) = inherited_objects.values().flatten().next() else { return account };
+    let parents = match read_parents(kernel) {
         Ok(parents) => parents,
         Err(error) => {
             account.push(unknown_children(first, &error));
@@ -285,15 +285,15 @@ fn restore_inherited(kernel: &dyn Kernel, held: &BTreeMap<JournalObject, Journal
     for &pid in parents.keys() {
         // From the nearest ancestor on, because an ancestor may have passed on properties that are not journaled for
         // the processes in between.
-        let estates: Vec<&(&JournalObject, JournalEntry)> =
-            ancestors(pid, &parents).iter().filter_map(|pid| estates.get(pid)).flatten().collect();
-        let Some((first, _)) = estates.first() else { continue };
-        match threads_of(kernel, pid) {
+        let ancestor_objects: Vec<&(&JournalObject, JournalEntry)> =
+            ancestors(pid, &parents).iter().filter_map(|pid| inherited_objects.get(pid)).flatten().collect();
+        let Some((first, _)) = ancestor_objects.first() else { continue };
+        match list_threads(kernel, pid) {
             Ok(threads) => {
                 for thread in threads {
-                    for (of, held_by_ancestor) in &estates {
-                        let object = of.for_thread(pid, thread);
-                        if !held.contains_key(&object) {
+                    for (ancestor, held_by_ancestor) in &ancestor_objects {
+                        let object = ancestor.for_thread(pid, thread);
+                        if !entries.contains_key(&object) {
                             account.extend(restore_if_inherited(kernel, object, held_by_ancestor));
                         }
                     }
@@ -307,11 +307,11 @@ fn restore_inherited(kernel: &dyn Kernel, held: &BTreeMap<JournalObject, Journal
 
 /// All processes, with their parents. Processes that are hidden from a user (`hidepid=1` of proc(5)) belong to others,
 /// and the user cannot have changed them.
-fn parents(kernel: &dyn Kernel) -> io::Result<BTreeMap<i32, i32>> {
+fn read_parents(kernel: &dyn Kernel) -> io::Result<BTreeMap<i32, i32>> {
     let hidden = |error: &io::Error| error.raw_os_error() == Some(libc::EPERM) && !rustix::process::geteuid().is_root();
     let mut parents = BTreeMap::new();
     for pid in kernel.processes()? {
-        match if_exists(kernel.stat(pid)) {
+        match none_if_missing(kernel.stat(pid)) {
             Ok(stat) => parents.extend(stat.map(|stat| (pid, stat.parent))),
             Err(error) if hidden(&error) => {}
             Err(error) => return Err(error),
@@ -321,10 +321,10 @@ fn parents(kernel: &dyn Kernel) -> io::Result<BTreeMap<i32, i32>> {
 }
 
 /// The existing threads of a process.
-fn threads_of(kernel: &dyn Kernel, pid: i32) -> io::Result<Vec<ThreadKey>> {
+fn list_threads(kernel: &dyn Kernel, pid: i32) -> io::Result<Vec<ThreadKey>> {
     let mut threads = Vec::new();
-    for tid in if_exists(kernel.threads(pid))?.unwrap_or_default() {
-        threads.extend(if_exists(kernel.stat(tid))?.map(|stat| stat.key));
+    for tid in none_if_missing(kernel.threads(pid))?.unwrap_or_default() {
+        threads.extend(none_if_missing(kernel.stat(tid))?.map(|stat| stat.key));
     }
     Ok(threads)
 }
@@ -334,12 +334,12 @@ fn threads_of(kernel: &dyn Kernel, pid: i32) -> io::Result<Vec<ThreadKey>> {
 pub(crate) fn restore_if_inherited(
     kernel: &dyn Kernel,
     object: JournalObject,
-    held: &JournalEntry,
+    entry: &JournalEntry,
 ) -> Option<RestoredObject> {
-    object.thread().filter(|thread| held.may_be_inherited_by(*thread))?;
+    object.thread().filter(|thread| entry.may_be_inherited_by(*thread))?;
     let outcome = match read_state(kernel, &object) {
-        Ok(now) if now == held.original || !held.our_values.contains(&now) => return None,
-        Ok(_) => match write_original(kernel, &object, held) {
+        Ok(now) if now == entry.original || !entry.our_values.contains(&now) => return None,
+        Ok(_) => match write_original(kernel, &object, entry) {
             Ok(()) => RestoreOutcome::Restored,
             Err(error) if is_gone(&error) && !still_exists(kernel, &object, &error) => RestoreOutcome::Gone,
             Err(error) => RestoreOutcome::Failed(error.to_string()),

@@ -29,7 +29,7 @@ pub(crate) struct SampledThreads<'a> {
 ///
 /// # Errors
 /// The kernel opens no event, neither for the threads nor for the CPUs.
-pub(crate) fn stretch(
+pub(crate) fn sample_stretch(
     facility: &Facility,
     subjects: &SampledThreads<'_>,
     period: u64,

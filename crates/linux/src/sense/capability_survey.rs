@@ -43,9 +43,9 @@ pub struct CapabilitySurvey {
     pub level: u32,
 }
 
-fn capability(name: &str, tried: Result<String, (String, Option<String>)>, without_it: &str) -> CapabilityCheck {
+fn capability(name: &str, outcome: Result<String, (String, Option<String>)>, without_it: &str) -> CapabilityCheck {
     let (name, without_it) = (name.to_string(), without_it.to_string());
-    match tried {
+    match outcome {
         Ok(says) => CapabilityCheck { name, works: true, detail: says, remedy: None, consequence: without_it },
         Err((says, remedy)) => CapabilityCheck { name, works: false, detail: says, remedy, consequence: without_it },
     }
@@ -89,7 +89,7 @@ pub fn survey_capabilities(
 fn counters(events: &[EventSurvey]) -> CapabilityCheck {
     let (good, bad): (Vec<_>, Vec<_>) = events.iter().partition(|event| event.absent_because.is_none());
     let names = |events: &[&EventSurvey]| events.iter().map(|event| event.name).collect::<Vec<_>>().join(", ");
-    let tried = if good.is_empty() {
+    let outcome = if good.is_empty() {
         let why = bad.first().and_then(|event| event.absent_because.as_ref());
         let remedy = match why {
             Some(EventUnavailable::NotPermitted) => {
@@ -103,14 +103,14 @@ fn counters(events: &[EventSurvey]) -> CapabilityCheck {
     } else {
         Ok(format!("counted in a loop that must miss: {}; absent: {}", names(&good), names(&bad)))
     };
-    capability("counters per task", tried, "misses and speed per program are not seen; intensity comes from probes")
+    capability("counters per task", outcome, "misses and speed per program are not seen; intensity comes from probes")
 }
 
 fn sampling(kernel: &dyn Kernel) -> CapabilityCheck {
-    let tried = crate::sense::sampling::find(kernel)
+    let outcome = crate::sense::sampling::find_facility(kernel)
         .map_err(|why| (why, Some("bare metal, or a hypervisor that passes PEBS or IBS on".to_string())))
-        .and_then(|facility| match facility.try_out() {
-            Ok(()) => Ok(format!("{}{}, opened on this thread or its CPU", facility.name, processor_words(kernel))),
+        .and_then(|facility| match facility.check_usable() {
+            Ok(()) => Ok(format!("{}{}, opened on this thread or its CPU", facility.name, describe_processor(kernel))),
             Err(error) => {
                 let remedy = match error.raw_os_error() {
                     Some(libc::EACCES | libc::EPERM) => {
@@ -121,18 +121,18 @@ fn sampling(kernel: &dyn Kernel) -> CapabilityCheck {
                 Err((format!("{}: {error}", facility.name), Some(remedy.to_string())))
             }
         });
-    capability("data-address sampling", tried, "data sharing between programs is not measured")
+    capability("data-address sampling", outcome, "data sharing between programs is not measured")
 }
 
 /// The processor's name, which shows whether the processor is emulated.
-fn processor_words(kernel: &dyn Kernel) -> String {
+fn describe_processor(kernel: &dyn Kernel) -> String {
     let text = kernel.read(Path::new("/proc/cpuinfo")).unwrap_or_default();
     let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
     name.map(|(_, name)| format!(" of '{}'", name.trim())).unwrap_or_default()
 }
 
 fn resctrl_monitoring(resctrl: &Result<Resctrl, ResctrlUnavailable>) -> CapabilityCheck {
-    let tried = match resctrl {
+    let outcome = match resctrl {
         Err(missing) => Err((missing.why.clone(), missing.remedy.clone())),
         Ok(Resctrl { mount, counted: MonitoredEvents { occupancy, total_bytes, local_bytes }, monitored, .. }) => {
             let all = [("occupancy", occupancy), ("traffic", total_bytes), ("traffic of the own node", local_bytes)];
@@ -143,27 +143,27 @@ fn resctrl_monitoring(resctrl: &Result<Resctrl, ResctrlUnavailable>) -> Capabili
             }
         }
     };
-    capability("cache occupancy and bandwidth (resctrl)", tried, "occupancy is inferred, not read")
+    capability("cache occupancy and bandwidth (resctrl)", outcome, "occupancy is inferred, not read")
 }
 
 fn ways(resctrl: &Result<Resctrl, ResctrlUnavailable>) -> CapabilityCheck {
-    let words = resctrl.as_ref().map_err(ResctrlUnavailable::clone).and_then(Resctrl::ways_in_words);
-    let tried = words.map_err(|missing| (missing.why, missing.remedy));
-    capability("way masks (resctrl)", tried, "caches are divided by colors or not at all")
+    let words = resctrl.as_ref().map_err(ResctrlUnavailable::clone).and_then(Resctrl::describe_ways);
+    let outcome = words.map_err(|missing| (missing.why, missing.remedy));
+    capability("way masks (resctrl)", outcome, "caches are divided by colors or not at all")
 }
 
 /// Page colors as a daemon would see them, with its rights, which may be fewer than those of the user of `doctor`.
 fn page_colors(topology: &Topology) -> CapabilityCheck {
-    let tried = match colors::partitions(topology) {
+    let outcome = match colors::partitions(topology) {
         Ok(divided) => Ok(colors::describe_units(&divided)),
         Err(missing) => Err((missing.why, Some(missing.remedy))),
     };
-    capability("page colors", tried, "caches are divided by ways or not at all")
+    capability("page colors", outcome, "caches are divided by ways or not at all")
 }
 
 fn probe(topology: &Topology, deep: bool) -> CapabilityCheck {
     let shared = topology.caches.iter().find(|cache| cache.last_level && cache.cpus.count() > 1);
-    let tried = match shared {
+    let outcome = match shared {
         None => Err((
             "the kernel names no last-level cache that two online CPUs share".into(),
             Some("cachemate topology --probe measures it".to_string()),
@@ -178,50 +178,50 @@ fn probe(topology: &Topology, deep: bool) -> CapabilityCheck {
     };
     capability(
         "intensity from outside (prime, wait, reload)",
-        tried,
+        outcome,
         "without it and without counters only topology is known",
     )
 }
 
 /// Tries up to three times, because busy neighbors blur a single calibration.
 fn calibrated_prober(cache_bytes: Option<u64>) -> std::io::Result<intensity::PrimeProber> {
-    let tried = |seed| intensity::PrimeProber::fitting(cache_bytes, seed);
+    let new_prober = |seed| intensity::PrimeProber::fitting(cache_bytes, seed);
     let blurred = |error: &std::io::Error| error.kind() != std::io::ErrorKind::TimedOut;
-    let mut probe = tried(1);
+    let mut probe = new_prober(1);
     for seed in [2, 3] {
         if probe.as_ref().is_err_and(blurred) {
-            probe = tried(seed);
+            probe = new_prober(seed);
         }
     }
     probe
 }
 
 fn watchpoints() -> CapabilityCheck {
-    let tried = watchpoint::self_test().map_err(|error| {
+    let outcome = watchpoint::self_test().map_err(|error| {
         let remedy = "CAP_PERFMON, and a hypervisor that passes debug registers on";
         (error.to_string(), Some(remedy.to_string()))
     });
-    capability("reuse times by hardware watchpoints", tried, "reuse times come from recordings only")
+    capability("reuse times by hardware watchpoints", outcome, "reuse times come from recordings only")
 }
 
 fn pressure(kernel: &dyn Kernel) -> CapabilityCheck {
     let pressure = crate::sense::pressure::read(kernel);
-    let tried = if pressure.cpu.is_some() {
+    let outcome = if pressure.cpu.is_some() {
         Ok("cpu, memory, io".to_string())
     } else {
         Err(("no /proc/pressure".into(), Some("a kernel with CONFIG_PSI, booted without psi=0".to_string())))
     };
-    capability("pressure-stall information", tried, "waiting is seen per thread only")
+    capability("pressure-stall information", outcome, "waiting is seen per thread only")
 }
 
 fn affinity(kernel: &dyn Kernel) -> CapabilityCheck {
     let own = std::process::id() as i32;
-    let tried = kernel
+    let outcome = kernel
         .affinity(own)
         .and_then(|cpus: CpuSet| kernel.set_affinity(own, &cpus))
         .map(|()| "set and read back on this process".to_string())
         .map_err(|error| (error.to_string(), None));
-    capability("affinity per thread", tried, "nothing can be placed")
+    capability("affinity per thread", outcome, "nothing can be placed")
 }
 
 fn weights(kernel: &dyn Kernel) -> CapabilityCheck {
@@ -232,13 +232,13 @@ fn weights(kernel: &dyn Kernel) -> CapabilityCheck {
     // setpriority(2): a limit of 20 allows nice values down to 0, which an idle task needs to become a normal one again.
     let limit = nice.and_then(|line| line.split_ascii_whitespace().nth(3)?.parse::<u32>().ok());
     let may_raise = root || limit.is_some_and(|limit| limit >= 20);
-    let tried = if may_raise {
+    let outcome = if may_raise {
         Ok("nice both ways; gangs by idle turns".to_string())
     } else {
         let remedy = "root or CAP_SYS_NICE: without it a lowered priority could not be raised again".to_string();
         Err(("nice values can only be lowered, never restored".into(), Some(remedy)))
     };
-    capability("weights and gangs", tried, "no weights, no gangs, and no probe that keeps a program off its CPU")
+    capability("weights and gangs", outcome, "no weights, no gangs, and no probe that keeps a program off its CPU")
 }
 
 /// Tests the gang scheduler, and names the first missing prerequisite: the kernel, its options, the scheduler's loader,
@@ -250,7 +250,7 @@ fn scheduler_in_kernel(kernel: &dyn Kernel, socket: &Path) -> CapabilityCheck {
     let release = release.trim();
     let mut numbers = release.split(['.', '-', '+']).map_while(|word| word.parse::<u32>().ok());
     let version = numbers.next().zip(numbers.next());
-    let tried = if !there("/sys/kernel/sched_ext") {
+    let outcome = if !there("/sys/kernel/sched_ext") {
         let lacks = match version {
             Some(version) if version < FIRST => format!("Linux {release} has no sched_ext"),
             _ => format!("Linux {release} was built without CONFIG_SCHED_CLASS_EXT"),
@@ -260,14 +260,14 @@ fn scheduler_in_kernel(kernel: &dyn Kernel, socket: &Path) -> CapabilityCheck {
         let remedy = "Linux 6.18 or later with CONFIG_DEBUG_INFO_BTF".to_string();
         Err((format!("Linux {release} has no type information (CONFIG_DEBUG_INFO_BTF)"), Some(remedy)))
     } else {
-        answers(socket)
+        query_scheduler(socket)
     };
     let without_it = "gangs are idle turns, and advice on who should not run together is not kept";
-    capability("gangs and clashes by a scheduler in the kernel (sched_ext)", tried, without_it)
+    capability("gangs and clashes by a scheduler in the kernel (sched_ext)", outcome, without_it)
 }
 
 /// State of the scheduler's loader, by its own report.
-fn answers(socket: &Path) -> Result<String, (String, Option<String>)> {
+fn query_scheduler(socket: &Path) -> Result<String, (String, Option<String>)> {
     match gang_scheduler::SchedulerClient::new(socket).state() {
         Ok(state) if state.kernel == "enabled" => {
             Ok(format!("attached, {} last-level caches, {} threads", state.caches.len(), state.held))
@@ -287,14 +287,14 @@ fn answers(socket: &Path) -> Result<String, (String, Option<String>)> {
 }
 
 fn cpusets(kernel: &dyn Kernel) -> CapabilityCheck {
-    let tried = match crate::act::cpusets::find(kernel) {
+    let outcome = match crate::act::cpusets::find(kernel) {
         Some(found) => Ok(found.to_string()),
         None => Err((
             "no cpuset controller, neither cgroup v1 nor v2".into(),
             Some("mount cgroup v1 cpuset, or enable +cpuset in cgroup.subtree_control".to_string()),
         )),
     };
-    capability("cpusets for groups", tried, "groups are placed thread by thread")
+    capability("cpusets for groups", outcome, "groups are placed thread by thread")
 }
 
 /// Capabilities as policies see them. `partitions` = the ways in which caches can be divided ([`Resctrl::partitions`]).

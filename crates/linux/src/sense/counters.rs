@@ -72,7 +72,7 @@ pub fn survey(kernel: &dyn Kernel, last_level: CacheLevel) -> Vec<EventSurvey> {
     let events = events(Processor::parse(&cpuinfo).as_ref(), last_level);
     let say = |named: NamedEvent| {
         let absent_because = match named.code {
-            Ok(code) => try_out(named.event, code),
+            Ok(code) => check_event(named.event, code),
             Err(why) => Some(EventUnavailable::Unknown(why.to_string())),
         };
         EventSurvey { event: named.event, name: named.name, code: named.code.ok(), absent_because }
@@ -81,7 +81,7 @@ pub fn survey(kernel: &dyn Kernel, last_level: CacheLevel) -> Vec<EventSurvey> {
 }
 
 /// The reason why the event does not count; `None` = it counts.
-fn try_out(event: CounterEvent, code: EventCode) -> Option<EventUnavailable> {
+fn check_event(event: CounterEvent, code: EventCode) -> Option<EventUnavailable> {
     let mut counter = match open(code, 0) {
         Ok(counter) => counter,
         Err(error) => {
@@ -92,15 +92,15 @@ fn try_out(event: CounterEvent, code: EventCode) -> Option<EventUnavailable> {
             });
         }
     };
-    let fetched = must_miss();
+    let fetched = run_missing_loop();
     match counter.since_last() {
         Err(error) => Some(EventUnavailable::Refused(error.to_string())),
-        Ok((count, share)) => implausible(event, count, share, fetched),
+        Ok((count, share)) => find_implausibility(event, count, share, fetched),
     }
 }
 
 /// The reason why a count is implausible for a loop that fetched `fetched` lines from memory.
-fn implausible(event: CounterEvent, count: u64, counted_share: f64, fetched: u64) -> Option<EventUnavailable> {
+fn find_implausibility(event: CounterEvent, count: u64, counted_share: f64, fetched: u64) -> Option<EventUnavailable> {
     if counted_share == 0.0 {
         return Some(EventUnavailable::NeverScheduled);
     }
@@ -117,7 +117,7 @@ fn implausible(event: CounterEvent, count: u64, counted_share: f64, fetched: u64
 
 /// Runs a loop that misses in every cache: it loads 16 384 flushed lines one after the other, in an order that no
 /// prefetcher follows. Returns the number of fetched lines.
-fn must_miss() -> u64 {
+fn run_missing_loop() -> u64 {
     const LINES: usize = 1 << 14;
     /// Odd, so that every line is visited once; about five pages, beyond a stride prefetcher's reach.
     const STRIDE: usize = 5 * 64 + 21;
@@ -168,7 +168,7 @@ impl ThreadCounters {
 }
 
 /// The code of an event, if the survey found that it counts.
-pub(crate) fn working(surveyed: &[EventSurvey], event: CounterEvent) -> Option<EventCode> {
+pub(crate) fn working_event(surveyed: &[EventSurvey], event: CounterEvent) -> Option<EventCode> {
     surveyed.iter().find(|found| found.event == event && found.absent_because.is_none())?.code
 }
 
@@ -243,7 +243,7 @@ fn open(code: EventCode, tid: i32) -> io::Result<PerfCounter> {
     }
     // SAFETY: the descriptor is new and ours alone.
     let file = unsafe { File::from_raw_fd(fd) };
-    if crate::kernel::scarce(&file) {
+    if crate::kernel::is_descriptor_scarce(&file) {
         return Err(io::Error::from_raw_os_error(libc::EMFILE));
     }
     Ok(PerfCounter { file, last: PerfReading::default() })
@@ -261,7 +261,7 @@ mod tests {
         assert!(surveyed.iter().all(|s| s.absent_because.as_ref().is_none_or(|why| !why.to_string().is_empty())));
         assert!(surveyed.iter().all(|s| s.code.is_some() || s.absent_because.is_some()));
         let mut counters = ThreadCounters::attach(0, &surveyed).unwrap();
-        must_miss();
+        run_missing_loop();
         let readings = counters.read();
         let working = surveyed.iter().filter(|s| s.absent_because.is_none()).count();
         assert_eq!(readings.len(), working);
@@ -275,15 +275,18 @@ mod tests {
     #[test]
     fn the_must_miss_loop_decides() {
         let misses = CounterEvent::Misses(CacheLevel::L3);
-        assert!(implausible(misses, 0, 1.0, 16_384) == Some(EventUnavailable::HardZero));
+        assert!(find_implausibility(misses, 0, 1.0, 16_384) == Some(EventUnavailable::HardZero));
         assert!(
-            implausible(misses, 300, 1.0, 16_384).unwrap().to_string().starts_with("it read 300 while 16384 lines")
+            find_implausibility(misses, 300, 1.0, 16_384)
+                .unwrap()
+                .to_string()
+                .starts_with("it read 300 while 16384 lines")
         );
-        assert!(implausible(misses, 300, 0.0, 16_384) == Some(EventUnavailable::NeverScheduled));
-        assert_eq!(implausible(misses, 16_000, 1.0, 16_384), None);
-        assert_eq!(implausible(misses, 3_000, 0.25, 16_384), None, "a quarter of the time, and so scaled");
-        assert_eq!(implausible(CounterEvent::References(CacheLevel::L3), 300, 1.0, 16_384), None);
-        let remote = |count| implausible(CounterEvent::RemoteCacheHits, count, 1.0, 16_384);
+        assert!(find_implausibility(misses, 300, 0.0, 16_384) == Some(EventUnavailable::NeverScheduled));
+        assert_eq!(find_implausibility(misses, 16_000, 1.0, 16_384), None);
+        assert_eq!(find_implausibility(misses, 3_000, 0.25, 16_384), None, "a quarter of the time, and so scaled");
+        assert_eq!(find_implausibility(CounterEvent::References(CacheLevel::L3), 300, 1.0, 16_384), None);
+        let remote = |count| find_implausibility(CounterEvent::RemoteCacheHits, count, 1.0, 16_384);
         assert_eq!((remote(0), remote(300)), (None, None), "no other CPU holds a line of the loop");
         assert!(remote(16_000).is_some(), "it counts every miss");
     }
@@ -293,14 +296,14 @@ mod tests {
     fn a_running_total_grows_with_the_work() {
         let surveyed = survey(&crate::kernel::LinuxHost::new("/"), CacheLevel::L3);
         let instructions = surveyed.iter().find(|found| found.event == CounterEvent::Instructions).unwrap();
-        let Some(code) = working(&surveyed, CounterEvent::Instructions) else {
+        let Some(code) = working_event(&surveyed, CounterEvent::Instructions) else {
             assert!(instructions.absent_because.is_some());
             eprintln!("not shown here: a running total, as instructions are not counted on this host");
             return;
         };
         let mut total = RunningTotal::start(0, code).unwrap();
         let before = total.read_value().unwrap();
-        let loads = must_miss();
+        let loads = run_missing_loop();
         assert!(total.read_value().unwrap() >= before + loads);
     }
 

@@ -31,7 +31,7 @@ pub struct MemoryNodes {
 impl MemoryNodes {
     /// Reads one of the processes if it is time for that, and forgets all others. On hosts with one node it reads
     /// nothing.
-    pub fn look(
+    pub fn refresh(
         &mut self,
         kernel: &impl Kernel,
         topology: &Topology,
@@ -115,17 +115,17 @@ mod tests {
         let (one, two) =
             (Topology::default(), Topology { memory_latency: vec![vec![1.0, 2.0]; 2], ..Topology::default() });
         let mut nodes = MemoryNodes::default();
-        nodes.look(&kernel, &one, || processes.clone());
+        nodes.refresh(&kernel, &one, || processes.clone());
         assert_eq!((nodes.reads, nodes.node_pages(ProcessId(0))), (0, None));
-        nodes.look(&kernel, &two, || processes.clone());
-        nodes.look(&kernel, &two, || processes.clone());
+        nodes.refresh(&kernel, &two, || processes.clone());
+        nodes.refresh(&kernel, &two, || processes.clone());
         assert_eq!(nodes.reads, 1, "at once is too soon");
         for _ in 0..3 {
             nodes.not_before = None;
-            nodes.look(&kernel, &two, || processes.clone());
+            nodes.refresh(&kernel, &two, || processes.clone());
         }
         assert_eq!([0, 1, 2].map(|id| nodes.node_pages(ProcessId(id))), [Some(vec![1]), Some(vec![2]), None]);
-        nodes.look(&kernel, &two, || [(ProcessId(1), 11)].into());
+        nodes.refresh(&kernel, &two, || [(ProcessId(1), 11)].into());
         assert_eq!(nodes.pages.len(), 1, "who is gone is forgotten");
     }
 }

@@ -52,11 +52,11 @@ fn measure_here(topology: &Topology) -> PredictorConfig {
     let mut chase = PointerChase::new(lines, chased_lines(topology));
     let (mut hits_ns, mut misses_ns): (Vec<f64>, Vec<f64>) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        chase.push_out();
+        chase.evict_lines();
         misses_ns.push(chase.load_ns());
         hits_ns.extend((0..HIT_ROUNDS).map(|_| chase.load_ns()));
     }
-    let (hit_ns, miss_ns) = (least(hits_ns), middle(misses_ns));
+    let (hit_ns, miss_ns) = (minimum(hits_ns), median(misses_ns));
     let cpu_hertz = topology.cpus.iter().find_map(|cpu| cpu.hertz);
     let cycle_ns = cpu_hertz.map_or_else(cycle_ns, |hertz| 1e9 / hertz as f64);
     let penalty = ((miss_ns - hit_ns) / cycle_ns).max(1.0);
@@ -107,17 +107,17 @@ impl PointerChase {
         PointerChase { words, lines, first: order[0] * WORDS_A_LINE, steps }
     }
 
-    fn push_out(&mut self) {
+    fn evict_lines(&mut self) {
         let rest = self.lines * WORDS_A_LINE;
         self.words[rest..].iter_mut().step_by(WORDS_A_LINE).for_each(|word| *word = word.wrapping_add(1));
         black_box(&mut self.words);
     }
 
     fn load_ns(&self) -> f64 {
-        let start_ns = own_ns();
+        let start_ns = timer_overhead_ns();
         let at = (0..self.steps).fold(self.first, |at, _| self.words[at]);
         black_box(at);
-        (own_ns() - start_ns) / self.steps as f64
+        (timer_overhead_ns() - start_ns) / self.steps as f64
     }
 }
 
@@ -125,23 +125,23 @@ fn cycle_ns() -> f64 {
     let factor = black_box(0x9E37_79B9_7F4A_7C15_u64);
     let rounds: Vec<f64> = (0..ROUNDS)
         .map(|_| {
-            let start_ns = own_ns();
+            let start_ns = timer_overhead_ns();
             black_box((0..MULTIPLICATIONS).fold(factor, |product, _| product.wrapping_mul(factor)));
-            (own_ns() - start_ns) / f64::from(MULTIPLICATIONS) / MULTIPLY_CYCLES
+            (timer_overhead_ns() - start_ns) / f64::from(MULTIPLICATIONS) / MULTIPLY_CYCLES
         })
         .collect();
-    least(rounds).max(0.01)
+    minimum(rounds).max(0.01)
 }
 
-fn own_ns() -> f64 {
+fn timer_overhead_ns() -> f64 {
     thread_time_ns() as f64
 }
 
-fn least(values: Vec<f64>) -> f64 {
+fn minimum(values: Vec<f64>) -> f64 {
     values.into_iter().fold(f64::INFINITY, f64::min)
 }
 
-fn middle(mut values: Vec<f64>) -> f64 {
+fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
 }
@@ -184,9 +184,9 @@ mod tests {
     /// Does a chase count only its own time, whatever else runs on its CPU?
     #[test]
     fn time_is_the_thread_s_own() {
-        let start_ns = own_ns();
+        let start_ns = timer_overhead_ns();
         std::thread::sleep(std::time::Duration::from_millis(50));
-        assert!(own_ns() - start_ns < 25e6, "sleeping takes no processor time");
+        assert!(timer_overhead_ns() - start_ns < 25e6, "sleeping takes no processor time");
     }
 
     /// Is the penalty positive, and reported with the figures that it is computed from?

@@ -33,8 +33,8 @@ pub struct Pressure {
 
 /// Pressure on the whole host.
 pub fn read(kernel: &dyn Kernel) -> Pressure {
-    let one = |name: &str| parse(&kernel.read(&Path::new("/proc/pressure").join(name)).ok()?);
-    Pressure { cpu: one("cpu"), memory: one("memory"), io: one("io") }
+    let read_resource = |name: &str| parse(&kernel.read(&Path::new("/proc/pressure").join(name)).ok()?);
+    Pressure { cpu: read_resource("cpu"), memory: read_resource("memory"), io: read_resource("io") }
 }
 
 fn parse(text: &str) -> Option<PressureShares> {

@@ -22,10 +22,10 @@ use crate::act::thread_rotation::{set_seat, set_turn};
 use crate::kernel::scheduling::SchedParams;
 use crate::kernel::{Kernel, ThreadKey};
 use crate::safety::journal::{JournalObject, ObjectState};
-use crate::sense::access_probe::{SampledThreads, stretch};
+use crate::sense::access_probe::{SampledThreads, sample_stretch};
 use crate::sense::counters::RunningTotal;
 use crate::sense::events::EventCode;
-use crate::sense::probes::intensity::{PrimeProber, wait};
+use crate::sense::probes::intensity::{PrimeProber, wait_time};
 use crate::sense::probes::neighbor::NeighborLoad;
 use crate::sense::probes::ping_pong::round_trip;
 use crate::sense::probes::watch_candidates::WatchCandidates;
@@ -90,7 +90,7 @@ impl ProbePlacement {
         let idle = |participant: &Participant| DesiredState {
             item: item.clone(),
             object: JournalObject::Policy { pid: participant.pid, thread: participant.thread },
-            state: participant.scheduling.waiting().into(),
+            state: participant.scheduling.to_waiting().into(),
         };
         let mut wanted: Vec<DesiredState> = self.others.iter().chain([&self.target]).map(idle).collect();
         let object = JournalObject::Affinity { pid: self.target.pid, thread: self.target.thread };
@@ -153,8 +153,12 @@ impl ProbeRunner {
         }
     }
 
-    pub(crate) fn refuse(&mut self, probe: &ProbeRequest, because: RefusalReason, said: &str) {
-        self.refused.push(RefusedItem { item: PlanItem::Probe(probe.id), reason: because, message: said.to_string() });
+    pub(crate) fn refuse(&mut self, probe: &ProbeRequest, because: RefusalReason, message: &str) {
+        self.refused.push(RefusedItem {
+            item: PlanItem::Probe(probe.id),
+            reason: because,
+            message: message.to_string(),
+        });
     }
 
     /// The next unanswered probe.
@@ -168,8 +172,8 @@ impl ProbeRunner {
     }
 
     /// Abandons a probe for good.
-    pub(crate) fn abandon(&mut self, probe: &ProbeRequest, because: RefusalReason, said: &str) {
-        self.refuse(probe, because, said);
+    pub(crate) fn abandon(&mut self, probe: &ProbeRequest, because: RefusalReason, message: &str) {
+        self.refuse(probe, because, message);
         if let Some(running) = self.asked.iter_mut().find(|asked| asked.probe == *probe) {
             running.done = true;
         }
@@ -180,7 +184,7 @@ impl ProbeRunner {
         match round_trip(cpus) {
             Ok(found) => {
                 let evidence = ProbeEvidence::PingPong { cpus, round_trip_ns: found.round_trip_ns };
-                self.answer(probe, evidence, true, vec![(None, found.cost_ns)]);
+                self.record_result(probe, evidence, true, vec![(None, found.cost_ns)]);
             }
             Err(error) => self.record_failure(probe, &error),
         }
@@ -196,8 +200,8 @@ impl ProbeRunner {
     ) {
         let session = ProbeSession { kernel, placement };
         let done = match probe.kind {
-            ProbeKind::PrimeProbe { samples, .. } => self.evicted(&session, probe, samples),
-            ProbeKind::Neighbor { neighbor, .. } => self.neighbor(&session, probe, neighbor, progress),
+            ProbeKind::PrimeProbe { samples, .. } => self.run_eviction_probe(&session, probe, samples),
+            ProbeKind::Neighbor { neighbor, .. } => self.run_neighbor_probe(&session, probe, neighbor, progress),
             _ => Ok(()),
         };
         if let Err(error) = done {
@@ -213,7 +217,7 @@ impl ProbeRunner {
         }
     }
 
-    fn answer(
+    fn record_result(
         &mut self,
         probe: &ProbeRequest,
         evidence: ProbeEvidence,
@@ -226,18 +230,18 @@ impl ProbeRunner {
         self.answers.push(ProbeResult { probe: probe.id, evidence, complete, cost_ns });
     }
 
-    fn evicted<K: Kernel>(
+    fn run_eviction_probe<K: Kernel>(
         &mut self,
         session: &ProbeSession<'_, K>,
         probe: &ProbeRequest,
         wanted: u32,
     ) -> std::io::Result<()> {
         if self.reloader.is_none() {
-            let _here = PinnedThread::to(session.placement.probe_cpu)?;
+            let _here = PinnedThread::new(session.placement.probe_cpu)?;
             self.reloader = Some(PrimeProber::fitting(session.placement.cache_bytes, 1)?);
         }
         let Some(reloader) = &mut self.reloader else { return Ok(()) };
-        let wait = wait(Some(reloader.cache_bytes()));
+        let wait = wait_time(Some(reloader.cache_bytes()));
         let (samples, ours_ns, off_ns) = session.run(|switch| {
             let mut samples = Vec::new();
             // Two off, one discarded while the task refills the cache, two on, one off.
@@ -271,12 +275,12 @@ impl ProbeRunner {
             let samples = std::mem::take(&mut running.evicted);
             let cost = vec![(None, running.cost_ns), (Some(task), off_ns)];
             let wait_ns = wait.as_nanos() as u64;
-            self.answer(probe, ProbeEvidence::PrimeProbe { task, buffer_bytes, wait_ns, samples }, true, cost);
+            self.record_result(probe, ProbeEvidence::PrimeProbe { task, buffer_bytes, wait_ns, samples }, true, cost);
         }
         Ok(())
     }
 
-    fn neighbor<K: Kernel>(
+    fn run_neighbor_probe<K: Kernel>(
         &mut self,
         session: &ProbeSession<'_, K>,
         probe: &ProbeRequest,
@@ -291,7 +295,7 @@ impl ProbeRunner {
         let mut counter = self.instructions.and_then(|code| RunningTotal::start(thread.tid, code));
         let mut total = || {
             let instructions = counter.as_mut().and_then(RunningTotal::read_value);
-            ProgressTotals::of(&*session.lock(), progress, pid, thread, instructions)
+            ProgressTotals::read_current(&*session.lock(), progress, pid, thread, instructions)
         };
         let ((rates, _gate), ours_ns, off_ns) = session.run(|switch| {
             // The task alone and beside the neighbor in the order A B B A, then the neighbor alone; work and seconds of
@@ -325,7 +329,7 @@ impl ProbeRunner {
             task_corun_rate: rates.map(|(_, beside)| beside),
             rate_event: rate_of,
         };
-        self.answer(probe, evidence, true, vec![(None, ours_ns), (Some(task), off_ns)]);
+        self.record_result(probe, evidence, true, vec![(None, ours_ns), (Some(task), off_ns)]);
         Ok(())
     }
 
@@ -360,7 +364,7 @@ impl ProbeRunner {
                 if running.reuses.len() >= locations as usize || running.cost_ns >= probe.budget_ns {
                     let samples = std::mem::take(&mut running.reuses);
                     let cost = vec![(None, running.cost_ns)];
-                    self.answer(probe, ProbeEvidence::Reuses { task: target.task, samples }, true, cost);
+                    self.record_result(probe, ProbeEvidence::Reuses { task: target.task, samples }, true, cost);
                 }
             }
         }
@@ -384,7 +388,7 @@ impl ProbeRunner {
         // it.
         let off = (running.events ^ u64::from(probe.id.0)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54;
         let period = facility.period(u64::from(one_in) * (3_584 + off) / 4_096);
-        match stretch(facility, subjects, period, remote_only) {
+        match sample_stretch(facility, subjects, period, remote_only) {
             Err(error) => self.record_failure(probe, &error),
             Ok((samples, events)) => {
                 running.accesses.extend(samples);
@@ -396,7 +400,7 @@ impl ProbeRunner {
                     let (events, cost) = (running.events, vec![(None, running.cost_ns)]);
                     let one_in = u32::try_from(period).unwrap_or(u32::MAX);
                     let line_bytes = subjects.line_bytes;
-                    self.answer(
+                    self.record_result(
                         probe,
                         ProbeEvidence::Samples { sample_period: one_in, events, line_bytes, samples },
                         true,
@@ -450,14 +454,14 @@ impl<K: Kernel> ProbeSession<'_, K> {
     ) -> std::io::Result<((T, RoundTrips), u64, u64)> {
         let placement = self.placement;
         let (spinner, over) = (AtomicBool::new(false), AtomicBool::new(false));
-        let ran = std::thread::scope(|scope| {
+        let outcome = std::thread::scope(|scope| {
             let stand_in = scope.spawn(|| occupy_cpu(placement.target_cpu, &spinner, &over));
             // Other threads may exit meanwhile, which only leaves fewer to keep off.
             placement.others.iter().for_each(|participant| drop(self.set(participant, true)));
             // A separate statement, because the lock would otherwise be held through `measure`, which takes it as well.
             let seated = set_seat(&*self.lock(), placement.target.thread, &placement.seat());
-            let ran = seated.and_then(|()| {
-                let here = PinnedThread::to(placement.probe_cpu)?;
+            let result = seated.and_then(|()| {
+                let here = PinnedThread::new(placement.probe_cpu)?;
                 let before = round_trip((placement.probe_cpu, placement.target_cpu)).ok();
                 let mut switch = TargetSwitch { session: self, spinner: &spinner, off_since: None, off_ns: 0 };
                 let measure = measure(&mut switch)?;
@@ -469,13 +473,13 @@ impl<K: Kernel> ProbeSession<'_, K> {
             over.store(true, Ordering::Relaxed);
             stand_in.thread().unpark();
             let spun_ns = stand_in.join().unwrap_or(0);
-            ran.map(|(measure, ours_ns, off_ns)| (measure, ours_ns + spun_ns, off_ns))
+            result.map(|(measure, ours_ns, off_ns)| (measure, ours_ns + spun_ns, off_ns))
         });
         // A thread that has exited needs nothing; after any other failure the original is in the journal.
         drop(self.set(&placement.target, false));
         drop(set_seat(&*self.lock(), placement.target.thread, &placement.target.cpus));
         placement.others.iter().for_each(|participant| drop(self.set(participant, false)));
-        ran
+        outcome
     }
 }
 
@@ -497,7 +501,7 @@ impl<K: Kernel> TargetSwitch<'_, '_, K> {
 
 /// Spins on a CPU until it is ended; returns its processor time.
 fn occupy_cpu(cpu: CpuId, spinner: &AtomicBool, over: &AtomicBool) -> u64 {
-    let Ok(pinned) = PinnedThread::to(cpu) else { return 0 };
+    let Ok(pinned) = PinnedThread::new(cpu) else { return 0 };
     while !over.load(Ordering::Relaxed) {
         if spinner.load(Ordering::Relaxed) {
             std::hint::spin_loop();

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use cachemate_core::{CgroupService, ServiceIdentity, ServiceKind, is_runtime_helper, service_of_cgroups};
 
 use crate::act::rules::{ManageAction, ManageRule, RuleSubject, decide};
-use crate::kernel::{Kernel, ThreadStat, if_exists};
+use crate::kernel::{Kernel, ThreadStat, none_if_missing};
 use crate::sense::service_directory::{ContainerRecord, ServiceDirectory};
 
 /// `PF_KTHREAD` of `/proc/TID/stat`'s flags.
@@ -85,12 +85,13 @@ impl PropertyReader<'_> {
         }
         let text = self.cgroups(pid)?;
         properties.cgroups = cgroup_paths(&text);
-        let status = if_exists(self.kernel.read(&PathBuf::from(format!("/proc/{pid}/status"))))?.unwrap_or_default();
+        let status =
+            none_if_missing(self.kernel.read(&PathBuf::from(format!("/proc/{pid}/status"))))?.unwrap_or_default();
         let user = status.lines().find_map(|line| line.strip_prefix("Uid:"));
         properties.user = user.and_then(|ids| ids.split_ascii_whitespace().next()?.parse().ok());
         properties.lineage = match before {
             Some(before) => before.lineage.clone(),
-            None if self.rules.iter().any(|rule| rule.pid.is_some()) => lineage(self.kernel, stat)?,
+            None if self.rules.iter().any(|rule| rule.pid.is_some()) => find_lineage(self.kernel, stat)?,
             None => vec![pid],
         };
         self.identify(&text, stat, before, &mut properties)?;
@@ -99,7 +100,7 @@ impl PropertyReader<'_> {
 
     /// The text of `/proc/PID/cgroup`; empty if the process has exited.
     pub(crate) fn cgroups(&self, pid: i32) -> io::Result<String> {
-        Ok(if_exists(self.kernel.read(&PathBuf::from(format!("/proc/{pid}/cgroup"))))?.unwrap_or_default())
+        Ok(none_if_missing(self.kernel.read(&PathBuf::from(format!("/proc/{pid}/cgroup"))))?.unwrap_or_default())
     }
 
     fn identify(
@@ -153,7 +154,7 @@ fn shim_container(kernel: &dyn Kernel, stat: &ThreadStat) -> io::Result<Option<S
         if parent <= 1 {
             return Ok(None);
         }
-        let Some(stat) = if_exists(kernel.stat(parent))? else { return Ok(None) };
+        let Some(stat) = none_if_missing(kernel.stat(parent))? else { return Ok(None) };
         let option = match stat.name.as_str() {
             name if name.starts_with("containerd-shim") => "-id",
             "conmon" => "-n",
@@ -162,7 +163,7 @@ fn shim_container(kernel: &dyn Kernel, stat: &ThreadStat) -> io::Result<Option<S
                 continue;
             }
         };
-        let line = if_exists(kernel.read(&PathBuf::from(format!("/proc/{parent}/cmdline"))))?.unwrap_or_default();
+        let line = none_if_missing(kernel.read(&PathBuf::from(format!("/proc/{parent}/cmdline"))))?.unwrap_or_default();
         let words: Vec<&str> = line.split('\0').collect();
         let name = words.windows(2).find(|pair| pair[0] == option).map(|pair| pair[1]).filter(|name| !name.is_empty());
         return Ok(name.map(ServiceIdentity::container));
@@ -171,12 +172,12 @@ fn shim_container(kernel: &dyn Kernel, stat: &ThreadStat) -> io::Result<Option<S
 }
 
 /// The process and its ancestors.
-fn lineage(kernel: &dyn Kernel, stat: &ThreadStat) -> io::Result<Vec<i32>> {
+fn find_lineage(kernel: &dyn Kernel, stat: &ThreadStat) -> io::Result<Vec<i32>> {
     let mut line = vec![stat.key.tid];
     let mut parent = stat.parent;
     while parent > 0 && line.len() < MAX_PARENTS && !line.contains(&parent) {
         line.push(parent);
-        parent = if_exists(kernel.stat(parent))?.map_or(0, |stat| stat.parent);
+        parent = none_if_missing(kernel.stat(parent))?.map_or(0, |stat| stat.parent);
     }
     Ok(line)
 }

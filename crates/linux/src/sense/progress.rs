@@ -16,7 +16,7 @@ use cachemate_core::CounterEvent;
 use rustix::fs::{Mode, OFlags};
 
 use crate::kernel::{Kernel, ThreadKey};
-use crate::sense::thread_counts::{calls, ran_ns, waits};
+use crate::sense::thread_counts::{calls, run_time_ns, waits};
 
 /// Variable that names the file in a program's environment.
 pub const VARIABLE: &str = "CACHEMATE_PROGRESS";
@@ -54,7 +54,7 @@ impl ProgressFiles {
     ///
     /// # Errors
     /// The directory cannot be created, or the path is a link, not a directory, or another user's.
-    pub fn make(dir: &Path) -> io::Result<Self> {
+    pub fn create(dir: &Path) -> io::Result<Self> {
         use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
         match std::fs::DirBuilder::new().mode(0o700).create(dir) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
@@ -104,7 +104,7 @@ impl ProgressFiles {
     /// stranger could create his again before the process creates its own.
     fn evict_stranger(&self, kernel: &dyn Kernel, pid: i32) {
         let Some(path) = self.path(pid).filter(|_| !self.is_others) else { return };
-        let (Ok(there), Some(user)) = (std::fs::symlink_metadata(&path), user_of(kernel, pid)) else { return };
+        let (Ok(there), Some(user)) = (std::fs::symlink_metadata(&path), process_user(kernel, pid)) else { return };
         if is_reporter(there.uid(), user) || !self.remove(pid) {
             return;
         }
@@ -166,7 +166,7 @@ pub(crate) struct ProgressTotals {
 
 impl ProgressTotals {
     /// The current totals; `instructions` = those of the thread so far, if they are counted.
-    pub(crate) fn of(
+    pub(crate) fn read_current(
         kernel: &dyn Kernel,
         files: &ProgressFiles,
         pid: i32,
@@ -181,7 +181,7 @@ impl ProgressTotals {
             waits(kernel, pid, thread.tid),
             stat.as_ref().map(|stat| stat.minor_faults + stat.major_faults),
         ];
-        ProgressTotals { counts, ran_ns: stat.map(|stat| ran_ns(kernel, pid, &stat)).unwrap_or_default() }
+        ProgressTotals { counts, ran_ns: stat.map(|stat| run_time_ns(kernel, pid, &stat)).unwrap_or_default() }
     }
 }
 
@@ -200,11 +200,11 @@ struct BracketPhase {
 }
 
 impl BracketRates {
-    pub(crate) fn add(&mut self, beside: bool, before: ProgressTotals, after: ProgressTotals, seconds: f64) {
+    pub(crate) fn add(&mut self, with_co_runner: bool, before: ProgressTotals, after: ProgressTotals, seconds: f64) {
         let since = |before: Option<u64>, after: Option<u64>| after?.checked_sub(before?);
         let counts = std::array::from_fn(|kind| since(before.counts[kind], after.counts[kind]));
         let ran_share = since(before.ran_ns, after.ran_ns).map(|ns| ns as f64 / 1e9 / seconds);
-        let phases = if beside { &mut self.beside } else { &mut self.alone };
+        let phases = if with_co_runner { &mut self.beside } else { &mut self.alone };
         phases.push(BracketPhase { counts, ran_share, seconds });
     }
 
@@ -240,7 +240,7 @@ fn read_counter(kernel: &dyn Kernel, path: &Path, pid: i32) -> Option<u64> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = std::fs::File::from(rustix::fs::open(path, flags, Mode::empty()).ok()?);
     let metadata = file.metadata().ok()?;
-    (metadata.is_file() && is_reporter(metadata.uid(), user_of(kernel, pid)?)).then_some(())?;
+    (metadata.is_file() && is_reporter(metadata.uid(), process_user(kernel, pid)?)).then_some(())?;
     let mut bytes = [0u8; 8];
     file.read_exact_at(&mut bytes, 0).ok()?;
     Some(u64::from_ne_bytes(bytes))
@@ -252,7 +252,7 @@ fn is_reporter(owner: u32, user: u32) -> bool {
 }
 
 /// Real user of a process.
-fn user_of(kernel: &dyn Kernel, pid: i32) -> Option<u32> {
+fn process_user(kernel: &dyn Kernel, pid: i32) -> Option<u32> {
     let status = kernel.read(Path::new(&format!("/proc/{pid}/status"))).ok()?;
     status.lines().find_map(|line| line.strip_prefix("Uid:")?.split_ascii_whitespace().next()?.parse().ok())
 }
@@ -310,7 +310,7 @@ mod tests {
         let tid = rustix::thread::gettid().as_raw_nonzero().get();
         let Some(before) = calls(&host, pid, tid) else {
             assert!(!Path::new("/proc/self/io").exists(), "the kernel counts, and it was not read");
-            crate::skip_test::not_shown("calls of a thread", "no /proc/self/io");
+            crate::skip_test::report_unchecked("calls of a thread", "no /proc/self/io");
             return;
         };
         (0..50).for_each(|_| drop(std::fs::read("/proc/self/comm").unwrap()));
@@ -384,24 +384,24 @@ mod tests {
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o7777;
         let (dir, other) = (root.path().join("progress"), root.path().join("other"));
         for _ in 0..2 {
-            ProgressFiles::make(&dir).unwrap();
+            ProgressFiles::create(&dir).unwrap();
             assert_eq!(mode(&dir), 0o1777);
         }
         std::fs::create_dir(&other).unwrap();
         std::fs::set_permissions(&other, std::fs::Permissions::from_mode(0o700)).unwrap();
         std::fs::remove_dir(&dir).unwrap();
         std::os::unix::fs::symlink(&other, &dir).unwrap();
-        assert!(ProgressFiles::make(&dir).is_err());
+        assert!(ProgressFiles::create(&dir).is_err());
         assert_eq!(mode(&other), 0o700, "not through the link");
         std::fs::remove_file(&dir).unwrap();
         std::fs::write(&dir, "").unwrap();
-        assert!(ProgressFiles::make(&dir).is_err());
+        assert!(ProgressFiles::create(&dir).is_err());
         if !rustix::process::geteuid().is_root() {
             println!("not shown here: another user's folder: needs root");
             return;
         }
         std::os::unix::fs::chown(&other, Some(65_534), None).unwrap();
-        assert!(ProgressFiles::make(&other).unwrap_err().to_string().contains("user 65534"));
+        assert!(ProgressFiles::create(&other).unwrap_err().to_string().contains("user 65534"));
         assert_eq!(mode(&other), 0o700);
     }
 
@@ -432,7 +432,7 @@ mod tests {
     #[test]
     fn a_stranger_cannot_occupy_the_reports_of_coming_processes() {
         let root = tempfile::tempdir().unwrap();
-        let (files, host) = (ProgressFiles::make(&root.path().join("progress")).unwrap(), LinuxHost::new("/"));
+        let (files, host) = (ProgressFiles::create(&root.path().join("progress")).unwrap(), LinuxHost::new("/"));
         crate::stranger_tests::open_to_all(root.path());
         let program = |seconds: &str| std::process::Command::new("sleep").arg(seconds).spawn().unwrap();
         let mut programs: Vec<_> = (0..5).map(|_| program("100")).collect();

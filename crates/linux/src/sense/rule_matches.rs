@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::io;
 
 use crate::act::rules::{CgroupPattern, ManageRule};
-use crate::kernel::{Kernel, if_exists};
+use crate::kernel::{Kernel, none_if_missing};
 use crate::sense::process_properties::{PropertyReader, own_service};
 use crate::sense::service_directory::ServiceDirectory;
 
@@ -36,7 +36,7 @@ pub fn rule_matches(
     let own_service = own_service(kernel);
     let reader = PropertyReader { kernel, rules, directory, own_service: own_service.as_ref() };
     for pid in kernel.processes()?.into_iter().filter(|&pid| pid != std::process::id() as i32) {
-        let Some(stat) = if_exists(kernel.stat(pid))? else { continue };
+        let Some(stat) = none_if_missing(kernel.stat(pid))? else { continue };
         let process = reader.read(&stat, None)?;
         let Some(subject) = process.subject() else { continue };
         let mut decided = false;
@@ -52,13 +52,13 @@ pub fn rule_matches(
     }
     for (rule, entry) in rules.iter().zip(&mut matches) {
         if entry.decided.is_empty() && entry.decided_earlier == 0 {
-            entry.nearest = nearest(rule, &commands, &cgroups);
+            entry.nearest = nearest_names(rule, &commands, &cgroups);
         }
     }
     Ok(matches)
 }
 
-fn nearest(rule: &ManageRule, commands: &BTreeSet<String>, cgroups: &BTreeSet<String>) -> Vec<String> {
+fn nearest_names(rule: &ManageRule, commands: &BTreeSet<String>, cgroups: &BTreeSet<String>) -> Vec<String> {
     if let Some(pattern) = &rule.cgroup
         && !cgroups.iter().any(|path| CgroupPattern(pattern).contains(path))
     {

@@ -36,7 +36,7 @@ pub struct SchedCacheStatus {
 
 impl SchedCacheStatus {
     /// Does the kernel aggregate processes on this host, according to its settings?
-    pub fn aggregates(&self) -> bool {
+    pub fn is_aggregating(&self) -> bool {
         self.enabled == Some(true) && self.aggr_tolerance != Some(0)
     }
 }
@@ -50,7 +50,7 @@ pub fn read(kernel: &dyn Kernel) -> SchedCacheStatus {
         _ => None,
     };
     let Some(on) = enabled else {
-        return SchedCacheStatus { detail: why_not(kernel), ..SchedCacheStatus::default() };
+        return SchedCacheStatus { detail: describe_absence(kernel), ..SchedCacheStatus::default() };
     };
     let aggr_tolerance = number("aggr_tolerance");
     let balancing = text(kernel, Path::new("/proc/sys/kernel/numa_balancing")).map(|text| text != "0");
@@ -78,7 +78,7 @@ fn text(kernel: &dyn Kernel, path: &Path) -> Option<String> {
     Some(kernel.read(path).ok()?.trim().to_string())
 }
 
-fn why_not(kernel: &dyn Kernel) -> String {
+fn describe_absence(kernel: &dyn Kernel) -> String {
     let denied = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;
     match kernel.list(Path::new("/sys/kernel/debug/sched")) {
         Ok(_) => "this kernel has none (Linux 7.2 or later with CONFIG_SCHED_CACHE)".to_string(),
@@ -99,7 +99,7 @@ pub struct PlacedThread {
 /// Conflicts between the plan's affinities and the kernel's preferred cache for one process, one sentence each.
 pub fn conflicts(state: &SchedCacheStatus, topology: &Topology, pid: i32, threads: &[PlacedThread]) -> Vec<String> {
     let own: Vec<&PlacedThread> = threads.iter().filter(|thread| thread.pid == pid).collect();
-    if !state.aggregates() || own.len() < 2 || topology.last_level_caches().count() < 2 {
+    if !state.is_aggregating() || own.len() < 2 || topology.last_level_caches().count() < 2 {
         return Vec::new(); // a process of one thread is never gathered
     }
     let at = |cpus: &CpuSet| -> Vec<u32> {
@@ -146,11 +146,11 @@ mod tests {
         let on = read(&host("Y\n", "1\n", "1\n", "0-1\n"));
         assert_eq!((on.enabled, on.aggr_tolerance, on.counts_footprints), (Some(true), Some(1), Some(true)));
         assert_eq!(on.detail, "on, tolerance 1; footprints are counted by NUMA balancing");
-        assert!(on.aggregates());
+        assert!(on.is_aggregating());
         let one_node = read(&host("Y\n", "3\n", "1\n", "0\n"));
-        assert_eq!((one_node.counts_footprints, one_node.aggregates()), (Some(false), true));
-        assert!(!read(&host("N\n", "1\n", "0\n", "0\n")).aggregates());
-        assert!(!read(&host("Y\n", "0\n", "0\n", "0\n")).aggregates());
+        assert_eq!((one_node.counts_footprints, one_node.is_aggregating()), (Some(false), true));
+        assert!(!read(&host("N\n", "1\n", "0\n", "0\n")).is_aggregating());
+        assert!(!read(&host("Y\n", "0\n", "0\n", "0\n")).is_aggregating());
         let odd = read(&host("Y\n", "x\n", "0\n", "0\n"));
         assert_eq!(odd.aggr_tolerance, None);
         assert!(odd.detail.contains("its tolerance cannot be read"), "{}", odd.detail);

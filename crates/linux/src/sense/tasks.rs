@@ -18,7 +18,7 @@ use crate::act::rules::{ManageAction, ManageRule};
 use crate::kernel::{CachedFile, Kernel, ThreadKey, ThreadStat, is_gone};
 use crate::sense::process_properties::{PropertyReader, RuleProperties, cgroup_paths, own_service};
 use crate::sense::service_directory::ServiceDirectory;
-use crate::sense::thread_counts::{SchedstatTimes, calls, schedstat, schedstat_path, times_of};
+use crate::sense::thread_counts::{SchedstatTimes, calls, parse_times, schedstat, schedstat_path};
 
 /// Number of refreshes over which every unmanaged process is checked once for a reused pid.
 const TURNS: u32 = 16;
@@ -197,7 +197,7 @@ impl TaskTable {
             if !self.processes.contains_key(&pid) {
                 self.examine(&reader, pid);
             } else if self.is_match_due(&reader, pid, group_period) {
-                self.match_again(&reader, pid);
+                self.rematch(&reader, pid);
             }
         }
         let managed: Vec<(i32, ManagedProcess)> = self
@@ -208,14 +208,14 @@ impl TaskTable {
             .collect();
         let asleep = std::mem::take(&mut self.asleep);
         let known = self.by_thread.values().filter(|task| asleep.contains(&task.pid));
-        let mut seen: BTreeSet<ThreadKey> = known.map(|task| task.thread).collect();
+        let mut live_threads: BTreeSet<ThreadKey> = known.map(|task| task.thread).collect();
         for (pid, process) in managed.into_iter().filter(|(pid, _)| !asleep.contains(pid)) {
             let tids = match kernel.threads(pid) {
                 Ok(tids) => tids,
                 Err(error) if is_gone(&error) => continue,
                 // A thread that cannot be read has not necessarily exited.
                 Err(_) => {
-                    seen.extend(self.by_thread.values().filter(|task| task.pid == pid).map(|task| task.thread));
+                    live_threads.extend(self.by_thread.values().filter(|task| task.pid == pid).map(|task| task.thread));
                     continue;
                 }
             };
@@ -223,17 +223,20 @@ impl TaskTable {
                 match self.leaders.remove(&tid).map_or_else(|| kernel.stat(tid), Ok) {
                     Ok(stat) if matches!(stat.state, 'Z' | 'X') || process.emulates(&stat) => {}
                     Ok(stat) => {
-                        seen.insert(stat.key);
+                        live_threads.insert(stat.key);
                         self.upsert(kernel, pid, &process, &stat, now_ns);
                     }
                     Err(error) if is_gone(&error) => {}
-                    Err(_) => seen.extend(self.by_thread.keys().filter(|thread| thread.tid == tid)),
+                    Err(_) => live_threads.extend(self.by_thread.keys().filter(|thread| thread.tid == tid)),
                 }
             }
         }
         self.times.clear();
         self.leaders.clear();
-        self.by_thread.values_mut().filter(|task| !seen.contains(&task.thread)).for_each(|task| task.exited = true);
+        self.by_thread
+            .values_mut()
+            .filter(|task| !live_threads.contains(&task.thread))
+            .for_each(|task| task.exited = true);
         Ok(())
     }
 
@@ -264,7 +267,7 @@ impl TaskTable {
     }
 
     /// Decides again about a process whose command, user or control group has changed.
-    fn match_again(&mut self, reader: &PropertyReader<'_>, pid: i32) {
+    fn rematch(&mut self, reader: &PropertyReader<'_>, pid: i32) {
         let Some(old) = self.processes.get(&pid).cloned() else { return };
         let Ok(stat) = reader.kernel.stat(pid) else { return };
         if stat.key != old.leader {
@@ -391,7 +394,7 @@ impl TaskTable {
             // A thread that was on a processor may be waiting for one now, which only its state shows.
             let slept = task.cpu.is_none() && task.usage.ran_ns.is_some();
             let now = match self.kept.get(&task.thread) {
-                Some(kept) => kernel.read_cached(kept).map(|text| times_of(&text)).unwrap_or_default(),
+                Some(cached) => kernel.read_cached(cached).map(|text| parse_times(&text)).unwrap_or_default(),
                 None => schedstat(kernel, task.pid, task.thread.tid),
             };
             let same = now == (task.usage.ran_ns, task.usage.waited_ns, task.usage.slices);
@@ -418,7 +421,7 @@ impl TaskTable {
     }
 
     /// Tasks whose program or service has changed since the refresh before.
-    pub fn renamed(&self) -> &BTreeSet<TaskId> {
+    pub fn renamed_tasks(&self) -> &BTreeSet<TaskId> {
         &self.renamed
     }
 

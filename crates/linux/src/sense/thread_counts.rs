@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use crate::kernel::{Kernel, ThreadStat};
 
 /// Time on a processor so far.
-pub(crate) fn ran_ns(kernel: &dyn Kernel, pid: i32, stat: &ThreadStat) -> Option<u64> {
+pub(crate) fn run_time_ns(kernel: &dyn Kernel, pid: i32, stat: &ThreadStat) -> Option<u64> {
     schedstat(kernel, pid, stat.key.tid).0
 }
 
 pub(crate) fn schedstat(kernel: &dyn Kernel, pid: i32, tid: i32) -> SchedstatTimes {
-    times_of(&kernel.read(&schedstat_path(pid, tid)).unwrap_or_default())
+    parse_times(&kernel.read(&schedstat_path(pid, tid)).unwrap_or_default())
 }
 
 /// Time on a processor and time waiting for one, in nanoseconds, and the number of times that it was given one.
@@ -20,7 +20,7 @@ pub(crate) fn schedstat_path(pid: i32, tid: i32) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}/task/{tid}/schedstat"))
 }
 
-pub(crate) fn times_of(text: &str) -> SchedstatTimes {
+pub(crate) fn parse_times(text: &str) -> SchedstatTimes {
     let mut fields = text.split_ascii_whitespace().map(|field| field.parse::<u64>().ok());
     let mut next = || fields.next().flatten();
     (next(), next(), next())

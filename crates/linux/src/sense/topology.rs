@@ -48,7 +48,7 @@ pub fn read_topology(root: &Path) -> Result<HostTopology, TopologyError> {
     let present = host.present_cpus()?;
     let online = host.online(&present)?;
     if online.is_empty() {
-        return Err(wrong(&host.cpus, "no online CPU", "at least one"));
+        return Err(invalid_file(&host.cpus, "no online CPU", "at least one"));
     }
     let cpus = host.cpu_entries(root, &present, &online)?;
     let memory_latency = host.memory_latency(root)?;
@@ -127,8 +127,8 @@ impl SysfsReader {
         if !without_package.is_empty() {
             self.warnings.push(format!("CPUs {without_package}: no physical_package_id; taken as one package"));
         }
-        let packages = dense(raw.iter().map(|(_, package, _)| *package));
-        let cores = dense(raw.iter().map(|(_, _, core)| *core));
+        let packages = dense_ranks(raw.iter().map(|(_, package, _)| *package));
+        let cores = dense_ranks(raw.iter().map(|(_, _, core)| *core));
         let mut cpus = Vec::new();
         for (cpu, package, core) in &raw {
             cpus.push(Cpu {
@@ -177,7 +177,7 @@ impl SysfsReader {
             };
             let distances: Option<Vec<u32>> = content.split_whitespace().map(|word| word.parse().ok()).collect();
             let expected = "a distance to each node, its own the shortest";
-            let distances = distances.ok_or_else(|| wrong(&file, &format!("'{content}'"), expected))?;
+            let distances = distances.ok_or_else(|| invalid_file(&file, &format!("'{content}'"), expected))?;
             let own = distances.get(index).copied().filter(|own| distances.iter().all(|far| far >= own && *own > 0));
             let Some(own) = own.filter(|_| distances.len() == nodes.len()) else {
                 self.warnings.push(format!("{}: '{content}' is not {expected}; left out", file.display()));
@@ -239,7 +239,7 @@ impl SysfsReader {
             (2, _) => CacheLevel::L2,
             (3, _) => CacheLevel::L3,
             (4, _) => CacheLevel::L4,
-            (other, _) => return Err(wrong(&folder.join("level"), &other.to_string(), "1 to 4")),
+            (other, _) => return Err(invalid_file(&folder.join("level"), &other.to_string(), "1 to 4")),
         };
         let shared = match list_file(&folder.join("shared_cpu_list"))? {
             Some(list) if !list.is_empty() => Some(list),
@@ -313,18 +313,18 @@ impl SysfsReader {
 }
 
 /// Ranks of the distinct values, ascending.
-fn dense<T: Ord + Copy>(values: impl Iterator<Item = T>) -> BTreeMap<T, u32> {
+fn dense_ranks<T: Ord + Copy>(values: impl Iterator<Item = T>) -> BTreeMap<T, u32> {
     let distinct: BTreeSet<T> = values.collect();
     distinct.into_iter().enumerate().map(|(rank, value)| (value, rank as u32)).collect()
 }
 
-fn wrong(file: &Path, found: &str, expected: &str) -> TopologyError {
+fn invalid_file(file: &Path, found: &str, expected: &str) -> TopologyError {
     TopologyError { file: file.display().to_string().into(), found: found.into(), expected: expected.into() }
 }
 
 fn names(folder: &Path) -> Result<Vec<String>, TopologyError> {
     let entries = cachemate_files::entries(folder);
-    let entries = entries.map_err(|error| wrong(folder, &error.to_string(), "a readable folder"))?;
+    let entries = entries.map_err(|error| invalid_file(folder, &error.to_string(), "a readable folder"))?;
     Ok(entries.iter().filter_map(|path| path.file_name()?.to_str().map(str::to_string)).collect())
 }
 
@@ -339,7 +339,7 @@ fn text(file: &Path) -> Result<Option<String>, TopologyError> {
         Ok(text) => Ok(Some(text.trim_matches(|c: char| c.is_whitespace() || c == '\0').to_string())),
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
         Err(error) if error.raw_os_error().is_some() && error.kind() != ErrorKind::PermissionDenied => Ok(None),
-        Err(error) => Err(wrong(file, &error.to_string(), "a readable text file")),
+        Err(error) => Err(invalid_file(file, &error.to_string(), "a readable text file")),
     }
 }
 
@@ -353,7 +353,7 @@ fn node_numbers(folder: &Path) -> Result<Vec<u32>, TopologyError> {
 }
 
 fn number_file(file: &Path) -> Result<Option<i64>, TopologyError> {
-    let parse = |text: String| text.parse().map_err(|_| wrong(file, &format!("'{text}'"), "a whole number"));
+    let parse = |text: String| text.parse().map_err(|_| invalid_file(file, &format!("'{text}'"), "a whole number"));
     text(file)?.filter(|text| !text.is_empty()).map(parse).transpose()
 }
 
@@ -362,12 +362,13 @@ fn size_file(file: &Path) -> Result<Option<u64>, TopologyError> {
     let scales = [("K", 1u64 << 10), ("M", 1 << 20), ("G", 1 << 30), ("", 1)];
     let parsed =
         scales.iter().find_map(|(unit, scale)| text.strip_suffix(unit)?.parse::<u64>().ok()?.checked_mul(*scale));
-    parsed.map(Some).ok_or_else(|| wrong(file, &format!("'{text}'"), "a size such as 32768K"))
+    parsed.map(Some).ok_or_else(|| invalid_file(file, &format!("'{text}'"), "a size such as 32768K"))
 }
 
 /// Reads a list such as `0-3,8`. An empty file is the empty set.
 fn list_file(file: &Path) -> Result<Option<CpuSet>, TopologyError> {
-    let parse = |text: String| text.parse().map_err(|_| wrong(file, &format!("'{text}'"), "a list such as 0-3,8"));
+    let parse =
+        |text: String| text.parse().map_err(|_| invalid_file(file, &format!("'{text}'"), "a list such as 0-3,8"));
     text(file)?.map(parse).transpose()
 }
 
@@ -377,7 +378,7 @@ fn map_file(file: &Path) -> Result<Option<CpuSet>, TopologyError> {
     let mut set = CpuSet::default();
     for (nibble, digit) in text.chars().rev().filter(|&letter| letter != ',').enumerate() {
         let bits = digit.to_digit(16).filter(|_| nibble < CpuSet::LIMIT as usize / 4);
-        let bits = bits.ok_or_else(|| wrong(file, &format!("'{text}'"), "a map such as 00000000,000000ff"))?;
+        let bits = bits.ok_or_else(|| invalid_file(file, &format!("'{text}'"), "a map such as 00000000,000000ff"))?;
         (0..4).filter(|bit| bits >> bit & 1 == 1).for_each(|bit| set.insert(4 * nibble as u32 + bit));
     }
     Ok(Some(set))

@@ -93,7 +93,7 @@ impl TreePlru {
         for_each(index, lines, on_miss, |set, tag| {
             let tree = &mut trees[set];
             let (way, hit) = ways.touch(set, tag, || victim_way(*tree, count));
-            *tree = flip_tree_path(*tree, way, count);
+            *tree = point_path_away(*tree, way, count);
             hit
         })
     }
@@ -109,7 +109,7 @@ fn victim_way(tree: u64, ways: usize) -> usize {
 }
 
 /// The tree with every node on the path to `way` pointing to its other half.
-fn flip_tree_path(mut tree: u64, way: usize, ways: usize) -> u64 {
+fn point_path_away(mut tree: u64, way: usize, ways: usize) -> u64 {
     let mut node = way + ways;
     while node > 1 {
         let upper = (node & 1) as u64;

@@ -137,7 +137,9 @@ pub(crate) fn shares_of<'a>(observation: &'a Observation, task: &TaskSample) -> 
 
 /// How much of a cache a task may use, by the shares in force; the whole cache if it is in none.
 pub(crate) fn share_bytes(observation: &Observation, task: &TaskSample, cache: &TracedCache) -> u64 {
-    let part = |units: u32, of: u32| cache.size_bytes * u64::from(units.min(of)) / u64::from(of.max(1));
+    let part = |units: u32, total_units: u32| {
+        cache.size_bytes * u64::from(units.min(total_units)) / u64::from(total_units.max(1))
+    };
     match shares_of(observation, task).next().map(|share| &share.units) {
         Some(Units::Colors { allowed, .. }) => part(allowed.count(), cache.colors),
         Some(Units::Ways { mask }) => part(mask.count(), cache.ways),
@@ -155,13 +157,13 @@ pub(crate) fn has_exclusive_units(observation: &Observation, task: &TaskSample) 
         };
         observation.applied.shares.iter().position(|held| held.share.members.iter().any(is_member))
     };
-    let ran = |other: &&TaskSample| other.process != task.process && other.has_run();
-    let mine = share_of(task);
+    let is_other_active = |other: &&TaskSample| other.process != task.process && other.has_run();
+    let own_share = share_of(task);
     observation
         .tasks
         .iter()
-        .filter(ran)
-        .all(|other| mine.is_some() && share_of(other).is_some_and(|theirs| Some(theirs) != mine))
+        .filter(is_other_active)
+        .all(|other| own_share.is_some() && share_of(other).is_some_and(|other_share| Some(other_share) != own_share))
 }
 
 #[cfg(test)]

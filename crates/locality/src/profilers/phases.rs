@@ -61,11 +61,11 @@ struct PhaseState {
 impl PhaseState {
     /// Takes in one interval: do these signals report a change that has not been reported yet?
     fn is_new_change(&mut self, tell: [bool; 2], history: usize) -> bool {
-        let (by, left) = self.reported;
+        let (signals_before, left) = self.reported;
         let any = tell[0] || tell[1];
-        let again = (tell[0] && by[0]) || (tell[1] && by[1]);
+        let again = (tell[0] && signals_before[0]) || (tell[1] && signals_before[1]);
         let news = any && (left == 0 || again);
-        self.reported = if news { (tell, history) } else { (by, left.saturating_sub(1)) };
+        self.reported = if news { (tell, history) } else { (signals_before, left.saturating_sub(1)) };
         news
     }
 }

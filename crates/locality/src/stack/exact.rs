@@ -151,7 +151,7 @@ fn run_batches(
     mut lines: &[u64],
 ) -> Result<(), StackError> {
     loop {
-        let done = dispatch!(simd, run_batch(
+        let done = dispatch!(simd, run_all_batches(
             side: &mut SlotAllocator, counter: &mut DeadSlotCounter, tally: &mut Tally, pairs: &mut Pairs, space: u32, lines: &[u64]
         ) -> usize);
         lines = &lines[done..];
@@ -166,7 +166,7 @@ fn run_batches(
 
 /// Runs batches until all is done or the slots run out; how many accesses were done.
 #[inline(always)]
-unsafe fn run_batch<L: Lanes>(
+unsafe fn run_all_batches<L: Lanes>(
     side: &mut SlotAllocator,
     counter: &mut DeadSlotCounter,
     tally: &mut Tally,

@@ -161,7 +161,7 @@ impl ParallelStackDistances {
 
     /// Hands the batch's pairs to the owners of their old slots.
     #[inline(always)]
-    fn send_chunk(&mut self) {
+    fn distribute_pairs(&mut self) {
         let (old, new) = self.pairs.get();
         let lines = self.side.lines();
         if let [owner] = &mut self.owners[..] {
@@ -194,7 +194,7 @@ unsafe fn find_all<L: Lanes>(this: &mut ParallelStackDistances, space: u32, line
         }
         // SAFETY: the caller vouches for `L`.
         unsafe { this.side.find::<L>(space, batch, &mut this.pairs) };
-        this.send_chunk();
+        this.distribute_pairs();
         done += batch.len();
     }
     done

@@ -168,8 +168,8 @@ impl Caches {
 
     /// Ticks to a copy of the line in another cache.
     pub fn remote_latency(&self, ask: &CacheRequest, held: SnoopResult) -> u64 {
-        let of = if held.package == Some(ask.package) { self.same_package } else { self.other_package };
-        of.unwrap_or_else(|| self.dram.latency(ask.address, ask.package))
+        let transfer_ticks = if held.package == Some(ask.package) { self.same_package } else { self.other_package };
+        transfer_ticks.unwrap_or_else(|| self.dram.latency(ask.address, ask.package))
     }
 
     /// Looks for copies of the bytes `address` .. + 2^span in a cache and all before it, and acts on them.
@@ -202,8 +202,8 @@ impl Caches {
                 }
                 SnoopAction::Take | SnoopAction::Drop(_) => {
                     unit.store.remove(place);
-                    let by = if let SnoopAction::Drop(task) = action { Some(task) } else { None };
-                    unit.record_eviction(line, meta, by);
+                    let evictor = if let SnoopAction::Drop(task) = action { Some(task) } else { None };
+                    unit.record_eviction(line, meta, evictor);
                 }
             }
         }
@@ -329,8 +329,9 @@ impl Caches {
         let (address, span, parent) = (evicted.line << unit.line_shift, unit.line_shift, unit.parent);
         let mut state = evicted.meta.state();
         if unit.inclusion == cachemate_core::Inclusion::Inclusive && evicted.meta.sharers() != 0 {
-            let gone = CacheRequest { address, ..*ask };
-            let held = self.siblings(index, ROOT, evicted.meta.sharers(), &gone, span, SnoopAction::Drop(ask.task));
+            let evicted_request = CacheRequest { address, ..*ask };
+            let held =
+                self.siblings(index, ROOT, evicted.meta.sharers(), &evicted_request, span, SnoopAction::Drop(ask.task));
             state = if held.dirty { MODIFIED } else { state };
         }
         let leaving = CacheRequest { address, ..*ask };

@@ -164,20 +164,20 @@ impl TaskCounters {
     /// The counts since `earlier`, an older copy of these counters.
     pub fn subtract_earlier(&self, earlier: &Self) -> Self {
         let mut levels = self.levels;
-        levels.iter_mut().zip(&earlier.levels).for_each(|(now, then)| now.add(then, -1));
-        let (now, then) = (&self.stalls, &earlier.stalls);
+        levels.iter_mut().zip(&earlier.levels).for_each(|(now, earlier_level)| now.add(earlier_level, -1));
+        let (now, earlier_stalls) = (&self.stalls, &earlier.stalls);
         TaskCounters {
             ticks_per_cycle: self.ticks_per_cycle,
             instructions: self.instructions - earlier.instructions,
             ticks: self.ticks - earlier.ticks,
             stalls: Stalls {
-                issue: now.issue - then.issue,
-                hit: std::array::from_fn(|level| now.hit[level] - then.hit[level]),
-                remote_cache: now.remote_cache - then.remote_cache,
-                local_memory: now.local_memory - then.local_memory,
-                remote_memory: now.remote_memory - then.remote_memory,
-                queue: now.queue - then.queue,
-                system: now.system - then.system,
+                issue: now.issue - earlier_stalls.issue,
+                hit: std::array::from_fn(|level| now.hit[level] - earlier_stalls.hit[level]),
+                remote_cache: now.remote_cache - earlier_stalls.remote_cache,
+                local_memory: now.local_memory - earlier_stalls.local_memory,
+                remote_memory: now.remote_memory - earlier_stalls.remote_memory,
+                queue: now.queue - earlier_stalls.queue,
+                system: now.system - earlier_stalls.system,
             },
             levels,
             remote_cache_hits: self.remote_cache_hits - earlier.remote_cache_hits,

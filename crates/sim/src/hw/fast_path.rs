@@ -277,7 +277,7 @@ impl CacheUnit {
     fn is_filled_line_hit(&mut self, line: u64, place: usize, store: bool, tick: u64) -> bool {
         let meta = self.store.meta(place);
         let back = LineMeta(meta.0 & !PENDING);
-        if back.needs_permission(store, self.write == WritePolicy::Through)
+        if back.needs_slow_path(store, self.write == WritePolicy::Through)
             || !self.pending.has_arrived(line, tick + self.latency)
         {
             return false;

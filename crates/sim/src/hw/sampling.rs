@@ -216,13 +216,13 @@ impl Probes {
             DataOrigin::LocalMemory | DataOrigin::RemoteMemory => DataSource::Memory,
         };
         // The register holds an address and nothing else; what overflowed says what it was.
-        let told = !last_address || sample.remote_only;
+        let is_reported = !last_address || sample.remote_only;
         let latency = (miss.latency / sampling.ticks_per_cycle).min(u64::from(u32::MAX)) as u32;
         sample.samples.push(AccessSample {
             task,
             virtual_line,
             physical_line: (!last_address).then(|| miss.physical_address >> miss.line_shift),
-            source: if told { source } else { DataSource::Unknown },
+            source: if is_reported { source } else { DataSource::Unknown },
             latency_cycles: (!last_address).then_some(latency),
             at_ns: sampling.ns(miss.at),
         });

@@ -56,7 +56,7 @@ impl LineMeta {
     /// Is an access here more than the cache's own affair: a fill to wait for, a prefetch's first use, or a store to a
     /// line that others may have?
     #[inline]
-    pub fn needs_permission(self, store: bool, through: bool) -> bool {
+    pub fn needs_slow_path(self, store: bool, through: bool) -> bool {
         (self.0 & SPECIAL != 0) | (store & (through | (self.state() == SHARED)))
     }
     pub fn sharers(self) -> u32 {
@@ -224,7 +224,7 @@ impl TagStore {
         }
         let way = mask.trailing_zeros() as usize % ways;
         let meta = LineMeta(words[ways + way]);
-        if meta.needs_permission(store, through) {
+        if meta.needs_slow_path(store, through) {
             return Err(Some(base + way));
         }
         words[ways + way] = meta.as_store(store).0;
@@ -238,11 +238,11 @@ impl TagStore {
     #[inline(never)]
     fn try_hit(&mut self, line: u64, store: bool, through: bool) -> Result<(), Option<usize>> {
         let place = self.find(line);
-        let Some(here) = place.filter(|&place| !self.meta(place).needs_permission(store, through)) else {
+        let Some(hit_place) = place.filter(|&place| !self.meta(place).needs_slow_path(store, through)) else {
             return Err(place);
         };
-        self.set_meta(here, self.meta(here).as_store(store));
-        self.touch(line, here);
+        self.set_meta(hit_place, self.meta(hit_place).as_store(store));
+        self.touch(line, hit_place);
         Ok(())
     }
 

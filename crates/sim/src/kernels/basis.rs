@@ -66,7 +66,7 @@ pub(super) struct Pivot {
 
 impl Pivot {
     /// The end of the entering arc within the subtree that is cut off, and the other one.
-    pub fn ends_by_subtree(&self) -> (u32, u32) {
+    pub fn entering_arc_ends(&self) -> (u32, u32) {
         if self.cut_is_from { (self.from, self.to) } else { (self.to, self.from) }
     }
 }
@@ -263,7 +263,7 @@ impl Basis {
 
     /// The change of the potentials in the subtree that is cut off.
     pub fn potential_change(&self, pivot: &Pivot) -> i64 {
-        let inside = pivot.ends_by_subtree().0;
+        let inside = pivot.entering_arc_ends().0;
         if inside == self.arc(pivot.entering).0 { pivot.reduced_cost } else { -pivot.reduced_cost }
     }
 
@@ -288,7 +288,7 @@ impl Basis {
         if was_upper {
             self.flip_upper(pivot.entering);
         }
-        let (inside, outside) = pivot.ends_by_subtree();
+        let (inside, outside) = pivot.entering_arc_ends();
         let up = inside == self.arc(pivot.entering).0;
         let cut_size = leaving.size;
         self.reverse_path(inside, outside, pivot.cut, (pivot.entering, up, was_upper != pivot.push), &mut seen);

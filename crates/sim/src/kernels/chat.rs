@@ -172,7 +172,7 @@ impl ChatConnection {
     }
 
     /// Takes the room's lock and reads or appends the newest message.
-    fn process_message(&mut self, out: &mut AccessEmitter) {
+    fn exchange_message(&mut self, out: &mut AccessEmitter) {
         let room = self.room();
         self.serve(out);
         out.load(room.state.base);
@@ -205,7 +205,7 @@ impl WorkloadKernel for ChatConnection {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         match (self.role, self.stage) {
             (Role::Reader, ChatStage::Work) => {
-                self.process_message(out);
+                self.exchange_message(out);
                 self.stage = ChatStage::Post(0);
                 BatchEnd::More
             }
@@ -223,7 +223,7 @@ impl WorkloadKernel for ChatConnection {
                 BatchEnd::Wait { channel: self.own.writer_channel(self.place) }
             }
             (Role::Writer, ChatStage::Wait) => {
-                self.process_message(out);
+                self.exchange_message(out);
                 self.stage = ChatStage::Work;
                 // One in as many messages as there are clients is the client's own.
                 if self.messages.is_multiple_of(u64::from(self.own.clients)) {

@@ -224,16 +224,16 @@ impl Gauge {
         (at[0] + side * (at[1] + side * (at[2] + side * at[3]))) / 2 + odd * half
     }
 
-    fn site_part(&self, site: u64, offset: u64) -> u64 {
+    fn site_address(&self, site: u64, offset: u64) -> u64 {
         self.lattice.element_address(site, SITE) + offset
     }
 
     fn link(&self, site: u64, direction: u64) -> u64 {
-        self.site_part(site, LINK + direction % 4 * MATRIX)
+        self.site_address(site, LINK + direction % 4 * MATRIX)
     }
 
     fn momentum(&self, site: u64, direction: u64) -> u64 {
-        self.site_part(site, MOMENTUM + direction % 4 * MOMENTUM_WORDS * WORD)
+        self.site_address(site, MOMENTUM + direction % 4 * MOMENTUM_WORDS * WORD)
     }
 
     fn pointer(&self, gather: u64, site: u64) -> u64 {
@@ -298,17 +298,17 @@ impl Gauge {
     fn visit_whole_site(&self, body: LoopBody, site: u64, out: &mut AccessEmitter) {
         match body {
             LoopBody::PathCopy(direction) => {
-                let from = self.site_part(self.neighbor(site, direction, 1), WORK);
+                let from = self.site_address(self.neighbor(site, direction, 1), WORK);
                 self.emit_gather(0, site, from, MATRIX_WORDS, out);
-                store(out, self.site_part(site, STAPLE), MATRIX_WORDS);
+                store(out, self.site_address(site, STAPLE), MATRIX_WORDS);
             }
             LoopBody::PathMultiply(direction) => {
-                load(out, self.site_part(site, STAPLE), MATRIX_WORDS);
+                load(out, self.site_address(site, STAPLE), MATRIX_WORDS);
                 load(out, self.link(site, direction), MATRIX_WORDS);
-                store(out, self.site_part(site, WORK), MATRIX_WORDS);
+                store(out, self.site_address(site, WORK), MATRIX_WORDS);
             }
             LoopBody::PathForce(direction) => {
-                load(out, self.site_part(site, WORK), MATRIX_WORDS);
+                load(out, self.site_address(site, WORK), MATRIX_WORDS);
                 load(out, self.link(site, direction), MATRIX_WORDS);
                 load(out, self.momentum(site, direction), MOMENTUM_WORDS);
                 store(out, self.momentum(site, direction), MOMENTUM_WORDS);
@@ -317,44 +317,44 @@ impl Gauge {
                 load(out, self.link(site, nu), MATRIX_WORDS);
                 self.emit_gather(0, site, self.link(self.neighbor(site, nu, 1), mu), MATRIX_WORDS, out);
                 self.emit_gather(1, site, self.link(self.neighbor(site, mu, 1), nu), MATRIX_WORDS, out);
-                store(out, self.site_part(site, STAPLE), MATRIX_WORDS);
+                store(out, self.site_address(site, STAPLE), MATRIX_WORDS);
             }
             LoopBody::StapleDown(mu, nu) => {
                 load(out, self.link(site, nu), MATRIX_WORDS);
                 load(out, self.link(site, mu), MATRIX_WORDS);
                 self.emit_gather(1, site, self.link(self.neighbor(site, mu, 1), nu), MATRIX_WORDS, out);
-                store(out, self.site_part(site, WORK), MATRIX_WORDS);
+                store(out, self.site_address(site, WORK), MATRIX_WORDS);
             }
             LoopBody::StapleAdd(mu, nu) => {
-                let from = self.site_part(self.neighbor(site, nu + 4, 1), WORK);
+                let from = self.site_address(self.neighbor(site, nu + 4, 1), WORK);
                 self.emit_gather(2, site, from, MATRIX_WORDS, out);
-                load(out, self.site_part(site, STAPLE), MATRIX_WORDS);
-                store(out, self.site_part(site, STAPLE), MATRIX_WORDS);
+                load(out, self.site_address(site, STAPLE), MATRIX_WORDS);
+                store(out, self.site_address(site, STAPLE), MATRIX_WORDS);
                 debug_assert!(mu != nu);
             }
             LoopBody::Fatten(mu) => {
-                load(out, self.site_part(site, STAPLE), MATRIX_WORDS);
+                load(out, self.site_address(site, STAPLE), MATRIX_WORDS);
                 load(out, self.fat.element_address(4 * site + mu, MATRIX), MATRIX_WORDS);
                 store(out, self.fat.element_address(4 * site + mu, MATRIX), MATRIX_WORDS);
             }
             LoopBody::Refresh => {
-                load(out, self.site_part(site, PRNG), 11);
-                store(out, self.site_part(site, PRNG), 11);
-                store(out, self.site_part(site, MOMENTUM), 4 * MOMENTUM_WORDS);
+                load(out, self.site_address(site, PRNG), 11);
+                store(out, self.site_address(site, PRNG), 11);
+                store(out, self.site_address(site, MOMENTUM), 4 * MOMENTUM_WORDS);
             }
             LoopBody::CopyIn => {
-                load(out, self.site_part(site, FIELDS), FIELD_VECTORS * VECTOR_WORDS);
+                load(out, self.site_address(site, FIELDS), FIELD_VECTORS * VECTOR_WORDS);
                 store(out, self.force[8].element_address(site, VECTOR), VECTOR_WORDS);
             }
             LoopBody::Rephase => {
-                load(out, self.site_part(site, PHASE), 4);
-                load(out, self.site_part(site, LINK), 4 * MATRIX_WORDS);
-                store(out, self.site_part(site, LINK), 4 * MATRIX_WORDS);
+                load(out, self.site_address(site, PHASE), 4);
+                load(out, self.site_address(site, LINK), 4 * MATRIX_WORDS);
+                store(out, self.site_address(site, LINK), 4 * MATRIX_WORDS);
             }
             _ => {
-                load(out, self.site_part(site, MOMENTUM), 4 * MOMENTUM_WORDS);
-                load(out, self.site_part(site, LINK), 4 * MATRIX_WORDS);
-                store(out, self.site_part(site, LINK), 4 * MATRIX_WORDS);
+                load(out, self.site_address(site, MOMENTUM), 4 * MOMENTUM_WORDS);
+                load(out, self.site_address(site, LINK), 4 * MATRIX_WORDS);
+                store(out, self.site_address(site, LINK), 4 * MATRIX_WORDS);
             }
         }
     }

@@ -142,7 +142,7 @@ impl Annealer {
         high.0 - low.0 + high.1 - low.1
     }
 
-    fn net_cost_of_cell(&self, cell: u32, out: &mut AccessEmitter) -> u32 {
+    fn cell_cost(&self, cell: u32, out: &mut AccessEmitter) -> u32 {
         out.load(self.cells.element_address(u64::from(cell), CELL_BYTES) + 64);
         (0..PINS).map(|pin| self.net_cost(cell, pin, out)).sum()
     }
@@ -170,7 +170,7 @@ impl Annealer {
         out.load(self.cells.element_address(u64::from(cell), CELL_BYTES));
         let Some(other) = self.partner(cell) else { return };
         out.load(self.cells.element_address(u64::from(other), CELL_BYTES));
-        let before = self.net_cost_of_cell(cell, out) + self.net_cost_of_cell(other, out);
+        let before = self.cell_cost(cell, out) + self.cell_cost(other, out);
         self.swap(cell, other);
         out.enter(mix(u64::from(other)) as u32);
         // The new cost reads the same records again; they are in the first-level cache by now.

@@ -36,8 +36,8 @@ impl SimMachine {
             .set_penalties(&plan.penalties, |task| known.get(task.0 as usize).map(|known| known.slot));
         self.plan = plan.clone();
         self.apply_probes(plan, &mut refusals);
-        let here = |task: TaskId| !self.is_gone(task);
-        let penalties = plan.penalties.iter().filter(|penalty| here(penalty.tasks.0) && here(penalty.tasks.1));
+        let is_live = |task: TaskId| !self.is_gone(task);
+        let penalties = plan.penalties.iter().filter(|penalty| is_live(penalty.tasks.0) && is_live(penalty.tasks.1));
         self.penalties = penalties.copied().collect();
         let mut applied = self.read_back();
         applied.refused.extend(refusals);

@@ -77,7 +77,7 @@ impl CounterMultiplexer {
     /// Books what the task did since the last call to the group that is on.
     pub fn read(&mut self, slot: Slot, now: TaskCounters) {
         let (always, groups, active) = (self.always.clone(), self.groups.len(), self.meter(slot).active);
-        let on: Vec<CounterEvent> = self.groups.get(active).cloned().unwrap_or_default();
+        let active_events: Vec<CounterEvent> = self.groups.get(active).cloned().unwrap_or_default();
         let meter = self.meter(slot);
         let since = now.subtract_earlier(&meter.last);
         meter.ran |= since.ticks > 0;
@@ -88,8 +88,8 @@ impl CounterMultiplexer {
             *count += since.count(*event).expect(COUNTED);
         }
         if groups > 0 {
-            meter.counts[active].resize(on.len(), 0);
-            for (count, event) in meter.counts[active].iter_mut().zip(&on) {
+            meter.counts[active].resize(active_events.len(), 0);
+            for (count, event) in meter.counts[active].iter_mut().zip(&active_events) {
                 *count += since.count(*event).expect(COUNTED);
             }
             meter.on_cycles[active] += since.cycles();

@@ -123,13 +123,13 @@ impl Dispatcher {
     }
 
     pub fn block(&mut self, now: u64, slot: Slot) {
-        self.remove_from_cpu(now, slot, RunState::Blocked);
+        self.stop_task(now, slot, RunState::Blocked);
     }
     pub fn exit(&mut self, now: u64, slot: Slot) {
-        self.remove_from_cpu(now, slot, RunState::Gone);
+        self.stop_task(now, slot, RunState::Gone);
     }
 
-    fn remove_from_cpu(&mut self, now: u64, slot: Slot, to: RunState) {
+    fn stop_task(&mut self, now: u64, slot: Slot, to: RunState) {
         self.now = self.now.max(now);
         self.deschedule(slot);
         self.tasks[slot].state = to;
@@ -257,7 +257,7 @@ impl Dispatcher {
                 break;
             }
         }
-        self.collect_switches()
+        self.take_switches()
     }
 
     fn is_vacant(&self, cpu: u32) -> bool {
@@ -265,7 +265,7 @@ impl Dispatcher {
         state.seat == Seat::Open && state.running.is_none()
     }
 
-    fn collect_switches(&mut self) -> Vec<ContextSwitch> {
+    fn take_switches(&mut self) -> Vec<ContextSwitch> {
         let mut switches = Vec::new();
         for (cpu, state) in self.cpus.iter_mut().enumerate() {
             if state.loaded != state.running {

@@ -25,8 +25,8 @@ struct TextCounts {
 }
 
 impl TextCounts {
-    fn record_outcome(&mut self, said: LineOutcome, batch: &mut Vec<AccessRecord>) {
-        match said {
+    fn record_outcome(&mut self, outcome: LineOutcome, batch: &mut Vec<AccessRecord>) {
+        match outcome {
             LineOutcome::Nothing => {}
             LineOutcome::Instruction => {
                 self.gap += 1;
@@ -64,7 +64,7 @@ fn fill<R: Read>(
             break;
         }
         match parse(lines.line()) {
-            Ok(said) => counts.record_outcome(said, batch),
+            Ok(outcome) => counts.record_outcome(outcome, batch),
             Err(expected) => {
                 counts.ended = true;
                 return Err(lines.line_error(expected));

@@ -88,7 +88,7 @@ fn build_tool(valgrind: &str) -> Result<PathBuf, TraceError> {
     if complete() {
         return Ok(library);
     }
-    let io = |path: &Path, what| TraceError::io(&path.display().to_string(), what);
+    let io = |path: &Path, action| TraceError::io(&path.display().to_string(), action);
     std::fs::create_dir_all(&cache).map_err(io(&cache, "create"))?;
     // One builds, the others wait: nobody's tool is taken away while it is being used.
     let lock_path = cache.join("recorder.lock");

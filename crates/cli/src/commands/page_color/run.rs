@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use cachemate_core::IndexSet;
-use cachemate_linux::act::colors::agents::{AgentReport, ResidentPages, mask_of};
+use cachemate_linux::act::colors::agents::{AgentReport, ResidentPages, color_mask};
 use cachemate_linux::act::colors::map::ColorMap;
 use cachemate_linux::act::colors::{ColorError, migration, reference_set};
 use cachemate_report::text::{count_text, size_text};
@@ -65,7 +65,7 @@ struct ProcessReport {
 impl ColorRunArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let mask =
-            mask_of(&self.colors).ok_or_else(|| UsageError("--colors: found no color, or one above 63".into()))?;
+            color_mask(&self.colors).ok_or_else(|| UsageError("--colors: found no color, or one above 63".into()))?;
         migration::page_ns_with_frames()
             .map_err(|unusable| anyhow::anyhow!("{} (remedy: {})", unusable.why, unusable.remedy))?;
         let colors = known_colors(session)?;
@@ -95,7 +95,7 @@ impl ColorRunArgs {
             seconds: began.elapsed().as_secs_f64(),
             max_held_bytes: hold_bytes,
             resident: program.resident(),
-            processes: program.agents().into_iter().map(|(pid, agent)| ProcessReport { pid, agent }).collect(),
+            processes: program.agent_reports().into_iter().map(|(pid, agent)| ProcessReport { pid, agent }).collect(),
         };
         if let Some(path) = &self.report {
             let text = serde_json::to_string_pretty(&report).context("cannot write the report as JSON")?;

@@ -10,7 +10,7 @@ use cachemate_core::{
     refused_items, run,
 };
 
-use super::object_changes::{ObjectChange, steps};
+use super::object_changes::{ObjectChange, object_changes};
 use super::snapshot::HostSnapshot;
 use crate::act::actuator::{Actuator, ApplyReport};
 use crate::act::desired_state::refusal;
@@ -65,7 +65,7 @@ impl<'a, L: KernelLender> Execution<'a, L> {
     /// Executes the list. Each refused line of the plan is reported; changes that do not depend on it are still made.
     pub fn run(host: ApplyContext<'a, L>, reading: &'a HostSnapshot, list: &'a [Change]) -> ApplyReport {
         let held = reading.objects.iter().map(|(object, (_, state))| (object.clone(), state.clone())).collect();
-        let overridden = reading.overridden(host.actuator);
+        let overridden = reading.overridden_items(host.actuator);
         let report =
             ApplyReport { in_force: held, overridden, refused: reading.refused.clone(), ..ApplyReport::default() };
         let mut execution = Execution { host, reading, list, journalled: BTreeMap::new(), made: report };
@@ -77,7 +77,7 @@ impl<'a, L: KernelLender> Execution<'a, L> {
         execution.commit_gangs();
         execution.record_refusals(&done, partly);
         let Execution { host, made, .. } = execution;
-        host.actuator.set_last(made.in_force.clone());
+        host.actuator.set_last_states(made.in_force.clone());
         made
     }
 
@@ -125,12 +125,12 @@ impl<'a, L: KernelLender> Execution<'a, L> {
         match &change.kind {
             ChangeKind::CreateClass { class, .. } => {
                 if let Some(ways) = &mut self.host.ways {
-                    self.host.kernel.with_kernel(|kernel| ways.created(kernel, *class));
+                    self.host.kernel.with_kernel(|kernel| ways.register_created(kernel, *class));
                 }
             }
             ChangeKind::RemoveClass { class, .. } => {
                 if let Some(ways) = &mut self.host.ways {
-                    let forgotten = ways.removed(*class);
+                    let forgotten = ways.forget_removed(*class);
                     self.made.in_force.retain(|object, _| !forgotten.contains(object));
                     self.host.actuator.forget(&forgotten);
                 }
@@ -159,7 +159,7 @@ impl<'a, L: KernelLender> Execution<'a, L> {
                     self.journalled.insert(later.id, steps);
                 }
                 Err(error) if later.id == change.id => {
-                    let object = object_of(change, reading);
+                    let object = journal_object(change, reading);
                     return Err(host.kernel.with_kernel(|kernel| refusal(kernel, &item, &object, &error)));
                 }
                 Err(_) => {} // its turn comes
@@ -209,7 +209,7 @@ fn entries(
     reading: &HostSnapshot,
     ways: Option<&WayController>,
 ) -> io::Result<(Vec<ObjectChange>, Vec<journal::IntendedChange>)> {
-    let steps = steps(kernel, change, reading, ways)?;
+    let steps = object_changes(kernel, change, reading, ways)?;
     let mut entries = Vec::new();
     for step in &steps {
         match actuator.read_current(kernel, &step.object, &step.state) {
@@ -222,7 +222,7 @@ fn entries(
 }
 
 /// The object to name in a refusal if a change failed before its steps were known.
-fn object_of(change: &Change, reading: &HostSnapshot) -> JournalObject {
+fn journal_object(change: &Change, reading: &HostSnapshot) -> JournalObject {
     let thread = match &change.kind {
         ChangeKind::Affinity { task, .. } | ChangeKind::Member { task, .. } | ChangeKind::Weight { task, .. } => {
             reading.threads.get(task).map(|thread| JournalObject::Affinity { pid: thread.pid, thread: thread.key })

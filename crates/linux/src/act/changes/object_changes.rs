@@ -4,11 +4,11 @@ use std::io;
 
 use cachemate_core::{Change, ChangeKind, ColorAssignment, PageMigration};
 
-use super::snapshot::{HostSnapshot, nice_for};
-use crate::act::colors::agents::{mask_of, target_text};
+use super::snapshot::{HostSnapshot, nice_value};
+use crate::act::colors::agents::{color_mask, target_text};
 use crate::act::resctrl::WayController;
 use crate::kernel::scheduling::EXT;
-use crate::kernel::{Kernel, if_exists};
+use crate::kernel::{Kernel, none_if_missing};
 use crate::safety::journal::{JournalObject, ObjectState};
 
 /// One object that a change concerns.
@@ -24,7 +24,7 @@ fn write(object: JournalObject, state: ObjectState) -> ObjectChange {
     ObjectChange { object, state, write: true }
 }
 
-fn bad(subject: String) -> io::Error {
+fn invalid_input(subject: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, subject)
 }
 
@@ -32,7 +32,7 @@ fn bad(subject: String) -> io::Error {
 ///
 /// # Errors
 /// An object that the steps depend on cannot be read yet, or does not exist.
-pub(super) fn steps(
+pub(super) fn object_changes(
     kernel: &dyn Kernel,
     change: &Change,
     reading: &HostSnapshot,
@@ -42,7 +42,7 @@ pub(super) fn steps(
         let known_thread = reading.threads.get(&task).copied();
         known_thread.ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))
     };
-    let ways = || ways.ok_or_else(|| bad("no resctrl on this host".to_string()));
+    let ways = || ways.ok_or_else(|| invalid_input("no resctrl on this host".to_string()));
     Ok(match &change.kind {
         ChangeKind::Affinity { task, to, .. } => {
             let thread = thread(*task)?;
@@ -50,7 +50,7 @@ pub(super) fn steps(
         }
         ChangeKind::Weight { task, to, .. } => {
             let thread = thread(*task)?;
-            let nice = ObjectState::Nice(nice_for(*to, thread.original_nice));
+            let nice = ObjectState::Nice(nice_value(*to, thread.original_nice));
             vec![write(JournalObject::Nice { pid: thread.pid, thread: thread.key }, nice)]
         }
         ChangeKind::Cpuset { group, to, .. } => {
@@ -91,7 +91,7 @@ pub(super) fn steps(
         }
         ChangeKind::Colors { process, to, .. } => {
             let path = reading.color_files.get(process).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
-            vec![write(JournalObject::File { path: path.clone() }, ObjectState::Text(wanted_text(to.as_ref())?))]
+            vec![write(JournalObject::File { path: path.clone() }, ObjectState::Text(target_file_text(to.as_ref())?))]
         }
         ChangeKind::StopGangs { .. } => Vec::new(),
         ChangeKind::StartGangs { schedule } => {
@@ -100,12 +100,12 @@ pub(super) fn steps(
             let mut steps = Vec::new();
             for thread in known {
                 // A thread that has exited gets no turn; the rest of its gang continues.
-                let Some(now) = if_exists(kernel.scheduling(thread.key.tid))? else { continue };
+                let Some(now) = none_if_missing(kernel.scheduling(thread.key.tid))? else { continue };
                 let object = JournalObject::Policy { pid: thread.pid, thread: thread.key };
                 if reading.by_scheduler {
                     steps.push(ObjectChange { object: object.clone(), state: ObjectState::Policy(EXT), write: false });
                 }
-                steps.push(ObjectChange { object, state: now.waiting().into(), write: false });
+                steps.push(ObjectChange { object, state: now.to_waiting().into(), write: false });
             }
             steps.sort_by(|a, b| a.object.cmp(&b.object));
             steps.dedup();
@@ -115,9 +115,10 @@ pub(super) fn steps(
 }
 
 /// The content of a `wanted` file. An agent always has colors, so `None` is never read and never requested.
-fn wanted_text(colors: Option<&ColorAssignment>) -> io::Result<String> {
-    let colors = colors.ok_or_else(|| bad("no colors to restore".to_string()))?;
-    let mask = mask_of(&colors.allowed);
-    let mask = mask.ok_or_else(|| bad(format!("colors {}: none, or more than a mask holds", colors.allowed)))?;
+fn target_file_text(colors: Option<&ColorAssignment>) -> io::Result<String> {
+    let colors = colors.ok_or_else(|| invalid_input("no colors to restore".to_string()))?;
+    let mask = color_mask(&colors.allowed);
+    let mask =
+        mask.ok_or_else(|| invalid_input(format!("colors {}: none, or more than a mask holds", colors.allowed)))?;
     Ok(target_text(mask, colors.migration != PageMigration::Never))
 }

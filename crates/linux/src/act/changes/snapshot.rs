@@ -11,7 +11,7 @@ use cachemate_core::{
 };
 
 use crate::act::actuator::Actuator;
-use crate::act::colors::agents::folder_of;
+use crate::act::colors::agents::agent_folder;
 use crate::act::cpusets::CpusetGroups;
 use crate::act::desired_state::{DesiredState, refusal};
 use crate::kernel::scheduling::EXT;
@@ -22,7 +22,7 @@ use crate::sense::tasks::ManagedThread;
 
 /// The nice value that gives `weight` times the CPU share of `original`: one step is a factor of 1.25 in Linux's
 /// table of weights (`sched_prio_to_weight`).
-pub fn nice_for(weight: f64, original: i32) -> i32 {
+pub fn nice_value(weight: f64, original: i32) -> i32 {
     let steps = (weight.ln() / 1.25f64.ln()).round() as i32;
     original.saturating_sub(steps).clamp(-20, 19)
 }
@@ -114,7 +114,7 @@ impl HostSnapshot {
                 weight,
                 class: None,
                 class_owner: None,
-                no_idle_turns: seated.contains(&task.task).then(|| reading.cannot_wait(kernel, task)).flatten(),
+                no_idle_turns: seated.contains(&task.task).then(|| reading.wait_refusal(kernel, task)).flatten(),
             });
         }
         let mut gangs = before.gangs.clone();
@@ -149,7 +149,7 @@ impl HostSnapshot {
         &mut self,
         kernel: &dyn Kernel,
         task: &ManagedThread,
-        asked: bool,
+        is_requested: bool,
         before: &AppliedHistory<'_>,
     ) -> Option<Tracked<CpuSet>> {
         let object = JournalObject::Affinity { pid: task.pid, thread: task.thread };
@@ -159,12 +159,12 @@ impl HostSnapshot {
             Some(ObjectState::Cpus(original)) => Some(original.clone()),
             _ => None,
         };
-        if task.fixed || !(asked || original.is_some()) {
+        if task.fixed || !(is_requested || original.is_some()) {
             return None;
         }
         // The cheaper read, if the affinity is still as it was left.
-        let last = match before.actuator.last(&object) {
-            Some(ObjectState::Cpus(last)) if kernel.affinity_is(task.thread.tid, last).unwrap_or(false) => {
+        let last = match before.actuator.last_state(&object) {
+            Some(ObjectState::Cpus(last)) if kernel.has_affinity(task.thread.tid, last).unwrap_or(false) => {
                 Some(last.clone())
             }
             _ => None,
@@ -180,7 +180,7 @@ impl HostSnapshot {
         &mut self,
         kernel: &dyn Kernel,
         task: &ManagedThread,
-        asked: bool,
+        is_requested: bool,
         before: &AppliedHistory<'_>,
     ) -> Option<Tracked<f64>> {
         let object = JournalObject::Nice { pid: task.pid, thread: task.thread };
@@ -188,7 +188,7 @@ impl HostSnapshot {
             Some(ObjectState::Nice(original)) => Some(*original),
             _ => None,
         };
-        if task.fixed || !(asked || original.is_some()) {
+        if task.fixed || !(is_requested || original.is_some()) {
             return None;
         }
         let read = read_state(kernel, &object);
@@ -223,13 +223,13 @@ impl HostSnapshot {
                 continue;
             }
             let changed = self.originals.keys().find_map(|object| match object {
-                JournalObject::File { path } if color_pid(path) == Some(task.pid) => Some(path.clone()),
+                JournalObject::File { path } if pid_of_color_file(path) == Some(task.pid) => Some(path.clone()),
                 _ => None,
             });
             let item = by_process.get(&task.process).cloned();
             let file = match (changed, &item) {
                 (Some(path), _) => path,
-                (None, Some(_)) => match folder_of(kernel, task.pid) {
+                (None, Some(_)) => match agent_folder(kernel, task.pid) {
                     Some(folder) => folder.join("wanted"),
                     None => continue,
                 },
@@ -237,8 +237,8 @@ impl HostSnapshot {
             };
             let object = JournalObject::File { path: file.clone() };
             let Ok(now) = read_state(kernel, &object) else { continue };
-            let original = colors(self.originals.get(&object).unwrap_or(&now));
-            let (Some(now_colors), Some(original)) = (colors(&now), original) else { continue };
+            let original = parse_colors(self.originals.get(&object).unwrap_or(&now));
+            let (Some(now_colors), Some(original)) = (parse_colors(&now), original) else { continue };
             self.objects.insert(object, (item.unwrap_or(PlanItem::Plan), now));
             self.state.colors.insert(task.process, Tracked { current: Some(now_colors), original: Some(original) });
             self.color_files.insert(task.process, file);
@@ -247,13 +247,13 @@ impl HostSnapshot {
 
     /// The reason why a task cannot take turns. The change itself notices that a task has exited; a task that the gang
     /// scheduler already runs for this daemon can take turns as before.
-    fn cannot_wait(&self, kernel: &dyn Kernel, task: &ManagedThread) -> Option<String> {
+    fn wait_refusal(&self, kernel: &dyn Kernel, task: &ManagedThread) -> Option<String> {
         let object = JournalObject::Policy { pid: task.pid, thread: task.thread };
         let original = || self.originals.get(&object).and_then(ObjectState::scheduling);
         let now = kernel.scheduling(task.thread.tid).ok()?;
         let now = if now.policy == EXT { original().unwrap_or(now) } else { now };
-        let who = format!("task {} ({}, thread {})", task.task.0, task.name, task.thread.tid);
-        (!now.can_wait()).then(|| format!("{who}: {now}: it cannot wait for turns as an idle task"))
+        let subject = format!("task {} ({}, thread {})", task.task.0, task.name, task.thread.tid);
+        (!now.can_wait()).then(|| format!("{subject}: {now}: it cannot wait for turns as an idle task"))
     }
 
     /// Puts a class of our own into the state; `item` is a line of the plan that it is for.
@@ -267,9 +267,9 @@ impl HostSnapshot {
     }
 
     /// Lines of the plan whose objects another process has changed since cachemate set them.
-    pub fn overridden(&self, actuator: &Actuator) -> Vec<PlanItem> {
+    pub fn overridden_items(&self, actuator: &Actuator) -> Vec<PlanItem> {
         let theirs = |(object, (_, now)): &(&JournalObject, &(PlanItem, ObjectState))| {
-            actuator.last(object).is_some_and(|last| last != now)
+            actuator.last_state(object).is_some_and(|last| last != now)
         };
         let mut items: Vec<PlanItem> = self.objects.iter().filter(theirs).map(|(_, (item, _))| item.clone()).collect();
         items.dedup();
@@ -278,19 +278,19 @@ impl HostSnapshot {
 }
 
 /// A line of the plan that a class is for.
-pub(crate) fn item_of(class: &ServiceClass) -> PlanItem {
+pub(crate) fn plan_item(class: &ServiceClass) -> PlanItem {
     class.shares.first().map_or(PlanItem::Plan, |&(group, cache)| PlanItem::Share(group, cache))
 }
 
 /// The process whose colors this file asks for.
-pub(crate) fn color_pid(path: &std::path::Path) -> Option<i32> {
+pub(crate) fn pid_of_color_file(path: &std::path::Path) -> Option<i32> {
     let below = path.strip_prefix(crate::act::colors::reference_set::BASE).ok()?;
     (below.file_name()? == "wanted").then_some(())?;
     below.parent()?.file_name()?.to_str()?.parse().ok()
 }
 
 /// The colors that a `wanted` file asks for.
-fn colors(text: &ObjectState) -> Option<ColorAssignment> {
+fn parse_colors(text: &ObjectState) -> Option<ColorAssignment> {
     let ObjectState::Text(text) = text else { return None };
     let (mask, all) = cachemate_agent::layout::parse_target(text.as_bytes())?;
     let allowed: IndexSet = (0..64).filter(|color| mask >> color & 1 == 1).collect();
@@ -304,7 +304,7 @@ mod tests {
     /// Does a weight of two mean about three nice steps, either way, from whatever the host had?
     #[test]
     fn weights_become_nice_steps() {
-        assert_eq!([1.0, 2.0, 0.5, 1e9].map(|weight| nice_for(weight, 0)), [0, -3, 3, -20]);
-        assert_eq!(nice_for(2.0, 5), 2);
+        assert_eq!([1.0, 2.0, 0.5, 1e9].map(|weight| nice_value(weight, 0)), [0, -3, 3, -20]);
+        assert_eq!(nice_value(2.0, 5), 2);
     }
 }

@@ -50,7 +50,7 @@ pub fn make_session(base: &Path, launcher: u32, session: u32, library: &[u8]) ->
 pub const LIBRARY: &str = "libcachemate_color.so";
 
 /// Removes the directories of sessions without a live process.
-pub fn tidy(kernel: &dyn Kernel, base: &Path) {
+pub fn remove_dead_sessions(kernel: &dyn Kernel, base: &Path) {
     for name in kernel.list(base).unwrap_or_default() {
         let launcher = name.strip_prefix('s').and_then(|rest| rest.split('-').next()?.parse::<i32>().ok());
         let Some(launcher) = launcher else { continue };
@@ -72,7 +72,7 @@ pub fn processes(kernel: &dyn Kernel, session: &Path) -> Vec<i32> {
 }
 
 /// The folder of a process that runs colored now.
-pub fn folder_of(kernel: &dyn Kernel, pid: i32) -> Option<PathBuf> {
+pub fn agent_folder(kernel: &dyn Kernel, pid: i32) -> Option<PathBuf> {
     let base = Path::new(BASE);
     let sessions = kernel.list(base).unwrap_or_default().into_iter().filter(|name| name.starts_with('s'));
     let own = pid.to_string();
@@ -85,7 +85,7 @@ pub fn folder_of(kernel: &dyn Kernel, pid: i32) -> Option<PathBuf> {
 }
 
 /// The mask of a set of colors; `None` = the set is empty, or a color does not fit into a mask.
-pub fn mask_of(colors: &IndexSet) -> Option<u64> {
+pub fn color_mask(colors: &IndexSet) -> Option<u64> {
     let fits = colors.iter().all(|color| color < MAX_COLORS);
     let mask = colors.iter().fold(0u64, |mask, color| mask | 1 << (color % MAX_COLORS));
     (fits && mask != 0).then_some(mask)
@@ -143,7 +143,7 @@ impl AgentReport {
     }
 
     /// Share of the resident pages under the agent's control that have allowed colors.
-    pub fn inside(&self) -> Option<f64> {
+    pub fn allowed_share(&self) -> Option<f64> {
         let (inside, outside) = (self.counter("inside_pages")?, self.counter("outside_pages")?);
         let all = inside + outside + self.counter("unknown_pages")?;
         (all > 0).then(|| inside as f64 / all as f64)
@@ -181,20 +181,20 @@ impl ResidentPages {
     }
 
     /// Share of the anonymous mappings' pages in allowed colors.
-    pub fn inside(&self) -> Option<f64> {
+    pub fn allowed_anonymous_share(&self) -> Option<f64> {
         let all = self.anonymous_pages();
         (all > 0).then(|| self.allowed_pages as f64 / all as f64)
     }
 
     /// Share of all the process's own pages in allowed colors, its copies of files' pages included.
-    pub fn inside_of_own(&self) -> Option<f64> {
+    pub fn allowed_own_share(&self) -> Option<f64> {
         let all = self.anonymous_pages() + self.copied_pages;
         (all > 0).then(|| self.allowed_pages as f64 / all as f64)
     }
 
     /// The sum over several processes.
     #[must_use]
-    pub fn plus(&self, other: &ResidentPages) -> ResidentPages {
+    pub fn sum(&self, other: &ResidentPages) -> ResidentPages {
         ResidentPages {
             allowed_pages: self.allowed_pages + other.allowed_pages,
             other_pages: self.other_pages + other.other_pages,
@@ -223,7 +223,7 @@ pub fn resident(pid: i32, ledger: &FrameLedger, mask: u64, agent: Option<&AgentR
     let (mut found, mut picker) = (ResidentPages::default(), MappingFilter::default());
     found.held_pages = figure("held_frames") as u64;
     for line in maps.lines() {
-        let colored = picker.pick(line.as_bytes(), program.as_os_str().as_encoded_bytes()).is_some();
+        let colored = picker.pick_range(line.as_bytes(), program.as_os_str().as_encoded_bytes()).is_some();
         let mut words = line.split_ascii_whitespace();
         let Some((start, end)) = words.next().and_then(|range| range.split_once('-')) else { continue };
         let (Ok(start), Ok(end)) = (usize::from_str_radix(start, 16), usize::from_str_radix(end, 16)) else { continue };
@@ -264,7 +264,7 @@ mod tests {
         let whole = "turn 00000000000000000007\ninside_pages 30\noutside_pages 9\nunknown_pages 1\nturn 7\n";
         let agent = AgentReport::parse(whole).unwrap();
         assert_eq!((agent.counter("outside_pages"), agent.counter("faults")), (Some(9), None));
-        assert_eq!(agent.inside(), Some(0.75));
+        assert_eq!(agent.allowed_share(), Some(0.75));
         assert_eq!(AgentReport::parse(&whole.replace("turn 7", "turn 8")), None);
         assert_eq!(AgentReport::parse(&whole[..40]), None);
         assert_eq!(
@@ -276,10 +276,10 @@ mod tests {
     /// Do sets and masks agree, and is a set that does not fit refused?
     #[test]
     fn sets_become_masks() {
-        assert_eq!(mask_of(&"0-3,8".parse().unwrap()), Some(0x10f));
-        assert_eq!(mask_of(&"63".parse().unwrap()), Some(1 << 63));
-        assert_eq!(mask_of(&"64".parse().unwrap()), None);
-        assert_eq!(mask_of(&IndexSet::default()), None);
+        assert_eq!(color_mask(&"0-3,8".parse().unwrap()), Some(0x10f));
+        assert_eq!(color_mask(&"63".parse().unwrap()), Some(1 << 63));
+        assert_eq!(color_mask(&"64".parse().unwrap()), None);
+        assert_eq!(color_mask(&IndexSet::default()), None);
         assert_eq!(target_text(0x10f, false), "000000000000010fn");
     }
 }

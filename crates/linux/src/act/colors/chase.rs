@@ -79,7 +79,7 @@ pub fn knee_bytes(curve: &[ChaseComparison]) -> Option<u64> {
 }
 
 /// Are frames for `share_bytes` of a cache as fast as ordinary ones below half of that share, and slower beyond it?
-pub fn confines(curve: &[ChaseComparison], share_bytes: u64) -> bool {
+pub fn is_share_confined(curve: &[ChaseComparison], share_bytes: u64) -> bool {
     let fits = curve.iter().filter(|point| 2 * point.size_bytes <= share_bytes);
     let fast = fits.clone().all(|point| point.colored_ns <= SLOWER * point.ordinary_ns);
     fast && knee_bytes(curve).is_some_and(|knee| knee <= 2 * share_bytes)
@@ -99,10 +99,10 @@ mod tests {
     fn a_knee_is_a_difference_not_a_size() {
         let real = curve(&[(32, 5.0, 5.0), (64, 6.0, 5.0), (128, 20.0, 5.0), (256, 22.0, 5.5)]);
         assert_eq!(knee_bytes(&real), Some(128));
-        assert!(confines(&real, 64));
+        assert!(is_share_confined(&real, 64));
         let sham = curve(&[(32, 5.0, 5.0), (64, 5.0, 5.0), (128, 5.1, 5.0), (256, 21.0, 20.0)]);
         assert_eq!(knee_bytes(&sham), None);
-        assert!(!confines(&sham, 64));
+        assert!(!is_share_confined(&sham, 64));
     }
 
     /// Is one slow sample in the middle not taken for a knee, and slowness below the share not for confinement?
@@ -111,7 +111,7 @@ mod tests {
         let spike = curve(&[(32, 5.0, 5.0), (64, 50.0, 5.0), (128, 5.0, 5.0), (256, 5.0, 5.0)]);
         assert_eq!(knee_bytes(&spike), None);
         let slow_everywhere = curve(&[(16, 20.0, 5.0), (32, 20.0, 5.0), (64, 20.0, 5.0), (128, 20.0, 5.0)]);
-        assert!(!confines(&slow_everywhere, 64));
+        assert!(!is_share_confined(&slow_everywhere, 64));
     }
 
     /// Does a chase over a few pages end with a positive time, and one over no pages with zero?

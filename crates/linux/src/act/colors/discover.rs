@@ -16,7 +16,7 @@ use cachemate_agent::timing::{Calibration, SUPPORTED, reload_cycles};
 use cachemate_core::{Cache, CacheLevel, CpuId, Topology};
 
 use super::ColorError;
-use super::chase::{ChaseComparison, confines, knee_bytes, load_ns};
+use super::chase::{ChaseComparison, is_share_confined, knee_bytes, load_ns};
 use super::grouping::{EvictionOracle, GroupingParameters, group};
 use super::map::{ColorCoverage, ColorMap, PFN_BITS_ARE_REAL, PFN_BITS_ARE_SHAM, PFN_UNKNOWN};
 use super::pool::{DiscoveryRng, Pool, TimedOracle};
@@ -72,7 +72,7 @@ pub struct TargetCache {
 ///
 /// # Errors
 /// There is no such cache, or it has only one color, or more than a mask can hold.
-pub fn target(topology: &Topology, cpu: CpuId) -> Result<TargetCache, ColorError> {
+pub fn find_target_cache(topology: &Topology, cpu: CpuId) -> Result<TargetCache, ColorError> {
     let mine = |cache: &&Cache| cache.cpus.contains(cpu.0);
     let second = topology.caches.iter().filter(mine).find(|cache| cache.level == CacheLevel::L2);
     let none = |why: &str| ColorError::NoColors(why.to_string());
@@ -100,23 +100,23 @@ pub fn target(topology: &Topology, cpu: CpuId) -> Result<TargetCache, ColorError
 ///
 /// # Errors
 /// The host's cache has no colors, timing is unusable, or every try was too noisy; the reasons are included.
-pub fn discover(topology: &Topology, cpu: CpuId, wish: &mut DiscoveryOptions<'_>) -> Result<ColorMap, ColorError> {
+pub fn discover(topology: &Topology, cpu: CpuId, options: &mut DiscoveryOptions<'_>) -> Result<ColorMap, ColorError> {
     if !SUPPORTED {
         return Err(ColorError::NoColors("loads can be timed on x86-64 only".to_string()));
     }
-    let target = target(topology, cpu)?;
+    let target = find_target_cache(topology, cpu)?;
     let start = Instant::now();
     let _pinned =
-        PinnedThread::to(cpu).map_err(|source| ColorError::io(&PathBuf::from(format!("CPU {}", cpu.0)), source))?;
+        PinnedThread::new(cpu).map_err(|source| ColorError::io(&PathBuf::from(format!("CPU {}", cpu.0)), source))?;
     let mut reasons: Vec<String> = Vec::new();
-    let mut draw = DiscoveryRng::new(wish.seed);
-    while start.elapsed() < wish.at_most && !(wish.stop)() {
-        match attempt(&target, wish, &mut draw, start) {
+    let mut draw = DiscoveryRng::new(options.seed);
+    while start.elapsed() < options.at_most && !(options.stop)() {
+        match attempt(&target, options, &mut draw, start) {
             Ok(mut map) => {
                 map.seconds = start.elapsed().as_secs_f64();
                 map.failed_attempts = reasons;
-                reference_set::accept_base(wish.base)?;
-                reference_set::write_whole(wish.base, ColorMap::FILE_NAME, map.to_text().as_bytes())?;
+                reference_set::accept_base(options.base)?;
+                reference_set::write_whole(options.base, ColorMap::FILE_NAME, map.to_text().as_bytes())?;
                 return Ok(map);
             }
             Err(ColorError::Noisy(why)) => {
@@ -126,11 +126,11 @@ pub fn discover(topology: &Topology, cpu: CpuId, wish: &mut DiscoveryOptions<'_>
             Err(other) => return Err(other),
         }
     }
-    Err(ColorError::Noisy(refusal(&reasons, start.elapsed())))
+    Err(ColorError::Noisy(describe_refusal(&reasons, start.elapsed())))
 }
 
 /// All tries in one sentence: their number, and the last reasons.
-fn refusal(reasons: &[String], spent: Duration) -> String {
+fn describe_refusal(reasons: &[String], spent: Duration) -> String {
     const TOLD: usize = 3;
     let last = reasons.iter().rev().take(TOLD).rev().cloned().collect::<Vec<_>>().join("; ");
     let which = if reasons.len() > TOLD { "the last of them: " } else { "" };
@@ -139,13 +139,13 @@ fn refusal(reasons: &[String], spent: Duration) -> String {
 
 fn attempt(
     target: &TargetCache,
-    wish: &mut DiscoveryOptions<'_>,
+    options: &mut DiscoveryOptions<'_>,
     draw: &mut DiscoveryRng,
     start: Instant,
 ) -> Result<ColorMap, ColorError> {
     let (colors, ways) = (target.colors as usize, target.ways as usize);
     let memory = |source| ColorError::io(Path::new("memory for frames"), source);
-    (wish.progress)("calibrating", 0, 1);
+    (options.progress)("calibrating", 0, 1);
     let seed = Pool::new(colors * SEED_PAGES_PER_COLOR).map_err(memory)?;
     let calibration = calibrate(&seed, draw);
     let Some(threshold_cycles) = calibration.threshold_cycles() else {
@@ -154,11 +154,11 @@ fn attempt(
             calibration.hit_cycles, calibration.miss_cycles
         )));
     };
-    (wish.progress)("grouping", 0, 1);
+    (options.progress)("grouping", 0, 1);
     let mut items: Vec<usize> = (0..seed.pages()).collect();
     draw.shuffle(&mut items);
     let page = |index: usize| seed.page(index).cast_const();
-    let until = start + wish.at_most;
+    let until = start + options.at_most;
     let mut timed = TimedOracle { page: &page, threshold_cycles, turn: 0, until };
     let per_class = per_color(ways);
     let groups = group(&mut timed, &items, &GroupingParameters { ways, max_classes: 2 * colors, per_class });
@@ -175,13 +175,13 @@ fn attempt(
             groups.classes.iter().map(Vec::len).max().unwrap_or(0)
         )));
     }
-    (wish.progress)("keeping frames of each color", 0, 1);
+    (options.progress)("keeping frames of each color", 0, 1);
     let id = draw.draw_below(usize::MAX) as u64;
     let mut classes = Classes { page: &page, threshold_cycles, classes: &groups.classes, per_class, until };
-    reference_set::make(wish.base, ways, id, &mut classes)?;
+    reference_set::create(options.base, ways, id, &mut classes)?;
     drop(seed);
-    let kit = reference_set::open_new(wish.base)?;
-    classified(target, wish, draw, kit, start)
+    let kit = reference_set::open_new(options.base)?;
+    classify_pages(target, options, draw, kit, start)
 }
 
 /// Measures loads after an eviction from the first level (by a few pages) and from the second (by all pages).
@@ -206,24 +206,24 @@ fn calibrate(pool: &Pool, draw: &mut DiscoveryRng) -> Calibration {
 }
 
 /// The colors of a pool's pages, in the order of its pages.
-fn classified(
+fn classify_pages(
     target: &TargetCache,
-    wish: &mut DiscoveryOptions<'_>,
+    options: &mut DiscoveryOptions<'_>,
     draw: &mut DiscoveryRng,
     mut kit: LoadedReferenceSet,
     start: Instant,
 ) -> Result<ColorMap, ColorError> {
     let memory = |source| ColorError::io(Path::new("memory for frames"), source);
-    let pool = Pool::new((wish.pool_bytes / PAGE_BYTES as u64) as usize).map_err(memory)?;
-    let ledger = FrameLedger::open(wish.base)?;
+    let pool = Pool::new((options.pool_bytes / PAGE_BYTES as u64) as usize).map_err(memory)?;
+    let ledger = FrameLedger::open(options.base)?;
     let frames = pool.frames();
     let mut by_color: Vec<Vec<usize>> = vec![Vec::new(); target.colors as usize];
     let mut page_colors = Vec::with_capacity(pool.pages());
     let begun = Instant::now();
     for (chunk, frames) in frames.chunks(AT_ONCE).enumerate() {
         let first = chunk * AT_ONCE;
-        (wish.progress)("classifying frames", first as u64, pool.pages() as u64);
-        if start.elapsed() > wish.at_most || (wish.stop)() {
+        (options.progress)("classifying frames", first as u64, pool.pages() as u64);
+        if start.elapsed() > options.at_most || (options.stop)() {
             break;
         }
         let pages: Vec<*const u8> = (first..first + frames.len()).map(|index| pool.page(index).cast_const()).collect();
@@ -245,10 +245,10 @@ fn classified(
     if page_colors.is_empty() || none as f64 > NONE_AT_MOST * page_colors.len() as f64 {
         return Err(ColorError::Noisy(format!("{none} of {} pages fit no color", page_colors.len())));
     }
-    (wish.progress)("chasing over one color's frames", 0, 1);
+    (options.progress)("chasing over one color's frames", 0, 1);
     let share = target.size_bytes / u64::from(target.colors);
     let private = compare(&pool, &by_color, draw, &[share / 2, share, 2 * share, 4 * share, 8 * share], None);
-    if !confines(&private, share) {
+    if !is_share_confined(&private, share) {
         return Err(ColorError::Noisy(format!(
             "the classes color nothing: a chase over {share} bytes' worth of one class has its knee at {:?} (expected {share} to {})",
             knee_bytes(&private),
@@ -275,7 +275,7 @@ fn classified(
         frame_numbers: frame_numbers(&frames, &page_colors, target.colors).to_string(),
         seconds: 0.0,
         failed_attempts: Vec::new(),
-        frames: ColorMap::runs(&frames, &page_colors),
+        frames: ColorMap::frame_runs(&frames, &page_colors),
     })
 }
 
@@ -346,10 +346,10 @@ fn last_level_verdict(curve: &[ChaseComparison], found_ns: f64) -> (Option<bool>
 }
 
 /// Do the low bits of the frame number give the color? On bare metal and on huge host pages they do.
-fn frame_numbers(frames: &[Option<u64>], told: &[Option<u32>], colors: u32) -> &'static str {
+fn frame_numbers(frames: &[Option<u64>], classified: &[Option<u32>], colors: u32) -> &'static str {
     let mut together = vec![vec![0u32; colors as usize]; colors as usize];
     let mut known = 0;
-    for (frame, color) in frames.iter().zip(told) {
+    for (frame, color) in frames.iter().zip(classified) {
         if let (Some(frame), Some(color)) = (frame, color) {
             together[(frame % u64::from(colors)) as usize][*color as usize] += 1;
             known += 1;
@@ -388,9 +388,9 @@ mod tests {
     #[test]
     fn a_refusal_says_what_was_tried() {
         let reasons: Vec<String> = (0..9).map(|index| format!("reason {index}")).collect();
-        let message = refusal(&reasons, Duration::from_secs(60));
+        let message = describe_refusal(&reasons, Duration::from_secs(60));
         assert_eq!(message, "9 tries in 60 s, all refused: the last of them: reason 6; reason 7; reason 8");
-        assert_eq!(refusal(&reasons[..1], Duration::from_secs(5)), "1 tries in 5 s, all refused: reason 0");
+        assert_eq!(describe_refusal(&reasons[..1], Duration::from_secs(5)), "1 tries in 5 s, all refused: reason 0");
     }
 
     /// Are frame numbers used only if they predict the color of nine pages of ten?

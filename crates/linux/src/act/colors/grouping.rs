@@ -60,7 +60,7 @@ pub fn group(test: &mut impl EvictionOracle, items: &[usize], search: &GroupingP
         let target = left.remove(0);
         // The core is taken from all frames, not from the remaining ones: a rest of only a few colors would keep a
         // set's worth of each.
-        let Some(core) = minimal(test, target, items, search.ways) else {
+        let Some(core) = reduce_to_minimal(test, target, items, search.ways) else {
             grouped.left_over.push(target);
             fruitless += 1;
             continue;
@@ -70,8 +70,8 @@ pub fn group(test: &mut impl EvictionOracle, items: &[usize], search: &GroupingP
         // frames, so a member of the core is tested without itself.
         let mut class_seed = vec![target];
         let around: Vec<usize> = core.into_iter().chain([target]).collect();
-        class_seed.extend(belonging(test, &left, &around).into_iter().take(search.per_class));
-        let class = belonging(test, &left, &class_seed);
+        class_seed.extend(evicted_items(test, &left, &around).into_iter().take(search.per_class));
+        let class = evicted_items(test, &left, &class_seed);
         if class.len() > search.ways {
             left.retain(|item| !class.contains(item));
             grouped.classes.push(class.into_iter().chain([target]).collect());
@@ -94,7 +94,7 @@ pub fn group(test: &mut impl EvictionOracle, items: &[usize], search: &GroupingP
 /// after all others are grouped: if the rest has one color, it evicts itself; if it has several, [`split_large`]
 /// separates them.
 fn group_remaining(test: &mut impl EvictionOracle, grouped: &mut EvictionClasses, search: &GroupingParameters) {
-    let class = belonging(test, &grouped.left_over, &grouped.left_over);
+    let class = evicted_items(test, &grouped.left_over, &grouped.left_over);
     if class.len() > search.ways + 1 && !test.is_exhausted() {
         grouped.left_over.retain(|item| !class.contains(item));
         grouped.classes.push(class);
@@ -102,7 +102,7 @@ fn group_remaining(test: &mut impl EvictionOracle, grouped: &mut EvictionClasses
 }
 
 /// A subset of `from` of hardly more than `ways` items that pushes `target` out; `None` where all of them do not.
-fn minimal(test: &mut impl EvictionOracle, target: usize, from: &[usize], ways: usize) -> Option<Vec<usize>> {
+fn reduce_to_minimal(test: &mut impl EvictionOracle, target: usize, from: &[usize], ways: usize) -> Option<Vec<usize>> {
     let mut set: Vec<usize> = from.iter().copied().filter(|&item| item != target).collect();
     if !test.evicts(target, &set) {
         return None;
@@ -128,7 +128,7 @@ fn minimal(test: &mut impl EvictionOracle, target: usize, from: &[usize], ways: 
 }
 
 /// Members of `items` that the rest of `set` evicts.
-fn belonging(test: &mut impl EvictionOracle, items: &[usize], set: &[usize]) -> Vec<usize> {
+fn evicted_items(test: &mut impl EvictionOracle, items: &[usize], set: &[usize]) -> Vec<usize> {
     let mut others = Vec::with_capacity(set.len());
     let mut belongs = |item: usize| {
         others.clear();
@@ -175,22 +175,22 @@ fn split(
         }
         let size = search.ways + search.ways / 2 + index % 8 * search.ways / 2;
         let part: Vec<usize> = class.iter().copied().cycle().skip(index * size).take(size.min(class.len())).collect();
-        let yes = belonging(test, class, &part);
+        let yes = evicted_items(test, class, &part);
         let no: Vec<usize> = class.iter().copied().filter(|item| !yes.contains(item)).collect();
         if yes.len() <= search.ways + 1 || no.len() <= search.ways + 1 {
             continue;
         }
         let core = |of: &[usize]| of.iter().copied().take(2 * search.per_class).collect::<Vec<_>>();
         let (yes_core, no_core) = (core(&yes), core(&no));
-        let mut mostly = |of: &[usize], by: &[usize]| 4 * belonging(test, of, by).len() >= 3 * of.len();
+        let mut mostly = |of: &[usize], by: &[usize]| 4 * evicted_items(test, of, by).len() >= 3 * of.len();
         let few = |of: &[usize]| of.iter().copied().take(12).collect::<Vec<_>>();
         let (some_yes, some_no) = (few(&yes), few(&no));
         let apart = mostly(&some_yes, &yes_core) && mostly(&some_no, &no_core);
-        let crossing = belonging(test, &some_no, &yes_core).len() + belonging(test, &some_yes, &no_core).len();
+        let crossing = evicted_items(test, &some_no, &yes_core).len() + evicted_items(test, &some_yes, &no_core).len();
         if apart && crossing <= 3 {
-            let one = belonging(test, class, &yes_core);
+            let one = evicted_items(test, class, &yes_core);
             let left: Vec<usize> = class.iter().copied().filter(|item| !one.contains(item)).collect();
-            let other = belonging(test, &left, &no_core);
+            let other = evicted_items(test, &left, &no_core);
             if one.len() > search.ways && other.len() > search.ways {
                 return Some((one, other));
             }

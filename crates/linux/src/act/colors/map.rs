@@ -8,7 +8,7 @@ use cachemate_files::{DirAccess, TrustedDir};
 use serde::{Deserialize, Serialize};
 
 use super::ColorError;
-use super::chase::{ChaseComparison, confines, knee_bytes};
+use super::chase::{ChaseComparison, is_share_confined, knee_bytes};
 
 /// Maximum length of a map file, which describes caches and colors; frames are in the ledger.
 const MAX_MAP_BYTES: u64 = 64 << 20;
@@ -38,8 +38,8 @@ pub struct ColorCoverage {
 
 impl ColorCoverage {
     /// Coverage of a cache with this share per color; `told` = the curve extends far enough beyond the share.
-    pub fn from_share(share_bytes: u64, curve: &[ChaseComparison], told: bool) -> Self {
-        let is_partitioned = told.then(|| confines(curve, share_bytes));
+    pub fn from_share(share_bytes: u64, curve: &[ChaseComparison], is_verified: bool) -> Self {
+        let is_partitioned = is_verified.then(|| is_share_confined(curve, share_bytes));
         ColorCoverage { share_bytes, is_partitioned, knee_bytes: knee_bytes(curve), curve: curve.to_vec() }
     }
 }
@@ -106,9 +106,9 @@ impl ColorMap {
     pub const FILE_NAME: &str = "map.json";
 
     /// Runs of neighboring frames, ascending; frames without a number are left out.
-    pub fn runs(frames: &[Option<u64>], told: &[Option<u32>]) -> Vec<FrameRun> {
+    pub fn frame_runs(frames: &[Option<u64>], colors: &[Option<u32>]) -> Vec<FrameRun> {
         let mut known: Vec<(u64, Option<u32>)> =
-            frames.iter().zip(told).filter_map(|(frame, color)| Some(((*frame)?, *color))).collect();
+            frames.iter().zip(colors).filter_map(|(frame, color)| Some(((*frame)?, *color))).collect();
         known.sort_unstable();
         known.dedup_by_key(|(frame, _)| *frame);
         let mut runs: Vec<FrameRun> = Vec::new();
@@ -246,7 +246,7 @@ pub(crate) mod tests {
             told.reverse();
             frames.push(None);
             told.push(Some(1));
-            let back = ColorMap::parse(&map(ColorMap::runs(&frames, &told)).to_text()).unwrap();
+            let back = ColorMap::parse(&map(ColorMap::frame_runs(&frames, &told)).to_text()).unwrap();
             let expected: Vec<(u64, u32)> = found.iter().filter_map(|(frame, color)| Some((*frame, (*color)?))).collect();
             prop_assert_eq!(back.known_colors().collect::<Vec<_>>(), expected);
             let gaps = found.keys().zip(found.keys().skip(1)).filter(|(one, two)| **one + 1 != **two).count();

@@ -6,7 +6,7 @@ use std::time::Instant;
 use cachemate_agent::layout::PAGE_BYTES;
 use cachemate_agent::sys::{self, fault};
 
-use super::pool::{Pool, frames_at};
+use super::pool::{Pool, page_frames};
 
 /// Pages that are moved for the measurement.
 const PAGES: usize = 256;
@@ -20,7 +20,7 @@ pub struct MigrationUnavailable {
     pub remedy: String,
 }
 
-fn unusable<T>(why: impl Into<String>, remedy: &str) -> Result<T, MigrationUnavailable> {
+fn refuse_migration<T>(why: impl Into<String>, remedy: &str) -> Result<T, MigrationUnavailable> {
     Err(MigrationUnavailable { why: why.into(), remedy: remedy.to_string() })
 }
 
@@ -32,10 +32,11 @@ pub fn page_ns_with_frames() -> Result<f64, MigrationUnavailable> {
     let memory =
         |error: io::Error| MigrationUnavailable { why: format!("memory: {error}"), remedy: "more memory".into() };
     let page = Pool::new(1).map_err(memory)?;
-    if frames_at(&cachemate_files::open_plain(std::path::Path::new("/proc/self/pagemap")), page.page(0) as usize, 1)[0]
-        .is_none()
+    if page_frames(&cachemate_files::open_plain(std::path::Path::new("/proc/self/pagemap")), page.page(0) as usize, 1)
+        [0]
+    .is_none()
     {
-        return unusable("frame numbers are hidden from this user", "root, or CAP_SYS_ADMIN");
+        return refuse_migration("frame numbers are hidden from this user", "root, or CAP_SYS_ADMIN");
     }
     page_ns()
 }
@@ -47,7 +48,7 @@ pub fn page_ns_with_frames() -> Result<f64, MigrationUnavailable> {
 /// The missing prerequisite, with its remedy.
 pub fn page_ns() -> Result<f64, MigrationUnavailable> {
     if !cfg!(target_arch = "x86_64") {
-        return unusable("pages are colored on x86-64 only", "an x86-64 host");
+        return refuse_migration("pages are colored on x86-64 only", "an x86-64 host");
     }
     let memory =
         |error: io::Error| MigrationUnavailable { why: format!("memory: {error}"), remedy: "more memory".into() };
@@ -59,12 +60,12 @@ pub fn page_ns() -> Result<f64, MigrationUnavailable> {
     let file = unsafe { sys::call(sys::USERFAULTFD, [0o2_004_000, 0, 0, 0, 0, 0]) };
     if file < 0 {
         let why = format!("userfaultfd: {}", io::Error::from_raw_os_error(-file as i32));
-        return unusable(why, "root, CAP_SYS_PTRACE, or sysctl vm.unprivileged_userfaultfd=1");
+        return refuse_migration(why, "root, CAP_SYS_PTRACE, or sysctl vm.unprivileged_userfaultfd=1");
     }
     // SAFETY: a descriptor of our own, closed at the end of this function.
     let _closer = unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(file as i32) };
     if fault::api(file, fault::MOVE_PAGES) < 0 {
-        return unusable("this kernel cannot move pages between frames (UFFDIO_MOVE)", "Linux 6.8 or newer");
+        return refuse_migration("this kernel cannot move pages between frames (UFFDIO_MOVE)", "Linux 6.8 or newer");
     }
     let bytes = (PAGES * PAGE_BYTES) as u64;
     let registered = fault::register(file, program.page(0) as u64, bytes) >= 0
@@ -72,7 +73,7 @@ pub fn page_ns() -> Result<f64, MigrationUnavailable> {
     // SAFETY: the pool's page; the destination of a move must be absent, and it has no reader.
     unsafe { libc::madvise(aside.page(0).cast(), PAGE_BYTES, libc::MADV_DONTNEED) };
     if !registered {
-        return unusable("memory cannot be registered with userfaultfd", "a kernel with CONFIG_USERFAULTFD");
+        return refuse_migration("memory cannot be registered with userfaultfd", "a kernel with CONFIG_USERFAULTFD");
     }
     let mut taken: Vec<u64> = Vec::with_capacity(PAGES);
     for index in 0..PAGES {
@@ -86,7 +87,7 @@ pub fn page_ns() -> Result<f64, MigrationUnavailable> {
         let back = fault::move_page(file, fresh as u64, page as u64);
         taken.push(start.elapsed().as_nanos() as u64);
         if back < 0 {
-            return unusable(format!("a page could not be moved in: error {back}"), "another kernel");
+            return refuse_migration(format!("a page could not be moved in: error {back}"), "another kernel");
         }
         // SAFETY: as above. The frame that was taken out is returned to the kernel.
         unsafe { libc::madvise(aside.page(0).cast(), PAGE_BYTES, libc::MADV_DONTNEED) };
@@ -94,7 +95,7 @@ pub fn page_ns() -> Result<f64, MigrationUnavailable> {
     taken.sort_unstable();
     match taken.get(taken.len() / 2) {
         Some(&middle) if taken.len() > PAGES / 2 => Ok(middle as f64),
-        _ => unusable("pages could not be taken out", "another kernel"),
+        _ => refuse_migration("pages could not be taken out", "another kernel"),
     }
 }
 
@@ -109,7 +110,7 @@ mod tests {
             Ok(cost_ns) => assert!(cost_ns > 0.0),
             Err(unusable) => {
                 assert!(!unusable.why.is_empty() && !unusable.remedy.is_empty());
-                crate::skip_test::not_shown("moving pages", unusable.why);
+                crate::skip_test::report_unchecked("moving pages", unusable.why);
             }
         }
     }
@@ -123,7 +124,7 @@ mod tests {
         let kept = line.split_ascii_whitespace().map(|name| format!(",+{}", name[4..].to_lowercase()));
         let bounds = format!("-all{}", kept.collect::<String>());
         if !rustix::process::geteuid().is_root() || page_ns().is_err() {
-            crate::skip_test::not_shown(
+            crate::skip_test::report_unchecked(
                 "moving pages by the unit's rights",
                 "needs root and a kernel that moves pages",
             );

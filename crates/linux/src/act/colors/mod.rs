@@ -100,15 +100,15 @@ pub fn partitions(topology: &Topology) -> Result<Vec<(CacheId, PartitionSupport)
 }
 
 /// The result of [`partitions`] as a sentence.
-pub fn describe_units(divided: &[(CacheId, PartitionSupport)]) -> String {
-    let of = |(_, partition): &(CacheId, PartitionSupport)| match partition {
+pub fn describe_units(partitions: &[(CacheId, PartitionSupport)]) -> String {
+    let unit_text = |(_, partition): &(CacheId, PartitionSupport)| match partition {
         PartitionSupport::Colors { colors, page_migration_ns: move_page_ns, .. } => Some((*colors, *move_page_ns)),
         _ => None,
     };
-    match divided.iter().find_map(of) {
+    match partitions.iter().find_map(unit_text) {
         Some((colors, ns)) => format!(
             "{colors} colors divide {} caches, a page moves in {:.1} us; programs started by cachemate page-color run",
-            divided.len(),
+            partitions.len(),
             ns / 1e3
         ),
         None => "known, but no cache of this host is divided by them".to_string(),

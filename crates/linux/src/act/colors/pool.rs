@@ -58,7 +58,7 @@ impl Pool {
 
     /// Frame numbers, if this process may read them.
     pub fn frames(&self) -> Vec<Option<u64>> {
-        frames_at(
+        page_frames(
             &cachemate_files::open_plain(std::path::Path::new("/proc/self/pagemap")),
             self.start as usize,
             self.pages,
@@ -74,7 +74,7 @@ impl Drop for Pool {
 }
 
 /// Frame numbers of `pages` pages from `address` on. Without CAP_SYS_ADMIN the kernel shows zeros: absent, not frame 0.
-pub fn frames_at(pagemap: &io::Result<File>, address: usize, pages: usize) -> Vec<Option<u64>> {
+pub fn page_frames(pagemap: &io::Result<File>, address: usize, pages: usize) -> Vec<Option<u64>> {
     present_pages(pagemap, address, pages).into_iter().map(|page| Some(page?.frame)).collect()
 }
 
@@ -87,7 +87,7 @@ pub struct PresentPage {
     pub of_file: bool,
 }
 
-/// As [`frames_at`], with the kind of each page.
+/// As [`page_frames`], with the kind of each page.
 pub fn present_pages(pagemap: &io::Result<File>, address: usize, pages: usize) -> Vec<Option<PresentPage>> {
     let mut bytes = vec![0u8; pages * 8];
     let read =
@@ -114,7 +114,7 @@ pub struct TimedOracle<'a> {
 }
 
 impl TimedOracle<'_> {
-    fn slow(&mut self, target: usize, set: &[usize]) -> bool {
+    fn is_eviction_slow(&mut self, target: usize, set: &[usize]) -> bool {
         self.turn += 13;
         let pages = set.iter().map(|&item| (self.page)(item));
         // SAFETY: `page` gives pages of a pool or of a mapped file, which outlive the borrow.
@@ -124,10 +124,10 @@ impl TimedOracle<'_> {
 
 impl EvictionOracle for TimedOracle<'_> {
     fn evicts(&mut self, target: usize, set: &[usize]) -> bool {
-        is_slow(|| self.slow(target, set))
+        is_slow(|| self.is_eviction_slow(target, set))
     }
     fn evicts_reliably(&mut self, target: usize, set: &[usize]) -> bool {
-        (0..6).all(|_| self.slow(target, set))
+        (0..6).all(|_| self.is_eviction_slow(target, set))
     }
     fn is_exhausted(&self) -> bool {
         Instant::now() > self.until

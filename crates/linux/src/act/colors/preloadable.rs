@@ -50,11 +50,11 @@ fn refusal_within(file: &Path, interpreters_left: u32) -> io::Result<Option<Stri
             None => Ok(Some(format!("{shown}: its interpreter '{line}' is not found"))),
         };
     }
-    Ok(loader(&open, &head[..read]).err().map(|why| format!("{shown}: {why}")))
+    Ok(check_loader(&open, &head[..read]).err().map(|why| format!("{shown}: {why}")))
 }
 
 /// The dynamic linker that an ELF file asks for.
-fn loader(open: &File, head: &[u8]) -> Result<(), String> {
+fn check_loader(open: &File, head: &[u8]) -> Result<(), String> {
     let half = |index: usize| head.get(index..index + 2).map(|bytes| u16::from_le_bytes([bytes[0], bytes[1]]));
     if head.get(..4) != Some(b"\x7fELF") {
         return Err("neither an ELF program nor a script".to_string());

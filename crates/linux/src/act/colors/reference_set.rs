@@ -89,7 +89,7 @@ pub fn open(base: &Path) -> Result<LoadedReferenceSet, ColorError> {
     open_file(base, KIT)
 }
 
-/// Opens the reference set that [`make`] has made, before it is accepted.
+/// Opens the reference set that [`create`] has made, before it is accepted.
 ///
 /// # Errors
 /// As [`open`], but an invalid reference set is reported as noise.
@@ -122,7 +122,7 @@ const NEW: &str = "reference-set.new";
 
 fn open_file(base: &Path, name: &str) -> Result<LoadedReferenceSet, ColorError> {
     let mut open = load(base, name)?;
-    open.calibration = verification::prove(&mut open.kit, &base.join(name))?;
+    open.calibration = verification::verify_reference_set(&mut open.kit, &base.join(name))?;
     Ok(open)
 }
 
@@ -135,7 +135,7 @@ pub fn open_unverified(base: &Path) -> Result<LoadedReferenceSet, ColorError> {
 }
 
 fn load(base: &Path, name: &str) -> Result<LoadedReferenceSet, ColorError> {
-    let (mapped, id) = map_kit(base, name)?;
+    let (mapped, id) = map_reference_set(base, name)?;
     // SAFETY: the mapping is in the result together with the reference set, and lives as long.
     let kit = unsafe { ReferenceSet::new(mapped.start(), mapped.bytes()) };
     let Some(mut kit) = kit else {
@@ -151,10 +151,10 @@ fn load(base: &Path, name: &str) -> Result<LoadedReferenceSet, ColorError> {
 /// # Errors
 /// There is none, or it is of another version.
 pub fn id(base: &Path) -> Result<u64, ColorError> {
-    Ok(map_kit(base, KIT)?.1)
+    Ok(map_reference_set(base, KIT)?.1)
 }
 
-fn map_kit(base: &Path, name: &str) -> Result<(MappedFile, u64), ColorError> {
+fn map_reference_set(base: &Path, name: &str) -> Result<(MappedFile, u64), ColorError> {
     let path = base.join(name);
     let io = |source| ColorError::io(&path, source);
     let bad = |what: String| ColorError::BadKit(path.clone(), what);
@@ -180,7 +180,7 @@ fn map_kit(base: &Path, name: &str) -> Result<(MappedFile, u64), ColorError> {
 ///
 /// # Errors
 /// No room in memory, or too few pages of some class.
-pub fn make(base: &Path, ways: usize, id: u64, classes: &mut Classes<'_>) -> Result<(), ColorError> {
+pub fn create(base: &Path, ways: usize, id: u64, classes: &mut Classes<'_>) -> Result<(), ColorError> {
     let folder = TrustedDir::create_anchored(base).map_err(|source| ColorError::io(base, source))?;
     let path = base.join(NEW);
     let io = |source| ColorError::io(&path, source);
@@ -200,7 +200,7 @@ pub fn make(base: &Path, ways: usize, id: u64, classes: &mut Classes<'_>) -> Res
         if Instant::now() > classes.until {
             return Err(ColorError::Noisy("the time was over before every color had its frames".to_string()));
         }
-        match classes.only_class_of(page).filter(|&color| table[color].len() < per_color + SPARE) {
+        match classes.sole_class(page).filter(|&color| table[color].len() < per_color + SPARE) {
             Some(color) => table[color].push(index as u32),
             None => unused.push(index),
         }
@@ -269,7 +269,7 @@ pub struct Classes<'a> {
 
 impl Classes<'_> {
     /// The only class that evicts the page; `None` = no class or several evict it.
-    fn only_class_of(&mut self, page: *const u8) -> Option<usize> {
+    fn sole_class(&mut self, page: *const u8) -> Option<usize> {
         let with = |item: usize| if item == usize::MAX { page } else { (self.page)(item) };
         let mut timed =
             TimedOracle { page: &with, threshold_cycles: self.threshold_cycles, turn: 5, until: self.until };
@@ -302,7 +302,7 @@ impl FrameLedger {
     pub fn open(base: &Path) -> Result<Self, ColorError> {
         let path = base.join(LEDGER);
         let io = |source| ColorError::io(&path, source);
-        let frames = highest_frame().map_err(|source| ColorError::io(Path::new("/proc/zoneinfo"), source))?;
+        let frames = read_highest_frame().map_err(|source| ColorError::io(Path::new("/proc/zoneinfo"), source))?;
         let file = open_base(base).and_then(|folder| folder.file(Path::new(LEDGER), READ_WRITE)).map_err(io)?;
         if (file.metadata().map_err(io)?.len() as usize) < frames {
             file.set_len(frames as u64).map_err(io)?; // a hole: memory is taken only where frames are known
@@ -331,7 +331,7 @@ impl FrameLedger {
 }
 
 /// Frame number at the end of the last zone of memory.
-fn highest_frame() -> io::Result<usize> {
+fn read_highest_frame() -> io::Result<usize> {
     let text = cachemate_files::read_text_limited(std::path::Path::new("/proc/zoneinfo"), 16 << 20)?;
     let mut spanned = 0;
     let mut end = 0;
@@ -351,13 +351,13 @@ fn highest_frame() -> io::Result<usize> {
 /// # Errors
 /// As the file system says.
 pub fn write_whole(base: &Path, name: &str, text: &[u8]) -> Result<(), ColorError> {
-    let beside = format!("{name}.new");
+    let new_name = format!("{name}.new");
     let write = || {
         let folder = open_base(base)?;
-        let mut file = folder.file(Path::new(&beside), READ_WRITE)?;
+        let mut file = folder.file(Path::new(&new_name), READ_WRITE)?;
         file.set_len(0)?;
         file.write_all(text)?;
-        folder.rename(&beside, name)
+        folder.rename(&new_name, name)
     };
     write().map_err(|source| ColorError::io(&base.join(name), source))
 }

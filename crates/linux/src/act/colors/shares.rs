@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use cachemate_core::{ActiveShare, CacheShare, IndexSet, PendingItem, PlanItem, ShareMember, Units};
 
-use super::agents::{AgentReport, folder_of, mask_of};
+use super::agents::{AgentReport, agent_folder, color_mask};
 use crate::kernel::Kernel;
 use crate::sense::tasks::ManagedThread;
 
@@ -24,7 +24,7 @@ pub struct ColorShares {
 }
 
 /// Colors of a share.
-fn asked(share: &CacheShare) -> Option<&IndexSet> {
+fn requested_colors(share: &CacheShare) -> Option<&IndexSet> {
     match &share.units {
         Units::Colors { allowed, .. } => Some(allowed),
         Units::Ways { .. } => None,
@@ -36,7 +36,7 @@ fn members(kernel: &dyn Kernel, share: &CacheShare, tasks: &[&ManagedThread]) ->
         ShareMember::Process(process) => tasks.iter().find(|task| task.process == *process).map(|task| task.pid),
         ShareMember::Task(_) => None, // refused by the check of every plan
     };
-    share.members.iter().filter_map(pid_of).map(|pid| (pid, folder_of(kernel, pid))).collect()
+    share.members.iter().filter_map(pid_of).map(|pid| (pid, agent_folder(kernel, pid))).collect()
 }
 
 impl ColorShares {
@@ -49,7 +49,7 @@ impl ColorShares {
     ) -> (Vec<ActiveShare>, Vec<PendingItem>) {
         let (mut held, mut pending) = (Vec::new(), Vec::new());
         for share in shares {
-            let Some(mask) = asked(share).and_then(mask_of) else { continue };
+            let Some(mask) = requested_colors(share).and_then(color_mask) else { continue };
             let (mut inside, mut all, mut fallen, mut done, mut total) = (0, 0, 0, 0, 0);
             let (mut agents, mut taken_up) = (0, true);
             for folder in members(kernel, share, tasks).into_iter().filter_map(|(_, folder)| folder) {

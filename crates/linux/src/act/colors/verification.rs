@@ -38,7 +38,7 @@ pub enum ProofResult {
 ///
 /// # Safety
 /// The page must belong to the reference set.
-unsafe fn show(kit: &mut ReferenceSet, page: *const u8, color: u32) -> ProofResult {
+unsafe fn verify_frame(kit: &mut ReferenceSet, page: *const u8, color: u32) -> ProofResult {
     // SAFETY: the caller's promise.
     let (own, next) = unsafe { (kit.has_color(page, color), kit.has_color(page, (color + 1) % kit.colors())) };
     match (own, next) {
@@ -71,7 +71,7 @@ impl ColorProof {
 /// # Errors
 /// Hits and misses cannot be distinguished, or not every color could be verified in time because of noise; or frames
 /// have moved.
-pub(super) fn prove(kit: &mut ReferenceSet, path: &Path) -> Result<Calibration, ColorError> {
+pub(super) fn verify_reference_set(kit: &mut ReferenceSet, path: &Path) -> Result<Calibration, ColorError> {
     let start = Instant::now();
     let mut colors = vec![ColorProof::default(); kit.colors() as usize];
     let mut calibration = kit.calibrate();
@@ -120,7 +120,7 @@ fn test_round(kit: &mut ReferenceSet, color: u32, round: u32) -> (u32, u32) {
     for index in 0..ASKED {
         let page = members[((round * ASKED + index) as usize) % members.len()];
         // SAFETY: a frame of the mapped reference set.
-        match unsafe { show(kit, page, color) } {
+        match unsafe { verify_frame(kit, page, color) } {
             ProofResult::Confirmed => holds += 1,
             ProofResult::Changed => moved += 1,
             ProofResult::Disturbed => {}
@@ -164,7 +164,7 @@ pub fn watch(kit: &mut ReferenceSet, at_most: Duration, stop: &dyn Fn() -> bool)
         kit.calibrate();
         for ((color, page), counts) in pages.iter().zip(&mut shown) {
             // SAFETY: frames of the mapped reference set.
-            counts[unsafe { show(kit, *page, *color) } as usize] += 1;
+            counts[unsafe { verify_frame(kit, *page, *color) } as usize] += 1;
         }
         if start.elapsed() >= at_most || stop() {
             break;

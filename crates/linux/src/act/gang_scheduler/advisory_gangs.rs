@@ -27,9 +27,9 @@ pub(crate) fn advised_gangs(
     if count < 2 || penalties.values().all(|penalty| *penalty <= 0.0) {
         return None;
     }
-    let between =
+    let penalty_between =
         |a: ThreadKey, b: ThreadKey| penalties.get(&(a, b)).or_else(|| penalties.get(&(b, a))).copied().unwrap_or(0.0);
-    let burden = |one: &GangMember| members.iter().map(|other| between(one.0, other.0)).sum::<f64>();
+    let burden = |one: &GangMember| members.iter().map(|other| penalty_between(one.0, other.0)).sum::<f64>();
     let mut left: Vec<UnassignedTask> = members
         .iter()
         .map(|one| UnassignedTask { member: *one, burden: burden(one), costs: vec![0.0; count] })
@@ -47,7 +47,7 @@ pub(crate) fn advised_gangs(
         let chosen = left.remove(next);
         let best = open.iter().copied().min_by(|a, b| chosen.costs[*a].total_cmp(&chosen.costs[*b]));
         let gang = best.expect("all gangs together have a place for every member");
-        left.iter_mut().for_each(|other| other.costs[gang] += between(chosen.member.0, other.member.0));
+        left.iter_mut().for_each(|other| other.costs[gang] += penalty_between(chosen.member.0, other.member.0));
         gangs[gang].push(chosen.member);
     }
     Some(AdvisoryGangs { turn_us: TURN_US, caches: caches.iter().map(|cache| cache.number).collect(), gangs })

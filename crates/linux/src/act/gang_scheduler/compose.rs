@@ -53,7 +53,7 @@ impl AdvisoryGangs {
 ///
 /// # Errors
 /// The reason why the scheduler cannot keep it.
-pub(crate) fn part(
+pub(crate) fn build_schedule_part(
     schedule: &GangSchedule,
     rotation: &ThreadRotation,
     caches: &[NumberedCache],
@@ -88,7 +88,7 @@ pub(crate) fn part(
 
 /// The whole plan. If the plan has penalties, a turn may be filled by gangs whose members do not clash with its own;
 /// otherwise it is strict.
-pub(crate) fn message_of(
+pub(crate) fn plan_message(
     generation: u64,
     parts: &[&CacheSchedule],
     advised: Option<&AdvisoryGangs>,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use cachemate_core::{Gang, GangSchedule, TaskId};
 
 use super::advisory_gangs::advised_gangs;
-use super::compose::{GangMember, message_of, part};
+use super::compose::{GangMember, build_schedule_part, plan_message};
 use super::fake_tests::FakeScheduler;
 use super::message::{NumberedCache, ScheduledTurn, SchedulerReply};
 use super::{SchedulerClient, message};
@@ -171,7 +171,7 @@ fn a_scheduler_in_use_is_not_taken() {
     let (gangs, rotation) = schedule("2-3", &[7, 8]);
     theirs.start(&gangs, rotation).unwrap();
     theirs.commit_gangs().unwrap();
-    assert_eq!((stage.gangs.poll(), stage.gangs.scheduler_runs()), (None, false));
+    assert_eq!((stage.gangs.poll(), stage.gangs.is_scheduler_running()), (None, false));
     stage.gangs.stop_all();
     assert_eq!(stage.policies(), [0, 0, EXT, EXT]);
     assert_eq!(theirs.poll(), None);
@@ -200,9 +200,9 @@ fn what_cannot_be_kept_says_why() {
     let why = |cpus: &str, change: &dyn Fn(&mut GangSchedule, &mut ThreadRotation), taken: &[u32]| {
         let (mut schedule, mut rotation) = schedule(cpus, &[5, 6]);
         change(&mut schedule, &mut rotation);
-        part(&schedule, &rotation, &caches, taken).unwrap_err()
+        build_schedule_part(&schedule, &rotation, &caches, taken).unwrap_err()
     };
-    assert_eq!(part(&fits.0, &fits.1, &caches, &[1]).unwrap().cache, 0);
+    assert_eq!(build_schedule_part(&fits.0, &fits.1, &caches, &[1]).unwrap().cache, 0);
     assert_eq!(why("0-3", &|_, _| {}, &[]), "CPUs 0-3 are not within one last-level cache");
     assert_eq!(why("2", &|_, _| {}, &[1]), "cache 1 has turns of another schedule already");
     assert_eq!(why("0", &|_, rotation| rotation.gangs[1].0.push(member(5)), &[]), "thread 5 is in several gangs");
@@ -218,13 +218,13 @@ fn what_cannot_be_kept_says_why() {
 #[test]
 fn weights_and_clashes_reach_the_message() {
     let (schedule, rotation) = schedule("0-1", &[5, 6, 7]);
-    let part = part(&schedule, &rotation, &two_caches(), &[]).unwrap();
+    let part = build_schedule_part(&schedule, &rotation, &two_caches(), &[]).unwrap();
     let weights = BTreeMap::from([(key(5), 2.5), (key(6), 1e-9), (key(7), 1e9)]);
-    let told = message_of(4, &[&part], None, &weights, &[(key(5), key(6))]);
+    let told = plan_message(4, &[&part], None, &weights, &[(key(5), key(6))]);
     assert_eq!(told.tasks.iter().map(|task| task.weight).collect::<Vec<_>>(), [250, 1, 10_000]);
     let fill: Vec<Vec<u32>> = told.turns.iter().map(|turn| turn.may_fill.clone()).collect();
     assert_eq!(fill, [vec![2], vec![2], vec![0, 1]]);
-    let strict = message_of(4, &[&part], None, &weights, &[]);
+    let strict = plan_message(4, &[&part], None, &weights, &[]);
     assert!(strict.turns.iter().all(|turn| turn.may_fill.is_empty()));
 }
 
@@ -308,7 +308,7 @@ fn broken_answers_end_in_bounded_time() {
             turns: Vec::new(),
             tasks: Vec::new(),
         };
-        let outcome = SchedulerClient::new(&socket).plan(plan);
+        let outcome = SchedulerClient::new(&socket).send_plan(plan);
         match expected {
             None => assert_eq!(outcome.unwrap(), Vec::<String>::new()),
             Some(expected) => {

@@ -134,7 +134,7 @@ fn orphans(kernel: &dyn Kernel, mount: &Path, own: &str) -> Vec<(PathBuf, bool)>
     let names = names(kernel, mount).unwrap_or_default().into_iter();
     let ours = names.filter(|name| name.starts_with(PREFIX) && !name.starts_with(own));
     let orphan = |name: String| match owner(&name) {
-        Some(owner) if kernel.alive(owner).unwrap_or(true) => None,
+        Some(owner) if kernel.is_alive(owner).unwrap_or(true) => None,
         owner => Some((mount.join(name), owner.is_some())),
     };
     ours.filter_map(orphan).collect()

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use cachemate_core::{CacheId, CacheLevel, IndexSet, MaskConstraints, PartitionSupport};
 
 use super::groups;
-use super::masks::{Schemata, level_of, parse_mask};
+use super::masks::{Schemata, parse_mask, resource_level};
 use super::mount::{ResctrlUnavailable, missing, mount_point};
 use crate::kernel::Kernel;
 use crate::sense::topology::HostTopology;
@@ -75,37 +75,37 @@ pub struct Resctrl {
 /// remedy.
 pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, ResctrlUnavailable> {
     let mount = mount_point(kernel)?;
-    let mut divided = Vec::new();
+    let mut caches = Vec::new();
     let mut classes = None;
     let root = read(kernel, &mount.join("schemata"))?;
     let root = Schemata::parse(&root).map_err(|what| missing(format!("{}/{what}", mount.display()), None))?;
     for (resource, domains) in &root.0 {
         let folder = mount.join("info").join(resource);
-        let Some(level) = level_of(resource) else { continue };
+        let Some(level) = resource_level(resource) else { continue };
         let (limits, number) = control(kernel, &folder)?;
         classes = Some(classes.map_or(number, |least: u32| least.min(number)));
         let shared_with_io = mask_file(kernel, &folder.join("shareable_bits")).unwrap_or_default();
         for &domain in domains.keys() {
-            let Some(cache) = cache_of(host, level, domain) else { continue };
-            if divided.iter().any(|other: &ResctrlCache| other.cache == cache) {
+            let Some(cache) = find_cache(host, level, domain) else { continue };
+            if caches.iter().any(|other: &ResctrlCache| other.cache == cache) {
                 continue; // code and data apart: two resources, one cache
             }
             let size_bytes = host.topology.caches.iter().find(|c| c.id == cache).and_then(|c| c.size_bytes);
             let MaskConstraints { ways, min_ways: at_least, contiguous, .. } = limits;
             let shared_with_io = shared_with_io.clone();
-            divided.push(ResctrlCache { cache, level, domain, ways, at_least, contiguous, shared_with_io, size_bytes });
+            caches.push(ResctrlCache { cache, level, domain, ways, at_least, contiguous, shared_with_io, size_bytes });
         }
     }
-    divided.sort_by_key(|divided| divided.cache);
+    caches.sort_by_key(|divided| divided.cache);
     // Bandwidth limits use up the same classes.
     let bandwidth = number_file(kernel, &mount.join("info/MB/num_closids"));
     let classes = classes.map_or(0, |classes| bandwidth.map_or(classes, |number| number.min(classes)));
     let names =
         groups::names(kernel, &mount).map_err(|error| missing(format!("{}: {error}", mount.display()), None))?;
     let others = names.iter().filter(|name| !name.starts_with(groups::PREFIX)).count() as u32;
-    let counted = counted(kernel, &mount);
-    let monitored = monitored(kernel, &mount, host);
-    Ok(Resctrl { mount, divided, classes, others, counted, monitored })
+    let counted = monitored_events(kernel, &mount);
+    let monitored = monitored_domains(kernel, &mount, host);
+    Ok(Resctrl { mount, divided: caches, classes, others, counted, monitored })
 }
 
 fn control(kernel: &dyn Kernel, folder: &Path) -> Result<(MaskConstraints, u32), ResctrlUnavailable> {
@@ -122,7 +122,7 @@ fn control(kernel: &dyn Kernel, folder: &Path) -> Result<(MaskConstraints, u32),
     Ok((limits, number("num_closids")?))
 }
 
-fn counted(kernel: &dyn Kernel, mount: &Path) -> MonitoredEvents {
+fn monitored_events(kernel: &dyn Kernel, mount: &Path) -> MonitoredEvents {
     let features = kernel.read(&mount.join("info/L3_MON/mon_features")).unwrap_or_default();
     let has = |name: &str| features.lines().any(|line| line.trim() == name);
     MonitoredEvents {
@@ -133,13 +133,13 @@ fn counted(kernel: &dyn Kernel, mount: &Path) -> MonitoredEvents {
 }
 
 /// Domains that the root group's monitors report.
-fn monitored(kernel: &dyn Kernel, mount: &Path, host: &HostTopology) -> BTreeMap<u32, CacheId> {
+fn monitored_domains(kernel: &dyn Kernel, mount: &Path, host: &HostTopology) -> BTreeMap<u32, CacheId> {
     let names = kernel.list(&mount.join("mon_data")).unwrap_or_default();
     let domains = names.iter().filter_map(|name| name.strip_prefix("mon_L3_")?.parse().ok());
-    domains.filter_map(|domain: u32| Some((domain, cache_of(host, CacheLevel::L3, domain)?))).collect()
+    domains.filter_map(|domain: u32| Some((domain, find_cache(host, CacheLevel::L3, domain)?))).collect()
 }
 
-fn cache_of(host: &HostTopology, level: CacheLevel, domain: u32) -> Option<CacheId> {
+fn find_cache(host: &HostTopology, level: CacheLevel, domain: u32) -> Option<CacheId> {
     let same = |cache: &&cachemate_core::Cache| {
         let id = host.kernel_cache_ids.get(cache.id.0 as usize).copied().flatten();
         cache.level == level && id == Some(domain)
@@ -179,7 +179,7 @@ impl Resctrl {
     ///
     /// # Errors
     /// No cache can be partitioned; the reason is included.
-    pub fn ways_in_words(&self) -> Result<String, ResctrlUnavailable> {
+    pub fn describe_ways(&self) -> Result<String, ResctrlUnavailable> {
         let Some(first) = self.divided.first() else {
             let remedy = "a processor with Intel CAT, AMD QoS or Arm MPAM";
             return Err(missing(format!("{}: no cache can be divided", self.mount.display()), Some(remedy)));

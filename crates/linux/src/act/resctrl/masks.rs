@@ -35,7 +35,7 @@ impl Schemata {
         for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
             let bad = || format!("schemata: found '{line}', expected a line such as L3:0=ff;1=ff");
             let (resource, domains) = line.split_once(':').ok_or_else(bad)?;
-            if level_of(resource).is_none() {
+            if resource_level(resource).is_none() {
                 continue;
             }
             let domain = |part: &str| {
@@ -50,14 +50,14 @@ impl Schemata {
 
     /// The mask of a cache; if it is divided separately for code and data, the ways that either may fill.
     pub fn mask(&self, level: CacheLevel, domain: u32) -> Option<IndexSet> {
-        let of_level = self.0.iter().filter(|(resource, _)| level_of(resource) == Some(level));
+        let of_level = self.0.iter().filter(|(resource, _)| resource_level(resource) == Some(level));
         of_level.filter_map(|(_, domains)| domains.get(&domain)).cloned().reduce(|a, b| a.union(&b))
     }
 
     /// Gives a cache's mask to all resources that divide it. False = nothing divides it.
     pub fn set(&mut self, level: CacheLevel, domain: u32, mask: &IndexSet) -> bool {
         let mut is_divided = false;
-        for (_, domains) in self.0.iter_mut().filter(|(resource, _)| level_of(resource) == Some(level)) {
+        for (_, domains) in self.0.iter_mut().filter(|(resource, _)| resource_level(resource) == Some(level)) {
             if let Some(entry) = domains.get_mut(&domain) {
                 entry.clone_from(mask);
                 is_divided = true;
@@ -79,7 +79,7 @@ impl fmt::Display for Schemata {
 }
 
 /// The level that a resource's name stands for, if it is a cache.
-pub fn level_of(resource: &str) -> Option<CacheLevel> {
+pub fn resource_level(resource: &str) -> Option<CacheLevel> {
     match resource {
         "L2" | "L2CODE" | "L2DATA" => Some(CacheLevel::L2),
         "L3" | "L3CODE" | "L3DATA" => Some(CacheLevel::L3),

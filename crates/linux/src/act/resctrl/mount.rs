@@ -7,7 +7,7 @@ use crate::kernel::Kernel;
 /// The mount point of the whole file system (a bind mount may show one group only); writable mounts are preferred.
 pub(crate) fn mount_point(kernel: &dyn Kernel) -> Result<PathBuf, ResctrlUnavailable> {
     let mounts = kernel.read(Path::new("/proc/self/mountinfo")).unwrap_or_default();
-    let mut mounts: Vec<(bool, PathBuf)> = mounts.lines().filter_map(mount_of_line).collect();
+    let mut mounts: Vec<(bool, PathBuf)> = mounts.lines().filter_map(parse_mount_line).collect();
     mounts.sort_by_key(|(read_only, _)| *read_only);
     match mounts.into_iter().next() {
         Some((false, mount)) => Ok(mount),
@@ -27,7 +27,7 @@ pub(crate) fn mount_point(kernel: &dyn Kernel) -> Result<PathBuf, ResctrlUnavail
 
 /// Parses a line such as `36 35 0:30 / /sys/fs/resctrl rw,relatime shared:1 - resctrl resctrl rw`
 /// (proc_pid_mountinfo(5)).
-fn mount_of_line(line: &str) -> Option<(bool, PathBuf)> {
+fn parse_mount_line(line: &str) -> Option<(bool, PathBuf)> {
     let (before, after) = line.split_once(" - ")?;
     let before: Vec<&str> = before.split(' ').collect();
     let mut after = after.split(' ');

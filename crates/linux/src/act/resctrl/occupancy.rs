@@ -40,10 +40,10 @@ pub struct Traffic {
 
 impl Traffic {
     pub fn read(kernel: &dyn Kernel, group: &Path, domain: u32, counted: MonitoredEvents) -> Self {
-        let of = |is, name| if is { number(kernel, &monitor(group, domain, name)) } else { None };
+        let read_if_monitored = |is, name| if is { number(kernel, &monitor(group, domain, name)) } else { None };
         Traffic {
-            total_bytes: of(counted.total_bytes, "mbm_total_bytes"),
-            local_bytes: of(counted.local_bytes, "mbm_local_bytes"),
+            total_bytes: read_if_monitored(counted.total_bytes, "mbm_total_bytes"),
+            local_bytes: read_if_monitored(counted.local_bytes, "mbm_local_bytes"),
         }
     }
 
@@ -57,7 +57,7 @@ impl Traffic {
     }
 
     /// The sum of both traffics; absent if either is.
-    pub fn and(self, other: Traffic) -> Traffic {
+    pub fn sum(self, other: Traffic) -> Traffic {
         let sum = |a: Option<u64>, b: Option<u64>| Some(a? + b?);
         Traffic {
             total_bytes: sum(self.total_bytes, other.total_bytes),
@@ -98,18 +98,19 @@ pub type OtherGroupMasks = BTreeMap<String, IndexSet>;
 pub fn explain(
     share: &CacheShare,
     occupancy_bytes: Option<u64>,
-    divided: &ResctrlCache,
+    resctrl_cache: &ResctrlCache,
     others: &OtherGroupMasks,
 ) -> Vec<String> {
     let Units::Ways { mask } = &share.units else { return Vec::new() };
     let mut why = Vec::new();
-    let room_bytes = divided.size_bytes.map(|size| size / u64::from(divided.ways.max(1)) * u64::from(mask.count()));
+    let room_bytes =
+        resctrl_cache.size_bytes.map(|size| size / u64::from(resctrl_cache.ways.max(1)) * u64::from(mask.count()));
     if let Some((held, room)) = occupancy_bytes.zip(room_bytes).filter(|(held, room)| held > room) {
         why.push(format!(
             "holds {held} bytes where its ways have {room}: lines from before its mask stay until they are evicted"
         ));
     }
-    let io = mask.intersection(&divided.shared_with_io);
+    let io = mask.intersection(&resctrl_cache.shared_with_io);
     if !io.is_empty() {
         why.push(format!("ways {io} are filled by input and output too"));
     }

@@ -78,7 +78,7 @@ fn the_guests_trees_are_read() {
     assert_eq!(caches.iter().map(|(_, domain)| *domain).collect::<Vec<_>>(), [0, 1]);
     assert_eq!(guest.divided[0].shared_with_io.to_string(), "2");
     let words = "at /mnt/rdt: 2 caches of 3 ways, 1 or more in one piece a group, 7 groups";
-    assert_eq!(guest.ways_in_words().unwrap(), words);
+    assert_eq!(guest.describe_ways().unwrap(), words);
     assert!(guest.monitored.is_empty());
 
     let owned = found(GUEST_WITH_OWNER).unwrap();
@@ -93,7 +93,7 @@ fn the_guests_trees_are_read() {
     assert_eq!(one.divided.len(), 4);
     assert!(one.partitions().is_empty());
     assert_eq!(
-        one.ways_in_words().unwrap_err().why,
+        one.describe_ways().unwrap_err().why,
         "/mnt/rdt: 1 classes of service, others hold 0, the root group has one"
     );
 }
@@ -418,7 +418,7 @@ fn the_holder_of_a_lock_is_named() {
     if rustix::process::geteuid().is_root() {
         std::os::unix::process::CommandExt::uid(&mut holder, crate::stranger_tests::NOBODY);
     } else {
-        crate::skip_test::not_shown("a lock that another user holds", "needs root to become another user");
+        crate::skip_test::report_unchecked("a lock that another user holds", "needs root to become another user");
     }
     let mut holder = holder.spawn().unwrap();
     holder.stdout.as_mut().unwrap().read_exact(&mut [0; 5]).unwrap();
@@ -442,15 +442,15 @@ fn occupancy_and_traffic_are_read() {
     for domain in [0, 8] {
         counted("", domain, 0, 1000, &bench.cat);
     }
-    assert!(bench.ways.places(&bench.cat).is_empty(), "one reading is no difference");
+    assert!(bench.ways.traffic_counts(&bench.cat).is_empty(), "one reading is no difference");
     bench.apply(&plan);
     counted("", 0, 0, 1500, &bench.cat);
     counted("cachemate-77-5-0", 0, 4 << 20, 100, &bench.cat);
-    let places = bench.ways.places(&bench.cat);
+    let places = bench.ways.traffic_counts(&bench.cat);
     assert_eq!(places.len(), 0, "{places:?}: the new group's share of the window is not known");
     counted("", 0, 0, 1600, &bench.cat);
     counted("cachemate-77-5-0", 0, 5 << 20, 140, &bench.cat);
-    let places = bench.ways.places(&bench.cat);
+    let places = bench.ways.traffic_counts(&bench.cat);
     let group = CounterScope::Group(GroupId(1), CacheId(0));
     let bytes =
         |place: CounterScope| places.iter().find(|(at, _)| *at == place).unwrap().1.get(CounterEvent::MemoryBytes);

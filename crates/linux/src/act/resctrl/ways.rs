@@ -14,7 +14,7 @@ use super::groups;
 use super::info::{Resctrl, ResctrlCache};
 use super::masks::Schemata;
 use super::occupancy::{OtherGroupMasks, Traffic, exclusive_ways, explain, occupancy_bytes};
-use crate::act::changes::{HostSnapshot, item_of};
+use crate::act::changes::{HostSnapshot, plan_item};
 use crate::act::desired_state::refusal;
 use crate::kernel::{DirLock, Kernel, ThreadKey};
 use crate::safety::journal::{JournalObject, ObjectState};
@@ -122,7 +122,7 @@ impl WayController {
     fn read_classes(&mut self, kernel: &dyn Kernel, reading: &mut HostSnapshot) {
         let mut gone = Vec::new();
         for (&id, group) in &self.groups {
-            let item = item_of(&group.class);
+            let item = plan_item(&group.class);
             let directory = JournalObject::Directory { path: group.path.clone() };
             let there = read_state(kernel, &directory);
             if matches!(there, Ok(ObjectState::Absent)) {
@@ -244,7 +244,7 @@ impl WayController {
     }
 
     /// Registers a group of ours that has just been created.
-    pub(crate) fn created(&mut self, kernel: &dyn Kernel, class: ServiceClassId) {
+    pub(crate) fn register_created(&mut self, kernel: &dyn Kernel, class: ServiceClassId) {
         let path = self.path(class);
         // No other process can have locked a directory that was just created under resctrl's lock.
         let alive = kernel.lock_dir(&path, Duration::ZERO).unwrap_or_default();
@@ -252,7 +252,7 @@ impl WayController {
     }
 
     /// Forgets a removed group; returns the objects that the journal can drop.
-    pub(crate) fn removed(&mut self, class: ServiceClassId) -> [JournalObject; 2] {
+    pub(crate) fn forget_removed(&mut self, class: ServiceClassId) -> [JournalObject; 2] {
         self.groups.remove(&class);
         [JournalObject::Directory { path: self.path(class) }, self.schemata(class)]
     }
@@ -293,15 +293,15 @@ impl WayController {
         held
     }
 
-    fn counts_occupancy(&self, divided: &ResctrlCache) -> Option<u32> {
-        let counted = self.resctrl.counted.occupancy && self.resctrl.monitored.contains_key(&divided.domain);
-        (counted && divided.level == cachemate_core::CacheLevel::L3).then_some(divided.domain)
+    fn counts_occupancy(&self, resctrl_cache: &ResctrlCache) -> Option<u32> {
+        let counted = self.resctrl.counted.occupancy && self.resctrl.monitored.contains_key(&resctrl_cache.domain);
+        (counted && resctrl_cache.level == cachemate_core::CacheLevel::L3).then_some(resctrl_cache.domain)
     }
 
     /// The reasons why a share's lines differ from its mask.
-    pub fn explain(&self, kernel: &dyn Kernel, held: &ActiveShare) -> Vec<String> {
-        let Some(divided) = self.resctrl.cache(held.share.cache) else { return Vec::new() };
-        let key: ShareKey = (held.share.group, held.share.cache);
+    pub fn explain(&self, kernel: &dyn Kernel, active: &ActiveShare) -> Vec<String> {
+        let Some(divided) = self.resctrl.cache(active.share.cache) else { return Vec::new() };
+        let key: ShareKey = (active.share.group, active.share.cache);
         let own = self.groups.values().find(|group| group.class.shares.contains(&key));
         let mut others = OtherGroupMasks::new();
         let names = groups::names(kernel, &self.resctrl.mount).unwrap_or_default();
@@ -314,12 +314,12 @@ impl WayController {
             let mask = masks.and_then(|masks| masks.mask(divided.level, divided.domain));
             others.extend(mask.map(|mask| (format!("/{name}"), mask)));
         }
-        explain(&held.share, held.occupancy_bytes, divided, &others)
+        explain(&active.share, active.occupancy_bytes, divided, &others)
     }
 
     /// Memory traffic since the last window: of our groups, and of every monitored cache as the sum of all groups.
     /// Read-only.
-    pub fn places(&mut self, kernel: &dyn Kernel) -> Vec<(CounterScope, EventCounts)> {
+    pub fn traffic_counts(&mut self, kernel: &dyn Kernel) -> Vec<(CounterScope, EventCounts)> {
         let counted = self.resctrl.counted;
         if !(counted.total_bytes || counted.local_bytes) {
             return Vec::new();
@@ -335,7 +335,7 @@ impl WayController {
                 // A new group has no earlier reading, and without it this window's sum would miss the group's traffic.
                 let since = self.traffic.get(&key).map_or(Traffic::default(), |&then| read.difference(then));
                 now.insert(key, read);
-                whole = Some(whole.map_or(since, |sum| sum.and(since)));
+                whole = Some(whole.map_or(since, |sum| sum.sum(since)));
                 let own = self.groups.values().find(|group| group.path.ends_with(name) && !name.is_empty());
                 if let Some(group) = own.and_then(|own| own.class.group_of(cache)) {
                     places.push((CounterScope::Group(group, cache), since.counts()));
@@ -369,7 +369,7 @@ fn members_inside(
     share.members.iter().filter(holds).copied().collect()
 }
 
-fn refuse_all(items: impl IntoIterator<Item = PlanItem>, because: &RefusalReason, said: &str) -> Vec<RefusedItem> {
-    let refuse = |item| RefusedItem { item, reason: because.clone(), message: said.to_string() };
+fn refuse_all(items: impl IntoIterator<Item = PlanItem>, because: &RefusalReason, message: &str) -> Vec<RefusedItem> {
+    let refuse = |item| RefusedItem { item, reason: because.clone(), message: message.to_string() };
     items.into_iter().map(refuse).collect()
 }

@@ -23,7 +23,7 @@ pub struct GuardianCgroup {
 }
 
 /// Location of a process in the hierarchy of version 2: its mount, and the group below it.
-fn place(kernel: &dyn Kernel, pid: &str) -> io::Result<(PathBuf, PathBuf)> {
+fn locate_cgroup(kernel: &dyn Kernel, pid: &str) -> io::Result<(PathBuf, PathBuf)> {
     let mounts = kernel.read(Path::new("/proc/mounts"))?;
     let mount = mounts.lines().find_map(|line| {
         let mut fields = line.split(' ').skip(1);
@@ -48,19 +48,19 @@ impl GuardianCgroup {
     /// # Errors
     /// There is no cgroup v2, or no right to change it; this process stays where it was.
     pub fn enter(kernel: &dyn Kernel) -> io::Result<Option<Self>> {
-        let (root, came_from) = place(kernel, "self")?;
+        let (root, came_from) = locate_cgroup(kernel, "self")?;
         if came_from.strip_prefix(&root).is_ok_and(|below| below.as_os_str().is_empty()) {
             return Ok(None);
         }
-        let beside = came_from.parent().unwrap_or(&root);
+        let sibling_parent = came_from.parent().unwrap_or(&root);
         // Groups left by killed guardians. A live guardian may not have moved in yet.
         let dead = |name: &String| {
             let pid = name.strip_prefix(PREFIX).and_then(|pid| pid.parse::<u32>().ok());
             pid.is_some_and(|pid| kernel.read(Path::new(&format!("/proc/{pid}/stat"))).is_err())
         };
-        let old = kernel.list(beside).unwrap_or_default().into_iter().filter(dead);
-        old.for_each(|name| drop(kernel.remove_dir(&beside.join(name))));
-        let group = beside.join(format!("{PREFIX}{}", std::process::id()));
+        let old = kernel.list(sibling_parent).unwrap_or_default().into_iter().filter(dead);
+        old.for_each(|name| drop(kernel.remove_dir(&sibling_parent.join(name))));
+        let group = sibling_parent.join(format!("{PREFIX}{}", std::process::id()));
         kernel.make_dir(&group)?;
         let moved = kernel.write(&group.join("cgroup.procs"), "0");
         if let Err(error) = moved {
@@ -84,8 +84,8 @@ impl GuardianCgroup {
 }
 
 /// Do two processes end together when one's control group is ended? `None` = not known.
-pub fn ends_with(kernel: &dyn Kernel, one: i32, other: i32) -> Option<bool> {
-    let (root, of_one) = place(kernel, &one.to_string()).ok()?;
-    let (_, of_other) = place(kernel, &other.to_string()).ok()?;
+pub fn do_end_together(kernel: &dyn Kernel, one: i32, other: i32) -> Option<bool> {
+    let (root, of_one) = locate_cgroup(kernel, &one.to_string()).ok()?;
+    let (_, of_other) = locate_cgroup(kernel, &other.to_string()).ok()?;
     Some(of_one != root && of_other.starts_with(&of_one))
 }

@@ -71,14 +71,14 @@ fn damage_does_not_end_what_is_still_to_do() {
 fn a_read_only_state_folder_keeps_nobody_from_being_put_back() {
     let dir = tempfile::tempdir().unwrap();
     let host = left_behind(dir.path());
-    drop(Lock::daemon(dir.path()).unwrap().unwrap());
+    drop(Lock::acquire_daemon_lock(dir.path()).unwrap().unwrap());
     let Some(_mounted) = ReadOnly::mount(dir.path()) else {
-        crate::skip_test::not_shown("a read-only state folder", "no right to mount");
+        crate::skip_test::report_unchecked("a read-only state folder", "no right to mount");
         return;
     };
     assert!(std::fs::write(dir.path().join("x"), "x").is_err(), "read-only");
-    let lock = Lock::daemon(dir.path()).unwrap();
-    assert!(lock.is_some() && Lock::daemon(dir.path()).unwrap().is_none(), "one at a time");
+    let lock = Lock::acquire_daemon_lock(dir.path()).unwrap();
+    assert!(lock.is_some() && Lock::acquire_daemon_lock(dir.path()).unwrap().is_none(), "one at a time");
     let left = restore_left_behind(&host, dir.path()).unwrap();
     assert_eq!(moved(&host), 0);
     assert!(left.stays.is_some(), "{left:?}");
@@ -89,11 +89,11 @@ fn a_read_only_state_folder_keeps_nobody_from_being_put_back() {
 fn without_a_lock_file_the_folder_is_locked() {
     let dir = tempfile::tempdir().unwrap();
     let Some(_mounted) = ReadOnly::mount(dir.path()) else {
-        crate::skip_test::not_shown("a read-only state folder", "no right to mount");
+        crate::skip_test::report_unchecked("a read-only state folder", "no right to mount");
         return;
     };
-    let lock = Lock::daemon(dir.path()).unwrap();
-    assert!(lock.is_some() && Lock::daemon(dir.path()).unwrap().is_none());
+    let lock = Lock::acquire_daemon_lock(dir.path()).unwrap();
+    assert!(lock.is_some() && Lock::acquire_daemon_lock(dir.path()).unwrap().is_none());
 }
 
 /// A folder bound over itself, read-only.
@@ -184,7 +184,10 @@ fn only_ones_own_journal_is_obeyed() {
     assert!(restore_left_behind(&host, dir.path()).is_err(), "a pipe, which is not waited for");
     std::fs::remove_file(&path).unwrap();
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
-    assert!(matches!(Lock::daemon(dir.path()), Err(JournalError::NotOurs { .. })), "others may write to the folder");
+    assert!(
+        matches!(Lock::acquire_daemon_lock(dir.path()), Err(JournalError::NotOurs { .. })),
+        "others may write to the folder"
+    );
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
     std::fs::rename(&elsewhere, &path).unwrap();
     if rustix::process::geteuid().is_root() {
@@ -230,7 +233,7 @@ fn a_journal_of_another_pid_namespace_is_kept() {
         assert!(dir.path().join(Journal::FILE_NAME).exists());
         assert_eq!(host.affinity(tid).unwrap(), narrow);
     } else {
-        crate::skip_test::not_shown("a restore in another PID namespace", message);
+        crate::skip_test::report_unchecked("a restore in another PID namespace", message);
     }
     let left = restore_left_behind(&host, dir.path()).unwrap();
     let after = host.affinity(tid).unwrap();

@@ -35,7 +35,7 @@ fn what_the_gang_scheduler_lacks_is_named() {
 #[test]
 fn the_processor_is_named_beside_its_samples() {
     let host = FakeHost::default();
-    assert_eq!(processor_words(&host), "");
+    assert_eq!(describe_processor(&host), "");
     host.file("/proc/cpuinfo", "processor\t: 0\nmodel name\t: cachemate lab: modeled caches, counters, PEBS\n");
-    assert_eq!(processor_words(&host), " of 'cachemate lab: modeled caches, counters, PEBS'");
+    assert_eq!(describe_processor(&host), " of 'cachemate lab: modeled caches, counters, PEBS'");
 }

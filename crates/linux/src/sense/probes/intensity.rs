@@ -46,7 +46,7 @@ pub fn buffer_bytes(cache_bytes: Option<u64>) -> usize {
 
 /// The neighbor's time alone with the cache: 10 ms for 32 MiB, in which a stream of a few gigabytes per second passes
 /// through the whole cache.
-pub fn wait(cache_bytes: Option<u64>) -> Duration {
+pub fn wait_time(cache_bytes: Option<u64>) -> Duration {
     let cache_bytes = cache_bytes.unwrap_or(32 << 20) as f64;
     Duration::from_secs_f64((0.010 * cache_bytes / f64::from(32 << 20)).clamp(0.010, 0.100))
 }
@@ -102,14 +102,14 @@ impl PrimeProber {
                     format!("calibrating took {seconds:.1} s and was at {mib} MiB: too slow a machine to probe on");
                 return Err(io::Error::new(io::ErrorKind::TimedOut, what));
             }
-            if bytes / 2 < SMALLEST_BYTES || prober.holds() {
+            if bytes / 2 < SMALLEST_BYTES || prober.is_buffer_retained() {
                 return Ok(prober);
             }
             bytes /= 2;
         }
     }
 
-    fn holds(&mut self) -> bool {
+    fn is_buffer_retained(&mut self) -> bool {
         let mut missed: [u32; 5] = std::array::from_fn(|_| self.sample(Duration::ZERO).missed);
         missed.sort_unstable();
         f64::from(missed[2]) <= GONE_AT_ONCE * RELOADS as f64

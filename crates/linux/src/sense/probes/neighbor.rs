@@ -31,7 +31,7 @@ impl NeighborLoad {
         let lines = (bytes.clamp(4096, LARGEST_BYTES) / 64) as usize;
         let mut memory = vec![0u64; lines * WORDS_PER_LINE];
         if chase {
-            one_cycle(&mut memory, lines);
+            link_random_cycle(&mut memory, lines);
         } else {
             memory.iter_mut().step_by(WORDS_PER_LINE).for_each(|word| *word = 1);
         }
@@ -57,7 +57,7 @@ impl NeighborLoad {
 }
 
 /// Links all lines in one random cycle (Sattolo's algorithm); each first word holds the index of the next.
-fn one_cycle(memory: &mut [u64], lines: usize) {
+fn link_random_cycle(memory: &mut [u64], lines: usize) {
     let mut order: Vec<usize> = (0..lines).collect();
     let mut state = 1u64;
     for index in (1..lines).rev() {
@@ -78,7 +78,7 @@ mod tests {
     fn a_chase_is_one_cycle() {
         for lines in [1, 2, 7, 64] {
             let mut memory = vec![0u64; lines * WORDS_PER_LINE];
-            one_cycle(&mut memory, lines);
+            link_random_cycle(&mut memory, lines);
             let mut at = 0;
             let mut visited = vec![false; lines];
             for _ in 0..lines {

@@ -84,7 +84,7 @@ pub fn round_trip(cpus: (CpuId, CpuId)) -> io::Result<PingPong> {
     let deadline = Instant::now() + PATIENCE;
     std::thread::scope(|scope| {
         let pong = scope.spawn(|| {
-            let pinned = PinnedThread::to(cpus.1)?;
+            let pinned = PinnedThread::new(cpus.1)?;
             for turn in 0..ROUNDS * TRIPS {
                 wait_for(&line, 2 * turn + 1, deadline)?;
                 line.0.store(2 * turn + 2, Ordering::Release);
@@ -92,7 +92,7 @@ pub fn round_trip(cpus: (CpuId, CpuId)) -> io::Result<PingPong> {
             Ok::<u64, io::Error>(pinned.cost_ns())
         });
         let ping = || {
-            let pinned = PinnedThread::to(cpus.0)?;
+            let pinned = PinnedThread::new(cpus.0)?;
             let mut fastest = Duration::MAX;
             for round in 0..ROUNDS {
                 let start = Instant::now();

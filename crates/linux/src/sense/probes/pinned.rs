@@ -20,7 +20,7 @@ impl PinnedThread {
     ///
     /// # Errors
     /// The CPU is offline, or outside the thread's cpuset.
-    pub fn to(cpu: CpuId) -> io::Result<Self> {
+    pub fn new(cpu: CpuId) -> io::Result<Self> {
         let host = LinuxHost::new("/");
         let tid = rustix::thread::gettid().as_raw_nonzero().get();
         let before = host.affinity(tid)?;

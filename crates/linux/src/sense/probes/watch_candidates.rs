@@ -64,7 +64,7 @@ impl PageMap {
     }
 
     /// Is the page of this address in memory? `None` = the kernel does not report it.
-    pub fn has(&self, address: u64) -> Option<bool> {
+    pub fn is_resident(&self, address: u64) -> Option<bool> {
         let mut entry = [0u8; 8];
         let file = self.0.as_ref().ok()?;
         file.read_exact_at(&mut entry, address / PAGE_BYTES * 8).ok()?;
@@ -78,7 +78,7 @@ impl WatchCandidates {
     /// # Errors
     /// The process has exited, or has no writable memory of its own.
     pub fn refresh(&mut self, kernel: &dyn Kernel, pid: i32) -> io::Result<()> {
-        self.set(writable(&kernel.read(Path::new(&format!("/proc/{pid}/maps")))?));
+        self.set(writable_mappings(&kernel.read(Path::new(&format!("/proc/{pid}/maps")))?));
         if self.mappings.is_empty() {
             let message = format!("process {pid} has no writable memory of its own");
             return Err(io::Error::new(io::ErrorKind::NotFound, message));
@@ -135,7 +135,7 @@ impl WatchCandidates {
 }
 
 /// Writable private mappings from `/proc/PID/maps`: (first address, bytes).
-fn writable(text: &str) -> Vec<(u64, u64)> {
+fn writable_mappings(text: &str) -> Vec<(u64, u64)> {
     let mapping = |line: &str| {
         let mut fields = line.split_ascii_whitespace();
         let (first, last) = fields.next()?.split_once('-')?;
@@ -217,7 +217,7 @@ mod tests {
         let mut words = of(&[(MEGA, 4 * MEGA)]);
         let mut generator = SplitMix64::new(1);
         assert!(words.draw(&mut generator, |_| None).is_some());
-        assert_eq!(PageMap(Err(io::ErrorKind::PermissionDenied.into())).has(0), None);
+        assert_eq!(PageMap(Err(io::ErrorKind::PermissionDenied.into())).is_resident(0), None);
         assert_eq!(words.draw(&mut generator, |_| Some(false)), None, "nothing is in memory");
     }
 
@@ -226,15 +226,15 @@ mod tests {
     fn a_touched_page_is_in_memory() {
         let map = PageMap::read_maps(std::process::id() as i32);
         let here = 7u64;
-        if map.has(std::ptr::from_ref(&here) as u64) == Some(true) {
+        if map.is_resident(std::ptr::from_ref(&here) as u64) == Some(true) {
             let reserved: Vec<u8> = Vec::with_capacity(64 << 20);
             let middle = reserved.as_ptr() as u64 + (32 << 20);
-            assert_eq!(map.has(middle), Some(false));
+            assert_eq!(map.is_resident(middle), Some(false));
         }
         let mut words = WatchCandidates::default();
         words.refresh(&LinuxHost::new("/"), std::process::id() as i32).unwrap();
-        let drawn_address = words.draw(&mut SplitMix64::new(3), |address| map.has(address)).unwrap();
-        assert_ne!(map.has(drawn_address), Some(false));
+        let drawn_address = words.draw(&mut SplitMix64::new(3), |address| map.is_resident(address)).unwrap();
+        assert_ne!(map.is_resident(drawn_address), Some(false));
         assert!(words.refresh(&LinuxHost::new("/"), i32::MAX).is_err());
     }
 }

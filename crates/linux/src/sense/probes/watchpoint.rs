@@ -74,7 +74,7 @@ impl Watchpoint {
     }
 
     /// Time that the thread has run since the watch began; `None` = the kernel did not report it.
-    fn ran_ns(&self) -> Option<u64> {
+    fn run_time_ns(&self) -> Option<u64> {
         let mut count_and_time = [0u8; 16];
         let read = (&self.file).read(&mut count_and_time).ok()?;
         (read == 16).then(|| u64::from_ne_bytes(count_and_time[8..].try_into().expect("eight bytes")))
@@ -165,7 +165,7 @@ pub fn reuses(kernel: &dyn Kernel, subject: WatchTarget<'_>) -> io::Result<Vec<R
     while samples.len() < locations && Instant::now() < deadline {
         let mut watches = Vec::new();
         for _ in 0..AT_ONCE.min(locations - samples.len()) {
-            let Some(address) = words.draw(&mut generator, |address| pages.has(address)) else { break };
+            let Some(address) = words.draw(&mut generator, |address| pages.is_resident(address)) else { break };
             watches.push((address, Watchpoint::set(tid, address)?));
         }
         if watches.is_empty() {
@@ -180,7 +180,7 @@ pub fn reuses(kernel: &dyn Kernel, subject: WatchTarget<'_>) -> io::Result<Vec<R
             let touches_ns = watch.touches_ns();
             words.record_watch(*address, !touches_ns.is_empty());
             any_touched |= !touches_ns.is_empty();
-            samples.extend(sample(&touches_ns, watch.ran_ns()));
+            samples.extend(sample(&touches_ns, watch.run_time_ns()));
         }
         // Words that were not touched give no evidence about accesses, but count as tries, so that cold memory cannot
         // use up the time.
@@ -238,7 +238,7 @@ mod tests {
         let touches = watch.touches_ns();
         assert_eq!(touches.len(), 2);
         assert!(touches[1] - touches[0] < asleep.as_nanos() as u64 / 2, "{touches:?}");
-        assert!(watch.ran_ns().is_some_and(|ran_ns| ran_ns >= touches[1]));
+        assert!(watch.run_time_ns().is_some_and(|ran_ns| ran_ns >= touches[1]));
     }
 
     /// Is a word touched once censored, and one never touched no sample?

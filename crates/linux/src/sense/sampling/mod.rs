@@ -2,10 +2,10 @@
 //!
 //! Problem: data sharing between programs, and the frequency of their accesses, are visible in addresses only, and only
 //! hardware can sample these without slowing a program down. Method: the kernel describes both facilities in sysfs
-//! ([`find`] reads their encodings there, so that a new model needs no new table); one event per thread, or per CPU if
+//! ([`find_facility`] reads their encodings there, so that a new model needs no new table); one event per thread, or per CPU if
 //! the kernel allows nothing else, writes samples into a ring ([`records`]) that is emptied a few times a second.
 //! Properties: no thread is stopped or moved; samples of other programs, of the kernel, and without an address are left
-//! out and counted; if the host has neither facility, [`find`] reports this.
+//! out and counted; if the host has neither facility, [`find_facility`] reports this.
 
 pub mod records;
 
@@ -20,7 +20,7 @@ use cachemate_core::CpuId;
 use perf_event_open_sys as perf;
 
 use crate::kernel::Kernel;
-use records::{FIELDS, RingContents, parse, unrolled};
+use records::{FIELDS, RingContents, parse, unroll};
 
 const DEVICES: &str = "/sys/bus/event_source/devices";
 const PAGE: usize = 4096;
@@ -57,12 +57,12 @@ struct Config([u64; 3]);
 ///
 /// # Errors
 /// There is none, or the kernel's description is not understood; the error names the file.
-pub fn find(kernel: &dyn Kernel) -> Result<Facility, String> {
+pub fn find_facility(kernel: &dyn Kernel) -> Result<Facility, String> {
     if let Some(kind) = device_type(kernel, "ibs_op")? {
         let mut config = Config::default();
         // Count operations instead of cycles, so that a sample stands for a number of operations. The first IBS lacks
         // this option.
-        config.set_if_there(kernel, "ibs_op", "cnt_ctl", 1)?;
+        config.set_if_present(kernel, "ibs_op", "cnt_ctl", 1)?;
         let (precise, kernel_too) = (0, true);
         let name = "AMD IBS";
         return Ok(Facility {
@@ -81,7 +81,7 @@ pub fn find(kernel: &dyn Kernel) -> Result<Facility, String> {
         let event = |name: &str| kernel.read(&Path::new(DEVICES).join(device).join("events").join(name)).ok();
         let Some(terms) = event("mem-loads") else { continue };
         let mut config = encode(kernel, device, &terms)?;
-        config.set_if_there(kernel, device, "ldlat", LOAD_LATENCY_FROM_CYCLES)?;
+        config.set_if_present(kernel, device, "ldlat", LOAD_LATENCY_FROM_CYCLES)?;
         let leader = event("mem-loads-aux").map(|terms| encode(kernel, device, &terms)).transpose()?;
         let name = "Intel PEBS load latency";
         return Ok(Facility { name, kind, config, leader, precise: 2, kernel_too: false, step: 1, least: 1_000 });
@@ -104,7 +104,7 @@ fn encode(kernel: &dyn Kernel, device: &str, terms: &str) -> Result<Config, Stri
         let digits = value.trim().strip_prefix("0x");
         let value = digits.map_or_else(|| value.trim().parse(), |digits| u64::from_str_radix(digits, 16));
         let value = value.map_err(|_| format!("{device}: found '{term}', expected a name and a number"))?;
-        if !config.set_if_there(kernel, device, name, value)? {
+        if !config.set_if_present(kernel, device, name, value)? {
             return Err(format!(
                 "{DEVICES}/{device}/format/{name}: not there, expected by the event '{}'",
                 terms.trim()
@@ -116,7 +116,7 @@ fn encode(kernel: &dyn Kernel, device: &str, terms: &str) -> Result<Config, Stri
 
 impl Config {
     /// Puts a value into the bits that `format/NAME` names (`config1:0-15`); false = the device has no such field.
-    fn set_if_there(&mut self, kernel: &dyn Kernel, device: &str, name: &str, value: u64) -> Result<bool, String> {
+    fn set_if_present(&mut self, kernel: &dyn Kernel, device: &str, name: &str, value: u64) -> Result<bool, String> {
         let path: PathBuf = Path::new(DEVICES).join(device).join("format").join(name);
         let Ok(format) = kernel.read(&path) else { return Ok(false) };
         let format = format.trim();
@@ -158,7 +158,7 @@ impl Facility {
     ///
     /// # Errors
     /// The kernel does not open the event, neither for a thread nor for a CPU.
-    pub fn try_out(&self) -> io::Result<()> {
+    pub fn check_usable(&self) -> io::Result<()> {
         let period = self.period(100_000);
         PerfSampler::open(self, SamplingTarget::Thread(0), period)
             .or_else(|_| PerfSampler::open(self, SamplingTarget::Cpu(CpuId(0)), period))?;
@@ -210,7 +210,7 @@ impl PerfSampler {
         let (from, to) = (tail.load(Ordering::Relaxed), head.load(Ordering::Acquire));
         // SAFETY: the data pages follow the control page; between tail and head the kernel does not write.
         let data = unsafe { std::slice::from_raw_parts(self.ring.add(PAGE), PAGE * DATA_PAGES) };
-        parse(&unrolled(data, from, to), into);
+        parse(&unroll(data, from, to), into);
         tail.store(to, Ordering::Release);
     }
 
@@ -288,17 +288,17 @@ mod tests {
     #[test]
     fn facilities_are_read_from_sysfs() {
         let host = FakeHost::default();
-        assert!(find(&host).unwrap_err().contains("neither"));
+        assert!(find_facility(&host).unwrap_err().contains("neither"));
         device(&host, "cpu", INTEL_FORMATS);
-        assert!(find(&host).is_err(), "a PMU without the event");
+        assert!(find_facility(&host).is_err(), "a PMU without the event");
         device(&host, "cpu", &[("events/mem-loads", "event=0xcd,umask=0x1,ldlat=3\n")]);
-        let skylake = find(&host).unwrap();
+        let skylake = find_facility(&host).unwrap();
         assert_eq!((skylake.kind, skylake.config, skylake.leader), (4, Config([0x1cd, 3, 0]), None));
         assert_eq!((skylake.precise, skylake.kernel_too), (2, false));
         device(&host, "cpu", &[("events/mem-loads-aux", "event=0x03,umask=0x82\n")]);
-        assert_eq!(find(&host).unwrap().leader, Some(Config([0x8203, 0, 0])), "Sapphire Rapids");
+        assert_eq!(find_facility(&host).unwrap().leader, Some(Config([0x8203, 0, 0])), "Sapphire Rapids");
         device(&host, "ibs_op", &[("type", "11\n"), ("format/cnt_ctl", "config:19\n")]);
-        let zen = find(&host).unwrap();
+        let zen = find_facility(&host).unwrap();
         assert_eq!((zen.name, zen.kind, zen.config.0[0]), ("AMD IBS", 11, 1 << 19));
         assert_eq!((zen.period(1_000), zen.period(3)), (992, 0x90));
     }
@@ -318,7 +318,7 @@ mod tests {
             device(&host, "cpu", INTEL_FORMATS);
             device(&host, "cpu", &[("events/mem-loads", "event=0xcd,umask=0x1,ldlat=3\n")]);
             device(&host, "cpu", &[(file, text)]);
-            let error = find(&host).unwrap_err();
+            let error = find_facility(&host).unwrap_err();
             assert!(error.contains("cpu"), "{file} {text}: {error}");
         }
     }

@@ -50,7 +50,7 @@ pub struct RingContents {
 }
 
 /// The bytes of a ring between `tail` and `head`, two positions that never wrap.
-pub fn unrolled(ring: &[u8], tail: u64, head: u64) -> Vec<u8> {
+pub fn unroll(ring: &[u8], tail: u64, head: u64) -> Vec<u8> {
     if ring.is_empty() {
         return Vec::new();
     }
@@ -218,7 +218,7 @@ mod tests {
             straight.iter().enumerate().for_each(|(index, byte)| ring[(turn + index) % size] = *byte);
             let tail = (3 * size + turn) as u64;
             let mut read = RingContents::default();
-            parse(&unrolled(&ring, tail, tail + straight.len() as u64), &mut read);
+            parse(&unroll(&ring, tail, tail + straight.len() as u64), &mut read);
             assert_eq!(read, whole, "{turn}");
         }
         for end in 0..straight.len() {
@@ -226,8 +226,8 @@ mod tests {
         }
         parse(&[0xFF; 64], &mut RingContents::default());
         parse(&[0; 64], &mut RingContents::default());
-        assert!(unrolled(&[], 0, 8).is_empty());
-        assert!(unrolled(&[1, 2], 5, 4).is_empty());
+        assert!(unroll(&[], 0, 8).is_empty());
+        assert!(unroll(&[1, 2], 5, 4).is_empty());
     }
 
     /// Do the kernel's encodings yield the source that `perf mem report` prints for them?

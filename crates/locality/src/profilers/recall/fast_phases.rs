@@ -104,10 +104,10 @@ impl PhaseHistory {
 /// Are they for the same levels, at the same sizes?
 fn are_alike(one: &LevelCurves, other: &LevelCurves) -> bool {
     let sizes = |curves: &LevelCurves| -> Vec<(CacheLevel, Vec<u64>)> {
-        let of = |(level, fact): (&CacheLevel, &Fact<SizeCurve>)| {
+        let level_sizes = |(level, fact): (&CacheLevel, &Fact<SizeCurve>)| {
             (*level, fact.value.iter().map(|(size, _)| *size).collect())
         };
-        curves.iter().map(of).collect()
+        curves.iter().map(level_sizes).collect()
     };
     sizes(one) == sizes(other)
 }
@@ -115,14 +115,15 @@ fn are_alike(one: &LevelCurves, other: &LevelCurves) -> bool {
 /// `None` = there are none.
 fn mean(curves: &VecDeque<LevelCurves>) -> Option<LevelCurves> {
     let last = curves.back()?;
-    let of = |(&level, fact): (&CacheLevel, &Fact<SizeCurve>)| {
-        let all: Vec<&SizeCurve> = curves.iter().filter_map(|one| one.get(&level).map(|fact| &fact.value)).collect();
+    let mean_of_level = |(&level, fact): (&CacheLevel, &Fact<SizeCurve>)| {
+        let all: Vec<&SizeCurve> =
+            curves.iter().filter_map(|level_curves| level_curves.get(&level).map(|fact| &fact.value)).collect();
         let point = |index: usize| {
             (fact.value[index].0, mean_estimate(&all.iter().map(|curve| curve[index].1).collect::<Vec<_>>()))
         };
         (level, Fact { value: (0..fact.value.len()).map(point).collect(), ..fact.clone() })
     };
-    Some(last.iter().map(of).collect())
+    Some(last.iter().map(mean_of_level).collect())
 }
 
 /// Mean of measurements; its interval is the mean of theirs, or two standard errors if those reach further.

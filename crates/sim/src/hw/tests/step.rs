@@ -64,7 +64,7 @@ impl CoreFrontEnd {
         let store = access.kind() == AccessKind::Store;
         let back = LineMeta(unit.store.meta(place).0 & !PENDING);
         let late = unit.store.meta(place) != back && !unit.pending.has_arrived(line, burst.t + unit.latency);
-        if late || back.needs_permission(store, unit.write == WritePolicy::Through) {
+        if late || back.needs_slow_path(store, unit.write == WritePolicy::Through) {
             return false;
         }
         unit.store.set_meta(place, back.as_store(store));

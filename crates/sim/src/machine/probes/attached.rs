@@ -47,12 +47,12 @@ pub(super) struct AttachedProbe {
 }
 
 impl AttachedProbe {
-    pub fn new(what: &ProbeKind, machine: &mut SimMachine) -> Result<Self, ProbeRefusal> {
+    pub fn new(probe_kind: &ProbeKind, machine: &mut SimMachine) -> Result<Self, ProbeRefusal> {
         let live = |task: &TaskId| {
-            let gone = (RefusalReason::NotFound, format!("{task:?} has ended"));
-            machine.slot_of(*task).filter(|_| !machine.is_gone(*task)).ok_or(gone)
+            let exited_refusal = (RefusalReason::NotFound, format!("{task:?} has ended"));
+            machine.slot_of(*task).filter(|_| !machine.is_gone(*task)).ok_or(exited_refusal)
         };
-        let (kind, slots) = match what {
+        let (kind, slots) = match probe_kind {
             ProbeKind::MissTrace { task, entries, includes_code: code } => {
                 let slot = live(task)?;
                 let before = Box::new(machine.system.counters(slot));
@@ -133,12 +133,12 @@ impl AttachedProbe {
     pub fn poll(&mut self, machine: &mut SimMachine) -> bool {
         self.attach_newcomers(machine);
         let slots = &self.slots;
-        let gone = slots.iter().all(|&slot| machine.system.task(slot).exited_cycle.is_some());
+        let all_exited = slots.iter().all(|&slot| machine.system.task(slot).exited_cycle.is_some());
         let probes = |slot: Slot| machine.system.thread(slot).map(|thread| &thread.probes);
         match &mut self.kind {
             AttachedKind::Trace { entries, .. } => {
                 let traced = slots.first().and_then(|&slot| probes(slot)?.trace.as_ref());
-                gone || traced.is_none_or(|trace| trace.lines.len() >= *entries as usize)
+                all_exited || traced.is_none_or(|trace| trace.lines.len() >= *entries as usize)
             }
             AttachedKind::Samples { at_most, taken, .. } => {
                 let count = |slot: &Slot| Some(probes(*slot)?.samples.as_ref()?.samples.len());
@@ -151,11 +151,11 @@ impl AttachedProbe {
                 if watch.begun >= *locations {
                     // A location not seen again for as long as it took to set them all is given up.
                     let patience = all_set.get_or_insert(now).saturating_sub(self.begun);
-                    return gone || watch.open.is_empty() || now >= all_set.unwrap_or(now) + patience;
+                    return all_exited || watch.open.is_empty() || now >= all_set.unwrap_or(now) + patience;
                 }
-                gone
+                all_exited
             }
-            AttachedKind::Activity { .. } => gone,
+            AttachedKind::Activity { .. } => all_exited,
         }
     }
 

@@ -129,17 +129,18 @@ impl CoRunProbe {
         for row in &mut self.rows {
             row.given_up |= row.tasks.iter().any(|&slot| machine.system.task(slot).exited_cycle.is_some());
         }
-        let on: Vec<Slot> = self.cpus.iter().filter_map(|cpu| machine.system.dispatcher.running(cpu)).collect();
+        let running_slots: Vec<Slot> =
+            self.cpus.iter().filter_map(|cpu| machine.system.dispatcher.running(cpu)).collect();
         if let Some(open) = &self.open {
-            let left = open.members.iter().copied().find(|slot| !on.contains(slot));
+            let left = open.members.iter().copied().find(|slot| !running_slots.contains(slot));
             let enough =
                 open.begun.is_some() && self.rows[open.row].collected + (now - open.counts_from.min(now)) >= self.total;
-            if left.is_some() || on.len() != open.members.len() || enough {
+            if left.is_some() || running_slots.len() != open.members.len() || enough {
                 self.close(machine, left);
             }
         }
         if self.open.is_none() {
-            self.open_if_together(&on, now);
+            self.open_if_together(&running_slots, now);
         }
         if let Some(open) = self.open.as_mut().filter(|open| open.begun.is_none() && open.counts_from <= now) {
             let tasks = open.members.iter().map(|&slot| machine.system.counters(slot)).collect();
@@ -149,19 +150,21 @@ impl CoRunProbe {
         (0..self.rows.len()).all(|row| self.is_done(row))
     }
 
-    fn open_if_together(&mut self, on: &[Slot], now: u64) {
-        let same = |tasks: &[Slot]| tasks.len() == on.len() && tasks.iter().all(|slot| on.contains(slot));
+    fn open_if_together(&mut self, running_slots: &[Slot], now: u64) {
+        let same = |tasks: &[Slot]| {
+            tasks.len() == running_slots.len() && tasks.iter().all(|slot| running_slots.contains(slot))
+        };
         let open_row = match &self.peers {
             None => (0..self.rows.len()).find(|&row| !self.is_done(row) && same(&self.rows[row].tasks)),
             Some(peers) => {
                 let task = self.rows[0].tasks[0];
-                let beside = on.iter().all(|slot| *slot == task || peers.contains(slot));
-                (!self.is_done(0) && on.contains(&task) && on.len() > 1 && beside).then_some(0)
+                let beside = running_slots.iter().all(|slot| *slot == task || peers.contains(slot));
+                (!self.is_done(0) && running_slots.contains(&task) && running_slots.len() > 1 && beside).then_some(0)
             }
         };
         let Some(row) = open_row else { return };
         let mut members = self.rows[row].tasks.clone();
-        members.extend(on.iter().filter(|slot| !self.rows[row].tasks.contains(slot)));
+        members.extend(running_slots.iter().filter(|slot| !self.rows[row].tasks.contains(slot)));
         self.open = Some(OpenInterval { members, row, counts_from: now + self.settle, begun: None });
     }
 

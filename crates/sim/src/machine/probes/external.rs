@@ -52,13 +52,13 @@ pub(super) struct ExternalProbe {
 
 impl ExternalProbe {
     pub fn new(
-        what: &ProbeKind,
+        probe_kind: &ProbeKind,
         id: ProbeId,
         budget_cycles: u64,
         machine: &mut SimMachine,
     ) -> Result<Self, ProbeRefusal> {
         let base = (1 << 40) + u64::from(id.0 % 1024) * (1 << 30);
-        let (kind, held, sources, phases, phase_cycles) = match what {
+        let (kind, held, sources, phases, phase_cycles) = match probe_kind {
             ProbeKind::PingPong { cpus } => {
                 let exist = cpus.0 != cpus.1 && [cpus.0, cpus.1].iter().all(|cpu| cpu.0 < machine.spec.cpus());
                 if !exist {
@@ -81,8 +81,8 @@ impl ExternalProbe {
                 )
             }
             ProbeKind::Neighbor { task, neighbor } => {
-                let gone = (RefusalReason::NotFound, format!("{task:?} has ended"));
-                let slot = machine.slot_of(*task).filter(|_| !machine.is_gone(*task)).ok_or(gone)?;
+                let exited_refusal = (RefusalReason::NotFound, format!("{task:?} has ended"));
+                let slot = machine.slot_of(*task).filter(|_| !machine.is_gone(*task)).ok_or(exited_refusal)?;
                 let held = sharing_cpus(slot, machine)?;
                 let pattern = match neighbor {
                     Neighbor::Chase { footprint_bytes } => {

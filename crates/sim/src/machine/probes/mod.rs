@@ -47,15 +47,20 @@ enum ProbeWork {
 }
 
 impl ProbeWork {
-    fn new(what: &ProbeKind, id: ProbeId, budget_cycles: u64, machine: &mut SimMachine) -> Result<Self, ProbeRefusal> {
-        match what {
+    fn new(
+        probe_kind: &ProbeKind,
+        id: ProbeId,
+        budget_cycles: u64,
+        machine: &mut SimMachine,
+    ) -> Result<Self, ProbeRefusal> {
+        match probe_kind {
             ProbeKind::CoRunRows { .. } | ProbeKind::PairedRows { .. } => {
-                CoRunProbe::new(what, id, machine).map(ProbeWork::Together)
+                CoRunProbe::new(probe_kind, id, machine).map(ProbeWork::Together)
             }
             ProbeKind::Neighbor { .. } | ProbeKind::PingPong { .. } => {
-                ExternalProbe::new(what, id, budget_cycles, machine).map(ProbeWork::Outside)
+                ExternalProbe::new(probe_kind, id, budget_cycles, machine).map(ProbeWork::Outside)
             }
-            _ => AttachedProbe::new(what, machine).map(ProbeWork::Attached),
+            _ => AttachedProbe::new(probe_kind, machine).map(ProbeWork::Attached),
         }
     }
 }
@@ -173,9 +178,11 @@ impl ActiveProbe {
     fn answer(&mut self, machine: &mut SimMachine, complete: bool, answers: &mut Vec<ProbeResult>) {
         let cost = self.cost_cycles(machine);
         let before = self.told_cost_cycles.clone();
-        let reported_cycles =
-            |who: &Option<TaskId>| before.iter().find(|(of, _)| of == who).map_or(0, |(_, cycles)| *cycles);
-        let new = cost.iter().map(|(who, cycles)| (*who, machine.clock.nominal_ns(cycles - reported_cycles(who))));
+        let reported_cycles = |payer: &Option<TaskId>| {
+            before.iter().find(|(earlier_payer, _)| earlier_payer == payer).map_or(0, |(_, cycles)| *cycles)
+        };
+        let new =
+            cost.iter().map(|(payer, cycles)| (*payer, machine.clock.nominal_ns(cycles - reported_cycles(payer))));
         let mut cost_ns: Vec<(Option<TaskId>, u64)> = new.filter(|(_, ns)| *ns > 0).collect();
         let evidence: Vec<ProbeEvidence> = match &mut self.work {
             ProbeWork::Together(together) => together.take_evidence(machine).into_iter().collect(),

@@ -40,7 +40,7 @@ impl LinuxLike {
         LinuxLike { times, tasks: Vec::new(), least_virtual: Vec::new(), next_balance: vec![0] }
     }
 
-    fn min_virtual_cycles(&mut self, cpu: u32, view: &SchedulerView<'_>) -> i64 {
+    fn update_min_virtual(&mut self, cpu: u32, view: &SchedulerView<'_>) -> i64 {
         let tasks = &self.tasks;
         let virtual_of = |slot: Slot| tasks.get(slot).map(|task| task.virtual_cycles);
         let now = view.queue(cpu).iter().copied().chain(view.running(cpu)).filter_map(virtual_of).min();
@@ -93,9 +93,9 @@ impl LinuxLike {
                 (0..domains.cpus()).filter(|&cpu| domains.group(level, cpu) == group && view.is_open(cpu)).collect();
             // Where affinity keeps tasks to a part, equal sums may hide unequal queues (Linux marks such a group as
             // imbalanced): CPU is compared with CPU.
-            let here = |cpu: u32| view.queue(cpu).iter().copied().chain(view.running(cpu));
+            let slots_on_cpu = |cpu: u32| view.queue(cpu).iter().copied().chain(view.running(cpu));
             let barred = |slot: Slot| cpus.iter().any(|&cpu| !view.may_run(slot, cpu));
-            let restricted = cpus.iter().any(|&cpu| here(cpu).any(barred));
+            let restricted = cpus.iter().any(|&cpu| slots_on_cpu(cpu).any(barred));
             let mut parts: Vec<Vec<u32>> = Vec::new();
             for &cpu in &cpus {
                 let same = |others: &&mut Vec<u32>| !restricted && part(others[0]) == part(cpu);
@@ -178,8 +178,8 @@ impl Queues<'_> {
         let view = self.view;
         // Where a swap is all that can be done, the one that ran most is moved: it is those that stay behind who
         // gain, and those that it joins who lose.
-        let ran = |slot: Slot| self.scheduler.tasks.get(slot).map_or(0, |task| task.ran_cycles);
-        let ran_there = |cpu: u32| view.queue(cpu).iter().copied().chain(view.running(cpu)).map(ran).max();
+        let ran_cycles_of = |slot: Slot| self.scheduler.tasks.get(slot).map_or(0, |task| task.ran_cycles);
+        let ran_there = |cpu: u32| view.queue(cpu).iter().copied().chain(view.running(cpu)).map(ran_cycles_of).max();
         let load = |cpu: u32| self.loads[cpu as usize];
         let minimum = |a: &u32, b: &u32| load(*a).total_cmp(&load(*b)).then(ran_there(*b).cmp(&ran_there(*a)));
         let (mut targets, mut sources) = (to.to_vec(), from.to_vec());
@@ -202,7 +202,8 @@ impl Queues<'_> {
                 let fits = |slot: &Slot| {
                     view.may_run(*slot, target) && view.weight(*slot) * self.least_gain <= imbalance + 1e-9
                 };
-                if let Some(slot) = queued.iter().copied().filter(fits).max_by_key(|&slot| (ran(slot), slot)) {
+                if let Some(slot) = queued.iter().copied().filter(fits).max_by_key(|&slot| (ran_cycles_of(slot), slot))
+                {
                     return Pull::Moves(slot, source, target);
                 }
                 if queued.iter().all(|&slot| view.may_run(slot, target)) {
@@ -225,9 +226,9 @@ impl CpuScheduler for LinuxLike {
     }
 
     fn enqueue(&mut self, slot: Slot, cpu: u32, why: EnqueueReason, view: &SchedulerView<'_>) {
-        let least_here = self.min_virtual_cycles(cpu, view);
+        let least_here = self.update_min_virtual(cpu, view);
         let home = entry(&mut self.tasks, slot).home;
-        let least_there = home.filter(|&from| from != cpu).map(|from| self.min_virtual_cycles(from, view));
+        let least_there = home.filter(|&from| from != cpu).map(|from| self.update_min_virtual(from, view));
         let slice = self.times.slice_cycles as i64;
         let task = entry(&mut self.tasks, slot);
         task.home = Some(cpu);

@@ -118,8 +118,8 @@ impl CpuScheduler for SolarisTimeSharing {
         let next = (1..=cpus).map(|step| (home + step) % cpus);
         let next = next.into_iter().find(|&cpu| view.is_open(cpu) && view.may_run(slot, cpu)).unwrap_or(home);
         let allowance = if level >= MATCH_LEVEL { 1 } else { 2 };
-        let here = self.count_waiting_at(home, level, view).saturating_sub(allowance);
-        if here > 0 && self.count_waiting_at(next, level, view) < here { next } else { home }
+        let waiting_at_home = self.count_waiting_at(home, level, view).saturating_sub(allowance);
+        if waiting_at_home > 0 && self.count_waiting_at(next, level, view) < waiting_at_home { next } else { home }
     }
 
     fn enqueue(&mut self, slot: Slot, _cpu: u32, why: EnqueueReason, view: &SchedulerView<'_>) {

@@ -1,8 +1,8 @@
 //! The cost of CI: CPU and wall seconds of each stage and of the slowest tests, compared with an earlier record.
 //!
-//! Stages append to `target/ci-time.jsonl`. `ci-time report` prints them beside `.ci/times.json`, the record of an
-//! earlier run that is kept in the tree, and fails only if a stage has grown by half beyond the growth of the median
-//! stage: a host that is slower, or that other tenants share, slows all stages alike.
+//! Stages append to `target/ci-time.jsonl`. `ci-time report` prints them beside `.ci/times.json`, which holds the costs of
+//! an earlier run. The report fails only if a stage has grown by half beyond the growth of the median stage, because a
+//! host that is slower, or that other tenants share, slows all stages alike.
 
 use std::fs;
 use std::io::Write;
@@ -131,7 +131,7 @@ fn host_slowdown(current: &[StageCost], record: &[StageCost]) -> f64 {
     if ratios.len() < MIN_STAGES_OF_HOST { 1.0 } else { ratios[ratios.len() / 2].clamp(1.0, MAX_HOST_SLOWDOWN) }
 }
 
-/// What to report of a stage that has grown grossly on a host that needs `slowdown` times the record's CPU seconds.
+/// Complaint about a stage that has grown grossly on a host that needs `slowdown` times the record's CPU seconds.
 fn growth(cost: &StageCost, record: &[StageCost], slowdown: f64) -> Option<String> {
     let before = judged_record(&cost.name, record)?;
     let is_gross = cost.cpu_s > MAX_GROWTH * slowdown * before.cpu_s;

@@ -1,8 +1,8 @@
 //! Sampled remote accesses to shMaps (thesis 3.4.2); one filter per process, cleared for every new round of detection.
 //!
 //! Processes that share memory see it at different virtual addresses. If samples carry the physical line, all
-//! processes can have one filter over physical regions instead ([`SharingProfiler::with_cross_process_pages`]), and threads of
-//! different processes are compared like those of one.
+//! processes can have one filter over physical regions instead ([`SharingProfiler::with_cross_process_pages`]), and
+//! threads of different processes are compared like those of one.
 
 use std::collections::BTreeMap;
 

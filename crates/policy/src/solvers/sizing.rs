@@ -13,8 +13,9 @@
 //!   looks across plateaus before a cliff. A claimant's best offer is stored until it wins or the rest gets too small
 //!   for it.
 //!
-//! Properties: deterministic; all units are allocated; floors are met; among equal totals [`allocate_exactly`] takes the most even
-//! allocation, so that indifferent claimants share equally; if every curve is convex, [`lookahead`] is exact too.
+//! Properties: deterministic; all units are allocated; floors are met; among equal totals [`allocate_exactly`] takes the
+//! most even allocation, so that indifferent claimants share equally; if every curve is convex, [`lookahead`] is exact
+//! too.
 
 /// A claimant of units: a program, or several in one partition.
 #[derive(Clone, PartialEq, Debug)]

@@ -85,8 +85,8 @@ struct GameSearch {
     reads: u64,
     /// The reads of these in a loop of one routine.
     reads_per_call: u64,
-    /// Every so manieth read goes anywhere in the tables, the others to [their hot site_address](Self::hot_divisor). gobmk's: once a
-    /// position, with which it misses from 256 KB on about as often as recorded GNU Go does.
+    /// One read in this many goes anywhere in the tables, the others to [their hot part](Self::hot_divisor). gobmk reads so
+    /// once a position; with this it misses from 256 KB on about as often as recorded GNU Go does.
     seldom: u64,
     /// Attack tables and common patterns are this fraction of the tables.
     hot_divisor: u64,

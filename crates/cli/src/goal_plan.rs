@@ -24,9 +24,9 @@ pub fn parse_goal(text: &str) -> Result<RequestedGoal, String> {
     let (digits, unit) = max.strip_suffix('%').map_or((max, 1.0), |digits| (digits.trim(), 100.0));
     let value: f64 = digits.parse().map_err(|_| format!("found '{max}', {expected}"))?;
     let max_slowdown = value / unit;
-    // A bare 5 means 500 %, which nobody promises; a share needs no unit, per cent need one.
+    // A bare 5 means 500 %, which nobody promises; a share needs no unit, percent need one.
     if !(max_slowdown.is_finite() && max_slowdown >= 0.0 && (unit > 1.0 || max_slowdown <= 1.0)) {
-        return Err(format!("found '{max}', expected a share from 0 to 1, or per cent with a unit, such as 5%"));
+        return Err(format!("found '{max}', expected a share from 0 to 1, or percent with a unit, such as 5%"));
     }
     Ok(RequestedGoal { program: program.to_string(), max_slowdown })
 }
@@ -193,7 +193,7 @@ impl GoalPlan {
 mod tests {
     use super::*;
 
-    /// Are a share and per cent with a unit accepted, and is a bare 5 refused, as in a configuration?
+    /// Are a share and percent with a unit accepted, and is a bare 5 refused, as in a configuration?
     #[test]
     fn a_goal_has_a_program_and_a_limit() {
         let max = |given: &str| parse_goal(given).map(|goal| goal.max_slowdown);

@@ -1,6 +1,6 @@
 //! A matrix of percentages as written in its file, before it is interpreted.
 
-/// Columns with names, and rows with names and values in per cent. Nothing is checked yet but that numbers are numbers.
+/// Columns with names, and rows with names and values in percent. Nothing is checked yet but that numbers are numbers.
 #[derive(Clone, PartialEq, Debug)]
 pub struct PercentMatrix {
     /// Its name in errors: a path, or a title.

@@ -50,7 +50,7 @@ fn run(policy: &str, guarded: bool) -> RunResults {
     pipeline.run(machine, |_, _| true).expect("the run ends").results()
 }
 
-/// Does no task lose more than one per cent of its instructions under any unguarded policy, except those that harm by
+/// Does no task lose more than one percent of its instructions under any unguarded policy, except those that harm by
 /// design?
 ///
 /// Cost: 38 s of CPU, because every policy of the registry runs the same four programs.

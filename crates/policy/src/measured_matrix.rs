@@ -1,6 +1,6 @@
 //! A measured slowdown matrix, in the form of CA's Table 1: the slowdown of the row's program beside the column's.
 //!
-//! Values are per cent of the solo run time; the diagonal is a program beside a copy of itself and may be empty. Rows
+//! Values are percent of the solo run time; the diagonal is a program beside a copy of itself and may be empty. Rows
 //! may come in any order.
 
 use std::collections::BTreeMap;
@@ -110,7 +110,7 @@ fn values(matrix: &PercentMatrix, row: &PercentRow, program: usize) -> Result<(V
                     row.line,
                     column + 2,
                     value_text,
-                    "per cent above -100, such as 24.75% or -1.2",
+                    "percent above -100, such as 24.75% or -1.2",
                 ));
             }
         }
@@ -210,7 +210,7 @@ namd,1.48%,3.45%,-1.19%,-0.93%
     #[test]
     fn wrong_matrices_are_refused_at_their_place() {
         let error = |old: &str, new: &str| parse("m.csv", &TABLE_1.replacen(old, new, 1)).unwrap_err().to_string();
-        let percent = "expected per cent above -100, such as 24.75% or -1.2";
+        let percent = "expected percent above -100, such as 24.75% or -1.2";
         assert_eq!(error("1.23%", ""), format!("m.csv:4:4: found nothing, {percent}"));
         assert_eq!(error("1.23%", "-100"), format!("m.csv:4:4: found -100, {percent}"));
         assert_eq!(

@@ -84,7 +84,7 @@ pub fn cache_seats(topology: &Topology, programs: usize) -> Result<Vec<CacheSeat
 /// Mean over all programs; the kind of matrix determines which field is set.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct PlacementCost {
-    /// Mean slowdown in per cent of the solo time; `None` for weights.
+    /// Mean slowdown in percent of the solo time; `None` for weights.
     pub mean_slowdown_percent: Option<f64>,
     /// Without a unit: good for comparing outcomes only.
     pub mean_weight: Option<f64>,
@@ -103,7 +103,7 @@ pub struct PlacedProgram {
     pub co_runners: Vec<String>,
     /// Programs on the same CPU.
     pub shares_cpu_with: Vec<String>,
-    /// Expected slowdown in per cent of the solo time; `None` for weights.
+    /// Expected slowdown in percent of the solo time; `None` for weights.
     pub slowdown_percent: Option<f64>,
     /// Expected weight, without a unit; `None` for slowdowns.
     pub weight: Option<f64>,

@@ -192,7 +192,7 @@ mod tests {
         }
     }
 
-    /// Is a gain of five per cent found under thirty per cent of noise, four times out of five?
+    /// Is a gain of five percent found under thirty percent of noise, four times out of five?
     #[test]
     fn five_per_cent_are_found() {
         for (autocorrelation, windows) in [(0.0, 3_000), (0.6, 12_000)] {
@@ -201,7 +201,7 @@ mod tests {
         }
     }
 
-    /// Does a loss of five per cent end the trial, almost never with an adoption?
+    /// Does a loss of five percent end the trial, almost never with an adoption?
     #[test]
     fn a_loss_ends_the_trial() {
         assert!(share(&[SequentialVerdict::Slower, SequentialVerdict::Negligible], -0.05, 0.0, 3_000) >= 0.8);

@@ -73,7 +73,7 @@ impl StudyPage {
             return html! {};
         }
         let unit =
-            if self.matrix.unit == "percent" { "per cent of its run time alone" } else { "a weight without a unit" };
+            if self.matrix.unit == "percent" { "percent of its run time alone" } else { "a weight without a unit" };
         html! {
             h2 { "Pairwise slowdowns" }
             p.soft {
@@ -112,7 +112,7 @@ impl StudyPage {
         }
     }
 
-    /// Points of one program: MPKI where there are instruction counts, else miss ratios in per cent.
+    /// Points of one program: MPKI where there are instruction counts, else miss ratios in percent.
     fn series(&self, index: usize, mpki: bool) -> Series {
         let name = &self.programs[index].name;
         let points = self.curves[index].iter().filter_map(|point| {

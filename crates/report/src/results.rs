@@ -155,7 +155,7 @@ pub struct CostTable {
     pub high: Option<Vec<Vec<Option<f64>>>>,
 }
 
-/// Ends of an interval in per cent.
+/// Ends of an interval in percent.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
 pub struct PercentRange {
     /// Lower end.

@@ -13,7 +13,7 @@ enum WrittenLimit {
     Text(String),
 }
 
-/// A limit of slowdown as a share. A number over 1 is refused, because its author meant per cent.
+/// A limit of slowdown as a share. A number over 1 is refused, because its author meant percent.
 pub(crate) fn max_slowdown<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
     let written = Option::<WrittenLimit>::deserialize(deserializer)?;
     let refuse = |found: &str| Err(D::Error::invalid_value(Unexpected::Other(found), &EXPECTED_LIMIT));

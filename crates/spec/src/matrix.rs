@@ -5,7 +5,7 @@
 //! mcf,48.01%,65.63%,2.0%,2.11%
 //! milc,24.75%,45.39%,1.23%,1.11%
 //! ```
-//! Fields are cut at commas, semicolons or tabs (whichever the first line has) and may be quoted. Values are per cent,
+//! Fields are cut at commas, semicolons or tabs (whichever the first line has) and may be quoted. Values are percent,
 //! with or without the sign. Lines that are empty or begin with `#` are skipped.
 
 use cachemate_core::{PercentMatrix, PercentRow};
@@ -50,7 +50,7 @@ pub fn parse_percent_matrix(file: &str, text: &str) -> Result<PercentMatrix, Spe
             continue;
         }
         let value = |(at, field): (usize, &str)| {
-            percent(field).map_err(|()| field_error(file, line, at + 1, field, "per cent, such as 24.75% or -1.2"))
+            percent(field).map_err(|()| field_error(file, line, at + 1, field, "percent, such as 24.75% or -1.2"))
         };
         let values_percent = record.iter().enumerate().skip(1).map(value).collect::<Result<_, _>>()?;
         rows.push(PercentRow { line, name: first.to_string(), values_percent });
@@ -134,7 +134,7 @@ mod tests {
     fn what_is_no_number_is_refused_at_its_place() {
         for wrong in ["much", "inf", "NaN", "1e999", "1.5.2"] {
             let error = parse_percent_matrix("m.csv", &TEXT.replace("1.5%", wrong)).unwrap_err().to_string();
-            assert_eq!(error, format!("m.csv:6:2: found '{wrong}', expected per cent, such as 24.75% or -1.2"));
+            assert_eq!(error, format!("m.csv:6:2: found '{wrong}', expected percent, such as 24.75% or -1.2"));
         }
         for empty in ["", "\n\n", "# nothing\n", " \n"] {
             let error = parse_percent_matrix("m.csv", empty).unwrap_err().to_string();

@@ -52,7 +52,7 @@ fn impossible_scenarios_are_refused_at_their_place() {
     assert!(load_scenario("no-such-file.toml").unwrap_err().to_string().starts_with("no-such-file.toml: found"));
 }
 
-/// May a scenario leave out its description and the priority of a goal, and write a limit in per cent?
+/// May a scenario leave out its description and the priority of a goal, and write a limit in percent?
 #[test]
 fn description_and_priority_are_optional() {
     let text: String =

@@ -59,7 +59,7 @@ impl ModeledHost {
         }
     }
 
-    /// Noise of a few per cent that differs between windows and is the same in every run.
+    /// Noise of a few percent that differs between windows and is the same in every run.
     fn noise(&self, task: u32) -> f64 {
         let mixed = (self.window * 7 + u64::from(task) * 13) % 11;
         1.0 + (mixed as f64 - 5.0) / 200.0

@@ -421,7 +421,7 @@ pub(super) mod tests {
         let over = |windows: &[(u64, u64)]| record(windows).speed_over(&mostly_fast, &[(ProcessId(0), 1.0)]);
         let close = |found: Option<Ratio>, wanted: f64| found.is_some_and(|found| (found.ratio - wanted).abs() < 1e-9);
         assert!(close(over(&[slow, slow, slow, fast]), 1.0));
-        // Ten per cent faster in both phases, whatever the mix.
+        // Ten percent faster in both phases, whatever the mix.
         assert!(close(over(&[(36_000, 400), (9_000, 1_000)]), 1.0 / 0.9));
         assert!(close(over(&[fast, slow, (90_000, 100)]), 1.0), "a phase that the other lacks");
         assert_eq!(over(&[fast, (90_000, 100), (90_000, 100)]), None, "most of it is a phase that the other lacks");

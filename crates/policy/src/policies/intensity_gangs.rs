@@ -12,7 +12,7 @@
 //!
 //! Properties: without evidence about every active task, or about shared caches, the plan in force stays; a single
 //! ping-pong decides nothing (two of the last three do); all gangs have equal turns, and every movable task is in one;
-//! after the initial profiling, probes cost at most a quarter of a per cent of the processors' time, and nothing if
+//! after the initial profiling, probes cost at most a quarter of a percent of the processors' time, and nothing if
 //! there is no choice.
 
 mod gangs;
@@ -60,7 +60,7 @@ pub struct Parameters {
     /// two probes of a task take 1.8 s with an 8 MiB cache, including the time that they keep it off its CPU.
     pub survey_ns: u64,
     /// Share of all processor time for probes after that. Programs that a probe keeps off their CPUs lose about twice
-    /// as much again (measured in the simulator), so a quarter of a per cent costs them less than one per cent.
+    /// as much again (measured in the simulator), so a quarter of a percent costs them less than one percent.
     pub max_probe_share: f64,
 }
 

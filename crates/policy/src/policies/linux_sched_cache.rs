@@ -34,9 +34,9 @@ pub struct Parameters {
     pub epoch_affinity_timeout: u64,
     /// 0: no thread is gathered; 1: threads and footprint have to fit; 100: neither is considered.
     pub aggr_tolerance: u32,
-    /// A cache is full if its CPUs are busy for so much of the time, in per cent.
+    /// A cache is full if its CPUs are busy for so much of the time, in percent.
     pub overaggr_pct: u32,
-    /// A thread goes to a full cache only if that is at most so much busier than its present one, in per cent.
+    /// A thread goes to a full cache only if that is at most so much busier than its present one, in percent.
     pub imb_pct: u32,
 }
 

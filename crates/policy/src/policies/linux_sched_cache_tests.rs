@@ -21,7 +21,7 @@ impl SchedCacheFixture {
         SchedCacheFixture { policy, topology: last_level_caches(2, 4, CacheLevel::L3, 8 << 20), window: 0, before }
     }
 
-    /// One window with these run times: (process, CPU, per cent of the window). Returns affinities, by cache.
+    /// One window with these run times: (process, CPU, percent of the window). Returns affinities, by cache.
     fn step(&mut self, threads: &[(u32, u32, u64)]) -> Vec<Option<u32>> {
         let tasks = threads.iter().enumerate().map(|(id, &(process, cpu, percent))| TaskSample {
             on_cpu_ns: vec![(CpuId(cpu), percent * WINDOW_NS / 100)],

@@ -36,7 +36,7 @@ pub fn matrix_picture(matrix: &CostTable, paint: Paint) -> String {
         text.truncate(text.trim_end_matches(' ').len());
         text.push('\n');
     }
-    let unit = if percent { "per cent of its solo run time lost" } else { "weight" };
+    let unit = if percent { "percent of its solo run time lost" } else { "weight" };
     text + &paint.style_faint(&format!("row suffers from column: {unit} (scheme {})", matrix.model)) + "\n"
 }
 
@@ -82,7 +82,7 @@ mod tests {
                    mcf  milc
             mcf    0.0  48.0█
             milc   2.3·    –
-            row suffers from column: per cent of its solo run time lost (scheme sdc)
+            row suffers from column: percent of its solo run time lost (scheme sdc)
         "#]]
         .assert_eq(&matrix_picture(&matrix(), Paint::PLAIN));
     }

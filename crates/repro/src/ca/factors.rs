@@ -168,7 +168,7 @@ fn draw_parts(names: &[&str], found: &[Vec<Decomposition>]) -> BarChart {
     };
     BarChart {
         title: "Where the slowdown beside milc comes from".into(),
-        y: Axis::linear("per cent of the run time alone"),
+        y: Axis::linear("percent of the run time alone"),
         groups: (0..names.len()).map(group).collect(),
         series,
         stacked: true,

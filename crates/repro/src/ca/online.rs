@@ -279,7 +279,7 @@ fn four_core_findings(
     }
     let figure = BarChart {
         title: "Mean run time above the best schedule's, four cores".into(),
-        y: Axis::linear("per cent"),
+        y: Axis::linear("percent"),
         series: SERIES[..DRAWN].iter().map(|(name, _)| name.to_string()).collect(),
         groups,
         ..BarChart::default()
@@ -438,7 +438,7 @@ fn eight_core_findings(
         }
         let figure = BarChart {
             title: format!("Mean speed-up over the default scheduler, {machine}"),
-            y: Axis::linear("per cent"),
+            y: Axis::linear("percent"),
             series: policies.map(|by| by.name().to_string()).to_vec(),
             groups,
             ..BarChart::default()

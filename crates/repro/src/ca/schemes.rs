@@ -189,7 +189,7 @@ fn gain_by_make_up(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -
     });
     let figure = BarChart {
         title: "Gain of the best over the worst schedule, by make-up of the workload".into(),
-        y: Axis::linear("per cent"),
+        y: Axis::linear("percent"),
         series: vec!["gain".into()],
         groups: groups.collect(),
         ..BarChart::default()
@@ -286,7 +286,7 @@ milc,24.75%,45.39%,1.23%,1.11%
 gamess,2.67%,4.48%,-1.01%,-1.21%
 namd,1.48%,3.45%,-1.19%,-0.93%
 ";
-/// CA 2.1.1 and Figure 2: mean slowdown of the three schedules in per cent, mcf beside each of the others.
+/// CA 2.1.1 and Figure 2: mean slowdown of the three schedules in percent, mcf beside each of the others.
 const SCHEDULES: [(&str, f64); 3] = [("milc", 21.995), ("gamess", 2.3075), ("namd", 2.325)];
 
 /// CA-3: is the published best schedule found, with the published mean?

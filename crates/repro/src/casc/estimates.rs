@@ -24,7 +24,7 @@ const OTHER_ROWS: [(&str, u64); 2] = [("better, rows of 2.5 ms", 2_500_000), ("b
 /// The estimates of one run.
 #[derive(Serialize, Deserialize)]
 struct EstimateErrors {
-    /// Largest and mean relative error of the expected group rates, in per cent, by form.
+    /// Largest and mean relative error of the expected group rates, in percent, by form.
     errors: Vec<(Name, f64, f64)>,
     right: [u32; 2],
 }

@@ -18,7 +18,7 @@ use crate::work::FixedPlan;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
 
 /// A row of Figure 5.16: the program that is to gain, the other and its instances, whether the L3 is on, and the published
-/// gains in aggregate IPC by curves from logs and by real curves, in per cent.
+/// gains in aggregate IPC by curves from logs and by real curves, in percent.
 type PublishedRow = (&'static str, &'static str, u64, bool, f64, f64);
 
 const ROWS: [PublishedRow; 3] = [

@@ -54,7 +54,7 @@ impl TaskPerformance {
 const ROUNDS: usize = 6;
 /// Rounds for gangs; fewer, because each round computes many moments of a turn.
 const ROUNDS_OF_TURNS: usize = 3;
-/// Performances that change by less have converged: curves are known to a few per cent.
+/// Performances that change by less have converged: curves are known to a few percent.
 const SETTLED: f64 = 1e-5;
 /// Occupancies add up to the cache within this share of it.
 const TOLERANCE: f64 = 1e-6;

@@ -64,7 +64,7 @@ impl Sweep {
     /// The pictures of the report.
     fn _repr_html_(&self) -> PyResult<String> {
         let report = report(&self.store()?).map_err(value_error)?;
-        let pictures: String = report.pictures.into_iter().map(|picture| picture.inline).collect();
+        let pictures: String = report.pictures.iter().map(|picture| picture.inline.as_str()).collect();
         Ok(format!("<style>{STYLE}</style>{pictures}"))
     }
 }

@@ -1,9 +1,9 @@
 //! A study as one page and as CSV.
 
-use cachemate_report::figure::{Axis, BarChart, BarGroup, Chart, ChartPoint, STYLE, Series};
+use cachemate_report::figure::{Axis, BarChart, BarGroup, Chart, ChartPoint, Series};
 use cachemate_report::text::{number, percent_text, value_or_dash};
-use cachemate_report::{PAGE_STYLE, Table, render_page};
-use maud::{Markup, PreEscaped, html};
+use cachemate_report::{Table, render_page, scroll_box};
+use maud::{Markup, html};
 
 use crate::outcome::SlowdownHistogram;
 use crate::spec::FleetSpec;
@@ -18,25 +18,23 @@ impl FleetResult {
     /// The page. `cpu_seconds` is the processor time of the run.
     pub fn html(&self, spec: &FleetSpec, cpu_seconds: f64) -> String {
         let body = html! {
-            main {
-                h1 { (spec.name) }
-                p.lead { (self.lead(spec)) }
-                h2 { "Policies" }
-                (self.table_section())
-                h2 { "Hosts needed for the same promise" }
-                (self.hosts_section())
-                h2 { "Slowdown" }
-                p.soft { "Share of the samples up to a slowdown. Every figure has the same axes." }
-                div.small { @for variant in &self.variants {
-                    div.figure { (PreEscaped(self.distribution(variant).inline())) }
-                } }
-                h2 { "Energy" }
-                div.figure { (PreEscaped(self.energy().inline())) }
-                h2 { "Method" }
-                (self.method(spec, cpu_seconds))
-            }
+            h1 { (spec.name) }
+            p.lead { (self.lead(spec)) }
+            h2 { "Policies" }
+            (self.table_section())
+            h2 { "Hosts needed for the same promise" }
+            (self.hosts_section())
+            h2 { "Slowdown" }
+            p.soft { "Share of the samples up to a slowdown. Every figure has the same axes." }
+            div.small { @for variant in &self.variants {
+                (self.distribution(variant).inline())
+            } }
+            h2 { "Energy" }
+            (self.energy().inline())
+            h2 { "Method" }
+            (self.method(spec, cpu_seconds))
         };
-        render_page(&spec.name, &[STYLE, PAGE_STYLE], &body)
+        render_page(&spec.name, &body)
     }
 
     fn lead(&self, spec: &FleetSpec) -> String {
@@ -65,13 +63,13 @@ impl FleetResult {
 
     fn table_section(&self) -> Markup {
         html! {
-            div.scroll { table {
+            (scroll_box("Policies", &html! { table {
                 thead { tr {
                     th { "policy" } th { "limits kept" } th { "median" } th { "95 %" } th { "99 %" } th { "hosts needed" }
                     th { "moves" } th { "moves in hosts" } th { "waiting" } th { "kWh" }
                 } }
                 tbody { @for variant in &self.variants { tr { @for cell in cells(variant) { td { (cell) } } } } }
-            } }
+            } }))
             p.soft {
                 "Slowdown: cycles per instruction over those alone on an idle host, one sample for each service and step. "
                 "Waiting: services without room, in samples."
@@ -104,8 +102,8 @@ impl FleetResult {
             ..Chart::default()
         };
         html! {
-            div.figure { (PreEscaped(needed.inline())) }
-            div.figure { (PreEscaped(shares.inline())) }
+            (needed.inline())
+            (shares.inline())
         }
     }
 

@@ -1,12 +1,11 @@
 //! The whole study as one HTML file: nothing to load, light and dark, readable on a phone.
 //!
-//! The answer stands first (the plan and why), then what it rests on (which programs slow each other down, classes, curves),
-//! then how it was measured.
+//! The matrix of slowdowns stands first, then the plan and its reasons, then their basis (classes, curves, method).
 
-use maud::{Markup, PreEscaped, html};
+use maud::{Markup, html};
 
-use crate::figure::{Axis, Chart, ChartPoint, HeatMap, STYLE, Series};
-use crate::html_page::render_page;
+use crate::figure::{Axis, Chart, ChartPoint, HeatMap, Series};
+use crate::html_page::{render_page, scroll_box};
 use crate::results::{CacheSummary, CostTable, CurvePoint, PlanResult, ProgramSummary};
 use crate::text::{count_text, number, percent_text, size_text, value_or_dash};
 
@@ -55,17 +54,15 @@ impl StudyPage {
     /// The file.
     pub fn html(&self) -> String {
         let body = html! {
-            main {
-                h1 { (self.title) }
-                p.lead { (self.lead) }
-                @if let Some(plan) = &self.plan { (plan_section(plan)) }
-                (self.matrix_section())
-                (self.classes_section())
-                (self.curves_section())
-                (self.method_section())
-            }
+            h1 { (self.title) }
+            p.lead { (self.lead) }
+            (self.matrix_section())
+            @if let Some(plan) = &self.plan { (plan_section(plan)) }
+            (self.classes_section())
+            (self.curves_section())
+            (self.method_section())
         };
-        render_page(&self.title, &[STYLE, crate::PAGE_STYLE], &body)
+        render_page(&self.title, &body)
     }
 
     fn matrix_section(&self) -> Markup {
@@ -80,7 +77,7 @@ impl StudyPage {
                 "Each row is a program, each column the neighbor on the same cache; the number is what the row's program is "
                 "expected to lose, in " (unit) ". Scheme: " (self.matrix.model) "."
             }
-            div.figure { (PreEscaped(self.matrix.heat_map().inline())) }
+            (self.matrix.heat_map().inline())
         }
     }
 
@@ -94,7 +91,7 @@ impl StudyPage {
                 "Turtles hardly use the shared cache, sheep use it but do not mind losing it, rabbits mind, devils miss much "
                 "and hurt the others."
             }
-            div.scroll { table {
+            (scroll_box("The programs", &html! { table {
                 thead { tr {
                     th { "program" } th.l { "class" } th { "MPKI alone" } th { "accesses per 1000 instr." }
                     th { "on half the cache" } th { "hits lost with half" } th { "instructions" }
@@ -108,7 +105,7 @@ impl StudyPage {
                     td { (value_or_dash(program.lost_hits_share.map(|share| percent_text(share, 1)))) }
                     td { (value_or_dash(program.instructions.map(count_text))) }
                 } } }
-            } }
+            } }))
         }
     }
 
@@ -161,10 +158,10 @@ impl StudyPage {
         html! {
             h2 { "Miss-rate curves" }
             p.soft { "How often each program misses with a cache of the given size to itself. Rest the pointer on a point for its value." }
-            div.figure { (PreEscaped(all.inline())) }
+            (all.inline())
             details open[series.len() <= 12] {
                 summary { "Each on its own scale" }
-                div.small { @for one in series { div.figure { (PreEscaped(alone(one).inline())) } } }
+                div.small { @for one in series { (alone(one).inline()) } }
             }
         }
     }
@@ -204,7 +201,8 @@ fn spread_axis(label: &str, series: &[Series]) -> Axis {
     if most <= 8.0 * middle || middle <= 0.0 {
         return Axis::linear(label);
     }
-    Axis::log(label).with_range(most / 1e5, most * 1.3)
+    let shown = series.iter().flat_map(|one| &one.points).map(|point| point.y).filter(|y| *y > most / 1e5);
+    Axis::log(label).with_range(shown.fold(most, f64::min) / 1.3, most * 1.3)
 }
 
 fn render_cost(value: Option<f64>, unit: &str) -> String {
@@ -212,6 +210,15 @@ fn render_cost(value: Option<f64>, unit: &str) -> String {
         (None, _) => "not known".to_string(),
         (Some(value), "percent") => format!("{value:.1} %"),
         (Some(value), _) => number(value),
+    }
+}
+
+/// Class of a bar: its color by the size of the loss. Other units have no scale of their own.
+fn severity(value: Option<f64>, unit: &str) -> &'static str {
+    match value {
+        Some(value) if unit == "percent" && value >= 20.0 => "high",
+        Some(value) if unit == "percent" && value >= 5.0 => "middle",
+        _ => "low",
     }
 }
 
@@ -224,13 +231,13 @@ fn plan_section(plan: &PlanResult) -> Markup {
     };
     html! {
         h2 { "The plan" }
-        p.soft { (proof_text(plan)) }
+        p.soft { (proof_text(plan)) @if plan.unit == "percent" { " Bars are blue below 5 %, yellow below 20 % and red from there." } }
         div.cards { @for cache in &plan.caches { div.card {
             h3 { (cache.cache) " " span { "CPUs " (cache.cpus) } }
             @if cache.programs.is_empty() { p.soft { "idle" } }
             @for program in &cache.programs { div.row {
                 b { (program.name) }
-                span.cost { span.bar style=(bar(program.slowdown)) {} (render_cost(program.slowdown, &plan.unit)) }
+                span.cost { span.bar.(severity(program.slowdown, &plan.unit)) style=(bar(program.slowdown)) {} (render_cost(program.slowdown, &plan.unit)) }
             } }
         } } }
         h2 { "Why" }
@@ -270,13 +277,13 @@ fn alternatives(plan: &PlanResult) -> Markup {
     };
     let what = if plan.unit == "percent" { "mean slowdown" } else { "mean weight" };
     html! {
-        div.scroll { table.alt style="min-width:0" {
-            thead { tr { th { "assignment" } th { "expected " (what) } th.l {} } }
+        (scroll_box("Against the alternatives", &html! { table.alt style="min-width:0" {
+            thead { tr { th { "assignment" } th { "expected " (what) } td {} } }
             tbody { @for (name, value) in rows { tr {
                 td { (name) }
                 td { (render_cost(value, &plan.unit)) }
-                td.l { span.bar style=(width(value)) {} }
+                td.l { span.bar.(severity(value, &plan.unit)) style=(width(value)) {} }
             } } }
-        } }
+        } }))
     }
 }

@@ -2,8 +2,14 @@
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-/// A whole page. `styles` are trusted CSS, in order.
-pub fn render_page(title: &str, styles: &[&str], body: &Markup) -> String {
+use crate::figure::STYLE;
+use crate::text::EscapedText;
+
+const PAGE_STYLE: &str = include_str!("page.css");
+
+/// A whole page around its main part. Text can reach it only through [`Markup`], which escapes markup, and a
+/// [`crate::figure::Drawing`], which does the same; characters that turn the direction of writing are escaped here.
+pub fn render_page(title: &str, main: &Markup) -> String {
     let page = html! {
         (DOCTYPE)
         html lang="en" {
@@ -12,10 +18,15 @@ pub fn render_page(title: &str, styles: &[&str], body: &Markup) -> String {
                 meta name="viewport" content="width=device-width,initial-scale=1";
                 meta name="color-scheme" content="light dark";
                 title { (title) }
-                style { @for style in styles { (PreEscaped(style)) } }
+                style { (PreEscaped(STYLE)) (PreEscaped(PAGE_STYLE)) }
             }
-            body { (body) }
+            body { main { (main) } }
         }
     };
-    page.into_string()
+    EscapedText::page(&page.into_string()).as_str().to_string()
+}
+
+/// A wide part, such as a table, that scrolls by itself, by keys as well.
+pub fn scroll_box(label: &str, part: &Markup) -> Markup {
+    html! { div.scroll tabindex="0" role="region" aria-label=(label) { (part) } }
 }

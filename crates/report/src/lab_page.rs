@@ -1,10 +1,10 @@
 //! The page of a lab run: each figure of the guest or of cachemate beside that of the model, with its target.
 
-use maud::{Markup, PreEscaped, html};
+use maud::{Markup, html};
 use serde::{Deserialize, Serialize};
 
-use crate::figure::{Axis, Chart, ChartPoint, Mark, STYLE, Series};
-use crate::html_page::render_page;
+use crate::figure::{Axis, Chart, ChartPoint, Mark, Series};
+use crate::html_page::{render_page, scroll_box};
 use crate::text::counted_text;
 
 /// The results of a lab run, as the lab's scripts write them (`result.json`).
@@ -70,14 +70,12 @@ impl LabResult {
     /// The page.
     pub fn html(&self, title: &str) -> String {
         let body = html! {
-            main {
-                h1 { (title) }
-                p.lead { (self.lead_text()) }
-                (self.pairs_section())
-                @for scenario in self.scenarios() { (self.scenario_section(scenario)) }
-            }
+            h1 { (title) }
+            p.lead { (self.lead_text()) }
+            (self.pairs_section())
+            @for scenario in self.scenarios() { (self.scenario_section(scenario)) }
         };
-        render_page(title, &[STYLE, crate::PAGE_STYLE], &body)
+        render_page(title, &body)
     }
 
     fn lead_text(&self) -> String {
@@ -135,19 +133,19 @@ impl LabResult {
         html! {
             h2 { "Reported and modeled" }
             p.soft { "Figures that are single numbers, each in its own unit." }
-            div.figure { (PreEscaped(chart.inline())) }
+            (chart.inline())
         }
     }
 
     fn scenario_section(&self, scenario: &str) -> Markup {
         html! {
             h2 { (scenario) }
-            div.scroll { table {
+            (scroll_box(scenario, &html! { table.text {
                 thead { tr { th { "figure" } th { "reported" } th { "modeled" } th { "target" } th { "verdict" } } }
                 tbody { @for line in self.lines.iter().filter(|line| line.scenario() == scenario) { tr {
-                    td { (line.title) } td { (line.reported) } td { (line.modeled) } td { (line.target) } td { (line.verdict()) }
+                    td { (line.title) } td { (line.reported) } td { (line.modeled) } td { (line.target) } td.(line.verdict()) { (line.verdict()) }
                 } } }
-            } }
+            } }))
         }
     }
 }

@@ -16,10 +16,8 @@ pub mod text;
 mod whatif;
 
 pub use html::StudyPage;
-pub use html_page::render_page;
+pub use html_page::{render_page, scroll_box};
 pub use lab_page::{LabLine, LabResult};
-/// Styles of a page of results: headings, tables and small figures.
-pub const PAGE_STYLE: &str = include_str!("page.css");
 pub use results::*;
 pub use table::{Align, Table};
 pub use whatif::{PolicyOutcome, ProgramOutcome, ReportedDecision, TimeSeries, WhatIfResult};

@@ -97,6 +97,12 @@ impl EscapedText {
         EscapedText(output.replace('\n', "\\n"))
     }
 
+    /// Text or markup of a page: colors of terminals act on nothing there and are escaped, too.
+    pub fn page(text: &str) -> Self {
+        let escape = |c: char| if is_acting(c) { c.escape_unicode().to_string() } else { c.to_string() };
+        EscapedText(text.chars().map(escape).collect())
+    }
+
     /// JSON of the same value, in which the acting characters of strings are escaped as JSON does it.
     pub fn json(text: &str) -> Self {
         let mut escaped = String::with_capacity(text.len());

@@ -3,11 +3,11 @@
 //! The table stands first, then the same time lines for each policy under the same scales: slowdowns, occupancies,
 //! memory, locations, and decisions with their reasons.
 
-use maud::{Markup, PreEscaped, html};
+use maud::{Markup, html};
 use serde::Serialize;
 
-use crate::figure::{Axis, Chart, ChartPoint, Lane, Mark, STYLE, Series, TimelineChart, TimelineSpan};
-use crate::html_page::render_page;
+use crate::figure::{Axis, Chart, ChartPoint, HeatMap, Lane, Mark, Series, TimelineChart, TimelineSpan};
+use crate::html_page::{render_page, scroll_box};
 use crate::results::CacheSummary;
 use crate::text::{number, percent_text, value_or_dash};
 
@@ -105,17 +105,16 @@ impl WhatIfResult {
     /// The page.
     pub fn html(&self, title: &str) -> String {
         let body = html! {
-            main {
-                h1 { (title) }
-                p.lead { (self.lead_text()) }
-                (self.policies_section())
-                (self.programs_section())
-                (self.lines_section())
-                (self.decisions_section())
-                (self.method_section())
-            }
+            h1 { (title) }
+            p.lead { (self.lead_text()) }
+            (self.policies_section())
+            (self.differences_section())
+            (self.programs_section())
+            (self.lines_section())
+            (self.decisions_section())
+            (self.method_section())
         };
-        render_page(title, &[STYLE, crate::PAGE_STYLE], &body)
+        render_page(title, &body)
     }
 
     fn lead_text(&self) -> String {
@@ -149,7 +148,7 @@ impl WhatIfResult {
     fn policies_section(&self) -> Markup {
         html! {
             h2 { "Policies" }
-            div.scroll { table {
+            (scroll_box("Policies", &html! { table {
                 thead { tr {
                     th { "policy" } th { "mean slowdown" } th { "worst" } th { "weighted speed-up" }
                     th { "10⁹ instr./s" } th { "memory GB/s" } th { "changes an hour" } th { "cost, s" } th { "windows" }
@@ -165,7 +164,7 @@ impl WhatIfResult {
                     td { (number(outcome.overhead_seconds)) }
                     td { (outcome.windows) }
                 } } }
-            } }
+            } }))
             p.soft {
                 "Slowdown: time over the time that the same instructions take alone on a CPU and cache of their own. Cost: time "
                 "of programs that probes and page moves took."
@@ -173,11 +172,62 @@ impl WhatIfResult {
         }
     }
 
+    /// Each program under each policy against the first one, and the policies' means over time on one axis.
+    fn differences_section(&self) -> Markup {
+        let Some((first, others)) = self.policies.split_first().filter(|(_, others)| !others.is_empty()) else {
+            return html! {};
+        };
+        let slowdown = |outcome: &PolicyOutcome, index: usize| outcome.programs.get(index)?.slowdown;
+        let change = |outcome: &PolicyOutcome, index: usize| {
+            let before = slowdown(first, index).filter(|before| *before > 0.0)?;
+            Some(100.0 * (slowdown(outcome, index)? / before - 1.0))
+        };
+        let drawn = self.drawn_programs();
+        let map = HeatMap {
+            rows: drawn.iter().map(|&index| first.programs[index].name.clone()).collect(),
+            columns: others.iter().map(|outcome| outcome.policy.clone()).collect(),
+            values: drawn.iter().map(|&index| others.iter().map(|outcome| change(outcome, index)).collect()).collect(),
+            row_label: "program".to_string(),
+            column_label: format!("run time against '{}'", first.policy),
+            unit: "%".to_string(),
+            decimals: Some(1),
+            by_root: true,
+            ..HeatMap::default()
+        };
+        let unit = TimeUnit::from_hours(self.hours);
+        let mean = |(index, outcome): (usize, &PolicyOutcome)| Series {
+            name: outcome.policy.clone(),
+            color: Some(index),
+            ..outcome.series(0, &outcome.mean_slowdowns(), &unit)
+        };
+        let series: Vec<Series> = self.policies.iter().enumerate().map(mean).collect();
+        let values = series.iter().flat_map(|one| &one.points).map(|point| point.y).collect();
+        let (axis, cut) = fitted_axis("times the time alone", values);
+        let means = Chart {
+            title: "Mean slowdown of the programs".to_string(),
+            x: Axis::linear(unit.label),
+            y: axis,
+            series,
+            size: Some((860.0, 300.0)),
+            ..Chart::default()
+        };
+        html! {
+            h2 { "Differences" }
+            p.soft {
+                "Change of each program's run time against policy '" (first.policy) "'. Blue is shorter, red is longer. "
+                "Axes of slowdowns begin at the smallest value that occurs."
+            }
+            (map.inline())
+            @if let Some(most) = cut { p.soft { (cut_text(most)) } }
+            (means.inline())
+        }
+    }
+
     fn programs_section(&self) -> Markup {
         let Some(first) = self.policies.first() else { return html! {} };
         html! {
             h2 { "Programs" }
-            div.scroll { table {
+            (scroll_box("Programs", &html! { table {
                 thead { tr { th { "slowdown of" } @for outcome in &self.policies { th { (outcome.policy) } } } }
                 tbody { @for index in 0..first.programs.len() { tr {
                     td { (first.programs[index].name) }
@@ -185,7 +235,7 @@ impl WhatIfResult {
                         td { (value_or_dash(outcome.programs.get(index).and_then(|program| program.slowdown).map(number))) }
                     }
                 } } }
-            } }
+            } }))
         }
     }
 
@@ -216,13 +266,13 @@ impl WhatIfResult {
             h2 { "Slowdown" }
             @if drawn.len() < count { p.soft { "The " (drawn.len()) " of " (count) " programs that are slowed most." } }
             (self.charts("times the time alone", &unit, &drawn, &slowdowns))
-            h2 { "Held of the shared caches" }
-            p.soft { "As of the ends of windows: of gangs that take turns, one is seen there." }
+            h2 { "Occupancy of the shared caches" }
+            p.soft { "Sampled at the ends of windows, at which one of the gangs that take turns is running." }
             (self.charts("MiB", &unit, &drawn, &megabytes))
             h2 { "Memory" }
-            @for outcome in &self.policies { div.figure { (PreEscaped(outcome.memory_chart(&unit).inline())) } }
-            h2 { "Who ran on which cache" }
-            @for outcome in &self.policies { div.figure { (PreEscaped(outcome.places(&unit, &drawn).inline())) } }
+            @for outcome in &self.policies { (outcome.memory_chart(&unit).inline()) }
+            h2 { "Caches of the programs" }
+            @for outcome in &self.policies { (outcome.places(&unit, &drawn).inline()) }
         }
     }
 
@@ -238,22 +288,18 @@ impl WhatIfResult {
         let shown = |rows: &Vec<Vec<Option<f64>>>| -> Vec<f64> {
             drawn.iter().filter_map(|&index| rows.get(index)).flatten().flatten().copied().collect()
         };
-        let (top, cut) = top(rows.iter().flat_map(shown).collect());
-        let within = |row: &Vec<Option<f64>>| row.iter().map(|value| value.map(|value| value.min(top))).collect();
-        let chart = |(outcome, rows): (&PolicyOutcome, &Vec<Vec<Option<f64>>>)| {
-            let rows: Vec<Vec<Option<f64>>> = rows.iter().map(within).collect();
-            Chart {
-                title: outcome.policy.clone(),
-                x: Axis::linear(unit.label),
-                y: Axis::linear(label).with_range(0.0, top),
-                series: drawn.iter().filter_map(|&index| Some(outcome.series(index, rows.get(index)?, unit))).collect(),
-                size: Some((860.0, 300.0)),
-                ..Chart::default()
-            }
+        let (axis, cut) = fitted_axis(label, rows.iter().flat_map(shown).collect());
+        let chart = |(outcome, rows): (&PolicyOutcome, &Vec<Vec<Option<f64>>>)| Chart {
+            title: outcome.policy.clone(),
+            x: Axis::linear(unit.label),
+            y: axis.clone(),
+            series: drawn.iter().filter_map(|&index| Some(outcome.series(index, rows.get(index)?, unit))).collect(),
+            size: Some((860.0, 300.0)),
+            ..Chart::default()
         };
         html! {
-            @if let Some(most) = cut { p.soft { "Values above " (number(top)) " are cut; the largest is " (number(most)) "." } }
-            @for one in self.policies.iter().zip(&rows) { div.figure { (PreEscaped(chart(one).inline())) } }
+            @if let Some(most) = cut { p.soft { (cut_text(most)) } }
+            @for one in self.policies.iter().zip(&rows) { (chart(one).inline()) }
         }
     }
 
@@ -294,18 +340,27 @@ impl WhatIfResult {
     }
 }
 
-/// Values of one stretch that are this many times all but a fiftieth of the others are cut.
+/// Values that are this many times all but a twentieth of the others are cut.
 const OUTLIER: f64 = 2.0;
 
-/// Upper end of an axis, and the largest value where that is beyond: one traced task would else flatten every line.
-fn top(mut values: Vec<f64>) -> (f64, Option<f64>) {
+/// An axis from the smallest to the largest value, and the largest value where that is cut off: one traced task would
+/// otherwise flatten every line.
+fn fitted_axis(label: &str, mut values: Vec<f64>) -> (Axis, Option<f64>) {
+    values.retain(|value| value.is_finite());
     values.sort_by(f64::total_cmp);
-    let most = values.last().copied().unwrap_or(0.0);
-    let usual = values.get(values.len() * 49 / 50).copied().unwrap_or(most);
-    if usual > 0.0 && most > OUTLIER * usual {
-        return (1.2 * usual, Some(most));
-    }
-    (if most > 0.0 { 1.05 * most } else { 1.0 }, None)
+    let (least, most) = (values.first().copied().unwrap_or(0.0), values.last().copied().unwrap_or(0.0));
+    let usual = values.get(values.len() * 19 / 20).copied().unwrap_or(most);
+    let cut = Some(most).filter(|most| usual > 0.0 && *most > OUTLIER * usual);
+    let top = if cut.is_some() { 1.2 * usual } else { most };
+    // Values that hardly differ would else be drawn as if they did.
+    let room = (0.05 * (top - least)).max(0.01 * top.abs());
+    let low = if least >= 0.0 { (least - room).max(0.0) } else { least - room };
+    let high = if top + room > low { top + room } else { low + 1.0 };
+    (Axis::linear(label).with_range(low, high), cut)
+}
+
+fn cut_text(most: f64) -> String {
+    format!("Lines that reach the upper end are cut off there; the largest value is {}.", number(most))
 }
 
 /// The unit of a page's time axis.
@@ -325,6 +380,15 @@ impl TimeUnit {
 }
 
 impl PolicyOutcome {
+    /// Over the programs that live in each stretch.
+    fn mean_slowdowns(&self) -> Vec<Option<f64>> {
+        let mean = |index: usize| {
+            let live: Vec<f64> = self.series.slowdown.iter().filter_map(|row| *row.get(index)?).collect();
+            (!live.is_empty()).then(|| live.iter().sum::<f64>() / live.len() as f64)
+        };
+        (0..self.series.seconds.len()).map(mean).collect()
+    }
+
     fn series(&self, index: usize, row: &[Option<f64>], unit: &TimeUnit) -> Series {
         let point =
             |(seconds, value): (&f64, &Option<f64>)| ChartPoint::new(seconds / unit.seconds, value.unwrap_or(f64::NAN));
@@ -437,14 +501,35 @@ mod tests {
         assert_eq!(spans(1), [(10.0, 30.0, 1)]);
     }
 
-    /// Does one far-off stretch leave the others legible, and are values that are spread left whole?
+    /// Does one far-off stretch leave the others legible, do values that are spread stay whole, and does the axis begin
+    /// where the data does?
     #[test]
-    fn a_far_off_value_does_not_flatten_the_others() {
-        let mut values: Vec<f64> = (0..100).map(|index| 1.0 + f64::from(index) / 100.0).collect();
-        assert!(top(values.clone()).0 > 1.99 && top(values.clone()).1.is_none());
+    fn the_axis_fits_the_data() {
+        let mut values: Vec<f64> = (0..100).map(|index| 2.0 + f64::from(index) / 100.0).collect();
+        let (axis, cut) = fitted_axis("", values.clone());
+        let (low, high) = axis.range.unwrap();
+        assert!((1.9..2.0).contains(&low) && (2.99..3.1).contains(&high) && cut.is_none(), "{low} {high} {cut:?}");
         values.push(260.0);
-        let (top, cut) = top(values);
-        assert!((2.0..3.0).contains(&top) && cut == Some(260.0), "{top} {cut:?}");
+        let (axis, cut) = fitted_axis("", values);
+        let (_, high) = axis.range.unwrap();
+        assert!((3.0..5.0).contains(&high) && cut == Some(260.0), "{high} {cut:?}");
+        let (low, high) = fitted_axis("", vec![f64::NAN]).0.range.unwrap();
+        assert!(low < high, "{low} {high}");
+    }
+
+    /// Is each program's change against the first policy on the page, as a number with its sign, and is there none with one
+    /// policy?
+    #[test]
+    fn differences_stand_on_the_page() {
+        let mut page = page();
+        let html = page.html("What if");
+        assert!(
+            html.contains("run time against &#39;default&#39;") || html.contains("run time against 'default'"),
+            "{html}"
+        );
+        assert!(html.contains("-20.0"), "1.2 against 1.5: {html}");
+        page.policies.truncate(1);
+        assert!(!page.html("What if").contains("Differences"));
     }
 
     /// Are those of many programs drawn that some policy slows most, in their order?

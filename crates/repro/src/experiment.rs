@@ -197,7 +197,7 @@ pub struct ResultFigure {
     /// The drawing as a standalone SVG.
     pub svg: String,
     /// The same drawing for a page that supplies the style.
-    pub inline: String,
+    pub inline: cachemate_report::figure::Drawing,
 }
 
 macro_rules! pictures {

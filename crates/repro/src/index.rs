@@ -1,53 +1,39 @@
 //! The index page: paper and measured values side by side, with every figure below; missed targets are as visible as
 //! met ones.
 
-use cachemate_report::render_page;
-use maud::{Markup, PreEscaped, html};
+use cachemate_report::{render_page, scroll_box};
+use maud::{Markup, html};
 
 use crate::{Finding, Findings};
 
-const STYLE: &str = "
-:root { --ink: #1c2330; --paper: #fff; --faint: #667085; --line: #d8dde6; --met: #18794e; --missed: #b42318; --exceeded: #175cd3 }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e6e9ef; --paper: #14171c; --faint: #98a2b3; --line: #2f3540; --met: #4cc38a; --missed: #ff8a7a; --exceeded: #84adff }
-}
-body { color: var(--ink); background: var(--paper); font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 68rem; padding: 0 1rem }
-table { border-collapse: collapse; width: 100%; font-size: .92rem }
-th, td { text-align: left; padding: .4rem .6rem; border-bottom: 1px solid var(--line); vertical-align: top }
-td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
-.met { color: var(--met) } .missed { color: var(--missed); font-weight: 600 } .exceeded { color: var(--exceeded) }
-.faint { color: var(--faint); font-size: .88rem } figure { margin: 1.5rem 0; overflow-x: auto } h2 { margin-top: 2.5rem }
-.wide { overflow-x: auto } details { margin: .5rem 0 }
-";
-
-/// Renders the page. The figures' inline drawings need `figure_style`; `command` is the one that measured the findings.
-pub fn index_html(findings: &Findings, command: &str, figure_style: &str) -> String {
+/// Renders the page; `command` is the one that measured the findings.
+pub fn index_html(findings: &Findings, command: &str) -> String {
     let tally = findings.tally();
     let body = html! {
         h1 { "The papers' results, measured" }
         p {
             span.met { (tally["met"]) " met" } ", "
-            span.exceeded { (tally["exceeded"]) " better than the paper" } ", "
+            span.met { (tally["exceeded"]) " better than the paper" } ", "
             span.missed { (tally["missed"]) " missed" } ". Made by " code { (command) } "."
         }
-        div.wide { (table(findings)) }
+        (scroll_box("Results", &table(findings)))
         @for (index, finding) in findings.results.iter().enumerate() { (section(index, finding)) }
     };
-    render_page("cachemate: the papers' results, measured", &[STYLE, figure_style], &body)
+    render_page("cachemate: the papers' results, measured", &body)
 }
 
 fn table(findings: &Findings) -> Markup {
     html! {
-        table {
+        table.text {
             thead { tr { th { "id" } th { "result" } th { "paper" } th { "target" } th { "measured" } th { "verdict" } } }
             tbody {
                 @for (index, finding) in findings.results.iter().enumerate() {
                     tr {
-                        td { a href={ "#f" (index) } { (finding.id) } }
+                        td.l { a style="white-space:nowrap" href={ "#f" (index) } { (finding.id) } }
                         td { (finding.title) }
                         td { (finding.paper) }
                         td { (finding.target.describe()) }
-                        td.number { (describe_finding(finding)) }
+                        td.n { (describe_finding(finding)) }
                         td { (verdict(finding)) }
                     }
                 }
@@ -64,25 +50,25 @@ fn section(index: usize, finding: &Finding) -> Markup {
             p { "Measured " b { (describe_finding(finding)) } ", target: " (finding.target.describe()) ", paper: " (finding.paper) " — " (verdict(finding)) }
             @if !finding.note.is_empty() { p { (finding.note) } }
             @for figure in &finding.figures {
-                figure { (PreEscaped(&figure.inline)) figcaption.faint { (figure.title) } }
+                (figure.inline)
             }
             @if !finding.points.is_empty() {
                 details {
                     summary { (finding.points.len()) " points" }
-                    table {
+                    table.text {
                         thead { tr { th { "series" } th { "at" } th { "value" } th { "low" } th { "high" } } }
                         tbody {
                             @for point in &finding.points {
                                 tr {
                                     td { (point.series) } td { (point.at) }
-                                    td.number { (number(point.value)) } td.number { (number(point.low)) } td.number { (number(point.high)) }
+                                    td.n { (number(point.value)) } td.n { (number(point.low)) } td.n { (number(point.high)) }
                                 }
                             }
                         }
                     }
                 }
             }
-            p.faint { "Seeds " (seeds.join(", ")) "; time scale 1/" (finding.time_scale) "." }
+            p.soft { "Seeds " (seeds.join(", ")) "; time scale 1/" (finding.time_scale) "." }
         }
     }
 }
@@ -104,7 +90,9 @@ fn number(value: Option<f64>) -> String {
 /// A dash for findings without a target.
 fn verdict(finding: &Finding) -> Markup {
     match finding.verdict {
-        Some(verdict) => html! { span class=(verdict.name()) { (verdict.name()) } },
+        Some(verdict) => {
+            html! { span class=(if verdict.name() == "missed" { "missed" } else { "met" }) { (verdict.name()) } }
+        }
         None => html! { "–" },
     }
 }
@@ -126,7 +114,7 @@ mod tests {
             finding(3.0, target),
             finding(9.0, ResultTarget::Shown),
         ];
-        let html = index_html(&Findings { results }, "cachemate repro X-1", "");
+        let html = index_html(&Findings { results }, "cachemate repro X-1");
         for part in [">2 met<", ">1 better than the paper<", ">1 missed<", "a claim", "cachemate repro X-1"] {
             assert!(html.contains(part), "{part} is missing in {html}");
         }

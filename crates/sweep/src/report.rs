@@ -2,11 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_report::figure::{Axis, BarChart, BarGroup, Chart, ChartBar, ChartPoint, STYLE, Series};
-use cachemate_report::render_page;
+use cachemate_report::figure::{Axis, BarChart, BarGroup, Chart, ChartBar, ChartPoint, Drawing, Series};
 use cachemate_report::text::{number, printable, value_or_dash};
-use cachemate_report::{Align, Table};
-use maud::{Markup, PreEscaped, html};
+use cachemate_report::{Align, Table, render_page, scroll_box};
+use maud::{Markup, html};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -75,7 +74,7 @@ pub struct Picture {
     /// The whole SVG file, with its style.
     pub svg: String,
     /// The same without its style, for a page that brings one.
-    pub inline: String,
+    pub inline: Drawing,
 }
 
 #[derive(Default)]
@@ -277,13 +276,13 @@ impl SweepReport {
             h1 { (self.name) }
             p { (self.description) }
             p { (self.lead_text()) ". Version " code { (self.version) } "." }
-            @for what in &self.damaged { p.bad { (what) } }
+            @for what in &self.damaged { p.missed { (what) } }
             @for picture in &self.pictures {
-                figure { (PreEscaped(&picture.inline)) figcaption { (picture.title) } }
+                (picture.inline)
             }
             (self.table())
         };
-        render_page(&format!("cachemate sweep: {}", self.name), &[STYLE, include_str!("report.css")], &body)
+        render_page(&format!("cachemate sweep: {}", self.name), &body)
     }
 
     fn table(&self) -> Markup {
@@ -291,7 +290,7 @@ impl SweepReport {
         html! {
             h2 { "All points" }
             p { "Mean over the seeds, with the smallest and largest where there are several." }
-            div.wide { table {
+            (scroll_box("All points", &html! { table.text {
                 thead { tr {
                     @for axis in &self.axes { th { (axis) } }
                     th { "seeds" }
@@ -300,9 +299,9 @@ impl SweepReport {
                 tbody { @for row in &self.rows { tr {
                     @for value in &row.point { td { (value) } }
                     td { (row.seeds()) }
-                    @for name in &names { td.number { (row.cell(name)) } }
+                    @for name in &names { td.n { (row.cell(name)) } }
                 } } }
-            } }
+            } }))
         }
     }
 }

@@ -345,5 +345,5 @@ fn write_all(folder: &Path, measured: &ReproJson) -> anyhow::Result<()> {
     }
     let json = serde_json::to_string_pretty(measured).context("cannot write the results as JSON")?;
     write("results.json", &json)?;
-    write("index.html", &index_html(findings, &measured.command, cachemate_report::figure::STYLE))
+    write("index.html", &index_html(findings, &measured.command))
 }

@@ -3,7 +3,7 @@
 use super::COLORS;
 use super::axis::{Axis, AxisLayout};
 use super::chart::legend;
-use super::svg::{Anchor, Svg, text_width};
+use super::svg::{Anchor, Drawing, Svg, text_width};
 use crate::text::number;
 
 /// One value; `None` leaves its place empty.
@@ -55,7 +55,7 @@ impl BarChart {
         self.draw().standalone()
     }
     /// For a page that holds [`super::STYLE`].
-    pub fn inline(&self) -> String {
+    pub fn inline(&self) -> Drawing {
         self.draw().inline()
     }
 
@@ -80,19 +80,13 @@ impl BarChart {
         let names = self.groups.iter().map(|group| text_width(&group.name)).fold(0.0, f64::max);
         let leaning = names > (width - 80.0) / self.groups.len().max(1) as f64 - 4.0;
         let below = if leaning { 18.0 + names * 0.6 } else { 28.0 };
-        // Long names make the picture taller: they take no room from the bars.
-        let height = height.max(below + 200.0);
-        let mut svg = Svg::new(width, height, &self.title);
-        let mut top = 10.0;
-        if !self.title.is_empty() {
-            svg.text("t", (12.0, 24.0), Anchor::Start, &self.title);
-            top = 38.0;
-        }
-        if self.series.len() > 1 {
-            let entries: Vec<_> =
-                self.series.iter().enumerate().map(|(index, name)| (name.as_str(), index, false)).collect();
-            top = legend(&mut svg, &entries, top, width);
-        }
+        let entries: Vec<_> =
+            self.series.iter().enumerate().map(|(index, name)| (name.as_str(), index, false)).collect();
+        let mut svg = Svg::new(width, height, &[&self.title, &self.y.label]);
+        let top = svg.heading(&self.title, 10.0);
+        let top = legend(&mut svg, &entries, top);
+        // Long names, titles and labels make the picture taller: they take no room from the bars.
+        let height = svg.grow(below + top + text_width(&self.y.label).max(162.0));
         let label_room = if self.y.label.is_empty() { 0.0 } else { 20.0 };
         let bottom = height - below;
         let y = AxisLayout::new(&self.y, self.levels().into_iter(), (bottom, top + 8.0), true);

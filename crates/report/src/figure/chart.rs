@@ -2,7 +2,7 @@
 
 use super::COLORS;
 use super::axis::{Axis, AxisLayout};
-use super::svg::{Anchor, Svg, text_width};
+use super::svg::{Anchor, Drawing, Svg, text_width};
 use crate::text::number;
 
 /// One value, with the interval it is believed to lie in, and words for the pointer that rests on it.
@@ -137,7 +137,7 @@ impl Chart {
         self.draw().standalone()
     }
     /// For a page that holds [`super::STYLE`].
-    pub fn inline(&self) -> String {
+    pub fn inline(&self) -> Drawing {
         self.draw().inline()
     }
 
@@ -152,28 +152,26 @@ impl Chart {
         for (index, series) in self.series.iter().enumerate() {
             plot.series(series, color(index));
         }
+        self.references.iter().for_each(|reference| plot.reference_label(reference));
         plot.svg
     }
 
     fn lay_out(&self) -> ChartLayout<'_> {
         let (width, height) = self.size.unwrap_or((680.0, 360.0));
-        let mut svg = Svg::new(width, height, &self.title);
-        let mut top = 10.0;
-        if !self.title.is_empty() {
-            svg.text("t", (12.0, 24.0), Anchor::Start, &self.title);
-            top = 38.0;
-        }
+        let axes = format!("{} by {}", self.y.label, self.x.label);
+        let mut svg = Svg::new(width, height, &[&self.title, &axes]);
+        let top = svg.heading(&self.title, 10.0);
         let entries: Vec<(&str, usize, bool)> = self
             .series
             .iter()
             .enumerate()
             .map(|(index, s)| (s.name.as_str(), s.color.unwrap_or(index), s.dashed))
             .collect();
-        if entries.len() > 1 {
-            top = legend(&mut svg, &entries, top, width);
-        }
+        let top = legend(&mut svg, &entries, top);
         let y_label_room = if self.y.label.is_empty() { 0.0 } else { 20.0 };
-        let bottom = height - if self.x.label.is_empty() { 28.0 } else { 46.0 };
+        let below = if self.x.label.is_empty() { 28.0 } else { 46.0 };
+        // A label that is longer than its axis would run into the legend.
+        let bottom = svg.grow((top + 8.0 + text_width(&self.y.label) + below).max(height)) - below;
         let right = width - 18.0;
         let points = || self.series.iter().flat_map(|series| &series.points);
         let extents = points().flat_map(|p| {
@@ -193,8 +191,12 @@ impl Chart {
     }
 }
 
-/// Names and colors of the series, wrapped to the width; the y below it.
-pub(super) fn legend(svg: &mut Svg, entries: &[(&str, usize, bool)], top: f64, width: f64) -> f64 {
+/// Names and colors of the series, wrapped to the width; the y below it. A single series needs none.
+pub(super) fn legend(svg: &mut Svg, entries: &[(&str, usize, bool)], top: f64) -> f64 {
+    if entries.len() < 2 {
+        return top;
+    }
+    let width = svg.width();
     let (mut x, mut y) = (14.0, top + 8.0);
     for (name, color, dashed) in entries {
         let needs = 34.0 + text_width(name);
@@ -240,36 +242,45 @@ impl ChartLayout<'_> {
 
     fn reference(&mut self, reference: &ReferenceLine) {
         match reference {
-            ReferenceLine::Y { label, at } => {
+            ReferenceLine::Y { at, .. } => {
                 let y = self.y.position(*at);
                 self.svg.line("r", (self.left, y), (self.right, y));
-                self.svg.text("n m", (self.right - 4.0, y - 5.0), Anchor::End, label);
             }
-            ReferenceLine::X { label, at } => {
-                if self.x.contains(*at) {
-                    let x = self.x.position(*at);
-                    self.svg.line("r", (x, self.top), (x, self.bottom));
-                    self.draw_beside(x, label);
-                }
+            ReferenceLine::X { at, .. } if self.x.contains(*at) => {
+                let x = self.x.position(*at);
+                self.svg.line("r", (x, self.top), (x, self.bottom));
             }
+            ReferenceLine::X { .. } => {}
             ReferenceLine::YBand { label, from, to } => {
                 let (high, low) = (self.y.position(from.max(*to)), self.y.position(from.min(*to)));
                 self.svg.rect("rb", (self.left, high), (self.right - self.left, low - high), None, label);
-                self.svg.text("n m", (self.right - 4.0, high + 14.0), Anchor::End, label);
             }
             ReferenceLine::XBand { label, from, to } => {
                 let (left, right) = (self.x.position(from.min(*to)), self.x.position(from.max(*to)));
                 self.svg.rect("rb", (left, self.top), (right - left, self.bottom - self.top), None, label);
-                self.draw_beside(left, label);
             }
         }
+    }
+
+    /// Written after the data, which would cross it out.
+    fn reference_label(&mut self, reference: &ReferenceLine) {
+        let (y, label) = match reference {
+            ReferenceLine::Y { label, at } => (self.y.position(*at) - 5.0, label),
+            ReferenceLine::YBand { label, from, to } => (self.y.position(from.max(*to)) + 14.0, label),
+            ReferenceLine::X { label, at } if self.x.contains(*at) => {
+                return self.draw_beside(self.x.position(*at), label);
+            }
+            ReferenceLine::X { .. } => return,
+            ReferenceLine::XBand { label, from, to } => return self.draw_beside(self.x.position(from.min(*to)), label),
+        };
+        self.svg.text("n m k", (self.right - 4.0, y), Anchor::End, label);
     }
 
     /// A label at the top, on the side of `x` where there is room.
     fn draw_beside(&mut self, x: f64, label: &str) {
         let fits = x + 6.0 + text_width(label) < self.right;
         let (at, anchor) = if fits { (x + 5.0, Anchor::Start) } else { (x - 5.0, Anchor::End) };
-        self.svg.text("n m", (at, self.top + 12.0), anchor, label);
+        self.svg.text("n m k", (at, self.top + 12.0), anchor, label);
     }
 
     fn spread(&mut self, series: &Series, color: usize) {

@@ -1,6 +1,6 @@
 //! A matrix as colored cells, with the numbers written in where they fit.
 
-use super::svg::{Anchor, Svg, text_width};
+use super::svg::{Anchor, Drawing, Svg, text_width};
 use crate::text::number;
 
 /// Meaning of the color.
@@ -48,7 +48,7 @@ impl HeatMap {
         self.draw().standalone()
     }
     /// For a page that holds [`super::STYLE`].
-    pub fn inline(&self) -> String {
+    pub fn inline(&self) -> Drawing {
         self.draw().inline()
     }
 
@@ -77,7 +77,8 @@ impl HeatMap {
         let bottom = title + rows * high;
         let label_room = if self.column_label.is_empty() { 4.0 } else { 24.0 };
         let width = (left + columns * wide + 14.0).max(text_width(&self.title) * 1.2 + 24.0);
-        let mut svg = Svg::new(width, bottom + names_below + label_room, &self.title);
+        let roles = format!("{} {}", self.row_label, self.column_label);
+        let mut svg = Svg::new(width, bottom + names_below + label_room, &[&self.title, &roles]);
         svg.text("t", (12.0, 22.0), Anchor::Start, &self.title);
         if !self.row_label.is_empty() {
             svg.draw_text_upwards("m", (16.0, title + rows * high / 2.0), &self.row_label);
@@ -135,7 +136,7 @@ impl HeatMap {
                 let title = format!("{pair}: {}{unit}", shown(value));
                 svg.rect(class, at, extent, Some(opacity), &title);
                 if !self.bare {
-                    let text_class = if opacity > 0.55 { "n inv" } else { "n" };
+                    let text_class = if opacity > 0.72 { "n inv" } else { "n" };
                     let middle = (at.0 + cell.0 / 2.0, at.1 + cell.1 / 2.0 + 4.5);
                     svg.text(text_class, middle, Anchor::Middle, &shown(value));
                 }

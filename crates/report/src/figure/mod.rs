@@ -15,6 +15,7 @@ pub use axis::{Axis, AxisScale};
 pub use bars::{BarChart, BarGroup, ChartBar};
 pub use chart::{Chart, ChartPoint, IntervalStyle, Mark, ReferenceLine, Series};
 pub use heat_map::{HeatMap, Shade};
+pub use svg::Drawing;
 pub use timeline::{Lane, TimelineChart, TimelineSpan};
 
 /// The style that every figure needs, once per page: colors for light and dark, text sizes.

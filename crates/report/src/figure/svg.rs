@@ -2,24 +2,25 @@
 
 use std::fmt::Write;
 
-use crate::text::trim_lines;
+use maud::{Markup, PreEscaped, Render, html};
+
+use crate::text::{EscapedText, trim_lines};
 
 /// A coordinate, to a hundredth of a pixel.
 pub(super) fn px(value: f64) -> String {
     trim_lines(format!("{value:.2}"))
 }
 
-/// Text that may stand between tags and in attributes. Characters that XML does not allow at all are left out.
+/// Text that may stand between tags and in attributes. Characters that XML does not allow are escaped visibly or left out.
 pub(super) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
+    for c in EscapedText::page(text).as_str().chars() {
         match c {
             '&' => out.push_str("&amp;"),
             '<' => out.push_str("&lt;"),
             '>' => out.push_str("&gt;"),
             '"' => out.push_str("&quot;"),
-            '\n' | '\t' => out.push(c),
-            c if c < ' ' || matches!(c, '\u{fffe}' | '\u{ffff}') => {}
+            '\u{fffe}' | '\u{ffff}' => {}
             c => out.push(c),
         }
     }
@@ -54,8 +55,40 @@ pub(super) struct Svg {
 }
 
 impl Svg {
-    pub fn new(width: f64, height: f64, label: &str) -> Self {
-        Svg { width, height, label: escape(label), body: String::new() }
+    /// `label` is read out: the title, or, without one, the names of the axes.
+    pub fn new(width: f64, height: f64, label: &[&str]) -> Self {
+        let label = label.iter().find(|label| !label.trim().is_empty());
+        Svg { width, height, label: escape(label.unwrap_or(&"figure")), body: String::new() }
+    }
+
+    /// Draws the title in as many lines as the width needs; the y below it.
+    pub fn heading(&mut self, title: &str, bare_top: f64) -> f64 {
+        let mut line = String::new();
+        let mut y = 24.0;
+        for word in title.split(' ') {
+            if !line.is_empty() && 1.2 * text_width(&format!("{line} {word}")) > self.width - 24.0 {
+                self.text("t", (12.0, y), Anchor::Start, &std::mem::take(&mut line));
+                y += 19.0;
+            }
+            line.push_str(if line.is_empty() { "" } else { " " });
+            line.push_str(word);
+        }
+        if title.is_empty() {
+            return bare_top;
+        }
+        self.text("t", (12.0, y), Anchor::Start, &line);
+        y + 14.0
+    }
+
+    /// Width of the drawing.
+    pub fn width(&self) -> f64 {
+        self.width
+    }
+
+    /// Makes the drawing at least so high; its height.
+    pub fn grow(&mut self, height: f64) -> f64 {
+        self.height = self.height.max(height);
+        self.height
     }
 
     fn push(&mut self, arguments: std::fmt::Arguments<'_>) {
@@ -121,24 +154,42 @@ impl Svg {
     }
 
     /// The drawing for a page that holds [`super::STYLE`].
-    pub fn inline(self) -> String {
+    pub fn inline(self) -> Drawing {
         let Svg { width, height, label, body } = self;
         let (w, h) = (px(width), px(height));
-        format!(
+        Drawing(format!(
             "<svg class=\"cm\" xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {w} {h}\" width=\"{w}\" height=\"{h}\" \
-             role=\"img\" aria-label=\"{label}\">\n{body}</svg>\n"
-        )
+             style=\"min-width:min(40rem,{w}px)\" role=\"img\" aria-label=\"{label}\">\n{body}</svg>\n"
+        ))
     }
 
     /// The drawing as a file of its own.
     pub fn standalone(self) -> String {
-        let inline = self.inline();
+        let Drawing(inline) = self.inline();
         // The first line is the opening tag, by construction above.
         let (open, rest) = inline.split_once('\n').unwrap_or((&inline, ""));
         format!(
             "{open}\n<style>{}</style>\n<rect width=\"100%\" height=\"100%\" style=\"fill:var(--paper)\"/>\n{rest}",
             super::STYLE
         )
+    }
+}
+
+/// A finished drawing without its style. Only this module makes one, so that no page can take foreign text for markup.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Drawing(String);
+
+impl Drawing {
+    /// The SVG element.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Render for Drawing {
+    /// A box that scrolls, by keys as well, where the window is narrower than the drawing.
+    fn render(&self) -> Markup {
+        html! { div.figure tabindex="0" { (PreEscaped(&self.0)) } }
     }
 }
 

@@ -3,7 +3,7 @@
 use super::COLORS;
 use super::axis::{Axis, AxisLayout};
 use super::chart::legend;
-use super::svg::{Anchor, Svg, text_width};
+use super::svg::{Anchor, Drawing, Svg, text_width};
 use crate::text::number;
 
 /// Something that lasts.
@@ -52,23 +52,18 @@ impl TimelineChart {
         self.draw().standalone()
     }
     /// For a page that holds [`super::STYLE`].
-    pub fn inline(&self) -> String {
+    pub fn inline(&self) -> Drawing {
         self.draw().inline()
     }
 
     fn draw(&self) -> Svg {
-        let title = if self.title.is_empty() { 6.0 } else { 38.0 };
-        // The legend's height is not known before it is drawn, and the drawing's height is needed first.
         let entries: Vec<_> =
             self.kinds.iter().enumerate().map(|(index, name)| (name.as_str(), index, false)).collect();
-        let mut trial = Svg::new(WIDTH, 0.0, "");
-        let top = if entries.is_empty() { title } else { legend(&mut trial, &entries, title, WIDTH) } + 18.0;
+        let mut svg = Svg::new(WIDTH, 0.0, &[&self.title, &self.x.label]);
+        let top = svg.heading(&self.title, 6.0);
+        let top = legend(&mut svg, &entries, top) + 18.0;
         let bottom = top + LANE * self.lanes.len() as f64;
-        let mut svg = Svg::new(WIDTH, bottom + 48.0, &self.title);
-        svg.text("t", (12.0, 24.0), Anchor::Start, &self.title);
-        if !entries.is_empty() {
-            legend(&mut svg, &entries, title, WIDTH);
-        }
+        svg.grow(bottom + 48.0);
         let names = self.lanes.iter().map(|lane| text_width(&lane.name)).fold(0.0, f64::max);
         let (left, right) = (22.0 + names, WIDTH - 18.0);
         let ends = self.lanes.iter().flat_map(|lane| &lane.spans).flat_map(|span| [span.from, span.to]);

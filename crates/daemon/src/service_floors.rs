@@ -147,13 +147,14 @@ mod tests {
     fn observe(floors: &mut ServiceFloors, seen: &Observation) -> Option<FloorStatus> {
         let report = ServiceReport {
             service: ServiceIdentity::new(ServiceKind::Unit, "redis.service"),
-            tasks: 2,
+            tasks: [0, 1].map(TaskId).to_vec(),
+            max_slowdown: None,
             cpu_share: 1.0,
             slowdown: None,
             losses: Vec::new(),
             reason: None,
         };
-        let mut services = [ServiceStatus::new(&report, &seen.tasks)];
+        let mut services = [ServiceStatus::new(&report)];
         floors.observe(seen, &mut services);
         services[0].floor.clone()
     }

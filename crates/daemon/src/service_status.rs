@@ -1,6 +1,6 @@
 //! Services as `status`, `top`, `explain`, the metrics and the page show them: which loses how much, and by which other.
 
-use cachemate_core::{Estimate, PromiseState, ServiceIdentity, ServiceKind, TaskSample};
+use cachemate_core::{Estimate, PromiseState, ServiceIdentity, ServiceKind};
 use cachemate_linux::act::group_overrides::GroupOverride;
 use cachemate_linux::nri::NriState;
 use cachemate_policy::service_losses::{ServiceLoss, ServiceReport};
@@ -91,24 +91,22 @@ pub struct SlowdownCause {
 
 impl ServiceStatus {
     /// A service's status from the evidence of one window.
-    pub fn new(report: &ServiceReport, tasks: &[TaskSample]) -> Self {
+    pub fn new(report: &ServiceReport) -> Self {
         let ServiceIdentity { kind, name, pod, container } = report.service.clone();
-        let own = || tasks.iter().filter(|task| !task.exited && task.service_or_command() == report.service);
-        let limits = own().filter_map(|task| task.goal?.max_slowdown);
         ServiceStatus {
             kind,
             name,
             pod,
             container,
-            tasks: report.tasks,
-            task_ids: own().map(|task| task.task.0).collect(),
+            tasks: report.tasks.len() as u32,
+            task_ids: report.tasks.iter().map(|task| task.0).collect(),
             cpu_share: report.cpu_share,
             slowdown_percent: report.slowdown.map(|(slowdown, _)| percent(slowdown.value)),
             slowdown_range_percent: report.slowdown.map(|(slowdown, _)| range(slowdown)),
             slowdown_source: report.slowdown.map(|(_, source)| source.text().to_string()),
             slowdown_by: report.losses.iter().map(cause).collect(),
             reason: report.reason.clone(),
-            max_slowdown_percent: limits.reduce(f64::min).map(percent),
+            max_slowdown_percent: report.max_slowdown.map(percent),
             floor: None,
         }
     }
@@ -183,6 +181,7 @@ fn range(estimate: Estimate) -> (f64, f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cachemate_core::TaskId;
     use cachemate_policy::service_losses::LossSource;
 
     /// Does the JSON have the documented fields, null with a reason if something is unknown, and pod and container only
@@ -192,15 +191,18 @@ mod tests {
         let unit = ServiceIdentity::new(ServiceKind::Unit, "redis.service");
         let mut report = ServiceReport {
             service: unit.clone(),
-            tasks: 2,
+            tasks: [3, 7].map(TaskId).to_vec(),
+            max_slowdown: Some(0.1),
             cpu_share: 0.5,
             slowdown: None,
             losses: Vec::new(),
             reason: Some("no work is counted".into()),
         };
-        let json = serde_json::to_value(ServiceStatus::new(&report, &[])).unwrap();
+        let json = serde_json::to_value(ServiceStatus::new(&report)).unwrap();
         assert_eq!((json["kind"].as_str(), json["name"].as_str()), (Some("unit"), Some("redis.service")));
         assert!(json["slowdown_percent"].is_null() && json["reason"].is_string() && json.get("pod").is_none());
+        assert_eq!((&json["tasks"], &json["task_ids"]), (&2.into(), &vec![3, 7].into()));
+        assert_eq!(json["max_slowdown_percent"], 10.0);
         let estimate = Estimate { value: 0.1234, low: 0.1, high: 0.2 };
         report.slowdown = Some((estimate, LossSource::Measured));
         report.losses = vec![ServiceLoss {
@@ -210,7 +212,7 @@ mod tests {
             forecast: None,
             windows: 4,
         }];
-        let json = serde_json::to_value(ServiceStatus::new(&report, &[])).unwrap();
+        let json = serde_json::to_value(ServiceStatus::new(&report)).unwrap();
         assert_eq!(json["slowdown_percent"], 12.34);
         assert_eq!(json["slowdown_by"][0]["service"], "shop/cart/xz");
         assert_eq!(json["slowdown_by"][0]["source"], "measured");

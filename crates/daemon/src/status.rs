@@ -403,8 +403,7 @@ impl Watcher {
         self.status.counters.tasks_seen = self.status.counters.tasks_seen.max(newest.unwrap_or(0));
         self.status.counters.refused_changes += record.applied.refused.len() as u64;
         self.reasons.retain(|task, _| ids.contains_key(task));
-        let tasks = &record.observation.tasks;
-        self.status.services = view.services.iter().map(|report| ServiceStatus::new(report, tasks)).collect();
+        self.status.services = view.services.iter().map(ServiceStatus::new).collect();
         self.status.caches = caches(topology, &self.status.tasks, record);
         self.status.windows = record.observation.window + 1;
         self.status.refused_plan = None;

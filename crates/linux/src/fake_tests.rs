@@ -147,10 +147,11 @@ impl Kernel for FakeHost {
                 Some("cpuset") if self.cpuset.borrow().is_some() => Ok("/\n".to_string()),
                 Some("status") => Ok(format!("Name:\tx\nCpus_allowed_list:\t{}\n", t.cpus)),
                 Some("stat") => Ok(format!(
-                    "{tid} ({}) S {} 0 0 0 0 0 0 0 0 0 0 0 0 0 20 {} 1 0 {} 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 0 {} {}\n",
+                    "{tid} ({}) S {} 0 0 0 0 0 0 0 0 0 0 0 0 0 20 {} {} 0 {} 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 0 {} {}\n",
                     self.command(tid),
                     t.parent,
                     t.nice,
+                    threads.values().filter(|other| other.pid == t.pid).count(),
                     t.start_ticks,
                     t.priority,
                     t.policy

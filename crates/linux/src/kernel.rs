@@ -56,6 +56,8 @@ pub struct ThreadStat {
     pub major_faults: u64,
     /// `PF_*` of the kernel; bit 0x00200000 marks kernel threads.
     pub flags: u64,
+    /// Threads of its process; 0 = it has exited.
+    pub threads: u32,
 }
 
 /// A lock on a folder by flock(2), which is held until this value is dropped.
@@ -242,6 +244,7 @@ fn parse_stat(line: &str) -> Option<ThreadStat> {
         minor_faults: number(10)?,
         major_faults: number(12)?,
         flags: number(9)?,
+        threads: number(20)?.try_into().ok()?,
     })
 }
 
@@ -475,7 +478,7 @@ mod tests {
         let stat = parse_stat(line).unwrap();
         assert_eq!((stat.key, stat.parent, stat.state), (ThreadKey { tid: 42, start_ticks: 987_654 }, 7, 'S'));
         assert_eq!((stat.name.as_str(), stat.nice, stat.cpu, stat.ran_ticks), ("a) b (c", 5, 3, 34));
-        assert_eq!((stat.minor_faults, stat.major_faults), (11, 2));
+        assert_eq!((stat.minor_faults, stat.major_faults, stat.threads), (11, 2, 3));
         assert_eq!(parse_stat("42 (a"), None);
     }
 

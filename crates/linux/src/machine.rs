@@ -436,7 +436,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.keep_guarded()?;
         let now_ns = self.started.elapsed().as_nanos() as u64;
         let kernel = self.kernel();
-        let known: Vec<TaskId> = self.tasks.all().iter().map(|task| task.task).collect();
+        let first_new = self.tasks.next_task();
         self.tasks.set_guardian(self.actuator.guardian_pid());
         {
             let kernel = lock(&kernel);
@@ -449,8 +449,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         // An object that cannot be restored now stays in the journal until the end.
         self.release(&released)?;
         let kernel = lock(&kernel);
-        let new: Vec<&ManagedThread> =
-            self.tasks.all().into_iter().filter(|task| !known.contains(&task.task)).collect();
+        let new: Vec<&ManagedThread> = self.tasks.all().into_iter().filter(|task| task.task >= first_new).collect();
         for task in &new {
             // If the thread has exited or descriptors have run out, its counts are absent, never zero.
             if let Ok(counters) = ThreadCounters::attach(task.thread.tid, &self.events) {
@@ -458,7 +457,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             }
         }
         let renamed = self.tasks.renamed_tasks();
-        let is_renamed = |task: &&ManagedThread| renamed.contains(&task.task) && !new.contains(task);
+        let is_renamed = |task: &&ManagedThread| renamed.contains(&task.task) && task.task < first_new;
         let recognizable = new.iter().copied().chain(self.tasks.all().into_iter().filter(is_renamed));
         for task in recognizable {
             // A profile that was recorded on purpose is preferred to one that was learned in passing.
@@ -468,7 +467,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                 self.recognised.push(ProbeResult { probe: RECOGNISED, evidence, complete: true, cost_ns: Vec::new() });
             }
         }
-        let unread = |task: &&ManagedThread| self.actuator.is_unread(task.thread) && !new.contains(task);
+        let unread = |task: &&ManagedThread| self.actuator.is_unread(task.thread) && task.task < first_new;
         let due: Vec<&ManagedThread> = new.iter().copied().chain(self.tasks.all().into_iter().filter(unread)).collect();
         let tended = self.actuator.restore_inherited(&*kernel, &due, self.tasks.unmanaged_children());
         let seen = |thread| self.tasks.is_alive(thread);

@@ -358,7 +358,7 @@ fn service(report: &ServiceReport) -> ServiceSnapshot {
     ServiceSnapshot {
         kind: report.service.kind.text(),
         name: printable(&report.service.name),
-        tasks: report.tasks,
+        tasks: report.tasks.len() as u32,
         cpu_share: round_short(report.cpu_share),
         slowdown: report.slowdown.map(|(slowdown, _)| estimate(slowdown)),
         source: report.slowdown.map(|(_, source)| source.text()),

@@ -98,8 +98,27 @@ impl PropertyReader<'_> {
         Ok(properties)
     }
 
+    /// Whether the process has joined another control group, or a runtime reports another container for it.
+    pub(crate) fn is_moved(&self, pid: i32, before: &RuleProperties) -> bool {
+        self.cgroups(pid).is_ok_and(|text| {
+            let paths = cgroup_paths(&text);
+            paths != before.cgroups || self.container(&text, &paths).map(|(_, record)| record) != before.container
+        })
+    }
+
+    /// The container that a runtime reports for these control groups, with its id.
+    fn container(&self, text: &str, paths: &[String]) -> Option<(String, ContainerRecord)> {
+        if self.directory.is_empty() {
+            return None;
+        }
+        match service_of_cgroups(text).and_then(|service| service.identity.container) {
+            Some(id) => self.directory.find_by_id(&id).map(|record| (id, record)),
+            None => paths.iter().find_map(|path| self.directory.find_by_cgroup(path)),
+        }
+    }
+
     /// The text of `/proc/PID/cgroup`; empty if the process has exited.
-    pub(crate) fn cgroups(&self, pid: i32) -> io::Result<String> {
+    fn cgroups(&self, pid: i32) -> io::Result<String> {
         Ok(none_if_missing(self.kernel.read(&PathBuf::from(format!("/proc/{pid}/cgroup"))))?.unwrap_or_default())
     }
 
@@ -111,13 +130,7 @@ impl PropertyReader<'_> {
         properties: &mut RuleProperties,
     ) -> io::Result<()> {
         let mut service = service_of_cgroups(text);
-        let id = service.as_ref().and_then(|service| service.identity.container.clone());
-        let reported = match (&id, self.directory.is_empty()) {
-            (_, true) => None,
-            (Some(id), false) => self.directory.find_by_id(id).map(|record| (id.clone(), record)),
-            (None, false) => properties.cgroups.iter().find_map(|path| self.directory.find_by_cgroup(path)),
-        };
-        if let Some((id, record)) = reported {
+        if let Some((id, record)) = self.container(text, &properties.cgroups) {
             let is_helper = record.is_helper || service.is_some_and(|service| service.is_helper);
             service = Some(CgroupService { identity: record.identity(&id), is_helper });
             properties.container = Some(record);

@@ -104,7 +104,8 @@ impl ProgressFiles {
     /// stranger could create his again before the process creates its own.
     fn evict_stranger(&self, kernel: &dyn Kernel, pid: i32) {
         let Some(path) = self.path(pid).filter(|_| !self.is_others) else { return };
-        let (Ok(there), Some(user)) = (std::fs::symlink_metadata(&path), process_user(kernel, pid)) else { return };
+        let Ok(there) = std::fs::symlink_metadata(&path) else { return };
+        let Some(user) = process_user(kernel, pid) else { return };
         if is_reporter(there.uid(), user) || !self.remove(pid) {
             return;
         }
@@ -137,8 +138,13 @@ impl ProgressFiles {
     /// not a file of at least eight bytes that belongs to the process's own user or to root. A file of any other user
     /// is removed, so that a new process can report from its first window on.
     pub fn total(&self, kernel: &dyn Kernel, pid: i32) -> Option<u64> {
+        let path = self.path(pid)?;
+        // Most programs report nothing: one call per window and process.
+        if std::fs::symlink_metadata(&path).is_err() {
+            return None;
+        }
         self.evict_stranger(kernel, pid);
-        read_counter(kernel, &self.path(pid)?, pid)
+        read_counter(kernel, &path, pid)
     }
 }
 

@@ -5,9 +5,10 @@
 //! listing of `/proc` per refresh; the properties that rules test are read when a process is new, in each of the next
 //! refreshes (a shell may be about to become its program), when it runs under another name, and later in every tenth
 //! refresh; its control groups are read in every second refresh, or less often if there are hundreds of programs. Per
-//! refresh a thread costs one small read (`schedstat`, a file that stays open); `stat` and the list of threads are
-//! reread only for processes that ran since the last refresh: a process that did not run was not created, did not exit
-//! and has no new threads. A sixteenth of the unmanaged processes is checked per refresh for a reused pid.
+//! refresh a thread costs one small read (`schedstat`, a file that stays open); `stat`, the list of threads (of a process
+//! that has several) and the properties are reread only for processes that ran since the last refresh: a process that
+//! did not run was not created, did not exit, has no new threads, and changed neither its program nor its user. Only its
+//! control groups may have changed. A sixteenth of the unmanaged processes is checked per refresh for a reused pid.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -16,7 +17,7 @@ use cachemate_core::{CpuId, Goal, ProcessId, ProfileKey, ServiceIdentity, Servic
 
 use crate::act::rules::{ManageAction, ManageRule};
 use crate::kernel::{CachedFile, Kernel, ThreadKey, ThreadStat, is_gone};
-use crate::sense::process_properties::{PropertyReader, RuleProperties, cgroup_paths, own_service};
+use crate::sense::process_properties::{PropertyReader, RuleProperties, own_service};
 use crate::sense::service_directory::ServiceDirectory;
 use crate::sense::thread_counts::{SchedstatTimes, calls, parse_times, schedstat, schedstat_path};
 
@@ -200,17 +201,15 @@ impl TaskTable {
                 self.rematch(&reader, pid);
             }
         }
-        let managed: Vec<(i32, ManagedProcess)> = self
-            .processes
-            .iter()
-            .filter(|(_, process)| process.id.is_some())
-            .map(|(&pid, process)| (pid, process.clone()))
-            .collect();
         let asleep = std::mem::take(&mut self.asleep);
+        let is_awake = |(pid, process): &(&i32, &ManagedProcess)| process.id.is_some() && !asleep.contains(pid);
+        let awake: Vec<(i32, ManagedProcess)> =
+            self.processes.iter().filter(is_awake).map(|(&pid, process)| (pid, process.clone())).collect();
         let known = self.by_thread.values().filter(|task| asleep.contains(&task.pid));
         let mut live_threads: BTreeSet<ThreadKey> = known.map(|task| task.thread).collect();
-        for (pid, process) in managed.into_iter().filter(|(pid, _)| !asleep.contains(pid)) {
-            let tids = match kernel.threads(pid) {
+        for (pid, process) in awake {
+            let is_single = self.leaders.get(&pid).is_some_and(|stat| stat.threads == 1);
+            let tids = match if is_single { Ok(vec![pid]) } else { kernel.threads(pid) } {
                 Ok(tids) => tids,
                 Err(error) if is_gone(&error) => continue,
                 // A thread that cannot be read has not necessarily exited.
@@ -247,11 +246,12 @@ impl TaskTable {
         let Ok(stat) = reader.kernel.stat(pid) else { return };
         let Ok(properties) = reader.read(&stat, None) else { return };
         let action = properties.decide(reader.rules);
-        self.insert(pid, stat, action, properties, None, self.refreshes);
+        self.insert(pid, &stat, action, properties, None, self.refreshes);
+        self.leaders.insert(pid, stat);
     }
 
     /// Whether the properties of a process are to be read in this refresh. A process that ran under another name than
-    /// before is due at once, because it has become another program.
+    /// before is due at once, because it has become another program; one that did not run, only if it was moved.
     fn is_match_due(&self, reader: &PropertyReader<'_>, pid: i32, group_period: u32) -> bool {
         let Some(process) = self.processes.get(&pid).filter(|process| !process.properties.is_kernel_thread) else {
             return false;
@@ -259,17 +259,18 @@ impl TaskTable {
         let is_renamed = self.leaders.get(&pid).is_some_and(|stat| stat.name != process.properties.command);
         let is_young = self.refreshes.wrapping_sub(process.since_refresh) < YOUNG_REFRESHES;
         let turn = self.refreshes.wrapping_add(pid as u32);
-        if is_renamed || is_young || turn.is_multiple_of(MATCH_PERIOD) {
+        let is_asleep = self.asleep.contains(&pid);
+        if !is_asleep && (is_renamed || is_young || turn.is_multiple_of(MATCH_PERIOD)) {
             return true;
         }
-        let paths = || reader.cgroups(pid).ok().map(|text| cgroup_paths(&text));
-        turn.is_multiple_of(group_period) && paths().is_some_and(|paths| paths != process.properties.cgroups)
+        (is_young || turn.is_multiple_of(group_period)) && reader.is_moved(pid, &process.properties)
     }
 
     /// Decides again about a process whose command, user or control group has changed.
     fn rematch(&mut self, reader: &PropertyReader<'_>, pid: i32) {
         let Some(old) = self.processes.get(&pid).cloned() else { return };
-        let Ok(stat) = reader.kernel.stat(pid) else { return };
+        let read = self.leaders.get(&pid).cloned();
+        let Ok(stat) = read.map_or_else(|| reader.kernel.stat(pid), Ok) else { return };
         if stat.key != old.leader {
             return; // another process with the same number: as in a refresh that finds it
         }
@@ -282,7 +283,7 @@ impl TaskTable {
         let (service, image) = (properties.service.clone(), properties.image().map(str::to_string));
         let is_other_program = properties.command != old.properties.command || service != old.properties.service;
         let since_refresh = if is_other_program { self.refreshes } else { old.since_refresh };
-        self.insert(pid, stat, action, properties, old.id, since_refresh);
+        self.insert(pid, &stat, action, properties, old.id, since_refresh);
         // A sleeping process may have been moved to another control group, and is listed nevertheless.
         self.asleep.remove(&pid);
         let ended = action == ManageAction::Ignore;
@@ -311,7 +312,7 @@ impl TaskTable {
     fn insert(
         &mut self,
         pid: i32,
-        stat: ThreadStat,
+        stat: &ThreadStat,
         action: ManageAction,
         properties: RuleProperties,
         id: Option<ProcessId>,
@@ -423,6 +424,11 @@ impl TaskTable {
     /// Tasks whose program or service has changed since the refresh before.
     pub fn renamed_tasks(&self) -> &BTreeSet<TaskId> {
         &self.renamed
+    }
+
+    /// The id of the next new thread.
+    pub fn next_task(&self) -> TaskId {
+        TaskId(self.next_task)
     }
 
     /// Was the thread alive at the last refresh?

@@ -17,7 +17,9 @@ mod regression;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use cachemate_core::{CacheId, Estimate, Observation, Profile, Profiles, ServiceIdentity, TaskSample, Topology};
+use cachemate_core::{
+    CacheId, Estimate, Observation, Profile, Profiles, ServiceIdentity, TaskId, TaskSample, Topology,
+};
 
 use crate::solo_speeds::SoloSpeeds;
 use crate::work_metric::{WorkMetric, metrics_of};
@@ -86,7 +88,9 @@ pub struct ServiceReport {
     /// The service.
     pub service: ServiceIdentity,
     /// Its live threads.
-    pub tasks: u32,
+    pub tasks: Vec<TaskId>,
+    /// The smallest limit that a rule sets for one of these threads.
+    pub max_slowdown: Option<f64>,
     /// CPUs of processor time per time.
     pub cpu_share: f64,
     /// Run time over run time alone, minus one, with its evidence; `None` = unknown.
@@ -101,10 +105,15 @@ pub struct ServiceReport {
 #[derive(Default)]
 struct ServiceActivity<'a> {
     tasks: Vec<&'a TaskSample>,
-    live: u32,
     ran_ns: u64,
     /// Processor time on the CPUs of each cache.
     on_cache_ns: BTreeMap<CacheId, u64>,
+}
+
+impl<'a> ServiceActivity<'a> {
+    fn live(&self) -> impl Iterator<Item = &'a TaskSample> {
+        self.tasks.iter().copied().filter(|task| !task.exited)
+    }
 }
 
 /// A service's history.
@@ -223,7 +232,8 @@ impl ServiceLosses {
         let solo = self.solo_slowdown(window, profiles, elapsed_ns);
         let mut report = ServiceReport {
             service: service.clone(),
-            tasks: window.live,
+            tasks: window.live().map(|task| task.task).collect(),
+            max_slowdown: window.live().filter_map(|task| task.goal?.max_slowdown).reduce(f64::min),
             cpu_share: window.ran_ns as f64 / elapsed_ns as f64,
             slowdown: None,
             losses: Vec::new(),
@@ -446,7 +456,6 @@ fn service_windows<'a>(seen: &'a Observation, topology: &Topology) -> BTreeMap<S
     let mut windows: BTreeMap<ServiceIdentity, ServiceActivity<'a>> = BTreeMap::new();
     for task in &seen.tasks {
         let window = windows.entry(task.service_or_command()).or_default();
-        window.live += u32::from(!task.exited);
         window.ran_ns += task.ran_ns();
         for (cpu, ns) in &task.on_cpu_ns {
             if let Some(cache) = topology.last_level_of(*cpu) {
@@ -456,7 +465,7 @@ fn service_windows<'a>(seen: &'a Observation, topology: &Topology) -> BTreeMap<S
         window.tasks.push(task);
     }
     // A service of which all tasks ended in this window still slowed down others in it.
-    windows.retain(|_, window| window.live > 0 || window.ran_ns > 0);
+    windows.retain(|_, window| window.ran_ns > 0 || window.live().next().is_some());
     windows
 }
 

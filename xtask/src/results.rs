@@ -104,7 +104,7 @@ pub fn write(root: &Path) -> Result<(), String> {
 /// Pages that differ from those that the data gives.
 ///
 /// # Errors
-/// As [`write`].
+/// As [`write()`].
 pub fn check(root: &Path) -> Result<Vec<String>, String> {
     let pages = pages(root)?;
     let shown = |path: &Path| path.strip_prefix(root).unwrap_or(path).display().to_string();

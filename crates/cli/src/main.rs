@@ -1,7 +1,7 @@
 //! The `cachemate` command.
 //!
 //! One command = one file in `commands/` and one line in [`commands::Command`]. Commands compute results, hand them to
-//! [`Session::answer`] and never print by themselves. What scripts rely on is kept in one place: one JSON object on
+//! [`session::Session::answer`] and never print by themselves. One place keeps what scripts rely on: one JSON object on
 //! standard output; messages on standard error and only to a terminal; exit codes; no overwriting; quiet broken pipes.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 

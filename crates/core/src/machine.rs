@@ -51,7 +51,7 @@ pub enum Ability {
     Gangs,
     /// Advice on who should not run together ([`crate::Plan::penalties`]).
     Penalties,
-    /// Division of a cache by the colors of pages ([`PartitionSupport::ColorAssignment`]).
+    /// Division of a cache by the colors of pages ([`PartitionSupport::Colors`]).
     Colors,
     /// Division of a cache by its ways ([`PartitionSupport::Ways`]).
     Ways,

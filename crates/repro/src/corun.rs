@@ -85,7 +85,7 @@ impl CoRunBench {
     /// Runs a job alone on the first core of the first last-level cache.
     ///
     /// # Errors
-    /// As [`run_request::alone`].
+    /// As [`run_request::solo_run`].
     pub fn solo_rates(&self, job: &WorkloadJob) -> Result<ProgramRates, ReproError> {
         Ok(self.work_alone(job)?.1)
     }
@@ -93,7 +93,7 @@ impl CoRunBench {
     /// The instructions that each program executes alone in the measured cycles.
     ///
     /// # Errors
-    /// As [`run_request::alone`].
+    /// As [`run_request::solo_run`].
     pub fn work(&self, jobs: &[WorkloadJob]) -> Result<Vec<InstructionRange>, ReproError> {
         jobs.iter().map(|job| Ok(self.work_alone(job)?.0)).collect()
     }

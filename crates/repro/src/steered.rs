@@ -24,7 +24,7 @@ struct SteeredInputs<'a> {
 /// Runs all jobs together, the n-th over the n-th work, under a policy of the registry.
 ///
 /// # Errors
-/// As [`crate::run_request::together`], an unknown policy, and a plan that the loop rejects.
+/// As [`crate::run_request::joint_run`], an unknown policy, and a plan that the loop rejects.
 pub fn run_together_under(
     workload: &Workload,
     work: &[InstructionRange],

@@ -3,7 +3,7 @@
 //! Problem: full results at several seeds take days on one machine, and every engine that spreads tasks over machines
 //! runs some twice, loses some, and reports exit codes that are not true. Method: a sweep file becomes a [`Manifest`],
 //! one line a task, whose id is the hash of its inputs and of the program's version. A task is claimed, run, and its
-//! result written beside its place and linked there ([`Store`]); [`drive`] gives an [`TaskEngine`] what is missing until
+//! result written beside its place and linked there ([`Store`]); [`drive()`] gives an [`TaskEngine`] what is missing until
 //! nothing is. Properties: at least once; the truth is in the store's files and nowhere else; what is finished is
 //! skipped; results that two workers made are compared bit by bit; merged results are the same bytes whatever engine
 //! made them. Docs: docs/sweeps.md.

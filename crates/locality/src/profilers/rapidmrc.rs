@@ -12,7 +12,7 @@ use crate::rapidmrc::{LogCounts, MissLog, Warmup, survival_curve_with_reach, tra
 /// How a log becomes a curve.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum CurveForm {
-    /// [`survival_curve`]: needs no warm-up and models the log's losses.
+    /// [`survival_curve`](crate::rapidmrc::survival::survival_curve): needs no warm-up and models the log's losses.
     Survival,
     /// [`trace_curve`] and the vertical shift, as in the thesis.
     Thesis {

@@ -11,7 +11,7 @@
 //!   after, once the machine has settled, are compared with it process by process ([`comparison`]), by the policy's
 //!   terms.
 //! - A plan that it *only decides* is applied. If the guard is on, it is compared in the same way by the guard's terms
-//!   ([`explain_verdict`]), which protect programs from every policy, proposed changes included.
+//!   ([`explain::explain_verdict`]), which protect programs from every policy, proposed changes included.
 //!
 //! [`judge`] decides whether the state is worse; [`history`] chooses what to compare if changes follow each other closely
 //! or tasks arrive and exit. A worse plan is rolled back: the reference plan is in force again for the live tasks, and

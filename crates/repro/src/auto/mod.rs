@@ -2,7 +2,7 @@
 //!
 //! Problem: a policy that chooses among mechanisms has to match the best of them on every kind of mix, and must never
 //! lose. Method: mixes are drawn by family from seeds ([`draw`]) and run on the interval machine at nominal time
-//! ([`run`]). Each runs under the default, under single mechanisms, and under `auto`; the best single mechanism of a
+//! ([`run()`]). Each runs under the default, under single mechanisms, and under `auto`; the best single mechanism of a
 //! mix is chosen on one machine seed and scored on another. Properties: the same seed and machine give the same
 //! numbers; all mixes count; bounds are one-sided 95 %, by bootstrap over mixes ([`bounds`]).
 

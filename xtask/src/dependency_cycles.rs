@@ -26,7 +26,7 @@ pub fn check(crate_name: &str, src: &Path, files: &[PathBuf], complaints: &mut V
     let edges = edges(src, files)?;
     let cycles = cycles(&edges);
     let name = |module: &Module| module.join("/");
-    let left: Vec<&str> = LEFT.iter().filter(|(of, ..)| *of == crate_name).map(|(_, file, _)| *file).collect();
+    let left: Vec<&str> = LEFT.iter().filter(|(owner, ..)| *owner == crate_name).map(|(_, file, _)| *file).collect();
     for cycle in &cycles {
         if !cycle.iter().any(|module| left.contains(&name(module).as_str())) {
             let named: Vec<String> = cycle.iter().map(name).collect();

@@ -137,8 +137,8 @@ fn looks(size: HostSize, rounds: usize) {
     for _ in 0..rounds {
         let mut host = counted(size);
         let mut policy = policies::build("auto", "", 1).expect("the registry has it");
-        for (of, times) in look_times.iter_mut().enumerate() {
-            if of == 1 {
+        for (choice, times) in look_times.iter_mut().enumerate() {
+            if choice == 1 {
                 host.arrive();
             }
             times.extend((0..LOOKS_WITHIN).find_map(|_| host.look(policy.as_mut())));

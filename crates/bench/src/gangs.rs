@@ -251,10 +251,11 @@ fn rows(
     } else if let Some(why) = relative(arms, solo, 1).and_then(|all| no_gain_reason(&all.1)) {
         rows.push(BenchRow::not_shown("b", "gangs while shared", why));
     } else if let Some(all) = relative(arms, solo, 1) {
-        let of = |arm: &[f64; 4], who: [usize; 2]| (arm[who[0]] + arm[who[1]]) / 2.0 * 2.0;
-        let faster = of(&all.0, VICTIMS) / of(&all.1, VICTIMS);
+        let mean_gain = |arm: &[f64; 4], who: [usize; 2]| (arm[who[0]] + arm[who[1]]) / 2.0 * 2.0;
+        let faster = mean_gain(&all.0, VICTIMS) / mean_gain(&all.1, VICTIMS);
         rows.push(BenchRow::row("b", "victims, against the default", "4x", format!("{faster:.2}x"), faster >= 4.0));
-        let sum = (of(&all.0, VICTIMS) + of(&all.0, AGGRESSORS)) / (of(&all.1, VICTIMS) + of(&all.1, AGGRESSORS));
+        let sum = (mean_gain(&all.0, VICTIMS) + mean_gain(&all.0, AGGRESSORS))
+            / (mean_gain(&all.1, VICTIMS) + mean_gain(&all.1, AGGRESSORS));
         rows.push(BenchRow::row(
             "b",
             "sum of progress, against the default",
@@ -263,7 +264,7 @@ fn rows(
             sum >= 1.25,
         ));
         // Both programs together have the time of one CPU: 1.00 = one CPU alone.
-        let kept = of(&all.0, AGGRESSORS);
+        let kept = mean_gain(&all.0, AGGRESSORS);
         rows.push(BenchRow::row(
             "b",
             "aggressors keep of one CPU alone",

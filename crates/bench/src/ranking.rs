@@ -268,7 +268,7 @@ pub fn spearman(pairs: &[(f64, f64)]) -> f64 {
     };
     let (a, b) = (ranks(pairs.iter().map(|p| p.0).collect()), ranks(pairs.iter().map(|p| p.1).collect()));
     let mean = (pairs.len() as f64 + 1.0) / 2.0;
-    let sum = |of: &dyn Fn(usize) -> f64| (0..pairs.len()).map(of).sum::<f64>();
+    let sum = |metric: &dyn Fn(usize) -> f64| (0..pairs.len()).map(metric).sum::<f64>();
     let both = sum(&|index| (a[index] - mean) * (b[index] - mean));
     let spread = (sum(&|index| (a[index] - mean).powi(2)) * sum(&|index| (b[index] - mean).powi(2))).sqrt();
     if spread > 0.0 { both / spread } else { 0.0 }

@@ -135,8 +135,8 @@ fn stoppable<T>(flag: &Arc<AtomicBool>, stop: &AtomicBool, run: impl FnOnce() ->
 fn figures(results: &RunResults) -> BTreeMap<String, Option<f64>> {
     let cycles = results.elapsed_cycles as f64;
     let instructions: u64 = results.tasks.iter().map(|task| task.instructions).sum();
-    let last = |of: fn(&cachemate_sim::results::MissBreakdown) -> u64| -> u64 {
-        results.tasks.iter().filter_map(|task| task.levels.last()).map(of).sum()
+    let last = |metric: fn(&cachemate_sim::results::MissBreakdown) -> u64| -> u64 {
+        results.tasks.iter().filter_map(|task| task.levels.last()).map(metric).sum()
     };
     let (references, misses) = (last(|level| level.references), last(|level| level.misses));
     let over = |a: f64, b: f64| (b > 0.0).then(|| a / b);

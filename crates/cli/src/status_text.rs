@@ -116,13 +116,14 @@ pub fn row(task: &TaskStatus) -> Vec<String> {
 
 /// Each last-level cache with its tasks, the busiest first; then the tasks whose cache is unknown.
 pub fn tasks_by_cache(status: &DaemonStatus) -> Vec<(String, Vec<&TaskStatus>)> {
-    let of = |cache: Option<u32>| {
+    let tasks_of = |cache: Option<u32>| {
         let mut tasks: Vec<&TaskStatus> = status.tasks.iter().filter(|task| task.cache == cache).collect();
         tasks.sort_by(|a, b| b.cpu_share.unwrap_or(0.0).total_cmp(&a.cpu_share.unwrap_or(0.0)));
         tasks
     };
-    let mut groups: Vec<_> = status.caches.iter().map(|cache| (cache_line(cache), of(Some(cache.cache)))).collect();
-    let unknown = of(None);
+    let mut groups: Vec<_> =
+        status.caches.iter().map(|cache| (cache_line(cache), tasks_of(Some(cache.cache)))).collect();
+    let unknown = tasks_of(None);
     if !unknown.is_empty() {
         groups.push(("on CPUs whose caches are unknown\n".to_string(), unknown));
     }

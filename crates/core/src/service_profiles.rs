@@ -191,13 +191,13 @@ mod tests {
     #[test]
     fn the_least_used_are_dropped() {
         let mut stored = ServiceProfiles::default();
-        let of = |nth: usize| ProfileKey::new(&ServiceIdentity::command(&format!("p{nth}")), "p", None, None);
+        let key = |nth: usize| ProfileKey::new(&ServiceIdentity::command(&format!("p{nth}")), "p", None, None);
         for nth in 0..MAX_PROFILES {
-            stored.learn(&of(nth), &intensity(0.1, FactSource::PrimeProbe, 1));
+            stored.learn(&key(nth), &intensity(0.1, FactSource::PrimeProbe, 1));
         }
-        stored.learn(&of(0), &intensity(0.1, FactSource::PrimeProbe, 1));
-        stored.learn(&of(MAX_PROFILES), &intensity(0.1, FactSource::PrimeProbe, 1));
+        stored.learn(&key(0), &intensity(0.1, FactSource::PrimeProbe, 1));
+        stored.learn(&key(MAX_PROFILES), &intensity(0.1, FactSource::PrimeProbe, 1));
         assert_eq!(stored.entries().count(), MAX_PROFILES);
-        assert!(stored.get(&of(0)).is_some() && stored.get(&of(1)).is_none());
+        assert!(stored.get(&key(0)).is_some() && stored.get(&key(1)).is_none());
     }
 }

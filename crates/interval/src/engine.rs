@@ -405,22 +405,22 @@ impl IntervalEngine {
     /// Divides a cache among domains, each given by its capacity in lines and its group. Domains that overlap belong to
     /// one group, and `groups` holds the number of lines of each group. `of` names the domain of each task; tasks that
     /// it omits are in the first domain.
-    pub fn divide(&mut self, cache: usize, domains: &[(f32, u8)], groups: &[f32], of: Vec<(u32, u8)>) {
+    pub fn divide(&mut self, cache: usize, domains: &[(f32, u8)], groups: &[f32], members: Vec<(u32, u8)>) {
         self.integrate_to_now(cache);
-        let domain_of = |slot: u32| of.iter().find(|(task, _)| *task == slot).map_or(0, |found| found.1);
+        let domain_of = |slot: u32| members.iter().find(|(task, _)| *task == slot).map_or(0, |found| found.1);
         self.flows[cache].divide(domains, groups, domain_of);
-        self.domains[cache] = of;
+        self.domains[cache] = members;
         self.schedule_step(cache, FIRST_STEP);
     }
 
     /// Like [`IntervalEngine::divide`], unless the cache (with those separated from it) is already divided in this way.
-    pub(crate) fn divide_if_new(&mut self, cache: usize, domains: &[(f32, u8)], groups: &[f32], of: &[(u32, u8)]) {
+    pub(crate) fn divide_if_new(&mut self, cache: usize, domains: &[(f32, u8)], groups: &[f32], members: &[(u32, u8)]) {
         for index in 0..self.flows.len() - self.spare_flows {
             let flow = &self.flows[index];
             let same = flow.domains.len() == domains.len()
                 && flow.domains.iter().zip(domains).all(|(a, b)| (a.capacity_lines, a.group) == *b);
-            if self.home_of_flow[index] == cache && (!same || self.domains[index] != of) {
-                self.divide(index, domains, groups, of.to_vec());
+            if self.home_of_flow[index] == cache && (!same || self.domains[index] != members) {
+                self.divide(index, domains, groups, members.to_vec());
             }
         }
     }

@@ -318,8 +318,8 @@ impl MemorySystem {
                     server.burst * server.busy * (share * server.now.demand + (1.0 - share) * server.now.other)
                 };
                 let held = self.latency_cycles + self.servers_on_path(node, package).map(behind).sum::<f32>();
-                let of = if self.buses.is_empty() { node } else { package as usize };
-                self.windows[of].cycles_per_line = held / self.windows[of].places;
+                let window = if self.buses.is_empty() { node } else { package as usize };
+                self.windows[window].cycles_per_line = held / self.windows[window].places;
                 self.solve_one(node, (!self.buses.is_empty()).then_some(package), ServerKind::Window, asks);
             }
         }
@@ -368,11 +368,11 @@ impl MemorySystem {
     }
 
     fn server_mut(&mut self, node: usize, package: Option<u32>, part: ServerKind) -> Option<&mut QueueServer> {
-        let of = package.map_or(node, |package| package as usize);
+        let window = package.map_or(node, |package| package as usize);
         match part {
-            ServerKind::Bus => self.buses.get_mut(of),
+            ServerKind::Bus => self.buses.get_mut(window),
             ServerKind::Controller => self.controllers.get_mut(node),
-            ServerKind::Window => self.windows.get_mut(of),
+            ServerKind::Window => self.windows.get_mut(window),
         }
     }
 

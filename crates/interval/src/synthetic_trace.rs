@@ -76,7 +76,7 @@ impl LastUses {
             counts.iter().rposition(passed).unwrap_or(0)
         };
         let region = last(&self.regions);
-        let part = |at: usize, each: usize, of: usize| at * each..((at + 1) * each).min(of);
+        let part = |at: usize, each: usize, total: usize| at * each..((at + 1) * each).min(total);
         let blocks = part(region, REGION_WORDS / BLOCK_WORDS, self.blocks.len());
         let block = blocks.start + last(&self.blocks[blocks.clone()]);
         let words = part(block, BLOCK_WORDS, self.words.len());

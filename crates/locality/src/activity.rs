@@ -142,7 +142,7 @@ mod tests {
     fn bits_say_which_counts_exceed_the_threshold() {
         let counts: Vec<SuperSetCount> =
             [(10, 1), (40, 0), (2, 2), (40, 9)].map(|(accesses, misses)| SuperSetCount { accesses, misses }).to_vec();
-        let vector = |of, above| activity_vector(&counts, of, above).to_string();
+        let vector = |size, above| activity_vector(&counts, size, above).to_string();
         assert_eq!(vector(ActivityKind::Use, ActivityThreshold::Count(10)), "1,3");
         assert_eq!(vector(ActivityKind::Use, ActivityThreshold::MeanTimes(1.0)), "1,3");
         assert_eq!(vector(ActivityKind::Miss, ActivityThreshold::Count(0)), "0,2-3");

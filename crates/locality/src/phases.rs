@@ -56,7 +56,7 @@ pub struct PhaseDetector {
 
 /// The largest difference of an entry; entries that only one has differ from 0.
 pub fn signal_difference(a: &[f64], b: &[f64]) -> f64 {
-    let entry = |of: &[f64], at: usize| of.get(at).copied().unwrap_or(0.0);
+    let entry = |values: &[f64], at: usize| values.get(at).copied().unwrap_or(0.0);
     (0..a.len().max(b.len())).map(|at| (entry(a, at) - entry(b, at)).abs()).fold(0.0, f64::max)
 }
 

@@ -178,8 +178,8 @@ fn refusal_text(refused: &RefusedItem, names: &TaskNames) -> String {
 }
 
 fn pending_text(pending: &PendingItem, names: &TaskNames) -> String {
-    let of = pending.total.map_or(String::new(), |total| format!(" of {total}"));
-    format!("{}: {}{of}", item_text(&pending.item, names), pending.done)
+    let total_text = pending.total.map_or(String::new(), |total| format!(" of {total}"));
+    format!("{}: {}{total_text}", item_text(&pending.item, names), pending.done)
 }
 
 /// An item of the plan as people name it.

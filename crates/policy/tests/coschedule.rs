@@ -68,14 +68,14 @@ fn run(policy: &str, parameters: &str, profiles: Vec<Profile>, windows: u64, wit
 
 /// Counts of the tasks that ran: their profile, and additional misses in the first window after a wait.
 fn counted(tasks: &[TaskSample], waited: &[bool], profiles: &Profiles, filling: u64) -> Vec<ProbeResult> {
-    let of = |(at, task): (usize, &TaskSample)| {
+    let task_sets = |(at, task): (usize, &TaskSample)| {
         let cpu = task.cpu?;
         let mut super_sets = profiles[&task.task].locality.activity[&CacheLevel::L2].value.clone();
         super_sets[0].misses += if waited[at] { filling } else { 0 };
         let evidence = ProbeEvidence::Activity { task: task.task, cpu, level: CacheLevel::L2, super_sets };
         Some(ProbeResult { probe: ProbeId(0), evidence, complete: true, cost_ns: Vec::new() })
     };
-    tasks.iter().enumerate().filter_map(of).collect()
+    tasks.iter().enumerate().filter_map(task_sets).collect()
 }
 
 fn run_filling(

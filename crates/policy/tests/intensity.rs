@@ -158,16 +158,16 @@ fn a_program_that_just_fits_the_cache_gets_the_quietest_neighbor() {
     let curves = [curve(50.0, 3.0), curve(29.0, 28.0), curve(2.0, 1.5), curve(0.4, 0.4)];
     let all: Profiles = curves.into_iter().enumerate().map(|(id, profile)| (TaskId(id as u32), profile)).collect();
     let tasks: Vec<TaskSample> = (0..4).map(|id| task(id, None)).collect();
-    let of = |parameters: &str, profiles: &Profiles| {
+    let neighbor = |parameters: &str, profiles: &Profiles| {
         let mut di = build("di", parameters, 1).unwrap();
         beside(&decide(di.as_mut(), 2, tasks.clone(), profiles, &idle()).plan, 0)
     };
-    assert_eq!(of("", &all), [3]);
-    assert_eq!(of("recorded_on = \"whole\"", &all), [2]);
+    assert_eq!(neighbor("", &all), [3]);
+    assert_eq!(neighbor("recorded_on = \"whole\"", &all), [2]);
     // One curve ends above the share: all are compared on the whole cache.
     let mut partly = all.clone();
     partly.insert(TaskId(3), with_misses(vec![(4 << 20, Estimate::exact(0.4))]));
-    assert_eq!(of("", &partly), [2]);
+    assert_eq!(neighbor("", &partly), [2]);
 }
 
 /// Does a program with a high priority get the quietest neighbor, and do two of them get different caches?

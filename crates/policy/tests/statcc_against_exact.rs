@@ -72,11 +72,11 @@ fn simulate(programs: &[&EndlessProgram]) -> Vec<(f64, f64)> {
             misses[next] += missed;
         }
     }
-    let of = |p: usize| {
+    let rates = |p: usize| {
         let instructions = (accesses[p] * programs[p].instructions) as f64;
         (cycles[p] / instructions, misses[p] as f64 / accesses[p] as f64)
     };
-    (0..n).map(of).collect()
+    (0..n).map(rates).collect()
 }
 
 /// Stated error. Over groups of programs without phases: miss ratios within 5 points, run times within 8 %. Over all

@@ -177,8 +177,8 @@ impl CoRunMatrix {
     /// Programs that did not finish their work beside a co-runner, as text: their slowdown is a lower bound.
     pub fn unfinished_programs(&self) -> Vec<String> {
         let (names, all) = (&self.names, 0..self.names.len());
-        let of = |i: usize| all.clone().filter(move |&j| !self.beside[i][j].finished).map(move |j| (i, j));
-        all.clone().flat_map(of).map(|(i, j)| format!("{} beside {}", names[i], names[j])).collect()
+        let unfinished_of = |i: usize| all.clone().filter(move |&j| !self.beside[i][j].finished).map(move |j| (i, j));
+        all.clone().flat_map(unfinished_of).map(|(i, j)| format!("{} beside {}", names[i], names[j])).collect()
     }
 
     /// Run time beside the other program over run time alone, minus one.

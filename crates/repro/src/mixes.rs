@@ -179,12 +179,12 @@ fn score(context: &ExperimentContext<'_>, bench: &CoRunBench, jobs: &[WorkloadJo
         Err(ReproError::Interrupted) => Err(ReproError::Interrupted),
         other => Ok(other.map_err(|error| error.to_string())),
     })?;
-    let of = |name: &str| match names.iter().position(|other| *other == name).map(|at| &runs[at]) {
+    let run_of = |name: &str| match names.iter().position(|other| *other == name).map(|at| &runs[at]) {
         Some(Ok(run)) => Ok(run),
         Some(Err(error)) => Err(failed(name)(error)),
         None => Err(failed("mixes")(format!("the registry has no '{name}'"))),
     };
-    let (default, by_matrix) = (of("default")?, of("best-by-matrix")?);
+    let (default, by_matrix) = (run_of("default")?, run_of("best-by-matrix")?);
     let judge = |run: &[ProgramRates], name: &str| {
         let speeds: Vec<f64> = run.iter().map(|rates| rates.instr_per_cycle).collect();
         SpeedupScores::from_rates(&speeds, &alone)
@@ -299,8 +299,8 @@ mod tests {
             unfinished_pairs: Vec::new(),
         };
         let means = mean_scores(&[mix(&[("di", 2.0), ("dio", 2.0)]), mix(&[("dio", 1.0)])]);
-        let of = |index: usize| (means[index].policy.as_str(), means[index].weighted_speedup_gain_percent);
-        assert_eq!((means.len(), of(0), of(1)), (2, ("di", 0.0), ("dio", 50.0)));
+        let score_of = |index: usize| (means[index].policy.as_str(), means[index].weighted_speedup_gain_percent);
+        assert_eq!((means.len(), score_of(0), score_of(1)), (2, ("di", 0.0), ("dio", 50.0)));
     }
 
     /// Is an abandoned program named, with its slowdown until then?

@@ -231,14 +231,14 @@ fn read_books(workload: &Workload, lengths: ProfilingLengths) -> Result<Vec<Runn
 }
 
 fn running_sums(task: &TaskResults, last: Option<CacheLevel>, line_bytes: f64) -> RunningSums {
-    let of = |level: Option<CacheLevel>| task.levels.iter().find(|found| Some(found.level) == level);
+    let counts_of = |level: Option<CacheLevel>| task.levels.iter().find(|found| Some(found.level) == level);
     let mut books = RunningSums { instructions: task.instructions as f64, ..RunningSums::default() };
     let sums = &mut books.sums;
     sums[CYCLES] = task.cycles as f64;
-    if let Some(level) = of(last) {
+    if let Some(level) = counts_of(last) {
         (sums[REFERENCES], sums[MISSES]) = (level.references as f64, level.misses as f64);
     }
-    if let Some(level) = of(Some(CacheLevel::L1Data)) {
+    if let Some(level) = counts_of(Some(CacheLevel::L1Data)) {
         (sums[L1_REFERENCES], sums[L1_MISSES]) = (level.references as f64, level.misses as f64);
     }
     sums[READ] = task.memory_read_bytes as f64 / line_bytes;

@@ -102,9 +102,9 @@ mod tests {
     #[test]
     fn profiles_tell_streams_from_quiet_programs() {
         let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
-        let of = |name: &str| profile(&WorkloadJob::new(name, 1), &machine, 300_000).unwrap();
+        let profile_of = |name: &str| profile(&WorkloadJob::new(name, 1), &machine, 300_000).unwrap();
         let misses = |profile: &Profile| *profile.stack_positions().unwrap().last().unwrap();
-        let (stream, quiet) = (of("libquantum"), of("gamess"));
+        let (stream, quiet) = (profile_of("libquantum"), profile_of("gamess"));
         assert!(misses(&stream) > 1_000.0 && misses(&stream) > 20.0 * misses(&quiet), "{stream:?} {quiet:?}");
         assert_eq!(stream.stack_positions().map(<[f64]>::len), Some(17));
         assert!(stream.reuse_times().is_some());

@@ -117,10 +117,10 @@ pub(crate) fn work_run(
     results: RunResults,
     decisions: Vec<Decision>,
 ) -> Result<WorkRun, ReproError> {
-    let of = |(task, work): (usize, &InstructionRange)| {
+    let rates = |(task, work): (usize, &InstructionRange)| {
         rates_over_work(trail, task, work).ok_or_else(|| failed(&workload.jobs[task].name)("it never ran"))
     };
-    Ok(WorkRun { rates: work.iter().enumerate().map(of).collect::<Result<_, _>>()?, results, decisions })
+    Ok(WorkRun { rates: work.iter().enumerate().map(rates).collect::<Result<_, _>>()?, results, decisions })
 }
 
 /// Rates over the work; `None` for a job that executed nothing.
@@ -212,14 +212,14 @@ mod tests {
     /// measured from another cycle on?
     #[test]
     fn equal_work_is_the_same_instructions() {
-        let of = |jobs: &[&str]| {
+        let run_jobs = |jobs: &[&str]| {
             let jobs = jobs.iter().map(|name| WorkloadJob::new(name, 1)).collect();
             Workload::from_machine_name("xeon-x5365-4", jobs, 1).unwrap().with_length(1_000_000, 1_500_000)
         };
-        let (work, speed) = measure_solo(&of(&["mcf-2006"])).unwrap();
+        let (work, speed) = measure_solo(&run_jobs(&["mcf-2006"])).unwrap();
         assert!(work.from_instr > 0.0 && work.to_instr > work.from_instr);
-        let (quiet, _) = measure_solo(&of(&["gamess"])).unwrap();
-        let run = measure_joint(&of(&["mcf-2006", "gamess"]), &[work, quiet], None).unwrap();
+        let (quiet, _) = measure_solo(&run_jobs(&["gamess"])).unwrap();
+        let run = measure_joint(&run_jobs(&["mcf-2006", "gamess"]), &[work, quiet], None).unwrap();
         let ratio = run.rates[0].instr_per_cycle / speed.instr_per_cycle;
         assert!((0.9..1.05).contains(&ratio), "{ratio}");
         assert!((run.rates[0].run_time_share - 1.0).abs() < 0.02, "{:?}", run.rates);
@@ -240,8 +240,8 @@ mod tests {
         };
         let trail = [step(0, 0), step(100, 50), step(200, 250)];
         let at = |instr: f64| place(&trail, 0, |_, task| task.instructions as f64, instr);
-        let of = |moment: ProgressPoint| (moment.cycle, moment.misses, moment.data_stall_cycles);
-        assert_eq!(at(150.0).map(of), Some((150.0, 15.0, 75.0)));
+        let counts = |moment: ProgressPoint| (moment.cycle, moment.misses, moment.data_stall_cycles);
+        assert_eq!(at(150.0).map(counts), Some((150.0, 15.0, 75.0)));
         assert_eq!(at(50.0).map(|moment| moment.cycle), Some(100.0));
         assert_eq!(at(0.0).map(|moment| moment.cycle), Some(0.0));
         assert_eq!(at(251.0), None);
@@ -255,13 +255,13 @@ mod tests {
             |instructions: u64| TaskProgress { instructions, misses: 0, on_cpu_cycles: 0, data_stall_cycles: 0.0 };
         let step = |cycle: u64, done: u64| ProgressSample { cycle, tasks: vec![task(done), task(0)] };
         let trail = [step(0, 0), step(100, 100), step(200, 150)];
-        let of = |task: usize, from_instr: f64, to_instr: f64| {
+        let rates_over = |task: usize, from_instr: f64, to_instr: f64| {
             rates_over_work(&trail, task, &InstructionRange { from_instr, to_instr })
                 .map(|rates| (rates.instr_per_cycle, rates.finished))
         };
-        assert_eq!(of(0, 50.0, 100.0), Some((1.0, true)));
-        assert_eq!(of(0, 100.0, 1000.0), Some((0.5, false)));
-        assert_eq!(of(0, 500.0, 1000.0), Some((0.75, false)));
-        assert_eq!(of(1, 0.0, 10.0), None);
+        assert_eq!(rates_over(0, 50.0, 100.0), Some((1.0, true)));
+        assert_eq!(rates_over(0, 100.0, 1000.0), Some((0.5, false)));
+        assert_eq!(rates_over(0, 500.0, 1000.0), Some((0.75, false)));
+        assert_eq!(rates_over(1, 0.0, 10.0), None);
     }
 }

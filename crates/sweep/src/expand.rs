@@ -48,7 +48,7 @@ pub fn expand(sweep: &SweepDefinition, work: &dyn JobRunner) -> Result<ExpandedS
         let seed = point.iter().find(|(axis, _)| *axis == "seed").and_then(|(_, value)| value.as_u64());
         let rest: Point<'_> = point.iter().filter(|(axis, _)| *axis != "seed").copied().collect();
         // Seeds go fastest, so that everything else is put together once for all of them.
-        let known = last.as_ref().filter(|(of, ..)| *of == rest).map(|(_, content, own)| (*content, *own));
+        let known = last.as_ref().filter(|(owner, ..)| *owner == rest).map(|(_, content, own)| (*content, *own));
         let (content, own_seed) = match known {
             Some(known) => known,
             None => {

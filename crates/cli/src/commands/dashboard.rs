@@ -72,13 +72,13 @@ fn ground_truth(path: &std::path::Path, run: &RecordedRun) -> anyhow::Result<Gro
     let evicted = results.caches.iter().filter(|cache| contended(cache.level, cache.cache.0));
     let evicted = evicted
         .flat_map(|cache| &cache.evictions_by_pair)
-        .filter_map(|(by, of, lines)| Some((process(*by)?, process(*of)?, *lines)))
+        .filter_map(|(by, victim, lines)| Some((process(*by)?, process(*victim)?, *lines)))
         .collect();
     let mut programs: Vec<ProgramTruth> = Vec::new();
     for task in &results.tasks {
         if !programs.iter().any(|program| program.program == task.process.0) {
-            let of = results.tasks.iter().filter(|other| other.process == task.process);
-            programs.push(true_program(task.process.0, &of.collect::<Vec<_>>()));
+            let threads = results.tasks.iter().filter(|other| other.process == task.process);
+            programs.push(true_program(task.process.0, &threads.collect::<Vec<_>>()));
         }
     }
     Ok(GroundTruth { source: format!("{}, seed {}", answer.scenario, answer.seed), programs, evicted })

@@ -194,10 +194,11 @@ pub fn pass_on(ended: RecordingEnd) -> anyhow::Result<()> {
 }
 
 fn render(result: &RecordResult) -> String {
-    let of = result.program_accesses.map(|n| format!(" of {} data accesses", count_text(n))).unwrap_or_default();
+    let access_text =
+        result.program_accesses.map(|n| format!(" of {} data accesses", count_text(n))).unwrap_or_default();
     let instructions = result.instructions.map(|n| format!(", {} instructions", count_text(n))).unwrap_or_default();
     format!(
-        "{}: {}{of}{instructions}, {}, {}\nprogram: {}\n",
+        "{}: {}{access_text}{instructions}, {}, {}\nprogram: {}\n",
         result.file,
         counted_text(result.records, "record"),
         counted_text(result.threads as u64, "thread"),

@@ -150,8 +150,8 @@ impl RunArgs {
             }
         }
         let programs = commands.iter().enumerate().map(|(index, command)| {
-            let of = |runs: &[Vec<ProgramExit>]| runs.iter().filter_map(|run| run.get(index).cloned()).collect();
-            program(command.join(" "), of(&managed), of(&unmanaged), self.min_compared_seconds())
+            let exits = |runs: &[Vec<ProgramExit>]| runs.iter().filter_map(|run| run.get(index).cloned()).collect();
+            program(command.join(" "), exits(&managed), exits(&unmanaged), self.min_compared_seconds())
         });
         let last = last.unwrap_or_default();
         let result = RunJson {

@@ -285,15 +285,20 @@ fn caches_table(results: &RunResults) -> String {
     ]);
     for cache in &results.caches {
         let others = (cache.demand.misses > 0).then(|| cache.demand.inter_task as f64 / cache.demand.misses as f64);
-        let worst =
-            cache.evictions_by_pair.iter().filter(|(evictor, of, _)| evictor != of).max_by_key(|(_, _, lines)| *lines);
+        let worst = cache
+            .evictions_by_pair
+            .iter()
+            .filter(|(evictor, victim, _)| evictor != victim)
+            .max_by_key(|(_, _, lines)| *lines);
         table.row([
             format!("{:?} {}", cache.level, cache.cache.0),
             count_text(cache.demand.references),
             value_or_dash(cache.demand.miss_ratio().map(|ratio| percent_text(ratio, 2))),
             value_or_dash(others.map(|share| percent_text(share, 0))),
             number(cache.bytes_per_cycle),
-            value_or_dash(worst.map(|(by, of, lines)| format!("{} > {}: {} lines", by.0, of.0, count_text(*lines)))),
+            value_or_dash(
+                worst.map(|(by, victim, lines)| format!("{} > {}: {} lines", by.0, victim.0, count_text(*lines))),
+            ),
         ]);
     }
     table.text()

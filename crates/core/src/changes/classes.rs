@@ -32,7 +32,7 @@ pub struct ServiceClass {
 impl ServiceClass {
     /// The one group whose share of this cache it is; `None` where several have the same mask and cannot be told apart.
     pub fn group_of(&self, cache: CacheId) -> Option<GroupId> {
-        let mut groups = self.shares.iter().filter(|(_, of)| *of == cache).map(|(group, _)| *group);
+        let mut groups = self.shares.iter().filter(|(_, other)| *other == cache).map(|(group, _)| *group);
         groups.next().filter(|_| groups.next().is_none())
     }
 
@@ -46,7 +46,7 @@ fn is_member(share: &CacheShare, task: &TaskState) -> bool {
 }
 
 fn limits_of(cache: CacheId, state: &MachineState, capabilities: &Capabilities) -> Option<MaskConstraints> {
-    let of_cache = capabilities.partitions.iter().filter(|(of, _)| *of == cache);
+    let of_cache = capabilities.partitions.iter().filter(|(owner, _)| *owner == cache);
     of_cache.into_iter().find_map(|(_, partition)| match *partition {
         PartitionSupport::Ways { ways, min_ways: at_least, contiguous, .. } => {
             let taken = state.reserved_ways.get(&cache).cloned().unwrap_or_default();

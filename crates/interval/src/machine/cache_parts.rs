@@ -18,14 +18,14 @@ pub struct Parts {
 pub fn divide_cache(units: u32, masks: &[IndexSet], shared: bool) -> Parts {
     let all: IndexSet = (0..units).collect();
     let mut known: Vec<IndexSet> = vec![all.clone()];
-    let mut of = Vec::new();
+    let mut masks_of = Vec::new();
     for mask in masks {
         let mask = mask.intersection(&all);
         let index = known.iter().position(|other| *other == mask).unwrap_or_else(|| {
             known.push(mask.clone());
             known.len() - 1
         });
-        of.push(index.min(crate::occupancy::MAX_PARTS - 1) as u8);
+        masks_of.push(index.min(crate::occupancy::MAX_PARTS - 1) as u8);
     }
     known.truncate(crate::occupancy::MAX_PARTS);
     // Parts that overlap, directly or through others, are in one group. The first one is empty unless some tasks may
@@ -52,7 +52,7 @@ pub fn divide_cache(units: u32, masks: &[IndexSet], shared: bool) -> Parts {
     Parts {
         parts: known.iter().enumerate().map(|(index, mask)| (share(mask), number(index))).collect(),
         groups: (0..numbers.len() as u8).map(whole).collect(),
-        of,
+        of: masks_of,
     }
 }
 

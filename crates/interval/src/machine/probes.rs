@@ -305,7 +305,7 @@ impl IntervalMachine {
     fn interval(&self, cache: CacheId, row: &[TaskId], before: &[TaskTotals], total_ns: u64) -> RowInterval {
         let level = self.places.level;
         let counts = |instr: f64, cycles: f64, references: f64, misses: f64| {
-            let of = [
+            let readings = [
                 (CounterEvent::Instructions, instr),
                 (CounterEvent::Cycles, cycles),
                 (CounterEvent::References(level), references),
@@ -313,7 +313,7 @@ impl IntervalMachine {
             ];
             let reading =
                 |(event, count): (CounterEvent, f64)| EventCount { event, count: count as u64, enabled_share: 1.0 };
-            EventCounts(of.into_iter().map(reading).collect())
+            EventCounts(readings.into_iter().map(reading).collect())
         };
         let mut sums = [0.0; 4];
         let mut task_counts = Vec::new();

@@ -60,11 +60,11 @@ fn epyc(offline: &[u32]) -> SysfsTree {
             continue;
         }
         let core = cpu % 64;
-        let of =
+        let online_part =
             |cpus: &mut dyn Iterator<Item = u32>| cpus.filter(|&c| online.contains(c)).collect::<CpuSet>().to_string();
-        let siblings = of(&mut [core, core + 64].into_iter());
+        let siblings = online_part(&mut [core, core + 64].into_iter());
         let first = core / 8 * 8;
-        let complex = of(&mut (first..first + 8).chain(first + 64..first + 72));
+        let complex = online_part(&mut (first..first + 8).chain(first + 64..first + 72));
         tree.place(cpu, 0, core, &siblings);
         tree.cache(cpu, 2, (2, "Unified", "512K"), core, &siblings);
         tree.cache(cpu, 3, (3, "Unified", "32768K"), 2 * (core / 8), &complex);

@@ -224,8 +224,11 @@ mod tests {
         let remote = |task, line, times| vec![sample(task, line, DataSource::RemoteCache); times];
         let samples = [remote(0, 7, 4), remote(0, 8, 2), remote(1, 7, 1), remote(2, 7, 3)].concat();
         profiler.update(&round(2, true, samples), &mut profiles);
-        let (of, third) = (with(&profiles, 0), 2.0 / 3.0);
-        assert!((of[0].1 - third / 4.0).abs() < 1e-12 && (of[1].1 - third * 3.0 / 4.0).abs() < 1e-12, "{of:?}");
+        let (profile, third) = (with(&profiles, 0), 2.0 / 3.0);
+        assert!(
+            (profile[0].1 - third / 4.0).abs() < 1e-12 && (profile[1].1 - third * 3.0 / 4.0).abs() < 1e-12,
+            "{profile:?}"
+        );
         let estimate = profiles[&TaskId(0)].sharing.with[&TaskId(2)].estimate();
         assert!(
             (estimate.value - estimate.low - 1.96 * (0.25f64 / 6.0).sqrt()).abs() < 1e-12,

@@ -75,8 +75,8 @@ impl Clusters {
                 count - 1
             }))
         });
-        let of = cluster_of.collect();
-        Clusters { of, count, global }
+        let cluster_of = cluster_of.collect();
+        Clusters { of: cluster_of, count, global }
     }
 }
 

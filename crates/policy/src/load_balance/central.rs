@@ -48,7 +48,7 @@ fn place_heaviest_first(places: &[Bin], pieces: &[TaskLoad], keeps: impl Fn(&Tas
 /// task that cannot move stay.
 fn match_bins(places: &[Bin], pieces: &[TaskLoad], groups: &[usize]) -> Vec<usize> {
     let loads = BinLoads::of(places, pieces, groups);
-    let stuck = |group: usize| pieces.iter().zip(groups).any(|(piece, &of)| of == group && piece.stuck);
+    let stuck = |group: usize| pieces.iter().zip(groups).any(|(piece, &owner)| owner == group && piece.stuck);
     let mut named: Vec<Option<usize>> = (0..places.len()).map(|group| stuck(group).then_some(group)).collect();
     let mut is_taken: Vec<bool> = named.iter().map(Option::is_some).collect();
     let mut overlap = vec![vec![0usize; places.len()]; places.len()];

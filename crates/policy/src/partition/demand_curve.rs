@@ -209,15 +209,15 @@ mod tests {
             misses_per_kilo_instr: Some(rate),
             stall_cycles_per_miss: Some(100.0),
         };
-        let of = |rate| {
+        let demand = |rate| {
             DemandCurve::from_profile(&profile(&[4.0, 1.0, 0.0, 0.0]), Some(speed(rate)), 300.0, CACHE, 4).unwrap()
         };
-        assert_eq!(of(3.0).misses_per_kilo_instr, [4.0, 1.0, 0.0, 0.0]);
-        assert_eq!(of(7.0).misses_per_kilo_instr, [7.0, 4.0, 3.0, 3.0]);
+        assert_eq!(demand(3.0).misses_per_kilo_instr, [4.0, 1.0, 0.0, 0.0]);
+        assert_eq!(demand(7.0).misses_per_kilo_instr, [7.0, 4.0, 3.0, 3.0]);
         let high =
             DemandCurve::from_profile(&profile(&[4.0, 3.0, 3.0, 2.0]), Some(speed(1.5)), 300.0, CACHE, 4).unwrap();
         assert_eq!(high.misses_per_kilo_instr, [3.5, 2.5, 2.5, 1.5]);
-        assert_eq!(of(7.0).cycles_per_instr[0], 2.0, "it is as fast as with the least space, at best");
+        assert_eq!(demand(7.0).cycles_per_instr[0], 2.0, "it is as fast as with the least space, at best");
     }
 
     /// Does a measurement under a share bound the curve: more units from above, fewer from below if no other program

@@ -310,12 +310,12 @@ fn claimant(
 ) -> Option<Claimant> {
     let speed = remembered.speeds.speed(present.process);
     let bytes = domain.cache.size_bytes?;
-    let of = |task: &&TaskSample| {
+    let task_demand = |task: &&TaskSample| {
         let profile = view.profiles.get(&task.task)?;
         let penalty = parameters.miss_penalty_cycles.or(view.predictor.miss_penalty_cycles())?;
         DemandCurve::from_profile(profile, speed, penalty, bytes, domain.divided.units())
     };
-    let threads: Vec<DemandCurve> = present.tasks.iter().filter_map(of).collect();
+    let threads: Vec<DemandCurve> = present.tasks.iter().filter_map(task_demand).collect();
     let goal = present.goal();
     let priority = if goal.priority.is_finite() && goal.priority > 0.0 { goal.priority } else { 1.0 };
     let min_units = remembered.insufficient_units.get(&present.process).map_or(1, |units| units + 1);

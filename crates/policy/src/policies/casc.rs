@@ -335,13 +335,14 @@ impl CascCache {
     fn request_newcomer_rows(&mut self, domain: &LlcTasks<'_>, parameters: &Parameters, next: &mut u32) {
         let current: Vec<TaskId> =
             domain.tasks.iter().map(|sample| sample.task).filter(|&task| self.is_current(task)).collect();
-        let of = |asked: &OpenProbe| match &asked.probe.kind {
+        let paired_task = |asked: &OpenProbe| match &asked.probe.kind {
             ProbeKind::PairedRows { task, peers, .. } => Some((*task, peers.clone())),
             _ => None,
         };
         let newcomers = self.unmeasured_tasks(domain);
-        self.open_probes
-            .retain(|asked| of(asked).is_some_and(|(task, peers)| newcomers.contains(&task) && peers == current));
+        self.open_probes.retain(|asked| {
+            paired_task(asked).is_some_and(|(task, peers)| newcomers.contains(&task) && peers == current)
+        });
         if current.len() + 1 < domain.cpus.count() as usize {
             return;
         }
@@ -394,15 +395,17 @@ impl CascCache {
             "every CPU accepts threads up to its highest miss rate; this is their expected joint miss rate".to_string();
         why.push(Reason { kind: ReasonKind::Explanation, tasks: Vec::new(), text, numbers });
         for (index, thread) in threads.iter().enumerate() {
-            let Some(of) = thread.1 else { continue };
-            let taken = (0..cpus).filter(|&cpu| buckets.can_admit(cpu, of.pcmr)).count();
-            let before =
-                self.assigned.as_ref().map(|old| (0..cpus).filter(|&cpu| old.buckets.can_admit(cpu, of.pcmr)).count());
+            let Some(event) = thread.1 else { continue };
+            let taken = (0..cpus).filter(|&cpu| buckets.can_admit(cpu, event.pcmr)).count();
+            let before = self
+                .assigned
+                .as_ref()
+                .map(|old| (0..cpus).filter(|&cpu| old.buckets.can_admit(cpu, event.pcmr)).count());
             if taken < cpus && before != Some(taken) {
                 let text = format!(
                     "{{0}} is confined to {taken} of {cpus} CPUs, because it misses much on a share of the cache"
                 );
-                let numbers = vec![("pcmr_misses_per_100_refs".to_string(), of.pcmr)];
+                let numbers = vec![("pcmr_misses_per_100_refs".to_string(), event.pcmr)];
                 why.push(Reason { kind: ReasonKind::Explanation, tasks: vec![threads[index].0], text, numbers });
             }
         }

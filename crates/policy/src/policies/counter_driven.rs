@@ -101,8 +101,8 @@ impl CoRunCost for Misses<'_> {
         self.tasks.contains_key(&task)
     }
     fn penalty(&self, one: TaskId, other: TaskId) -> f64 {
-        let of = |task| self.tasks.get(&task).copied();
-        of(one).zip(of(other)).map_or(0.0, |(one, other)| self.penalty_weight * one * other)
+        let rate = |task| self.tasks.get(&task).copied();
+        rate(one).zip(rate(other)).map_or(0.0, |(one, other)| self.penalty_weight * one * other)
     }
     fn solo_cost(&self, _: TaskId) -> f64 {
         0.0

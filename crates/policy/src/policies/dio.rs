@@ -31,15 +31,15 @@ impl Policy for Dio {
             BalancedRate::Misses => &[misses, evicted, slowed],
             BalancedRate::MemoryReads => &[reads, misses, evicted, slowed],
         };
-        let known = |of: &&RateGetter| view.profiles.values().any(|profile| of(profile).is_some());
-        let of = kinds.iter().find(known);
+        let known = |getter: &&RateGetter| view.profiles.values().any(|profile| getter(profile).is_some());
+        let getter = kinds.iter().find(known);
         let no_counters = matches!(view.capabilities.abilities.get(&Ability::CountPerTask), Some(Support::No { .. }));
-        if no_counters && of.is_none() {
+        if no_counters && getter.is_none() {
             let rates = recorded_rates(view, self.0.parameters.recorded_on);
             return self.0.decide(view, |task| rates.get(&task).copied());
         }
-        let of = of.unwrap_or(&evicted);
-        self.0.decide(view, |task: TaskId| of(view.profiles.get(&task)?).map(|rate| rate.value))
+        let getter = getter.unwrap_or(&evicted);
+        self.0.decide(view, |task: TaskId| getter(view.profiles.get(&task)?).map(|rate| rate.value))
     }
 }
 

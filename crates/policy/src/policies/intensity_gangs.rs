@@ -424,8 +424,8 @@ fn describe_known_rate(view: &View<'_>, task: TaskId) -> String {
 /// Slowdown of each task beside each other; `None` while no sensitivity or no intensity is known. A task of unknown
 /// sensitivity counts as unaffected, one of unknown intensity as harmless.
 fn costs(view: &View<'_>, active: &[TaskId]) -> Option<Vec<Vec<f64>>> {
-    let value = |task: &TaskId, of: fn(&cachemate_core::Profile) -> Option<Fact<f64>>| {
-        view.profiles.get(task).and_then(of).map(|fact| fact.value.max(0.0))
+    let value = |task: &TaskId, fact_of: fn(&cachemate_core::Profile) -> Option<Fact<f64>>| {
+        view.profiles.get(task).and_then(fact_of).map(|fact| fact.value.max(0.0))
     };
     let sensitivity: Vec<Option<f64>> =
         active.iter().map(|task| value(task, |profile| profile.contention.sensitivity)).collect();

@@ -371,8 +371,8 @@ impl ThreadClustering {
     /// N follows the overhead while a round lasts (3.4.2): an excess is compensated over an equally long time. The
     /// probe keeps its number, so the shMaps continue.
     fn readjust(&self, round: &mut SamplingRound, window_cost_ns: u64, view: &View<'_>) {
-        let of = view.observation.tasks.iter().filter(|task| round.processes.contains(&task.process));
-        let window_busy_ns: f64 = of.map(busy_ns).sum();
+        let tasks = view.observation.tasks.iter().filter(|task| round.processes.contains(&task.process));
+        let window_busy_ns: f64 = tasks.map(busy_ns).sum();
         round.busy_ns += window_busy_ns;
         let ProbeKind::AccessSamples { sample_period: one_in, max_samples: at_most, .. } = &mut round.probe.kind else {
             return;
@@ -452,8 +452,9 @@ impl ThreadClustering {
             let wanted = ran + task.run_queue_wait_ns.unwrap_or(0);
             wanted as f64 >= self.parameters.idle_below_share * view.observation.span.elapsed_ns as f64
         };
-        let of = view.observation.tasks.iter().filter(|task| !task.exited && round.processes.contains(&task.process));
-        of.filter(busy).collect()
+        let tasks =
+            view.observation.tasks.iter().filter(|task| !task.exited && round.processes.contains(&task.process));
+        tasks.filter(busy).collect()
     }
 
     /// Cluster of each thread; threads of each filter are clustered among themselves.
@@ -478,7 +479,7 @@ impl ThreadClustering {
                 filters.push(own);
             }
         });
-        let (mut of, mut count) = (vec![None; threads.len()], 0);
+        let (mut cluster_of, mut count) = (vec![None; threads.len()], 0);
         for own in filters {
             let members: Vec<usize> = (0..threads.len()).filter(|&index| filter(threads[index]) == own).collect();
             let map = |&at: &usize| {
@@ -490,11 +491,11 @@ impl ThreadClustering {
             let maps: Vec<ThreadMap<'_>> = members.iter().map(map).collect();
             let clusters = find(self.parameters.method, &maps, &sharing, threshold);
             for (&at, cluster) in members.iter().zip(&clusters.of) {
-                of[at] = cluster.map(|cluster| count + cluster);
+                cluster_of[at] = cluster.map(|cluster| count + cluster);
             }
             count += clusters.count;
         }
-        of
+        cluster_of
     }
 
     /// Mean forecast slowdown that the placement adds (thesis 3.7.1); `None` without a forecast.

@@ -108,8 +108,8 @@ impl<'a> BucketSearch<'a> {
         let weighted = rules.better && threads.iter().all(|thread| thread.refs_rate.is_some_and(|rate| rate > 0.0));
         let mut weights: Vec<(u32, f64)> = Vec::new();
         if weighted {
-            let of = threads.iter().filter_map(|thread| Some((level(thread.pcmr), thread.refs_rate?)));
-            weights = of.collect();
+            let level_weights = threads.iter().filter_map(|thread| Some((level(thread.pcmr), thread.refs_rate?)));
+            weights = level_weights.collect();
             weights.sort_by(|a, b| a.0.cmp(&b.0).then(b.1.total_cmp(&a.1)));
             weights.dedup_by_key(|weight| weight.0);
         }

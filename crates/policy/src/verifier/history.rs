@@ -240,7 +240,9 @@ impl History {
     pub fn trial_windows(&self) -> (Vec<WindowSpeeds>, Vec<WindowSpeeds>) {
         let is_own = |plan: &Plan| same_placement(plan, &self.in_force, &self.present);
         let (own, others): (Vec<_>, Vec<_>) = self.legs.iter().partition(|(plan, _)| is_own(plan));
-        let windows = |legs: Vec<&(Plan, Vec<WindowSpeeds>)>| legs.into_iter().flat_map(|(_, of)| of.clone()).collect();
+        let windows = |legs: Vec<&(Plan, Vec<WindowSpeeds>)>| {
+            legs.into_iter().flat_map(|(_, windows_of_leg)| windows_of_leg.clone()).collect()
+        };
         (windows(others), windows(own))
     }
 

@@ -103,7 +103,7 @@ impl OpenChange {
         if now == self.phases {
             return None;
         }
-        let tasks = |of: &TaskPhases| of.iter().map(|(task, _)| *task).collect::<Vec<_>>();
+        let tasks = |phases: &TaskPhases| phases.iter().map(|(task, _)| *task).collect::<Vec<_>>();
         Some(if tasks(&now) == tasks(&self.phases) { "a phase has changed" } else { "tasks arrived or exited" })
     }
 }

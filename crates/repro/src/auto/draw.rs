@@ -146,7 +146,7 @@ impl MixGenerator<'_> {
         let (rate, hot) = (self.draw_between(0.004, 0.02), self.draw_between(0.1, 0.5));
         let (part, base) = (self.draw_between(0.0, 0.6), self.draw_between(0.5, 1.2));
         let overlap = self.draw_between(0.4, 1.0);
-        let missing = |held: f64, of: f64| (1.0 - held / of).max(0.0);
+        let missing = |held: f64, needed: f64| (1.0 - held / needed).max(0.0);
         let fills = move |held: f64| {
             let two = part * missing(held, hot * bytes) + (1.0 - part) * missing(held, bytes);
             rate * two + 1e-6

@@ -70,20 +70,20 @@ pub struct AutoMix {
 
 impl AutoMix {
     /// Gain of one contender over another, in percent, for the machine seeds that score.
-    pub fn gains(&self, of: usize, over: usize) -> Vec<f64> {
-        self.gains_by(ScoreKind::WeightedSpeedup, of, over)
+    pub fn gains(&self, contender: usize, over: usize) -> Vec<f64> {
+        self.gains_by(ScoreKind::WeightedSpeedup, contender, over)
     }
 
     /// The same gain by another measure; in points for the worst slowdown, where less is better.
-    pub fn gains_by(&self, kind: ScoreKind, of: usize, over: usize) -> Vec<f64> {
+    pub fn gains_by(&self, kind: ScoreKind, contender: usize, over: usize) -> Vec<f64> {
         let percent = |a: f64, b: f64| 100.0 * (a / b - 1.0);
         let gain = |did: &Vec<ContenderScore>| {
-            let (of, over) = (&did[of], &did[over]);
+            let (own, over) = (&did[contender], &did[over]);
             match kind {
-                ScoreKind::WeightedSpeedup => percent(of.weighted_speedup, over.weighted_speedup),
-                ScoreKind::HarmonicMean => percent(of.harmonic_mean, over.harmonic_mean),
-                ScoreKind::Throughput => percent(of.instr_per_s, over.instr_per_s),
-                ScoreKind::WorstSlowdown => 100.0 * (of.worst_slowdown - over.worst_slowdown),
+                ScoreKind::WeightedSpeedup => percent(own.weighted_speedup, over.weighted_speedup),
+                ScoreKind::HarmonicMean => percent(own.harmonic_mean, over.harmonic_mean),
+                ScoreKind::Throughput => percent(own.instr_per_s, over.instr_per_s),
+                ScoreKind::WorstSlowdown => 100.0 * (own.worst_slowdown - over.worst_slowdown),
             }
         };
         self.did.iter().skip(1).map(gain).collect()

@@ -215,7 +215,7 @@ fn points(mixes: &[AutoMix]) -> Vec<DataPoint> {
 }
 
 fn figure(mixes: &[AutoMix]) -> ResultFigure {
-    let of = |at: usize, family: &Family| {
+    let mean_gain = |at: usize, family: &Family| {
         let values: Vec<f64> =
             mixes.iter().filter(|mix| mix.family == *family).map(|mix| mean(&mix.gains(at, 0))).collect();
         cachemate_report::figure::ChartBar {
@@ -226,7 +226,7 @@ fn figure(mixes: &[AutoMix]) -> ResultFigure {
     let shown: Vec<usize> = singles().chain([contender_list().len() - 1]).collect();
     let group = |family: &Family| BarGroup {
         name: family.name().to_string(),
-        bars: shown.iter().map(|&at| of(at, family)).collect(),
+        bars: shown.iter().map(|&at| mean_gain(at, family)).collect(),
     };
     let drawing = BarChart {
         title: "Weighted speed-up over the default, by family".to_string(),

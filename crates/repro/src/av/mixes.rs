@@ -140,7 +140,7 @@ fn all_mixes(
         let alone = context.run_all(&jobs, |&(program, at)| {
             run_request::solo_run(&Workload { jobs: vec![job(program, at, seed)], ..workload(&[], seed, length)? })
         })?;
-        let of =
+        let solo_of =
             |(at, program): (usize, &&str)| jobs.iter().position(|other| *other == (*program, at)).map(|n| alone[n]);
         mixes.extend(context.run_all_stored(
             module_path!(),
@@ -148,7 +148,7 @@ fn all_mixes(
             |nth| format!("{nth} {seed} {length:?}"),
             |&nth| {
                 let alone: Vec<(InstructionRange, ProgramRates)> =
-                    MIXES[nth].0.iter().enumerate().filter_map(of).collect();
+                    MIXES[nth].0.iter().enumerate().filter_map(solo_of).collect();
                 mix(nth, seed, length, &alone)
             },
         )?);
@@ -285,17 +285,17 @@ fn mean_moves(decisions: &[Decision]) -> f64 {
 }
 
 fn findings(context: &ExperimentContext<'_>, mixes: &[FourJobMix]) -> Vec<Finding> {
-    let over_mixes = |seed: u64, of: &dyn Fn(&FourJobMix) -> f64| {
+    let over_mixes = |seed: u64, metric: &dyn Fn(&FourJobMix) -> f64| {
         mean(
             &mixes
                 .iter()
                 .filter(|mix| mix.seed == seed)
-                .map(of)
+                .map(metric)
                 .filter(|value| value.is_finite())
                 .collect::<Vec<f64>>(),
         )
     };
-    let per_seed = |of: &dyn Fn(&FourJobMix) -> f64| context.per_seed(|seed| over_mixes(seed, of));
+    let per_seed = |metric: &dyn Fn(&FourJobMix) -> f64| context.per_seed(|seed| over_mixes(seed, metric));
     let oracle = mean(&per_seed(&|mix| mix.oracle.ipc_gain).iter().map(|(_, gain)| *gain).collect::<Vec<f64>>());
     let worst = mean(&per_seed(&|mix| mix.worst_pairing_gain).iter().map(|(_, gain)| *gain).collect::<Vec<f64>>());
     // If the gain of the best pairing is below the paper's mean, the target is 70 % of that gain. A pairing that loses
@@ -306,8 +306,8 @@ fn findings(context: &ExperimentContext<'_>, mixes: &[FourJobMix]) -> Vec<Findin
     };
     let mut findings = Vec::new();
     for (index, (name, _, _)) in SCHEDULERS.iter().enumerate() {
-        let mean_of = |of: fn(&RoundRobinGains) -> f64| {
-            mean(&per_seed(&|mix| of(&mix.by[index])).iter().map(|(_, value)| *value).collect::<Vec<f64>>())
+        let mean_of = |metric: fn(&RoundRobinGains) -> f64| {
+            mean(&per_seed(&|mix| metric(&mix.by[index])).iter().map(|(_, value)| *value).collect::<Vec<f64>>())
         };
         let note = format!(
             "The best of the three pairings gains {oracle:.2} %, the worst {worst:.2} %. Split: mix {:+.2} %, contention {:+.2} %, busy {:+.2} %; weighted \

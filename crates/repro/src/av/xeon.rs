@@ -147,7 +147,7 @@ fn compare(
     recorded: &[ProgramRecord],
     thresholds: Thresholds,
 ) -> Result<XeonRun, ReproError> {
-    let of: Vec<&ProgramRecord> = WORKLOADS[index]
+    let records: Vec<&ProgramRecord> = WORKLOADS[index]
         .iter()
         .filter_map(|name| recorded.iter().find(|recorded| recorded.program.0 == *name))
         .collect();
@@ -159,10 +159,10 @@ fn compare(
         job.instructions = Some((alone * recorded.instr_per_cycle) as u64);
         job
     };
-    workload.jobs = of.iter().enumerate().map(job).collect();
+    workload.jobs = records.iter().enumerate().map(job).collect();
     // Far beyond the end, because the run is over when the last job ends.
     let workload = workload.with_length(0, 1_000 * alone as u64);
-    let profiles: Vec<Profile> = of.iter().map(|recorded| profile(recorded)).collect();
+    let profiles: Vec<Profile> = records.iter().map(|recorded| profile(recorded)).collect();
     let by_default = run_managed(&workload, "default", "", Vec::new())?;
     let vectors = run_managed(&workload, "activity-vector", "form = \"advice\"\n", profiles.clone())?;
     let bounded = |&bound: &&'static str| {
@@ -171,7 +171,7 @@ fn compare(
     };
     let bounded = length.bounds.iter().map(bounded).collect::<Result<_, ReproError>>()?;
     let counters = run_managed(&workload, "counter-driven", "form = \"advice\"\n", profiles.clone())?;
-    let bits: Vec<_> = of.iter().map(|recorded| thresholds.vectors(&recorded.activity)[L2_MISS].clone()).collect();
+    let bits: Vec<_> = records.iter().map(|recorded| thresholds.vectors(&recorded.activity)[L2_MISS].clone()).collect();
     let choices = choices(&by_default, |a, b| overlap(&bits[a], &bits[b]));
     Ok(XeonRun {
         seed,
@@ -381,9 +381,9 @@ fn finish_times(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Findin
 /// Late finish times and IPC gains under other bounds, over all workloads and seeds.
 fn other_bounds(runs: &[XeonRun]) -> Vec<DataPoint> {
     let bounds = runs.first().map_or(&[][..], |ran| &ran.bounded);
-    let of = |(nth, (bound, _)): (usize, &(Name, WorkloadRun))| {
-        let over = |of: &dyn Fn(&XeonRun, &WorkloadRun) -> f64| {
-            let value = |ran: &XeonRun| of(ran, &ran.bounded[nth].1);
+    let bound_points = |(nth, (bound, _)): (usize, &(Name, WorkloadRun))| {
+        let over = |metric: &dyn Fn(&XeonRun, &WorkloadRun) -> f64| {
+            let value = |ran: &XeonRun| metric(ran, &ran.bounded[nth].1);
             mean(&runs.iter().map(value).collect::<Vec<f64>>())
         };
         let delay = over(&|ran, finished| last_delay(&delays(finished, &ran.by_default)));
@@ -392,7 +392,7 @@ fn other_bounds(runs: &[XeonRun]) -> Vec<DataPoint> {
         [("late finish time, %, by bound", delay), ("IPC gain, %, by bound", speed)]
             .map(|(series, value)| DataPoint::over_values(series, &at, &[value]))
     };
-    bounds.iter().enumerate().flat_map(of).collect()
+    bounds.iter().enumerate().flat_map(bound_points).collect()
 }
 
 fn counters(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Finding> {

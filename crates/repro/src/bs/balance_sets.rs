@@ -13,8 +13,8 @@ const BALANCE_SET: &str = "locations = 500\nreplacement = \"lru\"\nslice_ns = 10
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let sizes: &[u64] = context.pick(&[192], &[48, 96, 192, 384]);
     let who = papers();
-    let of = cells(context, ThreadMix::Spec2000, &who, sizes)?;
-    let mut all = points(NAME, &of, sizes);
+    let literal = cells(context, ThreadMix::Spec2000, &who, sizes)?;
+    let mut all = points(NAME, &literal, sizes);
     let fair = cells(context, ThreadMix::Spec2000, &NiagaraPolicy::BalanceSet(BALANCE_SET.to_string()), sizes)?;
     all.extend(points(FAIR, &fair, sizes));
     if !context.quick {
@@ -67,8 +67,8 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     .points(sensitivity)
     .time_scale(scale);
     let mut findings = vec![bs_2];
-    for (form, of) in [(NAME, &of), (FAIR, &fair)] {
-        findings.extend(throughput_and_misses(form, of, sizes, &all));
+    for (form, cells) in [(NAME, &literal), (FAIR, &fair)] {
+        findings.extend(throughput_and_misses(form, cells, sizes, &all));
     }
     findings[1].figures.push(sweep);
     findings.push(doubled_cache_finding(context, sizes, &who)?);

@@ -26,9 +26,9 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         l1.ok_or_else(|| failed("BS-1")("no L1 data cache"))?.size_bytes = kb << 10;
         workload.unmanaged_run()
     })?;
-    let values = |of: fn(&RunResults) -> Option<f64>, kb: u64, seed: Option<u64>| -> Vec<f64> {
+    let values = |value: fn(&RunResults) -> Option<f64>, kb: u64, seed: Option<u64>| -> Vec<f64> {
         let wanted = |(at, by, _): &(u64, u64, &str)| *at == kb && seed.is_none_or(|seed| seed == *by);
-        settings.iter().zip(&runs).filter(|(s, _)| wanted(s)).filter_map(|(_, run)| of(run)).collect()
+        settings.iter().zip(&runs).filter(|(s, _)| wanted(s)).filter_map(|(_, run)| value(run)).collect()
     };
     let ipc: fn(&RunResults) -> Option<f64> = |run| Some(run.instructions_per_cycle());
     let misses: fn(&RunResults) -> Option<f64> =

@@ -96,7 +96,7 @@ fn finding(
     by: ReplacementModel,
     name: &str,
 ) -> Finding {
-    let of = |form: &'static str, seed: Option<u64>, kb: Option<u64>| -> Vec<&RatioPair> {
+    let pairs_of = |form: &'static str, seed: Option<u64>, kb: Option<u64>| -> Vec<&RatioPair> {
         let wanted = |case: &ModelCase| {
             case.by == by && seed.is_none_or(|seed| seed == case.seed) && kb.is_none_or(|kb| kb == case.kb)
         };
@@ -105,19 +105,19 @@ fn finding(
     };
     let mut points = Vec::new();
     for form in FORMS {
-        for &kb in sizes.iter().filter(|&&kb| !of(form, None, Some(kb)).is_empty()) {
+        for &kb in sizes.iter().filter(|&&kb| !pairs_of(form, None, Some(kb)).is_empty()) {
             let per_seed = |of_pairs: fn(&[&RatioPair]) -> f64| {
-                context.seeds.iter().map(|&seed| of_pairs(&of(form, Some(seed), Some(kb)))).collect::<Vec<f64>>()
+                context.seeds.iter().map(|&seed| of_pairs(&pairs_of(form, Some(seed), Some(kb)))).collect::<Vec<f64>>()
             };
             points.push(DataPoint::over_values(format!("{form}: mean error %"), format!("{kb} KB"), &per_seed(error)));
             points.push(DataPoint::over_values(format!("{form}: bias %"), format!("{kb} KB"), &per_seed(bias)));
         }
     }
-    let per_seed: Vec<(u64, f64)> = context.per_seed(|seed| error(&of(WATCHED, Some(seed), None)));
-    let series = |form: &'static str| of(form, None, None).iter().map(|p| (p.measured, p.expected)).collect();
+    let per_seed: Vec<(u64, f64)> = context.per_seed(|seed| error(&pairs_of(WATCHED, Some(seed), None)));
+    let series = |form: &'static str| pairs_of(form, None, None).iter().map(|p| (p.measured, p.expected)).collect();
     let file = if by == ReplacementModel::Lru { "bs-5-statstack" } else { "bs-5-statcache" };
     let [watched, exact, data, behind, cold] =
-        [WATCHED, EXACT, DATA, BEHIND, COLD].map(|form| error(&of(form, None, None)));
+        [WATCHED, EXACT, DATA, BEHIND, COLD].map(|form| error(&pairs_of(form, None, None)));
     let note = format!(
         "Access rates are those of the groups. Of the error of {watched:.1} %, {exact:.1} % is the model's (with exact reuse times; {behind:.1} % \
          when these are taken behind the L1s), the rest sampling. Without the code, which shares the cache, it would be {data:.1} %; of groups \
@@ -281,11 +281,11 @@ fn reuse_times(records: &[WindowRecord], case: &ModelCase) -> Result<BTreeMap<Ta
         }
         profiler.update(&record.observation);
     }
-    let of = |(task, profile): (&TaskId, &cachemate_core::Profile)| {
+    let prediction = |(task, profile): (&TaskId, &cachemate_core::Profile)| {
         let times = profile.reuse_times().and_then(|times| ReuseTimes::from_profile(times));
         Ok((*task, times.ok_or_else(|| failed("BS-5")(format!("no reuse times of {task:?}")))?))
     };
-    profiler.profiles().iter().map(of).collect()
+    profiler.profiles().iter().map(prediction).collect()
 }
 
 /// A scatter plot of expected against measured values.

@@ -200,12 +200,12 @@ fn shuffle_arrivals(jobs: &[WorkloadJob], seed: u64) -> Vec<WorkloadJob> {
 /// The slowdowns of the jobs' programs, in the jobs' order.
 fn ordered_costs(matrix: &CoRunMatrix, workload: usize, jobs: &[WorkloadJob]) -> Vec<Vec<f64>> {
     let place = |job: &WorkloadJob| WORKLOADS[workload].iter().position(|name| *name == job.kernel).unwrap_or(0);
-    let of = jobs.iter().map(place).collect::<Vec<usize>>();
-    matrix.pair_costs(&of).cost
+    let seats = jobs.iter().map(place).collect::<Vec<usize>>();
+    matrix.pair_costs(&seats).cost
 }
 
-fn percent_above(time: f64, of: f64) -> f64 {
-    100.0 * (time / of - 1.0)
+fn percent_above(time: f64, base: f64) -> f64 {
+    100.0 * (time / base - 1.0)
 }
 
 fn number(workload: usize) -> String {
@@ -363,7 +363,7 @@ fn workload_figures(room: &Testbed, workload: usize, seed: u64) -> Result<Worklo
         by(PlacementSource::Dio)?,
         by(PlacementSource::DioReads)?,
     );
-    let of = |name: &str, found: &Slowdowns| {
+    let describe_scheme = |name: &str, found: &Slowdowns| {
         let above = percent_above(mean(&found.times), best);
         format!("{name} {above:.1} % above with {} after {} moves", found.coscheduled, found.moves)
     };
@@ -371,9 +371,9 @@ fn workload_figures(room: &Testbed, workload: usize, seed: u64) -> Result<Worklo
     Ok(WorkloadFigures {
         words: format!(
             "seed {seed}, best {best_pairs} (the next {next:.1} % above), {}, {}, {}",
-            of("DI", &di),
-            of("DIO", &dio),
-            of("DIO by reads", &reads)
+            describe_scheme("DI", &di),
+            describe_scheme("DIO", &dio),
+            describe_scheme("DIO by reads", &reads)
         ),
         di_whole: percent_above(mean(&whole.times), best),
         di: percent_above(mean(&di.times), best),
@@ -446,7 +446,7 @@ fn eight_core_findings(
         figures.push(ResultFigure::bars(format!("ca-7-{machine}"), &figure));
     }
     // The gains of all workloads for one seed, machine and policy.
-    let of = |seed: usize, at: usize, by: PlacementSource| -> Vec<f64> {
+    let gains_of = |seed: usize, at: usize, by: PlacementSource| -> Vec<f64> {
         workloads.iter().map(|&workload| gains[&(at, workload, by)][seed]).collect()
     };
     let mean_of = |at: usize, by: PlacementSource, workload: usize| mean(&gains[&(at, workload, by)]);
@@ -461,7 +461,7 @@ fn eight_core_findings(
         .clone()
         .map(|at| {
             let over_seeds = |by: PlacementSource| {
-                mean(&(0..context.seeds.len()).map(|seed| mean(&of(seed, at, by))).collect::<Vec<f64>>())
+                mean(&(0..context.seeds.len()).map(|seed| mean(&gains_of(seed, at, by))).collect::<Vec<f64>>())
             };
             100.0 * over_seeds(PlacementSource::Dio).min(over_seeds(PlacementSource::DiWhole))
                 / over_seeds(PlacementSource::Optimal)
@@ -472,7 +472,7 @@ fn eight_core_findings(
     }));
     points.extend(machines.iter().enumerate().map(|(index, machine)| {
         let of_seed: Vec<f64> =
-            (0..context.seeds.len()).map(|seed| mean(&of(seed, index, PlacementSource::Optimal))).collect();
+            (0..context.seeds.len()).map(|seed| mean(&gains_of(seed, index, PlacementSource::Optimal))).collect();
         DataPoint::over_values("the optimal's mean gain over workloads, %", *machine, &of_seed)
     }));
     let ratio = ratios.into_iter().fold(f64::INFINITY, f64::min);

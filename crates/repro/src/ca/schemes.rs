@@ -62,13 +62,13 @@ pub(super) fn compare(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, R
 }
 
 /// All choices of `of` programs.
-fn choices(programs: usize, of: usize) -> Vec<Vec<usize>> {
+fn choices(programs: usize, size: usize) -> Vec<Vec<usize>> {
     let chosen = |set: u32| (0..programs).filter(|index| set >> index & 1 == 1).collect::<Vec<usize>>();
-    (0u32..1 << programs).filter(|set| set.count_ones() as usize == of).map(chosen).collect()
+    (0u32..1 << programs).filter(|set| set.count_ones() as usize == size).map(chosen).collect()
 }
 
-fn part(costs: &PairCosts, of: &[usize]) -> Vec<Vec<f64>> {
-    of.iter().map(|&i| of.iter().map(|&j| costs.cost[i][j]).collect()).collect()
+fn part(costs: &PairCosts, members: &[usize]) -> Vec<Vec<f64>> {
+    members.iter().map(|&i| members.iter().map(|&j| costs.cost[i][j]).collect()).collect()
 }
 
 /// Mean slowdown of every scheme's best schedule in percent above the optimal one, over all workloads of this many
@@ -329,7 +329,7 @@ mod tests {
     /// Does the number of workloads match the paper's?
     #[test]
     fn there_are_as_many_workloads_as_published() {
-        assert_eq!([4, 6, 8, 10].map(|of| choices(10, of).len()), [210, 210, 45, 1]);
+        assert_eq!([4, 6, 8, 10].map(|size| choices(10, size).len()), [210, 210, 45, 1]);
     }
 
     /// Does the published table give the published schedules and the best pairs, by name?

@@ -127,12 +127,13 @@ fn twice_cache_finding(context: &ExperimentContext<'_>, sizes: &[u64], better: &
         .seeds
         .iter()
         .map(|&seed| {
-            let minimum = ahead.iter().filter(|(_, of, _)| *of == seed).map(|(_, _, points)| *points);
+            let minimum = ahead.iter().filter(|(_, own_seed, _)| *own_seed == seed).map(|(_, _, points)| *points);
             (seed, minimum.fold(f64::INFINITY, f64::min))
         })
         .collect();
     let point = |&size: &u64| {
-        let values: Vec<f64> = ahead.iter().filter(|(of, _, _)| *of == size).map(|(_, _, points)| *points).collect();
+        let values: Vec<f64> =
+            ahead.iter().filter(|(own_size, _, _)| *own_size == size).map(|(_, _, points)| *points).collect();
         DataPoint::over_values(
             "hit rate of CASC over the default's on twice the cache, points",
             format!("{size} KB"),
@@ -204,7 +205,7 @@ fn fairness(context: &ExperimentContext<'_>, sizes: &[u64], better: &[Cell]) -> 
     for (metric, value) in METRICS {
         for name in &names {
             let values: Vec<f64> =
-                curve.iter().filter(|(of, _)| of == name).map(|(_, measured)| value(measured)).collect();
+                curve.iter().filter(|(owner, _)| owner == name).map(|(_, measured)| value(measured)).collect();
             points.push(DataPoint::over_values(format!("bound on the spread: {metric}"), name.clone(), &values));
         }
     }

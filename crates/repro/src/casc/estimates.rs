@@ -42,7 +42,9 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             measure_errors(context, &NiagaraSetting::new(size, seed, context))
         },
     )?;
-    let at = |size: u64| settings.iter().zip(&told).filter(move |((of, _), _)| *of == size).map(|(_, told)| told);
+    let at = |size: u64| {
+        settings.iter().zip(&told).filter(move |((own_size, _), _)| *own_size == size).map(|(_, told)| told)
+    };
     let mut points = Vec::new();
     for &size in sizes {
         for (form, name) in ["own counts", "linear solve"].iter().enumerate() {
@@ -54,9 +56,10 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             ));
         }
     }
-    let per_seed = |of: &dyn Fn(&EstimateErrors) -> f64, worse: fn(f64, f64) -> f64| {
+    let per_seed = |metric: &dyn Fn(&EstimateErrors) -> f64, worse: fn(f64, f64) -> f64| {
         let value = |seed: u64| {
-            let of_seed = settings.iter().zip(&told).filter(|((_, of), _)| *of == seed).map(|(_, told)| of(told));
+            let of_seed =
+                settings.iter().zip(&told).filter(|((_, own_seed), _)| *own_seed == seed).map(|(_, told)| metric(told));
             of_seed.reduce(worse).unwrap_or(f64::NAN)
         };
         context.per_seed(value)
@@ -88,14 +91,14 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             errors.push(DataPoint::over_values(format!("{name}: mean error %"), format!("{size} KB"), &means));
         }
     }
-    let casc_5 = |form: usize, what: &str, target: ResultTarget, of: &dyn Fn(&EstimateErrors, usize) -> f64| {
+    let casc_5 = |form: usize, what: &str, target: ResultTarget, metric: &dyn Fn(&EstimateErrors, usize) -> f64| {
         Finding::new(
             "CASC-5",
             what,
             "within 30 % at worst",
             "%",
             target,
-            &per_seed(&|told| of(told, form), f64::max),
+            &per_seed(&|told| metric(told, form), f64::max),
         )
         .require_every_seed()
         .points(errors.clone())
@@ -127,7 +130,7 @@ fn measure_errors(context: &ExperimentContext<'_>, setting: &NiagaraSetting) -> 
     let (own, solved) = (measured_ratios(&records, true)?, measured_ratios(&records, false)?);
     let truth = solo_ratios(setting)?;
     let ids: Vec<TaskId> = own.keys().copied().collect();
-    let rate = |of: &BTreeMap<TaskId, f64>| ids.iter().map(|task| of[task]).collect::<Vec<f64>>();
+    let rate = |rates_of: &BTreeMap<TaskId, f64>| ids.iter().map(|task| rates_of[task]).collect::<Vec<f64>>();
     let right = [rate(&own), rate(&solved)].map(|rates| same_side_count(&rates, &truth));
     let mut told = form_errors(&records, &own, &solved)?;
     for (name, rows_ns) in OTHER_ROWS {
@@ -192,18 +195,18 @@ fn form_errors(
     let plain = |rate: &dyn Fn(&TaskId) -> f64, members: &[TaskId]| {
         members.iter().map(rate).sum::<f64>() / members.len() as f64
     };
-    let of = |rates: &BTreeMap<TaskId, f64>, task: &TaskId| rates.get(task).copied().unwrap_or(f64::NAN);
+    let rate_of = |rates: &BTreeMap<TaskId, f64>, task: &TaskId| rates.get(task).copied().unwrap_or(f64::NAN);
     let long = |task: &TaskId| in_groups.get(task).map_or(f64::NAN, MissSums::rate);
     type RateModel<'a> = Box<dyn Fn(&[TaskId]) -> f64 + 'a>;
     let forms: [(&'static str, RateModel<'_>); 6] = [
-        ("better", Box::new(|members| weighted(&in_rows, &|task| of(own, task), members))),
+        ("better", Box::new(|members| weighted(&in_rows, &|task| rate_of(own, task), members))),
         ("better, rates measured in groups", Box::new(|members| weighted(&in_rows, &long, members))),
         (
             "better, references measured in groups",
-            Box::new(|members| weighted(&in_groups, &|task| of(own, task), members)),
+            Box::new(|members| weighted(&in_groups, &|task| rate_of(own, task), members)),
         ),
         ("better, linearity alone", Box::new(|members| weighted(&in_groups, &long, members))),
-        ("literal", Box::new(|members| plain(&|task| of(solved, task), members))),
+        ("literal", Box::new(|members| plain(&|task| rate_of(solved, task), members))),
         ("literal, linearity alone", Box::new(|members| plain(&long, members))),
     ];
     let error = |expect: &RateModel<'_>| -> Vec<f64> {

@@ -27,8 +27,8 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         same.push((seed, compare(&setting, &NiagaraPolicy::better_policy(""), "identical", &identical)?));
     }
     context.check_not_stopped()?;
-    let values = |of: fn(&Comparison) -> f64, from: &[(u64, Comparison)]| {
-        from.iter().map(|(seed, gain)| (*seed, 100.0 * of(gain))).collect::<Vec<_>>()
+    let values = |value: fn(&Comparison) -> f64, from: &[(u64, Comparison)]| {
+        from.iter().map(|(seed, gain)| (*seed, 100.0 * value(gain))).collect::<Vec<_>>()
     };
     let split = |name: &str, from: &[(u64, Comparison)]| {
         let parts: [(&str, fn(&Comparison) -> f64); 4] = [
@@ -37,8 +37,8 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             ("of which contention %", |gain| gain.contention_gain),
             ("busy gain %", |gain| gain.busy_gain),
         ];
-        let point = |(part, of): (&str, fn(&Comparison) -> f64)| {
-            let values: Vec<f64> = from.iter().map(|(_, gain)| 100.0 * of(gain)).collect();
+        let point = |(part, value): (&str, fn(&Comparison) -> f64)| {
+            let values: Vec<f64> = from.iter().map(|(_, gain)| 100.0 * value(gain)).collect();
             DataPoint::over_values(format!("{name}: {part}"), format!("{size} KB"), &values)
         };
         parts.map(point).to_vec()

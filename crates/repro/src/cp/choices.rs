@@ -168,9 +168,9 @@ fn choose_online(workload: &Workload, entries: u64, pace: RunScale, windows: u64
         true
     })
     .map_err(failed("cache-sizing"))?;
-    let of =
+    let share_of =
         |process: u32| shares.iter().find(|share| share.members.contains(&ShareMember::Process(ProcessId(process))));
-    let (Some(first), Some(second)) = (of(0), of(1)) else { return Ok(None) };
+    let (Some(first), Some(second)) = (share_of(0), share_of(1)) else { return Ok(None) };
     Ok(match &first.units {
         // One partition for both is the shared cache.
         Units::Colors { allowed, .. } if first.group != second.group => Some(allowed.count()),

@@ -155,17 +155,25 @@ pub(super) fn recovery_finding(
     let mut groups = Vec::new();
     for (index, pair) in by_seed[0].iter().enumerate() {
         for which in 0..2 {
-            let of = [pair.pair.0, pair.pair.1][which];
+            let own_program = [pair.pair.0, pair.pair.1][which];
             let over = |rates: fn(&MeasuredPair) -> [f64; 2]| -> Vec<f64> {
                 by_seed.iter().map(|seed| rates(&seed[index])[which] / seed[index].alone[which]).collect()
             };
             let (shared, best) = (over(|pair| pair.shared), over(|pair| pair.best().1));
             groups.push(BarGroup {
-                name: format!("{of} ({})", name(pair.pair)),
+                name: format!("{own_program} ({})", name(pair.pair)),
                 bars: vec![mean(&shared).into(), mean(&best).into()],
             });
-            points.push(DataPoint::over_values("shared, over alone", format!("{}: {of}", name(pair.pair)), &shared));
-            points.push(DataPoint::over_values("best split, over alone", format!("{}: {of}", name(pair.pair)), &best));
+            points.push(DataPoint::over_values(
+                "shared, over alone",
+                format!("{}: {own_program}", name(pair.pair)),
+                &shared,
+            ));
+            points.push(DataPoint::over_values(
+                "best split, over alone",
+                format!("{}: {own_program}", name(pair.pair)),
+                &best,
+            ));
         }
     }
     let bars = BarChart {

@@ -81,10 +81,10 @@ fn run_mix(
 ) -> Result<SizedMix, ReproError> {
     let jobs = programs.iter().map(|&index| job(PROGRAMS[index], 1)).collect();
     let workload = chip_setup(jobs, programs.len() as u32, true, pace, seed)?;
-    let of: Vec<&(SoloWork, ColorCurves)> = programs.iter().map(|index| &alone[index]).collect();
-    let solo: Vec<f64> = of.iter().map(|(solo, _)| solo.rate).collect();
-    let work: Vec<InstructionRange> = of.iter().map(|(solo, _)| solo.work).collect();
-    let curves: Vec<&ColorCurves> = of.iter().map(|(_, alone)| alone).collect();
+    let members: Vec<&(SoloWork, ColorCurves)> = programs.iter().map(|index| &alone[index]).collect();
+    let solo: Vec<f64> = members.iter().map(|(solo, _)| solo.rate).collect();
+    let work: Vec<InstructionRange> = members.iter().map(|(solo, _)| solo.work).collect();
+    let curves: Vec<&ColorCurves> = members.iter().map(|(_, alone)| alone).collect();
     let speedup = |worked: &WorkRun| {
         let rates: Vec<f64> = worked.rates.iter().map(|rates| rates.instr_per_cycle).collect();
         weighted_speedup(&rates, &solo).unwrap_or(f64::NAN)
@@ -148,16 +148,17 @@ fn findings(
     all: &[SizedMix],
     pace: RunScale,
 ) -> Vec<Finding> {
-    let per_seed = |of: &dyn Fn(&[&SizedMix]) -> f64| -> Vec<(u64, f64)> {
+    let per_seed = |metric: &dyn Fn(&[&SizedMix]) -> f64| -> Vec<(u64, f64)> {
         let seeds = context.seeds.iter().map(|&seed| {
             let own: Vec<&SizedMix> =
                 mixes.iter().zip(all).filter(|((at, _), _)| *at == seed).map(|(_, mix)| mix).collect();
             (seed, own)
         });
-        seeds.filter(|(_, own)| !own.is_empty()).map(|(seed, own)| (seed, of(&own))).collect()
+        seeds.filter(|(_, own)| !own.is_empty()).map(|(seed, own)| (seed, metric(&own))).collect()
     };
-    let mean_of =
-        |mixes: &[&SizedMix], of: fn(&SizedMix) -> f64| mean(&mixes.iter().map(|mix| of(mix)).collect::<Vec<_>>());
+    let mean_of = |mixes: &[&SizedMix], metric: fn(&SizedMix) -> f64| {
+        mean(&mixes.iter().map(|mix| metric(mix)).collect::<Vec<_>>())
+    };
     let worst = all.iter().map(SizedMix::gain).fold(f64::INFINITY, f64::min);
     let worst_short = all.iter().map(SizedMix::short_of_best).fold(f64::NEG_INFINITY, f64::max);
     let worse = all.iter().filter(|mix| mix.gain() < -1.0).map(|mix| format!("{} ({:+.1} %)", mix.name(), mix.gain()));
@@ -214,13 +215,13 @@ fn findings(
 
 fn figure(all: &[SizedMix]) -> ResultFigure {
     let series = |count: usize| {
-        let of = all.iter().filter(|mix| mix.programs.len() == count);
+        let counted = all.iter().filter(|mix| mix.programs.len() == count);
         let point = |mix: &SizedMix| ChartPoint {
             title: Some(mix.name()),
             ..ChartPoint::new(100.0 * (mix.offline / mix.shared - 1.0), mix.gain())
         };
         let name = format!("{count} programs");
-        Series { name, points: of.map(point).collect(), mark: Mark::Points, ..Series::default() }
+        Series { name, points: counted.map(point).collect(), mark: Mark::Points, ..Series::default() }
     };
     let chart = Chart {
         title: "Weighted speed-up over sharing: sized online against sized offline".to_string(),

@@ -145,11 +145,11 @@ pub(crate) fn measure_pairs(
     l3: bool,
     pace: RunScale,
 ) -> Result<Vec<MeasuredPair>, ReproError> {
-    let of = |asked: &PairRequest| -> Vec<PairMode> {
+    let modes = |asked: &PairRequest| -> Vec<PairMode> {
         std::iter::once(PairMode::Shared).chain(asked.splits.iter().map(|&first| PairMode::Split(first))).collect()
     };
     let runs: Vec<(&PairRequest, PairMode)> =
-        asked.iter().flat_map(|asked| of(asked).into_iter().map(move |run| (asked, run))).collect();
+        asked.iter().flat_map(|asked| modes(asked).into_iter().map(move |run| (asked, run))).collect();
     let answers = context.run_all(&runs, |&(asked, run)| {
         context.report_progress(&format!("{}+{} {run:?}, seed {}", asked.pair.0, asked.pair.1, asked.seed));
         run_one(&pair_on_chip(asked.pair, l3, pace, asked.seed, asked.other_frames)?, run, asked.alone)

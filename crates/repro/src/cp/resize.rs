@@ -136,8 +136,8 @@ fn computed_finding(context: &ExperimentContext<'_>, intervals: &[u64], by_seed:
         .zip(by_seed)
         .map(|(&seed, all)| (seed, mean(&all.iter().map(off).collect::<Vec<_>>())))
         .collect();
-    let values = |index: usize, of: fn(&ResizeCost) -> f64| {
-        by_seed.iter().map(|all| 100.0 * of(&all[index])).collect::<Vec<f64>>()
+    let values = |index: usize, value: fn(&ResizeCost) -> f64| {
+        by_seed.iter().map(|all| 100.0 * value(&all[index])).collect::<Vec<f64>>()
     };
     let mut points = Vec::new();
     let mut series = vec![

@@ -57,9 +57,9 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
 }
 
 fn findings(all: &[PolicyBehavior], seed: u64) -> Vec<Finding> {
-    let most = |of: &dyn Fn(&PolicyBehavior) -> f64| all.iter().map(of).fold(0.0, f64::max);
-    let points = |series: &str, of: &dyn Fn(&PolicyBehavior) -> f64| -> Vec<DataPoint> {
-        all.iter().map(|one| DataPoint::over_values(series, one.policy, &[of(one)])).collect()
+    let most = |metric: &dyn Fn(&PolicyBehavior) -> f64| all.iter().map(metric).fold(0.0, f64::max);
+    let points = |series: &str, metric: &dyn Fn(&PolicyBehavior) -> f64| -> Vec<DataPoint> {
+        all.iter().map(|one| DataPoint::over_values(series, one.policy, &[metric(one)])).collect()
     };
     let waits = |one: &PolicyBehavior| one.longest_wait_seconds;
     let changes = |one: &PolicyBehavior| one.changes as f64 / one.hours;

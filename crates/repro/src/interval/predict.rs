@@ -83,6 +83,6 @@ fn divide(engine: &mut IntervalEngine, machine: &MachineSpec, run: &CoRun, slots
     let lines = |ways: &u32| engine.capacity_lines() * *ways as f32 / all;
     let parts: Vec<f32> = run.ways.iter().map(lines).collect();
     let domains: Vec<(f32, u8)> = parts.iter().enumerate().map(|(index, &part)| (part, index as u8)).collect();
-    let of = slots.iter().enumerate().map(|(index, &slot)| (slot, index as u8)).collect();
-    engine.divide(0, &domains, &parts, of);
+    let members = slots.iter().enumerate().map(|(index, &slot)| (slot, index as u8)).collect();
+    engine.divide(0, &domains, &parts, members);
 }

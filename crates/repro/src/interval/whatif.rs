@@ -274,19 +274,19 @@ const NAMED: usize = 4;
 pub fn describe_reason(reason: &Reason, name: impl Fn(&TaskId) -> Option<String>) -> String {
     let name = |task: &TaskId| name(task).unwrap_or_else(|| "a program that has ended".to_string());
     let text = reason.render(|task| name(&task));
-    let mut of: Vec<String> = Vec::new();
+    let mut names_listed: Vec<String> = Vec::new();
     for name in reason.tasks.iter().map(name) {
-        if !of.contains(&name) {
-            of.push(name);
+        if !names_listed.contains(&name) {
+            names_listed.push(name);
         }
     }
-    if text != reason.text || of.is_empty() {
+    if text != reason.text || names_listed.is_empty() {
         return text;
     }
-    let more = of.len().saturating_sub(NAMED);
-    of.truncate(NAMED);
+    let more = names_listed.len().saturating_sub(NAMED);
+    names_listed.truncate(NAMED);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    format!("{text} ({}{more})", of.join(", "))
+    format!("{text} ({}{more})", names_listed.join(", "))
 }
 
 #[cfg(test)]

@@ -67,10 +67,10 @@ pub const METRICS: [(&str, Metric); 21] = [
 /// Mean, minimum and maximum over seeds of every metric at every size.
 pub fn points(name: &str, cells: &[Cell], sizes: &[u64]) -> Vec<DataPoint> {
     let mut points = Vec::new();
-    for (metric, of) in METRICS {
+    for (metric, value) in METRICS {
         for &size in sizes {
             let values: Vec<f64> =
-                cells.iter().filter(|cell| cell.l2_kb == size).map(|cell| of(&cell.measured)).collect();
+                cells.iter().filter(|cell| cell.l2_kb == size).map(|cell| value(&cell.measured)).collect();
             points.push(DataPoint::over_values(format!("{name}: {metric}"), format!("{size} KB"), &values));
         }
     }
@@ -99,10 +99,10 @@ pub fn values_over_bandwidth(
         measure(&NiagaraSetting { mix, bytes_per_cycle: Some(bytes), ..NiagaraSetting::new(192, seed, context) }, who)
     })?;
     let mut points = Vec::new();
-    for (metric, of) in METRICS {
+    for (metric, value) in METRICS {
         for bytes in BANDWIDTHS {
             let at = all.iter().zip(&measured).filter(|((at, _), _)| *at == bytes);
-            let values: Vec<f64> = at.map(|(_, measured)| of(measured)).collect();
+            let values: Vec<f64> = at.map(|(_, measured)| value(measured)).collect();
             points.push(DataPoint::over_values(
                 format!("{name} over bandwidth: {metric}"),
                 format!("{bytes}"),
@@ -112,14 +112,14 @@ pub fn values_over_bandwidth(
     }
     let line = |metric: &str| {
         let series = format!("{name} over bandwidth: {metric}");
-        let of = points.iter().filter(|point| point.series == series);
+        let own_points = points.iter().filter(|point| point.series == series);
         let at = |point: &DataPoint| {
             Some(ChartPoint {
                 interval: point.low.zip(point.high),
                 ..ChartPoint::new(point.at.parse().ok()?, point.value?)
             })
         };
-        Series { name: metric.to_string(), points: of.filter_map(at).collect(), ..Series::default() }
+        Series { name: metric.to_string(), points: own_points.filter_map(at).collect(), ..Series::default() }
     };
     let chart = Chart {
         title: format!("{name} at 192 KB over the bandwidth of memory"),
@@ -132,12 +132,13 @@ pub fn values_over_bandwidth(
 }
 
 /// One value per seed: the worst over all sizes.
-pub fn worst_by_seed(cells: &[Cell], of: Metric, worse: fn(f64, f64) -> f64) -> Vec<(u64, f64)> {
+pub fn worst_by_seed(cells: &[Cell], metric: Metric, worse: fn(f64, f64) -> f64) -> Vec<(u64, f64)> {
     let mut seeds: Vec<u64> = cells.iter().map(|cell| cell.seed).collect();
     seeds.sort_unstable();
     seeds.dedup();
     let value = |seed: u64| {
-        let values: Vec<f64> = cells.iter().filter(|cell| cell.seed == seed).map(|cell| of(&cell.measured)).collect();
+        let values: Vec<f64> =
+            cells.iter().filter(|cell| cell.seed == seed).map(|cell| metric(&cell.measured)).collect();
         // If a value is missing at one size, there is no worst value.
         let whole = values.iter().all(|value| value.is_finite());
         values.into_iter().reduce(worse).filter(|_| whole).unwrap_or(f64::NAN)
@@ -148,12 +149,12 @@ pub fn worst_by_seed(cells: &[Cell], of: Metric, worse: fn(f64, f64) -> f64) -> 
 /// A chart over L2 sizes, one line per series.
 pub fn size_chart(name: &str, title: &str, y: &str, points: &[DataPoint], series: &[&str]) -> ResultFigure {
     let line = |name: &&str| {
-        let of = points.iter().filter(|point| point.series == **name);
+        let own_points = points.iter().filter(|point| point.series == **name);
         let at = |point: &DataPoint| {
             let size = point.at.trim_end_matches(" KB").parse().ok()?;
             Some(ChartPoint { interval: point.low.zip(point.high), ..ChartPoint::new(size, point.value?) })
         };
-        Series { name: (*name).to_string(), points: of.filter_map(at).collect(), ..Series::default() }
+        Series { name: (*name).to_string(), points: own_points.filter_map(at).collect(), ..Series::default() }
     };
     let chart = Chart {
         title: title.to_string(),
@@ -173,9 +174,10 @@ pub fn shortfall(at: impl Iterator<Item = (u64, f64)>, met: impl Fn(f64) -> bool
 }
 
 /// Means over seeds, by size.
-pub fn means(cells: &[Cell], sizes: &[u64], of: Metric) -> Vec<(u64, f64)> {
+pub fn means(cells: &[Cell], sizes: &[u64], metric: Metric) -> Vec<(u64, f64)> {
     let at = |size: u64| {
-        let values: Vec<f64> = cells.iter().filter(|cell| cell.l2_kb == size).map(|cell| of(&cell.measured)).collect();
+        let values: Vec<f64> =
+            cells.iter().filter(|cell| cell.l2_kb == size).map(|cell| metric(&cell.measured)).collect();
         mean(&values)
     };
     sizes.iter().map(|&size| (size, at(size))).collect()
@@ -184,8 +186,8 @@ pub fn means(cells: &[Cell], sizes: &[u64], of: Metric) -> Vec<(u64, f64)> {
 /// The parts of a throughput gain as text, by size.
 pub fn splits(cells: &[Cell], sizes: &[u64]) -> String {
     let split = |&size: &u64| {
-        let of = |metric: usize| means(cells, &[size], METRICS[metric].1)[0].1;
-        format!("{size} KB: mix {:+.1} %, contention {:+.1} %, busy {:+.1} %", of(1), of(2), of(4))
+        let gain = |metric: usize| means(cells, &[size], METRICS[metric].1)[0].1;
+        format!("{size} KB: mix {:+.1} %, contention {:+.1} %, busy {:+.1} %", gain(1), gain(2), gain(4))
     };
     let mut words: Vec<String> = sizes.iter().map(split).collect();
     let idle = cells.iter().filter(|cell| !cell.measured.never_ran.is_empty());

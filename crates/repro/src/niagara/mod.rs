@@ -57,10 +57,10 @@ fn start_job_under_way(job: WorkloadJob) -> WorkloadJob {
 
 /// CASC's 18 threads, in the order in which copies were started: one of each program after another.
 pub fn jobs(seed: u64) -> Vec<WorkloadJob> {
-    let of = KERNELS.map(|kernel| {
+    let copies = KERNELS.map(|kernel| {
         WorkloadJob::copies(kernel, COPIES, seed).into_iter().map(start_job_under_way).collect::<Vec<WorkloadJob>>()
     });
-    (0..COPIES as usize).flat_map(|copy| of.iter().map(move |jobs| jobs[copy].clone())).collect()
+    (0..COPIES as usize).flat_map(|copy| copies.iter().map(move |jobs| jobs[copy].clone())).collect()
 }
 
 /// Every SPEC CPU2000 program of the table, once; the balance-sets paper does not specify its workload further.

@@ -23,12 +23,12 @@ pub fn bound(context: &ExperimentContext<'_>, sizes: &[u64]) -> Result<(Vec<Data
         context.report_progress(&format!("without the greedy program at {} KB, seed {}", setting.l2_kb, setting.seed));
         Ok(100.0 * gain_without_greedy(setting)?)
     })?;
-    let of = |kb: u64| -> Vec<f64> {
+    let gains_of = |kb: u64| -> Vec<f64> {
         settings.iter().zip(&gains).filter(|(setting, _)| setting.l2_kb == kb).map(|(_, gain)| *gain).collect()
     };
     let point =
-        |&kb: &u64| DataPoint::over_values("throughput gain of never running art %", format!("{kb} KB"), &of(kb));
-    let words: Vec<String> = sizes.iter().map(|&kb| format!("{:+.1} % at {kb} KB", mean(&of(kb)))).collect();
+        |&kb: &u64| DataPoint::over_values("throughput gain of never running art %", format!("{kb} KB"), &gains_of(kb));
+    let words: Vec<String> = sizes.iter().map(|&kb| format!("{:+.1} % at {kb} KB", mean(&gains_of(kb)))).collect();
     let words = format!("A schedule that never ran art would gain {}", words.join(", "));
     Ok((sizes.iter().map(point).collect(), words))
 }
@@ -82,10 +82,10 @@ pub fn variations(
         }
     }
     let mut points = Vec::new();
-    for (metric, of) in METRICS {
+    for (metric, value) in METRICS {
         for &name in &names {
             let here = all.iter().zip(&measured).filter(|(variation, _)| variation.name == name);
-            let values: Vec<f64> = here.map(|(_, measured)| of(measured)).collect();
+            let values: Vec<f64> = here.map(|(_, measured)| value(measured)).collect();
             points.push(DataPoint::over_values(format!("varied at {SIZE_KB} KB: {metric}"), name, &values));
         }
     }

@@ -149,13 +149,14 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         },
     )?;
     let over_seeds = |measure: &dyn Fn(&[&CurveStudy]) -> f64| -> Vec<(u64, f64)> {
-        let of = |seed: u64| studies.iter().filter(|study| study.seed == seed).collect::<Vec<_>>();
-        context.per_seed(|seed| measure(&of(seed)))
+        let studies_of = |seed: u64| studies.iter().filter(|study| study.seed == seed).collect::<Vec<_>>();
+        context.per_seed(|seed| measure(&studies_of(seed)))
     };
-    let distance =
-        |form: &'static str| over_seeds(&|of| mean(&of.iter().map(|study| study.distance(form)).collect::<Vec<_>>()));
-    let beyond = over_seeds(&|of| {
-        of.iter().map(|study| study.distance("survival") / (0.05 * study.top()).max(2.0)).fold(0.0, f64::max)
+    let distance = |form: &'static str| {
+        over_seeds(&|own_studies| mean(&own_studies.iter().map(|study| study.distance(form)).collect::<Vec<_>>()))
+    };
+    let beyond = over_seeds(&|own_studies| {
+        own_studies.iter().map(|study| study.distance("survival") / (0.05 * study.top()).max(2.0)).fold(0.0, f64::max)
     });
     let what = |form: &str| format!("mean distance of curves from logs to real ones, {form}");
     let shown = |form: &'static str| {

@@ -60,7 +60,8 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         if offline > 0.0 { 100.0 * online / offline } else { 100.0 * f64::from(u8::from(online >= offline)) }
     };
     let per_seed: Vec<(u64, f64)> = context.seeds.iter().copied().zip(by_seed.iter().map(|rows| share(rows))).collect();
-    let published = [|row: &PublishedRow| row.4, |row: &PublishedRow| row.5].map(|of| rows.iter().map(of).sum::<f64>());
+    let published =
+        [|row: &PublishedRow| row.4, |row: &PublishedRow| row.5].map(|column| rows.iter().map(column).sum::<f64>());
     let mut points = Vec::new();
     for (index, row) in rows.iter().enumerate() {
         let first = by_seed[0][index].colors_of_first;
@@ -126,7 +127,7 @@ fn measure(row: PublishedRow, seed: u64, lengths: LogLengths, pace: RunScale) ->
     let mut gains = [[0.0; 2]; 2];
     for (gains, colors) in gains.iter_mut().zip(colors_of_first) {
         let divided = speeds(Some(&colors_plan(&workload, colors)?))?;
-        *gains = [0, 1].map(|of| 100.0 * (divided[of] / shared[of] - 1.0));
+        *gains = [0, 1].map(|metric| 100.0 * (divided[metric] / shared[metric] - 1.0));
     }
     let value = |index: usize| gains.map(|gains| gains[index]);
     Ok(RowGains { colors_of_first, gains_percent: value(0), first_gains_percent: value(1) })

@@ -138,11 +138,11 @@ fn costs_finding(costs: &[Cost], seed: u64) -> Finding {
 
 fn cut_finding(context: &ExperimentContext<'_>, cut: &[&Cost], distances: &[[f64; 2]]) -> Finding {
     let by_seed: Vec<&[[f64; 2]]> = distances.chunks(cut.len().max(1)).collect();
-    let farthest = |of: &[[f64; 2]]| of.iter().map(|distance| distance[1]).fold(0.0, f64::max);
+    let farthest = |rows: &[[f64; 2]]| rows.iter().map(|distance| distance[1]).fold(0.0, f64::max);
     let per_seed: Vec<(u64, f64)> =
-        context.seeds.iter().zip(&by_seed).map(|(&seed, of)| (seed, farthest(of))).collect();
+        context.seeds.iter().zip(&by_seed).map(|(&seed, rows)| (seed, farthest(rows))).collect();
     let point = |(at, cost): (usize, &&Cost)| {
-        let values: Vec<f64> = by_seed.iter().map(|of| of[at][0]).collect();
+        let values: Vec<f64> = by_seed.iter().map(|rows| rows[at][0]).collect();
         DataPoint::over_values("distance, misses/1000 instructions", cost.program.0, &values)
     };
     Finding::new(

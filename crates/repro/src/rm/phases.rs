@@ -119,9 +119,9 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             run_pair(pair, seed, colors, phases)
         },
     )?;
-    let of = |seed: u64| runs.iter().filter(|run| run.seed == seed).collect::<Vec<_>>();
+    let runs_of = |seed: u64| runs.iter().filter(|run| run.seed == seed).collect::<Vec<_>>();
     let per_seed = |found: fn(&PhaseRun) -> (usize, usize)| -> Vec<(u64, f64)> {
-        context.per_seed(|seed| share(&of(seed), found))
+        context.per_seed(|seed| share(&runs_of(seed), found))
     };
     let paper = "boundaries mostly the same at every size (Fig. 5.2)";
     let rates = Finding::new(

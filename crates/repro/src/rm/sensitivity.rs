@@ -177,7 +177,7 @@ fn finding(all: &[SensitivityCurves], study: &str, context: &ExperimentContext<'
         "prefetching" => ("RM-3", "lowers real and calculated curves (Fig. 5.14)"),
         _ => ("RM-3", "one instruction at a time brings art's curve nearer (Fig. 5.15)"),
     };
-    let of = |curves: &&SensitivityCurves| -> Option<f64> {
+    let shift_of = |curves: &&SensitivityCurves| -> Option<f64> {
         let named = &curves.studies.iter().find(|(name, _)| name.0 == study)?.1;
         let calculated: Vec<&NamedCurve> = named.iter().filter(|named| !named.name.starts_with("real")).collect();
         let apart = |a: &&NamedCurve| calculated.iter().filter_map(|b| a.curve.distance(&b.curve)).fold(0.0, f64::max);
@@ -187,7 +187,10 @@ fn finding(all: &[SensitivityCurves], study: &str, context: &ExperimentContext<'
         .seeds
         .iter()
         .map(|&seed| {
-            (seed, mean(&all.iter().filter(|curves| curves.seed == seed).filter_map(|c| of(&c)).collect::<Vec<_>>()))
+            (
+                seed,
+                mean(&all.iter().filter(|curves| curves.seed == seed).filter_map(|c| shift_of(&c)).collect::<Vec<_>>()),
+            )
         })
         .collect();
     let what = format!("{study}: mean distance of the calculated curves that lie farthest apart");

@@ -56,8 +56,12 @@ impl MissTimeline {
     /// Rates per thousand instructions that no allocation of the L2 changes: misses of the first-level caches,
     /// references of the L2.
     pub fn first_level_per_kilo_instr(&self, from: f64, to: f64) -> Option<[f64; 3]> {
-        let of = |of| self.per_kilo_instr(from, to, of);
-        Some([of(|sums| sums.first_level_misses)?, of(|sums| sums.instruction_misses)?, of(|sums| sums.references)?])
+        let rate = |value| self.per_kilo_instr(from, to, value);
+        Some([
+            rate(|sums| sums.first_level_misses)?,
+            rate(|sums| sums.instruction_misses)?,
+            rate(|sums| sums.references)?,
+        ])
     }
 
     pub fn end(&self) -> MissTotals {

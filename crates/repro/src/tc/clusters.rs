@@ -148,12 +148,12 @@ fn agreement_finding(
             outcome(context, &cases[case], seed)
         },
     )?;
-    let of =
+    let outcomes_of =
         |case: usize| items.iter().zip(&outcomes).filter(move |((index, _), _)| *index == case).map(|(_, found)| found);
     let mut points = Vec::new();
     let mut figures = Vec::new();
     for (index, case) in cases.iter().enumerate() {
-        let values = |value: fn(&ClusterRun) -> f64| of(index).map(value).collect::<Vec<f64>>();
+        let values = |value: fn(&ClusterRun) -> f64| outcomes_of(index).map(value).collect::<Vec<f64>>();
         points.push(DataPoint::over_values("adjusted Rand index", case.name, &values(|found| found.agreement)));
         points.push(DataPoint::over_values("clusters", case.name, &values(|found| found.clusters as f64)));
         points.push(DataPoint::over_values(
@@ -166,14 +166,15 @@ fn agreement_finding(
             case.name,
             &values(|found| found.rounds as f64),
         ));
-        points.extend(insight_points(case, of(index)));
-        let by_scan = of(index).map(|found| one_pass_agreement(found, &case.true_groups(1).unwrap_or_default()));
+        points.extend(insight_points(case, outcomes_of(index)));
+        let by_scan =
+            outcomes_of(index).map(|found| one_pass_agreement(found, &case.true_groups(1).unwrap_or_default()));
         points.push(DataPoint::over_values("adjusted Rand index, one pass", case.name, &by_scan.collect::<Vec<f64>>()));
-        if let Some(round) = of(index).find_map(|found| found.first.as_ref().or(found.last.as_ref())) {
+        if let Some(round) = outcomes_of(index).find_map(|found| found.first.as_ref().or(found.last.as_ref())) {
             figures.extend(shmap_figures(case.name, round));
         }
         if case.options.regroup_after.is_some()
-            && let Some(later) = of(index).find_map(|found| found.first.as_ref().and(found.last.as_ref()))
+            && let Some(later) = outcomes_of(index).find_map(|found| found.first.as_ref().and(found.last.as_ref()))
         {
             figures.extend(shmap_figures(&format!("{}, at the end", case.name), later));
         }
@@ -202,7 +203,7 @@ fn one_pass_agreement(found: &ClusterRun, truth: &[Option<u32>]) -> f64 {
     let clusters =
         find(ClusteringMethod::OnePass, &threads, &sharing, scaled_threshold(THRESHOLD, share, sharing.floor));
     let alone = |index: usize| clusters.count + index;
-    let cluster_of = clusters.of.iter().enumerate().map(|(index, of)| of.unwrap_or(alone(index))).collect();
+    let cluster_of = clusters.of.iter().enumerate().map(|(index, cluster)| cluster.unwrap_or(alone(index))).collect();
     let clustered = clusters.of.iter().map(Option::is_some).collect();
     PlacementRound { cluster_of, clusters: clusters.count, clustered, maps: Vec::new() }.agreement(truth)
 }

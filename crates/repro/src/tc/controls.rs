@@ -40,12 +40,16 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     )?;
     let mut points = Vec::new();
     for (index, case) in cases.iter().enumerate() {
-        let of = |value: fn(&Control) -> f64| -> Vec<f64> {
+        let values = |value: fn(&Control) -> f64| -> Vec<f64> {
             items.iter().zip(&all).filter(|((number, _), _)| *number == index).map(|(_, found)| value(found)).collect()
         };
-        points.push(DataPoint::over_values("threads placed", case.name, &of(|found| found.moved)));
-        points.push(DataPoint::over_values("loss against the default, %", case.name, &of(|found| found.loss)));
-        points.push(DataPoint::over_values("cycles stalled on remote caches, %", case.name, &of(|found| found.remote)));
+        points.push(DataPoint::over_values("threads placed", case.name, &values(|found| found.moved)));
+        points.push(DataPoint::over_values("loss against the default, %", case.name, &values(|found| found.loss)));
+        points.push(DataPoint::over_values(
+            "cycles stalled on remote caches, %",
+            case.name,
+            &values(|found| found.remote),
+        ));
     }
     let worst = |seed: u64, value: fn(&Control) -> f64| {
         let of_seed = items.iter().zip(&all).filter(|((_, index), _)| *index == seed);

@@ -8,22 +8,22 @@ use crate::{ExperimentContext, Finding, ReproError, ResultTarget};
 
 /// Eight clusters of the same size as the small machine's.
 fn eight() -> Vec<ClusterCase> {
-    let of = |name, kernel, threads| {
+    let even_case = |name, kernel, threads| {
         let options = Options { groups: Some(8), threads: Some(threads), ..Options::default() };
         ClusterCase::new(name, kernel, options)
     };
-    vec![of("8 scoreboards x 8", "scoreboards", 8), of("8 warehouses x 8", "warehouses", 8)]
+    vec![even_case("8 scoreboards x 8", "scoreboards", 8), even_case("8 warehouses x 8", "warehouses", 8)]
 }
 
 /// Clusters that cannot, or only just, be kept whole while the chips are balanced.
 fn uneven_cases() -> Vec<ClusterCase> {
-    let of = |name, kernel, sizes: &[u32]| {
+    let uneven_case = |name, kernel, sizes: &[u32]| {
         ClusterCase::new(name, kernel, Options { group_sizes: sizes.to_vec(), ..Options::default() })
     };
     vec![
-        of("scoreboards 6 + 4 + 4 + 2", "scoreboards", &[6, 4, 4, 2]),
-        of("warehouses 10 + 6", "warehouses", &[10, 6]),
-        of("databases 20 + 12", "rubis", &[20, 12]),
+        uneven_case("scoreboards 6 + 4 + 4 + 2", "scoreboards", &[6, 4, 4, 2]),
+        uneven_case("warehouses 10 + 6", "warehouses", &[10, 6]),
+        uneven_case("databases 20 + 12", "rubis", &[20, 12]),
     ]
 }
 

@@ -100,18 +100,18 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             cost_at_rate(context, seed, rate)
         },
     )?;
-    let of = |rate: u32, value: fn(&SamplingCost) -> f64| -> Vec<f64> {
+    let costs = |rate: u32, value: fn(&SamplingCost) -> f64| -> Vec<f64> {
         items.iter().zip(&measured).filter(|((at, _), _)| *at == rate).map(|(_, found)| value(found)).collect()
     };
     let mut points = Vec::new();
     for &rate in rates {
         let at = format!("1 in {rate}");
-        points.push(DataPoint::over_values("slowdown, %", &at, &of(rate, |r| 100.0 * r.slowdown)));
-        points.push(DataPoint::over_values("charged, %", &at, &of(rate, |r| 100.0 * r.charged)));
+        points.push(DataPoint::over_values("slowdown, %", &at, &costs(rate, |r| 100.0 * r.slowdown)));
+        points.push(DataPoint::over_values("charged, %", &at, &costs(rate, |r| 100.0 * r.charged)));
         points.push(DataPoint::over_values(
             "seconds for 10^6 samples",
             &at,
-            &of(rate, |r| 1e6 / r.per_second.max(1e-9)),
+            &costs(rate, |r| 1e6 / r.per_second.max(1e-9)),
         ));
     }
     let turns = 100.0 * breakdown_share()?;
@@ -165,7 +165,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     ];
     // A single rate gives no curve.
     if rates.len() > 1 {
-        findings[0].figures.push(figure(rates, &of));
+        findings[0].figures.push(figure(rates, &costs));
     }
     Ok(findings)
 }
@@ -209,9 +209,10 @@ fn own_rate_cost(context: &ExperimentContext<'_>, seed: u64) -> Result<ChosenRat
     })
 }
 
-fn figure(rates: &[u32], of: &dyn Fn(u32, fn(&SamplingCost) -> f64) -> Vec<f64>) -> ResultFigure {
-    let point =
-        |rate: u32, value: fn(&SamplingCost) -> f64| ChartPoint::new(100.0 / f64::from(rate), mean(&of(rate, value)));
+fn figure(rates: &[u32], costs: &dyn Fn(u32, fn(&SamplingCost) -> f64) -> Vec<f64>) -> ResultFigure {
+    let point = |rate: u32, value: fn(&SamplingCost) -> f64| {
+        ChartPoint::new(100.0 / f64::from(rate), mean(&costs(rate, value)))
+    };
     let line = |name: &str, value: fn(&SamplingCost) -> f64| Series {
         name: name.to_string(),
         points: rates.iter().rev().map(|&rate| point(rate, value)).collect(),

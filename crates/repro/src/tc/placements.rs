@@ -116,13 +116,13 @@ impl PlacementRuns {
 
     /// Reduction by a placement of remote stalls per instruction, relative to the default.
     pub fn reduction(&self, case: usize, by: usize, seed: usize) -> f64 {
-        let of = |by: usize| self.measured[case][by][seed].remote_per_instr;
-        1.0 - of(by) / of(0)
+        let remote_rate = |by: usize| self.measured[case][by][seed].remote_per_instr;
+        1.0 - remote_rate(by) / remote_rate(0)
     }
 
     pub fn gain(&self, case: usize, by: usize, seed: usize) -> f64 {
-        let of = |by: usize| self.measured[case][by][seed].work_rate;
-        of(by) / of(0) - 1.0
+        let work_rate = |by: usize| self.measured[case][by][seed].work_rate;
+        work_rate(by) / work_rate(0) - 1.0
     }
 
     /// Worst gain, over the programs and seeds where manual placement gains at least 2 %.
@@ -143,12 +143,12 @@ impl PlacementRuns {
     /// A point for every case and placement.
     pub fn points(&self, what: &str, value: impl Fn(&Self, usize, usize, usize) -> f64) -> Vec<DataPoint> {
         let mut points = Vec::new();
-        for (case, of) in self.cases.iter().enumerate() {
+        for (case, case_data) in self.cases.iter().enumerate() {
             for (by, shown) in SHOWN.iter().take(self.measured[case].len()).enumerate() {
                 let values = self.values_over(|seed| value(self, case, by, seed));
                 points.push(DataPoint::over_values(
                     format!("{what}, {shown}"),
-                    format!("{} ({})", of.name, self.machine),
+                    format!("{} ({})", case_data.name, self.machine),
                     &values,
                 ));
             }

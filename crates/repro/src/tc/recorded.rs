@@ -92,28 +92,32 @@ fn match_placements(
     served: &BTreeMap<u32, u32>,
     hertz: u64,
 ) -> Result<Vec<RecordedThread>, ReproError> {
-    let recorded: Vec<&ThreadTotals> = totals.iter().filter(|of| of.records > 0).collect();
-    let database = |of: &ThreadTotals| of.os_thread.and_then(|id| served.get(&id).copied());
-    let has = |id: &u32| recorded.iter().any(|of| of.os_thread == Some(*id));
+    let recorded: Vec<&ThreadTotals> = totals.iter().filter(|thread| thread.records > 0).collect();
+    let database = |thread: &ThreadTotals| thread.os_thread.and_then(|id| served.get(&id).copied());
+    let has = |id: &u32| recorded.iter().any(|thread| thread.os_thread == Some(*id));
     if let Some(id) = served.keys().find(|id| !has(id)) {
-        let os_threads: Vec<String> = recorded.iter().map(|of| format!("{:?}", of.os_thread)).collect();
+        let os_threads: Vec<String> = recorded.iter().map(|thread| format!("{:?}", thread.os_thread)).collect();
         return Err(recording_error(format!(
             "found threads {}, expected {id} of the list among them",
             os_threads.join(", ")
         )));
     }
-    let instructions = |of: &ThreadTotals| of.instructions.unwrap_or(0);
+    let instructions = |thread: &ThreadTotals| thread.instructions.unwrap_or(0);
     let connections: Vec<u64> =
-        recorded.iter().filter(|of| database(of).is_some()).map(|of| instructions(of)).collect();
+        recorded.iter().filter(|thread| database(thread).is_some()).map(|thread| instructions(thread)).collect();
     // A round of a connection takes about one cycle per instruction.
     let round = connections.iter().sum::<u64>() / connections.len().max(1) as u64;
-    let idle_ns = |of: &ThreadTotals| {
-        let cycles = if database(of).is_some() { 0 } else { round.saturating_sub(instructions(of)) };
+    let idle_ns = |thread: &ThreadTotals| {
+        let cycles = if database(thread).is_some() { 0 } else { round.saturating_sub(instructions(thread)) };
         (u128::from(cycles) * 1_000_000_000 / u128::from(hertz)) as u64
     };
-    let each = |of: &&ThreadTotals| RecordedThread { thread: of.thread, database: database(of), idle_ns: idle_ns(of) };
+    let each = |thread: &&ThreadTotals| RecordedThread {
+        thread: thread.thread,
+        database: database(thread),
+        idle_ns: idle_ns(thread),
+    };
     let mut threads: Vec<RecordedThread> = recorded.iter().map(each).collect();
-    threads.sort_unstable_by_key(|of| of.thread);
+    threads.sort_unstable_by_key(|thread| thread.thread);
     Ok(threads)
 }
 
@@ -176,14 +180,18 @@ impl AccessSource for PacedSource {
 
 fn program(path: &Path, threads: &[RecordedThread]) -> Result<SimProgram, ReproError> {
     // Opened once to detect errors now; the maker opens them again.
-    for of in threads {
-        CmtSource::open(path, of.thread, 0, 0).map_err(failed(NAME))?;
+    for thread in threads {
+        CmtSource::open(path, thread.thread, 0, 0).map_err(failed(NAME))?;
     }
     let (path, threads) = (path.to_path_buf(), threads.to_vec());
     let maker = move |_| {
-        let open = |of: &RecordedThread| -> Box<dyn AccessSource> {
-            let source = CmtSource::open(&path, of.thread, 0, 0).expect("opened before");
-            if of.idle_ns == 0 { Box::new(source) } else { Box::new(PacedSource::from_source(source, of.idle_ns)) }
+        let open = |thread: &RecordedThread| -> Box<dyn AccessSource> {
+            let source = CmtSource::open(&path, thread.thread, 0, 0).expect("opened before");
+            if thread.idle_ns == 0 {
+                Box::new(source)
+            } else {
+                Box::new(PacedSource::from_source(source, thread.idle_ns))
+            }
         };
         threads.iter().map(open).collect()
     };
@@ -236,7 +244,7 @@ fn outcome(context: &ExperimentContext<'_>, seed: u64, method: &str) -> Result<R
         true
     };
     run_under(machine, build_pipeline(config)?, each).map_err(failed(NAME))?;
-    let truth: Vec<Option<u32>> = threads.iter().map(|of| of.database).collect();
+    let truth: Vec<Option<u32>> = threads.iter().map(|thread| thread.database).collect();
     let entries = ShMapParameters::default().entries;
     let insight = insights(&records, &truth, entries).into_iter().next();
     let last = rounds(&records, truth.len(), entries).pop();
@@ -256,19 +264,21 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             outcome(context, seed, method)
         },
     )?;
-    let of = |method: &str| -> Vec<&RecordedRunResult> {
+    let runs_of = |method: &str| -> Vec<&RecordedRunResult> {
         items.iter().zip(&runs).filter(|((by, _), _)| *by == method).map(|(_, runs)| runs).collect()
     };
     let mut points = Vec::new();
     for method in METHODS {
         let mut point = |what: &str, value: &dyn Fn(&RecordedRunResult) -> Option<f64>| {
-            let values: Vec<f64> = of(method).into_iter().filter_map(value).collect();
+            let values: Vec<f64> = runs_of(method).into_iter().filter_map(value).collect();
             points.push(DataPoint::over_values(what, method, &values));
         };
         point("adjusted Rand index", &|runs| Some(runs.agreement()));
         point("clusters", &|runs| Some(runs.last.as_ref()?.clusters as f64));
         point("unclustered connections", &|runs| Some(runs.last.as_ref()?.unclustered_workers(&runs.truth) as f64));
-        point("server's own threads", &|runs| Some(runs.truth.iter().filter(|of| of.is_none()).count() as f64));
+        point("server's own threads", &|runs| {
+            Some(runs.truth.iter().filter(|cluster| cluster.is_none()).count() as f64)
+        });
         point("cycles stalled on remote caches, %", &|runs| Some(runs.remote_percent));
         point("first round: samples", &|runs| Some(runs.insight.as_ref()?.samples as f64));
         point("first round: samples past the filter", &|runs| Some(runs.insight.as_ref()?.passed as f64));
@@ -276,7 +286,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         point("first round: mean similarity within a database", &|runs| Some(runs.insight.as_ref()?.inside));
         point("first round: mean similarity across databases", &|runs| Some(runs.insight.as_ref()?.across));
     }
-    let agreements = of(METHODS[0]).into_iter().map(RecordedRunResult::agreement);
+    let agreements = runs_of(METHODS[0]).into_iter().map(RecordedRunResult::agreement);
     let per_seed: Vec<(u64, f64)> = context.seeds.iter().copied().zip(agreements).collect();
     let mut finding = Finding::new(
         "TC-2",
@@ -293,7 +303,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
          machine's, not the server's. Activation at 1 %. Which thread served which database is the server's own word, taken \
          while it ran.",
     );
-    if let Some(round) = of(METHODS[0]).into_iter().find_map(|runs| runs.last.as_ref()) {
+    if let Some(round) = runs_of(METHODS[0]).into_iter().find_map(|runs| runs.last.as_ref()) {
         finding.figures.extend(shmap_figures("recorded MariaDB", round));
     }
     Ok(vec![finding])
@@ -315,14 +325,14 @@ mod tests {
     /// Are threads matched only by the kernel's thread id, and is a connection without records an error?
     #[test]
     fn threads_are_matched_by_the_kernels_number() {
-        let of = |thread, os_thread, instructions| ThreadTotals {
+        let thread_totals = |thread, os_thread, instructions| ThreadTotals {
             thread,
             os_thread: Some(os_thread),
             records: 1,
             instructions: Some(instructions),
             ..ThreadTotals::default()
         };
-        let totals = [of(0, 50, 400), of(1, 52, 3_000), of(2, 51, 1_000)];
+        let totals = [thread_totals(0, 50, 400), thread_totals(1, 52, 3_000), thread_totals(2, 51, 1_000)];
         let matches = match_placements(&totals, &[(51, 1), (52, 0)].into(), 1_000_000_000).unwrap();
         let own = RecordedThread { thread: 0, database: None, idle_ns: 1_600 };
         let connection = |thread, database| RecordedThread { thread, database: Some(database), idle_ns: 0 };

@@ -30,11 +30,11 @@ fn first_round(records: &[WindowRecord]) -> Vec<Observation> {
         .find(sampled)
         .and_then(|record| record.observation.probe_results.first())
         .map(|answer| answer.probe);
-    let of = records
+    let observations = records
         .iter()
         .filter(sampled)
         .filter(|record| record.observation.probe_results.first().map(|a| a.probe) == probe);
-    of.map(|record| record.observation.clone()).collect()
+    observations.map(|record| record.observation.clone()).collect()
 }
 
 /// The same observations with only every `one_in`th sample of each window.
@@ -59,8 +59,8 @@ fn clusters(round: &[Observation], threads: usize, entries: usize, method: Clust
         profiler.update(seen);
     }
     let profiles = profiler.profiles();
-    let of = |thread: usize| profiles.get(&TaskId(thread as u32)).and_then(|profile| profile.sharing_map());
-    let map = |thread: usize| of(thread).map(|map| map.counters.as_slice());
+    let map_of = |thread: usize| profiles.get(&TaskId(thread as u32)).and_then(|profile| profile.sharing_map());
+    let map = |thread: usize| map_of(thread).map(|map| map.counters.as_slice());
     let maps: Vec<ThreadMap<'_>> =
         (0..threads).map(|thread| ThreadMap { counters: map(thread).unwrap_or(&[]), together: None }).collect();
     let samples = |answer: &ProbeResult| match &answer.evidence {
@@ -75,7 +75,7 @@ fn clusters(round: &[Observation], threads: usize, entries: usize, method: Clust
 
 /// Cluster labels; each unclustered thread has its own label.
 fn labels(clusters: &Clusters) -> Vec<usize> {
-    clusters.of.iter().enumerate().map(|(index, of)| of.unwrap_or(clusters.count + index)).collect()
+    clusters.of.iter().enumerate().map(|(index, cluster)| cluster.unwrap_or(clusters.count + index)).collect()
 }
 
 #[derive(Serialize, Deserialize)]
@@ -134,25 +134,25 @@ pub(super) fn sizes(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Rep
             sensitivity(context, &cases[case], seed)
         },
     )?;
-    let of = |case: usize, value: &dyn Fn(&Sensitivity) -> f64| -> Vec<f64> {
+    let values = |case: usize, value: &dyn Fn(&Sensitivity) -> f64| -> Vec<f64> {
         items.iter().zip(&all).filter(|((index, _), _)| *index == case).map(|(_, found)| value(found)).collect()
     };
     let mut points = Vec::new();
     for (index, case) in cases.iter().enumerate() {
         for (size, entries) in SIZES.iter().enumerate() {
             let same = format!("{entries} entries, against 256");
-            points.push(DataPoint::over_values(same, case.name, &of(index, &|found| found.by_size[size])));
+            points.push(DataPoint::over_values(same, case.name, &values(index, &|found| found.by_size[size])));
             let own = format!("{entries} entries, against the program's partition");
-            points.push(DataPoint::over_values(own, case.name, &of(index, &|found| found.own_by_size[size])));
+            points.push(DataPoint::over_values(own, case.name, &values(index, &|found| found.own_by_size[size])));
         }
         for (rate, one_in) in RATES.iter().enumerate() {
             let own = format!("1 in {one_in}, against the program's partition");
-            points.push(DataPoint::over_values(own, case.name, &of(index, &|found| found.own_by_rate[rate])));
+            points.push(DataPoint::over_values(own, case.name, &values(index, &|found| found.own_by_rate[rate])));
         }
         points.push(DataPoint::over_values(
             "one pass, 256 entries",
             case.name,
-            &of(index, &|found| found.own_one_pass),
+            &values(index, &|found| found.own_one_pass),
         ));
     }
     let worst = |seed: u64| {
@@ -245,14 +245,14 @@ pub(super) fn phases(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Re
             advantage(context, &cases[case], seed)
         },
     )?;
-    let of = |case: usize| items.iter().zip(&leads).filter(move |((at, _), _)| *at == case).map(|(_, lead)| lead);
+    let leads_of = |case: usize| items.iter().zip(&leads).filter(move |((at, _), _)| *at == case).map(|(_, lead)| lead);
     let mut points = Vec::new();
     let mut series = Vec::new();
     for (number, case) in cases.iter().enumerate() {
-        let seconds: Vec<f64> = of(number).filter_map(|lead| break_even(lead)).collect();
+        let seconds: Vec<f64> = leads_of(number).filter_map(|lead| break_even(lead)).collect();
         points.push(DataPoint::over_values("break-even, nominal seconds", case.name, &seconds));
         points.push(DataPoint::over_values("runs that broke even", case.name, &[seconds.len() as f64]));
-        if let Some(lead) = of(number).next() {
+        if let Some(lead) = leads_of(number).next() {
             let points = lead.iter().map(|&(time, lead)| ChartPoint::new(time, lead)).collect();
             series.push(Series { name: case.name.to_string(), points, ..Series::default() });
         }

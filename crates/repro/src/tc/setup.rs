@@ -272,7 +272,8 @@ pub(super) struct PlacementRound {
 impl PlacementRound {
     /// Adjusted Rand index against the program's own partition, over the program's workers.
     pub fn agreement(&self, truth: &[Option<u32>]) -> f64 {
-        let workers = || truth.iter().zip(&self.cluster_of).filter_map(|(group, &of)| Some(((*group)? as usize, of)));
+        let workers =
+            || truth.iter().zip(&self.cluster_of).filter_map(|(group, &cluster)| Some(((*group)? as usize, cluster)));
         let (own, found): (Vec<usize>, Vec<usize>) = workers().unzip();
         adjusted_rand_index(&own, &found)
     }
@@ -301,7 +302,7 @@ pub(super) fn rounds(records: &[WindowRecord], threads: usize, entries: usize) -
         let map = |thread: usize| profiles.get(&TaskId(thread as u32)).and_then(|profile| profile.sharing_map());
         rounds.push(PlacementRound {
             clusters: clusters.len(),
-            clustered: cluster_of.iter().map(|&of| of < clusters.len()).collect(),
+            clustered: cluster_of.iter().map(|&label| label < clusters.len()).collect(),
             cluster_of,
             maps: (0..threads).map(|thread| map(thread).map_or_else(Vec::new, |map| map.counters.clone())).collect(),
         });

@@ -140,20 +140,20 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         },
     )?;
     let values = |case: usize, variant: usize| -> Vec<f64> {
-        let of = items.iter().zip(&runs).filter(|((c, v, _), _)| (*c, *v) == (case, variant));
-        of.map(|(_, &value)| value).collect()
+        let own_values = items.iter().zip(&runs).filter(|((c, v, _), _)| (*c, *v) == (case, variant));
+        own_values.map(|(_, &value)| value).collect()
     };
     let points = |variants: std::ops::RangeInclusive<usize>| -> Vec<DataPoint> {
         let name = |variant: usize| VARIANTS.get(variant).map_or("two processes", |variant| variant.name);
-        let of = |case: usize| {
+        let points_of = |case: usize| {
             let of_variant = |variant| DataPoint::over_values(name(variant), cases[case].name, &values(case, variant));
             variants.clone().filter(|&variant| asked(case, variant)).map(of_variant).collect::<Vec<_>>()
         };
-        (0..cases.len()).flat_map(of).collect()
+        (0..cases.len()).flat_map(points_of).collect()
     };
     let worst = |seed: u64, wanted: &dyn Fn(usize) -> bool| {
-        let of = items.iter().zip(&runs).filter(|((_, variant, at), _)| *at == seed && wanted(*variant));
-        of.map(|(_, &value)| value).fold(f64::INFINITY, f64::min)
+        let own_values = items.iter().zip(&runs).filter(|((_, variant, at), _)| *at == seed && wanted(*variant));
+        own_values.map(|(_, &value)| value).fold(f64::INFINITY, f64::min)
     };
     let per_seed = |wanted: &dyn Fn(usize) -> bool| -> Vec<(u64, f64)> { context.per_seed(|seed| worst(seed, wanted)) };
     let finding = |what, paper, per_seed: &[(u64, f64)]| {

@@ -41,8 +41,9 @@ fn counters_add_up_under_every_scheduler() {
             assert!(task.run_time_share > 0.1, "{scheduler:?}: {}", task.run_time_share);
         }
         for level in [CacheLevel::L1Data, CacheLevel::L2] {
-            let of_tasks = results.tasks.iter().flat_map(|task| &task.levels).filter(|of| of.level == level);
-            let (references, misses) = of_tasks.fold((0, 0), |(r, m), of| (r + of.references, m + of.misses));
+            let of_tasks = results.tasks.iter().flat_map(|task| &task.levels).filter(|counts| counts.level == level);
+            let (references, misses) =
+                of_tasks.fold((0, 0), |(r, m), counts| (r + counts.references, m + counts.misses));
             let of_caches = results.level(level).unwrap();
             assert_eq!((references, misses), (of_caches.references, of_caches.misses), "{scheduler:?} {level:?}");
         }
@@ -64,7 +65,7 @@ fn colored(machine: &SimMachine, colors: [&[u32]; 2]) -> Plan {
         .capabilities()
         .partitions
         .iter()
-        .find(|(_, of)| matches!(of, PartitionSupport::Colors { .. }))
+        .find(|(_, support)| matches!(support, PartitionSupport::Colors { .. }))
         .unwrap()
         .0;
     let mut plan = plan(30);
@@ -185,14 +186,14 @@ fn a_warm_up_is_not_measured() {
 /// Does a program whose memory is resident take no fault and no cold miss, and is it faster by the faults alone?
 #[test]
 fn resident_memory_takes_no_faults_and_no_cold_misses() {
-    let of = |is_resident: bool| {
+    let run_sim = |is_resident: bool| {
         let options = SimOptions { is_resident, ends: Some(RunLimit::Instructions(400_000)), ..SimOptions::default() };
         let mut machine = SimMachine::new(&spec(), &options, vec![program("sweep", 2 << 20)]).unwrap();
         machine.set_first_window(WindowLength::Cycles { cycles: 5_000 });
         let results = run_alone(&mut machine).unwrap();
         (results.elapsed_cycles as f64, results.tasks[0].page_faults, results.level(CacheLevel::L2).unwrap())
     };
-    let ((charged, faults, cold), (resident, none, own)) = (of(false), of(true));
+    let ((charged, faults, cold), (resident, none, own)) = (run_sim(false), run_sim(true));
     assert_eq!((none, own.cold, own.own), (0, 0, own.misses));
     assert!(faults > 100 && cold.cold > 1_000, "{faults} faults, {cold:?}");
     let cost = faults as f64 * spec().pages.fault_cycles as f64;

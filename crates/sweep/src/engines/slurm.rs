@@ -175,12 +175,12 @@ mod tests {
         let ids = write_ids(&folder, "x", &tasks).unwrap();
         let command = WorkerCommand { program: "echo".into(), folder, retries: 0, heartbeat_timeout_s: 60 };
         let script = Slurm::new(command, 2, Vec::new()).script(&ids);
-        let of = |job: &str| {
+        let output = |job: &str| {
             let mut shell = Command::new("sh");
             call_ok(shell.args(["-c", &script]).env("SLURM_ARRAY_TASK_ID", job), DEADLINE).unwrap()
         };
-        assert!(of("0").trim().ends_with("--task 0000000000000001 0000000000000002"), "{}", of("0"));
-        assert!(of("2").trim().ends_with("--task 0000000000000005"), "{}", of("2"));
-        assert_eq!(of("3"), "", "a number beyond the last runs nothing");
+        assert!(output("0").trim().ends_with("--task 0000000000000001 0000000000000002"), "{}", output("0"));
+        assert!(output("2").trim().ends_with("--task 0000000000000005"), "{}", output("2"));
+        assert_eq!(output("3"), "", "a number beyond the last runs nothing");
     }
 }

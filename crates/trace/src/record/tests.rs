@@ -236,8 +236,8 @@ fn lackey_records_the_same_accesses() {
 fn a_part_by_time_or_size_leaves_the_program_whole() {
     let dir = tempfile::tempdir().unwrap();
     let count = "i=0; while [ $i -lt 3000 ]; do i=$((i+1)); done; exit 7";
-    let of = |name: &str| quiet(vec!["sh".into(), "-c".into(), count.into()], &dir.path().join(name));
-    let unfiltered = |name: &str| Recorder { filter: None, ..of(name) };
+    let record = |name: &str| quiet(vec!["sh".into(), "-c".into(), count.into()], &dir.path().join(name));
+    let unfiltered = |name: &str| Recorder { filter: None, ..record(name) };
     let all = run(&unfiltered("all.cmt"));
     let accesses = |recorded: &RecordingSummary| recorded.totals.program_accesses.unwrap();
     let late = run(&Recorder { skip_time: Duration::from_millis(5), ..unfiltered("late.cmt") });
@@ -250,7 +250,7 @@ fn a_part_by_time_or_size_leaves_the_program_whole() {
     assert!(full.note.unwrap().contains("maximum size") && late.note.is_none() && short.note.is_none());
     let (records, totals) = read(&dir.path().join("full.cmt"));
     assert_eq!(records.len() as u64, totals.records);
-    let never = run(&Recorder { skip_time: Duration::from_secs(3600), ..of("never.cmt") });
+    let never = run(&Recorder { skip_time: Duration::from_secs(3600), ..record("never.cmt") });
     assert!(never.totals.records == 0 && never.note.unwrap().contains("before the time to skip"));
     let killed = run(&Recorder { max_bytes: 20_000, kill_at_max: true, force: true, ..unfiltered("full.cmt") });
     assert_eq!(killed.ended, RecordingEnd::AtMax);

@@ -167,8 +167,8 @@ fn cache(topology: &Topology, level: CacheLevel, contexts: u32, cores_per_packag
     let online = topology.online();
     let name = cachemate_report::level_text(level);
     let of_level: Vec<&Cache> = topology.caches.iter().filter(|cache| cache.level == level).collect();
-    let one = |what: &str, of: &dyn Fn(&Cache) -> Option<u64>| {
-        let found: BTreeSet<Option<u64>> = of_level.iter().map(|cache| of(cache)).collect();
+    let one = |what: &str, size_of: &dyn Fn(&Cache) -> Option<u64>| {
+        let found: BTreeSet<Option<u64>> = of_level.iter().map(|cache| size_of(cache)).collect();
         match found.iter().copied().collect::<Vec<_>>()[..] {
             [Some(value)] => Ok(value),
             [None] => bail!("{name}.{what}: the kernel does not tell, expected a number"),

@@ -180,10 +180,10 @@ fn split(
         if yes.len() <= search.ways + 1 || no.len() <= search.ways + 1 {
             continue;
         }
-        let core = |of: &[usize]| of.iter().copied().take(2 * search.per_class).collect::<Vec<_>>();
+        let core = |items: &[usize]| items.iter().copied().take(2 * search.per_class).collect::<Vec<_>>();
         let (yes_core, no_core) = (core(&yes), core(&no));
-        let mut mostly = |of: &[usize], by: &[usize]| 4 * evicted_items(test, of, by).len() >= 3 * of.len();
-        let few = |of: &[usize]| of.iter().copied().take(12).collect::<Vec<_>>();
+        let mut mostly = |items: &[usize], by: &[usize]| 4 * evicted_items(test, items, by).len() >= 3 * items.len();
+        let few = |items: &[usize]| items.iter().copied().take(12).collect::<Vec<_>>();
         let (some_yes, some_no) = (few(&yes), few(&no));
         let apart = mostly(&some_yes, &yes_core) && mostly(&some_no, &no_core);
         let crossing = evicted_items(test, &some_no, &yes_core).len() + evicted_items(test, &some_yes, &no_core).len();
@@ -284,11 +284,11 @@ mod tests {
     fn a_class_of_several_colors_is_split() {
         for seed in 1..6 {
             let mut cache = made_up(8, 16, 8 * 120, 0, seed);
-            let of = |colors: &[usize], cache: &FakeCache| -> Vec<usize> {
+            let items_in = |colors: &[usize], cache: &FakeCache| -> Vec<usize> {
                 (0..cache.color_of.len()).filter(|&item| colors.contains(&cache.color_of[item])).collect()
             };
-            let mut classes = vec![of(&[0, 1, 2], &cache), of(&[3, 4], &cache)];
-            classes.extend((5..8).map(|color| of(&[color], &cache)));
+            let mut classes = vec![items_in(&[0, 1, 2], &cache), items_in(&[3, 4], &cache)];
+            classes.extend((5..8).map(|color| items_in(&[color], &cache)));
             let mut grouped = EvictionClasses { classes, ..EvictionClasses::default() };
             split_large(&mut cache, &mut grouped, &search(8, 16));
             assert_eq!(grouped.classes.len(), 8, "seed {seed}");

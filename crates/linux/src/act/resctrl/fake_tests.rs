@@ -98,10 +98,10 @@ impl FakeCat {
     /// Groups by thread; threads of the root group are not listed.
     pub fn placed(&self) -> BTreeMap<i32, String> {
         let groups = self.groups.borrow();
-        let of = |(name, group): (&String, &FakeGroup)| {
+        let members = |(name, group): (&String, &FakeGroup)| {
             group.tasks.iter().map(|&tid| (tid, name.clone())).collect::<Vec<_>>()
         };
-        groups.iter().flat_map(of).collect()
+        groups.iter().flat_map(members).collect()
     }
 
     /// The masks of each thread, as text: "5:0=ff,8=3".

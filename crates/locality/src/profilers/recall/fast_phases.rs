@@ -129,7 +129,7 @@ fn mean(curves: &VecDeque<LevelCurves>) -> Option<LevelCurves> {
 /// Mean of measurements; its interval is the mean of theirs, or two standard errors if those reach further.
 fn mean_estimate(all: &[Estimate]) -> Estimate {
     let count = all.len() as f64;
-    let mean = |of: &dyn Fn(&Estimate) -> f64| all.iter().map(of).sum::<f64>() / count;
+    let mean = |metric: &dyn Fn(&Estimate) -> f64| all.iter().map(metric).sum::<f64>() / count;
     let value = mean(&|one| one.value);
     let spread = all.iter().map(|one| (one.value - value) * (one.value - value)).sum::<f64>() / (count - 1.0).max(1.0);
     let error = 2.0 * libm::sqrt(spread / count);

@@ -284,8 +284,12 @@ mod tests {
             why[0].text
         );
         assert!(why[1].text.starts_with("{0} stays: ") && why[1].tasks == [TaskId(0)], "{}", why[1].text);
-        let of = |name: &str| why[1].numbers.iter().any(|(number, _)| number == name);
-        assert!(of("speed_over_alone") && of("cycles_per_miss") && of("misses_per_kilo_instr_on_half"));
+        let has_number = |name: &str| why[1].numbers.iter().any(|(number, _)| number == name);
+        assert!(
+            has_number("speed_over_alone")
+                && has_number("cycles_per_miss")
+                && has_number("misses_per_kilo_instr_on_half")
+        );
         assert_eq!(explain_unchanged(&problem(&[0.5, 1.2, 0.4]), &mut reported), [], "nothing is new");
         let why = explain_unchanged(&problem(&[0.5, 1.2, 0.4, 1.4]), &mut reported);
         assert!(why.iter().any(|reason| reason.tasks == [TaskId(3)]), "a newcomer is reported");

@@ -194,7 +194,7 @@ impl PlanFinder<'_, '_> {
         candidates: &[CandidatePlan],
     ) -> Vec<MechanismGain> {
         let now = score(&input.problem, held, &input.memo).value(judge.objective).max(1e-9);
-        let of = |mechanism: Mechanism| {
+        let best_of = |mechanism: Mechanism| {
             let own = candidates.iter().filter(|candidate| candidate.mechanism == Some(mechanism));
             let best = own.reduce(|a, b| if judge.key(b.score) > judge.key(a.score) { b } else { a })?;
             let gain = best.score.value(judge.objective) / now - 1.0;
@@ -202,7 +202,7 @@ impl PlanFinder<'_, '_> {
             let error = is_drawn.then(|| self.gain(input, judge, held, &best.layout).error);
             Some(MechanismGain { mechanism, gain, error })
         };
-        Mechanism::ALL.into_iter().filter_map(of).collect()
+        Mechanism::ALL.into_iter().filter_map(best_of).collect()
     }
 
     fn plan_of(&self, problem: &PlanningProblem, layout: &SiteLayout) -> DecidedPlan {

@@ -173,7 +173,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
 /// Findings for the policy at this position in [`ONLINE`].
 fn findings(all: &[OnlineMix], policy: usize, seed: u64) -> Vec<Finding> {
     let online = |mix: &OnlineMix| mix.online[policy];
-    let over = |of: &dyn Fn(&OnlineMix) -> f64| all.iter().map(of).collect::<Vec<f64>>();
+    let over = |metric: &dyn Fn(&OnlineMix) -> f64| all.iter().map(metric).collect::<Vec<f64>>();
     let points = all.iter().flat_map(|mix| {
         let with = format!("{} [{}]", mix.name(), mix.colors.join(" "));
         [

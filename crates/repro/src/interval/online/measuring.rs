@@ -27,8 +27,8 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let runs = context.run_all(&both, |by| {
         context.report_progress(&format!("INTERVAL-6: {}", by.split(':').next().unwrap_or(by)));
         let run = outcome(context, &asked, by)?;
-        let of = run.programs.iter().map(|program| program.slowdown_on_cpu);
-        let on_cpu: Vec<f64> = of.collect::<Option<_>>().ok_or_else(|| failed(by)("a thread never ran"))?;
+        let slowdowns = run.programs.iter().map(|program| program.slowdown_on_cpu);
+        let on_cpu: Vec<f64> = slowdowns.collect::<Option<_>>().ok_or_else(|| failed(by)("a thread never ran"))?;
         Ok((mean(&on_cpu), run.weighted_speedup.unwrap_or(f64::NAN), run.overhead_seconds))
     })?;
     let ((default, _, _), (measured, _, cost)) = (runs[0], runs[1]);

@@ -72,11 +72,11 @@ fn mean_speed(slowdowns: &[f64]) -> f64 {
 fn speedup(outcome: &PolicyOutcome) -> Speedup {
     let rows = &outcome.series.slowdown;
     let sum = |from: usize| -> f64 {
-        let of = |row: &Vec<Option<f64>>| {
+        let mean_of = |row: &Vec<Option<f64>>| {
             let values: Vec<f64> = row[from.min(row.len())..].iter().filter_map(|value| *value).collect();
             if values.is_empty() { 0.0 } else { mean_speed(&values) }
         };
-        rows.iter().map(of).sum()
+        rows.iter().map(mean_of).sum()
     };
     Speedup { settled: sum(outcome.series.seconds.len() * 3 / 4), whole: sum(0) }
 }

@@ -49,10 +49,10 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let measured = measure(&crate::cp::job("warehouses", seed), &machine, STRETCH)?;
     let client = Arc::new(PhasedProgram { progress_per_instr: Some(1.0 / INSTRUCTIONS_OF_AN_OPERATION), ..measured });
     let half_ns = context.pick(30_000_000_000, 120_000_000_000);
-    let of =
+    let query =
         |job: IntervalJob, length_ns: u64| WhatIfQuery { length_ns, ..question(context, &machine, vec![job], seed) };
     let rate = |colors: u32, clients: usize| {
-        let (windows, _) = windows(context, &of(server(&client, clients, None), half_ns), &fixed_policy(colors))?;
+        let (windows, _) = windows(context, &query(server(&client, clients, None), half_ns), &fixed_policy(colors))?;
         Ok::<_, ReproError>(mean(&windows.iter().map(|seen| seen.rate_per_s).collect::<Vec<f64>>()))
     };
     let small = 1;
@@ -63,7 +63,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             large = Some(colors);
         }
     }
-    let changing = of(server(&client, CLIENTS, Some((CLIENTS - FIRST_CLIENTS, half_ns))), 2 * half_ns);
+    let changing = query(server(&client, CLIENTS, Some((CLIENTS - FIRST_CLIENTS, half_ns))), 2 * half_ns);
     let by = format!("service-level:rate_per_s = {level:?}\nunits = {small}\nshrink_after = 4");
     let (managed, moves_seconds) = windows(context, &guard_query(&changing), &by)?;
     let story = ServiceRun {

@@ -62,8 +62,8 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
 fn sizing_findings(all: &[SizedPair], policy: usize, seed: u64) -> Vec<Finding> {
     let online = |pair: &SizedPair| pair.online[policy].0;
     let near = all.iter().filter(|pair| online(pair).settled >= 0.99 * pair.best()).count() as f64;
-    let point = |series: &str, of: &dyn Fn(&SizedPair) -> f64| -> Vec<DataPoint> {
-        all.iter().map(|pair| DataPoint::over_values(series, pair.name.clone(), &[of(pair)])).collect()
+    let point = |series: &str, metric: &dyn Fn(&SizedPair) -> f64| -> Vec<DataPoint> {
+        all.iter().map(|pair| DataPoint::over_values(series, pair.name.clone(), &[metric(pair)])).collect()
     };
     let points = [
         point("best split, % over shared", &|pair| pair.percent(pair.best())),
@@ -71,7 +71,7 @@ fn sizing_findings(all: &[SizedPair], policy: usize, seed: u64) -> Vec<Finding> 
         point("online over the whole run, %", &|pair| pair.percent(online(pair).whole)),
         point("probes and page moves, s", &|pair| pair.online[policy].1),
     ];
-    let gain = |of: &dyn Fn(&SizedPair) -> f64| mean(&all.iter().map(of).collect::<Vec<f64>>());
+    let gain = |metric: &dyn Fn(&SizedPair) -> f64| mean(&all.iter().map(metric).collect::<Vec<f64>>());
     let (best, settled) = (gain(&|pair| pair.percent(pair.best())), gain(&|pair| pair.percent(online(pair).settled)));
     let price = gain(&|pair| pair.percent(online(pair).settled) - pair.percent(online(pair).whole));
     let finding = |what: &str, unit: &str, target: ResultTarget, value: f64| {
@@ -85,11 +85,11 @@ fn sizing_findings(all: &[SizedPair], policy: usize, seed: u64) -> Vec<Finding> 
         )
     };
     let target = |target: f64| ResultTarget::AtLeast { target, paper_best: None };
-    let of = format!("of {} pairs", all.len());
+    let count_text = format!("of {} pairs", all.len());
     // The same fraction as five of RM-4's seven.
     let most = (5.0 * all.len() as f64 / 7.0).ceil();
     vec![
-        finding("pairs whose online split is within 1 % of the best", &of, target(most), near).points(points.concat()).with_note(
+        finding("pairs whose online split is within 1 % of the best", &count_text, target(most), near).points(points.concat()).with_note(
             "L3 off, the interval machine, which has one contended cache; one pair of RM-4 is left out, as its program has \
              several threads. Gains are of weighted speed-up.",
         ),

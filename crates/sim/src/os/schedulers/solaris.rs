@@ -187,18 +187,18 @@ mod tests {
     /// Is the table the published default: quanta, falls, returns, lifts at its corners?
     #[test]
     fn the_dispatch_table_is_the_published_default() {
-        let of = |level| {
+        let fields = |level| {
             let line = line(level);
             (line.quantum_ms, line.expired, line.returned, line.max_wait_s, line.lifted)
         };
-        assert_eq!(of(0), (200, 0, 50, 0, 50));
-        assert_eq!(of(9), (200, 0, 50, 0, 50));
-        assert_eq!(of(10), (160, 0, 51, 0, 51));
-        assert_eq!(of(29), (120, 19, 52, 0, 52));
-        assert_eq!(of(40), (40, 30, 55, 0, 55));
-        assert_eq!(of(48), (40, 38, 58, 0, 58));
-        assert_eq!(of(49), (40, 39, 58, 0, 59));
-        assert_eq!(of(59), (20, 49, 59, 32_000, 59));
+        assert_eq!(fields(0), (200, 0, 50, 0, 50));
+        assert_eq!(fields(9), (200, 0, 50, 0, 50));
+        assert_eq!(fields(10), (160, 0, 51, 0, 51));
+        assert_eq!(fields(29), (120, 19, 52, 0, 52));
+        assert_eq!(fields(40), (40, 30, 55, 0, 55));
+        assert_eq!(fields(48), (40, 38, 58, 0, 58));
+        assert_eq!(fields(49), (40, 39, 58, 0, 59));
+        assert_eq!(fields(59), (20, 49, 59, 32_000, 59));
         assert!((0..60).all(|level| line(level).lifted < 60));
     }
 }

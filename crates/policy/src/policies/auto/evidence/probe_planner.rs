@@ -436,9 +436,9 @@ fn join_unclustered(mut cluster_of: Vec<Option<usize>>, maps: &[ThreadMap<'_>]) 
 /// Merges clusters whose threads use the same regions.
 fn merge_groups(mut cluster_of: Vec<Option<usize>>, maps: &[ThreadMap<'_>]) -> Vec<Option<usize>> {
     let count = cluster_of.iter().flatten().max().map_or(0, |last| last + 1);
-    let sum = |of: &[Option<usize>], cluster: usize| {
+    let sum = |clusters: &[Option<usize>], cluster: usize| {
         let mut sums: Vec<f64> = Vec::new();
-        for (_, map) in of.iter().zip(maps).filter(|(one, _)| **one == Some(cluster)) {
+        for (_, map) in clusters.iter().zip(maps).filter(|(one, _)| **one == Some(cluster)) {
             sums.resize(sums.len().max(map.counters.len()), 0.0);
             sums.iter_mut().zip(map.counters).for_each(|(sum, &counter)| *sum += f64::from(counter));
         }

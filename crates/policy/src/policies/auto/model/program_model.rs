@@ -548,7 +548,7 @@ pub mod tests {
     /// than its measured cycles?
     #[test]
     fn overlapping_misses_cost_no_more_than_the_elapsed_time() {
-        let of = |cycles_per_instr: f64, misses: f64| {
+        let model = |cycles_per_instr: f64, misses: f64| {
             let curve: SizeCurve = [0, CACHE as u64].map(|bytes| (bytes, Estimate::exact(1000.0 * misses))).to_vec();
             let profile = Profile::default().with_misses(CacheLevel::L3, curve, FactSource::Oracle);
             let speed = ObservedSpeed {
@@ -560,7 +560,7 @@ pub mod tests {
             let inputs = inputs_of(&profile, speed, Some(200.0), MemoryDistance::default());
             ProgramModel::from_inputs(&inputs).unwrap()
         };
-        let (chase, stream) = (of(60.0, 0.2), of(6.0, 0.25));
+        let (chase, stream) = (model(60.0, 0.2), model(6.0, 0.25));
         assert!((chase.cycles_per_miss - 200.0).abs() < 1e-9 && (chase.solo_cycles(CACHE) - 60.0).abs() < 1e-9);
         assert!((stream.cycles_per_miss - 21.6).abs() < 1e-9 && (stream.solo_cycles(CACHE) - 6.0).abs() < 1e-9);
     }
@@ -569,16 +569,16 @@ pub mod tests {
     /// split if distances are unknown?
     #[test]
     fn far_memory_costs_its_distance() {
-        let of = |factors: &[f64], now: usize| far_from(MemoryDistance { factors: factors.to_vec(), now });
+        let near_and_far = |factors: &[f64], now: usize| far_from(MemoryDistance { factors: factors.to_vec(), now });
         let costs = |one: &ProgramModel| (one.cycles_per_miss, [0, 1, 2].map(|node| one.far_cycles(node)));
-        assert_eq!(costs(&of(&[1.0, 2.0], 1)), (50.0, [0.0, 50.0, 0.0]));
-        assert_eq!(costs(&of(&[1.0, 2.0], 0)), (100.0, [0.0, 100.0, 0.0]));
-        assert_eq!(costs(&of(&[2.0, 0.0, 1.0], 0)), (50.0, [50.0, 0.0, 0.0]));
-        assert_eq!(costs(&of(&[], 0)), (100.0, [0.0; 3]));
+        assert_eq!(costs(&near_and_far(&[1.0, 2.0], 1)), (50.0, [0.0, 50.0, 0.0]));
+        assert_eq!(costs(&near_and_far(&[1.0, 2.0], 0)), (100.0, [0.0, 100.0, 0.0]));
+        assert_eq!(costs(&near_and_far(&[2.0, 0.0, 1.0], 0)), (50.0, [50.0, 0.0, 0.0]));
+        assert_eq!(costs(&near_and_far(&[], 0)), (100.0, [0.0; 3]));
         let queued = MemoryDistance { factors: vec![1.0, 2.0], now: 1 }.split(100.0, 40.0);
         assert_eq!(queued, (70.0, vec![0.0, 30.0]));
         // On the node of the measurement, the cost is the measured one.
-        let (near, far) = (of(&[1.0, 2.0], 0), of(&[1.0, 2.0], 1));
+        let (near, far) = (near_and_far(&[1.0, 2.0], 0), near_and_far(&[1.0, 2.0], 1));
         assert!((far.cycles(CACHE, far.far_cycles(1), 0.0) - near.cycles(CACHE, 0.0, 0.0)).abs() < 1e-9);
         assert!((far.scale(1.0, 2.0).far_cycles(1) - 100.0).abs() < 1e-9);
     }

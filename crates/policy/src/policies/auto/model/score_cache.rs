@@ -207,8 +207,8 @@ pub mod tests {
         let (one, other) = (problem(vec![task(0, 0, 0.5)]), problem(vec![task(0, 0, 0.9)]));
         let made = Cell::new(0);
         let ask = |problem: &PlanningProblem, memo: &ScoreCache| {
-            let of = SiteScorer { problem, site: 0, members: &[0], apart: &[1.0], cut: &[], turns: None };
-            memo.score(&of, &ErrorDraw::default(), || {
+            let scorer = SiteScorer { problem, site: 0, members: &[0], apart: &[1.0], cut: &[], turns: None };
+            memo.score(&scorer, &ErrorDraw::default(), || {
                 made.set(made.get() + 1);
                 LayoutScore::EMPTY
             });

@@ -377,7 +377,7 @@ mod tests {
         fn unmet_goals_are_reported_and_removals_suffice(
             tasks in prop::collection::vec((0.0f64..1.2, 0u8..4, 0.4f64..1.1), 3..7),
         ) {
-            let of = |&(share, kind, part): &(f64, u8, f64)| {
+            let build_program = |&(share, kind, part): &(f64, u8, f64)| {
                 let share = if share < 0.3 { 0.0 } else { share };
                 let alone = if share > 0.0 { uniform(share * CACHE, 0.02).solo_cycles(CACHE) } else { 3.0 };
                 let goal = match kind {
@@ -387,7 +387,7 @@ mod tests {
                 };
                 (share, goal)
             };
-            let problem = problem(&tasks.iter().map(of).collect::<Vec<_>>());
+            let problem = problem(&tasks.iter().map(build_program).collect::<Vec<_>>());
             let (all, best) = searched(&problem);
             let broken = all[best].score.unmet_goals;
             prop_assert!(all.iter().all(|other| other.score.unmet_goals >= broken - 0.02), "others meet more");

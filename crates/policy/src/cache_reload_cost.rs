@@ -1,11 +1,11 @@
-//! Cost of bringing a task in, in misses.
+//! Cost of bringing a task into the cache, in misses.
 //!
-//! Problem: a task that returns finds its share of the cache full of other tasks' lines, and fills it again. Its
-//! compatibility with its co-runners shows in later samples only; the shorter a sample, the more the refill outweighs
-//! it. Method: misses in the first sample of a stay minus those in later ones, both as running means of measurements.
-//! Properties: a task's own rate and its co-runners cancel in the mean; evidence of an earlier phase is dropped; the
-//! cost is unknown until both kinds have been measured, and [`ReloadCosts::needs_second_sample`] reports that one more
-//! sample would suffice.
+//! Problem: while a task waits, other tasks fill its share of the cache, and the task has to refill it when it returns.
+//! The benefit of compatible co-runners shows only in later samples; the shorter a sample, the more the refill
+//! outweighs it. Method: the cost is the number of misses in the first sample of a stay minus that in later samples,
+//! both as running means of measurements. Properties: the rates of the task itself and of its co-runners cancel in the
+//! mean; evidence of an earlier phase is dropped; the cost is unknown until both kinds of samples have been measured,
+//! and [`ReloadCosts::needs_second_sample`] reports that one more sample would suffice.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -37,13 +37,13 @@ struct ResidencyCosts {
     later: RunningMean,
 }
 
-/// By task; keeps tasks that wait, drops those that exited.
+/// Costs by task; waiting tasks are kept, exited tasks are dropped.
 #[derive(Default)]
 pub struct ReloadCosts(BTreeMap<TaskId, ResidencyCosts>);
 
 impl ReloadCosts {
-    /// Takes in a window: the tasks, and the misses counted in its sample. Only a task that ran for at least nine
-    /// tenths of the window has a comparable sample.
+    /// Observes a window: its tasks, and the misses that each task's sample counted. Only a task that ran for at least
+    /// nine tenths of the window has a comparable sample.
     pub fn observe(&mut self, tasks: &[TaskSample], elapsed_ns: u64, counted: &BTreeMap<TaskId, f64>) {
         let present = || tasks.iter().filter(|task| !task.exited);
         let ids: BTreeSet<TaskId> = present().map(|task| task.task).collect();
@@ -61,18 +61,18 @@ impl ReloadCosts {
         }
     }
 
-    /// Misses that bringing the task in adds; `None` until measured.
+    /// Returns the number of misses that bringing the task in adds; `None` until measured.
     pub fn misses(&self, task: TaskId) -> Option<f64> {
         let stays = self.0.get(&task)?;
         Some((stays.first.known_cost()? - stays.later.known_cost()?).max(0.0))
     }
 
-    /// Misses in a sample while the task stays; `None` until it stayed.
+    /// Returns the number of misses per sample while the task stays; `None` until it has stayed for a sample.
     pub fn misses_per_sample(&self, task: TaskId) -> Option<f64> {
         self.0.get(&task)?.later.known_cost()
     }
 
-    /// Has the task only been measured in the first sample of a stay, which has just ended?
+    /// Has the task been measured only in the first sample of a stay, and did that sample just end?
     pub fn needs_second_sample(&self, task: TaskId) -> bool {
         self.0.get(&task).is_some_and(|stays| {
             stays.samples_in_a_row == 1 && stays.first.known_cost().is_some() && stays.later.known_cost().is_none()
@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(window(WINDOW_NS, Some(400.0)), (Some(0.0), false), "never a reward");
     }
 
-    /// Is evidence of an earlier phase dropped, and of a task that exited?
+    /// Is the evidence dropped if it is from an earlier phase or the task has exited?
     #[test]
     fn old_phases_and_tasks_are_forgotten() {
         let mut refills = ReloadCosts::default();

@@ -1,17 +1,18 @@
 //! Rules for every policy (ARCHITECTURE: invariants), and a test for them.
 //!
-//! Problem: a policy is one file by one author, and the machine must be able to rely on it. Method: a generator makes
-//! machines (several caches, offline CPUs, none at all), tasks that arrive and exit, pinned tasks, and evidence with
-//! gaps from a seed; the policy runs through windows of them, and each rule compares two such runs. Rules: the plan is
-//! always valid, so no task starves in gangs; the same input gives the same output; renaming tasks renames the plan; an
-//! empty machine; without evidence `allowed`, gangs and shares stay; record -> replay gives the same decisions.
+//! Problem: a policy is one file by one author, but every machine must be able to rely on it. Method: from a seed, a
+//! generator builds machines (several caches, offline CPUs, no caches at all), tasks that arrive and exit, pinned
+//! tasks, and evidence with gaps. The policy runs through several windows, and each rule compares two such runs. Rules:
+//! the plan is always valid, so no task starves in gangs; the same input gives the same output; renaming tasks renames
+//! the plan; an empty machine causes no error; without evidence `allowed`, gangs and shares stay; record -> replay
+//! gives the same decisions.
 
 use cachemate_core::test_support::ScriptedMachine;
 use cachemate_core::*;
 
 use crate::reference_predictor::ReferencePredictor;
 
-/// A violated rule, with its place.
+/// A violated rule, with the machine and the window.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[error("{rule} (machine seed {seed}, window {window}): {what}")]
 pub struct RuleViolation {
@@ -34,14 +35,14 @@ const REFERENCE: ReferencePredictor = ReferencePredictor { miss_penalty_cycles: 
 /// Runs a policy on `machines` generated machines.
 ///
 /// # Errors
-/// The first violated rule.
+/// Returns the first violated rule.
 pub fn check_policy(make: PolicyFactory<'_>, machines: u64) -> Result<(), RuleViolation> {
     for seed in 0..machines {
         let script = ObservationScript::generate(seed);
         let decisions = script.run(make, |task| task)?;
         let again = script.run(make, |task| task)?;
         script.check_same("same input, same output", &decisions, &again)?;
-        // Larger, in reversed order of value, which reveals policies that break ties by the id's value.
+        // New ids are larger and in reversed order, which exposes policies that break ties by the value of the id.
         let rename = |task: TaskId| TaskId(1000 - task.0);
         let renamed = script.run(make, rename)?;
         let expected: Vec<Decision> = decisions.iter().map(|decision| rename_decision(decision, &rename)).collect();
@@ -52,7 +53,7 @@ pub fn check_policy(make: PolicyFactory<'_>, machines: u64) -> Result<(), RuleVi
     Ok(())
 }
 
-/// A machine, and its observations by window.
+/// A generated machine, and its observations by window.
 struct ObservationScript {
     seed: u64,
     topology: Topology,
@@ -74,7 +75,8 @@ impl ObservationScript {
             for task in &mut tasks {
                 task.exited = generator.draw_below(12) == 0;
             }
-            // The first machine has no tasks in its first windows, every eighth none at all.
+            // On the first machine, no tasks arrive in the first two windows; on every eighth machine, none ever
+            // arrive.
             let arrivals = if seed % 8 == 7 || (seed == 0 && window < 2) { 0 } else { generator.draw_below(5) };
             for _ in 0..arrivals {
                 tasks.push(arrival(&mut generator, next, window));
@@ -187,7 +189,8 @@ impl ObservationScript {
         Ok(())
     }
 
-    /// Records through the loop and JSON: a fresh policy makes the same decisions from the record.
+    /// Records the run through the loop and JSON, and checks that a fresh policy makes the same decisions from the
+    /// record.
     fn check_replay(&self, make: PolicyFactory<'_>) -> Result<(), RuleViolation> {
         let record = |windows: Vec<Observation>| -> Result<Vec<WindowRecord>, RuleViolation> {
             let machine = ScriptedMachine::new(self.topology.clone(), self.capabilities.clone(), windows);
@@ -211,7 +214,7 @@ impl ObservationScript {
     }
 }
 
-/// Takes profiles from recognized recordings only.
+/// A profiler that uses recognized recordings only.
 struct RecognizedProfiler;
 
 impl Profiler for RecognizedProfiler {
@@ -281,7 +284,7 @@ fn arrival(generator: &mut SplitMix64, next: u32, window: u64) -> TaskSample {
     }
 }
 
-/// Sampled remote accesses of the tasks, as the answer to one of a policy's first probes.
+/// Sampled remote accesses of the tasks, in answer to one of a policy's first probes.
 fn samples(generator: &mut SplitMix64, tasks: &[TaskSample]) -> Option<ProbeResult> {
     if tasks.is_empty() || generator.draw_below(2) == 0 {
         return None;
@@ -300,7 +303,7 @@ fn samples(generator: &mut SplitMix64, tasks: &[TaskSample]) -> Option<ProbeResu
     Some(ProbeResult { probe, evidence, complete, cost_ns: vec![(None, generator.draw_below(1000))] })
 }
 
-/// Readings with gaps: multiplexed, never counted, absent.
+/// Fills in readings with gaps: multiplexed, never counted, or missing.
 fn random_sample(generator: &mut SplitMix64, task: &mut TaskSample, topology: &Topology) {
     let online: Vec<CpuId> = topology.cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.id).collect();
     task.cpu = (generator.draw_below(4) > 0).then(|| online[generator.draw_below(online.len() as u64) as usize]);
@@ -324,7 +327,7 @@ fn random_sample(generator: &mut SplitMix64, task: &mut TaskSample, topology: &T
     task.counts = EventCounts(readings.collect());
 }
 
-/// Every part may be absent.
+/// Builds a profile, any part of which may be missing.
 fn profile(generator: &mut SplitMix64, process: ProcessId) -> Profile {
     let mut maybe = |low: f64, high: f64| {
         let value = low + (high - low) * generator.draw_unit();

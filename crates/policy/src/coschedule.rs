@@ -1,22 +1,25 @@
-//! Co-scheduling below one cache, sample by sample (AV 4.3): the common part of activity-vector and counter-driven. The
-//! policies supply the penalty of two tasks and further costs.
+//! Co-scheduling below one cache, sample by sample (AV 4.3): the part that activity-vector and counter-driven have in
+//! common. The policies supply the penalty of two tasks and further costs.
 //!
-//! Problem: more tasks than CPUs below a cache, so in each sample some run and the others wait. Method, three forms:
+//! Problem: a cache has more tasks than CPUs, so in each sample some tasks run and the others wait. Method, in three
+//! forms:
 //! - *replacement* (AV 4.3, the simulated form): of the running tasks, the one with the most samples is the candidate
-//!   for eviction; it is replaced by the waiting task with the lowest score if that is lower than its own. The score is
+//!   for eviction. It is replaced by the waiting task with the lowest score if that is lower than its own. The score is
 //!   S = Σ wᵢ·sᵢ, over the penalties with the remaining tasks, the samples that the task has run, and the policy's
 //!   costs.
 //! - *set*: as replacement, but the whole set may change at once. The new set is the task that has run least, joined by
-//!   the tasks of the lowest score with those chosen, if their total score is lower than that of the running set. A
-//!   good pair thus need not be reached through a bad one. A task that is brought in pays for it, if the policy knows
-//!   the cost: if a sample is short relative to the refill of the cache, a change costs more than bad co-runners.
-//! - *advice* (AV 4.3.1, the Linux form): the machine's scheduler picks, and prefers a waiting task of a lower penalty.
-//!   A task that lags behind the others by more than a bound gets no advice.
+//!   the tasks of the lowest score with those chosen so far; it is used if its total score is lower than that of the
+//!   running set. A good pair can thus be reached without passing through a bad one. If the policy knows the cost of
+//!   bringing a task in, the task's score includes it, because a change costs more than bad co-runners if a sample is
+//!   short relative to the refill of the cache.
+//! - *advice* (AV 4.3.1, the Linux form): the machine's scheduler picks the tasks, and prefers a waiting task of a
+//!   lower penalty. A task that lags behind the others by more than a bound gets no advice.
 //!
-//! Properties: a task's samples are part of its score, so none waits for ever: with a weight of w a sample and scores
-//! that differ by at most d, no task falls more than d/w samples behind. A task without evidence has no penalties, so
-//! that it runs soon and evidence is gained. Caches are identified by their CPUs; newcomers go to the one with the
-//! fewest tasks per CPU and stay. CPUs on which other tasks were observed are left to those.
+//! Properties: the samples that a task has run are part of its score, so no task waits forever: with a weight of w per
+//! sample and scores that differ by at most d, no task falls more than d/w samples behind. A task without evidence has
+//! no penalties, so it runs soon and evidence is gained. Caches are identified by their CPUs; a newcomer goes to the
+//! cache with the fewest tasks per CPU and stays there. CPUs on which other tasks were observed are left to those
+//! tasks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,7 +29,7 @@ use cachemate_core::{
 };
 use serde::Deserialize;
 
-/// How the choice is made and enforced.
+/// How the running tasks are chosen, and how the choice is enforced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CoScheduleForm {
@@ -35,25 +38,25 @@ pub enum CoScheduleForm {
     Advice,
 }
 
-/// The policy's knowledge of the tasks in this window.
+/// A policy's knowledge of the tasks in this window.
 pub trait CoRunCost {
     /// Is there evidence about the task?
     fn has_evidence(&self, task: TaskId) -> bool;
-    /// Penalty of running two tasks together; 0 without evidence about one of them.
+    /// Penalty of running two tasks together; 0 if either has no evidence.
     fn penalty(&self, one: TaskId, other: TaskId) -> f64;
-    /// Cost of the task beside any other.
+    /// Cost of running the task, with any co-runner.
     fn solo_cost(&self, task: TaskId) -> f64;
     /// Cost of bringing the task in, in the unit of penalties; for *set* only.
     fn reload_cost(&self, _task: TaskId) -> f64 {
         0.0
     }
-    /// Must the task stay for another sample, so that its reload cost is measured? For *set* only.
+    /// Must the task stay for another sample so that its reload cost can be measured? For *set* only.
     fn must_stay(&self, _task: TaskId) -> bool {
         false
     }
 }
 
-/// Adds the reload cost to tasks that are not resident.
+/// Costs that include the reload cost of tasks that are not resident.
 struct ReloadAdjustedCost<'a> {
     costs: &'a dyn CoRunCost,
     running: &'a [TaskId],
@@ -74,26 +77,26 @@ impl CoRunCost for ReloadAdjustedCost<'_> {
     }
 }
 
-/// Lag that round robin itself causes.
+/// The lag that round robin itself causes.
 pub const MAX_LAG_SAMPLES: f64 = 1.0;
 
-/// Largest weight of a reload, in samples. If all tasks miss rarely, a cost in misses that make a super set busy is
-/// unbounded, and so would be the wait.
+/// Largest weight of a reload, in samples. A reload cost is in misses that make a super set busy. If all tasks miss
+/// rarely, few misses do, so without a limit neither the cost nor the wait would be bounded.
 const MAX_REFILL_SAMPLES: f64 = 32.0;
 
-/// Turns of the running set: it stays until the next plan, and gives way if none comes.
+/// Turns for which the running set stays if no new plan arrives.
 const TURNS: u32 = 100;
 
-/// The common part, with its state between windows.
+/// The common part of the policies, with its state between windows.
 pub struct CoScheduler {
     pub form: CoScheduleForm,
     pub window_ns: u64,
-    /// Score of one sample that the task has run.
+    /// Score of each sample that the task has run.
     pub sample_weight: f64,
-    /// `advice` gives none for a task that has run so many samples less than the mean task below its cache.
+    /// A task gets no `advice` if it has run this many samples fewer than the mean task below its cache.
     pub max_lag_samples: f64,
     homes: BTreeMap<TaskId, usize>,
-    /// Samples run so far; newcomers start with the fewest of their cache.
+    /// Samples run so far; a newcomer starts with the smallest number of its cache.
     samples: BTreeMap<TaskId, f64>,
     /// CPUs on which tasks outside the plan were observed.
     others_cpus: BTreeMap<TaskId, CpuSet>,
@@ -105,7 +108,7 @@ impl CoScheduler {
         CoScheduler { form, window_ns, sample_weight, max_lag_samples, homes, samples, others_cpus }
     }
 
-    /// The decision without probes, which are the policy's.
+    /// Returns the decision, without probes, which the policy adds.
     pub fn decide(&mut self, view: &View<'_>, costs: &dyn CoRunCost) -> Decision {
         let mut plan = Plan::idle(WindowLength::Time { ns: self.window_ns });
         let mut why = Vec::new();
@@ -165,8 +168,8 @@ impl CoScheduler {
         }
     }
 
-    /// The gangs of one cache: the running set, then the others, whose turn comes if no plan follows. `None` if every
-    /// task has a CPU.
+    /// Returns the gangs of one cache: the running set, then the others, whose turn comes if no new plan follows.
+    /// `None` if every task has a CPU.
     fn schedule(
         &self,
         view: &View<'_>,
@@ -192,7 +195,7 @@ impl CoScheduler {
         now.sort_by_key(|(_, cpu)| *cpu);
         now.dedup_by_key(|(_, cpu)| *cpu);
         if !members.iter().any(|task| costs.has_evidence(task.task)) {
-            // Without evidence the gangs stay, and newcomers get a turn.
+            // Without evidence, the gangs stay, and newcomers get a turn.
             let before = before?;
             let chosen = if now.is_empty() { self.seat_members(&cpus, members, &[], &[]) } else { now };
             return Some(self.gangs(&cpus, before.slice_ns, members, chosen));
@@ -212,7 +215,7 @@ impl CoScheduler {
         penalties.sum::<f64>() + self.sample_weight * self.samples[&task] + costs.solo_cost(task)
     }
 
-    /// The task of the lowest score beside `beside`, in a tie the first.
+    /// Returns the task with the lowest score beside `beside`, in a tie the first.
     fn lowest(
         &self,
         among: &[&TaskSample],
@@ -225,7 +228,7 @@ impl CoScheduler {
         scored.reduce(|best, next| if next.1 < best.1 { next } else { best })
     }
 
-    /// Adds the task that goes best with those chosen, until no CPU or no task is left.
+    /// Repeatedly adds the task that goes best with those already chosen, until no CPU or no task is left.
     fn fill_seats(&self, places: usize, members: &[&TaskSample], chosen: &mut Vec<TaskId>, costs: &dyn CoRunCost) {
         while chosen.len() < places
             && let Some((task, _)) = self.lowest(members, chosen, chosen, costs)
@@ -234,7 +237,7 @@ impl CoScheduler {
         }
     }
 
-    /// Fills free CPUs; if there are none, the task with the most samples may be replaced (AV 4.3).
+    /// Fills free CPUs. If there are none, the task with the most samples may be replaced (AV 4.3).
     fn replace_one(
         &self,
         places: usize,
@@ -244,7 +247,7 @@ impl CoScheduler {
     ) -> Vec<TaskId> {
         let mut chosen = running.to_vec();
         if chosen.len() == places {
-            // In order of arrival, so that in a tie the first is replaced, whatever its CPU.
+            // In order of arrival, so that a tie replaces the earliest task, whatever its CPU.
             let mut by_arrival = members.iter().map(|task| task.task).filter(|task| running.contains(task));
             let candidate = by_arrival
                 .by_ref()
@@ -280,12 +283,12 @@ impl CoScheduler {
             minimum.reduce(|least, next| if self.samples[&next] < self.samples[&least] { next } else { least });
         chosen.extend(minimum);
         self.fill_seats(places, members, &mut chosen, costs);
-        // Every penalty counts from both sides, in either set.
+        // In either set, every penalty counts from both sides.
         let total = |set: &[TaskId]| set.iter().map(|&task| self.score(task, set, costs)).sum::<f64>();
         if running.len() == places && total(running) <= total(&chosen) { running.to_vec() } else { chosen }
     }
 
-    /// A task that ran stays on its CPU; the others take the free ones, in ascending order.
+    /// Assigns CPUs: tasks that ran keep theirs; the others take the free CPUs in ascending order.
     fn seat_members(
         &self,
         cpus: &CpuSet,
@@ -324,8 +327,8 @@ impl CoScheduler {
         GangSchedule { cpus: cpus.clone(), slice_ns, gangs: std::iter::once(running).chain(next).collect() }
     }
 
-    /// Penalties of tasks that were last observed below the same cache, except those that lag too far behind: none is
-    /// to be passed over for ever.
+    /// Returns the penalties of tasks that were last observed below the same cache, except tasks that lag too far
+    /// behind, because no task may be passed over forever.
     fn advice(&self, tasks: &[&TaskSample], domains: &[CpuSet], costs: &dyn CoRunCost) -> Vec<CoRunPenalty> {
         let last_cpu = |task: &TaskSample| {
             let longest = task.on_cpu_ns.iter().reduce(|most, next| if next.1 > most.1 { next } else { most });

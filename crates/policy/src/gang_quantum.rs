@@ -1,30 +1,31 @@
 //! Length of gangs' turns.
 //!
-//! A turn begins with a footprint that the other turns displaced. Each of its `F` lines is fetched once, which costs `m
-//! - h` more than a hit. So `R = F (m - h)` of a turn `T` is lost, and a task runs at `1 - R/T` of its undisturbed
-//!   speed. This is the law `T / (F + (T - F m) / h)` for the time of an access, divided by `h`. It agrees within 2.5 %
-//!   with points measured on a modeled machine (docs/sched-ext.md). Members of one gang fetch in parallel, each on its
-//!   own CPU.
+//! At the start of a turn, the other turns have displaced the footprint of a task. Each of its `F` lines is fetched
+//! once, which costs `m - h` more than a hit. So `R = F (m - h)` of a turn `T` is lost, and a task runs at `1 - R/T` of
+//! its undisturbed speed. This is the law `T / (F + (T - F m) / h)` for the time of an access, divided by `h`. It
+//! agrees within 2.5 % with points measured on a modeled machine (docs/sched-ext.md). Members of one gang fetch in
+//! parallel, each on its own CPU.
 //!
 //! Properties: unknown footprints lengthen no turn; a returned turn achieves the requested gain; times are nominal.
 
 use cachemate_core::{Cache, CounterEvent, Profile, View};
 use cachemate_locality::curve::plateau_rate;
 
-/// Usual turns of gangs, in ns.
+/// Range of usual turns, in ns.
 pub(crate) const TYPICAL_NS: (f64, f64) = (20e6, 100e6);
-/// A task waits two rotations at most, and this much longer (docs/sched-ext.md).
+/// A task waits for at most two rotations plus this time (docs/sched-ext.md).
 const WAIT_BEYOND_ROTATIONS_NS: u64 = 100_000_000;
-/// The default limit of a wait.
+/// Default limit of a task's wait.
 pub(crate) const MAX_WAIT_NS: u64 = 1_000_000_000;
-/// Wanted length of a turn in multiples of the longest refill: accesses take a third more time than without refills.
+/// Wanted length of a turn in multiples of the longest refill: at this length, accesses take a third more time than
+/// without refills.
 const WANTED_REFILLS: f64 = 4.0;
-/// The longest turn with which no task waits longer than allowed.
+/// Returns the longest turn with which no task waits longer than allowed.
 pub(crate) fn max_quantum_ns(gangs: usize, max_wait_ns: u64) -> u64 {
     max_wait_ns.saturating_sub(WAIT_BEYOND_ROTATIONS_NS) / (2 * gangs.max(1) as u64)
 }
 
-/// Cycles of a CPU in a nanosecond: as counted for the tasks that ran, else by the topology.
+/// Returns the cycles of a CPU per nanosecond: as counted for the tasks that ran, otherwise as stated by the topology.
 pub(crate) fn cycles_per_ns(view: &View<'_>) -> Option<f64> {
     let (cycles, ns) =
         view.live_tasks().fold((0.0, 0.0), |(cycles, ns), task| match task.counts.get(CounterEvent::Cycles) {
@@ -35,8 +36,8 @@ pub(crate) fn cycles_per_ns(view: &View<'_>) -> Option<f64> {
     if ns > 0.0 && cycles > 0.0 { Some(cycles / ns) } else { stated() }
 }
 
-/// Time in which a task refills its footprint, in nominal ns; `None` while its curve, the cache's size or the cost of a
-/// miss is unknown. Misses are assumed to wait for one another, which makes turns longer rather than shorter.
+/// Returns the time in which a task refills its footprint, in nominal ns; `None` while its curve, the cache's size or
+/// the cost of a miss is unknown. Misses are assumed to be serialized, which makes turns longer rather than shorter.
 pub(crate) fn refill_ns(profile: &Profile, cache: &Cache, view: &View<'_>) -> Option<f64> {
     let curve = profile.misses_per_kilo_instr().filter(|curve| curve.len() >= 2)?;
     let size_bytes = cache.size_bytes.filter(|bytes| *bytes > 0)?;
@@ -50,21 +51,21 @@ pub(crate) fn refill_ns(profile: &Profile, cache: &Cache, view: &View<'_>) -> Op
     Some(lines * penalty_cycles / cycles_per_ns(view)?)
 }
 
-/// A task that is to be in a gang.
+/// A task for which a gang is planned.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct GangCandidate {
     /// See [`refill_ns`].
     pub refill_ns: Option<f64>,
-    /// Run time beside its gang over run time alone, minus one, without refills.
+    /// Run time with its gang over run time alone, minus one, without refills.
     pub slowdown: f64,
 }
 
-/// Turns that pay off exceed the longest allowed wait.
+/// The error if every turn that pays off would exceed the longest allowed wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QuantumTooLong {
-    /// The shortest turn that pays off; `None` = no turn does.
+    /// Length of the shortest turn that pays off; `None` if no turn does.
     pub break_even_ns: Option<u64>,
-    /// The longest turn that is allowed.
+    /// Length of the longest allowed turn.
     pub allowed_ns: u64,
 }
 
@@ -83,7 +84,7 @@ impl std::fmt::Display for QuantumTooLong {
     }
 }
 
-/// Mean slowdown of all tasks with turns of this length.
+/// Returns the mean slowdown of all tasks with turns of this length.
 pub(crate) fn mean_slowdown(tasks: &[GangCandidate], turn_ns: f64) -> f64 {
     let candidate_quantum = |task: &GangCandidate| {
         let lost = task.refill_ns.unwrap_or(0.0) / turn_ns;
@@ -92,8 +93,8 @@ pub(crate) fn mean_slowdown(tasks: &[GangCandidate], turn_ns: f64) -> f64 {
     tasks.iter().map(candidate_quantum).sum::<f64>() / tasks.len().max(1) as f64
 }
 
-/// The turn of `gangs` gangs in ns: four times the longest refill, within [`TYPICAL_NS`], lengthened until the mean
-/// slowdown is at most `max_slowdown`, and never longer than `max_wait_ns` allows. `None` if no refill is known.
+/// Returns the turn of `gangs` gangs in ns: four times the longest refill, within [`TYPICAL_NS`], lengthened until the
+/// mean slowdown is at most `max_slowdown`, and never longer than `max_wait_ns` allows. `None` if no refill is known.
 ///
 /// # Errors
 /// No allowed turn pays off.
@@ -116,7 +117,7 @@ pub(crate) fn quantum_ns(
     }
 }
 
-/// By bisection: the mean slowdown falls with the turn.
+/// Finds the break-even turn by bisection: the mean slowdown falls with the length of the turn.
 fn break_even_ns(tasks: &[GangCandidate], max_slowdown: f64) -> Option<u64> {
     let pays = |turn_ns: u64| mean_slowdown(tasks, turn_ns as f64) <= max_slowdown;
     let (mut short, mut long) = (0, 3_600_000_000_000);

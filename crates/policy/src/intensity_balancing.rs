@@ -1,8 +1,8 @@
-//! Common part of DI and DIO: from a view to bins and weights, and from the assignment to a plan (CA 4).
+//! The part that DI and DIO have in common: from a view to bins and weights, and from the assignment to a plan (CA 4).
 //!
-//! Priorities: a task with a priority counts as heavier than it is, by (priority - 1) mean miss rates. It is therefore
-//! placed earlier, two such tasks go to different caches, and each gets quieter co-runners, while the method and its
-//! bounds stay the same. A priority below 1 makes a task count as lighter.
+//! A priority adds (priority - 1) mean miss rates to a task's weight. The task is therefore placed earlier, two such
+//! tasks go to different caches, and each gets quieter co-runners, while the method and its bounds stay the same. A
+//! priority below 1 makes a task lighter.
 
 use cachemate_core::{CpuSet, Decision, Plan, Reason, ReasonKind, TaskId, View, WindowLength};
 use serde::Deserialize;
@@ -15,30 +15,30 @@ use crate::policies::{ParameterError, ParameterRange};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BalancingForm {
-    /// One sorted list of all tasks.
+    /// Sorts all tasks in one list.
     Central,
     /// Pairs of caches exchange tasks.
     Distributed,
 }
 
-/// Size of cache for recorded rates.
+/// The cache size at which recorded rates are read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RecordedCache {
-    /// All of it, as in CA 4.1.
+    /// The whole cache, as in CA 4.1.
     Whole,
-    /// The share of a task if all share the cache evenly.
+    /// A task's share if all tasks share the cache evenly.
     Share,
 }
 
-/// The counted rate by which tasks are compared (DIO).
+/// The counted rate that DIO balances.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BalancedRate {
-    /// As in the paper.
+    /// Misses, as in the paper.
     Misses,
-    /// Reads from memory, including prefetches: a program whose prefetchers are always ahead rarely misses, but fills
-    /// its cache and its bus all the same.
+    /// Reads from memory, including prefetches: a program whose prefetchers are always ahead misses rarely, but fills
+    /// the cache and the bus all the same.
     MemoryReads,
 }
 
@@ -49,13 +49,13 @@ pub struct Parameters {
     /// CA 4.2: no more often than every 10^9 cycles.
     pub window_cycles: u64,
     pub form: BalancingForm,
-    /// Tasks move if that evens out the sums by more than this share of their mean.
+    /// Tasks move only if that evens out the sums by more than this share of their mean.
     pub worth_moving: f64,
-    /// Distributed: rounds of meetings in a window.
+    /// For the distributed form: rounds of meetings in a window.
     pub rounds_per_window: u32,
-    /// Operators' priorities count.
+    /// Whether operators' priorities count.
     pub priorities: bool,
-    /// Size of cache for recorded rates.
+    /// The cache size at which recorded rates are read.
     pub recorded_on: RecordedCache,
     pub counted: BalancedRate,
 }
@@ -78,7 +78,7 @@ impl Parameters {
     /// Parses TOML.
     ///
     /// # Errors
-    /// An unknown or ill-typed parameter, a window without length, no rounds, or a margin that is no share.
+    /// An unknown or ill-typed parameter, a window of length 0, no rounds, or a margin that is not a share.
     pub fn parse(text: &str) -> Result<Self, ParameterError> {
         let parsed: Parameters = crate::policies::parameters(text)?;
         ParameterRange::OneOrMore.check([
@@ -96,7 +96,7 @@ pub struct IntensityBalancer {
     round: u64,
 }
 
-/// A task that takes a CPU, and the bin whose CPUs it had before.
+/// A task that needs a CPU, and the bin whose CPUs it had before.
 struct SeatedTask {
     task: TaskId,
     piece: TaskLoad,
@@ -114,7 +114,8 @@ impl IntensityBalancer {
         IntensityBalancer { parameters, round: 0 }
     }
 
-    /// `rate` is a task's miss rate, in one unit for all; a task with `None` stays in place and counts as the mean.
+    /// Decides for a window. `rate` returns a task's miss rate, in the same unit for all tasks. A task for which it
+    /// returns `None` stays in place and counts as the mean.
     pub fn decide(&mut self, view: &View<'_>, rate: impl Fn(TaskId) -> Option<f64>) -> Decision {
         let mut plan = Plan::idle(WindowLength::Cycles { cycles: self.parameters.window_cycles });
         let present: Vec<TaskId> = view.movable_tasks().map(|task| task.task).collect();

@@ -1,13 +1,13 @@
 //! Placement of tasks on last-level caches, for policies that decide for each cache separately.
 //!
-//! A newcomer goes to the cache with the fewest tasks per CPU (in a tie, the first) and stays there; on a machine with
-//! one cache, all tasks are on it. Renaming tasks changes nothing.
+//! A newcomer goes to the cache with the fewest tasks per CPU (in a tie, the first) and stays there. On a machine with
+//! one cache, all tasks belong to it. Renaming tasks does not change the result.
 
 use std::collections::BTreeMap;
 
 use cachemate_core::{CacheId, CpuSet, TaskId, TaskSample, View};
 
-/// One last-level cache, its online CPUs and its tasks, in order of arrival.
+/// One last-level cache, its online CPUs, and its tasks in order of arrival.
 #[derive(Clone, Debug)]
 pub struct LlcTasks<'a> {
     pub cache: CacheId,
@@ -17,14 +17,14 @@ pub struct LlcTasks<'a> {
     pub tasks: Vec<&'a TaskSample>,
 }
 
-/// Stores the cache of each task.
+/// A placement that keeps each task on its cache.
 #[derive(Clone, Debug, Default)]
 pub struct StickyPlacement {
     places: BTreeMap<TaskId, CacheId>,
 }
 
 impl StickyPlacement {
-    /// The caches with online CPUs and their movable tasks of this window.
+    /// Returns the caches that have online CPUs, with their movable tasks of this window.
     pub fn domains<'a>(&mut self, view: &'a View<'_>) -> Vec<LlcTasks<'a>> {
         let online = view.topology.online();
         let last = view.topology.last_level_caches();
@@ -46,7 +46,7 @@ impl StickyPlacement {
         let index = |cache: CacheId| domains.iter().position(|domain| domain.cache == cache);
         let mut places: Vec<Option<usize>> = view.movable_tasks().map(|task| old(task.task).and_then(index)).collect();
         places.iter().flatten().for_each(|&place| load[place] += 1);
-        // Counted once, because a thousand newcomers consider every cache.
+        // Counted only once, because a thousand newcomers each consider every cache.
         let cpus: Vec<f64> = domains.iter().map(|domain| f64::from(domain.cpus.count())).collect();
         for place in places.iter_mut().filter(|place| place.is_none()) {
             let per_cpu = |domain: usize| f64::from(load[domain]) / cpus[domain];

@@ -6,14 +6,14 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CostKind {
-    /// Run time beside the column's program over run time alone, minus one (0.28 = 28 % slower).
+    /// Run time with the column's program over run time alone, minus one (0.28 = 28 % slower).
     Degradation,
-    /// Larger is worse, without a unit: it orders assignments, but predicts no slowdown.
+    /// A weight without a unit, where larger is worse: it orders assignments, but predicts no slowdown.
     Weight,
 }
 
-/// `cost[i][j]`: cost of program `i` beside program `j`, on the diagonal beside a copy of itself. Square, finite;
-/// entries may be negative.
+/// `cost[i][j]` is the cost of program `i` beside program `j`; on the diagonal, beside a copy of itself. Square and
+/// finite; entries may be negative.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct PairCosts {
     /// Meaning of the entries.
@@ -23,15 +23,15 @@ pub struct PairCosts {
 }
 
 impl PairCosts {
-    /// Programs.
+    /// Number of programs.
     pub fn len(&self) -> usize {
         self.cost.len()
     }
-    /// Is there no program?
+    /// Are there no programs?
     pub fn is_empty(&self) -> bool {
         self.cost.is_empty()
     }
-    /// Sum of both costs: the edge weight of a matching (CA 2.1.1).
+    /// Returns the sum of both costs: the edge weight of a matching (CA 2.1.1).
     pub fn mutual_cost(&self, a: usize, b: usize) -> f64 {
         self.cost[a][b] + self.cost[b][a]
     }

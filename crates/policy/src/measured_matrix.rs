@@ -1,6 +1,7 @@
-//! A measured slowdown matrix, in the form of CA's Table 1: the slowdown of the row's program beside the column's.
+//! A measured slowdown matrix, in the form of CA's Table 1: the slowdown of the row's program beside the column's
+//! program.
 //!
-//! Values are percent of the solo run time; the diagonal is a program beside a copy of itself and may be empty. Rows
+//! Values are percent of the solo run time. The diagonal is a program beside a copy of itself and may be empty. Rows
 //! may come in any order.
 
 use std::collections::BTreeMap;
@@ -16,30 +17,30 @@ pub struct MeasuredMatrix {
     pub names: Vec<String>,
     /// Slowdowns, rows in the order of the columns; 0.28 = 28 % slower.
     pub costs: PairCosts,
-    /// Was the diagonal entry given? (Absent ones are 0 in `costs`.)
+    /// Whether the diagonal entry was given. (Missing ones are 0 in `costs`.)
     pub beside_a_copy: Vec<bool>,
 }
 
-/// A CSV file that is no slowdown matrix.
+/// The error for a CSV file that is not a slowdown matrix.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{file}:{line}:{column}: found {found}, expected {expected}")]
 pub struct MatrixError {
-    /// The file's name, for messages.
+    /// The name of the file, for messages.
     pub file: Box<str>,
-    /// Line number from 1.
+    /// Line number, from 1.
     pub line: u32,
-    /// The field's number from 1.
+    /// Field number, from 1.
     pub column: u32,
     /// The text at this place.
     pub found: Box<str>,
-    /// The valid text.
+    /// A description of valid text.
     pub expected: Box<str>,
 }
 
-/// Largest number of programs of a matrix.
+/// Largest number of programs in a matrix.
 const MAX_PROGRAMS: usize = 4096;
 
-/// A selection that a [`MeasuredMatrix`] cannot answer.
+/// The error for a selection that a [`MeasuredMatrix`] does not contain.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum MatrixLookupError {
     /// A program without a row.
@@ -47,12 +48,12 @@ pub enum MatrixLookupError {
     Unknown {
         /// The requested name.
         name: Box<str>,
-        /// The known names.
+        /// The names in the matrix.
         known: Box<str>,
-        /// The nearest known name, if one is similar.
+        /// The most similar name in the matrix, if any is similar.
         meant: Option<Box<str>>,
     },
-    /// A program and its copy, although the diagonal is empty.
+    /// A program was requested together with its copy, but the diagonal entry is empty.
     #[error("'{name}' is given twice, but its own column in its row is empty")]
     NotBesideACopy {
         /// The program that was requested twice.
@@ -64,7 +65,7 @@ fn hint(meant: Option<&str>) -> String {
     meant.map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"))
 }
 
-/// The position of every column by its name.
+/// Returns the position of every column by its name.
 fn columns(matrix: &PercentMatrix) -> Result<BTreeMap<&str, usize>, MatrixError> {
     let names = &matrix.columns;
     if names.is_empty() || names.len() > MAX_PROGRAMS {
@@ -91,7 +92,7 @@ fn bad(matrix: &PercentMatrix, line: u32, column: usize, found: String, expected
     }
 }
 
-/// The values of the row of `program` as fractions, and whether it has one beside its copy.
+/// Returns the values of the row of `program` as fractions, and whether the row has a value beside its copy.
 fn values(matrix: &PercentMatrix, row: &PercentRow, program: usize) -> Result<(Vec<f64>, bool), MatrixError> {
     let (value_count, column_count) = (row.values_percent.len(), matrix.columns.len());
     if value_count != column_count {
@@ -121,8 +122,8 @@ fn values(matrix: &PercentMatrix, row: &PercentRow, program: usize) -> Result<(V
 impl TryFrom<&PercentMatrix> for MeasuredMatrix {
     type Error = MatrixError;
 
-    /// Names that are missing, repeated or differ between rows and columns, rows that are too short or too long, and
-    /// values that are missing or no slowdown are refused, each with line and field.
+    /// Refuses names that are missing, repeated or differ between rows and columns, rows that are too short or too
+    /// long, and values that are missing or not slowdowns; each error carries line and field.
     fn try_from(matrix: &PercentMatrix) -> Result<Self, MatrixError> {
         let place = columns(matrix)?;
         let names = matrix.columns.clone();
@@ -148,10 +149,10 @@ impl TryFrom<&PercentMatrix> for MeasuredMatrix {
 }
 
 impl MeasuredMatrix {
-    /// The matrix of these programs, in this order; a repeated name is a program and its copy.
+    /// Returns the matrix of these programs, in this order; a repeated name stands for a program and its copy.
     ///
     /// # Errors
-    /// A name without a row (with the nearest), or two copies with an empty diagonal.
+    /// A name without a row (with the most similar name), or two copies with an empty diagonal.
     pub fn pair_costs(&self, programs: &[String]) -> Result<PairCosts, MatrixLookupError> {
         let place = |name: &String| {
             self.names.iter().position(|known| known == name).ok_or_else(|| MatrixLookupError::Unknown {
@@ -189,7 +190,7 @@ gamess,2.67%,4.48%,-1.01%,-1.21%
 namd,1.48%,3.45%,-1.19%,-0.93%
 ";
 
-    /// Is the published table read, with any order of its rows, signs and separator?
+    /// Is the published table read whatever the order of its rows, its signs and its separator?
     #[test]
     fn the_published_table_reads_in_every_notation() {
         let table = parse("t", TABLE_1).unwrap();
@@ -206,7 +207,7 @@ namd,1.48%,3.45%,-1.19%,-0.93%
         assert!(table.pair_costs(&["mfc".to_string()]).unwrap_err().to_string().contains("did you mean 'mcf'"));
     }
 
-    /// Is every wrong file refused with line and field?
+    /// Is every invalid file refused with line and field?
     #[test]
     fn wrong_matrices_are_refused_at_their_place() {
         let error = |old: &str, new: &str| parse("m.csv", &TABLE_1.replacen(old, new, 1)).unwrap_err().to_string();

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use cachemate_core::{SpellingScope, successor};
 use serde::de::DeserializeOwned;
 
-/// Parameters that a policy does not take.
+/// Parameters that a policy does not accept.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ParameterError {
     /// Invalid TOML, an unknown name, or a value of another type: the TOML parser's message, with line and column.
@@ -14,32 +14,32 @@ pub enum ParameterError {
     /// A parameter under a retired name.
     #[error("{context}`{old}` is now `{new}`")]
     Retired {
-        /// TOML's heading with line and column, and the line itself.
+        /// The TOML parser's heading with line and column, and the line itself.
         context: String,
-        /// The retired name, behind its policy.
+        /// The retired name, prefixed with its policy.
         old: String,
-        /// The present name, behind its policy.
+        /// The present name, prefixed with its policy.
         new: String,
     },
-    /// A value out of its range.
+    /// A value outside its range.
     #[error("{name}: found {found}, expected {expected}")]
     Value {
-        /// The parameter, with its place in tables and lists.
+        /// The parameter, with its position in tables and lists.
         name: String,
         /// The given value.
         found: String,
-        /// The accepted values.
+        /// A description of the accepted values.
         expected: String,
     },
 }
 
 impl ParameterError {
-    /// A value out of its range.
+    /// Builds the error for a value outside its range.
     pub fn value(name: impl Display, found: impl Display, expected: impl Display) -> Self {
         ParameterError::Value { name: name.to_string(), found: found.to_string(), expected: expected.to_string() }
     }
 
-    /// Names the successor if `text` sets a parameter of `policy` under a retired name; other errors stay as they are.
+    /// Names the successor if `text` sets a parameter of `policy` under a retired name; leaves other errors unchanged.
     pub(crate) fn with_successor(self, policy: &str, text: &str) -> Self {
         let ParameterError::Toml(error) = &self else { return self };
         let key = error.span().filter(|_| error.message().starts_with("unknown field")).and_then(|span| text.get(span));
@@ -59,20 +59,20 @@ pub fn parameters<T: DeserializeOwned>(text: &str) -> Result<T, ParameterError> 
     toml::from_str(text).map_err(|error| ParameterError::Toml(Box::new(error)))
 }
 
-/// The accepted numbers of a parameter.
+/// Range of the accepted numbers of a parameter.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum ParameterRange {
-    /// Whole numbers except 0.
+    /// Whole numbers above 0.
     OneOrMore,
-    /// Finite, and above this.
+    /// Finite numbers above this one.
     Above(f64),
-    /// Finite, 0 or more.
+    /// Finite numbers, 0 or more.
     FromZero,
-    /// 0 or more; infinity is no limit.
+    /// Numbers of 0 or more; infinity means no limit.
     FromZeroUnlimited,
-    /// From 0 to this.
+    /// Numbers from 0 to this one.
     UpTo(f64),
-    /// Above 0, at most 1.
+    /// Numbers above 0, at most 1.
     PositiveShare,
 }
 
@@ -99,7 +99,7 @@ impl ParameterRange {
         }
     }
 
-    /// Checks values with their names.
+    /// Checks named values.
     ///
     /// # Errors
     /// The first value outside the range.
@@ -115,7 +115,7 @@ impl ParameterRange {
 mod tests {
     use super::*;
 
-    /// Does every range accept its ends as described, and refuse values beyond them and values that are no numbers?
+    /// Does every range accept its ends as described, and refuse values beyond them and NaN?
     #[test]
     fn ranges_accept_what_they_describe() {
         use ParameterRange::{Above, FromZero, FromZeroUnlimited, OneOrMore, PositiveShare, UpTo};

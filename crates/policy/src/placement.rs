@@ -1,11 +1,11 @@
 //! Placement of programs on a machine by pairwise slowdowns: its expected cost, that of the best, the worst and a
 //! random placement, and the reasons as text.
 //!
-//! Problem: solvers count the CPUs of each cache; users want named CPUs and reasons. Method: the online CPUs of every
-//! last-level cache take programs (one per core while the programs fit on the cores, so that none shares a core
-//! needlessly); the solvers' seating is translated into CPUs; the reason of a program is the comparison that decided its
-//! placement, between the neighbor that it avoids and its actual one. Properties: programs are identified by position,
-//! ties go to the earlier one; the reasons rest on the numbers that decided, and carry them.
+//! Problem: solvers count the CPUs of each cache, but users want named CPUs and reasons. Method: the online CPUs of
+//! every last-level cache take programs (one per core while the programs fit on the cores, so that no two programs
+//! share a core needlessly), and the solver's seating is translated into CPUs. The reason for a program's placement is
+//! the comparison that decided it, between the neighbor that it avoids and its actual one. Properties: programs are
+//! identified by position, ties go to the earlier one; the reasons contain the numbers that decided.
 
 use std::collections::BTreeMap;
 
@@ -19,31 +19,32 @@ use crate::solvers::{self, Seating, Seats, SolverMethod};
 /// CPUs that share a last-level cache, those of different cores first.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CacheSeats {
-    /// `None`: a CPU without a known shared cache.
+    /// The shared cache; `None` for a CPU that has none, as far as known.
     pub cache: Option<CacheId>,
     /// CPUs that take programs.
     pub cpus: Vec<CpuId>,
 }
 
-/// No placement can be made.
+/// The error if no placement can be made.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PlacementError {
-    /// There is no CPU.
+    /// The machine has no online CPU.
     #[error("the machine has no online CPU")]
     NoCpus,
-    /// Names and matrix do not fit.
+    /// The matrix does not match the names.
     #[error("{names} programs but {what} of {rows} rows: expected a square matrix of finite numbers, one row for each")]
     Shape {
-        /// Programs.
+        /// Number of programs.
         names: usize,
         /// The part of the matrix that does not fit, as text.
         what: &'static str,
-        /// Rows that the matrix has.
+        /// Number of rows of the matrix.
         rows: usize,
     },
 }
 
-/// The CPUs for so many programs: one CPU per core as long as that is enough, else every hardware thread.
+/// Returns the CPUs for this number of programs: one CPU per core while that is enough, otherwise every hardware
+/// thread.
 ///
 /// # Errors
 /// A machine without online CPUs.
@@ -53,7 +54,7 @@ pub fn cache_seats(topology: &Topology, programs: usize) -> Result<Vec<CacheSeat
     if online.is_empty() {
         return Err(PlacementError::NoCpus);
     }
-    // Rank of a CPU among those of its core: rank 0 of every core comes first.
+    // Rank of a CPU within its core; the CPUs of rank 0 of all cores come first.
     let mut of_core: BTreeMap<u32, usize> = BTreeMap::new();
     let mut rank = |core: u32| {
         let next = of_core.entry(core).or_default();
@@ -81,12 +82,12 @@ pub fn cache_seats(topology: &Topology, programs: usize) -> Result<Vec<CacheSeat
     Ok(seats)
 }
 
-/// Mean over all programs; the kind of matrix determines which field is set.
+/// Mean cost over all programs; the kind of matrix determines which field is set.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct PlacementCost {
     /// Mean slowdown in percent of the solo time; `None` for weights.
     pub mean_slowdown_percent: Option<f64>,
-    /// Without a unit: good for comparing outcomes only.
+    /// Mean weight, without a unit: useful only for comparing placements.
     pub mean_weight: Option<f64>,
 }
 
@@ -95,7 +96,7 @@ pub struct PlacementCost {
 pub struct PlacedProgram {
     /// The program.
     pub name: String,
-    /// Its CPU.
+    /// The program's CPU.
     pub cpu: CpuId,
     /// The last-level cache of its CPU; `None` if unknown.
     pub cache: Option<CacheId>,
@@ -124,12 +125,12 @@ pub struct PlacedCache {
     pub cpus: Vec<(CpuId, Vec<String>)>,
 }
 
-/// A placement: each program's place, the expected slowdown, and the reasons.
+/// A placement: the CPU of each program, the expected slowdown, and the reasons.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Placement {
     /// Programs in the order given.
     pub programs: Vec<PlacedProgram>,
-    /// The same by cache.
+    /// The same placement by cache.
     pub caches: Vec<PlacedCache>,
     /// Expected cost of this placement.
     pub plan: PlacementCost,
@@ -143,18 +144,18 @@ pub struct Placement {
     pub random_low_5_percent: PlacementCost,
     /// 5 % of the same sample lie above this.
     pub random_high_5_percent: PlacementCost,
-    /// How the placement was found.
+    /// The solver's method.
     pub method: SolverMethod,
-    /// No assignment is below this by the numbers that decided; equal to the plan if the method is exact.
+    /// Lower bound of any assignment's cost by the numbers that decided; equal to the plan if the method is exact.
     pub lower_bound: PlacementCost,
-    /// Bound on the distance between the plan and the optimum, in the same unit; 0 = proven optimal.
+    /// Upper bound of the distance between the plan and the optimum, in the same unit; 0 means proven optimal.
     pub gap: PlacementCost,
-    /// The same reasons as `programs[].why`, with their numbers; `TaskId(n)` is program n.
+    /// The reasons of `programs[].why` with their numbers; `TaskId(n)` is program n.
     pub reasons: Vec<Reason>,
 }
 
-/// Places `names` on the machine with the least total of `decide_by`, and evaluates the placement, the best, the worst
-/// and a random one by `judge_by` (the same matrix, or a measured one to validate a scheme).
+/// Places `names` on the machine with the smallest total of `decide_by`, and evaluates the placement, the best, the
+/// worst and a random one by `judge_by` (the same matrix, or a measured one to validate a scheme).
 ///
 /// # Errors
 /// No online CPU, or a matrix that is not square, not finite, or of another size than `names`.
@@ -199,14 +200,14 @@ pub fn place(
     })
 }
 
-/// The second program of the same name gets `#2`.
+/// Numbers repeated names: the second program of the same name gets `#2`.
 fn number_names(names: &[String]) -> Vec<String> {
     let copy = |nth: usize| names[..nth].iter().filter(|other| **other == names[nth]).count() + 1;
     let label = |nth: usize| if copy(nth) == 1 { names[nth].clone() } else { format!("{}#{}", names[nth], copy(nth)) };
     (0..names.len()).map(label).collect()
 }
 
-/// Rounded to 10 decimals, so that sums of printed per cents print as they were.
+/// Rounds to 10 decimals, so that sums of printed percentages match the printed sum.
 fn placement_cost(value: f64, kind: CostKind) -> PlacementCost {
     let round = |value: f64| libm::round(value * 1e10) / 1e10;
     match kind {

@@ -1,38 +1,39 @@
 //! Assignment of clusters to chips (thesis 3.4.4), for any number of chips.
 //!
-//! Problem: put the threads of a cluster on one chip, with all chips equally busy. Method: clusters are placed from the
-//! largest to the smallest, each on the chip with the fewest threads per CPU (in a tie, the one that already has most
-//! of its threads, so that good placements stay). If the remaining threads could not bring the other chips to within
-//! the limit of its chip, the cluster is *neutralized*. It is then spread over as few chips as preserve the balance,
-//! least loaded first (on two chips, over both, as in the thesis). Unclustered threads come last and even out
-//! differences. Threads that may not move count on their chips, and attract their cluster if the balance allows it.
+//! Problem: put the threads of a cluster on one chip while all chips stay equally busy. Method: clusters are placed
+//! from the largest to the smallest, each on the chip with the fewest threads per CPU. A tie goes to the chip that
+//! already has most of the cluster's threads, so that good placements stay. If the remaining threads could not bring
+//! the other chips to within the limit of the chosen chip, the cluster is *neutralized*: it is spread over as few chips
+//! as preserve the balance, least loaded first (on two chips, over both, as in the thesis). Unclustered threads come
+//! last and even out differences. Threads that cannot be moved count toward the load of their chips, and attract their
+//! cluster if the balance allows it.
 //!
 //! Properties: pure, deterministic; best effort, not optimal.
 
-/// A place for threads: the CPUs of a last-level cache.
+/// A chip: the CPUs of a last-level cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Chip {
-    /// CPUs for threads.
+    /// Number of CPUs that take threads.
     pub cpus: u32,
-    /// Threads that stay there in any case.
+    /// Number of threads that cannot leave the chip.
     pub fixed: usize,
 }
 
 /// A thread to place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Movable {
-    /// Its present chip, if any.
+    /// The thread's present chip, if any.
     pub on: Option<usize>,
-    /// It stays there, and is counted in the chip's `fixed`.
+    /// Whether the thread cannot be moved; it is then counted in its chip's `fixed`.
     pub stays: bool,
 }
 
-/// The chip of each thread.
+/// The chips of threads and of clusters.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Assignment {
-    /// Chip of each thread; `None` only without chips.
+    /// Chip of each thread; `None` only if there are no chips.
     pub chip_of: Vec<Option<usize>>,
-    /// By cluster: its chip; `None` = neutralized.
+    /// Chip of each cluster; `None` if the cluster is neutralized.
     pub chip_of_cluster: Vec<Option<usize>>,
 }
 
@@ -46,7 +47,7 @@ impl ChipLoads<'_> {
         (self.threads[chip] + more) as f64 / f64::from(self.chips[chip].cpus.max(1))
     }
 
-    /// Chips, least loaded first; `prefer` breaks ties (more is better), then the earlier chip.
+    /// Returns the chips, least loaded first. `prefer` breaks ties (a larger value comes first), then the earlier chip.
     fn order(&self, prefer: impl Fn(usize) -> usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.chips.len()).collect();
         order.sort_by(|&a, &b| {
@@ -55,7 +56,7 @@ impl ChipLoads<'_> {
         order
     }
 
-    /// The highest possible minimum of loads per CPU after `rest` more threads, on the chips that are not among `full`.
+    /// Returns the highest minimum load per CPU that `rest` more threads can produce on the chips outside `full`.
     fn level(&self, full: &[usize], rest: usize) -> f64 {
         let mut others: Vec<usize> = (0..self.chips.len()).filter(|chip| !full.contains(chip)).collect();
         others.sort_by(|&a, &b| self.per_cpu(a, 0).total_cmp(&self.per_cpu(b, 0)));
@@ -71,8 +72,8 @@ impl ChipLoads<'_> {
         f64::INFINITY
     }
 
-    /// Can `size` more threads, spread evenly over `onto`, be balanced by the `rest` still to come? A difference of one
-    /// thread always can.
+    /// Can the `rest` threads still to come balance `size` more threads that are spread evenly over `onto`? A
+    /// difference of one thread always counts as balanced.
     fn is_balanced(&self, onto: &[usize], size: usize, rest: usize, limit: f64) -> bool {
         let each = size.div_ceil(onto.len().max(1));
         let most = onto.iter().map(|&chip| self.per_cpu(chip, each)).fold(0.0, f64::max);
@@ -83,7 +84,7 @@ impl ChipLoads<'_> {
 }
 
 /// Places clusters and unclustered threads (both lists of indices into `threads`) on the chips. `limit` is the largest
-/// difference between chips, as a share of the fuller one (the thesis: 0.25).
+/// allowed difference between chips, as a share of the fuller one (0.25 in the thesis).
 pub fn assign(
     threads: &[Movable],
     clusters: &[Vec<usize>],
@@ -115,7 +116,7 @@ pub fn assign(
     assignment
 }
 
-/// The chips of a cluster: the first one that can be balanced, else as few as possible.
+/// Returns the chips of a cluster: the first single chip that keeps the balance, otherwise as few chips as possible.
 fn chips_for(
     members: &[usize],
     threads: &[Movable],
@@ -137,7 +138,7 @@ fn chips_for(
     order[..chips].to_vec()
 }
 
-/// Adds threads one by one to the least loaded of `onto`, first those that are already there.
+/// Adds threads one by one to the least loaded chip of `onto`, starting with the threads that are already there.
 fn to_least_loaded(
     members: &[usize],
     onto: &[usize],
@@ -165,7 +166,7 @@ mod tests {
         vec![Chip { cpus: 4, fixed: 0 }; count]
     }
 
-    /// Clusters of these sizes and so many unclustered threads, none placed yet.
+    /// Assigns clusters of these sizes and this many unclustered threads, none of them placed yet.
     fn sized(sizes: &[usize], unclustered: usize, chips: &[Chip]) -> Assignment {
         let mut first = 0;
         let next = |size: &usize| {
@@ -182,7 +183,7 @@ mod tests {
         (0..chips).map(|chip| assignment.chip_of.iter().filter(|on| **on == Some(chip)).count()).collect()
     }
 
-    /// Does every cluster get a chip if that is balanced: two, four on two chips, eight on eight?
+    /// Does every cluster get a chip of its own if that is balanced: two, four on two chips, eight on eight?
     #[test]
     fn clusters_that_balance_get_a_chip_each() {
         for (sizes, count) in [(vec![8, 8], 2), (vec![4; 4], 2), (vec![4; 8], 8), (vec![16, 16], 2)] {
@@ -201,7 +202,7 @@ mod tests {
         assert_eq!(loads(&assignment, 2), [55, 55]);
     }
 
-    /// Is a cluster that is too large for one of eight chips spread over as few as preserve the balance?
+    /// Is a cluster that is too large for one of eight chips spread over as few chips as preserve the balance?
     #[test]
     fn on_many_chips_a_large_cluster_is_spread_over_few() {
         let assignment = sized(&[16, 16], 0, &chips(8));
@@ -211,7 +212,7 @@ mod tests {
         assert_eq!(used, 4);
     }
 
-    /// Do threads that may not move attract their cluster?
+    /// Do threads that cannot be moved attract their cluster?
     #[test]
     fn fixed_threads_draw_their_cluster() {
         let fixed = Movable { on: Some(1), stays: true };
@@ -222,7 +223,7 @@ mod tests {
         assert_eq!(assignment.chip_of_cluster, [Some(1), Some(0)]);
     }
 
-    /// Does a balanced assignment stay?
+    /// Does a balanced assignment stay unchanged?
     #[test]
     fn a_balanced_assignment_stays() {
         let threads: Vec<Movable> = (0..16).map(|t| Movable { on: Some(1 - t / 4 % 2), stays: false }).collect();
@@ -232,8 +233,7 @@ mod tests {
     }
 
     proptest! {
-        /// Are all threads placed, and is no chip fuller than the limit allows if unclustered threads could even it
-        /// out?
+        /// Are all threads placed, and does no chip exceed the limit if unclustered threads could even it out?
         #[test]
         fn all_threads_are_placed_and_chips_are_balanced(
             sizes in prop::collection::vec(2usize..20, 0..8),
@@ -244,8 +244,8 @@ mod tests {
             prop_assert!(assignment.chip_of.iter().all(Option::is_some));
             let loads = loads(&assignment, count);
             let (most, least) = (loads.iter().max().unwrap(), loads.iter().min().unwrap());
-            // Later clusters count as if their threads could be placed singly, which errs by the largest cluster at
-            // most.
+            // Later clusters count as if their threads could be placed one by one; the error is at most the size of the
+            // largest cluster.
             let largest = sizes.iter().max().copied().unwrap_or(1);
             prop_assert!((most - least) as f64 <= LIMIT * *most as f64 + largest as f64, "{:?}", loads);
         }

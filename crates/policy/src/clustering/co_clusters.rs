@@ -2,21 +2,21 @@
 //! merging: Liu and Murata, 2010).
 //!
 //! Problem: the thesis's scan lets one thread represent its cluster, and identifies global data by counting threads.
-//! Both fail if sharing is uneven: VolanoMark's two rooms came out as five clusters, and a cluster of more than half of
-//! the threads is invisible. Reasons for this method: it needs no number of clusters, it reads the counters a few times
-//! instead of comparing all pairs, and it compares a thread with the regions of its whole cluster.
+//! Both fail if sharing is uneven: the scan splits VolanoMark's two rooms into five clusters, and cannot detect a
+//! cluster of more than half of the threads. This method was chosen because it needs no number of clusters, reads the
+//! counters a few times instead of comparing all pairs, and compares a thread with the regions of its whole cluster.
 //!
-//! Method: threads and entries are the two sides of a graph weighted with the counters. Every entry starts as a
-//! community; threads, then entries, join the community to which their ties exceed chance most (weight - degree x
-//! degree of the community / all weight), until none moves; communities whose union raises modularity are merged, and
-//! propagation starts again. Parts of one group are united by their mean counters. An entry is *owned* by a community
-//! if each of its threads touches it at least three times as much as other threads do, and two standard deviations
-//! beyond that, so that noise owns nothing. Other entries are global: they are dropped, and everything is repeated
-//! without them. A thread belongs to its community if its counters and the mean of the other members' reach the
-//! similarity threshold on the owned entries.
+//! Method: threads and entries are the two sides of a graph whose edges are weighted with the counters. Every entry
+//! starts as a community. Threads, then entries, join the community to which their ties exceed chance most (weight -
+//! degree x degree of the community / all weight), until none moves. Communities whose union raises modularity are then
+//! merged, and propagation starts again. Parts of one group are united by their mean counters. A community *owns* an
+//! entry if each of its threads touches the entry at least three times as much as other threads do, and two standard
+//! deviations beyond that, so that noise owns nothing. All other entries are global: they are dropped, and the
+//! procedure is repeated without them. A thread belongs to its community if, on the owned entries, its counters and the
+//! mean of the other members' reach the similarity threshold.
 //!
-//! Properties: no seed; in a tie a node stays in its community, else goes to the lower label; a few passes over the
-//! nonzero counters.
+//! Properties: no seed; in a tie a node stays in its community, otherwise it takes the lower label; a few passes over
+//! the nonzero counters.
 
 use std::collections::BTreeMap;
 
@@ -24,13 +24,14 @@ use cachemate_locality::shmap::SharingCriteria;
 
 use super::{Clusters, ThreadMap, entries_and_columns, together_weight};
 
-/// Members touch an owned entry so many times as much as the others.
+/// How many times as much as other threads each member must touch an owned entry.
 const DOMINANCE: f64 = 3.0;
-/// Passes of label propagation, rounds of merging, and rounds of dropping global entries. Each converges in a few.
+/// Limits of the passes of label propagation, the rounds of merging, and the rounds of dropping global entries. Each
+/// converges after a few.
 const MAX_PASSES: usize = 50;
 const MAX_ROUNDS: usize = 12;
 
-/// A thread's tie to a column, or a column's to a thread.
+/// An edge between a thread and a column.
 #[derive(Clone, Copy)]
 struct Edge {
     to: u32,
@@ -39,7 +40,7 @@ struct Edge {
 
 /// One side of the graph: the edges of all nodes in one array, because they are read repeatedly.
 struct GraphSide {
-    /// Start of each node's edges, and the end.
+    /// Index of each node's first edge, and the end of the last node's.
     first: Vec<usize>,
     edges: Vec<Edge>,
     /// Sum of each node's weights.
@@ -62,16 +63,16 @@ impl GraphSide {
     }
 }
 
-/// Counters of a thread that are tested together: most are below the floor.
+/// Number of a thread's counters that are tested together, because most are below the floor.
 const BLOCK: usize = 32;
 
-/// Observations: entries of the shMap as columns, followed by a column for each earlier cluster.
+/// The observed counters: a column for each entry of the shMap, followed by one for each earlier cluster.
 struct SharingMatrix {
     entries: usize,
     columns: usize,
-    /// Weight of an earlier cluster's column, whose square just reaches the threshold.
+    /// Weight of an earlier cluster's column; its square just reaches the threshold.
     together: u32,
-    /// Counters of each thread, from the floor on.
+    /// Counters of each thread that reach the floor.
     touched: GraphSide,
     /// Sums of raw counters by column, noise included.
     sums: Vec<u64>,
@@ -101,7 +102,7 @@ impl SharingMatrix {
         SharingMatrix { entries, columns, together, touched: GraphSide::new(first, edges), sums }
     }
 
-    /// Raw counters, noise included.
+    /// Returns the raw counter, noise included.
     fn raw_count(&self, thread: &ThreadMap<'_>, column: usize) -> u64 {
         match column.checked_sub(self.entries) {
             None => thread.counters.get(column).map_or(0, |&counter| u64::from(counter)),
@@ -118,7 +119,8 @@ struct Graph {
 }
 
 impl Graph {
-    /// Columns that only one thread touches, or none, are no evidence of sharing.
+    /// Builds the graph without the columns that fewer than two threads touch, because these are no evidence of
+    /// sharing.
     fn from_matrix(matrix: &SharingMatrix, is_kept: &[bool]) -> Self {
         let mut touching = vec![0usize; matrix.columns];
         matrix.touched.edges.iter().for_each(|edge| touching[edge.to as usize] += 1);
@@ -133,13 +135,13 @@ impl Graph {
         Graph { threads, columns }
     }
 
-    /// One for each column, and the last for threads that touch nothing.
+    /// Number of labels: one for each column, and one for threads that touch nothing.
     fn labels(&self) -> usize {
         self.columns.degrees.len() + 1
     }
 }
 
-/// The same edges from the other side's nodes.
+/// Returns the same edges, ordered by the nodes of the other side.
 fn transpose(side: &GraphSide, others: usize) -> GraphSide {
     let mut first = vec![0usize; others + 1];
     side.edges.iter().for_each(|edge| first[edge.to as usize + 1] += 1);
@@ -163,14 +165,14 @@ fn mean_by_label(labels: &[usize], degrees: &[f64], count: usize) -> Vec<f64> {
     sums
 }
 
-/// Labels of both sides.
+/// Labels of the threads and of the columns.
 #[derive(Clone, PartialEq)]
 struct Labels {
     threads: Vec<usize>,
     columns: Vec<usize>,
 }
 
-/// Moves every node of one side to the community of the other side to which its ties exceed chance most. True if any
+/// Moves every node to the community of the other side to which its ties exceed chance most. Returns whether any node
 /// moved.
 fn join(labels: &mut [usize], side: &GraphSide, other: &[usize], expected: &[f64], all: f64) -> bool {
     let mut tied = vec![0u64; expected.len()];
@@ -206,14 +208,15 @@ fn propagate(graph: &Graph, labels: &mut Labels, all: f64) {
         let expected = mean_by_label(&labels.columns, &graph.columns.degrees, count);
         join(&mut labels.threads, &graph.threads, &labels.columns, &expected, all);
         let expected = mean_by_label(&labels.threads, &graph.threads.degrees, count);
-        // Threads chose by the columns' labels, so while these stay, they would choose the same again.
+        // Threads chose by the columns' labels. While these stay the same, threads would make the same choice again.
         if !join(&mut labels.columns, &graph.columns, &labels.threads, &expected, all) {
             return;
         }
     }
 }
 
-/// Merges communities that are each other's best partner and whose union raises modularity. True if any were merged.
+/// Merges communities that are each other's best partner and whose union raises modularity. Returns whether any were
+/// merged.
 fn merge(graph: &Graph, labels: &mut Labels, all: f64) -> bool {
     let count = graph.labels();
     let of_threads = mean_by_label(&labels.threads, &graph.threads.degrees, count);
@@ -234,15 +237,15 @@ fn merge(graph: &Graph, labels: &mut Labels, all: f64) -> bool {
     pair_up(labels, &used, count, |a, b| Some(gain(a, b)).filter(|gain| *gain > 1e-9 * all))
 }
 
-/// Position of each label among the used ones.
+/// Returns the position of each label among the used ones.
 fn places(used: &[usize], count: usize) -> Vec<usize> {
     let mut place = vec![0; count];
     used.iter().enumerate().for_each(|(index, &label)| place[label] = index);
     place
 }
 
-/// Merges used labels that are each other's best partner. `gain` takes two positions in `used`. True if any were
-/// merged.
+/// Merges used labels that are each other's best partner. `gain` takes two positions in `used`. Returns whether any
+/// were merged.
 fn pair_up(labels: &mut Labels, used: &[usize], count: usize, gain: impl Fn(usize, usize) -> Option<f64>) -> bool {
     let partner = |a: usize| {
         let gains = (0..used.len()).filter(|&b| b != a).filter_map(|b| Some((gain(a, b)?, b)));
@@ -262,10 +265,11 @@ fn pair_up(labels: &mut Labels, used: &[usize], count: usize, gain: impl Fn(usiz
     merged
 }
 
-/// Modularity splits a large group if each of its regions is shared by few threads at a time, and regions shared by the
-/// parts would then count as global. Communities are therefore united if their mean counters are as similar as threads
-/// of a cluster must be, on the entries that are not global by the thesis's rule. They must also share at least a third
-/// of what the weaker one shares within.
+/// Unites communities whose mean counters are as similar as those of two threads of a cluster must be.
+///
+/// Modularity splits a large group if only a few of its threads share each region, and the regions shared between the
+/// parts would then count as global. Similarity is taken on the entries that are not global by the thesis's rule. The
+/// two communities must also share at least a third of the weight that the weaker one shares within itself.
 fn unite(graph: &Graph, labels: &mut Labels, threshold: u64) {
     for _ in 0..MAX_PASSES {
         if !unite_once(graph, labels, threshold) {
@@ -330,7 +334,7 @@ fn communities(graph: &Graph) -> Labels {
     labels
 }
 
-/// Columns that belong to one community, by raw counters.
+/// Returns which columns belong to a single community, by raw counters.
 fn owned(threads: &[ThreadMap<'_>], seen: &SharingMatrix, labels: &Labels) -> Vec<bool> {
     let mut sizes = vec![0usize; seen.columns + 1];
     let mut columns: Vec<Vec<usize>> = vec![Vec::new(); seen.columns + 1];
@@ -376,7 +380,7 @@ pub(super) fn find(threads: &[ThreadMap<'_>], sharing: &SharingCriteria, thresho
     Clusters::from_labels(&cluster_of, global)
 }
 
-/// Threads on one chip leave no trace of their sharing, so a thread without any traces stays with most of its former
+/// Threads on one chip leave no trace of their sharing, so a thread without any trace stays with most of its former
 /// co-members (thesis 3.4.3 starts from the existing clusters).
 fn keep_silent_threads(threads: &[ThreadMap<'_>], floor: u8, found: &mut [Option<usize>]) {
     let mut votes: BTreeMap<usize, BTreeMap<usize, usize>> = BTreeMap::new();
@@ -394,8 +398,8 @@ fn keep_silent_threads(threads: &[ThreadMap<'_>], floor: u8, found: &mut [Option
     }
 }
 
-/// Threads that share enough with the rest of their community, on its own entries, or that were with it before (columns
-/// from `earlier` on).
+/// Returns the cluster of each thread that shares enough with the rest of its community on its own entries, or that was
+/// in the same earlier cluster (columns from `earlier` on).
 fn members(graph: &Graph, labels: &Labels, earlier: usize, threshold: u64) -> Vec<Option<usize>> {
     let mut sizes = vec![0.0; graph.labels()];
     labels.threads.iter().for_each(|&label| sizes[label] += 1.0);

@@ -1,14 +1,14 @@
-//! Clusters of threads that share data, from their shMaps (thesis 3.4.3), with two methods, and their assignment to
-//! chips.
+//! Clusters of threads that share data, found from their shMaps (thesis 3.4.3) by one of two methods, and their
+//! assignment to chips.
 //!
-//! Problem: given sampled counters of remote accesses per thread and region, find groups of threads that touch the same
-//! regions, without a given number of groups, for thousands of threads, while the programs run. Method: counters below
-//! a floor count as 0; [`one_pass`] is the thesis's scan against one representative per cluster; [`co_clusters`] groups
-//! threads and regions jointly. Threads that an earlier round put on one chip leave no trace of their sharing, so their
-//! earlier cluster counts as one more region, with just the weight of the threshold.
+//! Problem: given sampled counters of remote accesses per thread and region, find the groups of threads that touch the
+//! same regions. The number of groups is not given, there may be thousands of threads, and the programs keep running.
+//! Method: counters below a floor count as 0; [`one_pass`] is the thesis's scan against one representative per cluster;
+//! [`co_clusters`] groups threads and regions jointly. Threads that an earlier round put on one chip leave no trace of
+//! their sharing, so their earlier cluster counts as one more region, with just the weight of the threshold.
 //!
-//! Properties: pure; threads are identified by position; a cluster has two threads or more; a cluster of all threads
-//! separates none, and is not reported.
+//! Properties: pure; threads are identified by position; a cluster has at least two threads; a cluster of all threads
+//! is not reported, because it separates nothing.
 
 use cachemate_locality::shmap::SharingCriteria;
 use serde::Deserialize;
@@ -17,12 +17,12 @@ pub mod assign;
 mod co_clusters;
 mod one_pass;
 
-/// Observations of one thread. All threads of a call have counters of one filter.
+/// Observations of one thread. All threads of a call have counters of the same filter.
 #[derive(Clone, Copy, Debug)]
 pub struct ThreadMap<'a> {
     /// Sampled remote accesses by entry of the shMap, each at most 255.
     pub counters: &'a [u8],
-    /// The earlier cluster with which it shares a chip.
+    /// The earlier cluster with which the thread shares a chip.
     pub together: Option<usize>,
 }
 
@@ -30,8 +30,8 @@ pub struct ThreadMap<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ClusteringMethod {
-    /// The thesis's: one scan, each cluster represented by its first thread, data of more than half the threads
-    /// ignored.
+    /// The method of the thesis: one scan, each cluster represented by its first thread; data that more than half of
+    /// the threads touch is ignored.
     OnePass,
     /// Joint grouping of threads and regions by bipartite modularity; data is global with respect to the clusters.
     #[default]
@@ -61,7 +61,7 @@ impl Clusters {
         members
     }
 
-    /// Renumbers labels in the order of first threads; a label of one thread, or of all threads, is no cluster.
+    /// Renumbers labels in the order of first threads. A label of a single thread, or of all threads, is not a cluster.
     fn from_labels(labels: &[Option<usize>], global: Vec<bool>) -> Self {
         let labels_end = labels.iter().flatten().max().map_or(0, |last| last + 1);
         let mut sizes = vec![0; labels_end];
@@ -80,21 +80,21 @@ impl Clusters {
     }
 }
 
-/// The thesis's threshold: least similarity of two threads of a cluster, and the number of samples of a thread for
-/// which it is stated (10^6 samples, 16 threads).
+/// The thesis's threshold: the least similarity of two threads of a cluster, for [`THRESHOLD_SAMPLES_PER_THREAD`]
+/// samples of each thread (10^6 samples, 16 threads).
 pub const THRESHOLD: f64 = 40_000.0;
-/// Samples of a thread for which [`THRESHOLD`] is stated.
+/// Samples per thread for which [`THRESHOLD`] is stated.
 pub const THRESHOLD_SAMPLES_PER_THREAD: f64 = 62_500.0;
 
-/// `threshold` for `share` of the samples for which it is stated: dot products grow with the square. Four regions at
-/// the floor are the least that exceeds chance.
+/// Scales `threshold` to `share` of the samples for which it is stated: dot products grow with the square. The result
+/// is at least that of four regions at the floor, the least that exceeds chance.
 pub fn scaled_threshold(threshold: f64, share: f64, floor: u8) -> u64 {
     let minimum = 4.0 * f64::from(floor) * f64::from(floor);
     libm::round((threshold * share * share).max(minimum).max(1.0)).min(1e9) as u64
 }
 
-/// Finds the clusters among threads. `threshold` is the least similarity (a dot product of counters) of two threads
-/// that belong together.
+/// Finds the clusters among threads. `threshold` is the least similarity (a dot product of counters) of two threads of
+/// a cluster.
 pub fn find(
     method: ClusteringMethod,
     threads: &[ThreadMap<'_>],
@@ -107,20 +107,21 @@ pub fn find(
     }
 }
 
-/// Weight of an earlier cluster, like a counter: its square just reaches the threshold.
+/// Returns the weight of an earlier cluster, on the scale of a counter; its square just reaches the threshold.
 fn together_weight(threshold: u64) -> u16 {
     libm::ceil(libm::sqrt(threshold as f64)).min(f64::from(i16::MAX)) as u16
 }
 
-/// Number of entries of the shMaps, and of columns: the entries are followed by one column for each earlier cluster.
+/// Returns the number of entries of the shMaps, and that of columns: one for each entry, followed by one for each
+/// earlier cluster.
 fn entries_and_columns(threads: &[ThreadMap<'_>]) -> (usize, usize) {
     let entries = threads.iter().map(|thread| thread.counters.len()).max().unwrap_or(0);
     let earlier = threads.iter().filter_map(|thread| thread.together).max().map_or(0, |last| last + 1);
     (entries, entries + earlier)
 }
 
-/// Counters as weights: 0 below the floor, in rows of `columns`; the `entries` of the shMap are followed by one column
-/// for each earlier cluster.
+/// Counters as weights, in rows of `columns`: 0 below the floor. One column for each earlier cluster follows the
+/// `entries` of the shMap.
 struct CounterWeights {
     columns: usize,
     rows: Vec<i16>,

@@ -1,14 +1,14 @@
 //! The thesis's clustering (3.4.3): one scan over the threads, each compared with one representative per cluster.
 //!
-//! It takes O(threads x clusters) dot products. Entries that more than half of the threads touch are global and left
-//! out, so a cluster of more than half of the threads is invisible. If a thread is similar to several representatives
-//! (which the thesis leaves open), it joins the most similar one, in a tie the earlier.
+//! The scan takes O(threads x clusters) dot products. Entries that more than half of the threads touch are global and
+//! left out, so a cluster of more than half of the threads cannot be detected. A thread that is similar to several
+//! representatives (a case that the thesis leaves open) joins the most similar one, in a tie the earlier one.
 
 use cachemate_locality::shmap::{SharingCriteria, global_entries};
 
 use super::{Clusters, CounterWeights, ThreadMap};
 
-/// Bit mask of the nonzero columns of a row: rows without a common column need no dot product.
+/// Returns a bit mask of the nonzero columns of a row: rows without a common column need no dot product.
 fn mask(row: &[i16]) -> Vec<u64> {
     row.chunks(64).map(|word| word.iter().rev().fold(0, |bits, &weight| bits << 1 | u64::from(weight != 0))).collect()
 }

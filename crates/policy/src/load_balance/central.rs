@@ -2,8 +2,8 @@
 
 use super::{Bin, BinLoads, SeatQuota, TaskLoad, package_sums, unevenness};
 
-/// A bin for every task. The present assignment stays, with newcomers on the lightest bins with a free CPU, unless a new
-/// one lowers the [`unevenness`] by more than `worth_moving`, or loads per CPU have become uneven.
+/// Returns a bin for every task. The present assignment stays, with newcomers on the lightest bins that have a free
+/// CPU, unless a new one lowers the [`unevenness`] by more than `worth_moving` or loads per CPU have become uneven.
 pub fn balance_centrally(places: &[Bin], pieces: &[TaskLoad], worth_moving: f64) -> Vec<usize> {
     if places.is_empty() {
         return Vec::new();
@@ -16,7 +16,7 @@ pub fn balance_centrally(places: &[Bin], pieces: &[TaskLoad], worth_moving: f64)
     if even && better <= worth_moving { stays } else { balanced }
 }
 
-/// Tasks that keep their bin come first, then the others, heaviest first, each to the lightest bin with room.
+/// Places the tasks that keep their bin first, then the others, heaviest first, each on the lightest bin with room.
 fn place_heaviest_first(places: &[Bin], pieces: &[TaskLoad], keeps: impl Fn(&TaskLoad) -> bool) -> Vec<usize> {
     let rule = SeatQuota::of(places, pieces.len());
     let mut loads = BinLoads::empty(places);
@@ -34,7 +34,7 @@ fn place_heaviest_first(places: &[Bin], pieces: &[TaskLoad], keeps: impl Fn(&Tas
             loads.sums[a].total_cmp(&loads.sums[b]).then(per_seat(a).total_cmp(&per_seat(b)))
         };
         let open = (0..places.len()).filter(|&p| rule.has_room(&places[p], loads.counts[p], more_taken));
-        // Only tasks that cannot move can have filled all bins beyond their quota.
+        // All bins exceed their quota only if tasks that cannot move fill them.
         let place = open.min_by(lighter).or_else(|| (0..places.len()).min_by(lighter)).unwrap_or(0);
         more_taken += usize::from(loads.counts[place] >= rule.least * places[place].seats);
         loads.add(place, pieces[nth].weight);
@@ -43,9 +43,9 @@ fn place_heaviest_first(places: &[Bin], pieces: &[TaskLoad], keeps: impl Fn(&Tas
     bins.into_iter().map(|place| place.unwrap_or(0)).collect()
 }
 
-/// The same groups, on the bins that hold most of their members: heaviest group first, to the package with the least
-/// sum so far, and there to the bin with most members. Only bins with as many CPUs are exchanged, and groups with a
-/// task that cannot move stay.
+/// Moves the same groups to the bins that hold most of their members. The heaviest group goes first, to the package
+/// with the smallest sum so far, and there to the bin with most of its members. Only bins with equally many CPUs are
+/// exchanged, and groups with a task that cannot move stay.
 fn match_bins(places: &[Bin], pieces: &[TaskLoad], groups: &[usize]) -> Vec<usize> {
     let loads = BinLoads::of(places, pieces, groups);
     let stuck = |group: usize| pieces.iter().zip(groups).any(|(piece, &owner)| owner == group && piece.stuck);
@@ -69,7 +69,7 @@ fn match_bins(places: &[Bin], pieces: &[TaskLoad], groups: &[usize]) -> Vec<usiz
         let nearer = |&a: &usize, &b: &usize| {
             package_sum(a).total_cmp(&package_sum(b)).then(overlap[group][b].cmp(&overlap[group][a]))
         };
-        // There is always one: as many bins of these seats as groups made for them.
+        // A bin is always left, because there are as many bins of this size as groups made for them.
         let place = (0..places.len()).filter(fits).min_by(nearer).unwrap_or(group);
         (is_taken[place], sums[place], named[group]) = (true, loads.sums[group], Some(place));
     }

@@ -1,15 +1,15 @@
-//! The distributed form (CA 7 left it as future work): pairs of bins exchange tasks, without a global sort.
+//! The distributed form (which CA 7 left as future work): pairs of bins exchange tasks, without a global sort.
 //!
 //! The result is close to the central one for the following reason. Two bins a, b with n tasks each differ by d = Σ
-//! over any pairing of (i - j). If no exchange brings them closer, every i heavier than a j has i - j ≥ d, so d is at
-//! most the smallest such gap. With a margin m below which an exchange is not made: either a gap is below m / 2 for all
-//! pairs, d ≤ n m / 2, or d ≤ gap + m / 2. A free CPU adds moves of single tasks, and d is at most the lightest task
-//! of the heavier bin, plus m.
+//! over any pairing of (i - j). If no exchange brings the sums closer, every i heavier than a j has i - j ≥ d, so d is
+//! at most the smallest such gap. With a margin m below which an exchange is not made: either a gap is below m / 2 for
+//! all pairs, so d ≤ n m / 2, or d ≤ gap + m / 2. A free CPU adds moves of single tasks; then d is at most the lightest
+//! task of the heavier bin, plus m.
 
 use super::{Bin, BinLoads, SeatQuota, TaskLoad};
 
-/// The pairs of a round, by the circle method: all pairs meet once in `places - 1` rounds (`places` if odd, with one
-/// bin pausing).
+/// Returns the pairs of a round, by the circle method: all pairs meet once in `places - 1` rounds (`places` rounds if
+/// odd, with one bin pausing in each).
 pub(super) fn tournament_pairs(places: usize, round: u64) -> Vec<(usize, usize)> {
     if places < 2 {
         return Vec::new();
@@ -26,8 +26,8 @@ pub(super) fn tournament_pairs(places: usize, round: u64) -> Vec<(usize, usize)>
     pairs
 }
 
-/// One round: a bin for every task. An exchange is made if it lowers the difference of the two sums by more than
-/// `worth_moving` times their mean. Newcomers go to the lightest bin with a free CPU.
+/// Runs one round, and returns a bin for every task. An exchange is made if it lowers the difference of the two sums by
+/// more than `worth_moving` times their mean. Newcomers go to the lightest bin with a free CPU.
 pub fn exchange(places: &[Bin], pieces: &[TaskLoad], round: u64, worth_moving: f64) -> Vec<usize> {
     let mut bins = settle(places, pieces);
     let rule = SeatQuota::of(places, pieces.len());
@@ -35,7 +35,8 @@ pub fn exchange(places: &[Bin], pieces: &[TaskLoad], round: u64, worth_moving: f
     for (a, b) in tournament_pairs(places.len(), round) {
         let members = |place: usize| (0..pieces.len()).filter(|&nth| bins[nth] == place).collect::<Vec<usize>>();
         let mut meeting = PairwiseExchange { places, pieces, rule, sides: [(a, members(a)), (b, members(b))] };
-        // Every exchange brings at least one of the two closer to its end; more than this many are due to rounding.
+        // Every exchange brings at least one of the two tasks closer to its final bin; any further exchanges are due to
+        // rounding.
         for _ in 0..2 * pieces.len() {
             if !meeting.improve(&mut counts, worth_moving) {
                 break;
@@ -48,8 +49,8 @@ pub fn exchange(places: &[Bin], pieces: &[TaskLoad], round: u64, worth_moving: f
     bins
 }
 
-/// Bound of the difference of any two bins with `tasks` tasks each, after all exchanges; `mean_sum` is the greatest
-/// mean sum of a pair.
+/// Returns a bound of the difference of any two bins with `tasks` tasks each, after all exchanges. `mean_sum` is the
+/// greatest mean sum of a pair.
 #[cfg(test)]
 pub(super) fn max_distance(pieces: &[TaskLoad], tasks: usize, mean_sum: f64, worth_moving: f64) -> f64 {
     let ends = pieces.iter().map(|piece| (piece.weight, piece.weight)).reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
@@ -81,7 +82,7 @@ fn settle(places: &[Bin], pieces: &[TaskLoad]) -> Vec<usize> {
     bins
 }
 
-/// Two bins and their tasks, and the number of tasks for each CPU, but nothing else about the other bins.
+/// A meeting of two bins: their tasks and the number of tasks for each CPU, but nothing about the other bins.
 struct PairwiseExchange<'a> {
     places: &'a [Bin],
     pieces: &'a [TaskLoad],
@@ -90,7 +91,7 @@ struct PairwiseExchange<'a> {
 }
 
 impl PairwiseExchange<'_> {
-    /// Makes the move or exchange that helps most; false if none is worth it.
+    /// Makes the move or exchange that helps most. Returns false if none is worth it.
     fn improve(&mut self, counts: &mut [usize], worth_moving: f64) -> bool {
         let sum = |side: usize| self.sides[side].1.iter().map(|&nth| self.pieces[nth].weight).sum::<f64>();
         let sums = [sum(0), sum(1)];
@@ -127,7 +128,7 @@ impl PairwiseExchange<'_> {
         (self.rule.least + usize::from(self.rule.more > 0)) * self.places[place].seats
     }
 
-    /// Counts come before weights: a bin beyond its quota gives to one below.
+    /// Counts come before weights: a bin beyond its quota gives a task to a bin below it.
     fn levels_load(&mut self, a: usize, b: usize, counts: &mut [usize]) -> bool {
         let minimum = |place: usize| self.rule.least * self.places[place].seats;
         let gives = |from: usize, to: usize| {

@@ -1,18 +1,18 @@
 //! Balancing of weighted tasks over bins that share something: the core of DI and DIO (CA 4, centralized sort).
 //!
-//! Problem: every task has a weight (its miss rate), every bin (a last-level cache) has CPUs; the sums per bin are to
-//! be as even as possible, so that no cache, bus or controller is stressed more than the others, with few moves.
-//! Method, one of two:
-//! - [`balance_centrally`]: tasks are sorted by weight and placed from the heaviest down on the lightest bin with a free CPU;
-//!   groups go to the bins that hold most of their members; the present assignment stays unless the new sums are
-//!   clearly more even.
-//! - [`exchange`]: no sort and no global view. In every round, each bin meets one other, and the two exchange tasks as
-//!   long as that brings their sums closer. `tournament` chooses the pairs, so that all pairs meet in turn.
+//! Problem: every task has a weight (its miss rate), and every bin (a last-level cache) has CPUs. The sums per bin
+//! should be as even as possible, so that no cache, bus or controller is stressed more than the others, and few tasks
+//! should move. Method, one of two:
+//! - [`balance_centrally`]: tasks are sorted by weight and placed from the heaviest down, each on the lightest bin with
+//!   a free CPU; groups go to the bins that hold most of their members; the present assignment stays unless the new
+//!   sums are clearly more even.
+//! - [`exchange`]: without a sort or a global view. In every round, each bin meets one other, and the two exchange
+//!   tasks as long as that brings their sums closer. `tournament` chooses the pairs, so that all pairs meet in turn.
 //!
-//! Properties: pure, ties by order; loads are even (a CPU never has two tasks more than another, and none waits while a
-//! CPU is free); tasks that cannot move stay. For constant weights, exchanges end, because every one lowers the sum of
-//! squares; then two bins with as many tasks each differ by at most `max_distance`, so no bin lies further than that
-//! above the mean, below which the central result cannot be.
+//! Properties: pure, ties by order; loads are even (a CPU never has two tasks more than another, and no task waits
+//! while a CPU is free); tasks that cannot move stay. For constant weights, exchanges end, because every exchange
+//! lowers the sum of squares. After that, two bins with as many tasks each differ by at most `max_distance`, so no bin
+//! exceeds the mean by more than that, and the central result cannot be below the mean.
 
 mod central;
 mod exchanges;
@@ -22,7 +22,7 @@ mod tests;
 pub use central::balance_centrally;
 pub use exchanges::exchange;
 
-/// A last-level cache: its number of usable CPUs (one per core as long as that suffices), and its package.
+/// A last-level cache: the number of its usable CPUs (one per core while that is enough), and its package.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bin {
     pub seats: usize,
@@ -34,13 +34,13 @@ pub struct Bin {
 pub struct TaskLoad {
     /// A finite weight of at least 0.
     pub weight: f64,
-    /// Its bin; `None` for a newcomer.
+    /// The task's bin; `None` for a newcomer.
     pub at: Option<usize>,
-    /// It may not be moved; it has a bin.
+    /// Whether the task cannot be moved; it then has a bin.
     pub stuck: bool,
 }
 
-/// Sum of weights and number of tasks of every bin.
+/// Sum of weights and number of tasks in every bin.
 #[derive(Clone, Debug)]
 struct BinLoads {
     sums: Vec<f64>,
@@ -62,12 +62,12 @@ impl BinLoads {
     }
 }
 
-/// Limits of the tasks of each bin, so that loads per CPU are even.
+/// Limits of the number of tasks in each bin, so that loads per CPU are even.
 #[derive(Clone, Copy, Debug)]
 struct SeatQuota {
-    /// Fewest tasks on every CPU.
+    /// Smallest number of tasks on every CPU.
     least: usize,
-    /// CPUs with one more.
+    /// Number of CPUs with one task more.
     more: usize,
 }
 
@@ -90,13 +90,14 @@ impl SeatQuota {
     }
 }
 
-/// Standard deviation of the sums over their mean, of bins and of packages if those differ. 0 if all sums are 0.
+/// Returns the standard deviation of the sums over their mean, of bins and, if they differ from bins, of packages. 0 if
+/// all sums are 0.
 pub fn unevenness(places: &[Bin], pieces: &[TaskLoad], bins: &[usize]) -> f64 {
     let sums = BinLoads::of(places, pieces, bins).sums;
     variation(&sums) + package_sums(places, &sums).map_or(0.0, |sums| variation(&sums))
 }
 
-/// `None` if packages have one bin each, or all bins are in one.
+/// Returns the sums of the packages; `None` if each package has one bin, or all bins are in one package.
 fn package_sums(places: &[Bin], sums: &[f64]) -> Option<Vec<f64>> {
     let mut packages: Vec<u32> = places.iter().map(|place| place.package).collect();
     packages.sort_unstable();

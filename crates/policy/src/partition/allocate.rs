@@ -1,11 +1,12 @@
 //! Allocation of a cache: the groups that share a partition, and the size of each partition.
 //!
-//! Problem: given the programs on one cache, possibly more than CPUs, their demand for space, and the operator's goals,
-//! find groups with numbers of units. Method:
+//! Problem: given the programs on one cache (possibly more than it has CPUs), their demand for space, and the
+//! operator's goals, find groups and their numbers of units. Method:
 //! 1. *Pool.* Programs whose speed hardly depends on space go into one partition (thesis 5.4, footnote 9).
 //! 2. *Lanes.* With more programs than CPUs, programs that never run together may have the same units: programs of
-//!    similar demand form a time-share group, with a penalty for running together (thesis 7.3).
-//! 3. *Sizes* by the exact solver, or by lookahead if that would take long; floors follow from the goals.
+//!   similar demand form a time-share group, with a penalty for running together (thesis 7.3).
+//! 3. *Sizes* come from the exact solver, or from lookahead if the solver would take long; floors follow from the
+//!   goals.
 //!
 //! Properties: deterministic; ties break by order of arrival; floors that do not fit together are lowered, largest
 //! first; lowered floors and the cost of floors to other programs are reported.
@@ -19,26 +20,27 @@ use crate::solvers::sizing::{ClaimError, CostAggregate, UnitClaim, allocate_exac
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SizingObjective {
-    /// Fewest misses per instruction, summed (thesis equation 5.3).
+    /// Minimizes the sum of misses per instruction (thesis equation 5.3).
     Misses,
-    /// Fewest stalled cycles per instruction, summed (CP-4).
+    /// Minimizes the sum of stalled cycles per instruction (CP-4).
     Stalls,
-    /// Largest sum of speeds over those alone.
+    /// Maximizes the sum of speeds relative to the solo speeds.
     #[default]
     WeightedSpeedup,
-    /// Smallest of the largest slowdowns.
+    /// Minimizes the largest slowdown.
     Fairness,
-    /// The smallest shares that meet the goals; all other programs share the rest.
+    /// Gives programs with goals the smallest shares that meet them; all other programs share the rest.
     LeastSpace,
 }
 
-/// A process that claims space.
+/// A process that needs space.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Claimant {
     pub space: DemandCurve,
     pub priority: f64,
     pub max_slowdown: Option<f64>,
-    /// Fewest units that may meet the goal, because measurements show that fewer do not; 1 = no such measurement.
+    /// Smallest number of units that may meet the goal, because measurements show that fewer do not; 1 if there is no
+    /// such measurement.
     pub min_units: u32,
 }
 
@@ -46,7 +48,7 @@ impl Claimant {
     fn floor(&self) -> u32 {
         self.max_slowdown.map_or(1, |limit| self.space.units_for(limit).max(self.min_units))
     }
-    /// Is the program slower, with so many cycles per instruction, than its goal allows?
+    /// Is the program, with this many cycles per instruction, slower than its goal allows?
     pub fn misses_goal(&self, cycles: f64, max_slowdown: f64) -> bool {
         cycles / self.space.whole_cycles() - 1.0 > max_slowdown + 1e-9
     }
@@ -57,7 +59,7 @@ impl Claimant {
             SizingObjective::WeightedSpeedup | SizingObjective::LeastSpace => {
                 -self.priority * self.space.whole_cycles() / cycles
             }
-            // A slowdown of a program of twice the priority counts twice.
+            // The slowdown of a program of priority 2 counts twice.
             SizingObjective::Fairness => self.priority * (cycles / self.space.whole_cycles() - 1.0),
         }
     }
@@ -71,7 +73,8 @@ impl SizingObjective {
     pub fn total(self) -> CostAggregate {
         if self == SizingObjective::Fairness { CostAggregate::Worst } else { CostAggregate::Sum }
     }
-    /// Score of all misses per thousand instructions and cycles per instruction under a plan; smaller is better.
+    /// Returns the score of the misses per thousand instructions and cycles per instruction of all programs under a
+    /// plan; smaller is better.
     pub fn score(self, claimants: &[Claimant], outlook: &[(f64, f64)]) -> f64 {
         let costs =
             claimants.iter().zip(outlook).map(|(claimant, &(misses, cycles))| claimant.cost(self, misses, cycles));
@@ -81,11 +84,11 @@ impl SizingObjective {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PartitionKind {
-    /// One process with units of its own.
+    /// One process with its own units.
     Own,
-    /// Programs that are insensitive to space.
+    /// Programs that are insensitive to space and share units.
     Pool,
-    /// Programs that take turns, and should not run together.
+    /// Programs that take turns on the same units, and should not run together.
     TimeShare,
 }
 
@@ -97,33 +100,34 @@ pub struct PartitionGroup {
     pub units: u32,
 }
 
-/// Limits of the division of a cache.
+/// Limits of the partitions of a cache.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct AllocationLimits {
     pub objective: SizingObjective,
     pub units: u32,
-    /// Smallest share and most groups that the machine allows.
+    /// Smallest share and largest number of groups that the machine allows.
     pub min_units: u32,
     pub max_groups: u32,
-    /// Programs are pooled if one unit slows them down by no more than this share against the whole cache.
+    /// Programs are pooled if one unit slows them down, relative to the whole cache, by no more than this share.
     pub insensitive_below: f64,
-    /// Programs that can run at once on this cache.
+    /// Number of programs that can run at once on this cache.
     pub at_once: u32,
 }
 
-/// Groups with their sizes, and the problems on the way.
+/// Groups with their sizes, and the goals that could not be met.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Allocation {
     pub groups: Vec<PartitionGroup>,
     /// Claimants whose floor did not fit.
     pub lowered_floors: Vec<usize>,
-    /// Cost of the floors to the others: the objective's total of programs without a floor, minus that without floors.
+    /// Cost of the floors to the other programs: the objective's total of programs without a floor, minus the same
+    /// total without floors.
     pub floors_cost: Option<f64>,
 }
 
-/// Above this many steps, lookahead replaces the exact solver.
+/// Above this number of steps, lookahead replaces the exact solver.
 const MAX_EXACT_STEPS: u64 = 4_000_000;
-/// A program's demand is the number of units at which it is within this share of its speed on the whole cache.
+/// A program's demand is the number of units at which its slowdown relative to the whole cache is within this share.
 const SATED: f64 = 0.05;
 
 /// Allocates the units.
@@ -140,7 +144,7 @@ pub fn allocate(claimants: &[Claimant], terms: &AllocationLimits) -> Result<Allo
     Ok(Allocation { groups, lowered_floors: lowered, floors_cost })
 }
 
-/// Pool first, then lanes of all others, each in order of arrival.
+/// Groups the claimants: first the pool, then the lanes of all others, each in order of arrival.
 fn group_claimants(claimants: &[Claimant], terms: &AllocationLimits) -> Vec<PartitionGroup> {
     let has_floor = |at: &usize| claimants[*at].max_slowdown.is_some();
     let all = || 0..claimants.len();
@@ -191,7 +195,7 @@ fn claim(claimants: &[Claimant], group: &PartitionGroup, terms: &AllocationLimit
             let costs: Vec<&[f64]> = costs.iter().map(Vec::as_slice).collect();
             pool_costs(&costs, terms.units, terms.objective.total())
         }
-        // Each member has all units in its turn.
+        // During its turn, each member has all units.
         PartitionKind::TimeShare => {
             let total = terms.objective.total();
             (0..terms.units as usize).map(|held| total.aggregate(costs.iter().map(|costs| costs[held]))).collect()
@@ -201,7 +205,7 @@ fn claim(claimants: &[Claimant], group: &PartitionGroup, terms: &AllocationLimit
     UnitClaim { costs, min_units: floor.max(terms.min_units) }
 }
 
-/// Lowers floors that do not fit together, the largest first; returns their claimants.
+/// Lowers floors that do not fit together, the largest first. Returns the claimants whose floors were lowered.
 fn fit_floors(
     claimants: &[Claimant],
     groups: &[PartitionGroup],
@@ -230,7 +234,7 @@ fn solve(claims: &[UnitClaim], terms: &AllocationLimits) -> Result<Vec<u32>, Cla
         return least_space(claims, terms);
     }
     let steps = claims.len() as u64 * u64::from(terms.units) * u64::from(terms.units);
-    // Lookahead adds up savings, so the objective of the slowest program needs the exact solver.
+    // Lookahead adds up savings, so the objective of the slowest program requires the exact solver.
     if steps <= MAX_EXACT_STEPS || terms.objective.total() == CostAggregate::Worst {
         allocate_exactly(claims, terms.units, terms.objective.total())
     } else {
@@ -238,7 +242,7 @@ fn solve(claims: &[UnitClaim], terms: &AllocationLimits) -> Result<Vec<u32>, Cla
     }
 }
 
-/// Exactly the floors; claimants without a goal share the rest.
+/// Gives claimants exactly their floors; claimants without a goal share the rest.
 fn least_space(claims: &[UnitClaim], terms: &AllocationLimits) -> Result<Vec<u32>, ClaimError> {
     if claims.is_empty() {
         return Err(ClaimError::NoClaims);
@@ -255,7 +259,8 @@ fn least_space(claims: &[UnitClaim], terms: &AllocationLimits) -> Result<Vec<u32
     Ok(sizes)
 }
 
-/// Total of the programs without a floor, with floors minus without: the cost of goals to the others.
+/// Returns the total of the programs without a floor, with floors minus without floors: the cost of the goals to the
+/// others.
 fn floors_cost(
     claimants: &[Claimant],
     groups: &[PartitionGroup],
@@ -281,7 +286,7 @@ fn floors_cost(
 mod tests {
     use super::*;
 
-    /// Cycles per instruction by units; misses as many as cycles above one, per instruction.
+    /// A claimant with these cycles per instruction by units, and one miss per instruction for each cycle above one.
     fn claimant(cycles: &[f64]) -> Claimant {
         let misses = cycles.iter().map(|cycles| (cycles - 1.0) * 10.0).collect();
         let space = DemandCurve { misses_per_kilo_instr: misses, cycles_per_instr: cycles.to_vec() };
@@ -355,10 +360,10 @@ mod tests {
         assert_eq!(sizes(&both), [(vec![0], 5), (vec![1], 11)]);
     }
 
-    /// Does each objective choose what its name says?
+    /// Does each objective choose as its name says?
     #[test]
     fn objectives_choose_what_they_are_named_after() {
-        // Many misses that rarely stall against few that do.
+        // Many misses that rarely stall, against few misses that do.
         let mut streams = claimant(&(1..=16).map(|held| 1.2 - f64::from(held) * 0.01).collect::<Vec<_>>());
         streams.space.misses_per_kilo_instr = (1..=16).map(|held| 90.0 - 5.0 * f64::from(held)).collect();
         let chases = claimant(&(1..=16).map(|held| 4.0 - f64::from(held) * 0.15).collect::<Vec<_>>());
@@ -370,7 +375,7 @@ mod tests {
         assert_eq!(first(SizingObjective::Fairness), 1);
     }
 
-    /// Are there as many groups as the machine allows, and no more?
+    /// Are there as many groups as the machine allows, but no more?
     #[test]
     fn groups_stay_within_the_limit_of_the_machine() {
         let claimants: Vec<Claimant> =

@@ -1,38 +1,38 @@
 //! Demand of a process for space: misses and cycles per instruction by the number of units.
 //!
-//! Problem: sizing needs the cost of every size for every process; measured are a miss-rate curve (RapidMRC) and the
-//! present speed. Method: cycles per instruction move from the measured speed along the curve. A miss costs the stall
-//! cycles beyond the cache divided by the misses, as measured for this program, which includes memory-level parallelism
-//! and a cache behind (thesis 4.6.3). If a measured stall curve spans the sizes, cycles move along that. A log does not
-//! hold all accesses (stores that write through, for one), so a measured rate that is higher or lower than any size
-//! explains shifts the whole curve, and measurements under a share bound it ([`DemandCurve::apply_bound`]). Properties:
-//! more space never costs more (rises in a curve of an LRU cache are noise); without a curve and a speed there is no
-//! demand curve.
+//! Problem: sizing needs the cost of every size for every process, but only a miss-rate curve (RapidMRC) and the
+//! present speed are measured. Method: cycles per instruction are extrapolated from the measured speed along the curve.
+//! The cost of a miss is the number of stall cycles beyond the cache divided by the number of misses, as measured for
+//! this program, so it includes memory-level parallelism and any cache behind (thesis 4.6.3). If a measured stall curve
+//! spans the sizes, it is used instead. A log does not hold all accesses (write-through stores are missing, for
+//! example). If the measured rate is therefore higher or lower than the curve allows at any size, the whole curve is
+//! shifted. Measurements under a share bound the curve ([`DemandCurve::apply_bound`]). Properties: more space never
+//! costs more (rises in the curve of an LRU cache are noise); without a curve and a speed there is no demand curve.
 
 use cachemate_core::{CacheLevel, Estimate, Fact, FactSource, Profile, RateFacts, SizeCurve};
 
-/// Speed and miss rate of the same windows.
+/// Speed and miss rate, measured in the same windows.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct MeasuredSpeed {
     /// Cycles per instruction.
     pub cycles_per_instr: f64,
-    /// `None` = misses were not counted.
+    /// Misses per thousand instructions; `None` if misses were not counted.
     pub misses_per_kilo_instr: Option<f64>,
-    /// Cycles stalled beyond the cache per miss; `None` = not counted.
+    /// Cycles stalled beyond the cache per miss; `None` if not counted.
     pub stall_cycles_per_miss: Option<f64>,
 }
 
-/// Costs by units held, 1 first.
+/// Costs by number of units held, from 1.
 #[derive(Clone, PartialEq, Debug)]
 pub struct DemandCurve {
-    /// Misses per thousand instructions by units held, 1 first.
+    /// Misses per thousand instructions by number of units held, from 1.
     pub misses_per_kilo_instr: Vec<f64>,
-    /// Cycles per instruction by units held, 1 first.
+    /// Cycles per instruction by number of units held, from 1.
     pub cycles_per_instr: Vec<f64>,
 }
 
 impl DemandCurve {
-    /// The demand curve of a profile; `speed` is used if the profile has no speed alone on the whole cache.
+    /// Builds the demand curve of a profile. `speed` is used if the profile has no solo speed on the whole cache.
     pub fn from_profile(
         profile: &Profile,
         speed: Option<MeasuredSpeed>,
@@ -71,8 +71,8 @@ impl DemandCurve {
         numbers.into_iter().all(|number| number.is_finite()).then_some(space)
     }
 
-    /// Bounds the curve by a measurement with so many units: as many or more units of its own cost at most as much, and
-    /// if no other program used them, fewer cost at least as much.
+    /// Bounds the curve by a measurement with this number of units: at least as many own units cost at most as much,
+    /// and if no other program used the units, fewer units cost at least as much.
     #[must_use]
     pub fn apply_bound(mut self, units: u32, measured: MeasuredSpeed, is_own: bool) -> Self {
         let bound = |values: &mut [f64], measured: f64| {
@@ -89,7 +89,7 @@ impl DemandCurve {
         self
     }
 
-    /// The mean of several threads of one process.
+    /// Returns the mean curve of several threads of one process.
     pub fn mean(curves: &[DemandCurve]) -> Option<Self> {
         let first = curves.first()?;
         let over = |values: fn(&DemandCurve) -> &[f64]| -> Vec<f64> {
@@ -101,25 +101,26 @@ impl DemandCurve {
         Some(DemandCurve { misses_per_kilo_instr: misses, cycles_per_instr: over(|space| &space.cycles_per_instr) })
     }
 
-    /// Units that the whole cache has.
+    /// Number of units of the whole cache.
     pub fn units(&self) -> u32 {
         self.cycles_per_instr.len() as u32
     }
-    /// Alone on the whole cache.
+    /// Cycles per instruction alone on the whole cache.
     pub fn whole_cycles(&self) -> f64 {
         self.cycles_per_instr[self.cycles_per_instr.len() - 1]
     }
-    /// Slowdown with one unit against all, as a share.
+    /// Slowdown with one unit relative to all units, as a share.
     pub fn sensitivity(&self) -> f64 {
         self.cycles_per_instr[0] / self.whole_cycles() - 1.0
     }
-    /// Fewest units that slow it down by at most this share against the whole cache; all units always do.
+    /// Returns the smallest number of units that slow the process down, relative to the whole cache, by at most this
+    /// share; all units always do.
     pub fn units_for(&self, max_slowdown: f64) -> u32 {
         let limit = self.whole_cycles() * (1.0 + max_slowdown.max(0.0)) * (1.0 + 1e-12);
         crate::solvers::sizing::fewest_units(&self.cycles_per_instr, limit).unwrap_or(self.units())
     }
 
-    /// As a profile for a predictor: the curve, the stalls that yield these cycles, the solo speed.
+    /// Converts to a profile for a predictor: the curve, the stalls that yield these cycles, and the solo speed.
     pub fn to_profile(&self, level: CacheLevel, cache_bytes: u64) -> Profile {
         let units = u64::from(self.units());
         let points = |values: &[f64], less: f64, scale: f64| {
@@ -136,7 +137,7 @@ impl DemandCurve {
     }
 }
 
-/// A stall curve counts only if it spans the sizes: nothing is known beyond its ends.
+/// Reads the stall curve by units. It counts only if it spans the sizes, because nothing is known beyond its ends.
 fn stalls_by_units(profile: &Profile, size: &impl Fn(u32) -> f64, units: u32) -> Option<Vec<f64>> {
     let curve = profile.stalls_per_kilo_instr()?;
     let (first, last) = (curve.first()?.0 as f64, curve.last()?.0 as f64);
@@ -144,7 +145,7 @@ fn stalls_by_units(profile: &Profile, size: &impl Fn(u32) -> f64, units: u32) ->
     spans.then(|| isotonic_decreasing((1..=units).map(|held| value_at(curve, size(held))).collect()))
 }
 
-/// Linear between points, flat beyond the ends.
+/// Interpolates linearly between points; constant beyond the ends.
 fn value_at(curve: &[(u64, Estimate)], bytes: f64) -> f64 {
     let next = curve.partition_point(|(size, _)| (*size as f64) < bytes);
     if next == 0 || next == curve.len() {
@@ -155,8 +156,8 @@ fn value_at(curve: &[(u64, Estimate)], bytes: f64) -> f64 {
     a.value + along * (b.value - a.value)
 }
 
-/// The closest falling curve (least squares, pool adjacent violators): rises are averaged rather than cut off, so that
-/// one low reading does not pull down all that follow.
+/// Returns the closest falling curve (least squares, pool adjacent violators). Rises are averaged rather than cut off,
+/// so that one low reading does not pull down all later points.
 fn isotonic_decreasing(values: Vec<f64>) -> Vec<f64> {
     let mut blocks: Vec<(f64, usize)> = Vec::with_capacity(values.len());
     for value in values {
@@ -201,7 +202,7 @@ mod tests {
         assert_eq!((space.sensitivity(), space.units_for(0.0), space.units_for(0.4)), (1.0, 3, 2));
     }
 
-    /// Does a rate that no size explains shift the curve, and one that a size explains not?
+    /// Does a rate that no size explains shift the curve, while one that a size explains does not?
     #[test]
     fn a_rate_that_no_size_explains_shifts_the_curve() {
         let speed = |rate| MeasuredSpeed {
@@ -220,8 +221,8 @@ mod tests {
         assert_eq!(demand(7.0).cycles_per_instr[0], 2.0, "it is as fast as with the least space, at best");
     }
 
-    /// Does a measurement under a share bound the curve: more units from above, fewer from below if no other program
-    /// used them?
+    /// Does a measurement under a share bound the curve: more units from above, and fewer from below if no other
+    /// program used them?
     #[test]
     fn measured_shares_bound_the_curve() {
         let flat = DemandCurve { misses_per_kilo_instr: vec![1.0; 4], cycles_per_instr: vec![2.0, 1.5, 1.2, 1.1] };
@@ -237,7 +238,7 @@ mod tests {
         assert_eq!(shared(3.0), [2.0, 1.5, 1.2, 1.1], "others used the units: fewer are not bounded");
     }
 
-    /// Is a curve of stalls used if it spans the sizes, and ignored if not?
+    /// Is a stall curve used if it spans the sizes, and ignored otherwise?
     #[test]
     fn stall_curves_count_if_they_span_the_sizes() {
         let solo = RateFacts { solo_instr_per_cycle: Some(Fact::oracle(1.0)), ..RateFacts::default() };

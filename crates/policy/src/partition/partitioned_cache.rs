@@ -1,9 +1,9 @@
 //! A cache that can be partitioned, its processes, and their shares.
 //!
-//! Problem: colors persist. A process whose share is removed keeps its pages where they were moved, so the partition
-//! remains in effect for all memory that it has. Method: once colors were assigned, a return is a share as well, with
-//! all processes and all colors: pages then spread over the cache again, and their copying counts like any other. Ways
-//! leave no trace, so there the absence of shares suffices.
+//! Problem: colors persist. If the share of a process is removed, its pages stay where they were moved, so the
+//! partition remains in effect for all of its memory. Method: once colors were assigned, the cache is restored by a
+//! share as well, which gives all colors to all processes: pages then spread over the cache again, and their copying is
+//! charged like any other. Ways leave no trace, so removing the shares is enough.
 
 use cachemate_core::{
     Cache, CacheId, CacheShare, Goal, GroupId, IndexSet, PageMigration, ProcessId, ShareMember, TaskSample, Topology,
@@ -13,7 +13,7 @@ use cachemate_core::{
 use super::ab_test::AbTestLengths;
 use super::units::PartitionUnits;
 
-/// A process of one cache.
+/// A process that uses this cache.
 pub struct CacheProcess<'a> {
     pub process: ProcessId,
     pub tasks: Vec<&'a TaskSample>,
@@ -21,7 +21,7 @@ pub struct CacheProcess<'a> {
 }
 
 impl CacheProcess<'_> {
-    /// The cache on which it spent most of this window; `None` if it did not run.
+    /// Returns the cache on which the process spent most of this window; `None` if it did not run.
     pub fn home_cache(&self, caches: &[(&Cache, PartitionUnits)]) -> Option<CacheId> {
         let time_on_cache = |cache: &Cache| -> u64 {
             let cpu_times = self.tasks.iter().flat_map(|task| &task.on_cpu_ns);
@@ -32,7 +32,7 @@ impl CacheProcess<'_> {
         most.filter(|(ns, _)| *ns > 0).map(|(_, cache)| cache)
     }
 
-    /// The strictest of its threads' goals.
+    /// Returns the strictest goal of the process's threads.
     pub fn goal(&self) -> Goal {
         let goals = self.tasks.iter().filter_map(|task| task.goal);
         goals.fold(Goal::default(), Goal::with)
@@ -42,14 +42,14 @@ impl CacheProcess<'_> {
 /// A cache that can be partitioned, and its processes.
 pub struct PartitionedCache<'a> {
     pub cache: &'a Cache,
-    /// The largest one between it and memory.
+    /// The largest cache between this one and memory.
     pub behind: Option<&'a Cache>,
     pub divided: PartitionUnits,
     pub present: Vec<CacheProcess<'a>>,
 }
 
 impl<'a> PartitionedCache<'a> {
-    /// Without processes so far.
+    /// Builds the cache without processes.
     pub fn new(cache: &'a Cache, divided: PartitionUnits, topology: &'a Topology) -> Self {
         let further =
             topology.caches.iter().filter(|other| other.level > cache.level && cache.cpus.is_subset(&other.cpus));
@@ -68,12 +68,12 @@ impl<'a> PartitionedCache<'a> {
         let lines_behind = self.behind.and_then(lines);
         AbTestLengths { warmup_windows, measure_windows, lines: lines(self.cache), lines_behind }
     }
-    /// A process alone is confined only for the sake of a goal.
+    /// Must the cache be partitioned? A single process is confined only for the sake of a goal.
     pub fn needs_partition(&self) -> bool {
         self.present.len() > 1 || self.has_goals()
     }
 
-    /// The shares of this cache, with the members that are still live.
+    /// Returns the shares of this cache, reduced to the members that are still live.
     pub fn surviving_shares(&self, shares: &[CacheShare]) -> Vec<CacheShare> {
         let is_member = |member: &ShareMember| match member {
             ShareMember::Process(process) => self.present.iter().any(|present| present.process == *process),
@@ -87,7 +87,7 @@ impl<'a> PartitionedCache<'a> {
         surviving.filter(|share| !share.members.is_empty()).collect()
     }
 
-    /// Return from these shares, or from those on trial: all processes on all of the cache.
+    /// Returns the shares that undo these, or those on trial: all processes on the whole cache.
     pub fn undivided_shares(&self, moving: PageMigration) -> Vec<CacheShare> {
         match self.divided {
             PartitionUnits::Ways { .. } => Vec::new(),
@@ -100,7 +100,7 @@ impl<'a> PartitionedCache<'a> {
         }
     }
 
-    /// May all processes use all of the cache?
+    /// May every process use the whole cache?
     pub fn is_undivided(&self, shares: &[CacheShare]) -> bool {
         shares.iter().all(|share| units_of(share).count() == self.divided.units())
     }

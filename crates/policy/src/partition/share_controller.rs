@@ -1,20 +1,21 @@
 //! Control of a cache's shares: adoption, evidence, and repeated trials.
 //!
 //! Problem: forecasts err, so shares go on trial before they are adopted ([`super::ab_test`]). A measurement does not
-//! hold for ever either: programs change phase, and shares that helped then hurt. Permanent trials cost too, because
-//! all programs run slower while the worse side of a comparison is in force. Method:
-//! - Shares that partition the cache are compared again with sharing it, from time to time, and at once if programs run
-//!   clearly slower than in the like windows of the last verdict, or if there are no like windows.
-//! - The cost of a trial is measured, and the next one waits until that cost is no more than the stated share of the
-//!   time since. After a trial without a change, it also waits until another one like it is paid for. Every further
-//!   trial without a change doubles the wait; a change, another phase or a drop of speed ends that.
-//! - Hysteresis: shares are adopted if they are faster by the smallest gain and not by chance, and removed if sharing
-//!   is as fast.
-//! - The measured performance of a process with its units bounds its curve from then on ([`DemandCurve::apply_bound`]), so
-//!   that shares that failed are not proposed again.
+//! hold forever either: programs change phase, and shares that helped may then hurt. Permanent trials cost speed too,
+//! because all programs run slower while the worse side of a comparison is in force. Method:
+//! - Shares that partition the cache are compared again with sharing it, from time to time. They are compared at once
+//!   if programs run clearly slower than in the matching windows of the last verdict, or if no windows match.
+//! - The cost of a trial is measured, and the next one waits until that cost is no more than the configured share of
+//!   the time since. After a trial without a change, the next one also waits until another trial of the same cost is
+//!   paid for. Every further trial without a change doubles the wait; a change, another phase or a drop of speed ends
+//!   the wait.
+//! - Hysteresis: shares are adopted if they are faster by at least the smallest gain and not by chance, and removed if
+//!   sharing is as fast.
+//! - The measured performance of a process with its units bounds its curve from then on ([`DemandCurve::apply_bound`]),
+//!   so that shares that failed are not proposed again.
 //!
-//! Properties: trials cost at most the stated share of the time, except the first with new co-runners; a change of
-//! co-runners discards all evidence.
+//! Properties: trials cost at most the configured share of the time, except for the first trial with new co-runners; a
+//! change of co-runners discards all evidence.
 
 use std::collections::BTreeMap;
 
@@ -25,22 +26,22 @@ use super::demand_curve::{DemandCurve, MeasuredSpeed};
 use super::partitioned_cache::{PartitionedCache, units_of};
 use super::speed_history::{Ratio, SpeedRecord};
 
-/// The processes on a cache with their phases, for which a verdict applies.
+/// The processes on a cache with their phases; a verdict applies only to these.
 type ProcessPhases = Vec<(ProcessId, u32)>;
 
 /// A change on trial.
 struct ShareTrial {
     old: Vec<CacheShare>,
     new: Vec<CacheShare>,
-    /// Shares that restore the old state: undivided, if there were none.
+    /// Shares that restore the old state; undivided if there were none.
     back: Vec<CacheShare>,
     trial: AbTest,
-    /// The old shares have to prove themselves against no shares.
+    /// Whether the trial compares the old shares with no shares.
     proof: bool,
 }
 
 impl ShareTrial {
-    /// Shares of the present arm.
+    /// Returns the shares of the present arm.
     fn shares(&self) -> &Vec<CacheShare> {
         match self.trial.arm() {
             AbArm::Old => &self.old,
@@ -50,7 +51,7 @@ impl ShareTrial {
     }
 }
 
-/// Measured performance of a process with so many units, and whether it was alone in them.
+/// Measured performance of a process with this number of units, and whether no other process used them.
 struct MeasuredBound {
     process: ProcessId,
     units: u32,
@@ -58,46 +59,46 @@ struct MeasuredBound {
     speed: MeasuredSpeed,
 }
 
-/// Speeds of the shares in force at their verdict, and the weight of each.
+/// Speeds under the shares in force at their verdict, with the weight of each process.
 struct AcceptedSpeeds {
     record: SpeedRecord,
     weights: Vec<(ProcessId, f64)>,
 }
 
-/// Wait since the last trial.
+/// The wait after a trial.
 #[derive(Clone, Copy, Debug, Default)]
 struct TrialCooldown {
     windows: u32,
-    /// Windows after which the trial's cost is within the stated share.
+    /// Number of windows after which the trial's cost is within the configured share.
     paid_after: u32,
-    /// Successive trials without a change.
+    /// Number of successive trials without a change.
     unchanged: u32,
-    /// The next trial tests the shares in force, not new ones.
+    /// Whether the next trial tests the shares in force rather than new ones.
     proof_next: bool,
 }
 
-/// Maximal doublings of the wait.
+/// Largest number of doublings of the wait.
 const MAX_DOUBLINGS: u32 = 6;
 
 impl TrialCooldown {
-    /// Starts after a trial, the last of so many successive ones without a change.
+    /// Starts the wait after a trial. `unchanged` counts the successive trials without a change, including this one.
     fn from_trial(trial: &AbTest, terms: TrialTerms, unchanged: u32, proof: bool) -> Self {
         let paid = libm::ceil(trial.lost_windows() / terms.trial_share).min(f64::from(u32::MAX)) as u32;
         TrialCooldown { windows: 0, paid_after: paid.max(trial.windows), unchanged, proof_next: !proof }
     }
 
     fn is_over(&self) -> bool {
-        // The possible cost of the next one is paid before it begins.
+        // The possible cost of the next trial is paid for before that trial begins.
         let doubled = self.unchanged.min(MAX_DOUBLINGS);
         self.windows >= self.paid_after.saturating_mul(1 << doubled)
     }
 }
 
-/// Times for which the same programs stay in the same phases.
+/// How long the same programs stay in the same phases.
 #[derive(Clone, Copy, Debug, Default)]
 struct PhaseStability {
     windows: u32,
-    /// Mean of earlier times, with the latest weighted by a quarter; `None` = no change so far.
+    /// Mean of earlier durations, with the latest weighted by a quarter; `None` if there was no change so far.
     mean: Option<f64>,
 }
 
@@ -108,11 +109,11 @@ impl PhaseStability {
     }
 }
 
-/// Terms of trials.
+/// Conditions of trials.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct TrialTerms {
     pub lengths: AbTestLengths,
-    /// Smallest gain for an adoption, as a share.
+    /// Smallest gain for which shares are adopted, as a share.
     pub min_gain: f64,
     /// Share of the time that trials may cost.
     pub trial_share: f64,
@@ -121,42 +122,42 @@ pub struct TrialTerms {
 /// Verdict of a trial, with the shares from now on.
 pub struct ShareVerdict {
     pub shares: Vec<CacheShare>,
-    /// Speed under the new shares over that under the old ones; `None` = not comparable.
+    /// Speed under the new shares over that under the old ones; `None` if not comparable.
     pub ratio: Option<Ratio>,
-    /// Cost in windows of the old shares' speed.
+    /// Cost, in windows at the speed of the old shares.
     pub lost_windows: f64,
     pub adopted: bool,
     pub proof: bool,
 }
 
-/// A trial's demand on the next window.
+/// The requirement of a trial for the next window.
 pub enum TrialStatus {
     GoesOn(Vec<CacheShare>),
     Over(ShareVerdict),
 }
 
-/// State of one cache.
+/// State of the shares of one cache.
 #[derive(Default)]
 pub struct ShareController {
     /// Speeds under the shares in force.
     pub speeds: SpeedRecord,
-    /// The shares or the co-runners changed, and the cache has not been refilled.
+    /// Set while the cache refills after a change of shares or co-runners.
     settling: Option<SettlingPeriod>,
     trial: Option<ShareTrial>,
-    /// The guard rolled a trial back with these co-runners.
+    /// The co-runners with which the guard rolled a trial back.
     rolled_back_with: Option<ProcessPhases>,
     co_runners: ProcessPhases,
-    /// Largest number of units with which a goal was measured to be missed, by process; for these co-runners.
+    /// Largest number of units with which a goal was measured to be missed, by process, with these co-runners.
     pub insufficient_units: BTreeMap<ProcessId, u32>,
     bounds: Vec<MeasuredBound>,
     proof: Option<AcceptedSpeeds>,
-    /// `None` = no trial with these co-runners.
+    /// `None` if there was no trial with these co-runners.
     rest: Option<TrialCooldown>,
     lasting: PhaseStability,
 }
 
 impl ShareController {
-    /// Takes in a window, and returns the shares that stay in force.
+    /// Observes a window, and returns the shares that stay in force.
     pub fn observe(&mut self, view: &View<'_>, domain: &PartitionedCache<'_>, terms: TrialTerms) -> Vec<CacheShare> {
         let mut surviving = domain.surviving_shares(&view.previous_plan.shares);
         self.lasting.windows += 1;
@@ -166,7 +167,7 @@ impl ShareController {
             self.lasting.record_change();
             let unchanged = self.rest.map_or(0, |rest| rest.unchanged);
             self.forget(co_runners, judged);
-            // Shares without a verdict do not stay, but their trial is paid for all the same.
+            // Shares without a verdict do not stay, but their trial is charged all the same.
             if let Some(tried) = self.trial.take() {
                 self.rest = Some(TrialCooldown::from_trial(&tried.trial, terms, unchanged + 1, tried.proof));
                 if tried.trial.arm() == AbArm::New {
@@ -189,13 +190,13 @@ impl ShareController {
         surviving
     }
 
-    /// Speeds of an old phase or of other co-runners are no evidence for this one. The remaining processes still pay
-    /// for the cost of trials.
+    /// Drops the evidence. Speeds of an old phase or of other co-runners say nothing about this one, but the remaining
+    /// processes are still charged for trials.
     fn forget(&mut self, co_runners: ProcessPhases, judged: bool) {
         let processes = |co_runners: &ProcessPhases| co_runners.iter().map(|&(process, _)| process).collect::<Vec<_>>();
         if processes(&co_runners) != processes(&self.co_runners) {
             self.rest = None;
-            // Newcomers find none of their lines in the cache, and the lines of exited programs are still there.
+            // Newcomers have no lines in the cache yet, and the lines of exited programs are still in it.
             self.settling = judged.then(SettlingPeriod::default).or(self.settling.take());
         }
         if let Some(rest) = &mut self.rest {
@@ -225,24 +226,24 @@ impl ShareController {
         self.trial.is_some()
     }
 
-    /// Is the cache still being filled after a change of shares or of co-runners?
+    /// Is the cache still refilling after a change of shares or of co-runners?
     pub fn is_settling(&self) -> bool {
         self.settling.is_some()
     }
 
-    /// The shares change now, without a trial.
+    /// Records that the shares change now, without a trial.
     pub fn record_change(&mut self) {
         self.speeds.forget();
         self.settling = Some(SettlingPeriod::default());
         self.proof = None;
     }
 
-    /// May a trial start? Not if the guard rolled one back: a policy does not insist.
+    /// May a trial start? Not if the guard rolled one back with these co-runners, because a policy does not insist.
     pub fn can_start_trial(&self) -> bool {
         self.rolled_back_with.as_ref() != Some(&self.co_runners) && self.rest.is_none_or(|rest| rest.is_over())
     }
 
-    /// Time for which present knowledge is likely to apply; infinite before the first change.
+    /// Returns the time for which present knowledge is likely to apply; infinite before the first change.
     pub fn expected_lifetime_ns(&self, window_ns: u64) -> f64 {
         let windows = self.lasting.mean.map(|mean| mean.max(f64::from(self.lasting.windows)));
         windows.map_or(f64::INFINITY, |windows| windows * window_ns as f64)
@@ -253,7 +254,7 @@ impl ShareController {
         self.rest.is_some_and(|rest| rest.proof_next)
     }
 
-    /// Puts the new shares on trial from the next window on; `old` is in force.
+    /// Starts a trial of the new shares in the next window; `old` is in force.
     pub fn start_trial(
         &mut self,
         old: Vec<CacheShare>,
@@ -271,7 +272,7 @@ impl ShareController {
         process_bounds.fold(space, |space, bound| space.apply_bound(bound.units, bound.speed, bound.own))
     }
 
-    /// Effect of a window on a trial; `None` if no trial runs.
+    /// Evaluates a window for the trial; `None` if no trial runs.
     pub fn judge(
         &mut self,
         view: &View<'_>,
@@ -291,7 +292,7 @@ impl ShareController {
         }
         let tried = self.trial.take()?;
         let ratio = if let AbTestStatus::Ratio(found) = status { Some(found) } else { None };
-        // New shares have to be faster, and not by chance; shares in force are removed if they are not faster than
+        // New shares must be faster, and not by chance. Shares in force are removed if they are not faster than
         // sharing.
         let faster = |measured: Ratio| measured.ratio >= 1.0 + terms.min_gain && measured.is_sure();
         let adopted = ratio.is_some_and(|found| if tried.proof { found.ratio >= 1.0 } else { faster(found) });

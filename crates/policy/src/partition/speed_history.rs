@@ -1,13 +1,14 @@
 //! Speeds of processes under the shares in force: the evidence for changes of shares.
 //!
-//! Only undisturbed windows count: a trace slows its program to a quarter (thesis 5.6.2), neighbors, streams and
-//! samples take resources from all programs, and while pages move, the shares are not yet the wanted ones. Records are
-//! compared like with like: programs have phases, and a record with more of a slow one reveals nothing about shares.
-//! The accesses that reach the cache from the first level do not depend on its allocation (misses, as in thesis 5.6.2,
-//! do), so they identify like windows of a program; the work of one record is then timed by the windows of both.
+//! Only undisturbed windows count: a trace slows its program to a quarter of its speed (thesis 5.6.2), neighbors,
+//! streams and samples take resources from all programs, and while pages move, the wanted shares are not in effect yet.
+//! Only matching windows are compared, because programs have phases, and a record with more windows of a slow phase
+//! says nothing about shares. Windows match if equally many accesses reach the cache from the first level: this number
+//! does not depend on the cache's allocation (misses, as in thesis 5.6.2, do). The work of one record is then timed by
+//! the windows of both.
 //!
 //! Properties: rates are sums over windows, so short windows weigh less; bounded memory; no result if less than half of
-//! a program's work has its like in the other record.
+//! a program's work has a match in the other record.
 
 use cachemate_core::{
     CacheLevel, CounterEvent, EventCounts, Observation, ProbeKind, ProcessId, StallCause, TaskSample,
@@ -22,12 +23,12 @@ fn is_disturbing(kind: &ProbeKind) -> bool {
     !matches!(kind, ProbeKind::ReuseTimes { .. } | ProbeKind::SuperSets { .. })
 }
 
-/// One process in one window.
+/// The counts of one process in one window.
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct SpeedSample {
     instructions: f64,
     cycles: f64,
-    /// `None` = not counted, here and below.
+    /// `None` means not counted, here and below.
     misses: Option<f64>,
     stall_cycles: Option<f64>,
     /// Misses of the first-level caches and references of this one.
@@ -41,16 +42,16 @@ pub struct SpeedRecord {
     pub windows: u32,
 }
 
-/// Windows that are kept of a process.
+/// Number of windows kept for each process.
 const KEPT_WINDOWS: usize = 64;
-/// Windows are alike if their incoming accesses differ by no more than the thesis's threshold (3 per 1000 instructions,
-/// 5.6.2) and this share of them, their sampling noise.
+/// Windows match if their incoming accesses differ by no more than the thesis's threshold (3 per 1000 instructions,
+/// 5.6.2) plus this share of them, which is their sampling noise.
 const ALIKE_PER_KILO_INSTR: f64 = 3.0;
 const ALIKE_SHARE: f64 = 0.1;
-/// Least share of the work in a record that needs its like in the other record.
+/// Smallest share of the work in a record that must have a match in the other record.
 const IN_COMMON: f64 = 0.5;
 
-/// Stalls for the memory behind a cache of this level.
+/// Returns the stall causes of the memory behind a cache of this level.
 fn stalls_beyond(level: CacheLevel) -> impl Iterator<Item = StallCause> {
     let hits = [CacheLevel::L2, CacheLevel::L3, CacheLevel::L4]
         .into_iter()
@@ -94,7 +95,7 @@ impl SpeedSample {
         }
     }
 
-    /// Do equally many accesses reach the cache?
+    /// Do equally many accesses reach the cache in both windows?
     fn matches(&self, other: &SpeedSample) -> bool {
         let Some((mine, theirs)) = self.comes.zip(other.comes) else { return true };
         let rate = |sums: f64, sample: &SpeedSample| 1000.0 * sums / sample.instructions.max(1.0);
@@ -106,7 +107,7 @@ impl SpeedSample {
 }
 
 impl SpeedRecord {
-    /// Adds a window if it is undisturbed and a process ran; returns whether it was added.
+    /// Adds a window if it is undisturbed and a process ran. Returns whether it was added.
     pub fn add(
         &mut self,
         observation: &Observation,
@@ -117,7 +118,7 @@ impl SpeedRecord {
         !disturbed && observation.applied.pending.is_empty() && self.observe(observation, level)
     }
 
-    /// Adds a window in any case; returns whether a process ran.
+    /// Adds a window, disturbed or not. Returns whether a process ran.
     pub fn observe(&mut self, observation: &Observation, level: CacheLevel) -> bool {
         let mut window: BTreeMap<ProcessId, SpeedSample> = BTreeMap::new();
         for task in &observation.tasks {
@@ -138,19 +139,19 @@ impl SpeedRecord {
         measured
     }
 
-    /// Starts again after a change of the shares.
+    /// Clears the record after a change of the shares.
     pub fn forget(&mut self) {
         *self = SpeedRecord::default();
     }
 
-    /// The last so many windows of each process.
+    /// Returns the last `windows` windows of each process.
     pub fn latest_windows(&self, windows: u32) -> SpeedRecord {
         let latest = |samples: &[SpeedSample]| samples[samples.len().saturating_sub(windows as usize)..].to_vec();
         let samples = self.samples.iter().map(|(&process, samples)| (process, latest(samples))).collect();
         SpeedRecord { samples, windows: self.windows.min(windows) }
     }
 
-    /// Both, this one's windows first.
+    /// Returns the windows of both records, those of this one first.
     pub fn plus(&self, more: &SpeedRecord) -> SpeedRecord {
         let mut all = self.clone();
         for (&process, samples) in &more.samples {
@@ -160,7 +161,7 @@ impl SpeedRecord {
         all
     }
 
-    /// `None` until it ran in an undisturbed window.
+    /// Returns the speed of a process; `None` until it has run in an undisturbed window.
     pub fn speed(&self, process: ProcessId) -> Option<MeasuredSpeed> {
         let all = self.samples.get(&process)?.iter().copied().reduce(SpeedSample::plus)?;
         let sums = Some(all).filter(|sums| sums.instructions > 0.0)?;
@@ -172,15 +173,15 @@ impl SpeedRecord {
         })
     }
 
-    /// The sum of weighted speeds of the processes that ran, without a comparison.
+    /// Returns the sum of weighted speeds of the processes that ran, without a comparison.
     pub fn weighted_speed(&self, weights: &[(ProcessId, f64)]) -> f64 {
         let weighted_speed =
             |(process, weight): &(ProcessId, f64)| Some(weight / self.speed(*process)?.cycles_per_instr);
         weights.iter().filter_map(weighted_speed).sum()
     }
 
-    /// A process in this record and in another one, over the same work: this record's windows of each kind that both
-    /// have; `None` if that is too little of it.
+    /// Returns the speed of a process in this record and in another one over the same work, namely this record's
+    /// windows of each kind that both records have. `None` if these hold too little of the work.
     pub fn match_speeds(&self, other: &SpeedRecord, process: ProcessId) -> Option<MatchedSpeeds> {
         let (own_sample, other_sample) = (self.samples.get(&process)?, other.samples.get(&process)?);
         let mut kinds: Vec<MatchedWindows<'_>> = Vec::new();
@@ -217,8 +218,8 @@ impl SpeedRecord {
         Some(alike)
     }
 
-    /// The sum of weighted speeds over that in another record, with weights in cycles per instruction; `None` if a
-    /// process cannot be compared.
+    /// Returns the sum of weighted speeds over that in another record, with weights in cycles per instruction; `None`
+    /// if a process cannot be compared.
     pub fn speed_over(&self, other: &SpeedRecord, weights: &[(ProcessId, f64)]) -> Option<Ratio> {
         let (mut sums, mut variances, mut degrees_of_freedom) = ([0.0; 2], [0.0; 2], f64::INFINITY);
         for &(process, weight) in weights {
@@ -236,31 +237,31 @@ impl SpeedRecord {
     }
 }
 
-/// One process over the same work in two records.
+/// Speeds of one process over the same work in two records.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct MatchedSpeeds {
     pub cycles_per_instr: [f64; 2],
-    /// Variances of these two.
+    /// Variances of the two speeds.
     variance: [f64; 2],
     degrees_of_freedom: f64,
 }
 
-/// A ratio of speeds with its standard error, which is infinite if no two windows were alike.
+/// A ratio of speeds with its standard error, which is infinite if no two windows matched.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Ratio {
     pub ratio: f64,
     pub error: f64,
-    /// Degrees of freedom of the error's estimate.
+    /// Degrees of freedom of the estimated error.
     pub degrees_of_freedom: f64,
 }
 
-/// Share of changes without effect that may be found faster, over all evaluations of a trial.
+/// Probability that a change without effect is found faster, over all evaluations of a trial.
 const BY_CHANCE: f64 = 0.025;
-/// Evaluations of a trial on one side ([`super::ab_test`]), each with its share of the error.
+/// Number of evaluations of a trial on one side ([`super::ab_test`]), each with its part of the error probability.
 pub const LOOKS: usize = 4;
-/// With a smaller error, no remaining difference matters.
+/// Error below which no remaining difference matters.
 const FINE: f64 = 0.005;
-/// Windows required to estimate an autocorrelation, its assumed value before, and its upper bound.
+/// Number of windows required to estimate an autocorrelation, the value assumed before, and the upper bound.
 const MIN_AUTOCORRELATION_WINDOWS: usize = 8;
 const UNTOLD: f64 = 0.6;
 const MAX_AUTOCORRELATION: f64 = 0.8;
@@ -272,13 +273,13 @@ impl Ratio {
         self.ratio != 1.0 && (self.ratio - 1.0).abs() >= bound * self.error
     }
 
-    /// Would a longer measurement reveal no relevant difference?
+    /// Is a longer measurement unlikely to reveal a relevant difference?
     pub fn is_precise_enough(&self) -> bool {
         self.error <= FINE || self.is_sure()
     }
 }
 
-/// Like windows of either record.
+/// Matching windows of the two records.
 type MatchedWindows<'a> = [Vec<&'a SpeedSample>; 2];
 
 fn instructions(samples: &[&SpeedSample]) -> f64 {
@@ -289,8 +290,9 @@ fn cycles_per_instr(samples: &[&SpeedSample]) -> f64 {
     samples.iter().map(|sample| sample.cycles).sum::<f64>() / instructions(samples)
 }
 
-/// Variance of a window's cycles per instruction about those of its kind and record, as a share of them squared, with
-/// its degrees of freedom; increased for windows that resemble their predecessor (Bartlett 1946).
+/// Returns the variance of a window's cycles per instruction around the mean of its kind and record, as a share of the
+/// squared mean, with its degrees of freedom. The variance is increased if successive windows resemble each other
+/// (Bartlett 1946).
 fn noise(kinds: &[MatchedWindows<'_>]) -> (f64, f64) {
     let (mut squares, mut products, mut free, mut windows, mut series) = (0.0, 0.0, 0, 0, 0);
     for samples in kinds.iter().flatten() {
@@ -340,7 +342,7 @@ pub(super) mod tests {
         }
     }
 
-    /// One process with these counts.
+    /// A window of one process with these counts.
     pub fn window_of(instructions: u64, cycles: u64, misses: u64) -> Observation {
         seen(&[
             (CounterEvent::Instructions, instructions),
@@ -349,7 +351,7 @@ pub(super) mod tests {
         ])
     }
 
-    /// One process in a phase in which so many accesses reach the cache.
+    /// A window of one process in a phase in which this many accesses reach the cache.
     pub fn window_in_phase(instructions: u64, cycles: u64, comes: u64) -> Observation {
         let [data, code] = [CacheLevel::L1Data, CacheLevel::L1Instruction].map(CounterEvent::Misses);
         let counts =
@@ -363,7 +365,7 @@ pub(super) mod tests {
         )
     }
 
-    /// Are windows with disturbing probes or with moving pages left out?
+    /// Are windows with disturbing probes or moving pages left out?
     #[test]
     fn only_undisturbed_windows_count() {
         let mut record = SpeedRecord::default();
@@ -394,7 +396,7 @@ pub(super) mod tests {
         assert_eq!(record.windows, 1);
     }
 
-    /// Are two records compared by the sum of speeds, and not at all if one lacks a process?
+    /// Are two records compared by the sum of speeds, and not compared if one of them lacks a process?
     #[test]
     fn records_compare_by_sums_of_speeds() {
         let (mut slow, mut fast) = (SpeedRecord::default(), SpeedRecord::default());
@@ -405,8 +407,8 @@ pub(super) mod tests {
         assert_eq!(fast.speed_over(&slow, &[(ProcessId(0), 1.0), (ProcessId(1), 1.0)]), None);
     }
 
-    /// Does more of a slow phase in one record count for nothing, and are phases of one record only left out, or too
-    /// much for a result?
+    /// Does an excess of slow windows in one record not affect the comparison, and are phases that occur in one record
+    /// only left out, or too large for a result?
     #[test]
     fn records_compare_like_with_like() {
         let record = |windows: &[(u64, u64)]| {
@@ -421,7 +423,7 @@ pub(super) mod tests {
         let over = |windows: &[(u64, u64)]| record(windows).speed_over(&mostly_fast, &[(ProcessId(0), 1.0)]);
         let close = |found: Option<Ratio>, wanted: f64| found.is_some_and(|found| (found.ratio - wanted).abs() < 1e-9);
         assert!(close(over(&[slow, slow, slow, fast]), 1.0));
-        // Ten percent faster in both phases, whatever the mix.
+        // Ten percent faster in both phases, for any mix of them.
         assert!(close(over(&[(36_000, 400), (9_000, 1_000)]), 1.0 / 0.9));
         assert!(close(over(&[fast, slow, (90_000, 100)]), 1.0), "a phase that the other lacks");
         assert_eq!(over(&[fast, (90_000, 100), (90_000, 100)]), None, "most of it is a phase that the other lacks");
@@ -430,7 +432,7 @@ pub(super) mod tests {
     }
 
     /// Is the error of a ratio no smaller than the spread of repetitions, and not much larger with independent windows,
-    /// which few windows cannot establish; and is it unknown if no two windows are alike?
+    /// whose independence few windows cannot establish? Is it unknown if no two windows match?
     #[test]
     fn the_error_is_no_smaller_than_the_spread_of_repetitions() {
         let mut generator = cachemate_core::SplitMix64::new(5);

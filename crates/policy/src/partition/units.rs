@@ -1,40 +1,41 @@
-//! Assignment of units, given their numbers.
+//! Assignment of units to groups whose numbers of units are given.
 //!
-//! Problem: sizes give the number of colors or ways of each group; which ones they are determines how many pages have
-//! to be copied (CP 4.6.5: 11 051 cycles a page), whether hardware accepts the mask (contiguous ways), and whether
+//! Problem: the sizes determine how many colors or ways each group gets. The choice of units determines how many pages
+//! have to be copied (CP 4.6.5: 11 051 cycles a page), whether hardware accepts the mask (contiguous ways), and whether
 //! contiguous page requests can be met (CP 4.4.1: adjacent colors). Method: a group keeps its units as far as possible,
 //! and takes adjacent ones first; contiguous masks are laid out side by side in the present order of the groups.
-//! Properties: every group gets its number, no unit is assigned twice, and if sizes stay the same, nothing moves.
+//! Properties: every group gets its number of units, no unit is assigned twice, and if sizes stay the same, nothing
+//! moves.
 
 use cachemate_core::{CacheId, IndexSet, PartitionSupport, View};
 
-/// Units that a cache divides into, and what a change costs.
+/// The units into which a cache can be partitioned, and the cost of a change.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum PartitionUnits {
-    /// Page colors: sets of the cache that a page can lie in.
+    /// Page colors: the groups of cache sets to which a page can map.
     Colors {
-        /// Colors of the cache.
+        /// Number of colors of the cache.
         units: u32,
         /// Size of a page.
         page_bytes: u64,
         /// Time to copy one page.
         move_page_ns: f64,
     },
-    /// Ways, by masks of the hardware.
+    /// Ways, assigned by the hardware's masks.
     Ways {
-        /// Ways of the cache.
+        /// Number of ways of the cache.
         units: u32,
-        /// Fewest ways of a group.
+        /// Smallest number of ways of a group.
         min_units: u32,
-        /// A group's ways must lie side by side.
+        /// Whether a group's ways must be contiguous.
         contiguous: bool,
-        /// Groups that the hardware distinguishes, including that of ungrouped processes.
+        /// Number of groups that the hardware distinguishes, including that of ungrouped processes.
         max_groups: u32,
     },
 }
 
 impl PartitionUnits {
-    /// Ways before colors, because they need no copying.
+    /// Returns the units to use: ways before colors, because ways need no copying.
     pub fn common_units<'a>(partitions: impl Iterator<Item = &'a PartitionSupport>) -> Option<Self> {
         let divided = partitions.map(|partition| match *partition {
             PartitionSupport::Colors { colors, page_bytes, page_migration_ns: move_page_ns } => {
@@ -46,13 +47,13 @@ impl PartitionUnits {
         });
         divided.reduce(|a, b| if matches!(a, PartitionUnits::Ways { .. }) { a } else { b })
     }
-    /// Units that the whole cache has.
+    /// Number of units of the whole cache.
     pub fn units(&self) -> u32 {
         match *self {
             PartitionUnits::Colors { units, .. } | PartitionUnits::Ways { units, .. } => units,
         }
     }
-    /// Smallest share of a group.
+    /// Smallest number of units of a group.
     pub fn min_units(&self) -> u32 {
         match *self {
             PartitionUnits::Colors { .. } => 1,
@@ -71,8 +72,8 @@ impl PartitionUnits {
     }
 }
 
-/// Units of each group. `held` are its present ones (empty: none yet), `wanted` is their new number; all numbers add up
-/// to at most the cache's units.
+/// Returns the units of each group. `held` are the present units (empty if there are none yet), and `sizes` are the new
+/// numbers, which add up to at most the cache's units.
 pub fn assign(held: &[IndexSet], sizes: &[u32], divided: &PartitionUnits) -> Vec<IndexSet> {
     debug_assert!(held.len() == sizes.len() && sizes.iter().sum::<u32>() <= divided.units());
     if divided.contiguous() {
@@ -84,7 +85,7 @@ pub fn assign(held: &[IndexSet], sizes: &[u32], divided: &PartitionUnits) -> Vec
 
 fn assign_side_by_side(held: &[IndexSet], sizes: &[u32]) -> Vec<IndexSet> {
     let mut order: Vec<usize> = (0..held.len()).collect();
-    // Newcomers after the others.
+    // Newcomers come after the others.
     order.sort_by_key(|&group| held[group].first().unwrap_or(u32::MAX));
     let mut assigned = vec![IndexSet::default(); held.len()];
     let mut next = 0;
@@ -114,8 +115,8 @@ fn assign_keeping_held(held: &[IndexSet], wanted: &[u32], units: u32) -> Vec<Ind
     assigned
 }
 
-/// Pages that a process must copy when its colors become `allowed`: all outside them, and those that overfill a color
-/// when it gets more colors (CP 4.4.2).
+/// Returns the number of pages that a process must copy when its colors become `allowed`: all pages outside these
+/// colors, and those that overfill a color when the process gets more colors (CP 4.4.2).
 pub fn pages_to_move(pages_per_color: &[u64], allowed: &IndexSet) -> u64 {
     let resident: u64 = pages_per_color.iter().sum();
     let max_each = resident.div_ceil(u64::from(allowed.count().max(1)));
@@ -125,8 +126,8 @@ pub fn pages_to_move(pages_per_color: &[u64], allowed: &IndexSet) -> u64 {
     pages_per_color.iter().enumerate().map(moved).sum()
 }
 
-/// Last-level caches that can be partitioned, with their units; colors apply to all caches of the level, so only the
-/// first.
+/// Returns the last-level caches that can be partitioned, with their units. Colors apply to all caches of the level, so
+/// only the first of these is returned.
 pub fn dividable_caches(view: &View<'_>) -> Vec<(CacheId, PartitionUnits)> {
     let mut caches: Vec<(CacheId, PartitionUnits)> = Vec::new();
     for cache in view.topology.last_level_caches() {
@@ -156,7 +157,7 @@ mod tests {
         sets.iter().map(IndexSet::to_string).collect()
     }
 
-    /// Does a group keep its colors while others grow and shrink?
+    /// Does a group keep its colors while other groups grow and shrink?
     #[test]
     fn colors_stay_where_they_can() {
         let first = assign(&sets(&["", "", ""]), &[8, 4, 4], &COLORS);
@@ -165,14 +166,15 @@ mod tests {
         assert_eq!(shown(&then), ["0-3", "4-11", "12-15"]);
     }
 
-    /// Are masks contiguous if hardware requires it?
+    /// Are masks contiguous if the hardware requires it?
     #[test]
     fn ways_are_laid_side_by_side() {
         let now = sets(&["8-15", "", "0-7"]);
         assert_eq!(shown(&assign(&now, &[6, 2, 8], &WAYS)), ["8-13", "14-15", "0-7"]);
     }
 
-    /// Do shrinking and growing move the pages of the paper's rule: all out of revoked colors, a share into new ones?
+    /// Do shrinking and growing move pages by the paper's rule: all pages out of revoked colors, and a share of them
+    /// into new ones?
     #[test]
     fn shrinking_moves_all_and_growing_a_part() {
         let mut pages = vec![0; 16];
@@ -183,7 +185,7 @@ mod tests {
     }
 
     proptest! {
-        /// Does every group get its number, no unit twice, and does nothing move if sizes stay the same?
+        /// Does every group get its number of units, no unit twice, and does nothing move if sizes stay the same?
         #[test]
         fn every_group_gets_its_number(
             sizes in prop::collection::vec(1u32..5, 1..4), again in prop::collection::vec(1u32..5, 1..4), ways: bool,

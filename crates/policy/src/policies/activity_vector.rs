@@ -1,17 +1,17 @@
-//! Activity vectors (AV 2.2 to 2.4, 4.2, 4.3): co-runs tasks that use different parts of the cache.
+//! Activity vectors (AV 2.2 to 2.4, 4.2, 4.3): tasks that use different parts of the cache run together.
 //!
 //! Problem: whether two programs of the same miss rate slow each other down depends on the sets that they use. Method:
 //! accesses and misses of groups of sets (super sets) are counted for every task and level over a sample. A bit marks a
 //! busy super set; the number of bits that two tasks share measures how badly they go together. The next sample is
 //! expected to look like the last one. Scores and forms are those of [`crate::coschedule`].
 //!
-//! The paper leaves open the number of super sets, the thresholds and the weights. Here, there are 32 super sets; one
-//! is busy if it counts more than the mean over all tasks and super sets (a mean over the task's own would set as many
-//! bits in a quiet program as in a busy one). Only the misses of the last level have a weight, because their overlap
-//! costs most (Table 1), and a sample that a task has run weighs 4 bits.
+//! The paper leaves open the number of super sets, the thresholds and the weights. Here, there are 32 super sets. A
+//! super set is busy if it counts more than the mean over all tasks and super sets (a mean over the task's own super
+//! sets would set as many bits in a quiet program as in a busy one). Only the misses of the last level have a weight,
+//! because their overlap costs most (Table 1), and each sample that a task has run weighs as much as 4 bits.
 //!
-//! Properties: counts of a task that ran for part of a window are scaled to a whole window; profiles recorded
-//! beforehand are used if the machine cannot count; a task that has not run yet shares no bits.
+//! Properties: the counts of a task that ran for part of a window are scaled to a whole window; recorded profiles are
+//! used if the machine cannot count; a task that has not run yet shares no bits.
 
 use std::collections::BTreeMap;
 
@@ -33,14 +33,14 @@ pub struct Parameters {
     /// Length of a sample.
     pub window_ns: u64,
     pub super_sets: u32,
-    /// A super set is busy above so many times the mean of all tasks.
+    /// A super set is busy if it counts more than this multiple of the mean of all tasks.
     pub busy_above: f64,
-    /// `advice` gives none for a task that has run so many samples less than the mean task below its cache.
+    /// A task gets no `advice` if it has run this many samples fewer than the mean task below its cache.
     pub max_lag_samples: f64,
     pub weights: FactorWeights,
 }
 
-/// Weights of the factors: shared bits, by level and kind, and the costs of a task by itself.
+/// Weights of the factors: bits shared with co-runners, by level and kind, and the costs of a task by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct FactorWeights {
@@ -50,13 +50,14 @@ pub struct FactorWeights {
     pub code_miss: f64,
     pub last_level_use: f64,
     pub last_level_miss: f64,
-    /// A sample that the task has run.
+    /// For each sample that the task has run.
     pub sample: f64,
-    /// A miss per thousand instructions, as counted.
+    /// For each counted miss per thousand instructions.
     pub miss_per_kilo_instr: f64,
-    /// An instruction per cycle, as counted.
+    /// For each counted instruction per cycle.
     pub instr_per_cycle: f64,
-    /// Bringing a task in, per number of extra misses that makes a super set of the last level busy; form `set` only.
+    /// For bringing a task in, per number of extra misses that makes a super set of the last level busy; form `set`
+    /// only.
     pub newcomer: f64,
 }
 
@@ -114,14 +115,14 @@ impl Parameters {
         Ok(parsed)
     }
 
-    /// Does a task that is brought in pay for it?
+    /// Does a task pay for being brought in?
     fn pays(&self) -> bool {
         self.form == CoScheduleForm::Set && self.weights.newcomer > 0.0
     }
 }
 
 impl FactorWeights {
-    /// Weights by level (data, code, last) and kind (use, miss).
+    /// Returns the weights by level (data, code, last) and kind (use, miss).
     fn cells(&self) -> [f64; 6] {
         [self.data_use, self.data_miss, self.code_use, self.code_miss, self.last_level_use, self.last_level_miss]
     }
@@ -156,7 +157,7 @@ impl Policy for ActivityVectors {
     }
 }
 
-/// The first data level, the first code level, and the contended one.
+/// Returns the first data level, the first code level, and the contended level.
 fn levels(view: &View<'_>) -> [Option<CacheLevel>; 3] {
     let has = |level: CacheLevel| view.topology.caches.iter().any(|cache| cache.level == level).then_some(level);
     [has(CacheLevel::L1Data), has(CacheLevel::L1Instruction), view.topology.last_level()]
@@ -179,7 +180,7 @@ impl ActivityVectors {
             let counted = |evidence: &ProbeEvidence| matches!(evidence, ProbeEvidence::Activity { task: of, .. } if *of == task.task);
             let measured = view.observation.probe_results.iter().any(|answer| counted(&answer.evidence));
             let ran_ns = task.ran_ns();
-            // A recorded profile covers a whole sample, and so does a task that ran all the time.
+            // A recorded profile covers a whole sample, as does the profile of a task that ran all the time.
             let times =
                 if measured && ran_ns > 0 { view.observation.span.elapsed_ns as f64 / ran_ns as f64 } else { 1.0 };
             let of_level = |level: Option<CacheLevel>| -> Vec<(f64, f64)> {
@@ -191,7 +192,7 @@ impl ActivityVectors {
         }
     }
 
-    /// Takes in the counts of the last level in this window.
+    /// Observes the counts of the last level in this window.
     fn follow_refills(&mut self, view: &View<'_>, last: Option<CacheLevel>) {
         if !self.parameters.pays() {
             return;
@@ -210,7 +211,7 @@ impl ActivityVectors {
 
     fn vectors(&self, view: &View<'_>) -> Vectors {
         let kind = |cell: usize, count: &(f64, f64)| if cell.is_multiple_of(2) { count.0 } else { count.1 };
-        // In order of arrival: sums of fractions depend on the order, which must not follow from task ids.
+        // In order of arrival: sums of fractions depend on the order, which must not depend on task ids.
         let present =
             || view.observation.tasks.iter().filter_map(|task| Some((task.task, &self.rates.get(&task.task)?.1)));
         let threshold = |cell: usize| {
@@ -256,7 +257,7 @@ impl ActivityVectors {
         Vectors { cells, tasks, looks }
     }
 
-    /// Probes of every level that has a weight, of every task, all the time, on a machine with counters for it.
+    /// Returns permanent probes of every task, for every level that has a weight, if the machine has counters for it.
     fn probes(&self, view: &View<'_>, levels: &[Option<CacheLevel>; 3]) -> Vec<ProbeRequest> {
         let counts = view.capabilities.abilities.get(&Ability::CountSuperSets);
         let tasks: Vec<TaskId> =
@@ -275,7 +276,7 @@ impl ActivityVectors {
         }
         let probe_kind =
             |level| ProbeKind::SuperSets { tasks: tasks.clone(), level, super_sets: self.parameters.super_sets };
-        // Counting costs no time, so the budget is never reached.
+        // Counting takes no time, so the budget is never reached.
         let probe = |(id, level): (u32, CacheLevel)| ProbeRequest {
             id: ProbeId(id),
             kind: probe_kind(level),
@@ -297,7 +298,7 @@ struct ExpectedUse {
 struct Vectors {
     cells: [f64; 6],
     tasks: BTreeMap<TaskId, ExpectedUse>,
-    /// With the samples' weight alone, it is a round robin, which needs no evidence.
+    /// False if only samples have a weight: this is a round robin, which needs no evidence.
     looks: bool,
 }
 
@@ -321,7 +322,7 @@ impl CoRunCost for Vectors {
     }
 }
 
-/// See the registry.
+/// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     let parameters = Parameters::parse(parameters)?;
     let Parameters { form, window_ns, max_lag_samples, weights, .. } = parameters;

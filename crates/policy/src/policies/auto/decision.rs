@@ -1,17 +1,17 @@
 //! The decision between the plan in force and the best candidate: pure, by the gain and its probability.
 
-/// A plan whose gain is this probable is applied without a trial.
+/// A plan is applied without a trial if its gain is at least this probable.
 const MOST_LIKELY: f64 = 0.95;
-/// A plan whose gain is less probable than chance is dropped.
+/// A plan is dropped if its gain is less probable than chance.
 const LIKELY: f64 = 0.5;
-/// Error of the forecast itself in a gain, one standard deviation, before any verdict.
+/// Error that the forecast itself adds to a gain, as one standard deviation, before any verdict.
 const FORECAST_ERROR: f64 = 0.02;
 /// Error of a large gain, as a share of it.
 const ERROR_OF_GAIN: f64 = 0.25;
 /// Number of forecasts that are compared with measurements.
 const MAX_VERDICTS: usize = 16;
 
-/// A gain over the plan in force: as forecast, as the mean of the draws, and one standard deviation.
+/// A gain over the plan in force: the forecast, the mean of the draws, and one standard deviation.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Gain {
     pub middle: f64,
@@ -20,7 +20,7 @@ pub struct Gain {
 }
 
 impl Gain {
-    /// The forecast gain with what draws within the errors of curves and costs make of it. `bias` is the variance of
+    /// Builds the gain from a forecast and from draws within the errors of curves and costs. `bias` is the variance of
     /// earlier forecasts' errors.
     pub fn from_draws(middle: f64, drawn: &[f64], bias: f64) -> Self {
         let draws = drawn.len() as f64;
@@ -30,19 +30,19 @@ impl Gain {
         Gain { middle, mean, error: libm::sqrt(spread + bias + of_gain).max(1e-6) }
     }
 
-    /// Probability that it is at least this large.
+    /// Returns the probability that the gain is at least `min_gain`.
     pub fn probability(&self, min_gain: f64) -> f64 {
         let margin = (self.middle.min(self.mean) - min_gain) / self.error;
         0.5 * (1.0 + libm::erf(margin / std::f64::consts::SQRT_2))
     }
 }
 
-/// Forecast and measured gains of the last changes.
+/// Forecast and measured gains of the latest changes.
 #[derive(Clone, Debug, Default)]
 pub struct ForecastRecord(Vec<(f64, f64)>);
 
 impl ForecastRecord {
-    /// Takes in the outcome of a change.
+    /// Records the outcome of a change.
     pub fn record(&mut self, forecast: f64, measured_log_ratio: f64) {
         if self.0.len() == MAX_VERDICTS {
             self.0.remove(0);
@@ -50,7 +50,8 @@ impl ForecastRecord {
         self.0.push((forecast, libm::expm1(measured_log_ratio)));
     }
 
-    /// Variance of the forecasts' errors, with two errors of [`FORECAST_ERROR`] before the first verdict.
+    /// Returns the variance of the forecasts' errors, which includes two errors of [`FORECAST_ERROR`] before the first
+    /// verdict.
     pub fn bias(&self) -> f64 {
         let missed = self.0.iter().map(|(forecast, measured)| (forecast - measured) * (forecast - measured));
         let prior = 2.0 * FORECAST_ERROR * FORECAST_ERROR;
@@ -58,34 +59,34 @@ impl ForecastRecord {
     }
 }
 
-/// The best candidate in comparison with the plan in force.
+/// The best candidate, compared with the plan in force.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Prospect {
-    /// It is the plan in force.
+    /// Whether the candidate is the plan in force.
     pub is_in_force: bool,
-    /// It repairs a broken goal.
+    /// Whether the candidate meets a goal that is missed now.
     pub mends_goal: bool,
     /// Forecast gain, as a share.
     pub gain: f64,
     /// Probability that the gain pays off.
     pub probability: f64,
-    /// Tasks and phases change too rarely to cancel every trial.
+    /// Whether tasks and phases change too rarely to cancel every trial.
     pub has_time_for_trial: bool,
 }
 
-/// The fate of the best candidate.
+/// The decision about the best candidate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Choice {
-    /// Drop it.
+    /// Drop the candidate.
     Keep,
-    /// Put it to a trial.
+    /// Put the candidate on trial.
     Try,
-    /// Apply and monitor it.
+    /// Apply the candidate and monitor it.
     Adopt,
 }
 
-/// Chooses between the plan in force and the best candidate. A trial that is canceled each time would cost half of the
-/// gain and decide nothing, so without time for trials a likely plan is applied.
+/// Chooses between the plan in force and the best candidate. If every trial were canceled, trials would cost half of
+/// the gain and decide nothing, so without time for trials a likely plan is applied.
 pub fn decide(prospect: &Prospect, min_gain: f64) -> Choice {
     let is_likely = prospect.probability >= LIKELY && prospect.gain >= min_gain;
     if prospect.is_in_force || !(prospect.mends_goal || is_likely) {
@@ -121,7 +122,7 @@ mod tests {
         }
     }
 
-    /// Is the probability that of a normal distribution, by the smaller of forecast and mean?
+    /// Does the probability follow a normal distribution around the smaller of forecast and mean?
     #[test]
     fn the_probability_is_that_of_a_normal_distribution() {
         let gain = |middle: f64, mean: f64| Gain { middle, mean, error: 0.02 };
@@ -130,7 +131,7 @@ mod tests {
         assert!((gain(0.05, 0.06).probability(0.01) - 0.977_249_868).abs() < 1e-8);
     }
 
-    /// Do forecasts that were wrong widen the error of the next gain, and right ones narrow it?
+    /// Do wrong forecasts widen the error of the next gain, and right ones narrow it?
     #[test]
     fn wrong_forecasts_widen_the_error() {
         let mut record = ForecastRecord::default();

@@ -1,4 +1,4 @@
-//! Gangs: tasks of one cache take turns in groups that fit together.
+//! Gangs: tasks of one cache that fit together run in turns.
 
 use super::PlanComparator;
 use super::PlanSearch;
@@ -6,7 +6,7 @@ use super::site::SiteTasks;
 use crate::gang_quantum::{MAX_WAIT_NS, max_quantum_ns};
 use crate::policies::auto::model::layout::{GangRotation, PartitionMembers, SiteLayout};
 
-/// Time slices of gangs, in milliseconds.
+/// Lengths of gangs' turns, in milliseconds.
 const TURNS_MS: [u64; 3] = [20, 50, 100];
 const HURRIED_NS: u64 = 50_000_000;
 /// Smallest CPU demand of a gang's members: a task that sleeps more leaves its turn unused.
@@ -21,8 +21,8 @@ impl PlanSearch<'_> {
 }
 
 impl SiteTasks<'_> {
-    /// The best gangs; `None` = none are better than single tasks in turn. In a hurry, only the most promising are
-    /// tried.
+    /// Returns the best gangs; `None` if none are better than single tasks in turn. In a hurry, only the most promising
+    /// gangs are tried.
     pub fn best_turns(&self, judge: &PlanComparator, cut: &[PartitionMembers], hurry: bool) -> Option<GangRotation> {
         let cpus = self.problem.sites[self.site].cpus.count() as usize;
         let program = |&at: &usize| self.problem.tasks[at].program.as_ref();
@@ -55,7 +55,7 @@ impl SiteTasks<'_> {
         turns.map(|turns| if hurry { turns } else { self.reassign_gang(judge, cut, key, turns) })
     }
 
-    /// Groups similar tasks, by pressure and by space, each filled up or evened out.
+    /// Groups similar tasks, by pressure and by space, and completes or evens out the groups.
     fn gangs(&self, cpus: usize) -> Vec<Vec<Vec<usize>>> {
         let bytes = self.problem.sites[self.site].bytes;
         let sorted_by = |value: &dyn Fn(usize) -> f64| {
@@ -72,7 +72,7 @@ impl SiteTasks<'_> {
             let gangs = order.len().div_ceil(cpus);
             order.chunks(order.len().div_ceil(gangs)).map(<[usize]>::to_vec).collect::<Vec<_>>()
         };
-        // One task that needs much space in each gang, with tasks that press little.
+        // Each gang has one task that needs much space, together with tasks of low pressure.
         let dealt = |order: &[usize]| {
             let count = order.len().div_ceil(cpus);
             let mut gangs = vec![Vec::new(); count];
@@ -86,7 +86,7 @@ impl SiteTasks<'_> {
         vec![filled(&pressing), filled(&keeping), even(&pressing), even(&keeping), dealt(&keeping), dealt(&pressing)]
     }
 
-    /// Exchanges members of gangs as long as that helps.
+    /// Exchanges members between gangs as long as that helps.
     fn reassign_gang(
         &self,
         judge: &PlanComparator,

@@ -1,17 +1,17 @@
 //! Placement by memory node.
 //!
 //! Problem: a task that was moved to another memory node still uses the pages that it left behind (first touch), and
-//! each of its misses takes longer. Method: tasks are considered by the time that they would save, largest first. Each
-//! goes to the nearest site of its pages that has room, or changes places with a task that loses nothing by it.
-//! Properties: pages stay in place; moving them is left to the kernel (`numa_balancing`), and their location is read
-//! anew for each search.
+//! each of its misses takes longer. Method: tasks are considered in the order of the time that they would save, largest
+//! first. Each goes to the site nearest to its pages that has room, or changes places with a task that loses nothing by
+//! it. Properties: pages stay in place; moving them is left to the kernel (`numa_balancing`), and the location of the
+//! pages is read again for each search.
 
 use super::PlanSearch;
 use crate::policies::auto::model::layout::SiteLayout;
 use crate::policies::auto::model::program_model::ProgramModel;
 
 impl PlanSearch<'_> {
-    /// `None` = no task is nearer to its memory elsewhere.
+    /// `None` if no task is nearer to its memory on another site.
     pub(super) fn layout_near_memory(&self, default: &SiteLayout) -> Option<SiteLayout> {
         let mut home = default.site_of.clone();
         let mut free = self.free_seats();
@@ -50,7 +50,8 @@ impl PlanSearch<'_> {
         (home != default.site_of).then(|| SiteLayout::unpartitioned(self.problem, home, true))
     }
 
-    /// Share of its cycles that it loses on this site, running alone, against the site nearest to its memory.
+    /// Returns the share of its cycles that the task loses on this site, running alone, relative to the site nearest to
+    /// its memory.
     fn remote_memory_share(&self, index: usize, site: usize) -> f64 {
         let (site, program) = (&self.problem.sites[site], self.problem.tasks[index].program.as_ref());
         let far = |program: &ProgramModel| {
@@ -76,7 +77,7 @@ mod tests {
     use crate::policies::auto::model::score_cache::tests::{site, task};
     use cachemate_core::SplitMix64;
 
-    /// Streams with a site each: `memory` is the node of each one's pages, `on` its site.
+    /// Builds a problem of streams on sites: of each stream, `memory` has the node of its pages and its site.
     fn problem(memory: &[(usize, usize)]) -> PlanningProblem {
         let tasks = memory.iter().enumerate().map(|(id, &(node, on))| {
             let factors = if node == 0 { vec![1.0, 2.0] } else { vec![2.0, 1.0] };
@@ -100,7 +101,7 @@ mod tests {
     }
 
     /// Do two tasks that are far from their memory change places, by this mechanism alone and in the joint search, and
-    /// do all tasks whose memory is near stay?
+    /// do tasks stay if their memory is near?
     #[test]
     fn tasks_move_to_their_memory() {
         let scene_of = |memory: &[(usize, usize)]| problem(memory);
@@ -113,8 +114,8 @@ mod tests {
         let value = |label: &str| {
             all.iter().find(|one| one.label == label).unwrap().score.value(PlanObjective::WeightedSpeedup)
         };
-        // A miss in each 67 instructions takes 50 cycles near and 100 far, all else 1 cycle: 1.75 over 2.5 for two of
-        // four.
+        // One miss per 67 instructions takes 50 cycles near and 100 far, everything else takes 1 cycle: 1.75 over 2.5
+        // for two of four.
         assert!((value("default") - 0.85).abs() < 1e-6 && (value("memory nodes") - 1.0).abs() < 1e-6);
         assert!(all.iter().all(|one| one.score.value(PlanObjective::WeightedSpeedup) <= value("memory nodes") + 1e-9));
         let near = scene_of(&[(0, 0), (1, 1), (0, 0)]);
@@ -125,7 +126,7 @@ mod tests {
         assert!(without.iter().all(|one| one.mechanism != Some(Mechanism::MemoryNodes)));
     }
 
-    /// If there is room elsewhere, does no task change places, and is no site filled beyond its room?
+    /// If another site has room, do no tasks change places, and is no site filled beyond its room?
     #[test]
     fn room_is_used_before_places_are_changed() {
         let crossed = problem(&[(1, 0), (1, 0), (1, 1)]);

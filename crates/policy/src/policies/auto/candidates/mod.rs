@@ -1,11 +1,12 @@
-//! Candidates: the plan of every single mechanism, the default, the plan in force, and a joint local search over all.
+//! Candidates: the plan of every single mechanism, the default, the plan in force, and a joint local search over all
+//! mechanisms.
 //!
-//! Problem: mechanisms conflict (thesis 7.3): clusters unite tasks that spreading separates, partition sizes hold for
-//! one placement only, gangs change which tasks run together. Method: one forecast scores whole plans. Placement is
-//! searched first, by moves, exchanges and moves of whole sharing clusters, each of which rescores only the sites that
-//! it changes; then the partitions and the rotation of each site. On a small machine, placement is then searched once
-//! more with the best partitions and rotations of each site. Properties: deterministic; bounded by a number of site
-//! scores; disabled mechanisms are not used.
+//! Problem: mechanisms conflict (thesis 7.3): sharing clusters unite tasks that spreading separates, partition sizes
+//! hold for one placement only, and gangs change which tasks run together. Method: one forecast scores whole plans.
+//! Placement is searched first, by moves, exchanges and moves of whole sharing clusters, each of which rescores only
+//! the sites that it changes. The partitions and the rotation of each site follow. On a small machine, placement is
+//! then searched once more with the best partitions and rotations of each site. Properties: deterministic; bounded by a
+//! number of site scores; disabled mechanisms are not used.
 
 mod gangs;
 mod memory_nodes;
@@ -40,11 +41,11 @@ pub enum Mechanism {
 }
 
 impl Mechanism {
-    /// In the order of reports.
+    /// All mechanisms, in the order of reports.
     pub const ALL: [Mechanism; 5] =
         [Mechanism::Placement, Mechanism::MemoryNodes, Mechanism::Sharing, Mechanism::Space, Mechanism::Gangs];
 
-    /// Its name in reasons.
+    /// Returns the mechanism's name in reasons.
     pub fn describe(self) -> &'static str {
         match self {
             Mechanism::Placement => "placement",
@@ -56,32 +57,32 @@ impl Mechanism {
     }
 }
 
-/// Mechanisms that the search may use.
+/// The mechanisms that the search may use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct AllowedMechanisms([bool; Mechanism::ALL.len()]);
 
 impl AllowedMechanisms {
-    /// The mechanisms for which the answer is yes.
+    /// Allows the mechanisms for which `is_allowed` returns true.
     pub fn from_filter(is_allowed: impl Fn(Mechanism) -> bool) -> Self {
         AllowedMechanisms(Mechanism::ALL.map(is_allowed))
     }
 
-    /// May the search use it?
+    /// May the search use this mechanism?
     pub fn has(self, mechanism: Mechanism) -> bool {
         Mechanism::ALL.iter().zip(self.0).any(|(allowed, is_allowed)| *allowed == mechanism && is_allowed)
     }
 }
 
-/// Comparator of plans.
+/// A comparator of plans.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct PlanComparator {
     pub objective: PlanObjective,
-    /// Lowest speed of any task relative to its solo speed; not for the objective of the slowest task.
+    /// Lowest speed allowed for any task, relative to its solo speed; not used for the objective of the slowest task.
     pub min_speed: f64,
 }
 
 impl PlanComparator {
-    /// Larger is better: goals first, then the lowest speed, then the objective.
+    /// Returns the key of a score; larger is better. Goals come first, then the lowest speed, then the objective.
     pub fn key(&self, score: LayoutScore) -> f64 {
         let behind = (self.min_speed - score.worst()).clamp(0.0, 10.0);
         score.value(self.objective) - 100.0 * score.unmet_goals - 10.0 * behind
@@ -91,15 +92,15 @@ impl PlanComparator {
 /// A plan with its score.
 #[derive(Clone, Debug)]
 pub struct CandidatePlan {
-    /// Its name in reasons.
+    /// The plan's name in reasons.
     pub label: &'static str,
-    /// The mechanism that it uses by itself; `None` = the default, the plan in force, or several mechanisms.
+    /// The single mechanism of the plan; `None` for the default, the plan in force, or a combination.
     pub mechanism: Option<Mechanism>,
     pub layout: SiteLayout,
     pub score: LayoutScore,
 }
 
-/// Points of worst slowdown that a plan may cost under another objective.
+/// Loss of speed of the slowest task that a plan may cause under another objective.
 const MAX_WORST_LOSS: f64 = 0.02;
 /// Number of tasks up to which placement is searched together with partitions and rotations.
 const JOINT_TASKS: usize = 24;
@@ -110,14 +111,14 @@ pub struct PlanSearch<'a> {
     pub memo: &'a ScoreCache,
     pub allowed: AllowedMechanisms,
     pub judge: PlanComparator,
-    /// Site scores that may still be computed; one with gangs counts for several.
+    /// Number of site scores that may still be computed; a score with gangs counts for several.
     pub effort: Cell<usize>,
     pub generator: SplitMix64,
 }
 
 impl PlanSearch<'_> {
-    /// The default, which sets the lowest speed of the comparator. Tasks stay where they were put, so once another plan
-    /// is in force, the default has to pin them to their sites.
+    /// Adds the default, which sets the comparator's lowest speed. Tasks stay where they were placed, so once another
+    /// plan is in force, the default has to pin them to their sites.
     pub(super) fn default(&mut self, lived_on: &BTreeMap<TaskId, usize>, held: Option<&SiteLayout>) -> CandidatePlan {
         let mut layout = SiteLayout::from_default_sites(self.problem, lived_on);
         if let Some(held) = held {
@@ -133,7 +134,7 @@ impl PlanSearch<'_> {
         CandidatePlan { label: "default", mechanism: None, layout, score }
     }
 
-    /// All candidates, the default first.
+    /// Returns all candidates, the default first.
     pub fn candidates(&mut self, lived_on: &BTreeMap<TaskId, usize>, held: Option<SiteLayout>) -> Vec<CandidatePlan> {
         let (problem, memo) = (self.problem, self.memo);
         let first = self.default(lived_on, held.as_ref());
@@ -186,7 +187,7 @@ impl PlanSearch<'_> {
             let places = self.allowed.has(Mechanism::Placement) && problem.sites.len() > 1;
             let joint = problem.tasks.len() <= JOINT_TASKS;
             let layout = self.with_budget_share(last - nth, |search| {
-                // The same layout again still gets its partitions and rotation.
+                // Even if the layout does not change, its partitions and rotation are searched.
                 let layout =
                     if places { search.with_budget_share(2, |search| search.place(home, joint)) } else { home };
                 search.refine(&layout)
@@ -196,7 +197,7 @@ impl PlanSearch<'_> {
         all
     }
 
-    /// Runs a search with at most one in so many of the remaining site scores.
+    /// Runs a search with at most one in `one_in` of the remaining site scores.
     fn with_budget_share<T>(&mut self, one_in: usize, find: impl FnOnce(&mut Self) -> T) -> T {
         let all = self.effort.get();
         self.effort.set(all / one_in.max(1));
@@ -209,7 +210,8 @@ impl PlanSearch<'_> {
         self.problem.known_tasks().filter(|&index| self.problem.can_move(index)).collect()
     }
 
-    /// Number of known tasks that fit on each open site: by cores while those suffice, else in proportion to CPUs.
+    /// Returns the number of known tasks that fit on each open site: by cores while these suffice, otherwise in
+    /// proportion to CPUs.
     pub(super) fn free_seats(&self) -> Vec<usize> {
         let tasks = self.problem.known_tasks().count();
         let cores: usize = self.problem.sites.iter().map(|site| site.cores).sum();
@@ -223,7 +225,7 @@ impl PlanSearch<'_> {
         self.problem.sites.iter().enumerate().map(room).collect()
     }
 
-    /// Score of a site with these members, without partitions or with its best partitions and rotation.
+    /// Scores a site with these members, without partitions or with its best partitions and rotation.
     fn site_key(&self, home: &[Option<usize>], site: usize, members: &[usize], joint: bool) -> LayoutScore {
         if members.is_empty() {
             return LayoutScore::EMPTY;
@@ -235,7 +237,7 @@ impl PlanSearch<'_> {
         here.score(&cut, turns.as_ref())
     }
 
-    /// Partitions and rotation of one site, the better of the two first.
+    /// Returns the partitions and rotations of one site, the better of the two combinations first.
     pub(super) fn best_of(
         &self,
         site_tasks: &SiteTasks<'_>,
@@ -254,7 +256,7 @@ impl PlanSearch<'_> {
         if turns.is_none() || !self.allowed.has(Mechanism::Space) {
             return (cut, turns);
         }
-        // If partitions suffice, a rotation adds nothing.
+        // If partitions are enough, a rotation adds nothing.
         let alone = site_tasks.best_cut(&self.judge, None);
         let (with, without) = (site_tasks.score(&cut, turns.as_ref()), site_tasks.score(&alone, None));
         if self.judge.key(without) >= self.judge.key(with) - 1e-3 { (alone, None) } else { (cut, turns) }
@@ -268,7 +270,7 @@ impl PlanSearch<'_> {
         self.refine_each_site(layout, 0..self.problem.sites.len(), change)
     }
 
-    /// A layout with these sites changed one by one.
+    /// Returns the layout with these sites improved one by one.
     pub(super) fn refine_each_site(
         &self,
         layout: &SiteLayout,
@@ -288,7 +290,7 @@ impl PlanSearch<'_> {
                 memo: self.memo,
             };
             change(self, &here, &mut changed);
-            // Partitions and rotations are for tasks that stay on the site.
+            // Partitions and rotations apply to tasks that stay on the site.
             if !changed.partitions[site].is_empty() || changed.rotations[site].is_some() {
                 for &index in members.iter().filter(|&&at| self.problem.tasks[at].movable) {
                     changed.pinned[index] = true;
@@ -306,7 +308,7 @@ impl PlanSearch<'_> {
     }
 }
 
-/// Scores a layout that differs from all earlier ones.
+/// Scores a layout, and adds it if it differs from all earlier ones.
 pub(super) fn add(
     all: &mut Vec<CandidatePlan>,
     problem: &PlanningProblem,
@@ -320,11 +322,11 @@ pub(super) fn add(
     }
 }
 
-/// A score of more tasks than this counts for several.
+/// A score of more tasks than this counts for several scores.
 pub const TASKS_OF_ONE: usize = 8;
-/// Tasks of another site against which one is tried.
+/// Number of tasks of another site with which an exchange is tried.
 pub const EXCHANGES: usize = 8;
-/// Smallest gain of a step; without it moves would be made for nothing.
+/// Smallest gain of a step; without this limit, tasks would move for nothing.
 pub const MIN_STEP: f64 = 1e-4;
 
 #[cfg(test)]
@@ -383,7 +385,7 @@ mod tests {
     #[test]
     fn threads_that_never_ran_on_different_caches_stay_together() {
         let mut problem = problem(2, 4, 8);
-        // Two tasks that keep data are of one process, on the cache of the streams.
+        // Two tasks that keep data belong to one process on the cache of the streams.
         for (at, scene_task) in problem.tasks.iter_mut().enumerate() {
             scene_task.last_site = Some(at / 4);
         }
@@ -401,8 +403,8 @@ mod tests {
         assert_eq!(parted(&problem), 0);
     }
 
-    /// If a task on the first cache is not known for the moment, is that cache the same in every plan, with no task
-    /// joining?
+    /// If a task on the first cache is temporarily unknown, is that cache the same in every plan, and does no task join
+    /// it?
     #[test]
     fn a_site_with_an_unknown_task_is_left_alone() {
         let mut problem = problem(2, 4, 8);
@@ -433,7 +435,7 @@ mod tests {
         assert!(!problem.is_closed(0), "searches no longer wait for it");
     }
 
-    /// Does the search of a large machine end within its evaluations, with a plan at least as good as the default?
+    /// Does the search of a large machine stay within its evaluations, and find a plan at least as good as the default?
     #[test]
     fn large_machines_are_searched_within_the_effort() {
         let problem = problem(64, 16, 1_000);

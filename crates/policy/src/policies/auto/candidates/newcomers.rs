@@ -1,7 +1,7 @@
 //! Search after an arrival: newcomers are placed among the tasks that stay.
 //!
 //! Each newcomer is tried on every site that has room, and in exchange for tasks of the sites that suit it best.
-//! Partitions and rotations are searched anew only on sites that a task joined or left; all other tasks keep the plan
+//! Partitions and rotations are searched again only on sites that a task joined or left; all other tasks keep the plan
 //! in force. Properties: a site whose gangs take turns is left alone, because a newcomer has no turn there; the search
 //! is bounded like the full search.
 
@@ -15,11 +15,11 @@ use crate::policies::auto::model::layout::{PartitionMembers, SiteLayout};
 use crate::policies::auto::model::score::{LayoutScore, LayoutScorer, split_shares};
 use crate::policies::auto::model::score_cache::ErrorDraw;
 
-/// Number of sites whose tasks are tried in exchange.
+/// Number of sites whose tasks are tried for an exchange.
 const EXCHANGED_WITH: usize = 3;
 
 impl PlanSearch<'_> {
-    /// The default, the plan in force, and the plan in force with the newcomers placed.
+    /// Returns the default, the plan in force, and the plan in force with the newcomers placed.
     pub fn newcomer_candidates(
         &mut self,
         lived_on: &BTreeMap<TaskId, usize>,
@@ -44,14 +44,14 @@ impl PlanSearch<'_> {
         all
     }
 
-    /// Puts a newcomer on the best site; returns the sites that this changes.
+    /// Moves a newcomer to the best site. Returns the sites that this changes.
     fn settle(&self, index: usize, layout: &mut SiteLayout) -> Vec<usize> {
         let Some(current_site) = layout.site_of[index] else { return Vec::new() };
         let room = self.free_seats();
         let mut around = ArrivalSearch::new(self, layout);
         let others: Vec<usize> =
             (0..room.len()).filter(|&site| site != current_site && layout.rotations[site].is_none()).collect();
-        // Scores of the newcomer beside all tasks of each site: exchanges begin with the best.
+        // Scores of the newcomer with all tasks of each site; exchanges begin with the best site.
         let mut tried: Vec<(usize, f64)> = Vec::with_capacity(others.len());
         for site in others {
             if self.effort.get() > 0 {
@@ -89,7 +89,7 @@ impl PlanSearch<'_> {
     }
 }
 
-/// Move of one task to another site, and of its partner to the first one's site.
+/// The move of a task to another site, and of its exchange partner to the first task's site.
 #[derive(Clone, Copy)]
 struct TaskMove {
     at: usize,
@@ -112,7 +112,7 @@ impl TaskMove {
         }
     }
 
-    /// Tasks on a site after the move, in ascending order.
+    /// Returns the tasks on a site after the move, in ascending order.
     fn members(self, before: &[usize], site: usize) -> Vec<usize> {
         let stays = |task: &usize| self.moves().all(|(moved, _)| moved != *task);
         let mut members: Vec<usize> = before.iter().copied().filter(stays).collect();
@@ -122,7 +122,7 @@ impl TaskMove {
     }
 }
 
-/// Partitions of the tasks that stay.
+/// Returns the partitions of the tasks that stay.
 fn members_without(cut: &[PartitionMembers], exchange: TaskMove) -> Vec<PartitionMembers> {
     let mut cut = cut.to_vec();
     cut.iter_mut().for_each(|group| group.members.retain(|&task| exchange.moves().all(|(moved, _)| moved != task)));
@@ -130,7 +130,7 @@ fn members_without(cut: &[PartitionMembers], exchange: TaskMove) -> Vec<Partitio
     cut
 }
 
-/// Scores of all sites, two of which an exchange changes.
+/// The scores of all sites, two of which an exchange changes.
 struct ArrivalSearch<'a, 'b> {
     search: &'a PlanSearch<'b>,
     layout: &'a SiteLayout,
@@ -159,7 +159,7 @@ impl<'a, 'b> ArrivalSearch<'a, 'b> {
         self.scores.iter().copied().fold(LayoutScore::EMPTY, LayoutScore::plus)
     }
 
-    /// Key of a move; larger is better. Partners of a sharing cluster on third sites are left out.
+    /// Returns the key of a move; larger is better. Partners of a sharing cluster on third sites are ignored.
     fn key(&mut self, exchange: TaskMove) -> f64 {
         exchange.moves().for_each(|(task, to)| self.home[task] = Some(to));
         let score = |site: usize| {
@@ -196,7 +196,7 @@ mod tests {
         PlanningProblem::undisturbed(sites, tasks)
     }
 
-    /// All candidates for the last task and for all tasks, and the comparator of both.
+    /// Returns all candidates for the last task and for all tasks, and the comparator of both.
     fn both(problem: &PlanningProblem) -> ([Vec<CandidatePlan>; 2], PlanComparator) {
         let memo = ScoreCache::new(problem);
         let allowed = AllowedMechanisms::from_filter(|one| !matches!(one, Mechanism::Space | Mechanism::Gangs));
@@ -218,7 +218,7 @@ mod tests {
         plans.iter().reduce(|a, b| if judge.key(b.score) > judge.key(a.score) { b } else { a }).unwrap()
     }
 
-    /// Is a newly arrived stream placed with the other streams, rather than with tasks that keep their data?
+    /// Is a stream that arrives placed with the other streams rather than with tasks that keep their data?
     #[test]
     fn a_stream_goes_to_the_streams() {
         let problem = problem(&[(0, 0.4), (0, 0.3), (1, 1.2), (1, 1.3), (0, 1.4)], 2);
@@ -228,7 +228,7 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
-        /// Are only newcomers and their exchange partners moved, and is the best plan no worse than the plan in force?
+        /// Do only newcomers and their exchange partners move, and is the best plan no worse than the plan in force?
         #[test]
         fn only_newcomers_and_their_exchange_partners_move(
             tasks in prop::collection::vec((0usize..4, 0.0f64..1.6), 4..11),

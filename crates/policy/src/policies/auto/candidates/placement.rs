@@ -1,12 +1,12 @@
-//! Placement: where each task runs, by evening out or separating misses, then by moves and exchanges.
+//! Placement: chooses the site of each task, by evening out or separating misses, then by moves and exchanges.
 
 use super::{EXCHANGES, MIN_STEP, PlanSearch};
 use crate::policies::auto::model::layout::SiteLayout;
 use crate::policies::auto::model::score::LayoutScore;
 
 impl PlanSearch<'_> {
-    /// Puts the tasks that miss most whatever their space onto as few sites as possible, so that they displace each
-    /// other only.
+    /// Puts the tasks whose misses depend least on their space onto as few sites as possible, so that they displace
+    /// only each other.
     pub(super) fn separate_streams(&self, default: &SiteLayout) -> SiteLayout {
         let mut movable = self.movable_tasks();
         let bytes = self.problem.sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
@@ -15,7 +15,7 @@ impl PlanSearch<'_> {
             program.map_or(0.0, |one| one.cpu_demand * one.misses(bytes) / one.solo_cycles(bytes))
         };
         movable.sort_by(|&a, &b| weight(b).total_cmp(&weight(a)).then(a.cmp(&b)));
-        // As many tasks on each site as there are now.
+        // Each site keeps its present number of tasks.
         let mut room = vec![0; self.problem.sites.len()];
         for &index in &movable {
             if let Some(site) = default.site_of[index] {
@@ -37,7 +37,7 @@ impl PlanSearch<'_> {
         SiteLayout::unpartitioned(self.problem, home, true)
     }
 
-    /// Evens out misses over the sites (DI), heaviest task first to the lightest site.
+    /// Evens out misses over the sites (DI): the heaviest task goes first, to the lightest site.
     pub(super) fn balance(&self, default: &SiteLayout) -> SiteLayout {
         let mut movable = self.movable_tasks();
         let weight = |at: usize| {
@@ -70,7 +70,7 @@ impl PlanSearch<'_> {
         SiteLayout::unpartitioned(self.problem, home, true)
     }
 
-    /// Local search of the placement by moves and exchanges of tasks.
+    /// Searches the placement locally, by moves and exchanges of tasks.
     pub(super) fn place(&mut self, from: SiteLayout, joint: bool) -> SiteLayout {
         let movable = self.movable_tasks();
         let room = self.free_seats();
@@ -97,7 +97,7 @@ impl PlanSearch<'_> {
         SiteLayout::unpartitioned(self.problem, homes.home, true)
     }
 
-    /// Applies the first move or exchange of one task that is better; returns whether there was one.
+    /// Applies the first move or exchange of this task that is better. Returns whether there was one.
     fn improve(&self, index: usize, room: &[usize], homes: &mut HomeAssignment, joint: bool) -> bool {
         let Some(current_site) = homes.home[index] else { return false };
         let total = |scores: &[LayoutScore]| scores.iter().copied().fold(LayoutScore::EMPTY, LayoutScore::plus);
@@ -142,10 +142,10 @@ impl PlanSearch<'_> {
     }
 }
 
-/// The placement during its search.
+/// The placement during the search.
 struct HomeAssignment {
     home: Vec<Option<usize>>,
-    /// Known tasks by site, ascending.
+    /// Known tasks by site, in ascending order.
     on: Vec<Vec<usize>>,
     scores: Vec<LayoutScore>,
 }
@@ -161,7 +161,7 @@ impl HomeAssignment {
         self.home[index] = Some(to);
     }
 
-    /// Moves one task to another site, and its partner to the first one's site.
+    /// Moves one task to another site, and its exchange partner to the first task's site.
     fn exchange(&mut self, index: usize, from: usize, to: usize, partner: Option<usize>) {
         self.set(index, from, to);
         if let Some(partner) = partner {

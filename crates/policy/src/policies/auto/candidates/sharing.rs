@@ -6,7 +6,7 @@ use super::PlanSearch;
 use crate::policies::auto::model::layout::SiteLayout;
 
 impl PlanSearch<'_> {
-    /// Puts each cluster onto one site as far as there is room, and all other tasks where room is left.
+    /// Puts each cluster on one site as far as there is room, and all other tasks wherever room is left.
     pub(super) fn cluster_sharers(&self, default: &SiteLayout) -> SiteLayout {
         let movable = self.movable_tasks();
         let mut clusters: BTreeMap<usize, Vec<usize>> = BTreeMap::new();

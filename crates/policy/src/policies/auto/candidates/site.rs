@@ -14,12 +14,12 @@ pub struct SiteTasks<'a> {
     pub site: usize,
     pub members: &'a [usize],
     pub apart: &'a [f64],
-    /// Evaluations left; a score without turns costs one.
+    /// Remaining evaluations; a score without turns costs one.
     pub effort: &'a Cell<usize>,
     pub memo: &'a ScoreCache,
 }
 
-/// Cost of a score with turns, which composes many moments.
+/// Cost of a score with turns, which combines many moments.
 const TURNS_COST: usize = 8;
 
 impl SiteTasks<'_> {

@@ -1,4 +1,4 @@
-//! Space: partitions of a cache, from small pools for tasks that need little to one for each process.
+//! Space: partitions of a cache, from a small pool for tasks that need little to one partition for each process.
 
 use super::PlanComparator;
 use super::PlanSearch;
@@ -7,11 +7,11 @@ use crate::partition::units::PartitionUnits;
 use crate::policies::auto::model::layout::{GangRotation, PartitionMembers, SiteLayout, processes};
 use crate::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly};
 
-/// Largest number of sizes that are improved by moving single units.
+/// Largest number of sets of sizes that are improved by moving single units.
 const CLIMBS: usize = 24;
-/// With more processes, no partition for each is tried.
+/// With more processes than this, partitions for each process are not tried.
 const MAX_EXCLUSIVE: usize = 12;
-/// The exact solver's steps grow with the square of the units.
+/// The steps of the exact solver grow with the square of the units.
 const MAX_EXACT_UNITS: u32 = 64;
 
 impl PlanSearch<'_> {
@@ -23,7 +23,7 @@ impl PlanSearch<'_> {
 }
 
 impl SiteTasks<'_> {
-    /// The best partitions of this cache; empty = none is better than sharing all of it.
+    /// Returns the best partitions of this cache; empty if none is better than sharing the whole cache.
     pub fn best_cut(&self, judge: &PlanComparator, turns: Option<&GangRotation>) -> Vec<PartitionMembers> {
         let Some(divided) = self.problem.sites[self.site].divided else { return Vec::new() };
         let site_processes = processes(self.problem, self.members);
@@ -47,7 +47,7 @@ impl SiteTasks<'_> {
         if best.1.is_empty() { best.1 } else { self.climb(judge, turns, &divided, best) }
     }
 
-    /// Processes by their slowdown with the least share over all of the cache; smallest first.
+    /// Orders processes by their slowdown with the smallest share relative to the whole cache, smallest first.
     fn order_by_need(
         &self,
         divided: &PartitionUnits,
@@ -68,7 +68,7 @@ impl SiteTasks<'_> {
         order
     }
 
-    /// Processes that need space least share a small partition, all others the rest.
+    /// Puts the processes that need space least into a small partition, and all others into the rest.
     fn pools(
         &self,
         divided: &PartitionUnits,
@@ -96,7 +96,8 @@ impl SiteTasks<'_> {
         (1..processes.len()).flat_map(with).collect()
     }
 
-    /// A partition for each process, by the exact solver; and the same with insensitive processes pooled in one.
+    /// Returns a partition for each process, by the exact solver, and the same with insensitive processes pooled in one
+    /// partition.
     fn exclusive(
         &self,
         divided: &PartitionUnits,

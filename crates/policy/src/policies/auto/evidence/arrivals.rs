@@ -1,22 +1,23 @@
-//! Arrivals and exits of tasks: since when the tasks are the same, and how often that ends.
+//! Arrivals and exits of tasks: how long the set of tasks has been the same, and how often it changes.
 
 use cachemate_core::{TaskId, View};
 
-/// Fewer changes do not determine a rate.
+/// Smallest number of changes that determines a rate.
 const MIN_CHANGES: u64 = 2;
 
-/// The live tasks, and the rate at which tasks arrive, exit or change phase: a trial has to end in between.
+/// The live tasks, and the rate at which tasks arrive, exit or change phase: a trial has to fit between two such
+/// changes.
 #[derive(Clone, Debug, Default)]
 pub struct TaskArrivals {
     tasks: Vec<TaskId>,
-    /// Window since which the set of tasks has not changed.
+    /// The window since which the set of tasks has not changed.
     since: u64,
     first_window: Option<u64>,
     changes: u64,
 }
 
 impl TaskArrivals {
-    /// Takes in a window; returns whether tasks arrived or exited.
+    /// Observes a window. Returns whether tasks arrived or exited.
     pub fn observe(&mut self, view: &View<'_>) -> bool {
         let live: Vec<TaskId> = view.live_tasks().map(|task| task.task).collect();
         let changed = self.tasks != live;
@@ -30,17 +31,17 @@ impl TaskArrivals {
         changed
     }
 
-    /// A task changed phase, which ends a trial like an arrival.
+    /// Records a change of phase, which ends a trial like an arrival.
     pub fn record_change(&mut self) {
         self.changes += 1;
     }
 
-    /// Windows for which the tasks have been the same.
+    /// Returns the number of windows for which the set of tasks has been the same.
     pub fn steady_windows(&self, now: u64) -> u64 {
         now.saturating_sub(self.since)
     }
 
-    /// On average so far, are there at least this many windows between two changes?
+    /// Are there at least this many windows between two changes, on average so far?
     pub fn has_time_for(&self, windows: u32, now: u64) -> bool {
         let elapsed = now.saturating_sub(self.first_window.unwrap_or(now));
         self.changes < MIN_CHANGES || elapsed >= self.changes * u64::from(windows)
@@ -65,8 +66,8 @@ mod tests {
         })
     }
 
-    /// Does the rate of changes decide whether a trial has time, and is it unknown until two changes after the first
-    /// tasks?
+    /// Does the rate of changes decide whether there is time for a trial, and is the rate unknown until two changes
+    /// after the first tasks?
     #[test]
     fn a_trial_needs_time_between_changes() {
         let mut arrivals = TaskArrivals::default();

@@ -1,25 +1,26 @@
 //! Curves that the counters contradict.
 //!
-//! An undetected change of phase shows in the curve: a curve that agreed with the counts and then contradicts them
-//! describes other work. It is set aside until another one is measured, also if it is recalled later. Properties: a
-//! curve that never agreed is not set aside, because its counts may be of another sort; averaged curves are not,
-//! because every phase contradicts their mean; tasks that exited are forgotten.
+//! An undetected change of phase shows in the curve: if a curve agreed with the counts and now contradicts them, it
+//! describes other work. Such a curve is set aside until another one is measured, even if it is recalled later.
+//! Properties: a curve that never agreed is not set aside, because its counts may be of another kind; averaged curves
+//! are not, because every phase contradicts their mean; exited tasks are forgotten.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{Profile, TaskId, View};
 use cachemate_locality::profilers::AVERAGED;
 
-/// See the module's documentation. Curves are identified by the windows of their measurement.
+/// Checks of curves against counts; see the module's documentation. Curves are identified by the windows of their
+/// measurement.
 #[derive(Clone, Debug, Default)]
 pub struct CurveChecks {
     agreed: BTreeMap<TaskId, u64>,
     contradicted: BTreeMap<TaskId, BTreeSet<u64>>,
-    /// Tasks whose present curve is set aside.
+    /// Tasks whose present curve has been set aside.
     set_aside: BTreeSet<TaskId>,
 }
 
-/// The window in which the profile's curve was measured; `None` = it has none, or an average.
+/// Returns the window in which the profile's curve was measured; `None` if it has no curve, or an average.
 fn largest_measured_size(profile: &Profile) -> Option<u64> {
     let is_average = profile.phase.kind.as_ref().is_some_and(|kind| kind.value == AVERAGED);
     let newest = profile.locality.misses_per_kilo_instr.values().map(|fact| fact.window).max();
@@ -39,7 +40,7 @@ impl CurveChecks {
         self.set_aside = self.contradicted.keys().copied().filter(is_contradicted).collect();
     }
 
-    /// The profile of a task; `None` = there is none, or its curve is set aside.
+    /// Returns the profile of a task; `None` if there is none, or its curve is set aside.
     pub fn profile<'v>(&self, view: &View<'v>, task: TaskId) -> Option<&'v Profile> {
         view.profiles.get(&task).filter(|_| !self.set_aside.contains(&task))
     }
@@ -49,7 +50,8 @@ impl CurveChecks {
         self.profile(view, task).is_some_and(|profile| profile.misses_per_kilo_instr().is_some())
     }
 
-    /// Takes in whether counts contradict a task's curve; returns whether it is set aside, from the next window on.
+    /// Records whether counts contradict a task's curve. Returns whether the curve is set aside, from the next window
+    /// on.
     pub fn check(&mut self, task: TaskId, profile: &Profile, is_contradicted: bool) -> bool {
         let Some(window) = largest_measured_size(profile) else { return false };
         if !is_contradicted {
@@ -70,7 +72,7 @@ mod tests {
     use cachemate_core::test_support::{NullPredictor, capabilities, observation, topology};
     use cachemate_core::{CacheLevel, Estimate, Fact, FactSource, Plan, WindowLength};
 
-    /// A curve measured in this window, in a phase of this kind.
+    /// A profile whose curve was measured in this window, in a phase of this kind.
     fn profile(window: u64, kind: u32) -> Profile {
         let curve = vec![(1 << 20, Estimate::exact(8.0)), (2 << 20, Estimate::exact(4.0))];
         let mut profile = Profile::default().with_misses(CacheLevel::L3, curve, FactSource::Oracle);
@@ -95,7 +97,7 @@ mod tests {
         checks.has_curve(&view, TaskId(0))
     }
 
-    /// Is a curve that agreed with counts set aside once they contradict it, also if it is recalled, until another one
+    /// Is a curve that agreed with counts set aside once they contradict it, even if it is recalled, until another one
     /// is measured?
     #[test]
     fn a_contradicted_curve_is_set_aside() {

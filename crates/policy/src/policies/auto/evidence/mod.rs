@@ -1,4 +1,4 @@
-//! Evidence about the tasks, from all windows so far: which are live and where, how fast they run, in which phases.
+//! Evidence about the tasks, from all windows so far: which tasks are live, their sites, their speeds and their phases.
 
 pub mod arrivals;
 pub mod curves;
@@ -16,12 +16,12 @@ use self::probe_planner::ProbePlanner;
 use self::speeds::SpeedTracker;
 use super::model::problem::{CpuSites, cache_sites};
 
-/// Windows for which speeds must be known.
+/// Number of windows for which speeds must be known.
 pub const KNOWN_WINDOWS: u64 = 3;
-/// Windows that new tasks and new phases may take to become known before a decision is made without them.
+/// Number of windows after which a decision is made even if new tasks or new phases are still unknown.
 pub const PATIENCE_WINDOWS: u64 = 40;
 
-/// See the module's documentation.
+/// Evidence about the tasks; see the module's documentation.
 #[derive(Default)]
 pub struct TaskEvidence {
     pub speeds: SpeedTracker,
@@ -32,12 +32,12 @@ pub struct TaskEvidence {
     pub split_processes: BTreeSet<TaskId>,
     pub arrivals: TaskArrivals,
     pub curves: CurveChecks,
-    /// Tasks whose phase has changed or whose curve was dropped, and since when; searches wait for them.
+    /// Tasks whose phase has changed or whose curve was dropped, with the window of that; searches wait for them.
     pub phase_changed_at: BTreeMap<TaskId, u64>,
 }
 
 impl TaskEvidence {
-    /// Takes in a window in which events were counted; returns whether tasks arrived or exited.
+    /// Observes a window in which events were counted. Returns whether tasks arrived or exited.
     pub fn observe(&mut self, view: &View<'_>, level: CacheLevel) -> bool {
         self.speeds.observe(view.observation, view.previous_plan, level, |task| phases::current_phase(view, task));
         let seats = CpuSites::from_sites(&cache_sites(view));
@@ -62,7 +62,7 @@ impl TaskEvidence {
     fn record_split_processes(&mut self, view: &View<'_>, seats: &CpuSites) {
         let present: BTreeSet<TaskId> = view.live_tasks().map(|sample| sample.task).collect();
         self.split_processes.retain(|task| present.contains(task));
-        // One cache of each process, and whether it has run on others as well.
+        // One cache of each process, and whether the process also ran on others.
         let mut process_sites: BTreeMap<ProcessId, (usize, bool)> = BTreeMap::new();
         let sited_samples = || view.live_tasks().filter_map(|sample| Some((sample, seats.site_of_task(sample)?)));
         for (seen, site) in sited_samples() {
@@ -82,7 +82,7 @@ mod tests {
     use cachemate_core::test_support::{NullPredictor, capabilities, last_level_caches, observation};
     use cachemate_core::{CpuId, EventCount, EventCounts, Plan, Profiles, WindowLength};
 
-    /// Are unpinned tasks' caches recorded, and processes that ran on two caches with their waits counted?
+    /// Are the caches of unpinned tasks recorded, and the processes that ran on two caches with their waits counted?
     #[test]
     fn homes_and_split_processes_are_recorded() {
         let (topology, can) = (last_level_caches(2, 2, CacheLevel::L3, 1 << 20), capabilities(&[]));

@@ -1,25 +1,25 @@
-//! Changes of phase: a decision for a task's earlier phase does not apply to its new one.
+//! Changes of phase: a decision for an earlier phase of a task does not apply to the new phase.
 //!
 //! The task's partition and turns are released at once, its placement stays, and all other tasks keep the plan in
-//! force. If the phase is of a known kind, its curve and its speed are recalled, so that the next search is due at
-//! once. Properties: as long as no phase changes, nothing changes here.
+//! force. If the kind of the phase is known, its curve and its speed are recalled, so that the next search can start at
+//! once. Properties: while no phase changes, nothing changes here.
 
 use cachemate_core::{Plan, ProcessId, ShareMember, TaskId, View};
 
 use super::speeds::CurrentPhase;
 
-/// The current phase of a task.
+/// Returns the current phase of a task.
 pub fn current_phase(view: &View<'_>, task: TaskId) -> CurrentPhase {
     let profile = view.profiles.get(&task);
     (profile.map_or(0, |profile| profile.phase_number), profile.and_then(|one| Some(one.phase.kind.as_ref()?.value)))
 }
 
-/// Are the kinds of all phases known? Until then a window may span two phases.
+/// Are the kinds of all phases known? Until then, a window may span two phases.
 pub fn are_kinds_known(view: &View<'_>) -> bool {
     view.live_tasks().all(|sample| current_phase(view, sample.task).1.is_some())
 }
 
-/// Takes tasks out of their partitions, and drops the gangs they are in. Their CPUs stay.
+/// Removes tasks from their partitions, and drops the gangs that contain them. Their CPUs stay.
 pub fn release(plan: &mut Plan, changed: &[(TaskId, ProcessId)]) {
     let is_of = |member: &ShareMember| match member {
         ShareMember::Task(task) => changed.iter().any(|(one, _)| one == task),
@@ -38,7 +38,7 @@ mod tests {
     use super::*;
     use cachemate_core::{CacheId, CacheShare, CpuSet, Gang, GangSchedule, GroupId, IndexSet, Units, WindowLength};
 
-    /// Does a task whose phase changes lose its partition and its turns, and no other task anything?
+    /// Does a task whose phase changes lose its partition and its turns, while all other tasks keep theirs?
     #[test]
     fn only_tasks_that_change_phase_lose_partitions() {
         let share = |id: u32, members: &[u32]| CacheShare {

@@ -1,12 +1,12 @@
 //! Planning of `auto`'s probes within their cost limits.
 //!
-//! One ledger counts the processor time of all probes. A probe that stops its task waits until it costs the task no
-//! more than the stated share of the time that it has run, so short-lived tasks are never profiled. After the first
+//! One ledger counts the processor time of all probes. A probe that stops its task waits until its cost is no more than
+//! the configured share of the time that the task has run, so short-lived tasks are never profiled. After the first
 //! probe of each task, probes wait until all of them together have cost no more than that share of processor time. At
 //! most one probe that stops its task runs on a cache at a time. A task that does not answer in time is not probed
 //! again in the same phase. A log that was too short for the largest cache is recorded once more with more entries, as
-//! soon as its task has run long enough to pay for it. A task that waits for memory for less than the smallest gain is
-//! not probed again.
+//! soon as its task has run long enough to pay for it. A task whose waits for memory are smaller than the smallest gain
+//! is not probed again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,10 +21,10 @@ use super::speeds::SpeedTracker;
 use crate::clustering::{ClusteringMethod, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find, scaled_threshold};
 use crate::policies::auto::model::problem::{CacheSite, CpuSites};
 
-/// Limits.
+/// Limits of the probes.
 #[derive(Clone, Copy, Debug)]
 pub struct ProbeLimits {
-    /// Share of processor time, in the long run.
+    /// Share of processor time that probes may take in the long run.
     pub share: f64,
     /// Smallest forecast gain of a change.
     pub min_gain: f64,
@@ -32,11 +32,11 @@ pub struct ProbeLimits {
     pub trace_entries: u32,
     /// Budget of one probe.
     pub budget_ns: u64,
-    /// Samples of accesses to other caches, for each thread.
+    /// Number of samples of accesses to other caches, for each thread.
     pub samples_per_thread: u32,
 }
 
-/// A probe of a task in a phase.
+/// A probe of a task in one of its phases.
 #[derive(Clone, Debug)]
 struct TaskProbe {
     phase: u32,
@@ -46,12 +46,12 @@ struct TaskProbe {
     answered: bool,
 }
 
-/// See the module's documentation.
+/// The planner of probes; see the module's documentation.
 #[derive(Clone, Debug, Default)]
 pub struct ProbePlanner {
     next: u32,
     by_task: BTreeMap<TaskId, TaskProbe>,
-    /// Request for samples of accesses to other caches, its window, and the sampled threads.
+    /// The pending request for samples of accesses to other caches, and its window.
     sharing: Option<(ProbeRequest, u64)>,
     /// Threads of the last samples, and the windows until the next ones.
     sampled_tasks: Option<(Vec<TaskId>, u32)>,

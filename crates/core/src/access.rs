@@ -1,34 +1,36 @@
-//! A program as the simulator and the locality engines see it: a stream of accesses with the instructions between.
+//! A program as the simulator and the locality engines see it: a stream of memory accesses, each with the number of
+//! instructions that precede it.
 
 use std::fmt;
 
 /// The kind of an [`Access`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AccessKind {
-    /// A data load from the byte address.
+    /// A data load from a byte address.
     Load,
-    /// A data store to the byte address.
+    /// A data store to a byte address.
     Store,
-    /// Control moves to this code address; the instructions that follow are fetched from there on, in sequence.
-    /// Executes no instruction itself; its gap still counts.
+    /// A jump to this code address; the instructions that follow are fetched from there in sequence. The jump itself
+    /// executes no instruction, but its gap still counts.
     Jump,
-    /// Instructions that touch no data: the address field is how many, on top of the gap.
+    /// Instructions that touch no data: the address field holds their number, in addition to the gap.
     Compute,
 }
 
-/// One access in eight bytes: a byte address (48 bits), its kind, whether it waits for the load before it (a pointer
-/// chase: no overlap out of order), and the gap: instructions executed since the previous access, without this one.
+/// One access, packed into eight bytes: a byte address (48 bits), its kind, a flag for dependence on the preceding load
+/// (a pointer chase, which out-of-order execution cannot overlap), and the gap. The gap is the number of instructions
+/// executed between the previous access and this one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Access(u64);
 
 impl Access {
-    /// Addresses, and the instructions of [`AccessKind::Compute`], are below this.
+    /// Exclusive upper bound of addresses, and of the instruction counts of [`AccessKind::Compute`].
     pub const ADDRESS_LIMIT: u64 = 1 << 48;
-    /// Gaps are below this; longer ones take a [`AccessKind::Compute`] record.
+    /// Exclusive upper bound of gaps; a longer gap needs a [`AccessKind::Compute`] record.
     pub const GAP_LIMIT: u32 = 1 << 13;
 
-    /// Packs one access. Bits of `address` at or above 48 and of `gap` at or above 13 are refused in debug builds and
-    /// cut off otherwise: callers keep to the limits above.
+    /// Packs one access. Bits of `address` at or above 48 and of `gap` at or above 13 are rejected in debug builds and
+    /// truncated otherwise, so callers keep to the limits above.
     #[inline]
     pub fn new(kind: AccessKind, address: u64, gap: u32, dependent: bool) -> Self {
         debug_assert!(address < Self::ADDRESS_LIMIT && gap < Self::GAP_LIMIT);
@@ -39,32 +41,33 @@ impl Access {
                 | u64::from(gap & (Self::GAP_LIMIT - 1)) << 51,
         )
     }
-    /// A load from a byte address, `gap` instructions after the record before it.
+    /// A load from a byte address, `gap` instructions after the preceding record.
     #[inline]
     pub fn load(address: u64, gap: u32) -> Self {
         Self::new(AccessKind::Load, address, gap, false)
     }
-    /// A load whose address came from the load before it.
+    /// A load whose address depends on the preceding load.
     #[inline]
     pub fn dependent_load(address: u64, gap: u32) -> Self {
         Self::new(AccessKind::Load, address, gap, true)
     }
-    /// A store to a byte address, `gap` instructions after the record before it.
+    /// A store to a byte address, `gap` instructions after the preceding record.
     #[inline]
     pub fn store(address: u64, gap: u32) -> Self {
         Self::new(AccessKind::Store, address, gap, false)
     }
-    /// `instructions` that touch no data.
+    /// A number of instructions that touch no data.
     #[inline]
     pub fn compute(instructions: u64) -> Self {
         Self::new(AccessKind::Compute, instructions, 0, false)
     }
-    /// Control moves to `code_address`.
+    /// A jump to `code_address`.
     #[inline]
     pub fn jump(code_address: u64, gap: u32) -> Self {
         Self::new(AccessKind::Jump, code_address, gap, false)
     }
-    /// Byte address of a load or store, code address of a jump, number of instructions of a compute record.
+    /// The byte address of a load or store, the code address of a jump, or the number of instructions of a compute
+    /// record.
     #[inline]
     pub fn address(self) -> u64 {
         self.0 & (Self::ADDRESS_LIMIT - 1)
@@ -89,17 +92,17 @@ impl Access {
     pub fn is_store(self) -> bool {
         self.0 >> 48 & 3 == AccessKind::Store as u64
     }
-    /// Its address came from the load before it, so it waits for that load.
+    /// Does its address depend on the preceding load, so that it waits for that load?
     #[inline]
     pub fn is_dependent(self) -> bool {
         self.0 >> 50 & 1 == 1
     }
-    /// Instructions without data accesses between the record before and this one.
+    /// Instructions without data accesses between the preceding record and this one.
     #[inline]
     pub fn gap(self) -> u32 {
         (self.0 >> 51) as u32
     }
-    /// Instructions this record stands for: its gap, and itself where it is an instruction.
+    /// Instructions that this record stands for: its gap, plus the access itself if it is an instruction.
     #[inline]
     pub fn instructions(self) -> u64 {
         u64::from(self.gap())
@@ -121,37 +124,38 @@ impl fmt::Debug for Access {
 /// How a batch of accesses ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BatchEnd {
-    /// More follows at once.
+    /// The next batch follows immediately.
     More,
-    /// Nothing to do for this long, after the batch.
+    /// The thread sleeps for this long after the batch.
     Sleep {
-        /// Time asleep.
+        /// Duration of the sleep.
         ns: u64,
     },
-    /// Off processor until another thread of the process has posted to this channel as often as it was waited on
-    /// (a counting semaphore), after the batch.
+    /// After the batch, the thread waits until the other threads of the process have posted to this channel as often as
+    /// it was waited on (a counting semaphore).
     Wait {
         /// The same number means the same channel in every thread of the process.
         channel: u32,
     },
-    /// Posts to a channel after the batch, and goes on.
+    /// The thread posts to a channel after the batch, and continues.
     Post {
         /// The same number means the same channel in every thread of the process.
         channel: u32,
     },
-    /// The program is done after the batch.
+    /// The program ends after the batch.
     Exit,
 }
 
-/// One thread of a program, producing its accesses in batches. Endless programs never say [`BatchEnd::Exit`].
+/// One thread of a program, which produces its accesses in batches. Endless programs never return [`BatchEnd::Exit`].
 ///
-/// Addresses are virtual, in the address space of the thread's process. Resumable and deterministic: the same
-/// construction (parameters, seed) gives the same stream, however it is cut into batches.
+/// Addresses are virtual, in the address space of the thread's process. A source is resumable and deterministic: the
+/// same construction (parameters, seed) gives the same stream, however it is divided into batches.
 pub trait AccessSource: Send {
-    /// Appends at least one access, or none where the turn is not [`BatchEnd::More`]; a few thousand at most.
+    /// Appends a batch of at most a few thousand accesses. The batch may be empty only if the result is not
+    /// [`BatchEnd::More`].
     fn next_batch(&mut self, batch: &mut Vec<Access>) -> BatchEnd;
 
-    /// Work done so far, in the program's own unit (rounds, operations), where it has one.
+    /// Work done so far, in the program's own unit (rounds, operations), if it has one.
     fn progress(&self) -> Option<f64> {
         None
     }

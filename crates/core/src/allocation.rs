@@ -1,10 +1,11 @@
-//! Is there memory for a table of that size? An allocation that fails ends the process; asking first makes it an error.
+//! Is there memory for a table of this size? A failed allocation aborts the process; checking first turns the failure
+//! into an error.
 
-/// Asks the allocator, which asks the kernel where it is much; nothing is touched and nothing kept.
+/// Asks the allocator, which asks the kernel for large sizes; the memory is not touched and is released at once.
 pub fn can_allocate(bytes: u64) -> bool {
     let mut room: Vec<u8> = Vec::new();
     let allocated = usize::try_from(bytes).is_ok_and(|bytes| room.try_reserve_exact(bytes).is_ok());
-    // Seen by nobody, the allocation would be left out, and always succeed.
+    // Without a visible use, the compiler would remove the allocation, and the check would always succeed.
     std::hint::black_box(&room);
     allocated
 }

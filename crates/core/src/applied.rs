@@ -1,4 +1,4 @@
-//! The state in force after a plan was applied: it is read back, not assumed.
+//! The state in force after a plan was applied, read back rather than assumed.
 
 use std::collections::BTreeMap;
 
@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{CacheId, CacheShare, CoRunPenalty, CpuSet, GangSchedule, GroupId, ProbeId, TaskId};
 
-/// A line of the plan that was refused or is in progress.
+/// An item of the plan that was refused or is in progress.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum PlanItem {
-    /// The whole plan (in a replay, a plan other than the recorded one).
+    /// The whole plan (in a replay, a plan that differs from the recorded one).
     Plan,
     /// The CPUs of a task.
     Affinity(TaskId),
@@ -19,47 +19,47 @@ pub enum PlanItem {
     Gangs(usize),
     /// A group's share of a cache.
     Share(GroupId, CacheId),
-    /// All penalties together.
+    /// All penalties.
     Penalties,
-    /// A probe, by the id that the plan gave it.
+    /// A probe, by the id in the plan.
     Probe(ProbeId),
     /// The length of the window.
     Window,
 }
 
-/// The kind of reason for which a machine does not apply a line of the plan.
+/// The kind of reason for which a machine does not apply an item of the plan.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum RefusalReason {
     /// The task, process or group has ended.
     #[serde(alias = "Gone")]
     NotFound,
-    /// The machine's owner or the kernel does not allow it.
+    /// The machine's owner or the kernel does not permit it.
     NoPermission,
     /// A scarce resource has run out: classes of service, CPUs, memory.
     #[serde(alias = "NoRoom")]
     NoCapacity,
     /// The resource is in use.
     Busy,
-    /// This machine cannot do it at all, or not in the requested form.
+    /// This machine does not support it, or not in the requested form.
     NotSupported,
-    /// Another tool uses the object exclusively, such as a class of service; it is not changed.
+    /// Another tool uses the object exclusively, such as a class of service, so it is left unchanged.
     #[serde(alias = "OwnedByAnother")]
     OwnedByOther,
-    /// A replay cannot do what the recorded run did not do.
+    /// The recorded run did not do this, so a replay cannot.
     NotRecorded,
     /// The attempt failed for any other reason.
     Failed,
 }
 
-/// One line of the plan that is not in force, or not in the requested form.
+/// One item of the plan that is not in force, or not in the requested form.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RefusedItem {
-    /// The line of the plan.
+    /// The item of the plan.
     pub item: PlanItem,
     /// The kind of reason, for programs.
     #[serde(alias = "because")]
     pub reason: RefusalReason,
-    /// The message of the kernel or the simulator, with the path or the call.
+    /// The message of the kernel or the simulator, with the path or the system call.
     #[serde(alias = "said")]
     pub message: String,
 }
@@ -67,7 +67,7 @@ pub struct RefusedItem {
 /// The progress of a slow action, in pages, tasks or probe samples.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PendingItem {
-    /// The line of the plan that is in progress.
+    /// The item of the plan that is in progress.
     pub item: PlanItem,
     /// Finished so far; at most `total`.
     pub done: u64,
@@ -83,18 +83,18 @@ pub struct ActiveShare {
     /// Share of the members' resident pages in allowed colors.
     #[serde(alias = "pages_inside")]
     pub pages_in_share: Option<f64>,
-    /// Pages since the share began that have a color outside of it, because its colors had no free frame.
+    /// Pages allocated since the share began that have a color outside of it, because no frame of its colors was free.
     pub fallback_pages: Option<u64>,
     /// Bytes of the cache that the members occupy; `None` if this is not measured.
     pub occupancy_bytes: Option<u64>,
 }
 
-/// The state as read back; the same type answers `apply` and stands in every observation.
+/// The state as read back: the result of `apply`, and part of every observation.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct AppliedPlan {
-    /// CPUs by task, as read back; tasks with the machine's default may be missing.
+    /// CPUs by task, as read back; tasks with the machine's default may be omitted.
     pub affinity: BTreeMap<TaskId, CpuSet>,
-    /// Weight by task, as read back, 1.0 = as the machine had it; tasks with that weight may be missing.
+    /// Weight by task, as read back; 1.0 is the machine's default, and tasks with it may be omitted.
     pub weights: BTreeMap<TaskId, f64>,
     /// Gang schedules that are running.
     pub gangs: Vec<GangSchedule>,
@@ -106,11 +106,11 @@ pub struct AppliedPlan {
     pub probes: Vec<ProbeId>,
     /// Slow actions that are not finished.
     pub pending: Vec<PendingItem>,
-    /// Lines that the machine did not apply, with their reasons.
+    /// Items that the machine did not apply, with their reasons.
     pub refused: Vec<RefusedItem>,
-    /// Lines whose state another tool has changed since the last observation.
+    /// Items whose state another tool has changed since the last observation.
     #[serde(alias = "overridden")]
     pub overridden_by_others: Vec<PlanItem>,
-    /// Time spent on the change so far: calls, page copies, stalls.
+    /// Time spent on the change so far: system calls, page copies, stalls.
     pub cost_ns: u64,
 }

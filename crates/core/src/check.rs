@@ -1,4 +1,4 @@
-//! Invariants of every plan, whichever policy made it. The loop checks them before anything is applied.
+//! Invariants of every plan, whichever policy made it. The loop checks them before it applies anything.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,13 +7,13 @@ use crate::{
     View, WindowLength,
 };
 
-/// The invariant that a plan breaks.
+/// The invariant that a plan violates.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum PlanError {
-    /// The plan names a task that was not seen in the window.
+    /// The plan names a task that was not observed in the window.
     #[error("task {} is not in this window", .0.0)]
     UnknownTask(TaskId),
-    /// The plan moves or weighs a task that is marked [`TaskSample::unmovable`].
+    /// The plan changes the CPUs or the weight of a task that is marked [`TaskSample::unmovable`].
     #[error("task {} is unmovable, so no plan may change it", .0.0)]
     UnmovableTask(TaskId),
     /// None of the CPUs that the plan allows the task is online.
@@ -22,33 +22,33 @@ pub enum PlanError {
     /// A weight that is zero, negative or not finite.
     #[error("task {}: found weight {}, expected a positive number", .0.0, .1)]
     InvalidWeight(TaskId, f64),
-    /// Two gang schedules on one CPU, by their indices in the plan.
+    /// Two gang schedules use the same CPU; their indices in the plan.
     #[error("gang schedules {0} and {1} share a CPU")]
     OverlappingGangs(usize, usize),
-    /// A gang schedule that cannot run: its index in the plan, and why.
+    /// A gang schedule that cannot run: its index in the plan, and the reason.
     #[error("gang schedule {0}: {1}")]
     InvalidGang(usize, &'static str),
     /// The task would never run.
     #[error("task {} is confined to the CPUs of a gang schedule but is a member of none of its gangs", .0.0)]
     Starved(TaskId),
-    /// A share that cannot be had of this cache, and why.
+    /// A share that this cache cannot provide, and the reason.
     #[error("share of cache {}: {}", .0.0, .1)]
     InvalidShare(CacheId, String),
-    /// A penalty between two tasks that cannot be, and why.
+    /// An invalid penalty between two tasks, and the reason.
     #[error("penalty between tasks {} and {}: {}", .0.0, .1.0, .2)]
     InvalidPenalty(TaskId, TaskId, &'static str),
-    /// Two probes with one id.
+    /// Two probes with the same id.
     #[error("two probes have the id {0}")]
     DuplicateProbeId(u32),
-    /// A window of no length.
+    /// A window of length zero.
     #[error("found a window of length 0, expected a positive length")]
     EmptyWindow,
 }
 
-/// Checks a plan against the machine and the tasks of the window it follows.
+/// Checks a plan against the machine and the tasks of the preceding window.
 ///
 /// # Errors
-/// The first broken invariant, in the order of the plan's fields.
+/// The first violated invariant, in the order of the plan's fields.
 pub fn check_plan(plan: &Plan, view: &View<'_>) -> Result<(), PlanError> {
     let tasks: BTreeMap<TaskId, &TaskSample> = view.observation.tasks.iter().map(|task| (task.task, task)).collect();
     let online = view.online();
@@ -141,7 +141,8 @@ fn check_gangs(plan: &Plan, online: &CpuSet, tasks: &BTreeMap<TaskId, &TaskSampl
     Ok(())
 }
 
-/// Every share by itself, then what they are together: ids, memberships, and how many groups a cache can have.
+/// Checks each share separately, then all of them together: ids, memberships, and the number of groups that a cache
+/// supports.
 fn check_shares(
     plan: &Plan,
     capabilities: &Capabilities,

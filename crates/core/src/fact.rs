@@ -12,29 +12,29 @@ use crate::Estimate;
 pub enum FactSource {
     /// Event counters of the task's own runs.
     Counters,
-    /// Stall counters at the sizes that the task has held.
+    /// Stall counters at the cache sizes that the task has occupied.
     StallCounters,
-    /// Counters of the shared cache while known sets of tasks ran together (CASC).
+    /// Counters of the shared cache during intervals in which known sets of tasks ran together (CASC).
     CoRunRows,
-    /// A trace of misses of the first level (RapidMRC).
+    /// A trace of first-level misses (RapidMRC).
     MissTrace,
     /// Sampled accesses with their data addresses (thread clustering).
     AccessSamples,
     /// Watched locations (StatCache, StatStack).
     ReuseSamples,
-    /// Accesses and misses per super set (activity vectors).
+    /// Accesses and misses by super set (activity vectors).
     SuperSets,
     /// Prime, wait and reload beside the task (Prime+Probe).
     PrimeProbe,
-    /// A calibrated neighbor beside the task.
+    /// A calibrated neighbor that ran beside the task.
     Neighbor,
     /// Phase detection.
     PhaseDetector,
-    /// A profile that was recorded earlier and recognized.
+    /// A profile recorded earlier, whose program was recognized.
     StoredProfile,
     /// An exact analysis of a recorded trace.
     ExactTrace,
-    /// The simulator's own truth; only experiments have it.
+    /// The simulator's ground truth, available only to experiments.
     Oracle,
 }
 
@@ -70,18 +70,18 @@ impl<T> Fact<T> {
 }
 
 impl Fact<f64> {
-    /// A number with its interval.
+    /// A number with its confidence interval.
     pub fn from_measurement(estimate: Estimate, source: FactSource, window: u64) -> Self {
         let error = Some(ConfidenceInterval { low: estimate.low, high: estimate.high });
         Fact { value: estimate.value, error, source, window }
     }
 
-    /// Known without doubt, before anything ran.
+    /// An exact value, known before anything ran.
     pub fn oracle(value: f64) -> Self {
         Fact::from_measurement(Estimate::exact(value), FactSource::Oracle, 0)
     }
 
-    /// The number with its interval; without one, without doubt.
+    /// The number with its interval; exact if it has none.
     pub fn estimate(&self) -> Estimate {
         let ends = self.error.unwrap_or(ConfidenceInterval { low: self.value, high: self.value });
         Estimate { value: self.value, low: ends.low, high: ends.high }
@@ -93,14 +93,14 @@ pub type Provenance = (&'static str, FactSource, u64);
 
 /// A field that holds facts, or a group of such fields.
 pub trait Facts {
-    /// Takes over what is known there and absent here.
+    /// Copies the facts of `from` that are missing here.
     fn fill_missing(&mut self, from: &Self);
     /// Adds each fact's provenance under the field's name.
     fn push_provenance(&self, name: &'static str, into: &mut Vec<Provenance>);
-    /// Takes over facts that were measured no earlier than the ones here, or that are absent here. A fact from a stored
-    /// profile is no measurement, so it gives way to one and only fills a gap.
+    /// Copies facts that were measured no earlier than the ones here, or that are missing here. A fact from a stored
+    /// profile is not a measurement, so it never replaces one and only fills a gap.
     fn merge_newer(&mut self, from: &Self);
-    /// Says of every fact in what window it was measured, and from what source.
+    /// Sets the window and the source of every fact.
     fn restamp(&mut self, source: FactSource, window: u64);
 }
 
@@ -156,7 +156,7 @@ impl<K: Ord + Clone, T: Clone> Facts for BTreeMap<K, Fact<T>> {
     }
 }
 
-/// Declares a group of facts; every field implements [`Facts`], and the group does by them.
+/// Declares a group of facts: each field implements [`Facts`], and the group implements it through its fields.
 macro_rules! facts {
     ($(#[$doc:meta])* pub struct $group:ident { $($(#[$field_doc:meta])* pub $field:ident: $type:ty,)* }) => {
         $(#[$doc])*

@@ -1,4 +1,4 @@
-//! Ids of things, sets of small indices, and estimates with their interval.
+//! Ids, sets of small indices, and estimates with their intervals.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,9 +13,9 @@ macro_rules! id {
     )*};
 }
 id! {
-    /// A schedulable thread. Not a pid: the live machine keeps (pid, tid, start time, boot id) behind it.
+    /// A schedulable thread. The id is not a pid: the live machine maps it to (pid, tid, start time, boot id).
     TaskId,
-    /// An address space; colors and pages belong to it.
+    /// An address space, to which colors and pages belong.
     ProcessId,
     /// A cache partition of the plan (a resctrl group, a color set, ...).
     GroupId,
@@ -23,11 +23,12 @@ id! {
     CpuId,
     /// Index into `Topology::caches`; not the kernel's cache id, which is neither dense nor unique.
     CacheId,
-    /// A probe, chosen by the policy; answers and refusals name it. Same id and content = the same probe.
+    /// A probe; the policy chooses the id, and results and refusals refer to it. The same id with the same content is
+    /// the same probe.
     ProbeId,
 }
 
-/// A set of small indices: CPUs, page colors or ways, as the field says. Trailing zero words are not stored.
+/// A set of small indices: CPUs, page colors or ways, depending on the field. Trailing zero words are not stored.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct IndexSet(Vec<u64>);
@@ -36,14 +37,14 @@ pub struct IndexSet(Vec<u64>);
 pub type CpuSet = IndexSet;
 
 impl IndexSet {
-    /// Indices read from text are below this, so that a wrong file cannot ask for unbounded memory.
+    /// Exclusive upper bound of indices read from text, so that a malformed file cannot request unbounded memory.
     pub const LIMIT: u32 = 1 << 20;
 
-    /// An index beyond the largest one is not in the set.
+    /// Is the index in the set? One beyond the largest index is not.
     pub fn contains(&self, index: u32) -> bool {
         self.0.get(index as usize / 64).is_some_and(|word| word >> (index % 64) & 1 == 1)
     }
-    /// Adds an index; nothing changes where it is there already. Memory grows with the largest index.
+    /// Adds an index, if it is not in the set yet. Memory grows with the largest index.
     pub fn insert(&mut self, index: u32) {
         let word = index as usize / 64;
         if self.0.len() <= word {
@@ -51,7 +52,7 @@ impl IndexSet {
         }
         self.0[word] |= 1 << (index % 64);
     }
-    /// Takes an index out; nothing changes where it is not there.
+    /// Removes an index, if it is in the set.
     pub fn remove(&mut self, index: u32) {
         if let Some(word) = self.0.get_mut(index as usize / 64) {
             *word &= !(1 << (index % 64));
@@ -60,39 +61,39 @@ impl IndexSet {
             self.0.pop();
         }
     }
-    /// No index at all.
+    /// Is the set empty?
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
-    /// The smallest index; `None` of an empty set.
+    /// The smallest index; `None` if the set is empty.
     pub fn first(&self) -> Option<u32> {
         self.iter().next()
     }
-    /// Whether any index is in both.
+    /// Do the sets have an index in common?
     pub fn intersects(&self, other: &Self) -> bool {
         self.0.iter().zip(&other.0).any(|(a, b)| a & b != 0)
     }
-    /// Whether every index is in `of`, too.
+    /// Is every index also in `superset`?
     pub fn is_subset(&self, superset: &Self) -> bool {
         self.0.iter().enumerate().all(|(i, word)| word & !superset.0.get(i).copied().unwrap_or(0) == 0)
     }
-    /// Indices that are in one or both.
+    /// The indices that are in either set.
     pub fn union(&self, other: &Self) -> Self {
         self.iter().chain(other.iter()).collect()
     }
-    /// Indices that are in both.
+    /// The indices that are in both sets.
     pub fn intersection(&self, other: &Self) -> Self {
         self.iter().filter(|&index| other.contains(index)).collect()
     }
-    /// How many indices are in both: the size of the intersection, without making it.
+    /// The number of indices in both sets, computed without building the intersection.
     pub fn common_count(&self, other: &Self) -> u32 {
         self.0.iter().zip(&other.0).map(|(a, b)| (a & b).count_ones()).sum()
     }
-    /// How many indices there are.
+    /// The number of indices.
     pub fn count(&self) -> u32 {
         self.0.iter().map(|word| word.count_ones()).sum()
     }
-    /// Indices, ascending.
+    /// The indices in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         self.0.iter().enumerate().flat_map(|(i, &word)| {
             let mut remaining = word;
@@ -149,11 +150,11 @@ impl fmt::Display for IndexSet {
     }
 }
 
-/// A text that is no index list such as `0-3,8`.
+/// The error for a text that is not an index list such as `0-3,8`.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("'{found}' is not an index list such as '0-3,8' (indices below {LIMIT})", LIMIT = IndexSet::LIMIT)]
 pub struct ParseIndexSetError {
-    /// The part that could not be read.
+    /// The part that could not be parsed.
     pub found: String,
 }
 
@@ -176,19 +177,19 @@ impl FromStr for IndexSet {
     }
 }
 
-/// One estimate with the interval it is believed to lie in.
+/// An estimate with its confidence interval.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Estimate {
-    /// The best single guess.
+    /// The best estimate.
     pub value: f64,
-    /// Lower end of the interval, itself included.
+    /// Lower end of the interval, inclusive.
     pub low: f64,
-    /// Upper end of the interval, itself included.
+    /// Upper end of the interval, inclusive.
     pub high: f64,
 }
 
 impl Estimate {
-    /// Known without doubt (an exact computation).
+    /// An exact value (the result of an exact computation).
     pub fn exact(value: f64) -> Self {
         Estimate { value, low: value, high: value }
     }

@@ -1,8 +1,8 @@
-//! The types that cross rooms, and the one loop in which the stages meet.
+//! The types that crates share, and the one loop that connects the stages.
 //!
-//! Rules that the types carry: absent evidence is a missing entry or `None`, never zero; units stand last in a name;
-//! ids are dense, given by the machine in order of arrival and never reused within a run; every `Vec` of tasks is in
-//! order of arrival, and ties are broken by that order, never by the id's value.
+//! The types enforce these rules: missing evidence is a missing entry or `None`, never zero; the unit stands last in a
+//! name; ids are dense, assigned by the machine in order of arrival and never reused within a run. Every `Vec` of tasks
+//! is in order of arrival, and that order, never the id's value, breaks ties.
 
 #![warn(missing_docs)]
 

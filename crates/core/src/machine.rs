@@ -1,4 +1,4 @@
-//! Machines: topology, abilities, partitions, and the trait itself.
+//! Machines: topology, abilities, partitions, and the trait.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{AppliedPlan, CacheId, CacheLevel, CpuId, CpuSet, Observation, Plan};
 
-/// Whether a machine has an ability, or else the reason and the remedy.
+/// Whether a machine has an ability, and if not, the reason and the remedy.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Support {
     /// The machine has it; `note` describes limits ("4 at once", "no reuses below 1 ms").
@@ -14,12 +14,12 @@ pub enum Support {
         /// `None` if there is no notable limit.
         note: Option<String>,
     },
-    /// Not here.
+    /// The machine lacks it.
     No {
         /// The reason: the part that is missing.
         #[serde(alias = "why")]
         reason: String,
-        /// A step by which the user can enable the ability; `None` if none is known.
+        /// A step by which the user can enable the ability; `None` if there is no known remedy.
         remedy: Option<String>,
     },
 }
@@ -27,33 +27,33 @@ pub enum Support {
 /// Something that a machine may be able to measure or to enforce.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum Ability {
-    /// Counts of events for each task ([`crate::TaskSample::counts`]).
+    /// Event counts by task ([`crate::TaskSample::counts`]).
     CountPerTask,
-    /// Counts of events for a whole cache ([`crate::CounterScope::Cache`]).
+    /// Event counts of a whole cache ([`crate::CounterScope::Cache`]).
     CountPerCache,
-    /// How much of a cache a group holds ([`crate::ActiveShare::occupancy_bytes`]).
+    /// Bytes of a cache that a group occupies ([`crate::ActiveShare::occupancy_bytes`]).
     CacheOccupancy,
     /// Logs of the addresses that missed ([`crate::ProbeKind::MissTrace`]).
     TraceAddresses,
-    /// Samples of single accesses ([`crate::ProbeKind::AccessSamples`]).
+    /// Samples of individual accesses ([`crate::ProbeKind::AccessSamples`]).
     SampleAccesses,
-    /// Reuse times of single locations ([`crate::ProbeKind::ReuseTimes`]).
+    /// Reuse times of individual locations ([`crate::ProbeKind::ReuseTimes`]).
     SampleReuses,
     /// Accesses and misses by super set ([`crate::ProbeKind::SuperSets`]).
     CountSuperSets,
-    /// Measurement without counters: a neighbor, ping-pong, or evictions of a buffer of the machine's own.
+    /// Measurement without counters: a neighbor, ping-pong, or evictions from a buffer of the machine.
     ProbeFromOutside,
-    /// Keeping a task to some CPUs ([`crate::Plan::affinity`]).
+    /// Restriction of a task to certain CPUs ([`crate::Plan::affinity`]).
     Affinity,
     /// Shares of CPU time ([`crate::Plan::weights`]).
     Weights,
-    /// Tasks that run in the same turns ([`crate::Plan::gangs`]).
+    /// Tasks that run in the same turn ([`crate::Plan::gangs`]).
     Gangs,
-    /// Advice on who should not run together ([`crate::Plan::penalties`]).
+    /// Advice on tasks that should not run together ([`crate::Plan::penalties`]).
     Penalties,
-    /// Division of a cache by the colors of pages ([`PartitionSupport::Colors`]).
+    /// Partitioning of a cache by page colors ([`PartitionSupport::Colors`]).
     Colors,
-    /// Division of a cache by its ways ([`PartitionSupport::Ways`]).
+    /// Partitioning of a cache by ways ([`PartitionSupport::Ways`]).
     Ways,
 }
 
@@ -80,29 +80,29 @@ impl Ability {
     };
 }
 
-/// How a cache can be divided.
+/// A way in which a cache can be partitioned.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum PartitionSupport {
-    /// `move_page_ns`: measured cost of giving one page another color.
+    /// By page colors.
     Colors {
         /// Number of colors.
         colors: u32,
         /// Size of a page.
         page_bytes: u64,
-        /// For one page, copying included.
+        /// Measured cost of moving one page to another color, including the copy.
         #[serde(alias = "move_page_ns")]
         page_migration_ns: f64,
     },
     /// By masks of ways.
     Ways {
-        /// Ways that can be given; indices of a mask are below it.
+        /// Ways that can be assigned; exclusive upper bound of the indices of a mask.
         ways: u32,
-        /// Ways that a mask must have at least.
+        /// Minimum number of ways in a mask.
         #[serde(alias = "at_least")]
         min_ways: u32,
-        /// A mask must be in one piece.
+        /// Must a mask be contiguous?
         contiguous: bool,
-        /// Groups with masks of their own at once. On a live host, classes of service, the default one among them.
+        /// Maximum number of groups with separate masks. On a live host, classes of service, including the default one.
         #[serde(alias = "groups_at_most")]
         max_groups: u32,
     },
@@ -111,14 +111,14 @@ pub enum PartitionSupport {
 /// The abilities of a machine and the partitions of its caches.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Capabilities {
-    /// Every ability that the machine knows of; a missing one is not supported.
+    /// Every ability that the machine knows; a missing one is not supported.
     pub abilities: BTreeMap<Ability, Support>,
-    /// How each cache can be divided; a cache may be here several times or not at all.
+    /// The ways in which each cache can be partitioned; a cache may occur several times or not at all.
     pub partitions: Vec<(CacheId, PartitionSupport)>,
-    /// The shortest window that the machine can keep.
+    /// The shortest window that the machine supports.
     #[serde(alias = "shortest_window_ns")]
     pub min_window_ns: u64,
-    /// Shortest turn of a gang; `None` = no limit is known, or there are no gangs.
+    /// The shortest quantum of a gang; `None` if there is no known limit, or if there are no gangs.
     #[serde(alias = "shortest_slice_ns")]
     pub min_slice_ns: Option<u64>,
 }
@@ -130,8 +130,9 @@ pub struct Topology {
     pub cpus: Vec<Cpu>,
     /// Every cache, in the order of their ids.
     pub caches: Vec<Cache>,
-    /// Latency of each node's memory (second index) from each node's CPUs (first index), over that of the node's own; by the
-    /// nodes' numbers. Empty = one node, or not known. A node that is not there has an empty row and zeros.
+    /// Latency of each node's memory (second index) from the CPUs of each node (first index), relative to the node's
+    /// own memory; indexed by node number. Empty if there is one node, or if the latencies are unknown. A missing node
+    /// has an empty row and zeros.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory_latency: Vec<Vec<f64>>,
 }
@@ -139,17 +140,17 @@ pub struct Topology {
 /// One hardware context.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Cpu {
-    /// As the operating system numbers it.
+    /// The number that the operating system gives it.
     pub id: CpuId,
-    /// Core that it is a context of; dense, counted over the whole machine.
+    /// The core to which it belongs; dense, counted over the whole machine.
     pub core: u32,
-    /// Chip or socket that it is on; dense.
+    /// The chip or socket to which it belongs; dense.
     pub package: u32,
     /// Its nearest memory node.
     pub memory_node: u32,
-    /// Tasks can run on it.
+    /// Can tasks run on it?
     pub online: bool,
-    /// Clock; `None` = not known.
+    /// Clock frequency; `None` if unknown.
     pub hertz: Option<u64>,
 }
 
@@ -158,22 +159,22 @@ pub struct Cpu {
 pub struct Cache {
     /// Its index in [`Topology::caches`].
     pub id: CacheId,
-    /// Its level, with first-level instruction and data caches apart.
+    /// Its level; first-level instruction and data caches have separate levels.
     pub level: CacheLevel,
     /// The CPUs that share it.
     pub cpus: CpuSet,
-    /// The contended one: nothing but memory (or a victim cache) behind it.
+    /// Is it the contended cache, with only memory (or a victim cache) behind it?
     pub last_level: bool,
-    /// All slices together; `None` = the machine does not say.
+    /// Size of all slices together; `None` if the machine does not report it.
     pub size_bytes: Option<u64>,
-    /// Lines of one set; `None` = the machine does not say.
+    /// Lines per set; `None` if the machine does not report it.
     pub ways: Option<u32>,
-    /// Bytes of a line; `None` = the machine does not say.
+    /// Line size in bytes; `None` if the machine does not report it.
     pub line_bytes: Option<u32>,
 }
 
 impl Topology {
-    /// CPUs that are online.
+    /// The online CPUs.
     pub fn online(&self) -> CpuSet {
         self.cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.id.0).collect()
     }
@@ -183,18 +184,18 @@ impl Topology {
         self.caches.iter().find(|cache| cache.id == id)
     }
 
-    /// The caches with nothing but memory behind them, in order of their ids.
+    /// The last-level caches, in order of their ids.
     pub fn last_level_caches(&self) -> impl Iterator<Item = &Cache> {
         self.caches.iter().filter(|cache| cache.last_level)
     }
 
-    /// The level of the first of them.
+    /// The level of the first last-level cache.
     pub fn last_level(&self) -> Option<CacheLevel> {
         self.last_level_caches().next().map(|cache| cache.level)
     }
 
-    /// How much longer a line takes to CPUs of node `from` than from memory of their own, in the mean over these pages by
-    /// node, as a factor. `None` if the latency between the nodes or the location of the pages is unknown.
+    /// The factor by which an access from node `from` takes longer than one to its own memory, averaged over these
+    /// pages by node. `None` if the latency between the nodes or the location of the pages is unknown.
     pub fn memory_factor(&self, from: u32, pages_per_node: &[u64]) -> Option<f64> {
         let row = self.memory_latency.get(from as usize)?;
         let pages: u64 = pages_per_node.iter().sum();
@@ -209,7 +210,7 @@ impl Topology {
         self.last_level_caches().find(|cache| cache.cpus.contains(cpu.0))
     }
 
-    /// Online CPUs of each last-level cache, in the topology's order; caches without any are left out.
+    /// The online CPUs of each last-level cache, in the topology's order; caches without online CPUs are omitted.
     pub fn last_level_domains(&self) -> Vec<CpuSet> {
         let online = self.online();
         let domains = self.last_level_caches().map(|cache| cache.cpus.intersection(&online));
@@ -218,17 +219,17 @@ impl Topology {
 }
 
 impl Capabilities {
-    /// Can the machine do this?
+    /// Does the machine have this ability?
     pub fn can(&self, ability: Ability) -> bool {
         matches!(self.abilities.get(&ability), Some(Support::Yes { .. }))
     }
 
-    /// How a cache can be divided; nothing where it cannot.
+    /// The ways in which a cache can be partitioned; empty if there is none.
     pub fn partitions_of(&self, cache: CacheId) -> impl Iterator<Item = &PartitionSupport> {
         self.partitions.iter().filter(move |(id, _)| *id == cache).map(|(_, partition)| partition)
     }
 
-    /// Number of page colors of a cache; `None` where pages cannot be placed.
+    /// Number of page colors of a cache; `None` if pages cannot be placed by color.
     pub fn colors_of(&self, cache: CacheId) -> Option<u32> {
         self.partitions_of(cache).find_map(|partition| match partition {
             PartitionSupport::Colors { colors, .. } => Some(*colors),
@@ -237,19 +238,20 @@ impl Capabilities {
     }
 }
 
-/// The machine could not observe or act at all; a single refusal stands in [`AppliedPlan::refused`] instead.
+/// The machine could not observe or act at all; a refusal of a single item is in [`AppliedPlan::refused`] instead.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct MachineError(pub String);
 
 /// A machine on which tasks run: a host, a simulated machine or a recording.
 pub trait Machine {
-    /// CPUs and caches. Which CPUs are online may change from window to window.
+    /// CPUs and caches. The set of online CPUs may change between windows.
     fn topology(&self) -> &Topology;
     /// The abilities of this machine.
     fn capabilities(&self) -> &Capabilities;
-    /// Runs or waits for one window; `None` = the run is over.
+    /// Runs or waits for one window; `None` if the run has ended.
     fn observe(&mut self) -> Result<Option<Observation>, MachineError>;
-    /// Idempotent. Starts what is slow and returns; `Observation::in_force` tells how far it got.
+    /// Applies a plan; idempotent. Slow actions are started but not awaited; `Observation::applied` reports their
+    /// progress.
     fn apply(&mut self, plan: &Plan) -> Result<AppliedPlan, MachineError>;
 }

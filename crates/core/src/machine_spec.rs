@@ -1,7 +1,7 @@
 //! The specification of a machine: all parameters from which the simulator builds it, and on which predictors rely.
 //!
-//! Read from `machines/*.toml` by `cachemate-spec`; checked here, so that a machine built by code is checked too.
-//! CPUs are numbered context by context within a core, core by core within a package, package by package.
+//! `cachemate-spec` reads it from `machines/*.toml`; the checks are here, so that they also cover a machine that code
+//! builds. CPUs are numbered context by context within a core, core by core within a package, package by package.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,11 +13,11 @@ use crate::{Cache, CacheId, CacheLevel, Cpu, CpuId, CpuSet, Topology};
 pub struct MachineSpec {
     /// Short name, as given on the command line.
     pub name: String,
-    /// One line for people.
+    /// A one-line description.
     pub description: String,
-    /// Sources of the figures: paper and section, data sheet, measurement.
+    /// Sources of the figures: paper and section, data sheet, or measurement.
     pub sources: Vec<String>,
-    /// Clock of every core.
+    /// Clock frequency of every core.
     pub hertz: u64,
     /// Chips or sockets.
     pub packages: u32,
@@ -29,44 +29,45 @@ pub struct MachineSpec {
     pub pipeline: CoreModel,
     /// Caches from the core outward: L1I and L1D first, then any number of shared levels.
     pub caches: Vec<CacheSpec>,
-    /// Between the last levels of different packages (or different caches of one level).
+    /// Latencies of transfers between caches that are not on the same path to memory.
     #[serde(default)]
     pub coherence: CoherenceSpec,
-    /// Prefetchers beside the caches; empty = none.
+    /// Prefetchers beside the caches; empty for none.
     #[serde(default)]
     pub prefetchers: Vec<PrefetcherSpec>,
     /// Controllers, buses and latencies.
     pub memory: MemorySpec,
-    /// Page size, colors, and costs of pages.
+    /// Page size, colors, and the costs of page operations.
     #[serde(default)]
     pub pages: PageSpec,
-    /// Costs of switches and migrations, and the time slice.
+    /// Costs of context switches and migrations, and the time slice.
     #[serde(default)]
     pub os: OsSpec,
-    /// How many events can be counted at once, and how addresses are sampled.
+    /// Maximum number of events counted at once, and the sampling of addresses.
     #[serde(default)]
     pub counters: PmuSpec,
 }
 
-/// How a core executes.
+/// The execution model of a core.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "kind", deny_unknown_fields)]
 pub enum CoreModel {
-    /// Fine-grained multithreading (Niagara): one instruction a cycle shared by the contexts; a context that misses
-    /// blocks, the others go on.
+    /// Fine-grained multithreading (Niagara): the contexts share one instruction per cycle; a context that misses
+    /// blocks, while the others continue.
     InOrder {
-        /// Instructions a cycle, of all contexts together; 1 to 4096.
+        /// Instructions per cycle of all contexts together; 1 to 4096.
         issue_width: u32,
     },
-    /// Out of order, with contexts that share issue width, window and miss registers; one context makes it plain.
+    /// Out-of-order execution; contexts share issue width, window and miss registers. A single context gives a core
+    /// without multithreading.
     OutOfOrder {
-        /// Instructions a cycle, of all contexts together; 1 to 4096.
+        /// Instructions per cycle of all contexts together; 1 to 4096.
         issue_width: u32,
         /// Instructions in flight, shared by the running contexts.
         window: u32,
-        /// Misses of the L1 data cache in flight, shared by the running contexts.
+        /// L1 data cache misses in flight, shared by the running contexts.
         mshrs: u32,
-        /// Whether instructions that do not need the value of an outstanding load may pass those that wait for it.
+        /// May instructions that do not need the value of an outstanding load pass those that wait for it?
         #[serde(default)]
         loads_pass: bool,
     },
@@ -76,7 +77,7 @@ pub enum CoreModel {
 const STORE_BUFFER: u32 = 8;
 
 impl CoreModel {
-    /// Maximum number of misses in flight: of a core's miss registers, or of an in-order context's stores.
+    /// Maximum number of misses in flight: a core's miss registers, or the stores of an in-order context.
     pub fn max_misses_in_flight(self) -> u32 {
         match self {
             CoreModel::InOrder { .. } => STORE_BUFFER,
@@ -85,41 +86,41 @@ impl CoreModel {
     }
 }
 
-/// One cache of the hierarchy, as often as its sharers make it.
+/// One cache of the hierarchy; its sharers determine the number of instances.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CacheSpec {
-    /// First-level instruction and data caches have levels of their own.
+    /// Its level; first-level instruction and data caches have separate levels.
     pub level: CacheLevel,
     /// Size of one instance, all slices together.
     pub size_bytes: u64,
-    /// Lines of one set; 1 to 2^20.
+    /// Lines per set; 1 to 2^20.
     pub ways: u32,
     /// A power of two from 8 to 4096.
     pub line_bytes: u32,
-    /// Cycles from the core's request to the data, on a hit.
+    /// Cycles from the core's request to the data on a hit.
     pub latency_cycles: u32,
-    /// Which line leaves a full set.
+    /// The policy that selects the line to evict from a full set.
     #[serde(default)]
     pub replacement: ReplacementPolicy,
     /// The treatment of stores.
     #[serde(default)]
     pub write: WritePolicy,
-    /// How its content relates to that of the caches before it.
+    /// Relation of its content to that of the caches nearer to the core.
     #[serde(default)]
     pub inclusion: Inclusion,
-    /// L1 caches only: which address gives the set.
+    /// The address that selects the set; L1 caches only.
     #[serde(default)]
     pub index: SetIndexing,
     /// Consecutive cores that share one instance; at most all cores of a package.
     pub shared_by_cores: u32,
-    /// Equal slices, chosen by a hash of the line address; any number.
+    /// Equal slices, selected by a hash of the line address; any number.
     #[serde(default = "one")]
     pub slices: u32,
-    /// Fill bandwidth from this cache towards the core; `None` = not limited.
+    /// Fill bandwidth from this cache toward the core; `None` for no limit.
     #[serde(default)]
     pub bandwidth_bytes_per_cycle: Option<f64>,
-    /// Cache allocation technology on this cache.
+    /// Cache Allocation Technology on this cache.
     #[serde(default)]
     pub way_partitions: Option<WayPartitions>,
 }
@@ -128,27 +129,27 @@ fn one() -> u32 {
     1
 }
 
-/// Which line leaves a full set.
+/// The policy that selects the line to evict from a full set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReplacementPolicy {
-    /// The line that was not used for longest.
+    /// The least recently used line.
     #[default]
     Lru,
-    /// Powers of two only.
+    /// Tree-based pseudo-LRU; requires a power of two of ways.
     TreePlru,
-    /// Seeded.
+    /// A seeded random line.
     Random,
 }
 
-/// Address from which the set's number is taken. Tags are physical.
+/// The address from which the set index is taken. Tags are physical.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SetIndexing {
-    /// The physical address, so that page colors divide the cache.
+    /// The physical address, so that page colors partition the cache.
     #[default]
     Physical,
-    /// Page colors do not divide such a cache.
+    /// The virtual address; page colors do not partition such a cache.
     Virtual,
 }
 
@@ -156,10 +157,10 @@ pub enum SetIndexing {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WritePolicy {
-    /// Stores stay in this cache until the line is evicted; a store miss brings the line.
+    /// Stores stay in this cache until the line is evicted; a store miss allocates the line.
     #[default]
     Back,
-    /// Stores go on to the next level; a store miss does not allocate.
+    /// Stores continue to the next level; a store miss does not allocate.
     Through,
 }
 
@@ -167,12 +168,12 @@ pub enum WritePolicy {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Inclusion {
-    /// Neither: lines come and go on their own.
+    /// Neither inclusive nor exclusive: each cache fills and evicts independently.
     #[default]
     NonInclusive,
-    /// Holds all that the caches before it hold; an eviction here invalidates there.
+    /// Contains everything that the caches nearer to the core contain; an eviction here invalidates the line there.
     Inclusive,
-    /// Filled by evictions of the level before it only; a hit moves the line back (POWER5's L3).
+    /// Filled only by evictions from the preceding level; a hit moves the line back there (POWER5's L3).
     Victim,
 }
 
@@ -180,52 +181,52 @@ pub enum Inclusion {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WayPartitions {
-    /// Classes of service, the default one included.
+    /// Classes of service, including the default one.
     pub groups: u32,
-    /// Ways that a mask must have at least.
+    /// Minimum number of ways in a mask.
     pub min_ways: u32,
-    /// A mask must be in one piece.
+    /// Must a mask be contiguous?
     pub contiguous: bool,
 }
 
-/// MESI by line between caches that are not on one path to memory.
+/// MESI by line between caches that are not on the same path to memory.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CoherenceSpec {
-    /// A hit in another cache of the same package; `None` = as memory.
+    /// Latency of a hit in another cache of the same package; `None` for the latency of memory.
     pub same_package_cycles: Option<u32>,
-    /// A hit in a cache of another package; `None` = as memory.
+    /// Latency of a hit in a cache of another package; `None` for the latency of memory.
     pub other_package_cycles: Option<u32>,
 }
 
-/// A hardware prefetcher beside a cache, shared by all that share the cache.
+/// A hardware prefetcher beside a cache, shared by all sharers of the cache.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "kind", deny_unknown_fields)]
 pub enum PrefetcherSpec {
-    /// Detects constant strides among the misses of a cache and runs ahead of them.
+    /// Detects constant strides among the misses of a cache and fetches ahead of them.
     Stride {
-        /// The cache that it is beside.
+        /// The cache that it serves.
         level: CacheLevel,
-        /// Streams that it follows at once.
+        /// Maximum number of streams that it tracks.
         streams: u32,
-        /// Lines that it asks for at once.
+        /// Lines per prefetch.
         degree: u32,
     },
-    /// Follows pages upwards and downwards from the second access on, lines left out or not, and stays so many lines
-    /// ahead; fewer while the bus is busy.
+    /// Tracks pages upward and downward from the second access on, even if lines are skipped, and stays a number of
+    /// lines ahead; fewer while the bus is busy.
     Streamer {
-        /// The cache that it is beside.
+        /// The cache that it serves.
         level: CacheLevel,
-        /// Pages that it follows upwards at once; 1 to 4096.
+        /// Maximum number of pages tracked upward; 1 to 4096.
         up_streams: u32,
-        /// Pages that it follows downwards at once; 1 to 4096.
+        /// Maximum number of pages tracked downward; 1 to 4096.
         down_streams: u32,
-        /// Lines that it stays ahead of the last access at most; 1 to 4096.
+        /// Maximum distance ahead of the last access, in lines; 1 to 4096.
         ahead_lines: u32,
     },
     /// Fetches the other line of an aligned pair.
     AdjacentLine {
-        /// The cache that it is beside.
+        /// The cache that it serves.
         level: CacheLevel,
     },
 }
@@ -236,15 +237,15 @@ pub enum PrefetcherSpec {
 pub struct MemorySpec {
     /// Memory of all nodes together; a multiple of the page size.
     pub size_bytes: u64,
-    /// Controllers; packages are dealt to them in equal consecutive groups.
+    /// Number of controllers; packages are assigned to them in equal consecutive groups.
     pub nodes: u32,
     /// Cycles from the core's request to the data without queueing.
     pub local_latency_cycles: u32,
-    /// The same to another node's memory.
+    /// The same latency to another node's memory.
     pub remote_latency_cycles: u32,
     /// Bandwidth of one controller.
     pub bytes_per_cycle: f64,
-    /// The bus of each package (front-side bus); `None` = no such bus.
+    /// Bandwidth of each package's bus (front-side bus); `None` if there is no such bus.
     #[serde(default)]
     pub package_bus_bytes_per_cycle: Option<f64>,
     /// Order of requests at buses and controllers.
@@ -256,28 +257,28 @@ pub struct MemorySpec {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MemorySchedulingSpec {
-    /// Demand reads go before prefetches and write-backs, which fill the gaps; false = first come, first served. Where
-    /// `requests_in_flight` bounds the reads, they go first only while they wait for a place: reads that hold one are
-    /// served in the order in which they took it, before write-backs.
+    /// Demand reads precede prefetches and write-backs, which fill the gaps; if false, requests are served in order of
+    /// arrival. If `requests_in_flight` bounds the reads, they have priority only while they wait for a place: reads
+    /// that hold one are served in the order in which they got it, before write-backs.
     pub demand_priority: bool,
-    /// Reads that a package's bus (a node's controller, where there is no bus) has on their way at once; `None` = any
-    /// number.
+    /// Maximum number of reads in flight on a package's bus (on a node's controller if there is no bus); `None` for no
+    /// limit.
     pub requests_in_flight: Option<u32>,
-    /// Turn of a controller from reads to a batch of writes and back.
+    /// Turnaround of a controller from reads to a batch of writes and back.
     pub turnaround_cycles: u32,
 }
 
-/// Pages, and which cache their frames' colors index.
+/// Pages, and the cache that the colors of their frames index.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PageSpec {
     /// A power of two from 512 bytes to 1 GiB.
     pub page_bytes: u64,
-    /// Colors the operating system uses; `None` = it does not color.
+    /// Colors that the operating system uses; `None` if it does not color pages.
     pub colors: Option<u32>,
-    /// Copying a page to a frame of another color under the running program.
+    /// Cost of copying a page of the running program to a frame of another color.
     pub migration_cycles: u64,
-    /// Allocating a page at its first touch.
+    /// Cost of allocating a page on its first touch.
     pub fault_cycles: u64,
 }
 
@@ -292,11 +293,11 @@ impl Default for PageSpec {
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OsSpec {
-    /// Cost of putting another task on a CPU.
+    /// Cost of switching a CPU to another task.
     pub context_switch_cycles: u64,
-    /// Cost on top of a context switch, when a task comes from another CPU.
+    /// Additional cost of a context switch if the task comes from another CPU.
     pub migration_cycles: u64,
-    /// Slice of the default scheduler, before scaling.
+    /// Time slice of the default scheduler, before scaling.
     pub time_slice_ns: u64,
 }
 
@@ -310,9 +311,9 @@ impl Default for OsSpec {
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PmuSpec {
-    /// Events counted at once; more are multiplexed.
+    /// Events counted at once; additional ones are multiplexed.
     pub count: u32,
-    /// An overflow interrupt.
+    /// Cost of an overflow interrupt.
     pub interrupt_cycles: u64,
     /// The kind of address samples.
     pub sampler: SamplerModel,
@@ -324,16 +325,16 @@ impl Default for PmuSpec {
     }
 }
 
-/// How the hardware samples the addresses of misses.
+/// The mechanism by which the hardware samples the addresses of misses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SamplerModel {
     /// Every event, exactly.
     #[default]
     Ideal,
-    /// POWER5's sampled data address register: overwritten by later events, stale after prefetches (RM).
+    /// POWER5's sampled data address register: later events overwrite it, and after prefetches it is stale (RM).
     LastAddress,
-    /// PEBS and IBS: tagged accesses with source and latency.
+    /// PEBS and IBS: tagged accesses, with source and latency.
     Tagged,
 }
 
@@ -345,44 +346,44 @@ pub struct MachineSpecError {
     pub machine: String,
     /// Path of the field, such as `caches[2].ways`.
     pub field: String,
-    /// The value, in words.
+    /// The value, as text.
     pub found: String,
-    /// The values that it can have, in words.
+    /// The allowed values, as text.
     pub expected: String,
 }
 
 impl CacheSpec {
-    /// Sets of one slice. Needs a checked machine.
+    /// Sets of one slice. Requires a checked machine.
     pub fn sets_per_slice(&self) -> u64 {
         self.size_bytes / u64::from(self.slices) / u64::from(self.ways) / u64::from(self.line_bytes)
     }
 }
 
 impl MachineSpec {
-    /// Cores of all packages.
+    /// Number of cores in all packages.
     pub fn cores(&self) -> u32 {
         self.packages * self.cores_per_package
     }
-    /// Hardware contexts of all cores: their numbers are 0 to one below this.
+    /// Number of hardware contexts of all cores; they are numbered from 0.
     pub fn cpus(&self) -> u32 {
         self.cores() * self.contexts_per_core
     }
-    /// Instances of one cache.
+    /// Number of instances of one cache.
     pub fn instances(&self, cache: &CacheSpec) -> u32 {
         self.cores() / cache.shared_by_cores
     }
-    /// The contended level: the last one that is filled by misses (a victim cache behind it does not count).
-    /// `None` only for a machine without data caches.
+    /// The contended level: the last one that is filled by misses (a victim cache behind it does not count). `None`
+    /// only for a machine without data caches.
     pub fn last_level(&self) -> Option<&CacheSpec> {
         let data =
             |cache: &&CacheSpec| cache.level != CacheLevel::L1Instruction && cache.inclusion != Inclusion::Victim;
         self.caches.iter().rfind(data)
     }
 
-    /// Is this a machine that could be built?
+    /// Checks that the machine could be built.
     ///
     /// # Errors
-    /// The first impossible field, with what was found and what was expected.
+    /// The first impossible field, with the value found and the values expected.
     pub fn check(&self) -> Result<(), MachineSpecError> {
         let fail = |field: &str, found: String, expected: &str| {
             Err(MachineSpecError {
@@ -538,7 +539,8 @@ impl MachineSpec {
         })
     }
 
-    /// Page colors of a cache: sets of one slice times line over page; 1 where a page covers all sets.
+    /// Page colors of a cache: the sets of one slice, times the line size, over the page size; 1 if a page covers all
+    /// sets.
     pub fn colors_of(&self, cache: &CacheSpec) -> u64 {
         (cache.sets_per_slice() * u64::from(cache.line_bytes) / self.pages.page_bytes).max(1)
     }
@@ -550,7 +552,7 @@ impl MachineSpec {
         if nodes > 1 { (0..nodes).map(row).collect() } else { Vec::new() }
     }
 
-    /// The topology that policies use. Cache ids count up in the order of `caches`, instance by instance.
+    /// The topology that policies use. Cache ids follow the order of `caches`, instance by instance.
     pub fn topology(&self) -> Topology {
         let cpus = (0..self.cpus()).map(|cpu| {
             let core = cpu / self.contexts_per_core;

@@ -1,4 +1,4 @@
-//! Can the types carry the papers' mechanisms?
+//! Can the types express the papers' mechanisms?
 
 use crate::test_support::*;
 use crate::*;
@@ -191,7 +191,7 @@ fn a_replay_follows_the_record_and_a_slow_action_stays_pending() {
     assert!(run.step().unwrap().is_none());
 }
 
-/// One second with two tasks, on a machine of two CPUs and one cache of 16 ways that at most two groups divide.
+/// One second with two tasks, on a machine with two CPUs and one cache of 16 ways that supports at most two groups.
 fn bench() -> ViewFixture {
     let ways = PartitionSupport::Ways { ways: 16, min_ways: 1, contiguous: true, max_groups: 2 };
     let divisible = capabilities(&[Ability::Ways]).with_partition(CacheId(0), ways);

@@ -1,20 +1,21 @@
-//! The observation of one window: raw readings, never judgements.
+//! The observation of one window: raw readings without interpretation.
 //!
-//! Absent evidence is a missing entry or `None`, never zero. Counts are raw, with the share of time they
-//! counted. Filtering and weighting belong to profilers.
+//! Missing evidence is a missing entry or `None`, never zero. Counts are raw and come with the share of time in which
+//! they were counted. Filtering and weighting are left to profilers.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{AppliedPlan, CacheId, CpuId, CpuSet, Goal, GroupId, ProbeId, ProcessId, Profile, ServiceIdentity, TaskId};
 
-/// Time on the machine's own clock. `cycles` only where all CPUs tick alike (the simulator).
+/// A span of time on the machine's own clock. `elapsed_cycles` is present only if the cycles of all CPUs are equal (the
+/// simulator).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct TimeSpan {
-    /// When it began; the clock begins with the run.
+    /// Start, counted from the start of the run.
     pub start_ns: u64,
-    /// How long it was.
+    /// Length.
     pub elapsed_ns: u64,
-    /// `None` where cycles are not the same on every CPU.
+    /// Length in cycles; `None` if the CPUs differ in their clock.
     pub elapsed_cycles: Option<u64>,
 }
 
@@ -33,74 +34,74 @@ pub enum CacheLevel {
     L4,
 }
 
-/// The cause of a stall of a task on a CPU.
+/// The reason for which a task on a CPU stalled.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum StallCause {
-    /// It was ready, but another context of the core had the issue slot.
+    /// The task was ready, but another context of the core had the issue slot.
     Issue,
     /// A hit in the cache of this level.
     Hit(CacheLevel),
-    /// A line from another cache that is not on its own path to memory.
+    /// A line from another cache that is not on the task's own path to memory.
     RemoteCache,
-    /// Memory of its own node, queueing left out where that is counted apart.
+    /// Memory of the task's own node, without queueing if that is counted separately.
     LocalMemory,
-    /// Memory of another node, queueing left out where that is counted apart.
+    /// Memory of another node, without queueing if that is counted separately.
     RemoteMemory,
-    /// Queueing for bandwidth, whatever it was that was asked for.
+    /// Queueing for bandwidth, for any kind of request.
     BusQueue,
 }
 
-/// Something that is counted. Byte events count bytes, stall events cycles, all others occurrences.
+/// A countable event. Byte events count bytes, stall events count cycles, and all others count occurrences.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum CounterEvent {
-    /// Instructions that were executed.
+    /// Executed instructions.
     Instructions,
-    /// Cycles on processor.
+    /// Cycles on CPU.
     Cycles,
-    /// Accesses to the cache of this level; without prefetches, where the machine can tell them apart.
+    /// Accesses to the cache of this level; without prefetches if the machine can distinguish them.
     References(CacheLevel),
-    /// Those of [`CounterEvent::References`] that did not find their line.
+    /// The [`CounterEvent::References`] that missed.
     Misses(CacheLevel),
     /// Misses on a line that another task evicted.
     InterTaskMisses(CacheLevel),
-    /// Misses that another cache, not on the own path to memory, answered.
+    /// Misses served by another cache that is not on the task's own path to memory.
     RemoteCacheHits,
     /// Traffic from memory.
     MemoryReadBytes,
     /// Traffic to memory.
     MemoryWriteBytes,
-    /// Cycles on processor without an instruction, by cause.
+    /// Cycles on CPU without an instruction, by cause.
     StallCycles(StallCause),
-    /// Times that the task was put on a CPU.
+    /// Times that the task was switched in on a CPU.
     ContextSwitches,
-    /// Minor and major ones.
+    /// Minor and major page faults.
     PageFaults,
-    /// Calls into the kernel; on a live host those that read and write.
+    /// System calls; on a live host, those that read and write.
     SystemCalls,
-    /// Traffic with memory both ways, where the two are not told apart (MBM).
+    /// Memory traffic in both directions, if the two are not distinguished (MBM).
     MemoryBytes,
     /// The part of [`CounterEvent::MemoryBytes`] that stays on the cache's own memory node.
     LocalMemoryBytes,
 }
 
-/// One counter. `enabled_share` < 1 where events were multiplexed; `count` is raw, not scaled.
+/// One counter reading. If events were multiplexed, `enabled_share` is less than 1; `count` is raw, not scaled.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct EventCount {
     /// The event.
     pub event: CounterEvent,
     /// Occurrences, cycles or bytes, while the counter was on.
     pub count: u64,
-    /// Share of the task's time on processor that the counter was on; 0 to 1, 0 = never.
+    /// Share of the task's time on CPU in which the counter was enabled; 0 to 1, 0 if never.
     #[serde(alias = "counted_share")]
     pub enabled_share: f64,
 }
 
-/// Readings sorted by event, at most one each. An event that is not in it was not measured.
+/// Readings sorted by event, at most one per event. An event without a reading was not measured.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct EventCounts(pub Vec<EventCount>);
 
 impl EventCounts {
-    /// Count scaled for multiplexing; `None` if the event was not measured or never scheduled.
+    /// The count, scaled for multiplexing; `None` if the event was not measured or never scheduled.
     pub fn get(&self, event: CounterEvent) -> Option<f64> {
         let reading = self.0.iter().find(|reading| reading.event == event)?;
         (reading.enabled_share > 0.0).then(|| reading.count as f64 / reading.enabled_share)
@@ -110,40 +111,40 @@ impl EventCounts {
 /// One task in one window.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct TaskSample {
-    /// The id by which plans name it.
+    /// The id that plans use.
     pub task: TaskId,
     /// The address space that it belongs to.
     pub process: ProcessId,
-    /// Numeric id of the user who owns the process; `None` where the machine knows no users (the simulator).
+    /// Numeric id of the user who owns the process; `None` if the machine has no users (the simulator).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<u32>,
-    /// Command name: profiles and match rules go by it; policies must not.
+    /// Command name. Profiles and match rules use it; policies must not.
     pub name: String,
-    /// The service that it belongs to; `None` = its command is the service, or the machine knows no services.
+    /// The service that it belongs to; `None` if its command is the service, or if the machine has no services.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<ServiceIdentity>,
     /// When it started or was first observed, on the clock of [`TimeSpan`].
     #[serde(alias = "arrived_ns")]
     pub arrival_ns: u64,
-    /// Whether it ended in this window; the next one does not list it.
+    /// Did it exit in this window? The next one does not list it.
     pub exited: bool,
-    /// Whether the task must not be moved (kernel thread, pinned by its owner, excluded by configuration).
+    /// Must the task stay where it is (a kernel thread, pinned by its owner, or excluded by configuration)?
     #[serde(alias = "fixed")]
     pub unmovable: bool,
     /// The goal that the operator's rules set; it is part of the observation so that a replay has it.
     pub goal: Option<Goal>,
-    /// CPU at the end of the window; `None` if it was off CPU.
+    /// The CPU at the end of the window; `None` if the task was off CPU.
     pub cpu: Option<CpuId>,
-    /// Time on each CPU within the window, from which co-runners, CPU shares and fairness follow.
+    /// Time on each CPU within the window; co-runners, CPU shares and fairness are computed from it.
     pub on_cpu_ns: Vec<(CpuId, u64)>,
-    /// Time in which it was runnable without a CPU; `None` if this is unknown.
+    /// Time in which the task was runnable but had no CPU; `None` if this is unknown.
     #[serde(alias = "runnable_wait_ns")]
     pub run_queue_wait_ns: Option<u64>,
-    /// Events counted while it was on processor.
+    /// Events counted while the task was on CPU.
     pub counts: EventCounts,
-    /// Work done, in the task's own unit (operations, rows), where it reports any.
+    /// Work done, in the task's own unit (operations, rows), if it reports any.
     pub progress: Option<f64>,
-    /// Resident pages per color; `None` where frames or colors are not known.
+    /// Resident pages by color; `None` if frames or colors are not known.
     pub pages_per_color: Option<Vec<u64>>,
     /// Resident pages of its process by memory node; `None` if there is one node, or if their location is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -151,12 +152,12 @@ pub struct TaskSample {
 }
 
 impl TaskSample {
-    /// The service that it belongs to: the command of its name if there is no other.
+    /// The service that the task belongs to: its command name if there is no other.
     pub fn service_or_command(&self) -> ServiceIdentity {
         self.service.clone().unwrap_or_else(|| ServiceIdentity::command(&self.name))
     }
 
-    /// Was it on any CPU within the window?
+    /// Did the task run on any CPU within the window?
     pub fn has_run(&self) -> bool {
         self.on_cpu_ns.iter().any(|(_, ns)| *ns > 0)
     }
@@ -171,7 +172,7 @@ impl TaskSample {
         self.on_cpu_ns.iter().filter(|(cpu, _)| cpus.contains(cpu.0)).map(|(_, ns)| ns).sum()
     }
 
-    /// A thread that exists from the start of the run, without any measurement.
+    /// A thread that exists since the start of the run, without any measurement.
     pub fn new(task: TaskId, process: ProcessId) -> Self {
         Self {
             task,
@@ -199,39 +200,39 @@ impl TaskSample {
 pub enum CounterScope {
     /// A hardware context.
     Cpu(CpuId),
-    /// A whole cache, with all its users.
+    /// A whole cache, shared by all its users.
     Cache(CacheId),
     /// The memory controller of a node, by its number.
     MemoryNode(u32),
-    /// A group's part of a cache.
+    /// A group's share of a cache.
     Group(GroupId, CacheId),
 }
 
-/// Tasks were on processor together; ends when any of them leaves it (CASC 4.2.2.1).
-/// Raw: short intervals are dropped and weights given by the profiler, not by the machine.
+/// An interval in which tasks ran together; it ends when any of them leaves its CPU (CASC 4.2.2.1). The data are raw:
+/// the profiler, not the machine, drops short intervals and assigns weights.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct RowInterval {
-    /// The row: all of them ran, each on a CPU of its own.
+    /// The row: all these tasks ran, each on its own CPU.
     pub tasks: Vec<TaskId>,
     /// The cache that they shared.
     pub cache: CacheId,
-    /// When the interval began, and how long it was.
+    /// Start and length of the interval.
     pub span: TimeSpan,
     /// The task that left its CPU and ended the interval; `None` if the window ended.
     #[serde(alias = "ended_by")]
     pub ended_by_task: Option<TaskId>,
     /// Counts of the whole shared cache during the interval.
     pub cache_counts: EventCounts,
-    /// Counts of each member in the order of `tasks`; empty if the machine cannot separate them.
+    /// Counts of each member in the order of `tasks`; empty if the machine cannot attribute them.
     pub task_counts: Vec<EventCounts>,
 }
 
 /// The kind of address in a log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum AddressKind {
-    /// An address of the task's own space.
+    /// An address in the task's address space.
     Virtual,
-    /// An address of the machine's memory.
+    /// An address in the machine's memory.
     Physical,
 }
 
@@ -242,42 +243,43 @@ pub enum DataSource {
     Cache(CacheLevel),
     /// A cache that is not on that path.
     RemoteCache,
-    /// Memory, of whatever node.
+    /// Memory, on any node.
     Memory,
-    /// The hardware does not say.
+    /// The hardware does not report the source.
     Unknown,
 }
 
-/// One sampled data access (POWER5 register, PEBS, IBS). Line addresses are byte addresses / line size.
+/// One sampled data access (POWER5 register, PEBS, IBS). A line address is the byte address divided by the line size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct AccessSample {
     /// The task that made the access.
     pub task: TaskId,
-    /// In the address space of the task.
+    /// Line address in the address space of the task.
     pub virtual_line: u64,
-    /// In the machine's memory; `None` = the hardware does not say, or it is hidden.
+    /// Line address in the machine's memory; `None` if the hardware does not report it, or if it is hidden.
     pub physical_line: Option<u64>,
     /// The level that served it.
     pub source: DataSource,
-    /// From the request to the data; `None` = the hardware does not say.
+    /// Cycles from the request to the data; `None` if the hardware does not report them.
     pub latency_cycles: Option<u32>,
-    /// When it was sampled, on the clock of [`TimeSpan`].
+    /// Time of the sample, on the clock of [`TimeSpan`].
     pub at_ns: u64,
 }
 
-/// One watched location. `touched_again` false = censored: not seen again before the watch ended.
+/// One watched location. If `reused` is false, the sample is censored: the location was not touched again before the
+/// watch ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ReuseSample {
-    /// Accesses of the task between the two touches, 0 = the next one; `None` = not counted.
+    /// Accesses of the task between the two touches, 0 for the next access; `None` if they were not counted.
     pub accesses: Option<u64>,
-    /// Time that the task ran from the begin of the watch to the second touch, or to the end of the watch.
+    /// Time that the task ran from the start of the watch to the second touch, or to the end of the watch.
     pub elapsed_ns: u64,
-    /// False = the other fields are lower bounds.
+    /// If false, the other fields are lower bounds.
     #[serde(alias = "touched_again")]
     pub reused: bool,
 }
 
-/// Accesses and misses of one super set (AV 2.1); raw counts, thresholds are the profiler's.
+/// Accesses and misses of one super set (AV 2.1). The counts are raw; the profiler applies the thresholds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct SuperSetCount {
     /// Accesses to its sets.
@@ -286,111 +288,111 @@ pub struct SuperSetCount {
     pub misses: u64,
 }
 
-/// The machine's own program that runs beside a task.
+/// A calibrated program that the machine runs beside a task.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Neighbor {
-    /// Dependent loads over a footprint: slowed by the task's use of the cache.
+    /// Dependent loads over a footprint, slowed down by the task's use of the cache.
     Chase {
-        /// Bytes that it goes through again and again.
+        /// Bytes that it traverses repeatedly.
         footprint_bytes: u64,
     },
-    /// A stream: slowed by the task's use of bandwidth.
+    /// A stream, slowed down by the task's use of bandwidth.
     Stream,
-    /// Keeps a footprint resident: takes it from the task (cache pirating).
+    /// A program that keeps its footprint resident and so takes that space from the task (cache pirating).
     Pirate {
         /// Bytes that it keeps in the cache.
         footprint_bytes: u64,
     },
 }
 
-/// One prime, wait and reload: lines of the probe's buffer that were gone from the cache afterwards.
+/// One round of prime, wait and reload.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct PrimeProbeSample {
-    /// The task ran meanwhile; false = it was kept off.
+    /// Was the task running meanwhile? If false, it was kept off its CPU.
     #[serde(alias = "beside")]
     pub target_running: bool,
-    /// Lines that were gone, out of `reloads`.
+    /// Lines of the probe's buffer that had been evicted, out of `reloads`.
     pub evicted: u32,
-    /// Lines that were loaded again.
+    /// Lines that were reloaded.
     pub reloads: u32,
     /// From the start of priming to the end of reloading.
     pub elapsed_ns: u64,
-    /// Cache-line ping-pong between the two CPUs before and after; `None` where it was not measured.
+    /// Round-trip time of a cache line between the two CPUs before and after; `None` if it was not measured.
     pub round_trips_ns: Option<(f64, f64)>,
 }
 
 /// The evidence from a probe.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum ProbeEvidence {
-    /// CASC initial and secondary measurement; also any measured co-run.
+    /// Initial and secondary measurements of CASC, or any other measured co-run.
     Rows(Vec<RowInterval>),
-    /// RapidMRC: the log as the hardware gave it, repeats and all.
+    /// RapidMRC: the log as the hardware recorded it, including repeated lines.
     Trace {
         /// The task that was traced.
         task: TaskId,
-        /// Which kind of address the log holds.
+        /// The kind of address in the log.
         space: AddressKind,
-        /// Bytes of a line.
+        /// Line size in bytes.
         line_bytes: u32,
         /// Line addresses in the order of the log.
         lines: Vec<u64>,
-        /// Places in the log, ascending, of fetches of code; the others are of data. Empty where none were logged.
+        /// Positions in the log, ascending, of code fetches; all others are data. Empty if none were logged.
         #[serde(default)]
         #[serde(alias = "code")]
         code_positions: Vec<u32>,
-        /// Events known to be missed; `None` = the hardware cannot tell.
+        /// Events known to be lost; `None` if the hardware cannot count them.
         lost: Option<u64>,
-        /// Counts over the trace, for MPKI and for the vertical shift.
+        /// Counts over the trace, for MPKI and for the vertical shift of the curve.
         counts: EventCounts,
-        /// Time that the log took.
+        /// Duration of the log.
         elapsed_ns: u64,
     },
-    /// Sampled accesses; `one_in` is the rate in force, jitter included in `events`.
+    /// Sampled accesses; `sample_period` is the rate in force, and `events` includes its jitter.
     Samples {
         /// Events from one sample to the next, on average.
         #[serde(alias = "one_in")]
         sample_period: u32,
-        /// Events that passed, sampled or not, since the answer before.
+        /// Events that occurred, sampled or not, since the previous result.
         events: u64,
-        /// Bytes of a line.
+        /// Line size in bytes.
         line_bytes: u32,
-        /// Not sorted: a live host gives them CPU by CPU.
+        /// Unsorted: a live host returns them CPU by CPU.
         samples: Vec<AccessSample>,
     },
-    /// Reuse times of locations that were watched.
+    /// Reuse times of watched locations.
     Reuses {
         /// The task that was watched.
         task: TaskId,
-        /// One for each location, whether it was touched again or not.
+        /// One sample per location, whether it was touched again or not.
         samples: Vec<ReuseSample>,
     },
-    /// One hardware context's activity while the task ran on it.
+    /// Activity of one hardware context while the task ran on it.
     Activity {
         /// The task that was counted.
         task: TaskId,
         /// The hardware context that it ran on.
         cpu: CpuId,
-        /// The cache whose sets were counted.
+        /// The level of the cache whose sets were counted.
         level: CacheLevel,
         /// Counts of each super set, by its index.
         super_sets: Vec<SuperSetCount>,
     },
-    /// Seen from outside: how much the neighbor slows the task, and the task the neighbor.
+    /// An external measurement: how much the neighbor slows down the task, and the task the neighbor.
     #[serde(alias = "Beside")]
     NeighborSlowdown {
         /// The task that was measured.
         task: TaskId,
         /// The program that ran beside it.
         neighbor: Neighbor,
-        /// Time of one of the neighbor's accesses, with the task kept off.
+        /// Time per access of the neighbor while the task was kept off its CPU.
         neighbor_alone_ns: f64,
-        /// The same beside the task.
+        /// Time per access of the neighbor beside the task.
         #[serde(alias = "neighbor_beside_ns")]
         neighbor_corun_ns: f64,
-        /// The task's work by time without the neighbor; `None` = not known. Only its ratio to the rate beside has a
-        /// meaning.
+        /// The task's rate of work without the neighbor; `None` if it is unknown. Only its ratio to `task_corun_rate`
+        /// is meaningful.
         task_alone_rate: Option<f64>,
-        /// The same beside the neighbor.
+        /// The task's rate of work beside the neighbor.
         #[serde(alias = "task_beside_rate")]
         task_corun_rate: Option<f64>,
         /// The event that the task's rates count as a proxy for work; `None` if they count the work that the task
@@ -399,26 +401,28 @@ pub enum ProbeEvidence {
         #[serde(alias = "rate_of")]
         rate_event: Option<CounterEvent>,
     },
-    /// Cache-line ping-pong: virtual machines lie about who shares a cache.
+    /// Round-trip time of a cache line between two CPUs, measured because virtual machines may misreport which CPUs
+    /// share a cache.
     PingPong {
         /// The two CPUs.
         cpus: (CpuId, CpuId),
-        /// For the line to go over and come back.
+        /// Time for the line to travel to the other CPU and back.
         round_trip_ns: f64,
     },
-    /// Raw samples of how much of the shared cache the task evicts, in the order they were taken.
+    /// Raw samples of how much of the shared cache the task evicts, in the order of measurement.
     #[serde(alias = "Evicted")]
     PrimeProbe {
         /// The task that was measured.
         task: TaskId,
-        /// Size of the probe's own buffer.
+        /// Size of the probe's buffer.
         buffer_bytes: u64,
-        /// From priming to reloading.
+        /// Time from priming to reloading.
         wait_ns: u64,
         /// Samples with the task running, and samples without it.
         samples: Vec<PrimeProbeSample>,
     },
-    /// A profile recorded earlier and recognised; here, so that a replay has it too.
+    /// A profile recorded earlier, whose program was recognized. It is part of the evidence so that a replay has it as
+    /// well.
     #[serde(alias = "Known")]
     StoredProfile {
         /// The task that was recognized.
@@ -435,24 +439,24 @@ pub struct ProbeResult {
     pub probe: ProbeId,
     /// The evidence that was measured.
     pub evidence: ProbeEvidence,
-    /// False = more follows in a later window.
+    /// If false, more evidence follows in a later window.
     pub complete: bool,
-    /// Processor time the probe took, and from whom.
+    /// CPU time that the probe used, and the task that it was taken from.
     pub cost_ns: Vec<(Option<TaskId>, u64)>,
 }
 
-/// Why a window ended when it did.
+/// The reason for which a window ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum WindowEnd {
-    /// It had the length that the plan asked for.
+    /// It reached the length that the plan requested.
     Elapsed,
     /// A probe was complete.
     ProbeAnswered,
-    /// A task came or ended.
+    /// A task arrived or exited.
     TasksChanged,
-    /// A signal or a request at the control socket.
+    /// A signal, or a request at the control socket, interrupted it.
     Interrupted,
-    /// CPUs went offline or came back, or the host was suspended: figures from before and after do not compare.
+    /// CPUs went offline or came back, or the host was suspended, so figures from before and after are not comparable.
     HostChanged,
 }
 
@@ -461,20 +465,20 @@ pub enum WindowEnd {
 pub struct Observation {
     /// Number of the window in the run, from 0.
     pub window: u64,
-    /// When it began, and how long it was.
+    /// Start and length of the window.
     pub span: TimeSpan,
-    /// Why it ended.
+    /// The reason for which it ended.
     #[serde(alias = "ended")]
     pub end_reason: WindowEnd,
-    /// All tasks that lived in it, in order of arrival; those that ended in it are among them.
+    /// All tasks that existed in the window, in order of arrival, including those that exited in it.
     pub tasks: Vec<TaskSample>,
-    /// Counters of shared things; a place that is missing was not counted.
+    /// Counters of shared resources; a resource that is missing was not counted.
     #[serde(alias = "places")]
     pub shared_counts: Vec<(CounterScope, EventCounts)>,
     /// The results of the probes in this window.
     #[serde(alias = "answers")]
     pub probe_results: Vec<ProbeResult>,
-    /// The plan in force: slow actions continue, and other tools make changes as well.
+    /// The plan in force; it also changes between plans, because slow actions continue and other tools make changes.
     #[serde(alias = "in_force")]
     pub applied: AppliedPlan,
 }

@@ -1,13 +1,13 @@
 //! A matrix of percentages as written in its file, before it is interpreted.
 
-/// Columns with names, and rows with names and values in percent. Nothing is checked yet but that numbers are numbers.
+/// Named columns, and named rows with values in percent. So far, only the syntax of the numbers has been checked.
 #[derive(Clone, PartialEq, Debug)]
 pub struct PercentMatrix {
-    /// Its name in errors: a path, or a title.
+    /// The name that errors give: a path, or a title.
     pub file: Box<str>,
-    /// The line of the columns' names, from 1.
+    /// The line number of the header, from 1.
     pub header_line: u32,
-    /// The columns' names, in their order.
+    /// The names of the columns, in the order of the file.
     pub columns: Vec<String>,
     /// Rows in the order of the file.
     pub rows: Vec<PercentRow>,
@@ -16,10 +16,11 @@ pub struct PercentMatrix {
 /// One row of a [`PercentMatrix`].
 #[derive(Clone, PartialEq, Debug)]
 pub struct PercentRow {
-    /// Its line, from 1.
+    /// Its line number, from 1.
     pub line: u32,
-    /// The name of the row: its first field.
+    /// The row's name, which is its first field.
     pub name: String,
-    /// Finite, in the order of the columns; `None` where the field is empty. There may be more or fewer than columns.
+    /// Finite values, in the order of the columns; `None` if the field is empty. Their number may differ from the
+    /// number of columns.
     pub values_percent: Vec<Option<f64>>,
 }

@@ -5,31 +5,31 @@ use serde::{Deserialize, Serialize};
 
 use crate::{CacheLevel, Profile, WindowLength};
 
-/// Everything from which a pipeline is built, besides the machine's topology and capabilities.
+/// Everything that a pipeline is built from, except the machine's topology and capabilities.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PipelineConfig {
     /// The policy that decides.
     pub policy: PolicyConfig,
-    /// The guard that rolls back decisions that slow programs down; `None` if there is none.
+    /// The guard that rolls back decisions that slow programs down; `None` for no guard.
     pub guard: Option<GuardConfig>,
     /// The profilers that turn observations into profiles, in order.
     pub profilers: Vec<ProfilerConfig>,
     /// The predictor that scores every plan.
     pub predictor: PredictorConfig,
-    /// Window until the policy's first plan.
+    /// Length of the window before the policy's first plan.
     pub first_window: WindowLength,
 }
 
-/// A policy of the registry.
+/// A policy from the registry.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PolicyConfig {
     /// Its name in the registry.
     pub name: String,
-    /// Its own parameters as given (TOML); empty = all defaults.
+    /// Its own parameters as given (TOML); empty for all defaults.
     pub parameters: String,
-    /// Seed of what it draws.
+    /// Seed of its random draws.
     pub seed: u64,
 }
 
@@ -49,10 +49,10 @@ pub enum GuardObjective {
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GuardConfig {
-    /// Windows before and after a change that are compared; 2 or more.
+    /// Windows before and after a change that are compared; at least 2.
     #[serde(alias = "windows")]
     pub trial_windows: u32,
-    /// Smallest loss, as a share, for which a decision is rolled back.
+    /// Smallest loss, as a fraction, that causes a roll-back.
     #[serde(alias = "loss_at_least")]
     pub min_loss: f64,
     /// Windows of the first cooldown of a plan that was rolled back.
@@ -61,7 +61,7 @@ pub struct GuardConfig {
     /// How the guard combines the speeds of several programs.
     #[serde(default)]
     pub objective: GuardObjective,
-    /// Whether the first change waits until a reference was measured; set on live hosts, whose initial state no policy
+    /// Must the first change wait until a reference was measured? Set on live hosts, whose initial state no policy
     /// chose.
     #[serde(default)]
     #[serde(alias = "wait_for_reference")]
@@ -79,7 +79,7 @@ impl Default for GuardConfig {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PredictorConfig {
-    /// Cycles that a miss of the last level costs a task without a curve of stalls.
+    /// Cycles per last-level miss of a task that has no stall curve.
     pub miss_penalty_cycles: f64,
     /// Source of that number: the machine file, or a measurement with its figures.
     #[serde(alias = "miss_penalty_from")]
@@ -90,11 +90,11 @@ pub struct PredictorConfig {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(tag = "profiler", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum ProfilerConfig {
-    /// Phase changes; first, as it drops the evidence of the phase before.
+    /// Phase changes; first in order, because it drops the evidence of the previous phase.
     Phases {
         /// Level of the contended cache.
         level: CacheLevel,
-        /// Detection.
+        /// Parameters of the detection.
         parameters: PhaseParameters,
         /// Instructions that make one interval.
         interval_instructions: f64,
@@ -103,33 +103,33 @@ pub enum ProfilerConfig {
     Counters {
         /// Level of the contended cache.
         level: CacheLevel,
-        /// A reading counts once it covers this many instructions.
+        /// Instructions that a reading must cover to count.
         #[serde(alias = "at_least_instructions")]
         min_instructions: f64,
     },
-    /// Partial-cache miss rates from sets of tasks that ran together (CASC).
+    /// Miss rates at partial cache sizes, from sets of tasks that ran together (CASC).
     CoRunRows {
         /// Level of the contended cache.
         level: CacheLevel,
         /// Thresholds of the measurement.
         parameters: CoRunRowParameters,
     },
-    /// Solo speeds from rows of one task.
+    /// Solo speeds, from rows with a single task.
     SoloIntervals {
         /// Level of the contended cache.
         level: CacheLevel,
     },
-    /// Shared regions from samples of accesses (TC).
+    /// Shared regions, from sampled accesses (TC).
     Sharing {
         /// Counters and regions.
         parameters: ShMapParameters,
-        /// One filter for all processes, by physical line.
+        /// Is one filter used for all processes, keyed by physical line?
         #[serde(alias = "across_processes")]
         machine_wide: bool,
     },
     /// Activity vectors (AV).
     Activity,
-    /// Slowdowns of and by a calibrated neighbor.
+    /// Slowdowns caused and suffered beside a calibrated neighbor.
     CoRunSlowdown,
     /// Evicted lines.
     PrimeProbe,
@@ -137,7 +137,7 @@ pub enum ProfilerConfig {
     MissTrace {
         /// The traced cache.
         cache: TracedCache,
-        /// The thesis' own settings instead of the survival curve.
+        /// Use the settings of the thesis instead of the survival curve?
         #[serde(default)]
         #[serde(alias = "as_in_the_thesis")]
         follows_thesis: bool,
@@ -146,46 +146,47 @@ pub enum ProfilerConfig {
     Reuse {
         /// Level of the contended cache.
         level: CacheLevel,
-        /// Replacement of that cache.
+        /// Replacement model of that cache.
         replacement: ReplacementModel,
         /// Unit of reuse.
         line_bytes: u64,
         /// Sizes of the curve's points.
         sizes_bytes: Vec<u64>,
-        /// Watch points see fetches of code as well.
+        /// Do the watchpoints cover code fetches as well?
         #[serde(alias = "of_code_too")]
         includes_code: bool,
     },
-    /// Curves of stalls from counters at the sizes held.
+    /// Stall curves from counters at the occupied sizes.
     Stalls {
-        /// Shape of the contended cache.
+        /// Geometry of the contended cache.
         cache: TracedCache,
     },
-    /// Curves of misses from counters at the sizes held.
+    /// Curves of misses from counters at the occupied sizes.
     SizeSweep {
-        /// Shape of the contended cache.
+        /// Geometry of the contended cache.
         cache: TracedCache,
-        /// A window counts once it covers this many instructions.
+        /// Instructions that a window must cover to count.
         #[serde(alias = "at_least_instructions")]
         min_instructions: f64,
     },
     /// Profiles that an experiment supplies, in order of the tasks' arrival.
     Oracle {
-        /// One for each of the first tasks.
+        /// One profile for each of the first tasks.
         profiles: Vec<Profile>,
     },
-    /// Profiles recorded earlier and recognized; last, as it fills only what nothing measured.
+    /// Profiles recorded earlier, whose programs were recognized; last in order, because they only fill gaps that no
+    /// measurement filled.
     Stored,
 }
 
 /// Phase detection (thesis 5.6.2).
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct PhaseParameters {
-    /// w: intervals that the present one is compared with (their mean).
+    /// w: the number of preceding intervals whose mean the current one is compared with.
     pub history: usize,
-    /// A larger difference is a phase change; in the signal's unit.
+    /// The difference above which there is a phase change, in the signal's unit.
     pub threshold: f64,
-    /// A transition begins and ends at this share of the threshold.
+    /// The fraction of the threshold at which a transition begins and ends.
     pub edge_share: f64,
 }
 
@@ -195,18 +196,18 @@ impl Default for PhaseParameters {
     }
 }
 
-/// CASC's figures (CASC 4.2), and the run's scale for all of them.
+/// CASC's parameters (CASC 4.2), and one scale for all of them.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct CoRunRowParameters {
-    /// Shorter intervals are cold starts.
+    /// Intervals shorter than this are cold starts.
     #[serde(alias = "shortest_interval_ns")]
     pub min_interval_ns: f64,
-    /// MIN_RUNLENGTH: what has to be collected of each row, and of each newcomer.
+    /// MIN_RUNLENGTH: the time to collect for each row, and for each newcomer.
     #[serde(alias = "least_total_ns")]
     pub min_total_ns: f64,
-    /// Both times are multiplied by this.
+    /// A factor for both times.
     pub scale: f64,
-    /// Takes the members' own counts where the machine has them.
+    /// Use the members' own counts if the machine provides them?
     #[serde(alias = "own_counts")]
     pub uses_task_counts: bool,
 }
@@ -225,7 +226,7 @@ impl Default for CoRunRowParameters {
 /// Shared-region counters (TC 4.3).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ShMapParameters {
-    /// Counters per thread and entries of the filter.
+    /// Counters per thread, and entries of the filter.
     pub entries: usize,
     /// Unit of sharing; the line size avoids false sharing.
     pub region_bytes: u64,
@@ -242,9 +243,9 @@ impl Default for ShMapParameters {
 pub struct TracedCache {
     /// Level of the cache.
     pub level: CacheLevel,
-    /// All of it.
+    /// Its total size.
     pub size_bytes: u64,
-    /// Page colors; 1 where pages cannot be placed.
+    /// Page colors; 1 if pages cannot be placed by color.
     pub colors: u32,
     /// Associativity.
     pub ways: u32,
@@ -252,7 +253,7 @@ pub struct TracedCache {
     pub points: u32,
 }
 
-/// Replacement, as models of reuse take it.
+/// The replacement policy that models of reuse assume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReplacementModel {

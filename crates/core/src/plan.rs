@@ -1,4 +1,4 @@
-//! Plans: the whole desired state of one machine, never a delta.
+//! Plans: the complete desired state of one machine, never a difference.
 
 use std::collections::BTreeMap;
 
@@ -6,55 +6,55 @@ use serde::{Deserialize, Serialize};
 
 use crate::{CacheId, CacheLevel, CpuId, CpuSet, GroupId, IndexSet, Neighbor, ProbeId, ProcessId, TaskId};
 
-/// When the next observation is due, unless a probe or a change of tasks ends it sooner.
+/// The time of the next observation, unless a probe or a change of tasks ends the window sooner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum WindowLength {
     /// A length of time.
     Time {
-        /// Above 0; a machine may have a shortest window ([`crate::Capabilities::min_window_ns`]).
+        /// Greater than 0; a machine may have a shortest window ([`crate::Capabilities::min_window_ns`]).
         ns: u64,
     },
-    /// 10^9 cycles (DIO, TC), 5 M cycles (AV): the machine turns it into time where it must.
+    /// 10^9 cycles (DIO, TC), 5 M cycles (AV); the machine converts cycles to time if necessary.
     Cycles {
-        /// Above 0; cycles that pass on the machine, not those of one task.
+        /// Greater than 0; cycles that elapse on the machine, not those of one task.
         cycles: u64,
     },
 }
 
-/// Tasks that run together. `cpu` is set only if the CPU matters.
+/// Tasks that run together.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Gang {
-    /// Each task with the CPU that it must have; `None` = any of the schedule's.
+    /// Each task with its required CPU; `None` for any CPU of the schedule.
     pub members: Vec<(TaskId, Option<CpuId>)>,
-    /// Slices in a row per turn; unequal turns give unequal CPU time.
+    /// Consecutive slices per turn; gangs with different numbers get different CPU time.
     pub slices: u32,
 }
 
-/// Gangs that take turns on `cpus` until the next plan. Every task that may only run on `cpus` is in at least one gang,
+/// Gangs that take turns on `cpus` until the next plan. Every task that may run only on `cpus` is in at least one gang,
 /// so that no task starves (checked).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct GangSchedule {
-    /// Not empty and online; no other schedule has any of them.
+    /// Not empty, and online; no other schedule uses any of them.
     pub cpus: CpuSet,
-    /// Length of one slice; above 0.
+    /// Length of one slice; greater than 0.
     pub slice_ns: u64,
     /// In the order of their turns.
     pub gangs: Vec<Gang>,
 }
 
-/// The process or task that a share is for.
+/// The process or task that a share belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum ShareMember {
-    /// All threads of a process, those to come among them.
+    /// All threads of a process, including future ones.
     Process(ProcessId),
-    /// Only for ways: pages, and so colors, belong to the process.
+    /// Only for ways, because pages, and therefore colors, belong to the process.
     Task(TaskId),
 }
 
-/// Units are counted as `PartitionSupport` of the capabilities says.
+/// Parts of a cache, counted in the units of its [`PartitionSupport`](crate::PartitionSupport).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Units {
-    /// By the colors of pages.
+    /// By page colors.
     Colors {
         /// Colors that the members' pages may have; not empty.
         allowed: IndexSet,
@@ -69,38 +69,39 @@ pub enum Units {
     },
 }
 
-/// Which pages move when a process gets other colors.
+/// The pages that move when a process gets other colors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum PageMigration {
     /// New pages only.
     Never,
     /// A page moves when it is next touched.
     Lazy,
-    /// Pages are moved at once, those that are used most before the others.
+    /// Pages are moved at once, the most used ones first.
     HotFirst,
     /// Every page is moved at once.
     All,
 }
 
-/// One group's share of one cache (of every cache of the level where colors are the unit: a frame has the
-/// same color in all of them). Shares may overlap. Who is in no group is unrestricted.
+/// One group's share of one cache. If the units are colors, it is a share of every cache of the level, because a frame
+/// has the same color in all of them. Shares may overlap. A task in no group is unrestricted.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct CacheShare {
-    /// The group; it has one share of a cache at most.
+    /// The group, which has at most one share of a cache.
     pub group: GroupId,
-    /// The members of the group. No member is in two shares by ways of one cache, or in two shares by colors.
+    /// The members of the group. No member is in two shares of one cache by ways, or in two shares by colors.
     pub members: Vec<ShareMember>,
-    /// The cache that is divided.
+    /// The cache that is partitioned.
     pub cache: CacheId,
     /// The part of the cache that the group gets.
     pub units: Units,
 }
 
-/// "Rather not these two at once on one cache": for a dispatcher that picks among runnable tasks by itself
-/// (AV's Linux form, sched_ext, programs with overlapping colors). Larger is worse; advice, never a ban.
+/// Advice to avoid running two tasks on one cache at the same time. It is for a dispatcher that itself selects among
+/// runnable tasks (AV's Linux form, sched_ext, programs with overlapping colors). Larger is worse; the penalty is never
+/// a ban.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct CoRunPenalty {
-    /// The two, in either order; never the same task twice.
+    /// The two tasks, in either order; they differ.
     pub tasks: (TaskId, TaskId),
     /// Finite; the scale is the policy's own.
     pub penalty: f64,
@@ -109,18 +110,18 @@ pub struct CoRunPenalty {
 /// The measurement that a probe makes.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum ProbeKind {
-    /// Each row: bring these on processor together until `total_ns` is collected. CASC raises priority.
+    /// Runs the tasks of each row together until `total_ns` is collected. CASC does this by raising their priority.
     #[serde(alias = "Rows")]
     CoRunRows {
         /// The cache that the rows share.
         cache: CacheId,
-        /// Sets of tasks to see together.
+        /// Sets of tasks to observe together.
         rows: Vec<Vec<TaskId>>,
         /// Time to collect for each row.
         total_ns: u64,
-        /// Time that a row runs before it counts; 0 = it counts at once.
+        /// Time that a row runs before it counts; 0 to count at once.
         settle_ns: u64,
-        /// True = the machine brings each row about; false = it waits until the row comes about.
+        /// Does the machine create each row, or does it wait until the row occurs?
         boost: bool,
     },
     /// Intervals in which `task` runs beside one of `peers` and no other task (CASC secondary).
@@ -130,24 +131,24 @@ pub enum ProbeKind {
         cache: CacheId,
         /// The task that is measured.
         task: TaskId,
-        /// The tasks that it may be beside.
+        /// The tasks beside which it may run.
         peers: Vec<TaskId>,
-        /// Time to collect in all.
+        /// Total time to collect.
         total_ns: u64,
     },
-    /// Misses of the first-level data cache, and fetches of code that missed theirs, where that is asked and can be.
+    /// First-level data misses and, if requested and supported, code fetches that missed.
     #[serde(alias = "Trace")]
     MissTrace {
         /// The task that is traced.
         task: TaskId,
-        /// Length of the log; it ends when so many are in.
+        /// Length of the log, at which it ends.
         entries: u32,
-        /// Fetches of code are logged, too.
+        /// Are code fetches logged as well?
         #[serde(default)]
         #[serde(alias = "code")]
         includes_code: bool,
     },
-    /// Remote accesses only, or all: one in `one_in` on average, jittered by the machine.
+    /// Sampled accesses, remote ones only or all: one in `sample_period` on average, with jitter from the machine.
     #[serde(alias = "Samples")]
     AccessSamples {
         /// All threads of these processes are sampled.
@@ -155,85 +156,87 @@ pub enum ProbeKind {
         /// Events from one sample to the next, on average.
         #[serde(alias = "one_in")]
         sample_period: u32,
-        /// Only accesses that a remote cache answered are given ([`crate::DataSource::RemoteCache`]).
+        /// Return only accesses that a remote cache served ([`crate::DataSource::RemoteCache`])?
         remote_only: bool,
-        /// Samples in all, of all processes together.
+        /// Maximum number of samples over all processes.
         #[serde(alias = "at_most")]
         max_samples: u32,
     },
-    /// Reuse times of single locations, each watched until it is touched again.
+    /// Reuse times of individual locations, each watched until it is touched again.
     #[serde(alias = "Reuses")]
     ReuseTimes {
         /// The task that is watched.
         task: TaskId,
-        /// Locations to watch.
+        /// Number of locations to watch.
         locations: u32,
     },
-    /// Accesses and misses by groups of cache sets (AV 2.1).
+    /// Accesses and misses by group of cache sets (AV 2.1).
     #[serde(alias = "Activity")]
     SuperSets {
-        /// The tasks that are counted, each by itself.
+        /// The tasks that are counted, each separately.
         tasks: Vec<TaskId>,
         /// The cache whose sets are counted.
         level: CacheLevel,
-        /// Groups of sets; above 0.
+        /// Number of groups of sets; greater than 0.
         super_sets: u32,
     },
-    /// Run a program of the machine's own beside the task, and compare both with running alone.
+    /// Runs a calibrated program of the machine beside the task, and compares the speed of both with running alone.
     Neighbor {
         /// The task that is measured.
         task: TaskId,
         /// The program that runs beside it.
         neighbor: Neighbor,
     },
-    /// Pass a cache line back and forth between two CPUs.
+    /// Passes a cache line back and forth between two CPUs.
     PingPong {
         /// Two different CPUs.
         cpus: (CpuId, CpuId),
     },
-    /// Prime, wait and reload beside the task and without it, until this many samples beside it are there.
+    /// Prime, wait and reload, beside the task and without it, until there are this many samples beside the task.
     #[serde(alias = "Evicted")]
     PrimeProbe {
         /// The task that is measured.
         task: TaskId,
-        /// Samples beside the task; those without it come on top.
+        /// Samples beside the task, in addition to those without it.
         samples: u32,
     },
 }
 
-/// Goes on from window to window until answered, dropped from the plan, or past its budget.
+/// A requested probe, which continues from window to window until it is complete, dropped from the plan, or over its
+/// budget.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ProbeRequest {
-    /// Given by the policy; no two probes of a plan have the same.
+    /// The id that the policy assigns; it is unique within the plan.
     pub id: ProbeId,
     /// The measurement and its subjects.
     #[serde(alias = "what")]
     pub kind: ProbeKind,
-    /// The most processor time it may take; the machine stops it there and says so.
+    /// Maximum CPU time of the probe; the machine stops and reports it when the budget is used up.
     pub budget_ns: u64,
 }
 
-/// The whole desired state. What it does not mention is the machine's default (all CPUs, no gangs, no shares).
+/// The complete desired state. Anything that it does not mention has the machine's default (all CPUs, no gangs, no
+/// shares).
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Plan {
     /// CPUs that a task may run on; at least one is online.
     pub affinity: BTreeMap<TaskId, CpuSet>,
-    /// Share of CPU time relative to others, 1.0 = as the host had it (priorities, fairness bound).
+    /// Share of CPU time relative to other tasks; 1.0 is the host's default (priorities, fairness bound).
     pub weights: BTreeMap<TaskId, f64>,
-    /// Gang schedules, no two on one CPU.
+    /// Gang schedules; no two use the same CPU.
     pub gangs: Vec<GangSchedule>,
     /// Shares of caches; they may overlap.
     pub shares: Vec<CacheShare>,
-    /// Advice on who should not run together.
+    /// Advice on tasks that should not run together.
     pub penalties: Vec<CoRunPenalty>,
     /// The requested probes; a probe that is missing here ends.
     pub probes: Vec<ProbeRequest>,
-    /// When the next observation is due.
+    /// The time of the next observation.
     pub window: WindowLength,
 }
 
 impl Plan {
-    /// Changes nothing, measures nothing.
+    /// A plan that changes nothing and measures nothing.
     pub fn idle(window: WindowLength) -> Self {
         Plan {
             affinity: BTreeMap::new(),

@@ -1,4 +1,4 @@
-//! Decisions: the operator's goals, the input of a policy, and its answer with reasons.
+//! Decisions: the operator's goals, the input of a policy, and its output with reasons.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,23 +7,23 @@ use crate::{
     Profiles, TaskId, TaskSample, Topology,
 };
 
-/// One reason, in a form that survives renaming: `{0}` in `text` is `tasks[0]`.
+/// One reason, independent of task names: `{0}` in `text` stands for `tasks[0]`.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Reason {
-    /// The kind of reason, for programs; absent in a log line that only explains.
+    /// The kind of reason, for programs that read it; missing in a log line that only explains.
     #[serde(default, skip_serializing_if = "ReasonKind::is_plain")]
     pub kind: ReasonKind,
-    /// The tasks that the text speaks of, in the order in which it numbers them.
+    /// The tasks that the text mentions, in the order of its numbers.
     pub tasks: Vec<TaskId>,
-    /// For people; names of tasks stand as `{0}`, `{1}` and so on.
+    /// The text for users; `{0}`, `{1}` and so on stand for the names of tasks.
     pub text: String,
-    /// The numbers it rests on: name with its unit last, and value.
+    /// The numbers that support the reason: name with its unit last, and value.
     pub numbers: Vec<(String, f64)>,
 }
 
 impl Reason {
-    /// The text with a name in each task's place. Names are inserted in one pass and never read again, because a program
-    /// can be called `{1}`.
+    /// The text with a name in place of each task. Names are inserted in one pass and not expanded again, because a
+    /// program can be called `{1}`.
     pub fn render<N: std::fmt::Display>(&self, name: impl Fn(TaskId) -> N) -> String {
         let mut rendered = String::with_capacity(self.text.len());
         let mut rest = self.text.as_str();
@@ -46,7 +46,7 @@ impl Reason {
     }
 }
 
-/// The kind of a [`Reason`]. Programs use this and never the text.
+/// The kind of a [`Reason`]. Programs evaluate the kind, never the text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReasonKind {
@@ -56,15 +56,15 @@ pub enum ReasonKind {
     Explanation,
     /// A plan made the programs slower and was rolled back.
     RolledBack,
-    /// A plan was not tried, because it or several in a row made programs slower.
+    /// A plan was not tried, because it, or several plans in a row, made programs slower.
     #[serde(alias = "kept-out")]
     CoolingDown,
     /// A trial of new shares ended with a verdict.
     TrialVerdict,
-    /// A cluster of threads that share data; its tasks are the cluster.
+    /// A cluster of threads that share data; the reason's tasks are its members.
     ClusterFound,
-    /// No plan that the policy knows meets the goal of the first task. The number `must_leave` says how many of the tasks
-    /// that follow would have to leave.
+    /// No plan known to the policy meets the goal of the first task. The number `must_leave` gives how many of the
+    /// following tasks would have to leave.
     InfeasibleGoal,
 }
 
@@ -74,21 +74,21 @@ impl ReasonKind {
     }
 }
 
-/// How the effect of a plan is verified by measured speeds.
+/// The way in which measured speeds verify the effect of a plan.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verification {
     /// The plan is applied at once. If the guard is on, speeds before and after the change are compared.
     #[default]
     BeforeAndAfter,
-    /// The plan is proposed: the verifier tries it or monitors it, and answers with a [`ChangeVerdict`].
+    /// The plan is proposed: the verifier tries or monitors it, and returns a [`ChangeVerdict`].
     Proposed(Box<ProposedChange>),
-    /// The change that was proposed last stays with the verifier. With any other verification it is withdrawn.
+    /// The last proposed change stays with the verifier. Any other verification withdraws it.
     Pending,
-    /// Two plans alternate, of which this is one. The trial has the verdict, and the guard protects goals only.
+    /// This plan is one of two that alternate. The trial gives the verdict, and the guard protects only goals.
     Trial,
-    /// A trial has ended in favor of this plan. The guard rolls it back only if it harms a process more than the others
-    /// gain, by the windows of the trial, and compares later plans with it.
+    /// A trial has ended in favor of this plan. The guard rolls it back only if the windows of the trial show that it
+    /// harms a process more than the others gain, and it compares later plans with this one.
     Measured,
 }
 
@@ -102,7 +102,7 @@ impl Verification {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum VerificationMethod {
-    /// The plan before and the new one alternate in blocks of legs, whose order is drawn from the seed.
+    /// The old and the new plan alternate in blocks of legs, whose order is drawn from the seed.
     Trial {
         /// Windows at the start of a leg that do not count.
         warmup_windows: u32,
@@ -111,7 +111,7 @@ pub enum VerificationMethod {
         /// Seed of the order.
         seed: u64,
     },
-    /// The new plan is applied, and speeds before and after are compared.
+    /// The new plan is applied, and speeds before and after the change are compared.
     Monitoring,
 }
 
@@ -121,7 +121,7 @@ pub enum VerificationMethod {
 pub enum SpeedObjective {
     /// The sum of speeds.
     Sum,
-    /// The smallest of them.
+    /// The lowest speed.
     Slowest,
 }
 
@@ -130,14 +130,14 @@ pub enum SpeedObjective {
 pub struct ProposedChange {
     /// How it is measured.
     pub method: VerificationMethod,
-    /// The plan before, with all tasks pinned to their places: tasks stay where a plan has put them, so a trial against
-    /// a plan without places would compare the new places with themselves.
+    /// The old plan, with all tasks pinned to their current places. Tasks stay where a plan has put them, so a trial
+    /// against a plan without places would compare the new places with themselves.
     pub old: Plan,
     /// Forecasts of the old and the new plan.
     pub forecasts: [Forecast; 2],
-    /// Forecast gain, as a share of the objective.
+    /// Forecast gain, as a fraction of the objective.
     pub forecast_gain: f64,
-    /// Smallest gain that justifies the change, as a share.
+    /// Smallest gain that justifies the change, as a fraction.
     pub min_gain: f64,
     /// The objective by which speeds are compared.
     pub objective: SpeedObjective,
@@ -159,17 +159,17 @@ pub struct MeasuredLogRatio {
 pub enum VerificationOutcome {
     /// A trial found the plan faster: it is kept.
     Faster,
-    /// A trial did not: the plan before is restored.
+    /// A trial did not find the plan faster: the old plan is restored.
     NotFaster,
     /// The monitored plan is not slower: it is kept.
     NotSlower,
-    /// The plan is slower, or harms a program: the plan before is restored.
+    /// The plan is slower, or harms a program: the old plan is restored.
     Slower,
-    /// No process ran long enough on both sides of the change: the plan is kept.
+    /// No process ran long enough both before and after the change: the plan is kept.
     NotMeasured,
-    /// Tasks or phases changed: a trial is over, and a monitored plan is kept.
+    /// Tasks or phases changed: a trial ends, and a monitored plan is kept.
     Interrupted,
-    /// The plan was not applied, because it is on cooldown or there is nothing to compare it with.
+    /// The plan was not applied, because it is on cooldown or because there is no reference to compare it with.
     Refused,
 }
 
@@ -182,29 +182,29 @@ pub struct ChangeVerdict {
     pub plan: Plan,
     /// Forecast of that plan, if it was proposed with one.
     pub forecast: Option<Forecast>,
-    /// Gain as it was forecast, if the change was proposed.
+    /// The forecast gain, if the change was proposed.
     pub forecast_gain: Option<f64>,
-    /// The measured change; `None` = nothing was measured.
+    /// The measured change; `None` if nothing was measured.
     pub measured: Option<MeasuredLogRatio>,
 }
 
-/// Verdicts of the verifier, as policies ask for them.
+/// Verdicts of the verifier, as policies query them.
 pub trait Verdicts {
-    /// The verdict that was reached since the last decision.
+    /// The verdict reached since the last decision.
     fn latest(&self) -> Option<&ChangeVerdict>;
 
     /// Have plans failed, so that [`Verdicts::excludes`] may be true?
     fn has_failed_plans(&self) -> bool;
 
-    /// Is a plan on cooldown, by itself or as the image of a failed one on like caches? `instead` is the plan that
-    /// would be in its place: if that is an image as well, only the failed plan itself is excluded.
+    /// Is a plan on cooldown, either itself or as the image of a failed plan on identical caches? `instead` is the plan
+    /// that would replace it: if that is an image as well, only the failed plan itself is excluded.
     fn excludes(&self, plan: &Plan, instead: &Plan, view: &View<'_>) -> bool;
 
-    /// Is no plan tried in this window, because plans have failed?
+    /// Are no plans tried in this window, because earlier ones failed?
     fn is_paused(&self, window: u64) -> bool;
 }
 
-/// Verdicts without a verifier: none.
+/// No verdicts, for use without a verifier.
 impl Verdicts for () {
     fn latest(&self) -> Option<&ChangeVerdict> {
         None
@@ -223,16 +223,16 @@ impl Verdicts for () {
     }
 }
 
-/// A plan with its reasons, and the forecast that it was chosen by.
+/// A plan with its reasons, and the forecast on which the choice is based.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Decision {
-    /// The whole desired state, not a difference.
+    /// The complete desired state, not a difference.
     pub plan: Plan,
-    /// At least enough to explain what is new in the plan; empty = nothing to say.
+    /// Reasons that explain at least what is new in the plan; may be empty.
     #[serde(alias = "why")]
     pub reasons: Vec<Reason>,
-    /// The policy's own forecast of the plan, which the loop moves to [`crate::WindowRecord::forecast`] and compares
-    /// with the next window; `None` = the policy has no model, and the reference predictor forecasts.
+    /// The policy's own forecast of the plan. The loop moves it to [`crate::WindowRecord::forecast`] and compares it
+    /// with the next window. `None` if the policy has no model, in which case the reference predictor forecasts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forecast: Option<Forecast>,
     /// How the plan is verified.
@@ -241,22 +241,22 @@ pub struct Decision {
 }
 
 impl Decision {
-    /// A decision without a forecast of its own, to be compared with the state before.
+    /// A decision without a forecast of its own, verified by comparison with the state before.
     pub fn new(plan: Plan, reasons: Vec<Reason>) -> Self {
         Decision { plan, reasons, forecast: None, verification: Verification::default() }
     }
 }
 
-/// The operator's goal for a task (configuration, not measurement).
+/// The operator's goal for a task (configured, not measured).
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Goal {
     /// Relative weight of its slowdown; 1.0 by default.
     pub priority: f64,
-    /// Maximum slowdown over its solo speed (0.05 = 5 %).
+    /// Maximum slowdown relative to its solo speed (0.05 = 5 %).
     #[serde(alias = "degradation_at_most")]
     pub max_slowdown: Option<f64>,
     /// Minimum work per second: the work that the task reports, or instructions if no thread of its process reports
-    /// any.
+    /// work.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[serde(alias = "rate_at_least")]
     pub min_rate: Option<f64>,
@@ -270,12 +270,12 @@ impl Default for Goal {
 }
 
 impl Goal {
-    /// Does the goal set a minimum speed?
+    /// Does the goal promise a speed?
     pub fn is_promised(&self) -> bool {
         self.max_slowdown.is_some() || self.min_rate.is_some()
     }
 
-    /// Both together: the highest priority and the strictest of each promise.
+    /// The combination of two goals: the highest priority and the strictest of each promise.
     #[must_use]
     pub fn with(self, other: Goal) -> Goal {
         let strictest = |a: Option<f64>, b: Option<f64>, value: fn(f64, f64) -> f64| match (a, b) {
@@ -298,24 +298,24 @@ pub struct View<'a> {
     pub capabilities: &'a Capabilities,
     /// The window that has just ended.
     pub observation: &'a Observation,
-    /// The profile of each task after that window, with what is recalled from earlier.
+    /// The profile of each task after that window, including facts recalled from earlier.
     pub profiles: &'a Profiles,
-    /// The plan of the window before, without temporary pins of the verifier; without evidence its allowed, gangs and
-    /// shares stay.
+    /// The plan of the window before, without temporary pins of the verifier. A policy without new evidence keeps its
+    /// masks, gangs and shares.
     pub previous_plan: &'a Plan,
-    /// Predictor that answers "what if".
+    /// The predictor for "what if" questions.
     pub predictor: &'a dyn Predictor,
-    /// Verdicts on earlier decisions; `&()` = there is no verifier.
+    /// Verdicts on earlier decisions; `&()` if there is no verifier.
     pub verdicts: &'a dyn Verdicts,
 }
 
 impl<'a> View<'a> {
-    /// The plan from which a policy continues: that of a verdict, or else the previous one.
+    /// The plan from which a policy continues: the plan of the verdict, or else the previous one.
     pub fn plan_to_keep(&self) -> &'a Plan {
         self.verdicts.latest().map_or(self.previous_plan, |verdict| &verdict.plan)
     }
 
-    /// CPUs that are online.
+    /// The online CPUs.
     pub fn online(&self) -> CpuSet {
         self.topology.online()
     }
@@ -325,12 +325,12 @@ impl<'a> View<'a> {
         self.observation.tasks.iter().filter(|task| !task.exited)
     }
 
-    /// Tasks that may be given other places and shares, in order of arrival.
+    /// Tasks whose CPUs and shares may be changed, in order of arrival.
     pub fn movable_tasks(&self) -> impl Iterator<Item = &'a TaskSample> {
         self.live_tasks().filter(|task| !task.unmovable)
     }
 
-    /// Sets of online CPUs that share a last-level cache each ([`Topology::last_level_domains`]).
+    /// Sets of online CPUs that share a last-level cache ([`Topology::last_level_domains`]).
     pub fn last_level_domains(&self) -> Vec<CpuSet> {
         self.topology.last_level_domains()
     }
@@ -346,7 +346,8 @@ impl<'a> View<'a> {
     }
 }
 
-/// A policy decides which tasks share a cache. It is pure: no clock, no I/O, and only seeded randomness.
+/// A policy decides which tasks share a cache. It is pure: it reads no clock, does no I/O, and uses only seeded
+/// randomness.
 pub trait Policy {
     /// Decides the next plan. The loop calls it once per window, in order; the policy may keep state between calls.
     fn decide(&mut self, view: &View<'_>) -> Decision;

@@ -1,6 +1,7 @@
-//! Profiles of tasks in groups of facts, and a predictor's forecast for a task under a plan.
+//! Profiles of tasks as groups of facts, and a predictor's forecast for a task under a plan.
 //!
-//! A new measurement is one new line in one group: filling from stored profiles, listing and phase changes follow.
+//! A new measurement needs only one new line in one group; filling from stored profiles, listings and phase changes are
+//! derived from it.
 
 use std::collections::BTreeMap;
 
@@ -12,20 +13,21 @@ use crate::{
     TaskId, View,
 };
 
-/// A quantity by cache size in bytes, ascending sizes; each point has its interval.
+/// A quantity by cache size in bytes, in ascending order of size; each point has its interval.
 pub type SizeCurve = Vec<(u64, Estimate)>;
 
-/// Fraction of accesses by reuse time: log-spaced buckets (upper bound in accesses, weight); `None` = cold.
+/// Fraction of accesses by reuse time: log-spaced buckets (upper bound in accesses, weight); `None` is the bucket of
+/// cold accesses.
 pub type ReuseHistogram = Vec<(Option<u64>, f64)>;
 
 facts! {
-    /// How the task uses space.
+    /// Facts about the task's use of space.
     pub struct LocalityFacts {
-        /// Misses per thousand instructions by size, for each level that was measured.
+        /// Misses per thousand instructions by size, for each measured level.
         pub misses_per_kilo_instr: BTreeMap<CacheLevel, Fact<SizeCurve>>,
         /// Stalled cycles per thousand instructions by size, for each level (CP-4).
         pub stalls_per_kilo_instr: BTreeMap<CacheLevel, Fact<SizeCurve>>,
-        /// Reuse times of what reaches the last level.
+        /// Reuse times of the accesses that reach the last level.
         pub reuse_times: Option<Fact<ReuseHistogram>>,
         /// LRU stack positions 1..=ways, then misses, per million instructions (SDC, Animal, Pain).
         pub stack_positions: Option<Fact<Vec<f64>>>,
@@ -35,31 +37,32 @@ facts! {
 }
 
 facts! {
-    /// How fast the task is and what it asks for.
+    /// Facts about the task's speed and demand.
     pub struct RateFacts {
-        /// Alone on the machine.
+        /// Speed alone on the machine.
         pub solo_instr_per_cycle: Option<Fact<f64>>,
-        /// Misses of the last level alone on the machine, as measured then.
+        /// Last-level misses measured while the task was alone on the machine.
         pub solo_misses_per_kilo_instr: Option<Fact<f64>>,
         /// References to the last level.
         pub llc_refs_per_mega_instr: Option<Fact<f64>>,
-        /// Running average of misses of the last level under whatever it ran beside (DIO); not the task's own alone.
+        /// Running average of last-level misses beside whatever co-runners it had (DIO), so not a property of the task
+        /// alone.
         pub observed_misses_per_kilo_instr: Option<Fact<f64>>,
-        /// Bytes read from memory, prefetched ones included, averaged likewise.
+        /// Bytes read from memory, including prefetches, averaged likewise.
         pub observed_read_bytes_per_kilo_instr: Option<Fact<f64>>,
         /// Speed, averaged likewise.
         pub observed_instr_per_cycle: Option<Fact<f64>>,
-        /// Misses per 100 references on a partial cache (CASC).
+        /// Misses per 100 references with part of the cache (CASC).
         pub pcmr: Option<Fact<f64>>,
-        /// Share of cycles stalled on other caches' lines (TC).
+        /// Share of cycles stalled on lines of other caches (TC).
         pub remote_stall_share: Option<Fact<f64>>,
     }
 }
 
 facts! {
-    /// How much the task and its co-runners slow each other down, measured by probes; for hosts without a PMU.
+    /// Measured by probes: how much the task and its co-runners slow each other down; for hosts without a PMU.
     pub struct ContentionFacts {
-        /// Share of a full cache that the task evicts while another waits, from 0 to 1.
+        /// Share of a full cache that the task evicts while the probe waits, from 0 to 1.
         pub intensity: Option<Fact<f64>>,
         /// Run time beside a full stream over run time without it, minus one.
         pub sensitivity: Option<Fact<f64>>,
@@ -73,14 +76,15 @@ facts! {
 pub struct SharingMap {
     /// One saturating counter per region.
     pub counters: Vec<u8>,
-    /// The counters are of one filter for the whole machine (regions by physical line): comparable across processes.
+    /// Do the counters belong to one filter for the whole machine (regions by physical line), so that they are
+    /// comparable across processes?
     pub machine_wide: bool,
 }
 
 facts! {
-    /// The data that the task shares, and with whom.
+    /// The data that the task shares, and its partners.
     pub struct SharingFacts {
-        /// Which regions it reads from other caches.
+        /// The regions that it reads from other caches.
         pub map: Option<Fact<SharingMap>>,
         /// Share of its remote accesses that go to lines of each other task.
         pub with: BTreeMap<TaskId, Fact<f64>>,
@@ -90,20 +94,20 @@ facts! {
 facts! {
     /// The phase of the task.
     pub struct PhaseFacts {
-        /// Which of the kinds of phases seen so far it is in; recurring phases have the same kind.
+        /// The current kind among the phases observed so far; recurring phases have the same kind.
         pub kind: Option<Fact<u32>>,
     }
 }
 
-/// The facts about one task. Every fact may be absent; a profiler fills in its own and leaves the rest.
+/// The facts about one task. Every fact may be missing; a profiler sets its own facts and leaves the rest.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Profile {
-    /// Process whose address space it runs in, so that shares of processes can be told from the profiles; set by the
+    /// The process whose address space it runs in, from which the profiles show the shares of processes; set by the
     /// loop.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub process: Option<ProcessId>,
-    /// Raised by one at each phase change; evidence of older phases has been dropped.
+    /// Incremented at each phase change, which drops the evidence of older phases.
     pub phase_number: u32,
     /// Use of space.
     pub locality: LocalityFacts,
@@ -169,26 +173,26 @@ impl Profile {
         self.locality.stack_positions.as_ref().map(|fact| fact.value.as_slice())
     }
 
-    /// Its counters of shared regions.
+    /// The task's counters of shared regions.
     pub fn sharing_map(&self) -> Option<&SharingMap> {
         self.sharing.map.as_ref().map(|fact| &fact.value)
     }
 
-    /// The profile with a curve of misses at `level`.
+    /// The profile, extended by a curve of misses at `level`.
     #[must_use]
     pub fn with_misses(mut self, level: CacheLevel, points: SizeCurve, source: FactSource) -> Self {
         self.locality.misses_per_kilo_instr.insert(level, Fact::new(points, source, 0));
         self
     }
 
-    /// The profile with a curve of stalls at `level`.
+    /// The profile, extended by a curve of stalls at `level`.
     #[must_use]
     pub fn with_stalls(mut self, level: CacheLevel, points: SizeCurve, source: FactSource) -> Self {
         self.locality.stalls_per_kilo_instr.insert(level, Fact::new(points, source, 0));
         self
     }
 
-    /// The profile with rates, the others unknown.
+    /// The profile with these rates; the other groups are unchanged.
     #[must_use]
     pub fn with_rates(mut self, rates: RateFacts) -> Self {
         self.rates = rates;
@@ -213,11 +217,11 @@ pub type Profiles = BTreeMap<TaskId, Profile>;
 /// A predictor's forecast for one task.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct TaskForecast {
-    /// Run time over run time alone, minus one.
+    /// Run time over solo run time, minus one.
     pub degradation: Option<Estimate>,
     /// Misses of the last level.
     pub misses_per_kilo_instr: Option<Estimate>,
-    /// While it is on processor.
+    /// Instructions per cycle while on CPU.
     pub instr_per_cycle: Option<Estimate>,
     /// Share of one CPU's time.
     pub cpu_share: Option<Estimate>,
@@ -246,15 +250,15 @@ pub struct Forecast {
     /// The model that it comes from.
     #[serde(default, skip_serializing_if = "ForecastModel::is_reference")]
     pub model: ForecastModel,
-    /// Tasks of which something can be said.
+    /// The tasks that can be forecast.
     pub tasks: BTreeMap<TaskId, TaskForecast>,
     /// Misses over references of each last-level cache.
     pub cache_miss_ratio: BTreeMap<CacheId, Estimate>,
-    /// Without evidence for these, nothing is said about them.
+    /// Tasks without enough evidence for a forecast.
     pub unknown: Vec<TaskId>,
 }
 
-/// Kinds of evidence that machines give, profilers need, and policies ask for.
+/// Kinds of evidence that machines provide, profilers need, and policies request.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EvidenceKind {
@@ -262,7 +266,7 @@ pub enum EvidenceKind {
     TaskCounters,
     /// Stalled cycles by cause.
     StallCounters,
-    /// Which tasks ran together, with the shared cache's counters.
+    /// Sets of tasks that ran together, with the shared cache's counters.
     CoRunRows,
     /// Traces of misses of the first level.
     MissTraces,
@@ -280,29 +284,28 @@ pub enum EvidenceKind {
     StoredProfiles,
 }
 
-/// Turns raw observations into profiles. Pure: same observations, same profiles.
+/// A profiler turns raw observations into profiles. It is pure: the same observations give the same profiles.
 pub trait Profiler {
     /// Its name in messages and headers.
     fn name(&self) -> &'static str;
-    /// The evidence without which it fills nothing.
+    /// The evidence that it requires.
     fn needs(&self) -> &'static [EvidenceKind];
-    /// Fills in its own fields, creates tasks that arrived, removes those that are gone.
+    /// Updates its own fields, adds tasks that arrived, and removes tasks that exited.
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles);
 }
 
-/// The last step of profiling: completes measured profiles with facts known from earlier. Pure, and apart from the
-/// profilers because recalled facts must not be taken for measured ones in the next window.
+/// The last step of profiling, which completes measured profiles with facts recalled from earlier. It is pure, and
+/// separate from the profilers because the next window must not mistake recalled facts for measured ones.
 pub trait ProfileRecall {
-    /// Takes in a window; returns the profiles with recalled facts, or `None` if there is nothing to recall.
+    /// Observes a window and returns the profiles with recalled facts, or `None` if there is nothing to recall.
     fn recall(&mut self, observation: &Observation, measured: &Profiles) -> Option<Profiles>;
 }
 
-/// Expects something of a plan before it is tried. Pure.
+/// A predictor forecasts the effect of a plan before it is tried. It is pure.
 pub trait Predictor {
-    /// Forecasts the tasks of the view under a plan; the view has the machine's abilities and the state in force.
+    /// Forecasts the tasks of the view under a plan; the view contains the machine's abilities and the state in force.
     fn forecast(&self, view: &View<'_>, under: &Plan) -> Forecast;
-    /// Cycles that a miss of the last level costs a task without a curve of stalls; `None` if the predictor has no such
-    /// number.
+    /// Cycles per last-level miss of a task that has no stall curve; `None` if the predictor has no such number.
     fn miss_penalty_cycles(&self) -> Option<f64> {
         None
     }

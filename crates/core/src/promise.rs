@@ -1,12 +1,13 @@
 //! Promises to programs, judged by measurements.
 //!
-//! Problem: a forecast is no evidence that a promise is kept, and the absence of a measurement is none either. Method: a
-//! promise is judged as work per second under the plan against the same work alone on this machine. The speed under the
-//! plan is counted in the windows since the plan in force last changed, with the time in which it waited to run. The solo
-//! speed comes from a stored profile, from a measured solo interval, or from the model: the counted cycles per instruction
-//! less the counted waits that a program alone would not have. Both have intervals, and the state follows from where the
-//! interval of their ratio lies. Properties: pure; without counts or a solo speed the state is [`PromiseState::Unknown`] and
-//! names the missing evidence; a policy can only add that a promise is infeasible, never that it is kept.
+//! Problem: neither a forecast nor the absence of a measurement is evidence that a promise is kept. Method: a promise
+//! is judged by comparing work per second under the plan with the same work alone on this machine. The speed under the
+//! plan is counted over the windows since the plan last changed, and includes the time in which the program waited to
+//! run. The solo speed comes from a stored profile, from a measured solo interval, or from the model: the counted
+//! cycles per instruction minus the counted waits that a program alone would not have. Both have intervals, and the
+//! state follows from the interval of their ratio. Properties: pure; without counts or a solo speed, the state is
+//! [`PromiseState::Unknown`] and names the missing evidence; a policy can only add that a promise is infeasible, never
+//! that it is kept.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -23,15 +24,15 @@ use crate::{
 pub enum PromiseState {
     /// The whole 95 % interval of the measurement is within the promise.
     Kept,
-    /// The measured value is within the promise, its interval is not.
+    /// The measured value is within the promise, but its interval is not.
     Likely,
-    /// The measured value is outside the promise, its interval is not.
+    /// The measured value is outside the promise, but part of its interval is within.
     AtRisk,
     /// The whole interval is outside the promise.
     Broken,
-    /// No measurement allows a statement; [`PromiseReport::missing`] names the missing evidence.
+    /// The measurements do not determine the state; [`PromiseReport::missing`] names the missing evidence.
     Unknown,
-    /// The promise is not kept, and no plan that the policy knows would keep it.
+    /// The promise is not kept, and no plan known to the policy would keep it.
     Infeasible,
 }
 
@@ -46,7 +47,7 @@ impl PromiseState {
         PromiseState::Infeasible,
     ];
 
-    /// As text, the same on every front end.
+    /// The text, which is the same on every front end.
     pub fn describe(self) -> &'static str {
         match self {
             PromiseState::Kept => "kept",
@@ -63,14 +64,14 @@ impl PromiseState {
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PromiseTerm {
-    /// Run time over run time alone, minus one, is at most this.
+    /// Run time over solo run time, minus one, is at most this.
     MaxSlowdown(f64),
     /// Work per second of each thread is at least this.
     MinRate(f64),
 }
 
 impl PromiseTerm {
-    /// The state by where the interval of a slowdown or a rate lies.
+    /// The state that follows from the interval of a slowdown or a rate.
     pub fn state_of(self, measured: Estimate) -> PromiseState {
         // Above zero = outside the promise.
         let (value, low, high) = match self {
@@ -90,11 +91,11 @@ impl PromiseTerm {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SoloBasis {
-    /// A stored profile, or the simulator's own truth.
+    /// A stored profile, or the simulator's ground truth.
     SoloProfile,
     /// An interval in which the program ran without the others.
     SoloInterval,
-    /// The model: counted cycles less counted waits that a program alone would not have.
+    /// The model: counted cycles minus counted waits that a program alone would not have.
     Model,
 }
 
@@ -119,7 +120,7 @@ pub enum MissingPromiseEvidence {
     SoloSpeed,
     /// Windows under the plan in force.
     Windows,
-    /// Work: the program does not run.
+    /// Work: the program is not running.
     Work,
 }
 
@@ -146,13 +147,13 @@ impl MissingPromiseEvidence {
 pub struct PromiseReport {
     /// The process that has the promise.
     pub process: ProcessId,
-    /// Its thread with the most work, for names.
+    /// The thread with the most work, whose name represents the process.
     pub task: TaskId,
     /// The content.
     pub term: PromiseTerm,
     /// The state.
     pub state: PromiseState,
-    /// Slowdown, or work per second of each thread, with its 95 % interval; `None` = not measured.
+    /// The slowdown, or the work per second of each thread, with its 95 % interval; `None` if it was not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<Estimate>,
     /// Source of the solo speed; `None` for rates, which need none.
@@ -160,13 +161,13 @@ pub struct PromiseReport {
     pub basis: Option<SoloBasis>,
     /// Windows that were measured under the plan in force.
     pub windows: u32,
-    /// Why the state is unknown.
+    /// The evidence without which the state is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub missing: Option<MissingPromiseEvidence>,
     /// Programs that would have to leave, if the promise is infeasible and the policy knows them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub must_leave: Vec<TaskId>,
-    /// The best that the policy can reach, in the unit of the term, if the promise is infeasible.
+    /// The best value that the policy can reach, in the unit of the term, if the promise is infeasible.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub best_possible: Option<f64>,
 }
@@ -218,19 +219,20 @@ impl PromiseReport {
     }
 }
 
-/// Windows that an interval is made of at most.
+/// Maximum number of windows in an interval.
 const MAX_WINDOWS: usize = 30;
-/// Fewer windows allow no statement.
+/// Minimum number of windows for a judgment.
 const MIN_WINDOWS: usize = 3;
-/// Error of a solo speed that states none, as a share.
+/// Error of a solo speed that comes without an interval, as a fraction.
 const UNSTATED_ERROR: f64 = 0.03;
-/// Smallest error of a measured slowdown, as a share.
+/// Smallest error of a measured slowdown, as a fraction.
 const MIN_ERROR: f64 = 0.002;
-/// The cost of a marginal miss lies between these shares of the mean counted one, because overlap differs.
+/// The cost of a marginal miss, as bounds relative to the counted mean; it varies because overlap does.
 const MARGINAL_COST: (f64, f64) = (0.6, 1.5);
-/// A program that seems to be faster than alone by more than this and by more than the error contradicts its solo speed.
+/// A program that appears faster than its solo speed, by more than this and by more than the error, contradicts that
+/// solo speed.
 const CONTRADICTED_FROM: f64 = 0.01;
-/// A program that runs for a smaller share of a window does no work that could be judged.
+/// A program that runs for a smaller share of a window does too little work to be judged.
 const MIN_CPU_SHARE: f64 = 0.01;
 
 /// A solo speed as cycles per instruction.
@@ -242,7 +244,7 @@ pub struct SoloCycles {
     pub basis: SoloBasis,
 }
 
-/// The best known solo speed of a task; `None` if neither a fact nor the counters tell.
+/// The best known solo speed of a task; `None` if neither a fact nor the counters give one.
 pub fn solo_cycles(task: &TaskSample, profile: &Profile, last: Option<(CacheLevel, u64)>) -> Option<SoloCycles> {
     if let Some(fact) = profile.rates.solo_instr_per_cycle.filter(|fact| fact.value > 0.0) {
         return Some(SoloCycles { cycles_per_instr: inverse(&fact), basis: solo_basis(fact.source) });
@@ -265,9 +267,9 @@ fn inverse(fact: &Fact<f64>) -> Estimate {
     Estimate { value: 1.0 / fact.value, low: 1.0 / high.max(fact.value), high: 1.0 / low.clamp(1e-9, fact.value) }
 }
 
-/// The model: counted cycles per instruction, less the waits of misses beyond those that the curve has for the whole
-/// cache, less the queue that others cause. How much of the queue is the program's own is not counted, so the interval
-/// spans none of it to all of it.
+/// The model: counted cycles per instruction, minus the waits of misses beyond those that the curve has for the whole
+/// cache, minus the queueing that others cause. The program's own part of the queueing is not counted, so the interval
+/// ranges from none of it to all of it.
 fn modeled_solo_cycles(task: &TaskSample, profile: &Profile, level: CacheLevel, bytes: u64) -> Option<Estimate> {
     let count = |event| task.counts.get(event);
     let instructions = count(CounterEvent::Instructions).filter(|&count| count > 0.0)?;
@@ -282,7 +284,7 @@ fn modeled_solo_cycles(task: &TaskSample, profile: &Profile, level: CacheLevel, 
     let stall = memory.iter().sum::<f64>() / instructions;
     let curve = profile.locality.misses_per_kilo_instr.get(&level)?;
     let whole = curve.value.iter().rfind(|(size, _)| *size <= bytes).or(curve.value.first())?.1;
-    // Misses beyond those of the whole cache, as a share of all.
+    // Misses beyond those with the whole cache, as a fraction of all misses.
     let beyond =
         |whole_kilo: f64| if misses > 0.0 { (1.0 - whole_kilo / 1000.0 / misses).clamp(0.0, 1.0) } else { 0.0 };
     let (least, middle, most) = (beyond(whole.high), beyond(whole.value), beyond(whole.low));
@@ -296,8 +298,9 @@ fn modeled_solo_cycles(task: &TaskSample, profile: &Profile, level: CacheLevel, 
     })
 }
 
-/// Both sides of a promise's ratio in one window; they are summed over windows, so that a short window counts for little.
-/// They are time that the process ran or waited to run and time of its work alone, or work and seconds of its threads.
+/// Numerator and denominator of a promise's ratio in one window; they are summed over windows, so that a short window
+/// has little weight. For a slowdown, they are the time that the process ran or waited to run and the solo time of its
+/// work; for a rate, the work and the seconds of its threads.
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct JudgedWindow {
     amount: f64,
@@ -306,10 +309,10 @@ struct JudgedWindow {
 
 #[derive(Clone, Debug, Default)]
 struct PromiseHistory {
-    /// The latest windows under the plan in force; `None` = not judged.
+    /// The latest windows under the plan in force; `None` for a window that was not judged.
     windows: VecDeque<Option<JudgedWindow>>,
     basis: Option<SoloBasis>,
-    /// The reason why the latest window that was not judged was not.
+    /// The reason for which the most recent unjudged window was not judged.
     missing: Option<MissingPromiseEvidence>,
     infeasible: Option<InfeasiblePromise>,
 }
@@ -321,19 +324,19 @@ struct InfeasiblePromise {
     best_possible: Option<f64>,
 }
 
-/// Judges every promise, window by window; see the module's documentation.
+/// Judges every promise, window by window; see the module documentation.
 #[derive(Clone, Debug, Default)]
 pub struct PromiseTracker {
     histories: BTreeMap<(ProcessId, bool), PromiseHistory>,
-    /// Windows that do not count yet, because caches refill after a change of the plan.
+    /// Windows that do not count yet, because caches refill after a plan change.
     settling: u32,
 }
 
-/// Windows after a change of the plan that do not count.
+/// Windows that do not count after a plan change.
 const SETTLING_WINDOWS: u32 = 1;
 
 impl PromiseTracker {
-    /// Takes in a window that ran under `in_force`, and the decision that followed it, and reports every promise.
+    /// Observes a window that ran under `in_force`, and the decision that followed it, and reports every promise.
     pub fn observe(
         &mut self,
         observation: &Observation,
@@ -388,14 +391,14 @@ impl PromiseTracker {
     }
 }
 
-/// Is another placement, partition or rotation in force with the second plan?
+/// Does the second plan have another placement, partition or rotation?
 fn is_different(a: &Plan, b: &Plan) -> bool {
     a.affinity != b.affinity || a.weights != b.weights || a.gangs != b.gangs || a.shares != b.shares
 }
 
-/// Time that a process ran or waited to run in one window, over the time of its work alone: sums over threads, so that
-/// each counts by the time that its work takes. A thread that only waits has work that takes no time alone. The basis is
-/// `None` if no thread ran.
+/// The time that a process ran or waited to run in one window, and the solo time of its work. Both are sums over
+/// threads, so that each thread is weighted by the time that its work takes. A thread that only waits has work that
+/// takes no time alone. The basis is `None` if no thread ran.
 fn slowdown(
     threads: &[&TaskSample],
     observation: &Observation,
@@ -422,7 +425,7 @@ fn slowdown(
         alone.value += alone_ns(solo.cycles_per_instr.value);
         alone.low += alone_ns(solo.cycles_per_instr.low);
         alone.high += alone_ns(solo.cycles_per_instr.high);
-        // The weakest source of any thread is that of the process.
+        // The basis of a process is the weakest one of its threads.
         basis = match (basis, solo.basis) {
             (Some(SoloBasis::Model), _) => basis,
             (_, basis) => Some(basis),
@@ -431,14 +434,14 @@ fn slowdown(
     if wanted == 0.0 {
         return Err(MissingPromiseEvidence::Work);
     }
-    // Faster than alone beyond the error: the solo speed is that of other work.
+    // Faster than alone by more than the error: the solo speed belongs to other work.
     if wanted < (1.0 - CONTRADICTED_FROM) * alone.low {
         return Err(MissingPromiseEvidence::SoloSpeed);
     }
     Ok((JudgedWindow { amount: wanted, reference: alone }, basis))
 }
 
-/// Work per second of each thread that works, in one window: reported work, or instructions if no thread reports any.
+/// Work per second of each working thread in one window: reported work, or instructions if no thread reports any.
 fn rate(threads: &[&TaskSample], observation: &Observation) -> Result<JudgedWindow, MissingPromiseEvidence> {
     let seconds = observation.span.elapsed_ns.max(1) as f64 / 1e9;
     let reports = threads.iter().any(|task| task.progress.is_some());
@@ -457,7 +460,7 @@ impl PromiseHistory {
     fn add(&mut self, window: JudgedWindow, basis: Option<SoloBasis>, counts: bool) {
         let is_model = basis == Some(SoloBasis::Model);
         if is_model && self.basis.is_some_and(|known| known != SoloBasis::Model) {
-            // Once the solo speed of other work was measured, the model is no evidence for this work.
+            // Once a solo speed turned out to belong to other work, the model is no evidence for this work.
             return self.add_unjudged(MissingPromiseEvidence::SoloSpeed, counts);
         }
         if self.basis == Some(SoloBasis::Model) && basis.is_some() && !is_model {
@@ -485,13 +488,14 @@ impl PromiseHistory {
         self.windows.iter().flatten()
     }
 
-    /// Enough windows, and at least half of all, so that a promise is not judged by the part of the work that is known.
+    /// Are there enough windows, and at least half of all, so that a promise is not judged by only the measurable part
+    /// of the work?
     fn is_enough(&self) -> bool {
         let judged = self.judged_windows().count();
         judged >= MIN_WINDOWS && 2 * judged >= self.windows.len()
     }
 
-    /// The policy's statement about one of the threads, if it makes one.
+    /// Takes the policy's statement about one of the threads, if there is one.
     fn take_reasons(&mut self, reasons: &[Reason], threads: &[&TaskSample]) {
         let is_own = |reason: &&Reason| {
             reason.kind == ReasonKind::InfeasibleGoal
@@ -510,7 +514,8 @@ impl PromiseHistory {
         }
     }
 
-    /// The ratio over all windows with its 95 % interval: the spread of the windows, and the error of the solo speed.
+    /// The ratio over all windows with its 95 % interval, which combines the spread of the windows and the error of the
+    /// solo speed.
     fn measured_value(&self, term: PromiseTerm) -> Option<Estimate> {
         let count = self.judged_windows().count() as f64;
         let sum = |part: fn(&JudgedWindow) -> f64| self.judged_windows().map(part).sum::<f64>();
@@ -521,7 +526,7 @@ impl PromiseHistory {
         let ratio = amount / reference;
         let excess = |window: &JudgedWindow| (window.amount - ratio * window.reference.value) * count / reference;
         let spread = self.judged_windows().map(|window| excess(window) * excess(window)).sum::<f64>();
-        // Two standard errors; windows depend on one another, so half of them count.
+        // Two standard errors; windows are correlated, so only half of them count.
         let error: f64 = if count < 2.0 { 0.0 } else { 2.0 * (spread / (count - 1.0) / (0.5 * count)).sqrt() };
         let (offset, scale) = match term {
             PromiseTerm::MaxSlowdown(_) => (1.0, 1.0),

@@ -13,7 +13,7 @@ fn topology() -> Topology {
     crate::test_support::topology(2)
 }
 
-/// One program that runs a second at these cycles per instruction.
+/// One program that runs for a second at these cycles per instruction.
 fn window(number: u64, cycles_per_instr: f64, counted: bool) -> Observation {
     let count = |event, count: f64| EventCount { event, count: count as u64, enabled_share: 1.0 };
     let counts = vec![count(CounterEvent::Instructions, 1e9), count(CounterEvent::Cycles, 1e9 * cycles_per_instr)];

@@ -5,7 +5,8 @@
 /// 2^64 divided by the golden ratio, made odd: the step of the state.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// A seeded generator with one word of state and a period of 2^64. Every seed is good. Not for secrets.
+/// A seeded generator with one word of state and a period of 2^64. Every seed is equally good. Not suitable for
+/// secrets.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SplitMix64(u64);
 
@@ -16,7 +17,8 @@ impl SplitMix64 {
         SplitMix64(seed)
     }
 
-    /// The generator's finalizer: a bijection of 64-bit words that scatters neighboring words. A good hash.
+    /// The generator's finalizer: a bijection of 64-bit words that scatters neighboring words, and therefore a good
+    /// hash.
     #[inline(always)]
     pub const fn scatter(word: u64) -> u64 {
         let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -31,27 +33,27 @@ impl SplitMix64 {
         Self::scatter(self.0)
     }
 
-    /// Uniform in `0..limit` without bias (Lemire 2019: a multiplication, and rejection of what would be too many).
-    /// 0 for an empty range.
+    /// A uniform draw from `0..limit` without bias (Lemire 2019: multiplication, and rejection of the excess). 0 for an
+    /// empty range.
     #[inline]
     pub fn draw_below(&mut self, limit: u64) -> u64 {
         loop {
             let product = u128::from(self.next_u64()) * u128::from(limit);
             let low = product as u64;
-            // The remainder is needed only where the low half is below the limit: almost never.
+            // The remainder is needed only if the low half is below the limit, which is rare.
             if low >= limit || low >= limit.wrapping_neg() % limit {
                 return (product >> 64) as u64;
             }
         }
     }
 
-    /// Uniform in 0 (included) to 1 (excluded), 53 bits.
+    /// A uniform draw from 0 (inclusive) to 1 (exclusive) with 53 bits.
     #[inline]
     pub fn draw_unit(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Puts the items into a random order, each with the same probability (Fisher and Yates).
+    /// Shuffles the items so that every order is equally likely (Fisher and Yates).
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             items.swap(last, self.draw_below(last as u64 + 1) as usize);

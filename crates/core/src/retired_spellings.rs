@@ -1,19 +1,19 @@
 //! Spellings of earlier drafts and their successors, so that an error can name the new spelling.
 //!
-//! Old spellings are refused, never accepted: help, completions and files know one name for each thing.
+//! Old spellings are rejected, never accepted: help, completions and files use one name for each thing.
 
 /// The place in which a spelling occurs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SpellingScope {
     /// A subcommand of `cachemate`.
     Command,
-    /// An option, behind its subcommand.
+    /// An option, after its subcommand.
     Option,
     /// An environment variable.
     Environment,
     /// A key of `cachemate.toml`.
     Configuration,
-    /// A parameter, behind its policy.
+    /// A parameter, after its policy.
     PolicyParameter,
     /// A key of a scenario, by its path without indices.
     Scenario,
@@ -21,19 +21,19 @@ pub enum SpellingScope {
     Machine,
 }
 
-/// One spelling that is refused, and the one that replaces it.
+/// A rejected spelling, and its replacement.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RetiredSpelling {
     /// The place in which it occurs.
     pub scope: SpellingScope,
-    /// The refused spelling; options stand behind their command, parameters behind their policy (`auto.without`),
-    /// keys of files behind their tables, and values of keys behind the key (`rules.action = leave`).
+    /// The rejected spelling. Options follow their command, parameters their policy (`auto.without`), keys of files
+    /// their tables, and values their key (`rules.action = leave`).
     pub old: &'static str,
     /// Its replacement, without the command or the policy.
     pub new: &'static str,
 }
 
-/// All retired spellings. A test of the command walks this table.
+/// All retired spellings. A test of the command iterates over this table.
 pub const RETIRED_SPELLINGS: &[RetiredSpelling] = &[
     spelling(SpellingScope::Command, "color", "page-color"),
     spelling(SpellingScope::Command, "page", "dashboard"),

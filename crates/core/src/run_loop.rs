@@ -1,4 +1,4 @@
-//! The one loop in which the stages meet: observe, profile, decide, check, forecast, apply, record.
+//! The one loop that connects the stages: observe, profile, decide, check, forecast, apply, record.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,11 +9,10 @@ use crate::{
     RefusedItem, TaskId, TaskSample, Topology, View, WindowEnd, WindowLength,
 };
 
-/// How far off the last forecast was; task, forecast, measured.
+/// The error of the last forecast for a task: the task, the forecast, and the measured value.
 pub type ForecastError = (TaskId, Estimate, f64);
 
-/// One window of the loop: its observation, from which a replay decides again, and the other fields, which check the
-/// replay.
+/// One window of the loop. A replay decides again from the observation; the other fields verify the replay.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct WindowRecord {
     /// The observation of the window.
@@ -21,24 +20,23 @@ pub struct WindowRecord {
     pub observation: Observation,
     /// The decision that followed it, with its reasons.
     pub decision: Decision,
-    /// Forecast under the plan, by the policy's model or by the reference predictor; compared with the next window only
-    /// as far as the plan holds there.
+    /// The forecast under the plan, from the policy's model or the reference predictor; it is compared with the next
+    /// window only as far as the plan is in force there.
     pub forecast: Forecast,
     /// The state in force that the machine reported after it applied the plan.
     pub applied: crate::AppliedPlan,
-    /// How far off the forecast for this window was; tasks without a forecast or a measurement are missing.
+    /// Errors of the forecast for this window; tasks without a forecast or a measurement are missing.
     #[serde(alias = "last_forecast_missed_instr_per_cycle")]
     pub forecast_errors_instr_per_cycle: Vec<ForecastError>,
     /// The state of every promise after this window; empty if no program has one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub promises: Vec<PromiseReport>,
-    /// The CPUs that are online, where they are others than in the window before, or of the header's topology in the
-    /// first one.
+    /// The online CPUs, if they differ from the window before (in the first window, from the header's topology).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub online: Option<CpuSet>,
 }
 
-/// First line of a recording: all that a replay needs besides the records.
+/// First line of a recording: everything except the records that a replay needs.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct RunHeader {
     /// Format of the log.
@@ -51,7 +49,7 @@ pub struct RunHeader {
     pub pipeline: PipelineConfig,
 }
 
-/// Why a run stopped before its end.
+/// The reason for which a run stopped before its end.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ControlLoopError {
     /// The machine could not observe or act.
@@ -62,9 +60,9 @@ pub enum ControlLoopError {
     Plan {
         /// The policy's name.
         policy: String,
-        /// The window after which the plan was made, by its number in the run.
+        /// The number of the window after which the plan was made.
         window: u64,
-        /// The invariant that the plan breaks.
+        /// The invariant that the plan violates.
         bad: PlanError,
     },
 }
@@ -73,11 +71,11 @@ pub enum ControlLoopError {
 pub struct ControlLoop<M, P> {
     /// The machine on which the tasks run.
     pub machine: M,
-    /// Run in this order after every window; each adds to the profiles.
+    /// Profilers, run in this order after every window; each adds to the profiles.
     pub profilers: Vec<Box<dyn Profiler>>,
-    /// Completes the profiles for the policy; `None` = it takes them as measured.
+    /// Completes the profiles for the policy; `None` if the policy gets them as measured.
     pub recall: Option<Box<dyn ProfileRecall>>,
-    /// Answers policies' questions, and forecasts decisions of policies without a model of their own.
+    /// Answers the policy's questions, and forecasts decisions of policies that have no model of their own.
     pub predictor: Box<dyn Predictor>,
     /// The policy.
     pub policy: P,
@@ -89,16 +87,16 @@ pub struct ControlLoop<M, P> {
     pub plan: Plan,
     /// The forecast for the plan in force; empty before the first step.
     pub forecast: Forecast,
-    /// The refusals of that plan, which belong to the next observation.
+    /// Refusals of that plan, which belong to the next observation.
     refused: Vec<RefusedItem>,
-    /// Judge of the promises.
+    /// Tracks the promises.
     promises: PromiseTracker,
-    /// CPUs that were online when this was last looked at.
+    /// The CPUs that were online at the last refresh.
     online: CpuSet,
 }
 
 impl<M: Machine, P: Policy> ControlLoop<M, P> {
-    /// A loop at its start: nothing known, an idle plan with the given first window.
+    /// A loop at its start: empty profiles, and an idle plan with the given first window.
     pub fn new(
         machine: M,
         profilers: Vec<Box<dyn Profiler>>,
@@ -124,10 +122,10 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
         }
     }
 
-    /// The only place where the stages meet. `None` = the run is over.
+    /// Runs one window through all stages; the only place that connects them. `None` if the run has ended.
     ///
     /// # Errors
-    /// The machine's own, or a plan that breaks an invariant of [`check_plan`]; nothing is applied then.
+    /// The machine's own, or a plan that violates an invariant of [`check_plan`], which is then not applied.
     pub fn step(&mut self) -> Result<Option<WindowRecord>, ControlLoopError> {
         let Some(observation) = self.observe()? else { return Ok(None) };
         let online = self.online_if_changed();
@@ -168,7 +166,7 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
         }))
     }
 
-    /// The next observation, whole: with the refusals of the plan in force, which a recording has already.
+    /// The next observation, completed with the refusals of the plan in force, which a recording already contains.
     fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
         let Some(mut observation) = self.machine.observe()? else { return Ok(None) };
         for refused in self.refused.drain(..) {
@@ -179,7 +177,7 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
         Ok(Some(observation))
     }
 
-    /// The CPUs that are online, if they are others than in the window before.
+    /// The online CPUs, if they differ from the window before.
     fn online_if_changed(&mut self) -> Option<CpuSet> {
         let now = self.machine.topology().online();
         let changed = (now != self.online).then(|| now.clone());
@@ -187,7 +185,7 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
         changed
     }
 
-    /// Profiles from the observation: measured, then completed by what is recalled.
+    /// Profiles the observation: measured facts, then recalled ones.
     fn profile(&mut self, observation: &Observation) {
         for profiler in &mut self.profilers {
             profiler.update(observation, &mut self.measured);
@@ -202,18 +200,18 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
 }
 
 impl<M: Machine, P> ControlLoop<M, P> {
-    /// The profiles after the last step, as the policy saw them.
+    /// The profiles after the last step, as the policy received them.
     pub fn profiles(&self) -> &Profiles {
         self.recalled.as_ref().unwrap_or(&self.measured)
     }
 
-    /// The machine, and the profiles after the last step for it to learn from.
+    /// The machine, and the profiles after the last step for the machine to learn from.
     pub fn machine_and_profiles(&mut self) -> (&mut M, &Profiles) {
         (&mut self.machine, self.recalled.as_ref().unwrap_or(&self.measured))
     }
 
-    /// Forecasts another plan than the last one from the current profiles: for replays, in which the recorded plan is
-    /// in force instead of the decided one. `before` is the plan that was in force in the window.
+    /// Forecasts another plan than the last one from the current profiles. This is for replays, in which the recorded
+    /// plan is in force instead of the decided one. `before` is the plan that was in force in the window.
     pub fn forecast_under(&self, observation: &Observation, before: &Plan, plan: &Plan) -> Forecast {
         let view = View {
             topology: self.machine.topology(),

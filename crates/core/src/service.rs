@@ -1,7 +1,7 @@
-//! Services: the units, containers, pods, jobs and guests that users run, read from the path of a control group.
+//! Services: the units, containers, pods, jobs and guests that users run, identified by the path of a control group.
 //!
 //! A program belongs to the innermost service that its path names, except that a container or a pod hides everything
-//! that runs inside it. Without a service it is the command of its own name.
+//! that runs inside it. A program without a service forms a service named after its command.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ServiceKind {
-    /// A unit of the system's service manager.
+    /// A unit of the system service manager.
     Unit,
     /// A unit of a user's service manager.
     UserUnit,
@@ -25,7 +25,7 @@ pub enum ServiceKind {
     Job,
     /// A virtual machine.
     Guest,
-    /// A program without any of these, by its name.
+    /// A program without any of these, identified by its name.
     Command,
 }
 
@@ -69,7 +69,7 @@ impl fmt::Display for ServiceKind {
 pub struct ServiceIdentity {
     /// Its kind.
     pub kind: ServiceKind,
-    /// Its name: a unit's as its manager has it, a job's number, a guest's name, the pod and the container.
+    /// Its name: the unit name, the job number, the guest's name, or the pod and the container.
     pub name: String,
     /// The pod: `namespace/name` if the container runtime reports it, else its UID.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -79,7 +79,7 @@ pub struct ServiceIdentity {
     pub container: Option<String>,
 }
 
-/// Digits of an id that a name shows, as container tools print them.
+/// Number of digits of an id that a name shows, as container tools print them.
 const SHORT_ID: usize = 12;
 
 impl ServiceIdentity {
@@ -109,7 +109,7 @@ impl ServiceIdentity {
         }
     }
 
-    /// Whether a person's word names this service: `redis`, `redis.service`, `unit/redis`, `pod/namespace/name`.
+    /// Does a name that a user wrote match this service: `redis`, `redis.service`, `unit/redis`, `pod/namespace/name`?
     pub fn is_named(&self, word: &str) -> bool {
         let named = |word: &str| {
             let stem = self.name.rsplit_once('.').filter(|(_, suffix)| UNIT_SUFFIXES.contains(suffix));
@@ -134,15 +134,16 @@ impl fmt::Display for ServiceIdentity {
 pub struct CgroupService {
     /// The service.
     pub identity: ServiceIdentity,
-    /// The group holds processes of the runtime, not of the service: a guest's emulator, a job's step daemon.
+    /// Does the group contain processes of the runtime rather than of the service: a guest's emulator, a job's step
+    /// daemon?
     pub is_helper: bool,
 }
 
 const UNIT_SUFFIXES: [&str; 5] = ["service", "scope", "socket", "mount", "swap"];
 
-/// The service of a process by the text of its `/proc/PID/cgroup`; `None` if no path names one.
+/// The service of a process, from the text of its `/proc/PID/cgroup`; `None` if no path names one.
 ///
-/// On cgroup v1 each controller has a hierarchy of its own, and a batch system uses some of them only: the most specific
+/// On cgroup v1 each controller has its own hierarchy, and a batch system uses only some of them, so the most specific
 /// path counts.
 pub fn service_of_cgroups(text: &str) -> Option<CgroupService> {
     let paths = text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
@@ -153,7 +154,7 @@ pub fn service_of_cgroups(text: &str) -> Option<CgroupService> {
     })
 }
 
-/// A kind of a higher rank says more about a process.
+/// A kind of higher rank is more specific.
 fn rank(kind: ServiceKind) -> u32 {
     match kind {
         ServiceKind::Command => 0,
@@ -194,7 +195,7 @@ fn pod_service(names: &[&str]) -> Option<CgroupService> {
     let (index, uid) = (first..names.len()).find_map(|index| Some((index, uid_of(&names[index])?)))?;
     let below = names.get(index + 1).copied();
     let container = below.and_then(container_id);
-    // CRI-O and Podman keep their monitor in a group of its own, beside the containers.
+    // CRI-O and Podman keep their monitor in a separate group, beside the containers.
     let is_helper = below.is_some_and(|name| name.contains("conmon"));
     Some(CgroupService { identity: ServiceIdentity::from_pod(&uid, container), is_helper })
 }
@@ -258,7 +259,7 @@ fn job_service(names: &[&str]) -> Option<CgroupService> {
     if number.is_empty() || !number.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '+' | '-')) {
         return None;
     }
-    // Version 2 keeps the step's daemon in a group beside the user's.
+    // Version 2 keeps the step daemon in a group beside the user's.
     let is_helper = below.last() == Some(&"slurm");
     Some(CgroupService { identity: ServiceIdentity::new(ServiceKind::Job, number), is_helper })
 }
@@ -306,8 +307,9 @@ fn short_id(id: &str) -> &str {
     if is_id { &id[..SHORT_ID] } else { id }
 }
 
-/// Whether a program of this name belongs to the runtime of a service rather than to the service: pause containers,
-/// monitors, shims, step daemons, and a child that has not become its program yet (`runc:[2:INIT]`, `(server)`).
+/// Does a program of this name belong to the runtime of a service rather than to the service? These are pause
+/// containers, monitors, shims, step daemons, and a child that has not yet executed its program (`runc:[2:INIT]`,
+/// `(server)`).
 pub fn is_runtime_helper(command: &str, kind: Option<ServiceKind>) -> bool {
     let starts = ["containerd-shim", "runc:[", "slurmstepd", "conmon", "crun:["];
     let is_contained = matches!(kind, Some(ServiceKind::Pod | ServiceKind::Container));
@@ -316,7 +318,7 @@ pub fn is_runtime_helper(command: &str, kind: Option<ServiceKind>) -> bool {
         || command.starts_with('(') && command.ends_with(')')
 }
 
-/// Whether a thread of a guest's process is a virtual CPU; the others emulate devices.
+/// Is a thread of a guest's process a virtual CPU? The others emulate devices.
 pub fn is_virtual_cpu(thread: &str) -> bool {
     let number = thread.strip_prefix("CPU ").and_then(|rest| rest.split('/').next());
     number.is_some_and(|number| !number.is_empty() && number.chars().all(|c| c.is_ascii_digit()))

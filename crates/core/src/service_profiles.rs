@@ -1,5 +1,5 @@
-//! Profiles that belong to a service's program rather than to a task: short programs add up, and the next start of a
-//! program begins with them.
+//! Profiles that belong to a service's program rather than to a task: measurements of short programs accumulate, and
+//! the next start of a program begins with them.
 
 use std::collections::BTreeMap;
 
@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::{FactSource, Facts, PhaseFacts, Profile, ServiceIdentity, ServiceKind, SharingFacts};
 
-/// The owner of a stored profile: a program of a service, from one image if that is known.
+/// The owner of a stored profile: a program of a service and, if known, its image.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProfileKey {
     /// Kind of the service.
     pub kind: ServiceKind,
-    /// The part of the service's name that the next start has, too.
+    /// The part of the service's name that stays the same at the next start.
     pub service: String,
     /// Command name of the process.
     pub program: String,
@@ -23,8 +23,8 @@ pub struct ProfileKey {
 }
 
 impl ProfileKey {
-    /// The key of a program. Sessions, jobs and containers get another number or id at each start, so these go by their
-    /// user; a container that its runtime names goes by that name.
+    /// The key of a program. Sessions, jobs and containers get a new number or id at each start, so their keys use the
+    /// user instead; a container named by its runtime keeps that name.
     pub fn new(service: &ServiceIdentity, program: &str, image: Option<&str>, user: Option<u32>) -> Self {
         let of_user = || user.map_or_else(|| "user".to_string(), |user| format!("user {user}"));
         let is_id = |name: &str| name.len() >= 12 && name.chars().all(|c| c.is_ascii_hexdigit());
@@ -47,13 +47,13 @@ impl ProfileKey {
     }
 }
 
-/// `namespace/container`, if the runtime reports names: a pod's own name differs from replica to replica.
+/// `namespace/container`, if the runtime reports names, because a pod's own name differs between replicas.
 fn pod_owner(service: &ServiceIdentity) -> Option<String> {
     let (namespace, _) = service.pod.as_deref()?.split_once('/')?;
     Some(format!("{namespace}/{}", service.container.as_deref()?))
 }
 
-/// Keys that are stored at most; the ones that were used longest ago are dropped first.
+/// Maximum number of stored keys; the least recently used ones are dropped first.
 const MAX_PROFILES: usize = 1_000;
 
 /// Profiles of the programs of services.
@@ -63,7 +63,7 @@ pub struct ServiceProfiles {
     uses: u64,
 }
 
-/// A program's profile, as files have it.
+/// A program's profile, as stored in files.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StoredServiceProfile {
@@ -71,18 +71,18 @@ pub struct StoredServiceProfile {
     pub key: ProfileKey,
     /// Its facts.
     pub profile: Profile,
-    /// Rank among all uses: the largest was used last.
+    /// Rank among all uses; the largest is the most recent.
     pub last_use: u64,
 }
 
 impl ServiceProfiles {
-    /// Adds what was learned about a program: a measured fact replaces a stored or older one, and nothing else changes.
-    /// False = nothing is new.
+    /// Adds facts learned about a program: a measured fact replaces a stored or older one, and nothing else changes.
+    /// Returns false if nothing is new.
     pub fn learn(&mut self, key: &ProfileKey, profile: &Profile) -> bool {
         let learned = Profile {
             process: None,
             phase_number: 0,
-            // These name tasks and phases of this run, which mean nothing in another one.
+            // These name tasks and phases of this run, which are meaningless in another one.
             sharing: SharingFacts::default(),
             phase: PhaseFacts::default(),
             ..profile.clone()
@@ -115,7 +115,7 @@ impl ServiceProfiles {
         self.profiles.values()
     }
 
-    /// Profiles of an earlier run: every measured fact of this run replaces theirs.
+    /// Restores profiles of an earlier run; every measured fact of this run replaces them.
     pub fn restore(&mut self, entries: impl IntoIterator<Item = StoredServiceProfile>) {
         for mut entry in entries {
             entry.profile.restamp(FactSource::StoredProfile, 0);

@@ -1,7 +1,7 @@
-//! A name that is not known, and the known one that was probably meant.
+//! The known name that was probably meant by an unknown one.
 
-/// The candidate with the smallest edit distance to `name`, the first of equals; `None` where none is close enough to
-/// have been meant (more than a third of the letters differ, and neither begins with the other).
+/// The candidate with the smallest edit distance to `name`, the first among equals. `None` if no candidate is close
+/// enough: more than a third of the letters differ, and neither begins with the other.
 pub fn nearest_name<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let lowercase_name = name.to_lowercase();
     let mut best: Option<(usize, &str)> = None;
@@ -31,7 +31,7 @@ mod tests {
         assert_eq!(nearest_name("smtav", known), Some("smt-av"));
         assert_eq!(nearest_name("quantum", known), None);
         assert_eq!(nearest_name("", known), None);
-        // Two letters that changed places count once, and capitals count nothing.
+        // A transposition of two letters counts once, and case does not count.
         assert_eq!(nearest_name("STAITC", ["static", "random"]), Some("static"));
         assert_eq!(nearest_name("kitten", ["sitting", "mitten"]), Some("mitten"));
     }

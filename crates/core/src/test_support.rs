@@ -11,13 +11,13 @@ use crate::{
 
 pub mod alternating;
 
-/// A topology of this number of online CPUs, each a core of its own in one package, without caches.
+/// A topology of this number of online CPUs, each on its own core in one package, without caches.
 pub fn topology(cpus: u32) -> Topology {
     let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
     Topology { cpus: (0..cpus).map(cpu).collect(), ..Topology::default() }
 }
 
-/// `caches` last-level caches of `cpus_each` CPUs, 16 ways and lines of 64 bytes.
+/// `caches` last-level caches of `cpus_each` CPUs, with 16 ways and 64-byte lines.
 pub fn last_level_caches(caches: u32, cpus_each: u32, level: CacheLevel, size_bytes: u64) -> Topology {
     let cache = |id: u32| Cache {
         id: CacheId(id),
@@ -31,7 +31,7 @@ pub fn last_level_caches(caches: u32, cpus_each: u32, level: CacheLevel, size_by
     Topology { caches: (0..caches).map(cache).collect(), ..topology(caches * cpus_each) }
 }
 
-/// Capabilities with these abilities and no partition of a cache.
+/// Capabilities with these abilities and no cache partitions.
 pub fn capabilities(can: &[Ability]) -> Capabilities {
     Capabilities {
         abilities: can.iter().map(|&ability| (ability, Support::Yes { note: None })).collect(),
@@ -42,7 +42,7 @@ pub fn capabilities(can: &[Ability]) -> Capabilities {
 }
 
 impl Capabilities {
-    /// The same with a cache that can be divided.
+    /// The same capabilities with a cache that can be partitioned.
     #[must_use]
     pub fn with_partition(mut self, cache: CacheId, partition: PartitionSupport) -> Self {
         self.partitions.push((cache, partition));
@@ -50,7 +50,7 @@ impl Capabilities {
     }
 }
 
-/// A named policy without parameters, no guard, no profilers.
+/// A pipeline with the named policy without parameters, no guard and no profilers.
 pub fn pipeline_config(policy: &str) -> PipelineConfig {
     PipelineConfig {
         policy: PolicyConfig { name: policy.into(), parameters: String::new(), seed: 0 },
@@ -61,12 +61,12 @@ pub fn pipeline_config(policy: &str) -> PipelineConfig {
     }
 }
 
-/// The first line of a recording of such a machine. The writer of run logs puts its own format in.
+/// The first line of a recording of such a machine. The writer of run logs fills in its format.
 pub fn run_header(topology: Topology, capabilities: Capabilities, pipeline: PipelineConfig) -> RunHeader {
     RunHeader { format: 0, topology, capabilities, pipeline }
 }
 
-/// A window of one second with this number of tasks, each a process of its own.
+/// A window of one second with this number of tasks, each in its own process.
 pub fn observation(window: u64, tasks: u32) -> Observation {
     Observation {
         window,
@@ -88,7 +88,7 @@ impl Predictor for NullPredictor {
     }
 }
 
-/// A machine that observes the windows of a script and applies every plan.
+/// A machine that observes scripted windows and applies every plan.
 pub struct ScriptedMachine {
     /// The machine.
     pub topology: Topology,
@@ -99,7 +99,7 @@ pub struct ScriptedMachine {
 }
 
 impl ScriptedMachine {
-    /// Lives through these windows once.
+    /// A machine that plays these windows once.
     pub fn new(topology: Topology, capabilities: Capabilities, windows: Vec<Observation>) -> Self {
         ScriptedMachine { topology, capabilities, windows: windows.into_iter(), in_force: AppliedPlan::default() }
     }
@@ -128,16 +128,16 @@ pub struct ViewFixture {
     pub topology: Topology,
     /// Its abilities.
     pub capabilities: Capabilities,
-    /// The last window.
+    /// The latest window.
     pub seen: Observation,
     /// The profiles of its tasks.
     pub profiles: Profiles,
-    /// The plan that was in force in it.
+    /// The plan that was in force in that window.
     pub previous_plan: Plan,
 }
 
 impl ViewFixture {
-    /// A first window with this number of tasks without profiles.
+    /// A first window with this number of tasks, none of which has a profile.
     pub fn new(topology: Topology, capabilities: Capabilities, tasks: u32) -> Self {
         let previous_plan = Plan::idle(WindowLength::Time { ns: 1_000_000_000 });
         ViewFixture { topology, capabilities, seen: observation(0, tasks), profiles: BTreeMap::new(), previous_plan }
@@ -157,7 +157,7 @@ impl ViewFixture {
     }
 }
 
-/// A cache with lines of 64 bytes, a latency of 3 cycles, LRU, and nothing unusual.
+/// A cache with 64-byte lines, a latency of 3 cycles, LRU replacement, and defaults otherwise.
 pub fn cache_spec(level: CacheLevel, size_bytes: u64, ways: u32, shared_by_cores: u32) -> CacheSpec {
     CacheSpec {
         level,

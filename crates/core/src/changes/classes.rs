@@ -1,10 +1,10 @@
 //! From the shares of a plan to classes of service.
 //!
-//! Problem: a plan divides one cache at a time, a class of service has one mask for every cache and a thread is in one
-//! class. Method: every thread gets the row of masks of all its shares, and threads with the same row form one class. A
-//! class reuses the hardware class in which most of its members already are, so that a change of its masks moves no
-//! task. New classes reuse free hardware classes before others are created, because there are few of them (4 to 16).
-//! Properties: equal plans give equal classes; a thread without a share is in no class; a share that is impossible is
+//! Problem: a plan partitions one cache at a time, but a class of service has one mask for every cache, and a thread is
+//! in one class. Method: every thread gets the row of masks of all its shares, and threads with the same row form one
+//! class. A class reuses the hardware class in which most of its members already are, so that a change of its masks
+//! moves no task. New classes reuse free hardware classes before others are created, because there are few of them (4
+//! to 16). Properties: equal plans give equal classes; a thread without a share is in no class; an impossible share is
 //! refused without affecting the others.
 
 use std::collections::BTreeMap;
@@ -18,19 +18,20 @@ use crate::{
 /// A share of the plan: its group and its cache.
 pub type ShareKey = (GroupId, CacheId);
 
-/// Threads under the same masks.
+/// Threads that have the same masks.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ServiceClass {
-    /// Shares that make it up, ascending; more than one of a cache where groups have the same mask.
+    /// The shares that form it, in ascending order; several of one cache if groups have the same mask.
     pub shares: Vec<ShareKey>,
-    /// Ways that its members may fill; a cache in which they have no share is missing.
+    /// Ways that its members may fill; a cache in which they have no share is omitted.
     pub masks: WayMasks,
     /// Members in order of arrival.
     pub members: Vec<TaskId>,
 }
 
 impl ServiceClass {
-    /// The one group whose share of this cache it is; `None` where several have the same mask and cannot be told apart.
+    /// The only group with this share of the cache; `None` if several groups have the same mask and cannot be
+    /// distinguished.
     pub fn group_of(&self, cache: CacheId) -> Option<GroupId> {
         let mut groups = self.shares.iter().filter(|(_, other)| *other == cache).map(|(group, _)| *group);
         groups.next().filter(|_| groups.next().is_none())
@@ -56,7 +57,7 @@ fn limits_of(cache: CacheId, state: &MachineState, capabilities: &Capabilities) 
     })
 }
 
-/// The classes of a plan, in order of their first member's arrival, and what cannot be done as asked.
+/// The classes of a plan, in order of their first member's arrival, and the items that are impossible as requested.
 pub(super) fn classes(
     plan: &Plan,
     state: &MachineState,
@@ -135,7 +136,7 @@ fn classes_by_row(rows: &[(TaskId, BTreeMap<CacheId, (GroupId, IndexSet)>)]) -> 
     classes
 }
 
-/// Which id each class gets: that of the place where most of its members are, one that is left, a new one.
+/// The id of each class: that of the hardware class that contains most of its members, or a free one, or a new one.
 pub fn assign_class_ids(classes: &[ServiceClass], state: &MachineState) -> Vec<ServiceClassId> {
     let mut together: BTreeMap<(usize, ServiceClassId), u32> = BTreeMap::new();
     for (index, class) in classes.iter().enumerate() {

@@ -1,9 +1,9 @@
 //! Derives the list of changes from the desired state.
 //!
-//! Order: gangs stop; groups widen, from the top down, then narrow, from the bottom up; tasks move and are weighted;
-//! classes of service are created, given their ways and filled, and those that are left over are removed; processes get
-//! their colors; gangs start. So no task moves to CPUs that its group does not allow yet, and no task waits for gangs
-//! that are being stopped.
+//! Order: gangs stop; groups widen from the top down, then narrow from the bottom up; tasks move and get their weights;
+//! classes of service are created, get their ways and their members, and unused ones are removed; processes get their
+//! colors; gangs start. In this order no task moves to CPUs that its group does not allow yet, and no task waits for
+//! gangs that are being stopped.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,19 +15,19 @@ use crate::{
     ProcessId, RefusalReason, RefusedItem, ShareMember, Support, TaskId, Topology, Units,
 };
 
-/// The changes to make, and the lines of the plan that are impossible.
+/// The changes to make, and the items of the plan that are impossible.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct ChangeList {
     /// Changes in the order in which they are made.
     pub changes: Vec<Change>,
-    /// Lines of the plan that the machine cannot apply, or only in another form.
+    /// Items of the plan that the machine cannot apply, or only in another form.
     pub refused: Vec<RefusedItem>,
-    /// The classes of service that the changes lead to.
+    /// The classes of service that result from the changes.
     pub classes: BTreeMap<ServiceClassId, ServiceClass>,
 }
 
-/// The changes that lead from `state` to `plan` and the confined groups. What neither mentions gets its original back. Where
-/// everything holds already the list is empty.
+/// The changes that lead from `state` to `plan` and the confined groups. Everything that neither mentions gets its
+/// original value. If the state is already as desired, the list is empty.
 pub fn derive_changes(
     plan: &Plan,
     confined: &[CpusetGroup],
@@ -69,7 +69,7 @@ impl ChangeListBuilder<'_> {
         self.list.refused.push(RefusedItem { item, reason: because, message: message.into() });
     }
 
-    /// Why this machine cannot do it, where it says so.
+    /// The reason for which this machine lacks the ability, if it gives one.
     fn unsupported_reason(&self, ability: Ability) -> Option<String> {
         match self.capabilities.abilities.get(&ability) {
             Some(Support::No { reason: why, .. }) => Some(why.clone()),
@@ -77,7 +77,7 @@ impl ChangeListBuilder<'_> {
         }
     }
 
-    /// The plan's schedules with their places in it, as far as they can run: without members that have ended.
+    /// The plan's schedules with their indices in the plan, as far as they can run, without members that have exited.
     fn schedules(&mut self) -> Vec<(usize, GangSchedule)> {
         let mut all = Vec::new();
         let lacking = self.unsupported_reason(Ability::Gangs);
@@ -116,7 +116,7 @@ impl ChangeListBuilder<'_> {
             if wanted.iter().any(|(_, schedule)| schedule == running) {
                 continue;
             }
-            // One on the same CPUs takes its place; else the plan has none there any more.
+            // A schedule on the same CPUs replaces it; otherwise the plan no longer has one there.
             let instead = wanted.iter().filter(|(_, schedule)| schedule.cpus.intersects(&running.cpus));
             let items = items_or_whole_plan(instead.map(|(at, _)| PlanItem::Gangs(*at)).collect());
             let id = self.push(items, [], ChangeKind::StopGangs { schedule: running.clone() });
@@ -125,7 +125,7 @@ impl ChangeListBuilder<'_> {
         stops
     }
 
-    /// Brings groups to their CPUs; answers with the changes that widen, by group.
+    /// Confines groups to their CPUs, and returns the changes that widen, by group.
     fn confine_groups(&mut self) -> BTreeMap<String, ChangeId> {
         let mut steps: Vec<(String, CpuSet, CpuSet, CpuSet)> = Vec::new();
         let wanted: BTreeMap<&str, &CpuSet> = self.confined.iter().map(|c| (c.cgroup.as_str(), &c.cpus)).collect();
@@ -139,7 +139,7 @@ impl ChangeListBuilder<'_> {
         let groups: Vec<String> = steps.iter().map(|(group, ..)| group.clone()).collect();
         for (group, from, between, to) in &mut steps {
             let related = groups.iter().any(|other| is_below(other, group) || is_below(group, other));
-            // Between relatives of which both change, all widen before anybody narrows.
+            // Among related groups that both change, all widen before any of them narrows.
             *between = match (from.is_empty() || to.is_empty(), from.is_subset(to), related) {
                 (true, ..) => {
                     if to.is_empty() {
@@ -165,10 +165,11 @@ impl ChangeListBuilder<'_> {
         let mut narrowed: Vec<(String, ChangeId)> = Vec::new();
         for (group, from, between, to) in steps.iter().rev().filter(|(_, _, between, to)| between != to) {
             let below = narrowed.iter().filter(|(other, _)| is_below(other, group)).map(|(_, id)| *id);
-            // One that is to be as its parent was narrower before, and perhaps not within what its parent gets.
+            // A group that is to become equal to its parent was narrower before, and may lie partly outside of what its
+            // parent gets.
             let as_parent = steps.iter().filter(|(other, _, _, to)| to.is_empty() && is_below(other, group));
             let as_parent = as_parent.filter_map(|(other, ..)| widened.get(other)).copied();
-            // One that was as its parent may get what its parent has to get first.
+            // A group that was equal to its parent may get CPUs that its parent must get first.
             let above = widened.iter().filter(|(other, _)| from.is_empty() && is_below(group, other));
             let above = above.map(|(_, id)| *id);
             let own = widened.get(group).copied();
@@ -201,7 +202,7 @@ impl ChangeListBuilder<'_> {
                 self.refuse(PlanItem::Affinity(task.task), RefusalReason::NotSupported, "none of the CPUs exists");
                 continue;
             }
-            // Outside its group altogether: as it is asked for, and the machine says what it thinks of it.
+            // Entirely outside its group: the request is kept, and the machine decides.
             if let Some(cpus) = self.group_cpus(task).filter(|cpus| cpus.intersects(&to)) {
                 to = to.intersection(cpus);
             }
@@ -321,7 +322,7 @@ impl ChangeListBuilder<'_> {
         }
     }
 
-    /// The colors of a share as this machine can give them; `None` of shares in ways and of what it cannot give.
+    /// The colors of a share as this machine can provide them; `None` for shares in ways and for impossible ones.
     fn colors_of(&mut self, share: &CacheShare) -> Option<ColorAssignment> {
         let Units::Colors { allowed, migration: moving } = &share.units else { return None };
         let manner = &self.state.limits;
@@ -360,7 +361,7 @@ impl ChangeListBuilder<'_> {
     }
 }
 
-/// How many colors there are; `None` = it cannot be colored.
+/// The number of colors; `None` if the cache cannot be colored.
 fn colors_of_cache(capabilities: &Capabilities, cache: CacheId) -> Option<u32> {
     capabilities.partitions.iter().find_map(|(partitioned_cache, partition)| match partition {
         PartitionSupport::Colors { colors, .. } if *partitioned_cache == cache => Some(*colors),

@@ -1,4 +1,4 @@
-//! A change as one plain line.
+//! A change as one line of text.
 
 use std::fmt;
 

@@ -1,15 +1,15 @@
-//! Making a list, and undoing what was made.
+//! Applies a list of changes, and undoes applied ones.
 
 use std::collections::BTreeSet;
 
 use super::{Change, ChangeId};
 use crate::{PlanItem, RefusedItem};
 
-/// A change that does not fit the state it is made in.
+/// A change that does not fit the current state.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("cannot {change}: {mismatch}")]
 pub struct StaleChange {
-    /// The change in words.
+    /// The change, as text.
     pub change: String,
     /// The mismatch between the state and the change.
     pub mismatch: &'static str,
@@ -18,15 +18,15 @@ pub struct StaleChange {
 /// The outcome of one change.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ChangeOutcome<E> {
-    /// It was made.
+    /// It was applied.
     Done,
-    /// It was tried, and this went wrong.
+    /// It was tried and failed with this error.
     Failed(E),
-    /// Not tried: this change, on which it depends, failed.
+    /// Not tried, because this change, on which it depends, failed.
     Skipped(ChangeId),
 }
 
-/// Makes a list in its order. What depends on a change that failed is skipped, everything else is tried.
+/// Applies a list in its order. Changes that depend on a failed one are skipped; all others are tried.
 pub fn run<E>(list: &[Change], mut make: impl FnMut(&Change) -> Result<(), E>) -> Vec<ChangeOutcome<E>> {
     let mut all: Vec<ChangeOutcome<E>> = Vec::with_capacity(list.len());
     for change in list {
@@ -43,8 +43,8 @@ pub fn run<E>(list: &[Change], mut make: impl FnMut(&Change) -> Result<(), E>) -
     all
 }
 
-/// Refused lines of the plan: for each line, the first of its changes that failed, or the failed change that one of
-/// them depends on. Each line occurs once.
+/// The refused items of the plan: for each, the first of its changes that failed, or the failed change on which one of
+/// them depends. Each item occurs once.
 pub fn refused_items(list: &[Change], outcomes: &[ChangeOutcome<RefusedItem>]) -> Vec<RefusedItem> {
     let mut reported: BTreeSet<PlanItem> = BTreeSet::new();
     let mut lines = Vec::new();
@@ -63,8 +63,8 @@ pub fn refused_items(list: &[Change], outcomes: &[ChangeOutcome<RefusedItem>]) -
     lines
 }
 
-/// The list that undoes the changes of `made`, which are some or all of one list: the inverses, the last one first. What
-/// depended on a change is undone before the change is.
+/// The list that undoes the applied changes, which are some or all of one list: their inverses in reverse order, so
+/// that dependents are undone first.
 pub fn undo(applied: &[Change]) -> Vec<Change> {
     let mut undone: Vec<Change> = Vec::with_capacity(applied.len());
     for (index, change) in applied.iter().rev().enumerate() {

@@ -12,30 +12,30 @@ use crate::IndexSet;
 /// The masks that the hardware accepts for one cache.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MaskConstraints {
-    /// Ways of the cache.
+    /// Number of ways of the cache.
     pub ways: u32,
-    /// Ways that a mask must have at least.
+    /// Minimum number of ways in a mask.
     pub min_ways: u32,
-    /// Masks must be in one piece.
+    /// Must masks be contiguous?
     pub contiguous: bool,
-    /// Held by others for themselves alone (exclusive or pseudo-locked groups).
+    /// Ways that other tools use exclusively (exclusive or pseudo-locked groups).
     pub reserved_ways: IndexSet,
 }
 
-/// No mask of these ways can be had.
+/// The error if no mask of these ways is possible.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("ways {requested}: {supported}")]
 pub struct UnsupportedMask {
-    /// The ways that were asked for, as they were.
+    /// The requested ways.
     pub requested: IndexSet,
     /// A description of the masks that the hardware accepts.
     pub supported: String,
 }
 
-/// The nearest mask that can be had, and what had to be changed, in words.
+/// The nearest valid mask, and a description of what had to be changed.
 ///
 /// # Errors
-/// No mask at all can be had.
+/// No valid mask exists.
 pub fn nearest_mask(
     requested: &IndexSet,
     limits: &MaskConstraints,
@@ -73,7 +73,7 @@ impl MaskConstraints {
     }
 }
 
-/// The first of the longest runs without a gap.
+/// The first of the longest contiguous runs.
 fn longest_run(mask: &IndexSet) -> IndexSet {
     let mut best: (u32, u32) = (0, 0);
     let mut run: (u32, u32) = (0, 0);

@@ -1,8 +1,8 @@
-//! From what is wanted to the changes that bring it about: one pure function, [`derive_changes`], for every machine.
+//! From the desired state to the changes that establish it: one pure function, [`derive_changes`], for every machine.
 //!
-//! A list of changes is ordered. Each change names what it depends on, prints as one plain line, and has an inverse, so that
-//! every prefix of a list can be undone. A machine reads its [`MachineState`], asks for the list, and makes it with [`run`]:
-//! a change that fails skips only what depends on it.
+//! A list of changes is ordered. Each change names the changes on which it depends, prints as one line of text, and has
+//! an inverse, so that every prefix of a list can be undone. A machine reads its [`MachineState`], derives the list,
+//! and applies it with [`run`]: a change that fails skips only its dependents.
 
 mod classes;
 mod derive;
@@ -26,27 +26,27 @@ pub use execute::{ChangeOutcome, StaleChange, refused_items, run, undo};
 pub use masks::{MaskConstraints, UnsupportedMask, nearest_mask};
 pub use state::{ActuationLimits, MachineState, TaskState, Tracked};
 
-/// Place of a change in its list, from 0.
+/// Index of a change in its list, from 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct ChangeId(pub u32);
 
-/// A class of service of our own: threads under the same way masks.
+/// A class of service that cachemate created: threads under the same way masks.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct ServiceClassId(pub u32);
 
-/// Way masks by cache. A cache that is missing has the mask that the class was created with.
+/// Way masks by cache. A cache that is missing has the mask that the class got at its creation.
 pub type WayMasks = BTreeMap<CacheId, IndexSet>;
 
-/// A group of processes (a cgroup) that the operator keeps on some CPUs, whatever the policy decides.
+/// A group of processes (a cgroup) that the operator confines to some CPUs, whatever the policy decides.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct CpusetGroup {
-    /// As `/proc/PID/cgroup` shows it.
+    /// Its path, as `/proc/PID/cgroup` shows it.
     pub cgroup: String,
     /// Its tasks run on no other CPU, whatever their affinity says.
     pub cpus: CpuSet,
 }
 
-/// The page colors that a process may use, and which of its pages move there.
+/// The page colors that a process may use, and the treatment of its pages that have other colors.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ColorAssignment {
     /// Colors that new pages may have.
@@ -62,43 +62,43 @@ pub struct ColorAssignment {
 pub enum ChangeKind {
     /// The CPUs that a task may run on.
     Affinity {
-        /// The task that moves.
+        /// The task whose CPUs change.
         task: TaskId,
-        /// Its command name, for people.
+        /// Its command name, for messages.
         name: String,
         /// CPUs before.
         from: CpuSet,
         /// CPUs after.
         to: CpuSet,
     },
-    /// Share of CPU time relative to others; 1 = as the machine had it.
+    /// Share of CPU time relative to other tasks; 1 is the machine's default.
     Weight {
         /// The task whose weight changes.
         task: TaskId,
-        /// Its command name, for people.
+        /// Its command name, for messages.
         name: String,
         /// Weight before; positive.
         from: f64,
         /// Weight after; positive.
         to: f64,
     },
-    /// The CPUs of a group; the empty set means those of its parent.
+    /// The CPUs of a group; the empty set stands for the parent's CPUs.
     Cpuset {
-        /// The confined group, by its cgroup's path.
+        /// The confined group, by the path of its cgroup.
         group: String,
         /// CPUs before.
         from: CpuSet,
         /// CPUs after.
         to: CpuSet,
     },
-    /// Creates a class of service of our own, without members.
+    /// Creates a class of service of cachemate, without members.
     CreateClass {
-        /// The class that is made.
+        /// The class to create.
         class: ServiceClassId,
         /// Its initial masks; a missing cache has the machine's default for a new class.
         masks: WayMasks,
     },
-    /// Changes the masks of a class of our own.
+    /// Changes the masks of a class of service of cachemate.
     Schemata {
         /// The class; its members stay in it.
         class: ServiceClassId,
@@ -107,25 +107,25 @@ pub enum ChangeKind {
         /// Masks after.
         to: WayMasks,
     },
-    /// `None` = in no class of ours.
+    /// Changes the class of a task; `None` if it is in no class of cachemate.
     Member {
         /// The task that changes its class.
         task: TaskId,
-        /// Its command name, for people.
+        /// Its command name, for messages.
         name: String,
         /// Class before.
         from: Option<ServiceClassId>,
         /// Class after.
         to: Option<ServiceClassId>,
     },
-    /// Removes a class of service of our own that has no members left.
+    /// Removes a class of service of cachemate that has no members left.
     RemoveClass {
-        /// The class that goes.
+        /// The class to remove.
         class: ServiceClassId,
         /// Its masks, so that it can be created again.
         masks: WayMasks,
     },
-    /// `None` = every color.
+    /// Changes the colors of a process; `None` stands for all colors.
     Colors {
         /// The process whose pages are colored.
         process: ProcessId,
@@ -134,7 +134,7 @@ pub enum ChangeKind {
         /// Colors after.
         to: Option<ColorAssignment>,
     },
-    /// Ends the turns of gangs on some CPUs; the members then run as their affinity says.
+    /// Ends the turns of gangs on some CPUs; afterward the members run as their affinity permits.
     StopGangs {
         /// The schedule that ends.
         schedule: GangSchedule,
@@ -146,15 +146,15 @@ pub enum ChangeKind {
     },
 }
 
-/// One step from what holds to what is wanted.
+/// One step from the current state to the desired one.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Change {
-    /// Its place in the list.
+    /// Its index in the list.
     pub id: ChangeId,
-    /// The lines of the plan that request it; [`PlanItem::Plan`] if none does, because the change restores the original
+    /// The items of the plan that request it; [`PlanItem::Plan`] if none does, because the change restores the original
     /// state.
     pub items: Vec<PlanItem>,
-    /// Changes of the same list without which this one makes no sense; all stand before it.
+    /// Changes of the same list that this one requires; all precede it.
     #[serde(alias = "after")]
     pub depends_on: Vec<ChangeId>,
     /// The change.

@@ -1,4 +1,4 @@
-//! The state of a machine, object by object, as far as changes refer to it.
+//! The state of a machine by object, as far as changes refer to it.
 
 use std::collections::BTreeMap;
 
@@ -18,83 +18,84 @@ pub struct Tracked<T> {
 }
 
 impl<T: Clone> Tracked<T> {
-    /// Never changed.
+    /// An object that was never changed.
     pub fn untouched(value: T) -> Self {
         Tracked { current: value.clone(), original: value }
     }
 }
 
-/// A living task.
+/// A live task.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct TaskState {
-    /// The id that policies know it by.
+    /// The id that policies use.
     pub task: TaskId,
     /// The process that it belongs to.
     pub process: ProcessId,
-    /// Command name, for people.
+    /// Command name, for messages.
     pub name: String,
-    /// Whether the task may be changed at all.
+    /// May the task be changed at all?
     pub movable: bool,
-    /// The confined group that it lives in; its affinity reaches no further.
+    /// The confined group that contains it and limits its affinity.
     pub group: Option<String>,
-    /// `None` if it could not be read, or if no change of it was made or requested.
+    /// Its affinity; `None` if it could not be read, or if no change of it was made or requested.
     pub affinity: Option<Tracked<CpuSet>>,
-    /// As for the affinity.
+    /// Its weight; `None` under the same conditions as the affinity.
     pub weight: Option<Tracked<f64>>,
-    /// The class of our own that contains the task; `None` if there is none.
+    /// The class of cachemate that contains the task; `None` if there is none.
     pub class: Option<ServiceClassId>,
-    /// The reason why the task cannot join a class: it is in a class of another tool.
+    /// The reason for which the task cannot join a class: it is in a class of another tool.
     pub class_owner: Option<String>,
-    /// The reason why the task cannot be in a gang: it may not be kept off its CPU.
+    /// The reason for which the task cannot be in a gang: it must not be kept off its CPU.
     #[serde(alias = "cannot_wait")]
     pub no_idle_turns: Option<String>,
 }
 
-/// How a machine makes some of its changes.
+/// Limits on the ways in which a machine makes some of its changes.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct ActuationLimits {
-    /// Whether affinity masks pin gang members to their CPUs.
+    /// Do affinity masks pin gang members to their CPUs?
     pub seats_are_affinities: bool,
-    /// It cannot move a page when the page is next touched.
+    /// Is the machine unable to move a page on its next touch?
     pub no_lazy_moving: bool,
-    /// Hot pages cannot be identified: all pages migrate alike.
+    /// Is the machine unable to identify hot pages, so that all pages migrate alike?
     pub no_hot_first: bool,
-    /// Classes of service of our own; `None` = the machine says when there are no more.
+    /// Maximum number of classes of cachemate; `None` if the machine reports when there are no more.
     #[serde(alias = "classes_at_most")]
     pub max_classes: Option<u32>,
 }
 
-/// The whole state.
+/// The complete state.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct MachineState {
     /// Tasks in order of arrival.
     pub tasks: Vec<TaskState>,
-    /// CPUs by confined group; the empty set means those of the parent.
+    /// CPUs by confined group; the empty set stands for the parent's CPUs.
     pub groups: BTreeMap<String, Tracked<CpuSet>>,
-    /// Classes of our own.
+    /// Classes of cachemate.
     pub classes: BTreeMap<ServiceClassId, WayMasks>,
     /// Ways that another tool uses exclusively.
     #[serde(alias = "taken_ways")]
     pub reserved_ways: BTreeMap<CacheId, IndexSet>,
-    /// Colors by process whose pages can be colored.
+    /// Colors by process, for processes whose pages can be colored.
     pub colors: BTreeMap<ProcessId, Tracked<Option<ColorAssignment>>>,
-    /// Ascending by their CPUs, which no two share.
+    /// Ascending by their CPUs, which are disjoint.
     pub gangs: Vec<GangSchedule>,
-    /// How changes are made where machines differ.
+    /// Limits on changes, in which machines differ.
     #[serde(alias = "manner")]
     pub limits: ActuationLimits,
 }
 
 impl MachineState {
-    /// The living task with this id.
+    /// The live task with this id.
     pub fn task(&self, task: TaskId) -> Option<&TaskState> {
         self.tasks.iter().find(|state| state.task == task)
     }
 
-    /// Makes a change in this description, as a machine would in fact.
+    /// Applies a change to this description, as a machine would apply it to its objects.
     ///
     /// # Errors
-    /// The state is not the one that the change starts from, or the change would break a rule of every machine.
+    /// The current state is not the one from which the change starts, or the change would break a rule of every
+    /// machine.
     pub fn apply(&mut self, kind: &ChangeKind) -> Result<(), StaleChange> {
         let result = self.try_apply(kind);
         result.map_err(|why| StaleChange { change: kind.to_string(), mismatch: why })

@@ -26,7 +26,7 @@ fn capabilities() -> Capabilities {
     Capabilities { abilities: BTreeMap::new(), partitions, min_window_ns: 1, min_slice_ns: None }
 }
 
-/// Two tasks a process; task 5 is fixed, task 4 lives in the group `/a/b`.
+/// Two tasks per process; task 5 is unmovable, and task 4 is in the group `/a/b`.
 fn start() -> MachineState {
     let all: CpuSet = (0..CPUS).collect();
     let task = |at: u32| TaskState {
@@ -51,13 +51,13 @@ fn start() -> MachineState {
     }
 }
 
-/// A run of indices below `limit`, from drawn numbers.
+/// A contiguous run of indices below `limit`, from random numbers.
 fn run_of(first: u32, width: u32, limit: u32) -> IndexSet {
     let first = first % limit;
     (first..(first + 1 + width % limit).min(limit)).collect()
 }
 
-/// A desired state of an operator and a policy together.
+/// The desired state of an operator and a policy together.
 #[derive(Clone, Debug)]
 struct ChangeInputs {
     plan: Plan,
@@ -104,7 +104,7 @@ fn wishes() -> impl Strategy<Value = ChangeInputs> {
         let mut confined = Vec::new();
         if named > 0 {
             confined.push(CpusetGroup { cgroup: "/a".to_string(), cpus: outer.clone() });
-            // As its parent where nothing is left of it; named in any case, as the original is wider.
+            // Equal to its parent if no CPUs are left; listed in any case, because the original is wider.
             confined.push(CpusetGroup { cgroup: "/a/b".to_string(), cpus: inner });
         }
         if named > 1 {
@@ -124,7 +124,7 @@ fn make_all(state: &mut MachineState, list: &[Change]) {
     }
 }
 
-/// Is what the plan says of each thing how the state has it?
+/// Is the state of each object as the plan requests it?
 fn holds(wish: &ChangeInputs, state: &MachineState, derived: &ChangeList) {
     for task in state.tasks.iter().filter(|task| task.movable) {
         let in_gang = wish.plan.gangs.iter().any(|schedule| {
@@ -182,7 +182,7 @@ proptest! {
             holds(wish, &state, &derived);
             prop_assert_eq!(derive(wish, &state).changes, Vec::new());
         }
-        // Nothing wanted any more: everything as it was.
+        // With an empty request, everything returns to its original state.
         let idle = ChangeInputs { plan: Plan::idle(WindowLength::Time { ns: 1 }), confined: Vec::new() };
         let list = derive(&idle, &state).changes;
         make_all(&mut state, &list);

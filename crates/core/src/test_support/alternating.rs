@@ -1,4 +1,4 @@
-//! A run whose plan changes from window to window, and whose numbers no decimal writes exactly: for logs and replays.
+//! A run whose plan changes from window to window, and whose numbers have no exact decimal form: for logs and replays.
 
 use super::{ScriptedMachine, capabilities, last_level_caches, observation, pipeline_config, run_header};
 use crate::{
@@ -7,10 +7,10 @@ use crate::{
     WindowLength, WindowRecord,
 };
 
-/// Windows that the host lives through.
+/// Windows that the host runs.
 pub const WINDOWS: u64 = 6;
 
-/// Two tasks on two CPUs of one cache, whose speed follows the window.
+/// Two tasks on two CPUs of one cache, whose speed varies with the window.
 pub fn host() -> ScriptedMachine {
     let machine = capabilities(&[Ability::Affinity, Ability::CountPerTask]);
     ScriptedMachine::new(
@@ -34,7 +34,7 @@ fn observation_at(window: u64) -> Observation {
     seen
 }
 
-/// A policy that puts all tasks on one CPU, and on the other one after `stride` windows.
+/// A policy that puts all tasks on one CPU, and on the other one after every `stride` windows.
 pub struct AlternatingPolicy {
     /// Windows on one CPU.
     pub stride: u64,
@@ -49,7 +49,7 @@ impl Policy for AlternatingPolicy {
     }
 }
 
-/// Says 0.25 for a task allowed on CPU 0, 0.75 else: a forecast that shows which plan it was made under.
+/// Forecasts 0.25 for a task that is allowed on CPU 0, otherwise 0.75, so that a forecast shows its plan.
 pub struct CpuPredictor;
 
 impl Predictor for CpuPredictor {
@@ -62,7 +62,7 @@ impl Predictor for CpuPredictor {
     }
 }
 
-/// The pipeline between host and plan.
+/// The pipeline between the host and the plan.
 pub fn config() -> PipelineConfig {
     PipelineConfig {
         policy: PolicyConfig { name: "turns".into(), parameters: "stride = 1".into(), seed: 9 },
@@ -72,7 +72,7 @@ pub fn config() -> PipelineConfig {
     }
 }
 
-/// The whole run under [`AlternatingPolicy`] of one window, as a recording has it.
+/// The whole run under an [`AlternatingPolicy`] with a stride of one window, as a recording contains it.
 pub fn recorded_run() -> (RunHeader, Vec<WindowRecord>) {
     let host = host();
     let header = run_header(host.topology.clone(), host.capabilities.clone(), config());

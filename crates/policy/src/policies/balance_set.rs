@@ -1,14 +1,14 @@
 //! Balance sets: groups of threads whose reuse fits the cache together run one group after the other (papers BS 3).
 //!
-//! Problem: threads whose reuse does not fit a shared cache together should not run together, and none may starve.
-//! Method, for every last-level cache: a probe observes when sampled locations are touched again. StatCache or
-//! StatStack turns that into the miss ratio of any group: the mean of its members on a share of the cache each, or
-//! StatCC's composition on the whole. The threshold is the lowest that leaves no thread out; groups at or below it take
-//! turns as gangs ([`crate::solvers::balance`]).
+//! Problem: threads whose combined reuse does not fit a shared cache should not run together, and no thread may starve.
+//! Method, for every last-level cache: a probe observes when sampled locations are touched again. From this, StatCache
+//! or StatStack computes the miss ratio of any group: the mean of its members with a share of the cache each, or
+//! StatCC's composition on the whole cache. The threshold is the lowest that leaves no thread out; groups at or below
+//! it take turns as gangs ([`crate::solvers::balance`]).
 //!
-//! Properties: nothing is enumerated, so hundreds of threads are no problem; a thread without a profile counts as the
-//! worst known one; without any evidence, or with no more threads than CPUs, no thread is grouped. Profiles recorded
-//! earlier are used like measured ones; without reuse times in them, the mean is taken from their miss-rate curves.
+//! Properties: nothing is enumerated, so hundreds of threads are feasible; a thread without a profile counts as the
+//! worst known one; without any evidence, or with no more threads than CPUs, no thread is grouped. Recorded profiles
+//! are used like measured ones; if they have no reuse times, the mean is taken from their miss-rate curves.
 
 use std::collections::BTreeMap;
 
@@ -31,13 +31,13 @@ use crate::solvers::balance::{ComposedModel, GroupModel, RotationRule, best_grou
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum GroupRatioModel {
-    /// Mean of the members, each alone on its share of the cache.
+    /// Mean of the members, each with its own share of the cache.
     Average,
-    /// Members share the whole cache by their access rates.
+    /// Members share the whole cache in proportion to their access rates.
     Composed,
 }
 
-/// The cache's replacement, and so the model: StatCache or StatStack.
+/// The cache's replacement policy, which determines the model: StatCache or StatStack.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ReplacementKind {
@@ -45,30 +45,30 @@ pub enum ReplacementKind {
     Lru,
 }
 
-/// Frequency of each group's turns.
+/// How often each group gets a turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TurnFrequency {
     /// Threads get turns as evenly as the threshold allows.
     Fair,
-    /// Each group at or below the threshold gets the same number of turns.
+    /// Every group at or below the threshold gets the same number of turns.
     Uniform,
 }
 
-/// See the module; times are nominal.
+/// Parameters; see the module's documentation. Times are nominal.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
     pub window_ns: u64,
-    /// Length of a group's turn. Absent: four times the longest refill of a footprint within 20 to 100 ms
+    /// Length of a group's turn. If not given: four times the longest refill of a footprint, within 20 to 100 ms
     /// ([`crate::gang_quantum`]), or 10 ms if no footprint is known.
     pub slice_ns: Option<u64>,
-    /// Groups are refused if turns of two refills make a task wait longer than this.
+    /// Groups are refused if a task would wait longer than this with turns of two refills.
     pub max_wait_ns: u64,
     pub group_model: GroupRatioModel,
     pub replacement: ReplacementKind,
     pub rotation: TurnFrequency,
-    /// Watched locations of each thread.
+    /// Number of watched locations of each thread.
     pub locations: u32,
     /// Largest processor time for watching one thread.
     pub budget_ns: u64,
@@ -110,9 +110,9 @@ impl Parameters {
     }
 }
 
-/// A group's turn if no footprint is known: the time slice of the paper's operating system.
+/// Length of a group's turn if no footprint is known: the time slice of the paper's operating system.
 const USUAL_SLICE_NS: u64 = 10_000_000;
-/// Largest mean slowdown by refills: with turns of two refills everything takes twice as long.
+/// Largest mean slowdown by refills: with turns of two refills, everything takes twice as long.
 const MAX_SLOWDOWN: f64 = 1.0;
 
 struct BalanceSet {
@@ -128,19 +128,19 @@ struct BalanceSet {
 #[derive(Default)]
 struct CacheRotation {
     known: BTreeMap<TaskId, TaskModel>,
-    /// Tasks and their models at the time when the gangs were formed.
+    /// Tasks and their models when the gangs were formed.
     formed_from: Vec<(TaskId, Option<TaskModel>)>,
     gangs: Vec<Vec<TaskId>>,
-    /// Length of a group's turn, by the models of that time.
+    /// Length of a group's turn, by the models at that time.
     turn: Option<Result<u64, QuantumTooLong>>,
 }
 
 #[derive(Clone, PartialEq, Debug)]
 struct TaskModel {
     phase: u32,
-    /// Alone on an n-th of the cache.
+    /// Miss ratio alone on an n-th of the cache.
     ratio: f64,
-    /// Only for the composition.
+    /// Reuse for the composition; not used otherwise.
     shared: Option<SharedReuse>,
 }
 
@@ -200,7 +200,7 @@ fn as_gang(members: &[TaskId]) -> Gang {
     Gang { members: members.iter().map(|&task| (task, None)).collect(), slices: 1 }
 }
 
-/// Largest number of turns from one turn of a task to its next.
+/// Returns the largest number of turns from one turn of a task to its next.
 fn turns_until_next(groups: &[Vec<TaskId>], task: TaskId) -> usize {
     let turns: Vec<usize> = (0..groups.len()).filter(|&index| groups[index].contains(&task)).collect();
     let Some((first, last)) = turns.first().zip(turns.last()) else { return groups.len() };
@@ -209,7 +209,7 @@ fn turns_until_next(groups: &[Vec<TaskId>], task: TaskId) -> usize {
 }
 
 impl BalanceSet {
-    /// Requests the reuse times of threads whose profile has none, until they are answered.
+    /// Requests the reuse times of threads whose profile has none, until the probes are answered.
     fn watch(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, crowded: bool, plan: &mut Plan) {
         if !crowded || !supports(view, Ability::SampleReuses) {
             return;
@@ -236,8 +236,8 @@ impl BalanceSet {
 }
 
 impl CacheRotation {
-    /// Length of a group's turn: as stated, else by the law of turns, else the default. Loss of evidence changes
-    /// nothing.
+    /// Updates the length of a group's turn: as configured, otherwise by the law of turns, otherwise the default. Loss
+    /// of evidence changes nothing.
     fn advance_turn(
         &mut self,
         view: &View<'_>,
@@ -260,7 +260,7 @@ impl CacheRotation {
         }
     }
 
-    /// Takes over new evidence: a new thread, a new phase, or a probe's last answer.
+    /// Adopts new evidence: a new thread, a new phase, or a probe's final answer.
     fn learn(
         &mut self,
         view: &View<'_>,
@@ -289,7 +289,7 @@ impl CacheRotation {
         }
     }
 
-    /// Forms the gangs anew if the set of tasks changed or more is known.
+    /// Forms the gangs again if the set of tasks has changed or more is known.
     fn group(&mut self, domain: &LlcTasks<'_>, parameters: &Parameters, seed: u64, why: &mut Vec<Reason>) {
         let tasks: Vec<TaskId> = domain.tasks.iter().map(|sample| sample.task).collect();
         let from: Vec<(TaskId, Option<TaskModel>)> =
@@ -336,7 +336,7 @@ impl CacheRotation {
     }
 }
 
-/// The model of a thread on this cache, from its profile; `None` if the profile does not suffice.
+/// Returns the model of a thread on this cache, from its profile; `None` if the profile is not sufficient.
 fn model_of(profile: &Profile, domain: &LlcTasks<'_>, parameters: &Parameters) -> Option<TaskModel> {
     let (size_bytes, line_bytes) = (domain.size_bytes?, u64::from(domain.line_bytes?));
     let part_bytes = size_bytes / u64::from(domain.cpus.count().max(1));
@@ -361,8 +361,8 @@ fn model_of(profile: &Profile, domain: &LlcTasks<'_>, parameters: &Parameters) -
     Some(TaskModel { phase: profile.phase_number, ratio, shared: shared.flatten() })
 }
 
-/// The group model of all threads of the cache. A thread without a model counts as the worst known one. `None` if no
-/// thread has a model.
+/// Returns the group model of all threads of the cache. A thread without a model counts as the worst known one. `None`
+/// if no thread has a model.
 fn model(known: &[Option<TaskModel>], domain: &LlcTasks<'_>, parameters: &Parameters) -> Option<GroupModel> {
     let usable = |known: &&TaskModel| parameters.group_model == GroupRatioModel::Average || known.shared.is_some();
     let worst = known.iter().flatten().filter(usable).max_by(|a, b| a.ratio.total_cmp(&b.ratio))?;
@@ -381,7 +381,7 @@ fn model(known: &[Option<TaskModel>], domain: &LlcTasks<'_>, parameters: &Parame
     ComposedModel::new(&shared, domain.cpus.count() as usize, lines, parameters.composition()).map(GroupModel::Composed)
 }
 
-/// See the registry.
+/// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     Ok(Box::new(BalanceSet {
         parameters: Parameters::parse(parameters)?,

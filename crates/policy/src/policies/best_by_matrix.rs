@@ -1,14 +1,14 @@
-//! The assignment with the least sum of measured pairwise slowdowns (CA 2.1): the best that a matrix can give.
+//! The assignment with the smallest sum of measured pairwise slowdowns (CA 2.1): the best assignment by the matrix.
 //!
 //! Problem: a policy that is better than another may still be far from the optimum. Method: the slowdown of every
-//! program beside every other, measured beforehand, is a parameter; whenever the set of tasks changes, the solvers find
-//! the assignment with the least sum. Rows belong to tasks in order of arrival: row k is for the k-th task of the run,
-//! so nothing depends on names. Which of two like caches a group gets does not matter for the sum, but it does for
+//! program beside every other, measured beforehand, is a parameter. Whenever the set of tasks changes, the solvers find
+//! the assignment with the smallest sum. Rows belong to tasks in order of arrival: row k is for the k-th task of the
+//! run, so nothing depends on names. Which of two equal caches a group gets does not affect the sum, but it affects
 //! memory: groups are exchanged until no exchange leaves more tasks in place.
 //!
-//! Properties: exact if the solver is (see [`crate::solvers`]), but best by the matrix only: pairs were measured alone,
+//! Properties: exact if the solver is (see [`crate::solvers`]), but best only by the matrix: pairs were measured alone,
 //! without the resources that all programs share, so another assignment may run faster. Tasks beyond the matrix are
-//! left alone; without a matrix nothing is done.
+//! left alone; without a matrix, nothing is done.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ use crate::solvers::{self, Seating, Seats, Solution};
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
     pub window_ns: u64,
-    /// `slowdowns[i][j]`: run time of the i-th task beside the j-th over its time alone, minus one.
+    /// `slowdowns[i][j]`: run time of the i-th task beside the j-th over its solo time, minus one.
     pub slowdowns: Vec<Vec<f64>>,
 }
 
@@ -53,7 +53,7 @@ impl Parameters {
     }
 }
 
-/// A policy by a matrix, for the least or the greatest sum.
+/// A policy that minimizes or maximizes the sum of a matrix.
 pub(super) struct MatrixPolicy {
     parameters: Parameters,
     solve: fn(&solvers::CostMatrix, &Seats) -> Solution,
@@ -135,7 +135,7 @@ fn keep_seats(view: &View<'_>, tasks: &[TaskId], seats: &[placement::CacheSeats]
     }
 }
 
-/// All CPUs of the cache, or the one CPU if it matters which tasks take turns.
+/// Returns all CPUs of the cache, or single CPUs if it matters which tasks take turns.
 fn cpus_of(seating: &Seating, seats: &[placement::CacheSeats], one_cpu: bool) -> Vec<(usize, CpuSet)> {
     let mut all = Vec::new();
     for (cache, cpus) in seats.iter().zip(&seating.by_cache) {
@@ -157,7 +157,7 @@ pub(super) fn plan_by_matrix(
     Ok(Box::new(MatrixPolicy { parameters, solve, rows: BTreeMap::new(), placed: BTreeMap::new() }))
 }
 
-/// See the registry.
+/// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     plan_by_matrix(parameters, solvers::best)
 }
@@ -168,7 +168,7 @@ mod tests {
     use crate::reference_predictor::ReferencePredictor;
     use cachemate_core::*;
 
-    /// Among caches of equal cost, do groups get the ones that their tasks are on?
+    /// Among caches of equal cost, does each group get the cache on which its tasks already are?
     #[test]
     fn no_task_moves_without_need() {
         let cpu =

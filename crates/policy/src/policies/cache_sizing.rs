@@ -1,20 +1,20 @@
 //! Shares of every last-level cache, sized online from miss-rate curves (papers CP and RM; thesis 5.4, 7.3).
 //!
-//! Problem: programs on one cache displace lines of others that they do not reuse themselves; a partition helps only if
-//! it is sized right, kept up to date, and worth its price. Method, for each cache:
+//! Problem: programs on one cache displace lines of other programs without reusing their own; a partition helps only if
+//! its sizes are right and kept up to date, and if it is worth its cost. Method, for each cache:
 //! 1. Request a trace of every process without a curve in its present phase, a few at once. A phase of a known kind has
-//!    the curve of that kind, so if kinds of phases are known, a trace waits until the phase proves to be new.
-//! 2. Once all have one, [`allocate`] sizes the shares. The predictor forecasts the performance of all processes under
-//!    these, under the present ones, and without any. The best of the three is taken if it gains enough and, if pages
-//!    have to be copied, earns the copying back in time; a goal that is missed now is reason enough. Measured speeds
-//!    under the present shares are used instead of a forecast.
-//! 3. Try it: old shares, new ones, old ones again, with speeds measured in each ([`crate::partition::ab_test`]). New
-//!    shares that do not measure better by the smallest gain are dropped; shares in force have to prove themselves
-//!    again from time to time ([`crate::partition::share_controller`]).
+//!   the curve of that kind, so if kinds of phases are known, a trace waits until the phase proves to be new.
+//! 2. Once all processes have a curve, [`allocate`] sizes the shares. The predictor forecasts the performance of all
+//!   processes under these shares, under the present ones, and without any. The best of the three is taken if it gains
+//!   enough and, if pages have to be copied, pays for the copying in time; a goal that is missed now is reason enough.
+//!   Measured speeds under the present shares replace their forecast.
+//! 3. Put the shares on trial: old, new, old again, with speeds measured in each ([`crate::partition::ab_test`]). New
+//!   shares are dropped unless they measure better by the smallest gain; shares in force are tested again from time to
+//!   time ([`crate::partition::share_controller`]).
 //!
-//! Properties: without evidence nothing changes; a process alone is confined only for the sake of a goal; newcomers are
-//! unrestricted until their curve is known; two programs of one time-share group have a penalty. Tasks are not placed,
-//! so that placement can be combined with any other policy.
+//! Properties: without evidence nothing changes; a single process is confined only for the sake of a goal; newcomers
+//! are unrestricted until their curve is known; two programs of one time-share group have a penalty. Tasks are not
+//! placed, so this policy can be combined with any placement.
 
 use std::collections::BTreeMap;
 
@@ -35,28 +35,29 @@ use crate::partition::share_controller::{self, ShareController, ShareVerdict, Tr
 use crate::partition::speed_history::SpeedRecord;
 use crate::partition::units::{PartitionUnits, assign, pages_to_move};
 
-/// See the page.
+/// Parameters; see the policy's page.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
     pub window_ns: u64,
     pub objective: SizingObjective,
     pub page_migration: MigrationMode,
-    /// Entries of a trace; 0 = curves come from elsewhere.
+    /// Entries of a trace; 0 if curves come from another source.
     pub trace_entries: u32,
-    /// Trace instruction fetches too: data alone understates the space of a program with much code.
+    /// Whether instruction fetches are traced too: data alone understates the space of a program with much code.
     pub trace_code: bool,
     /// Processor time that one trace may take.
     pub trace_budget_ns: u64,
-    /// A program is pooled if one unit slows it down by no more than this share against the whole cache.
+    /// A program is pooled if one unit slows it down, relative to the whole cache, by no more than this share.
     pub insensitive_below: f64,
     /// Smallest forecast gain of a change, as a share.
     pub min_gain: f64,
-    /// Time within which copied pages must be earned back, at most the time that programs stay in a phase.
+    /// Time within which copied pages must pay off; at most the time that programs stay in a phase.
     pub payback_ns: u64,
-    /// Cost of a miss if stalls are not counted; `None` = the reference predictor's, from the machine.
+    /// Cost of a miss if stalls are not counted; `None` means the reference predictor's, from the machine.
     pub miss_penalty_cycles: Option<f64>,
-    /// After a change: fewest windows until speeds count, and windows of an arm of its trial; 0 = no trials.
+    /// Smallest number of windows after a change until speeds count, and number of windows of an arm of the trial; 0
+    /// means no trials.
     pub warmup_windows: u32,
     pub measure_windows: u32,
     /// Share of the time that trials may cost.
@@ -102,9 +103,9 @@ impl Parameters {
     }
 }
 
-/// Changes of the shares during a trial that is adopted.
+/// Number of changes of the shares during a trial that is adopted.
 const CHANGES_OF_A_TRIAL: f64 = 3.0;
-/// Processes of one cache that are traced at once.
+/// Number of processes of one cache that are traced at once.
 const TRACED_AT_ONCE: usize = 4;
 
 struct CacheSizing {
@@ -113,7 +114,7 @@ struct CacheSizing {
     home: BTreeMap<ProcessId, CacheId>,
     probes: BTreeMap<TaskId, (u32, ProbeId)>,
     next_probe: u32,
-    /// The kind of some phase is known, so those of others will be, too.
+    /// Whether the kind of some phase is known; the kinds of other phases will then become known too.
     phase_kinds_known: bool,
 }
 
@@ -136,7 +137,8 @@ impl Policy for CacheSizing {
 }
 
 impl CacheSizing {
-    /// A trial on any cache verifies the whole plan, of which all other caches' shares stay as they are.
+    /// Returns the verification terms. A trial on any cache verifies the whole plan; the shares of all other caches do
+    /// not change.
     fn verification(&self, reasons: &[Reason]) -> Verification {
         if self.caches.values().any(ShareController::is_on_trial) {
             Verification::Trial
@@ -147,11 +149,11 @@ impl CacheSizing {
         }
     }
 
-    /// Every last-level cache that can be partitioned, with its processes.
+    /// Returns every last-level cache that can be partitioned, with its processes.
     fn domains<'a>(&mut self, view: &'a View<'a>) -> Vec<PartitionedCache<'a>> {
         let mut processes: Vec<CacheProcess<'a>> = Vec::new();
         for task in view.movable_tasks() {
-            // A process with a thread that may not be changed is left alone as a whole.
+            // A process is left alone if any of its threads must not be changed.
             let fixed = view.observation.tasks.iter().any(|other| other.process == task.process && other.unmovable);
             let phase = view.profiles.get(&task.task).map_or(0, |profile| profile.phase_number);
             match processes.iter_mut().find(|present| present.process == task.process) {
@@ -188,7 +190,7 @@ impl CacheSizing {
         domains
     }
 
-    /// The shares for the next window.
+    /// Computes the shares for the next window.
     fn size_caches(
         &mut self,
         view: &View<'_>,
@@ -251,8 +253,8 @@ impl CacheSizing {
         }
     }
 
-    /// Processes to trace, a few at once on each cache: one that rarely misses takes long to fill its log, and must not
-    /// delay the others.
+    /// Returns the processes to trace, a few at once on each cache, because one that rarely misses takes long to fill
+    /// its log and must not delay the others.
     fn probes_of(&mut self, view: &View<'_>, domain: &PartitionedCache<'_>) -> Vec<ProbeRequest> {
         let able = view.capabilities.can(Ability::TraceAddresses);
         // If no trial may begin yet, no curve is needed.
@@ -275,7 +277,7 @@ impl CacheSizing {
         unknown.take(TRACED_AT_ONCE).map(|unknown| self.probe(view, unknown)).collect()
     }
 
-    /// The trace of one process; the same probe as before until it is answered.
+    /// Returns the trace request of one process; the same as before until it is answered.
     fn probe(&mut self, view: &View<'_>, unknown: &CacheProcess<'_>) -> ProbeRequest {
         // The thread that ran most represents its process.
         let ran = |task: &TaskSample| task.ran_ns();
@@ -323,7 +325,7 @@ fn claimant(
     Some(Claimant { space, priority, max_slowdown: goal.max_slowdown, min_units })
 }
 
-/// The pool is group 0 of its cache; every other group is named after its first process.
+/// Returns the group's id: the pool is group 0 of its cache; every other group is named after its first process.
 fn group_id(kind: PartitionKind, first: ProcessId) -> GroupId {
     GroupId(if kind == PartitionKind::Pool { 0 } else { first.0 + 1 })
 }
@@ -344,7 +346,7 @@ fn wanted_shares(
         min_units: domain.divided.min_units(),
         max_groups: domain.divided.max_groups(),
         insensitive_below: parameters.insensitive_below,
-        // Only single-threaded programs can be distinguished by CPU. Lanes are used only if the machine keeps their
+        // By CPU, only single-threaded programs can be distinguished. Lanes are used only if the machine keeps their
         // members from running together.
         at_once: if threads == claimants.len() && keeps_penalties(view) {
             online as u32
@@ -407,12 +409,12 @@ struct SizingForecast<'a> {
     claimants: &'a [Claimant],
     /// Speeds under the present shares.
     speeds: &'a SpeedRecord,
-    /// A gain ends with the phase for which it was computed.
+    /// Time within which a change must pay off; a gain ends with the phase for which it was computed.
     payback_ns: f64,
 }
 
 impl SizingForecast<'_> {
-    /// Performance under the present shares, measured as far as possible.
+    /// Returns the performance under the present shares, measured as far as possible.
     fn current(&self, held: &[CacheShare]) -> Option<Vec<(f64, f64)>> {
         let forecast = self.speeds_under(held)?;
         let measured = |(present, said): (&CacheProcess<'_>, (f64, f64))| match self.speeds.speed(present.process) {
@@ -422,8 +424,8 @@ impl SizingForecast<'_> {
         Some(self.domain.present.iter().zip(forecast).map(measured).collect())
     }
 
-    /// Misses per thousand instructions and cycles per instruction of each claimant under these shares, all on this
-    /// cache's CPUs. Tasks are renamed by order of arrival, so that no tie breaks by an id.
+    /// Returns misses per thousand instructions and cycles per instruction of each claimant under these shares, if all
+    /// run on this cache's CPUs. Tasks are renamed by order of arrival, so that no tie breaks by an id.
     fn speeds_under(&self, shares: &[CacheShare]) -> Option<Vec<(f64, f64)>> {
         let bytes = self.domain.cache.size_bytes?;
         let mut profiles = Profiles::new();
@@ -451,7 +453,7 @@ impl SizingForecast<'_> {
         self.claimants.iter().zip(outlook).filter(|both| broken(*both)).count()
     }
 
-    /// The wanted shares, no shares, or `None`: the present ones are good enough.
+    /// Returns the wanted shares, or no shares; `None` if the present ones are good enough.
     fn choose(
         &self,
         parameters: &Parameters,
@@ -481,7 +483,7 @@ impl SizingForecast<'_> {
         let gain = (score(&now) - score(outlook)) / score(&now).abs().max(1e-9);
         let changes = if self.trial(parameters).is_some() { CHANGES_OF_A_TRIAL } else { 1.0 };
         let cost_ns = changes * self.cost_ns(&chosen);
-        // Time that all processes together save until the payback.
+        // Time that all processes together save until the payback time.
         let saved = now.iter().zip(outlook).map(|(now, then)| 1.0 - then.1 / now.1).sum::<f64>();
         let earned_ns = saved * self.payback_ns;
         let worth = match objective {
@@ -506,7 +508,7 @@ impl SizingForecast<'_> {
         Some(chosen)
     }
 
-    /// Only sums of speeds can be compared by measurement, and only if speeds are measured.
+    /// Starts a trial. Only sums of speeds can be compared by measurement, and only if speeds are measured.
     fn trial(&self, parameters: &Parameters) -> Option<AbTest> {
         let by_speed = matches!(
             parameters.objective,
@@ -521,7 +523,7 @@ impl SizingForecast<'_> {
         judged.then(|| AbTest::new(parameters.trial_terms(self.domain).lengths, weights()))
     }
 
-    /// Cost of copying pages into these shares; 0 if units are ways or frames are unknown.
+    /// Returns the cost of copying pages into these shares; 0 if units are ways or frames are unknown.
     fn cost_ns(&self, shares: &[CacheShare]) -> f64 {
         let PartitionUnits::Colors { move_page_ns, .. } = self.domain.divided else { return 0.0 };
         let mut pages = 0;
@@ -536,10 +538,11 @@ impl SizingForecast<'_> {
     }
 }
 
-/// Undisturbed windows after which a goal counts as missed.
+/// Number of undisturbed windows after which a goal counts as missed.
 const BROKEN_WINDOWS: u32 = 3;
 
-/// A goal that measurements show to be missed needs more than the present share, whatever the curve predicts.
+/// Raises the floors of goals that measurements show to be missed: they need more than the present share, whatever the
+/// curve predicts.
 fn raise_floors_of_unmet_goals(
     remembered: &mut ShareController,
     domain: &PartitionedCache<'_>,
@@ -601,7 +604,7 @@ fn keeps_penalties(view: &View<'_>) -> bool {
     view.capabilities.can(Ability::Penalties)
 }
 
-/// Programs of one time-share group must not run together, with any of their threads.
+/// Returns penalties that keep the programs of one time-share group, with all their threads, from running together.
 fn penalties(view: &View<'_>, domain: &PartitionedCache<'_>, shares: &[CacheShare]) -> Vec<CoRunPenalty> {
     if !keeps_penalties(view) {
         return Vec::new();
@@ -624,7 +627,7 @@ fn penalties(view: &View<'_>, domain: &PartitionedCache<'_>, shares: &[CacheShar
     penalties
 }
 
-/// See the registry.
+/// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     Ok(Box::new(CacheSizing {
         parameters: Parameters::parse(parameters)?,

@@ -1,21 +1,21 @@
 //! CASC: threads that miss much are confined to a few CPUs, so that they never run all at once (papers CASC).
 //!
-//! Problem: low miss rates of a shared cache, without enumerating groups and without CPUs that wait for each other.
-//! Method: measure every thread's partial-cache miss rate (PCMR) from rows of co-running threads, give every CPU the
-//! highest PCMR that it accepts ([`crate::solvers::bucketization`]), and allow a thread the CPUs that accept it.
+//! Problem: keep the miss rate of a shared cache low, without enumerating groups and without making CPUs wait for each
+//! other. Method: measure every thread's partial-cache miss rate (PCMR) from rows of co-running threads, give every CPU
+//! the highest PCMR that it accepts ([`crate::solvers::bucketization`]), and allow a thread the CPUs that accept it.
 //! 1. *Initial measurement*: n + 1 rows of n of the first n + 1 threads, each without one of them.
 //! 2. *Newcomers*. Literal form: on the cache's first CPU, beside known threads (secondary measurement). Better form:
-//!    in rows like the first ones, several newcomers at a time and filled up with known threads, so that no estimate
-//!    rests on an earlier one and newcomers are measured as accurately as the first threads.
+//!   in rows like the first ones, several newcomers at a time, completed with known threads, so that no estimate rests
+//!   on an earlier one and newcomers are measured as accurately as the first threads.
 //! 3. *Length, chosen online* (better form): rows are measured again, twice as long, while the intervals of estimates
-//!    are wider than `max_error`.
-//! 4. *Again*: if a thread's phase changed; if the cache's miss rate drifts from the expected one for some windows,
-//!    relative to its initial deviation; and, if requested, in turn at fixed times.
+//!   are wider than `max_error`.
+//! 4. *Repetition*: if a thread's phase changed; if the cache's miss rate drifts from the expected one for several
+//!   windows, relative to its initial deviation; and, if configured, in turn at fixed times.
 //! 5. *Bucketization*, literal or better; the better form bounds the spread of run times, and spreads the CPUs for
-//!    threads that miss much over the cores.
+//!   threads that miss much over the cores.
 //!
-//! Properties: threads need not run together, so there is no synchronization between CPUs; every thread has a CPU; on
-//! machines with several caches, each is handled by itself. Without evidence a thread keeps its CPUs.
+//! Properties: threads need not run together, so CPUs are not synchronized; every thread has a CPU; on machines with
+//! several caches, each is handled by itself. Without evidence, a thread keeps its CPUs.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +39,7 @@ pub enum CascForm {
     Better,
 }
 
-/// See the module; times are nominal, rates in misses per 100 references.
+/// Parameters; see the module's documentation. Times are nominal, rates are in misses per 100 references.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
@@ -48,16 +48,17 @@ pub struct Parameters {
     pub threshold: f64,
     pub threshold_step: f64,
     pub runnable_per_cpu: u32,
-    /// Time to collect of each row: the paper's MIN_RUNLENGTH, and a quarter more for intervals that a profiler drops.
+    /// Collection time of each row: the paper's MIN_RUNLENGTH, plus a quarter for intervals that a profiler drops.
     pub row_ns: u64,
     pub settle_ns: u64,
-    /// Rows are doubled up to this length while estimates are less certain than `max_error`; better form.
+    /// In the better form, rows are doubled up to this length while estimates are less certain than `max_error`.
     pub max_row_ns: u64,
     pub max_error: f64,
-    /// Standard deviation of run times over their mean; better form. The default preserves nine tenths of the gain
-    /// without a bound, and avoids a quarter of the worst slowdown (CASC-6); a value far above 1 is no bound.
+    /// Largest standard deviation of run times over their mean, for the better form. The default preserves nine tenths
+    /// of the gain that is possible without a bound, and avoids a quarter of the worst slowdown (CASC-6); a value far
+    /// above 1 is no bound.
     pub max_run_time_variation: Option<f64>,
-    /// Drift of the observed rate against the expected one (0.5 = by half), for so many windows.
+    /// Drift of the observed rate from the expected one (0.5 = by half), and the number of windows that it must last.
     pub drift_threshold: f64,
     pub drift_windows: u32,
     /// Interval at which one thread at a time is measured again.
@@ -144,9 +145,10 @@ impl Policy for Casc {
     }
 }
 
-/// The cache's CPUs in the order in which bucketization fills them; the last ones get the threads that miss most.
-/// Better form: neighbors in this order are on different cores, because a thread that waits for memory leaves its
-/// core's pipeline to its siblings; with all such threads on one core, the others would crowd the rest.
+/// Returns the cache's CPUs in the order in which bucketization fills them; the last ones get the threads that miss
+/// most. In the better form, neighbors in this order are on different cores. A thread that waits for memory leaves its
+/// core's pipeline to its siblings, so with all such threads on one core, the others would crowd onto the remaining
+/// cores.
 fn spread_over_cores(cores: &BTreeMap<u32, u32>, domain: &LlcTasks<'_>, parameters: &Parameters) -> Vec<u32> {
     let cpus: Vec<(u32, u32)> = domain.cpus.iter().map(|cpu| (cpu, cores.get(&cpu).copied().unwrap_or(cpu))).collect();
     let sibling = |at: usize| cpus[..at].iter().filter(|(_, core)| *core == cpus[at].1).count();
@@ -175,10 +177,10 @@ struct CascCache {
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct TaskRate {
     pcmr: f64,
-    /// Half the width of the interval.
+    /// Half of the width of the interval.
     error: f64,
     refs_rate: Option<f64>,
-    /// The estimate is in the profiles now; false after a phase change, until it is measured again.
+    /// Whether the profiles contain the estimate; false from a phase change until it is measured again.
     current: bool,
 }
 
@@ -203,7 +205,7 @@ struct MissRateMonitor {
 }
 
 impl CascCache {
-    /// Takes over the profiles' estimates, and forgets tasks that exited.
+    /// Adopts the profiles' estimates, and forgets exited tasks.
     fn learn(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, parameters: &Parameters) {
         let here = |task: &TaskId| domain.tasks.iter().any(|sample| sample.task == *task);
         self.known.retain(|task, _| here(task));
@@ -222,7 +224,7 @@ impl CascCache {
             let refs = rates.llc_refs_per_mega_instr.zip(speed);
             let refs_rate = refs.map(|(refs, speed)| refs.value * speed.value).filter(|rate| *rate > 0.0);
             let error = 0.5 * (pcmr.high - pcmr.low);
-            // A reference rate changes all the time; it counts from when the PCMR was measured.
+            // The reference rate changes all the time; the one of the PCMR's measurement counts.
             let same = old.filter(|old| old.pcmr == pcmr.value && old.refs_rate.is_some());
             let refs_rate = same.map_or(refs_rate, |old| old.refs_rate);
             self.known.insert(sample.task, TaskRate { pcmr: pcmr.value, error, refs_rate, current: true });
@@ -230,7 +232,7 @@ impl CascCache {
         self.take_turns(view, domain, parameters);
     }
 
-    /// Schedules one thread after the other for a new measurement, if requested.
+    /// Schedules one thread after the other for a new measurement, if configured.
     fn take_turns(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, parameters: &Parameters) {
         let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
         let due =
@@ -249,7 +251,7 @@ impl CascCache {
         domain.tasks.iter().map(|sample| sample.task).filter(|&task| !self.is_current(task)).collect()
     }
 
-    /// Ends measurements that are over, and requests the next.
+    /// Ends completed measurements, and requests the next ones.
     fn advance_probes(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, parameters: &Parameters, next: &mut u32) {
         let here = |task: &TaskId| domain.tasks.iter().any(|sample| sample.task == *task);
         let refused = |id: ProbeId| {
@@ -280,7 +282,7 @@ impl CascCache {
         }
     }
 
-    /// Accepts a measurement that is accurate enough; otherwise it is repeated for longer.
+    /// Accepts a measurement that is accurate enough; otherwise the measurement is repeated for longer.
     fn judge(&mut self, asked: &OpenProbe, complete: bool, parameters: &Parameters) {
         let sure = |task: &TaskId| {
             self.known.get(task).is_some_and(|known| known.current && known.error <= parameters.max_error)
@@ -301,7 +303,7 @@ impl CascCache {
         }
     }
 
-    /// Rows that each leave out one of n + 1 threads: unmeasured ones, filled up with others.
+    /// Requests rows that each leave out one of n + 1 threads: unmeasured ones, completed with others.
     fn request_rows(&mut self, domain: &LlcTasks<'_>, parameters: &Parameters, next: &mut u32) {
         let mut block = self.unmeasured_tasks(domain);
         if block.is_empty() || !self.open_probes.is_empty() {
@@ -331,7 +333,7 @@ impl CascCache {
         self.open_probes.push(OpenProbe { probe, tasks: block });
     }
 
-    /// Every newcomer beside all known threads; requested anew when more are known.
+    /// Requests a measurement of every newcomer beside all known threads, again whenever more threads are known.
     fn request_newcomer_rows(&mut self, domain: &LlcTasks<'_>, parameters: &Parameters, next: &mut u32) {
         let current: Vec<TaskId> =
             domain.tasks.iter().map(|sample| sample.task).filter(|&task| self.is_current(task)).collect();
@@ -413,7 +415,8 @@ impl CascCache {
         self.assigned = Some(BucketAssignment { from: threads, buckets });
     }
 
-    /// Literal form: after a newcomer's measurement only if it is the largest PCMR or the threshold is not met (4.3.1).
+    /// Is bucketization due? In the literal form, after a newcomer's measurement only if it has the largest PCMR or the
+    /// threshold is not met (4.3.1).
     fn is_due(
         &self,
         assigned: &BucketAssignment,
@@ -465,7 +468,7 @@ impl CascCache {
         Some(100.0 * counts.get(CounterEvent::Misses(level))? / references)
     }
 
-    /// The expected miss rate, from the tasks' run times in this window.
+    /// Returns the expected miss rate, from the tasks' run times in this window.
     fn expected(&self, domain: &LlcTasks<'_>, parameters: &Parameters) -> Option<f64> {
         let (mut sum, mut weights) = (0.0, 0.0);
         for sample in &domain.tasks {
@@ -484,7 +487,7 @@ impl CascCache {
     /// Writes the allowed CPUs of this cache's tasks into the plan.
     fn write_plan(&self, domain: &LlcTasks<'_>, cpus: &[u32], parameters: &Parameters, plan: &mut Plan) {
         let first: cachemate_core::CpuSet = cpus.first().copied().into_iter().collect();
-        // Newcomers wait on the first CPU once enough known threads are there for their measurement (CASC 4.2.2.2).
+        // Newcomers wait on the first CPU once there are enough known threads for their measurement (CASC 4.2.2.2).
         let secondary =
             !parameters.is_better_form() && self.known.len() + 1 >= cpus.len() && domain.tasks.len() > cpus.len();
         for sample in &domain.tasks {
@@ -496,8 +499,8 @@ impl CascCache {
                 (None, _) if secondary => first.clone(),
                 _ => domain.cpus.clone(),
             };
-            // The largest PCMR may have grown since the literal form last assigned: the CPUs with the highest rate
-            // accept it.
+            // If the largest PCMR has grown since the literal form's last assignment, the CPUs with the highest rate
+            // accept the thread.
             let allowed = if allowed.is_empty() { self.most_taking(cpus) } else { allowed };
             plan.affinity.insert(sample.task, allowed);
         }
@@ -515,7 +518,7 @@ impl CascCache {
     }
 }
 
-/// See the registry.
+/// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     let parameters = Parameters::parse(parameters)?;
     Ok(Box::new(Casc { parameters, placement: StickyPlacement::default(), caches: BTreeMap::new(), next_probe: 0 }))

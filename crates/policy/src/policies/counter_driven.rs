@@ -1,13 +1,13 @@
 //! Scheduling by miss counters (AV 5.2): the baseline for activity vectors.
 //!
-//! Problem: is it worth knowing *where* in the cache a task is busy if plain counters already tell how busy it is?
+//! Problem: if plain counters already tell how busy a task is, does it help to know *where* in the cache it is busy?
 //! Method: the penalty of two tasks is the product of their counted misses per thousand instructions, relative to the
 //! mean of all tasks (a sum would give all pairings the same total); forms and scores are those of
-//! [`crate::coschedule`]. Without counted rates, those of recorded profiles on the whole cache are used. In the form
-//! `set`, bringing a task in costs its extra misses over those of the mean task's sample, weighted like a penalty of
+//! [`crate::coschedule`]. Without counted rates, the recorded rates on the whole cache are used. In the form `set`,
+//! bringing a task in costs its extra misses relative to those of the mean task's sample, weighted like a penalty of
 //! two mean tasks.
 //!
-//! Properties: needs a miss counter only; if all tasks are alike, every penalty is the same, and the schedule is a
+//! Properties: only a miss counter is needed; if all tasks are alike, every penalty is the same, and the schedule is a
 //! plain round robin.
 
 use std::collections::BTreeMap;
@@ -26,17 +26,17 @@ pub struct Parameters {
     pub form: CoScheduleForm,
     /// Length of a sample.
     pub window_ns: u64,
-    /// The penalty of two tasks of the mean miss rate.
+    /// Penalty of two tasks with the mean miss rate.
     pub penalty_weight: f64,
-    /// Cost of a sample that the task has run.
+    /// Cost of each sample that the task has run.
     pub sample_weight: f64,
-    /// As for activity vectors.
+    /// As in `activity-vector`.
     pub max_lag_samples: f64,
 }
 
 impl Default for Parameters {
     fn default() -> Self {
-        // As for activity vectors if half of the 32 super sets are shared.
+        // As in `activity-vector` if half of the 32 super sets are shared.
         Parameters {
             form: CoScheduleForm::Replacement,
             window_ns: 100_000_000,
@@ -58,7 +58,7 @@ struct Misses<'a> {
     penalty_weight: f64,
     tasks: BTreeMap<TaskId, f64>,
     refills: &'a ReloadCosts,
-    /// Misses of the mean task; 0 = none were counted.
+    /// Misses of the mean task; 0 if none were counted.
     misses_per_sample: f64,
 }
 
@@ -118,7 +118,7 @@ impl CoRunCost for Misses<'_> {
     }
 }
 
-/// See the registry.
+/// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     let parsed: Parameters = super::parameters(parameters)?;
     ParameterRange::OneOrMore.check([("window_ns", parsed.window_ns as f64)])?;

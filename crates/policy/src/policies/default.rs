@@ -1,5 +1,5 @@
 //! The baseline of all comparisons: changes nothing. Problem: every gain is relative to a baseline. Method: an idle
-//! plan in every window. Properties: requests nothing, moves nothing, needs no evidence.
+//! plan in every window. Properties: requests no probes, moves no tasks, needs no evidence.
 
 use super::{ParameterError, ParameterRange};
 use cachemate_core::{Decision, Plan, Policy, View, WindowLength};
@@ -23,13 +23,13 @@ impl Parameters {
     /// Parses TOML.
     ///
     /// # Errors
-    /// An unknown or ill-typed parameter, or a window of no length.
+    /// An unknown or ill-typed parameter, or a window of length 0.
     pub fn parse(text: &str) -> Result<Self, ParameterError> {
         let parsed: Parameters = super::parameters(text)?;
         ParameterRange::OneOrMore.check([("window_ns", parsed.window_ns as f64)])?;
         Ok(parsed)
     }
-    /// An idle plan for the next window.
+    /// Returns an idle plan for the next window.
     pub fn idle(&self) -> Plan {
         Plan::idle(WindowLength::Time { ns: self.window_ns })
     }
@@ -43,7 +43,7 @@ impl Policy for DefaultPolicy {
     }
 }
 
-/// See the registry.
+/// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     Ok(Box::new(DefaultPolicy(Parameters::parse(parameters)?)))
 }

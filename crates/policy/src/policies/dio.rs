@@ -1,11 +1,11 @@
 //! Distributed Intensity Online (CA 4.2): balances counted miss rates over the caches.
 //!
-//! Problem: DI needs a profile of every program beforehand. Method: the miss rate as counted while the task runs beside
-//! others, averaged over windows of 10^9 cycles; it orders tasks nearly like the rates alone do (CA-5). Reads from
-//! memory can be counted instead of misses, which includes prefetched lines. If no task has counts (as in most virtual
-//! machines), the intensity from probes is used; without probes, on a machine without counters, the rates recorded
-//! earlier. Then as in DI: tasks are sorted and dealt out, or exchanged between pairs of caches
-//! ([`crate::intensity_balancing`], [`crate::load_balance`]).
+//! Problem: DI needs a profile of every program beforehand. Method: the miss rate is counted while the task runs with
+//! its co-runners, and averaged over windows of 10^9 cycles; it orders tasks nearly like the solo rates do (CA-5).
+//! Reads from memory, which include prefetched lines, can be counted instead of misses. If no task has counts (as in
+//! most virtual machines), the intensity from probes is used; without probes, on a machine without counters, recorded
+//! rates are used. The method then continues as in DI: tasks are sorted and distributed, or exchanged between pairs of
+//! caches ([`crate::intensity_balancing`], [`crate::load_balance`]).
 //!
 //! Properties: follows phases, because profiles drop evidence of earlier ones; rates of different kinds are never
 //! compared; tasks that have not been measured yet stay in place.
@@ -16,7 +16,7 @@ use super::ParameterError;
 use super::di::recorded_rates;
 use crate::intensity_balancing::{BalancedRate, IntensityBalancer, Parameters};
 
-/// One kind of rate of a task.
+/// Reads one kind of rate of a task.
 type RateGetter = fn(&Profile) -> Option<Fact<f64>>;
 
 struct Dio(IntensityBalancer);
@@ -43,7 +43,7 @@ impl Policy for Dio {
     }
 }
 
-/// See the registry.
+/// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     Ok(Box::new(Dio(IntensityBalancer::new(Parameters::parse(parameters)?))))
 }

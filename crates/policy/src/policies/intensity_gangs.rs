@@ -1,18 +1,18 @@
 //! Co-runs without a PMU: aggressors are separated from their victims, in space or in time.
 //!
-//! Problem: in a virtual machine misses cannot be counted, and the CPUs that share a cache may differ from the kernel's
-//! topology and change from one minute to the next. Method: three kinds of probes, one at a time. Cache-line ping-pong
-//! shows which CPUs share a cache *now*; evicted lines give each active task's intensity; a stream beside the task
-//! gives its sensitivity. The slowdown of `i` beside `j` is the product of `i`'s sensitivity and `j`'s intensity
+//! Problem: in a virtual machine, misses cannot be counted, and the CPUs that share a cache may differ from the
+//! kernel's topology and change from one minute to the next. Method: three kinds of probes, one at a time. Cache-line
+//! ping-pong shows which CPUs share a cache *now*; evicted lines give each active task's intensity; a stream beside the
+//! task gives its sensitivity. The slowdown of `i` beside `j` is the product of `i`'s sensitivity and `j`'s intensity
 //! (Pain's form, CA 2.2.4, with measured factors). Then, for each measured cache:
-//! - with several caches, the solver spreads tasks over them so that the sum of slowdowns is least;
+//! - with several caches, the solver spreads tasks over them so that the sum of slowdowns is smallest;
 //! - with one cache and more tasks than CPUs, the same solver forms gangs that take turns on it (the idea of balance
 //!   sets with another criterion), if that removes enough of the slowdown;
 //! - if the measured CPUs share no cache, there is nothing to gain, and nothing is done.
 //!
-//! Properties: without evidence about every active task, or about shared caches, the plan in force stays; a single
-//! ping-pong decides nothing (two of the last three do); all gangs have equal turns, and every movable task is in one;
-//! after the initial profiling, probes cost at most a quarter of a percent of the processors' time, and nothing if
+//! Properties: without evidence about every active task, or about shared caches, the plan in force stays. A single
+//! ping-pong decides nothing (two of the last three do). All gangs have equal turns, and every movable task is in one.
+//! After the initial profiling, probes cost at most a quarter of a percent of the processors' time, and nothing if
 //! there is no choice.
 
 mod gangs;
@@ -36,31 +36,32 @@ use crate::solvers::{Seats, best};
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
     pub window_ns: u64,
-    /// Length of a gang's turn. Absent: by the law of turns ([`crate::gang_quantum`]), or 50 ms if no footprint is
-    /// known.
+    /// Length of a gang's turn. If not given: by the law of turns ([`crate::gang_quantum`]), or 50 ms if no footprint
+    /// is known.
     pub slice_ns: Option<u64>,
-    /// Gangs are refused if turns that pay off make a task wait longer than this.
+    /// Gangs are refused if a task would wait longer than this with turns that pay off.
     pub max_wait_ns: u64,
-    /// Samples beside each task.
+    /// Number of samples of each task.
     pub samples: u32,
-    /// Processor time of one probe at most.
+    /// Largest processor time of one probe.
     pub probe_ns: u64,
-    /// Round trips below the first are within one cache, those from the second on across two.
+    /// Round trips below the first are within one cache; those from the second on are between two caches.
     pub shared_max_ns: f64,
     pub split_min_ns: f64,
     /// Smallest mean slowdown that gangs must remove.
     pub min_gain: f64,
-    /// More tasks than this are not ganged, because a rotation would take too long.
+    /// Larger numbers of tasks are not ganged, because a rotation would take too long.
     pub max_ganged: usize,
-    /// Tasks that use less of a CPU are not probed, and count as quiet.
+    /// Tasks that use a smaller share of a CPU are not probed, and count as quiet.
     pub min_cpu_share: f64,
-    /// Windows after which a task is probed again; 0 = never.
+    /// Number of windows after which a task is probed again; 0 means never.
     pub probe_again_windows: u64,
     /// Processor time of the initial profiling, for each task. On a host the phases of a bracket are long (150 ms): the
     /// two probes of a task take 1.8 s with an 8 MiB cache, including the time that they keep it off its CPU.
     pub survey_ns: u64,
-    /// Share of all processor time for probes after that. Programs that a probe keeps off their CPUs lose about twice
-    /// as much again (measured in the simulator), so a quarter of a percent costs them less than one percent.
+    /// Share of all processor time for probes after the initial profiling. Programs that a probe keeps off their CPUs
+    /// lose about twice as much again (measured in the simulator), so a quarter of a percent costs them less than one
+    /// percent.
     pub max_probe_share: f64,
 }
 
@@ -84,11 +85,11 @@ impl Default for Parameters {
     }
 }
 
-/// Ping-pongs that are kept of every pair of CPUs.
+/// Number of ping-pongs kept for each pair of CPUs.
 const REMEMBERED: usize = 3;
-/// Windows after which a probe without result is repeated.
+/// Number of windows after which a probe without result is repeated.
 const RETRY_WINDOWS: u64 = 120;
-/// Pairs probed in one window.
+/// Number of pairs probed in one window.
 const MAX_PAIRS: usize = 16;
 
 struct IntensityGangs {
@@ -96,7 +97,7 @@ struct IntensityGangs {
     next_probe: u32,
     /// Answers for each pair of CPUs: near or far, latest last.
     pairs: BTreeMap<(u32, u32), VecDeque<bool>>,
-    /// Tasks whose sensitivity was requested, and when; it cannot be measured for every task.
+    /// Tasks whose sensitivity was requested, with the time of the request; it cannot be measured for every task.
     sensitivity_asked: BTreeMap<TaskId, u64>,
     intensity_asked: BTreeMap<TaskId, u64>,
     /// The task's outstanding probe.
@@ -121,8 +122,8 @@ impl ProbeBudget {
         self.spent_ns += costs.map(|(_, ns)| ns).sum::<u64>();
     }
 
-    /// Is some of the share of all time since the start left? First requests may also spend the initial profiling's
-    /// time of each task; repeated ones wait until that has been made up for.
+    /// Is a part of the share of all time since the start left? First requests may also spend each task's time for the
+    /// initial profiling; repeated ones wait until that time has been made up for.
     fn allows(&self, first: bool, view: &View<'_>, parameters: &Parameters) -> bool {
         let tasks = if first { view.movable_tasks().count() as u64 } else { 0 };
         let survey_ns = parameters.survey_ns.saturating_mul(tasks);
@@ -155,7 +156,7 @@ impl Policy for IntensityGangs {
     }
 }
 
-/// One program, or one cache with a CPU for each program: no evidence could change anything.
+/// Is there only one program, or one cache with a CPU for each program, so that no evidence could change anything?
 fn has_no_choice(domains: &[CpuSet], shared: &[&CpuSet], active: &[TaskId]) -> bool {
     match (domains, shared) {
         ([_], [cpus]) => active.len() <= cpus.count() as usize,
@@ -168,7 +169,7 @@ fn reason(tasks: &[TaskId], text: String, numbers: Vec<(String, f64)>) -> Reason
 }
 
 impl IntensityGangs {
-    /// Carries the plan in force over, without tasks that exited and gangs that lack a member.
+    /// Carries the plan in force over, without exited tasks and without gangs that lack a member.
     fn carry_over(&self, view: &View<'_>, plan: &mut Plan) {
         let there: Vec<TaskId> = view.movable_tasks().map(|task| task.task).collect();
         plan.affinity.retain(|task, _| there.contains(task));
@@ -184,7 +185,7 @@ impl IntensityGangs {
         }
     }
 
-    /// Takes in the answers of the window.
+    /// Records the answers of the window.
     fn learn(&mut self, view: &View<'_>) {
         for answer in &view.observation.probe_results {
             match &answer.evidence {
@@ -219,7 +220,7 @@ impl IntensityGangs {
         };
         self.pinging.retain_mut(|probe| !refused(probe));
         if let Some(refused) = self.asked.take_if(refused) {
-            // It will not be answered, so it is not requested again before its time.
+            // A refused request will not be answered, so it is not repeated before its time.
             match refused.kind {
                 ProbeKind::PrimeProbe { task, .. } => self.intensity_asked.insert(task, view.observation.window),
                 ProbeKind::Neighbor { task, .. } => self.sensitivity_asked.insert(task, view.observation.window),
@@ -237,8 +238,9 @@ impl IntensityGangs {
         ProbeId(self.next_probe)
     }
 
-    /// The first CPU of every cache against its others, repeatedly, because caches of virtual machines change; at most
-    /// once in a window's time. Windows end when probes are answered, so their number does not measure time.
+    /// Requests ping-pongs between the first CPU of every cache and its other CPUs. They are repeated, because caches
+    /// of virtual machines change, but at most once in a window's time. Windows end when probes are answered, so their
+    /// number does not measure time.
     fn ping(&mut self, view: &View<'_>) {
         let early = self.pinged_ns.is_some_and(|at| now_ns(view) < at + self.parameters.window_ns);
         let first = self.sharing(view).is_none();
@@ -255,7 +257,7 @@ impl IntensityGangs {
             let first = domain.first().unwrap_or(0);
             wanted.extend(domain.iter().filter(|cpu| *cpu != first).map(|cpu| (CpuId(first), CpuId(cpu))));
         }
-        // Pairs with the fewest answers first, so that every pair gets its turn.
+        // Pairs with the fewest answers come first, so that every pair is probed in turn.
         wanted.sort_by_key(|(a, b)| self.pairs.get(&(a.0, b.0)).map_or(0, VecDeque::len));
         wanted.truncate(MAX_PAIRS);
         let budget_ns = 100_000_000;
@@ -265,7 +267,7 @@ impl IntensityGangs {
             .collect()
     }
 
-    /// CPUs that share a cache by measurement; `None` while unknown.
+    /// Returns the CPUs that share a cache by measurement; `None` while unknown.
     fn sharing(&self, view: &View<'_>) -> Option<Vec<CpuSet>> {
         let mut measured = Vec::new();
         for domain in view.last_level_domains() {
@@ -332,10 +334,11 @@ impl IntensityGangs {
         known || (ran + waited) as f64 >= self.parameters.min_cpu_share * view.observation.span.elapsed_ns as f64
     }
 
-    /// Requests the next missing value of the active tasks; false = all were requested.
+    /// Requests the next missing value of the active tasks. Returns false if all were requested.
     fn request_next_probe(&mut self, view: &View<'_>, active: &[TaskId], why: &mut Vec<Reason>) -> bool {
         let again = self.parameters.probe_again_windows;
-        // Probes without result (the CPUs shared no cache, the task gave no reading) are repeated, but rarely.
+        // Probes without result (because the CPUs shared no cache, or the task gave no reading) are repeated, but
+        // rarely.
         let period = if again > 0 { again } else { RETRY_WINDOWS };
         let due = |asked: Option<&u64>| asked.is_none_or(|at| view.observation.window >= at + period);
         let first = active
@@ -343,7 +346,8 @@ impl IntensityGangs {
             .any(|task| !self.intensity_asked.contains_key(task) || !self.sensitivity_asked.contains_key(task));
         if self.asked.is_none() && self.ledger.allows(first, view, &self.parameters) {
             let evicted = |task| ProbeKind::PrimeProbe { task, samples: self.parameters.samples };
-            // Beside the strongest aggressor; scaled by the measured intensity of the other tasks.
+            // Sensitivity is measured beside the strongest aggressor, and scaled by the measured intensity of the other
+            // tasks.
             let stream = |task| ProbeKind::Neighbor { task, neighbor: Neighbor::Stream };
             let has =
                 |task: &TaskId, value: fn(&cachemate_core::Profile) -> bool| view.profiles.get(task).is_some_and(value);
@@ -421,8 +425,8 @@ fn describe_known_rate(view: &View<'_>, task: TaskId) -> String {
     }
 }
 
-/// Slowdown of each task beside each other; `None` while no sensitivity or no intensity is known. A task of unknown
-/// sensitivity counts as unaffected, one of unknown intensity as harmless.
+/// Returns the slowdown of each task beside each other; `None` while no sensitivity or no intensity is known. A task of
+/// unknown sensitivity counts as unaffected, one of unknown intensity as harmless.
 fn costs(view: &View<'_>, active: &[TaskId]) -> Option<Vec<Vec<f64>>> {
     let value = |task: &TaskId, fact_of: fn(&cachemate_core::Profile) -> Option<Fact<f64>>| {
         view.profiles.get(task).and_then(fact_of).map(|fact| fact.value.max(0.0))
@@ -438,12 +442,12 @@ fn costs(view: &View<'_>, active: &[TaskId]) -> Option<Vec<Vec<f64>>> {
     })
 }
 
-/// See the registry.
+/// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     let parameters: Parameters = super::parameters(parameters)?;
     let slice_ns = parameters.slice_ns.unwrap_or(1) as f64;
     ParameterRange::OneOrMore.check([("window_ns", parameters.window_ns as f64), ("slice_ns", slice_ns)])?;
-    // With fewer samples no intensity would ever be known.
+    // With fewer samples, no intensity would ever be known.
     if (parameters.samples as usize) < MIN_EVICTED_SAMPLES {
         let expected = format!("{MIN_EVICTED_SAMPLES} or more");
         return Err(ParameterError::value("samples", parameters.samples, expected));

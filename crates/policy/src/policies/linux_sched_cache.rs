@@ -1,14 +1,14 @@
 //! Linux's cache-aware scheduling (`SCHED_CACHE`, since 7.2): the baseline that a host's kernel provides.
 //!
-//! Problem: threads of a process share data, and the kernel's balancer spreads them over caches. Method, after the
-//! kernel's published rules: a process's run time on each last-level cache is counted with a half life of one epoch.
-//! The cache with the most is preferred, and another one replaces it only with more than twice as much. Threads are
-//! gathered there unless that would overload it. A process is left alone if it has one thread, runs more threads than
-//! the cache has CPUs, or touches more memory than fits the cache.
+//! Problem: threads of a process share data, but the kernel's balancer spreads them over caches. Method, after the
+//! kernel's published rules: a process's run time on each last-level cache is counted with a half-life of one epoch.
+//! The cache with the most run time is preferred, and another one replaces it only with more than twice as much.
+//! Threads are gathered on the preferred cache unless that would overload it. A process is left alone if it has one
+//! thread, runs more threads than the cache has CPUs, or touches more memory than fits the cache.
 //!
-//! Properties: needs no counter. Here gathering is an affinity, whereas the kernel's balancer only prefers; a thread
-//! that the rule refuses is unrestricted. The footprint is the resident memory, and counts only with two memory nodes,
-//! because the kernel derives it from the faults of NUMA balancing.
+//! Properties: no counter is needed. Here, gathering is an affinity, whereas the kernel's balancer only prefers a
+//! cache; a thread that the rule refuses is unrestricted. The footprint is the resident memory, and counts only if
+//! there are two memory nodes, because the kernel derives it from the faults of NUMA balancing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,15 +28,15 @@ const PAGE_BYTES: u64 = 4096;
 pub struct Parameters {
     /// Length of a window, after which threads are examined again.
     pub window_ns: u64,
-    /// Run time counts half after each epoch.
+    /// Length of an epoch, after which run time counts half.
     pub epoch_period_ns: u64,
-    /// A process that has not run for so many epochs has no preference.
+    /// A process that has not run for this number of epochs has no preference.
     pub epoch_affinity_timeout: u64,
-    /// 0: no thread is gathered; 1: threads and footprint have to fit; 100: neither is considered.
+    /// 0: no thread is gathered; 1: threads and footprint must fit; 100: neither is considered.
     pub aggr_tolerance: u32,
-    /// A cache is full if its CPUs are busy for so much of the time, in percent.
+    /// A cache is full if its CPUs are busy for this share of the time, in percent.
     pub overaggr_pct: u32,
-    /// A thread goes to a full cache only if that is at most so much busier than its present one, in percent.
+    /// A thread goes to a full cache only if that cache is at most this much busier than the present one, in percent.
     pub imb_pct: u32,
 }
 
@@ -54,7 +54,7 @@ impl Default for Parameters {
 }
 
 impl Parameters {
-    /// Factor of a limit; `None` = there is no limit. (`get_sched_cache_scale` of kernel/sched/fair.c)
+    /// Returns the factor of a limit; `None` if there is no limit. (`get_sched_cache_scale` of kernel/sched/fair.c)
     fn scale(&self, step: f64) -> Option<f64> {
         match self.aggr_tolerance {
             0 => Some(0.0),
@@ -113,7 +113,7 @@ impl Policy for SchedCachePolicy {
     }
 }
 
-/// One line for a process whose threads are gathered anew.
+/// Returns one reason for a process whose threads are gathered on another cache.
 fn reason(process: &ProcessThreads<'_>, cache: &Cache, plan: &Plan, before: &Plan) -> Option<Reason> {
     let changed = |task: &&&TaskSample| plan.affinity.get(&task.task) != before.affinity.get(&task.task);
     let tasks: Vec<_> = process.tasks.iter().filter(changed).map(|task| task.task).collect();
@@ -122,7 +122,7 @@ fn reason(process: &ProcessThreads<'_>, cache: &Cache, plan: &Plan, before: &Pla
 }
 
 impl SchedCachePolicy {
-    /// Takes in the run times of the window, and updates the preference of each process. A repeated window counts once.
+    /// Observes the run times of the window, and updates the preference of each process. A repeated window counts once.
     fn observe(&mut self, view: &View<'_>, processes: &[ProcessThreads<'_>], caches: &[&Cache]) {
         let span = &view.observation.span;
         let now_ns = span.start_ns + span.elapsed_ns;
@@ -149,7 +149,7 @@ impl SchedCachePolicy {
         }
     }
 
-    /// The cache onto which a process is gathered, or `None` if it is left alone.
+    /// Returns the cache on which a process is gathered, or `None` if it is left alone.
     fn target_cache<'a>(
         &self,
         process: &ProcessThreads<'_>,
@@ -190,7 +190,7 @@ impl ProcessUse {
     }
 }
 
-/// Share of each cache's CPU time in use, while threads are admitted one by one.
+/// Share of each cache's CPU time in use while threads are admitted one by one.
 struct CacheLoads {
     used: BTreeMap<CacheId, f64>,
     cpus: BTreeMap<CacheId, f64>,
@@ -209,7 +209,8 @@ impl CacheLoads {
         CacheLoads { used, cpus, elapsed_ns, caches: caches.iter().map(|&cache| cache.clone()).collect() }
     }
 
-    /// May the thread go there? If so, it counts there from now on. (`can_migrate_llc` of kernel/sched/fair.c)
+    /// May the thread move to this cache? If so, it counts there from now on. (`can_migrate_llc` of
+    /// kernel/sched/fair.c)
     fn try_admit(&mut self, parameters: &Parameters, task: &TaskSample, to: CacheId) -> bool {
         let ran = |cache: &Cache| task.ran_on_ns(&cache.cpus);
         let Some(from) = self.caches.iter().max_by_key(|cache| (ran(cache), cache.id == to)).map(|cache| cache.id)
@@ -223,7 +224,7 @@ impl CacheLoads {
         let part = |cache: CacheId, used: f64| used / self.cpus[&cache].max(1.0);
         let full = |cache: CacheId, used: f64| part(cache, used) * 100.0 >= f64::from(parameters.overaggr_pct);
         let (there, here) = (self.used[&to], self.used[&from]);
-        // Both are full: the balancer's usual rules apply.
+        // Both caches are full, so the balancer's usual rules apply.
         if full(to, there) && full(from, here) {
             return false;
         }
@@ -238,7 +239,7 @@ impl CacheLoads {
     }
 }
 
-/// Threads that may be moved, by process, in order of arrival.
+/// Returns the threads that may be moved, by process, in order of arrival.
 fn processes<'a>(view: &'a View<'_>) -> Vec<ProcessThreads<'a>> {
     let mut processes: Vec<ProcessThreads<'a>> = Vec::new();
     for task in view.movable_tasks() {
@@ -254,7 +255,7 @@ fn online(topology: &Topology, cache: &Cache) -> CpuSet {
     cache.cpus.intersection(&topology.online())
 }
 
-/// Largest number of hardware threads of a core.
+/// Returns the largest number of hardware threads of a core.
 fn smt(topology: &Topology) -> f64 {
     let mut cores: BTreeMap<(u32, u32), u32> = BTreeMap::new();
     topology.cpus.iter().for_each(|cpu| *cores.entry((cpu.package, cpu.core)).or_default() += 1);

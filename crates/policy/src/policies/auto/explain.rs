@@ -33,18 +33,18 @@ pub struct MechanismGain {
     pub error: Option<f64>,
 }
 
-/// The last reported forecasts. Only changes are reported, so that a log does not grow while nothing happens.
+/// The last reported forecasts. Only changes are reported, so that the log does not grow while nothing happens.
 #[derive(Default)]
 pub struct ReportedForecasts {
     unchanged: Option<(String, Vec<TaskId>)>,
     tasks: BTreeMap<TaskId, (f64, String)>,
 }
 
-/// A forecast that has changed by less, as a share of the solo speed, is not reported again.
+/// A forecast is not reported again if it has changed by less than this share of the solo speed.
 const NEWS_FROM: f64 = 0.05;
 
 impl ReportedForecasts {
-    /// Is there news about a task?
+    /// Has a task's forecast changed enough to be reported?
     fn has_changed(&mut self, task: TaskId, over_alone: f64, place: &str) -> bool {
         let known = self.tasks.get(&task);
         let is_unchanged = known.is_some_and(|(speed, at)| at == place && (speed - over_alone).abs() < NEWS_FROM);
@@ -117,7 +117,7 @@ impl SearchReport<'_> {
             numbers.extend(self.known_forecasts(index));
             news.push(Reason { kind: ReasonKind::Explanation, tasks: vec![task], text, numbers });
         }
-        // The search comes before the forecasts that follow from it, even if it has not changed.
+        // The search is reported before the forecasts that follow from it, even if it has not changed.
         if !news.is_empty() || reported.unchanged.as_ref() != Some(&unchanged) {
             reported.unchanged = Some(unchanged);
             why.push(reason);
@@ -125,7 +125,8 @@ impl SearchReport<'_> {
         }
     }
 
-    /// The plan in force on the caches that are reported: if only newcomers were placed, on their caches.
+    /// Returns the plan in force on the reported caches; if only newcomers were placed, these are the newcomers'
+    /// caches.
     fn reported_layout(&self) -> SiteLayout {
         let mut layout = self.held.clone();
         if let Some(newcomers) = self.newcomers.filter(|_| self.problem.bus.is_none()) {
@@ -135,7 +136,7 @@ impl SearchReport<'_> {
         layout
     }
 
-    /// Explains why the best plan is applied or put to a trial.
+    /// Explains why the best plan is applied or put on trial.
     pub fn explain_change(
         &self,
         how: &str,
@@ -175,7 +176,7 @@ impl SearchReport<'_> {
         Reason { kind: ReasonKind::Explanation, tasks: vec![self.problem.tasks[index].task], text, numbers }
     }
 
-    /// The best plan of every mechanism by itself.
+    /// Describes the best plan of every single mechanism.
     fn describe_mechanisms(&self) -> String {
         let describe_gain = |single: &MechanismGain| {
             let error = single.error.map_or_else(String::new, |error| format!(" ± {:.1}", 100.0 * error));
@@ -192,7 +193,7 @@ impl SearchReport<'_> {
         self.newcomers.map_or_else(String::new, phrase)
     }
 
-    /// The data behind the forecast.
+    /// Returns the data behind the forecast.
     fn known_forecasts(&self, index: usize) -> Vec<(String, f64)> {
         let Some(program) = &self.problem.tasks[index].program else { return Vec::new() };
         let bytes = self.problem.sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
@@ -272,7 +273,8 @@ mod tests {
         why
     }
 
-    /// Is the plan in force explained by mechanism and by task, once, and again only for tasks whose forecast changed?
+    /// Is the plan in force explained once, by mechanism and by task, and again only for tasks whose forecast has
+    /// changed?
     #[test]
     fn an_unchanged_plan_is_explained_once() {
         let mut reported = ReportedForecasts::default();

@@ -1,48 +1,48 @@
 //! Lifecycle of a decision: when `auto` waits, searches, and leaves a change to the verifier.
 //!
 //! A window has up to three [`LifecycleEvent`]s: a verdict, the state of the evidence, and the result of a search.
-//! [`TRANSITIONS`] has exactly one row for an event in a state: the next state, and the reason in words. The diagram of
-//! the policy's page is printed from the same table.
+//! [`TRANSITIONS`] has exactly one row for an event in a state; the row gives the next state, and the reason as text.
+//! The diagram on the policy's page is printed from the same table.
 
 use cachemate_core::{Forecast, VerificationOutcome};
 
 /// The stage of a decision in a window.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub enum LifecycleState {
-    /// Collects profiles and speeds; no search.
+    /// Collects profiles and speeds, without searching.
     #[default]
     Profiling,
     /// Keeps the plan in force, and searches for a better one from time to time.
     Holding,
     /// The verifier measures a proposed plan.
     Proposed,
-    /// Tries no plan for a while after a failure.
+    /// Tries no plan for some time after a failure.
     Cooldown,
 }
 
 use LifecycleState::{Cooldown, Holding, Profiling, Proposed};
 
-/// The event of a window.
+/// An event of a window.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum LifecycleEvent {
     /// The verifier has reached a verdict.
     Verdict(VerificationOutcome),
-    /// It has not.
+    /// The verifier has not reached a verdict.
     Undecided,
-    /// A task is in another phase than at the last search.
+    /// A task is in another phase than it was at the last search.
     PhaseChanged,
     /// Tasks, their speeds or their profiles are not known well enough for a search.
     NotKnown,
     /// A search has to wait, because a plan has failed.
     Paused,
-    /// All is known for a search.
+    /// Everything needed for a search is known.
     Known,
     /// A search found no plan that is more likely than not to gain.
     NoBetterPlan,
     /// A search found a plan whose gain is more likely than not.
     LikelyGain,
-    /// A search found a plan whose gain is at least 95 % likely, one that repairs a goal, or a likely one without time
-    /// for a trial.
+    /// A search found a plan whose gain is at least 95 % likely, a plan that meets a missed goal, or a likely plan
+    /// while there is no time for a trial.
     SureGain,
 }
 
@@ -52,7 +52,7 @@ pub struct Transition {
     pub from: &'static [LifecycleState],
     pub event: LifecycleEvent,
     pub to: LifecycleState,
-    /// For people, as it stands in the diagram of the page.
+    /// The reason as text, as in the diagram of the page.
     #[cfg_attr(not(test), expect(dead_code, reason = "a test compares the page with it"))]
     pub reason: &'static str,
 }
@@ -70,11 +70,11 @@ const fn verdict_row(outcome: VerificationOutcome, to: LifecycleState, reason: &
     row(&[Proposed], LifecycleEvent::Verdict(outcome), to, reason)
 }
 
-/// States without a change that is being measured.
+/// The states in which no change is being measured.
 const IDLE: &[LifecycleState] = &[Profiling, Holding, Cooldown];
 const ANY: &[LifecycleState] = &[Profiling, Holding, Proposed, Cooldown];
 
-/// All transitions: from, event, to, reason.
+/// All transitions: old state, event, new state, reason.
 #[rustfmt::skip]
 pub const TRANSITIONS: &[Transition] = &[
     row(IDLE, LifecycleEvent::NotKnown, Profiling, "tasks, speeds or profiles are unknown"),
@@ -94,16 +94,16 @@ pub const TRANSITIONS: &[Transition] = &[
     row(ANY, LifecycleEvent::Verdict(VerificationOutcome::Refused), Profiling, "refused - old plan"),
 ];
 
-/// The row of an event in a state; `None` = the event cannot occur there.
+/// Returns the row of an event in a state; `None` if the event cannot occur there.
 pub fn transition(from: LifecycleState, event: LifecycleEvent) -> Option<&'static Transition> {
     TRANSITIONS.iter().find(|row| row.event == event && row.from.contains(&from))
 }
 
-/// The present state, and the forecast of the plan for the next window.
+/// The present state of the lifecycle, and the forecast of the plan for the next window.
 #[derive(Default)]
 pub struct Lifecycle {
     pub state: LifecycleState,
-    /// `None` = the last search was for other tasks or phases.
+    /// `None` if the last search was for other tasks or phases.
     pub forecast: Option<Forecast>,
     pub measured: MeasuredWindows,
 }
@@ -114,7 +114,7 @@ impl Lifecycle {
         IDLE.contains(&self.state)
     }
 
-    /// Follows the table. An event that cannot occur in the state changes nothing.
+    /// Advances by the table. An event that cannot occur in the state changes nothing.
     pub fn advance(&mut self, event: LifecycleEvent) {
         if let Some(row) = transition(self.state, event) {
             self.state = row.to;
@@ -122,23 +122,23 @@ impl Lifecycle {
     }
 }
 
-/// Undisturbed windows under the plan in force, for the same tasks and phases.
+/// Number of undisturbed windows under the plan in force, with the same tasks and phases.
 #[derive(Clone, Copy, Default)]
 pub struct MeasuredWindows {
     windows: u32,
     settling: u32,
 }
 
-/// With fewer windows, speeds under the plan in force are not known.
+/// Smallest number of windows that determines speeds under the plan in force.
 const MIN_MEASURED: u32 = 4;
 
 impl MeasuredWindows {
-    /// The plan, the tasks or a phase changes now; so many windows do not count.
+    /// Starts again, because the plan, the tasks or a phase changes now. The first `settling` windows do not count.
     pub fn restart(&mut self, settling: u32) {
         *self = MeasuredWindows { windows: 0, settling };
     }
 
-    /// Takes in an undisturbed window.
+    /// Adds an undisturbed window.
     pub fn add(&mut self) {
         if self.settling > 0 {
             self.settling -= 1;
@@ -147,7 +147,7 @@ impl MeasuredWindows {
         }
     }
 
-    /// Are there enough?
+    /// Are there enough windows?
     pub fn is_enough(self) -> bool {
         self.windows >= MIN_MEASURED
     }
@@ -168,11 +168,11 @@ mod tests {
         Event::Verdict(VerificationOutcome::NotMeasured),
         Event::Verdict(VerificationOutcome::Interrupted),
     ];
-    /// Verdicts on decisions that were not proposed.
+    /// Verdicts on decisions that `auto` did not propose.
     const EVENTS_OF_ANY: &[Event] =
         &[Event::Verdict(VerificationOutcome::Slower), Event::Verdict(VerificationOutcome::Refused)];
 
-    /// Does every event that can occur in a state have exactly one row, and does no row stand for any other?
+    /// Does every event that can occur in a state have exactly one row, and is there no other row?
     #[test]
     fn every_event_has_one_row() {
         for &state in ANY {
@@ -190,7 +190,7 @@ mod tests {
         }
     }
 
-    /// Is every state reached from the first one, and is the first one reached from every state?
+    /// Can every state be reached from the first one, and the first one from every state?
     #[test]
     fn every_state_is_reached_and_left() {
         let reach = |start: LifecycleState| {
@@ -209,7 +209,7 @@ mod tests {
         ANY.iter().for_each(|&state| assert_eq!(reach(state), all, "{state:?}"));
     }
 
-    /// Is every row followed, and does an event that cannot occur leave the state as it is?
+    /// Is every row followed, and does an event that cannot occur leave the state unchanged?
     #[test]
     fn rows_are_followed() {
         for row in TRANSITIONS {
@@ -225,7 +225,7 @@ mod tests {
         assert_eq!(lifecycle.state, Holding);
     }
 
-    /// Are speeds known after enough undisturbed windows, without those in which the machine settles?
+    /// Are speeds known after enough undisturbed windows, not counting those in which the machine settles?
     #[test]
     fn settling_windows_do_not_count() {
         let mut measured = MeasuredWindows::default();
@@ -239,7 +239,7 @@ mod tests {
         assert_eq!(enough, [false, false, false, false, false, true, true]);
     }
 
-    /// The table as a Mermaid diagram, without transitions of a state to itself.
+    /// Returns the table as a Mermaid diagram, without transitions from a state to itself.
     fn diagram() -> String {
         let mut edges: Vec<(LifecycleState, LifecycleState, Vec<&str>)> = Vec::new();
         for Transition { from, to, reason, .. } in TRANSITIONS.iter().filter(|row| row.from != ANY) {
@@ -257,7 +257,7 @@ mod tests {
         format!("stateDiagram-v2\n    [*] --> {:?}\n{lines}", LifecycleState::default())
     }
 
-    /// Is the diagram of the page that of the table?
+    /// Does the diagram on the page match the table?
     #[test]
     fn the_page_shows_the_table() {
         let page = include_str!("../../../../../docs/policies/auto.md");

@@ -1,13 +1,14 @@
 //! The integrated runtime: the operator states the objective, and this policy chooses the mechanisms.
 //!
 //! Problem: sharing clusters, placement, gangs and partitions each help some mixes and hurt others, and they conflict
-//! (thesis 7.3). Method: [`evidence`] about the tasks, a [`model`] of every task that forecasts whole plans, and one
-//! search over [`candidates`] of all mechanisms together; the best plan of every single mechanism and the default are
-//! always among them. A pure [`decision`] proposes a plan whose gain is 95 % probable for monitoring, one that is more
-//! probable than not for a trial in blocks, and drops any other. The verifier ([`crate::verifier`]) measures it. The
-//! [`lifecycle`] is a table of states and events: when the policy waits, searches, and leaves a change to the verifier.
+//! (thesis 7.3). Method: the policy collects [`evidence`] about the tasks, forecasts whole plans with a [`model`] of
+//! every task, and runs one search over [`candidates`] of all mechanisms together, which always include the best plan
+//! of every single mechanism and the default. A pure [`decision`] proposes a plan whose gain is 95 % probable for
+//! monitoring, and one that is more probable than not for a trial in blocks; it drops any other plan. The verifier
+//! ([`crate::verifier`]) measures the proposed plan. The [`lifecycle`] is a table of states and events that determines
+//! when the policy waits, searches, and leaves a change to the verifier.
 //!
-//! Properties: without evidence the plan in force stays, from the start on idle; after the initial profiling, probes
+//! Properties: without evidence, the plan in force stays, initially the idle plan; after the initial profiling, probes
 //! cost no more than a share of processor time ([`evidence::probe_planner`]); the same observations give the same
 //! decisions.
 
@@ -40,7 +41,7 @@ use super::static_partition::MigrationMode;
 use super::{ParameterError, ParameterRange};
 use crate::verifier::trial::shortest_trial;
 
-/// See the page.
+/// Parameters; see the policy's page.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
@@ -52,9 +53,9 @@ pub struct Parameters {
     pub min_gain: f64,
     /// Share of processor time that probes may cost after the initial profiling.
     pub probe_share: f64,
-    /// Watched locations of each task, on machines that cannot trace misses.
+    /// Number of watched locations of each task, on machines that cannot trace misses.
     pub locations: u32,
-    /// Entries of the first log of a task's misses.
+    /// Number of entries of the first log of a task's misses.
     pub trace_entries: u32,
     pub probe_budget_ns: u64,
     pub samples_per_thread: u32,
@@ -152,7 +153,7 @@ impl Policy for Auto {
         let mut plan = next.0;
         plan.window = WindowLength::Time { ns: self.parameters.window_ns.max(view.capabilities.min_window_ns) };
         plan.penalties.clear();
-        // No probe runs while a change is measured.
+        // No probe runs while a change is being measured.
         if is_counted && self.lifecycle.is_idle() {
             let (limits, shares) = (self.parameters.probe_limits(), self.parameters.allowed_mechanisms(view));
             let TaskEvidence { probe_planner, speeds, curves, .. } = &mut self.evidence;
@@ -198,8 +199,8 @@ impl Auto {
         self.lifecycle.advance(LifecycleEvent::Verdict(*outcome));
     }
 
-    /// A window in which events were counted: the state of the evidence, and a search if one is due. Writes the next
-    /// plan, and returns the terms if it is a proposal.
+    /// Handles a window in which events were counted: the state of the evidence, and a search if one is due. Writes the
+    /// next plan, and returns the verification terms if the plan is a proposal.
     fn continue_window(
         &mut self,
         view: &View<'_>,
@@ -235,7 +236,7 @@ impl Auto {
         proposed
     }
 
-    /// The event of a window, before any search.
+    /// Returns the event of a window, before any search.
     fn lifecycle_event(&self, view: &View<'_>) -> LifecycleEvent {
         if !self.lifecycle.is_idle() {
             LifecycleEvent::Undecided
@@ -250,7 +251,7 @@ impl Auto {
         }
     }
 
-    /// Are tasks, speeds and profiles known well enough for a search?
+    /// Is enough known about tasks, speeds and profiles for a search?
     fn is_known(&self, view: &View<'_>) -> bool {
         let steady = self.evidence.arrivals.steady_windows(view.observation.window);
         steady >= KNOWN_WINDOWS
@@ -267,7 +268,8 @@ impl Auto {
         phases::release(&mut plan.0, &live);
     }
 
-    /// Searches for a better plan than that in force; replaces it by a plan to propose, and returns the terms.
+    /// Searches for a plan that is better than the one in force. If there is one to propose, it replaces `plan`, and
+    /// the verification terms are returned.
     fn search(
         &mut self,
         view: &View<'_>,
@@ -322,7 +324,7 @@ impl Auto {
     }
 }
 
-/// See the registry.
+/// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     Ok(Box::new(Auto::new(Parameters::parse(parameters)?, seed)))
 }
@@ -336,7 +338,7 @@ mod tests {
         ProcessId, Profile, Profiles, ShareMember, TaskId, Units,
     };
 
-    /// Two partitioned tasks, the first in its second phase: the decision if this plan is in force.
+    /// Two partitioned tasks, the first of them in its second phase: returns the decision if this plan is in force.
     fn decided(policy: &mut Auto, window: u64, before: &Plan) -> Plan {
         let (topology, can) = (last_level_caches(1, 2, CacheLevel::L3, 1 << 20), capabilities(&[Ability::Ways]));
         let mut seen = observation(window, 2);
@@ -360,7 +362,7 @@ mod tests {
         policy.decide(&view).plan
     }
 
-    /// Does a task that changes phase lose its partition, and only that one?
+    /// Does a task that changes phase lose its partition, while the other task keeps its own?
     #[test]
     fn a_change_of_phase_releases_the_partition() {
         let share = |id: u32| CacheShare {

@@ -1,4 +1,4 @@
-//! One search for a better plan: the candidates, the best of them, its gain with its error, and the choice.
+//! One search for a better plan: the candidates, the best of them, its gain with the error, and the choice.
 
 use std::cell::Cell;
 
@@ -19,16 +19,16 @@ use super::model::score_cache::{ErrorDraw, ScoreCache};
 use super::model::unmet_goals;
 use crate::partition::units::{PartitionUnits, pages_to_move};
 
-/// Placing newcomers may compute one in so many of the site scores of a decision.
+/// Placing newcomers may compute one in this many of the site scores of a decision.
 const BRIEF_SHARE: u32 = 5;
-/// With more tasks only the best plan's gain is drawn.
+/// With more tasks than this, only the best plan's gain is drawn.
 const MAX_DRAWN_TASKS: usize = 64;
-/// Draws of a gain: so many over the number of sites, within bounds.
+/// Number of draws of a gain: this number over the number of sites, within bounds.
 const DRAWN_SITES: usize = 256;
 const MIN_DRAWS: usize = 4;
 const MAX_DRAWS: usize = 8;
 
-/// A better plan, to be tried or applied.
+/// A better plan, for a trial or for immediate use.
 pub struct Proposal {
     pub choice: Choice,
     pub new: DecidedPlan,
@@ -46,7 +46,7 @@ pub struct Proposal {
 pub struct SearchResult {
     /// Forecast of the plan in force.
     pub in_force: Forecast,
-    /// The best plan, if it is worth a trial or more.
+    /// The best plan, if it is worth at least a trial.
     pub proposal: Option<Proposal>,
 }
 
@@ -146,7 +146,7 @@ impl PlanFinder<'_, '_> {
         (candidates, search.judge)
     }
 
-    /// The candidate with the best score, after the cost of copying pages; the first of equal ones.
+    /// Returns the candidate with the best score after the cost of copying pages; the first of equal ones.
     fn best_candidate<'c>(
         &self,
         candidates: &'c [CandidatePlan],
@@ -159,7 +159,7 @@ impl PlanFinder<'_, '_> {
         keyed.reduce(|a, b| if b.0 > a.0 { b } else { a }).map(|(_, best)| best)
     }
 
-    /// Gain over the plan in force, drawn within the errors of curves and costs.
+    /// Returns the gain over the plan in force, drawn within the errors of curves and costs.
     fn gain(&self, input: &SearchInput, judge: &PlanComparator, held: &SiteLayout, best: &SiteLayout) -> Gain {
         let (problem, memo) = (&input.problem, &input.memo);
         let over = |best: LayoutScore, held: LayoutScore| {
@@ -170,7 +170,7 @@ impl PlanFinder<'_, '_> {
             let held = of_held.scores(draw, memo);
             over(sum(&of_best.scores_beside(&of_held, &held, draw, memo)), sum(&held))
         };
-        // If sites wait for one another, scores of single sites are not cached.
+        // If sites wait for one another, scores of single sites are not stored.
         let waiting = |problem: &PlanningProblem| {
             let memo = ScoreCache::default();
             over(score(problem, best, &memo), score(problem, held, &memo))
@@ -185,7 +185,7 @@ impl PlanFinder<'_, '_> {
         Gain::from_draws(middle, &(0..draws).map(drawn).collect::<Vec<f64>>(), self.record.bias())
     }
 
-    /// The best plan of every mechanism by itself. On large machines its gain is not drawn.
+    /// Returns the best plan of every single mechanism. On large machines, their gains are not drawn.
     fn single_gains(
         &self,
         input: &SearchInput,
@@ -211,7 +211,7 @@ impl PlanFinder<'_, '_> {
         DecidedPlan(plan)
     }
 
-    /// Excludes layouts that no plan can express, because their forecast would be of another plan, and failed plans.
+    /// Excludes failed plans, and layouts that no plan can express, because their forecast would describe another plan.
     fn is_allowed(&self, layout: &SiteLayout, problem: &PlanningProblem) -> bool {
         if layout.is_undivided() && !self.view.verdicts.has_failed_plans() {
             return true;
@@ -220,7 +220,7 @@ impl PlanFinder<'_, '_> {
         layout.is_expressed_by(&plan.0, problem) && !self.view.verdicts.excludes(&plan.0, &self.in_force.0, self.view)
     }
 
-    /// Processor time of copying pages to other colors.
+    /// Returns the processor time of copying pages to other colors.
     fn copying_ns(&self, problem: &PlanningProblem, layout: &SiteLayout) -> f64 {
         if layout.partitions.iter().all(Vec::is_empty) {
             return 0.0;
@@ -242,13 +242,14 @@ impl PlanFinder<'_, '_> {
     }
 }
 
-/// Processes in the objective, with their speeds relative to solo under a layout, weighted as the objective does.
+/// Returns the processes in the objective, with their speeds relative to solo under a layout, weighted as by the
+/// objective.
 fn weighted_speeds(problem: &PlanningProblem, layout: &SiteLayout, objective: PlanObjective) -> Vec<(ProcessId, f64)> {
     let mut weighted: Vec<(ProcessId, f64, f64)> = Vec::new();
     for (scene_task, speed) in problem.tasks.iter().zip(speeds(problem, layout)) {
         let (Some(program), Some(speed)) = (&scene_task.program, speed) else { continue };
         match weighted.iter_mut().find(|(process, ..)| *process == scene_task.process) {
-            // Threads of a process count as often as there are.
+            // Each thread of a process counts.
             Some((.., over_alone)) => *over_alone += speed.over_alone,
             None => {
                 let priority =

@@ -6,10 +6,10 @@ use super::{Parameters, describe_known_rate, reason};
 use crate::gang_quantum::{self, GangCandidate};
 use crate::solvers::{CostMatrix, Seats, Solution, best};
 
-/// A gang's turn if no footprint is known: a footprint of a few MiB is refilled in a tenth of it.
+/// Length of a gang's turn if no footprint is known: a footprint of a few MiB is refilled in a tenth of it.
 const USUAL_SLICE_NS: u64 = 50_000_000;
 
-/// More active tasks than CPUs on one cache, with the slowdown of each beside each other.
+/// A cache with more active tasks than CPUs, and the slowdown of each task beside each other.
 pub(super) struct OvercommittedCache<'a> {
     pub view: &'a View<'a>,
     pub cpus: &'a CpuSet,
@@ -95,15 +95,15 @@ impl OvercommittedCache<'_> {
             vec![GangSchedule { cpus: self.cpus.clone(), slice_ns, gangs: gangs.into_iter().map(gang).collect() }];
     }
 
-    /// Mean slowdown of the active tasks without gangs: each meets each of the others equally often, on each of the
-    /// other CPUs.
+    /// Returns the mean slowdown of the active tasks without gangs: each task meets each of the others equally often,
+    /// on each of the other CPUs.
     fn unplaced_intensity(&self) -> f64 {
         let n = self.active.len();
         let all: f64 = (0..n).map(|i| (0..n).filter(|j| *j != i).map(|j| self.costs[i][j]).sum::<f64>()).sum();
         all * (self.cpus.count() - 1) as f64 / (n as f64 - 1.0) / n as f64
     }
 
-    /// The solver's gangs. Quiet tasks fill free CPUs first, and then get turns of their own.
+    /// Returns the solver's gangs. Quiet tasks first fill free CPUs, and then get turns of their own.
     fn gangs(&self, solved: &Solution) -> Vec<Vec<TaskId>> {
         let seats = self.cpus.count() as usize;
         let mut gangs: Vec<Vec<TaskId>> =
@@ -119,7 +119,7 @@ impl OvercommittedCache<'_> {
         gangs
     }
 
-    /// Slowdown of each active task in its gang, and the time of its refill.
+    /// Returns the slowdown of each active task in its gang, and the time of its refill.
     fn refills(&self, solved: &Solution) -> Vec<GangCandidate> {
         let cache = self.view.topology.last_level_caches().find(|cache| self.cpus.is_subset(&cache.cpus));
         let refill_ns = |task: &TaskId| {

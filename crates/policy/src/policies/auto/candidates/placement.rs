@@ -5,7 +5,7 @@ use crate::policies::auto::model::layout::SiteLayout;
 use crate::policies::auto::model::score::LayoutScore;
 
 impl PlanSearch<'_> {
-    /// Puts the tasks whose misses depend least on their space onto as few sites as possible, so that they displace
+    /// Puts the tasks that miss most even with the largest cache onto as few sites as possible, so that they displace
     /// only each other.
     pub(super) fn separate_streams(&self, default: &SiteLayout) -> SiteLayout {
         let mut movable = self.movable_tasks();

@@ -53,53 +53,54 @@ pub struct ProbePlanner {
     by_task: BTreeMap<TaskId, TaskProbe>,
     /// The pending request for samples of accesses to other caches, and its window.
     sharing: Option<(ProbeRequest, u64)>,
-    /// Threads of the last samples, and the windows until the next ones.
+    /// Threads of the last samples, and the number of windows until they are sampled again.
     sampled_tasks: Option<(Vec<TaskId>, u32)>,
     pub clusters: BTreeMap<TaskId, usize>,
     pub spent_ns: u64,
     pub processor_ns: f64,
     /// Run time of each task.
     ran_ns: BTreeMap<TaskId, u64>,
-    /// Time of an entry of a log, once measured.
+    /// Time that one entry of a log takes, once measured.
     entry_ns: Option<f64>,
     /// Outstanding solo interval of a task with a promise, and when it was requested.
     solo: Option<(ProbeRequest, u64)>,
-    /// Tasks whose solo interval was requested, with their phase and its time.
+    /// Tasks whose solo interval was requested, with the phase and the time of the request.
     solo_requested: BTreeMap<TaskId, (u32, u64)>,
 }
 
-/// Length of a solo interval and of each of the two rows that it consists of: the cache fills during the first.
+/// Length of the two rows of a solo interval; the cache fills during the first.
 const SOLO_SETTLE_NS: u64 = 50_000_000;
 const SOLO_ROW_NS: u64 = 50_000_000;
-/// Time after which a solo speed is measured again in the same phase, if it is paid for.
+/// Time after which a solo speed is measured again in the same phase, if the measurement is paid for.
 const SOLO_AGAIN_AFTER_NS: u64 = 300_000_000_000;
-/// The same in another phase whose solo speed is unknown.
+/// Time after which a solo speed is measured in another phase, if that phase's solo speed is unknown.
 const SOLO_PAUSE_NS: u64 = 5_000_000_000;
 
-/// A log that was too short is recorded again with so many times its entries.
+/// Factor by which the entries of a log are increased if it was too short.
 const ENTRIES_FACTOR: u32 = 4;
-/// A process that waits for other caches for less than this share of its cycles is not sampled.
+/// A process is not sampled if it waits for other caches for less than this share of its cycles.
 const REMOTE_FROM: f64 = 0.03;
-/// Locations watched at once: processors have four watch points.
+/// Number of locations watched at once: processors have four watch points.
 const WATCHED_AT_ONCE: usize = 4;
-/// A task that runs, or wants to, for a smaller share of a window is idle and takes nothing from others that matters.
+/// A task that runs, or wants to run, for a smaller share of a window is idle: what it takes from other tasks is
+/// negligible.
 pub const IDLE_BELOW: f64 = 0.1;
 /// Time after which a probe counts as unanswered.
 const ANSWERED_WITHIN_NS: u64 = 20_000_000_000;
-/// Windows between two rounds of samples of the same threads.
+/// Number of windows between two rounds of samples of the same threads.
 const SAMPLED_AGAIN_AFTER: u32 = 300;
-/// Cost of an entry of a log, until it is measured: an interrupt.
+/// Cost of an entry of a log until it is measured: that of an interrupt.
 const ENTRY_NS: f64 = 1_500.0;
 /// Cost of a sample, until it is measured.
 const SAMPLE_COST_NS: f64 = 2_000.0;
 
 impl ProbePlanner {
-    /// Share of processor time that probes have cost so far.
+    /// Returns the share of processor time that probes have cost so far.
     pub fn spent_share(&self) -> f64 {
         self.spent_ns as f64 / self.processor_ns.max(1.0)
     }
 
-    /// Forgets the answers about a task, because they describe other work.
+    /// Forgets the answers about a task, because they no longer describe its work.
     pub fn forget(&mut self, task: TaskId) {
         self.by_task.remove(&task);
     }
@@ -121,7 +122,7 @@ impl ProbePlanner {
         }
     }
 
-    /// Takes in the answers, and returns the probes of the next window.
+    /// Records the answers, and returns the probes of the next window.
     pub fn next(
         &mut self,
         view: &View<'_>,
@@ -151,7 +152,7 @@ impl ProbePlanner {
             task_probe.over |= answered || refused || late || known && is_first;
         }
         if let Some(probe) = self.promise_requests(view, sites, terms, now_ns) {
-            // Its row keeps other tasks off their CPUs, so that no other probe would answer.
+            // The rows of this probe keep other tasks off their CPUs, so no other probe would be answered.
             return vec![probe];
         }
         let mut probes = self.curve_requests(view, sites, (speeds, curves), terms, now_ns);
@@ -161,8 +162,8 @@ impl ProbePlanner {
         probes
     }
 
-    /// An interval in which a task with a promised slowdown has its cache for itself. The first one of a task comes at
-    /// once; later ones follow a change of phase or some minutes, and wait until they are paid for.
+    /// Requests an interval in which a task with a promised slowdown has its cache to itself. The first interval of a
+    /// task comes at once; later ones follow a change of phase or several minutes, and wait until they are paid for.
     fn promise_requests(
         &mut self,
         view: &View<'_>,
@@ -239,7 +240,7 @@ impl ProbePlanner {
             let current_site = seats.site_of_task(seen);
             let before = self.by_task.get(&seen.task);
             let known = curves.has_curve(view, seen.task);
-            // The first probe is the initial profiling; later phases wait until it is paid for.
+            // The first probe is part of the initial profiling; later phases wait until their probe is paid for.
             let can_request = before.is_none_or(|earlier_probe| earlier_probe.phase != phase && paid);
             let goes_on =
                 before.is_some_and(|earlier_probe| !earlier_probe.over && (earlier_probe.phase == phase || !known));
@@ -255,7 +256,7 @@ impl ProbePlanner {
             let longer = longer.map(|_| terms.trace_entries.saturating_mul(ENTRIES_FACTOR));
             let entries = longer.unwrap_or(terms.trace_entries);
             let cost_ns = f64::from(entries) * self.entry_ns.unwrap_or(ENTRY_NS);
-            // Earlier probes of the task have to be paid for as well.
+            // Earlier probes of the task must be paid for as well.
             let spent_ns = longer.map_or(0.0, |_| cost_ns / f64::from(ENTRIES_FACTOR));
             let has_run_ns = self.ran_ns.get(&seen.task).copied().unwrap_or(0) as f64;
             let earned = watch || has_run_ns * terms.share >= cost_ns + spent_ns;
@@ -269,7 +270,7 @@ impl ProbePlanner {
                 } else {
                     ProbeKind::MissTrace { task: seen.task, entries, includes_code: true }
                 };
-                // The task has to run between its interrupts, too.
+                // The task must also run between its interrupts.
                 let probe = self.probe(probe_kind, terms.budget_ns.max((4.0 * cost_ns) as u64));
                 let task_probe = TaskProbe { phase, probe, since_ns: now_ns, over: false, answered: false };
                 self.by_task.insert(seen.task, task_probe);
@@ -285,17 +286,17 @@ impl ProbePlanner {
         ProbeRequest { id: ProbeId(self.next), kind, budget_ns }
     }
 
-    /// Is a probe of the task outstanding, or still to be requested?
+    /// Is a probe of the task outstanding or still to be requested?
     pub fn has_open_probe(&self, view: &View<'_>, task: TaskId) -> bool {
         can_measure_curves(view) && self.is_open(task) && view.movable_tasks().any(|sample| sample.task == task)
     }
 
-    /// Is its probe neither answered nor given up?
+    /// Is the task's probe neither answered nor abandoned?
     fn is_open(&self, task: TaskId) -> bool {
         self.by_task.get(&task).is_none_or(|asked| !asked.over)
     }
 
-    /// Has every task that can be probed been probed, with or without an answer?
+    /// Has every task that can be probed been probed, whether or not it answered?
     pub fn has_survey(&self, view: &View<'_>, curves: &CurveChecks) -> bool {
         let can = can_measure_curves(view);
         let done = |task: TaskId| curves.has_curve(view, task) || !can || !self.is_open(task);
@@ -356,7 +357,7 @@ impl ProbePlanner {
         Some(probe)
     }
 
-    /// Clusters threads that share data, from their shMaps; filters of different processes cannot be compared.
+    /// Clusters threads that share data by their shMaps. The filters of different processes cannot be compared.
     fn cluster(&mut self, view: &View<'_>, probe: &ProbeRequest) {
         let ProbeKind::AccessSamples { processes, .. } = &probe.kind else { return };
         let threads: Vec<&cachemate_core::TaskSample> =
@@ -406,11 +407,12 @@ fn can_measure_curves(view: &View<'_>) -> bool {
     view.capabilities.can(Ability::SampleReuses) || view.capabilities.can(Ability::TraceAddresses)
 }
 
-/// Threads whose regions have at least this similarity (cosine of their counters) share data.
+/// Threads share data if their regions have at least this similarity (cosine of their counters).
 const ALIKE: f64 = 0.3;
 
-/// Adds each thread that is in no cluster to the thread whose regions are most similar. Threads that run beside their
-/// partners leave too few samples for a cluster of their own, and if all threads share alike, there are no clusters.
+/// Adds each thread without a cluster to the thread whose regions are most similar. Threads that run beside their
+/// partners have too few samples for a cluster of their own, and if all threads share the same data, there are no
+/// clusters.
 fn join_unclustered(mut cluster_of: Vec<Option<usize>>, maps: &[ThreadMap<'_>]) -> Vec<Option<usize>> {
     let dot = |a: usize, b: usize| -> f64 {
         maps[a].counters.iter().zip(maps[b].counters).map(|(&x, &y)| f64::from(x) * f64::from(y)).sum()
@@ -456,7 +458,7 @@ fn merge_groups(mut cluster_of: Vec<Option<usize>>, maps: &[ThreadMap<'_>]) -> V
     cluster_of
 }
 
-/// Entries of a log.
+/// Returns the number of entries of a probe's log.
 fn log_entries(probe: &ProbeRequest) -> Option<u32> {
     match probe.kind {
         ProbeKind::MissTrace { entries, .. } => Some(entries),
@@ -472,7 +474,8 @@ fn is_uncertain_at(curve: &SizeCurve, bytes: f64) -> bool {
     curve_point.is_some_and(|point| width(point) > 2.0 * narrowest)
 }
 
-/// Do the probes in force leave all speeds as they are? Watch points of an idle thread do, because they wait for it.
+/// Do the probes in force leave all speeds unchanged? Watch points of an idle thread do, because they wait for it to
+/// run.
 pub fn probes_leave_speeds_unchanged(view: &View<'_>) -> bool {
     let runs = |task: TaskId| {
         let least_ns = IDLE_BELOW * view.observation.span.elapsed_ns as f64;
@@ -485,16 +488,16 @@ pub fn probes_leave_speeds_unchanged(view: &View<'_>) -> bool {
     !view.previous_plan.probes.iter().any(disturbs)
 }
 
-/// Share of its cycles that a task waits for memory, as counted.
+/// Returns the share of a task's cycles that wait for memory, as counted.
 fn memory_stall_share(speeds: &SpeedTracker, task: TaskId) -> Option<f64> {
     let speed = speeds.observed_speed(task, 64.0)?;
     Some(speed.misses_per_instr? * speed.stall_cycles_per_miss? / speed.cycles_per_instr)
 }
 
-/// Share of a thread's remote accesses from which on the other thread is its partner.
+/// Smallest share of a thread's remote accesses at which the other thread is its partner.
 const PARTNER: f64 = 0.1;
 
-/// Adds threads that are in no cluster to those whose lines they fetch most.
+/// Adds threads without a cluster to the threads whose lines they fetch most.
 fn assign_partners(view: &View<'_>, members: &[&&cachemate_core::TaskSample], partner_of: &mut [Option<usize>]) {
     let mut next = partner_of.iter().flatten().max().map_or(0, |last| last + 1);
     for index in 0..members.len() {
@@ -512,8 +515,8 @@ fn assign_partners(view: &View<'_>, members: &[&&cachemate_core::TaskSample], pa
     }
 }
 
-/// Sampling interval (one access in so many) at which samples cost no more than this share of the busiest process's
-/// time.
+/// Returns the sampling interval (in accesses per sample) at which samples cost no more than this share of the busiest
+/// process's time.
 fn sampling_interval(view: &View<'_>, processes: &[ProcessId], share: f64) -> u32 {
     let rate = |process: &ProcessId| {
         let (mut hits, mut run_time) = (0.0, 0.0);
@@ -533,8 +536,8 @@ fn sampling_interval(view: &View<'_>, processes: &[ProcessId], share: f64) -> u3
 mod tests {
     use super::*;
 
-    /// Do watch points of an idle thread leave windows undisturbed, whereas those of a running thread and all traces do
-    /// not?
+    /// Do watch points of an idle thread leave windows undisturbed, while those of a running thread and all traces
+    /// disturb them?
     #[test]
     fn watching_an_idle_thread_disturbs_no_task() {
         use cachemate_core::test_support::{NullPredictor, capabilities, observation, topology};
@@ -564,7 +567,8 @@ mod tests {
         assert!(!quiet(&[watched(busy)]) && !quiet(&[watched(idle), watched(busy)]) && !quiet(&[traced]));
     }
 
-    /// Do searches wait for a task until it has answered or was given up, and never for one that cannot be probed?
+    /// Do searches wait for a task until it has answered or its probe is abandoned, and never for a task that cannot be
+    /// probed?
     #[test]
     fn only_tasks_that_can_still_answer_are_waited_for() {
         use cachemate_core::test_support::{NullPredictor, capabilities, observation, topology};
@@ -595,7 +599,8 @@ mod tests {
         assert_eq!(waited(&[Ability::Affinity]), [false; 3]);
     }
 
-    /// Does a thread with few samples join threads that use the same regions, and one with other regions not?
+    /// Does a thread with few samples join threads that use the same regions, and does a thread with other regions not
+    /// join?
     #[test]
     fn threads_with_few_samples_join_their_partners() {
         let maps = [[9u8, 8, 0, 0], [8, 9, 0, 0], [1, 1, 0, 0], [0, 0, 7, 7]];

@@ -1,8 +1,8 @@
 //! Speed of each task and its waits, from the counters of recent windows.
 //!
-//! The weight of older windows halves every few windows, so that history depends on time and not on plans. Rates are
-//! ratios of sums, so short windows weigh less. A window in which a task was traced does not count for its speed. If a
-//! kind of phase comes back, its earlier speed is used until it was counted anew.
+//! The weight of older windows halves every few windows, so that the influence of the past depends on time and not on
+//! plans. Rates are ratios of sums, so short windows weigh less. A window in which a task was traced does not count
+//! toward its speed. If a kind of phase recurs, its earlier speed is used until the speed is counted again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,28 +11,28 @@ use cachemate_locality::profilers::AVERAGED;
 
 use crate::work_metric::WorkMetric;
 
-/// Speed of a task; `None` = not counted.
+/// Speed of a task; `None` means not counted.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct ObservedSpeed {
     pub cycles_per_instr: f64,
     pub misses_per_instr: Option<f64>,
     pub stall_cycles_per_miss: Option<f64>,
     pub references_per_instr: Option<f64>,
-    /// Lines to and from memory, prefetched ones too, per miss.
+    /// Lines to and from memory per miss, including prefetched lines.
     pub lines_per_miss: Option<f64>,
     /// Cycles that a miss waits in the queue for memory.
     pub queue_cycles_per_miss: Option<f64>,
     /// Elapsed cycles per instruction, including time off the CPU.
     pub elapsed_cycles_per_instr: f64,
     pub remote_cycles_per_instr: Option<f64>,
-    /// Share of one CPU that it runs or waits for.
+    /// Share of one CPU on which the task runs or for which it waits.
     pub cpu_demand: f64,
-    /// Counted since the phase began, rather than recalled from an earlier phase of its kind, and so under the plan in
-    /// force.
+    /// Whether the speed was counted since the phase began, and so under the plan in force, rather than recalled from
+    /// an earlier phase of the same kind.
     pub is_current_phase: bool,
 }
 
-/// Sums that decay; each event has the instructions during which it was counted.
+/// Sums that decay; each event is stored with the instructions during which it was counted.
 #[derive(Clone, Copy, Default, Debug)]
 struct DecayingSum {
     events: f64,
@@ -64,24 +64,24 @@ struct DecayingSums {
 
 /// Factor by which the weight of a window decays in the next one.
 const DECAY: f64 = 0.8;
-/// The same for tasks whose phases are averaged: half of the weight is older than any of their phases.
+/// The same factor for tasks whose phases are averaged: half of the weight is older than any of their phases.
 const AVERAGED_DECAY: f64 = 0.95;
 
-/// Windows of a phase after which its own counts outweigh recalled ones.
+/// Number of windows of a phase after which its own counts outweigh recalled ones.
 const OWN_COUNT_WINDOWS: u32 = 3;
 
 /// Speeds of all tasks.
 #[derive(Clone, Default, Debug)]
 pub struct SpeedTracker {
     now: BTreeMap<TaskId, DecayingSums>,
-    /// Last counts of each kind of phase.
+    /// The last counts of each kind of phase.
     of_kinds: BTreeMap<(TaskId, u32), DecayingSums>,
 }
 
 /// The current phase of a task, and its kind once known.
 pub type CurrentPhase = (u32, Option<u32>);
 
-/// Cycles that wait for the memory behind the last level.
+/// Returns the cycles that wait for the memory behind the last level.
 fn stalls(task: &TaskSample) -> Option<f64> {
     let causes = [StallCause::LocalMemory, StallCause::RemoteMemory, StallCause::BusQueue];
     let counted = causes.into_iter().filter_map(|cause| task.counts.get(CounterEvent::StallCycles(cause)));
@@ -103,7 +103,7 @@ impl DecayingSum {
 }
 
 impl SpeedTracker {
-    /// Takes in a window, and forgets tasks that exited and counts of earlier phases.
+    /// Observes a window, and forgets exited tasks and the counts of earlier phases.
     pub fn observe(
         &mut self,
         observation: &Observation,
@@ -115,7 +115,7 @@ impl SpeedTracker {
             observation.tasks.iter().filter(|task| !task.exited).map(|task| task.task).collect();
         self.now.retain(|task, _| present.contains(task));
         self.of_kinds.retain(|(task, _), _| present.contains(task));
-        // A solo interval is another company for its task, and a pause for the others.
+        // During a solo interval, the task has other co-runners than usual, and the other tasks pause.
         if before.probes.iter().any(|probe| matches!(probe.kind, ProbeKind::CoRunRows { .. })) {
             return;
         }
@@ -134,7 +134,7 @@ impl SpeedTracker {
                 *sums = DecayingSums { phase: number, ..DecayingSums::default() };
             }
             if sums.kind != kind {
-                // Windows until then may span two phases.
+                // Windows before this one may span two phases.
                 if let Some(known) = kind.and_then(|kind| self.of_kinds.get(&(task.task, kind))) {
                     *sums = DecayingSums { phase: number, windows: 0, ..known.clone() };
                 }
@@ -165,7 +165,7 @@ impl SpeedTracker {
         }
     }
 
-    /// Work a second; `None` until counted.
+    /// Returns the work per second; `None` until counted.
     pub fn rate(&self, task: TaskId, work: WorkMetric) -> Option<f64> {
         let sums = self.now.get(&task)?;
         let (done, ns) = match work {
@@ -176,7 +176,7 @@ impl SpeedTracker {
         (ns > 0.0).then(|| done * 1e9 / ns)
     }
 
-    /// `None` until it ran in a window in which it was counted.
+    /// `None` until the task has run in a window in which it was counted.
     pub fn observed_speed(&self, task: TaskId, line_bytes: f64) -> Option<ObservedSpeed> {
         let sums = self.now.get(&task).filter(|sums| sums.instructions > 0.0)?;
         let misses = sums.misses.per_instr();
@@ -203,7 +203,7 @@ mod tests {
     use cachemate_core::test_support::observation;
     use cachemate_core::{EventCount, EventCounts, WindowLength};
 
-    /// Are rates ratios of counts, dropped at a change of phase, and absent if nothing was counted?
+    /// Are rates ratios of counts, dropped at a change of phase, and missing if nothing was counted?
     #[test]
     fn rates_are_ratios_of_counts() {
         let mut seen = observation(0, 2);
@@ -227,7 +227,7 @@ mod tests {
         assert_eq!(speeds.observed_speed(known, 64.0).unwrap().cycles_per_instr, 9.0);
     }
 
-    /// Does a phase of a known kind have its speed at once, marked as recalled until it was counted long enough?
+    /// Does a phase of a known kind have a speed at once, marked as recalled until the phase was counted long enough?
     #[test]
     fn a_phase_that_comes_back_has_its_speed_at_once() {
         let mut seen = observation(0, 1);

@@ -1,9 +1,9 @@
 //! Cost of a package's path to memory by its traffic, inferred from measurements.
 //!
-//! Problem: the wait of a miss depends on where misses meet, and a policy does not know the bandwidth. Method: the
-//! queue follows docs/simulators/interval.md, so a line waits `S rho / 2 (1 - rho)` with `rho = S x traffic`. The
-//! traffic and the wait of each package were counted, so `S` follows. Properties: if no queue was counted, or almost
-//! none, there is no model.
+//! Problem: the wait of a miss depends on where misses meet, but a policy does not know the bandwidth. Method: the
+//! queue follows docs/simulators/interval.md, so a line waits `S rho / 2 (1 - rho)` with `rho = S x traffic`. Because
+//! the traffic and the wait of each package are counted, `S` can be computed. Properties: if little or no queueing was
+//! counted, there is no model.
 
 use std::collections::BTreeMap;
 
@@ -12,16 +12,16 @@ use cachemate_core::TaskId;
 use super::problem::{CacheSite, ProblemTask};
 use crate::policies::auto::evidence::speeds::ObservedSpeed;
 
-/// See the module's documentation.
+/// The model of a path to memory; see the module's documentation.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Bus {
     /// Service time of a line in cycles.
     line_cycles: f64,
-    /// Present wait of a miss in cycles, by package.
+    /// Present wait of a miss by package, in cycles.
     now: BTreeMap<u32, f64>,
 }
 
-/// Shorter waits are noise.
+/// Shorter waits are treated as noise.
 const MIN_WAIT_CYCLES: f64 = 2.0;
 const BUSIEST: f64 = 0.98;
 
@@ -31,7 +31,7 @@ fn wait(line_cycles: f64, lines_per_cycle: f64) -> f64 {
 }
 
 impl Bus {
-    /// `None` if the queue was not counted or waits are too short.
+    /// Builds the model; `None` if the queue was not counted or waits are too short.
     pub fn new(
         sites: &[CacheSite],
         tasks: &[ProblemTask],
@@ -61,12 +61,13 @@ impl Bus {
         (weights > 0.0).then(|| Bus { line_cycles: weighted / weights, now })
     }
 
-    /// Present wait of a miss on a package, in cycles.
+    /// Returns the present wait of a miss on a package, in cycles.
     pub fn current_wait(&self, package: u32) -> f64 {
         self.now.get(&package).copied().unwrap_or(0.0)
     }
 
-    /// Additional wait of a miss on a package with this traffic, over the package on which it was measured.
+    /// Returns the additional wait of a miss on a package with this traffic, relative to the package on which the wait
+    /// was measured.
     pub fn added_wait(&self, lines_per_cycle: f64, measured_on: u32) -> f64 {
         wait(self.line_cycles, lines_per_cycle) - self.current_wait(measured_on)
     }
@@ -85,7 +86,7 @@ fn solve(measured: f64, traffic: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// Is the service time of a line recovered from the waits that the law predicts?
+    /// Can the service time of a line be recovered from the waits that the law predicts?
     #[test]
     fn the_time_of_a_line_is_found_again() {
         for (line_cycles, traffic) in [(10.0, 0.05), (4.0, 0.2), (20.0, 0.045)] {

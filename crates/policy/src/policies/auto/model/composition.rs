@@ -1,26 +1,26 @@
 //! Composition of tasks on one cache: the occupancy and the speed of each.
 //!
-//! Under LRU a cache holds the lines that were touched after one moment, which is the same for all tasks (equal window;
-//! Xiang et al., ASPLOS 2013): each task holds its footprint over its own progress since then. Progress depends on
-//! speed, and speed on occupancy, so both are solved together, with damping. If gangs take turns, the window reaches
-//! back into earlier turns, in which only the members of those gangs made progress. The law of turns that are too short
-//! for their refill follows from that. Properties: a task that is alone holds all lines that it touches; occupancies
-//! never add up to more than the cache.
+//! Under LRU, a cache holds the lines that were touched after a certain moment, which is the same for all tasks (equal
+//! window; Xiang et al., ASPLOS 2013): each task holds its footprint over its own progress since then. Progress depends
+//! on speed, and speed on occupancy, so both are solved together, with damping. If gangs take turns, the window reaches
+//! back into earlier turns, in which only the members of those gangs made progress. This yields the law for turns that
+//! are too short for their refill. Properties: a task that is alone holds all lines that it touches; occupancies never
+//! add up to more than the cache.
 
 use super::program_model::ProgramModel;
 
-/// A task of the cache.
+/// A task that uses the cache.
 #[derive(Clone, Copy, Debug)]
 pub struct CacheOccupant<'a> {
     pub program: &'a ProgramModel,
-    /// Share of its CPU's time while its gang has the turn.
+    /// Share of the CPU's time that the task gets while its gang has the turn.
     pub share: f64,
     pub gang: usize,
-    /// Share of its partners that are on other caches.
+    /// Share of the task's partners that are on other caches.
     pub split_share: f64,
-    /// Additional cycles that every miss waits, over a miss to the nearest memory in the measured queue.
+    /// Additional cycles that every miss waits, relative to a miss to the nearest memory in the measured queue.
     pub wait_cycles: f64,
-    /// Share of its lines that fall into this partition: all, except for tasks that may use every partition.
+    /// Share of the task's lines that fall into this partition: 1, except for tasks that may use every partition.
     pub in_part_share: f64,
 }
 
@@ -35,7 +35,7 @@ impl CacheOccupant<'_> {
 pub struct TaskPerformance {
     pub cycles_per_instr: f64,
     pub misses_per_instr: f64,
-    /// Mean occupancy, as composed.
+    /// Mean occupancy, as computed by the composition.
     pub held_bytes: f64,
 }
 
@@ -43,7 +43,7 @@ impl TaskPerformance {
     /// Performance of a task before any partition was added.
     pub const NONE: TaskPerformance = TaskPerformance { cycles_per_instr: 0.0, misses_per_instr: 0.0, held_bytes: 0.0 };
 
-    /// Adds its performance in another partition, into which this share of its lines falls.
+    /// Adds the performance in another partition, into which this share of the task's lines falls.
     pub fn add(&mut self, part: TaskPerformance, inside: f64) {
         self.cycles_per_instr += inside * part.cycles_per_instr;
         self.misses_per_instr += inside * part.misses_per_instr;
@@ -52,21 +52,22 @@ impl TaskPerformance {
 }
 
 const ROUNDS: usize = 6;
-/// Rounds for gangs; fewer, because each round computes many moments of a turn.
+/// Number of rounds for gangs; it is smaller because each round computes many moments of a turn.
 const ROUNDS_OF_TURNS: usize = 3;
-/// Performances that change by less have converged: curves are known to a few percent.
+/// Performances have converged if they change by less than this: curves are known to a few percent only.
 const SETTLED: f64 = 1e-5;
 /// Occupancies add up to the cache within this share of it.
 const TOLERANCE: f64 = 1e-6;
-/// A window reaches back no further.
+/// Largest length of a window.
 const LONGEST_CYCLES: f64 = 1e14;
-/// Maximal steps of a root search; a handful is usual.
+/// Largest number of steps of a root search; a handful is usual.
 const MAX_STEPS: usize = 48;
-/// Sampled moments of a turn; dense at its beginning, while the cache is filled.
+/// Sampled moments of a turn; they are dense at its beginning, while the cache is being filled.
 const MOMENTS: i32 = 16;
 const NEXT_STEP: f64 = 1.3;
 
-/// Performance of all tasks; `turns` are the gangs' quanta in cycles (one entry of any length if there are no gangs).
+/// Returns the performance of all tasks. `turns` has the gangs' quanta in cycles (one entry of any length if there are
+/// no gangs).
 pub fn compose(present: &[CacheOccupant<'_>], cache_bytes: f64, turns: &[f64]) -> Vec<TaskPerformance> {
     let mut cycles: Vec<f64> = present
         .iter()
@@ -110,7 +111,7 @@ fn performance(occupant: &CacheOccupant<'_>, composed: f64, cache_bytes: f64) ->
     }
 }
 
-/// Reach of the last window, and the step of its growth at which each task's footprint was there.
+/// Reach of the last window, and the step of growth at which each task's footprint was found.
 struct FootprintCursor {
     cycles: f64,
     steps: Vec<usize>,
@@ -125,8 +126,9 @@ impl FootprintCursor {
     }
 }
 
-/// All tasks run all the time: progress is proportional to the window, and the sum of footprints is concave, so
-/// Newton's steps from the left never pass the root. `window` is the starting point, and then the root.
+/// Composes tasks that all run all the time. Progress is proportional to the window, and the sum of footprints is
+/// concave, so Newton's steps from the left never pass the root. `window` is the starting point on entry, and the root
+/// on return.
 fn co_run(
     present: &[CacheOccupant<'_>],
     cache_bytes: f64,
@@ -155,7 +157,7 @@ fn co_run(
             minimum = window.cycles;
         }
         let next = window.cycles + missing / slope;
-        // A step from the right may go too far back; the next one then comes from the left.
+        // A step from the right may overshoot; the next step then comes from the left.
         window.cycles = if next > minimum { next.min(LONGEST_CYCLES) } else { minimum };
     }
     fares.clear();
@@ -176,8 +178,8 @@ impl Default for WindowGuess {
 const REACH: (f64, f64) = (3.0, 14.0);
 
 impl WindowGuess {
-    /// Occupancies of all tasks, given their progress (in instructions) over a window. The sum grows with the window,
-    /// but in steps, one per turn, so the root is bracketed by false position.
+    /// Returns the occupancies of all tasks, given their progress (in instructions) over a window. The sum grows with
+    /// the window, but in steps, one per turn, so the root is bracketed by false position.
     fn occupancies(
         &mut self,
         present: &[CacheOccupant<'_>],
@@ -208,7 +210,7 @@ impl WindowGuess {
             self.0 = if above <= 0.0 { REACH.1 } else { REACH.0 };
             return all(self.0);
         }
-        // The weight of an end that stays is halved (Illinois); otherwise it would never move.
+        // If an end stays, its weight is halved (Illinois); otherwise it would never move.
         let (mut weight_below, mut weight_above) = (below, above);
         for _ in 0..MAX_STEPS {
             if high - low < 1e-6 {
@@ -232,14 +234,14 @@ impl WindowGuess {
     }
 }
 
-/// Cycles that a gang ran within the last `window` cycles, `into` cycles into the turn of gang `now`.
+/// Returns the cycles that a gang ran within the last `window` cycles, `into` cycles into the turn of gang `now`.
 fn turn_cycles(gang: usize, now: usize, into: f64, window: f64, turns: &[f64]) -> f64 {
     let rotation: f64 = turns.iter().sum();
     let whole = libm::floor(window / rotation);
     let mut remaining = window - whole * rotation;
     let mut had = whole * turns[gang];
     let (mut at, mut length) = (now, into);
-    // The current turn also appears at the far end of the rotation, as far as it is still to come.
+    // The part of the current turn that is still to come appears at the far end of the rotation.
     for _ in 0..=turns.len() {
         let part = remaining.min(length);
         if at == gang {
@@ -266,7 +268,7 @@ fn shares_in_turns(
     let mut sums = vec![[0.0; 4]; present.len()];
     for (now, &turn) in turns.iter().enumerate() {
         let mut done = vec![0.0; present.len()];
-        // Occupancies of the previous moment; at first no line may be left.
+        // Occupancies of the previous moment; initially the cache may be empty.
         let mut last: Vec<f64> =
             present.iter().map(|one| one.program.cycles(0.0, one.wait_cycles, one.split_share)).collect();
         let mut step = turn * (NEXT_STEP - 1.0) / (libm::pow(NEXT_STEP, f64::from(MOMENTS)) - 1.0);
@@ -279,7 +281,7 @@ fn shares_in_turns(
                 if one.gang != now {
                     return turn_length * one.share / cycles[index];
                 }
-                // The current turn counts as it went, earlier ones at the mean speed.
+                // The current turn counts at its actual speed, earlier turns at the mean speed.
                 let this_turn = turn_length.min(middle);
                 let so_far = done[index] + 0.5 * step * one.share / last[index];
                 so_far * this_turn / middle + (turn_length - this_turn) * one.share / cycles[index]
@@ -318,7 +320,7 @@ mod tests {
         CacheOccupant { program, share: 1.0, gang, split_share: 0.0, wait_cycles: 0.0, in_part_share: 1.0 }
     }
 
-    /// Is a task that is alone as fast as alone, and do equal programs perform alike?
+    /// Does a single task run at its solo speed, and do equal programs perform alike?
     #[test]
     fn alone_is_alone_and_like_fares_alike() {
         let one = uniform(3_000_000.0, 0.02);
@@ -331,7 +333,7 @@ mod tests {
         assert!((both[0].cycles_per_instr / half - 1.0).abs() < 0.01, "{} {half}", both[0].cycles_per_instr);
     }
 
-    /// Does a program that fits lose speed beside a stream, and the stream none?
+    /// Does a program that fits lose speed beside a stream, while the stream loses none?
     #[test]
     fn a_stream_displaces_a_program_that_fits() {
         let (keeps, stream) = (uniform(3_000_000.0, 0.02), program(|_| 0.05));
@@ -340,7 +342,8 @@ mod tests {
         assert!((fares[1].cycles_per_instr / stream.solo_cycles(CACHE) - 1.0).abs() < 1e-6);
     }
 
-    /// Is the performance in each half of a cache, with half of the lines in it, the same as in the whole cache?
+    /// If a task may use both halves of a cache, with half of its lines in each, is its performance the same as in the
+    /// whole cache?
     #[test]
     fn tasks_that_may_use_every_partition_perform_as_in_the_whole() {
         let (keeps, stream) = (uniform(3_000_000.0, 0.02), program(|_| 0.05));
@@ -356,8 +359,8 @@ mod tests {
     /// Does the law of turns hold: time per access `T / (F + (T - F m) / h)` if the other turn flushes the cache?
     #[test]
     fn the_law_of_turns_holds() {
-        // Each line once, in order: all accesses miss until all lines are resident. Every tenth instruction is an
-        // access.
+        // Each line is read once, in order: all accesses miss until all lines are resident. Every tenth instruction is
+        // an access.
         let bytes = 2_097_152.0;
         let chase = program(|held| if held < bytes { 0.1 } else { 0.0 });
         let stream = program(|_| 0.1);

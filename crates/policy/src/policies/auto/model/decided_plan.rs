@@ -1,4 +1,4 @@
-//! The lasting part of a plan, without the requests that are made anew in every window.
+//! The lasting part of a plan, without the requests that are made again in every window.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use cachemate_core::{CpuSet, GangSchedule, Plan, ProcessId, ShareMember, TaskId,
 pub struct DecidedPlan(pub Plan);
 
 impl DecidedPlan {
-    /// The part of a plan that still applies to the live tasks.
+    /// Returns the part of a plan that still applies to the live tasks.
     pub fn from_previous(before: &Plan, view: &View<'_>) -> Self {
         let mut plan = Plan::idle(before.window);
         let movable: BTreeSet<TaskId> = view.movable_tasks().map(|task| task.task).collect();
@@ -52,9 +52,9 @@ impl DecidedPlan {
     }
 }
 
-/// Drops schedules until every task that is in no gang may run on a CPU without gangs. Schedules are considered
-/// together, because a newcomer that may run on any CPU has no turn if every cache has gangs of its own. `may` gives
-/// the CPUs on which each task may run; it is called only if there are gangs, because the sets are expensive.
+/// Drops schedules until every task outside gangs may run on a CPU without gangs. Schedules are considered together,
+/// because a newcomer that may run on any CPU has no turn if every cache has gangs. `may` gives the CPUs on which each
+/// task may run; it is called only if there are gangs, because the sets are expensive.
 pub fn drop_starving_schedules(gangs: &mut Vec<GangSchedule>, may: impl IntoIterator<Item = (TaskId, CpuSet)>) {
     if gangs.is_empty() {
         return;
@@ -84,7 +84,7 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// Does a task that is in no gang of any cache get CPUs, and do gangs stay if no task is left without?
+    /// Does a task that is in no gang get CPUs, and do gangs stay if every task has CPUs?
     #[test]
     fn a_newcomer_runs_where_every_cache_has_gangs() {
         let schedule = |cpus: &str, tasks: [u32; 2]| GangSchedule {

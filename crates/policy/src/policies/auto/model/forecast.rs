@@ -8,10 +8,10 @@ use super::layout::SiteLayout;
 use super::problem::PlanningProblem;
 use super::score::{ForecastSpeed, speeds};
 
-/// Draws within the errors of curves and costs that an interval spans.
+/// Number of draws within the errors of curves and costs that an interval spans.
 const DRAWS: u64 = 4;
 
-/// Forecast of every task under a layout. `references` gives accesses to the last level per instruction.
+/// Forecasts every task under a layout. `references` returns accesses to the last level per instruction.
 pub fn forecast(
     problem: &PlanningProblem,
     layout: &SiteLayout,
@@ -22,7 +22,7 @@ pub fn forecast(
     let drawn: Vec<_> =
         (0..DRAWS).map(|draw| speeds(&problem.with_errors(&problem.draw(seed ^ draw)), layout)).collect();
     let mut forecast = Forecast { model: ForecastModel::Policy, ..Forecast::default() };
-    // Misses and references of each site; `None` = those of a task are unknown.
+    // Misses and references of each site; `None` if those of a task are unknown.
     let mut counts: BTreeMap<usize, Option<(f64, f64)>> = BTreeMap::new();
     for (at, scene_task) in problem.tasks.iter().enumerate() {
         let (Some(program), Some(speed)) = (&scene_task.program, middle[at]) else {
@@ -58,7 +58,7 @@ pub fn forecast(
     forecast
 }
 
-/// An estimate that spans the draws; `None` = it is no number.
+/// Returns an estimate that spans the draws; `None` if a value is not a number.
 fn interval(value: f64, draws: impl Iterator<Item = f64>) -> Option<Estimate> {
     let (low, high) = draws
         .filter(|draw| draw.is_finite())
@@ -84,7 +84,7 @@ mod tests {
         forecast(problem, &layout, |_| references, 1)
     }
 
-    /// Is a task alone forecast at its solo speed, and one beside others slower, within its interval?
+    /// Is a single task forecast at its solo speed, and a task with co-runners slower, within its interval?
     #[test]
     fn a_forecast_is_that_of_the_score() {
         let alone = of(&problem(&[0.4]), None);
@@ -99,7 +99,7 @@ mod tests {
         assert!(crowded.cache_miss_ratio.is_empty(), "references are unknown");
     }
 
-    /// Is the cache's miss ratio that of all its tasks together, and unknown with one of them?
+    /// Is the cache's miss ratio that of all its tasks together, and unknown if one of them is unknown?
     #[test]
     fn the_miss_ratio_is_that_of_all_tasks() {
         let mut problem = problem(&[0.4, 0.9]);

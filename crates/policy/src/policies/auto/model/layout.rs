@@ -1,4 +1,5 @@
-//! Layouts: plans by positions of tasks and sites, as the search uses them, and their translation into plans.
+//! Layouts: plans in terms of the positions of tasks and sites, as used by the search, and their translation into
+//! plans.
 
 use std::collections::BTreeMap;
 
@@ -25,20 +26,20 @@ pub struct GangRotation {
     pub gangs: Vec<Vec<usize>>,
 }
 
-/// See the module's documentation.
+/// A layout; see the module's documentation.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct SiteLayout {
-    /// Site of each task; `None` = unknown.
+    /// Site of each task; `None` if unknown.
     pub site_of: Vec<Option<usize>>,
-    /// Pinned there by the plan; otherwise the task was only observed there.
+    /// Whether the plan pins the task to its site; otherwise the task was only observed there.
     pub pinned: Vec<bool>,
-    /// By site; empty = undivided.
+    /// Partitions by site; empty if the site is undivided.
     pub partitions: Vec<Vec<PartitionMembers>>,
     pub rotations: Vec<Option<GangRotation>>,
 }
 
 impl SiteLayout {
-    /// All tasks on the sites that the machine's own scheduler chose, without partitions.
+    /// Puts all tasks on the sites that the machine's own scheduler chose, without partitions.
     pub fn from_default_sites(problem: &PlanningProblem, lived_on: &BTreeMap<TaskId, usize>) -> Self {
         let home = problem
             .tasks
@@ -48,7 +49,7 @@ impl SiteLayout {
         SiteLayout::unpartitioned(problem, home, false)
     }
 
-    /// These sites, without partitions.
+    /// Puts the tasks on these sites, without partitions.
     pub fn unpartitioned(problem: &PlanningProblem, site_of: Vec<Option<usize>>, held: bool) -> Self {
         let pinned =
             problem.tasks.iter().map(|scene_task| held && scene_task.movable && scene_task.program.is_some()).collect();
@@ -60,7 +61,7 @@ impl SiteLayout {
         }
     }
 
-    /// The layout of a plan; tasks that the plan does not mention are on the sites on which they were observed.
+    /// Reads the layout of a plan. Tasks that the plan does not mention are on the sites on which they were observed.
     pub fn from_plan(plan: &Plan, problem: &PlanningProblem) -> Self {
         let seats = CpuSites::from_sites(&problem.sites);
         let held_on = |task: &TaskId| {
@@ -99,12 +100,12 @@ impl SiteLayout {
         layout
     }
 
-    /// Known tasks of a site.
+    /// Returns the known tasks of a site.
     pub fn known_tasks_on(&self, problem: &PlanningProblem, site: usize) -> Vec<usize> {
         problem.known_tasks().filter(|&index| self.site_of[index] == Some(site)).collect()
     }
 
-    /// Writes the layout into a plan; units stay the same as in `before` as far as possible.
+    /// Writes the layout into a plan. Units stay the same as in `before` as far as possible.
     pub fn write_to(&self, problem: &PlanningProblem, before: &Plan, moving: PageMigration, plan: &mut Plan) {
         for (index, scene_task) in problem.tasks.iter().enumerate().filter(|(index, _)| self.pinned[*index]) {
             if let Some(site) = self.site_of[index].filter(|_| scene_task.movable) {
@@ -174,8 +175,8 @@ impl SiteLayout {
         }
     }
 
-    /// Does a plan into which the layout was written carry all of it? A partition or a turn is left out for a task that
-    /// may not be moved, or that belongs to a process in two groups.
+    /// Does the plan into which the layout was written contain all of it? A partition or a turn is left out if its task
+    /// cannot be moved, or belongs to a process in two groups.
     pub fn is_expressed_by(&self, plan: &Plan, problem: &PlanningProblem) -> bool {
         let carries = |(at, site): (usize, &super::problem::CacheSite)| {
             let groups = self.partitions[at].iter().filter(|group| !group.members.is_empty()).count();
@@ -186,13 +187,14 @@ impl SiteLayout {
         problem.sites.iter().enumerate().all(carries)
     }
 
-    /// Is it without partitions and rotations?
+    /// Is the layout without partitions and rotations?
     pub fn is_undivided(&self) -> bool {
         self.partitions.iter().all(Vec::is_empty) && self.rotations.iter().all(Option::is_none)
     }
 
-    /// Whole processes if all their tasks are in the group; single tasks only if units are ways. Memory belongs to a
-    /// process, so if units are colors, threads without a profile go with the others.
+    /// Returns the members of a group: whole processes if all their tasks are in the group, and single tasks only if
+    /// units are ways. Memory belongs to a process, so if units are colors, threads without a profile go with the
+    /// others.
     fn members(&self, problem: &PlanningProblem, group: &PartitionMembers, colors: bool) -> Vec<ShareMember> {
         let mut members: Vec<ShareMember> = Vec::new();
         for &index in &group.members {
@@ -216,7 +218,7 @@ impl SiteLayout {
     }
 }
 
-/// Tasks grouped by process, for partitions by color.
+/// Groups tasks by process, for partitions by color.
 pub fn processes(problem: &PlanningProblem, members: &[usize]) -> Vec<(ProcessId, Vec<usize>)> {
     let mut by_process: Vec<(ProcessId, Vec<usize>)> = Vec::new();
     for &index in members {
@@ -235,7 +237,7 @@ mod tests {
     use super::*;
     use cachemate_core::WindowLength;
 
-    /// Two programs on one cache of eight colors, a thread of the first one's process beside them.
+    /// Two programs on one cache of eight colors, and another thread of the first program's process.
     fn problem(knows_thread: bool) -> PlanningProblem {
         let divided = Some(PartitionUnits::Colors { units: 8, page_bytes: 4096, move_page_ns: 1.0 });
         let mut tasks = vec![task(0, 0, 0.5), task(1, 0, 1.2), task(2, 0, 0.1)];
@@ -265,7 +267,7 @@ mod tests {
         let members: Vec<_> = plan.shares.iter().flat_map(|share| share.members.clone()).collect();
         assert_eq!(members, [ShareMember::Process(ProcessId(0)), ShareMember::Process(ProcessId(1))]);
         assert!(layout.is_expressed_by(&plan, &problem) && !layout.is_undivided());
-        // Apart from tasks without a profile, the layout reads back as it was.
+        // Apart from tasks without a profile, the layout is read back unchanged.
         let mut read = SiteLayout::from_plan(&plan, &problem);
         read.partitions[0]
             .iter_mut()
@@ -276,7 +278,7 @@ mod tests {
     /// Is a plan that cannot express a layout distinguished from one that can?
     #[test]
     fn a_plan_that_cannot_express_a_layout_is_noticed() {
-        // The thread has a profile and is in the other group: colors cannot split a process.
+        // The thread has a profile and is in the other group, but colors cannot split a process.
         let parted = problem(true);
         let (layout, plan) = write_to(&parted, &[(&[0], 6), (&[1, 2], 2)]);
         assert!(!layout.is_expressed_by(&plan, &parted), "{plan:?}");

@@ -1,4 +1,4 @@
-//! The model: what programs do in caches, plans as layouts of sites, and their scores.
+//! The model: how programs use caches, plans as layouts of sites, and their scores.
 
 pub mod bus;
 pub mod composition;

@@ -1,4 +1,4 @@
-//! The problem to decide: the caches, their tasks, and the model of each task.
+//! The planning problem: the caches, their tasks, and the model of each task.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,34 +20,34 @@ use crate::work_metric::WorkMetric;
 pub struct CacheSite {
     pub cache: CacheId,
     pub cpus: CpuSet,
-    /// Tasks that fit on it without sharing a core.
+    /// Number of tasks that fit on the site without sharing a core.
     pub cores: usize,
-    /// Sites of one package share a path to memory.
+    /// The site's package; sites of one package share a path to memory.
     pub package: u32,
-    /// The nearest memory node.
+    /// The memory node nearest to the site.
     pub memory_node: u32,
     pub bytes: f64,
     pub divided: Option<PartitionUnits>,
 }
 
-/// A live task, by its position in the order of arrival.
+/// A live task, identified by its position in the order of arrival.
 #[derive(Clone, Debug)]
 pub struct ProblemTask {
     pub task: TaskId,
     pub process: ProcessId,
     pub movable: bool,
-    /// Without a model the task has no forecast.
+    /// Model of the task; without a model, the task has no forecast.
     pub program: Option<ProgramModel>,
-    /// Cluster of tasks that share data.
+    /// Cluster of tasks that share data with this one.
     pub cluster: Option<usize>,
-    /// Site on which it was observed; `None` = it did not run.
+    /// Site on which the task was observed; `None` if it did not run.
     pub last_site: Option<usize>,
-    /// It stays on its site: either other threads of its process are on that cache and it has never run on another one,
-    /// so that its waits there are unknown, or the site is closed.
+    /// Whether the task stays on its site, for one of two reasons: the site is closed, or other threads of its process
+    /// are on the same cache and the task has never run on another one, so that its waits there are unknown.
     pub keep_in_place: bool,
 }
 
-/// See the module's documentation.
+/// The planning problem; see the module's documentation.
 #[derive(Clone, Debug)]
 pub struct PlanningProblem {
     pub sites: Vec<CacheSite>,
@@ -56,12 +56,12 @@ pub struct PlanningProblem {
     /// Cost of waiting for memory, if the queue was measured.
     pub bus: Option<Bus>,
     pub shortest_slice_ns: Option<u64>,
-    /// By site: a task runs there that has no model for the moment, so that no task of the site has a forecast. Empty =
+    /// Whether a task without a model is running on each site, so that no task of the site has a forecast. Empty means
     /// no site.
     pub frozen_sites: Vec<bool>,
 }
 
-/// The sites of a machine; none if sizes are unknown.
+/// Returns the sites of a machine; none if cache sizes are unknown.
 pub fn cache_sites(view: &View<'_>) -> Vec<CacheSite> {
     let online = view.online();
     let caches = view.topology.last_level_caches().filter(|cache| cache.cpus.intersects(&online));
@@ -85,7 +85,7 @@ pub fn cache_sites(view: &View<'_>) -> Vec<CacheSite> {
     caches.map(site).collect::<Option<Vec<CacheSite>>>().unwrap_or_default()
 }
 
-/// Site of each CPU.
+/// The site of each CPU.
 pub struct CpuSites {
     sites: Vec<Option<usize>>,
 }
@@ -100,12 +100,12 @@ impl CpuSites {
         CpuSites { sites: of_cpu }
     }
 
-    /// The site of an online CPU.
+    /// Returns the site of an online CPU.
     pub fn site_of_cpu(&self, cpu: u32) -> Option<usize> {
         self.sites.get(cpu as usize).copied().flatten()
     }
 
-    /// The site on which a task spent most of its time; ties go to the first.
+    /// Returns the site on which a task spent most of its time; ties go to the first site.
     pub fn site_of_task(&self, task: &TaskSample) -> Option<usize> {
         let mut site_times: Vec<(usize, u64)> = Vec::with_capacity(task.on_cpu_ns.len());
         for (cpu, ns) in task.on_cpu_ns.iter().filter(|(_, ns)| *ns > 0) {
@@ -127,12 +127,12 @@ pub struct PriorObservations<'a> {
     pub lived_on: &'a BTreeMap<TaskId, usize>,
     pub split_tasks: &'a BTreeSet<TaskId>,
     pub curves: &'a CurveChecks,
-    /// Does the location of memory matter?
+    /// Whether the location of memory matters.
     pub memory_nodes: bool,
 }
 
 impl PriorObservations<'_> {
-    /// Distance of the task's pages from each node, if it matters and is known for all pages.
+    /// Returns the distance of the task's pages from each node, if it matters and is known for all pages.
     fn memory(&self, view: &View<'_>, task: &TaskSample, site: Option<&CacheSite>) -> MemoryDistance {
         let pages = task.pages_per_node.as_deref().filter(|_| self.memory_nodes);
         let Some((site, pages)) = site.zip(pages) else { return MemoryDistance::default() };
@@ -143,7 +143,7 @@ impl PriorObservations<'_> {
 }
 
 impl PlanningProblem {
-    /// `before` gives the programs that need not be modeled anew.
+    /// Builds the problem. `before` returns the programs that need not be modeled again.
     pub fn new(
         view: &View<'_>,
         earlier: &PriorObservations<'_>,
@@ -210,8 +210,8 @@ impl PlanningProblem {
         })
     }
 
-    /// Closes the sites of unknown tasks that searches wait for, because forecasts of those caches would leave the
-    /// tasks out. Tasks there stay, and none joins them.
+    /// Closes the sites of unknown tasks that searches wait for, because forecasts of those caches would leave these
+    /// tasks out. Tasks of a closed site stay, and no task joins them.
     pub fn close(&mut self, is_waited_for: impl Fn(TaskId) -> bool) {
         let unknown = |one: &&ProblemTask| one.program.is_none() && is_waited_for(one.task);
         let sites: BTreeSet<usize> = self.tasks.iter().filter(unknown).filter_map(|one| one.last_site).collect();
@@ -228,7 +228,7 @@ impl PlanningProblem {
         self.frozen_sites.get(site).copied().unwrap_or(false)
     }
 
-    /// A layout whose closed sites are as in `held`.
+    /// Returns the layout with closed sites as in `held`.
     #[must_use]
     pub fn with_closed(&self, mut layout: SiteLayout, held: &SiteLayout) -> SiteLayout {
         if self.frozen_sites.is_empty() {
@@ -247,7 +247,7 @@ impl PlanningProblem {
         layout
     }
 
-    /// Bytes of a task's partition; `None` = its site is unknown, or it takes turns.
+    /// Returns the size of a task's partition in bytes; `None` if its site is unknown, or if it takes turns.
     fn part_bytes(&self, held: &SiteLayout, index: usize) -> Option<f64> {
         let site = held.site_of[index].filter(|&site| held.rotations[site].is_none())?;
         let part = held.partitions[site].iter().find(|group| group.members.contains(&index));
@@ -255,7 +255,8 @@ impl PlanningProblem {
         Some(self.sites[site].bytes * part.map_or(1.0, |group| f64::from(group.units) / f64::from(units)))
     }
 
-    /// Tasks whose misses were measured under this layout, and whether the measurement contradicts their curves.
+    /// Returns the tasks whose misses were measured under this layout, and whether the measurement contradicts their
+    /// curves.
     pub fn contradicted_forecasts(
         &self,
         held: &SiteLayout,
@@ -292,7 +293,8 @@ impl PlanningProblem {
         }
     }
 
-    /// Scales promised rates to the rates measured under the layout in force: the model's bias is in both.
+    /// Scales promised rates to the rates measured under the layout in force, because both contain the bias of the
+    /// model.
     pub fn anchor(&mut self, held: &SiteLayout, measured: impl Fn(TaskId) -> Option<(WorkMetric, f64)>) {
         let promised = |index: usize| self.tasks[index].program.as_ref().is_some_and(|one| one.goal.min_rate.is_some());
         if !self.known_tasks().any(promised) {
@@ -309,23 +311,23 @@ impl PlanningProblem {
         }
     }
 
-    /// May it be moved? Threads that may share data are not split on a guess: absent evidence is no evidence of
-    /// absence.
+    /// May the task be moved? Threads that may share data are not split on a guess: absence of evidence is not evidence
+    /// of absence.
     pub fn can_move(&self, index: usize) -> bool {
         self.tasks[index].movable && !self.tasks[index].keep_in_place
     }
 
-    /// Positions of all tasks.
+    /// Returns the positions of all tasks.
     pub fn places(&self) -> BTreeMap<TaskId, usize> {
         self.tasks.iter().enumerate().map(|(index, scene_task)| (scene_task.task, index)).collect()
     }
 
-    /// Positions of the tasks that have a forecast.
+    /// Returns the positions of the tasks that have a forecast.
     pub fn known_tasks(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.tasks.len()).filter(|&index| self.tasks[index].program.is_some())
     }
 
-    /// One draw of factors for curves and costs, within their errors.
+    /// Draws factors for curves and costs, within their errors.
     pub fn draw(&self, seed: u64) -> ErrorDraw {
         let mut generator = cachemate_core::SplitMix64::new(seed);
         let mut normal = || {
@@ -339,7 +341,7 @@ impl PlanningProblem {
         ErrorDraw(self.tasks.iter().map(factors).collect())
     }
 
-    /// The programs with the factors of a draw.
+    /// Returns the problem with the factors of a draw applied to its programs.
     #[must_use]
     pub fn with_errors(&self, draw: &ErrorDraw) -> Self {
         let mut drawn = self.clone();
@@ -354,13 +356,13 @@ impl PlanningProblem {
 
 #[cfg(test)]
 impl PlanningProblem {
-    /// A problem at 2 GHz in which sites do not wait for one another and no gangs are possible.
+    /// A problem at 2 GHz in which sites do not wait for one another and gangs are not possible.
     pub fn undisturbed(sites: Vec<CacheSite>, tasks: Vec<ProblemTask>) -> Self {
         let (shortest_slice_ns, frozen_sites) = (None, Vec::new());
         PlanningProblem { sites, tasks, cycles_per_ns: 2.0, bus: None, shortest_slice_ns, frozen_sites }
     }
 }
 
-/// Relative error of a miss's cost; counters of stalls are that good (docs/simulators/interval.md has the model's own
-/// errors).
+/// Relative error of a miss's cost, which is the accuracy of stall counters (docs/simulators/interval.md has the
+/// model's own errors).
 const COST_ERROR: f64 = 0.1;

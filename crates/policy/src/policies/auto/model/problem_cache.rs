@@ -1,9 +1,9 @@
-//! Results of the last search that the next one can use again.
+//! Results of the last search that the next one can reuse.
 //!
-//! A full search models every program anew from the measurements since. After an arrival on a large machine, a brief
-//! search comes first: it uses the last models of all known programs, and places the newcomers among them. The full
-//! search follows at its usual time. Properties: a task that changed phase, was probed again, or became known requires
-//! a full search, and so does a machine whose caches wait for one another.
+//! A full search models every program again from the measurements since the last one. After an arrival on a large
+//! machine, a brief search comes first: it uses the last models of all known programs, and places the newcomers among
+//! them. The full search follows at its usual time. Properties: a full search is required if a task changed phase, was
+//! probed again or became known, or if the caches of the machine wait for one another.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,7 +22,7 @@ use crate::work_metric::promised_work;
 /// Tasks, their phases, and whether their curves are known.
 pub type TaskStamp = Vec<(TaskId, u32, bool)>;
 
-/// See the module's documentation.
+/// Reusable results; see the module's documentation.
 pub struct ProblemCache {
     pub problem: PlanningProblem,
     pub memo: ScoreCache,
@@ -31,7 +31,7 @@ pub struct ProblemCache {
     pub whole_at: u64,
 }
 
-/// A problem to decide, with the newcomers if only they are placed.
+/// A planning problem, with the newcomers if only they are placed.
 pub struct SearchInput {
     pub problem: PlanningProblem,
     pub memo: ScoreCache,
@@ -40,29 +40,29 @@ pub struct SearchInput {
     whole_at: u64,
 }
 
-/// The last search: the tasks and phases that it was for, and its results.
+/// The last search: the tasks and phases for which it was made, and its results.
 #[derive(Default)]
 pub struct SearchHistory {
     searched_at: Option<(TaskStamp, u64)>,
     last: Option<ProblemCache>,
-    /// A phase has changed since.
+    /// Whether a phase has changed since.
     pub phase_changed: bool,
 }
 
-/// Windows between two searches for the same tasks.
+/// Number of windows between two searches for the same tasks.
 pub const LOOK_AGAIN_AFTER: u64 = 30;
 
-/// With fewer tasks every search is full, because it is fast enough.
+/// Smallest number of tasks for which searches can be brief; with fewer, a full search is fast enough.
 const BRIEF_FROM_TASKS: usize = 25;
-/// More newcomers change too much.
+/// Largest number of newcomers for a brief search, because more of them change too much.
 const MAX_NEWCOMERS: usize = 8;
-/// Windows after an arrival within which all tasks that can be profiled should be.
+/// Number of windows after an arrival within which all tasks that can be profiled should be profiled.
 const SURVEYED_WITHIN_WINDOWS: u64 = 3 * PATIENCE_WINDOWS;
-/// Windows for which models are used again.
+/// Number of windows for which models are reused.
 const REUSED_FOR: u64 = 2 * LOOK_AGAIN_AFTER;
 
 impl ProblemCache {
-    /// Tasks that arrived since, if nothing else has changed.
+    /// Returns the tasks that have arrived since, if nothing else has changed.
     fn newcomers(&self, view: &View<'_>, stamp: &TaskStamp, speeds: &SpeedTracker) -> Option<BTreeSet<TaskId>> {
         let large = self.problem.tasks.len() >= BRIEF_FROM_TASKS && self.problem.bus.is_none();
         if !large || view.observation.window >= self.whole_at + REUSED_FOR || cache_sites(view) != self.problem.sites {
@@ -91,25 +91,26 @@ impl ProblemCache {
     }
 }
 
-/// The live tasks, their phases, and whether their curves are known.
+/// Returns the live tasks, their phases, and whether their curves are known.
 pub fn stamp(view: &View<'_>, curves: &CurveChecks) -> TaskStamp {
     let state = |task: TaskId| (task, current_phase(view, task).0, curves.has_curve(view, task));
     view.live_tasks().map(|sample| state(sample.task)).collect()
 }
 
 impl SearchHistory {
-    /// Have the tasks, their phases or profiles changed since the last search, or is it long ago?
+    /// Have the tasks, their phases or profiles changed since the last search, or was that search long ago?
     pub fn is_outdated(&self, stamp: &TaskStamp, window: u64) -> bool {
         self.searched_at.as_ref().is_none_or(|(last, when)| last != stamp || window >= when + LOOK_AGAIN_AFTER)
     }
 
-    /// A search begins.
+    /// Records that a search begins.
     pub fn begin(&mut self, stamp: TaskStamp, window: u64) {
         self.searched_at = Some((stamp, window));
         self.phase_changed = false;
     }
 
-    /// Stores what the next search can use again. After a brief search, the full search comes at its usual time.
+    /// Stores the results that the next search can reuse. After a brief search, the full search comes at its usual
+    /// time.
     pub fn finish(&mut self, input: SearchInput) {
         let SearchInput { problem, memo, whole_at, .. } = input;
         let stamp = self.searched_at.as_ref().map_or_else(Vec::new, |(stamp, _)| stamp.clone());
@@ -128,8 +129,8 @@ impl SearchHistory {
         last.iter().any(changed)
     }
 
-    /// Records the present phases, and returns the tasks of the last search that are in another one. The next search is
-    /// due as soon as they are known again, or given up.
+    /// Records the present phases, and returns the tasks of the last search whose phase has changed. The next search is
+    /// due as soon as they are known again, or no longer waited for.
     pub fn record_phases(&mut self, view: &View<'_>) -> Vec<(TaskId, Option<ProcessId>)> {
         self.phase_changed = true;
         let mut changed = Vec::new();
@@ -144,7 +145,8 @@ impl SearchHistory {
         changed
     }
 
-    /// The problem as known now, with all models new or only those of newcomers. `None` = nothing is known.
+    /// Prepares the problem as known now, with new models of all programs or of newcomers only. `None` if nothing is
+    /// known.
     pub fn prepare(
         &mut self,
         view: &View<'_>,
@@ -183,7 +185,7 @@ impl InputBuilder<'_, '_> {
         }
     }
 
-    /// A speed counted under the plan in force; a recalled speed was counted under another plan.
+    /// Returns a speed counted under the plan in force; a recalled speed was counted under another plan.
     fn count_now(&self, task: TaskId) -> Option<ObservedSpeed> {
         self.evidence.speeds.observed_speed(task, 64.0).filter(|speed| speed.is_current_phase)
     }
@@ -254,7 +256,7 @@ impl InputBuilder<'_, '_> {
         self.close(&mut problem);
         let newcomers: Vec<usize> =
             problem.known_tasks().filter(|&index| new.contains(&problem.tasks[index].task)).collect();
-        // Only their caches are composed.
+        // Only the caches of these tasks are composed.
         let mut held = SiteLayout::from_plan(self.in_force, &problem);
         let homes: BTreeSet<usize> = newcomers.iter().filter_map(|&index| held.site_of[index]).collect();
         held.site_of.iter_mut().for_each(|home| *home = home.filter(|site| homes.contains(site)));
@@ -285,7 +287,7 @@ mod tests {
 
     const CACHE: u64 = 4 << 20;
 
-    /// Every third task streams; all others fit into up to half of a cache.
+    /// Every third task streams; each of the others fits into half of a cache or less.
     fn rate(id: u32, held: u64) -> f64 {
         let keeps = CACHE / (2 + u64::from(id) % 5);
         if id.is_multiple_of(3) { 10.0 } else { 20.0 * (1.0 - held as f64 / keeps as f64).max(0.0) }
@@ -311,7 +313,7 @@ mod tests {
         Profile::default().with_misses(CacheLevel::L3, curve, FactSource::Oracle)
     }
 
-    /// The next window with a search, for so many tasks on four caches.
+    /// Returns the next window with a search, for this number of tasks on four caches.
     fn next_search(policy: &mut dyn Policy, window: &mut u64, tasks: u32, before: &mut Plan) -> Option<Decision> {
         let (topology, can) = (last_level_caches(4, 8, CacheLevel::L3, CACHE), capabilities(&[Ability::Affinity]));
         let profiles: Profiles = (0..tasks).map(|id| (TaskId(id), profile(id))).collect();
@@ -336,8 +338,8 @@ mod tests {
         None
     }
 
-    /// Does an arrival on a large machine cause a brief search, followed by a full one in time, and an arrival on a
-    /// small machine a full one? A gain that no plan reaches keeps the plan as it is.
+    /// Does an arrival cause a brief search on a large machine, followed by a full one in time, and a full one at once
+    /// on a small machine? A gain that no plan reaches keeps the plan unchanged.
     #[test]
     fn an_arrival_causes_a_brief_search_first() {
         let is_brief =

@@ -1,78 +1,79 @@
 //! The model of one task: misses by space, the cost of a miss, shared data, and the operator's goal.
 //!
-//! Method: the curve is sampled at equal steps of the largest cache, falling. The growth of the footprint follows from
-//! it: a program with `s` resident lines brings in lines at the miss rate of `s` lines. The number of instructions
-//! until `s` is therefore the integral of one over the miss rate (the footprint theory of Xiang et al., HOTL, ASPLOS
-//! 2013). Cycles without misses are the measured cycles less the measured cost of misses. Properties: no value is
-//! guessed; if one is missing, the task has no model.
+//! Method: the curve is sampled at equal steps of the largest cache, and made to fall. The growth of the footprint
+//! follows from it: a program with `s` resident lines brings in lines at the miss rate of `s` lines. The number of
+//! instructions until `s` lines are resident is therefore the integral of one over the miss rate (the footprint theory
+//! of Xiang et al., HOTL, ASPLOS 2013). Cycles without misses are the measured cycles minus the measured cost of
+//! misses. Properties: no value is guessed; if one is missing, the task has no model.
 
 use cachemate_core::{Goal, Profile, SizeCurve};
 
 use crate::policies::auto::evidence::speeds::ObservedSpeed;
 use crate::work_metric::WorkMetric;
 
-/// Steps of the curve.
+/// Number of steps of the curve.
 pub const STEPS: usize = 64;
-/// Share of a curve's height up to which differences are noise.
+/// Differences up to this share of a curve's height are noise.
 const SAME_SHARE: f64 = 0.03;
-/// A count contradicts a curve only if it differs by more than this, both as a share and in misses per instruction.
+/// A count contradicts a curve only if it differs by more than both of these: as a share, and in misses per
+/// instruction.
 const CONTRADICTED_SHARE: f64 = 0.1;
 const CONTRADICTED_FROM: f64 = 5e-4;
 /// Upper bound of the factor between measured and composed occupancy.
 const MAX_OCCUPANCY_ODDS: f64 = 5.0;
 /// Lower bound of the share of cycles in which a program does not wait for memory.
 const MIN_OWN_SHARE: f64 = 0.1;
-/// Share of misses beyond those alone from which they tell the cost of a miss.
+/// Smallest share of misses beyond the solo ones from which the cost of a miss can be computed.
 const MIN_BEYOND_SHARE: f64 = 0.1;
-/// Upper bound of the factor between the counted mean cost of a miss and that of misses beyond those alone.
+/// Upper bound of the factor between the counted mean cost of a miss and the cost of the misses beyond the solo ones.
 const MAX_COST_FACTOR: f64 = 3.0;
-/// A lower rate of misses per instruction fills no cache within any time that matters.
+/// A program with a lower rate of misses per instruction does not fill a cache within any relevant time.
 const NO_MISSES: f64 = 1e-7;
 
-/// See the module's documentation. Rates are per instruction.
+/// The model of a program; see the module's documentation. Rates are per instruction.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ProgramModel {
-    /// At 0, 1, ... [`STEPS`] steps of `step_bytes`.
+    /// Misses at 0, 1, ... [`STEPS`] steps of `step_bytes`.
     pub misses: Vec<f64>,
-    /// Error below and above each of them.
+    /// Errors of `misses`, below and above.
     errors: Vec<(f64, f64)>,
-    /// Level added to the whole curve, because no size explained it.
+    /// Value added to the whole curve, because no size explained the count.
     level: f64,
-    /// Instructions after which so many steps are full, starting from empty.
+    /// Number of instructions after which each number of steps is full, starting from an empty cache.
     growth: Vec<f64>,
     lines_per_step: f64,
     pub step_bytes: f64,
     /// Cycles per instruction that do not depend on space.
     pub base_cycles: f64,
-    /// On the memory node that is nearest to its pages.
+    /// Cycles per miss on the memory node that is nearest to the task's pages.
     pub cycles_per_miss: f64,
-    /// Additional cycles of a miss by the memory node on which the task runs; empty = unknown.
+    /// Additional cycles of a miss, by the memory node on which the task runs; empty if unknown.
     far_cycles: Vec<f64>,
-    /// Lines to and from memory, prefetched ones included, per miss.
+    /// Lines to and from memory per miss, including prefetched lines.
     pub lines_per_miss: f64,
-    /// Cycles per instruction that would wait for other caches if all partners were elsewhere.
+    /// Cycles per instruction that would wait for other caches if all partners were on other caches.
     pub remote_cycles: f64,
-    /// Share of one CPU that it would use.
+    /// Share of one CPU that the task would use.
     pub cpu_demand: f64,
     pub goal: Goal,
-    /// The counted work of its promised rate, if it has one and it was measured.
+    /// The counted work of the promised rate, if there is one and it was measured.
     pub rate: Option<PromisedRate>,
-    /// Relative error of the curve, one standard deviation.
+    /// Relative error of the curve, as one standard deviation.
     pub curve_error: f64,
-    /// Odds of its measured occupancy over the composed one.
+    /// Odds of the measured occupancy over the composed one.
     pub occupancy_odds: f64,
-    /// Cycles and misses per instruction alone, if they were measured.
+    /// Solo cycles and misses per instruction, if they were measured.
     pub solo: Option<SoloMeasurement>,
 }
 
-/// Speed of a task alone, as measured.
+/// Measured solo speed of a task.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct SoloMeasurement {
     pub cycles_per_instr: f64,
     pub misses_per_instr: Option<f64>,
 }
 
-/// Unit of a promised rate, and the work a second of a task for each instruction in a cycle of elapsed time.
+/// Unit of a promised rate, and the work per second of a task at one instruction per cycle of elapsed time.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct PromisedRate {
     pub work: WorkMetric,
@@ -88,23 +89,23 @@ pub struct ModelInputs<'a> {
     pub penalty_cycles: Option<f64>,
     pub largest_cache_bytes: f64,
     pub line_bytes: f64,
-    /// Share of its partners in sharing data that are on its own cache.
+    /// Share of the task's sharing partners that are on its own cache.
     pub partners_here: f64,
     pub memory: MemoryDistance,
 }
 
-/// Distance of a task's pages.
+/// Distances of a task's pages from the memory nodes.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct MemoryDistance {
-    /// Latency of the task's lines over near ones, as a factor, by the node on which it would run; 0 = no such node.
-    /// Empty = unknown.
+    /// Latency of the task's lines relative to near ones, by the node on which it would run; 0 if there is no such
+    /// node. Empty if unknown.
     pub factors: Vec<f64>,
-    /// The node on which it runs now.
+    /// The node on which the task runs now.
     pub now: usize,
 }
 
 impl MemoryDistance {
-    /// Cycles of a miss with the pages nearest, and the additional cycles by node, from the present cost of a miss.
+    /// Splits the present cost of a miss into the cycles with the nearest pages and the additional cycles by node.
     /// Queues are the same on all nodes.
     fn split(&self, cycles_per_miss: f64, queue_cycles: f64) -> (f64, Vec<f64>) {
         let is_known = |factor: &f64| *factor >= 1.0;
@@ -119,7 +120,7 @@ impl MemoryDistance {
 }
 
 impl ProgramModel {
-    /// `None` if the curve, the speed or the cost of a miss is missing.
+    /// Builds the model; `None` if the curve, the speed or the cost of a miss is missing.
     pub fn from_inputs(inputs: &ModelInputs<'_>) -> Option<Self> {
         let curve = inputs.profile.misses_per_kilo_instr().filter(|curve| curve.len() >= 2)?;
         let speed = inputs.speed;
@@ -130,19 +131,19 @@ impl ProgramModel {
         let mut misses: Vec<f64> = points.iter().map(|[rate, ..]| rate / 1000.0).collect();
         let error = |[rate, low, high]: &[f64; 3]| ((rate - low).max(0.0) / 1000.0, (high - rate).max(0.0) / 1000.0);
         let errors = points.iter().map(error).collect();
-        // With no resident lines every reference misses, if the number of references is known.
+        // With no resident lines, every reference misses, if the number of references is known.
         misses[0] = speed.references_per_instr.map_or(misses[1], |references| references.max(misses[1]));
         for step in (0..STEPS).rev() {
             misses[step] = misses[step].max(misses[step + 1]);
         }
         let measured = speed.misses_per_instr;
-        // Misses that no size explains raise the whole curve: the log does not hold those fetches.
+        // Misses that no size explains raise the whole curve, because the log does not contain those fetches.
         let unexplained = |measured: f64| (measured - misses[1]).max(0.0) - (misses[STEPS] - measured).max(0.0);
         let level = measured.map_or(0.0, unexplained);
         misses.iter_mut().for_each(|rate| *rate = (*rate + level).max(0.0));
         let now = measured.unwrap_or(misses[STEPS]);
-        // Counted stalls are those of the task's present node; a stated cost is that of near memory, for misses that
-        // wait for one another. If misses overlap, all of them together cost no more than the elapsed cycles.
+        // Counted stalls are those of the task's present node. A stated cost is that of near memory, for serialized
+        // misses; if misses overlap, their total cost is at most the elapsed cycles.
         let factor_now = inputs.memory.factors.get(inputs.memory.now).copied().unwrap_or(1.0);
         let went_by = (1.0 - MIN_OWN_SHARE) * speed.cycles_per_instr / now.max(NO_MISSES);
         let stated_penalty = || Some((inputs.penalty_cycles? * factor_now).min(went_by));
@@ -186,7 +187,7 @@ impl ProgramModel {
             .then_some(program)
     }
 
-    /// The same with all misses scaled: one draw within the curve's error.
+    /// Returns the program with all misses and their cost scaled: one draw within the errors.
     #[must_use]
     pub fn scale(&self, misses: f64, cost: f64) -> Self {
         ProgramModel {
@@ -210,35 +211,36 @@ impl ProgramModel {
         }
     }
 
-    /// Additional cycles of a miss on this memory node over the nearest; 0 if unknown.
+    /// Returns the additional cycles of a miss on this memory node relative to the nearest; 0 if unknown.
     pub fn far_cycles(&self, node: u32) -> f64 {
         self.far_cycles.get(node as usize).copied().unwrap_or(0.0)
     }
 
-    /// Misses per instruction with so many bytes.
+    /// Returns the misses per instruction with this number of bytes.
     pub fn misses(&self, bytes: f64) -> f64 {
         let place = (bytes / self.step_bytes).clamp(0.0, STEPS as f64);
         let low = (place as usize).min(STEPS - 1);
         self.misses[low] + (place - low as f64) * (self.misses[low + 1] - self.misses[low])
     }
 
-    /// Does the curve, as profiled, predict more misses with this space than were measured with no more? Then it does
-    /// not describe what the program does now.
+    /// Does the profiled curve predict more misses with this space than were measured with no more space? Then it does
+    /// not describe the program's present work.
     pub fn is_contradicted(&self, bytes: f64, measured: f64) -> bool {
         let step = ((bytes / self.step_bytes).clamp(0.0, STEPS as f64)) as usize;
         let curve_misses = self.misses(bytes) - self.level;
         curve_misses - self.errors[step].0 - measured > (CONTRADICTED_SHARE * curve_misses).max(CONTRADICTED_FROM)
     }
 
-    /// Real occupancy for a composed one, as measured under the plan in force; at most the whole cache.
+    /// Converts a composed occupancy to the real one, by the ratio measured under the plan in force; at most the whole
+    /// cache.
     pub fn real_occupancy(&self, composed: f64, cache_bytes: f64) -> f64 {
         let share = (composed / cache_bytes).clamp(0.0, 1.0);
         cache_bytes * self.occupancy_odds * share / (1.0 - share + self.occupancy_odds * share)
     }
 
-    /// Shifts the curve towards the misses measured at a composed occupancy, where a log that was too short could not
-    /// reach. Points move by the same share of their errors. If the count is above the curve, points of less space rise
-    /// only to the count: it bounds them from below, and a stream, whose log ends early, misses as often with any space.
+    /// Shifts the curve toward the misses measured at a composed occupancy, where the log was too short to reach. All
+    /// points move by the same share of their errors. If the count is above the curve, points of less space rise only
+    /// to the count, which bounds them from below: a stream, whose log ends early, misses as often with any space.
     fn shift_within_error(&mut self, composed: f64, misses: f64) {
         let off = misses - self.misses(composed);
         let side = |&(below, above): &(f64, f64)| if off < 0.0 { below } else { above };
@@ -282,17 +284,17 @@ impl ProgramModel {
             (odds(steps * self.step_bytes) / odds(composed)).clamp(1.0 / MAX_OCCUPANCY_ODDS, MAX_OCCUPANCY_ODDS);
     }
 
-    /// Bytes touched within so many instructions.
+    /// Returns the bytes touched within this number of instructions.
     pub fn footprint(&self, instructions: f64) -> f64 {
         self.footprint_and_growth(instructions).0
     }
 
-    /// The same, with the bytes that another instruction adds.
+    /// Returns the footprint, and the bytes that another instruction adds.
     pub fn footprint_and_growth(&self, instructions: f64) -> (f64, f64) {
         self.grown_footprint(self.growth.partition_point(|&after| after <= instructions), instructions)
     }
 
-    /// The same, searched from the position of the last call.
+    /// Returns the footprint and its growth, searched from the position of the last call.
     pub fn footprint_near(&self, instructions: f64, found: &mut usize) -> (f64, f64) {
         let mut next = *found;
         while next <= STEPS && self.growth[next] <= instructions {
@@ -309,27 +311,27 @@ impl ProgramModel {
         if next > STEPS {
             return (STEPS as f64 * self.step_bytes, 0.0);
         }
-        // The first entry is 0 instructions, so there is always an entry before.
+        // The first entry is 0 instructions, so there is always an earlier entry.
         let next = next.max(1);
         let (before, after) = (self.growth[next - 1], self.growth[next]);
         let per_instr = self.step_bytes / (after - before).max(1e-9);
         ((next as f64 - 1.0) * self.step_bytes + (instructions - before).max(0.0) * per_instr, per_instr)
     }
 
-    /// Cycles per instruction with so many bytes, if each miss waits so many cycles longer and this share of its
-    /// partners is elsewhere.
+    /// Returns the cycles per instruction with this number of bytes, if each miss waits `wait_cycles` longer and this
+    /// share of partners is on other caches.
     pub fn cycles(&self, bytes: f64, wait_cycles: f64, split_share: f64) -> f64 {
         self.cycles_at(self.misses(bytes), wait_cycles, split_share)
     }
 
-    /// The same with so many misses per instruction.
+    /// Returns the cycles per instruction with this number of misses per instruction.
     pub fn cycles_at(&self, misses: f64, wait_cycles: f64, split_share: f64) -> f64 {
         self.base_cycles + misses * (self.cycles_per_miss + wait_cycles) + split_share * self.remote_cycles
     }
 
-    /// Moves the curve above the present occupancy, and the split of cycles into waits and others, so that the forecast
-    /// for the whole cache without other traffic is the measured solo speed. `queue_cycles`: part of a miss's present
-    /// wait that other traffic causes.
+    /// Moves the curve above the present occupancy, and adjusts the split of cycles into waits and others, so that the
+    /// forecast for the whole cache without other traffic equals the measured solo speed. `queue_cycles` is the part of
+    /// a miss's present wait that other traffic causes.
     pub fn anchor_solo(&mut self, composed: f64, cache_bytes: f64, queue_cycles: f64) {
         let Some(solo) = self.solo else { return };
         let (now, whole) = (self.misses(composed), self.misses(cache_bytes));
@@ -357,7 +359,7 @@ impl ProgramModel {
         }
     }
 
-    /// Cycles per instruction alone, on a cache of this size.
+    /// Returns the solo cycles per instruction on a cache of this size.
     pub fn solo_cycles(&self, cache_bytes: f64) -> f64 {
         if let Some(solo) = self.solo {
             return solo.cycles_per_instr;
@@ -365,7 +367,7 @@ impl ProgramModel {
         self.base_cycles + self.misses(cache_bytes) * self.cycles_per_miss
     }
 
-    /// The same if its curve lies as low as its error allows.
+    /// Returns the solo cycles per instruction if the curve lies as low as its error allows.
     pub fn best_solo_cycles(&self, cache_bytes: f64) -> f64 {
         let place = (cache_bytes / self.step_bytes).clamp(0.0, STEPS as f64);
         let below = self.errors[(place as usize).min(STEPS)].0;
@@ -373,12 +375,12 @@ impl ProgramModel {
     }
 }
 
-/// Value and both ends of the interval; linear between points, flat beyond the ends.
+/// Returns the value and both ends of the interval; linear between points, constant beyond the ends.
 fn rates_at(curve: &SizeCurve, bytes: f64) -> [f64; 3] {
     rates_near(curve, bytes, &mut 0)
 }
 
-/// The same for rising sizes: `next` is the point of the last call.
+/// As `rates_at`, for rising sizes: `next` is the point of the last call.
 fn rates_near(curve: &SizeCurve, bytes: f64, next: &mut usize) -> [f64; 3] {
     while curve.get(*next).is_some_and(|(size, _)| (*size as f64) < bytes) {
         *next += 1;
@@ -400,7 +402,8 @@ pub mod tests {
 
     pub const CACHE: f64 = 4_194_304.0;
 
-    /// A program with misses per instruction by bytes, each of which costs 100 cycles beyond one.
+    /// A program with these misses per instruction by bytes, each costing 100 cycles, and one cycle for everything
+    /// else.
     pub fn program(misses: impl Fn(f64) -> f64) -> ProgramModel {
         program_far(misses, MemoryDistance::default())
     }
@@ -443,12 +446,13 @@ pub mod tests {
         ProgramModel::from_inputs(&inputs).unwrap()
     }
 
-    /// References to equally probability lines.
+    /// A program whose references are to equally probable lines.
     pub fn uniform(bytes: f64, per_instr: f64) -> ProgramModel {
         program(|held| per_instr * (1.0 - held / bytes).max(0.0))
     }
 
-    /// Does the footprint of independent references grow as in theory, to `1 - 1/e` of the lines in as many references?
+    /// Does the footprint of independent references grow as in theory, to `1 - 1/e` of the lines after as many
+    /// references as lines?
     #[test]
     fn footprints_grow_as_theory_says() {
         let program = uniform(2_097_152.0, 0.02);
@@ -464,7 +468,8 @@ pub mod tests {
         assert!(program.footprint(1e30) <= CACHE);
     }
 
-    /// Does a calibrated program have the occupancy that its misses imply, and all of a cache that it has for itself?
+    /// Does a calibrated program have the occupancy that its misses imply, and a whole cache if it has the cache to
+    /// itself?
     #[test]
     fn misses_imply_the_occupancy() {
         let mut program = uniform(CACHE, 0.02);
@@ -478,7 +483,7 @@ pub mod tests {
         assert_eq!(stream.occupancy_odds, 1.0);
     }
 
-    /// Is a curve contradicted by a count below all of its values, and not by one that less space explains?
+    /// Does a count below all values of a curve contradict it, while one that less space explains does not?
     #[test]
     fn a_curve_of_other_work_is_contradicted() {
         let stream = program(|_| 0.008);
@@ -488,12 +493,12 @@ pub mod tests {
         assert!(keeps.is_contradicted(0.1 * CACHE, 0.004) && !keeps.is_contradicted(0.4 * CACHE, 0.004));
     }
 
-    /// If a curve is wrong only beyond the reach of its log, is it corrected there and nowhere else, rather than the
-    /// occupancy?
+    /// If a curve is wrong only beyond the reach of its log, is it corrected there and nowhere else, and is the
+    /// occupancy not corrected instead?
     #[test]
     fn a_curve_is_corrected_beyond_the_reach_of_its_log() {
         let truth = uniform(0.4 * CACHE, 0.02);
-        // Known up to 0.3 of the cache; beyond that the tail falls too slowly, and its error covers everything below.
+        // Known up to 0.3 of the cache; beyond that, the tail falls too slowly, and its error covers everything below.
         let known = 0.3 * CACHE;
         let logged = |held: f64| if held <= known { truth.misses(held) } else { truth.misses(known) * known / held };
         let mut calibrated = program(logged);
@@ -510,8 +515,8 @@ pub mod tests {
         assert_eq!(calibrated.occupancy_odds, 1.0);
     }
 
-    /// If more misses are counted than a curve beyond the reach of its log says, is less space forecast to miss as often
-    /// as counted, rather than more often?
+    /// If more misses are counted than the curve beyond the reach of its log predicts, is a program with less space
+    /// forecast to miss as often as counted, and not more often?
     #[test]
     fn a_stream_misses_as_often_with_less_space() {
         let reach = 0.1 * CACHE;
@@ -531,7 +536,7 @@ pub mod tests {
         assert_eq!(calibrated.occupancy_odds, 1.0);
     }
 
-    /// Do cycles follow from measurements, and is there no model of a task without a cost of misses?
+    /// Do cycles follow from the measurements, and does a task without a cost of misses have no model?
     #[test]
     fn cycles_follow_from_what_was_measured() {
         let program = uniform(2_097_152.0, 0.02);
@@ -565,8 +570,8 @@ pub mod tests {
         assert!((stream.cycles_per_miss - 21.6).abs() < 1e-9 && (stream.solo_cycles(CACHE) - 6.0).abs() < 1e-9);
     }
 
-    /// Is the cost of a miss split by node: less on the node of its memory, with the same queue on all nodes, and no
-    /// split if distances are unknown?
+    /// Is the cost of a miss split by node: less on the node of its memory, the same queue on all nodes, and no split
+    /// if distances are unknown?
     #[test]
     fn far_memory_costs_its_distance() {
         let near_and_far = |factors: &[f64], now: usize| far_from(MemoryDistance { factors: factors.to_vec(), now });

@@ -1,6 +1,6 @@
 //! Score of a layout, by its forecast and the stated objective.
 //!
-//! A task's speed counts relative to its speed alone on the machine, with a CPU and a cache for itself. Goals come
+//! The speed of a task counts relative to its solo speed on the machine, with a CPU and a cache to itself. Goals come
 //! first: a shortfall outweighs every gain. Properties: sites are scored one by one, so that a search rescores only
 //! those that it changed; waiting for memory is composed per memory node only if its cost is known.
 
@@ -18,37 +18,37 @@ use super::score_cache::{ErrorDraw, ScoreCache};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PlanObjective {
-    /// The largest mean of speeds relative to solo speeds, weighted by priority.
+    /// Maximizes the mean of speeds relative to solo speeds, weighted by priority.
     #[default]
     WeightedSpeedup,
-    /// The smallest of the largest slowdowns.
+    /// Minimizes the largest slowdown.
     WorstSlowdown,
-    /// Goals met with the smallest share of each cache.
+    /// Meets the goals with the smallest share of each cache.
     LeastSpace,
-    /// Most instructions in total; rewards starving programs that are slow by nature.
+    /// Maximizes the total of instructions; this rewards starving programs that are slow by nature.
     Throughput,
 }
 
 /// Forecast of one task.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ForecastSpeed {
-    /// Relative to its solo speed.
+    /// Speed relative to the solo speed.
     pub over_alone: f64,
-    /// In instructions per cycle of elapsed time.
+    /// Instructions per cycle of elapsed time.
     pub instr_per_cycle: f64,
-    /// Lines to and from memory, per cycle of elapsed time.
+    /// Lines to and from memory per cycle of elapsed time.
     pub lines_per_cycle: f64,
-    /// As composed.
+    /// Occupancy, as composed.
     pub held_bytes: f64,
-    /// Share of its CPU demand that is met.
+    /// Share of the task's CPU demand that is met.
     pub share_of_demand: f64,
-    /// Solo instructions per cycle if its curve lies as low as its error allows; only for promised rates.
+    /// Solo instructions per cycle if the curve lies as low as its error allows; only for promised rates.
     pub alone_at_best: Option<f64>,
 }
 
 impl ForecastSpeed {
-    /// Shortfall from a task's goals, as a share, summed over them. A rate that the task would not even reach alone is
-    /// not counted, because no plan can give it and no other task shall lose speed for it.
+    /// Returns the shortfall from a task's goals, as a share, summed over the goals. A rate that the task could not
+    /// even reach alone is not counted: no plan can provide it, and no other task should lose speed for it.
     pub fn missing(&self, program: &ProgramModel) -> f64 {
         let goal = program.goal;
         let slower = goal.max_slowdown.map_or(0.0, |limit| 1.0 / self.over_alone - 1.0 - target_slowdown(limit));
@@ -59,20 +59,21 @@ impl ForecastSpeed {
         slower.clamp(0.0, 10.0) + below.clamp(0.0, 10.0)
     }
 
-    /// Work a second, now and at best alone on the machine; `None` = no rate was promised, or it was not measured.
+    /// Returns the work per second, now and at best alone on the machine; `None` if no rate was promised, or it was not
+    /// measured.
     pub fn rates(&self, program: &ProgramModel) -> Option<(f64, f64)> {
         let per_s = program.rate?.per_instr_per_cycle;
         Some((per_s * self.instr_per_cycle, per_s * self.alone_at_best?))
     }
 }
 
-/// The slowdown at which a plan aims for a promised maximum: below it by the error of a forecast.
+/// Returns the slowdown at which a plan aims for a promised maximum, which is lower by the error of a forecast.
 fn target_slowdown(max: f64) -> f64 {
     max - (0.25 * max).min(0.01)
 }
 
-/// Cost of a shortfall: a promise that is missed by this much counts as broken, however far beyond it is, and of two
-/// promises that exclude each other one is kept.
+/// Cost of a shortfall. A promise that is missed by this much counts as broken, however large the shortfall is; thus,
+/// of two promises that exclude each other, one is kept.
 const BROKEN_FROM: f64 = 0.02;
 const BROKEN_COST: f64 = 0.1;
 
@@ -80,7 +81,7 @@ fn unmet_cost(missing: f64) -> f64 {
     missing + BROKEN_COST * (missing / BROKEN_FROM).min(1.0)
 }
 
-/// Sums over tasks; of one site or of all.
+/// Sums over the tasks of one site or of all sites.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct LayoutScore {
     weighted: f64,
@@ -115,7 +116,7 @@ impl LayoutScore {
         }
     }
 
-    /// All of it, for comparisons to the bit.
+    /// Returns all fields as bits, for exact comparisons.
     #[cfg(test)]
     pub fn bits(self) -> [u64; 6] {
         let all = [self.weighted, self.weights, self.instr_per_cycle, self.worst, self.unmet_goals, self.units_share];
@@ -127,12 +128,12 @@ impl LayoutScore {
         self.worst
     }
 
-    /// Larger is better; ratios of two are gains.
+    /// Returns the value of the score; larger is better, and the ratio of two values is a gain.
     pub fn value(self, objective: PlanObjective) -> f64 {
         let mean = self.weighted / self.weights.max(1e-9);
         match objective {
             PlanObjective::WeightedSpeedup => mean,
-            // Among plans that are equally good for the slowest task, the one with the better mean.
+            // Among plans that are equally good for the slowest task, the one with the better mean wins.
             PlanObjective::WorstSlowdown => self.worst.min(1e9) + 0.01 * mean,
             PlanObjective::Throughput => self.instr_per_cycle,
             PlanObjective::LeastSpace => 2.0 - self.units_share + 0.01 * mean,
@@ -140,7 +141,7 @@ impl LayoutScore {
     }
 }
 
-/// Shares of CPU time if tasks take turns fairly on so many CPUs: none gets more than it wants.
+/// Returns the shares of CPU time if tasks take turns fairly on this number of CPUs: no task gets more than it wants.
 fn cpu_shares(wants: &[f64], cpus: f64) -> Vec<f64> {
     let mut level = 1.0f64;
     if wants.iter().sum::<f64>() > cpus {
@@ -153,7 +154,7 @@ fn cpu_shares(wants: &[f64], cpus: f64) -> Vec<f64> {
     wants.iter().map(|want| want.min(level)).collect()
 }
 
-/// Share of each task's partners that are on other sites than this.
+/// Returns the share of each task's partners that are not on this site.
 fn split_share(problem: &PlanningProblem, home: &[Option<usize>], index: usize, site: usize) -> f64 {
     let Some(cluster) = problem.tasks[index].cluster else { return 1.0 };
     let (mut all, mut elsewhere) = (0.0, 0.0);
@@ -166,7 +167,7 @@ fn split_share(problem: &PlanningProblem, home: &[Option<usize>], index: usize, 
     if all > 0.0 { elsewhere / all } else { 1.0 }
 }
 
-/// The same for all members of a site.
+/// Returns the split shares of all members of a site.
 pub fn split_shares(problem: &PlanningProblem, home: &[Option<usize>], members: &[usize], site: usize) -> Vec<f64> {
     members.iter().map(|&at| split_share(problem, home, at, site)).collect()
 }
@@ -175,19 +176,20 @@ pub fn split_shares(problem: &PlanningProblem, home: &[Option<usize>], members: 
 pub struct SiteState<'a> {
     pub site: &'a CacheSite,
     pub members: &'a [usize],
-    /// The members' programs, in their order.
+    /// Programs of the members, in the order of the members.
     pub programs: &'a [&'a ProgramModel],
     pub cycles_per_ns: f64,
     /// Share of each member's partners that are on other caches.
     pub apart: &'a [f64],
-    /// Additional cycles that a miss of each member waits, over a miss to the nearest memory in the measured queue.
+    /// Additional cycles that a miss of each member waits, relative to a miss to the nearest memory in the measured
+    /// queue.
     pub waits: &'a [f64],
     pub cut: &'a [PartitionMembers],
     pub turns: Option<&'a GangRotation>,
 }
 
 impl SiteState<'_> {
-    /// Speeds of the members, in their order.
+    /// Returns the speeds of the members, in the order of the members.
     pub fn speeds(&self) -> Vec<ForecastSpeed> {
         let programs = self.programs;
         let gang_of = |at: usize| {
@@ -197,7 +199,7 @@ impl SiteState<'_> {
         let count = self.turns.map_or(1, |turns| turns.gangs.len().max(1));
         let wants: Vec<f64> = programs.iter().map(|program| program.cpu_demand).collect();
         let cpus = self.site.cpus.count() as f64;
-        // In its turn, a gang has the CPUs for itself.
+        // During its turn, a gang has the CPUs to itself.
         let shares = if count > 1 { wants.iter().map(|_| 1.0).collect() } else { cpu_shares(&wants, cpus) };
         let lengths: Vec<f64> = match self.turns {
             Some(turns) => vec![turns.slice_ns as f64 * self.cycles_per_ns; count],
@@ -246,8 +248,9 @@ impl SiteState<'_> {
         (0..programs.len()).map(speed).collect()
     }
 
-    /// Members by position, each with the share of its lines that falls into the partition, and the partition's bytes.
-    /// A task in no group may use every partition, and takes its share in each from the group that owns it.
+    /// Returns the members of each partition by position, with the share of their lines that falls into it, and the
+    /// partition's bytes. A task outside the groups may use every partition, and takes its share of each from the group
+    /// that owns it.
     fn parts(&self) -> Vec<(Vec<(usize, f64)>, f64)> {
         let all_members = 0..self.members.len();
         let Some(divided) = self.site.divided.filter(|_| !self.cut.is_empty()) else {
@@ -272,7 +275,7 @@ impl SiteState<'_> {
         parts
     }
 
-    /// Sums over the members.
+    /// Returns the sums over the members.
     pub fn score(&self) -> LayoutScore {
         self.score_of(&self.speeds())
     }
@@ -299,7 +302,7 @@ impl SiteState<'_> {
     }
 }
 
-/// One layout that is scored many times, with different programs each time.
+/// A layout that is scored many times, with different programs each time.
 pub struct LayoutScorer<'a> {
     problem: &'a PlanningProblem,
     layout: &'a SiteLayout,
@@ -315,12 +318,12 @@ impl<'a> LayoutScorer<'a> {
         LayoutScorer { problem, layout, members, split_shares }
     }
 
-    /// By site, each by itself.
+    /// Returns the scores by site, each computed by itself.
     pub fn scores(&self, draw: &ErrorDraw, memo: &ScoreCache) -> Vec<LayoutScore> {
         (0..self.members.len()).map(|site| self.score(site, draw, memo)).collect()
     }
 
-    /// The same if the scores of another layout are known: sites that are equal in both are scored once.
+    /// Returns the scores if those of another layout are known: sites that are equal in both are scored once.
     pub fn scores_beside(
         &self,
         other: &LayoutScorer<'_>,
@@ -358,12 +361,12 @@ fn split_shares_by_site(problem: &PlanningProblem, layout: &SiteLayout, members:
     members.iter().enumerate().map(site_split_shares).collect()
 }
 
-/// All sites, with the waits of their packages for memory.
+/// Scores all sites, with the waits of their packages for memory.
 pub fn score(problem: &PlanningProblem, layout: &SiteLayout, memo: &ScoreCache) -> LayoutScore {
     score_drawn(problem, layout, &ErrorDraw::default(), memo)
 }
 
-/// The same with drawn programs, if no site is affected by another's traffic.
+/// Scores all sites with drawn programs, if no site is affected by another's traffic.
 pub fn score_drawn(problem: &PlanningProblem, layout: &SiteLayout, draw: &ErrorDraw, memo: &ScoreCache) -> LayoutScore {
     if problem.bus.is_some() {
         return whole(problem, layout).into_iter().map(|(score, ..)| score).fold(LayoutScore::EMPTY, LayoutScore::plus);
@@ -371,12 +374,12 @@ pub fn score_drawn(problem: &PlanningProblem, layout: &SiteLayout, draw: &ErrorD
     sum(&LayoutScorer::new(problem, layout).scores(draw, memo))
 }
 
-/// All sites together.
+/// Returns the score of all sites together.
 pub fn sum(scores: &[LayoutScore]) -> LayoutScore {
     scores.iter().copied().fold(LayoutScore::EMPTY, LayoutScore::plus)
 }
 
-/// Known tasks by site.
+/// Returns the known tasks by site.
 pub fn tasks_on_sites(problem: &PlanningProblem, layout: &SiteLayout) -> Vec<Vec<usize>> {
     let mut members: Vec<Vec<usize>> = vec![Vec::new(); problem.sites.len()];
     for index in problem.known_tasks() {
@@ -387,7 +390,7 @@ pub fn tasks_on_sites(problem: &PlanningProblem, layout: &SiteLayout) -> Vec<Vec
     members
 }
 
-/// All inputs of the score of one site, as long as waits for memory are those measured.
+/// All inputs of the score of one site, as long as waits for memory are the measured ones.
 pub struct SiteScorer<'a> {
     pub problem: &'a PlanningProblem,
     pub site: usize,
@@ -398,7 +401,7 @@ pub struct SiteScorer<'a> {
 }
 
 impl SiteScorer<'_> {
-    /// The cached score, or a new one.
+    /// Returns the cached score, or computes it.
     pub fn score(&self, draw: &ErrorDraw, memo: &ScoreCache) -> LayoutScore {
         memo.score(self, draw, || self.compute(draw))
     }
@@ -430,12 +433,13 @@ impl SiteScorer<'_> {
     }
 }
 
-/// Additional cycles that a miss of each program waits on this site, over the site nearest to its memory.
+/// Returns the additional cycles that a miss of each program waits on this site, relative to the site nearest to its
+/// memory.
 fn remote_cycles(site: &CacheSite, programs: &[&ProgramModel]) -> Vec<f64> {
     programs.iter().map(|program| program.far_cycles(site.memory_node)).collect()
 }
 
-/// Speeds of all known tasks.
+/// Returns the speeds of all known tasks.
 pub fn speeds(problem: &PlanningProblem, layout: &SiteLayout) -> Vec<Option<ForecastSpeed>> {
     let mut all = vec![None; problem.tasks.len()];
     for (_, members, speeds) in whole(problem, layout) {
@@ -446,10 +450,10 @@ pub fn speeds(problem: &PlanningProblem, layout: &SiteLayout) -> Vec<Option<Fore
     all
 }
 
-/// Rounds until traffic and waits converge.
+/// Number of rounds until traffic and waits converge.
 const BUS_ROUNDS: usize = 4;
 
-/// By site: score, members, their speeds.
+/// Returns the score, the members and their speeds by site.
 fn whole(problem: &PlanningProblem, layout: &SiteLayout) -> Vec<(LayoutScore, Vec<usize>, Vec<ForecastSpeed>)> {
     let members = tasks_on_sites(problem, layout);
     let aparts = split_shares_by_site(problem, layout, &members);
@@ -490,7 +494,7 @@ fn whole(problem: &PlanningProblem, layout: &SiteLayout) -> Vec<(LayoutScore, Ve
 mod tests {
     use super::*;
 
-    /// Is CPU time shared fairly, without any task getting more than it wants?
+    /// Is CPU time shared fairly, and does no task get more than it wants?
     #[test]
     fn time_is_dealt_fairly() {
         assert_eq!(cpu_shares(&[1.0, 0.2], 2.0), [1.0, 0.2]);

@@ -1,10 +1,10 @@
-//! Scores of single caches, cached under all their inputs.
+//! Scores of single caches, stored under all their inputs.
 //!
 //! Problem: a search visits the same caches many times, and most caches stay the same from one decision to the next.
-//! Method: each program has a number that changes as soon as anything about the program does. The score of a cache is
-//! stored under the numbers of its tasks, their factors in a draw, the partners that are elsewhere, partitions and
-//! rotations. Properties: decisions are the same to the bit with and without the cache; a score that two searches in a
-//! row did not use is dropped.
+//! Method: each program has a number that changes as soon as anything about the program changes. The score of a cache
+//! is stored under the numbers of its tasks, their factors in a draw, the shares of partners on other caches,
+//! partitions and rotations. Properties: decisions are the same to the bit with and without stored scores; a score is
+//! dropped if two successive searches did not use it.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -12,12 +12,12 @@ use std::collections::BTreeMap;
 use super::problem::{CacheSite, PlanningProblem};
 use super::score::{LayoutScore, SiteScorer};
 
-/// Factors of each task's misses and of their cost; empty = none.
+/// Factors of each task's misses and of their cost; empty if there are none.
 #[derive(Clone, Debug, Default)]
 pub struct ErrorDraw(pub Vec<Option<(f64, f64)>>);
 
 impl ErrorDraw {
-    /// Factors of the task at this position.
+    /// Returns the factors of the task at this position.
     pub fn factors(&self, index: usize) -> Option<(f64, f64)> {
         self.0.get(index).copied().flatten()
     }
@@ -25,10 +25,10 @@ impl ErrorDraw {
 
 type Scores = BTreeMap<Vec<u64>, LayoutScore>;
 
-/// See the module's documentation. There is one for each problem; the default stores nothing.
+/// Stored scores; see the module's documentation. Each problem has its own; the default stores nothing.
 #[derive(Debug, Default)]
 pub struct ScoreCache {
-    /// Numbers of the programs, by position; `None` = nothing is stored.
+    /// Numbers of the programs, by position; `None` if nothing is stored.
     numbers: Option<Vec<u64>>,
     next: u64,
     sites: Vec<CacheSite>,
@@ -38,13 +38,14 @@ pub struct ScoreCache {
 }
 
 impl ScoreCache {
-    /// For a first problem.
+    /// Builds the cache of a first problem.
     #[cfg(test)]
     pub fn new(problem: &PlanningProblem) -> Self {
         ScoreCache::default().carry_over(problem, |_| None)
     }
 
-    /// For the next problem. `unchanged` gives the position before of a task whose program has not changed.
+    /// Carries the scores over to the next problem. `unchanged` returns the earlier position of a task whose program
+    /// has not changed.
     #[must_use]
     pub fn carry_over(self, problem: &PlanningProblem, unchanged: impl Fn(usize) -> Option<usize>) -> Self {
         let mut next = self.next;
@@ -60,7 +61,7 @@ impl ScoreCache {
         ScoreCache { numbers: Some(numbers), next, sites: problem.sites.clone(), before, now: RefCell::default() }
     }
 
-    /// The stored score of a site, or a new one.
+    /// Returns the stored score of a site, or computes it.
     pub fn score(&self, scorer: &SiteScorer<'_>, draw: &ErrorDraw, made: impl FnOnce() -> LayoutScore) -> LayoutScore {
         let Some(key) = self.key(scorer, draw) else { return made() };
         if let Some(score) = self.now.borrow().get(&key) {
@@ -71,7 +72,7 @@ impl ScoreCache {
         score
     }
 
-    /// All inputs, each list preceded by its length.
+    /// Returns all inputs, each list preceded by its length.
     fn key(&self, scorer: &SiteScorer<'_>, draw: &ErrorDraw) -> Option<Vec<u64>> {
         let numbers = self.numbers.as_ref()?;
         let mut key = Vec::with_capacity(4 + 4 * scorer.members.len());
@@ -112,7 +113,7 @@ pub mod tests {
     use cachemate_core::{CacheId, ProcessId, SplitMix64, TaskId};
     use proptest::prelude::*;
 
-    /// A site of so many CPUs, in eight ways each.
+    /// A site with this number of CPUs and eight ways for each.
     pub fn site(id: u32, cpus: u32) -> CacheSite {
         CacheSite {
             cache: CacheId(id),
@@ -125,7 +126,7 @@ pub mod tests {
         }
     }
 
-    /// A program that keeps this share of a cache; from 1 on a stream.
+    /// A program that keeps this share of a cache; from 1 on, it is a stream.
     pub fn kind(part: f64) -> ProgramModel {
         if part < 1.0 { uniform((0.1 + part) * CACHE, 0.02) } else { program(|_| 0.01 * part) }
     }
@@ -142,7 +143,7 @@ pub mod tests {
         }
     }
 
-    /// Layouts and scores of all candidates, and their scores in a draw.
+    /// Returns the layouts and scores of all candidates, and their scores in a draw.
     fn decided(
         problem: &PlanningProblem,
         memo: &ScoreCache,
@@ -163,7 +164,7 @@ pub mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
-        /// Tasks arrive, exit and change: are decisions with cached scores the same to the bit as without?
+        /// Tasks arrive, exit and change: are decisions the same to the bit with and without stored scores?
         #[test]
         fn cached_scores_change_no_decision(
             first in prop::collection::vec((0usize..3, 0.0f64..1.5), 2..7),

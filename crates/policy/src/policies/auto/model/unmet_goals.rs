@@ -2,9 +2,9 @@
 //! would have to leave, and the programs that lose speed so that other goals are met.
 //!
 //! Method: every task's forecast under the plan is compared with its goal. The cause follows from the two factors of
-//! its speed: its time on a CPU, and its speed there. Programs to remove are found by leaving them out of the same
-//! plan, the one that helps most first. Programs that are slower than by default pay for goals. Properties: tasks
-//! without a goal or a forecast are not reported; work is bounded, whatever the number of tasks.
+//! its speed: its time on a CPU, and its speed while running. To find programs to remove, programs are left out of the
+//! same plan, the one whose removal helps most first. Programs that are slower than by default pay for goals.
+//! Properties: tasks without a goal or a forecast are not reported; work is bounded, whatever the number of tasks.
 
 use cachemate_core::{Reason, ReasonKind, TaskId};
 
@@ -13,23 +13,24 @@ use super::problem::PlanningProblem;
 use super::score::{ForecastSpeed, speeds};
 use crate::work_metric::WorkMetric;
 
-/// Goals for which removals are searched, programs that are removed for one, and programs that are tried for that.
+/// Limits of the search: goals for which removals are searched, programs removed for one goal, and programs tried for
+/// removal.
 const ROOM_SOUGHT_FOR: usize = 4;
 const MAX_REMOVED: usize = 3;
 const TRIED: usize = 8;
-/// Smaller losses, as a share of the solo speed, are not reported.
+/// Losses below this share of the solo speed are not reported.
 const PAYS_FROM: f64 = 0.01;
 /// Number of paying programs that are named.
 const PAYERS_NAMED: usize = 3;
-/// A goal with a smaller shortfall is met.
+/// A goal with a smaller shortfall counts as met.
 const MET_WITHIN: f64 = 1e-3;
 
 /// Error of the forecast shortfall of goals that no plan meets.
 const FORECAST_WITHIN: f64 = 0.02;
 
-/// Is a plan better for the goals, whatever else it does? It is if all goals are met that were not, or if the shortfall
-/// shrinks by more than the forecast's error: of plans that miss a goal about alike, another one looks best in each
-/// search.
+/// Is a plan better for the goals, whatever its other effects? It is better if it meets all goals and the present plan
+/// does not, or if the shortfall shrinks by more than the forecast's error. Without this margin, each search would
+/// prefer another of the plans that miss a goal by about the same amount.
 pub fn is_improvement(missing_now: f64, missing_then: f64) -> bool {
     let becomes_met = missing_now > MET_WITHIN && missing_then <= MET_WITHIN;
     becomes_met || missing_now - missing_then > FORECAST_WITHIN
@@ -41,7 +42,7 @@ struct UnmetGoal {
     at: usize,
     target: GoalTarget,
     speed: ForecastSpeed,
-    /// Would it be met alone, so that removing other programs can help?
+    /// Whether the goal would be met if the task ran alone, so that removing other programs can help.
     met_alone: bool,
 }
 
@@ -95,8 +96,8 @@ fn all_short(problem: &PlanningProblem, found: &[Option<ForecastSpeed>]) -> Vec<
     all
 }
 
-/// Tasks without an unmet goal of their own that are slower than by default, most first, with their losses as shares of
-/// the solo speed.
+/// Returns the tasks without an unmet goal that are slower than by default, the largest loss first, with their losses
+/// as shares of the solo speed.
 fn payers(
     problem: &PlanningProblem,
     before: &[Option<ForecastSpeed>],
@@ -109,7 +110,8 @@ fn payers(
     all
 }
 
-/// Programs without which a goal would be met under the same plan; `None` = removing so few does not suffice.
+/// Returns programs without which a goal would be met under the same plan; `None` if removing as many as allowed is not
+/// enough.
 fn programs_to_remove(problem: &PlanningProblem, layout: &SiteLayout, short: &UnmetGoal) -> Option<Vec<usize>> {
     let mut less = problem.clone();
     let mut left_out = Vec::new();
@@ -143,7 +145,7 @@ fn programs_to_remove(problem: &PlanningProblem, layout: &SiteLayout, short: &Un
     None
 }
 
-/// Names some of them, and adds their tasks to those of the reason.
+/// Names some of the payers, and adds their tasks to those of the reason.
 fn payer_names(problem: &PlanningProblem, payers: &[(usize, f64)], tasks: &mut Vec<TaskId>) -> String {
     let mut parts = Vec::new();
     for (at, loss) in payers.iter().take(PAYERS_NAMED) {
@@ -188,7 +190,7 @@ impl UnmetGoal {
         Reason { kind: ReasonKind::InfeasibleGoal, tasks, text, numbers }
     }
 
-    /// The task of the same cache whose promise is met instead, because its priority is not lower.
+    /// Returns the task of the same cache whose promise is met instead, because its priority is not lower.
     fn find_outranking(
         &self,
         problem: &PlanningProblem,
@@ -244,7 +246,7 @@ impl UnmetGoal {
         }
     }
 
-    /// The smaller of the two factors of its speed.
+    /// Describes the smaller of the two factors of the task's speed.
     fn cause(&self) -> String {
         if let GoalTarget::Rate { alone, .. } = &self.target
             && !self.met_alone
@@ -275,7 +277,7 @@ mod tests {
     use cachemate_core::{CacheId, Goal, ProcessId, SplitMix64};
     use proptest::prelude::*;
 
-    /// Two caches of two CPUs; for each task its footprint as a share of a cache, 0 = a stream, and its goal.
+    /// Two caches of two CPUs each. Each task has a footprint as a share of a cache (0 means a stream) and a goal.
     fn problem(tasks: &[(f64, Option<Goal>)]) -> PlanningProblem {
         let site = |id: u32| CacheSite {
             cache: CacheId(id),
@@ -289,7 +291,7 @@ mod tests {
         let scene_task = |(at, (share, goal)): (usize, &(f64, Option<Goal>))| {
             let mut program = if *share > 0.0 { uniform(share * CACHE, 0.02) } else { program(|_| 0.02) };
             program.goal = goal.unwrap_or_default();
-            // A thousand pieces of work a second for each instruction in a cycle.
+            // A thousand units of work per second for each instruction per cycle.
             program.rate =
                 program.goal.min_rate.map(|_| PromisedRate { work: WorkMetric::Reported, per_instr_per_cycle: 1e3 });
             let (task, process) = (TaskId(at as u32), ProcessId(at as u32));
@@ -307,7 +309,7 @@ mod tests {
         PlanningProblem::undisturbed(sites, tasks)
     }
 
-    /// All candidates, and the position of the best.
+    /// Returns all candidates, and the position of the best.
     fn searched(problem: &PlanningProblem) -> (Vec<CandidatePlan>, usize) {
         let allowed = AllowedMechanisms::from_filter(|mechanism| mechanism != Mechanism::Space);
         let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
@@ -325,16 +327,16 @@ mod tests {
         Some(Goal { min_rate: Some(min), ..Goal::default() })
     }
 
-    /// If no plan meets a goal, does the plan in force stay against one that misses it about alike, and give way to one
-    /// that meets it or misses it by much less?
+    /// If no plan meets a goal, does the plan in force stay against one that misses the goal by about the same amount,
+    /// and give way to one that meets it or misses it by much less?
     #[test]
     fn equal_breaches_mend_nothing() {
         assert!(!is_improvement(0.310, 0.305) && !is_improvement(0.30, 0.31) && !is_improvement(0.0005, 0.0));
         assert!(is_improvement(0.005, 0.0) && is_improvement(0.30, 0.25));
     }
 
-    /// A client runs beside a stream, and one like it has a cache for itself: do the two change places if the first has
-    /// a goal, and does the reason name the task that pays?
+    /// A client runs beside a stream, and another client like it has a cache to itself: do the clients change places if
+    /// the first has a goal, and does the reason name the task that pays?
     #[test]
     fn a_goal_is_met_and_the_paying_task_is_named() {
         let tasks = |goal| problem(&[(0.9, goal), (0.0, None), (0.9, None)]);
@@ -353,8 +355,8 @@ mod tests {
         assert!(why[0].text.starts_with("goals are met at the cost of {0}") && why[0].tasks == [TaskId(2)], "{why:?}");
     }
 
-    /// For a rate that a client would not even reach alone, is no task slowed, and does the reason ask for a lower
-    /// goal?
+    /// If a client could not even reach its promised rate alone, is no task slowed for it, and does the reason ask for
+    /// a lower goal?
     #[test]
     fn a_goal_out_of_reach_slows_no_task() {
         let [asked, free] =
@@ -371,8 +373,8 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
-        /// Is every goal that the best plan misses reported with its task and key, and no other; does no other plan
-        /// meet more goals; and would each be met without the programs that are named?
+        /// Is every goal that the best plan misses reported with its task and key, and no other goal? Does no other
+        /// plan meet more goals, and would each be met without the named programs?
         #[test]
         fn unmet_goals_are_reported_and_removals_suffice(
             tasks in prop::collection::vec((0.0f64..1.2, 0u8..4, 0.4f64..1.1), 3..7),

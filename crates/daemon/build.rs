@@ -1,7 +1,7 @@
-//! Builds the preloaded library of colored programs with the same compiler, so that it can be part of the command.
+//! Builds the preloaded library of colored programs with the same compiler, so that the command can contain it.
 //!
-//! Cargo cannot make one crate's shared library an input of another; the agent has no dependencies, so one call of the
-//! compiler does.
+//! Cargo cannot make the shared library of one crate an input of another. Because the agent has no dependencies, one
+//! call of the compiler suffices.
 
 use std::env;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ fn main() {
     let mut compiler = Command::new(variable("RUSTC"));
     compiler.args(["--edition", "2024", "--crate-name", "cachemate_color", "--crate-type", "cdylib"]);
     compiler.args(["-C", "opt-level=3", "-C", "panic=abort", "-C", "strip=debuginfo"]);
-    // Everything is bound when it is loaded: the handler's thread must not run the dynamic linker.
+    // All symbols are bound at load time, because the handler's thread must not run the dynamic linker.
     compiler.args(["-C", "link-arg=-Wl,-z,now", "-C", "link-arg=-nostartfiles", "--cfg", "feature=\"preload\""]);
     if variable("TARGET") != variable("HOST") {
         compiler.args(["--target", &variable("TARGET")]);

@@ -1,8 +1,8 @@
-//! The agent's stock of frames: lists by color, in memory that was given to it.
+//! The agent's stock of frames: lists by color, in memory that the caller provides.
 //!
-//! Problem: the handler may not allocate. Method: every slot (a page of the agent's own region that holds a frame, or none)
-//! is in exactly one list, or in none while it is being used; lists are chained through one array. Properties: every
-//! operation takes constant time, and the frames held never exceed the slots.
+//! Problem: the handler must not allocate. Method: every slot (a page of the agent's own region that holds a frame, or
+//! none) is in exactly one list, or in none while it is in use; one array chains the lists. Properties: every operation
+//! takes constant time, and there are never more frames than slots.
 
 use crate::layout::MAX_COLORS;
 
@@ -16,11 +16,11 @@ pub enum FreeList {
     Color(u32),
     /// Holds a frame of unknown color.
     Unknown,
-    /// Holds a frame whose color was not asked for yet.
+    /// Holds a frame whose color was not requested yet.
     Unclassified,
-    /// Holds no frame, in the half that the kernel fills.
+    /// Holds no frame; in the half that the kernel fills.
     Empty,
-    /// Holds no frame, in the half that takes pages out.
+    /// Holds no frame; in the half that pages are moved to.
     EmptyInFlight,
 }
 
@@ -44,25 +44,25 @@ pub struct FramePool<'a> {
     next: &'a mut [u32],
     first: [u32; LISTS],
     count: [u32; LISTS],
-    /// Slots from here on, of either half, were never used: empty, and in no list.
+    /// First slot of each half that was never used; the slots from there on are empty, and in no list.
     first_unused: [u32; 2],
     turn: u32,
 }
 
 impl<'a> FramePool<'a> {
-    /// All slots are empty.
+    /// A pool in which all slots are empty.
     pub fn new(next: &'a mut [u32]) -> Self {
         let half = next.len() as u32 / 2;
         FramePool { next, first: [NONE; LISTS], count: [0; LISTS], first_unused: [0, half], turn: 0 }
     }
 
-    /// Slots below are of the half that the kernel fills.
+    /// Number of slots in each half; slots below it are in the half that the kernel fills.
     pub fn half_slots(&self) -> u32 {
         self.next.len() as u32 / 2
     }
 
-    /// Puts a slot that is in no list at the front of one.
-    /// Never for a fresh slot that [`FramePool::pop`] has not given yet.
+    /// Adds a slot that is in no list to the front of one. The slot must not be a fresh one that [`FramePool::pop`] has
+    /// not returned yet.
     pub fn push(&mut self, list: FreeList, slot: u32) {
         let at = list.index();
         self.next[slot as usize] = self.first[at];
@@ -70,8 +70,8 @@ impl<'a> FramePool<'a> {
         self.count[at] += 1;
     }
 
-    /// Takes a slot out of a list; `None` = the list is empty. The two empty lists give fresh slots when nothing else
-    /// is left.
+    /// Removes a slot from a list; `None` if the list is empty. The two empty lists return fresh slots when nothing
+    /// else is left.
     pub fn pop(&mut self, list: FreeList) -> Option<u32> {
         let at = list.index();
         let slot = self.first[at];
@@ -93,22 +93,22 @@ impl<'a> FramePool<'a> {
         Some(slot)
     }
 
-    /// Slots in the list; fresh slots are in none.
+    /// Number of slots in the list; fresh slots are in none.
     pub fn count(&self, list: FreeList) -> u32 {
         self.count[list.index()]
     }
 
-    /// Frames of allowed colors.
+    /// Number of frames of allowed colors.
     pub fn allowed_count(&self, mask: u64) -> u32 {
         (0..MAX_COLORS).filter(|color| mask >> color & 1 == 1).map(|color| self.count(FreeList::Color(color))).sum()
     }
 
-    /// All frames held.
+    /// Number of all frames held.
     pub fn held_count(&self) -> u32 {
         self.count[..=COLORS + 1].iter().sum()
     }
 
-    /// A frame of an allowed color; colors take turns, so that a program's pages spread over all of its sets.
+    /// Takes a frame of an allowed color; colors alternate, so that a program's pages spread over all of its sets.
     pub fn take(&mut self, mask: u64) -> Option<(u32, u32)> {
         for step in 1..=MAX_COLORS {
             let color = (self.turn + step) % MAX_COLORS;
@@ -122,7 +122,7 @@ impl<'a> FramePool<'a> {
         None
     }
 
-    /// Any frame: one that fits no color first.
+    /// Takes any frame, preferably one of unknown color.
     pub fn take_any(&mut self) -> Option<u32> {
         self.pop(FreeList::Unknown)
             .or_else(|| self.pop(FreeList::Unclassified))

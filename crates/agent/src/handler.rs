@@ -1,9 +1,9 @@
-//! The handler: the one thread that gives frames to missing pages, re-colors pages that have the wrong ones, and keeps the
-//! account.
+//! The handler: the single thread that assigns frames to missing pages, re-colors pages that have wrong ones, and
+//! counts both.
 //!
-//! Everything happens on this thread, one thing after the other: a fault, an event, a page that is out, a frame that is
-//! classified. Nothing here allocates, takes a lock of the program's, or touches memory that may be absent: the stack, the
-//! stock and the files' mappings are its own, and are never registered.
+//! Everything happens on this thread, in sequence: a fault, an event, a page being moved, a frame being classified.
+//! Nothing here allocates, acquires a lock of the program, or touches memory that may be missing: the stack, the stock
+//! and the file mappings belong to the handler, and are never registered.
 
 use crate::frame_pool::{FramePool, FreeList};
 use crate::handshake;
@@ -16,24 +16,26 @@ use crate::timing::{ReferenceSet, TOGETHER};
 mod refill;
 
 const PAGE: u64 = PAGE_BYTES as u64;
-/// Frames of allowed colors that are kept ready while the program is quiet.
+/// Frames of allowed colors that are kept ready while the program is idle.
 const READY_FRAMES: u32 = 256;
-/// The program waits for these; many programs never touch more.
+/// Frames that the program waits for at its start; many programs never touch more pages.
 const READY_AT_START: u32 = 64;
-/// Frames that one fault may have fetched and told apart before it is given any.
+/// Maximum number of frames that one fault may fetch and classify before it gets any frame.
 const FETCHED_FOR_A_FAULT: u32 = 2048;
-/// Pages that follow one another are given ahead, at most that many.
+/// Maximum number of consecutive pages that get frames ahead of their first touch.
 const MAX_AHEAD: u64 = 16;
-/// Time that background work takes before faults are looked for again.
+/// Time that background work takes before the handler checks for faults again.
 const SLICE_NS: u64 = 200_000;
-/// Between two counts of all resident pages: at least this, and so long that counting takes at most a fiftieth.
+/// Minimum interval between two counts of all resident pages; it grows so that counting takes at most a fiftieth of the
+/// time.
 const COUNT_EVERY_NS: u64 = 250_000_000;
 const COUNT_SHARE: u64 = 50;
-/// Between two looks for ranges that the program has mapped: soon after a fault, later when nothing happens.
+/// Interval between two scans for ranges that the program has mapped: short after a fault, longer while nothing
+/// happens.
 const SCAN_SOON_NS: u64 = 20_000_000;
 const SCAN_LATE_NS: u64 = 500_000_000;
 
-/// Descriptors that the handler works with; negative = not open.
+/// Descriptors that the handler uses; negative if not open.
 #[derive(Clone, Copy, Debug)]
 pub struct Files {
     /// The userfaultfd.
@@ -64,49 +66,49 @@ account!(
     mask,
     /// Missing pages that a thread waited for.
     faults,
-    /// Time from reading such a fault until it was answered, with the pages that were given ahead.
+    /// Time from reading such a fault until it was resolved, including the pages that got frames ahead.
     fault_ns,
     /// Pages that had a frame before they were touched.
     faults_ahead,
-    /// Pages that got a frame of the stock whose color is not allowed, or not known.
+    /// Pages that got a frame from the stock whose color is not allowed, or is not known.
     fallback_frames,
-    /// Pages that were left to the kernel's page of zeros, and so to its frames.
+    /// Pages that were left to the kernel's zero page, and therefore to its frames.
     kernel_frames,
-    /// Resident pages with an allowed color, in the last whole pass.
+    /// Resident pages with an allowed color, in the last complete pass.
     inside_pages,
-    /// Resident pages with another color, in the last whole pass.
+    /// Resident pages with another color, in the last complete pass.
     outside_pages,
-    /// Resident pages of which the ledger knows nothing, in the last whole pass.
+    /// Resident pages with a color that the ledger does not know, in the last complete pass.
     unknown_pages,
     /// Pages re-colored since the mask last changed.
     recolor_done,
-    /// `recolor_done` and what the last whole pass has left; 0 until a pass has ended under this mask.
+    /// `recolor_done`, plus the pages that the last complete pass left; 0 until a pass has ended under this mask.
     recolor_total,
     /// Pages re-colored since the start.
     moved_pages,
-    /// Time for which pages were out.
+    /// Time for which pages were moved out.
     moved_ns,
-    /// Pages that the kernel would not let out: in use elsewhere, or just changing.
+    /// Pages that the kernel refused to move: in use elsewhere, or being changed.
     busy_pages,
-    /// Pages that could not be moved back and got a frame of the kernel's with their content.
+    /// Pages that could not be moved back, and got a frame from the kernel with their content.
     copied_back,
-    /// Pages that could not be brought back at all.
+    /// Pages that could not be restored at all.
     lost_pages,
     /// Frames in the stock.
     held_frames,
-    /// The most frames that were ever in the stock.
+    /// Maximum number of frames that were in the stock.
     max_held,
-    /// Frames that the stock may hold.
+    /// Number of frames that the stock may hold.
     max_hold,
     /// Frames whose color was measured by timing, with or without a result.
     classified,
-    /// Time that this took.
+    /// Time spent on these measurements.
     classify_ns,
     /// Frames whose color the ledger knew.
     proven,
-    /// Whole passes over the resident pages.
+    /// Complete passes over the resident pages.
     counts,
-    /// Time in them, with the pages re-colored on the way.
+    /// Time spent in these passes, including pages re-colored on the way.
     count_ns,
     /// Address of the agent's own memory, which is never registered.
     own_start,
@@ -126,25 +128,24 @@ struct ResidencyScan {
     running: bool,
 }
 
-/// The page that is out, so that events can move or drop it.
+/// The page that is moved out; recorded so that events can move or drop it.
 #[derive(Clone, Copy, Default, Debug)]
 struct InFlightPage {
     at: u64,
     dropped: bool,
 }
 
-/// All that the handler's thread works on. It is made before the thread is, and belongs to that thread alone
-/// afterwards.
+/// All data of the handler's thread. It is created before the thread, and afterward belongs to that thread alone.
 pub struct Agent {
     files: Files,
     kit: ReferenceSet,
     ledger: (*mut u8, usize),
-    /// One page a slot of the stock.
+    /// One page per slot of the stock.
     region: *mut u8,
     stock: FramePool<'static>,
     removed: RemovedRanges,
     ranges: AddressRanges,
-    /// Memory of the agent's own, which is never registered.
+    /// The agent's own memory, which is never registered.
     own_range: (u64, u64),
     program: [u8; 256],
     account: AgentCounters,
@@ -163,9 +164,9 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// `ledger` is the mapped ledger and its bytes. `region` has one page for each entry of `lists`, and two of them
-    /// make one frame that may be held. The mask and whether all pages move are those to start with. The last pair is
-    /// the address and the size in bytes of the agent's own mapping.
+    /// `ledger` is the mapped ledger and its size in bytes. `region` has one page for each entry of `lists`; each frame
+    /// that may be held takes two of them. The mask, and whether all pages move, are the initial values. The last pair
+    /// is the address and the size in bytes of the agent's own mapping.
     pub fn new(
         files: Files,
         kit: ReferenceSet,
@@ -203,7 +204,7 @@ impl Agent {
         }
     }
 
-    /// The descriptors as they are now.
+    /// The current descriptors.
     pub fn files(&self) -> &Files {
         &self.files
     }
@@ -213,12 +214,12 @@ impl Agent {
         unsafe { self.region.add(slot as usize * PAGE_BYTES) }
     }
 
-    /// Makes a table of descriptors of its own and opens what is left to open; false = without it nothing can be done.
+    /// Creates a separate table of descriptors and opens the remaining ones; false if the agent cannot work.
     pub fn open_own_descriptors(&mut self) -> bool {
         let mut keep = [self.files.faults, self.files.target, self.files.status];
         keep.sort_unstable();
         // SAFETY: no memory is passed; CLONE_FILES is 0x400. The agent must not keep inherited descriptors of the
-        // program open: a pipe's reader would never see its end.
+        // program open, or the reader of a pipe would never see its end.
         unsafe {
             if sys::call(sys::UNSHARE, [0x400, 0, 0, 0, 0, 0]) < 0 {
                 return false;
@@ -236,7 +237,7 @@ impl Agent {
             let (exe, room) = (b"/proc/self/exe\0", self.program.len());
             sys::call(sys::READLINK, [exe.as_ptr() as usize, self.program.as_mut_ptr() as usize, room, 0, 0, 0]);
         }
-        // The half that takes pages out must be a range whose missing pages are ours.
+        // The half to which pages are moved must be a range whose missing pages the agent handles.
         let (half, start) = (u64::from(self.stock.half_slots()), self.region as u64);
         if fault::register(self.files.faults, start + half * PAGE, half * PAGE) < 0 || self.files.pagemap < 0 {
             return false;
@@ -246,7 +247,7 @@ impl Agent {
         true
     }
 
-    /// Serves until the userfaultfd is gone.
+    /// Serves faults until the userfaultfd is closed.
     pub fn serve(&mut self) {
         let mut busy = false;
         loop {
@@ -261,7 +262,7 @@ impl Agent {
         }
     }
 
-    /// Reads what the kernel has to tell; false = nothing will ever come again.
+    /// Reads the kernel's messages; false if there will be no more.
     fn read_messages(&mut self) -> bool {
         let mut messages = [[0u64; 4]; 16];
         let (file, bytes) = (self.files.faults as usize, size_of_val(&messages));
@@ -279,7 +280,7 @@ impl Agent {
         read > 0
     }
 
-    /// A message that says where memory went or that it is gone; any other is of no concern.
+    /// Handles a message about memory that was moved or removed, and ignores any other.
     fn track_layout_change(&mut self, message: &[u64; 4]) {
         match message[0] as u8 {
             fault::EVENT_REMAP => self.track_remap(message[1], message[2], message[3]),
@@ -304,7 +305,7 @@ impl Agent {
         }
     }
 
-    /// Gives the page a frame, and those that follow it where pages are touched one after the other.
+    /// Assigns a frame to the page, and also to the following pages if pages are touched in sequence.
     fn serve_fault(&mut self, page: u64) {
         let start = sys::now_ns();
         self.account.faults += 1;
@@ -314,7 +315,7 @@ impl Agent {
         self.last_fault = page;
         if is_supplied {
             for _ in 0..self.ahead {
-                // Only what lies ready: the fault itself has its frame, and its thread runs again.
+                // Only frames that are ready: the faulting page already has its frame, and its thread is running again.
                 let next = self.last_fault + PAGE;
                 let Some((slot, color)) = self.stock.take(self.account.mask) else { break };
                 if fault::move_page(self.files.faults, self.slot(slot) as u64, next) < 0 {
@@ -335,7 +336,8 @@ impl Agent {
         self.stock.push(list, slot);
     }
 
-    /// A frame of an allowed color, else any of the stock, else the kernel's. Threads that wait for the page always go on.
+    /// Assigns a frame of an allowed color, otherwise any frame of the stock, otherwise one from the kernel. Threads
+    /// that wait for the page always continue.
     fn supply_page(&mut self, page: u64) -> bool {
         let mask = self.account.mask;
         let mut frame = self.stock.take(mask);
@@ -360,7 +362,8 @@ impl Agent {
                 return false;
             }
         }
-        // Not writable now, locked, or no frame at all: the kernel's page of zeros, and its own frame on the first write.
+        // The page is not writable now, or locked, or there is no frame: it gets the kernel's zero page, and a frame of
+        // the kernel on the first write.
         self.account.kernel_frames += 1;
         if fault::zero(self.files.faults, page) < 0 {
             fault::wake(self.files.faults, page);
@@ -373,7 +376,7 @@ impl Agent {
         frame_of(self.entries[0])
     }
 
-    /// Reads what the kernel says of `pages` pages from `start` on.
+    /// Reads the page map entries of `pages` pages from `start` on.
     fn read_entries(&mut self, start: u64, pages: usize) -> usize {
         let args = [
             self.files.pagemap as usize,
@@ -389,7 +392,7 @@ impl Agent {
         if read < 0 { 0 } else { read as usize / 8 }
     }
 
-    /// Deferrable work: orders, new ranges, the stock, the count; true = there is more to do at once.
+    /// Does deferrable work: requests, new ranges, the stock, the count; true if more work is pending.
     fn run_background_work(&mut self) -> bool {
         let now = sys::now_ns();
         if now >= self.next_tick_ns {
@@ -437,7 +440,7 @@ impl Agent {
         }
     }
 
-    /// Registers what the program has mapped since.
+    /// Registers the ranges that the program has mapped since the last scan.
     fn scan(&mut self) {
         let end = self.program.iter().position(|&byte| byte == 0).unwrap_or(self.program.len());
         let program = &self.program[..end];
@@ -487,7 +490,7 @@ impl Agent {
         for index in 0..read {
             let page = first + index as u64 * PAGE;
             self.pass.page = page + PAGE;
-            // Bit 61 = a file's page or shared: not one of ours.
+            // Bit 61: a page of a file, or a shared one, which the agent does not manage.
             let Some(frame) = frame_of(self.entries[index]).filter(|_| self.entries[index] >> 61 & 1 == 0) else {
                 continue;
             };
@@ -523,15 +526,15 @@ impl Agent {
         self.next_pass_ns = now + COUNT_EVERY_NS.max(self.pass.spent_ns * COUNT_SHARE);
         self.pass = ResidencyScan::default();
         if handshake::is_ending() {
-            // At the beginning: the program's first pages move right away.
+            // At the start, the program's first pages move immediately.
             self.next_pass_ns = now;
             self.write_status();
             handshake::finish_final_count();
         }
     }
 
-    /// Gives one present page another frame while the program goes on: out, copied, in. Whatever happens in between,
-    /// the page is restored with its content, unless the program has just freed it itself.
+    /// Moves one present page to another frame while the program runs: out, copied, in. Whatever happens in between,
+    /// the page is restored with its content, unless the program has just freed it.
     fn recolor(&mut self, page: u64) -> bool {
         if !self.removed.may_take_out(page, self.account.turn) || !handshake::try_acquire() {
             return false;
@@ -563,13 +566,13 @@ impl Agent {
         unsafe { sys::copy_page(from, to) };
         self.in_flight = Some(InFlightPage { at: page, dropped: false });
         let back = self.restore_page(to as u64, from as u64);
-        // Only the time in which the program may wait; finding a frame beforehand and cleaning the old one delay no
+        // Only the time in which the program may wait; finding a frame before and zeroing the old one after delay no
         // thread.
         self.account.moved_ns += sys::now_ns() - begun;
         if back {
             self.release_slot(fresh);
         } else {
-            // SAFETY: still one of our own pages.
+            // SAFETY: still a page of the agent.
             unsafe { sys::zero_page(to) };
             self.stock.push(FreeList::Color(color), fresh);
         }
@@ -581,7 +584,7 @@ impl Agent {
         back
     }
 
-    /// Moves the copy in; if that fails, tries again after an event, copies it, or wakes the waiting thread.
+    /// Moves the copy in; if this fails, retries after an event, copies the page, or wakes the waiting thread.
     fn restore_page(&mut self, copy: u64, original: u64) -> bool {
         for _ in 0..1_000_000 {
             let Some(out) = self.in_flight.filter(|out| !out.dropped) else {
@@ -603,8 +606,8 @@ impl Agent {
                     }
                 }
                 sys::EBUSY => {}
-                // Made read-only or locked meanwhile: a frame of the kernel's, with the content. If even that cannot be,
-                // the range is gone.
+                // The range was made read-only or locked meanwhile: the page gets a frame from the kernel, with its
+                // content. If even this fails, the range no longer exists.
                 _ => {
                     self.in_flight = None;
                     if fault::copy(self.files.faults, original, out.at) >= 0 {
@@ -622,7 +625,8 @@ impl Agent {
         false
     }
 
-    /// Events while a page is out. Faults that come with them are answered by waking: waiting threads ask again.
+    /// Handles events while a page is moved out. Faults that arrive with them are resolved by waking their threads,
+    /// which fault again.
     fn drain_events(&mut self) {
         let mut message = [0u64; 4];
         let args = [self.files.faults as usize, message.as_mut_ptr() as usize, 32, 0, 0, 0];
@@ -644,7 +648,7 @@ impl Agent {
         let turn = [("turn", self.account.turn)];
         for (name, value) in self.account.lines().iter().chain(&turn) {
             let digits = sys::digits(*value, &mut text);
-            // Twenty digits always: a shorter text would leave a piece of the longer one before it.
+            // Always twenty digits, because a shorter text would leave part of the longer one before it.
             for byte in name
                 .bytes()
                 .chain([b' '])
@@ -664,7 +668,7 @@ impl Agent {
     }
 }
 
-/// Frame number of a present page, by its entry in the page map.
+/// Frame number of a present page, from its entry in the page map.
 fn frame_of(entry: u64) -> Option<u64> {
     let frame = entry & ((1 << 55) - 1);
     (entry >> 63 == 1 && frame != 0).then_some(frame)

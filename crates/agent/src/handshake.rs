@@ -1,36 +1,36 @@
-//! Lock-free signals between the program's threads and the handler: one flag for a page that is out, one for the last
-//! count.
+//! Lock-free signals between the program's threads and the handler: one flag for a page that is moved out, one for the
+//! final count.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// 1 = the handler has a page out, or the program is forking.
+/// 1 while the handler has a page moved out, or the program is forking.
 static OUT: AtomicU32 = AtomicU32::new(0);
 
-/// The program is ending: one last count, please. Turns false when it is done.
+/// Set when the program is ending and requests a final count; cleared when the count is done.
 static ENDING: AtomicBool = AtomicBool::new(false);
 
-/// Has the program asked for the last count?
+/// Has the program requested the final count?
 pub fn is_ending() -> bool {
     ENDING.load(Ordering::Acquire)
 }
 
-/// The last count stands in the status file; the waiting thread goes on.
+/// Reports that the final count is in the status file, so that the waiting thread continues.
 pub fn finish_final_count() {
     ENDING.store(false, Ordering::Release);
 }
 
-/// Acquires the right to have a page out; refused while the program forks, because the child would find a hole.
+/// Acquires the right to move a page out; refused while the program forks, because the child would find a missing page.
 pub fn try_acquire() -> bool {
     OUT.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
 }
 
-/// Releases the right of [`try_acquire`]. A child that was just forked calls it too, because it has its parent's
+/// Releases the right that [`try_acquire`] gave. A newly forked child calls it as well, because it has its parent's
 /// flag.
 pub fn release() {
     OUT.store(0, Ordering::Release);
 }
 
-/// The program asks for one last count.
+/// Requests a final count for the ending program.
 pub fn request_final_count() {
     ENDING.store(true, Ordering::Release);
 }

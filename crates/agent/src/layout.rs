@@ -16,35 +16,35 @@ pub const PAGE_BYTES: usize = 4096;
 pub const MAX_COLORS: u32 = 64;
 /// First eight bytes of the reference set.
 pub const KIT_MAGIC: u64 = u64::from_le_bytes(*b"cmcolor1");
-/// The folder's path, for programs that are started colored.
+/// Environment variable with the directory's path, for programs that are started colored.
 pub const FOLDER_VARIABLE: &str = "CACHEMATE_COLOR";
-/// The colors that a program starts with, as in `wanted`.
+/// Environment variable with the colors that a program starts with, as in `wanted`.
 pub const MASK_VARIABLE: &str = "CACHEMATE_COLOR_MASK";
-/// The most memory, in bytes, that one agent may hold, frames of other colors included.
+/// Environment variable with the maximum memory in bytes that one agent may hold, including frames of other colors.
 pub const HOLD_VARIABLE: &str = "CACHEMATE_COLOR_HOLD";
 /// Bytes of the `wanted` file.
 pub const WANTED_BYTES: usize = 18;
-/// The agent looks at `wanted` at least that often.
+/// Maximum interval at which the agent reads `wanted`.
 pub const TICK_MS: u64 = 10;
 
-/// Beginning of the file of the reference set; all little-endian words.
+/// Header of the reference set's file; all words are little-endian.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReferenceSetHeader {
-    /// Colors that this host tells apart, 2 to [`MAX_COLORS`].
+    /// Number of colors that this host distinguishes, 2 to [`MAX_COLORS`].
     pub colors: u32,
     /// Frames of each color in the reference set, 4 to 256.
     pub per_color: u32,
-    /// Which discovery it comes from: labels mean nothing across two.
+    /// Id of the discovery that made it; colors of different discoveries are not comparable.
     pub id: u64,
 }
 
 impl ReferenceSetHeader {
     /// Bytes of the header, before the table.
     pub const BYTES: usize = 32;
-    /// Pages that header and table take; frames of known colors come after them.
+    /// Pages of header and table; the frames of known colors follow.
     pub const PAGES: usize = 17;
 
-    /// As [`ReferenceSetHeader::from_bytes`] reads it.
+    /// The bytes that [`ReferenceSetHeader::from_bytes`] reads.
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         let words = [KIT_MAGIC, u64::from(self.colors), u64::from(self.per_color), self.id];
@@ -54,7 +54,7 @@ impl ReferenceSetHeader {
         bytes
     }
 
-    /// `None` = no reference set, or one that this version cannot use.
+    /// Parses a header; `None` if this is not a reference set, or one that this version cannot use.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let word = |index: usize| Some(u64::from_le_bytes(bytes.get(index * 8..index * 8 + 8)?.try_into().ok()?));
         let header = ReferenceSetHeader {
@@ -66,13 +66,14 @@ impl ReferenceSetHeader {
         (word(0)? == KIT_MAGIC && sound).then_some(header)
     }
 
-    /// Entries of the table that follows the header: the page of the file, 32 bits, by color and then by member.
+    /// Number of entries of the table that follows the header: page numbers of the file, 32 bits each, by color and
+    /// then by member.
     pub fn members(&self) -> usize {
         self.colors as usize * self.per_color as usize
     }
 }
 
-/// Content of the `wanted` file. `all`: pages that the program has already move too.
+/// Content of the `wanted` file. With `all`, existing pages of the program move as well.
 pub fn format_target(mask: u64, all: bool) -> [u8; WANTED_BYTES] {
     let mut text = [b'\n'; WANTED_BYTES];
     text[16] = if all { b'a' } else { b'n' };
@@ -82,7 +83,8 @@ pub fn format_target(mask: u64, all: bool) -> [u8; WANTED_BYTES] {
     text
 }
 
-/// Parses the `wanted` file: the mask, and whether all pages move; `None` = incomplete, because it is being written.
+/// Parses the `wanted` file: the mask, and whether all pages move; `None` if it is incomplete, because it is being
+/// written.
 pub fn parse_target(text: &[u8]) -> Option<(u64, bool)> {
     let digits = text.get(..16)?;
     let all = match text.get(16)? {

@@ -1,24 +1,24 @@
-//! Which of the program's ranges are anonymous memory of its own: `/proc/self/maps`, read without allocating.
+//! The program's own anonymous memory, read from `/proc/self/maps` without allocating.
 
 use crate::sys;
 
-/// Ranges of one look; more are left to a later one.
+/// Maximum number of ranges per scan; more are left to a later one.
 pub const AT_MOST: usize = 4096;
 
-/// A line of `/proc/PID/maps`: addresses and modes.
+/// A line of `/proc/PID/maps`: addresses and permissions.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct AddressRange {
     /// Address of the first byte.
     pub start: u64,
     /// Address after the last byte.
     pub end: u64,
-    /// May be written now: only such pages can be moved.
+    /// Is it currently writable? Only such pages can be moved.
     pub writable: bool,
-    /// Whether it may be read now: other ranges are reserved address space, and may be endless.
+    /// Is it currently readable? Other ranges are reserved address space, which may be huge.
     pub readable: bool,
 }
 
-/// The ranges of the last refresh.
+/// The ranges of the last scan.
 pub struct AddressRanges {
     found: [AddressRange; AT_MOST],
     count: usize,
@@ -34,7 +34,7 @@ impl Default for AddressRanges {
 }
 
 impl AddressRanges {
-    /// In the order of their addresses.
+    /// The ranges in the order of their addresses.
     pub fn all(&self) -> &[AddressRange] {
         &self.found[..self.count]
     }
@@ -49,7 +49,7 @@ impl AddressRanges {
     }
 }
 
-/// Fields of a line; `None` = malformed.
+/// Fields of a line; `None` if it is malformed.
 struct MapsLine<'a> {
     range: AddressRange,
     private: bool,
@@ -86,9 +86,9 @@ fn parse(line: &[u8]) -> Option<MapsLine<'_>> {
     Some(MapsLine { range, private: modes.get(3) == Some(&b'p'), inode, name })
 }
 
-/// Picks the program's own anonymous memory, line by line, the first thread's stack included. Left out are the
-/// kernel's mappings and the zeroed data of libraries, including the C library's and the agent's, which lies behind
-/// their files and which the handler itself may touch.
+/// Selects the program's own anonymous memory line by line, including the first thread's stack. It omits the kernel's
+/// mappings and the zeroed data of libraries, which follows their files. These libraries include the C library and the
+/// agent, whose data the handler itself may touch.
 #[derive(Default, Debug)]
 pub struct MappingFilter {
     file_ends: u64,
@@ -96,7 +96,7 @@ pub struct MappingFilter {
 }
 
 impl MappingFilter {
-    /// The range of the next line, if pages in it are colored; `program` = path of the program's file.
+    /// The range of the next line, if its pages are to be colored; `program` is the path of the program's file.
     pub fn pick_range(&mut self, line: &[u8], program: &[u8]) -> Option<AddressRange> {
         let line = parse(line)?;
         if line.inode != 0 {
@@ -114,7 +114,7 @@ impl MappingFilter {
     }
 }
 
-/// Looks at all ranges; those that overlap `excluded` are left out.
+/// Reads all ranges, except those that overlap `excluded`.
 pub fn read_ranges(ranges: &mut AddressRanges, excluded: &[(u64, u64)], program: &[u8], buffer: &mut [u8]) {
     ranges.clear();
     let path = b"/proc/self/maps\0";
@@ -147,7 +147,7 @@ pub fn read_ranges(ranges: &mut AddressRanges, excluded: &[(u64, u64)], program:
             filled = 0; // a line longer than the buffer names a file, so it is not anonymous memory
         }
     }
-    // SAFETY: a descriptor of our own.
+    // SAFETY: a descriptor of the agent.
     unsafe { sys::call(sys::CLOSE, [file as usize, 0, 0, 0, 0, 0]) };
 }
 

@@ -1,4 +1,4 @@
-//! Exports of the preloaded library: `mmap`, and a beginning and an end.
+//! Exports of the preloaded library: `mmap`, a constructor and a destructor.
 
 use core::ffi::{c_int, c_void};
 
@@ -36,14 +36,14 @@ pub unsafe extern "C" fn mmap(
         unsafe { *__errno_location() = -at as c_int };
         return usize::MAX as *mut c_void;
     }
-    // Anonymous and private; neither growing downwards, nor locked, nor of huge pages.
+    // Anonymous and private; not growing downward, not locked, and without huge pages.
     if flags & 0x22 == 0x22 && flags & (0x100 | 0x2000 | 0x40000) == 0 {
         start::register(at as usize, bytes);
     }
     at as *mut c_void
 }
 
-/// The same: offsets have 64 bits anyway.
+/// The same function, because offsets have 64 bits anyway.
 ///
 /// # Safety
 /// As mmap(2).
@@ -60,11 +60,11 @@ pub unsafe extern "C" fn mmap64(
     unsafe { mmap(address, bytes, prot, flags, file, offset) }
 }
 
-/// The core library names it; nothing unwinds.
+/// The core library refers to it, although nothing unwinds.
 #[unsafe(no_mangle)]
 extern "C" fn rust_eh_personality() {}
 
-/// Nothing here panics that is not a bug; a program must not go on with memory in an unknown state.
+/// Aborts, because any panic here is a bug, and a program must not continue with memory in an unknown state.
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     unsafe extern "C" {

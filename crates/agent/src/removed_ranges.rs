@@ -1,21 +1,21 @@
-//! Ranges that the program is just freeing.
+//! Ranges that the program is freeing.
 //!
-//! Problem: the kernel reports `MADV_DONTNEED` before it removes the pages. A page that is out for recoloring in
-//! between would return with its old content, although the program must find zeros. Method: a reported range is left
-//! alone until the agent's loop has run a hundred times; if there are more ranges than can be remembered, all memory
-//! is left alone for as long.
+//! Problem: the kernel reports `MADV_DONTNEED` before it removes the pages. A page that is moved out for recoloring in
+//! between would return with its old content, although the program must find zeros. Method: the agent leaves a reported
+//! range alone until its loop has run a hundred times; if there are more ranges than can be stored, it leaves all
+//! memory alone for as long.
 
 const REMEMBERED: usize = 64;
-/// Turns of the handler's loop, a hundredth of a second each while it is idle, during which it ran itself: a program that
-/// is stopped does not age.
+/// Turns of the handler's loop, each a hundredth of a second while it is idle. Only turns in which the handler ran
+/// count, so the time in which a program is stopped does not.
 const TURNS: u64 = 100;
 
-/// The last 64 ranges that the kernel told of, and until when each is left alone.
+/// The last 64 ranges that the kernel reported, each with the turn until which it is left alone.
 #[derive(Debug)]
 pub struct RemovedRanges {
     ranges: [(u64, u64, u64); REMEMBERED],
     at: usize,
-    /// Nothing may be touched before this turn.
+    /// No page may be moved before this turn.
     closed_until: u64,
 }
 
@@ -26,7 +26,8 @@ impl Default for RemovedRanges {
 }
 
 impl RemovedRanges {
-    /// The program frees the addresses from `start` to before `end`, as reported in this turn of the handler's loop.
+    /// Records that the program frees the addresses from `start` to before `end`, as reported in this turn of the
+    /// handler's loop.
     pub fn note(&mut self, start: u64, end: u64, turn: u64) {
         let until = turn + TURNS;
         if self.ranges[self.at].2 > turn {
@@ -36,7 +37,7 @@ impl RemovedRanges {
         self.at = (self.at + 1) % REMEMBERED;
     }
 
-    /// May the page be taken out for a moment?
+    /// May the page be moved out briefly?
     pub fn may_take_out(&self, page: u64, turn: u64) -> bool {
         turn >= self.closed_until
             && self.ranges.iter().all(|&(start, end, until)| turn >= until || page < start || page >= end)

@@ -1,8 +1,8 @@
-//! Before `main`: opens what the command left in the shared folder, and starts the handler's thread.
+//! Runs before `main`: opens the files that the command left in the shared directory, and starts the handler's thread.
 //!
-//! What the program must never notice: descriptors, as the handler has a table of its own, and nothing that the program
-//! closes, inherits or passes on is ours; signals, as the handler takes none; and children. A fork has no handler,
-//! knows it, and gets its frames from the kernel; a program that it starts begins anew.
+//! The program must not notice the agent. The handler has its own table of descriptors, so that none that the program
+//! closes, inherits or passes on belongs to the agent; it receives no signals. A fork has no handler, detects this, and
+//! gets its frames from the kernel; a program that it executes starts anew.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -31,7 +31,7 @@ unsafe extern "C" {
     fn pthread_attr_setdetachstate(attributes: *mut c_void, state: c_int) -> c_int;
     fn pthread_sigmask(how: c_int, set: *const c_void, old: *mut c_void) -> c_int;
     fn sigfillset(set: *mut c_void) -> c_int;
-    // The function behind pthread_atfork(3), which itself is linked statically.
+    // The function behind pthread_atfork(3), which is statically linked.
     fn __register_atfork(
         before: Option<extern "C" fn()>,
         parent: Option<extern "C" fn()>,
@@ -40,14 +40,14 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// Process that the handler serves; 0 = none.
+/// The process that the handler serves; 0 for none.
 static SERVED: AtomicI32 = AtomicI32::new(0);
-/// The program's own descriptor of the userfaultfd, for registering only.
+/// The program's own descriptor of the userfaultfd, used only for registering.
 static REGISTRAR: AtomicI32 = AtomicI32::new(-1);
 static READY: AtomicBool = AtomicBool::new(false);
 
 const STACK_BYTES: usize = 512 << 10;
-/// Growing the heap in large steps: each step is a range that must be registered before it is touched.
+/// The heap grows in large steps, because each step is a range that must be registered before it is touched.
 const TOP_PAD_BYTES: c_int = 1 << 30;
 const READ_WRITE: usize = 3;
 const PRIVATE_ANONYMOUS: usize = 0x22;
@@ -78,8 +78,8 @@ extern "C" fn after_fork_in_child() {
     release();
 }
 
-/// Missing pages of a fresh mapping are reported from now on. A failure costs colors and nothing else, because the
-/// handler registers the range later.
+/// Makes the kernel report missing pages of a fresh mapping. A failure costs only colors, because the handler registers
+/// the range later.
 pub fn register(start: usize, bytes: usize) {
     let file = REGISTRAR.load(Ordering::Relaxed);
     if file >= 0 && is_served_process() {
@@ -87,7 +87,7 @@ pub fn register(start: usize, bytes: usize) {
     }
 }
 
-/// A path in the shared folder, on the stack.
+/// A path in the shared directory, on the stack.
 struct PathBuffer([u8; 512]);
 
 impl PathBuffer {
@@ -101,7 +101,7 @@ impl PathBuffer {
         (at < 511).then_some(path)
     }
     fn open(&self, flags: usize) -> Option<isize> {
-        // Close-on-exec, and along no link: the folder's files are plain ones.
+        // Close-on-exec, and without following links: the directory contains only regular files.
         let flags = flags | 0o2_000_000 | 0o400_000;
         // SAFETY: a path that ends with a zero.
         let file = unsafe { sys::call(sys::OPEN, [self.0.as_ptr() as usize, flags, 0o600, 0, 0, 0]) };
@@ -128,15 +128,15 @@ fn parse_decimal(digits: &[u8]) -> Option<u64> {
 
 fn map_file(path: &PathBuffer, prot: usize, flags: usize) -> Option<(*mut u8, usize)> {
     let file = path.open(if prot == READ_WRITE { 2 } else { 0 })?;
-    // SAFETY: no memory is passed. The end of a seekable file is its size.
+    // SAFETY: no memory is passed. The end offset of a seekable file is its size.
     let bytes = unsafe { sys::call(8, [file as usize, 0, 2, 0, 0, 0]) };
     let at = if bytes > 0 { sys::map(bytes as usize, prot, 1 | flags, file) } else { None };
-    // SAFETY: a descriptor of our own.
+    // SAFETY: a descriptor of the agent.
     unsafe { sys::call(sys::CLOSE, [file as usize, 0, 0, 0, 0, 0]) };
     Some((at?, bytes as usize))
 }
 
-/// Everything that can fail, before anything of the program is changed.
+/// Does everything that can fail, before anything of the program is changed.
 fn prepare() -> Option<(&'static mut Agent, *mut u8)> {
     let folder = environment_variable(FOLDER_VARIABLE)?;
     let (mask, all) = parse_target(environment_variable(MASK_VARIABLE)?)?;
@@ -146,7 +146,7 @@ fn prepare() -> Option<(&'static mut Agent, *mut u8)> {
     let mut text = [0; 20];
     let pid_text = digits(pid as u64, &mut text);
     let own = PathBuffer::new(&[folder, b"/", pid_text])?;
-    // SAFETY: a path that ends with a zero; a folder that is there already is as good.
+    // SAFETY: a path that ends with a zero; an existing directory is fine.
     unsafe { sys::call(sys::MKDIR, [own.0.as_ptr() as usize, 0o700, 0, 0, 0, 0]) };
     let create = 0o100 | 2 | 0o1000;
     let status = PathBuffer::new(&[folder, b"/", pid_text, b"/status"])?.open(create)?;
@@ -163,7 +163,7 @@ fn prepare() -> Option<(&'static mut Agent, *mut u8)> {
     let Some((kit_file, kit_bytes)) = map_file(&PathBuffer::new(&[folder, b"/reference-set"])?, 1, 0) else {
         return refused("refused no reference set\n");
     };
-    // SAFETY: the mapping just made, which is never undone.
+    // SAFETY: the mapping just created, which is never unmapped.
     let Some(mut kit) = (kit_bytes >= ReferenceSetHeader::PAGES * PAGE_BYTES)
         .then(|| unsafe { ReferenceSet::new(kit_file, kit_bytes) })
         .flatten()
@@ -189,7 +189,7 @@ fn prepare() -> Option<(&'static mut Agent, *mut u8)> {
         return refused("refused no address space for the frames held\n");
     };
     let files = Files { faults, target: wanted, status, pagemap: -1 };
-    // SAFETY: parts of a fresh mapping, of those sizes and aligned to pages, that lives as long as the process.
+    // SAFETY: parts of a fresh mapping, of these sizes and page-aligned, that lives as long as the process.
     unsafe {
         let lists = core::slice::from_raw_parts_mut(memory.lists().cast::<u32>(), 2 * hold_pages);
         let (region, own) = (memory.region(), (memory.start as u64, memory.bytes() as u64));
@@ -199,8 +199,8 @@ fn prepare() -> Option<(&'static mut Agent, *mut u8)> {
     }
 }
 
-/// All memory of the agent's own in one mapping, so that an observer from outside can leave it out: the handler's
-/// stack, the agent, the lists, and the region that holds frames.
+/// All memory of the agent in one mapping, so that an external observer can exclude it: the handler's stack, the agent,
+/// the lists, and the region that holds frames.
 struct AgentMemory {
     start: *mut u8,
     hold_pages: usize,
@@ -212,8 +212,8 @@ impl AgentMemory {
     fn new(hold_pages: usize) -> Option<Self> {
         let mut own = AgentMemory { start: core::ptr::null_mut(), hold_pages };
         own.start = sys::map(own.bytes(), READ_WRITE, PRIVATE_ANONYMOUS | NORESERVE, -1)?;
-        // SAFETY: ranges of our own: no child gets the frames, none of them is part of a huge one, and the handler's stack
-        // is there before the handler is (MADV_POPULATE_WRITE).
+        // SAFETY: ranges of the agent's mapping. No child gets the frames, none of them is part of a huge page, and the
+        // handler's stack is populated before the handler starts (MADV_POPULATE_WRITE).
         unsafe {
             let region = own.region() as usize;
             for (at, bytes, advice) in [
@@ -248,13 +248,13 @@ impl AgentMemory {
 
 fn start() -> Option<()> {
     let (agent, stack) = prepare()?;
-    // Descriptors that programs count on start low; this one is only for registering.
-    // SAFETY: no memory is passed.
+    // A high number, because programs rely on low descriptors; this one is only for registering. SAFETY: no memory is
+    // passed.
     let registrar = unsafe { sys::call(sys::FCNTL, [agent.files().faults as usize, 1030, 900, 0, 0, 0]) };
     REGISTRAR.store(registrar as i32, Ordering::Relaxed);
     let low = *agent.files();
     let argument = core::ptr::from_mut(agent).cast();
-    // SAFETY: attributes and signal sets are smaller than what is given; the stack is a mapping of its own.
+    // SAFETY: attributes and signal sets fit in the buffers passed; the stack is part of the agent's mapping.
     let started = unsafe {
         let (mut attributes, mut all, mut before) = ([0u64; 16], [0u64; 16], [0u64; 16]);
         let attributes_ptr = attributes.as_mut_ptr().cast();
@@ -271,17 +271,17 @@ fn start() -> Option<()> {
     if started != 0 {
         return None;
     }
-    // The handler copies the table of descriptors before it says that it is ready.
+    // The handler copies the table of descriptors before it reports that it is ready.
     while !READY.load(Ordering::Acquire) {
         // SAFETY: no memory is passed.
         unsafe { sys::call(sys::SCHED_YIELD, [0; 6]) };
     }
     for file in [low.faults, low.target, low.status] {
-        // SAFETY: descriptors of our own.
+        // SAFETY: descriptors of the agent.
         unsafe { sys::call(sys::CLOSE, [file as usize, 0, 0, 0, 0, 0]) };
     }
-    // SAFETY: as documented in mallopt(3): one heap that grows in large steps and never shrinks, no mappings of the
-    // allocator's own, which could not be foreseen. One block makes it grow before the program does.
+    // SAFETY: as documented in mallopt(3). A single heap grows in large steps and never shrinks, and the allocator
+    // makes no mappings of its own, which could not be foreseen. One block makes the heap grow before the program does.
     unsafe {
         mallopt(-4, 0);
         mallopt(-2, TOP_PAD_BYTES);
@@ -294,7 +294,7 @@ fn start() -> Option<()> {
 }
 
 extern "C" fn run(argument: *mut c_void) -> *mut c_void {
-    // SAFETY: the agent that `start` made, which has no other user from now on.
+    // SAFETY: the agent that `start` created, which has no other user from now on.
     let agent = unsafe { &mut *argument.cast::<Agent>() };
     if agent.open_own_descriptors() {
         // SAFETY: no memory is passed.
@@ -307,18 +307,18 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
     core::ptr::null_mut()
 }
 
-/// Called before `main`.
+/// Constructor, called before `main`.
 pub extern "C" fn begin() {
-    // A program without an agent runs as always; the reason stands in its status.
+    // A program without an agent runs as usual; the status file contains the reason.
     let _ = start();
     if is_served_process() {
-        // The heap has just grown: its new part is registered before the program touches it.
+        // The heap has just grown; its new part is registered before the program touches it.
         request_final_count();
         wait_for_count(2_000);
     }
 }
 
-/// Called after `main`: resident pages are counted once more at the end.
+/// Destructor, called after `main`: requests a final count of resident pages.
 pub extern "C" fn end() {
     if is_served_process() {
         request_final_count();

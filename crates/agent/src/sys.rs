@@ -3,7 +3,7 @@
 
 use core::arch::asm;
 
-/// Number of read(2) on x86-64, as all of these.
+/// Number of read(2) on x86-64; the others likewise.
 pub const READ: usize = 0;
 /// open(2).
 pub const OPEN: usize = 2;
@@ -42,25 +42,25 @@ pub const USERFAULTFD: usize = 323;
 /// close_range(2).
 pub const CLOSE_RANGE: usize = 436;
 
-/// Answer of [`call`]: nothing to read now, or the memory's layout is just changing.
+/// Result of [`call`]: nothing to read now, or the memory layout is being changed.
 pub const EAGAIN: isize = -11;
-/// Answer of [`call`]: the page is in use elsewhere (pinned, or shared with a child).
+/// Result of [`call`]: the page is in use elsewhere (pinned, or shared with a child).
 pub const EBUSY: isize = -16;
-/// Answer of [`call`]: the page is there already.
+/// Result of [`call`]: the page is already present.
 pub const EEXIST: isize = -17;
-/// Answer of [`call`]: nothing is registered there, or there is no page to move.
+/// Result of [`call`]: nothing is registered there, or there is no page to move.
 pub const ENOENT: isize = -2;
-/// Answer of [`call`]: the process is ending.
+/// Result of [`call`]: the process is ending.
 pub const ESRCH: isize = -3;
 
-/// A system call; negative = minus the error number.
+/// A system call; a negative result is the negated error number.
 ///
 /// # Safety
-/// As for the system call itself: pointer arguments must be valid for everything that the kernel does with them.
+/// The requirements of the system call: pointer arguments must be valid for everything that the kernel does with them.
 #[cfg(target_arch = "x86_64")]
 pub unsafe fn call(number: usize, args: [usize; 6]) -> isize {
     let answer: isize;
-    // SAFETY: the kernel's calling convention: rcx and r11 are lost, everything else kept.
+    // SAFETY: the kernel's calling convention: rcx and r11 are clobbered, everything else is preserved.
     unsafe {
         asm!(
             "syscall",
@@ -88,7 +88,7 @@ pub unsafe fn call(_: usize, _: [usize; 6]) -> isize {
     -38
 }
 
-/// Nanoseconds of a clock that only goes forward.
+/// Nanoseconds of a monotonic clock.
 pub fn now_ns() -> u64 {
     let mut time = [0u64; 2];
     // SAFETY: the kernel writes two words.
@@ -96,20 +96,21 @@ pub fn now_ns() -> u64 {
     time[0] * 1_000_000_000 + time[1]
 }
 
-/// A mapping of our own; `None` = the kernel gives none. `file` < 0 = anonymous.
+/// A new mapping; `None` if the kernel refuses it. A negative `file` makes it anonymous.
 pub fn map(bytes: usize, prot: usize, flags: usize, file: isize) -> Option<*mut u8> {
-    // SAFETY: a fresh mapping, wherever the kernel likes.
+    // SAFETY: a fresh mapping at an address that the kernel selects.
     let at = unsafe { call(MMAP, [0, bytes, prot, flags, file as usize, 0]) };
     (at > 0).then_some(at as *mut u8)
 }
 
-/// Copies a page; not by `memcpy`, which the program may have replaced.
+/// Copies a page, without `memcpy`, which the program may have replaced.
 ///
 /// # Safety
-/// Both are whole pages, mapped, and not the same.
+/// Both are whole, mapped, distinct pages.
 pub unsafe fn copy_page(from: *const u8, to: *mut u8) {
     for index in 0..crate::layout::PAGE_BYTES / 8 {
-        // SAFETY: the caller's promise. Volatile: the compiler would make a call to `memcpy` of it.
+        // SAFETY: the caller's promise. Volatile, because the compiler would otherwise turn the loop into a call to
+        // `memcpy`.
         unsafe { to.cast::<u64>().add(index).write_volatile(from.cast::<u64>().add(index).read_volatile()) };
     }
 }
@@ -125,7 +126,8 @@ pub unsafe fn zero_page(page: *mut u8) {
     }
 }
 
-/// userfaultfd(2), as far as it is needed; the numbers are those of `linux/userfaultfd.h`, newer than most installed ones.
+/// The part of userfaultfd(2) that the agent needs. The numbers are those of `linux/userfaultfd.h` in a version newer
+/// than most installed ones.
 pub mod fault {
     use super::{IOCTL, call};
 
@@ -148,20 +150,20 @@ pub mod fault {
 
     /// Moving pages (Linux 6.8).
     pub const MOVE_PAGES: u64 = 1 << 16;
-    /// Remapping, removing and unmapping are reported, and wait until the report was read: never for a thread that
-    /// does so itself.
+    /// Remapping, removing and unmapping are reported. The thread waits until the report was read, so the handler
+    /// itself must never do any of these.
     pub const EVENTS: u64 = 1 << 2 | 1 << 3 | 1 << 6;
 
     fn ioctl(file: isize, what: usize, words: &mut [u64]) -> isize {
         // SAFETY: the kernel reads and writes as many words as each request has; all callers pass that many.
         unsafe { call(IOCTL, [file as usize, what, words.as_mut_ptr() as usize, 0, 0, 0]) }
     }
-    /// Opens the userfaultfd for use with these features; negative = the kernel lacks one, or the file is in use
+    /// Initializes the userfaultfd with these features; negative if the kernel lacks one, or the file is in use
     /// already.
     pub fn api(file: isize, features: u64) -> isize {
         ioctl(file, API, &mut [0xaa, features, 0])
     }
-    /// Missing pages of the range are reported from now on.
+    /// Makes the kernel report missing pages of the range.
     pub fn register(file: isize, start: u64, bytes: u64) -> isize {
         ioctl(file, REGISTER, &mut [start, bytes, 1, 0])
     }
@@ -169,21 +171,21 @@ pub mod fault {
     pub fn wake(file: isize, page: u64) -> isize {
         ioctl(file, WAKE, &mut [page, PAGE])
     }
-    /// Puts the kernel's page of zeros at `page`; waiting threads go on.
+    /// Maps the kernel's zero page at `page`; waiting threads continue.
     pub fn zero(file: isize, page: u64) -> isize {
         ioctl(file, ZEROPAGE, &mut [page, PAGE, 0, 0])
     }
-    /// Puts a frame of the kernel's at `page`, with the content of the page at `from`; waiting threads go on.
+    /// Maps a frame from the kernel at `page`, with the content of the page at `from`; waiting threads continue.
     pub fn copy(file: isize, from: u64, page: u64) -> isize {
         ioctl(file, COPY, &mut [page, from, PAGE, 0, 0])
     }
-    /// Gives the frame at `from` to `page`; waiting threads go on.
+    /// Moves the frame at `from` to `page`; waiting threads continue.
     pub fn move_page(file: isize, from: u64, page: u64) -> isize {
         ioctl(file, MOVE, &mut [page, from, PAGE, 0, 0])
     }
 }
 
-/// Digits of a number, without a formatter.
+/// The decimal digits of a number, without a formatter.
 pub fn digits(number: u64, into: &mut [u8; 20]) -> &[u8] {
     let (mut left, mut at) = (number, 20);
     loop {

@@ -1,16 +1,16 @@
-//! Timing that shows whether other pages' lines evict a page's lines from the private cache.
+//! Timing that shows whether lines of other pages evict a page's lines from the private cache.
 //!
-//! Prime and probe (Liu et al., S&P 2015) with one line a page: load the target, load one line of each page of a set,
-//! load the target again. It comes back slowly only if at least as many pages of the set as the cache has ways fall
-//! on its sets. All lines stand at the same place in their pages, so the first-level cache loses the target every
+//! Prime and probe (Liu et al., S&P 2015) with one line per page: load the target, load one line of each page of a set,
+//! and load the target again. The second load is slow only if at least as many pages of the set as the cache has ways
+//! map to its sets. All lines are at the same offset in their pages, so the first-level cache loses the target every
 //! time: the timing distinguishes the second level from the levels behind it.
 
 use crate::layout::{PAGE_BYTES, ReferenceSetHeader};
 
-/// Bytes of a cache line on every processor that this works on.
+/// Bytes of a cache line on every supported processor.
 pub const LINE_BYTES: usize = 64;
 const LINES: usize = PAGE_BYTES / LINE_BYTES;
-/// Replacement is rarely true LRU: passes over the set after which the target is gone.
+/// Passes over the set after which the target is evicted; more than one, because replacement is rarely true LRU.
 const PASSES: u32 = 2;
 
 /// Can loads be timed on this processor?
@@ -43,7 +43,7 @@ unsafe fn load(address: *const u8) {
 /// Cycles of the load of line `line` of `target`, after one line of each of `pages` was loaded.
 ///
 /// # Safety
-/// All pages are mapped and readable for [`PAGE_BYTES`], and stay so.
+/// All pages are mapped and readable for [`PAGE_BYTES`], and remain so.
 pub unsafe fn reload_cycles(target: *const u8, pages: impl Iterator<Item = *const u8> + Clone, line: usize) -> u64 {
     let at = line % LINES * LINE_BYTES;
     // SAFETY: offsets stay inside the pages, which the caller promises are mapped.
@@ -54,7 +54,8 @@ pub unsafe fn reload_cycles(target: *const u8, pages: impl Iterator<Item = *cons
                 load(page.add(at));
             }
         }
-        // The translation must not be what is timed: half a page away is another set of the same page.
+        // The measured time must not include the translation: a line half a page away is in another set, but on the
+        // same page.
         load(target.add((at + PAGE_BYTES / 2) % PAGE_BYTES));
         let start = cycles();
         load(target.add(at));
@@ -62,8 +63,9 @@ pub unsafe fn reload_cycles(target: *const u8, pages: impl Iterator<Item = *cons
     }
 }
 
-/// As [`reload_cycles`], of many targets at once, [`TOGETHER`] at most: `pages` are gone over once for all of them, which is
-/// what costs most. Targets are timed in an order without a pattern: pages that follow one another would be fetched ahead.
+/// [`reload_cycles`] for several targets at once, at most [`TOGETHER`]: one traversal of `pages`, which is the
+/// expensive part, serves all of them. Targets are timed in an order without a pattern, because consecutive pages would
+/// be prefetched.
 ///
 /// # Safety
 /// As [`reload_cycles`].
@@ -91,10 +93,10 @@ unsafe fn reload_each(
     }
 }
 
-/// Decides from slow and fast reloads, each of which may mislead: Wald's sequential test. Replacement that is not LRU
-/// keeps a line now and then that should be gone (measured: slow in 70 to 75 of 100 where it should be). A neighbor on
-/// the same core takes one that should have stayed (1 to 5 of 100). So one slow reload weighs as much as three fast
-/// ones.
+/// Decides between slow and fast reloads, each of which may mislead, by Wald's sequential test. Replacement that is not
+/// LRU sometimes keeps a line that should be evicted (measured: slow in 70 to 75 of 100 cases in which it should be). A
+/// neighbor on the same core evicts a line that should stay in 1 to 5 of 100. So one slow reload weighs as much as
+/// three fast ones.
 pub fn is_slow(mut slow: impl FnMut() -> bool) -> bool {
     const MAX_ASKED: u32 = 24;
     let mut score = 0;
@@ -107,21 +109,22 @@ pub fn is_slow(mut slow: impl FnMut() -> bool) -> bool {
     score > 0
 }
 
-/// Pages that [`ReferenceSet::classify_all`] tells apart together at most: two of a color on average, far from filling a set.
+/// Maximum number of pages that [`ReferenceSet::classify_all`] classifies together: two per color on average, far from
+/// filling a set.
 pub const TOGETHER: usize = 64;
-/// Questions for each side of each bit, at most; most pages need three or four.
+/// Maximum number of tests for each side of each bit; most pages need three or four.
 const ROUNDS: usize = 8;
-/// Bits of a color's number.
+/// Bits of a color number.
 const BITS: usize = crate::layout::MAX_COLORS.ilog2() as usize;
 
-/// For each bit of one page's color, what speaks for it and what against; as [`is_slow`] weighs them.
+/// For each bit of one page's color, the votes for it and against it, weighted as in [`is_slow`].
 #[derive(Clone, Copy, Default, Debug)]
 struct Votes([i32; BITS]);
 
 impl Votes {
     const ENOUGH: i32 = 8;
 
-    /// Colors that have this bit, or those that have not, were gone over, and pushed the page out or did not.
+    /// Counts a traversal of the colors that have this bit set or clear, which did or did not evict the page.
     fn count(&mut self, bit: usize, set: bool, slow: bool) {
         let weight = if slow { 3 } else { -1 };
         self.0[bit] += if set { weight } else { -weight };
@@ -140,11 +143,11 @@ impl Votes {
 #[derive(Clone, Copy, Debug)]
 pub struct ReferenceSet {
     file: *const u8,
-    /// Page of the file, by color and then by member.
+    /// Pages of the file, by color and then by member.
     table: *const u32,
     colors: u32,
     per_color: u32,
-    /// A load that takes longer came from behind the private cache.
+    /// A load that takes longer was served from behind the private cache.
     threshold_cycles: u64,
     turn: usize,
 }
@@ -169,8 +172,8 @@ impl Calibration {
 const SAMPLES: usize = 64;
 
 impl ReferenceSet {
-    /// A reference set in a mapped file, not calibrated yet; `None` = the bytes are no reference set, or name pages that are
-    /// not there.
+    /// A reference set in a mapped file, not calibrated yet; `None` if the bytes are not a reference set, or refer to
+    /// pages that do not exist.
     ///
     /// # Safety
     /// `file` points to `bytes` readable bytes that stay mapped as long as the reference set is used.
@@ -197,12 +200,12 @@ impl ReferenceSet {
         })
     }
 
-    /// Frames of each color, 4 to 256.
+    /// Number of frames of each color, 4 to 256.
     pub fn per_color(&self) -> u32 {
         self.per_color
     }
 
-    /// 2 to [`crate::layout::MAX_COLORS`].
+    /// Number of colors, 2 to [`crate::layout::MAX_COLORS`].
     pub fn colors(&self) -> u32 {
         self.colors
     }
@@ -217,8 +220,8 @@ impl ReferenceSet {
         (colors.start * self.per_color..colors.end * self.per_color).map(|index| self.page(index))
     }
 
-    /// Measures the costs of a hit and a miss by the reference frames themselves, here and now. If they cannot be
-    /// distinguished now, the previous threshold stays.
+    /// Measures the time of a hit and of a miss with the reference frames themselves. If they cannot be distinguished
+    /// now, the previous threshold stays.
     pub fn calibrate(&mut self) -> Calibration {
         let (mut hits, mut misses) = ([0; SAMPLES], [0; SAMPLES]);
         for index in 0..SAMPLES {
@@ -239,30 +242,30 @@ impl ReferenceSet {
         calibration
     }
 
-    /// Maps every frame, so that no first touch is timed later. Only the reference set's: the rest of the file is holes,
-    /// which a touch would fill.
+    /// Maps every reference frame, so that no first touch is timed later. The rest of the file is holes, which a touch
+    /// would fill.
     pub fn touch(&self) {
         // SAFETY: pages of the reference set.
         self.pages(0..self.colors).for_each(|page| unsafe { load(page) });
     }
 
-    /// The reference set's own frames of a color.
+    /// The reference frames of a color.
     pub fn frames(&self, color: u32) -> impl Iterator<Item = *const u8> + Clone + '_ {
         self.pages(color..color + 1)
     }
 
-    /// A load that takes longer has left the private cache; [`u64::MAX`] until [`ReferenceSet::calibrate`] has told the two
-    /// apart.
+    /// A load that takes longer has left the private cache; [`u64::MAX`] until [`ReferenceSet::calibrate`] has
+    /// distinguished the two.
     pub fn threshold_cycles(&self) -> u64 {
         self.threshold_cycles
     }
 
-    /// Does the page lose its lines to frames of these colors?
+    /// Do frames of these colors evict the page's lines?
     unsafe fn evicts(&mut self, page: *const u8, colors: core::ops::Range<u32>) -> bool {
         let (kit, mut turn) = (*self, self.turn);
         let answer = is_slow(|| {
             turn = turn.wrapping_add(13);
-            // SAFETY: the caller's promise for the page; the reference set's pages are its own.
+            // SAFETY: the caller's promise for the page; the reference set owns its pages.
             let took = unsafe { reload_cycles(page, kit.pages(colors.clone()).filter(|at| *at != page), turn) };
             took > kit.threshold_cycles
         });
@@ -270,7 +273,7 @@ impl ReferenceSet {
         answer
     }
 
-    /// Is the page of this color?
+    /// Does the page have this color?
     ///
     /// # Safety
     /// The page is mapped and readable, and stays present meanwhile.
@@ -279,9 +282,9 @@ impl ReferenceSet {
         unsafe { self.evicts(page, color..color + 1) }
     }
 
-    /// The page's color: by halving, then verified against the remaining color and against its neighbor, which must
-    /// not evict it: if every color evicts it, another program on this core does. `None` = no result in three tries
-    /// (noise, or a frame that behaves like no reference frame).
+    /// The page's color: found by bisection, then verified against the remaining color and against its neighbor, which
+    /// must not evict it; if every color evicts it, another program on this core does. `None` if three tries give no
+    /// result (noise, or a frame that behaves like no reference frame).
     ///
     /// # Safety
     /// As [`ReferenceSet::has_color`].
@@ -320,7 +323,7 @@ impl ReferenceSet {
     }
 
     unsafe fn classify_batch(&mut self, pages: &[*const u8], page_color: &mut [Option<u32>]) {
-        // So few cost less one by one.
+        // For so few pages, testing each alone costs less.
         if pages.len() < 4 {
             // SAFETY: the caller's promise.
             pages.iter().zip(page_color).for_each(|(page, told)| *told = unsafe { self.classify(*page) });
@@ -332,10 +335,10 @@ impl ReferenceSet {
         for _ in 0..ROUNDS {
             for ask in 0..2 * bits {
                 let (bit, set) = (ask / 2, ask % 2 == 1);
-                // SAFETY: the caller's promise for the pages; the reference set's are its own.
+                // SAFETY: the caller's promise for the pages; the reference set owns its own.
                 unsafe { self.test_bit(pages, bit, set, votes) };
             }
-            // The few who are left cost less alone.
+            // For the few that are left, testing each alone costs less.
             if votes.iter().filter(|votes| !votes.is_settled(bits)).count() <= pages.len() / 16 {
                 break;
             }
@@ -365,7 +368,7 @@ impl ReferenceSet {
 mod tests {
     use super::*;
 
-    /// True in so many of 100 cases.
+    /// True in this number of 100 cases.
     fn chances(mut state: u64) -> impl FnMut(u64) -> bool {
         move |percent| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

@@ -1,15 +1,17 @@
-//! Policies that test everything around a policy; not in the registry, and in no package (the feature `chaos`).
+//! Policies that test everything around a policy; they are not in the registry, and in no package (the feature
+//! `chaos`).
 //!
-//! [`ShakePolicy`]: another plan every window, through every actuator there is, sensible or not; is everything
-//! restored? [`SqueezePolicy`]: after some windows all tasks onto the first CPU, for ever; does the guard roll it
-//! back? [`MisplacingPolicy`]: all tasks onto the first CPU, then invalid plans, then nothing; does the daemon go on?
+//! [`ShakePolicy`] makes another plan every window, sensible or not, with every actuator: is everything restored?
+//! [`SqueezePolicy`] moves all tasks to the first CPU after some windows and keeps them there: does the guard roll this
+//! back? [`MisplacingPolicy`] moves all tasks to the first CPU, then returns invalid plans, then none: does the daemon
+//! continue?
 
 use cachemate_core::{
     CacheShare, Decision, Gang, GangSchedule, GroupId, PageMigration, PartitionSupport, Plan, Policy, PolicyConfig,
     ProcessId, Reason, ReasonKind, ShareMember, SplitMix64, TaskId, Units, View, WindowLength,
 };
 
-/// The one of this name, if it is one of them.
+/// The chaos policy of this name, if there is one.
 pub fn chaos_policy(policy: &PolicyConfig) -> Option<Box<dyn Policy>> {
     match policy.name.as_str() {
         ShakePolicy::NAME => Some(Box::new(ShakePolicy::new(policy.seed))),
@@ -19,7 +21,7 @@ pub fn chaos_policy(policy: &PolicyConfig) -> Option<Box<dyn Policy>> {
     }
 }
 
-/// Groups of colors are numbered apart from those of ways.
+/// Color groups are numbered separately from way groups.
 const FIRST_COLORED: u32 = 1 << 20;
 
 struct ShakePolicy {
@@ -35,8 +37,8 @@ impl ShakePolicy {
 }
 
 impl ShakePolicy {
-    /// Some processes on one half of the colors or the other: colors hold in every cache of the level, so the first stands
-    /// for all.
+    /// Assigns some processes to one half of the colors or the other. Colors apply to every cache of the level, so the
+    /// first cache stands for all.
     fn colored(&mut self, view: &View<'_>) -> Vec<CacheShare> {
         let divided = view.capabilities.partitions.iter().find_map(|(cache, partition)| match partition {
             PartitionSupport::Colors { colors, .. } => Some((*cache, *colors)),
@@ -58,7 +60,7 @@ impl ShakePolicy {
         shares
     }
 
-    /// Some tasks, each under a mask of its own that the hardware takes, in every cache that ways divide.
+    /// Assigns some tasks, each with its own valid mask, in every cache that supports way partitions.
     fn shares(&mut self, view: &View<'_>, tasks: &[TaskId]) -> Vec<CacheShare> {
         let mut shares = self.colored(view);
         for (cache, partition) in &view.capabilities.partitions {
@@ -112,7 +114,7 @@ struct SqueezePolicy;
 
 impl SqueezePolicy {
     const NAME: &str = "squeeze";
-    /// The guard has its reference by then.
+    /// By this window, the guard has its reference.
     const FROM_WINDOW: u64 = 8;
 }
 
@@ -141,7 +143,7 @@ struct MisplacingPolicy;
 
 impl MisplacingPolicy {
     const NAME: &str = "astray";
-    /// In these windows the plan divides a cache by a mask that no hardware has.
+    /// First window in which the plan partitions a cache by an impossible mask.
     const FROM_WINDOW: u64 = 5;
     const TO_WINDOW: u64 = 60;
 }

@@ -1,14 +1,14 @@
-//! Programs that end with the one that started them.
+//! Programs that end when the process that started them ends.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use rustix::process::Signal;
 
-/// If this process ends, by kill -9 or otherwise, the child gets `signal`: a stream that is left behind would disturb
-/// all programs.
+/// If this process ends, by `kill -9` or otherwise, the child gets `signal`, because a stream that is left running
+/// would disturb all programs.
 pub fn end_with_parent(command: &mut Command, signal: Signal) {
-    // SAFETY: prctl(2) is async-signal-safe and touches no memory of ours.
+    // SAFETY: prctl(2) is async-signal-safe and touches no memory of this process.
     unsafe {
         command.pre_exec(move || Ok(rustix::process::set_parent_process_death_signal(Some(signal))?));
     }

@@ -1,4 +1,4 @@
-//! A program that runs colored: started with the agent preloaded, watched from outside, re-colored by one write.
+//! A program that runs colored: started with the agent preloaded, observed from outside, and re-colored by one write.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,7 +15,7 @@ use cachemate_linux::act::colors::preloadable;
 use cachemate_linux::act::colors::reference_set::{self, BASE, FrameLedger};
 use cachemate_linux::kernel::{Kernel, LinuxHost};
 
-/// The preloaded library, built with this command.
+/// The preloaded library, built together with this command.
 const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libcachemate_color.so"));
 
 /// Command line and options of a colored program.
@@ -24,40 +24,40 @@ pub struct ColoredCommand<'a> {
     pub command: &'a [String],
     /// Allowed colors, bit by bit.
     pub mask: u64,
-    /// Memory that its agent may hold at most, frames of other colors included.
+    /// Maximum memory that its agent may hold, including frames of other colors.
     pub hold_bytes: u64,
-    /// Variables beside its usual ones.
+    /// Additional environment variables.
     pub variables: &'a [(&'a str, &'a Path)],
     /// File of its output; `None` = inherited.
     pub output: Option<&'a Path>,
-    /// Killed when we are; otherwise it goes on by itself.
+    /// Is it killed when this process ends? Otherwise it continues.
     pub ends_with_us: bool,
 }
 
-/// Memory that can be had without swapping, as the kernel tells it.
+/// Memory available without swapping, as the kernel reports it.
 pub fn available_bytes() -> Option<u64> {
     let text = cachemate_files::read_text_limited(Path::new("/proc/meminfo"), 1 << 16).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     Some(line.split_ascii_whitespace().next()?.parse::<u64>().ok()? << 10)
 }
 
-/// A colored program; its folder goes with it.
+/// A colored program; its directory is removed with it.
 pub struct ColoredProgram {
     child: Child,
     folder: PathBuf,
     ledger: FrameLedger,
     kit_id: String,
-    /// Pages of each process, as it was last seen.
+    /// Pages of each process, as last read.
     seen: BTreeMap<i32, ResidentPages>,
     mask: u64,
 }
 
 impl ColoredProgram {
-    /// Uses the reference set as it is: callers verify it once ([`reference_set::open`]), and an agent verifies each
-    /// frame.
+    /// Starts the program with the reference set as it is: callers verify the set once ([`reference_set::open`]), and
+    /// an agent verifies each frame.
     ///
     /// # Errors
-    /// No reference set, the program is not found or cannot be preloaded, or it cannot be started.
+    /// There is no reference set, the program is not found or cannot be preloaded, or it cannot be started.
     pub fn start(start: &ColoredCommand<'_>) -> anyhow::Result<Self> {
         let name = start.command.first().context("no command")?;
         let path = std::env::var("PATH").ok();
@@ -69,7 +69,7 @@ impl ColoredProgram {
         let kit_id = format!("{:016x}", reference_set::id(base)?);
         agents::remove_dead_sessions(&host, base);
         let ledger = FrameLedger::open(base)?;
-        // Sessions of one launcher have folders of their own.
+        // Each session of a launcher has its own directory.
         static SESSIONS: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let session = SESSIONS.fetch_add(1, Ordering::Relaxed);
         let folder = agents::make_session(base, std::process::id(), session, LIBRARY)?;
@@ -88,8 +88,8 @@ impl ColoredProgram {
                 .with_context(|| format!("{}: cannot be written", path.display()))?;
             command.stdin(Stdio::null()).stdout(file);
         }
-        // A huge page would be 512 frames of all colors.
-        // SAFETY: prctl(2) is async-signal-safe and touches no memory of ours.
+        // A huge page would be 512 frames of all colors. SAFETY: prctl(2) is async-signal-safe and touches no memory of
+        // this process.
         unsafe {
             command.pre_exec(|| Ok(rustix::thread::disable_transparent_huge_pages(true)?));
         }
@@ -119,17 +119,17 @@ impl ColoredProgram {
         &self.ledger
     }
 
-    /// The folder of the program's own agent.
+    /// The directory of the program's own agent.
     pub fn agent_folder(&self) -> PathBuf {
         self.folder.join(self.pid().to_string())
     }
 
-    /// The present report of the program's agent.
+    /// The current report of the program's agent.
     pub fn agent_report(&self) -> Option<AgentReport> {
         AgentReport::read(&LinuxHost::new("/"), &self.agent_folder()).ok()
     }
 
-    /// Waits until the agent is at work; its refusal, the program's end, or too long a time are errors.
+    /// Waits until the agent is running. A refusal by the agent, the end of the program, and a timeout are errors.
     pub fn wait_until_ready(&mut self, patience: Duration) -> anyhow::Result<()> {
         let until = Instant::now() + patience;
         while Instant::now() < until {
@@ -146,7 +146,7 @@ impl ColoredProgram {
         bail!("the agent did not report within {:.0} s", patience.as_secs_f64());
     }
 
-    /// Asks for other colors; the agent moves the pages.
+    /// Requests other colors; the agent moves the pages.
     ///
     /// # Errors
     /// The agent's file cannot be written.
@@ -171,12 +171,12 @@ impl ColoredProgram {
         self.resident()
     }
 
-    /// All its processes together, each as it was last seen.
+    /// The pages of all its processes together, as last read.
     pub fn resident(&self) -> Option<ResidentPages> {
         self.seen.values().copied().reduce(|all, found| all.sum(&found))
     }
 
-    /// All agents of the session, the program's own and those of programs that it started.
+    /// The reports of all agents of the session: the program's own, and those of programs that it started.
     pub fn agent_reports(&self) -> Vec<(i32, AgentReport)> {
         let host = LinuxHost::new("/");
         let pids = agents::processes(&host, &self.folder);
@@ -185,12 +185,13 @@ impl ColoredProgram {
             .collect()
     }
 
-    /// Waits for its end, looking at it now and then; passes an interruption on. Its exit code, as a shell tells it.
+    /// Waits for the program's end, polls its pages meanwhile, and passes an interruption on. Returns its exit code, as
+    /// a shell would report it.
     ///
     /// # Errors
-    /// It cannot be waited for.
+    /// The program cannot be waited for.
     pub fn wait(&mut self, stop: &AtomicBool, look_every: Duration) -> anyhow::Result<i32> {
-        // Soon at first: a short program is seen at least once, a long one is not looked at all the time.
+        // Short intervals at first, so that a short program is polled at least once and a long one not too often.
         let mut poll_interval = Duration::from_millis(15).min(look_every);
         let (mut is_reported, mut next) = (false, Instant::now() + poll_interval);
         loop {
@@ -210,7 +211,7 @@ impl ColoredProgram {
         }
     }
 
-    /// To the program itself; one that has ended needs none.
+    /// Sends a signal to the program itself; a program that has ended needs none.
     pub fn signal(&self, signal: rustix::process::Signal) {
         if let Some(pid) = rustix::process::Pid::from_raw(self.pid()) {
             // A program that has ended needs no signal.
@@ -225,7 +226,8 @@ impl Drop for ColoredProgram {
             let _ = self.child.kill();
             let _ = self.child.wait();
         }
-        // Programs that it left behind still have the folder's files open or mapped; `tidy` of a later session comes by.
+        // Programs that it left behind still have the directory's files open or mapped; `tidy` of a later session
+        // removes them.
         let host = LinuxHost::new("/");
         if !agents::processes(&host, &self.folder).into_iter().any(|pid| host.stat(pid).is_ok()) {
             let _ = fs::remove_dir_all(&self.folder);

@@ -1,4 +1,5 @@
-//! The daemon's life: lock, restore what was left behind, loop, reload, restore the host.
+//! The life of the daemon: acquire the lock, restore what an earlier run left changed, run the loop, reload, restore
+//! the host.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -26,33 +27,33 @@ use crate::socket::{self, SharedStatus};
 use crate::status::{Watcher, evidence_text};
 use crate::{page, paths};
 
-/// How long a start waits for a guardian that is just putting things back.
+/// The time that a start waits for a guardian that is restoring the host.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The configuration, and what the command line says about it.
+/// The configuration, and the command-line options that override it.
 #[derive(Clone)]
 pub struct ConfigSource {
-    /// The configuration; `None` = the usual one.
+    /// The configuration file; `None` for the default one.
     pub file: Option<PathBuf>,
     /// The file was named explicitly, so that its absence is an error.
     pub named: bool,
-    /// Instead of the configuration's.
+    /// Policy that overrides the configured one.
     pub policy: Option<String>,
-    /// Changes nothing, whatever the configuration says.
+    /// Change nothing, whatever the configuration says?
     pub observe: bool,
-    /// Instead of the configuration's.
+    /// State directory that overrides the configured one.
     pub state_dir: Option<PathBuf>,
-    /// Instead of the configuration's.
+    /// Socket that overrides the configured one.
     pub socket: Option<PathBuf>,
-    /// Address of the dashboard; `None` = no dashboard.
+    /// Address of the dashboard; `None` for no dashboard.
     pub page: Option<PageAddress>,
-    /// The plugin of the container runtime; `None` = containers are known by their control groups only.
+    /// The plugin of the container runtime; `None` if containers are identified by their control groups only.
     pub nri: Option<NriOptions>,
 }
 
 impl ConfigSource {
     /// # Errors
-    /// The file cannot be read, or is wrong somewhere: with the line.
+    /// The file cannot be read, or is invalid; the error names the line.
     pub fn read(&self) -> anyhow::Result<ManageConfig> {
         let file = self.file.clone().unwrap_or_else(paths::config_file);
         let mut config = match cachemate_files::exists(&file) || self.named {
@@ -76,22 +77,22 @@ impl ConfigSource {
     }
 }
 
-/// Switches that signals and the socket set.
+/// Flags that signals and the socket set.
 #[derive(Clone, Default)]
 pub struct ControlFlags {
     /// End, and restore the host.
     pub stop: Arc<AtomicBool>,
-    /// End the present window now.
+    /// End the current window now.
     pub wake: Arc<AtomicBool>,
-    /// Read the configuration anew.
+    /// Reread the configuration.
     pub reload: Arc<AtomicBool>,
 }
 
 /// Runs until it is stopped; the host is restored when it returns.
 ///
 /// # Errors
-/// Another daemon runs, an earlier run could not be restored completely, the host cannot be read, or a step failed.
-/// In each case all changes have been restored, or stand in the journal.
+/// Another daemon runs, an earlier run could not be restored completely, the host cannot be read, or a step failed. In
+/// each case all changes have been restored, or are recorded in the journal.
 pub fn run(source: &ConfigSource, switches: &ControlFlags, say: &dyn Fn(&str)) -> anyhow::Result<()> {
     let config = source.read()?;
     let state_dir = config.state_dir.clone().unwrap_or_else(paths::state_dir);
@@ -158,7 +159,7 @@ pub fn run(source: &ConfigSource, switches: &ControlFlags, say: &dyn Fn(&str)) -
     outcome
 }
 
-/// The daemon's own report, because its rights may be fewer than those of the user of `doctor`.
+/// The daemon's own result, because it may have fewer rights than the user who runs `doctor`.
 fn describe_colors(live: &LiveLoop) -> String {
     use cachemate_core::{Ability, Machine, Support};
     match live.machine.capabilities().abilities.get(&Ability::Colors) {
@@ -169,18 +170,18 @@ fn describe_colors(live: &LiveLoop) -> String {
     }
 }
 
-/// Programs report their progress beside the socket.
+/// The directory beside the socket in which programs report their progress.
 pub(crate) fn progress_dir(config: &ManageConfig) -> Option<PathBuf> {
     Some(config.socket.as_ref()?.parent()?.join("progress"))
 }
 
-/// The place where programs report, made so that every user may.
+/// Creates the files for progress reports, so that every user may report.
 fn make_progress_files(config: &ManageConfig, say: &dyn Fn(&str)) -> ProgressFiles {
     let Some((dir, beside)) = progress_dir(config).and_then(|dir| Some((dir.clone(), dir.parent()?.to_path_buf())))
     else {
         return ProgressFiles::default();
     };
-    // As everywhere: a directory that cannot be created is reported, and there are no progress reports.
+    // A directory that cannot be created is reported here as elsewhere, and the daemon runs without progress reports.
     let progress_dir = std::fs::create_dir_all(&beside).and_then(|()| ProgressFiles::create(&dir));
     progress_dir.unwrap_or_else(|error| {
         say(&format!("{}: {error}: programs cannot report their progress", dir.display()));
@@ -294,7 +295,7 @@ fn run_windows(
     Ok(())
 }
 
-/// From here on the log's header would not be true any more: a replay would decide otherwise.
+/// From here on the log's header would no longer be true: a replay would decide differently.
 fn end_log(log: &mut Option<RunLogWriter>, why: &str, say: &dyn Fn(&str)) {
     match log.take().map(RunLogWriter::finish) {
         None => {}
@@ -303,7 +304,7 @@ fn end_log(log: &mut Option<RunLogWriter>, why: &str, say: &dyn Fn(&str)) {
     }
 }
 
-/// A full disk ends the log, not the management; true = it ended.
+/// Records a window. A full disk ends the log, but not the management; returns true if the log ended.
 fn log_record(writer: &mut RunLogWriter, record: &WindowRecord, say: &dyn Fn(&str)) -> bool {
     match writer.push(record) {
         Ok(()) => false,
@@ -314,7 +315,8 @@ fn log_record(writer: &mut RunLogWriter, record: &WindowRecord, say: &dyn Fn(&st
     }
 }
 
-/// A wrong configuration changes nothing; the one before stays in force. True = there is a new one.
+/// Reloads the configuration. An invalid one changes nothing, and the previous one stays in force. Returns true if
+/// there is a new one.
 fn reload(
     source: &ConfigSource,
     live: &mut LiveLoop,
@@ -357,7 +359,7 @@ fn reload(
     reloaded
 }
 
-/// Reports objects that could not be restored, or were left alone because another process has changed them.
+/// Reports objects that could not be restored, or were left unchanged because another process has changed them.
 ///
 /// # Errors
 /// An object could not be restored; the journal is kept.
@@ -381,15 +383,15 @@ pub fn report_failures(account: &[RestoredObject], say: &dyn Fn(&str)) -> anyhow
     Ok(())
 }
 
-/// As above while the daemon goes on: objects that could not be restored stay in the journal and are tried again at
-/// the end.
+/// Reports the same while the daemon continues: objects that could not be restored stay in the journal and are retried
+/// at the end.
 fn report_restored(account: &[RestoredObject], say: &dyn Fn(&str)) {
     if let Err(error) = report_failures(account, say) {
         say(&format!("{error:#}"));
     }
 }
 
-/// Says what of a journal that was left behind is lost, or lies there still.
+/// Reports which parts of a journal that an earlier run left behind are lost, and which are still there.
 pub(crate) fn report_damage(recovery: &RecoveryReport, say: &dyn Fn(&str)) {
     if let Some(damage) = &recovery.damage {
         say(&damage.to_string());
@@ -402,7 +404,7 @@ pub(crate) fn report_damage(recovery: &RecoveryReport, say: &dyn Fn(&str)) {
     }
 }
 
-/// SIGHUP reloads and wakes.
+/// Makes SIGHUP reload the configuration and end the window.
 ///
 /// # Errors
 /// The handler cannot be set.

@@ -13,7 +13,7 @@ use crate::daemon::{ConfigSource, ControlFlags, progress_dir};
 use crate::host::{self, LiveLoop, LiveRunOptions};
 use crate::paths;
 
-/// Windows that are looked at before the answer is "none".
+/// Windows that are observed before the answer is "none".
 pub const WINDOWS: u64 = 30;
 
 /// One change, as a sentence and as data.
@@ -23,30 +23,30 @@ struct DryRunChange {
     change: Change,
 }
 
-/// `--dry-run`: the first list that is not empty.
+/// `--dry-run`: the first nonempty list of changes.
 #[derive(Serialize, Default)]
 pub struct DryRun {
-    /// By whose list.
+    /// The policy that made the list.
     pub policy: String,
-    /// How many were looked at.
+    /// Number of windows observed.
     pub windows: u64,
-    /// That of the list; `None` = there was nothing to change in any.
+    /// The window of the list; `None` if no window had anything to change.
     pub window: Option<u64>,
     changes: Vec<DryRunChange>,
     /// The policy's reasons in that window.
     reasons: Vec<String>,
-    /// Lines of the plan that the host would refuse, each once.
+    /// Items of the plan that the host would refuse, each once.
     refused: Vec<String>,
     notes: Vec<String>,
 }
 
 impl DryRun {
-    /// Nothing looked at yet.
+    /// A dry run that has observed nothing yet.
     pub fn new(policy: &str) -> Self {
         DryRun { policy: policy.to_string(), ..DryRun::default() }
     }
 
-    /// Takes in one window and the list that it led to; true = it is the one.
+    /// Observes one window and the resulting list; true if this is the list to report.
     pub fn observe(&mut self, record: &WindowRecord, list: &[Change]) -> bool {
         self.windows += 1;
         let refused =
@@ -64,14 +64,14 @@ impl DryRun {
         true
     }
 
-    /// Something that cannot be had.
+    /// Adds an item that the host would refuse.
     pub fn refuse(&mut self, message: String) {
         if !self.refused.contains(&message) {
             self.refused.push(message);
         }
     }
 
-    /// As plain lines.
+    /// The result as plain lines.
     pub fn render(&self) -> String {
         let policy = &self.policy;
         let mut text = match self.window {
@@ -90,7 +90,7 @@ impl DryRun {
         text
     }
 
-    /// Turns of a loop that does not act, until there is a list or `windows` have been looked at.
+    /// Runs a loop that does not act until there is a list, or until `windows` windows have been observed.
     fn watch(&mut self, live: &mut LiveLoop, windows: u64) -> anyhow::Result<()> {
         while self.windows < windows {
             match live.step() {
@@ -115,7 +115,7 @@ impl DryRun {
 /// socket is served.
 ///
 /// # Errors
-/// The configuration is wrong somewhere, or the host cannot be read.
+/// The configuration is invalid, or the host cannot be read.
 pub fn manage(source: &ConfigSource, switches: &ControlFlags, windows: u64) -> anyhow::Result<DryRun> {
     let mut config = source.read()?;
     config.mode = ManageMode::Observe;
@@ -139,7 +139,7 @@ pub fn manage(source: &ConfigSource, switches: &ControlFlags, windows: u64) -> a
     Ok(answer)
 }
 
-/// Another daemon's changes are what is, here.
+/// The active daemon, whose changes the dry run takes for the original state.
 fn active_daemon(state_dir: &Path) -> Option<String> {
     let journal = state_dir.join(Journal::FILE_NAME);
     let words = "changes of another daemon are in force, and these would come on top of them";

@@ -1,8 +1,8 @@
 //! The addresses that the daemon serves besides its control socket: metrics and the dashboard.
 //!
 //! Problem: any user can listen at a port first. Method: an endpoint whose address is taken is reported, left out, and
-//! tried again from time to time. Properties: the daemon starts and manages the host without it; an address that can
-//! never be served (not this host's, no such folder) is an error at the start.
+//! retried periodically. Properties: the daemon starts and manages the host without it; an address that can never be
+//! served (not of this host, no such directory) is an error at the start.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use crate::socket::SharedStatus;
 /// Time between two attempts.
 const RETRY: Duration = Duration::from_secs(30);
 
-/// Endpoints by their configuration, served or not yet.
+/// Configured endpoints, some of which may not be served yet.
 pub(crate) struct Endpoints {
     /// Address of the metrics while they are not served.
     metrics: Option<MetricsAddress>,
@@ -54,14 +54,15 @@ impl Endpoints {
         Ok(endpoints)
     }
 
-    /// Tries endpoints that are not served yet, unless it has just done so. True = their state has changed.
+    /// Retries endpoints that are not served yet, unless the last attempt is too recent. Returns true if their state
+    /// has changed.
     pub fn retry(&mut self, shared: &SharedStatus, header: &RunHeader, say: &dyn Fn(&str)) -> bool {
         if self.unavailable.is_empty() || Instant::now() < self.next_attempt {
             return false;
         }
         let before = self.unavailable.clone();
         if let Err(error) = self.attempt(shared, header, say) {
-            // An address that was only taken at the start: no reason to end a daemon that manages the host.
+            // The address was valid at the start, so its failure does not end a daemon that manages the host.
             self.unavailable = vec![format!("{error:#}")];
         }
         self.unavailable != before
@@ -94,7 +95,7 @@ impl Endpoints {
     }
 }
 
-/// Another process listens at the address.
+/// Does another process listen at the address?
 fn is_taken(error: &anyhow::Error) -> bool {
     let kinds = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>()).map(io::Error::kind);
     kinds.into_iter().any(|kind| kind == io::ErrorKind::AddrInUse)

@@ -1,4 +1,4 @@
-//! This host as a machine, and a policy to run on it.
+//! This host as a machine, and a policy for it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -40,31 +40,31 @@ use crate::chaos_policies::chaos_policy;
 /// A loop over this host.
 pub type LiveLoop = PipelineLoop<LiveMachine<LinuxHost>>;
 
-/// A loop over this host at its start, and what a recording of it begins with.
+/// A loop over this host at its start, and the header of its recording.
 pub struct LiveRun {
-    /// At its start.
+    /// The loop at its start.
     pub control_loop: LiveLoop,
     /// First line of a run log.
     pub header: RunHeader,
-    /// Evidence that the policy asks for and this host cannot give.
+    /// Evidence that the policy requests and this host cannot provide.
     pub missing: Vec<UnavailableEvidence>,
 }
 
-/// Instructions before a reading of counters counts (a second's worth at a low rate).
+/// Instructions that a counter reading must cover to count (a second's worth at a low rate).
 const INSTRUCTIONS_OF_A_READING: f64 = 1e8;
-/// Instructions before a window is a point of a sweep over sizes.
+/// Instructions that a window must cover to be a point of a size sweep.
 const INSTRUCTIONS_OF_A_WINDOW: f64 = 1e6;
 
-/// The level that hangs on a calibration.
+/// The evidence level that depends on a calibration.
 const PROBES: u32 = 2;
 
 /// Survey of this host.
 pub struct HostSurvey {
-    /// As the kernel tells it.
+    /// CPUs and caches, as the kernel reports them.
     pub topology: Topology,
     /// Implausible properties of the topology.
     pub warnings: Vec<String>,
-    /// Counters that were tried.
+    /// Counters that were tested.
     pub events: Vec<EventSurvey>,
     /// Other facilities, with remedies for those that are missing.
     pub capability_survey: CapabilitySurvey,
@@ -72,7 +72,7 @@ pub struct HostSurvey {
     pub resctrl: Option<Resctrl>,
 }
 
-/// Reads and tries this host. `deep` also calibrates the probe.
+/// Reads and tests this host. `deep` also calibrates the probe.
 ///
 /// # Errors
 /// The kernel's description of the CPUs cannot be read.
@@ -91,8 +91,8 @@ pub fn survey_host(deep: bool) -> anyhow::Result<HostSurvey> {
     })
 }
 
-/// The level once the probe has been calibrated, as doctor finds it: tried beside the daemon's start, which does not wait
-/// for it. 0 = not known yet.
+/// The evidence level after calibration of the probe, as `doctor` determines it. The calibration runs while the daemon
+/// starts, which does not wait for it. 0 if it is not known yet.
 pub(crate) fn calibrated_level(found: &HostSurvey) -> Arc<AtomicU32> {
     let level = Arc::new(AtomicU32::new(0));
     if found.capability_survey.level != PROBES {
@@ -117,26 +117,26 @@ fn last_level(topology: &Topology) -> CacheLevel {
 pub struct LiveRunOptions {
     /// Policy, guard, windows, groups.
     pub config: ManageConfig,
-    /// Rules that choose the managed programs.
+    /// Rules that select the managed programs.
     pub rules: Vec<ManageRule>,
-    /// Holds the restore journal.
+    /// Directory of the restore journal.
     pub state_dir: PathBuf,
     /// Files in which programs report their progress.
     pub progress: ProgressFiles,
-    /// Profiles of services' programs, from earlier runs.
+    /// Profiles of services' programs from earlier runs.
     pub learned: ServiceProfiles,
-    /// The plugin of a container runtime; `None` = none is registered.
+    /// The plugin of a container runtime; `None` if none is registered.
     pub runtime: Option<NriChannels>,
     /// Ends the loop.
     pub stop: Arc<AtomicBool>,
-    /// Ends the window under way.
+    /// Ends the current window.
     pub wake: Arc<AtomicBool>,
 }
 
 /// A loop over this host, at its start.
 ///
 /// # Errors
-/// An unknown policy or bad parameters, a profile that cannot be read, a state folder that cannot be made.
+/// An unknown policy or invalid parameters, a profile that cannot be read, or a state directory that cannot be created.
 pub fn open(found: &HostSurvey, run_options: &LiveRunOptions) -> anyhow::Result<LiveRun> {
     let is_acting = run_options.config.mode == ManageMode::Act;
     if is_acting {
@@ -160,7 +160,7 @@ pub fn open(found: &HostSurvey, run_options: &LiveRunOptions) -> anyhow::Result<
         act: is_acting,
         state_dir: run_options.state_dir.clone(),
         guardian: GuardianCommand {
-            // Not the path it was started by: an upgrade may have replaced that file meanwhile.
+            // The path by which it was started may name another file by now, after an upgrade.
             program: PathBuf::from("/proc/self/exe"),
             args: ["guardian", "--state-dir", &state].map(str::to_string).to_vec(),
         },
@@ -187,12 +187,12 @@ pub fn open(found: &HostSurvey, run_options: &LiveRunOptions) -> anyhow::Result<
     Ok(LiveRun { control_loop: pipeline.start(machine), header, missing })
 }
 
-/// The right to act, of which there is one per user.
+/// Acquires the right to act, of which there is one per user.
 ///
 /// # Errors
-/// Another one acts, or died and left a journal.
+/// Another process acts, or crashed and left a journal.
 pub(crate) fn acquire_actuation_lock(state_dir: &Path) -> anyhow::Result<Arc<ActuationLock>> {
-    // As long as a guardian may need that is just putting things back.
+    // As long as a guardian may need that is restoring the host.
     const PATIENCE: Duration = Duration::from_secs(10);
     let places = crate::paths::actuation_lock_paths()?;
     match ActuationLock::acquire(&LinuxHost::new("/"), &places, state_dir, PATIENCE)? {
@@ -204,7 +204,7 @@ pub(crate) fn acquire_actuation_lock(state_dir: &Path) -> anyhow::Result<Arc<Act
     }
 }
 
-/// `None` = gangs are idle turns.
+/// The socket of the gang scheduler; `None` if gangs are implemented by idle turns.
 fn gang_scheduler_socket(config: &ManageConfig) -> Option<PathBuf> {
     match &config.gang_scheduler_socket {
         None => Some(PathBuf::from(gang_scheduler::SOCKET)),
@@ -219,7 +219,7 @@ fn window_length(config: &ManageConfig) -> Duration {
 /// The standard pipeline of this host under the configuration.
 ///
 /// # Errors
-/// An unknown policy, or parameters that it does not take.
+/// An unknown policy, or parameters that it does not accept.
 fn pipeline(config: &ManageConfig, topology: &Topology, capabilities: &Capabilities) -> anyhow::Result<Pipeline> {
     let standard = StandardPipeline {
         policy: policy_config(config),
@@ -236,7 +236,7 @@ fn pipeline(config: &ManageConfig, topology: &Topology, capabilities: &Capabilit
     })
 }
 
-/// The policy if the configuration names none. Nothing is moved unless the mode is `act`.
+/// The policy if the configuration names none. No task is moved unless the mode is `act`.
 const DEFAULT_POLICY: &str = "auto";
 
 /// The configured policy, or the default one.
@@ -246,16 +246,16 @@ pub(crate) fn policy_config(config: &ManageConfig) -> PolicyConfig {
     PolicyConfig { name: choice.name, parameters: choice.parameters.to_string(), seed: config.seed }
 }
 
-/// Built without the policies that only tests ask for.
+/// This build lacks the chaos policies, which only tests use.
 #[cfg(not(feature = "chaos"))]
 fn chaos_policy(_: &PolicyConfig) -> Option<Box<dyn cachemate_core::Policy>> {
     None
 }
 
-/// The configuration's policy under its guard.
+/// The configured policy under its guard.
 ///
 /// # Errors
-/// An unknown policy, or parameters that it does not take.
+/// An unknown policy, or parameters that it does not accept.
 pub fn verified_policy(config: &ManageConfig) -> anyhow::Result<VerifiedPolicy> {
     let policy = policy_config(config);
     let inner = match chaos_policy(&policy) {
@@ -265,7 +265,7 @@ pub fn verified_policy(config: &ManageConfig) -> anyhow::Result<VerifiedPolicy> 
     Ok(cachemate_pipeline::verify(inner, config.rollback.guard_config()))
 }
 
-/// Rules as the machine wants them.
+/// The configured rules in the machine's form.
 pub(crate) fn rules(config: &[RuleConfig]) -> Vec<ManageRule> {
     let rule = |rule: &RuleConfig| ManageRule {
         command: rule.command.clone(),
@@ -288,13 +288,13 @@ pub(crate) fn rules(config: &[RuleConfig]) -> Vec<ManageRule> {
     config.iter().map(rule).collect()
 }
 
-/// Confined cgroups as the machine wants them.
+/// The confined cgroups in the machine's form.
 pub(crate) fn cpusets(config: &ManageConfig) -> Vec<CpusetGroup> {
     let confined = |cpuset: &CpusetConfig| CpusetGroup { cgroup: cpuset.cgroup.clone(), cpus: cpuset.cpus.clone() };
     config.cpusets.iter().map(confined).collect()
 }
 
-/// Profile files, and those in folders, by the first 15 bytes of the program's name.
+/// Profile files, including those in directories, by the first 15 bytes of the program's name.
 pub(crate) fn known_profiles(paths: &[PathBuf]) -> anyhow::Result<BTreeMap<String, Profile>> {
     let mut known = BTreeMap::new();
     for path in paths {

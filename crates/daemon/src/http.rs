@@ -1,9 +1,9 @@
-//! A small HTTP server: one page an address, with little that a client can occupy.
+//! A small HTTP server: one page per address, with tight bounds on the resources of a client.
 //!
-//! Bounds, for each connection and for all: a maximum number at once (the oldest is closed), a head of a few
-//! kilobytes within some seconds, one response, and the end. With a token, a request must bear it. Without one, a `Host`
-//! that is no name of this host is refused, because a foreign page may make a browser send requests here under that
-//! page's own name (DNS rebinding).
+//! The bounds apply to each connection and to all together: a maximum number of connections (the oldest is closed), a
+//! head of a few kilobytes within some seconds, one response, and the end. If a token is configured, a request must
+//! contain it. Without one, a `Host` that is not a name of this host is rejected, because a foreign page may make a
+//! browser send requests here under that page's own name (DNS rebinding).
 
 use std::convert::Infallible;
 use std::net::{SocketAddr, TcpListener};
@@ -23,18 +23,18 @@ use hyper_util::rt::TokioIo;
 
 /// Connections at the same time.
 const PLACES: usize = 32;
-/// For a request with its answer.
+/// For a request with its response.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Content type and text of a path; `None` = not found.
+/// Content type and text for a path; `None` if there is no such path.
 pub trait PageRoutes: Fn(&str) -> Option<(&'static str, String)> + Send + Sync + 'static {}
 impl<F: Fn(&str) -> Option<(&'static str, String)> + Send + Sync + 'static> PageRoutes for F {}
 
-/// Serves pages, in a thread of its own that ends with the process. Answers with the address that it listens on.
-/// `token`: required of every request as `Authorization: Bearer TOKEN`.
+/// Serves pages in a separate thread that ends with the process. Returns the address at which it listens. If `token` is
+/// given, every request must contain it as `Authorization: Bearer TOKEN`.
 ///
 /// # Errors
-/// The address is taken or not this host's.
+/// The address is taken, or is not of this host.
 pub fn serve(address: &str, token: Option<String>, pages: impl PageRoutes) -> anyhow::Result<SocketAddr> {
     let cannot = || format!("{address}: cannot listen");
     let listener = TcpListener::bind(address).with_context(cannot)?;
@@ -57,7 +57,7 @@ async fn listen(listener: tokio::net::TcpListener, guarded: Arc<(Option<String>,
             let (token, pages) = &*guarded;
             let respond = |request| std::future::ready(Ok::<_, Infallible>(answer(&request, token.as_deref(), pages)));
             let service = service_fn(respond);
-            // A peer that says nothing sensible, or goes away, needs no more.
+            // A peer that sends an invalid request, or disconnects, needs no response.
             let _ = one_answer_server().serve_connection(TokioIo::new(stream), service).await;
         });
     }
@@ -156,7 +156,7 @@ mod tests {
         let mut stream = TcpStream::connect(server()).unwrap();
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
         stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nX: ").unwrap();
-        // Far more than the kernel's buffers hold: it can be written only if the client reads it.
+        // Far more than the kernel's buffers hold, so it can be written only if the client reads it.
         let written = (0..2_048).map(|_| stream.write_all(&[b'x'; 8192])).take_while(Result::is_ok).count();
         assert!(written < 2_048, "16 MiB of one header were read");
     }

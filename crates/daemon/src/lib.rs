@@ -1,9 +1,10 @@
-//! The live host under management, without a command line: the daemon, and what the commands of a live host share.
+//! The management of the live host, without a command line: the daemon, and the parts that the commands for a live host
+//! share.
 //!
-//! A command parses its arguments and calls [`daemon::run`]; other commands ask the running daemon by [`socket`], try
-//! the host by [`host::survey_host`], or start programs by [`programs`] and [`colored_program`]. A process that acts
-//! starts its own executable again as `guardian --state-dir FOLDER`: a program that uses this crate to act has that
-//! command.
+//! A command parses its arguments and calls [`daemon::run`]; other commands query the running daemon through
+//! [`socket`], test the host with [`host::survey_host`], or start programs with [`programs`] and [`colored_program`]. A
+//! process that acts starts its own executable again as `guardian --state-dir FOLDER`, so a program that uses this
+//! crate to act must provide that command.
 
 #![warn(missing_docs)]
 

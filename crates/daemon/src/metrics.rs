@@ -1,6 +1,7 @@
-//! Metrics for Prometheus, on a loopback address or behind a token: `cachemate_` in front, base units, `_total` on counters.
+//! Metrics for Prometheus, on a loopback address or behind a token. Names begin with `cachemate_`, have base units, and
+//! end with `_total` for counters.
 //!
-//! Tasks are many and short-lived: only the ten of most intensity stand with their names.
+//! Tasks are many and short-lived, so only the ten with the highest intensity are listed by name.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -27,18 +28,18 @@ use crate::service_status::ServiceStatus;
 use crate::socket::SharedStatus;
 use crate::status::{ContentionClass, DaemonStatus};
 
-/// Series with a program's name.
+/// Maximum number of series with a program's name.
 const MAX_NAMED: usize = 10;
-/// Services with series of their own; those that lose most come first.
+/// Maximum number of services with their own series; those with the largest loss come first.
 const MAX_SERVICES: usize = 100;
-/// Causes of each service's loss.
+/// Maximum number of causes of each service's loss.
 const MAX_CAUSES: usize = 5;
 
 type MetricLabels = Vec<(&'static str, LabelValue)>;
 type Gauges = Family<MetricLabels, Gauge<f64, AtomicU64>>;
 
-/// Value of a label: printable, and escaped as OpenMetrics wants it, which the encoder leaves to its caller. Every series
-/// takes this type only.
+/// A label value: printable, and escaped as OpenMetrics requires, because the encoder leaves escaping to its caller.
+/// Every series uses only this type.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct LabelValue(String);
 
@@ -58,10 +59,10 @@ fn label(name: &'static str, value: &str) -> (&'static str, LabelValue) {
     (name, LabelValue::new(value))
 }
 
-/// Serves `/metrics`, in a thread of its own that ends with the process. Answers with the address that it listens on.
+/// Serves `/metrics` in a separate thread that ends with the process. Returns the address at which it listens.
 ///
 /// # Errors
-/// The address is taken or not this host's.
+/// The address is taken, or is not of this host.
 pub fn serve(at: &MetricsAddress, shared: SharedStatus) -> anyhow::Result<SocketAddr> {
     let pages = Arc::new(MetricsPage { shared, last: Mutex::default() });
     http::serve(&at.address, at.token.clone(), move |path| match path {
@@ -70,21 +71,21 @@ pub fn serve(at: &MetricsAddress, shared: SharedStatus) -> anyhow::Result<Socket
     })
 }
 
-/// Where metrics are served, and the token that a request must bear.
+/// The address at which metrics are served, and the token that a request must contain.
 #[derive(Clone, PartialEq, Eq)]
 pub struct MetricsAddress {
     pub(crate) address: String,
     pub(crate) token: Option<String>,
 }
 
-/// Fewer characters are guessed, more are no token.
+/// A shorter token can be guessed, and a longer text is not a token.
 const TOKEN_CHARACTERS: std::ops::RangeInclusive<usize> = 16..=512;
 
 impl MetricsAddress {
-    /// As configured; `None` if no metrics are served.
+    /// The configured address; `None` if no metrics are served.
     ///
     /// # Errors
-    /// The token's file cannot be read, may be read by every user, or holds no token.
+    /// The token's file cannot be read, is readable by every user, or contains no token.
     pub fn from_config(config: &ManageConfig) -> anyhow::Result<Option<Self>> {
         let Some(address) = config.metrics_address.clone() else { return Ok(None) };
         let token = config.metrics_token_file.as_deref().map(read_token).transpose()?;
@@ -112,8 +113,8 @@ fn read_token(path: &Path) -> anyhow::Result<String> {
 /// Time between two writes of the textfile: the default interval of a scrape.
 const TEXTFILE_PERIOD: Duration = Duration::from_secs(15);
 
-/// Writes the metrics to a file now and then every [`TEXTFILE_PERIOD`], in a thread of its own that ends with the process.
-/// The file is replaced as a whole.
+/// Writes the metrics to a file immediately, and again every [`TEXTFILE_PERIOD`], in a separate thread that ends with
+/// the process. The file is replaced as a whole.
 ///
 /// # Errors
 /// The file cannot be written now; later failures are retried.
@@ -124,7 +125,7 @@ pub fn write_textfile(path: &Path, shared: SharedStatus) -> anyhow::Result<()> {
     std::thread::spawn(move || {
         loop {
             std::thread::sleep(TEXTFILE_PERIOD);
-            // A full disk passes; the collector reports the age of the file.
+            // A full disk is temporary; the collector reports the age of the file.
             let _ = write(&path, &shared);
         }
     });
@@ -133,7 +134,7 @@ pub fn write_textfile(path: &Path, shared: SharedStatus) -> anyhow::Result<()> {
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// A page is made for all who ask within this time.
+/// All requests within this time get the same page.
 const FRESH: Duration = Duration::from_millis(250);
 
 struct MetricsPage {
@@ -184,7 +185,7 @@ pub fn page(status: &DaemonStatus) -> String {
     let acting = Gauge::<f64, AtomicU64>::default();
     acting.set(if status.mode == ManageMode::Act { 1.0 } else { 0.0 });
     registry.register("acting", "1 = changes the host, 0 = observes only", acting);
-    // An id alone names no place: it counts caches, not CPUs.
+    // An id alone does not identify a place, because it numbers caches rather than CPUs.
     let cache = |id: u32| {
         let cpus = status.caches.iter().find(|cache| cache.cache == id).map_or("", |cache| &cache.cpus);
         [label("cache_id", &id.to_string()), label("cpus", cpus)]
@@ -256,7 +257,7 @@ fn promises(registry: &mut Registry, status: &DaemonStatus) {
     );
 }
 
-/// Slowdown of each service, and its causes: the services that lose most.
+/// The slowdown of each service, and its main causes.
 fn service_gauges(registry: &mut Registry, services: &[ServiceStatus]) {
     let services = &services[..services.len().min(MAX_SERVICES)];
     let own = |service: &ServiceStatus| vec![label("service", &service.name), label("kind", service.kind.text())];

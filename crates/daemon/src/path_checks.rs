@@ -1,4 +1,4 @@
-//! Are the places that a configuration names such as a daemon needs them? Looked at, nothing is made.
+//! Are the paths and addresses in a configuration usable by a daemon? The check creates nothing.
 
 use std::io;
 use std::os::unix::fs::FileTypeExt;
@@ -12,13 +12,13 @@ use rustix::fs::{Access, AtFlags, CWD};
 
 use crate::{host, paths};
 
-/// Longest path of a socket: `sun_path` of unix(7), with its end.
+/// Longest path of a socket: `sun_path` of unix(7), including the terminating zero.
 const MAX_SOCKET_PATH: usize = 107;
 
-/// Finds the first place that a daemon could not use.
+/// Finds the first path that a daemon could not use.
 ///
 /// # Errors
-/// It, with what is wrong.
+/// The path, and the reason.
 pub fn check(config: &ManageConfig) -> anyhow::Result<()> {
     let state_dir = config.state_dir.clone().unwrap_or_else(paths::state_dir);
     check_folder(&state_dir).with_context(|| format!("state_dir: {}", state_dir.display()))?;
@@ -54,7 +54,7 @@ fn check_write_access(path: &Path) -> anyhow::Result<()> {
         .with_context(|| format!("{} cannot be written in", path.display()))
 }
 
-/// A folder that is there, or can be made.
+/// Checks that a directory exists or can be created.
 fn check_folder(path: &Path) -> anyhow::Result<()> {
     if path.as_os_str().is_empty() {
         bail!("found an empty path, expected a folder");
@@ -71,7 +71,7 @@ fn check_folder(path: &Path) -> anyhow::Result<()> {
     bail!("no folder on the way to it")
 }
 
-/// The folder that a file lies in.
+/// The directory that contains a file.
 fn parent(path: &Path) -> anyhow::Result<&Path> {
     if path.file_name().is_none() {
         bail!("found a path without a file's name");

@@ -1,11 +1,12 @@
-//! Default paths: for root in the system's directories, for other users in their own (XDG base directories).
+//! Default paths: system directories for root, the user's own for other users (XDG base directories).
 
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use cachemate_linux::safety::actuation_lock::LockPaths;
 
-/// `CACHEMATE_*` variables win over the usual places; switches and the configuration win over both.
+/// The default configuration file. `CACHEMATE_*` variables override the defaults; options and the configuration
+/// override both.
 pub(crate) fn config_file() -> PathBuf {
     path_variable("CACHEMATE_CONFIG").unwrap_or_else(|| match is_root() {
         true => PathBuf::from("/etc/cachemate/cachemate.toml"),
@@ -13,7 +14,7 @@ pub(crate) fn config_file() -> PathBuf {
     })
 }
 
-/// Holds the restore journal and the locks. Survives a crash; need not survive a boot.
+/// Directory of the restore journal and the locks. It must survive a crash, but need not survive a reboot.
 pub fn state_dir() -> PathBuf {
     path_variable("CACHEMATE_STATE_DIR").unwrap_or_else(|| match is_root() {
         true => PathBuf::from("/var/lib/cachemate"),
@@ -21,7 +22,7 @@ pub fn state_dir() -> PathBuf {
     })
 }
 
-/// Holds what can be measured again.
+/// Directory of data that can be measured again.
 pub fn cache_dir() -> PathBuf {
     path_variable("CACHEMATE_CACHE_DIR").unwrap_or_else(|| match is_root() {
         true => PathBuf::from("/var/cache/cachemate"),
@@ -38,7 +39,7 @@ pub fn socket() -> PathBuf {
     })
 }
 
-/// Locks of the right to act: one per user, and root's announcement for all. `CACHEMATE_LOCK_DIR` names another
+/// Locks of the right to act: one per user, and root's announcement to all. `CACHEMATE_LOCK_DIR` names another
 /// directory for both.
 ///
 /// # Errors
@@ -66,15 +67,15 @@ fn path_from_variable(variable: &str, below_home: &str) -> PathBuf {
         .unwrap_or_else(|| path_variable("HOME").unwrap_or_else(|| PathBuf::from("/")).join(below_home))
 }
 
-/// Effective user.
+/// Is the effective user root?
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Makes a folder that only its owner may look into.
+/// Creates a directory that only its owner can read.
 ///
 /// # Errors
-/// It is not there and cannot be made.
+/// It does not exist and cannot be created.
 pub fn make_private_dir(path: &Path) -> anyhow::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     std::fs::DirBuilder::new()
@@ -84,7 +85,7 @@ pub fn make_private_dir(path: &Path) -> anyhow::Result<()> {
         .with_context(|| format!("{}: the folder cannot be made", path.display()))
 }
 
-/// The number of a user of this host, by `/etc/passwd`.
+/// The numeric id of a user of this host, from `/etc/passwd`.
 pub(crate) fn user_id(name: &str) -> Option<u32> {
     let users = cachemate_files::read_text_limited(std::path::Path::new("/etc/passwd"), 64 << 20).ok()?;
     let mut fields = users.lines().map(|line| line.split(':').collect::<Vec<_>>());

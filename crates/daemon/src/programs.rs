@@ -1,4 +1,4 @@
-//! Programs started for a run: with a place to report progress, timed one by one, ended together.
+//! Programs started for a run: they can report progress, are timed individually, and end together.
 
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
@@ -16,19 +16,19 @@ use serde::Serialize;
 /// Time to react to SIGTERM.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// How often the programs are asked whether they have ended.
+/// Interval at which the programs are polled for their end.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// How one program ended.
+/// The end of one program.
 #[derive(Clone, Debug, Serialize)]
 pub struct ProgramExit {
-    /// Until its end, or ours.
+    /// Time until its end, or until this process ended it.
     pub seconds: f64,
-    /// Work in its own unit, where it reports any.
+    /// Work in its own unit, if it reports any.
     pub work: Option<u64>,
-    /// Exit code; `None` = ended by a signal, or by us at the end of the time.
+    /// Exit code; `None` if a signal ended it, or if this process did at the end of the time.
     pub code: Option<i32>,
-    /// The signal that ended the program, unless it was ours.
+    /// The signal that ended the program, unless this process sent it.
     pub signal: Option<i32>,
 }
 
@@ -37,20 +37,21 @@ struct RunningChild {
     report: std::path::PathBuf,
 }
 
-/// Programs under way, waited for by a thread of their own.
+/// Running programs, for which a separate thread waits.
 pub struct ProgramGroup {
-    /// In the order of the commands.
+    /// Process ids in the order of the commands.
     pub pids: Vec<i32>,
     released: Arc<AtomicBool>,
     waiter: JoinHandle<Vec<ProgramExit>>,
 }
 
 impl ProgramGroup {
-    /// Starts all of them and stops each at once, until [`ProgramGroup::release`]: what happens before is not their time.
-    /// `over` is set when all have ended; those that run at `deadline`, or when `stop` is set, are ended.
+    /// Starts all programs and stops each immediately, until [`ProgramGroup::release`], so that the preparation does
+    /// not count toward their time. `over` is set when all have ended; those that still run at `deadline`, or when
+    /// `stop` is set, are terminated.
     ///
     /// # Errors
-    /// A program cannot be started: those before it are ended again.
+    /// A program cannot be started; those before it are terminated.
     pub fn start(
         commands: &[Vec<String>],
         progress_dir: &Path,
@@ -88,12 +89,12 @@ impl ProgramGroup {
         Ok(ProgramGroup { pids, released, waiter })
     }
 
-    /// Lets all of them run; their time begins.
+    /// Resumes all programs; their time starts now.
     pub fn release(&self) {
         self.released.store(true, Ordering::Relaxed);
     }
 
-    /// How each ended, in their order.
+    /// The end of each program, in their order.
     pub fn into_exits(self) -> Vec<ProgramExit> {
         self.waiter.join().unwrap_or_default()
     }
@@ -105,10 +106,10 @@ fn spawn(command: &[String], report: &Path, progress_dir: &Path) -> anyhow::Resu
         .with_context(|| format!("{}: cannot be written", report.display()))?;
     let mut child = Command::new(name);
     child.args(&command[1..]).env(VARIABLE, report).stdin(Stdio::null());
-    // Ctrl-C is for us; we end the programs.
+    // Ctrl-C is meant for this process, which then ends the programs.
     child.process_group(0);
     let child = child.spawn().with_context(|| format!("'{name}' cannot be started"))?;
-    // The daemon looks for reports by process id; the name in the environment had to be known before there was one.
+    // The daemon looks up reports by process id; the name in the environment had to be known before there was an id.
     let by_pid = progress_dir.join(child.id().to_string());
     let _ = std::fs::remove_file(&by_pid);
     std::fs::hard_link(report, &by_pid).with_context(|| format!("{}: cannot be linked", by_pid.display()))?;
@@ -136,7 +137,7 @@ fn wait(
         }
         std::thread::sleep(POLL_INTERVAL);
     }
-    // Work is read before the end, so that the shutdown of a program is not measured.
+    // Work is read before the programs end, so that their shutdown is not measured.
     let results = running.iter().zip(ended);
     let results =
         results.map(|(program, ended)| ended.unwrap_or_else(|| result(start, &program.report, None, None))).collect();
@@ -154,12 +155,12 @@ fn result(start: Instant, report: &Path, code: Option<i32>, signal: Option<i32>)
 
 fn signal_group(program: &RunningChild, signal: Signal) {
     if let Some(group) = Pid::from_raw(program.child.id() as i32) {
-        // A group that is gone needs no signal.
+        // A process group that has exited needs no signal.
         let _ = kill_process_group(group, signal);
     }
 }
 
-/// Asks politely, then ends; the whole process group.
+/// Terminates the whole process group, first with SIGTERM and then with SIGKILL.
 fn end_programs(running: &mut [RunningChild]) {
     let alive = |program: &mut RunningChild| matches!(program.child.try_wait(), Ok(None));
     running.iter_mut().filter_map(|p| alive(p).then_some(p)).for_each(|p| signal_group(p, Signal::TERM));

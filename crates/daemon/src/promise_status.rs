@@ -10,21 +10,21 @@ use serde::{Deserialize, Serialize};
 pub struct PromiseStatus {
     /// Process id.
     pub pid: i32,
-    /// As the kernel has it.
+    /// Its name, as the kernel has it.
     pub name: String,
-    /// By measurements under the plan in force.
+    /// The state by measurements under the plan in force.
     pub state: PromiseState,
     /// Promised maximum of the slowdown.
     pub max_slowdown: Option<f64>,
     /// Promised minimum of work per second of each thread.
     pub min_rate: Option<f64>,
-    /// Slowdown or rate with its 95 % interval; `None` = not measured.
+    /// Slowdown or rate with its 95 % interval; `None` if it was not measured.
     pub measured: Option<Estimate>,
-    /// Everything as a sentence, with the missing evidence, or the programs that would have to leave.
+    /// The promise as a sentence, with the missing evidence, or the programs that would have to leave.
     pub text: String,
 }
 
-/// The promises of a window; those of exited processes are left out.
+/// The promises of a window, without those of exited processes.
 pub fn from_window(
     reports: &[PromiseReport],
     pid: impl Fn(TaskId) -> Option<i32>,

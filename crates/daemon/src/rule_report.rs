@@ -12,10 +12,10 @@ use cachemate_spec::{ManageConfig, RuleConfig, User};
 
 use crate::host;
 
-/// Names of processes that are listed for one rule.
+/// Maximum number of process names listed for one rule.
 const MAX_NAMES: usize = 5;
 
-/// Matches of the rules, in lines.
+/// Matches of the rules, as lines of text.
 #[derive(Default)]
 pub struct RuleReport {
     /// One line for each rule.
@@ -39,10 +39,10 @@ pub fn rule_report(config: &ManageConfig) -> anyhow::Result<RuleReport> {
     Ok(report)
 }
 
-/// Time between two looks at the rules of a running daemon.
+/// Interval between checks of the rules of a running daemon.
 const RULE_CHECK: Duration = Duration::from_secs(60);
 
-/// Follows which rules of a running daemon match nothing.
+/// Tracks which rules of a running daemon match nothing.
 pub(crate) struct RuleCheck {
     rules: Vec<RuleConfig>,
     last: Instant,
@@ -50,12 +50,12 @@ pub(crate) struct RuleCheck {
 }
 
 impl RuleCheck {
-    /// From now on: a rule may match nothing for a minute.
+    /// Starts now, so that a rule may match nothing for a minute.
     pub(crate) fn new(rules: Vec<RuleConfig>) -> Self {
         RuleCheck { rules, last: Instant::now(), warnings: Vec::new() }
     }
 
-    /// The rules that match nothing, once a minute; `None` in between. New ones are logged.
+    /// The rules that match nothing, checked once a minute; `None` in between. New ones are logged.
     pub(crate) fn poll(&mut self, directory: &ServiceDirectory, say: &dyn Fn(&str)) -> Option<Vec<String>> {
         if self.last.elapsed() < RULE_CHECK {
             return None;
@@ -69,7 +69,7 @@ impl RuleCheck {
     }
 }
 
-/// Rules that match no process, in sentences.
+/// Rules that match no process, as sentences.
 fn unmatched_rules(rules: &[RuleConfig], matches: &[RuleMatch]) -> Vec<String> {
     let rules = rules.iter().zip(matches).enumerate();
     let rules = rules.filter(|(_, (_, matched))| matched.decided.is_empty());

@@ -1,10 +1,10 @@
-//! Floors of services: work per second of all their threads together, judged by measurements.
+//! Floors of services: minimum work per second of all their threads together, judged by measurements.
 //!
-//! Problem: clients of a service feel the work of all its threads, which come and go, and not the rate of one of them.
-//! Method: the work of a window is what the service's tasks report, else their instructions, or the growth of a progress
-//! file of the service's own. The state follows from where the 95 % interval of the mean rate of the last windows lies.
-//! Properties: without evidence the state is unknown, with the reason; a file that shrinks, or has no number, is no
-//! evidence for its window; windows with another measure are not averaged together.
+//! Problem: clients of a service depend on the work of all its threads, which come and go, rather than on the rate of
+//! one of them. Method: the work of a window is the work that the service's tasks report, or their instructions, or the
+//! growth of the service's progress file. The state follows from the 95 % interval of the mean rate of the last
+//! windows. Properties: without evidence the state is unknown, with the reason; a file that shrinks, or contains no
+//! number, is no evidence for its window; windows with different measures are not averaged.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -14,20 +14,20 @@ use cachemate_spec::ServiceFloorConfig;
 
 use crate::service_status::{FloorMeasure, FloorStatus, ServiceStatus};
 
-/// Windows whose mean counts.
+/// Maximum number of windows in the mean.
 const MAX_WINDOWS: usize = 20;
-/// Windows before there is a mean.
+/// Minimum number of windows for a mean.
 const MIN_WINDOWS: usize = 3;
-/// A progress file holds one number.
+/// A progress file contains one number.
 const MAX_FILE_BYTES: u64 = 64;
 
-/// The floors of the configuration, with the rates of the services that they name.
+/// The configured floors, with the rates of the services that they name.
 pub(crate) struct ServiceFloors(Vec<FloorHistory>);
 
 struct FloorHistory {
     config: ServiceFloorConfig,
     rates: BTreeMap<ServiceIdentity, RateHistory>,
-    /// Number in the progress file at the end of the window before.
+    /// The number in the progress file at the end of the previous window.
     last_total: Option<u64>,
 }
 
@@ -43,7 +43,7 @@ impl ServiceFloors {
         ServiceFloors(floors.into_iter().map(history).collect())
     }
 
-    /// Takes in one window: every service gets the floor of the first entry that names it.
+    /// Observes one window: every service gets the floor of the first entry that names it.
     pub(crate) fn observe(&mut self, observation: &Observation, services: &mut [ServiceStatus]) {
         let seconds = observation.span.elapsed_ns as f64 / 1e9;
         for floor in &mut self.0 {
@@ -68,7 +68,7 @@ impl ServiceFloors {
 }
 
 impl FloorHistory {
-    /// Growth of the progress file since the window before.
+    /// Growth of the progress file since the previous window.
     fn file_work(&mut self) -> Option<f64> {
         let path = self.config.progress_file.as_ref()?;
         let text = cachemate_files::read_text_limited(path, MAX_FILE_BYTES).ok();
@@ -110,7 +110,7 @@ impl RateHistory {
     }
 }
 
-/// Work of all tasks of a service: what they report if one of them does, else their instructions.
+/// Work of all tasks of a service: the reported work if any of them reports, otherwise their instructions.
 fn task_work(observation: &Observation, service: &ServiceIdentity) -> Option<(FloorMeasure, f64)> {
     let own: Vec<&TaskSample> = observation.tasks.iter().filter(|task| task.service_or_command() == *service).collect();
     let sum = |work: fn(&TaskSample) -> Option<f64>| {

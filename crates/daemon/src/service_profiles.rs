@@ -10,12 +10,12 @@ use serde::{Deserialize, Serialize};
 const FILE_NAME: &str = "service-profiles.json";
 /// Version of the file.
 const FORMAT: u32 = 1;
-/// Larger files are refused, so that a wrong file cannot ask for unbounded memory.
+/// Larger files are rejected, so that a malformed file cannot request unbounded memory.
 const MAX_BYTES: u64 = 64 << 20;
 /// Time between two writes.
 const WRITE_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The file's content.
+/// The content of the file.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ProfilesFile {
@@ -23,7 +23,7 @@ struct ProfilesFile {
     profiles: Vec<StoredServiceProfile>,
 }
 
-/// The file, and when it was written.
+/// The file, and the time at which it was written.
 pub(crate) struct ProfileStore {
     path: PathBuf,
     last: Instant,
@@ -36,7 +36,7 @@ impl ProfileStore {
         ProfileStore { path: state_dir.join(FILE_NAME), last: Instant::now(), is_changed: false }
     }
 
-    /// Profiles of earlier runs. A file that cannot be used is reported and begun anew: it holds nothing that cannot be
+    /// Profiles of earlier runs. An unusable file is reported and started anew, because everything in it can be
     /// measured again.
     pub(crate) fn read(&self, say: &dyn Fn(&str)) -> ServiceProfiles {
         let mut stored = ServiceProfiles::default();
@@ -59,7 +59,7 @@ impl ProfileStore {
         }
     }
 
-    /// Records whether something is new, and writes it once a minute.
+    /// Records whether there is something new, and writes it at most once a minute.
     pub(crate) fn observe(&mut self, is_new: bool, profiles: &ServiceProfiles, say: &dyn Fn(&str)) {
         self.is_changed |= is_new;
         if self.last.elapsed() >= WRITE_INTERVAL {
@@ -67,7 +67,7 @@ impl ProfileStore {
         }
     }
 
-    /// Writes whatever is new.
+    /// Writes everything that is new.
     pub(crate) fn write(&mut self, profiles: &ServiceProfiles, say: &dyn Fn(&str)) {
         self.last = Instant::now();
         if !std::mem::take(&mut self.is_changed) {

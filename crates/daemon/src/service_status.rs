@@ -1,4 +1,5 @@
-//! Services as `status`, `top`, `explain`, the metrics and the page show them: which loses how much, and by which other.
+//! Services as `status`, `top`, `explain`, the metrics and the page show them: the loss of each service, and the
+//! services that cause it.
 
 use cachemate_core::{Estimate, PromiseState, ServiceIdentity, ServiceKind};
 use cachemate_linux::act::group_overrides::GroupOverride;
@@ -24,9 +25,9 @@ pub struct ServiceStatus {
     pub tasks: u32,
     /// Ids of these threads.
     pub task_ids: Vec<u32>,
-    /// CPUs of processor time per time.
+    /// CPU time over elapsed time.
     pub cpu_share: f64,
-    /// Run time over run time alone, minus one; `None` = unknown, for the reason that `reason` gives.
+    /// Run time over solo run time, minus one; `None` if unknown, for the reason in `reason`.
     pub slowdown_percent: Option<f64>,
     /// Ends of its interval.
     pub slowdown_range_percent: Option<(f64, f64)>,
@@ -34,7 +35,7 @@ pub struct ServiceStatus {
     pub slowdown_source: Option<String>,
     /// The services that cause it, the largest loss first.
     pub slowdown_by: Vec<SlowdownCause>,
-    /// Why the slowdown is unknown, or no cause is named.
+    /// The reason for which the slowdown is unknown, or no cause is named.
     pub reason: Option<String>,
     /// The smallest limit that a rule sets for one of its threads, in percent.
     pub max_slowdown_percent: Option<f64>,
@@ -46,15 +47,15 @@ pub struct ServiceStatus {
 /// The floor of a service and its state.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct FloorStatus {
-    /// Work per second that all its threads together shall do at least.
+    /// Minimum work per second of all its threads together.
     pub min_rate: f64,
-    /// `reported`, `instructions` or `file`; `None` = no work is counted.
+    /// `reported`, `instructions` or `file`; `None` if no work is counted.
     pub measure: Option<FloorMeasure>,
     /// Mean rate of the last windows, with its 95 % interval.
     pub measured: Option<Estimate>,
-    /// By the interval.
+    /// The state that follows from the interval.
     pub state: PromiseState,
-    /// Why the state is unknown.
+    /// The reason for which the state is unknown.
     pub reason: Option<String>,
 }
 
@@ -77,15 +78,16 @@ pub struct SlowdownCause {
     pub service: String,
     /// Kind of the cause.
     pub kind: ServiceKind,
-    /// Run time added by it.
+    /// Run time added by this service.
     pub percent: f64,
     /// Ends of the interval.
     pub range_percent: (f64, f64),
-    /// `measured`: windows with and without it; `attributed`: its part of a measured slowdown; `forecast`: by profiles.
+    /// `measured`: from windows with and without it; `attributed`: its part of a measured slowdown; `forecast`: from
+    /// profiles.
     pub source: String,
-    /// The same by profiles alone; `None` = they do not tell.
+    /// The same by profiles alone; `None` if they are insufficient.
     pub forecast_percent: Option<f64>,
-    /// Windows in which both ran on one cache.
+    /// Windows in which both services ran on one cache.
     pub windows: u32,
 }
 
@@ -125,7 +127,7 @@ impl ServiceStatus {
 /// The plugin of the container runtime.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NriStatus {
-    /// The runtime and its version; `None` = not registered.
+    /// The runtime and its version; `None` if not registered.
     pub runtime: Option<String>,
     /// Registrations so far.
     pub registrations: u64,
@@ -136,10 +138,10 @@ pub struct NriStatus {
     /// Containers that started.
     #[serde(default)]
     pub starts: u64,
-    /// Those of them that were placed before their first instruction, because their service had run before.
+    /// Starts that were placed before their first instruction, because their service had run before.
     #[serde(default)]
     pub placed_starts: u64,
-    /// Why the last connection ended, or none can be made.
+    /// The reason for which the last connection ended, or for which none can be made.
     pub error: Option<String>,
 }
 
@@ -150,7 +152,7 @@ impl From<NriState> for NriStatus {
     }
 }
 
-/// A control group that its owner, or a person, has changed, in words.
+/// Describes a control group that its owner or a user has changed.
 pub(crate) fn override_text(group: &GroupOverride) -> String {
     let by = group.owner.map_or("another program or a person".to_string(), |owner| format!("{owner} or a person"));
     let GroupOverride { cgroup, wanted, current, .. } = group;

@@ -1,4 +1,4 @@
-//! Everything about services that a running daemon looks after from window to window: learned profiles, rules without a
+//! Everything about services that a running daemon tracks from window to window: learned profiles, rules without a
 //! match, the plugin of the container runtime.
 
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::service_profiles::ProfileStore;
 use crate::service_status::NriStatus;
 use crate::status::DaemonStatus;
 
-/// See the module's documentation.
+/// See the module documentation.
 pub(crate) struct ServiceWatch {
     store: ProfileStore,
     rules: RuleCheck,
@@ -27,7 +27,7 @@ pub(crate) struct ServiceWatch {
 }
 
 impl ServiceWatch {
-    /// Starts the plugin, if one is wanted.
+    /// Starts the plugin, if it is configured.
     ///
     /// # Errors
     /// No thread can be started.
@@ -63,7 +63,7 @@ impl ServiceWatch {
         self.nri.as_ref().map(|(_, channels)| channels.clone())
     }
 
-    /// Takes in one window.
+    /// Observes one window.
     pub(crate) fn observe(
         &mut self,
         live: &mut LiveLoop,
@@ -80,13 +80,13 @@ impl ServiceWatch {
         status.nri = self.nri.as_ref().map(|(thread, _)| NriStatus::from(thread.state()));
     }
 
-    /// The configuration was reloaded.
+    /// Replaces the configuration after a reload.
     pub(crate) fn set_config(&mut self, config: ManageConfig) {
         self.rules = RuleCheck::new(config.rules);
         self.floors = ServiceFloors::new(config.service_floors);
     }
 
-    /// Stores whatever was learned.
+    /// Stores everything that was learned.
     pub(crate) fn end(&mut self, live: &LiveLoop, say: &dyn Fn(&str)) {
         self.store.write(live.machine.learned_profiles(), say);
     }

@@ -1,9 +1,9 @@
 //! The daemon's control socket: one request per connection, one JSON object in reply.
 //!
-//! The kernel identifies the client (`SO_PEERCRED`): root, the daemon's own user, and the users that the
-//! configuration allows are answered. `reload` is for root and the daemon's own user only. Each allowed user has
-//! connections of its own, and all others share some. Root and the daemon's user have a socket of their own beside it, so
-//! that they are always answered.
+//! The kernel identifies the client (`SO_PEERCRED`): root, the daemon's own user, and the users that the configuration
+//! allows get answers. Only root and the daemon's own user may request `reload`. Each allowed user has a separate set
+//! of connections, and all other users share one. Root and the daemon's user have a separate socket beside it, so that
+//! they always get an answer.
 
 use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -20,7 +20,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::status::DaemonStatus;
 
-/// A request and its answer take no longer.
+/// Maximum time of a request with its reply.
 const PATIENCE: Duration = Duration::from_secs(5);
 const LONGEST_REQUEST: usize = 256;
 /// Connections of one user at the same time.
@@ -34,24 +34,24 @@ struct SocketError {
 /// State that the socket's thread shares with the daemon.
 #[derive(Clone)]
 pub(crate) struct SharedStatus {
-    /// As of the last window.
+    /// The status after the last window.
     pub status: Arc<Mutex<DaemonStatus>>,
-    /// As in the daemon's switches.
+    /// The daemon's flag of this name.
     pub reload: Arc<AtomicBool>,
-    /// As in the daemon's switches.
+    /// The daemon's flag of this name.
     pub wake: Arc<AtomicBool>,
-    /// Users that may query, besides root and the daemon's own.
+    /// Users who may query, besides root and the daemon's own user.
     pub allow_users: Arc<Mutex<Vec<u32>>>,
 }
 
 impl SharedStatus {
-    /// A copy of the present status.
+    /// A copy of the current status.
     pub fn status(&self) -> DaemonStatus {
         self.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-/// A listening socket; the file goes with it.
+/// A listening socket; its file is removed with it.
 pub(crate) struct ControlSocket {
     paths: [PathBuf; 2],
 }
@@ -64,11 +64,11 @@ impl Drop for ControlSocket {
     }
 }
 
-/// Listens, in a thread of its own that ends with the process. The caller holds the daemon's lock: a socket file that is
-/// there was left behind.
+/// Listens in a separate thread that ends with the process. The caller holds the daemon's lock, so an existing socket
+/// file is left over from an earlier run.
 ///
 /// # Errors
-/// The folder cannot be made, or the socket not be bound.
+/// The directory cannot be created, or the socket cannot be bound.
 pub(crate) fn serve(path: &Path, shared: SharedStatus) -> anyhow::Result<ControlSocket> {
     let shown = path.display();
     if let Some(dir) = path.parent().filter(|dir| !cachemate_files::exists(dir)) {
@@ -87,7 +87,7 @@ pub(crate) fn serve(path: &Path, shared: SharedStatus) -> anyhow::Result<Control
     Ok(ControlSocket { paths: [path.to_path_buf(), owners] })
 }
 
-/// The socket of root and the daemon's own user. Its queue in the kernel is its own, so a flood of the public socket
+/// The socket of root and the daemon's own user. It has its own queue in the kernel, so a flood of the public socket
 /// delays no request here.
 fn owners_socket(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_os_string();
@@ -106,7 +106,7 @@ fn listen_at(path: &Path, mode: u32, shared: SharedStatus) -> anyhow::Result<()>
     started.with_context(|| format!("{shown}: the socket's thread cannot be started"))
 }
 
-/// A user who connects.
+/// The user at the other end of a connection.
 #[derive(Clone, Copy)]
 struct Peer {
     user: u32,
@@ -118,7 +118,7 @@ struct Peer {
 async fn listen(listener: tokio::net::UnixListener, shared: SharedStatus) {
     let own = rustix::process::geteuid().as_raw();
     let new = |capacity| ConnectionLimit::new(capacity, Deadlines { stranger: PATIENCE, admitted: PATIENCE });
-    // Slots of root and the own user, of users that the configuration allows, and of strangers.
+    // Slots for root and the daemon's own user, for users that the configuration allows, and for all others.
     let (mut owners, mut friends, mut strangers) = (new(PLACES), new(4 * PLACES), new(PLACES));
     loop {
         let Some((stream, _)) = accept(listener.accept().await).await else { continue };
@@ -135,7 +135,7 @@ async fn listen(listener: tokio::net::UnixListener, shared: SharedStatus) {
     }
 }
 
-/// A peer that goes away needs no answer.
+/// Answers a request; a peer that disconnects needs no answer.
 async fn answer(mut stream: tokio::net::UnixStream, peer: Peer, shared: SharedStatus) {
     let Ok(request) = read_request(&mut stream).await else { return };
     if let Ok(text) = render_reply(&request, peer, &shared) {
@@ -143,7 +143,7 @@ async fn answer(mut stream: tokio::net::UnixStream, peer: Peer, shared: SharedSt
     }
 }
 
-/// The first line, or as much of it as a request can have.
+/// The first line, up to the maximum length of a request.
 async fn read_request(stream: &mut tokio::net::UnixStream) -> io::Result<String> {
     let mut line = Vec::new();
     let mut some = [0u8; LONGEST_REQUEST];
@@ -174,7 +174,7 @@ fn render_reply(request: &str, peer: Peer, shared: &SharedStatus) -> serde_json:
     }
 }
 
-/// Asks a running daemon.
+/// Queries a running daemon.
 ///
 /// # Errors
 /// No daemon listens there, it does not answer, or it refuses.
@@ -203,7 +203,7 @@ fn exchange(mut stream: UnixStream, path: &Path, request: &str) -> anyhow::Resul
 /// The status of a running daemon.
 ///
 /// # Errors
-/// As [`query`], and an answer of another version.
+/// The errors of [`query`], or an answer of another version.
 pub fn status(path: &Path) -> anyhow::Result<DaemonStatus> {
     let text = query(path, "status")?;
     serde_json::from_str(&text).with_context(|| format!("{}: the daemon is of another version", path.display()))

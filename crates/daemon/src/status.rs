@@ -21,58 +21,59 @@ use serde::{Deserialize, Serialize};
 use crate::promise_status::{self, PromiseStatus};
 use crate::service_status::{NriStatus, ServiceStatus, override_text};
 
-/// Decisions that are remembered.
+/// Maximum number of decisions that are kept.
 const REMEMBERED: usize = 30;
-/// Intensity from which a program is an aggressor, and sensitivity from which it is a victim (docs/live.md).
+/// Smallest intensity of an aggressor, and smallest sensitivity of a victim (docs/live.md).
 const AGGRESSOR_FROM: f64 = 0.15;
 const VICTIM_FROM: f64 = 0.10;
 
-/// A thread as it is named in sentences.
+/// A thread as sentences name it.
 pub fn thread_text(name: &str, tid: i32) -> String {
     format!("{}({tid})", printable(name))
 }
 
-/// Everything that a daemon tells of itself, as one JSON object.
+/// The daemon's complete status, as one JSON object.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct DaemonStatus {
     /// The daemon's version.
     pub version: String,
     /// The daemon's process id.
     pub pid: u32,
-    /// `None` = nothing is changed yet.
+    /// The guardian's process id; `None` if nothing has been changed yet.
     pub guardian_pid: Option<u32>,
-    /// It outlives the end of the daemon's control group; `None` = no guardian, or not known.
+    /// Does the guardian survive the end of the daemon's control group? `None` if there is no guardian, or if this is
+    /// unknown.
     #[serde(default)]
     pub guardian_isolated: Option<bool>,
-    /// Its name.
+    /// The name of the policy.
     pub policy: String,
-    /// Whether it changes the host.
+    /// Does the daemon change the host?
     pub mode: ManageMode,
-    /// Its path; `None` = there is none.
+    /// The path of the configuration; `None` if there is none.
     pub config: Option<String>,
-    /// Why the last reload did not take; the configuration before is in force.
+    /// The reason for which the last reload failed; the previous configuration is in force.
     pub config_error: Option<String>,
-    /// Endpoints that the daemon does without, because another process has their addresses.
+    /// Endpoints that are not served, because other processes use their addresses.
     #[serde(default)]
     pub unavailable: Vec<String>,
-    /// Page colors: the caches that they divide, or the reason why this daemon has none.
+    /// Page colors: the caches that they partition, or the reason for which this daemon has none.
     #[serde(default)]
     pub colors: Option<String>,
     /// Level of the capability survey: 1 counters, 2 probes from outside, 3 topology and pressure only.
     pub level: u32,
-    /// False = the probe is just being calibrated; the level may fall to 3 by it.
+    /// Is the probe calibrated? If not, the calibration is in progress, and the level may drop to 3.
     pub calibrated: bool,
-    /// Observed so far.
+    /// Number of windows observed so far.
     pub windows: u64,
-    /// Length of the last.
+    /// Length of the last window.
     pub window_ns: u64,
-    /// Since the start.
+    /// Time since the start.
     pub running_ns: u64,
     /// Processor time of the daemon, its probes and its guardian: the cost of cachemate on every front end.
     pub cpu_ns: u64,
     /// Last-level caches.
     pub caches: Vec<CacheStatus>,
-    /// Services, those that lose most first.
+    /// Services, those with the largest loss first.
     #[serde(default)]
     pub services: Vec<ServiceStatus>,
     /// Managed and observed threads.
@@ -82,71 +83,72 @@ pub struct DaemonStatus {
     pub promises: Vec<PromiseStatus>,
     /// Gangs in force.
     pub gangs: Vec<GangStatus>,
-    /// Parts of caches, as they hold.
+    /// Shares of caches, as read back.
     #[serde(default)]
     pub shares: Vec<ShareStatus>,
     /// Shares that are still in progress.
     #[serde(default)]
     pub pending: Vec<PendingStatus>,
-    /// Groups that the configuration confines, as they were read back.
+    /// Groups that the configuration confines, as read back.
     pub cpusets: Vec<CpusetStatus>,
-    /// Latest first.
+    /// Decisions, latest first.
     pub decisions: Vec<DecisionStatus>,
-    /// Lines of the last plan that the host refused, at most 20.
+    /// Items of the last plan that the host refused, at most 20.
     pub refused: Vec<String>,
-    /// The error of the last plan; the plan before it is in force, and values of programs are of its last window.
+    /// The error of the last plan; the previous plan is in force, and the values of programs are from its last window.
     #[serde(default)]
     pub refused_plan: Option<String>,
-    /// Lines of the plan that another process has changed.
+    /// Items of the plan that another process has changed.
     pub overridden: Vec<String>,
-    /// The plugin of the container runtime; `None` = none was asked for.
+    /// The plugin of the container runtime; `None` if none is configured.
     #[serde(default)]
     pub nri: Option<NriStatus>,
-    /// Rules that matched no process at the last look, which is made once a minute.
+    /// Rules that matched no process at the last check, which is made once a minute.
     #[serde(default)]
     pub unmatched_rules: Vec<String>,
     /// Pressure-stall information of the host.
     pub pressure: Pressure,
-    /// The kernel's own cache-aware scheduling, as its files say.
+    /// The kernel's own cache-aware scheduling, as its files report it.
     #[serde(default)]
     pub kernel_cache_scheduling: SchedCacheStatus,
-    /// Processes whose affinities by the plan counteract it.
+    /// Processes whose planned affinities counteract it.
     #[serde(default)]
     pub kernel_conflicts: Vec<ConflictStatus>,
     /// Totals since the start.
     pub counters: DaemonTotals,
 }
 
-/// A process whose affinities work against the kernel's own cache-aware scheduling.
+/// A process whose affinities counteract the kernel's own cache-aware scheduling.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ConflictStatus {
     /// The process.
     pub pid: i32,
-    /// How, in a sentence.
+    /// A sentence that explains how.
     pub detail: String,
 }
 
 /// Totals since the start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct DaemonTotals {
-    /// Threads.
+    /// Threads observed.
     pub tasks_seen: u64,
-    /// That said something new.
+    /// Decisions with new reasons.
     pub decisions: u64,
     /// Decisions that the guard rolled back.
     pub rollbacks: u64,
-    /// Lines of plans that the host refused.
+    /// Items of plans that the host refused.
     pub refused_changes: u64,
     /// Invalid plans.
     #[serde(default)]
     pub refused_plans: u64,
     /// Probes of all kinds.
     pub probe_results: u64,
-    /// Time for which probes kept programs from running. It is not part of the cost, because no CPU worked for cachemate.
+    /// Time for which probes kept programs from running. It is not part of the cost, because no CPU worked for
+    /// cachemate meanwhile.
     #[serde(alias = "probe_cpu_ns")]
     pub probe_withheld_ns: u64,
-    /// No managed thread waited longer for a processor at a stretch, children that came and went between two looks left out;
-    /// `None` = the kernel does not say.
+    /// The longest time that a managed thread waited for a CPU without interruption, except for children that came and
+    /// went between two windows; `None` if the kernel does not report it.
     #[serde(default)]
     pub max_runqueue_wait_ns: Option<u64>,
 }
@@ -154,45 +156,45 @@ pub struct DaemonTotals {
 /// A last-level cache.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct CacheStatus {
-    /// As in the topology.
+    /// Its id in the topology.
     pub cache: u32,
     /// Such as `L3`.
     pub level: String,
-    /// An index list.
+    /// Its CPUs, as an index list.
     pub cpus: String,
-    /// `None` = the kernel does not say.
+    /// Its size; `None` if the kernel does not report it.
     pub size_bytes: Option<u64>,
-    /// Last seen on its CPUs.
+    /// Tasks last observed on its CPUs.
     pub tasks: Vec<u32>,
-    /// Forecast by the reference predictor, under the plan.
+    /// Miss ratio that the reference predictor forecasts under the plan.
     pub forecast_miss_ratio: Option<f64>,
 }
 
-/// Effects of a program on its co-runners and of these on it, as far as they were measured.
+/// Class of a program by its effect on co-runners and by their effect on it, as far as both were measured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum ContentionClass {
-    /// Both.
+    /// High intensity and high sensitivity.
     #[serde(rename = "aggressor and victim")]
     AggressorAndVictim,
-    /// Much intensity.
+    /// High intensity.
     #[serde(rename = "aggressor")]
     Aggressor,
-    /// Much sensitivity.
+    /// High sensitivity.
     #[serde(rename = "victim")]
     Victim,
-    /// Neither.
+    /// Low intensity and low sensitivity.
     #[serde(rename = "quiet")]
     Quiet,
-    /// Little intensity; its sensitivity was not measured.
+    /// Low intensity; its sensitivity was not measured.
     #[serde(rename = "not an aggressor")]
     NotAggressor,
-    /// Little sensitivity; its intensity was not measured.
+    /// Low sensitivity; its intensity was not measured.
     #[serde(rename = "not a victim")]
     NotVictim,
 }
 
 impl ContentionClass {
-    /// The name, as in the status's JSON.
+    /// The name in the status JSON.
     pub fn text(self) -> &'static str {
         match self {
             ContentionClass::AggressorAndVictim => "aggressor and victim",
@@ -214,46 +216,46 @@ pub struct TaskStatus {
     pub pid: i32,
     /// Thread id.
     pub tid: i32,
-    /// As the kernel has it.
+    /// Its name, as the kernel has it.
     pub name: String,
     /// Its service, as `kind/name`.
     #[serde(default)]
     pub service: String,
-    /// Observed, never moved.
+    /// Is it only observed, and never moved?
     pub observed_only: bool,
     /// The CPU of its last observation.
     pub cpu: Option<u32>,
     /// Last-level cache of that CPU.
     pub cache: Option<u32>,
-    /// As the plan in force has it.
+    /// Its CPUs under the plan in force.
     pub allowed: Option<String>,
-    /// Processor time over the window.
+    /// CPU time over the length of the window.
     pub cpu_share: Option<f64>,
-    /// Share of a full cache that it evicts, 0 to 1.
+    /// Share of a full cache that it evicts, from 0 to 1.
     pub intensity: Option<Estimate>,
     /// Slowdown beside a full stream.
     pub sensitivity: Option<Estimate>,
-    /// By intensity and sensitivity; `None` = neither was measured.
+    /// Its class by intensity and sensitivity; `None` if neither was measured.
     pub class: Option<ContentionClass>,
-    /// Misses of its last-level cache, by counters.
+    /// Last-level misses per thousand instructions, by counters.
     pub mpki: Option<f64>,
-    /// Its curve of misses, as far as it is known: bytes of the last-level cache, misses for each thousand instructions.
+    /// Its curve of misses, as far as it is known: bytes of the last-level cache, misses per thousand instructions.
     #[serde(default)]
     pub curve: Vec<(u64, Estimate)>,
-    /// By counters.
+    /// Instructions per cycle, by counters.
     pub instr_per_cycle: Option<f64>,
-    /// Slowdown by the reference predictor under the plan.
+    /// Slowdown that the reference predictor forecasts under the plan.
     pub forecast_slowdown: Option<f64>,
-    /// Loss of its speed while it runs, against its speed alone.
+    /// Loss of speed while it runs, relative to its solo speed.
     pub measured_slowdown: Option<f64>,
-    /// In the unit of `progress_unit`.
+    /// Progress per second, in the unit of `progress_unit`.
     pub progress_per_second: Option<f64>,
     /// The counted work: work reported, instructions, or a proxy (system calls, page faults).
     pub progress_unit: Option<String>,
-    /// Its rule promises it to be at most so much slower than alone.
+    /// Maximum slowdown that its rule promises.
     #[serde(default)]
     pub max_slowdown: Option<f64>,
-    /// Its rule promises it so much work a second, of each thread.
+    /// Minimum work per second of each thread that its rule promises.
     #[serde(default)]
     pub min_rate: Option<f64>,
     /// The last reasons that name it.
@@ -263,20 +265,20 @@ pub struct TaskStatus {
 /// Gangs that take turns on some CPUs.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct GangStatus {
-    /// An index list.
+    /// The CPUs, as an index list.
     pub cpus: String,
     /// Length of a turn.
     pub slice_ns: u64,
-    /// Task ids of each.
+    /// Task ids of each gang.
     pub gangs: Vec<Vec<u32>>,
 }
 
-/// A part of a cache and its members.
+/// A share of a cache and its members.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ShareStatus {
-    /// As in the plan.
+    /// Its group in the plan.
     pub group: u32,
-    /// As in the topology.
+    /// Id of the cache in the topology.
     pub cache: u32,
     /// Ways, as an index list.
     #[serde(default)]
@@ -286,37 +288,37 @@ pub struct ShareStatus {
     pub colors: Option<String>,
     /// Task ids of the members.
     pub tasks: Vec<u32>,
-    /// Occupancy of the members, by the hardware's counter.
+    /// Bytes that the members occupy, by the hardware's counter.
     pub occupancy_bytes: Option<u64>,
-    /// Share of the resident pages that an agent looks after and that have allowed colors.
+    /// Share of the resident pages managed by an agent that have allowed colors.
     #[serde(default)]
     pub allowed_page_share: Option<f64>,
-    /// Given frames of other colors, as no allowed one could be had.
+    /// Frames of other colors that were assigned because no allowed one was free.
     #[serde(default)]
     pub fallback_pages: Option<u64>,
-    /// Why its lines are not exactly where its ways are.
+    /// The reasons for which its lines are not exactly in its ways.
     pub notes: Vec<String>,
 }
 
-/// Asked for, and still under way.
+/// A request that is still in progress.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct PendingStatus {
-    /// Group of a share that is under way.
+    /// Group of the share that is in progress.
     pub group: Option<u32>,
     /// Cache of that share.
     pub cache: Option<u32>,
-    /// Pages.
+    /// Pages finished so far.
     pub done: u64,
-    /// `None` = not known yet.
+    /// Total number of pages; `None` if it is not known yet.
     pub total: Option<u64>,
 }
 
-/// A group of the host that is kept to some CPUs.
+/// A group of the host that is confined to some CPUs.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct CpusetStatus {
     /// Its path below the hierarchy's root.
     pub cgroup: String,
-    /// An index list, as read back.
+    /// Its CPUs, as an index list, as read back.
     pub cpus: String,
 }
 
@@ -327,13 +329,13 @@ pub struct DecisionStatus {
     pub window: u64,
     /// Task ids that it names.
     pub tasks: Vec<u32>,
-    /// As a sentence.
+    /// The reason as a sentence.
     pub reason: String,
-    /// Figures behind it, by name.
+    /// Its figures, by name.
     pub numbers: Vec<(String, f64)>,
 }
 
-/// The kernel's ids of a task, and the CPU that it ran on last.
+/// The kernel's ids of a task, and the CPU on which it last ran.
 #[derive(Clone, Copy)]
 struct Ids {
     pid: i32,
@@ -345,20 +347,20 @@ fn withheld_ns(answer: &ProbeResult) -> u64 {
     answer.cost_ns.iter().filter(|(task, _)| task.is_some()).map(|(_, ns)| ns).sum()
 }
 
-/// Keeps the status up to date, record by record.
+/// Updates the status, record by record.
 #[derive(Default)]
 pub struct Watcher {
-    /// As of the last record.
+    /// The status after the last record.
     pub status: DaemonStatus,
     tracker: WindowTracker,
     reasons: BTreeMap<TaskId, Vec<String>>,
-    /// Threads that wait for a processor, since so long.
+    /// Threads that wait for a CPU, with the time since they began to wait.
     waiting_ns: BTreeMap<TaskId, u64>,
     /// Processor time of each guardian so far, by its process id.
     guardians_cpu_ns: BTreeMap<u32, u64>,
 }
 
-/// The level of evidence in the words of every front end.
+/// The level of evidence, worded as on every front end.
 pub fn evidence_text(level: u32, is_calibrated: bool) -> String {
     let means = match level {
         1 => "programs are measured by counters",
@@ -372,12 +374,12 @@ pub fn evidence_text(level: u32, is_calibrated: bool) -> String {
 }
 
 impl Watcher {
-    /// A watcher that forecasts pairs of programs as the run's predictor does.
+    /// A watcher that forecasts pairs of programs with the run's predictor.
     pub fn new(predictor: PredictorConfig) -> Self {
         Watcher { tracker: WindowTracker::new(predictor), ..Watcher::default() }
     }
 
-    /// Takes in one turn of the loop.
+    /// Observes one iteration of the loop.
     pub fn observe(
         &mut self,
         record: &WindowRecord,
@@ -426,7 +428,7 @@ impl Watcher {
         self.status.pending = record.applied.pending.iter().map(pending).collect();
     }
 
-    /// The kernel's cache-aware scheduling beside what the plan asks for.
+    /// Compares the kernel's cache-aware scheduling with the plan's affinities.
     fn observe_kernel(&mut self, kernel: &dyn Kernel, topology: &Topology) {
         let state = sched_cache::read(kernel);
         let placed = |task: &TaskStatus| PlacedThread {
@@ -464,8 +466,8 @@ impl Watcher {
         self.status.cpu_ns = LiveMachine::<LinuxHost>::own_cpu_ns() + self.guardians_cpu_ns.values().sum::<u64>();
     }
 
-    /// The kernel adds a wait to a thread's account when the wait ends, so the largest addition between two windows
-    /// is a bound of the longest wait. A wait that goes on shows as a runnable thread that did not run.
+    /// Observes waits. The kernel adds a wait to a thread's account when the wait ends, so the largest addition between
+    /// two windows is a bound of the longest wait. A wait in progress shows as a runnable thread that did not run.
     fn observe_waits(&mut self, record: &WindowRecord) {
         let mut waiting = BTreeMap::new();
         for task in record.observation.tasks.iter().filter(|task| !task.exited) {
@@ -481,8 +483,8 @@ impl Watcher {
         self.waiting_ns = waiting;
     }
 
-    /// Records an invalid plan: it is not applied, and the previous one stays in force. True = it has not been
-    /// reported yet.
+    /// Records an invalid plan: it is not applied, and the previous one stays in force. Returns true if the error has
+    /// not been reported yet.
     pub fn refuse_plan(&mut self, window: u64, bad: &PlanError) -> bool {
         let message = format!("the policy's plan: {bad}");
         let new = self.status.refused_plan.as_ref() != Some(&message);
@@ -492,7 +494,7 @@ impl Watcher {
         new
     }
 
-    /// A decision that says the same as the one before is not told again.
+    /// Records a decision, unless it repeats the previous one.
     fn record_reasons(&mut self, window: u64, reasons: &[RenderedReason<'_>]) {
         if !reasons.is_empty() {
             self.reasons.clear();
@@ -591,7 +593,7 @@ fn pending(pending: &PendingItem) -> PendingStatus {
     PendingStatus { group, cache, done: pending.done, total: pending.total }
 }
 
-/// `None` where nothing was measured.
+/// The class; `None` if nothing was measured.
 fn class(contention: &ContentionFacts) -> Option<ContentionClass> {
     let aggressor = contention.intensity.as_ref().map(|intensity| intensity.value >= AGGRESSOR_FROM);
     let victim = contention.sensitivity.as_ref().map(|sensitivity| sensitivity.value >= VICTIM_FROM);

@@ -1,4 +1,4 @@
-//! The stock's supply: frames of the kernel's, told apart by the ledger where it knows them, by time where it does not.
+//! The supply of the stock: frames from the kernel, classified by the ledger if it knows them, and by timing otherwise.
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
@@ -8,7 +8,7 @@ use crate::sys;
 use crate::timing::TOGETHER;
 
 impl Agent {
-    /// Fetches frames until `wanted` of allowed colors are there, at most `at_most`; true = there is one at least.
+    /// Fetches at most `at_most` frames until `wanted` of allowed colors are available; true if there is at least one.
     pub(super) fn fetch(&mut self, wanted: u32, at_most: u32) -> bool {
         let (mask, mut left) = (self.account.mask, at_most as usize);
         while left > 0 && self.stock.allowed_count(mask) < wanted {
@@ -24,7 +24,7 @@ impl Agent {
         self.stock.allowed_count(mask) > 0
     }
 
-    /// Fetches up to `count` frames, told apart together; how many there were.
+    /// Fetches up to `count` frames and classifies them together; returns their number.
     fn fetch_batch(&mut self, count: usize) -> usize {
         let (mut slots, mut strangers) = ([0; TOGETHER], 0);
         while strangers < count
@@ -37,8 +37,8 @@ impl Agent {
         while fetched < count {
             let Some(slot) = self.stock.pop(FreeList::Empty) else { break };
             fetched += 1;
-            // SAFETY: a page of the region's first half, which is not registered. It is written because a page that
-            // was only read would be the kernel's page of zeros.
+            // SAFETY: a page of the region's first half, which is not registered. It is written, because a page that
+            // was only read would be the kernel's zero page.
             unsafe { self.slot(slot).write_volatile(0) };
             match self.proven_color(self.slot(slot)) {
                 Some(color) => self.stock.push(FreeList::Color(color), slot),
@@ -56,15 +56,15 @@ impl Agent {
         fetched
     }
 
-    /// The ledger's color of the frame of one of our own pages; verified first if the frame is to be used.
+    /// The ledger's color of the frame of one of the agent's pages; verified first if the frame is to be used.
     fn proven_color(&mut self, page: *mut u8) -> Option<u32> {
         let color = self.frame_at(page as u64).and_then(|frame| self.recorded_color(frame))?;
         self.account.proven += 1;
-        // SAFETY: a page of the region that holds a frame, and is only ours.
+        // SAFETY: a page of the region that holds a frame and belongs only to the agent.
         (self.account.mask >> color & 1 == 0 || unsafe { self.kit.has_color(page, color) }).then_some(color)
     }
 
-    /// Colors of frames of which the ledger knows nothing that is true.
+    /// Colors of frames without a correct entry in the ledger.
     fn classify_by_timing(&mut self, slots: &[u32], colors: &mut [Option<u32>]) {
         if slots.is_empty() {
             return;
@@ -72,13 +72,14 @@ impl Agent {
         let start = sys::now_ns();
         let mut pages = [core::ptr::null::<u8>(); TOGETHER];
         slots.iter().zip(&mut pages).for_each(|(slot, page)| *page = self.slot(*slot));
-        // SAFETY: pages of the region that hold frames, and are only ours.
+        // SAFETY: pages of the region that hold frames and belong only to the agent.
         unsafe { self.kit.classify_all(&pages[..slots.len()], colors) };
         for (page, color) in pages.iter().zip(&*colors) {
             if let Some(frame) = self.frame_at(*page as u64) {
                 self.record_color(frame, *color);
             }
-            // A neighbor that came or went shifts hits and misses: nothing fits any more until that is measured anew.
+            // A neighbor that came or went shifts hits and misses, so that no color is found until the threshold is
+            // calibrated again.
             self.unclassified = if color.is_none() { self.unclassified + 1 } else { 0 };
             if self.unclassified % 8 == 7 {
                 self.kit.calibrate();
@@ -89,7 +90,7 @@ impl Agent {
     }
 
     fn ledger_byte(&self, frame: u64) -> Option<&AtomicU8> {
-        // SAFETY: inside the mapped ledger, which several agents share: only ever accessed atomically.
+        // SAFETY: inside the mapped ledger, which several agents share, so it is only accessed atomically.
         ((frame as usize) < self.ledger.1).then(|| unsafe { AtomicU8::from_ptr(self.ledger.0.add(frame as usize)) })
     }
 

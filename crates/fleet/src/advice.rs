@@ -1,7 +1,7 @@
 //! Advice before anything runs: which services should not share a cache, and the settings that keep them apart.
 //!
-//! Every pair is solved on the interval machine: both on one cache, all threads busy as requested. A pair is bad if one of
-//! the two exceeds its limit, or, without a limit, a stated slowdown.
+//! The interval machine solves every pair: both services on one cache, with all their threads as busy as requested. A
+//! pair is bad if one of the two exceeds its limit or, without a limit, a default slowdown.
 
 use serde::Serialize;
 
@@ -10,24 +10,24 @@ use crate::spec::FleetService;
 
 /// Slowdown that a service without a limit should not exceed.
 pub const USUAL_LIMIT_PERCENT: f64 = 10.0;
-/// Services of one advice: pairs grow with the square.
+/// Maximum number of services per advice, because the number of pairs grows with its square.
 pub const MAX_ADVISED: usize = 200;
 
-/// A service, and how it is requested.
+/// A service, with its requests.
 #[derive(Clone, PartialEq, Debug)]
 pub struct AdvisedService {
     /// Its requests, limit and profile.
     pub kind: FleetService,
-    /// Its CPUs are whole and its requests equal its limits, so a static CPU manager gives it CPUs of its own.
+    /// Are its CPUs whole and its requests equal to its limits, so that a static CPU manager gives it exclusive CPUs?
     pub has_whole_cpus: bool,
 }
 
 /// Two services on one cache.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct ServicePair {
-    /// The one that exceeds its limit, or loses more.
+    /// The service that exceeds its limit, or loses more.
     pub victim: String,
-    /// The other one.
+    /// The other service.
     pub aggressor: String,
     /// Slowdown of the victim.
     pub victim_slowdown_percent: f64,
@@ -35,7 +35,7 @@ pub struct ServicePair {
     pub aggressor_slowdown_percent: f64,
     /// Limit of the victim; [`USUAL_LIMIT_PERCENT`] if it has none.
     pub limit_percent: f64,
-    /// They should not share a cache.
+    /// Should the two not share a cache?
     pub is_bad: bool,
 }
 
@@ -44,13 +44,13 @@ pub struct ServicePair {
 pub struct ServiceAdvice {
     /// The service.
     pub name: String,
-    /// `victim`, `aggressor`, `both` or `neutral`; `None` = without a profile.
+    /// `victim`, `aggressor`, `both` or `neutral`; `None` without a profile.
     pub role: Option<&'static str>,
     /// Services that should not share its cache.
     pub keep_apart: Vec<String>,
-    /// It may run on a cache of its own, because most of the others are bad company.
+    /// Should it have a cache of its own, because it forms bad pairs with most of the others?
     pub wants_own_cache: bool,
-    /// Settings, in words.
+    /// Settings, as text.
     pub settings: Vec<String>,
 }
 
@@ -59,9 +59,9 @@ pub struct ServiceAdvice {
 pub struct FleetAdvice {
     /// Kind of the hosts.
     pub machine: String,
-    /// Bad pairs first, by excess.
+    /// Pairs, bad ones first, by excess.
     pub pairs: Vec<ServicePair>,
-    /// In the order given.
+    /// Services in the order given.
     pub services: Vec<ServiceAdvice>,
 }
 
@@ -71,7 +71,7 @@ fn member(kind: &FleetService, profile: u16, solver: &CoRunSolver) -> CoRunMembe
     CoRunMember { kind: profile, load: load.clamp(1.0, f64::from(LOAD_LEVELS)) as u8, threads, is_confined: false }
 }
 
-/// Slowdowns of two services on one cache, in their order, in percent.
+/// Slowdowns of two services on one cache, in the order of the services, in percent.
 fn pair_slowdowns(solver: &CoRunSolver, member: CoRunMember, other: CoRunMember) -> (f64, f64) {
     let is_swapped = other < member;
     let members = if is_swapped { vec![other, member] } else { vec![member, other] };
@@ -83,7 +83,8 @@ fn pair_slowdowns(solver: &CoRunSolver, member: CoRunMember, other: CoRunMember)
     if is_swapped { (percent(1), percent(0)) } else { (percent(0), percent(1)) }
 }
 
-/// Advice about services on hosts of one kind. The solver has the profiles of the services that have one, in their order.
+/// Advice about services on hosts of one kind. The solver has the profiles of the services that have one, in the order
+/// of the services.
 pub fn advise(solver: &CoRunSolver, services: &[AdvisedService]) -> FleetAdvice {
     let mut next = 0;
     let profiled: Vec<(usize, CoRunMember)> = (0..services.len())

@@ -1,18 +1,18 @@
-//! Services that arrive and leave: drawn by a seed, the same for every policy.
+//! Services that arrive and leave, drawn from a seed, the same for every policy.
 
 use cachemate_core::SplitMix64;
 
 use crate::profile::{ReferenceMix, WorkingSet};
 use crate::spec::{DrawSpec, FleetService};
 
-/// One service with its life.
+/// One service with its lifetime.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ServiceLife {
     /// Index of its kind.
     pub kind: u16,
     /// Hours since the start of the run.
     pub arrives: f64,
-    /// Infinite for a service that stays.
+    /// Hour at which it leaves; infinite for a service that stays.
     pub departs: f64,
 }
 
@@ -64,8 +64,8 @@ fn draw_kind(draw: &DrawSpec, number: u16, random: &mut SplitMix64) -> FleetServ
     }
 }
 
-/// Services of one cell, by arrival: those that run at the start, then arrivals at random times (Poisson) that replace the
-/// leaving ones in the mean.
+/// Services of one cell, by arrival: those that run at the start, then arrivals at random times (Poisson) that replace
+/// the leaving ones on average.
 pub fn draw_lives(kinds: &[FleetService], running: f64, hours: f64, seed: u64, cell: u32) -> Vec<ServiceLife> {
     let mut random = SplitMix64::new(SplitMix64::scatter(seed) ^ SplitMix64::scatter(u64::from(cell) + 1));
     let weights: Vec<f64> = kinds.iter().map(|kind| kind.weight).collect();
@@ -77,13 +77,13 @@ pub fn draw_lives(kinds: &[FleetService], running: f64, hours: f64, seed: u64, c
     let mut lives = Vec::new();
     for _ in 0..libm::round(running) as u64 {
         let kind = pick(&weights, &mut random);
-        // An exponential life has no memory, so the rest of a running one is as long as a new one.
+        // Exponential lifetimes are memoryless, so the rest of a running one is distributed like a new one.
         lives.push(ServiceLife { kind, arrives: 0.0, departs: ends(0.0, kind, &mut random) });
     }
     let rates: Vec<f64> =
         kinds.iter().map(|kind| kind.lifetime_hours.map_or(0.0, |mean| running * kind.weight / all / mean)).collect();
     let rate: f64 = rates.iter().sum();
-    // Without departures nothing arrives.
+    // Without departures there are no arrivals.
     let mut now = if rate > 0.0 { exponential(1.0 / rate, &mut random) } else { hours };
     while now < hours {
         let kind = pick(&rates, &mut random);

@@ -9,7 +9,7 @@ use crate::placement::{HostCapacity, PlacementPolicy, choose_host};
 use crate::scorer::ServiceDemand;
 use crate::spec::{MoveSpec, PowerSpec};
 
-/// Everything about a cell except its services.
+/// All parameters of a cell except its services.
 pub struct CellSetup<'a> {
     /// Constants of its hosts.
     pub model: HostModel<'a>,
@@ -33,10 +33,10 @@ pub struct CellSetup<'a> {
 #[derive(Clone, Copy, Debug)]
 struct PlacedService {
     kind: u16,
-    /// `None` = it waits for room, or has left.
+    /// Its host; `None` if it waits for room, or has left.
     host: Option<u32>,
     is_live: bool,
-    /// Time that a move has cost since the last sample.
+    /// Time that its moves have cost since the last sample.
     lost_seconds: f64,
 }
 
@@ -64,14 +64,14 @@ impl PartialOrd for Departure {
 struct FleetCell<'a> {
     setup: &'a CellSetup<'a>,
     hosts: Vec<FleetHost>,
-    /// By host: services of each kind.
+    /// Number of services of each kind, by host.
     kinds: Vec<BTreeMap<u16, u32>>,
     services: Vec<PlacedService>,
     waiting: Vec<u32>,
     outcome: CellOutcome,
 }
 
-/// Runs a cell. `None` = `stop` became true.
+/// Runs a cell. `None` if `stop` became true.
 pub fn run(setup: &CellSetup<'_>, lives: &[ServiceLife], stop: &dyn Fn() -> bool) -> Option<CellOutcome> {
     let mut cell = FleetCell {
         setup,
@@ -88,7 +88,7 @@ pub fn run(setup: &CellSetup<'_>, lives: &[ServiceLife], stop: &dyn Fn() -> bool
         if stop() {
             return None;
         }
-        // Speeds are sampled in the middle of a step, with the services that are there at its start.
+        // Speeds are sampled in the middle of a step, with the services that exist at its start.
         let start = f64::from(step) * setup.step_hours;
         let hour = start + 0.5 * setup.step_hours;
         while next < lives.len() && lives[next].arrives <= start {
@@ -200,7 +200,7 @@ impl FleetCell<'_> {
             }
             self.add_energy(host);
         }
-        // A service that waits for room keeps no limit.
+        // A service that waits for room misses its limit.
         let limited = |service: &&u32| {
             model.kinds[usize::from(self.services[**service as usize].kind)].max_slowdown_percent.is_some()
         };
@@ -247,7 +247,7 @@ impl FleetCell<'_> {
         }
     }
 
-    /// Is a move to this host worth its price? By forecast, only where no limit breaks.
+    /// Is a move to this host worth its cost? Under `forecast`, only if no limit breaks there.
     fn may_move(&self, kind: u16, load: u8, host: usize) -> bool {
         if self.setup.policy != PlacementPolicy::Forecast {
             return true;

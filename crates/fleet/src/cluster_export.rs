@@ -1,7 +1,7 @@
-//! A cluster's pods as services: the JSON of `kubectl get pods -A -o json`.
+//! A cluster's pods as services, from the JSON of `kubectl get pods -A -o json`.
 //!
-//! Requests, labels and annotations are read; everything else is skipped. A pod names its profile by the annotation
-//! `cachemate.io/profile`, which is the name of a `[[services]]` entry, and its limit by `cachemate.io/max-slowdown`.
+//! Requests, labels and annotations are read; everything else is skipped. A pod names its profile in the annotation
+//! `cachemate.io/profile`, which is the name of a `[[services]]` entry, and its limit in `cachemate.io/max-slowdown`.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use serde::Deserialize;
 use crate::profile::FleetFieldError;
 use crate::spec::{FleetService, MAX_CPUS, MAX_KINDS};
 
-/// Pods of one export.
+/// Maximum number of pods in one export.
 const MAX_PODS: usize = 1_000_000;
 /// Busy share of the requested CPUs for a pod whose service states no load.
 const ASSUMED_LOAD: f64 = 0.5;
@@ -39,7 +39,7 @@ pub struct PodMetadata {
     pub name: String,
     /// Its namespace.
     pub namespace: String,
-    /// Unique in time.
+    /// Its UID, which is never reused.
     pub uid: String,
     /// Labels.
     pub labels: BTreeMap<String, String>,
@@ -69,7 +69,7 @@ pub struct PodContainer {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct PodResources {
-    /// By name, as quantities.
+    /// Requests by name, as quantities.
     pub requests: BTreeMap<String, String>,
 }
 
@@ -78,7 +78,7 @@ pub fn pod_mark<'a>(metadata: &'a PodMetadata, name: &str) -> Option<&'a str> {
     metadata.annotations.get(name).or_else(|| metadata.labels.get(name)).map(String::as_str)
 }
 
-/// A Kubernetes quantity: `500m`, `2`, `1.5Gi`. `None` = not a quantity.
+/// Parses a Kubernetes quantity: `500m`, `2`, `1.5Gi`. `None` if it is not a quantity.
 pub fn parse_quantity(text: &str) -> Option<f64> {
     let digits = text.find(|letter: char| !(letter.is_ascii_digit() || letter == '.')).unwrap_or(text.len());
     let number: f64 = text[..digits].parse().ok()?;
@@ -101,7 +101,7 @@ pub fn parse_quantity(text: &str) -> Option<f64> {
 /// Sum of a request over the containers.
 ///
 /// # Errors
-/// A quantity that is none.
+/// A text that is not a quantity.
 pub fn requested_amount(pod: &ExportedPod, resource: &str) -> Result<f64, FleetFieldError> {
     let mut sum = 0.0;
     for (index, container) in pod.spec.containers.iter().enumerate() {
@@ -117,18 +117,18 @@ pub fn requested_amount(pod: &ExportedPod, resource: &str) -> Result<f64, FleetF
 /// Kinds of services of a cluster, and the kind of each pod in order.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ClusterServices {
-    /// Pods that agree in requests, profile and limit are one kind.
+    /// The kinds; pods with the same requests, profile and limit are one kind.
     pub kinds: Vec<FleetService>,
-    /// By pod.
+    /// The kind of each pod.
     pub pods: Vec<u16>,
-    /// Pods without a profile.
+    /// Number of pods without a profile.
     pub unprofiled: usize,
 }
 
 /// Services of an export, with profiles by name from `known`.
 ///
 /// # Errors
-/// A quantity, limit or profile name that cannot be used, by its pod.
+/// An unusable quantity, limit or profile name, with its pod.
 pub fn cluster_services(list: &PodList, known: &[FleetService]) -> Result<ClusterServices, FleetFieldError> {
     if list.items.is_empty() || list.items.len() > MAX_PODS {
         return Err(FleetFieldError::new("items", format!("{} pods", list.items.len()), "1 to 1 000 000 pods"));
@@ -187,7 +187,7 @@ fn pod_kind(pod: &ExportedPod, known: &[FleetService]) -> Result<FleetService, F
 /// A limit as operators write it: `10` or `10%`.
 ///
 /// # Errors
-/// The text is no share from 0 to 10 000 percent.
+/// The text is not a value from 0 to 10 000 percent.
 pub fn limit_percent(text: &str) -> Result<f64, FleetFieldError> {
     let number = text.trim().trim_end_matches('%').trim().parse::<f64>().ok();
     number.filter(|percent| (0.0..=10_000.0).contains(percent)).ok_or_else(|| {

@@ -1,10 +1,11 @@
-//! Steady speeds of services that share a cache, from the interval machine, once for each combination.
+//! Steady speeds of services that share a cache, from the interval machine, computed once for each combination.
 //!
-//! Problem: a fleet has tens of thousands of caches that change every hour. Method: a cache with the multiset of its
-//! services, quantized loads, its partition, and the traffic of the other caches on its memory (in sixteenths of the
-//! bandwidth) is one key. Its solution is a pure function of the key: a machine of that one cache runs until it is
-//! steady. A second cache of that machine holds a stream that stands for the others' traffic. Solutions are stored in
-//! shards of bounded size, and a full shard is emptied. Properties: the store saves time and changes no bit.
+//! Problem: a fleet has tens of thousands of caches that change every hour. Method: a cache is identified by a key: the
+//! multiset of its services, their quantized loads, its partition, and the traffic of the other caches on its memory
+//! (in sixteenths of the bandwidth). Its solution is a pure function of the key: a machine with that one cache runs
+//! until it is steady. A second cache of that machine has a stream that represents the others' traffic. Solutions are
+//! stored in shards of bounded size, and a full shard is emptied. Properties: the store saves time and does not change
+//! the result by a bit.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,15 +16,15 @@ use cachemate_interval::{Demand, PhasedProgram, closed_form};
 
 use crate::profile::WorkloadProfile;
 
-/// Loads are multiples of one eighth of a CPU by thread.
+/// Number of load levels: loads are multiples of one eighth of a CPU per thread.
 pub const LOAD_LEVELS: u8 = 8;
 /// Steps of the other caches' traffic: sixteenths of a memory node's bandwidth.
 pub const TRAFFIC_LEVELS: u8 = 16;
-/// Nominal seconds until a cache is steady, and in which speeds are measured.
+/// Nominal seconds until a cache is steady, and seconds over which speeds are measured.
 const SETTLING_SECONDS: f64 = 20.0;
 const MEASURED_SECONDS: f64 = 5.0;
 const SHARDS: usize = 64;
-/// Solutions of one shard before it is emptied: about 1 GiB for all shards at ten services each.
+/// Number of solutions in a shard before it is emptied: about 1 GiB for all shards at ten services each.
 const MAX_SHARD_ENTRIES: usize = 40_000;
 
 /// One service on a cache.
@@ -35,34 +36,34 @@ pub struct CoRunMember {
     pub load: u8,
     /// Its threads on this cache.
     pub threads: u16,
-    /// It is confined to the small part of a partitioned cache.
+    /// Is it confined to the small part of a partitioned cache?
     pub is_confined: bool,
 }
 
-/// A cache with its services and its surroundings.
+/// A cache with its services and the traffic of its neighbors.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct CoRunKey {
     /// Traffic of other caches on the same memory, in steps of 1 / [`TRAFFIC_LEVELS`].
     pub traffic: u8,
-    /// Ways of the small part; 0 = not partitioned.
+    /// Ways of the small part; 0 if the cache is not partitioned.
     pub confined_ways: u8,
-    /// In ascending order.
+    /// Its services, in ascending order.
     pub members: Vec<CoRunMember>,
 }
 
 /// Speed of one service.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct MemberSpeed {
-    /// Cycles that an instruction takes on a CPU. Waits for a CPU do not count: requests bound them, and not caches.
+    /// Cycles per instruction on a CPU. Waits for a CPU do not count, because requests bound them rather than caches.
     pub cycles_per_instr: f32,
-    /// Traffic with memory, both ways, of all its threads.
+    /// Memory traffic of all its threads, in both directions.
     pub bytes_per_cycle: f32,
 }
 
 /// Speeds in the order of [`CoRunKey::members`].
 pub type CoRunSpeeds = Arc<[MemberSpeed]>;
 
-/// The machine has no data cache, or more than one memory node's worth of sharing cannot be told apart.
+/// The machine has no data cache, or its caches do not divide its memory nodes evenly.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[error("machine '{machine}': found {found}, expected {expected}")]
 pub struct UnsuitableMachine {
@@ -76,7 +77,7 @@ type SpeedShard = Mutex<BTreeMap<CoRunKey, CoRunSpeeds>>;
 /// Solves caches of one kind of host for one set of services.
 pub struct CoRunSolver {
     host: MachineSpec,
-    /// One cache of the host, and a second one if several share a memory node.
+    /// A machine with one cache of the host, and a second one if several caches share a memory node.
     machine: MachineSpec,
     profiles: Vec<WorkloadProfile>,
     line_bytes: f64,
@@ -152,7 +153,7 @@ impl CoRunSolver {
         self.host.last_level().is_some_and(|last| last.way_partitions.is_some())
     }
 
-    /// Speeds of a cache's services, from the store if they are known.
+    /// Speeds of a cache's services, from the store if they are there.
     pub fn speeds(&self, key: &CoRunKey) -> CoRunSpeeds {
         if key.members.is_empty() {
             return Arc::new([]);
@@ -171,7 +172,7 @@ impl CoRunSolver {
         speeds
     }
 
-    /// Cycles per instruction of a service that has an idle host for itself.
+    /// Cycles per instruction of a service that is alone on an idle host.
     pub fn solo_cycles_per_instr(&self, member: CoRunMember) -> f32 {
         let member = CoRunMember { is_confined: false, ..member };
         let key = CoRunKey { members: vec![member], ..CoRunKey::default() };
@@ -235,7 +236,7 @@ impl CoRunSolver {
         PhasedProgram { demand, ..PhasedProgram::steady("service", phase) }
     }
 
-    /// A stream with the other caches' traffic. It waits for nothing, so its rate is what it is asked to be.
+    /// A stream with the other caches' traffic. It waits for nothing, so it reaches the requested rate.
     fn other_traffic(&self, level: u8) -> PhasedProgram {
         let capacity = self.cache_bytes() / self.line_bytes;
         let share = f64::from(level.min(TRAFFIC_LEVELS)) / f64::from(TRAFFIC_LEVELS);
@@ -259,7 +260,7 @@ impl CpuLoads {
         CpuLoads { loads: vec![0; cpus as usize], contexts_per_core: contexts_per_core.max(1) as usize }
     }
 
-    /// The least loaded CPU, among equals on the least loaded core.
+    /// The least loaded CPU; among equals, the one on the least loaded core.
     fn choose(&mut self, load: u8) -> u32 {
         let core = |cpu: usize| {
             let first = cpu / self.contexts_per_core * self.contexts_per_core;

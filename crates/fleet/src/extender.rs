@@ -1,8 +1,9 @@
 //! The scheduler extender's answers: pods and node names in, remaining names and scores out.
 //!
-//! Wire types are those of `k8s.io/kube-scheduler/extender/v1` with `nodeCacheCapable: true`. Time is passed in, so equal
-//! calls give equal answers. The ledger holds placements that nodes cannot have published yet: kube-scheduler binds
-//! several pods before a node's next state, and would send all of them to the same node.
+//! The message types are those of `k8s.io/kube-scheduler/extender/v1` with `nodeCacheCapable: true`. Time is a
+//! parameter, so equal calls give equal answers. The ledger contains placements that nodes cannot have published yet:
+//! kube-scheduler binds several pods before a node publishes its next state, and would otherwise send all of them to
+//! the same node.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,13 +17,13 @@ use crate::scorer::{
     scores,
 };
 
-/// Node names of one request.
+/// Maximum number of node names in one request.
 pub const MAX_NODES: usize = 20_000;
-/// A state older than this is not used: its node was silent.
+/// Maximum age of a state; the node of an older one has stopped publishing.
 pub const MAX_STATE_AGE_SECONDS: f64 = 60.0;
-/// A guess lives until the node has published the placement: its interval of 30 s, and some seconds.
+/// Lifetime of a guess, within which the node publishes the placement: its interval of 30 s, and some seconds.
 const GUESS_SECONDS: f64 = 40.0;
-/// Guesses at a time; the oldest goes first.
+/// Maximum number of guesses; the oldest is dropped first.
 const MAX_GUESSES: usize = 4096;
 /// Busy CPUs of a pod without a request.
 const LEAST_CPUS: f64 = 0.1;
@@ -32,7 +33,7 @@ const LEAST_CPUS: f64 = 0.1;
 pub struct ExtenderRequest {
     /// The pod to place.
     pub pod: ExportedPod,
-    /// Candidates; absent if the scheduler is not configured with `nodeCacheCapable: true`.
+    /// Candidates; missing if the scheduler is not configured with `nodeCacheCapable: true`.
     #[serde(default)]
     pub nodenames: Option<Vec<String>>,
 }
@@ -45,7 +46,7 @@ pub struct FilterAnswer {
     /// The others, with the reason.
     #[serde(rename = "failedNodes")]
     pub failed_nodes: BTreeMap<String, String>,
-    /// Empty = no error.
+    /// Empty if there is no error.
     pub error: String,
 }
 
@@ -54,22 +55,22 @@ pub struct FilterAnswer {
 pub struct NodeScore {
     /// Name of the node.
     pub host: String,
-    /// 0 to 10.
+    /// Score from 0 to 10.
     pub score: u8,
 }
 
 /// Published knowledge: profiles by name, and states by node with the time of their publication.
 #[derive(Clone, Debug, Default)]
 pub struct ClusterKnowledge {
-    /// By name.
+    /// Profiles by name.
     pub profiles: BTreeMap<String, WorkloadProfile>,
-    /// Name of the profile by image, digest or tag included.
+    /// Name of the profile by image, with its digest or tag.
     pub images: BTreeMap<String, String>,
-    /// By node: seconds since the epoch, and the state.
+    /// Seconds since the epoch, and the state, by node.
     pub nodes: BTreeMap<String, (f64, NodeCacheState)>,
 }
 
-/// A placement in flight.
+/// A placement that its node has not published yet.
 #[derive(Clone, PartialEq, Debug)]
 struct PlacementGuess {
     pod: String,
@@ -103,7 +104,7 @@ impl ClusterKnowledge {
         images.filter_map(|name| self.profiles.get(name)).next()
     }
 
-    /// A request that cannot be read as a quantity is unknown, and so is a limit: neither stops a pod.
+    /// A request that is not a valid quantity counts as unknown, and so does an invalid limit: neither blocks a pod.
     fn score<'a>(&'a self, pod: &ExportedPod) -> ScoredPod<'a> {
         let limit = pod_mark(&pod.metadata, "cachemate.io/max-slowdown").and_then(|text| limit_percent(text).ok());
         let demand = ServiceDemand {
@@ -131,7 +132,7 @@ impl ClusterKnowledge {
             return vec![None; names.len()];
         }
         let mut forecaster = ServiceForecaster::new(&pod.demand);
-        // Most nodes have no placement in flight, so the ledger is searched for the others alone.
+        // Most nodes have no pending placement, so the ledger is searched only for the others.
         let guessed: BTreeSet<&str> = ledger.guesses.iter().map(|guess| guess.node.as_str()).collect();
         let forecast = |name: &String| {
             let state = self.fresh_state(name, now)?;
@@ -146,18 +147,18 @@ impl ClusterKnowledge {
 
     fn fresh_state(&self, name: &str, now: f64) -> Option<&NodeCacheState> {
         let (published, state) = self.nodes.get(name)?;
-        // A clock that runs ahead by a minute is as wrong as a silent node.
+        // A clock that is a minute ahead is as wrong as a silent node.
         ((now - published).abs() <= MAX_STATE_AGE_SECONDS).then_some(state)
     }
 }
 
 impl PlacementLedger {
-    /// Guesses that still live.
+    /// Number of guesses that have not expired.
     pub fn len(&self) -> usize {
         self.guesses.len()
     }
 
-    /// Has no placement been made lately?
+    /// Are there no recent placements?
     pub fn is_empty(&self) -> bool {
         self.guesses.is_empty()
     }
@@ -166,7 +167,7 @@ impl PlacementLedger {
         self.guesses.retain(|guess| (0.0..=GUESS_SECONDS).contains(&(now - guess.made_at)));
     }
 
-    /// A node's state with the placements in flight, except for those of the pod itself.
+    /// A node's state with the pending placements added, except those of the pod itself.
     fn adjust<'a>(&self, name: &str, state: &'a NodeCacheState, pod: &str) -> Cow<'a, NodeCacheState> {
         let mut adjusted = Cow::Borrowed(state);
         for guess in self.guesses.iter().filter(|guess| guess.node == name && guess.pod != pod) {
@@ -181,7 +182,7 @@ impl PlacementLedger {
         adjusted
     }
 
-    /// Records the node with the highest score, which the scheduler probably takes. A pod has one guess.
+    /// Records the node with the highest score, which the scheduler probably chooses. A pod has one guess.
     fn record(&mut self, knowledge: &ClusterKnowledge, pod: &ScoredPod<'_>, answer: &[NodeScore], now: f64) {
         self.guesses.retain(|guess| guess.pod != pod.identity);
         let Some(profile) = pod.demand.profile else { return };
@@ -207,10 +208,10 @@ impl PlacementLedger {
     }
 }
 
-/// The names of a request.
+/// The node names of a request.
 ///
 /// # Errors
-/// It has none, or too many.
+/// There are none, or too many.
 fn names(request: &ExtenderRequest) -> Result<&[String], FleetFieldError> {
     match &request.nodenames {
         None => Err(FleetFieldError::new(

@@ -9,7 +9,7 @@ use crate::outcome::SlowdownHistogram;
 use crate::spec::FleetSpec;
 use crate::study::{FleetResult, VariantOutcome};
 
-/// Slowdowns on a distribution's axis end here, or at the 99th percentile if that is larger.
+/// The axis of a distribution ends at this slowdown, or at the 99th percentile if that is larger.
 const SHOWN_PERCENT: f64 = 20.0;
 /// Points of a distribution.
 const SHOWN_POINTS: u32 = 100;
@@ -157,7 +157,7 @@ impl FleetResult {
         }
     }
 
-    /// One row for each policy, with names of columns.
+    /// The CSV: one row for each policy, below the names of the columns.
     pub fn csv(&self) -> String {
         let mut text = String::from(
             "policy,limits_kept_share,slowdown_p50_percent,slowdown_p95_percent,slowdown_p99_percent,hosts_needed,moves,\
@@ -187,7 +187,7 @@ impl FleetResult {
         text
     }
 
-    /// The table of a terminal.
+    /// The table for a terminal.
     pub fn table(&self) -> Table {
         use cachemate_report::Align::{Left, Right};
         let mut table = Table::new(&[

@@ -1,9 +1,10 @@
 //! One host: services on its caches, their speeds, and the node's own placement.
 //!
-//! Off, a service starts on the least busy cache and stays, as the kernel's balancing leaves it. `auto` is modeled by the
-//! state that it reaches: it starts a service on the cache with the best forecast. In each step it then tries to move one
-//! service for every broken limit, and partitions a cache whose limits stay broken. As its roll-back guard does, it keeps
-//! a change only if the measured slowdowns improve. Its windows, trials and probes are not modeled.
+//! With the node policy off, a service starts on the least busy cache and stays there, as the kernel's load balancing
+//! leaves it. `auto` is modeled by the state that it reaches: it starts a service on the cache with the best forecast.
+//! In each step it then tries to move one service for every broken limit, and partitions a cache whose limits stay
+//! broken. Like its roll-back guard, the model keeps a change only if the measured slowdowns improve. Its windows,
+//! trials and probes are not modeled.
 
 use crate::corun::{CoRunKey, CoRunMember, CoRunSolver, LOAD_LEVELS, TRAFFIC_LEVELS};
 use crate::scorer::{
@@ -13,15 +14,15 @@ use crate::spec::FleetService;
 
 /// Shares for which a node publishes the effect on its residents.
 const EFFECT_SHARES: [f64; 5] = [1.0, 0.875, 0.75, 0.5, 0.25];
-/// Iterations of the traffic that caches of one memory node exchange; it settles in two or three.
+/// Iterations of the traffic between caches of one memory node; it settles in two or three.
 const TRAFFIC_ITERATIONS: usize = 5;
 /// Iterations of the residents' shares for the published state.
 const SHARE_ITERATIONS: usize = 8;
 /// Moves that a node tries in one step.
 const NODE_TRIALS: usize = 2;
-/// A change must improve the objective by this, in percent of a thread, to be kept.
+/// The gain in the objective that a change needs to be kept, in percent of a thread.
 const MIN_GAIN: f64 = 1.0;
-/// Weight of slowdowns within the limits in the node's objective; those beyond a limit count in full.
+/// Weight of slowdowns within the limits in the node's objective; those beyond a limit have full weight.
 const WITHIN_LIMITS_WEIGHT: f64 = 0.05;
 const LINE_BYTES: f64 = 64.0;
 
@@ -29,13 +30,13 @@ const LINE_BYTES: f64 = 64.0;
 pub struct HostModel<'a> {
     /// Speeds of services on a cache.
     pub solver: &'a CoRunSolver,
-    /// By kind.
+    /// The services, by kind.
     pub kinds: &'a [FleetService],
-    /// Index of the solver's profile by kind; `None` = without a profile.
+    /// Index of the solver's profile by kind; `None` if the kind has no profile.
     pub profiles: &'a [Option<u16>],
     /// The node's own placement.
     pub policy: NodePolicy,
-    /// Nodes may partition caches.
+    /// May nodes partition caches?
     pub partitions: bool,
 }
 
@@ -46,41 +47,41 @@ pub struct Resident {
     pub service: u32,
     /// Index of its kind.
     pub kind: u16,
-    /// Its threads here.
+    /// Number of its threads on this cache.
     pub threads: u16,
     /// Load of each thread, in steps of the solver.
     pub load: u8,
-    /// It is confined to the small part.
+    /// Is it confined to the small part?
     pub is_confined: bool,
 }
 
-/// Slowdown of a part of a service; absent for a service without a profile.
+/// Slowdown of the part of a service on one cache; missing for a service without a profile.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct PartSlowdown {
     /// Number of the service.
     pub service: u32,
     /// Threads of the part.
     pub threads: u16,
-    /// Cycles per instruction over those alone on an idle host.
+    /// Cycles per instruction over the solo value on an idle host.
     pub ratio: f64,
 }
 
 /// One host.
 #[derive(Clone, Debug)]
 pub struct FleetHost {
-    /// By cache.
+    /// The services on each cache.
     pub residents: Vec<Vec<Resident>>,
-    /// By cache: ways of the small part; 0 = not partitioned.
+    /// Ways of the small part of each cache; 0 if it is not partitioned.
     confined_ways: Vec<u8>,
-    /// By cache: traffic of the others of its memory node, in steps of the solver.
+    /// Traffic of the other caches of the same memory node, for each cache, in steps of the solver.
     traffic: Vec<u8>,
     /// Requested CPUs of all services.
     pub requested_cpus: f64,
     /// Requested memory of all services.
     pub requested_bytes: f64,
-    /// Services.
+    /// Number of services.
     pub services: u32,
-    /// As the node publishes it.
+    /// The state that the node publishes.
     pub state: NodeCacheState,
     /// Memory traffic at the last evaluation, in bytes a second.
     pub memory_bytes_per_second: f64,
@@ -111,7 +112,7 @@ impl FleetHost {
         }
     }
 
-    /// Starts a service. One with more threads than a cache has CPUs is split into equal parts.
+    /// Starts a service. A service with more threads than a cache has CPUs is split into equal parts.
     pub fn place(&mut self, model: &HostModel<'_>, service: u32, kind: u16, load: u8) {
         let spec = &model.kinds[usize::from(kind)];
         self.requested_cpus += spec.cpus;
@@ -143,7 +144,7 @@ impl FleetHost {
         }
     }
 
-    /// Sets the loads of an hour.
+    /// Sets the loads for an hour.
     pub fn set_hour(&mut self, model: &HostModel<'_>, hour: f64) {
         for cache in 0..self.residents.len() {
             for resident in &mut self.residents[cache] {
@@ -153,12 +154,12 @@ impl FleetHost {
         }
     }
 
-    /// CPUs that are busy.
+    /// Number of busy CPUs.
     pub fn busy_cpus(&self) -> f64 {
         self.state.caches.iter().map(|cache| cache.busy_cpus).sum()
     }
 
-    /// Lines that all residents bring in, in bytes a second, by their profiles.
+    /// Bytes per second that all residents fill, by their profiles.
     pub fn fill_bytes_per_second(&self) -> f64 {
         self.state.caches.iter().map(|cache| cache.fill_bytes_per_second).sum()
     }
@@ -211,7 +212,7 @@ impl FleetHost {
         self.refresh_bandwidth(model);
     }
 
-    /// Bandwidth left by memory node.
+    /// Updates the remaining bandwidth of each memory node.
     fn refresh_bandwidth(&mut self, model: &HostModel<'_>) {
         let whole = self.state.memory_bytes_per_second;
         for node in self.state.caches.chunks_mut(model.solver.caches_per_node().max(1)) {
@@ -233,7 +234,7 @@ impl FleetHost {
         (CoRunKey { traffic: self.traffic[cache], confined_ways, members }, order)
     }
 
-    /// Slowdowns of all parts, by cache. The traffic of each cache slows the others of its memory node.
+    /// Slowdowns of all parts, by cache. The traffic of each cache slows down the others of its memory node.
     pub fn evaluate(&mut self, model: &HostModel<'_>) -> Vec<Vec<PartSlowdown>> {
         let solver = model.solver;
         let per_node = solver.caches_per_node().max(1);
@@ -271,7 +272,7 @@ impl FleetHost {
         key.members.iter().zip(speeds.iter()).zip(&order).map(part).collect()
     }
 
-    /// One step of the node's policy after an evaluation; the slowdowns after it.
+    /// One step of the node's policy after an evaluation; returns the slowdowns after it.
     pub fn tune(
         &mut self,
         model: &HostModel<'_>,
@@ -282,7 +283,7 @@ impl FleetHost {
             return slowdowns;
         }
         if self.confined_ways.iter().any(|ways| *ways > 0) {
-            // A partition is proposed anew in every step, for the services that are there now.
+            // The partition is chosen anew in every step, for the services that are present.
             self.confined_ways.fill(0);
             self.residents.iter_mut().flatten().for_each(|resident| resident.is_confined = false);
             slowdowns = self.evaluate(model);
@@ -302,7 +303,8 @@ impl FleetHost {
         slowdowns
     }
 
-    /// Moves the service that suffers most beyond its limit to the cache with the best forecast, if that helps the host.
+    /// Moves the service that exceeds its limit most to the cache with the best forecast, if this improves the host's
+    /// objective.
     fn try_move(&mut self, model: &HostModel<'_>, slowdowns: &[Vec<PartSlowdown>]) -> Option<Vec<Vec<PartSlowdown>>> {
         let mut worst: Option<(f64, usize, u32)> = None;
         for (cache, parts) in slowdowns.iter().enumerate() {
@@ -333,7 +335,7 @@ impl FleetHost {
         Some(after)
     }
 
-    /// Confines the services without a limit to a part of the cache, if that helps.
+    /// Confines the services without a limit to a part of the cache, if this improves the objective.
     fn partition(&mut self, model: &HostModel<'_>, cache: usize, slowdowns: &mut Vec<PartSlowdown>) {
         let unlimited = |resident: &Resident| kind_of(model, resident).max_slowdown_percent.is_none();
         if !self.residents[cache].iter().any(unlimited) {
@@ -377,7 +379,7 @@ impl FleetHost {
         slowdowns.iter().enumerate().map(|(cache, parts)| self.cache_objective(model, cache, parts)).sum()
     }
 
-    /// Caches with their services as the solver sees them, and the slowdowns that it gives.
+    /// The keys of the caches, for the solver.
     pub fn keys(&self, model: &HostModel<'_>) -> Vec<CoRunKey> {
         (0..self.residents.len()).map(|cache| self.key(model, cache).0).collect()
     }
@@ -405,7 +407,7 @@ fn demand<'a>(model: &HostModel<'a>, resident: &Resident) -> ServiceDemand<'a> {
     }
 }
 
-/// Moves spaces half the way to the shares of fills; a footprint that fits keeps its size.
+/// Moves the shares of space halfway to the shares of fills; a footprint that fits keeps its size.
 fn share_by_fills<'a>(
     spaces: &mut [f64],
     size: f64,

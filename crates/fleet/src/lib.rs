@@ -1,10 +1,11 @@
-//! Many hosts on paper: which service shares a cache with which, and how many hosts keep a promise.
+//! A simulated fleet of hosts: which services share a cache, and how many hosts a promise requires.
 //!
-//! Problem: a host's cache is decided by the cluster's scheduler, and no cluster is free for experiments. Method: hosts,
-//! services and arrivals come from a description or a seed. Every policy places the same arrivals. The interval machine
-//! gives the steady speeds of the services on one cache, once for each combination. The scheduler extender ranks nodes by
-//! [`scorer`], the module that the `forecast` policy uses here. Properties: the same seed gives the same bits on any
-//! number of workers; time and memory grow linearly with hosts, because hosts are simulated in cells of bounded size.
+//! Problem: the cluster's scheduler decides which services share a host's cache, and production clusters are not
+//! available for experiments. Method: hosts, services and arrivals come from a description or a seed. Every policy
+//! places the same arrivals. The interval machine gives the steady speeds of the services on one cache, once for each
+//! combination. The scheduler extender ranks nodes with [`scorer`], the module that the `forecast` policy uses here.
+//! Properties: the same seed gives the same bits on any number of workers; time and memory grow linearly with hosts,
+//! because hosts are simulated in cells of bounded size.
 
 #![warn(missing_docs)]
 

@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-/// Width of one class of slowdowns, in percent.
+/// Width of one histogram class, in percent.
 const CLASS_PERCENT: f64 = 0.1;
-/// Slowdowns of 1000 % and more are one class.
+/// Number of classes; slowdowns of 1000 % and more are one class.
 const CLASSES: usize = 10_001;
 
 /// Slowdowns in classes of 0.1 %.
@@ -26,7 +26,7 @@ impl SlowdownHistogram {
         self.counts[class] += 1;
     }
 
-    /// Adds all samples of another one.
+    /// Adds all samples of another histogram.
     pub fn merge(&mut self, other: &Self) {
         self.counts.iter_mut().zip(&other.counts).for_each(|(sum, count)| *sum += count);
     }
@@ -36,7 +36,7 @@ impl SlowdownHistogram {
         self.counts.iter().sum()
     }
 
-    /// The smallest slowdown that so large a share of the samples does not exceed; `None` without samples.
+    /// The smallest slowdown that this share of the samples does not exceed; `None` without samples.
     pub fn percentile(&self, share: f64) -> Option<f64> {
         let samples = self.samples();
         let wanted = libm::ceil(share * samples as f64).max(1.0) as u64;
@@ -59,13 +59,13 @@ impl SlowdownHistogram {
 /// Result of one cell.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct CellOutcome {
-    /// Services that arrived.
+    /// Number of services that arrived.
     pub services: u64,
     /// Slowdowns of services, one for each step.
     pub slowdowns: SlowdownHistogram,
-    /// Samples of services with a limit, waiting ones included.
+    /// Samples of services with a limit, including waiting ones.
     pub limited_samples: u64,
-    /// Those within their limit.
+    /// Samples of services within their limit.
     pub kept_samples: u64,
     /// Samples of services that wait for room.
     pub waiting_samples: u64,
@@ -75,12 +75,12 @@ pub struct CellOutcome {
     pub node_moves: u64,
     /// Energy of all hosts.
     pub energy_kwh: f64,
-    /// Hours of hosts with services.
+    /// Host hours with at least one service.
     pub host_hours: f64,
 }
 
 impl CellOutcome {
-    /// Adds another cell. Sums depend on the order, so cells are added in theirs.
+    /// Adds another cell. Floating-point sums depend on the order, so cells are added in their order.
     pub fn merge(&mut self, other: &Self) {
         self.services += other.services;
         self.slowdowns.merge(&other.slowdowns);
@@ -93,7 +93,7 @@ impl CellOutcome {
         self.host_hours += other.host_hours;
     }
 
-    /// Share of kept limits; `None` if no service has one.
+    /// Share of limits that are kept; `None` if no service has a limit.
     pub fn limit_kept_share(&self) -> Option<f64> {
         (self.limited_samples > 0).then(|| self.kept_samples as f64 / self.limited_samples as f64)
     }
@@ -102,9 +102,9 @@ impl CellOutcome {
 /// Result of one policy over the whole fleet: a row of `cachemate fleet --json`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct FleetPolicyRow {
-    /// Policy of the scheduler, `+auto` if nodes place and partition, and the change of a question.
+    /// Policy of the scheduler, `+auto` if nodes place and partition, and the change that a question makes.
     pub name: String,
-    /// Share of the samples of services with a limit that keep it; `None` = no service has one.
+    /// Share of the samples of services with a limit that are within it; `None` if no service has a limit.
     pub limits_kept_share: Option<f64>,
     /// Median slowdown.
     pub slowdown_p50_percent: Option<f64>,
@@ -112,7 +112,7 @@ pub struct FleetPolicyRow {
     pub slowdown_p95_percent: Option<f64>,
     /// 99th percentile.
     pub slowdown_p99_percent: Option<f64>,
-    /// Hosts that keep the promised share; `None` = not with four times as many.
+    /// Hosts that keep the promised share; `None` if four times as many do not.
     pub hosts_needed: Option<u32>,
     /// Services moved between hosts.
     pub moves: u64,
@@ -121,13 +121,13 @@ pub struct FleetPolicyRow {
 /// `cachemate fleet --json`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct FleetOutcome {
-    /// Hosts.
+    /// Number of hosts.
     pub hosts: u32,
-    /// Services that arrived.
+    /// Number of services that arrived.
     pub services: u64,
-    /// Everything random comes from it.
+    /// Seed of all random draws.
     pub seed: u64,
-    /// Processor time of the run; the only field that differs between two runs.
+    /// CPU time of the run; the only field that differs between two runs.
     pub cpu_seconds: f64,
     /// One row for each policy.
     pub policies: Vec<FleetPolicyRow>,

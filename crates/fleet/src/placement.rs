@@ -1,7 +1,7 @@
 //! Policies that choose a host for a service.
 //!
-//! A host takes a service if its requests fit. Among those hosts, the scheduler's scores and those of the extender are
-//! added as kube-scheduler adds them: an extender's score counts ten times its weight, which is 2 here.
+//! A host can take a service if its requests fit. For those hosts, the scores of the scheduler and of the extender are
+//! added as in kube-scheduler: an extender's score counts ten times its weight, which is 2 here.
 
 use crate::host::FleetHost;
 pub use crate::placement_policy::PlacementPolicy;
@@ -11,7 +11,7 @@ use crate::spec::FleetService;
 /// Weight of the extender beside the scheduler's own score.
 const EXTENDER_WEIGHT: f64 = 2.0;
 
-/// Requests that a host can take.
+/// Capacity of a host for requests.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct HostCapacity {
     /// CPUs.
@@ -26,7 +26,7 @@ impl HostCapacity {
             && host.requested_bytes + kind.memory_bytes <= self.memory_bytes + 0.5
     }
 
-    /// Share of the capacity that is requested with the service, 0 to 1.
+    /// Share of the capacity that is requested including the service, 0 to 1.
     fn requested_share(&self, host: &FleetHost, kind: &FleetService) -> f64 {
         let cpus = (host.requested_cpus + kind.cpus) / self.cpus;
         let memory = (host.requested_bytes + kind.memory_bytes) / self.memory_bytes;
@@ -34,7 +34,8 @@ impl HostCapacity {
     }
 }
 
-/// The host for a service; `None` if it fits nowhere. `except` is the host that it leaves; the first of equals is chosen.
+/// The host for a service; `None` if it fits on no host. `except` is the host that it leaves; among equals, the first
+/// is chosen.
 pub fn choose_host(
     policy: PlacementPolicy,
     hosts: &[FleetHost],

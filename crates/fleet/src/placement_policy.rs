@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PlacementPolicy {
-    /// The most unrequested CPUs and memory, as kube-scheduler does by default.
+    /// The most unrequested CPUs and memory, the default of kube-scheduler.
     Requests,
     /// The fewest services of the same kind, then the fewest services.
     Spread,
     /// The fewest unrequested CPUs and memory.
     BinPack,
-    /// As `requests`, with scores for hosts that bring in fewer lines.
+    /// As `requests`, with scores for hosts that fill fewer lines.
     Misses,
     /// As `requests`, with the extender's filter and scores.
     Forecast,
@@ -25,7 +25,7 @@ impl PlacementPolicy {
         vec![Requests, Spread, BinPack, Misses, Forecast]
     }
 
-    /// As written in files and results.
+    /// The name in files and results.
     pub fn name(self) -> &'static str {
         match self {
             PlacementPolicy::Requests => "requests",
@@ -36,7 +36,7 @@ impl PlacementPolicy {
         }
     }
 
-    /// Does it move services that exceed their limits? Only policies that measure can.
+    /// Does it move services that exceed their limits? Only policies that measure can do this.
     pub fn moves_services(self) -> bool {
         matches!(self, PlacementPolicy::Misses | PlacementPolicy::Forecast)
     }

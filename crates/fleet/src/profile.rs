@@ -1,45 +1,46 @@
-//! The profile of a service: its behavior alone, by size of the contended cache.
+//! The profile of a service: its solo behavior by size of the contended cache.
 //!
-//! It is the content of the custom resource `WorkloadProfile`, and is written in the same words in a fleet's file.
+//! It is the content of the custom resource `WorkloadProfile`, and a fleet's file contains it with the same field
+//! names.
 
 use cachemate_interval::{ProgramPhase, SizePoint};
 use serde::{Deserialize, Serialize};
 
-/// A smaller share of the references misses only by the rounding of a measured curve.
+/// A smaller share of misses is only rounding of a measured curve.
 const NO_MISSES: f64 = 1e-3;
-/// Points of a curve; with more, the resource would exceed 4 KB.
+/// Maximum number of points of a curve; with more, the resource would exceed 4 KB.
 pub const MAX_CURVE_POINTS: usize = 48;
 
 /// Misses with a given size of the contended cache.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct MissPoint {
-    /// Size of the cache that the service has alone.
+    /// Size of the cache, used by the service alone.
     pub bytes: f64,
     /// Lines brought into the cache.
     #[serde(alias = "misses_per_kilo_instr")]
     pub misses_per_kilo_instr: f64,
 }
 
-/// Solo behavior of one service, all threads together.
+/// Solo behavior of one service, for all threads together.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct WorkloadProfile {
     /// Cycles per instruction if every reference hits the contended cache.
     #[serde(alias = "base_cycles_per_instr")]
     pub base_cycles_per_instr: f64,
-    /// Cycles that a miss adds, overlap with others included.
+    /// Cycles that a miss adds, including the effect of overlap with others.
     #[serde(alias = "stall_cycles_per_miss")]
     pub stall_cycles_per_miss: f64,
-    /// References to the contended cache: its misses if it had no size.
+    /// References to the contended cache, which are its misses at size zero.
     #[serde(alias = "references_per_kilo_instr")]
     pub references_per_kilo_instr: f64,
-    /// Lines written back, as a share of the lines brought in.
+    /// Lines written back, as a fraction of the lines filled.
     #[serde(default = "usual_write_share", alias = "write_share")]
     pub write_share: f64,
     /// Misses by size, ascending, from one to [`MAX_CURVE_POINTS`] points.
     pub curve: Vec<MissPoint>,
-    /// Confidence in the profile, 0 to 1; `None` = unknown.
+    /// Confidence in the profile, 0 to 1; `None` if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certainty: Option<f64>,
 }
@@ -49,15 +50,15 @@ fn usual_write_share() -> f64 {
     0.3
 }
 
-/// An impossible value, by its field.
+/// An invalid value, with its field.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[error("{field}: found {found}, expected {expected}")]
 pub struct FleetFieldError {
     /// Path of the field, such as `curve[2].bytes`.
     pub field: String,
-    /// The value, in words.
+    /// The value, as text.
     pub found: String,
-    /// Possible values, in words.
+    /// The allowed values, as text.
     pub expected: String,
 }
 
@@ -67,14 +68,14 @@ impl FleetFieldError {
         FleetFieldError { field: field.into(), found: found.to_string(), expected: expected.to_string() }
     }
 
-    /// The same error, with the field below `path`.
+    /// The same error, with `path` before the field.
     #[must_use]
     pub fn with_path_prefix(self, path: &str) -> Self {
         FleetFieldError { field: format!("{path}.{}", self.field), ..self }
     }
 }
 
-/// Refuses a value outside of a range.
+/// Rejects a value outside of a range.
 pub(crate) fn check_range(field: &str, value: f64, low: f64, high: f64) -> Result<(), FleetFieldError> {
     match value >= low && value <= high {
         true => Ok(()),
@@ -83,7 +84,7 @@ pub(crate) fn check_range(field: &str, value: f64, low: f64, high: f64) -> Resul
 }
 
 impl WorkloadProfile {
-    /// Is this a profile that a program could have?
+    /// Checks that a program could have this profile.
     ///
     /// # Errors
     /// The first impossible field.
@@ -115,7 +116,7 @@ impl WorkloadProfile {
         Ok(())
     }
 
-    /// Misses per instruction with so many bytes of the cache; straight lines join the points.
+    /// Misses per instruction with this number of bytes of the cache; linear between the points.
     pub fn misses_per_instr(&self, bytes: f64) -> f64 {
         let above = self.curve.partition_point(|point| point.bytes <= bytes);
         let (low, misses_low) = match above.checked_sub(1) {
@@ -132,18 +133,18 @@ impl WorkloadProfile {
         per_kilo / 1000.0
     }
 
-    /// Cycles per instruction with so many bytes of the cache, without queues for memory.
+    /// Cycles per instruction with this number of bytes of the cache, without queueing for memory.
     pub fn cycles_per_instr(&self, bytes: f64) -> f64 {
         self.base_cycles_per_instr + self.stall_cycles_per_miss * self.misses_per_instr(bytes)
     }
 
-    /// Lines brought in per cycle of one CPU with so many bytes of the cache.
+    /// Lines filled per cycle of one CPU with this number of bytes of the cache.
     pub fn fills_per_cycle(&self, bytes: f64) -> f64 {
         self.misses_per_instr(bytes) / self.cycles_per_instr(bytes)
     }
 
-    /// Bytes that it touches at all: the smallest size without misses. Infinite for a service that misses in any cache,
-    /// because it brings in lines as long as it runs.
+    /// Bytes that it touches: the smallest size without misses. Infinite for a service that misses at any size, because
+    /// it fills lines as long as it runs.
     pub fn footprint_bytes(&self) -> f64 {
         let none = NO_MISSES * self.references_per_kilo_instr;
         let whole = self.curve.iter().find(|point| point.misses_per_kilo_instr <= none);
@@ -178,7 +179,7 @@ impl WorkloadProfile {
     }
 }
 
-/// Part of a service's memory whose lines are equally likely.
+/// Part of a service's memory whose lines are referenced with equal probability.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WorkingSet {
@@ -194,23 +195,23 @@ pub struct WorkingSet {
 pub struct ReferenceMix {
     /// Cycles per instruction if every reference hits the contended cache.
     pub base_cycles_per_instr: f64,
-    /// Cycles that a miss adds, overlap with others included.
+    /// Cycles that a miss adds, including the effect of overlap with others.
     pub stall_cycles_per_miss: f64,
     /// References to the contended cache.
     pub references_per_kilo_instr: f64,
-    /// Working sets; the references that are left over stream through memory.
+    /// Working sets; the remaining references stream through memory.
     pub working_sets: Vec<WorkingSet>,
-    /// Lines written back, as a share of the lines brought in.
+    /// Lines written back, as a fraction of the lines filled.
     #[serde(default = "usual_write_share")]
     pub write_share: f64,
 }
 
-/// Sizes of a computed curve, in bytes: 32 KiB to 1 GiB.
+/// Number of sizes of a computed curve, from 32 KiB to 1 GiB.
 const CURVE_SIZES: u32 = 31;
 const LINE_BYTES: f64 = 64.0;
 
 impl ReferenceMix {
-    /// Is this a mix that a program could have?
+    /// Checks that a program could have this mix.
     ///
     /// # Errors
     /// The first impossible field.
@@ -227,7 +228,7 @@ impl ReferenceMix {
         self.profile().check()
     }
 
-    /// Share of the references that miss an LRU cache of so many bytes (Che, Tung and Wang, JSAC 2002): a line stays for
+    /// Share of the references that miss an LRU cache of this size (Che, Tung and Wang, JSAC 2002): a line stays for
     /// the time in which the mix touches as many lines as the cache holds.
     pub fn miss_ratio(&self, bytes: f64) -> f64 {
         let lines = bytes / LINE_BYTES;

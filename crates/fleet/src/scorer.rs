@@ -1,11 +1,11 @@
 //! Ranks nodes for one service, from its profile and the nodes' published cache states.
 //!
-//! Problem: a scheduler asks in a millisecond for the best of a thousand nodes. Method: a node publishes, for each of its
-//! caches, the lines that its residents bring in and the slowdown that residents would have with less of the cache. The
-//! newcomer's share of an LRU cache follows from its own fills against those (the share at which both are consistent).
-//! Its slowdown follows from its curve at that share, that of the residents from their published effects. Properties:
-//! pure and allocation-free per node; without a profile all nodes score the same, and a node without a state scores in the
-//! middle, so that missing knowledge never decides.
+//! Problem: a scheduler needs the best of a thousand nodes within a millisecond. Method: a node publishes, for each of
+//! its caches, the lines that its residents fill and the slowdown that residents would have with less of the cache. The
+//! newcomer's share of an LRU cache follows from its own fills relative to those of the residents (the share at which
+//! both are consistent). Its slowdown follows from its curve at that share, and that of the residents from their
+//! published effects. Properties: pure and allocation-free per node; without a profile all nodes have the same score,
+//! and a node without a state has a medium score, so that missing knowledge never decides.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,26 +13,26 @@ use crate::profile::{FleetFieldError, WorkloadProfile, check_range};
 
 /// Highest score of a scheduler extender.
 pub const MAX_SCORE: u8 = 10;
-/// Scores without knowledge.
+/// Score without knowledge.
 pub const NEUTRAL_SCORE: u8 = 5;
-/// Caches that a node can publish.
+/// Maximum number of caches that a node can publish.
 pub const MAX_CACHES: usize = 256;
 const MAX_EFFECTS: usize = 16;
 const LINE_BYTES: f64 = 64.0;
-/// Memory busier than this slows its users down in proportion.
+/// Utilization of memory above which its users slow down in proportion.
 const BUSY_MEMORY: f64 = 0.85;
-/// Percent of slowdown, by CPU, at which the preference for the best node has halved.
+/// Slowdown in percent, per CPU, that halves the preference relative to the best node.
 const HALF_PREFERENCE_PERCENT: f64 = 4.0;
 
-/// Slowdown of a cache's residents with part of the space that they have now.
+/// Slowdown of a cache's residents with a fraction of their current space.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ShareEffect {
-    /// Part of their present space, 0 to 1.
+    /// Fraction of their current space, 0 to 1.
     pub share: f64,
-    /// Mean slowdown against running alone, weighted by CPUs.
+    /// Mean slowdown relative to running alone, weighted by CPUs.
     pub slowdown_percent: f64,
-    /// Services that exceed their limit.
+    /// Number of services that exceed their limit.
     pub broken_limits: f64,
 }
 
@@ -40,22 +40,22 @@ pub struct ShareEffect {
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct CacheState {
-    /// Capacity.
+    /// Its capacity.
     pub size_bytes: f64,
     /// CPUs that use it.
     pub cpus: f64,
-    /// CPUs that are busy, in the mean.
+    /// Mean number of busy CPUs.
     pub busy_cpus: f64,
-    /// Lines that its residents bring in, in bytes.
+    /// Bytes per second that its residents fill.
     pub fill_bytes_per_second: f64,
     /// Bytes in use.
     pub occupancy_bytes: f64,
-    /// Memory bandwidth that is left to its users.
+    /// Memory bandwidth that its users have left.
     pub bandwidth_left_bytes_per_second: f64,
-    /// Classes of service that are unused; `None` = the cache cannot be partitioned, or it is unknown.
+    /// Unused classes of service; `None` if the cache cannot be partitioned, or if this is unknown.
     #[serde(default)]
     pub free_classes: Option<u32>,
-    /// Effects of a smaller share on the residents, from the whole of their present space downward.
+    /// Effects of a smaller share on the residents, from all of their current space downward.
     #[serde(default)]
     pub effects: Vec<ShareEffect>,
 }
@@ -64,10 +64,10 @@ pub struct CacheState {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum NodePolicy {
-    /// The kernel alone: the least busy cache.
+    /// The kernel alone, which uses the least busy cache.
     #[default]
     Off,
-    /// cachemate's policy `auto`: by forecast.
+    /// cachemate's policy `auto`, which uses the forecast.
     Auto,
 }
 
@@ -75,7 +75,7 @@ pub enum NodePolicy {
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct NodeCacheState {
-    /// Clock of its cores.
+    /// Clock frequency of its cores.
     pub hertz: f64,
     /// Bandwidth of the memory that one cache can use.
     pub memory_bytes_per_second: f64,
@@ -87,7 +87,7 @@ pub struct NodeCacheState {
 }
 
 impl NodeCacheState {
-    /// Is this a state that a node could have? States come over the network, so every number is checked.
+    /// Checks that a node could have this state. States come over the network, so every number is checked.
     ///
     /// # Errors
     /// The first impossible field.
@@ -127,7 +127,7 @@ impl CacheState {
         Ok(())
     }
 
-    /// Effect of a share on the residents, between the published ones.
+    /// Effect of a share on the residents, interpolated between the published ones.
     fn share_effect(&self, share: f64) -> (f64, f64) {
         let below = self.effects.partition_point(|effect| effect.share > share);
         let value = |effect: &ShareEffect| (effect.slowdown_percent, effect.broken_limits);
@@ -135,7 +135,7 @@ impl CacheState {
             (Some(high), Some(low)) => {
                 let part = (high.share - share) / (high.share - low.share);
                 let mixed = |high: f64, low: f64| high + part * (low - high);
-                // A limit is broken or not, so that of the smaller share counts from half the way on.
+                // A limit is either broken or kept, so the smaller share's limits count from halfway on.
                 let broken = if part >= 0.5 { low.broken_limits } else { high.broken_limits };
                 (mixed(high.slowdown_percent, low.slowdown_percent), broken)
             }
@@ -148,22 +148,22 @@ impl CacheState {
 /// A service to place.
 #[derive(Clone, Copy, Debug)]
 pub struct ServiceDemand<'a> {
-    /// `None` = it was never measured.
+    /// Its profile; `None` if it was never measured.
     pub profile: Option<&'a WorkloadProfile>,
     /// CPUs that it will keep busy.
     pub busy_cpus: f64,
-    /// Promise to the service; `None` = no promise.
+    /// Promise to the service; `None` for no promise.
     pub max_slowdown_percent: Option<f64>,
 }
 
 /// Forecast of a service on one cache.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct PlacementForecast {
-    /// The newcomer's slowdown against running alone.
+    /// The newcomer's slowdown relative to running alone.
     pub slowdown_percent: f64,
     /// Additional slowdown of the residents, in percent of a CPU.
     pub harm_cpu_percent: f64,
-    /// Limits that the placement breaks, the newcomer's included.
+    /// Limits that the placement breaks, including the newcomer's.
     pub broken_limits: f64,
     /// The sum that ranks placements: slowdown and harm in percent of a CPU.
     pub cost_cpu_percent: f64,
@@ -172,16 +172,16 @@ pub struct PlacementForecast {
 /// Steps of the capacity in a table of shares.
 const SHARE_STEPS: usize = 32;
 
-/// A service on a cache of one size, tabulated by the space that it has, so that a forecast costs nanoseconds.
+/// A service on a cache of one size, tabulated by its space, so that a forecast takes only nanoseconds.
 #[derive(Clone, Debug)]
 struct ShareTable {
     hertz: f64,
     size_bytes: f64,
-    /// Lines that it brings in, in bytes a second.
+    /// Bytes per second that it fills.
     fills: [f64; SHARE_STEPS + 1],
-    /// Fills of the residents beside which it has just so much space; descending.
+    /// Fills of the residents beside which it has exactly this much space; descending.
     pressure: [f64; SHARE_STEPS + 1],
-    /// Cycles per instruction, and those of them that wait for memory.
+    /// Cycles per instruction, and the part of them that waits for memory.
     cycles: [f64; SHARE_STEPS + 1],
     waits: [f64; SHARE_STEPS + 1],
     footprint_bytes: f64,
@@ -192,7 +192,7 @@ impl ShareTable {
         let at = |step: usize| size_bytes * step as f64 / SHARE_STEPS as f64;
         let fills: [f64; SHARE_STEPS + 1] =
             std::array::from_fn(|step| profile.fills_per_cycle(at(step)) * hertz * busy_cpus * LINE_BYTES);
-        // Space is the part of all fills: s / C = own / (own + others).
+        // A program's share of the space is its share of the fills: s / C = own / (own + others).
         let pressure = |step: usize| fills[step] * (SHARE_STEPS as f64 / step as f64 - 1.0);
         ShareTable {
             hertz,
@@ -205,7 +205,7 @@ impl ShareTable {
         }
     }
 
-    /// Space beside residents with so many fills.
+    /// Space of the service beside residents with this many fills.
     fn remaining_space(&self, others: f64) -> f64 {
         let step = self.pressure.partition_point(|pressure| *pressure >= others).clamp(1, SHARE_STEPS) - 1;
         if step == 0 {
@@ -237,7 +237,7 @@ impl<'a> ServiceForecaster<'a> {
         ServiceForecaster { service, table: None }
     }
 
-    /// The forecast on one cache of a node; `None` = the service has no profile.
+    /// The forecast on one cache of a node; `None` if the service has no profile.
     pub fn cache_forecast(&mut self, node: &NodeCacheState, cache: &CacheState) -> Option<PlacementForecast> {
         let profile = self.service.profile?;
         let is_same = |table: &ShareTable| table.hertz == node.hertz && table.size_bytes == cache.size_bytes;
@@ -247,7 +247,8 @@ impl<'a> ServiceForecaster<'a> {
         self.table.as_ref().map(|table| table_forecast(self.service, profile, table, node, cache))
     }
 
-    /// The cache that the node would choose, and the forecast there. `None` = it has no cache, or the service no profile.
+    /// The cache that the node would choose, and the forecast there. `None` if the node has no cache, or the service no
+    /// profile.
     pub fn node_forecast(&mut self, node: &NodeCacheState) -> Option<(usize, PlacementForecast)> {
         if node.policy == NodePolicy::Off {
             let cache = least_busy_cache(node)?;
@@ -276,7 +277,7 @@ fn table_forecast(
     let wanted = table.interpolate(&table.fills, bytes) * (1.0 + profile.write_share);
     let used = (node.memory_bytes_per_second - cache.bandwidth_left_bytes_per_second).max(0.0) + wanted;
     let crowd = (used / (BUSY_MEMORY * node.memory_bytes_per_second)).max(1.0);
-    // Waits for memory grow with the crowd; the share of its time that it waits for memory is known.
+    // Waits for memory grow with utilization; the share of its time that waits for memory is known.
     let here = table.interpolate(&table.cycles, bytes) + table.interpolate(&table.waits, bytes) * (crowd - 1.0);
     let slowdown_percent = (here / table.cycles[SHARE_STEPS] - 1.0).max(0.0) * 100.0;
     let lost = (bytes - free).max(0.0);
@@ -291,12 +292,12 @@ fn table_forecast(
     PlacementForecast { slowdown_percent, harm_cpu_percent, broken_limits, cost_cpu_percent }
 }
 
-/// Fewer broken limits first, then less cost.
+/// Fewer broken limits, then lower cost.
 fn is_better(a: &PlacementForecast, b: &PlacementForecast) -> bool {
     a.broken_limits < b.broken_limits || (a.broken_limits == b.broken_limits && a.cost_cpu_percent < b.cost_cpu_percent)
 }
 
-/// The least busy cache of a node, by its share of busy CPUs; the first of equals.
+/// The least busy cache of a node, by its share of busy CPUs; the first among equals.
 pub fn least_busy_cache(node: &NodeCacheState) -> Option<usize> {
     let load = |cache: &CacheState| cache.busy_cpus / cache.cpus.max(1.0);
     let indices = 0..node.caches.len();
@@ -312,7 +313,7 @@ pub fn forecasts<'a>(
     nodes.map(|node| forecaster.node_forecast(node?).map(|(_, forecast)| forecast)).collect()
 }
 
-/// Nodes that remain after filtering: those on which no limit breaks. All remain if every node breaks one, because a
+/// Nodes that remain after filtering: those on which no limit breaks. If every node breaks one, all remain, because a
 /// forecast never makes a service unschedulable.
 pub fn keeps_limits(forecasts: &[Option<PlacementForecast>]) -> Vec<bool> {
     let keeps = |forecast: &Option<PlacementForecast>| forecast.is_none_or(|forecast| forecast.broken_limits <= 0.0);
@@ -320,7 +321,8 @@ pub fn keeps_limits(forecasts: &[Option<PlacementForecast>]) -> Vec<bool> {
     if kept.contains(&true) { kept } else { vec![true; forecasts.len()] }
 }
 
-/// Scores from 0 to [`MAX_SCORE`]: the best node has the highest, and a cost of four percent of a CPU more halves the rest.
+/// Scores from 0 to [`MAX_SCORE`]: the best node has the highest, and each additional cost of four percent of a CPU
+/// halves the score.
 pub fn scores(service: &ServiceDemand<'_>, forecasts: &[Option<PlacementForecast>]) -> Vec<u8> {
     let known = || forecasts.iter().flatten();
     let fewest = known().map(|forecast| forecast.broken_limits).fold(f64::INFINITY, f64::min);

@@ -6,15 +6,15 @@ use crate::placement_policy::PlacementPolicy;
 use crate::profile::{FleetFieldError, ReferenceMix, WorkloadProfile, check_range};
 use crate::scorer::NodePolicy;
 
-/// More services on one host are probably a typing error.
+/// Maximum number of services per host; more are probably a typing error.
 const MAX_SERVICES_PER_HOST: f64 = 1000.0;
-/// Hosts of a fleet; larger fleets are sweeps of cells.
+/// Maximum number of hosts; larger fleets are sweeps of cells.
 pub const MAX_HOSTS: u32 = 100_000;
-/// A week.
+/// Maximum length of a run: a week.
 pub const MAX_HOURS: f64 = 168.0;
-/// Kinds of services.
+/// Maximum number of kinds of services.
 pub const MAX_KINDS: usize = 10_000;
-/// CPUs of one service.
+/// Maximum number of CPUs of one service.
 pub const MAX_CPUS: f64 = 1024.0;
 
 /// A fleet, as written in a file.
@@ -30,19 +30,19 @@ pub struct FleetSpec {
     /// Nominal length of the run.
     #[serde(default = "one_day")]
     pub hours: f64,
-    /// Everything random comes from it.
+    /// Seed of all random draws.
     #[serde(default = "one")]
     pub seed: u64,
-    /// Services that run at the same time, per host and in the mean.
+    /// Mean number of services that run at the same time, per host.
     #[serde(default = "usual_services")]
     pub services_per_host: f64,
     /// Time between two samples of all speeds.
     #[serde(default = "half_an_hour")]
     pub step_minutes: f64,
-    /// Hosts that one scheduler sees; larger fleets are several cells.
+    /// Hosts of one scheduler; larger fleets have several cells.
     #[serde(default = "hundred")]
     pub cell_hosts: u32,
-    /// Memory of one host; `None` = that of the machine.
+    /// Memory of one host; `None` for the machine's.
     #[serde(default)]
     pub host_memory_bytes: Option<f64>,
     /// Policies to compare.
@@ -51,13 +51,14 @@ pub struct FleetSpec {
     /// Policies of the nodes; each is combined with each policy.
     #[serde(default = "both_nodes")]
     pub nodes: Vec<NodePolicy>,
-    /// Nodes partition caches, if the machine can.
+    /// Do nodes partition caches, if the machine can?
     #[serde(default = "yes")]
     pub partition: bool,
-    /// Share of kept limits for which hosts are counted; `None` = the share under `requests`, or under the first policy.
+    /// Share of kept limits for which hosts are counted; `None` for the share under `requests`, or under the first
+    /// policy.
     #[serde(default)]
     pub promise_percent: Option<f64>,
-    /// Kinds of services, written out.
+    /// Kinds of services, listed explicitly.
     #[serde(default)]
     pub services: Vec<ServiceSpec>,
     /// Kinds of services, drawn by the seed.
@@ -107,10 +108,10 @@ pub struct ServiceSpec {
     /// Requested memory.
     #[serde(default)]
     pub memory_bytes: f64,
-    /// Threads that share its load; `None` = one for each requested CPU.
+    /// Threads that share its load; `None` for one per requested CPU.
     #[serde(default)]
     pub threads: Option<u16>,
-    /// Busy CPUs over requested CPUs, in the mean of a day.
+    /// Busy CPUs over requested CPUs, averaged over a day.
     pub load: f64,
     /// Amplitude of the load over the day, as a share of its mean.
     #[serde(default)]
@@ -118,16 +119,16 @@ pub struct ServiceSpec {
     /// Hour of the highest load.
     #[serde(default)]
     pub peak_hour: f64,
-    /// Promise to its users; `None` = none.
+    /// Promise to its users; `None` for no promise.
     #[serde(default)]
     pub max_slowdown_percent: Option<f64>,
-    /// Mean lifetime; `None` = it stays.
+    /// Mean lifetime; `None` if it stays.
     #[serde(default)]
     pub lifetime_hours: Option<f64>,
     /// Weight among the running services.
     #[serde(default = "weight_of_one")]
     pub weight: f64,
-    /// A measured profile, written out.
+    /// A measured profile, given inline.
     #[serde(default)]
     pub profile: Option<WorkloadProfile>,
     /// A file with the content of a `WorkloadProfile`.
@@ -142,15 +143,15 @@ fn weight_of_one() -> f64 {
     1.0
 }
 
-/// Ranges from which kinds of services are drawn; each is uniform, sizes and rates over their logarithm.
+/// Ranges from which kinds of services are drawn; each draw is uniform, for sizes and rates on a logarithmic scale.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DrawSpec {
     /// Number of kinds.
     pub kinds: u16,
-    /// Requested CPUs, whole.
+    /// Requested CPUs, a whole number.
     pub cpus: (f64, f64),
-    /// Requested memory by CPU.
+    /// Requested memory per CPU.
     pub memory_bytes_per_cpu: (f64, f64),
     /// Busy CPUs over requested CPUs.
     pub load: (f64, f64),
@@ -166,11 +167,11 @@ pub struct DrawSpec {
     pub references_per_kilo_instr: (f64, f64),
     /// Size of the large working set.
     pub working_set_bytes: (f64, f64),
-    /// Share of the references that go to the large working set; the rest goes to one of 256 KiB.
+    /// Share of the references to the large working set; the rest goes to one of 256 KiB.
     pub working_set_share: (f64, f64),
     /// Share of the kinds that stream.
     pub streaming_kinds: f64,
-    /// Share of their references that streams have.
+    /// Share of their references that is streaming.
     pub stream_share: (f64, f64),
     /// Share of the kinds with a limit.
     pub limited_kinds: f64,
@@ -204,9 +205,9 @@ impl Default for DrawSpec {
 #[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MoveSpec {
-    /// Most moves in one step, for a hundred hosts.
+    /// Maximum number of moves in one step, per hundred hosts.
     pub max_per_step: u32,
-    /// Service time that a move costs.
+    /// Service time that a move takes.
     pub seconds: f64,
 }
 
@@ -220,13 +221,13 @@ impl Default for MoveSpec {
 #[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PowerSpec {
-    /// A host without services.
+    /// Power of a host without services.
     pub sleep_watts: f64,
-    /// A host with services, all of its CPUs idle.
+    /// Power of a host with services whose CPUs are all idle.
     pub idle_watts: f64,
-    /// All of its CPUs busy.
+    /// Power of a host whose CPUs are all busy.
     pub busy_watts: f64,
-    /// Memory traffic.
+    /// Additional power per unit of memory traffic.
     pub watts_per_gb_per_second: f64,
 }
 
@@ -247,7 +248,7 @@ pub struct FleetService {
     pub memory_bytes: f64,
     /// Threads that share its load.
     pub threads: u16,
-    /// Busy CPUs in the mean of a day.
+    /// Busy CPUs, averaged over a day.
     pub busy_cpus: f64,
     /// Amplitude over the day, as a share of the mean.
     pub daily_swing: f64,
@@ -255,16 +256,16 @@ pub struct FleetService {
     pub peak_hour: f64,
     /// Promise to its users.
     pub max_slowdown_percent: Option<f64>,
-    /// Mean lifetime; `None` = it stays.
+    /// Mean lifetime; `None` if it stays.
     pub lifetime_hours: Option<f64>,
     /// Weight among the running services.
     pub weight: f64,
-    /// `None` = never measured: it uses CPUs and memory, and its use of caches is unknown.
+    /// Its profile; `None` if it was never measured: it uses CPUs and memory, but its use of caches is unknown.
     pub profile: Option<WorkloadProfile>,
 }
 
 impl FleetSpec {
-    /// Is this a fleet that can be run?
+    /// Checks that this fleet can be run.
     ///
     /// # Errors
     /// The first impossible field.
@@ -311,7 +312,7 @@ impl FleetSpec {
 }
 
 impl ServiceSpec {
-    /// Is this a service that could run?
+    /// Checks that this service could run.
     ///
     /// # Errors
     /// The first impossible field.

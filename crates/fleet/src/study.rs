@@ -1,9 +1,9 @@
 //! The whole fleet under every policy, and the hosts that each policy needs for the same promise.
 //!
-//! Method: the fleet is divided into cells, each with arrivals of its own. Pairs of policy and cell are independent parts,
-//! so workers take them in any order, and results are added in the order of cells. The hosts
-//! that a policy needs are searched in the first cell, whose arrivals stay while its hosts become fewer or more, and are
-//! scaled to the fleet. A search is one part, too.
+//! Method: the fleet is divided into cells, each with its own arrivals. Pairs of policy and cell are independent parts,
+//! so workers take them in any order, and results are added in the order of cells. The number of hosts that a policy
+//! needs is searched in the first cell: its arrivals stay the same while its number of hosts varies, and the result is
+//! scaled to the fleet. A search is one part as well.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -23,13 +23,13 @@ use crate::spec::{FleetService, FleetSpec};
 /// A change of the fleet, for a question.
 #[derive(Clone, PartialEq, Debug)]
 pub enum FleetChange {
-    /// As described.
+    /// The fleet as described.
     None,
     /// One more host, with the same arrivals.
     OneMoreHost,
-    /// Hosts of another kind: its place among the study's machines.
+    /// Hosts of another kind: its index among the study's machines.
     OtherMachine(usize),
-    /// Nodes do or do not partition caches.
+    /// Whether nodes partition caches.
     Partition(bool),
 }
 
@@ -50,7 +50,7 @@ pub struct FleetStudy<'a> {
     solvers: Vec<CoRunSolver>,
     kinds: &'a [FleetService],
     profiles: Vec<Option<u16>>,
-    /// A cluster's pods by kind; `None` = arrivals are drawn.
+    /// A cluster's pods by kind; `None` if arrivals are drawn.
     pods: Option<&'a [u16]>,
     variants: Vec<FleetVariant>,
 }
@@ -73,9 +73,9 @@ pub struct VariantOutcome {
 /// Result of a study.
 #[derive(Clone, PartialEq, Debug)]
 pub struct FleetResult {
-    /// By variant.
+    /// Outcomes by variant.
     pub variants: Vec<VariantOutcome>,
-    /// Share of kept limits that hosts are counted for.
+    /// Share of kept limits for which hosts are counted.
     pub promise: Option<f64>,
     /// Hosts in the searched cell.
     pub searched_hosts: u32,
@@ -110,7 +110,7 @@ pub enum FleetPartOutcome {
 /// Result of a search for the fewest hosts of a cell.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct HostSearch {
-    /// Hosts of the cell that keep the promise; `None` = not with [`MAX_HOSTS_FACTOR`] times as many.
+    /// Hosts of the cell that keep the promise; `None` if [`MAX_HOSTS_FACTOR`] times as many do not.
     needed: Option<u32>,
     /// Share of kept limits by number of hosts.
     searched: Vec<(u32, f64)>,
@@ -118,17 +118,17 @@ pub struct HostSearch {
 
 /// Progress and interruption of a run.
 pub struct RunControl<'a> {
-    /// Threads.
+    /// Number of threads.
     pub workers: usize,
-    /// Called with finished and all parts of the run.
+    /// Called with the number of finished parts and of all parts.
     pub progress: &'a (dyn Fn(usize, usize) + Sync),
-    /// True = give up.
+    /// Returns true to abandon the run.
     pub stop: &'a (dyn Fn() -> bool + Sync),
 }
 
-/// Hosts are searched up to this multiple of the cell.
+/// Multiple of the cell's hosts up to which the search goes.
 const MAX_HOSTS_FACTOR: u32 = 4;
-/// Cells that a search costs, for the estimate of progress.
+/// Cost of a search in cells, for the estimate of progress.
 const SEARCH_CELLS: usize = 5;
 
 impl<'a> FleetStudy<'a> {
@@ -163,7 +163,7 @@ impl<'a> FleetStudy<'a> {
         Ok(FleetStudy { spec, solvers, kinds, profiles, pods, variants })
     }
 
-    /// Cells of the fleet, by their hosts.
+    /// Numbers of hosts of the fleet's cells.
     fn hosts_by_cell(&self) -> Vec<u32> {
         let count = self.spec.hosts.div_ceil(self.spec.cell_hosts);
         (0..count).map(|cell| self.spec.hosts / count + u32::from(cell < self.spec.hosts % count)).collect()
@@ -228,7 +228,8 @@ impl<'a> FleetStudy<'a> {
         runs.chain((0..variants).map(|variant| FleetPart::Search { variant })).collect()
     }
 
-    /// Runs one part. `known` has outcomes of other parts, which a search would compute again. `None` = stopped.
+    /// Runs one part. `known` has outcomes of other parts that a search would otherwise compute again. `None` if
+    /// stopped.
     pub fn run_part(
         &self,
         part: FleetPart,
@@ -267,7 +268,7 @@ impl<'a> FleetStudy<'a> {
         self.variants.iter().position(|variant| variant.policy == PlacementPolicy::Requests).unwrap_or(0)
     }
 
-    /// Runs every part in this process. `None` = stopped.
+    /// Runs every part in this process. `None` if stopped.
     pub fn run(&self, control: &RunControl<'_>) -> Option<FleetResult> {
         let (cells, searches): (Vec<_>, Vec<_>) =
             self.parts().into_iter().partition(|part| matches!(part, FleetPart::Cell { .. }));
@@ -285,7 +286,7 @@ impl<'a> FleetStudy<'a> {
         self.merge(&known)
     }
 
-    /// The result of all parts; `None` = one is missing.
+    /// The result of all parts; `None` if one is missing.
     pub fn merge(&self, outcomes: &BTreeMap<FleetPart, FleetPartOutcome>) -> Option<FleetResult> {
         let cells = self.hosts_by_cell();
         let cell_outcome = |variant: usize, cell: usize| match outcomes.get(&FleetPart::Cell { variant, cell })? {
@@ -318,11 +319,12 @@ impl<'a> FleetStudy<'a> {
         Some(FleetResult { variants, promise, searched_hosts: cells[0] })
     }
 
-    /// The fewest hosts of a cell that keep the promise. `None` = stopped.
+    /// The fewest hosts of a cell that keep the promise. `None` if stopped.
     ///
-    /// Steps that double find the interval, since most searches end near the cell's own hosts. The share of kept limits
-    /// is nearly a concave function of the hosts. So the answer lies between the interval's chord and the ray from zero
-    /// through its lower end. The next count is between the two, and every third one halves the interval.
+    /// Steps that double find the interval, because most searches end near the cell's own number of hosts. The share of
+    /// kept limits is nearly a concave function of the number of hosts. The answer therefore lies between the
+    /// interval's chord and the ray from zero through its lower end. The next count is between the two, and every third
+    /// one halves the interval.
     fn search(
         &self,
         variant: &FleetVariant,
@@ -337,7 +339,7 @@ impl<'a> FleetStudy<'a> {
         };
         let mut shares = BTreeMap::from([(0, 0.0), (hosts, known)]);
         let run = |count: u32| cell::run(&self.setup(variant, count), lives, stop);
-        // `high` keeps the promise, `low` does not.
+        // `high` keeps the promise, and `low` does not.
         let (mut low, mut high) = (0, hosts);
         let mut is_kept = known >= promise;
         if is_kept {
@@ -359,7 +361,7 @@ impl<'a> FleetStudy<'a> {
             let share = outcome.limit_kept_share().unwrap_or(1.0);
             shares.insert(high, share);
             is_kept = share >= promise;
-            // A policy that leaves further hosts empty gains nothing by still more of them.
+            // A policy that leaves additional hosts empty gains nothing from still more of them.
             if !is_kept && outcome.slowdowns == before.slowdowns && outcome.kept_samples == before.kept_samples {
                 break;
             }
@@ -404,7 +406,7 @@ impl FleetResult {
     }
 }
 
-/// Results of `count` independent parts, in their order. `None` = a part was stopped.
+/// Results of `count` independent parts, in their order. `None` if a part was stopped.
 fn parallel<R: Send>(workers: usize, count: usize, part: &(dyn Fn(usize) -> Option<R> + Sync)) -> Option<Vec<R>> {
     let next = AtomicUsize::new(0);
     let results: Mutex<Vec<(usize, Option<R>)>> = Mutex::new(Vec::with_capacity(count));

@@ -137,7 +137,7 @@ fn identical_services_make_policies_equal() {
         assert_eq!(variant.total.slowdowns, first.slowdowns, "{}", variant.name);
         assert_eq!(variant.hosts_needed, result.variants[0].hosts_needed);
     }
-    // Eight CPUs each, requests of one: 16 services need two hosts whatever their speeds.
+    // Eight CPUs each and requests of one: 16 services need two hosts, whatever their speeds.
     assert_eq!(result.variants[0].hosts_needed, Some(2));
 }
 

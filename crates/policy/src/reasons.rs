@@ -1,17 +1,18 @@
 //! Reasons of placements: the comparison that decided for each program, as text.
 //!
 //! A reason names programs and the numbers on which the plan rests; `{0}` in its text is the program itself. Names are
-//! filled in last ([`render`]), so reasons are independent of them.
+//! filled in last ([`render`]), so reasons do not depend on them.
 
 use cachemate_core::{Reason, ReasonKind, TaskId};
 
 use crate::matrix::{CostKind, PairCosts};
 use crate::solvers::Seating;
 
-/// Smaller slowdowns are no reason.
+/// Slowdowns below this are not given as reasons.
 const NOTICEABLE: f64 = 0.005;
 
-/// One reason for every program, in the order of programs; a second one if it takes turns on a CPU.
+/// Returns one reason for every program, in the order of programs, and a second one if the program takes turns on a
+/// CPU.
 pub fn explain(seating: &Seating, costs: &PairCosts) -> Vec<Reason> {
     let mut reasons = Vec::new();
     for program in 0..costs.len() {
@@ -29,7 +30,7 @@ pub fn explain(seating: &Seating, costs: &PairCosts) -> Vec<Reason> {
     reasons
 }
 
-/// The reason's text with names for the numbers in braces.
+/// Returns the reason's text with names for the numbers in braces.
 pub fn render(reason: &Reason, names: &[String]) -> String {
     reason.render(|task| names.get(task.0 as usize).map_or("?", String::as_str))
 }
@@ -55,7 +56,7 @@ struct Neighborhood<'a> {
 }
 
 impl Neighborhood<'_> {
-    /// The first with the largest mutual cost (or the smallest, by `sign`).
+    /// Returns the first member with the largest mutual cost (or the smallest, by `sign`).
     fn extreme_member(&self, among: &[usize], sign: f64) -> Option<usize> {
         let cost_of = |other: usize| sign * self.costs.mutual_cost(self.program, other);
         among.iter().copied().reduce(|best, other| if cost_of(other) > cost_of(best) { other } else { best })
@@ -137,7 +138,8 @@ impl Neighborhood<'_> {
         }
     }
 
-    /// Its co-runner is no better than the programs that it avoids: the reason is the cost of an exchange.
+    /// Explains a program whose co-runner is no better than the programs that it avoids: the reason is the cost of an
+    /// exchange.
     fn explain_for_others(&self, seating: &Seating, companion: usize, mut numbers: Vec<(String, f64)>) -> Reason {
         let total = seating.total(&self.costs.cost);
         let exchanges = self.away.iter().map(|&other| (exchange(seating, self.program, other), other));

@@ -1,18 +1,18 @@
 //! The predictor by which every policy is scored: effects of a plan on each task's misses and speed.
 //!
 //! Problem: predict miss ratios, IPC and slowdown under a plan before it is tried, for any mix of affinity, gangs and
-//! shares. Method, StatCC's idea (papers BS 2b) on miss-rate curves:
-//! 1. *Co-residency.* Tasks in gangs run when their gang does; schedules on other CPUs are out of step, so their tasks
-//!    are met in proportion to their CPU share; the others are spread over their allowed CPUs by load, as by a
-//!    balancing scheduler, and take turns if a CPU has several.
-//! 2. *Occupancy.* On a shared cache a task's space is proportional to the lines it brings in, and it brings in fewer
-//!    the more it holds: space_i = space * f_i / sum of f, f_i = presence_i * misses_i(space_i) per cycle. Misses slow
-//!    a task down, so its rate depends on the result too; both are solved together, with damping.
+//! shares. Method, which is StatCC's idea (papers BS 2b) on miss-rate curves:
+//! 1. *Co-residency.* Tasks in gangs run while their gang does; schedules on other CPUs are out of step, so their tasks
+//!   are met in proportion to their CPU share. The other tasks are spread over their allowed CPUs by load, as by a
+//!   balancing scheduler, and take turns if a CPU has several.
+//! 2. *Occupancy.* On a shared cache, a task's space is proportional to the lines that it brings in, and it brings in
+//!   fewer lines the more it holds: space_i = space * f_i / sum of f, f_i = presence_i * misses_i(space_i) per cycle.
+//!   Misses slow a task down, so its rate depends on the result too; both are solved together, with damping.
 //! 3. *Shares.* Ways or colors limit the space for which a task competes; tasks of other shares compete in the overlap
-//!    only.
+//!   only.
 //!
 //! Curves come from the profile, or from its reuse times by StatStack. Speed: CPI = solo CPI + stalls per instruction,
-//! from the stall curve if there is one (papers CP-4), else added misses times the penalty.
+//! from the stall curve if there is one (papers CP-4), otherwise added misses times the penalty.
 //!
 //! Properties: pure; a task alone on a cache has no slowdown; a task without a curve or a solo IPC is listed as
 //! unknown, and tasks that meet it have no forecast of misses and speed.
@@ -26,15 +26,15 @@ use cachemate_core::{
 use cachemate_locality::reuse::ReuseTimes;
 use cachemate_locality::statstack::StackModel;
 
-/// See the module's documentation.
+/// The reference predictor; see the module's documentation.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ReferencePredictor {
-    /// Cost of a miss of the last level if a task has no stall curve: latency beyond a hit, divided by the misses that
-    /// overlap.
+    /// Cost of a last-level miss if a task has no stall curve: latency beyond a hit, divided by the number of misses
+    /// that overlap.
     pub miss_penalty_cycles: f64,
 }
 
-/// Steps of the fixed point; each halves the remaining difference.
+/// Number of steps of the fixed point; each step halves the remaining difference.
 const STEPS: usize = 80;
 
 impl Predictor for ReferencePredictor {
@@ -49,7 +49,7 @@ impl Predictor for ReferencePredictor {
             .iter()
             .filter_map(|(&task, profile)| Some((task, TaskCurve::from_profile(profile, topology)?)))
             .collect();
-        // Co-residency is computed for known tasks only, because all pairs of hundreds of tasks would take long.
+        // Co-residency is computed for known tasks only, because all pairs of hundreds of tasks would take too long.
         let known_tasks: Vec<TaskId> = known.keys().copied().collect();
         let presence = CoResidency::new(topology, &tasks, &known_tasks, under);
         let mut forecast = Forecast::default();
@@ -118,7 +118,7 @@ impl ReferencePredictor {
             Some(Estimate { value: instr_per_cycle(value), low: instr_per_cycle(high), high: instr_per_cycle(low) });
     }
 
-    /// Bytes that the first of the sharers holds of `space`; solo speeds are on the `whole` cache.
+    /// Returns the bytes of `space` that the first of the sharers holds; solo speeds are on the `whole` cache.
     fn space_held(&self, sharers: &[SpaceCompetitor<'_, '_>], space: f64, whole: f64) -> f64 {
         if sharers.len() == 1 {
             return space;
@@ -129,7 +129,7 @@ impl ReferencePredictor {
                 .iter()
                 .zip(&held)
                 .map(|(SpaceCompetitor { task, presence, outside }, &held)| {
-                    // Lines that it holds elsewhere reduce the lines that it brings in here.
+                    // Lines that the task holds elsewhere reduce the number of lines that it brings in here.
                     let held = (held + outside).min(whole);
                     let misses = task.misses(held).value.max(0.0) / 1000.0;
                     let stalls = task.stalls(held).zip(task.stalls(whole)).map(|(here, whole)| (here - whole) / 1000.0);
@@ -150,19 +150,19 @@ impl ReferencePredictor {
     }
 }
 
-/// A competitor for a task's space.
+/// A competitor for the space of a task.
 struct SpaceCompetitor<'k, 'p> {
     task: &'k TaskCurve<'p>,
-    /// Share of the time that it is present, and of its lines that fall into the space.
+    /// Share of the time for which the competitor is present, and of its lines that fall into the space.
     presence: f64,
-    /// Bytes that it may fill elsewhere.
+    /// Bytes that the competitor may fill elsewhere.
     outside: f64,
 }
 
 /// A task with sufficient evidence.
 struct TaskCurve<'a> {
     profile: &'a Profile,
-    /// Ascending sizes; at least one.
+    /// Points with ascending sizes; at least one.
     curve: Vec<(u64, Estimate)>,
     solo_cycles_per_instr: f64,
 }
@@ -182,14 +182,14 @@ impl<'a> TaskCurve<'a> {
         value_at(&self.curve, bytes)
     }
 
-    /// Stalled cycles per thousand instructions, if measured.
+    /// Returns the stalled cycles per thousand instructions, if measured.
     fn stalls(&self, bytes: f64) -> Option<f64> {
         let curve = self.profile.stalls_per_kilo_instr().filter(|curve| !curve.is_empty())?;
         Some(value_at(curve, bytes).value)
     }
 }
 
-/// StatStack's curve over a grid of sizes up to the largest cache.
+/// Computes StatStack's curve over a grid of sizes up to the largest cache.
 fn curve_of_reuses(profile: &Profile, topology: &Topology) -> Option<Vec<(u64, Estimate)>> {
     let reuse = ReuseTimes::from_profile(profile.reuse_times()?)?;
     let refs = profile.rates.llc_refs_per_mega_instr?.estimate();
@@ -205,7 +205,7 @@ fn curve_of_reuses(profile: &Profile, topology: &Topology) -> Option<Vec<(u64, E
     Some(sizes.map(point).collect())
 }
 
-/// Linear between points, flat beyond the ends.
+/// Interpolates linearly between points; constant beyond the ends.
 fn value_at(curve: &[(u64, Estimate)], bytes: f64) -> Estimate {
     let next = curve.partition_point(|(size, _)| (*size as f64) < bytes);
     if next == 0 || next == curve.len() {
@@ -217,14 +217,14 @@ fn value_at(curve: &[(u64, Estimate)], bytes: f64) -> Estimate {
     Estimate { value: mix(low.value, high.value), low: mix(low.low, high.low), high: mix(low.high, high.high) }
 }
 
-/// Units of one cache that a task may fill; `None` = all.
+/// Units of one cache that a task may fill; `None` means all.
 struct FillMask(Option<(IndexSet, u32)>);
 
 impl FillMask {
     fn fraction(&self) -> f64 {
         self.0.as_ref().map_or(1.0, |(units, all)| f64::from(units.count().min(*all)) / f64::from((*all).max(1)))
     }
-    /// Share of the cache that this one may fill and the other may not.
+    /// Returns the share of the cache that this mask may fill and the other may not.
     fn outside(&self, other: &Self) -> f64 {
         match (&self.0, &other.0) {
             (_, None) => 0.0,
@@ -234,7 +234,7 @@ impl FillMask {
             }
         }
     }
-    /// Share of this one's lines that fall where the other may fill.
+    /// Returns the share of this mask's lines that fall where the other may fill.
     fn overlap(&self, other: &Self) -> f64 {
         match (&self.0, &other.0) {
             (_, None) => 1.0,
@@ -244,7 +244,8 @@ impl FillMask {
     }
 }
 
-/// Units of `cache` that a task may fill under the plan; `None` if the machine does not report their number.
+/// Returns the units of `cache` that a task may fill under the plan; `None` if the machine does not report their
+/// number.
 fn units(task: TaskId, process: Option<ProcessId>, cache: &Cache, view: &View<'_>, under: &Plan) -> Option<FillMask> {
     let is_member = |member: &ShareMember| match member {
         ShareMember::Task(id) => *id == task,
@@ -269,7 +270,7 @@ fn units(task: TaskId, process: Option<ProcessId>, cache: &Cache, view: &View<'_
 struct CoResidency {
     cpu: BTreeMap<TaskId, CpuId>,
     share: BTreeMap<TaskId, f64>,
-    /// For each task in question, the share of its own run time during which each other one runs on another CPU of its
+    /// For each known task, the share of its own run time during which each other task runs on another CPU of its
     /// cache.
     meets: BTreeMap<TaskId, BTreeMap<TaskId, f64>>,
 }
@@ -299,7 +300,8 @@ impl CoResidency {
         presence
     }
 
-    /// Tasks outside gangs go to the least loaded of their CPUs, those with least choice first.
+    /// Assigns tasks outside gangs to the least loaded of their CPUs, starting with the tasks that have the fewest CPUs
+    /// to choose from.
     fn spread(&mut self, topology: &Topology, tasks: &[TaskId], under: &Plan, taken: &CpuSet) {
         let online = topology.online();
         let choice = |task: &TaskId| {
@@ -317,7 +319,7 @@ impl CoResidency {
             |cpu: u32| (0..shared.len()).filter(|&index| shared[index].cpus.contains(cpu)).collect::<Vec<_>>();
         let caches: BTreeMap<u32, Vec<usize>> = online.iter().map(|cpu| (cpu, caches_of(cpu))).collect();
         for (task, cpus) in &free {
-            // Summed once for each task, because with a hundred CPUs on one cache these sums took nine tenths of a
+            // Summed once for each task, because with a hundred CPUs on one cache, these sums took nine tenths of a
             // forecast.
             let on = |cache: &&Cache| cache.cpus.iter().map(|cpu| load.get(&cpu).copied().unwrap_or(0.0)).sum::<f64>();
             let loads: Vec<f64> = shared.iter().map(on).collect();
@@ -374,7 +376,7 @@ impl CoResidency {
     }
 }
 
-/// Misses over references of each cache, if both are known for all its tasks.
+/// Returns the misses over references of each cache, if both are known for all its tasks.
 fn miss_ratios(
     topology: &Topology,
     profiles: &Profiles,

@@ -1,16 +1,16 @@
-//! Estimated speeds of programs alone.
+//! Estimated solo speeds of programs.
 
 use std::collections::BTreeMap;
 
 use crate::work_metric::{WorkMetric, metrics_of};
 use cachemate_core::{CounterEvent, Observation, ProbeEvidence, Profile, TaskId, TaskSample};
 
-/// Work per second of each task alone, as a probe measured it, and what it counted.
+/// Solo work per second of each task, as measured by a probe, with the kind of work.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct SoloSpeeds(BTreeMap<TaskId, (WorkMetric, f64)>);
 
 impl SoloSpeeds {
-    /// Takes in a window's answers, and forgets who is gone.
+    /// Records a window's answers, and forgets exited tasks.
     pub fn observe(&mut self, observation: &Observation) {
         for answer in &observation.probe_results {
             if let ProbeEvidence::NeighborSlowdown { task, task_alone_rate: Some(rate), rate_event: rate_of, .. } =
@@ -22,8 +22,8 @@ impl SoloSpeeds {
         self.0.retain(|task, _| observation.tasks.iter().any(|there| there.task == *task && !there.exited));
     }
 
-    /// Run time over run time alone, minus one: by the work that the probe counted alone, in the same unit; else by
-    /// instructions per cycle, where the profile knows those alone.
+    /// Returns the run time over the solo run time, minus one: by the work that the probe counted, in the same unit;
+    /// otherwise by instructions per cycle, if the profile has the solo value.
     pub fn slowdown(&self, task: &TaskSample, elapsed_ns: u64, profile: &Profile) -> Option<f64> {
         let ran_ns = task.ran_ns();
         let by_work = self.0.get(&task.task).filter(|_| ran_ns > 0).and_then(|(unit, alone)| {
@@ -35,7 +35,7 @@ impl SoloSpeeds {
     }
 }
 
-/// While on processor; `None` where either was not counted.
+/// Returns the instructions per cycle while on the processor; `None` if either was not counted.
 pub fn instr_per_cycle(task: &TaskSample) -> Option<f64> {
     let positive = |event| task.counts.get(event).filter(|count| *count > 0.0);
     Some(positive(CounterEvent::Instructions)? / positive(CounterEvent::Cycles)?)

@@ -1,17 +1,18 @@
 //! Speed of a task, by the best measure available.
 //!
-//! Problem: most programs report no work, and most virtual machines count no instructions; then the effect of a
-//! decision cannot be measured. Method: reported work comes first, instructions second; otherwise events that a program
-//! makes at a rate of its own may be a proxy: system calls, page faults. Context switches are none: a task with less
-//! processor time is switched *more* often, so a loss would look like a gain. Properties: a proxy is always declared as
-//! one ([`WorkMetric::Proxy`]); it applies only to a task that wants a processor most of the time (a task that sleeps
-//! is paced by something else), and only from a number of events on.
+//! Problem: most programs report no work, and most virtual machines count no instructions, so that the effect of a
+//! decision cannot be measured directly. Method: reported work comes first, instructions second; otherwise events that
+//! a program makes at a rate of its own may be a proxy: system calls, page faults. Context switches are not: a task
+//! with less processor time is switched *more* often, so a loss would look like a gain. Properties: a proxy is always
+//! declared as one ([`WorkMetric::Proxy`]); it applies only to a task that wants a processor most of the time (the pace
+//! of a task that sleeps is set by something else), and only if there are enough events.
 
 use cachemate_core::{CounterEvent, TaskSample};
 
-/// With fewer events in a window, noise is too large: a tenth at this number (one over the root of the count).
+/// Smallest number of events in a window: with fewer, noise is too large; at this number it is a tenth (one over the
+/// root of the count).
 pub const MIN_EVENTS: f64 = 100.0;
-/// A task that runs or waits to run for less than this share of the window is paced by something else than its speed.
+/// If a task runs or waits to run for less than this share of the window, something other than its speed sets its pace.
 pub const MIN_CPU_DEMAND: f64 = 0.5;
 
 /// The counted quantity of a speed.
@@ -19,7 +20,7 @@ pub const MIN_CPU_DEMAND: f64 = 0.5;
 pub enum WorkMetric {
     /// Work in the task's own unit.
     Reported,
-    /// Instructions, as counted.
+    /// Counted instructions.
     Instructions,
     /// An event that is not work, but that a working program makes at a rate of its own.
     Proxy(CounterEvent),
@@ -34,7 +35,7 @@ impl WorkMetric {
         WorkMetric::Proxy(CounterEvent::PageFaults),
     ];
 
-    /// The unit as text.
+    /// Returns the unit as text.
     pub fn describe(self) -> &'static str {
         match self {
             WorkMetric::Reported => "work reported",
@@ -47,7 +48,7 @@ impl WorkMetric {
     }
 }
 
-/// Measures of a task in a window of `elapsed_ns`, best first; only those above zero.
+/// Returns the measures of a task in a window of `elapsed_ns`, best first; only those above zero.
 pub fn metrics_of(task: &TaskSample, elapsed_ns: u64) -> impl Iterator<Item = (WorkMetric, f64)> + '_ {
     let ran_ns = task.ran_ns();
     let wanted_ns = ran_ns.saturating_add(task.run_queue_wait_ns.unwrap_or(0));
@@ -62,8 +63,8 @@ pub fn metrics_of(task: &TaskSample, elapsed_ns: u64) -> impl Iterator<Item = (W
     })
 }
 
-/// The measure of a task's promised rate: the work that it reports; none if another thread of its process reports for
-/// it; else instructions.
+/// Returns the measure of a task's promised rate: the work that the task reports; `None` if another thread of its
+/// process reports for it; otherwise instructions.
 pub fn promised_work(task: &TaskSample, samples: &[TaskSample]) -> Option<WorkMetric> {
     let mut others = samples.iter().filter(|other| other.process == task.process && !other.exited);
     match task.progress {
@@ -88,7 +89,7 @@ mod tests {
         }
     }
 
-    /// Does reported work come first, and a proxy apply only to a busy task with enough events?
+    /// Does reported work come first, and does a proxy apply only to a busy task with enough events?
     #[test]
     fn a_proxy_applies_to_busy_tasks_only() {
         let calls = [(CounterEvent::SystemCalls, 500), (CounterEvent::PageFaults, 7)];

@@ -262,7 +262,7 @@ fn smt(topology: &Topology) -> f64 {
     f64::from(cores.values().copied().max().unwrap_or(1))
 }
 
-/// Resident memory; `None` if unknown, or if there is one memory node and so no NUMA balancing.
+/// Returns the resident memory; `None` if it is unknown, or if there is only one memory node and so no NUMA balancing.
 fn footprint_bytes(process: &ProcessThreads<'_>, topology: &Topology) -> Option<u64> {
     let nodes: BTreeSet<u32> = topology.cpus.iter().map(|cpu| cpu.memory_node).collect();
     let pages =
@@ -270,7 +270,7 @@ fn footprint_bytes(process: &ProcessThreads<'_>, topology: &Topology) -> Option<
     pages.max().filter(|_| nodes.len() > 1).map(|pages| pages * PAGE_BYTES)
 }
 
-/// See the registry.
+/// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     let parsed: Parameters = super::parameters(parameters)?;
     let periods_ns = [("window_ns", parsed.window_ns), ("epoch_period_ns", parsed.epoch_period_ns)];

@@ -1,7 +1,7 @@
 //! Policies: one file each, and the registry that finds them by name.
 //!
-//! A new policy is one file here, one line in [`ENTRIES`], and one page in `docs/policies/`. The conformance tests
-//! ([`crate::conformance`]) apply to it at once.
+//! A new policy consists of one file here, one line in [`ENTRIES`], and one page in `docs/policies/`. The conformance
+//! tests ([`crate::conformance`]) apply to it at once.
 
 use cachemate_core::{EvidenceKind, Policy, ProfileRecall, nearest_name};
 use cachemate_locality::profilers::PhaseCurveRecall;
@@ -30,18 +30,18 @@ pub use crate::parameters::{ParameterError, ParameterRange, parameters};
 /// Builds a policy from its parameters (TOML) and a seed.
 type PolicyBuilder = fn(&str, u64) -> Result<Box<dyn Policy>, ParameterError>;
 
-/// Required evidence: one kind of each inner list is enough.
+/// Required evidence: one kind of each inner list is sufficient.
 pub type Needs = &'static [&'static [EvidenceKind]];
 
 /// One policy of the registry.
 pub struct PolicyEntry {
-    /// Its name.
+    /// The policy's name.
     pub name: &'static str,
-    /// A description of one line.
+    /// A one-line description.
     pub about: &'static str,
-    /// Evidence without which it decides nothing.
+    /// Evidence without which the policy decides nothing.
     pub needs: Needs,
-    /// It is a control that does harm on purpose, so it is exempt from promises.
+    /// Whether the policy is a control that does harm on purpose, and is therefore exempt from promises.
     pub harms_by_design: bool,
     build: PolicyBuilder,
 }
@@ -180,8 +180,8 @@ pub const ENTRIES: &[PolicyEntry] = &[
     },
 ];
 
-/// The last step of profiling for a policy: curves of recurring phases, and averages of phases that are too short to be
-/// followed. `None` = the policy takes the profiles as measured.
+/// Returns the last step of profiling for a policy: it supplies curves of recurring phases, and averages of phases that
+/// are too short to be followed. `None` if the policy uses the profiles as measured.
 pub fn profile_recall_by_name(name: &str) -> Option<Box<dyn ProfileRecall>> {
     match name {
         "auto" => Some(Box::new(PhaseCurveRecall::with_fast_phase_average())),
@@ -190,38 +190,38 @@ pub fn profile_recall_by_name(name: &str) -> Option<Box<dyn ProfileRecall>> {
     }
 }
 
-/// The evidence that the policy called `name` needs; empty for unknown names.
+/// Returns the evidence that the policy called `name` needs; empty for unknown names.
 pub fn needs_by_name(name: &str) -> Needs {
     ENTRIES.iter().find(|entry| entry.name == name).map_or(&[], |entry| entry.needs)
 }
 
-/// A policy that cannot be built.
+/// The error for a policy that cannot be built.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PolicyError {
-    /// No policy of that name.
+    /// There is no policy of that name.
     #[error("no policy '{name}'; there are {known}{meant}")]
     Unknown {
         /// The requested name.
         name: String,
         /// The known names.
         known: String,
-        /// " (did you mean ...?)" if a known name is similar, else empty.
+        /// " (did you mean ...?)" if a known name is similar, otherwise empty.
         meant: String,
     },
-    /// Parameters that the policy does not take.
+    /// The parameters are not valid for the policy.
     #[error("parameters of policy '{name}': {reason}")]
     Parameters {
-        /// The policy.
+        /// The policy's name.
         name: String,
         /// The error in its parameters.
         reason: ParameterError,
     },
 }
 
-/// The policy called `name`. `parameters` is TOML, as stored in a run header; empty = all defaults.
+/// Builds the policy called `name`. `parameters` is TOML, as stored in a run header; empty means all defaults.
 ///
 /// # Errors
-/// An unknown name (with the known ones and the nearest), or parameters that the policy does not take.
+/// An unknown name (with the known names and the most similar one), or parameters that are not valid for the policy.
 pub fn build(name: &str, parameters: &str, seed: u64) -> Result<Box<dyn Policy>, PolicyError> {
     let Some(entry) = ENTRIES.iter().find(|entry| entry.name == name) else {
         let names: Vec<&str> = ENTRIES.iter().map(|entry| entry.name).collect();
@@ -251,7 +251,7 @@ mod tests {
         }
     }
 
-    /// Do the policies obey them with parameters that change their decisions, too?
+    /// Do the policies also obey the rules with parameters that change their decisions?
     #[test]
     fn policies_conform_with_other_parameters() {
         let matrix =
@@ -284,7 +284,7 @@ mod tests {
         }
     }
 
-    /// Does each retired name of a parameter give an error that names its place and its successor, and is that one
+    /// Does each retired name of a parameter give an error that names its place and its successor, and is the successor
     /// valid?
     #[test]
     fn retired_parameters_are_refused_with_their_successor() {

@@ -1,6 +1,7 @@
-//! Each task goes to a random one of the caches with the fewest tasks (papers CA: random). Problem: the mean loss of
-//! placement without evidence, over many draws. Method: a newcomer draws among the emptiest caches, so that loads stay
-//! even, and stays there. Properties: needs no evidence; the same seed and arrivals give the same placement.
+//! Each task goes to a random one of the caches with the fewest tasks (papers CA: random). Problem: what is the mean
+//! loss of placement without evidence, over many draws? Method: a newcomer is placed at random on one of the emptiest
+//! caches, so that loads stay even, and stays there. Properties: needs no evidence; the same seed and arrivals give the
+//! same placement.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +31,7 @@ impl Policy for RandomPolicy {
             if drawn.contains_key(&task.task) {
                 continue;
             }
-            // Per CPU, so that a larger cache domain takes more.
+            // Load per CPU, so that a larger cache domain takes more tasks.
             let load = |domain: usize| {
                 let tasks = drawn.values().filter(|&&other| other == domain).count();
                 tasks as f64 / f64::from(domains[domain].count())
@@ -49,7 +50,7 @@ impl Policy for RandomPolicy {
     }
 }
 
-/// See the registry.
+/// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     let parameters = Parameters::parse(parameters)?;
     Ok(Box::new(RandomPolicy { parameters, generator: SplitMix64::new(seed), drawn: BTreeMap::new() }))

@@ -1,4 +1,4 @@
-//! Tasks are dealt out to the last-level caches in order of arrival (papers TC: round robin). Problem: a baseline that
+//! Tasks are assigned to the last-level caches in order of arrival (papers TC: round robin). Problem: a baseline that
 //! uses nothing but the number of tasks. Method: each newcomer goes to the next cache, and stays there. Properties:
 //! needs no evidence; a task moves only if its cache loses its last CPU.
 
@@ -41,7 +41,7 @@ impl Policy for RoundRobinPolicy {
     }
 }
 
-/// See the registry.
+/// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     Ok(Box::new(RoundRobinPolicy { parameters: Parameters::parse(parameters)?, dealt: BTreeMap::new(), next: 0 }))
 }

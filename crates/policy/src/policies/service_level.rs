@@ -1,14 +1,13 @@
-//! One program is to reach a rate of work for each client, with the smallest sufficient share of the cache (thesis
-//! 4.6.4).
+//! Keeps one program at a rate of work per client, with the smallest sufficient share of the cache (thesis 4.6.4).
 //!
 //! Problem: a static share is too small while the load is high, and wastes space while it is low. Method: the floor is
-//! the rule's `min_rate`, counted in the same work as under `auto` ([`promised_work`]), but met without a forecast, by
-//! one mechanism. In a window in which the program's clients get less than the floor, its share grows in proportion to
-//! the shortfall, by at least one unit; after some windows that met the floor, it returns one unit, but never below a
-//! size that has failed with as many clients. All other programs share the other units.
+//! the rule's `min_rate`, counted in the same work as under `auto` ([`promised_work`]), but it is met by one mechanism
+//! without a forecast. In a window in which the program's clients get less than the floor, its share grows in
+//! proportion to the shortfall, by at least one unit. After several windows that met the floor, the share shrinks by
+//! one unit, but never below a size that has failed with as many clients. All other programs share the other units.
 //!
 //! Properties: no curve is needed; a size that failed is tried again only with fewer clients; no conclusion is drawn
-//! while pages move; without a goal, or work to measure it by, nothing changes.
+//! while pages move; without a goal, or without work by which to measure it, nothing changes.
 
 use std::collections::BTreeMap;
 
@@ -24,18 +23,18 @@ use crate::partition::units::dividable_caches;
 use crate::partition::units::{PartitionUnits, assign};
 use crate::work_metric::{WorkMetric, promised_work};
 
-/// See the page.
+/// Parameters; see the policy's page.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
     pub window_ns: u64,
-    /// The process in order of arrival, 0 = the first; without a `rate_per_s`, the first with a promised rate.
+    /// The process in order of arrival, from 0; without a `rate_per_s`, the first process with a promised rate.
     pub process: u32,
-    /// Work a second for each thread that ran; 0 = the rule's `min_rate`.
+    /// Work per second for each thread that ran; 0 means the rule's `min_rate`.
     pub rate_per_s: f64,
-    /// Windows that must meet the floor before a unit is returned; 0 = never.
+    /// Number of windows that must meet the floor before the share shrinks by a unit; 0 means never.
     pub shrink_after: u32,
-    /// Units at the start.
+    /// Number of units at the start.
     pub units: u32,
     pub page_migration: MigrationMode,
 }
@@ -58,7 +57,7 @@ struct ServiceLevel {
     processes: Vec<ProcessId>,
     units: u32,
     held_windows: u32,
-    /// The fewest units that have not failed, by number of clients.
+    /// Smallest number of units that has not failed, by number of clients.
     serves: BTreeMap<usize, u32>,
 }
 
@@ -104,7 +103,7 @@ fn service_rate(view: &View<'_>, tasks: &[&TaskSample]) -> Option<ServiceRate> {
 }
 
 impl ServiceLevel {
-    /// The process with the floor, and its rate for each client.
+    /// Returns the process with the floor, and its rate for each client.
     fn floor(&self, view: &View<'_>) -> Option<(ProcessId, f64)> {
         if self.parameters.rate_per_s > 0.0 {
             return Some((*self.processes.get(self.parameters.process as usize)?, self.parameters.rate_per_s));
@@ -124,7 +123,7 @@ impl ServiceLevel {
         self.units = self.units.clamp(minimum, divided.units());
         let moving = |item: &PlanItem| matches!(item, PlanItem::Share(..));
         let unsettled = view.observation.applied.pending.iter().any(|pending| moving(&pending.item));
-        // A window counts only if the share was in force.
+        // A window counts only if the share was in force in it.
         let in_force = view.previous_plan.shares.iter().any(|share| share.group == OWN);
         let measured = tasks.iter().all(|task| !task.counts.0.is_empty());
         let Some(served) = service_rate(view, tasks).filter(|_| !unsettled && in_force && measured) else { return };
@@ -186,7 +185,7 @@ impl ServiceLevel {
 const OWN: GroupId = GroupId(1);
 const OTHERS: GroupId = GroupId(0);
 
-/// See the registry.
+/// Builds the policy for the registry.
 pub(super) fn build(text: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     let parsed: Parameters = parameters(text)?;
     ParameterRange::OneOrMore.check([("window_ns", parsed.window_ns as f64)])?;
@@ -203,8 +202,8 @@ mod tests {
     use crate::reference_predictor::ReferencePredictor;
     use cachemate_core::*;
 
-    /// Runs windows in which each of `clients` gets `rate(units, clients)` a second; returns the units after each. The
-    /// floor is a parameter, or the rule's.
+    /// Runs windows in which each of `clients` gets `rate(units, clients)` per second, and returns the units after each
+    /// window. The floor is a parameter, or the rule's.
     fn run(windows: &[usize], promised: Option<f64>, reports: bool, rate: fn(u32, usize) -> f64) -> Vec<u32> {
         let level = if promised.is_some() { "" } else { "rate_per_s = 100.0\n" };
         let mut policy = build(&format!("window_ns = 1000000000\n{level}units = 4"), 1).unwrap();
@@ -265,22 +264,23 @@ mod tests {
         all
     }
 
-    /// Does the share shrink to what serves two clients, grow when two more come, and shrink back when they leave?
+    /// Does the share shrink to the size that serves two clients, grow when two more arrive, and shrink again when they
+    /// leave?
     #[test]
     fn the_share_follows_the_load() {
         let rate = |units: u32, clients: usize| 40.0 * f64::from(units) / clients as f64 + 20.0;
-        // Two clients need 4 units (100 a second), four need 8.
+        // Two clients need 4 units (100 per second), four need 8.
         let windows = [vec![2; 14], vec![4; 14], vec![2; 30]].concat();
         let units = run(&windows, None, true, rate);
         assert_eq!(units[13], 4, "{units:?}");
         assert_eq!(units[27], 8, "{units:?}");
         assert_eq!(units[57], 4, "{units:?}");
-        // A size that failed with as many clients is not tried again.
+        // A size that failed with this number of clients is not tried again.
         let failed = units.windows(2).filter(|pair| pair[0] == 4 && pair[1] == 3).count();
         assert_eq!(failed, 1, "{units:?}");
     }
 
-    /// Is a rule's floor met alike, in reported work and, without reports, in instructions?
+    /// Is a rule's floor met equally in reported work and, without reports, in instructions?
     #[test]
     fn the_floor_is_the_rules_own() {
         let rate = |units: u32, clients: usize| 40.0 * f64::from(units) / clients as f64 + 20.0;

@@ -1,7 +1,7 @@
-//! Stated partitions at stated times (papers CP: the experiments' tool). Problem: the effect of a given partition on
-//! each program. Method: processes are numbered in order of arrival; the parameters give the colors or ways of each
-//! number, in steps over time that may repeat. Properties: needs no evidence; other processes are unrestricted; the
-//! same arrivals and times give the same plan.
+//! Configured partitions at configured times (papers CP: the tool of the experiments). Problem: measure the effect of a
+//! given partition on each program. Method: processes are numbered in order of arrival; the parameters give the colors
+//! or ways of each number, in steps over time that may repeat. Properties: needs no evidence; other processes are
+//! unrestricted; the same arrivals and times give the same plan.
 
 use cachemate_core::{
     CacheId, CacheShare, Decision, GroupId, IndexSet, PageMigration, PartitionSupport, Policy, ProcessId, Reason,
@@ -14,7 +14,7 @@ use super::{ParameterError, ParameterRange};
 use crate::partition::units::PartitionUnits;
 use crate::partition::units::dividable_caches;
 
-/// Migration of pages into their colors, as in [`PageMigration`].
+/// How pages migrate into their colors, as in [`PageMigration`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MigrationMode {
@@ -36,7 +36,7 @@ impl From<MigrationMode> for PageMigration {
     }
 }
 
-/// Units of the first process, the second, ..., from a time on; empty = unrestricted.
+/// Units of the first process, the second, and so on, from a time on; empty means unrestricted.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PartitionStep {
@@ -45,14 +45,14 @@ pub struct PartitionStep {
     pub shares: Vec<IndexSet>,
 }
 
-/// See the page.
+/// Parameters; see the policy's page.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
     pub window_ns: u64,
     /// Steps in ascending order of time.
     pub steps: Vec<PartitionStep>,
-    /// Period after which the steps begin again; 0 = the last one stays.
+    /// Period after which the steps begin again; 0 means that the last step stays.
     pub period_ns: u64,
     pub page_migration: MigrationMode,
 }
@@ -76,7 +76,7 @@ impl Parameters {
         Ok(parsed)
     }
 
-    /// The step in force at a time.
+    /// Returns the step in force at a time.
     fn step_at(&self, now_ns: u64) -> Option<&PartitionStep> {
         let within = if self.period_ns > 0 { now_ns % self.period_ns } else { now_ns };
         self.steps.iter().rev().find(|step| step.from_ns <= within)
@@ -85,7 +85,7 @@ impl Parameters {
 
 struct StaticPartition {
     parameters: Parameters,
-    /// Processes in order of arrival; those that exited keep their number.
+    /// Processes in order of arrival; exited ones keep their number.
     processes: Vec<ProcessId>,
 }
 
@@ -105,7 +105,7 @@ impl Policy for StaticPartition {
                 let Some(&process) = self.processes.get(number) else { break };
                 let members: Vec<TaskId> =
                     view.movable_tasks().filter(|task| task.process == process).map(|task| task.task).collect();
-                // Units that this machine does not have are left out; without any, there is no share.
+                // Units that this machine does not have are left out; if none remain, there is no share.
                 let units: IndexSet = units.iter().filter(|&unit| unit < divided.units()).collect();
                 if members.is_empty() || units.count() < divided.min_units() {
                     continue;
@@ -124,8 +124,9 @@ impl Policy for StaticPartition {
     }
 }
 
-/// The last-level caches that can be partitioned; without any, private caches that colors partition, because stated
-/// partitions need no forecast. Colors apply to every cache of the level, so the first represents all.
+/// Returns the last-level caches that can be partitioned. If there are none, private caches that colors partition are
+/// returned, because configured partitions need no forecast. Colors apply to every cache of the level, so the first
+/// represents all.
 fn partitionable_caches(view: &View<'_>) -> Vec<(CacheId, PartitionUnits)> {
     let last = dividable_caches(view);
     if !last.is_empty() {
@@ -139,7 +140,7 @@ fn partitionable_caches(view: &View<'_>) -> Vec<(CacheId, PartitionUnits)> {
         .collect()
 }
 
-/// A set of units in the machine's terms.
+/// Converts a set of units into the machine's terms.
 pub(super) fn to_units(units: IndexSet, divided: &PartitionUnits, moving: PageMigration) -> Units {
     match divided {
         PartitionUnits::Colors { .. } => Units::Colors { allowed: units, migration: moving },
@@ -147,7 +148,7 @@ pub(super) fn to_units(units: IndexSet, divided: &PartitionUnits, moving: PageMi
     }
 }
 
-/// See the registry.
+/// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     Ok(Box::new(StaticPartition { parameters: Parameters::parse(parameters)?, processes: Vec::new() }))
 }
@@ -159,7 +160,7 @@ mod tests {
 
     const STEPS: &str = "steps = [{ shares = ['0-7', ''] }, { from_ns = 3000000, shares = ['', '0-3', '4-63'] }]";
 
-    /// Is each step in force from its time on, and does the cycle repeat?
+    /// Is each step in force from its time on, and do the steps repeat?
     #[test]
     fn steps_hold_from_their_time_and_repeat() {
         let parameters = Parameters::parse(&format!("period_ns = 5000000\n{STEPS}")).unwrap();
@@ -171,13 +172,14 @@ mod tests {
         assert_eq!(Parameters::default().step_at(7), None);
     }
 
-    /// Does the policy conform with shares that change, that are empty, and that the machine does not have?
+    /// Does the policy conform with shares that change, shares that are empty, and shares that the machine does not
+    /// have?
     #[test]
     fn it_conforms_with_any_partition() {
         check_policy(&|seed| build(STEPS, seed).unwrap(), 24).unwrap();
     }
 
-    /// Are steps out of order refused by name?
+    /// Are steps out of order refused with the parameter's name?
     #[test]
     fn steps_out_of_order_are_refused() {
         let wrong = "steps = [{ from_ns = 5, shares = [] }, { from_ns = 5, shares = [] }]";

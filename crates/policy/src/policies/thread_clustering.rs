@@ -2,16 +2,16 @@
 //!
 //! Problem: threads that write the same data on different chips fetch it from each other's caches, at ten times the
 //! cost of a hit, and programs do not declare which threads those are. Method: four phases, repeated. (1) Monitor the
-//! share of each process's cycles that stall on remote caches; from 20 % (3.4.1), go on. (2) Sample remote accesses of
-//! those processes into shMaps, one in N, with N from their rate and the cost of a sample (3.4.2). (3) Cluster
-//! ([`crate::clustering`]). (4) Give each cluster a chip within the balance limit ([`crate::clustering::assign`]);
-//! unclustered threads even out the rest. Two additions: threads that are already together count as sharing, because
-//! their remote accesses have stopped, and a placement whose forecast loss of cache space (3.7.1) exceeds the cost of
-//! all remote stalls is not made.
+//! share of each process's cycles that stall on remote caches; continue if it reaches 20 % (3.4.1). (2) Sample remote
+//! accesses of those processes into shMaps, one in N, with N from their rate and the cost of a sample (3.4.2). (3)
+//! Cluster the threads ([`crate::clustering`]). (4) Give each cluster a chip within the balance limit
+//! ([`crate::clustering::assign`]); unclustered threads even out the rest. Two additions: threads that are already
+//! together count as sharing, because their remote accesses have stopped, and a placement is dropped if its forecast
+//! loss of cache space (3.7.1) exceeds the cost of all remote stalls.
 //!
 //! Properties: without samples nothing moves; if no cluster gets a chip, nothing moves; rounds without a change become
-//! ever rarer; within a chip the machine's scheduler balances, or each thread gets a CPU, one per core first
-//! (`within_chip = "spread"`).
+//! ever rarer; within a chip, the machine's scheduler balances the threads, or each thread gets a CPU, one per core
+//! first (`within_chip = "spread"`).
 
 use std::collections::BTreeMap;
 
@@ -26,40 +26,41 @@ use super::{ParameterError, ParameterRange};
 use crate::clustering::assign::{Assignment, Chip, Movable, assign};
 use crate::clustering::{ClusteringMethod, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find, scaled_threshold};
 
-/// The thesis's values if it has any.
+/// Parameters, with the thesis's values where it states any.
 #[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
-    /// Share of a process's cycles that stalls on remote caches (thesis: 0.2).
+    /// Share of a process's cycles that stalls on remote caches, from which on it is sampled (thesis: 0.2).
     pub activation_share: f64,
-    /// Cost of a line from a remote cache on processors that count such lines but not their stalls, as all but the
+    /// Cost of a line from a remote cache, for processors that count such lines but not their stalls, as all but the
     /// thesis's Power5 do. It is of the order of chip-to-chip ping-pongs on servers since 2017.
     pub remote_hit_cycles: f64,
     /// Cycles between two checks (thesis: 10^9).
     pub window_cycles: u64,
-    /// Samples of one round (thesis: about 10^6).
+    /// Number of samples of one round (thesis: about 10^6).
     pub samples: u32,
     /// Processor time that sampling and the stall breakdown may take together while a round lasts (thesis: 4 %).
     pub overhead_share: f64,
-    /// The part of it for the stall breakdown, sampling or not: an interrupt of 3000 cycles every 4 ms, at 1.5 GHz.
+    /// The part of `overhead_share` for the stall breakdown, whether or not samples are taken: an interrupt of 3000
+    /// cycles every 4 ms, at 1.5 GHz.
     pub breakdown_share: f64,
-    /// Sample one remote access in so many; 0 = from their rate and `overhead_share`.
+    /// Number of remote accesses per sample; 0 means that it follows from their rate and `overhead_share`.
     pub one_in: u32,
     /// Cost of a sample until one has been measured (3000 cycles at 1.5 GHz).
     pub sample_cost_ns: f64,
-    /// Longest time of one round; the samples taken by then are used.
+    /// Longest time of one round; it ends with the samples taken by then.
     pub max_detection_ns: u64,
-    /// Least similarity at `samples_per_thread` samples; scaled with the square of a thread's actual number.
+    /// Smallest similarity at `samples_per_thread` samples; scaled with the square of a thread's actual number.
     pub similarity_threshold: f64,
     pub samples_per_thread: f64,
-    /// Smaller counters count as 0.
+    /// Counters below this value count as 0.
     pub floor: u8,
-    /// The floor applies before the test for global data.
+    /// Whether the floor applies before the test for global data.
     pub floor_first: bool,
     pub method: ClusteringMethod,
     /// Largest difference between chips, as a share of the fuller one.
     pub max_imbalance: f64,
-    /// A thread that ran less than this share of the window is neither counted nor moved.
+    /// A thread that ran for less than this share of the window is neither counted nor moved.
     pub idle_below_share: f64,
     pub within_chip: ChipPlacement,
 }
@@ -70,7 +71,7 @@ pub struct Parameters {
 pub enum ChipPlacement {
     /// The machine's scheduler balances among the chip's CPUs.
     Free,
-    /// A CPU for every thread, one per core before their second contexts.
+    /// Every thread gets a CPU, one per core before their second contexts.
     Spread,
 }
 
@@ -125,8 +126,8 @@ impl Parameters {
         Ok(parsed)
     }
 
-    /// Target of sampling: an excess shows only at the end of a window, and rates rise by a tenth from one window to
-    /// the next (warehouses: 12 %).
+    /// Returns the target share of sampling: an excess shows only at the end of a window, and rates rise by a tenth
+    /// from one window to the next (warehouses: 12 %).
     fn sampling_share(&self) -> f64 {
         0.9 * (self.overhead_share - self.breakdown_share)
     }
@@ -139,13 +140,13 @@ struct SamplingRound {
     processes: Vec<ProcessId>,
     began_ns: u64,
     taken: u64,
-    /// Events that passed, and events per sample: as the machine reported them last.
+    /// Number of events that passed, and events per sample, as last reported by the machine.
     events: u64,
     sample_period: Option<u32>,
     cost_ns: u64,
-    /// Processor time of the processes while it lasted.
+    /// Processor time of the processes during the round.
     busy_ns: f64,
-    /// Remote share of the processes' cycles when it began.
+    /// Remote share of the processes' cycles at the start of the round.
     remote_share: f64,
 }
 
@@ -158,21 +159,21 @@ struct ThreadClustering {
     /// Cluster of every thread whose cluster has a chip.
     clusters: BTreeMap<TaskId, usize>,
     sample_cost_ns: f64,
-    /// Windows until the next round may begin, and how many the last wait had.
+    /// Number of windows until the next round may begin, and that of the last wait.
     wait: u32,
     waited: u32,
-    /// Threads and remote share when the last round changed nothing.
+    /// Number of threads and remote share when the last round changed nothing.
     unchanged_at: Option<(usize, f64)>,
 }
 
-/// Share of the intended samples that a round's first window targets. Its rate comes from the window before, and rates
-/// rise while caches warm up (warehouses: by a third).
+/// Share of the intended samples that the first window of a round targets. The rate is that of the window before, and
+/// rates rise while caches warm up (warehouses: by a third).
 const FIRST_WINDOW: f64 = 0.75;
-/// Windows after a move without a new round: in the first one, threads fetch their private data from the previous chip,
-/// which would fill the filter.
+/// Number of windows after a move without a new round. In the first one, threads fetch their private data from the
+/// previous chip, which would fill the filter.
 const SETTLING_WINDOWS: u32 = 2;
-/// Share of the activation share: a round is abandoned if remote stalls fall below it, because its filter would be of
-/// another phase by the time it is full.
+/// A round is abandoned if remote stalls fall below this share of the activation share, because its filter would
+/// contain another phase by the time it is full.
 const GIVE_UP: f64 = 0.5;
 /// Longest wait after rounds that changed nothing, in windows.
 const MAX_WAIT_WINDOWS: u32 = 64;
@@ -199,8 +200,8 @@ impl Policy for ThreadClustering {
     }
 }
 
-/// Ratio of two events of a process, summed over its live threads. Multiplexed counters leave some threads without a
-/// reading; these count on neither side, or the ratio would be too small.
+/// Returns the ratio of two events of a process, summed over its live threads. Multiplexed counters leave some threads
+/// without a reading; these count on neither side, because the ratio would be too small otherwise.
 fn ratio(
     view: &View<'_>,
     process: ProcessId,
@@ -217,7 +218,8 @@ fn busy_ns(task: &TaskSample) -> f64 {
     task.on_cpu_ns.iter().map(|(_, ns)| *ns as f64).sum()
 }
 
-/// Share of the process's cycles that stall on remote caches; by the cost of a line if stalls are not counted.
+/// Returns the share of the process's cycles that stall on remote caches, by the cost of a line if stalls are not
+/// counted.
 fn remote_share(view: &View<'_>, process: ProcessId, hit_cycles: f64) -> Option<f64> {
     let of_cycles = |event| ratio(view, process, event, |task| task.counts.get(CounterEvent::Cycles));
     of_cycles(CounterEvent::StallCycles(StallCause::RemoteCache))
@@ -225,7 +227,7 @@ fn remote_share(view: &View<'_>, process: ProcessId, hit_cycles: f64) -> Option<
 }
 
 impl SamplingRound {
-    /// The rate at which the machine sampled: it may differ from the one requested, and count other accesses too.
+    /// Reports the rate at which the machine sampled: it may differ from the requested one, and include other accesses.
     fn rate_reason(&self) -> Option<Reason> {
         let period = self.sample_period?;
         Some(Reason {
@@ -244,7 +246,7 @@ impl SamplingRound {
     }
 }
 
-/// The reason why the machine cannot sample accesses; `None` = it can.
+/// Returns the reason why the machine cannot sample accesses; `None` if it can.
 fn missing_sampling_reason<'a>(view: &View<'a>) -> Option<&'a str> {
     match view.capabilities.abilities.get(&Ability::SampleAccesses) {
         Some(Support::Yes { .. }) => None,
@@ -254,7 +256,7 @@ fn missing_sampling_reason<'a>(view: &View<'a>) -> Option<&'a str> {
 }
 
 impl ThreadClustering {
-    /// Phase 1: is there a process that waits for remote caches enough to be sampled?
+    /// Phase 1: starts a round if a process waits for remote caches enough to be sampled.
     fn start_round(&mut self, view: &View<'_>, why: &mut Vec<Reason>) {
         if view.last_level_domains().len() < 2 {
             return;
@@ -276,7 +278,8 @@ impl ThreadClustering {
         shares.retain(|(_, share, _)| *share >= self.parameters.activation_share);
         let Some(most) = shares.iter().map(|(_, share, _)| *share).reduce(f64::max) else { return };
         let count = view.movable_tasks().count();
-        // The last round's obstacle has changed: more or fewer threads, or half as many stalls again.
+        // The obstacle of the last round has changed: the number of threads differs, or there are half as many stalls
+        // again.
         let changed = self.unchanged_at.is_some_and(|(threads, share)| count != threads || most > 1.5 * share);
         if changed {
             (self.wait, self.waited, self.unchanged_at) = (0, 0, None);
@@ -316,12 +319,13 @@ impl ThreadClustering {
         });
     }
 
-    /// Temporal sampling (3.4.2): as dense as the overhead allows at the rate of remote accesses.
+    /// Temporal sampling (3.4.2): returns the smallest interval that the overhead allows at the rate of remote
+    /// accesses.
     fn sampling_interval(&self, view: &View<'_>, processes: &[ProcessId]) -> u32 {
         if self.parameters.one_in > 0 {
             return self.parameters.one_in;
         }
-        // The process with the highest rate has the smallest share of its time left.
+        // The process with the highest rate has the smallest time budget per access.
         let per_ns =
             processes.iter().filter_map(|&p| ratio(view, p, CounterEvent::RemoteCacheHits, |task| Some(busy_ns(task))));
         let share = FIRST_WINDOW * self.parameters.sampling_share();
@@ -329,7 +333,7 @@ impl ThreadClustering {
         libm::ceil(all).clamp(1.0, 1e6) as u32
     }
 
-    /// Phase 2: more samples, and phase 3 once there are enough.
+    /// Phase 2 takes more samples; phase 3 follows once there are enough.
     fn continue_round(&mut self, mut round: SamplingRound, view: &View<'_>, why: &mut Vec<Reason>) {
         let (mut complete, mut window_cost_ns) = (false, 0);
         for answer in view.observation.probe_results.iter().filter(|answer| answer.probe == round.probe.id) {
@@ -368,8 +372,8 @@ impl ThreadClustering {
         why.extend(round.rate_reason());
     }
 
-    /// N follows the overhead while a round lasts (3.4.2): an excess is compensated over an equally long time. The
-    /// probe keeps its number, so the shMaps continue.
+    /// Adjusts N to the overhead during a round (3.4.2): an excess is compensated over an equally long time. The probe
+    /// keeps its number, so the shMaps continue.
     fn readjust(&self, round: &mut SamplingRound, window_cost_ns: u64, view: &View<'_>) {
         let tasks = view.observation.tasks.iter().filter(|task| round.processes.contains(&task.process));
         let window_busy_ns: f64 = tasks.map(busy_ns).sum();
@@ -396,13 +400,13 @@ impl ThreadClustering {
         self.unchanged_at = Some((view.movable_tasks().count(), remote_share));
     }
 
-    /// Least similarity for a thread's number of samples (dot products grow with its square).
+    /// Returns the smallest similarity for a thread's number of samples (dot products grow with its square).
     fn threshold(&self, taken: u64, threads: usize) -> u64 {
         let each = taken as f64 / threads.max(1) as f64 / self.parameters.samples_per_thread;
         scaled_threshold(self.parameters.similarity_threshold, each, self.parameters.floor)
     }
 
-    /// Phases 3 and 4. True if anything changed.
+    /// Phases 3 and 4. Returns whether anything changed.
     fn place(&mut self, round: &SamplingRound, view: &View<'_>, why: &mut Vec<Reason>) -> bool {
         let threads = self.sampled_tasks(round, view);
         let clusters = self.cluster(&threads, round.taken, view);
@@ -410,7 +414,7 @@ impl ThreadClustering {
         let placing = ClusterAssignmentInput::new(&threads, &clusters, &domains, &self.placed, view);
         let assignment = placing.assign(self.parameters.max_imbalance);
         if assignment.chip_of_cluster.iter().all(Option::is_none) {
-            // No thread is moved, so unclustered threads even out nothing.
+            // No thread is moved, so unclustered threads do not even out anything.
             why.extend(placing.reasons(&assignment, &domains, round).into_iter().take(placing.clusters.len()));
             return false;
         }
@@ -445,7 +449,7 @@ impl ThreadClustering {
         true
     }
 
-    /// Threads of the sampled processes that ran, in order of arrival; fixed ones too.
+    /// Returns the threads of the sampled processes that ran, in order of arrival, including fixed ones.
     fn sampled_tasks<'a>(&self, round: &SamplingRound, view: &View<'a>) -> Vec<&'a TaskSample> {
         let busy = |task: &&TaskSample| {
             let ran = task.ran_ns();
@@ -457,7 +461,7 @@ impl ThreadClustering {
         tasks.filter(busy).collect()
     }
 
-    /// Cluster of each thread; threads of each filter are clustered among themselves.
+    /// Returns the cluster of each thread; threads are clustered separately for each filter.
     fn cluster(&self, threads: &[&TaskSample], taken: u64, view: &View<'_>) -> Vec<Option<usize>> {
         let sharing = SharingCriteria {
             floor: self.parameters.floor,
@@ -498,7 +502,7 @@ impl ThreadClustering {
         cluster_of
     }
 
-    /// Mean forecast slowdown that the placement adds (thesis 3.7.1); `None` without a forecast.
+    /// Returns the mean forecast slowdown that the placement adds (thesis 3.7.1); `None` without a forecast.
     fn added_slowdown(&self, placed: &BTreeMap<TaskId, CpuSet>, view: &View<'_>) -> Option<f64> {
         let mean = |allowed: &BTreeMap<TaskId, CpuSet>| {
             let mut plan = Plan::idle(WindowLength::Cycles { cycles: self.parameters.window_cycles });
@@ -534,7 +538,7 @@ impl ClusterAssignmentInput {
             let cpu = most.map(|(cpu, _)| *cpu).or(task.cpu)?;
             domains.iter().position(|domain| domain.contains(cpu.0))
         };
-        // Threads that are pinned, or that an earlier round put there for another process.
+        // Threads that are pinned, or that an earlier round placed there for another process.
         let fixed = |chip: usize| {
             let stays = |task: &&TaskSample| match placed.get(&task.task) {
                 Some(cpus) => cpus.is_subset(&domains[chip]) && threads.iter().all(|moves| moves.task != task.task),
@@ -562,7 +566,7 @@ impl ClusterAssignmentInput {
         assign(&self.threads, &self.clusters, &self.unclustered, &self.chips, limit)
     }
 
-    /// The CPUs of each thread.
+    /// Returns the CPUs of each thread.
     fn cpus(
         &self,
         assignment: &Assignment,
@@ -571,7 +575,7 @@ impl ClusterAssignmentInput {
         view: &View<'_>,
     ) -> Vec<Option<CpuSet>> {
         let mut dealt = vec![0; domains.len()];
-        // One CPU of every core first: contexts of a core share its pipeline and its first-level caches.
+        // One CPU of every core first, because contexts of a core share its pipeline and its first-level caches.
         let seats: Vec<Vec<u32>> = domains.iter().map(|domain| cores_of(domain, view)).collect();
         let cpus = |chip: usize, dealt: &mut Vec<usize>| match within_chip {
             ChipPlacement::Free => domains[chip].clone(),
@@ -583,8 +587,8 @@ impl ClusterAssignmentInput {
         assignment.chip_of.iter().map(|chip| chip.map(|chip| cpus(chip, &mut dealt))).collect()
     }
 
-    /// Remote stalls that the assignment should remove, as a mean over all placed threads: a thread's own stalls, times
-    /// the share of its partners that it joins.
+    /// Returns the remote stalls that the assignment should remove, as a mean over all placed threads: a thread's own
+    /// stalls, times the share of its partners that it joins.
     fn removed_share(&self, assignment: &Assignment, view: &View<'_>, hit_cycles: f64) -> f64 {
         let stalls = |at: usize| {
             let sample = view.observation.tasks.iter().find(|sample| sample.task == self.tasks[at])?;
@@ -606,7 +610,7 @@ impl ClusterAssignmentInput {
         removed / self.tasks.len().max(1) as f64
     }
 
-    /// Clusters that have a chip, by thread, numbered from `first` on.
+    /// Returns the clusters that have a chip, by thread, numbered from `first` on.
     fn together(&self, assignment: &Assignment, first: usize) -> BTreeMap<TaskId, usize> {
         let held = (0..self.clusters.len()).filter(|&cluster| assignment.chip_of_cluster[cluster].is_some());
         let members = held.enumerate().flat_map(|(number, at)| self.clusters[at].iter().map(move |&t| (t, number)));
@@ -639,7 +643,7 @@ impl ClusterAssignmentInput {
     }
 }
 
-/// CPUs of a chip: the first of every core, then the second ones.
+/// Returns the CPUs of a chip: the first of every core, then the second ones.
 fn cores_of(domain: &CpuSet, view: &View<'_>) -> Vec<u32> {
     let core = |cpu: u32| view.topology.cpus.iter().find(|other| other.id.0 == cpu).map(|cpu| cpu.core);
     let cpus: Vec<u32> = domain.iter().collect();
@@ -649,7 +653,7 @@ fn cores_of(domain: &CpuSet, view: &View<'_>) -> Vec<u32> {
     ranked.into_iter().map(|(_, cpu)| cpu).collect()
 }
 
-/// See the registry.
+/// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     let parameters = Parameters::parse(parameters)?;
     Ok(Box::new(ThreadClustering {

@@ -1,14 +1,14 @@
-//! The assignment with the greatest sum of measured slowdowns (CA 2.1): the other end of the scale.
+//! The assignment with the largest sum of measured slowdowns (CA 2.1): the other end of the scale.
 //!
-//! Problem: how much can scheduling lose at all? Method: as [`super::best_by_matrix`], with the same parameters, for
-//! the greatest sum. Properties: as there.
+//! Problem: how much can scheduling lose at most? Method: as [`super::best_by_matrix`], with the same parameters, for
+//! the largest sum. Properties: as there.
 
 use cachemate_core::Policy;
 
 use super::ParameterError;
 use crate::solvers;
 
-/// See the registry.
+/// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     super::best_by_matrix::plan_by_matrix(parameters, solvers::worst)
 }

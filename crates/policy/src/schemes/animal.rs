@@ -3,9 +3,10 @@
 //! Problem: a rough estimate from a few classes. Method: turtle (low use of the cache), sheep (low miss rate,
 //! insensitive to ways), rabbit (low miss rate, sensitive), devil (high miss rate); a symbiosis table gives the mutual
 //! cost of two classes. CA publishes two cells, turtle + turtle = 0 and devil + devil = 8, and states that all others
-//! lie between; the rest is our choice ([`SYMBIOSIS`]): symmetric and growing with each class. Two unlike pairs never
-//! cost more than the two like pairs of the same four programs, so that the table spreads devils and rabbits as CA's
-//! best schedules do. Properties: the table is the mutual cost; each of the two bears half of it.
+//! lie between. The other cells were chosen for this project ([`SYMBIOSIS`]): they are symmetric and grow with each
+//! class. Two unlike pairs never cost more than the two like pairs of the same four programs, so that the table spreads
+//! devils and rabbits as CA's best schedules do. Properties: the table is the mutual cost; each of the two programs
+//! bears half of it.
 
 use cachemate_core::Profile;
 use cachemate_locality::animal::{Animal, AnimalThresholds, classify};
@@ -27,7 +28,7 @@ fn row(animal: Animal) -> usize {
     }
 }
 
-/// The table's cell.
+/// Returns the table's cell.
 pub fn symbiosis(a: Animal, b: Animal) -> f64 {
     SYMBIOSIS[row(a)][row(b)]
 }
@@ -59,7 +60,7 @@ mod tests {
 
     const ALL: [Animal; 4] = [Animal::Turtle, Animal::Sheep, Animal::Rabbit, Animal::Devil];
 
-    /// Does the table contain CA's published cells, with the others in between?
+    /// Does the table contain CA's published cells, and do the other cells lie between them?
     #[test]
     fn the_published_cells_and_the_interval_of_the_others() {
         assert_eq!(symbiosis(Animal::Turtle, Animal::Turtle), 0.0);

@@ -1,6 +1,6 @@
-//! Classification schemes: estimates of mutual effects of programs on a shared cache, from their profiles.
+//! Classification schemes: estimates of the mutual effects of programs on a shared cache, from their profiles.
 //!
-//! One scheme = one file, listed in [`all`]. A scheme returns either each program's slowdown
+//! Each scheme is one file, and is listed in [`all`]. A scheme returns either each program's slowdown
 //! ([`CostKind::Degradation`]) or a weight that only orders pairs ([`CostKind::Weight`]); a matching can use both.
 
 mod animal;
@@ -26,7 +26,7 @@ use cachemate_core::{Profile, nearest_name};
 
 use crate::matrix::{CostKind, PairCosts};
 
-/// A profile lacks evidence that the scheme requires.
+/// The error for a profile that lacks evidence that the scheme requires.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[error("scheme '{scheme}' needs {what} of program {program}, which its profile does not have")]
 pub struct MissingEvidence {
@@ -41,36 +41,36 @@ pub struct MissingEvidence {
 /// Costs of the members of one group on one cache.
 #[derive(Clone, PartialEq, Debug)]
 pub struct GroupCosts {
-    /// The unit of `suffers`.
+    /// The unit of `costs`.
     pub kind: CostKind,
     /// Slowdown of each member, in the order given.
     pub costs: Vec<f64>,
-    /// Misses per access of each member (0 to 1); `None` if the scheme gives none.
+    /// Misses per access of each member (0 to 1); `None` if the scheme does not compute them.
     pub miss_ratios: Option<Vec<f64>>,
     /// Miss ratio of all accesses of the group together.
     pub group_miss_ratio: Option<f64>,
 }
 
 impl GroupCosts {
-    /// Costs for schemes of pairs only: each member bears the sum over the others.
+    /// Builds the costs for schemes that only compare pairs: each member bears the sum over the others.
     pub(crate) fn sum_of_pairs(kind: CostKind, members: usize, suffers: impl Fn(usize, usize) -> f64) -> Self {
         let of_one = |i: usize| (0..members).filter(|&j| j != i).map(|j| suffers(i, j)).sum();
         GroupCosts { kind, costs: (0..members).map(of_one).collect(), miss_ratios: None, group_miss_ratio: None }
     }
 }
 
-/// One classification scheme. Pure; results depend on nothing but the arguments.
+/// A classification scheme. Pure: the results depend only on the arguments.
 pub trait Scheme {
-    /// Its name on the command line.
+    /// Returns the scheme's name on the command line.
     fn name(&self) -> &'static str;
 
-    /// Costs of each member if the group has the cache for itself and runs all at once.
+    /// Returns the cost of each member if the whole group runs at once and has the cache to itself.
     ///
     /// # Errors
-    /// The first program without the required evidence; none is invented.
+    /// The first program without the required evidence; no evidence is invented.
     fn group_costs(&self, members: &[&Profile], cache: &SharedCache) -> Result<GroupCosts, MissingEvidence>;
 
-    /// Costs of each program beside each other one, on a cache that the two have for themselves.
+    /// Returns the cost of each program beside each other one, on a cache that the two have to themselves.
     ///
     /// # Errors
     /// As [`Scheme::group_costs`].
@@ -89,7 +89,7 @@ pub trait Scheme {
     }
 }
 
-/// The evidence of every member, or the first one without.
+/// Returns the evidence of every member, or an error for the first member without it.
 pub(crate) fn gather<'a, T>(
     scheme: &dyn Scheme,
     members: &[&'a Profile],
@@ -100,7 +100,7 @@ pub(crate) fn gather<'a, T>(
     members.iter().enumerate().map(|(index, profile)| metric(profile).ok_or_else(|| missing(index))).collect()
 }
 
-/// All schemes, in the order of their names.
+/// Returns all schemes, in the order of their names.
 pub fn all() -> Vec<Box<dyn Scheme>> {
     let by_rate = |rate, sum| Box::new(RateScheme { rate, sum });
     vec![
@@ -118,7 +118,7 @@ pub fn all() -> Vec<Box<dyn Scheme>> {
     ]
 }
 
-/// There is no scheme of that name.
+/// The error for an unknown scheme name.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[error("no scheme '{name}'; there are {known}{meant}")]
 pub struct UnknownScheme {
@@ -129,10 +129,10 @@ pub struct UnknownScheme {
     meant: String,
 }
 
-/// The scheme called `name`.
+/// Returns the scheme called `name`.
 ///
 /// # Errors
-/// An unknown name, with the known ones and the nearest.
+/// An unknown name, with the known names and the most similar one.
 pub fn find_scheme(name: &str) -> Result<Box<dyn Scheme>, UnknownScheme> {
     let schemes = all();
     let known: Vec<&str> = schemes.iter().map(|scheme| scheme.name()).collect();
@@ -149,7 +149,7 @@ mod tests {
     use cachemate_core::{Fact, FactSource};
     use proptest::prelude::*;
 
-    /// Is every scheme found by its name, in order, and an unknown name answered with the nearest one?
+    /// Is every scheme found by its name, in order, and an unknown name answered with the most similar one?
     #[test]
     fn schemes_are_found_by_name() {
         let names: Vec<&str> = all().iter().map(|scheme| scheme.name()).collect();
@@ -180,8 +180,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// For every scheme: does renaming programs rename the costs, is every cost finite and not negative, and is a
-        /// group of two its pair?
+        /// For every scheme: does renaming programs rename the costs, is every cost finite and not negative, and does a
+        /// group of two have the costs of its pair?
         #[test]
         fn renaming_programs_renames_the_costs(profiles in prop::collection::vec(any_profile(), 3)) {
             let cache = SharedCache { hit_latency_cycles: 10.0, ..SharedCache::new(CACHE_LINES * 64, 4, 64, 100.0) };
@@ -214,7 +214,7 @@ mod tests {
         }
     }
 
-    /// Is missing evidence an error that names the program, rather than replaced by a guess?
+    /// Does missing evidence give an error that names the program, rather than a guess?
     #[test]
     fn absent_evidence_is_an_error_that_names_the_program() {
         let cache = SharedCache::new(CACHE_LINES * 64, 4, 64, 100.0);

@@ -1,10 +1,11 @@
 //! Pain (CA 2.2.4): sensitivity of one program times intensity of the other.
 //!
-//! Problem: the loss of A beside B. Method: a hit at LRU position i of n is lost with probability i / (1 + n), so A's
-//! sensitivity is S(A) = 1 / (1 + n) · Σ i · h(i), its likely extra misses; B's intensity Z(B) is its accesses to the
-//! cache; both per million instructions (a common base, so that programs of different length compare). A's cost is S(A)
-//! · Z(B), and the pair's the sum of both. Properties: symmetric as a pair; 0 beside a program that uses no cache. The
-//! product is scaled to accesses per instruction squared x 10^6, for printing; only its order has a meaning.
+//! Problem: estimate the loss of A beside B. Method: a hit at LRU position i of n is lost with probability i / (1 + n),
+//! so A's sensitivity is S(A) = 1 / (1 + n) · Σ i · h(i), its likely extra misses. B's intensity Z(B) is the number of
+//! its accesses to the cache. Both are per million instructions, so that programs of different length can be compared.
+//! A's cost is S(A) · Z(B), and the pair's cost is the sum of both. Properties: symmetric as a pair; 0 beside a program
+//! that uses no cache. For printing, the product is scaled to accesses per instruction squared x 10^6; only its order
+//! has a meaning.
 
 use cachemate_core::Profile;
 
@@ -15,7 +16,8 @@ use crate::matrix::CostKind;
 /// The scheme.
 pub struct Pain;
 
-/// S: likely extra misses per million instructions when the cache is shared (CA equation 1), from hits by LRU position.
+/// Returns S, the likely extra misses per million instructions when the cache is shared (CA equation 1), from hits by
+/// LRU position.
 pub fn sensitivity(hits: &[f64]) -> f64 {
     let weighted: f64 = hits.iter().enumerate().map(|(index, hits)| (index + 1) as f64 * hits).sum();
     weighted / (1 + hits.len()) as f64
@@ -42,7 +44,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Is the sensitivity equation 1?
+    /// Does the sensitivity follow equation 1?
     #[test]
     fn sensitivity_weighs_hits_by_position() {
         assert_eq!(sensitivity(&[4.0, 3.0, 2.0, 1.0]), (4.0 + 6.0 + 6.0 + 4.0) / 5.0);

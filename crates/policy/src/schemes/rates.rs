@@ -1,14 +1,14 @@
-//! Schemes by one rate per program: miss rate, access rate, IPC, PCMR (CA 2.2.3; CASC 4.1).
+//! Schemes that use one rate per program: miss rate, access rate, IPC, PCMR (CA 2.2.3; CASC 4.1).
 //!
-//! Problem: the cheapest evidence is one number per program. Method: balance its sum over the caches. As an edge weight
-//! the plain sum of two rates would not do, because it is the same for every matching. The product is, for pairs, the
+//! Problem: the cheapest evidence is one number per program. Method: balance its sum over the caches. The plain sum of
+//! two rates cannot serve as an edge weight, because it is the same for every matching. For pairs, the product is the
 //! convex weight with the same goal: over a perfect matching Σ (x_i + x_j)² = constant + 2 Σ x_i x_j, so the matching
-//! with the least products has the most even sums. The plain sum is provided for comparison (`miss-rate-sum`).
+//! with the smallest products has the most even sums. The plain sum is provided for comparison (`miss-rate-sum`).
 //!
-//! Rates: LLC misses per thousand instructions, solo if known, else as observed (CA-5 finds that co-running hardly
-//! changes the order); LLC accesses per thousand instructions; cycles per instruction (low IPC = starved for memory);
-//! and CASC's PCMR, whose mean is the group's miss rate per 100 references. Properties: symmetric; a rate of 0 costs
-//! nothing beside any program; a solved PCMR may be negative, and then so is a cost.
+//! Rates: LLC misses per thousand instructions, solo if known, otherwise as observed (CA-5 finds that co-running hardly
+//! changes the order); LLC accesses per thousand instructions; cycles per instruction (a low IPC means that the program
+//! waits for memory); and CASC's PCMR, whose mean is the group's miss rate per 100 references. Properties: symmetric; a
+//! program with a rate of 0 costs nothing beside any program; a solved PCMR may be negative, and so may a cost.
 
 use cachemate_core::Profile;
 
@@ -29,11 +29,11 @@ pub enum RateKind {
     Pcmr,
 }
 
-/// A scheme by one rate; each of two programs bears half of the weight.
+/// A scheme that uses one rate; each of two programs bears half of the weight.
 pub struct RateScheme {
     /// The rate.
     pub rate: RateKind,
-    /// The plain sum instead of the product.
+    /// Whether the plain sum is used instead of the product.
     pub sum: bool,
 }
 
@@ -60,7 +60,7 @@ impl RateScheme {
     }
 }
 
-/// LLC misses per thousand instructions: alone on the cache if known, else as observed.
+/// Returns LLC misses per thousand instructions: alone on the cache if known, otherwise as observed.
 pub fn miss_rate(profile: &Profile, cache: &SharedCache) -> Option<f64> {
     let solo = solo_misses_per_mega_instr(profile, cache).map(|misses| misses / 1000.0);
     solo.or(profile.rates.observed_misses_per_kilo_instr.map(|observed| observed.value))
@@ -111,7 +111,7 @@ mod tests {
         Profile::default().with_rates(RateFacts { pcmr: Some(Fact::oracle(value)), ..RateFacts::default() })
     }
 
-    /// Is a solo rate preferred to an observed one, and neither made up?
+    /// Is a solo rate preferred to an observed one, and is neither invented?
     #[test]
     fn solo_first_then_observed_then_nothing() {
         let mut profile = Profile::default();
@@ -135,7 +135,7 @@ mod tests {
     }
 
     proptest! {
-        /// Does the product rank matchings as evenness does, and does the sum rank none?
+        /// Does the product rank matchings by evenness, while the sum ranks all the same?
         #[test]
         fn the_product_ranks_matchings_by_evenness(rates in prop::collection::vec(0.0f64..100.0, 4)) {
             let profiles: Vec<Profile> = rates.iter().map(|&rate| with_pcmr(rate)).collect();

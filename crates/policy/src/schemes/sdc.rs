@@ -1,12 +1,12 @@
 //! SDC, stack distance competition (Chandra, Guo, Kim, Solihin 2005; CA 2.2.1).
 //!
-//! Problem: the number of ways of each program on a shared cache. Method: stack distance profiles are merged. At each
-//! of the cache's A positions the program with the most hits at its own pointer wins the position, and only its pointer
-//! advances. A program's effective ways are the positions it won; hits beyond them become misses, and these extra
-//! misses are its cost. Properties: effective ways add up to A; in a tie, programs share the remaining ways equally, so
-//! that the order of programs does not matter.
+//! Problem: estimate the number of ways that each program gets on a shared cache. Method: stack distance profiles are
+//! merged. At each of the cache's A positions, the program with the most hits at its own pointer wins the position, and
+//! only its pointer advances. The effective ways of a program are the positions that it won; hits beyond them become
+//! misses, and these extra misses are the program's cost. Properties: effective ways add up to A; in a tie, programs
+//! share the remaining ways equally, so that the order of programs does not matter.
 //!
-//! `sdc` turns extra misses into run time; `sdc-misses` leaves them as in the paper (extra misses per million
+//! `sdc` converts extra misses into run time; `sdc-misses` leaves them as in the paper (extra misses per million
 //! instructions).
 
 use cachemate_core::Profile;
@@ -17,12 +17,12 @@ use crate::matrix::CostKind;
 
 /// The scheme, in run time or in extra misses.
 pub struct Sdc {
-    /// Costs are in run time; false = extra misses per million instructions.
+    /// Whether costs are in run time; otherwise they are extra misses per million instructions.
     pub in_run_time: bool,
 }
 
-/// Effective ways of each program: positions of the merged profile. `profiles` are hits by LRU position (misses may
-/// follow); the sum is `ways`.
+/// Returns the effective ways of each program: its positions in the merged profile. `profiles` are hits by LRU position
+/// (misses may follow); the sum is `ways`.
 pub fn effective_ways(profiles: &[&[f64]], ways: u32) -> Vec<f64> {
     let mut won = vec![0usize; profiles.len()];
     let mut ways_by_program = vec![0.0; profiles.len()];
@@ -45,7 +45,7 @@ pub fn effective_ways(profiles: &[&[f64]], ways: u32) -> Vec<f64> {
     ways_by_program
 }
 
-/// Hits beyond the effective ways; a fraction of a way has that fraction of its hits.
+/// Returns the hits beyond the effective ways; a fraction of a way has that fraction of its hits.
 fn lost_hits(hits: &[f64], ways: f64) -> f64 {
     hits.iter().enumerate().map(|(index, hits)| hits * (1.0 - (ways - index as f64).clamp(0.0, 1.0))).sum()
 }
@@ -80,16 +80,16 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Is the merge the one in the paper's text, worked by hand?
+    /// Does the merge match the paper's example, worked by hand?
     #[test]
     fn the_higher_counter_wins_and_only_its_pointer_advances() {
-        // A: 10 wins; then 8 against 9: B; 8 against 2: A; 1 against 2: B.
+        // 10 against 9: A wins; 8 against 9: B; 8 against 2: A; 1 against 2: B.
         assert_eq!(effective_ways(&[&[10.0, 8.0, 1.0, 0.0], &[9.0, 2.0, 1.0, 1.0]], 4), [2.0, 2.0]);
         assert_eq!(effective_ways(&[&[10.0, 8.0, 7.0, 6.0], &[5.0, 2.0, 1.0, 1.0]], 4), [4.0, 0.0]);
         assert_eq!(effective_ways(&[&[1.0; 5], &[1.0; 5]], 5), [2.5, 2.5]);
     }
 
-    /// Are the extra misses the hits beyond the ways kept?
+    /// Are the extra misses the hits beyond the remaining ways?
     #[test]
     fn hits_beyond_the_ways_kept_are_lost() {
         let cache = SharedCache::new(4 * 64, 4, 64, 100.0);
@@ -99,7 +99,7 @@ mod tests {
     }
 
     proptest! {
-        /// Do effective ways add up to the associativity, independent of the order of programs?
+        /// Do effective ways add up to the associativity, whatever the order of programs?
         #[test]
         fn effective_ways_sum_to_the_associativity(
             profiles in prop::collection::vec(prop::collection::vec((0u32..20).prop_map(f64::from), 8), 1..5),

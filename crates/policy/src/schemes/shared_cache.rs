@@ -1,11 +1,11 @@
 //! The shared cache of a prediction, and the cost of misses in run time.
 //!
-//! Problem: schemes estimate extra misses; users and matchings need run time. Method: a first-order model of the core.
-//! Alone, an instruction takes CPI = 1 / issue width + exposed latency of hits + misses per instruction x cost of a
-//! miss. Out of order, a window hides the latency of a hit as far as it lasts, and misses in one window overlap, up to
-//! the miss registers (Karkhanis and Smith 2004); in order, all latency is exposed. A measured solo IPC replaces the
-//! model's. Queueing for memory is left out, so slowdowns by bandwidth are underestimated (CA-2 finds them to be more
-//! than half).
+//! Problem: schemes estimate extra misses, but users and matchings need run time. Method: a first-order model of the
+//! core. Alone, an instruction takes CPI = 1 / issue width + exposed latency of hits + misses per instruction x cost of
+//! a miss. In an out-of-order core, a window hides the latency of hits up to its length, and misses in one window
+//! overlap, up to the number of miss registers (Karkhanis and Smith 2004); in an in-order core, all latency is exposed.
+//! A measured solo IPC replaces the model's. Queueing for memory is left out, so slowdowns by bandwidth are
+//! underestimated (CA-2 finds them to be more than half).
 
 use cachemate_core::{CoreModel, MachineSpec, Profile, ReplacementPolicy};
 use cachemate_locality::curve::MissRateCurve;
@@ -15,26 +15,26 @@ use cachemate_locality::curve::MissRateCurve;
 pub struct SharedCache {
     /// Size of the cache.
     pub size_bytes: u64,
-    /// Its ways.
+    /// Number of ways.
     pub ways: u32,
     /// Size of a line.
     pub line_bytes: u32,
-    /// Replacement of lines.
+    /// Replacement policy.
     pub replacement: ReplacementPolicy,
-    /// Cycles from the miss to the data, beyond a hit.
+    /// Cycles from a miss to the data, beyond those of a hit.
     pub miss_penalty_cycles: f64,
-    /// Cycles from the core's request to the data, on a hit.
+    /// Cycles from the core's request to the data, for a hit.
     pub hit_latency_cycles: f64,
-    /// The most instructions a cycle.
+    /// Largest number of instructions issued per cycle.
     pub issue_width: f64,
-    /// Instructions in flight; 1 = in order.
+    /// Number of instructions in flight; 1 means in order.
     pub window_instructions: f64,
-    /// Maximal misses in flight.
+    /// Largest number of misses in flight.
     pub misses_at_once: f64,
 }
 
 impl SharedCache {
-    /// An LRU cache behind an in-order, single-issue core: nothing overlaps. Hits cost nothing extra.
+    /// An LRU cache behind an in-order, single-issue core, in which nothing overlaps. Hits cost nothing extra.
     pub fn new(size_bytes: u64, ways: u32, line_bytes: u32, miss_penalty_cycles: f64) -> Self {
         SharedCache {
             size_bytes,
@@ -49,7 +49,7 @@ impl SharedCache {
         }
     }
 
-    /// The contended cache of a machine; `None` without a data cache. A window is shared by the contexts of a core.
+    /// Returns the contended cache of a machine; `None` without a data cache. The contexts of a core share its window.
     pub fn from_machine(machine: &MachineSpec) -> Option<Self> {
         let cache = machine.last_level()?;
         let contexts = f64::from(machine.contexts_per_core.max(1));
@@ -59,8 +59,8 @@ impl SharedCache {
                 (issue_width, f64::from(window) / contexts, f64::from(mshrs) / contexts)
             }
         };
-        // A victim cache behind this one takes some of its misses, at its own latency, but a profile of this level does
-        // not tell how many; memory's latency is an upper bound.
+        // A victim cache behind this one serves some of its misses with its own latency, but a profile of this level
+        // does not show how many, so memory's latency is used as an upper bound.
         let beyond = machine.memory.local_latency_cycles.saturating_sub(cache.latency_cycles);
         Some(SharedCache {
             size_bytes: cache.size_bytes,
@@ -75,46 +75,47 @@ impl SharedCache {
         })
     }
 
-    /// Lines that it holds.
+    /// Returns the number of lines that the cache holds.
     pub fn lines(&self) -> u64 {
         self.size_bytes / u64::from(self.line_bytes.max(1))
     }
 
-    /// Cost of one more miss in run time, for a program with this miss rate: misses in one window overlap.
+    /// Returns the cost of one more miss in run time, for a program with this miss rate: misses in one window overlap.
     pub fn miss_cycles(&self, misses_per_instr: f64) -> f64 {
         let together = (self.window_instructions * misses_per_instr).clamp(1.0, self.misses_at_once);
         self.miss_penalty_cycles / together
     }
 
-    /// Cycles per instruction if every access hits: issue, and the latency of hits that the window does not hide.
+    /// Returns the cycles per instruction if every access hits: issue, and the latency of hits that the window does not
+    /// hide.
     fn hitting_cycles_per_instr(&self, refs_per_instr: f64) -> f64 {
         let hidden = (self.window_instructions - 1.0) / self.issue_width;
         1.0 / self.issue_width + refs_per_instr * (self.hit_latency_cycles - hidden).max(0.0)
     }
 }
 
-/// Speed of a program on a shared cache that it has for itself.
+/// Speed of a program that has a shared cache to itself.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct SoloRates {
     /// References of this cache per instruction.
     pub refs_per_instr: f64,
     /// Misses of this cache per instruction.
     pub misses_per_instr: f64,
-    /// Measured, or by the model.
+    /// Cycles per instruction, measured or by the model.
     pub cycles_per_instr: f64,
     /// Cost of one more miss.
     pub miss_cycles: f64,
 }
 
 impl SoloRates {
-    /// `None` if the profile has no references per instruction, or no misses at this cache.
+    /// Reads a profile; `None` if it has no references per instruction, or no misses at this cache.
     pub fn from_profile(profile: &Profile, cache: &SharedCache) -> Option<Self> {
         let refs_per_instr = refs_per_mega_instr(profile)? * 1e-6;
         let misses_per_instr = solo_misses_per_mega_instr(profile, cache)? * 1e-6;
         Some(Self::from_rates(profile, cache, refs_per_instr, misses_per_instr))
     }
 
-    /// The same with rates from elsewhere (a model's own miss ratio).
+    /// Builds the rates from the given references and misses (a model's own miss ratio).
     pub fn from_rates(profile: &Profile, cache: &SharedCache, refs_per_instr: f64, misses_per_instr: f64) -> Self {
         let miss_cycles = cache.miss_cycles(misses_per_instr);
         let modeled = cache.hitting_cycles_per_instr(refs_per_instr) + misses_per_instr * miss_cycles;
@@ -123,35 +124,36 @@ impl SoloRates {
         SoloRates { refs_per_instr, misses_per_instr, cycles_per_instr: measured.unwrap_or(modeled), miss_cycles }
     }
 
-    /// Cycles per instruction if every access hit; a measured CPI bounds it from below by issuing alone.
+    /// Returns the cycles per instruction if every access hit; for a measured CPI, at least those of issuing alone.
     pub fn base_cycles_per_instr(&self, cache: &SharedCache) -> f64 {
         (self.cycles_per_instr - self.misses_per_instr * self.miss_cycles).max(1.0 / cache.issue_width)
     }
 
-    /// Run time with so many more misses over solo run time, minus one.
+    /// Returns the run time with this many more misses over the solo run time, minus one.
     pub fn slowdown(&self, extra_misses_per_instr: f64) -> f64 {
         extra_misses_per_instr * self.miss_cycles / self.cycles_per_instr
     }
 }
 
-/// Accesses to the shared cache per million instructions: counted, or the sum of the stack positions.
+/// Returns the accesses to the shared cache per million instructions: as counted, or the sum of the stack positions.
 pub fn refs_per_mega_instr(profile: &Profile) -> Option<f64> {
     let counted = profile.rates.llc_refs_per_mega_instr.map(|refs| refs.value);
     counted.or_else(|| profile.stack_positions().map(|positions| positions.iter().sum()))
 }
 
-/// LRU positions 1..=ways and misses per million instructions, if they are for a cache with so many ways.
+/// Returns LRU positions 1..=ways and misses per million instructions, if they are for a cache with this number of
+/// ways.
 pub fn positions_of<'a>(profile: &'a Profile, cache: &SharedCache) -> Option<&'a [f64]> {
     profile.stack_positions().filter(|positions| positions.len() == cache.ways as usize + 1)
 }
 
-/// Misses per million instructions alone on the cache: from the stack positions, or from the curve.
+/// Returns the solo misses per million instructions on the cache: from the stack positions, or from the curve.
 pub fn solo_misses_per_mega_instr(profile: &Profile, cache: &SharedCache) -> Option<f64> {
     misses_on_share_per_mega_instr(profile, cache, 1)
 }
 
-/// Misses per million instructions alone on one of so many equal shares of the cache; `None` if the curve does not
-/// reach so low.
+/// Returns the solo misses per million instructions on one of `parts` equal shares of the cache; `None` if the curve
+/// does not reach that size.
 pub fn misses_on_share_per_mega_instr(profile: &Profile, cache: &SharedCache, parts: u32) -> Option<f64> {
     let parts = parts.max(1);
     if let Some(positions) = positions_of(profile, cache) {
@@ -174,7 +176,7 @@ mod tests {
         Profile::default().with_rates(rates).with_misses(CacheLevel::L2, curve, FactSource::Oracle)
     }
 
-    /// Is the in-order model the textbook sum, and the slowdown extra misses at full latency?
+    /// Does the in-order model match the textbook sum, and is the slowdown that of extra misses at full latency?
     #[test]
     fn in_order_nothing_is_hidden() {
         let cache = SharedCache { hit_latency_cycles: 20.0, ..SharedCache::new(1 << 20, 16, 64, 100.0) };
@@ -184,7 +186,7 @@ mod tests {
         assert!((solo.base_cycles_per_instr(&cache) - 1.2).abs() < 1e-12);
     }
 
-    /// Does a window hide hits as far as it lasts, and overlap misses only if several fall into it?
+    /// Does a window hide hits up to its length, and do misses overlap only if several fall into one window?
     #[test]
     fn out_of_order_misses_overlap() {
         let base = SharedCache::new(1 << 20, 16, 64, 200.0);
@@ -200,7 +202,7 @@ mod tests {
         assert!((cache.miss_cycles(0.04) - 200.0 / 4.04).abs() < 1e-9);
     }
 
-    /// Is a measured solo IPC preferred, and a curve that does not reach the cache's size no evidence?
+    /// Is a measured solo IPC preferred, and a curve that does not reach the cache's size ignored?
     #[test]
     fn measured_speed_first_and_no_extrapolation() {
         let cache = SharedCache::new(1 << 20, 16, 64, 100.0);
@@ -210,7 +212,8 @@ mod tests {
         assert_eq!(SoloRates::from_profile(&profile(10_000.0, &[(1 << 19, 2.0)]), &cache), None);
     }
 
-    /// On a share of the cache, do hits beyond it miss, and is a curve read at the share's size and not below its end?
+    /// On a share of the cache, do hits beyond the share miss, and is a curve read at the share's size but not below
+    /// its own end?
     #[test]
     fn hits_beyond_a_part_are_misses() {
         let cache = SharedCache::new(1 << 20, 4, 64, 100.0);

@@ -1,16 +1,16 @@
-//! Which service slows which one, by how much, and how sure that is.
+//! Which services slow each other down, by how much, and with what certainty.
 //!
-//! Problem: hosts show threads, and a loss of speed has several possible causes. Method: each window gives every service a
-//! speed (work by processor time) and the presence of every other service on its caches (CPUs). Three sources of
-//! evidence answer, in this order:
+//! Problem: hosts show threads, and a loss of speed has several possible causes. Method: each window gives every
+//! service a speed (work by processor time) and the presence of every other service on its caches (CPUs). Three sources
+//! of evidence are used, in this order:
 //! 1. *Measured.* A regression of the speed on the presences separates co-runners that come and go. It needs windows
-//!    with and without a co-runner, and an effect of more than two standard errors.
-//! 2. *Attributed.* If the whole slowdown against the solo speed is measured, but not its causes, it is divided among
-//!    the co-runners by their forecast losses.
+//!   with and without a co-runner, and an effect of more than two standard errors.
+//! 2. *Attributed.* If the whole slowdown relative to the solo speed is measured, but not its causes, it is divided
+//!   among the co-runners by their forecast losses.
 //! 3. *Forecast.* The reference predictor, or sensitivity times intensity, from profiles alone.
 //!
-//! Properties: pure; absent evidence is an absent value with its reason; short programs count for their service. Cost: one
-//! regression of at most a dozen co-runners for each of the busiest services and window.
+//! Properties: pure; missing evidence gives a missing value with its reason; short programs count for their service.
+//! Cost: in each window, one regression of at most a dozen co-runners for each of the busiest services.
 
 mod regression;
 
@@ -25,39 +25,39 @@ use crate::solo_speeds::SoloSpeeds;
 use crate::work_metric::{WorkMetric, metrics_of};
 use regression::EffectRegression;
 
-/// Services with a regression; the busiest ones.
+/// Number of services with a regression; the busiest are chosen.
 const MAX_SERVICES: usize = 64;
-/// Co-runners of one service with an effect of their own; those that were most present.
+/// Number of co-runners of one service with an effect of their own; the most present are chosen.
 const MAX_CO_RUNNERS: usize = 12;
-/// Windows with a co-runner, and without it, before its effect counts as measured.
+/// Number of windows with a co-runner, and without it, that are required before its effect counts as measured.
 const MIN_WINDOWS: u32 = 3;
-/// CPUs from which on a co-runner counts as present in a window.
+/// Smallest number of CPUs with which a co-runner counts as present in a window.
 const PRESENT_FROM: f64 = 0.02;
-/// Standard errors from which on an effect counts as measured.
+/// Smallest number of standard errors with which an effect counts as measured.
 const MIN_ERRORS: f64 = 2.0;
 /// Smallest measured slowdown that is attributed to co-runners.
 const MIN_ATTRIBUTED: f64 = 0.01;
-/// Windows over which a present presence is averaged, each by its length: a loop of short programs has gaps, and a window
-/// may end with a program.
+/// Number of windows over which the current presence is averaged, each weighted by its length, because a loop of short
+/// programs has gaps, and a window may end with a program.
 const PRESENT_WINDOWS: usize = 20;
-/// Windows without any task after which a service is forgotten.
+/// Number of windows without any task after which a service is forgotten.
 const MAX_ABSENT_WINDOWS: u64 = 120;
-/// Windows between two forecasts of a pair.
+/// Number of windows between two forecasts of a pair.
 const FORECAST_WINDOWS: u64 = 8;
 
-/// Source of a loss.
+/// The source of a loss.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum LossSource {
-    /// Windows with and without the cause.
+    /// Windows with and without the cause were measured.
     Measured,
-    /// A part of a measured slowdown, by forecasts.
+    /// A part of a measured slowdown, divided by forecasts.
     Attributed,
-    /// Profiles alone.
+    /// Predicted from profiles alone.
     Forecast,
 }
 
 impl LossSource {
-    /// The name in files and tables.
+    /// Returns the name in files and tables.
     pub fn text(self) -> &'static str {
         match self {
             LossSource::Measured => "measured",
@@ -70,15 +70,15 @@ impl LossSource {
 /// The loss that one service causes to another.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ServiceLoss {
-    /// The cause.
+    /// The service that causes the loss.
     pub by: ServiceIdentity,
     /// Run time added, relative to the run time without the cause.
     pub loss: Estimate,
-    /// Its evidence.
+    /// The evidence for the loss.
     pub source: LossSource,
-    /// The same from profiles alone, if they tell, beside a loss from another source.
+    /// The loss forecast from profiles alone, if they suffice, in addition to a loss from another source.
     pub forecast: Option<f64>,
-    /// Windows in which both ran on one cache.
+    /// Number of windows in which both services ran on one cache.
     pub windows: u32,
 }
 
@@ -87,21 +87,21 @@ pub struct ServiceLoss {
 pub struct ServiceReport {
     /// The service.
     pub service: ServiceIdentity,
-    /// Its live threads.
+    /// The service's live threads.
     pub tasks: Vec<TaskId>,
     /// The smallest limit that a rule sets for one of these threads.
     pub max_slowdown: Option<f64>,
-    /// CPUs of processor time per time.
+    /// CPUs in use: processor time over elapsed time.
     pub cpu_share: f64,
-    /// Run time over run time alone, minus one, with its evidence; `None` = unknown.
+    /// Run time over solo run time, minus one, with its evidence; `None` if unknown.
     pub slowdown: Option<(Estimate, LossSource)>,
     /// Losses by cause, the largest first.
     pub losses: Vec<ServiceLoss>,
-    /// Why the slowdown is unknown, or no cause is named.
+    /// The reason why the slowdown is unknown, or why no cause is named.
     pub reason: Option<String>,
 }
 
-/// A service's share of one window.
+/// The activity of a service in one window.
 #[derive(Default)]
 struct ServiceActivity<'a> {
     tasks: Vec<&'a TaskSample>,
@@ -116,16 +116,16 @@ impl<'a> ServiceActivity<'a> {
     }
 }
 
-/// A service's history.
+/// The history of a service.
 #[derive(Clone, Debug, Default)]
 struct ServiceHistory {
     metric: Option<WorkMetric>,
     co_runners: Vec<CoRunnerHistory>,
     regression: EffectRegression,
-    /// Windows in which its speed was counted.
+    /// Number of windows in which the service's speed was counted.
     windows: u32,
     last_window: u64,
-    /// The profile of its thread that ran most, as long as it is known.
+    /// Profile of the thread that ran most, as long as it is known.
     profile: Option<Arc<Profile>>,
 }
 
@@ -134,7 +134,7 @@ struct CoRunnerHistory {
     service: ServiceIdentity,
     windows_with: u32,
     windows_without: u32,
-    /// Mean of the last windows.
+    /// Mean presence over the last windows.
     presence: f64,
     /// Presence and length of these windows.
     last_windows: VecDeque<(f64, u64)>,
@@ -154,13 +154,13 @@ impl CoRunnerHistory {
     }
 }
 
-/// A forecast of the slowdown of the first program beside the second, alone on one cache.
+/// A forecast of the slowdown of the first program beside the second, if the two are alone on one cache.
 pub type ServicePairForecast<'a> = dyn Fn(&Profile, &Profile) -> Option<Estimate> + 'a;
 
 /// The present profile of each service.
 type PresentProfiles = BTreeMap<ServiceIdentity, Arc<Profile>>;
 
-/// Everything that a report needs besides the service itself.
+/// All inputs of a report besides the service itself.
 struct ReportInputs<'a> {
     seen: &'a Observation,
     topology: &'a Topology,
@@ -169,7 +169,7 @@ struct ReportInputs<'a> {
     pair_forecast: &'a ServicePairForecast<'a>,
 }
 
-/// Keeps the history of all services.
+/// The history of all services, and the losses computed from it.
 #[derive(Clone, Debug, Default)]
 pub struct ServiceLosses {
     histories: BTreeMap<ServiceIdentity, ServiceHistory>,
@@ -177,7 +177,7 @@ pub struct ServiceLosses {
 }
 
 impl ServiceLosses {
-    /// Takes in one window, and reports its services: those that lose most first, then by processor time.
+    /// Observes one window, and reports its services: those that lose most first, then by processor time.
     pub fn observe(
         &mut self,
         seen: &Observation,
@@ -194,7 +194,7 @@ impl ServiceLosses {
         for service in &followed {
             let history = self.histories.entry((*service).clone()).or_default();
             history.last_window = seen.window;
-            // A profile changes little from window to window, and a copy of its curves costs time.
+            // A profile changes little from window to window, and copying its curves takes time.
             if (history.profile.is_none() || seen.window.is_multiple_of(FORECAST_WINDOWS))
                 && let Some(profile) = busiest_profile(&windows[*service], profiles)
             {
@@ -260,7 +260,7 @@ impl ServiceLosses {
         report
     }
 
-    /// By the speeds of its tasks alone, weighted by their time.
+    /// Returns the slowdown by the solo speeds of the service's tasks, weighted by their time.
     fn solo_slowdown(&self, window: &ServiceActivity<'_>, profiles: &Profiles, elapsed_ns: u64) -> Option<f64> {
         let unknown = Profile::default();
         let each = window.tasks.iter().filter_map(|task| {
@@ -272,7 +272,7 @@ impl ServiceLosses {
     }
 }
 
-/// Two slowdowns one after the other.
+/// Compounds two slowdowns.
 fn compound_loss(a: Estimate, b: Estimate) -> Estimate {
     let compound_value = |a: f64, b: f64| (1.0 + a) * (1.0 + b) - 1.0;
     Estimate {
@@ -411,7 +411,7 @@ impl ServiceHistory {
         losses
     }
 
-    /// Why something is missing from the report.
+    /// Returns the reason why something is missing from the report.
     fn reason(&self, report: &ServiceReport, window: &ServiceActivity<'_>, topology: &Topology) -> Option<String> {
         if report.slowdown.is_some() && !report.losses.is_empty() {
             return None;
@@ -440,7 +440,8 @@ impl ServiceHistory {
     }
 }
 
-/// Sensitivity is the slowdown beside a full stream, and intensity is the share of a stream's effect.
+/// Forecasts from probes: sensitivity is the slowdown beside a full stream, and intensity is the share of a stream's
+/// effect.
 fn contention_forecast(profile: &Profile, other: &Profile) -> Option<Estimate> {
     let sensitivity = profile.contention.sensitivity?.estimate();
     let intensity = other.contention.intensity?.estimate();
@@ -464,12 +465,12 @@ fn service_windows<'a>(seen: &'a Observation, topology: &Topology) -> BTreeMap<S
         }
         window.tasks.push(task);
     }
-    // A service of which all tasks ended in this window still slowed down others in it.
+    // A service whose tasks all ended in this window still slowed down others in it.
     windows.retain(|_, window| window.ran_ns > 0 || window.live().next().is_some());
     windows
 }
 
-/// CPUs that each other service used on the caches of this one, while it ran there.
+/// Returns the CPUs that each other service used on the caches of this one while this one ran there.
 fn presences<'w>(
     service: &ServiceIdentity,
     windows: &'w BTreeMap<ServiceIdentity, ServiceActivity<'_>>,
@@ -491,7 +492,7 @@ fn presences<'w>(
     others.map(|(other, window)| (other, presence(window))).filter(|(_, presence)| *presence > 0.0).collect()
 }
 
-/// Work per second of processor time, by the best measure that any of the tasks has.
+/// Returns the work per second of processor time, by the best measure that any of the tasks has.
 fn speed(window: &ServiceActivity<'_>, elapsed_ns: u64) -> Option<(WorkMetric, f64)> {
     let all: Vec<(&TaskSample, Vec<(WorkMetric, f64)>)> =
         window.tasks.iter().map(|task| (*task, metrics_of(task, elapsed_ns).collect())).collect();

@@ -1,8 +1,8 @@
-//! How much each co-runner slows a service down: weighted least squares on the windows in which it ran more or less.
+//! The effect of each co-runner on a service's speed: weighted least squares over windows with different presences.
 //!
-//! The logarithm of the speed is a constant minus the sum of each co-runner's presence times its effect. Of windows in
-//! the same company the older ones weigh less. A weak prior keeps an effect that the windows do not separate near zero
-//! and its error wide, so it is never taken for measured.
+//! The logarithm of the speed is a constant minus the sum of each co-runner's presence times its effect. Among windows
+//! with the same co-runners, older ones weigh less. A weak prior keeps an effect that the windows do not separate near
+//! zero and its error wide, so it never counts as measured.
 
 /// Weight of a window relative to the next one like it: the last forty such windows hold most of the weight.
 const RETENTION: f64 = 0.975;
@@ -10,7 +10,7 @@ const RETENTION: f64 = 0.975;
 const PRIOR_DEVIATION: f64 = 0.5;
 /// Noise of one window's speed before any evidence, as a logarithm.
 const PRIOR_NOISE: f64 = 0.05;
-/// Windows that the prior noise is worth.
+/// Number of windows as which the prior noise counts.
 const PRIOR_WINDOWS: f64 = 2.0;
 
 /// Estimate of one effect.
@@ -22,7 +22,7 @@ pub struct EffectEstimate {
     pub error: f64,
 }
 
-/// Sums of all windows, from which the effects follow.
+/// Sums over all windows, from which the effects are computed.
 #[derive(Clone, PartialEq, Debug)]
 pub struct EffectRegression {
     /// Upper half of the products of a window's terms: the constant, then the co-runners.
@@ -35,7 +35,7 @@ pub struct EffectRegression {
     last_error: Option<f64>,
     error_square: f64,
     error_product: f64,
-    /// The constant near which speeds lie; subtracted, because sums of large numbers lose digits.
+    /// A constant near the speeds, which is subtracted because sums of large numbers lose digits.
     origin: Option<f64>,
 }
 
@@ -55,7 +55,7 @@ impl Default for EffectRegression {
 }
 
 impl EffectRegression {
-    /// Takes in a window. Co-runners keep their index; one that is new was absent in all earlier windows.
+    /// Observes a window. Co-runners keep their index; a new one was absent in all earlier windows.
     pub fn observe(&mut self, log_speed: f64, presence: &[f64]) {
         let speed = log_speed - *self.origin.get_or_insert(log_speed);
         while self.targets.len() < presence.len() + 1 {
@@ -85,8 +85,8 @@ impl EffectRegression {
         self.weight = RETENTION * self.weight + 1.0;
     }
 
-    /// Forgets in the direction of the next window's terms only (directional forgetting, Cao and Schwartz 2000): if a
-    /// co-runner stays for long, what is known of the speed without it does not fade.
+    /// Forgets only in the direction of the next window's terms (directional forgetting, Cao and Schwartz 2000), so
+    /// that if a co-runner stays for long, the knowledge of the speed without it does not fade.
     fn forget(&mut self, terms: &[f64]) {
         let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
         let along: Vec<f64> = self.products.iter().map(|row| dot(row, terms)).collect();
@@ -104,9 +104,9 @@ impl EffectRegression {
         self.square -= share * target * target + (1.0 - RETENTION) * rest;
     }
 
-    /// The effect of each co-runner.
+    /// Returns the effect of each co-runner.
     pub fn effects(&self) -> Vec<EffectEstimate> {
-        // The prior is in the unit of the noise, which is known only after a first solution.
+        // The prior is in units of the noise, which is known only after a first solution.
         let Some((first, _)) = self.solve(PRIOR_NOISE * PRIOR_NOISE) else { return Vec::new() };
         let noise = self.noise_variance(&first);
         let Some((effects, variances)) = self.solve(noise) else { return Vec::new() };
@@ -116,7 +116,7 @@ impl EffectRegression {
         effects.iter().zip(&variances).skip(1).map(estimate).collect()
     }
 
-    /// Removes a co-runner: the windows in which it ran count for those that remain.
+    /// Removes a co-runner; the windows in which it ran still count for the remaining ones.
     pub fn remove(&mut self, index: usize) {
         let index = index + 1;
         if index < self.targets.len() {
@@ -131,13 +131,14 @@ impl EffectRegression {
         let prior = PRIOR_WINDOWS * PRIOR_NOISE * PRIOR_NOISE;
         let freedom = (self.weight + PRIOR_WINDOWS - effects.len() as f64).max(1.0);
         let variance = ((self.square - explained).max(0.0) + prior) / freedom;
-        // Windows in a row resemble each other, so that they say less than as many independent ones.
+        // Successive windows resemble each other, so they carry less information than as many independent ones.
         let correlation = if self.error_square > 0.0 { self.error_product / self.error_square } else { 0.0 };
         let correlation = correlation.clamp(0.0, 0.9);
         variance * (1.0 + correlation) / (1.0 - correlation)
     }
 
-    /// Effects, and their variances for a noise of one; by Gauss-Jordan elimination of a positive definite matrix.
+    /// Solves for the effects, and for their variances at a noise of one, by Gauss-Jordan elimination of a positive
+    /// definite matrix.
     fn solve(&self, noise_variance: f64) -> Option<(Vec<f64>, Vec<f64>)> {
         let size = self.targets.len();
         let prior = noise_variance / (PRIOR_DEVIATION * PRIOR_DEVIATION);
@@ -169,7 +170,7 @@ mod tests {
     use super::*;
     use cachemate_core::SplitMix64;
 
-    /// Uniform between -1 and 1, with standard deviation 0.58.
+    /// Uniform noise between -1 and 1, with standard deviation 0.58.
     fn noise(random: &mut SplitMix64) -> f64 {
         2.0 * random.draw_unit() - 1.0
     }
@@ -190,7 +191,7 @@ mod tests {
         }
     }
 
-    /// Is an effect measured a few windows after its co-runner starts, although it never stops?
+    /// Is an effect measured a few windows after its co-runner starts, even if the co-runner never stops?
     #[test]
     fn a_start_is_enough() {
         let mut random = SplitMix64::new(3);
@@ -204,7 +205,7 @@ mod tests {
         assert!(effect.value > 3.0 * effect.error && (effect.value - 0.4).abs() < 0.05, "{effect:?}");
     }
 
-    /// Does an effect stay measured while its co-runner runs on for many times the memory of a window?
+    /// Does an effect stay measured while its co-runner runs for many times the memory of a window?
     #[test]
     fn an_effect_does_not_fade_while_its_cause_stays() {
         let mut random = SplitMix64::new(11);
@@ -217,7 +218,7 @@ mod tests {
         assert!((effect.value - 0.4).abs() < 0.02 && (effect.value - 0.4).abs() < 3.0 * effect.error, "{effect:?}");
     }
 
-    /// Are two co-runners that always run together not told apart, and one that always runs not measured?
+    /// Are two co-runners that always run together not separated, and is one that always runs not measured?
     #[test]
     fn effects_that_windows_do_not_separate_stay_unknown() {
         let mut regression = EffectRegression::default();

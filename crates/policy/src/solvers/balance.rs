@@ -3,36 +3,36 @@
 //! Problem: schedule only groups whose expected miss ratio is at most a threshold, which is the lowest at which every
 //! thread is in some group; with hundreds of threads, the groups cannot be enumerated. Method:
 //! - *Average* (BS 2a): a group's ratio is the mean of its members' ratios on a share of the cache. A thread's best
-//!   group is then itself and the n − 1 lowest others, and the threshold (largest + n − 1 lowest) / n.
-//! - *Composed* (BS 2b): members share the whole cache by their access rates. A thread's best group is found by
-//!   exchanging one member at a time from several starts while that helps. A member's effect on a shared cache is
-//!   tabulated over the one number that the members have in common: misses per time under random replacement, the time
-//!   that fills the cache under LRU. Evaluating a group therefore takes a few additions.
-//! - *Turns*: the paper leaves open how often each group runs. `fair`: every turn starts from the best group of the
-//!   thread with the fewest turns so far, and exchanges members for others with fewer turns as long as the threshold is
-//!   met. `uniform`: groups drawn evenly among those that qualify, by a walk of random exchanges.
+//!   group is then itself and the n − 1 lowest others, and the threshold is (largest + n − 1 lowest) / n.
+//! - *Composed* (BS 2b): members share the whole cache in proportion to their access rates. A thread's best group is
+//!   found by exchanging one member at a time from several starts while that helps. A member's effect on a shared cache
+//!   is tabulated over the one number that the members have in common: misses per time under random replacement, the
+//!   time that fills the cache under LRU. Evaluating a group therefore takes a few additions.
+//! - *Turns*: the paper leaves open how often each group runs. With `fair`, every turn starts from the best group of
+//!   the thread with the fewest turns so far, and exchanges members for others with fewer turns as long as the
+//!   threshold is met. With `uniform`, groups are drawn evenly among those that qualify, by a walk of random exchanges.
 //!
-//! Properties: every group of the rotation is at or below the threshold, every thread is in one. The average's
-//! threshold always equals the one by enumeration, the composed one on all small cases tried by tests; if exchanges end
-//! in a local optimum, the threshold is too high by that, but never so low that it leaves a thread out. Cost: O(T n)
-//! for each evaluation of a group, O(T² n) for a rotation of T turns.
+//! Properties: every group of the rotation is at or below the threshold, and every thread is in a group. The average's
+//! threshold always equals the one found by enumeration, the composed one equals it on all small cases tried by tests.
+//! If exchanges end in a local optimum, the threshold is too high, but never so low that it leaves a thread out. Cost:
+//! O(T n) for each evaluation of a group, O(T² n) for a rotation of T turns.
 
 use cachemate_core::{ReplacementModel, SplitMix64};
 use cachemate_locality::reuse::ReuseTimes;
 use cachemate_locality::statcache;
 use cachemate_locality::statstack::StackModel;
 
-/// The expected miss ratio of any group.
+/// A model of the expected miss ratio of any group.
 #[derive(Clone, Debug)]
 pub enum GroupModel {
     /// Miss ratio of each thread on its share of the cache.
     Average(Vec<f64>),
-    /// Members share the whole cache by their access rates.
+    /// Members share the whole cache in proportion to their access rates.
     Composed(ComposedModel),
 }
 
 impl GroupModel {
-    /// Threads of the model.
+    /// Returns the number of threads of the model.
     pub fn threads(&self) -> usize {
         match self {
             GroupModel::Average(ratios) => ratios.len(),
@@ -40,7 +40,7 @@ impl GroupModel {
         }
     }
 
-    /// Misses per access of the group together.
+    /// Returns the misses per access of the whole group.
     pub fn ratio(&self, group: &[usize]) -> f64 {
         match self {
             GroupModel::Average(ratios) => group.iter().map(|&index| ratios[index]).sum::<f64>() / group.len() as f64,
@@ -49,7 +49,7 @@ impl GroupModel {
     }
 }
 
-/// Points of a table; neighbors are 15 % apart over seven decades.
+/// Number of points of a table; neighboring points are 15 % apart, over seven decades.
 const POINTS: usize = 116;
 
 /// Effect of each thread on a shared cache, by the number that all members of a group have in common.
@@ -57,7 +57,7 @@ const POINTS: usize = 116;
 pub struct ComposedModel {
     members: Vec<ComposedMember>,
     grid: Vec<f64>,
-    /// Lines of the cache; `None` under random replacement, for which the sum of the misses is the common number
+    /// Lines of the cache; `None` under random replacement, for which the common number is the sum of the misses
     /// itself.
     lines: Option<f64>,
 }
@@ -71,8 +71,8 @@ struct ComposedMember {
 }
 
 impl ComposedModel {
-    /// Threads as reuse times (in references to the cache) and references per unit of time, for groups of so many.
-    /// `None` without lines, samples or rates.
+    /// Builds the model from each thread's reuse times (in references to the cache) and references per unit of time,
+    /// for groups of `size`. `None` without lines, samples or rates.
     pub fn new(
         threads: &[(&ReuseTimes, f64)],
         group: usize,
@@ -137,28 +137,28 @@ impl ComposedModel {
     }
 }
 
-/// Frequency of each qualifying group.
+/// The rule for the frequency of each qualifying group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RotationRule {
     /// Every turn starts from the thread with the fewest turns so far.
     Fair,
-    /// Every qualifying group equally often, drawn at random.
+    /// Every qualifying group runs equally often, drawn at random.
     Uniform {
         /// Seed of the walk.
         seed: u64,
     },
 }
 
-/// Best group of each thread, and the threshold that follows: the largest ratio among them.
+/// Best group of each thread, and the resulting threshold: the largest ratio among these groups.
 #[derive(Clone, PartialEq, Debug)]
 pub struct BestGroups {
-    /// By thread, the members of its best group, itself among them.
+    /// Members of the best group of each thread, including the thread.
     pub groups: Vec<Vec<usize>>,
     /// The largest ratio among these groups, in misses per access.
     pub threshold: f64,
 }
 
-/// The best groups of `size`, at most the number of threads; `size` of at least 1.
+/// Returns the best groups of `size`, which is at least 1 and is limited to the number of threads.
 pub fn best_groups(model: &GroupModel, size: usize) -> BestGroups {
     let groups: Vec<Vec<usize>> = (0..model.threads()).map(|thread| best_group(model, thread, size)).collect();
     let threshold = groups.iter().map(|group| model.ratio(group)).fold(0.0, f64::max);
@@ -180,7 +180,8 @@ fn best_group(model: &GroupModel, thread: usize, size: usize) -> Vec<usize> {
         GroupModel::Average(ratios) => return from_order(&ascending(&|index| ratios[index])),
         GroupModel::Composed(composed) => composed,
     };
-    // Starts: threads with the lowest ratio, misses per time, and misses for their rate, at several points of the grid.
+    // Starting groups: threads with the lowest ratio, misses per time, and misses for their rate, at several points of
+    // the grid.
     let mut starts = Vec::new();
     for point in [POINTS / 4, POINTS / 2, 3 * POINTS / 4] {
         let misses = |at: usize| composed.members[at].misses[point];
@@ -198,7 +199,8 @@ fn best_group(model: &GroupModel, thread: usize, size: usize) -> Vec<usize> {
     best.map_or_else(|| vec![thread], |best| best.1)
 }
 
-/// Exchanges one member (never the first) for another thread, the best exchange first, while that lowers the ratio.
+/// Exchanges one member (never the first) for another thread, the best exchange first, as long as that lowers the
+/// ratio.
 fn exchange(model: &GroupModel, mut group: Vec<usize>) -> (f64, Vec<usize>) {
     let mut ratio = model.ratio(&group);
     loop {
@@ -220,7 +222,7 @@ fn exchange(model: &GroupModel, mut group: Vec<usize>) -> (f64, Vec<usize>) {
     }
 }
 
-/// The groups that take turns, at or below the threshold; every thread is in at least one.
+/// Returns the groups that take turns, all at or below the threshold; every thread is in at least one.
 pub fn rotation(model: &GroupModel, best: &BestGroups, turns: RotationRule) -> Vec<Vec<usize>> {
     let threads = model.threads();
     let mut turn_counts = vec![0u32; threads];
@@ -266,7 +268,7 @@ fn fair_turn(model: &GroupModel, best: &BestGroups, turn_counts: &mut [u32]) -> 
     group
 }
 
-/// A walk over the qualifying groups with symmetric steps visits all of them equally often.
+/// Walks over the qualifying groups; because the steps are symmetric, all of them are visited equally often.
 fn walk(model: &GroupModel, best: &BestGroups, seed: u64) -> Vec<Vec<usize>> {
     let mut generator = SplitMix64::new(seed);
     let threads = model.threads();
@@ -358,7 +360,7 @@ mod tests {
             check_rotation(&model, size)?;
         }
 
-        /// Is the composed threshold the one by enumeration, although only exchanges are tried?
+        /// Does the composed threshold equal the one by enumeration, although only exchanges are tried?
         #[test]
         fn exchanges_agree_with_enumeration(
             threads in prop::collection::vec((any_reuse(), 0.05f64..2.0), 4..9), size in 2usize..5, lines in 20u64..4000, lru: bool,
@@ -394,7 +396,7 @@ mod tests {
         }
     }
 
-    /// Do threads with equal ratios get equal turns, and a greedy one no more than the threshold allows?
+    /// Do threads with equal ratios get equal turns, and a greedy thread no more than the threshold allows?
     #[test]
     fn fair_turns_are_as_even_as_possible() {
         let turns = |ratios: &[f64], size: usize| {

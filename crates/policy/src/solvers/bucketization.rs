@@ -1,20 +1,20 @@
 //! CASC's bucketization: the highest partial-cache miss rate (PCMR) that each CPU accepts (papers CASC 4.3.1).
 //!
-//! Problem: keep threads that miss much from running all at once, without CPUs that wait for each other. Method: every
-//! CPU has a MAX_PCMR, initially the largest of all threads; while the expected miss rate is above the threshold, the
-//! MAX_PCMR of the CPU on which that bars the fewest threads is lowered by one, but never so far that a thread has no
-//! CPU. A thread may run on the CPUs whose MAX_PCMR is at least its PCMR.
-//! - *Literal*: the expected rate is the mean of the MAX_PCMRs. At the end every set of CPUs must still have as many
-//!   threads as CPUs (times `runnable_per_cpu`); otherwise the threshold grows geometrically and everything starts
+//! Problem: keep threads that miss much from running all at once, without making CPUs wait for each other. Method:
+//! every CPU has a MAX_PCMR, initially the largest of all threads. While the expected miss rate is above the threshold,
+//! one MAX_PCMR is lowered by one: that of the CPU on which this bars the fewest threads, and never so far that a
+//! thread has no CPU. A thread may run on the CPUs whose MAX_PCMR is at least its PCMR.
+//! - *Literal*: the expected rate is the mean of the MAX_PCMRs. At the end, every set of CPUs must still have as many
+//!   threads as CPUs (times `runnable_per_cpu`); otherwise the threshold grows geometrically and the procedure starts
 //!   again.
 //! - *Better*: the check is inside the loop, so a CPU is never emptied in the first place, and it is stricter. The
-//!   paper's check (Hall's condition) ensures that threads could be distributed without an idle CPU; but a scheduler
-//!   that does not move a running thread leaves a CPU empty while all of its threads run elsewhere, so each CPU accepts
-//!   as many threads as there are CPUs. The expected rate weighs each CPU's worst thread by its references, because a
-//!   thread that waits for memory makes few.
+//!   paper's check (Hall's condition) ensures that threads could be distributed without an idle CPU. But a scheduler
+//!   that does not move a running thread leaves a CPU empty while all of its threads run elsewhere, so each CPU must
+//!   accept as many threads as there are CPUs. The expected rate weights each CPU's worst thread by its references,
+//!   because a thread that waits for memory makes few.
 //!
-//! Properties: threads' sets of CPUs are nested, so Hall's condition is one count per CPU; ties go to the earlier CPU;
-//! steps that bar no thread are taken many at once, with the same result. Cost: CPUs² steps per distinct PCMR.
+//! Properties: the threads' sets of CPUs are nested, so Hall's condition is one count per CPU; ties go to the earlier
+//! CPU; steps that bar no thread are combined, with the same result. Cost: CPUs² steps per distinct PCMR.
 
 /// Input of bucketization for one thread.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -28,15 +28,15 @@ pub struct BucketThread {
 /// Constraints of bucketization.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Rules {
-    /// The better form of the algorithm; false = as in the paper.
+    /// Whether the better form of the algorithm is used; otherwise that of the paper.
     pub better: bool,
-    /// Misses per 100 references.
+    /// Threshold in misses per 100 references.
     pub threshold: f64,
-    /// The literal form's growth of the threshold; above 1.
+    /// Growth of the threshold in the literal form; above 1.
     pub threshold_step: f64,
-    /// Threads that every CPU must always have; more than 1 if threads sleep.
+    /// Number of threads that every CPU must always have; more than 1 if threads sleep.
     pub runnable_per_cpu: u32,
-    /// Standard deviation of CPU-time shares over their mean.
+    /// Largest standard deviation of CPU-time shares over their mean.
     pub max_run_time_variation: Option<f64>,
 }
 
@@ -47,7 +47,7 @@ pub struct Buckets {
     pub max_pcmr: Vec<u32>,
     /// The raised threshold; in the better form, the given one.
     pub threshold: f64,
-    /// Expected rate if every CPU runs its worst thread.
+    /// The expected rate if every CPU runs its worst thread.
     pub rate: f64,
 }
 
@@ -58,15 +58,16 @@ impl Buckets {
     }
 }
 
-/// The lowest MAX_PCMR that still accepts the thread. A negative rate is a solver's artifact and counts as zero.
+/// Returns the lowest MAX_PCMR that still accepts the thread. A negative rate is a solver's artifact and counts as
+/// zero.
 fn level(pcmr: f64) -> u32 {
     pcmr.clamp(0.0, 1e6).ceil() as u32
 }
 
-/// Runs the algorithm for so many CPUs; without threads or CPUs no thread is barred.
+/// Runs the algorithm for this number of CPUs; without threads or CPUs, no thread is barred.
 ///
-/// Literal form: a higher threshold ends the same descent earlier, and the lower the CPUs' limits, the sooner one
-/// idles. So the thresholds are tried from the highest down, in one descent, instead of each from the start.
+/// Literal form: a higher threshold ends the same descent earlier, and the lower the CPUs' limits, the sooner a CPU
+/// idles. The thresholds are therefore tried from the highest down, in one descent, instead of each from the start.
 pub fn bucketize(threads: &[BucketThread], cpus: usize, rules: &Rules) -> Buckets {
     let top = threads.iter().map(|thread| level(thread.pcmr)).max().unwrap_or(0);
     let mut state = BucketSearch::new(threads, cpus, top, rules);
@@ -83,7 +84,7 @@ pub fn bucketize(threads: &[BucketThread], cpus: usize, rules: &Rules) -> Bucket
     let mut best = None;
     for threshold in thresholds.into_iter().rev() {
         state.descend(threshold);
-        // The highest threshold bars no thread, so a CPU that idles then always idles.
+        // The highest threshold bars no thread, so a CPU that idles under it always idles.
         if best.is_some() && !state.keeps_cpus_busy(&state.max_pcmr) {
             break;
         }
@@ -94,10 +95,10 @@ pub fn bucketize(threads: &[BucketThread], cpus: usize, rules: &Rules) -> Bucket
 
 struct BucketSearch<'a> {
     rules: &'a Rules,
-    /// Levels of the threads, ascending.
+    /// Levels of the threads, in ascending order.
     levels: Vec<u32>,
     max_pcmr: Vec<u32>,
-    /// Reference rate of the worst thread of each level; 1 everywhere in the literal form.
+    /// Reference rate of the worst thread of each level; always 1 in the literal form.
     weights: Vec<(u32, f64)>,
 }
 
@@ -128,7 +129,7 @@ impl<'a> BucketSearch<'a> {
         Buckets { rate: self.rate(), max_pcmr: self.max_pcmr.clone(), threshold }
     }
 
-    /// Threads with at most this level.
+    /// Returns the number of threads with at most this level.
     fn threads_up_to(&self, level: u32) -> usize {
         self.levels.partition_point(|&other| other <= level)
     }
@@ -138,7 +139,7 @@ impl<'a> BucketSearch<'a> {
         self.threads_up_to(level) - level.checked_sub(1).map_or(0, |below| self.threads_up_to(below))
     }
 
-    /// Expected misses per 100 references.
+    /// Returns the expected misses per 100 references.
     fn rate(&self) -> f64 {
         let weight = |level: u32| {
             let index = self.weights.partition_point(|weight| weight.0 <= level);
@@ -178,7 +179,7 @@ impl<'a> BucketSearch<'a> {
         self.keeps_cpus_busy(&lowered) && self.rules.max_run_time_variation.is_none_or(fair)
     }
 
-    /// One step down, or as many as bar no further thread and are needed at once.
+    /// Takes one step down, or several if these bar no further thread and are needed anyway.
     fn lower(&mut self, cpu: usize, threshold: f64) {
         let level = self.max_pcmr[cpu];
         if self.newly_barred_count(cpu) > 0 {
@@ -195,13 +196,13 @@ impl<'a> BucketSearch<'a> {
         self.max_pcmr[cpu] = level - steps.max(1);
     }
 
-    /// Does every set of CPUs have enough threads? Sets of CPUs for threads are nested, so the lowest k CPUs are the
+    /// Does every set of CPUs have enough threads? The threads' sets of CPUs are nested, so the lowest k CPUs are the
     /// critical set.
     fn keeps_cpus_busy(&self, max_pcmr: &[u32]) -> bool {
         let mut ascending = max_pcmr.to_vec();
         ascending.sort_unstable();
         let (threads, cpus) = (self.levels.len(), max_pcmr.len());
-        // All others may run threads that this CPU accepts, so one more must be waiting.
+        // All other CPUs may run threads that this CPU accepts, so one more thread must be waiting.
         let minimum = if self.rules.better && threads > cpus { cpus } else { 0 };
         let enough = |(at, &level): (usize, &u32)| {
             let needed_threads = (at + 1) * self.rules.runnable_per_cpu as usize;
@@ -211,8 +212,8 @@ impl<'a> BucketSearch<'a> {
     }
 }
 
-/// Standard deviation over mean of the CPU-time shares of threads with these levels (ascending), if CPUs are shared as
-/// evenly as their MAX_PCMRs allow (max-min fair). `None` without threads or CPUs.
+/// Returns the standard deviation over the mean of the CPU-time shares of threads with these levels (ascending), if
+/// CPUs are shared as evenly as their MAX_PCMRs allow (max-min fair). `None` without threads or CPUs.
 pub fn run_time_variation(levels: &[u32], max_pcmr: &[u32]) -> Option<f64> {
     let shares = fair_shares(levels, max_pcmr);
     let mean = shares.iter().sum::<f64>() / shares.len() as f64;
@@ -220,8 +221,8 @@ pub fn run_time_variation(levels: &[u32], max_pcmr: &[u32]) -> Option<f64> {
     (mean > 0.0).then(|| variance.sqrt() / mean)
 }
 
-/// Max-min fair CPU time of each thread, in CPUs; levels ascending. The most restricted threads share the CPUs that
-/// accept them; a thread that cannot use its even share leaves the rest to the others.
+/// Returns the max-min fair CPU time of each thread, in CPUs, for ascending levels. The most restricted threads share
+/// the CPUs that accept them; a thread that cannot use its even share leaves the rest to the others.
 fn fair_shares(levels: &[u32], max_pcmr: &[u32]) -> Vec<f64> {
     let mut shares = vec![0.0; levels.len()];
     let mut remaining = levels.len();
@@ -262,7 +263,7 @@ mod tests {
         pcmrs.iter().map(|&pcmr| BucketThread { pcmr, refs_rate: None }).collect()
     }
 
-    /// The algorithm as in the paper's text: one step at a time, with everything counted anew.
+    /// The algorithm as written in the paper: one step at a time, with all counts repeated.
     fn plainly(threads: &[BucketThread], cpus: usize, rules: &Rules) -> (Vec<u32>, f64) {
         let levels: Vec<u32> = threads.iter().map(|thread| thread.pcmr.max(0.0).ceil() as u32).collect();
         let top = levels.iter().copied().max().unwrap_or(0);
@@ -295,7 +296,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(256))]
 
-        /// Do the shortcuts (many steps at once, nested sets) agree with the paper's algorithm, for every set of CPUs?
+        /// Do the shortcuts (combined steps, nested sets) agree with the paper's algorithm, for every set of CPUs?
         #[test]
         fn shortcuts_change_nothing(
             pcmrs in prop::collection::vec(-5.0f64..70.0, 0..14), cpus in 1usize..6, threshold in 1.0f64..40.0, m in 1u32..3,
@@ -305,7 +306,7 @@ mod tests {
             prop_assert_eq!((buckets.max_pcmr, buckets.threshold), plainly(&threads(&pcmrs), cpus, &rules));
         }
 
-        /// Does every thread have a CPU and every set of CPUs its threads, in either form?
+        /// In either form, does every thread have a CPU and every set of CPUs enough threads?
         #[test]
         fn no_thread_starves_and_no_cpu_idles(
             pcmrs in prop::collection::vec((-5.0f64..120.0, 0.01f64..1.0), 1..20), cpus in 1usize..9, weighted: bool,
@@ -329,7 +330,7 @@ mod tests {
             }
         }
 
-        /// Is the bound on the spread of run times observed, and a bound of 0 the same as no restriction at all?
+        /// Is the bound on the spread of run times observed, and does a bound of 0 give no restriction at all?
         #[test]
         fn the_fairness_bound_is_kept(
             pcmrs in prop::collection::vec(0.0f64..80.0, 8..20), cpus in 2usize..8, bound in 0.0f64..1.0,
@@ -346,8 +347,8 @@ mod tests {
             prop_assert!(all.iter().all(|share| (share - all[0]).abs() < 1e-9));
         }
 
-        /// Are shares max-min fair: no thread has more than the CPUs, and one with less than another shares no CPU with
-        /// it that could give it more?
+        /// Are shares max-min fair: does no thread have more than the CPUs, and does a thread with less than another
+        /// share no CPU with it that could give it more?
         #[test]
         fn shares_are_max_min_fair(levels in prop::collection::vec(0u32..9, 1..12), max in prop::collection::vec(0u32..9, 1..6)) {
             let (mut levels, mut max) = (levels, max);
@@ -364,7 +365,7 @@ mod tests {
         }
     }
 
-    /// For the threads of the paper's Figure 4 on four CPUs: is the expected rate at most the threshold, with the
+    /// For the threads of the paper's Figure 4 on four CPUs: is the expected rate at most the threshold, and are the
     /// greedy threads on few CPUs?
     #[test]
     fn the_papers_threads_meet_their_threshold() {

@@ -1,36 +1,37 @@
 //! Small problems of any shape, exactly: dynamic programming over sets of programs.
 //!
 //! Each cache gets a *set* of programs. The rest of the problem depends only on the remaining set, so each set is
-//! solved once instead of once per path that leads to it. That takes at most 3^n steps a cache instead of the n! leaves
-//! of a search tree, whatever the costs (branch and bound is fast only with tight bounds). Among caches of one shape,
-//! the first unassigned program goes to the next cache, so symmetric choices are never made.
+//! solved once instead of once per path that leads to it. That takes at most 3^n steps per cache instead of the n!
+//! leaves of a search tree, whatever the costs (branch and bound is fast only with tight bounds). Among caches of one
+//! shape, the first unassigned program goes to the next cache, so symmetric choices are never made.
 //!
-//! Branch and bound would be as exact, but as slow as its bounds are loose; with co-runners of similar cost (the usual
-//! case) it visits most leaves, 16!/(4!^4 4!) = 2.6 million seatings on four caches of four and far more with idle CPUs
-//! or turns, which reach the same set along many paths. The tables' worst case is known in advance: 3^16 = 43 million
-//! steps a cache (half for equal caches), whatever the costs, and 2^16 sets x 12 bytes x (caches + 1) of memory, 7 MB
-//! for eight caches. Idle CPUs, caches of different sizes, negative costs and programs that take turns use the same
-//! tables. Evidence: equal to the enumeration of every assignment for nine shapes and up to seven programs
+//! Branch and bound would be as exact, but its speed depends on its bounds. With co-runners of similar cost (the usual
+//! case) it visits most leaves: 16!/(4!^4 4!) = 2.6 million seatings on four caches of four, and far more with idle
+//! CPUs or turns, which reach the same set along many paths. The worst case of the tables is known in advance: 3^16 =
+//! 43 million steps per cache (half for equal caches), whatever the costs, and 2^16 sets x 12 bytes x (caches + 1) of
+//! memory, 7 MB for eight caches. Idle CPUs, caches of different sizes, negative costs and programs that take turns use
+//! the same tables. Evidence: equal to the enumeration of every assignment for nine shapes and up to seven programs
 //! (`tests.rs`).
 //!
-//! Inside a cache with more programs than CPUs, the CPUs are filled the same way, smallest program first.
+//! In a cache with more programs than CPUs, the CPUs are filled the same way, smallest program first.
 
 use super::{CostMatrix, Seating, Seats};
 
-/// With more programs, the sets do not fit the tables.
+/// Largest number of programs whose sets fit the tables.
 pub const MAX_PROGRAMS: usize = 16;
 
-/// Steps that take one or two seconds; sixteen programs on as many caches of different sizes are 7e8.
+/// Number of steps that takes one or two seconds; sixteen programs on as many caches of different sizes need 7e8.
 const MAX_STEPS: f64 = 8e8;
 
 type ProgramSet = u32;
 
-/// Is this small enough to be solved exactly?
+/// Is the problem small enough to be solved exactly?
 pub fn can_solve(programs: usize, seats: &Seats) -> bool {
     programs <= MAX_PROGRAMS && search_steps(programs, seats) <= MAX_STEPS
 }
 
-/// Steps of the search: sets a cache may get times ways to fill its CPUs, and set pairs of the outer table.
+/// Returns the steps of the search: the number of sets that a cache may get times the ways to fill its CPUs, and the
+/// pairs of sets of the outer table.
 fn search_steps(programs: usize, seats: &Seats) -> f64 {
     let (least, more) = seats.loads(programs);
     let mut shapes = seats.cpus_per_cache.clone();
@@ -58,13 +59,14 @@ fn count_fillings(size: usize, least: usize, cpus: usize, extra: usize) -> f64 {
     factorial(size) / inside / factorial(cpus - extra) / factorial(extra)
 }
 
-/// An optimal seating; needs [`can_solve`].
+/// Returns an optimal seating; requires [`can_solve`].
 pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
     let search = SubsetSearch::new(costs, seats);
     let shapes = &seats.cpus_per_cache;
     let all_programs: ProgramSet = (1 << costs.len()) - 1;
     let alike = shapes.iter().all(|cpus| cpus == &shapes[0]);
-    // best[k][set]: least total if the first k caches hold exactly the set; took[k][set]: the set of cache k then.
+    // best[k][set] is the smallest total if the first k caches hold exactly the set; took[k][set] is then the set of
+    // cache k.
     let mut best = vec![vec![f64::INFINITY; all_programs as usize + 1]];
     best[0][0] = 0.0;
     let mut took: Vec<Vec<ProgramSet>> = vec![Vec::new()];
@@ -90,12 +92,12 @@ pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
     Seating { by_cache }
 }
 
-/// One cache more: for every set, the best split between this cache and the caches before it.
+/// Adds one cache: for every set, finds the best split between this cache and the caches before it.
 fn solve_layer(before: &[f64], table: &[f64], all_programs: ProgramSet, alike: bool) -> (Vec<f64>, Vec<ProgramSet>) {
     let mut best = before.iter().map(|&rest| rest + table[0]).collect::<Vec<f64>>();
     let mut took = vec![0; before.len()];
     for set in 1..=all_programs {
-        // Among equal caches, the last one holds the set's first program: other orders are the same seating.
+        // Among equal caches, the last one holds the set's first program: other orders give the same seating.
         let fixed = if alike { set & set.wrapping_neg() } else { 0 };
         let free = set & !fixed;
         let mut part = free;
@@ -116,11 +118,11 @@ fn solve_layer(before: &[f64], table: &[f64], all_programs: ProgramSet, alike: b
 
 struct SubsetSearch<'a> {
     costs: &'a CostMatrix,
-    /// Fewest programs on every CPU.
+    /// Smallest number of programs on every CPU.
     least: usize,
-    /// May CPUs have one more?
+    /// Whether CPUs may have one program more.
     uneven: bool,
-    /// Sum of costs over ordered pairs within a set, the diagonal too.
+    /// Sum of costs over ordered pairs within a set, including the diagonal.
     within: Vec<f64>,
 }
 
@@ -137,7 +139,7 @@ impl<'a> SubsetSearch<'a> {
         SubsetSearch { costs, least, uneven: more > 0, within }
     }
 
-    /// Infinite if the set does not fit the cache's even loads.
+    /// Returns the cost of the set on a cache; infinite if the set does not fit the cache's even loads.
     fn cache_cost(&self, set: ProgramSet, cpus: u32) -> f64 {
         let (size, cpus) = (set.count_ones() as usize, cpus as usize);
         let most = self.least + usize::from(self.uneven);
@@ -145,13 +147,13 @@ impl<'a> SubsetSearch<'a> {
             return f64::INFINITY;
         }
         match most {
-            // One program to a CPU: all programs of the cache meet.
+            // With one program per CPU, all programs of the cache meet.
             1 => self.within[set as usize] - members(set).map(|i| self.costs[i][i]).sum::<f64>(),
             _ => self.fill(set, cpus as u32).0,
         }
     }
 
-    /// The best distribution of a set over the CPUs of one cache, and its total.
+    /// Returns the best distribution of a set over the CPUs of one cache, and its total.
     fn fill(&self, set: ProgramSet, cpus: u32) -> (f64, Vec<Vec<usize>>) {
         let most = self.least + usize::from(self.uneven);
         let mut filled: Vec<ProgramSet> = Vec::new();
@@ -170,8 +172,8 @@ impl<'a> SubsetSearch<'a> {
         (0.0, filled.into_iter().map(|cpu| members(cpu).collect()).collect())
     }
 
-    /// Fills the next CPU with the first remaining program and every choice of companions; `open` = CPUs still to fill
-    /// with the least load and with one more.
+    /// Fills the next CPU with the first remaining program and every choice of companions. `open` is the number of CPUs
+    /// still to fill with the smallest load and with one more.
     fn branch(
         &self,
         remaining: ProgramSet,
@@ -209,7 +211,7 @@ fn members(set: ProgramSet) -> impl Iterator<Item = usize> {
     (0..ProgramSet::BITS as usize).filter(move |&program| set >> program & 1 == 1)
 }
 
-/// Every subset of `of` with `size` members, in a fixed order.
+/// Visits every subset of `set` with `size` members, in a fixed order.
 fn for_each_subset(set: ProgramSet, size: usize, visit: &mut impl FnMut(ProgramSet)) {
     fn visit_subsets(set: ProgramSet, size: usize, chosen: ProgramSet, visit: &mut impl FnMut(ProgramSet)) {
         if size == 0 {

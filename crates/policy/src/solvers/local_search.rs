@@ -1,33 +1,33 @@
 //! Large problems: local search, and a bound on its distance from the optimum.
 //!
-//! Search: a greedy start and a few seeded random ones; from each, helpful exchanges of two programs and moves of one
-//! are made until none is left; the best result counts. The work is bounded by sweeps, so it always ends.
+//! Search: there are a greedy start and a few seeded random ones. From each, helpful exchanges of two programs and
+//! moves of one are made until none is left; the best result counts. The work is bounded by sweeps, so it always ends.
 //!
 //! Bound, the larger of two that hold for every assignment with even loads:
-//! - *each for itself*: a program has at least so many co-runners; it cannot do better than with those of least cost
-//!   (half of each mutual cost is its own).
+//! - *each program for itself*: a program has at least a certain number of co-runners, and cannot do better than with
+//!   those of smallest cost (half of each mutual cost is its own).
 //! - *enough neighbors for all*: if all caches are equal, programs and idle turns of CPUs are the nodes of a complete
 //!   multipartite graph, in which every node meets the same number D of others. So the optimum is no less than the
 //!   cheapest choice of pairs in which every node is in D of them (a D-factor; quiet programs cannot be neighbors of
-//!   all programs), and that no less than its Lagrangian dual: for any prices u, D Σ u_i + Σ over pairs min(0, w_ij -
-//!   u_i - u_j). Subgradient steps raise it (Held and Karp); every step's value is a bound. It does not use that
+//!   all programs), and that is no less than its Lagrangian dual: for any prices u, D Σ u_i + Σ over pairs min(0, w_ij
+//!   - u_i - u_j). Subgradient steps raise it (Held and Karp); every step's value is a bound. It does not use that
 //!   neighbors form whole groups, which accounts for most of its gap.
 //!
 //! A program that takes turns is met for 1/l of the time; if l may be one of two loads, the bound uses the more
-//! favorable.
+//! favorable one.
 
 use super::{CostMatrix, Seating, Seats, random_seating};
 use cachemate_core::SplitMix64;
 
 const RANDOM_STARTS: u64 = 6;
 const MAX_SWEEPS: usize = 60;
-/// Steps of the dual, and the factor by which each is shorter than the one before.
+/// Number of steps of the dual, and the ratio of the length of each step to that of the step before.
 const DUAL_STEPS: i32 = 150;
 const SHORTER: f64 = 0.96;
-/// An exchange must help by more than rounding.
+/// Smallest gain of an exchange, above rounding.
 const HELPS: f64 = 1e-12;
 
-/// A good seating; [`lower_bound`] bounds its distance from the optimum.
+/// Returns a good seating; [`lower_bound`] bounds its distance from the optimum.
 pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
     let mut starts = vec![greedy(costs, seats)];
     starts.extend((0..RANDOM_STARTS).map(|seed| random_seating(costs.len(), seats, &mut SplitMix64::new(seed))));
@@ -40,7 +40,7 @@ pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
     minimum.expect("there is at least the greedy start").1
 }
 
-/// Heaviest programs first, each to the CPU with the least cost; loads stay even.
+/// Puts the heaviest programs first, each on the CPU with the smallest cost; loads stay even.
 fn greedy(costs: &CostMatrix, seats: &Seats) -> Seating {
     let by_cache = seats.cpus_per_cache.iter().map(|&cpus| vec![Vec::new(); cpus as usize]).collect();
     let mut climb = HillClimb { costs, by_cache };
@@ -87,7 +87,7 @@ impl HillClimb<'_> {
         }
     }
 
-    /// Mutual costs of `program` and the others of the cache if it sits on that CPU; `but` is left out.
+    /// Returns the mutual costs of `program` and the others of the cache if it sits on that CPU; `but` is left out.
     fn cost_beside(&self, program: usize, cache: usize, cpu: usize, but: Option<usize>) -> f64 {
         let cpu_groups = &self.by_cache[cache];
         let own_load = cpu_groups[cpu].len().max(1) as f64;
@@ -109,7 +109,8 @@ impl HillClimb<'_> {
         &mut self.by_cache[cache][cpu][at]
     }
 
-    /// Loads stay the same, so only the two programs' own terms change, unless both sit on one cache.
+    /// Tries all exchanges. Loads stay the same, so only the two programs' own terms change, unless both sit on one
+    /// cache.
     fn exchange_all(&mut self) -> bool {
         let places = self.places();
         let mut helped = false;
@@ -138,7 +139,7 @@ impl HillClimb<'_> {
         helped
     }
 
-    /// Moves from a CPU with one program more than the least to one with the least.
+    /// Tries moves from CPUs with one program more than the smallest load to CPUs with the smallest.
     fn move_all(&mut self, least: usize) -> bool {
         let mut helped = false;
         let cpus: Vec<(usize, usize)> = self
@@ -170,7 +171,7 @@ impl HillClimb<'_> {
         helped
     }
 
-    /// The loads of both CPUs change, and so do all costs of their neighbors.
+    /// Returns the gain of a move. The loads of both CPUs change, and so do all costs of their neighbors.
     fn gain_of_move(&mut self, program: usize, from: (usize, usize), to: (usize, usize)) -> f64 {
         if from.0 == to.0 {
             let before = self.cache_total(from.0);
@@ -182,7 +183,7 @@ impl HillClimb<'_> {
             self.by_cache[from.0][from.1].insert(index, program);
             return gain;
         }
-        // Costs of a CPU's neighbors from one program, if it were alone there.
+        // Costs that one program would cause to a CPU's neighbors if it were alone there.
         let seen = |j: usize, (cache, cpu): (usize, usize)| -> f64 {
             let others = self.by_cache[cache].iter().enumerate().filter(|(other, _)| *other != cpu);
             others.flat_map(|(_, members)| members).map(|&k| self.costs[k][j]).sum()
@@ -217,7 +218,7 @@ impl HillClimb<'_> {
     }
 }
 
-/// No assignment with even loads has a smaller total.
+/// Returns a total that no assignment with even loads can fall below.
 pub fn lower_bound(costs: &CostMatrix, seats: &Seats) -> f64 {
     let programs = costs.len();
     if programs == 0 || seats.cpus() == 0 {
@@ -239,9 +240,9 @@ pub fn lower_bound(costs: &CostMatrix, seats: &Seats) -> f64 {
     alone.max(enough_neighbors(programs + idle, neighbors, padded))
 }
 
-/// The best dual value found for a choice of pairs in which each of so many nodes is in `degree` of them.
+/// Returns the best dual value found for a choice of pairs in which each of `nodes` nodes is in `degree` of them.
 fn enough_neighbors(nodes: usize, degree: usize, weight: impl Fn(usize, usize) -> f64) -> f64 {
-    // Rows without the diagonal: node i's pairs with the nodes before it.
+    // Rows without the diagonal: the pairs of node i with the nodes before it.
     let rows: Vec<Vec<f64>> = (0..nodes).map(|i| (0..i).map(|j| weight(i, j)).collect()).collect();
     let pairs = (nodes * (nodes - 1) / 2) as f64;
     let mean = rows.iter().flatten().sum::<f64>() / pairs;
@@ -261,7 +262,7 @@ fn enough_neighbors(nodes: usize, degree: usize, weight: impl Fn(usize, usize) -
                 }
             }
         }
-        // Rounding of sums must not lift the bound above the true value.
+        // Rounding of sums must not raise the bound above the true value.
         best = best.max(value - 1e-12 * (value.abs() + pairs * spread));
         for (price, &chosen) in prices.iter_mut().zip(&chosen) {
             *price += step * (degree as f64 - f64::from(chosen)) / degree as f64;
@@ -297,7 +298,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(60))]
 
-        /// Is the gain of a move the difference of totals before and after, within a cache and between two?
+        /// Is the gain of a move the difference of totals before and after it, within a cache and between two caches?
         #[test]
         fn the_gain_of_a_move_is_the_difference_of_totals(
             matrix in prop::collection::vec(prop::collection::vec(-0.5f64..1.0, 9), 9),

@@ -1,8 +1,8 @@
 //! Two CPUs to every cache: minimum-weight perfect matching over programs and idle CPUs (CA 2.1.1, after Jiang).
 //!
 //! The library takes nonnegative integers and an even number of nodes, so idle CPUs are nodes of cost 0. The smallest
-//! weight is subtracted from all; every perfect matching has as many edges, so the order of matchings stays. Weights
-//! become integers at a resolution of 2^-40 of their range; two matchings closer than that count as equal.
+//! weight is subtracted from all; every perfect matching has as many edges, so the order of matchings does not change.
+//! Weights become integers at a resolution of 2^-40 of their range; two matchings closer than that count as equal.
 
 use integer_blossom::min_weight_perfect_matching;
 
@@ -11,16 +11,16 @@ use super::{CostMatrix, Seating, Seats};
 /// Number of distinct weights over the range of all weights.
 const RESOLUTION: f64 = (1u64 << 40) as f64;
 
-/// More nodes than this take longer than a second in the library (cubic).
+/// With more nodes than this, the library takes longer than a second (cubic time).
 const MAX_NODES: usize = 800;
 
-/// Is this a matching problem?
+/// Is the problem a matching problem?
 pub fn can_solve(programs: usize, seats: &Seats) -> bool {
     let nodes = seats.cpus();
     seats.cpus_per_cache.iter().all(|&cpus| cpus == 2) && programs <= nodes && nodes <= MAX_NODES
 }
 
-/// An optimal seating; needs [`can_solve`].
+/// Returns an optimal seating; requires [`can_solve`].
 pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
     let programs = costs.len();
     let weight = |a: usize, b: usize| match a.max(b) < programs {
@@ -33,8 +33,8 @@ pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
     Seating { by_cache: pairs.map(|pair| pair.map(seat).to_vec()).collect() }
 }
 
-/// Partners in a minimum-weight perfect matching of the complete graph over an even number of nodes. `weight` is
-/// symmetric and finite.
+/// Returns each node's partner in a minimum-weight perfect matching of the complete graph over an even number of nodes.
+/// `weight` is symmetric and finite.
 pub fn perfect_matching(nodes: usize, weight: impl Fn(usize, usize) -> f64) -> Vec<usize> {
     let edges = || (0..nodes).flat_map(|a| (a + 1..nodes).map(move |b| (a, b)));
     let (low, high) = edges()

@@ -1,19 +1,20 @@
 //! Solvers: from the costs of co-runs and the CPUs to an assignment.
 //!
-//! Problem: n programs go to CPUs; groups of CPUs share a cache. A program bears a cost for the programs that run on
-//! other CPUs of its cache while it runs. With at most one program to a CPU, this is CA's problem (2.1.1): minimize the
-//! sum of mutual slowdowns over all pairs that share a cache. With more programs than CPUs, programs on one CPU take
-//! turns: they do not meet, and each of l programs that take turns on a neighboring CPU is met for 1/l of the time.
-//! Loads differ by at most one, so no program pays with processor time.
+//! Problem: n programs are assigned to CPUs; groups of CPUs share a cache. A program bears a cost for the programs that
+//! run on other CPUs of its cache while it runs. With at most one program per CPU, this is CA's problem (2.1.1):
+//! minimize the sum of mutual slowdowns over all pairs that share a cache. With more programs than CPUs, programs on
+//! one CPU take turns: they do not meet, and each of l programs that take turns on a neighboring CPU is met for 1/l of
+//! the time. Loads differ by at most one, so no program loses processor time.
 //!
 //! `total = sum over programs i, over CPUs q of i's cache but its own, over j on q, of cost[i][j] / load(q)`
 //!
-//! Slowdowns add up over co-runners, which is an assumption for more than two to a cache, as in the paper's pairwise
-//! evidence.
+//! Slowdowns add up over co-runners. With more than two programs per cache this is an assumption, as it is in the
+//! paper's pairwise evidence.
 //!
-//! Method, by available proofs: two CPUs to every cache and at most one program to each = minimum-weight perfect
-//! matching ([`matching`], exact for any number); else up to [`exact::MAX_PROGRAMS`] programs = dynamic programming
-//! over sets ([`exact`]); beyond that a local search with a lower bound ([`local_search`]), and the gap is reported.
+//! Method, by available proofs: with two CPUs to every cache and at most one program to each, minimum-weight perfect
+//! matching ([`matching`], exact for any number); otherwise, for up to [`exact::MAX_PROGRAMS`] programs, dynamic
+//! programming over sets ([`exact`]); beyond that, a local search with a lower bound ([`local_search`]), whose gap is
+//! reported.
 //!
 //! Properties: deterministic; every program is seated once; loads are even; [`Solution::lower_bound`] never lies above
 //! the optimum; negative costs and idle CPUs are allowed.
@@ -31,31 +32,31 @@ pub mod sizing;
 #[cfg(test)]
 mod tests;
 
-/// Square: `cost[i][j]` is the cost of `i` beside `j`; the diagonal is not used.
+/// Square matrix: `cost[i][j]` is the cost of `i` beside `j`; the diagonal is not used.
 pub type CostMatrix = [Vec<f64>];
 
-/// CPUs of each cache that programs can be put on.
+/// The CPUs of each cache on which programs can be placed.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Seats {
-    /// CPUs of each cache, in the order of the caches.
+    /// Number of CPUs of each cache, in the order of the caches.
     pub cpus_per_cache: Vec<u32>,
 }
 
 impl Seats {
-    /// CPUs of all caches.
+    /// Returns the number of CPUs of all caches.
     pub fn cpus(&self) -> usize {
         self.cpus_per_cache.iter().map(|&cpus| cpus as usize).sum()
     }
-    /// Fewest programs on every CPU, and the number of CPUs with one more.
+    /// Returns the smallest number of programs on every CPU, and the number of CPUs with one more.
     fn loads(&self, programs: usize) -> (usize, usize) {
         (programs / self.cpus(), programs % self.cpus())
     }
 }
 
-/// Programs by cache, by CPU of the cache: `by_cache[cache][cpu]` is in ascending order.
+/// Programs by cache and by CPU of the cache: `by_cache[cache][cpu]` is in ascending order.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Seating {
-    /// Programs by their position in the costs.
+    /// Programs, by their position in the costs.
     pub by_cache: Vec<Vec<Vec<usize>>>,
 }
 
@@ -80,7 +81,8 @@ impl Seating {
     pub fn total(&self, costs: &CostMatrix) -> f64 {
         self.costs_by_program(costs).iter().sum()
     }
-    /// The canonical form: members ascending, CPUs and caches of equal shape by their first member, idle ones last.
+    /// Returns the canonical form: members ascending, CPUs and caches of equal shape by their first member, idle ones
+    /// last.
     fn sorted(mut self) -> Self {
         let first = |members: &[usize]| members.first().copied().unwrap_or(usize::MAX);
         for cache in &mut self.by_cache {
@@ -120,13 +122,13 @@ pub struct Solution {
     pub seating: Seating,
     /// Sum of the costs of all programs.
     pub total: f64,
-    /// No assignment has a smaller total. Equal to `total` if the method is exact.
+    /// Lower bound of the total of every assignment. Equal to `total` if the method is exact.
     pub lower_bound: f64,
     /// The method.
     pub method: SolverMethod,
 }
 
-/// The assignment with the smallest total. Without programs or without CPUs, an empty one.
+/// Returns the assignment with the smallest total; an empty one without programs or CPUs.
 pub fn best(costs: &CostMatrix, seats: &Seats) -> Solution {
     let solved = if costs.is_empty() || seats.cpus() == 0 {
         let by_cache = seats.cpus_per_cache.iter().map(|&cpus| vec![Vec::new(); cpus as usize]).collect();
@@ -147,7 +149,7 @@ pub fn best(costs: &CostMatrix, seats: &Seats) -> Solution {
     Solution { seating, total, lower_bound, method: solved.1 }
 }
 
-/// The assignment with the largest total; [`Solution::lower_bound`] is then an *upper* bound of it.
+/// Returns the assignment with the largest total; its [`Solution::lower_bound`] is an *upper* bound.
 pub fn worst(costs: &CostMatrix, seats: &Seats) -> Solution {
     let negated: Vec<Vec<f64>> = costs.iter().map(|row| row.iter().map(|cost| -cost).collect()).collect();
     let solved = best(&negated, seats);
@@ -159,17 +161,17 @@ pub fn worst(costs: &CostMatrix, seats: &Seats) -> Solution {
 /// Totals of a scheduler without any evidence.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct RandomTotals {
-    /// Mean over all assignments, each equally likely: exact.
+    /// Exact mean over all assignments, each equally likely.
     pub mean: f64,
-    /// Low end of a seeded sample: 5 % of the assignments lie below.
+    /// Low end of a seeded sample: 5 % of the assignments lie below it.
     pub low_5_percent: f64,
-    /// High end of the same sample: 5 % lie above.
+    /// High end of the same sample: 5 % lie above it.
     pub high_5_percent: f64,
-    /// Assignments that were drawn.
+    /// Number of assignments that were drawn.
     pub sampled: u32,
 }
 
-/// Assignments drawn for the spread.
+/// Number of assignments drawn for the spread.
 const SAMPLES: u32 = 1000;
 
 /// Totals of random assignments with even loads.
@@ -196,7 +198,7 @@ pub fn random(costs: &CostMatrix, seats: &Seats, seed: u64) -> RandomTotals {
     RandomTotals { mean, low_5_percent: at(0.05), high_5_percent: at(0.95), sampled: SAMPLES }
 }
 
-/// One assignment out of all with even loads, each equally likely.
+/// Draws one assignment from all those with even loads, each equally likely.
 pub fn random_seating(programs: usize, seats: &Seats, generator: &mut SplitMix64) -> Seating {
     let mut by_cache: Vec<Vec<Vec<usize>>> =
         seats.cpus_per_cache.iter().map(|&cpus| vec![Vec::new(); cpus as usize]).collect();

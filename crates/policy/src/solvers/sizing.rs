@@ -1,28 +1,28 @@
-//! Division of one cache among several programs.
+//! Partition of one cache among several programs.
 //!
-//! Problem: a cache comes in `units` (colors or ways). Each claimant has a cost for every number of units (misses,
-//! stalled cycles, lost speed: the caller's choice), and gets at least its floor. All units are allocated so that the
-//! sum of the costs, or the worst of them, is as small as possible. With cliffs in the curves the general problem is
-//! hard for heuristics, but the units are few: dynamic programming over them is exact.
+//! Problem: a cache consists of `units` (colors or ways). Each claimant has a cost for every number of units (misses,
+//! stalled cycles or lost speed, as the caller chooses), and gets at least its floor. All units are allocated so that
+//! the sum of the costs, or the largest of them, is as small as possible. With cliffs in the curves, the general
+//! problem is hard for heuristics, but the number of units is small: dynamic programming over them is exact.
 //!
 //! Method:
-//! - [`allocate_exactly`]: best[n][u] = the least total of the first n claimants on u units; for two claimants that is thesis
-//!   equation 5.3. O(claimants · units²).
+//! - [`allocate_exactly`]: best[n][u] is the smallest total of the first n claimants on u units; for two claimants,
+//!   that is thesis equation 5.3. O(claimants · units²).
 //! - [`lookahead`]: Qureshi and Patt's greedy rule (MICRO 2006; named in thesis 5.4). All claimants start at the floor;
-//!   the claimant with the largest saving per unit, over any number of further units, gets that many, repeatedly. It
-//!   looks across plateaus before a cliff. A claimant's best offer is stored until it wins or the rest gets too small
-//!   for it.
+//!   the claimant with the largest saving per unit, over any number of further units, gets that many, repeatedly. This
+//!   looks across plateaus before a cliff. A claimant's best offer is stored until it wins or the rest becomes too
+//!   small for it.
 //!
-//! Properties: deterministic; all units are allocated; floors are met; among equal totals [`allocate_exactly`] takes the
-//! most even allocation, so that indifferent claimants share equally; if every curve is convex, [`lookahead`] is exact
-//! too.
+//! Properties: deterministic; all units are allocated; floors are met; among equal totals, [`allocate_exactly`] chooses
+//! the most even allocation, so that indifferent claimants share equally; if every curve is convex, [`lookahead`] is
+//! exact too.
 
-/// A claimant of units: a program, or several in one partition.
+/// A claimant of units: a program, or several programs in one partition.
 #[derive(Clone, PartialEq, Debug)]
 pub struct UnitClaim {
-    /// Cost with 1, 2, ... units; as many entries as the cache has units.
+    /// Cost with 1, 2, ... units; one entry for each unit of the cache.
     pub costs: Vec<f64>,
-    /// Never fewer units than this; at least 1.
+    /// Smallest number of units that the claimant may get; at least 1.
     pub min_units: u32,
 }
 
@@ -40,38 +40,38 @@ impl UnitClaim {
 pub enum CostAggregate {
     /// The sum of the costs.
     Sum,
-    /// The largest cost; among equals the smaller sum.
+    /// The largest cost; among equal ones, the smaller sum.
     Worst,
 }
 
-/// The reason why units cannot be allocated.
+/// The error if units cannot be allocated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ClaimError {
-    /// There is no claim.
+    /// There are no claims.
     #[error("there is no claim")]
     NoClaims,
-    /// A claim without one cost for each number of units.
+    /// A claim does not have one cost for each number of units.
     #[error("claim {claim} has {found} costs, expected {expected}: one for every number of units")]
     Costs {
         /// Position of the claim in the list.
         claim: usize,
-        /// Costs that it has.
+        /// Number of costs of the claim.
         found: usize,
-        /// Units of the cache.
+        /// Number of units of the cache.
         expected: u32,
     },
-    /// A cost that is infinite or not a number.
+    /// A cost is infinite or not a number.
     #[error("claim {claim} has a cost that is no number")]
     NoNumber {
         /// Position of the claim in the list.
         claim: usize,
     },
-    /// Floors that do not fit together.
+    /// The floors do not fit together.
     #[error("the floors need {floors} units of {units}")]
     Floors {
         /// Sum of the floors.
         floors: u32,
-        /// Units of the cache.
+        /// Number of units of the cache.
         units: u32,
     },
 }
@@ -97,9 +97,9 @@ fn check(claims: &[UnitClaim], units: u32) -> Result<(), ClaimError> {
 struct PartialDeal {
     worst: f64,
     sum: f64,
-    /// Sum of squared units: small = even.
+    /// Sum of squared units; small values are even.
     squares: u64,
-    /// Units of the last claimant.
+    /// Number of units of the last claimant.
     given: u32,
 }
 
@@ -117,14 +117,14 @@ impl PartialDeal {
     }
 }
 
-/// The best allocation of all `units`, in the order of the claims. O(claimants · units²).
+/// Returns the best allocation of all `units`, in the order of the claims. O(claimants · units²).
 ///
 /// # Errors
 /// Invalid claims, or floors that do not fit.
 pub fn allocate_exactly(claims: &[UnitClaim], units: u32, total: CostAggregate) -> Result<Vec<u32>, ClaimError> {
     check(claims, units)?;
     let all = units as usize;
-    // Costs that differ by rounding only are equal, so that evenness decides and not the order of additions.
+    // Costs that differ only by rounding count as equal, so that evenness decides and not the order of additions.
     let scale = claims.iter().flat_map(|claim| &claim.costs).fold(0.0f64, |most, cost| most.max(cost.abs()));
     let slack = scale * claims.len() as f64 * 1e-12;
     let mut rows: Vec<Vec<Option<PartialDeal>>> = Vec::with_capacity(claims.len());
@@ -169,7 +169,8 @@ pub fn allocate_exactly(claims: &[UnitClaim], units: u32, total: CostAggregate) 
     Ok(deal)
 }
 
-/// The largest saving per unit of a claimant within `most` further units: the number, and the saving of each.
+/// Returns the largest saving per unit of a claimant within `most` further units: the number of units, and the saving
+/// of each.
 fn best_offer(claim: &UnitClaim, held: u32, most: u32) -> (u32, f64) {
     let now = claim.cost(held);
     let mut best = (most, f64::NEG_INFINITY);
@@ -182,7 +183,7 @@ fn best_offer(claim: &UnitClaim, held: u32, most: u32) -> (u32, f64) {
     best
 }
 
-/// Qureshi and Patt's lookahead: all `units`, in the order of the claims.
+/// Qureshi and Patt's lookahead: allocates all `units`, in the order of the claims.
 ///
 /// # Errors
 /// As [`allocate_exactly`].
@@ -198,14 +199,14 @@ pub fn lookahead(claims: &[UnitClaim], units: u32) -> Result<Vec<u32>, ClaimErro
             if offers[index].0 > remaining {
                 offers[index] = best_offer(claim, deal[index], remaining);
             }
-            // With equal savings, the claimant with the fewest units, so that claimants without savings share the rest
-            // equally.
+            // With equal savings, the claimant with the fewest units wins, so that claimants without savings share the
+            // rest equally.
             let (offer, best) = (offers[index].1, offers[winner].1);
             if offer > best || (offer == best && deal[index] < deal[winner]) {
                 winner = index;
             }
         }
-        // Without any savings left, units go round one at a time.
+        // If no savings are left, units are given out one at a time.
         let share = if offers[winner].1 > 0.0 { offers[winner].0 } else { 1 };
         deal[winner] += share;
         remaining -= share;
@@ -214,13 +215,13 @@ pub fn lookahead(claims: &[UnitClaim], units: u32) -> Result<Vec<u32>, ClaimErro
     Ok(deal)
 }
 
-/// Total cost of an allocation.
+/// Returns the total cost of an allocation.
 pub fn total_cost(claims: &[UnitClaim], deal: &[u32], total: CostAggregate) -> f64 {
     total.aggregate(claims.iter().zip(deal).map(|(claim, &units)| claim.cost(units)))
 }
 
 impl CostAggregate {
-    /// The aggregate of several costs.
+    /// Returns the aggregate of several costs.
     pub fn aggregate(self, costs: impl Iterator<Item = f64>) -> f64 {
         match self {
             CostAggregate::Sum => costs.sum(),
@@ -229,17 +230,17 @@ impl CostAggregate {
     }
 }
 
-/// The fewest units with which a claimant's cost is at most this; `None` if none suffice.
+/// Returns the smallest number of units with which a claimant's cost is at most this; `None` if none suffices.
 pub fn fewest_units(costs: &[f64], at_most: f64) -> Option<u32> {
     costs.iter().position(|&cost| cost <= at_most).map(|at| at as u32 + 1)
 }
 
-/// Several claimants in one partition, each assumed to fill an equal share of it. Costs are summed, or the worst
-/// counts.
+/// Returns the costs of several claimants in one partition, each assumed to fill an equal share of it. Costs are
+/// summed, or the largest counts.
 pub fn pool_costs(costs: &[&[f64]], units: u32, total: CostAggregate) -> Vec<f64> {
     let members = costs.len().max(1) as f64;
     let cost_at = |costs: &[f64], held: f64| {
-        // Below one unit as with one, because the cost of less is unknown.
+        // Less than one unit counts as one, because the cost of less is unknown.
         let place = (held - 1.0).clamp(0.0, costs.len() as f64 - 1.0);
         let (low, along) = (place as usize, place - libm::floor(place));
         costs[low] + along * (costs[(low + 1).min(costs.len() - 1)] - costs[low])
@@ -274,7 +275,7 @@ mod tests {
         (1..units).map(|x| a[x - 1] + b[units - x - 1]).fold(f64::INFINITY, f64::min)
     }
 
-    /// Does a plateau before a cliff hide the cliff from the solvers?
+    /// Do the solvers see a cliff behind a plateau?
     #[test]
     fn solvers_see_across_a_plateau() {
         let cliff = [10.0, 10.0, 10.0, 10.0, 1.0, 1.0, 1.0, 1.0];
@@ -294,7 +295,7 @@ mod tests {
         assert_eq!(lookahead(&all, 16), Ok(vec![4; 4]));
     }
 
-    /// Does the objective of the worst cost take from many claimants for one?
+    /// Does the objective of the largest cost take from many claimants for one?
     #[test]
     fn the_worst_cost_comes_first() {
         let needy = [9.0, 8.0, 7.0, 6.0];
@@ -320,7 +321,7 @@ mod tests {
         assert_eq!(lookahead(&[], 4), Err(ClaimError::NoClaims));
     }
 
-    /// Is a pool's cost that of equal shares, and a pool of one the program itself?
+    /// Does a pool cost what equal shares cost, and a pool of one what the program itself costs?
     #[test]
     fn a_pool_costs_what_equal_parts_cost() {
         let curve = [8.0, 6.0, 4.0, 2.0];

@@ -1,4 +1,4 @@
-//! Processes on both sides of a change, compared by their best common measure of speed.
+//! Comparison of processes on both sides of a change, by their best common measure of speed.
 
 use std::collections::BTreeMap;
 
@@ -9,20 +9,20 @@ use super::speeds::{ProcessSpeed, WindowSpeeds, live_processes};
 use super::verdict::{Floor, ProcessChange, goal_of};
 use crate::work_metric::{WorkMetric, promised_work};
 
-/// A proxy that varies more from window to window is not used (standard deviation of its logarithm).
+/// A proxy is not used if it varies more than this from window to window (standard deviation of its logarithm).
 const STEADY: f64 = 0.25;
-/// A goal counts as missed if this is the probability of noise.
+/// A goal counts as missed if the probability that noise explains it is at most this.
 const BROKEN_BY_CHANCE: f64 = 0.01;
 
-/// Speed of a process over that in the baseline: sums of logarithms and of their variances over accepted changes.
+/// Speed of a process relative to the baseline: sums of logarithms and of their variances over accepted changes.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct CumulativeSpeedup {
     pub log_ratio: f64,
     pub variance: f64,
 }
 
-/// Every live process that was measured on both sides in its present phase, in order of arrival. `compared` is the number
-/// of windows before the change that are compared; earlier ones are used for the noise.
+/// Returns every live process that was measured on both sides in its present phase, in order of arrival. `compared` is
+/// the number of windows before the change that are compared; earlier ones are used for the noise.
 pub fn changes<'a>(
     view: &View<'_>,
     before: impl Iterator<Item = &'a WindowSpeeds> + Clone,
@@ -57,8 +57,8 @@ pub fn changes<'a>(
     live_processes(&view.observation.tasks).into_iter().filter_map(change).collect()
 }
 
-/// Logarithms of one kind of work on both sides, if it measures speed on both. Work that is counted only now and then
-/// does not, and a proxy has to be steady before the change.
+/// Returns the logarithms of one kind of work on both sides, if it measures speed on both. Work that is counted only
+/// occasionally does not, and a proxy must be steady before the change.
 fn common_metric(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric) -> Option<(WorkMetric, Vec<f64>, Vec<f64>)> {
     let steady_log_rates = |side: &Vec<&ProcessSpeed>| {
         let logs: Vec<f64> = side.iter().filter_map(|speed| speed.log_rates.get(&work).copied()).collect();
@@ -68,12 +68,12 @@ fn common_metric(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric) -> Option<(W
     (!matches!(work, WorkMetric::Proxy(_)) || spread(&before) <= STEADY).then_some((work, before, after))
 }
 
-/// Was a goal met on either side? Speeds relative to solo decide if they are known; otherwise a slowdown by more than
-/// the goal allows misses it for certain, because no program was faster before than alone.
+/// Was a goal met on either side? Speeds relative to solo decide if they are known. Otherwise, a slowdown by more than
+/// the goal allows certainly misses it, because no program was faster before than alone.
 fn floor(sides: &[Vec<&ProcessSpeed>; 2], change: &ProcessChange, log_limit: f64) -> Floor {
     let broken = |side: &Vec<&ProcessSpeed>| {
         let logs: Vec<f64> = side.iter().filter_map(|speed| speed.log_over_solo).collect();
-        // Compared with the solo speed, without any noise.
+        // Compared with the solo speed, which has no noise here.
         let difference = difference(&vec![0.0; logs.len()], &logs, logs.len())?;
         let bound = student_bound(BROKEN_BY_CHANCE, difference.degrees_of_freedom);
         Some(difference.value + bound * difference.standard_error < -log_limit)
@@ -88,7 +88,7 @@ fn floor(sides: &[Vec<&ProcessSpeed>; 2], change: &ProcessChange, log_limit: f64
     }
 }
 
-/// The sum of the rates promised to a process's threads, as a logarithm, and the work that they count.
+/// Returns the sum of the rates promised to a process's threads, as a logarithm, and the work that they count.
 fn promised_log_rate(process: ProcessId, samples: &[TaskSample]) -> Option<(WorkMetric, f64)> {
     let (mut sum, mut counted) = (0.0, None);
     for task in samples.iter().filter(|task| task.process == process && !task.exited && task.has_run()) {
@@ -100,7 +100,7 @@ fn promised_log_rate(process: ProcessId, samples: &[TaskSample]) -> Option<(Work
     counted.filter(|_| sum > 0.0 && f64::is_finite(sum)).map(|work| (work, libm::log(sum)))
 }
 
-/// Was the rate on either side below the promised one for certain? Without counts, neither is known.
+/// Was the rate on either side certainly below the promised one? Without counts, neither is known.
 fn rate_floor(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric, log_rate: f64) -> Floor {
     let broken = |side: &Vec<&ProcessSpeed>| {
         let logs: Vec<f64> = side.iter().filter_map(|speed| speed.log_rates.get(&work).copied()).collect();
@@ -112,7 +112,7 @@ fn rate_floor(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric, log_rate: f64) 
     Floor { broken_before: sure(&sides[0]), broken_after: sure(&sides[1]) }
 }
 
-/// The same changes counted from the baseline.
+/// Returns the same changes, relative to the baseline.
 pub fn total_changes(changes: &[ProcessChange], totals: &BTreeMap<ProcessId, CumulativeSpeedup>) -> Vec<ProcessChange> {
     let summed = |change: &ProcessChange| {
         let total = totals.get(&change.process).copied().unwrap_or_default();

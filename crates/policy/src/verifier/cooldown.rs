@@ -1,10 +1,10 @@
 //! Cooldown of plans that failed, longer each time: the only memory of failures.
 //!
-//! A failed plan is refused for some windows; if it fails again, for twice as many, up to a bound. A policy may also
-//! propose another bad plan each time, so every change is refused for half as many windows after a failure, which
-//! doubles with each failure in a row. The time spent on trials of bad plans is therefore a share that falls with every
-//! failure. A change that only released partitions or turns is no such failure: its roll-back keeps them, and the
-//! policy proposed nothing.
+//! A failed plan is refused for several windows; if it fails again, for twice as many, up to a bound. A policy may also
+//! propose another bad plan each time, so after a failure, every change is refused for half as many windows, and this
+//! number doubles with each failure in a row. The share of the time spent on trials of bad plans therefore falls with
+//! every failure. A change that only released partitions or turns does not count as such a failure: its roll-back keeps
+//! them, and the policy proposed nothing.
 //!
 //! A plan shares its cooldown with its mirror images, in which like caches are exchanged ([`symmetry`]).
 
@@ -13,20 +13,20 @@ use cachemate_core::{Plan, Topology};
 use super::live_tasks::{LiveTasks, same_placement};
 use super::symmetry;
 
-/// Maximal doublings of a wait.
+/// Largest number of doublings of a wait.
 const MAX_DOUBLINGS: u32 = 5;
 /// Number of plans that are stored.
 const MAX_STORED: usize = 64;
-/// A plan that has not failed again for so many of its cooldowns counts as a new one.
+/// A plan counts as new if it has not failed again for this many of its cooldowns.
 const REMEMBERED_COOLDOWNS: u64 = 8;
 
 #[derive(Clone, Debug)]
 struct FailedPlan {
     plan: Plan,
     knew: LiveTasks,
-    /// The plan may be applied again in this window.
+    /// Window from which the plan may be applied again.
     refused_until: u64,
-    /// If it fails again before this window, its cooldown doubles.
+    /// If the plan fails again before this window, its cooldown doubles.
     remembered_until: u64,
     times: u32,
 }
@@ -37,7 +37,7 @@ impl FailedPlan {
         same_placement(&self.plan, plan, &self.knew.common_tasks(present))
     }
 
-    /// The same up to an exchange of like caches.
+    /// Are both plans the same up to an exchange of like caches?
     fn is_mirror(&self, plan: &Plan, present: &LiveTasks, topology: &Topology) -> bool {
         symmetry::is_mirror(&self.plan, plan, &self.knew.common_tasks(present), topology)
     }
@@ -47,13 +47,13 @@ impl FailedPlan {
 #[derive(Clone, Debug, Default)]
 pub struct PlanCooldown {
     failed: Vec<FailedPlan>,
-    /// Failures without a change that was kept.
+    /// Number of failures since the last change that was kept.
     in_a_row: u32,
-    /// Every change is refused until then.
+    /// Window until which every change is refused.
     any_plan_until: u64,
 }
 
-/// The reason why a plan is refused, and until which window.
+/// The reason why a plan is refused, and the window until which it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CooldownReason {
     Failed { until: u64 },
@@ -61,7 +61,7 @@ pub enum CooldownReason {
 }
 
 impl PlanCooldown {
-    /// Records a failed plan, and returns for how many windows it and its mirror images are on cooldown.
+    /// Records a failed plan. Returns the number of windows for which it and its mirror images are on cooldown.
     pub fn record_failure(
         &mut self,
         plan: &Plan,
@@ -90,19 +90,19 @@ impl PlanCooldown {
         windows
     }
 
-    /// A plan that a policy chose failed in this window: no plan is tried for a while.
+    /// Pauses all plans for some time, because a plan that a policy chose has failed in this window.
     pub fn pause(&mut self, window: u64, cooldown_windows: u64) {
         let pause = (cooldown_windows / 2).saturating_mul(1 << self.in_a_row.min(MAX_DOUBLINGS));
         self.any_plan_until = window.saturating_add(pause);
         self.in_a_row = self.in_a_row.saturating_add(1);
     }
 
-    /// A change was kept.
+    /// Records that a change was kept.
     pub fn record_success(&mut self) {
         self.in_a_row = self.in_a_row.saturating_sub(1);
     }
 
-    /// Is no plan stored?
+    /// Are no plans stored?
     pub fn is_empty(&self) -> bool {
         self.failed.is_empty()
     }
@@ -112,7 +112,7 @@ impl PlanCooldown {
         window < self.any_plan_until
     }
 
-    /// Until when is this plan on cooldown? `instead` is the plan in its place.
+    /// Returns the window until which this plan is on cooldown. `instead` is the plan in its place.
     pub fn exclusion_end(
         &self,
         plan: &Plan,
@@ -121,8 +121,8 @@ impl PlanCooldown {
         topology: &Topology,
         window: u64,
     ) -> Option<u64> {
-        // If both are the same for the remaining tasks, refusing has no effect. The plan in its place may itself be a
-        // mirror image; then only the failed plan itself is refused.
+        // If both plans are the same for the remaining tasks, refusing has no effect. The plan in its place may itself
+        // be a mirror image; then only the failed plan itself is refused.
         let differs = |failed: &&FailedPlan| {
             let exactly = failed.matches(plan, present) && !failed.matches(instead, present);
             let mirrored =
@@ -133,7 +133,7 @@ impl PlanCooldown {
         failed.find(differs).map(|failed| failed.refused_until)
     }
 
-    /// Is this plan to be refused in this window? `instead` is the plan in its place.
+    /// Must this plan be refused in this window? `instead` is the plan in its place.
     pub fn refuses(
         &self,
         plan: &Plan,

@@ -6,7 +6,7 @@ use super::cooldown::CooldownReason;
 use super::judge::Regression;
 use crate::work_metric::WorkMetric;
 
-/// Begins the reason of every roll-back.
+/// Prefix of the reason of every roll-back.
 const ROLLED_BACK: &str = "rolled back:";
 
 fn percent(log_ratio: f64) -> f64 {
@@ -17,7 +17,7 @@ fn named_number(name: &str, value: f64) -> (String, f64) {
     (name.to_string(), value)
 }
 
-/// The measured effect of a proposed change. `trial_windows` is `None` if the change was monitored.
+/// Describes the measured effect of a proposed change. `trial_windows` is `None` if the change was monitored.
 pub fn explain_verdict(verdict: &ChangeVerdict, trial_windows: Option<u32>, view: &View<'_>) -> Option<Reason> {
     let forecast = verdict.forecast_gain?;
     let how =
@@ -45,14 +45,14 @@ pub fn explain_verdict(verdict: &ChangeVerdict, trial_windows: Option<u32>, view
     Some(Reason { kind: ReasonKind::TrialVerdict, tasks: live_tasks(view), text, numbers })
 }
 
-/// The end of a measurement by a change of tasks or phases.
+/// Describes a measurement that a change of tasks or phases has ended.
 pub fn explain_interruption(cause: &str, is_trial: bool, view: &View<'_>) -> Reason {
     let fate = if is_trial { "the plan before is restored" } else { "the plan in force stays" };
     let text = format!("the change was not measured to the end: {cause}; {fate}");
     Reason { kind: ReasonKind::Explanation, tasks: live_tasks(view), text, numbers: Vec::new() }
 }
 
-/// A roll-back by a comparison of speeds.
+/// Describes a roll-back after a comparison of speeds.
 pub fn rollback(worse: &Regression, cooldown_windows: u64, view: &View<'_>) -> Reason {
     let judgement = &worse.judgement;
     let since = if worse.in_total { "over the last decisions together" } else { "since the last decision" };
@@ -85,7 +85,7 @@ pub fn rollback(worse: &Regression, cooldown_windows: u64, view: &View<'_>) -> R
     Reason { kind: ReasonKind::RolledBack, tasks, text, numbers }
 }
 
-/// Names of the proxy events, as text.
+/// Returns the names of the proxy events as text.
 fn proxy_note(worse: &Regression) -> String {
     let (count, events) = &worse.judgement.proxies;
     let mut names: Vec<&str> = events.iter().map(|event| WorkMetric::Proxy(*event).describe()).collect();
@@ -96,7 +96,7 @@ fn proxy_note(worse: &Regression) -> String {
     }
 }
 
-/// A plan that is not applied.
+/// Describes a plan that is not applied.
 pub fn hold_reason(text: String) -> Reason {
     Reason { kind: ReasonKind::CoolingDown, tasks: Vec::new(), text, numbers: Vec::new() }
 }

@@ -1,12 +1,13 @@
 //! The speeds of every process, with the plan under which they were measured.
 //!
 //! The *reference* is the last settled state: its plan, and the speeds of its last windows. A change of the plan puts
-//! the new state on *trial*, further changes included, until one plan was in force long enough to be compared, or until
-//! the whole series was. A state that is kept becomes the next reference. Losses and gains of processes on the way add
-//! up against the *baseline*, the reference before the first loss, so that small losses do not accumulate unnoticed.
+//! the new state on *trial*, together with any further changes, until one plan has been in force long enough to be
+//! compared, or the whole series has. A state that is kept becomes the next reference. Until then, losses and gains of
+//! processes are summed relative to the *baseline*, the reference before the first loss, so that small losses do not
+//! accumulate unnoticed.
 //!
-//! Tasks arrive and exit: plans are compared for the tasks that are in both, and speeds by process. The window in which
-//! a process arrived does not count for it.
+//! Tasks arrive and exit, so plans are compared for the tasks that are in both, and speeds by process. The window in
+//! which a process arrived does not count for it.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -17,24 +18,24 @@ use super::home_restore::{HomeCpus, record_homes};
 use super::live_tasks::{LiveTasks, same_placement};
 use super::speeds::{WindowSpeeds, speeds_of};
 
-/// Windows of the reference that are kept for its noise, in multiples of the windows compared.
+/// Number of reference windows kept for the noise, in multiples of the windows compared.
 const KEPT: usize = 4;
-/// Windows after which a series of changes is compared as a whole, in multiples of the windows compared.
+/// Number of windows after which a series of changes is compared as a whole, in multiples of the windows compared.
 const SERIES: usize = 3;
 /// Longest wait for slow actions, in multiples of the windows compared.
 const MAX_PENDING: usize = 10;
-/// Fewest windows of a reference.
+/// Smallest number of windows of a reference.
 const MIN_REFERENCE: usize = 2;
 
 /// How the plan in force is compared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum PlanComparison {
-    /// With the reference.
+    /// Compared with the reference.
     #[default]
     BeforeAndAfter,
-    /// With the other plan of a trial.
+    /// Compared with the other plan of a trial.
     Trial,
-    /// A trial has found it faster.
+    /// Found faster by a trial.
     Measured,
 }
 
@@ -44,7 +45,7 @@ pub struct PlanRecord {
     pub plan: Plan,
     pub tasks: LiveTasks,
     pub windows: VecDeque<WindowSpeeds>,
-    /// CPUs on which its tasks ran in the last of them.
+    /// CPUs on which the plan's tasks ran in the last of its windows.
     pub homes: HomeCpus,
 }
 
@@ -55,22 +56,22 @@ struct TrialPlanRecord {
     plan: Plan,
     /// Settled windows under that plan.
     under_plan: VecDeque<WindowSpeeds>,
-    /// Settled windows since the reference was left, and all of them.
+    /// Settled windows since the reference was left, and all windows since.
     settled: Vec<WindowSpeeds>,
     all: Vec<WindowSpeeds>,
-    /// Windows, including those in which nothing was measured.
+    /// Number of windows, including those in which nothing was measured.
     windows: usize,
-    /// The reference has been in force again for so many windows.
+    /// Number of windows for which the reference has been in force again.
     paused: usize,
 }
 
-/// History of a guard.
+/// The history of a guard.
 #[derive(Clone, Debug)]
 pub struct History {
     pub reference: PlanRecord,
-    /// The reference before the first loss, while there is any.
+    /// The reference before the first loss, if there was a loss.
     pub baseline: Option<PlanRecord>,
-    /// Changes of the reference against the baseline.
+    /// Changes of the reference relative to the baseline.
     pub totals: BTreeMap<ProcessId, CumulativeSpeedup>,
     trial: Option<TrialPlanRecord>,
     /// Settled windows of a policy's own trial, by plan.
@@ -78,17 +79,18 @@ pub struct History {
     in_force: Plan,
     /// CPUs on which tasks ran last, under any plan.
     homes: HomeCpus,
-    /// Processes for which the plan was decided. Later arrivals are placed by the next plan, which is no change.
+    /// Processes for which the plan was decided. Later arrivals are placed by the next plan, which does not count as a
+    /// change.
     decided_for: LiveTasks,
     present: LiveTasks,
-    /// Windows since the placement was changed; `None` = settled.
+    /// Number of windows since the placement was changed; `None` if settled.
     settling: Option<usize>,
     /// Number of observed windows.
     observed_windows: usize,
 }
 
 impl History {
-    /// Starts with the first observed window, of which nothing counts, because all processes may have arrived in it.
+    /// Starts with the first observed window; its speeds do not count, because all processes may have arrived in it.
     pub fn new(view: &View<'_>) -> Self {
         let reference = PlanRecord {
             plan: view.previous_plan.clone(),
@@ -111,7 +113,7 @@ impl History {
         }
     }
 
-    /// Takes in a window under the plan that was decided before it; returns whether a speed was measured.
+    /// Observes a window under the plan that was decided before it. Returns whether a speed was measured.
     pub fn observe(&mut self, view: &View<'_>, compared: usize, comparison: PlanComparison) -> bool {
         self.observed_windows += 1;
         record_homes(&mut self.homes, view);
@@ -132,7 +134,7 @@ impl History {
         let known = stayed.common_tasks(&self.reference.tasks);
         let no_reference = self.trial.is_none() && self.reference.windows.len() < MIN_REFERENCE;
         if no_reference || same_placement(view.previous_plan, &self.reference.plan, &known) {
-            // If the plan changes all the time from the start, that is the normal state.
+            // If the plan changes all the time from the start, changing is the normal state.
             self.extend_trial(view, speeds, measured && (settled || no_reference), compared);
         } else {
             self.try_out(view.previous_plan, &stayed.common_tasks(&self.decided_for), speeds, settled, measured);
@@ -142,12 +144,12 @@ impl History {
         measured
     }
 
-    /// Is another plan than the reference in force?
+    /// Is a plan other than the reference in force?
     pub fn is_on_trial(&self) -> bool {
         self.trial.as_ref().is_some_and(|trial| trial.paused == 0)
     }
 
-    /// Has the machine applied the plan, and have caches and queues settled? They get one window.
+    /// Has the machine applied the plan, and have caches and queues settled? They get one window for that.
     fn settle(&mut self, observation: &Observation, compared: usize) -> bool {
         let Some(windows) = &mut self.settling else { return true };
         *windows += 1;
@@ -169,7 +171,7 @@ impl History {
         while self.reference.windows.len() > KEPT * compared {
             self.reference.windows.pop_front();
         }
-        // A trial continues if the reference was in force again only in between.
+        // A trial continues if the reference was in force again only temporarily.
         if let Some(trial) = &mut self.trial {
             trial.paused += 1;
         }
@@ -199,7 +201,8 @@ impl History {
         }
     }
 
-    /// The windows by which the plan on trial is to be judged now; `None` = not yet, or there is no trial.
+    /// Returns the windows by which the plan on trial can be judged now; `None` if there are not enough yet, or there
+    /// is no trial.
     pub fn windows_to_compare(&self, compared: usize) -> Option<Vec<WindowSpeeds>> {
         let trial = self.trial.as_ref().filter(|trial| trial.paused == 0)?;
         if trial.under_plan.len() >= compared {
@@ -210,8 +213,8 @@ impl History {
         series.then(|| windows.clone())
     }
 
-    /// The state on trial becomes the reference. `totals` covers all compared processes; without it, the state is no
-    /// worse than the baseline, and becomes the next one.
+    /// Makes the state on trial the reference. `totals` covers all compared processes; without it, the state is no
+    /// worse than the baseline, and becomes the next baseline.
     pub fn accept(&mut self, windows: Vec<WindowSpeeds>, totals: Option<BTreeMap<ProcessId, CumulativeSpeedup>>) {
         let (plan, decided_for, homes) = (self.in_force.clone(), self.decided_for.clone(), self.homes.clone());
         let state = PlanRecord { plan, tasks: decided_for, windows: windows.into(), homes };
@@ -236,7 +239,7 @@ impl History {
         }
     }
 
-    /// Windows of a policy's trial under its other plans, and under the plan in force.
+    /// Returns the windows of a policy's trial under its other plans, and those under the plan in force.
     pub fn trial_windows(&self) -> (Vec<WindowSpeeds>, Vec<WindowSpeeds>) {
         let is_own = |plan: &Plan| same_placement(plan, &self.in_force, &self.present);
         let (own, others): (Vec<_>, Vec<_>) = self.legs.iter().partition(|(plan, _)| is_own(plan));
@@ -246,7 +249,7 @@ impl History {
         (windows(others), windows(own))
     }
 
-    /// The plan in force was measured by a trial of the policy, with these windows: it is the reference of later
+    /// Makes the plan in force, which a trial of the policy measured with these windows, the reference of later
     /// changes.
     pub fn adopt(&mut self, windows: Vec<WindowSpeeds>) {
         let (plan, tasks, homes) = (self.in_force.clone(), self.decided_for.clone(), self.homes.clone());
@@ -256,7 +259,7 @@ impl History {
         self.legs.clear();
     }
 
-    /// Returns to the reference, or to the baseline, which then is the reference.
+    /// Returns to the reference, or to the baseline, which then becomes the reference.
     pub fn revert(&mut self, to_baseline: bool) {
         self.trial = None;
         if let Some(baseline) = self.baseline.take_if(|_| to_baseline) {
@@ -265,8 +268,8 @@ impl History {
         }
     }
 
-    /// Number of measured windows that are missing for a comparison; `None` = there are enough, or nothing has been
-    /// measured for so long that nothing will be.
+    /// Returns the number of measured windows that are missing for a comparison; `None` if there are enough, or if
+    /// nothing has been measured for so long that a comparison is not expected.
     pub fn missing_windows(&self, compared: usize) -> Option<usize> {
         let measured = self.reference.windows.len();
         let hopeless = measured == 0 && self.observed_windows > SERIES * compared;
@@ -274,12 +277,12 @@ impl History {
         (!begun).then(|| MIN_REFERENCE - measured)
     }
 
-    /// The tasks for which the plan in force was decided.
+    /// Returns the tasks for which the plan in force was decided.
     pub fn deciding_tasks(&self) -> &LiveTasks {
         &self.decided_for
     }
 
-    /// Live tasks that the reference covers.
+    /// Returns the live tasks that the reference covers.
     pub fn known_tasks(&self) -> LiveTasks {
         self.reference.tasks.common_tasks(&self.present)
     }

@@ -10,13 +10,13 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{CpuSet, Plan, TaskId, View};
 
-/// Windows for which tasks are pinned: one to move, and one to settle.
+/// Number of windows for which tasks are pinned: one to move, and one to settle.
 const WINDOWS: u64 = 2;
 
 /// CPUs of the cache on which each task ran most in the last window in which it ran.
 pub type HomeCpus = BTreeMap<TaskId, CpuSet>;
 
-/// Records where tasks ran in a window, and forgets tasks that exited.
+/// Records the caches on which tasks ran in a window, and forgets exited tasks.
 pub fn record_homes(homes: &mut HomeCpus, view: &View<'_>) {
     let domains = view.topology.last_level_domains();
     homes.retain(|task, _| view.observation.tasks.iter().any(|sample| sample.task == *task && !sample.exited));
@@ -28,16 +28,17 @@ pub fn record_homes(homes: &mut HomeCpus, view: &View<'_>) {
     }
 }
 
-/// Tasks on their way back to their caches.
+/// Pins of tasks that return to their caches.
 #[derive(Clone, Debug)]
 pub struct HomeRestorer {
     affinity: BTreeMap<TaskId, CpuSet>,
-    /// In this window the tasks are unpinned.
+    /// Window in which the tasks are unpinned.
     until: u64,
 }
 
 impl HomeRestorer {
-    /// For the tasks that `failed` placed and that `plan`, which replaces it, does not pin; `None` = there are none.
+    /// Builds the pins of the tasks that `failed` placed and that `plan`, which replaces it, does not pin; `None` if
+    /// there are no such tasks.
     pub fn after_failure(failed: &Plan, plan: &Plan, homes: &HomeCpus, view: &View<'_>) -> Option<Self> {
         if !plan.gangs.is_empty() || view.topology.last_level_domains().len() < 2 {
             return None;
@@ -68,7 +69,7 @@ impl HomeRestorer {
         }
     }
 
-    /// A plan that was in force, without the temporary pins.
+    /// Returns a plan that was in force, without the temporary pins.
     pub fn plan_without_homes(&self, plan: &Plan) -> Plan {
         let mut plan = plan.clone();
         plan.affinity.retain(|task, cpus| self.affinity.get(task) != Some(cpus));

@@ -1,4 +1,4 @@
-//! The comparison of speeds before and after a change, and what follows from it.
+//! The comparison of speeds before and after a change, and its consequence.
 
 use std::collections::BTreeMap;
 
@@ -13,28 +13,28 @@ use super::verdict::{GuardVerdict, ProcessChange};
 /// A change that made programs slower.
 pub struct Regression {
     pub judgement: GuardVerdict,
-    /// By the terms on which the change was proposed.
+    /// Measured change by the terms on which the change was proposed.
     pub measured: Option<MeasuredLogRatio>,
-    /// Compared with the state before the first small loss, rather than with the last settled one.
+    /// Whether the state was compared with the one before the first small loss, rather than with the last settled one.
     pub in_total: bool,
 }
 
 /// The result of a window for the state in force.
 pub enum Judgement {
-    /// There is nothing to compare yet.
+    /// Nothing can be compared yet.
     Open,
-    /// There is nothing that could ever be compared.
+    /// Nothing can ever be compared.
     NotMeasured,
     Kept(Option<MeasuredLogRatio>),
     Worse(Regression),
 }
 
-/// The rules that apply to a change.
+/// The rules for judging a change.
 pub struct Judge<'a> {
     pub config: GuardConfig,
-    /// Does the guard protect programs, whatever the policy wants?
+    /// Whether the guard protects programs, whatever the policy wants.
     pub is_guarded: bool,
-    /// Terms of the change that is monitored.
+    /// Terms of the change that is being monitored.
     pub monitored: Option<&'a ProposedChange>,
 }
 
@@ -80,7 +80,7 @@ impl Judge<'_> {
         Judgement::Kept(measured)
     }
 
-    /// A trial has its own verdict, unless the plan breaks goals.
+    /// Checks whether the plan of a trial breaks goals; otherwise the trial has its own verdict.
     fn check_goals(&self, history: &History, view: &View<'_>) -> Judgement {
         let compared = self.config.trial_windows as usize;
         let Some(after) = history.windows_to_compare(compared).filter(|_| self.is_guarded) else {
@@ -93,8 +93,8 @@ impl Judge<'_> {
         Judgement::Open
     }
 
-    /// A plan that a trial found faster is checked only for harm to single processes, by the trial's own windows, in
-    /// which both plans alternated.
+    /// Checks a plan that a trial found faster only for harm to single processes, by the trial's own windows, in which
+    /// both plans alternated.
     fn check_harm(&self, history: &mut History, view: &View<'_>) -> Judgement {
         let (others, own) = history.trial_windows();
         let judgement = self.verdict_on(&changes(view, others.iter(), &own, others.len()));
@@ -106,7 +106,7 @@ impl Judge<'_> {
     }
 }
 
-/// The objective of a proposed change, by the changes of its processes.
+/// Returns the objective of a proposed change, computed from the changes of its processes.
 fn measured_log_ratio(change: &ProposedChange, changes: &[ProcessChange]) -> Option<MeasuredLogRatio> {
     let change_of = |process: ProcessId| changes.iter().find(|change| change.process == process);
     let shifted = |moved: Option<ProcessId>| {
@@ -118,7 +118,7 @@ fn measured_log_ratio(change: &ProposedChange, changes: &[ProcessChange]) -> Opt
         log_ratio(change, ratio)
     };
     let middle = shifted(None)?;
-    // Each process's error moves the objective by so much.
+    // Shift of the objective by each process's error.
     let moved = change.speeds.iter().filter_map(|&(process, _)| Some(shifted(Some(process))? - middle));
     let error = libm::sqrt(moved.map(|by| by * by).sum());
     Some(MeasuredLogRatio { log_ratio: middle, error })

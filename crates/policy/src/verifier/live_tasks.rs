@@ -12,12 +12,12 @@ pub struct LiveTasks {
 }
 
 impl LiveTasks {
-    /// Tasks that have not exited.
+    /// Selects the tasks that have not exited.
     pub fn from_samples(samples: &[TaskSample]) -> Self {
         LiveTasks::select(samples, |task| !task.exited)
     }
 
-    /// Tasks that may be changed.
+    /// Selects the tasks that may be changed.
     fn from_movable(samples: &[TaskSample]) -> Self {
         let mut present = LiveTasks::select(samples, |task| !task.exited && !task.unmovable);
         present.processes = LiveTasks::from_samples(samples).processes;
@@ -32,7 +32,7 @@ impl LiveTasks {
         }
     }
 
-    /// Tasks in both.
+    /// Returns the tasks that are in both sets.
     pub fn common_tasks(&self, other: &LiveTasks) -> LiveTasks {
         LiveTasks {
             tasks: self.tasks.intersection(&other.tasks).copied().collect(),
@@ -48,8 +48,7 @@ impl LiveTasks {
     }
 }
 
-/// Are two plans the same for these tasks? Windows, probes, advice to dispatchers and numbers of groups are not
-/// compared.
+/// Are two plans the same for these tasks? Windows, probes, advice to dispatchers and group numbers are not compared.
 pub fn same_placement(a: &Plan, b: &Plan, live_tasks: &LiveTasks) -> bool {
     let weight = |plan: &Plan, task: &TaskId| plan.weights.get(task).copied().unwrap_or(1.0);
     live_tasks
@@ -60,7 +59,7 @@ pub fn same_placement(a: &Plan, b: &Plan, live_tasks: &LiveTasks) -> bool {
         && same_shares(&a.shares, &b.shares, live_tasks)
 }
 
-/// Gangs with these tasks as members; empty ones are left out.
+/// Returns the gangs reduced to these tasks; empty ones are left out.
 pub fn gangs_of(schedules: &[GangSchedule], live_tasks: &LiveTasks) -> Vec<GangSchedule> {
     let mut schedules = schedules.to_vec();
     for schedule in &mut schedules {
@@ -71,7 +70,7 @@ pub fn gangs_of(schedules: &[GangSchedule], live_tasks: &LiveTasks) -> Vec<GangS
     schedules
 }
 
-/// Shares with these tasks as members; empty ones are left out.
+/// Returns the shares reduced to these tasks; empty ones are left out.
 pub fn shares_of(shares: &[CacheShare], live_tasks: &LiveTasks) -> Vec<CacheShare> {
     let mut shares = shares.to_vec();
     shares.iter_mut().for_each(|share| share.members.retain(|member| live_tasks.contains(member)));
@@ -92,8 +91,8 @@ fn same_shares(a: &[CacheShare], b: &[CacheShare], live_tasks: &LiveTasks) -> bo
     all && b.is_empty()
 }
 
-/// Writes a placement into a plan, for live tasks that may be changed and have an online CPU. For tasks that the
-/// placement did not cover, the plan's own settings stay, as far as the result is valid.
+/// Writes a placement into a plan, for live tasks that may be changed and have an online CPU. Tasks that the placement
+/// did not cover keep the plan's own settings, as far as the result is valid.
 pub fn set_placement(plan: &mut Plan, from: &Plan, known_tasks: &LiveTasks, view: &View<'_>) {
     let live_movable = LiveTasks::from_movable(&view.observation.tasks);
     let online = view.topology.online();
@@ -118,7 +117,7 @@ fn seats_are_inside(schedule: &GangSchedule) -> bool {
     schedule.gangs.iter().flat_map(|gang| &gang.members).all(|(_, cpu)| is_inside(cpu))
 }
 
-/// Does every task that may run on the gangs' CPUs only have a turn in one of them?
+/// Does every task that may run only on the gangs' CPUs have a turn in one of the gangs?
 fn no_task_starves(
     schedule: &GangSchedule,
     allowed: &std::collections::BTreeMap<TaskId, CpuSet>,

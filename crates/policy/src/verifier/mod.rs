@@ -1,33 +1,33 @@
 //! The verifier: the only judge of a change of plans, by measured speeds.
 //!
-//! Problem: forecasts err, evidence becomes outdated, and programs misreport; an operator wants no decision to persist
-//! that made programs slower. Method: the speed of every process is recorded in each window: reported work, else
-//! instructions, else an event that is a proxy for work ([`crate::work_metric`]). A policy chooses how a plan is
+//! Problem: forecasts err, evidence becomes outdated, and programs misreport; but a decision that made programs slower
+//! must not persist. Method: the speed of every process is recorded in each window: reported work, otherwise
+//! instructions, otherwise an event that is a proxy for work ([`crate::work_metric`]). A policy chooses how a plan is
 //! verified:
 //!
-//! - A plan that it *proposes for a trial* alternates with the plan before in blocks ([`trial`]), until it is faster, or
-//!   not.
-//! - A plan that it *proposes for monitoring* is applied. The windows before the change are the reference, and the windows
-//!   after, once the machine has settled, are compared with it process by process ([`comparison`]), by the policy's
-//!   terms.
-//! - A plan that it *only decides* is applied. If the guard is on, it is compared in the same way by the guard's terms
-//!   ([`explain::explain_verdict`]), which protect programs from every policy, proposed changes included.
+//! - A plan that it *proposes for a trial* alternates with the previous plan in blocks ([`trial`]), until it is found
+//!   to be faster or not.
+//! - A plan that it *proposes for monitoring* is applied. The windows before the change are the reference. The windows
+//!   after it, once the machine has settled, are compared with the reference process by process ([`comparison`]), by
+//!   the policy's terms.
+//! - A plan that it *only decides* is applied. If the guard is on, the plan is compared in the same way by the guard's
+//!   terms ([`explain::explain_verdict`]), which protect programs from every policy and apply to proposed changes too.
 //!
-//! [`judge`] decides whether the state is worse; [`history`] chooses what to compare if changes follow each other closely
-//! or tasks arrive and exit. A worse plan is rolled back: the reference plan is in force again for the live tasks, and
-//! tasks that it does not pin return to their earlier caches ([`home_restore`]). The failed plan is on cooldown, longer
-//! each time, and so are its mirror images on like caches ([`cooldown`]). Policies get every verdict by
-//! [`View::verdicts`], and may ask there which plans are on cooldown.
+//! [`judge`] decides whether the state is worse; [`history`] chooses the windows to compare if changes follow each
+//! other closely or tasks arrive and exit. A worse plan is rolled back: the reference plan is in force again for the
+//! live tasks, and tasks that it does not pin return to their earlier caches ([`home_restore`]). The failed plan is on
+//! cooldown, longer each time, and so are its mirror images on like caches ([`cooldown`]). Policies get every verdict,
+//! and the plans on cooldown, from [`View::verdicts`].
 //!
-//! During a trial, windows of both plans alternate, so the guard leaves the verdict to the trial and ends it only if goals
-//! are broken. A plan that a trial found faster is rolled back only if it harms a process more than the others gain, by
-//! the trial's windows; otherwise it is the next reference.
+//! During a trial, windows of both plans alternate, so the guard leaves the verdict to the trial and ends it only if
+//! goals are broken. A plan that a trial found faster is rolled back only if it harms a process more than the others
+//! gain, by the trial's windows; otherwise it is the next reference.
 //!
-//! Properties: pure; without speeds nothing is judged, and so nothing is rolled back; of changes without effect, about
-//! one in a hundred is rolled back by chance; windows of different phases are never compared; arrivals and exits end a
-//! trial, and neither end nor hide a comparison of the remaining tasks; a newcomer is compared once it has a reference of
-//! its own; if configured to wait, the guard allows no change before there is a reference, unless no speed can be
-//! measured; probes and the window are the policy's and pass through.
+//! Properties: pure; without speeds nothing is judged, and so nothing is rolled back; about one in a hundred changes
+//! without effect is rolled back by chance; windows of different phases are never compared; arrivals and exits end a
+//! trial, but neither end nor hide a comparison of the remaining tasks; a newcomer is compared once it has a reference
+//! of its own; if configured to wait, the guard allows no change before there is a reference, unless no speed can be
+//! measured; probes and the window length are the policy's and are passed on unchanged.
 
 mod comparison;
 mod cooldown;
@@ -57,15 +57,15 @@ use judge::{Judge, Judgement, Regression};
 use live_tasks::{LiveTasks, only_releases, same_placement, set_placement};
 use trial::Trial;
 
-/// A policy and the verifier of its decisions.
+/// A policy, and the verifier of its decisions.
 pub struct Verifier<P> {
     inner: P,
-    /// `None` = programs are not protected from the policy.
+    /// Configuration of the guard; `None` if programs are not protected from the policy.
     guard: Option<GuardConfig>,
     history: Option<History>,
     /// The proposed change that has no verdict yet.
     open: Option<OpenChange>,
-    /// How the plan in force is compared.
+    /// The way in which the plan in force is compared.
     comparison: PlanComparison,
     verdicts: PlanVerdicts,
     home_restorer: Option<HomeRestorer>,
@@ -76,7 +76,7 @@ struct OpenChange {
     terms: Box<ProposedChange>,
     before: Plan,
     new: Plan,
-    /// `None` = it is monitored.
+    /// The trial; `None` if the change is monitored.
     trial: Option<Trial>,
     phases: TaskPhases,
 }
@@ -97,7 +97,7 @@ impl OpenChange {
         }
     }
 
-    /// The change of tasks or phases since it was proposed, in words.
+    /// Describes the change of tasks or phases since the proposal.
     fn interrupted_by(&self, view: &View<'_>) -> Option<&'static str> {
         let now = phases(view);
         if now == self.phases {
@@ -113,7 +113,7 @@ fn phases(view: &View<'_>) -> TaskPhases {
     view.live_tasks().map(|task| (task.task, phase(task.task))).collect()
 }
 
-/// The memory that policies may ask.
+/// The verdicts and cooldowns that policies can query.
 #[derive(Default)]
 struct PlanVerdicts {
     latest: Option<ChangeVerdict>,
@@ -140,7 +140,7 @@ impl Verdicts for PlanVerdicts {
 }
 
 impl<P: Policy> Verifier<P> {
-    /// A verifier without memory; `None` = without the guard, so that only proposed changes are judged.
+    /// Builds a verifier without memory. Without the guard (`None`), only proposed changes are judged.
     pub fn new(inner: P, guard: impl Into<Option<GuardConfig>>) -> Self {
         let guard = guard.into().map(|config| GuardConfig { trial_windows: config.trial_windows.max(2), ..config });
         Verifier {
@@ -154,7 +154,7 @@ impl<P: Policy> Verifier<P> {
         }
     }
 
-    /// Replaces the policy from the next window on; earlier failures do not apply to it.
+    /// Replaces the policy from the next window on; earlier failures do not apply to the new one.
     pub fn replace(&mut self, inner: P, guard: Option<GuardConfig>) {
         *self = Verifier::new(inner, guard);
     }
@@ -163,7 +163,7 @@ impl<P: Policy> Verifier<P> {
 impl<P: Policy> Policy for Verifier<P> {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let restorer = self.home_restorer.take();
-        // Temporary pins are no plan of a policy.
+        // Temporary pins are not part of a policy's plan.
         let unpinned = restorer.as_ref().map(|restorer| restorer.plan_without_homes(view.previous_plan));
         let view = View { previous_plan: unpinned.as_ref().unwrap_or(view.previous_plan), ..*view };
         let mut reasons = Vec::new();
@@ -187,7 +187,7 @@ impl<P> Verifier<P> {
         self.guard.unwrap_or_default()
     }
 
-    /// Takes in a window, and reaches verdicts; returns whether the guard's comparison rolled the plan in force back.
+    /// Observes a window, and reaches verdicts. Returns whether the guard's comparison rolled the plan in force back.
     fn verify(&mut self, view: &View<'_>, reasons: &mut Vec<Reason>) -> bool {
         let config = self.config();
         let history = self.history.get_or_insert_with(|| History::new(view));
@@ -214,7 +214,7 @@ impl<P> Verifier<P> {
         false
     }
 
-    /// A window of the change on trial or monitored: an interruption, or the verdict of a trial.
+    /// Handles a window of the change on trial or monitored: an interruption, or the verdict of a trial.
     fn continue_trial(&mut self, view: &View<'_>, reasons: &mut Vec<Reason>) {
         let Some(open) = &mut self.open else { return };
         if let Some(cause) = open.interrupted_by(view) {
@@ -239,7 +239,8 @@ impl<P> Verifier<P> {
         self.end_open_change(verdict, view);
     }
 
-    /// The open change has a verdict; if its trial ends with the plan before, tasks return to their places first.
+    /// Ends the open change with a verdict. If its trial ends with the previous plan, tasks first return to their
+    /// places.
     fn end_open_change(&mut self, verdict: ChangeVerdict, view: &View<'_>) {
         let Some(open) = self.open.take() else { return };
         if open.trial.is_some() && verdict.outcome != VerificationOutcome::Faster {
@@ -249,7 +250,7 @@ impl<P> Verifier<P> {
         self.verdicts.latest = Some(verdict);
     }
 
-    /// The state in force is kept, and with it the change that is monitored.
+    /// Keeps the state in force, and with it the monitored change.
     fn keep_monitored(&mut self, measured: Option<MeasuredLogRatio>, view: &View<'_>, reasons: &mut Vec<Reason>) {
         let Some(open) = self.open.take_if(|open| open.trial.is_none()) else { return };
         let outcome =
@@ -259,7 +260,7 @@ impl<P> Verifier<P> {
         self.verdicts.latest = Some(verdict);
     }
 
-    /// Puts a plan on cooldown, and pauses the policy; returns the windows of the cooldown.
+    /// Puts a plan on cooldown, and pauses the policy. Returns the number of windows of the cooldown.
     fn record_failure(&mut self, plan: &Plan, known: &LiveTasks, view: &View<'_>) -> u64 {
         let (window, windows) = (view.observation.window, self.config().cooldown_windows.into());
         let cooldown = &mut self.verdicts.cooldown;
@@ -299,7 +300,8 @@ impl<P> Verifier<P> {
         self.verdicts.latest = Some(verdict);
     }
 
-    /// The decision with the plan for the next window: the leg of a trial, the plan as decided, or another in its place.
+    /// Returns the decision with the plan for the next window: the leg of a trial, the plan as decided, or another one
+    /// in its place.
     fn enact(
         &mut self,
         mut decision: Decision,
@@ -355,7 +357,7 @@ impl<P> Verifier<P> {
         decision
     }
 
-    /// Puts the plan in force, or the reference, in the place of a plan that the guard does not allow now.
+    /// Replaces a plan that the guard does not allow now with the plan in force, or with the reference.
     fn hold_back(
         &mut self,
         decision: &mut Decision,
@@ -364,7 +366,7 @@ impl<P> Verifier<P> {
         view: &View<'_>,
     ) -> bool {
         let Some((config, history)) = self.guard.zip(self.history.as_ref()) else { return false };
-        // A change that is being measured was allowed when it was proposed.
+        // A change that is being measured was already allowed when it was proposed.
         if *asked == Verification::Pending {
             return false;
         }

@@ -1,13 +1,13 @@
 //! Significance of a difference between two series of windows.
 //!
 //! Medians are compared, so that a pause in one window decides nothing. Their standard error comes from the spread of
-//! both series together. Windows that resemble their predecessor count for fewer: with autocorrelation r, n windows are
+//! both series together. Windows that resemble their predecessor count less: with autocorrelation r, n windows are
 //! worth n (1 - r) / (1 + r) independent ones (Bartlett 1946; von Storch and Zwiers, Statistical Analysis in Climate
 //! Research, 6.6.8). The bound is Student's, because a spread from few windows is itself uncertain.
 
-/// Windows required to estimate an autocorrelation.
+/// Number of windows required to estimate an autocorrelation.
 const MIN_AUTOCORRELATION_WINDOWS: usize = 8;
-/// Upper bound, without which the error would be unbounded.
+/// Largest autocorrelation; without it, the error would be unbounded.
 const MAX_AUTOCORRELATION: f64 = 0.8;
 
 /// A difference of two medians.
@@ -15,12 +15,12 @@ const MAX_AUTOCORRELATION: f64 = 0.8;
 pub struct Difference {
     pub value: f64,
     pub standard_error: f64,
-    /// Degrees of freedom of the error's estimate.
+    /// Degrees of freedom of the estimated error.
     pub degrees_of_freedom: f64,
 }
 
-/// Median of `after` less that of the last `latest` of `before`; all of `before` is used for the noise. `None` if
-/// either has fewer than two windows.
+/// Returns the median of `after` minus that of the last `latest` of `before`; all of `before` is used for the noise.
+/// `None` if either has fewer than two windows.
 pub fn difference(before: &[f64], after: &[f64], latest: usize) -> Option<Difference> {
     if before.len() < 2 || after.len() < 2 {
         return None;
@@ -30,7 +30,7 @@ pub fn difference(before: &[f64], after: &[f64], latest: usize) -> Option<Differ
     let variance = (squares(before) + squares(after)) / degrees_of_freedom;
     let alike = autocorrelation(before, after);
     let counts_less = (1.0 + alike) / (1.0 - alike);
-    // The variance of a median is pi/2 of that of the mean.
+    // The variance of a median is pi/2 times that of the mean.
     let of_medians = std::f64::consts::FRAC_PI_2 * variance * counts_less;
     Some(Difference {
         value: median(after) - median(recent),
@@ -48,12 +48,12 @@ fn squares(values: &[f64]) -> f64 {
     values.iter().map(|value| (value - mean) * (value - mean)).sum()
 }
 
-/// Standard deviation; not a number for fewer than two.
+/// Returns the standard deviation; NaN for fewer than two values.
 pub fn spread(values: &[f64]) -> f64 {
     libm::sqrt(squares(values) / (values.len() as f64 - 1.0))
 }
 
-/// The median; not a number for an empty list.
+/// Returns the median; NaN for an empty list.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -63,7 +63,8 @@ pub fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// The autocorrelation of successive windows, corrected for the subtracted mean (Kendall 1954); 0 if there are too few.
+/// Returns the autocorrelation of successive windows, corrected for the subtracted mean (Kendall 1954); 0 if there are
+/// too few.
 fn autocorrelation(before: &[f64], after: &[f64]) -> f64 {
     let count = (before.len() + after.len()) as f64;
     if before.len() < MIN_AUTOCORRELATION_WINDOWS {
@@ -78,7 +79,8 @@ fn autocorrelation(before: &[f64], after: &[f64]) -> f64 {
     if corrected.is_finite() { corrected.clamp(0.0, MAX_AUTOCORRELATION) } else { 0.0 }
 }
 
-/// The bound that Student's t exceeds with this probability, at most a half (Abramowitz and Stegun 26.2.23, 26.7.5).
+/// Returns the bound that Student's t exceeds with this probability, which is at most a half (Abramowitz and Stegun
+/// 26.2.23, 26.7.5).
 pub fn student_bound(probability: f64, degrees_of_freedom: f64) -> f64 {
     let t = libm::sqrt(-2.0 * libm::log(probability.clamp(1e-12, 0.5)));
     let above = 2.515_517 + t * (0.802_853 + t * 0.010_328);
@@ -98,7 +100,7 @@ mod tests {
     use super::*;
     use cachemate_core::SplitMix64;
 
-    /// Are the bounds those of the tables?
+    /// Do the bounds match those of the tables?
     #[test]
     fn student_bounds_are_those_of_the_tables() {
         let table = [
@@ -116,7 +118,7 @@ mod tests {
         }
     }
 
-    /// Is the standard error at least the spread of repetitions, with similar successive windows and without?
+    /// Is the standard error at least the spread of repetitions, whether or not successive windows are similar?
     #[test]
     fn the_error_is_no_smaller_than_the_spread_of_repetitions() {
         for alike in [0.0, 0.5] {
@@ -138,7 +140,7 @@ mod tests {
         }
     }
 
-    /// Does one window's pause change the difference?
+    /// Does a pause in one window leave the difference unchanged?
     #[test]
     fn a_pause_changes_nothing() {
         let before = [1.0, 1.1, 0.9, 1.0, 1.0];

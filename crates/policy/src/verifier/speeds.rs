@@ -1,7 +1,7 @@
 //! Speed of each process in one window.
 //!
-//! Threads of a process count together, because threads are created and exit, and a program with many of them must not
-//! weigh more than one with few. Work is the sum over threads, per second ([`crate::work_metric`] defines work).
+//! The threads of a process count together, because threads are created and exit, and a program with many of them must
+//! not weigh more than one with few. Work is the sum over threads, per second ([`crate::work_metric`] defines work).
 
 use std::collections::BTreeMap;
 
@@ -14,13 +14,13 @@ use crate::work_metric::{WorkMetric, metrics_of};
 pub struct ProcessSpeed {
     /// Natural logarithms of work per second, by kind of work.
     pub log_rates: BTreeMap<WorkMetric, f64>,
-    /// Natural logarithm of its instructions per cycle over its solo value, if both are known.
+    /// Natural logarithm of the instructions per cycle over the solo value, if both are known.
     pub log_over_solo: Option<f64>,
-    /// Phase of the thread that changed phase most often.
+    /// Phase of the thread that has changed phase most often.
     pub phase: ProcessPhase,
 }
 
-/// A phase by its number and its kind, if that is known.
+/// A phase by its number, and by its kind if that is known.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct ProcessPhase {
     number: u32,
@@ -37,7 +37,7 @@ impl ProcessPhase {
         profiles.map(phase).max().unwrap_or_default()
     }
 
-    /// Is the program in the same phase in both, or in a recurring one?
+    /// Is the program in the same phase in both, or in a recurring phase of the same kind?
     pub fn is_like(self, other: ProcessPhase) -> bool {
         self.number == other.number || self.kind.is_some() && self.kind == other.kind
     }
@@ -46,7 +46,7 @@ impl ProcessPhase {
 /// Speeds of one window. A live process without countable work has an empty entry.
 pub type WindowSpeeds = BTreeMap<ProcessId, ProcessSpeed>;
 
-/// Processes with at least one live thread, in order of arrival.
+/// Returns the processes with at least one live thread, in order of arrival.
 pub fn live_processes(tasks: &[TaskSample]) -> Vec<ProcessId> {
     let mut processes = Vec::new();
     for task in tasks.iter().filter(|task| !task.exited) {
@@ -57,7 +57,7 @@ pub fn live_processes(tasks: &[TaskSample]) -> Vec<ProcessId> {
     processes
 }
 
-/// Speeds of all live processes in the window of a view.
+/// Returns the speeds of all live processes in the window of a view.
 pub fn speeds_of(view: &View<'_>) -> WindowSpeeds {
     let elapsed_ns = view.observation.span.elapsed_ns;
     let mut threads: BTreeMap<ProcessId, Vec<&TaskSample>> = BTreeMap::new();
@@ -83,7 +83,7 @@ fn log_rates(threads: &[&TaskSample], elapsed_ns: u64) -> BTreeMap<WorkMetric, f
             *sums.entry(work).or_insert(0.0) += count;
         }
     }
-    // With a thread that ran uncounted, the sum is only a part of the process's work, and no measure of its speed.
+    // If a thread ran uncounted, the sum is only a part of the process's work, and does not measure its speed.
     let uncounted = |thread: &&&TaskSample| {
         let has_run = thread.has_run();
         has_run && !thread.exited && thread.counts.get(CounterEvent::Instructions).is_none()

@@ -1,6 +1,6 @@
 //! Equality of plans up to an exchange of like caches.
 //!
-//! Problem: when a plan is on cooldown, a policy that does not know the reason proposes its mirror image: the same
+//! Problem: while a plan is on cooldown, a policy that does not know the reason proposes its mirror image: the same
 //! groups, each on the other's cache. Method: a plan is written down without the numbers of CPUs and caches. Each CPU
 //! is described by its properties, the tasks that may run on it, its gangs, and the shares of the caches above it; the
 //! contents of each core, cache, package and memory node are then sorted. Two plans are mirror images if the results
@@ -8,8 +8,9 @@
 //! that maps one plan to the other.
 //!
 //! Properties: caches are alike if level, size, ways, lines and CPUs are; places on different memory nodes are never
-//! exchanged, because memory stays in place; caches of two packages only with their whole packages, because they share
-//! a path to memory; units of a share are compared as they are, because their numbers do not reveal conflicts.
+//! exchanged, because memory stays in place; caches of two packages are exchanged only with their whole packages,
+//! because they share a path to memory; units of a share are compared as they are, because their numbers do not reveal
+//! conflicts.
 
 use std::collections::BTreeMap;
 
@@ -25,18 +26,18 @@ type CacheSignature = (CacheLevel, Option<u64>, Option<u32>, Option<u32>);
 /// Members of a share, the migration of pages for colors, and the units.
 type ShareSignature = (Vec<ShareMember>, Option<u8>, Vec<u32>);
 
-/// Turns on so many CPUs: the length of a slice, and for each gang its slices and its members, and whether each has a
-/// CPU of its own.
+/// Turns on a number of CPUs: the length of a slice, and for each gang its slices and its members, with whether each
+/// has a CPU of its own.
 type RotationSignature = (u32, u64, Vec<(u32, Vec<(TaskId, bool)>)>);
 
-/// One context, without its number.
+/// A hardware context, without its number.
 #[derive(PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct CanonicalContext {
     online: bool,
     hertz: Option<u64>,
     allowed: Vec<TaskId>,
     turns: Vec<RotationSignature>,
-    /// Gang and task that must have this CPU.
+    /// Gangs and tasks that must have this CPU.
     seats: Vec<(usize, TaskId)>,
     /// Shares by ways of the caches above.
     shares: Vec<(CacheLevel, ShareSignature)>,
@@ -50,12 +51,12 @@ struct CanonicalNode {
     inside: Vec<CanonicalNode>,
 }
 
-/// The same while it is built, by the numbers of its contents.
+/// The node while it is built, with its contents by number.
 #[derive(Default)]
 struct NumberedNode {
     like: Option<CacheSignature>,
     contexts: Vec<CanonicalContext>,
-    /// Packages, caches and cores, each kind with numbers of its own.
+    /// Packages, caches and cores, each kind with its own numbers.
     inside: BTreeMap<(NodeKind, u32), NumberedNode>,
 }
 
@@ -76,15 +77,15 @@ impl NumberedNode {
     }
 }
 
-/// A plan for some tasks that does not distinguish like places.
+/// The part of a plan for some tasks, in a form that does not distinguish like places.
 #[derive(PartialEq, Eq, Debug)]
 pub struct CanonicalPlan {
-    /// By memory node, whose number stays.
+    /// Nodes by memory node, whose number is kept.
     nodes: BTreeMap<u32, CanonicalNode>,
     weights: BTreeMap<TaskId, u64>,
     /// Tasks with an affinity, and the number of their CPUs, some of which may be offline.
     pinned: BTreeMap<TaskId, u32>,
-    /// Colors apply to all caches of a level.
+    /// Shares by color, which apply to all caches of a level.
     colors: Vec<(Option<CacheSignature>, ShareSignature)>,
 }
 
@@ -97,11 +98,11 @@ pub fn is_mirror(a: &Plan, b: &Plan, live_tasks: &LiveTasks, topology: &Topology
 }
 
 impl CanonicalPlan {
-    /// The canonical form of a plan for these tasks.
+    /// Returns the canonical form of a plan for these tasks.
     pub fn new(plan: &Plan, live_tasks: &LiveTasks, topology: &Topology) -> Self {
         let by_cpu = PlanByCpu::new(plan, live_tasks, topology);
         let mut caches: Vec<&Cache> = topology.caches.iter().collect();
-        // From the outside to the inside; the contended level first, whatever its number.
+        // From the outside in; the contended level comes first, whatever its number.
         caches.sort_by_key(|cache| (std::cmp::Reverse((cache.last_level, cache.level)), cache.id));
         let mut nodes: BTreeMap<u32, NumberedNode> = BTreeMap::new();
         for cpu in &topology.cpus {
@@ -141,7 +142,7 @@ fn signature_of(cache: &Cache) -> CacheSignature {
     (cache.level, cache.size_bytes, cache.ways, cache.line_bytes)
 }
 
-/// A plan by CPU.
+/// A plan, by CPU.
 #[derive(Default)]
 struct PlanByCpu {
     allowed: BTreeMap<u32, Vec<TaskId>>,
@@ -154,7 +155,7 @@ struct PlanByCpu {
 impl PlanByCpu {
     fn new(plan: &Plan, live_tasks: &LiveTasks, topology: &Topology) -> Self {
         let mut by_cpu = PlanByCpu::default();
-        // Tasks are sorted, and so are those of each CPU.
+        // Tasks are sorted, so the tasks of each CPU are sorted too.
         for task in &live_tasks.tasks {
             for cpu in plan.affinity.get(task).into_iter().flat_map(IndexSet::iter) {
                 by_cpu.allowed.entry(cpu).or_default().push(*task);

@@ -1,9 +1,9 @@
-//! A trial of a proposed change: the plan before and the new one alternate in blocks.
+//! A trial of a proposed change: the previous and the new plan alternate in blocks.
 //!
-//! Speed is work a second of each process, by the best measure of work that it has ([`crate::work_metric`]). The stated
-//! objective is compared: the policy gives each process's weighted speed under the old plan, the measurement gives the
-//! change of it. Properties: a window counts once the leg has settled; a process that did not run on both sides does
-//! not count.
+//! Speed is the work per second of each process, by the best measure of work that it has ([`crate::work_metric`]). The
+//! stated objective is compared: the policy gives each process's weighted speed under the old plan, and the measurement
+//! gives its change. Properties: a window counts only after the leg has settled; a process that did not run on both
+//! sides does not count.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use cachemate_core::{MeasuredLogRatio, Observation, ProcessId, ProposedChange, S
 use crate::sequential_test::{BlockDesign, MIN_BLOCKS, SequentialTest, SequentialVerdict};
 use crate::work_metric::{WorkMetric, metrics_of};
 
-/// Work and time of processes, in all windows of a side.
+/// Work and time of processes, over all windows of a side.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct WorkTotals {
     work: BTreeMap<(ProcessId, WorkMetric), f64>,
@@ -20,7 +20,7 @@ struct WorkTotals {
 }
 
 impl WorkTotals {
-    /// Takes a window in.
+    /// Adds a window.
     fn add(&mut self, observation: &Observation) {
         for task in observation.tasks.iter().filter(|task| !task.exited) {
             for (work, count) in metrics_of(task, observation.span.elapsed_ns) {
@@ -30,7 +30,7 @@ impl WorkTotals {
         self.elapsed_ns += observation.span.elapsed_ns as f64;
     }
 
-    /// Speed of a process over that on another side, by the best measure that both have.
+    /// Returns the speed of a process relative to another side, by the best measure that both have.
     fn relative_to(&self, other: &WorkTotals, process: ProcessId) -> Option<f64> {
         WorkMetric::BEST_FIRST.into_iter().find_map(|work| {
             let (own_total, other_total) = (self.work.get(&(process, work))?, other.work.get(&(process, work))?);
@@ -40,8 +40,8 @@ impl WorkTotals {
     }
 }
 
-/// Logarithm of the objective after a change over that before, by the ratio of each process's speeds. A process without
-/// a ratio does not count.
+/// Returns the logarithm of the objective after a change over that before it, from the ratio of each process's speeds.
+/// A process without a ratio does not count.
 pub fn log_ratio(change: &ProposedChange, ratio: impl Fn(ProcessId) -> Option<f64>) -> Option<f64> {
     let changed: Vec<(f64, f64)> =
         change.speeds.iter().filter_map(|&(process, speed)| Some((speed, ratio(process)?))).collect();
@@ -57,7 +57,7 @@ pub fn log_ratio(change: &ProposedChange, ratio: impl Fn(ProcessId) -> Option<f6
     (ratio.is_finite() && ratio > 0.0).then(|| libm::log(ratio))
 }
 
-/// Windows of the shortest trial that adopts a change.
+/// Returns the number of windows of the shortest trial that can adopt a change.
 pub fn shortest_trial(warmup_windows: u32, leg_windows: u32) -> u32 {
     MIN_BLOCKS as u32 * (4 * leg_windows + 2 * warmup_windows)
 }
@@ -75,12 +75,12 @@ pub struct Trial {
     pub windows: u32,
 }
 
-/// Blocks after which a trial ends undecided, and windows, because some blocks may not count.
+/// Number of blocks after which a trial ends undecided, and number of windows, because some blocks may not count.
 const MAX_BLOCKS: usize = 12;
 const MAX_TRIAL_WINDOWS: u32 = 300;
 
 impl Trial {
-    /// `None` = the change is monitored instead.
+    /// Starts a trial; `None` if the change is monitored instead.
     pub fn from_method(method: VerificationMethod) -> Option<Self> {
         let VerificationMethod::Trial { warmup_windows, leg_windows, seed } = method else { return None };
         Some(Trial {
@@ -100,12 +100,12 @@ impl Trial {
         self.blocks.is_new()
     }
 
-    /// New over old, so far.
+    /// Returns the new over the old objective, so far.
     pub fn estimate(&self) -> Option<MeasuredLogRatio> {
         self.evidence.mean().map(|(log_ratio, error)| MeasuredLogRatio { log_ratio, error })
     }
 
-    /// Takes in a window under the present leg's plan; `None` = the trial goes on.
+    /// Adds a window under the present leg's plan; `None` if the trial continues.
     pub fn add(&mut self, observation: &Observation, change: &ProposedChange) -> Option<SequentialVerdict> {
         self.windows += 1;
         if self.windows > MAX_TRIAL_WINDOWS {
@@ -156,7 +156,7 @@ mod tests {
         }
         seen
     }
-    /// Does a trial find a gain that exists, and none that does not?
+    /// Does a trial find a gain that exists, and find none if there is none?
     #[test]
     fn a_trial_finds_a_gain_that_exists() {
         let run = |gain: u64| {

@@ -1,15 +1,15 @@
-//! Verdict of a change: are the programs slower than before, all in all?
+//! Verdict of a change: are the programs, on the whole, slower than before?
 //!
-//! There are two questions, because one alone could be exploited. First, the mean over processes of the logarithm of
-//! new over old speed, weighted by priority: is it lower by more than the smallest loss worth acting on, and by more
-//! than noise? Second, apart from the mean: is any process slower by a tenth, and by more than *its own* noise? If so,
-//! the stated goal decides, counting certain changes only; the change is kept only if others gained more than that
-//! process lost.
+//! There are two questions, because a single one could be exploited. First, consider the mean over processes of the
+//! logarithm of new over old speed, weighted by priority: is it lower by more than the smallest loss worth acting on,
+//! and by more than noise? Second, apart from the mean: is any process slower by a tenth, and by more than *its own*
+//! noise? If so, the stated goal decides, counting certain changes only; the change is kept only if others gained more
+//! than that process lost.
 //!
-//! Programs report their own speeds, so these are bounded. A process's ratio counts as a halving or a doubling at most.
-//! One user's processes weigh no more than all others together. A process that is noisier than the others counts less
-//! in the mean. Floors come first ([`cachemate_core::Goal::is_promised`]): a change that breaks more of them is worse,
-//! and one that restores some is better, whatever the other gains and losses.
+//! Programs report their own speeds, so their influence is bounded. A process's ratio counts as a halving or a doubling
+//! at most. One user's processes weigh no more than all others together. A process that is noisier than the others
+//! counts less in the mean. Floors come first ([`cachemate_core::Goal::is_promised`]): a change that breaks more of
+//! them is worse, and one that restores some is better, whatever the other gains and losses.
 
 use cachemate_core::{CounterEvent, Goal, GuardObjective, ProcessId, TaskSample};
 
@@ -20,27 +20,27 @@ use crate::work_metric::WorkMetric;
 const FALSE_ALARMS: f64 = 0.01;
 /// Larger ratios of speeds are clamped.
 const MAX_LOG_RATIO: f64 = std::f64::consts::LN_2;
-/// Values that differ by less are alike.
+/// Values that differ by less count as equal.
 const ALIKE: f64 = 1e-6;
-/// A process that is slower by this share is considered by itself.
+/// A process that is slower by this share is considered separately.
 const HARMED_FROM: f64 = 0.1;
 
-/// Was a process's goal met?
+/// Whether a process's goal was met before and after a change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Floor {
     pub broken_before: bool,
     pub broken_after: bool,
 }
 
-/// One process before and after.
+/// Change of the speed of one process.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ProcessChange {
     pub process: ProcessId,
-    /// Its owner; `None` = unknown.
+    /// Owner of the process; `None` if unknown.
     pub user: Option<u32>,
     pub work: WorkMetric,
     pub priority: f64,
-    /// Natural logarithm of speed after over speed before.
+    /// Natural logarithm of the speed after the change over the speed before.
     pub log_ratio: f64,
     pub standard_error: f64,
     pub degrees_of_freedom: f64,
@@ -52,7 +52,7 @@ impl ProcessChange {
         self.log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     }
 
-    /// Does the change exceed noise, if so many processes are tested?
+    /// Does the change exceed noise, if this many processes are tested?
     fn is_sure(&self, min_windows: usize) -> bool {
         let bound = student_bound(FALSE_ALARMS / min_windows.max(1) as f64, self.degrees_of_freedom);
         self.log_ratio.abs() > bound * self.standard_error
@@ -63,14 +63,15 @@ impl ProcessChange {
 #[derive(Clone, PartialEq, Debug)]
 pub struct GuardVerdict {
     pub worse: bool,
-    /// Worse for some process, whatever the mean: more goals are broken, or one lost more than the others gained.
+    /// Whether the change is worse for some process, whatever the mean: more goals are broken, or one process lost more
+    /// than the others gained.
     pub is_harmful: bool,
     /// Weighted mean of the clamped logarithms of ratios, and its standard error.
     pub mean_log_ratio: f64,
     pub standard_error: f64,
-    /// The process that lost most beyond noise, and its log ratio.
+    /// The process with the largest loss beyond noise, and its log ratio.
     pub harmed: Option<(ProcessId, f64)>,
-    /// Did any process lose more than the smallest loss worth acting on, beyond noise?
+    /// Whether any process lost more than the smallest loss worth acting on, beyond noise.
     pub any_process_lost: bool,
     /// Change in the number of missed goals.
     pub floors_broken: i64,
@@ -79,7 +80,7 @@ pub struct GuardVerdict {
 }
 
 impl GuardVerdict {
-    /// The verdict by the stated goal; `min_loss` is the smallest loss of the mean worth acting on, as a share.
+    /// Returns the verdict by the stated goal; `min_loss` is the smallest loss of the mean worth acting on, as a share.
     pub fn from_changes(changes: &[ProcessChange], objective: GuardObjective, min_loss: f64) -> Self {
         let (mean_log_ratio, standard_error, degrees) = noisy_mean(changes);
         let bound = student_bound(FALSE_ALARMS, degrees) * standard_error;
@@ -106,7 +107,7 @@ impl GuardVerdict {
 }
 
 impl Floor {
-    /// Missed if either is.
+    /// Combines two floors: a goal is missed if either is.
     pub fn or(self, other: Floor) -> Floor {
         Floor {
             broken_before: self.broken_before || other.broken_before,
@@ -119,7 +120,7 @@ impl Floor {
     }
 }
 
-/// The objective's value, counting only changes that exceed their own noise.
+/// Returns the objective's value, counting only changes that exceed their own noise.
 fn sure_value(changes: &[ProcessChange], objective: GuardObjective) -> f64 {
     let sure = |change: &ProcessChange| if change.is_sure(changes.len()) { change.clamped_log_ratio() } else { 0.0 };
     match objective {
@@ -131,7 +132,8 @@ fn sure_value(changes: &[ProcessChange], objective: GuardObjective) -> f64 {
     }
 }
 
-/// Mean over processes, its standard error and degrees of freedom (Welch 1947); noisier ones count less.
+/// Returns the mean over processes, its standard error and degrees of freedom (Welch 1947); noisier processes count
+/// less.
 fn noisy_mean(changes: &[ProcessChange]) -> (f64, f64, f64) {
     let errors: Vec<f64> = changes.iter().map(|change| change.standard_error).collect();
     let usual = median(&errors);
@@ -151,7 +153,7 @@ fn noisy_mean(changes: &[ProcessChange]) -> (f64, f64, f64) {
     (mean, libm::sqrt(variance), degrees)
 }
 
-/// Weights that add up to one: by priority and the given factor, with at most half for one user among several.
+/// Returns weights that add up to one: by priority and the given factor, with at most half for one user among several.
 fn weights(changes: &[ProcessChange], factor: impl Fn(&ProcessChange) -> f64) -> Vec<f64> {
     let mut weights: Vec<f64> = changes.iter().map(|change| change.priority * factor(change)).collect();
     let total: f64 = weights.iter().sum();
@@ -159,7 +161,7 @@ fn weights(changes: &[ProcessChange], factor: impl Fn(&ProcessChange) -> f64) ->
         let is_same_user = |other: &ProcessChange| other.user == change.user;
         let user_weight: f64 =
             changes.iter().zip(&weights).filter(|(other, _)| is_same_user(other)).map(|(_, weight)| weight).sum();
-        // At most one user has more than half.
+        // At most one user can have more than half.
         if user_weight > total / 2.0 && user_weight < total {
             let fewer = (total - user_weight) / user_weight;
             changes
@@ -188,7 +190,7 @@ fn proxies(changes: &[ProcessChange]) -> (usize, Vec<CounterEvent>) {
     (events.count(), kinds)
 }
 
-/// The strictest goal and the highest priority among a process's threads.
+/// Returns the strictest goal and the highest priority among a process's threads.
 pub fn goal_of(process: ProcessId, tasks: &[TaskSample]) -> Goal {
     let goals = tasks.iter().filter(|task| task.process == process).filter_map(|task| task.goal);
     goals.reduce(Goal::with).unwrap_or_default()

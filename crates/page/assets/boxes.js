@@ -2,6 +2,8 @@
 import { el, say, percent, size, counted } from "./text.js";
 
 const NOWHERE = -1;
+// Letters of a name that a chip has room for beside its slowdown.
+const CHIP_LETTERS = 15;
 
 export class Boxes {
   constructor(root, choose) {
@@ -30,7 +32,7 @@ export class Boxes {
     for (const cache of caches) {
       const count = el("span", { class: "count" });
       const misses = el("span", { class: "misses" });
-      const list = el("div", { class: "chips", role: "list" });
+      const list = el("div", { class: "chips" });
       const box = el("div", { class: cache.id === NOWHERE ? "box away" : "box", role: "group", "aria-label": cache.title + ", " + cache.about },
         el("div", { class: "box-head" }, el("b", {}, cache.title), " ", el("span", { class: "soft" }, cache.about)), list,
         el("div", { class: "box-foot soft" }, count, " ", misses));
@@ -42,6 +44,8 @@ export class Boxes {
   // `still` suppresses animation, as when the slider is dragged.
   show(snapshot, chosen, still) {
     const wanted = new Map();
+    this.twins = new Map();
+    for (const { name } of snapshot.programs) this.twins.set(name, (this.twins.get(name) || 0) + 1);
     for (const program of snapshot.programs) {
       const places = program.places.length ? program.places : [[NOWHERE, program.threads]];
       for (const [cache, threads] of places) {
@@ -81,12 +85,13 @@ export class Boxes {
 
   // Whole percentages: smaller changes are noise, and every changed text costs a layout.
   dress(chip, program, cache, threads, chosen) {
-    const name = program.name + (threads > 1 ? " ×" + threads : "");
+    const name = this.label(program, CHIP_LETTERS) + (threads > 1 ? " ×" + threads : "");
+    const promise = promiseState(program);
     const slow = program.slowdown;
     const forecast = program.forecast_slowdown?.value;
     const shown = wholePercent(slow);
     const expected = wholePercent(forecast);
-    const look = "chip" + (program.observed_only ? " fixed" : "") + (slow >= 0.1 ? " hurt" : "") + (slow === undefined ? " unknown" : "");
+    const look = "chip" + (program.observed_only ? " fixed" : "") + (slow >= 0.1 ? " hurt" : "") + (promise ? (isBroken(promise) ? " broken" : promise === "unknown" ? " open" : " kept") : "") + (slow === undefined ? " unknown" : "");
     const pressed = chosen === program.program;
     const dressed = [name, shown, expected, look, pressed].join("|");
     if (chip.dressed === dressed) return;
@@ -99,9 +104,17 @@ export class Boxes {
     if (chip.root.className !== look) chip.root.className = look;
     chip.root.setAttribute("aria-pressed", String(pressed));
     const where = cache === NOWHERE ? "not running" : "in cache " + cache;
-    chip.root.setAttribute("aria-label", [program.name, counted(threads, "thread"), where,
+    chip.root.setAttribute("aria-label", [this.label(program, Infinity), counted(threads, "thread"), where,
       slow === undefined ? "slowdown not measured" : "slowdown " + shown,
-      forecast === undefined ? null : "forecast " + expected, program.observed_only ? "only observed" : null].filter(Boolean).join(", "));
+      forecast === undefined ? null : "forecast " + expected, promise ? "promise " + promise : null, program.observed_only ? "only observed" : null].filter(Boolean).join(", "));
+  }
+
+  // Programs of the same name are distinguished by their numbers, for which a long name is cut.
+  label(program, letters) {
+    const { name, pid } = program;
+    if (this.twins.get(name) === 1) return name;
+    const number = pid === undefined ? " #" + program.program : " (" + pid + ")";
+    return (name.length + number.length > letters ? name.slice(0, letters - number.length - 1) + "…" : name) + number;
   }
 
   foot(snapshot, wanted) {
@@ -138,6 +151,16 @@ export class Boxes {
     event.preventDefault();
     event.stopPropagation();
   }
+}
+
+export function isBroken(state) {
+  return state === "broken" || state === "at risk" || state === "infeasible";
+}
+
+// The worst state of a program's promises; null if there are none.
+function promiseState(program) {
+  const states = (program.promises || []).map((promise) => promise.state);
+  return states.find(isBroken) ?? states.find((state) => state === "unknown") ?? states[0] ?? null;
 }
 
 function wholePercent(value) {

@@ -25,6 +25,35 @@ function lineOf(label, stroke, dash) {
   return { label, stroke: color(stroke), width: 2, dash, points: { size: 5 }, spanGaps: false };
 }
 
+// More windows than this are drawn as means inside the band from the least to the greatest value of each bucket.
+const BUCKETS = 300;
+
+const least = (values) => Math.min(...values);
+const most = (values) => Math.max(...values);
+const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
+
+// Rows of values and their reductions, over the windows within `range`; null is the whole run.
+export function envelope(at, rows, range) {
+  const inside = (time) => !range || (time >= range[0] && time <= range[1]);
+  const first = Math.max(0, at.findIndex(inside));
+  const last = at.findLastIndex(inside) + 1;
+  const size = Math.max(1, Math.ceil((last - first) / BUCKETS));
+  const times = [];
+  const columns = rows.map(() => []);
+  for (let from = first; from < last; from += size) {
+    const to = Math.min(last, from + size);
+    times.push(at[Math.floor((from + to - 1) / 2)]);
+    rows.forEach(([values, reduce], row) => {
+      const known = values.slice(from, to).filter((value) => value !== null);
+      columns[row].push(known.length ? reduce(known) : null);
+    });
+  }
+  return [times, ...columns];
+}
+
+// An edge of a band. Each chart needs its own, because uPlot writes into it.
+const edge = () => ({ stroke: "transparent", points: { show: false } });
+
 export class Charts {
   constructor(roots, atTime, again) {
     this.roots = roots;
@@ -33,6 +62,10 @@ export class Charts {
     this.marks = [];
     this.now = null;
     this.kind = "";
+    // Times between which the charts show the run; null = all.
+    this.range = null;
+    this.whole = [0, 0];
+    this.again = again;
     addEventListener("resize", () => this.resize());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
       colors.clear();
@@ -53,6 +86,23 @@ export class Charts {
 
   resize() {
     for (const [name, plot] of Object.entries(this.plots)) plot.setSize({ width: this.width(name), height: 190 });
+  }
+
+  // Shows so many times the range around the shown window; the whole run where that is shorter.
+  zoom(factor) {
+    const [from, to] = this.range ?? this.whole;
+    const half = (factor * (to - from)) / 2;
+    const middle = Math.min(Math.max(this.now ?? to, this.whole[0] + half), this.whole[1] - half);
+    this.setRange(2 * half >= this.whole[1] - this.whole[0] ? null : [middle - half, middle + half]);
+  }
+
+  setRange(range) {
+    this.range = range;
+    this.again();
+  }
+
+  rangeText() {
+    return this.range ? clock(this.range[0]) + " to " + clock(this.range[1]) : "whole run; drag across a chart to zoom";
   }
 
   // Vertical lines at decisions and at the shown window.
@@ -78,7 +128,7 @@ export class Charts {
     } } };
   }
 
-  overTime(name, data, series, y) {
+  overTime(name, data, series, bands, y) {
     const plot = this.plots[name];
     if (plot) {
       plot.setData(data);
@@ -86,14 +136,28 @@ export class Charts {
     }
     const made = new uPlot({
       width: this.width(name), height: 190, series: [{}, ...series], axes: axes(clock, y),
-      scales: { x: { time: false } }, legend: { show: series.length > 1, live: false }, cursor: { y: false, drag: { x: false, y: false } },
-      bands: series.length > 2 ? [{ series: [2, 1], fill: color("--grid") }] : [], padding: [8, 20, 0, 0],
-      plugins: [this.linesPlugin()],
+      scales: { x: { time: false } }, legend: { show: series.length > 3, live: false }, cursor: { y: false, drag: { x: true, y: false, setScale: false } },
+      bands, padding: [8, 20, 0, 0],
+      plugins: [this.linesPlugin()], hooks: { setSelect: [(selected) => this.select(selected)] },
     }, data, this.roots[name]);
+    made.over.addEventListener("dblclick", () => this.setRange(null));
     made.over.addEventListener("click", () => {
+      // The end of a drag is no click.
+      const isDrag = this.selecting;
+      this.selecting = false;
+      if (isDrag) return;
       if (made.cursor.idx !== null && made.cursor.idx !== undefined) this.atTime(made.data[0][made.cursor.idx]);
     });
     this.plots[name] = made;
+  }
+
+  select(plot) {
+    const { left, width } = plot.select;
+    if (width < 4) return;
+    this.selecting = true;
+    const range = [plot.posToVal(left, "x"), plot.posToVal(left + width, "x")];
+    plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+    this.setRange(range);
   }
 
   // `series` of the chosen program, its curve, the marks that name it, the time at which one looks.
@@ -102,13 +166,16 @@ export class Charts {
     this.now = now;
     if (this.kind !== program) this.forget();
     this.kind = program;
-    this.overTime("speed", [series.at, series.speed], [lineOf("speed", "--s0")], number);
+    const { at } = series;
+    this.whole = [at[0], at[at.length - 1]];
+    this.overTime("speed", envelope(at, [[series.speed, least], [series.speed, most], [series.speed, mean]], this.range),
+      [edge(), edge(), lineOf("speed", "--s0")], [{ series: [2, 1], fill: color("--s0") + "44" }], number);
     // If neither misses nor probes are measured, there is nothing to draw.
     const known = [series.slow, series.forecast].some((values) => values.some((value) => value !== null));
     this.roots.slow.parentElement.hidden = !known;
-    if (known) this.overTime("slow", [series.at, series.low, series.high, series.forecast, series.slow],
-      [{ label: "low", stroke: "transparent", points: { show: false } }, { label: "high", stroke: "transparent", points: { show: false } }, lineOf("forecast", "--s0", [6, 4]), lineOf("measured", "--s1")],
-      (value) => number(value));
+    if (known) this.overTime("slow", envelope(at, [[series.low, least], [series.high, most], [series.slow, least], [series.slow, most], [series.forecast, mean], [series.slow, mean]], this.range),
+      [edge(), edge(), edge(), edge(), lineOf("forecast", "--s0", [6, 4]), lineOf("measured", "--s1")],
+      [{ series: [2, 1], fill: color("--grid") }, { series: [4, 3], fill: color("--s1") + "44" }], number);
     this.curve(curve, cacheBytes);
   }
 

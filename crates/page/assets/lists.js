@@ -1,5 +1,6 @@
 // Decisions, alarms, turns, probes, journal, ground truth: lists that are rebuilt only if they changed.
 import { el, number, percent, seconds, counted, DASH } from "./text.js";
+import { isBroken } from "./boxes.js";
 import { bad } from "./charts.js";
 
 const SHOWN = 40;
@@ -30,13 +31,16 @@ export class Lists {
     }));
   }
 
-  alarms(snapshot, marks) {
+  alarms(snapshot, marks, nameOf) {
     const alarms = [];
     const daemon = snapshot.daemon;
     if (daemon?.config_error) alarms.push(["configuration not reloaded", daemon.config_error]);
     const recent = marks.filter((mark) => bad(mark.decision.kind) && mark.window <= snapshot.window && mark.window > snapshot.window - 10).reverse();
     for (const mark of recent.slice(0, ALARMS)) alarms.push([mark.decision.kind === "rolled-back" ? "rolled back" : "on cooldown", mark.decision.text]);
     if (recent.length > ALARMS) alarms.push(["rolled back", "and " + counted(recent.length - ALARMS, "other") + " in the last ten windows; see the list of decisions"]);
+    const promises = snapshot.programs.flatMap((program) => (program.promises || []).filter((promise) => isBroken(promise.state)).map((promise) => ["promise " + promise.state, nameOf(program.program) + ": " + promise.text]));
+    alarms.push(...promises.slice(0, ALARMS));
+    if (promises.length > ALARMS) alarms.push(["promises", counted(promises.length - ALARMS, "other") + " broken or at risk"]);
     const observing = (text) => text.includes("observing only");
     const refused = snapshot.refused || [];
     const errors = refused.filter((text) => !observing(text));
@@ -81,7 +85,7 @@ export class Lists {
     const observed = new Map(snapshot.programs.map((program) => [program.program, program]));
     const rows = truth.programs.map((real) => {
       const estimate = observed.get(real.program) || {};
-      return [nameOf(real.program), number(real.instr_per_cycle), number(estimate.instr_per_cycle), number(real.mpki), number(estimate.mpki), percent(real.by_others_share)];
+      return [nameOf(real.program), number(real.instr_per_cycle), number(estimate.instr_per_cycle), number(real.mpki), number(estimate.mpki), percent(real.evicted_by_others_share)];
     });
     this.fill("truth", JSON.stringify(rows), () => {
       const head = ["program", "IPC, modeled", "IPC, observed", "MPKI, modeled", "MPKI, observed", "misses on lines that others evicted"];
@@ -89,7 +93,7 @@ export class Lists {
         el("tbody", {}, ...rows.map((row) => el("tr", {}, ...row.map((text, at) => el(at ? "td" : "th", at ? {} : { scope: "row" }, text))))));
       const most = [...truth.evicted].filter(([by, of]) => by !== of).sort((a, b) => b[2] - a[2]).slice(0, 8);
       return [el("p", { class: "soft" }, "Modeled: over the whole run, as counted by the simulated machine (" + truth.source + "). Observed: by the policy, in this window."),
-        el("div", { class: "scroll" }, table), el("ul", { class: "list" }, ...most.map(([by, of, lines]) => el("li", {}, nameOf(by) + " evicted " + lines + " lines of " + nameOf(of))))];
+        el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Modeled and observed" }, table), el("ul", { class: "list" }, ...most.map(([by, of, lines]) => el("li", {}, nameOf(by) + " evicted " + lines + " lines of " + nameOf(of))))];
     });
   }
 

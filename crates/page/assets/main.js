@@ -37,6 +37,8 @@ class Page {
     byId("live").addEventListener("click", () => this.show(null));
     byId("play").addEventListener("click", () => this.play());
     byId("decision-close").addEventListener("click", () => byId("decision").close());
+    byId("closer").addEventListener("click", () => this.charts.zoom(0.5));
+    byId("wider").addEventListener("click", () => this.charts.zoom(2));
     byId("enter").addEventListener("submit", (event) => {
       event.preventDefault();
       this.unlock(byId("token").value.trim());
@@ -60,10 +62,15 @@ class Page {
 
   // ---- sources of windows
 
-  start() {
-    const recording = embeddedRecording();
+  async start() {
+    if (document.getElementById("head")) say(byId("state"), "reading the recording");
+    const recording = await embeddedRecording().catch((error) => ({ error }));
+    if (recording?.error) {
+      say(byId("state"), "the recording in this page cannot be read: " + recording.error.message);
+      return;
+    }
     if (recording) {
-      this.head(recording.head);
+      this.head(recording.head, Infinity);
       recording.windows.forEach((snapshot) => this.store.add(snapshot));
       say(byId("state"), recording.head.cut_off ? "recording, cut off: " + recording.head.cut_off : "recording");
       this.marks();
@@ -98,9 +105,9 @@ class Page {
   }
 
   // After a restart of the daemon, everything starts from the beginning.
-  head(head) {
+  head(head, remembered) {
     if (this.store.head && this.store.head.run === head.run && this.store.head.source === head.source) return;
-    this.store.clear();
+    this.store.clear(remembered);
     this.store.head = head;
     this.at = null;
     const summary = head.policy + (head.parameters ? " (" + head.parameters.replace(/\s+/g, " ") + ")" : "") + " on " + counted(head.cpus, "CPU") + ", " + counted(head.caches.length, "last-level cache") + (head.guarded ? "" : ", without roll-back");
@@ -221,7 +228,7 @@ class Page {
     if (key !== this.sharesShown) showShares(byId("shares"), shares, store.head.caches, this.nameOf);
     this.sharesShown = key;
     this.lists.decisions("decisions", store.marks, snapshot.window);
-    this.lists.alarms(snapshot, store.marks);
+    this.lists.alarms(snapshot, store.marks, this.nameOf);
     this.lists.turns(snapshot.gangs || [], this.nameOf);
     this.lists.probes(store.probes, snapshot, this.nameOf);
     this.lists.journal(snapshot.journal);
@@ -242,6 +249,7 @@ class Page {
     say(byId("c-curve"), curve ? "Misses per 1000 instructions by size of " + curve.level + " (" + curve.source + ")" : "");
     const named = store.marks.filter((mark) => mark.decision.programs.includes(chosen));
     this.charts.show(chosen, series, curve, named, snapshot.at_s, store.head.caches[0]?.size_bytes);
+    say(byId("range"), this.charts.rangeText());
     this.lists.decisions("reasons", named, snapshot.window);
   }
 }

@@ -1,8 +1,5 @@
 // Pairwise slowdowns: two tables, forecast and measured.
-import { el, say, percent, DASH } from "./text.js";
-
-// Slowdowns of 50 % or more have the full color.
-const FULL = 0.5;
+import { el, say, percent, shade, DASH } from "./text.js";
 
 export class Matrix {
   constructor(root, choose) {
@@ -52,9 +49,7 @@ export class Matrix {
       if (cell.textContent === text && cell.dataset.done) return;
       cell.dataset.done = "1";
       say(cell, text);
-      const heat = value === null ? 0 : Math.sqrt(Math.min(1, Math.abs(value) / FULL));
-      cell.style.setProperty("--heat", (100 * heat).toFixed(0) + "%");
-      cell.className = value === null ? "none" : value < 0 ? "cool" : heat > 0.75 ? "hot full" : "hot";
+      shade(cell, value);
       const windows = which === "measured" && value !== null ? " (" + matrix.windows[row][column] + " windows)" : "";
       cell.title = row === column ? "" : nameOf(matrix.programs[row]) + " beside " + nameOf(matrix.programs[column]) + ": " + percent(value, true) + windows;
     }));

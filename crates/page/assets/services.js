@@ -1,5 +1,5 @@
 // Services: who loses to whom, as a sentence and as a matrix of rows that lose and columns that cause.
-import { el, percent, DASH } from "./text.js";
+import { el, percent, shade, DASH } from "./text.js";
 
 let shown = "";
 
@@ -38,7 +38,10 @@ function table(services) {
     const cells = causes.map((name) => {
       const cause = (service.slowed_by || []).find((one) => one.service === name);
       const cell = el("td", {}, cause ? percent(cause.loss.value, true) + " " + cause.source : DASH);
-      if (cause) cell.title = certainty(cause);
+      if (cause) {
+        cell.title = certainty(cause);
+        shade(cell, cause.loss.value);
+      }
       return cell;
     });
     const last = causes.length === 0 && service.reason ? [el("td", { class: "soft" }, service.reason)] : [];

@@ -7,10 +7,17 @@ function embedded(id) {
   return element ? JSON.parse(element.textContent) : null;
 }
 
+// Windows are compressed, because an hour of them has tens of megabytes.
+async function unpack(id) {
+  const bytes = Uint8Array.from(atob(document.getElementById(id).textContent), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return JSON.parse(await new Response(stream).text());
+}
+
 // The recording in the page; null if there is none.
-export function embeddedRecording() {
+export async function embeddedRecording() {
   const head = embedded("head");
-  return head ? { head, windows: embedded("windows") } : null;
+  return head ? { head, windows: await unpack("windows") } : null;
 }
 
 // The token of the fragment, which no server sees and which leaves the address bar at once.

@@ -8,7 +8,9 @@ export class Store {
     this.clear();
   }
 
-  clear() {
+  // `remembered` windows are stored; a recording is stored whole.
+  clear(remembered = REMEMBERED) {
+    this.remembered = remembered;
     this.head = null;
     this.windows = [];
     this.series = new Map();
@@ -46,7 +48,7 @@ export class Store {
     const cost = (snapshot.probes || []).reduce((sum, probe) => sum + probe.cost_s, 0);
     const before = this.probes.length ? this.probes[this.probes.length - 1].total : 0;
     this.probes.push({ window: snapshot.window, cost, total: before + cost });
-    if (this.windows.length > REMEMBERED) this.forget();
+    if (this.windows.length > this.remembered) this.forget();
     return true;
   }
 

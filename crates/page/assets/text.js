@@ -23,6 +23,16 @@ export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+// Slowdowns of 50 % or more have the full color.
+const FULL = 0.5;
+
+// Colors a cell of a matrix: red is a loss, blue a gain; null was not measured.
+export function shade(cell, value) {
+  const heat = value === null ? 0 : Math.sqrt(Math.min(1, Math.abs(value) / FULL));
+  cell.style.setProperty("--heat", (100 * heat).toFixed(0) + "%");
+  cell.className = value === null ? "none" : (value < 0 ? "cool" : "hot") + (heat > 0.75 ? " full" : "");
+}
+
 export const DASH = "–";
 
 export function number(value) {

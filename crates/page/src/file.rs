@@ -4,8 +4,12 @@
 //! script: their imports name each other only, and no two of them define the same name (a test reads both).
 
 use std::fmt::Write as _;
+use std::io::Write as _;
 
 use base64::Engine as _;
+use cachemate_report::text::EscapedText;
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use sha2::{Digest, Sha256};
 
 use crate::RecordedRun;
@@ -85,9 +89,9 @@ pub fn html(recording: Option<&RecordedRun>) -> serde_json::Result<String> {
         style()
     );
     if let Some(run) = recording {
-        for (id, text) in [("head", data(&run.head)?), ("windows", data(&run.snapshots)?)] {
-            let _ = writeln!(page, "<script type=\"application/json\" id=\"{id}\">{text}</script>");
-        }
+        let (head, windows) = (data(&run.head)?, packed(&run.snapshots)?);
+        let _ = writeln!(page, "<script type=\"application/json\" id=\"head\">{head}</script>");
+        let _ = writeln!(page, "<script type=\"text/plain\" id=\"windows\">{windows}</script>");
     }
     let [charts, own] = scripts();
     let _ = writeln!(page, "<script>{charts}</script>\n<script type=\"module\">{own}</script>");
@@ -95,10 +99,14 @@ pub fn html(recording: Option<&RecordedRun>) -> serde_json::Result<String> {
     Ok(page)
 }
 
-/// JSON that ends no element: `<` can stand in texts only, where it may be written as an escape.
-fn data(value: &impl serde::Serialize) -> serde_json::Result<String> {
-    Ok(serde_json::to_string(value)?
-        .replace('<', "\\u003c")
-        .replace('\u{2028}', "\\u2028")
-        .replace('\u{2029}', "\\u2029"))
+/// JSON in which every text is safe to show.
+pub(crate) fn data(value: &impl serde::Serialize) -> serde_json::Result<EscapedText> {
+    Ok(EscapedText::embedded_json(&serde_json::to_string(value)?))
+}
+
+/// The same compressed, in letters: windows repeat themselves, and an hour of them has tens of megabytes.
+fn packed(value: &impl serde::Serialize) -> serde_json::Result<String> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::new(6));
+    encoder.write_all(data(value)?.as_str().as_bytes()).map_err(serde_json::Error::io)?;
+    Ok(base64::engine::general_purpose::STANDARD.encode(encoder.finish().map_err(serde_json::Error::io)?))
 }

@@ -27,6 +27,11 @@ fn browser(subject: &str) -> Option<(Browser, MutexGuard<'static, ()>)> {
 
 const NAMES: [&str; 8] = ["gzip", "mcf", "libquantum", "povray", "postgres", "redis-server", "clang", "stream"];
 
+/// With four digits, as the builder of snapshots rounds.
+fn rounded(value: f64) -> f64 {
+    (value * 1e4).round() / 1e4
+}
+
 /// So many programs on so many caches; each tenth window moves some of them, and every number changes in every window.
 fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -> RecordedRun {
     let cache = |cache| CacheHeader {
@@ -53,7 +58,7 @@ fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -
     let mut state = 1u64;
     let mut draw = move || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 40) as f64 / (1u64 << 24) as f64
+        rounded((state >> 40) as f64 / f64::from(1 << 24))
     };
     let mut places: Vec<u32> = (0..programs).map(|program| program % caches).collect();
     let snapshots = (0..windows).map(|window| {
@@ -71,24 +76,28 @@ fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -
             }
         }
         let told = (0..programs).map(|program| {
-            let slowdown = 0.4 * f64::from(program * 7 % 5) / 5.0 + 0.05 * draw();
+            let slowdown = rounded(0.4 * f64::from(program * 7 % 5) / 5.0 + 0.05 * draw());
             ProgramSnapshot {
                 program,
                 name: name(program),
                 threads: 1 + program % 3,
                 places: vec![(places[program as usize], 1 + program % 3)],
                 cpu_share: Some(draw()),
-                speed_per_s: Some(1e9 * draw()),
+                speed_per_s: Some((1e9 * draw()).round()),
                 speed_unit: Some("instructions"),
                 instr_per_cycle: Some(draw()),
                 slowdown: Some(slowdown),
-                forecast_slowdown: Some(EstimateRange { value: 1.1 * slowdown, low: slowdown, high: 1.4 * slowdown }),
+                forecast_slowdown: Some(EstimateRange {
+                    value: rounded(1.1 * slowdown),
+                    low: slowdown,
+                    high: rounded(1.4 * slowdown),
+                }),
                 ..ProgramSnapshot::default()
             }
         });
         let told: Vec<_> = told.collect();
         let members = programs.min(16) as usize;
-        let mut table = || (0..members).map(|_| (0..members).map(|_| Some(0.4 * draw())).collect()).collect();
+        let mut table = || (0..members).map(|_| (0..members).map(|_| Some(rounded(0.4 * draw()))).collect()).collect();
         let matrix = MatrixSnapshot {
             programs: (0..members as u32).collect(),
             forecast: table(),
@@ -150,7 +159,7 @@ fn the_page_fits_and_everything_has_a_name() {
     let _folder = open(&mut browser, &run(8, 2, 40, plain_name));
     browser.eval("cachemate.show(30); cachemate.choose(2)");
     let mut papers = Vec::new();
-    for (width, scheme) in [(1200, "light"), (1200, "dark"), (390, "light"), (320, "dark")] {
+    for (width, scheme) in [(1280, "light"), (1280, "dark"), (375, "light"), (320, "dark")] {
         browser.look(width, 900, scheme);
         browser.until("document.querySelectorAll('#detail canvas').length === 3");
         browser.picture(&format!("page-{width}-{scheme}.png"));
@@ -215,6 +224,45 @@ fn a_recording_plays_back() {
     browser.eval("document.querySelector('.chip').focus()");
     browser.press("ArrowRight");
     assert_eq!(browser.eval("document.activeElement === document.querySelectorAll('.chip')[1]"), json!(true));
+    assert_eq!(browser.complaints, Vec::<String>::new());
+}
+
+/// Is a page of an hour of windows, all of whose numbers change, at most 5 MB? A tenth of the hour at three windows a second
+/// stands for it.
+#[test]
+fn an_hour_is_a_small_file() {
+    let bytes = html(Some(&run(8, 2, 1080, plain_name))).unwrap().len() - html(None).unwrap().len();
+    assert!(10 * bytes < 5_000_000, "{bytes} bytes for a tenth");
+}
+
+/// Is a long recording stored whole, drawn by few points that keep its extremes, and read closely after zooming, by keys as
+/// well; and do programs of one name have names of their own?
+#[test]
+fn a_long_recording_is_zoomed_and_twins_are_distinguished() {
+    let Some((mut browser, _turn)) = browser("zooming") else { return };
+    let mut long = run(16, 2, 2000, plain_name);
+    long.snapshots[1234].programs[1].speed_per_s = Some(7e12);
+    let _folder = open(&mut browser, &long);
+    browser.until("cachemate.store.windows.length === 2000");
+    browser.eval("cachemate.choose(1); cachemate.show(1234)");
+    browser.until("document.querySelectorAll('#detail canvas').length === 3");
+    let points = "cachemate.charts.plots.speed.data[0].length";
+    assert!(browser.eval(points).as_u64() <= Some(300));
+    assert_eq!(browser.eval("Math.max(...cachemate.charts.plots.speed.data[2])").as_f64(), Some(7e12), "an extreme");
+    browser.picture("page-long.png");
+    browser.eval("document.getElementById('closer').focus()");
+    for _ in 0..3 {
+        browser.press(" ");
+    }
+    browser.until("cachemate.charts.range !== null");
+    assert_eq!(browser.eval(points), json!(249), "every window of an eighth");
+    assert_eq!(browser.eval("document.getElementById('range').textContent"), json!("18:30 to 22:39"));
+    for _ in 0..3 {
+        browser.eval("document.getElementById('wider').click()");
+    }
+    assert_eq!(browser.eval("cachemate.charts.range"), json!(null));
+    let labels = "new Set([...document.querySelectorAll('.chip .name')].map((name) => name.textContent)).size";
+    assert_eq!(browser.eval(labels), json!(16));
     assert_eq!(browser.complaints, Vec::<String>::new());
 }
 

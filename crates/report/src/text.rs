@@ -103,6 +103,16 @@ impl EscapedText {
         EscapedText(text.chars().map(escape).collect())
     }
 
+    /// JSON inside a page: no text in it can end its element or act on the order of what is shown.
+    pub fn embedded_json(json: &str) -> Self {
+        let escape = |c: char| match c {
+            '<' => "\\u003c".to_string(),
+            c if is_acting(c) => format!("\\{}", c.escape_unicode()),
+            c => c.to_string(),
+        };
+        EscapedText(json.chars().map(escape).collect())
+    }
+
     /// JSON of the same value, in which the acting characters of strings are escaped as JSON does it.
     pub fn json(text: &str) -> Self {
         let mut escaped = String::with_capacity(text.len());

@@ -30,6 +30,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::connection_limit::{ConnectionLimit, ConnectionSlot, Deadlines, accept, serve_in_own_thread};
 use super::{is_this_host, one_answer_server};
+use crate::file::data;
 use crate::{
     CurveSnapshot, DaemonState, MatrixSnapshot, POLICY_HEADER, Snapshot, SnapshotBuilder, content_policy, html, slim,
 };
@@ -120,7 +121,7 @@ struct PageBuffer {
 
 impl PageBuffer {
     fn push(&mut self, snapshot: Snapshot) -> serde_json::Result<()> {
-        let data = serde_json::to_string(&snapshot)?;
+        let data = data(&snapshot)?;
         let event = Bytes::from(format!("id: {}:{}\nevent: window\ndata: {data}\n\n", self.run, snapshot.window));
         self.bytes += event.len();
         self.windows.push_back(BufferedWindow {
@@ -206,7 +207,7 @@ fn serve_at(place: &PageAddress, header: &RunHeader, deadlines: Deadlines) -> io
     let run = random_text()?;
     let mut head = teller.head("live");
     head.run.clone_from(&run);
-    let head = Bytes::from(format!("retry: {RETRY_MS}\nevent: head\ndata: {}\n\n", serde_json::to_string(&head)?));
+    let head = Bytes::from(format!("retry: {RETRY_MS}\nevent: head\ndata: {}\n\n", data(&head)?));
     let bound = if is_path { BoundListener::path(&place.address)? } else { BoundListener::address(&place.address)? };
     let server = Arc::new(PageServer {
         board: Mutex::new(PageBuffer { run, head, ..PageBuffer::default() }),

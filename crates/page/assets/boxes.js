@@ -2,8 +2,9 @@
 import { el, say, percent, size, counted } from "./text.js";
 
 const NOWHERE = -1;
-// Letters of a name that a chip has room for beside its slowdown.
-const CHIP_LETTERS = 15;
+// Letters that a chip has room for, and those that a slowdown takes of them.
+const CHIP_LETTERS = 18;
+const SLOWDOWN_LETTERS = 7;
 
 export class Boxes {
   constructor(root, choose) {
@@ -85,7 +86,8 @@ export class Boxes {
 
   // Whole percentages: smaller changes are noise, and every changed text costs a layout.
   dress(chip, program, cache, threads, chosen) {
-    const name = this.label(program, CHIP_LETTERS) + (threads > 1 ? " ×" + threads : "");
+    const many = threads > 1 ? " ×" + threads : "";
+    const name = this.label(program, CHIP_LETTERS - (program.slowdown === undefined ? 0 : SLOWDOWN_LETTERS) - many.length) + many;
     const promise = promiseState(program);
     const slow = program.slowdown;
     const forecast = program.forecast_slowdown?.value;
@@ -114,7 +116,7 @@ export class Boxes {
     const { name, pid } = program;
     if (this.twins.get(name) === 1) return name;
     const number = pid === undefined ? " #" + program.program : " (" + pid + ")";
-    return (name.length + number.length > letters ? name.slice(0, letters - number.length - 1) + "…" : name) + number;
+    return (name.length + number.length > letters ? name.slice(0, Math.max(3, letters - number.length - 1)) + "…" : name) + number;
   }
 
   foot(snapshot, wanted) {

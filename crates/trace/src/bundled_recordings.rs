@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::{TraceError, unknown_name_error};
 
-/// The directories in which recordings may lie, in the order of the search.
+/// The directories that may contain recordings, in the order of the search.
 pub fn recording_dirs() -> Vec<PathBuf> {
     if let Some(named) = std::env::var_os("CACHEMATE_RECORDINGS") {
         return vec![PathBuf::from(named)];
@@ -38,7 +38,7 @@ pub fn bundled_recordings() -> Vec<(String, PathBuf)> {
 /// The bundled recording of a program.
 ///
 /// # Errors
-/// [`TraceError::Unknown`] with what there is and the nearest name; [`TraceError::NoRecordings`].
+/// [`TraceError::Unknown`] with the known names and the nearest one; [`TraceError::NoRecordings`].
 pub fn bundled_recording(name: &str) -> Result<PathBuf, TraceError> {
     find(bundled_recordings(), name)
 }

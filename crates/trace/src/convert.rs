@@ -1,4 +1,4 @@
-//! From any readable format to `.cmt`.
+//! Converts any readable format to `.cmt`.
 
 use std::io::Write;
 
@@ -7,17 +7,17 @@ use crate::{CmtWriter, TraceError, TraceReader, TraceTotals};
 /// The result of a conversion.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConversionSummary {
-    /// The reader's sums.
+    /// The reader's totals.
     pub totals: TraceTotals,
     /// Bytes written.
     pub bytes: u64,
 }
 
-/// Copies all of `reader` into a `.cmt` at zstd `level`, telling `progress` the records so far after every batch;
-/// header and totals are kept.
+/// Copies all of `reader` into a `.cmt` at zstd `level`, and calls `progress` with the number of records after every
+/// batch; header and totals are preserved.
 ///
 /// # Errors
-/// The reader's or the writer's own. What was written until then is a truncated `.cmt`: readable to its last block.
+/// The reader's or the writer's own. The output written until then is a truncated `.cmt`, readable to its last block.
 pub fn convert(
     reader: &mut dyn TraceReader,
     out: impl Write,

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 
-/// A place in a file.
+/// A position in a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FilePosition {
     /// The file as a whole.
@@ -38,56 +38,56 @@ impl fmt::Display for FilePosition {
     }
 }
 
-/// Everything that reading, writing, converting or recording can fail with.
+/// The errors of reading, writing, converting and recording.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// The operating system refused.
+    /// The operating system reported an error.
     #[error("{file}: cannot {what}: {source}")]
     Io {
-        /// The path, or what else the input is called.
+        /// The path, or another name of the input.
         file: String,
-        /// A verb: what was tried, such as "open" or "read".
+        /// The action that failed, as a verb such as "open" or "read".
         what: &'static str,
         /// The error of the operating system.
         source: io::Error,
     },
-    /// The content is not what the format says.
+    /// The content violates the format.
     #[error("{file}: {place}: found {found}, expected {expected}")]
     Bad {
-        /// The path, or what else the input is called.
+        /// The path, or another name of the input.
         file: String,
-        /// The place in the file.
+        /// The position in the file.
         place: FilePosition,
         /// A description of the value there.
         found: String,
         /// A description of the values that the format allows there.
         expected: String,
     },
-    /// The output exists and overwriting was not asked for.
+    /// The output exists, and overwriting was not requested.
     #[error("{file} exists already; it is not overwritten unless forced")]
     Exists {
         /// The output's path.
         file: String,
     },
-    /// A name that is not known, with what there is.
+    /// An unknown name, with the known ones.
     #[error("no {what} is named '{name}'{}; there are: {}", nearest_hint(.nearest), known_list(.known))]
     Unknown {
-        /// The kind of thing that was looked for.
+        /// The kind of thing that the name refers to.
         what: &'static str,
-        /// The name that was given.
+        /// The given name.
         name: String,
-        /// The known name that was probably meant; `None` = none is near.
+        /// The known name that was probably meant; `None` if none is close.
         nearest: Option<String>,
-        /// Every known name; empty = there is nothing of this kind.
+        /// Every known name; empty if there is nothing of this kind.
         known: Vec<String>,
     },
-    /// A name to look for among the bundled recordings, and no such recordings.
+    /// A name to be looked up among the bundled recordings, although none are installed.
     #[error(
         "no bundled recordings to find '{name}' in: none beside the program or installed; CACHEMATE_RECORDINGS may name \
          their directory"
     )]
     NoRecordings {
-        /// The name that was given.
+        /// The given name.
         name: String,
     },
     /// The recorder cannot work here.
@@ -95,7 +95,7 @@ pub enum TraceError {
     Recorder {
         /// The cause of the failure.
         why: String,
-        /// A step by which the user can fix it; `None` if none is known.
+        /// A step by which the user can fix it; `None` if there is no known remedy.
         remedy: Option<String>,
     },
 }

@@ -1,7 +1,7 @@
-//! Recording programs, trace and run-log formats.
+//! Recording of programs, and the formats of traces and run logs.
 //!
-//! Everything that reads a file here works in constant memory, never panics on any input, and names file, line or
-//! offset, what was found and what was expected.
+//! All code here that reads a file uses constant memory and never panics on any input. Its errors give the file, the
+//! line or offset, the value found and the value expected.
 
 #![warn(missing_docs)]
 
@@ -43,13 +43,13 @@ pub trait TraceReader: Send {
     /// The metadata of the trace.
     fn header(&self) -> &TraceHeader;
 
-    /// Replaces `batch` by the next records (65 536 at most, and never none before the end); `false` = the end.
+    /// Replaces `batch` by the next records (at most 65 536, and at least one before the end); `false` at the end.
     ///
     /// # Errors
-    /// [`TraceError`], after everything before the bad place has been given; nothing follows it.
+    /// [`TraceError`], after all records before the damaged position were returned; nothing follows it.
     fn read_batch(&mut self, batch: &mut Vec<AccessRecord>) -> Result<bool, TraceError>;
 
-    /// As [`TraceReader::read_batch`], the addresses alone: faster where the rest is of no interest.
+    /// Like [`TraceReader::read_batch`], but returns only addresses, which is faster.
     ///
     /// # Errors
     /// As [`TraceReader::read_batch`].
@@ -61,6 +61,6 @@ pub trait TraceReader: Send {
         Ok(more)
     }
 
-    /// The sums, once they are known: after the end, or at once for a whole `.cmt` file that can be sought in.
+    /// The totals, once they are known: after the end, or immediately for a complete, seekable `.cmt` file.
     fn totals(&self) -> Option<&TraceTotals>;
 }

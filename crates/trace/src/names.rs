@@ -1,10 +1,10 @@
-//! The answer to a name that is not known: what there is, and the nearest.
+//! The error for an unknown name: the known names, and the nearest one.
 
 use cachemate_core::nearest_name;
 
 use crate::TraceError;
 
-/// The error for `name` among `known`, with the nearest where one is near.
+/// The error for `name` among `known`, with the nearest name if one is close.
 pub fn unknown_name_error(what: &'static str, name: &str, known: impl IntoIterator<Item = String>) -> TraceError {
     let known: Vec<String> = known.into_iter().collect();
     let nearest = nearest_name(name, known.iter().map(String::as_str)).map(str::to_string);

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::TraceError;
 
-/// Creates a file; an existing one is refused unless `force`.
+/// Creates a file; an existing one is rejected unless `force` is set.
 ///
 /// # Errors
 /// [`TraceError::Exists`] or [`TraceError::Io`].

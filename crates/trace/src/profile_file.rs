@@ -1,10 +1,10 @@
 //! Profile files: how one program uses a cache (`docs/formats.md`).
 //!
-//! Problem: profiles are made once and used on other days and machines, so the file has to say what was measured,
-//! how, and of what. Method: versioned JSON around [`cachemate_core::Profile`], with room for what only files carry:
-//! whole curves, stack positions per cache shape, histograms, intervals. Properties: absent evidence is an absent
-//! field; every number reads back bit for bit; a wrong file is refused with line and column, a wrong value with its
-//! field's name.
+//! Problem: profiles are made once and used later and on other machines, so the file must state what was measured, and
+//! how. Method: versioned JSON around [`cachemate_core::Profile`], with additional data that only files contain:
+//! complete curves, stack positions by cache geometry, histograms, intervals. Properties: missing evidence is a missing
+//! field; every number reads back bit for bit; a malformed file is rejected with line and column, an invalid value with
+//! its field's name.
 
 use std::path::Path;
 
@@ -13,9 +13,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{FilePosition, L1Filter, TraceError};
 
-/// The version this library writes and reads.
+/// The version that this library writes and reads.
 pub const PROFILE_VERSION: u32 = 2;
-/// Larger files are refused, so that a wrong path cannot ask for unbounded memory.
+/// Larger files are rejected, so that a wrong path cannot request unbounded memory.
 const PROFILE_BYTES_LIMIT: u64 = 256 << 20;
 
 /// A profile file.
@@ -23,35 +23,35 @@ const PROFILE_BYTES_LIMIT: u64 = 256 << 20;
 pub struct ProfileFile {
     /// [`PROFILE_VERSION`].
     pub format: u32,
-    /// The name by which people and rules call it.
+    /// The program's name for users and rules.
     pub program: String,
-    /// The command that was measured, word by word; empty = not known, or there is none.
+    /// The measured command, word by word; empty if it is unknown, or if there is none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub command: Vec<String>,
     /// The tool that made the profile, and its input.
     pub source: ProfileSource,
-    /// Data accesses of the program, before any filter.
+    /// Data accesses of the program, before filtering.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accesses: Option<u64>,
     /// Accesses that reached the profiled cache: the records of the trace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub records: Option<u64>,
-    /// Executed in the measured window, all threads together; `None` = not counted.
+    /// Instructions of all threads in the measured window; `None` if not counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instructions: Option<u64>,
-    /// Miss-rate curves, by policy, method and thread; empty = none was made.
+    /// Miss-rate curves, by policy, method and thread; empty if none was computed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub curves: Vec<StoredCurve>,
-    /// One entry a cache shape; empty = none was simulated.
+    /// One entry per cache geometry; empty if none was simulated.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stack_positions: Vec<StackPositions>,
-    /// Distances and reuse times; empty = none was made.
+    /// Distances and reuse times; empty if none were computed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub histograms: Vec<StoredHistogram>,
-    /// Activity vectors in order of time; empty = none was counted.
+    /// Activity vectors in order of time; empty if none were counted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub activity: Vec<ActivityVector>,
-    /// Misses over time; `None` = not measured.
+    /// Misses over time; `None` if not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub intervals: Option<StoredIntervals>,
     /// The facts that policies and predictors use.
@@ -61,14 +61,14 @@ pub struct ProfileFile {
 /// The origin of a profile.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct ProfileSource {
-    /// Name and version of what wrote the file.
+    /// Name and version of the tool that wrote the file.
     pub tool: String,
     /// `trace`, `live`, `simulator`, ...
     pub kind: String,
-    /// The trace file or the host it was measured on.
+    /// The trace file, or the host on which it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
-    /// The L1 cache that stood in front of the profiled one; `None` = every access reached it.
+    /// The L1 cache in front of the profiled one; `None` if every access reached the profiled cache.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filter: Option<L1Filter>,
 }
@@ -80,12 +80,12 @@ pub struct StoredCurve {
     pub policy: String,
     /// `exact`, `sampled`, `statstack`, `statcache`, `set-associative`, ...
     pub method: String,
-    /// Bytes of a line, for which the curve was made.
+    /// Line size in bytes.
     pub line_bytes: u32,
-    /// `None` = all threads together.
+    /// The thread; `None` for all threads together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub thread: Option<u32>,
-    /// Ascending sizes.
+    /// Points in ascending order of size.
     pub points: Vec<StoredCurvePoint>,
 }
 
@@ -96,21 +96,21 @@ pub struct StoredCurvePoint {
     pub size_bytes: u64,
     /// Misses per access that reached the cache.
     pub miss_ratio: Estimate,
-    /// Misses per thousand instructions; `None` where instructions were not counted.
+    /// Misses per thousand instructions; `None` if instructions were not counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub misses_per_kilo_instr: Option<Estimate>,
 }
 
-/// Hits per LRU position in every set of one cache, most recent first (SDC, Animal, Pain).
+/// Hits by LRU position in every set of one cache, most recent first (SDC, Animal, Pain).
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct StackPositions {
-    /// Size of the cache; its ways are as many as `hits` has entries.
+    /// Size of the cache; the number of ways is the length of `hits`.
     pub size_bytes: u64,
-    /// Bytes of a line of this cache.
+    /// Line size of this cache in bytes.
     pub line_bytes: u32,
     /// One count per way.
     pub hits: Vec<u64>,
-    /// Accesses that hit at no position; first touches among them.
+    /// Accesses that hit at no position, including first touches.
     pub misses: u64,
 }
 
@@ -119,11 +119,11 @@ pub struct StackPositions {
 pub struct StoredHistogram {
     /// `stack-distance` (distinct lines between two touches) or `reuse-time` (accesses between them).
     pub kind: String,
-    /// Bytes of a line: two touches of one line count, whatever bytes they touch.
+    /// Line size in bytes; two touches of a line count, whichever of its bytes they touch.
     pub line_bytes: u32,
     /// First touches.
     pub cold: u64,
-    /// (upper bound of the bucket, itself included; count), ascending.
+    /// (inclusive upper bound of the bucket, count), ascending.
     pub buckets: Vec<(u64, u64)>,
 }
 
@@ -143,9 +143,9 @@ pub struct ActivityVector {
 pub struct StoredIntervals {
     /// Size of the cache in which the misses were counted.
     pub size_bytes: u64,
-    /// Bytes of a line of this cache.
+    /// Line size of this cache in bytes.
     pub line_bytes: u32,
-    /// The intervals, in order of time and without gap.
+    /// The intervals, in order of time and without gaps.
     pub every: Vec<StoredInterval>,
 }
 
@@ -154,12 +154,12 @@ pub struct StoredIntervals {
 pub struct StoredInterval {
     /// Accesses that reached the cache.
     pub accesses: u64,
-    /// Executed in the interval; `None` = not counted.
+    /// Instructions in the interval; `None` if not counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instructions: Option<u64>,
     /// Accesses that missed the cache.
     pub misses: u64,
-    /// Raised by one where a new phase was found.
+    /// Number of the phase, incremented at each new one.
     pub phase: u32,
 }
 
@@ -186,7 +186,7 @@ impl ProfileFile {
     /// Reads a file and checks its values.
     ///
     /// # Errors
-    /// [`TraceError`] naming the line or the field, what was found and what was expected.
+    /// [`TraceError`] with the line or the field, the value found and the value expected.
     pub fn read(path: impl AsRef<Path>) -> Result<Self, TraceError> {
         let name = path.as_ref().display().to_string();
         let metadata = std::fs::metadata(path.as_ref()).map_err(TraceError::io(&name, "open"))?;
@@ -213,7 +213,7 @@ impl ProfileFile {
             let place = FilePosition::Line(error.line() as u64);
             TraceError::format_error(file, place, error.to_string(), "a cachemate profile in JSON (docs/formats.md)")
         };
-        // The version first: another version's fields would only give a misleading error.
+        // The version is read first, because another version's fields would give a misleading error.
         let version: ProfileVersion = serde_json::from_slice(bytes).map_err(bad)?;
         if version.format != PROFILE_VERSION {
             let found = format!("profile format {}", version.format);
@@ -225,10 +225,10 @@ impl ProfileFile {
         Ok(profile)
     }
 
-    /// Writes the file; an existing one only with `force`.
+    /// Writes the file; an existing one is overwritten only with `force`.
     ///
     /// # Errors
-    /// [`TraceError::Exists`], [`TraceError::Io`], or [`TraceError::Bad`] where a value is none that a reader takes.
+    /// [`TraceError::Exists`], [`TraceError::Io`], or [`TraceError::Bad`] for a value that no reader accepts.
     pub fn write(&self, path: impl AsRef<Path>, force: bool) -> Result<(), TraceError> {
         let name = path.as_ref().display().to_string();
         self.check(&name)?;
@@ -325,7 +325,8 @@ fn check_number(field: &str, found: f64, least: f64, most: f64) -> Result<(), Fi
     Err(FieldError { field: field.to_string(), found: format!("{found:e}"), expected: format!("{least} to {most}") })
 }
 
-/// The value within its range, between the ends of its interval, which may lie outside of it and are finite.
+/// Checks that the value is within its range and between the ends of its interval. The ends are finite, but may lie
+/// outside of the range.
 fn check_range(field: &str, estimate: Option<Estimate>, least: f64, most: f64) -> Result<(), FieldError> {
     let Some(Estimate { value, low, high }) = estimate else { return Ok(()) };
     check_number(&format!("{field}.value"), value, least, most)?;

@@ -1,32 +1,32 @@
-//! One recorded access, what a file says of itself, and its totals.
+//! One recorded access, the metadata of a file, and its totals.
 
 use serde::{Deserialize, Serialize};
 
 /// One data access of one thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct AccessRecord {
-    /// Byte address; where the header has a `process_shift`, the process index stands above that bit.
+    /// Byte address; if the header has a `process_shift`, the process index is above that bit.
     pub address: u64,
-    /// Instructions the thread executed since its previous record, the one that makes this access included (0 for
-    /// the second access of one instruction). All gaps of a thread and its tail are its instructions. 0 throughout
-    /// where the header says that instructions are not known.
+    /// Instructions that the thread executed since its previous record, including the one that makes this access (0 for
+    /// the second access of one instruction). All gaps of a thread and its tail together are its instructions. Always 0
+    /// if the header declares instructions as unknown.
     pub gap: u64,
-    /// Dense, in order of first appearance.
+    /// The thread; numbers are dense, in order of first appearance.
     pub thread: u32,
-    /// Bytes touched; 0 = not known.
+    /// Bytes accessed; 0 if unknown.
     pub size: u16,
-    /// Writes (a read-modify-write is one access and a store).
+    /// Does it write? A read-modify-write is one access, and a store.
     pub store: bool,
 }
 
-/// The filter the records passed: only its misses are in the file.
+/// The filter that the records passed: only its misses are in the file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct L1Filter {
-    /// A whole number of sets.
+    /// Size in bytes; a whole number of sets.
     pub size_bytes: u64,
-    /// Lines of one set.
+    /// Lines per set.
     pub ways: u32,
-    /// Bytes of a line; a power of two.
+    /// Line size in bytes; a power of two.
     pub line_bytes: u32,
 }
 
@@ -37,7 +37,7 @@ impl Default for L1Filter {
 }
 
 impl L1Filter {
-    /// Reads `SIZE:WAYS[:LINE]`, sizes in bytes or with K or M (powers of 1024).
+    /// Parses `SIZE:WAYS[:LINE]`, sizes in bytes or with K or M (powers of 1024).
     ///
     /// # Errors
     /// The value found and the value expected.
@@ -64,15 +64,16 @@ impl L1Filter {
         Ok(filter)
     }
 
-    /// Sets of the filter.
+    /// Number of sets of the filter.
     pub fn sets(&self) -> u64 {
         self.size_bytes / (u64::from(self.ways) * u64::from(self.line_bytes)).max(1)
     }
 
-    /// Can the recorder build it: line a power of two of 16-4096 bytes, 1-64 ways, a power-of-two number of sets.
+    /// Checks that the recorder can build it: a line of a power of two from 16 to 4096 bytes, 1 to 64 ways, a
+    /// power-of-two number of sets.
     ///
     /// # Errors
-    /// The field at fault, in words.
+    /// A description of the invalid field.
     pub fn check(&self) -> Result<(), String> {
         if !self.line_bytes.is_power_of_two() || !(16..=4096).contains(&self.line_bytes) {
             return Err(format!("found a line of {} bytes, expected a power of two of 16-4096", self.line_bytes));
@@ -94,35 +95,35 @@ impl L1Filter {
 /// The metadata of a trace, known before the first record.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct TraceHeader {
-    /// Name and version of what wrote the file.
+    /// Name and version of the tool that wrote the file.
     pub tool: String,
     /// The source of the records: `valgrind`, `lackey`, `din`, `u64`, `champsim`, `oracle-general`, ...
     pub source: String,
-    /// The recorded command, where there is one.
+    /// The recorded command, if there is one.
     #[serde(default)]
     pub command: Vec<String>,
-    /// Cache line of the recorder; of use where a filter worked on lines.
+    /// Line size of the recorder; meaningful if a filter worked on lines.
     pub line_bytes: u32,
-    /// Page size of the host that recorded; a power of two from 512 bytes to 1 GiB.
+    /// Page size of the recording host; a power of two from 512 bytes to 1 GiB.
     pub page_bytes: u32,
-    /// `None` = every access is in the file.
+    /// The filter; `None` if every access is in the file.
     #[serde(default)]
     pub filter: Option<L1Filter>,
-    /// Program data accesses passed over before the first record, and the most that were then looked at.
+    /// Data accesses of the program that were skipped before the recorded window.
     #[serde(default)]
     pub skip_accesses: u64,
-    /// The most that were looked at after those; `None` = to the end.
+    /// Maximum number of accesses in the window after those; `None` for no limit.
     #[serde(default)]
     pub max_accesses: Option<u64>,
-    /// The bit above which an address carries the index of its process; `None` = one address space.
+    /// The bit above which an address contains the index of its process; `None` if there is one address space.
     #[serde(default)]
     pub process_shift: Option<u32>,
-    /// Whether gaps and instruction totals mean anything.
+    /// Are gaps and instruction totals meaningful?
     pub instructions_known: bool,
 }
 
 impl TraceHeader {
-    /// A header for records from elsewhere, unfiltered, of one address space.
+    /// A header for imported records: unfiltered, in one address space.
     pub fn for_import(source: &str, instructions_known: bool) -> TraceHeader {
         TraceHeader {
             tool: concat!("cachemate ", env!("CARGO_PKG_VERSION")).to_string(),
@@ -138,7 +139,7 @@ impl TraceHeader {
         }
     }
 
-    /// The field that no trace can have, what was found in it and what was expected.
+    /// Checks that a trace could have this header; the error gives the value found and the values expected.
     pub(crate) fn check(&self) -> Result<(), (String, String)> {
         let power = |name: &str, found: u32, least: u32, most: u32| {
             let good = found.is_power_of_two() && (least..=most).contains(&found);
@@ -148,7 +149,7 @@ impl TraceHeader {
         power("line_bytes", self.line_bytes, 1, 1 << 20)?;
         power("page_bytes", self.page_bytes, 512, 1 << 30)?;
         match self.process_shift {
-            // Below a page's bits two processes would share pages; from 64 on there is no address left to shift.
+            // Below the page bits, two processes would share pages; from 64 on, no address bits are left.
             Some(shift) if !(12..64).contains(&shift) => {
                 Err((format!("process_shift = {shift}"), "12 to 63, or none".to_string()))
             }
@@ -168,50 +169,50 @@ impl TraceHeader {
 /// The totals of one thread in the recorded window.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct ThreadTotals {
-    /// Numbered in the order of the first records.
+    /// Its number, in the order of first records.
     pub thread: u32,
     /// Index of its process, as in [`ProcessTotals::process`].
     pub process: u32,
-    /// Among its process's threads, from 0 in the order of their creation; `None` = not known.
+    /// Its index among its process's threads, from 0 in the order of creation; `None` if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub created: Option<u32>,
-    /// The kernel's id of it while it was recorded; `None` = not known.
+    /// The kernel's thread id during the recording; `None` if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub os_thread: Option<u32>,
     /// Its records in the file.
     pub records: u64,
-    /// Data accesses before the filter.
+    /// Data accesses before filtering.
     pub accesses: Option<u64>,
-    /// Executed in the recorded window; `None` = not known.
+    /// Instructions in the recorded window; `None` if unknown.
     pub instructions: Option<u64>,
 }
 
 /// One recorded process.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct ProcessTotals {
-    /// Its index: from 0, in the order in which processes started.
+    /// Its index, from 0 in the order in which processes started.
     pub process: u32,
-    /// The kernel's id of it while it was recorded; `None` = not known.
+    /// The kernel's process id during the recording; `None` if unknown.
     pub pid: Option<u32>,
-    /// Program and arguments, word by word; empty = not known.
+    /// Program and arguments, word by word; empty if unknown.
     pub command: Vec<String>,
 }
 
-/// The sums of a trace, known at its end (or at once where the file can be sought in).
+/// The totals of a trace, known at its end (or immediately if the file is seekable).
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct TraceTotals {
-    /// Records in the file, of all threads.
+    /// Records in the file, for all threads.
     pub records: u64,
-    /// Data accesses of the program before the filter, all threads; `None` = not known.
+    /// Data accesses of the program before filtering, for all threads; `None` if unknown.
     pub program_accesses: Option<u64>,
-    /// Executed in the recorded window, all threads; `None` = not known.
+    /// Instructions in the recorded window, for all threads; `None` if unknown.
     pub instructions: Option<u64>,
-    /// One entry a thread, by its number; empty where the format tells no threads.
+    /// One entry per thread, by its number; empty if the format does not distinguish threads.
     pub threads: Vec<ThreadTotals>,
-    /// One entry a process, by its index; empty where the format tells no processes.
+    /// One entry per process, by its index; empty if the format does not distinguish processes.
     #[serde(default)]
     pub processes: Vec<ProcessTotals>,
-    /// How the recording ended: `exit 0`, `signal 15`, `interrupted`, ...
+    /// The end of the recording: `exit 0`, `signal 15`, `interrupted`, ...
     #[serde(default)]
     pub ended: Option<String>,
 }

@@ -1,10 +1,10 @@
-//! Run logs: what a loop saw, decided and did, window by window (`docs/formats.md`).
+//! Run logs: the observations, decisions and changes of a loop, window by window (`docs/formats.md`).
 //!
-//! Problem: a run has to be decided again later, on another machine, bit for bit, and a log whose writer died has to
-//! be of use up to there. Method: JSON Lines, optionally in a zstd frame that is flushed after every record: the
-//! header, one line a record, and a last line with their number. Properties: every number reads back bit for bit
-//! (what JSON cannot hold is refused when written); one record in memory; a truncated or damaged log gives every
-//! record before the bad line and then its number.
+//! Problem: a run must be reproducible later, on another machine, bit for bit, and a log whose writer crashed must be
+//! usable up to that point. Method: JSON Lines, optionally in a zstd frame that is flushed after every record: the
+//! header, one line per record, and a last line with their number. Properties: every number reads back bit for bit
+//! (numbers that JSON cannot represent are rejected when written); there is one record in memory; a truncated or
+//! damaged log gives every record before the damaged line, and then its line number.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Read, Write};
@@ -17,16 +17,16 @@ use crate::{FilePosition, TraceError, create_output};
 
 /// The version that this library writes ([`RunHeader::format`]).
 pub const RUN_LOG_VERSION: u32 = 5;
-/// The oldest version that it reads. Version 4 has other keys, which are aliases in `cachemate_core`; version 3 also lacks
-/// [`WindowRecord::online`].
+/// The oldest version that it reads. Version 4 has other keys, for which `cachemate_core` has aliases; version 3 also
+/// lacks [`WindowRecord::online`].
 const OLDEST_VERSION: u32 = 3;
-/// Longer lines are refused: a window with a trace of a million addresses is far below.
+/// Longer lines are rejected; a window with a trace of a million addresses is far below this limit.
 const LINE_BYTES_LIMIT: u64 = 64 << 20;
 
 #[derive(PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct End {
-    /// Records in the log.
+    /// Number of records in the log.
     end: u64,
 }
 
@@ -35,7 +35,7 @@ enum Sink {
     Packed(zstd::stream::write::Encoder<'static, BufWriter<File>>),
 }
 
-/// Writes a run log, record by record; every record is handed to the system before [`RunLogWriter::push`] returns.
+/// Writes a run log, record by record; every record is passed to the system before [`RunLogWriter::push`] returns.
 pub struct RunLogWriter {
     sink: Sink,
     file: String,
@@ -43,7 +43,7 @@ pub struct RunLogWriter {
 }
 
 impl RunLogWriter {
-    /// Starts a log; packed with zstd where the name ends in `.zst`. The header's version is set here.
+    /// Starts a log, compressed with zstd if the name ends in `.zst`. This sets the header's version.
     ///
     /// # Errors
     /// [`TraceError::Exists`] without `force`, [`TraceError::Io`].
@@ -63,14 +63,14 @@ impl RunLogWriter {
     /// Appends one record.
     ///
     /// # Errors
-    /// [`TraceError::Io`], or [`TraceError::Bad`] where a number is infinite or none: JSON cannot hold it.
+    /// [`TraceError::Io`], or [`TraceError::Bad`] if a number is infinite or not a number, which JSON cannot represent.
     pub fn push(&mut self, record: &WindowRecord) -> Result<(), TraceError> {
         self.line(record)?;
         self.records += 1;
         Ok(())
     }
 
-    /// Closes the log with the number of its records; without this it reads as a truncated one.
+    /// Closes the log with the number of its records; without this it reads as truncated.
     ///
     /// # Errors
     /// [`TraceError::Io`].
@@ -87,7 +87,7 @@ impl RunLogWriter {
         let place = FilePosition::Line(self.records + 2);
         let refuse = || TraceError::format_error(&self.file, place, "a value that JSON cannot hold", "finite numbers");
         let mut text = serde_json::to_vec(value).map_err(|_| refuse())?;
-        // Infinite numbers become null without an error, and an optional one would be lost: read the line back.
+        // Infinite numbers become null without an error, and an optional one would be lost, so the line is read back.
         if !serde_json::from_slice::<T>(&text).is_ok_and(|back| back == *value) {
             return Err(refuse());
         }
@@ -111,17 +111,17 @@ pub struct RunLogReader {
 }
 
 impl RunLogReader {
-    /// Opens a log, packed or not.
+    /// Opens a log, compressed or not.
     ///
     /// # Errors
-    /// [`TraceError`] where it cannot be opened or its header is none of this version.
+    /// [`TraceError`] if it cannot be opened, or if it has no header of a supported version.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, TraceError> {
         let file = path.as_ref().display().to_string();
         let input = cachemate_files::open_plain(path.as_ref()).map_err(TraceError::io(&file, "open"))?;
         Self::new(Box::new(input), file)
     }
 
-    /// As [`RunLogReader::open`], from a stream; `file` names it in errors.
+    /// As [`RunLogReader::open`], from a stream; `file` is its name in errors.
     ///
     /// # Errors
     /// As [`RunLogReader::open`].
@@ -155,15 +155,15 @@ impl RunLogReader {
         Ok(reader)
     }
 
-    /// All that a replay needs besides the records.
+    /// Everything that a replay needs besides the records.
     pub fn header(&self) -> &RunHeader {
         &self.header
     }
 
-    /// The next record; `None` = the proper end.
+    /// The next record; `None` at the proper end.
     ///
     /// # Errors
-    /// [`TraceError::Bad`] naming the line, after every record before it; nothing follows.
+    /// [`TraceError::Bad`] with the line, after every record before it; nothing follows.
     pub fn next_record(&mut self) -> Result<Option<WindowRecord>, TraceError> {
         if self.ended {
             return Ok(None);
@@ -192,14 +192,14 @@ impl RunLogReader {
 
     fn parse<T: DeserializeOwned>(&self, expected: &str) -> Result<T, TraceError> {
         serde_json::from_slice(&self.line).map_err(|error| {
-            // The line's number stands in front; serde's own is always 1.
+            // The line's number precedes the message, because serde's own is always 1.
             let (text, column) = (error.to_string(), error.column());
             let message = text.rsplit_once(" at line ").map_or(text.as_str(), |(what, _)| what);
             self.log_error(format!("{message} at column {column}"), expected)
         })
     }
 
-    /// Reads the next whole line.
+    /// Reads the next complete line.
     fn advance(&mut self) -> Result<(), TraceError> {
         self.line.clear();
         self.number += 1;

@@ -6,17 +6,17 @@ use cachemate_core::{Access, AccessSource, BatchEnd};
 
 use crate::{AccessRecord, CmtReader, FilePosition, TraceError, TraceReader};
 
-/// Accesses handed out per turn.
+/// Accesses per batch.
 const TURN_ACCESSES: usize = 2048;
 
-/// One thread of a `.cmt` file, looped: after the last record the first follows, at the phase the loop has reached.
+/// One thread of a `.cmt` file in a loop: the first record follows the last one, and a phase shifts the start.
 ///
-/// Records are loads or stores at their address (cut to 48 bits) plus a load address; the instructions between
-/// become gaps, so that the loop executes exactly the thread's recorded instructions (each access one where they
-/// are not known). A filtered recording gives the accesses that missed the filter.
+/// Records are loads or stores at their address (truncated to 48 bits) plus a load address. The instructions between
+/// them become gaps, so that the loop executes exactly the thread's recorded instructions (one per access if they are
+/// not known). A filtered recording gives the accesses that missed the filter.
 ///
-/// The file is read once whole when opened, so that damage is found before a simulation begins; should it change or
-/// vanish afterwards the source says [`BatchEnd::Exit`] and [`CmtSource::failure`] tells why.
+/// The file is read completely when it is opened, so that damage is found before a simulation begins. If it changes or
+/// disappears afterward, the source returns [`BatchEnd::Exit`], and [`CmtSource::failure`] gives the reason.
 pub struct CmtSource {
     path: PathBuf,
     reader: CmtReader<std::io::BufReader<std::fs::File>>,
@@ -26,7 +26,7 @@ pub struct CmtSource {
     tail_instructions: u64,
     batch: Vec<AccessRecord>,
     at: usize,
-    /// Instructions executed beyond what the records so far allow: the second access of one instruction.
+    /// Instructions executed in excess of the records so far: those for the second access of one instruction.
     debt: u64,
     rounds: u64,
     done_in_round: u64,
@@ -36,10 +36,11 @@ pub struct CmtSource {
 
 impl CmtSource {
     /// Opens `path` for one thread; addresses are shifted by `load_at` (wrapping at 48 bits), so that copies of one
-    /// program can be told apart. `skip_records` of the thread's records come last in the first round: its phase.
+    /// program have different addresses. The first `skip_records` of the thread's records come last in the first round,
+    /// which is its phase.
     ///
     /// # Errors
-    /// [`TraceError`] where the file is damaged or has no record of that thread.
+    /// [`TraceError`] if the file is damaged, or has no record of that thread.
     pub fn open(path: impl AsRef<Path>, thread: u32, load_at: u64, skip_records: u64) -> Result<Self, TraceError> {
         let path = path.as_ref().to_path_buf();
         let name = path.display().to_string();
@@ -83,16 +84,16 @@ impl CmtSource {
         Ok(source)
     }
 
-    /// Why the source ended, where it did.
+    /// The reason for which the source ended early.
     pub fn failure(&self) -> Option<&TraceError> {
         self.failure.as_ref()
     }
-    /// Records of the thread in one round.
+    /// Number of the thread's records in one round.
     pub fn records_per_round(&self) -> u64 {
         self.per_round
     }
 
-    /// The thread's next record; at the end of the file its first, with the tail's instructions before it.
+    /// The thread's next record; at the end of the file its first one, preceded by the instructions of the tail.
     fn next_record(&mut self) -> Result<AccessRecord, TraceError> {
         let mut wrapped = 0;
         let mut tail = 0;
@@ -125,7 +126,8 @@ impl CmtSource {
         let address = record.address.wrapping_add(self.load_at) & (Access::ADDRESS_LIMIT - 1);
         let mut accesses_between = 0;
         if self.instructions_known {
-            // The access itself is one of the gap's instructions; without one it shares the last record's.
+            // The access itself is one of the gap's instructions; with a gap of zero, it shares the instruction of the
+            // previous record.
             match record.gap.checked_sub(1 + self.debt) {
                 Some(left) => (accesses_between, self.debt) = (left, 0),
                 None => self.debt = self.debt + 1 - record.gap,
@@ -154,7 +156,7 @@ impl AccessSource for CmtSource {
         BatchEnd::More
     }
 
-    /// Rounds through the recording.
+    /// Completed rounds through the recording.
     fn progress(&self) -> Option<f64> {
         Some(self.rounds as f64 + self.done_in_round as f64 / self.per_round as f64)
     }

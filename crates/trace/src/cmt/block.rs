@@ -1,22 +1,22 @@
 //! The columns of one block.
 //!
-//! Unpacked layout, little endian: five u32 (threads T, runs R, wide sizes W, gap bytes G, address bytes A); then T x
-//! u32 thread ids; R x (u32 index of the thread, u32 records); N control bytes; N size bytes; W x u16; G bytes of gaps;
-//! A bytes of addresses. A control byte holds the length of the record's address difference (low nibble, 0-8) and of
-//! its gap (high nibble, 0-8), so that decoding needs no loop over bits that continue. The difference is to the
-//! thread's previous address in the block (0 at its start), zigzag.
+//! Uncompressed layout, little-endian: five u32 (threads T, runs R, wide sizes W, gap bytes G, address bytes A); then T
+//! x u32 thread ids; R x (u32 index of the thread, u32 records); N control bytes; N size bytes; W x u16; G bytes of
+//! gaps; A bytes of addresses. A control byte contains the length of the record's address difference (low nibble, 0-8)
+//! and of its gap (high nibble, 0-8), so that decoding needs no loop over continuation bits. The difference is to the
+//! thread's previous address in the block (0 at its start), in zigzag encoding.
 
 use super::{BLOCK_RECORDS, u32_at, u64_at};
 use crate::AccessRecord;
 
 const COUNTS_BYTES: usize = 20;
-/// A size that does not fit the low seven bits: it stands in the wide column.
+/// Marks a size that does not fit the low seven bits, and is in the wide column.
 const WIDE: u8 = 127;
 const STORE_BIT: u8 = 0x80;
-/// Decoding reads eight bytes at a time: so many zeros follow the columns in memory.
+/// Number of zero bytes after the columns in memory, because decoding reads eight bytes at a time.
 pub(super) const PADDING_BYTES: usize = 8;
 
-/// The most a block of the full number of records can take, unpacked.
+/// Maximum uncompressed size of a block with the full number of records.
 pub(super) const RAW_LIMIT: usize = COUNTS_BYTES + BLOCK_RECORDS * (4 + 8 + 1 + 1 + 2 + 8 + 8);
 
 fn zigzag(difference: u64) -> u64 {
@@ -32,7 +32,7 @@ fn low_bytes(length: usize) -> u64 {
     if length == 8 { u64::MAX } else { (1 << (8 * length)) - 1 }
 }
 
-/// Column buffers of the block being written; kept from block to block.
+/// Column buffers of the block being written; reused for the next block.
 #[derive(Default)]
 pub(super) struct Columns {
     threads: Vec<(u32, u64)>,
@@ -89,7 +89,7 @@ impl Columns {
         }
     }
 
-    /// Lays the columns out in `raw` and empties them.
+    /// Writes the columns to `raw`, and empties them.
     pub(super) fn take_columns(&mut self, raw: &mut Vec<u8>) {
         raw.clear();
         let counts = [self.threads.len(), self.runs.len(), self.wide.len() / 2, self.gaps.len(), self.addresses.len()];
@@ -107,7 +107,7 @@ impl Columns {
     }
 }
 
-/// The checked columns of an unpacked block.
+/// The checked columns of an uncompressed block.
 pub(super) struct Block<'a> {
     records: usize,
     threads: &'a [u8],
@@ -120,7 +120,7 @@ pub(super) struct Block<'a> {
 }
 
 impl<'a> Block<'a> {
-    /// Checks every length and index. `padded` = the unpacked bytes and [`PADDING_BYTES`] more.
+    /// Checks every length and index. `padded` contains the uncompressed bytes and [`PADDING_BYTES`] more.
     ///
     /// # Errors
     /// The value found and the value expected.
@@ -183,7 +183,7 @@ impl<'a> Block<'a> {
         Ok(())
     }
 
-    /// The (thread id, index of the thread, records) of every run.
+    /// The (thread id, index of the thread, number of records) of every run.
     fn runs(&self) -> impl Iterator<Item = (u32, usize, usize)> + '_ {
         self.runs.chunks_exact(8).map(|run| {
             let index = u32_at(run, 0) as usize;
@@ -219,7 +219,7 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// Appends the block's addresses alone.
+    /// Appends only the block's addresses.
     pub(super) fn decode_addresses(&self, into: &mut Vec<u64>) {
         let mut previous = vec![0u64; self.threads.len() / 4];
         let (mut at, mut address_at) = (0, 0);

@@ -1,4 +1,4 @@
-//! Reading `.cmt`: streaming, one block in memory; seeking where the input can.
+//! Reads `.cmt` as a stream, with one block in memory; seeks if the input is seekable.
 
 use std::fs::File;
 use std::io::{BufReader, Read, Seek, SeekFrom};
@@ -15,8 +15,8 @@ use crate::{AccessRecord, FilePosition, TraceError, TraceHeader, TraceReader, Tr
 
 /// Reads a `.cmt` block by block.
 ///
-/// A damaged or truncated file gives its whole blocks first and then one [`TraceError::Bad`] that names the block;
-/// after [`CmtReader::salvage`] the data just ends there and [`CmtReader::first_damage`] has the error.
+/// A damaged or truncated file gives its intact blocks first, and then one [`TraceError::Bad`] that gives the block.
+/// After [`CmtReader::salvage`], the data simply ends there, and [`CmtReader::first_damage`] returns the error.
 pub struct CmtReader<R> {
     input: R,
     file: String,
@@ -36,32 +36,32 @@ pub struct CmtReader<R> {
 }
 
 impl CmtReader<BufReader<File>> {
-    /// Opens a file; totals and index are read at once where the file is whole.
+    /// Opens a file; if it is complete, totals and index are read immediately.
     ///
     /// # Errors
-    /// [`TraceError`] where it cannot be opened or is no `.cmt` of this version.
+    /// [`TraceError`] if it cannot be opened, or is not a `.cmt` of this version.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, TraceError> {
         let name = path.as_ref().display().to_string();
         let input = cachemate_files::open_plain(path.as_ref()).map_err(TraceError::io(&name, "open"))?;
         let mut reader = CmtReader::new(BufReader::with_capacity(1 << 16, input), name)?;
-        // A truncated file has no totals; reading it tells where it ends.
+        // A truncated file has no totals; reading it shows where it ends.
         reader.read_trailer().ok();
         reader.rewind()?;
         Ok(reader)
     }
 }
 
-/// The kind of section that a header begins: a block or the footer.
+/// The kind of section that a header introduces: a block or the footer.
 enum SectionKind {
     Block { records: usize },
     Footer,
 }
 
 impl<R: Read> CmtReader<R> {
-    /// Reads the header. `file` names the input in errors.
+    /// Reads the header. `file` is the input's name in errors.
     ///
     /// # Errors
-    /// [`TraceError::Bad`] where this is no `.cmt` of this version or its header is damaged.
+    /// [`TraceError::Bad`] if this is not a `.cmt` of this version, or if its header is damaged.
     pub fn new(mut input: R, file: impl Into<String>) -> Result<Self, TraceError> {
         let file = file.into();
         let mut bytes = vec![0; 16];
@@ -117,7 +117,7 @@ impl<R: Read> CmtReader<R> {
         })
     }
 
-    /// From now on damage ends the data instead of failing.
+    /// From now on, damage ends the data without an error.
     pub fn salvage(&mut self) {
         self.salvage = true;
     }
@@ -139,7 +139,8 @@ impl<R: Read> CmtReader<R> {
         Err(TraceError::format_error(&self.file, place, found, expected))
     }
 
-    /// The next part's first four bytes and the rest of its header; checks what can be checked before allocating.
+    /// Reads the first four bytes of the next part and the rest of its header, and checks everything possible before
+    /// allocating.
     fn read_part(&mut self) -> Result<(SectionKind, FilePosition), TraceError> {
         let block_place = FilePosition::Block { block: self.block, offset: self.offset };
         let mut head = [0u8; BLOCK_HEADER_BYTES];
@@ -187,7 +188,7 @@ impl<R: Read> CmtReader<R> {
         Ok((SectionKind::Block { records }, place))
     }
 
-    /// Unpacks `packed` into `raw`, followed by zeros.
+    /// Decompresses `packed` into `raw`, followed by zeros.
     fn unpack(&mut self, raw_bytes: usize, place: FilePosition) -> Result<(), TraceError> {
         self.raw.resize(raw_bytes, 0);
         let unpacked = self.decompressor.decompress_to_buffer(&self.packed, &mut self.raw[..]);
@@ -228,7 +229,7 @@ impl<R: Read> CmtReader<R> {
         Ok(())
     }
 
-    /// Loads the next block into `raw`; its records, or `None` at the proper end.
+    /// Loads the next block into `raw`, and returns its number of records, or `None` at the proper end.
     fn next_block(&mut self) -> Result<Option<usize>, TraceError> {
         let (part, place) = self.read_part()?;
         match part {
@@ -273,7 +274,7 @@ impl<R: Read> CmtReader<R> {
             Err(error) => Err(error),
         };
         let Err(error) = result else { return Ok(true) };
-        // After an error nothing more is read: what would follow is not to be trusted.
+        // After an error nothing more is read, because later data cannot be trusted.
         self.ended = true;
         if !self.salvage {
             return Err(error);
@@ -310,7 +311,7 @@ impl<R: Read + Seek> CmtReader<R> {
         Ok(())
     }
 
-    /// Back to the first record.
+    /// Returns to the first record.
     ///
     /// # Errors
     /// [`TraceError::Io`].
@@ -318,8 +319,8 @@ impl<R: Read + Seek> CmtReader<R> {
         self.seek_to_block(IndexEntry { offset: self.data_start, first_record: 0, block: 0 })
     }
 
-    /// Goes to the last indexed block that begins at or before `record` and returns its first record's number;
-    /// the caller passes over the difference. Without an index that is the start.
+    /// Seeks to the last indexed block that begins at or before `record`, and returns the number of its first record;
+    /// the caller skips the difference. Without an index, this is the start.
     ///
     /// # Errors
     /// [`TraceError::Io`].

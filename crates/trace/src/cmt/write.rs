@@ -1,4 +1,4 @@
-//! Writing `.cmt`: streaming, one block in memory.
+//! Writes `.cmt` as a stream, with one block in memory.
 
 use std::io::Write;
 
@@ -14,7 +14,7 @@ use crate::{AccessRecord, ThreadTotals, TraceError, TraceHeader, TraceTotals};
 
 /// Writes records into blocks; [`CmtWriter::finish`] closes the file with totals and index.
 ///
-/// Without it the file is a truncated one: readable up to its last whole block.
+/// Without that call the file is truncated: readable up to its last complete block.
 pub struct CmtWriter<W: Write> {
     out: W,
     file: String,
@@ -31,10 +31,11 @@ pub struct CmtWriter<W: Write> {
 }
 
 impl<W: Write> CmtWriter<W> {
-    /// Starts a file. `file` names it in errors; `level` is zstd's (3 while recording, 19 for files to ship).
+    /// Starts a file. `file` is its name in errors; `level` is the zstd level (3 while recording, 19 for files to
+    /// ship).
     ///
     /// # Errors
-    /// [`TraceError::Io`] where the header cannot be written, [`TraceError::Bad`] where it is over 4 MiB.
+    /// [`TraceError::Io`] if the header cannot be written, [`TraceError::Bad`] if it is larger than 4 MiB.
     pub fn new(mut out: W, file: impl Into<String>, header: &TraceHeader, level: i32) -> Result<Self, TraceError> {
         let file = file.into();
         let json = serde_json::to_vec(header).map_err(|error| {
@@ -73,7 +74,7 @@ impl<W: Write> CmtWriter<W> {
     pub fn records(&self) -> u64 {
         self.records
     }
-    /// Bytes written so far (whole blocks).
+    /// Bytes written so far (complete blocks).
     pub fn bytes(&self) -> u64 {
         self.offset
     }
@@ -81,7 +82,7 @@ impl<W: Write> CmtWriter<W> {
     /// Appends one record.
     ///
     /// # Errors
-    /// [`TraceError::Io`] where a full block cannot be written.
+    /// [`TraceError::Io`] if a full block cannot be written.
     #[inline]
     pub fn push(&mut self, record: &AccessRecord) -> Result<(), TraceError> {
         self.columns.push(record);
@@ -89,7 +90,7 @@ impl<W: Write> CmtWriter<W> {
         if self.columns.len() == BLOCK_RECORDS { self.flush_block() } else { Ok(()) }
     }
 
-    /// Appends many.
+    /// Appends several records.
     ///
     /// # Errors
     /// As [`CmtWriter::push`].
@@ -97,10 +98,10 @@ impl<W: Write> CmtWriter<W> {
         records.iter().try_for_each(|record| self.push(record))
     }
 
-    /// Writes what is pending as a block of its own.
+    /// Writes the pending records as a separate block.
     ///
     /// # Errors
-    /// [`TraceError::Io`] where it cannot be written.
+    /// [`TraceError::Io`] if it cannot be written.
     pub fn flush_block(&mut self) -> Result<(), TraceError> {
         let records = self.columns.len();
         if records == 0 {
@@ -160,7 +161,7 @@ impl<W: Write> CmtWriter<W> {
     /// as given. Returns the underlying writer and the stored totals.
     ///
     /// # Errors
-    /// [`TraceError::Io`] where it cannot be written.
+    /// [`TraceError::Io`] if it cannot be written.
     pub fn finish(mut self, mut totals: TraceTotals) -> Result<(W, TraceTotals), TraceError> {
         self.flush_block()?;
         totals.records = self.records;

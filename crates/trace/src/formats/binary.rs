@@ -5,7 +5,7 @@ use std::io::Read;
 use super::text::BATCH_RECORDS;
 use crate::{AccessRecord, FilePosition, TraceError, TraceHeader, TraceReader, TraceTotals};
 
-/// Reads whole entries of `N` bytes.
+/// Reads complete entries of `N` bytes.
 struct Entries<R, const N: usize> {
     input: R,
     file: String,
@@ -19,7 +19,7 @@ impl<R: Read, const N: usize> Entries<R, N> {
         Entries { input, file, buffer: Vec::new(), offset: 0, ended: false }
     }
 
-    /// The next entries, none at the end.
+    /// The next entries; none at the end.
     fn advance(&mut self) -> Result<&[[u8; N]], TraceError> {
         self.buffer.clear();
         if !self.ended {
@@ -50,13 +50,13 @@ macro_rules! binary_reader {
             entries: Entries<R, $bytes>,
             header: TraceHeader,
             records: u64,
-            /// Up to the last record, and since then.
+            /// Instructions up to the last record, and since then.
             instructions: u64,
             gap: u64,
             totals: Option<TraceTotals>,
         }
         impl<R: Read> $name<R> {
-            /// `file` names the input in errors.
+            /// `file` is the input's name in errors.
             pub fn new(input: R, file: impl Into<String>) -> Self {
                 $name {
                     entries: Entries::new(input, file.into()),
@@ -80,17 +80,17 @@ macro_rules! binary_reader {
 }
 
 binary_reader!(
-    /// Byte addresses as little-endian u64, nothing else: loads of unknown size, no instructions.
+    /// Byte addresses as little-endian u64 and nothing else: loads of unknown size, without instructions.
     RawU64Reader, 8, "u64", false
 );
 binary_reader!(
-    /// ChampSim's 64-byte instructions: the non-zero source memory
-    /// operands are loads, the destination ones stores, of unknown size.
+    /// ChampSim's 64-byte instructions: nonzero source memory operands are loads and destination operands are stores,
+    /// both of unknown size.
     ChampSimReader, 64, "champsim", true
 );
 /// libCacheSim's oracleGeneral: 24-byte requests (u32 time, u64 object, u32 size, i64 next access). An object counts as
-/// one line: its id, cut to 58 bits, is the line number. A curve over lines is wrong if sizes differ, so such a trace is
-/// refused, unless the reader is made by [`OracleGeneralReader::with_any_object_size`].
+/// one line: its id, truncated to 58 bits, is the line number. If sizes differ, a curve over lines is wrong, so such a
+/// trace is rejected, unless the reader was created by [`OracleGeneralReader::with_any_object_size`].
 pub struct OracleGeneralReader<R> {
     entries: Entries<R, 24>,
     file: String,
@@ -103,7 +103,7 @@ pub struct OracleGeneralReader<R> {
 }
 
 impl<R: Read> OracleGeneralReader<R> {
-    /// `file` names the input in errors.
+    /// `file` is the input's name in errors.
     pub fn new(input: R, file: impl Into<String>) -> Self {
         let file = file.into();
         OracleGeneralReader {
@@ -159,7 +159,7 @@ impl<R: Read + Send> TraceReader for ChampSimReader<R> {
     }
     fn read_batch(&mut self, batch: &mut Vec<AccessRecord>) -> Result<bool, TraceError> {
         batch.clear();
-        // A batch of instructions without one access is passed over: an empty batch would mean the end.
+        // A batch of instructions without any access is skipped, because an empty batch would mean the end.
         while batch.is_empty() {
             let entries = self.entries.advance()?;
             if entries.is_empty() {

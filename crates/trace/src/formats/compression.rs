@@ -1,4 +1,4 @@
-//! Compressed inputs, recognized by their first bytes and unpacked as they are read.
+//! Compressed inputs, recognized by their first bytes and decompressed while they are read.
 //!
 //! Memory is bounded whatever the input declares: a zstd window by [`ZSTD_WINDOW_LOG_MAX`], an xz dictionary by
 //! [`XZ_MEMORY_MAX`]; gzip needs 32 KiB.
@@ -13,10 +13,10 @@ const ZSTD_WINDOW_LOG_MAX: u32 = 27;
 /// `xz -9` needs 65 MiB.
 const XZ_MEMORY_MAX: u64 = 128 << 20;
 
-/// File name endings of compressed inputs.
+/// File name extensions of compressed inputs.
 const EXTENSIONS: [&str; 3] = [".zst", ".gz", ".xz"];
 
-/// The name without the ending of its compression.
+/// The name without the extension of its compression.
 pub(super) fn uncompressed_name(file: &str) -> &str {
     EXTENSIONS.iter().find_map(|extension| file.strip_suffix(extension)).unwrap_or(file)
 }
@@ -25,12 +25,12 @@ const ZSTD_MAGIC: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b];
 const XZ_MAGIC: &[u8] = b"\xfd7zXZ\0";
 
-/// Whether an input that begins so is compressed.
+/// Is an input with these first bytes compressed?
 pub(super) fn is_compressed(start: &[u8]) -> bool {
     [ZSTD_MAGIC, GZIP_MAGIC, XZ_MAGIC].iter().any(|magic| start.starts_with(magic))
 }
 
-/// The unpacked input, or the input itself if it is not compressed. `start` holds its first bytes.
+/// The decompressed input, or the input itself if it is not compressed. `start` contains its first bytes.
 pub(super) fn unpack(start: &[u8], input: impl Read + Send + 'static) -> io::Result<Box<dyn Read + Send>> {
     if start.starts_with(ZSTD_MAGIC) {
         let mut decoder = zstd::stream::read::Decoder::new(input)?;

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read};
 
 use crate::{FilePosition, TraceError};
 
-/// Longer lines are refused, so that a wrong file cannot ask for unbounded memory.
+/// Longer lines are rejected, so that a malformed file cannot request unbounded memory.
 pub(super) const LINE_BYTES_LIMIT: usize = 4096;
 
 pub(super) struct LineReader<R> {
@@ -62,7 +62,7 @@ impl<R> LineReader<R> {
     }
 }
 
-/// Reads hexadecimal digits, with or without `0x`, at most 16.
+/// Parses hexadecimal digits, with or without `0x`, at most 16.
 pub(super) fn hex(digits: &[u8]) -> Option<u64> {
     let digits = digits.strip_prefix(b"0x").or_else(|| digits.strip_prefix(b"0X")).unwrap_or(digits);
     if digits.is_empty() {
@@ -74,7 +74,7 @@ pub(super) fn hex(digits: &[u8]) -> Option<u64> {
     })
 }
 
-/// Reads decimal digits of a size.
+/// Parses the decimal digits of a size.
 pub(super) fn size(digits: &[u8]) -> Option<u16> {
     std::str::from_utf8(digits).ok()?.parse().ok()
 }

@@ -1,4 +1,4 @@
-//! Readers for traces of other tools, and the choice among all formats.
+//! Readers for traces of other tools, and the selection among all formats.
 
 mod binary;
 mod compression;

@@ -1,4 +1,4 @@
-//! Which format an input has, and the reader for it.
+//! The format of an input, and its reader.
 
 use std::io::{BufReader, Read};
 use std::str::FromStr;
@@ -8,20 +8,20 @@ use super::{ChampSimReader, CsvReader, DinReader, DrMemTraceReader, LackeyReader
 use crate::cmt::FILE_MAGIC;
 use crate::{CmtReader, FilePosition, TraceError, TraceReader};
 
-/// The formats that can be read.
+/// The readable formats.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Format {
-    /// Our own (`docs/formats.md`): binary, packed in blocks.
+    /// cachemate's own format (`docs/formats.md`): binary, compressed in blocks.
     Cmt,
     /// The text of Valgrind's lackey with `--trace-mem=yes`.
     Lackey,
-    /// The text of Dinero (`.din`): an access a line.
+    /// The text of Dinero (`.din`): one access per line.
     Din,
-    /// Comma-separated values: an access a line.
+    /// Comma-separated values: one access per line.
     Csv,
     /// The text of DynamoRIO's `drmemtrace -tool view`.
     DrMemTrace,
-    /// Addresses and nothing else: 64-bit, little-endian.
+    /// Only addresses: 64-bit, little-endian.
     U64,
     /// ChampSim's instructions, 64 bytes each.
     ChampSim,
@@ -75,13 +75,13 @@ impl Format {
         }
     }
 
-    /// The format that the first bytes show: only what cannot be taken for something else.
+    /// The format that the first bytes show, if they fit no other.
     fn format_by_content(start: &[u8]) -> Option<Format> {
         if start.starts_with(&FILE_MAGIC) {
             return Some(Format::Cmt);
         }
         let text = start.utf8_chunks().next()?.valid();
-        // The last line may be cut off by the window.
+        // The end of the window may truncate the last line.
         let whole = text.rsplit_once('\n')?.0;
         let line = whole.lines().find(|line| !line.starts_with("==") && !line.trim().is_empty())?;
         let mut words = line.split_ascii_whitespace();
@@ -107,11 +107,11 @@ impl FromStr for Format {
     }
 }
 
-/// Opens a trace: a plain file, or `-` for standard input. Without a format, the content decides, then the extension. An
-/// input that is itself compressed by gzip, xz or zstd is unpacked on the way.
+/// Opens a trace: a regular file, or `-` for standard input. Without a format, the content decides, then the extension.
+/// An input that is itself compressed by gzip, xz or zstd is decompressed while it is read.
 ///
 /// # Errors
-/// [`TraceError`] where it cannot be opened, its format cannot be told, or its start is wrong.
+/// [`TraceError`] if it cannot be opened, its format cannot be determined, or its start is invalid.
 pub fn open(path: &str, format: Option<Format>) -> Result<Box<dyn TraceReader>, TraceError> {
     if path == "-" {
         return open_input(Box::new(std::io::stdin()), "standard input", format);
@@ -119,14 +119,14 @@ pub fn open(path: &str, format: Option<Format>) -> Result<Box<dyn TraceReader>, 
     let mut start = Vec::new();
     let open_file = || cachemate_files::open_plain(path.as_ref()).map_err(TraceError::io(path, "open"));
     open_file()?.take(8).read_to_end(&mut start).map_err(TraceError::io(path, "read"))?;
-    // A .cmt that can be sought in has its totals at once.
+    // A seekable .cmt file has its totals immediately.
     if start == FILE_MAGIC && format.is_none_or(|format| format == Format::Cmt) {
         return Ok(Box::new(CmtReader::open(path)?));
     }
     open_input(Box::new(open_file()?), path, format)
 }
 
-/// As [`open`], for a stream; `file` names it in errors.
+/// As [`open`], for a stream; `file` is its name in errors.
 ///
 /// # Errors
 /// As [`open`].
@@ -164,7 +164,7 @@ pub fn open_input(
     })
 }
 
-/// The first bytes, enough to tell a format by.
+/// The first bytes, enough to determine the format.
 fn read_start(input: &mut impl Read, file: &str) -> Result<Vec<u8>, TraceError> {
     let mut start = Vec::new();
     input.take(4096).read_to_end(&mut start).map_err(TraceError::io(file, "read"))?;

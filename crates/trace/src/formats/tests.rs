@@ -162,7 +162,7 @@ fn a_conversion_keeps_everything() {
     assert_eq!((back.totals().unwrap().instructions, back.totals().unwrap().records), (Some(4), 3));
 }
 
-/// A small file of every format, to damage.
+/// A small file of every format, to be damaged.
 fn seeds() -> Vec<(Format, Vec<u8>)> {
     let mut cmt = Vec::new();
     convert(open_input(input(LACKEY), "x", None).unwrap().as_mut(), &mut cmt, "x", 1, |_| {}).unwrap();

@@ -5,7 +5,7 @@ use std::io::Read;
 use super::lines::{LineReader, hex, size};
 use crate::{AccessRecord, TraceError, TraceHeader, TraceReader, TraceTotals};
 
-/// Records per batch of a text or foreign binary format.
+/// Number of records per batch of a text format or a foreign binary format.
 pub(super) const BATCH_RECORDS: usize = 1 << 14;
 
 /// The content of one line of a text format.
@@ -44,7 +44,7 @@ impl TextCounts {
         TraceTotals {
             records: self.records,
             program_accesses: Some(self.records),
-            // A trace without one instruction line does not tell them.
+            // A trace without any instruction line does not count them.
             instructions: (self.instructions > 0).then_some(self.instructions),
             ..TraceTotals::default()
         }
@@ -84,7 +84,7 @@ macro_rules! text_reader {
             totals: Option<TraceTotals>,
         }
         impl<R: Read> $name<R> {
-            /// `file` names the input in errors.
+            /// `file` is the input's name in errors.
             pub fn new(input: R, file: impl Into<String>) -> Self {
                 $name {
                     lines: LineReader::new(input, file.into()),
@@ -114,14 +114,14 @@ macro_rules! text_reader {
 
 text_reader!(
     /// Lackey's lines: `I  04001000,3`, ` L 1ffe8,8`, ` S 1ffe8,8`, ` M 1ffe8,8` (a modify is one access, a store);
-    /// Valgrind's own messages (`==1234== ...`) are passed over.
+    /// Valgrind's own messages (`==1234== ...`) are skipped.
     LackeyReader,
     "lackey",
     lackey_line
 );
 text_reader!(
-    /// Dinero's lines: a label (0 or r = load, 1 or w = store, 2 or i = instruction), a hexadecimal address, and
-    /// optionally a size in hexadecimal, as Dinero IV's extended form has it; what follows is passed over.
+    /// Dinero's lines: a label (0 or r for a load, 1 or w for a store, 2 or i for an instruction), a hexadecimal
+    /// address, and optionally a hexadecimal size as in Dinero IV's extended form; the rest of the line is skipped.
     DinReader,
     "din",
     din_line
@@ -129,14 +129,14 @@ text_reader!(
 
 text_reader!(
     /// Lines of `address[,size[,kind]]`: the address in decimal or, after `0x`, in hexadecimal; the kind is `r`, `w` or
-    /// `i`, or the word. A line that begins with `address` is a heading.
+    /// `i`, or the word. A line that begins with `address` is a header.
     CsvReader,
     "csv",
     csv_line
 );
 text_reader!(
-    /// The output of DynamoRIO's `drmemtrace -tool view`: `1 1: 7 read 8 byte(s) @ 0x1000 by PC 0x400000`. Lines without a
-    /// memory reference or a fetch, such as markers, are passed over.
+    /// The output of DynamoRIO's `drmemtrace -tool view`: `1 1: 7 read 8 byte(s) @ 0x1000 by PC 0x400000`. Lines
+    /// without a memory reference or a fetch, such as markers, are skipped.
     DrMemTraceReader,
     "drmemtrace",
     drmemtrace_line

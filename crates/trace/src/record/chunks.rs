@@ -11,17 +11,17 @@ const PAYLOAD_LIMIT: usize = 4096 - HEAD_BYTES;
 const FLAG_START: u32 = 1;
 const FLAG_END: u32 = 2;
 const FLAG_MAX: u32 = 4;
-/// A chunk that speaks for the process, not for a thread.
+/// Marks a chunk of the process rather than of a thread.
 const NO_THREAD: u32 = u32::MAX;
-/// Addresses above carry the process.
+/// The address bits from here on contain the process.
 pub(super) const PROCESS_SHIFT: u32 = 48;
 const PROCESSES_LIMIT: usize = 1 << 16;
 const THREADS_LIMIT: usize = 1 << 20;
 
-/// Turns chunks into records with dense threads and processes, and sums up.
+/// Turns chunks into records with dense threads and processes, and computes totals.
 #[derive(Default)]
 pub(super) struct ChunkDecoder {
-    /// Bytes of a chunk that has not arrived whole.
+    /// Bytes of a chunk that has not arrived completely.
     pending: Vec<u8>,
     offset: u64,
     process_of_pid: BTreeMap<u32, u32>,
@@ -29,7 +29,7 @@ pub(super) struct ChunkDecoder {
     pub(super) processes: Vec<ProcessTotals>,
     threads: Vec<ThreadTotals>,
     pub(super) max_reached: bool,
-    /// A process said that it ends: one that replaced itself by another program does not.
+    /// Has a process reported its end? A process that replaced itself by another program does not.
     pub(super) end_seen: bool,
     several: bool,
 }
@@ -53,7 +53,7 @@ fn u64_of(bytes: &[u8], index: usize) -> u64 {
 }
 
 impl ChunkDecoder {
-    /// `several` = children are followed: addresses get their process.
+    /// With `several`, children are followed: addresses contain their process.
     pub(super) fn new(several: bool) -> Self {
         ChunkDecoder { several, ..Default::default() }
     }
@@ -62,7 +62,7 @@ impl ChunkDecoder {
         Err(TraceError::format_error("the recorder's stream", FilePosition::Byte(self.offset), found, expected))
     }
 
-    /// Appends the records of every whole chunk in `bytes` and what was left before.
+    /// Appends the records of every complete chunk in the earlier remainder and `bytes`.
     pub(super) fn feed(&mut self, bytes: &[u8], into: &mut Vec<AccessRecord>) -> Result<(), TraceError> {
         self.pending.extend_from_slice(bytes);
         let pending = std::mem::take(&mut self.pending);
@@ -187,7 +187,7 @@ impl ChunkDecoder {
         self.threads.iter().filter_map(|thread| thread.accesses).fold(0, u64::saturating_add)
     }
 
-    /// The sums so far; what has not arrived whole is not in them.
+    /// The totals so far, without incomplete chunks.
     pub(super) fn totals(&self) -> TraceTotals {
         let sum = |value: fn(&ThreadTotals) -> Option<u64>| {
             Some(self.threads.iter().filter_map(value).fold(0u64, u64::saturating_add))

@@ -13,20 +13,20 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::TraceError;
 
-/// A child asked to stop has this long before it is killed.
+/// Time between the request to stop and the kill of a child.
 const GRACE: Duration = Duration::from_secs(3);
-/// How long children that were left may hold the FIFO open, silent, after the program's end.
+/// Time for which surviving children may hold the FIFO open without writing after the program's end.
 const SILENCE: Duration = Duration::from_millis(500);
 
-/// Reads until the program and whoever writes for it are done. An interrupt stops them, and what they still send
-/// is read.
+/// Reads until the program and all processes that write for it have ended. An interrupt stops them, and their remaining
+/// output is read.
 pub(super) struct Fifo<'a> {
     input: File,
     child: Child,
     interrupt: &'a AtomicBool,
-    /// Wait for processes that outlive the program.
+    /// Wait for processes that outlive the program?
     follow: bool,
-    /// Stop the program at the next chance.
+    /// Stop the program at the next opportunity?
     pub(super) enough: bool,
     /// Processes that write, besides the child.
     pub(super) writers: Vec<u32>,
@@ -36,7 +36,7 @@ pub(super) struct Fifo<'a> {
 }
 
 impl<'a> Fifo<'a> {
-    /// Opens the reading end without blocking; it has to exist before the child starts.
+    /// Opens the reading end without blocking; it must exist before the child starts.
     pub(super) fn make_fifo(path: &Path) -> Result<File, TraceError> {
         let name = path.display().to_string();
         let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
@@ -45,7 +45,7 @@ impl<'a> Fifo<'a> {
         let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
         let input = std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path);
         let input = input.map_err(TraceError::io(&name, "open"))?;
-        // Fewer switches between writer and reader; without it everything works as well.
+        // A large pipe reduces switches between writer and reader; it is optional.
         rustix::pipe::fcntl_setpipe_size(&input, 1 << 20).ok();
         Ok(input)
     }
@@ -64,12 +64,12 @@ impl<'a> Fifo<'a> {
         }
     }
 
-    /// Was the program stopped, rather than ending by itself?
+    /// Was the program stopped, or did it end by itself?
     pub(super) fn is_stopped(&self) -> bool {
         self.asked.is_some()
     }
 
-    /// The program's status; waits for it.
+    /// Waits for the program, and returns its status.
     pub(super) fn wait(&mut self) -> std::io::Result<ExitStatus> {
         self.child.wait()
     }
@@ -78,7 +78,7 @@ impl<'a> Fifo<'a> {
         let child = self.exited.is_none().then(|| self.child.id());
         for pid in child.into_iter().chain(self.writers.iter().copied()) {
             if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
-                // Gone already is as good.
+                // A process that has ended needs no signal.
                 kill_process(pid, signal).ok();
             }
         }
@@ -115,12 +115,12 @@ impl Read for Fifo<'_> {
         let mut quiet = Instant::now();
         loop {
             self.stop_if_asked();
-            // Before the read: what a dead child wrote is all in the pipe then.
+            // Checked before the read, because everything that a dead child wrote is in the pipe by then.
             self.note_exit()?;
             let exited = self.exited.is_some();
             match self.input.read(into) {
                 Ok(0) if exited => return Ok(0),
-                // Nobody has opened it yet, or the program closed it and goes on.
+                // No process has opened it yet, or the program closed it and continues.
                 Ok(0) => std::thread::sleep(Duration::from_millis(5)),
                 Ok(read) => return Ok(read),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
@@ -144,7 +144,7 @@ impl Read for Fifo<'_> {
 }
 
 impl Drop for Fifo<'_> {
-    /// An error on our side must not leave the program running, or a zombie.
+    /// An error of the recorder must not leave the program running, or a zombie behind.
     fn drop(&mut self) {
         if self.exited.is_none() {
             self.child.kill().ok();

@@ -1,10 +1,10 @@
-//! Recording a program's data accesses into a `.cmt` file.
+//! Records a program's data accesses into a `.cmt` file.
 //!
-//! Problem: record real programs, unmodified, with threads and children, at a tolerable speed, without loss on Ctrl-C.
-//! Method: the program runs under Valgrind with our tool (`recorders/valgrind`), which filters its accesses and sends
-//! them through a FIFO; this side compresses them. Properties: memory is constant; the file has its name once it is
-//! complete, and that name with `.part` while it grows (readable to its last whole block); the program's exit status is
-//! part of the result and never an error of ours.
+//! Problem: record real, unmodified programs with threads and children, at a tolerable speed, without loss on Ctrl-C.
+//! Method: the program runs under Valgrind with cachemate's tool (`recorders/valgrind`), which filters its accesses and
+//! sends them through a FIFO; this module compresses them. Properties: memory is constant; the file gets its name once
+//! it is complete, and has that name with `.part` while it grows (readable to its last complete block); the program's
+//! exit status is part of the result and never an error of the recorder.
 
 mod chunks;
 mod fifo;
@@ -29,9 +29,9 @@ pub use valgrind::{RecorderTool, find_recording};
 /// The treatment of processes that the program starts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum ChildProcesses {
-    /// Recorded into the same file; the address bits from 48 on say the process.
+    /// Recorded into the same file; the address bits from 48 on contain the process.
     Follow,
-    /// Left to run unrecorded; so is a program by which the recorded one replaces itself (exec).
+    /// They run unrecorded, and so does a program by which the recorded one replaces itself (exec).
     #[default]
     Ignore,
 }
@@ -41,34 +41,34 @@ pub enum ChildProcesses {
 pub struct Recorder {
     /// Program and arguments.
     pub command: Vec<String>,
-    /// The `.cmt` file to make.
+    /// The `.cmt` file to write.
     pub output: PathBuf,
-    /// Replace an existing output.
+    /// Replace an existing output?
     pub force: bool,
-    /// Data accesses to pass over, of all threads, before the filter; with `Follow`, of each process.
+    /// Data accesses of all threads to skip, counted before the filter; with `Follow`, of each process.
     pub skip: u64,
-    /// Data accesses to look at then; the program goes on to its end, unrecorded and faster.
+    /// Data accesses to record after those; the program then continues unrecorded, and faster.
     pub max: Option<u64>,
-    /// Let the program run for this long first, without the recorder's code; counts begin afterwards. The recorder looks
-    /// at the time whenever a thread begins a turn.
+    /// Time for which the program first runs without the recorder's code; counts begin afterward. The recorder checks
+    /// the time whenever a thread gets a turn.
     pub skip_time: Duration,
-    /// Record for this long then.
+    /// Time to record after that.
     pub max_time: Option<Duration>,
-    /// Write no more once the file has this many bytes; the program goes on to its end.
+    /// Maximum size of the file in bytes, after which nothing more is written; the program continues to its end.
     pub max_bytes: u64,
-    /// End the program at `max`, `max_time` or `max_bytes`.
+    /// Kill the program at `max`, `max_time` or `max_bytes`?
     pub kill_at_max: bool,
-    /// The L1 cache whose misses are recorded; `None` = every access is.
+    /// The L1 cache whose misses are recorded; `None` to record every access.
     pub filter: Option<L1Filter>,
-    /// Whether processes that the program starts are recorded, too.
+    /// Are processes that the program starts recorded as well?
     pub children: ChildProcesses,
-    /// zstd's; 3 keeps up with recording.
+    /// The zstd level; 3 keeps up with recording.
     pub level: i32,
-    /// Send the program's standard output (and error, as the second says) to nowhere.
+    /// Discard the program's standard output and standard error, respectively?
     pub silence: (bool, bool),
 }
 
-/// How far a recording is.
+/// The progress of a recording.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RecordingProgress {
     /// Data accesses of the program in the window, before the filter.
@@ -79,16 +79,16 @@ pub struct RecordingProgress {
     pub bytes: u64,
 }
 
-/// How the program ended.
+/// The way in which the program ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RecordingEnd {
     /// The program ended by itself, with this status.
     Exit(i32),
     /// This signal ended it, by its number.
     Signal(i32),
-    /// We ended it, at `max`.
+    /// The recorder killed it, at `max`.
     AtMax,
-    /// We ended it, on request.
+    /// The recorder killed it, on request.
     Interrupted,
 }
 
@@ -106,11 +106,11 @@ impl std::fmt::Display for RecordingEnd {
 /// A finished recording.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RecordingSummary {
-    /// As it stands in the file.
+    /// The header, as stored in the file.
     pub header: TraceHeader,
-    /// The sums, as they stand in the file.
+    /// The totals, as stored in the file.
     pub totals: TraceTotals,
-    /// How the program ended; an error of the program's own is not one of ours.
+    /// The end of the program; its own failure is not an error of the recorder.
     pub ended: RecordingEnd,
     /// Size of the file.
     pub bytes: u64,
@@ -119,7 +119,7 @@ pub struct RecordingSummary {
 }
 
 impl Recorder {
-    /// A recorder with the usual settings: everything, a 32 KiB 8-way filter, children left alone.
+    /// A recorder with the default settings: every access, a 32 KiB 8-way filter, children not recorded.
     pub fn new(command: Vec<String>, output: impl Into<PathBuf>) -> Self {
         Recorder {
             command,
@@ -138,12 +138,11 @@ impl Recorder {
         }
     }
 
-    /// Runs the program and records it. `interrupt`, once true, stops the program (asked first, killed three seconds
-    /// later) and keeps what was recorded. `progress` hears of every batch.
+    /// Runs the program and records it. Once `interrupt` is true, the program is stopped (first a request, then a kill
+    /// after three seconds), and the recorded part is kept. `progress` is called after every batch.
     ///
     /// # Errors
-    /// [`TraceError::Recorder`] where Valgrind or the program cannot be run, [`TraceError::Exists`],
-    /// [`TraceError::Io`].
+    /// [`TraceError::Recorder`] if Valgrind or the program cannot be run, [`TraceError::Exists`], [`TraceError::Io`].
     pub fn run(
         &self,
         interrupt: &AtomicBool,
@@ -152,7 +151,7 @@ impl Recorder {
         self.run_with(&find_recording()?, interrupt, progress)
     }
 
-    /// As [`Recorder::run`], with what [`find_recording`] gave.
+    /// As [`Recorder::run`], with the result of [`find_recording`].
     ///
     /// # Errors
     /// As [`Recorder::run`].
@@ -321,7 +320,7 @@ impl Recorder {
         })
     }
 
-    /// Reads lackey's lines to the end. The window is cut here; there is one thread and no filter.
+    /// Reads lackey's lines to the end, and applies the window; there is one thread and no filter.
     fn take_lackey(
         &self,
         fifo: &mut Fifo<'_>,
@@ -346,7 +345,7 @@ impl Recorder {
                 reader.input_mut().enough = true;
             }
         }
-        // The instructions behind the last access belong to a window that was not cut off.
+        // The instructions after the last access belong only to a window that was not truncated.
         let all = reader.totals().and_then(|totals| totals.instructions);
         let read_all = seen <= end && self.skip == 0;
         let instructions = if read_all { all } else { Some(instructions) };
@@ -372,12 +371,12 @@ const EARLY_END_NOTE: &str = "the program ended before the time to skip was over
 /// The result of a recording.
 struct CaptureSummary {
     totals: TraceTotals,
-    /// The program was started at all.
+    /// Was the program started at all?
     started: bool,
     max_reached: bool,
-    /// The file has its maximum of bytes.
+    /// Has the file reached its maximum size?
     is_full: bool,
-    /// It came to its end as itself.
+    /// Did the program reach its end without replacing itself?
     end_seen: bool,
 }
 
@@ -389,7 +388,7 @@ fn lackey_note(because: &str, filtered: bool) -> String {
     )
 }
 
-/// Refuses what Valgrind would only refuse after the output has been begun.
+/// Rejects programs that Valgrind would reject only after the output has been started.
 fn check_program(program: &str) -> Result<(), TraceError> {
     let refuse = |why: String| Err(TraceError::Recorder { why, remedy: None });
     if program.is_empty() {
@@ -418,7 +417,7 @@ fn runnable(file: &Path) -> bool {
     file.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
 }
 
-/// Longest log of Valgrind from which the first lines are quoted.
+/// Maximum size of a Valgrind log whose first lines are quoted.
 const MAX_LOG_BYTES: u64 = 16 << 20;
 
 fn valgrind_failed(program: &str, log: &Path) -> TraceError {
@@ -428,7 +427,7 @@ fn valgrind_failed(program: &str, log: &Path) -> TraceError {
     TraceError::Recorder { why: format!("valgrind could not run '{program}': {message}"), remedy: None }
 }
 
-/// The file being written: `FILE.part` until it is complete, or the thing itself where it is no regular file
+/// The file being written: `FILE.part` until it is complete, or the target itself if it is not a regular file
 /// (`/dev/null`, a pipe).
 struct RecordingFile {
     path: PathBuf,
@@ -469,7 +468,7 @@ impl RecordingFile {
 }
 
 impl Drop for RecordingFile {
-    /// Removes an unfinished file without a whole block, because it is useless.
+    /// Removes an unfinished file without any complete block, because it is useless.
     fn drop(&mut self) {
         if let Some(part) = &self.part
             && self.file.metadata().is_ok_and(|metadata| metadata.len() < 4096)

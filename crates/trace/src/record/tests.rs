@@ -88,7 +88,7 @@ fn a_window_is_a_slice_of_the_whole() {
     assert_eq!(totals.program_accesses, Some(totals.records));
     assert_eq!(totals.instructions.map(|sum| sum >= whole.iter().map(|record| record.gap).sum()), Some(true));
     assert_eq!((part_totals.program_accesses, part_totals.records), (Some(7_000), 7_000));
-    // The stack lies lower by the length of the longer options: kinds, sizes and gaps are what stays the same.
+    // The length of the longer options shifts the stack; kinds, sizes and gaps stay the same.
     let shape = |records: &[AccessRecord]| records.iter().map(|r| (r.gap, r.size, r.store)).collect::<Vec<_>>();
     assert_eq!(shape(&part[1..]), shape(&whole[5_001..12_000]));
 }
@@ -152,8 +152,8 @@ fn threads_are_told_apart_and_stores_invalidate_the_others_lines() {
     assert_eq!(run(&quiet(vec![program], &out)).ended, RecordingEnd::Exit(0));
     let (records, totals) = read(&out);
     assert_eq!(totals.threads.len(), 5, "main, the writer, and three that had one id after another");
-    // The busiest line shared by both threads is `shared`: the main thread misses it once a round.
-    // The writer's stores hit its own filter, and are recorded all the same: the main thread has the line too.
+    // The busiest line shared by both threads is `shared`: the main thread misses it once per round. The writer's
+    // stores hit its own filter, but are recorded anyway, because the main thread has the line as well.
     let mut lines = std::collections::BTreeMap::<u64, [u32; 2]>::new();
     for record in records.iter().filter(|record| record.thread < 2 && record.store == (record.thread == 1)) {
         lines.entry(record.address >> 6).or_default()[record.thread as usize] += 1;

@@ -1,4 +1,4 @@
-//! Finding Valgrind, and building the recorder for it where that has not been done yet.
+//! Finds Valgrind, and builds the recorder for it if necessary.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -11,22 +11,22 @@ const SOURCE: &str = include_str!("../../../../recorders/valgrind/cm_main.c");
 const MAKEFILE: &str = include_str!("../../../../recorders/valgrind/Makefile");
 const LICENSE: &str = include_str!("../../../../recorders/valgrind/LICENSE");
 
-/// How a program can be recorded here.
+/// The way in which a program can be recorded on this host.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum RecorderTool {
-    /// Our own tool records; `library` is what Valgrind gets as `VALGRIND_LIB`.
+    /// cachemate's tool records; `library` is the value of `VALGRIND_LIB` for Valgrind.
     Tool {
         /// The output of `valgrind --version`, such as `valgrind-3.24.0`.
         valgrind: String,
         /// The directory with the built tool.
         library: PathBuf,
     },
-    /// Valgrind's lackey records: no threads, no filter, some hundred times slower. `because` our tool cannot be
-    /// built.
+    /// Valgrind's lackey records: without threads or filter, and some hundred times slower. `because` gives the reason
+    /// for which cachemate's tool cannot be built.
     Lackey {
         /// The output of `valgrind --version`, such as `valgrind-3.24.0`.
         valgrind: String,
-        /// Why our tool cannot be built, in words for people.
+        /// The reason for which the tool cannot be built, as text.
         because: String,
     },
 }
@@ -37,7 +37,7 @@ fn recorder(why: impl Into<String>, remedy: &str) -> TraceError {
 
 /// Finds the recorder of this host. The tool is built on first use into the user's cache directory
 /// (`$XDG_CACHE_HOME/cachemate`, else `~/.cache/cachemate`), and again if its source or Valgrind's version changes;
-/// `CACHEMATE_RECORDER` names a directory with a finished one instead.
+/// `CACHEMATE_RECORDER` names a directory with a finished tool instead.
 ///
 /// # Errors
 /// [`TraceError::Recorder`] with the package to install.
@@ -83,14 +83,14 @@ fn build_tool(valgrind: &str) -> Result<PathBuf, TraceError> {
     let key = xxhash_rust::xxh3::xxh3_64([SOURCE, MAKEFILE, valgrind].join("\0").as_bytes());
     let cache = cache_dir()?;
     let library = cache.join(format!("recorder-{key:016x}"));
-    // Links to a Valgrind that was removed since do not resolve: then it is built again.
+    // If Valgrind was removed since, its links do not resolve, and the tool is built again.
     let complete = || exists(&library.join("cachemate-amd64-linux")) && exists(&library.join("default.supp"));
     if complete() {
         return Ok(library);
     }
     let io = |path: &Path, action| TraceError::io(&path.display().to_string(), action);
     std::fs::create_dir_all(&cache).map_err(io(&cache, "create"))?;
-    // One builds, the others wait: nobody's tool is taken away while it is being used.
+    // One process builds while the others wait, so that no tool is replaced while it is in use.
     let lock_path = cache.join("recorder.lock");
     let lock = cachemate_files::create(&lock_path, true).map_err(io(&lock_path, "create"))?;
     let locked = rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive);

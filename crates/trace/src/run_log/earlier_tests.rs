@@ -1,4 +1,4 @@
-//! A log of format 4 that holds one of everything, and the records that it was written from.
+//! A log of format 4 that contains each kind of record, and the records from which it was written.
 
 use std::collections::BTreeMap;
 

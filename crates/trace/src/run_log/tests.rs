@@ -3,7 +3,7 @@ use cachemate_core::*;
 
 use super::*;
 
-/// Writes the log of a run; the records as they were.
+/// Writes the log of a run, and returns its records.
 fn recorded(path: &std::path::Path) -> Vec<WindowRecord> {
     let (header, records) = alternating::recorded_run();
     let mut log = RunLogWriter::create(path, false, &header).unwrap();

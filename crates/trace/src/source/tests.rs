@@ -2,7 +2,7 @@ use cachemate_core::{Access, AccessKind, AccessSource, BatchEnd};
 
 use crate::{AccessRecord, CmtSource, CmtWriter, ThreadTotals, TraceHeader, TraceTotals};
 
-/// A file of two threads: thread 1 has three records in 21 instructions, two of them after its last record.
+/// A file with two threads: thread 1 has three records in 21 instructions, two of them after its last record.
 fn file(instructions_known: bool) -> tempfile::NamedTempFile {
     let file = tempfile::NamedTempFile::new().unwrap();
     let record = |thread, address, gap, store| AccessRecord { address, gap, thread, size: 8, store };
@@ -36,7 +36,7 @@ fn a_thread_loops_at_an_offset_with_its_own_instructions() {
     let addresses: Vec<u64> = accesses.iter().take(4).map(|access| access.address()).collect();
     assert_eq!(addresses, [0x10_1000, 0x10_2000, 0x10_3000, 0x10_1000]);
     assert_eq!(accesses[1].kind(), AccessKind::Store);
-    // 5 + 0 + 14 and a tail of 2 a round: the access without an instruction of its own borrows one.
+    // 5 + 0 + 14 and a tail of 2 per round: the access without an instruction of its own borrows one.
     let instructions: u64 = accesses[..300].iter().map(|access| access.instructions()).sum();
     assert_eq!(instructions, 100 * 21 - 2);
     let mut again = CmtSource::open(file.path(), 1, 0x10_0000, 0).unwrap();

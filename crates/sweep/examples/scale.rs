@@ -1,5 +1,5 @@
-//! Overhead of a sweep: 100 000 finished tasks, tasks of 200 ms, two workers against two plain processes. Prints
-//! figures and targets; `make sweep-engines` runs it. Every round alternates, and medians are compared.
+//! Overhead of a sweep: 100 000 finished tasks, tasks of 200 ms, and two workers against two plain processes. Prints
+//! figures and targets; `make sweep-engines` runs it. The order alternates between rounds, and medians are compared.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ const TASK_MS: u64 = 200;
 const TASKS_EACH: u64 = 20;
 const ROUNDS: usize = 5;
 
-/// Counts as far as it was told.
+/// Counts the steps that it is given.
 struct CountingSource {
     steps: u64,
 }
@@ -47,7 +47,7 @@ fn count(steps: u64, seed: u64) -> u64 {
     (0..steps).fold(seed | 1, |state, step| std::hint::black_box(state.wrapping_mul(0x5851_F42D_4C95_7F2D) ^ step))
 }
 
-/// Steps that take so long on this machine now.
+/// Number of steps that take this long on this machine now.
 fn steps_of(time: Duration) -> u64 {
     let mut steps = 1 << 20;
     loop {
@@ -97,7 +97,7 @@ fn sweep(folder: &Path, tasks: usize, workers: usize, steps: u64) {
     assert_eq!(ended.finished, tasks);
 }
 
-/// One more task, run by another host: the rate of a sweep is reported only while it runs.
+/// One more task, run by another host, because the rate of a sweep is reported only while it runs.
 fn leave_one_running(folder: &Path) {
     let manifest = manifest(TASKS + 1);
     let store = Store::open(folder).expect("a folder to write to");
@@ -107,14 +107,14 @@ fn leave_one_running(folder: &Path) {
     std::fs::write(folder.join(format!("claims/{id}")), claim).expect("a folder to write to");
 }
 
-/// Wall and processor time, and the largest resident memory, of this program with other arguments.
+/// Wall and CPU time, and the peak resident memory, of this program with other arguments.
 struct RunCost {
     wall_s: f64,
     cpu_s: f64,
     peak_mib: f64,
 }
 
-/// Runs children at once, and waits for all; times of all together.
+/// Runs children at the same time and waits for all; returns their total cost.
 fn children(runs: &[Vec<String>]) -> RunCost {
     let own = std::env::current_exe().expect("this program has a name");
     let (start, before) = (Instant::now(), children_cpu_s());
@@ -123,7 +123,7 @@ fn children(runs: &[Vec<String>]) -> RunCost {
     for mut child in started {
         let status = format!("/proc/{}/status", child.id());
         loop {
-            // The peak is in the status for as long as the process is there.
+            // The peak is in the status file as long as the process exists.
             let text = std::fs::read_to_string(&status).unwrap_or_default();
             let peak =
                 text.lines().find_map(|line| line.strip_prefix("VmHWM:")?.split_whitespace().next()?.parse().ok());
@@ -137,7 +137,7 @@ fn children(runs: &[Vec<String>]) -> RunCost {
     RunCost { wall_s: start.elapsed().as_secs_f64(), cpu_s: children_cpu_s() - before, peak_mib }
 }
 
-/// Fields 16 and 17 of `/proc/self/stat`: children that were waited for, in hundredths of a second.
+/// Fields 16 and 17 of `/proc/self/stat`: CPU time of children that were waited for, in hundredths of a second.
 fn children_cpu_s() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();

@@ -1,7 +1,9 @@
-//! Claims on tasks: a file that appears whole, is touched while its owner lives, and is taken over when it does not.
+//! Claims on tasks: a file that appears complete, is touched while its owner lives, and is taken over after the owner's
+//! death.
 //!
-//! Owners of the same boot and process namespace are looked up; others count as alive for as long as they touch their
-//! claim. A frozen owner is taken over too, and its task runs twice: the store compares the results.
+//! Owners of the same boot and process namespace are checked directly; others count as alive as long as they touch
+//! their claim. The claim of a frozen owner is taken over as well, so that its task runs twice: the store compares the
+//! results.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -13,14 +15,14 @@ use crate::manifest::SweepTaskId;
 use crate::owner::ClaimOwner;
 use crate::store::{Store, link};
 
-/// A task whose workers died so often is given up: it may be what killed them.
+/// A task whose workers died this often is abandoned, because it may have killed them.
 pub const MAX_DEATHS: usize = 5;
 
 /// Outcome of claiming a task.
 pub enum ClaimOutcome<'a> {
-    /// This process holds it until the value is dropped.
+    /// This process holds the claim until the value is dropped.
     Acquired(ClaimGuard<'a>),
-    /// Its owner, for display.
+    /// The owner of the claim, for display.
     HeldByOther(String),
 }
 
@@ -33,7 +35,7 @@ pub struct ClaimGuard<'a> {
 impl Drop for ClaimGuard<'_> {
     fn drop(&mut self) {
         self.store.heart.release(&claim_rest(self.id));
-        // It may have been taken over while this process was frozen; then it is not ours to remove.
+        // If it was taken over while this process was frozen, it must not be removed.
         if self.store.claim_owner(self.id).is_some_and(|owner| owner == self.store.owner) {
             let _ = self.store.remove_claim(self.id);
         }
@@ -58,7 +60,7 @@ impl Store {
         self.dir(CLAIMS)?.remove(&id.to_string()).map_err(self.io_error(CLAIMS))
     }
 
-    /// Claims a task, or says who has it. A dead owner's claim is taken over, and its death noted.
+    /// Claims a task, or returns its owner. A dead owner's claim is taken over, and its death is recorded.
     pub(crate) fn claim(&self, id: SweepTaskId) -> Result<ClaimOutcome<'_>, SweepError> {
         let text = serde_json::to_string(&self.owner).expect("texts and numbers can be written");
         let (claims, name) = (self.dir(CLAIMS)?, id.to_string());
@@ -96,7 +98,7 @@ impl Store {
         (!dead && !stale).then_some(words)
     }
 
-    /// Time by the clock of the machine that keeps the files; a command that only reports has its own host's.
+    /// Time by the clock of the machine that stores the files; a command that only reports uses its own host's clock.
     fn server_time(&self) -> Option<std::time::SystemTime> {
         if self.is_read_only() {
             return Some(std::time::SystemTime::now());
@@ -107,7 +109,7 @@ impl Store {
         now
     }
 
-    /// Takes a dead owner's claim away and notes the death.
+    /// Removes a dead owner's claim and records the death.
     fn quarantine_claim(&self, id: SweepTaskId) -> Result<(), SweepError> {
         let owner = self.claim_owner(id);
         let partial = self.dir("partial")?;
@@ -122,13 +124,13 @@ impl Store {
         self.record_attempt(id, &FailedAttempt::record_now(FailureKind::Death, what, &self.owner))
     }
 
-    /// Ids with a claim, whether its owner lives or not.
+    /// Ids with a claim, whether its owner is alive or not.
     pub(crate) fn claimed_tasks(&self) -> Result<Vec<SweepTaskId>, SweepError> {
         Ok(self.names(CLAIMS)?.into_iter().filter_map(|name| name.parse().ok()).collect())
     }
 
     /// Removes claims on finished tasks: a worker that was killed after its result leaves one, and a finished task is
-    /// never claimed again. Another worker that still runs the task compares its result without a claim.
+    /// never claimed again. If another worker still runs the task, it compares its result without a claim.
     pub(crate) fn remove_claims_on(&self, finished: &BTreeSet<SweepTaskId>) -> Result<(), SweepError> {
         for id in self.claimed_tasks()?.into_iter().filter(|id| finished.contains(id)) {
             let _ = self.remove_claim(id);
@@ -139,13 +141,13 @@ impl Store {
     /// Tasks whose claims have live owners.
     ///
     /// # Errors
-    /// The folder of claims cannot be read.
+    /// The directory of claims cannot be read.
     pub fn running(&self) -> Result<Vec<(SweepTaskId, String)>, SweepError> {
         Ok(self.claimed_tasks()?.into_iter().filter_map(|id| Some((id, self.living(id)?))).collect())
     }
 }
 
-/// Deaths are as many as were noted, and one more where a dead owner's claim still stands.
+/// Deaths are the recorded ones, plus one if a dead owner's claim still exists.
 pub(crate) fn too_many_deaths(attempts: &[FailedAttempt]) -> bool {
     attempts.iter().filter(|attempt| attempt.ending == FailureKind::Death).count() >= MAX_DEATHS
 }

@@ -1,4 +1,5 @@
-//! Calls to an engine's own client programs: each has a deadline, a process group of its own, and both outputs read.
+//! Calls to an engine's own client programs: each has a deadline and its own process group, and both of its outputs are
+//! read.
 
 use std::ffi::OsStr;
 use std::io::Read;
@@ -12,35 +13,35 @@ use rustix::process::{Pid, Signal, kill_process_group};
 /// Output and exit status of a client. An engine's exit code is ignored if its output is more specific.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ClientOutput {
-    /// The exit code; `None` after a signal.
+    /// The exit code; `None` if a signal ended it.
     pub code: Option<i32>,
-    /// Standard output, with what is no UTF-8 replaced.
+    /// Standard output, with invalid UTF-8 replaced.
     pub out: String,
     /// Standard error, likewise.
     pub err: String,
 }
 
-/// Why there is no answer.
+/// The reason for which there is no answer.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CallError {
-    /// The program, which is not installed.
+    /// The program is not installed.
     #[error("{0}: no such program here")]
     Missing(String),
-    /// The program, and the seconds that it had.
+    /// The program did not end within this number of seconds.
     #[error("{0}: no answer in {1} s")]
     Deadline(String, u64),
-    /// The program, and what it said or what the system said of it.
+    /// The program, and its message or that of the system.
     #[error("{0}: {1}")]
     Failed(String, String),
 }
 
-/// Outputs that are still open so long after the client's end belong to a process that it left behind.
+/// An output that is still open this long after the client's end belongs to a process that it left behind.
 const OUTPUT_AFTER_END: Duration = Duration::from_millis(500);
 
-/// Runs a client to its end, or kills its whole group at the deadline.
+/// Runs a client to its end, or kills its whole process group at the deadline.
 ///
 /// # Errors
-/// It is not there, or did not end in time.
+/// It is not installed, or did not end in time.
 pub fn call(command: &mut Command, deadline: Duration) -> Result<ClientOutput, CallError> {
     let name = command.get_program().to_string_lossy().into_owned();
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
@@ -75,7 +76,7 @@ pub fn call(command: &mut Command, deadline: Duration) -> Result<ClientOutput, C
     Ok(ClientOutput { code: status.code(), out: text(out), err: text(err) })
 }
 
-/// As [`call`], and an exit code other than 0 is an error with what the client said.
+/// As [`call`], but a nonzero exit code is an error with the client's message.
 ///
 /// # Errors
 /// As [`call`], or the client's own.
@@ -109,7 +110,7 @@ pub fn kill_group(child: &mut Child) {
     let _ = child.wait();
 }
 
-/// Text for `sh`, whatever is in it.
+/// Quotes any text for `sh`.
 pub fn quote_argument(text: &OsStr) -> String {
     format!("'{}'", text.to_string_lossy().replace('\'', "'\\''"))
 }

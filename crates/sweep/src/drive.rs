@@ -1,8 +1,9 @@
-//! Gives an engine what is missing until nothing is.
+//! Submits missing tasks to an engine until none are missing.
 //!
-//! Method: rounds. What has no result, no living claim and tries left is handed over; then the store is watched until
-//! the engine has nothing in hand, and the next round begins with what is missing then. Properties: an engine that
-//! loses, repeats or restarts tasks costs time and nothing else; one that is silent is waited for while tasks move.
+//! Method: rounds. Tasks that have no result, no live claim and retries left are submitted. The store is then polled
+//! until the engine holds no task, and the next round begins with the tasks that are missing then. Properties: an
+//! engine that loses, repeats or restarts tasks costs only time; a silent engine is tolerated as long as tasks make
+//! progress.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,57 +20,58 @@ use crate::worker::is_abandoned;
 /// How a sweep is driven.
 #[derive(Clone, Debug)]
 pub struct DriveOptions {
-    /// Failures of a task beyond the first that are tried again.
+    /// Number of failures of a task, beyond the first, after which it is retried.
     pub retries: u32,
-    /// An engine that loses everything it is handed, or takes nothing, is given up after this long without a result.
+    /// An engine that loses every task, or accepts none, is abandoned after this time without a result.
     pub idle_timeout: Duration,
 }
 
 /// Progress of a sweep.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct SweepProgress {
-    /// Tasks of the sweep, each id once.
+    /// Number of tasks, counting each id once.
     pub total: usize,
     /// Tasks with a result.
     pub finished: usize,
-    /// Given up.
+    /// Abandoned tasks.
     pub failed: usize,
-    /// Tasks that the engine has in hand and did not start; `None` where it does not say.
+    /// Tasks that the engine holds but has not started; `None` if it does not report them.
     pub waiting: Option<usize>,
-    /// Tasks that the engine runs; `None` where it does not say.
+    /// Tasks that the engine runs; `None` if it does not report them.
     pub running: Option<usize>,
-    /// Something that people should know; new where it differs from the last one.
+    /// A message for the user; new if it differs from the last one.
     pub message: Option<String>,
 }
 
-/// How a drive ended; `cachemate sweep run --json` prints it.
+/// The result of a drive; `cachemate sweep run --json` prints it.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct SweepSummary {
-    /// Tasks of the sweep, each id once.
+    /// Number of tasks, counting each id once.
     pub total: usize,
-    /// Finished before.
+    /// Tasks that were finished before.
     pub skipped: usize,
-    /// Tasks with a result, those that were skipped included.
+    /// Tasks with a result, including skipped ones.
     pub finished: usize,
-    /// Given up, with the last reason.
+    /// Abandoned tasks, with the last reason.
     pub failed: Vec<(SweepTaskId, String)>,
-    /// Neither finished nor given up.
+    /// Tasks neither finished nor abandoned.
     pub missing: Vec<SweepTaskId>,
-    /// Incomplete results, one sentence each; they are computed again.
+    /// Incomplete results, one sentence each; these tasks run again.
     pub damaged: Vec<String>,
-    /// Results on which two workers did not agree.
+    /// Results on which two workers disagree.
     pub conflicting: Vec<String>,
-    /// The user asked to stop before everything was done.
+    /// Did the user stop it before everything was done?
     pub interrupted: bool,
-    /// How often tasks were handed to the engine.
+    /// Number of times that tasks were submitted to the engine.
     pub rounds: u32,
 }
 
-/// Drives a sweep until every task has a result or is given up, or until `stop` is set. `watch` is told of each look.
+/// Drives a sweep until every task has a result or is abandoned, or until `stop` is set. `watch` is called at every
+/// poll.
 ///
 /// # Errors
-/// The store cannot be read or written (a full disk is told apart); the engine took nothing for as long as the
-/// idle timeout lasts, or never will.
+/// The store cannot be read or written (a full disk is a separate error); the engine accepted no task within the idle
+/// timeout, or never will.
 pub fn drive(
     store: &Store,
     tasks: &[SweepTask],
@@ -95,7 +97,7 @@ struct SweepDriver<'a> {
     skipped: usize,
     damaged: Vec<String>,
     rounds: u32,
-    /// Results and noted attempts: whether anything moves.
+    /// Numbers of results and recorded attempts, which show progress.
     moved: (usize, usize),
     last_move: Instant,
 }
@@ -137,7 +139,7 @@ impl<'a> SweepDriver<'a> {
         Ok(driving)
     }
 
-    /// Looks at the store, and whether anything moved since the last look.
+    /// Polls the store, and detects progress since the last poll.
     fn refresh(&mut self) -> Result<(), SweepError> {
         self.results.update(self.store)?;
         let mut attempts = 0;
@@ -196,7 +198,8 @@ impl<'a> SweepDriver<'a> {
             let claimed: BTreeSet<SweepTaskId> = self.store.running()?.into_iter().map(|(id, _)| id).collect();
             let free: Vec<SweepTask> = open.into_iter().filter(|task| !claimed.contains(&task.id)).collect();
             if free.is_empty() {
-                // Others run all that is left: they are waited for, and their claims end with them.
+                // Other processes run everything that is left; this one waits for them, because their claims end with
+                // them.
                 nap(Duration::from_millis(300), stop);
                 self.refresh()?;
                 watch(&self.progress(&EngineStatus::Working { waiting: None, running: Some(claimed.len()) }));
@@ -223,7 +226,7 @@ impl<'a> SweepDriver<'a> {
         }
     }
 
-    /// Watches until the engine has nothing in hand, or nothing is left to do.
+    /// Watches until the engine holds no task, or nothing is left to do.
     fn watch_round(
         &mut self,
         engine: &mut dyn TaskEngine,
@@ -242,12 +245,12 @@ impl<'a> SweepDriver<'a> {
                     return self.refresh();
                 }
                 _ if stop.load(Ordering::Relaxed) || self.open().is_empty() => return Ok(()),
-                // A large store takes long to look at: not more than a twentieth of the time.
+                // Polling a large store is slow, so it takes at most a twentieth of the time.
                 look => {
                     let time = engine.poll_interval().max(20 * looking.elapsed());
                     wait(engine, time, stop);
-                    // Patience runs only while the engine has nothing in hand: a job may take hours, or be lost
-                    // and noticed after minutes.
+                    // The timeout runs only while the engine holds no task: a job may take hours, or be lost and
+                    // noticed after minutes.
                     if matches!(look, EngineStatus::Working { .. }) {
                         self.last_move += looking.elapsed();
                     }
@@ -278,7 +281,7 @@ impl<'a> SweepDriver<'a> {
 
 const STEP_OF_WAIT: Duration = Duration::from_millis(100);
 
-/// Waits in small steps, so that Ctrl-C is heard; ends early where the engine has news.
+/// Waits in small steps, so that Ctrl-C takes effect; ends early if the engine has news.
 fn wait(engine: &mut dyn TaskEngine, time: Duration, stop: &AtomicBool) {
     let start = Instant::now();
     while !stop.load(Ordering::Relaxed) {
@@ -296,14 +299,14 @@ fn nap(time: Duration, stop: &AtomicBool) {
     }
 }
 
-/// Ids of finished tasks; a folder that did not change is not read again.
+/// Ids of finished tasks; a directory that did not change is not read again.
 #[derive(Default)]
 struct FinishedTasks {
     finished: BTreeSet<SweepTaskId>,
     read_at: BTreeMap<String, SystemTime>,
 }
 
-/// File systems tell times in steps; a folder that changed later than this before it was read may change unseen.
+/// File systems record times in steps; a directory that changed less than this before it was read may change unnoticed.
 const STEP: Duration = Duration::from_secs(2);
 
 impl FinishedTasks {

@@ -1,5 +1,5 @@
-//! Engines as a sweep sees them: an engine accepts tasks and reports whether it still holds some. No other report of
-//! it is used.
+//! The engine interface of a sweep: an engine accepts tasks and reports whether it still holds any. No other report is
+//! used.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::client::CallError;
 use crate::manifest::SweepTask;
 
-/// The reason why an engine cannot accept tasks.
+/// The reason for which an engine cannot accept tasks.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{engine}: {what}")]
 pub struct EngineError {
@@ -15,12 +15,12 @@ pub struct EngineError {
     pub engine: &'static str,
     /// The reason, for the user.
     pub what: String,
-    /// It will not be better later: the engine is not installed, or refuses what is asked.
+    /// Is the failure permanent, because the engine is not installed or rejects the request?
     pub is_permanent: bool,
 }
 
 impl EngineError {
-    /// The error of calling one of the engine's programs: a program that is missing is missing for ever.
+    /// The error of calling one of the engine's programs; a missing program is a permanent failure.
     pub fn from_call(engine: &'static str, error: CallError) -> Self {
         EngineError { engine, is_permanent: matches!(error, CallError::Missing(_)), what: error.to_string() }
     }
@@ -29,43 +29,43 @@ impl EngineError {
 /// An engine's report on the tasks that it accepted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum EngineStatus {
-    /// It has some in hand.
+    /// It holds some of them.
     Working {
-        /// Tasks that did not start; `None` where it does not say.
+        /// Tasks that have not started; `None` if it does not report them.
         waiting: Option<usize>,
-        /// Tasks that run; `None` where it does not say.
+        /// Tasks that are running; `None` if it does not report them.
         running: Option<usize>,
     },
-    /// It has none in hand any more, whatever became of them.
+    /// It holds none any more, whatever their outcome.
     Done,
-    /// Its clients do not answer; tasks may go on all the same.
+    /// Its clients do not answer; tasks may continue nevertheless.
     Unresponsive(String),
-    /// It has some that it will not start as things are.
+    /// It holds tasks that it will not start under the present conditions.
     Stuck(String),
-    /// It cannot go on.
+    /// It cannot continue.
     Broken(String),
 }
 
 /// Distributes tasks: to threads, or to a cluster's scheduler. It need not run each task exactly once.
 pub trait TaskEngine {
-    /// The name as `--engine` takes it.
+    /// The name as `--engine` accepts it.
     fn name(&self) -> &'static str;
 
-    /// Hands over tasks, each to be run once.
+    /// Submits tasks, each to be run once.
     ///
     /// # Errors
-    /// They could not be handed over. Some may have been.
+    /// They could not be submitted; some may have been.
     fn submit(&mut self, tasks: &[SweepTask]) -> Result<(), EngineError>;
 
-    /// Its present report on the accepted tasks.
+    /// Its current report on the accepted tasks.
     fn poll(&mut self) -> EngineStatus;
 
-    /// How often it may be asked.
+    /// Minimum interval between polls.
     fn poll_interval(&self) -> Duration {
         Duration::from_secs(1)
     }
 
-    /// Waits at most so long; true as soon as there is news.
+    /// Waits for at most this time; true as soon as there is news.
     fn wait(&mut self, at_most: Duration) -> bool {
         std::thread::sleep(at_most);
         false
@@ -75,21 +75,21 @@ pub trait TaskEngine {
     fn stop(&mut self);
 }
 
-/// How other processes run a task: `program sweep run -o folder --task ID`.
+/// The command by which other processes run a task: `program sweep run -o folder --task ID`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct WorkerCommand {
-    /// The `cachemate` that workers run, by a path that holds on their hosts.
+    /// The `cachemate` that workers run, by a path that is valid on their hosts.
     pub program: PathBuf,
-    /// The sweep's folder, on a file system that all workers share.
+    /// The sweep's directory, on a file system that all workers share.
     pub folder: PathBuf,
-    /// Failures of a task beyond the first that are tried again.
+    /// Number of failures of a task, beyond the first, after which it is retried.
     pub retries: u32,
     /// Seconds without a heartbeat after which a claim is taken over.
     pub heartbeat_timeout_s: u64,
 }
 
 impl WorkerCommand {
-    /// The command's arguments, to be followed by ids.
+    /// The command's arguments, to which ids are appended.
     pub fn args(&self) -> Vec<std::ffi::OsString> {
         let (retries, stale) = (self.retries.to_string(), self.heartbeat_timeout_s.to_string());
         let words = ["--quiet", "sweep", "run", "--retries", &retries, "--heartbeat-timeout", &stale, "-o"];

@@ -1,4 +1,5 @@
-//! A sweep file into its manifest: every point checked, every input kept, every task named by its content.
+//! Expands a sweep file into its manifest: every point is checked, every input is copied, and every task is named by
+//! its content.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -16,14 +17,14 @@ use crate::{Store, SweepError};
 
 /// A manifest with the files that its tasks read.
 pub struct ExpandedSweep {
-    /// The header, and a task for each point.
+    /// The header, and one task for each point.
     pub manifest: Manifest,
-    /// Names below the sweep's folder, and contents.
+    /// Contents by name below the sweep's directory.
     pub files: BTreeMap<String, String>,
 }
 
 impl ExpandedSweep {
-    /// Puts the inputs and then the manifest into the sweep's folder.
+    /// Writes the inputs, and then the manifest, into the sweep's directory.
     ///
     /// # Errors
     /// They cannot be written.
@@ -38,8 +39,8 @@ impl ExpandedSweep {
 /// Checks every point of a sweep and makes its manifest. Recordings are read for their checksums; nothing is run.
 ///
 /// # Errors
-/// A scenario or machine that cannot be, a program that is not there, a policy that the command does not have; each
-/// with its file and field, and the point where it came up.
+/// An impossible scenario or machine, a missing program, or a policy that the command does not have; each with its file
+/// and field, and the point at which it occurred.
 pub fn expand(sweep: &SweepDefinition, work: &dyn JobRunner) -> Result<ExpandedSweep, SweepError> {
     let mut making = ManifestBuilder::new(sweep, work)?;
     let mut tasks = Vec::new();
@@ -47,7 +48,7 @@ pub fn expand(sweep: &SweepDefinition, work: &dyn JobRunner) -> Result<ExpandedS
     for point in sweep.points() {
         let seed = point.iter().find(|(axis, _)| *axis == "seed").and_then(|(_, value)| value.as_u64());
         let rest: Point<'_> = point.iter().filter(|(axis, _)| *axis != "seed").copied().collect();
-        // Seeds go fastest, so that everything else is put together once for all of them.
+        // Seeds vary fastest, so that everything else is built once for all of them.
         let known = last.as_ref().filter(|(owner, ..)| *owner == rest).map(|(_, content, own)| (*content, *own));
         let (content, own_seed) = match known {
             Some(known) => known,
@@ -103,7 +104,7 @@ impl<'a> ManifestBuilder<'a> {
         Ok(making)
     }
 
-    /// Keeps a text among the inputs, named by its content.
+    /// Stores a text among the inputs, under the hash of its content.
     fn store_input(&mut self, subject: &str, text: String) -> String {
         let name = self.input_path(subject, &text);
         self.files.insert(name.clone(), text);
@@ -114,7 +115,7 @@ impl<'a> ManifestBuilder<'a> {
         format!("inputs/{subject}-{:016x}.toml", xxh3_64(text.as_bytes()))
     }
 
-    /// The hash of everything but the seed, and the seed where the point names none.
+    /// The hash of everything but the seed, and the seed that is used if the point names none.
     fn content(&mut self, point: &Point<'_>) -> Result<(u64, u64), SweepError> {
         let at = || point.iter().map(|(axis, value)| format!("{axis} {value}")).collect::<Vec<_>>().join(", ");
         let refused = |what: String| SweepError::Refused(format!("{what} (at {})", at()));
@@ -138,7 +139,7 @@ impl<'a> ManifestBuilder<'a> {
             checksums.push(self.recording(&program, None).map_err(refused)?);
         }
         let seed = scenario.seed;
-        // Left out, because they do not affect the run: the display name, and the path of the machine's description.
+        // Omitted, because they do not affect the run: the display name, and the path of the machine's description.
         let plain = Scenario {
             name: String::new(),
             description: String::new(),
@@ -154,7 +155,7 @@ impl<'a> ManifestBuilder<'a> {
         Ok((xxh3_64(content.as_bytes()), seed))
     }
 
-    /// A scenario's file, and what a point changes in it.
+    /// A scenario's file, and the changes that a point makes to it.
     fn label(&self, point: &Point<'_>) -> String {
         let at = point.iter().filter(|(axis, _)| *axis != "scenario");
         let at: Vec<String> = at.map(|(axis, value)| format!("{axis} {value}")).collect();
@@ -163,7 +164,7 @@ impl<'a> ManifestBuilder<'a> {
         if at.is_empty() { file.to_string() } else { format!("{file} with {}", at.join(", ")) }
     }
 
-    /// Machines that are files are kept; the scenario's copy of the path may have been moved there already.
+    /// Machine files are copied; the scenario's copy of the path may already refer to the copy.
     fn machine_file(&mut self, machine_name: &str) -> Result<(), SweepError> {
         let name = machine_name.split('?').next().unwrap_or_default().to_string();
         if machine_names().contains(&name.as_str()) || self.machines.contains_key(&name) {
@@ -188,8 +189,8 @@ impl<'a> ManifestBuilder<'a> {
         Ok((xxh3_64(content.as_bytes()), 0))
     }
 
-    /// The checksum of a program's recording; `None` for a program that is none. Relative paths are from `folder`, or
-    /// from where the command runs.
+    /// The checksum of a program's recording; `None` if the program is not a recording. Relative paths are relative to
+    /// `folder`, or to the working directory.
     fn recording(&mut self, program: &str, folder: Option<PathBuf>) -> Result<Option<String>, String> {
         if self.built_in.contains(program) {
             return Ok(None);

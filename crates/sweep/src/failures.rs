@@ -1,4 +1,4 @@
-//! Attempts that came to nothing: one line each, so that no failure is lost or counted by an engine alone.
+//! Failed attempts: one line each, so that no failure is lost or known only to an engine.
 
 use std::path::Path;
 
@@ -9,13 +9,13 @@ use crate::manifest::SweepTaskId;
 use crate::owner::ClaimOwner;
 use crate::store::{Store, unix_ms};
 
-/// How an attempt came to nothing.
+/// The way in which an attempt failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FailureKind {
-    /// The task said what was wrong.
+    /// The task reported an error.
     Error,
-    /// Its worker was gone.
+    /// Its worker died.
     Death,
 }
 
@@ -24,13 +24,13 @@ pub enum FailureKind {
 pub struct FailedAttempt {
     /// How it ended.
     pub ending: FailureKind,
-    /// The reason, as the user reads it.
+    /// The reason, for the user.
     pub what: String,
     /// Host of the worker that recorded it.
     pub host: String,
-    /// Process of that worker, on that host.
+    /// Process id of that worker on that host.
     pub pid: u32,
-    /// When it was noted: milliseconds since 1970 by that host's clock.
+    /// Time of the record: milliseconds since 1970 by that host's clock.
     pub unix_ms: u64,
 }
 
@@ -47,10 +47,11 @@ impl Store {
         self.root().append_line(Path::new(&rest), &line).map_err(self.io_error(&rest))
     }
 
-    /// In order. A line that is not whole counts as a death, so that a task cannot kill its worker for ever.
+    /// The failed attempts in order. An incomplete line counts as a death, so that a task cannot kill its workers
+    /// forever.
     ///
     /// # Errors
-    /// The file is there and cannot be read.
+    /// The file exists and cannot be read.
     pub fn attempts(&self, id: SweepTaskId) -> Result<Vec<FailedAttempt>, SweepError> {
         let rest = failure_path(id);
         let read = self.root().read_text(Path::new(&rest), FAILURES_BYTES_LIMIT).map_err(self.io_error(&rest))?;
@@ -65,10 +66,10 @@ impl Store {
         Ok(text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|_| damaged())).collect())
     }
 
-    /// Forgets attempts that came to nothing, so that the task is tried again.
+    /// Removes the record of failed attempts, so that the task is retried.
     ///
     /// # Errors
-    /// The file is there and cannot be removed.
+    /// The file exists and cannot be removed.
     pub fn forget_attempts(&self, id: SweepTaskId) -> Result<(), SweepError> {
         self.dir(FAILED)?.remove(&format!("{id}.jsonl")).map_err(self.io_error(FAILED))
     }

@@ -1,4 +1,4 @@
-//! The sweep file: which axes, which points of them are left out.
+//! The sweep file: its axes, and the points that are left out.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -24,11 +24,11 @@ pub enum SweepKind {
     Repro,
 }
 
-/// As written in `sweep-*.toml`. docs/sweeps.md explains every field.
+/// The content of `sweep-*.toml`. docs/sweeps.md explains every field.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SweepFile {
-    /// Name of the sweep, for people.
+    /// Name of the sweep, for display.
     pub name: String,
     /// Its purpose, in a sentence or two; may be empty.
     #[serde(default)]
@@ -36,39 +36,39 @@ pub struct SweepFile {
     /// Kind of each task.
     #[serde(default)]
     pub kind: SweepKind,
-    /// Results hold everything that a run counted; otherwise only the figures that reports show.
+    /// Do results contain everything that a run counted, or only the figures that reports show?
     #[serde(default = "yes")]
     pub detail: bool,
     /// The varied parameters.
     pub axes: Axes,
-    /// A point that one of these matches is left out.
+    /// Filters; a point that matches one of them is left out.
     #[serde(default)]
     pub skip: Vec<toml::Table>,
-    /// If there are any, a point that matches none of these is left out.
+    /// Filters; if there are any, a point that matches none of them is left out.
     #[serde(default)]
     pub only: Vec<toml::Table>,
 }
 
-/// The axes as written; which ones a sweep may have depends on its kind.
+/// The axes as written; the allowed ones depend on the sweep's kind.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Axes {
-    /// Scenario files, from the sweep file's folder.
+    /// Scenario files, relative to the sweep file's directory.
     #[serde(default)]
     pub scenario: Vec<String>,
-    /// Machines by name or path, in the place of the scenario's.
+    /// Machines by name or path, which replace the scenario's.
     #[serde(default)]
     pub machine: Vec<String>,
-    /// Names, or tables of name and parameters.
+    /// Policy names, or tables of name and parameters.
     #[serde(default)]
     pub policy: Vec<toml::Value>,
-    /// Bundled recordings by name, or recordings by path; `["all"]` is all bundled ones.
+    /// Bundled recordings by name, or recordings by path; `["all"]` stands for all bundled ones.
     #[serde(default)]
     pub recording: Vec<String>,
     /// Any other field by its path, with its values.
     #[serde(default)]
     pub parameters: BTreeMap<String, Vec<toml::Value>>,
-    /// Numbers, or a table of `first` and `count`.
+    /// Seeds, or a table of `first` and `count`.
     #[serde(default)]
     pub seed: Option<toml::Value>,
 }
@@ -89,20 +89,20 @@ fn yes() -> bool {
 pub struct SweepAxis {
     /// Name as in the file; for a parameter, the path of the field.
     pub name: String,
-    /// Its values; never empty, none twice.
+    /// Its values; not empty, and without duplicates.
     pub values: Vec<Value>,
 }
 
-/// A sweep file with where it stands and its axes in order.
+/// A sweep file with its path, and its axes in order.
 #[derive(Clone, PartialEq, Debug)]
 pub struct SweepDefinition {
-    /// The file as it was written.
+    /// The file as written.
     pub file: SweepFile,
     /// Its path, for messages.
     pub path: String,
-    /// Scenario files are looked for from here.
+    /// Directory to which paths of scenario files are relative.
     pub folder: PathBuf,
-    /// Slowest first; seeds last.
+    /// Axes, the slowest one first; seeds last.
     pub axes: Vec<SweepAxis>,
     /// Filters: values by axis. A point that matches one is left out.
     pub skip: Vec<BTreeMap<String, Vec<Value>>>,
@@ -110,14 +110,14 @@ pub struct SweepDefinition {
     pub only: Vec<BTreeMap<String, Vec<Value>>>,
 }
 
-/// Scenarios, machines and sweep files are written by hand.
+/// Scenarios, machines and sweep files are written manually, so they are small.
 pub(crate) const INPUT_BYTES_LIMIT: u64 = 16 << 20;
-/// More points than this are a slip of the pen.
+/// More points are probably a typing error.
 pub const MAX_POINTS: usize = 10_000_000;
 /// Parameters of a curve.
 const CURVE_PARAMETERS: [&str; 3] = ["line_bytes", "sizes", "sample"];
 
-/// Reads and checks a sweep file. `bundled` is what recording `all` means.
+/// Reads and checks a sweep file. `bundled` is the meaning of recording `all`.
 ///
 /// # Errors
 /// As [`parse_sweep`], and an unreadable file.
@@ -126,11 +126,11 @@ pub fn load_sweep(path: &Path, bundled: &[String]) -> Result<SweepDefinition, Sw
     parse_sweep(path, &text, bundled)
 }
 
-/// The same from a text.
+/// Parses a sweep file from a text.
 ///
 /// # Errors
-/// Broken TOML, unknown or ill-typed fields, an axis without values or with one twice, an axis that the kind does not
-/// have, a filter of an axis that is not there; each with file, line, field, what was found and expected.
+/// Invalid TOML, unknown or ill-typed fields, an empty axis or one with a duplicate value, an axis that the kind does
+/// not have, a filter for a missing axis; each with file, line, field, the value found and the values expected.
 pub fn parse_sweep(path: &Path, text: &str, bundled: &[String]) -> Result<SweepDefinition, SweepError> {
     let name = path.display().to_string();
     let located = Located::parse(&name, text)?;
@@ -228,7 +228,7 @@ fn check_axes(axes: &[SweepAxis], located: &Located<'_>) -> Result<(), SpecError
     Ok(())
 }
 
-/// A policy is its name where it has no parameters, so that the same one is written in one way only.
+/// A policy without parameters is represented by its name, so that each policy has only one representation.
 fn policies(entries: &[toml::Value], located: &Located<'_>) -> Result<Vec<Value>, SpecError> {
     let one = |(at, value): (usize, &toml::Value)| {
         let field = format!("axes.policy[{at}]");
@@ -268,7 +268,7 @@ fn seeds(value: Option<&toml::Value>, located: &Located<'_>) -> Result<Option<Ve
     Ok(Some(seeds.into_iter().map(Value::from).collect()))
 }
 
-/// TOML's values that JSON has too.
+/// The TOML values that JSON also has.
 fn plain(value: &toml::Value, field: &str, located: &Located<'_>) -> Result<Value, SpecError> {
     let bad =
         |found: &str| located.error_at(field, found, "a text, a number, true or false, a list or a table of these");
@@ -315,7 +315,7 @@ fn filters(
     tables.iter().enumerate().map(one).collect()
 }
 
-/// A policy with parameters is also meant by its name alone.
+/// Does a value match? The name of a policy also matches the policy with parameters.
 pub fn matches_value(value: &Value, wanted: &Value) -> bool {
     value == wanted || (value.is_object() && wanted.is_string() && value.get("name") == Some(wanted))
 }

@@ -1,4 +1,4 @@
-//! Jobs: the point of a task together with the inputs that it names.
+//! Jobs: the point of a task, together with the inputs that it names.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,32 +15,32 @@ use crate::file::{INPUT_BYTES_LIMIT, SweepKind};
 use crate::manifest::{ManifestHeader, RecordingRef, checksum_of};
 use crate::store::plain_input;
 
-/// A task with everything it needs at hand.
+/// A task with all of its inputs.
 #[derive(Clone, PartialEq, Debug)]
 pub enum SweepJob {
     /// A scenario on the simulated machine.
     Scenario(Box<ScenarioJob>),
     /// The miss-rate curve of a recording.
     Curve(CurveJob),
-    /// One run of the papers' experiments; the command knows what its name means.
+    /// One run of the papers' experiments; the command interprets its name.
     Repro {
-        /// The header's `repro`: which experiments, how long, how many seeds.
+        /// The header's `repro`: the experiments, their length, and the number of seeds.
         asked: Value,
         /// The run's name.
         run: String,
     },
 }
 
-/// A scenario and a machine, with the point's changes in both.
+/// A scenario and a machine, with the point's changes applied to both.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ScenarioJob {
     /// Programs, policy and duration.
     pub scenario: Scenario,
     /// The machine that runs them.
     pub machine: MachineSpec,
-    /// Files of the programs that are recordings, by the names that the scenario has for them.
+    /// Files of the programs that are recordings, by their names in the scenario.
     pub recordings: BTreeMap<String, PathBuf>,
-    /// Everything that was counted is wanted.
+    /// Is everything that was counted requested?
     pub detail: bool,
 }
 
@@ -49,20 +49,20 @@ pub struct ScenarioJob {
 pub struct CurveJob {
     /// The recording's file.
     pub recording: PathBuf,
-    /// Size of a cache line, in bytes.
+    /// Line size in bytes.
     pub line_bytes: u32,
-    /// As the command line takes them: `64K,1M` or `LO..HI:N`.
+    /// Sizes as on the command line: `64K,1M` or `LO..HI:N`.
     pub sizes: Option<String>,
-    /// Share of the lines that is followed; `None` = all, exact.
+    /// Share of the lines that is sampled; `None` for all of them, which is exact.
     pub sample: Option<f64>,
-    /// Seed of the choice among lines; without effect where all are followed.
+    /// Seed for the choice of sampled lines; without effect if all lines are followed.
     pub seed: u64,
 }
 
 /// Result of a task.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct JobResult {
-    /// Figures by name with the unit last; `None` where it could not be measured.
+    /// Figures by name, with the unit last; `None` if a figure could not be measured.
     pub figures: BTreeMap<String, Option<f64>>,
     /// For a curve: bytes, and misses over accesses.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -72,10 +72,10 @@ pub struct JobResult {
     pub detail: Option<Value>,
 }
 
-/// Why a task has no answer.
+/// The reason for which a task has no result.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum RunError {
-    /// The reason, as the user reads it. The task may be tried again.
+    /// The reason, for the user. The task may be retried.
     Failed(String),
     /// The user asked to stop.
     Stopped,
@@ -83,49 +83,49 @@ pub enum RunError {
 
 /// Runs tasks; implemented by the command.
 pub trait JobRunner: Send + Sync {
-    /// Tells programs apart that may answer differently.
+    /// Identifies the program's version; different versions may give different results.
     fn version(&self) -> String;
 
-    /// The file of a program that is a recording; `None` for those that need no file.
+    /// The file of a program that is a recording; `None` for programs that need no file.
     ///
     /// # Errors
-    /// There is no such program, with what there is.
+    /// There is no such program; the error lists the known ones.
     fn recording(&self, program: &str) -> Result<Option<PathBuf>, String>;
 
-    /// Looks for what can be known to be wrong before anything is run.
+    /// Checks everything that can be checked without running the job.
     ///
     /// # Errors
-    /// The task cannot be run, with the reason.
+    /// The job cannot be run, with the reason.
     fn check(&self, job: &SweepJob) -> Result<(), String>;
 
-    /// The same job gives the same answer, bit by bit.
+    /// Runs the job; the same job gives the same result, bit by bit.
     ///
     /// # Errors
     /// The task failed or was stopped.
     fn run(&self, job: &SweepJob, stop: &AtomicBool) -> Result<JobResult, RunError>;
 }
 
-/// Inputs that points name. Paths are those of the moment: of the manifest's creation or of the task's run.
+/// Inputs that points name. Paths are valid for the moment: the creation of the manifest, or the run of the task.
 #[derive(Default, Debug)]
 pub struct Inputs {
     /// Kind of each task.
     pub kind: SweepKind,
-    /// Answers hold everything that was counted.
+    /// Do results contain everything that was counted?
     pub detail: bool,
     /// Scenarios by their names on the axes: the name for messages, and the text.
     pub scenarios: BTreeMap<String, (String, String)>,
-    /// Machines that are files, by the names given for them.
+    /// Machine files, by the names given for them.
     pub machines: BTreeMap<String, PathBuf>,
-    /// Files of the programs that are recordings, by the names that points have for them.
+    /// Files of the programs that are recordings, by the names that points use.
     pub recordings: BTreeMap<String, RecordingRef>,
     /// Options of the papers' experiments; `Null` in every other sweep.
     pub repro: Value,
-    /// Recordings that were found to be what they were.
+    /// Recordings whose checksum was verified.
     pub(crate) verified: Mutex<Vec<String>>,
 }
 
 impl Inputs {
-    /// As a manifest's header names them, below the sweep's folder.
+    /// The inputs that a manifest's header names, below the sweep's directory.
     ///
     /// # Errors
     /// A file that is missing or unreadable.
@@ -148,7 +148,7 @@ impl Inputs {
         Ok(inputs)
     }
 
-    /// The scenario that a point means, with its machine.
+    /// The scenario of a point, with its machine.
     ///
     /// # Errors
     /// A scenario that the sweep does not have, or one that the point's values make impossible; with the field.
@@ -182,7 +182,7 @@ impl Inputs {
     /// The job of the task at this point.
     ///
     /// # Errors
-    /// Words for what is wrong with it.
+    /// A description of the problem.
     pub fn job(&self, point: &[(&str, &Value)]) -> Result<SweepJob, String> {
         let axis_value = |name: &str| point.iter().find(|(axis, _)| *axis == name).map(|(_, value)| *value);
         match self.kind {
@@ -222,7 +222,7 @@ impl Inputs {
         }
     }
 
-    /// The recording's file, if it is still what it was when the manifest was made.
+    /// The recording's file, if it has not changed since the manifest was made.
     fn verify_recording(&self, name: &str, recording: &RecordingRef) -> Result<PathBuf, String> {
         let verified = || self.verified.lock().unwrap_or_else(PoisonError::into_inner);
         let known = verified().iter().any(|known| known == name);

@@ -1,12 +1,12 @@
-//! Sweeps: many independent runs as tasks that any number of machines take, on engines that exist.
+//! Sweeps: many independent runs as tasks for any number of machines, on existing engines.
 //!
-//! Problem: full results at several seeds take days on one machine, and every engine that spreads tasks over machines
-//! runs some twice, loses some, and reports exit codes that are not true. Method: a sweep file becomes a [`Manifest`],
-//! one line a task, whose id is the hash of its inputs and of the program's version. A task is claimed, run, and its
-//! result written beside its place and linked there ([`Store`]); [`drive()`] gives an [`TaskEngine`] what is missing until
-//! nothing is. Properties: at least once; the truth is in the store's files and nowhere else; what is finished is
-//! skipped; results that two workers made are compared bit by bit; merged results are the same bytes whatever engine
-//! made them. Docs: docs/sweeps.md.
+//! Problem: full results at several seeds take days on one machine. Every engine that distributes tasks over machines
+//! runs some of them twice, loses some, and reports misleading exit codes. Method: a sweep file becomes a [`Manifest`]
+//! with one line per task, whose id is the hash of its inputs and of the program's version. A task is claimed and run,
+//! and its result is written to a temporary file and linked into place ([`Store`]); [`drive()`] submits missing tasks
+//! to a [`TaskEngine`] until none are missing. Properties: each task runs at least once; only the store's files
+//! determine the state; finished tasks are skipped; results of two workers are compared bit by bit; merged results are
+//! the same bytes whatever engine made them. Documentation: docs/sweeps.md.
 
 #![warn(missing_docs)]
 

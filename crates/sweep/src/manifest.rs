@@ -1,4 +1,4 @@
-//! The manifest: a header, then one line a task. The manifest and the inputs beside it suffice to run every task.
+//! The manifest: a header, then one line per task. The manifest and the inputs beside it suffice to run every task.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,9 +17,9 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 use crate::SweepError;
 use crate::file::SweepKind;
 
-/// Version of the manifest's form; a reader refuses all others.
+/// Version of the manifest's format; a reader rejects all others.
 pub const FORMAT: u32 = 1;
-/// The manifest's name in the sweep's folder.
+/// The manifest's name in the sweep's directory.
 pub(crate) const FILE: &str = "manifest.jsonl";
 
 /// The hash of a task's inputs and of the program's version, written as 16 hexadecimal digits.
@@ -27,7 +27,7 @@ pub(crate) const FILE: &str = "manifest.jsonl";
 pub struct SweepTaskId(pub u64);
 
 impl SweepTaskId {
-    /// The id of a text that says everything a task's answer depends on.
+    /// The id of a text that contains everything on which a task's result depends.
     pub fn from_text(text: &str) -> Self {
         SweepTaskId(xxh3_64(text.as_bytes()))
     }
@@ -57,7 +57,7 @@ impl FromStr for SweepTaskId {
     }
 }
 
-/// A recorded program's file; it is not copied.
+/// The file of a recorded program, which is not copied.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RecordingRef {
     /// Its absolute path.
@@ -71,47 +71,47 @@ pub struct RecordingRef {
 /// The manifest's first line.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ManifestHeader {
-    /// The manifest's form: [`FORMAT`].
+    /// The manifest's format: [`FORMAT`].
     pub format: u32,
-    /// Name of the sweep, for people.
+    /// Name of the sweep, for display.
     pub name: String,
     /// Purpose of the sweep; may be empty.
     pub description: String,
     /// Kind of each task.
     pub kind: SweepKind,
-    /// Version of the program that made it; only that one may run its tasks.
+    /// Version of the program that made it, which alone may run its tasks.
     pub version: String,
-    /// Answers hold everything that was counted.
+    /// Do results contain everything that was counted?
     pub detail: bool,
-    /// Slowest first.
+    /// Names of the axes, the slowest one first.
     pub axes: Vec<String>,
-    /// Lines that follow.
+    /// Number of lines that follow.
     pub tasks: usize,
-    /// Files below the sweep's folder, by the names that points have for them.
+    /// Files below the sweep's directory, by the names that points use.
     pub scenarios: BTreeMap<String, String>,
-    /// The same for machines that are files.
+    /// The same for machine files.
     pub machines: BTreeMap<String, String>,
-    /// Files of the programs that are recordings, by the names that points have for them.
+    /// Files of the programs that are recordings, by the names that points use.
     pub recordings: BTreeMap<String, RecordingRef>,
     /// Options of the papers' experiments.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub repro: Value,
 }
 
-/// One line of it. Two points that mean the same have the same id and are run once.
+/// One line of the manifest. Two equivalent points have the same id and are run once.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SweepTask {
-    /// Hash of everything that the answer depends on.
+    /// Hash of everything on which the result depends.
     pub id: SweepTaskId,
-    /// A JSON object: the value of every axis.
+    /// A JSON object with the value of every axis.
     pub point: Box<str>,
 }
 
 impl SweepTask {
-    /// Axes and values.
+    /// Values by axis.
     ///
     /// # Errors
-    /// It is no JSON object.
+    /// The text is not a JSON object.
     pub fn values(&self) -> Result<BTreeMap<String, Value>, String> {
         serde_json::from_str(&self.point).map_err(|error| format!("point of task {}: {error}", self.id))
     }
@@ -125,20 +125,20 @@ struct ManifestLine<'a> {
     point: &'a RawValue,
 }
 
-/// All tasks of a sweep, and what is common to them.
+/// All tasks of a sweep, and their common header.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Manifest {
     /// The first line.
     pub header: ManifestHeader,
-    /// A task for each line that follows, in that order.
+    /// A task for each following line, in order.
     pub tasks: Vec<SweepTask>,
 }
 
 impl Manifest {
-    /// Reads the manifest of a sweep's folder.
+    /// Reads the manifest of a sweep's directory.
     ///
     /// # Errors
-    /// There is none, or it is damaged: with the line.
+    /// There is none, or it is damaged, with the line.
     pub fn read(folder: &TrustedDir) -> Result<Self, SweepError> {
         let path = folder.path().join(FILE);
         let mut lines = open(folder)?;
@@ -156,10 +156,10 @@ impl Manifest {
         Ok(Manifest { header, tasks })
     }
 
-    /// The header and the tasks with these ids, in their order, without keeping the others.
+    /// The header and the tasks with these ids, in their order, without storing the others.
     ///
     /// # Errors
-    /// As [`Manifest::read`]; an id that is not in it.
+    /// As [`Manifest::read`]; an unknown id.
     pub fn find(folder: &TrustedDir, wanted: &[SweepTaskId]) -> Result<Self, SweepError> {
         let path = folder.path().join(FILE);
         let mut lines = open(folder)?;
@@ -182,7 +182,7 @@ impl Manifest {
         Ok(Manifest { header, tasks: tasks.into_iter().flatten().collect() })
     }
 
-    /// Writes it beside its place and renames it there, unless the same is there already.
+    /// Writes it to a temporary file and renames that, unless the same manifest exists already.
     ///
     /// # Errors
     /// It cannot be written.
@@ -196,14 +196,14 @@ impl Manifest {
         folder.replace(FILE, &text).map_err(SweepError::io(&path))
     }
 
-    /// The first task of every id. In the order of the manifest.
+    /// The first task of every id, in the order of the manifest.
     pub fn distinct(&self) -> Vec<SweepTask> {
         let mut visited = std::collections::BTreeSet::new();
         self.tasks.iter().filter(|task| visited.insert(task.id)).cloned().collect()
     }
 }
 
-/// Longest line of a manifest: the header names every input, a task has a value for each axis.
+/// Longest line of a manifest: the header names every input, and a task has a value for each axis.
 const LINE_BYTES_LIMIT: u64 = 16 << 20;
 
 fn open(folder: &TrustedDir) -> Result<BufReader<File>, SweepError> {

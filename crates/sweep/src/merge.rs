@@ -1,4 +1,5 @@
-//! All results in one file, in the order of the manifest: the same bytes whatever engines and workers made them.
+//! Merges all results into one file, in the order of the manifest: the same bytes whatever engines and workers made
+//! them.
 
 use std::io::{BufWriter, Write};
 use std::path::Path;
@@ -13,32 +14,32 @@ use crate::store::{Store, StoredResult};
 /// Summary of a merge; `cachemate sweep merge --json` prints it.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct MergeSummary {
-    /// Lines of the manifest.
+    /// Number of lines of the manifest.
     pub total: usize,
-    /// Lines of the file.
+    /// Number of lines of the merged file.
     pub merged: usize,
     /// Ids of lines without a result.
     pub missing: Vec<String>,
-    /// Results that were found in more than one folder, bit-equal.
+    /// Results that are in several directories, and bit-equal.
     pub duplicates: usize,
-    /// Results on which two folders or two workers did not agree.
+    /// Results on which two directories or two workers disagree.
     pub conflicting: Vec<String>,
     /// Incomplete results, one sentence each.
     pub damaged: Vec<String>,
 }
 
 impl MergeSummary {
-    /// Every task once, and no doubt about any.
+    /// Is every task there once, without any conflict?
     pub fn is_complete(&self) -> bool {
         self.missing.is_empty() && self.conflicting.is_empty() && self.damaged.is_empty()
     }
 }
 
-/// Merges the results of folders that have the same tasks (shards of one sweep on machines that share no disk) into
-/// `out`, a line `{"id", "point", "result"}` for each line of the manifest that has a result.
+/// Merges the results of directories that have the same tasks (shards of one sweep on machines that share no disk) into
+/// `out`, with a line `{"id", "point", "result"}` for each line of the manifest that has a result.
 ///
 /// # Errors
-/// No folder, folders of other sweeps, a folder that cannot be read, a file that cannot be written.
+/// No directory, directories of different sweeps, a directory that cannot be read, a file that cannot be written.
 pub fn merge(stores: &[Store], out: &Path) -> Result<MergeSummary, SweepError> {
     let Some((first, others)) = stores.split_first() else {
         return Err(SweepError::Refused("no folder to merge".to_string()));
@@ -67,7 +68,7 @@ pub fn merge(stores: &[Store], out: &Path) -> Result<MergeSummary, SweepError> {
 }
 
 impl MergeSummary {
-    /// The task's result, the same in all folders that have it.
+    /// The task's result, which must be the same in all directories that have it.
     fn merge_task(&mut self, stores: &[Store], task: &SweepTask) -> Option<StoredResult> {
         let mut result: Option<StoredResult> = None;
         for store in stores {

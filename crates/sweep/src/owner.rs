@@ -1,4 +1,4 @@
-//! Owners of claims, and the heartbeat by which others see that they live.
+//! Owners of claims, and the heartbeat that shows that they are alive.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -12,16 +12,16 @@ use serde::{Deserialize, Serialize};
 
 const BEAT: Duration = Duration::from_secs(5);
 
-/// A process, told apart from all others on all hosts.
+/// A process, uniquely identified across all hosts.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ClaimOwner {
-    /// The host's name; all but letters, digits and hyphens is `_`.
+    /// The host's name; every character except letters, digits and hyphens is replaced by `_`.
     pub host: String,
-    /// Boot and process namespace: if they are ours, the pid names the same process here.
+    /// Boot and process namespace: if they equal those of this process, the pid names the same process here.
     pub place: String,
     /// Process id in that namespace.
     pub pid: u32,
-    /// Start in the kernel's ticks since the boot, so that a pid that came round again is another.
+    /// Start in the kernel's ticks since boot, which distinguishes processes with the same pid.
     pub started_ticks: Option<u64>,
 }
 
@@ -41,7 +41,7 @@ impl ClaimOwner {
         ClaimOwner { host, place, pid, started_ticks: started_ticks(pid) }
     }
 
-    /// `None` where that cannot be known from here.
+    /// Is the owner alive? `None` if this cannot be determined from here.
     pub(crate) fn is_alive(&self, me: &ClaimOwner) -> Option<bool> {
         let comparable = self.place == me.place && !me.place.trim().is_empty();
         comparable.then(|| started_ticks(self.pid).is_some_and(|ticks| Some(ticks) == self.started_ticks))
@@ -54,7 +54,8 @@ impl std::fmt::Display for ClaimOwner {
     }
 }
 
-/// Field 22 of `/proc/PID/stat`; the name in brackets may hold anything. `None` for one that is dead or a zombie.
+/// Field 22 of `/proc/PID/stat`; the name in parentheses may contain anything. `None` for a process that is dead or a
+/// zombie.
 pub(crate) fn started_ticks(pid: u32) -> Option<u64> {
     let stat = cachemate_files::read_text_limited(Path::new(&format!("/proc/{pid}/stat")), 4096).ok()?;
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
@@ -65,7 +66,7 @@ pub(crate) fn started_ticks(pid: u32) -> Option<u64> {
     fields.nth(18)?.parse().ok()
 }
 
-/// Claims of this process, touched as long as it lives.
+/// Claims of this process, which it touches as long as it lives.
 pub struct Heartbeat {
     folder: Arc<TrustedDir>,
     state: Arc<Mutex<HeartbeatState>>,
@@ -73,7 +74,7 @@ pub struct Heartbeat {
 
 #[derive(Default)]
 struct HeartbeatState {
-    /// Names below the sweep's folder.
+    /// Names below the sweep's directory.
     claims: BTreeSet<String>,
     is_running: bool,
 }
@@ -110,7 +111,7 @@ impl Heartbeat {
     }
 }
 
-/// Sets the file's time to now, by the clock of the host that keeps the file.
+/// Sets the file's time to now, by the clock of the host that stores the file.
 fn touch(folder: &TrustedDir, claim: &str) -> io::Result<()> {
     let (now, keep) = (Timespec { tv_sec: 0, tv_nsec: UTIME_NOW }, Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT });
     let file = folder.file(Path::new(claim), OFlags::WRONLY)?;

@@ -1,4 +1,4 @@
-//! The points of the axes, in order, without those that are filtered out.
+//! The points of the axes, in order, without filtered ones.
 
 use std::collections::BTreeMap;
 
@@ -6,11 +6,11 @@ use serde_json::Value;
 
 use crate::file::{SweepAxis, SweepDefinition, matches_value};
 
-/// A value for every axis. In the order of the axes.
+/// A value for every axis, in the order of the axes.
 pub type Point<'a> = Vec<(&'a str, &'a Value)>;
 
 impl SweepDefinition {
-    /// Every point that no filter leaves out; the last axis goes fastest.
+    /// Every point that no filter omits; the last axis varies fastest.
     pub fn points(&self) -> impl Iterator<Item = Point<'_>> {
         all(&self.axes).filter(|point| self.is_selected(point))
     }

@@ -1,4 +1,5 @@
-//! A sweep's results as tables, pictures and a page: one row for each point without its seed, figures over the seeds.
+//! A sweep's results as tables, pictures and a page: one row for each point without its seed, with statistics over the
+//! seeds.
 
 use std::collections::BTreeMap;
 
@@ -19,24 +20,24 @@ use crate::store::Store;
 pub struct ReportRow {
     /// Values in the order of [`SweepReport::axes`].
     pub point: Vec<String>,
-    /// Seeds with a whole result.
+    /// Number of seeds with a complete result.
     pub finished: usize,
-    /// Seeds of the point.
+    /// Number of seeds of the point.
     pub total: usize,
-    /// Figures by name with the unit last.
+    /// Figures by name, with the unit last.
     pub figures: BTreeMap<String, FigureStats>,
-    /// Size in bytes, and the mean over the seeds of misses over accesses; empty but for curves.
+    /// Size in bytes, and the mean over the seeds of misses over accesses; empty except for curves.
     pub curve: Vec<(u64, f64)>,
 }
 
-/// A figure over the seeds that have it.
+/// Statistics of a figure over the seeds that have it.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct FigureStats {
-    /// Mean over the seeds; `None` where no seed has the figure.
+    /// Mean over the seeds; `None` if no seed has the figure.
     pub mean: Option<f64>,
-    /// Least value over the seeds.
+    /// Smallest value over the seeds.
     pub low: Option<f64>,
-    /// Greatest value over the seeds.
+    /// Largest value over the seeds.
     pub high: Option<f64>,
 }
 
@@ -49,15 +50,15 @@ pub struct SweepReport {
     pub description: String,
     /// Version of the program that made the results.
     pub version: String,
-    /// Without the seed.
+    /// Names of the axes without the seed.
     pub axes: Vec<String>,
-    /// Lines of the manifest with a whole result.
+    /// Lines of the manifest with a complete result.
     pub finished: usize,
     /// Lines of the manifest.
     pub total: usize,
     /// Incomplete results, one sentence each.
     pub damaged: Vec<String>,
-    /// A row for each point without its seed, in the manifest's order.
+    /// One row for each point without its seed, in the manifest's order.
     pub rows: Vec<ReportRow>,
     /// Drawings of the rows, for files and for the page.
     #[serde(skip)]
@@ -67,13 +68,13 @@ pub struct SweepReport {
 /// A drawing under its file name.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Picture {
-    /// File name without its ending.
+    /// File name without its extension.
     pub name: String,
     /// Title of the drawing.
     pub title: String,
-    /// The whole SVG file, with its style.
+    /// The complete SVG file, with its style.
     pub svg: String,
-    /// The same without its style, for a page that brings one.
+    /// The same without its style, for a page that includes it.
     pub inline: Drawing,
 }
 
@@ -83,14 +84,14 @@ struct PointResults {
     answers: Vec<JobResult>,
 }
 
-/// More groups than this are no picture.
+/// Maximum number of groups in a picture.
 const MAX_GROUPS: usize = 24;
 const MAX_SERIES: usize = 12;
 
-/// Gathers the results that a store has so far; damaged ones are left out and named.
+/// Collects the results that a store has so far; damaged ones are omitted and listed.
 ///
 /// # Errors
-/// The manifest cannot be read, or a result is no answer.
+/// The manifest cannot be read, or a result is invalid.
 pub fn report(store: &Store) -> Result<SweepReport, SweepError> {
     let Manifest { header, tasks } = store.manifest()?;
     let axes: Vec<String> = header.axes.iter().filter(|axis| *axis != "seed").cloned().collect();
@@ -120,7 +121,7 @@ pub fn report(store: &Store) -> Result<SweepReport, SweepError> {
     Ok(SweepReport { name, description, version, axes, finished, total: tasks.len(), damaged, rows, pictures })
 }
 
-/// A value as people write it.
+/// A value for display.
 fn value_text(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -158,7 +159,7 @@ fn figure(values: &[f64]) -> FigureStats {
     }
 }
 
-/// `instr_per_cycle` as people read it.
+/// The title of a figure such as `instr_per_cycle`.
 fn title(name: &str) -> String {
     name.replace('_', " ")
 }
@@ -179,7 +180,7 @@ fn pictures(axes: &[String], rows: &[ReportRow]) -> Vec<Picture> {
     pictures
 }
 
-/// Axes that tell rows apart: a label of all axes would leave no room for the picture.
+/// The axes that distinguish rows, because a label with all axes would leave no room for the picture.
 fn labeled_columns(rows: &[ReportRow]) -> Vec<usize> {
     let axes = rows.first().map_or(0, |row| row.point.len());
     let varies = |at: &usize| rows.iter().any(|row| row.point[*at] != rows[0].point[*at]);
@@ -207,7 +208,7 @@ fn curve_picture(index: usize, rows: &[&ReportRow], labels: &[usize]) -> Picture
     }
 }
 
-/// A bar for each value of axis `by`, side by side for each point of the others.
+/// One bar for each value of axis `by`, side by side for each point of the other axes.
 fn bars_picture(by: usize, rows: &[ReportRow], name: &str, labels: &[usize]) -> Option<Picture> {
     let (mut series, mut groups) = (Vec::<String>::new(), Vec::<String>::new());
     let group_of = |row: &ReportRow| {
@@ -246,7 +247,7 @@ fn bars_picture(by: usize, rows: &[ReportRow], name: &str, labels: &[usize]) -> 
 }
 
 impl SweepReport {
-    /// One line a row, means over the seeds.
+    /// One line per row, with means over the seeds.
     pub fn text(&self) -> String {
         let names = figure_names(&self.rows);
         let titles: Vec<String> = names.iter().map(|name| title(name)).collect();

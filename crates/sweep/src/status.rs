@@ -1,4 +1,4 @@
-//! Status of a sweep, from names of files alone: a second for a hundred thousand results.
+//! Status of a sweep, from file names alone: a second for a hundred thousand results.
 
 use std::time::Duration;
 
@@ -8,36 +8,36 @@ use crate::SweepError;
 use crate::manifest::{Manifest, SweepTaskId};
 use crate::store::Store;
 
-/// How far a sweep is; `cachemate sweep status --json` prints it.
+/// Progress of a sweep; `cachemate sweep status --json` prints it.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct SweepStatus {
     /// Name of the sweep.
     pub name: String,
     /// Version of the program that may run its tasks.
     pub version: String,
-    /// Tasks, each id once.
+    /// Number of tasks, counting each id once.
     pub total: usize,
     /// Tasks with a result.
     pub finished: usize,
     /// Tasks that are running now.
     pub running: usize,
-    /// Tasks without a result of which an attempt failed.
+    /// Tasks without a result that have a failed attempt.
     pub failed: usize,
-    /// Tasks that are none of these.
+    /// All other tasks.
     pub waiting: usize,
-    /// Results without a task in the manifest: of other versions or older sweep files.
+    /// Results without a task in the manifest, from other versions or older sweep files.
     pub orphaned: usize,
-    /// Results on which two workers did not agree.
+    /// Results on which two workers disagree.
     pub conflicting: Vec<String>,
     /// Rate of the newest results; `None` if no worker runs, or too few tasks are finished.
     pub finished_per_s: Option<f64>,
-    /// Seconds until everything is finished at that rate; `None` where no rate is known.
+    /// Seconds until everything is finished at that rate; `None` if no rate is known.
     pub remaining_s: Option<f64>,
     /// Failures, at most ten.
     pub failures: Vec<Failure>,
 }
 
-/// A task without a result, and what its last attempt said.
+/// A task without a result, and the error of its last attempt.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Failure {
     /// The task's id.
@@ -46,7 +46,7 @@ pub struct Failure {
     pub point: serde_json::Value,
     /// Attempts so far.
     pub attempts: usize,
-    /// Why the last one came to nothing.
+    /// The reason for which the last one failed.
     pub error: String,
 }
 
@@ -100,7 +100,7 @@ pub fn status(store: &Store) -> Result<SweepStatus, SweepError> {
     })
 }
 
-/// Results a second, of the newest; `None` where they tell nothing.
+/// Results per second, of the newest ones; `None` if they do not determine a rate.
 fn rate(store: &Store, finished: impl Iterator<Item = SweepTaskId>) -> Option<f64> {
     let times = store.newest_times(finished, NEWEST);
     let (last, first) = (times.first()?, times.last()?);

@@ -1,16 +1,17 @@
-//! The job store: a folder of plain files, which is the only truth about a sweep.
+//! The job store: a directory of plain files, which alone determine the state of a sweep.
 //!
-//! | file | what |
+//! | file | content |
 //! |---|---|
-//! | `manifest.jsonl`, `inputs/` | what there is to do ([`crate::Manifest`]) |
-//! | `results/ab/ID.json` | a finished task: the result's line, then a line on who made it |
-//! | `claims/ID` | who runs a task now ([`crate::claims`]) |
-//! | `failed/ID.jsonl` | attempts that came to nothing ([`crate::failures`]) |
-//! | `damaged/`, `differing/` | results that were not whole, and such that two workers did not agree on |
-//! | `partial/` | files under way |
+//! | `manifest.jsonl`, `inputs/` | the tasks ([`crate::Manifest`]) |
+//! | `results/ab/ID.json` | a finished task: the result's line, then a line about its worker |
+//! | `claims/ID` | the worker that runs a task now ([`crate::claims`]) |
+//! | `failed/ID.jsonl` | failed attempts ([`crate::failures`]) |
+//! | `damaged/`, `differing/` | incomplete results, and results on which two workers disagree |
+//! | `partial/` | files being written |
 //!
-//! Names appear by linking a whole file, so that a result is there or not, on a shared file system too. Nothing is
-//! forced to the disk: a result that a power failure damaged has a wrong checksum and is made again.
+//! A name appears by linking a complete file, so that a result either exists or does not, on a shared file system as
+//! well. Nothing is forced to the disk: a result that a power failure damaged has a wrong checksum, and its task runs
+//! again.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -28,10 +29,10 @@ use crate::manifest::SweepTaskId;
 use crate::owner::{ClaimOwner, Heartbeat, started_ticks};
 use crate::{Manifest, SweepError};
 
-/// A claim whose owner has not stirred for so long is taken over.
+/// A claim whose owner has sent no heartbeat for this time is taken over.
 pub const STALE_AFTER: Duration = Duration::from_secs(60);
 
-/// A sweep's folder, opened by this process.
+/// A sweep's directory, opened by this process.
 pub struct Store {
     folder: PathBuf,
     root: Arc<TrustedDir>,
@@ -47,7 +48,7 @@ pub struct RunNote {
     pub host: String,
     /// Process that ran it.
     pub pid: u32,
-    /// Which attempt it was, from 1.
+    /// Number of the attempt, from 1.
     pub attempt: u32,
     /// Start of that attempt: milliseconds since 1970 by that host's clock.
     pub started_unix_ms: u64,
@@ -55,23 +56,23 @@ pub struct RunNote {
     pub elapsed_ms: u64,
 }
 
-/// A result as it lies in the store.
+/// A result as stored.
 #[derive(Debug)]
 pub struct StoredResult {
-    /// The answer's JSON, byte by byte as the worker wrote it.
+    /// The result's JSON, byte by byte as the worker wrote it.
     pub result: Box<RawValue>,
-    /// `None` where that line is missing.
+    /// The note; `None` if that line is missing.
     pub note: Option<RunNote>,
 }
 
 /// Outcome of publishing a result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PublishOutcome {
-    /// Nothing: the result is the first.
+    /// The result is the first one.
     New,
     /// Another worker had published the same bytes.
     Same,
-    /// Another worker had published other bytes: both are kept for inspection.
+    /// Another worker had published different bytes; both are kept for inspection.
     Differs,
 }
 
@@ -92,14 +93,14 @@ const RESULTS: &str = "results";
 const DAMAGED: &str = "damaged";
 const DIFFERING: &str = "differing";
 const PARTIAL: &str = "partial";
-/// A result with everything that a run counted is a few MiB.
+/// A result with everything that a run counted has a few MiB.
 const RESULT_BYTES_LIMIT: u64 = 256 << 20;
 
 impl Store {
-    /// Makes the folders where they are missing.
+    /// Opens a directory, and creates it and its subdirectories if they are missing.
     ///
     /// # Errors
-    /// They cannot be made, or another user can change them.
+    /// They cannot be created, or another user can change them.
     pub fn create(folder: &Path) -> Result<Self, SweepError> {
         if let Some(parent) = folder.parent().filter(|parent| !parent.as_os_str().is_empty()) {
             std::fs::create_dir_all(parent).map_err(SweepError::io(parent))?;
@@ -111,15 +112,15 @@ impl Store {
         Store::open(folder)
     }
 
-    /// A folder that has a manifest, or will have one.
+    /// Opens a directory that has a manifest, or will have one.
     ///
     /// # Errors
-    /// It is not there, or another user can change it: a sweep's folder says which commands run.
+    /// It does not exist, or another user can change it: a sweep's directory determines which commands run.
     pub fn open(folder: &Path) -> Result<Self, SweepError> {
         Store::open_for(folder, DirAccess::ReadWrite)
     }
 
-    /// The same folder for a command that only reports: nothing in it can be changed.
+    /// Opens the directory for a command that only reports, without changing anything in it.
     ///
     /// # Errors
     /// As [`Store::open`].
@@ -141,7 +142,7 @@ impl Store {
         Ok(Store { folder, root, owner: ClaimOwner::this_process(), heart, stale_after: STALE_AFTER })
     }
 
-    /// The sweep's folder, open.
+    /// The sweep's directory, open.
     pub(crate) fn root(&self) -> &TrustedDir {
         &self.root
     }
@@ -150,7 +151,7 @@ impl Store {
         self.root.access() == DirAccess::ReadOnly
     }
 
-    /// An error about a file below the folder.
+    /// An error about a file below the directory.
     pub(crate) fn io_error<'a>(&'a self, path: &'a str) -> impl Fn(io::Error) -> SweepError + 'a {
         move |error| SweepError::io(&self.folder.join(path))(error)
     }
@@ -159,19 +160,19 @@ impl Store {
         self.root.dir(Path::new(name)).map_err(self.io_error(name))
     }
 
-    /// The same store with another time without a beat after which a claim is taken over.
+    /// The same store with another time without a heartbeat after which a claim is taken over.
     #[must_use]
     pub fn stale_after(mut self, time: Duration) -> Self {
         self.stale_after = time;
         self
     }
 
-    /// The sweep's folder, by an absolute path.
+    /// The absolute path of the sweep's directory.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Reads the manifest of this folder.
+    /// Reads the manifest of this directory.
     ///
     /// # Errors
     /// As [`Manifest::read`].
@@ -187,7 +188,7 @@ impl Store {
         Manifest::find(&self.root, wanted)
     }
 
-    /// Writes the manifest of this folder.
+    /// Writes the manifest of this directory.
     ///
     /// # Errors
     /// It cannot be written.
@@ -195,13 +196,14 @@ impl Store {
         manifest.write(&self.root)
     }
 
-    /// Puts one of the inputs into its place.
+    /// Writes one of the inputs.
     pub(crate) fn write_input(&self, path: &str, content: &str) -> Result<(), SweepError> {
         let name = plain_input(path).map_err(|what| SweepError::file(&self.folder.join(path), what))?;
         self.dir(INPUTS)?.replace(name, content.as_bytes()).map_err(self.io_error(path))
     }
 
-    /// Writes a file under way in `partial`, under a name that no other process can have chosen; the folder and the name.
+    /// Writes a file in `partial` under a name that no other process can have chosen; returns the directory and the
+    /// name.
     pub(crate) fn write_partial(&self, subject: &str, content: &[u8]) -> Result<(TrustedDir, String), SweepError> {
         let partial = self.dir(PARTIAL)?;
         let (host, pid) = (&self.owner.host, self.owner.pid);
@@ -212,7 +214,7 @@ impl Store {
     /// Publishes a result under its name, unless it was published before.
     ///
     /// # Errors
-    /// It cannot be written; a full disk has an error of its own.
+    /// It cannot be written; a full disk has its own error.
     pub fn publish(&self, id: SweepTaskId, result: &RawValue, note: &RunNote) -> Result<PublishOutcome, SweepError> {
         let (folder, name) = result_place(id);
         let failed = self.io_error(&name);
@@ -275,7 +277,7 @@ impl Store {
         Ok(Some(StoredResult { result: line.result.to_owned(), note: serde_json::from_str(rest).ok() }))
     }
 
-    /// Moves a result that is not whole out of the way.
+    /// Moves an incomplete result to `damaged`.
     ///
     /// # Errors
     /// It cannot be moved.
@@ -291,7 +293,7 @@ impl Store {
     /// Ids with a file in `results`, by name alone.
     ///
     /// # Errors
-    /// The folder cannot be read.
+    /// The directory cannot be read.
     pub fn finished_tasks(&self) -> Result<BTreeSet<SweepTaskId>, SweepError> {
         let mut finished = BTreeSet::new();
         for (folder, _) in self.result_folders()? {
@@ -300,7 +302,7 @@ impl Store {
         Ok(finished)
     }
 
-    /// Folders of results, and the time of each one's last change.
+    /// Directories of results, with their modification times.
     pub(crate) fn result_folders(&self) -> Result<Vec<(String, SystemTime)>, SweepError> {
         let folders = self.names(RESULTS)?.into_iter().map(|name| format!("{RESULTS}/{name}"));
         Ok(folders.filter_map(|folder| Some((folder.clone(), self.modified_time(&folder)?))).collect())
@@ -311,7 +313,7 @@ impl Store {
         Ok(names.filter_map(|name| name.strip_suffix(".json")?.parse().ok()).collect())
     }
 
-    /// Names in one of the folders; none if it is missing.
+    /// Names in one of the directories; none if it is missing.
     pub(crate) fn names(&self, folder: &str) -> Result<Vec<String>, SweepError> {
         let names = self.root.dir(Path::new(folder)).and_then(|dir| dir.names());
         match names {
@@ -320,17 +322,17 @@ impl Store {
         }
     }
 
-    /// Time of the last change of a file or folder; `None` if it is missing.
+    /// Modification time of a file or directory; `None` if it is missing.
     pub(crate) fn modified_time(&self, rest: &str) -> Option<SystemTime> {
         let stat = self.root.stat(Path::new(rest)).ok()??;
         let since = Duration::from_secs(u64::try_from(stat.st_mtime).ok()?) + Duration::from_nanos(stat.st_mtime_nsec);
         SystemTime::UNIX_EPOCH.checked_add(since)
     }
 
-    /// Ids of tasks with attempts that came to nothing.
+    /// Ids of tasks with failed attempts.
     ///
     /// # Errors
-    /// The folder cannot be read.
+    /// The directory cannot be read.
     pub fn failed_tasks(&self) -> Result<BTreeSet<SweepTaskId>, SweepError> {
         let failed = self.names("failed")?.into_iter();
         Ok(failed.filter_map(|name| name.strip_suffix(".jsonl")?.parse().ok()).collect())
@@ -339,12 +341,12 @@ impl Store {
     /// Names of the files in `differing`.
     ///
     /// # Errors
-    /// The folder cannot be read.
+    /// The directory cannot be read.
     pub fn differing(&self) -> Result<Vec<String>, SweepError> {
         self.names(DIFFERING)
     }
 
-    /// When results appeared, of at most so many of the newest; for how fast a sweep goes.
+    /// Times at which the newest results appeared, from which the rate is computed.
     pub(crate) fn newest_times(&self, ids: impl Iterator<Item = SweepTaskId>, most: usize) -> Vec<SystemTime> {
         let time = |id: SweepTaskId| self.modified_time(&result_path(id));
         let mut times: Vec<SystemTime> = ids.filter_map(time).collect();
@@ -353,10 +355,10 @@ impl Store {
         times
     }
 
-    /// Removes files that processes which are gone left under way on this host.
+    /// Removes temporary files that exited processes of this host left behind.
     ///
     /// # Errors
-    /// The folder cannot be read.
+    /// The directory cannot be read.
     pub fn sweep_partial(&self) -> Result<(), SweepError> {
         let partial = self.dir(PARTIAL)?;
         let ours = format!(".{}.", self.owner.host);
@@ -370,16 +372,16 @@ impl Store {
     }
 }
 
-/// The name of an input without its folder.
+/// The name of an input without its directory.
 ///
 /// # Errors
-/// It is no plain name below `inputs/`: such a manifest could name any file of the host.
+/// It is not a plain name below `inputs/`; otherwise a manifest could name any file of the host.
 pub(crate) fn plain_input(path: &str) -> Result<&str, String> {
     let name = path.strip_prefix("inputs/").filter(|name| !name.is_empty() && !name.contains('/'));
     name.filter(|name| !name.starts_with('.')).ok_or_else(|| format!("found '{path}', expected a name below inputs/"))
 }
 
-/// The folder below `results` and the name of a task's result.
+/// The directory below `results`, and the file name of a task's result.
 fn result_place(id: SweepTaskId) -> (String, String) {
     let name = id.to_string();
     (name[..2].to_string(), format!("{name}.json"))
@@ -402,8 +404,8 @@ fn file_text(id: SweepTaskId, result: &RawValue, note: &RunNote) -> String {
     format!("{}\n{}\n", text(serde_json::to_string(&line)), text(serde_json::to_string(note)))
 }
 
-/// Gives a whole file its name unless there is one. File systems without hard links get a rename, which may replace
-/// what appeared in between by the same.
+/// Links a complete file to its name unless the name exists. On file systems without hard links it is renamed instead,
+/// which may replace an identical file that appeared in between.
 pub(crate) fn link(partial: &TrustedDir, fresh: &str, folder: &TrustedDir, name: &str) -> io::Result<()> {
     match partial.link_into(fresh, folder, name) {
         Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::PERM | Errno::OPNOTSUPP)) => {

@@ -1,4 +1,4 @@
-//! One attempt at one task: claimed, run, published.
+//! One attempt at one task: claim, run, publish.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicBool;
@@ -14,14 +14,14 @@ use crate::job::{Inputs, JobRunner, RunError};
 use crate::manifest::SweepTask;
 use crate::store::{PublishOutcome, RunNote, Store, unix_ms};
 
-/// How an attempt ended.
+/// The outcome of an attempt.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum AttemptOutcome {
     /// This attempt produced and published the result.
     Finished(PublishOutcome),
     /// The result existed already.
     AlreadyFinished,
-    /// Another worker, by its name, runs the task.
+    /// Another worker, given by its name, runs the task.
     RunningElsewhere(String),
     /// The task failed for this reason, and the failure was recorded.
     Failed(String),
@@ -31,16 +31,16 @@ pub enum AttemptOutcome {
     Stopped,
 }
 
-/// Whether a task with these failures is abandoned.
+/// Is a task with these failures abandoned?
 pub(crate) fn is_abandoned(attempts: &[FailedAttempt], retries: u32) -> bool {
     let errors = attempts.iter().filter(|attempt| attempt.ending == FailureKind::Error).count();
     errors > retries as usize || too_many_deaths(attempts)
 }
 
-/// Runs a task unless it is finished, taken, or abandoned after `retries` failures more than the first.
+/// Runs a task unless it is finished, claimed, or abandoned after `retries` failures beyond the first.
 ///
 /// # Errors
-/// The store cannot be read or written; then no other task can be run either.
+/// The store cannot be read or written, so that no other task can be run either.
 pub fn attempt(
     store: &Store,
     runner: &dyn JobRunner,
@@ -56,7 +56,7 @@ pub fn attempt(
         ClaimOutcome::Acquired(held) => held,
         ClaimOutcome::HeldByOther(who) => return Ok(AttemptOutcome::RunningElsewhere(who)),
     };
-    // Between the look and the claim another may have finished it, and a dead owner was noted.
+    // Between the check and the claim, another worker may have finished it, or a dead owner's claim was taken over.
     if let Some(before) = find_finished(store, task)? {
         return Ok(before);
     }
@@ -90,7 +90,7 @@ pub fn attempt(
     Ok(ended)
 }
 
-/// A damaged result is set aside, and the task run again.
+/// A damaged result is quarantined, and the task runs again.
 fn find_finished(store: &Store, task: &SweepTask) -> Result<Option<AttemptOutcome>, SweepError> {
     match store.read(task.id) {
         Ok(found) => Ok(found.map(|_| AttemptOutcome::AlreadyFinished)),

@@ -1,4 +1,4 @@
-//! Does the store keep the truth, whatever engines and workers do?
+//! Does the store keep the correct state, whatever engines and workers do?
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use cachemate_sweep::{
 };
 use serde_json::Value;
 
-/// Answers with a number made from the run's name; some runs fail, panic or answer differently each time.
+/// Returns a number computed from the run's name; some runs fail, panic, or give another result each time.
 #[derive(Default)]
 struct Numbers {
     runs: AtomicUsize,
@@ -90,7 +90,7 @@ fn merged(store: &Arc<Store>) -> (cachemate_sweep::MergeSummary, String) {
     (merged, std::fs::read_to_string(out).unwrap())
 }
 
-/// Loses some tasks, runs some twice at once, and forgets what it has in hand; seeded.
+/// Loses some tasks, runs some twice at the same time, and forgets tasks that it holds; seeded.
 struct CarelessEngine {
     store: Arc<Store>,
     work: Arc<Numbers>,
@@ -150,7 +150,7 @@ fn engines_cost_time_and_nothing_else() {
     }
 }
 
-/// Has its first round in hand for four seconds and loses it; makes the second.
+/// Holds its first round for four seconds and loses it; completes the second.
 struct ForgetfulEngine {
     careless: CarelessEngine,
     submitted: Option<std::time::Instant>,
@@ -212,7 +212,7 @@ fn failing_tasks_are_said_and_the_others_go_on() {
     assert_eq!((seen.total, seen.finished, seen.failed, seen.waiting), (10, 8, 2, 0));
     assert_eq!((seen.failures.len(), seen.failures[0].attempts), (2, 3));
     assert_eq!(merged(&store).0.missing.len(), 2, "never silently absent");
-    // An abandoned task stays so until it is requested again.
+    // An abandoned task stays abandoned until it is requested again.
     let runs = work.runs.load(Ordering::Relaxed);
     driven(&store, &manifest, &mut local(&store, &inputs, &work, 2), 2);
     assert_eq!(work.runs.load(Ordering::Relaxed), runs);
@@ -283,7 +283,7 @@ fn claims_of_the_dead_are_taken_over() {
     assert_eq!(std::fs::read_dir(folder.path().join("partial")).unwrap().count(), 0);
 }
 
-/// Its workers are killed between a result and the end of their claims.
+/// An engine whose workers are killed between a result and the end of their claims.
 struct DyingEngine(CarelessEngine);
 
 impl TaskEngine for DyingEngine {
@@ -319,7 +319,7 @@ fn claims_on_finished_tasks_are_removed() {
     assert_eq!((claims(), store.failed_tasks().unwrap().len()), (0, 0), "of an earlier one");
 }
 
-/// A task that is interrupted.
+/// A runner whose task is interrupted.
 struct InterruptedRunner;
 impl JobRunner for InterruptedRunner {
     fn version(&self) -> String {

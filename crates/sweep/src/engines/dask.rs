@@ -1,7 +1,7 @@
-//! Dask: what Python users have. A small client in Python hands the tasks over; workers run the command.
+//! Dask, for users of Python. A small client in Python submits the tasks, and workers run the command.
 //!
-//! The client says one JSON line for each thing that happens, and that it lives every two seconds. It is ended when it
-//! has been silent for long. A scheduler that is killed takes the client along; the next round starts anew.
+//! The client writes one line of JSON for each event, and a heartbeat every two seconds. It is terminated after a long
+//! silence. If the scheduler is killed, the client ends as well, and the next round starts new ones.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
@@ -21,23 +21,23 @@ const NAME: &str = "dask";
 const CLIENT: &str = include_str!("../../client/dask_client.py");
 /// Time to reach the scheduler, and to start a local cluster.
 const DEADLINE: Duration = Duration::from_secs(30);
-/// A client that says nothing for so long hangs.
+/// A client that writes nothing for this time is treated as hung.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// How tasks reach Dask.
+/// Options for Dask.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DaskOptions {
-    /// A Python that has Dask, by path or name.
+    /// A Python interpreter with Dask, by path or name.
     pub python: PathBuf,
-    /// Address of a scheduler; `None` = a cluster on this host for as long as the sweep runs.
+    /// Address of a scheduler; `None` for a cluster on this host for the duration of the sweep.
     pub scheduler: Option<String>,
-    /// Workers of the local cluster.
+    /// Number of workers of the local cluster.
     pub workers: usize,
-    /// Tasks handed to a worker at once.
+    /// Number of tasks submitted to a worker at once.
     pub batch_size: usize,
 }
 
-/// The engine, with the client that runs at the moment.
+/// The engine, with its current client.
 pub struct Dask {
     command: WorkerCommand,
     options: DaskOptions,
@@ -53,14 +53,14 @@ struct DaskClient {
 /// Output of the client so far.
 struct DaskReport {
     at: Instant,
-    /// Handed over and not ended.
+    /// Tasks submitted and not ended.
     left: usize,
     workers: Option<u64>,
     broken: Option<(String, bool)>,
 }
 
 impl Dask {
-    /// An engine that has started nothing yet.
+    /// An engine that has not started anything yet.
     pub fn new(command: WorkerCommand, options: DaskOptions) -> Self {
         Dask { command, options, client: None, rounds: 0 }
     }
@@ -83,7 +83,7 @@ impl Dask {
             command.args(["--scheduler", scheduler]);
         }
         command.arg("--ids").arg(ids).arg("--").arg(&self.command.program).args(self.command.args());
-        // A local cluster's spill files belong to the sweep, not to wherever the command was started.
+        // A local cluster's spill files belong to the sweep's directory, not to the working directory.
         command.current_dir(&folder).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).process_group(0);
         let mut child = command
             .spawn()
@@ -132,7 +132,7 @@ impl TaskEngine for Dask {
         self.stop();
         let client = self.start(tasks);
         let python = self.options.python.clone();
-        // A Python that is not there will not be there later.
+        // A missing Python interpreter is a permanent failure.
         let client = client.map_err(|what| EngineError {
             engine: NAME,
             what,
@@ -165,7 +165,7 @@ impl TaskEngine for Dask {
 
     fn stop(&mut self) {
         if let Some(mut client) = self.client.take() {
-            // The group holds the local cluster's workers and their tasks; interrupted tasks are run again.
+            // The process group contains the local cluster's workers and their tasks; interrupted tasks run again.
             kill_group(&mut client.child);
         }
     }

@@ -1,9 +1,9 @@
-//! HyperQueue, where its `hq` is installed.
+//! HyperQueue, if `hq` is installed.
 //!
-//! Found by experiment (0.26 and 0.27): workers do not come back to a server that was restarted; a journal that is
-//! flushed every 30 s repeats finished tasks, so a server of our own flushes five times a second; exit codes of `submit
-//! --wait` and `job wait` are 0 on failures, so only the JSON of `job list` is read; a frozen worker's tasks are handed
-//! out again, so the limit of crashes is said and the store's claims decide who runs.
+//! Determined by experiment (0.26 and 0.27): workers do not reconnect to a restarted server. A journal that is flushed
+//! every 30 s repeats finished tasks, so the server started here flushes five times a second. The exit codes of `submit
+//! --wait` and `job wait` are 0 on failures, so only the JSON of `job list` is read. A frozen worker's tasks are
+//! submitted again, so the crash limit is set explicitly, and the store's claims decide which worker runs.
 
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -20,35 +20,35 @@ use crate::manifest::{SweepTask, SweepTaskId};
 const NAME: &str = "hq";
 const DEADLINE: Duration = Duration::from_secs(10);
 const FLUSH: &str = "200ms";
-/// Deaths of workers after which the server gives a task up; the store counts by itself.
+/// Number of worker deaths after which the server abandons a task; the store counts separately.
 const CRASHES: &str = "5";
 
-/// How tasks reach HyperQueue.
+/// Options for HyperQueue.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HqOptions {
     /// The `hq` program, by path or name.
     pub program: PathBuf,
-    /// The folder of a server that runs; `None` = a server and a worker on this host for as long as the sweep runs.
+    /// The directory of a running server; `None` for a server and a worker on this host for the duration of the sweep.
     pub server_dir: Option<PathBuf>,
-    /// CPUs of our own worker.
+    /// CPUs of the worker started here.
     pub workers: usize,
-    /// Tasks to one of HyperQueue's.
+    /// Number of tasks per HyperQueue task.
     pub batch_size: usize,
 }
 
-/// The engine, with the server and the worker that it started itself.
+/// The engine, with the server and the worker that it started.
 pub struct Hq {
     command: WorkerCommand,
     options: HqOptions,
-    /// Name of all jobs of this sweep's folder.
+    /// Name of all jobs of this sweep's directory.
     name: String,
-    /// Our own server and worker.
+    /// The server and the worker started here.
     own: Vec<Child>,
     rounds: u32,
 }
 
 impl Hq {
-    /// An engine that has started nothing yet.
+    /// An engine that has not started anything yet.
     pub fn new(command: WorkerCommand, options: HqOptions) -> Self {
         let name = format!("cachemate-{}", SweepTaskId::from_text(&command.folder.to_string_lossy()));
         Hq { command, options, name, own: Vec::new(), rounds: 0 }
@@ -74,7 +74,7 @@ impl Hq {
         if output.trim().is_empty() { Ok(Value::Null) } else { serde_json::from_str(&output).map_err(bad) }
     }
 
-    /// Starts a server and a worker unless they run.
+    /// Starts a server and a worker unless they are running.
     fn start_own(&mut self) -> Result<(), EngineError> {
         let dead = |child: &mut Child| !matches!(child.try_wait(), Ok(None));
         if self.own.len() == 2 && !self.own.iter_mut().any(dead) {
@@ -125,7 +125,7 @@ impl Hq {
         self.own.clear();
     }
 
-    /// Waiting and running tasks of our jobs.
+    /// Numbers of waiting and running tasks of this sweep's jobs.
     fn queue(&self) -> Result<(usize, usize), CallError> {
         let jobs = self.ask(&["job", "list", "--all"])?;
         let ours = jobs.as_array().into_iter().flatten();
@@ -171,7 +171,7 @@ impl TaskEngine for Hq {
         match self.queue() {
             Ok((0, 0)) => EngineStatus::Done,
             Ok((waiting, running)) => EngineStatus::Working { waiting: Some(waiting), running: Some(running) },
-            // A server of our own that died took its workers along; what it had in hand is handed over again.
+            // If the server started here died, its workers died as well; its tasks are submitted again.
             Err(_) if self.options.server_dir.is_none() && !self.is_own_server_alive() => EngineStatus::Done,
             Err(error) => EngineStatus::Unresponsive(format!("hq does not answer ({error}); running tasks go on")),
         }

@@ -1,4 +1,4 @@
-//! Threads of this process.
+//! An engine of threads in this process.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -18,13 +18,13 @@ struct WorkerState {
     inputs: Arc<Inputs>,
     retries: u32,
     stop: AtomicBool,
-    /// Why nothing can go on.
+    /// The reason for which no task can run.
     broken: Mutex<Option<String>>,
     live: Mutex<usize>,
     ended: Condvar,
 }
 
-/// The engine, with the threads that it started.
+/// The engine, with its threads.
 pub struct LocalEngine {
     workers: usize,
     shared: Arc<WorkerState>,
@@ -32,7 +32,7 @@ pub struct LocalEngine {
 }
 
 impl LocalEngine {
-    /// An engine of so many threads, at least one; nothing is started yet.
+    /// An engine with this number of threads, at least one; nothing is started yet.
     pub fn new(store: Arc<Store>, work: Arc<dyn JobRunner>, inputs: Arc<Inputs>, workers: usize, retries: u32) -> Self {
         let (broken, live, ended) = (Mutex::new(None), Mutex::new(0), Condvar::new());
         let shared = WorkerState { store, work, inputs, retries, stop: AtomicBool::new(false), broken, live, ended };

@@ -1,4 +1,4 @@
-//! The engines: one file each. Another one is a file here and a line where the command chooses.
+//! The engines, one per file. A new one needs a file here, and a line where the command selects the engine.
 
 pub mod dask;
 pub mod hq;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use crate::manifest::SweepTask;
 
-/// Writes the ids of a round's tasks, one line each, for workers that know no more than a number.
+/// Writes the ids of a round's tasks, one per line, for workers that know only a number.
 fn write_ids(folder: &Path, name: &str, tasks: &[SweepTask]) -> std::io::Result<PathBuf> {
     std::fs::create_dir_all(folder)?;
     let path = folder.join(format!("{name}.ids"));
@@ -18,7 +18,7 @@ fn write_ids(folder: &Path, name: &str, tasks: &[SweepTask]) -> std::io::Result<
     Ok(path)
 }
 
-/// `sh` for "the ids on the lines of `file` that belong to job number `$1`", `batch_size` to a job.
+/// `sh` code for "the ids on the lines of `file` that belong to job number `$1`", with `batch_size` ids per job.
 fn job_ids_text(file: &Path, batch_size: usize) -> String {
     let file = crate::client::quote_argument(file.as_os_str());
     format!("$(sed -n \"$(($1 * {batch_size} + 1)),$((($1 + 1) * {batch_size}))p\" {file})")

@@ -1,9 +1,9 @@
-//! Slurm: arrays of jobs under names of our own.
+//! Slurm: job arrays with names that the sweep chooses.
 //!
-//! Found by experiment (Slurm 22.05): the highest index of an array is MaxArraySize - 1; a job of a node that is
-//! declared dead is requeued while it still runs, and waits two minutes, so nothing is requeued and the sweep retries
-//! by itself; a controller that was killed forgets young jobs and repeats finished ones; exit codes need a database. So
-//! arrays are found again by name, never by number, and only whether any is left is asked.
+//! Determined by experiment (Slurm 22.05): the highest index of an array is MaxArraySize - 1. A job of a node that is
+//! declared dead is requeued while it still runs, and waits two minutes, so nothing is requeued and the sweep itself
+//! retries. A killed controller forgets recent jobs and repeats finished ones. Exit codes require a database. Arrays
+//! are therefore found again by name, never by number, and the only query is whether any of them are left.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -15,25 +15,26 @@ use crate::engine::{EngineError, EngineStatus, TaskEngine, WorkerCommand};
 use crate::manifest::{SweepTask, SweepTaskId};
 
 const NAME: &str = "slurm";
-/// `squeue` hangs with the controller dead.
+/// Needed because `squeue` hangs if the controller is dead.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Slurm's default, used if the controller does not report its own.
 const MAX_ARRAY: usize = 1000;
 
-/// The engine. Its submitted jobs are known to Slurm by name.
+/// The engine. Slurm knows its submitted jobs by name.
 pub struct Slurm {
     command: WorkerCommand,
-    /// Tasks to a job.
+    /// Number of tasks per job.
     batch_size: usize,
-    /// More arguments of `sbatch`: partition, account, time limit.
+    /// Additional arguments of `sbatch`: partition, account, time limit.
     submit_args: Vec<String>,
-    /// Name of all jobs of this sweep's folder, whoever submitted them.
+    /// Name of all jobs of this sweep's directory, whichever process submitted them.
     name: String,
     rounds: u32,
 }
 
 impl Slurm {
-    /// An engine that has submitted nothing yet. `batch_size` tasks go to a job; `submit_args` go to `sbatch` as they are.
+    /// An engine that has not submitted anything yet. Each job gets `batch_size` tasks; `submit_args` are passed to
+    /// `sbatch` unchanged.
     pub fn new(command: WorkerCommand, batch_size: usize, submit_args: Vec<String>) -> Self {
         let name = format!("cachemate-{}", SweepTaskId::from_text(&command.folder.to_string_lossy()));
         Slurm { command, batch_size: batch_size.max(1), submit_args, name, rounds: 0 }
@@ -41,7 +42,7 @@ impl Slurm {
 
     fn client(&self, program: &str) -> Command {
         let mut command = Command::new(program);
-        // Formats and layouts of the user's own would not be understood here.
+        // The user's own formats and layouts could not be parsed here.
         for variable in ["SQUEUE_FORMAT", "SQUEUE_FORMAT2", "SQUEUE_STATES", "SINFO_FORMAT", "SBATCH_ARRAY_INX"] {
             command.env_remove(variable);
         }
@@ -84,7 +85,7 @@ impl Slurm {
         call_ok(&mut command, DEADLINE).map(|_| ()).map_err(|error| EngineError::from_call(NAME, error))
     }
 
-    /// State and reason of each of our jobs that is not over.
+    /// State and reason of each unfinished job of this sweep.
     fn queue(&self) -> Result<Vec<(String, String)>, String> {
         let mut command = self.client("squeue");
         command.args(["-h", "-r", "-a", "-o", "%T %r", "--name", &self.name]);
@@ -96,7 +97,7 @@ impl Slurm {
         Ok(called.out.lines().filter_map(split).collect())
     }
 
-    /// Whether no node can take a job, in words.
+    /// The reason for which no node can take a job, if there is one.
     fn no_node(&self) -> Option<String> {
         let output = call_ok(self.client("sinfo").args(["-h", "-N", "-o", "%T"]), DEADLINE).ok()?;
         let states: Vec<&str> = output.split_whitespace().collect();
@@ -117,7 +118,7 @@ impl TaskEngine for Slurm {
     }
 
     fn submit(&mut self, tasks: &[SweepTask]) -> Result<(), EngineError> {
-        // Jobs that an earlier run of this sweep left in the queue are waited for, not doubled.
+        // Jobs that an earlier run of this sweep left in the queue are awaited, not duplicated.
         match self.queue() {
             Ok(left) if !left.is_empty() => return Ok(()),
             Ok(_) => {}

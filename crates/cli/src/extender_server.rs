@@ -3,10 +3,10 @@
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use cachemate_fleet::extender::{ClusterKnowledge, ExtenderRequest, PlacementLedger, filter, prioritize};
+use cachemate_fleet::extender::{ClusterKnowledge, Extender, ExtenderRequest};
 use cachemate_page::serve::connection_limit::{ConnectionLimit, Deadlines, accept};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
@@ -27,17 +27,14 @@ const IDLE_DEADLINE: Duration = Duration::from_secs(60);
 const CONNECTIONS: usize = 64;
 const CONNECTION_DEADLINE: Duration = Duration::from_secs(3600);
 
-/// Knowledge and ledger of a running extender.
+/// A running extender.
 #[derive(Default)]
-pub struct ExtenderState {
-    knowledge: RwLock<Arc<ClusterKnowledge>>,
-    ledger: Mutex<PlacementLedger>,
-}
+pub struct ExtenderState(Mutex<Extender>);
 
 impl ExtenderState {
     /// Replaces the published knowledge.
     pub fn publish(&self, knowledge: ClusterKnowledge) {
-        *self.knowledge.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(knowledge);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).publish(knowledge);
     }
 
     fn answer(&self, path: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
@@ -45,12 +42,11 @@ impl ExtenderState {
             Ok(request) => request,
             Err(error) => return refusal(StatusCode::BAD_REQUEST, &format!("{error}; expected ExtenderArgs in JSON")),
         };
-        let knowledge = Arc::clone(&self.knowledge.read().unwrap_or_else(PoisonError::into_inner));
-        let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut extender = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = unix_seconds();
         let answer = match path {
-            "/filter" => filter(&knowledge, &mut ledger, &request, now).map(|answer| json(&answer)),
-            _ => prioritize(&knowledge, &mut ledger, &request, now).map(|answer| json(&answer)),
+            "/filter" => extender.filter(&request, now).map(|answer| json(&answer)),
+            _ => extender.prioritize(&request, now).map(|answer| json(&answer)),
         };
         answer.unwrap_or_else(|error| refusal(StatusCode::BAD_REQUEST, &error.to_string()))
     }

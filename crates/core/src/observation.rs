@@ -3,6 +3,8 @@
 //! Missing evidence is a missing entry or `None`, never zero. Counts are raw and come with the share of time in which
 //! they were counted. Filtering and weighting are left to profilers.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{AppliedPlan, CacheId, CpuId, CpuSet, Goal, GroupId, ProbeId, ProcessId, Profile, ServiceIdentity, TaskId};
@@ -481,4 +483,11 @@ pub struct Observation {
     /// The plan in force; it also changes between plans, because slow actions continue and other tools make changes.
     #[serde(alias = "in_force")]
     pub applied: AppliedPlan,
+}
+
+impl Observation {
+    /// The tasks that did not end in this window.
+    pub fn live_tasks(&self) -> BTreeSet<TaskId> {
+        self.tasks.iter().filter(|task| !task.exited).map(|task| task.task).collect()
+    }
 }

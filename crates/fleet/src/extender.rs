@@ -1,16 +1,16 @@
 //! The scheduler extender's answers: pods and node names in, remaining names and scores out.
 //!
 //! The message types are those of `k8s.io/kube-scheduler/extender/v1` with `nodeCacheCapable: true`. Time is a
-//! parameter, so equal calls give equal answers. The ledger contains placements that nodes cannot have published yet:
-//! kube-scheduler binds several pods before a node publishes its next state, and would otherwise send all of them to
-//! the same node.
+//! parameter, so equal calls give equal answers. A forecast is computed once for each kind of pod and state of a node, so
+//! that a request costs one search for each node's name, however many caches the nodes have.
 
-use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 use crate::cluster_export::{ExportedPod, limit_percent, pod_mark, requested_amount};
+use crate::node_table::NodeTable;
+use crate::placement_ledger::{PlacementGuess, PlacementLedger};
 use crate::profile::{FleetFieldError, WorkloadProfile};
 use crate::scorer::{
     MAX_CACHES, NEUTRAL_SCORE, NodeCacheState, PlacementForecast, ServiceDemand, ServiceForecaster, keeps_limits,
@@ -21,10 +21,8 @@ use crate::scorer::{
 pub const MAX_NODES: usize = 20_000;
 /// Maximum age of a state; the node of an older one has stopped publishing.
 pub const MAX_STATE_AGE_SECONDS: f64 = 60.0;
-/// Lifetime of a guess, within which the node publishes the placement: its interval of 30 s, and some seconds.
-const GUESS_SECONDS: f64 = 40.0;
-/// Maximum number of guesses; the oldest is dropped first.
-const MAX_GUESSES: usize = 4096;
+/// Kinds of pods whose forecasts are stored; the one that was requested least recently goes first.
+const MAX_POD_KINDS: usize = 32;
 /// Busy CPUs of a pod without a request.
 const LEAST_CPUS: f64 = 0.1;
 
@@ -40,21 +38,21 @@ pub struct ExtenderRequest {
 
 /// Answer to `filter`.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
-pub struct FilterAnswer {
+pub struct FilterAnswer<'a> {
     /// Candidates that remain.
-    pub nodenames: Vec<String>,
+    pub nodenames: Vec<&'a str>,
     /// The others, with the reason.
     #[serde(rename = "failedNodes")]
-    pub failed_nodes: BTreeMap<String, String>,
+    pub failed_nodes: BTreeMap<&'a str, &'static str>,
     /// Empty if there is no error.
-    pub error: String,
+    pub error: &'static str,
 }
 
 /// One entry of the answer to `prioritize`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub struct NodeScore {
+pub struct NodeScore<'a> {
     /// Name of the node.
-    pub host: String,
+    pub host: &'a str,
     /// Score from 0 to 10.
     pub score: u8,
 }
@@ -70,141 +68,214 @@ pub struct ClusterKnowledge {
     pub nodes: BTreeMap<String, (f64, NodeCacheState)>,
 }
 
-/// A placement that its node has not published yet.
-#[derive(Clone, PartialEq, Debug)]
-struct PlacementGuess {
-    pod: String,
-    node: String,
-    cache: usize,
-    busy_cpus: f64,
-    fill_bytes_per_second: f64,
-    bytes: f64,
-    made_at: f64,
-}
-
-/// Placements that no node has published yet.
-#[derive(Clone, Debug, Default)]
-pub struct PlacementLedger {
-    guesses: Vec<PlacementGuess>,
-}
-
 /// A pod as the scorer sees it.
-struct ScoredPod<'a> {
+struct ScoredPod {
     identity: String,
-    demand: ServiceDemand<'a>,
+    /// Name of its profile; `None` = it was never measured.
+    profile: Option<String>,
+    busy_cpus: f64,
+    max_slowdown_percent: Option<f64>,
+}
+
+/// The forecasts of one kind of pod, by the number of the node.
+#[derive(Debug)]
+struct KindForecasts {
+    profile: String,
+    busy_cpus: f64,
+    max_slowdown_percent: Option<f64>,
+    /// Version of the node that the forecast belongs to, with the cache and the forecast; 0 = none yet.
+    nodes: Vec<(u64, Option<(usize, PlacementForecast)>)>,
+}
+
+impl KindForecasts {
+    fn is_of(&self, pod: &ScoredPod) -> bool {
+        pod.profile.as_ref() == Some(&self.profile)
+            && pod.busy_cpus == self.busy_cpus
+            && pod.max_slowdown_percent == self.max_slowdown_percent
+    }
+}
+
+/// A running extender: the published knowledge, the placements in flight, and the forecasts so far.
+#[derive(Debug, Default)]
+pub struct Extender {
+    /// Profiles and images; the states are in the table of nodes.
+    knowledge: ClusterKnowledge,
+    nodes: NodeTable,
+    ledger: PlacementLedger,
+    /// The kind that was requested last comes first.
+    kinds: Vec<KindForecasts>,
 }
 
 impl ClusterKnowledge {
-    /// The pod's profile: by its annotation, else by the image of a container.
-    pub fn profile(&self, pod: &ExportedPod) -> Option<&WorkloadProfile> {
+    /// The pod's profile with its name: by its annotation, else by the image of a container.
+    pub fn profile(&self, pod: &ExportedPod) -> Option<(&str, &WorkloadProfile)> {
+        let named = |name: &str| self.profiles.get_key_value(name).map(|(name, profile)| (name.as_str(), profile));
         if let Some(name) = pod_mark(&pod.metadata, "cachemate.io/profile") {
-            return self.profiles.get(name);
+            return named(name);
         }
         let images = pod.spec.containers.iter().filter_map(|container| self.images.get(&container.image));
-        images.filter_map(|name| self.profiles.get(name)).next()
+        images.filter_map(|name| named(name)).next()
     }
 
-    /// A request that is not a valid quantity counts as unknown, and so does an invalid limit: neither blocks a pod.
-    fn score<'a>(&'a self, pod: &ExportedPod) -> ScoredPod<'a> {
-        let limit = pod_mark(&pod.metadata, "cachemate.io/max-slowdown").and_then(|text| limit_percent(text).ok());
-        let demand = ServiceDemand {
-            profile: self.profile(pod),
+    /// A request that cannot be read as a quantity is unknown, and so is a limit: neither stops a pod.
+    fn scored(&self, pod: &ExportedPod) -> ScoredPod {
+        let metadata = &pod.metadata;
+        let limit = pod_mark(metadata, "cachemate.io/max-slowdown").and_then(|text| limit_percent(text).ok());
+        ScoredPod {
+            identity: match metadata.uid.is_empty() {
+                true => format!("{}/{}", metadata.namespace, metadata.name),
+                false => metadata.uid.clone(),
+            },
+            profile: self.profile(pod).map(|(name, _)| name.to_string()),
             busy_cpus: requested_amount(pod, "cpu").unwrap_or(0.0).clamp(LEAST_CPUS, crate::spec::MAX_CPUS),
             max_slowdown_percent: limit,
-        };
-        let metadata = &pod.metadata;
-        let identity = if metadata.uid.is_empty() {
-            format!("{}/{}", metadata.namespace, metadata.name)
-        } else {
-            metadata.uid.clone()
-        };
-        ScoredPod { identity, demand }
-    }
-
-    fn forecasts(
-        &self,
-        pod: &ScoredPod<'_>,
-        names: &[String],
-        ledger: &PlacementLedger,
-        now: f64,
-    ) -> Vec<Option<PlacementForecast>> {
-        if pod.demand.profile.is_none() {
-            return vec![None; names.len()];
         }
-        let mut forecaster = ServiceForecaster::new(&pod.demand);
-        // Most nodes have no pending placement, so the ledger is searched only for the others.
-        let guessed: BTreeSet<&str> = ledger.guesses.iter().map(|guess| guess.node.as_str()).collect();
-        let forecast = |name: &String| {
-            let state = self.fresh_state(name, now)?;
-            let state = match guessed.contains(name.as_str()) {
-                true => ledger.adjust(name, state, &pod.identity),
-                false => Cow::Borrowed(state),
-            };
-            forecaster.node_forecast(&state).map(|(_, forecast)| forecast)
-        };
-        names.iter().map(forecast).collect()
     }
 
-    fn fresh_state(&self, name: &str, now: f64) -> Option<&NodeCacheState> {
-        let (published, state) = self.nodes.get(name)?;
-        // A clock that is a minute ahead is as wrong as a silent node.
-        ((now - published).abs() <= MAX_STATE_AGE_SECONDS).then_some(state)
+    fn demand(&self, pod: &ScoredPod) -> ServiceDemand<'_> {
+        ServiceDemand {
+            profile: pod.profile.as_ref().and_then(|name| self.profiles.get(name)),
+            busy_cpus: pod.busy_cpus,
+            max_slowdown_percent: pod.max_slowdown_percent,
+        }
     }
 }
 
-impl PlacementLedger {
-    /// Number of guesses that have not expired.
-    pub fn len(&self) -> usize {
-        self.guesses.len()
+impl Extender {
+    /// Replaces the published knowledge. Forecasts for nodes whose state is the same stay.
+    pub fn publish(&mut self, mut knowledge: ClusterKnowledge) {
+        let numbers_stay = self.nodes.publish(std::mem::take(&mut knowledge.nodes));
+        if !numbers_stay || knowledge.profiles != self.knowledge.profiles {
+            self.kinds.clear();
+        }
+        self.knowledge = knowledge;
     }
 
-    /// Are there no recent placements?
-    pub fn is_empty(&self) -> bool {
-        self.guesses.is_empty()
+    /// Placements that no node has published yet.
+    pub fn placements_in_flight(&self) -> usize {
+        self.ledger.len()
+    }
+
+    /// Answers `filter`: nodes on which a limit would break are left out, unless no other node remains.
+    ///
+    /// # Errors
+    /// The request names no nodes, or too many.
+    pub fn filter<'a>(&mut self, request: &'a ExtenderRequest, now: f64) -> Result<FilterAnswer<'a>, FleetFieldError> {
+        let names = names(request)?;
+        self.expire(now);
+        let pod = self.knowledge.scored(&request.pod);
+        let kept = keeps_limits(&self.forecasts(&pod, names, now));
+        let mut answer = FilterAnswer::default();
+        for (name, kept) in names.iter().zip(kept) {
+            if kept {
+                answer.nodenames.push(name);
+            } else {
+                answer.failed_nodes.insert(name, "a slowdown limit would break on its cache");
+            }
+        }
+        Ok(answer)
+    }
+
+    /// Answers `prioritize`, and records the likely placement.
+    ///
+    /// # Errors
+    /// The request names no nodes, or too many.
+    pub fn prioritize<'a>(
+        &mut self,
+        request: &'a ExtenderRequest,
+        now: f64,
+    ) -> Result<Vec<NodeScore<'a>>, FleetFieldError> {
+        let names = names(request)?;
+        self.expire(now);
+        let pod = self.knowledge.scored(&request.pod);
+        let known = self.forecasts(&pod, names, now);
+        let ranks = match known.iter().all(Option::is_none) {
+            true => vec![NEUTRAL_SCORE; names.len()],
+            false => scores(&self.knowledge.demand(&pod), &known),
+        };
+        let answer: Vec<NodeScore<'a>> =
+            names.iter().zip(ranks).map(|(host, score)| NodeScore { host, score }).collect();
+        self.record(&pod, &answer, now);
+        Ok(answer)
     }
 
     fn expire(&mut self, now: f64) {
-        self.guesses.retain(|guess| (0.0..=GUESS_SECONDS).contains(&(now - guess.made_at)));
+        for node in self.ledger.expire(now) {
+            self.nodes.touch(&node);
+        }
     }
 
-    /// A node's state with the pending placements added, except those of the pod itself.
-    fn adjust<'a>(&self, name: &str, state: &'a NodeCacheState, pod: &str) -> Cow<'a, NodeCacheState> {
-        let mut adjusted = Cow::Borrowed(state);
-        for guess in self.guesses.iter().filter(|guess| guess.node == name && guess.pod != pod) {
-            if let Some(cache) = adjusted.to_mut().caches.get_mut(guess.cache) {
-                cache.busy_cpus += guess.busy_cpus;
-                cache.fill_bytes_per_second += guess.fill_bytes_per_second;
-                cache.occupancy_bytes = (cache.occupancy_bytes + guess.bytes).min(cache.size_bytes);
-                let left = cache.bandwidth_left_bytes_per_second - guess.fill_bytes_per_second;
-                cache.bandwidth_left_bytes_per_second = left.max(0.0);
+    fn forecasts(&mut self, pod: &ScoredPod, names: &[String], now: f64) -> Vec<Option<PlacementForecast>> {
+        let forecasts = self.cache_forecasts(pod, names.iter().map(String::as_str), now);
+        forecasts.into_iter().map(|known| known.map(|(_, forecast)| forecast)).collect()
+    }
+
+    /// The cache that each node would choose, and the forecast there; `None` = unknown.
+    fn cache_forecasts<'n>(
+        &mut self,
+        pod: &ScoredPod,
+        names: impl ExactSizeIterator<Item = &'n str>,
+        now: f64,
+    ) -> Vec<Option<(usize, PlacementForecast)>> {
+        let Some(profile) = &pod.profile else { return vec![None; names.len()] };
+        let place = self.kinds.iter().position(|kind| kind.is_of(pod));
+        let kind = place.map(|place| self.kinds.remove(place)).unwrap_or_else(|| KindForecasts {
+            profile: profile.clone(),
+            busy_cpus: pod.busy_cpus,
+            max_slowdown_percent: pod.max_slowdown_percent,
+            nodes: vec![(0, None); self.nodes.len()],
+        });
+        self.kinds.truncate(MAX_POD_KINDS - 1);
+        self.kinds.insert(0, kind);
+        let Extender { knowledge, nodes, ledger, kinds } = self;
+        let demand = knowledge.demand(pod);
+        let mut forecaster = ServiceForecaster::new(&demand);
+        let own_node = ledger.node_of(&pod.identity);
+        let forecast = |name: &str| {
+            let number = nodes.number(name)?;
+            let node = nodes.node(number);
+            // A clock that runs ahead by a minute is as wrong as a silent node.
+            if (now - node.published).abs() > MAX_STATE_AGE_SECONDS {
+                return None;
             }
-        }
-        adjusted
+            if own_node == Some(name) {
+                return forecaster.node_forecast(&ledger.adjusted(name, &node.state, &pod.identity));
+            }
+            let known = &mut kinds[0].nodes[number];
+            if known.0 != node.version {
+                *known = (node.version, forecaster.node_forecast(&ledger.adjusted(name, &node.state, &pod.identity)));
+            }
+            known.1
+        };
+        names.map(forecast).collect()
     }
 
-    /// Records the node with the highest score, which the scheduler probably chooses. A pod has one guess.
-    fn record(&mut self, knowledge: &ClusterKnowledge, pod: &ScoredPod<'_>, answer: &[NodeScore], now: f64) {
-        self.guesses.retain(|guess| guess.pod != pod.identity);
-        let Some(profile) = pod.demand.profile else { return };
-        let Some(best) = answer.iter().rev().max_by_key(|node_score| node_score.score) else { return };
-        let Some(state) = knowledge.fresh_state(&best.host, now) else { return };
-        let adjusted = self.adjust(&best.host, state, &pod.identity);
-        let Some((cache, _)) = ServiceForecaster::new(&pod.demand).node_forecast(&adjusted) else { return };
-        if self.guesses.len() >= MAX_GUESSES {
-            self.guesses.remove(0);
+    /// Records the node with the highest score, which the scheduler probably takes. A pod has one guess.
+    fn record(&mut self, pod: &ScoredPod, answer: &[NodeScore<'_>], now: f64) {
+        if let Some(node) = self.ledger.remove_pod(&pod.identity) {
+            self.nodes.touch(&node);
         }
-        let size = state.caches[cache].size_bytes;
-        let bytes = profile.footprint_bytes().min(0.5 * size);
-        let fills = profile.fills_per_cycle(bytes) * state.hertz * pod.demand.busy_cpus * 64.0;
-        self.guesses.push(PlacementGuess {
+        let Some(best) = answer.iter().rev().max_by_key(|one| one.score) else { return };
+        let known = self.cache_forecasts(pod, std::iter::once(best.host), now);
+        let Some((cache, _)) = known.first().copied().flatten() else { return };
+        let Some(number) = self.nodes.number(best.host) else { return };
+        let Some(profile) = self.knowledge.demand(pod).profile else { return };
+        let state = &self.nodes.node(number).state;
+        let bytes = profile.footprint_bytes().min(0.5 * state.caches[cache].size_bytes);
+        let fills = profile.fills_per_cycle(bytes) * state.hertz * pod.busy_cpus * 64.0;
+        let replaced = self.ledger.insert(PlacementGuess {
             pod: pod.identity.clone(),
-            node: best.host.clone(),
+            node: best.host.to_string(),
             cache: cache.min(MAX_CACHES),
-            busy_cpus: pod.demand.busy_cpus,
+            busy_cpus: pod.busy_cpus,
             fill_bytes_per_second: fills,
             bytes,
             made_at: now,
         });
+        self.nodes.touch(best.host);
+        if let Some(node) = replaced {
+            self.nodes.touch(&node);
+        }
     }
 }
 
@@ -224,53 +295,6 @@ fn names(request: &ExtenderRequest) -> Result<&[String], FleetFieldError> {
         }
         Some(names) => Ok(names),
     }
-}
-
-/// Answers `filter`: nodes on which a limit would break are left out, unless no other node remains.
-///
-/// # Errors
-/// The request names no nodes, or too many.
-pub fn filter(
-    knowledge: &ClusterKnowledge,
-    ledger: &mut PlacementLedger,
-    request: &ExtenderRequest,
-    now: f64,
-) -> Result<FilterAnswer, FleetFieldError> {
-    let names = names(request)?;
-    ledger.expire(now);
-    let pod = knowledge.score(&request.pod);
-    let limits_kept = keeps_limits(&knowledge.forecasts(&pod, names, ledger, now));
-    let mut answer = FilterAnswer::default();
-    for (name, is_kept) in names.iter().zip(limits_kept) {
-        if is_kept {
-            answer.nodenames.push(name.clone());
-        } else {
-            answer.failed_nodes.insert(name.clone(), "a slowdown limit would break on its cache".to_string());
-        }
-    }
-    Ok(answer)
-}
-
-/// Answers `prioritize`, and records the likely placement.
-///
-/// # Errors
-/// The request names no nodes, or too many.
-pub fn prioritize(
-    knowledge: &ClusterKnowledge,
-    ledger: &mut PlacementLedger,
-    request: &ExtenderRequest,
-    now: f64,
-) -> Result<Vec<NodeScore>, FleetFieldError> {
-    let names = names(request)?;
-    ledger.expire(now);
-    let pod = knowledge.score(&request.pod);
-    let known = knowledge.forecasts(&pod, names, ledger, now);
-    let ranks =
-        if known.iter().all(Option::is_none) { vec![NEUTRAL_SCORE; names.len()] } else { scores(&pod.demand, &known) };
-    let answer: Vec<NodeScore> =
-        names.iter().zip(ranks).map(|(host, score)| NodeScore { host: host.clone(), score }).collect();
-    ledger.record(knowledge, &pod, &answer, now);
-    Ok(answer)
 }
 
 #[cfg(test)]
@@ -306,18 +330,20 @@ mod tests {
     #[test]
     fn placements_in_flight_count() {
         let known = knowledge(&["a", "b", "c"]);
-        let mut ledger = PlacementLedger::default();
+        let mut extender = Extender::default();
+        extender.publish(known);
         let mut chosen = Vec::new();
         for uid in ["1", "2", "3"] {
-            let answer = prioritize(&known, &mut ledger, &request(uid, true, &["a", "b", "c"]), 1001.0).unwrap();
-            chosen.push(answer.iter().rev().max_by_key(|one| one.score).unwrap().host.clone());
+            let request = request(uid, true, &["a", "b", "c"]);
+            let answer = extender.prioritize(&request, 1001.0).unwrap();
+            chosen.push(answer.iter().rev().max_by_key(|one| one.score).unwrap().host.to_string());
         }
         assert_eq!(chosen, ["a", "b", "c"]);
-        assert_eq!(ledger.len(), 3);
-        prioritize(&known, &mut ledger, &request("1", true, &["a", "b", "c"]), 1002.0).unwrap();
-        assert_eq!(ledger.len(), 3, "a pod that is asked about again has one guess");
-        filter(&known, &mut ledger, &request("9", true, &["a"]), 1050.0).unwrap();
-        assert!(ledger.is_empty(), "guesses end");
+        assert_eq!(extender.placements_in_flight(), 3);
+        extender.prioritize(&request("1", true, &["a", "b", "c"]), 1002.0).unwrap();
+        assert_eq!(extender.placements_in_flight(), 3, "a pod that is asked about again has one guess");
+        extender.filter(&request("9", true, &["a"]), 1050.0).unwrap();
+        assert_eq!(extender.placements_in_flight(), 0, "guesses end");
     }
 
     /// Are answers neutral without a profile, and with states that are too old?
@@ -326,14 +352,15 @@ mod tests {
         let known = knowledge(&["a", "b"]);
         let mut unknown = knowledge(&["a", "b"]);
         unknown.profiles.clear();
-        for (known, now) in [(&unknown, 1001.0), (&known, 1000.0 + MAX_STATE_AGE_SECONDS + 1.0)] {
-            let mut ledger = PlacementLedger::default();
+        for (known, now) in [(unknown, 1001.0), (known, 1000.0 + MAX_STATE_AGE_SECONDS + 1.0)] {
+            let mut extender = Extender::default();
+            extender.publish(known);
             let asked = request("1", true, &["a", "b", "new"]);
-            let answer = prioritize(known, &mut ledger, &asked, now).unwrap();
+            let answer = extender.prioritize(&asked, now).unwrap();
             assert!(answer.iter().all(|one| one.score == NEUTRAL_SCORE), "{answer:?}");
-            let kept = filter(known, &mut ledger, &asked, now).unwrap();
+            let kept = extender.filter(&asked, now).unwrap();
             assert_eq!((kept.nodenames.len(), kept.failed_nodes.len()), (3, 0));
-            assert!(ledger.is_empty());
+            assert_eq!(extender.placements_in_flight(), 0);
         }
     }
 
@@ -343,7 +370,47 @@ mod tests {
         let known = knowledge(&["a"]);
         assert!(known.profile(&request("1", false, &["a"]).pod).is_some());
         let bare = ExtenderRequest { pod: ExportedPod::default(), nodenames: None };
-        let refusal = filter(&known, &mut PlacementLedger::default(), &bare, 0.0).unwrap_err();
+        let refusal = Extender::default().filter(&bare, 0.0).unwrap_err();
         assert!(refusal.to_string().contains("nodeCacheCapable"), "{refusal}");
+    }
+
+    /// Do stored forecasts answer as fresh ones do, while states, nodes, profiles and placements in flight change?
+    #[test]
+    fn stored_forecasts_answer_as_fresh_ones() {
+        let nodes: Vec<String> = (0..12).map(|node| format!("node-{node}")).collect();
+        let names: Vec<&str> = nodes.iter().map(String::as_str).collect();
+        let mut known = knowledge(&names);
+        known.nodes.values_mut().for_each(|(_, state)| *state = empty_node(3));
+        let mut random = cachemate_core::SplitMix64::new(41);
+        let mut extender = Extender::default();
+        extender.publish(known.clone());
+        for step in 0..390u32 {
+            let now = 1000.0 + 0.5 * f64::from(step);
+            known.nodes.values_mut().for_each(|(published, _)| *published = now);
+            let node = random.draw_below(12) as usize;
+            match step % 25 {
+                3 | 8 | 13 | 18 => {
+                    let state = known.nodes.get_mut(&nodes[node]).map(|(_, state)| &mut state.caches[node % 3]);
+                    state.into_iter().for_each(|cache| cache.fill_bytes_per_second = 1e9 * random.draw_unit());
+                }
+                15 => _ = known.nodes.remove(&nodes[node]),
+                20 => _ = known.nodes.entry(nodes[node].clone()).or_insert((now, empty_node(3))),
+                24 => {
+                    let profile = mix(20.0 + f64::from(step % 3), &[(20.0 * MIB, 0.95)]).profile();
+                    known.profiles.insert("index".to_string(), profile);
+                }
+                _ => {}
+            }
+            extender.publish(known.clone());
+            let mut asked = request(&format!("pod-{}", random.draw_below(30)), true, &names);
+            asked.pod.metadata.labels.insert("cachemate.io/max-slowdown".to_string(), format!("{}%", step % 4));
+            // The same placements in flight, and nothing stored.
+            let mut fresh = Extender { ledger: extender.ledger.clone(), ..Extender::default() };
+            fresh.publish(known.clone());
+            assert_eq!(extender.filter(&asked, now).unwrap(), fresh.filter(&asked, now).unwrap(), "{step}");
+            assert_eq!(extender.prioritize(&asked, now).unwrap(), fresh.prioritize(&asked, now).unwrap(), "{step}");
+            assert_eq!(extender.ledger, fresh.ledger, "{step}");
+        }
+        assert!(extender.placements_in_flight() > 10 && extender.kinds.len() == 4);
     }
 }

@@ -480,8 +480,9 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     fn progress(&mut self) -> BTreeMap<ThreadKey, f64> {
         let kernel = self.kernel();
         let kernel = lock(&kernel);
-        self.options.progress.sweep(&*kernel, &mut self.progress_sweep);
-        let reports = |task: &&ManagedThread| task.pid == task.thread.tid && !task.exited;
+        let reporters = self.options.progress.sweep(&*kernel, &mut self.progress_sweep);
+        let may_report = |pid: i32| reporters.as_ref().is_none_or(|reporters| reporters.contains(&pid));
+        let reports = |task: &&ManagedThread| task.pid == task.thread.tid && !task.exited && may_report(task.pid);
         let leaders = self.tasks.all().into_iter().filter(reports);
         let report = |task: &ManagedThread| Some((task.thread, self.options.progress.total(&*kernel, task.pid)?));
         let totals: BTreeMap<ThreadKey, u64> = leaders.filter_map(report).collect();

@@ -29,9 +29,9 @@ impl Profiler for OracleProfiler {
                 self.arrived.push(task.task);
             }
         }
-        let is_live = |task: &TaskId| observation.tasks.iter().any(|other| other.task == *task && !other.exited);
-        profiles.retain(|task, _| is_live(task));
-        for (task, oracle) in self.arrived.iter().zip(&self.profiles).filter(|(task, _)| is_live(task)) {
+        let live_tasks = observation.live_tasks();
+        profiles.retain(|task, _| live_tasks.contains(task));
+        for (task, oracle) in self.arrived.iter().zip(&self.profiles).filter(|(task, _)| live_tasks.contains(task)) {
             profiles.entry(*task).or_default().fill_missing(oracle);
         }
     }

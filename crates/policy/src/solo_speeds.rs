@@ -19,7 +19,10 @@ impl SoloSpeeds {
                 self.0.insert(task, (rate_of.map_or(WorkMetric::Reported, WorkMetric::Proxy), rate));
             }
         }
-        self.0.retain(|task, _| observation.tasks.iter().any(|there| there.task == *task && !there.exited));
+        if !self.0.is_empty() {
+            let live_tasks = observation.live_tasks();
+            self.0.retain(|task, _| live_tasks.contains(task));
+        }
     }
 
     /// Returns the run time over the solo run time, minus one: by the work that the probe counted, in the same unit;

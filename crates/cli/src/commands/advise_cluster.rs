@@ -230,7 +230,7 @@ fn pod_service(
     {
         bail!("'{name}', annotation cachemate.io/profile: found '{profile}', expected one of {}", names(known));
     }
-    let kind = service_kind(name.clone(), cpus, limit, known.profile(&pod).cloned());
+    let kind = service_kind(name.clone(), cpus, limit, known.profile(&pod).map(|(_, profile)| profile.clone()));
     Ok(AdvisedService { kind, has_whole_cpus })
 }
 

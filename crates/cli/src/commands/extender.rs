@@ -47,6 +47,8 @@ pub struct ExtenderArgs {
 
 /// Between two readings of the folder.
 const REREAD_INTERVAL: Duration = Duration::from_secs(5);
+/// Between two looks at the interrupt.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// `cachemate extender --measure --json`.
 #[derive(Serialize)]
@@ -76,24 +78,33 @@ impl ExtenderArgs {
         let folder = self.knowledge.as_deref().context("--knowledge: expected a folder")?;
         let mut reported = BTreeMap::new();
         refresh(session, folder, &state, &mut reported).context("nothing was served")?;
+        let (address, server) = runtime
+            .block_on(listen(self.listen, Arc::clone(&state)))
+            .with_context(|| format!("{}: cannot listen", self.listen))?;
+        session.log(&format!("listening on {address}"));
         let stop = session.interrupt_flag();
-        runtime.block_on(async {
-            let (address, server) = listen(self.listen, Arc::clone(&state))
-                .await
-                .with_context(|| format!("{}: cannot listen", self.listen))?;
-            session.log(&format!("listening on {address}"));
-            tokio::spawn(server);
-            let mut read = Instant::now();
-            while !stop.load(Ordering::Relaxed) {
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                if read.elapsed() >= REREAD_INTERVAL {
-                    // The last knowledge stays: states age, and answers become neutral by themselves.
-                    if let Err(error) = refresh(session, folder, &state, &mut reported) {
-                        session.log(&format!("{error:#}"));
+        std::thread::scope(|scope| {
+            // A folder of a thousand nodes takes milliseconds to read, and no request waits for it.
+            let reader = || {
+                let mut read = Instant::now();
+                while !stop.load(Ordering::Relaxed) {
+                    std::thread::sleep(POLL_INTERVAL);
+                    if read.elapsed() >= REREAD_INTERVAL {
+                        // The last knowledge stays: states age, and answers become neutral by themselves.
+                        if let Err(error) = refresh(session, folder, &state, &mut reported) {
+                            session.log(&format!("{error:#}"));
+                        }
+                        read = Instant::now();
                     }
-                    read = Instant::now();
                 }
-            }
+            };
+            std::thread::Builder::new().name("cachemate-folder".into()).spawn_scoped(scope, reader)?;
+            runtime.block_on(async {
+                tokio::spawn(server);
+                while !stop.load(Ordering::Relaxed) {
+                    tokio::time::sleep(POLL_INTERVAL).await;
+                }
+            });
             Ok(())
         })
     }

@@ -8,6 +8,7 @@
 //! its instructions, if they are counted; its read and write calls, which the kernel counts per thread
 //! (`/proc/PID/task/TID/io`); its waits (voluntary context switches); and its page faults.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -76,19 +77,24 @@ impl ProgressFiles {
         Some(self.dir.as_ref()?.join(pid.to_string()))
     }
 
-    /// Removes files of exited processes, a limited number in each call.
-    pub fn sweep(&self, kernel: &dyn Kernel, sweep: &mut ProgressSweep) {
-        let Some(dir) = self.dir.as_ref().filter(|_| !self.is_others) else { return };
+    /// Removes files of exited processes, a limited number in each call. Returns the processes with a file, if this call
+    /// has examined all files; `None` = there may be others.
+    pub fn sweep(&self, kernel: &dyn Kernel, sweep: &mut ProgressSweep) -> Option<BTreeSet<i32>> {
+        let dir = self.dir.as_ref().filter(|_| !self.is_others)?;
         let open = || {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             rustix::fs::Dir::new(rustix::fs::open(dir, flags, Mode::empty()).ok()?).ok()
         };
-        let Some(mut entries) = sweep.going_on.take().or_else(open) else { return };
+        let is_whole = sweep.going_on.is_none();
+        let mut entries = sweep.going_on.take().or_else(open)?;
+        let mut reporters = BTreeSet::new();
         for _ in 0..SWEPT_AT_ONCE {
             // At the directory's end, or after a failed read, the next sweep starts again.
-            let Some(Ok(entry)) = entries.next() else { return };
+            let Some(entry) = entries.next() else { return is_whole.then_some(reporters) };
+            let entry = entry.ok()?;
             let pid = entry.file_name().to_str().ok().and_then(|name| name.parse::<i32>().ok());
             let Some(pid) = pid.filter(|&pid| pid > 0) else { continue };
+            reporters.insert(pid);
             // Only if the process does not exist; any other error gives no evidence.
             if kernel.stat(pid).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
                 self.remove(pid);
@@ -97,6 +103,7 @@ impl ProgressFiles {
             }
         }
         sweep.going_on = Some(entries);
+        None
     }
 
     /// Removes a file that another user has put in the place of the report of `pid`, because in a sticky directory the
@@ -138,13 +145,8 @@ impl ProgressFiles {
     /// not a file of at least eight bytes that belongs to the process's own user or to root. A file of any other user
     /// is removed, so that a new process can report from its first window on.
     pub fn total(&self, kernel: &dyn Kernel, pid: i32) -> Option<u64> {
-        let path = self.path(pid)?;
-        // Most programs report nothing: one call per window and process.
-        if std::fs::symlink_metadata(&path).is_err() {
-            return None;
-        }
         self.evict_stranger(kernel, pid);
-        read_counter(kernel, &path, pid)
+        read_counter(kernel, &self.path(pid)?, pid)
     }
 }
 
@@ -265,7 +267,6 @@ fn process_user(kernel: &dyn Kernel, pid: i32) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -424,12 +425,12 @@ mod tests {
         (0..1_000).for_each(|index| std::fs::write(root.path().join((most + index).to_string()), "").unwrap());
         let left = || std::fs::read_dir(root.path()).unwrap().count();
         let mut sweep = ProgressSweep::default();
-        files.sweep(&host, &mut sweep);
+        assert_eq!(files.sweep(&host, &mut sweep), None, "not all files are known");
         assert!(left() >= 1_004 - SWEPT_AT_ONCE, "a bound on each look");
-        (0..20).for_each(|_| files.sweep(&host, &mut sweep));
-        assert_eq!(left(), kept.len());
+        let reporters = (0..20).map(|_| files.sweep(&host, &mut sweep)).last().flatten();
+        assert_eq!((left(), reporters), (kept.len(), Some([std::process::id() as i32].into())));
         std::fs::write(root.path().join((most + 1).to_string()), "").unwrap();
-        (0..2).for_each(|_| files.sweep(&host, &mut sweep));
+        (0..2).for_each(|_| _ = files.sweep(&host, &mut sweep));
         assert_eq!(left(), kept.len(), "it begins anew");
     }
 
@@ -452,7 +453,7 @@ mod tests {
         if shown {
             let mut sweep = ProgressSweep::default();
             assert_eq!(files.total(&host, pids[0]), None, "read first, as of a process in its first window");
-            (0..2).for_each(|_| files.sweep(&host, &mut sweep));
+            (0..2).for_each(|_| _ = files.sweep(&host, &mut sweep));
             for &pid in &pids {
                 let path = files.path(pid).unwrap();
                 let there = std::fs::symlink_metadata(&path).unwrap();

@@ -5,10 +5,10 @@
 //! listing of `/proc` per refresh; the properties that rules test are read when a process is new, in each of the next
 //! refreshes (a shell may be about to become its program), when it runs under another name, and later in every tenth
 //! refresh; its control groups are read in every second refresh, or less often if there are hundreds of programs. Per
-//! refresh a thread costs one small read (`schedstat`, a file that stays open); `stat`, the list of threads (of a process
-//! that has several) and the properties are reread only for processes that ran since the last refresh: a process that
-//! did not run was not created, did not exit, has no new threads, and changed neither its program nor its user. Only its
-//! control groups may have changed. A sixteenth of the unmanaged processes is checked per refresh for a reused pid.
+//! refresh a thread costs one small read (`schedstat`, a file that stays open). Everything else is reread only for
+//! processes that ran since the last refresh: a process that did not run was not created, did not exit, has no new
+//! threads, and is the same program of the same user. A sixteenth of the unmanaged processes is checked per refresh for a
+//! reused pid.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -259,8 +259,7 @@ impl TaskTable {
         let is_renamed = self.leaders.get(&pid).is_some_and(|stat| stat.name != process.properties.command);
         let is_young = self.refreshes.wrapping_sub(process.since_refresh) < YOUNG_REFRESHES;
         let turn = self.refreshes.wrapping_add(pid as u32);
-        let is_asleep = self.asleep.contains(&pid);
-        if !is_asleep && (is_renamed || is_young || turn.is_multiple_of(MATCH_PERIOD)) {
+        if !self.asleep.contains(&pid) && (is_renamed || is_young || turn.is_multiple_of(MATCH_PERIOD)) {
             return true;
         }
         (is_young || turn.is_multiple_of(group_period)) && reader.is_moved(pid, &process.properties)

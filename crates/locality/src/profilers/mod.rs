@@ -46,7 +46,7 @@ use cachemate_core::{
 
 /// Gives every live task a profile, and removes those of exited tasks.
 pub(crate) fn retain_live(observation: &Observation, profiles: &mut Profiles) {
-    let present: Vec<TaskId> = observation.tasks.iter().filter(|task| !task.exited).map(|task| task.task).collect();
+    let present = observation.live_tasks();
     profiles.retain(|task, _| present.contains(task));
     present.into_iter().for_each(|task| {
         profiles.entry(task).or_default();
@@ -147,9 +147,14 @@ pub(crate) fn share_bytes(observation: &Observation, task: &TaskSample, cache: &
     }
 }
 
+/// The tasks that ran in the window.
+pub(crate) fn active_tasks(observation: &Observation) -> Vec<&TaskSample> {
+    observation.tasks.iter().filter(|task| task.has_run()).collect()
+}
+
 /// Does no other task fill the units that a task may use, as far as is known? All others that ran have to be in other
 /// shares.
-pub(crate) fn has_exclusive_units(observation: &Observation, task: &TaskSample) -> bool {
+pub(crate) fn has_exclusive_units(observation: &Observation, active: &[&TaskSample], task: &TaskSample) -> bool {
     let share_of = |task: &TaskSample| {
         let is_member = |member: &ShareMember| match member {
             ShareMember::Process(process) => *process == task.process,
@@ -157,12 +162,10 @@ pub(crate) fn has_exclusive_units(observation: &Observation, task: &TaskSample) 
         };
         observation.applied.shares.iter().position(|held| held.share.members.iter().any(is_member))
     };
-    let is_other_active = |other: &&TaskSample| other.process != task.process && other.has_run();
     let own_share = share_of(task);
-    observation
-        .tasks
-        .iter()
-        .filter(is_other_active)
+    let others = active.iter().filter(|other| other.process != task.process);
+    others
+        .copied()
         .all(|other| own_share.is_some() && share_of(other).is_some_and(|other_share| Some(other_share) != own_share))
 }
 

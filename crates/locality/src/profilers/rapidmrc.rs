@@ -5,7 +5,7 @@ use cachemate_core::{
     Profiles, TracedCache,
 };
 
-use super::{has_exclusive_units, probe_evidence, retain_live, share_bytes, task_sample};
+use super::{active_tasks, has_exclusive_units, probe_evidence, retain_live, share_bytes, task_sample};
 use crate::curve::MissRateCurve;
 use crate::rapidmrc::{LogCounts, MissLog, Warmup, survival_curve_with_reach, trace_curve};
 
@@ -106,7 +106,8 @@ impl Profiler for RapidMrcProfiler {
             let measured =
                 counts.get(CounterEvent::Misses(self.cache.level)).map(|misses| 1000.0 * misses / instructions);
             let TracedCache { size_bytes, points, .. } = self.cache;
-            let alone = task_sample(observation, *task).filter(|task| has_exclusive_units(observation, task));
+            let alone = task_sample(observation, *task)
+                .filter(|task| has_exclusive_units(observation, &active_tasks(observation), task));
             let in_use = alone.map(|task| share_bytes(observation, task, &self.cache));
             let counted = LogCounts {
                 logged_level_misses: logged_misses(counts, !code.is_empty()),

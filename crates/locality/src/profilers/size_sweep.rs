@@ -14,7 +14,7 @@ use cachemate_core::{
     SizeCurve, TaskSample, TracedCache, Units,
 };
 
-use super::{PerTask, RunningStats, has_exclusive_units, share_bytes, shares_of};
+use super::{PerTask, RunningStats, active_tasks, has_exclusive_units, share_bytes, shares_of};
 
 /// Fewest sizes that determine a curve's form.
 const MIN_SIZES: usize = 3;
@@ -86,9 +86,11 @@ impl Profiler for SizeSweepProfiler {
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         self.tasks.retain_current(observation, profiles);
         let disjoint = has_disjoint_shares(observation);
+        let active = active_tasks(observation);
         for task in &observation.tasks {
             let rate = self.rate(task);
-            let alone = disjoint && sweep_of_one_size(observation, task) && has_exclusive_units(observation, task);
+            let alone =
+                disjoint && sweep_of_one_size(observation, task) && has_exclusive_units(observation, &active, task);
             let size_bytes = alone.then(|| share_bytes(observation, task, &self.cache));
             let Some((sizes, profile)) = self.tasks.find_profile(task.task, profiles) else { continue };
             let windows = |(before, windows): (u64, u32)| if Some(before) == size_bytes { windows } else { 0 };

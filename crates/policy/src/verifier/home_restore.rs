@@ -19,7 +19,8 @@ pub type HomeCpus = BTreeMap<TaskId, CpuSet>;
 /// Records the caches on which tasks ran in a window, and forgets exited tasks.
 pub fn record_homes(homes: &mut HomeCpus, view: &View<'_>) {
     let domains = view.topology.last_level_domains();
-    homes.retain(|task, _| view.observation.tasks.iter().any(|sample| sample.task == *task && !sample.exited));
+    let live_tasks = view.observation.live_tasks();
+    homes.retain(|task, _| live_tasks.contains(task));
     for task in view.observation.tasks.iter().filter(|task| !task.exited) {
         // The first of the caches with the longest run time.
         let most = domains.iter().rev().max_by_key(|cpus| task.ran_on_ns(cpus));

@@ -7,7 +7,7 @@
 
 mod fast_phases;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use cachemate_core::{CacheLevel, Fact, FactSource, Observation, Profile, ProfileRecall, Profiles, SizeCurve, TaskId};
 
@@ -45,8 +45,7 @@ impl PhaseCurveRecall {
 
 impl ProfileRecall for PhaseCurveRecall {
     fn recall(&mut self, observation: &Observation, measured: &Profiles) -> Option<Profiles> {
-        let present: BTreeSet<TaskId> =
-            observation.tasks.iter().filter(|task| !task.exited).map(|task| task.task).collect();
+        let present = observation.live_tasks();
         self.curves.retain(|(task, _), _| present.contains(task));
         if let Some(averages) = &mut self.averages {
             averages.observe(observation.window, measured);

@@ -1,0 +1,108 @@
+//! The published states of nodes by dense numbers, and the search for a number by the node's name.
+//!
+//! Problem: a request has a thousand names, and comparing strings along the path of a tree costs more than the forecasts.
+//! Method: one search among sorted hashes, and one comparison of names. A version counts every change of a node, so that
+//! figures derived from a node are known to be valid.
+
+use std::collections::BTreeMap;
+
+use crate::scorer::NodeCacheState;
+
+/// A node's state.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct TabledNode {
+    name: String,
+    /// Seconds since the epoch.
+    pub(crate) published: f64,
+    pub(crate) state: NodeCacheState,
+    /// From 1; higher after each change of the state or of the placements in flight.
+    pub(crate) version: u64,
+}
+
+/// All nodes that have published a state.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct NodeTable {
+    /// By name, ascending.
+    nodes: Vec<TabledNode>,
+    /// Hash of the name and number of the node, ascending.
+    numbers: Vec<(u64, usize)>,
+}
+
+impl NodeTable {
+    pub(crate) fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Replaces the states. False = the nodes are others, and have new numbers.
+    pub(crate) fn publish(&mut self, states: BTreeMap<String, (f64, NodeCacheState)>) -> bool {
+        let is_same = self.nodes.iter().map(|node| &node.name).eq(states.keys());
+        if is_same {
+            for (node, (published, state)) in self.nodes.iter_mut().zip(states.into_values()) {
+                node.published = published;
+                if node.state != state {
+                    node.state = state;
+                    node.version += 1;
+                }
+            }
+        } else {
+            let node = |(name, (published, state))| TabledNode { name, published, state, version: 1 };
+            self.nodes = states.into_iter().map(node).collect();
+            self.numbers = self.nodes.iter().map(|node| name_hash(&node.name)).zip(0..).collect();
+            self.numbers.sort_unstable();
+        }
+        is_same
+    }
+
+    /// The number of a node; `None` = it has not published a state.
+    pub(crate) fn number(&self, name: &str) -> Option<usize> {
+        let hash = name_hash(name);
+        let first = self.numbers.partition_point(|(other, _)| *other < hash);
+        let equal = self.numbers[first..].iter().take_while(|(other, _)| *other == hash);
+        equal.map(|&(_, number)| number).find(|&number| self.nodes[number].name == name)
+    }
+
+    pub(crate) fn node(&self, number: usize) -> &TabledNode {
+        &self.nodes[number]
+    }
+
+    /// The placements in flight of a node have changed.
+    pub(crate) fn touch(&mut self, name: &str) {
+        if let Some(number) = self.number(name) {
+            self.nodes[number].version += 1;
+        }
+    }
+}
+
+/// FNV-1a.
+fn name_hash(name: &str) -> u64 {
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scorer::tests::empty_node;
+
+    fn states(names: &[&str], caches: usize) -> BTreeMap<String, (f64, NodeCacheState)> {
+        names.iter().map(|name| (name.to_string(), (1.0, empty_node(caches)))).collect()
+    }
+
+    /// Is every node found by its name alone, and does a version change with the state and not with the time?
+    #[test]
+    fn versions_follow_states() {
+        let mut table = NodeTable::default();
+        assert!(!table.publish(states(&["a", "b", "node-10"], 1)));
+        let versions = |table: &NodeTable| table.nodes.iter().map(|node| node.version).collect::<Vec<_>>();
+        let name_of = |name: &str| Some(table.node(table.number(name)?).name.clone());
+        assert_eq!((name_of("b").as_deref(), name_of("node-1")), (Some("b"), None));
+        let mut next = states(&["a", "b", "node-10"], 1);
+        next.get_mut("a").unwrap().0 = 2.0;
+        next.get_mut("b").unwrap().1 = empty_node(2);
+        assert!(table.publish(next));
+        table.touch("node-10");
+        table.touch("unknown");
+        assert_eq!((versions(&table), table.node(0).published), (vec![1, 2, 2], 2.0));
+        assert!(!table.publish(states(&["a", "b"], 2)));
+        assert_eq!((table.len(), versions(&table)), (2, vec![1, 1]));
+    }
+}

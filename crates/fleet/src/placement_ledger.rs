@@ -1,0 +1,141 @@
+//! Placements in flight: those that nodes cannot have published yet. kube-scheduler binds several pods before a node's next
+//! state, and would send all of them to the same node.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use crate::scorer::NodeCacheState;
+
+/// Lifetime of a guess, within which the node publishes the placement: its interval of 30 s, and some seconds.
+const GUESS_SECONDS: f64 = 40.0;
+/// Maximum number of guesses; the oldest is dropped first.
+const MAX_GUESSES: usize = 4096;
+
+/// A placement that its node has not published yet.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct PlacementGuess {
+    pub(crate) pod: String,
+    pub(crate) node: String,
+    pub(crate) cache: usize,
+    pub(crate) busy_cpus: f64,
+    pub(crate) fill_bytes_per_second: f64,
+    pub(crate) bytes: f64,
+    pub(crate) made_at: f64,
+}
+
+/// The placements in flight, at most one of each pod.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub(crate) struct PlacementLedger {
+    /// By serial number: the oldest first.
+    guesses: BTreeMap<u64, PlacementGuess>,
+    by_pod: BTreeMap<String, u64>,
+    by_node: BTreeMap<String, Vec<u64>>,
+    last_number: u64,
+}
+
+impl PlacementLedger {
+    pub(crate) fn len(&self) -> usize {
+        self.guesses.len()
+    }
+
+    /// Drops the guesses that no longer count, and returns their nodes.
+    pub(crate) fn expire(&mut self, now: f64) -> Vec<String> {
+        let is_live = |guess: &PlacementGuess| (0.0..=GUESS_SECONDS).contains(&(now - guess.made_at));
+        let mut nodes = Vec::new();
+        // The clock may have been set back, so that the newest guesses are of the future.
+        while let Some((&number, _)) = self.guesses.first_key_value().filter(|(_, guess)| !is_live(guess)) {
+            nodes.extend(self.remove(number));
+        }
+        while let Some((&number, _)) = self.guesses.last_key_value().filter(|(_, guess)| !is_live(guess)) {
+            nodes.extend(self.remove(number));
+        }
+        nodes
+    }
+
+    /// The node of a pod's guess.
+    pub(crate) fn node_of(&self, pod: &str) -> Option<&str> {
+        self.guesses.get(self.by_pod.get(pod)?).map(|guess| guess.node.as_str())
+    }
+
+    /// Drops the guess of a pod, and returns its node.
+    pub(crate) fn remove_pod(&mut self, pod: &str) -> Option<String> {
+        let number = *self.by_pod.get(pod)?;
+        self.remove(number)
+    }
+
+    fn remove(&mut self, number: u64) -> Option<String> {
+        let guess = self.guesses.remove(&number)?;
+        self.by_pod.remove(&guess.pod);
+        if let Some(numbers) = self.by_node.get_mut(&guess.node) {
+            numbers.retain(|other| *other != number);
+            if numbers.is_empty() {
+                self.by_node.remove(&guess.node);
+            }
+        }
+        Some(guess.node)
+    }
+
+    /// Adds a guess of a pod without one. Returns the node of the guess that had to go, if there were too many.
+    pub(crate) fn insert(&mut self, guess: PlacementGuess) -> Option<String> {
+        let oldest = self.guesses.first_key_value().map(|(&number, _)| number);
+        let dropped = oldest.filter(|_| self.guesses.len() >= MAX_GUESSES).and_then(|oldest| self.remove(oldest));
+        self.last_number += 1;
+        self.by_pod.insert(guess.pod.clone(), self.last_number);
+        self.by_node.entry(guess.node.clone()).or_default().push(self.last_number);
+        self.guesses.insert(self.last_number, guess);
+        dropped
+    }
+
+    /// A node's state with the placements in flight, except for those of the pod itself.
+    pub(crate) fn adjusted<'a>(&self, node: &str, state: &'a NodeCacheState, pod: &str) -> Cow<'a, NodeCacheState> {
+        let mut adjusted = Cow::Borrowed(state);
+        let numbers = self.by_node.get(node).into_iter().flatten();
+        for guess in numbers.filter_map(|number| self.guesses.get(number)).filter(|guess| guess.pod != pod) {
+            if let Some(cache) = adjusted.to_mut().caches.get_mut(guess.cache) {
+                cache.busy_cpus += guess.busy_cpus;
+                cache.fill_bytes_per_second += guess.fill_bytes_per_second;
+                cache.occupancy_bytes = (cache.occupancy_bytes + guess.bytes).min(cache.size_bytes);
+                let left = cache.bandwidth_left_bytes_per_second - guess.fill_bytes_per_second;
+                cache.bandwidth_left_bytes_per_second = left.max(0.0);
+            }
+        }
+        adjusted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scorer::tests::empty_node;
+
+    fn guess(pod: &str, node: &str, made_at: f64) -> PlacementGuess {
+        PlacementGuess {
+            pod: pod.to_string(),
+            node: node.to_string(),
+            cache: 0,
+            busy_cpus: 1.0,
+            fill_bytes_per_second: 1e9,
+            bytes: 1e6,
+            made_at,
+        }
+    }
+
+    /// Do guesses end by time, also if the clock is set back, and by number, and does each tell its node?
+    #[test]
+    fn guesses_end_by_time_and_by_number() {
+        let mut ledger = PlacementLedger::default();
+        ledger.insert(guess("1", "a", 100.0));
+        ledger.insert(guess("2", "a", 110.0));
+        ledger.insert(guess("3", "b", 120.0));
+        let state = empty_node(1);
+        assert_eq!(ledger.adjusted("a", &state, "1").caches[0].busy_cpus, state.caches[0].busy_cpus + 1.0);
+        assert_eq!(ledger.expire(141.0), ["a"]);
+        assert_eq!(ledger.expire(115.0), ["b"]);
+        assert_eq!((ledger.len(), ledger.node_of("2"), ledger.node_of("3")), (1, Some("a"), None));
+        for pod in 0..MAX_GUESSES - 1 {
+            assert_eq!(ledger.insert(guess(&format!("pod-{pod}"), "c", 120.0)), None);
+        }
+        assert_eq!(ledger.insert(guess("last", "c", 120.0)).as_deref(), Some("a"));
+        assert_eq!(ledger.len(), MAX_GUESSES);
+    }
+}

@@ -1,7 +1,7 @@
-//! The page as one file, and the content policy under which it runs.
+//! The page as one file, and the content security policy under which it runs.
 //!
-//! The modules are plain files that a browser could load one by one. Here they are put one after the other into one
-//! script: their imports name each other only, and no two of them define the same name (a test reads both).
+//! The modules are plain files that a browser could load individually. Here they are concatenated into one script:
+//! their imports refer only to each other, and no two of them define the same name (a test checks both).
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 
 use crate::RecordedRun;
 
-/// In the order in which they use each other.
+/// Modules in the order of their dependencies.
 pub(crate) const MODULES: &[(&str, &str)] = &[
     ("text.js", include_str!("../assets/text.js")),
     ("store.js", include_str!("../assets/store.js")),
@@ -29,12 +29,12 @@ pub(crate) const MODULES: &[(&str, &str)] = &[
 ];
 
 const BODY: &str = include_str!("../assets/body.html");
-/// uPlot 1.6.32, MIT; its licence lies beside it and stands in the page.
+/// uPlot 1.6.32, MIT; its license is beside it, and in the page.
 const CHARTS: &str = include_str!("../assets/uPlot.iife.min.js");
 const CHARTS_LICENSE: &str = include_str!("../assets/uPlot.LICENSE");
 const CHARTS_STYLE: &str = include_str!("../assets/uPlot.min.css");
 
-/// The header in which [`content_policy`] is sent.
+/// Name of the header that contains [`content_policy`].
 pub const POLICY_HEADER: &str = "content-security-policy";
 
 fn style() -> String {
@@ -54,7 +54,7 @@ fn script() -> String {
     whole
 }
 
-/// A classic script first: uPlot defines one global name.
+/// The classic script comes first, because uPlot defines one global name.
 fn scripts() -> [String; 2] {
     [format!("/*! uPlot 1.6.32\n{CHARTS_LICENSE}*/\n{CHARTS}"), script()]
 }
@@ -63,7 +63,8 @@ fn hash(text: &str) -> String {
     format!("'sha256-{}'", base64::engine::general_purpose::STANDARD.encode(Sha256::digest(text)))
 }
 
-/// Nothing is loaded but the page's own scripts and style, by their hashes; it talks to where it came from only.
+/// The content security policy: the page loads only its own scripts and style, identified by their hashes, and connects
+/// only to its origin.
 pub fn content_policy() -> String {
     let scripts = scripts().map(|script| hash(&script)).join(" ");
     format!(
@@ -73,12 +74,13 @@ pub fn content_policy() -> String {
     )
 }
 
-/// The page: with a recording in it, or live without.
+/// The page: with a recording inside, or a live one without.
 ///
 /// # Errors
-/// A number that JSON cannot hold.
+/// A number that JSON cannot represent.
 pub fn html(recording: Option<&RecordedRun>) -> serde_json::Result<String> {
-    // A page that is opened as a file has no headers: the policy stands in it, too (frame-ancestors counts in headers only).
+    // A page that is opened as a file has no headers, so it contains the policy as well (frame-ancestors works only in
+    // headers).
     let policy = content_policy().replace("; frame-ancestors 'none'", "").replace('&', "&amp;").replace('"', "&quot;");
     let mut page = format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\

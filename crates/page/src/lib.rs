@@ -22,7 +22,7 @@ pub use snapshot_builder::{DaemonState, SnapshotBuilder, slim};
 use cachemate_pipeline::OfflineProfiler;
 use cachemate_trace::{RunLogReader, TraceError};
 
-/// A recording as the page takes it.
+/// A recording in the page's form.
 #[derive(Clone, PartialEq, Debug)]
 pub struct RecordedRun {
     /// The constant properties of the run.
@@ -31,7 +31,8 @@ pub struct RecordedRun {
     pub snapshots: Vec<Snapshot>,
 }
 
-/// Reads a run log to its end. A log that breaks off gives every window before, and [`PageHeader::cut_off`] says where.
+/// Reads a run log to its end. A truncated log gives every window before the damage, and [`PageHeader::cut_off`] gives
+/// the position.
 ///
 /// # Errors
 /// The log cannot be read, or has no window at all.

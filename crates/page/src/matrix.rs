@@ -7,30 +7,31 @@ use cachemate_pipeline::pair_forecast;
 
 use crate::snapshot::{MatrixSnapshot, ProgramSnapshot};
 
-/// Rows and columns; more cannot be read.
+/// Maximum number of rows and columns; a larger matrix is unreadable.
 const PROGRAMS_AT_MOST: usize = 16;
-/// Forecasts are made anew after so many windows: facts change a little in each.
+/// Windows between forecasts, because facts change little from one to the next.
 const WINDOWS_BETWEEN: u64 = 8;
 
-/// Sum and number of slowdowns that were measured.
+/// Sum and number of measured slowdowns.
 #[derive(Clone, Copy, Default)]
 struct SlowdownMean {
     sum: f64,
     windows: u32,
 }
 
-/// Keeps both matrices.
+/// Maintains both matrices.
 #[derive(Default)]
 pub struct Matrices {
     measured: BTreeMap<(u32, u32), SlowdownMean>,
-    /// CPU seconds so far, by which the programs of the matrix are chosen.
+    /// CPU seconds so far, by which the programs of the matrix are selected.
     ran_s: BTreeMap<u32, f64>,
     last: Option<MatrixSnapshot>,
     made_in: Option<u64>,
 }
 
 impl Matrices {
-    /// Takes in one window; `busiest` is the profile that speaks for each program. Answers where something changed.
+    /// Observes one window; `busiest` is the profile that represents each program. Returns the matrices if they
+    /// changed.
     pub fn observe(
         &mut self,
         window: u64,
@@ -111,7 +112,7 @@ impl Matrices {
     }
 }
 
-/// Forecasts of each pair alone on two CPUs of one cache.
+/// Forecasts for each pair alone on two CPUs of one cache.
 fn forecasts(
     members: &[u32],
     busiest: &BTreeMap<u32, &Profile>,
@@ -132,7 +133,7 @@ fn forecasts(
     table
 }
 
-/// With four significant digits, which suffice for display and keep the page small.
+/// Rounds to four significant digits, which suffice for display and keep the page small.
 pub fn round_short(value: f64) -> f64 {
     format!("{value:.3e}").parse().unwrap_or(value)
 }

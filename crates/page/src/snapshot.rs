@@ -1,40 +1,40 @@
-//! The page's one JSON shape: a head, and one snapshot per window.
+//! The page's only JSON format: a header, and one snapshot per window.
 //!
-//! Absent values are left out, never zero. Texts are printable; the page puts them into text nodes. `curves` and `matrix`
-//! stand only in snapshots in which they changed: between these they are as before.
+//! Missing values are omitted, never zero. Texts are printable; the page inserts them as text nodes. Only snapshots in
+//! which they changed contain `curves` and `matrix`.
 
 use serde::Serialize;
 
 /// The constant properties of a run.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct PageHeader {
-    /// Version of the shape; the page refuses others.
+    /// Version of the format; the page rejects others.
     pub shape: u32,
     /// Version of the program that made it.
     pub version: String,
     /// Source of the run: `live`, or the recording's name.
     pub source: String,
-    /// Tells one run from another of the same source.
+    /// Distinguishes runs of the same source.
     pub run: String,
-    /// The deciding policy.
+    /// The policy that decides.
     pub policy: String,
     /// The policy's parameters, as given.
     pub parameters: String,
-    /// Is a decision rolled back that made programs slower?
+    /// Is a decision that made programs slower rolled back?
     pub guarded: bool,
-    /// Number of CPUs that are online.
+    /// Number of online CPUs.
     pub cpus: u32,
     /// The contended caches.
     pub caches: Vec<CacheHeader>,
-    /// The simulated machine's own account of the run; absent for hosts.
+    /// Ground truth of the simulated machine; missing for hosts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub truth: Option<GroundTruth>,
-    /// The reason why the recording has no proper end.
+    /// The reason for which the recording has no proper end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cut_off: Option<String>,
 }
 
-/// The version of the shape.
+/// The version of the format.
 pub const SHAPE: u32 = 2;
 
 /// One contended cache.
@@ -42,9 +42,9 @@ pub const SHAPE: u32 = 2;
 pub struct CacheHeader {
     /// Index within the machine.
     pub cache: u32,
-    /// Such as `L3`.
+    /// Level, such as `L3`.
     pub level: String,
-    /// Such as `0-3,8`.
+    /// CPUs, such as `0-3`.
     pub cpus: String,
     /// Size of one instance.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -52,34 +52,34 @@ pub struct CacheHeader {
     /// Associativity.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ways: Option<u32>,
-    /// Page colors that divide it.
+    /// Number of page colors that partition it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub colors: Option<u32>,
 }
 
-/// A simulated machine's own account of the whole run.
+/// A simulated machine's ground truth about the whole run.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct GroundTruth {
     /// Its file or machine.
     pub source: String,
-    /// For each program that ran.
+    /// Figures of each program that ran.
     pub programs: Vec<ProgramTruth>,
-    /// Lines that the first program evicted of the second, in the contended caches.
+    /// Lines of the second program that the first one evicted from the contended caches.
     pub evicted: Vec<(u32, u32, u64)>,
 }
 
-/// Modeled figures of a program.
+/// Simulated figures of a program.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct ProgramTruth {
     /// As in [`ProgramSnapshot::program`].
     pub program: u32,
-    /// Over the measured part of the run.
+    /// Instructions per cycle over the measured part of the run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub instr_per_cycle: Option<f64>,
-    /// Misses of the contended cache.
+    /// Misses of the contended cache per thousand instructions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mpki: Option<f64>,
-    /// Share of those misses on lines that others evicted.
+    /// Share of those misses on lines that other programs evicted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evicted_by_others_share: Option<f64>,
 }
@@ -89,52 +89,52 @@ pub struct ProgramTruth {
 pub struct Snapshot {
     /// Its number.
     pub window: u64,
-    /// Its end, from the run's first window on.
+    /// Its end, counted from the run's first window.
     pub at_s: f64,
     /// Its length.
     pub duration_s: f64,
-    /// Services, those that lose most first.
+    /// Services, those with the largest loss first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub services: Vec<ServiceSnapshot>,
-    /// Those present, in order of arrival.
+    /// Live programs, in order of arrival.
     pub programs: Vec<ProgramSnapshot>,
-    /// The contended caches, where something was counted or forecast.
+    /// The contended caches for which something was counted or forecast.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub caches: Vec<CacheSnapshot>,
-    /// Reasons that were not given in the window before.
+    /// Reasons that were not given in the previous window.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub decisions: Vec<DecisionSnapshot>,
-    /// The plan gives other places, turns or parts than the one before.
+    /// Does the plan change places, turns or shares?
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub plan_changed: bool,
-    /// Turns in force.
+    /// Gangs in force.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gangs: Vec<GangSnapshot>,
-    /// Parts of caches in force.
+    /// Shares of caches in force.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub shares: Vec<ShareSnapshot>,
-    /// Answers of probes.
+    /// Results of probes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub probes: Vec<ProbeSnapshot>,
-    /// Time that changes of the window cost.
+    /// Time that the changes of the window took.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub changes_s: Option<f64>,
-    /// Lines that the host refused, one sentence each.
+    /// Items that the host refused, one sentence each.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<String>,
-    /// Lines that another process changed, one sentence each.
+    /// Items that another process changed, one sentence each.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub overridden: Vec<String>,
-    /// Lines that are in progress, one sentence each.
+    /// Items that are in progress, one sentence each.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub pending: Vec<String>,
-    /// Objects of the restore journal; absent in recordings, which do not have it.
+    /// Objects of the restore journal; missing in recordings, which do not contain it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub journal: Option<Vec<JournalLine>>,
-    /// The daemon itself; absent in recordings.
+    /// The daemon itself; missing in recordings.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub daemon: Option<DaemonSnapshot>,
-    /// Curves that are new or other than before.
+    /// Curves that are new or have changed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub curves: Vec<CurveSnapshot>,
     /// Pairwise slowdowns, if they changed.
@@ -145,15 +145,15 @@ pub struct Snapshot {
 /// One service, with its loss and the causes of it.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct ServiceSnapshot {
-    /// Such as `unit` or `pod`.
+    /// Kind, such as `unit` or `pod`.
     pub kind: &'static str,
-    /// Printable.
+    /// Name; printable.
     pub name: String,
     /// Number of its threads.
     pub tasks: u32,
-    /// CPUs of processor time per time.
+    /// CPU time over elapsed time.
     pub cpu_share: f64,
-    /// Run time over run time alone, minus one.
+    /// Run time over solo run time, minus one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slowdown: Option<EstimateRange>,
     /// Source of the slowdown.
@@ -162,7 +162,7 @@ pub struct ServiceSnapshot {
     /// Losses by cause, the largest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub slowed_by: Vec<ServiceLossSnapshot>,
-    /// Why the slowdown is unknown, or no cause is named.
+    /// The reason for which the slowdown is unknown, or no cause is named.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
@@ -181,26 +181,27 @@ pub struct ServiceLossSnapshot {
     pub forecast: Option<f64>,
 }
 
-/// One process, all its threads together.
+/// One process with all its threads.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct ProgramSnapshot {
-    /// The process within the run; not the kernel's id.
+    /// Number of the process within the run; not the kernel's id.
     pub program: u32,
-    /// Printable.
+    /// Name; printable.
     pub name: String,
     /// Its service, as `kind/name`; printable.
     pub service: String,
-    /// The kernel's id, where the daemon tells it.
+    /// The kernel's process id, if the daemon reports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<i32>,
     /// Number of its threads.
     pub threads: u32,
-    /// Observed, never moved.
+    /// Is it only observed, and never moved?
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub observed_only: bool,
-    /// Pairs: a cache, and how many threads ran mostly on its CPUs. Threads that did not run are in none.
+    /// Pairs of a cache and the number of threads that ran mostly on its CPUs. Threads that did not run are not
+    /// counted.
     pub places: Vec<(u32, u32)>,
-    /// CPUs of processor time per time.
+    /// CPU time over elapsed time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_share: Option<f64>,
     /// Work per second, of `speed_unit`.
@@ -209,16 +210,16 @@ pub struct ProgramSnapshot {
     /// The counted work.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub speed_unit: Option<&'static str>,
-    /// While on processor.
+    /// Instructions per cycle while on CPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub instr_per_cycle: Option<f64>,
-    /// Misses of the contended cache.
+    /// Misses of the contended cache per thousand instructions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mpki: Option<f64>,
-    /// Run time over run time alone, minus one, by what was measured; mean over threads, weighted by time.
+    /// Measured run time over solo run time, minus one; mean over threads, weighted by time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slowdown: Option<f64>,
-    /// The same as the reference predictor expects it under the plan.
+    /// The same as the reference predictor forecasts it under the plan.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub forecast_slowdown: Option<EstimateRange>,
     /// Share of a probe's lines that it evicts.
@@ -227,13 +228,13 @@ pub struct ProgramSnapshot {
     /// Slowdown beside a full stream.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sensitivity: Option<f64>,
-    /// CPUs that the plan in force allows it, where it names any.
+    /// CPUs that the plan in force allows, if it names any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allowed: Option<String>,
-    /// Maximum slowdown by the operator's rule.
+    /// Maximum slowdown that the operator's rule sets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_slowdown: Option<f64>,
-    /// Work a second that the operator promises it, in the unit of `speed_unit`.
+    /// Minimum work per second that the operator promises, in `speed_unit`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_rate: Option<f64>,
     /// States of its promises, each with its sentence.
@@ -244,16 +245,16 @@ pub struct ProgramSnapshot {
 /// A promise to a program and its state.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct PromiseSnapshot {
-    /// Such as `at risk`.
+    /// State, such as `at risk`.
     pub state: &'static str,
-    /// The state, the measurement and the promise, as every front end words them.
+    /// The state, the measurement and the promise, worded as on every front end.
     pub text: String,
 }
 
 /// A value and the ends of its interval.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct EstimateRange {
-    /// In the unit of the field.
+    /// The value, in the unit of the field.
     pub value: f64,
     /// Lower end.
     pub low: f64,
@@ -261,15 +262,15 @@ pub struct EstimateRange {
     pub high: f64,
 }
 
-/// Misses over references of one cache.
+/// Ratio of misses to references of one cache.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct CacheSnapshot {
     /// As in [`CacheHeader::cache`].
     pub cache: u32,
-    /// As counted.
+    /// Counted ratio.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub miss_ratio: Option<f64>,
-    /// As forecast in this window for the next.
+    /// Ratio that this window forecasts for the next one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub forecast_miss_ratio: Option<f64>,
 }
@@ -277,13 +278,13 @@ pub struct CacheSnapshot {
 /// One reason as a sentence, as `explain` prints it.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct DecisionSnapshot {
-    /// Such as `rolled-back`.
+    /// Kind, such as `rolled-back`.
     pub kind: &'static str,
-    /// Programs that it names.
+    /// Programs that the reason names.
     pub programs: Vec<u32>,
-    /// Printable.
+    /// The sentence; printable.
     pub text: String,
-    /// Its figures; names end in their units.
+    /// Its figures, whose names end in units.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub numbers: Vec<(String, f64)>,
 }
@@ -291,7 +292,7 @@ pub struct DecisionSnapshot {
 /// Programs that take turns on some CPUs.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct GangSnapshot {
-    /// Such as `0-3`.
+    /// CPUs, such as `0-3`.
     pub cpus: String,
     /// Length of one slice.
     pub slice_s: f64,
@@ -299,12 +300,12 @@ pub struct GangSnapshot {
     pub turns: Vec<Vec<u32>>,
 }
 
-/// A part of a cache.
+/// A share of a cache.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct ShareSnapshot {
     /// Number of the group.
     pub group: u32,
-    /// Its cache; if the unit is colors, all caches of that level.
+    /// Its cache; if the unit is colors, it stands for all caches of that level.
     pub cache: u32,
     /// `ways` or `colors`.
     pub unit: &'static str,
@@ -315,7 +316,7 @@ pub struct ShareSnapshot {
     pub unit_count: Option<u32>,
     /// Its members.
     pub programs: Vec<u32>,
-    /// Measured.
+    /// Measured occupancy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub occupancy_bytes: Option<u64>,
     /// Share of the members' pages that are in allowed colors.
@@ -323,12 +324,12 @@ pub struct ShareSnapshot {
     pub allowed_page_share: Option<f64>,
 }
 
-/// One answer of a probe.
+/// One result of a probe.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct ProbeSnapshot {
     /// Kind of probe, for display.
     pub kind: &'static str,
-    /// Processor time.
+    /// CPU time of the probe.
     pub cost_s: f64,
     /// The probed program.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -338,7 +339,7 @@ pub struct ProbeSnapshot {
 /// One original in the restore journal.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct JournalLine {
-    /// Such as `affinity of gzip(1234)`.
+    /// The object, such as `affinity of gzip(1234)`.
     pub object: String,
     /// The value that will be restored.
     pub original: String,
@@ -347,15 +348,15 @@ pub struct JournalLine {
 /// The daemon's own state.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct DaemonSnapshot {
-    /// Whether it changes the host; false = it only observes.
+    /// Does it change the host? If not, it only observes.
     pub acting: bool,
-    /// Its process.
+    /// Its process id.
     pub pid: u32,
-    /// How much of the host can be measured, as `cachemate doctor` says it.
+    /// Level of the host's capabilities, as `cachemate doctor` reports it.
     pub level: u32,
     /// Share of one CPU, since the start.
     pub cpu_share: f64,
-    /// Why the last reload did not take.
+    /// The reason for which the last reload failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub config_error: Option<String>,
 }
@@ -365,7 +366,7 @@ pub struct DaemonSnapshot {
 pub struct CurveSnapshot {
     /// As in [`ProgramSnapshot::program`].
     pub program: u32,
-    /// Such as `L3`.
+    /// Level, such as `L3`.
     pub level: String,
     /// The source of its measurement.
     pub source: String,
@@ -377,12 +378,12 @@ pub struct CurveSnapshot {
 /// windows in which both ran on one cache, whichever other programs ran there.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct MatrixSnapshot {
-    /// In the order of rows and columns.
+    /// Programs in the order of rows and columns.
     pub programs: Vec<u32>,
-    /// As the reference predictor expects it.
+    /// Forecasts of the reference predictor.
     pub forecast: Vec<Vec<Option<f64>>>,
-    /// Mean over the windows so far.
+    /// Means over the windows so far.
     pub measured: Vec<Vec<Option<f64>>>,
-    /// Windows that the mean is over.
+    /// Numbers of windows in the means.
     pub windows: Vec<Vec<u32>>,
 }

@@ -1,4 +1,4 @@
-//! From turns of the loop to snapshots.
+//! Builds snapshots from iterations of the loop.
 
 use std::collections::BTreeMap;
 
@@ -19,17 +19,17 @@ use crate::snapshot::{
 use crate::window_view::{RenderedReason, TaskNames, TaskView, WindowTracker, members};
 use cachemate_policy::service_losses::{ServiceLoss, ServiceReport};
 
-/// Points of a curve that are shown.
+/// Maximum number of points of a curve that are shown.
 const MAX_POINTS: usize = 32;
-/// Services that are shown; those that lose most come first.
+/// Maximum number of services that are shown; those with the largest loss come first.
 const MAX_SERVICES: usize = 32;
-/// Causes of each service's loss that are shown.
+/// Maximum number of causes of each service's loss that are shown.
 const MAX_LOSSES: usize = 8;
 
 /// State that only a daemon has.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct DaemonState {
-    /// The kernel's ids.
+    /// The kernel's process ids.
     pub pids: BTreeMap<TaskId, i32>,
     /// Objects of the restore journal.
     pub journal: Vec<JournalLine>,
@@ -37,7 +37,7 @@ pub struct DaemonState {
     pub daemon: DaemonSnapshot,
 }
 
-/// Turns records into snapshots, one after the other.
+/// Turns records into snapshots, in sequence.
 pub struct SnapshotBuilder {
     header: RunHeader,
     tracker: WindowTracker,
@@ -54,19 +54,19 @@ struct ProgramThreads<'v, 'r> {
 }
 
 impl<'r> ProgramThreads<'_, 'r> {
-    /// The thread that ran most, of those about which `of` says something.
+    /// The thread that ran most, among those with this metric.
     fn busiest<T>(&self, metric: impl Fn(&TaskView<'r>) -> Option<T>) -> Option<T> {
         let mut threads = self.threads.clone();
         threads.sort_by_key(|task| std::cmp::Reverse(task.sample.ran_ns()));
         threads.into_iter().find_map(metric)
     }
 
-    /// The sum over threads, of those about which `of` says something; `None` = of none.
+    /// The sum over the threads with this metric; `None` if there are none.
     fn sum(&self, metric: impl Fn(&TaskView<'r>) -> Option<f64>) -> Option<f64> {
         self.threads.iter().filter_map(|task| metric(task)).reduce(|sum, one| sum + one)
     }
 
-    /// Profile of the thread that ran most, of those with a curve of misses.
+    /// Profile of the thread that ran most, among those with a curve of misses.
     fn profile_with_curve(&self) -> Option<&'r Profile> {
         self.busiest(|task| task.profile.filter(|profile| profile.misses_per_kilo_instr().is_some()))
     }
@@ -79,7 +79,7 @@ impl<'r> ProgramThreads<'_, 'r> {
     }
 }
 
-/// The record without what probes brought in long lists, which no snapshot shows: a copy that costs little.
+/// A copy of the record without the long lists of probe evidence, which no snapshot shows, so that copying is cheap.
 pub fn slim(record: &WindowRecord) -> WindowRecord {
     let WindowRecord {
         observation: seen,
@@ -163,7 +163,7 @@ fn slim_evidence(evidence: &ProbeEvidence) -> ProbeEvidence {
 }
 
 impl SnapshotBuilder {
-    /// Nothing told yet.
+    /// A builder at the start of a run.
     pub fn new(header: &RunHeader) -> Self {
         SnapshotBuilder {
             header: header.clone(),
@@ -193,7 +193,7 @@ impl SnapshotBuilder {
         }
     }
 
-    /// One turn of the loop, with the profiles that the policy saw in it.
+    /// Builds the snapshot of one iteration of the loop, with the profiles that the policy received in it.
     pub fn snapshot(&mut self, record: &WindowRecord, profiles: &Profiles, live: Option<DaemonState>) -> Snapshot {
         let observation = &record.observation;
         let start_ns = *self.start_ns.get_or_insert(observation.span.start_ns);
@@ -386,7 +386,7 @@ fn cache_head(cache: &Cache, capabilities: &Capabilities) -> CacheHeader {
     }
 }
 
-/// `gzip` or, where the kernel's id is known, `gzip(1234)`.
+/// `gzip`, or `gzip(1234)` if the kernel's process id is known.
 fn names(record: &WindowRecord, live: Option<&DaemonState>) -> TaskNames {
     let name = |task: &TaskSample| match live.and_then(|live| live.pids.get(&task.task)) {
         Some(pid) => format!("{}({pid})", printable(&task.name)),
@@ -406,7 +406,7 @@ fn processes(record: &WindowRecord, tasks: &[TaskId]) -> Vec<u32> {
     programs
 }
 
-/// The contended cache below which a task ran longest.
+/// The contended cache on whose CPUs a task ran longest.
 fn busiest_cache<'t>(task: &TaskSample, topology: &'t Topology) -> Option<&'t Cache> {
     let longest = task.on_cpu_ns.iter().filter(|(_, ns)| *ns > 0).max_by_key(|(_, ns)| *ns).map(|(cpu, _)| *cpu);
     topology.last_level_of(longest.or(task.cpu)?)
@@ -471,7 +471,7 @@ fn kind_text(kind: ReasonKind) -> &'static str {
     }
 }
 
-/// As it stands in files.
+/// The name of the source in files.
 fn source_text(source: cachemate_core::FactSource) -> String {
     let value = serde_json::to_value(source).ok();
     value.and_then(|value| value.as_str().map(str::to_string)).unwrap_or_default()

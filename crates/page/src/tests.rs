@@ -15,7 +15,7 @@ fn header() -> RunHeader {
     run_header(last_level_caches(2, 2, CacheLevel::L3, 1 << 20), capabilities(&[]), pipeline_config("default"))
 }
 
-/// Task `t` ran on CPU `cpus[t]` at one instruction a cycle.
+/// Task `t` ran on CPU `cpus[t]` at one instruction per cycle.
 fn record(window: u64, cpus: &[u32]) -> WindowRecord {
     let mut seen = observation(window, cpus.len() as u32);
     for (task, &cpu) in seen.tasks.iter_mut().zip(cpus) {

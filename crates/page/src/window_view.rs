@@ -1,9 +1,9 @@
-//! One window in the figures and words of every front end.
+//! One window in the figures and wording of every front end.
 //!
 //! Problem: `status`, `top`, `explain`, the metrics and the dashboard show the same window; if each computed its own
-//! figures and sentences, they would differ. Method: [`WindowTracker`] turns a record into a [`WindowView`], and the front
-//! ends only format it. Properties: every text is printable, because names and messages are those of other users;
-//! unmeasured values are absent.
+//! figures and sentences, they would differ. Method: [`WindowTracker`] turns a record into a [`WindowView`], and the
+//! front ends only format it. Properties: every text is printable, because names and messages come from other users;
+//! unmeasured values are missing.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use cachemate_policy::solo_speeds::SoloSpeeds;
 use cachemate_policy::work_metric::{WorkMetric, metrics_of};
 use cachemate_report::text::printable;
 
-/// Names of tasks, printable, as a front end wants them in sentences.
+/// Printable names of tasks, in the form that a front end uses in sentences.
 pub type TaskNames = BTreeMap<TaskId, String>;
 
 /// A live task in a window.
@@ -27,19 +27,19 @@ pub struct TaskView<'a> {
     pub sample: &'a TaskSample,
     /// Its profile, if there is one.
     pub profile: Option<&'a Profile>,
-    /// Processor time over the window.
+    /// CPU time over the length of the window.
     pub cpu_share: Option<f64>,
-    /// While on processor.
+    /// Instructions per cycle while on CPU.
     pub instr_per_cycle: Option<f64>,
     /// Instructions, and misses of the contended cache.
     pub misses_of_instructions: Option<(f64, f64)>,
     /// Work per second, by its best measure.
     pub work_per_second: Option<(WorkMetric, f64)>,
-    /// Run time over run time alone, minus one, by what was measured.
+    /// Measured run time over solo run time, minus one.
     pub slowdown: Option<f64>,
-    /// The same as forecast under the plan for the next window.
+    /// The same, as forecast under the plan for the next window.
     pub forecast_slowdown: Option<Estimate>,
-    /// CPUs that the plan in force allows, where it names any.
+    /// CPUs that the plan in force allows, if it names any.
     pub allowed: Option<&'a CpuSet>,
 }
 
@@ -53,11 +53,11 @@ impl TaskView<'_> {
 /// A reason as a sentence.
 #[derive(Clone, Debug)]
 pub struct RenderedReason<'a> {
-    /// With its kind, tasks and numbers.
+    /// The reason, with its kind, tasks and numbers.
     pub reason: &'a Reason,
-    /// Printable, with names in the tasks' places.
+    /// Printable text, with names in place of the tasks.
     pub text: String,
-    /// It was not given in the last window that had reasons.
+    /// Was it missing in the last window that had reasons?
     pub is_new: bool,
 }
 
@@ -66,7 +66,7 @@ pub struct RenderedReason<'a> {
 pub struct WindowView<'a> {
     /// Live tasks, in order of arrival.
     pub tasks: Vec<TaskView<'a>>,
-    /// Services, those that lose most first.
+    /// Services, those with the largest loss first.
     pub services: Vec<ServiceReport>,
     /// Reasons of the decision.
     pub reasons: Vec<RenderedReason<'a>>,
@@ -78,10 +78,10 @@ pub struct WindowView<'a> {
     pub pending: Vec<String>,
 }
 
-/// Turns records into views, one after the other.
+/// Turns records into views, in sequence.
 #[derive(Default)]
 pub struct WindowTracker {
-    /// `None` = losses between services are not forecast.
+    /// The predictor; `None` if losses between services are not forecast.
     predictor: Option<PredictorConfig>,
     solo: SoloSpeeds,
     losses: ServiceLosses,
@@ -89,12 +89,12 @@ pub struct WindowTracker {
 }
 
 impl WindowTracker {
-    /// A tracker that forecasts pairs of programs as the run's predictor does.
+    /// A tracker that forecasts pairs of programs with the run's predictor.
     pub fn new(predictor: PredictorConfig) -> Self {
         WindowTracker { predictor: Some(predictor), ..WindowTracker::default() }
     }
 
-    /// Takes in one turn of the loop.
+    /// Observes one iteration of the loop.
     pub fn observe<'a>(
         &mut self,
         record: &'a WindowRecord,
@@ -151,7 +151,7 @@ impl WindowTracker {
 
     fn reasons<'a>(&mut self, reasons: &'a [Reason], names: &TaskNames) -> Vec<RenderedReason<'a>> {
         let render = |reason: &'a Reason| {
-            // The text of a recording may come from anywhere, too.
+            // The text of a recording may come from an untrusted source as well.
             let escaped = Reason { text: printable(&reason.text), tasks: reason.tasks.clone(), ..Reason::default() };
             let text = escaped.render(|task| names.get(&task).map_or("?", String::as_str));
             RenderedReason { reason, is_new: !self.last_texts.contains(&text), text }
@@ -164,7 +164,7 @@ impl WindowTracker {
     }
 }
 
-/// Members of a share among tasks.
+/// The tasks that are members of a share.
 pub fn members<'a>(share: &CacheShare, tasks: &'a [TaskSample]) -> impl Iterator<Item = TaskId> + use<'a> {
     let members = share.members.clone();
     let is_member = move |task: &&TaskSample| {
@@ -182,7 +182,7 @@ fn pending_text(pending: &PendingItem, names: &TaskNames) -> String {
     format!("{}: {}{total_text}", item_text(&pending.item, names), pending.done)
 }
 
-/// An item of the plan as people name it.
+/// An item of the plan, as text for users.
 fn item_text(item: &PlanItem, names: &TaskNames) -> String {
     let name = |task: &TaskId| names.get(task).cloned().unwrap_or_else(|| format!("task {}", task.0));
     match item {

@@ -13,7 +13,7 @@ use cachemate_page::{
 use common::Browser;
 use serde_json::json;
 
-/// One browser at a time: others measure time.
+/// One browser at a time, because others would disturb measurements of time.
 static TURN: Mutex<()> = Mutex::new(());
 
 fn browser(subject: &str) -> Option<(Browser, MutexGuard<'static, ()>)> {
@@ -32,7 +32,8 @@ fn rounded(value: f64) -> f64 {
     (value * 1e4).round() / 1e4
 }
 
-/// So many programs on so many caches; each tenth window moves some of them, and every number changes in every window.
+/// A run with these numbers of programs and caches; every tenth window moves some programs, and every figure changes in
+/// every window.
 fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -> RecordedRun {
     let cache = |cache| CacheHeader {
         cache,
@@ -170,7 +171,7 @@ fn the_page_fits_and_everything_has_a_name() {
     assert_ne!(papers[0], papers[1], "light and dark differ");
     let inside = "[...document.querySelectorAll('.chip')].every((chip) => { const a = chip.getBoundingClientRect(), \
                   b = chip.closest('.box').getBoundingClientRect(); return a.left >= b.left && a.right <= b.right && a.bottom <= b.bottom; })";
-    // Programs move into their boxes; the picture is right when they have arrived.
+    // Programs move into their boxes, so the picture is correct only when they have arrived.
     browser.until(inside);
     assert_eq!(browser.eval("document.querySelectorAll('.chip').length"), json!(8));
     let tree = browser.call("Accessibility.getFullAXTree", json!({}));

@@ -1,4 +1,4 @@
-//! The page as a daemon serves it, by hand and in a real browser.
+//! The page as a daemon serves it, requested directly and in a real browser.
 
 mod common;
 #[path = "../../linux/src/skip_test.rs"]
@@ -42,7 +42,7 @@ fn record(window: u64) -> WindowRecord {
     }
 }
 
-/// A page with a window every 50 ms, as long as the process lives.
+/// A page with a window every 50 ms, for as long as the process lives.
 fn fed(address: &str, token: bool) -> String {
     fed_within(address, token, DEADLINES)
 }
@@ -133,7 +133,7 @@ fn strangers_displace_no_viewer() {
     assert!(lines.next().unwrap().contains("200"));
     let mut strangers: Vec<TcpStream> = (0..300).map(|_| TcpStream::connect(&address).unwrap()).collect();
     for stranger in strangers.iter_mut().step_by(2) {
-        // One that was displaced already cannot be written to.
+        // A connection that was displaced cannot be written to.
         let _ = stranger.write_all(format!("GET / HTTP/1.1\r\nHost: {address}\r\n\r\n").as_bytes());
     }
     assert_eq!(lines.filter(|line| line == "event: window").take(40).count(), 40);
@@ -206,7 +206,7 @@ fn who_comes_back_gets_what_it_missed() {
     };
     for window in 0..4 {
         feed.push(&record(window), &Profiles::new(), DaemonState::default);
-        // One at a time, because windows are left out if the page is behind.
+        // One at a time, because windows are dropped if the page is behind.
         std::thread::sleep(Duration::from_millis(300));
     }
     let all = told(None, 3);
@@ -216,7 +216,7 @@ fn who_comes_back_gets_what_it_missed() {
     assert_eq!(windows(&told(Some("other:2"), 3)), ["0", "1", "2", "3"]);
 }
 
-/// A server of its own, so that it can be ended.
+/// A server in a separate process, so that it can be ended.
 struct OtherServer(Child, String);
 
 impl OtherServer {

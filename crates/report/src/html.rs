@@ -1,6 +1,6 @@
-//! The whole study as one HTML file: nothing to load, light and dark, readable on a phone.
+//! The whole study as one HTML file that loads nothing, in light and dark, readable on a phone.
 //!
-//! The matrix of slowdowns stands first, then the plan and its reasons, then their basis (classes, curves, method).
+//! The matrix of slowdowns comes first, then the plan and its reasons, then their basis (classes, curves, method).
 
 use maud::{Markup, html};
 
@@ -9,31 +9,31 @@ use crate::html_page::{render_page, scroll_box};
 use crate::results::{CacheSummary, CostTable, CurvePoint, PlanResult, ProgramSummary};
 use crate::text::{count_text, number, percent_text, size_text, value_or_dash};
 
-/// Contents of the page; empty parts are left out.
+/// Content of the page; empty parts are left out.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct StudyPage {
     /// Title of the page, and its heading.
     pub title: String,
     /// One or two sentences under the title.
     pub lead: String,
-    /// The machine that was asked about.
+    /// The machine of the study.
     pub machine: String,
     /// Its contended cache.
     pub cache: CacheSummary,
     /// The programs of the study, in the order given.
     pub programs: Vec<ProgramSummary>,
-    /// Same order as `programs`.
+    /// Curves, in the order of `programs`.
     pub curves: Vec<Vec<CurvePoint>>,
     /// Pairwise slowdowns by the model.
     pub matrix: CostTable,
-    /// The best placement by the scheme; `None` = none was asked for.
+    /// The best placement by the scheme; `None` if no plan was requested.
     pub plan: Option<PlanResult>,
     /// Method of measurement: pairs of a property and its text.
     pub method: Vec<(String, String)>,
 }
 
 impl CostTable {
-    /// The picture of it.
+    /// The matrix as a heat map.
     pub fn heat_map(&self) -> HeatMap {
         let percent = self.unit == "percent";
         HeatMap {
@@ -51,7 +51,7 @@ impl CostTable {
 }
 
 impl StudyPage {
-    /// The file.
+    /// The HTML file.
     pub fn html(&self) -> String {
         let body = html! {
             h1 { (self.title) }
@@ -109,7 +109,7 @@ impl StudyPage {
         }
     }
 
-    /// Points of one program: MPKI where there are instruction counts, else miss ratios in percent.
+    /// Points of one program: MPKI if there are instruction counts, otherwise miss ratios in percent.
     fn series(&self, index: usize, mpki: bool) -> Series {
         let name = &self.programs[index].name;
         let points = self.curves[index].iter().filter_map(|point| {
@@ -192,7 +192,7 @@ impl StudyPage {
     }
 }
 
-/// A linear axis; decades where one program would press all others to the bottom.
+/// A linear axis, or a logarithmic one if one program would flatten all others.
 fn spread_axis(label: &str, series: &[Series]) -> Axis {
     let peak = |one: &Series| one.points.iter().map(|point| point.y).fold(0.0, f64::max);
     let mut peaks: Vec<f64> = series.iter().map(peak).collect();
@@ -213,7 +213,7 @@ fn render_cost(value: Option<f64>, unit: &str) -> String {
     }
 }
 
-/// Class of a bar: its color by the size of the loss. Other units have no scale of their own.
+/// Class of a bar, which gives it a color by the size of the loss. Other units have no color scale.
 fn severity(value: Option<f64>, unit: &str) -> &'static str {
     match value {
         Some(value) if unit == "percent" && value >= 20.0 => "high",

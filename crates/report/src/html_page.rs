@@ -1,4 +1,4 @@
-//! The common beginning of all our pages: one file that loads nothing, light and dark, on narrow windows too.
+//! The common frame of all HTML pages: one file that loads nothing, in light and dark, also for narrow windows.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
@@ -7,8 +7,8 @@ use crate::text::EscapedText;
 
 const PAGE_STYLE: &str = include_str!("page.css");
 
-/// A whole page around its main part. Text can reach it only through [`Markup`], which escapes markup, and a
-/// [`crate::figure::Drawing`], which does the same; characters that turn the direction of writing are escaped here.
+/// A complete page around its main part. Text can reach it only through [`Markup`], which escapes markup, or a
+/// [`crate::figure::Drawing`], which does the same; characters that change the direction of writing are escaped here.
 pub fn render_page(title: &str, main: &Markup) -> String {
     let page = html! {
         (DOCTYPE)
@@ -26,7 +26,7 @@ pub fn render_page(title: &str, main: &Markup) -> String {
     EscapedText::page(&page.into_string()).as_str().to_string()
 }
 
-/// A wide part, such as a table, that scrolls by itself, by keys as well.
+/// A wide part, such as a table, that scrolls separately, with the keyboard as well.
 pub fn scroll_box(label: &str, part: &Markup) -> Markup {
     html! { div.scroll tabindex="0" role="region" aria-label=(label) { (part) } }
 }

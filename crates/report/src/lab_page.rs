@@ -10,15 +10,15 @@ use crate::text::counted_text;
 /// The results of a lab run, as the lab's scripts write them (`result.json`).
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct LabResult {
-    /// False = nothing was run, for this reason.
+    /// Was anything run? If not, `reason` says why.
     pub ran: bool,
-    /// Why nothing was run.
+    /// The reason for which nothing was run.
     #[serde(default)]
     pub reason: Option<String>,
     /// The guest's kernel.
     #[serde(default)]
     pub kernel: Option<String>,
-    /// Commit of the scripts; `None` = not a checkout.
+    /// Commit of the scripts; `None` if they are not a checkout.
     #[serde(default)]
     pub commit: Option<String>,
     /// All figures.
@@ -34,15 +34,15 @@ pub struct LabResult {
 pub struct LabLine {
     /// Scenario and figure: `colors.plain`.
     pub id: String,
-    /// The figure in words.
+    /// Description of the figure.
     pub title: String,
-    /// `None` = it has no target, or was not measured.
+    /// Does it meet its target? `None` if it has none, or was not measured.
     pub passed: Option<bool>,
-    /// By cachemate, by the guest, or by closed form.
+    /// The figure reported by cachemate, by the guest, or by a closed form.
     pub reported: String,
-    /// By the model.
+    /// The figure of the model.
     pub modeled: String,
-    /// In words.
+    /// The target, as text.
     pub target: String,
 }
 
@@ -51,7 +51,7 @@ impl LabLine {
         self.id.split('.').next().unwrap_or(&self.id)
     }
 
-    /// Both figures, if they are single numbers above 0.
+    /// Both figures, if they are single numbers greater than 0.
     fn pair(&self) -> Option<(f64, f64)> {
         let number = |text: &str| text.trim().parse::<f64>().ok().filter(|value| value.is_finite() && *value > 0.0);
         Some((number(&self.reported)?, number(&self.modeled)?))
@@ -67,7 +67,7 @@ impl LabLine {
 }
 
 impl LabResult {
-    /// The page.
+    /// The HTML page.
     pub fn html(&self, title: &str) -> String {
         let body = html! {
             h1 { (title) }

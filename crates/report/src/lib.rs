@@ -1,7 +1,8 @@
-//! Results to what people and scripts read: JSON objects, text tables, terminal pictures, SVG figures, an HTML page.
+//! From results to output for users and scripts: JSON objects, text tables, terminal pictures, SVG figures, an HTML
+//! page.
 //!
-//! Everything here is pure: data in, text out. Nothing is computed that the data does not hold, and absent values stay
-//! visibly absent (`–` in text, `null` in JSON). [`figure`] is general: the papers' figures are drawn with it too.
+//! Everything here is pure: data in, text out. It adds nothing that is not in the data, and missing values remain
+//! visible (`–` in text, `null` in JSON). [`figure`] is general: it also draws the papers' figures.
 
 #![warn(missing_docs)]
 

@@ -1,7 +1,7 @@
-//! Results of the commands as data: the JSON objects that scripts rely on, from which tables and pages are made.
+//! Results of the commands as data: the JSON objects on which scripts rely, and from which tables and pages are made.
 //!
-//! Field names are a promise (docs/json.md, kept by a test of the command): they are added to, never renamed. Absent is
-//! `null`, never zero.
+//! Field names are a promise (docs/json.md, verified by a test of the command): fields are added, but never renamed. A
+//! missing value is `null`, never zero.
 
 use cachemate_core::{CacheLevel, Topology};
 use serde::Serialize;
@@ -13,28 +13,28 @@ pub struct CurvePoint {
     pub bytes: u64,
     /// Misses over accesses in the file.
     pub miss_ratio: f64,
-    /// Misses per thousand instructions; `None` where the recording holds no instruction counts.
+    /// Misses per thousand instructions; `None` if the recording has no instruction counts.
     pub mpki: Option<f64>,
-    /// Half the width of the interval that `miss_ratio` is believed to lie in; `None` = exact.
+    /// Half the width of the confidence interval of `miss_ratio`; `None` if it is exact.
     pub miss_ratio_error: Option<f64>,
 }
 
-/// Counts over one stream of accesses (all of them, one process, one thread).
+/// Counts of one stream of accesses (all of them, one process, or one thread).
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct CurveCounts {
     /// Records in the file.
     pub accesses: u64,
-    /// Data accesses the program did, before any filter; `None` where the file does not say.
+    /// Data accesses of the program before filtering; `None` if the file does not contain it.
     pub program_accesses: Option<u64>,
-    /// Executed in the recorded window; `None` where the file does not say.
+    /// Instructions in the recorded window; `None` if the file does not contain it.
     pub instructions: Option<u64>,
-    /// First touches of a line; `None` from a sample, which does not see them all.
+    /// First touches of a line; `None` for a sample, which does not include all of them.
     pub cold: Option<u64>,
-    /// Ascending by size.
+    /// Points in ascending order of size.
     pub curve: Vec<CurvePoint>,
 }
 
-/// How a sampled curve was made.
+/// Method of a sampled curve.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct SamplingSummary {
     /// Share of the lines that were followed.
@@ -43,18 +43,18 @@ pub struct SamplingSummary {
     pub accesses: u64,
     /// Distinct lines that were followed.
     pub lines: u64,
-    /// Largest `miss_ratio_error` of the curve; `None` where a point has none.
+    /// Largest `miss_ratio_error` of the curve; `None` if a point has none.
     pub error: Option<f64>,
 }
 
 /// One part of a recording with `--by`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct MrcPart {
-    /// The process, by its number in the recording; `None` = all of them.
+    /// The process, by its number in the recording; `None` for all of them.
     pub process: Option<u32>,
-    /// The thread, by its number in the recording; `None` = all of the process's.
+    /// The thread, by its number in the recording; `None` for all threads of the process.
     pub thread: Option<u32>,
-    /// On a cache of its own.
+    /// Counts with a separate cache for this part.
     #[serde(flatten)]
     pub counted: CurveCounts,
 }
@@ -64,12 +64,12 @@ pub struct MrcPart {
 pub struct MrcResult {
     /// The recording, as given.
     pub file: String,
-    /// Bytes of a line, for which the curve was made.
+    /// Line size in bytes.
     pub line_bytes: u32,
     /// All processes and threads together.
     #[serde(flatten)]
     pub all: CurveCounts,
-    /// How the curve was sampled; `None` = every access was followed.
+    /// The sampling of the curve; `None` if every access was followed.
     pub sampled: Option<SamplingSummary>,
     /// Parts with `--by process` or `--by thread`, ascending; empty otherwise.
     pub parts: Vec<MrcPart>,
@@ -82,57 +82,57 @@ pub struct CachesimResult {
     pub file: String,
     /// Size of the simulated cache.
     pub size_bytes: u64,
-    /// Lines of one set.
+    /// Lines per set.
     pub ways: u32,
-    /// Bytes of a line.
+    /// Line size in bytes.
     pub line_bytes: u32,
     /// `lru`, `plru` or `random`.
     pub replacement: String,
-    /// Records in the file; with `--l1`, all of them and not only those that reach the cache.
+    /// Records in the file; with `--l1`, all of them rather than only those that reach the cache.
     pub accesses: u64,
     /// Misses of the simulated cache.
     pub misses: u64,
     /// Misses over accesses; `None` without accesses.
     pub miss_ratio: Option<f64>,
-    /// Misses per thousand instructions; `None` where the file has no instruction counts.
+    /// Misses per thousand instructions; `None` if the file has no instruction counts.
     pub mpki: Option<f64>,
     /// Misses of the L1 in front, with `--l1`.
     pub l1_misses: Option<u64>,
 }
 
-/// One program as predictions and plans see it.
+/// Summary of one program for predictions and plans.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct ProgramSummary {
-    /// From the profile or the recording.
+    /// Name, from the profile or the recording.
     pub name: String,
     /// The recorded command.
     pub command: Option<String>,
     /// Animal class: turtle, sheep, rabbit, devil.
     pub class: Option<String>,
-    /// Executed while it was recorded; `None` = not known.
+    /// Instructions executed during the recording; `None` if unknown.
     pub instructions: Option<u64>,
-    /// Accesses that reach the shared cache, per thousand instructions; `None` = not known.
+    /// Accesses that reach the shared cache, per thousand instructions; `None` if unknown.
     pub accesses_per_kilo_instr: Option<f64>,
-    /// Alone on the whole cache.
+    /// Misses per thousand instructions, alone on the whole cache.
     pub solo_mpki: Option<f64>,
-    /// Alone on half of its ways.
+    /// Misses per thousand instructions, alone on half of its ways.
     pub half_cache_mpki: Option<f64>,
-    /// Share of its hits that it loses with half of the ways: how much it minds.
+    /// Share of its hits that it loses with half of the ways, a measure of its sensitivity.
     pub lost_hits_share: Option<f64>,
 }
 
 /// The cache that is shared.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct CacheSummary {
-    /// As `L2` or `L3`.
+    /// Level, such as `L2` or `L3`.
     pub level: String,
-    /// All slices together.
+    /// Size of all slices together.
     pub size_bytes: u64,
-    /// Lines of one set.
+    /// Lines per set.
     pub ways: u32,
-    /// Bytes of a line.
+    /// Line size in bytes.
     pub line_bytes: u32,
-    /// Number of such caches in the machine, and CPUs on each.
+    /// Number of such caches in the machine.
     pub instances: u32,
     /// CPUs that share one of them.
     pub cpus_each: u32,
@@ -145,11 +145,11 @@ pub struct CostTable {
     pub model: String,
     /// `percent` of the solo run time lost, or a `weight` without a unit.
     pub unit: String,
-    /// Programs, in the order of rows and of columns.
+    /// Names of the programs, in the order of rows and of columns.
     pub names: Vec<String>,
     /// `values[row][column]`: slowdown of the row's program beside the column's; `None` = unknown.
     pub values: Vec<Vec<Option<f64>>>,
-    /// Lower ends of the 90 % intervals; `None` = the model has no intervals.
+    /// Lower ends of the 90 % intervals; `None` if the model has no intervals.
     pub low: Option<Vec<Vec<Option<f64>>>>,
     /// Upper ends.
     pub high: Option<Vec<Vec<Option<f64>>>>,
@@ -167,118 +167,118 @@ pub struct PercentRange {
 /// Effect of a group on one of its members.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct GroupMember {
-    /// As in [`ProgramSummary::name`].
+    /// Name, as in [`ProgramSummary::name`].
     pub name: String,
-    /// Misses per thousand instructions alone on the cache; `None` = not known.
+    /// Misses per thousand instructions, alone on the cache; `None` if unknown.
     pub solo_mpki: Option<f64>,
-    /// Beside the others: misses over accesses; `None` where the scheme does not say.
+    /// Beside the others: misses over accesses; `None` if the scheme does not predict it.
     pub miss_ratio: Option<f64>,
-    /// Beside the others: misses per thousand instructions; `None` where the scheme does not say.
+    /// Beside the others: misses per thousand instructions; `None` if the scheme does not predict it.
     pub mpki: Option<f64>,
     /// Share of its solo run time that it loses.
     pub slowdown_percent: Option<f64>,
-    /// Its 90 % interval; `None` = the model has none.
+    /// Its 90 % interval; `None` if the model has none.
     pub slowdown_interval: Option<PercentRange>,
 }
 
 /// All programs together on one cache.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct GroupForecast {
-    /// The scheme that the figures are by.
+    /// The scheme that computes the figures.
     pub method: String,
-    /// Misses over accesses of all members together; `None` where the scheme does not say.
+    /// Misses over accesses of all members together; `None` if the scheme does not predict it.
     pub miss_ratio: Option<f64>,
-    /// In the order of the programs.
+    /// Members in the order of the programs.
     pub members: Vec<GroupMember>,
 }
 
 /// `cachemate predict --json`.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct PredictResult {
-    /// The machine that was asked about.
+    /// The machine of the prediction.
     pub machine: String,
     /// Its contended cache.
     pub cache: CacheSummary,
-    /// In the order given.
+    /// Programs in the order given.
     pub programs: Vec<ProgramSummary>,
     /// Pairwise costs.
     pub matrix: CostTable,
-    /// Source of each program's cycles and overlap; `None` = the model uses none.
+    /// Source of each program's cycles and overlap; `None` if the model uses none.
     pub timing: Option<Vec<String>>,
-    /// All together; `None` = fewer than two programs, or nothing is known.
+    /// Forecast for all programs together; `None` for fewer than two programs, or without evidence.
     pub group: Option<GroupForecast>,
 }
 
 /// One program in a plan.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct PlacementRow {
-    /// As in [`ProgramSummary::name`].
+    /// Name, as in [`ProgramSummary::name`].
     pub name: String,
-    /// Its CPU; programs on the same CPU share it in turn.
+    /// Its CPU; programs on the same CPU take turns.
     pub cpu: Option<u32>,
-    /// Expected, as the scheme measures it; `None` = nothing is known.
+    /// Expected slowdown, in the unit of the scheme; `None` if it is unknown.
     pub slowdown: Option<f64>,
-    /// The reason in plain words.
+    /// The reason, as text.
     pub reason: String,
 }
 
 /// One cache in a plan.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct CacheAssignment {
-    /// As `L2 #0`.
+    /// Name, such as `L2 #0`.
     pub cache: String,
-    /// Kernel's list form.
+    /// CPUs in the kernel's list form.
     pub cpus: String,
-    /// Those on its CPUs.
+    /// The programs on its CPUs.
     pub programs: Vec<PlacementRow>,
 }
 
-/// Mean of what the programs are expected to suffer, in the plan and in what else could have been done.
+/// Mean expected cost of the programs, for the plan and for the alternatives to it.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Alternatives {
-    /// In this plan.
+    /// Mean for this plan.
     pub plan: Option<f64>,
-    /// In the best one; `None` = not known.
+    /// Mean for the best assignment; `None` if unknown.
     pub best: Option<f64>,
-    /// In the worst one; `None` = not known.
+    /// Mean for the worst assignment; `None` if unknown.
     pub worst: Option<f64>,
-    /// In random ones, on average; `None` = not known.
+    /// Mean over random assignments; `None` if unknown.
     pub random: Option<f64>,
 }
 
-/// A plan as pictures and pages show it.
+/// A plan as text and pages show it.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct PlanResult {
     /// The machine that the plan is for.
     pub machine: String,
-    /// The model that the plan is by.
+    /// The model from which the plan is made.
     pub model: String,
-    /// `percent` or `weight`: what the numbers below are.
+    /// Unit of the numbers below: `percent` or `weight`.
     pub unit: String,
-    /// `matching`, `dynamic-programming`, ...: how the plan was found.
+    /// Method by which the plan was found: `matching`, `dynamic-programming`, ...
     pub solver: String,
-    /// `true` = no assignment is better by this scheme.
+    /// Is the plan proved optimal under this scheme?
     pub optimal: bool,
-    /// How far from the best it can be at most, where not known to be the best.
+    /// Upper bound of the distance from the optimum, if the plan is not known to be optimal.
     pub gap: Option<f64>,
-    /// Each with the programs on its CPUs.
+    /// The caches, each with the programs on its CPUs.
     pub caches: Vec<CacheAssignment>,
-    /// This plan beside the others that there are.
+    /// This plan and the alternatives to it.
     pub expected: Alternatives,
 }
 
 /// One CPU in `cachemate topology --json`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct CpuRow {
-    /// As the operating system numbers it.
+    /// The number that the operating system gives it.
     pub cpu: u32,
-    /// Core that it is a context of; dense, counted over the whole machine.
+    /// The core to which it belongs; dense, counted over the whole machine.
     pub core: u32,
-    /// Chip or socket that it is on; dense.
+    /// The chip or socket to which it belongs; dense.
     pub package: u32,
     /// Its nearest memory node.
     pub memory_node: u32,
-    /// Tasks can run on it.
+    /// Can tasks run on it?
     pub online: bool,
 }
 
@@ -287,24 +287,24 @@ pub struct CpuRow {
 pub struct CacheRow {
     /// Index within the machine; not the kernel's id.
     pub cache: u32,
-    /// `L1d`, `L1i`, `L2`, ...
+    /// Level: `L1d`, `L1i`, `L2`, ...
     pub level: String,
-    /// Kernel's list form.
+    /// CPUs in the kernel's list form.
     pub cpus: String,
-    /// All slices together; `None` = the machine does not say.
+    /// Size of all slices together; `None` if the machine does not report it.
     pub size_bytes: Option<u64>,
-    /// Lines of one set; `None` = the machine does not say.
+    /// Lines per set; `None` if the machine does not report it.
     pub ways: Option<u32>,
-    /// Bytes of a line; `None` = the machine does not say.
+    /// Line size in bytes; `None` if the machine does not report it.
     pub line_bytes: Option<u32>,
-    /// The contended one.
+    /// Is it the contended cache?
     pub last_level: bool,
 }
 
 /// `cachemate topology --json`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct TopologyResult {
-    /// A machine's name, or the folder that stands for the host.
+    /// A machine's name, or the directory that represents the host.
     pub source: String,
     /// Every CPU, online or not.
     pub cpus: Vec<CpuRow>,
@@ -313,7 +313,7 @@ pub struct TopologyResult {
 }
 
 impl TopologyResult {
-    /// The answer about a topology that came from `source`.
+    /// The result for a topology from `source`.
     pub fn new(source: &str, topology: &Topology) -> Self {
         let cpus = topology.cpus.iter().map(|cpu| CpuRow {
             cpu: cpu.id.0,
@@ -335,7 +335,7 @@ impl TopologyResult {
     }
 }
 
-/// A level as people write it.
+/// The name of a level for display.
 pub fn level_text(level: CacheLevel) -> &'static str {
     match level {
         CacheLevel::L1Instruction => "L1i",

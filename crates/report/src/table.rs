@@ -1,14 +1,14 @@
-//! Plain text tables: columns as wide as their content, nothing drawn that `awk` would stumble over. A cell stays in its
-//! place whatever its text is.
+//! Plain text tables: columns as wide as their content, without any decoration that would confuse `awk`. A cell keeps
+//! its position whatever its text.
 
 use crate::text::EscapedText;
 
 /// Alignment of a column's text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Align {
-    /// At the left end: names and text.
+    /// Left-aligned: names and text.
     Left,
-    /// At the right end: numbers.
+    /// Right-aligned: numbers.
     Right,
 }
 
@@ -20,13 +20,13 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table without rows. `header` has the name of each column, and where its cells stand.
+    /// A table without rows. `header` gives the name of each column, and the alignment of its cells.
     pub fn new(header: &[(&str, Align)]) -> Self {
         let cell = |name: &str| EscapedText::line(name).to_string();
         Table { header: header.iter().map(|(name, align)| (cell(name), *align)).collect(), rows: Vec::new() }
     }
 
-    /// Adds one row; cells beyond the header's columns are left out, missing ones stay blank.
+    /// Adds one row; cells beyond the header's columns are dropped, and missing ones stay blank.
     pub fn row(&mut self, cells: impl IntoIterator<Item = impl Into<String>>) -> &mut Self {
         let mut cells: Vec<String> =
             cells.into_iter().map(|cell| EscapedText::line(&cell.into()).to_string()).collect();
@@ -35,12 +35,12 @@ impl Table {
         self
     }
 
-    /// No row was added.
+    /// Does the table have no rows?
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    /// The table, one line per row, each ended by a newline; no trailing blanks.
+    /// The table, one line per row, each terminated by a newline, without trailing blanks.
     pub fn text(&self) -> String {
         let names: Vec<String> = self.header.iter().map(|(name, _)| name.clone()).collect();
         let lines = || std::iter::once(&names).chain(&self.rows);
@@ -57,8 +57,8 @@ impl Table {
     }
 }
 
-/// Columns that a text takes in a terminal, escape sequences left out. One per character: names of programs and
-/// numbers, which is what stands in tables here, hold no wide or combining characters.
+/// Columns that a text takes in a terminal, without escape sequences. Each character counts as one column, because the
+/// names of programs and the numbers in these tables contain no wide or combining characters.
 pub(crate) fn width(text: &str) -> usize {
     let mut columns = 0;
     let mut escape = false;
@@ -73,7 +73,7 @@ pub(crate) fn width(text: &str) -> usize {
     columns
 }
 
-/// Filled with blanks to `to` columns.
+/// The text, padded with blanks to `to` columns.
 pub(crate) fn pad(text: &str, to: usize, align: Align) -> String {
     let blanks = " ".repeat(to.saturating_sub(width(text)));
     match align {

@@ -1,4 +1,4 @@
-//! Numbers as people read them.
+//! Numbers and text for display.
 
 /// Bytes with the largest of K, M, G (powers of 1024) that keeps at most three decimals exact: `64K`, `1.5M`, `100`. A size
 /// that would need four digits and decimals is rounded in the next larger unit: `1.41M`.
@@ -14,7 +14,7 @@ pub fn size_text(bytes: u64) -> String {
             return format!("{}{unit}", trim_lines(format!("{:.3}", whole as f64 + (eighths >> shift) as f64 / 8.0)));
         }
     }
-    // Not a multiple of an eighth: two decimals of the largest unit, so that columns stay narrow.
+    // Not a multiple of an eighth: two decimals in the largest unit, so that columns stay narrow.
     for (unit, shift) in [("G", 30), ("M", 20), ("K", 10)] {
         if bytes >> shift > 0 {
             return format!("{:.2}{unit}", bytes as f64 / (1u64 << shift) as f64);
@@ -23,7 +23,8 @@ pub fn size_text(bytes: u64) -> String {
     bytes.to_string()
 }
 
-/// A count in groups of three: `1,234,567`. The separator is ASCII and no blank, so that fields stay whole in a pipe.
+/// A count in groups of three digits: `1,234,567`. The separator is ASCII and not a blank, so that a field stays one
+/// word in a pipe.
 pub fn count_text(count: u64) -> String {
     let digits = count.to_string();
     let mut text = String::new();
@@ -36,7 +37,7 @@ pub fn count_text(count: u64) -> String {
     text
 }
 
-/// How many of what: `1 package`, `2 packages`, `1,234 phases`. `one` takes an s.
+/// A count with its noun: `1 package`, `2 packages`, `1,234 phases`. The plural of `one` is formed with an s.
 pub fn counted_text(count: u64, one: &str) -> String {
     format!("{} {one}{}", count_text(count), if count == 1 { "" } else { "s" })
 }
@@ -48,8 +49,8 @@ pub fn percent_text(fraction: f64, decimals: usize) -> String {
     format!("{} %", format_fixed(zero, decimals))
 }
 
-/// A number with so many decimals. One of more than nine digits is written by its power of ten, because three hundred
-/// digits are unreadable.
+/// A number with this number of decimals. A number of more than nine digits is written as a power of ten, because three
+/// hundred digits are unreadable.
 pub fn format_fixed(value: f64, decimals: usize) -> String {
     match value {
         _ if !value.is_finite() => "–".to_string(),
@@ -58,22 +59,23 @@ pub fn format_fixed(value: f64, decimals: usize) -> String {
     }
 }
 
-/// A foreign text, above all a program's name, made safe for a terminal, a table's row or a log's line. Everything
-/// without a visible sign of its own is escaped: control characters, line ends, marks that turn the direction of
-/// writing. A backslash is doubled, so that an escape cannot be forged.
+/// A foreign text, above all a program's name, made safe for a terminal, a table's row or a line of a log. All
+/// characters without a visible glyph are escaped: control characters, line ends, and marks that change the direction
+/// of writing. A backslash is doubled, so that an escape cannot be forged.
 pub fn printable(text: &str) -> String {
     let plain = |c: char| matches!(c, '"' | '\'');
     text.chars().map(|c| if plain(c) { c.to_string() } else { c.escape_debug().to_string() }).collect()
 }
 
-/// Text that cannot act on its reader's terminal: no escape sequence, no control character, no mark that turns the
-/// direction of writing or has no width. Every writer of the command takes this type only.
+/// Text that cannot affect its reader's terminal: no escape sequence, no control character, no mark that changes the
+/// direction of writing or has no width. Every writer of the command accepts only this type.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct EscapedText(String);
 
 impl EscapedText {
-    /// An output of several lines. Line ends, tabs and colors ([`crate::terminal::Paint`]) stay; names from outside are
-    /// [`printable`] already wherever a line end in them could forge a row. Escaping twice is escaping once.
+    /// An output of several lines. Line ends, tabs and colors ([`crate::terminal::Paint`]) are kept; names from
+    /// untrusted sources are already [`printable`] wherever a line end in them could forge a row. Escaping is
+    /// idempotent.
     pub fn output(text: &str) -> Self {
         let mut escaped = String::with_capacity(text.len());
         let mut rest = text;
@@ -91,13 +93,13 @@ impl EscapedText {
         EscapedText(escaped + rest)
     }
 
-    /// One line, such as a message of a log: line ends are escaped, too.
+    /// One line, such as a message of a log, in which line ends are escaped as well.
     pub fn line(text: &str) -> Self {
         let EscapedText(output) = EscapedText::output(text);
         EscapedText(output.replace('\n', "\\n"))
     }
 
-    /// Text or markup of a page: colors of terminals act on nothing there and are escaped, too.
+    /// Text or markup of a page, in which terminal colors are escaped as well, because they have no effect there.
     pub fn page(text: &str) -> Self {
         let escape = |c: char| if is_acting(c) { c.escape_unicode().to_string() } else { c.to_string() };
         EscapedText(text.chars().map(escape).collect())
@@ -113,7 +115,7 @@ impl EscapedText {
         EscapedText(json.chars().map(escape).collect())
     }
 
-    /// JSON of the same value, in which the acting characters of strings are escaped as JSON does it.
+    /// JSON of the same value, in which the active characters of strings are escaped as JSON escapes.
     pub fn json(text: &str) -> Self {
         let mut escaped = String::with_capacity(text.len());
         for c in text.chars() {
@@ -137,7 +139,7 @@ impl std::fmt::Display for EscapedText {
     }
 }
 
-/// Does a character act on a terminal, or on the order or number of the characters beside it?
+/// Does a character affect a terminal, or the order or number of the characters beside it?
 fn is_acting(c: char) -> bool {
     let is_invisible = matches!(c,
         '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
@@ -145,7 +147,7 @@ fn is_acting(c: char) -> bool {
     (c.is_control() && !matches!(c, '\n' | '\t')) || is_invisible
 }
 
-/// Bytes of the escape sequence at the start that sets a color and does nothing else; 0 = there is none.
+/// Length in bytes of a leading escape sequence that only sets a color; 0 if there is none.
 fn color_sequence(text: &str) -> usize {
     let Some(parameters) = text.strip_prefix("\u{1b}[") else { return 0 };
     let end = parameters.find(|c: char| !c.is_ascii_digit() && c != ';');
@@ -168,18 +170,18 @@ pub fn number(value: f64) -> String {
     trim_lines(format!("{value:.decimals$}"))
 }
 
-/// Without trailing zeros after the point, and without a minus before zero.
+/// Removes trailing zeros after the point, and a minus before zero.
 pub(crate) fn trim_lines(text: String) -> String {
     let cut = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
     if cut == "-0" { "0".to_string() } else { cut.to_string() }
 }
 
-/// The value, or a dash where there is none.
+/// The value, or a dash if there is none.
 pub fn value_or_dash(value: Option<String>) -> String {
     value.unwrap_or_else(|| "–".to_string())
 }
 
-/// Nanoseconds in the unit that reads best.
+/// Nanoseconds in the most readable unit.
 pub fn duration_text(elapsed_ns: u64) -> String {
     let ns = elapsed_ns as f64;
     match elapsed_ns {

@@ -1,7 +1,7 @@
 //! Comparison of policies on one machine, from profiles: the result as data, and as one HTML page.
 //!
-//! The table stands first, then the same time lines for each policy under the same scales: slowdowns, occupancies,
-//! memory, locations, and decisions with their reasons.
+//! The table comes first, then the same timelines for each policy on the same scales: slowdowns, occupancies, memory,
+//! locations, and decisions with their reasons.
 
 use maud::{Markup, html};
 use serde::Serialize;
@@ -18,40 +18,40 @@ pub struct WhatIfResult {
     pub machine: String,
     /// Its contended cache.
     pub cache: CacheSummary,
-    /// Nominal.
+    /// Nominal length.
     pub hours: f64,
-    /// Everything random in the runs comes from it.
+    /// Seed of all random draws in the runs.
     pub seed: u64,
-    /// In the order given; each on the same machine, programs and seed.
+    /// Policies in the order given, each with the same machine, programs and seed.
     pub policies: Vec<PolicyOutcome>,
 }
 
 /// Outcome under one policy.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct PolicyOutcome {
-    /// As given on the command line.
+    /// The policy, as given on the command line.
     pub policy: String,
-    /// False = stopped by the user; everything until then is counted.
+    /// Did the run complete? If not, the user stopped it, and everything until then is counted.
     pub complete: bool,
-    /// Windows that the policy saw.
+    /// Number of windows that the policy observed.
     pub windows: u64,
-    /// Over programs: time over the time alone on a CPU and cache of its own.
+    /// Mean over programs of the time over the time alone on a separate CPU and cache.
     pub mean_slowdown: Option<f64>,
-    /// The largest slowdown of a program; `None` where no program has one.
+    /// The largest slowdown of a program; `None` if no program has one.
     pub worst_slowdown: Option<f64>,
     /// Sum of the slowdowns' inverses.
     pub weighted_speedup: Option<f64>,
-    /// Instructions of all programs together, over the whole run.
+    /// Instructions per second of all programs together, over the whole run.
     pub instructions_per_second: f64,
-    /// Traffic with memory, both ways, of all nodes together.
+    /// Memory traffic of all nodes together, in both directions.
     pub memory_bytes_per_second: f64,
-    /// Plans that placed, divided or timed otherwise than the one before.
+    /// Plans that changed a placement, a partition or a time share.
     pub changes_per_hour: f64,
-    /// Time of the machine that probes and page moves took.
+    /// Machine time that probes and page moves took.
     pub overhead_seconds: f64,
-    /// In the order given; the second copy of a name is `name 2`.
+    /// Programs in the order given; the second copy of a name is `name 2`.
     pub programs: Vec<ProgramOutcome>,
-    /// How things went over time.
+    /// Values over time.
     pub series: TimeSeries,
     /// Plans that changed something, in order of time.
     pub decisions: Vec<ReportedDecision>,
@@ -60,49 +60,49 @@ pub struct PolicyOutcome {
 /// One program under one policy.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct ProgramOutcome {
-    /// The second copy of a name is `name 2`.
+    /// Its name; the second copy of a name is `name 2`.
     pub name: String,
-    /// Time over the time alone on a CPU and cache of its own; `None` = nothing was executed.
+    /// Time over the time alone on a separate CPU and cache; `None` if no instruction was executed.
     pub slowdown: Option<f64>,
-    /// The same of its time on a processor only: caches and memory.
+    /// The same for its time on CPU only, which reflects caches and memory.
     pub slowdown_on_cpu: Option<f64>,
-    /// Instructions per cycle on a processor; `None` = it never ran.
+    /// Instructions per cycle on CPU; `None` if it never ran.
     pub instr_per_cycle: Option<f64>,
-    /// On the contended cache; `None` = no instruction was executed.
+    /// Misses of the contended cache per thousand instructions; `None` if no instruction was executed.
     pub mpki: Option<f64>,
 }
 
-/// Values over time, by program in the order of `programs`; each at the end of its stretch.
+/// Values over time, by program in the order of `programs`; each is for the interval that ends at its time.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct TimeSeries {
-    /// End of each stretch, from the start of the run.
+    /// End of each interval, from the start of the run.
     pub seconds: Vec<f64>,
-    /// By program and stretch; `None` = the program did not live in it.
+    /// Slowdown by program and interval; `None` if the program did not run in it.
     pub slowdown: Vec<Vec<Option<f64>>>,
-    /// Bytes held of all contended caches, on average; by program and stretch, `None` = not seen in it.
+    /// Mean bytes occupied in all contended caches, by program and interval; `None` if not observed in it.
     pub occupancy_bytes: Vec<Vec<Option<f64>>>,
-    /// The contended cache that it mostly ran on.
+    /// The contended cache on which it mostly ran.
     pub cache: Vec<Vec<Option<u32>>>,
-    /// By memory node.
+    /// Utilization by memory node.
     pub memory_busy_share: Vec<Vec<f64>>,
 }
 
 /// A plan that changed something.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct ReportedDecision {
-    /// When it was decided, from the start of the run.
+    /// Time of the decision, from the start of the run.
     pub seconds: f64,
     /// The first reasons, with their programs.
     pub reason: String,
 }
 
-/// More decisions than this are not written out on the page.
+/// Maximum number of decisions that the page lists.
 const MAX_DECISIONS: usize = 40;
-/// More programs than this are not drawn one by one, but the most slowed ones.
+/// Maximum number of programs that are drawn individually; beyond it, the most slowed ones.
 const MAX_LINES: usize = 12;
 
 impl WhatIfResult {
-    /// The page.
+    /// The HTML page.
     pub fn html(&self, title: &str) -> String {
         let body = html! {
             h1 { (title) }
@@ -172,7 +172,8 @@ impl WhatIfResult {
         }
     }
 
-    /// Each program under each policy against the first one, and the policies' means over time on one axis.
+    /// The difference of each program under each policy from the first policy, and the policies' means over time on one
+    /// axis.
     fn differences_section(&self) -> Markup {
         let Some((first, others)) = self.policies.split_first().filter(|(_, others)| !others.is_empty()) else {
             return html! {};
@@ -239,7 +240,7 @@ impl WhatIfResult {
         }
     }
 
-    /// Programs that are drawn: all, or those that any policy slows most, in their order.
+    /// Programs that are drawn: all, or those that any policy slows down most, in their order.
     fn drawn_programs(&self) -> Vec<usize> {
         let count = self.policies.first().map_or(0, |outcome| outcome.programs.len());
         let worst = |index: usize| {
@@ -276,7 +277,7 @@ impl WhatIfResult {
         }
     }
 
-    /// One chart per policy, all on one scale.
+    /// One chart per policy, all on the same scale.
     fn charts(
         &self,
         label: &str,
@@ -340,11 +341,11 @@ impl WhatIfResult {
     }
 }
 
-/// Values that are this many times all but a twentieth of the others are cut.
+/// Values that exceed the 95th percentile by this factor are cut off.
 const OUTLIER: f64 = 2.0;
 
-/// An axis from the smallest to the largest value, and the largest value where that is cut off: one traced task would
-/// otherwise flatten every line.
+/// An axis from the smallest to the largest value, and the largest value if it is cut off: one outlier would otherwise
+/// flatten every line.
 fn fitted_axis(label: &str, mut values: Vec<f64>) -> (Axis, Option<f64>) {
     values.retain(|value| value.is_finite());
     values.sort_by(f64::total_cmp);
@@ -352,7 +353,7 @@ fn fitted_axis(label: &str, mut values: Vec<f64>) -> (Axis, Option<f64>) {
     let usual = values.get(values.len() * 19 / 20).copied().unwrap_or(most);
     let cut = Some(most).filter(|most| usual > 0.0 && *most > OUTLIER * usual);
     let top = if cut.is_some() { 1.2 * usual } else { most };
-    // Values that hardly differ would else be drawn as if they did.
+    // Without a minimum range, nearly equal values would look different.
     let room = (0.05 * (top - least)).max(0.01 * top.abs());
     let low = if least >= 0.0 { (least - room).max(0.0) } else { least - room };
     let high = if top + room > low { top + room } else { low + 1.0 };
@@ -380,7 +381,7 @@ impl TimeUnit {
 }
 
 impl PolicyOutcome {
-    /// Over the programs that live in each stretch.
+    /// Means over the programs that run in each interval.
     fn mean_slowdowns(&self) -> Vec<Option<f64>> {
         let mean = |index: usize| {
             let live: Vec<f64> = self.series.slowdown.iter().filter_map(|row| *row.get(index)?).collect();
@@ -413,7 +414,7 @@ impl PolicyOutcome {
         }
     }
 
-    /// A lane per program with the cache that it ran on; stretches on one cache are one span.
+    /// A lane per program that shows the cache on which it ran; consecutive intervals on one cache form one span.
     fn places(&self, unit: &TimeUnit, drawn: &[usize]) -> TimelineChart {
         let caches = self.series.cache.iter().flatten().flatten().max().map_or(0, |most| most + 1);
         let lane = |&at: &usize| {

@@ -1,4 +1,4 @@
-//! Do the figures stay what they are, take any data, and put no reader at risk?
+//! Do figures stay unchanged, accept any data, and put no reader at risk?
 
 use cachemate_report::figure::*;
 use expect_test::{Expect, expect, expect_file};
@@ -83,7 +83,7 @@ fn figures_are_drawn_as_before() {
     expect_file!["snapshots/timeline.svg"].assert_eq(&timeline().svg());
 }
 
-/// Every tag closed in order, attributes quoted, no stray angle bracket or ampersand: enough of XML for what we write.
+/// Tags closed in order, attributes quoted, no stray angle bracket or ampersand: as much of XML as the figures use.
 fn well_formed(xml: &str) -> Result<(), String> {
     let mut open: Vec<&str> = Vec::new();
     let mut rest = xml;

@@ -1,4 +1,4 @@
-//! Does the page hold the answer, the reasons and every number, and nothing from outside?
+//! Does the page contain the result, the reasons and every number, and load nothing from outside?
 
 use cachemate_report::*;
 

@@ -1,6 +1,6 @@
-//! Programs alone on a machine, with its prefetchers and without, and beside another program: cycles per instruction,
-//! bytes read and written per cycle, and slowdown.
-//! `cargo run --release -p cachemate-spec --example alone -- MACHINE [--beside PROGRAM] PROGRAM...`
+//! Programs alone on a machine, with and without its prefetchers, and beside another program: cycles per instruction,
+//! bytes read and written per cycle, and slowdown. `cargo run --release -p cachemate-spec --example alone -- MACHINE
+//! [--beside PROGRAM] PROGRAM...`
 
 use cachemate_core::{CpuId, MachineSpec, ProcessId, TaskId};
 use cachemate_sim::hw::{FirstTouchFrames, Hardware, HwOptions, HwThread, TaskCounters};

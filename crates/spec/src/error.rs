@@ -1,4 +1,4 @@
-//! One kind of error for everything that is read from TOML: the place, what was found, what was expected.
+//! The error type of everything that is read from TOML: the position, the value found, the values expected.
 
 use std::fmt;
 
@@ -7,19 +7,19 @@ use cachemate_core::nearest_name;
 /// Something in a file (or in an override on the command line) that cannot be used.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SpecError {
-    /// The file's path, or the built-in's name, as it was given.
+    /// The path of the file, or the name of the built-in, as given.
     pub file: Box<str>,
-    /// Line and column, from 1; `None` where there is no such place (an unreadable file, an override).
+    /// Line and column, from 1; `None` if there is no position (an unreadable file, an override).
     pub line_column: Option<(u32, u32)>,
-    /// Path of the field, such as `caches[2].ways`; `None` where the whole file is at fault.
+    /// Path of the field, such as `caches[2].ways`; `None` if the error concerns the whole file.
     pub field: Option<Box<str>>,
-    /// The value found, in words; it follows "found" in the message.
+    /// The value found, as text; it follows "found" in the message.
     pub found: Box<str>,
-    /// The values allowed, in words; they follow "expected" in the message.
+    /// The values allowed, as text; they follow "expected" in the message.
     pub expected: Box<str>,
     /// The known name that was probably meant.
     pub nearest: Option<Box<str>>,
-    /// The spelling that replaced the field's; then nothing else is wrong with it.
+    /// The spelling that replaced the field's; set only if the field has no other error.
     pub successor: Option<Box<str>>,
 }
 
@@ -46,7 +46,7 @@ impl fmt::Display for SpecError {
 }
 
 impl SpecError {
-    /// An error about a whole file: it cannot be read, or there is none by that name.
+    /// An error about a whole file: it cannot be read, or no file has that name.
     pub(crate) fn for_file(file: &str, found: impl Into<Box<str>>, expected: impl Into<Box<str>>) -> Self {
         SpecError {
             file: file.into(),
@@ -59,7 +59,7 @@ impl SpecError {
         }
     }
 
-    /// A name that is not among the known ones: says which there are, and the nearest.
+    /// The error for an unknown name; it lists the known names and the nearest one.
     pub(crate) fn unknown_name(subject: &str, name: &str, known: &[&str]) -> Self {
         SpecError {
             nearest: nearest_name(name, known.iter().copied()).map(Box::from),

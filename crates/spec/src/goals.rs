@@ -1,4 +1,4 @@
-//! Goals as people write them: a limit is a share up to 1, or a percentage with its sign.
+//! Goals as users write them: a limit is a fraction up to 1, or a percentage with its sign.
 
 use cachemate_core::Goal;
 use serde::de::{Error, Unexpected};
@@ -13,7 +13,7 @@ enum WrittenLimit {
     Text(String),
 }
 
-/// A limit of slowdown as a share. A number over 1 is refused, because its author meant percent.
+/// A limit of slowdown as a fraction. A number greater than 1 is rejected, because its author meant percent.
 pub(crate) fn max_slowdown<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
     let written = Option::<WrittenLimit>::deserialize(deserializer)?;
     let refuse = |found: &str| Err(D::Error::invalid_value(Unexpected::Other(found), &EXPECTED_LIMIT));

@@ -1,5 +1,4 @@
-//! Options of a scenario for the interval machine: time sharing, counters, events at their times, mixes by
-//! distribution.
+//! Options of a scenario for the interval machine: time sharing, counters, timed events, mixes by distribution.
 
 use cachemate_core::{CpuSet, MachineSpec};
 use serde::{Deserialize, Serialize};
@@ -7,14 +6,14 @@ use serde::{Deserialize, Serialize};
 use crate::SpecError;
 use crate::located_toml::Located;
 
-/// Which simulated machine runs a scenario.
+/// The simulated machine that runs a scenario.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SimModel {
-    /// Access by access.
+    /// The cycle-level machine, which simulates each access.
     #[default]
     Cycle,
-    /// Hours of nominal time from programs' profiles.
+    /// The interval machine, which simulates hours of nominal time from programs' profiles.
     Interval,
 }
 
@@ -24,18 +23,18 @@ impl SimModel {
     }
 }
 
-/// How tasks of one CPU share its time.
+/// The way in which tasks of one CPU share its time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TimeSharingModel {
-    /// Each task of a queue runs all the time, for its share of the CPU.
+    /// Each task of a queue runs all the time, at its share of the CPU.
     #[default]
     Averaged,
-    /// Tasks take turns of a slice, one by one.
+    /// Tasks take turns, one slice at a time.
     Explicit,
 }
 
-/// The error of counters, as shares of a reading.
+/// The errors of counters, as fractions of a reading.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CounterNoiseSpec {
@@ -61,24 +60,24 @@ impl Default for CounterNoiseSpec {
 pub enum Distribution {
     /// Always this number.
     Fixed(f64),
-    /// By its mean.
+    /// Exponential, by its mean.
     Exponential(f64),
-    /// From and to.
+    /// Uniform between two bounds.
     Uniform(f64, f64),
-    /// Median, and the standard deviation of the logarithm.
+    /// Log-normal: median, and the standard deviation of the logarithm.
     LogNormal(f64, f64),
 }
 
-/// An event of the machine. Exactly one of the kinds is given.
+/// An event of the machine; exactly one kind is given.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EventSpec {
-    /// When it happens, from the start of the run.
+    /// Time of the event, from the start of the run.
     pub at_ns: u64,
-    /// Programs outside the run bring lines into a cache from now on.
+    /// Programs outside the run fill lines of a cache from now on.
     #[serde(default)]
     pub external_traffic: Option<ExternalTrafficSpec>,
-    /// A cache shrinks to a part of its full size.
+    /// A cache shrinks to a fraction of its full size.
     #[serde(default)]
     pub resize_cache: Option<CacheResizeSpec>,
     /// These CPUs no longer share their cache with others; the topology that policies see stays the same.
@@ -98,7 +97,7 @@ pub struct EventSpec {
 pub struct ExternalTrafficSpec {
     /// The cache by its number among the contended caches.
     pub cache: u32,
-    /// 0 ends the traffic.
+    /// Lines filled per second; 0 ends the traffic.
     pub lines_per_second: f64,
 }
 
@@ -108,7 +107,7 @@ pub struct ExternalTrafficSpec {
 pub struct CacheResizeSpec {
     /// The cache by its number among the contended caches.
     pub cache: u32,
-    /// Share of its full size that it holds from now on; more than 0, at most 1.
+    /// Fraction of its full size from now on; greater than 0, at most 1.
     pub size_share: f64,
 }
 
@@ -116,14 +115,14 @@ pub struct CacheResizeSpec {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MixSpec {
-    /// Copies that are drawn; 1 to 100 000.
+    /// Number of copies to draw; 1 to 100 000.
     pub count: u32,
-    /// The programs to draw from; at least one.
+    /// The programs to draw from; not empty.
     pub programs: Vec<WeightedProgram>,
-    /// When the first copy arrives.
+    /// Arrival time of the first copy.
     #[serde(default)]
     pub start_ns: u64,
-    /// From one arrival to the next; `None` = all at once.
+    /// Time between arrivals; `None` if all arrive together.
     #[serde(default)]
     pub interarrival_ns: Option<Distribution>,
     /// Instructions until a copy ends; `None` if it never ends.
@@ -131,13 +130,13 @@ pub struct MixSpec {
     pub instructions: Option<Distribution>,
 }
 
-/// One program of a mix, and how often it is drawn.
+/// One program of a mix, with its weight.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WeightedProgram {
     /// As [`crate::ScenarioProgram::program`].
     pub program: String,
-    /// Relative to the weights of the other programs; positive, 1 where none is given.
+    /// Weight relative to the other programs; positive, 1 by default.
     #[serde(default = "one")]
     pub weight: f64,
 }
@@ -150,15 +149,15 @@ fn one() -> f64 {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct IntervalSpec {
-    /// Whether tasks of one CPU share its time or take turns.
+    /// Do tasks of one CPU share its time continuously, or do they take turns?
     pub time_sharing: TimeSharingModel,
     /// The error of counters.
     pub counters: CounterNoiseSpec,
-    /// Factor by which phases that were measured on the cycle-level machine last longer.
+    /// Factor by which phases that were measured on the cycle-level machine are stretched.
     pub phase_scale: f64,
     /// Events of the machine during the run, each at its own time.
     pub events: Vec<EventSpec>,
-    /// Programs that are drawn, besides those that the scenario lists.
+    /// Programs that are drawn, in addition to those that the scenario lists.
     pub mixes: Vec<MixSpec>,
 }
 
@@ -174,7 +173,7 @@ impl Default for IntervalSpec {
     }
 }
 
-/// As programs of a scenario, mixes are bounded.
+/// Mixes are bounded like the programs of a scenario.
 const COPIES_AT_MOST: u32 = 100_000;
 
 impl IntervalSpec {
@@ -279,7 +278,7 @@ impl MixSpec {
     }
 }
 
-/// Is it one that can be drawn from, with numbers of at least `least`?
+/// Checks that it can be drawn from, with numbers of at least `least`.
 pub(crate) fn check_distribution(
     given: Option<Distribution>,
     field: &str,

@@ -1,10 +1,10 @@
 //! Machines, scenarios and configuration from TOML, matrices from CSV.
 //!
-//! Problem: people write these files by hand, and a wrong one must be told where it is wrong. Method: one reader that
-//! keeps the place of every value ([`parse_toml`]), used for all of them; checks that look at several fields
-//! afterwards name the field's path, and the reader finds its line. The papers' machines come with the program, so
-//! that it works from anywhere. Properties: an error always names file, field, what was found and what was expected,
-//! and line and column wherever there is one; an unknown name lists what there is, and the nearest.
+//! Problem: users write these files manually, so an error must show where a file is wrong. Method: one reader that
+//! records the position of every value ([`parse_toml`]) is used for all of them; later checks of several fields report
+//! the field's path, and the reader finds its line. The papers' machines are built into the program, so that it works
+//! from any directory. Properties: an error always gives the file, the field, the value found and the values expected,
+//! and line and column if there are any; an error about an unknown name lists the known names and the nearest one.
 
 #![warn(missing_docs)]
 
@@ -44,7 +44,7 @@ pub(crate) fn read_text(path: &str) -> Result<String, SpecError> {
     cachemate_files::read_text_limited(path.as_ref(), LARGEST_FILE_BYTES).map_err(|error| read_error(path, &error))
 }
 
-/// An error in this crate's words: a refusal names the path, the kind of file found, and the one expected.
+/// The read error as an error of this crate: a rejection gives the path, the kind of file found, and the kind expected.
 fn read_error(path: &str, error: &std::io::Error) -> SpecError {
     let text = error.to_string();
     match text.strip_prefix(&format!("{path}: found ")).and_then(|rest| rest.split_once(", expected ")) {

@@ -1,8 +1,8 @@
 //! TOML into a type, with errors that point into the text.
 //!
-//! Serde forgets where a value stood as soon as it goes through a tagged enum or a check made afterwards. So the text
-//! is parsed once into a tree with spans, the values are taken out of it (and overridden, where the caller asks), and
-//! whatever is wrong later names a *path*, which is looked up in the tree.
+//! Serde loses the position of a value in tagged enums and in later checks. The text is therefore parsed once into a
+//! tree with spans, from which the values are taken (and overridden, if the caller requests it). Every later error
+//! gives a *path*, which is looked up in the tree.
 
 use cachemate_core::{SpellingScope, key_successor, nearest_name};
 use serde::de::DeserializeOwned;
@@ -12,7 +12,7 @@ use toml::de::{DeTable, DeValue};
 use crate::SpecError;
 use crate::overrides::{Override, apply};
 
-/// A TOML text that stays at hand to point into.
+/// A TOML text, retained so that errors can point into it.
 pub struct Located<'a> {
     file: &'a str,
     text: &'a str,
@@ -20,17 +20,18 @@ pub struct Located<'a> {
     scope: Option<SpellingScope>,
 }
 
-/// Reads `text` as a `T`. `file` is what errors call it.
+/// Parses `text` as a `T`. `file` is its name in errors.
 ///
 /// # Errors
-/// Broken TOML, an unknown, missing or ill-typed field: with line, column, field, what was found and expected.
+/// Invalid TOML, or an unknown, missing or ill-typed field; with line, column, field, the value found and the values
+/// expected.
 pub fn parse_toml<T: DeserializeOwned>(file: &str, text: &str) -> Result<T, SpecError> {
     Located::parse(file, text)?.value()
 }
 
 impl<'a> Located<'a> {
     /// # Errors
-    /// Broken TOML, with its place.
+    /// Invalid TOML, with its position.
     pub fn parse(file: &'a str, text: &'a str) -> Result<Self, SpecError> {
         let tree = DeTable::parse(text).map_err(|error| SpecError {
             line_column: error.span().map(|span| line_column(text, span.start)),
@@ -39,7 +40,7 @@ impl<'a> Located<'a> {
         Ok(Located { file, text, tree, scope: None })
     }
 
-    /// The same text, in which the retired keys and values of this kind of file are refused with their successors.
+    /// The same text; retired keys and values of this kind of file are rejected, and the errors name their successors.
     #[must_use]
     pub fn with_scope(self, scope: SpellingScope) -> Self {
         Located { scope: Some(scope), ..self }
@@ -48,7 +49,7 @@ impl<'a> Located<'a> {
     /// The text as a `T`.
     ///
     /// # Errors
-    /// An unknown, missing or ill-typed field, with its place.
+    /// An unknown, missing or ill-typed field, with its position.
     pub fn value<T: DeserializeOwned>(&self) -> Result<T, SpecError> {
         self.apply_change(|_| Ok(()))
     }
@@ -62,7 +63,7 @@ impl<'a> Located<'a> {
         &self,
         change: impl FnOnce(&mut toml::Table) -> Result<(), SpecError>,
     ) -> Result<T, SpecError> {
-        // The tree above was parsed from the same text, so only a number out of range can still fail here.
+        // The tree above was parsed from the same text, so only a number out of range can fail here.
         let mut table: toml::Table = toml::from_str(self.text).map_err(|error| SpecError {
             line_column: error.span().map(|span| line_column(self.text, span.start)),
             ..SpecError::for_file(self.file, first_line(error.message()), "TOML")
@@ -77,8 +78,8 @@ impl<'a> Located<'a> {
         })
     }
 
-    /// Refuses retired keys and values, the innermost first. `place` is where `table` stands; `path` is the same without
-    /// indices, as the table of retired spellings has it.
+    /// Rejects retired keys and values, the innermost first. `place` is the position of `table`; `path` is its path
+    /// without indices, as in the table of retired spellings.
     fn check_spellings(
         &self,
         scope: SpellingScope,
@@ -113,7 +114,7 @@ impl<'a> Located<'a> {
         Ok(())
     }
 
-    /// An error at a field that was found out after reading.
+    /// An error about a field that was found after parsing.
     pub fn error_at(&self, field: &str, found: impl Into<Box<str>>, expected: impl Into<Box<str>>) -> SpecError {
         SpecError {
             line_column: Some(self.place(field)),
@@ -122,7 +123,7 @@ impl<'a> Located<'a> {
         }
     }
 
-    /// Serde's message taken apart into field, found and expected.
+    /// Splits serde's message into field, found and expected.
     fn explain(&self, path: &str, message: &str) -> SpecError {
         let message = first_line(message);
         let quoted = || message.split('`').nth(1).unwrap_or_default().to_string();
@@ -148,7 +149,7 @@ impl<'a> Located<'a> {
         }
     }
 
-    /// Line and column of the longest part of `path` that stands in the text.
+    /// Line and column of the longest prefix of `path` that occurs in the text.
     fn place(&self, path: &str) -> (u32, u32) {
         let mut span = self.tree.span();
         let mut node: Option<&DeValue<'_>> = None;
@@ -171,7 +172,7 @@ fn name_or(path: &str, name: &str) -> String {
     if path.is_empty() { name.to_string() } else { path.to_string() }
 }
 
-/// Rust's names for numbers mean nothing to the author of a machine.
+/// Replaces Rust's names for numbers, which mean nothing to the author of a machine.
 fn plain_type(expected: &str) -> String {
     match expected.trim_matches('`') {
         "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number, 0 or more".to_string(),
@@ -186,7 +187,7 @@ fn first_line(message: &str) -> String {
     message.lines().next().unwrap_or_default().to_string()
 }
 
-/// Line and column from 1, columns in characters.
+/// Line and column from 1; columns count characters.
 fn line_column(text: &str, offset: usize) -> (u32, u32) {
     let within = (0..=offset.min(text.len())).rev().find(|&index| text.is_char_boundary(index));
     let before = &text[..within.unwrap_or(0)];
@@ -199,7 +200,7 @@ enum PathSegment<'a> {
     Index(usize),
 }
 
-/// `caches[2].ways` into its steps.
+/// Splits `caches[2].ways` into its segments.
 fn path_segments(path: &str) -> Vec<PathSegment<'_>> {
     let parts = path.split(['.', '[', ']']).filter(|part| !part.is_empty());
     parts.map(|part| part.parse().map_or(PathSegment::Key(part), PathSegment::Index)).collect()

@@ -6,7 +6,7 @@ use crate::located_toml::Located;
 use crate::overrides::{Override, split};
 use crate::{SpecError, read_text};
 
-/// Name and text of every machine that comes with the program. In the order of their names.
+/// Name and text of every built-in machine, in the order of their names.
 const BUILT_IN: &[(&str, &str)] = &[
     ("altra-max", include_str!("../../../machines/altra-max.toml")),
     ("epyc-7742", include_str!("../../../machines/epyc-7742.toml")),
@@ -39,22 +39,22 @@ const BUILT_IN: &[(&str, &str)] = &[
     ("xeon-x5365-4-page", include_str!("../../../machines/xeon-x5365-4-page.toml")),
 ];
 
-/// Names of the machines that come with the program, in order.
+/// Names of the built-in machines, in order.
 pub fn machine_names() -> Vec<&'static str> {
     BUILT_IN.iter().map(|(name, _)| *name).collect()
 }
 
-/// The TOML text of a machine that comes with the program.
+/// The TOML text of a built-in machine.
 pub fn built_in_machine_text(name: &str) -> Option<&'static str> {
     BUILT_IN.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
 }
 
-/// The machine that `given` names: one that comes with the program (`xeon-x5365`), or the path of a TOML file (it has
-/// a `/` or ends in `.toml`); either with overrides (`niagara-2core?caches.l2.size=384K`).
+/// The machine with the given name: a built-in one (`xeon-x5365`), or the path of a TOML file (it contains a `/` or
+/// ends in `.toml`); either with overrides (`niagara-2core?caches.l2.size=384K`).
 ///
 /// # Errors
-/// An unknown name (with the known ones and the nearest), an unreadable file, broken TOML, an ill-typed or unknown
-/// field, a machine that cannot be: each with file, line, column, field, what was found and what was expected.
+/// An unknown name (with the known ones and the nearest one), an unreadable file, invalid TOML, an ill-typed or unknown
+/// field, or an impossible machine; each with file, line, column, field, the value found and the values expected.
 pub fn load_machine(name_or_path: &str) -> Result<MachineSpec, SpecError> {
     let (name, overrides) = split(name_or_path)?;
     let is_path = name.contains('/') || name.ends_with(".toml");
@@ -66,7 +66,7 @@ pub fn load_machine(name_or_path: &str) -> Result<MachineSpec, SpecError> {
     read_machine(name, &text, &overrides)
 }
 
-/// The machine that a text describes; `file` is what errors call it.
+/// The machine that a text describes; `file` is its name in errors.
 ///
 /// # Errors
 /// As [`load_machine`].
@@ -81,7 +81,7 @@ fn read_machine(file: &str, text: &str, overrides: &[Override]) -> Result<Machin
     Ok(machine)
 }
 
-/// A machine's CPUs and caches, as policies see them; see [`load_machine`].
+/// A machine's CPUs and caches, in the form that policies use; see [`load_machine`].
 ///
 /// # Errors
 /// As [`load_machine`].

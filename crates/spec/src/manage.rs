@@ -1,6 +1,7 @@
-//! The configuration of `cachemate manage`: what to manage, by which policy, and whether to act at all.
+//! The configuration of `cachemate manage`: the programs to manage, the policy, and whether to act at all.
 //!
-//! `docs/live.md` explains every field. Everything is optional; an empty file observes nothing and changes nothing.
+//! `docs/live.md` explains every field. All fields are optional; with an empty file, the daemon observes nothing and
+//! changes nothing.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -11,45 +12,45 @@ use serde::{Deserialize, Serialize};
 use crate::located_toml::Located;
 use crate::{PolicyChoice, SpecError, read_text};
 
-/// As written in `cachemate.toml`.
+/// The content of `cachemate.toml`.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ManageConfig {
-    /// Whether the daemon changes the host or only shows its plans.
+    /// Does the daemon change the host, or only show its plans?
     pub mode: ManageMode,
-    /// The deciding policy and its parameters; `auto` if none is named.
+    /// The policy and its parameters; `auto` if none is named.
     pub policy: Option<PolicyChoice>,
     /// Seed of the policy's random choices.
     pub seed: u64,
-    /// Minimum length of a window; a policy may ask for longer ones.
+    /// Minimum length of a window; a policy may request longer ones.
     pub window_ms: Option<u64>,
     /// Directory of the restore journal.
     pub state_dir: Option<PathBuf>,
     /// Control socket for `status`, `top` and `explain`.
     pub socket: Option<PathBuf>,
-    /// Address and port at which metrics are served; `None` serves no metrics. Other hosts need the token.
+    /// Address and port at which metrics are served; `None` for no metrics. Other hosts need the token.
     pub metrics_address: Option<String>,
-    /// File with the token that a request for metrics must bear; required unless the address is a loopback one.
+    /// File with the token that a request for metrics must contain; required unless the address is a loopback one.
     pub metrics_token_file: Option<PathBuf>,
     /// File to which the metrics are written every 15 seconds, for the textfile collector of node exporter.
     pub metrics_textfile: Option<PathBuf>,
-    /// Users besides root and the daemon's own that may query the socket: numbers or names.
+    /// Users who may query the socket, besides root and the daemon's own user: numbers or names.
     pub allow_users: Vec<User>,
     /// Recorded profiles (`*.json`), matched by the program's name.
     pub profiles: Vec<PathBuf>,
     /// File to which every window is written, for `replay`; compressed if the name ends in `.zst`.
     pub run_log: Option<PathBuf>,
-    /// Socket of the gang scheduler; `None` is its default socket, and `off` runs gangs by idle turns.
+    /// Socket of the gang scheduler; `None` for its default socket, and `off` to run gangs by idle turns.
     pub gang_scheduler_socket: Option<PathBuf>,
     /// Tolerance of the kernel's cache-aware scheduling, 0 to 100; `None` leaves it unchanged.
     pub kernel_cache_tolerance: Option<u32>,
-    /// When decisions that lowered speeds are rolled back.
+    /// Settings of the roll-back of decisions that made programs slower.
     pub rollback: RollbackSection,
-    /// Rules in order; the first that matches decides.
+    /// Rules in order; the first match decides.
     pub rules: Vec<RuleConfig>,
     /// Cgroups that are confined to some CPUs as a whole, including all their future processes.
     pub cpusets: Vec<CpusetConfig>,
-    /// Work per second that services shall do at least; reported by their state, the first entry that names a service.
+    /// Minimum work per second of services, reported by their state; the first entry that names a service counts.
     pub service_floors: Vec<ServiceFloorConfig>,
 }
 
@@ -59,9 +60,9 @@ pub struct ManageConfig {
 pub struct ServiceFloorConfig {
     /// The service by its name or `kind/name`; `*` and `?` are wildcards within a component.
     pub service: String,
-    /// Work per second of all its threads together: the work that its programs report, else instructions.
+    /// Work per second of all its threads together: the work that its programs report, or else instructions.
     pub min_rate: f64,
-    /// File with the service's total work so far, a whole number that only grows; instead of the work of its threads.
+    /// File with the service's total work so far, a whole number that only grows; it replaces the work of its threads.
     pub progress_file: Option<PathBuf>,
 }
 
@@ -69,10 +70,10 @@ pub struct ServiceFloorConfig {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ManageMode {
-    /// It measures and shows its plans, and changes nothing.
+    /// The daemon measures and shows its plans, but changes nothing.
     #[default]
     Observe,
-    /// It also applies its plans.
+    /// The daemon also applies its plans.
     Act,
 }
 
@@ -86,7 +87,7 @@ pub struct CpusetConfig {
     pub cpus: CpuSet,
 }
 
-/// When a decision is rolled back.
+/// Settings of the roll-back.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RollbackSection {
@@ -94,9 +95,9 @@ pub struct RollbackSection {
     pub enabled: bool,
     /// Windows that are measured before and after a decision.
     pub trial_windows: u32,
-    /// Smallest loss of speed, as a share, that is rolled back.
+    /// Smallest loss of speed, as a fraction, that causes a roll-back.
     pub min_loss: f64,
-    /// Windows for which a plan that was rolled back is not tried again.
+    /// Windows for which a plan that was rolled back is not retried.
     pub cooldown_windows: u32,
 }
 
@@ -124,23 +125,23 @@ impl Default for RollbackSection {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum User {
-    /// Number of the user on this host; the only variant in a checked configuration.
+    /// Numeric id of the user on this host; the only variant in a checked configuration.
     Id(u32),
     /// Name as written in the file.
     Name(String),
 }
 
-/// One rule; all conditions that are given must hold.
+/// One rule; all given conditions must hold.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RuleConfig {
-    /// Command name as the kernel keeps it (15 bytes); `*` and `?` are wildcards.
+    /// Command name as the kernel stores it (15 bytes); `*` and `?` are wildcards.
     pub command: Option<String>,
-    /// The cgroup or one above it; `*` and `?` are wildcards within a component.
+    /// The cgroup or one of its ancestors; `*` and `?` are wildcards within a component.
     pub cgroup: Option<String>,
-    /// The process or one that it descends from.
+    /// The process or one of its ancestors.
     pub pid: Option<i32>,
-    /// The user whose process it is.
+    /// The owner of the process.
     pub user: Option<User>,
     /// The service by its name or `kind/name`; `*` and `?` are wildcards within a component.
     pub service: Option<String>,
@@ -148,16 +149,16 @@ pub struct RuleConfig {
     pub kind: Option<ServiceKind>,
     /// Namespace of the pod, if the container runtime reports it; `*` and `?` are wildcards.
     pub namespace: Option<String>,
-    /// Labels of the pod, if the container runtime reports them; all must match, and values have wildcards.
+    /// Labels of the pod, if the container runtime reports them; all must match, and values may contain wildcards.
     pub labels: BTreeMap<String, String>,
     /// Treatment of the matching programs; they are managed by default.
     pub action: RuleAction,
     /// Relative weight of its slowdown.
     pub priority: Option<f64>,
-    /// Maximum slowdown relative to running alone: `0.05` or `"5%"`; a number over 1 needs its unit.
+    /// Maximum slowdown relative to running alone: `0.05` or `"5%"`; a number greater than 1 needs its unit.
     #[serde(deserialize_with = "crate::goals::max_slowdown")]
     pub max_slowdown: Option<f64>,
-    /// Minimum work a second: the work that the program reports, else instructions of each thread.
+    /// Minimum work per second: the work that the program reports, or else instructions of each thread.
     pub min_rate: Option<f64>,
 }
 
@@ -168,21 +169,21 @@ pub enum RuleAction {
     /// Measured and, if the mode is `act`, placed.
     #[default]
     Manage,
-    /// Measured, never moved.
+    /// Measured, but never moved.
     Observe,
     /// Neither measured nor moved.
     Ignore,
 }
 
-/// Reads and checks a configuration; `user_id` resolves a user's name to its number.
+/// Reads and checks a configuration; `user_id` resolves a user's name to a numeric id.
 ///
 /// # Errors
-/// An unreadable file, broken TOML, unknown or ill-typed fields, values out of range, unknown users: with the line.
+/// An unreadable file, invalid TOML, unknown or ill-typed fields, values out of range, or unknown users; with the line.
 pub fn load_manage_config(path: &str, user_id: &dyn Fn(&str) -> Option<u32>) -> Result<ManageConfig, SpecError> {
     parse_manage_config(path, &read_text(path)?, user_id)
 }
 
-/// [`load_manage_config`] for a text; errors call it `file`. All users of the result are numbers.
+/// [`load_manage_config`] for a text; `file` is its name in errors. All users in the result are numbers.
 ///
 /// # Errors
 /// As [`load_manage_config`].
@@ -307,7 +308,7 @@ impl RuleConfig {
             Err(located.error_at(&format!("rules[{index}].{field}"), found, expected))
         };
         if let Some(command) = self.command.as_ref().filter(|command| command.is_empty() || command.len() > 15) {
-            // The kernel cuts names at 15 bytes: a longer pattern without a star would never match.
+            // The kernel truncates names at 15 bytes, so a longer pattern without a star would never match.
             if command.is_empty() || !command.contains('*') {
                 return fail("command", format!("'{command}'"), "1 to 15 bytes, as the kernel keeps names; or a '*'");
             }

@@ -5,8 +5,8 @@
 //! mcf,48.01%,65.63%,2.0%,2.11%
 //! milc,24.75%,45.39%,1.23%,1.11%
 //! ```
-//! Fields are cut at commas, semicolons or tabs (whichever the first line has) and may be quoted. Values are percent,
-//! with or without the sign. Lines that are empty or begin with `#` are skipped.
+//! Fields are separated by commas, semicolons or tabs (the separator of the first line applies) and may be quoted.
+//! Values are percentages, with or without the sign. Lines that are empty or begin with `#` are skipped.
 
 use cachemate_core::{PercentMatrix, PercentRow};
 use csv::{ReaderBuilder, StringRecord, Trim};
@@ -16,15 +16,15 @@ use crate::{SpecError, read_text};
 /// Reads a file with a matrix.
 ///
 /// # Errors
-/// An unreadable file; all that [`parse_percent_matrix`] refuses.
+/// An unreadable file; everything that [`parse_percent_matrix`] rejects.
 pub fn load_percent_matrix(path: &str) -> Result<PercentMatrix, SpecError> {
     parse_percent_matrix(path, &read_text(path)?)
 }
 
-/// Reads a matrix; `file` is what errors call it. The column of an error is the field's number from 1.
+/// Parses a matrix; `file` is its name in errors. The column in an error is the number of the field, from 1.
 ///
 /// # Errors
-/// A text without a first line; a value that is no finite number.
+/// A text without a first line; a value that is not a finite number.
 pub fn parse_percent_matrix(file: &str, text: &str) -> Result<PercentMatrix, SpecError> {
     let text = text.trim_start_matches('\u{feff}');
     let header = text.lines().find(|line| !is_skipped(line)).unwrap_or_default();
@@ -64,7 +64,7 @@ pub fn parse_percent_matrix(file: &str, text: &str) -> Result<PercentMatrix, Spe
     }
 }
 
-/// `None` for an empty field.
+/// Parses a value; `None` for an empty field.
 fn percent(field: &str) -> Result<Option<f64>, ()> {
     if field.is_empty() {
         return Ok(None);
@@ -85,7 +85,7 @@ fn is_skipped(line: &str) -> bool {
     line.is_empty() || line.starts_with('#')
 }
 
-/// Counts lines up to a record. The reader's own position is that of the empty lines and comments before it.
+/// Counts lines up to a record, because the reader's own position is that of the empty lines and comments before it.
 struct LineCounter<'a> {
     text: &'a str,
     at: usize,

@@ -1,9 +1,9 @@
 //! Small changes to a machine from the command line, for sweeps: `niagara-2core?caches.l2.size=384K&hertz=1G`.
 //!
-//! After the `?` come fields with their values, separated by `&`. A field is a path; in `caches` and `prefetchers` an
-//! entry is named by its level (`l1i`, `l1d`, `l2`, `l3`, `l4`; letter case does not matter) or by its index from 0.
-//! The unit at the end of a field's name may be left out (`size` for `size_bytes`, `latency` for `latency_cycles`).
-//! Whole numbers may end in K, M or G (powers of 1024; of 1000 for `hertz`). `none` takes an optional field away.
+//! The `?` is followed by fields with their values, separated by `&`. A field is a path; in `caches` and `prefetchers`
+//! an entry is named by its level (`l1i`, `l1d`, `l2`, `l3`, `l4`; case does not matter) or by its index from 0. The
+//! unit at the end of a field's name may be omitted (`size` for `size_bytes`, `latency` for `latency_cycles`). Whole
+//! numbers may end in K, M or G (powers of 1024; of 1000 for `hertz`). `none` removes an optional field.
 
 use toml::{Table, Value};
 
@@ -16,7 +16,7 @@ pub(crate) struct Override {
     value: String,
 }
 
-/// Cuts `name?a=1&b=2` into the name and its overrides.
+/// Splits `name?a=1&b=2` into the name and its overrides.
 pub(crate) fn split(given: &str) -> Result<(&str, Vec<Override>), SpecError> {
     let Some((name, changes)) = given.split_once('?') else { return Ok((given, Vec::new())) };
     let parts = changes.split('&').filter(|part| !part.trim().is_empty());
@@ -29,7 +29,7 @@ pub(crate) fn split(given: &str) -> Result<(&str, Vec<Override>), SpecError> {
 
 const UNITS: [&str; 4] = ["_bytes", "_cycles", "_ns", "_bytes_per_cycle"];
 
-/// Finds what a field's path names: the table it stands in, and its name with its unit.
+/// Resolves the path of a field to its table and its full name with the unit.
 fn locate_entry<'t>(table: &'t mut Table, field: &str) -> Result<(&'t mut Table, String), SpecError> {
     let wrong = |found: String, expected: &str| SpecError {
         field: Some(field.into()),
@@ -74,7 +74,7 @@ pub(crate) fn apply(table: &mut Table, change: &Override) -> Result<(), SpecErro
     Ok(())
 }
 
-/// Puts a value in the place of a field, whatever stands there.
+/// Replaces the value of a field, whatever its previous value.
 pub(crate) fn set(table: &mut Table, field: &str, value: &Value) -> Result<(), SpecError> {
     let (here, name) = locate_entry(table, field)?;
     here.insert(name, value.clone());

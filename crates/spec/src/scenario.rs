@@ -1,4 +1,4 @@
-//! A run on the simulated machine: its machine, programs, policy, length and seed.
+//! A run on a simulated machine: its machine, programs, policy, length and seed.
 
 use std::collections::BTreeSet;
 
@@ -10,41 +10,41 @@ use crate::located_toml::Located;
 use crate::overrides::set;
 use crate::{SpecError, load_machine, read_text};
 
-/// One scenario, as written in `scenarios/*.toml`. docs/scenarios.md explains every field.
+/// One scenario, the content of `scenarios/*.toml`. docs/scenarios.md explains every field.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scenario {
-    /// Short, not empty; results carry it.
+    /// Short name, not empty; results contain it.
     pub name: String,
-    /// One line for people.
+    /// A one-line description.
     #[serde(default)]
     pub description: String,
-    /// A machine's name or path, overrides allowed; see [`load_machine`].
+    /// Name or path of a machine, optionally with overrides; see [`load_machine`].
     pub machine: String,
-    /// Which simulated machine.
+    /// The simulated machine that runs it.
     #[serde(default, skip_serializing_if = "SimModel::is_cycle")]
     pub simulator: SimModel,
-    /// Everything random in the run comes from it.
+    /// Seed of all random draws in the run.
     pub seed: u64,
-    /// The one factor by which windows, slices, costs and phase lengths are divided (papers: "one time scale"); 1 = as
-    /// published.
+    /// The factor by which windows, slices, costs and phase lengths are divided (papers: "one time scale"); 1 for the
+    /// published values.
     #[serde(default = "one")]
     pub scale: u64,
     /// Measured part of the run.
     pub length: RunLength,
-    /// Before it; not measured.
+    /// Part of the run before the measurement.
     #[serde(default)]
     pub warm_up: Option<RunLength>,
     /// The simulated operating system's own scheduler, and its parameters.
     #[serde(default = "default_choice")]
     pub scheduler: PolicyChoice,
-    /// The deciding policy above it.
+    /// The policy that decides above the scheduler.
     #[serde(default = "auto_choice")]
     pub policy: PolicyChoice,
-    /// Whether decisions that slow programs down are rolled back, as on a live host.
+    /// Are decisions that slow programs down rolled back, as on a live host?
     #[serde(default = "on")]
     pub guard: bool,
-    /// Choices for the interval machine alone.
+    /// Options for the interval machine only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interval: Option<IntervalSpec>,
     /// Programs in order of arrival.
@@ -52,7 +52,8 @@ pub struct Scenario {
     pub programs: Vec<ScenarioProgram>,
 }
 
-/// How long, in the unit that is named. Not divided by `scale`: the author gives it as it is to be run.
+/// The length of a run, in the unit of the variant. It is not divided by `scale`, because the author states the length
+/// of the actual run.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunLength {
@@ -62,7 +63,7 @@ pub enum RunLength {
     Ns(u64),
     /// Instructions of all programs together.
     Instructions(u64),
-    /// The run lasts until every program has ended this often (finished ones start again; CA: three).
+    /// The run lasts until every program has ended this often (finished ones restart; CA: three).
     Completions(u32),
 }
 
@@ -72,45 +73,45 @@ pub enum RunLength {
 pub struct PolicyChoice {
     /// The name of the policy or scheduler.
     pub name: String,
-    /// Its parameters; a missing one has the policy's default.
+    /// Its parameters; missing ones have the policy's defaults.
     #[serde(default)]
     pub parameters: toml::Table,
 }
 
-/// One program, as many times as `count` says; each copy gets a seed of its own.
+/// One program, in `count` copies; each copy has its own seed.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScenarioProgram {
     /// A workload kernel's name, the name of a bundled recording, or the path of a `.cmt`.
     pub program: String,
-    /// Copies; 1 to 4096.
+    /// Number of copies; 1 to 4096.
     #[serde(default = "one_copy")]
     pub count: u32,
-    /// Threads of one copy; `None` = as the program has.
+    /// Threads of one copy; `None` for the program's own number.
     #[serde(default)]
     pub threads: Option<u32>,
-    /// The kernel's own.
+    /// Parameters of the kernel.
     #[serde(default)]
     pub parameters: toml::Table,
-    /// When it arrives.
+    /// Time of its arrival.
     #[serde(default)]
     pub start_ns: u64,
-    /// Starts again when it ends.
+    /// Does it restart when it ends?
     #[serde(default)]
     pub restart: bool,
-    /// Pinned there by its owner: no policy may move it.
+    /// CPUs to which its owner has pinned it, so that no policy may move it.
     #[serde(default)]
     pub cpus: Option<CpuSet>,
     /// The goal of each copy; `None` if there is none.
     #[serde(default, deserialize_with = "crate::goals::goal")]
     pub goal: Option<Goal>,
-    /// On the interval machine: from one copy's arrival to the next; `None` = all at once.
+    /// On the interval machine: time between arrivals of copies; `None` if all arrive together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interarrival_ns: Option<Distribution>,
-    /// On the interval machine: until a copy ends; `None` = as the program has.
+    /// On the interval machine: instructions until a copy ends; `None` for the program's own number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instructions: Option<Distribution>,
-    /// On the interval machine: of a CPU, what a copy would run alone there; `None` = as the program has.
+    /// On the interval machine: share of a CPU that a copy would use alone; `None` for the program's own share.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_share: Option<f64>,
 }
@@ -140,10 +141,10 @@ impl RunLength {
     }
 }
 
-/// Threads and copies of a scenario are bounded, so that a slip of the pen is told and not run.
+/// Threads and copies of a scenario are bounded, so that a typing error is reported rather than run.
 const COPIES_AT_MOST: u32 = 4096;
 
-/// Reads and checks a scenario and the machine it names.
+/// Reads and checks a scenario and its machine.
 ///
 /// # Errors
 /// As [`parse_scenario`], and an unreadable file.
@@ -151,20 +152,20 @@ pub fn load_scenario(path: &str) -> Result<(Scenario, MachineSpec), SpecError> {
     parse_scenario(path, &read_text(path)?)
 }
 
-/// The same from a text; `file` is what errors call it.
+/// Parses a scenario from a text; `file` is its name in errors.
 ///
 /// # Errors
-/// Broken TOML, unknown or ill-typed fields, no programs, a length, scale or count of 0, CPUs that the machine does
-/// not have, a goal that is no number, an unknown or impossible machine.
+/// Invalid TOML, unknown or ill-typed fields, no programs, a length, scale or count of 0, CPUs that the machine does
+/// not have, a goal that is not a number, an unknown or impossible machine.
 pub fn parse_scenario(file: &str, text: &str) -> Result<(Scenario, MachineSpec), SpecError> {
     vary_scenario(file, text, &[])
 }
 
-/// The same with other values in some fields, each named by its path (`policy`, `scale`, `programs.0.count`): how a
-/// sweep makes many scenarios of one.
+/// The same with other values for some fields, each given by its path (`policy`, `scale`, `programs.0.count`); sweeps
+/// derive many scenarios from one in this way.
 ///
 /// # Errors
-/// As [`parse_scenario`], and a path that leads nowhere.
+/// As [`parse_scenario`], and a path without a field.
 pub fn vary_scenario(
     file: &str,
     text: &str,
@@ -204,7 +205,7 @@ impl Scenario {
 }
 
 impl Scenario {
-    /// Checks the fields that only one of the machines has.
+    /// Checks the fields that only one of the simulators has.
     fn check_model(&self, located: &Located<'_>, machine: &MachineSpec) -> Result<(), SpecError> {
         let interval = self.simulator == SimModel::Interval;
         if let Some(table) = &self.interval {

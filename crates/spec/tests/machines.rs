@@ -1,4 +1,4 @@
-//! The machines that come with the program, the reader's errors, overrides, and the documentation.
+//! The built-in machines, the reader's errors, overrides, and the documentation.
 
 use cachemate_core::{CacheLevel, CacheSpec, MachineSpec};
 use cachemate_spec::{built_in_machine_text, load_machine, load_topology, machine_names, parse_toml};
@@ -178,7 +178,7 @@ fn an_unknown_machine_lists_the_known_ones_and_the_nearest() {
     assert!(load_machine("/tmp").is_err());
 }
 
-/// Names in quotes of serde's "unknown field `x`, expected one of `a`, `b`".
+/// The quoted names in serde's "unknown field `x`, expected one of `a`, `b`".
 fn known_names(text: &str) -> Vec<String> {
     let error = parse_toml::<MachineSpec>("doc", text).unwrap_err();
     assert!(error.found.contains("zzz"), "{error}");

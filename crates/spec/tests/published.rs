@@ -1,10 +1,10 @@
-//! The machine files, simulated, against what was measured on the real machines and published.
+//! The simulated machine files against published measurements of the real machines.
 
 use cachemate_core::{Access, AccessSource, BatchEnd, CpuId, MachineSpec, ProcessId, TaskId};
 use cachemate_sim::hw::{FirstTouchFrames, Hardware, HwOptions, HwThread};
 use cachemate_spec::load_machine;
 
-/// A loop over arrays of 64 MB, batch by batch.
+/// An endless loop over arrays of 64 MB, batch by batch.
 struct EndlessLoop {
     make: fn(u64) -> Vec<Access>,
     at: u64,
@@ -20,7 +20,7 @@ impl AccessSource for EndlessLoop {
     }
 }
 
-/// A line is read, eight bytes at a time.
+/// Reads a line, eight bytes at a time.
 fn read(line: u64) -> Vec<Access> {
     (0..8).map(|word| Access::load(line * 64 + word * 8, 0)).collect()
 }
@@ -37,7 +37,7 @@ fn chase(at: u64) -> Vec<Access> {
     vec![Access::dependent_load(at * 1_000_003 % (1 << 20) * 64, 0)]
 }
 
-/// Bytes a second that some CPUs move, reads and writes; and loads a second of the first.
+/// Bytes per second that some CPUs read and write, and loads per second of the first one.
 fn rates(machine: &MachineSpec, cpus: &[u32], make: fn(u64) -> Vec<Access>) -> (f64, f64) {
     let mut hw = Hardware::new(machine, HwOptions::default()).expect("a shipped machine");
     let mut frames = FirstTouchFrames::default();
@@ -76,7 +76,7 @@ fn memory_is_as_far_as_measured() {
 fn a_quarter_of_niagara_copies_as_measured() {
     let machine = load_machine("niagara-2core").unwrap();
     let (moved, _) = rates(&machine, &[0, 1, 2, 3, 4, 5, 6, 7], copy);
-    // STREAM counts what is read and written; the line that a store brings first moves too.
+    // STREAM counts bytes read and written; the line that a store first fetches moves as well.
     assert_near("bytes that STREAM counts", moved / 1.5, 3493e6 / 4.0, 0.05);
 }
 
@@ -103,7 +103,7 @@ fn the_xeon_streams_as_measured() {
     assert_near("one core, bytes a second", one, 5.96 * f64::from(1 << 30), 0.2);
     let (all, _) = rates(&machine, &[0, 1, 2, 3, 4, 5, 6, 7], read);
     assert_near("both sockets, bytes a second", all, 11.1e9, 0.1);
-    // A socket's bus is shared by its four cores.
+    // The four cores of a socket share its bus.
     let (socket, _) = rates(&machine, &[0, 1, 2, 3], read);
     assert!(socket < 8.0e9 && socket > 0.9 * one, "a socket: {socket:.3e}, a core: {one:.3e}");
 }

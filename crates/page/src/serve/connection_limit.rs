@@ -1,10 +1,11 @@
-//! Connections that are served at the same time: few, none for long, and none behind a slow one.
+//! A limit on connections: few at a time, each with a deadline, and none waiting for a slow one.
 //!
-//! Problem: a client can connect and send nothing, send a byte a second, never read, or open a hundred connections.
-//! Method: every connection is served at once, within a deadline for the whole of it. Slots are few; if all are taken,
-//! the peer that holds the most of them loses its oldest. A connection that has shown its right is admitted: it leaves
-//! these slots for one that no other connection can take. Properties: descriptors and memory are bounded; a client that
-//! sends a request and reads the response is served; no stranger ends an admitted connection.
+//! Problem: a client can connect and send nothing, send a byte per second, never read, or open a hundred connections.
+//! Method: every connection is served at once, within a deadline for its whole life. Slots are few; if all are taken,
+//! the peer that holds the most of them loses its oldest one. A connection that has proved its authorization is
+//! admitted: it leaves these slots for one that no other connection can take. Properties: descriptors and memory are
+//! bounded; a client that sends a request and reads the response is served; no unauthorized client ends an admitted
+//! connection.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,7 +16,7 @@ use std::time::Duration;
 
 use tokio::task::AbortHandle;
 
-/// The connection's own end of its slot.
+/// The handle with which a connection controls its slot.
 #[derive(Clone, Default)]
 pub struct ConnectionSlot(Arc<SlotState>);
 
@@ -26,13 +27,13 @@ struct SlotState {
 }
 
 impl ConnectionSlot {
-    /// The connection has shown its right: it is no longer displaced, and the deadline of admitted ones applies. The
-    /// caller bounds the number of these.
+    /// Admits the connection after it has proved its authorization: it is no longer displaced, and the deadline of
+    /// admitted ones applies. The caller bounds the number of these.
     pub fn admit(&self) {
         self.0.is_admitted.store(true, Ordering::Relaxed);
     }
 
-    /// Ends the connection at once, unsent bytes included: its task is dropped, which closes the socket.
+    /// Ends the connection at once, dropping unsent bytes: its task is dropped, which closes the socket.
     pub fn close(&self) {
         if let Some(task) = self.0.task.get() {
             task.abort();
@@ -51,9 +52,9 @@ impl ConnectionSlot {
 /// Absolute deadlines of one connection.
 #[derive(Clone, Copy)]
 pub struct Deadlines {
-    /// From the start, unless it is admitted.
+    /// From the start, for a connection that is not admitted.
     pub stranger: Duration,
-    /// From then on, if it is admitted.
+    /// From the admission, for an admitted connection.
     pub admitted: Duration,
 }
 
@@ -70,12 +71,12 @@ impl<Peer: PartialEq> ConnectionLimit<Peer> {
         ConnectionLimit { capacity: capacity.max(1), deadlines, connections: VecDeque::new() }
     }
 
-    /// Serves one more connection; returns at once.
+    /// Serves one more connection, and returns at once.
     pub fn serve<S>(&mut self, peer: Peer, service: impl FnOnce(ConnectionSlot) -> S)
     where
         S: Future<Output = ()> + Send + 'static,
     {
-        // An admitted connection needs no slot here any more; its task goes on.
+        // An admitted connection no longer needs a slot here; its task continues.
         self.connections.retain(|(_, slot)| !slot.is_finished() && !slot.is_admitted());
         while self.connections.len() >= self.capacity {
             self.close_one();
@@ -86,7 +87,7 @@ impl<Peer: PartialEq> ConnectionLimit<Peer> {
             let mut service = pin!(service);
             let in_time = tokio::time::timeout(deadlines.stranger, &mut service).await.is_ok();
             if !in_time && own.is_admitted() {
-                // A late end and an early one are the same to the peer: the socket is closed.
+                // The peer sees the same at the deadline as before it: the socket is closed.
                 let _ = tokio::time::timeout(deadlines.admitted, service).await;
             }
         });
@@ -95,7 +96,7 @@ impl<Peer: PartialEq> ConnectionLimit<Peer> {
         self.connections.push_back((peer, slot));
     }
 
-    /// Closes the oldest connection of the peer that has the most.
+    /// Closes the oldest connection of the peer that has the most of them.
     fn close_one(&mut self) {
         let held = |peer: &Peer| self.connections.iter().filter(|(other, _)| other == peer).count();
         let most = self.connections.iter().map(|(peer, _)| held(peer)).max();
@@ -106,10 +107,10 @@ impl<Peer: PartialEq> ConnectionLimit<Peer> {
     }
 }
 
-/// The result of accept(2). A failure (no descriptors left) is followed by a pause, because it would fail again at
-/// once.
+/// The result of accept(2). A failure (no descriptors left) is followed by a pause, because an immediate retry would
+/// fail again.
 pub async fn accept<T>(result: io::Result<T>) -> Option<T> {
-    // A closed connection releases its descriptor before the next one is served, however many wait.
+    // A closed connection releases its descriptor before the next one is served, however many are waiting.
     tokio::task::yield_now().await;
     if result.is_err() {
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -117,7 +118,7 @@ pub async fn accept<T>(result: io::Result<T>) -> Option<T> {
     result.ok()
 }
 
-/// Runs a service in a thread of its own, which ends with the process. `make` is called before, where it may listen.
+/// Runs a service in a separate thread that ends with the process. `make` is called before, and may listen.
 ///
 /// # Errors
 /// Those of `make`, or the thread cannot be started.
@@ -137,7 +138,7 @@ where
 mod tests {
     use super::*;
 
-    /// Runs `test` on a runtime as servers have it.
+    /// Runs `test` on the same kind of runtime as the servers.
     fn served(test: impl Future<Output = ()>) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(test);

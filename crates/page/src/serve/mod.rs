@@ -1,4 +1,4 @@
-//! Servers on this host: few connections, none for long; and the page of a running daemon.
+//! Servers on this host with few, short connections, and the page of a running daemon.
 
 pub mod connection_limit;
 pub mod page;
@@ -10,13 +10,13 @@ use hyper::http::uri::Authority;
 use hyper::server::conn::http1;
 use hyper_util::rt::TokioTimer;
 
-/// For the head of a request.
+/// Time for the head of a request.
 const HEAD_PATIENCE: Duration = Duration::from_secs(5);
-/// Maximum bytes and lines of a head; the least that the library accepts.
+/// Maximum size of a head, in bytes (the smallest that the library accepts) and in lines.
 const LONGEST_HEAD_BYTES: usize = 8192;
 const HEAD_LINES: usize = 64;
 
-/// A connection that reads one head of a few kilobytes within some seconds, answers, and ends.
+/// A connection that reads one head of a few kilobytes within some seconds, responds, and ends.
 pub fn one_answer_server() -> http1::Builder {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEAD_PATIENCE).keep_alive(false);

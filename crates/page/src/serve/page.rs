@@ -1,10 +1,10 @@
 //! The dashboard of a running daemon: the page of a recording, fed by server-sent events.
 //!
 //! Problem: users want to watch while the daemon must not wait for any viewer, and a browser also shows foreign pages
-//! that must not have access. Method: the loop hands a copy of each turn to a thread that makes snapshots of it, and
-//! drops the turn if that thread is behind; a second thread serves them. Properties: viewers are few, and a slow one
-//! is disconnected; a client without a token gets the empty page and nothing else; a foreign page can neither name
-//! this host (`Host`) nor send requests from within (`Origin`, `Sec-Fetch-Site`); the server is read-only.
+//! that must not have access. Method: the loop passes a copy of each iteration to a thread that makes snapshots of it,
+//! and drops the copy if that thread is behind; a second thread serves them. Properties: viewers are few, and a slow
+//! one is disconnected; a client without a token gets the empty page and nothing else; a foreign page can neither use
+//! this host's name (`Host`) nor send requests from within (`Origin`, `Sec-Fetch-Site`); the server is read-only.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
@@ -37,26 +37,26 @@ use crate::{
 
 /// Maximum number of viewers at the same time.
 const VIEWERS: usize = 8;
-/// Connections without a token at the same time; the peer that has the most loses its oldest.
+/// Maximum number of connections without a token; the peer that has the most loses its oldest.
 const PLACES: usize = 32;
-/// Absolute ends of a connection, whatever its peer reads or sends. A viewer comes back by itself, with the last window
-/// that it has.
+/// Absolute deadlines of a connection, whatever its peer reads or sends. A viewer reconnects automatically with the
+/// number of its last window.
 pub const DEADLINES: Deadlines = Deadlines { stranger: Duration::from_secs(15), admitted: Duration::from_secs(60) };
-/// A viewer whose connection has reached its end comes back after this time.
+/// Time after which a viewer whose connection has ended reconnects.
 const RETRY_MS: u32 = 200;
-/// A viewer that takes nothing for this long is disconnected, once the kernel's buffers are full.
+/// A viewer that reads nothing for this long is disconnected, once the kernel's buffers are full.
 const SLOWEST: Duration = Duration::from_secs(10);
-/// The kernel's send buffer of a connection: small, so that a viewer that does not read is noticed.
+/// The kernel's send buffer of a connection, which is small so that a viewer that does not read is noticed.
 const SEND_BUFFER_BYTES: usize = 64 << 10;
-/// Without a window for so long a comment is sent, to find out who is gone.
+/// Time without a window after which a comment is sent, to detect disconnected viewers.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 /// Windows that are buffered for later viewers.
 const WINDOWS_KEPT: usize = 900;
 const BYTES_KEPT: usize = 8 << 20;
-/// Turns that wait for the page's thread; more are dropped.
+/// Maximum number of iterations that wait for the page's thread; more are dropped.
 const TURNS_WAITING: usize = 4;
 
-/// Why the page cannot be served.
+/// The reason for which the page cannot be served.
 #[derive(Debug, thiserror::Error)]
 #[error("{address}: cannot show the page: {what}")]
 pub struct ServeError {
@@ -66,22 +66,23 @@ pub struct ServeError {
 }
 
 impl ServeError {
-    /// Another process listens at the address, so the same call can succeed later.
+    /// Does another process listen at the address, so that the same call can succeed later?
     pub fn is_taken(&self) -> bool {
         self.is_taken
     }
 }
 
-/// Address of the dashboard, as the command line names it.
+/// Address of the dashboard, from the command line.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PageAddress {
     /// `127.0.0.1:PORT`, or the path of a socket.
     pub address: String,
-    /// Without it every user of this host may view the page; a socket is its owner's anyway.
+    /// Is a token required? Without it, every user of this host may view the page, except that only its owner can open
+    /// a socket.
     pub token: bool,
 }
 
-/// The loop's end: takes turns, and never waits.
+/// The loop's end of the feed, which takes iterations and never blocks.
 pub struct PageFeed {
     turns: SyncSender<(WindowRecord, Profiles, DaemonState)>,
     /// The address, for display.
@@ -89,16 +90,16 @@ pub struct PageFeed {
 }
 
 impl PageFeed {
-    /// Hands over one turn; it is left out where the page is behind.
+    /// Passes on one iteration, which is dropped if the page is behind.
     pub fn push(&self, record: &WindowRecord, profiles: &Profiles, live: impl FnOnce() -> DaemonState) {
         match self.turns.try_send((slim(record), profiles.clone(), live())) {
-            // A page that is gone or behind is not the loop's business.
+            // The loop ignores a page that has ended or is behind.
             Ok(()) | Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {}
         }
     }
 }
 
-/// One window as it is sent, and what holds on after it.
+/// One window as it is sent, with the state that persists after it.
 struct BufferedWindow {
     window: u64,
     event: Bytes,
@@ -107,14 +108,14 @@ struct BufferedWindow {
     programs: Vec<u32>,
 }
 
-/// Data for viewers.
+/// Data buffered for viewers.
 #[derive(Default)]
 struct PageBuffer {
     run: String,
     head: Bytes,
     windows: VecDeque<BufferedWindow>,
     bytes: usize,
-    /// Curves and matrix from before the first window that is kept.
+    /// Curves and matrix from before the first buffered window.
     curves: BTreeMap<u32, CurveSnapshot>,
     matrix: Option<MatrixSnapshot>,
 }
@@ -163,10 +164,10 @@ impl PageBuffer {
     }
 }
 
-/// All that requests are answered from.
+/// The data from which requests are answered.
 struct PageServer {
     board: Mutex<PageBuffer>,
-    /// Raised with every window.
+    /// Incremented with every window.
     newest: watch::Sender<u64>,
     page: Bytes,
     policy: HeaderValue,
@@ -180,10 +181,10 @@ impl PageServer {
     }
 }
 
-/// Serves the page, in threads of its own that end with the process.
+/// Serves the page in separate threads that end with the process.
 ///
 /// # Errors
-/// The address is taken, not a loopback address, or the socket cannot be made.
+/// The address is taken, or is not a loopback address, or the socket cannot be created.
 pub fn serve(at: &PageAddress, header: &RunHeader) -> Result<PageFeed, ServeError> {
     serve_within(at, header, DEADLINES)
 }
@@ -228,7 +229,7 @@ fn serve_at(place: &PageAddress, header: &RunHeader, deadlines: Deadlines) -> io
         for (record, profiles, live) in waiting {
             let window = record.observation.window;
             let snapshot = teller.snapshot(&record, &profiles, Some(live));
-            // A number that JSON cannot hold: this window is left out.
+            // A number that JSON cannot represent: this window is left out.
             if page_server.board().push(snapshot).is_ok() {
                 page_server.newest.send_replace(window + 1);
             }
@@ -265,7 +266,7 @@ impl BoundListener {
         Ok(BoundListener::Tcp(listener, at))
     }
 
-    /// A socket that only its owner may open; one that was left behind is replaced.
+    /// A socket that only its owner may open; a stale one is replaced.
     fn path(path: &str) -> io::Result<Self> {
         if std::os::unix::net::UnixStream::connect(path).is_ok() {
             return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process serves it"));
@@ -314,14 +315,14 @@ impl BoundListener {
     }
 }
 
-/// A kernel that refuses keeps its own size, and a viewer that does not read is noticed later.
+/// Shrinks the send buffer. If the kernel refuses, a viewer that does not read is noticed later.
 fn shrink_buffer(stream: &impl std::os::fd::AsFd) {
     let _ = rustix::net::sockopt::set_socket_send_buffer_size(stream, SEND_BUFFER_BYTES);
 }
 
 async fn connection(stream: impl AsyncRead + AsyncWrite + Unpin, slot: ConnectionSlot, server: Arc<PageServer>) {
     let service = service_fn(|request| std::future::ready(Ok::<_, Infallible>(answer(&request, &slot, &server))));
-    // A peer that says nothing sensible, or goes away, needs no more.
+    // A peer that sends an invalid request, or disconnects, needs no response.
     let _ = one_answer_server().serve_connection(TokioIo::new(stream), service).await;
 }
 
@@ -385,7 +386,7 @@ fn route(request: &Request<Incoming>, slot: &ConnectionSlot, server: &Arc<PageSe
     response(StatusCode::OK, "text/plain; charset=utf-8", "look\n")
 }
 
-/// `/TOKEN/events` is `/events` with the token. A browser sends a path to this port only, but a cookie to every port of
+/// `/TOKEN/events` is `/events` with the token. A browser sends a path only to this port, but a cookie to every port of
 /// this host.
 fn secret_and_name(path: &str) -> (Option<&str>, &str) {
     match path.get(1..).and_then(|rest| rest.find('/')) {
@@ -394,7 +395,7 @@ fn secret_and_name(path: &str) -> (Option<&str>, &str) {
     }
 }
 
-/// By the token, in the header or in the path.
+/// Does a request contain the token, in the header or in the path?
 fn is_authorized(headers: &HeaderMap, given: Option<&str>, server: &PageServer) -> bool {
     let Some(token) = &server.token else { return true };
     let bearer = headers.get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
@@ -402,12 +403,12 @@ fn is_authorized(headers: &HeaderMap, given: Option<&str>, server: &PageServer) 
     given.any(|given| constant_time_eq(given, token.as_bytes()))
 }
 
-/// Takes as long wherever they differ.
+/// Compares in constant time, independent of the position of the first difference.
 pub fn constant_time_eq(secret: &[u8], token: &[u8]) -> bool {
     secret.len() == token.len() && secret.iter().zip(token).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
 }
 
-/// A stream of events as a response body; a viewer keeps its place for as long as it lasts.
+/// A stream of events as a response body; a viewer keeps its slot for as long as the stream lasts.
 struct Events {
     events: mpsc::Receiver<Bytes>,
     server: Arc<PageServer>,
@@ -437,14 +438,14 @@ fn events(server: &Arc<PageServer>, slot: &ConnectionSlot, last_id: Option<&str>
     }
     let (send, receive) = mpsc::channel(4);
     let stream = Events { events: receive, server: Arc::clone(server) };
-    // As many are admitted as viewers are counted.
+    // The number of admitted connections is that of the viewers.
     slot.admit();
     let seen = last_id.and_then(|id| id.split_once(':')).filter(|(run, _)| *run == server.board().run);
     let seen = seen.and_then(|(_, window)| window.parse().ok());
     let (sender, slot) = (stream_to_viewer(Arc::clone(server), send, seen), slot.clone());
     tokio::spawn(async move {
         if sender.await == ViewerEnd::Stalled {
-            // The connection waits for the viewer, too, and would outlive the sender.
+            // The connection also waits for the viewer, and would outlive the sender.
             slot.close();
         }
     });
@@ -459,7 +460,7 @@ fn events(server: &Arc<PageServer>, slot: &ConnectionSlot, last_id: Option<&str>
 enum ViewerEnd {
     /// The connection or the daemon has ended.
     Disconnected,
-    /// The viewer takes nothing any more.
+    /// The viewer no longer reads.
     Stalled,
 }
 

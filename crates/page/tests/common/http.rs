@@ -1,11 +1,11 @@
-//! Questions to a page as a client that is no browser asks them.
+//! Requests to a page from a client that is not a browser.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// Head and body of an answer. Another `Host` among the headers stands instead of `host`. A stream of events has no end:
-/// it is read until more than `windows` of them came.
+/// Head and body of a response. A `Host` among the headers replaces `host`. A stream of events has no end, so it is
+/// read until more than `windows` events have arrived.
 pub fn asked(
     mut stream: impl Read + Write,
     host: &str,

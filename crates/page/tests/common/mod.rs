@@ -1,4 +1,4 @@
-//! A real browser, driven over a pipe by its own debugging protocol; and a client that is none.
+//! A real browser, driven over a pipe by its debugging protocol, and a client that is not a browser.
 #![allow(dead_code)] // each test file uses its part
 
 pub mod http;
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 const PROGRAMS: [&str; 4] = ["chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"];
 const SWITCHES: &str = "--headless --no-sandbox --disable-gpu --disable-background-networking --no-first-run \
                         --disable-component-update --disable-sync --remote-debugging-pipe";
-/// No test needs longer; a browser that hangs is ended.
+/// Time after which a hung browser is ended; no test needs longer.
 const SECONDS: &str = "400";
 
 /// One page of a browser.
@@ -24,20 +24,20 @@ pub struct Browser {
     answers: BufReader<ChildStdout>,
     session: Option<String>,
     next: u64,
-    /// Errors that the page did not catch, and what its content policy kept out.
+    /// Uncaught errors of the page, and violations of its content policy.
     pub complaints: Vec<String>,
     _profile: tempfile::TempDir,
 }
 
 impl Browser {
-    /// `None` where no Chromium is installed.
+    /// Starts the browser; `None` if Chromium is not installed.
     pub fn start() -> Option<Self> {
         let program = PROGRAMS.iter().find(|name| {
             let paths = std::env::var_os("PATH").unwrap_or_default();
             std::env::split_paths(&paths).any(|folder| folder.join(name).is_file())
         })?;
         let profile = tempfile::tempdir().unwrap();
-        // The browser reads commands from descriptor 3 and answers on 4, each ended by a zero.
+        // The browser reads commands from descriptor 3 and responds on 4, each terminated by a zero byte.
         let line = format!("exec {program} {SWITCHES} \"--user-data-dir=$0\" about:blank 3<&0 4>&1 >&2 </dev/null");
         let mut command = Command::new("timeout");
         command.args(["-k", "5", SECONDS, "sh", "-c", &line]).arg(profile.path());
@@ -91,7 +91,7 @@ impl Browser {
         }
     }
 
-    /// The value of an expression of the page, awaited.
+    /// The value of an expression in the page, awaited.
     #[track_caller]
     pub fn eval(&mut self, script: &str) -> Value {
         let asked = json!({"expression": script, "awaitPromise": true, "returnByValue": true});
@@ -124,7 +124,7 @@ impl Browser {
         self.eval("new Promise((done) => requestAnimationFrame(() => setTimeout(done, 0)))");
     }
 
-    /// Keys as a user presses them: named as the browser names them.
+    /// Presses a key, given by the browser's name for it.
     pub fn press(&mut self, key: &str) {
         let text = if key == " " { " " } else { "" };
         for kind in ["keyDown", "keyUp"] {
@@ -142,7 +142,7 @@ impl Browser {
         }
     }
 
-    /// Keeps a picture in the folder that `CACHEMATE_PICTURES` names, for people to look at.
+    /// Stores a screenshot in the directory that `CACHEMATE_PICTURES` names, for inspection.
     pub fn picture(&mut self, name: &str) {
         let Some(folder) = std::env::var_os("CACHEMATE_PICTURES") else { return };
         let taken = self.call("Page.captureScreenshot", json!({"captureBeyondViewport": false}));
@@ -153,7 +153,7 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // Without a pipe it ends by itself; `timeout` would end it anyway.
+        // Without its pipe the browser ends by itself; `timeout` would end it otherwise.
         self.commands = None;
         let start = Instant::now();
         while self.child.try_wait().is_ok_and(|ended| ended.is_none()) {

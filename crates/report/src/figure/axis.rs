@@ -1,16 +1,17 @@
-//! Axes: from values to pixels, and where the ticks stand.
+//! Axes: from values to pixels, and the positions of ticks.
 
 use crate::text::{number, size_text};
 
-/// How values spread along an axis.
+/// The scale of an axis.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum AxisScale {
-    /// Equal differences are equally far apart.
+    /// Equal differences have equal distances.
     #[default]
     Linear,
-    /// Decades. Values of zero and below are drawn at the low end.
+    /// Logarithmic, in decades. Values of zero and below are drawn at the low end.
     Log,
-    /// Doublings, labelled as sizes in bytes (K, M, G). Values of zero and below are drawn at the low end.
+    /// Logarithmic, in doublings, labeled as sizes in bytes (K, M, G). Values of zero and below are drawn at the low
+    /// end.
     LogBytes,
 }
 
@@ -19,24 +20,24 @@ pub enum AxisScale {
 pub struct Axis {
     /// Label with the unit: "cache size", "misses per 1000 instructions".
     pub label: String,
-    /// How the values spread.
+    /// The scale.
     pub scale: AxisScale,
-    /// Lowest and highest value shown; `None` = what the data needs.
+    /// Lowest and highest value shown; `None` to fit the data.
     pub range: Option<(f64, f64)>,
-    /// Ticks at these places with these words instead of numbers (names along an axis).
+    /// Ticks at these positions with these texts instead of numbers (names along an axis).
     pub names: Vec<(f64, String)>,
 }
 
 impl Axis {
-    /// A linear axis that shows what the data needs.
+    /// A linear axis that fits the data.
     pub fn linear(label: &str) -> Self {
         Axis { label: label.to_string(), ..Axis::default() }
     }
-    /// An axis of decades that shows what the data needs.
+    /// A logarithmic axis of decades that fits the data.
     pub fn log(label: &str) -> Self {
         Axis { label: label.to_string(), scale: AxisScale::Log, ..Axis::default() }
     }
-    /// An axis of sizes in bytes, by doublings, that shows what the data needs.
+    /// A logarithmic axis of sizes in bytes, in doublings, that fits the data.
     pub fn bytes(label: &str) -> Self {
         Axis { label: label.to_string(), scale: AxisScale::LogBytes, ..Axis::default() }
     }
@@ -47,7 +48,7 @@ impl Axis {
     }
 }
 
-/// An axis with its range settled and laid out between two pixels.
+/// An axis with a fixed range, laid out between two pixels.
 pub(super) struct AxisLayout<'a> {
     axis: &'a Axis,
     low: f64,
@@ -56,10 +57,10 @@ pub(super) struct AxisLayout<'a> {
 }
 
 impl<'a> AxisLayout<'a> {
-    /// `zero` = a linear axis without a given range begins at zero when nothing lies below.
+    /// With `zero`, a linear axis without a given range starts at zero if no value is below it.
     pub fn new(axis: &'a Axis, values: impl Iterator<Item = f64>, pixels: (f64, f64), zero: bool) -> Self {
         let logarithmic = axis.scale != AxisScale::Linear;
-        // Beyond this, differences and quotients of ends would not be finite.
+        // Beyond this, differences and quotients of the ends would not be finite.
         let usable = |value: &f64| value.abs() < 1e150 && (!logarithmic || *value > 1e-150);
         let (mut low, mut high) = axis.range.unwrap_or_else(|| {
             let named = axis.names.iter().map(|(at, _)| *at);
@@ -96,7 +97,7 @@ impl<'a> AxisLayout<'a> {
         value >= self.low - slack && value <= self.high + slack
     }
 
-    /// Places and labels of the ticks, ascending.
+    /// Positions and labels of the ticks, ascending.
     pub fn ticks(&self) -> Vec<(f64, String)> {
         if !self.axis.names.is_empty() {
             return self.axis.names.iter().filter(|(at, _)| self.contains(*at)).cloned().collect();
@@ -147,7 +148,7 @@ impl<'a> AxisLayout<'a> {
     }
 }
 
-/// Room for the data, ends on round numbers, zero where the data does not go below it.
+/// A range that contains the data, with round ends, and zero unless the data goes below it.
 fn settle_linear(low: f64, high: f64, zero: bool) -> (f64, f64) {
     let low = if zero { low.min(0.0) } else { low };
     let high = if zero { high.max(0.0) } else { high };
@@ -158,7 +159,7 @@ fn settle_linear(low: f64, high: f64, zero: bool) -> (f64, f64) {
     (libm::floor(low / step + 1e-9) * step, libm::ceil(high / step - 1e-9) * step)
 }
 
-/// The next of 1, 2, 2.5, 5 times a power of ten that is at least `least`.
+/// The smallest number of the form 1, 2, 2.5 or 5 times a power of ten that is at least `least`.
 fn nice_step(least: f64) -> f64 {
     if !(least.is_finite() && least > 0.0) {
         return 1.0;

@@ -6,12 +6,12 @@ use super::chart::legend;
 use super::svg::{Anchor, Drawing, Svg, text_width};
 use crate::text::number;
 
-/// One value; `None` leaves its place empty.
+/// One value; `None` leaves its position empty.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct ChartBar {
-    /// How high it is, in the unit of the y axis.
+    /// Height of the bar, in the unit of the y axis.
     pub value: Option<f64>,
-    /// Low and high end of its confidence interval.
+    /// Ends of its confidence interval.
     pub interval: Option<(f64, f64)>,
 }
 
@@ -21,45 +21,45 @@ impl From<f64> for ChartBar {
     }
 }
 
-/// Bars over one name on the x axis, one per series.
+/// Bars above one name on the x axis, one per series.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct BarGroup {
-    /// Stands under the bars.
+    /// Name below the bars.
     pub name: String,
-    /// In the order of [`BarChart::series`].
+    /// Bars in the order of [`BarChart::series`].
     pub bars: Vec<ChartBar>,
 }
 
 /// A bar chart.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct BarChart {
-    /// Stands above the figure.
+    /// Title above the figure.
     pub title: String,
     /// The axis of the values.
     pub y: Axis,
-    /// Names in the legend, one a series.
+    /// Names in the legend, one per series.
     pub series: Vec<String>,
-    /// From left to right.
+    /// Groups from left to right.
     pub groups: Vec<BarGroup>,
-    /// Bars stand on top of each other instead of side by side (breakdowns); values below zero go downward.
+    /// Are bars stacked instead of side by side (breakdowns)? Values below zero go downward.
     pub stacked: bool,
-    /// Levels to compare with.
+    /// Reference levels.
     pub references: Vec<(String, f64)>,
-    /// Pixels; `None` = 680 x 340.
+    /// Size in pixels; `None` for 680 x 340.
     pub size: Option<(f64, f64)>,
 }
 
 impl BarChart {
-    /// A file of its own.
+    /// The figure as a standalone file.
     pub fn svg(&self) -> String {
         self.draw().standalone()
     }
-    /// For a page that holds [`super::STYLE`].
+    /// The figure for a page that contains [`super::STYLE`].
     pub fn inline(&self) -> Drawing {
         self.draw().inline()
     }
 
-    /// Every level that must lie inside the y axis.
+    /// All levels that must be inside the y axis.
     fn levels(&self) -> Vec<f64> {
         let mut levels: Vec<f64> = self.references.iter().map(|(_, at)| *at).collect();
         for group in &self.groups {
@@ -85,7 +85,7 @@ impl BarChart {
         let mut svg = Svg::new(width, height, &[&self.title, &self.y.label]);
         let top = svg.heading(&self.title, 10.0);
         let top = legend(&mut svg, &entries, top);
-        // Long names, titles and labels make the picture taller: they take no room from the bars.
+        // Long names, titles and labels make the picture taller, so that they take no space from the bars.
         let height = svg.grow(below + top + text_width(&self.y.label).max(162.0));
         let label_room = if self.y.label.is_empty() { 0.0 } else { 20.0 };
         let bottom = height - below;

@@ -1,31 +1,31 @@
-//! Lines and points over two axes: curves with error bands, scatter plots, bars of error, reference values.
+//! Lines and points over two axes: curves with error bands, scatter plots, error bars, reference values.
 
 use super::COLORS;
 use super::axis::{Axis, AxisLayout};
 use super::svg::{Anchor, Drawing, Svg, text_width};
 use crate::text::number;
 
-/// One value, with the interval it is believed to lie in, and words for the pointer that rests on it.
+/// One value, with its confidence interval and a tooltip.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct ChartPoint {
-    /// In the unit of the x axis.
+    /// Position in the unit of the x axis.
     pub x: f64,
-    /// In the unit of the y axis.
+    /// Value in the unit of the y axis.
     pub y: f64,
-    /// Low and high end; `None` = known without doubt, or the doubt is not known.
+    /// Ends of the interval; `None` if the value is exact, or if its error is unknown.
     pub interval: Option<(f64, f64)>,
-    /// `None` = the values themselves.
+    /// Tooltip; `None` for the values themselves.
     pub title: Option<String>,
 }
 
 impl ChartPoint {
-    /// A point without an interval, with its values for a title.
+    /// A point without an interval, with its values as the tooltip.
     pub fn new(x: f64, y: f64) -> Self {
         ChartPoint { x, y, ..ChartPoint::default() }
     }
 }
 
-/// How a series is drawn.
+/// The mark with which a series is drawn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Mark {
     /// A line from point to point.
@@ -33,57 +33,57 @@ pub enum Mark {
     Line,
     /// Points only: a scatter plot.
     Points,
-    /// Holds its value until the next point.
+    /// A step line, which holds each value until the next point.
     Steps,
 }
 
-/// How intervals are drawn.
+/// The style in which intervals are drawn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum IntervalStyle {
     /// An area behind the line.
     #[default]
     Band,
-    /// An upright line at each point.
+    /// A vertical line at each point.
     Whiskers,
 }
 
-/// A named row of points.
+/// A named sequence of points.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Series {
-    /// Stands in the legend.
+    /// Name in the legend.
     pub name: String,
-    /// Points in order of drawing; those that are not finite interrupt the line.
+    /// Points in drawing order; a point that is not finite interrupts the line.
     pub points: Vec<ChartPoint>,
     /// Mark of the points.
     pub mark: Mark,
     /// Style of their intervals.
     pub spread: IntervalStyle,
-    /// The line is broken; points are drawn as they are otherwise.
+    /// Is the line dashed? Points are drawn as usual.
     pub dashed: bool,
-    /// Index of its color; `None` = the next one. The same index in two figures gives the same color.
+    /// Index of its color; `None` for the next one. The same index in two figures gives the same color.
     pub color: Option<usize>,
 }
 
-/// Something to compare with, drawn behind the data.
+/// A reference value, drawn behind the data.
 #[derive(Clone, PartialEq, Debug)]
 pub enum ReferenceLine {
     /// A level across the figure.
     Y {
-        /// Stands beside the line.
+        /// Text beside the line.
         label: String,
-        /// In the unit of the y axis.
+        /// Level in the unit of the y axis.
         at: f64,
     },
-    /// A place along the x axis.
+    /// A position along the x axis.
     X {
-        /// Stands beside the line.
+        /// Text beside the line.
         label: String,
-        /// In the unit of the x axis.
+        /// Position in the unit of the x axis.
         at: f64,
     },
     /// A range of levels, such as a published one.
     YBand {
-        /// Stands at the band.
+        /// Text at the band.
         label: String,
         /// Lower end, in the unit of the y axis.
         from: f64,
@@ -92,7 +92,7 @@ pub enum ReferenceLine {
     },
     /// A range along the x axis.
     XBand {
-        /// Stands at the band.
+        /// Text at the band.
         label: String,
         /// Lower end, in the unit of the x axis.
         from: f64,
@@ -104,21 +104,21 @@ pub enum ReferenceLine {
 /// Series over two axes.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Chart {
-    /// Stands above the figure.
+    /// Title above the figure.
     pub title: String,
-    /// The axis below.
+    /// The horizontal axis.
     pub x: Axis,
-    /// The axis at the left.
+    /// The vertical axis.
     pub y: Axis,
-    /// In the order of drawing, and of the legend.
+    /// Series in the order of drawing and of the legend.
     pub series: Vec<Series>,
-    /// Lines of comparison.
+    /// Reference values.
     pub references: Vec<ReferenceLine>,
-    /// Pixels; `None` = 680 x 360.
+    /// Size in pixels; `None` for 680 x 360.
     pub size: Option<(f64, f64)>,
 }
 
-/// Dots are drawn, and shown to the pointer, up to this many points in a series.
+/// Maximum number of points of a series for which dots with tooltips are drawn.
 const MAX_DOTS: usize = 200;
 
 struct ChartLayout<'a> {
@@ -132,11 +132,11 @@ struct ChartLayout<'a> {
 }
 
 impl Chart {
-    /// A file of its own.
+    /// The figure as a standalone file.
     pub fn svg(&self) -> String {
         self.draw().standalone()
     }
-    /// For a page that holds [`super::STYLE`].
+    /// The figure for a page that contains [`super::STYLE`].
     pub fn inline(&self) -> Drawing {
         self.draw().inline()
     }
@@ -170,7 +170,7 @@ impl Chart {
         let top = legend(&mut svg, &entries, top);
         let y_label_room = if self.y.label.is_empty() { 0.0 } else { 20.0 };
         let below = if self.x.label.is_empty() { 28.0 } else { 46.0 };
-        // A label that is longer than its axis would run into the legend.
+        // A label longer than its axis would run into the legend.
         let bottom = svg.grow((top + 8.0 + text_width(&self.y.label) + below).max(height)) - below;
         let right = width - 18.0;
         let points = || self.series.iter().flat_map(|series| &series.points);
@@ -191,7 +191,8 @@ impl Chart {
     }
 }
 
-/// Names and colors of the series, wrapped to the width; the y below it. A single series needs none.
+/// Draws names and colors of the series, wrapped to the width, and returns the y below them. A single series needs no
+/// legend.
 pub(super) fn legend(svg: &mut Svg, entries: &[(&str, usize, bool)], top: f64) -> f64 {
     if entries.len() < 2 {
         return top;
@@ -222,7 +223,7 @@ impl ChartLayout<'_> {
         for (value, label) in self.x.ticks() {
             let x = self.x.position(value);
             self.svg.line("g", (x, self.top), (x, self.bottom));
-            // A label that would run into the last one is left out; its grid line stays.
+            // A label that would overlap the previous one is omitted; its grid line stays.
             let half = text_width(&label) / 2.0;
             if x - half >= free_from {
                 self.svg.text("n m", (x, self.bottom + 17.0), Anchor::Middle, &label);
@@ -262,7 +263,7 @@ impl ChartLayout<'_> {
         }
     }
 
-    /// Written after the data, which would cross it out.
+    /// Written after the data, which would otherwise cover it.
     fn reference_label(&mut self, reference: &ReferenceLine) {
         let (y, label) = match reference {
             ReferenceLine::Y { label, at } => (self.y.position(*at) - 5.0, label),
@@ -276,7 +277,7 @@ impl ChartLayout<'_> {
         self.svg.text("n m k", (self.right - 4.0, y), Anchor::End, label);
     }
 
-    /// A label at the top, on the side of `x` where there is room.
+    /// Draws a label at the top, on the side of `x` that has more room.
     fn draw_beside(&mut self, x: f64, label: &str) {
         let fits = x + 6.0 + text_width(label) < self.right;
         let (at, anchor) = if fits { (x + 5.0, Anchor::Start) } else { (x - 5.0, Anchor::End) };

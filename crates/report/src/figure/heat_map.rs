@@ -1,4 +1,4 @@
-//! A matrix as colored cells, with the numbers written in where they fit.
+//! A matrix of colored cells, with numbers in cells that are large enough.
 
 use super::svg::{Anchor, Drawing, Svg, text_width};
 use crate::text::number;
@@ -6,17 +6,17 @@ use crate::text::number;
 /// Meaning of the color.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Shade {
-    /// Colors from nothing to hot; values below zero are cool.
+    /// Colors from neutral to hot; values below zero are cool.
     #[default]
     Heat,
-    /// Grays from paper to ink (shMaps, activity vectors).
+    /// Grays from white to black (shMaps, activity vectors).
     Grey,
 }
 
 /// Rows of values; `None` is drawn as an empty cell with a dash.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct HeatMap {
-    /// Stands above the figure.
+    /// Title above the figure.
     pub title: String,
     /// Names of the rows, from the top.
     pub rows: Vec<String>,
@@ -26,28 +26,28 @@ pub struct HeatMap {
     pub row_label: String,
     /// Role of the columns.
     pub column_label: String,
-    /// By row and column, as many as there are names of them.
+    /// Values by row and column; dimensions as given by the names.
     pub values: Vec<Vec<Option<f64>>>,
-    /// Value of the strongest color; `None` = the largest magnitude there is.
+    /// Value of the strongest color; `None` for the largest magnitude.
     pub full: Option<f64>,
     /// The scale of colors.
     pub shade: Shade,
-    /// Written after the number, with a space (`%`).
+    /// Unit written after the number, with a space (`%`).
     pub unit: String,
-    /// Digits after the point; `None` = three significant digits.
+    /// Digits after the point; `None` for three significant digits.
     pub decimals: Option<usize>,
-    /// Colors by the square root of the value, so that one very hot cell does not make the others look alike.
+    /// Is the color by the square root of the value, so that one very hot cell does not make the others look alike?
     pub by_root: bool,
-    /// Leave the numbers out (large maps); names are left out where rows are thinner than text.
+    /// Are numbers omitted (large maps)? Names are omitted if rows are thinner than text.
     pub bare: bool,
 }
 
 impl HeatMap {
-    /// A file of its own.
+    /// The figure as a standalone file.
     pub fn svg(&self) -> String {
         self.draw().standalone()
     }
-    /// For a page that holds [`super::STYLE`].
+    /// The figure for a page that contains [`super::STYLE`].
     pub fn inline(&self) -> Drawing {
         self.draw().inline()
     }
@@ -131,7 +131,7 @@ impl HeatMap {
                     (Shade::Heat, false) => "hot",
                     (Shade::Heat, true) => "cool",
                 };
-                // A faint floor keeps the cells of a quiet matrix visible as cells.
+                // A minimum opacity keeps the cells of a quiet matrix visible.
                 let opacity = if self.bare { strength } else { 0.05 + 0.95 * strength };
                 let title = format!("{pair}: {}{unit}", shown(value));
                 svg.rect(class, at, extent, Some(opacity), &title);

@@ -1,8 +1,8 @@
 //! Figures as SVG: the same few kinds serve the HTML report, the command line and the papers' figures.
 //!
-//! A figure is plain data ([`Chart`], [`HeatMap`], [`BarChart`], [`TimelineChart`]); `svg()` gives a file that stands alone,
-//! `inline()` the same drawing without its style, for a page that brings [`STYLE`] along. Colors are names that the
-//! style fills in, so that one drawing serves light and dark. Same data, same bytes.
+//! A figure is plain data ([`Chart`], [`HeatMap`], [`BarChart`], [`TimelineChart`]); `svg()` gives a standalone file,
+//! and `inline()` the same drawing without its style, for a page that includes [`STYLE`]. Colors are names that the
+//! style defines, so that one drawing serves light and dark. The same data gives the same bytes.
 
 mod axis;
 mod bars;
@@ -18,8 +18,8 @@ pub use heat_map::{HeatMap, Shade};
 pub use svg::Drawing;
 pub use timeline::{Lane, TimelineChart, TimelineSpan};
 
-/// The style that every figure needs, once per page: colors for light and dark, text sizes.
+/// The style that every figure needs, once per page: colors for light and dark, and text sizes.
 pub const STYLE: &str = include_str!("figure.css");
 
-/// Colors for series; further ones begin again, with dashes.
+/// Number of colors for series; additional series reuse them with dashes.
 pub const COLORS: usize = 8;

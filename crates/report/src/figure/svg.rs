@@ -1,4 +1,4 @@
-//! Writing SVG: escaped text, numbers short and the same everywhere.
+//! Writing of SVG, with escaped text, and with short numbers that are the same everywhere.
 
 use std::fmt::Write;
 
@@ -11,7 +11,8 @@ pub(super) fn px(value: f64) -> String {
     trim_lines(format!("{value:.2}"))
 }
 
-/// Text that may stand between tags and in attributes. Characters that XML does not allow are escaped visibly or left out.
+/// Escapes text for use between tags and in attributes. Characters that XML does not allow are escaped visibly or
+/// removed.
 pub(super) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in EscapedText::page(text).as_str().chars() {
@@ -27,7 +28,7 @@ pub(super) fn escape(text: &str) -> String {
     out
 }
 
-/// How a text hangs on its point.
+/// The anchor of a text relative to its point.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Anchor {
     Start,
@@ -45,23 +46,23 @@ impl Anchor {
     }
 }
 
-/// A drawing under way.
+/// A drawing under construction.
 pub(super) struct Svg {
     width: f64,
     height: f64,
-    /// Read out instead of the drawing.
+    /// Text for screen readers.
     label: String,
     body: String,
 }
 
 impl Svg {
-    /// `label` is read out: the title, or, without one, the names of the axes.
+    /// `label` is the text for screen readers: the title or, without one, the names of the axes.
     pub fn new(width: f64, height: f64, label: &[&str]) -> Self {
         let label = label.iter().find(|label| !label.trim().is_empty());
         Svg { width, height, label: escape(label.unwrap_or(&"figure")), body: String::new() }
     }
 
-    /// Draws the title in as many lines as the width needs; the y below it.
+    /// Draws the title in as many lines as the width requires, and returns the y below it.
     pub fn heading(&mut self, title: &str, bare_top: f64) -> f64 {
         let mut line = String::new();
         let mut y = 24.0;
@@ -85,7 +86,7 @@ impl Svg {
         self.width
     }
 
-    /// Makes the drawing at least so high; its height.
+    /// Makes the drawing at least this high, and returns its height.
     pub fn grow(&mut self, height: f64) -> f64 {
         self.height = self.height.max(height);
         self.height
@@ -102,7 +103,7 @@ impl Svg {
         self.push(format_args!(r#"<line class="{class}" x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}"/>"#));
     }
 
-    /// A rectangle from its corner; negative extents are drawn as none. `title` shows when the pointer rests on it.
+    /// A rectangle from its corner; negative extents count as zero. `title` is the tooltip.
     pub fn rect(&mut self, class: &str, corner: (f64, f64), extent: (f64, f64), opacity: Option<f64>, title: &str) {
         let opacity = opacity.map(|o| format!(r#" fill-opacity="{}""#, px(o))).unwrap_or_default();
         let (x, y) = (px(corner.0), px(corner.1));
@@ -113,7 +114,7 @@ impl Svg {
         ));
     }
 
-    /// A line through the points, or an area where the class fills it.
+    /// A line through the points, or an area if the class fills it.
     pub fn path(&mut self, class: &str, points: &[(f64, f64)], closed: bool) {
         if points.is_empty() {
             return;
@@ -137,7 +138,7 @@ impl Svg {
         self.push(format_args!(r#"<text class="{class}" x="{x}" y="{y}"{anchor}>{text}</text>"#));
     }
 
-    /// A text turned to read upwards, around its middle.
+    /// A text that reads upward, centered on its point.
     pub fn draw_text_upwards(&mut self, class: &str, at: (f64, f64), text: &str) {
         let (x, y, text) = (px(at.0), px(at.1), escape(text));
         self.push(format_args!(
@@ -145,7 +146,7 @@ impl Svg {
         ));
     }
 
-    /// A text that leans, for long names under columns; ends at its point.
+    /// A slanted text, for long names under columns; it ends at its point.
     pub fn draw_text_leaning(&mut self, class: &str, at: (f64, f64), text: &str) {
         let (x, y, text) = (px(at.0), px(at.1), escape(text));
         self.push(format_args!(
@@ -153,7 +154,7 @@ impl Svg {
         ));
     }
 
-    /// The drawing for a page that holds [`super::STYLE`].
+    /// The drawing for a page that contains [`super::STYLE`].
     pub fn inline(self) -> Drawing {
         let Svg { width, height, label, body } = self;
         let (w, h) = (px(width), px(height));
@@ -163,7 +164,7 @@ impl Svg {
         ))
     }
 
-    /// The drawing as a file of its own.
+    /// The drawing as a standalone file.
     pub fn standalone(self) -> String {
         let Drawing(inline) = self.inline();
         // The first line is the opening tag, by construction above.
@@ -175,7 +176,8 @@ impl Svg {
     }
 }
 
-/// A finished drawing without its style. Only this module makes one, so that no page can take foreign text for markup.
+/// A finished drawing without its style. Only this module creates one, so that no page can mistake foreign text for
+/// markup.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Drawing(String);
 
@@ -187,7 +189,7 @@ impl Drawing {
 }
 
 impl Render for Drawing {
-    /// A box that scrolls, by keys as well, where the window is narrower than the drawing.
+    /// A box that scrolls, with the keyboard as well, if the window is narrower than the drawing.
     fn render(&self) -> Markup {
         html! { div.figure tabindex="0" { (PreEscaped(&self.0)) } }
     }
@@ -197,7 +199,8 @@ fn title_element(title: &str) -> String {
     if title.is_empty() { String::new() } else { format!("<title>{}</title>", escape(title)) }
 }
 
-/// Width of a text in pixels, roughly: there is no font to ask. Errs on the wide side for the style's font.
+/// Approximate width of a text in pixels, because no font is available to measure it. The estimate is on the wide side
+/// for the style's font.
 pub(super) fn text_width(text: &str) -> f64 {
     text.chars()
         .map(|c| {

@@ -6,40 +6,40 @@ use super::chart::legend;
 use super::svg::{Anchor, Drawing, Svg, text_width};
 use crate::text::number;
 
-/// Something that lasts.
+/// A time span.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct TimelineSpan {
-    /// Its beginning, in the unit of the x axis.
+    /// Start, in the unit of the x axis.
     pub from: f64,
-    /// Its end, in the unit of the x axis.
+    /// End, in the unit of the x axis.
     pub to: f64,
     /// Index into [`TimelineChart::kinds`].
     pub kind: usize,
-    /// Title for the pointer that rests on it; the kind's name where empty.
+    /// Tooltip; if empty, the kind's name.
     pub title: String,
 }
 
 /// One row of spans: a CPU, a program.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Lane {
-    /// Stands at the left of the lane.
+    /// Name at the left of the lane.
     pub name: String,
-    /// Its events.
+    /// Its spans.
     pub spans: Vec<TimelineSpan>,
 }
 
 /// Lanes over a common time axis.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct TimelineChart {
-    /// Stands above the figure.
+    /// Title above the figure.
     pub title: String,
     /// The time axis.
     pub x: Axis,
     /// Meanings of the colors.
     pub kinds: Vec<String>,
-    /// From the top.
+    /// Lanes from the top.
     pub lanes: Vec<Lane>,
-    /// Moments that matter, across all lanes.
+    /// Important points in time, marked across all lanes.
     pub marks: Vec<(String, f64)>,
 }
 
@@ -47,11 +47,11 @@ const LANE: f64 = 24.0;
 const WIDTH: f64 = 680.0;
 
 impl TimelineChart {
-    /// A file of its own.
+    /// The figure as a standalone file.
     pub fn svg(&self) -> String {
         self.draw().standalone()
     }
-    /// For a page that holds [`super::STYLE`].
+    /// The figure for a page that contains [`super::STYLE`].
     pub fn inline(&self) -> Drawing {
         self.draw().inline()
     }

@@ -1,13 +1,13 @@
-//! Miss-rate curves in Braille dots (two by four a character), and in one line of blocks.
+//! Miss-rate curves in Braille dots (two by four per character), and as one line of blocks.
 
 use super::{Paint, SERIES};
 use crate::table::{Align, pad};
 use crate::text::{number, size_text};
 
-/// One curve: bytes, ascending, and a value.
+/// One curve.
 #[derive(Clone, PartialEq, Debug)]
 pub struct CurveLine {
-    /// Stands beside its color.
+    /// Name beside its color.
     pub name: String,
     /// Size in bytes, ascending, and the value there.
     pub points: Vec<(u64, f64)>,
@@ -34,7 +34,7 @@ impl Canvas {
     }
 }
 
-/// Curves over cache size, sizes spread by doublings, values from zero. Empty when there is nothing to draw.
+/// Curves over cache size, on a logarithmic size axis, with values from zero. Empty if there is nothing to draw.
 pub fn curve_picture(lines: &[CurveLine], y_label: &str, paint: Paint) -> String {
     let points = || lines.iter().flat_map(|line| &line.points).filter(|(bytes, value)| *bytes > 0 && value.is_finite());
     let (Some(low), Some(high)) = (points().map(|p| p.0).min(), points().map(|p| p.0).max()) else {
@@ -93,7 +93,7 @@ fn canvas_row(canvas: &Canvas, row: usize, colored: bool, paint: Paint) -> Strin
     let cells = &canvas.cells[row * canvas.columns..(row + 1) * canvas.columns];
     let mut text = String::new();
     for &(dots, series) in cells {
-        // U+2800 is the Braille block's first character; its low byte is the dots.
+        // U+2800 is the Braille block's first character; its low byte encodes the dots.
         let c = char::from_u32(0x2800 + u32::from(dots)).unwrap_or(' ');
         match dots {
             0 => text.push(' '),
@@ -108,7 +108,7 @@ fn series_color(paint: Paint, series: usize, text: &str) -> String {
     paint.sgr(&format!("38;5;{}", SERIES[series % SERIES.len()]), text)
 }
 
-/// The line below, with sizes under it where they fit.
+/// The axis line, with sizes below it where they fit.
 fn size_axis(gutter: usize, columns: usize, low: u64, high: u64, place: &dyn Fn(f64) -> f64) -> String {
     let mut rule = vec!['─'; columns];
     let mut names = vec![' '; columns + gutter + 8];
@@ -148,7 +148,7 @@ fn wrap(names: Vec<String>, width: usize) -> String {
     text + "\n"
 }
 
-/// Values as blocks of eight heights, from zero to `most`; `None` a blank.
+/// Values as blocks of eight heights, from zero to `most`; a blank for `None`.
 pub fn sparkline(values: &[Option<f64>], most: f64) -> String {
     let block = |value: f64| {
         let eighth = if most > 0.0 { (value / most * 8.0).clamp(0.0, 8.0) } else { 0.0 };

@@ -7,10 +7,10 @@ use crate::text::number;
 
 /// From calm to hot, of the 256-color palette.
 const HEAT: [u8; 6] = [0, 58, 94, 130, 166, 160];
-/// The same without color, behind the number.
+/// The same scale without color, as a character behind the number.
 const SHADES: [&str; 6] = [" ", "·", "░", "▒", "▓", "█"];
 
-/// The matrix under its names, row suffers from column, and a line that says so.
+/// The matrix under its names, with a line that explains its direction: the column's program slows down the row's.
 pub fn matrix_picture(matrix: &CostTable, paint: Paint) -> String {
     let percent = matrix.unit == "percent";
     let shown = |value: f64| if percent { format!("{value:.1}") } else { number(value) };
@@ -55,7 +55,7 @@ fn render_cell(value: Option<(String, f64)>, cell: usize, paint: Paint) -> Strin
     format!("{}{}", pad(&shown, cell - 1, Align::Right), SHADES[step])
 }
 
-/// Names cut to `most` characters, where they stay different from each other.
+/// Names truncated to `most` characters, as far as they stay distinct.
 fn shorten_names(names: &[String], most: usize) -> Vec<String> {
     let cut: Vec<String> = names.iter().map(|name| name.chars().take(most).collect()).collect();
     let mut seen = cut.clone();

@@ -1,7 +1,7 @@
 //! Pictures for a terminal: a curve in dots, a colored matrix, a plan as boxes.
 //!
-//! Each takes a [`Paint`], which the command fills in from what the terminal is: without color the pictures say the
-//! same by characters alone, without Unicode nothing here is used.
+//! Each takes a [`Paint`], which the command derives from the terminal. Without color, the characters alone convey the
+//! same information; without Unicode, nothing here is used.
 
 mod boxes;
 mod curve;
@@ -14,9 +14,9 @@ pub use matrix::matrix_picture;
 /// Capabilities of the terminal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Paint {
-    /// The terminal shows colors, and they are wanted.
+    /// Does the terminal support colors, and are they wanted?
     pub color: bool,
-    /// Columns.
+    /// Width in columns.
     pub width: usize,
 }
 
@@ -24,15 +24,15 @@ impl Paint {
     /// No color, 80 columns: for files and pipes.
     pub const PLAIN: Paint = Paint { color: false, width: 80 };
 
-    /// The text under an SGR code (`1` bold, `2` faint, `38;5;n` color) where color is wanted.
+    /// The text under an SGR code (`1` bold, `2` faint, `38;5;n` color) if colors are enabled.
     pub fn sgr(&self, code: &str, text: &str) -> String {
         if self.color { format!("\u{1b}[{code}m{text}\u{1b}[0m") } else { text.to_string() }
     }
-    /// The text in bold where color is wanted.
+    /// The text in bold if colors are enabled.
     pub fn style_bold(&self, text: &str) -> String {
         self.sgr("1", text)
     }
-    /// The text in faint where color is wanted.
+    /// The text in faint if colors are enabled.
     pub fn style_faint(&self, text: &str) -> String {
         self.sgr("2", text)
     }
